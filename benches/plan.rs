@@ -12,19 +12,19 @@ use narrows_planner::{Request, search};
 
 /// A request with one sequence of 4,096 tokens for each device.
 #[derive(Clone, Copy)]
-struct Case {
+struct PlanSize {
     model: &'static str,
     devices: u64,
 }
 
-impl fmt::Display for Case {
+impl fmt::Display for PlanSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on {}", self.model, self.devices)
     }
 }
 
-const SMALL: Case = Case { model: "cola-7b", devices: 4 };
-const LARGE: Case = Case { model: "cola-30b", devices: 512 };
+const SMALL: PlanSize = PlanSize { model: "cola-7b", devices: 4 };
+const LARGE: PlanSize = PlanSize { model: "cola-30b", devices: 512 };
 
 fn main() {
     divan::main();
@@ -32,7 +32,7 @@ fn main() {
 
 /// With two cores or more, solves of different groupings and bounds of different meshes overlap.
 #[divan::bench(args = [SMALL, LARGE], sample_count = 3, sample_size = 1)]
-fn plan(bencher: divan::Bencher, case: Case) {
+fn plan(bencher: divan::Bencher, case: PlanSize) {
     let request = request(case);
     request.validate().expect("a valid request");
     bencher.bench_local(|| {
@@ -42,7 +42,7 @@ fn plan(bencher: divan::Bencher, case: Case) {
     });
 }
 
-fn request(case: Case) -> Request {
+fn request(case: PlanSize) -> Request {
     Request::new(
         presets::find(case.model).expect("a preset"),
         profile::preset("a100-80gb").expect("a profile"),

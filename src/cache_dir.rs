@@ -1,4 +1,4 @@
-//! The folder for files that may be deleted and made anew at any time.
+//! The cache folder. Its files may be deleted at any time.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! One process among many: joining the process group and leaving it, for runs and calibrations alike.
+//! Joining and leaving the process group of a run or a calibration.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use narrows_runtime::process_group::ProcessGroup;
 
 use crate::errors::{CommandResult, ExitStatus, Failure};
 
-/// This process as one of several that a launcher started.
+/// One of several processes that a launcher started.
 #[derive(Clone, Debug)]
 pub struct LaunchedProcess {
     /// Process rank, number of processes and the rendezvous address.
@@ -18,7 +18,7 @@ pub struct LaunchedProcess {
 }
 
 impl LaunchedProcess {
-    /// Whether this process prints and writes files for all of them.
+    /// Whether this process prints and writes files for all processes.
     pub fn is_leader(&self) -> bool {
         self.launch.rank == 0
     }
@@ -29,8 +29,8 @@ impl LaunchedProcess {
     }
 }
 
-/// Joins the process group. Every process must arrive before the timeout with the same `facts`; `neighbours` are the
-/// ranks that this one exchanges data with.
+/// Joins the process group. Every process must join before the timeout with the same `facts`. `neighbours` are the ranks
+/// with which this process exchanges data.
 pub fn join(
     process: &LaunchedProcess,
     facts: Vec<RunFact>,
@@ -47,7 +47,7 @@ pub fn leave(
     label: &str,
 ) -> CommandResult<()> {
     match outcome {
-        // The processes agreed to stop, so all of them leave.
+        // All processes agreed to stop.
         Ok(()) | Err(Failure { status: ExitStatus::Stopped, .. }) => {
             let left = group.shut_down().map_err(|error| with_label(cluster_failure(error), label));
             left.and(outcome)
@@ -65,7 +65,7 @@ pub fn cluster_failure(error: ClusterError) -> Failure {
     Failure::execution(&RunError::Cluster(error))
 }
 
-/// Prefixes the problems with the process they occurred in, since the output of all processes is interleaved.
+/// Prefixes the problems with their process, since the output of all processes is interleaved.
 pub fn with_label(mut failure: Failure, label: &str) -> Failure {
     for problem in &mut failure.problems {
         problem.location = match problem.location.is_empty() {

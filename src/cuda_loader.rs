@@ -1,8 +1,8 @@
 //! Makes the CUDA libraries findable for the dynamic loader.
 //!
-//! The loader reads its search path when a program starts. Where libraries exist but are not found under the names
-//! that they are loaded by, this module makes a folder of links and executes the program again with that folder on
-//! `LD_LIBRARY_PATH`: same process, same arguments, same streams.
+//! The loader reads its search path when a program starts. Where libraries exist but are not on that path under the
+//! names by which they are loaded, this module creates a folder of links and executes the program again with that folder
+//! on `LD_LIBRARY_PATH`, in the same process with the same arguments and streams.
 
 #![allow(unsafe_code)]
 
@@ -28,13 +28,13 @@ const LOADER_PATH: &str = "LD_LIBRARY_PATH";
 /// streams that those devices wait for: the backend has six streams, and NCCL two per communicator.
 const MAX_CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
-/// Finds the file of each CUDA library in the folders that are searched.
+/// Finds the file of each CUDA library in the search folders.
 pub fn find_libraries() -> BTreeMap<CudaLibrary, FoundLibrary> {
     narrows_cuda::find_libraries(&library_search_folders(|name| env::var_os(name)))
 }
 
-/// Executes the program again with links to the CUDA libraries on the loader's path, unless all libraries that were
-/// found load already or no folder for links can be made.
+/// Executes the program again with links to the CUDA libraries on the loader's path, unless all found libraries load
+/// already or the folder of links cannot be created.
 ///
 /// Must be called while this process has one thread.
 pub fn make_libraries_loadable() {
@@ -45,22 +45,23 @@ pub fn make_libraries_loadable() {
     if env::var_os(RESTARTED).is_some() {
         return;
     }
-    let found = find_libraries();
+    let libraries = find_libraries();
     let toolkit = |library: &&CudaLibrary| **library != CudaLibrary::Driver;
-    if found.keys().filter(toolkit).all(|library| library_loads(*library)) {
+    if libraries.keys().filter(toolkit).all(|library| library_loads(*library)) {
         return;
     }
-    let Some(folder) = cache_dir().map(|cache| cache.join(links_folder_name(&found))) else {
+    let Some(folder) = cache_dir().map(|cache| cache.join(links_folder_name(&libraries))) else {
         return;
     };
-    if link_libraries(&found, &folder).is_ok() {
+    if link_libraries(&libraries, &folder).is_ok() {
         restart_with(&folder);
     }
 }
 
 /// The name of the folder of links, which depends on the set of libraries.
-fn links_folder_name(found: &BTreeMap<CudaLibrary, FoundLibrary>) -> String {
-    let paths: String = found.values().map(|file| format!("{}\n", file.path.display())).collect();
+fn links_folder_name(libraries: &BTreeMap<CudaLibrary, FoundLibrary>) -> String {
+    let paths: String =
+        libraries.values().map(|file| format!("{}\n", file.path.display())).collect();
     format!("cuda-{:016x}", fnv1a(paths.bytes()))
 }
 
@@ -81,8 +82,8 @@ fn restart_with(folder: &Path) {
 #[cfg(not(unix))]
 fn restart_with(_: &Path) {}
 
-/// A loader path that begins with `folder`. Empty entries are dropped: the loader would take them for the current
-/// folder, whose files cannot be trusted.
+/// A loader path that begins with `folder`. Empty entries are dropped, because the loader interprets them as the current
+/// folder, whose files are not trusted.
 fn prepend(folder: &Path, path: &OsStr) -> OsString {
     let entries: Vec<PathBuf> =
         env::split_paths(path).filter(|entry| !entry.as_os_str().is_empty()).collect();

@@ -1,4 +1,4 @@
-//! Defaults of planning requests, for flags that are not given.
+//! Defaults of planning requests for omitted flags.
 
 /// Values of the flags that describe a request.
 #[derive(Clone, Copy, Debug)]

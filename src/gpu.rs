@@ -1,4 +1,4 @@
-//! The GPUs of this machine: whether a command may use them, and which one a process takes.
+//! The GPUs of this machine: their availability, their description, and the assignment of one to each process.
 
 use narrows_calibration::fit::GpuModel;
 use narrows_cluster::ClusterTimeouts;
@@ -13,7 +13,7 @@ use crate::cluster::LaunchedProcess;
 use crate::cuda_loader;
 use crate::errors::{CommandResult, Failure, Problem};
 
-/// The preset without a GPU to look at: the hardware of most published measurements.
+/// The preset for a machine without GPUs: the hardware of most published measurements.
 const FALLBACK_PRESET: &str = "a100-80gb";
 
 /// Makes the CUDA libraries loadable, and fails on a machine without them or without a GPU.
@@ -37,7 +37,7 @@ pub fn require_cuda() -> CommandResult<()> {
                 .to_owned()
         }
         Ok(_) => return Ok(()),
-        Err(error) => format!("NVIDIA's driver does not initialize: {error}"),
+        Err(error) => format!("the NVIDIA driver does not initialize: {error}"),
     };
     let problem = Problem::new("--backend", message)
         .hint("`narrows doctor` reports what is missing")
@@ -45,8 +45,8 @@ pub fn require_cuda() -> CommandResult<()> {
     Err(Failure::failed(vec![problem]))
 }
 
-/// Name of this machine's first GPU with the versions of its driver and libraries, which identifies a measurement;
-/// `None` without a GPU.
+/// Name of this machine's first GPU with the versions of its driver and libraries, which identify a measurement; `None`
+/// without a GPU.
 pub fn description() -> Option<String> {
     let gpu = gpus().ok()?.into_iter().next()?;
     let version = |library: CudaLibrary, name: &str| {
@@ -63,11 +63,11 @@ pub fn description() -> Option<String> {
     Some(parts.join(", "))
 }
 
-/// This machine's first GPU, as calibration describes it.
+/// The model of this machine's first GPU.
 pub fn first(process: Option<&LaunchedProcess>) -> Option<GpuModel> {
     let gpus = gpus().ok()?;
     let visible = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    let started = process.map_or(1, |process| process.launch.local_world_size);
+    let local_processes = process.map_or(1, |process| process.launch.local_world_size);
     let gpu = gpus.into_iter().next()?;
     Some(GpuModel {
         name: gpu.name,
@@ -75,7 +75,7 @@ pub fn first(process: Option<&LaunchedProcess>) -> Option<GpuModel> {
         multiprocessors: gpu.multiprocessors,
         memory: gpu.memory,
         // A launcher may make a single GPU visible to each process.
-        devices_per_node: visible.max(u32::try_from(started).unwrap_or(u32::MAX)),
+        devices_per_node: visible.max(u32::try_from(local_processes).unwrap_or(u32::MAX)),
     })
 }
 
@@ -84,13 +84,13 @@ pub fn nearest_preset() -> &'static str {
     first(None).map_or(FALLBACK_PRESET, |gpu| gpu.nearest_preset().0)
 }
 
-/// How a process uses its GPU, which is the one of its rank within the node.
+/// Options of the session of a process on the GPU of its rank within the node.
 pub fn session_options(process: Option<&LaunchedProcess>, eager: bool) -> GpuOptions {
     let local_rank = process.map_or(0, |process| process.launch.local_rank);
-    // A launcher that makes one GPU visible to a process makes the right one visible.
+    // If a launcher makes a single GPU visible to a process, its ordinal is 0.
     let ordinal = if gpu_count() == Ok(1) { 0 } else { local_rank };
     let folder = cache_dir().unwrap_or_default();
     let (cubin_folder, algorithm_folder) = (folder.join("cubins"), folder.join("algorithms"));
-    let timeout = process.map_or(ClusterTimeouts::default(), |process| process.timeouts).collective;
+    let timeout = process.map_or(ClusterTimeouts::DEFAULT, |process| process.timeouts).collective;
     GpuOptions { ordinal, eager, cubin_folder, algorithm_folder, timeout }
 }

@@ -10,10 +10,8 @@ pub fn cores() -> u64 {
     available_parallelism().map_or(1, |cores| cores.get() as u64)
 }
 
-/// Memory that programs may still allocate on this machine, within the limit of the control group; `None` where the
-/// system does not report it.
-///
-/// Checked before a run allocates anything: a program that exceeds it is killed without a message.
+/// Memory that programs can still allocate on this machine, within the limit of the control group; `None` where the
+/// system does not report it. A program that exceeds it is killed without a message.
 pub fn available_memory() -> Option<Bytes> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let machine = meminfo_bytes(&meminfo, "MemAvailable:")?;
@@ -40,7 +38,7 @@ fn cgroup_bytes(file: &str) -> Option<u64> {
 
 /// Bytes left under the limit of the control group.
 fn cgroup_remaining() -> Option<u64> {
-    // `memory.current` includes the page cache, which the kernel gives back on demand.
+    // `memory.current` includes the page cache, which the kernel reclaims on demand.
     let used = cgroup_bytes("memory.current")?;
     let statistics = fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
     let cached = statistics.lines().find_map(|line| line.strip_prefix("file ")?.parse().ok());

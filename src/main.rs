@@ -1,8 +1,8 @@
 //! `narrows`: plans, prices, checks and runs the training of low-rank language models on many devices.
 //!
-//! [`args`] parses the command line and resolves it into settings, [`commands`] has one file per
-//! command, [`report`] prints results as text or JSON. [`tokenize`] turns texts into tokens, and
-//! [`calibrate`] measures this machine. Prices, search, validation and training are in other crates.
+//! [`args`] parses the command line and resolves it into settings, [`commands`] has one file per command, and [`report`]
+//! prints results as text or JSON. [`tokenize`] converts texts into tokens, and [`calibrate`] measures this machine.
+//! Prices, search, validation and training are in other crates.
 
 mod args;
 mod cache_dir;

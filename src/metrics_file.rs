@@ -1,4 +1,4 @@
-//! Metrics files: one JSON object per line, appended while a run goes on.
+//! Metrics files: one JSON object per line, appended after every step.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -33,22 +33,22 @@ impl MetricsFile {
         Ok(MetricsFile { name, file })
     }
 
-    /// Continues a file after the line of `step`. Lines of later steps, and a line that was not finished, are
-    /// removed, since their steps are repeated.
+    /// Continues a file after the line of `step`. Lines of later steps and an incomplete line are removed, since the
+    /// steps are repeated.
     ///
     /// # Errors
-    /// When a line is not one of metrics; the file is then left unchanged.
+    /// A line that is not a metrics record; the file is then left unchanged.
     pub fn resume(output: &OsStr, step: u64) -> CommandResult<MetricsFile> {
         let regular = fs::metadata(output).is_ok_and(|metadata| metadata.is_file());
         if is_stdout(output) || !regular {
             return MetricsFile::create(output);
         }
         let name = output.to_string_lossy().into_owned();
-        let failed = |error: io::Error| write_failure(&name, &error);
+        let failure = |error: io::Error| write_failure(&name, &error);
         let mut options = fs::OpenOptions::new();
-        let mut file = options.read(true).write(true).open(output).map_err(failed)?;
-        let kept = length_until(&name, &file, step)?;
-        file.set_len(kept).and_then(|()| file.seek(SeekFrom::Start(kept))).map_err(failed)?;
+        let mut file = options.read(true).write(true).open(output).map_err(failure)?;
+        let length = length_until(&name, &file, step)?;
+        file.set_len(length).and_then(|()| file.seek(SeekFrom::Start(length))).map_err(failure)?;
         Ok(MetricsFile { name, file: Box::new(file) })
     }
 
@@ -74,7 +74,7 @@ impl MetricsFile {
 /// Length in bytes of the lines up to that of `step`.
 fn length_until(name: &str, file: &fs::File, step: u64) -> CommandResult<u64> {
     let (mut reader, mut line) = (BufReader::new(file), vec![]);
-    let (mut kept, mut number) = (0, 0);
+    let (mut length, mut number) = (0, 0);
     loop {
         line.clear();
         number += 1;
@@ -82,7 +82,7 @@ fn length_until(name: &str, file: &fs::File, step: u64) -> CommandResult<u64> {
             Failure::input(Problem::new(name, format!("cannot be read: {error}")))
         })?;
         if line.last() != Some(&b'\n') && is_truncated_record(&line) {
-            return Ok(kept);
+            return Ok(length);
         }
         let record: StepNumber = serde_json::from_slice(&line).map_err(|error| {
             let problem = Problem::new(name, format!("is not a line of metrics: {error}"));
@@ -90,13 +90,13 @@ fn length_until(name: &str, file: &fs::File, step: u64) -> CommandResult<u64> {
             Failure::input(problem.field(format!("line {number}")).hint(hint))
         })?;
         if record.step > step {
-            return Ok(kept);
+            return Ok(length);
         }
-        kept += read as u64;
+        length += read as u64;
     }
 }
 
-/// Whether a line without an end is a record that was being written, rather than the end of some other file.
+/// Whether a line without an end is a partially written record, and not the end of another file.
 fn is_truncated_record(line: &[u8]) -> bool {
     const PREFIX: &[u8] = b"{\"step\":";
     line.starts_with(PREFIX) || PREFIX.starts_with(line)

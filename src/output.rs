@@ -1,4 +1,4 @@
-//! Standard output, standard error, and files that are written whole or not at all.
+//! Standard output, standard error, and atomic writes of files.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -25,7 +25,7 @@ pub fn print_json(value: &impl serde::Serialize) -> CommandResult<()> {
     print(&text)
 }
 
-/// Prints a text on standard error. Errors are ignored: there is nowhere left to report them.
+/// Prints a text on standard error. Errors are ignored, because they cannot be reported.
 pub fn eprint(text: &str) {
     let _ = anstream::stderr().lock().write_all(text.as_bytes());
 }
@@ -56,7 +56,7 @@ fn json_text(value: &impl serde::Serialize) -> CommandResult<String> {
     serde_json::to_string_pretty(value).map_err(|error| write_failure("-", &error.into()))
 }
 
-/// Checks that a file can be written, before a computation that takes long.
+/// Checks that a file can be written, before a long computation.
 pub fn check_writable(path: &Path) -> CommandResult<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));

@@ -1,4 +1,4 @@
-//! Progress on a terminal. Everything is drawn on standard error, and only where that is a terminal.
+//! Progress bars and spinners on standard error, drawn only on a terminal.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub fn spin<T>(message: &str, visible: bool, task: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A progress bar in a style of [`indicatif`], which ticks.
+/// A progress bar with a template of [`indicatif`] and a steady tick.
 pub fn styled(progress: ProgressBar, template: &str) -> ProgressBar {
     if let Ok(style) = ProgressStyle::with_template(template) {
         progress.set_style(style);

@@ -1,4 +1,4 @@
-//! Numbers in messages and reports.
+//! Formats numbers for messages and reports.
 
 /// A number with thousands separators: `36,000`.
 pub fn thousands(number: u64) -> String {

@@ -101,7 +101,7 @@ fn faster_alternatives_are_predicted_to_be_faster() {
 }
 
 /// The shipped 90 % intervals contain nearly nine in ten of the figures that they were derived from. Tests of figures
-/// left out of a fit are in `calibration/tests/framework`.
+/// left out of a fit are in `calibration/src/framework/tests.rs`.
 #[test]
 fn intervals_contain_the_figures_they_were_derived_from() {
     for document in [Some(&*PUBLISHED), ROW_FILES.as_ref()].into_iter().flatten() {

@@ -1,20 +1,20 @@
-//! The bootstrap: a fit repeated on draws of its measurements.
+//! The bootstrap: a fit repeated on resampled measurements.
 //!
-//! Measurements are drawn with replacement, as many as there are, and the fit is repeated on each draw b, which gives
-//! parameters θ_b. The residual of measurement i is
+//! Each draw b resamples the n measurements with replacement and repeats the fit, which gives parameters θ_b. The
+//! residual of measurement i is
 //!
 //! ```text
 //! rᵢ = (0.632 · unseenᵢ + 0.368 · ownᵢ) / scaleᵢ
 //! unseenᵢ = mean of ln(measuredᵢ / predictedᵢ(θ_b)) over the draws b without i      ownᵢ: by the fit to all
 //! ```
-//! About 37 % of the measurements are missing in a draw. Their residuals are honest, but include the error of a fit to
-//! fewer measurements, which the draws already show; the residuals of the fit to all are too small by what it adapted
-//! to. Efron's .632 stands between them (JASA 1983; for intervals Kumar and Srivastava, 2012).
-//! [`interval`](narrows_cost_model::interval) makes intervals of draws and residuals.
+//! About 37 % of the measurements are missing in a draw. Their residuals are unbiased by overfitting, but too large: they
+//! include the error of a fit to fewer measurements, which the spread of the draws contains already. The residuals of
+//! the fit to all measurements are too small. Efron's .632 estimator weights the two (JASA 1983; for intervals Kumar and
+//! Srivastava, 2012). [`interval`](narrows_cost_model::interval) computes intervals from draws and residuals.
 
 use narrows_plan::random::SplitMix64;
 
-/// A fit repeated on draws of its measurements.
+/// Fits to draws, and residuals of the measurements.
 #[derive(Clone, Debug)]
 pub struct Bootstrap<P> {
     /// The fit to each draw.
@@ -23,14 +23,14 @@ pub struct Bootstrap<P> {
     pub residuals: Vec<(usize, f64)>,
 }
 
-/// Efron's weight of the residuals by fits that had not seen the measurement.
+/// Efron's weight of the residuals by fits without the measurement.
 const UNSEEN_WEIGHT: f64 = 0.632;
 
-/// Drawing continues for at most so many times the requested draws. A unit alone in its stratum is never left out.
+/// Largest number of draws, as a multiple of the requested ones. A unit alone in its stratum is never left out.
 const DRAWS_FACTOR_MAX: usize = 4;
 
-/// Measurements, by their indexes, that err alike and are drawn together.
-pub type ResamplingUnit = Vec<usize>;
+/// Indexes of measurements with correlated errors, which are drawn together.
+pub(crate) type ResamplingUnit = Vec<usize>;
 
 /// One stratum in which each measurement is a unit of its own.
 pub fn independent_units(measurements: usize) -> Vec<Vec<ResamplingUnit>> {
@@ -39,13 +39,13 @@ pub fn independent_units(measurements: usize) -> Vec<Vec<ResamplingUnit>> {
 
 /// Repeats a fit on at least `draws` draws.
 ///
-/// From each of `strata` as many units are drawn as it has, whole ("cluster bootstrap": Field and Welsh, 2007): where
-/// the next measurement belongs to an unseen unit, as a step of another model does, a draw must leave out whole units.
-/// `fit` gets how often each measurement was drawn; `fitted` is the fit to all of them; `residual` is
-/// ln(measured / predicted) of one measurement over its scale.
+/// Each stratum is resampled in whole units ("cluster bootstrap": Field and Welsh, 2007): where the next measurement
+/// belongs to an unseen unit, as a step of another model does, a draw must leave out whole units. `fit` gets how often
+/// each measurement was drawn; `fitted` is the fit to all of them; `residual` is ln(measured / predicted) of one
+/// measurement over its scale.
 ///
-/// A unit that is in every draw has no residual, and with few units it may be the one with the largest error: drawing
-/// continues, for at most four times as many draws, until each unit was left out once.
+/// A unit that is in every draw has no residual, and with few units it may be the one with the largest error. Drawing
+/// therefore continues until each unit was left out once, for at most four times the requested draws.
 pub fn bootstrap<P>(
     strata: &[Vec<ResamplingUnit>],
     draws: usize,

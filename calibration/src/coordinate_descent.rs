@@ -1,9 +1,6 @@
-//! Coordinate descent: minimises a loss along one parameter after the other.
-//!
-//! The losses of fits are not smooth and have few parameters, each positive. A sweep multiplies every parameter by
-//! each of two factors as long as the loss falls; the caller chooses the factors of the next sweep.
+//! Multiplicative coordinate descent, for losses that are not smooth and have few parameters, all positive.
 
-/// The best parameters so far.
+/// A search, with the best parameters so far.
 #[derive(Clone, Debug)]
 pub struct CoordinateDescent<P> {
     /// The parameters with the least loss.

@@ -1,6 +1,6 @@
-//! Measurements from rows of comma-separated values about steps of GPTs.
+//! Measurements of GPT steps from comma-separated values.
 //!
-//! The first line names the columns, in any order; other columns are ignored:
+//! The first line names the columns in any order. Other columns are ignored:
 //!
 //! | column | meaning |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | `# GPUs` | optional; must be the product of the mesh |
 //! | `iteration time (ms)` | the figure |
 //!
-//! [`CsvDefaults`] has what the rows do not state. Rows that the framework's coefficients were fitted to are marked as
-//! fitted.
+//! [`CsvDefaults`] has the properties that the rows do not state. Rows that the coefficients of the framework were
+//! fitted to are labelled as fitted.
 
 use indexmap::IndexMap;
 use narrows_cost_model::Executor;
@@ -28,22 +28,22 @@ use crate::measurements::{
     MeasurementsFormat, TrainedModel, TrainingStep, validate,
 };
 
-/// Properties that all rows share and do not state.
+/// Properties that are common to all rows and not stated in them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsvDefaults {
-    /// The name of the measurements, their table and their source.
+    /// The name of the measurements, which is also the key of their source.
     pub name: String,
-    /// Their source.
+    /// The source.
     pub source: Citation,
     /// The name of a hardware profile.
     pub hardware: String,
     /// Rows of the embedding.
     pub vocabulary: u64,
-    /// What the backward pass recomputed: nothing or whole blocks.
+    /// Recomputation in the backward pass: nothing or whole blocks.
     pub recompute: Recompute,
 }
 
-/// The columns that every row needs.
+/// Columns of every file.
 const REQUIRED_COLUMNS: [&str; 10] = [
     "global batch",
     "micro batch",
@@ -64,8 +64,8 @@ const DEFECTS_MAX: usize = 20;
 /// Reads rows of comma-separated values.
 ///
 /// # Errors
-/// Missing or duplicate columns; every cell that is missing or not a number, with its line; then the defects of the
-/// measurements, each with the line of its row.
+/// Missing and duplicate columns; else every cell that is missing or not a number, with its line; else the defects of
+/// the measurements, with their lines.
 pub fn measurements_from_csv(
     text: &str,
     defaults: &CsvDefaults,
@@ -77,12 +77,12 @@ pub fn measurements_from_csv(
     check_columns(&columns)?;
     let mut defects = Defects::default();
     let mut measurements = vec![];
-    let mut lines_of_rows = vec![];
+    let mut line_numbers = vec![];
     for (index, line) in lines {
         let cells: Vec<&str> = cells(line).collect();
         let mut row = CsvRow { line: index + 1, columns: &columns, cells, defects: &mut defects };
         measurements.push(row.measurement(defaults));
-        lines_of_rows.push(index + 1);
+        line_numbers.push(index + 1);
         if defects.0.len() > DEFECTS_MAX {
             break;
         }
@@ -98,7 +98,7 @@ pub fn measurements_from_csv(
         sources: IndexMap::from([(defaults.name.clone(), defaults.source.clone())]),
         measurements,
     };
-    validate(&file).map_err(|defects| by_line(defects, &lines_of_rows))?;
+    validate(&file, |index| format!("line {}, ", line_numbers[index]))?;
     Ok(file)
 }
 
@@ -127,17 +127,6 @@ fn check_columns(columns: &[String]) -> Result<(), Defects> {
     defects.into_result(())
 }
 
-/// Defects with the lines of their rows in place of the indexes of their measurements.
-fn by_line(defects: Defects, lines_of_rows: &[usize]) -> Defects {
-    let relocate = |defect: Defect| {
-        let at = defect.field.strip_prefix("measurements[").and_then(|rest| rest.split_once("]."));
-        let line = |index: &str| lines_of_rows.get(index.parse::<usize>().ok()?);
-        let field = at.and_then(|(index, field)| Some(format!("line {}, {field}", line(index)?)));
-        Defect { field: field.unwrap_or_else(|| defect.field.clone()), ..defect }
-    };
-    Defects(defects.0.into_iter().map(relocate).collect())
-}
-
 struct CsvRow<'a> {
     line: usize,
     columns: &'a [String],
@@ -156,7 +145,7 @@ impl CsvRow<'_> {
         self.cells.get(at).copied()
     }
 
-    /// The number of a cell; 1 after a defect.
+    /// The number in a cell; 1 for an invalid cell, which is reported.
     fn number(&mut self, column: &str) -> f64 {
         let Some(cell) = self.cell(column) else {
             self.defect(column, "is missing".into());
@@ -168,6 +157,7 @@ impl CsvRow<'_> {
         })
     }
 
+    /// The count in a cell; 1 for an invalid cell, which is reported.
     fn size(&mut self, column: &str) -> u64 {
         let number = self.number(column);
         if number.fract() != 0.0 || !(1.0..1e9).contains(&number) {

@@ -1,6 +1,6 @@
 //! Coverage of intervals where the true function and its noise are known, and widths of intervals.
 
-use narrows_calibration::validation::Coverage;
+use narrows_calibration::validation::IntervalCoverage;
 use narrows_calibration::{Bootstrap, bootstrap, independent_units};
 use narrows_cost_model::Executor;
 use narrows_cost_model::interval::{ErrorModel, prediction_interval};
@@ -93,7 +93,7 @@ fn intervals_cover_nine_in_ten_new_measurements_of_a_known_function() {
                 measurements.push((time, fitted.interval(&sizes, 1.0)));
             }
         }
-        let share = Coverage::count(measurements).share().unwrap();
+        let share = IntervalCoverage::count(measurements).share().unwrap();
         println!("{count} measurements, noise {noise}: {:.1} % within", share * 100.0);
         assert!((0.85..=0.95).contains(&share), "{count} measurements: {share}");
     }

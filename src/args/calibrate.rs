@@ -17,7 +17,7 @@ use crate::output;
 use super::launch::LaunchArgs;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
 
-/// Default limit of the devices that are measured together.
+/// Largest default number of devices measured together.
 const DEVICES_MAX: u64 = 8;
 
 /// Flags of `calibrate`.
@@ -80,7 +80,7 @@ pub enum CalibrateTarget {
     },
     /// GPUs, one per process.
     Gpus {
-        /// This process among others, if there are any.
+        /// Rank and rendezvous of this process, if there are several.
         process: Option<LaunchedProcess>,
         /// Sequences in a step on one GPU.
         global_batch: Option<u64>,
@@ -143,7 +143,7 @@ impl CalibrateArgs {
             model: self.model.as_deref().map(input::model).transpose()?,
             target,
             devices,
-            extent: if self.quick { BenchmarkExtent::Quick } else { BenchmarkExtent::Whole },
+            extent: if self.quick { BenchmarkExtent::Quick } else { BenchmarkExtent::Full },
             compare: self.compare,
             format,
             detail: self.detail.resolve(),
@@ -155,7 +155,7 @@ impl CalibrateArgs {
             ("--global-batch", self.global_batch.is_some()),
             ("--sequence-length", self.sequence_length.is_some()),
         ];
-        reject_given(gpu_flags, "cuda", "--model measures other shapes")?;
+        reject_flags_of_other_backend(gpu_flags, "cuda", "--model measures other shapes")?;
         let threads = self.threads.map_or(cores(), NonZeroU64::get);
         if threads > cores() {
             let message = format!("{threads} threads are too many for {} cores", cores());
@@ -174,10 +174,10 @@ impl CalibrateArgs {
     fn gpus(&self) -> CommandResult<(CalibrateTarget, u64)> {
         let cpu_flags =
             [("--threads", self.threads.is_some()), ("--devices", self.devices.is_some())];
-        reject_given(
+        reject_flags_of_other_backend(
             cpu_flags,
             "cpu",
-            "for several GPUs start a process each by torchrun, srun or mpirun",
+            "for several GPUs start one process each with torchrun, srun or mpirun",
         )?;
         gpu::require_cuda()?;
         let process = self.launch.resolve()?;
@@ -188,9 +188,13 @@ impl CalibrateArgs {
     }
 }
 
-/// Rejects flags that apply to another backend only.
-fn reject_given(flags: [(&str, bool); 2], backend: &str, hint: &str) -> CommandResult<()> {
-    match flags.into_iter().find(|(_, given)| *given) {
+/// Rejects flags that apply to `backend` only.
+fn reject_flags_of_other_backend(
+    flags: [(&str, bool); 2],
+    backend: &str,
+    hint: &str,
+) -> CommandResult<()> {
+    match flags.into_iter().find(|(_, is_set)| *is_set) {
         None => Ok(()),
         Some((flag, _)) => {
             let problem = Problem::new(flag, format!("applies to --backend {backend} only"));

@@ -51,7 +51,7 @@ impl CheckArgs {
     /// The settings.
     ///
     /// # Errors
-    /// A plan, model or profile that cannot be read, or that makes no sense.
+    /// A plan, model or profile that cannot be read or is invalid.
     pub fn resolve(&self) -> CommandResult<CheckSettings> {
         let file = PlanFile::read(&self.plan, &self.model)?;
         file.validate()?;

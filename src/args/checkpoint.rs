@@ -8,7 +8,7 @@ use clap::Args;
 /// Default number of steps between checkpoints.
 const EVERY: NonZeroU64 = NonZeroU64::new(100).unwrap();
 
-/// Default number of checkpoints to keep: if one is damaged, others are left.
+/// Default number of checkpoints to keep, as replacements for a damaged one.
 const KEEP: NonZeroUsize = NonZeroUsize::new(3).unwrap();
 
 /// Flags for checkpoints.

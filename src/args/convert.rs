@@ -35,7 +35,7 @@ pub struct ConvertArgs {
 }
 
 impl ConvertArgs {
-    /// What every row has in common.
+    /// The properties that the rows share.
     pub fn csv_defaults(&self) -> CsvDefaults {
         let source = Citation {
             citation: self.source.clone(),

@@ -36,7 +36,7 @@ pub struct DataArgs {
     pub format: FormatArgs,
 }
 
-/// What `data` does.
+/// Task of `data`.
 #[derive(Debug)]
 pub enum DataTask {
     /// Makes a token file.
@@ -60,20 +60,19 @@ impl DataArgs {
     /// The task. All inputs are checked before anything is written.
     ///
     /// # Errors
-    /// Inputs that cannot be read, streams where a file is required, and an output that is an input too.
+    /// Inputs that cannot be read, streams in place of files, and an output that is also an input.
     pub fn resolve(&self) -> CommandResult<DataTask> {
         let mut problems = Problems::default();
         if let Some(file) = &self.inspect {
             if input::is_stdin(file) {
-                problems.push(stream_of_tokens("--inspect"));
+                problems.push(token_stream("--inspect"));
             }
             return problems.into_result().map(|()| DataTask::Inspect(file.into()));
         }
         let inputs = self.texts.iter().chain(&self.tokenizer);
         at_most_one_stdin(inputs.clone())?;
-        let found: Vec<_> =
-            self.texts.iter().map(|text| problems.take(TextDocument::find(text))).collect();
-        let documents: Vec<TextDocument> = found.into_iter().flatten().collect();
+        let documents: Vec<TextDocument> =
+            self.texts.iter().filter_map(|text| problems.take(TextDocument::find(text))).collect();
         let tokenizer = problems.take(tokenizer(self.tokenizer.as_ref()));
         let output = self.output.clone().unwrap_or_default();
         if output::is_stdout(&output) {
@@ -97,19 +96,19 @@ fn tokenizer(argument: Option<&OsString>) -> CommandResult<Tokenizer> {
     Ok(Tokenizer::HuggingFace(Box::new(HuggingFace::read(&name, &text)?)))
 }
 
-/// A stream where a token file is required.
-pub fn stream_of_tokens(flag: &str) -> Problem {
+/// The problem of a stream in place of a token file.
+pub fn token_stream(flag: &str) -> Problem {
     let message = "a token file is memory-mapped, which a stream cannot be";
     Problem::new(flag, message).hint("the name of a file")
 }
 
-/// An output that is an input too.
+/// The problem of an output that is also an input.
 pub fn output_is_input(flag: &str, input: &OsString) -> Problem {
     let message = format!("`{}` is an input too", input.display());
     Problem::new(flag, message).hint("another file name")
 }
 
-/// Whether an input is the file that the output would replace, also under another name.
+/// Whether an input and an output are the same file, possibly under different names.
 pub fn is_same_file(input: &OsString, output: &Path) -> bool {
     let input = if input::is_stdin(input) { Path::new("/dev/stdin") } else { Path::new(input) };
     match (fs::canonicalize(input), fs::canonicalize(output)) {

@@ -1,14 +1,12 @@
 //! Flags of runs with several processes.
 
-use std::time::Duration;
-
 use clap::{Args, ValueEnum};
 use narrows_cluster::{ClusterTimeouts, LaunchError, LaunchInfo, Launcher};
 
 use crate::cluster::LaunchedProcess;
 use crate::errors::{CommandResult, Failure, Problem};
 
-use super::units;
+use super::units::Timeout;
 
 /// Flags of runs with several processes.
 #[derive(Debug, Args)]
@@ -17,11 +15,15 @@ pub struct LaunchArgs {
     #[arg(long, value_enum, default_value_t = LauncherArg::Auto)]
     pub launcher: LauncherArg,
     /// How long to wait for all processes to join
-    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = units::timeout)]
-    pub join_timeout: Duration,
+    #[arg(long, value_name = "SECONDS", default_value_t = Timeout(ClusterTimeouts::DEFAULT.join))]
+    pub join_timeout: Timeout,
     /// How long to wait for another process in a collective before the run ends
-    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = units::timeout)]
-    pub collective_timeout: Duration,
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = Timeout(ClusterTimeouts::DEFAULT.collective)
+    )]
+    pub collective_timeout: Timeout,
 }
 
 /// `--launcher`.
@@ -40,7 +42,7 @@ pub enum LauncherArg {
 }
 
 impl LaunchArgs {
-    /// This process among those that the launcher started; `None` when it is alone.
+    /// The rank and rendezvous of this process; `None` for a process without a launcher.
     ///
     /// # Errors
     /// An environment that contradicts itself or the flag.
@@ -64,7 +66,7 @@ impl LaunchArgs {
             return Err(Failure::input(Problem::new("--launcher", message).hint(hint)));
         }
         let timeouts =
-            ClusterTimeouts { join: self.join_timeout, collective: self.collective_timeout };
+            ClusterTimeouts { join: self.join_timeout.0, collective: self.collective_timeout.0 };
         Ok(launch.map(|launch| LaunchedProcess { launch, timeouts }))
     }
 }

@@ -1,7 +1,7 @@
-//! The command line: flags as they are typed (`…Args`), and their resolution into the settings that commands use.
+//! The command line: flags (`…Args`) and their resolution into settings (`…Settings`).
 //!
-//! One module per command, or per group of flags that commands share. `resolve` reads files, fills in defaults and
-//! reports everything that is wrong; commands see settings only.
+//! There is one module per command or shared group of flags. `resolve` reads files, fills in defaults and reports all
+//! errors at once. Commands see settings only.
 
 mod calibrate;
 mod check;

@@ -1,4 +1,4 @@
-//! Flags for the form and the place of an answer.
+//! Flags for the format, the detail and the destination of output.
 
 use std::ffi::OsString;
 
@@ -43,7 +43,7 @@ pub struct DetailArgs {
     pub verbose: bool,
 }
 
-/// How much a text report says.
+/// Amount of detail in a text report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
     /// The results, with summaries of long lists.
@@ -52,7 +52,7 @@ pub enum Detail {
     Full,
 }
 
-/// Where the answer of a command goes.
+/// Format and destination of a command's output.
 #[derive(Debug)]
 pub struct OutputSettings {
     /// Text or JSON.
@@ -69,7 +69,7 @@ impl DetailArgs {
 }
 
 impl OutputSettings {
-    /// Whether the plan goes to standard output, which leaves standard error for reports.
+    /// Whether the plan goes to standard output. Reports then go to standard error.
     pub fn plan_on_stdout(&self) -> bool {
         self.plan_file.as_deref().is_some_and(output::is_stdout)
     }

@@ -44,7 +44,7 @@ pub struct PlanFileArgs {
     pub detail: DetailArgs,
 }
 
-/// A plan that exists, or a search for one.
+/// A plan file, or a request to search for a plan.
 #[derive(Debug)]
 pub enum PlanSelection {
     /// A plan file.
@@ -94,7 +94,7 @@ impl PlanArgs {
     /// The settings.
     ///
     /// # Errors
-    /// Inputs that cannot be read, and values that no request may have.
+    /// Inputs that cannot be read, and an invalid request.
     pub fn resolve(&self) -> CommandResult<PlanSettings> {
         let output = self.output.resolve()?;
         let request = self.request.resolve(&RequestDefaults::PLAN)?;
@@ -106,7 +106,7 @@ impl PlanFileArgs {
     /// The settings of `cost`, for which flags change the plan.
     ///
     /// # Errors
-    /// Inputs that cannot be read, and flags that a plan file cannot be changed by.
+    /// Inputs that cannot be read, and flags that do not apply to plan files.
     pub fn resolve_cost(&self) -> CommandResult<CostSettings> {
         let output = self.output.resolve()?;
         let (selection, memory_limit) = match &self.plan {
@@ -130,7 +130,7 @@ impl PlanFileArgs {
     /// The settings of `explain`, for which flags change the search.
     ///
     /// # Errors
-    /// Inputs that cannot be read, and values that no request may have.
+    /// Inputs that cannot be read, and an invalid request.
     pub fn resolve_explain(&self) -> CommandResult<ExplainSettings> {
         let output = self.output.resolve()?;
         let (request, compared) = match &self.plan {

@@ -16,7 +16,7 @@ use crate::input;
 use crate::output;
 
 use super::checkpoint::{CheckpointArgs, CheckpointSettings};
-use super::data::{is_same_file, output_is_input, stream_of_tokens};
+use super::data::{is_same_file, output_is_input, token_stream};
 use super::launch::LaunchArgs;
 use super::output::{OutputArgs, OutputFormat, OutputSettings};
 use super::plan::PlanSelection;
@@ -25,8 +25,7 @@ use super::request::RequestArgs;
 use super::trace::{TraceArgs, TraceSettings};
 use super::units;
 
-/// Most threads of a device, whatever the number of cores: tests may use several per core, while many more would
-/// only wait for each other.
+/// Limit of the threads per device on machines with fewer cores, so that tests can use several per core.
 const THREADS_MAX: u64 = 64;
 
 /// Steps of the learning-rate schedule per step of the default warm-up.
@@ -106,25 +105,25 @@ pub enum BackendArg {
     Null,
 }
 
-/// Where the tokens of a run come from.
+/// Source of the tokens of a run.
 #[derive(Debug)]
 pub enum TokenSource {
     /// The built-in text; every byte is a token.
-    Shipped,
+    BuiltIn,
     /// A token file.
     File(PathBuf),
 }
 
-/// What a run does with its plan.
+/// Task of a run.
 #[derive(Debug)]
 pub enum RunTask {
-    /// Counts what devices would do.
+    /// Counts instructions and bytes without executing them.
     Count,
     /// Trains.
     Train(Box<TrainSettings>),
 }
 
-/// Where training executes.
+/// Backend of training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutionTarget {
     /// On threads of this process, or one process per device.
@@ -136,12 +135,12 @@ pub enum ExecutionTarget {
     },
 }
 
-/// Everything that training depends on besides the plan.
+/// Settings of training, besides the plan.
 #[derive(Debug)]
 pub struct TrainSettings {
-    /// Where it executes.
+    /// The backend.
     pub target: ExecutionTarget,
-    /// Where the tokens come from.
+    /// Source of the tokens.
     pub tokens: TokenSource,
     /// Steps of the whole run.
     pub steps: u64,
@@ -157,7 +156,7 @@ pub struct TrainSettings {
     pub checkpoints: Option<CheckpointSettings>,
     /// The trace, if any.
     pub trace: Option<TraceSettings>,
-    /// This process among others, if there are any.
+    /// Rank and rendezvous of this process, if there are several.
     pub process: Option<LaunchedProcess>,
 }
 
@@ -167,7 +166,7 @@ pub struct RunSettings {
     /// The plan.
     pub selection: PlanSelection,
     /// Whether `--hardware` was given.
-    pub hardware_given: bool,
+    pub hardware_is_explicit: bool,
     /// What is done with the plan.
     pub task: RunTask,
     /// Where the answer goes.
@@ -227,7 +226,7 @@ impl RunArgs {
             }
         };
         let hardware_given = self.request.model.hardware.is_some();
-        Ok(RunSettings { selection, hardware_given, task, output })
+        Ok(RunSettings { selection, hardware_is_explicit: hardware_given, task, output })
     }
 
     fn task(&self) -> CommandResult<RunTask> {
@@ -252,7 +251,7 @@ impl RunArgs {
             ("--trace", self.trace.trace.is_some()),
             ("--checkpoint-dir", self.checkpoints.checkpoint_dir.is_some()),
         ];
-        match flags.into_iter().find(|(_, given)| *given) {
+        match flags.into_iter().find(|(_, is_set)| *is_set) {
             None => Ok(()),
             Some((flag, _)) => {
                 let message = "the null backend computes nothing: it reads no tokens, and has \
@@ -264,9 +263,9 @@ impl RunArgs {
 
     fn training(&self, target: ExecutionTarget) -> CommandResult<TrainSettings> {
         let tokens = match &self.data {
-            None => TokenSource::Shipped,
+            None => TokenSource::BuiltIn,
             Some(file) if input::is_stdin(file) => {
-                return Err(Failure::input(stream_of_tokens("--data")));
+                return Err(Failure::input(token_stream("--data")));
             }
             Some(file) => TokenSource::File(file.into()),
         };
@@ -307,11 +306,11 @@ impl RunArgs {
 
     fn reject_flags_of_other_targets(&self, target: ExecutionTarget) -> CommandResult<()> {
         let on_processors = target == ExecutionTarget::Processors;
-        for (flag, given, backend, applies) in [
+        for (flag, is_set, backend, applies) in [
             ("--threads", self.threads.is_some(), "cpu", on_processors),
             ("--eager", self.eager, "cuda", !on_processors),
         ] {
-            if given && !applies {
+            if is_set && !applies {
                 let problem = Problem::new(flag, format!("applies to --backend {backend} only"));
                 let hint = format!("omit it, or use --backend {backend}");
                 return Err(Failure::input(problem.hint(hint)));
@@ -333,8 +332,8 @@ impl RunArgs {
         Err(Failure::input(Problem::new("--metrics", message).hint("the name of a file")))
     }
 
-    /// Rejects outputs that are inputs or other outputs too: truncating a token file that is memory-mapped would
-    /// kill the program.
+    /// Rejects outputs that are also inputs or other outputs: truncating a memory-mapped token file would kill the
+    /// program.
     fn reject_overwritten_inputs(&self) -> CommandResult<()> {
         let model = &self.request.model;
         let inputs =
@@ -365,7 +364,7 @@ impl RunArgs {
     }
 }
 
-/// The defaults of a training run: a device per process, and the hardware that it executes on.
+/// Request defaults of a training run: one device per process, and the hardware of the backend.
 fn request_defaults(training: &TrainSettings) -> RequestDefaults {
     let defaults = RequestDefaults::RUN;
     RequestDefaults {

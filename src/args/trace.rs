@@ -24,7 +24,7 @@ pub struct TraceArgs {
     pub trace_steps: Option<RangeInclusive<u64>>,
 }
 
-/// What is traced.
+/// Settings of a trace.
 #[derive(Debug)]
 pub struct TraceSettings {
     /// The trace file.

@@ -1,5 +1,7 @@
 //! Values with units on the command line.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use narrows_plan::Bytes;
@@ -71,7 +73,7 @@ fn finite(text: &str) -> Option<f64> {
     text.parse().ok().filter(|number: &f64| number.is_finite())
 }
 
-/// Longest time limit, which added to any clock does not overflow.
+/// Longest time limit. The sum with any clock time does not overflow.
 const SECONDS_MAX: f64 = 1e9;
 
 /// Parses a time limit in seconds.
@@ -84,12 +86,25 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Parses a timeout in seconds, above zero.
-pub fn timeout(text: &str) -> Result<Duration, String> {
-    seconds(text).and_then(|timeout| match timeout.is_zero() {
-        true => Err("expected more than 0 seconds".into()),
-        false => Ok(timeout),
-    })
+/// A timeout, on the command line a number of seconds above zero.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timeout(pub Duration);
+
+impl FromStr for Timeout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Timeout, String> {
+        seconds(text).and_then(|timeout| match timeout.is_zero() {
+            true => Err("expected more than 0 seconds".into()),
+            false => Ok(Timeout(timeout)),
+        })
+    }
+}
+
+impl fmt::Display for Timeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.as_secs_f64())
+    }
 }
 
 #[cfg(test)]
@@ -113,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_rejected() {
+    fn malformed_values_are_rejected() {
         for text in ["", "GiB", "-1", "1e9", "64 parsecs", "1.2.3", "0", "99999999PiB", ".", "∞"]
         {
             assert!(memory_limit(text).is_err(), "{text}");

@@ -48,7 +48,7 @@ pub struct MeasurementInput<T> {
     /// The path of the file, for messages.
     pub path: String,
     /// The contents.
-    pub read: T,
+    pub contents: T,
 }
 
 impl ValidateArgs {
@@ -61,29 +61,31 @@ impl ValidateArgs {
         let mut problems = Problems::default();
         let mut profiles: Vec<MeasurementInput<Profile>> = vec![];
         for argument in &self.hardware {
-            if let Some(read) = problems.take(input::profile(argument)) {
+            if let Some(contents) = problems.take(input::profile(argument)) {
                 let path = argument.to_string_lossy().into_owned();
-                profiles.push(MeasurementInput { path, read });
+                profiles.push(MeasurementInput { path, contents });
             }
         }
-        let names = profiles.iter().map(|input| (input.read.name(), input.path.as_str()));
+        let names = profiles.iter().map(|input| (input.contents.name(), input.path.as_str()));
         require_distinct("--hardware", names.collect(), &mut problems);
         let mut files: Vec<MeasurementInput<MeasurementsFile>> = vec![];
         if self.measurements.is_empty() {
             let shipped = measurements::shipped()
                 .map_err(|defects| Failure::file("the built-in measurements", defects));
             let shipped = problems.take(shipped).unwrap_or_default().into_iter();
-            files.extend(shipped.map(|read| MeasurementInput { path: read.name.clone(), read }));
+            files.extend(
+                shipped.map(|read| MeasurementInput { path: read.name.clone(), contents: read }),
+            );
         }
         for argument in &self.measurements {
-            let read = input::text(argument).and_then(|(path, text)| {
-                let read = measurements::read(&path, &text);
-                let read = read.map_err(|defects| Failure::file(&path, defects))?;
-                Ok(MeasurementInput { path, read })
+            let input = input::text(argument).and_then(|(path, text)| {
+                let contents = measurements::read(&path, &text)
+                    .map_err(|defects| Failure::file(&path, defects))?;
+                Ok(MeasurementInput { path, contents })
             });
-            files.extend(problems.take(read));
+            files.extend(problems.take(input));
         }
-        let names = files.iter().map(|input| (input.read.name.as_str(), input.path.as_str()));
+        let names = files.iter().map(|input| (input.contents.name.as_str(), input.path.as_str()));
         require_distinct("--measurements", names.collect(), &mut problems);
         problems.into_result()?;
         warn_of_unused_profiles(&files, &profiles);
@@ -107,8 +109,8 @@ fn warn_of_unused_profiles(
     files: &[MeasurementInput<MeasurementsFile>],
     profiles: &[MeasurementInput<Profile>],
 ) {
-    for MeasurementInput { path, read: profile } in profiles {
-        let mut figures = files.iter().flat_map(|file| &file.read.measurements);
+    for MeasurementInput { path, contents: profile } in profiles {
+        let mut figures = files.iter().flat_map(|file| &file.contents.measurements);
         if !figures.any(|figure| figure.hardware == profile.name()) {
             let name = profile.name();
             output::warn(&format!(
@@ -121,13 +123,13 @@ fn warn_of_unused_profiles(
 impl ValidateSettings {
     /// The profile of this name, if `--hardware` gave one.
     pub fn profile(&self, name: &str) -> Option<&MeasurementInput<Profile>> {
-        self.profiles.iter().find(|input| input.read.name() == name)
+        self.profiles.iter().find(|input| input.contents.name() == name)
     }
 }
 
 impl MeasurementInput<Profile> {
-    /// Whether it replaces the preset of the same name.
-    pub fn hides_preset(&self) -> bool {
-        preset_names().any(|known| known == self.read.name() && known != self.path)
+    /// Whether the profile replaces the preset of the same name.
+    pub fn replaces_preset(&self) -> bool {
+        preset_names().any(|known| known == self.contents.name() && known != self.path)
     }
 }

@@ -83,7 +83,7 @@ impl From<RecomputeArg> for Recompute {
     }
 }
 
-/// `--recompute` of `convert`: what the price of a GPT step supports.
+/// `--recompute` of `convert`: the recomputation for which GPT steps can be predicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GptRecomputeArg {
     /// Nothing

@@ -1,8 +1,8 @@
-//! Plans that measure a machine, and plans that its profile is compared with.
+//! Plans for the measurement of a machine, and plans to compare its profile with.
 //!
-//! Kernels are measured where plans launch them: in steps of small models under plans of every kind. The blocks of a
-//! model are alike, so two of them have the shapes of all. The plans for comparison are of whole models, of other
-//! batches and lengths, and of a model whose widths were not measured.
+//! Kernels are measured in steps of small models under plans of every kind. Two blocks of a model have the shapes of all
+//! its equal blocks. The plans for comparison are of whole models with other batches and lengths, one of them with
+//! widths that are not measured.
 
 use narrows_cost_model::Profile;
 use narrows_plan::model::{Model, presets, read};
@@ -11,7 +11,7 @@ use narrows_planner::{GroupingRule, MemoryLimit, Request};
 
 use crate::errors::{CommandResult, Failure};
 
-/// Blocks of the models that are measured.
+/// Number of blocks of the measured models.
 pub(super) const BLOCKS: usize = 2;
 
 /// A width that no preset has, with a dense block among low-rank ones.
@@ -32,9 +32,9 @@ pub(super) struct PlanVariant {
     pub rules: Rules,
     pub grouping: GroupingRule,
     pub microbatches: u64,
-    /// Whether other variants launch its kernels too, so that a short measurement leaves it out.
+    /// Whether other variants launch the same kernels. Quick calibrations skip such variants.
     pub is_redundant: bool,
-    /// Whether profiles are compared with it even in a short comparison.
+    /// Whether the variant is part of every comparison.
     pub is_compared: bool,
 }
 
@@ -45,19 +45,19 @@ pub struct Benchmark {
     pub name: String,
     /// Model, batch and length.
     pub task: String,
-    /// Whether the widths of its model are measured.
-    pub familiar: bool,
+    /// Whether kernels of the model's widths are measured.
+    pub widths_measured: bool,
     /// The request.
     pub request: Request,
 }
 
-/// How much is measured.
+/// Extent of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BenchmarkExtent {
     /// A few seconds: the default model of `run`.
     Quick,
     /// Some minutes.
-    Whole,
+    Full,
 }
 
 pub(super) const ONE_DEVICE: PlanVariant = PlanVariant {
@@ -72,7 +72,7 @@ pub(super) const ONE_DEVICE: PlanVariant = PlanVariant {
     is_compared: false,
 };
 
-/// The variants on one device that change kernels.
+/// Variants on one device that launch different kernels.
 pub(super) fn one_device_variants() -> Vec<PlanVariant> {
     let compared = PlanVariant { is_compared: true, ..ONE_DEVICE };
     let rules = Rules { recompute: Recompute::Latents, ..Rules::ALL };
@@ -84,7 +84,7 @@ pub(super) fn one_device_variants() -> Vec<PlanVariant> {
     ]
 }
 
-/// The variants on several devices.
+/// Variants on several devices.
 pub(super) fn multi_device_variants(devices: u64, low_rank: bool) -> Vec<PlanVariant> {
     let (on, off) = (GroupingRule::On, GroupingRule::Off);
     let tensor = PlanVariant { tensor: devices, ..ONE_DEVICE };
@@ -129,7 +129,7 @@ pub(super) fn multi_device_variants(devices: u64, low_rank: bool) -> Vec<PlanVar
     variants
 }
 
-/// The benchmarks that measure processors, with at most `devices` devices. `extra_model` is measured besides.
+/// The benchmarks for measuring the CPU with at most `devices` devices. `extra_model` is measured too.
 ///
 /// # Errors
 /// A missing preset.
@@ -141,21 +141,21 @@ pub fn cpu_benchmarks(
 ) -> CommandResult<Vec<Benchmark>> {
     let tiny = preset("cola-tiny")?;
     let mut benchmarks = vec![];
-    let mut add = |model: &Model, batch: u64, length: u64, short: bool| {
+    let mut add = |model: &Model, batch: u64, length: u64, skip_redundant: bool| {
         let mut model = model.clone();
         model.blocks.truncate(BLOCKS);
         let mut variants = one_device_variants();
         for count in powers_of_two(devices) {
             variants.extend(multi_device_variants(count, model.is_low_rank()));
         }
-        variants.retain(|variant| !short || !variant.is_redundant);
+        variants.retain(|variant| !skip_redundant || !variant.is_redundant);
         let limit = MemoryLimit::None;
         let of_variant = |v: &PlanVariant| benchmark(&model, (batch, length), v, profile, limit);
         benchmarks.extend(variants.iter().filter_map(of_variant));
     };
     match extent {
         BenchmarkExtent::Quick => add(&tiny, 8, 128, true),
-        BenchmarkExtent::Whole => {
+        BenchmarkExtent::Full => {
             add(&tiny, 8, 128, false);
             add(&tiny, 2, 128, true);
             add(&tiny.dense_counterpart(), 2, 128, true);
@@ -168,7 +168,7 @@ pub fn cpu_benchmarks(
     Ok(benchmarks)
 }
 
-/// The benchmarks that a profile of processors is compared with; few and small ones for a quick measurement.
+/// The benchmarks to compare a CPU profile with.
 ///
 /// # Errors
 /// A missing preset.
@@ -191,9 +191,10 @@ pub fn cpu_comparison(
         let limit = MemoryLimit::None;
         let of_variant = |v: &PlanVariant| benchmark(model, (batch, length), v, profile, limit);
         let added = variants.iter().filter_map(of_variant);
-        benchmarks.extend(added.map(|benchmark| Benchmark { familiar, ..benchmark }));
+        benchmarks
+            .extend(added.map(|benchmark| Benchmark { widths_measured: familiar, ..benchmark }));
     };
-    add(&tiny, 4, 128, true, extent == BenchmarkExtent::Whole);
+    add(&tiny, 4, 128, true, extent == BenchmarkExtent::Full);
     add(&tiny, 4, 96, true, false);
     add(&tiny, 8, 64, true, false);
     if extent == BenchmarkExtent::Quick {
@@ -205,7 +206,7 @@ pub fn cpu_comparison(
     Ok(benchmarks)
 }
 
-/// The benchmark of a variant; `None` if the batch or the model does not divide, or the request is not valid.
+/// The benchmark of a variant; `None` if the batch or the model is not divisible, or the request is invalid.
 pub(super) fn benchmark(
     model: &Model,
     (batch, length): (u64, u64),
@@ -233,15 +234,15 @@ pub(super) fn benchmark(
     request.validate().ok()?;
     let task = format!("{} {batch}×{length}", model.name);
     let name = format!("{task} on {devices}: {label}");
-    Some(Benchmark { name, task, familiar: true, request })
+    Some(Benchmark { name, task, widths_measured: true, request })
 }
 
-/// 2, 4, 8, … up to a maximum.
+/// The powers of two from 2 up to `max`.
 fn powers_of_two(max: u64) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(2), |count: &u64| count.checked_mul(2))
         .take_while(move |count| *count <= max)
 }
 
 pub(super) fn preset(name: &str) -> CommandResult<Model> {
-    presets::find(name).map_err(|defect| Failure::flags(defect.into()))
+    presets::find(name).map_err(|defect| Failure::flag("--model", defect.into()))
 }

@@ -1,4 +1,4 @@
-//! Runs of plans as the closed loop of `calibrate --compare` takes them.
+//! The closed loop of `calibrate --compare`.
 
 use narrows_calibration::validation::{ClosedLoop, MeasuredPlan, closed_loop};
 use narrows_cost_model::Profile;
@@ -6,13 +6,13 @@ use narrows_runtime::DeviceId;
 
 use super::{PlannedBenchmark, machine};
 
-/// Compares the predictions of a profile with plans that were run. `source` is for the provenance of the step error.
+/// Compares the predictions of a profile with measured plans. `source` is for the provenance of the step error.
 pub fn compare(profile: &Profile, benchmarks: &[PlannedBenchmark], source: &str) -> ClosedLoop {
     let measured: Vec<MeasuredPlan> = benchmarks.iter().filter_map(measured_plan).collect();
     closed_loop(profile, &measured, source, &machine::today())
 }
 
-/// `None` for a plan that was not run.
+/// The measurements of a plan; `None` without a round.
 fn measured_plan(planned: &PlannedBenchmark) -> Option<MeasuredPlan<'_>> {
     let shortest = planned.shortest()?;
     let program = planned.program.program();
@@ -24,7 +24,7 @@ fn measured_plan(planned: &PlannedBenchmark) -> Option<MeasuredPlan<'_>> {
     Some(MeasuredPlan {
         name: planned.benchmark.name.clone(),
         task: planned.benchmark.task.clone(),
-        familiar: planned.benchmark.familiar,
+        widths_measured: planned.benchmark.widths_measured,
         program: &planned.program,
         step_time_s: shortest.whole_step_s,
         undisturbed_step_time_s: shortest.undisturbed_step_s(),

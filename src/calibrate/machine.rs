@@ -1,4 +1,4 @@
-//! The machine that a profile is measured on, and whether it is this one.
+//! Identification of the machine of a profile.
 
 use std::fs;
 use std::time::SystemTime;
@@ -17,7 +17,7 @@ pub const NAME: &str = "cpu-measured";
 /// Memory in a profile if the system does not report any.
 const FALLBACK_MEMORY: Bytes = Bytes(4 << 30);
 
-/// The name of the CPU and the number of threads in use, which identify a measurement.
+/// Name of the CPU and number of threads in use, which identify a measurement.
 pub fn title(threads: u64) -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name"));
@@ -34,7 +34,7 @@ pub fn title(threads: u64) -> String {
     format!("{name}{model}, {}", plural(threads, "thread"))
 }
 
-/// The description of this machine in a profile. `command` repeats the measurement.
+/// The description of this machine in a profile. `command` is the command of the measurement.
 pub fn describe(threads: u64, command: &str) -> CpuMachine {
     let title = title(threads);
     CpuMachine {
@@ -61,7 +61,7 @@ fn date(time: SystemTime) -> String {
     text.split('T').next().unwrap_or_default().to_owned()
 }
 
-/// A warning that a profile was measured on another machine or with other threads; `None` if it was not, or does not
+/// A warning if a profile was measured on another machine or with other threads. `None` also for a profile that does not
 /// name its machine.
 pub fn other_machine_warning(profile: &Profile, threads: u64) -> Option<String> {
     let measured =
@@ -76,7 +76,7 @@ pub fn other_machine_warning(profile: &Profile, threads: u64) -> Option<String> 
     })
 }
 
-/// A warning that a profile was measured on other GPUs, or with another driver or libraries.
+/// A warning if a profile was measured on other GPUs, or with another driver or libraries.
 pub fn other_gpus_warning(profile: &Profile) -> Option<String> {
     let measured =
         profile.file().measured.as_ref().filter(|measured| !measured.devices_share_machine())?;
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_of_another_machine_is_warned_of() {
+    fn profiles_of_other_machines_cause_a_warning() {
         let preset = profile::preset("cpu-local").unwrap();
         assert_eq!(other_machine_warning(&preset, 2), None, "a preset names no machine");
         let kernel =

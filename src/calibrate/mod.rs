@@ -1,8 +1,7 @@
-//! Measures a machine by running plans on it, and compares predictions with them.
+//! Measures a machine by running plans on it, and compares predictions with their step times.
 //!
-//! Every plan runs in each of several rounds, so that other activity of the machine affects all plans alike. Of every
-//! instruction the shortest time counts, for kernels as for steps ([`narrows_runtime::time_instructions`]). [`gpu`] is
-//! about GPUs; the rest is about both.
+//! Every plan runs once in each of several rounds, so that other load of the machine affects all plans equally. The
+//! shortest time of every instruction counts ([`narrows_runtime::time_instructions`]). [`gpu`] is specific to GPUs.
 
 pub mod benchmarks;
 pub mod cache;
@@ -20,8 +19,8 @@ use narrows_runtime::{InstructionTimings, KernelSample, MeasurementEffort, time_
 use crate::errors::{CommandResult, Failure};
 use benchmarks::Benchmark;
 
-/// Largest undisturbed share of a step that profiles allow. On GPUs the instructions of a step, each timed alone, may
-/// take longer than the step of captured graphs, and then nothing disturbed the step.
+/// Largest undisturbed share of a step in a profile. The share exceeds 1 on GPUs where the instructions, each timed alone,
+/// take longer than the step of captured graphs.
 const UNDISTURBED_MAX: f64 = 1.1;
 
 /// A benchmark with its plan and its measurements.
@@ -34,7 +33,7 @@ pub struct PlannedBenchmark {
     pub rounds: Vec<InstructionTimings>,
 }
 
-/// How often every benchmark runs.
+/// Number of measurements of every benchmark.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasurementRounds {
     /// Number of rounds.
@@ -44,13 +43,13 @@ pub struct MeasurementRounds {
 }
 
 impl PlannedBenchmark {
-    /// Plans a benchmark. `None` if its restrictions leave no plan.
+    /// Plans a benchmark; `None` if no plan satisfies its restrictions.
     pub fn plan(benchmark: Benchmark) -> Option<PlannedBenchmark> {
         let program = search(&benchmark.request).best?.program;
         Some(PlannedBenchmark { benchmark, program, rounds: vec![] })
     }
 
-    /// A session on the CPU, whose devices share `threads` threads.
+    /// Opens a session on the CPU, whose devices share `threads` threads.
     ///
     /// # Errors
     /// A program that cannot be executed on the CPU.
@@ -61,7 +60,7 @@ impl PlannedBenchmark {
         session.map_err(|error| Failure::execution(&error))
     }
 
-    /// Runs the plan for a round.
+    /// Runs the plan for one round.
     ///
     /// # Errors
     /// A step that cannot be executed.
@@ -167,7 +166,7 @@ pub fn measured_points<'a>(
     points.collect()
 }
 
-/// How well the measurements repeat.
+/// The repeatability of the measurements.
 pub fn repeatability(benchmarks: &[PlannedBenchmark], points: &[MeasuredPoint]) -> Repeatability {
     let undisturbed_share = |timings: InstructionTimings| {
         (timings.undisturbed_step_s() / timings.whole_step_s).clamp(0.0, UNDISTURBED_MAX)

@@ -25,18 +25,18 @@ use crate::output;
 use crate::progress;
 use crate::report::{self, CalibrationReport};
 
-/// The profile that plans of processors are searched with: only their shapes matter.
+/// The profile for the search of CPU benchmark plans, of which only the kernel shapes matter.
 const BASE: &str = "cpu-local";
 
 /// A few seconds of measurement.
 const QUICK: MeasurementRounds = MeasurementRounds { rounds: 2, effort: effort(1, 250) };
 /// Some minutes of measurement.
-const WHOLE: MeasurementRounds = MeasurementRounds { rounds: 4, effort: effort(2, 400) };
+const FULL: MeasurementRounds = MeasurementRounds { rounds: 4, effort: effort(2, 400) };
 
-const fn effort(least: usize, milliseconds: u64) -> MeasurementEffort {
+const fn effort(timed_steps_min: usize, milliseconds: u64) -> MeasurementEffort {
     MeasurementEffort {
         warm_up_steps: 1,
-        timed_steps_min: least,
+        timed_steps_min,
         timed_steps_max: 20,
         time_limit: Duration::from_millis(milliseconds),
     }
@@ -54,7 +54,7 @@ pub fn run(args: &CalibrateArgs) -> CommandResult<()> {
 fn on_processors(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
     let key = CachedProfileKey::cpu(threads);
     check_output(settings, &key)?;
-    let base = profile::preset(BASE).map_err(Failure::flags)?;
+    let base = profile::preset(BASE).map_err(|defects| Failure::flag("--hardware", defects))?;
     let measured =
         cpu_benchmarks(settings.extent, settings.model.as_ref(), settings.devices, &base)?;
     let compared = match settings.compare {
@@ -68,7 +68,7 @@ fn on_processors(settings: &CalibrateSettings, threads: u64) -> CommandResult<()
     deliver(settings, &key, profile, &benchmarks, &compared)
 }
 
-/// Measures in every process; the first one fits, writes and prints.
+/// Measures in every process. The process of rank 0 fits, writes and prints.
 fn on_gpus(settings: &CalibrateSettings) -> CommandResult<()> {
     let CalibrateTarget::Gpus { process, global_batch, sequence_length } = &settings.target else {
         return Ok(());
@@ -110,7 +110,7 @@ fn on_gpus(settings: &CalibrateSettings) -> CommandResult<()> {
     processes.leave(measure_and_deliver())
 }
 
-/// Checks that the profile can be written, before a measurement that takes long.
+/// Checks that the profile can be written, before the long measurement.
 fn check_output(settings: &CalibrateSettings, key: &CachedProfileKey) -> CommandResult<()> {
     match settings.output.as_deref() {
         Some(file) if output::is_stdout(file) => Ok(()),
@@ -129,7 +129,8 @@ fn deliver(
 ) -> CommandResult<()> {
     let comparison = settings.compare.then(|| compare(&profile, compared, &command_line(settings)));
     if let Some(comparison) = &comparison {
-        profile = comparison.apply_to(profile).map_err(|d| Failure::file("the profile", d))?;
+        profile =
+            comparison.apply_step_error(profile).map_err(|d| Failure::file("the profile", d))?;
     }
     let written = write_profile(settings, key, &profile)?;
     let visible = settings.format == OutputFormat::Text;
@@ -141,17 +142,17 @@ fn deliver(
     if let Some(warning) = profile.warning() {
         output::warn(&warning);
     }
-    let taken = settings.output.as_deref().is_some_and(output::is_stdout);
-    report::print(&report, settings.format, settings.detail, taken)
+    let profile_on_stdout = settings.output.as_deref().is_some_and(output::is_stdout);
+    report::print(&report, settings.format, settings.detail, profile_on_stdout)
 }
 
-/// The cached profile of this machine, or one that is measured in a few seconds and cached where possible.
+/// The cached profile of this machine, or else a quick measurement, which is cached where possible.
 pub fn profile_of_this_machine(threads: u64, format: OutputFormat) -> CommandResult<Profile> {
     let key = CachedProfileKey::cpu(threads);
     if let Some(profile) = key.load() {
         return Ok(profile);
     }
-    let base = profile::preset(BASE).map_err(Failure::flags)?;
+    let base = profile::preset(BASE).map_err(|defects| Failure::flag("--hardware", defects))?;
     if format == OutputFormat::Text {
         output::eprint(
             "Measuring this machine once, for a few seconds; `narrows calibrate` is more accurate\n",
@@ -184,7 +185,7 @@ pub fn profile_of_this_machine(threads: u64, format: OutputFormat) -> CommandRes
     Ok(profile)
 }
 
-/// Plans what is measured and what is compared. Returns the plans, the measured ones first, and how many these are.
+/// Plans the benchmarks for measurement, followed by those for comparison. Also returns the number of the former.
 fn plan_all(measured: Vec<Benchmark>, compared: Vec<Benchmark>) -> (Vec<PlannedBenchmark>, usize) {
     let mut benchmarks: Vec<PlannedBenchmark> =
         measured.into_iter().filter_map(PlannedBenchmark::plan).collect();
@@ -201,7 +202,7 @@ fn measure(
 ) -> CommandResult<()> {
     let rounds = match settings.extent {
         BenchmarkExtent::Quick => QUICK,
-        BenchmarkExtent::Whole => WHOLE,
+        BenchmarkExtent::Full => FULL,
     };
     let progress = progress_bar(benchmarks.len() * rounds.rounds, settings);
     let result = run_rounds(benchmarks, rounds, open, |benchmark| {
@@ -257,8 +258,8 @@ fn command_line(settings: &CalibrateSettings) -> String {
         CalibrateTarget::Gpus { global_batch, sequence_length, .. } => {
             words.push("--backend cuda".into());
             let sizes = [("--global-batch", global_batch), ("--sequence-length", sequence_length)];
-            let given = sizes.into_iter().filter_map(|(flag, size)| Some((flag, (*size)?)));
-            words.extend(given.map(|(flag, size)| format!("{flag} {size}")));
+            let sizes = sizes.into_iter().filter_map(|(flag, size)| Some((flag, (*size)?)));
+            words.extend(sizes.map(|(flag, size)| format!("{flag} {size}")));
         }
     }
     format!("{}`", words.join(" "))
@@ -273,10 +274,10 @@ fn write_profile(
     let Some(file) = &settings.output else {
         let stored = key.store(settings.extent, profile);
         let path = stored.map_err(|error| cache_failure(key.path(settings.extent), &error))?;
-        if let Some(preferred) = key.existing_path().filter(|found| *found != path) {
+        if let Some(preferred) = key.existing_path().filter(|existing| *existing != path) {
             output::warn(&format!(
-                "{} is of a whole calibration, so `run` keeps predicting with it; this quick one is beside it. \
-                 --output FILE writes elsewhere; without the whole one `run` takes the quick one",
+                "{} is of a full calibration, so `run` keeps predicting with it instead of this quick one. \
+                 --output FILE writes elsewhere; after deleting the full profile, `run` uses the quick one",
                 preferred.display()
             ));
         }

@@ -20,7 +20,7 @@ pub fn run(args: &CheckArgs) -> CommandResult<()> {
         file.plan.resolve(&file.model).map_err(|defects| Failure::file(&file.name, defects))?;
     let mut report = CheckReport::new(&file, lower(&resolved), memory_limit);
     if numeric && report.is_proven() {
-        report = report.with_numeric(compare_miniature(&file)?);
+        report = report.with_numeric(run_miniature(&file)?);
     }
     let problems = report.problems();
     if problems.is_empty() || format == OutputFormat::Json {
@@ -30,9 +30,9 @@ pub fn run(args: &CheckArgs) -> CommandResult<()> {
 }
 
 /// Runs the miniature of a plan and compares it with the reference.
-fn compare_miniature(file: &PlanFile) -> CommandResult<NumericReport> {
+fn run_miniature(file: &PlanFile) -> CommandResult<NumericReport> {
     let failed = |error: String| {
-        let message = format!("its miniature cannot be run: {error}");
+        let message = format!("the miniature of the plan cannot be run: {error}");
         Failure::failed(vec![Problem::new(&file.name, message)])
     };
     let miniature =
@@ -68,22 +68,22 @@ mod tests {
     }
 
     /// JSON pointers of all values in a document.
-    fn pointers(value: &Value, path: String, found: &mut Vec<String>) {
+    fn pointers(value: &Value, path: String, pointers_of_all: &mut Vec<String>) {
         match value {
             Value::Object(fields) => {
                 for (key, value) in fields {
                     let key = key.replace('~', "~0").replace('/', "~1");
-                    pointers(value, format!("{path}/{key}"), found);
+                    pointers(value, format!("{path}/{key}"), pointers_of_all);
                 }
             }
             Value::Array(items) => {
                 for (index, value) in items.iter().enumerate() {
-                    pointers(value, format!("{path}/{index}"), found);
+                    pointers(value, format!("{path}/{index}"), pointers_of_all);
                 }
             }
             _ => {}
         }
-        found.push(path);
+        pointers_of_all.push(path);
     }
 
     /// An edited plan is rejected or proven.

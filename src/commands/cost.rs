@@ -13,7 +13,7 @@ use crate::errors::{CommandResult, Failure};
 use crate::output;
 use crate::report::{PlanReport, check_problems};
 
-/// A plan that was proven and priced.
+/// A proven and priced plan.
 pub struct PricedPlan {
     /// The plan, which names the hardware that it was priced on.
     pub plan: Plan,
@@ -31,21 +31,21 @@ pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
     let file = match selection {
         PlanSelection::File(file) => file,
         PlanSelection::Search(request) => {
-            let found = search(&request, output.format);
-            return plan::deliver_search(&request, &found, &output, detail);
+            let result = search(&request, output.format);
+            return plan::deliver_search(&request, &result, &output, detail);
         }
     };
     let PricedPlan { plan, resolved, prediction, .. } = &price(&file)?;
-    let needed = Bytes(prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
-    if needed > memory_limit {
+    let peak = Bytes(prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
+    if peak > memory_limit {
         let name = &file.name;
-        output::warn(&format!("{name} needs {needed} per device, the limit is {memory_limit}"));
+        output::warn(&format!("{name} needs {peak} per device, the limit is {memory_limit}"));
     }
     let report = PlanReport::new(&file.model, (plan, resolved), prediction, memory_limit);
     plan::deliver(report, &output, detail)
 }
 
-/// Proves and prices a plan for the executor that it names.
+/// Proves a plan and prices it for its executor.
 pub fn price(file: &PlanFile) -> CommandResult<PricedPlan> {
     file.validate()?;
     warn_of_other_profile(file, "re-priced");
@@ -59,13 +59,13 @@ pub fn price(file: &PlanFile) -> CommandResult<PricedPlan> {
     Ok(PricedPlan { plan, resolved, program, prediction })
 }
 
-/// How a plan names its hardware.
+/// The name and the fingerprint of a profile, as plans record them.
 fn source(profile: &Profile) -> PlanSource {
     PlanSource { name: profile.name().into(), fingerprint: profile.fingerprint().into() }
 }
 
-/// Warns that a plan was made for another profile than the one it is now `re-priced` or `checked` on.
-pub fn warn_of_other_profile(file: &PlanFile, verb: &str) {
+/// Warns of a plan that was made for another profile than that of the command. `action` is "re-priced" or "checked".
+pub fn warn_of_other_profile(file: &PlanFile, action: &str) {
     let PlanFile { name, plan, profile, .. } = file;
     if plan.hardware.fingerprint != profile.fingerprint() {
         let (original, current) = (&plan.hardware.name, profile.name());
@@ -74,6 +74,8 @@ pub fn warn_of_other_profile(file: &PlanFile, verb: &str) {
             true if profile.file().measured.is_some() => "another machine or measurement called ",
             true => "another version of ",
         };
-        output::warn(&format!("{name} was made for {version}`{original}`; {verb} on `{current}`"));
+        output::warn(&format!(
+            "{name} was made for {version}`{original}`; {action} on `{current}`"
+        ));
     }
 }

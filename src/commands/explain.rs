@@ -20,16 +20,16 @@ pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
             Some(PricedFile { name: file.name, prediction })
         }
     };
-    let found = search(&request, output.format);
-    if let (Some(file), Some(best)) = (&output.plan_file, &found.best) {
+    let result = search(&request, output.format);
+    if let (Some(file), Some(best)) = (&output.plan_file, &result.best) {
         output::write_plan(file, &best.plan)?;
     }
     let visible = output.format == OutputFormat::Text;
-    let explanation = spin("pricing the alternatives", visible, || explain(&request, &found));
-    let report = ExplainReport::new(&request, &explanation, compared.as_ref(), &found.report);
+    let explanation = spin("pricing the alternatives", visible, || explain(&request, &result));
+    let report = ExplainReport::new(&request, &explanation, compared.as_ref(), &result.report);
     report::print(&report, output.format, detail, output.plan_on_stdout())?;
-    match found.best {
+    match result.best {
         Some(_) => Ok(()),
-        None => Err(InfeasibleReport::new(&request, &found.report).into_failure()),
+        None => Err(InfeasibleReport::new(&request, &result.report).into_failure()),
     }
 }

@@ -12,25 +12,25 @@ use crate::errors::{CommandResult, Failure};
 use crate::output;
 use crate::report::{self, InfeasibleReport, PlanReport};
 
-/// Location of defects in plans of the planner itself, which would be a bug.
-const FOUND_PLAN: &str = "the plan found";
+/// Location of defects in plans of the planner, which would be bugs of the planner.
+const SEARCHED_PLAN: &str = "the plan found";
 
 /// Searches, writes the plan, reports.
 pub fn run(args: &PlanArgs) -> CommandResult<()> {
     let PlanSettings { request, output, detail } = args.resolve()?;
-    let found = search(&request, output.format);
-    deliver_search(&request, &found, &output, detail)
+    let result = search(&request, output.format);
+    deliver_search(&request, &result, &output, detail)
 }
 
-/// Writes and reports the plan that a search found.
+/// Writes and reports the plan of a search.
 pub fn deliver_search(
     request: &Request,
-    found: &SearchResult,
+    result: &SearchResult,
     output: &OutputSettings,
     detail: Detail,
 ) -> CommandResult<()> {
-    let Some(best) = &found.best else {
-        let report = InfeasibleReport::new(request, &found.report);
+    let Some(best) = &result.best else {
+        let report = InfeasibleReport::new(request, &result.report);
         if output.format == OutputFormat::Json {
             output::print_json(&report)?;
         }
@@ -38,16 +38,16 @@ pub fn deliver_search(
     };
     let Request { model, profile, executor, .. } = request;
     let plan = &best.plan;
-    let resolved = plan.resolve(model).map_err(|defects| Failure::file(FOUND_PLAN, defects))?;
+    let resolved = plan.resolve(model).map_err(|defects| Failure::file(SEARCHED_PLAN, defects))?;
     warn_of_ineffective_strategy(request, plan.mesh);
     warn_of_ineffective_zero(request, plan.mesh);
     let prediction = predict_program(model, profile, *executor, &resolved, &best.program);
     let report = PlanReport::new(model, (plan, &resolved), &prediction, request.arena_limit());
-    deliver(report.with_search(&found.report), output, detail)
+    deliver(report.with_search(&result.report), output, detail)
 }
 
-/// A baseline says how to use the tensor axis. On a mesh without one its plan is the same as any other's, and must not
-/// be taken for a measure of the baseline.
+/// Warns of a baseline on a mesh without a tensor axis, where all baselines have the same plans: the step time is then
+/// not one of the baseline.
 fn warn_of_ineffective_strategy(request: &Request, mesh: Mesh) {
     let baseline = request.rules.baseline;
     if baseline != Baseline::Auto && mesh.tensor == 1 && request.tensor.is_none() {
@@ -59,7 +59,7 @@ fn warn_of_ineffective_strategy(request: &Request, mesh: Mesh) {
     }
 }
 
-/// ZeRO-1 shards over replicas, so with one replica it changes nothing.
+/// Warns of ZeRO-1, which shards optimizer states over replicas, on a mesh with one replica.
 fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
     if request.zero == Some(Zero::One) && mesh.data == 1 {
         output::warn(

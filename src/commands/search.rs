@@ -1,4 +1,4 @@
-//! Searches on behalf of commands.
+//! The plan search of commands, with progress and warnings.
 
 use std::sync::Once;
 

@@ -18,8 +18,8 @@ pub fn run(args: &ValidateArgs) -> CommandResult<()> {
 
 /// Predicts every figure, on the presets and on the given profiles.
 fn compare(settings: &ValidateSettings) -> CommandResult<Vec<ComparedFigure<'_>>> {
-    let files = settings.files.iter().map(|input| &input.read);
-    let profiles = settings.profiles.iter().map(|input| &input.read);
+    let files = settings.files.iter().map(|input| &input.contents);
+    let profiles = settings.profiles.iter().map(|input| &input.contents);
     let compared = validation::compare(files, profiles)
         .map_err(|error| Failure::file(&settings.files[error.file].path, error.defects))?;
     if compared.is_empty() {

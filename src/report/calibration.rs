@@ -252,7 +252,7 @@ impl Report for CalibrationReport {
 fn compared_plans(page: &mut TextPage, comparison: &ClosedLoop, detail: Detail) {
     page.heading("Predicted and measured steps");
     let row = |plan: &ClosedLoopPlan| {
-        let other_widths = if plan.familiar { "" } else { " †" };
+        let other_widths = if plan.widths_measured { "" } else { " †" };
         vec![
             format!("{}{other_widths}", plan.name),
             Seconds(plan.measured_step_time_s).to_string(),
@@ -269,14 +269,14 @@ fn compared_plans(page: &mut TextPage, comparison: &ClosedLoop, detail: Detail) 
         ("in the interval", Align::Left),
     ];
     page.table(&columns, &comparison.plans.iter().map(row).collect::<Vec<_>>());
-    if comparison.plans.iter().any(|plan| !plan.familiar) {
+    if comparison.plans.iter().any(|plan| !plan.widths_measured) {
         page.line("† a model whose widths were not measured");
     }
     if detail == Detail::Full {
         compared_plan_details(page, comparison);
     }
     let ClosedLoop { plans, pairs, pairs_wrong, pairs_of_one_task, .. } = comparison;
-    let unfamiliar = comparison.mean_absolute_error_unfamiliar;
+    let unfamiliar = comparison.mean_absolute_error_other_widths;
     let mut fields = vec![
         ("mean error", percent(comparison.mean_absolute_error)),
         ("worst error", percent(comparison.worst_error)),

@@ -26,7 +26,7 @@ pub struct DoctorReport {
     backends: BackendReports,
     driver_version: Option<String>,
     libraries: Vec<LibraryReport>,
-    devices: Vec<DeviceReport>,
+    devices: Vec<GpuReport>,
     /// The GPUs as calibration identifies them; `null` without any.
     gpus: Option<ProfileReport>,
     /// This process among those that a launcher started; `null` when it is alone.
@@ -67,7 +67,7 @@ struct LibraryReport {
 }
 
 #[derive(Debug, Serialize)]
-struct DeviceReport {
+struct GpuReport {
     ordinal: u32,
     name: String,
     compute_capability: String,
@@ -127,7 +127,7 @@ impl DoctorReport {
             },
             driver_version: libraries.first().and_then(|driver| driver.version.clone()),
             libraries,
-            devices: gpus.unwrap_or_default().into_iter().map(DeviceReport::of).collect(),
+            devices: gpus.unwrap_or_default().into_iter().map(GpuReport::of).collect(),
             gpus: gpu::description()
                 .map(|title| ProfileReport { title, profile: cached_profile(1) }),
             launch: launch.map(|launch| ProcessReport {
@@ -216,7 +216,7 @@ impl DoctorReport {
             ("memory", Align::Right),
             ("free", Align::Right),
         ];
-        let row = |device: &DeviceReport| {
+        let row = |device: &GpuReport| {
             vec![
                 device.ordinal.to_string(),
                 device.name.clone(),
@@ -240,9 +240,9 @@ fn size(bytes: Option<u64>) -> String {
     bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string())
 }
 
-impl DeviceReport {
-    fn of(gpu: GpuInfo) -> DeviceReport {
-        DeviceReport {
+impl GpuReport {
+    fn of(gpu: GpuInfo) -> GpuReport {
+        GpuReport {
             ordinal: gpu.ordinal,
             name: gpu.name,
             compute_capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),

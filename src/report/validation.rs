@@ -2,8 +2,8 @@
 
 use narrows_calibration::measurements::{Citation, MeasurementUnit, MeasurementsFile};
 use narrows_calibration::validation::{
-    ComparedFigure, Coverage, ErrorSummary, FigureSummary, LeftOutFigure, Orderings, leave_one_out,
-    overall, summarize_by_source, summarize_by_table,
+    ComparedFigure, ErrorSummary, FigureSummary, IntervalCoverage, LeftOutFigure, Orderings,
+    leave_one_out, overall, summarize_by_source, summarize_by_table,
 };
 use narrows_plan::Executor;
 use narrows_plan::Seconds;
@@ -122,7 +122,7 @@ impl<'a> ValidationReport<'a> {
             tables: summaries(summarize_by_table(compared)),
             sources: summaries(summarize_by_source(compared)),
             overall: summaries(overall(compared)),
-            citations: settings.files.iter().flat_map(|file| citations(&file.read)).collect(),
+            citations: settings.files.iter().flat_map(|file| citations(&file.contents)).collect(),
             profiles_given: !settings.profiles.is_empty(),
         }
     }
@@ -194,7 +194,7 @@ impl<'a> LeftOutReport<'a> {
 impl SummaryReport {
     fn new(summary: FigureSummary) -> SummaryReport {
         let FigureSummary { name, errors, orderings, coverage, fitted, .. } = summary;
-        let Coverage { inside, .. } = coverage;
+        let IntervalCoverage { inside, .. } = coverage;
         let coverage_90 = CoverageReport { inside, share: coverage.share() };
         SummaryReport { name, fitted, errors, orderings, coverage_90 }
     }
@@ -214,7 +214,7 @@ fn hardware<'a>(
             reports.push(HardwareReport {
                 name,
                 from: file.map_or("the preset", |file| file.path.as_str()),
-                hides_preset: input.is_some_and(MeasurementInput::hides_preset),
+                hides_preset: input.is_some_and(MeasurementInput::replaces_preset),
             });
         }
     }

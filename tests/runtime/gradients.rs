@@ -28,20 +28,20 @@ struct LargestErrors {
 }
 
 /// A step of a model by the reference interpreter, in f64.
-struct ReferenceStep {
+struct ReferenceGradients {
     model: Model,
     tokens: Tokens,
     loss: f64,
     gradients: Parameters<f64>,
 }
 
-impl ReferenceStep {
-    fn new(model: Model) -> ReferenceStep {
+impl ReferenceGradients {
+    fn new(model: Model) -> ReferenceGradients {
         let tokens = Tokens::of_step(1);
         let initial = Parameters::<f64>::initial(&model, SEED);
         let reference = Reference::new(&model, initial).expect("initial weights fit");
         let (loss, gradients) = reference.loss_and_gradients(&[tokens.batch()]).expect("a step");
-        ReferenceStep { model, tokens, loss, gradients }
+        ReferenceGradients { model, tokens, loss, gradients }
     }
 
     /// Runs the fastest plan of a request and compares it. `false` without a plan.
@@ -115,7 +115,7 @@ fn check_mesh(models: Vec<Model>, mesh: Mesh, micro_batch: u64, weights: WeightR
     let mut unplanned: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut largest = LargestErrors::default();
     for model in models {
-        let step = ReferenceStep::new(model);
+        let step = ReferenceGradients::new(model);
         for baseline in small_models::baselines(&step.model) {
             for (name, rules, grouping) in variations() {
                 let case = format!("{} {} {name}, {mesh}", step.model.name, baseline.name());

@@ -1,4 +1,4 @@
-//! The parts of a fit that processors and GPUs share, by class of kernels.
+//! Fits of one kernel class, for CPUs and GPUs.
 
 use narrows_cost_model::interval::thin_to_quantiles;
 use narrows_cost_model::profile::{
@@ -14,7 +14,7 @@ use crate::coordinate_descent::CoordinateDescent;
 /// The order in which classes are fitted.
 pub(super) const FIT_ORDER: [KernelClass; 4] =
     [KernelClass::Fused, KernelClass::Gemm, KernelClass::Attention, KernelClass::Link];
-/// Relative errors are never smaller: the machine of tomorrow is not quite that of today.
+/// Least relative error, for the drift of a machine between measurement and prediction.
 pub(super) const HALF_WIDTH_MIN: f64 = 0.03;
 /// More residuals than these are replaced by their quantiles.
 pub(super) const RESIDUALS_MAX: usize = 99;
@@ -25,7 +25,7 @@ const LOG_STEPS: [f64; 9] = [1.4, 0.7, 0.35, 0.18, 0.09, 0.045, 0.022, 0.011, 0.
 /// Moves of one parameter in one direction at one step.
 const MOVES_MAX: usize = 12;
 
-/// A number that is fitted, and its range.
+/// A fitted number and its range.
 struct FitParameter {
     value: fn(&mut ProfileFile) -> &mut f64,
     range: (f64, f64),
@@ -84,7 +84,7 @@ pub(super) fn points_of_class(points: &[MeasuredPoint], class: KernelClass) -> V
     points.iter().filter(|point| KernelClass::of(&point.kernel) == class).cloned().collect()
 }
 
-/// The provenance of numbers that were measured, or fitted to or derived from measurements as `how` says.
+/// The provenance of numbers that were measured, fitted or derived. `how` describes the fit or the derivation.
 pub(super) fn provenance(
     kind: ProvenanceKind,
     how: Option<&str>,
@@ -95,7 +95,7 @@ pub(super) fn provenance(
     Provenance { kind, source, date: date.to_owned(), assumed: vec![] }
 }
 
-/// Fits attention's efficiency by length: the geometric mean of the fractions of the peak reached near each length.
+/// Fits the efficiency of attention by length: the geometric mean of the fractions of the peak near each length.
 pub(super) fn fit_attention_curves(
     file: &mut ProfileFile,
     points: &[MeasuredPoint],
@@ -136,14 +136,14 @@ pub(super) fn fit_attention_curves(
 }
 
 fn nearest_length(length: u64) -> u64 {
-    let distance = |of: u64| ((of as f64).ln() - (length.max(1) as f64).ln()).abs();
+    let distance = |other: u64| ((other as f64).ln() - (length.max(1) as f64).ln()).abs();
     ATTENTION_LENGTHS
         .into_iter()
         .min_by(|a, b| distance(*a).total_cmp(&distance(*b)))
         .unwrap_or(length)
 }
 
-/// Resolves a file with the relative error of each class, from the residual of each measurement by the others.
+/// Sets the relative error of each class from its leave-one-out residuals, and resolves the file.
 pub(super) fn with_relative_errors(
     mut file: ProfileFile,
     measured: &Provenance,

@@ -1,4 +1,4 @@
-//! The profile of a machine of processors, whose devices share it.
+//! The profile of a CPU, whose devices are groups of threads that share the machine.
 
 use narrows_cost_model::profile::{
     Executor, KernelMeasurements, MeasuredPoint, Profile, ProfileFile, Provenance, ProvenanceKind,
@@ -13,12 +13,12 @@ use super::class::{
     with_relative_errors,
 };
 
-/// The profile that the form of the curves, and all numbers that are not measured, are taken over from.
+/// The preset from which curves and all numbers that are not measured are taken.
 const BASE: &str = "cpu-local";
-/// The time of a shorter GEMM or fused op says more about its start than about the machine.
+/// Shortest GEMM or fused op for peak rates: the time of a shorter one is mostly its start.
 const LONG_S: f64 = 20e-6;
-/// The largest factor of a step on its instructions' shortest times: a larger one is due to other work on the machine,
-/// and says nothing about the next step.
+/// Largest factor of a step over the sum of its instructions' shortest times. A larger one is due to other load of the
+/// machine, which does not predict the next step.
 const STEP_FACTOR_MAX: f64 = 1.25;
 
 /// The machine that was measured.
@@ -30,20 +30,20 @@ pub struct CpuMachine {
     pub title: String,
     /// The profile's description.
     pub description: String,
-    /// Its memory.
+    /// Memory of the machine.
     pub memory: Bytes,
-    /// Threads that its devices share.
+    /// Threads that the devices share.
     pub threads: u32,
-    /// The command, and the machine that it ran on.
+    /// The command of the measurement, and the machine.
     pub source: String,
     /// The day, `YYYY-MM-DD`.
     pub date: String,
 }
 
-/// Fits the profile of a machine of processors to the measured `points`.
+/// Fits the profile of a CPU to the measured `points`.
 ///
 /// # Errors
-/// The measurements make no valid profile, for example because there are none.
+/// Measurements that do not give a valid profile, for example an empty list.
 pub fn fit_cpu_profile(
     machine: &CpuMachine,
     points: Vec<MeasuredPoint>,
@@ -101,7 +101,7 @@ pub fn fit_cpu_profile(
         }
         fit_parameters(&mut file, class, |file| mean_log_error(file, &class_points));
     }
-    // The same under both executors: other work on the machine, and errors of steps that no step has shown yet.
+    // The load of the machine and the assumed step error apply to both executors.
     for launch_costs in [&mut file.executors.captured, &mut file.executors.eager] {
         launch_costs.step_error = Some(assumed_step_error(&measured.date));
         if let Some(Repeatability { undisturbed, .. }) = repeatability {
@@ -119,7 +119,7 @@ pub fn fit_cpu_profile(
     with_relative_errors(file, &measured)
 }
 
-/// The error of steps beyond that of their kernels, until compared steps show it
+/// The assumed error of steps beyond that of their kernels, which measured steps replace
 /// ([`with_step_error`](super::with_step_error)).
 fn assumed_step_error(date: &str) -> RelativeError {
     let how = "nine plans in ten of the closed loop of docs/measurements.md lie within 8 %, on the \
@@ -128,7 +128,7 @@ fn assumed_step_error(date: &str) -> RelativeError {
     RelativeError { half_width_90: 0.08, residuals: vec![], provenance }
 }
 
-/// Sets peak and bandwidth to the largest rates that were reached, on one device or on several together.
+/// Sets peak and bandwidth to the largest measured rates of one device or of several together.
 fn set_peak_rates(file: &mut ProfileFile, points: &[MeasuredPoint]) {
     let machine_rate =
         |work: f64, point: &MeasuredPoint| work * point.devices as f64 / point.time_s;
@@ -156,7 +156,7 @@ fn set_peak_rates(file: &mut ProfileFile, points: &[MeasuredPoint]) {
     }
 }
 
-/// Mean of |ln(measured / priced)|, by the curves alone.
+/// Mean of |ln(measured / priced)| with the prices of the curves alone.
 fn mean_log_error(file: &ProfileFile, points: &[MeasuredPoint]) -> f64 {
     let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
     let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };

@@ -1,17 +1,16 @@
-//! The profile of GPUs, which are whole devices: none shares anything with another.
+//! The profile of GPUs, whose devices share no resources: the time of a compute kernel does not depend on the mesh.
 //!
-//! A kernel's time is therefore that of its device, on any mesh. The profile begins as the preset of the GPU
-//! ([`GpuModel::nearest_preset`]). The data sheet's peaks, links between nodes, the reserve and every class without
-//! measurements stay, with their provenance. Fitted are the efficiencies of GEMMs, fused ops and links inside a node,
-//! starts, and attention's curves.
+//! The fit starts at the preset of the GPU ([`GpuModel::nearest_preset`]). It fits the efficiencies of GEMMs, fused ops and
+//! links within a node, the starts, and the curves of attention. The peaks of the data sheet, the links between nodes,
+//! the reserve and every class without measurements keep their values and provenance.
 //!
-//! Instructions are timed launch by launch, so their times contain no launch gap. The gap is the time of a step of
-//! captured graphs on one device beyond its instructions,
+//! Instructions are timed launch by launch, so their times contain no launch gap. The gap of captured graphs is derived
+//! from steps on one device,
 //!
 //! ```text
 //! gap = max(0, (measured step − Σ instructions) / launches)       the median over all plans
 //! ```
-//! and that of single launches likewise. Neither gap is measured by itself: both are labelled as derived.
+//! and that of single launches likewise.
 
 use narrows_plan::kernel::Attention;
 use narrows_plan::{Bytes, DType, Defects, Kernel, Mesh};
@@ -27,19 +26,19 @@ use super::class::{
     with_relative_errors,
 };
 
-/// Attention's curves and its start depend on each other: they are fitted alternately, this many times.
+/// Rounds in which the curves of attention and its start, which depend on each other, are fitted alternately.
 const ATTENTION_ROUNDS: usize = 3;
-/// The least fraction of a kernel's time that remains after its start is subtracted.
+/// Least fraction of a kernel's time that remains after its start is subtracted.
 const REMAINDER_MIN: f64 = 0.1;
-/// Shorter kernels do not show that a device exceeds its data sheet.
+/// Shortest kernel whose rate may raise a peak of the data sheet.
 const LONG_S: f64 = 50e-6;
-/// More GPUs of a node than this need a switch.
+/// Most GPUs of a node that are wired in pairs, without a switch.
 const ALL_PAIRS_DEVICES_MAX: u32 = 4;
 
 /// A GPU model, as its driver describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuModel {
-    /// The driver's name of it.
+    /// The name that the driver reports.
     pub name: String,
     /// Compute capability: (9, 0) is sm_90.
     pub capability: (u32, u32),
@@ -51,7 +50,7 @@ pub struct GpuModel {
     pub devices_per_node: u32,
 }
 
-/// GPUs that were measured.
+/// The measured GPUs.
 #[derive(Clone, Debug)]
 pub struct GpuMachine {
     /// The profile's name.
@@ -60,9 +59,9 @@ pub struct GpuMachine {
     pub title: String,
     /// The profile's description.
     pub description: String,
-    /// Their model.
+    /// The model of the GPUs.
     pub gpu: GpuModel,
-    /// The command, and the machine that it ran on.
+    /// The command of the measurement, and the machine.
     pub source: String,
     /// The day, `YYYY-MM-DD`.
     pub date: String,
@@ -71,18 +70,18 @@ pub struct GpuMachine {
 /// The measured step of a plan on one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasuredStep {
-    /// The sum of its instructions' times, each timed by itself.
+    /// Sum of the times of the instructions, each timed alone.
     pub instructions_s: f64,
-    /// Kernels that it launches.
+    /// Number of kernel launches.
     pub launches: f64,
-    /// Its time as captured graphs.
+    /// Step time with captured graphs.
     pub captured_s: f64,
-    /// Its time launch by launch.
+    /// Step time with single launches.
     pub eager_s: f64,
 }
 
 impl GpuModel {
-    /// The preset for this GPU, or the nearest one, and whether it is for this GPU.
+    /// The preset for this GPU, or the nearest one, and whether it is for exactly this GPU.
     pub fn nearest_preset(&self) -> (&'static str, bool) {
         let named = |part| self.name.contains(part);
         let large = self.memory.as_f64() > 60e9;
@@ -104,11 +103,11 @@ impl GpuModel {
     }
 }
 
-/// Fits the profile of GPUs to the measured `points`, of which GEMMs, attention and fused ops are those of one device.
-/// `steps` are of plans on one device.
+/// Fits the profile of GPUs to the measured `points`; those of GEMMs, attention and fused ops are of one device. `steps`
+/// are of plans on one device.
 ///
 /// # Errors
-/// The measurements make no valid profile, for example because there are none.
+/// Measurements that do not give a valid profile, for example an empty list.
 pub fn fit_gpu_profile(
     machine: &GpuMachine,
     points: Vec<MeasuredPoint>,
@@ -141,7 +140,7 @@ pub fn fit_gpu_profile(
     }
     (file.executors.captured, file.executors.eager) = (captured, eager);
     derive_launch_gaps(&mut file, steps, machine);
-    // A class without measurements is as uncertain as the preset that its curves are from.
+    // A class without measurements is as uncertain as in the preset of its curves.
     if file.refits.take().is_some() {
         file.form_of = Some(machine.gpu.nearest_preset().0.to_owned());
     }
@@ -156,7 +155,7 @@ pub fn fit_gpu_profile(
     with_relative_errors(file, &provenance(ProvenanceKind::Measured, None, source, date))
 }
 
-/// What the provenance says about the numbers of a class.
+/// Description of the fit of a class, for its provenance.
 fn fit_description(class: KernelClass) -> &'static str {
     match class {
         KernelClass::Gemm => "efficiencies, epilogue, tile overhead and start fitted",
@@ -168,13 +167,13 @@ fn fit_description(class: KernelClass) -> &'static str {
     }
 }
 
-/// The preset, with the driver's numbers of this GPU.
+/// The preset with the memory and the node size that the driver reports.
 fn base_file(machine: &GpuMachine, points: &[MeasuredPoint]) -> Result<ProfileFile, Defects> {
     let gpu = &machine.gpu;
     let (name, exact) = gpu.nearest_preset();
     let mut file = preset(name)?.file().clone();
     if !exact {
-        mark_assumed(&mut file, name, gpu, &machine.date);
+        label_assumed(&mut file, name, gpu, &machine.date);
     }
     (file.name, file.description) = (machine.name.clone(), machine.description.clone());
     let device = &mut file.device;
@@ -193,8 +192,8 @@ fn base_file(machine: &GpuMachine, points: &[MeasuredPoint]) -> Result<ProfileFi
     Ok(file)
 }
 
-/// Labels every group as assumed: the file is that of another GPU model.
-fn mark_assumed(file: &mut ProfileFile, name: &str, gpu: &GpuModel, date: &str) {
+/// Labels every group as assumed, because the preset is of another GPU model.
+fn label_assumed(file: &mut ProfileFile, name: &str, gpu: &GpuModel, date: &str) {
     let ratio = f64::from(gpu.multiprocessors) / f64::from(file.device.compute_units.max(1));
     file.device.compute_units = gpu.multiprocessors.max(1);
     let peak = &mut file.device.peak_flops_per_s;
@@ -233,8 +232,8 @@ fn mark_assumed(file: &mut ProfileFile, name: &str, gpu: &GpuModel, date: &str) 
     );
 }
 
-/// Raises peaks that a kernel exceeded to the rate that it reached. Short kernels are ignored, because their operands
-/// lie in caches and clocks are coarse.
+/// Raises peaks to the rates of kernels that exceed them. Short kernels are ignored: their operands lie in caches, and
+/// clocks are coarse.
 fn raise_exceeded_peaks(file: &mut ProfileFile, points: &[MeasuredPoint]) {
     let device = &mut file.device;
     let long = || points.iter().filter(|point| point.time_s >= LONG_S);
@@ -272,7 +271,7 @@ fn raise_exceeded_peaks(file: &mut ProfileFile, points: &[MeasuredPoint]) {
     }
 }
 
-/// Sets the GPUs of a node, with as many network cards for each as the preset has.
+/// Sets the number of GPUs per node. The number of network cards per GPU stays that of the preset.
 fn set_devices_per_node(file: &mut ProfileFile, devices_per_node: u32) {
     let links = &mut file.links;
     let before = f64::from(links.devices_per_node);
@@ -284,7 +283,7 @@ fn set_devices_per_node(file: &mut ProfileFile, devices_per_node: u32) {
     }
 }
 
-/// Removes collectives and transfers between nodes, which correct no price.
+/// Removes collectives and transfers between nodes, whose links are not fitted.
 fn within_node(points: Vec<MeasuredPoint>, file: &ProfileFile) -> Vec<MeasuredPoint> {
     let crosses_nodes = |point: &MeasuredPoint| {
         KernelClass::of(&point.kernel) == KernelClass::Link
@@ -320,7 +319,7 @@ fn fit_class(file: &mut ProfileFile, class: KernelClass, points: &[MeasuredPoint
     }
 }
 
-/// Mean of |ln(measured / priced)|, by the curves on the mesh of each measurement.
+/// Mean of |ln(measured / priced)| with the prices of the curves, on the mesh of each measurement.
 fn mean_log_error(file: &ProfileFile, points: &[MeasuredPoint]) -> f64 {
     let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
     let mut prices: Vec<(u64, Prices)> = vec![];
@@ -338,12 +337,10 @@ fn mean_log_error(file: &ProfileFile, points: &[MeasuredPoint]) -> f64 {
 
 /// Derives the launch gaps of both executors from whole steps.
 fn derive_launch_gaps(file: &mut ProfileFile, steps: &[MeasuredStep], machine: &GpuMachine) {
-    let median_gap = |of: fn(&MeasuredStep) -> f64| {
-        let each = steps
-            .iter()
-            .filter(|step| step.launches >= 1.0)
-            .map(|step| ((of(step) - step.instructions_s) / step.launches).max(0.0));
-        let mut gaps: Vec<f64> = each.collect();
+    let median_gap = |step_time_s: fn(&MeasuredStep) -> f64| {
+        let gap = |step: &MeasuredStep| (step_time_s(step) - step.instructions_s) / step.launches;
+        let launching = steps.iter().filter(|step| step.launches >= 1.0);
+        let mut gaps: Vec<f64> = launching.map(|step| gap(step).max(0.0)).collect();
         gaps.sort_by(f64::total_cmp);
         gaps.get(gaps.len() / 2).copied()
     };

@@ -1,16 +1,16 @@
-//! From measurements on a machine to its profile.
+//! Fits hardware profiles to measurements of a machine.
 //!
-//! The numbers of each class of kernels minimise, by coordinate descent, the mean over its measurements of
+//! The coefficients of each kernel class minimise, by coordinate descent, the mean over its measurements of
 //!
 //! ```text
 //! |ln(measured / priced)|
 //! ```
-//! The measurements themselves correct what is left
-//! ([`KernelMeasurements`](narrows_cost_model::profile::KernelMeasurements)), and the relative error of a class is the
-//! distance within which nine measurements in ten lie of their prices by all other measurements.
+//! The measurements themselves correct the remaining errors
+//! ([`KernelMeasurements`](narrows_cost_model::profile::KernelMeasurements)). The relative error of a class is the 90th
+//! percentile of its leave-one-out errors.
 //!
-//! For a machine of processors ([`fit_cpu_profile`]) peak and bandwidth are the rates of the fastest GEMM and the
-//! fastest fused op. For GPUs ([`fit_gpu_profile`]) they are the data sheet's.
+//! The peak rate and bandwidth of a CPU ([`fit_cpu_profile`]) are the rates of the fastest GEMM and the fastest fused op;
+//! those of GPUs ([`fit_gpu_profile`]) are from the data sheet.
 
 mod class;
 mod cpu;
@@ -19,4 +19,5 @@ mod steps;
 
 pub use cpu::{CpuMachine, fit_cpu_profile};
 pub use gpu::{GpuMachine, GpuModel, MeasuredStep, fit_gpu_profile};
-pub use steps::{STEP_GROUPS_MIN, step_error, with_step_error};
+pub(crate) use steps::STEP_GROUPS_MIN;
+pub use steps::{step_error, with_step_error};

@@ -1,15 +1,15 @@
-//! The error of whole steps, from plans that were run and compared with their predictions.
+//! The error of whole steps, from plans that were measured but not fitted to.
 //!
-//! The plans are ones that nothing was fitted to, in groups: plans of one model, batch and length err alike. With
-//! rᵢⱼ = ln(measured / predicted) of plan j of group i, the error of a step of the next group is drawn from
+//! Plans of one model, batch and length form a group with correlated errors. With rᵢⱼ = ln(measured / predicted) of plan
+//! j of group i, the error of a step of the next group is drawn from
 //!
 //! ```text
 //! ± |rᵢⱼ| · √((G + 1)/(G − 1))       each of the G groups with the same weight, then one of its plans
 //! ```
-//! Groups have the same weight, however many plans they have, because the next step belongs to another group ("double
-//! conformal" prediction of Dunn, Wasserman and Ramdas, 2022, without its guarantee: there are few groups). Both signs
-//! occur, because the errors of one group mostly have one sign, and those of the next group may have the other. The
-//! root is [`small_sample_factor`].
+//! Groups have the same weight whatever their numbers of plans, because the next step belongs to another group ("double
+//! conformal" prediction of Dunn, Wasserman and Ramdas, 2022, without its guarantee, for lack of groups). Residuals are
+//! taken with both signs, because the errors of a group mostly have one sign, which may differ in the next group. The
+//! square root is [`small_sample_factor`].
 
 use narrows_cost_model::interval::{COVERAGE, equal_quantiles, quantile, small_sample_factor};
 use narrows_cost_model::profile::{Profile, Provenance, RELATIVE_ERROR_MAX, RelativeError};
@@ -17,11 +17,10 @@ use narrows_plan::Defects;
 
 use super::class::{HALF_WIDTH_MIN, RESIDUALS_MAX};
 
-/// With fewer groups the errors do not show how far the next group lies: leaving one of three out leaves two.
+/// Least number of groups in a closed loop: leaving out one of three leaves two, which [`step_error`] needs.
 pub const STEP_GROUPS_MIN: usize = 3;
 
-/// The error of a step, from ln(measured / predicted) of plans in groups. `None` for fewer than two groups with a
-/// plan.
+/// The error of a step, from ln(measured / predicted) of plans by group. `None` for fewer than two groups with a plan.
 pub fn step_error(groups: &[&[f64]], provenance: Provenance) -> Option<RelativeError> {
     let groups: Vec<&[f64]> = groups.iter().copied().filter(|group| !group.is_empty()).collect();
     if groups.len() < 2 {
@@ -49,10 +48,10 @@ fn sorted_sizes(residuals: &[f64]) -> Vec<f64> {
     sizes
 }
 
-/// The profile with this error of its steps in place of the assumed one.
+/// The profile with a measured step error in place of the assumed one.
 ///
 /// # Errors
-/// The error is outside the range of profiles.
+/// An error outside the range that profiles allow.
 pub fn with_step_error(profile: &Profile, error: RelativeError) -> Result<Profile, Defects> {
     let mut file = profile.file().clone();
     if let Some(measured) = &mut file.measured {

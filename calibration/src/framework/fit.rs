@@ -1,110 +1,54 @@
-//! The fit of a framework to measured steps.
+//! The fit of a framework to measured steps, and its uncertainty. It runs in tests only, because the steps are not part of
+//! the repository.
 //!
-//! Minimises the sum, over steps within a node and steps across nodes, of the mean of |ln(predicted / measured)|: both
-//! kinds have the same weight, however many steps there are of each. The search is a coordinate descent with shrinking
-//! steps.
+//! Minimises the mean of |ln(predicted / measured)| over the steps within a node plus that over the steps across nodes,
+//! by coordinate descent with shrinking steps. Both categories have the same weight whatever their numbers of steps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use narrows_cost_model::Profile;
-use narrows_cost_model::profile::ProfileFile;
+use narrows_cost_model::interval::thin_to_quantiles;
+use narrows_cost_model::profile::Provenance;
 use narrows_plan::Mesh;
 
+use super::coefficients::{COEFFICIENT_NAMES, Coefficients, NETWORK, with_network_efficiency};
+use super::interval::{BootstrapFit, IntervalModel, log_sizes, model_digest};
 use super::model::{Framework, StepWork};
 use crate::bootstrap::{Bootstrap, ResamplingUnit, bootstrap, independent_units};
 use crate::coordinate_descent::CoordinateDescent;
 use crate::measurements::{TrainedModel, TrainingStep};
 
-/// The fitted numbers, in the order of [`COEFFICIENT_NAMES`]: those of a framework, and the fraction of the network's
-/// bandwidth that collectives reach.
-pub type Coefficients = [f64; 9];
-
-/// The names of [`Coefficients`].
-pub const COEFFICIENT_NAMES: [&str; 9] = [
-    "operator_s",
-    "idle_operators",
-    "overlap",
-    "elementwise_factor",
-    "gemm_factor",
-    "collective_factor",
-    "fixed_s",
-    "lockstep",
-    "links.inter_node.efficiency",
-];
-
-/// Where every fit starts: counted work alone, and a guess of the host.
+/// More residuals than these are replaced by their quantiles.
+const RESIDUALS_MAX: usize = 99;
+/// Initial values of a fit: factors of 1 on the counted work, and an estimate of the host's time.
 const START: Coefficients = [70e-6, 2.0, 3.0, 1.0, 1.0, 1.0, 8e-3, 0.03, 0.85];
 
-/// The index of the network's efficiency.
-pub(super) const NETWORK: usize = 8;
 /// The relative step with which a fit from [`START`] begins.
 const FIRST_STEP: f64 = 0.15;
-/// The relative step with which the fit to a draw begins, from the fit to all rows.
+/// The relative step with which the fit to a draw begins, starting at the fit to all rows.
 const REFIT_STEP: f64 = 0.08;
 /// A search ends below this step.
 const LAST_STEP: f64 = 4e-3;
-/// A sweep that reduces the loss by less than this fraction makes the step smaller
-const LEAST_GAIN: f64 = 0.9995;
-/// by this factor.
+/// The step shrinks after a sweep that leaves more than this fraction of the loss.
+const LOSS_RATIO_MIN: f64 = 0.9995;
+/// Factor by which the step shrinks.
 const STEP_SHRINKAGE: f64 = 1.8;
-
-impl Framework {
-    /// The framework among fitted coefficients.
-    pub fn from_coefficients(coefficients: &Coefficients) -> Framework {
-        let [
-            operator_s,
-            idle_operators,
-            overlap,
-            elementwise_factor,
-            gemm_factor,
-            collective_factor,
-            fixed_s,
-            lockstep,
-            _,
-        ] = *coefficients;
-        Framework {
-            operator_s,
-            idle_operators,
-            overlap,
-            elementwise_factor,
-            gemm_factor,
-            collective_factor,
-            fixed_s,
-            lockstep,
-        }
-    }
-
-    /// The coefficients of this framework on a profile.
-    pub fn coefficients(&self, profile: &Profile) -> Coefficients {
-        [
-            self.operator_s,
-            self.idle_operators,
-            self.overlap,
-            self.elementwise_factor,
-            self.gemm_factor,
-            self.collective_factor,
-            self.fixed_s,
-            self.lockstep,
-            profile.file().links.inter_node.efficiency,
-        ]
-    }
-}
 
 /// A measured step.
 pub struct StepRow<'a> {
     /// The step.
     pub step: &'a TrainingStep,
-    /// Its devices.
+    /// The mesh that it ran on.
     pub mesh: Mesh,
-    /// Their hardware.
+    /// The hardware that it ran on.
     pub profile: &'a Profile,
-    /// Its time in seconds.
+    /// The measured step time in seconds.
     pub measured_s: f64,
 }
 
 impl StepRow<'_> {
-    /// Whether its devices lie in more than one node.
+    /// Whether the mesh spans several nodes.
     pub fn crosses_nodes(&self) -> bool {
         self.mesh.devices() > self.profile.devices_per_node()
     }
@@ -115,20 +59,14 @@ impl StepRow<'_> {
     }
 }
 
-/// A profile whose network reaches another fraction of its bandwidth.
-pub(super) fn with_network_efficiency(file: &ProfileFile, efficiency: f64) -> ProfileFile {
-    let mut file = file.clone();
-    file.links.inter_node.efficiency = efficiency.clamp(0.05, 1.0);
-    file
-}
-
-/// Steps to fit to, with the work of those within a node.
+/// Measured steps to fit coefficients to.
 pub struct StepRows<'a> {
     rows: Vec<StepRow<'a>>,
+    /// The work of the rows within a node, which does not depend on coefficients.
     within_node: Vec<Option<Rc<StepWork>>>,
 }
 
-/// Coefficients, and the work of all rows on a network of their efficiency.
+/// Coefficients, and the work of all rows at their network efficiency.
 #[derive(Clone)]
 struct FitPoint {
     coefficients: Coefficients,
@@ -136,7 +74,7 @@ struct FitPoint {
 }
 
 impl<'a> StepRows<'a> {
-    /// Counts the work of rows; those whose model is not a GPT are left out.
+    /// Counts the work of rows. Rows whose model is not a GPT are dropped.
     pub fn new(rows: Vec<StepRow<'a>>) -> StepRows<'a> {
         let rows: Vec<StepRow> = rows.into_iter().filter(|row| row.work(1.0).is_some()).collect();
         let within_node =
@@ -149,7 +87,7 @@ impl<'a> StepRows<'a> {
         &self.rows
     }
 
-    /// The work of all rows on a network of this efficiency; that of rows within a node is shared.
+    /// The work of all rows at a network efficiency. The work of rows within a node is shared.
     fn work(&self, network_efficiency: f64) -> Vec<Rc<StepWork>> {
         let work = |(row, within_node): (&StepRow, &Option<Rc<StepWork>>)| {
             within_node.clone().or_else(|| row.work(network_efficiency))
@@ -185,7 +123,7 @@ impl<'a> StepRows<'a> {
         self.fit_from(START, FIRST_STEP, &vec![1.0; self.rows.len()])
     }
 
-    /// The fit from `start`, with every row counted so many times.
+    /// The fit from `start`, in which row i counts `counts[i]` times.
     fn fit_from(&self, start: Coefficients, mut step: f64, counts: &[f64]) -> Coefficients {
         let start = FitPoint { coefficients: start, work: self.work(start[NETWORK]) };
         let loss = |point: &FitPoint| self.loss(point, counts);
@@ -200,15 +138,14 @@ impl<'a> StepRows<'a> {
             let before = search.loss;
             let factors = [1.0 + step, 1.0 / (1.0 + step)];
             search.sweep(COEFFICIENT_NAMES.len(), factors, 1, scale, loss);
-            if search.loss > before * LEAST_GAIN {
+            if search.loss > before * LOSS_RATIO_MIN {
                 step /= STEP_SHRINKAGE;
             }
         }
         search.best.coefficients
     }
 
-    /// Bootstrap of the rows: fits to draws of them, each from `fitted`, and residuals of the rows that a draw left
-    /// out.
+    /// Bootstrap of the rows: fits to draws, each starting at `fitted`, and residuals of the rows that a draw left out.
     pub fn bootstrap(
         &self,
         hold_out: HoldOut,
@@ -243,11 +180,73 @@ impl<'a> StepRows<'a> {
     }
 }
 
-/// What a bootstrap draw leaves out whole.
+/// Resampling unit of a bootstrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldOut {
-    /// Single rows: the next row is of a model of which other rows were measured.
+    /// Single rows, for predictions of measured models.
     Rows,
-    /// All rows of a model: the next row is of an unseen model.
+    /// All rows of a model, for predictions of unseen models.
     Models,
+}
+
+impl BootstrapFit {
+    fn of(
+        rows: &StepRows,
+        fitted: &Coefficients,
+        bootstrap: &Bootstrap<Coefficients>,
+    ) -> BootstrapFit {
+        let ratios = |draw: &Coefficients| std::array::from_fn(|index| draw[index] / fitted[index]);
+        let residuals = |across: bool| {
+            let residuals = bootstrap.residuals.iter();
+            let own = residuals.filter(|(row, _)| rows.rows()[*row].crosses_nodes() == across);
+            thin_to_quantiles(own.map(|(_, residual)| *residual).collect(), RESIDUALS_MAX)
+        };
+        BootstrapFit {
+            draws: bootstrap.draws.iter().map(ratios).collect(),
+            within_a_node: residuals(false),
+            across_nodes: residuals(true),
+        }
+    }
+}
+
+impl IntervalModel {
+    /// The uncertainty of `fitted`, from the rows of the fit and their bootstraps by row and by model.
+    pub fn of(
+        rows: &StepRows,
+        fitted: &Coefficients,
+        by_row: &Bootstrap<Coefficients>,
+        by_model: &Bootstrap<Coefficients>,
+        provenance: Provenance,
+    ) -> IntervalModel {
+        let mut log_size_ranges = vec![[f64::INFINITY, f64::NEG_INFINITY]; 7];
+        let (mut hardware, mut models) = (BTreeSet::new(), [BTreeSet::new(), BTreeSet::new()]);
+        let mut recomputed = [vec![], vec![]];
+        for row in rows.rows() {
+            let sizes = log_sizes(row.step, row.mesh).into_iter().flatten();
+            for (range, size) in log_size_ranges.iter_mut().zip(sizes) {
+                *range = [range[0].min(size), range[1].max(size)];
+            }
+            if let TrainedModel::Gpt(gpt) = &row.step.model {
+                models[usize::from(row.crosses_nodes())].insert(model_digest(gpt));
+            }
+            let recomputed = &mut recomputed[usize::from(row.crosses_nodes())];
+            if !recomputed.contains(&row.step.recompute) {
+                recomputed.push(row.step.recompute);
+            }
+            hardware.insert(row.profile.name().to_owned());
+        }
+        let [recomputed_within_a_node, recomputed_across_nodes] = recomputed;
+        let [models_within_a_node, models_across_nodes] = models;
+        IntervalModel {
+            provenance,
+            hardware,
+            models_within_a_node,
+            models_across_nodes,
+            recomputed_within_a_node,
+            recomputed_across_nodes,
+            by_row: BootstrapFit::of(rows, fitted, by_row),
+            by_model: BootstrapFit::of(rows, fitted, by_model),
+            log_size_ranges,
+        }
+    }
 }

@@ -1,13 +1,14 @@
-//! The steps that [`FITTED_FRAMEWORK`](super::FITTED_FRAMEWORK) was fitted to, so that none of them counts as predicted.
+//! Recognizes the steps that [`FITTED_FRAMEWORK`](super::FITTED_FRAMEWORK) was fitted to, which must not count as
+//! predicted.
 //!
-//! The rows are not part of the repository; `data/fits/gpt-a100-rows.txt` has a digest of each: of the model's sizes,
-//! the mesh, the workload, and the logarithmic bin of its time,
+//! The rows are not part of the repository. `data/fits/gpt-a100-rows.txt` has a digest of each row: of the sizes of its
+//! model, its mesh, its workload, and the logarithmic bin of its time t,
 //!
 //! ```text
 //! ⌊ln t / ln 1.05⌋
 //! ```
-//! so that a time that was rounded by less than 5 % lies in the same bin or in the next one. Properties that the rows
-//! do not state and the fit assumed are not in the digests: they head each part of the file as [`FitConditions`].
+//! A time rounded by less than 5 % lies in the same bin or in a neighbouring one. Properties that the fit assumed because
+//! the rows do not state them are not part of the digests; they head each section of the file as [`FitConditions`].
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -24,12 +25,12 @@ const ROWS: &str = include_str!("../../data/fits/gpt-a100-rows.txt");
 /// Relative width of a bin of times.
 const TIME_BIN: f64 = 0.05;
 
-/// Properties that the fit assumed of rows that do not state them.
+/// Properties that the fit assumed because the rows do not state them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FitConditions {
     /// The name of a preset.
     pub hardware: String,
-    /// What the backward pass recomputed.
+    /// Recomputation in the backward pass.
     pub recompute: Recompute,
     /// Rows of the embedding.
     pub vocabulary: u64,
@@ -54,8 +55,8 @@ impl FitConditions {
         [self.hardware.clone(), recompute.to_owned(), self.vocabulary.to_string()]
     }
 
-    /// Whether a step is predicted under the conditions of the fit, the numbers of the hardware included.
-    pub fn match_step(&self, step: &TrainingStep, profile: &Profile) -> bool {
+    /// Whether a step on a profile has these conditions. The profile must equal the preset, not only in name.
+    pub fn apply_to(&self, step: &TrainingStep, profile: &Profile) -> bool {
         let TrainedModel::Gpt(gpt) = step.model else { return false };
         let hardware = preset(&self.hardware);
         hardware.is_ok_and(|hardware| hardware.fingerprint() == profile.fingerprint())
@@ -70,7 +71,8 @@ fn time_bin(time_s: f64) -> i64 {
 }
 
 /// Identifies a measured step; `None` for a model that is not a GPT.
-pub fn row_digest(step: &TrainingStep, mesh: Mesh, measured_s: f64) -> Option<String> {
+#[cfg(test)]
+pub(super) fn row_digest(step: &TrainingStep, mesh: Mesh, measured_s: f64) -> Option<String> {
     digest(step, mesh, time_bin(measured_s))
 }
 
@@ -83,8 +85,8 @@ fn digest(step: &TrainingStep, mesh: Mesh, time_bin: i64) -> Option<String> {
     Some(hex::encode(&digest[..6]))
 }
 
-/// The conditions under which the coefficients were fitted to this step, whose time may have been rounded; `None` for
-/// a step that is not part of the fit.
+/// The conditions under which the coefficients were fitted to this step, whose time may be rounded; `None` for a step
+/// that is not part of the fit.
 pub fn fit_conditions_of(
     step: &TrainingStep,
     mesh: Mesh,
@@ -96,7 +98,7 @@ pub fn fit_conditions_of(
     bins.find_map(|bin| KNOWN.get(digest(step, mesh, bin)?.as_str()))
 }
 
-/// Every digest with the heading above it.
+/// Every digest with the conditions of its section.
 fn known_digests() -> HashMap<&'static str, FitConditions> {
     let mut known = HashMap::new();
     let mut conditions = None;

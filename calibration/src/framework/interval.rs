@@ -1,13 +1,13 @@
-//! The interval of a GPT's step, from the draws and residuals of a fit.
+//! Intervals of GPT step times, from the draws and residuals of a fit.
 //!
-//! Residuals are those of steps of the same kind, within a node or across nodes, with the same recomputation. For a
-//! model that steps of this kind were measured of they are by rows that a draw left out, for an unseen model by
-//! models that a draw left out ("Mondrian" conformal prediction): the network and an unseen model make a step less
-//! certain by more than the draws of a few coefficients show. Residuals are scaled by the distance, in octaves, from the
-//! box of measured sizes. The rows themselves are not needed, and are not part of the repository.
+//! Residuals are taken from steps of the same category: within a node or across nodes, and with the same recomputation
+//! ("Mondrian" conformal prediction). For a measured model they are leave-row-out residuals, for an unseen model
+//! leave-model-out residuals: the network and an unseen model make a step less certain than the draws of a few
+//! coefficients show. Residuals are scaled by the distance, in octaves, from the box of measured sizes. The rows
+//! themselves are not needed, and are not part of the repository.
 //!
-//! All of this holds for the hardware and the hosts of the fit. On other hardware a draw also contains an error of that
-//! profile's GEMMs, fused ops and links, and one of its steps:
+//! These intervals are valid on the hardware and hosts of the fit. On other hardware a draw also contains errors of that
+//! profile's GEMMs, fused ops and links, and of its steps:
 //!
 //! ```text
 //! T_b = step(factors · exp(e_b,class))  ·  exp(e_b,step)
@@ -15,7 +15,7 @@
 
 use std::collections::BTreeSet;
 
-use narrows_cost_model::interval::{draw_error, prediction_interval, thin_to_quantiles};
+use narrows_cost_model::interval::{draw_error, prediction_interval};
 use narrows_cost_model::profile::{Profile, Provenance, RelativeError, preset};
 use narrows_cost_model::{NEAR_OCTAVES, error_scale};
 use narrows_plan::random::SplitMix64;
@@ -24,14 +24,11 @@ use narrows_plan::{Defects, Mesh, json};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::fit::{Coefficients, NETWORK, StepRows, with_network_efficiency};
+use super::coefficients::{Coefficients, NETWORK, with_network_efficiency};
 use super::model::{Framework, StepWork};
-use crate::bootstrap::Bootstrap;
 use crate::measurements::{GptModel, TrainedModel, TrainingStep};
 
-/// More residuals than these are replaced by their quantiles.
-const RESIDUALS_MAX: usize = 99;
-/// Draws on hardware that the fit did not see.
+/// Number of draws on hardware without measured steps.
 const HARDWARE_DRAWS: usize = 400;
 const SEED: u64 = 0x6770_7400;
 
@@ -39,7 +36,7 @@ const SEED: u64 = 0x6770_7400;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IntervalModel {
-    /// The rows of the fit.
+    /// Source of the rows of the fit.
     pub provenance: Provenance,
     /// Names of the profiles of the measured hardware.
     pub hardware: BTreeSet<String>,
@@ -51,10 +48,10 @@ pub struct IntervalModel {
     pub recomputed_within_a_node: Vec<Recompute>,
     /// Recomputation of the steps across nodes.
     pub recomputed_across_nodes: Vec<Recompute>,
-    /// For steps of these models with this recomputation: rows left out.
+    /// For steps of measured models with measured recomputation: draws that leave out rows.
     #[serde(rename = "known")]
     pub by_row: BootstrapFit,
-    /// For all other steps: models left out.
+    /// For all other steps: draws that leave out models.
     #[serde(rename = "other")]
     pub by_model: BootstrapFit,
     /// The smallest and the largest base-2 logarithm of each of a step's sizes.
@@ -66,43 +63,23 @@ pub struct IntervalModel {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BootstrapFit {
-    /// The coefficients of every draw over those of the fit.
+    /// Ratio of the coefficients of every draw to those of the fit.
     pub draws: Vec<Coefficients>,
-    /// ln(measured / predicted) of steps within a node that the fit had not seen.
+    /// ln(measured / predicted) of steps within a node that a draw left out.
     pub within_a_node: Vec<f64>,
-    /// The same of steps across nodes.
+    /// ln(measured / predicted) of steps across nodes that a draw left out.
     pub across_nodes: Vec<f64>,
 }
 
-impl BootstrapFit {
-    fn of(
-        rows: &StepRows,
-        fitted: &Coefficients,
-        bootstrap: &Bootstrap<Coefficients>,
-    ) -> BootstrapFit {
-        let ratios = |draw: &Coefficients| std::array::from_fn(|index| draw[index] / fitted[index]);
-        let residuals = |across: bool| {
-            let residuals = bootstrap.residuals.iter();
-            let own = residuals.filter(|(row, _)| rows.rows()[*row].crosses_nodes() == across);
-            thin_to_quantiles(own.map(|(_, residual)| *residual).collect(), RESIDUALS_MAX)
-        };
-        BootstrapFit {
-            draws: bootstrap.draws.iter().map(ratios).collect(),
-            within_a_node: residuals(false),
-            across_nodes: residuals(true),
-        }
-    }
-}
-
-/// Identifies a model without revealing its sizes, which belong to the rows.
-fn model_digest(gpt: &GptModel) -> String {
+/// Identifies a model without revealing its sizes, which are part of the unpublished rows.
+pub(super) fn model_digest(gpt: &GptModel) -> String {
     let text = format!("{} {} {}", gpt.layers, gpt.hidden, gpt.heads);
     let digest = Sha256::digest(text.as_bytes());
     hex::encode(&digest[..4])
 }
 
 /// Base-2 logarithms of width, blocks, tokens of a sequence and of a microbatch, and the mesh.
-fn log_sizes(step: &TrainingStep, mesh: Mesh) -> Option<[f64; 7]> {
+pub(super) fn log_sizes(step: &TrainingStep, mesh: Mesh) -> Option<[f64; 7]> {
     let TrainedModel::Gpt(gpt) = step.model else { return None };
     let tokens = step.workload.micro_batch * step.workload.sequence_length;
     let (Mesh { tensor, pipeline, data }, length) = (mesh, step.workload.sequence_length);
@@ -111,46 +88,6 @@ fn log_sizes(step: &TrainingStep, mesh: Mesh) -> Option<[f64; 7]> {
 }
 
 impl IntervalModel {
-    /// The uncertainty of `fitted`, from the rows of the fit and bootstraps of them by row and by model.
-    pub fn of(
-        rows: &StepRows,
-        fitted: &Coefficients,
-        by_row: &Bootstrap<Coefficients>,
-        by_model: &Bootstrap<Coefficients>,
-        provenance: Provenance,
-    ) -> IntervalModel {
-        let mut log_size_ranges = vec![[f64::INFINITY, f64::NEG_INFINITY]; 7];
-        let (mut hardware, mut models) = (BTreeSet::new(), [BTreeSet::new(), BTreeSet::new()]);
-        let mut recomputed = [vec![], vec![]];
-        for row in rows.rows() {
-            let sizes = log_sizes(row.step, row.mesh).into_iter().flatten();
-            for (range, size) in log_size_ranges.iter_mut().zip(sizes) {
-                *range = [range[0].min(size), range[1].max(size)];
-            }
-            if let TrainedModel::Gpt(gpt) = &row.step.model {
-                models[usize::from(row.crosses_nodes())].insert(model_digest(gpt));
-            }
-            let recomputed = &mut recomputed[usize::from(row.crosses_nodes())];
-            if !recomputed.contains(&row.step.recompute) {
-                recomputed.push(row.step.recompute);
-            }
-            hardware.insert(row.profile.name().to_owned());
-        }
-        let [recomputed_within_a_node, recomputed_across_nodes] = recomputed;
-        let [models_within_a_node, models_across_nodes] = models;
-        IntervalModel {
-            provenance,
-            hardware,
-            models_within_a_node,
-            models_across_nodes,
-            recomputed_within_a_node,
-            recomputed_across_nodes,
-            by_row: BootstrapFit::of(rows, fitted, by_row),
-            by_model: BootstrapFit::of(rows, fitted, by_model),
-            log_size_ranges,
-        }
-    }
-
     /// Distance of a step from the box of measured sizes, in octaves.
     fn distance_octaves(&self, step: &TrainingStep, mesh: Mesh) -> f64 {
         let sizes = log_sizes(step, mesh).into_iter().flatten();
@@ -160,8 +97,8 @@ impl IntervalModel {
         self.log_size_ranges.iter().zip(sizes).map(square).sum::<f64>().sqrt()
     }
 
-    /// Whether a profile is one of the measured hardware: a preset with its own numbers, except for the network's
-    /// efficiency, which is fitted.
+    /// Whether a profile describes the measured hardware: it equals a preset of the fit except for the efficiency of the
+    /// network, which is fitted.
     fn is_measured(&self, profile: &Profile) -> bool {
         let own = preset(profile.name()).ok().filter(|own| self.hardware.contains(own.name()));
         own.is_some_and(|own| {
@@ -206,18 +143,18 @@ impl IntervalModel {
             draws.iter().map(|(work, framework)| log_ratio(work.step_time_s(framework))).collect()
         } else {
             let mut random = SplitMix64::new(SEED);
-            let mut draw_elsewhere = |index: usize| {
+            let mut draw_on_other_hardware = |index: usize| {
                 let (work, framework) = draws.get(index % draws.len().max(1))?;
                 let (framework, step_error) =
                     draw_hardware_errors(framework, profile, across, &mut random);
                 Some(log_ratio(work.step_time_s(&framework)) + step_error)
             };
-            (0..HARDWARE_DRAWS).filter_map(&mut draw_elsewhere).collect::<Vec<f64>>()
+            (0..HARDWARE_DRAWS).filter_map(&mut draw_on_other_hardware).collect::<Vec<f64>>()
         };
         let residuals = match (known_recompute, across) {
             (true, true) => fit.across_nodes.as_slice(),
             (true, false) => &fit.within_a_node,
-            // No step with this recomputation was measured here: take the wider residuals of the two kinds.
+            // No step with this recomputation was measured in this category: take the wider of the two lists.
             (false, _) => wider(&fit.within_a_node, &fit.across_nodes),
         };
         let scale = error_scale(NEAR_OCTAVES + self.distance_octaves(step, mesh));
@@ -226,7 +163,7 @@ impl IntervalModel {
     }
 }
 
-/// The list of residuals with the larger mean size.
+/// The list with the larger mean absolute residual.
 fn wider<'a>(a: &'a [f64], b: &'a [f64]) -> &'a [f64] {
     let mean = |residuals: &[f64]| {
         residuals.iter().map(|residual| residual.abs()).sum::<f64>() / residuals.len().max(1) as f64
@@ -234,7 +171,7 @@ fn wider<'a>(a: &'a [f64], b: &'a [f64]) -> &'a [f64] {
     if mean(a) > mean(b) { a } else { b }
 }
 
-/// Draws the framework's factors on hardware that the fit did not see, and an error of its steps.
+/// Draws the factors of a framework on hardware without measured steps, and a step error.
 fn draw_hardware_errors(
     framework: &Framework,
     profile: &Profile,
@@ -258,8 +195,8 @@ fn draw_hardware_errors(
 /// The uncertainty of [`FITTED_FRAMEWORK`](super::FITTED_FRAMEWORK).
 ///
 /// # Errors
-/// Only in a program that was built with a damaged file.
-pub fn shipped_interval_model() -> Result<IntervalModel, Defects> {
+/// A built-in file that is damaged; the tests read it.
+pub fn built_in_interval_model() -> Result<IntervalModel, Defects> {
     const TEXT: &str = include_str!("../../data/fits/gpt-a100.json");
     json::read(TEXT).map_err(Defects::single)
 }

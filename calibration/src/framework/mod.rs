@@ -1,17 +1,20 @@
-//! Steps of full-rank GPTs under a framework that launches operator by operator.
+//! Step times of full-rank GPTs under a framework that launches operator by operator.
 //!
-//! The planner knows LLaMA-like models under this project's own programs. Many published step times are of another
-//! architecture and of another program; this module prices those with the same
-//! [`Prices`](narrows_cost_model::Prices). [`Framework`] has the coefficients of the framework and its host, fitted to
-//! published steps ([`FITTED_FRAMEWORK`]); none is indexed by a model, a mesh or a row.
+//! The planner prices LLaMA-like models under its own programs. Many published step times are of GPTs in other
+//! frameworks; this module prices them with the same [`Prices`](narrows_cost_model::Prices). [`Framework`](model::Framework) has the
+//! coefficients of a framework and its host, fitted to published steps ([`FITTED_FRAMEWORK`]). No coefficient depends on
+//! the model, the mesh or the row.
 
+mod coefficients;
+#[cfg(test)]
 mod fit;
 mod fitted_rows;
 mod interval;
 mod model;
 mod operators;
+#[cfg(test)]
+mod tests;
 
-pub use fit::{COEFFICIENT_NAMES, Coefficients, HoldOut, StepRow, StepRows};
-pub use fitted_rows::{FitConditions, fit_conditions_of, row_digest};
-pub use interval::{BootstrapFit, IntervalModel, shipped_interval_model};
-pub use model::{FITTED_FRAMEWORK, Framework, step_time_s};
+pub(crate) use fitted_rows::{FitConditions, fit_conditions_of};
+pub(crate) use interval::built_in_interval_model;
+pub(crate) use model::{FITTED_FRAMEWORK, step_time_s};

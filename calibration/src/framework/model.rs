@@ -1,10 +1,10 @@
-//! The step time of a GPT under a framework.
+//! Step time of a GPT under a framework.
 //!
 //! ```text
 //! pass  = ((Σ kernels of the device)ᵖ + (operators · h)ᵖ)^(1/p)
 //! step  = 1F1B over the stages' passes + reductions of gradients + fixed
 //! ```
-//! The host needs h seconds for each operator; where kernels are shorter than that, the device waits for the host.
+//! The host needs h seconds for each operator. Where kernels are shorter, the device waits for the host.
 //! [`operators`](super::operators) counts operators and their bytes.
 
 use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
@@ -24,22 +24,22 @@ pub struct Framework {
     pub operator_s: f64,
     /// Operators of a block, each pass, without counted work: views, masks, hooks.
     pub idle_operators: f64,
-    /// The exponent p of (deviceᵖ + hostᵖ)^(1/p): the times overlap only while both are busy.
+    /// The exponent p of (deviceᵖ + hostᵖ)^(1/p).
     pub overlap: f64,
-    /// Factor on the price of element-wise operators: bytes beyond the counted ones.
+    /// Factor on the price of element-wise operators, for traffic that is not counted.
     pub elementwise_factor: f64,
-    /// Factor on the price of GEMMs: clocks under power limits, and libraries' choices of kernels.
+    /// Factor on the price of GEMMs, for clocks under power limits and the kernel selection of libraries.
     pub gemm_factor: f64,
     /// Factor on the price of collectives.
     pub collective_factor: f64,
     /// Fixed seconds of a step.
     pub fixed_s: f64,
-    /// Fraction that every further device of the tensor axis adds to the host's time: collectives wait for the slowest
-    /// host.
+    /// Fraction of the host's time that every further device of the tensor axis adds, because collectives wait for the
+    /// slowest host.
     pub lockstep: f64,
 }
 
-/// Fitted to 270 steps of one framework on one to 512 A100s; five-fold cross-validated in `tests/framework`.
+/// Fitted to 270 steps of one framework on one to 512 A100s; five-fold cross-validated in the tests of this module.
 pub const FITTED_FRAMEWORK: Framework = Framework {
     operator_s: 70e-6,
     idle_operators: 0.8033,
@@ -54,7 +54,7 @@ pub const FITTED_FRAMEWORK: Framework = Framework {
 /// Bytes of a gradient in the reduction over replicas.
 const GRADIENT_BYTES: u64 = 2;
 
-/// The work of a step, whatever the framework: device times by kind of kernel, and numbers of launches.
+/// The work of a step, independent of the framework: device times by kind of kernel, and numbers of launches.
 #[derive(Clone, Debug)]
 pub(super) struct StepWork {
     stages: Vec<StageWork>,
@@ -72,7 +72,7 @@ struct StageWork {
     reductions_s: f64,
 }
 
-/// One pass of a stage, without launch gaps: these are part of the host's time.
+/// One pass of a stage, without launch gaps, which are part of the host's time.
 #[derive(Clone, Copy, Debug, Default)]
 struct PassWork {
     gemm_s: f64,
@@ -124,12 +124,12 @@ fn execution_s(kernel: &Kernel, prices: &Prices) -> f64 {
 }
 
 impl StepWork {
-    /// Counts a step; `None` for a model that is not a GPT.
+    /// Counts the work of a step; `None` for a model that is not a GPT.
     pub fn new(step: &TrainingStep, mesh: Mesh, profile: &Profile) -> Option<StepWork> {
         StepWork::from_file(step, mesh, profile.file())
     }
 
-    /// The same on a file whose numbers were validated.
+    /// Counts the work of a step on a validated profile file.
     pub fn from_file(step: &TrainingStep, mesh: Mesh, file: &ProfileFile) -> Option<StepWork> {
         let TrainedModel::Gpt(gpt) = step.model else { return None };
         let workload = step.workload;

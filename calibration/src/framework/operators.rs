@@ -1,14 +1,15 @@
-//! The kernels of a GPT under a framework, counted from the operators that it runs.
+//! Kernels of a GPT under a framework, counted from its operators.
 //!
-//! For n rows (sequences · tokens) of width h, a heads and t devices of the tensor axis. Elements have 2 bytes, those
-//! of dropout masks 1, those of the loss in fp32 4. E is the number of elements of the scores on one device:
+//! Bytes of traffic for n rows (sequences · tokens) of width h, a heads and t devices of the tensor axis. Elements have 2
+//! bytes, those of dropout masks 1, and those of the loss 4 (fp32). E is the number of elements of the scores on one
+//! device:
 //!
 //! | forward pass | bytes | | backward pass | bytes |
 //! |---|---|---|---|---|
 //! | LayerNorm, twice | 4·nh | | LayerNorm and its scales, twice | 10·nh |
 //! | softmax of the scores | 4 E | | softmax | 6 E |
 //! | dropout of the scores | 5 E | | dropout | 5 E |
-//! | transposed context | 4·nh/t | | gradients of q, k and v put together, bias | 18·nh/t |
+//! | transposed context | 4·nh/t | | concatenated gradients of q, k and v, bias | 18·nh/t |
 //! | bias, dropout, residual, twice | 7·nh | | the same, twice | 7·nh |
 //! | bias and GELU | 4·4nh/t | | the same | 8·4nh/t |
 //! | | | | sums of the residual's gradients, twice | 6·nh |
@@ -73,8 +74,8 @@ impl OperatorList {
 }
 
 impl MicrobatchShape {
-    /// Whether the framework's fused softmax takes these scores, four matrices at a time. Otherwise it casts, scales,
-    /// masks and casts back, operator by operator.
+    /// Whether the framework's fused softmax applies, which processes four score matrices at a time. Otherwise the
+    /// framework casts, scales, masks and casts back, operator by operator.
     fn fused_softmax(&self) -> bool {
         (self.gpt.heads / self.mesh.tensor * self.sequences).is_multiple_of(4)
     }
@@ -132,7 +133,7 @@ impl MicrobatchShape {
             operators.elementwise(bytes);
         }
         if !self.fused_softmax() {
-            // To fp32, scaled, masked, back to 16 bits.
+            // Cast to fp32, scale, mask, cast to 16 bits.
             for bytes in [6, 8, 9, 6] {
                 operators.elementwise(bytes * self.scores());
             }
@@ -194,8 +195,8 @@ impl MicrobatchShape {
         operators
     }
 
-    /// The last norm, the logits and the loss, forward. The loss computes in fp32, operator by
-    /// operator: a cast, the maximum, its subtraction, the exponential, its sum, the division.
+    /// The last norm, the logits and the loss, forward. The loss is computed in fp32, operator by operator: cast,
+    /// maximum, subtraction, exponential, sum, division.
     pub fn head_forward(&self) -> OperatorList {
         let mut operators = OperatorList::default();
         let (n, h) = (self.rows(), self.gpt.hidden);
@@ -241,8 +242,8 @@ impl MicrobatchShape {
         self.gpt.layers / self.mesh.pipeline * self.block_weights() + tables * table
     }
 
-    /// The reductions of gradients of `gradient_bytes` each: over the replicas, and of the embedding that the first and
-    /// the last stage share.
+    /// The gradient reductions of a stage, with `gradient_bytes` bytes per gradient: over the replicas, and between the
+    /// first and the last stage, which share the embedding.
     pub fn gradient_reductions(&self, stage: u64, gradient_bytes: u64) -> OperatorList {
         let mut operators = OperatorList::default();
         let data = DeviceGroup { axis: Axis::Data, size: self.mesh.data, stride: self.mesh.tensor };

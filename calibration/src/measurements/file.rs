@@ -1,7 +1,7 @@
 //! The JSON form of measurements, `narrows-measurements/1`.
 //!
-//! A measurement names the work (kernels one after the other, or a step of training), its hardware, its executor, its
-//! time, and its source.
+//! A measurement states the measured work (kernels in sequence, or a training step), its hardware, executor, value and
+//! source.
 
 use indexmap::IndexMap;
 use narrows_cost_model::Executor;

@@ -10,8 +10,8 @@ use narrows_plan::{Bytes, DType, Mesh};
 
 use super::file::{KernelRun, MeasuredQuantity, Measurement, MeasurementUnit, NormRun};
 
-/// The kernels of `runs` on this mesh, in order, each with how often it runs. `input` is the format that training
-/// computes in on the hardware.
+/// The kernels of `runs` on this mesh, in order, each with its number of launches. `input` is the format in which the
+/// hardware computes in training.
 pub fn priced_kernels(runs: &[KernelRun], mesh: Mesh, input: DType) -> Vec<(Kernel, f64)> {
     let kernels = |run: &KernelRun| match run {
         KernelRun::Gemm(run) => {
@@ -34,8 +34,8 @@ fn all_reduce(payload: Bytes, mesh: Mesh) -> Kernel {
     Kernel::Collective(Collective { kind: CollectiveKind::AllReduce, payload, group })
 }
 
-/// The kernels of a norm, as `emit` has them. The all-reduce that carries an online norm's statistic is that of the
-/// latents.
+/// The kernels of a norm, as `emit` generates them. The statistic of an online norm is part of the all-reduce of the
+/// latents, which is measured apart.
 fn norm(run: &NormRun, mesh: Mesh, input: DType) -> Vec<Kernel> {
     let extent = |columns: u64, dtype: DType| Extent { rows: run.rows, columns, dtype };
     let shard = extent(run.features / mesh.tensor, input);
@@ -57,7 +57,7 @@ fn norm(run: &NormRun, mesh: Mesh, input: DType) -> Vec<Kernel> {
     kernels
 }
 
-/// The predicted time of kernels on this hardware in seconds, launch gaps included.
+/// The predicted time of kernels in seconds, with launch gaps.
 pub fn predicted_time_s(measurement: &Measurement, runs: &[KernelRun], profile: &Profile) -> f64 {
     let prices = Prices::new(profile, measurement.executor, &measurement.mesh);
     let price = |(kernel, times): &(Kernel, f64)| prices.kernel_time(kernel).0 * times;
@@ -68,8 +68,8 @@ pub fn predicted_time_s(measurement: &Measurement, runs: &[KernelRun], profile: 
 }
 
 impl Measurement {
-    /// The measured time in seconds. A percentage is of the profile's peak; a ratio of recomputation becomes the time for
-    /// freeing 10⁹ bytes.
+    /// The measured time in seconds. A percentage refers to the peak of the profile. A memory-to-time ratio of
+    /// recomputation becomes the time per 10⁹ freed bytes.
     pub fn measured_s(&self, profile: &Profile) -> f64 {
         match (self.unit, &self.measured) {
             (MeasurementUnit::S, _) => self.value,

@@ -1,6 +1,6 @@
 //! Files of measurements, in the format of `docs/measurements-format.md`.
 //!
-//! A [`MeasurementsFile`] is the JSON form; [`read`] also checks that every figure has a prediction.
+//! A [`MeasurementsFile`] is the JSON form. [`read`] also checks that every figure can be predicted.
 
 mod file;
 mod kernels;
@@ -9,18 +9,20 @@ mod validate;
 
 use narrows_plan::{Defect, Defects, json};
 
-pub use file::{
-    AllReduceRun, Citation, GemmRun, GptModel, KernelRun, MeasuredQuantity, Measurement,
-    MeasurementUnit, MeasurementsFile, MeasurementsFormat, NormRun, TrainedModel, TrainingStep,
-};
-pub use kernels::{predicted_time_s, priced_kernels};
-pub(crate) use validate::validate;
+pub use file::{Citation, MeasuredQuantity, MeasurementUnit, MeasurementsFile};
+pub use kernels::priced_kernels;
 
-/// The published figures that come with the program, by name.
+pub(crate) use file::{
+    GptModel, KernelRun, Measurement, MeasurementsFormat, TrainedModel, TrainingStep,
+};
+pub(crate) use kernels::predicted_time_s;
+pub(crate) use validate::{nested, validate};
+
+/// The built-in files of published figures, by name.
 const SHIPPED: [(&str, &str); 1] =
     [("boost-a100", include_str!("../../data/measurements/boost-a100.json"))];
 
-/// The files of published figures that come with the program.
+/// The built-in files of published figures.
 ///
 /// ```
 /// let files = narrows_calibration::measurements::shipped().unwrap();
@@ -28,7 +30,7 @@ const SHIPPED: [(&str, &str); 1] =
 /// ```
 ///
 /// # Errors
-/// Only in a program that was built with a damaged file.
+/// A built-in file that is damaged; the tests read all of them.
 pub fn shipped() -> Result<Vec<MeasurementsFile>, Defects> {
     SHIPPED.iter().map(|(name, text)| read(name, text)).collect()
 }
@@ -36,14 +38,13 @@ pub fn shipped() -> Result<Vec<MeasurementsFile>, Defects> {
 /// Reads and validates measurements. `name` is the file's name, for messages.
 ///
 /// # Errors
-/// Every defect with the path of its field; a syntax error or an unknown field ends the reading
-/// and is the only one reported.
+/// Every defect with the path of its field; a syntax error or an unknown field alone, because it ends the reading.
 pub fn read(name: &str, text: &str) -> Result<MeasurementsFile, Defects> {
     let file: MeasurementsFile = json::read(text).map_err(|defect| {
         let problem = format!("{name} is not a measurements file: {}", defect.problem);
         Defect::new(defect.field, problem).hint("`narrows schema measurements` prints the format")
     })?;
-    validate(&file)?;
+    validate(&file, |index| format!("measurements[{index}]."))?;
     Ok(file)
 }
 

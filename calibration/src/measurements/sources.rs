@@ -1,4 +1,4 @@
-//! Deserializes the sources of a file with unique keys: JSON allows a key twice, and the last would silently win.
+//! Deserializes sources and rejects duplicate keys, of which JSON parsers otherwise keep the last.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
-//! The closed loop: what a measured profile predicts of plans, beside what they took, and the interval of the next
-//! prediction.
+//! The closed loop: step times of plans predicted by a measured profile, compared with their measured step times, and
+//! the interval of the next prediction.
 //!
-//! Plans of one task (a model, batch and length) form a group, and err alike. The error of a step comes from the errors
-//! of all groups ([`step_error`]). Each group is left out in turn to count how many of its plans lie within the interval
-//! that the other groups give.
+//! Plans of one task (model, batch and length) form a group with correlated errors. The error of a step is estimated from
+//! all groups ([`step_error`]). Each group is left out in turn to count its plans within the interval by the other
+//! groups.
 
 use indexmap::IndexMap;
 use narrows_cost_model::interval::ErrorModel;
@@ -13,51 +13,52 @@ use narrows_plan::{CheckedProgram, Defects, Kernel, Mesh};
 use narrows_planner::kernels;
 use serde::Serialize;
 
-use super::errors::Coverage;
+use super::errors::IntervalCoverage;
 use crate::fit::{STEP_GROUPS_MIN, step_error, with_step_error};
 
-/// The order of plans whose step times differ by less than this fraction does not count.
-const DISTINCT: f64 = 0.10;
+/// Least relative difference of the step times of a pair of plans whose order is compared.
+const STEP_TIME_DIFFERENCE_MIN: f64 = 0.10;
 
-/// A plan that was run.
+/// Measurements of a plan.
 #[derive(Clone, Debug)]
 pub struct MeasuredPlan<'a> {
     /// The name in reports.
     pub name: String,
-    /// Model, batch and length: plans of one task err alike.
+    /// Model, batch and length. Plans of one task have correlated errors.
     pub task: String,
     /// Whether kernels of the model's widths were measured.
-    pub familiar: bool,
+    pub widths_measured: bool,
     /// The program that was run.
     pub program: &'a CheckedProgram,
     /// The shortest step; on GPUs, of captured graphs.
     pub step_time_s: f64,
     /// The sum of the shortest times of the step's instructions.
     pub undisturbed_step_time_s: f64,
-    /// The slowest round over the fastest one, less 1.
+    /// The slowest round over the fastest one, minus 1.
     pub spread: f64,
     /// Whether every device allocated the predicted bytes.
     pub memory_exact: bool,
 }
 
-/// A plan beside its prediction.
+/// Measurement and prediction of a plan.
 #[derive(Clone, Debug, Serialize)]
 pub struct ClosedLoopPlan {
     /// Model, batch, and how it was divided.
     pub name: String,
     /// Whether kernels of the model's widths were measured.
-    pub familiar: bool,
+    #[serde(rename = "familiar")]
+    pub widths_measured: bool,
     /// The shortest measured step; on GPUs, of captured graphs.
     pub measured_step_time_s: f64,
     /// The step without disturbance: the sum of its instructions' shortest times.
     pub undisturbed_step_time_s: f64,
     /// The predicted step time.
     pub predicted_step_time_s: f64,
-    /// Predicted over measured, less 1.
+    /// predicted / measured − 1.
     pub error: f64,
-    /// Predicted time of the instructions alone over the undisturbed step, less 1.
+    /// The same for the instructions alone: their predicted time over that of the undisturbed step, minus 1.
     pub error_of_instructions: f64,
-    /// The slowest round over the fastest one, less 1.
+    /// The slowest round over the fastest one, minus 1.
     pub spread: f64,
     /// The 90 % interval by the errors of the other groups; absent where there are too few groups.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,14 +67,14 @@ pub struct ClosedLoopPlan {
     pub memory_exact: bool,
     #[serde(skip)]
     task: String,
-    /// Its kernels, each with how often a step runs it.
+    /// Kernels, each with its number of launches in a step.
     #[serde(skip)]
     kernels: Vec<(Kernel, f64)>,
     #[serde(skip)]
     mesh: Mesh,
 }
 
-/// All plans beside their predictions.
+/// Comparison of plans with their predictions.
 #[derive(Clone, Debug, Serialize)]
 pub struct ClosedLoop {
     /// The plans.
@@ -81,7 +82,8 @@ pub struct ClosedLoop {
     /// Mean absolute error.
     pub mean_absolute_error: f64,
     /// Mean absolute error over plans of models whose widths were not measured.
-    pub mean_absolute_error_unfamiliar: Option<f64>,
+    #[serde(rename = "mean_absolute_error_unfamiliar")]
+    pub mean_absolute_error_other_widths: Option<f64>,
     /// Mean absolute error of the instructions.
     pub mean_absolute_error_of_instructions: f64,
     /// The largest absolute error.
@@ -90,7 +92,7 @@ pub struct ClosedLoop {
     pub pairs: usize,
     /// Pairs that are predicted in the wrong order.
     pub pairs_wrong: usize,
-    /// Pairs of plans of one task, which is what a planner chooses from.
+    /// Pairs of plans of one task: a planner chooses among plans of one task.
     pub pairs_of_one_task: usize,
     /// Pairs of one task that are predicted in the wrong order.
     pub pairs_of_one_task_wrong: usize,
@@ -106,21 +108,21 @@ pub struct ClosedLoop {
 pub struct StepInterval {
     /// Groups of plans of one task.
     pub groups: usize,
-    /// The h for which nine steps in ten should lie within a factor of 1 + h of their prediction.
+    /// The h for which 90 % of the steps should lie within a factor of 1 + h of their prediction.
     pub half_width_90: f64,
     /// Plans within the interval by the other groups.
     pub inside: usize,
-    /// The error for the profile.
+    /// The step error for the profile.
     #[serde(skip)]
     error: RelativeError,
 }
 
 impl ClosedLoop {
-    /// The profile with the measured error of its steps. Where there are too few groups, the error stays as assumed.
+    /// The profile with its measured step error. With too few groups, the step error stays as assumed.
     ///
     /// # Errors
-    /// None for a profile that was measured.
-    pub fn apply_to(&self, profile: Profile) -> Result<Profile, Defects> {
+    /// A profile that does not resolve; a measured profile does.
+    pub fn apply_step_error(&self, profile: Profile) -> Result<Profile, Defects> {
         match &self.interval {
             Some(interval) => with_step_error(&profile, interval.error.clone()),
             None => Ok(profile),
@@ -128,8 +130,7 @@ impl ClosedLoop {
     }
 }
 
-/// Compares the predictions of a profile with plans that were run. `source` and `date` are for the provenance of the
-/// error.
+/// Compares the predictions of a profile with measured plans. `source` and `date` are the provenance of the step error.
 pub fn closed_loop(
     profile: &Profile,
     measured: &[MeasuredPlan],
@@ -146,12 +147,12 @@ pub fn closed_loop(
     let (error, error_of_instructions) =
         (|plan: &ClosedLoopPlan| plan.error, |plan: &ClosedLoopPlan| plan.error_of_instructions);
     let all = || plans.iter().collect();
-    let unfamiliar = plans.iter().filter(|plan| !plan.familiar).collect();
+    let other_widths = plans.iter().filter(|plan| !plan.widths_measured).collect();
     let (pairs, pairs_wrong) = count_pairs(&plans, |_, _| true);
     let (pairs_of_one_task, pairs_of_one_task_wrong) = count_pairs(&plans, |a, b| a.task == b.task);
     ClosedLoop {
         mean_absolute_error: mean(error, all()).unwrap_or_default(),
-        mean_absolute_error_unfamiliar: mean(error, unfamiliar),
+        mean_absolute_error_other_widths: mean(error, other_widths),
         mean_absolute_error_of_instructions: mean(error_of_instructions, all()).unwrap_or_default(),
         worst_error: plans.iter().map(|plan| plan.error.abs()).fold(0.0, f64::max),
         pairs,
@@ -173,7 +174,7 @@ fn compare(profile: &Profile, measured: &MeasuredPlan) -> ClosedLoopPlan {
     let predicted_s = instructions_s * profile.launch_costs(Executor::Captured).step_factor;
     ClosedLoopPlan {
         name: measured.name.clone(),
-        familiar: measured.familiar,
+        widths_measured: measured.widths_measured,
         measured_step_time_s: measured.step_time_s,
         undisturbed_step_time_s: measured.undisturbed_step_time_s,
         predicted_step_time_s: predicted_s,
@@ -188,7 +189,7 @@ fn compare(profile: &Profile, measured: &MeasuredPlan) -> ClosedLoopPlan {
     }
 }
 
-/// The step error by all plans. Sets the interval of each plan by the other groups.
+/// Estimates the step error from all plans, and sets the interval of each plan from the other groups.
 fn step_interval(
     profile: &Profile,
     plans: &mut [ClosedLoopPlan],
@@ -230,14 +231,14 @@ fn step_interval(
         intervals.push(ratios.map(|ratio| ratio * plan.predicted_step_time_s));
     }
     let measured = plans.iter().map(|plan| plan.measured_step_time_s);
-    let inside = Coverage::count(measured.zip(intervals.iter().copied())).inside;
+    let inside = IntervalCoverage::count(measured.zip(intervals.iter().copied())).inside;
     let error = error_without(None, provenance(Some(inside)))?;
     let (groups, half_width_90) = (groups.len(), error.half_width_90);
     plans.iter_mut().zip(intervals).for_each(|(plan, own)| plan.interval_s = Some(own));
     Some(StepInterval { groups, half_width_90, inside, error })
 }
 
-/// Pairs of plans that differ by more than a tenth, and how many of them are predicted in the wrong order.
+/// Counts the pairs of plans that differ by more than [`STEP_TIME_DIFFERENCE_MIN`], and those predicted in the wrong order.
 fn count_pairs(
     plans: &[ClosedLoopPlan],
     comparable: impl Fn(&ClosedLoopPlan, &ClosedLoopPlan) -> bool,
@@ -247,7 +248,9 @@ fn count_pairs(
         for b in plans[index + 1..].iter().filter(|b| comparable(a, b)) {
             let (fast, slow) =
                 if a.measured_step_time_s < b.measured_step_time_s { (a, b) } else { (b, a) };
-            if slow.measured_step_time_s > fast.measured_step_time_s * (1.0 + DISTINCT) {
+            if slow.measured_step_time_s
+                > fast.measured_step_time_s * (1.0 + STEP_TIME_DIFFERENCE_MIN)
+            {
                 pairs += 1;
                 wrong += usize::from(fast.predicted_step_time_s >= slow.predicted_step_time_s);
             }
@@ -274,7 +277,7 @@ mod tests {
         ClosedLoopPlan {
             name: format!("{task} on 1"),
             task: task.into(),
-            familiar: true,
+            widths_measured: true,
             measured_step_time_s: measured,
             undisturbed_step_time_s: measured,
             predicted_step_time_s: predicted,
@@ -318,7 +321,7 @@ mod tests {
         assert_eq!(count_pairs(&plans, |a, b| a.task == b.task), (0, 0));
     }
 
-    /// Three groups err by 2 %, one by 30 %, which the errors of the others do not cover.
+    /// Three groups have errors of 2 %, one of 30 %, which the errors of the others do not cover.
     #[test]
     fn each_group_is_compared_with_the_interval_of_the_others() {
         let group = |task: &'static str, error: f64| {
@@ -326,25 +329,28 @@ mod tests {
         };
         let mut plans =
             [group("a", 0.02), group("b", -0.02), group("c", 0.02), group("d", 0.3)].concat();
-        let found = interval(&profile(), &mut plans).unwrap();
-        assert_eq!((found.groups, found.inside), (4, 9));
-        assert!(found.half_width_90 > 0.2, "the error of all groups includes d: {found:?}");
+        let step_interval = interval(&profile(), &mut plans).unwrap();
+        assert_eq!((step_interval.groups, step_interval.inside), (4, 9));
+        assert!(
+            step_interval.half_width_90 > 0.2,
+            "the step error does not include group d: {step_interval:?}"
+        );
         for plan in &plans {
             let [low, high] = plan.interval_s.unwrap();
             assert!(low < plan.predicted_step_time_s && plan.predicted_step_time_s < high);
             let wide = high > 1.25;
-            assert_ne!(wide, plan.task == "d", "only the other groups count: {plan:?}");
+            assert_ne!(wide, plan.task == "d", "the interval is not by the other groups: {plan:?}");
         }
-        assert!(interval(&profile(), &mut plans[..6]).is_none(), "two groups");
+        assert!(interval(&profile(), &mut plans[..6]).is_none(), "two groups are too few");
     }
 
     #[test]
     fn the_assumed_step_error_stays_until_plans_are_compared() {
         let profile = profile();
-        let compared = |interval| ClosedLoop {
+        let comparison = |interval| ClosedLoop {
             plans: vec![],
             mean_absolute_error: 0.0,
-            mean_absolute_error_unfamiliar: None,
+            mean_absolute_error_other_widths: None,
             mean_absolute_error_of_instructions: 0.0,
             worst_error: 0.0,
             pairs: 0,
@@ -354,10 +360,10 @@ mod tests {
             memory_exact: 0,
             interval,
         };
-        assert_eq!(compared(None).apply_to(profile.clone()).unwrap(), profile);
+        assert_eq!(comparison(None).apply_step_error(profile.clone()).unwrap(), profile);
         let mut plans = ["a", "b", "c"].map(|task| plan(task, 1.1, 1.0)).to_vec();
-        let found = interval(&profile, &mut plans);
-        let after = compared(found).apply_to(profile).unwrap();
+        let step_interval = interval(&profile, &mut plans);
+        let after = comparison(step_interval).apply_step_error(profile).unwrap();
         let error = after.file().measured.as_ref().unwrap().steps.as_ref().unwrap();
         assert!(error.provenance.source.contains("3 plans in 3 groups, of which 3"), "{error:?}");
         assert_eq!(after.file().executors.captured.step_error, None);

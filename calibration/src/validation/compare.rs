@@ -1,8 +1,8 @@
-//! Every figure of measurements files beside its prediction.
+//! Predictions of the figures of measurements files.
 //!
-//! Kernels are priced one by one. A step is planned under the restrictions that its measurement names, with its mesh
-//! and microbatch, and its plan is simulated; a GPT's step is priced by [`framework`](crate::framework). Nothing is
-//! fitted here; figures that a prediction was fitted to before are marked, and summarized apart.
+//! Kernels are priced one by one. A step is planned with the mesh, microbatch and restrictions of its measurement, and
+//! its plan is simulated. A GPT's step is priced by [`framework`](crate::framework). Figures that a prediction was fitted
+//! to are labelled, and summarized apart.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,15 @@ use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Recompute, Rules};
 use narrows_plan::{DType, Defect, Defects, Kernel};
 use narrows_planner::{
-    MemoryLimit, Prediction, Request, kernels as kernels_of_step, predict_program, search,
+    MemoryLimit, Prediction, Request, RequestDefect, RequestField, kernels as kernels_of_step,
+    predict_program, search,
 };
 
 use crate::framework::{
-    FITTED_FRAMEWORK, FitConditions, fit_conditions_of, shipped_interval_model, step_time_s,
+    FITTED_FRAMEWORK, FitConditions, built_in_interval_model, fit_conditions_of, step_time_s,
 };
 use crate::measurements::{
-    KernelRun, MeasuredQuantity, Measurement, MeasurementsFile, TrainedModel, TrainingStep,
+    KernelRun, MeasuredQuantity, Measurement, MeasurementsFile, TrainedModel, TrainingStep, nested,
     predicted_time_s, priced_kernels,
 };
 
@@ -35,12 +36,11 @@ pub struct ComparedFigure<'a> {
     pub predicted_s: f64,
     /// The 90 % interval of the prediction.
     pub interval_s: [f64; 2],
-    /// Whether the prediction was fitted to this figure, which makes it no prediction.
+    /// Whether the prediction was fitted to this figure.
     pub fitted: bool,
-    /// The conditions of that fit, where they differ from those of the file: the error is then not one of the fit
-    /// either.
+    /// The conditions of that fit where the file has others: the error is then not an error of the fit.
     pub fit_conditions: Option<&'static FitConditions>,
-    /// The hardware's factor of a step over its kernels, which is fitted to steps.
+    /// The fitted factor of a step's time over that of its kernels on this hardware.
     pub step_factor: f64,
 }
 
@@ -59,7 +59,7 @@ struct PredictedTime {
     interval_s: [f64; 2],
 }
 
-/// Predicts every figure of `files`, on `profiles` and on presets. A profile hides the preset of its name.
+/// Predicts every figure of `files`, on `profiles` and on presets. A profile replaces the preset of its name.
 ///
 /// # Errors
 /// The first figure without a prediction: its hardware is unknown, or its step has no plan.
@@ -72,16 +72,16 @@ pub fn compare<'a>(
     let mut compared = vec![];
     for (file_index, file) in files.into_iter().enumerate() {
         for (index, measurement) in file.measurements.iter().enumerate() {
-            let with_path = |defects: Defects, field: &str| FileDefects {
-                file: file_index,
-                defects: with_path(defects, &format!("measurements[{index}].{field}")),
+            let within = |path: &str, defects: Defects| {
+                let path = format!("measurements[{index}].{path}");
+                FileDefects { file: file_index, defects: nested(&path, defects) }
             };
             let name = measurement.hardware.as_str();
             if !profiles.contains_key(name) {
                 let preset = profile::preset(name).map_err(|defects| {
                     let hint = "a preset's name, or that of a profile given as --hardware FILE";
-                    let hinted = defects.0.into_iter().map(|defect| defect.hint(hint)).collect();
-                    with_path(Defects(hinted), "hardware")
+                    let defects = defects.0.into_iter().map(|defect| defect.hint(hint));
+                    within("hardware", of_whole(defects))
                 })?;
                 profiles.insert(name, preset);
             }
@@ -89,10 +89,10 @@ pub fn compare<'a>(
             let predicted = match &measurement.measured {
                 MeasuredQuantity::Kernels(runs) => predict_kernels(measurement, runs, profile),
                 MeasuredQuantity::Step(step) => predict_step(step, measurement, profile)
-                    .map_err(|defects| with_path(defects, "measured.step"))?,
+                    .map_err(|defects| within("measured.step", defects))?,
                 MeasuredQuantity::Recomputation(step) => {
                     predict_recomputation(step, measurement, profile)
-                        .map_err(|defects| with_path(defects, "measured.recomputation"))?
+                        .map_err(|defects| within("measured.recomputation", defects))?
                 }
             };
             let measured_s = measurement.measured_s(profile);
@@ -105,7 +105,7 @@ pub fn compare<'a>(
                 interval_s: predicted.interval_s,
                 fitted: measurement.fitted || fit.is_some(),
                 fit_conditions: fit.and_then(|(conditions, step)| {
-                    (!conditions.match_step(step, profile)).then_some(conditions)
+                    (!conditions.apply_to(step, profile)).then_some(conditions)
                 }),
                 step_factor: profile.launch_costs(measurement.executor).step_factor,
             });
@@ -114,7 +114,8 @@ pub fn compare<'a>(
     Ok(compared)
 }
 
-/// The conditions under which the framework was fitted to this measurement, whatever its file says, and its step.
+/// The conditions under which the framework was fitted to this measurement, and its step. Independent of the file's own
+/// label.
 fn fit_conditions(
     measurement: &Measurement,
     measured_s: f64,
@@ -123,28 +124,34 @@ fn fit_conditions(
     Some((fit_conditions_of(step, measurement.mesh, measured_s)?, step))
 }
 
-/// The defects of a part of a measurement at its path. A defect of a request names a flag, which becomes the field of
-/// the measurement.
-fn with_path(defects: Defects, path: &str) -> Defects {
-    let relocate = |defect: Defect| {
-        let field = match defect.field.as_str() {
-            "global-batch" | "sequence-length" | "micro-batch" => {
-                format!(".workload.{}", defect.field.replace('-', "_"))
-            }
-            "model" | "recompute" | "strategy" | "norm" | "weights" | "zero" => {
-                format!(".{}", defect.field)
-            }
-            _ => String::new(),
-        };
-        Defect { field: format!("{path}{field}"), ..defect }
-    };
-    Defects(defects.0.into_iter().map(relocate).collect())
+/// Defects of a step as a whole, instead of fields of its plan or of other files.
+fn of_whole(defects: impl IntoIterator<Item = Defect>) -> Defects {
+    Defects(defects.into_iter().map(|defect| Defect { field: String::new(), ..defect }).collect())
 }
 
+/// A defect of the request that a step was turned into, at the field of the step.
+fn in_step(defect: RequestDefect) -> Defect {
+    let field = match defect.field {
+        RequestField::GlobalBatch => "workload.global_batch",
+        RequestField::SequenceLength => "workload.sequence_length",
+        RequestField::MicroBatch => "workload.micro_batch",
+        // The mesh is a field of the measurement.
+        RequestField::Devices
+        | RequestField::Tensor
+        | RequestField::Pipeline
+        | RequestField::Data => "",
+    };
+    Defect { field: field.into(), problem: defect.problem, hint: defect.hint }
+}
+
+/// The model of a planned step; defects have their field within the step.
 fn resolve_model(model: &TrainedModel) -> Result<Model, Defects> {
     match model {
         TrainedModel::Preset(name) => presets::find(name).map_err(Defects::single),
-        TrainedModel::Described(file) => file.as_ref().clone().resolve(),
+        TrainedModel::Described(file) => {
+            let model = file.as_ref().clone().resolve();
+            model.map_err(|defects| nested("model.described", defects))
+        }
         TrainedModel::Gpt(_) => Err(Defect::new("model", "a GPT has no plan").into()),
     }
 }
@@ -162,7 +169,7 @@ fn predict_kernels(
     PredictedTime { time_s, interval_s: interval.map(|ratio| time_s * ratio) }
 }
 
-/// Predicts a step.
+/// Predicts a step; defects have their field within the step.
 fn predict_step(
     step: &TrainingStep,
     measurement: &Measurement,
@@ -175,7 +182,7 @@ fn predict_step(
                 format!("a GPT is priced in 16 bits, and `{}` computes in 32", profile.name());
             return Err(Defect::new("model", problem).hint("hardware of `mixed-bf16`").into());
         }
-        let intervals = shipped_interval_model()?;
+        let intervals = built_in_interval_model()?;
         let interval_s = intervals.interval_s(step, mesh, profile, &FITTED_FRAMEWORK);
         return Ok(PredictedTime { time_s, interval_s: interval_s.unwrap_or([time_s; 2]) });
     }
@@ -184,8 +191,8 @@ fn predict_step(
     Ok(PredictedTime { time_s: prediction.step_time_s, interval_s })
 }
 
-/// Predicts the time that recomputation adds to a step for 10⁹ bytes that it frees at the peak of the fullest stage.
-/// Both steps are planned, and the errors of kernels that they share cancel.
+/// Predicts the time that recomputation adds to a step per 10⁹ bytes of peak memory that it frees on the fullest stage.
+/// Both steps are planned, and the errors of their common kernels cancel.
 fn predict_recomputation(
     step: &TrainingStep,
     measurement: &Measurement,
@@ -194,7 +201,7 @@ fn predict_recomputation(
     let keeping = plan_step(step, measurement, profile, Recompute::None)?;
     let recomputing = plan_step(step, measurement, profile, step.recompute)?;
     let peak_bytes =
-        |of: &PlannedStep| of.prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
+        |step: &PlannedStep| step.prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
     let freed_bytes = peak_bytes(&keeping) as f64 - peak_bytes(&recomputing) as f64;
     let added_s = recomputing.prediction.step_time_s - keeping.prediction.step_time_s;
     if freed_bytes <= 0.0 || added_s <= 0.0 {
@@ -211,14 +218,14 @@ fn predict_recomputation(
     Ok(PredictedTime { time_s, interval_s })
 }
 
-/// The fastest plan under a measurement's restrictions.
+/// The fastest plan under the restrictions of a measurement.
 struct PlannedStep {
     prediction: Prediction,
-    /// Its kernels, each with how often a step runs it.
+    /// Kernels, each with its number of launches in a step.
     kernels: Vec<(Kernel, f64)>,
 }
 
-/// Plans a step as it was measured, without a memory limit: it did fit when it was run.
+/// Plans a step as it was measured. There is no memory limit, because the measured step did fit.
 fn plan_step(
     step: &TrainingStep,
     measurement: &Measurement,
@@ -240,12 +247,12 @@ fn plan_step(
         executor: measurement.executor,
         ..Request::new(model, profile, devices, batch, length)
     };
-    request.validate()?;
+    request.validate().map_err(|defects| Defects(defects.0.into_iter().map(in_step).collect()))?;
     let Some(best) = search(&request).best else {
         return Err(Defect::new("", "no plan satisfies the restrictions of this step").into());
     };
     let Request { model, profile, executor, .. } = &request;
-    let resolved = best.plan.resolve(model)?;
+    let resolved = best.plan.resolve(model).map_err(|defects| of_whole(defects.0))?;
     let prediction = predict_program(model, profile, *executor, &resolved, &best.program);
     Ok(PlannedStep { prediction, kernels: kernels_of_step(best.program.program()) })
 }

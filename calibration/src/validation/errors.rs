@@ -3,8 +3,8 @@
 //! ```text
 //! eᵢ = predictedᵢ / measuredᵢ − 1      mean |e|, median |e|, worst |e|, signed mean of e
 //! ```
-//! A race is a job that was done in several ways: of every two of them whose measured times differ, the faster one must
-//! be predicted to be the faster one.
+//! A race is one job with several implementations. Of every two whose measured times differ, the faster one must be
+//! predicted to be the faster one.
 
 use serde::Serialize;
 
@@ -23,7 +23,7 @@ pub struct ErrorSummary {
     pub mean_signed_percent: f64,
 }
 
-/// How often the faster of two ways to do a job is predicted to be the faster one.
+/// Number of pairs within races, and of those that are predicted in the measured order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Orderings {
     /// Pairs within races.
@@ -32,20 +32,17 @@ pub struct Orderings {
     pub right: usize,
 }
 
-/// One way to do a job.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct OrderingCase<'a> {
-    /// The job.
-    pub job: &'a str,
-    /// Its measured time.
+/// One contestant of a race.
+#[derive(Clone, Copy)]
+pub(super) struct RaceTime<'a> {
+    pub race: &'a str,
     pub measured_s: f64,
-    /// Its predicted time.
     pub predicted_s: f64,
 }
 
-/// How many figures lie within their intervals.
+/// Number of figures within their intervals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Coverage {
+pub struct IntervalCoverage {
     /// Number of figures.
     pub figures: usize,
     /// Figures within their intervals.
@@ -72,37 +69,37 @@ impl ErrorSummary {
 }
 
 impl Orderings {
-    /// Counts the pairs of each job.
-    pub fn count(cases: &[OrderingCase]) -> Orderings {
-        let mut counted = Orderings::default();
-        for (index, one) in cases.iter().enumerate() {
-            for other in &cases[index + 1..] {
-                if one.job != other.job || one.measured_s == other.measured_s {
+    /// Counts the pairs of each race.
+    pub(super) fn count(times: &[RaceTime]) -> Orderings {
+        let mut orderings = Orderings::default();
+        for (index, one) in times.iter().enumerate() {
+            for other in &times[index + 1..] {
+                if one.race != other.race || one.measured_s == other.measured_s {
                     continue;
                 }
-                counted.pairs += 1;
+                orderings.pairs += 1;
                 let measured = one.measured_s < other.measured_s;
                 let predicted = one.predicted_s < other.predicted_s;
                 let tied = one.predicted_s == other.predicted_s;
-                counted.right += usize::from(!tied && measured == predicted);
+                orderings.right += usize::from(!tied && measured == predicted);
             }
         }
-        counted
+        orderings
     }
 }
 
-impl Coverage {
+impl IntervalCoverage {
     /// Counts figures with their intervals.
-    pub fn count(figures: impl IntoIterator<Item = (f64, [f64; 2])>) -> Coverage {
-        let mut counted = Coverage::default();
+    pub fn count(figures: impl IntoIterator<Item = (f64, [f64; 2])>) -> IntervalCoverage {
+        let mut coverage = IntervalCoverage::default();
         for (figure, [low, high]) in figures {
-            counted.figures += 1;
-            counted.inside += usize::from(low <= figure && figure <= high);
+            coverage.figures += 1;
+            coverage.inside += usize::from(low <= figure && figure <= high);
         }
-        counted
+        coverage
     }
 
-    /// The fraction within; `None` for no figures.
+    /// Fraction of the figures within their intervals; `None` for no figures.
     pub fn share(&self) -> Option<f64> {
         (self.figures > 0).then(|| self.inside as f64 / self.figures as f64)
     }
@@ -124,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn pairs_within_one_job_are_ordered() {
-        let case = |job, measured_s, predicted_s| OrderingCase { job, measured_s, predicted_s };
-        let cases =
-            [case("a", 1.0, 1.0), case("a", 2.0, 3.0), case("a", 3.0, 2.0), case("b", 1.0, 9.0)];
-        assert_eq!(Orderings::count(&cases), Orderings { pairs: 3, right: 2 });
-        let tied = [case("a", 1.0, 1.0), case("a", 2.0, 1.0), case("a", 2.0, 5.0)];
+    fn only_pairs_of_one_race_are_compared() {
+        let time = |race, measured_s, predicted_s| RaceTime { race, measured_s, predicted_s };
+        let times =
+            [time("a", 1.0, 1.0), time("a", 2.0, 3.0), time("a", 3.0, 2.0), time("b", 1.0, 9.0)];
+        assert_eq!(Orderings::count(&times), Orderings { pairs: 3, right: 2 });
+        let tied = [time("a", 1.0, 1.0), time("a", 2.0, 1.0), time("a", 2.0, 5.0)];
         assert_eq!(Orderings::count(&tied), Orderings { pairs: 2, right: 1 });
     }
 }

@@ -1,26 +1,26 @@
-//! Step times predicted by a fit to the other figures.
+//! Leave-one-out errors of fitted step times.
 //!
-//! One number is fitted to the marked steps of an executor: the factor of a step's time over its kernels'. It makes the
-//! geometric mean of measured over predicted 1, so that without figure i of n
+//! One number is fitted to the steps of an executor: the factor of a step's time over that of its kernels. It makes the
+//! geometric mean of measured over predicted equal to 1. Without figure i of n the prediction is
 //!
 //! ```text
 //! predicted without i = predicted · (∏ measuredⱼ / predictedⱼ over j ≠ i)^(1/(n − 1))
 //! ```
-//! Steps of GPTs have nine fitted coefficients; the tests of this crate leave them out.
+//! Steps of GPTs have nine fitted coefficients, which the tests of [`framework`](crate::framework) cross-validate.
 
 use narrows_cost_model::Executor;
 
 use super::compare::ComparedFigure;
 use crate::measurements::{MeasuredQuantity, TrainedModel};
 
-/// A factor was fitted to figures whose geometric mean of measured over predicted is this close to 1.
+/// Largest |ln| of the geometric mean of measured over predicted for which figures count as those of the fit.
 const FITTED_WITHIN: f64 = 0.005;
 
-/// A figure, predicted by a fit to the others.
+/// A figure predicted by a fit to the other figures.
 pub struct LeftOutFigure<'a> {
     /// The figure.
     pub figure: &'a ComparedFigure<'a>,
-    /// Its time predicted without it, in seconds.
+    /// The predicted time in seconds.
     pub predicted_s: f64,
 }
 
@@ -31,11 +31,11 @@ impl LeftOutFigure<'_> {
     }
 }
 
-/// File, hardware and executor, which together have a factor of their own.
+/// File, hardware and executor of a fitted factor.
 type FactorKey<'a> = (&'a str, &'a str, Executor);
 
-/// The figures that the factor of steps was fitted to, each left out in turn. Empty for a file, hardware and executor
-/// whose factor was not fitted to the marked figures, or to only one.
+/// Leaves out in turn each figure that a step factor was fitted to. Files, hardware and executors whose factor was fitted
+/// to other figures, or to only one, are skipped.
 pub fn leave_one_out<'a>(compared: &'a [ComparedFigure<'a>]) -> Vec<LeftOutFigure<'a>> {
     let mut groups: Vec<(FactorKey, Vec<&ComparedFigure>)> = vec![];
     for figure in compared.iter().filter(|figure| figure.fitted && is_planned_step(figure)) {

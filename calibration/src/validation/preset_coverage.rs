@@ -1,7 +1,7 @@
-//! Which fraction of the presets' plans a profile has measured.
+//! Share of the kernels of the presets' plans that a profile has measured.
 //!
-//! Every preset is planned as `narrows run --model NAME --devices N` plans it, but with two of its blocks, which are
-//! alike. A kernel counts as measured when the nearest measured shape is within a factor of two in its sizes.
+//! Every preset is planned as by `narrows run --model NAME --devices N`, with two of its equal blocks. A kernel counts as
+//! measured when the nearest measured shape is within a factor of two in its sizes.
 
 use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::{Executor, Prices, Profile};
@@ -27,8 +27,8 @@ pub struct PresetCoverage {
     pub measured_share: f64,
 }
 
-/// The coverage of all presets that have a plan, in the order of their list, for steps of `global_batch` sequences of
-/// `sequence_length` tokens: the batch is rounded up to a multiple of the devices, the length limited to the model's.
+/// Coverage of all presets that have a plan, in their order, for steps of `global_batch` sequences of `sequence_length`
+/// tokens. The batch is rounded up to a multiple of the devices, and the length limited to the model's maximum.
 pub fn preset_coverage(
     profile: &Profile,
     devices: u64,
@@ -60,10 +60,11 @@ fn model_coverage(
     request.validate().ok()?;
     let program = search(&request).best?.program;
     let mesh = program.program().context.mesh;
-    let all = kernels(program.program());
+    let kernels = kernels(program.program());
     let prices = Prices::new(profile, Executor::Captured, &mesh);
-    let launched = all.iter().filter(|(kernel, _)| prices.kernel_time(kernel).0 > 0.0).count();
-    let unmeasured = ErrorModel::new(profile, Executor::Captured, &mesh).unmeasured_kernels(&all);
+    let launched = kernels.iter().filter(|(kernel, _)| prices.kernel_time(kernel).0 > 0.0).count();
+    let unmeasured =
+        ErrorModel::new(profile, Executor::Captured, &mesh).unmeasured_kernels(&kernels);
     let unmeasured_share: f64 = unmeasured.iter().map(|kernel| kernel.share).sum();
     Some(PresetCoverage {
         model: name,

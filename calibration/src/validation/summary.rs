@@ -1,7 +1,7 @@
 //! Summaries of compared figures by table and by source.
 
 use super::compare::ComparedFigure;
-use super::errors::{Coverage, ErrorSummary, OrderingCase, Orderings};
+use super::errors::{ErrorSummary, IntervalCoverage, Orderings, RaceTime};
 
 /// Statistics of a group of figures.
 pub struct FigureSummary<'a> {
@@ -12,7 +12,7 @@ pub struct FigureSummary<'a> {
     /// Orderings within races.
     pub orderings: Orderings,
     /// Figures within their intervals.
-    pub coverage: Coverage,
+    pub coverage: IntervalCoverage,
     /// Figures that a prediction was fitted to.
     pub fitted: usize,
     /// The figures.
@@ -52,15 +52,16 @@ fn summarize_by<'a>(
 }
 
 fn summary<'a>(name: String, figures: Vec<&'a ComparedFigure<'a>>) -> Option<FigureSummary<'a>> {
-    let errors = ErrorSummary::of(figures.iter().map(|of| (of.predicted_s, of.measured_s)))?;
-    let case = |figure: &&'a ComparedFigure| {
-        let job = figure.measurement.race.as_deref()?;
+    let pairs = figures.iter().map(|figure| (figure.predicted_s, figure.measured_s));
+    let errors = ErrorSummary::of(pairs)?;
+    let race_time = |figure: &&'a ComparedFigure| {
+        let race = figure.measurement.race.as_deref()?;
         let (measured_s, predicted_s) = (figure.measured_s, figure.predicted_s);
-        Some(OrderingCase { job, measured_s, predicted_s })
+        Some(RaceTime { race, measured_s, predicted_s })
     };
-    let cases: Vec<OrderingCase> = figures.iter().filter_map(case).collect();
-    let orderings = Orderings::count(&cases);
-    let coverage = Coverage::count(figures.iter().map(|of| (of.measured_s, of.interval_s)));
+    let race_times: Vec<RaceTime> = figures.iter().filter_map(race_time).collect();
+    let orderings = Orderings::count(&race_times);
+    let coverage = IntervalCoverage::count(figures.iter().map(|of| (of.measured_s, of.interval_s)));
     let fitted = figures.iter().filter(|figure| figure.fitted).count();
     Some(FigureSummary { name, errors, orderings, coverage, fitted, figures })
 }

@@ -6,7 +6,7 @@
 mod figures;
 
 use figures::{Figure, Figures, all_reduce, gemm, load};
-use narrows_calibration::validation::Coverage;
+use narrows_calibration::validation::IntervalCoverage;
 use narrows_calibration::{Bootstrap, CoordinateDescent, bootstrap, independent_units};
 use narrows_cost_model::interval::prediction_interval;
 use narrows_cost_model::profile::{Profile, ProfileFile, preset};
@@ -201,7 +201,7 @@ fn intervals_cover_each_figure_that_is_left_out() {
     let refitted = refitted();
     let figures = load();
     let tables = tables(&figures);
-    let mut all_inside = Coverage::default();
+    let mut all_inside = IntervalCoverage::default();
     for (name, parameters, tables) in
         [("products", &GEMM[..], &tables[..3]), ("all-reduces", &LINKS[..], &tables[3..])]
     {
@@ -226,7 +226,8 @@ fn intervals_cover_each_figure_that_is_left_out() {
                 error_scale(distance_octaves(&all, out)),
             )
         };
-        let inside = Coverage::count((0..all.len()).map(|out| (residual(out), interval(out))));
+        let inside =
+            IntervalCoverage::count((0..all.len()).map(|out| (residual(out), interval(out))));
         println!("{name}: {} of {} within", inside.inside, inside.figures);
         all_inside.figures += inside.figures;
         all_inside.inside += inside.inside;

@@ -26,10 +26,15 @@ pub struct ClusterTimeouts {
     pub collective: Duration,
 }
 
+impl ClusterTimeouts {
+    /// Two minutes to join, and ten minutes for a collective, the default of NCCL under torch.
+    pub const DEFAULT: ClusterTimeouts =
+        ClusterTimeouts { join: Duration::from_secs(120), collective: Duration::from_secs(600) };
+}
+
 impl Default for ClusterTimeouts {
-    /// Two minutes to join, and ten for a collective, which is the default of NCCL under torch.
     fn default() -> ClusterTimeouts {
-        ClusterTimeouts { join: Duration::from_secs(120), collective: Duration::from_secs(600) }
+        ClusterTimeouts::DEFAULT
     }
 }
 

@@ -1,9 +1,9 @@
-//! Plans that measure GPUs: the variants of the benchmarks of processors, of models as large as those trained on GPUs,
-//! on one device and on all.
+//! Plans for the measurement of GPUs: the variants of the CPU benchmarks on one device and on all devices, with models as
+//! large as those trained on GPUs.
 //!
-//! One GPU cannot run the kernels of a shard in a program for several. But a model whose width, heads and inner width
-//! are a t-th of another's, with the same ranks, launches on one device the GEMMs, attention and fused ops that a t-th
-//! of the other launches where its weights are sharded along them.
+//! One GPU cannot run a program for t devices. A model with 1/t of the width, heads and d_ff and the same ranks stands in
+//! for a shard: on one device it launches the GEMMs, attention and fused ops of a block that is sharded t ways along these
+//! axes.
 
 use narrows_cost_model::Profile;
 use narrows_plan::model::{Model, Weight};
@@ -17,31 +17,31 @@ use crate::errors::CommandResult;
 
 /// Blocks of the models in a comparison.
 const BLOCKS_COMPARED: usize = 4;
-/// Numbers of shards whose shapes are measured on one device.
+/// Numbers of shards whose shapes are measured with narrower models on one device.
 const SHARDS: [u64; 2] = [2, 4];
 /// Tokens in a sequence of the extra model.
 const LENGTH: u64 = 4096;
 /// Sequences in a step of the extra model.
 const BATCH: u64 = 4;
 
-/// Which benchmarks measure GPUs.
+/// Selection of the benchmarks for GPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct BenchmarkSelection<'a> {
-    /// How much is measured.
+    /// Extent of the calibration.
     pub extent: BenchmarkExtent,
-    /// A model that is measured besides.
+    /// A model that is measured too.
     pub extra_model: Option<&'a Model>,
-    /// GPUs, one per process.
+    /// Number of GPUs, one per process.
     pub devices: u64,
-    /// Sequences in every step, instead of those of each model.
+    /// Sequences in every step; `None` for a default of each model.
     pub global_batch: Option<u64>,
-    /// Tokens in every sequence, instead of those of each model.
+    /// Tokens in every sequence; `None` for a default of each model.
     pub sequence_length: Option<u64>,
-    /// The profile that plans are searched with.
+    /// The profile for the search of plans.
     pub profile: &'a Profile,
 }
 
-/// The variants on one device, on all, and on parts of many.
+/// Variants on one device, on all devices, and on meshes with several axes.
 fn variants(devices: u64, low_rank: bool) -> Vec<PlanVariant> {
     let mut variants = one_device_variants();
     if devices > 1 {
@@ -59,7 +59,7 @@ fn variants(devices: u64, low_rank: bool) -> Vec<PlanVariant> {
 }
 
 impl BenchmarkSelection<'_> {
-    /// Plans of the first blocks of a model. Every replica has the batch of one device.
+    /// Benchmarks of the first blocks of a model. Every replica has the batch of one device.
     fn of_model(
         &self,
         model: &Model,
@@ -78,14 +78,19 @@ impl BenchmarkSelection<'_> {
         variants.iter().filter_map(of_variant).collect()
     }
 
-    /// The variants of a model's first blocks; without redundant ones if `short`.
-    fn variants_of(&self, model: &Model, sizes: (u64, u64), short: bool) -> Vec<Benchmark> {
+    /// Benchmarks of the variants of a model's first blocks.
+    fn variants_of(
+        &self,
+        model: &Model,
+        sizes: (u64, u64),
+        skip_redundant: bool,
+    ) -> Vec<Benchmark> {
         let mut variants = variants(self.devices, model.is_low_rank());
-        variants.retain(|variant| !short || !variant.is_redundant);
+        variants.retain(|variant| !skip_redundant || !variant.is_redundant);
         self.of_model(model, BLOCKS, sizes, &variants)
     }
 
-    /// Narrower models on one device, which stand for shards of these.
+    /// Benchmarks of narrower models on one device, which stand in for shards of `models`.
     fn shards_of(&self, models: &[&Model], sizes: (u64, u64)) -> Vec<Benchmark> {
         let mut variants = one_device_variants();
         variants.retain(|variant| !variant.is_redundant);
@@ -95,14 +100,14 @@ impl BenchmarkSelection<'_> {
         narrowed.flat_map(|model| self.of_model(&model, BLOCKS, sizes, &variants)).collect()
     }
 
-    /// The benchmarks that measure.
+    /// The benchmarks to measure.
     ///
     /// # Errors
     /// A missing preset.
     pub fn measured(&self) -> CommandResult<Vec<Benchmark>> {
         let mut benchmarks = match self.extent {
             BenchmarkExtent::Quick => self.variants_of(&preset("cola-tiny")?, (8, 128), true),
-            BenchmarkExtent::Whole => {
+            BenchmarkExtent::Full => {
                 let (medium, large) = (preset("cola-1b")?, preset("cola-7b")?);
                 [
                     self.variants_of(&medium, (4, 4096), false),
@@ -116,14 +121,14 @@ impl BenchmarkSelection<'_> {
             }
         };
         if let Some(model) = self.extra_model {
-            let short = self.extent == BenchmarkExtent::Quick;
-            benchmarks.extend(self.variants_of(model, (BATCH, LENGTH), short));
+            let skip_redundant = self.extent == BenchmarkExtent::Quick;
+            benchmarks.extend(self.variants_of(model, (BATCH, LENGTH), skip_redundant));
             benchmarks.extend(self.shards_of(&[model], (BATCH, LENGTH)));
         }
         Ok(benchmarks)
     }
 
-    /// The benchmarks that a profile is compared with.
+    /// The benchmarks to compare a profile with.
     ///
     /// # Errors
     /// A missing preset.
@@ -132,7 +137,9 @@ impl BenchmarkSelection<'_> {
             let mut variants = variants(self.devices, model.is_low_rank());
             variants.retain(|variant| variant.is_compared);
             let benchmarks = self.of_model(model, BLOCKS_COMPARED, sizes, &variants);
-            benchmarks.into_iter().map(move |benchmark| Benchmark { familiar, ..benchmark })
+            benchmarks
+                .into_iter()
+                .map(move |benchmark| Benchmark { widths_measured: familiar, ..benchmark })
         };
         Ok(match self.extent {
             BenchmarkExtent::Quick => {
@@ -140,7 +147,7 @@ impl BenchmarkSelection<'_> {
                 let sizes = [(4, 128), (4, 96), (8, 64)].into_iter();
                 sizes.flat_map(|sizes| of_model(&tiny, sizes, true)).collect()
             }
-            BenchmarkExtent::Whole => {
+            BenchmarkExtent::Full => {
                 let medium = preset("cola-1b")?;
                 of_model(&medium, (2, 4096), true)
                     .chain(of_model(&medium, (6, 1024), true))
@@ -153,14 +160,11 @@ impl BenchmarkSelection<'_> {
     }
 }
 
-/// A model with a t-th of the widths; `None` if they do not divide, or become less than a rank.
-fn narrower(model: &Model, by: u64) -> Option<Model> {
+/// A model with 1/`divisor` of the widths; `None` if they are not divisible, or become less than a rank.
+fn narrower(model: &Model, divisor: u64) -> Option<Model> {
     let mut narrow = model.clone();
-    narrow.name = format!("{}/{by}", model.name);
-    let divide = |width: &mut u64| {
-        let divides = width.is_multiple_of(by);
-        divides.then(|| *width /= by)
-    };
+    narrow.name = format!("{}/{divisor}", model.name);
+    let divide = |width: &mut u64| width.is_multiple_of(divisor).then(|| *width /= divisor);
     for width in [&mut narrow.hidden, &mut narrow.heads, &mut narrow.kv_heads] {
         divide(width)?;
     }
@@ -236,7 +240,7 @@ mod tests {
     fn benchmarks_are_for_one_device_or_all() {
         let profile = profile::preset("h200-sxm").unwrap();
         for devices in [1, 2, 8] {
-            for extent in [BenchmarkExtent::Quick, BenchmarkExtent::Whole] {
+            for extent in [BenchmarkExtent::Quick, BenchmarkExtent::Full] {
                 let selection = BenchmarkSelection {
                     extent,
                     extra_model: None,
@@ -254,7 +258,7 @@ mod tests {
                 let multi_device = measured.iter().filter(|b| b.request.devices > 1).count();
                 assert_eq!(multi_device > 3, devices > 1, "{devices}, {extent:?}");
                 let shards = measured.iter().filter(|b| b.name.contains('/')).count();
-                assert_eq!(shards > 3, extent == BenchmarkExtent::Whole);
+                assert_eq!(shards > 3, extent == BenchmarkExtent::Full);
                 let names: HashSet<&str> = measured.iter().map(|b| b.name.as_str()).collect();
                 assert_eq!(names.len(), measured.len(), "names are unique");
                 assert!(compared.iter().all(|b| !names.contains(b.name.as_str())));

@@ -1,5 +1,4 @@
-//! The measurement of GPUs, one per process: their description, the processes that measure together, and the steps
-//! that executors are fitted to.
+//! Calibration of GPUs, one per process: their description, the process group, and the measured steps.
 
 pub mod benchmarks;
 
@@ -24,19 +23,19 @@ use crate::gpu;
 use crate::output;
 use crate::text::plural;
 
-/// The profile that plans are searched with before anything is measured: the nearest preset, with the memory of this
-/// GPU.
+/// The profile for the search of benchmark plans: the nearest preset with the memory of this GPU.
 ///
 /// # Errors
 /// A missing preset.
 pub fn base(gpu: &GpuModel) -> CommandResult<Profile> {
-    let preset = profile::preset(gpu.nearest_preset().0).map_err(Failure::flags)?;
+    let preset = profile::preset(gpu.nearest_preset().0)
+        .map_err(|defects| Failure::flag("--hardware", defects))?;
     let mut file = preset.file().clone();
     file.device.memory_bytes = gpu.memory;
     Ok(file.resolve().unwrap_or(preset))
 }
 
-/// The description of these GPUs in a profile. `command` repeats the measurement.
+/// The description of these GPUs in a profile. `command` is the command of the measurement.
 pub fn describe(gpu: GpuModel, devices: u64, command: &str) -> GpuMachine {
     let title = gpu::description().unwrap_or_else(|| gpu.name.clone());
     let name = gpu.name.trim_start_matches("NVIDIA ").to_ascii_lowercase();
@@ -55,7 +54,7 @@ pub fn describe(gpu: GpuModel, devices: u64, command: &str) -> GpuMachine {
     }
 }
 
-/// Measured steps of the plans on one device. A kernel counts as a launch if it has a price.
+/// Measured steps of the plans on one device. A kernel with a price above zero counts as a launch.
 pub fn measured_steps(benchmarks: &[PlannedBenchmark], base: &Profile) -> Vec<MeasuredStep> {
     let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
     let prices = Prices::new(base, Executor::Captured, &mesh);
@@ -74,18 +73,18 @@ pub fn measured_steps(benchmarks: &[PlannedBenchmark], base: &Profile) -> Vec<Me
     one_device.filter_map(step).collect()
 }
 
-/// The processes that measure together.
+/// The processes of a calibration.
 pub struct GpuProcesses {
-    /// This process among several; `None` if it is the only one.
+    /// Rank and rendezvous of this process; `None` for a single process.
     process: Option<LaunchedProcess>,
     group: Option<Arc<TcpProcessGroup>>,
 }
 
 impl GpuProcesses {
-    /// Joins the process group. All processes must run the same benchmarks; `command` is compared too.
+    /// Joins the process group. All processes must have the same benchmarks and the same `command`.
     ///
     /// # Errors
-    /// A process that does not join, or that was started for another measurement.
+    /// A process that does not join, or that was started for another calibration.
     pub fn join(
         process: Option<LaunchedProcess>,
         benchmarks: &[PlannedBenchmark],
@@ -98,7 +97,7 @@ impl GpuProcesses {
         Ok(GpuProcesses { group: Some(group), process })
     }
 
-    /// Opens a session of a plan for all devices, or for one, of which each process has its own.
+    /// Opens a session of a plan for all devices, or one session per process of a plan for one device.
     ///
     /// # Errors
     /// A program that cannot be executed on the GPU.
@@ -118,7 +117,7 @@ impl GpuProcesses {
     /// Leaves the process group with the outcome of this process; a failure is sent to the others.
     ///
     /// # Errors
-    /// The failure of this process, or of another.
+    /// The failure of this process or of another one.
     pub fn leave(&self, outcome: CommandResult<()>) -> CommandResult<()> {
         match (&self.group, &self.process) {
             (Some(group), Some(process)) => cluster::leave(group, outcome, &process.label()),
@@ -127,7 +126,7 @@ impl GpuProcesses {
     }
 }
 
-/// Facts that must be equal in all processes.
+/// The facts that must be equal in all processes.
 fn facts(benchmarks: &[PlannedBenchmark], command: &str) -> Vec<RunFact> {
     let plans = benchmarks.iter().map(|planned| format!("{:?}", planned.program.program()));
     let plans: String = plans.collect();
@@ -140,16 +139,16 @@ fn facts(benchmarks: &[PlannedBenchmark], command: &str) -> Vec<RunFact> {
     ]
 }
 
-/// Largest number of GPUs for which a cached profile is looked up.
+/// Largest number of GPUs of a cached profile that is looked up.
 const CACHED_DEVICES_MAX: u64 = 64;
 
-/// The cached profile of this machine's GPUs that suits a number of devices best: whole measurements before quick
-/// ones, and among these as many devices or the next larger number, whose links are measured too, before fewer.
+/// The best cached profile of this machine's GPUs for a number of devices. Full calibrations precede quick ones; among
+/// those, the same or the next larger number of devices, whose links are measured too, precedes fewer devices.
 pub fn cached_profile(devices: u64) -> Option<PathBuf> {
     let title = gpu::description()?;
     let counts = (devices..=CACHED_DEVICES_MAX.max(devices)).chain((1..devices).rev());
     let keys: Vec<CachedProfileKey> =
         counts.map(|count| CachedProfileKey::gpus(&title, count)).collect();
     let paths = |extent| keys.iter().filter_map(move |key| key.path(extent));
-    paths(BenchmarkExtent::Whole).chain(paths(BenchmarkExtent::Quick)).find(|path| path.exists())
+    paths(BenchmarkExtent::Full).chain(paths(BenchmarkExtent::Quick)).find(|path| path.exists())
 }

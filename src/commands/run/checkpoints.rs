@@ -10,25 +10,25 @@ use crate::args::{CheckpointSettings, RunOrigin};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 
-/// Writes the checkpoints of a run, and remembers the last one.
+/// Resumes from and writes the checkpoints of a run.
 pub struct CheckpointKeeper<'a> {
     settings: Option<&'a CheckpointSettings>,
     model: &'a Model,
     seed: u64,
-    resumed: Option<SavedCheckpoint>,
-    last: Option<SavedCheckpoint>,
+    resumed: Option<CheckpointEntry>,
+    last: Option<CheckpointEntry>,
 }
 
 /// A checkpoint on disk.
 #[derive(Clone, Debug)]
-pub struct SavedCheckpoint {
-    /// Its step.
+pub struct CheckpointEntry {
+    /// Number of steps of the run until the checkpoint.
     pub step: u64,
-    /// Its folder.
+    /// The folder.
     pub path: PathBuf,
 }
 
-/// Locks the checkpoint folder for as long as the result lives, before anything that takes long.
+/// Locks the checkpoint folder until the result is dropped.
 ///
 /// # Errors
 /// A folder that cannot be written, or that belongs to another run.
@@ -45,8 +45,8 @@ pub fn lock_folder(settings: Option<&CheckpointSettings>) -> CommandResult<Optio
 fn reject_other_run(
     CheckpointSettings { dir, origin, .. }: &CheckpointSettings,
 ) -> CommandResult<()> {
-    let found = checkpoint::list(dir).map_err(Failure::checkpoint)?;
-    let (RunOrigin::FirstStep, Some(last)) = (origin, found.first()) else { return Ok(()) };
+    let checkpoints = checkpoint::list(dir).map_err(Failure::checkpoint)?;
+    let (RunOrigin::FirstStep, Some(last)) = (origin, checkpoints.first()) else { return Ok(()) };
     let message = format!("already holds checkpoints, the last of step {}", last.step);
     let problem = Problem::new(dir.display().to_string(), message)
         .hint("--resume, to continue from there")
@@ -55,7 +55,7 @@ fn reject_other_run(
 }
 
 impl<'a> CheckpointKeeper<'a> {
-    /// The checkpoints of a model whose initial weights have this seed.
+    /// The checkpoints of a model with this seed of its initial weights.
     pub fn new(
         settings: Option<&'a CheckpointSettings>,
         model: &'a Model,
@@ -65,12 +65,12 @@ impl<'a> CheckpointKeeper<'a> {
     }
 
     /// The checkpoint that the run resumed from.
-    pub fn resumed(&self) -> Option<&SavedCheckpoint> {
+    pub fn resumed(&self) -> Option<&CheckpointEntry> {
         self.resumed.as_ref()
     }
 
     /// The last checkpoint.
-    pub fn last(&self) -> Option<&SavedCheckpoint> {
+    pub fn last(&self) -> Option<&CheckpointEntry> {
         self.last.as_ref()
     }
 
@@ -99,13 +99,13 @@ impl<'a> CheckpointKeeper<'a> {
         }
         loaded.resume(trainer).map_err(|error| resume_failure(&path, error))?;
         warn_of_other_optimizer(&path, &loaded.optimizer, trainer.optimizer());
-        let saved = SavedCheckpoint { step: loaded.step, path };
+        let saved = CheckpointEntry { step: loaded.step, path };
         (self.resumed, self.last) = (Some(saved.clone()), Some(saved));
         Ok(())
     }
 
-    /// Writes a checkpoint if one is due before the last step. That of the last step, or of a run that is stopped, is
-    /// written by [`save`](CheckpointKeeper::save).
+    /// Writes a checkpoint if one is due before the last step. The one at the end of a run is written by
+    /// [`save`](CheckpointKeeper::save).
     ///
     /// # Errors
     /// A checkpoint that cannot be written.
@@ -120,7 +120,7 @@ impl<'a> CheckpointKeeper<'a> {
     /// Writes a checkpoint, unless there is one of this step.
     ///
     /// # Errors
-    /// A checkpoint that cannot be written, or another process that is gone.
+    /// A checkpoint that cannot be written, or a lost process.
     pub fn save(&mut self, trainer: &Trainer) -> CommandResult<()> {
         let step = trainer.session().steps();
         let Some(settings) = self.settings else { return Ok(()) };
@@ -137,15 +137,15 @@ impl<'a> CheckpointKeeper<'a> {
             // Another process writes it.
             None => settings.dir.join(checkpoint::folder_name(step)),
         };
-        self.last = Some(SavedCheckpoint { step, path });
+        self.last = Some(CheckpointEntry { step, path });
         Ok(())
     }
 
-    /// What a run that ended early can resume from, as a clause; `None` without checkpoints.
+    /// The checkpoint from which a run that ended early can resume, as a clause; `None` without checkpoints.
     pub fn resumption(&self) -> Option<String> {
         let CheckpointSettings { dir, .. } = self.settings?;
         Some(match &self.last {
-            Some(SavedCheckpoint { step, path }) => format!(
+            Some(CheckpointEntry { step, path }) => format!(
                 "the checkpoint of step {step} is {}: the same command with --resume continues from it",
                 path.display()
             ),
@@ -154,7 +154,7 @@ impl<'a> CheckpointKeeper<'a> {
     }
 }
 
-/// A checkpoint that cannot be loaded. `--resume` ignores a damaged one once it is moved away.
+/// The failure of a checkpoint that cannot be loaded, with a hint for damaged ones.
 fn load_failure(error: CheckpointError) -> Failure {
     let is_damage = error.fault.is_damage();
     let mut failure = Failure::checkpoint(error);
@@ -176,7 +176,7 @@ fn resume_failure(path: &Path, error: ResumeError) -> Failure {
     }
 }
 
-/// Other hyperparameters are allowed, but the loss curve is then not that of one run.
+/// Warns of other hyperparameters, with which the loss curve is not that of a single run.
 fn warn_of_other_optimizer(path: &Path, before: &Optimizer, now: &Optimizer) {
     let flags = |optimizer: &Optimizer| {
         [

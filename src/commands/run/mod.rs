@@ -26,7 +26,7 @@ use crate::host::cores;
 use crate::output;
 use crate::report::{self, InfeasibleReport, NullRunReport};
 
-/// A plan that is about to be run.
+/// A plan to run, with its prediction.
 struct PlannedRun {
     model: Model,
     plan: Plan,
@@ -35,7 +35,7 @@ struct PlannedRun {
     prices: Prices,
 }
 
-/// Where the text of a run goes.
+/// Destination of the text output of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TextOutput {
     Stdout,
@@ -47,9 +47,10 @@ enum TextOutput {
     Silent,
 }
 
-/// Plans unless a plan was given, and runs the plan.
+/// Searches for a plan unless a plan file is given, and runs the plan.
 pub fn run(args: &RunArgs) -> CommandResult<()> {
-    let RunSettings { selection, hardware_given, task, output } = args.resolve()?;
+    let RunSettings { selection, hardware_is_explicit: hardware_given, task, output } =
+        args.resolve()?;
     let _lock = match &task {
         RunTask::Train(training) if training.is_leader() => {
             checkpoints::lock_folder(training.checkpoints.as_ref())?
@@ -74,14 +75,14 @@ pub fn run(args: &RunArgs) -> CommandResult<()> {
     }
 }
 
-/// Replaces the profile of a request by what was measured of this machine, where all processes would find the same.
+/// Replaces the profile of a request by the measured profile of this machine, if all processes would use the same one.
 fn use_measured_profile(
     training: &TrainSettings,
     request: &mut Request,
     format: OutputFormat,
 ) -> CommandResult<()> {
     match training.target {
-        // Processes that measure at the same time would get different profiles, and so different plans.
+        // Processes that measure simultaneously would get different profiles, hence different plans.
         ExecutionTarget::Processors if training.process.is_none() => {
             let threads = threads_of_all(training, request.devices);
             request.profile = profile_of_this_machine(threads, format)?;
@@ -92,10 +93,10 @@ fn use_measured_profile(
     Ok(())
 }
 
-/// Replaces the profile of a request by the cached profile of these GPUs, or else says that the preset stays.
+/// Replaces the profile of a request by the cached profile of these GPUs, or reports that the preset is used.
 fn use_profile_of_gpus(training: &TrainSettings, request: &mut Request, format: OutputFormat) {
     let launch = training.process.as_ref().map(|process| &process.launch);
-    // Nodes may have cached different profiles, and all processes must plan the same.
+    // Nodes may have different cached profiles, and all processes must have the same plan.
     let one_node = launch.is_none_or(|launch| launch.local_world_size == launch.world_size);
     let cached = gpu::cached_profile(request.devices).filter(|_| one_node);
     if let Some(profile) = cached.and_then(|path| cache::read(&path)) {
@@ -113,12 +114,12 @@ fn use_profile_of_gpus(training: &TrainSettings, request: &mut Request, format: 
     }
 }
 
-/// Threads that all devices of this machine share.
+/// Number of threads shared by all devices of this machine.
 fn threads_of_all(training: &TrainSettings, devices: u64) -> u64 {
     training.threads.map_or(cores(), |threads| threads.saturating_mul(devices).min(cores()))
 }
 
-/// Warns about a profile that was measured on other hardware than what is about to train.
+/// Warns of a profile that was measured on other hardware than that of the run.
 fn warn_of_other_machine(profile: &Profile, task: &RunTask, devices: u64) {
     let RunTask::Train(training) = task else { return };
     let warning = match training.target {
@@ -162,9 +163,9 @@ fn search_plan(
         return Err(Failure::input(problem));
     }
     warn_of_other_machine(profile, task, request.devices);
-    let found = search(request, output.format);
-    let Some(best) = found.best else {
-        return Err(InfeasibleReport::new(request, &found.report).into_failure());
+    let result = search(request, output.format);
+    let Some(best) = result.best else {
+        return Err(InfeasibleReport::new(request, &result.report).into_failure());
     };
     let resolved =
         best.plan.resolve(model).map_err(|defects| Failure::file("the plan found", defects))?;
@@ -182,11 +183,11 @@ fn count(planned: &PlannedRun, output: &OutputSettings) -> CommandResult<()> {
 
 impl TextOutput {
     fn new(output: &OutputSettings, metrics: Option<&OsStr>, is_leader: bool) -> TextOutput {
-        let taken = output.plan_on_stdout() || metrics.is_some_and(output::is_stdout);
+        let stdout_in_use = output.plan_on_stdout() || metrics.is_some_and(output::is_stdout);
         match output.format {
             _ if !is_leader => TextOutput::Silent,
             OutputFormat::Json => TextOutput::Json,
-            OutputFormat::Text if taken => TextOutput::Stderr,
+            OutputFormat::Text if stdout_in_use => TextOutput::Stderr,
             OutputFormat::Text => TextOutput::Stdout,
         }
     }

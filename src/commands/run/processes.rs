@@ -1,4 +1,4 @@
-//! A run of several processes, one per device: the facts that all of them must share.
+//! Runs of several processes, one per device: joining, and the facts that all processes must share.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub fn join(
     Ok(Some(cluster::join(process, facts(planned, training), &neighbours)?))
 }
 
-/// Checks that all processes start at the same step with the same tokens, since each reads the files itself.
+/// Checks that all processes start at the same step with the same tokens. Each process reads the files itself.
 pub fn require_same_start(
     group: &TcpProcessGroup,
     step: u64,
@@ -55,12 +55,12 @@ pub fn require_same_start(
     Err(Failure::failed(vec![problem.hint("the same files for all processes")]))
 }
 
-/// What must be the same in all processes.
+/// The facts that must be equal in all processes.
 fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
     let PlannedRun { model, plan, .. } = planned;
     let plan = serde_json::to_vec(plan).unwrap_or_default();
     let tokens = match &training.tokens {
-        TokenSource::Shipped => "the built-in text".into(),
+        TokenSource::BuiltIn => "the built-in text".into(),
         TokenSource::File(path) => path.display().to_string(),
     };
     let checkpoints = match &training.checkpoints {
@@ -77,7 +77,7 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
         ExecutionTarget::Processors => "cpu",
         ExecutionTarget::Gpus { .. } => "cuda",
     };
-    let fact = |what: &str, value: String| RunFact { name: what.into(), value };
+    let fact = |name: &str, value: String| RunFact { name: name.into(), value };
     vec![
         fact("version", env!("CARGO_PKG_VERSION").into()),
         fact("backend", backend.into()),

@@ -1,4 +1,4 @@
-//! The trace of a run: its measured steps beside the predicted one.
+//! The trace of a run: its measured steps, and the predicted step.
 
 use std::io;
 
@@ -33,18 +33,18 @@ impl<'a> Tracer<'a> {
         Tracer { settings, predicted, measured: vec![] }
     }
 
-    /// Records a step that was made, if it is to be traced.
+    /// Records a completed step, if it is selected.
     pub fn record(&mut self, trainer: &Trainer, trained: &TrainedStep) {
         match &self.settings.steps {
             Some(steps) if !steps.contains(&trained.step) => return,
             Some(_) => {}
-            // The last step is traced, and any step may turn out to be the last.
+            // Only the last step is traced, and every step may be the last.
             None => self.measured.clear(),
         }
         self.measured.push(MeasuredTrace::of(trainer, trained.step));
     }
 
-    /// Writes the trace of a run that failed, if it has any measured step. Returns what was written, as a cause.
+    /// Writes the trace of a failed run, if it has a measured step. Returns a clause for the error message.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -53,8 +53,8 @@ impl<'a> Tracer<'a> {
             return Ok(None);
         }
         let (steps, file) = (self.measured.len() as u64, self.settings.file.display());
-        let written = format!("the trace of {} before it is in {file}", plural(steps, "step"));
-        self.write(trainer).map(|()| Some(written))
+        let clause = format!("the trace of {} before it is in {file}", plural(steps, "step"));
+        self.write(trainer).map(|()| Some(clause))
     }
 
     /// Writes the trace, with a warning if no step was measured.

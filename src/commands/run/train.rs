@@ -20,7 +20,7 @@ use narrows_runtime::train::{
 };
 use narrows_runtime::{DeviceId, RunError, Trainer};
 
-use super::checkpoints::{CheckpointKeeper, SavedCheckpoint};
+use super::checkpoints::{CheckpointEntry, CheckpointKeeper};
 use super::processes;
 use super::trace::Tracer;
 use super::{PlannedRun, TextOutput};
@@ -36,15 +36,15 @@ use crate::report::{Report, RunHeader, RunHistory, RunReport, progress_line, sec
 use crate::text::plural;
 
 /// The built-in text.
-const SHIPPED: &[u8] = include_bytes!("../../../data/moby-dick.txt");
+const BUILT_IN_TEXT: &[u8] = include_bytes!("../../../data/moby-dick.txt");
 
 /// The name of the built-in text in reports.
-const SHIPPED_NAME: &str = "moby-dick.txt (within the program)";
+const BUILT_IN_NAME: &str = "moby-dick.txt (within the program)";
 
 /// Number of progress lines in a run.
 const PROGRESS_LINES: u64 = 10;
 
-/// Trains the model of a plan. If this is one process of several, all of them end together.
+/// Trains the model of a plan. Several processes end together.
 pub fn train(
     planned: PlannedRun,
     training: &TrainSettings,
@@ -112,7 +112,7 @@ fn train_in_group(
             let line = progress_line(trained, training.steps);
             progress.suspend(|| text.print(&line))?;
         }
-        // Processes write checkpoints together, so they agree first whether to continue.
+        // Processes write checkpoints together, so they first agree whether to continue.
         let stop = trainer
             .session()
             .any_process(stop.load(Ordering::Relaxed))
@@ -140,7 +140,7 @@ fn train_in_group(
         )
         .with_checkpoints(
             keeper.resumed().map(|checkpoint| checkpoint.step),
-            keeper.last().map(|SavedCheckpoint { path, .. }| path.as_path()),
+            keeper.last().map(|CheckpointEntry { path, .. }| path.as_path()),
         );
     if let Some(tracer) = tracer {
         tracer.write(&trainer)?;
@@ -155,7 +155,7 @@ fn train_in_group(
     }
 }
 
-/// Threads per device, with a warning if all devices of this machine together have more than its cores.
+/// Threads per device, with a warning if the devices of this machine have more threads than the machine has cores.
 fn threads_per_device(plan: &Plan, training: &TrainSettings) -> u64 {
     let devices = match &training.process {
         Some(LaunchedProcess { launch, .. }) => launch.local_world_size,
@@ -165,9 +165,9 @@ fn threads_per_device(plan: &Plan, training: &TrainSettings) -> u64 {
     let threads = training.threads.unwrap_or((cores / devices).max(1));
     let on_processors = training.target == ExecutionTarget::Processors;
     if on_processors && training.is_leader() && devices.saturating_mul(threads) > cores {
-        let each = if threads == 1 { String::new() } else { format!(" of {threads} threads") };
+        let threads = if threads == 1 { String::new() } else { format!(" of {threads} threads") };
         output::warn(&format!(
-            "{devices} devices{each} share {cores} cores, so steps take longer than predicted"
+            "{devices} devices{threads} share {cores} cores, so steps take longer than predicted"
         ));
     }
     threads
@@ -205,7 +205,7 @@ fn session(
     narrows_cuda::session(model, program, &options, group, &mut |warning| output::warn(warning))
 }
 
-/// A new metrics file, or that of the run that is resumed.
+/// A new metrics file, or the existing one of a resumed run.
 fn metrics_file(file: &OsStr, keeper: &CheckpointKeeper) -> CommandResult<MetricsFile> {
     match keeper.resumed() {
         Some(checkpoint) => MetricsFile::resume(file, checkpoint.step),
@@ -215,7 +215,7 @@ fn metrics_file(file: &OsStr, keeper: &CheckpointKeeper) -> CommandResult<Metric
 
 fn sampler(model: &Model, plan: &Plan, training: &TrainSettings) -> CommandResult<Sampler> {
     let file = match &training.tokens {
-        TokenSource::Shipped => TokenFile::from_text(Path::new(SHIPPED_NAME), SHIPPED),
+        TokenSource::BuiltIn => TokenFile::from_text(Path::new(BUILT_IN_NAME), BUILT_IN_TEXT),
         TokenSource::File(path) => TokenFile::open(path),
     }
     .map_err(Failure::token_file)?;
@@ -227,7 +227,7 @@ fn sampler(model: &Model, plan: &Plan, training: &TrainSettings) -> CommandResul
     Sampler::new(Arc::new(file), sampling).map_err(|error| TrainError::from(error).into())
 }
 
-/// The failure of a run, with the files that it leaves.
+/// The failure of a run, with the files that the run has written.
 fn with_leftovers(
     mut failure: Failure,
     metrics: Option<&MetricsFile>,
@@ -251,7 +251,7 @@ fn with_leftovers(
     failure
 }
 
-/// Prints that the run was stopped, and what it can resume from. Returns the failure without problems.
+/// Prints that the run was stopped, and the checkpoint to resume from. Returns the failure, without problems.
 fn stopped(trainer: &Trainer, keeper: &CheckpointKeeper, training: &TrainSettings) -> Failure {
     if training.is_leader() {
         let (step, steps) = (trainer.session().steps(), training.steps);
@@ -261,16 +261,16 @@ fn stopped(trainer: &Trainer, keeper: &CheckpointKeeper, training: &TrainSetting
     Failure { status: ExitStatus::Stopped, problems: vec![] }
 }
 
-/// Checks that the machine has the memory for a run: one that exceeds it is killed without a message.
+/// Checks that the machine has the memory for a run. The system would kill a larger run without a message.
 fn require_memory(model: &Model, program: &Program, training: &TrainSettings) -> CommandResult<()> {
-    let gathered = match training.checkpoints {
+    let gathered_tensors = match training.checkpoints {
         Some(_) => GatheredTensors::WeightsAndMoments,
         None => GatheredTensors::Weights,
     };
     let needed = match &training.process {
-        None => memory_lower_bound(model, program, gathered),
+        None => memory_lower_bound(model, program, gathered_tensors),
         Some(LaunchedProcess { launch, .. }) => {
-            node_memory_lower_bound(model, program, gathered, launch.node_ranks())
+            node_memory_lower_bound(model, program, gathered_tensors, launch.node_ranks())
         }
     };
     let Some(available) = available_memory().filter(|available| needed > *available) else {
@@ -289,7 +289,7 @@ fn require_memory(model: &Model, program: &Program, training: &TrainSettings) ->
     Err(Failure::failed(vec![problem]))
 }
 
-/// A flag that the first signal sets, after which the run ends with its step. The second signal ends the program at once.
+/// A flag that the first signal sets, after which the run ends with the current step. A second signal ends the program.
 fn stop_on_signals() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
@@ -310,7 +310,7 @@ fn progress_bar(first_step: u64, steps: u64, text: TextOutput) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let progress = ProgressBar::new(steps).with_position(first_step);
-    // Steps before the resumed checkpoint took none of this run's time.
+    // Steps before the checkpoint are not part of this run's time.
     progress.reset_eta();
     let template = "{spinner} {wide_bar} step {pos} of {len}, {msg}, {eta} left";
     progress::styled(progress, template)

@@ -127,7 +127,7 @@ pub struct RunReport {
     /// What the time of that step was spent on.
     breakdown_s: TimeBreakdown,
     wall_time_s: f64,
-    prediction: ExpectedStep,
+    prediction: PredictedStep,
     /// Bytes of each device's arena.
     allocated_bytes: Vec<u64>,
     /// Bytes that each device held besides.
@@ -146,7 +146,7 @@ pub struct RunReport {
 
 /// The prediction for a step.
 #[derive(Serialize)]
-struct ExpectedStep {
+struct PredictedStep {
     step_time_s: f64,
     step_time_interval_s: [f64; 2],
     breakdown_s: Breakdown,
@@ -190,7 +190,7 @@ impl RunReport {
             step_time_s: time.as_secs_f64(),
             breakdown_s,
             wall_time_s: history.time().as_secs_f64(),
-            prediction: ExpectedStep {
+            prediction: PredictedStep {
                 step_time_s: prediction.step_time_s,
                 step_time_interval_s: prediction.step_time_interval_s,
                 breakdown_s: prediction.breakdown_s,

@@ -13,27 +13,30 @@ use super::file::{
     KernelRun, MeasuredQuantity, Measurement, MeasurementUnit, MeasurementsFile, NormRun,
 };
 
-/// Larger sizes are mistakes; products of smaller ones do not overflow.
+/// Largest size. Products of sizes up to it do not overflow.
 const SIZE_MAX: u64 = 1 << 24;
-/// More devices are a mistake.
+/// Largest number of devices.
 const DEVICES_MAX: u64 = 1 << 20;
-/// A larger tensor fits no device; the bytes of smaller ones do not overflow.
+/// Most elements of a tensor: more fit no device. The bytes of smaller tensors do not overflow.
 const ELEMENTS_MAX: u128 = 1 << 52;
 /// Times in seconds: from a picosecond to thirty years.
 const TIME_S: RangeInclusive<f64> = 1e-12..=1e9;
 /// Percent of a peak.
 const PERCENT: RangeInclusive<f64> = 1e-6..=100.0;
 
-/// Checks a file.
+/// Checks a file. `prefix` returns the path of a measurement with its separator, such as `measurements[3].`.
 ///
 /// # Errors
 /// Every defect.
-pub(crate) fn validate(file: &MeasurementsFile) -> Result<(), Defects> {
+pub(crate) fn validate(
+    file: &MeasurementsFile,
+    prefix: impl Fn(usize) -> String,
+) -> Result<(), Defects> {
     let mut check = MeasurementValidator::default();
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
     if file.name.is_empty() || !file.name.chars().all(legal) {
         let problem = format!("`{}` is not a valid name", file.name);
-        check.hinted("name", problem, "lower-case letters, digits, `-`, `_` and `.`");
+        check.defect_with_hint("name", problem, "lower-case letters, digits, `-`, `_` and `.`");
     }
     check.printable("description", &file.description, true);
     for (name, source) in &file.sources {
@@ -43,27 +46,40 @@ pub(crate) fn validate(file: &MeasurementsFile) -> Result<(), Defects> {
     }
     let mut names = HashMap::new();
     for (index, measurement) in file.measurements.iter().enumerate() {
-        check.prefix = format!("measurements[{index}].");
+        check.prefix = prefix(index);
         check.earlier_defects = check.defects.0.len();
         if let Some(first) = names.insert(measurement.name.as_str(), index) {
             let problem =
                 format!("`{}` is already the name of measurements[{first}]", measurement.name);
-            check.hinted("name", problem, "a unique name: reports refer to figures by it");
+            check.defect_with_hint(
+                "name",
+                problem,
+                "a unique name: reports refer to figures by it",
+            );
         }
         if !file.sources.contains_key(&measurement.source) {
             let known: Vec<&str> = file.sources.keys().map(String::as_str).collect();
             let problem = format!("`{}` is not a key of `sources`", measurement.source);
-            check.hinted("source", problem, &known.join(", "));
+            check.defect_with_hint("source", problem, &known.join(", "));
         }
         check.measurement(measurement);
     }
     check.defects.into_result(())
 }
 
+/// The defects of a part, with its path before their fields.
+pub(crate) fn nested(path: &str, defects: Defects) -> Defects {
+    let nest = |defect: Defect| {
+        let dot = if defect.field.is_empty() { "" } else { "." };
+        Defect { field: format!("{path}{dot}{}", defect.field), ..defect }
+    };
+    Defects(defects.0.into_iter().map(nest).collect())
+}
+
 #[derive(Default)]
 struct MeasurementValidator {
     defects: Defects,
-    /// Path of the current measurement, before every field.
+    /// Path of the current measurement, put before every field.
     prefix: String,
     /// Number of defects before those of the current measurement.
     earlier_defects: usize,
@@ -74,12 +90,12 @@ impl MeasurementValidator {
         self.defects.push(Defect::new(format!("{}{field}", self.prefix), problem));
     }
 
-    fn hinted(&mut self, field: &str, problem: String, hint: &str) {
+    fn defect_with_hint(&mut self, field: &str, problem: String, hint: &str) {
         let defect = Defect::new(format!("{}{field}", self.prefix), problem);
         self.defects.push(if hint.is_empty() { defect } else { defect.hint(hint) });
     }
 
-    /// Whether the current measurement has no defect so far, so that its sizes can be computed with.
+    /// Whether the current measurement has no defect so far, which computations with its sizes require.
     fn is_valid(&self) -> bool {
         self.defects.0.len() == self.earlier_defects
     }
@@ -100,7 +116,7 @@ impl MeasurementValidator {
         }
     }
 
-    /// A tensor of these sizes must fit a device.
+    /// Checks that a tensor of these sizes fits a device.
     fn fits_device(&mut self, field: &str, sizes: &[u64]) {
         let elements = sizes.iter().try_fold(1_u128, |product, size| {
             Some(product.checked_mul((*size).into())?).filter(|product| *product <= ELEMENTS_MAX)
@@ -154,7 +170,11 @@ impl MeasurementValidator {
             MeasuredQuantity::Kernels(runs) => self.kernels(runs, measurement),
             MeasuredQuantity::Step(step) => {
                 if unit == MeasurementUnit::PercentOfPeak {
-                    self.hinted("unit", "`percent_of_peak` is for GEMMs only".into(), "s, ms, us");
+                    self.defect_with_hint(
+                        "unit",
+                        "`percent_of_peak` is for GEMMs only".into(),
+                        "s, ms, us",
+                    );
                 }
                 self.step("step", step, measurement);
             }
@@ -166,7 +186,7 @@ impl MeasurementValidator {
         let recomputes = matches!(measurement.measured, MeasuredQuantity::Recomputation(_));
         if recomputes != (unit == MeasurementUnit::MbPerMs) {
             let hint = if recomputes { "mb_per_ms" } else { "s, ms, us" };
-            self.hinted(
+            self.defect_with_hint(
                 "unit",
                 "recomputation is measured in `mb_per_ms`, and nothing else is".into(),
                 hint,
@@ -175,9 +195,13 @@ impl MeasurementValidator {
     }
 
     fn kernels(&mut self, runs: &[KernelRun], measurement: &Measurement) {
-        let unit = measurement.unit;
+        let in_percent = measurement.unit == MeasurementUnit::PercentOfPeak;
         if runs.is_empty() {
-            self.hinted("measured.kernels", "is empty".into(), "product, all_reduce, norm");
+            self.defect_with_hint(
+                "measured.kernels",
+                "is empty".into(),
+                "product, all_reduce, norm",
+            );
         }
         for (index, run) in runs.iter().enumerate() {
             let field = |name: &str| format!("measured.kernels[{index}].{name}");
@@ -203,7 +227,7 @@ impl MeasurementValidator {
                         );
                         self.defect(&field("all_reduce.payload_bytes"), problem);
                     }
-                    if unit == MeasurementUnit::PercentOfPeak {
+                    if in_percent {
                         self.defect(
                             &field("all_reduce"),
                             "has no FLOPs: `percent_of_peak` is for GEMMs only".into(),
@@ -212,7 +236,7 @@ impl MeasurementValidator {
                 }
                 KernelRun::Norm(run) => {
                     self.norm(&field("norm"), run, measurement.mesh);
-                    if unit == MeasurementUnit::PercentOfPeak {
+                    if in_percent {
                         self.defect(
                             &field("norm"),
                             "is not a GEMM: `percent_of_peak` is for GEMMs only".into(),
@@ -223,12 +247,12 @@ impl MeasurementValidator {
         }
     }
 
-    /// Work over the tensor axis needs more than one device on it.
+    /// Checks that the tensor axis of a kernel that spans it has more than one device.
     fn needs_tensor_axis(&mut self, field: &str, mesh: Mesh) {
         if mesh.tensor == 1 {
             let problem = "runs among the devices of the tensor axis, and `mesh.tensor` is 1";
             let hint = "set `mesh.tensor` to the devices that took part, or leave this kernel out";
-            self.hinted(field, problem.into(), hint);
+            self.defect_with_hint(field, problem.into(), hint);
         }
     }
 
@@ -249,7 +273,7 @@ impl MeasurementValidator {
         match run.norm {
             NormRule::Auto => {
                 let problem = "`auto` does not fix a norm";
-                self.hinted(&format!("{field}.norm"), problem.into(), "sync, online");
+                self.defect_with_hint(&format!("{field}.norm"), problem.into(), "sync, online");
             }
             NormRule::Sync if run.latents > 0 => {
                 let problem = "a synchronous norm scales no latents";

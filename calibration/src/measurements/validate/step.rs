@@ -1,28 +1,28 @@
-//! Validation of measured steps: whether the step can be predicted as it was measured.
+//! Validation of measured steps: a step must be one that can be predicted as it was measured.
 
 use narrows_cost_model::Executor;
 use narrows_plan::model::{Model, presets};
-use narrows_plan::{Defect, Mesh};
+use narrows_plan::{Defect, Defects, Mesh};
 use narrows_plan::{
     Zero,
     strategy::{Baseline, NormRule, Recompute, WeightRule},
 };
 
-use super::MeasurementValidator;
+use super::{MeasurementValidator, nested};
 use crate::measurements::file::{GptModel, Measurement, TrainedModel, TrainingStep};
 
-/// The simulator has a pass for each microbatch.
+/// Limits the simulation, which has two passes for each microbatch.
 const MICROBATCHES_MAX: u64 = 1 << 16;
 
 impl MeasurementValidator {
     pub(super) fn recomputation(&mut self, step: &TrainingStep) {
         if matches!(step.recompute, Recompute::Auto | Recompute::None) {
             let problem = "must name what is recomputed".into();
-            self.hinted("measured.recomputation.recompute", problem, "latents, block");
+            self.defect_with_hint("measured.recomputation.recompute", problem, "latents, block");
         }
         if let TrainedModel::Gpt(_) = step.model {
             let problem = "the memory of a GPT is not predicted".into();
-            self.hinted(
+            self.defect_with_hint(
                 "measured.recomputation.model.gpt",
                 problem,
                 "its step, as `measured.step`",
@@ -46,22 +46,20 @@ impl MeasurementValidator {
             TrainedModel::Gpt(gpt) => self.gpt_step(&at, gpt, step, measurement),
             TrainedModel::Preset(name) => match presets::find(name) {
                 Ok(model) => self.planned_step(&at, &model, step, mesh),
-                Err(defect) => self
-                    .defects
-                    .push(Defect { field: format!("{}{at}.model.preset", self.prefix), ..defect }),
+                Err(defect) => {
+                    let unknown = Defect { field: "model.preset".into(), ..defect };
+                    self.defects_at(&at, unknown.into());
+                }
             },
             TrainedModel::Described(file) => match file.as_ref().clone().resolve() {
                 Ok(model) => self.planned_step(&at, &model, step, mesh),
-                Err(found) => {
-                    let place = format!("{}{at}.model.described", self.prefix);
-                    for defect in found.0 {
-                        let dot = if defect.field.is_empty() { "" } else { "." };
-                        let field = format!("{place}{dot}{}", defect.field);
-                        self.defects.push(Defect { field, ..defect });
-                    }
-                }
+                Err(defects) => self.defects_at(&at, nested("model.described", defects)),
             },
         }
+    }
+
+    fn defects_at(&mut self, at: &str, defects: Defects) {
+        self.defects.0.extend(nested(&format!("{}{at}", self.prefix), defects).0);
     }
 
     fn microbatches(&mut self, at: &str, step: &TrainingStep, mesh: Mesh) {
@@ -91,7 +89,7 @@ impl MeasurementValidator {
         let blocks = model.blocks.len() as u64;
         if mesh.pipeline > blocks {
             let problem = format!("{} stages for {blocks} blocks", mesh.pipeline);
-            self.hinted("mesh.pipeline", problem, "at most one stage a block");
+            self.defect_with_hint("mesh.pipeline", problem, "at most one stage a block");
         }
         let mut linears = model.blocks.iter().flat_map(|block| block.linears());
         let low_rank = linears.any(|(_, linear)| linear.rank().is_some());
@@ -103,11 +101,11 @@ impl MeasurementValidator {
             let others = Baseline::ALL.into_iter().filter(|other| *other != step.strategy);
             let others: Vec<&str> = others.map(Baseline::name).collect();
             let hint = format!("{}; or the dense model, if that was measured", others.join(", "));
-            self.hinted(&format!("{at}.strategy"), problem, &hint);
+            self.defect_with_hint(&format!("{at}.strategy"), problem, &hint);
         }
     }
 
-    /// A step of a GPT, of which only one program is priced.
+    /// A step of a GPT: only one sharding is priced.
     fn gpt_step(
         &mut self,
         at: &str,
@@ -117,30 +115,30 @@ impl MeasurementValidator {
     ) {
         if measurement.executor != Executor::Eager {
             let problem = "a GPT is predicted under `eager` only".into();
-            self.hinted("executor", problem, "eager");
+            self.defect_with_hint("executor", problem, "eager");
         }
         let field = |name: &str| format!("{at}.{name}");
         if !matches!(step.recompute, Recompute::None | Recompute::Block) {
             let problem =
                 "a GPT's step is predicted without recomputation or with that of whole blocks"
                     .into();
-            self.hinted(&field("recompute"), problem, "none, block");
+            self.defect_with_hint(&field("recompute"), problem, "none, block");
         }
         if step.norm != NormRule::Auto {
             let problem = "the LayerNorms of a GPT are replicated, not sharded".into();
-            self.hinted(&field("norm"), problem, "leave it out");
+            self.defect_with_hint(&field("norm"), problem, "leave it out");
         }
         if step.weights != WeightRule::Any {
             let problem = "the sharding of a GPT's weights is fixed".into();
-            self.hinted(&field("weights"), problem, "leave it out");
+            self.defect_with_hint(&field("weights"), problem, "leave it out");
         }
         if step.zero != Zero::Off {
-            self.hinted(&field("zero"), "a GPT is predicted without ZeRO".into(), "off");
+            self.defect_with_hint(&field("zero"), "a GPT is predicted without ZeRO".into(), "off");
         }
         if step.strategy != Baseline::FullrankTp {
             let problem =
                 format!("a GPT is predicted with `fullrank-tp`, not `{}`", step.strategy.name());
-            self.hinted(&field("strategy"), problem, "fullrank-tp");
+            self.defect_with_hint(&field("strategy"), problem, "fullrank-tp");
         }
         self.gpt_sizes(&field("model.gpt"), gpt, step, measurement.mesh);
     }

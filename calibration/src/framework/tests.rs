@@ -1,20 +1,11 @@
 //! Errors of predicted GPT steps, on measurements that are not part of the repository.
 //!
-//! `cargo test --release -p narrows-calibration --test framework -- --nocapture` prints the errors and the
-//! five-fold cross-validation; `… -- --ignored --nocapture` fits [`Framework`] again.
+//! `cargo test --release -p narrows-calibration framework -- --nocapture` prints the errors and the five-fold
+//! cross-validation; `… -- --ignored --nocapture` fits [`Framework`] again.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use narrows_calibration::framework::{
-    COEFFICIENT_NAMES, FITTED_FRAMEWORK, FitConditions, Framework, HoldOut, IntervalModel, StepRow,
-    StepRows, fit_conditions_of, row_digest, shipped_interval_model, step_time_s,
-};
-use narrows_calibration::measurements::{
-    Citation, GptModel, MeasuredQuantity, Measurement, TrainedModel, TrainingStep,
-};
-use narrows_calibration::validation::ErrorSummary;
-use narrows_calibration::{CsvDefaults, measurements_from_csv};
 use narrows_cost_model::profile::{Profile, Provenance, ProvenanceKind, preset};
 use narrows_plan::{Mesh, Workload};
 use narrows_plan::{
@@ -22,11 +13,23 @@ use narrows_plan::{
     strategy::{Baseline, NormRule, Recompute, WeightRule},
 };
 
+use super::coefficients::COEFFICIENT_NAMES;
+use super::fit::{HoldOut, StepRow, StepRows};
+use super::fitted_rows::row_digest;
+use super::interval::{IntervalModel, built_in_interval_model};
+use super::model::Framework;
+use super::{FITTED_FRAMEWORK, FitConditions, fit_conditions_of, step_time_s};
+use crate::measurements::{
+    Citation, GptModel, MeasuredQuantity, Measurement, TrainedModel, TrainingStep,
+};
+use crate::validation::ErrorSummary;
+use crate::{CsvDefaults, measurements_from_csv};
+
 /// Draws of a bootstrap.
 const DRAWS: usize = 16;
 const SEED: u64 = 270;
 
-/// A file of rows, their hardware and recomputation, and the largest accepted mean error in percent.
+/// Files of rows with their hardware, their recomputation and the largest accepted mean error in percent.
 const ROWS: [(&str, &str, Recompute, f64); 2] = [
     ("vtrain-a100-single-sample.csv", "a100-80gb-8", Recompute::None, 8.0),
     ("vtrain-a100-multi-sample.csv", "a100-80gb-8-4nic", Recompute::Block, 12.0),
@@ -39,13 +42,35 @@ fn rows(file: &str, hardware: &str, recompute: Recompute) -> Option<Vec<Measurem
         return None;
     };
     let source = Citation { citation: file.into(), conditions: String::new() };
-    let (name, hardware) = (file.into(), hardware.into());
+    let (name, hardware) = ("rows".into(), hardware.into());
     let defaults = CsvDefaults { name, source, hardware, vocabulary: 51_200, recompute };
-    Some(
-        measurements_from_csv(&text, &CsvDefaults { name: "rows".into(), ..defaults })
-            .unwrap()
-            .measurements,
-    )
+    Some(measurements_from_csv(&text, &defaults).unwrap().measurements)
+}
+
+/// A step of global batch, sequence length and microbatch `batch`.
+fn gpt_step(gpt: GptModel, batch: [u64; 3], recompute: Recompute) -> TrainingStep {
+    let [global_batch, sequence_length, micro_batch] = batch;
+    TrainingStep {
+        model: TrainedModel::Gpt(gpt),
+        workload: Workload { global_batch, sequence_length, micro_batch },
+        strategy: Baseline::FullrankTp,
+        recompute,
+        norm: NormRule::Auto,
+        weights: WeightRule::Any,
+        zero: Zero::Off,
+    }
+}
+
+/// A GPT of 16 heads.
+fn gpt(layers: u64, hidden: u64) -> GptModel {
+    GptModel { layers, hidden, heads: 16, vocabulary: 51_200 }
+}
+
+/// Width of the shipped interval of a step, as ln(high / low).
+fn interval_width(step: &TrainingStep, mesh: Mesh, profile: &Profile) -> f64 {
+    let intervals = built_in_interval_model().unwrap();
+    let [low, high] = intervals.interval_s(step, mesh, profile, &FITTED_FRAMEWORK).unwrap();
+    (high / low).ln()
 }
 
 /// A profile with another efficiency of the network.
@@ -144,15 +169,15 @@ fn provenance() -> Provenance {
     Provenance {
         kind: ProvenanceKind::Published,
         source: "240 steps on one node and 30 on 8 to 64 nodes of the validation rows of vTrain (KAIST); \
-                 draws and residuals by `cargo test --release -p narrows-calibration --test gpt`"
+                 draws and residuals by `cargo test --release -p narrows-calibration framework`"
             .into(),
         date: "2026-11-22".into(),
         assumed: vec![],
     }
 }
 
-/// Prints mean error and coverage of all rows, of those within a node and of those across nodes. Returns
-/// the coverages.
+/// Prints mean error and coverage of all rows, of the rows within a node and of the rows across nodes. Returns the
+/// coverages.
 fn report(rows: &[HeldOutRow]) -> [f64; 3] {
     let coverage = |name: &str, filter: &dyn Fn(&HeldOutRow) -> bool| {
         let selected: Vec<&HeldOutRow> = rows.iter().filter(|row| filter(row)).collect();
@@ -206,24 +231,12 @@ fn intervals_cover_the_models_that_are_left_out() {
 
 #[test]
 fn intervals_are_deterministic_and_contain_the_prediction() {
-    let intervals = shipped_interval_model().unwrap();
+    let intervals = built_in_interval_model().unwrap();
     let profile = preset("a100-80gb-8-4nic").unwrap();
-    let step = |hidden: u64, micro_batch: u64| {
-        let gpt = GptModel { layers: 24, hidden, heads: 16, vocabulary: 51_200 };
-        TrainingStep {
-            model: TrainedModel::Gpt(gpt),
-            workload: Workload { global_batch: 64, sequence_length: 2048, micro_batch },
-            strategy: Baseline::FullrankTp,
-            recompute: Recompute::Block,
-            norm: NormRule::Auto,
-            weights: WeightRule::Any,
-            zero: Zero::Off,
-        }
-    };
     let mut widths = vec![];
     for (tensor, data, hidden) in [(2, 1, 2048), (2, 1, 32_768), (8, 8, 2048)] {
         let mesh = Mesh { tensor, pipeline: 1, data };
-        let step = step(hidden, 1);
+        let step = gpt_step(gpt(24, hidden), [64, 2048, 1], Recompute::Block);
         let time = step_time_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         let interval = || intervals.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         let [low, high] = interval();
@@ -237,29 +250,17 @@ fn intervals_are_deterministic_and_contain_the_prediction() {
 
 #[test]
 fn intervals_of_unmeasured_models_and_hardware_are_wider() {
-    let intervals = shipped_interval_model().unwrap();
     let width = |profile: &Profile, layers: u64| {
-        let gpt = GptModel { layers, hidden: 2048, heads: 16, vocabulary: 51_200 };
-        let step = TrainingStep {
-            model: TrainedModel::Gpt(gpt),
-            workload: Workload { global_batch: 16, sequence_length: 1024, micro_batch: 2 },
-            strategy: Baseline::FullrankTp,
-            recompute: Recompute::None,
-            norm: NormRule::Auto,
-            weights: WeightRule::Any,
-            zero: Zero::Off,
-        };
-        let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
-        let [low, high] = intervals.interval_s(&step, mesh, profile, &FITTED_FRAMEWORK).unwrap();
-        (high / low).ln()
+        let step = gpt_step(gpt(layers, 2048), [16, 1024, 2], Recompute::None);
+        interval_width(&step, Mesh { tensor: 2, pipeline: 1, data: 1 }, profile)
     };
     let a100 = preset("a100-80gb-8").unwrap();
     let own = width(&a100, 20);
     assert!(width(&a100, 21) > 1.02 * own, "{own} {}", width(&a100, 21));
-    let (mut named_otherwise, mut named_alike) = (a100.file().clone(), a100.file().clone());
-    named_otherwise.name = "a100-elsewhere".into();
-    named_alike.device.memory_bandwidth_bytes_per_s *= 1.5;
-    let profiles = [named_otherwise, named_alike].map(|file| file.resolve().unwrap());
+    let (mut other_name, mut other_bandwidth) = (a100.file().clone(), a100.file().clone());
+    other_name.name = "a100-elsewhere".into();
+    other_bandwidth.device.memory_bandwidth_bytes_per_s *= 1.5;
+    let profiles = [other_name, other_bandwidth].map(|file| file.resolve().unwrap());
     for other in profiles.into_iter().chain([preset("h100-sxm").unwrap()]) {
         let other = width(&other, 20);
         assert!(other > 1.3 * own, "{own} {other}");
@@ -269,26 +270,16 @@ fn intervals_of_unmeasured_models_and_hardware_are_wider() {
 /// Measurements within a node do not include the network. The residuals by model include every row.
 #[test]
 fn intervals_of_models_not_measured_across_nodes_are_wider() {
-    let intervals = shipped_interval_model().unwrap();
+    let intervals = built_in_interval_model().unwrap();
     assert_eq!(
         [&intervals.by_row, &intervals.by_model].map(|fit| fit.across_nodes.len()),
         [30, 30]
     );
     let profile = preset("a100-80gb-8-4nic").unwrap();
     let width = |layers: u64, hidden: u64, heads: u64| {
-        let gpt = GptModel { layers, hidden, heads, vocabulary: 51_200 };
-        let step = TrainingStep {
-            model: TrainedModel::Gpt(gpt),
-            workload: Workload { global_batch: 64, sequence_length: 2048, micro_batch: 1 },
-            strategy: Baseline::FullrankTp,
-            recompute: Recompute::Block,
-            norm: NormRule::Auto,
-            weights: WeightRule::Any,
-            zero: Zero::Off,
-        };
-        let mesh = Mesh { tensor: 8, pipeline: 1, data: 8 };
-        let [low, high] = intervals.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
-        (high / low).ln()
+        let gpt = GptModel { heads, ..gpt(layers, hidden) };
+        let step = gpt_step(gpt, [64, 2048, 1], Recompute::Block);
+        interval_width(&step, Mesh { tensor: 8, pipeline: 1, data: 8 }, &profile)
     };
     // The model of 3.6 B parameters was measured across nodes, that of width 2048 within a node only.
     let (measured, within_a_node, unmeasured) =
@@ -302,28 +293,16 @@ fn intervals_of_models_not_measured_across_nodes_are_wider() {
 /// No row within a node recomputes.
 #[test]
 fn intervals_of_unmeasured_recomputation_are_wider() {
-    let intervals = shipped_interval_model().unwrap();
     let profile = preset("a100-80gb-8").unwrap();
     let width = |recompute| {
-        let gpt = GptModel { layers: 20, hidden: 2048, heads: 16, vocabulary: 51_200 };
-        let step = TrainingStep {
-            model: TrainedModel::Gpt(gpt),
-            workload: Workload { global_batch: 16, sequence_length: 1024, micro_batch: 2 },
-            strategy: Baseline::FullrankTp,
-            recompute,
-            norm: NormRule::Auto,
-            weights: WeightRule::Any,
-            zero: Zero::Off,
-        };
-        let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
-        let [low, high] = intervals.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
-        (high / low).ln()
+        let step = gpt_step(gpt(20, 2048), [16, 1024, 2], recompute);
+        interval_width(&step, Mesh { tensor: 2, pipeline: 1, data: 1 }, &profile)
     };
     let (measured, unmeasured) = (width(Recompute::None), width(Recompute::Block));
     assert!(unmeasured > 1.1 * measured, "{measured} {unmeasured}");
 }
 
-/// Independently of assumed recomputation, and of rounding of the measured times.
+/// Rows are recognized whatever recomputation is assumed, and with rounded times.
 #[test]
 fn rows_of_the_fit_are_recognized() {
     let Some((rows, profiles)) = all_rows() else { return };
@@ -333,7 +312,7 @@ fn rows_of_the_fit_are_recognized() {
         let (mesh, measured_s) = (row.mesh, row.measured_s(&profiles[0]));
         let profile = profiles.iter().find(|profile| profile.name() == row.hardware).unwrap();
         let conditions = fit_conditions_of(step, mesh, measured_s).unwrap();
-        assert!(conditions.match_step(step, profile), "{conditions:?}");
+        assert!(conditions.apply_to(step, profile), "{conditions:?}");
         let two_digits: f64 = format!("{measured_s:.1e}").parse().unwrap();
         for rounded in [two_digits, measured_s * 0.96, measured_s * 1.04] {
             assert_eq!(
@@ -349,8 +328,8 @@ fn rows_of_the_fit_are_recognized() {
         let assumed = TrainingStep { recompute, ..step.as_ref().clone() };
         assert_eq!(fit_conditions_of(&assumed, mesh, measured_s), Some(conditions));
         assert!(
-            !conditions.match_step(&assumed, profile)
-                && !conditions.match_step(step, &preset("a100-80gb").unwrap())
+            !conditions.apply_to(&assumed, profile)
+                && !conditions.apply_to(step, &preset("a100-80gb").unwrap())
         );
         let mut other = assumed.clone();
         other.workload.global_batch *= 2;
@@ -359,8 +338,7 @@ fn rows_of_the_fit_are_recognized() {
     }
 }
 
-/// For each file its conditions, and below them the digests of its rows. Sorted, so that the order of the
-/// rows is not revealed.
+/// The conditions of each file, followed by the digests of its rows, sorted to hide the order of the rows.
 fn digests(rows: &[Measurement], profiles: &[Profile; 2]) -> String {
     let of_file = |profile: &Profile| {
         let own_rows = rows.iter().filter(|row| row.hardware == profile.name());

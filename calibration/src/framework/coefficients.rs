@@ -1,0 +1,75 @@
+//! Fitted coefficients as a vector.
+
+use narrows_cost_model::Profile;
+use narrows_cost_model::profile::ProfileFile;
+
+use super::model::Framework;
+
+/// Coefficients of a framework, and the fraction of the network's bandwidth that collectives reach, in the order of the fields
+/// of [`Framework`].
+pub type Coefficients = [f64; 9];
+
+/// The names of [`Coefficients`].
+#[cfg(test)]
+pub(super) const COEFFICIENT_NAMES: [&str; 9] = [
+    "operator_s",
+    "idle_operators",
+    "overlap",
+    "elementwise_factor",
+    "gemm_factor",
+    "collective_factor",
+    "fixed_s",
+    "lockstep",
+    "links.inter_node.efficiency",
+];
+
+/// The index of the network's efficiency.
+pub(super) const NETWORK: usize = 8;
+impl Framework {
+    /// The framework part of fitted coefficients.
+    pub fn from_coefficients(coefficients: &Coefficients) -> Framework {
+        let [
+            operator_s,
+            idle_operators,
+            overlap,
+            elementwise_factor,
+            gemm_factor,
+            collective_factor,
+            fixed_s,
+            lockstep,
+            _,
+        ] = *coefficients;
+        Framework {
+            operator_s,
+            idle_operators,
+            overlap,
+            elementwise_factor,
+            gemm_factor,
+            collective_factor,
+            fixed_s,
+            lockstep,
+        }
+    }
+
+    /// The coefficients of this framework on a profile.
+    pub fn coefficients(&self, profile: &Profile) -> Coefficients {
+        [
+            self.operator_s,
+            self.idle_operators,
+            self.overlap,
+            self.elementwise_factor,
+            self.gemm_factor,
+            self.collective_factor,
+            self.fixed_s,
+            self.lockstep,
+            profile.file().links.inter_node.efficiency,
+        ]
+    }
+}
+
+/// A profile whose network reaches another fraction of its bandwidth.
+pub(super) fn with_network_efficiency(file: &ProfileFile, efficiency: f64) -> ProfileFile {
+    let mut file = file.clone();
+    file.links.inter_node.efficiency = efficiency.clamp(0.05, 1.0);
+    file
+}
