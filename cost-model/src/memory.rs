@@ -73,7 +73,7 @@ pub(crate) fn flow_kept_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) ->
     for (layout, save) in copies.iter().zip(&flow.saves) {
         if *save == Save::Kept {
             let copy = activation_bytes(value.width(), *layout, &space.context);
-            let shared = space.segment.carried(id).is_some_and(|carried| carried > 0)
+            let shared = space.segment.boundary_index(id).is_some_and(|carried| carried > 0)
                 && *layout == space.boundary.latents.forward;
             bytes += if shared { Bytes(copy.0 / 2) } else { copy };
         }

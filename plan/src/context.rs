@@ -1,4 +1,4 @@
-//! Where and on how much an op runs: all that sharding depends on besides the op itself.
+//! The context of a plan: mesh, workload, number formats and ZeRO stage.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,14 +12,14 @@ use crate::{DType, Dim, Layout, Precision};
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Zero {
-    /// Every replica holds all optimizer states; gradients are all-reduced.
+    /// All optimizer states on every replica; gradients are all-reduced.
     Off,
     /// ZeRO-1: gradients are reduce-scattered, each replica updates its part of the fp32 states,
     /// new weights are all-gathered.
     One,
 }
 
-/// The mesh, the microbatch and the number formats that strategies are enumerated and emitted for.
+/// Mesh, workload, number formats and ZeRO stage, which strategies and their instructions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Context {
     /// The device mesh.
@@ -45,8 +45,8 @@ impl Context {
 
     /// The dim on which tokens may be sharded over the tensor axis, if any.
     ///
-    /// Whole sequences wherever they divide: every kernel and every byte is the same as for
-    /// positions, attention stays local and nothing needs packing, so positions are never cheaper.
+    /// Whole sequences where they divide, otherwise positions. Kernels and bytes are equal for both, but
+    /// with whole sequences attention is local and no reshard packs, so positions are never cheaper.
     pub fn token_dim(&self) -> Option<Dim> {
         let devices = self.tensor_size();
         if devices == 1 {
@@ -65,7 +65,7 @@ impl Context {
         self.workload.tokens()
     }
 
-    /// Rows (tokens) one device holds of an activation in `layout`.
+    /// Rows (tokens) of an activation in `layout` on one device.
     pub fn rows(&self, layout: Layout) -> u64 {
         match layout {
             Layout::Sharded(Dim::Sequence | Dim::Position) => self.tokens() / self.tensor_size(),
@@ -73,7 +73,7 @@ impl Context {
         }
     }
 
-    /// Features one device holds of `width` in `layout`.
+    /// Features of an activation of this width in `layout` on one device.
     pub fn columns(&self, width: u64, layout: Layout) -> u64 {
         match layout {
             Layout::Sharded(Dim::Feature) => width / self.tensor_size(),
@@ -82,7 +82,7 @@ impl Context {
     }
 
     /// Whether a shard of tokens is one contiguous piece of memory.
-    pub fn tokens_contiguous(&self, dim: Dim) -> bool {
+    pub(crate) fn tokens_contiguous(&self, dim: Dim) -> bool {
         dim == Dim::Sequence || self.workload.micro_batch == 1
     }
 

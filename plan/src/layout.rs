@@ -25,25 +25,25 @@ pub enum Dim {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
-    /// Every device has the whole value.
+    /// Every device has the whole tensor.
     Replicated,
     /// Device i has the i-th of equal parts along the dimension.
     Sharded(Dim),
-    /// Every device has a summand of the value: a sum still to be reduced.
+    /// Every device has a summand of the tensor: a sum still to be reduced.
     Partial,
 }
 
 impl Layout {
-    /// Whether reshards turn a tensor of this layout into the other: nothing becomes a partial sum.
-    pub fn reshards_to(self, other: Layout) -> bool {
+    /// Whether a reshard from this layout to the other exists: none has a partial target.
+    pub(crate) fn reshards_to(self, other: Layout) -> bool {
         self == other || other != Layout::Partial
     }
 }
 
-/// How a weight matrix lies over the tensor axis.
+/// Sharding of a weight matrix over the tensor axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightSplit {
-    /// Every device has all of it.
+    /// The whole matrix on every device.
     Whole,
     /// Split on its rows (a linear's input features, the embedding's vocabulary).
     Rows,
@@ -60,29 +60,31 @@ pub struct EdgeLayout {
     pub backward: Layout,
     /// Whether the division by the norm's root mean square is pending (online RMSNorm, DESIGN §3.3): the
     /// statistic is reduced with the tensor.
-    pub norm_owed: bool,
+    pub norm_pending: bool,
 }
 
 impl EdgeLayout {
     const fn new(forward: Layout, backward: Layout) -> Self {
-        EdgeLayout { forward, backward, norm_owed: false }
+        EdgeLayout { forward, backward, norm_pending: false }
     }
 
-    /// Replicated both ways.
-    pub const REPLICATED: EdgeLayout = EdgeLayout::new(Layout::Replicated, Layout::Replicated);
-    /// Replicated forward, each device holds a summand of the gradient: the input of a column split.
-    pub const GRADIENT_PARTIAL: EdgeLayout = EdgeLayout::new(Layout::Replicated, Layout::Partial);
-    /// A summand forward, gradient wanted whole: the output of a row split.
-    pub const PARTIAL: EdgeLayout = EdgeLayout::new(Layout::Partial, Layout::Replicated);
+    /// Replicated in both directions.
+    pub(crate) const REPLICATED: EdgeLayout =
+        EdgeLayout::new(Layout::Replicated, Layout::Replicated);
+    /// Replicated, with a partial gradient: the input of a column-split linear.
+    pub(crate) const GRADIENT_PARTIAL: EdgeLayout =
+        EdgeLayout::new(Layout::Replicated, Layout::Partial);
+    /// Partial, with a replicated gradient: the output of a row-split linear.
+    pub(crate) const PARTIAL: EdgeLayout = EdgeLayout::new(Layout::Partial, Layout::Replicated);
 
-    /// Sharded on `dim` both ways.
-    pub const fn sharded(dim: Dim) -> Self {
+    /// Sharded along `dim` in both directions.
+    pub(crate) const fn sharded(dim: Dim) -> Self {
         EdgeLayout::new(Layout::Sharded(dim), Layout::Sharded(dim))
     }
 
-    /// The same layouts with the norm's division still owed.
-    pub const fn owed(self) -> Self {
-        EdgeLayout { norm_owed: true, ..self }
+    /// The same layouts, with the division of the norm pending.
+    pub(crate) const fn with_norm_pending(self) -> Self {
+        EdgeLayout { norm_pending: true, ..self }
     }
 }
 
@@ -104,8 +106,8 @@ impl std::fmt::Display for EdgeLayout {
         if self.backward != self.forward {
             write!(f, "/{}", self.backward)?;
         }
-        if self.norm_owed {
-            write!(f, "+norm owed")?;
+        if self.norm_pending {
+            write!(f, ", norm pending")?;
         }
         Ok(())
     }

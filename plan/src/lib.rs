@@ -1,9 +1,8 @@
 //! The narrow waist of Narrows.
 //!
-//! Everything that both the planner and the runtime must agree on lives here: what a
-//! [`Model`](model::Model) is, how a tensor may lie over the devices ([`Layout`]), which kernels a
-//! device runs ([`Kernel`]), what a plan decides, and how a plan is lowered to a checked program.
-//! Nothing in this crate reads a file, knows a price, or searches.
+//! Shared by planner and runtime: models ([`Model`](model::Model)), layouts of tensors over devices
+//! ([`Layout`]), kernels ([`Kernel`]), the search space of strategies, plans ([`Plan`]), and their
+//! lowering to checked programs ([`CheckedProgram`]). The crate has no IO, no prices and no search.
 
 pub mod emit;
 pub mod graph;
@@ -35,6 +34,6 @@ pub use defect::{Defect, Defects};
 pub use dtype::{DType, Precision};
 pub use kernel::Kernel;
 pub use layout::{Dim, EdgeLayout, Layout, WeightSplit};
-pub use lower::{lower, lower_stage};
+pub use lower::lower;
 pub use mesh::{Axis, DeviceGroup, Mesh, Workload};
 pub use units::{Bytes, Flops, Seconds, short_number};

@@ -1,4 +1,4 @@
-//! Typed units for public interfaces, in place of bare `u64` and `f64`.
+//! Units of public interfaces: bytes, floating-point operations, seconds.
 
 use std::fmt;
 use std::iter::Sum;
@@ -43,7 +43,7 @@ impl Bytes {
     /// One mebibyte, the unit of the published volumes.
     pub const MIB: u64 = 1 << 20;
     /// One gibibyte.
-    pub const GIB: u64 = 1 << 30;
+    const GIB: u64 = 1 << 30;
 
     /// Bytes as a float, for dividing by a bandwidth.
     pub fn as_f64(self) -> f64 {
@@ -69,7 +69,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// A number for a message: in full, or with an exponent where it would be long.
+/// Formats a number for a message, with an exponent below 1e-4 and from 1e9 on.
 ///
 /// ```
 /// use narrows_plan::short_number;

@@ -153,7 +153,9 @@ fn is_btp_placement(plan: &FeasiblePlan) -> bool {
             let strategy = option.choice.strategy;
             let Op::Linear(linear) = &node.op else { return true };
             match linear.members[0].parameter {
-                WeightId::FactorA(_) => matches!(strategy, Strategy::Row | Strategy::OwedRow),
+                WeightId::FactorA(_) => {
+                    matches!(strategy, Strategy::Row | Strategy::PendingNormRow)
+                }
                 WeightId::FactorB(_) => strategy == Strategy::Column,
                 _ => true,
             }

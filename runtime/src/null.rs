@@ -191,7 +191,7 @@ mod tests {
 
     fn transfer(stage: u32) -> P2pTransfer {
         P2pTransfer {
-            carries: vec![narrows_plan::graph::BoundaryTensorId::Hidden],
+            tensors: vec![narrows_plan::graph::BoundaryTensorId::Hidden],
             peer_stage: stage,
             group: MESH.group(Axis::Pipeline),
         }

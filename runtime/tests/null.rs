@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 
 use narrows_plan::Axis;
+use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::lower;
 use narrows_plan::model::presets;
-use narrows_plan::program::{Action, Instr, collective_payload};
+use narrows_plan::program::{Action, CollectiveOp, Instr};
 use narrows_plan::{Bytes, CheckedProgram, Plan};
 use narrows_runtime::count_step;
 use narrows_runtime::{DeviceId, StepReport};
@@ -35,6 +36,16 @@ fn phases(program: &CheckedProgram, stage: usize) -> [(&[Instr], u64); 3] {
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
     let stage = &program.stages[stage];
     [(&stage.forward, microbatches), (&stage.backward, microbatches), (&stage.step, 1)]
+}
+
+/// The collectives among instructions.
+fn collectives<'a>(
+    instructions: impl IntoIterator<Item = &'a Instr>,
+) -> impl Iterator<Item = &'a CollectiveOp> {
+    instructions.into_iter().filter_map(|instr| match &instr.action {
+        Action::Collective(collective) => Some(collective),
+        _ => None,
+    })
 }
 
 #[test]
@@ -65,7 +76,9 @@ fn collective_volumes_equal_those_of_the_program() {
             for axis in [Axis::Tensor, Axis::Data, Axis::Pipeline] {
                 let mut expected = 0;
                 for (list, times) in phases(&program, index) {
-                    let bytes = collective_payload(list, axis).values().copied().sum::<Bytes>();
+                    let over_axis = collectives(list).filter(|collective| collective.axis == axis);
+                    let bytes: Bytes =
+                        over_axis.map(|collective| collective.payload + collective.statistic).sum();
                     expected += bytes.0 * times;
                 }
                 let counted: u64 = stage
@@ -99,13 +112,12 @@ fn btp_all_reduces_seven_ranks_per_block_and_token() {
     let stage = &program.program().stages[0];
     let (rank, tokens, blocks, bf16) = (128, 4 * 1024, 8, 2);
     for pass in [&stage.forward, &stage.backward] {
-        let of_blocks = pass.iter().filter(|instr| {
-            let tensor = |e: &narrows_plan::program::CollectiveOp| e.axis == Axis::Tensor;
-            let reduces = matches!(&instr.action, Action::Collective(e) if tensor(e));
-            reduces && instr.origin.block.is_some()
+        let of_blocks = pass.iter().filter(|instr| instr.origin.block.is_some());
+        let all_reduces = collectives(of_blocks).filter(|collective| {
+            (collective.kind, collective.axis) == (CollectiveKind::AllReduce, Axis::Tensor)
         });
-        let payload = collective_payload(of_blocks, Axis::Tensor);
-        assert_eq!(payload.get("all_reduce"), Some(&Bytes(7 * rank * tokens * blocks * bf16)));
+        let payload: Bytes = all_reduces.map(|collective| collective.payload).sum();
+        assert_eq!(payload, Bytes(7 * rank * tokens * blocks * bf16));
     }
 }
 

@@ -132,7 +132,7 @@ fn op_rows(plan: &SegmentPlan, context: &Context) -> Vec<OpRow> {
 
 /// The hidden state or a crossing latent that a block receives.
 fn entry_row(plan: &SegmentPlan, id: ValueId, context: &Context) -> OpRow {
-    let name = match plan.segment.carried(id) {
+    let name = match plan.segment.boundary_index(id) {
         Some(0) | None => "(input)".to_string(),
         Some(_) => format!("({})", plan.segment.value(id).name),
     };

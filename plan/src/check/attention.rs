@@ -1,13 +1,13 @@
-//! Transfer functions of attention. Tokens may be sharded by whole sequences only. Features may be
-//! sharded by whole heads: all heads, or the query heads alone when there are fewer KV heads than
-//! devices; then every device uses one KV head, and the gradients of keys and values are partial sums.
+//! Transfer functions of attention. Tokens may be sharded by whole sequences. Features may be sharded by
+//! whole heads: all heads or, with fewer KV heads than devices, the query heads alone. Then every device
+//! reads one KV head, and the gradients of keys and values are partial.
 
 use crate::kernel::{Attention, Direction};
 use crate::{DType, Dim};
 
 use super::error::{CheckResult, ensure};
 use super::lattice::{
-    AbstractState, AbstractValue, OperandWrite, PendingSum, ShardedExtent, WriteTarget,
+    AbstractState, AbstractValue, OperandWrite, PendingReduction, ShardedExtent, WriteTarget,
 };
 use super::operands::InstrOperands;
 use super::values::ForwardOpKind;
@@ -16,8 +16,8 @@ pub(super) fn transfer(
     operands: &mut InstrOperands,
     attention: &Attention,
 ) -> CheckResult<Vec<OperandWrite>> {
-    operands.all_summed()?;
-    operands.none_owes_norm()?;
+    operands.check_all_reduced()?;
+    operands.check_no_pending_norm()?;
     let sizes = [attention.heads, attention.kv_heads, attention.head_dim];
     ensure(sizes.iter().all(|size| (1..1 << 24).contains(size)), || {
         format!(
@@ -40,39 +40,39 @@ pub(super) fn transfer(
     }
 }
 
-/// Output and log-sum-exp for these inputs.
-fn results(
+/// States of output and log-sum-exp.
+fn result_states(
     operands: &InstrOperands,
     attention: &Attention,
     inputs: usize,
 ) -> CheckResult<(AbstractState, AbstractState)> {
     let devices = operands.devices();
     let q = operands.reads[0];
-    tokens(operands, attention, &q)?;
+    check_tokens(operands, attention, &q)?;
     let hd = attention.head_dim;
-    let heads = ShardedExtent { size: attention.heads, cut: None };
-    let heads = match q.columns.cut {
+    let heads = ShardedExtent { size: attention.heads, sharded: None };
+    let heads = match q.columns.sharded {
         None => heads,
-        Some(_) => ShardedExtent { size: attention.heads * devices, cut: Some(Dim::Feature) },
+        Some(_) => ShardedExtent { size: attention.heads * devices, sharded: Some(Dim::Feature) },
     };
     let widths: u64 = operands.reads[..inputs].iter().map(|s| s.columns.local(devices)).sum();
-    if shares_keys(operands, inputs) {
-        let keys = widths - q.columns.local(devices);
-        let whole = keys / (2 * hd);
+    if has_replicated_kv(operands, inputs) {
+        let kv_width = widths - q.columns.local(devices);
+        let kv_heads = kv_width / (2 * hd);
         let fits = q.columns.local(devices) == attention.heads * hd
-            && whole * 2 * hd == keys
+            && kv_heads * 2 * hd == kv_width
             && attention.kv_heads == 1
-            && whole > 0
-            && devices.is_multiple_of(whole);
+            && kv_heads > 0
+            && devices.is_multiple_of(kv_heads);
         ensure(fits, || {
             format!(
-                "computes {} query heads and {} KV heads per device, but reads {q} and {whole} replicated KV heads over {devices} devices",
+                "computes {} query heads and {} KV heads per device, but reads {q} and {kv_heads} replicated KV heads over {devices} devices",
                 attention.heads, attention.kv_heads
             )
         })?;
     } else {
         for state in &operands.reads[1..inputs] {
-            ensure(state.columns.cut == q.columns.cut, || {
+            ensure(state.columns.sharded == q.columns.sharded, || {
                 format!("reads queries {q} and keys or values {state}: their heads do not match")
             })?;
         }
@@ -88,25 +88,25 @@ fn results(
             format!("reads queries {q} and keys or values {state}: their tokens do not match")
         })?;
     }
-    // Fewer key heads than devices: all devices hold all of them.
-    let keys = match (q.columns.cut, shares_keys(operands, inputs)) {
+    // Whole width of keys and of values.
+    let kv_width = match (q.columns.sharded, has_replicated_kv(operands, inputs)) {
         (_, true) => (widths - q.columns.local(devices)) / 2,
         (None, _) => attention.kv_heads * hd,
         (Some(_), _) => attention.kv_heads * hd * devices,
     };
-    operands.operands_are(0..inputs, &[heads.times(hd).size, keys, keys])?;
+    operands.check_sections(0..inputs, &[heads.times(hd).size, kv_width, kv_width])?;
     let output = AbstractState { columns: heads.times(hd), ..q };
-    let sums = AbstractState { columns: heads, dtype: DType::F32, ..q };
-    Ok((output, sums))
+    let log_sum_exp = AbstractState { columns: heads, dtype: DType::F32, ..q };
+    Ok((output, log_sum_exp))
 }
 
-fn tokens(operands: &InstrOperands, attention: &Attention, q: &AbstractState) -> CheckResult {
-    let workload = &operands.check.context.workload;
-    ensure(q.rows.cut != Some(Dim::Position), || {
+fn check_tokens(operands: &InstrOperands, attention: &Attention, q: &AbstractState) -> CheckResult {
+    let workload = &operands.checker.context.workload;
+    ensure(q.rows.sharded != Some(Dim::Position), || {
         "reads tokens sharded by position, but every position attends to all before it".into()
     })?;
     let sequences =
-        workload.micro_batch / if q.rows.cut.is_some() { operands.devices() } else { 1 };
+        workload.micro_batch / if q.rows.sharded.is_some() { operands.devices() } else { 1 };
     let fits = (attention.sequences, attention.length) == (sequences, workload.sequence_length);
     ensure(fits && attention.input == q.dtype, || {
         format!(
@@ -116,10 +116,10 @@ fn tokens(operands: &InstrOperands, attention: &Attention, q: &AbstractState) ->
     })
 }
 
-fn shares_keys(operands: &InstrOperands, inputs: usize) -> bool {
-    operands.reads[0].columns.cut.is_some()
+fn has_replicated_kv(operands: &InstrOperands, inputs: usize) -> bool {
+    operands.reads[0].columns.sharded.is_some()
         && inputs > 1
-        && operands.reads[1..inputs].iter().all(|state| state.columns.cut.is_none())
+        && operands.reads[1..inputs].iter().all(|state| state.columns.sharded.is_none())
 }
 
 fn forward(
@@ -127,13 +127,13 @@ fn forward(
     attention: &Attention,
     inputs: usize,
 ) -> CheckResult<Vec<OperandWrite>> {
-    let (output, sums) = results(operands, attention, inputs)?;
+    let (output, log_sum_exp) = result_states(operands, attention, inputs)?;
     let values = (0..inputs).map(|port| operands.value(port)).collect::<CheckResult<_>>()?;
-    let made = operands.apply(ForwardOpKind::Attention, values)?;
+    let outputs = operands.apply(ForwardOpKind::Attention, values)?;
     let fresh = |state, target| OperandWrite { state, target };
     Ok(vec![
-        fresh(output.with(AbstractValue::Value(made[0])), WriteTarget::Fresh),
-        fresh(sums.with(AbstractValue::Value(made[1])), WriteTarget::Fresh),
+        fresh(output.with_value(AbstractValue::Value(outputs[0])), WriteTarget::Fresh),
+        fresh(log_sum_exp.with_value(AbstractValue::Value(outputs[1])), WriteTarget::Fresh),
     ])
 }
 
@@ -142,33 +142,38 @@ fn backward(
     attention: &Attention,
     inputs: usize,
 ) -> CheckResult<Vec<OperandWrite>> {
-    let (output, sums) = results(operands, attention, inputs)?;
+    let (output, log_sum_exp) = result_states(operands, attention, inputs)?;
     let first = operands.value(0)?;
     let (out, lse, dout) =
         (operands.reads[inputs], operands.reads[inputs + 1], operands.reads[inputs + 2]);
-    let values = &operands.check.values;
-    let node = values.user(first, 0, dout.meaning, |kind| kind == ForwardOpKind::Attention)?;
-    for (port, input) in values.inputs(node).iter().enumerate() {
+    let graph = &operands.checker.graph;
+    let node =
+        graph.differentiated_op(first, 0, dout.value, |kind| kind == ForwardOpKind::Attention)?;
+    for (port, input) in graph.inputs(node).iter().enumerate() {
         ensure(port < inputs && operands.value(port)? == *input, || {
             format!(
                 "reads an input other than {}, the input of its forward pass",
-                values.name(*input)
+                graph.name(*input)
             )
         })?;
     }
-    let made: Vec<AbstractValue> =
-        values.outputs(node).iter().map(|v| AbstractValue::Value(*v)).collect();
-    ensure([out.meaning, lse.meaning] == made[..], || {
+    let outputs: Vec<AbstractValue> =
+        graph.outputs(node).iter().map(|v| AbstractValue::Value(*v)).collect();
+    ensure([out.value, lse.value] == outputs[..], || {
         "reads an output and log-sum-exp that do not belong to its inputs".into()
     })?;
-    for (state, wanted) in [(out, output), (lse, sums), (dout, output)] {
-        ensure(state.lies_as(&wanted), || format!("reads {state} where it needs {wanted}"))?;
+    for (state, expected) in [(out, output), (lse, log_sum_exp), (dout, output)] {
+        ensure(state.same_layout(&expected), || {
+            format!("reads {state} where it needs {expected}")
+        })?;
     }
-    let shared = shares_keys(operands, inputs);
-    let written = (0..inputs).map(|port| {
-        let owed = if shared && port > 0 { PendingSum::Owed } else { PendingSum::Done };
-        let state = operands.reads[port].with(values.contribution(node, port)).owing(owed);
+    let shared_kv = has_replicated_kv(operands, inputs);
+    let writes = (0..inputs).map(|port| {
+        let pending =
+            if shared_kv && port > 0 { PendingReduction::Sum } else { PendingReduction::None };
+        let state =
+            operands.reads[port].with_value(graph.contribution(node, port)).with_pending(pending);
         OperandWrite { state, target: WriteTarget::Fresh }
     });
-    Ok(written.collect())
+    Ok(writes.collect())
 }

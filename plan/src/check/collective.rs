@@ -1,14 +1,14 @@
-//! Transfer function of collectives within a pass, all over the tensor axis. The source layout must be
-//! the operands', kind and layouts must agree, partial sums are summed and partial maxima compared,
-//! and the group is the mesh's. Reducing a whole tensor would count it once per device.
+//! Transfer function of collectives within a pass, which run over the tensor axis. Source layout and
+//! reduction must be those of the operands, the kind must match the layouts, and the group must be that of
+//! the mesh. The reduction of a replicated tensor is refused: it would add the tensor once per device.
 
 use crate::kernel::CollectiveKind;
-use crate::mesh::Axis;
+use crate::mesh::{Axis, DeviceGroup};
 use crate::program::{CollectiveOp, Reduction};
 use crate::{Bytes, Dim, Layout};
 
 use super::error::{CheckResult, ensure, fault, fault_hint};
-use super::lattice::{AbstractState, OperandWrite, PendingSum, ShardedExtent, WriteTarget};
+use super::lattice::{AbstractState, OperandWrite, PendingReduction, ShardedExtent, WriteTarget};
 use super::operands::InstrOperands;
 
 pub(super) fn transfer(
@@ -21,65 +21,61 @@ pub(super) fn transfer(
             collective.axis.name()
         )
     })?;
-    group_fits(collective, operands.check.context.mesh.group(Axis::Tensor))?;
-    kind_fits(collective)?;
+    check_group(collective, operands.checker.context.mesh.group(Axis::Tensor))?;
+    check_kind(collective)?;
     ensure(!operands.reads.is_empty(), || "has no operand".into())?;
     operands.check_arity(operands.reads.len()..=operands.reads.len(), operands.reads.len())?;
     for port in 0..operands.reads.len() {
-        operand_fits(operands, collective, port)?;
+        check_operand(operands, collective, port)?;
     }
-    volume_fits(operands, collective)?;
+    check_volume(operands, collective)?;
     if collective.kind == CollectiveKind::AllReduce {
-        let written = operands.reads.iter().enumerate().map(|(port, state)| OperandWrite {
-            state: state.owing(PendingSum::Done),
-            target: WriteTarget::Over(port),
+        let writes = operands.reads.iter().enumerate().map(|(port, state)| OperandWrite {
+            state: state.with_pending(PendingReduction::None),
+            target: WriteTarget::InPlace(port),
         });
-        return Ok(written.collect());
+        return Ok(writes.collect());
     }
     ensure(operands.reads.len() == 1, || "moves more than one tensor".into())?;
     let state = operands.reads[0];
-    let packs = |layout| packs(operands, layout, collective.kind);
-    ensure(state.packed == packs(collective.to), || {
+    let packed = |layout| packed_dim(operands, layout, collective.kind);
+    ensure(state.packed == packed(collective.to), || {
         format!("reads {state}, which is not packed as sharding it by {} requires", collective.to)
     })?;
-    let laid = lay(state, collective.to);
-    let state = AbstractState { packed: packs(collective.from), ..laid };
+    let state =
+        AbstractState { packed: packed(collective.from), ..resharded(state, collective.to) };
     Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
 }
 
-/// The dimension to pack before or unpack after, for shards that are not contiguous in memory.
-fn packs(operands: &InstrOperands, layout: Layout, kind: CollectiveKind) -> Option<Dim> {
+/// The dimension to pack by before the collective, or to unpack by after it, for shards that are not
+/// contiguous in memory.
+fn packed_dim(operands: &InstrOperands, layout: Layout, kind: CollectiveKind) -> Option<Dim> {
     let Layout::Sharded(dim) = layout else { return None };
-    let contiguous = dim != Dim::Feature && operands.check.context.tokens_contiguous(dim);
+    let contiguous = dim != Dim::Feature && operands.checker.context.tokens_contiguous(dim);
     (kind == CollectiveKind::AllToAll || !contiguous).then_some(dim)
 }
 
-fn lay(state: AbstractState, to: Layout) -> AbstractState {
-    let cut = |wanted: bool| match to {
-        Layout::Sharded(dim) if wanted == (dim == Dim::Feature) => Some(dim),
+fn resharded(state: AbstractState, to: Layout) -> AbstractState {
+    let sharded = |features: bool| match to {
+        Layout::Sharded(dim) if features == (dim == Dim::Feature) => Some(dim),
         _ => None,
     };
     AbstractState {
-        rows: ShardedExtent { cut: cut(false), ..state.rows },
-        columns: ShardedExtent { cut: cut(true), ..state.columns },
-        tensor: PendingSum::Done,
+        rows: ShardedExtent { sharded: sharded(false), ..state.rows },
+        columns: ShardedExtent { sharded: sharded(true), ..state.columns },
+        pending: PendingReduction::None,
         ..state
     }
 }
 
-pub(super) fn group_fits(
-    collective: &CollectiveOp,
-    group: crate::mesh::DeviceGroup,
-) -> CheckResult {
-    let found = collective.group;
-    ensure(found.size > 1, || "has a group of one device".into())?;
-    if found != group {
+pub(super) fn check_group(collective: &CollectiveOp, group: DeviceGroup) -> CheckResult {
+    let DeviceGroup { axis, size, stride } = collective.group;
+    ensure(size > 1, || "has a group of one device".into())?;
+    if collective.group != group {
         return fault_hint(
             format!(
-                "uses a group of {} devices with stride {} on the {} axis, which is not the mesh's group of the {} axis",
-                found.size,
-                found.stride,
-                found.axis.name(),
+                "uses a group of {size} devices with stride {stride} on the {} axis, which is not the mesh's group of the {} axis",
+                axis.name(),
                 group.axis.name()
             ),
             format!("{} devices with stride {}", group.size, group.stride),
@@ -88,7 +84,7 @@ pub(super) fn group_fits(
     Ok(())
 }
 
-pub(super) fn kind_fits(collective: &CollectiveOp) -> CheckResult {
+pub(super) fn check_kind(collective: &CollectiveOp) -> CheckResult {
     use Layout::{Partial, Replicated, Sharded};
     let fits = match (collective.from, collective.to) {
         (Partial, Replicated) => collective.kind == CollectiveKind::AllReduce,
@@ -100,8 +96,8 @@ pub(super) fn kind_fits(collective: &CollectiveOp) -> CheckResult {
     ensure(fits, || format!("cannot turn {} into {}", collective.from, collective.to))
 }
 
-/// Checks that an operand has the source layout and needs the collective's reduction.
-fn operand_fits(operands: &InstrOperands, collective: &CollectiveOp, port: usize) -> CheckResult {
+/// Checks that an operand has the source layout and the pending reduction of the collective.
+fn check_operand(operands: &InstrOperands, collective: &CollectiveOp, port: usize) -> CheckResult {
     let state = &operands.reads[port];
     let name = operands.operand_name(port);
     let layout = state.layout();
@@ -119,24 +115,24 @@ fn operand_fits(operands: &InstrOperands, collective: &CollectiveOp, port: usize
             }
         };
     }
-    let combines = match state.tensor {
-        PendingSum::MaximumOwed => Reduction::Maximum,
+    let reduction = match state.pending {
+        PendingReduction::Maximum => Reduction::Maximum,
         _ => Reduction::Sum,
     };
-    ensure(collective.reduction == combines, || match combines {
+    ensure(collective.reduction == reduction, || match reduction {
         Reduction::Sum => format!("takes the maximum of {name}, which is a partial sum"),
         Reduction::Maximum => format!("sums {name}, which needs a maximum"),
     })
 }
 
-/// Checks the declared volumes: bytes of the unsharded tensor, with statistics beside it or alone.
-fn volume_fits(operands: &InstrOperands, collective: &CollectiveOp) -> CheckResult {
+/// Checks the declared bytes of the unsharded tensors: a payload with statistics, or statistics alone.
+fn check_volume(operands: &InstrOperands, collective: &CollectiveOp) -> CheckResult {
     let bytes = |state: &AbstractState| state.dtype.bytes(state.rows.size * state.columns.size);
     let all: Bytes = operands.reads.iter().map(bytes).sum();
     let first = bytes(&operands.reads[0]);
-    let booked = (collective.payload, collective.statistic);
-    let alone = booked == (Bytes(0), all);
-    let beside = booked == (first, all - first);
+    let declared = (collective.payload, collective.statistic);
+    let alone = declared == (Bytes(0), all);
+    let beside = declared == (first, all - first);
     ensure(alone || beside, || {
         format!(
             "declares {} bytes of payload and {} of statistics, but its tensors have {}",

@@ -1,30 +1,30 @@
-//! What a check finds: what, where, why, and what to try.
+//! Errors of the check, with place, reason and hint.
 
 use std::fmt;
 
 use crate::program::{InstrOrigin, Phase};
 
-/// Faults past this many are not reported: the first few explain the rest.
-const REPORTED: usize = 8;
+/// Most errors that are reported: later ones usually follow from the first.
+const REPORTED_MAX: usize = 8;
 
-/// One reason why a program is refused.
+/// One error of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckError {
-    /// The pipeline stage, when the fault lies in one.
+    /// The pipeline stage; `None` for errors of the whole program.
     pub stage: Option<usize>,
-    /// The instruction: its phase, its index there and its origin.
+    /// The instruction, by phase, index in the phase and origin; `None` for errors of a stage.
     pub instruction: Option<(Phase, usize, InstrOrigin)>,
-    /// What is wrong and why, as one sentence without a full stop.
+    /// The problem and its reason, as one sentence without a full stop.
     pub problem: String,
-    /// What to try, when something sensible can be said.
+    /// A possible correction.
     pub hint: Option<String>,
 }
 
-/// The first reasons why a program is refused. Never empty.
+/// The first errors of a program. Not empty when returned as an error.
 #[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
 pub struct CheckErrors(pub Vec<CheckError>);
 
-/// A fault whose place is known to the caller.
+/// An error without its place, which the caller adds.
 #[derive(Clone, Debug)]
 pub(super) struct CheckFault {
     pub problem: String,
@@ -33,41 +33,41 @@ pub(super) struct CheckFault {
 
 pub(super) type CheckResult<T = ()> = Result<T, CheckFault>;
 
-/// A fault as an error.
+/// Returns an error.
 pub(super) fn fault<T>(problem: impl Into<String>) -> CheckResult<T> {
     Err(CheckFault { problem: problem.into(), hint: None })
 }
 
-/// A fault with what to try.
+/// Returns an error with a hint.
 pub(super) fn fault_hint<T>(problem: impl Into<String>, hint: impl Into<String>) -> CheckResult<T> {
     Err(CheckFault { problem: problem.into(), hint: Some(hint.into()) })
 }
 
-/// `Ok` when `fine`, else the fault.
-pub(super) fn ensure(fine: bool, problem: impl FnOnce() -> String) -> CheckResult {
-    if fine { Ok(()) } else { fault(problem()) }
+/// Returns an error unless `condition` holds.
+pub(super) fn ensure(condition: bool, problem: impl FnOnce() -> String) -> CheckResult {
+    if condition { Ok(()) } else { fault(problem()) }
 }
 
 impl CheckErrors {
     pub(super) fn push(&mut self, error: CheckError) {
-        if self.0.len() < REPORTED {
+        if self.0.len() < REPORTED_MAX {
             self.0.push(error);
         }
     }
 
-    pub(super) fn of_stage(&mut self, stage: usize, fault: CheckFault) {
+    pub(super) fn push_stage(&mut self, stage: usize, fault: CheckFault) {
         let CheckFault { problem, hint } = fault;
         self.push(CheckError { stage: Some(stage), instruction: None, problem, hint });
     }
 
-    pub(super) fn of_all(&mut self, fault: CheckFault) {
+    pub(super) fn push_program(&mut self, fault: CheckFault) {
         let CheckFault { problem, hint } = fault;
         self.push(CheckError { stage: None, instruction: None, problem, hint });
     }
 
-    /// Whether nothing more would be reported.
-    pub(super) fn full(&self) -> bool {
-        self.0.len() >= REPORTED
+    /// Whether further errors are not reported.
+    pub(super) fn is_full(&self) -> bool {
+        self.0.len() >= REPORTED_MAX
     }
 }
 

@@ -1,14 +1,13 @@
-//! Transfer functions of GEMMs. Contracted sides must match in size and sharding: two sides sharded
-//! alike give a partial sum, one sharded side alone is an error. The result keeps the sharding of its
-//! sides, and one axis either shards a tensor once or leaves a partial sum. A partial operand gives a
-//! partial result where no operand is sharded.
+//! Transfer functions of GEMMs. Contracted sides must have equal size and sharding; where they are
+//! sharded, the result is partial. The other sides keep their sharding. A partial operand gives a partial
+//! result where no side is sharded.
 
 use crate::Dim;
 use crate::program::{Extent, GemmOp, GemmRole};
 
 use super::error::{CheckResult, ensure, fault};
 use super::lattice::{
-    AbstractState, AbstractValue, OperandWrite, PendingSum, ShardedExtent, WriteTarget,
+    AbstractState, AbstractValue, OperandWrite, PendingReduction, ShardedExtent, WriteTarget,
 };
 use super::operands::InstrOperands;
 use super::values::ForwardOpKind;
@@ -28,80 +27,102 @@ pub(super) fn transfer(
     }
 }
 
-fn forward(operands: &mut InstrOperands, p: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
+fn forward(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
     operands.check_arity(2..=2, 1)?;
-    ensure(!p.accumulate, || "accumulates in the forward pass".into())?;
+    ensure(!gemm.accumulate, || "accumulates in the forward pass".into())?;
     let (x, w) = (operands.reads[0], operands.reads[1]);
-    sizes(operands, [(p.m, p.k * p.batch), (p.k, p.n * p.batch), (p.m, p.n * p.batch)])?;
-    let owed = contract(x.columns, w.rows.times(p.batch))?;
-    let owed = linear(operands, owed, &[x.rows, w.columns])?;
-    no_norm(operands, 1)?;
-    operands.gemm_sections(p.batch)?;
+    check_sizes(
+        operands,
+        [
+            (gemm.m, gemm.k * gemm.batch),
+            (gemm.k, gemm.n * gemm.batch),
+            (gemm.m, gemm.n * gemm.batch),
+        ],
+    )?;
+    let pending = contraction_is_sharded(x.columns, w.rows.times(gemm.batch))?;
+    let pending = result_pending(operands, pending, &[x.rows, w.columns])?;
+    check_no_pending_norm(operands, 1)?;
+    operands.check_gemm_sections(gemm.batch)?;
     let inputs = vec![operands.value(0)?, operands.value(1)?];
-    let value = operands.apply(ForwardOpKind::Gemm { batch: p.batch }, inputs)?[0];
+    let value = operands.apply(ForwardOpKind::Gemm { batch: gemm.batch }, inputs)?[0];
     let state = AbstractState {
-        norm: x.norm,
+        pending_norm: x.pending_norm,
         ..AbstractState::new(AbstractValue::Value(value), x.rows, w.columns, x.dtype)
     };
-    one(state.owing(owed))
+    fresh(state.with_pending(pending))
 }
 
-fn input_gradient(operands: &mut InstrOperands, p: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
+fn input_gradient(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
     operands.check_arity(2..=3, 1)?;
     let (dy, w) = (operands.reads[0], operands.reads[1]);
-    sizes(operands, [(p.m, p.k * p.batch), (p.n, p.k * p.batch), (p.m, p.n * p.batch)])?;
-    let owed = contract(dy.columns, w.columns)?;
-    let owed = linear(operands, owed, &[dy.rows, w.rows])?;
-    no_norm(operands, 0)?;
+    check_sizes(
+        operands,
+        [
+            (gemm.m, gemm.k * gemm.batch),
+            (gemm.n, gemm.k * gemm.batch),
+            (gemm.m, gemm.n * gemm.batch),
+        ],
+    )?;
+    let pending = contraction_is_sharded(dy.columns, w.columns)?;
+    let pending = result_pending(operands, pending, &[dy.rows, w.rows])?;
+    check_no_pending_norm(operands, 0)?;
     let weight = operands.value(1)?;
-    let kind = ForwardOpKind::Gemm { batch: p.batch };
-    let node = operands.check.values.user(weight, 1, dy.meaning, |k| k == kind)?;
-    let meaning = operands.check.values.contribution(node, 0);
-    let state = AbstractState::new(meaning, dy.rows, w.rows.times(p.batch), dy.dtype).owing(owed);
-    ensure(p.accumulate == (operands.reads.len() == 3), || accumulate_mismatch(p))?;
-    Ok(vec![operands.accumulated(p.accumulate.then_some(2), state)?])
+    let kind = ForwardOpKind::Gemm { batch: gemm.batch };
+    let node = operands.checker.graph.differentiated_op(weight, 1, dy.value, |k| k == kind)?;
+    let gradient = operands.checker.graph.contribution(node, 0);
+    let state = AbstractState::new(gradient, dy.rows, w.rows.times(gemm.batch), dy.dtype)
+        .with_pending(pending);
+    ensure(gemm.accumulate == (operands.reads.len() == 3), || accumulate_mismatch(gemm))?;
+    Ok(vec![operands.accumulate(gemm.accumulate.then_some(2), state)?])
 }
 
-fn weight_gradient(operands: &mut InstrOperands, p: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
+fn weight_gradient(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
     operands.check_arity(2..=3, 1)?;
     let (x, dy) = (operands.reads[0], operands.reads[1]);
-    sizes(operands, [(p.k, p.m * p.batch), (p.k, p.n * p.batch), (p.m, p.n * p.batch)])?;
-    let owed = contract(x.rows, dy.rows)?;
-    let owed = linear(operands, owed, &[x.columns, dy.columns])?;
-    ensure(p.accumulate && operands.reads.len() == 3, || {
+    check_sizes(
+        operands,
+        [
+            (gemm.k, gemm.m * gemm.batch),
+            (gemm.k, gemm.n * gemm.batch),
+            (gemm.m, gemm.n * gemm.batch),
+        ],
+    )?;
+    let pending = contraction_is_sharded(x.rows, dy.rows)?;
+    let pending = result_pending(operands, pending, &[x.columns, dy.columns])?;
+    ensure(gemm.accumulate && operands.reads.len() == 3, || {
         "overwrites the weight gradient of earlier microbatches instead of accumulating".into()
     })?;
-    ensure(x.columns.size.is_multiple_of(p.batch), || {
+    ensure(x.columns.size.is_multiple_of(gemm.batch), || {
         "has a batch that does not divide the columns of its input".into()
     })?;
-    let kind = ForwardOpKind::Gemm { batch: p.batch };
+    let kind = ForwardOpKind::Gemm { batch: gemm.batch };
     let input = operands.value(0)?;
-    let node = operands.check.values.user(input, 0, dy.meaning, |k| k == kind)?;
-    let meaning = operands.check.values.contribution(node, 1);
-    let rows = ShardedExtent { size: x.columns.size / p.batch, ..x.columns };
+    let node = operands.checker.graph.differentiated_op(input, 0, dy.value, |k| k == kind)?;
+    let gradient = operands.checker.graph.contribution(node, 1);
+    let rows = ShardedExtent { size: x.columns.size / gemm.batch, ..x.columns };
     let dtype = operands.reads[2].dtype;
-    let state = AbstractState::new(meaning, rows, dy.columns, dtype).owing(owed);
-    Ok(vec![operands.accumulated(Some(2), state)?])
+    let state = AbstractState::new(gradient, rows, dy.columns, dtype).with_pending(pending);
+    Ok(vec![operands.accumulate(Some(2), state)?])
 }
 
-fn accumulate_mismatch(p: &GemmOp) -> String {
-    match p.accumulate {
+fn accumulate_mismatch(gemm: &GemmOp) -> String {
+    match gemm.accumulate {
         true => "accumulates but reads no sum".into(),
         false => "reads a sum but does not accumulate".into(),
     }
 }
 
-fn one(state: AbstractState) -> CheckResult<Vec<OperandWrite>> {
+fn fresh(state: AbstractState) -> CheckResult<Vec<OperandWrite>> {
     Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
 }
 
 /// Checks the shapes and formats of the operands and the result.
-fn sizes(operands: &InstrOperands, wanted: [(u64, u64); 3]) -> CheckResult {
-    let seen = [&operands.instr.reads[0], &operands.instr.reads[1], &operands.instr.writes[0]];
-    for (access, (rows, columns)) in seen.into_iter().zip(wanted) {
+fn check_sizes(operands: &InstrOperands, expected: [(u64, u64); 3]) -> CheckResult {
+    let accesses = [&operands.instr.reads[0], &operands.instr.reads[1], &operands.instr.writes[0]];
+    for (access, (rows, columns)) in accesses.into_iter().zip(expected) {
         let Extent { rows: r, columns: c, .. } = access.extent;
         ensure((r, c) == (rows, columns), || {
-            let name = &operands.check.stage.buffer(access.buffer).name;
+            let name = &operands.checker.stage.buffer(access.buffer).name;
             format!("expects `{name}` as {rows}×{columns}, but accesses {}", access.extent)
         })?;
     }
@@ -115,47 +136,50 @@ fn sizes(operands: &InstrOperands, wanted: [(u64, u64); 3]) -> CheckResult {
     })
 }
 
-/// Whether contracting two sides gives a partial sum.
-fn contract(one: ShardedExtent, two: ShardedExtent) -> CheckResult<bool> {
+/// Whether two contracted sides are sharded, so that the result is partial.
+fn contraction_is_sharded(one: ShardedExtent, two: ShardedExtent) -> CheckResult<bool> {
     ensure(one.size == two.size, || format!("contracts {} elements with {}", one.size, two.size))?;
-    let name = |cut: Option<Dim>| match cut {
+    let name = |sharded: Option<Dim>| match sharded {
         None => "whole".to_string(),
         Some(dim) => format!("sharded by {}", crate::Layout::Sharded(dim)),
     };
-    ensure(one.cut == two.cut, || {
+    ensure(one.sharded == two.sharded, || {
         format!(
             "contracts a side that is {} with one that is {}: devices would multiply shards that do not match",
-            name(one.cut),
-            name(two.cut)
+            name(one.sharded),
+            name(two.sharded)
         )
     })?;
-    Ok(one.cut.is_some())
+    Ok(one.sharded.is_some())
 }
 
-/// The pending sum of the result, given that of the contraction and the remaining sides.
-fn linear(
+/// The pending reduction of the result. `contracted` is whether the contracted sides are sharded; `sides`
+/// are the other ones.
+fn result_pending(
     operands: &InstrOperands,
     contracted: bool,
     sides: &[ShardedExtent],
-) -> CheckResult<PendingSum> {
+) -> CheckResult<PendingReduction> {
     let partial: Vec<usize> =
-        (0..2).filter(|port| operands.reads[*port].tensor != PendingSum::Done).collect();
-    let cut = contracted || sides.iter().any(|side| side.cut.is_some());
+        (0..2).filter(|port| operands.reads[*port].pending != PendingReduction::None).collect();
+    let any_sharded = contracted || sides.iter().any(|side| side.sharded.is_some());
     match partial[..] {
-        [] => Ok(if contracted { PendingSum::Owed } else { PendingSum::Done }),
+        [] => Ok(if contracted { PendingReduction::Sum } else { PendingReduction::None }),
         [_, _] => {
             fault("multiplies two partial sums: a product of sums is not the sum of products")
         }
-        [port] if cut || operands.reads[port].tensor != PendingSum::Owed => fault(format!(
-            "reads the partial sum {} while another operand is sharded over the same devices",
-            operands.operand_name(port)
-        )),
-        _ => Ok(PendingSum::Owed),
+        [port] if any_sharded || operands.reads[port].pending != PendingReduction::Sum => {
+            fault(format!(
+                "reads the partial sum {} while another operand is sharded over the same devices",
+                operands.operand_name(port)
+            ))
+        }
+        _ => Ok(PendingReduction::Sum),
     }
 }
 
-fn no_norm(operands: &InstrOperands, port: usize) -> CheckResult {
-    ensure(operands.reads[port].norm.is_none(), || {
+fn check_no_pending_norm(operands: &InstrOperands, port: usize) -> CheckResult {
+    ensure(operands.reads[port].pending_norm.is_none(), || {
         format!(
             "reads {} before the division by its norm's root mean square",
             operands.operand_name(port)

@@ -1,4 +1,4 @@
-//! The lattice of the abstract interpretation: what is known of a buffer's contents.
+//! The lattice of the abstract interpretation: known properties of the contents of a buffer.
 
 use crate::program::Extent;
 use crate::{DType, Dim, Layout};
@@ -8,34 +8,33 @@ use super::error::{CheckResult, fault};
 /// One side of a matrix: its whole size, and how the tensor axis shards it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShardedExtent {
-    /// Size of the whole (unsharded) side.
+    /// Whole (unsharded) size.
     pub size: u64,
     /// The dimension that the tensor axis shards into equal parts, if any.
-    pub cut: Option<Dim>,
+    pub sharded: Option<Dim>,
 }
 
-/// The reduction that is still to be done over the tensor axis.
+/// The pending reduction over the tensor axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PendingSum {
-    /// Nothing.
-    Done,
-    /// A sum: each device has a summand.
-    Owed,
-    /// A maximum: each device has a candidate.
-    MaximumOwed,
+pub(super) enum PendingReduction {
+    None,
+    /// Each device has a summand.
+    Sum,
+    /// Each device has a candidate of the maximum.
+    Maximum,
 }
 
 /// A value of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct SymbolId(pub u32);
+pub(super) struct ForwardValueId(pub u32);
 
-/// Which tensor a buffer's elements are.
+/// The tensor that a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AbstractValue {
     /// A value of the forward pass.
-    Value(SymbolId),
+    Value(ForwardValueId),
     /// A sum of gradient contributions, one bit for each use of the value.
-    Gradient { of: SymbolId, uses: u64 },
+    Gradient { of: ForwardValueId, uses: u64 },
     /// Zeros: no contribution yet, in any layout.
     Zero,
 }
@@ -43,44 +42,44 @@ pub(super) enum AbstractValue {
 /// The known properties of a buffer's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AbstractState {
-    pub meaning: AbstractValue,
+    pub value: AbstractValue,
     /// Tokens, or a weight's input features.
     pub rows: ShardedExtent,
     /// Features.
     pub columns: ShardedExtent,
-    /// The reduction still pending over the tensor axis.
-    pub tensor: PendingSum,
-    /// The statistic of the norm whose division is still pending.
-    pub norm: Option<SymbolId>,
+    /// The pending reduction over the tensor axis.
+    pub pending: PendingReduction,
+    /// The statistic of the norm whose division is pending.
+    pub pending_norm: Option<ForwardValueId>,
     /// The dimension whose parts are packed one after the other, before or after a collective.
     pub packed: Option<Dim>,
     pub dtype: DType,
 }
 
-/// A result, and where it may be written.
+/// A result and its allowed target.
 pub(super) struct OperandWrite {
     pub state: AbstractState,
     pub target: WriteTarget,
 }
 
-/// Where a result may be written.
+/// The buffers that a result may be written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteTarget {
-    /// To a buffer that the instruction does not read.
+    /// A buffer that the instruction does not read.
     Fresh,
-    /// In place of the operand with this number.
-    Over(usize),
-    /// Either.
-    Either(usize),
+    /// The buffer of the operand with this index.
+    InPlace(usize),
+    /// Either of them.
+    FreshOrInPlace(usize),
 }
 
 impl ShardedExtent {
     pub fn whole(size: u64) -> ShardedExtent {
-        ShardedExtent { size, cut: None }
+        ShardedExtent { size, sharded: None }
     }
 
     pub fn local(self, devices: u64) -> u64 {
-        if self.cut.is_some() { self.size / devices } else { self.size }
+        if self.sharded.is_some() { self.size / devices } else { self.size }
     }
 
     /// `sections` sides of this size side by side, each sharded the same way.
@@ -92,37 +91,37 @@ impl ShardedExtent {
 impl AbstractState {
     /// A matrix with nothing pending.
     pub fn new(
-        meaning: AbstractValue,
+        value: AbstractValue,
         rows: ShardedExtent,
         columns: ShardedExtent,
         dtype: DType,
     ) -> AbstractState {
         AbstractState {
-            meaning,
+            value,
             rows,
             columns,
-            tensor: PendingSum::Done,
-            norm: None,
+            pending: PendingReduction::None,
+            pending_norm: None,
             packed: None,
             dtype,
         }
     }
 
-    /// Another tensor in the same layout.
-    pub fn with(self, meaning: AbstractValue) -> AbstractState {
-        AbstractState { meaning, ..self }
+    /// The same state with another value.
+    pub fn with_value(self, value: AbstractValue) -> AbstractState {
+        AbstractState { value, ..self }
     }
 
-    pub fn owing(self, tensor: PendingSum) -> AbstractState {
-        AbstractState { tensor, ..self }
+    pub fn with_pending(self, tensor: PendingReduction) -> AbstractState {
+        AbstractState { pending: tensor, ..self }
     }
 
     /// `count` fp32 elements for each row.
-    pub fn per_row(self, value: SymbolId, count: u64) -> AbstractState {
+    pub fn per_row(self, value: ForwardValueId, count: u64) -> AbstractState {
         AbstractState {
-            meaning: AbstractValue::Value(value),
+            value: AbstractValue::Value(value),
             columns: ShardedExtent::whole(count),
-            norm: None,
+            pending_norm: None,
             dtype: DType::F32,
             ..self
         }
@@ -134,10 +133,10 @@ impl AbstractState {
 
     /// The layout over the tensor axis.
     pub fn layout(&self) -> Layout {
-        match (self.tensor, self.rows.cut.or(self.columns.cut)) {
-            (PendingSum::Owed | PendingSum::MaximumOwed, _) => Layout::Partial,
-            (PendingSum::Done, Some(dim)) => Layout::Sharded(dim),
-            (PendingSum::Done, None) => Layout::Replicated,
+        match (self.pending, self.rows.sharded.or(self.columns.sharded)) {
+            (PendingReduction::Sum | PendingReduction::Maximum, _) => Layout::Partial,
+            (PendingReduction::None, Some(dim)) => Layout::Sharded(dim),
+            (PendingReduction::None, None) => Layout::Replicated,
         }
     }
 
@@ -149,25 +148,26 @@ impl AbstractState {
         }
     }
 
-    /// Whether both have the same layout, whichever tensors they are.
-    pub fn lies_as(&self, other: &AbstractState) -> bool {
+    /// Whether both have the same extent and layout.
+    pub fn same_layout(&self, other: &AbstractState) -> bool {
         self.rows == other.rows
             && self.columns == other.columns
-            && self.tensor == other.tensor
+            && self.pending == other.pending
             && self.packed == other.packed
             && self.dtype == other.dtype
     }
 
     /// Checks that the axis shards the tensor at most once, into equal parts.
     pub fn consistent(self, devices: u64) -> CheckResult<AbstractState> {
-        let cuts = [self.rows, self.columns];
-        if let Some(side) = cuts.iter().find(|s| s.cut.is_some() && !s.size.is_multiple_of(devices))
+        let sides = [self.rows, self.columns];
+        if let Some(side) =
+            sides.iter().find(|s| s.sharded.is_some() && !s.size.is_multiple_of(devices))
         {
             return fault(format!("{} does not divide into {devices} equal parts", side.size));
         }
-        let marks = cuts.iter().filter(|side| side.cut.is_some()).count()
-            + usize::from(self.tensor != PendingSum::Done);
-        if marks > 1 {
+        let uses_of_axis = sides.iter().filter(|side| side.sharded.is_some()).count()
+            + usize::from(self.pending != PendingReduction::None);
+        if uses_of_axis > 1 {
             return fault(format!(
                 "the result would be {self}: one mesh axis either shards a tensor once or leaves a partial sum"
             ));
@@ -176,8 +176,8 @@ impl AbstractState {
     }
 }
 
-fn cut(side: ShardedExtent) -> String {
-    let name = match side.cut {
+fn side_text(side: ShardedExtent) -> String {
+    let name = match side.sharded {
         None => return side.size.to_string(),
         Some(dim) => Layout::Sharded(dim),
     };
@@ -186,13 +186,19 @@ fn cut(side: ShardedExtent) -> String {
 
 impl std::fmt::Display for AbstractState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "[{} × {}] {}", cut(self.rows), cut(self.columns), self.dtype.name())?;
-        match self.tensor {
-            PendingSum::Done => {}
-            PendingSum::Owed => write!(f, ", partial")?,
-            PendingSum::MaximumOwed => write!(f, ", partial maximum")?,
+        write!(
+            f,
+            "[{} × {}] {}",
+            side_text(self.rows),
+            side_text(self.columns),
+            self.dtype.name()
+        )?;
+        match self.pending {
+            PendingReduction::None => {}
+            PendingReduction::Sum => write!(f, ", partial")?,
+            PendingReduction::Maximum => write!(f, ", partial maximum")?,
         }
-        if self.norm.is_some() {
+        if self.pending_norm.is_some() {
             write!(f, ", norm division pending")?;
         }
         if let Some(dim) = self.packed {

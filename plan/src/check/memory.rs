@@ -1,8 +1,8 @@
-//! Placement of buffers: inside the arena, aligned, and never two live contents in one byte.
+//! Checks of the placement of buffers: inside the arena, aligned, and without overlap of live buffers.
 //!
 //! Resident buffers overlap no other buffer. Per-microbatch buffers have an area of their own, so that
-//! slots never overlap. Within one microbatch, a map from byte ranges to the buffer last written there
-//! tells whose contents a write destroys.
+//! slots never overlap. Within one microbatch, [`ByteOwners`] maps byte ranges to the buffer last written
+//! there, so that a write tells which other contents it destroys.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::program::{
 
 use super::error::{CheckError, CheckErrors, CheckResult, ensure, fault};
 
-/// Which buffer was last written to each byte.
+/// The buffer last written to each byte range.
 #[derive(Default)]
 pub(super) struct ByteOwners(BTreeMap<u64, (u64, BufferId)>);
 
@@ -21,49 +21,49 @@ impl ByteOwners {
     /// Records a write to a buffer and returns the other buffers whose contents it destroys.
     pub fn claim(&mut self, buffer: &Buffer, id: BufferId) -> Vec<BufferId> {
         let (begin, end) = (buffer.offset, buffer.offset + buffer.extent.bytes().0);
-        let met: Vec<(u64, u64, BufferId)> = self
+        let overlapping: Vec<(u64, u64, BufferId)> = self
             .0
             .range(..end)
             .rev()
             .take_while(|(_, (stop, _))| *stop > begin)
             .map(|(start, (stop, owner))| (*start, *stop, *owner))
             .collect();
-        let mut losers = vec![];
-        for (start, _, owner) in met {
-            // Partly overwritten contents are lost: the rest of the range has no owner.
+        let mut overwritten = vec![];
+        for (start, _, owner) in overlapping {
+            // Partly overwritten contents are lost, so the rest of their range has no owner.
             self.0.remove(&start);
             if owner != id {
-                losers.push(owner);
+                overwritten.push(owner);
             }
         }
         if end > begin {
             self.0.insert(begin, (end, id));
         }
-        losers
+        overwritten
     }
 }
 
-/// Checks of one stage that need no walk: operands, placement and roles of buffers.
-pub(super) fn check_places(index: usize, stage: &StageProgram, errors: &mut CheckErrors) {
-    // The checks after this one add up sizes without overflow only if this one passes.
-    if let Err(found) = check_arena(stage) {
-        return errors.of_stage(index, found);
+/// Checks operands, placement and roles of the buffers of a stage, without a walk.
+pub(super) fn check_placement(index: usize, stage: &StageProgram, errors: &mut CheckErrors) {
+    // The other checks add sizes, which cannot overflow once this one has passed.
+    if let Err(fault) = check_arena(stage) {
+        return errors.push_stage(index, fault);
     }
     for phase in [Phase::Forward, Phase::Backward, Phase::Step] {
         for (at, instr) in stage.instructions(phase).iter().enumerate() {
-            if let Err(found) = check_operands(stage, instr) {
+            if let Err(fault) = check_operands(stage, instr) {
                 errors.push(CheckError {
                     stage: Some(index),
                     instruction: Some((phase, at, instr.origin.clone())),
-                    problem: found.problem,
-                    hint: found.hint,
+                    problem: fault.problem,
+                    hint: fault.hint,
                 });
             }
         }
     }
     for check in [check_slots, check_disjoint, check_roles] {
-        if let Err(found) = check(stage) {
-            errors.of_stage(index, found);
+        if let Err(fault) = check(stage) {
+            errors.push_stage(index, fault);
         }
     }
 }
@@ -82,14 +82,16 @@ fn check_access(stage: &StageProgram, access: &Access) -> CheckResult {
             access.buffer.0
         ));
     };
-    let (seen, held) = (access.extent, buffer.extent);
-    ensure(seen.dtype == held.dtype, || {
-        let (name, is, as_) = (&buffer.name, held.dtype.name(), seen.dtype.name());
+    let (accessed, stored) = (access.extent, buffer.extent);
+    ensure(accessed.dtype == stored.dtype, || {
+        let (name, is, as_) = (&buffer.name, stored.dtype.name(), accessed.dtype.name());
         format!("accesses `{name}` as {as_}, but its elements are {is}")
     })?;
-    let elements = seen.rows.checked_mul(seen.columns);
-    let within = elements.is_some_and(|count| count <= held.rows * held.columns);
-    ensure(within, || format!("accesses `{}` as {seen}, which is larger than {held}", buffer.name))
+    let elements = accessed.rows.checked_mul(accessed.columns);
+    let within = elements.is_some_and(|count| count <= stored.rows * stored.columns);
+    ensure(within, || {
+        format!("accesses `{}` as {accessed}, which is larger than {stored}", buffer.name)
+    })
 }
 
 fn end(stage: &StageProgram, buffer: &Buffer) -> Option<u64> {
@@ -120,7 +122,7 @@ fn check_arena(stage: &StageProgram) -> CheckResult {
     })
 }
 
-/// The bytes of the first slot, if any buffer has a copy per microbatch.
+/// Begin and end of the first slot in bytes; `None` without buffers per microbatch.
 fn first_slot(stage: &StageProgram) -> Option<(u64, u64)> {
     let copied = || stage.buffers.iter().filter(|buffer| buffer.per_microbatch);
     let begin = copied().map(|buffer| buffer.offset).min()?;
@@ -130,10 +132,10 @@ fn first_slot(stage: &StageProgram) -> Option<(u64, u64)> {
 
 fn check_slots(stage: &StageProgram) -> CheckResult {
     let Some((begin, end)) = first_slot(stage) else { return Ok(()) };
-    if let Some(odd) = stage.buffers.iter().find(|b| b.per_microbatch && b.role.is_resident()) {
+    if let Some(buffer) = stage.buffers.iter().find(|b| b.per_microbatch && b.role.is_resident()) {
         return fault(format!(
             "`{}` has one copy per microbatch but is not an activation",
-            odd.name
+            buffer.name
         ));
     }
     ensure(stage.slots <= 1 || end - begin <= stage.slot_stride, || {
@@ -141,12 +143,12 @@ fn check_slots(stage: &StageProgram) -> CheckResult {
     })?;
     let slots = stage.slot_stride.saturating_mul(stage.slots.max(1));
     let slots_end = begin.saturating_add(slots);
-    let meets = |buffer: &Buffer| {
+    let overlaps = |buffer: &Buffer| {
         !buffer.per_microbatch
             && buffer.offset < slots_end.max(end)
             && buffer.offset + buffer.extent.bytes().0 > begin
     };
-    match stage.buffers.iter().find(|buffer| meets(buffer)) {
+    match stage.buffers.iter().find(|buffer| overlaps(buffer)) {
         Some(buffer) => {
             fault(format!("`{}` overlaps the slots of other microbatches in flight", buffer.name))
         }
@@ -158,15 +160,15 @@ fn check_slots(stage: &StageProgram) -> CheckResult {
 fn check_disjoint(stage: &StageProgram) -> CheckResult {
     let mut order: Vec<&Buffer> = stage.buffers.iter().filter(|b| b.extent.bytes().0 > 0).collect();
     order.sort_by_key(|buffer| buffer.offset);
-    // The furthest end so far, of any buffer and of a resident one.
+    // The buffers with the furthest end so far, among all and among resident ones.
     let (mut any, mut resident): (Option<&Buffer>, Option<&Buffer>) = (None, None);
     let stop = |buffer: &Buffer| buffer.offset + buffer.extent.bytes().0;
     for buffer in order {
-        let kept = buffer.role.is_resident();
-        let other = if kept { any } else { resident };
+        let is_resident = buffer.role.is_resident();
+        let other = if is_resident { any } else { resident };
         if let Some(other) = other.filter(|other| stop(other) > buffer.offset) {
             return fault(format!(
-                "`{}` and `{}` overlap, but weights, optimizer states and inputs live through the whole step",
+                "`{}` and `{}` overlap, but weights, optimizer states and inputs are alive during the whole step",
                 other.name, buffer.name
             ));
         }
@@ -174,18 +176,18 @@ fn check_disjoint(stage: &StageProgram) -> CheckResult {
         if further(any) {
             any = Some(buffer);
         }
-        if kept && further(resident) {
+        if is_resident && further(resident) {
             resident = Some(buffer);
         }
     }
     Ok(())
 }
 
-/// Every stage has one square sum, and at most one buffer of each kind of microbatch input and loss,
-/// all in the format of their role: executors find them by role.
+/// Checks the buffers that executors find by role: one square sum, and at most one of token ids, targets
+/// and loss, each in the format of its role.
 fn check_roles(stage: &StageProgram) -> CheckResult {
     use BufferRole::{Loss, SquareSum, Targets, Tokens};
-    for (role, dtype, what) in [
+    for (role, dtype, content) in [
         (Tokens, DType::U32, "input token ids"),
         (Targets, DType::U32, "target token ids"),
         (Loss, DType::F32, "the loss"),
@@ -193,18 +195,18 @@ fn check_roles(stage: &StageProgram) -> CheckResult {
     ] {
         let mut buffers = stage.buffers.iter().filter(|buffer| buffer.role == role);
         let first = buffers.next();
-        ensure(first.is_some() || role != SquareSum, || format!("has no buffer for {what}"))?;
+        ensure(first.is_some() || role != SquareSum, || format!("has no buffer for {content}"))?;
         if let (Some(first), Some(second)) = (first, buffers.next()) {
             return fault(format!(
-                "has two buffers for {what}: `{}` and `{}`",
+                "has two buffers for {content}: `{}` and `{}`",
                 first.name, second.name
             ));
         }
         if let Some(buffer) = first {
-            let Extent { rows, columns, dtype: found } = buffer.extent;
+            let Extent { rows, columns, dtype: stored } = buffer.extent;
             let scalar = matches!(role, Loss | SquareSum);
-            ensure(found == dtype && columns == 1 && (rows == 1 || !scalar), || {
-                format!("keeps {what} in `{}` as {}", buffer.name, buffer.extent)
+            ensure(stored == dtype && columns == 1 && (rows == 1 || !scalar), || {
+                format!("keeps {content} in `{}` as {}", buffer.name, buffer.extent)
             })?;
         }
     }
@@ -233,9 +235,9 @@ mod tests {
         assert!(owners.claim(&buffer(0, 256), BufferId(0)).is_empty());
         assert!(owners.claim(&buffer(256, 256), BufferId(1)).is_empty());
         assert!(owners.claim(&buffer(0, 256), BufferId(0)).is_empty(), "its own bytes");
-        let mut losers = owners.claim(&buffer(128, 256), BufferId(2));
-        losers.sort();
-        assert_eq!(losers, [BufferId(0), BufferId(1)]);
+        let mut overwritten = owners.claim(&buffer(128, 256), BufferId(2));
+        overwritten.sort();
+        assert_eq!(overwritten, [BufferId(0), BufferId(1)]);
         assert_eq!(owners.claim(&buffer(0, 512), BufferId(3)), [BufferId(2)]);
     }
 }

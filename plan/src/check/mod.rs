@@ -1,47 +1,56 @@
-//! Proves a program before anything runs it: [`CheckedProgram`] is the only way to a simulation or
-//! a run.
+//! Checks a program before a simulation or a run: both need a [`CheckedProgram`].
 //!
-//! A program is an object file that lowering wrote, and perhaps a bug or a careless edit since. The
-//! check believes nothing but the program itself: it knows no plan and no model, and is simpler
-//! than what it checks. It walks each stage once, in the order in which one microbatch runs, and
-//! keeps for every buffer what it holds.
+//! The check sees the program alone, without plan or model, and shares no code with lowering: its errors
+//! are bugs of lowering or of edits. An abstract interpretation walks each stage once, in the order in
+//! which one microbatch runs, and tracks the contents of every buffer.
 //!
 //! # The lattice
 //!
-//! A buffer holds nothing (*unwritten*, *overwritten* by another buffer's bytes, or *expired*
-//! because other microbatches ran since) or a matrix, of which is known:
+//! A buffer has no readable contents (*unwritten*; *overwritten* by another buffer in the same bytes;
+//! *expired*, because other microbatches ran since) or holds a matrix with these properties:
 //!
-//! - its **meaning**: a value of the forward pass, a sum of contributions to the gradient of such a
-//!   value, or zeros. Values are terms: equal operations on equal values are one value, so that
-//!   redoing makes the same value again, and a reshard does not change it;
-//! - its **sides**, rows (tokens; a weight's input features) and columns (features): the whole
-//!   size, and whether the tensor axis cuts it, by features, by sequences or by positions;
-//! - the **sum** owed over the tensor axis: none, summands, or candidates for a maximum. One axis
-//!   leaves one mark: a matrix is cut on one side, or owed, or neither;
-//! - whether a norm's division is **owed**, and by which statistic;
-//! - whether it is **packed** for a collective, and its number format.
+//! - **value**: a value of the forward pass, a sum of contributions to the gradient of such a value, or
+//!   zeros. Values are terms: equal operations on equal inputs give equal values. So a recomputed value
+//!   equals the original, and a reshard does not change a value;
+//! - **rows** (tokens; input features of a weight) and **columns** (features): the whole size, and
+//!   whether the tensor axis shards the side, by features, sequences or positions;
+//! - **pending reduction** over the tensor axis: none, a sum or a maximum. The axis either shards one
+//!   side, or leaves the matrix partial, or replicates it;
+//! - **pending norm**: the statistic of the norm whose division is still pending;
+//! - **packing** for a collective, and number format.
 //!
 //! # The transfer functions
 //!
-//! - *Products* contract sides of equal size and equal cut; cut contractions leave a sum owed, and
-//!   a partial operand stays partial where nothing else is cut. `dW = Xᵀ·dY` contracts tokens: its
-//!   sum is owed over the tensor axis where tokens are split, and over the data axis always.
-//! - *Attention* has as many heads as its operands hold, whole or cut as they are; it refuses
-//!   tokens cut by positions, and with whole keys and split queries leaves their gradients owed.
-//! - *Passes* that are not linear refuse sums that are owed. A statistic over split features is
-//!   partial; the online norm leaves its division owed; the latent that recovers it needs that
-//!   statistic, whole.
-//! - *Collectives* begin in the layout the operand has and end in the one they name. Adding up
-//!   what is whole is refused, and so is a result that is overwritten before anything read it.
-//! - *Backward*, an operation takes the complete gradient of its own output, the very inputs it
-//!   had, and makes one contribution to the gradient of each input. Adding a contribution twice,
-//!   adding gradients of different values or of different layouts is refused. A sum is complete
-//!   when every use in the forward pass has contributed.
-//! - *The step phase* (`step`) reduces every gradient over the axes it is owed on, counts its
-//!   square once, updates its weight once, and gathers what ZeRO-1 parted.
+//! - *GEMMs* contract sides of equal size and equal sharding. A sharded contraction gives a partial sum; a
+//!   partial operand gives a partial result where nothing else is sharded. `dW = Xᵀ·dY` contracts tokens:
+//!   the result is partial over the tensor axis where tokens are sharded, and always over the data axis.
+//! - *Attention* needs whole heads, replicated or sharded, and refuses tokens sharded by positions. With
+//!   sharded queries and replicated keys and values, the gradients of the latter are partial.
+//! - *Fused ops* that are not linear refuse partial operands. A statistic over sharded features is
+//!   partial; the online norm leaves its division pending; the latent that divides needs the reduced
+//!   statistic of the same norm.
+//! - *Collectives* start from the layout of their operand. The reduction of a replicated tensor is
+//!   refused, as is a result that is overwritten before it is read.
+//! - In the *backward pass*, an operation reads the complete gradient of its output and the inputs of its
+//!   forward pass, and adds one contribution to the gradient of each input. A gradient is complete when
+//!   every use of the value has contributed.
+//! - In the *step phase*, every gradient is reduced once over each axis on which it is partial, its square
+//!   is counted once, its weight is updated once, and ZeRO-1 parts are gathered.
 //!
-//! Places of buffers are checked in `memory`, shards of parameters in `shards`, the schedules
-//! and all that stages do together in `schedule`.
+//! # Where an error is found
+//!
+//! | error | file |
+//! |---|---|
+//! | a buffer outside the arena, two live buffers in the same bytes | `memory.rs` |
+//! | shards that do not tile their parameter | `shards.rs` |
+//! | a deadlock, an unmatched transfer, a microbatch that does not run | `schedule.rs` |
+//! | a read of unwritten, overwritten or expired contents | `stage.rs`, `read` |
+//! | an activation reduced twice | `collective.rs`, `check_operand` |
+//! | a gradient contribution added twice | `values.rs`, `ForwardGraph::sum` |
+//! | a missing gradient contribution | `stage.rs`, `check_gradients` |
+//! | a weight gradient reduced twice | `step/mod.rs`, `reshard` |
+//! | a weight gradient not reduced | `step/mod.rs`, `reduced_gradient` |
+//! | a weight updated twice, or not at all | `step/update.rs` |
 
 mod attention;
 mod collective;
@@ -65,19 +74,19 @@ use crate::program::{Phase, Program};
 
 pub use error::{CheckError, CheckErrors};
 use error::{CheckFault, fault};
-use lattice::SymbolId;
+use lattice::ForwardValueId;
 use stage::StageChecker;
 use values::ForwardOpKind;
 
-/// A program that was proved: it can be simulated and run.
+/// A program that has passed the check, and may be simulated and run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedProgram(Program);
 
 impl CheckedProgram {
-    /// Proves a program, from nothing but the program.
+    /// Checks a program.
     ///
     /// # Errors
-    /// The first few reasons why it may not run: what, where, why, and what to try.
+    /// The first errors, each with its place, the reason and, where possible, a hint.
     pub fn check(program: Program) -> Result<CheckedProgram, CheckErrors> {
         match check(&program) {
             errors if errors.0.is_empty() => Ok(CheckedProgram(program)),
@@ -90,7 +99,7 @@ impl CheckedProgram {
         &self.0
     }
 
-    /// The program, no longer known to be proved once it is changed.
+    /// The program itself, which a caller may change.
     pub fn into_inner(self) -> Program {
         self.0
     }
@@ -99,24 +108,24 @@ impl CheckedProgram {
 fn check(program: &Program) -> CheckErrors {
     let mut errors = CheckErrors::default();
     if let Err(fault) = check_context(program) {
-        errors.of_all(fault);
+        errors.push_program(fault);
         return errors;
     }
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
     for (index, stage) in program.stages.iter().enumerate() {
-        memory::check_places(index, stage, &mut errors);
+        memory::check_placement(index, stage, &mut errors);
         shards::check_shards(index, stage, &program.context, &mut errors);
         if let Err(fault) = schedule::check_passes(stage, microbatches) {
-            errors.of_stage(index, fault);
+            errors.push_stage(index, fault);
         }
     }
-    // The walk indexes by what was just checked.
+    // The walk indexes by buffer and microbatch ids, which must be valid.
     if !errors.0.is_empty() {
         return errors;
     }
-    schedule::check_matched(program, &mut errors);
+    schedule::check_transfers_match(program, &mut errors);
     if errors.0.is_empty() {
-        schedule::check_progress(program, &mut errors);
+        schedule::check_deadlock_free(program, &mut errors);
     }
     schedule::check_pipeline_order(program, &mut errors);
     walk(program, &mut errors);
@@ -184,13 +193,13 @@ fn walk(program: &Program, errors: &mut CheckErrors) {
     }
 }
 
-/// The weight that embedding and head share, on a stage that holds it while another does too.
+/// The weight of this stage that is tied to one on another stage, if any.
 fn tied_weight(
     program: &Program,
     stage: &StageChecker,
     index: usize,
     last: usize,
-) -> Option<SymbolId> {
+) -> Option<ForwardValueId> {
     if !program.tied || program.context.axis_size(Axis::Pipeline) == 1 {
         return None;
     }

@@ -1,13 +1,13 @@
-//! Order of passes, transfers and collectives between stages.
+//! Checks the order of passes, transfers and collectives between stages.
 //!
 //! All devices of a stage run one instruction list, so the devices of a tensor or data group run their
-//! collectives in one order by construction. Between stages, four properties are proved:
+//! collectives in the same order. Between stages, four properties are checked:
 //!
 //! - each microbatch runs forward and then backward once, with at most as many in flight as slots;
 //! - sends and receives of neighbouring stages match one by one, in tensors and extents;
-//! - no deadlock: with rendezvous semantics, all schedules end. A receive waits for its send. A send may
-//!   still be pending while its stage does the receives after it, but not at its next send;
-//! - all stages run the collectives over the pipeline axis in one order.
+//! - there is no deadlock: with rendezvous semantics, all schedules end. A receive waits for its send. A
+//!   send may be pending during the receives after it, but ends before the next send of its stage;
+//! - all stages run the collectives over the pipeline axis in the same order.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -21,7 +21,7 @@ use crate::program::{
 };
 
 use super::error::{CheckError, CheckErrors, CheckResult, ensure, fault};
-use super::step::both_ends;
+use super::step::first_and_last_stage;
 
 /// Whether each backward pass immediately follows its forward pass.
 pub(super) fn back_to_back(stage: &StageProgram) -> bool {
@@ -59,8 +59,8 @@ pub(super) fn check_passes(stage: &StageProgram, microbatches: u64) -> CheckResu
                 }
             }
             Phase::Backward => {
-                let found = in_flight.remove(&slot);
-                ensure(found == Some(*microbatch), || {
+                let in_slot = in_flight.remove(&slot);
+                ensure(in_slot == Some(*microbatch), || {
                     format!("runs microbatch {microbatch} backward, which is not in flight")
                 })?;
             }
@@ -73,24 +73,24 @@ pub(super) fn check_passes(stage: &StageProgram, microbatches: u64) -> CheckResu
         return fault(format!("never runs microbatch {missing} of {microbatches}"));
     }
     match in_flight.values().min() {
-        Some(left) => fault(format!("never runs microbatch {left} backward")),
+        Some(microbatch) => fault(format!("never runs microbatch {microbatch} backward")),
         None => Ok(()),
     }
 }
 
-/// One transfer of a schedule.
+/// A transfer of one microbatch in the schedule of a stage.
 #[derive(Clone, Copy)]
 struct ScheduledTransfer<'a> {
     send: bool,
     peer: usize,
     microbatch: u64,
     phase: Phase,
-    at: usize,
+    index: usize,
     instr: &'a Instr,
 }
 
 impl ScheduledTransfer<'_> {
-    /// The tensors that the transfer carries, with their extents.
+    /// The transferred tensors with their extents.
     fn payload(&self) -> Vec<(BoundaryTensorId, Extent)> {
         let (side, transfer) = match &self.instr.action {
             Action::Send(transfer) => (&self.instr.reads, transfer),
@@ -98,13 +98,13 @@ impl ScheduledTransfer<'_> {
             _ => return vec![],
         };
         let extents = side.iter().map(|access| access.extent);
-        transfer.carries.iter().copied().zip(extents).collect()
+        transfer.tensors.iter().copied().zip(extents).collect()
     }
 
     fn error(&self, stage: usize, problem: String, hint: Option<&str>) -> CheckError {
         CheckError {
             stage: Some(stage),
-            instruction: Some((self.phase, self.at, self.instr.origin.clone())),
+            instruction: Some((self.phase, self.index, self.instr.origin.clone())),
             problem,
             hint: hint.map(String::from),
         }
@@ -126,18 +126,18 @@ fn payload_text(payload: &[(BoundaryTensorId, Extent)]) -> String {
 
 fn transfers(stage: &StageProgram, phase: Phase, microbatch: u64) -> Vec<ScheduledTransfer<'_>> {
     let list = stage.instructions(phase).iter().enumerate();
-    list.filter_map(|(at, instr)| {
-        let (send, hop) = match &instr.action {
-            Action::Send(hop) => (true, hop),
-            Action::Receive(hop) => (false, hop),
+    list.filter_map(|(index, instr)| {
+        let (send, transfer) = match &instr.action {
+            Action::Send(transfer) => (true, transfer),
+            Action::Receive(transfer) => (false, transfer),
             _ => return None,
         };
         Some(ScheduledTransfer {
             send,
-            peer: hop.peer_stage as usize,
+            peer: transfer.peer_stage as usize,
             microbatch,
             phase,
-            at,
+            index,
             instr,
         })
     })
@@ -145,7 +145,7 @@ fn transfers(stage: &StageProgram, phase: Phase, microbatch: u64) -> Vec<Schedul
 }
 
 /// Checks that the sends and receives of one microbatch between neighbours match one by one.
-pub(super) fn check_matched(program: &Program, errors: &mut CheckErrors) {
+pub(super) fn check_transfers_match(program: &Program, errors: &mut CheckErrors) {
     for phase in [Phase::Forward, Phase::Backward] {
         let lists: Vec<Vec<ScheduledTransfer>> =
             program.stages.iter().map(|stage| transfers(stage, phase, 0)).collect();
@@ -182,11 +182,13 @@ fn check_pair(
     }
     let matched = sends.len().min(receives.len());
     if let Some(send) = sends.get(matched) {
-        let problem = format!("sends what stage {to} never receives: it would wait forever");
+        let problem =
+            format!("sends a tensor that stage {to} never receives: it would wait forever");
         errors.push(send.error(from, problem, Some("a receive on the neighbour, or no send here")));
     }
     if let Some(receive) = receives.get(matched) {
-        let problem = format!("receives what stage {from} never sends: it would wait forever");
+        let problem =
+            format!("receives a tensor that stage {from} never sends: it would wait forever");
         errors.push(receive.error(
             to,
             problem,
@@ -195,12 +197,12 @@ fn check_pair(
     }
 }
 
-/// Proves that the schedules of all stages end: the dependencies between transfers have no cycle.
+/// Checks that the schedules of all stages end: the dependencies between transfers have no cycle.
 ///
-/// A node of the graph is a rendezvous: a send and the receive that it meets, the n-th of each pair of
-/// stages with the n-th. An edge says that a stage begins a transfer only after another is over. A
-/// cycle, or a transfer that meets none, blocks all transfers that depend on it.
-pub(super) fn check_progress(program: &Program, errors: &mut CheckErrors) {
+/// A node of the graph is a rendezvous of a send with its receive: the n-th send from one stage to another
+/// with the n-th receive. An edge states that a stage begins a transfer only after another has ended. A
+/// cycle, or a transfer without counterpart, blocks all transfers that depend on it.
+pub(super) fn check_deadlock_free(program: &Program, errors: &mut CheckErrors) {
     let schedules: Vec<Vec<ScheduledTransfer>> = program
         .stages
         .iter()
@@ -210,12 +212,13 @@ pub(super) fn check_progress(program: &Program, errors: &mut CheckErrors) {
         })
         .collect();
     let mut graph: DiGraph<Rendezvous, ()> = DiGraph::new();
-    let mut open: HashMap<(usize, usize), VecDeque<NodeIndex>> = HashMap::new();
+    let mut unmatched: HashMap<(usize, usize), VecDeque<NodeIndex>> = HashMap::new();
     let nodes: Vec<Vec<NodeIndex>> = schedules
         .iter()
         .enumerate()
         .map(|(stage, schedule)| {
-            let mut node = |at: usize| meet(&mut graph, &mut open, (stage, at), &schedule[at]);
+            let mut node =
+                |at: usize| join_rendezvous(&mut graph, &mut unmatched, (stage, at), &schedule[at]);
             (0..schedule.len()).map(&mut node).collect()
         })
         .collect();
@@ -251,28 +254,28 @@ pub(super) fn check_progress(program: &Program, errors: &mut CheckErrors) {
     }
 }
 
-/// A send and the receive that it meets, each by stage and position in the stage's transfers.
+/// A send and its receive, each by stage and index among the transfers of the stage.
 #[derive(Default)]
 struct Rendezvous {
     send: Option<(usize, usize)>,
     receive: Option<(usize, usize)>,
 }
 
-/// The rendezvous of a transfer: one that waits for its other side, or a new one.
-fn meet(
+/// The rendezvous of a transfer: one that waits for this side, or a new one.
+fn join_rendezvous(
     graph: &mut DiGraph<Rendezvous, ()>,
-    open: &mut HashMap<(usize, usize), VecDeque<NodeIndex>>,
+    unmatched: &mut HashMap<(usize, usize), VecDeque<NodeIndex>>,
     place: (usize, usize),
     transfer: &ScheduledTransfer,
 ) -> NodeIndex {
     let (stage, peer) = (place.0, transfer.peer);
     let pair = if transfer.send { (stage, peer) } else { (peer, stage) };
-    let waiting = open.entry(pair).or_default();
-    let side = |meeting: &Rendezvous| {
-        if transfer.send { meeting.send.is_none() } else { meeting.receive.is_none() }
+    let waiting = unmatched.entry(pair).or_default();
+    let is_free = |rendezvous: &Rendezvous| {
+        if transfer.send { rendezvous.send.is_none() } else { rendezvous.receive.is_none() }
     };
     let node = match waiting.front() {
-        Some(node) if side(&graph[*node]) => waiting.pop_front(),
+        Some(node) if is_free(&graph[*node]) => waiting.pop_front(),
         _ => None,
     };
     let node = node.unwrap_or_else(|| {
@@ -280,13 +283,13 @@ fn meet(
         waiting.push_back(node);
         node
     });
-    let meeting = &mut graph[node];
-    *(if transfer.send { &mut meeting.send } else { &mut meeting.receive }) = Some(place);
+    let rendezvous = &mut graph[node];
+    *(if transfer.send { &mut rendezvous.send } else { &mut rendezvous.receive }) = Some(place);
     node
 }
 
-/// The order of one stage's transfers. Each begins after all before it, except that a receive need
-/// not wait for the send that is last before it.
+/// Adds the order of the transfers of one stage. A transfer begins after all transfers before it have
+/// ended, except that a receive need not wait for the last send before it.
 fn add_dependencies(
     graph: &mut DiGraph<Rendezvous, ()>,
     schedule: &[ScheduledTransfer],
@@ -295,7 +298,7 @@ fn add_dependencies(
     // The last two sends before a transfer.
     let (mut second_last, mut last): (Option<usize>, Option<usize>) = (None, None);
     for (at, transfer) in schedule.iter().enumerate() {
-        // A send depends on all transfers before it, so what comes before a send follows from it.
+        // A send depends on all transfers before it, so dependencies before the last send are implied.
         let before = if transfer.send {
             last.unwrap_or(0)..at
         } else if at > 0 && last == Some(at - 1) {
@@ -312,8 +315,8 @@ fn add_dependencies(
     }
 }
 
-/// The rendezvous that never happen: those on a cycle, those that one side alone comes to, and all
-/// that depend on them.
+/// The rendezvous that never take place: those on a cycle, those with one side only, and all that depend
+/// on them.
 fn blocked(graph: &DiGraph<Rendezvous, ()>) -> HashSet<NodeIndex> {
     let unmatched =
         |node: &NodeIndex| graph[*node].send.is_none() || graph[*node].receive.is_none();
@@ -331,25 +334,25 @@ fn blocked(graph: &DiGraph<Rendezvous, ()>) -> HashSet<NodeIndex> {
     blocked
 }
 
-/// Checks that all member stages run the collectives over the pipeline axis in one order.
+/// Checks that all stages run the collectives over the pipeline axis in the same order.
 pub(super) fn check_pipeline_order(program: &Program, errors: &mut CheckErrors) {
     let mesh = &program.context.mesh;
     let mut queues: Vec<VecDeque<(usize, &Instr, &CollectiveOp)>> =
-        program.stages.iter().map(between_stages).collect();
+        program.stages.iter().map(pipeline_collectives).collect();
     while let Some(stage) = queues.iter().position(|queue| !queue.is_empty()) {
-        // The first stage with a collective left must be a member of it.
+        // The first stage with a remaining collective must be one of its members.
         let Some((at, instr, collective)) = queues[stage].front().copied() else { return };
         let members = members(collective, mesh);
-        let odd = members.iter().find(|member| {
-            let theirs = queues.get(**member).and_then(|queue| queue.front());
-            !theirs.is_some_and(|(_, other, theirs)| {
-                *theirs == collective
+        let mismatched = members.iter().find(|member| {
+            let next = queues.get(**member).and_then(|queue| queue.front());
+            !next.is_some_and(|(_, other, other_collective)| {
+                *other_collective == collective
                     && other.reads.first().map(|a| a.extent)
                         == instr.reads.first().map(|a| a.extent)
             })
         });
-        if odd.is_some() || !members.contains(&stage) {
-            let other = odd.copied().unwrap_or(stage);
+        if mismatched.is_some() || !members.contains(&stage) {
+            let other = mismatched.copied().unwrap_or(stage);
             errors.push(CheckError {
                 stage: Some(stage),
                 instruction: Some((Phase::Step, at, instr.origin.clone())),
@@ -366,7 +369,7 @@ pub(super) fn check_pipeline_order(program: &Program, errors: &mut CheckErrors) 
     }
 }
 
-fn between_stages(stage: &StageProgram) -> VecDeque<(usize, &Instr, &CollectiveOp)> {
+fn pipeline_collectives(stage: &StageProgram) -> VecDeque<(usize, &Instr, &CollectiveOp)> {
     let list = stage.step.iter().enumerate();
     list.filter_map(|(at, instr)| match &instr.action {
         Action::Collective(collective) if collective.axis == Axis::Pipeline => {
@@ -382,7 +385,7 @@ fn members(collective: &CollectiveOp, mesh: &Mesh) -> Vec<usize> {
     let stages = mesh.pipeline as usize;
     if collective.group == all {
         (0..stages).collect()
-    } else if stages > 1 && collective.group == both_ends(all) {
+    } else if stages > 1 && collective.group == first_and_last_stage(all) {
         vec![0, stages - 1]
     } else {
         vec![]

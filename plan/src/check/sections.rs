@@ -1,5 +1,5 @@
-//! Sections: tensors side by side in a buffer. A shard of the features is a shard of each section, so
-//! all instructions that shard, pack or read a buffer must agree on the sections.
+//! Checks of sections: tensors side by side in a buffer. A shard of the features is a shard of each
+//! section, so all instructions that shard, pack or read a buffer must agree on the sections.
 
 use crate::program::BufferId;
 
@@ -17,21 +17,21 @@ impl StageChecker<'_> {
         }
     }
 
-    /// Checks that a value and its gradient have the same sections wherever they are written.
-    pub fn keep_sections(&mut self, id: BufferId, state: &AbstractState) -> CheckResult {
-        let (AbstractValue::Value(of) | AbstractValue::Gradient { of, .. }) = state.meaning else {
+    /// Checks that a value and its gradient have the same sections in all buffers.
+    pub fn record_sections(&mut self, id: BufferId, state: &AbstractState) -> CheckResult {
+        let (AbstractValue::Value(of) | AbstractValue::Gradient { of, .. }) = state.value else {
             return Ok(());
         };
         let name = &self.stage.buffer(id).name;
-        let found = self.sections(id, state.columns.size);
-        let total = found.iter().try_fold(0_u64, |sum, width| sum.checked_add(*width));
+        let sections = self.sections(id, state.columns.size);
+        let total = sections.iter().try_fold(0_u64, |sum, width| sum.checked_add(*width));
         ensure(total == Some(state.columns.size), || {
-            format!("writes {state} to `{name}`, which has sections {found:?}")
+            format!("writes {state} to `{name}`, which has sections {sections:?}")
         })?;
-        let known = self.known_sections.entry(of).or_insert_with(|| found.clone());
-        ensure(*known == found, || {
+        let known = self.known_sections.entry(of).or_insert_with(|| sections.clone());
+        ensure(*known == sections, || {
             format!(
-                "writes a value with sections {known:?} to `{name}`, which has sections {found:?}"
+                "writes a value with sections {known:?} to `{name}`, which has sections {sections:?}"
             )
         })
     }
@@ -40,40 +40,42 @@ impl StageChecker<'_> {
 impl InstrOperands<'_, '_> {
     /// The sections of an operand.
     pub fn operand_sections(&self, port: usize) -> Vec<u64> {
-        self.check.sections(self.instr.reads[port].buffer, self.reads[port].columns.size)
+        self.checker.sections(self.instr.reads[port].buffer, self.reads[port].columns.size)
     }
 
-    /// Checks the sections of several operands, one after the other.
-    pub fn operands_are(&self, ports: std::ops::Range<usize>, wanted: &[u64]) -> CheckResult {
+    /// Checks the concatenated sections of several operands.
+    pub fn check_sections(&self, ports: std::ops::Range<usize>, expected: &[u64]) -> CheckResult {
         let found: Vec<u64> = ports.flat_map(|port| self.operand_sections(port)).collect();
-        ensure(found == wanted, || {
-            format!("expects operands with sections {wanted:?}, but they have {found:?}")
+        ensure(found == expected, || {
+            format!("expects operands with sections {expected:?}, but they have {found:?}")
         })
     }
 
     /// Checks that the result of a GEMM has a section for each weight of its buffer, and that each GEMM
     /// of a batch reads one section of the input.
-    pub fn gemm_sections(&self, batch: u64) -> CheckResult {
-        let weight = self.check.stage.buffer(self.instr.reads[1].buffer);
+    pub fn check_gemm_sections(&self, batch: u64) -> CheckResult {
+        let weight = self.checker.stage.buffer(self.instr.reads[1].buffer);
         let Some(shard) = &weight.shard else { return Ok(()) };
-        let wanted: Vec<u64> = shard.members.iter().map(|member| member.columns).collect();
+        let expected: Vec<u64> = shard.members.iter().map(|member| member.columns).collect();
         if batch > 1 {
-            let each: Vec<u64> = shard.members.iter().map(|member| member.rows).collect();
-            self.operands_are(0..1, &each)?;
+            let input_sections: Vec<u64> = shard.members.iter().map(|member| member.rows).collect();
+            self.check_sections(0..1, &input_sections)?;
         }
-        let columns = wanted.iter().sum();
-        let found = self.check.sections(self.instr.writes[0].buffer, columns);
-        ensure(found == wanted, || {
-            format!("computes sections {wanted:?}, but writes to a buffer with sections {found:?}")
+        let columns = expected.iter().sum();
+        let found = self.checker.sections(self.instr.writes[0].buffer, columns);
+        ensure(found == expected, || {
+            format!(
+                "computes sections {expected:?}, but writes to a buffer with sections {found:?}"
+            )
         })
     }
 
-    /// Checks that the sections of the results, one after the other, are those of the operand.
-    pub fn split_sections(&self, port: usize, widths: &[u64]) -> CheckResult {
+    /// Checks that the concatenated sections of the results are those of the operand.
+    pub fn check_split_sections(&self, port: usize, widths: &[u64]) -> CheckResult {
         let results = self.instr.writes.iter().zip(widths);
-        let made: Vec<u64> = results
-            .flat_map(|(access, width)| self.check.sections(access.buffer, *width))
+        let sections: Vec<u64> = results
+            .flat_map(|(access, width)| self.checker.sections(access.buffer, *width))
             .collect();
-        self.operands_are(port..port + 1, &made)
+        self.check_sections(port..port + 1, &sections)
     }
 }

@@ -1,4 +1,4 @@
-//! Shards of parameters: the shards of all devices must tile each parameter.
+//! Checks of parameter shards: the shards of all devices must tile each parameter.
 
 use crate::context::{Context, Zero};
 use crate::layout::WeightSplit;
@@ -17,15 +17,15 @@ pub(super) fn check_shards(
 ) {
     for buffer in &stage.buffers {
         let parameter = buffer.role.is_parameter();
-        let found = match &buffer.shard {
+        let result = match &buffer.shard {
             Some(shard) if parameter => check_shard(buffer, shard, context),
             None if !parameter => Ok(()),
             Some(_) => fault("has a shard, but is not a parameter, gradient or optimizer state"),
             None => fault("is a parameter, gradient or optimizer state, but has no shard"),
         };
-        if let Err(mut found) = found {
-            found.problem = format!("`{}`: {}", buffer.name, found.problem);
-            errors.of_stage(index, found);
+        if let Err(mut fault) = result {
+            fault.problem = format!("`{}`: {}", buffer.name, fault.problem);
+            errors.push_stage(index, fault);
         }
     }
 }
@@ -70,11 +70,11 @@ fn check_shard(buffer: &Buffer, shard: &ParameterShard, context: &Context) -> Ch
             )
         })?;
     }
-    let (rows, columns) = sides(shard, devices);
-    let held = rows.local(devices) * columns.local(devices);
+    let (rows, columns) = sharded_extents(shard, devices);
+    let whole = rows.local(devices) * columns.local(devices);
     let part = match context.zero {
-        Zero::Off => held,
-        Zero::One => held.div_ceil(context.mesh.data),
+        Zero::Off => whole,
+        Zero::One => whole.div_ceil(context.mesh.data),
     };
     let expected = if context.zero == Zero::Off || buffer.role.is_optimizer_state() {
         part
@@ -87,13 +87,16 @@ fn check_shard(buffer: &Buffer, shard: &ParameterShard, context: &Context) -> Ch
     })
 }
 
-/// Rows and columns of the members side by side, and how the tensor axis shards them.
-pub(super) fn sides(shard: &ParameterShard, devices: u64) -> (ShardedExtent, ShardedExtent) {
-    let cut = |split| (shard.split == split && devices > 1).then_some(Dim::Feature);
+/// Rows and columns of the members side by side, with their sharding over the tensor axis.
+pub(super) fn sharded_extents(
+    shard: &ParameterShard,
+    devices: u64,
+) -> (ShardedExtent, ShardedExtent) {
+    let sharded = |split| (shard.split == split && devices > 1).then_some(Dim::Feature);
     let rows = shard.members.first().map_or(0, |member| member.rows);
     let columns = shard.members.iter().map(|member| member.columns).sum();
     (
-        ShardedExtent { size: rows, cut: cut(WeightSplit::Rows) },
-        ShardedExtent { size: columns, cut: cut(WeightSplit::Columns) },
+        ShardedExtent { size: rows, sharded: sharded(WeightSplit::Rows) },
+        ShardedExtent { size: columns, sharded: sharded(WeightSplit::Columns) },
     )
 }

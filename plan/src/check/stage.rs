@@ -1,4 +1,4 @@
-//! The state of the check on one stage: the contents of every buffer, and reads and writes of them.
+//! State of the check of one stage: contents of every buffer, and the checks of reads and writes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -7,49 +7,49 @@ use crate::program::{Access, Action, BufferId, BufferRole, FusedOp, Instr, Phase
 
 use super::error::{CheckError, CheckErrors, CheckFault, CheckResult, ensure, fault, phase_name};
 use super::lattice::{
-    AbstractState, AbstractValue, OperandWrite, ShardedExtent, SymbolId, WriteTarget,
+    AbstractState, AbstractValue, ForwardValueId, OperandWrite, ShardedExtent, WriteTarget,
 };
 use super::memory::ByteOwners;
 use super::shards;
-use super::values::{ForwardOpKind, SymbolTable};
+use super::values::{ForwardGraph, ForwardOpKind};
 
-/// Contents of one buffer, or why it has none that can be read.
+/// Contents of a buffer, or the reason why it is not readable.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum BufferContents {
     /// Not written in this microbatch.
     Unwritten,
-    /// Overwritten by this instruction, which wrote another buffer to the same bytes.
+    /// Overwritten by the instruction at this phase and index, which wrote this buffer to the same bytes.
     Overwritten(Phase, usize, BufferId),
-    /// Other microbatches ran in between, and all share one copy.
+    /// Overwritten by other microbatches, which share the single copy.
     Expired,
-    /// Unknown, because the instruction that wrote it was reported.
+    /// Unknown after a reported error.
     Unknown,
     /// A tensor in this state.
-    Holds(AbstractState),
+    Tensor(AbstractState),
 }
 
-/// One stage while its passes are walked.
+/// Checker of one stage.
 pub(super) struct StageChecker<'a> {
     pub context: &'a Context,
     pub stage: &'a StageProgram,
     pub index: usize,
     pub tied: bool,
-    pub values: SymbolTable,
+    pub graph: ForwardGraph,
     pub contents: Vec<BufferContents>,
-    /// The parameter in each weight's buffer.
-    pub weights: HashMap<SymbolId, BufferId>,
-    /// The sections of every value.
-    pub known_sections: HashMap<SymbolId, Vec<u64>>,
-    /// Tensors that the previous stage of the pass sent.
+    /// The buffer of each weight.
+    pub weights: HashMap<ForwardValueId, BufferId>,
+    /// Sections of the values.
+    pub known_sections: HashMap<ForwardValueId, Vec<u64>>,
+    /// Tensors sent by the previous stage of the pass.
     pub incoming: VecDeque<AbstractState>,
     /// Tensors sent to the next stage of the pass.
     pub outgoing: VecDeque<AbstractState>,
     /// Values received and sent in the forward pass, in order.
-    pub received: Vec<SymbolId>,
-    pub sent: Vec<SymbolId>,
+    pub received: Vec<ForwardValueId>,
+    pub sent: Vec<ForwardValueId>,
     pub phase: Phase,
     owners: ByteOwners,
-    /// Results of collectives and fills that nothing has read yet.
+    /// Whether each buffer has an unread result of a collective or fill.
     unread: Vec<bool>,
     pub errors: CheckErrors,
 }
@@ -66,7 +66,7 @@ impl<'a> StageChecker<'a> {
             stage,
             index,
             tied,
-            values: SymbolTable::default(),
+            graph: ForwardGraph::default(),
             contents: vec![BufferContents::Unwritten; stage.buffers.len()],
             weights: HashMap::new(),
             known_sections: HashMap::new(),
@@ -80,43 +80,48 @@ impl<'a> StageChecker<'a> {
             errors: CheckErrors::default(),
         };
         for index in 0..stage.buffers.len() {
-            check.contents[index] = check.resident(BufferId(index as u32));
+            check.contents[index] = check.initial_contents(BufferId(index as u32));
         }
         check
     }
 
     /// Contents of a buffer at the start of a microbatch.
-    fn resident(&mut self, id: BufferId) -> BufferContents {
+    fn initial_contents(&mut self, id: BufferId) -> BufferContents {
         let buffer = self.stage.buffer(id);
         let dtype = buffer.extent.dtype;
         match (buffer.role, &buffer.shard) {
             (BufferRole::Weight, Some(shard)) => {
-                let (rows, columns) = shards::sides(shard, self.context.tensor_size());
-                let value = self.values.add_input(&buffer.name);
+                let (rows, columns) = shards::sharded_extents(shard, self.context.tensor_size());
+                let value = self.graph.add_input(&buffer.name);
                 self.weights.insert(value, id);
-                BufferContents::Holds(AbstractState::new(
+                BufferContents::Tensor(AbstractState::new(
                     AbstractValue::Value(value),
                     rows,
                     columns,
                     dtype,
                 ))
             }
-            // Sums of earlier microbatches have the same layout as this one's contribution.
+            // Sums of earlier microbatches have the layout of the contribution of this one.
             (BufferRole::WeightGradient, Some(shard)) => {
-                let (rows, columns) = shards::sides(shard, self.context.tensor_size());
-                BufferContents::Holds(AbstractState::new(AbstractValue::Zero, rows, columns, dtype))
+                let (rows, columns) = shards::sharded_extents(shard, self.context.tensor_size());
+                BufferContents::Tensor(AbstractState::new(
+                    AbstractValue::Zero,
+                    rows,
+                    columns,
+                    dtype,
+                ))
             }
             (BufferRole::Tokens | BufferRole::Targets, _) => {
                 match self.tokens(buffer.extent.rows) {
                     Some(rows) => {
-                        let value = self.values.add_input(&buffer.name);
+                        let value = self.graph.add_input(&buffer.name);
                         let state = AbstractState::new(
                             AbstractValue::Value(value),
                             rows,
                             ShardedExtent::whole(1),
                             dtype,
                         );
-                        BufferContents::Holds(state)
+                        BufferContents::Tensor(state)
                     }
                     None => BufferContents::Unwritten,
                 }
@@ -125,21 +130,21 @@ impl<'a> StageChecker<'a> {
         }
     }
 
-    /// The token side of a tensor with `rows` rows on a device; `None` for other row counts.
+    /// The token side of a tensor with this many rows on a device; `None` for other row counts.
     pub fn tokens(&self, rows: u64) -> Option<ShardedExtent> {
         let (tokens, devices) = (self.context.tokens(), self.context.tensor_size());
         if rows == tokens {
             return Some(ShardedExtent::whole(tokens));
         }
-        let cut = self.context.token_dim()?;
-        (rows * devices == tokens).then_some(ShardedExtent { size: tokens, cut: Some(cut) })
+        let dim = self.context.token_dim()?;
+        (rows * devices == tokens).then_some(ShardedExtent { size: tokens, sharded: Some(dim) })
     }
 
     /// Marks the single copies of activations as overwritten by other microbatches.
     pub(super) fn expire(&mut self) {
         for (buffer, content) in self.stage.buffers.iter().zip(&mut self.contents) {
-            let shared = buffer.role == BufferRole::Activation && !buffer.per_microbatch;
-            if shared && matches!(content, BufferContents::Holds(_)) {
+            let single_copy = buffer.role == BufferRole::Activation && !buffer.per_microbatch;
+            if single_copy && matches!(content, BufferContents::Tensor(_)) {
                 *content = BufferContents::Expired;
             }
         }
@@ -154,7 +159,7 @@ impl<'a> StageChecker<'a> {
         });
     }
 
-    /// State of an operand as the instruction accesses it; `None` after a reported fault.
+    /// State of an operand as the instruction accesses it; `None` after a reported error.
     pub(super) fn read(
         &mut self,
         instr: &Instr,
@@ -163,7 +168,7 @@ impl<'a> StageChecker<'a> {
     ) -> CheckResult<Option<AbstractState>> {
         let buffer = self.stage.buffer(access.buffer);
         let state = match self.contents[access.buffer.0 as usize] {
-            BufferContents::Holds(state) => state,
+            BufferContents::Tensor(state) => state,
             BufferContents::Unknown => return Ok(None),
             BufferContents::Unwritten => {
                 return fault(format!("reads `{}` before it is written", buffer.name));
@@ -184,22 +189,22 @@ impl<'a> StageChecker<'a> {
             }
         };
         self.unread[access.buffer.0 as usize] = false;
-        let moves = matches!(
+        let accepts_packed = matches!(
             instr.action,
             Action::Collective(_) | Action::Fused(FusedOp::Pack { .. } | FusedOp::Unpack { .. })
         );
-        ensure(moves || state.packed.is_none(), || {
+        ensure(accepts_packed || state.packed.is_none(), || {
             format!("reads `{}`, which is packed for a collective", buffer.name)
         })?;
         let state =
-            if self.sees_table_transposed(instr, port) { state.transposed() } else { state };
+            if self.reads_transposed_table(instr, port) { state.transposed() } else { state };
         let (accessed, stored) = (access.extent, state.extent(self.context.tensor_size()));
-        let part = matches!(
+        let is_prefix = matches!(
             instr.action,
             Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })
         );
         let fits = accessed == stored
-            || (part
+            || (is_prefix
                 && accessed.columns <= stored.columns
                 && (accessed.rows, accessed.dtype) == (stored.rows, stored.dtype));
         ensure(fits, || {
@@ -208,8 +213,8 @@ impl<'a> StageChecker<'a> {
         Ok(Some(state))
     }
 
-    /// Whether an operand is the head's weight (hidden × vocab), accessed as a tied embedding's table.
-    pub fn sees_table_transposed(&self, instr: &Instr, port: usize) -> bool {
+    /// Whether an operand is the weight of a tied head (hidden × vocab), accessed as the embedding table.
+    pub fn reads_transposed_table(&self, instr: &Instr, port: usize) -> bool {
         let table = matches!(instr.action, Action::Fused(FusedOp::Gather | FusedOp::ScatterAdd));
         table && port == 1 && self.tied && self.context.mesh.pipeline == 1
     }
@@ -218,23 +223,23 @@ impl<'a> StageChecker<'a> {
         &mut self,
         at: usize,
         instr: &Instr,
-        written: Vec<OperandWrite>,
+        writes: Vec<OperandWrite>,
     ) -> CheckResult {
-        ensure(written.len() == instr.writes.len(), || {
-            format!("has {} results, not {}", written.len(), instr.writes.len())
+        ensure(writes.len() == instr.writes.len(), || {
+            format!("has {} results, not {}", writes.len(), instr.writes.len())
         })?;
-        for (access, OperandWrite { state, target }) in instr.writes.iter().zip(written) {
+        for (access, OperandWrite { state, target }) in instr.writes.iter().zip(writes) {
             let name = &self.stage.buffer(access.buffer).name;
-            let over =
+            let in_place =
                 |port: usize| instr.reads.get(port).is_some_and(|r| r.buffer == access.buffer);
             let fresh = !instr.reads.iter().any(|read| read.buffer == access.buffer);
             let allowed = match target {
                 WriteTarget::Fresh => fresh,
-                WriteTarget::Over(port) => over(port),
-                WriteTarget::Either(port) => fresh || over(port),
+                WriteTarget::InPlace(port) => in_place(port),
+                WriteTarget::FreshOrInPlace(port) => fresh || in_place(port),
             };
             ensure(allowed, || match target {
-                WriteTarget::Over(port) => {
+                WriteTarget::InPlace(port) => {
                     format!("must write its result over operand {port}, not to `{name}`")
                 }
                 _ => format!("writes `{name}` while reading it"),
@@ -242,19 +247,19 @@ impl<'a> StageChecker<'a> {
             let state = state.consistent(self.context.tensor_size())?;
             let accessed = access.extent;
             let computed = state.extent(self.context.tensor_size());
-            let part = matches!(
+            let is_prefix = matches!(
                 instr.action,
                 Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })
             );
-            ensure(accessed == computed || part, || {
+            ensure(accessed == computed || is_prefix, || {
                 format!("computes {computed}, but writes `{name}` as {accessed}")
             })?;
             self.check_role(access.buffer, &state, instr)?;
             if self.stage.buffer(access.buffer).role == BufferRole::Activation {
-                self.keep_sections(access.buffer, &state)?;
+                self.record_sections(access.buffer, &state)?;
             }
-            let table = self.sees_table_transposed(instr, 1)
-                && matches!(state.meaning, AbstractValue::Gradient { .. });
+            let table = self.reads_transposed_table(instr, 1)
+                && matches!(state.value, AbstractValue::Gradient { .. });
             let state = if table { state.transposed() } else { state };
             self.write(at, instr, access.buffer, state)?;
         }
@@ -269,18 +274,18 @@ impl<'a> StageChecker<'a> {
         state: AbstractState,
     ) -> CheckResult {
         let name = &self.stage.buffer(id).name;
-        // An unread result means a duplicated collective, or zeros that no sum starts from.
+        // An overwritten unread result is a duplicated collective, or zeros to which nothing was added.
         let must_be_read =
             matches!(instr.action, Action::Collective(_) | Action::Fused(FusedOp::Fill));
         ensure(!self.unread[id.0 as usize], || {
             format!("overwrites `{name}`, the result of a collective or fill that nothing has read")
         })?;
         self.unread[id.0 as usize] = must_be_read;
-        let overwritten = self.store(at, id, BufferContents::Holds(state));
-        let touched = |lost: &BufferId| {
+        let overwritten = self.store(at, id, BufferContents::Tensor(state));
+        let is_operand = |lost: &BufferId| {
             instr.reads.iter().chain(&instr.writes).any(|access| access.buffer == *lost)
         };
-        match overwritten.into_iter().find(touched) {
+        match overwritten.into_iter().find(is_operand) {
             Some(lost) => {
                 let lost = &self.stage.buffer(lost).name;
                 fault(format!("writes `{name}` over its own operand `{lost}`: their bytes overlap"))
@@ -289,7 +294,7 @@ impl<'a> StageChecker<'a> {
         }
     }
 
-    /// Stores the contents of a buffer and returns the buffers whose contents this destroys.
+    /// Stores the contents of a buffer and returns the buffers that this overwrites.
     pub(super) fn store(
         &mut self,
         at: usize,
@@ -304,7 +309,7 @@ impl<'a> StageChecker<'a> {
         let overwritten = self.owners.claim(buffer, id);
         for buffer in &overwritten {
             let contents = &mut self.contents[buffer.0 as usize];
-            if matches!(contents, BufferContents::Holds(_)) {
+            if matches!(contents, BufferContents::Tensor(_)) {
                 *contents = BufferContents::Overwritten(self.phase, at, id);
             }
         }
@@ -315,7 +320,7 @@ impl<'a> StageChecker<'a> {
     /// not change within a microbatch, and weight gradients go to buffers of their own.
     fn check_role(&self, id: BufferId, state: &AbstractState, instr: &Instr) -> CheckResult {
         let buffer = self.stage.buffer(id);
-        let parameter = match state.meaning {
+        let parameter = match state.value {
             AbstractValue::Gradient { of, .. } => self.weights.contains_key(&of),
             _ => false,
         };
@@ -326,39 +331,40 @@ impl<'a> StageChecker<'a> {
             BufferRole::Loss => loss,
             _ => false,
         };
-        ensure(fits, || {
-            format!("writes {} to `{}`", self.values.describe(state.meaning), buffer.name)
-        })
+        ensure(fits, || format!("writes {} to `{}`", self.graph.describe(state.value), buffer.name))
     }
 
     /// State of a weight's buffer.
     pub fn weight_state(&self, id: BufferId) -> Option<AbstractState> {
         match self.contents[id.0 as usize] {
-            BufferContents::Holds(state) => Some(state),
+            BufferContents::Tensor(state) => Some(state),
             _ => None,
         }
     }
 
     /// The weight that an operation of this kind reads at its second port.
-    pub fn weight_used_by(&self, matches: impl Fn(ForwardOpKind) -> bool) -> Option<SymbolId> {
-        let mut weights: Vec<SymbolId> = self.weights.keys().copied().collect();
+    pub fn weight_used_by(
+        &self,
+        matches: impl Fn(ForwardOpKind) -> bool,
+    ) -> Option<ForwardValueId> {
+        let mut weights: Vec<ForwardValueId> = self.weights.keys().copied().collect();
         weights.sort();
         weights.into_iter().find(|weight| {
-            let uses = self.values.uses(*weight).iter();
-            uses.into_iter().any(|(node, port)| *port == 1 && matches(self.values.kind(*node)))
+            let uses = self.graph.uses(*weight).iter();
+            uses.into_iter().any(|(node, port)| *port == 1 && matches(self.graph.kind(*node)))
         })
     }
 
-    /// The weight of the head: its GEMM computes the logits of the loss.
-    pub fn weight_of_logits(&self) -> Option<SymbolId> {
-        let mut weights: Vec<SymbolId> = self.weights.keys().copied().collect();
+    /// The weight of the head, whose GEMM computes the logits of the loss.
+    pub fn weight_of_logits(&self) -> Option<ForwardValueId> {
+        let mut weights: Vec<ForwardValueId> = self.weights.keys().copied().collect();
         weights.sort();
         weights.into_iter().find(|weight| {
-            self.values.uses(*weight).iter().any(|(node, port)| {
-                let logits = self.values.outputs(*node).first();
-                let users = logits.map_or(&[][..], |logits| self.values.uses(*logits));
+            self.graph.uses(*weight).iter().any(|(node, port)| {
+                let logits = self.graph.outputs(*node).first();
+                let users = logits.map_or(&[][..], |logits| self.graph.uses(*logits));
                 *port == 1
-                    && users.iter().any(|(user, _)| self.values.kind(*user) == ForwardOpKind::Loss)
+                    && users.iter().any(|(user, _)| self.graph.kind(*user) == ForwardOpKind::Loss)
             })
         })
     }
@@ -370,10 +376,10 @@ impl<'a> StageChecker<'a> {
         for (_, content) in buffers.filter(|(buffer, _)| buffer.role == BufferRole::WeightGradient)
         {
             match content {
-                BufferContents::Holds(state) => {
-                    complete.extend(self.values.completed(state.meaning))
+                BufferContents::Tensor(state) => {
+                    complete.extend(self.graph.completed_values(state.value))
                 }
-                // Already reported: the buffer may be any weight's gradient.
+                // After a reported error, the buffer may be the gradient of any weight.
                 BufferContents::Unknown => return,
                 _ => {}
             }
@@ -385,7 +391,7 @@ impl<'a> StageChecker<'a> {
             let name = &self.stage.buffer(weight).name;
             let problem =
                 format!("the backward pass does not compute the complete gradient of `{name}`");
-            self.errors.of_stage(self.index, CheckFault { problem, hint: None });
+            self.errors.push_stage(self.index, CheckFault { problem, hint: None });
         }
     }
 }

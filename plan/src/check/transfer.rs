@@ -8,53 +8,60 @@ use super::lattice::{AbstractState, AbstractValue, OperandWrite, WriteTarget};
 use super::operands::InstrOperands;
 use super::values::ForwardOpKind;
 
-fn neighbour(operands: &InstrOperands, p2p: &P2pTransfer, towards_loss: bool) -> CheckResult {
-    let check = &operands.check;
+fn check_neighbour(
+    operands: &InstrOperands,
+    transfer: &P2pTransfer,
+    towards_loss: bool,
+) -> CheckResult {
+    let check = &operands.checker;
     let other = if towards_loss { check.index.checked_add(1) } else { check.index.checked_sub(1) };
     let stages = check.context.mesh.pipeline as usize;
-    ensure(other == Some(p2p.peer_stage as usize) && (p2p.peer_stage as usize) < stages, || {
-        format!(
-            "addresses stage {}, which is not the neighbour in this pass's direction",
-            p2p.peer_stage
-        )
-    })?;
-    ensure(p2p.group == check.context.mesh.group(Axis::Pipeline), || {
+    ensure(
+        other == Some(transfer.peer_stage as usize) && (transfer.peer_stage as usize) < stages,
+        || {
+            format!(
+                "addresses stage {}, which is not the neighbour in this pass's direction",
+                transfer.peer_stage
+            )
+        },
+    )?;
+    ensure(transfer.group == check.context.mesh.group(Axis::Pipeline), || {
         "does not use the mesh's pipeline group".into()
     })
 }
 
-/// Checks that there is one operand per carried tensor.
+/// Checks that there is one operand per transferred tensor.
 fn check_counts(
     operands: &InstrOperands,
-    p2p: &P2pTransfer,
+    transfer: &P2pTransfer,
     reads: usize,
     writes: usize,
 ) -> CheckResult {
-    let count = p2p.carries.len();
-    ensure(count > 0, || "carries no tensor".into())?;
+    let count = transfer.tensors.len();
+    ensure(count > 0, || "transfers no tensor".into())?;
     operands.check_arity(reads * count..=reads * count, writes * count)
 }
 
 pub(super) fn send(
     operands: &mut InstrOperands,
-    p2p: &P2pTransfer,
+    transfer: &P2pTransfer,
 ) -> CheckResult<Vec<OperandWrite>> {
-    let forward = operands.check.phase == Phase::Forward;
-    check_counts(operands, p2p, 1, 0)?;
-    neighbour(operands, p2p, forward)?;
-    operands.none_owes_norm()?;
+    let forward = operands.checker.phase == Phase::Forward;
+    check_counts(operands, transfer, 1, 0)?;
+    check_neighbour(operands, transfer, forward)?;
+    operands.check_no_pending_norm()?;
     for port in 0..operands.reads.len() {
         let state = operands.reads[port];
         ensure(state.packed.is_none(), || "sends a tensor that is packed for a collective".into())?;
         if forward {
             let value = operands.value(port)?;
-            ensure(!operands.check.sent.contains(&value), || {
+            ensure(!operands.checker.sent.contains(&value), || {
                 format!("sends {} twice", operands.operand_name(port))
             })?;
-            // A use of the value, whose gradient contribution the neighbour sends back.
-            operands.check.values.apply(ForwardOpKind::Send, vec![value], &[])?;
-            operands.check.sent.push(value);
-            operands.check.outgoing.push_back(state);
+            // The send is a use of the value: the neighbour sends its gradient contribution back.
+            operands.checker.graph.apply(ForwardOpKind::Send, vec![value], &[])?;
+            operands.checker.sent.push(value);
+            operands.checker.outgoing.push_back(state);
         } else {
             send_gradient(operands, &state)?;
         }
@@ -63,49 +70,51 @@ pub(super) fn send(
 }
 
 fn send_gradient(operands: &mut InstrOperands, state: &AbstractState) -> CheckResult {
-    let check = &mut *operands.check;
-    let at = check.received.iter().position(|v| check.values.is_complete(state.meaning, *v));
-    match at {
-        Some(at) => {
+    let check = &mut *operands.checker;
+    let index = check.received.iter().position(|v| check.graph.is_complete(state.value, *v));
+    match index {
+        Some(index) => {
             // The neighbour identifies the tensor by its position among those it sent.
-            let of = check.received[at];
-            check.outgoing.push_back(state.with(AbstractValue::Gradient { of, uses: at as u64 }));
+            let of = check.received[index];
+            check
+                .outgoing
+                .push_back(state.with_value(AbstractValue::Gradient { of, uses: index as u64 }));
             Ok(())
         }
         None => fault(format!(
             "sends {}, not the complete gradient of a received tensor",
-            check.values.describe(state.meaning)
+            check.graph.describe(state.value)
         )),
     }
 }
 
-/// Results of a receive; `None` when nothing was sent, which the schedule check reports.
+/// Results of a receive; `None` for an unmatched receive, which `schedule` reports.
 pub(super) fn receive(
     operands: &mut InstrOperands,
-    p2p: &P2pTransfer,
+    transfer: &P2pTransfer,
 ) -> CheckResult<Option<Vec<OperandWrite>>> {
-    check_counts(operands, p2p, 0, 1)?;
-    let forward = operands.check.phase == Phase::Forward;
-    neighbour(operands, p2p, !forward)?;
-    let mut written = vec![];
+    check_counts(operands, transfer, 0, 1)?;
+    let forward = operands.checker.phase == Phase::Forward;
+    check_neighbour(operands, transfer, !forward)?;
+    let mut writes = vec![];
     for access in &operands.instr.writes {
-        let name = operands.check.stage.buffer(access.buffer).name.clone();
-        let check = &mut *operands.check;
+        let name = operands.checker.stage.buffer(access.buffer).name.clone();
+        let check = &mut *operands.checker;
         let Some(state) = check.incoming.pop_front() else { return Ok(None) };
-        let meaning = if forward {
-            let value = check.values.add_input(&name);
+        let value = if forward {
+            let value = check.graph.add_input(&name);
             check.received.push(value);
             AbstractValue::Value(value)
         } else {
-            let AbstractValue::Gradient { uses: at, .. } = state.meaning else { return Ok(None) };
+            let AbstractValue::Gradient { uses: at, .. } = state.value else { return Ok(None) };
             let Some(value) = check.sent.get(at as usize).copied() else { return Ok(None) };
-            match check.values.find(ForwardOpKind::Send, &[value]) {
-                Some(node) => check.values.contribution(node, 0),
+            match check.graph.find(ForwardOpKind::Send, &[value]) {
+                Some(node) => check.graph.contribution(node, 0),
                 None => return fault("receives the gradient of a tensor that was not sent"),
             }
         };
-        let state = AbstractState { norm: None, ..state.with(meaning) };
-        written.push(OperandWrite { state, target: WriteTarget::Fresh });
+        let state = AbstractState { pending_norm: None, ..state.with_value(value) };
+        writes.push(OperandWrite { state, target: WriteTarget::Fresh });
     }
-    Ok(Some(written))
+    Ok(Some(writes))
 }

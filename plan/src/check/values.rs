@@ -1,25 +1,25 @@
 //! Values of a stage's forward pass: a hash-consed graph of operations.
 //!
-//! A value is a term, an operation on values. Reshards change the layout of a value and not its
-//! identity; recomputing an operation on equal inputs gives the same value. The backward pass is
-//! checked against this graph: a gradient belongs to a value, sums the contributions of the value's
-//! uses, and is complete when every use has contributed once.
+//! A value is a term: an operation on values. A reshard changes the layout of a value and not its
+//! identity, and recomputation on equal inputs gives the same value. The backward pass is checked against
+//! this graph: the gradient of a value is a set of contributions, one of each use of the value, and is
+//! complete when every use has contributed. [`ForwardGraph::sum`] refuses a second contribution of a use.
 
 use std::collections::HashMap;
 
 use crate::model::{Activation, GatedProduct};
 
 use super::error::{CheckResult, fault};
-use super::lattice::{AbstractValue, SymbolId};
+use super::lattice::{AbstractValue, ForwardValueId};
 
 /// An operation of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ForwardOpId(u32);
 
-/// The function that an operation computes: operations of equal kind and inputs are equal.
+/// Function of an operation. Operations of equal kind and inputs are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ForwardOpKind {
-    /// x, W.
+    /// x, W → x·W.
     Gemm { batch: u64 },
     /// x, γ → x·ρ·γ.
     Normed,
@@ -37,15 +37,15 @@ pub(super) enum ForwardOpKind {
     LatentNorm { activation: Activation },
     /// h, parameters → Uᵀ·H·V.
     TensorGate { a: u64, b: u64 },
-    /// Rotates the first features.
+    /// x → x with its first `width` features rotated.
     Rope { width: u64, head_dim: u64 },
     /// q, k, v in one to three values → output, log-sum-exp.
     Attention,
-    /// gate, up in one or two values.
+    /// gate, up in one or two values → their product.
     Gated { product: GatedProduct },
-    /// x, y.
+    /// x, y → x + y.
     Add,
-    /// tokens, table.
+    /// tokens, table → rows of the table.
     Gather,
     /// logits → maxima.
     LossMaximum,
@@ -53,7 +53,7 @@ pub(super) enum ForwardOpKind {
     LossSum,
     /// logits → loss.
     Loss,
-    /// To the next stage.
+    /// x, sent to the next stage.
     Send,
 }
 
@@ -74,11 +74,11 @@ impl ForwardOpKind {
 
 struct ForwardOp {
     kind: ForwardOpKind,
-    inputs: Vec<SymbolId>,
-    outputs: Vec<SymbolId>,
+    inputs: Vec<ForwardValueId>,
+    outputs: Vec<ForwardValueId>,
 }
 
-struct Symbol {
+struct ForwardValue {
     producer: Option<ForwardOpId>,
     uses: Vec<(ForwardOpId, usize)>,
     name: String,
@@ -86,35 +86,35 @@ struct Symbol {
 
 /// All values of a stage.
 #[derive(Default)]
-pub(super) struct SymbolTable {
-    nodes: Vec<ForwardOp>,
-    values: Vec<Symbol>,
-    known: HashMap<(ForwardOpKind, Vec<SymbolId>), ForwardOpId>,
+pub(super) struct ForwardGraph {
+    ops: Vec<ForwardOp>,
+    values: Vec<ForwardValue>,
+    op_ids: HashMap<(ForwardOpKind, Vec<ForwardValueId>), ForwardOpId>,
     /// Set for the backward pass, which may only recompute forward operations.
-    pub closed: bool,
+    pub recompute_only: bool,
 }
 
-impl SymbolTable {
-    /// Adds a value from outside: a weight, token ids, a received tensor.
-    pub fn add_input(&mut self, name: &str) -> SymbolId {
-        self.fresh(None, name)
+impl ForwardGraph {
+    /// Adds a value that the stage does not compute: a weight, token ids, a received tensor.
+    pub fn add_input(&mut self, name: &str) -> ForwardValueId {
+        self.add_value(None, name)
     }
 
-    fn fresh(&mut self, producer: Option<ForwardOpId>, name: &str) -> SymbolId {
-        self.values.push(Symbol { producer, uses: vec![], name: name.to_string() });
-        SymbolId(self.values.len() as u32 - 1)
+    fn add_value(&mut self, producer: Option<ForwardOpId>, name: &str) -> ForwardValueId {
+        self.values.push(ForwardValue { producer, uses: vec![], name: name.to_string() });
+        ForwardValueId(self.values.len() as u32 - 1)
     }
 
-    /// The outputs of an operation, equal for equal inputs. `names` are the buffers
-    /// they are written to, for messages.
+    /// The outputs of an operation, which are equal for equal inputs. `names` are the names of the buffers
+    /// that they are written to, for messages.
     pub fn apply(
         &mut self,
         kind: ForwardOpKind,
-        inputs: Vec<SymbolId>,
+        inputs: Vec<ForwardValueId>,
         names: &[&str],
-    ) -> CheckResult<Vec<SymbolId>> {
-        if let Some(node) = self.known.get(&(kind, inputs.clone())) {
-            let outputs = &self.nodes[node.0 as usize].outputs;
+    ) -> CheckResult<Vec<ForwardValueId>> {
+        if let Some(node) = self.op_ids.get(&(kind, inputs.clone())) {
+            let outputs = &self.ops[node.0 as usize].outputs;
             if outputs.len() != names.len() {
                 return fault(format!(
                     "has {} results, but the same operation had {} before",
@@ -124,43 +124,43 @@ impl SymbolTable {
             }
             return Ok(outputs.clone());
         }
-        if self.closed && kind != ForwardOpKind::NormSum {
+        if self.recompute_only && kind != ForwardOpKind::NormSum {
             let names: Vec<String> = inputs.iter().map(|v| self.name(*v)).collect();
             return fault(format!(
                 "computes a value from {} that the forward pass did not compute",
                 names.join(", ")
             ));
         }
-        let node = ForwardOpId(self.nodes.len() as u32);
+        let node = ForwardOpId(self.ops.len() as u32);
         for (port, input) in inputs.iter().enumerate() {
             if kind.differentiates(port) {
                 self.values[input.0 as usize].uses.push((node, port));
             }
         }
-        let outputs: Vec<SymbolId> =
-            names.iter().map(|name| self.fresh(Some(node), name)).collect();
-        self.known.insert((kind, inputs.clone()), node);
-        self.nodes.push(ForwardOp { kind, inputs, outputs: outputs.clone() });
+        let outputs: Vec<ForwardValueId> =
+            names.iter().map(|name| self.add_value(Some(node), name)).collect();
+        self.op_ids.insert((kind, inputs.clone()), node);
+        self.ops.push(ForwardOp { kind, inputs, outputs: outputs.clone() });
         Ok(outputs)
     }
 
     /// The operation of this kind on these inputs, if any.
-    pub fn find(&self, kind: ForwardOpKind, inputs: &[SymbolId]) -> Option<ForwardOpId> {
-        self.known.get(&(kind, inputs.to_vec())).copied()
+    pub fn find(&self, kind: ForwardOpKind, inputs: &[ForwardValueId]) -> Option<ForwardOpId> {
+        self.op_ids.get(&(kind, inputs.to_vec())).copied()
     }
 
-    pub fn name(&self, value: SymbolId) -> String {
+    pub fn name(&self, value: ForwardValueId) -> String {
         format!("`{}`", self.values[value.0 as usize].name)
     }
 
-    pub fn describe(&self, meaning: AbstractValue) -> String {
-        match meaning {
+    pub fn describe(&self, value: AbstractValue) -> String {
+        match value {
             AbstractValue::Zero => "zeros".into(),
             AbstractValue::Value(value) => self.name(value),
             AbstractValue::Gradient { of, uses } => {
-                let all = self.values[of.0 as usize].uses.len();
+                let total = self.values[of.0 as usize].uses.len();
                 format!(
-                    "the gradient of {} with {} of {all} contributions",
+                    "the gradient of {} with {} of {total} contributions",
                     self.name(of),
                     uses.count_ones()
                 )
@@ -169,64 +169,68 @@ impl SymbolTable {
     }
 
     pub fn kind(&self, node: ForwardOpId) -> ForwardOpKind {
-        self.nodes[node.0 as usize].kind
+        self.ops[node.0 as usize].kind
     }
 
-    pub fn inputs(&self, node: ForwardOpId) -> &[SymbolId] {
-        &self.nodes[node.0 as usize].inputs
+    pub fn inputs(&self, node: ForwardOpId) -> &[ForwardValueId] {
+        &self.ops[node.0 as usize].inputs
     }
 
-    pub fn outputs(&self, node: ForwardOpId) -> &[SymbolId] {
-        &self.nodes[node.0 as usize].outputs
+    pub fn outputs(&self, node: ForwardOpId) -> &[ForwardValueId] {
+        &self.ops[node.0 as usize].outputs
     }
 
-    pub fn producer(&self, value: SymbolId) -> Option<ForwardOpId> {
+    pub fn producer(&self, value: ForwardValueId) -> Option<ForwardOpId> {
         self.values[value.0 as usize].producer
     }
 
     /// The operations that use a value, with their ports.
-    pub fn uses(&self, value: SymbolId) -> &[(ForwardOpId, usize)] {
+    pub fn uses(&self, value: ForwardValueId) -> &[(ForwardOpId, usize)] {
         &self.values[value.0 as usize].uses
     }
 
     /// The contribution of one operation to the gradient of its input.
     pub fn contribution(&self, node: ForwardOpId, port: usize) -> AbstractValue {
-        let of = self.nodes[node.0 as usize].inputs[port];
+        let of = self.ops[node.0 as usize].inputs[port];
         let at = self.uses(of).iter().position(|u| *u == (node, port)).unwrap_or(63);
         AbstractValue::Gradient { of, uses: 1 << at.min(63) }
     }
 
-    fn all_uses(&self, value: SymbolId) -> u64 {
+    fn all_uses(&self, value: ForwardValueId) -> u64 {
         match self.uses(value).len() {
             n @ 0..64 => (1 << n) - 1,
             _ => u64::MAX,
         }
     }
 
-    /// The contributions to the gradient of `value` that `meaning` contains, if any. The complete
-    /// gradient of a sum is a contribution to the gradient of each summand.
-    pub fn as_gradient_of(&self, meaning: AbstractValue, value: SymbolId) -> Option<u64> {
-        let AbstractValue::Gradient { of, uses } = meaning else { return None };
+    /// The contributions to the gradient of `value` in `gradient`, one bit per use; `None` for the
+    /// gradient of another value. The complete gradient of a sum is a contribution to the gradient of each
+    /// summand.
+    pub fn contributions_to(&self, gradient: AbstractValue, value: ForwardValueId) -> Option<u64> {
+        let AbstractValue::Gradient { of, uses } = gradient else { return None };
         if of == value {
             return Some(uses);
         }
         let node = self.producer(of)?;
-        let adds = self.kind(node) == ForwardOpKind::Add && uses == self.all_uses(of);
+        let of_sum = self.kind(node) == ForwardOpKind::Add && uses == self.all_uses(of);
         let port = self.inputs(node).iter().position(|input| *input == value)?;
         match self.contribution(node, port) {
-            AbstractValue::Gradient { uses, .. } if adds => Some(uses),
+            AbstractValue::Gradient { uses, .. } if of_sum => Some(uses),
             _ => None,
         }
     }
 
-    /// Whether `meaning` is the complete gradient of a value.
-    pub fn is_complete(&self, meaning: AbstractValue, value: SymbolId) -> bool {
-        self.as_gradient_of(meaning, value) == Some(self.all_uses(value))
+    /// Whether `gradient` is the complete gradient of a value.
+    pub fn is_complete(&self, gradient: AbstractValue, value: ForwardValueId) -> bool {
+        self.contributions_to(gradient, value) == Some(self.all_uses(value))
     }
 
-    /// The values that `meaning` may be a gradient of: its own value and, for a sum, each summand.
-    fn gradient_of(&self, meaning: AbstractValue) -> impl Iterator<Item = SymbolId> + '_ {
-        let own = match meaning {
+    /// The values that `gradient` may be a gradient of: its value and, for a sum, each summand.
+    fn gradient_candidates(
+        &self,
+        gradient: AbstractValue,
+    ) -> impl Iterator<Item = ForwardValueId> + '_ {
+        let own = match gradient {
             AbstractValue::Gradient { of, .. } => Some(of),
             _ => None,
         };
@@ -235,22 +239,28 @@ impl SymbolTable {
         own.into_iter().chain(summands.iter().copied())
     }
 
-    /// The values whose complete gradient `meaning` is.
-    pub fn completed(&self, meaning: AbstractValue) -> impl Iterator<Item = SymbolId> + '_ {
-        self.gradient_of(meaning).filter(move |value| self.is_complete(meaning, *value))
-    }
-
-    /// The operation of this kind, the complete gradient of whose output `meaning` is.
-    pub fn op_of_gradient(
+    /// The values of which `gradient` is the complete gradient.
+    pub fn completed_values(
         &self,
-        meaning: AbstractValue,
-        fits: impl Fn(ForwardOpKind) -> bool,
-    ) -> Option<ForwardOpId> {
-        let mut nodes = self.completed(meaning).filter_map(|value| self.producer(value));
-        nodes.find(|node| fits(self.kind(*node)))
+        gradient: AbstractValue,
+    ) -> impl Iterator<Item = ForwardValueId> + '_ {
+        self.gradient_candidates(gradient).filter(move |value| self.is_complete(gradient, *value))
     }
 
-    /// The sum of two gradients.
+    /// The operation of a matching kind of whose output `gradient` is the complete gradient, if any.
+    pub fn op_of_output_gradient(
+        &self,
+        gradient: AbstractValue,
+        matches_kind: impl Fn(ForwardOpKind) -> bool,
+    ) -> Option<ForwardOpId> {
+        let mut nodes = self.completed_values(gradient).filter_map(|value| self.producer(value));
+        nodes.find(|node| matches_kind(self.kind(*node)))
+    }
+
+    /// The sum of two gradients of one value.
+    ///
+    /// # Errors
+    /// A contribution that is in both, or gradients of different values.
     pub fn sum(&self, first: AbstractValue, second: AbstractValue) -> CheckResult<AbstractValue> {
         if first == AbstractValue::Zero {
             return Ok(second);
@@ -258,12 +268,13 @@ impl SymbolTable {
         if second == AbstractValue::Zero {
             return Ok(first);
         }
-        for value in self.gradient_of(first).chain(self.gradient_of(second)) {
-            let parts = (self.as_gradient_of(first, value), self.as_gradient_of(second, value));
-            if let (Some(one), Some(two)) = parts {
+        for value in self.gradient_candidates(first).chain(self.gradient_candidates(second)) {
+            let contributions =
+                (self.contributions_to(first, value), self.contributions_to(second, value));
+            if let (Some(one), Some(two)) = contributions {
                 if one & two != 0 {
                     return fault(format!(
-                        "counts a contribution to the gradient of {} twice",
+                        "adds a contribution to the gradient of {} twice",
                         self.name(value)
                     ));
                 }
@@ -277,25 +288,25 @@ impl SymbolTable {
         ))
     }
 
-    /// The operation of this kind that uses `value` at `port` and the complete gradient of whose output
-    /// is `meaning`.
-    pub fn user(
+    /// The operation of a matching kind that reads `value` at `port` and of whose output `gradient` is the
+    /// complete gradient: the operation that a backward instruction differentiates.
+    pub fn differentiated_op(
         &self,
-        value: SymbolId,
+        value: ForwardValueId,
         port: usize,
-        meaning: AbstractValue,
-        fits: impl Fn(ForwardOpKind) -> bool,
+        gradient: AbstractValue,
+        matches_kind: impl Fn(ForwardOpKind) -> bool,
     ) -> CheckResult<ForwardOpId> {
-        let found = self.uses(value).iter().find(|(node, at)| {
+        let matching = self.uses(value).iter().find(|(node, at)| {
             *at == port
-                && fits(self.kind(*node))
-                && self.is_complete(meaning, self.outputs(*node)[0])
+                && matches_kind(self.kind(*node))
+                && self.is_complete(gradient, self.outputs(*node)[0])
         });
-        match found {
+        match matching {
             Some((node, _)) => Ok(*node),
             None => fault(format!(
                 "reads {}, which is not the complete gradient of a forward result of {}",
-                self.describe(meaning),
+                self.describe(gradient),
                 self.name(value)
             )),
         }

@@ -8,17 +8,17 @@ use super::stage::{BufferContents, StageChecker};
 use super::{attention, collective, fused, gemm, transfer};
 
 impl<'a> StageChecker<'a> {
-    /// Walks a pass. Unless `back_to_back`, other microbatches run between the passes of one.
+    /// Walks a pass. Unless `back_to_back`, other microbatches run between the forward and the backward pass.
     pub fn walk(&mut self, phase: Phase, back_to_back: bool) {
         self.phase = phase;
         if phase == Phase::Backward {
-            self.values.closed = true;
+            self.graph.recompute_only = true;
             if !back_to_back {
                 self.expire();
             }
         }
         for (at, instr) in self.stage.instructions(phase).iter().enumerate() {
-            if self.errors.full() {
+            if self.errors.is_full() {
                 return;
             }
             if let Err(fault) = self.instruction(at, instr) {
@@ -35,7 +35,7 @@ impl<'a> StageChecker<'a> {
         for (port, access) in instr.reads.iter().enumerate() {
             match self.read(instr, port, access)? {
                 Some(state) => reads.push(state),
-                // Already reported: results are unknown too.
+                // After a reported error, the results are unknown too.
                 None => {
                     for access in &instr.writes {
                         self.store(at, access.buffer, BufferContents::Unknown);
@@ -44,7 +44,7 @@ impl<'a> StageChecker<'a> {
                 }
             }
         }
-        let mut operands = InstrOperands { check: self, instr, reads };
+        let mut operands = InstrOperands { checker: self, instr, reads };
         let writes = match &instr.action {
             Action::Gemm(gemm) => gemm::transfer(&mut operands, gemm)?,
             Action::Attention(attention) => attention::transfer(&mut operands, attention)?,

@@ -26,18 +26,18 @@ pub struct SegmentPlan {
     pub choice: SegmentChoice,
 }
 
-/// A block of a stage.
+/// A block of a stage, with its decisions.
 #[derive(Clone, Debug)]
 pub struct ResolvedBlock {
     /// Its index in the model.
     pub layer: u64,
     /// The tensors passed to the next block, the hidden state first.
     pub outgoing: Vec<BoundaryTensor>,
-    /// Its graph and decisions, shared by blocks that are alike.
+    /// Graph and decisions, shared by blocks of equal shape and decisions.
     pub plan: Arc<SegmentPlan>,
 }
 
-/// A plan that fits its model: names exist, strategies are legal, layouts meet.
+/// A plan that fits its model: every name exists, every strategy and every flow is legal.
 #[derive(Clone, Debug)]
 pub struct ResolvedPlan {
     /// Mesh, workload and formats.
@@ -57,7 +57,10 @@ pub struct ResolvedPlan {
 }
 
 impl Plan {
-    /// The context of this plan, checked to divide.
+    /// The context of the plan.
+    ///
+    /// # Errors
+    /// Sizes out of range, or a global batch that does not divide into microbatches.
     pub fn context(&self) -> Result<Context, Defects> {
         let mut defects = Defects::default();
         let sizes = [
@@ -75,11 +78,11 @@ impl Plan {
         }
         let mut defects = defects.into_result(()).err().unwrap_or_default();
         if defects.0.is_empty() {
-            let portion = self.mesh.data * self.workload.micro_batch;
-            if !self.workload.global_batch.is_multiple_of(portion) {
+            let sequences = self.mesh.data * self.workload.micro_batch;
+            if !self.workload.global_batch.is_multiple_of(sequences) {
                 let problem = format!(
-                    "{} sequences do not divide into {} replicas × {} sequences a microbatch",
-                    self.workload.global_batch, self.mesh.data, self.workload.micro_batch
+                    "{} sequences do not divide into microbatches of {} on {} replicas",
+                    self.workload.global_batch, self.workload.micro_batch, self.mesh.data
                 );
                 defects.push(Defect::new("workload.global_batch", problem));
             }
@@ -93,7 +96,10 @@ impl Plan {
         defects.into_result(context)
     }
 
-    /// Resolves every name and layout of the plan against its model, and reports every defect.
+    /// Resolves every name and layout of the plan against its model.
+    ///
+    /// # Errors
+    /// Every defect, each with its field.
     pub fn resolve(&self, model: &Model) -> Result<ResolvedPlan, Defects> {
         let context = self.context()?;
         if context.workload.sequence_length > model.max_sequence_length {
@@ -167,7 +173,7 @@ impl Plan {
 
 impl ResolvedPlan {
     /// The tensors that a stage passes to the next stage; empty for the last stage.
-    pub fn boundary_tensors(&self, stage: usize) -> &[BoundaryTensor] {
+    pub(crate) fn boundary_tensors(&self, stage: usize) -> &[BoundaryTensor] {
         let last = self.stages.get(stage).and_then(|blocks| blocks.last());
         last.map_or(&[], |block| &block.outgoing)
     }
@@ -175,7 +181,7 @@ impl ResolvedPlan {
 
 fn sequence_too_long(context: &Context, model: &Model) -> Defect {
     let problem = format!(
-        "{} tokens are more than the {} that `{}` is made for",
+        "{} tokens are more than the {} that `{}` supports",
         context.workload.sequence_length, model.max_sequence_length, model.name
     );
     let hint = "a shorter sequence, or a larger max_position_embeddings in the model";
@@ -189,7 +195,8 @@ fn check_tied(embedding: &SegmentPlan, head: &SegmentPlan, defects: &mut Defects
         Some(TiedWeightLayout::of(plan.segment.kind, strategy))
     };
     if weight(embedding) != weight(head) {
-        let problem = "embedding and head are one weight but are laid out differently";
+        let problem =
+            "embedding and head are one weight, but their strategies give it different layouts";
         defects.push(
             Defect::new("embedding.ops.embedding", problem)
                 .hint("embedding `vocabulary` with head `column`, or `column` with `row`"),
@@ -227,7 +234,7 @@ impl PlanResolver<'_> {
         }
         let layers = model.blocks.len() as u64;
         let mut next = 0;
-        let mut seen: Vec<(u64, String, Arc<SegmentPlan>)> = vec![];
+        let mut resolved: Vec<(u64, String, Arc<SegmentPlan>)> = vec![];
         let mut stages = vec![];
         for (s, stage) in plan.stages.iter().enumerate() {
             let mut blocks = vec![];
@@ -251,13 +258,13 @@ impl PlanResolver<'_> {
                     continue;
                 };
                 for layer in run.first..run.first + run.count {
-                    let alike = seen.iter().find(|(other, name, _)| {
+                    let equal = resolved.iter().find(|(other, name, _)| {
                         *name == run.decisions
                             && self.shapes[*other as usize] == self.shapes[layer as usize]
                     });
                     let shape = &self.shapes[layer as usize];
                     let outgoing = shape.outgoing_tensors(model.hidden);
-                    if let Some((_, _, plan)) = alike {
+                    if let Some((_, _, plan)) = equal {
                         blocks.push(ResolvedBlock { layer, outgoing, plan: plan.clone() });
                         continue;
                     }
@@ -265,7 +272,7 @@ impl PlanResolver<'_> {
                     let field = format!("blocks.{}", run.decisions);
                     let plan =
                         Arc::new(self.segment(&field, segment, &decisions.segment_decisions()));
-                    seen.push((layer, run.decisions.clone(), plan.clone()));
+                    resolved.push((layer, run.decisions.clone(), plan.clone()));
                     blocks.push(ResolvedBlock { layer, outgoing, plan });
                 }
             }

@@ -7,18 +7,18 @@ use crate::strategy::{Flow, Save};
 
 use super::{InstrTemplate, gradient_fill, gradient_sum, reshard};
 
-/// The reshard that makes copy `copy` of a value from the producer's, in the forward pass.
+/// The reshard that computes copy `copy` of a value from the producer's, in the forward pass.
 pub fn copy_forward(
     value: &Value,
     flow: &Flow,
     copy: usize,
     context: &Context,
 ) -> Vec<InstrTemplate> {
-    let statistic = flow.producer.norm_owed && value.carries_statistic_of.is_some();
+    let statistic = flow.producer.norm_pending && value.carries_statistic_of.is_some();
     copy_from_first(value, flow, copy, statistic, context)
 }
 
-/// The same reshard when the copy is recomputed: the statistic is known already.
+/// The same reshard in the backward pass, where the statistic is reduced already.
 pub fn copy_recompute(
     value: &Value,
     flow: &Flow,
@@ -42,21 +42,21 @@ fn copy_from_first(
     reshard(value.width(), flow.producer.forward, to, statistic, context).unwrap_or_default()
 }
 
-/// How the gradient contributions of one layout reach the producer.
+/// The instructions that bring the gradient contributions of one layout to the producer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GradientPath {
+pub(crate) struct GradientPath {
     /// The layout of the contributions.
     pub layout: Layout,
-    /// Zeroes the sum before the first contribution, unless the last consumer writes it.
+    /// Zeroes the sum before the first contribution; `None` where the last consumer writes the sum.
     pub fill: Option<InstrTemplate>,
-    /// Brings the sum to the producer's layout.
+    /// Reshards the sum to the producer's layout.
     pub reshard: Vec<InstrTemplate>,
-    /// Adds it to the first path's result.
+    /// Adds the result to that of the first path.
     pub sum: Option<InstrTemplate>,
 }
 
-/// The paths of a gradient to the producer: one for each distinct layout of contributions.
-pub fn gradient_paths(value: &Value, flow: &Flow, context: &Context) -> Vec<GradientPath> {
+/// The paths of a gradient to the producer, one for each distinct layout of contributions.
+pub(crate) fn gradient_paths(value: &Value, flow: &Flow, context: &Context) -> Vec<GradientPath> {
     let width = value.width();
     let target = flow.producer.backward;
     flow.gradients()
@@ -71,12 +71,12 @@ pub fn gradient_paths(value: &Value, flow: &Flow, context: &Context) -> Vec<Grad
         .collect()
 }
 
-/// Everything a flow runs in the forward pass.
+/// All instructions of a flow in the forward pass.
 pub fn flow_forward(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrTemplate> {
     (1..flow.copies().len()).flat_map(|copy| copy_forward(value, flow, copy, context)).collect()
 }
 
-/// The reshards that a flow runs again in the backward pass.
+/// The reshards that recompute copies in the backward pass.
 pub fn flow_recompute(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrTemplate> {
     (1..flow.copies().len())
         .filter(|copy| flow.saves[*copy] == Save::Recomputed)

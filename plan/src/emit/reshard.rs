@@ -12,19 +12,19 @@ use crate::{Bytes, DType, Dim, Layout};
 
 use super::{InstrTemplate, OperandSlot, TemplateOperand};
 
-/// The statistic that rides along with a latent's all-reduce: one fp32 a token.
+/// Format of the statistic that is reduced in the launch of a latent's all-reduce: one fp32 per token.
 const STATISTIC: DType = DType::F32;
 
-/// The layouts around an all-reduce.
+/// Layouts before and after an all-reduce.
 const SUM: (Layout, Layout) = (Layout::Partial, Layout::Replicated);
 
-/// Bytes one device holds of a `[tokens, width]` activation in `layout`.
+/// Bytes of the shard of a `[tokens, width]` activation in `layout` on one device.
 pub fn activation_bytes(width: u64, layout: Layout, context: &Context) -> Bytes {
     activation(width, layout, context).bytes()
 }
 
-/// The extent one device holds of a `[tokens, width]` activation in `layout`.
-pub(crate) fn activation(width: u64, layout: Layout, context: &Context) -> Extent {
+/// Extent of the shard of a `[tokens, width]` activation in `layout` on one device.
+pub(super) fn activation(width: u64, layout: Layout, context: &Context) -> Extent {
     Extent {
         rows: context.rows(layout),
         columns: context.columns(width, layout),
@@ -32,12 +32,12 @@ pub(crate) fn activation(width: u64, layout: Layout, context: &Context) -> Exten
     }
 }
 
-/// The instructions that turn a `[tokens, width]` activation from one layout into another, or
-/// `None` when no reshard does (nothing turns into a partial sum). Equal layouts need nothing.
+/// The instructions that turn a `[tokens, width]` activation from one layout into another: none for
+/// equal layouts, and `None` for a partial target, which no reshard produces.
 ///
-/// `statistic` sends an online norm's statistic along in the same launch. An all-reduce works in
-/// place: `Before` and `After` are then one buffer.
-pub fn reshard(
+/// With `statistic`, the all-reduce reduces the statistic of an online norm in the same launch. An
+/// all-reduce works in place: `Before` and `After` are then one buffer.
+pub(super) fn reshard(
     width: u64,
     from: Layout,
     to: Layout,
@@ -86,7 +86,8 @@ pub fn reshard(
     Some(templates)
 }
 
-/// The dim along which parts must be laid one after the other, if they are not already.
+/// The dimension to pack by before the collective, or to unpack by after it; `None` for shards that are
+/// contiguous already.
 fn packed_dim(layout: Layout, kind: CollectiveKind, context: &Context) -> Option<Dim> {
     let Layout::Sharded(dim) = layout else { return None };
     let contiguous = dim != Dim::Feature && context.tokens_contiguous(dim);
@@ -134,20 +135,20 @@ fn collective(
 }
 
 /// All-reduces a small fp32 buffer over the tensor axis, in place.
-pub(crate) fn all_reduce_statistic(operand: TemplateOperand, context: &Context) -> InstrTemplate {
+pub(super) fn all_reduce_statistic(operand: TemplateOperand, context: &Context) -> InstrTemplate {
     let payload = (Bytes(0), operand.extent.bytes());
     let operands = vec![operand];
     collective(CollectiveKind::AllReduce, SUM, payload, operands.clone(), operands, context)
 }
 
-/// Zeroes a gradient that only accumulating consumers contribute to.
-pub fn gradient_fill(width: u64, layout: Layout, context: &Context) -> InstrTemplate {
+/// Zeroes a gradient whose consumers all accumulate.
+pub(super) fn gradient_fill(width: u64, layout: Layout, context: &Context) -> InstrTemplate {
     let after = operand(OperandSlot::After, width, layout, context);
     InstrTemplate { action: Action::Fused(FusedOp::Fill), reads: vec![], writes: vec![after] }
 }
 
 /// Adds one gradient to another of the same layout.
-pub fn gradient_sum(width: u64, layout: Layout, context: &Context) -> InstrTemplate {
+pub(super) fn gradient_sum(width: u64, layout: Layout, context: &Context) -> InstrTemplate {
     let before = operand(OperandSlot::Before, width, layout, context);
     let after = operand(OperandSlot::After, width, layout, context);
     InstrTemplate {
@@ -161,6 +162,6 @@ fn operand(slot: OperandSlot, width: u64, layout: Layout, context: &Context) -> 
     TemplateOperand { slot, extent: activation(width, layout, context) }
 }
 
-fn fused(pass: FusedOp, read: TemplateOperand, written: TemplateOperand) -> InstrTemplate {
-    InstrTemplate { action: Action::Fused(pass), reads: vec![read], writes: vec![written] }
+fn fused(op: FusedOp, read: TemplateOperand, write: TemplateOperand) -> InstrTemplate {
+    InstrTemplate { action: Action::Fused(op), reads: vec![read], writes: vec![write] }
 }

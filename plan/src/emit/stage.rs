@@ -29,7 +29,7 @@ impl StageBoundary<'_> {
         let carried = self.tensors.iter().enumerate();
         carried
             .map(|(at, tensor)| TemplateOperand {
-                slot: OperandSlot::Carried(at as u8),
+                slot: OperandSlot::BoundaryTensor(at as u8),
                 extent: activation(tensor.width, layout(self.layout.edge(at)), context),
             })
             .collect()
@@ -37,7 +37,11 @@ impl StageBoundary<'_> {
 
     fn transfer(&self, stage: u64, context: &Context) -> P2pTransfer {
         let carries = self.tensors.iter().map(|tensor| tensor.id).collect();
-        P2pTransfer { carries, peer_stage: stage as u32, group: context.mesh.group(Axis::Pipeline) }
+        P2pTransfer {
+            tensors: carries,
+            peer_stage: stage as u32,
+            group: context.mesh.group(Axis::Pipeline),
+        }
     }
 
     fn send(

@@ -41,7 +41,7 @@ pub enum OperandSlot {
     /// The loss of the microbatch, one number.
     Loss,
     /// A tensor that crosses to or from another stage: 0 is the hidden state.
-    Carried(u8),
+    BoundaryTensor(u8),
     /// The tensor before a reshard.
     Before,
     /// The tensor after a reshard.

@@ -15,14 +15,14 @@ pub fn embedding_segment(model: &Model) -> Segment {
     let mut builder = SegmentBuilder::default();
     let op = Op::Embedding { vocab: model.vocab, width: model.hidden };
     let output = builder.op("embedding", op, &[], &[("x", vec![model.hidden])])[0];
-    builder.exits.push(output);
+    builder.outputs.push(output);
     builder.finish(SegmentKind::Embedding)
 }
 
 /// Final norm, head and loss.
 pub fn head_segment(model: &Model) -> Segment {
     let mut builder = SegmentBuilder::default();
-    let input = builder.entry("x", model.hidden);
+    let input = builder.input("x", model.hidden);
     let norm = Op::Norm { width: model.hidden, scale: WeightId::FinalNorm };
     let normed = builder.op("final_norm", norm, &[input], &[("n", vec![model.hidden])])[0];
     let head = LinearOp::single(WeightId::Head, model.hidden, model.vocab);
@@ -37,9 +37,9 @@ pub fn head_segment(model: &Model) -> Segment {
 pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> Segment {
     let mut b = SegmentBuilder::default();
     let (block, hidden) = (&shape.block, model.hidden);
-    let x = b.entry("x", hidden);
+    let x = b.input("x", hidden);
     let sites = LinearSite::all(shape).map(|site| LinearSite {
-        previous: site.entering.map(|rank| b.entry(&format!("previous.{}", site.kind), rank)),
+        previous: site.entering_rank.map(|rank| b.input(&format!("previous.{}", site.kind), rank)),
         ..site
     });
     let [q, k, v, o, gate, up, down] = sites;
@@ -48,24 +48,24 @@ pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> S
     let n1 = b.op("norm1", norm, &[x], &[("n1", vec![hidden])])[0];
     let rotary = &[LinearKind::Q, LinearKind::K];
     let heads = HeadLayout { head_dim: Some(model.head_dim), rotary };
-    let qkv = b.fan(n1, "qkv", &[q, k, v], grouping.qkv, &heads);
+    let qkv = b.linears(n1, "qkv", &[q, k, v], grouping.qkv, &heads);
     let attention =
         AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
     let width = model.heads * model.head_dim;
     let attended =
         b.op("attention", Op::Attention(attention), &qkv, &[("attended", vec![width])])[0];
-    let o = b.fan(attended, "o", &[o], false, &HeadLayout::NONE);
+    let o = b.linears(attended, "o", &[o], false, &HeadLayout::NONE);
     let x1 = b.op("add1", Op::Add { width: hidden }, &[x, o[0]], &[("x1", vec![hidden])])[0];
 
     let norm = Op::Norm { width: hidden, scale: WeightId::Norm2 };
     let n2 = b.op("norm2", norm, &[x1], &[("n2", vec![hidden])])[0];
-    let gate_up = b.fan(n2, "gate_up", &[gate, up], grouping.gate_up, &HeadLayout::NONE);
+    let gate_up = b.linears(n2, "gate_up", &[gate, up], grouping.gate_up, &HeadLayout::NONE);
     let d_ff = block.up.d_out;
     let product = Op::GatedProduct { width: d_ff, product: block.product };
     let gated = b.op("product", product, &gate_up, &[("product", vec![d_ff])])[0];
-    let down = b.fan(gated, "down", &[down], false, &HeadLayout::NONE);
+    let down = b.linears(gated, "down", &[down], false, &HeadLayout::NONE);
     let x2 = b.op("add2", Op::Add { width: hidden }, &[x1, down[0]], &[("x2", vec![hidden])])[0];
-    b.exits.insert(0, x2);
+    b.outputs.insert(0, x2);
     b.finish(SegmentKind::Block)
 }
 
@@ -84,11 +84,11 @@ struct LinearSite<'a> {
     kind: LinearKind,
     linear: &'a Linear,
     /// The rank of the latent that crosses into it.
-    entering: Option<u64>,
+    entering_rank: Option<u64>,
     /// That latent.
     previous: Option<ValueId>,
     /// Whether its own latent crosses into the block after.
-    leaves: bool,
+    leaves_block: bool,
 }
 
 impl LinearSite<'_> {
@@ -97,12 +97,18 @@ impl LinearSite<'_> {
         std::array::from_fn(|at| {
             let (kind, linear) = linears[at];
             let (entering, leaves) = (shape.entering_ranks[at], shape.leaving[at]);
-            LinearSite { kind, linear, entering, previous: None, leaves }
+            LinearSite {
+                kind,
+                linear,
+                entering_rank: entering,
+                previous: None,
+                leaves_block: leaves,
+            }
         })
     }
 
     fn crosses(&self) -> bool {
-        self.entering.is_some() || self.leaves
+        self.entering_rank.is_some() || self.leaves_block
     }
 }
 
@@ -132,14 +138,14 @@ impl LinearOp {
 struct SegmentBuilder {
     ops: Vec<OpNode>,
     values: Vec<Value>,
-    entries: Vec<ValueId>,
-    exits: Vec<ValueId>,
+    inputs: Vec<ValueId>,
+    outputs: Vec<ValueId>,
 }
 
 impl SegmentBuilder {
-    fn entry(&mut self, name: &str, width: u64) -> ValueId {
+    fn input(&mut self, name: &str, width: u64) -> ValueId {
         let id = self.value(name, vec![width], None);
-        self.entries.push(id);
+        self.inputs.push(id);
         id
     }
 
@@ -178,7 +184,7 @@ impl SegmentBuilder {
 
     /// Adds the linears that read `input`, grouped where requested and possible.
     /// Returns the values that together hold their outputs, in order.
-    fn fan(
+    fn linears(
         &mut self,
         input: ValueId,
         group: &str,
@@ -191,12 +197,18 @@ impl SegmentBuilder {
             .filter(|op| matches!(self.ops[op.0 as usize].op, Op::Norm { .. }));
         let first_latent = self.values.len();
         let outputs = if grouped && sites.len() > 1 && can_group(sites) {
-            self.chain(input, group, sites, heads, norm)
+            self.linear_group(input, group, sites, heads, norm)
         } else {
             sites
                 .iter()
                 .flat_map(|site| {
-                    self.chain(input, site.kind.name(), std::slice::from_ref(site), heads, norm)
+                    self.linear_group(
+                        input,
+                        site.kind.name(),
+                        std::slice::from_ref(site),
+                        heads,
+                        norm,
+                    )
                 })
                 .collect()
         };
@@ -215,7 +227,7 @@ impl SegmentBuilder {
     }
 
     /// One linear, or several as one group.
-    fn chain(
+    fn linear_group(
         &mut self,
         input: ValueId,
         name: &str,
@@ -235,7 +247,7 @@ impl SegmentBuilder {
         let h = self.op(&op_a, Op::Linear(a), &[input], &[(&format!("h.{name}"), ranks.clone())]);
 
         let runs = equal_runs(sites);
-        let crossing = sites[0].entering.and_then(|_| crossing(sites[0].linear));
+        let crossing = sites[0].entering_rank.and_then(|_| crossing(sites[0].linear));
         // The released form applies φ after the crossing.
         let activation = match crossing.map(|crossing| crossing.form) {
             Some(CrossingForm::Released) => Activation::Identity,
@@ -277,9 +289,9 @@ impl SegmentBuilder {
     /// Adds the crossing from the previous block into the latent u, and the output that crosses into the
     /// next block. Returns the latent that the second factor reads.
     fn cross(&mut self, site: &LinearSite, u: ValueId) -> ValueId {
-        let crossing = crossing(site.linear).zip(site.previous).zip(site.entering);
+        let crossing = crossing(site.linear).zip(site.previous).zip(site.entering_rank);
         let Some(((crossing, previous), entering)) = crossing else {
-            self.exits.push(u);
+            self.outputs.push(u);
             return u;
         };
         let (name, width) = (site.kind.name(), rank(site.linear));
@@ -310,15 +322,15 @@ impl SegmentBuilder {
             let op_name = format!("{name}.latent_norm");
             z = self.op(&op_name, op, &[z], &[(&section("z"), vec![width])])[0];
         }
-        if site.leaves {
+        if site.leaves_block {
             // The paper's form hands on the latent before its own crossing, the released one after.
-            self.exits.push(if released { z } else { u });
+            self.outputs.push(if released { z } else { u });
         }
         z
     }
 
     fn finish(self, kind: SegmentKind) -> Segment {
-        let SegmentBuilder { ops, values, entries, exits } = self;
+        let SegmentBuilder { ops, values, inputs: entries, outputs: exits } = self;
         Segment { kind, ops, values, inputs: entries, outputs: exits }
     }
 }

@@ -173,7 +173,7 @@ impl Segment {
     }
 
     /// Index of an input or output among the boundary tensors: 0 for the hidden state.
-    pub fn carried(&self, value: ValueId) -> Option<usize> {
+    pub fn boundary_index(&self, value: ValueId) -> Option<usize> {
         let at = |list: &[ValueId]| list.iter().position(|other| *other == value);
         at(&self.inputs).or_else(|| at(&self.outputs))
     }

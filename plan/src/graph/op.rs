@@ -4,7 +4,7 @@ use crate::model::{Activation, GatedProduct, LinearKind, WeightId};
 
 use super::OpId;
 
-/// What an op computes.
+/// The function that an op computes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// Gathers rows of the embedding table.
@@ -39,13 +39,13 @@ pub enum Op {
         /// Width of the hidden state.
         width: u64,
     },
-    /// The latent of the block before, after its gate, added to this one's (LaX).
+    /// Adds the gated latent of the previous block to this block's (LaX).
     Cross {
         /// Width of the latent.
         width: u64,
     },
-    /// A gate of two small matrices on a crossing latent: g = Uᵀ·H·V, the latent seen as an a×b
-    /// matrix H.
+    /// A gate of two small matrices on a crossing latent: g = Uᵀ·H·V, where H is the latent reshaped
+    /// to a×b.
     TensorGate {
         /// The linear whose latent crosses.
         linear: LinearKind,
@@ -130,7 +130,7 @@ pub struct AttentionOp {
 
 impl LinearOp {
     /// Whether the op computes latents: the first factors of pairs.
-    pub fn is_first_factor(&self) -> bool {
+    pub(crate) fn is_first_factor(&self) -> bool {
         matches!(self.members[0].parameter, WeightId::FactorA(_))
     }
 }

@@ -12,11 +12,11 @@ impl StageLowering<'_> {
     /// are already bound.
     pub(super) fn backward_segment(&mut self, site: SegmentSite) {
         let segment = &site.plan.segment;
-        self.forget_unsaved(site);
+        self.unbind_unsaved(site);
         for op in segment.op_ids().rev() {
             self.recompute_operands(site, op);
             for value in &segment.op(op).outputs {
-                self.gather_gradient(site, *value);
+                self.sum_contributions(site, *value);
             }
             self.alias_gradients(site, op);
             let choice = &site.plan.choice.ops[op.0 as usize].choice;
@@ -24,12 +24,12 @@ impl StageLowering<'_> {
             self.push_op(site, op, templates);
         }
         for entry in &segment.inputs {
-            self.gather_gradient(site, *entry);
+            self.sum_contributions(site, *entry);
         }
     }
 
     /// Unbinds copies that are not kept, so that recomputed copies get new buffers.
-    fn forget_unsaved(&mut self, site: SegmentSite) {
+    fn unbind_unsaved(&mut self, site: SegmentSite) {
         let segment = &site.plan.segment;
         for id in segment.value_ids() {
             let flow = &site.plan.choice.flows[id.0 as usize];
@@ -91,7 +91,7 @@ impl StageLowering<'_> {
     }
 
     /// Brings a value's gradient contributions to the layout its producer wants, and adds them.
-    fn gather_gradient(&mut self, site: SegmentSite, value: ValueId) {
+    fn sum_contributions(&mut self, site: SegmentSite, value: ValueId) {
         let segment = &site.plan.segment;
         let node = segment.value(value);
         let flow = &site.plan.choice.flows[value.0 as usize];
@@ -182,7 +182,7 @@ impl StageLowering<'_> {
         }
         let origin = site.origin(&format!("d({})", site.plan.segment.value(value).name));
         let name = origin.to_string();
-        let made = self.get_or_create(key, |lowering| {
+        let made = self.bind_or_create(key, |lowering| {
             lowering.add_value_buffer(&name, operand.extent, site.plan.segment.value(value))
         });
         if group > 0 {

@@ -112,7 +112,7 @@ impl StageLowering<'_> {
                 let value = node.outputs[port as usize];
                 let name = format!("{} {}", site.name, segment.value(value).name);
                 let key = BufferKey::ValueCopy(instance, value, 0);
-                self.get_or_create(key, |lowering| {
+                self.bind_or_create(key, |lowering| {
                     lowering.add_value_buffer(&name, operand.extent, segment.value(value))
                 })
             }
@@ -124,7 +124,7 @@ impl StageLowering<'_> {
             }
             OperandSlot::Statistic => {
                 let name = format!("{} {} statistic", site.name, node.name);
-                self.get_or_add(BufferKey::Statistic(instance, op), &name, operand)
+                self.bind_or_add(BufferKey::Statistic(instance, op), &name, operand)
             }
             OperandSlot::NormStatistic => {
                 self.buffer_of(BufferKey::Statistic(instance, norm_of(&node.op, op)))
@@ -132,7 +132,7 @@ impl StageLowering<'_> {
             OperandSlot::NormStatisticGradient => {
                 let key = BufferKey::StatisticGradient(instance, norm_of(&node.op, op));
                 let name = format!("{} {} statistic gradient", site.name, node.name);
-                self.get_or_add(key, &name, operand)
+                self.bind_or_add(key, &name, operand)
             }
             OperandSlot::Tokens
             | OperandSlot::Targets
@@ -142,18 +142,18 @@ impl StageLowering<'_> {
         }
     }
 
-    pub(super) fn get_or_add(
+    pub(super) fn bind_or_add(
         &mut self,
         key: BufferKey,
         name: &str,
         operand: TemplateOperand,
     ) -> BufferId {
-        self.get_or_create(key, |lowering| {
+        self.bind_or_create(key, |lowering| {
             lowering.add_buffer(name, operand.extent, BufferRole::Activation)
         })
     }
 
-    pub(super) fn get_or_create(
+    pub(super) fn bind_or_create(
         &mut self,
         key: BufferKey,
         make: impl FnOnce(&mut Self) -> BufferId,

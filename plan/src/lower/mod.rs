@@ -1,8 +1,9 @@
-//! Lowering: from a resolved plan to one program a stage. Deterministic, no search.
+//! Lowers a resolved plan to one instruction list per pipeline stage, deterministically and without
+//! search.
 //!
-//! Forward, each op's template is followed by the reshards of its outputs. Backward, each op first
-//! gets what it reads (redone on demand, once), then the gradients of its outputs brought to the
-//! layout it wants, then its own template. Buffers get their sites in the arena last, by lifetime.
+//! In the forward pass, an op's template is followed by the reshards of its outputs. In the backward
+//! pass, each op is preceded by the recomputation of the operands that it reads, each once, and by the
+//! summation and resharding of its output gradients. Buffers are placed in the arena last, by lifetime.
 
 mod backward;
 mod forward;
@@ -19,7 +20,7 @@ use crate::program::{
     Program, StageProgram, microbatches_in_flight, one_forward_one_backward, place_buffers,
 };
 
-pub use stage::lower_stage;
+use stage::lower_stage;
 
 /// Lowers every stage of a plan.
 pub fn lower(plan: &ResolvedPlan) -> Program {
@@ -27,10 +28,10 @@ pub fn lower(plan: &ResolvedPlan) -> Program {
     Program { context: plan.context, constants: plan.constants, tied: plan.tied, stages }
 }
 
-/// Which instance of a segment: `embedding`, a block, or `head`.
+/// Index of a segment within its stage: the embedding, a block, or the head.
 type SegmentInstance = u32;
 
-/// What a buffer holds, while a stage is lowered.
+/// The tensor that a buffer holds while a stage is lowered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum BufferKey {
     /// A copy of a value.
@@ -39,7 +40,7 @@ enum BufferKey {
     Gradient(SegmentInstance, ValueId, usize),
     /// An op's resident buffer (weight, gradient, optimizer state).
     Parameter(SegmentInstance, OpId, OperandSlot),
-    /// The statistic an op saved.
+    /// The statistic that an op saves for its backward pass.
     Statistic(SegmentInstance, OpId),
     /// The gradient of an online norm's statistic.
     StatisticGradient(SegmentInstance, OpId),
@@ -161,7 +162,7 @@ impl<'a> StageLowering<'a> {
         }
     }
 
-    /// Emits reshards: `Before` is `from`, `After` is `to`, the statistic is `statistic`'s.
+    /// Emits reshards with slot `Before` bound to `from`, `After` to `to` and `NormStatistic` to `statistic`.
     fn push_reshard(
         &mut self,
         templates: Vec<InstrTemplate>,
@@ -189,7 +190,7 @@ impl<'a> StageLowering<'a> {
 }
 
 impl SegmentSite<'_> {
-    /// The origin of instructions of one of the segment's ops or values.
+    /// The origin of the instructions of an op or value of the segment.
     fn origin(&self, op: &str) -> InstrOrigin {
         match self.block {
             Some(block) => InstrOrigin { block: Some(block), op: op.into() },

@@ -14,7 +14,7 @@ use crate::{DType, Layout};
 use super::{BufferKey, SegmentInstance, SegmentSite, StageLowering};
 
 /// Lowers one stage of a plan.
-pub fn lower_stage(plan: &ResolvedPlan, stage: usize) -> StageProgram {
+pub(super) fn lower_stage(plan: &ResolvedPlan, stage: usize) -> StageProgram {
     let names: Vec<String> = segment_names(plan, stage);
     let sites = segment_sites(plan, stage, &names);
     let mut lowering = StageLowering::new(plan, stage);
@@ -69,17 +69,17 @@ fn segment_sites<'a>(
 
 impl StageLowering<'_> {
     fn add_stage_buffers(&mut self, sites: &[SegmentSite]) {
-        let number = Extent::flat(1, DType::F32);
+        let scalar = Extent::flat(1, DType::F32);
         self.add_resident(
             BufferKey::Shared(OperandSlot::SquareSum),
             "square sum",
-            number,
+            scalar,
             BufferRole::SquareSum,
             None,
         );
         for site in sites {
             let segment = &site.plan.segment;
-            // Embedding and loss see the tokens of this device's rows.
+            // Embedding and loss read the token ids of their rows on this device.
             let rows = |layout: Layout| Extent {
                 rows: self.plan.context.rows(layout),
                 columns: 1,
@@ -104,7 +104,7 @@ impl StageLowering<'_> {
                     let targets = BufferKey::Shared(OperandSlot::Targets);
                     self.add_resident(targets, "targets", extent, BufferRole::Targets, None);
                     let loss = BufferKey::Shared(OperandSlot::Loss);
-                    self.add_resident(loss, "loss", number, BufferRole::Loss, None);
+                    self.add_resident(loss, "loss", scalar, BufferRole::Loss, None);
                 }
                 SegmentKind::Block => {}
             }
@@ -136,7 +136,7 @@ impl StageLowering<'_> {
         }
     }
 
-    /// A tied embedding on the head's stage reads and accumulates into the head's buffers.
+    /// Binds the weight and gradient of a tied embedding to the head's buffers, where one stage has both.
     fn share_tied_weight(&mut self, sites: &[SegmentSite]) {
         if !self.plan.tied || self.plan.stages.len() > 1 {
             return;
@@ -154,8 +154,8 @@ impl StageLowering<'_> {
         }
     }
 
-    /// The transfers of this stage: (forward pass, backward pass).
-    fn transfers(&self) -> (Vec<InstrTemplate>, Vec<InstrTemplate>) {
+    /// The transfers of one microbatch on this stage: (forward pass, backward pass).
+    fn p2p_transfers(&self) -> (Vec<InstrTemplate>, Vec<InstrTemplate>) {
         let (boundary, stage) = (self.plan.boundary, self.stage as u64);
         let before = StageBoundary {
             tensors: self.plan.boundary_tensors(self.stage.wrapping_sub(1)),
@@ -166,109 +166,109 @@ impl StageLowering<'_> {
         stage_transfers(&before, &after, stage, &self.plan.context)
     }
 
-    /// Receives into new buffers, one for each tensor carried.
-    fn receive(&mut self, transfer: InstrTemplate, what: &str) -> Vec<BufferId> {
+    /// Receives into new buffers, one for each transferred tensor.
+    fn push_receive(&mut self, transfer: InstrTemplate, suffix: &str) -> Vec<BufferId> {
         let Action::Receive(p2p) = &transfer.action else { return vec![] };
         let buffers: Vec<BufferId> = p2p
-            .carries
+            .tensors
             .iter()
             .zip(&transfer.writes)
             .map(|(tensor, operand)| {
-                let name = format!("received {}{what}", tensor.name());
+                let name = format!("received {}{suffix}", tensor.name());
                 self.add_buffer(&name, operand.extent, BufferRole::Activation)
             })
             .collect();
-        self.push_transfer(transfer, format!("receive{what}").as_str(), &buffers);
+        self.push_transfer(transfer, format!("receive{suffix}").as_str(), &buffers);
         buffers
     }
 
     fn push_transfer(&mut self, transfer: InstrTemplate, origin: &str, buffers: &[BufferId]) {
         self.push(transfer, &InstrOrigin::from(origin), |_, operand| match operand.slot {
-            OperandSlot::Carried(at) => buffers[at as usize],
-            slot => unreachable!("a transfer has no {slot:?}"),
+            OperandSlot::BoundaryTensor(index) => buffers[index as usize],
+            slot => unreachable!("a transfer template has no slot {slot:?}"),
         });
     }
 
     fn forward(&mut self, sites: &[SegmentSite]) {
         self.phase = Phase::Forward;
-        let mut transfers = self.transfers().0.into_iter();
+        let mut transfers = self.p2p_transfers().0.into_iter();
         if self.stage > 0
             && let Some(receive) = transfers.next()
         {
-            let buffers = self.receive(receive, "");
+            let buffers = self.push_receive(receive, "");
             self.bind_inputs(sites[0], &buffers);
         }
         for (index, site) in sites.iter().enumerate() {
             self.forward_segment(*site);
-            let leaving: Vec<BufferId> = site
+            let outputs: Vec<BufferId> = site
                 .plan
                 .segment
                 .outputs
                 .iter()
-                .map(|exit| self.output_buffer(*site, *exit))
+                .map(|output| self.output_buffer(*site, *output))
                 .collect();
             match sites.get(index + 1) {
-                Some(next) => self.bind_inputs(*next, &leaving),
+                Some(next) => self.bind_inputs(*next, &outputs),
                 None => {
                     if let Some(send) = transfers.next() {
-                        self.push_transfer(send, "send", &leaving);
+                        self.push_transfer(send, "send", &outputs);
                     }
                 }
             }
         }
     }
 
-    /// What the segment before left is what enters this one.
+    /// Binds the inputs of a segment to the outputs of the previous one.
     fn bind_inputs(&mut self, site: SegmentSite, buffers: &[BufferId]) {
-        for (entry, buffer) in site.plan.segment.inputs.iter().zip(buffers) {
-            self.buffers.insert(BufferKey::ValueCopy(site.instance, *entry, 0), *buffer);
+        for (input, buffer) in site.plan.segment.inputs.iter().zip(buffers) {
+            self.buffers.insert(BufferKey::ValueCopy(site.instance, *input, 0), *buffer);
         }
     }
 
-    /// The copy of a value that the segment after reads.
-    fn output_buffer(&self, site: SegmentSite, exit: ValueId) -> BufferId {
-        let flow = &site.plan.choice.flows[exit.0 as usize];
+    /// The copy of an output that the next segment reads.
+    fn output_buffer(&self, site: SegmentSite, output: ValueId) -> BufferId {
+        let flow = &site.plan.choice.flows[output.0 as usize];
         self.buffer_of(BufferKey::ValueCopy(
             site.instance,
-            exit,
+            output,
             flow.copy_in(flow.primary.forward),
         ))
     }
 
     fn backward(&mut self, sites: &[SegmentSite]) {
         self.phase = Phase::Backward;
-        let mut transfers = self.transfers().1.into_iter();
+        let mut transfers = self.p2p_transfers().1.into_iter();
         let last = sites[sites.len() - 1];
         if !last.plan.segment.outputs.is_empty()
             && let Some(receive) = transfers.next()
         {
-            let buffers = self.receive(receive, " gradient");
+            let buffers = self.push_receive(receive, " gradient");
             self.bind_output_gradients(last, &buffers);
         }
         for (index, site) in sites.iter().enumerate().rev() {
             self.backward_segment(*site);
-            let entering: Vec<BufferId> = site
+            let gradients: Vec<BufferId> = site
                 .plan
                 .segment
                 .inputs
                 .iter()
-                .map(|entry| self.buffer_of(BufferKey::Gradient(site.instance, *entry, 0)))
+                .map(|input| self.buffer_of(BufferKey::Gradient(site.instance, *input, 0)))
                 .collect();
             match index.checked_sub(1) {
-                Some(before) => self.bind_output_gradients(sites[before], &entering),
+                Some(previous) => self.bind_output_gradients(sites[previous], &gradients),
                 None => {
                     if let Some(send) = transfers.next() {
-                        self.push_transfer(send, "send gradient", &entering);
+                        self.push_transfer(send, "send gradient", &gradients);
                     }
                 }
             }
         }
     }
 
-    /// The gradients that the segment after made are the first contributions to this one's exits.
+    /// Binds the gradients of a segment's outputs, whose first contributions the next segment computed.
     fn bind_output_gradients(&mut self, site: SegmentSite, gradients: &[BufferId]) {
-        for (exit, gradient) in site.plan.segment.outputs.iter().zip(gradients) {
-            self.buffers.insert(BufferKey::Gradient(site.instance, *exit, 0), *gradient);
+        for (output, gradient) in site.plan.segment.outputs.iter().zip(gradients) {
+            self.buffers.insert(BufferKey::Gradient(site.instance, *output, 0), *gradient);
         }
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct BlockDraft {
 /// A linear after all its layers; parts that no layer sets are missing.
 #[derive(Default)]
 pub(super) struct LinearDraft {
-    pub named: bool,
+    pub is_set: bool,
     pub dense: bool,
     pub rank: Option<u64>,
     pub activation: Option<Activation>,
@@ -61,7 +61,7 @@ impl BlockDraft {
 impl LinearDraft {
     fn apply(&mut self, says: &LinearFile, place: impl FnOnce() -> String) {
         self.field = place();
-        self.named = true;
+        self.is_set = true;
         match says {
             LinearFile::Dense => {
                 self.dense = true;

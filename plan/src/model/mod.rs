@@ -23,7 +23,6 @@ mod resolve;
 pub use file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile, schema,
 };
-pub use limits::{MAX_BLOCKS, MAX_PARAMETERS, MAX_SEQUENCE_LENGTH, MAX_WIDTH};
 pub use parameter::{LinearKind, ParameterId, WeightId, WeightShape};
 pub use read::read;
 

@@ -113,7 +113,7 @@ impl ModelFile {
     /// Every block, merged and checked against the one before; empty parts only beside a defect.
     fn check_blocks(&self, report: &mut DefectReport) -> Vec<CheckedBlock> {
         let layers = layers(&self.blocks, report);
-        layers.iter().for_each(|layer| check_layer(layer, report));
+        layers.iter().for_each(|layer| check_layer_fields(layer, report));
         let Some(count) = report.size("blocks.count", self.blocks.count, MAX_BLOCKS) else {
             return Vec::new();
         };
@@ -173,7 +173,7 @@ impl CheckedBlock {
 }
 
 /// Checks one layer alone, and reports defects at its own fields.
-fn check_layer(layer: &BlockOverride<'_>, report: &mut DefectReport) {
+fn check_layer_fields(layer: &BlockOverride<'_>, report: &mut DefectReport) {
     if let Some(d_ff) = layer.file.d_ff {
         report.size(&format!("{}.d_ff", layer.field), d_ff, MAX_WIDTH);
     }
@@ -214,7 +214,7 @@ fn check_linear(
     before: Option<Option<&Weight>>,
     report: &mut DefectReport,
 ) -> Option<Weight> {
-    if !draft.named {
+    if !draft.is_set {
         report.hint(
             format!("blocks.default.{}", at.name),
             "is missing: the linear is neither dense nor a factor pair",

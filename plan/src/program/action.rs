@@ -224,7 +224,7 @@ pub enum Reduction {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct P2pTransfer {
     /// The tensor of each operand.
-    pub carries: Vec<BoundaryTensorId>,
+    pub tensors: Vec<BoundaryTensorId>,
     /// The other stage.
     pub peer_stage: u32,
     /// The pipeline group.
@@ -322,7 +322,7 @@ impl Action {
                 output: writes.first().map_or(DType::F32, |extent| extent.dtype),
             }),
             Action::Attention(attention) => Kernel::Attention(attention.clone()),
-            Action::Fused(pass) => Kernel::Fused(pass_kernel(*pass, reads, writes)),
+            Action::Fused(pass) => Kernel::Fused(fused_kernel(*pass, reads, writes)),
             Action::Collective(collective) => Kernel::Collective(Collective {
                 kind: collective.kind,
                 payload: collective.payload + collective.statistic,
@@ -337,7 +337,7 @@ impl Action {
     }
 }
 
-fn pass_kernel(pass: FusedOp, reads: &[Extent], writes: &[Extent]) -> FusedKernel {
+fn fused_kernel(pass: FusedOp, reads: &[Extent], writes: &[Extent]) -> FusedKernel {
     let written: Bytes = writes.iter().map(Extent::bytes).sum();
     let traffic = match pass {
         // Only the rows that occur are touched: as many bytes as the result has.

@@ -1,18 +1,18 @@
 //! Placement of buffers in the arena.
 //!
 //! Resident buffers come first, one after the other. Activations are placed by lifetime, largest
-//! first, each at the lowest offset where it meets no buffer that is alive at the same time. With
-//! one microbatch in flight the forward and backward passes are one timeline. With several, what
-//! lives from forward to backward has one copy per microbatch, and the rest is placed by lifetime
-//! within its pass, in one area that all passes share.
+//! first, each at the lowest offset where it overlaps no buffer that is alive at the same time. With
+//! one microbatch in flight the forward and backward passes are one timeline. With several, buffers
+//! that live from the forward to the backward pass have one copy per microbatch, and the others are
+//! placed by lifetime within their pass, in one area that all passes share.
 
 use super::{BufferId, BufferRole, Instr, StageProgram};
 use crate::Bytes;
 
-/// Every buffer begins at a multiple of this many bytes.
-pub const ALIGNMENT: u64 = 256;
+/// Alignment of every buffer, in bytes.
+pub(crate) const ALIGNMENT: u64 = 256;
 
-/// The positions of a timeline between which a buffer is alive, both included.
+/// First and last position of a timeline at which a buffer is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lifetime {
     first: usize,
@@ -20,7 +20,7 @@ struct Lifetime {
 }
 
 /// Assigns the offset of every buffer, and the slot stride and arena size of the stage.
-pub fn place_buffers(stage: &mut StageProgram) {
+pub(crate) fn place_buffers(stage: &mut StageProgram) {
     let spans = spans(stage);
     let turnaround = stage.forward.len();
     let mut end = 0;
@@ -64,7 +64,7 @@ fn aligned(bytes: Bytes) -> u64 {
 fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
     let mut spans: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
     for (position, instr) in stage.forward.iter().chain(&stage.backward).enumerate() {
-        for id in touched(instr) {
+        for id in accessed_buffers(instr) {
             if stage.buffers[id.0 as usize].role == BufferRole::Activation {
                 let span = spans[id.0 as usize]
                     .get_or_insert(Lifetime { first: position, last: position });
@@ -75,7 +75,7 @@ fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
     spans
 }
 
-fn touched(instr: &Instr) -> impl Iterator<Item = BufferId> {
+fn accessed_buffers(instr: &Instr) -> impl Iterator<Item = BufferId> {
     instr.reads.iter().chain(&instr.writes).map(|access| access.buffer)
 }
 
@@ -86,14 +86,14 @@ fn place_by_lifetime(stage: &mut StageProgram, list: &[(BufferId, Lifetime)], ba
         .map(|&(id, span)| (id, span, aligned(stage.buffers[id.0 as usize].extent.bytes())))
         .collect();
     order.sort_by_key(|&(id, _, bytes)| (std::cmp::Reverse(bytes), id));
-    // (begin, end, span) of what is placed, ordered by begin.
+    // (begin, end, span) of the placed buffers, ordered by begin.
     let mut placed: Vec<(u64, u64, Lifetime)> = vec![];
     let mut end = base;
     for (id, span, bytes) in order {
         let mut offset = base;
         for &(begin, stop, other) in &placed {
-            let together = span.first <= other.last && other.first <= span.last;
-            if !together || stop <= offset {
+            let overlaps = span.first <= other.last && other.first <= span.last;
+            if !overlaps || stop <= offset {
                 continue;
             }
             if begin >= offset + bytes {

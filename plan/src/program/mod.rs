@@ -1,4 +1,4 @@
-//! Programs: what each device of each pipeline stage executes.
+//! Programs: the instructions, buffers and schedule of each pipeline stage.
 //!
 //! All devices of a stage run the same instructions on their own shards. A step of a
 //! stage is a *schedule* of passes, each the forward or backward pass of one microbatch, followed by the
@@ -14,9 +14,9 @@
 //!   described as hidden × vocabulary.
 //! - *Transfers.* A send may still be pending while its stage does its next receive. 1F1B needs
 //!   this: between warm-up and cool-down, one stage sends an activation forward while its neighbour
-//!   sends a gradient back, and each receives only after its own send. A send is over before its
-//!   stage's next send begins. Buffers are placed as if sends were over at once, and the receive may
-//!   write to the bytes of a pending send: a pending send is made from a copy.
+//!   sends a gradient back, and each receives only after its own send. A send ends before the next
+//!   send of its stage begins. Placement assumes that a send ends at once, so a receive may write to
+//!   the bytes of a pending send: an executor must send from a copy.
 
 mod action;
 mod arena;
@@ -24,20 +24,18 @@ mod text;
 
 use crate::context::Context;
 use crate::layout::WeightSplit;
-use crate::mesh::Axis;
-use crate::model::WeightId;
-use crate::model::WeightShape;
+use crate::model::{WeightId, WeightShape};
 use crate::{Bytes, Kernel};
 
 pub use crate::extent::Extent;
 pub use action::{Action, CollectiveOp, FusedOp, GemmOp, GemmRole, P2pTransfer, Reduction};
-pub use arena::{ALIGNMENT, place_buffers};
+pub(crate) use arena::{ALIGNMENT, place_buffers};
 
 /// Index of a buffer within its stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferId(pub u32);
 
-/// What a buffer holds, which decides how long it lives.
+/// Contents of a buffer, which decide its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BufferRole {
     /// A weight in the compute format.
@@ -54,9 +52,9 @@ pub enum BufferRole {
     Tokens,
     /// Token ids to predict. Stages with the head have one such buffer.
     Targets,
-    /// Loss of the microbatch, one fp32 number. Stages with the head have one such buffer.
+    /// Loss of the microbatch, one fp32 scalar. Stages with the head have one such buffer.
     Loss,
-    /// Sum of all squared gradients, one fp32 number. Every stage has one such buffer.
+    /// Sum of all squared gradients, one fp32 scalar. Every stage has one such buffer.
     SquareSum,
     /// An activation, an activation gradient or a statistic, placed by lifetime.
     Activation,
@@ -76,12 +74,12 @@ impl BufferRole {
     }
 
     /// Whether the buffer keeps its bytes for the whole step and shares them with no other.
-    pub fn is_resident(self) -> bool {
+    pub(crate) fn is_resident(self) -> bool {
         self != BufferRole::Activation
     }
 }
 
-/// How a parameter's buffer lies over the tensor axis.
+/// Shard of one or several parameters in a buffer, over the tensor axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterShard {
     /// The block that the parameter belongs to; `None` for embedding, final norm and head.
@@ -90,7 +88,8 @@ pub struct ParameterShard {
     pub members: Vec<WeightShape>,
     /// Which dimension is split.
     pub split: WeightSplit,
-    /// For the device with tensor index i, the first row or column it holds is i times this.
+    /// For each member: on the device with tensor index i, the shard begins at row or column
+    /// i·`offset_stride`.
     pub offset_stride: Vec<u64>,
 }
 
@@ -108,14 +107,14 @@ pub struct Buffer {
     pub name: String,
     /// Rows and columns on this device, and the format.
     pub extent: Extent,
-    /// What it holds.
+    /// Role of the contents.
     pub role: BufferRole,
     /// Offset in the arena, in bytes.
     pub offset: u64,
     /// Whether there is one copy per microbatch in flight; copy k is at offset
     /// `offset + k·slot_stride`.
     pub per_microbatch: bool,
-    /// The parameters in the buffer, for roles of parameters.
+    /// The parameters in the buffer; `None` for roles other than parameters.
     pub shard: Option<ParameterShard>,
     /// Whole (unsharded) widths of tensors side by side in the buffer; empty for one tensor. A shard of
     /// the features is a shard of each tensor, side by side again.
@@ -182,7 +181,7 @@ pub struct StageProgram {
     pub forward: Vec<Instr>,
     /// Backward pass of one microbatch.
     pub backward: Vec<Instr>,
-    /// Once a step.
+    /// The step phase, once per step.
     pub step: Vec<Instr>,
     /// The order of passes.
     pub schedule: Vec<MicrobatchPass>,
@@ -190,11 +189,11 @@ pub struct StageProgram {
     pub slots: u64,
     /// Bytes between the copies of per-microbatch buffers.
     pub slot_stride: u64,
-    /// Size of the arena: the peak memory of a device, and what is allocated.
+    /// Size of the arena: the peak memory of a device, and the bytes that an engine allocates.
     pub arena: Bytes,
 }
 
-/// Model constants that instructions need and no operand holds.
+/// Model constants that instructions need beside their operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelConstants {
     /// Width d of the hidden state, which every RMSNorm divides its statistic by.
@@ -214,7 +213,7 @@ pub struct Program {
     pub context: Context,
     /// Model constants.
     pub constants: ModelConstants,
-    /// Whether embedding and head are one weight. With several stages the first and last both have it.
+    /// Whether embedding and head are one weight. With several stages, the first and the last have a copy.
     pub tied: bool,
     /// One for each pipeline stage.
     pub stages: Vec<StageProgram>,
@@ -276,8 +275,8 @@ impl StageProgram {
         &self.buffers[id.0 as usize]
     }
 
-    /// The first buffer with a role, for roles that a stage has at most one buffer of; `None` where
-    /// the stage has none.
+    /// The first buffer with this role, if any. A stage has at most one buffer of each role of
+    /// microbatch inputs, loss and square sum.
     pub fn buffer_with_role(&self, role: BufferRole) -> Option<BufferId> {
         let index = self.buffers.iter().position(|buffer| buffer.role == role)?;
         Some(BufferId(index as u32))
@@ -295,7 +294,8 @@ impl StageProgram {
     }
 }
 
-/// 1F1B: stage s warms up with min(m, S − s) forward passes, then alternates.
+/// The 1F1B schedule: stage s of S runs min(m, S − s − 1) forward passes, then one forward and one
+/// backward pass in turn, then the remaining backward passes.
 pub fn one_forward_one_backward(stage: u64, stages: u64, microbatches: u64) -> Vec<MicrobatchPass> {
     let forward = |microbatch| MicrobatchPass { phase: Phase::Forward, microbatch };
     let backward = |microbatch| MicrobatchPass { phase: Phase::Backward, microbatch };
@@ -309,28 +309,7 @@ pub fn one_forward_one_backward(stage: u64, stages: u64, microbatches: u64) -> V
     passes
 }
 
-/// Microbatches in flight on a stage of a 1F1B schedule.
+/// Microbatches in flight on stage s of a 1F1B schedule: min(m, S − s).
 pub fn microbatches_in_flight(stage: u64, stages: u64, microbatches: u64) -> u64 {
     (stages - stage).min(microbatches)
-}
-
-/// Payload of collectives over one axis, by kind.
-pub fn collective_payload<'a>(
-    instructions: impl IntoIterator<Item = &'a Instr>,
-    axis: Axis,
-) -> std::collections::BTreeMap<&'static str, Bytes> {
-    let mut bytes = std::collections::BTreeMap::new();
-    for instr in instructions {
-        if let Action::Collective(collective) = &instr.action
-            && collective.axis == axis
-        {
-            if collective.payload.0 > 0 {
-                *bytes.entry(collective.kind.name()).or_default() += collective.payload;
-            }
-            if collective.statistic.0 > 0 {
-                *bytes.entry("statistics").or_default() += collective.statistic;
-            }
-        }
-    }
-    bytes
 }

@@ -10,13 +10,13 @@ use crate::{Dim, EdgeLayout};
 
 use super::{BoundaryLayout, Strategy};
 
-/// Which part of the space is searched.
+/// The searched part of the space: all of it, or a published baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Baseline {
-    /// All of it.
+    /// The whole space.
     Auto,
-    /// Megatron's column and row pairs on dense linears, residual replicated.
+    /// Megatron-LM's column-row pairs on dense linears, with a replicated residual stream.
     FullrankTp,
     /// A column, B row; heads and d_ff sharded between.
     VanillaTp,
@@ -48,7 +48,7 @@ impl Baseline {
         }
     }
 
-    /// The layouts of the residual stream, and of latents that cross, that this baseline allows.
+    /// Whether the baseline allows these layouts of the residual stream and of crossing latents.
     pub fn allows_boundary(self, boundary: BoundaryLayout) -> bool {
         match self {
             Baseline::Auto => true,
@@ -60,20 +60,20 @@ impl Baseline {
         }
     }
 
-    /// Whether a block's op may run this way, on more than one device.
+    /// Whether the baseline allows a strategy for an op of a block, on more than one device.
     pub fn allows(self, node: &OpNode, strategy: Strategy, devices: u64) -> bool {
         use Strategy::{
-            Column, Feature, Heads, Online, OwedRow, Recover, Replicate, Row, SharedKv, Sync,
+            Column, Feature, Heads, Online, PendingNormRow, Recover, Replicate, Row, SharedKv, Sync,
         };
         let allowed: &[Strategy] = match (self, &node.op) {
             (Baseline::Auto, _) => return true,
-            // No publication says how crossings are sharded: any way is fair.
+            // No publication shards crossings, so every strategy is allowed.
             (_, Op::Cross { .. } | Op::LatentNorm { .. } | Op::TensorGate { .. }) => return true,
             (_, Op::Linear(linear)) if matches!(factor_role(linear), FactorRole::Gate) => {
                 return true;
             }
-            // Fewer key and value heads than devices: nothing is left to split.
-            // The published vanilla form does not split heads, and loses nothing.
+            // Fewer KV heads than devices: k and v cannot be split by heads. The published vanilla form
+            // does not split heads at all.
             (_, Op::Linear(linear))
                 if self != Baseline::VanillaTpPublished
                     && has_indivisible_heads(linear, devices) =>
@@ -82,9 +82,9 @@ impl Baseline {
             }
             (Baseline::Btp, Op::Norm { .. }) => &[Sync, Online],
             (Baseline::Btp, Op::Linear(linear)) => match factor_role(linear) {
-                FactorRole::First => &[Row, OwedRow],
+                FactorRole::First => &[Row, PendingNormRow],
                 FactorRole::Second => &[Column],
-                FactorRole::Dense | FactorRole::Gate => &[Row, OwedRow, Column],
+                FactorRole::Dense | FactorRole::Gate => &[Row, PendingNormRow, Column],
             },
             (Baseline::Btp, Op::Latent(_)) => &[Replicate, Recover],
             (Baseline::Btp, Op::Add { .. } | Op::GatedProduct { .. }) => &[Feature],
@@ -120,7 +120,7 @@ enum FactorRole {
     First,
     Second,
     Dense,
-    /// Of a crossing latent.
+    /// The dense gate of a crossing latent.
     Gate,
 }
 

@@ -1,9 +1,8 @@
 //! Layouts of the tensors between segments.
 
 use crate::EdgeLayout;
-use crate::graph::{Segment, ValueId};
-
 use crate::context::Context;
+use crate::graph::{Segment, ValueId};
 
 /// Layouts of the tensors between segments: one for the hidden state, one for all crossing latents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,24 +19,25 @@ impl BoundaryLayout {
         BoundaryLayout { hidden, latents: EdgeLayout::REPLICATED }
     }
 
-    /// Layouts of boundary tensor number `carried`: 0 is the hidden state.
-    pub fn edge(&self, carried: usize) -> EdgeLayout {
-        if carried == 0 { self.hidden } else { self.latents }
+    /// Layouts of boundary tensor `index`; 0 is the hidden state.
+    pub fn edge(&self, index: usize) -> EdgeLayout {
+        if index == 0 { self.hidden } else { self.latents }
     }
 
     /// Layouts of an input of a segment, as the previous segment produces it.
     pub fn input_edge(&self, segment: &Segment, value: ValueId) -> EdgeLayout {
-        self.edge(segment.carried(value).unwrap_or(0))
+        self.edge(segment.boundary_index(value).unwrap_or(0))
     }
 
     /// Layouts in which the next segment consumes a value; `None` for values that are not outputs.
     pub fn output_edge(&self, segment: &Segment, value: ValueId) -> Option<EdgeLayout> {
-        let at = segment.outputs.iter().position(|exit| *exit == value)?;
-        Some(self.edge(at))
+        let index = segment.outputs.iter().position(|output| *output == value)?;
+        Some(self.edge(index))
     }
 }
 
-/// All legal boundary layouts. `latents` are the widths of the latents that cross between blocks.
+/// All legal boundary layouts for a hidden state of width `hidden` and crossing latents of widths
+/// `latents`.
 pub fn boundary_layouts(hidden: u64, latents: &[u64], context: &Context) -> Vec<BoundaryLayout> {
     let all = layouts(std::slice::from_ref(&hidden), context);
     let crossing =

@@ -1,12 +1,12 @@
 //! Flows of values from producers to consumers, and which copies are saved for the backward pass.
 //!
-//! The producer computes the value in one layout. Each further layout that consumers require is a *copy*
-//! made by one reshard and shared by them; so a kept slice and a kept whole are two choices. Each copy
-//! is kept, recomputed or dropped (DESIGN §3.5).
+//! The producer computes the value in one layout. For each further layout that consumers require, one
+//! reshard computes a *copy*, which these consumers share. Each copy is kept, recomputed or dropped on
+//! its own (DESIGN §3.5).
 //!
-//! Backward, contributions of equal layout are summed where they are computed, then each sum is
-//! resharded to the producer's layout, and added. The last consumer is the first to
-//! contribute; if a layout is only contributed to by others, its sum starts from zeros.
+//! In the backward pass, contributions of equal layout are summed where they are computed; then each sum
+//! is resharded to the producer's layout and added. The last consumer contributes first and writes its
+//! sum; the sum of a layout that the last consumer does not use starts from zeros.
 //!
 //! A value uses at most two distinct layouts at its consumers.
 
@@ -25,9 +25,9 @@ use super::{BoundaryLayout, OpChoice, Strategy};
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Save {
-    /// Not at all: the copy is freed after the forward pass.
+    /// The copy is freed after the forward pass.
     Dropped,
-    /// The forward pass's copy is kept in memory.
+    /// The copy of the forward pass is kept in memory.
     Kept,
     /// The copy is recomputed when first needed.
     #[serde(rename = "redone")]
@@ -81,30 +81,30 @@ impl Flow {
         gradients
     }
 
-    /// The copy in this layout, by its place in [`Flow::copies`].
+    /// Index in [`Flow::copies`] of the copy in this layout.
     ///
     /// # Panics
-    /// When the flow has none: the layouts of all consumers of a legal flow are among its copies.
-    pub fn copy_in(&self, layout: Layout) -> usize {
+    /// When no copy has this layout. A legal flow has copies in the layouts of all consumers.
+    pub(crate) fn copy_in(&self, layout: Layout) -> usize {
         match self.copies().iter().position(|copy| *copy == layout) {
             Some(copy) => copy,
-            None => unreachable!("no copy of the value is {layout}"),
+            None => unreachable!("the flow has no {layout} copy"),
         }
     }
 
-    /// The sum of gradient contributions in this layout, by its place in [`Flow::gradients`].
+    /// Index in [`Flow::gradients`] of the sum of contributions in this layout.
     ///
     /// # Panics
     /// When no consumer of the flow contributes in this layout.
-    pub fn gradient_in(&self, layout: Layout) -> usize {
+    pub(crate) fn gradient_in(&self, layout: Layout) -> usize {
         match self.gradients().iter().position(|gradient| *gradient == layout) {
             Some(gradient) => gradient,
-            None => unreachable!("no gradient of the value is {layout}"),
+            None => unreachable!("the flow has no {layout} gradient contribution"),
         }
     }
 
     /// Whether an all-reduce turns the producer's copy into this one in place.
-    pub fn in_place(&self, copy: usize) -> bool {
+    pub(crate) fn in_place(&self, copy: usize) -> bool {
         copy > 0
             && self.producer.forward == Layout::Partial
             && self.copies()[copy] == Layout::Replicated
@@ -117,7 +117,7 @@ impl Flow {
     }
 }
 
-/// Whether an op's backward pass reads its input at `port`.
+/// Whether the backward pass of an op reads its inputs.
 pub fn backward_reads_input(op: &Op) -> bool {
     match op {
         Op::Linear(_) | Op::Norm { .. } | Op::GatedProduct { .. } | Op::Attention(_) => true,
@@ -127,7 +127,7 @@ pub fn backward_reads_input(op: &Op) -> bool {
     }
 }
 
-/// Whether an op's backward pass reads its own output.
+/// Whether the backward pass of an op reads its outputs.
 pub fn backward_reads_output(op: &Op, strategy: Strategy) -> bool {
     match op {
         Op::Attention(_) => true,
@@ -142,7 +142,7 @@ pub fn backward_reads_output(op: &Op, strategy: Strategy) -> bool {
 ///
 /// `boundary` has the layouts of inputs and outputs. The next segment is the last consumer of an output,
 /// so its gradient contribution comes first.
-pub fn flows(
+pub(crate) fn flows(
     segment: &Segment,
     id: ValueId,
     choices: &[Vec<OpChoice>],
@@ -163,11 +163,11 @@ pub fn flows(
     };
     let (primaries, seconds) =
         match (boundary.output_edge(segment, id), value.consumers.split_last()) {
-            (Some(exit), _) => (vec![exit], edges(&value.consumers)),
+            (Some(output), _) => (vec![output], edges(&value.consumers)),
             (None, Some((last, others))) => (inputs(choices, *last), edges(others)),
             (None, None) => return vec![],
         };
-    let saver = SaveOptions::new(segment, id, recompute);
+    let save_options = SaveOptions::new(segment, id, recompute);
     let mut options = vec![];
     for &producer in &producers {
         let legal = |edge: &&EdgeLayout| flow_is_legal(producer, **edge, None);
@@ -176,8 +176,8 @@ pub fn flows(
             let others = seconds.iter().copied().filter(|second| *second != primary).map(Some);
             for second in std::iter::once(None).chain(others) {
                 let flow = Flow { producer, primary, second, saves: vec![] };
-                let saved = saver.choices(&flow).into_iter();
-                options.extend(saved.map(|saves| Flow { saves, ..flow }));
+                let saves = save_options.choices(&flow).into_iter();
+                options.extend(saves.map(|saves| Flow { saves, ..flow }));
             }
         }
     }
@@ -204,11 +204,12 @@ pub fn flow_is_legal(
 ) -> bool {
     std::iter::once(primary).chain(second).all(|edge| {
         // A pending division stays pending through an all-reduce, which reduces the statistic too.
-        let owed = edge.norm_owed == producer.norm_owed
-            && (!producer.norm_owed
+        let norm_fits = edge.norm_pending == producer.norm_pending
+            && (!producer.norm_pending
                 || edge.forward == producer.forward
                 || (producer.forward, edge.forward) == (Layout::Partial, Layout::Replicated));
-        owed && producer.forward.reshards_to(edge.forward)
+        norm_fits
+            && producer.forward.reshards_to(edge.forward)
             && edge.backward.reshards_to(producer.backward)
     })
 }
@@ -217,16 +218,16 @@ pub fn flow_is_legal(
 struct SaveOptions<'a> {
     segment: &'a Segment,
     id: ValueId,
-    keeps: bool,
-    recomputes: bool,
+    may_keep: bool,
+    may_recompute: bool,
 }
 
 impl SaveOptions<'_> {
     fn new(segment: &Segment, id: ValueId, recompute: Recompute) -> SaveOptions<'_> {
         let shares_storage = segment.values.iter().any(|other| other.aliases == Some(id));
-        let keeps = !shares_storage && may_keep(segment, id, recompute);
-        let recomputes = segment.kind == SegmentKind::Block && recompute != Recompute::None;
-        SaveOptions { segment, id, keeps, recomputes }
+        let may_keep = !shares_storage && may_keep(segment, id, recompute);
+        let may_recompute = segment.kind == SegmentKind::Block && recompute != Recompute::None;
+        SaveOptions { segment, id, may_keep, may_recompute }
     }
 
     /// The combinations of saves for the copies of a flow.
@@ -254,13 +255,13 @@ impl SaveOptions<'_> {
             options.extend(is_useful(self.segment, self.id, flow, saves).then(|| saves.clone()));
             return;
         }
-        let made_here = copy > 0 || self.segment.value(self.id).producer.is_some();
+        let recomputable = copy > 0 || self.segment.value(self.id).producer.is_some();
         let states = [
             (Save::Dropped, true),
-            (Save::Kept, self.keeps && copies[copy] != Layout::Partial),
-            (Save::Recomputed, self.recomputes && made_here),
+            (Save::Kept, self.may_keep && copies[copy] != Layout::Partial),
+            (Save::Recomputed, self.may_recompute && recomputable),
         ];
-        for (state, _) in states.into_iter().filter(|(_, may)| *may) {
+        for (state, _) in states.into_iter().filter(|(_, allowed)| *allowed) {
             saves.push(state);
             self.extend(flow, copies, saves, options);
             saves.pop();
@@ -278,11 +279,11 @@ fn may_keep(segment: &Segment, id: ValueId, recompute: Recompute) -> bool {
     }
 }
 
-/// A copy can be resharded again only from a saved producer's copy; and a producer's copy that no
-/// consumer reads is saved only to reshard others from it.
+/// Whether no save is impossible or superfluous: a copy can be recomputed only from a saved copy of the
+/// producer, and a producer's copy that no consumer reads is saved only as the source of such reshards.
 fn is_useful(segment: &Segment, id: ValueId, flow: &Flow, saves: &[Save]) -> bool {
-    let resharded_again = saves[1..].contains(&Save::Recomputed);
-    if resharded_again && saves[0] == Save::Dropped {
+    let recomputes_copies = saves[1..].contains(&Save::Recomputed);
+    if recomputes_copies && saves[0] == Save::Dropped {
         return false;
     }
     let layout = flow.producer.forward;
@@ -292,5 +293,5 @@ fn is_useful(segment: &Segment, id: ValueId, flow: &Flow, saves: &[Save]) -> boo
             .value(id)
             .producer
             .is_some_and(|op| matches!(segment.op(op).op, Op::Attention(_) | Op::Latent(_)));
-    read_directly || saves[0] == Save::Dropped || resharded_again
+    read_directly || saves[0] == Save::Dropped || recomputes_copies
 }

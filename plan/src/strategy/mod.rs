@@ -1,4 +1,4 @@
-//! The legal ways of sharding each op (DESIGN §3.2).
+//! Sharding strategies of ops (DESIGN §3.2).
 //!
 //! A strategy fixes the layouts of an op's inputs, outputs and weights, forward and backward. For
 //! `Y = X·W` over the tensor axis:
@@ -10,12 +10,12 @@
 //! | row       | features | partial  | whole    | features | split d_in | split d_in |
 //! | token     | tokens   | tokens   | tokens   | tokens   | whole      | partial    |
 //!
-//! Nothing here knows a baseline by name: BTP and Megatron's pairs are points of this space.
+//! BTP and Megatron's column-row pairs are points of this space; only `baseline` names them.
 
 mod baseline;
 mod boundary;
 mod flow;
-mod options;
+mod op_choices;
 mod parameters;
 mod space;
 
@@ -26,42 +26,43 @@ use crate::EdgeLayout;
 
 pub use baseline::Baseline;
 pub use boundary::{BoundaryLayout, boundary_layouts};
-pub use flow::{
-    Flow, Recompute, Save, backward_reads_input, backward_reads_output, flow_is_legal, flows,
-};
-pub use options::{WeightRule, op_choices};
+pub(crate) use flow::flows;
+pub use flow::{Flow, Recompute, Save, backward_reads_input, backward_reads_output, flow_is_legal};
+pub use op_choices::WeightRule;
+pub(crate) use op_choices::op_choices;
 pub use parameters::{OpParameters, op_parameters};
-pub use space::{
-    NormRule, OpOption, Rules, SegmentChoice, SegmentSpace, TiedWeightLayout, owned_parameters,
-};
+pub(crate) use space::owned_parameters;
+pub use space::{NormRule, OpOption, Rules, SegmentChoice, SegmentSpace, TiedWeightLayout};
 
-/// One op's way of running over the tensor axis.
+/// Sharding strategy of an op over the tensor axis.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
-    /// Every device does the whole of it.
+    /// Every device runs the whole op.
     Replicate,
     /// Tokens are split; weights are whole and their gradients partial.
     Token,
     /// Element-wise ops: features are split.
     Feature,
-    /// Linears: the weight is split on its output features. Embedding: on the hidden features.
+    /// Linears: the weight is split on its output features. Embedding: the table is split on the hidden
+    /// features.
     Column,
     /// Linears: the weight is split on its input features.
     Row,
-    /// As row, on an input whose division by the root mean square is still owed (online RMSNorm).
-    OwedRow,
+    /// As row, on an input whose division by the root mean square is pending (online RMSNorm).
+    #[serde(rename = "owed-row")]
+    PendingNormRow,
     /// Norms: features are split, the statistic is all-reduced at once.
     Sync,
-    /// Norms: features are split, the statistic rides along with the latents' all-reduce.
+    /// Norms: features are split, the statistic is reduced in the launch of the latents' all-reduce.
     Online,
-    /// Latents: divide by the root mean square that the norm still owed, then φ.
+    /// Latents: the pending division by the root mean square, then φ.
     Recover,
     /// Attention: whole heads are split.
     Heads,
-    /// Attention: query heads are split, all devices hold all (fewer) key and value heads.
+    /// Attention: query heads are split; key and value heads, fewer than devices, are replicated.
     SharedKv,
     /// Embedding and loss: the vocabulary is split.
     Vocabulary,
@@ -76,7 +77,7 @@ impl Strategy {
             Strategy::Feature => "feature",
             Strategy::Column => "column",
             Strategy::Row => "row",
-            Strategy::OwedRow => "owed-row",
+            Strategy::PendingNormRow => "owed-row",
             Strategy::Sync => "sync",
             Strategy::Online => "online",
             Strategy::Recover => "recover",

@@ -1,4 +1,4 @@
-//! The parameters of an op: shapes, placement over the tensor axis, and resident bytes.
+//! The parameters of an op: shapes, sharding over the tensor axis, and resident bytes.
 
 use crate::context::{Context, Zero};
 use crate::extent::Extent;
@@ -14,21 +14,21 @@ use super::Strategy;
 pub struct OpParameters {
     /// The parameters side by side in the buffer.
     pub members: Vec<WeightShape>,
-    /// How each member is split over the tensor axis.
+    /// Sharding of each member over the tensor axis.
     pub split: WeightSplit,
-    /// Whether each device of the tensor axis has only the gradient of its own tokens, a summand.
+    /// Whether the gradient is partial over the tensor axis, because each device has only its own tokens.
     pub gradient_partial: bool,
 }
 
 impl OpParameters {
     /// Elements on one device of the tensor axis.
-    pub fn elements(&self, context: &Context) -> u64 {
+    pub(crate) fn elements(&self, context: &Context) -> u64 {
         let whole: u64 = self.members.iter().map(WeightShape::elements).sum();
         if self.split == WeightSplit::Whole { whole } else { whole / context.tensor_size() }
     }
 
     /// Elements that one device updates: with ZeRO-1 its part along the data axis, rounded up.
-    pub fn updated_elements(&self, context: &Context) -> u64 {
+    pub(crate) fn updated_elements(&self, context: &Context) -> u64 {
         let elements = self.elements(context);
         match context.zero {
             Zero::Off => elements,
@@ -36,8 +36,8 @@ impl OpParameters {
         }
     }
 
-    /// Elements of the weight's and the gradient's buffer. With ZeRO-1 the buffer is padded to
-    /// equal parts, because reduce-scatter and all-gather work in place on it.
+    /// Elements of the buffers of weight and gradient. With ZeRO-1 they are padded to equal parts, because
+    /// reduce-scatter and all-gather work in place.
     fn padded_elements(&self, context: &Context) -> u64 {
         match context.zero {
             Zero::Off => self.elements(context),
@@ -45,23 +45,22 @@ impl OpParameters {
         }
     }
 
-    /// The buffer of the weight, in the compute format.
-    pub fn weight_extent(&self, context: &Context) -> Extent {
+    /// Extent of the weight, in the compute format.
+    pub(crate) fn weight_extent(&self, context: &Context) -> Extent {
         Extent::flat(self.padded_elements(context), context.compute_dtype())
     }
 
-    /// The buffer of the fp32 gradient.
+    /// Extent of the fp32 gradient.
     pub fn gradient_extent(&self, context: &Context) -> Extent {
         Extent::flat(self.padded_elements(context), DType::F32)
     }
 
-    /// The buffer of each fp32 optimizer state: both moments and, in mixed precision, the master
-    /// copy.
-    pub fn state_extent(&self, context: &Context) -> Extent {
+    /// Extent of each fp32 optimizer state: both moments and, in mixed precision, the master copy.
+    pub(crate) fn state_extent(&self, context: &Context) -> Extent {
         Extent::flat(self.updated_elements(context), DType::F32)
     }
 
-    /// Bytes that one device keeps for the parameters between steps: weight, fp32 gradient, fp32
+    /// Resident bytes of the parameters on one device: weight, fp32 gradient, fp32
     /// moments and, in mixed precision, the fp32 master copy.
     pub fn resident_bytes(&self, context: &Context) -> Bytes {
         let states = match context.precision {
@@ -102,7 +101,7 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
     let split = match (&node.op, strategy) {
         (Op::Embedding { .. }, Strategy::Vocabulary) => WeightSplit::Rows,
         (_, Strategy::Column) => WeightSplit::Columns,
-        (_, Strategy::Row | Strategy::OwedRow) => WeightSplit::Rows,
+        (_, Strategy::Row | Strategy::PendingNormRow) => WeightSplit::Rows,
         (Op::Norm { .. }, Strategy::Sync | Strategy::Online) => WeightSplit::Columns,
         _ => WeightSplit::Whole,
     };

@@ -1,39 +1,39 @@
 //! The search space of a segment: every op's choices and every value's flows.
 
-use crate::Layout;
-use crate::graph::{OpId, Segment, SegmentKind, ValueId};
-
-use super::{
-    Baseline, BoundaryLayout, Flow, OpChoice, Recompute, Save, Strategy, WeightRule, flows,
-    op_choices,
-};
-use super::{OpParameters, op_parameters};
-use crate::context::Context;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Which forms of a features-sharded norm are searched.
+use crate::Layout;
+use crate::context::Context;
+use crate::graph::{OpId, Segment, SegmentKind, ValueId};
+
+use super::{
+    Baseline, BoundaryLayout, Flow, OpChoice, OpParameters, Recompute, Save, Strategy, WeightRule,
+    flows, op_choices, op_parameters,
+};
+
+/// The searched forms of RMSNorm on sharded features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NormRule {
-    /// The search decides.
+    /// Both forms; the search chooses.
     Auto,
-    /// The statistic is all-reduced on its own.
+    /// The statistic is all-reduced in a launch of its own.
     Sync,
-    /// The statistic rides with the latents.
+    /// The statistic is reduced in the launch of the latents' all-reduce.
     Online,
 }
 
 /// Restrictions of the search space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct Rules {
-    /// A published baseline, or everything.
+    /// A published baseline, or the whole space.
     pub baseline: Baseline,
-    /// Which layouts weights may take.
+    /// Allowed layouts of weights.
     pub weights: WeightRule,
-    /// Which norm variants.
+    /// Allowed forms of norms.
     pub norm: NormRule,
-    /// What may be recomputed.
+    /// Allowed recomputation.
     pub recompute: Recompute,
 }
 
@@ -47,12 +47,12 @@ impl Rules {
     };
 }
 
-/// One alternative of an op: its choice, and whether its forward pass is run again.
+/// One alternative of an op: its choice, and whether the backward pass recomputes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpOption {
     /// Strategy and layouts.
     pub choice: OpChoice,
-    /// Whether the backward pass runs it again.
+    /// Whether the backward pass runs the forward template again.
     pub recompute: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct SegmentSpace {
     pub segment: Segment,
     /// Layouts of inputs and outputs.
     pub boundary: BoundaryLayout,
-    /// Where it runs.
+    /// Mesh, workload and number formats.
     pub context: Context,
     /// Whether embedding and head share one weight, so that the embedding owns none.
     pub tied: bool,
@@ -76,7 +76,7 @@ pub struct SegmentSpace {
 /// Layout of a weight that embedding and head share: both must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TiedWeightLayout {
-    /// Whole on every device, gradients whole (false) or partial (true).
+    /// Whole on every device, with a replicated (false) or partial (true) gradient.
     Whole(bool),
     /// Split on the vocabulary.
     Vocabulary,
@@ -108,8 +108,8 @@ impl TiedWeightLayout {
 }
 
 impl SegmentSpace {
-    /// Enumerates the space of a segment under `rules`. With `tied_weight`, the embedding or head
-    /// must lay its weight out that way.
+    /// Enumerates the space of a segment under `rules`. `tied_weight` fixes the layout of the weight of
+    /// embedding or head.
     pub fn new(
         segment: Segment,
         boundary: BoundaryLayout,
@@ -144,8 +144,8 @@ impl SegmentSpace {
         SegmentSpace { segment, boundary, context, tied, ops, flows }
     }
 
-    /// The parameters an op owns under a strategy in a context that shares the tensor axis. A tied
-    /// embedding uses the head's.
+    /// The parameters that an op owns under a strategy, in a context with the same tensor axis as that of
+    /// the space; `None` for a tied embedding on the head's stage.
     pub fn parameters(
         &self,
         op: OpId,
@@ -156,17 +156,17 @@ impl SegmentSpace {
     }
 }
 
-/// The parameters an op owns under a strategy; with tied weights the embedding uses the head's,
-/// unless it lies on another stage.
-pub fn owned_parameters(
+/// The parameters that an op owns under a strategy. A tied embedding on the head's stage owns none and
+/// uses the head's.
+pub(crate) fn owned_parameters(
     segment: &Segment,
     op: OpId,
     strategy: Strategy,
     tied: bool,
     context: &Context,
 ) -> Option<OpParameters> {
-    let shares = tied && segment.kind == SegmentKind::Embedding && context.mesh.pipeline == 1;
-    if shares { None } else { op_parameters(segment.op(op), strategy, context) }
+    let uses_head = tied && segment.kind == SegmentKind::Embedding && context.mesh.pipeline == 1;
+    if uses_head { None } else { op_parameters(segment.op(op), strategy, context) }
 }
 
 fn restricted_choices(
@@ -181,7 +181,7 @@ fn restricted_choices(
     if context.tensor_size() > 1 {
         choices.retain(|choice| match (rules.norm, choice.strategy) {
             (NormRule::Sync, Strategy::Online) | (NormRule::Online, Strategy::Sync) => {
-                // The head has no latents for the statistic to ride with.
+                // The head has no latents whose all-reduce could include the statistic.
                 segment.kind != SegmentKind::Block
             }
             _ => true,
@@ -210,14 +210,14 @@ pub struct SegmentChoice {
 
 impl SegmentChoice {
     /// The layout of the copy of an input that an op reads.
-    pub fn input_layout(&self, op: OpId, port: usize) -> Layout {
+    pub(crate) fn input_layout(&self, op: OpId, port: usize) -> Layout {
         self.ops[op.0 as usize].choice.inputs[port].forward
     }
 
-    /// Drops every saved copy that no op of the backward pass reads, so that equal plans look
-    /// equal whatever solver found them.
+    /// Drops every saved copy that the backward pass does not read, so that plans of equal function are
+    /// written equally, whichever solver found them.
     pub fn drop_unread_saves(&mut self, segment: &Segment) {
-        // Recomputing an op may need its inputs, so this runs from the last op to the first.
+        // A recomputed op reads its inputs, so its outputs are visited first.
         for id in segment.value_ids().rev() {
             self.drop_unread_saves_of(segment, id);
             if let Some((op, _)) = segment.output_port(id) {

@@ -1,15 +1,17 @@
-//! Transfer functions of gates and norms of crossing latents (LaX), which need whole rows.
+//! Transfer functions of the gates and norms of crossing latents (LaX), which need whole rows.
 
 use crate::DType;
 use crate::program::FusedOp;
 
 use super::super::error::{CheckResult, ensure};
-use super::super::lattice::{AbstractState, AbstractValue, OperandWrite, PendingSum, WriteTarget};
+use super::super::lattice::{
+    AbstractState, AbstractValue, OperandWrite, PendingReduction, WriteTarget,
+};
 use super::super::operands::InstrOperands;
 use super::super::values::ForwardOpKind;
 
-/// The operation of a pass, and how many parameters it has for rows of this width.
-fn kind_of(op: FusedOp, width: u64) -> (ForwardOpKind, u64) {
+/// The operation of a fused op, and its number of parameters for rows of this width.
+fn kind_and_parameter_count(op: FusedOp, width: u64) -> (ForwardOpKind, u64) {
     match op {
         FusedOp::TensorGate { a, b } | FusedOp::TensorGateBackward { a, b } => {
             (ForwardOpKind::TensorGate { a, b }, a * a + b * b)
@@ -17,16 +19,20 @@ fn kind_of(op: FusedOp, width: u64) -> (ForwardOpKind, u64) {
         FusedOp::LatentNorm { activation } | FusedOp::LatentNormBackward { activation } => {
             (ForwardOpKind::LatentNorm { activation }, 2 * width)
         }
-        // No other pass is dispatched here.
+        // No other op is dispatched here.
         _ => (ForwardOpKind::Loss, 0),
     }
 }
 
-/// The row at `port` is whole, and the parameters after it are those of this operation.
-fn fits(operands: &InstrOperands, op: FusedOp, port: usize) -> CheckResult<ForwardOpKind> {
+/// Checks that the row at `port` is whole and that the next operand has the parameters of the op.
+fn check_row_and_parameters(
+    operands: &InstrOperands,
+    op: FusedOp,
+    port: usize,
+) -> CheckResult<ForwardOpKind> {
     let (x, weight) = (&operands.reads[port], &operands.reads[port + 1]);
-    let (kind, parameters) = kind_of(op, x.columns.size);
-    ensure(x.columns.cut.is_none(), || {
+    let (kind, parameters) = kind_and_parameter_count(op, x.columns.size);
+    ensure(x.columns.sharded.is_none(), || {
         format!("needs whole rows, but reads a shard of their features ({x})")
     })?;
     if let ForwardOpKind::TensorGate { a, b } = kind {
@@ -34,7 +40,7 @@ fn fits(operands: &InstrOperands, op: FusedOp, port: usize) -> CheckResult<Forwa
             format!("treats rows of {} features as {a}×{b} matrices", x.columns.size)
         })?;
     }
-    let whole = weight.rows.size == 1 && weight.columns.cut.is_none();
+    let whole = weight.rows.size == 1 && weight.columns.sharded.is_none();
     ensure(whole && weight.columns.size == parameters, || {
         format!("needs {parameters} parameters in one row, but reads {weight}")
     })?;
@@ -43,12 +49,12 @@ fn fits(operands: &InstrOperands, op: FusedOp, port: usize) -> CheckResult<Forwa
 
 pub(super) fn forward(operands: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<OperandWrite>> {
     operands.check_arity(2..=2, 1)?;
-    operands.all_summed()?;
-    operands.none_owes_norm()?;
-    let kind = fits(operands, op, 0)?;
+    operands.check_all_reduced()?;
+    operands.check_no_pending_norm()?;
+    let kind = check_row_and_parameters(operands, op, 0)?;
     let inputs = vec![operands.value(0)?, operands.value(1)?];
     let value = operands.apply(kind, inputs)?[0];
-    let state = operands.reads[0].with(AbstractValue::Value(value));
+    let state = operands.reads[0].with_value(AbstractValue::Value(value));
     Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
 }
 
@@ -58,21 +64,22 @@ pub(super) fn backward(
 ) -> CheckResult<Vec<OperandWrite>> {
     operands.check_arity(4..=5, 2)?;
     for port in [0, 1, 2].into_iter().chain(4..operands.reads.len()) {
-        operands.summed(port)?;
+        operands.check_reduced(port)?;
     }
-    operands.none_owes_norm()?;
-    operands.same_layout(0, 1)?;
-    let kind = fits(operands, op, 1)?;
-    let (dy, x, weight) = (operands.reads[0].meaning, operands.value(1)?, operands.value(2)?);
-    let node = operands.check.values.user(x, 0, dy, |found| found == kind)?;
-    let values = &operands.check.values;
-    ensure(values.inputs(node)[1] == weight, || {
-        format!("uses {}, not the parameters of its forward pass", values.name(weight))
+    operands.check_no_pending_norm()?;
+    operands.check_same_layout(0, 1)?;
+    let kind = check_row_and_parameters(operands, op, 1)?;
+    let (dy, x, weight) = (operands.reads[0].value, operands.value(1)?, operands.value(2)?);
+    let node = operands.checker.graph.differentiated_op(x, 0, dy, |candidate| candidate == kind)?;
+    let graph = &operands.checker.graph;
+    ensure(graph.inputs(node)[1] == weight, || {
+        format!("uses {}, not the parameters of its forward pass", graph.name(weight))
     })?;
-    let dx = operands.reads[1].with(values.contribution(node, 0));
-    let owed = if dx.rows.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
+    let dx = operands.reads[1].with_value(graph.contribution(node, 0));
+    let pending =
+        if dx.rows.sharded.is_some() { PendingReduction::Sum } else { PendingReduction::None };
     let parameters = AbstractState { dtype: DType::F32, ..operands.reads[2] };
-    let parameters = parameters.with(values.contribution(node, 1)).owing(owed);
+    let parameters = parameters.with_value(graph.contribution(node, 1)).with_pending(pending);
     let onto = (operands.reads.len() > 4).then_some(4);
-    Ok(vec![operands.accumulated(onto, dx)?, operands.accumulated(Some(3), parameters)?])
+    Ok(vec![operands.accumulate(onto, dx)?, operands.accumulate(Some(3), parameters)?])
 }

@@ -1,4 +1,4 @@
-//! Transfer functions of fused ops, by the part of the model that they belong to.
+//! Transfer functions of fused ops.
 
 mod crossing;
 mod embedding_and_loss;

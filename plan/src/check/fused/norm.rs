@@ -1,12 +1,12 @@
-//! Transfer functions of norms: whole rows in one pass; a statistic that is partial where features are
-//! sharded, and an application that needs it reduced; or the scaled input with the division pending.
+//! Transfer functions of RMSNorm: one kernel on whole rows; on sharded features, a partial statistic and
+//! an application that needs it reduced; or the scaled input with its division pending (online).
 
 use crate::DType;
 use crate::program::FusedOp;
 
 use super::super::error::{CheckResult, ensure};
 use super::super::lattice::{
-    AbstractState, AbstractValue, OperandWrite, PendingSum, SymbolId, WriteTarget,
+    AbstractState, AbstractValue, ForwardValueId, OperandWrite, PendingReduction, WriteTarget,
 };
 use super::super::operands::InstrOperands;
 use super::super::values::{ForwardOpId, ForwardOpKind};
@@ -19,12 +19,12 @@ pub(super) fn forward(operands: &mut InstrOperands, op: FusedOp) -> CheckResult<
         _ => (2, 2),
     };
     operands.check_arity(reads..=reads, writes)?;
-    operands.all_summed()?;
-    operands.none_owes_norm()?;
+    operands.check_all_reduced()?;
+    operands.check_no_pending_norm()?;
     let x = operands.reads[0];
     let input = operands.value(0)?;
     if op == FusedOp::NormForward {
-        ensure(x.columns.cut.is_none(), || {
+        ensure(x.columns.sharded.is_none(), || {
             format!("needs whole rows, but reads a shard of their features ({x})")
         })?;
     }
@@ -33,40 +33,46 @@ pub(super) fn forward(operands: &mut InstrOperands, op: FusedOp) -> CheckResult<
         FusedOp::NormForward | FusedOp::NormOnline => {
             operands.apply_to(ForwardOpKind::Statistic, vec![input], 1..2)?[0]
         }
-        _ => known_statistic(operands, input)?,
+        _ => statistic_of(operands, input)?,
     };
-    let sum = if x.columns.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
+    let sum =
+        if x.columns.sharded.is_some() { PendingReduction::Sum } else { PendingReduction::None };
     let fresh = |state| OperandWrite { state, target: WriteTarget::Fresh };
-    let statistics = fresh(x.per_row(statistic, 1).owing(sum));
+    let statistics = fresh(x.per_row(statistic, 1).with_pending(sum));
     if op == FusedOp::NormStatistic {
         return Ok(vec![statistics]);
     }
-    scale_fits(operands, 1, 0)?;
+    check_scale(operands, 1, 0)?;
     if op == FusedOp::NormApply {
-        rows_fit(operands, 2, 0)?;
-        let given = operands.value(2)?;
-        ensure(given == statistic, || {
+        check_row_statistic(operands, 2, 0)?;
+        let divisor = operands.value(2)?;
+        ensure(divisor == statistic, || {
             format!("divides by {}, not by the input's own statistic", operands.operand_name(2))
         })?;
     }
     let inputs = vec![input, operands.value(1)?];
-    let owed = matches!(op, FusedOp::NormOnline | FusedOp::NormScale);
-    let kind = if owed { ForwardOpKind::Scaled } else { ForwardOpKind::Normed };
+    let pending = matches!(op, FusedOp::NormOnline | FusedOp::NormScale);
+    let kind = if pending { ForwardOpKind::Scaled } else { ForwardOpKind::Normed };
     let value = operands.apply_to(kind, inputs, 0..1)?[0];
-    let state =
-        AbstractState { norm: owed.then_some(statistic), ..x.with(AbstractValue::Value(value)) };
-    let mut written = vec![fresh(state)];
+    let state = AbstractState {
+        pending_norm: pending.then_some(statistic),
+        ..x.with_value(AbstractValue::Value(value))
+    };
+    let mut results = vec![fresh(state)];
     if writes == 2 {
-        written.push(statistics);
+        results.push(statistics);
     }
-    Ok(written)
+    Ok(results)
 }
 
-/// The statistic of a value, which an earlier pass must have computed.
-fn known_statistic(operands: &mut InstrOperands, input: SymbolId) -> CheckResult<SymbolId> {
-    let known = operands.check.values.find(ForwardOpKind::Statistic, &[input]);
-    match known {
-        Some(node) => Ok(operands.check.values.outputs(node)[0]),
+/// The statistic of a value, which an earlier instruction must have computed.
+fn statistic_of(
+    operands: &mut InstrOperands,
+    input: ForwardValueId,
+) -> CheckResult<ForwardValueId> {
+    let op = operands.checker.graph.find(ForwardOpKind::Statistic, &[input]);
+    match op {
+        Some(node) => Ok(operands.checker.graph.outputs(node)[0]),
         None => super::super::error::fault(format!(
             "needs the statistic of {}, which nothing computed",
             operands.operand_name(0)
@@ -74,8 +80,8 @@ fn known_statistic(operands: &mut InstrOperands, input: SymbolId) -> CheckResult
     }
 }
 
-/// Checks that γ is one row, sharded as the features of x.
-fn scale_fits(operands: &InstrOperands, scale: usize, x: usize) -> CheckResult {
+/// Checks that γ is one row, sharded like the features of x.
+fn check_scale(operands: &InstrOperands, scale: usize, x: usize) -> CheckResult {
     let (scale, x) = (&operands.reads[scale], &operands.reads[x]);
     ensure(scale.rows.size == 1 && scale.columns == x.columns, || {
         format!("cannot scale {x} by {scale}")
@@ -83,10 +89,10 @@ fn scale_fits(operands: &InstrOperands, scale: usize, x: usize) -> CheckResult {
 }
 
 /// Checks that an operand is one statistic per row of x.
-fn rows_fit(operands: &InstrOperands, numbers: usize, x: usize) -> CheckResult {
-    let (numbers, x) = (&operands.reads[numbers], &operands.reads[x]);
-    ensure(numbers.rows == x.rows && numbers.columns.size == 1, || {
-        format!("needs one statistic for each row of {x}, but reads {numbers}")
+fn check_row_statistic(operands: &InstrOperands, statistics: usize, x: usize) -> CheckResult {
+    let (statistics, x) = (&operands.reads[statistics], &operands.reads[x]);
+    ensure(statistics.rows == x.rows && statistics.columns.size == 1, || {
+        format!("needs one statistic for each row of {x}, but reads {statistics}")
     })
 }
 
@@ -96,87 +102,93 @@ pub(super) fn backward(
 ) -> CheckResult<Vec<OperandWrite>> {
     if op == FusedOp::NormBackwardStatistic {
         operands.check_arity(3..=3, 1)?;
-        operands.all_summed()?;
-        let (_, y) = normed(operands, ForwardOpKind::Normed)?;
+        operands.check_all_reduced()?;
+        let (_, y) = differentiated_norm(operands, ForwardOpKind::Normed)?;
         let x = operands.reads[1];
         let value = operands.apply(ForwardOpKind::NormSum, vec![y])?[0];
-        let sum = if x.columns.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
-        let state = x.per_row(value, 1).owing(sum);
+        let sum = if x.columns.sharded.is_some() {
+            PendingReduction::Sum
+        } else {
+            PendingReduction::None
+        };
+        let state = x.per_row(value, 1).with_pending(sum);
         return Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }]);
     }
-    let numbers = if op == FusedOp::NormBackwardApply { 2 } else { 1 };
-    let onto_scale = 3 + numbers;
+    let statistics = if op == FusedOp::NormBackwardApply { 2 } else { 1 };
+    let onto_scale = 3 + statistics;
     operands.check_arity(onto_scale + 1..=onto_scale + 2, 2)?;
     for port in (0..onto_scale).chain(onto_scale + 1..operands.reads.len()) {
-        operands.summed(port)?;
+        operands.check_reduced(port)?;
     }
     let kind = if op == FusedOp::NormOnlineBackward {
         ForwardOpKind::Scaled
     } else {
         ForwardOpKind::Normed
     };
-    let (node, y) = normed(operands, kind)?;
+    let (node, y) = differentiated_norm(operands, kind)?;
     for port in 3..onto_scale {
-        rows_fit(operands, port, 1)?;
+        check_row_statistic(operands, port, 1)?;
     }
     let input = operands.value(1)?;
-    let statistic = known_statistic(operands, input)?;
-    statistics_fit(operands, op, statistic, y)?;
+    let statistic = statistic_of(operands, input)?;
+    check_statistics(operands, op, statistic, y)?;
     let x = operands.reads[1];
     if op == FusedOp::NormBackward {
-        ensure(x.columns.cut.is_none(), || {
+        ensure(x.columns.sharded.is_none(), || {
             format!("needs whole rows, but reads a shard of their features ({x})")
         })?;
     }
-    let dx = x.with(operands.check.values.contribution(node, 0));
-    let dx = AbstractState { norm: None, ..dx };
-    let owed = if x.rows.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
+    let dx = x.with_value(operands.checker.graph.contribution(node, 0));
+    let dx = AbstractState { pending_norm: None, ..dx };
+    let pending =
+        if x.rows.sharded.is_some() { PendingReduction::Sum } else { PendingReduction::None };
     let scale = AbstractState { dtype: DType::F32, ..operands.reads[2] };
-    let scale = scale.with(operands.check.values.contribution(node, 1)).owing(owed);
+    let scale =
+        scale.with_value(operands.checker.graph.contribution(node, 1)).with_pending(pending);
     let onto = (operands.reads.len() > onto_scale + 1).then_some(onto_scale + 1);
-    Ok(vec![operands.accumulated(onto, dx)?, operands.accumulated(Some(onto_scale), scale)?])
+    Ok(vec![operands.accumulate(onto, dx)?, operands.accumulate(Some(onto_scale), scale)?])
 }
 
-/// The norm whose output's gradient, input and scale are the first three operands.
-fn normed(
+/// The norm whose output gradient, input and scale are the first three operands, with its output.
+fn differentiated_norm(
     operands: &mut InstrOperands,
     kind: ForwardOpKind,
-) -> CheckResult<(ForwardOpId, SymbolId)> {
-    operands.same_layout(0, 1)?;
-    scale_fits(operands, 2, 1)?;
-    let (dy, x, scale) = (operands.reads[0].meaning, operands.value(1)?, operands.value(2)?);
-    let node = operands.check.values.user(x, 0, dy, |found| found == kind)?;
-    let values = &operands.check.values;
-    ensure(values.inputs(node)[1] == scale, || {
-        format!("uses {}, not the scale of its forward pass", values.name(scale))
+) -> CheckResult<(ForwardOpId, ForwardValueId)> {
+    operands.check_same_layout(0, 1)?;
+    check_scale(operands, 2, 1)?;
+    let (dy, x, scale) = (operands.reads[0].value, operands.value(1)?, operands.value(2)?);
+    let node = operands.checker.graph.differentiated_op(x, 0, dy, |candidate| candidate == kind)?;
+    let graph = &operands.checker.graph;
+    ensure(graph.inputs(node)[1] == scale, || {
+        format!("uses {}, not the scale of its forward pass", graph.name(scale))
     })?;
-    Ok((node, values.outputs(node)[0]))
+    Ok((node, graph.outputs(node)[0]))
 }
 
-fn statistics_fit(
+fn check_statistics(
     operands: &InstrOperands,
     op: FusedOp,
-    statistic: SymbolId,
-    y: SymbolId,
+    statistic: ForwardValueId,
+    y: ForwardValueId,
 ) -> CheckResult {
-    let values = &operands.check.values;
-    let given = operands.reads[3].meaning;
+    let graph = &operands.checker.graph;
+    let operand = operands.reads[3].value;
     if op == FusedOp::NormOnlineBackward {
-        return ensure(values.is_complete(given, statistic), || {
+        return ensure(graph.is_complete(operand, statistic), || {
             format!(
                 "needs the complete gradient of the statistic, but reads {}",
-                values.describe(given)
+                graph.describe(operand)
             )
         });
     }
-    ensure(given == AbstractValue::Value(statistic), || {
-        format!("reads {}, not the statistic of its input", values.describe(given))
+    ensure(operand == AbstractValue::Value(statistic), || {
+        format!("reads {}, not the statistic of its input", graph.describe(operand))
     })?;
     if op == FusedOp::NormBackwardApply {
-        let sum = values.find(ForwardOpKind::NormSum, &[y]).map(|node| values.outputs(node)[0]);
-        let given = operands.reads[4].meaning;
-        return ensure(sum.map(AbstractValue::Value) == Some(given), || {
-            format!("reads {}, not the row sums of its gradient", values.describe(given))
+        let sum = graph.find(ForwardOpKind::NormSum, &[y]).map(|node| graph.outputs(node)[0]);
+        let operand = operands.reads[4].value;
+        return ensure(sum.map(AbstractValue::Value) == Some(operand), || {
+            format!("reads {}, not the row sums of its gradient", graph.describe(operand))
         });
     }
     Ok(())

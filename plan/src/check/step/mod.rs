@@ -1,10 +1,14 @@
-//! The step phase: every gradient is reduced over all axes on which it is partial, its square is
-//! counted once, and every weight is updated once.
+//! Checks of the step phase: every gradient is reduced once over each axis on which it is partial, its
+//! square is counted once, and every weight is updated once.
 //!
-//! A gradient starts as the backward pass left it: partial over the tensor axis where tokens are
-//! sharded, over the data axis when there are replicas, and over the pipeline axis for a tied weight on
-//! two stages. The square sum is partial over every axis with more than one device, except the data
-//! axis without ZeRO. AdamW clips by the norm of all gradients, so it needs the square sum reduced.
+//! The backward pass leaves a gradient partial over the tensor axis where tokens are sharded, over the
+//! data axis where there are replicas, and over the pipeline axis for a tied weight on two stages. The
+//! square sum is partial over every axis with more than one device, except the data axis without ZeRO.
+//! AdamW clips by the norm of all gradients, so it needs the square sum reduced over all axes.
+//!
+//! For every gradient, weight and the square sum, the checker tracks the layout over each axis.
+//! [`reshard`] compares it with the source layout of a collective: a second reduction of a gradient
+//! over one axis finds the gradient replicated, and is refused there.
 
 mod update;
 
@@ -16,129 +20,142 @@ use crate::layout::WeightSplit;
 use crate::mesh::{Axis, DeviceGroup};
 use crate::model::WeightShape;
 use crate::program::{
-    Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, ParameterShard, Phase, Reduction,
+    Access, Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, ParameterShard, Phase,
+    Reduction,
 };
-use crate::{Bytes, Layout};
+use crate::{Bytes, Dim, Layout};
 
-use super::collective::{group_fits, kind_fits};
+use super::collective::{check_group, check_kind};
 use super::error::{CheckFault, CheckResult, ensure, fault};
-use super::lattice::{AbstractValue, PendingSum, SymbolId};
+use super::lattice::{AbstractValue, ForwardValueId, PendingReduction};
 use super::stage::{BufferContents, StageChecker};
 
-/// Layout of a buffer over the data axis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DataAxisLayout {
-    /// The same on every replica.
-    Whole,
-    /// A partial sum: each replica has a summand.
-    Partial,
-    /// Sharded: each replica has its own part.
-    Sharded,
+/// Layout over the data axis of a buffer of which each replica has one part (ZeRO-1).
+const REPLICA_PARTS: Layout = Layout::Sharded(Dim::Feature);
+
+/// Layouts of a buffer over the three axes: replicated, partial or, over the data axis, in parts.
+struct AxisLayouts {
+    tensor: Layout,
+    data: Layout,
+    pipeline: Layout,
+}
+
+impl AxisLayouts {
+    fn axis_mut(&mut self, axis: Axis) -> &mut Layout {
+        match axis {
+            Axis::Tensor => &mut self.tensor,
+            Axis::Data => &mut self.data,
+            Axis::Pipeline => &mut self.pipeline,
+        }
+    }
+
+    /// The first axis on which the buffer is not reduced, given its layout over the data axis once reduced.
+    fn unreduced_axis(&self, data: Layout) -> Option<Axis> {
+        let axes = [
+            (self.tensor == Layout::Replicated, Axis::Tensor),
+            (self.data == data, Axis::Data),
+            (self.pipeline == Layout::Replicated, Axis::Pipeline),
+        ];
+        axes.into_iter().find(|(reduced, _)| !reduced).map(|(_, axis)| axis)
+    }
 }
 
 /// State of a weight's gradient during the step.
 struct GradientState {
-    weight: Option<SymbolId>,
-    tensor: PendingSum,
-    data: DataAxisLayout,
-    pipeline: PendingSum,
-    counted: bool,
+    weight: Option<ForwardValueId>,
+    layouts: AxisLayouts,
+    square_counted: bool,
     zeroed: bool,
 }
 
 /// State of a weight during the step.
 struct WeightState {
-    value: SymbolId,
+    value: ForwardValueId,
     updated: bool,
-    data: DataAxisLayout,
+    /// Layout over the data axis.
+    data: Layout,
 }
 
 /// State of the sum of squared gradients.
 struct SquareSumState {
     buffer: BufferId,
-    tensor: PendingSum,
-    data: DataAxisLayout,
-    pipeline: PendingSum,
-    /// Whether it has been reduced over any axis, so that nothing more may be added.
-    closed: bool,
+    layouts: AxisLayouts,
+    /// Whether a collective has reduced the sum, after which no square may be added.
+    reduced: bool,
 }
 
 struct StepChecker<'c, 'a> {
-    check: &'c StageChecker<'a>,
+    checker: &'c StageChecker<'a>,
     gradients: HashMap<BufferId, GradientState>,
     weights: HashMap<BufferId, WeightState>,
-    states: HashMap<BufferId, bool>,
+    /// Optimizer states, with whether an update has used them.
+    optimizer_states: HashMap<BufferId, bool>,
     square_sum: Option<SquareSumState>,
     /// The weight of this stage that is tied to one on the other end of the pipeline.
-    tied: Option<SymbolId>,
+    tied: Option<ForwardValueId>,
 }
 
-/// Walks the step phase. `tied` is the weight of this stage that another stage holds too.
-pub(super) fn walk(check: &mut StageChecker, tied: Option<SymbolId>) {
-    check.phase = Phase::Step;
-    let stage = check.stage;
-    let mut faults: Vec<(usize, CheckFault)> = vec![];
-    let mut step = StepChecker::new(check, tied);
-    for (at, instr) in stage.step.iter().enumerate() {
-        if let Err(fault) = step.instruction(instr) {
-            faults.push((at, fault));
-            break;
+/// Walks the step phase. `tied` is the weight of this stage that is tied to one on another stage.
+pub(super) fn walk(checker: &mut StageChecker, tied: Option<ForwardValueId>) {
+    checker.phase = Phase::Step;
+    let stage = checker.stage;
+    let mut step = StepChecker::new(checker, tied);
+    let mut instructions = stage.step.iter().enumerate();
+    let first_fault = instructions
+        .find_map(|(index, instr)| step.instruction(instr).err().map(|fault| (index, fault)));
+    match first_fault {
+        Some((index, fault)) => checker.report(index, &stage.step[index], fault),
+        None => {
+            for problem in step.end_of_step_problems() {
+                checker.errors.push_stage(checker.index, CheckFault { problem, hint: None });
+            }
         }
     }
-    let ends = if faults.is_empty() { step.ends() } else { vec![] };
-    for (at, fault) in faults {
-        check.report(at, &stage.step[at], fault);
-    }
-    for problem in ends {
-        check.errors.of_stage(check.index, CheckFault { problem, hint: None });
-    }
+}
+
+/// Partial where `partial`, otherwise replicated.
+fn partial_if(partial: bool) -> Layout {
+    if partial { Layout::Partial } else { Layout::Replicated }
 }
 
 impl<'c, 'a> StepChecker<'c, 'a> {
-    fn new(check: &'c StageChecker<'a>, tied: Option<SymbolId>) -> Self {
-        let replicas = check.context.mesh.data > 1;
+    fn new(checker: &'c StageChecker<'a>, tied: Option<ForwardValueId>) -> Self {
+        let replicas = checker.context.mesh.data > 1;
         let mut step = StepChecker {
-            check,
+            checker,
             gradients: HashMap::new(),
             weights: HashMap::new(),
-            states: HashMap::new(),
+            optimizer_states: HashMap::new(),
             square_sum: None,
             tied,
         };
-        for (index, (buffer, content)) in
-            check.stage.buffers.iter().zip(&check.contents).enumerate()
-        {
+        let buffers = checker.stage.buffers.iter().zip(&checker.contents);
+        for (index, (buffer, contents)) in buffers.enumerate() {
             let id = BufferId(index as u32);
-            match (buffer.role, content) {
-                (BufferRole::WeightGradient, BufferContents::Holds(state)) => {
-                    let weight = match state.meaning {
+            match (buffer.role, contents) {
+                (BufferRole::WeightGradient, BufferContents::Tensor(state)) => {
+                    let weight = match state.value {
                         AbstractValue::Gradient { of, .. } => Some(of),
                         _ => None,
                     };
-                    let both = weight.is_some() && weight == tied;
-                    let gradient = GradientState {
-                        weight,
-                        tensor: state.tensor,
-                        data: if replicas {
-                            DataAxisLayout::Partial
-                        } else {
-                            DataAxisLayout::Whole
-                        },
-                        pipeline: if both { PendingSum::Owed } else { PendingSum::Done },
-                        counted: false,
-                        zeroed: false,
+                    let layouts = AxisLayouts {
+                        tensor: partial_if(state.pending == PendingReduction::Sum),
+                        data: partial_if(replicas),
+                        pipeline: partial_if(weight.is_some() && weight == tied),
                     };
+                    let gradient =
+                        GradientState { weight, layouts, square_counted: false, zeroed: false };
                     step.gradients.insert(id, gradient);
                 }
-                (BufferRole::Weight, BufferContents::Holds(state)) => {
-                    if let AbstractValue::Value(value) = state.meaning {
+                (BufferRole::Weight, BufferContents::Tensor(state)) => {
+                    if let AbstractValue::Value(value) = state.value {
                         let weight =
-                            WeightState { value, updated: false, data: DataAxisLayout::Whole };
+                            WeightState { value, updated: false, data: Layout::Replicated };
                         step.weights.insert(id, weight);
                     }
                 }
                 (role, _) if role.is_optimizer_state() => {
-                    step.states.insert(id, false);
+                    step.optimizer_states.insert(id, false);
                 }
                 _ => {}
             }
@@ -147,7 +164,13 @@ impl<'c, 'a> StepChecker<'c, 'a> {
     }
 
     fn name(&self, id: BufferId) -> String {
-        format!("`{}`", self.check.stage.buffer(id).name)
+        format!("`{}`", self.checker.stage.buffer(id).name)
+    }
+
+    /// Whether each replica updates only its part of every parameter.
+    fn has_replica_parts(&self) -> bool {
+        let context = self.checker.context;
+        context.zero == Zero::One && context.mesh.data > 1
     }
 
     fn instruction(&mut self, instr: &Instr) -> CheckResult {
@@ -164,44 +187,40 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         let ([], [written]) = (&instr.reads[..], &instr.writes[..]) else {
             return fault("needs no operand and one result");
         };
-        let buffer = self.check.stage.buffer(written.buffer);
-        let number = buffer.role == BufferRole::SquareSum
+        let buffer = self.checker.stage.buffer(written.buffer);
+        let scalar = buffer.role == BufferRole::SquareSum
             && (written.extent.rows, written.extent.columns) == (1, 1);
-        ensure(number && self.square_sum.is_none(), || {
+        ensure(scalar && self.square_sum.is_none(), || {
             format!("zeroes `{}`: only the sum of squares is zeroed, and once", buffer.name)
         })?;
-        let context = self.check.context;
-        let owed =
-            |axis| if context.axis_size(axis) > 1 { PendingSum::Owed } else { PendingSum::Done };
-        let parted = context.zero == Zero::One && context.mesh.data > 1;
-        self.square_sum = Some(SquareSumState {
-            buffer: written.buffer,
-            tensor: owed(Axis::Tensor),
-            data: if parted { DataAxisLayout::Partial } else { DataAxisLayout::Whole },
-            pipeline: owed(Axis::Pipeline),
-            closed: false,
-        });
+        let context = self.checker.context;
+        let layouts = AxisLayouts {
+            tensor: partial_if(context.axis_size(Axis::Tensor) > 1),
+            data: partial_if(self.has_replica_parts()),
+            pipeline: partial_if(context.axis_size(Axis::Pipeline) > 1),
+        };
+        self.square_sum = Some(SquareSumState { buffer: written.buffer, layouts, reduced: false });
         Ok(())
     }
 
-    /// Elements that one replica updates: all of its shard, or with ZeRO-1 its part.
-    fn part(&self, shard: &ParameterShard) -> u64 {
-        let context = self.check.context;
+    /// Elements that one replica updates: its whole shard, or its part with ZeRO-1.
+    fn updated_elements(&self, shard: &ParameterShard) -> u64 {
+        let context = self.checker.context;
         let whole: u64 = shard.members.iter().map(WeightShape::elements).sum();
         let devices = if shard.split == WeightSplit::Whole { 1 } else { context.tensor_size() };
         let replicas = if context.zero == Zero::One { context.mesh.data } else { 1 };
         (whole / devices).div_ceil(replicas)
     }
 
-    fn accesses(&self, access: &crate::program::Access, elements: u64) -> CheckResult {
-        let seen = access.extent.rows * access.extent.columns;
-        ensure(seen == elements, || {
-            format!("accesses {seen} elements of {}, not {elements}", self.name(access.buffer))
+    fn check_elements(&self, access: &Access, expected: u64) -> CheckResult {
+        let elements = access.extent.rows * access.extent.columns;
+        ensure(elements == expected, || {
+            format!("accesses {elements} elements of {}, not {expected}", self.name(access.buffer))
         })
     }
 
     fn shard(&self, id: BufferId) -> CheckResult<&'a ParameterShard> {
-        match &self.check.stage.buffer(id).shard {
+        match &self.checker.stage.buffer(id).shard {
             Some(shard) => Ok(shard),
             None => fault(format!(
                 "accesses {}, which is not a parameter, gradient or optimizer state",
@@ -210,44 +229,46 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         }
     }
 
-    /// A gradient that is reduced over all axes, at least in this replica's part.
-    fn reduced(&self, id: BufferId) -> CheckResult<&GradientState> {
+    /// A gradient that is reduced over all axes, at least in the part of this replica.
+    fn reduced_gradient(&self, id: BufferId) -> CheckResult<&GradientState> {
         let Some(gradient) = self.gradients.get(&id) else {
             return fault(format!("reads {} as a gradient", self.name(id)));
         };
-        let parted = self.check.context.zero == Zero::One && self.check.context.mesh.data > 1;
-        let wanted = if parted { DataAxisLayout::Sharded } else { DataAxisLayout::Whole };
-        for (owed, axis) in [
-            (gradient.tensor != PendingSum::Done, Axis::Tensor),
-            (gradient.data != wanted, Axis::Data),
-            (gradient.pipeline != PendingSum::Done, Axis::Pipeline),
-        ] {
-            ensure(!owed, || {
-                let name = self.name(id);
-                format!("reads {name} before its reduction over the {} axis", axis.name())
-            })?;
+        let data = if self.has_replica_parts() { REPLICA_PARTS } else { Layout::Replicated };
+        if let Some(axis) = gradient.layouts.unreduced_axis(data) {
+            return fault(format!(
+                "reads {} before its reduction over the {} axis",
+                self.name(id),
+                axis.name()
+            ));
         }
         ensure(!gradient.zeroed, || format!("reads {} after it was zeroed", self.name(id)))?;
         Ok(gradient)
     }
 
+    /// Whether a gradient is that of a tied weight whose square the last stage counts.
+    fn is_counted_on_last_stage(&self, gradient: &GradientState) -> bool {
+        self.tied.is_some() && gradient.weight == self.tied && self.checker.index == 0
+    }
+
     fn count_square(&mut self, instr: &Instr) -> CheckResult {
         let ([gradient, total], [written]) = (&instr.reads[..], &instr.writes[..]) else {
-            return fault("needs a gradient and the sum, and writes the sum");
+            return fault("needs a gradient and the sum of squares, and writes the sum");
         };
-        self.accesses(gradient, self.part(self.shard(gradient.buffer)?))?;
-        let found = self.reduced(gradient.buffer)?;
-        ensure(!found.counted, || format!("counts {} twice", self.name(gradient.buffer)))?;
-        let elsewhere = self.tied.is_some() && found.weight == self.tied && self.check.index == 0;
-        ensure(!elsewhere, || {
+        self.check_elements(gradient, self.updated_elements(self.shard(gradient.buffer)?))?;
+        let state = self.reduced_gradient(gradient.buffer)?;
+        ensure(!state.square_counted, || {
+            format!("counts the square of {} twice", self.name(gradient.buffer))
+        })?;
+        ensure(!self.is_counted_on_last_stage(state), || {
             format!(
-                "counts {}, which the last stage counts too: it is tied",
+                "counts the square of {}, which is tied: the last stage counts it too",
                 self.name(gradient.buffer)
             )
         })?;
         match &self.square_sum {
-            Some(sum) if sum.buffer == total.buffer && total == written && !sum.closed => {}
-            Some(sum) if sum.closed => {
+            Some(sum) if sum.buffer == total.buffer && total == written && !sum.reduced => {}
+            Some(sum) if sum.reduced => {
                 return fault("adds to the sum of squares after its reduction");
             }
             _ => {
@@ -257,8 +278,8 @@ impl<'c, 'a> StepChecker<'c, 'a> {
                 ));
             }
         }
-        if let Some(found) = self.gradients.get_mut(&gradient.buffer) {
-            found.counted = true;
+        if let Some(state) = self.gradients.get_mut(&gradient.buffer) {
+            state.square_counted = true;
         }
         Ok(())
     }
@@ -269,87 +290,69 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         };
         ensure(read == written, || "does not work in place".into())?;
         let id = read.buffer;
-        kind_fits(collective)?;
+        check_kind(collective)?;
         ensure(collective.reduction == Reduction::Sum, || {
             "takes the maximum of a partial sum".into()
         })?;
-        let mesh = self.check.context.mesh;
-        let ends = collective.axis == Axis::Pipeline && self.gradients.contains_key(&id);
-        let group = match (mesh.group(collective.axis), ends) {
-            (group, true) => both_ends(group),
-            (group, false) => group,
-        };
-        group_fits(collective, group)?;
-        let buffer = self.check.stage.buffer(id);
-        let whole = read.extent.bytes();
-        let booked = (collective.payload, collective.statistic);
-        let sum = buffer.role == BufferRole::SquareSum;
-        let expected = if sum { (Bytes(0), whole) } else { (whole, Bytes(0)) };
-        ensure(booked == expected && whole == buffer.extent.bytes(), || {
+        let group = self.checker.context.mesh.group(collective.axis);
+        let tied_gradient = collective.axis == Axis::Pipeline && self.gradients.contains_key(&id);
+        check_group(collective, if tied_gradient { first_and_last_stage(group) } else { group })?;
+        let buffer = self.checker.stage.buffer(id);
+        let bytes = read.extent.bytes();
+        let declared = (collective.payload, collective.statistic);
+        let is_sum = buffer.role == BufferRole::SquareSum;
+        let expected = if is_sum { (Bytes(0), bytes) } else { (bytes, Bytes(0)) };
+        ensure(declared == expected && bytes == buffer.extent.bytes(), || {
             format!(
                 "declares a payload of {} bytes for {}, which has {}",
-                booked.0.0,
+                declared.0.0,
                 self.name(id),
-                whole.0
+                bytes.0
             )
         })?;
-        self.apply(id, collective)
+        self.apply_collective(id, collective)
     }
 
-    fn apply(&mut self, id: BufferId, collective: &CollectiveOp) -> CheckResult {
+    fn apply_collective(&mut self, id: BufferId, collective: &CollectiveOp) -> CheckResult {
         let name = self.name(id);
-        self.kind_belongs(id, collective)?;
-        let owed = |sum: PendingSum| {
-            if sum == PendingSum::Owed { Layout::Partial } else { Layout::Replicated }
-        };
-        let lies = |data: DataAxisLayout| match data {
-            DataAxisLayout::Whole => Layout::Replicated,
-            DataAxisLayout::Partial => Layout::Partial,
-            DataAxisLayout::Sharded => Layout::Sharded(crate::Dim::Feature),
-        };
-        let (tensor, data, pipeline) = if let Some(g) = self.gradients.get_mut(&id) {
-            ensure(!g.counted, || format!("changes {name} after its square was counted"))?;
-            ensure(g.data != DataAxisLayout::Sharded, || {
+        self.check_layout_change(id, collective)?;
+        let layout = if let Some(gradient) = self.gradients.get_mut(&id) {
+            ensure(!gradient.square_counted, || {
+                format!("changes {name} after its square was counted")
+            })?;
+            ensure(gradient.layouts.data != REPLICA_PARTS, || {
                 format!("changes {name} after its reduce-scatter over the data axis")
             })?;
-            (&mut g.tensor, &mut g.data, &mut g.pipeline)
-        } else if let Some(s) = self.square_sum.as_mut().filter(|s| s.buffer == id) {
-            s.closed = true;
-            (&mut s.tensor, &mut s.data, &mut s.pipeline)
-        } else if let Some(w) = self.weights.get_mut(&id) {
-            ensure(collective.axis == Axis::Data && w.updated, || {
+            gradient.layouts.axis_mut(collective.axis)
+        } else if let Some(sum) = self.square_sum.as_mut().filter(|sum| sum.buffer == id) {
+            sum.reduced = true;
+            sum.layouts.axis_mut(collective.axis)
+        } else if let Some(weight) = self.weights.get_mut(&id) {
+            ensure(collective.axis == Axis::Data && weight.updated, || {
                 format!("gathers {name} before it was updated, or over another axis than data")
             })?;
-            return reshard(&mut w.data, lies, collective, &name, |_| DataAxisLayout::Whole);
+            &mut weight.data
         } else {
             return fault(format!(
                 "changes {name}, which is not a gradient, a weight or the sum of squares"
             ));
         };
-        match collective.axis {
-            Axis::Tensor => reshard(tensor, owed, collective, &name, |_| PendingSum::Done),
-            Axis::Pipeline => reshard(pipeline, owed, collective, &name, |_| PendingSum::Done),
-            Axis::Data => reshard(data, lies, collective, &name, |to| match to {
-                Layout::Replicated => DataAxisLayout::Whole,
-                _ => DataAxisLayout::Sharded,
-            }),
-        }
+        reshard(layout, collective, &name)
     }
 
-    /// Checks the layouts that the step phase may change between: sums are reduced and, with ZeRO-1,
-    /// gradients reduce-scattered and weights all-gathered over the data axis.
-    fn kind_belongs(&self, id: BufferId, collective: &CollectiveOp) -> CheckResult {
-        let parted = Layout::Sharded(crate::Dim::Feature);
-        let ways = if self.weights.contains_key(&id) {
-            [(parted, Layout::Replicated); 2]
-        } else {
-            let parts = self.gradients.contains_key(&id)
-                && collective.axis == Axis::Data
-                && self.check.context.zero == Zero::One;
-            let after = if parts { parted } else { Layout::Replicated };
-            [(Layout::Partial, Layout::Replicated), (Layout::Partial, after)]
+    /// Checks that the step phase may change the layout of a buffer like this: partial sums are reduced
+    /// and, with ZeRO-1, gradients reduce-scattered and weights all-gathered over the data axis.
+    fn check_layout_change(&self, id: BufferId, collective: &CollectiveOp) -> CheckResult {
+        let scatters = self.gradients.contains_key(&id)
+            && collective.axis == Axis::Data
+            && self.checker.context.zero == Zero::One;
+        let allowed = match (collective.from, collective.to) {
+            (REPLICA_PARTS, Layout::Replicated) => self.weights.contains_key(&id),
+            (Layout::Partial, Layout::Replicated) => !self.weights.contains_key(&id),
+            (Layout::Partial, REPLICA_PARTS) => !self.weights.contains_key(&id) && scatters,
+            _ => false,
         };
-        ensure(ways.contains(&(collective.from, collective.to)), || {
+        ensure(allowed, || {
             format!(
                 "turns {} from {} into {}, but the step phase only reduces over the {} axis and gathers weights",
                 self.name(id),
@@ -362,31 +365,25 @@ impl<'c, 'a> StepChecker<'c, 'a> {
 }
 
 /// The group of the first and the last stage.
-pub(super) fn both_ends(pipeline: DeviceGroup) -> DeviceGroup {
+pub(super) fn first_and_last_stage(pipeline: DeviceGroup) -> DeviceGroup {
     DeviceGroup { size: 2, stride: pipeline.stride * (pipeline.size - 1), ..pipeline }
 }
 
-/// Changes the layout of a buffer over one axis from the collective's source to its target.
-fn reshard<T: Copy>(
-    held: &mut T,
-    layout: impl Fn(T) -> Layout,
-    collective: &CollectiveOp,
-    name: &str,
-    after: impl Fn(Layout) -> T,
-) -> CheckResult {
-    let is = layout(*held);
-    ensure(is == collective.from, || match (collective.kind, is) {
+/// Changes the layout of a buffer over the collective's axis. Refuses a collective whose source layout
+/// is not that of the buffer, such as a second reduction of a gradient.
+fn reshard(layout: &mut Layout, collective: &CollectiveOp, name: &str) -> CheckResult {
+    ensure(*layout == collective.from, || match (collective.kind, *layout) {
         (CollectiveKind::AllReduce | CollectiveKind::ReduceScatter, Layout::Replicated) => format!(
             "sums {name} over the {} axis, where it is whole already: the result would be {} times too large",
             collective.axis.name(),
             collective.group.size
         ),
         _ => format!(
-            "expects {name} to be {} over the {} axis, but it is {is}",
+            "expects {name} to be {} over the {} axis, but it is {layout}",
             collective.from,
             collective.axis.name()
         ),
     })?;
-    *held = after(collective.to);
+    *layout = collective.to;
     Ok(())
 }

@@ -19,7 +19,7 @@ pub(super) fn forward(emitter: &OpEmitter, latent: &LatentOp) -> Vec<InstrTempla
         let statistic = emitter.statistic(OperandSlot::NormStatistic, 1);
         return vec![fused(FusedOp::LatentRecover { activation }, vec![h, statistic], z)];
     }
-    if passes_through(emitter, latent) {
+    if is_alias(emitter, latent) {
         return vec![];
     }
     vec![fused(FusedOp::LatentForward { activation }, vec![h], z)]
@@ -40,7 +40,7 @@ pub(super) fn backward(emitter: &OpEmitter, latent: &LatentOp) -> Vec<InstrTempl
     if emitter.choice.strategy == Strategy::Recover {
         let gradient = emitter.statistic(OperandSlot::NormStatisticGradient, 1);
         reads.push(emitter.statistic(OperandSlot::NormStatistic, 1));
-        if !contributes_first(emitter, latent) {
+        if !writes_statistic_gradient(emitter, latent) {
             reads.push(gradient);
         }
         return vec![fused(
@@ -49,20 +49,20 @@ pub(super) fn backward(emitter: &OpEmitter, latent: &LatentOp) -> Vec<InstrTempl
             vec![dh, gradient],
         )];
     }
-    if passes_through(emitter, latent) {
+    if is_alias(emitter, latent) {
         return vec![];
     }
     vec![fused(FusedOp::LatentBackward { activation }, reads, vec![dh])]
 }
 
 /// Without φ and with one output the latent passes through: its output is its input's storage.
-fn passes_through(emitter: &OpEmitter, latent: &LatentOp) -> bool {
+fn is_alias(emitter: &OpEmitter, latent: &LatentOp) -> bool {
     latent.activation == Activation::Identity && emitter.node.outputs.len() == 1
 }
 
 /// The last latent of a norm is the first of the backward pass: it writes the statistic's gradient,
 /// the others add to it.
-fn contributes_first(emitter: &OpEmitter, latent: &LatentOp) -> bool {
+fn writes_statistic_gradient(emitter: &OpEmitter, latent: &LatentOp) -> bool {
     let last = emitter.segment.op_ids().rev().find(
         |id| matches!(&emitter.segment.op(*id).op, Op::Latent(other) if other.norm == latent.norm),
     );

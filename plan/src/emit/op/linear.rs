@@ -27,7 +27,7 @@ impl LocalGemmShape {
         };
         match emitter.choice.strategy {
             Strategy::Column => d_out /= devices,
-            Strategy::Row | Strategy::OwedRow => d_in /= devices,
+            Strategy::Row | Strategy::PendingNormRow => d_in /= devices,
             _ => {}
         }
         let rows = emitter.context.rows(emitter.layout(OperandSlot::Input(0)));

@@ -13,11 +13,11 @@ use crate::defect::{Defect, Defects};
 /// A field that is `null` is as good as absent: that is how Python writes "the default".
 pub(super) struct ConfigFields<'a> {
     map: &'a Map<String, Value>,
-    read: HashSet<&'static str>,
+    known: HashSet<&'static str>,
     pub defects: Defects,
     /// Whether every field asked for could be read. When not, what stands in for it would make
     /// other fields look wrong.
-    pub readable: bool,
+    pub well_typed: bool,
 }
 
 /// Python writes numbers of this size as `4096`, and some tools as `4096.0`.
@@ -28,17 +28,17 @@ fn whole_number(value: &Value) -> Option<u64> {
 
 impl<'a> ConfigFields<'a> {
     pub fn new(map: &'a Map<String, Value>) -> Self {
-        ConfigFields { map, read: HashSet::new(), defects: Defects::default(), readable: true }
+        ConfigFields { map, known: HashSet::new(), defects: Defects::default(), well_typed: true }
     }
 
     /// The value of `field`, `None` when absent or `null`.
     pub fn get(&mut self, field: &'static str) -> Option<&'a Value> {
-        self.read.insert(field);
+        self.known.insert(field);
         self.map.get(field).filter(|value| !value.is_null())
     }
 
     /// Whether `field` is written, `null` included.
-    pub fn is_written(&self, field: &str) -> bool {
+    pub fn is_present(&self, field: &str) -> bool {
         self.map.contains_key(field)
     }
 
@@ -51,7 +51,7 @@ impl<'a> ConfigFields<'a> {
         let value = self.get(field)?;
         let read = read(value);
         if read.is_none() {
-            self.readable = false;
+            self.well_typed = false;
             let found = excerpt(value);
             self.defects.push(Defect::new(field, format!("must be {expected}, not {found}")));
         }
@@ -66,7 +66,7 @@ impl<'a> ConfigFields<'a> {
     /// A whole number without which there is no model; 1 when (reported) missing or wrong.
     pub fn required_size(&mut self, field: &'static str) -> u64 {
         if self.get(field).is_none() {
-            self.readable = false;
+            self.well_typed = false;
             self.defects.push(Defect::new(field, "is missing"));
         }
         self.size(field).unwrap_or(1)
@@ -83,7 +83,7 @@ impl<'a> ConfigFields<'a> {
     }
 
     /// A word, `None` when absent or (reported) wrong.
-    pub fn word(&mut self, field: &'static str) -> Option<&'a str> {
+    pub fn string(&mut self, field: &'static str) -> Option<&'a str> {
         self.typed(field, "a string", Value::as_str)
     }
 
@@ -95,7 +95,7 @@ impl<'a> ConfigFields<'a> {
     /// Refuses what was not asked for, unless it is harmless or neutral.
     pub fn finish(mut self) -> Defects {
         for (field, value) in self.map {
-            if self.read.contains(field.as_str()) || IGNORED_FIELDS.contains(&field.as_str()) {
+            if self.known.contains(field.as_str()) || IGNORED_FIELDS.contains(&field.as_str()) {
                 continue;
             }
             // A path that is empty would stand for the whole file.
@@ -103,8 +103,8 @@ impl<'a> ConfigFields<'a> {
             match NEUTRAL_FIELDS.iter().find(|demand| demand.field == field) {
                 Some(demand) if demand.neutral.accepts(value) => {}
                 Some(demand) => self.defects.push(
-                    Defect::new(place, format!("is {}: {}", excerpt(value), demand.why))
-                        .hint(format!("{}, if the model allows it", demand.neutral.written())),
+                    Defect::new(place, format!("is {}: {}", excerpt(value), demand.reason))
+                        .hint(format!("{}, if the model allows it", demand.neutral.to_json())),
                 ),
                 None => self.defects.push(
                     Defect::new(

@@ -96,7 +96,7 @@ pub(super) struct NeutralField {
     pub field: &'static str,
     pub neutral: NeutralValue,
     /// Why any other value is refused.
-    pub why: &'static str,
+    pub reason: &'static str,
 }
 
 const fn neutral_field(
@@ -104,7 +104,7 @@ const fn neutral_field(
     neutral: NeutralValue,
     why: &'static str,
 ) -> NeutralField {
-    NeutralField { field, neutral, why }
+    NeutralField { field, neutral, reason: why }
 }
 
 const NO_BIAS: &str = "linears with a bias are not supported";
@@ -166,7 +166,7 @@ impl NeutralValue {
     }
 
     /// The neutral value as a user would write it.
-    pub fn written(self) -> String {
+    pub fn to_json(self) -> String {
         match self {
             NeutralValue::False => "false".to_owned(),
             NeutralValue::Zero => "0".to_owned(),

@@ -48,9 +48,9 @@ pub(super) fn resolve(name: String, map: &Map<String, Value>) -> Result<Model, D
     let mut fields = ConfigFields::new(map);
     let kind = resolve_architecture(&mut fields);
     let file = model_file(name, kind, &mut fields);
-    let rank_of = |field| if fields.is_written(field) { field } else { "rank" };
+    let rank_of = |field| if fields.is_present(field) { field } else { "rank" };
     let (attention, mlp) = (rank_of("attn_rank"), rank_of("mlp_rank"));
-    let readable = fields.readable;
+    let readable = fields.well_typed;
     let mut defects = fields.finish();
     match file.resolve() {
         Ok(model) => defects.into_result(model),
@@ -92,7 +92,7 @@ fn resolve_architecture(fields: &mut ConfigFields<'_>) -> Architecture {
     let ranks = ["rank", "attn_rank", "mlp_rank"];
     let has_rank = ranks.map(|field| fields.get(field).is_some()).contains(&true);
     let boost = fields.flag("is_cola_llama_config") == Some(true);
-    let by_type = fields.word("model_type").map(|word| match word {
+    let by_type = fields.string("model_type").map(|word| match word {
         "llama" => Ok(Architecture::Llama),
         "mistral" => Ok(Architecture::Mistral),
         "cola" => Ok(Architecture::Cola),
@@ -161,7 +161,7 @@ fn model_file(name: String, kind: Architecture, fields: &mut ConfigFields<'_>) -
     let hidden = fields.required_size("hidden_size");
     let default = match kind {
         Architecture::Llama | Architecture::Mistral => {
-            silu(fields, "hidden_act");
+            require_silu(fields, "hidden_act");
             BlockFile {
                 product: Some(GatedProduct::SwiGlu),
                 all: Some(LinearFile::Dense),
@@ -205,7 +205,7 @@ fn mistral_defaults(fields: &mut ConfigFields<'_>) {
         ("max_position_embeddings", "131072", "131072"),
         ("sliding_window", "4096", "null, if the model has no window"),
     ] {
-        if !fields.is_written(field) {
+        if !fields.is_present(field) {
             let problem = format!("is missing, where Mistral takes it for {default}");
             fields.defects.push(Defect::new(field, problem).hint(hint));
         }
@@ -213,8 +213,8 @@ fn mistral_defaults(fields: &mut ConfigFields<'_>) {
 }
 
 /// Requires the activation called `field` to be SiLU, LLaMA's default.
-fn silu(fields: &mut ConfigFields<'_>, field: &'static str) {
-    if let Some(word) = fields.word(field)
+fn require_silu(fields: &mut ConfigFields<'_>, field: &'static str) {
+    if let Some(word) = fields.string(field)
         && !matches!(word, "silu" | "swish")
     {
         let problem = format!("`{word}` is not supported");
@@ -240,8 +240,8 @@ fn cola_block(hidden: u64, fields: &mut ConfigFields<'_>) -> BlockFile {
 }
 
 fn latent_activation(fields: &mut ConfigFields<'_>) -> Activation {
-    silu(fields, "hidden_act");
-    let both = ["lr_act_type", "cola_act"].map(|field| (field, fields.word(field)));
+    require_silu(fields, "hidden_act");
+    let both = ["lr_act_type", "cola_act"].map(|field| (field, fields.string(field)));
     if let [(_, Some(one)), (_, Some(other))] = both
         && one != other
     {

@@ -1,22 +1,22 @@
-//! Legal strategies of each op.
+//! Enumerates the legal strategies of an op.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::context::Context;
 use crate::graph::{AttentionOp, LatentOp, LinearForm, LinearOp, Op, OpNode, Segment};
 use crate::{Dim, EdgeLayout};
 
 use super::{OpChoice, Strategy};
-use crate::context::Context;
 
-/// Which layouts weights may take.
+/// Allowed layouts of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightRule {
     /// Replicated or sharded.
     Any,
-    /// Every weight matrix must be sharded over the tensor axis. Norm scales are exempt, and the
-    /// small matrices of a tensor gate.
+    /// Every weight matrix must be sharded over the tensor axis, except norm scales and the small
+    /// matrices of a tensor gate.
     Sharded,
 }
 
@@ -24,7 +24,7 @@ const WHOLE: EdgeLayout = EdgeLayout::REPLICATED;
 const FEATURES: EdgeLayout = EdgeLayout::sharded(Dim::Feature);
 
 /// Every legal strategy of an op. Never empty under [`WeightRule::Any`].
-pub fn op_choices(
+pub(crate) fn op_choices(
     segment: &Segment,
     node: &OpNode,
     context: &Context,
@@ -54,7 +54,7 @@ pub fn op_choices(
         }
         Op::Norm { width, .. } if width % devices == 0 => {
             choices.uniform(Strategy::Sync, FEATURES);
-            choices.add(Strategy::Online, vec![FEATURES], vec![FEATURES.owed()]);
+            choices.add(Strategy::Online, vec![FEATURES], vec![FEATURES.with_norm_pending()]);
         }
         Op::Linear(linear) => linear_choices(linear, devices, &mut choices),
         Op::Latent(latent) => latent_choices(latent, devices, &mut choices),
@@ -70,7 +70,7 @@ pub fn op_choices(
             choices.uniform(Strategy::Vocabulary, FEATURES);
         }
         Op::Norm { .. } | Op::GatedProduct { .. } | Op::Add { .. } | Op::Cross { .. } => {}
-        // Both need whole latents: every feature of the result depends on all features.
+        // Every feature of the result depends on all features of the latent.
         Op::LatentNorm { .. } | Op::TensorGate { .. } => {}
         Op::Loss { .. } => {}
     }
@@ -87,9 +87,11 @@ fn linear_choices(linear: &LinearOp, devices: u64, choices: &mut ChoiceList) {
     choices.add_if(columns, Strategy::Column, vec![EdgeLayout::GRADIENT_PARTIAL], vec![FEATURES]);
     let rows = linear.members.iter().all(|m| m.d_in.is_multiple_of(devices));
     choices.add_if(rows, Strategy::Row, vec![FEATURES], vec![EdgeLayout::PARTIAL]);
-    let owed = rows && linear.norm.is_some() && linear.form == LinearForm::Concatenated;
-    let partial_owed = vec![EdgeLayout::PARTIAL.owed()];
-    choices.add_if(owed, Strategy::OwedRow, vec![FEATURES.owed()], partial_owed);
+    let norm_may_be_pending =
+        rows && linear.norm.is_some() && linear.form == LinearForm::Concatenated;
+    let outputs = vec![EdgeLayout::PARTIAL.with_norm_pending()];
+    let inputs = vec![FEATURES.with_norm_pending()];
+    choices.add_if(norm_may_be_pending, Strategy::PendingNormRow, inputs, outputs);
 }
 
 fn latent_choices(latent: &LatentOp, devices: u64, choices: &mut ChoiceList) {
@@ -98,7 +100,7 @@ fn latent_choices(latent: &LatentOp, devices: u64, choices: &mut ChoiceList) {
     }
     if latent.norm.is_some() {
         let outputs = vec![WHOLE; choices.ports.1];
-        choices.add(Strategy::Recover, vec![WHOLE.owed()], outputs);
+        choices.add(Strategy::Recover, vec![WHOLE.with_norm_pending()], outputs);
     }
 }
 
@@ -116,10 +118,10 @@ fn attention_choices(
         choices.uniform(Strategy::Heads, FEATURES);
         return;
     }
-    // Fewer key and value heads than devices: each device computes its own query heads against
-    // all keys and values, so that its gradients of keys and values are partial.
-    let query_alone = segment.value(node.inputs[0]).sections.len() == 1;
-    if query_alone && node.inputs.len() > 1 && devices.is_multiple_of(attention.kv_heads) {
+    // Fewer KV heads than devices: each device attends with its own query heads to all keys and values,
+    // whose gradients are therefore partial.
+    let separate_query = segment.value(node.inputs[0]).sections.len() == 1;
+    if separate_query && node.inputs.len() > 1 && devices.is_multiple_of(attention.kv_heads) {
         let mut inputs = vec![EdgeLayout::GRADIENT_PARTIAL; node.inputs.len()];
         inputs[0] = FEATURES;
         choices.add(Strategy::SharedKv, inputs, vec![FEATURES]);
@@ -149,7 +151,7 @@ impl ChoiceList {
         }
     }
 
-    /// The same layout at every port.
+    /// Adds a strategy with the same layout at every port.
     fn uniform(&mut self, strategy: Strategy, edge: EdgeLayout) {
         self.add(strategy, vec![edge; self.ports.0], vec![edge; self.ports.1]);
     }
