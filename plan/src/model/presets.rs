@@ -151,7 +151,7 @@ pub(super) fn dense_name(name: &str) -> String {
 fn unknown_preset(name: &str) -> Defect {
     let lower = name.to_ascii_lowercase();
     let mut near: Vec<(usize, String)> =
-        names().into_iter().map(|known| (edit_distance(&lower, &known), known)).collect();
+        names().into_iter().map(|known| (strsim::levenshtein(&lower, &known), known)).collect();
     near.sort();
     let best = near[0].0;
     // Beyond half the letters a likeness is chance, and the list of all families says more.
@@ -164,20 +164,4 @@ fn unknown_preset(name: &str) -> Defect {
         format!("llama-, cola-, svd- or lax- with {sizes}; cola-tiny; or a path to a file")
     };
     Defect::new("model", format!("there is no preset `{name}`")).hint(hint)
-}
-
-/// Letters to insert, delete or replace to make one word of the other (Levenshtein).
-fn edit_distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, letter) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for j in 0..to.len() {
-            let replaced = diagonal + usize::from(letter != to[j]);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(row[j + 1] + 1);
-        }
-    }
-    row[to.len()]
 }
