@@ -6,18 +6,18 @@
 //!             Σ bytes(g, k)·y(g, k) ≤ budget
 //!             y ≥ 0, integer
 //! ```
-//! Blocks of one shape are interchangeable, so a variable counts blocks instead of naming them: the
-//! program is as small for a hundred layers as for one.
+//! Blocks of one shape are interchangeable, so variables count blocks: the program has the same size for a
+//! hundred layers as for one.
 
 use super::ilp::{
-    IlpAnswer, IlpLibrary, IlpRequest, IlpTermination, LinearProgram, LinearRow, TIME_SCALE,
-    bytes_unit,
+    IlpAnswer, IlpRequest, IlpTermination, LinearProgram, LinearRow, TIME_SCALE, bytes_unit,
+    solve_program,
 };
 use super::outcome::{SolveError, SolveLimits};
 
 /// Interchangeable blocks with the columns to choose from.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ColumnGroup {
+pub(crate) struct ColumnGroup {
     /// Number of blocks.
     pub count: u64,
     /// Cost and bytes of each column.
@@ -26,7 +26,7 @@ pub struct ColumnGroup {
 
 /// The columns chosen for all groups.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ColumnChoice {
+pub(crate) struct ColumnChoice {
     /// By group and column: number of blocks.
     pub counts: Vec<Vec<u64>>,
     /// Sum of the costs.
@@ -35,11 +35,11 @@ pub struct ColumnChoice {
     pub is_optimal: bool,
 }
 
-/// Chooses columns; `start` holds counts to begin with. `None` when none fit.
+/// Chooses columns, starting from the counts in `start`. `None` when no columns fit.
 ///
 /// # Errors
 /// The library failed, or its rounded solution exceeds the budget.
-pub fn choose_columns(
+pub(crate) fn choose_columns(
     groups: &[ColumnGroup],
     budget: u64,
     start: &[Vec<u64>],
@@ -64,10 +64,10 @@ pub fn choose_columns(
     let request = IlpRequest {
         program: &program,
         start: Some(start.iter().flatten().map(|count| *count as f64).collect()),
-        time_left: limits.time,
+        time_limit: limits.time,
         gap: limits.gap,
     };
-    let (values, end) = match IlpLibrary::IN_USE.run(request)? {
+    let (values, end) = match solve_program(request)? {
         IlpAnswer::Solved { values, end, .. } => (values, end),
         IlpAnswer::NoSolution | IlpAnswer::Infeasible => return Ok(None),
     };
@@ -84,4 +84,67 @@ pub fn choose_columns(
     }
     let cost = chosen().map(|((cost, _), n)| cost * *n as f64).sum();
     Ok(Some(ColumnChoice { counts, cost, is_optimal: end == IlpTermination::Optimal }))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The smallest cost of columns for groups of blocks, each with its number of blocks, by enumeration; `None`
+    /// when none fit.
+    fn cheapest_by_enumeration(groups: &[(u64, &[(f64, u64)])], budget: u64) -> Option<f64> {
+        let Some(((blocks, columns), others)) = groups.split_first() else { return Some(0.0) };
+        let Some(((cost, bytes), columns)) = columns.split_first() else {
+            return if *blocks == 0 { cheapest_by_enumeration(others, budget) } else { None };
+        };
+        let with_count = |count: u64| {
+            let budget = budget.checked_sub(bytes * count)?;
+            let groups = [&[(blocks - count, columns)], others].concat();
+            Some(cost * count as f64 + cheapest_by_enumeration(&groups, budget)?)
+        };
+        (0..=*blocks).filter_map(with_count).min_by(f64::total_cmp)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(700) })]
+
+        #[test]
+        fn columns_are_chosen_as_cheaply_as_by_enumeration(
+            groups in prop::collection::vec(
+                (1u64..6, prop::collection::vec((1u32..1000, 0u64..1000), 1..4)), 1..3),
+            share in 0.0f64..1.2,
+            scale in prop::sample::select(vec![1u64, 1 << 20, 1 << 33]),
+        ) {
+            let groups: Vec<ColumnGroup> = groups
+                .into_iter()
+                .map(|(count, columns)| ColumnGroup {
+                    count,
+                    columns: columns.into_iter().map(|(t, b)| (f64::from(t) * 1e-3, b * scale)).collect(),
+                })
+                .collect();
+            let most: u64 = groups
+                .iter()
+                .map(|g| g.count * g.columns.iter().map(|(_, bytes)| *bytes).max().unwrap())
+                .sum();
+            let budget = (most as f64 * share) as u64;
+            // The start is the smallest column of each group.
+            let start: Vec<Vec<u64>> = groups
+                .iter()
+                .map(|g| {
+                    let smallest = (0..g.columns.len()).min_by_key(|k| g.columns[*k].1).unwrap();
+                    (0..g.columns.len()).map(|k| if k == smallest { g.count } else { 0 }).collect()
+                })
+                .collect();
+            let choice = choose_columns(&groups, budget, &start, &SolveLimits::default()).unwrap();
+            let enumerated: Vec<_> = groups.iter().map(|g| (g.count, &g.columns[..])).collect();
+            let expected = cheapest_by_enumeration(&enumerated, budget);
+            prop_assert_eq!(choice.is_some(), expected.is_some());
+            if let (Some(choice), Some(expected)) = (choice, expected) {
+                prop_assert!(choice.is_optimal);
+                prop_assert!((choice.cost - expected).abs() <= 1e-9 * expected, "{} {}", choice.cost, expected);
+            }
+        }
+    }
 }

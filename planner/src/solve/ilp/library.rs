@@ -1,4 +1,4 @@
-//! The integer programming libraries, behind one function.
+//! The integer programming library (microlp, through good_lp), behind one function.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use good_lp::{
     WithTimeLimit, variable,
 };
 
-use crate::solve::outcome::SolveError;
+use crate::solve::SolveError;
 
 /// A minimisation over integer variables from zero to an upper bound.
 #[derive(Clone, Debug, Default)]
-pub struct LinearProgram {
+pub(crate) struct LinearProgram {
     /// Cost of each variable.
     pub costs: Vec<f64>,
     /// Upper bound of each variable.
@@ -23,7 +23,7 @@ pub struct LinearProgram {
 
 /// `Σ coefficient·x ≤ rhs`, or `=`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LinearRow {
+pub(crate) struct LinearRow {
     /// Variables with their coefficients.
     pub terms: Vec<(usize, f64)>,
     /// Whether the row is an equality.
@@ -32,39 +32,29 @@ pub struct LinearRow {
     pub rhs: f64,
 }
 
-/// Magnitude of objectives after scaling: libraries compare with absolute tolerances of about 1e-9, and choices
+/// Magnitude of objectives after scaling: the library compares with absolute tolerances of about 1e-9, and choices
 /// much slower than the optimum should not need more than fifteen digits.
-pub const TIME_SCALE: f64 = 100.0;
+pub(crate) const TIME_SCALE: f64 = 100.0;
 
 /// The unit that brings a limit of bytes near one: a power of two, so that the scaling itself is exact.
-pub fn bytes_unit(limit: u64) -> f64 {
+pub(crate) fn bytes_unit(limit: u64) -> f64 {
     (limit as f64).max(1.0).log2().floor().exp2()
 }
 
-/// A library for integer programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IlpLibrary {
-    /// microlp: pure Rust.
-    MicroLp,
-    /// HiGHS: slower on small programs, much faster on hard ones. Needs the feature `highs`.
-    #[cfg(feature = "highs")]
-    Highs,
-}
-
 /// A program with its limits.
-pub struct IlpRequest<'a> {
+pub(crate) struct IlpRequest<'a> {
     /// The program.
     pub program: &'a LinearProgram,
     /// Values of all variables to start from.
     pub start: Option<Vec<f64>>,
-    /// Time left.
-    pub time_left: Option<Duration>,
+    /// Wall time; unlimited when absent.
+    pub time_limit: Option<Duration>,
     /// Sufficient relative gap.
     pub gap: f64,
 }
 
-/// What a library answers.
-pub enum IlpAnswer {
+/// Answer of the library.
+pub(crate) enum IlpAnswer {
     /// A solution.
     Solved {
         /// Values of all variables.
@@ -76,13 +66,13 @@ pub enum IlpAnswer {
     },
     /// The time ran out before a solution was found.
     NoSolution,
-    /// It is proven that there is no solution.
+    /// No solution exists, by proof.
     Infeasible,
 }
 
-/// How a library ended with a solution.
+/// How the library ended with a solution.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum IlpTermination {
+pub(crate) enum IlpTermination {
     /// The solution is proven optimal.
     Optimal,
     /// The gap is within the limit.
@@ -91,83 +81,21 @@ pub enum IlpTermination {
     Time,
 }
 
-impl IlpLibrary {
-    /// The library in use: HiGHS where it is compiled in.
-    pub const IN_USE: IlpLibrary = {
-        #[cfg(feature = "highs")]
-        {
-            IlpLibrary::Highs
-        }
-        #[cfg(not(feature = "highs"))]
-        {
-            IlpLibrary::MicroLp
-        }
-    };
-
-    /// Runs a program.
-    ///
-    /// # Errors
-    /// The library failed.
-    pub fn run(self, request: IlpRequest) -> Result<IlpAnswer, SolveError> {
-        if request.program.costs.is_empty() {
-            // Libraries differ on programs without variables.
-            let holds = |row: &LinearRow| row.rhs == 0.0 || !row.is_equality && row.rhs > 0.0;
-            let (values, bound, end) = (vec![], 0.0, IlpTermination::Optimal);
-            return Ok(match request.program.rows.iter().all(holds) {
-                true => IlpAnswer::Solved { values, bound, end },
-                false => IlpAnswer::Infeasible,
-            });
-        }
-        // Conversion to f32 rounds to nearest; it must not widen the gap.
-        let gap = (request.gap * (1.0 - 1e-6)) as f32;
-        let time_left = request.time_left.map(|left| left.as_secs_f64());
-        let (problem, variables) = state(request.program);
-        match self {
-            IlpLibrary::MicroLp => {
-                let mut model = problem.using(good_lp::microlp);
-                constrain(&mut model, request.program, &variables);
-                if let Some(start) = request.start {
-                    model = model.with_initial_solution(variables.iter().copied().zip(start));
-                }
-                if let Some(seconds) = time_left {
-                    model = model.with_time_limit(seconds);
-                }
-                let solved = model.with_mip_gap(gap).map_err(failed)?.solve();
-                answer(solved, &variables, |solution, _| {
-                    solution.into_inner().stats().best_bound.unwrap_or(f64::NEG_INFINITY)
-                })
-            }
-            #[cfg(feature = "highs")]
-            IlpLibrary::Highs => {
-                let mut model = problem.using(good_lp::highs);
-                constrain(&mut model, request.program, &variables);
-                if let Some(start) = request.start {
-                    model = model.with_initial_solution(variables.iter().copied().zip(start));
-                }
-                if let Some(seconds) = time_left {
-                    model = model.with_time_limit(seconds);
-                }
-                // By default HiGHS stops at an absolute gap of 1e-6.
-                let model = model.set_mip_abs_gap(0.0).map_err(failed)?;
-                let solved = model.with_mip_gap(gap).map_err(failed)?.solve();
-                let program = request.program;
-                answer(solved, &variables, |solution, end| {
-                    let columns = solution.into_inner();
-                    let terms = columns.columns().iter().zip(&program.costs);
-                    let objective: f64 = terms.map(|(x, cost)| x * cost).sum();
-                    match end {
-                        IlpTermination::Optimal => objective,
-                        IlpTermination::Gap => objective * (1.0 - request.gap),
-                        IlpTermination::Time => f64::NEG_INFINITY,
-                    }
-                })
-            }
-        }
+/// Solves an integer program.
+///
+/// # Errors
+/// The library failed.
+pub(crate) fn solve_program(request: IlpRequest) -> Result<IlpAnswer, SolveError> {
+    let program = request.program;
+    if program.costs.is_empty() {
+        // Libraries differ on programs without variables.
+        let holds = |row: &LinearRow| row.rhs == 0.0 || !row.is_equality && row.rhs > 0.0;
+        let (values, bound, end) = (vec![], 0.0, IlpTermination::Optimal);
+        return Ok(match program.rows.iter().all(holds) {
+            true => IlpAnswer::Solved { values, bound, end },
+            false => IlpAnswer::Infeasible,
+        });
     }
-}
-
-/// The variables and the objective.
-fn state(program: &LinearProgram) -> (good_lp::variable::UnsolvedProblem, Vec<Variable>) {
     let mut problem = ProblemVariables::new();
     let integer = |upper: &f64| variable().integer().min(0).max(*upper);
     let variables: Vec<Variable> =
@@ -176,31 +104,30 @@ fn state(program: &LinearProgram) -> (good_lp::variable::UnsolvedProblem, Vec<Va
     for (&x, &cost) in variables.iter().zip(&program.costs) {
         objective.add_mul(cost, x);
     }
-    (problem.minimise(objective), variables)
-}
-
-fn constrain(model: &mut impl SolverModel, program: &LinearProgram, variables: &[Variable]) {
+    let mut model = problem.minimise(objective).using(good_lp::microlp);
     for row in &program.rows {
-        let mut left = Expression::with_capacity(row.terms.len());
+        let mut sum = Expression::with_capacity(row.terms.len());
         for &(x, coefficient) in &row.terms {
-            left.add_mul(coefficient, variables[x]);
+            sum.add_mul(coefficient, variables[x]);
         }
-        model.add_constraint(if row.is_equality { left.eq(row.rhs) } else { left.leq(row.rhs) });
+        model.add_constraint(if row.is_equality { sum.eq(row.rhs) } else { sum.leq(row.rhs) });
     }
-}
-
-fn answer<S: Solution>(
-    solved: Result<S, ResolutionError>,
-    variables: &[Variable],
-    bound: impl FnOnce(S, IlpTermination) -> f64,
-) -> Result<IlpAnswer, SolveError> {
-    let solution = match solved {
+    if let Some(start) = request.start {
+        model = model.with_initial_solution(variables.iter().copied().zip(start));
+    }
+    if let Some(limit) = request.time_limit {
+        model = model.with_time_limit(limit.as_secs_f64());
+    }
+    // Conversion to f32 rounds to nearest; it must not widen the gap.
+    let gap = (request.gap * (1.0 - 1e-6)) as f32;
+    let solution = match model.with_mip_gap(gap).map_err(failure)?.solve() {
         Ok(solution) => solution,
         Err(ResolutionError::Infeasible) => return Ok(IlpAnswer::Infeasible),
-        Err(ResolutionError::Other(reason)) if ran_out_of_time(reason) => {
+        // good_lp has no variant of its own for "no solution in time".
+        Err(ResolutionError::Other(reason)) if reason.starts_with("Time limit reached before") => {
             return Ok(IlpAnswer::NoSolution);
         }
-        Err(error) => return Err(failed(error)),
+        Err(error) => return Err(failure(error)),
     };
     let end = match solution.status() {
         SolutionStatus::Optimal => IlpTermination::Optimal,
@@ -208,14 +135,10 @@ fn answer<S: Solution>(
         SolutionStatus::TimeLimit => IlpTermination::Time,
     };
     let values = variables.iter().map(|&x| solution.value(x)).collect();
-    Ok(IlpAnswer::Solved { values, bound: bound(solution, end), end })
+    let bound = solution.into_inner().stats().best_bound.unwrap_or(f64::NEG_INFINITY);
+    Ok(IlpAnswer::Solved { values, bound, end })
 }
 
-/// good_lp has no variant of its own for "no solution in time".
-fn ran_out_of_time(reason: &str) -> bool {
-    reason.starts_with("Time limit reached before") || reason == "NoSolutionFound"
-}
-
-fn failed(error: impl std::fmt::Display) -> SolveError {
+fn failure(error: impl std::fmt::Display) -> SolveError {
     SolveError::Library(error.to_string())
 }

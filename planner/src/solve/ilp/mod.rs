@@ -1,13 +1,13 @@
-//! Integer programming: `program` states a table, `library` hands programs to a library, and this file
-//! adds the memory rows as they are needed and verifies the solutions.
+//! Integer programming: `program` formulates a table, `library` calls the library, and this file adds memory rows
+//! as they are needed and verifies the solutions.
 //!
-//! The program starts without memory rows. While its optimum exceeds some, those are added and it
-//! is solved again: each optimum along the way solves a relaxation and is a lower bound. Few rows ever
-//! bind, and a program without the others is several times faster. The library's tolerances decide
-//! nothing: values are rounded to an assignment, its links and rows are checked in integers, and its
-//! time is summed from the table. An assignment that exceeds a row already present, by less than the
-//! row's rounding, is cut off by a cover inequality in 0/1 coefficients. When a library fails
-//! numerically, the rows are rounded more coarsely and it is tried again.
+//! The program starts without memory rows. While its optimum exceeds some rows, these are added and the program is
+//! solved again; each optimum on the way is that of a relaxation, and a lower bound. Few rows ever bind, and a program
+//! without the slack rows is several times faster. No result depends on the tolerances of the library: values are
+//! rounded to an assignment, links and rows are checked in integers, and the time is summed from the table. An
+//! assignment that exceeds a row of the program, by less than the row's rounding, is cut off by a cover inequality
+//! with 0/1 coefficients. When the library fails numerically, the rows are rounded more coarsely and the program is
+//! solved again.
 
 mod library;
 mod program;
@@ -18,14 +18,14 @@ use narrows_plan::Seconds;
 use super::outcome::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus};
 use program::TableProgram;
 
-pub use library::{
-    IlpAnswer, IlpLibrary, IlpRequest, IlpTermination, LinearProgram, LinearRow, TIME_SCALE,
-    bytes_unit,
+pub(super) use library::{
+    IlpAnswer, IlpRequest, IlpTermination, LinearProgram, LinearRow, TIME_SCALE, bytes_unit,
+    solve_program,
 };
 
-/// What is known of a table before its integer program.
+/// Bound and assignment of a table that are known before its integer program.
 #[derive(Clone, Debug)]
-pub struct Incumbent {
+pub(super) struct Incumbent {
     /// Lower bound on every assignment.
     pub bound: Seconds,
     /// An assignment that satisfies every link and row.
@@ -34,7 +34,7 @@ pub struct Incumbent {
 
 impl Incumbent {
     /// Keeps an assignment that fits, if it is the fastest so far.
-    pub fn offer(&mut self, table: &CostTable, assignment: &[u32]) {
+    pub(super) fn offer(&mut self, table: &CostTable, assignment: &[u32]) {
         let time = table.time(assignment);
         if self.assignment.as_ref().is_none_or(|best| time < table.time(best)) {
             self.assignment = Some(assignment.to_vec());
@@ -42,7 +42,7 @@ impl Incumbent {
     }
 }
 
-/// Grains of the memory rows, relative to their limits. Each is tried when the one before failed.
+/// Grains of the memory rows, relative to their limits; the next one is tried when the library fails.
 const GRAINS: [f64; 4] =
     [1.0 / (1 << 14) as f64, 1.0 / (1 << 12) as f64, 1.0 / (1 << 9) as f64, 1.0 / (1 << 6) as f64];
 
@@ -50,7 +50,7 @@ const GRAINS: [f64; 4] =
 ///
 /// # Errors
 /// The library failed with every grain.
-pub fn close(
+pub(super) fn close(
     table: &CostTable,
     limits: &SolveLimits,
     clock: SolveClock,
@@ -66,7 +66,7 @@ pub fn close(
     Err(failure.expect("there is a grain, and it failed"))
 }
 
-/// [`close`] with one grain. What it learns stays in `known` when it fails.
+/// [`close`] with one grain. Bounds and assignments stay in `known` when the library fails.
 fn close_with_grain(
     table: &CostTable,
     limits: &SolveLimits,
@@ -94,13 +94,13 @@ fn close_with_grain(
         let request = IlpRequest {
             program: program.linear(),
             start,
-            time_left: clock.remaining(),
+            time_limit: clock.remaining(),
             gap: limits.gap,
         };
-        let (values, bound, end) = match IlpLibrary::IN_USE.run(request)? {
+        let (values, bound, end) = match solve_program(request)? {
             IlpAnswer::Solved { values, bound, end } => (values, bound, end),
             IlpAnswer::Infeasible if known.assignment.is_some() => {
-                return Err(SolveError::Library("it calls a feasible program infeasible".into()));
+                return Err(SolveError::Library("a feasible program was called infeasible".into()));
             }
             IlpAnswer::Infeasible => return Ok(SolveOutcome::infeasible(Prover::Ilp, None)),
             IlpAnswer::NoSolution => {

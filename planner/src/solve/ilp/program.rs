@@ -17,8 +17,8 @@
 //! two that brings the limit near one: libraries solve to about 1e-10 of a row's largest
 //! coefficient and then check to an absolute 1e-7, which large coefficients fail. Then they are
 //! rounded down to multiples of a grain, because coefficients that differ by a billionth make
-//! bases that libraries take for singular. A rounded row is a relaxation; what slips through is
-//! cut off by covers.
+//! bases that libraries take for singular. A rounded row is a relaxation; assignments that exceed the
+//! exact row are cut off by covers.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -34,7 +34,7 @@ const UNIONS_MAX: usize = 128;
 
 /// The integer program of a table.
 #[derive(Clone, Debug)]
-pub struct TableProgram {
+pub(super) struct TableProgram {
     linear: LinearProgram,
     /// The variables of each node; empty where there is nothing to choose.
     variables: Vec<Range<usize>>,
@@ -47,7 +47,7 @@ pub struct TableProgram {
 
 impl TableProgram {
     /// The program without memory rows. Rows that are added later are rounded to multiples of `grain`.
-    pub fn new(table: &CostTable, bound: Seconds, grain: f64) -> TableProgram {
+    pub(super) fn new(table: &CostTable, bound: Seconds, grain: f64) -> TableProgram {
         let mut variables = Vec::with_capacity(table.nodes.len());
         let mut excess = Vec::new();
         let mut base = 0.0;
@@ -77,17 +77,17 @@ impl TableProgram {
     }
 
     /// The program as it stands.
-    pub fn linear(&self) -> &LinearProgram {
+    pub(super) fn linear(&self) -> &LinearProgram {
         &self.linear
     }
 
     /// The time for an objective.
-    pub fn time(&self, objective: f64) -> Seconds {
+    pub(super) fn time(&self, objective: f64) -> Seconds {
         Seconds(self.base + objective / self.scale)
     }
 
     /// The 0/1 values of an assignment.
-    pub fn values(&self, assignment: &[u32]) -> Vec<f64> {
+    pub(super) fn values(&self, assignment: &[u32]) -> Vec<f64> {
         let mut values = vec![0.0; self.linear.costs.len()];
         for (span, &c) in self.variables.iter().zip(assignment) {
             if !span.is_empty() {
@@ -98,7 +98,7 @@ impl TableProgram {
     }
 
     /// The assignment closest to these values.
-    pub fn assignment(&self, values: &[f64]) -> Vec<u32> {
+    pub(super) fn assignment(&self, values: &[f64]) -> Vec<u32> {
         let largest = |span: &Range<usize>| {
             span.clone()
                 .max_by(|&a, &b| values[a].total_cmp(&values[b]))
@@ -120,23 +120,23 @@ impl TableProgram {
             rows.sort_by_key(|(from, to)| from.len() + to.len());
             rows.pop();
         }
-        for (left, right) in rows {
+        for (demanding, offering) in rows {
             let mut row = LinearRow { terms: Vec::new(), is_equality: exact, rhs: 0.0 };
-            // A node without variables has one choice, taken.
+            // The only choice of a node without variables is a constant.
             match self.variables[from].clone() {
-                span if span.is_empty() => row.rhs -= left.len() as f64,
-                span => row.terms.extend(left.iter().map(|c| (span.start + c, 1.0))),
+                span if span.is_empty() => row.rhs -= demanding.len() as f64,
+                span => row.terms.extend(demanding.iter().map(|c| (span.start + c, 1.0))),
             }
             match self.variables[to].clone() {
-                span if span.is_empty() => row.rhs += right.len() as f64,
-                span => row.terms.extend(right.iter().map(|c| (span.start + c, -1.0))),
+                span if span.is_empty() => row.rhs += offering.len() as f64,
+                span => row.terms.extend(offering.iter().map(|c| (span.start + c, -1.0))),
             }
             self.linear.rows.push(row);
         }
     }
 
     /// Adds a memory row.
-    pub fn add_memory(&mut self, table: &CostTable, row: MemoryRowId) {
+    pub(super) fn add_memory(&mut self, table: &CostTable, row: MemoryRowId) {
         let bytes = relative_bytes(table, row);
         let room = bytes.room;
         let unit = bytes_unit(room);
@@ -150,7 +150,7 @@ impl TableProgram {
 
     /// Cuts off `assignment`, which exceeds `row`, and all assignments that use at least as much at each
     /// of its nodes: for sums so close to the limit that rounding hides the excess.
-    pub fn add_cover(&mut self, table: &CostTable, row: MemoryRowId, assignment: &[u32]) {
+    pub(super) fn add_cover(&mut self, table: &CostTable, row: MemoryRowId, assignment: &[u32]) {
         let bytes = relative_bytes(table, row);
         let mut cover = LinearRow { terms: Vec::new(), is_equality: false, rhs: -1.0 };
         for ((span, of), &c) in self.variables.iter().zip(&bytes.of).zip(assignment) {
