@@ -1,4 +1,4 @@
-//! Which kernels are alike: their kinds, and the distance between their shapes.
+//! Classes, kinds and shapes of kernels, and the distance between shapes.
 //!
 //! A log shape holds the base-2 logarithms of a kernel's sizes, so a distance of 1 (an octave) is a factor of two
 //! in one size. A kernel of another kind but of the same class (an all-gather where all-reduces were measured, a
@@ -11,7 +11,7 @@
 //! scale(d) = min(1 + max(0, d − 1), 8)
 //! ```
 //! That each octave beyond the first adds as much again is an assumption. Residuals are divided by the scale at
-//! which they were taken, so that a measurement far from the others does not count twice.
+//! which they were taken, so that a measurement far from all other ones does not count twice.
 
 use std::collections::HashMap;
 
@@ -20,13 +20,13 @@ use narrows_plan::kernel::{CollectiveKind, Direction, FusedKind};
 
 /// A shape further than this from every measured one, a factor of two in one size, is unmeasured.
 pub const NEAR_OCTAVES: f64 = 1.0;
-/// What a different kind of the same class adds to the distance.
+/// Distance added between kernels of the same class but different kinds.
 const OTHER_KIND_OCTAVES: f64 = 2.0;
 /// The largest scale of an error.
 const SCALE_MAX: f64 = 8.0;
 
-/// Factor on the error of a price at a distance from the nearest measurement. 1 at an infinite distance: where
-/// nothing of the class was measured, the error of the class is assumed, for every shape.
+/// Factor on the error of a price at a distance from the nearest measurement. At an infinite distance the factor is
+/// 1: where no kernel of the class was measured, the assumed error of the class holds for every shape.
 pub fn error_scale(distance_octaves: f64) -> f64 {
     if distance_octaves.is_finite() {
         (1.0 + (distance_octaves - NEAR_OCTAVES).max(0.0)).min(SCALE_MAX)
@@ -90,7 +90,7 @@ impl KernelKind {
     }
 }
 
-/// Base-2 logarithms of a kernel's sizes; the last one is that of the devices that share the machine.
+/// Base-2 logarithms of a kernel's sizes; the last size is the number of devices that share the machine.
 pub(crate) type LogShape = [f64; 5];
 
 /// Shapes that were measured, by kind.
@@ -98,7 +98,7 @@ pub(crate) type LogShape = [f64; 5];
 pub struct MeasuredShapes(HashMap<KernelKind, Vec<LogShape>>);
 
 impl MeasuredShapes {
-    /// The shapes of these kernels, each measured on a device of its own.
+    /// The shapes of kernels that were each measured on a whole device.
     pub fn from_kernels<'a>(kernels: impl IntoIterator<Item = &'a Kernel>) -> MeasuredShapes {
         let mut shapes = MeasuredShapes::default();
         for kernel in kernels {
@@ -112,7 +112,7 @@ impl MeasuredShapes {
         self.0.entry(KernelKind::of(kernel)).or_default().push(log_shape(kernel, devices));
     }
 
-    /// Distance from a kernel to the nearest measured shape; infinite when nothing of its class was measured.
+    /// Distance from a kernel to the nearest measured shape; infinite when no kernel of its class was measured.
     pub fn distance_octaves(&self, kernel: &Kernel, devices: u64) -> f64 {
         let (kind, shape) = (KernelKind::of(kernel), log_shape(kernel, devices));
         let nearest = |measured: &[LogShape]| {
@@ -139,8 +139,8 @@ fn log2_size(size: u64) -> f64 {
 
 /// The log shape of a kernel on one of `devices` that share a machine.
 ///
-/// Fused ops of one kind differ in how many launches an executor without fusion needs and in how much more they
-/// then move: these two weigh more than a size.
+/// Fused ops of one kind differ in launches and extra traffic under an executor without fusion: these two weigh four
+/// times as much as a size.
 pub(crate) fn log_shape(kernel: &Kernel, devices: u64) -> LogShape {
     let devices = log2_size(devices);
     match kernel {

@@ -1,8 +1,8 @@
 //! Hardware profiles and prices.
 //!
-//! A [`Profile`] says what a device, its links and its executors can do. [`Prices`] turns a kernel into seconds
-//! with it, [`PricedSpace`] a segment's search space into a [`CostTable`], and [`simulate()`] a lowered program
-//! into a timeline. [`interval`] says how far such a prediction may be off.
+//! A [`Profile`] describes the performance of a device, its links and its executors. From it, [`Prices`] gives the
+//! seconds of a kernel, [`PricedSpace`] turns the search space of a segment into a [`CostTable`], [`simulate()`] a
+//! lowered program into a timeline, and [`interval`] gives the 90 % intervals of predictions.
 
 pub mod interval;
 mod kernel_shape;
@@ -17,9 +17,7 @@ pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use memory::{SegmentBytes, segment_bytes};
 pub use price::{KernelPrice, PriceSource, Prices};
 pub use profile::{Executor, Profile};
-pub use segment::{
-    KEPT_ROW, PricedSpace, RESIDENT_ROW, SegmentTime, decode_assignment, segment_time,
-};
+pub use segment::{PricedSpace, SegmentTime, decode_assignment, segment_time};
 pub use simulate::{
     Breakdown, PassSpan, SimulatedStep, StageSync, StageTime, StepPart, SyncedStages, Timeline,
     schedule_time, simulate, simulate_schedules, stage_sync_group,

@@ -1,4 +1,4 @@
-//! The bytes of a choice, as the solver counts them.
+//! The bytes of a choice in the solver's memory rows.
 //!
 //! A block with f microbatches in flight occupies `resident + f·kept` bytes: its parameters with their gradients and
 //! optimizer states, and for each microbatch the copies that are kept for the backward pass. Buffers that live within
@@ -24,7 +24,7 @@ pub struct SegmentBytes {
 }
 
 impl SegmentBytes {
-    /// The bytes with this many microbatches in flight.
+    /// The bytes with `in_flight` microbatches in flight.
     pub fn total(&self, in_flight: u64) -> Bytes {
         self.resident + self.kept * in_flight
     }
@@ -34,16 +34,16 @@ impl SegmentBytes {
 pub fn segment_bytes(
     space: &SegmentSpace,
     context: &Context,
-    chosen: &SegmentChoice,
+    choice: &SegmentChoice,
 ) -> SegmentBytes {
     let mut bytes = SegmentBytes::default();
     for id in space.segment.op_ids() {
-        let own = op_bytes(space, context, id, &chosen.ops[id.0 as usize]);
+        let own = op_bytes(space, context, id, &choice.ops[id.0 as usize]);
         bytes.resident += own.resident;
         bytes.kept += own.kept;
     }
     for id in space.segment.value_ids() {
-        bytes.kept += flow_kept_bytes(space, id, &chosen.flows[id.0 as usize]);
+        bytes.kept += flow_kept_bytes(space, id, &choice.flows[id.0 as usize]);
     }
     bytes
 }
@@ -65,7 +65,7 @@ pub(crate) fn op_bytes(
 }
 
 /// The bytes of a value's copies that are kept for the backward pass. A latent that crosses between two blocks is one
-/// buffer although both may keep it: each counts half, so that the sum never exceeds the buffer.
+/// buffer that both may keep: each block counts half, so that the sum never exceeds the buffer.
 pub(crate) fn flow_kept_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) -> Bytes {
     let value = space.segment.value(id);
     let copies = flow.copies();

@@ -54,7 +54,7 @@ impl SegmentTime {
     }
 }
 
-/// A segment's space with the times of one microbatch, which depend on the tensor axis and the microbatch alone.
+/// A segment's space with the times of one microbatch, which depend on the tensor axis and the microbatch size alone.
 /// [`table`](PricedSpace::table) adds the step phase, the number of microbatches and the bytes, so that one pricing
 /// serves many meshes.
 #[derive(Clone, Debug)]
@@ -76,8 +76,8 @@ impl PricedSpace {
     }
 
     /// The cost table in a context of the same tensor axis and microbatch. Nodes are the ops, then the values, in
-    /// their order. With `count_bytes`, two rows without limits count the bytes of the instance: [`RESIDENT_ROW`] and,
-    /// for each microbatch in flight, [`KEPT_ROW`].
+    /// their order. With `count_bytes`, two rows without limits count the bytes of the instance: row 0 the resident
+    /// bytes, row 1 the bytes kept for each microbatch in flight.
     pub fn table(&self, context: &Context, price: KernelPrice, count_bytes: bool) -> CostTable {
         let segment = &self.space.segment;
         let ops = segment.op_ids().map(|id| segment.op(id).name.clone());
@@ -94,8 +94,8 @@ impl PricedSpace {
         table
     }
 
-    /// The times of the [`table`](PricedSpace::table)'s choices in seconds, by node: all that differs between contexts
-    /// when bytes are not counted.
+    /// The times of the [`table`](PricedSpace::table)'s choices in seconds, by node. Without bytes, tables of different
+    /// contexts differ in these times only.
     pub fn times(&self, context: &Context, price: KernelPrice) -> Vec<Vec<f64>> {
         let microbatches = context.workload.microbatches(&context.mesh);
         let of_op = |id: OpId| {
@@ -114,16 +114,16 @@ impl PricedSpace {
         self.space.segment.op_ids().map(of_op).chain(self.flows.iter().map(of_value)).collect()
     }
 
-    /// A lower and an upper bound of the segment's time in the step phase, from each op's least and largest time.
+    /// Lower and upper bound of the segment's time in the step phase: sums of each op's least and largest time.
     pub fn step_time_bounds(&self, context: &Context, price: KernelPrice) -> [Seconds; 2] {
         let mut range = [Seconds(0.0); 2];
         for id in self.space.segment.op_ids() {
             let steps = op_steps(&self.space, context, id, price);
-            let of = |pick: fn(f64, f64) -> f64| {
+            let extreme = |pick: fn(f64, f64) -> f64| {
                 Seconds(steps.iter().map(|(_, step)| step.0).reduce(pick).unwrap_or(0.0))
             };
-            range[0] += of(f64::min);
-            range[1] += of(f64::max);
+            range[0] += extreme(f64::min);
+            range[1] += extreme(f64::max);
         }
         range
     }
@@ -176,7 +176,7 @@ fn sum(templates: &[InstrTemplate], price: KernelPrice) -> Seconds {
     templates.iter().map(|template| price(&template.kernel())).sum()
 }
 
-/// Forward and backward of one microbatch.
+/// The times of one microbatch; the step phase is left at zero.
 fn op_time(space: &SegmentSpace, id: OpId, option: &OpOption, price: KernelPrice) -> SegmentTime {
     let (segment, context) = (&space.segment, &space.context);
     let choice = &option.choice;
@@ -211,7 +211,7 @@ fn flow_times(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<Segm
     let same =
         |a: &Flow, b: &Flow| (a.producer, a.primary, a.second) == (b.producer, b.primary, b.second);
     let mut times: Vec<SegmentTime> = Vec::with_capacity(flows.len());
-    // Flows that differ only in what they save are adjacent.
+    // Flows that differ only in their saves are adjacent.
     for group in flows.chunk_by(same) {
         let first = &group[0];
         let forward = sum(&flow_forward(value, first, &space.context), price);
@@ -232,19 +232,19 @@ fn flow_times(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<Segm
 pub fn segment_time(
     space: &SegmentSpace,
     context: &Context,
-    chosen: &SegmentChoice,
+    choice: &SegmentChoice,
     price: KernelPrice,
 ) -> SegmentTime {
     let mut total = SegmentTime::default();
     for id in space.segment.op_ids() {
-        let option = &chosen.ops[id.0 as usize];
+        let option = &choice.ops[id.0 as usize];
         total.add(op_time(space, id, option, price));
         let (reduce, update) = step_time(space, context, id, option.choice.strategy, price);
         total.step += reduce + update;
         total.update += update;
     }
     for id in space.segment.value_ids() {
-        total.add(flow_time(space, id, &chosen.flows[id.0 as usize], price));
+        total.add(flow_time(space, id, &choice.flows[id.0 as usize], price));
     }
     total
 }
@@ -252,12 +252,12 @@ pub fn segment_time(
 /// The choices of the space for an assignment of its table.
 pub fn decode_assignment(space: &SegmentSpace, assignment: &[u32]) -> SegmentChoice {
     let (ops, flows) = assignment.split_at(space.ops.len());
-    let mut chosen = SegmentChoice {
+    let mut choice = SegmentChoice {
         ops: ops.iter().zip(&space.ops).map(|(&c, list)| list[c as usize].clone()).collect(),
         flows: flows.iter().zip(&space.flows).map(|(&c, list)| list[c as usize].clone()).collect(),
     };
-    chosen.drop_unread_saves(&space.segment);
-    chosen
+    choice.drop_unread_saves(&space.segment);
+    choice
 }
 
 fn links(space: &SegmentSpace) -> Vec<TableLink> {
@@ -305,7 +305,8 @@ impl LinkBuilder<'_> {
         TableLink { from: TableNodeId(op.0), to, demand, offer }
     }
 
-    /// The op's output layouts are the flow's producer layouts, and the op is recomputed if the flow's first copy is.
+    /// Demands that the op's output layouts are the flow's producer layouts, and that the op is recomputed if and only
+    /// if the flow's first copy is.
     fn producer(&self, op: OpId, port: usize) -> TableLink {
         let mut keys: Vec<(EdgeLayout, bool)> = vec![];
         let mut key = |pair| index_of(&mut keys, pair);
@@ -322,7 +323,7 @@ impl LinkBuilder<'_> {
         self.link(op, demand, offer)
     }
 
-    /// The op reads one of the flow's copies. The last consumer reads the primary one.
+    /// Demands that the op reads one of the flow's copies. The last consumer reads the primary copy.
     fn consumer(&self, op: OpId, port: usize, last: bool) -> TableLink {
         let mut keys: Vec<EdgeLayout> = vec![];
         let mut key = |edge| index_of(&mut keys, edge);
@@ -341,7 +342,7 @@ impl LinkBuilder<'_> {
         self.link(op, demand, offer)
     }
 
-    /// An input that the op reads in the backward pass, or when it is recomputed, is kept or recomputed.
+    /// Demands that an input which the op reads in the backward pass, or for its recomputation, is kept or recomputed.
     fn input_saved(&self, op: OpId, port: usize) -> TableLink {
         let node = self.space.segment.op(op);
         let mut keys: Vec<Layout> = vec![];
@@ -367,7 +368,7 @@ impl LinkBuilder<'_> {
         self.link(op, demand, offer)
     }
 
-    /// An output that the op reads in the backward pass is kept or recomputed.
+    /// Demands that an output which the op reads in the backward pass is kept or recomputed.
     fn output_saved(&self, op: OpId) -> TableLink {
         let node = self.space.segment.op(op);
         let demand = self
@@ -390,9 +391,9 @@ fn index_of<T: PartialEq>(keys: &mut Vec<T>, key: T) -> u8 {
 }
 
 /// Memory row of parameters, gradients and optimizer states.
-pub const RESIDENT_ROW: MemoryRowId = MemoryRowId(0);
+const RESIDENT_ROW: MemoryRowId = MemoryRowId(0);
 /// Memory row of the activations kept from a forward pass to its backward pass.
-pub const KEPT_ROW: MemoryRowId = MemoryRowId(1);
+const KEPT_ROW: MemoryRowId = MemoryRowId(1);
 
 fn add_rows(space: &SegmentSpace, context: &Context, table: &mut CostTable) {
     for name in ["resident bytes", "kept bytes"] {

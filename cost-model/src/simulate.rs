@@ -1,4 +1,4 @@
-//! Simulates the step of a program, kernel times given.
+//! Simulates a step of a program from the times of its kernels.
 //!
 //! Each device has one stream: the passes of a stage follow each other, a forward pass waits for that of the previous
 //! stage and a backward pass for that of the next stage. In the step phase, stages synchronize wherever an instruction
@@ -182,7 +182,7 @@ pub fn simulate(program: &CheckedProgram, price: KernelPrice) -> Timeline {
     Timeline { step_time, breakdown, spans, stage_syncs }
 }
 
-/// Simulates the stages' schedules, and then their step phases.
+/// Simulates the schedules of all stages, and then their step phases.
 pub fn simulate_schedules(times: &[StageTime], schedules: &[&[MicrobatchPass]]) -> SimulatedStep {
     let (mut spans, mut stage_syncs) = (vec![], vec![]);
     let time =
@@ -203,7 +203,7 @@ fn simulate_passes(
 ) -> Seconds {
     let stages = times.len();
     let passes = schedules.first().map_or(0, |passes| passes.len());
-    // When each pass ends, by stage, direction and microbatch; negative until it is simulated.
+    // End of each pass by stage, direction and microbatch; negative until the pass is simulated.
     let mut ends = vec![[vec![-1.0_f64; passes], vec![-1.0_f64; passes]]; stages];
     let direction = |phase: Phase| usize::from(phase == Phase::Backward);
     let mut clock = vec![0.0_f64; stages];
@@ -212,12 +212,12 @@ fn simulate_passes(
         let mut progressed = false;
         for stage in 0..stages {
             while let Some(pass) = schedules[stage].get(next[stage]) {
-                let depends_on = match pass.phase {
+                let awaited = match pass.phase {
                     Phase::Forward if stage > 0 => Some(stage - 1),
                     Phase::Backward if stage + 1 < stages => Some(stage + 1),
                     _ => None,
                 };
-                let ready = match depends_on {
+                let ready = match awaited {
                     None => 0.0,
                     Some(other) => {
                         let end = ends[other][direction(pass.phase)][pass.microbatch as usize];
@@ -260,7 +260,7 @@ fn simulate_passes(
     Seconds(clock.into_iter().fold(0.0, f64::max))
 }
 
-/// Simulates the step phases from each stage's clock on. The stages of a checked program synchronize in one order.
+/// Simulates the step phases, each from its stage's clock on. The stages of a checked program synchronize in one order.
 fn simulate_step_phases(
     times: &[StageTime],
     clock: &mut [f64],
@@ -280,7 +280,7 @@ fn simulate_step_phases(
             let part = |stage: usize| times[stage].step.get(next[stage]);
             let Some(StepPart::Synchronized(members, _)) = part(stage) else { continue };
             let arrived = |stage: usize| match part(stage) {
-                Some(StepPart::Synchronized(others, time)) if others == members => Some(time.0),
+                Some(StepPart::Synchronized(same, time)) if same == members => Some(time.0),
                 _ => None,
             };
             let lengths: Option<Vec<f64>> = members.stages().map(arrived).collect();
@@ -373,11 +373,11 @@ impl Breakdown {
         match (instr.kernel(), &instr.action) {
             (Kernel::Gemm(_), _) => &mut self.gemm,
             (Kernel::Attention(_), _) => &mut self.attention,
-            (Kernel::Fused(pass), _) if pass.kind == FusedKind::Optimizer => &mut self.optimizer,
+            (Kernel::Fused(op), _) if op.kind == FusedKind::Optimizer => &mut self.optimizer,
             (Kernel::Fused(_), _) => &mut self.elementwise,
             (Kernel::Transfer(_), _) => &mut self.other,
-            // Collectives over stages sum the squares of gradients, for the optimizer.
-            (Kernel::Collective(_), Action::Collective(e)) if e.axis == Axis::Pipeline => {
+            // Collectives over stages sum squared gradients for the optimizer.
+            (Kernel::Collective(_), Action::Collective(c)) if c.axis == Axis::Pipeline => {
                 &mut self.optimizer
             }
             (Kernel::Collective(_), _) => &mut self.collective_exposed,

@@ -40,7 +40,7 @@ pub struct TableNode {
     pub choices: Vec<TableChoice>,
 }
 
-/// An implication between the choices of two nodes. Keys are numbers below 64, private to the link.
+/// An implication between the choices of two nodes. Keys are numbers below 64, local to the link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableLink {
     /// The node whose choice demands.

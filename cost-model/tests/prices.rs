@@ -1,9 +1,8 @@
-//! What holds for every price on every hardware.
+//! Properties of every price on all hardware.
 //!
-//! More of anything (rows, columns, contraction, batch, bytes, tokens, heads) is never faster: every
-//! candidate an equation minimises over is non-decreasing, so the minimum is too. More *members* of
-//! a collective may be faster (a node's second half brings its network cards along), and a product's
-//! rate is not monotone (waves), so neither is claimed.
+//! Larger sizes (rows, columns, contraction, batch, bytes, tokens, heads) are never faster: every candidate that an
+//! equation minimises over is non-decreasing, so the minimum is too. More *members* of a collective may be faster (a
+//! node's second half adds its network cards), and the rate of a GEMM is not monotone (waves): neither is tested.
 
 use arbtest::arbitrary::{Result, Unstructured};
 use arbtest::arbtest;
@@ -41,12 +40,12 @@ fn dtype(u: &mut Unstructured) -> Result<DType> {
     Ok(*u.choose(&[DType::Bf16, DType::F32])?)
 }
 
-/// A kernel, and one that has to do at least as much.
+/// A kernel, and one with at least as much work.
 fn pair(u: &mut Unstructured, mesh: &Mesh) -> Result<(Kernel, Kernel)> {
     match u.int_in_range(0..=4)? {
         0 => gemms(u),
         1 => attentions(u),
-        2 => passes(u),
+        2 => fused_ops(u),
         3 => collectives(u, mesh),
         _ => transfers(u, mesh),
     }
@@ -89,7 +88,7 @@ fn attentions(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
     Ok((Kernel::Attention(less), Kernel::Attention(more)))
 }
 
-fn passes(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
+fn fused_ops(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
     let traffic = Bytes(size(u)? * size(u)?);
     let unfused_launches = u.int_in_range(1..=12)?;
     let less = FusedKernel {
@@ -132,7 +131,7 @@ fn transfers(u: &mut Unstructured, mesh: &Mesh) -> Result<(Kernel, Kernel)> {
 }
 
 #[test]
-fn more_is_never_faster() {
+fn more_work_is_never_faster() {
     arbtest(|u| {
         let (prices, mesh) = any_prices(u)?;
         let (less, more) = pair(u, &mesh)?;
@@ -148,7 +147,7 @@ fn more_is_never_faster() {
 }
 
 #[test]
-fn no_product_beats_the_peak_or_the_bus() {
+fn no_gemm_exceeds_the_peak_rate_or_the_memory_bandwidth() {
     arbtest(|u| {
         let name = *u.choose(&preset_names().collect::<Vec<_>>())?;
         let profile = preset(name).unwrap();
@@ -163,7 +162,7 @@ fn no_product_beats_the_peak_or_the_bus() {
 }
 
 #[test]
-fn an_all_reduce_is_a_reduce_scatter_and_an_all_gather_at_most() {
+fn an_all_reduce_takes_no_longer_than_a_reduce_scatter_and_an_all_gather() {
     arbtest(|u| {
         let (prices, mesh) = any_prices(u)?;
         let (payload, group) = (Bytes(size(u)? * size(u)?), group(u, &mesh)?);
@@ -177,7 +176,7 @@ fn an_all_reduce_is_a_reduce_scatter_and_an_all_gather_at_most() {
 }
 
 #[test]
-fn absurd_sizes_stay_finite() {
+fn prices_of_extreme_sizes_are_finite() {
     let prices = Prices::new(&preset("a100-80gb").unwrap(), Executor::Eager, &MESHES[0]);
     let huge = u64::MAX;
     let (input, output) = (DType::F32, DType::F32);
@@ -197,7 +196,7 @@ fn absurd_sizes_stay_finite() {
 }
 
 #[test]
-fn alone_there_is_nothing_to_send() {
+fn a_collective_of_one_device_is_free() {
     let prices = Prices::new(&preset("a100-80gb").unwrap(), Executor::Eager, &MESHES[0]);
     let group = DeviceGroup { axis: Axis::Data, size: 1, stride: 4 };
     let (kind, payload) = (CollectiveKind::AllReduce, Bytes(1 << 20));
@@ -206,7 +205,7 @@ fn alone_there_is_nothing_to_send() {
 }
 
 #[test]
-fn crossing_nodes_costs_the_network() {
+fn collectives_across_nodes_are_limited_by_network_cards() {
     let a100 = preset("a100-80gb").unwrap();
     let mesh = Mesh { tensor: 4, pipeline: 1, data: 4 };
     let prices = Prices::new(&a100, Executor::Captured, &mesh);
@@ -223,7 +222,7 @@ fn crossing_nodes_costs_the_network() {
 }
 
 #[test]
-fn short_messages_take_a_protocol_of_low_latency() {
+fn short_messages_use_a_low_latency_protocol() {
     let a100 = preset("a100-80gb-8").unwrap();
     let mesh = Mesh { tensor: 8, pipeline: 1, data: 1 };
     let prices = Prices::new(&a100, Executor::Captured, &mesh);
@@ -235,16 +234,16 @@ fn short_messages_take_a_protocol_of_low_latency() {
 }
 
 #[test]
-fn an_eager_executor_pays_for_every_operator() {
+fn an_eager_executor_launches_every_operator_of_a_fused_op() {
     let a100 = preset("a100-80gb").unwrap();
     let traffic = Bytes(64 * Bytes::MIB);
     let (unfused_traffic, unfused_launches) = (traffic * 4, 6);
-    let pass = Kernel::Fused(FusedKernel {
+    let op = Kernel::Fused(FusedKernel {
         kind: FusedKind::Norm,
         traffic,
         unfused_traffic,
         unfused_launches,
     });
-    let price = |executor| Prices::new(&a100, executor, &MESHES[0]).kernel_time(&pass).0;
+    let price = |executor| Prices::new(&a100, executor, &MESHES[0]).kernel_time(&op).0;
     assert!(price(Executor::Eager) > 3.5 * price(Executor::Captured));
 }

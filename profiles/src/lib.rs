@@ -1,7 +1,7 @@
 //! The hardware profiles that come with Narrows, as JSON text.
 //!
-//! `narrows-cost-model` reads and checks them. To add a profile, write `profiles/NAME.json` and add
-//! its name to the list below; a test of the cost model checks every entry.
+//! `narrows-cost-model` reads and validates them. To add a profile, write `profiles/NAME.json` and add its name to
+//! [`PROFILES`]; `cost-model/tests/profiles.rs` checks every entry.
 
 macro_rules! profiles {
     ($($name:literal),* $(,)?) => {

@@ -1,16 +1,17 @@
-//! The interval of kernels that run one after the other, and of steps made of them.
+//! Intervals of kernels that run one after the other, and of steps.
 //!
-//! With n_k kernels of shape k, its price p_k, its class c and its scale s_k ([`Prices::error_scale`]), draw b is
+//! With n_k kernels of shape k, its price p_k, its class c and its scale s_k
+//! ([`error_scale`](crate::error_scale) at its distance from the measurements), draw b is
 //!
 //! ```text
 //! T_b = Σ_k n_k · p_k(θ_b) · exp(s_k · e_{b,c})  ·  exp(e_{b,step})
 //! ```
 //! θ_b is one of the profile's refits ([`BootstrapRefits`](crate::profile::BootstrapRefits)), or a resampling of the
-//! measurements that correct prices; without either, the profile's own numbers. e_{b,c} is one error of the class, the
-//! same for all of its kernels: the kernels of one class err together, those of different classes independently.
+//! measurements that correct prices; without either, the profile's own numbers. e_{b,c} is one error for all kernels
+//! of a class: errors are fully correlated within a class and independent between classes.
 //!
-//! Where steps on the machine were compared with their predictions, the error of a step, e_{b,step}, includes the
-//! errors of its kernels. Only a distance beyond that of the compared plans adds to it:
+//! Where measured steps were compared with their predictions, e_{b,step} includes the errors of the kernels. Only a
+//! distance beyond that of the compared plans adds to it:
 //!
 //! ```text
 //! T_b = Σ_k n_k · p_k · exp((s_k − 1) · e_{b,c})  ·  exp(e_{b,step})
@@ -35,14 +36,14 @@ const RESAMPLINGS: usize = 24;
 const FRACTION_MIN: f64 = 1e-3;
 const SEED: u64 = 0x6e61_7272_6f77_7300;
 
-/// A kernel that is needed, and was not measured.
+/// A kernel of a step that lies far from every measured shape.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct UnmeasuredKernel {
     /// The kernel.
     pub kernel: Kernel,
     /// Its fraction of the time of all kernels.
     pub share: f64,
-    /// Octaves to the nearest measured shape; `None` when nothing of its class was measured.
+    /// Octaves to the nearest measured shape; `None` when no kernel of its class was measured.
     pub distance_octaves: Option<f64>,
 }
 
@@ -70,13 +71,13 @@ impl<'a> ErrorModel<'a> {
         }
     }
 
-    /// The interval of kernels with how often each runs, over their predicted time: low ≤ 1 ≤ high. A negative count
-    /// subtracts a kernel, for the difference of two steps.
+    /// The interval of the time of kernels, each with its number of runs, relative to their predicted time:
+    /// low ≤ 1 ≤ high. A negative count subtracts a kernel, for the difference of two steps.
     pub fn kernels_interval(&self, kernels: &[(Kernel, f64)]) -> [f64; 2] {
         self.interval(kernels, StepError::None)
     }
 
-    /// The interval of a step, over its predicted time: of its kernels, and of the time beyond them.
+    /// The interval of a step time relative to its predicted time: errors of the kernels and of the time between them.
     pub fn step_interval(&self, kernels: &[(Kernel, f64)]) -> [f64; 2] {
         let executors = &self.file.executors;
         let compared = self.file.measured.as_ref().and_then(|measured| measured.steps.as_ref());
@@ -159,13 +160,13 @@ impl<'a> ErrorModel<'a> {
         }
     }
 
-    /// Whether the profile knows any measured shape.
+    /// Whether the profile has any measured shape.
     pub fn has_measured_shapes(&self) -> bool {
         self.prices.has_measured_shapes()
     }
 
-    /// The kernels further than a factor of two from every measured shape, in descending order of their time. Empty
-    /// for a profile without measured shapes.
+    /// The kernels further than a factor of two from every measured shape, in descending order of time. Empty for a
+    /// profile without measured shapes.
     pub fn unmeasured_kernels(&self, kernels: &[(Kernel, f64)]) -> Vec<UnmeasuredKernel> {
         if !self.has_measured_shapes() {
             return vec![];
@@ -190,13 +191,13 @@ impl<'a> ErrorModel<'a> {
     }
 }
 
-/// The error of a step besides those of its kernels.
+/// The error of a step time that the errors of kernels do not explain.
 #[derive(Clone, Copy)]
 enum StepError<'a> {
     None,
     /// In addition to the errors of the kernels.
     BeyondKernels(&'a RelativeError),
-    /// Of compared steps, the errors of their kernels included.
+    /// Of whole steps: includes the errors of the kernels.
     Whole(&'a RelativeError),
 }
 

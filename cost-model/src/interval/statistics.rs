@@ -7,14 +7,14 @@ use crate::profile::RelativeError;
 /// The probability that an interval contains the measured value.
 pub const COVERAGE: f64 = 0.9;
 
-/// Fewer residuals than this do not show the tails of their distribution.
+/// Smallest number of residuals that are drawn from; fewer do not show the tails of their distribution.
 const RESIDUALS_MIN: usize = 10;
 
-/// 90 % of a standard normal distribution lie within ± this.
+/// 90 % of a standard normal distribution lie within ± this value.
 const NORMAL_90: f64 = 1.645;
 
-/// The middle 90 % of all sums of one of `draws` and one of `residuals` times `scale`, as logarithms around the point
-/// prediction: low ≤ 0 ≤ high. Draws are ln x(θ_b) − ln x(θ); without any, the residuals alone count.
+/// The middle 90 % of all sums `draw + scale · residual`, as logarithms relative to the point prediction:
+/// low ≤ 0 ≤ high. Draws are ln x(θ_b) − ln x(θ); no draws count as one draw of 0.
 pub fn prediction_interval(draws: &[f64], residuals: &[f64], scale: f64) -> [f64; 2] {
     let point = [0.0];
     let draws = if draws.is_empty() { &point[..] } else { draws };
@@ -38,7 +38,7 @@ pub(super) fn central_interval(mut logarithms: Vec<f64>) -> [f64; 2] {
     [low.min(0.0), high.max(0.0)]
 }
 
-/// A quantile of sorted numbers, linear between them; 0 for none.
+/// A quantile of sorted numbers, with linear interpolation; 0 for an empty list.
 pub fn quantile(sorted: &[f64], fraction: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
     let position = fraction.clamp(0.0, 1.0) * last as f64;
@@ -46,13 +46,13 @@ pub fn quantile(sorted: &[f64], fraction: f64) -> f64 {
     below + (above - below) * position.fract()
 }
 
-/// `count` numbers with the distribution of sorted ones: quantiles at the middles of `count` equal parts.
+/// The quantiles of sorted numbers at the middles of `count` equal parts.
 pub fn equal_quantiles(sorted: &[f64], count: usize) -> Vec<f64> {
     let fraction = |index: usize| (index as f64 + 0.5) / count as f64;
     (0..count).map(|index| quantile(sorted, fraction(index))).collect()
 }
 
-/// At most `count` numbers with the distribution of the given ones: their quantiles where there are more. Sorted.
+/// The numbers in ascending order, or `count` of their quantiles where there are more than `count`.
 pub fn thin_to_quantiles(mut numbers: Vec<f64>, count: usize) -> Vec<f64> {
     numbers.sort_by(f64::total_cmp);
     if numbers.len() <= count { numbers } else { equal_quantiles(&numbers, count) }
@@ -60,8 +60,8 @@ pub fn thin_to_quantiles(mut numbers: Vec<f64>, count: usize) -> Vec<f64> {
 
 /// Draws one error of a price, ln(measured / predicted).
 ///
-/// From ten residuals on it is one of them; with fewer, a normal number whose 90 % half-width is that of the profile.
-/// Two numbers are taken from `random` in either case.
+/// With ten residuals or more the error is one of them; with fewer, it is normally distributed with the 90 %
+/// half-width of the profile. Both cases take two numbers from `random`.
 pub fn draw_error(error: &RelativeError, random: &mut SplitMix64) -> f64 {
     let sigma = (1.0 + error.half_width_90).ln() / NORMAL_90;
     let normal = random.normal();

@@ -4,9 +4,9 @@
 //! time = start + max(flops / (peak · η(length) · h(head_dim)), bytes / (bandwidth · η_fused))
 //! h(D) = min(1, D/(D + D½) · (128 + D½)/128)
 //! ```
-//! The FLOPs count the causal half of the scores once; η comes from the profile's points,
-//! interpolated in the logarithm of the length and constant beyond them. The bytes are those of
-//! queries, keys, values and output once, and of their gradients backward.
+//! The FLOPs count the causal half of the scores once; η is interpolated between the profile's points in the
+//! logarithm of the length, and constant beyond them. The bytes are queries, keys, values and output once, and
+//! their gradients in the backward pass.
 //! (FlashAttention-2, arXiv 2307.08691, section 4.1, counts the same FLOPs.)
 
 use narrows_plan::kernel::{Attention, Direction};
@@ -14,7 +14,7 @@ use narrows_plan::{DType, Seconds};
 
 use crate::profile::{AttentionCurve, DeviceSpec, EfficiencyPoint, FusedCurve};
 
-/// The head size that the profile's points are for.
+/// The head size of the profile's points.
 const REFERENCE_HEAD_DIM: f64 = 128.0;
 
 /// Prices attention; see the [module](self).
@@ -31,7 +31,7 @@ pub(super) struct AttentionPrice {
 
 impl AttentionPrice {
     /// From parts of a validated profile.
-    pub fn new(curve: &AttentionCurve, device: &DeviceSpec, fused: &FusedCurve) -> Self {
+    pub(super) fn new(curve: &AttentionCurve, device: &DeviceSpec, fused: &FusedCurve) -> Self {
         AttentionPrice {
             start_s: curve.start_s,
             head_dim_half: curve.head_dim_half,
@@ -44,7 +44,7 @@ impl AttentionPrice {
     }
 
     /// Seconds without the launch gap.
-    pub fn price(&self, attention: &Attention) -> Seconds {
+    pub(super) fn price(&self, attention: &Attention) -> Seconds {
         let (curve, traffic_factor) = match attention.direction {
             Direction::Forward => (&self.forward, 1.0),
             // Queries, keys, values, output and its gradient are read, three gradients written.

@@ -14,9 +14,9 @@
 //! | reduce-scatter, all-gather | ring | n−1, N−1 | (n−1)/n |
 //! | all-to-all | direct | 1 | (n/N−1)/n² inside, (n−n/N)/n² across, at the same time |
 //!
-//! `bus` is the bandwidth of the slowest link: inside a node all links of a device (with
-//! [`NodeWiring::AllPairs`], those that lead to members), across nodes the members' share of the network
-//! cards. Sibling groups use the other cards at the same time.
+//! `bus` is the bandwidth of the slowest link: inside a node all links of a device (with [`NodeWiring::AllPairs`],
+//! the links to members only), across nodes the members' share of the network cards. Sibling groups use the other
+//! cards at the same time.
 
 use narrows_plan::DeviceGroup;
 use narrows_plan::Seconds;
@@ -42,7 +42,7 @@ pub(super) struct LinkPrice {
 
 impl LinkPrice {
     /// From the links of a validated profile.
-    pub fn new(links: &LinkSpec, topology: Topology) -> Self {
+    pub(super) fn new(links: &LinkSpec, topology: Topology) -> Self {
         let (intra, inter) = (&links.intra_node, &links.inter_node);
         let cards = f64::from(inter.nics_per_node) / f64::from(links.devices_per_node);
         LinkPrice {
@@ -58,12 +58,12 @@ impl LinkPrice {
     }
 
     /// Whether a group of this shape spans nodes.
-    pub fn crosses_nodes(&self, group: &DeviceGroup) -> bool {
+    pub(super) fn crosses_nodes(&self, group: &DeviceGroup) -> bool {
         self.topology.place(group).nodes > 1
     }
 
     /// Seconds of a collective among two or more members, without the launch gap.
-    pub fn collective(&self, collective: &Collective) -> Seconds {
+    pub(super) fn collective(&self, collective: &Collective) -> Seconds {
         let place = self.topology.place(&collective.group);
         let bytes = collective.payload.as_f64();
         let fill = self.fill_s * bytes / (bytes + self.fill_half_bytes);
@@ -79,7 +79,7 @@ impl LinkPrice {
 
     /// Seconds of a P2P transfer between neighbouring stages, without the launch gap. When any two neighbours of the
     /// pipeline lie in different nodes, all of its transfers are priced as between nodes.
-    pub fn transfer(&self, transfer: &Transfer) -> Seconds {
+    pub(super) fn transfer(&self, transfer: &Transfer) -> Seconds {
         let bytes = transfer.bytes.as_f64();
         let fill = self.fill_s * bytes / (bytes + self.fill_half_bytes);
         let crosses = self.crosses_nodes(&transfer.group);

@@ -1,16 +1,16 @@
 //! Corrects prices by the nearest measurements.
 //!
-//! The curves of a profile are smooth; a machine is not. With xᵢ the measured shapes, tᵢ their times and p the price
-//! by the curves, the price of a shape x is p(x) · f(x):
+//! With xᵢ the measured shapes, tᵢ their times and p the price by the smooth curves of a profile, the price of a
+//! shape x is p(x) · f(x):
 //!
 //! ```text
 //! ln f(x) = (Σ wᵢ(x) · ln tᵢ/p(xᵢ) + w∞ · mean) / (Σ wᵢ(x) + w∞)
 //! wᵢ(x)   = (|x − xᵢ|² + ε)⁻²
 //! ```
-//! inverse-distance weighting over log shapes ([`kernel_shape`](crate::kernel_shape)), among measurements of the
-//! same kind of kernel. A measured shape gets its own time back, up to the weight of its nearest neighbours; far from
-//! all measurements f is the mean over the kind. Where devices share a machine, their number is one of the sizes.
-//! The caller limits GEMMs and attention to the peak rate.
+//! f is inverse-distance weighting over log shapes ([`kernel_shape`](crate::kernel_shape)), among measurements of the
+//! same kind of kernel. The price of a measured shape is its own time, up to the weight of its nearest neighbours;
+//! far from all measurements f is the mean over the kind. Where devices share a machine, their number is one of the
+//! sizes. The caller limits GEMMs and attention to the peak rate.
 
 use std::collections::HashMap;
 
@@ -26,7 +26,7 @@ use crate::profile::{KernelMeasurements, MeasuredPoint};
 const EPSILON: f64 = 0.0025;
 /// w∞: the weight of the mean, that of a measurement four octaves away.
 const MEAN_WEIGHT: f64 = 1.0 / (4.0 * 4.0 * 4.0 * 4.0);
-/// Every kernel of a kind sees the same resampled measurements in a draw.
+/// Seed of the draws: in a draw, all kernels of a kind share the resampled measurements.
 const RESAMPLING_SEED: u64 = 1;
 
 #[derive(Clone, Debug)]
@@ -52,9 +52,9 @@ pub(super) struct MeasuredCorrection {
 }
 
 impl MeasuredCorrection {
-    /// The correction for a mesh of `devices`. `curve_time_s` is the price by the curves of a kernel that ran on so
-    /// many devices: each has its share of the machine, where they share one.
-    pub fn new(
+    /// The correction for a mesh of `devices`. `curve_time_s` is the price by the curves of a kernel on a number of
+    /// devices.
+    pub(super) fn new(
         measured: &KernelMeasurements,
         devices: u64,
         curve_time_s: impl Fn(&Kernel, u64) -> f64,
@@ -80,28 +80,28 @@ impl MeasuredCorrection {
     }
 
     /// The factor f on the price by the curves.
-    pub fn factor(&self, kernel: &Kernel) -> f64 {
+    pub(super) fn factor(&self, kernel: &Kernel) -> f64 {
         let Some(family) = self.families.get(&KernelKind::of(kernel)) else { return 1.0 };
         family.factor(&log_shape(kernel, self.devices), None)
     }
 
-    /// The factor by each of several draws, with replacement, of the measurements of the kind. 1 in every
-    /// draw for a kind without measurements.
-    pub fn resampled_factors(&self, kernel: &Kernel, draws: usize) -> Vec<f64> {
+    /// The factors f from several draws, with replacement, of the measurements of the kind; all 1 for a kind without
+    /// measurements.
+    pub(super) fn resampled_factors(&self, kernel: &Kernel, draws: usize) -> Vec<f64> {
         let Some(family) = self.families.get(&KernelKind::of(kernel)) else {
             return vec![1.0; draws];
         };
         family.resampled_factors(&log_shape(kernel, self.devices), draws)
     }
 
-    /// Distance to the nearest measurement; infinite when nothing of the kernel's class was measured.
-    pub fn distance_octaves(&self, kernel: &Kernel) -> f64 {
+    /// Distance to the nearest measurement; infinite when no kernel of the class was measured.
+    pub(super) fn distance_octaves(&self, kernel: &Kernel) -> f64 {
         self.shapes.distance_octaves(kernel, self.devices)
     }
 
     /// For each measurement of a class, ln(measured / price by the other measurements) over the [`error_scale`] of
     /// its distance from them.
-    pub fn leave_one_out_residuals(&self, class: KernelClass) -> Vec<f64> {
+    pub(super) fn leave_one_out_residuals(&self, class: KernelClass) -> Vec<f64> {
         let families = self
             .families
             .iter()

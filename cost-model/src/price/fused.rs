@@ -21,7 +21,7 @@ pub(super) struct FusedPrice {
 
 impl FusedPrice {
     /// From parts of a validated profile; `fused` says whether the executor runs the op as one kernel.
-    pub fn new(curve: &FusedCurve, device: &DeviceSpec, fused: bool) -> Self {
+    pub(super) fn new(curve: &FusedCurve, device: &DeviceSpec, fused: bool) -> Self {
         FusedPrice {
             start: Seconds(curve.start_s),
             bytes_per_s: device.memory_bandwidth_bytes_per_s * curve.efficiency,
@@ -30,12 +30,12 @@ impl FusedPrice {
     }
 
     /// Number of kernel launches.
-    pub fn launches(&self, op: &FusedKernel) -> u32 {
+    pub(super) fn launches(&self, op: &FusedKernel) -> u32 {
         if self.fused { 1 } else { op.unfused_launches }
     }
 
     /// Seconds including a launch gap for every launch.
-    pub fn price(&self, op: &FusedKernel, launch_gap: Seconds) -> Seconds {
+    pub(super) fn price(&self, op: &FusedKernel, launch_gap: Seconds) -> Seconds {
         let traffic = if self.fused { op.traffic } else { op.unfused_traffic };
         (launch_gap + self.start) * f64::from(self.launches(op))
             + Seconds(traffic.as_f64() / self.bytes_per_s)

@@ -51,7 +51,7 @@ struct TilePrice {
 
 impl GemmPrice {
     /// From parts of a validated profile.
-    pub fn new(curve: &GemmCurve, device: &DeviceSpec) -> Self {
+    pub(super) fn new(curve: &GemmCurve, device: &DeviceSpec) -> Self {
         let loads = |rows: u32, columns: u32| {
             1.0 + curve.tile_overhead_elements * (1.0 / f64::from(rows) + 1.0 / f64::from(columns))
         };
@@ -80,7 +80,7 @@ impl GemmPrice {
     }
 
     /// Seconds without the launch gap.
-    pub fn price(&self, gemm: &Gemm) -> Seconds {
+    pub(super) fn price(&self, gemm: &Gemm) -> Seconds {
         let compute = self.tiles.iter().map(|tile| self.compute(gemm, tile));
         let compute = compute.fold(f64::INFINITY, f64::min);
         let (m, n, k) = (gemm.m as f64, gemm.n as f64, gemm.k as f64);

@@ -1,4 +1,4 @@
-//! From a kernel to seconds.
+//! Prices of kernels in seconds.
 //!
 //! ```text
 //! time(kernel) = launch gap of the executor + start of its kind + max(work / rate, bytes / bandwidth)
@@ -53,9 +53,9 @@ pub struct Prices {
     links: LinkPrice,
     /// 90 % half-widths of relative errors, in the order of [`PriceSource::ALL`].
     half_widths: [f64; 5],
-    /// How many devices share the machine whose curves these are; 1 where devices are whole.
+    /// Devices that share the machine of the curves; 1 for whole devices.
     devices_sharing: f64,
-    /// Whether the correction is from measurements of whole devices: of kernels within a node, without launch gaps.
+    /// Whether the correction uses measurements of whole devices: kernels within a node, without launch gaps.
     whole_devices: bool,
     peak_flops_per_s: f64,
     correction: Option<MeasuredCorrection>,
@@ -97,7 +97,7 @@ impl Prices {
         Prices::from_file(profile.file(), executor, mesh)
     }
 
-    /// Prices from a file whose numbers were validated, as a change of a resolved profile within its ranges is.
+    /// Prices from a file whose numbers are within the ranges of [`ProfileFile::resolve`], such as a refit.
     pub fn from_file(file: &ProfileFile, executor: Executor, mesh: &Mesh) -> Self {
         let devices_per_node = u64::from(file.links.devices_per_node);
         let topology = Topology::new(devices_per_node, mesh.devices());
@@ -140,7 +140,7 @@ impl Prices {
                 };
                 MeasuredCorrection::new(measured, mesh.devices(), curve_time_s)
             } else {
-                // By the mesh that each was measured on, in nodes of this size: whatever this mesh is.
+                // Each measurement is priced on the mesh that it was taken on, in nodes of this size.
                 let links =
                     |devices| LinkPrice::new(&file.links, Topology::new(devices_per_node, devices));
                 let fused = FusedPrice::new(&file.fused, &file.device, true);
@@ -171,9 +171,13 @@ impl Prices {
         Seconds(self.corrected_time_s(kernel, curves.0, factor))
     }
 
-    /// The time of a kernel in seconds, by each of several draws of the measurements. `None` for a profile without
-    /// measurements, and for what is never launched.
-    pub fn resampled_kernel_times_s(&self, kernel: &Kernel, draws: usize) -> Option<Vec<f64>> {
+    /// The time of a kernel in seconds for each of several draws of the measurements. `None` for a profile without
+    /// measurements, and for a kernel that is never launched.
+    pub(crate) fn resampled_kernel_times_s(
+        &self,
+        kernel: &Kernel,
+        draws: usize,
+    ) -> Option<Vec<f64>> {
         let correction = self.correction.as_ref()?;
         let curves = self.curve_time(kernel, self.devices_sharing)?.0;
         if !self.is_corrected(kernel) {
@@ -184,13 +188,12 @@ impl Prices {
         Some(times.collect())
     }
 
-    /// Whether measurements correct the kernel's price. On whole devices, links between nodes are not measured.
+    /// Whether measurements correct the price of a kernel. On whole devices, links between nodes are not measured.
     fn is_corrected(&self, kernel: &Kernel) -> bool {
         !self.whole_devices || self.source(kernel) != PriceSource::InterNode
     }
 
-    /// The price by the curves, corrected. The launch gaps of whole devices are the executor's: no measurement of a
-    /// kernel changes them.
+    /// The corrected price. On whole devices, the launch gaps of the executor are not corrected.
     fn corrected_time_s(&self, kernel: &Kernel, curves_s: f64, factor: f64) -> f64 {
         let launches = match kernel {
             Kernel::Fused(op) => self.fused.launches(op),
@@ -200,7 +203,7 @@ impl Prices {
         gaps + ((curves_s - gaps) * factor).max(self.peak_rate_time_s(kernel))
     }
 
-    /// The price by the curves without the launch gap; 0 for what is never launched, and for what crosses nodes.
+    /// The price by the curves without the launch gap; 0 for kernels that are never launched or that cross nodes.
     fn execution_time_s(&self, kernel: &Kernel, fused: FusedPrice, links: &LinkPrice) -> f64 {
         let price = match kernel {
             Kernel::Gemm(gemm) => self.gemm.price(gemm),
@@ -221,7 +224,7 @@ impl Prices {
         price.0
     }
 
-    /// The time at the peak rate: no correction makes a kernel shorter.
+    /// The time at the peak rate: the lower limit of corrected prices.
     fn peak_rate_time_s(&self, kernel: &Kernel) -> f64 {
         match kernel {
             Kernel::Gemm(gemm) => gemm.flops().0 / self.peak_flops_per_s,
@@ -231,7 +234,7 @@ impl Prices {
     }
 
     /// The price by the profile's curves alone, on one of `devices_sharing` devices that share a machine.
-    /// `None` for what is never launched.
+    /// `None` for a kernel that is never launched.
     fn curve_time(&self, kernel: &Kernel, devices_sharing: f64) -> Option<Seconds> {
         let whole_machine = match kernel {
             Kernel::Gemm(gemm) => self.launch_gap + self.gemm.price(gemm),
@@ -254,21 +257,21 @@ impl Prices {
         Some(self.correction.as_ref()?.leave_one_out_residuals(class))
     }
 
-    /// Whether the profile knows measured shapes, and none of them is near this kernel.
+    /// Whether the profile has measured shapes, and none of them is near this kernel.
     pub fn is_unmeasured(&self, kernel: &Kernel) -> bool {
         self.has_measured_shapes()
             && self.distance_octaves(kernel) > NEAR_OCTAVES
             && self.curve_time(kernel, 1.0).is_some()
     }
 
-    /// Whether the profile knows any measured shape.
-    pub fn has_measured_shapes(&self) -> bool {
+    /// Whether the profile has any measured shape.
+    pub(crate) fn has_measured_shapes(&self) -> bool {
         self.correction.is_some() || self.fitted_shapes.is_some()
     }
 
-    /// Distance to the nearest measured shape, in octaves; infinite when nothing of the kernel's class was measured.
-    /// Published figures are of one node, so links between nodes count as unmeasured there.
-    pub fn distance_octaves(&self, kernel: &Kernel) -> f64 {
+    /// Distance to the nearest measured shape, in octaves; infinite when no kernel of the class was measured.
+    /// Published figures are from one node, so for them links between nodes count as unmeasured.
+    pub(crate) fn distance_octaves(&self, kernel: &Kernel) -> f64 {
         match (&self.correction, &self.fitted_shapes) {
             (Some(_), _) if !self.is_corrected(kernel) => f64::INFINITY,
             (Some(correction), _) => correction.distance_octaves(kernel),
@@ -299,10 +302,10 @@ impl Prices {
         self.launch_gap
     }
 
-    /// Factor on the error of the kernel's class, by the distance from the nearest measurement. Where nothing of the
-    /// class was measured here, the distance is to the shapes of the profile named in `form_of`; where these are
-    /// unknown too, all shapes of the class have the same error.
-    pub fn error_scale(&self, kernel: &Kernel) -> f64 {
+    /// Factor on the error of the kernel's class, by the distance to the nearest measurement. Where no kernel of the
+    /// class was measured here, the distance is to the shapes of the preset named in `form_of`; without those, all
+    /// shapes of the class have the same error.
+    pub(crate) fn error_scale(&self, kernel: &Kernel) -> f64 {
         let distance = self.distance_octaves(kernel);
         let within_node = self.source(kernel) != PriceSource::InterNode;
         match self.form_shapes {
@@ -313,8 +316,8 @@ impl Prices {
         }
     }
 
-    /// The h for which nine measurements of `kernel` in ten lie between price / (1 + h) and price · (1 + h), as far
-    /// as the profile knows; [`Profile::assumed_paths`] lists the errors that were not measured.
+    /// The h for which nine measurements of `kernel` in ten lie between price / (1 + h) and price · (1 + h), by the
+    /// errors in the profile; [`Profile::assumed_paths`] lists the errors that were not measured.
     pub fn relative_half_width(&self, kernel: &Kernel) -> f64 {
         let half_width = self.half_widths[self.source(kernel) as usize];
         (half_width.ln_1p() * self.error_scale(kernel)).exp_m1()

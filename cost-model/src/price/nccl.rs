@@ -72,8 +72,8 @@ pub(super) fn network_hop_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) ->
     }
 }
 
-/// `getNetOverhead`: the least latency of any hop of a ring across nodes, in seconds, with AMD processors as these
-/// machines have; half of that with others.
+/// `getNetOverhead`: lower limit of the latency of a hop of a ring across nodes, in seconds, with AMD CPUs as in
+/// these machines. With other CPUs NCCL uses half of it.
 pub(super) fn net_overhead_s(protocol: NcclProtocol) -> f64 {
     const OVERHEAD_S: f64 = 2.0e-6;
     if protocol == NcclProtocol::Simple { 3.0 * OVERHEAD_S } else { OVERHEAD_S }

@@ -26,17 +26,17 @@ pub(super) struct GroupPlacement {
 
 impl Topology {
     /// A mesh of `devices`, with `devices_per_node` in each node but perhaps the last.
-    pub fn new(devices_per_node: u64, devices: u64) -> Self {
+    pub(super) fn new(devices_per_node: u64, devices: u64) -> Self {
         Topology { devices_per_node: devices_per_node.max(1), devices }
     }
 
     /// Devices of a full node.
-    pub fn devices_per_node(&self) -> u64 {
+    pub(super) fn devices_per_node(&self) -> u64 {
         self.devices_per_node
     }
 
     /// The placement of the worst group of this shape.
-    pub fn place(&self, group: &DeviceGroup) -> GroupPlacement {
+    pub(super) fn place(&self, group: &DeviceGroup) -> GroupPlacement {
         let members = group.size.max(1);
         let stride = group.stride.max(1);
         let span = members.saturating_mul(stride);

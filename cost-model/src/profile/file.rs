@@ -11,19 +11,18 @@ use super::measured::KernelMeasurements;
 use super::provenance::{Provenance, RelativeError};
 use super::refits::{BootstrapRefits, FittedParameter};
 
-/// A hardware profile as written; [`resolve`](ProfileFile::resolve) turns it into a
-/// [`Profile`](super::Profile).
+/// The JSON form of a hardware profile; [`resolve`](ProfileFile::resolve) turns it into a [`Profile`](super::Profile).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileFile {
-    /// The form of this file.
+    /// Version of the format.
     pub format: ProfileFormat,
     /// The name in plans and messages: lower-case letters, digits, `-`, `_` and `.`.
     pub name: String,
     /// One or two sentences for a reader.
     pub description: String,
-    /// The preset that the form of the curves was taken over from. For a class without measurements here, prices far
-    /// from that preset's measured shapes are less certain. Absent where the form is an assumption too.
+    /// Preset that the form of the curves is taken from. For a kernel class without measurements here, prices far
+    /// from the measured shapes of that preset are less certain. Absent where the form is assumed too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub form_of: Option<String>,
     /// The number formats that training uses on this hardware.
@@ -51,7 +50,7 @@ pub struct ProfileFile {
 
 impl ProfileFile {
     /// The value of a fitted parameter.
-    pub fn parameter_mut(&mut self, parameter: FittedParameter) -> &mut f64 {
+    fn parameter_mut(&mut self, parameter: FittedParameter) -> &mut f64 {
         match parameter {
             FittedParameter::GemmEfficiencyMax => &mut self.gemm.efficiency_max,
             FittedParameter::GemmExposedEpilogue => &mut self.gemm.exposed_epilogue,
@@ -78,10 +77,10 @@ impl ProfileFile {
     }
 }
 
-/// The form of a profile file.
+/// Version of the profile format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ProfileFormat {
-    /// The only form so far.
+    /// The only version so far.
     #[serde(rename = "narrows-profile/1")]
     V1,
 }
@@ -108,7 +107,7 @@ pub struct DeviceSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryReserve {
-    /// Bytes of it.
+    /// Size of the reserve.
     pub bytes: Bytes,
     /// Where the number comes from.
     pub provenance: Provenance,
@@ -163,7 +162,7 @@ pub struct GemmTile {
 pub struct AttentionCurve {
     /// Fraction of the peak by sequence length, forward, with 128 features a head.
     pub forward: Vec<EfficiencyPoint>,
-    /// The same, backward.
+    /// Fraction of the peak by sequence length, backward, with 128 features a head.
     pub backward: Vec<EfficiencyPoint>,
     /// Features a head at which the efficiency has fallen to half of its limit.
     pub head_dim_half: f64,

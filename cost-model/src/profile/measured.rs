@@ -1,8 +1,8 @@
-//! Measurements within a profile: times of kernels on the machine itself.
+//! Kernel times measured on the machine that a profile describes.
 //!
-//! The other groups of the profile are then fitted to these times, and the nearest of them correct each price. A
-//! profile that names threads is one of a whole machine of processors: each of D devices has 1/D of its threads and
-//! of its memory bandwidth. One that names none is of whole devices, as GPUs are.
+//! The other groups of the profile are fitted to these times, and the nearest times correct each price. A profile
+//! with `threads` describes a machine of CPUs that D devices share: each has 1/D of the threads and of the memory
+//! bandwidth. A profile without `threads` describes whole devices, such as GPUs.
 
 use narrows_plan::Kernel;
 use schemars::JsonSchema;
@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::provenance::{Provenance, RelativeError};
 
-/// Rounds of the same work that lie further apart than this were disturbed.
+/// Relative difference between rounds of the same work above which a measurement was disturbed.
 const ROUNDS_APART_MAX: f64 = 0.2;
-/// Steps whose undisturbed instructions are a smaller fraction of their time were disturbed.
+/// Fraction of a step's time in undisturbed instructions below which a measurement was disturbed.
 const UNDISTURBED_MIN: f64 = 0.8;
 
 /// Measured times of kernels.
@@ -44,10 +44,10 @@ pub struct KernelMeasurements {
 pub struct MeasuredPoint {
     /// The kernel that was executed.
     pub kernel: Kernel,
-    /// Devices that shared the machine; for whole devices, those of the mesh.
+    /// Devices that share the machine; for whole devices, the devices of the mesh.
     pub devices: u64,
-    /// Mean time on one device, including the wait for others within a collective. For whole devices without the
-    /// launch gap.
+    /// Mean time on one device, including the wait for other devices within a collective. For whole devices,
+    /// without the launch gap.
     pub time_s: f64,
     /// Difference of the slowest and the fastest round, relative to the fastest.
     pub spread: f64,
@@ -60,59 +60,60 @@ impl KernelMeasurements {
     }
 }
 
-/// How well a measurement repeats. Everything is run in several rounds, so that other work on the machine disturbs
-/// some rounds and not others.
+/// Repeatability of a measurement. All kernels are timed in several rounds, so that other work on the machine
+/// disturbs some rounds only.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Repeatability {
     /// Number of rounds.
     pub rounds: u32,
-    /// The median, weighted by time, of how far the rounds of a kernel lie apart, relative to the fastest.
+    /// Median over kernels, weighted by time, of the difference between rounds relative to the fastest round.
     pub rounds_apart_median: f64,
-    /// The same for the 90th percentile.
+    /// 90th percentile of this difference, weighted by time.
     pub rounds_apart_90: f64,
-    /// The sum of a step's instructions, each at its shortest, over the shortest measured step: the median over all
-    /// plans.
+    /// Median over plans of the sum of a step's shortest instruction times, divided by the shortest step time.
     pub undisturbed: f64,
 }
 
 impl Repeatability {
-    /// The spread of these measurements over their rounds.
+    /// Computes the differences between rounds from measured points.
     pub fn from_points(points: &[MeasuredPoint], rounds: u32, undisturbed: f64) -> Repeatability {
         let mut apart: Vec<(f64, f64)> =
             points.iter().map(|point| (point.spread, point.time_s)).collect();
         apart.sort_by(|a, b| a.0.total_cmp(&b.0));
         let total: f64 = apart.iter().map(|(_, time)| time).sum();
-        let further = |share: f64| {
-            let mut before = 0.0;
-            let reached = apart.iter().find(|(_, time)| {
-                before += time;
-                before >= share * total
+        let weighted_quantile = |share: f64| {
+            let mut sum = 0.0;
+            let point = apart.iter().find(|(_, time)| {
+                sum += time;
+                sum >= share * total
             });
-            reached.map_or(0.0, |(spread, _)| *spread)
+            point.map_or(0.0, |(spread, _)| *spread)
         };
-        let (rounds_apart_median, rounds_apart_90) = (further(0.5), further(0.9));
+        let (rounds_apart_median, rounds_apart_90) =
+            (weighted_quantile(0.5), weighted_quantile(0.9));
         Repeatability { rounds, rounds_apart_median, rounds_apart_90, undisturbed }
     }
 
-    /// Why this measurement is unreliable, as a predicate whose subject is the profile; `None` when it repeats.
+    /// The reason why the measurement is unreliable, as the predicate of a sentence about the profile; `None` when
+    /// the measurement repeats.
     pub fn warning(&self) -> Option<String> {
         let percent = |share: f64| format!("{:.0} %", share * 100.0);
-        let mut signs = vec![];
+        let mut reasons = vec![];
         if self.rounds_apart_median > ROUNDS_APART_MAX {
             let apart = percent(self.rounds_apart_median);
-            signs.push(format!(
+            reasons.push(format!(
                 "kernels with half of its time differ by {apart} or more between rounds"
             ));
         }
         if self.undisturbed < UNDISTURBED_MIN {
             let share = percent(self.undisturbed);
-            signs.push(format!("instructions make up {share} of the shortest measured steps"));
+            reasons.push(format!("instructions make up {share} of the shortest measured steps"));
         }
-        if signs.is_empty() {
+        if reasons.is_empty() {
             return None;
         }
-        Some(format!("was measured on a busy machine: {}", signs.join(", and ")))
+        Some(format!("was measured on a busy machine: {}", reasons.join(", and ")))
     }
 }
 
@@ -134,9 +135,10 @@ mod tests {
     fn repeatability_is_weighted_by_time() {
         let many_short = (0..20).map(|_| point(1e-6, 3.0));
         let quiet: Vec<MeasuredPoint> = many_short.clone().chain([point(1e-3, 0.02)]).collect();
-        let found = Repeatability::from_points(&quiet, 2, 0.95);
-        assert_eq!((found.rounds_apart_median, found.rounds_apart_90), (0.02, 0.02));
-        assert_eq!(found.warning(), None);
+        let repeatability = Repeatability::from_points(&quiet, 2, 0.95);
+        assert_eq!(repeatability.rounds_apart_median, 0.02);
+        assert_eq!(repeatability.rounds_apart_90, 0.02);
+        assert_eq!(repeatability.warning(), None);
         let busy: Vec<MeasuredPoint> = many_short.chain([point(1e-3, 0.5)]).collect();
         let warning = Repeatability::from_points(&busy, 2, 0.95).warning().unwrap();
         assert!(

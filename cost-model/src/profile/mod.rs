@@ -1,19 +1,19 @@
-//! Hardware profiles: what a device, its links and its executors can do.
+//! Hardware profiles: the performance of a device, its links and its executors.
 //!
-//! A [`ProfileFile`] is the JSON form; a [`Profile`] is a file whose every number was validated, so that a price made
-//! from it is finite. [`read`] makes the latter from text, [`preset`] from a name. A profile describes hardware only:
-//! no number in it is indexed by a model or a strategy.
+//! A [`ProfileFile`] is the JSON form (`file.rs`). [`ProfileFile::resolve`] checks its numbers (`validation.rs`) and
+//! returns a [`Profile`] (`checked.rs`), from which every price is finite. [`read`] makes a profile from text,
+//! [`preset`] from a name. A profile describes hardware only: no number in it is indexed by a model or a strategy.
 
+mod checked;
 mod file;
 mod measured;
 mod presets;
 mod provenance;
 mod read;
 mod refits;
-mod resolve;
-mod resolved;
-mod shipped;
+mod validation;
 
+pub use checked::Profile;
 pub use file::{
     AttentionCurve, CollectiveLibrary, DeviceSpec, EfficiencyPoint, ExecutorSpecs, FusedCurve,
     GemmCurve, GemmTile, InterNodeLinks, IntraNodeLinks, LaunchCosts, LinkSpec, MemoryReserve,
@@ -21,10 +21,8 @@ pub use file::{
 };
 pub use measured::{KernelMeasurements, MeasuredPoint, Repeatability};
 pub use narrows_plan::Executor;
-pub use presets::preset;
+pub(crate) use presets::fitted_shapes;
+pub use presets::{preset, preset_names};
 pub use provenance::{Provenance, ProvenanceKind, RELATIVE_ERROR_MAX, RelativeError};
 pub use read::{read, schema};
 pub use refits::{BootstrapRefits, FittedParameter};
-pub use resolved::Profile;
-pub(crate) use shipped::fitted_shapes;
-pub use shipped::preset_names;

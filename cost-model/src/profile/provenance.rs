@@ -1,4 +1,4 @@
-//! Where the numbers of a profile come from, and how far prices made of them may be off.
+//! Provenance of the numbers of a profile, and the errors of prices derived from them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 pub struct Provenance {
     /// How the numbers were obtained.
     pub kind: ProvenanceKind,
-    /// What they were taken from or fitted to, for a reader who wants to check.
+    /// Source of the numbers, or of the measurements that they were fitted to.
     pub source: String,
     /// The day they were written down, `YYYY-MM-DD`.
     pub date: String,
-    /// Fields of the group whose values are assumed although the rest is not. A field of an object within the group
-    /// is written with its path: `peak_flops_per_s.bf16`.
+    /// Assumed fields of a group that is otherwise not assumed. A field of an object within the group is written
+    /// with its path: `peak_flops_per_s.bf16`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub assumed: Vec<String>,
 }
@@ -36,7 +36,7 @@ pub enum ProvenanceKind {
     Assumed,
 }
 
-/// The largest relative error that a profile may state: a wider one says nothing.
+/// The largest relative error that a profile may state.
 pub const RELATIVE_ERROR_MAX: f64 = 1e6;
 
 /// How far measurements lie from a price.
@@ -45,9 +45,9 @@ pub const RELATIVE_ERROR_MAX: f64 = 1e6;
 pub struct RelativeError {
     /// The h for which nine measurements in ten lie between price / (1 + h) and price · (1 + h).
     pub half_width_90: f64,
-    /// ln(measured / priced) of measurements that the price was not fitted to, over the scale of their distance from
-    /// those that it was fitted to; their quantiles where there are more than 99. With fewer than ten, the error is
-    /// taken as normal.
+    /// ln(measured / priced) of measurements outside the fit, divided by the error scale of their distance from the
+    /// measurements inside it; quantiles where there are more than 99. With fewer than ten residuals, the error is
+    /// taken as normally distributed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub residuals: Vec<f64>,
     /// Where the error comes from.

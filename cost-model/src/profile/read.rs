@@ -2,14 +2,13 @@
 
 use narrows_plan::{Defect, Defects, json};
 
+use super::checked::Profile;
 use super::file::ProfileFile;
-use super::resolved::Profile;
 
-/// Reads and validates a profile. `name` is the file's name, for messages.
+/// Reads and validates a profile; `name` is the file's name in messages.
 ///
 /// # Errors
-/// Every defect with the path of its field; a syntax error or an unknown field ends the reading
-/// and is the only one reported.
+/// Every defect, with the path of its field. A syntax error or an unknown field is reported alone.
 pub fn read(name: &str, text: &str) -> Result<Profile, Defects> {
     let file: ProfileFile = json::read(text).map_err(|defect| {
         Defect::new(defect.field, format!("{name} is not a profile: {}", defect.problem))

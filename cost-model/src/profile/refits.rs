@@ -1,6 +1,6 @@
-//! Fits repeated on draws of their measurements: the uncertainty of a profile's fitted numbers.
+//! Bootstrap refits: the uncertainty of the fitted parameters of a profile.
 //!
-//! The fit that made the numbers writes them; [`interval`](crate::interval) uses them.
+//! `narrows-calibration` writes refits along with the fit; [`interval`](crate::interval) reads them.
 
 use narrows_plan::Kernel;
 use schemars::JsonSchema;
@@ -12,14 +12,14 @@ use super::provenance::Provenance;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BootstrapRefits {
-    /// The fitted numbers, by their paths.
+    /// The fitted parameters, serialized as their paths.
     #[serde(rename = "numbers")]
     pub parameters: Vec<FittedParameter>,
-    /// Their values, one list for each draw.
+    /// Values of the parameters: one list for each draw.
     pub draws: Vec<Vec<f64>>,
     /// The kernels that were measured, once each.
     pub kernels: Vec<Kernel>,
-    /// The measurements that were drawn from.
+    /// Provenance of the measurements that are resampled.
     pub provenance: Provenance,
 }
 

@@ -1,4 +1,4 @@
-//! Validation of a profile file: every number is checked once, here.
+//! Validation of profile files.
 //!
 //! The ranges are wide enough for any hardware and narrow enough that every price is finite.
 
@@ -6,35 +6,34 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::ops::RangeInclusive;
 
-use narrows_plan::short_number;
-use narrows_plan::{Defect, Defects};
+use narrows_plan::{Defect, Defects, short_number};
 
+use super::checked::Profile;
 use super::file::{AttentionCurve, DeviceSpec, EfficiencyPoint, GemmCurve, LinkSpec, ProfileFile};
 use super::measured::{KernelMeasurements, Repeatability};
+use super::presets::{fitted_shapes, preset_names};
 use super::provenance::{Provenance, ProvenanceKind, RELATIVE_ERROR_MAX, RelativeError};
 use super::refits::BootstrapRefits;
-use super::resolved::Profile;
-use super::shipped::{fitted_shapes, preset_names};
 
-/// Operations per second: from a microcontroller to a thousand times an H100.
+/// FLOPs per second: from a microcontroller to a thousand times an H100.
 const FLOPS: RangeInclusive<f64> = 1e3..=1e18;
 /// Bytes per second.
 const BANDWIDTH: RangeInclusive<f64> = 1e3..=1e18;
-/// Efficiencies: one below 1e-4 is a mistake in a unit.
+/// Efficiencies: a value below 1e-4 is a mistake in a unit.
 const EFFICIENCY: RangeInclusive<f64> = 1e-4..=1.0;
 /// Latencies in seconds.
 const LATENCY_S: RangeInclusive<f64> = 0.0..=10.0;
 /// Seconds of a measured kernel: more than zero, less than three hours.
 const TIME_S: RangeInclusive<f64> = 1e-10..=1e4;
-/// Measured points: every price reads all of them.
+/// Largest number of measured points: every price reads all of them.
 const POINTS_MAX: usize = 20_000;
 /// Relative half-widths. Measurements on a busy machine show factors of thousands.
 const HALF_WIDTH: RangeInclusive<f64> = 0.0..=RELATIVE_ERROR_MAX;
-/// The sum of a step's instructions over the step: at most 1, but for the time that reading the clock takes.
+/// Sum of a step's instructions over the step: at most 1, apart from the overhead of reading the clock.
 const UNDISTURBED: RangeInclusive<f64> = 0.0..=1.1;
-/// Logarithms of a ratio: wide enough for a busy machine, and no draw of them overflows.
+/// Logarithms of ratios: wide enough for a busy machine, narrow enough that no draw overflows.
 const RESIDUAL: RangeInclusive<f64> = -20.0..=20.0;
-/// Bootstrap draws: every prediction prices each of them.
+/// Largest number of bootstrap draws: every prediction prices each of them.
 const DRAWS_MAX: usize = 1000;
 
 impl ProfileFile {
@@ -54,14 +53,14 @@ impl ProfileFile {
         check.relative_error("passes.relative_error", &self.fused.relative_error);
         check.provenance("passes", &self.fused.provenance);
         check.links(&self.links);
-        for (name, launching) in
+        for (name, costs) in
             [("captured", &self.executors.captured), ("eager", &self.executors.eager)]
         {
             let path = format!("executors.{name}");
-            check.latency(&format!("{path}.launch_gap_s"), launching.launch_gap_s);
-            check.within(&format!("{path}.step_factor"), launching.step_factor, 0.5..=5.0);
-            check.provenance(&path, &launching.provenance);
-            if let Some(error) = &launching.step_error {
+            check.latency(&format!("{path}.launch_gap_s"), costs.launch_gap_s);
+            check.within(&format!("{path}.step_factor"), costs.step_factor, 0.5..=5.0);
+            check.provenance(&path, &costs.provenance);
+            if let Some(error) = &costs.step_error {
                 check.relative_error(&format!("{path}.step_error"), error);
             }
         }
@@ -79,30 +78,6 @@ impl ProfileFile {
     }
 }
 
-impl Profile {
-    /// The same hardware with `devices` in a node, and as many network cards for each device as before.
-    ///
-    /// # Errors
-    /// `devices` is zero, or the number of cards is not whole.
-    pub fn with_devices_per_node(&self, devices: u32) -> Result<Profile, Defects> {
-        let mut file = self.file.clone();
-        let cards = u64::from(file.links.inter_node.nics_per_node) * u64::from(devices);
-        let before = u64::from(file.links.devices_per_node);
-        if devices == 0 || cards < before || !cards.is_multiple_of(before) {
-            let nics = file.links.inter_node.nics_per_node;
-            let problem = format!(
-                "{nics} network cards for {before} devices do not scale to {devices} devices"
-            );
-            return Err(Defect::new("links.devices_per_node", problem)
-                .hint("copy the profile and set devices and cards")
-                .into());
-        }
-        file.links.devices_per_node = devices;
-        file.links.inter_node.nics_per_node = u32::try_from(cards / before).unwrap_or(u32::MAX);
-        file.resolve()
-    }
-}
-
 /// Collects the defects of a file.
 #[derive(Default)]
 struct ProfileValidator {
@@ -114,16 +89,15 @@ impl ProfileValidator {
         self.defects.push(Defect::new(field, problem));
     }
 
-    /// Also refuses NaN and infinities: no range contains them.
+    /// Checks a number against a range. No range contains NaN or an infinity.
     fn within(&mut self, field: &str, value: f64, range: RangeInclusive<f64>) {
         if !range.contains(&value) {
-            let (low, high) = (range.start(), range.end());
-            let value = short_number(value);
-            self.defect(field, format!("{value} is not between {low:e} and {high:e}"));
+            let [value, low, high] = [value, *range.start(), *range.end()].map(short_number);
+            self.defect(field, format!("{value} is not between {low} and {high}"));
         }
     }
 
-    /// Text that is safe to print on a terminal.
+    /// Checks that text is safe to print on a terminal.
     fn printable(&mut self, field: &str, text: &str) {
         if text.chars().any(char::is_control) {
             self.defect(field, "contains a control character or a line break".into());
@@ -168,20 +142,20 @@ impl ProfileValidator {
         }
     }
 
-    /// Every field in the `assumed` list of a provenance must be a number of its group.
+    /// Checks that every field in the `assumed` list of a provenance is a number of its group.
     fn assumed_fields(&mut self, value: &serde_json::Value, path: &str) {
         let serde_json::Value::Object(fields) = value else { return };
         let numbers = number_paths(fields);
         let provenance = fields.get("provenance").unwrap_or(&serde_json::Value::Null);
         let assumed = provenance["assumed"].as_array().into_iter().flatten();
         for name in assumed.filter_map(|name| name.as_str()) {
-            let place = format!("{path}.provenance.assumed");
+            let field = format!("{path}.provenance.assumed");
             if provenance["kind"] == "assumed" {
                 let problem = format!("lists `{name}`, but the whole group is assumed");
-                self.defect(&place, problem);
+                self.defect(&field, problem);
             } else if !numbers.iter().any(|number| number == name) {
                 let problem = format!("`{name}` is not a number of this group");
-                self.defects.push(Defect::new(place, problem).hint(numbers.join(", ")));
+                self.defects.push(Defect::new(field, problem).hint(numbers.join(", ")));
             }
         }
         let dot = if path.is_empty() { "" } else { "." };
@@ -253,8 +227,8 @@ impl ProfileValidator {
         self.provenance("attention", &attention.provenance);
     }
 
-    /// Lengths must increase; the efficiency may at most double while they double, so that a longer sequence (whose
-    /// work quadruples) is never the faster one.
+    /// Checks that lengths increase, and that the efficiency at most doubles when the length doubles: the work
+    /// quadruples, and a longer sequence must never be faster.
     fn efficiency_curve(&mut self, path: &str, points: &[EfficiencyPoint]) {
         if points.is_empty() {
             self.defect(path, "has no points".to_string());
@@ -266,11 +240,11 @@ impl ProfileValidator {
             }
         }
         for (index, pair) in points.windows(2).enumerate() {
-            let here = format!("{path}[{}]", index + 1);
+            let point = format!("{path}[{}]", index + 1);
             if pair[1].length <= pair[0].length {
                 let problem =
                     format!("{} after {}: lengths must increase", pair[1].length, pair[0].length);
-                self.defect(&format!("{here}.length"), problem);
+                self.defect(&format!("{point}.length"), problem);
                 continue;
             }
             let octaves = (pair[1].length as f64 / pair[0].length as f64).log2();
@@ -279,7 +253,7 @@ impl ProfileValidator {
                     "{} after {} would make longer sequences faster",
                     pair[1].efficiency, pair[0].efficiency
                 );
-                self.defect(&format!("{here}.efficiency"), problem);
+                self.defect(&format!("{point}.efficiency"), problem);
             }
         }
     }
@@ -329,7 +303,7 @@ impl ProfileValidator {
         self.provenance("measured", &measured.provenance);
     }
 
-    /// Refuses duplicates: one would weigh twice, and of two times for one kernel at most one is right.
+    /// Checks that no kernel is listed twice: a duplicate would weigh twice.
     fn unique_items<T: Hash + Eq>(&mut self, path: &str, items: impl Iterator<Item = T>) {
         let mut seen = HashMap::new();
         for (index, item) in items.enumerate() {
@@ -346,7 +320,7 @@ impl ProfileValidator {
         }
     }
 
-    /// The parameters of every draw must make a valid profile.
+    /// Checks that the parameters of every draw make a valid profile.
     fn refits(&mut self, refits: &BootstrapRefits, file: &ProfileFile) {
         if file.measured.is_some() {
             let problem = "numbers cannot be fitted both to published figures (`refits`) and to the profile's own \
@@ -404,16 +378,16 @@ impl ProfileValidator {
     }
 }
 
-/// Paths of the numbers of a group, including those of nested objects without a provenance of their own.
+/// Paths of the numbers of a group, nested objects without their own provenance included.
 fn number_paths(group: &serde_json::Map<String, serde_json::Value>) -> Vec<String> {
-    let of = |(key, value): (&String, &serde_json::Value)| match value {
+    let paths = |(key, value): (&String, &serde_json::Value)| match value {
         serde_json::Value::Number(_) => vec![key.clone()],
         serde_json::Value::Object(within) if !within.contains_key("provenance") => {
             number_paths(within).into_iter().map(|path| format!("{key}.{path}")).collect()
         }
         _ => vec![],
     };
-    group.iter().flat_map(of).collect()
+    group.iter().flat_map(paths).collect()
 }
 
 /// Whether `text` has the form of a date. The length of the month is not checked.

@@ -1,4 +1,4 @@
-//! A validated profile.
+//! Validated profiles.
 
 use narrows_plan::{Bytes, DType, Precision};
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use super::provenance::{Provenance, ProvenanceKind};
 /// A hardware profile whose numbers were validated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
-    pub(super) file: ProfileFile,
+    file: ProfileFile,
     fingerprint: String,
 }
 
@@ -42,12 +42,12 @@ impl Profile {
         self.file.device.memory_bytes
     }
 
-    /// The part of the memory that no arena can use.
+    /// Memory that no arena can use.
     pub fn reserve(&self) -> Bytes {
         self.file.device.reserve.bytes
     }
 
-    /// The memory that an arena may use: memory less reserve. Never zero.
+    /// Memory that an arena may use: memory minus reserve. Never zero.
     pub fn usable_memory(&self) -> Bytes {
         self.memory().saturating_sub(self.reserve())
     }
@@ -60,7 +60,8 @@ impl Profile {
         }
     }
 
-    /// Peak rate of `devices` together, in FLOPs per second: that of one where they share a machine.
+    /// Peak rate of `devices` together, in FLOPs per second; where devices share one machine, the rate of the
+    /// machine.
     pub fn total_peak_flops_per_s(&self, devices: u64, input: DType) -> f64 {
         let shared =
             self.file.measured.as_ref().is_some_and(KernelMeasurements::devices_share_machine);
@@ -81,34 +82,28 @@ impl Profile {
         }
     }
 
-    /// Whether `executor` runs a fused op as one kernel.
-    pub fn fuses_ops(&self, executor: Executor) -> bool {
-        self.launch_costs(executor).fuses_ops
-    }
-
-    /// SHA-256, in hex, of everything a price can depend on: names, descriptions and provenance
-    /// are left out, so that correcting a citation does not make plans stale.
+    /// SHA-256, in hex, of all fields that a price depends on. Names, descriptions and provenance are left out, so
+    /// that correcting a citation does not make plans stale.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// A sentence about an unreliable measurement under the profile, for readers of its predictions.
+    /// A warning for readers of predictions when the measurements of the profile are unreliable.
     pub fn warning(&self) -> Option<String> {
         let repeatability = self.file.measured.as_ref()?.repeatability?;
         let warning = repeatability.warning()?;
         Some(format!("`{}` {warning}; its predictions are as unreliable", self.name()))
     }
 
-    /// The provenance of every group of numbers with the group's path, in file order.
+    /// Path and provenance of every group of numbers, in file order.
     pub fn provenance(&self) -> Vec<(String, Provenance)> {
-        let mut found = Vec::new();
+        let mut groups = Vec::new();
         let value = serde_json::to_value(&self.file).unwrap_or_default();
-        collect_provenance(&value, "", &mut found);
-        found
+        collect_provenance(&value, "", &mut groups);
+        groups
     }
 
-    /// The paths of everything that was not measured on this hardware: groups of numbers, and single numbers in
-    /// groups that are otherwise measured, in file order.
+    /// Paths of assumed values in file order: whole groups, and single numbers in groups that are otherwise measured.
     pub fn assumed_paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         for (path, provenance) in self.provenance() {
@@ -146,15 +141,14 @@ fn remove_unpriced(value: &mut serde_json::Value) {
 fn collect_provenance(
     value: &serde_json::Value,
     path: &str,
-    found: &mut Vec<(String, Provenance)>,
+    groups: &mut Vec<(String, Provenance)>,
 ) {
     let serde_json::Value::Object(fields) = value else { return };
     let dot = if path.is_empty() { "" } else { "." };
-    let own = fields.get("provenance").map(Provenance::deserialize);
-    if let Some(Ok(provenance)) = own {
-        found.push((path.to_string(), provenance));
+    if let Some(Ok(provenance)) = fields.get("provenance").map(Provenance::deserialize) {
+        groups.push((path.to_string(), provenance));
     }
     for (key, child) in fields {
-        collect_provenance(child, &format!("{path}{dot}{key}"), found);
+        collect_provenance(child, &format!("{path}{dot}{key}"), groups);
     }
 }
