@@ -1,5 +1,5 @@
-//! What each step of an exact solve costs on a table like a transformer block's: a chain of nodes
-//! with 5 to 60 choices and a few skips, without and with memory rows.
+//! Times each step of an exact solve on a table like that of a transformer block: a chain of nodes with 5 to 60
+//! choices and a few skips, without and with memory rows.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use narrows_planner::solve::{
 use narrows_test_support::tables::chain_table;
 
 const NODES: usize = 45;
-/// Where the rows' limits lie between the smallest and the largest bytes possible; `None` without rows.
+/// Position of the rows' limits between the smallest and the largest bytes possible; `None` without rows.
 const SHARES: [Option<f64>; 4] = [None, Some(0.4), Some(0.25), Some(0.1)];
 const LIMITS: SolveLimits = SolveLimits { time: Some(Duration::from_secs(60)), gap: 0.0 };
 

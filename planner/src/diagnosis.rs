@@ -1,4 +1,4 @@
-//! Explains why no plan was found, and suggests what to change.
+//! Explains why no plan was found, and suggests changes of the request.
 
 use narrows_plan::{Bytes, Mesh};
 use narrows_plan::{
@@ -14,7 +14,7 @@ use crate::request::Request;
 use crate::segment::SegmentSolver;
 
 /// Explains a search without a plan: a chain of causes ("because …, and because …, no plan exists"), and
-/// hints at what to change.
+/// hints that name changes of the request.
 pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<String>) {
     let mut causes = vec![];
     let mut hints = vec![];
@@ -43,7 +43,7 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
     if let Some((needed, evidence, context)) = smallest {
         let limit = request.arena_limit();
         let needs = match evidence {
-            // Other plans may need more than the bound and less than this one.
+            // Other plans may need more than the bound and less than this plan.
             MemoryEvidence::OnePlan => {
                 format!("the smallest plan that was found needs {needed} per device")
             }
@@ -115,7 +115,7 @@ fn memory_hint(request: &Request) -> String {
     }
 }
 
-/// Ops without a strategy that are named.
+/// Largest number of ops without a strategy in a message.
 const NAMED_MAX: usize = 4;
 
 /// Names the ops of the first mesh that have no strategy.

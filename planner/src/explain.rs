@@ -1,6 +1,6 @@
-//! Explains a plan: its alternatives with their prices, and its bottlenecks.
+//! Explains a plan: its alternatives with their predictions, and its bottlenecks.
 //!
-//! Every figure comes from planning and pricing the alternative itself.
+//! Every alternative is planned and priced like the plan itself.
 
 use std::fmt;
 
@@ -21,30 +21,30 @@ use crate::search::{SearchResult, search};
 /// The explanation of a search's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
-    /// The plan that was found; absent when none exists.
+    /// The plan; absent when none exists.
     pub chosen: Option<Alternative>,
-    /// Other plans, each with its price or the reason why it cannot run.
+    /// Other plans, each with its prediction or the reason why it cannot run.
     pub alternatives: Vec<Alternative>,
     /// Meshes that were searched, best first.
     pub meshes: Vec<MeshRow>,
     /// Number of further meshes that were searched.
     pub meshes_not_listed: usize,
-    /// What limits the plan, serialized as sentences.
+    /// The bottlenecks of the plan, serialized as sentences.
     pub binds: Vec<Bottleneck>,
-    /// Why no plan exists, as a chain; empty when one does.
+    /// A chain of reasons why no plan exists; empty when a plan exists.
     pub causes: Vec<String>,
-    /// What to try when no plan exists.
+    /// Changes of the request to try when no plan exists.
     pub hints: Vec<String>,
 }
 
-/// A plan that could have been chosen.
+/// The chosen plan, or an alternative to it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Alternative {
     /// Name of the alternative.
     pub name: String,
     /// Mesh, microbatch, layouts.
     pub summary: String,
-    /// Its prediction, when it can run.
+    /// Its prediction; absent when it cannot run.
     pub prediction: Option<Prediction>,
     /// Its step time divided by that of the chosen plan.
     pub ratio: Option<f64>,
@@ -52,7 +52,7 @@ pub struct Alternative {
     pub status: Option<&'static str>,
     /// Relative gap between its step time and the bound of its search.
     pub gap: Option<f64>,
-    /// Why it cannot run.
+    /// Reason why it cannot run.
     pub refusal: Option<String>,
 }
 
@@ -74,7 +74,7 @@ pub struct MeshRow {
     pub outcome: ContextOutcome,
 }
 
-/// One statement about what limits a plan. Its `Display` form is the sentence in JSON.
+/// A bottleneck of a plan. Its `Display` form is the sentence in JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Bottleneck {
     /// A resource that takes more than a twentieth of the step time.
@@ -193,7 +193,7 @@ fn outcome_sentence<S: Serializer>(
     }
 }
 
-/// Number of meshes that are listed at most.
+/// Largest number of meshes in an explanation.
 const MESHES_MAX: usize = 12;
 
 /// Explains the result of a search.
@@ -256,7 +256,7 @@ fn alternative_requests(request: &Request, best: &FeasiblePlan) -> Vec<(String, 
         other
     };
     let mut requests = vec![];
-    let name = |what: &str| format!("{what}, tensor axis {tensor}");
+    let name = |restriction: &str| format!("{restriction}, tensor axis {tensor}");
     if tensor > 1 && request.model.is_low_rank() {
         for baseline in [Baseline::Btp, Baseline::VanillaTp, Baseline::VanillaTpPublished] {
             if request.rules.baseline != baseline {
@@ -322,8 +322,8 @@ fn alternative(
     }
 }
 
-/// Mesh, microbatch, hidden state and how the middle block's linears are split.
-pub fn summary(plan: &FeasiblePlan) -> String {
+/// Mesh, microbatch, layout of the hidden state, and strategies of the linears of the middle block.
+pub(crate) fn summary(plan: &FeasiblePlan) -> String {
     let context = &plan.decisions.context;
     let mut parts = vec![
         context.mesh.to_string(),
@@ -368,7 +368,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
     }
 }
 
-/// The resources that a step spends its time on, and whether the memory limit changes the plan.
+/// The resources on which a step spends its time, and whether the memory limit changes the plan.
 fn bottlenecks(request: &Request, best: &FeasiblePlan, chosen: &Alternative) -> Vec<Bottleneck> {
     let Some(prediction) = &chosen.prediction else { return vec![] };
     let parts = &prediction.breakdown_s;

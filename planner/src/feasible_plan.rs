@@ -35,7 +35,7 @@ pub struct FeasiblePlan {
     pub program: CheckedProgram,
     /// Simulated time of the program's step.
     pub time: Seconds,
-    /// Step time by the stage times that the blocks were divided by, before lowering.
+    /// Step time simulated from the stage times of the partition, before lowering.
     pub partition_time: Seconds,
     /// Lower bound of the partition; with one stage the solver's objective, equal to `time`.
     pub objective: Seconds,

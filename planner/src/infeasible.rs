@@ -1,10 +1,10 @@
-//! Why a context has no plan.
+//! Reasons why a context has no plan.
 
 use std::fmt;
 
 use narrows_plan::Bytes;
 
-/// Why a context has no plan.
+/// The reason why a context has no plan.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Infeasible {
     /// Some op has no legal strategy whose layouts its neighbours accept.
@@ -13,16 +13,16 @@ pub enum Infeasible {
     Memory {
         /// The stage that exceeds it, where one was lowered.
         stage: Option<usize>,
-        /// The least memory that was found to be needed.
+        /// The smallest known memory requirement.
         needed: Bytes,
         /// Memory of a device.
         limit: Bytes,
-        /// Which plans need that much.
+        /// The plans that need this memory.
         evidence: MemoryEvidence,
     },
 }
 
-/// Which plans need the memory of an [`Infeasible::Memory`].
+/// The plans that need the memory of an [`Infeasible::Memory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryEvidence {
     /// Every plan of the context: a proof that none exists.
@@ -34,9 +34,9 @@ pub enum MemoryEvidence {
 }
 
 impl Infeasible {
-    /// Of two reasons, the one that is nearer to a feasible plan: a plan that was tried is nearer than
-    /// a proof, less memory is nearer than more.
-    pub fn nearer_to_feasible(self, other: Infeasible) -> Infeasible {
+    /// The one of two reasons that is nearer to a feasible plan: a tried plan is nearer than a proof, less
+    /// memory is nearer than more.
+    pub(crate) fn nearer_to_feasible(self, other: Infeasible) -> Infeasible {
         match (&self, &other) {
             (Infeasible::NoStrategy, _) => other,
             (

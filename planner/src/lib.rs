@@ -1,19 +1,19 @@
-//! Finds the fastest plan and proves it.
+//! Finds the fastest plan of a request, with a bound on its distance from the optimum.
 //!
 //! [`search`] enumerates contexts (mesh, microbatch, ZeRO stage), bounds each from below, and solves the
 //! promising ones: every segment by an exact solver over a priced cost table ([`solve`]), the division
-//! into stages by exact enumeration, memory by lowering. No baseline is special to it.
+//! into stages by exact enumeration, memory by lowering. Published baselines are not treated specially.
 //!
-//! | folder or file | what it holds |
+//! | folder or file | contents |
 //! |---|---|
 //! | `request` | the input |
 //! | `search`, `proof`, `report` | the outer search over contexts, and how it ended |
-//! | `context/` | one context: bounds, solution, warm start, least memory |
+//! | `context/` | one context: bounds, solution, warm start, smallest memory |
 //! | `pipeline/` | blocks divided among stages |
 //! | `segment/` | embedding, blocks and head, each solved once |
-//! | [`solve`] | solvers that see numbers only |
+//! | [`solve`] | exact solvers of cost tables |
 //! | `plan_writer`, `predict` | the plan file, and its prediction |
-//! | `explain`, `diagnosis` | why this plan, or why none |
+//! | `explain`, `diagnosis` | the alternatives to a plan; the causes of infeasibility |
 
 mod context;
 mod contexts;
@@ -36,21 +36,19 @@ pub use contexts::contexts;
 pub use deadline::Deadline;
 pub use diagnosis::causes;
 pub use explain::{
-    Alternative, Bottleneck, Explanation, MemoryBinding, MeshRow, Resource, explain, summary,
+    Alternative, Bottleneck, Explanation, MemoryBinding, MeshRow, Resource, explain,
 };
 pub use feasible_plan::{FeasiblePlan, ModelDecisions};
 pub use infeasible::{Infeasible, MemoryEvidence};
 pub use pipeline::{
-    AssignmentMethod, Partition, PruningCutoff, StageAssignment, StageOverhead, division_bound,
+    AssignmentMethod, Partition, PruningCutoff, StageAssignment, StageOverhead,
     undominated_partitions,
 };
 pub use plan_writer::write_plan;
-pub use predict::{
-    BlockCollectives, PredictError, Prediction, kernels, model_flops, predict, predict_program,
-};
+pub use predict::{BlockCollectives, PredictError, Prediction, kernels, predict, predict_program};
 pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 pub use request::{
     GroupingRule, MemoryLimit, Request, RequestDefect, RequestDefects, RequestField,
 };
-pub use search::{SearchResult, search, search_until};
+pub use search::{SearchResult, search};
 pub use segment::{SegmentSolver, SegmentSpec, SolvedSegment};

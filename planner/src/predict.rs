@@ -40,12 +40,12 @@ pub struct Prediction {
     pub block_collective_bytes: BlockCollectives,
     /// Paths in the profile of values that are assumed, not measured.
     pub assumed: Vec<String>,
-    /// Whether any shape was measured on this hardware.
+    /// Whether the profile has any measured shape.
     pub shapes_measured: bool,
     /// Kernels of the step that lie further than a factor of two from every measured shape, by
     /// descending share of the time.
     pub unmeasured: Vec<UnmeasuredKernel>,
-    /// Why the measurements of the profile are unreliable.
+    /// Warning that the measurements of the profile are unreliable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
@@ -62,7 +62,7 @@ pub struct BlockCollectives {
     pub recompute: BTreeMap<&'static str, u64>,
 }
 
-/// Why a plan cannot be priced.
+/// The reason why a plan cannot be priced.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PredictError {
     /// The plan does not fit its model.
@@ -102,8 +102,8 @@ pub fn predict_program(
     let factor = profile.launch_costs(executor).step_factor;
     let step = timeline.step_time * factor;
     let kernels = kernels(program);
-    let spread = ErrorModel::new(profile, executor, &context.mesh);
-    let interval = spread.step_interval(&kernels);
+    let errors = ErrorModel::new(profile, executor, &context.mesh);
+    let interval = errors.step_interval(&kernels);
     let tokens = (context.workload.global_batch * context.workload.sequence_length) as f64;
     let peak = profile.total_peak_flops_per_s(context.mesh.devices(), context.compute_dtype());
     let flops =
@@ -117,31 +117,31 @@ pub fn predict_program(
         breakdown_s: timeline.breakdown.scaled(factor),
         block_collective_bytes: block_collectives(resolved),
         assumed: profile.assumed_paths(),
-        shapes_measured: spread.has_measured_shapes(),
-        unmeasured: spread.unmeasured_kernels(&kernels),
+        shapes_measured: errors.has_measured_shapes(),
+        unmeasured: errors.unmeasured_kernels(&kernels),
         warning: profile.warning(),
     }
 }
 
-/// The kernels of all stages, each with how often a step runs it.
+/// The kernels of all stages, each with its number of runs in a step.
 pub fn kernels(program: &Program) -> Vec<(Kernel, f64)> {
-    let mut found: IndexMap<Kernel, f64> = IndexMap::new();
+    let mut counts: IndexMap<Kernel, f64> = IndexMap::new();
     let microbatches = program.context.workload.microbatches(&program.context.mesh) as f64;
     for stage in &program.stages {
         let lists =
             [(&stage.forward, microbatches), (&stage.backward, microbatches), (&stage.step, 1.0)];
         for (list, times) in lists {
             for instr in list {
-                *found.entry(instr.kernel()).or_default() += times;
+                *counts.entry(instr.kernel()).or_default() += times;
             }
         }
     }
-    found.into_iter().collect()
+    counts.into_iter().collect()
 }
 
 /// FLOPs of one sequence, forward and backward: six for each token and weight of a GEMM, and the
 /// causal half of the attention GEMMs.
-pub fn model_flops(model: &Model, length: u64) -> f64 {
+pub(crate) fn model_flops(model: &Model, length: u64) -> f64 {
     let weights: u64 = (0..model.blocks.len()).map(|layer| model.block_macs_per_token(layer)).sum();
     let head = model.vocab * model.hidden;
     let op = AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };

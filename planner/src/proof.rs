@@ -9,9 +9,9 @@ use crate::request::Request;
 /// Times with a smaller relative difference are equal.
 const ROUNDING: f64 = 1e-9;
 
-/// What is known at the end of a search.
+/// Bounds and limits at the end of a search.
 #[derive(Clone, Copy, Debug)]
-pub struct ProofState {
+pub(crate) struct ProofState {
     /// Lower bound: no plan is faster. Infinite where no context could beat the warm start.
     pub bound: f64,
     /// Whether the deadline kept a context from being searched.
@@ -21,9 +21,8 @@ pub struct ProofState {
 }
 
 impl ProofState {
-    /// The report of a search whose plan takes `time`, or that found none. Counts and wall time are
-    /// left at zero.
-    pub fn report(
+    /// The report of a search with a plan of `time` seconds, or without a plan. Counts and wall time are zero.
+    pub(crate) fn report(
         self,
         request: &Request,
         time: Option<f64>,
@@ -31,7 +30,7 @@ impl ProofState {
     ) -> SearchReport {
         let refuted = time.is_some_and(|time| self.is_refuted(time));
         debug_assert!(!refuted, "a plan of {time:?} beats the bound {}", self.bound);
-        // A bound that no solver had a part in: the model's FLOPs at the devices' peak.
+        // A bound independent of all solvers: the model's FLOPs at the devices' peak.
         let peak_bound = || {
             let bounds = contexts.iter().filter_map(|c| flops_bound(request, &c.context).ok());
             bounds.map(|bound| bound.0).fold(f64::INFINITY, f64::min)
@@ -54,7 +53,7 @@ impl ProofState {
         }
     }
 
-    /// Whether a plan of this time beats the bound, which then proves nothing.
+    /// Whether a plan of this time beats the bound, which is then wrong.
     fn is_refuted(&self, time: f64) -> bool {
         self.bound.is_finite() && self.bound * (1.0 - ROUNDING) > time
     }
@@ -97,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refuted_bound_proves_nothing() {
+    fn a_refuted_bound_is_discarded() {
         assert_eq!(conclude(2.0, false, Some(2.0)), (SearchStatus::Optimal, 2.0));
         assert_eq!(conclude(f64::INFINITY, false, Some(2.0)), (SearchStatus::Optimal, 2.0));
         assert_eq!(conclude(2.0, false, Some(1.9)), (SearchStatus::GapLimit, 0.5));
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn infeasible_needs_a_proof_for_every_context() {
+    fn infeasible_requires_a_proof_for_every_context() {
         let infinite = f64::INFINITY;
         assert_eq!(conclude(infinite, false, None).0, SearchStatus::Infeasible);
         assert_eq!(conclude(infinite, true, None).0, SearchStatus::TimeLimit);

@@ -1,4 +1,4 @@
-//! How a search ended.
+//! Reports of searches.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use narrows_plan::Seconds;
 
 use crate::infeasible::{Infeasible, MemoryEvidence};
 
-/// How a search ended, and what it proved.
+/// The end of a search: status, bound and statistics.
 #[derive(Clone, Debug)]
 pub struct SearchReport {
     /// Why the search ended.
@@ -16,16 +16,16 @@ pub struct SearchReport {
     pub gap: f64,
     /// Lower bound: no plan is faster.
     pub bound: Seconds,
-    /// Contexts, segments and partial partitions that were priced. Threads that race may price a
+    /// Number of contexts, segments and partial partitions that were priced. Racing threads may price a
     /// segment twice, so the count differs between runs.
     pub candidates_priced: u64,
-    /// Contexts that a bound or the memory excluded before they were solved.
+    /// Number of contexts that a bound or the memory limit excluded before they were solved.
     pub candidates_pruned: u64,
-    /// Segments solved to optimality, counted as `candidates_priced` is.
+    /// Number of segments solved to optimality; differs between runs like `candidates_priced`.
     pub segment_solves: u64,
     /// Wall time of the search.
     pub wall_time: Duration,
-    /// How every context ended, best bound first.
+    /// Reports of all contexts, best bound first.
     pub contexts: Vec<ContextReport>,
 }
 
@@ -34,7 +34,7 @@ pub struct SearchReport {
 pub enum SearchStatus {
     /// The plan is proven the fastest of the space.
     Optimal,
-    /// The bound and the plan's time differ; or no plan was found, and one may exist.
+    /// The bound and the plan's time differ; or no plan was found although one may exist.
     GapLimit,
     /// The time limit passed first.
     TimeLimit,
@@ -54,12 +54,12 @@ impl SearchStatus {
     }
 }
 
-/// How the search of one context ended.
+/// The end of the search of one context.
 #[derive(Clone, Debug)]
 pub struct ContextReport {
     /// Mesh, microbatch, ZeRO stage.
     pub context: Context,
-    /// Lower bound on the plans of the context; `None` when it has none.
+    /// Lower bound on the plans of the context; `None` for a context without plans.
     pub bound: Option<Seconds>,
     /// How it ended.
     pub outcome: ContextOutcome,
@@ -72,9 +72,9 @@ pub enum ContextOutcome {
     Solved(Seconds),
     /// Not solved: its bound is no better than the plan of another context.
     Pruned,
-    /// Its bound is better than the best plan, but no faster plan was found in it.
+    /// Searched, since its bound is better than the best plan; no faster plan was found.
     NotImproved,
-    /// It has no legal plan, or none that fits.
+    /// The context has no legal plan, or none that fits.
     Infeasible(Infeasible),
     /// The time limit passed first.
     NotReached,
@@ -82,7 +82,7 @@ pub enum ContextOutcome {
 
 impl ContextReport {
     /// Whether it is proven that the context has no plan.
-    pub fn is_proven_infeasible(&self) -> bool {
+    pub(crate) fn is_proven_infeasible(&self) -> bool {
         match self.outcome {
             ContextOutcome::Infeasible(Infeasible::Memory { evidence, .. }) => {
                 evidence == MemoryEvidence::AllPlans
@@ -96,7 +96,7 @@ impl ContextReport {
 impl SearchReport {
     /// The report with times of whole steps, as predictions give them, instead of sums of kernel times:
     /// all times multiplied by the executor's step factor.
-    pub fn scaled_to_steps(mut self, step_factor: f64) -> SearchReport {
+    pub(crate) fn scaled_to_steps(mut self, step_factor: f64) -> SearchReport {
         self.bound = self.bound * step_factor;
         for context in &mut self.contexts {
             context.bound = context.bound.map(|bound| bound * step_factor);

@@ -12,7 +12,7 @@ use narrows_plan::{
     strategy::{Rules, TiedWeightLayout},
 };
 
-/// Everything a search depends on. A size that is `None` is searched.
+/// All inputs of a search. A size that is `None` is searched.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The model to train.
@@ -96,9 +96,9 @@ impl fmt::Display for RequestDefects {
 pub enum GroupingRule {
     /// Every grouping.
     Auto,
-    /// Only the one that groups all factors with a common input.
+    /// Only the grouping of all factors with a common input.
     On,
-    /// Only the one that groups none.
+    /// No grouping.
     Off,
 }
 
@@ -115,7 +115,7 @@ pub enum MemoryLimit {
 
 impl GroupingRule {
     /// The groupings that the rule allows.
-    pub fn groupings(self) -> &'static [Grouping] {
+    pub(crate) fn groupings(self) -> &'static [Grouping] {
         match self {
             GroupingRule::Auto => &Grouping::ALL,
             GroupingRule::On => &Grouping::ALL[..1],
@@ -125,8 +125,8 @@ impl GroupingRule {
 }
 
 impl Request {
-    /// A request for the whole search space: every size that can be searched is, memory is the
-    /// profile's, kernels are captured in graphs, there is no time limit.
+    /// A request for the whole search space: all sizes are searched, the memory is the profile's, kernels are
+    /// captured in graphs, and there is no time limit.
     pub fn new(
         model: Model,
         profile: Profile,
@@ -153,9 +153,8 @@ impl Request {
         }
     }
 
-    /// The layouts that the weight shared by embedding and head may have; one `None` where it is not
-    /// shared.
-    pub fn tied_weights(&self) -> Vec<Option<TiedWeightLayout>> {
+    /// The possible layouts of a tied weight; one `None` for a model without a tied weight.
+    pub(crate) fn tied_weights(&self) -> Vec<Option<TiedWeightLayout>> {
         if self.model.tied {
             TiedWeightLayout::ALL.into_iter().map(Some).collect()
         } else {

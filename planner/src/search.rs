@@ -5,7 +5,7 @@
 //!    step phase of an average stage, m microbatches and P stages, no 1F1B step is shorter than
 //!    m·T/P + u, nor than T / (1 − (1 − 1/m)ᴾ), which stages of the best proportion would reach.
 //! 3. The most promising contexts get a better bound, from dividing the blocks among the stages within
-//!    the memory there is. Those that stay most promising are solved (lowered, placed in memory,
+//!    the memory limit. The contexts that remain most promising are solved (lowered, placed in memory,
 //!    simulated) until no bound is better than the best plan.
 
 use std::time::Instant;
@@ -27,7 +27,7 @@ use crate::segment::SegmentSolver;
 /// Result of a search.
 #[derive(Clone, Debug)]
 pub struct SearchResult {
-    /// The best plan; `None` when none was found.
+    /// The best plan, if any was found.
     pub best: Option<FeasiblePlan>,
     /// How the search ended.
     pub report: SearchReport,
@@ -37,7 +37,7 @@ pub struct SearchResult {
 struct BoundedContext {
     context: Context,
     bound: Result<Seconds, Infeasible>,
-    /// Bounds within the memory there is, once computed.
+    /// Bounds within the memory limit, once computed.
     bounds: Option<ContextBounds>,
 }
 
@@ -65,12 +65,12 @@ impl BoundedContext {
         self.bound.as_ref().map_or(f64::INFINITY, |bound| bound.0)
     }
 
-    /// Whether the bound should be refined before the context is solved.
+    /// Whether the bound must be refined before the context is solved.
     fn needs_refinement(&self) -> bool {
         self.bound.is_ok() && self.bounds.is_none()
     }
 
-    /// Refines the bound by the memory there is.
+    /// Refines the bound by the memory limit.
     fn refine(&mut self, solver: &ContextSolver, incumbent: f64) {
         let bounds = solver.bounds(&self.context, incumbent);
         let refined = bounds.bound(incumbent);
@@ -102,7 +102,7 @@ impl BoundedContext {
                 bound: solved.0,
                 is_interrupted,
             },
-            // Nothing was found and not everything was tried: neither a proof nor infeasible.
+            // No plan was found, and not all were tried: this proves nothing.
             _ if is_interrupted => {
                 ContextResult::without_plan(ContextOutcome::NotReached, solved.0.min(bound))
             }
@@ -119,15 +119,15 @@ pub fn search(request: &Request) -> SearchResult {
     search_until(request, &Deadline::after(request.time_limit))
 }
 
-/// Searches the whole space of a request until a deadline, whatever its own time limit.
-pub fn search_until(request: &Request, deadline: &Deadline) -> SearchResult {
+/// Searches the whole space of a request until a deadline; the request's own time limit is ignored.
+fn search_until(request: &Request, deadline: &Deadline) -> SearchResult {
     let begin = Instant::now();
     let segments = SegmentSolver::new(request, deadline.clone());
     let solver = ContextSolver::new(request, &segments);
     let contexts = contexts(request);
-    // Where time is limited, a plan comes before all proofs.
+    // Under a time limit, a first plan comes before any bound.
     let mut best = if deadline.exists() { solver.first_feasible(&contexts) } else { None };
-    // At most half of the time goes into bounds, so that some is left to solve contexts.
+    // Bounds take at most half of the time, and the solution of contexts the rest.
     let mut open: Vec<BoundedContext> = contexts
         .into_par_iter()
         .map(|context| {
@@ -219,8 +219,7 @@ fn faster(one: Option<FeasiblePlan>, other: Option<FeasiblePlan>) -> Option<Feas
 /// Contexts that are tried again under restricted rules.
 const RESTRICTED_MAX: usize = 2;
 
-/// A plan with the least memory under restricted rules, in contexts whose smallest plan was a little
-/// too large.
+/// A plan with the smallest memory under restricted rules, in contexts whose smallest plan was too large.
 fn min_memory_restricted(
     request: &Request,
     solver: &ContextSolver,
@@ -241,7 +240,7 @@ fn min_memory_restricted(
     plans.find(|plan| plan.peak_arena() <= request.arena_limit())
 }
 
-/// Share of the memory from which on it counts as binding.
+/// Share of the memory limit from which on memory counts as binding.
 const BINDING_SHARE: f64 = 0.8;
 
 /// Gap from which on restricted rules are searched.
@@ -274,4 +273,78 @@ fn improve_restricted(
         }
     }
     best
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+    use narrows_plan::Bytes;
+    use narrows_plan::model::presets;
+
+    use super::*;
+    use crate::report::SearchStatus;
+    use crate::request::MemoryLimit;
+
+    /// A memory limit so tight that even partitions do not fit and budgets are corrected often.
+    fn tight() -> Request {
+        Request {
+            tensor: Some(4),
+            micro_batch: Some(4),
+            memory_limit: MemoryLimit::Bytes(Bytes(18 << 30)),
+            ..Request::new(
+                presets::find("cola-7b").unwrap(),
+                profile::preset("a100-80gb").unwrap(),
+                4,
+                4,
+                4096,
+            )
+        }
+    }
+
+    #[test]
+    fn an_interrupted_search_proves_nothing() {
+        let request = tight();
+        let whole = search(&request);
+        let time = whole.best.as_ref().expect("a plan fits").time.0;
+        let (mut empty, mut interrupted) = (0, 0);
+        for checks in (0..12).map(|power| 1 << power).chain([3, 6, 12, 24, 48]) {
+            let result = search_until(&request, &Deadline::after_checks(checks));
+            let report = &result.report;
+            let case = format!("{checks} checks: {:?}", report.status);
+            assert_ne!(report.status, SearchStatus::Infeasible, "{case}");
+            assert!(!report.contexts.iter().any(ContextReport::is_proven_infeasible), "{case}");
+            assert!(report.bound.0 <= time * (1.0 + 1e-9), "{case}: {}", report.bound);
+            match &result.best {
+                None => {
+                    assert_eq!(report.status, SearchStatus::TimeLimit, "{case}");
+                    empty += 1;
+                }
+                Some(best) if report.status == SearchStatus::Optimal => {
+                    assert!(best.time.0 <= time * (1.0 + 1e-9), "{case}");
+                }
+                Some(_) => {}
+            }
+            let not_reached = |c: &ContextReport| matches!(c.outcome, ContextOutcome::NotReached);
+            interrupted += usize::from(report.contexts.iter().any(not_reached));
+        }
+        assert!(empty > 0 && interrupted > 0, "{empty} without a plan, {interrupted} interrupted");
+    }
+
+    /// Where blocks divide evenly, the shortest time limit yields a plan.
+    #[test]
+    fn a_search_without_time_returns_an_even_partition() {
+        for (name, devices) in [("cola-1b", 8), ("llama-7b", 16)] {
+            let request = Request::new(
+                presets::find(name).unwrap(),
+                profile::preset("a100-80gb").unwrap(),
+                devices,
+                16,
+                4096,
+            );
+            let result = search_until(&request, &Deadline::after_checks(0));
+            assert_eq!(result.report.status, SearchStatus::TimeLimit, "{name}");
+            assert!(result.best.is_some(), "{name}");
+            assert!(result.report.gap > 0.0, "{name}");
+        }
+    }
 }

@@ -34,8 +34,8 @@ fn request(model: &str, baseline: Baseline, devices: u64, tensor: Option<u64>) -
     }
 }
 
-fn assert_same(a: f64, b: f64, what: &str) {
-    assert!(((a - b) / a).abs() < 1e-9, "{what}: {a} is not {b}");
+fn assert_same(a: f64, b: f64, case: &str) {
+    assert!(((a - b) / a).abs() < 1e-9, "{case}: {a} is not {b}");
 }
 
 #[test]
@@ -51,8 +51,8 @@ fn objective_and_simulation_agree_for_every_baseline_and_preset() {
                 let name = format!("{family}-{size}");
                 let request = request(&name, baseline, 4, Some(4));
                 let searched = search(&request);
-                let fitted = searched.best.unwrap_or_else(|| panic!("{name} {baseline:?}"));
-                assert_same(fitted.objective.0, fitted.time.0, &name);
+                let best = searched.best.unwrap_or_else(|| panic!("{name} {baseline:?}"));
+                assert_same(best.objective.0, best.time.0, &name);
                 checked += 1;
             }
         }
@@ -60,8 +60,7 @@ fn objective_and_simulation_agree_for_every_baseline_and_preset() {
     assert_eq!(checked, 9 * 14);
 }
 
-/// One in a hundred of all candidates, not only the fastest: each context with each layout of the
-/// hidden state and each tied weight is a candidate.
+/// Candidates are all contexts with all layouts of the hidden state and of a tied weight, not only the fastest.
 #[test]
 fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
     let mut seen = 0;
@@ -87,19 +86,19 @@ fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
                         };
                         segments.fastest(part, &context)
                     };
-                    let Some(decided) = decide(&request, &segments, context, boundary, &solve)
+                    let Some(decisions) = decide(&request, &segments, context, boundary, &solve)
                     else {
                         continue;
                     };
                     let microbatches = context.workload.microbatches(&context.mesh);
                     let expected: f64 =
-                        solved(&decided).map(|solved| solved.time.total(microbatches).0).sum();
-                    let plan = write_plan(&request, &decided);
+                        solved(&decisions).map(|solved| solved.time.total(microbatches).0).sum();
+                    let plan = write_plan(&request, &decisions);
                     let program = lower(&plan.resolve(&request.model).unwrap());
                     let program = CheckedProgram::check(program).unwrap();
                     let prices = Prices::new(&request.profile, request.executor, &context.mesh);
                     let price = |kernel: &Kernel| prices.kernel_time(kernel);
-                    // What belongs to no segment: the gradient norm of the whole stage.
+                    // The gradient norm of the whole stage belongs to no segment.
                     let once: f64 = reduce_square_sum(&context)
                         .iter()
                         .chain([&clear_square_sum()])
@@ -133,54 +132,53 @@ fn stages_with_a_tied_weight_take_the_time_of_their_program() {
                 data: Some(data),
                 ..base
             };
-            let fitted = search(&request).best.unwrap_or_else(|| panic!("{name}"));
-            assert_same(fitted.partition_time.0, fitted.time.0, &name);
-            let context = fitted.decisions.context;
+            let best = search(&request).best.unwrap_or_else(|| panic!("{name}"));
+            assert_same(best.partition_time.0, best.time.0, &name);
+            let context = best.decisions.context;
             let prices = Prices::new(&request.profile, request.executor, &context.mesh);
             let price = |kernel: &Kernel| prices.kernel_time(kernel);
-            let program = fitted.program.program();
+            let program = best.program.program();
             for (stage, lowered) in program.stages.iter().enumerate() {
                 let simulated: f64 =
                     lowered.step.iter().map(|instr| price(&instr.kernel()).0).sum();
-                let expected = step_phase(&fitted.decisions, stage, &model, &price);
+                let expected = step_phase(&best.decisions, stage, &model, &price);
                 assert_same(expected, simulated, &format!("{name}: stage {stage}"));
                 checked += 1;
             }
-            let timeline = simulate(&fitted.program, &price);
-            let meetings =
-                |stage| timeline.stage_syncs.iter().filter(move |met| met.stage == stage);
+            let timeline = simulate(&best.program, &price);
+            let syncs = |stage| timeline.stage_syncs.iter().filter(move |sync| sync.stage == stage);
             for stage in 0..pipeline as usize {
                 let is_end = stage == 0 || stage + 1 == pipeline as usize;
                 let expected = 1 + usize::from(model.tied && is_end);
-                assert_eq!(meetings(stage).count(), expected, "{name}: stage {stage}");
-                let (last, first) = (meetings(stage).next_back(), meetings(0).next_back());
-                assert_eq!(last.map(|met| met.end), first.map(|met| met.end), "{name}");
+                assert_eq!(syncs(stage).count(), expected, "{name}: stage {stage}");
+                let (own, first) = (syncs(stage).next_back(), syncs(0).next_back());
+                assert_eq!(own.map(|sync| sync.end), first.map(|sync| sync.end), "{name}");
             }
         }
     }
     assert_eq!(checked, 4 * (2 + 3 + 2 + 3 + 2));
 }
 
-/// What a stage does once a step, from what its segments were decided by.
+/// Time of a stage's step phase, from the solutions of its segments.
 fn step_phase(
-    decided: &ModelDecisions,
+    decisions: &ModelDecisions,
     stage: usize,
     model: &Model,
     price: &dyn Fn(&Kernel) -> Seconds,
 ) -> f64 {
-    let context = &decided.context;
+    let context = &decisions.context;
     let mut segments: Vec<&SolvedSegment> =
-        decided.stages[stage].iter().map(|solved| &**solved).collect();
-    let (is_first, is_last) = (stage == 0, stage + 1 == decided.stages.len());
-    segments.extend(is_first.then_some(&*decided.embedding));
-    segments.extend(is_last.then_some(&*decided.head));
+        decisions.stages[stage].iter().map(|solved| &**solved).collect();
+    let (is_first, is_last) = (stage == 0, stage + 1 == decisions.stages.len());
+    segments.extend(is_first.then_some(&*decisions.embedding));
+    segments.extend(is_last.then_some(&*decisions.head));
     let once = reduce_square_sum(context);
     let mut once: Vec<InstrTemplate> = once.into_iter().chain([clear_square_sum()]).collect();
     if model.tied && (is_first || is_last) {
-        let context = &decided.context;
-        let head = decided.head.segment.vocabulary_op().unwrap();
-        let strategy = decided.head.choice.ops[head.0 as usize].choice.strategy;
-        let parameter = op_parameters(decided.head.segment.op(head), strategy, context).unwrap();
+        let context = &decisions.context;
+        let head = decisions.head.segment.vocabulary_op().unwrap();
+        let strategy = decisions.head.choice.ops[head.0 as usize].choice.strategy;
+        let parameter = op_parameters(decisions.head.segment.op(head), strategy, context).unwrap();
         once.push(reduce_tied_gradient(parameter.gradient_extent(context), context));
     }
     let once: f64 = once.iter().map(|template| price(&template.kernel()).0).sum();
@@ -206,6 +204,6 @@ fn decide(
     })
 }
 
-fn solved(decided: &ModelDecisions) -> impl Iterator<Item = &Arc<SolvedSegment>> {
-    [&decided.embedding, &decided.head].into_iter().chain(decided.stages.iter().flatten())
+fn solved(decisions: &ModelDecisions) -> impl Iterator<Item = &Arc<SolvedSegment>> {
+    [&decisions.embedding, &decisions.head].into_iter().chain(decisions.stages.iter().flatten())
 }

@@ -53,8 +53,7 @@ fn published_measurements_narrow_the_interval_and_unmeasured_kernels_are_named()
     assert!(widest > 1.05 * narrow, "{widest} {narrow}");
 }
 
-/// A machine whose kernel times follow a formula; only the kernels that `measured` selects were
-/// measured.
+/// The profile of a machine with kernel times by a formula, from measurements of the kernels that `measured` selects.
 fn machine(model: &Model, plan: &Plan, measured: impl Fn(usize) -> bool) -> Profile {
     let resolved = plan.resolve(model).unwrap();
     let program = CheckedProgram::check(lower(&resolved)).unwrap();

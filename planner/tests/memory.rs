@@ -1,4 +1,4 @@
-//! Searches whose memory binds: no claim of infeasibility or optimality that a restricted search refutes.
+//! Searches where memory binds: no restricted search refutes a bound, an optimum or infeasibility.
 
 use narrows_cost_model::profile;
 use narrows_plan::Bytes;
@@ -32,35 +32,35 @@ fn no_restricted_search_refutes_a_bound() {
         // Embedding and head are most of the model.
         request(model::read("wide.json", wide).unwrap(), 1, 64, 64),
     ];
-    let mut bound = 0;
+    let mut checked = 0;
     for case in cases {
         let free = search(&Request { memory_limit: MemoryLimit::None, ..case.clone() });
         let peak = free.best.expect("without a limit there is a plan").peak_arena();
         for percent in [95, 85, 75, 65] {
             let limit = MemoryLimit::Bytes(Bytes(peak.0 * percent / 100));
             let limited = Request { memory_limit: limit, ..case.clone() };
-            let found = search(&limited);
+            let result = search(&limited);
             for rules in restrictions() {
                 let Some(restricted) = search(&Request { rules, ..limited.clone() }).best else {
                     continue;
                 };
-                bound += 1;
-                let least = found.report.bound.0 * (1.0 - 1e-9);
-                assert!(restricted.time.0 >= least, "{percent} %: {rules:?} beats the bound");
-                if found.report.status == SearchStatus::Optimal {
-                    let time = found.best.as_ref().map_or(0.0, |best| best.time.0);
+                checked += 1;
+                let bound = result.report.bound.0 * (1.0 - 1e-9);
+                assert!(restricted.time.0 >= bound, "{percent} %: {rules:?} beats the bound");
+                if result.report.status == SearchStatus::Optimal {
+                    let time = result.best.as_ref().map_or(0.0, |best| best.time.0);
                     assert!(restricted.time.0 >= time * (1.0 - 1e-9), "{percent} %: {rules:?}");
                 }
             }
         }
     }
-    assert!(bound >= 8, "{bound} restricted plans");
+    assert!(checked >= 8, "{checked} restricted plans");
 }
 
-/// The arena of a block that recomputes much exceeds its bytes, so the plan with the fewest bytes is not
-/// the one with the smallest arena.
+/// The arena of a block with much recomputation exceeds its bytes, so the plan with the fewest bytes does not have
+/// the smallest arena.
 #[test]
-fn a_plan_of_narrower_rules_is_found_where_nothing_else_fits() {
+fn a_plan_that_fits_only_under_restricted_rules_is_found() {
     let limit = MemoryLimit::Bytes(Bytes(14_383_104));
     let model = presets::find("cola-tiny").unwrap();
     let limited = Request { memory_limit: limit, ..request(model, 2, 4, 128) };
@@ -78,8 +78,8 @@ fn slower_embedding_and_head_are_chosen_when_memory_requires_them() {
         "d_ff": 64, "blocks": {"count": 1, "default": {"product": "swiglu", "all": "dense"}}}"#;
     let case = request(model::read("wide.json", text).unwrap(), 1, 64, 64);
     let limited = Request { memory_limit: MemoryLimit::Bytes(Bytes(30 << 20)), ..case };
-    let found = search(&limited).best.expect("sharded embedding and head fit");
-    assert!(found.peak_arena() <= Bytes(30 << 20));
+    let best = search(&limited).best.expect("sharded embedding and head fit");
+    assert!(best.peak_arena() <= Bytes(30 << 20));
 }
 
 /// The stage times of a partition equal those of its program, with several stages and where memory
@@ -100,21 +100,21 @@ fn partition_times_are_simulated_times() {
         };
         let peak = search(&free).best.expect("a plan").peak_arena();
         let limit = MemoryLimit::Bytes(Bytes(peak.0 * percent / 100));
-        let Some(found) = search(&Request { memory_limit: limit, ..free }).best else { continue };
-        let (partitioned, simulated) = (found.partition_time.0, found.time.0);
+        let Some(best) = search(&Request { memory_limit: limit, ..free }).best else { continue };
+        let (partitioned, simulated) = (best.partition_time.0, best.time.0);
         let off = ((partitioned - simulated) / simulated).abs();
         assert!(
             off < 1e-9,
             "{tensor} × {pipeline} at {percent} %: {partitioned} is not {simulated}"
         );
-        let blocks = found.decisions.stages.iter().flatten();
+        let blocks = best.decisions.stages.iter().flatten();
         recomputed += blocks.filter(|block| block.choice.ops.iter().any(|op| op.recompute)).count();
     }
     assert!(recomputed > 0, "no block recomputes");
 }
 
-/// The less memory, the later the method that assigns the blocks: elimination while every block is as fast
-/// as possible, then hull vertices, and the integer program where these leave bytes unused.
+/// With less memory, later methods assign the blocks: elimination while every block has its fastest solution, then
+/// hull vertices, and the integer program where these leave bytes unused.
 #[test]
 fn the_integer_program_assigns_blocks_where_memory_binds() {
     let free = Request {

@@ -1,4 +1,4 @@
-//! From prices alone, the search arrives at the placements that were published.
+//! From prices alone, the search finds the published placements.
 
 use narrows_cost_model::profile;
 use narrows_plan::graph::Op;
@@ -56,7 +56,7 @@ fn a_dense_llama_gets_megatron_column_row_pairs() {
             if matches!(name.as_str(), "o" | "down") { Strategy::Row } else { Strategy::Column };
         assert_eq!(strategy, expected, "{name}");
     }
-    // The residual stream is whole, or sharded on tokens (the sequence-parallel form).
+    // The residual stream is replicated, or sharded on tokens (sequence parallelism).
     let hidden_layout = best(&result).decisions.boundary.hidden.forward;
     assert_ne!(hidden_layout, Layout::Sharded(narrows_plan::Dim::Feature));
 }
@@ -92,7 +92,7 @@ fn baselines_rank_as_published() {
 }
 
 #[test]
-fn collective_bytes_equal_the_published_ones() {
+fn collective_bytes_equal_the_published_bytes() {
     let mib = |model, baseline| {
         let request = published(model, baseline, WeightRule::Any);
         let result = search(&request);
@@ -113,7 +113,7 @@ fn collective_bytes_equal_the_published_ones() {
 }
 
 #[test]
-fn tight_memory_saves_latents_and_recomputes_without_collectives() {
+fn tight_memory_keeps_latents_and_recomputes_without_collectives() {
     let mut request = published("cola-7b", Baseline::Btp, WeightRule::Sharded);
     request.memory_limit = MemoryLimit::Bytes(Bytes(27 << 30));
     let result = search(&request);

@@ -6,13 +6,13 @@ use crate::infeasible::Infeasible;
 use crate::pipeline::EmbeddingAndHead;
 
 /// Lower bounds for each boundary layout of a context, the most promising first.
-pub struct ContextBounds {
+pub(crate) struct ContextBounds {
     /// The fastest embedding and head of a layout, and the bound on its plans.
     pub layouts: Vec<(EmbeddingAndHead, LayoutBound)>,
 }
 
 /// Bound on the plans of one boundary layout.
-pub enum LayoutBound {
+pub(crate) enum LayoutBound {
     /// No plan is faster.
     Bound(Seconds),
     /// No plan is faster than the incumbent.
@@ -26,7 +26,7 @@ impl ContextBounds {
     ///
     /// # Errors
     /// Why the context has no plan.
-    pub fn bound(&self, incumbent: f64) -> Result<Seconds, Infeasible> {
+    pub(crate) fn bound(&self, incumbent: f64) -> Result<Seconds, Infeasible> {
         let mut reason = Infeasible::NoStrategy;
         let mut lowest: Option<f64> = None;
         for (_, layout) in &self.layouts {
@@ -46,7 +46,7 @@ impl ContextBounds {
 
 impl LayoutBound {
     /// The bound in seconds; infinite where there is none.
-    pub fn seconds(&self) -> f64 {
+    pub(crate) fn seconds(&self) -> f64 {
         if let LayoutBound::Bound(bound) = self { bound.0 } else { f64::INFINITY }
     }
 }

@@ -21,7 +21,7 @@ use crate::segment::{SegmentSolver, SegmentSpec};
 ///
 /// # Errors
 /// Why the context has no plan.
-pub fn lower_bound(
+pub(crate) fn lower_bound(
     request: &Request,
     segments: &SegmentSolver,
     context: &Context,
@@ -47,7 +47,7 @@ pub fn lower_bound(
 ///
 /// # Errors
 /// Why the context has no plan.
-pub fn flops_bound(request: &Request, context: &Context) -> Result<Seconds, Infeasible> {
+pub(crate) fn flops_bound(request: &Request, context: &Context) -> Result<Seconds, Infeasible> {
     if let Some(infeasible) = too_large(request, context) {
         return Err(infeasible);
     }

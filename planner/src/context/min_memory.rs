@@ -15,14 +15,14 @@ use crate::pipeline::{EmbeddingAndHead, Partition, StageAssignment, in_flight};
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
 
-/// Hull vertices that are lowered, from the smallest up: recomputation needs memory for a while, so
-/// keeping the least is not always the smallest arena.
+/// Number of hull vertices that are lowered, from the smallest up: recomputation needs temporary memory, so the
+/// fewest kept bytes do not always give the smallest arena.
 const LEVELS_MAX: usize = 5;
 
 impl ContextSolver<'_> {
-    /// The plan that needs the least memory, as far as bytes tell: every segment at its smallest, and
-    /// the blocks divided so that the fullest stage needs the least.
-    pub fn min_memory_plan(&self, context: &Context) -> Option<FeasiblePlan> {
+    /// The plan with the smallest memory by the bytes of its segments: segments near their smallest vertex, and
+    /// blocks divided so that the fullest stage is as small as possible.
+    pub(crate) fn min_memory_plan(&self, context: &Context) -> Option<FeasiblePlan> {
         let layouts = EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
         let plans = layouts.iter().filter_map(|ends| {
             let ends = ends.hull_pairs(self.segments, context).pop()?;
@@ -37,9 +37,9 @@ impl ContextSolver<'_> {
         plans.min_by_key(FeasiblePlan::peak_arena)
     }
 
-    /// The smallest plan under restricted rules: bytes do not tell the memory that a block needs while
-    /// it recomputes, and minimising bytes recomputes more than the arena rewards.
-    pub fn min_memory_plan_restricted(&self, context: &Context) -> Option<FeasiblePlan> {
+    /// The smallest plan under restricted rules: bytes exclude the memory of a block's recomputation, so
+    /// minimising bytes recomputes more than is best for the arena.
+    pub(crate) fn min_memory_plan_restricted(&self, context: &Context) -> Option<FeasiblePlan> {
         let plans = restrictions(self.request).into_iter().filter_map(|request| {
             let segments = SegmentSolver::new(&request, self.segments.deadline().clone());
             ContextSolver::new(&request, &segments).min_memory_plan(context)
@@ -49,7 +49,7 @@ impl ContextSolver<'_> {
 
     /// A plan under restricted rules that is faster than `incumbent`: where memory binds, correcting
     /// budgets by arenas may miss plans that a smaller space leads to at once.
-    pub fn faster_plan_restricted(
+    pub(crate) fn faster_plan_restricted(
         &self,
         context: &Context,
         incumbent: f64,
@@ -125,7 +125,7 @@ impl ContextSolver<'_> {
     }
 }
 
-/// The request under rules that leave less to decide: one way of recomputing, or one norm.
+/// The request under restricted rules: one way of recomputing, or one norm.
 fn restrictions(request: &Request) -> Vec<Request> {
     let rules = request.rules;
     let mut restricted = vec![];

@@ -12,7 +12,7 @@ use crate::segment::SegmentSpec;
 
 impl ContextSolver<'_> {
     /// Bounds on the plans of a context. Layouts that cannot beat `incumbent` are not divided.
-    pub fn bounds(&self, context: &Context, incumbent: f64) -> ContextBounds {
+    pub(crate) fn bounds(&self, context: &Context, incumbent: f64) -> ContextBounds {
         let mut layouts = vec![];
         for fastest in EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context) {
             let bound = if fastest.bound.0 < incumbent {

@@ -6,50 +6,50 @@ use crate::feasible_plan::FeasiblePlan;
 use crate::infeasible::{Infeasible, MemoryEvidence};
 
 /// Result of solving one context.
-pub struct ContextSolution {
-    /// The fastest plan; `Ok(None)` when none was found that is faster than the incumbent.
+pub(crate) struct ContextSolution {
+    /// The fastest plan; `Ok(None)` when no plan is known to be faster than the incumbent.
     pub best: Result<Option<FeasiblePlan>, Infeasible>,
     /// Lower bound on the plans of the context.
     pub bound: Seconds,
-    /// Whether the deadline passed before everything was tried, so that plans may be missing.
+    /// Whether the deadline passed during the search, so that plans may be missing.
     pub is_interrupted: bool,
 }
 
 /// Best plan and proof of a context so far.
-pub struct FitProgress {
-    /// The fastest plan, or why there is none.
+pub(super) struct FitProgress {
+    /// The fastest plan, or the reason why there is none.
     pub best: Result<Option<FeasiblePlan>, Infeasible>,
     /// Lower bound on the plans of the context.
     pub bound: f64,
     /// Step time to beat.
     pub incumbent: f64,
-    /// Whether plans may fit although none was found.
+    /// Whether plans may fit although every arena so far was too large.
     is_open: bool,
     is_interrupted: bool,
 }
 
 impl FitProgress {
     /// No plan yet; `incumbent` is the step time to beat.
-    pub fn new(incumbent: f64) -> FitProgress {
+    pub(super) fn new(incumbent: f64) -> FitProgress {
         let (best, bound) = (Err(Infeasible::NoStrategy), f64::INFINITY);
         FitProgress { best, bound, incumbent, is_open: false, is_interrupted: false }
     }
 
     /// Accepts a plan that is faster than all before it.
-    pub fn accept(&mut self, plan: FeasiblePlan) {
+    pub(super) fn accept(&mut self, plan: FeasiblePlan) {
         self.incumbent = self.incumbent.min(plan.time.0);
         self.best = Ok(Some(plan));
     }
 
     /// Records that the remaining plans are no faster than the incumbent.
-    pub fn exhaust(&mut self) {
+    pub(super) fn exhaust(&mut self) {
         if self.best.is_err() {
             self.best = Ok(None);
         }
     }
 
     /// Records that one layout has no plan.
-    pub fn reject(&mut self, infeasible: Infeasible) {
+    pub(super) fn reject(&mut self, infeasible: Infeasible) {
         if let Err(known) = &mut self.best {
             let before = std::mem::replace(known, Infeasible::NoStrategy);
             *known = before.nearer_to_feasible(infeasible);
@@ -57,7 +57,7 @@ impl FitProgress {
     }
 
     /// Records that some solutions fit by their bytes, but every arena that was tried was too large.
-    pub fn mark_open(&mut self, limit: Bytes) {
+    pub(super) fn mark_open(&mut self, limit: Bytes) {
         if self.incumbent.is_finite() {
             return self.exhaust();
         }
@@ -68,23 +68,23 @@ impl FitProgress {
     }
 
     /// Records that the deadline passed.
-    pub fn interrupt(&mut self) {
+    pub(super) fn interrupt(&mut self) {
         self.is_interrupted = true;
     }
 
     /// The result.
-    pub fn finish(self) -> ContextSolution {
+    pub(super) fn finish(self) -> ContextSolution {
         let FitProgress { best, bound, is_interrupted, .. } = self;
         ContextSolution { best, bound: Seconds(bound), is_interrupted }
     }
 
     /// Whether the plan with the least memory decides if the context has a plan.
-    pub fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.is_open && self.best.is_err()
     }
 
     /// Accepts the plan with the least memory if it fits; otherwise records how much it needs.
-    pub fn try_min_memory(&mut self, smallest: Option<FeasiblePlan>, limit: Bytes) {
+    pub(super) fn try_min_memory(&mut self, smallest: Option<FeasiblePlan>, limit: Bytes) {
         let Some(smallest) = smallest else { return };
         let needed = smallest.peak_arena();
         if needed <= limit {

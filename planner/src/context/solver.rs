@@ -1,10 +1,10 @@
 //! Solves one context: partitions its blocks, lowers the result, places its memory, simulates it.
 //!
 //! The arena of a stage is known once the stage is lowered. The first attempt gives the blocks all
-//! memory that embedding and head leave. The bytes by which an arena then exceeds the limit are
-//! reserved, and the blocks are partitioned again; where the reserve becomes too large, half of the
-//! last correction is given back. The bound of a context is that of the first attempt with the relaxed
-//! embedding and head, so the corrections show in the gap and never in a proof.
+//! memory besides embedding and head. The bytes by which an arena then exceeds the limit are reserved, and
+//! the blocks are partitioned again; a reserve that leaves no partition is halved towards the last one that
+//! left some. The bound of a context is that of the first attempt with the relaxed embedding and head, so the
+//! corrections show in the gap and never in a proof.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,16 +24,16 @@ use crate::request::Request;
 use crate::segment::{SegmentSolver, SolvedSegment};
 
 /// Solves contexts of one request.
-pub struct ContextSolver<'a> {
+pub(crate) struct ContextSolver<'a> {
     pub(super) request: &'a Request,
     pub(super) segments: &'a SegmentSolver<'a>,
     candidates_priced: AtomicU64,
 }
 
-/// Corrections of a stage's reserve by its arena.
+/// Largest number of corrections of a stage's reserve by its arena.
 const CORRECTIONS_MAX: usize = 12;
 
-/// Partitions that are improved by simulation.
+/// Number of partitions that are improved by simulation.
 const SIMULATED_MAX: usize = 4;
 
 /// Partitions whose arenas are too large: slightly different budgets lead to the same solutions.
@@ -45,7 +45,7 @@ struct OversizedPartitions {
 
 /// Result of dividing the blocks among the stages.
 pub(super) enum PartitionResult<'a> {
-    /// Partitions, with the partitioner that found them.
+    /// Partitions, with their partitioner.
     Partitions(StagePartitioner<'a>, Vec<Partition>),
     /// None fits; the bytes by which even the smallest solutions are too large.
     NoneFits(Bytes),
@@ -67,22 +67,22 @@ enum LoweringResult {
 
 impl<'a> ContextSolver<'a> {
     /// A solver for the contexts of one request.
-    pub fn new(request: &'a Request, segments: &'a SegmentSolver<'a>) -> Self {
+    pub(crate) fn new(request: &'a Request, segments: &'a SegmentSolver<'a>) -> Self {
         ContextSolver { request, segments, candidates_priced: AtomicU64::new(0) }
     }
 
     /// Partial partitions priced so far.
-    pub fn candidates_priced(&self) -> u64 {
+    pub(crate) fn candidates_priced(&self) -> u64 {
         self.candidates_priced.load(Ordering::Relaxed)
     }
 
     /// Whether the deadline has passed.
-    pub fn out_of_time(&self) -> bool {
+    pub(crate) fn out_of_time(&self) -> bool {
         self.segments.out_of_time()
     }
 
     /// The fastest plan of a context that is faster than `incumbent`, and a bound on all of them.
-    pub fn solve(
+    pub(crate) fn solve(
         &self,
         context: &Context,
         bounds: &ContextBounds,
@@ -108,8 +108,8 @@ impl<'a> ContextSolver<'a> {
         progress.finish()
     }
 
-    /// Solves one boundary layout: with the fastest embedding and head first; with the others too where
-    /// memory keeps the fastest from the bound.
+    /// Solves one boundary layout: first with the fastest embedding and head, and with all pairs of their hull
+    /// vertices where memory keeps the first plan from the bound.
     fn solve_layout(
         &self,
         context: &Context,
@@ -118,8 +118,8 @@ impl<'a> ContextSolver<'a> {
         progress: &mut FitProgress,
     ) {
         progress.bound = progress.bound.min(bound);
-        // No other embedding and head have a better bound. With several stages, bounds differ a little
-        // because each stage is relaxed alone.
+        // No other embedding and head have a better bound. With several stages, bounds differ slightly, because
+        // each stage is relaxed alone.
         let close = if context.mesh.pipeline == 1 { 1e-12 } else { 1e-3 };
         let is_settled =
             |first: Option<f64>| first.is_some_and(|first| first <= bound * (1.0 + close));
@@ -141,8 +141,8 @@ impl<'a> ContextSolver<'a> {
         }
     }
 
-    /// Solves with one embedding and head. Returns the bound that the blocks' bytes allow, unless every
-    /// arena that was tried is too large.
+    /// Solves with one embedding and head. Returns the bound of the first partition, unless all arenas are too
+    /// large.
     fn solve_with_ends(
         &self,
         context: &Context,
@@ -293,8 +293,8 @@ impl<'a> ContextSolver<'a> {
         }
     }
 
-    /// The plan of a partition whose stages are refined by integer programs where memory binds; `None`
-    /// when that is no faster, or its arena does not fit.
+    /// The plan of a partition refined by integer programs where memory binds; `None` when the refined plan is
+    /// no faster or does not fit.
     fn refine(
         &self,
         ends: &EmbeddingAndHead,
@@ -307,7 +307,7 @@ impl<'a> ContextSolver<'a> {
         if self.segments.out_of_time() {
             return None;
         }
-        // An arena is the bytes of its blocks and what depends on the context and the stage alone.
+        // An arena is the bytes of the stage's blocks plus bytes that depend on context and stage alone.
         let limit = self.request.arena_limit();
         let unused = |stage: &StageProgram| limit.saturating_sub(stage.arena);
         let unused: Vec<Bytes> = plan.program.program().stages.iter().map(unused).collect();
@@ -355,8 +355,8 @@ impl<'a> ContextSolver<'a> {
         StageOverhead::of_stages(self.request, self.segments, context, ends)
     }
 
-    /// The bytes that each stage has for its blocks; `Err` with the bytes that a stage needs without
-    /// blocks, where these reach the limit.
+    /// The bytes of each stage for its blocks; `Err` with the bytes that a stage needs without blocks, where
+    /// these reach the limit.
     pub(super) fn block_budgets(
         &self,
         context: &Context,

@@ -1,4 +1,4 @@
-//! First plans of a search, found quickly.
+//! Quick first plans of a search.
 
 use narrows_plan::Context;
 use narrows_plan::{Bytes, Seconds};
@@ -11,9 +11,9 @@ use crate::pipeline::{
     EmbeddingAndHead, Partition, StageOverhead, StagePartitioner, simulate_partition,
 };
 
-/// A rough guess at how much longer a step takes in a context than its work: the pipeline bubble, and
-/// ten percent for each doubling of the tensor axis.
-fn slowdown_guess(context: &Context) -> f64 {
+/// Estimated slowdown of a step in a context: the pipeline bubble, and ten percent for each doubling of the
+/// tensor axis.
+fn estimated_slowdown(context: &Context) -> f64 {
     let microbatches = context.workload.microbatches(&context.mesh) as f64;
     let bubble = (context.mesh.pipeline - 1) as f64 / microbatches;
     (1.0 + bubble) * (1.0 + 0.1 * (context.mesh.tensor as f64).log2())
@@ -26,13 +26,12 @@ const CHUNK: usize = 8;
 const LOWERED_MAX: usize = 4;
 
 impl ContextSolver<'_> {
-    /// A plan to fall back on when time is short: an even partition in the first context in which one
-    /// fits, in the order of [`slowdown_guess`]. Proves nothing.
-    pub fn first_feasible(&self, contexts: &[Context]) -> Option<FeasiblePlan> {
+    /// A fallback for short time limits: an even partition in the first context in which one fits, in the order of [`estimated_slowdown`]. Proves nothing.
+    pub(crate) fn first_feasible(&self, contexts: &[Context]) -> Option<FeasiblePlan> {
         let limit = self.request.arena_limit();
         let possible = contexts.iter().filter(|context| flops_bound(self.request, context).is_ok());
         let mut possible: Vec<&Context> = possible.collect();
-        possible.sort_by(|a, b| slowdown_guess(a).total_cmp(&slowdown_guess(b)));
+        possible.sort_by(|a, b| estimated_slowdown(a).total_cmp(&estimated_slowdown(b)));
         for chunk in possible.chunks(CHUNK) {
             let mut even: Vec<_> =
                 chunk.par_iter().filter_map(|context| self.even_partition(context)).collect();
@@ -55,9 +54,9 @@ impl ContextSolver<'_> {
         None
     }
 
-    /// The first incumbent: the fastest even partition that fits, as far as bytes and times tell before
-    /// lowering. `contexts` come with their bounds, the best first.
-    pub fn warm_start(&self, contexts: &[(Context, f64)]) -> Option<FeasiblePlan> {
+    /// The first incumbent: the fastest even partition, by its time before lowering, that fits after lowering.
+    /// `contexts` come with their bounds, best first.
+    pub(crate) fn warm_start(&self, contexts: &[(Context, f64)]) -> Option<FeasiblePlan> {
         let mut even: Vec<(f64, &Context, EmbeddingAndHead, Partition)> = vec![];
         for chunk in contexts.chunks(CHUNK) {
             let fastest = even.iter().map(|(time, ..)| *time).fold(f64::INFINITY, f64::min);

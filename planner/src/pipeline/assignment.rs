@@ -10,7 +10,7 @@ use crate::segment::SolvedSegment;
 /// How the blocks of a stage were assigned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AssignmentMethod {
-    /// Every block is as fast as it can be: memory does not bind.
+    /// Every block has its fastest solution: memory does not bind.
     #[default]
     Elimination,
     /// Blocks mix vertices of their hulls, and no integer program led to a faster plan that fits.
@@ -39,8 +39,7 @@ pub struct StageAssignment {
     /// Time of a step minus its linear relaxation: no assignment within the same bytes is faster by
     /// more.
     pub integrality_slack: Seconds,
-    /// Lower bound on forward plus backward time of one microbatch within the same bytes, whatever
-    /// the step phase.
+    /// Lower bound on forward plus backward time of one microbatch within the same bytes, for any step phase.
     pub microbatch_time_min: Seconds,
 }
 
@@ -60,7 +59,7 @@ impl StageAssignment {
     }
 
     /// Forward plus backward time of one microbatch, in seconds.
-    pub fn microbatch_time(&self, overhead: &StageOverhead) -> f64 {
+    pub(crate) fn microbatch_time(&self, overhead: &StageOverhead) -> f64 {
         (self.forward + overhead.forward + self.backward + overhead.backward).0
     }
 }
@@ -69,10 +68,10 @@ impl StageAssignment {
 /// hull; `None` when even the smallest vertices exceed the budget. `hulls` holds the vertices of each
 /// block, from the fastest to the smallest.
 ///
-/// Greedy solution of the linear relaxation: from the smallest vertices, the hull edge that saves the
-/// most time per byte is climbed first. The relaxation would climb the first edge that no longer fits
-/// in part; what that saves is the assignment's integrality slack.
-pub fn assign_points(
+/// Greedy solution of the linear relaxation: starting from the smallest vertices, hull edges are climbed in
+/// descending order of time saved per byte. The relaxation climbs a part of the first edge that does not fit;
+/// the time saved by this part is the assignment's integrality slack.
+pub(super) fn assign_points(
     hulls: &[Vec<Arc<SolvedSegment>>],
     in_flight: u64,
     microbatches: u64,

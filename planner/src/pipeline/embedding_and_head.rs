@@ -16,22 +16,22 @@ use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
 
 /// Solutions for the embedding and the head under one boundary layout.
 #[derive(Clone)]
-pub struct EmbeddingAndHead {
+pub(crate) struct EmbeddingAndHead {
     /// Layouts of the tensors between segments.
     pub boundary: BoundaryLayout,
-    /// Layout of the weight that both share, where it is tied.
+    /// Layout of a tied weight.
     pub tied_weight: Option<TiedWeightLayout>,
     /// Solution of the embedding.
     pub embedding: Arc<SolvedSegment>,
     /// Solution of the head.
     pub head: Arc<SolvedSegment>,
-    /// Lower bound on plans with these solutions, whatever the memory.
+    /// Lower bound on plans with these solutions, without a memory limit.
     pub bound: Seconds,
 }
 
 impl EmbeddingAndHead {
     /// The fastest solutions for every boundary layout and every layout of a tied weight.
-    pub fn fastest_per_layout(
+    pub(crate) fn fastest_per_layout(
         request: &Request,
         segments: &SegmentSolver,
         context: &Context,
@@ -61,9 +61,13 @@ impl EmbeddingAndHead {
         per_layout
     }
 
-    /// A relaxation of all solutions: as fast as the fastest and as small as the smallest. A bound
-    /// computed with it holds for all of them.
-    pub fn relaxation(&self, segments: &SegmentSolver, context: &Context) -> EmbeddingAndHead {
+    /// A relaxation of all solutions: as fast as the fastest and as small as the smallest. Bounds computed
+    /// with the relaxation hold for all solutions.
+    pub(crate) fn relaxation(
+        &self,
+        segments: &SegmentSolver,
+        context: &Context,
+    ) -> EmbeddingAndHead {
         let microbatches = context.workload.microbatches(&context.mesh);
         let relaxed = |fastest: &Arc<SolvedSegment>, kind, in_flight| {
             let spec = SegmentSpec::embedding_or_head(kind, self.boundary, self.tied_weight);
@@ -87,7 +91,7 @@ impl EmbeddingAndHead {
     }
 
     /// Bytes of embedding and head on a stage.
-    pub fn bytes(&self, context: &Context, stage: usize) -> Bytes {
+    pub(crate) fn bytes(&self, context: &Context, stage: usize) -> Bytes {
         let mut bytes = Bytes(0);
         if stage == 0 {
             bytes += self.embedding.bytes.total(in_flight(context, stage));
@@ -99,7 +103,11 @@ impl EmbeddingAndHead {
     }
 
     /// All pairs of hull vertices of embedding and head: the fastest first, the smallest last.
-    pub fn hull_pairs(&self, segments: &SegmentSolver, context: &Context) -> Vec<EmbeddingAndHead> {
+    pub(crate) fn hull_pairs(
+        &self,
+        segments: &SegmentSolver,
+        context: &Context,
+    ) -> Vec<EmbeddingAndHead> {
         let microbatches = context.workload.microbatches(&context.mesh);
         let total = |pair: &EmbeddingAndHead| {
             pair.embedding.time.total(microbatches).0 + pair.head.time.total(microbatches).0

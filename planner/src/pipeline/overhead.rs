@@ -1,4 +1,4 @@
-//! What a stage runs besides its blocks.
+//! Times of a stage besides its blocks.
 
 use narrows_cost_model::Prices;
 use narrows_plan::Context;
@@ -28,26 +28,26 @@ pub struct StageOverhead {
     /// Lower bound on the step phase under other solutions of embedding and head.
     pub step_min: Seconds,
     /// The parts of the step phase around synchronisations of stages.
-    pub syncs: StepSyncs,
+    pub(crate) syncs: StepSyncs,
 }
 
 /// The parts of a stage's step phase at which stages wait for each other. All of them are counted in
 /// [`StageOverhead::step`].
 #[derive(Clone, Copy, Debug, Default)]
-pub struct StepSyncs {
+pub(crate) struct StepSyncs {
     /// Work before the first synchronisation.
     pub begin: Seconds,
     /// All-reduce of a tied weight's gradient between the first and the last stage.
     pub tied: Option<Seconds>,
     /// All-reduce of the squared gradient norm over all stages; `None` on one stage.
     pub norm: Option<Seconds>,
-    /// Optimizer updates of embedding and head, which wait for the norm.
+    /// Optimizer updates of embedding and head, which follow the norm.
     pub update: Seconds,
 }
 
 impl StageOverhead {
     /// The overheads of all stages.
-    pub fn of_stages(
+    pub(crate) fn of_stages(
         request: &Request,
         segments: &SegmentSolver,
         context: &Context,

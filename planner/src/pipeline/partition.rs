@@ -7,12 +7,11 @@
 //! maxₛ u₀ + Σ_{j<s} tⱼ + m·tₛ
 //! maxₛ u₀ + Σ_{j<s} tⱼ + 2·Σ_{j>s} tⱼ + (m − wₛ + 1)·tₛ      where m > wₛ
 //! ```
-//! The first bound: stage s begins when the stages before it have passed the first microbatch
-//! forward, and they pass its last gradient back after it. The second bound: stage s also waits
-//! twice for the stages behind it. Its first backward pass comes wₛ forward passes into the schedule
-//! and after the first microbatch's way to the last stage and back; its last backward pass comes
-//! after the last microbatch's. The first stage ends last and then runs its step phase. Equal stages
-//! attain both bounds.
+//! First bound: stage s begins after the forward passes of the first microbatch on all earlier stages, and
+//! after its last backward pass these run theirs. Second bound: stage s also waits twice for the later
+//! stages. Its first backward pass follows wₛ forward passes and the round trip of the first microbatch to
+//! the last stage; its last backward pass follows the round trip of the last microbatch. The first stage
+//! ends last and then runs its step phase. Equal stages attain both bounds.
 //!
 //! Blocks are assigned to minimise m·t + u. Another assignment may have a smaller t and a larger u,
 //! so the bound uses the smallest t that the stage's bytes allow, the smallest u₀, and the smallest
@@ -43,7 +42,7 @@ pub struct Partition {
 
 /// `choice(stage, first, count)`: the fastest assignment for `count` blocks from block `first` on a
 /// stage; `None` when none fits.
-pub type StageChoice<'a> = &'a dyn Fn(usize, usize, usize) -> Option<Arc<StageAssignment>>;
+pub(super) type StageChoice<'a> = &'a dyn Fn(usize, usize, usize) -> Option<Arc<StageAssignment>>;
 
 /// A stage, the number of stages, and the microbatches of a step.
 struct StagePosition {
@@ -134,7 +133,7 @@ impl PrefixBounds {
         if let Some(passes) = position.passes_after_warm_up()
             && stage == 0
         {
-            // m·t + u is at least `all`; so is what remains of it after some passes.
+            // m·t + u is at least `all`, and the remainder after some passes is at least its share.
             let share = passes / microbatches;
             let rest = share * (all - assignment.integrality_slack.0) + (1.0 - share) * first_step;
             bound = bound.max(2.0 * after + rest);
@@ -143,9 +142,10 @@ impl PrefixBounds {
     }
 }
 
-/// Lower bound on a step with these block counts, whatever the blocks' assignments within their
-/// bytes: the value that [`undominated_partitions`] minimises. `None` when a stage does not fit.
-pub fn division_bound(
+/// Lower bound on a step with these block counts over all assignments within the stages' bytes: the value
+/// that [`undominated_partitions`] minimises. `None` when a stage does not fit.
+#[cfg(test)]
+pub(super) fn division_bound(
     counts: &[usize],
     overheads: &[StageOverhead],
     microbatches: u64,
@@ -180,7 +180,7 @@ struct Label {
 /// Lower bounds on single blocks, and the step time that a partition must beat.
 #[derive(Clone, Debug)]
 pub struct PruningCutoff {
-    /// Lower bound on each block's microbatch time, whatever the memory.
+    /// Lower bound on each block's microbatch time without a memory limit.
     pub microbatch_times_min: Vec<f64>,
     /// Lower bound on each block's step phase.
     pub step_times_min: Vec<f64>,
@@ -200,9 +200,8 @@ impl PruningCutoff {
     }
 }
 
-/// The undominated partitions of the blocks into `overheads.len()` stages, best bound first, without
-/// those that cannot beat the cutoff. Every stage has at least one block. Also returns the number of
-/// partial partitions that were priced.
+/// The undominated partitions of the blocks into `overheads.len()` stages that can beat the cutoff, best
+/// bound first. Every stage has at least one block. Also returns the number of partial partitions priced.
 pub fn undominated_partitions(
     overheads: &[StageOverhead],
     microbatches: u64,
@@ -210,10 +209,10 @@ pub fn undominated_partitions(
     choice: StageChoice,
 ) -> (Vec<Partition>, u64) {
     let (blocks, stages) = (cutoff.microbatch_times_min.len(), overheads.len());
-    // Largest number of blocks of the stages from s on, if all blocks were the quickest.
-    let quickest = cutoff.microbatch_times_min.iter().copied().fold(f64::INFINITY, f64::min);
+    // Largest number of blocks of the stages from s on, if all blocks were as fast as the fastest one.
+    let fastest = cutoff.microbatch_times_min.iter().copied().fold(f64::INFINITY, f64::min);
     let relaxed = PruningCutoff {
-        microbatch_times_min: vec![quickest; blocks],
+        microbatch_times_min: vec![fastest; blocks],
         step_times_min: vec![],
         step_time: cutoff.step_time,
     };
@@ -230,10 +229,11 @@ pub fn undominated_partitions(
         let later = stages - stage - 1;
         let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
         for (used, list) in labels.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
-            let left = blocks - used;
-            let count_max =
-                cutoff.blocks_max(used, overhead, microbatches).min(left.saturating_sub(later));
-            let count_min = left.saturating_sub(later_max[stage + 1]).max(1);
+            let remaining = blocks - used;
+            let count_max = cutoff
+                .blocks_max(used, overhead, microbatches)
+                .min(remaining.saturating_sub(later));
+            let count_min = remaining.saturating_sub(later_max[stage + 1]).max(1);
             for count in count_min..=count_max {
                 let Some(assignment) = choice(stage, used, count) else { break };
                 let run = used..used + count;
@@ -266,7 +266,7 @@ pub fn undominated_partitions(
 
 impl Partition {
     /// The partition with these counts and an open bound; `None` when a stage does not fit.
-    pub fn with_counts(counts: Vec<usize>, choice: StageChoice) -> Option<Partition> {
+    pub(crate) fn with_counts(counts: Vec<usize>, choice: StageChoice) -> Option<Partition> {
         let mut first = 0;
         let mut stages = vec![];
         for (stage, count) in counts.iter().enumerate() {
@@ -278,14 +278,14 @@ impl Partition {
 
     /// Identities of the blocks' solutions by stage. Partitions of one search with equal identities
     /// lead to the same program.
-    pub fn solution_ids(&self) -> Vec<Vec<*const SolvedSegment>> {
+    pub(crate) fn solution_ids(&self) -> Vec<Vec<*const SolvedSegment>> {
         let of_stage =
             |stage: &Arc<StageAssignment>| stage.blocks.iter().map(Arc::as_ptr).collect();
         self.stages.iter().map(of_stage).collect()
     }
 
     /// Lower bound on a step with these assignments, in seconds.
-    pub fn step_bound(&self, overheads: &[StageOverhead], microbatches: u64) -> f64 {
+    pub(crate) fn step_bound(&self, overheads: &[StageOverhead], microbatches: u64) -> f64 {
         let times: Vec<f64> = self
             .stages
             .iter()
@@ -304,11 +304,10 @@ impl Partition {
         bound + first_step
     }
 
-    /// Moves single blocks between stages while that reduces `time`: the partition with the best bound
-    /// is rarely the one with the shortest simulated step. Moves whose `bound` is no better than
-    /// `time_to_beat` are not simulated. Returns the partition, its time, and the number of partitions
-    /// priced.
-    pub fn local_search(
+    /// Moves single blocks between stages while this reduces `time`: the partition with the best bound
+    /// rarely has the shortest simulated step. Moves whose `bound` is no better than `time_to_beat` are not
+    /// simulated. Returns the partition, its time, and the number of partitions priced.
+    pub(crate) fn local_search(
         mut self,
         choice: StageChoice,
         time_to_beat: f64,
@@ -342,7 +341,7 @@ impl Partition {
     }
 }
 
-/// Removes labels that another one is at least as good as in everything.
+/// Removes dominated labels: another label is at least as good in all three values.
 fn keep_undominated(list: &mut Vec<Label>) {
     list.sort_by(|a, b| {
         a.bound.total_cmp(&b.bound).then(a.microbatch_times.total_cmp(&b.microbatch_times))

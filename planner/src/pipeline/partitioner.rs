@@ -18,7 +18,7 @@ use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, Solved
 type CachedAssignment = Option<Arc<StageAssignment>>;
 
 /// Divides the blocks of one context among its stages.
-pub struct StagePartitioner<'a> {
+pub(crate) struct StagePartitioner<'a> {
     segments: &'a SegmentSolver<'a>,
     context: &'a Context,
     boundary: BoundaryLayout,
@@ -30,7 +30,7 @@ pub struct StagePartitioner<'a> {
 
 impl<'a> StagePartitioner<'a> {
     /// A partitioner under one boundary layout; `budgets` are the bytes of each stage's blocks.
-    pub fn new(
+    pub(crate) fn new(
         segments: &'a SegmentSolver<'a>,
         context: &'a Context,
         boundary: BoundaryLayout,
@@ -46,13 +46,13 @@ impl<'a> StagePartitioner<'a> {
         }
     }
 
-    /// The context whose blocks are divided.
-    pub fn context(&self) -> &'a Context {
+    /// The context of the blocks.
+    pub(crate) fn context(&self) -> &'a Context {
         self.context
     }
 
     /// The best partitions that may take less than `time_to_beat`, and the number priced.
-    pub fn partitions(
+    pub(crate) fn partitions(
         &self,
         overheads: &[StageOverhead],
         time_to_beat: f64,
@@ -70,14 +70,14 @@ impl<'a> StagePartitioner<'a> {
         undominated_partitions(overheads, microbatches, &cutoff, &choice)
     }
 
-    /// Whether the deadline passed meanwhile, so that partitions are missing.
-    pub fn is_interrupted(&self) -> bool {
+    /// Whether the deadline has passed during the division, so that partitions are missing.
+    pub(crate) fn is_interrupted(&self) -> bool {
         self.is_interrupted.get()
     }
 
     /// The fastest assignment for a run of blocks on a stage, cached; `None` when none fits or the
     /// deadline has passed.
-    pub fn best_assignment(
+    pub(crate) fn best_assignment(
         &self,
         stage: usize,
         first: usize,
@@ -92,23 +92,23 @@ impl<'a> StagePartitioner<'a> {
             return cached.clone();
         }
         let assignment = self.assign(self.context, stage, first, count).map(|mut assignment| {
-            // The smallest microbatch time within the bytes is what a step of very many microbatches
-            // consists of.
+            // In a step of very many microbatches only the microbatch time matters: minimising the step
+            // minimises the microbatch time.
             let mut many = *self.context;
             many.workload.global_batch =
                 many.mesh.data * many.workload.micro_batch * ASYMPTOTIC_MICROBATCHES;
             // With one stage the whole step is minimised at once.
             let is_pipeline = self.context.mesh.pipeline > 1;
-            let quickest = is_pipeline.then(|| self.assign(&many, stage, first, count)).flatten();
-            assignment.microbatch_time_min = quickest.map_or(Seconds(0.0), |quickest| {
+            let fastest = is_pipeline.then(|| self.assign(&many, stage, first, count)).flatten();
+            assignment.microbatch_time_min = fastest.map_or(Seconds(0.0), |fastest| {
                 // M·t + u is minimal up to the integrality slack, and u is at most `step_max`.
                 let step_max: f64 = self
                     .specs(first, count)
                     .map(|spec| self.segments.step_range(spec, &many)[1])
                     .sum();
-                let once = (step_max - (quickest.step - quickest.integrality_slack).0).max(0.0)
+                let once = (step_max - (fastest.step - fastest.integrality_slack).0).max(0.0)
                     / ASYMPTOTIC_MICROBATCHES as f64;
-                quickest.forward + quickest.backward - Seconds(once)
+                fastest.forward + fastest.backward - Seconds(once)
             });
             Arc::new(assignment)
         });
@@ -118,7 +118,7 @@ impl<'a> StagePartitioner<'a> {
 
     /// Equal numbers of blocks on all stages, one more on the first ones where they do not divide, each
     /// stage as fast as its bytes allow.
-    pub fn even_partition(&self) -> Option<Partition> {
+    pub(crate) fn even_partition(&self) -> Option<Partition> {
         let (blocks, stages) = (self.segments.layer_shapes().len(), self.budgets.len());
         let counts: Vec<usize> = (0..stages)
             .map(|stage| blocks / stages + usize::from(stage < blocks % stages))
@@ -128,9 +128,9 @@ impl<'a> StagePartitioner<'a> {
         Partition::with_counts(counts, &choice)
     }
 
-    /// A partition with faster assignments for the stages whose memory binds, by integer programs;
-    /// `None` when none is faster. The blocks of a stage may use its `unused` bytes besides their own.
-    pub fn refine(&self, partition: &Partition, unused: &[Bytes]) -> Option<Partition> {
+    /// The partition with faster assignments, by integer programs, for stages where memory binds; `None` when
+    /// no assignment is faster. The blocks of a stage may use its `unused` bytes besides their own.
+    pub(crate) fn refine(&self, partition: &Partition, unused: &[Bytes]) -> Option<Partition> {
         let (mut first, mut is_refined) = (0, false);
         let mut stages = vec![];
         for (stage, assignment) in partition.stages.iter().enumerate() {
@@ -182,7 +182,7 @@ impl<'a> StagePartitioner<'a> {
     }
 
     /// The bytes by which the smallest solutions exceed the budgets when blocks are divided evenly.
-    pub fn memory_excess(&self) -> Bytes {
+    pub(crate) fn memory_excess(&self) -> Bytes {
         let blocks = self.segments.layer_shapes().len();
         let count = blocks.div_ceil(self.budgets.len());
         let excess = |(stage, budget): (usize, &Bytes)| {

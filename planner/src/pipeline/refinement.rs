@@ -1,13 +1,13 @@
-//! Improves the assignment of a stage whose memory binds, by integer programs.
+//! Improves the assignment of a stage where memory binds, by integer programs.
 //!
-//! The vertices of the hulls leave a part of the memory unused: less than one step along a hull. An
-//! integer program chooses again among all vertices of the stage's blocks, under the stage's memory
-//! row. What its choice leaves unused then goes to single blocks: the cost table of a block is solved
-//! exactly within the bytes that the block has plus those left over, which finds solutions between the
-//! vertices. They become new columns, and the integer program chooses once more.
+//! An assignment of hull vertices leaves memory unused: less than one step along a hull. An integer program
+//! chooses again among all vertices of the stage's blocks, under the stage's memory row. The bytes that its
+//! choice leaves unused go to single blocks: the cost table of a block is solved exactly within the block's
+//! bytes plus the unused ones, which yields solutions between the vertices. These become new columns, and the
+//! integer program chooses once more.
 //!
-//! This only improves plans: their bound remains that of the linear relaxation. When the library fails, the
-//! assignment stays as it is, and the reported gap is still right.
+//! Refinement improves plans, not bounds: the bound remains that of the linear relaxation. When the library
+//! fails, the assignment and the reported gap stay as they are.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ use super::assignment::{AssignmentMethod, StageAssignment};
 use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
 use crate::solve::{ColumnGroup, SolveLimits, choose_columns};
 
-/// Smallest distance from the linear relaxation, relative to the step, that is worth choosing columns
-/// again; and that is worth new ones, which cost tens to hundreds of milliseconds each.
+/// Smallest distance from the linear relaxation, relative to the step, at which columns are chosen again.
 const SLACK_MIN: f64 = 1e-6;
+/// Smallest relative distance at which new columns are computed, in tens to hundreds of milliseconds each.
 const SLACK_MIN_FOR_COLUMNS: f64 = 1e-3;
 
 /// Blocks of one shape on a stage, with the solutions to choose from.
@@ -39,7 +39,7 @@ impl Group {
 }
 
 /// A stage whose assignment is refined.
-pub struct StageRefinement<'a> {
+pub(super) struct StageRefinement<'a> {
     segments: &'a SegmentSolver<'a>,
     context: &'a Context,
     in_flight: u64,
@@ -48,7 +48,7 @@ pub struct StageRefinement<'a> {
 
 impl<'a> StageRefinement<'a> {
     /// The blocks of a stage with `in_flight` microbatches may use `budget` bytes.
-    pub fn new(
+    pub(super) fn new(
         segments: &'a SegmentSolver<'a>,
         context: &'a Context,
         in_flight: u64,
@@ -57,9 +57,9 @@ impl<'a> StageRefinement<'a> {
         StageRefinement { segments, context, in_flight, budget }
     }
 
-    /// A faster assignment for the blocks `specs` than `assignment`, within the budget; `None` when
-    /// none is found.
-    pub fn refine(
+    /// An assignment for the blocks `specs` that is faster than `assignment` and within the budget, if one is
+    /// found.
+    pub(super) fn refine(
         &self,
         specs: &[SegmentSpec],
         assignment: &StageAssignment,
@@ -125,8 +125,8 @@ impl<'a> StageRefinement<'a> {
         groups
     }
 
-    /// Chooses columns for all blocks by an integer program. The present choice stays when the program
-    /// fails or runs out of time.
+    /// Chooses columns for all blocks by an integer program. When the program fails or runs out of time, the
+    /// choice stays as it is.
     fn choose(&self, groups: &mut [Group]) {
         let column_groups: Vec<ColumnGroup> = groups
             .iter()
@@ -144,16 +144,16 @@ impl<'a> StageRefinement<'a> {
         }
     }
 
-    /// Adds solutions that use the bytes left over. Returns whether there are any.
+    /// Adds columns that use the unused bytes. Returns whether any was added.
     fn add_columns(&self, groups: &mut [Group]) -> bool {
         let used: Bytes =
             groups.iter().flat_map(Group::chosen).map(|(c, n)| self.bytes(c) * n).sum();
-        let left = self.budget.saturating_sub(used);
+        let unused = self.budget.saturating_sub(used);
         let mut any = false;
         for group in groups {
             let chosen: Vec<_> = group.chosen().map(|(column, _)| column.clone()).collect();
             for column in chosen {
-                let limit = self.bytes(&column) + left;
+                let limit = self.bytes(&column) + unused;
                 let faster = self.segments.fastest_within(
                     group.spec,
                     self.context,
@@ -186,7 +186,7 @@ fn blocks_in_order(specs: &[SegmentSpec], groups: &[Group]) -> Vec<Arc<SolvedSeg
                 .chosen()
                 .flat_map(|(column, count)| std::iter::repeat_n(column.clone(), count as usize))
                 .collect();
-            // Taken from the end.
+            // Blocks pop from the end.
             let time = |s: &SolvedSegment| (s.time.forward + s.time.backward).0;
             queue.sort_by(|a, b| time(b).total_cmp(&time(a)));
             (group.spec, queue)

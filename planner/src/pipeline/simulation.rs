@@ -1,4 +1,4 @@
-//! The step time of a partition, before it is lowered.
+//! Step times of partitions before lowering.
 
 use narrows_cost_model::{StageTime, StepPart, SyncedStages, schedule_time};
 use narrows_plan::Context;
@@ -9,8 +9,8 @@ use super::assignment::StageAssignment;
 use super::overhead::{StageOverhead, StepSyncs};
 use super::partition::Partition;
 
-/// Simulates a step of a partition from its stage times: equal to simulating the lowered program.
-pub fn simulate_partition(
+/// Simulates a step of a partition from its stage times. The result equals the simulation of the lowered program.
+pub(crate) fn simulate_partition(
     context: &Context,
     partition: &Partition,
     overheads: &[StageOverhead],

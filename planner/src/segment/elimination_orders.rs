@@ -1,4 +1,4 @@
-//! A cache of elimination orders, which depend on a table's links alone.
+//! A cache of elimination orders, which depend on the links of a table alone.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,13 +9,12 @@ use narrows_plan::graph::Grouping;
 use super::spec::SegmentSpec;
 use crate::solve::EliminationOrder;
 
-/// Segments that may have equal links: those of any block shape with one grouping and one size of the
-/// tensor axis.
+/// Key of segments that may have equal links: any block shapes with the same grouping and tensor axis.
 type LinkSetKey = (SegmentSpec, Grouping, u64);
 
 /// Elimination orders by sets of links. Microbatches and meshes with equal links share an order.
 #[derive(Default)]
-pub struct EliminationOrders {
+pub(super) struct EliminationOrders {
     orders: Mutex<HashMap<LinkSetKey, Vec<CachedOrder>>>,
 }
 
@@ -24,7 +23,11 @@ type CachedOrder = (Vec<TableLink>, Option<Arc<EliminationOrder>>);
 
 impl EliminationOrders {
     /// The order for the links of a priced space, computed once.
-    pub fn order(&self, key: LinkSetKey, priced: &PricedSpace) -> Option<Arc<EliminationOrder>> {
+    pub(super) fn order(
+        &self,
+        key: LinkSetKey,
+        priced: &PricedSpace,
+    ) -> Option<Arc<EliminationOrder>> {
         let links = priced.links();
         let same = |cached: &&CachedOrder| cached.0 == links;
         if let Some((_, order)) = lock(&self.orders).entry(key).or_default().iter().find(same) {
@@ -35,14 +38,14 @@ impl EliminationOrders {
         order
     }
 
-    /// Marks links as too far from a tree.
+    /// Declares links too far from a tree for elimination.
     #[cfg(test)]
-    pub fn forbid(&self, key: LinkSetKey, links: Vec<TableLink>) {
+    pub(crate) fn forbid(&self, key: LinkSetKey, links: Vec<TableLink>) {
         lock(&self.orders).insert(key, vec![(links, None)]);
     }
 }
 
 /// The value behind a lock. A panic elsewhere cannot leave a map half-changed, so poisoning is ignored.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,5 +4,6 @@ mod elimination_orders;
 mod solver;
 mod spec;
 
-pub use solver::{ASYMPTOTIC_MICROBATCHES, SegmentSolver};
+pub(crate) use solver::ASYMPTOTIC_MICROBATCHES;
+pub use solver::SegmentSolver;
 pub use spec::{SegmentSpec, SolvedSegment};

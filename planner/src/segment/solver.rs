@@ -28,9 +28,8 @@ use crate::solve::{
     EliminationOrder, Hull, MinCostAssignment, SolveLimits, SolveStatus, Sweeper, solve_table,
 };
 
-/// Microbatches of a solve that minimises the microbatch time: so many that work done once a step does
-/// not decide.
-pub const ASYMPTOTIC_MICROBATCHES: u64 = 1 << 20;
+/// Microbatches of a solve that minimises the microbatch time: so many that the step phase hardly counts.
+pub(crate) const ASYMPTOTIC_MICROBATCHES: u64 = 1 << 20;
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct CacheKey {
@@ -51,7 +50,7 @@ struct PreparedSegment {
     order: Option<Arc<EliminationOrder>>,
 }
 
-/// A hull as far as it is refined, with the solutions of its vertices.
+/// A partly refined hull, with the solutions of its vertices.
 struct CachedHull {
     hull: Option<Hull>,
     solutions: HashMap<(usize, Assignment), Arc<SolvedSegment>>,
@@ -116,7 +115,7 @@ impl<'a> SegmentSolver<'a> {
     }
 
     /// Number of distinct block shapes.
-    pub fn shape_count(&self) -> usize {
+    pub(crate) fn shape_count(&self) -> usize {
         self.shapes.len()
     }
 
@@ -134,29 +133,29 @@ impl<'a> SegmentSolver<'a> {
         boundary_layouts(self.request.model.hidden, &self.crossing_widths, context)
     }
 
-    /// The narrowest set of tensors between two neighbouring blocks: what a pipeline sends at least
-    /// at a cut that is not known yet.
-    pub fn narrowest_carried(&self) -> &[BoundaryTensor] {
+    /// The narrowest set of tensors between two neighbouring blocks: a lower bound on the transfers at a stage
+    /// boundary whose position is not known yet.
+    pub(crate) fn narrowest_carried(&self) -> &[BoundaryTensor] {
         &self.narrowest_carried
     }
 
     /// The deadline of the search.
-    pub fn deadline(&self) -> &Deadline {
+    pub(crate) fn deadline(&self) -> &Deadline {
         &self.deadline
     }
 
     /// Whether the deadline has passed.
-    pub fn out_of_time(&self) -> bool {
+    pub(crate) fn out_of_time(&self) -> bool {
         self.deadline.is_over()
     }
 
     /// Segments solved so far.
-    pub fn solve_count(&self) -> u64 {
+    pub(crate) fn solve_count(&self) -> u64 {
         self.solve_count.load(Ordering::Relaxed)
     }
 
     /// Whether some solve ended by a limit instead of a proof.
-    pub fn has_unproven(&self) -> bool {
+    pub(crate) fn has_unproven(&self) -> bool {
         self.has_unproven.load(Ordering::Relaxed)
     }
 
@@ -172,18 +171,18 @@ impl<'a> SegmentSolver<'a> {
             .filter_map(|grouping| Some((*grouping, self.solve(spec, *grouping, context)?)))
             .min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))
             .map(|(grouping, cheapest)| {
-                Arc::new(self.read_back(spec, grouping, context, &cheapest.assignment))
+                Arc::new(self.solution(spec, grouping, context, &cheapest.assignment))
             });
         lock(&self.fastest).insert(key, solved.clone());
         solved
     }
 
-    /// Lower bound on the forward and backward time of one microbatch, whatever the step phase and the
-    /// memory; `None` when the segment has no legal decisions.
-    pub fn min_microbatch_time(&self, spec: SegmentSpec, context: &Context) -> Option<f64> {
+    /// Lower bound on the forward and backward time of one microbatch, for any step phase and without a memory
+    /// limit; `None` when the segment has no legal decisions.
+    pub(crate) fn min_microbatch_time(&self, spec: SegmentSpec, context: &Context) -> Option<f64> {
         let mut many = *context;
-        // A block does not depend on the number of stages. Embedding and head do: on two stages each
-        // has its own copy of a tied weight.
+        // Blocks do not depend on the number of stages. Embedding and head do: on two stages they have two
+        // copies of a tied weight.
         if spec.kind == SegmentKind::Block {
             many.mesh.data *= many.mesh.pipeline;
             many.mesh.pipeline = 1;
@@ -199,8 +198,8 @@ impl<'a> SegmentSolver<'a> {
         Some((solved.time.forward + solved.time.backward).0 - once)
     }
 
-    /// Bounds on the time that a segment spends once a step: `[min, max]` in seconds.
-    pub fn step_range(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
+    /// Bounds on the time of a segment in the step phase: `[min, max]` in seconds.
+    pub(crate) fn step_range(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
         let key = CacheKey { spec, context: *context, in_flight: None };
         if let Some(cached) = lock(&self.step_ranges).get(&key) {
             return *cached;
@@ -220,7 +219,7 @@ impl<'a> SegmentSolver<'a> {
     /// Vertices of the lower convex hull of time against bytes with `in_flight` microbatches, over all
     /// groupings, from the fastest to the smallest. The edge over `average` bytes is exact; without
     /// `average`, every edge is.
-    pub fn hull(
+    pub(crate) fn hull(
         &self,
         spec: SegmentSpec,
         context: &Context,
@@ -252,16 +251,14 @@ impl<'a> SegmentSolver<'a> {
             .map(|vertex| {
                 let entry = solutions.entry((vertex.table, vertex.assignment.clone()));
                 let grouping = sweepers[vertex.table].0;
-                let solve =
-                    || Arc::new(self.read_back(spec, grouping, context, &vertex.assignment));
+                let solve = || Arc::new(self.solution(spec, grouping, context, &vertex.assignment));
                 entry.or_insert_with(solve).clone()
             })
             .collect()
     }
 
-    /// The fastest solution of one grouping with at most `limit` bytes, solved exactly; `None` when
-    /// none is found.
-    pub fn fastest_within(
+    /// The fastest solution of one grouping with at most `limit` bytes, solved exactly; `None` without one.
+    pub(crate) fn fastest_within(
         &self,
         spec: SegmentSpec,
         context: &Context,
@@ -277,7 +274,7 @@ impl<'a> SegmentSolver<'a> {
         let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
         self.solve_count.fetch_add(1, Ordering::Relaxed);
         let assignment = solve_table(&table, &limits).ok()?.assignment?;
-        Some(Arc::new(self.read_back(spec, grouping, context, &assignment)))
+        Some(Arc::new(self.solution(spec, grouping, context, &assignment)))
     }
 
     /// The tables of all groupings, ready for sweeps.
@@ -323,7 +320,7 @@ impl<'a> SegmentSolver<'a> {
     }
 
     /// The op graph of a segment.
-    pub fn segment(&self, spec: SegmentSpec, grouping: Grouping) -> Segment {
+    pub(crate) fn segment(&self, spec: SegmentSpec, grouping: Grouping) -> Segment {
         let model: &Model = &self.request.model;
         match spec.kind {
             SegmentKind::Embedding => embedding_segment(model),
@@ -340,8 +337,8 @@ impl<'a> SegmentSolver<'a> {
         context: &Context,
     ) -> Arc<PreparedSegment> {
         let mut shared = *context;
-        // The time of a microbatch depends neither on the number of microbatches, nor on ZeRO, nor on
-        // the number of stages.
+        // The time of a microbatch does not depend on the number of microbatches, on ZeRO, or on the number
+        // of stages.
         shared.mesh.data *= shared.mesh.pipeline;
         shared.mesh.pipeline = 1;
         shared.zero = Zero::Off;
@@ -396,8 +393,8 @@ impl<'a> SegmentSolver<'a> {
         Some(MinCostAssignment { cost: table.time(&assignment).0, assignment })
     }
 
-    /// The solution that an assignment of the cost table stands for.
-    fn read_back(
+    /// The solution for an assignment of the cost table.
+    fn solution(
         &self,
         spec: SegmentSpec,
         grouping: Grouping,
@@ -414,12 +411,12 @@ impl<'a> SegmentSolver<'a> {
         SolvedSegment { grouping, choice, segment: prepared.segment.clone(), time, bytes }
     }
 
-    /// Names of block ops that have no legal strategy in a context, whatever their neighbours do.
-    pub fn ops_without_strategy(&self, context: &Context) -> Vec<String> {
+    /// Names of block ops without any legal strategy in a context.
+    pub(crate) fn ops_without_strategy(&self, context: &Context) -> Vec<String> {
         let mut names = vec![];
         let mut boundaries = self.boundary_layouts(context);
         if boundaries.is_empty() {
-            // The baseline allows no boundary layout; its ops fail for the same reason under others.
+            // The baseline allows no boundary layout; its ops fail for the same reason under any layout.
             boundaries = self.unrestricted_boundary_layouts(context);
         }
         for boundary in boundaries {
@@ -467,7 +464,7 @@ mod tests {
     use crate::contexts::contexts;
 
     #[test]
-    fn a_hull_without_some_grouping_is_no_proof() {
+    fn a_hull_without_all_groupings_is_unproven() {
         let model = presets::find("cola-60m").expect("a preset");
         let profile = profile::preset("a100-80gb").expect("a preset");
         let request = Request { tensor: Some(2), ..Request::new(model, profile, 2, 2, 1024) };

@@ -25,7 +25,7 @@ impl SegmentSpec {
         SegmentSpec { kind: SegmentKind::Block, shape, boundary, tied_weight: None }
     }
 
-    /// The embedding or the head, at whose boundary no latent crosses.
+    /// The embedding or the head. No latent crosses their boundary.
     pub fn embedding_or_head(
         kind: SegmentKind,
         boundary: BoundaryLayout,

@@ -1,11 +1,10 @@
 //! The constraint graph of a table, and the order in which elimination removes its variables.
 //!
-//! A link rarely tells all choices of a node apart: an op has many choices that leave its output in
-//! the same layout. So each relation between two nodes gets a variable of its own, its *key*, when
-//! the choices of one end fall into fewer classes than there are choices. The choice of that end
-//! determines the key, and the other end sees the key only. Eliminating an end then leaves a table
-//! over keys and not over choices, which is smaller by orders of magnitude around values with many
-//! consumers.
+//! Many choices of a node are equal to a link: an op has many choices with the same output layout. Each
+//! relation between two nodes therefore gets a variable of its own, its *key*, when the choices of one end
+//! fall into fewer classes than there are choices. The choice of that end determines the key, and the
+//! relation to the other end is one between its choices and the key. Eliminating an end then leaves a table
+//! over keys instead of choices, which is smaller by orders of magnitude around values with many consumers.
 //!
 //! The order is greedy: the variable whose elimination is the least work, then the fewest new edges.
 
@@ -16,9 +15,9 @@ use narrows_cost_model::TableLink;
 
 use super::full_set;
 
-/// The pairs of values of two variables that go together.
+/// The compatible pairs of values of two variables.
 #[derive(Clone, Debug)]
-pub struct Relation {
+pub(super) struct Relation {
     /// The two variables.
     pub ends: [usize; 2],
     /// For each end and each of its values, the values of the other end.
@@ -27,7 +26,7 @@ pub struct Relation {
 
 /// The variables of a table and the relations between them: nodes first, then keys.
 #[derive(Clone, Debug)]
-pub struct ConstraintGraph {
+pub(super) struct ConstraintGraph {
     /// Number of values of each variable.
     pub sizes: Vec<usize>,
     /// By node: the choices that its links to itself allow.
@@ -47,7 +46,7 @@ impl Relation {
     }
 
     /// All links between two nodes as one relation.
-    pub fn fused(sizes: &[usize], ends: [usize; 2], links: &[&TableLink]) -> Relation {
+    pub(super) fn fused(sizes: &[usize], ends: [usize; 2], links: &[&TableLink]) -> Relation {
         let sizes = ends.map(|node| sizes[node]);
         let mut forward = vec![full_set(sizes[1]); sizes[0]];
         for link in links {
@@ -99,7 +98,7 @@ impl ValueClasses {
     }
 }
 
-/// The choices that demand, classified by the choices that all links together let them go with.
+/// The demanding choices, classified by the offering choices that all links together allow.
 fn demand_classes(links: &[&TableLink]) -> ValueClasses {
     let offers = links[0].offer.len();
     let demand = |choice: usize| links.iter().map(move |link| link.demand[choice]);
@@ -123,7 +122,7 @@ fn demand_classes(links: &[&TableLink]) -> ValueClasses {
 }
 
 /// Links by the two nodes they connect, the lower index first.
-pub fn links_between(links: &[TableLink]) -> BTreeMap<[usize; 2], Vec<&TableLink>> {
+pub(super) fn links_between(links: &[TableLink]) -> BTreeMap<[usize; 2], Vec<&TableLink>> {
     let mut between: BTreeMap<[usize; 2], Vec<&TableLink>> = BTreeMap::new();
     for link in links {
         let (from, to) = (link.from.0 as usize, link.to.0 as usize);
@@ -135,7 +134,7 @@ pub fn links_between(links: &[TableLink]) -> BTreeMap<[usize; 2], Vec<&TableLink
 }
 
 /// By node: the choices that its links to itself allow.
-pub fn self_consistent(sizes: &[usize], links: &[TableLink]) -> Vec<FixedBitSet> {
+pub(super) fn self_consistent(sizes: &[usize], links: &[TableLink]) -> Vec<FixedBitSet> {
     let mut allowed: Vec<FixedBitSet> = sizes.iter().map(|&size| full_set(size)).collect();
     for link in links.iter().filter(|link| link.from == link.to) {
         for (choice, (demand, offer)) in link.demand.iter().zip(&link.offer).enumerate() {
@@ -149,7 +148,7 @@ pub fn self_consistent(sizes: &[usize], links: &[TableLink]) -> Vec<FixedBitSet>
 
 impl ConstraintGraph {
     /// The graph of nodes with these numbers of choices, and their links.
-    pub fn new(sizes: Vec<usize>, links: &[TableLink]) -> ConstraintGraph {
+    pub(super) fn new(sizes: Vec<usize>, links: &[TableLink]) -> ConstraintGraph {
         let allowed = self_consistent(&sizes, links);
         let mut graph = ConstraintGraph { sizes, allowed, relations: vec![] };
         for (ends, links) in links_between(links) {
@@ -191,7 +190,7 @@ impl ConstraintGraph {
     }
 
     /// Every variable in the order of elimination, with its neighbours at that time; `root` last.
-    pub fn order(&self, root: Option<usize>) -> Vec<(usize, Vec<usize>)> {
+    pub(super) fn order(&self, root: Option<usize>) -> Vec<(usize, Vec<usize>)> {
         let mut neighbours = vec![BTreeSet::new(); self.sizes.len()];
         // Average number of values of the second variable that go with a value of the first.
         let mut shares: BTreeMap<[usize; 2], f64> = BTreeMap::new();
@@ -214,19 +213,19 @@ impl ConstraintGraph {
             around.iter().map(missing).sum()
         };
         let mut works: Vec<f64> = (0..self.sizes.len()).map(|v| work(v, &neighbours)).collect();
-        let mut left: Vec<usize> = (0..self.sizes.len()).collect();
+        let mut remaining: Vec<usize> = (0..self.sizes.len()).collect();
         let mut order = vec![];
-        while !left.is_empty() {
-            let least = left
+        while !remaining.is_empty() {
+            let least = remaining
                 .iter()
                 .enumerate()
-                .filter(|(_, v)| Some(**v) != root || left.len() == 1)
+                .filter(|(_, v)| Some(**v) != root || remaining.len() == 1)
                 .min_by(|(_, a), (_, b)| {
                     let by_work = works[**a].total_cmp(&works[**b]);
                     by_work.then_with(|| fill(**a, &neighbours).cmp(&fill(**b, &neighbours)))
                 });
-            let (at, &node) = least.expect("a variable besides the root is left");
-            left.remove(at);
+            let (at, &node) = least.expect("a variable remains, the root last");
+            remaining.remove(at);
             let scope: Vec<usize> = neighbours[node].iter().copied().collect();
             for &a in &scope {
                 neighbours[a].remove(&node);

@@ -13,7 +13,7 @@
 //!
 //! Memory rows are ignored, so the minimum is a lower bound on the table's optimum, and the optimum
 //! itself when its assignment fits the rows. [`EliminationOrder`] depends on the links alone: which
-//! choices go together is found once (`join`), and other costs (bytes priced by multipliers, for
+//! choices are compatible is computed once (`join`), and other costs (bytes priced by multipliers, for
 //! instance) only repeat the sweep.
 
 use narrows_cost_model::{Assignment, CostTable, TableLink, TableNode};
@@ -72,7 +72,10 @@ impl EliminationOrder {
     ///
     /// # Errors
     /// The links are too far from a tree.
-    pub fn of_links(sizes: &[usize], links: &[TableLink]) -> Result<EliminationOrder, SolveError> {
+    pub(crate) fn of_links(
+        sizes: &[usize],
+        links: &[TableLink],
+    ) -> Result<EliminationOrder, SolveError> {
         EliminationOrder::ordered(sizes.to_vec(), links, None)
     }
 
@@ -88,11 +91,6 @@ impl EliminationOrder {
         eliminations.iter().flat_map(|e| &e.children).for_each(|&child| is_root[child] = false);
         let roots = (0..eliminations.len()).filter(|&i| is_root[i]).collect();
         Ok(EliminationOrder { sizes, eliminations, roots, cells })
-    }
-
-    /// Additions of one sweep.
-    pub fn work(&self) -> usize {
-        self.eliminations.iter().map(|elimination| elimination.values.len()).sum()
     }
 
     /// The cheapest assignment when choice `c` of node `n` costs `costs[n][c]`, ignoring memory
@@ -127,8 +125,8 @@ impl EliminationOrder {
             return totals;
         }
         let swept = self.sweep(costs);
-        let others = self.roots.iter().filter_map(|&root| before.get(root));
-        let elsewhere: f64 = others.map(|root| swept.costs[root.base]).sum();
+        let other_roots = self.roots.iter().filter_map(|&root| before.get(root));
+        let elsewhere: f64 = other_roots.map(|root| swept.costs[root.base]).sum();
         for (entry, &choice) in last.values.iter().enumerate() {
             let below: f64 = last.below(entry).iter().map(|&cell| swept.costs[cell as usize]).sum();
             totals[choice as usize] = costs[last.node][choice as usize] + below + elsewhere;

@@ -17,7 +17,7 @@ use super::elimination::{EliminationOrder, choice_times};
 
 /// A table prepared for many sweeps. The bytes of its rows are counted, not limited.
 #[derive(Clone, Debug)]
-pub struct Sweeper {
+pub(crate) struct Sweeper {
     order: Arc<EliminationOrder>,
     times: Vec<Vec<f64>>,
     /// By row, node and choice.
@@ -26,7 +26,7 @@ pub struct Sweeper {
 
 /// An assignment with its time and its weighted bytes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Vertex {
+pub(crate) struct Vertex {
     /// Time in seconds.
     pub time: f64,
     /// Weighted sum of the bytes of the rows.
@@ -39,7 +39,7 @@ pub struct Vertex {
 
 impl Sweeper {
     /// Prepares a table with the elimination order of its links.
-    pub fn with_order(table: &CostTable, order: Arc<EliminationOrder>) -> Sweeper {
+    pub(crate) fn with_order(table: &CostTable, order: Arc<EliminationOrder>) -> Sweeper {
         let rows = 0..table.rows.len() as u32;
         let bytes = rows.map(|row| bytes_of_row(table, MemoryRowId(row))).collect();
         Sweeper { order, times: choice_times(table), bytes }
@@ -89,7 +89,7 @@ const TINY: f64 = 1e-13;
 
 /// A hull over the assignments of several tables.
 #[derive(Clone, Debug)]
-pub struct Hull {
+pub(crate) struct Hull {
     sweepers: Vec<Arc<Sweeper>>,
     /// For each table, the weighted bytes by node and choice.
     bytes: Vec<Vec<Vec<f64>>>,
@@ -103,17 +103,16 @@ pub struct Hull {
 }
 
 impl Hull {
-    /// The two extreme vertices of the hull; `weights` are those of the rows. `None` without any
-    /// assignment.
-    pub fn new(sweepers: Vec<Arc<Sweeper>>, weights: &[f64]) -> Option<Hull> {
+    /// The two extreme vertices of the hull, with one weight for each row. `None` without any assignment.
+    pub(crate) fn new(sweepers: Vec<Arc<Sweeper>>, weights: &[f64]) -> Option<Hull> {
         let minima = vec![vec![]; sweepers.len()];
         let (vertices, is_final) = (vec![], vec![]);
         let bytes = sweepers.iter().map(|sweeper| sweeper.weighted(weights)).collect();
         let mut hull = Hull { sweepers, bytes, vertices, is_final, minima, sweeps: 0 };
         let fastest = hull.cheapest(1.0, 0.0)?;
-        // Of the fastest, the one with the least bytes, as far as a tiny price of bytes can tell.
+        // The smallest of the fastest assignments, up to the resolution of a tiny price of bytes.
         let fastest = hull.cheapest(1.0, TINY * fastest.time / fastest.bytes.max(1.0))?;
-        // Of the smallest, the one with the least time, as far as a tiny price of time can tell.
+        // The fastest of the smallest assignments, up to the resolution of a tiny price of time.
         let per_second = 1e-9 * fastest.bytes.max(1.0) / fastest.time.max(f64::MIN_POSITIVE);
         let smallest = hull.cheapest(per_second, 1.0)?;
         hull.vertices = vec![fastest];
@@ -125,24 +124,24 @@ impl Hull {
     }
 
     /// Sweeps run so far.
-    pub fn sweeps(&self) -> u64 {
+    pub(crate) fn sweeps(&self) -> u64 {
         self.sweeps
     }
 
-    /// The vertices found so far, from the fastest to the smallest.
-    pub fn vertices(&self) -> &[Vertex] {
+    /// The known vertices, from the fastest to the smallest.
+    pub(crate) fn vertices(&self) -> &[Vertex] {
         &self.vertices
     }
 
     /// Refines the hull until the edge over `bytes` is final.
-    pub fn refine(&mut self, bytes: f64) {
+    pub(crate) fn refine(&mut self, bytes: f64) {
         while let Some(edge) = self.edge_over(bytes).filter(|edge| !self.is_final[*edge]) {
             self.split(edge);
         }
     }
 
     /// Refines the hull until every edge is final.
-    pub fn refine_all(&mut self) {
+    pub(crate) fn refine_all(&mut self) {
         while let Some(edge) = self.is_final.iter().position(|is_final| !is_final) {
             self.split(edge);
         }
@@ -153,7 +152,7 @@ impl Hull {
             .find(|e| self.vertices[*e].bytes >= bytes && bytes >= self.vertices[e + 1].bytes)
     }
 
-    /// Finds a vertex below an edge, or that there is none.
+    /// Inserts a vertex below an edge, or marks the edge as final.
     fn split(&mut self, edge: usize) {
         let (fast, small) = (self.vertices[edge].clone(), self.vertices[edge + 1].clone());
         let price = (small.time - fast.time) / (fast.bytes - small.bytes);

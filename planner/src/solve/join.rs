@@ -1,9 +1,8 @@
 //! Joins the tables around an eliminated variable, once for any costs.
 //!
-//! The elimination of `v` with neighbours `N` leaves a table over `N`. Only those of its cells are
-//! stored that some value of `v` and the tables so far allow, and for each of them the values of `v`
-//! that do: its *entries*. An entry names its value of `v` and one cell in every table that mentions
-//! `v`; a sweep then only adds and compares.
+//! The elimination of `v` with neighbours `N` leaves a table over `N`. A cell is stored only if some value of
+//! `v` is compatible with it and with the tables so far; these values are the *entries* of the cell. An entry
+//! holds its value of `v` and one cell of every table that mentions `v`, so that a sweep only adds and compares.
 
 use fixedbitset::FixedBitSet;
 
@@ -23,7 +22,7 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Elimination {
     /// The variable.
     pub node: usize,
-    /// Earlier eliminations whose tables mention it.
+    /// Earlier eliminations whose tables mention the variable.
     pub children: Vec<usize>,
     /// First cell of the table it leaves, among the cells of all eliminations.
     pub base: usize,
@@ -37,7 +36,7 @@ pub(super) struct Elimination {
 
 impl Elimination {
     /// Cells of an entry, one for each child.
-    pub fn below(&self, entry: usize) -> &[u32] {
+    pub(super) fn below(&self, entry: usize) -> &[u32] {
         &self.cells[entry * self.children.len()..(entry + 1) * self.children.len()]
     }
 }

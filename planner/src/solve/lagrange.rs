@@ -22,11 +22,11 @@ const STEPS_MAX: usize = 100;
 /// Steps without a better bound after which the step length is halved.
 const PATIENCE: usize = 4;
 /// A relative difference that sums of floats in different order can have.
-pub const ROUNDING: f64 = 1e-13;
+pub(super) const ROUNDING: f64 = 1e-13;
 
 /// Result of pricing the rows of a table.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LagrangianBound {
+pub(super) struct LagrangianBound {
     /// Lower bound on assignments that fit the rows. Above the slowest assignment of all when none
     /// fits.
     pub bound: Seconds,
@@ -38,7 +38,7 @@ pub struct LagrangianBound {
 
 impl LagrangianBound {
     /// For every choice, a lower bound on assignments that use it and fit the rows.
-    pub fn bounds_by_choice(&self, table: &CostTable) -> Result<Vec<Vec<f64>>, SolveError> {
+    pub(super) fn bounds_by_choice(&self, table: &CostTable) -> Result<Vec<Vec<f64>>, SolveError> {
         let costs = priced_times(table, &choice_times(table), &self.prices, &row_limits(table));
         let paid: f64 = self.prices.iter().sum();
         let of_node = |node: usize| -> Result<Vec<f64>, SolveError> {
@@ -55,7 +55,7 @@ fn row_limits(table: &CostTable) -> Vec<f64> {
 
 /// Maximises the Lagrangian bound. `None` when the table is too wide for elimination or has no
 /// consistent assignment.
-pub fn price_rows(table: &CostTable, clock: SolveClock) -> Option<LagrangianBound> {
+pub(super) fn price_rows(table: &CostTable, clock: SolveClock) -> Option<LagrangianBound> {
     let order = EliminationOrder::new(table).ok()?;
     let limits = row_limits(table);
     let slowest = slowest(table).0;
@@ -122,7 +122,7 @@ pub fn price_rows(table: &CostTable, clock: SolveClock) -> Option<LagrangianBoun
 }
 
 /// Upper bound on the time of every assignment, with room for rounding.
-pub fn slowest(table: &CostTable) -> Seconds {
+pub(super) fn slowest(table: &CostTable) -> Seconds {
     let times = choice_times(table);
     let total: f64 = times.iter().map(|times| times.iter().copied().fold(0.0, f64::max)).sum();
     Seconds(total * (1.0 + 1e-6))

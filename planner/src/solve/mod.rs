@@ -1,6 +1,6 @@
-//! Exact solvers for a priced search space. They see numbers only.
+//! Exact solvers of cost tables.
 //!
-//! A [`CostTable`](narrows_cost_model::CostTable) asks for one choice `c(n)` of every node `n`:
+//! A solution of a [`CostTable`](narrows_cost_model::CostTable) has one choice `c(n)` for every node `n`:
 //!
 //! ```text
 //! minimise    Σₙ time(n, c(n))
@@ -13,14 +13,13 @@
 //! trees. Rows couple all nodes. Prices on bytes (`time + λ·bytes`, `λ ≥ 0`; `lagrange`) keep the tree and
 //! bound the optimum from below for every λ; over one row their minimisers are the vertices of the
 //! [`Hull`] of time against bytes. An integer program (`ilp`) closes the gap that remains, over the
-//! choices that the prices leave in question (`window`). [`solve_table`] runs these in order, cheap
-//! proofs first.
+//! choices that these bounds do not exclude (`window`). [`solve_table`] runs these methods in order,
+//! cheap proofs first.
 //!
-//! Blocks that share the memory of a stage are chosen from columns, each a solution of one block, by a
-//! second integer program ([`choose_columns`]).
+//! For blocks that share the memory of a stage, a second integer program (`column_ilp`) chooses among
+//! columns, each a solution of one block.
 //!
-//! Every outcome states how it ended: a time limit with a gap is never called optimal, and infeasible
-//! means proven.
+//! Every outcome has a status: `Optimal` and `Infeasible` are proven; limits are reported with the gap.
 
 mod column_ilp;
 mod constraint_graph;
@@ -36,10 +35,9 @@ mod window;
 
 use fixedbitset::FixedBitSet;
 
-pub use column_ilp::{ColumnChoice, ColumnGroup, choose_columns};
+pub(crate) use column_ilp::{ColumnGroup, choose_columns};
 pub use elimination::{EliminationOrder, MinCostAssignment, choice_times};
-pub use hull::{Hull, Sweeper, Vertex};
-pub use ilp::IlpLibrary;
+pub(crate) use hull::{Hull, Sweeper};
 pub use outcome::{Conflict, Prover, SolveError, SolveLimits, SolveOutcome, SolveStatus};
 pub use presolve::{ReducedTable, presolve};
 pub use table_solver::{solve_by_ilp, solve_table};

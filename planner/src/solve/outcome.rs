@@ -1,4 +1,4 @@
-//! How a solve ended: limits, statuses, bounds, errors.
+//! Limits and outcomes of solvers.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ pub enum SolveStatus {
     GapLimit(f64),
     /// The time limit passed; there may be an assignment.
     TimeLimit(Duration),
-    /// It is proven that no assignment exists.
+    /// No assignment exists, by proof.
     Infeasible,
 }
 
@@ -40,7 +40,7 @@ pub enum Prover {
     Ilp,
 }
 
-/// A reason found by propagation alone why no assignment exists.
+/// A proof by propagation alone that no assignment exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
     /// Every choice of the node contradicts the links and rows around it.
@@ -73,7 +73,7 @@ pub struct SolveOutcome {
     pub conflict: Option<Conflict>,
 }
 
-/// Why a solver has no outcome. Another solver may have one.
+/// The reason why a solver has no outcome. Another solver may have one.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SolveError {
     /// The graph of links is too far from a tree.
@@ -121,7 +121,7 @@ impl SolveOutcome {
         }
     }
 
-    /// The end of a solve before its proof, with what is known by then.
+    /// The end of a solve without a proof, with the best assignment and bound.
     pub(super) fn stopped(
         status: SolveStatus,
         table: &CostTable,
@@ -150,17 +150,17 @@ pub(super) struct SolveClock {
 
 impl SolveClock {
     /// A clock that starts now.
-    pub fn start(limits: &SolveLimits) -> SolveClock {
+    pub(super) fn start(limits: &SolveLimits) -> SolveClock {
         SolveClock { started: Instant::now(), limit: limits.time }
     }
 
     /// Time left; `None` when unlimited.
-    pub fn remaining(&self) -> Option<Duration> {
+    pub(super) fn remaining(&self) -> Option<Duration> {
         self.limit.map(|limit| limit.saturating_sub(self.started.elapsed()))
     }
 
     /// The status to report once no time is left.
-    pub fn expired(&self) -> Option<SolveStatus> {
+    pub(super) fn expired(&self) -> Option<SolveStatus> {
         let limit = self.limit?;
         (self.started.elapsed() >= limit).then_some(SolveStatus::TimeLimit(limit))
     }

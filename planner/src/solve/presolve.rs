@@ -3,11 +3,11 @@
 //! All links between two nodes are first fused into one relation `R ⊆ choices(a) × choices(b)`.
 //! Then four rules run to a fixpoint:
 //!
-//! - *support*: a choice of `a` with no partner left in `R` is removed (arc consistency);
+//! - *support*: a choice of `a` without remaining partners in `R` is removed (arc consistency);
 //! - *room*: a choice whose bytes plus the least of all other nodes exceed a row is removed;
-//! - *slack*: a row that even the greediest choices respect is dropped;
-//! - *dominance*: `c` is removed when another choice of its node is compatible with all that `c`
-//!   is compatible with, no slower, and no larger in any row that is left.
+//! - *slack*: a row that even the largest choices respect is dropped;
+//! - *dominance*: `c` is removed when another choice of its node is compatible with all partners of `c`, no
+//!   slower, and no larger in any remaining row.
 //!
 //! The first three lose no assignment; dominance loses some, but never all of the fastest.
 //! A relation is written back as links: choices of one side with the same partners share a key.
@@ -42,7 +42,7 @@ impl ReducedTable {
 /// Shrinks `table`.
 ///
 /// # Errors
-/// The conflict that shows that the table has no solution.
+/// A conflict that proves that the table has no solution.
 pub fn presolve(table: &CostTable) -> Result<ReducedTable, Conflict> {
     let mut net = PresolveState::new(table);
     loop {

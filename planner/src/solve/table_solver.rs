@@ -5,7 +5,7 @@
 //!    otherwise its time is a bound.
 //! 3. Prices on bytes give a better bound, assignments that fit, and a bound for every choice. Bound and
 //!    assignment may meet.
-//! 4. An integer program closes the rest, over windows of choices that can matter.
+//! 4. Integer programs over windows of choices close the remaining gap.
 
 use narrows_cost_model::CostTable;
 use narrows_plan::Seconds;

@@ -1,13 +1,12 @@
 //! Solves integer programs over growing windows of choices.
 //!
-//! Prices on bytes bound not only the table but every choice `c`: no assignment that uses it is
-//! faster than `m(c)`. So all assignments within a window `time ≤ w` survive when only choices
-//! with `m(c) ≤ w` are kept, and the integer program over those is much smaller. Let `t` be its
-//! optimum:
+//! Prices on bytes bound not only the table but every choice `c`: no assignment with `c` is faster than
+//! `m(c)`. The choices with `m(c) ≤ w` therefore suffice for all assignments within a window `time ≤ w`, and
+//! their integer program is much smaller. Let `t` be its optimum:
 //!
 //! - `t ≤ w`: no assignment outside the window is faster, so `t` is the optimum of the whole table;
-//! - `t > w`, or no assignment: the optimum is at least `w`. The next window is wider, but no wider
-//!   than `t`, and then it is the last.
+//! - `t > w`, or no assignment: the optimum is at least `w`. The next window is wider, at most up to `t`; a
+//!   window up to `t` is the last.
 
 use narrows_cost_model::{CostTable, TableLink};
 use narrows_plan::Seconds;
@@ -25,7 +24,7 @@ const GROWTH: f64 = 2.0;
 const SLACK: f64 = 1e-10;
 
 /// Solves a presolved table.
-pub fn solve(
+pub(super) fn solve(
     table: &CostTable,
     limits: &SolveLimits,
     clock: SolveClock,
@@ -73,7 +72,7 @@ pub fn solve(
     }
 }
 
-/// Solves the part of a table whose choices may be within a window.
+/// Solves the restriction of a table to the choices that may lie within a window.
 fn within(
     table: &CostTable,
     bounds: &[Vec<f64>],

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use narrows_cost_model::{SimulatedStep, StageTime, StepPart, SyncedStages, simulate_schedules};
 use narrows_plan::Seconds;
 use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
-use narrows_planner::{
-    Partition, PruningCutoff, StageAssignment, StageOverhead, division_bound,
-    undominated_partitions,
-};
+
+use super::partition::division_bound;
+use super::{Partition, PruningCutoff, StageAssignment, StageOverhead, undominated_partitions};
 
 fn partition(times: &[StageTime]) -> Partition {
     let stages = times
@@ -78,8 +77,8 @@ fn equal_stages_attain_the_bound() {
     }
 }
 
-/// One microbatch through three stages whose passes take no time: no stage updates before the slowest
-/// has reduced, and the middle stage does not wait for the tied weight of the first and last.
+/// One microbatch through three stages with passes of zero time: no stage updates before the slowest stage has
+/// reduced, and the middle stage does not wait for the tied weight of the first and last stages.
 #[test]
 fn stages_synchronize_in_the_step_phase() {
     let phase = |before: f64, tied: bool, reduce: f64, update: f64| {
@@ -158,14 +157,14 @@ fn the_best_partition_equals_the_best_by_enumeration() {
             step_times_min: steps,
             step_time: f64::INFINITY,
         };
-        let (found, _) = undominated_partitions(&overheads, microbatches, &cutoff, &choice);
+        let (partitions, _) = undominated_partitions(&overheads, microbatches, &cutoff, &choice);
         let least = compositions(blocks, stages)
             .into_iter()
             .filter_map(|counts| {
                 division_bound(&counts, &overheads, microbatches, &cutoff, &choice)
             })
             .fold(f64::INFINITY, f64::min);
-        let best = found.first().map_or(f64::INFINITY, |partition| partition.bound.0);
+        let best = partitions.first().map_or(f64::INFINITY, |partition| partition.bound.0);
         assert!((best - least).abs() <= 1e-9 * least.max(1.0), "{best} is not {least}");
         Ok(())
     });
