@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use narrows_plan::CheckedProgram;
 use narrows_plan::program::Program;
-use narrows_test_support::damage::{MUTATIONS, Mutation};
+use narrows_test_support::mutations::{MUTATIONS, Mutation};
 use narrows_test_support::plans::{TestRng, draw_case, drawable_models};
 
 const PROGRAMS: usize = 120;

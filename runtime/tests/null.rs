@@ -14,9 +14,9 @@ use narrows_runtime::count_step;
 use narrows_runtime::{DeviceId, StepReport};
 
 const PLANS: [(&str, &str); 3] = [
-    ("btp", narrows_test_support::saved::BTP),
-    ("stages", narrows_test_support::saved::STAGES),
-    ("replicas", narrows_test_support::saved::REPLICAS),
+    ("btp", narrows_test_support::plan_files::BTP),
+    ("stages", narrows_test_support::plan_files::STAGES),
+    ("replicas", narrows_test_support::plan_files::REPLICAS),
 ];
 
 fn checked(text: &str) -> CheckedProgram {

@@ -11,7 +11,7 @@ use narrows_plan::{CheckedProgram, Kernel, Plan};
 use narrows_runtime::{DeviceId, InstructionTimings, MeasurementEffort, time_instructions};
 
 /// Two stages of two devices each, and four microbatches.
-const PLAN: &str = narrows_test_support::saved::TINY;
+const PLAN: &str = narrows_test_support::plan_files::TINY;
 
 fn program() -> CheckedProgram {
     let model = presets::find("cola-tiny").unwrap();

@@ -1,19 +1,20 @@
 //! Enumeration of a cost table: the oracle for solvers.
 //!
-//! Depth first over the nodes in their order. A choice that contradicts a link to an earlier node is
-//! skipped, and every complete assignment is measured. Costs never prune, so no mistake about costs is
-//! possible here.
+//! Depth-first search over the nodes in their order. A choice that violates a link to an earlier node is
+//! skipped, and every complete assignment is evaluated. Costs prune nothing, so no error in a bound can
+//! affect the result.
 
 use narrows_cost_model::{Assignment, CostTable, TableLink};
 use narrows_plan::Seconds;
 
-/// Largest number of combinations of choices.
+/// Limit of the number of combinations of choices.
 const COMBINATIONS_MAX: f64 = 1e8;
 
-/// The fastest assignment that satisfies every link and row, with its time; `None` when there is none.
+/// The fastest assignment that satisfies all links and memory rows, with its time; `None` if the table is
+/// infeasible.
 ///
 /// # Panics
-/// The table has too many combinations.
+/// When the table has more than 10⁸ combinations of choices.
 pub fn fastest_by_enumeration(table: &CostTable) -> Option<(Seconds, Assignment)> {
     let combinations: f64 = table.nodes.iter().map(|node| node.choices.len() as f64).product();
     assert!(combinations <= COMBINATIONS_MAX, "{combinations:.0e} combinations");
@@ -33,7 +34,7 @@ struct Enumeration<'a> {
 }
 
 impl Enumeration<'_> {
-    /// Measures every completion of `chosen`.
+    /// Evaluates every completion of `chosen`.
     fn complete(&mut self, chosen: &mut Assignment) {
         let node = chosen.len();
         if node == self.table.nodes.len() {

@@ -1,21 +1,23 @@
-//! What tests of several crates share.
+//! Test support shared by several crates.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`plans`] | plans drawn from the whole search space, of many models, meshes and workloads |
-//! | [`small`] | small models and contexts whose plans run in milliseconds |
-//! | [`saved`] | plan files of small models |
-//! | [`damage`] | programs damaged so that the check must refuse them |
-//! | [`tables`] | cost tables drawn for solvers |
-//! | [`conformance`] | the cases that every backend is compared with the reference on |
-#![allow(missing_docs, reason = "names and signatures say it")]
+//! | [`plans`] | random plans of the whole search space: many models, meshes and workloads |
+//! | [`small`] | small models and contexts, whose plans run in milliseconds |
+//! | [`plan_files`] | plan files of small models |
+//! | [`mutations`] | mutations of programs that the check must reject |
+//! | [`tables`] | random cost tables for solvers |
+//! | [`conformance`] | cases in which every backend must agree with the reference |
+//!
+//! [`fastest_by_enumeration`] is the oracle of the solvers.
+#![allow(missing_docs, reason = "names and signatures document most items")]
 
 pub mod conformance;
-pub mod damage;
 mod enumeration;
-mod order;
+mod instruction_order;
+pub mod mutations;
+pub mod plan_files;
 pub mod plans;
-pub mod saved;
 pub mod small;
 pub mod tables;
 

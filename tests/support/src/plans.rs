@@ -21,7 +21,7 @@ use narrows_plan::{
 use narrows_plan::{EdgeLayout, Plan, Precision};
 use narrows_plan::{Mesh, Workload};
 
-/// SplitMix64 with the draws that tests need, the same on every machine.
+/// SplitMix64 with the distributions that tests need.
 pub struct TestRng(SplitMix64);
 
 impl TestRng {
@@ -33,11 +33,12 @@ impl TestRng {
         self.0.next_u64()
     }
 
-    /// A number below `end`, by remainder: the plans that the seeds of tests draw depend on it.
+    /// A number below `end`: the next 64 bits modulo `end`. The plans of all seeds depend on this definition.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next_u64() % end as u64) as usize
     }
 
+    /// A random element, or `None` of an empty list, without drawing.
     pub fn pick<'a, T>(&mut self, list: &'a [T]) -> Option<&'a T> {
         if list.is_empty() { None } else { Some(&list[self.below(list.len())]) }
     }
@@ -49,7 +50,7 @@ impl TestRng {
 
 const PRESETS: [&str; 5] = ["cola-tiny", "llama-60m", "svd-60m", "cola-60m", "lax-60m"];
 
-/// heads, kv_heads, rest of `blocks`.
+/// Heads, KV heads, and the JSON of `blocks` without its count.
 const CUSTOM: [(u64, u64, &str); 9] = [
     (8, 8, r#""default": {"product": "swiglu", "all": "dense"}"#),
     (8, 2, r#""default": {"product": "plain", "all": {"rank": 64, "activation": "silu"}}"#),
@@ -95,6 +96,7 @@ const CUSTOM: [(u64, u64, &str); 9] = [
     ),
 ];
 
+/// Five presets and 18 models of width 256: all kinds of linears, gates and crossings, tied and not.
 pub fn drawable_models() -> Vec<Model> {
     let mut models: Vec<Model> =
         PRESETS.iter().map(|name| model::presets::find(name).expect("a preset")).collect();
@@ -112,13 +114,14 @@ pub fn drawable_models() -> Vec<Model> {
     models
 }
 
-/// A plan drawn from the space of a model, with what it ran into.
+/// A random plan and its model.
 pub struct DrawnPlan {
     pub plan: Plan,
     pub model: Model,
 }
 
 impl DrawnPlan {
+    /// The lowered plan.
     pub fn program(&self) -> Program {
         let resolved = self.plan.resolve(&self.model).unwrap_or_else(|defects| {
             panic!("a drawn plan must resolve: {defects}\n{}", to_json(&self.plan))
@@ -128,64 +131,65 @@ impl DrawnPlan {
 }
 
 pub fn to_json(plan: &Plan) -> String {
-    serde_json::to_string_pretty(plan).expect("plans serialise")
+    serde_json::to_string_pretty(plan).expect("plans serialize")
 }
 
-fn context(dice: &mut TestRng) -> Context {
+fn draw_context(rng: &mut TestRng) -> Context {
     let mesh = Mesh {
-        tensor: [1, 2, 2, 4, 4, 8][dice.below(6)],
-        pipeline: 1 + dice.below(3) as u64,
-        data: 1 + dice.below(2) as u64,
+        tensor: [1, 2, 2, 4, 4, 8][rng.below(6)],
+        pipeline: 1 + rng.below(3) as u64,
+        data: 1 + rng.below(2) as u64,
     };
-    let micro_batch = [1, 2, 4, 8][dice.below(4)];
-    let microbatches = 1 + dice.below(5) as u64;
+    let micro_batch = [1, 2, 4, 8][rng.below(4)];
+    let microbatches = 1 + rng.below(5) as u64;
     let workload = Workload {
         global_batch: micro_batch * mesh.data * microbatches,
         sequence_length: 64,
         micro_batch,
     };
-    let precision = [Precision::MixedBf16, Precision::Full32][dice.below(2)];
-    let zero = [Zero::Off, Zero::One][dice.below(2)];
+    let precision = [Precision::MixedBf16, Precision::Full32][rng.below(2)];
+    let zero = [Zero::Off, Zero::One][rng.below(2)];
     Context { mesh, workload, precision, zero }
 }
 
-/// Draws until a consistent plan is found.
-pub fn draw_case(dice: &mut TestRng, models: &[Model]) -> DrawnPlan {
+/// A random model with a random context and plan.
+pub fn draw_case(rng: &mut TestRng, models: &[Model]) -> DrawnPlan {
     loop {
-        let model = dice.pick(models).expect("there are models").clone();
-        let context = context(dice);
-        if let Some(plan) = draw_plan(dice, &model, context) {
+        let model = rng.pick(models).expect("there are models").clone();
+        let context = draw_context(rng);
+        if let Some(plan) = draw_plan(rng, &model, context) {
             return DrawnPlan { plan, model };
         }
     }
 }
 
-pub fn draw_plan(dice: &mut TestRng, model: &Model, context: Context) -> Option<Plan> {
+/// A random plan of a model in a context, or `None` when the draws lead to no consistent plan.
+pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<Plan> {
     let shapes = BlockShape::all(model);
     let crossing = BlockShape::crossing_widths(&shapes);
-    let border = *dice.pick(&boundary_layouts(model.hidden, &crossing, &context))?;
-    let tied = model.tied.then(|| TiedWeightLayout::ALL[dice.below(4)]);
-    let segment = |dice: &mut TestRng, segment: Segment, tied_weight| {
+    let boundary = *rng.pick(&boundary_layouts(model.hidden, &crossing, &context))?;
+    let tied = model.tied.then(|| TiedWeightLayout::ALL[rng.below(4)]);
+    let segment = |rng: &mut TestRng, segment: Segment, tied_weight| {
         let space =
-            SegmentSpace::new(segment, border, context, &Rules::ALL, model.tied, tied_weight);
-        let choice = (0..200).find_map(|_| draw_choice(dice, &space))?;
+            SegmentSpace::new(segment, boundary, context, &Rules::ALL, model.tied, tied_weight);
+        let choice = (0..200).find_map(|_| draw_choice(rng, &space))?;
         Some(SegmentDecisions::from_choice(&space.segment, &choice))
     };
-    let embedding = segment(dice, embedding_segment(model), tied)?;
-    let head = segment(dice, head_segment(model), tied)?;
+    let embedding = segment(rng, embedding_segment(model), tied)?;
+    let head = segment(rng, head_segment(model), tied)?;
     let mut blocks = IndexMap::new();
     let mut stages = vec![];
     let (layers, count) = (model.blocks.len() as u64, context.mesh.pipeline);
     let mut first = 0;
     for stage in 0..count {
-        // Every stage at least one block; each block with decisions of its own.
+        // At least one block a stage; every block has its own decisions.
         let end =
-            if stage + 1 == count { layers } else { (first + 1 + dice.next_u64() % 2).min(layers) };
+            if stage + 1 == count { layers } else { (first + 1 + rng.next_u64() % 2).min(layers) };
         let mut runs = vec![];
         for layer in first..end {
-            let grouping = Grouping::ALL[dice.below(4)];
+            let grouping = Grouping::ALL[rng.below(4)];
             let graph = block_segment(model, &shapes[layer as usize], grouping);
-            let decisions = segment(dice, graph, None)?;
+            let decisions = segment(rng, graph, None)?;
             let name = format!("block {layer}");
             blocks.insert(name.clone(), BlockDecisions::new(grouping, decisions));
             runs.push(BlockRun { first: layer, count: 1, decisions: name });
@@ -203,8 +207,8 @@ pub fn draw_plan(dice: &mut TestRng, model: &Model, context: Context) -> Option<
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,
-        hidden_layout: PlanLayout::from_edge(border.hidden)?,
-        crossing_layout: (!crossing.is_empty()).then_some(PlanLayout::from_edge(border.latents)?),
+        hidden_layout: PlanLayout::from_edge(boundary.hidden)?,
+        crossing_layout: (!crossing.is_empty()).then_some(PlanLayout::from_edge(boundary.latents)?),
         stages,
         embedding,
         blocks,
@@ -212,8 +216,9 @@ pub fn draw_plan(dice: &mut TestRng, model: &Model, context: Context) -> Option<
     })
 }
 
-/// A random consistent point of a segment's space, or `None` when a dead end was met.
-pub fn draw_choice(dice: &mut TestRng, space: &SegmentSpace) -> Option<SegmentChoice> {
+/// A random consistent choice for all ops and values of a segment, or `None` when the ops and values drawn
+/// first leave one of the others no consistent option.
+pub fn draw_choice(rng: &mut TestRng, space: &SegmentSpace) -> Option<SegmentChoice> {
     let segment = &space.segment;
     let mut ops: Vec<OpOption> = vec![];
     for id in segment.op_ids() {
@@ -221,11 +226,11 @@ pub fn draw_choice(dice: &mut TestRng, space: &SegmentSpace) -> Option<SegmentCh
             .iter()
             .filter(|option| !option.recompute && fits(space, &ops, id, option))
             .collect();
-        ops.push((*dice.pick(&fitting)?).clone());
+        ops.push((*rng.pick(&fitting)?).clone());
     }
     let mut flows: Vec<Option<Flow>> = vec![None; segment.values.len()];
     for id in segment.value_ids().rev() {
-        let flow = draw_flow(dice, space, &ops, id)?;
+        let flow = draw_flow(rng, space, &ops, id)?;
         if flow.saves[0] == Save::Recomputed
             && let Some(op) = segment.value(id).producer
         {
@@ -236,7 +241,7 @@ pub fn draw_choice(dice: &mut TestRng, space: &SegmentSpace) -> Option<SegmentCh
     Some(SegmentChoice { ops, flows: flows.into_iter().collect::<Option<_>>()? })
 }
 
-fn producer(space: &SegmentSpace, ops: &[OpOption], value: ValueId) -> EdgeLayout {
+fn producer_layout(space: &SegmentSpace, ops: &[OpOption], value: ValueId) -> EdgeLayout {
     match space.segment.output_port(value) {
         Some((op, port)) => ops[op.0 as usize].choice.outputs[port],
         None => space.boundary.input_edge(&space.segment, value),
@@ -259,7 +264,7 @@ fn fits(space: &SegmentSpace, ops: &[OpOption], id: OpId, option: &OpOption) -> 
             .collect();
         edges.sort();
         edges.dedup();
-        let from = producer(space, ops, *value);
+        let from = producer_layout(space, ops, *value);
         edges.len() <= 2 && flow_is_legal(from, edge, None)
     });
     let outputs = node.outputs.iter().enumerate().all(|(port, value)| {
@@ -270,16 +275,16 @@ fn fits(space: &SegmentSpace, ops: &[OpOption], id: OpId, option: &OpOption) -> 
     inputs && outputs
 }
 
-/// A flow between the chosen layouts that saves what the chosen ops need.
+/// A random flow between the chosen layouts that saves the tensors which the chosen ops read again.
 fn draw_flow(
-    dice: &mut TestRng,
+    rng: &mut TestRng,
     space: &SegmentSpace,
     ops: &[OpOption],
     id: ValueId,
 ) -> Option<Flow> {
     let segment = &space.segment;
     let value = segment.value(id);
-    let from = producer(space, ops, id);
+    let from = producer_layout(space, ops, id);
     let edge = |&(op, port): &(OpId, usize)| ops[op.0 as usize].choice.inputs[port];
     let primary = space.boundary.output_edge(segment, id).or(value.consumers.last().map(edge))?;
     let second = value.consumers.iter().map(edge).find(|other| *other != primary);
@@ -297,5 +302,5 @@ fn draw_flow(
         layouts && inputs && output
     };
     let fitting: Vec<&Flow> = space.flows[id.0 as usize].iter().filter(serves).collect();
-    dice.pick(&fitting).map(|flow| (*flow).clone())
+    rng.pick(&fitting).map(|flow| (*flow).clone())
 }

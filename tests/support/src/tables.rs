@@ -1,4 +1,4 @@
-//! Cost tables for solvers: random tables from a sequence of draws, and a chain like a block.
+//! Cost tables for solvers: random tables from a sequence of draws, and a chain that resembles a block.
 
 use narrows_cost_model::{
     CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
@@ -42,17 +42,17 @@ fn link(from: usize, to: usize, demand: Vec<Option<u8>>, offer: Vec<u64>) -> Tab
     TableLink { from: TableNodeId(from as u32), to: TableNodeId(to as u32), demand, offer }
 }
 
-/// Range of the times and bytes of one table.
+/// Distribution of the times and bytes of a table.
 #[derive(Clone, Copy)]
 enum Spread {
-    /// Microseconds and seconds, bytes and gigabytes, many ties and zeros.
+    /// Microseconds to seconds, bytes to gigabytes, with many ties and zeros.
     Wide,
-    /// One order of magnitude: choices differ little.
+    /// Within one order of magnitude, so that choices differ little.
     Narrow,
 }
 
 impl Spread {
-    fn of(draws: &mut Draws) -> Spread {
+    fn draw(draws: &mut Draws) -> Spread {
         [Spread::Wide, Spread::Narrow][draws.below(2)]
     }
 
@@ -77,9 +77,10 @@ impl Spread {
     }
 }
 
-/// An arbitrary table: free demands and offers, cycles, parallel links in both directions, a few rows.
+/// An unstructured table of up to 7 nodes with up to 5 choices each: independent demands and offers, cycles,
+/// parallel links in both directions, and `rows` memory rows.
 pub fn draw_table(draws: &mut Draws, rows: usize) -> CostTable {
-    let spread = Spread::of(draws);
+    let spread = Spread::draw(draws);
     let nodes: Vec<TableNode> = (0..1 + draws.below(7))
         .map(|n| {
             let choices = (0..1 + draws.below(5)).map(|_| {
@@ -109,7 +110,7 @@ pub fn draw_table(draws: &mut Draws, rows: usize) -> CostTable {
     table
 }
 
-/// Adds limits between the least and the most bytes of the nodes; often an assignment attains the limit.
+/// Adds memory rows whose limits are the bytes of a random assignment, or a little less.
 fn add_rows(table: &mut CostTable, draws: &mut Draws, rows: usize) {
     for row in 0..rows {
         let mut attained = 0;
@@ -124,13 +125,13 @@ fn add_rows(table: &mut CostTable, draws: &mut Draws, rows: usize) {
     }
 }
 
-/// Ops in a chain with skips, whose tensors are absent, kept or recomputed.
+/// A table of 2 to 5 ops in a chain with skips, whose outputs are absent, kept or recomputed.
 ///
 /// Node `2i` is op `i` in one of a few layouts; it demands its input's layout. Node `2i+1` is the
 /// state of its output: 0 absent, 1 kept (costs bytes), 2 recomputed (costs time, and needs the inputs
 /// of the op). The backward pass of an op may need its inputs, depending on the op's layout.
 pub fn draw_keep_recompute_table(draws: &mut Draws, rows: usize) -> CostTable {
-    let spread = Spread::of(draws);
+    let spread = Spread::draw(draws);
     let ops = 2 + draws.below(4);
     let mut table = CostTable::default();
     for i in 0..ops {
@@ -158,9 +159,10 @@ pub fn draw_keep_recompute_table(draws: &mut Draws, rows: usize) -> CostTable {
     table
 }
 
-/// A chain like a transformer block's ops and reshards: `nodes` nodes of 5 to 60 choices. A
-/// choice has a layout towards its producer and one towards its consumers; faster choices use
-/// more bytes. Every seventh node also skips to the one five before it, as residuals do.
+/// A chain that resembles the ops and reshards of a transformer block: `nodes` nodes of 5 to 60 choices.
+/// A choice has an input and an output layout; faster choices use more bytes. Every seventh node is also
+/// linked to the fifth before it, as by a residual. With `share_of_limit`, each of four memory rows has a
+/// limit at this share of the range between its smallest and its largest bytes.
 pub fn chain_table(nodes: usize, seed: u64, share_of_limit: Option<f64>) -> CostTable {
     let sequence = seeded_draws(seed, 400 * nodes);
     let mut draws = Draws::new(&sequence);
@@ -190,15 +192,15 @@ pub fn chain_table(nodes: usize, seed: u64, share_of_limit: Option<f64>) -> Cost
     }
     if let Some(share) = share_of_limit {
         for row in 0..4 {
-            let of = |node: &TableNode, pick: fn(u64, u64) -> u64, first: u64| {
+            let bytes_of = |node: &TableNode, pick: fn(u64, u64) -> u64, first: u64| {
                 let used = node
                     .choices
                     .iter()
                     .map(|c| c.bytes.iter().filter(|b| b.0.0 == row).map(|b| b.1.0).sum::<u64>());
                 used.fold(first, pick)
             };
-            let least: u64 = table.nodes.iter().map(|n| of(n, u64::min, u64::MAX)).sum();
-            let most: u64 = table.nodes.iter().map(|n| of(n, u64::max, 0)).sum();
+            let least: u64 = table.nodes.iter().map(|n| bytes_of(n, u64::min, u64::MAX)).sum();
+            let most: u64 = table.nodes.iter().map(|n| bytes_of(n, u64::max, 0)).sum();
             let limit = Bytes(least + ((most - least) as f64 * share) as u64);
             table.rows.push(MemoryRow { name: format!("row {row}"), limit });
         }

@@ -11,7 +11,7 @@
 //! use narrows_plan::model::presets;
 //! use narrows_reference::Miniature;
 //!
-//! let plan = Plan::read(narrows_test_support::saved::BTP).unwrap();
+//! let plan = Plan::read(narrows_test_support::plan_files::BTP).unwrap();
 //! let model = presets::find(&plan.model.name).unwrap();
 //! let miniature = Miniature::new(&plan, &model).unwrap();
 //! assert_eq!(miniature.plan.mesh, plan.mesh);

@@ -19,9 +19,9 @@ use super::cases::Case;
 
 /// Plans from `narrows plan`: grouped factors, two stages, two replicas.
 const PLANS: [&str; 3] = [
-    narrows_test_support::saved::BTP,
-    narrows_test_support::saved::STAGES,
-    narrows_test_support::saved::REPLICAS,
+    narrows_test_support::plan_files::BTP,
+    narrows_test_support::plan_files::STAGES,
+    narrows_test_support::plan_files::REPLICAS,
 ];
 
 #[test]

@@ -1,26 +1,27 @@
-//! Which instructions depend on each other, and which of those may run in either order.
+//! Dependences between instructions of a stage, and pairs of dependent instructions that commute.
 
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{
     Access, Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, Reduction, StageProgram,
 };
 
-fn touches(instr: &Instr, id: BufferId) -> bool {
+fn accesses(instr: &Instr, id: BufferId) -> bool {
     instr.reads.iter().chain(&instr.writes).any(|access| access.buffer == id)
 }
 
-/// The buffers over which the order of two instructions matters.
-fn contested(one: &Instr, two: &Instr) -> Vec<BufferId> {
-    let written = one.writes.iter().filter(|access| touches(two, access.buffer));
-    let others = two.writes.iter().filter(|access| touches(one, access.buffer));
-    let mut found: Vec<BufferId> = written.chain(others).map(|access| access.buffer).collect();
-    found.sort();
-    found.dedup();
-    found
+/// The buffers that both instructions access and at least one writes.
+fn conflicting_buffers(one: &Instr, two: &Instr) -> Vec<BufferId> {
+    let by_one = one.writes.iter().filter(|access| accesses(two, access.buffer));
+    let by_two = two.writes.iter().filter(|access| accesses(one, access.buffer));
+    let mut buffers: Vec<BufferId> = by_one.chain(by_two).map(|access| access.buffer).collect();
+    buffers.sort();
+    buffers.dedup();
+    buffers
 }
 
+/// Whether the order of two instructions matters to a dependence analysis of buffers.
 pub fn depends(stage: &StageProgram, one: &Instr, two: &Instr) -> bool {
-    // The optimizer clips by the norm, which the program passes it on the side.
+    // AdamW clips by the gradient norm, which is no operand of the instruction.
     let clips = |one: &Instr, two: &Instr| {
         let norm = one
             .writes
@@ -28,15 +29,16 @@ pub fn depends(stage: &StageProgram, one: &Instr, two: &Instr) -> bool {
             .is_some_and(|a| stage.buffer(a.buffer).role == BufferRole::SquareSum);
         norm && matches!(two.action, Action::Fused(FusedOp::AdamW))
     };
-    clips(one, two) || clips(two, one) || !contested(one, two).is_empty()
+    clips(one, two) || clips(two, one) || !conflicting_buffers(one, two).is_empty()
 }
 
-/// Whether either order gives the same result: sums into one buffer, a rotation or another sum
-/// and the all-reduce it is linear in, and writing again what a buffer holds already.
+/// Whether dependent instructions give the same result in either order: two additions to one buffer; an
+/// all-reduce and a linear operation (a rotation, or another all-reduce) on its buffer; and a
+/// recomputation that writes the contents that the buffer already has.
 pub fn commutes(stage: &StageProgram, one: &Instr, two: &Instr) -> bool {
-    let contested = contested(one, two);
-    !contested.is_empty()
-        && contested.into_iter().all(|id| {
+    let buffers = conflicting_buffers(one, two);
+    !buffers.is_empty()
+        && buffers.into_iter().all(|id| {
             let both_add = adds_into(one, id) && adds_into(two, id);
             let linear = |one: &Instr, two: &Instr| {
                 sums_in_place(one)
@@ -52,11 +54,11 @@ pub fn commutes(stage: &StageProgram, one: &Instr, two: &Instr) -> bool {
 
 fn adds_into(instr: &Instr, id: BufferId) -> bool {
     use FusedOp::*;
-    let both = |side: &[Access]| side.iter().filter(|access| access.buffer == id).count() == 1;
+    let once = |side: &[Access]| side.iter().filter(|access| access.buffer == id).count() == 1;
     let adds = match &instr.action {
-        Action::Gemm(product) => product.accumulate,
-        Action::Fused(pass) => matches!(
-            pass,
+        Action::Gemm(gemm) => gemm.accumulate,
+        Action::Fused(op) => matches!(
+            op,
             AddInto
                 | ScatterAdd
                 | NormBackward
@@ -69,7 +71,7 @@ fn adds_into(instr: &Instr, id: BufferId) -> bool {
         ),
         _ => false,
     };
-    adds && both(&instr.reads) && both(&instr.writes)
+    adds && once(&instr.reads) && once(&instr.writes)
 }
 
 fn sums_in_place(instr: &Instr) -> bool {
@@ -83,11 +85,12 @@ fn sums_in_place(instr: &Instr) -> bool {
     )
 }
 
-/// An operation with several results is redone for one of them, and makes the others again.
+/// Whether several instructions overwrite a buffer: recomputing an op for one of its results writes its
+/// other results again.
 pub fn is_written_twice(stage: &StageProgram, id: BufferId) -> bool {
-    let fresh = |instr: &&Instr| {
+    let overwrites = |instr: &&Instr| {
         let written = instr.writes.iter().any(|access| access.buffer == id);
         written && !instr.reads.iter().any(|access| access.buffer == id)
     };
-    stage.forward.iter().chain(&stage.backward).filter(fresh).count() > 1
+    stage.forward.iter().chain(&stage.backward).filter(overwrites).count() > 1
 }
