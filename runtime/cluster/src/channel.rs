@@ -13,7 +13,7 @@ use super::operation::{PendingOp, WireOp};
 use super::peer::{Frame, Peer};
 
 /// One sequence of operations.
-pub struct Channel {
+pub(crate) struct Channel {
     channel: FrameChannel,
     timeout: Duration,
     recorder: Arc<FlightRecorder>,

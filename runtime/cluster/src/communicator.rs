@@ -18,7 +18,7 @@ use super::operation::{PendingOp, WireOp};
 use super::peer::Peer;
 
 /// Collectives among the processes of a device group.
-pub struct TcpCommunicator {
+pub(crate) struct TcpCommunicator {
     /// Index of this process among the members.
     own_index: usize,
     /// In the order of the group; `None` is this process.
@@ -29,7 +29,7 @@ pub struct TcpCommunicator {
 }
 
 /// Transfers with one other process.
-pub struct TcpPeerLink {
+pub(crate) struct TcpPeerLink {
     peer: Arc<Peer>,
     channel: Channel,
 }

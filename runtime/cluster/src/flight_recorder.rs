@@ -10,7 +10,7 @@ use super::operation::PendingOp;
 const CAPACITY: usize = 32;
 
 /// A ring buffer of the last operations.
-pub struct FlightRecorder {
+pub(crate) struct FlightRecorder {
     run_start: Instant,
     entries: Mutex<VecDeque<RecordedOp>>,
 }

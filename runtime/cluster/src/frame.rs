@@ -19,14 +19,14 @@ use narrows_runtime::process_group::GroupScope;
 const MAGIC: [u8; 4] = *b"NRWF";
 
 /// Bytes of a header.
-pub const HEADER_BYTES: usize = 32;
+pub(crate) const HEADER_BYTES: usize = 32;
 
 /// Larger than any buffer of a program: headers of larger payloads are rejected.
 const PAYLOAD_BYTES_MAX: u64 = 1 << 40;
 
 /// Independent sequences of operations between two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FrameChannel {
+pub(crate) enum FrameChannel {
     /// Agreement of all processes, and gathering, through rank 0.
     Control,
     /// Collectives along an axis.
@@ -38,7 +38,7 @@ pub enum FrameChannel {
 }
 
 /// Number of channels.
-pub const CHANNEL_COUNT: usize = 6;
+pub(crate) const CHANNEL_COUNT: usize = 6;
 
 impl FrameChannel {
     /// The channel of a device group's collectives.
@@ -76,7 +76,7 @@ impl FrameChannel {
 
 /// Meaning of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FrameKind {
+pub(crate) enum FrameKind {
     /// The payload belongs to an operation.
     Data,
     /// The sender aborts the run; the payload is the rank that failed first and its reason, as text.
@@ -87,7 +87,7 @@ pub enum FrameKind {
 
 /// Header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrameHeader {
+pub(crate) struct FrameHeader {
     pub kind: FrameKind,
     /// Code of the channel.
     pub channel: u8,

@@ -7,7 +7,7 @@ use narrows_plan::program::Reduction;
 
 /// An operation of two or more processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WireOp {
+pub(crate) enum WireOp {
     /// A collective. The reduction counts for all-reduces only.
     Collective(CollectiveKind, Reduction),
     /// The sending side of a transfer.
@@ -70,7 +70,7 @@ impl WireOp {
 
 /// An operation of a channel that this process has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PendingOp {
+pub(crate) struct PendingOp {
     /// The operation.
     pub operation: WireOp,
     /// Name of the channel: the processes that take part.

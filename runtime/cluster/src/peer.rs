@@ -18,7 +18,7 @@ const READ_ELEMENTS: usize = 4 << 20;
 const REASON_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A received frame.
-pub struct Frame {
+pub(crate) struct Frame {
     pub header: FrameHeader,
     /// The payload, padded to whole elements.
     elements: Vec<f32>,
@@ -37,7 +37,7 @@ impl Frame {
 }
 
 /// Another process.
-pub struct Peer {
+pub(crate) struct Peer {
     pub rank: u64,
     stream: TcpStream,
     writer: Mutex<TcpStream>,

@@ -8,7 +8,7 @@ use narrows_runtime::process_group::{ClusterError, ClusterFault};
 
 /// Why a device stopped before the end of a step.
 #[derive(Debug)]
-pub enum StopReason {
+pub(crate) enum StopReason {
     /// Another device failed first.
     Aborted,
     /// This device failed.
@@ -26,7 +26,7 @@ impl From<ClusterError> for StopReason {
 
 /// A flag that the first failing device of a process raises, and that all waiting devices poll.
 #[derive(Debug, Default)]
-pub struct AbortFlag(AtomicBool);
+pub(crate) struct AbortFlag(AtomicBool);
 
 impl AbortFlag {
     /// Ends the waiting of all devices.

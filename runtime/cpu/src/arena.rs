@@ -9,15 +9,15 @@
 use std::ops::Range;
 
 /// The largest number of operands that an instruction reads, and that it writes.
-pub const OPERANDS_MAX: usize = 16;
+pub(crate) const OPERANDS_MAX: usize = 16;
 
 /// The memory of all buffers of one device.
-pub struct Arena {
+pub(crate) struct Arena {
     elements: Box<[f32]>,
 }
 
 /// The operands of an instruction.
-pub struct ArenaOperands<'a> {
+pub(crate) struct ArenaOperands<'a> {
     reads: [&'a [f32]; OPERANDS_MAX],
     writes: [Option<&'a mut [f32]>; OPERANDS_MAX],
 }

@@ -8,7 +8,7 @@ use crate::abort::AbortFlag;
 
 /// A barrier that a fixed number of devices pass again and again.
 #[derive(Debug)]
-pub struct Barrier {
+pub(crate) struct Barrier {
     members: usize,
     arrived: AtomicUsize,
     /// Number of times that all members have arrived.

@@ -16,7 +16,7 @@ use crate::device_links::DeviceLinks;
 use crate::kernels::{Parallel, RopeTable};
 
 /// One device during a step.
-pub struct CpuDevice<'a> {
+pub(crate) struct CpuDevice<'a> {
     pub coordinates: MeshCoordinates,
     pub program: &'a Program,
     pub stage: &'a StageProgram,
@@ -38,7 +38,7 @@ pub struct CpuDevice<'a> {
 }
 
 /// Time categories of the instructions of a stage.
-pub struct InstructionCategories {
+pub(crate) struct InstructionCategories {
     forward: Vec<TimeCategory>,
     backward: Vec<TimeCategory>,
     step: Vec<TimeCategory>,

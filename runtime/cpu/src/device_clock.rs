@@ -6,7 +6,7 @@ use std::time::Instant;
 use narrows_runtime::{InstructionSpan, TimeBreakdown, TimeCategory};
 
 /// Measures what the time of a device is spent on.
-pub struct DeviceClock {
+pub(crate) struct DeviceClock {
     step_start: Instant,
     last_reading: Instant,
     breakdown: TimeBreakdown,

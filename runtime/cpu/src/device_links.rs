@@ -17,7 +17,7 @@ use crate::stage_pipe::{SharedMemoryLink, StagePipe};
 use crate::stage_traffic::{StageTraffic, stage_traffic};
 
 /// The links of one device to others.
-pub struct DeviceLinks {
+pub(crate) struct DeviceLinks {
     /// By axis and size of the group.
     communicators: HashMap<(Axis, u64), Box<dyn Communicator>>,
     /// By neighbouring pipeline stage.

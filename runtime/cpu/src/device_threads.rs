@@ -13,7 +13,7 @@ use crate::device::CpuDevice;
 use crate::execute;
 
 /// The threads of all devices of a process.
-pub struct DeviceThreads {
+pub(crate) struct DeviceThreads {
     /// One thread for each device. A single device runs on the thread that calls for a step.
     devices: Option<ThreadPool>,
     /// For each device, the threads that its kernels are divided among, if there is more than one.
@@ -21,7 +21,7 @@ pub struct DeviceThreads {
 }
 
 /// Result of a step on one device.
-pub struct DeviceOutcome<'a> {
+pub(crate) struct DeviceOutcome<'a> {
     /// Why the device stopped before the end of the step, if it did.
     pub stop_reason: Option<StopReason>,
     pub step: DeviceStep<'a>,

@@ -25,7 +25,7 @@ use crate::device_threads::{DeviceOutcome, DeviceThreads};
 use crate::kernels::{Parallel, RopeTable};
 
 /// The devices of a process.
-pub struct CpuEngine {
+pub(crate) struct CpuEngine {
     model_program: Arc<ModelProgram>,
     /// Number of the first device of this process.
     first_device: u64,
@@ -237,7 +237,7 @@ impl Engine for CpuEngine {
 }
 
 /// Elements of a resident buffer in its arena.
-pub fn element_range(buffer: &Buffer) -> Range<usize> {
+pub(crate) fn element_range(buffer: &Buffer) -> Range<usize> {
     let start = (buffer.offset / 4) as usize;
     start..start + (buffer.extent.bytes().0 / 4) as usize
 }

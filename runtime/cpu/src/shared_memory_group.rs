@@ -28,14 +28,14 @@ struct PublishedOperands {
 unsafe impl Send for PublishedOperands {}
 
 /// The members of one device group of this process.
-pub struct SharedMemoryGroup {
+pub(crate) struct SharedMemoryGroup {
     barrier: Barrier,
     /// By rank.
     operands: Vec<Mutex<PublishedOperands>>,
 }
 
 /// A [`SharedMemoryGroup`] as one of its members uses it.
-pub struct SharedMemoryCommunicator {
+pub(crate) struct SharedMemoryCommunicator {
     pub group: Arc<SharedMemoryGroup>,
     pub rank: usize,
     pub abort: Arc<AbortFlag>,

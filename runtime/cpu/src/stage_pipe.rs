@@ -9,7 +9,7 @@ use narrows_runtime::process_group::{ClusterError, PeerLink};
 use crate::abort::AbortFlag;
 
 /// A queue of transfers in one direction.
-pub struct StagePipe {
+pub(crate) struct StagePipe {
     queue: Mutex<TransferQueue>,
 }
 
@@ -61,7 +61,7 @@ impl StagePipe {
 }
 
 /// The link of a device to a neighbouring stage of the same process.
-pub struct SharedMemoryLink {
+pub(crate) struct SharedMemoryLink {
     pub outgoing: Arc<StagePipe>,
     pub incoming: Arc<StagePipe>,
     pub abort: Arc<AbortFlag>,

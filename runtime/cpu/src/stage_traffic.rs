@@ -4,7 +4,7 @@ use narrows_plan::program::{Action, Phase, Program, StageProgram};
 
 /// Transfers from a stage to a neighbour that can be in flight at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StageTraffic {
+pub(crate) struct StageTraffic {
     /// Sending stage.
     pub from: u64,
     /// Receiving stage.
@@ -25,7 +25,7 @@ impl StageTraffic {
 
 /// The traffic between all neighbouring stages, in both directions. Every device of a stage has the
 /// traffic of its stage.
-pub fn stage_traffic(program: &Program) -> impl Iterator<Item = StageTraffic> {
+pub(crate) fn stage_traffic(program: &Program) -> impl Iterator<Item = StageTraffic> {
     let later_stages = 1..program.stages.len() as u64;
     let pairs = later_stages.flat_map(|stage| [(stage - 1, stage), (stage, stage - 1)]);
     pairs.map(|(from, to)| StageTraffic {

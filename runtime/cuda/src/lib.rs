@@ -49,8 +49,8 @@ pub use libraries::{
     CudaLibrary, FoundLibrary, find_libraries, library_search_folders, link_libraries,
 };
 pub use matmul::{
-    AlgorithmStore, Matmul, MatmulAlgorithm, MatmulContext, MatmulKey, MatrixAddress, Platform,
-    StoredMatrix, Transpose, UnusableAlgorithmFile, lower_gemm, recommended_workspace,
+    Matmul, MatmulContext, MatmulKey, MatrixAddress, StoredMatrix, Transpose, lower_gemm,
+    recommended_workspace,
 };
 pub use schedule::{
     CollectiveBuffer, DeviceSchedule, GraphNode, GraphSegment, GroupKey, NcclCollective, NodeWork,

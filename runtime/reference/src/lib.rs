@@ -51,8 +51,7 @@ pub use error::ReferenceError;
 pub use float::Float;
 pub use matrix::Matrix;
 pub use miniature::{
-    Comparison, GRADIENT_TOLERANCE, GRADIENT_TOLERANCE_MAX, LOSS_TOLERANCE, Miniature,
-    NumericError, OpenSession,
+    Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature, NumericError, OpenSession,
 };
 pub use parameters::Parameters;
 

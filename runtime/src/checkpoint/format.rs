@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use super::error::{CheckpointError, CheckpointFault};
 
 /// The version of the format that is written and read.
-pub const FORMAT_VERSION: u64 = 1;
+pub(crate) const FORMAT_VERSION: u64 = 1;
 
 pub(super) const MODEL: &str = "model.safetensors";
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";

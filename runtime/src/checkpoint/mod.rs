@@ -46,7 +46,6 @@ mod tensors;
 pub use contents::{Checkpoint, CheckpointOrigin, ResumeError};
 pub use error::{CheckpointError, CheckpointFault, TensorFault};
 pub use folder::{FoundCheckpoint, folder_name, latest, list};
-pub use format::FORMAT_VERSION;
 pub use lock::{FolderLock, lock};
-pub use names::{StoredParameter, stored_name, stored_parameters};
+pub use names::{StoredParameter, stored_parameters};
 pub use storage::{load, save};

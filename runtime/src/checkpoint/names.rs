@@ -38,8 +38,8 @@ pub struct StoredParameter {
 impl StoredParameter {
     /// Shape in the file.
     pub fn shape(&self) -> Vec<u64> {
-        let LogicalParameter { rows, columns, kind: role, .. } = self.parameter;
-        match (role, self.transposed) {
+        let LogicalParameter { rows, columns, kind, .. } = self.parameter;
+        match (kind, self.transposed) {
             (ParameterKind::Vector, _) => vec![columns],
             (ParameterKind::Matrix, false) => vec![rows, columns],
             (ParameterKind::Matrix, true) => vec![columns, rows],
@@ -58,19 +58,7 @@ pub fn stored_parameters(model: &Model) -> Vec<StoredParameter> {
 }
 
 /// Name of a parameter in a checkpoint file, and whether the file has its transpose.
-///
-/// ```
-/// use narrows_plan::model::{LinearKind, ParameterId, WeightId};
-/// use narrows_runtime::checkpoint::stored_name;
-///
-/// let name = |block, weight| stored_name(ParameterId { block, weight });
-/// let factor = name(Some(3), WeightId::FactorA(LinearKind::Q));
-/// assert_eq!(factor, ("model.layers.3.self_attn.q_proj.cola_a".into(), false));
-/// let dense = name(Some(3), WeightId::Dense(LinearKind::Down));
-/// assert_eq!(dense, ("model.layers.3.mlp.down_proj.weight".into(), true));
-/// assert_eq!(name(None, WeightId::Head), ("lm_head.weight".into(), true));
-/// ```
-pub fn stored_name(parameter: ParameterId) -> (String, bool) {
+fn stored_name(parameter: ParameterId) -> (String, bool) {
     let of_linear = |linear: LinearKind, tensor: &str| {
         let module = if linear.is_attention() { "self_attn" } else { "mlp" };
         format!("{module}.{linear}_proj.{tensor}")

@@ -21,16 +21,16 @@ use super::error::DataFault;
 use crate::digest::{Sha256Digest, sha256};
 
 /// The first bytes of the format.
-pub const MAGIC: [u8; 8] = *b"NRWTOKEN";
+pub(crate) const MAGIC: [u8; 8] = *b"NRWTOKEN";
 
 /// The version that is written and read.
-pub const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 
 /// Bytes of a header in the Narrows layout.
-pub const NARROWS_HEADER_BYTES: u64 = 256;
+pub(crate) const NARROWS_HEADER_BYTES: u64 = 256;
 
 /// Bytes of a header in the layouts of llm.c.
-pub const LLM_C_HEADER_BYTES: u64 = 1024;
+pub(crate) const LLM_C_HEADER_BYTES: u64 = 1024;
 
 /// Longest name of a tokenizer, in bytes.
 const NAME_BYTES_MAX: usize = 96;

@@ -20,7 +20,7 @@ const ROUNDS: usize = 8;
 
 /// A permutation of the integers below a size.
 #[derive(Clone, Copy, Debug)]
-pub struct Permutation {
+pub(crate) struct Permutation {
     size: u64,
     half_bits: u32,
     keys: [u64; ROUNDS],

@@ -7,7 +7,7 @@ use narrows_plan::program::{Buffer, ParameterShard};
 use narrows_plan::{WeightSplit, model::WeightShape};
 
 /// A buffer of one or more parameters on one device of the tensor axis.
-pub struct ShardedParameter<'a> {
+pub(crate) struct ShardedParameter<'a> {
     shard: &'a ParameterShard,
     /// Position of the device along the tensor axis.
     tensor: u64,

@@ -24,7 +24,7 @@ struct HeadColumns {
     first_key: usize,
 }
 
-pub fn run(
+pub(crate) fn run(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     attention: &Attention,

@@ -8,7 +8,7 @@ use narrows_runtime::{ScheduledInstruction, bytes_sent_per_member};
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
 
-pub fn run(
+pub(crate) fn run(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     op: &CollectiveOp,

@@ -8,7 +8,7 @@ use crate::abort::StopReason;
 use crate::device::CpuDevice;
 use crate::kernels::{PartitionShape, pack_shards, slice_shard, unpack_shards};
 
-pub enum CopyKind {
+pub(crate) enum ShardCopyKind {
     Pack,
     Unpack,
     Slice,
@@ -17,17 +17,17 @@ pub enum CopyKind {
 /// The largest number of tensors side by side in a buffer.
 const SECTIONS_MAX: usize = 8;
 
-pub fn run(
+pub(crate) fn run(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     dim: Dim,
-    kind: CopyKind,
+    kind: ShardCopyKind,
 ) -> Result<(), StopReason> {
     let parallel = device.parallel;
     // The shape is that of the whole local tensor.
     let whole = match kind {
-        CopyKind::Pack | CopyKind::Slice => &scheduled.instr.reads[0],
-        CopyKind::Unpack => &scheduled.instr.writes[0],
+        ShardCopyKind::Pack | ShardCopyKind::Slice => &scheduled.instr.reads[0],
+        ShardCopyKind::Unpack => &scheduled.instr.writes[0],
     };
     let mut widths = [0; SECTIONS_MAX];
     let sections = section_widths(device, whole, &mut widths);
@@ -43,9 +43,9 @@ pub fn run(
     let mut operands = device.operands(scheduled)?;
     let (source, target) = (operands.read(0), operands.write(0));
     match kind {
-        CopyKind::Pack => pack_shards(shape, source, target, parallel),
-        CopyKind::Unpack => unpack_shards(shape, source, target, parallel),
-        CopyKind::Slice => slice_shard(shape, shard, source, target, parallel),
+        ShardCopyKind::Pack => pack_shards(shape, source, target, parallel),
+        ShardCopyKind::Unpack => unpack_shards(shape, source, target, parallel),
+        ShardCopyKind::Slice => slice_shard(shape, shard, source, target, parallel),
     }
     Ok(())
 }

@@ -10,11 +10,14 @@ use crate::abort::StopReason;
 use crate::device::CpuDevice;
 use crate::kernels::{self, GatedProductSaved, MatrixViewMut, Parallel, PositionRange, RopeTable};
 
-pub fn rope(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result<(), StopReason> {
+pub(crate) fn rope(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+) -> Result<(), StopReason> {
     run_rope(device, scheduled, kernels::rope_forward)
 }
 
-pub fn rope_backward(
+pub(crate) fn rope_backward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
 ) -> Result<(), StopReason> {
@@ -49,7 +52,7 @@ fn run_rope(
 }
 
 /// Gate and up are two operands, or side by side in one.
-pub fn gated_product(
+pub(crate) fn gated_product(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     product: GatedProduct,
@@ -68,7 +71,7 @@ pub fn gated_product(
     Ok(())
 }
 
-pub fn gated_product_backward(
+pub(crate) fn gated_product_backward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     product: GatedProduct,
@@ -96,7 +99,10 @@ pub fn gated_product_backward(
     Ok(())
 }
 
-pub fn add(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result<(), StopReason> {
+pub(crate) fn add(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+) -> Result<(), StopReason> {
     let parallel = device.parallel;
     let mut operands = device.operands(scheduled)?;
     let sum = operands.write(0);
@@ -104,7 +110,7 @@ pub fn add(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result<(
     Ok(())
 }
 
-pub fn add_into(
+pub(crate) fn add_into(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
 ) -> Result<(), StopReason> {
@@ -115,7 +121,10 @@ pub fn add_into(
     Ok(())
 }
 
-pub fn fill(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result<(), StopReason> {
+pub(crate) fn fill(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+) -> Result<(), StopReason> {
     let parallel = device.parallel;
     let mut operands = device.operands(scheduled)?;
     kernels::fill_zero(operands.write(0), parallel);

@@ -3,12 +3,12 @@
 use narrows_plan::program::FusedOp;
 use narrows_runtime::ScheduledInstruction;
 
-use super::copies::CopyKind;
+use super::copies::ShardCopyKind;
 use super::{copies, elementwise, latent, latent_crossing, optimizer, rms_norm, vocabulary};
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
 
-pub fn run(
+pub(crate) fn run(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     op: FusedOp,
@@ -47,9 +47,9 @@ pub fn run(
         Gather => vocabulary::gather(device, scheduled),
         ScatterAdd => vocabulary::scatter_add(device, scheduled),
         LossMaximum | LossSum | LossGradient => vocabulary::loss(device, scheduled, op),
-        Pack { dim } => copies::run(device, scheduled, dim, CopyKind::Pack),
-        Unpack { dim } => copies::run(device, scheduled, dim, CopyKind::Unpack),
-        Slice { dim } => copies::run(device, scheduled, dim, CopyKind::Slice),
+        Pack { dim } => copies::run(device, scheduled, dim, ShardCopyKind::Pack),
+        Unpack { dim } => copies::run(device, scheduled, dim, ShardCopyKind::Unpack),
+        Slice { dim } => copies::run(device, scheduled, dim, ShardCopyKind::Slice),
         SquareSum => optimizer::square_sum(device, scheduled),
         AdamW => optimizer::adamw(device, scheduled),
     }

@@ -11,7 +11,7 @@ use crate::kernels::{
     gemm_weight_gradient,
 };
 
-pub fn run(
+pub(crate) fn run(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     gemm: &GemmOp,

@@ -13,7 +13,7 @@ use crate::kernels::{
     latent_recover_in_place,
 };
 
-pub fn forward(
+pub(crate) fn forward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     activation: Activation,
@@ -32,7 +32,7 @@ pub fn forward(
     Ok(())
 }
 
-pub fn recover(
+pub(crate) fn recover(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     activation: Activation,
@@ -58,7 +58,7 @@ pub fn recover(
     Ok(())
 }
 
-pub fn backward(
+pub(crate) fn backward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     activation: Activation,
@@ -85,7 +85,7 @@ pub fn backward(
     Ok(())
 }
 
-pub fn recover_backward(
+pub(crate) fn recover_backward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     activation: Activation,

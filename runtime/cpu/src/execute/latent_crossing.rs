@@ -20,7 +20,7 @@ fn layer_norm(weight: &[f32], activation: Activation) -> LayerNorm<'_> {
     LayerNorm { scale, bias, epsilon: EPSILON, phi: activation }
 }
 
-pub fn norm(
+pub(crate) fn norm(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     activation: Activation,
@@ -34,7 +34,7 @@ pub fn norm(
     Ok(())
 }
 
-pub fn norm_backward(
+pub(crate) fn norm_backward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     activation: Activation,
@@ -68,7 +68,7 @@ fn gate(weight: &[f32], (a, b): (usize, usize)) -> TensorGate<'_> {
     TensorGate { u: MatrixView::new(u, a, a), v: MatrixView::new(v, b, b) }
 }
 
-pub fn tensor_gate(
+pub(crate) fn tensor_gate(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     sides: (u64, u64),
@@ -88,7 +88,7 @@ pub fn tensor_gate(
     )
 }
 
-pub fn tensor_gate_backward(
+pub(crate) fn tensor_gate_backward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     sides: (u64, u64),

@@ -21,10 +21,10 @@ use narrows_runtime::{ScheduledInstruction, TimeCategory, microbatch_slot};
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
 
-pub use optimizer::gradient_square_sum;
+pub(crate) use optimizer::gradient_square_sum;
 
 /// Executes a whole step.
-pub fn run_step(device: &mut CpuDevice) -> Result<(), StopReason> {
+pub(crate) fn run_step(device: &mut CpuDevice) -> Result<(), StopReason> {
     let stage = device.stage;
     for pass in &stage.schedule {
         load_tokens(device, pass.microbatch);

@@ -7,22 +7,22 @@ use crate::device::CpuDevice;
 use crate::kernels::{MatrixView, MatrixViewMut, WriteMode};
 
 /// A read operand as a matrix of its extent.
-pub fn view(elements: &[f32], extent: Extent) -> MatrixView<'_> {
+pub(crate) fn view(elements: &[f32], extent: Extent) -> MatrixView<'_> {
     MatrixView::new(elements, extent.rows as usize, extent.columns as usize)
 }
 
 /// A written operand as a matrix of its extent.
-pub fn view_mut(elements: &mut [f32], extent: Extent) -> MatrixViewMut<'_> {
+pub(crate) fn view_mut(elements: &mut [f32], extent: Extent) -> MatrixViewMut<'_> {
     MatrixViewMut::new(elements, extent.rows as usize, extent.columns as usize)
 }
 
 /// How a result is written that is added to its target if `accumulate`.
-pub fn write_mode(accumulate: bool) -> WriteMode {
+pub(crate) fn write_mode(accumulate: bool) -> WriteMode {
     if accumulate { WriteMode::Add } else { WriteMode::Replace }
 }
 
 /// Calls `run` with scratch memory of at least `elements` elements.
-pub fn with_scratch(
+pub(crate) fn with_scratch(
     device: &mut CpuDevice,
     elements: usize,
     run: impl FnOnce(&mut CpuDevice, &mut [f32]) -> Result<(), StopReason>,

@@ -11,7 +11,7 @@ use crate::kernels::{self, AdamWStep, ParameterState, adamw_update};
 
 /// Adds the sum of squares of a gradient to the operand. A gradient that all devices of the tensor
 /// axis have whole is counted by the first of them only.
-pub fn square_sum(
+pub(crate) fn square_sum(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
 ) -> Result<(), StopReason> {
@@ -29,7 +29,10 @@ pub fn square_sum(
 
 /// Operands read: gradient, moments, weight. Operands written: weight, gradient, moments. The gradient
 /// is zeroed whole; with ZeRO-1, the others are the part of the parameter that this replica updates.
-pub fn adamw(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result<(), StopReason> {
+pub(crate) fn adamw(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+) -> Result<(), StopReason> {
     let Some(OptimizerUpdate { optimizer, coefficients, step }) = device.step.update else {
         return Ok(());
     };
@@ -74,7 +77,7 @@ pub fn adamw(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result
 }
 
 /// The sum of squares of all gradients, after its reduction.
-pub fn gradient_square_sum(device: &CpuDevice) -> f32 {
+pub(crate) fn gradient_square_sum(device: &CpuDevice) -> f32 {
     let buffer = device.stage.buffer(device.stage.square_sum());
     let start = (buffer.offset / 4) as usize;
     device.arena.slice(start..start + 1)[0]

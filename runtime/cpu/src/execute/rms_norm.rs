@@ -14,12 +14,12 @@ use crate::kernels::{
 };
 
 /// Width and ε of the norms of the model.
-pub fn norm_shape(device: &CpuDevice) -> RmsNorm {
+pub(crate) fn norm_shape(device: &CpuDevice) -> RmsNorm {
     let constants = &device.program.constants;
     RmsNorm { width: constants.hidden as usize, epsilon: constants.norm_epsilon as f32 }
 }
 
-pub fn forward(
+pub(crate) fn forward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     op: FusedOp,
@@ -44,7 +44,7 @@ pub fn forward(
     Ok(())
 }
 
-pub fn backward(
+pub(crate) fn backward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     op: FusedOp,

@@ -7,7 +7,7 @@ use crate::abort::StopReason;
 use crate::arena::OPERANDS_MAX;
 use crate::device::CpuDevice;
 
-pub fn send(
+pub(crate) fn send(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     transfer: &P2pTransfer,
@@ -29,7 +29,7 @@ pub fn send(
     Ok(())
 }
 
-pub fn receive(
+pub(crate) fn receive(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     transfer: &P2pTransfer,

@@ -17,7 +17,10 @@ fn first_id(device: &CpuDevice, ids: u64) -> usize {
     if sharded { (device.coordinates.tensor * ids) as usize } else { 0 }
 }
 
-pub fn gather(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result<(), StopReason> {
+pub(crate) fn gather(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+) -> Result<(), StopReason> {
     let parallel = device.parallel;
     let table = scheduled.instr.reads[1].extent;
     let output = scheduled.instr.writes[0].extent;
@@ -29,7 +32,7 @@ pub fn gather(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Resul
     Ok(())
 }
 
-pub fn scatter_add(
+pub(crate) fn scatter_add(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
 ) -> Result<(), StopReason> {
@@ -43,7 +46,7 @@ pub fn scatter_add(
     Ok(())
 }
 
-pub fn loss(
+pub(crate) fn loss(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
     op: FusedOp,

@@ -3,7 +3,7 @@
 use super::simd::{Simd, sigmoid};
 
 /// An activation function φ and its derivative.
-pub trait ActivationFn: Copy + Send + Sync {
+pub(crate) trait ActivationFn: Copy + Send + Sync {
     /// φ(u).
     fn value<S: Simd>(u: f32) -> f32;
     /// φ'(u).
@@ -12,11 +12,11 @@ pub trait ActivationFn: Copy + Send + Sync {
 
 /// φ(u) = u.
 #[derive(Clone, Copy)]
-pub struct Identity;
+pub(crate) struct Identity;
 
 /// φ(u) = u·σ(u).
 #[derive(Clone, Copy)]
-pub struct Silu;
+pub(crate) struct Silu;
 
 impl ActivationFn for Identity {
     #[inline(always)]

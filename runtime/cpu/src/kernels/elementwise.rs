@@ -22,7 +22,7 @@ impl SimdBody<(&[f32], &[f32], &mut [f32])> for AddElements {
 }
 
 /// `AddInto`: `sum += x`, both of the same length.
-pub fn add_into(x: &[f32], sum: &mut [f32], parallel: Parallel) {
+pub(crate) fn add_into(x: &[f32], sum: &mut [f32], parallel: Parallel) {
     assert_eq!(x.len(), sum.len());
     parallel.for_rows::<AddIntoElements, _>(sum.len(), (x, sum));
 }
@@ -39,7 +39,7 @@ impl SimdBody<(&[f32], &mut [f32])> for AddIntoElements {
 }
 
 /// `Fill`: zeroes all elements.
-pub fn fill_zero(target: &mut [f32], parallel: Parallel) {
+pub(crate) fn fill_zero(target: &mut [f32], parallel: Parallel) {
     parallel.for_rows::<ZeroElements, _>(target.len(), target);
 }
 
@@ -53,7 +53,7 @@ impl SimdBody<&mut [f32]> for ZeroElements {
 }
 
 /// Zeroes the elements of a view, on the calling thread.
-pub fn fill_zero_view(target: &mut MatrixViewMut<'_>) {
+pub(crate) fn fill_zero_view(target: &mut MatrixViewMut<'_>) {
     for row in 0..target.rows() {
         target.row_mut(row).fill(0.0);
     }

@@ -24,15 +24,19 @@ pub fn gated_product_forward(
     assert!(gate.columns() == y.columns() && up.columns() == y.columns());
     let operands = (gate, up, y);
     match product {
-        GatedProduct::Plain => parallel.for_rows::<ForwardRows<Identity>, _>(rows, operands),
-        GatedProduct::SwiGlu => parallel.for_rows::<ForwardRows<Silu>, _>(rows, operands),
+        GatedProduct::Plain => {
+            parallel.for_rows::<GatedProductForwardRows<Identity>, _>(rows, operands)
+        }
+        GatedProduct::SwiGlu => {
+            parallel.for_rows::<GatedProductForwardRows<Silu>, _>(rows, operands)
+        }
     };
 }
 
-struct ForwardRows<P>(PhantomData<P>);
+struct GatedProductForwardRows<P>(PhantomData<P>);
 
 impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)>
-    for ForwardRows<P>
+    for GatedProductForwardRows<P>
 {
     #[inline(always)]
     fn run<S: Simd>((gate, up, mut y): (MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)) {
@@ -76,14 +80,14 @@ pub fn gated_product_backward(
     };
 }
 
-type BackwardOperands<'a> =
+type GatedProductBackwardOperands<'a> =
     (MatrixView<'a>, MatrixView<'a>, MatrixView<'a>, MatrixViewMut<'a>, MatrixViewMut<'a>);
 
 struct PlainBackwardRows;
 
-impl SimdBody<BackwardOperands<'_>> for PlainBackwardRows {
+impl SimdBody<GatedProductBackwardOperands<'_>> for PlainBackwardRows {
     #[inline(always)]
-    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): BackwardOperands<'_>) {
+    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): GatedProductBackwardOperands<'_>) {
         for row in 0..dy.rows() {
             let inputs = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
             let outputs = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
@@ -97,9 +101,9 @@ impl SimdBody<BackwardOperands<'_>> for PlainBackwardRows {
 
 struct SwiGluBackwardRows;
 
-impl SimdBody<BackwardOperands<'_>> for SwiGluBackwardRows {
+impl SimdBody<GatedProductBackwardOperands<'_>> for SwiGluBackwardRows {
     #[inline(always)]
-    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): BackwardOperands<'_>) {
+    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): GatedProductBackwardOperands<'_>) {
         for row in 0..dy.rows() {
             let inputs = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
             let outputs = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));

@@ -25,14 +25,14 @@ pub fn latent_forward(
     assert_equal_sizes(&[h.rows(), z.rows()], &[h.columns(), z.columns()]);
     let (rows, operands) = (h.rows(), (h, z));
     match phi {
-        Activation::Identity => parallel.for_rows::<ForwardRows<Identity>, _>(rows, operands),
-        Activation::Silu => parallel.for_rows::<ForwardRows<Silu>, _>(rows, operands),
+        Activation::Identity => parallel.for_rows::<LatentForwardRows<Identity>, _>(rows, operands),
+        Activation::Silu => parallel.for_rows::<LatentForwardRows<Silu>, _>(rows, operands),
     };
 }
 
-struct ForwardRows<P>(PhantomData<P>);
+struct LatentForwardRows<P>(PhantomData<P>);
 
-impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixViewMut<'_>)> for ForwardRows<P> {
+impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixViewMut<'_>)> for LatentForwardRows<P> {
     #[inline(always)]
     fn run<S: Simd>((h, mut z): (MatrixView<'_>, MatrixViewMut<'_>)) {
         for row in 0..h.rows() {
@@ -77,7 +77,7 @@ impl<P: ActivationFn> SimdBody<RecoverOperands<'_>> for RecoverRows<P> {
 }
 
 /// `LatentRecover` in place: h becomes φ(ρ·h).
-pub fn latent_recover_in_place(
+pub(crate) fn latent_recover_in_place(
     h: MatrixViewMut<'_>,
     s: &[f32],
     rms: RmsNorm,
@@ -123,18 +123,18 @@ pub fn latent_backward(
     let rows = dz.rows();
     assert_equal_sizes(&[rows, dh.rows()], &[dz.columns(), dh.columns()]);
     match phi {
-        Activation::Identity => parallel.for_rows::<ForwardRows<Identity>, _>(rows, (dz, dh)),
+        Activation::Identity => parallel.for_rows::<LatentForwardRows<Identity>, _>(rows, (dz, dh)),
         Activation::Silu => {
             assert_equal_sizes(&[rows, h.rows()], &[dz.columns(), h.columns()]);
-            parallel.for_rows::<BackwardRows<Silu>, _>(rows, (dz, h, dh))
+            parallel.for_rows::<LatentBackwardRows<Silu>, _>(rows, (dz, h, dh))
         }
     };
 }
 
-struct BackwardRows<P>(PhantomData<P>);
+struct LatentBackwardRows<P>(PhantomData<P>);
 
 impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)>
-    for BackwardRows<P>
+    for LatentBackwardRows<P>
 {
     #[inline(always)]
     fn run<S: Simd>((dz, h, mut dh): (MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)) {

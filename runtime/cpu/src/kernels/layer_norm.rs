@@ -12,7 +12,7 @@ use narrows_plan::model::Activation;
 
 use super::activation::{ActivationFn, Identity, Silu};
 use super::matrix::{MatrixView, MatrixViewMut};
-use super::parallel::{Parallel, PartialSums, SharedOperand, reduce_partial_sums};
+use super::parallel::{Parallel, SharedOperand, TaskPartialSums, reduce_partial_sums};
 use super::simd::{Simd, SimdBody, dot, mul_add, sum};
 
 /// Parameters of a LayerNorm, and the activation after it.
@@ -39,18 +39,21 @@ pub fn layer_norm_forward(
     assert!(norm.scale.len() == v.columns() && norm.bias.len() == v.columns());
     let (rows, operands) = (v.rows(), (v, z, SharedOperand(norm)));
     match norm.phi {
-        Activation::Identity => parallel.for_rows::<ForwardRows<Identity>, _>(rows, operands),
-        Activation::Silu => parallel.for_rows::<ForwardRows<Silu>, _>(rows, operands),
+        Activation::Identity => {
+            parallel.for_rows::<LayerNormForwardRows<Identity>, _>(rows, operands)
+        }
+        Activation::Silu => parallel.for_rows::<LayerNormForwardRows<Silu>, _>(rows, operands),
     };
 }
 
-type ForwardOperands<'a> = (MatrixView<'a>, MatrixViewMut<'a>, SharedOperand<LayerNorm<'a>>);
+type LayerNormForwardOperands<'a> =
+    (MatrixView<'a>, MatrixViewMut<'a>, SharedOperand<LayerNorm<'a>>);
 
-struct ForwardRows<P>(PhantomData<P>);
+struct LayerNormForwardRows<P>(PhantomData<P>);
 
-impl<P: ActivationFn> SimdBody<ForwardOperands<'_>> for ForwardRows<P> {
+impl<P: ActivationFn> SimdBody<LayerNormForwardOperands<'_>> for LayerNormForwardRows<P> {
     #[inline(always)]
-    fn run<S: Simd>((v, mut z, SharedOperand(norm)): ForwardOperands<'_>) {
+    fn run<S: Simd>((v, mut z, SharedOperand(norm)): LayerNormForwardOperands<'_>) {
         for row in 0..v.rows() {
             let (v, z) = (v.row(row), z.row_mut(row));
             let (inverse_deviation, mean) = statistics::<S>(v, z, norm.epsilon);
@@ -112,31 +115,35 @@ pub fn layer_norm_backward(
     let (scale_scratch, bias_scratch) =
         scratch.split_at_mut(parallel.reduction_scratch_elements(width));
     let sums = (
-        PartialSums::new(dscale, scale_scratch, parallel),
-        PartialSums::new(dbias, bias_scratch, parallel),
+        TaskPartialSums::new(dscale, scale_scratch, parallel),
+        TaskPartialSums::new(dbias, bias_scratch, parallel),
     );
     let operands = (dz, v, SharedOperand(norm), dv, sums);
     let tasks = match norm.phi {
-        Activation::Identity => parallel.for_rows::<BackwardRows<Identity>, _>(rows, operands),
-        Activation::Silu => parallel.for_rows::<BackwardRows<Silu>, _>(rows, operands),
+        Activation::Identity => {
+            parallel.for_rows::<LayerNormBackwardRows<Identity>, _>(rows, operands)
+        }
+        Activation::Silu => parallel.for_rows::<LayerNormBackwardRows<Silu>, _>(rows, operands),
     };
     reduce_partial_sums(dscale, scale_scratch, tasks);
     reduce_partial_sums(dbias, bias_scratch, tasks);
 }
 
-type BackwardOperands<'a> = (
+type LayerNormBackwardOperands<'a> = (
     MatrixView<'a>,
     MatrixView<'a>,
     SharedOperand<LayerNorm<'a>>,
     MatrixViewMut<'a>,
-    (PartialSums<'a>, PartialSums<'a>),
+    (TaskPartialSums<'a>, TaskPartialSums<'a>),
 );
 
-struct BackwardRows<P>(PhantomData<P>);
+struct LayerNormBackwardRows<P>(PhantomData<P>);
 
-impl<P: ActivationFn> SimdBody<BackwardOperands<'_>> for BackwardRows<P> {
+impl<P: ActivationFn> SimdBody<LayerNormBackwardOperands<'_>> for LayerNormBackwardRows<P> {
     #[inline(always)]
-    fn run<S: Simd>((dz, v, SharedOperand(norm), mut dv, (dscale, dbias)): BackwardOperands<'_>) {
+    fn run<S: Simd>(
+        (dz, v, SharedOperand(norm), mut dv, (dscale, dbias)): LayerNormBackwardOperands<'_>,
+    ) {
         let width = v.columns();
         let (dscale, dbias) = (dscale.sums, dbias.sums);
         for row in 0..v.rows() {

@@ -110,15 +110,15 @@ pub fn loss_gradient(
     f64::from(factor) * maximum.iter().zip(packed.chunks_exact(2)).map(loss).sum::<f64>()
 }
 
-type GradientOperands<'a> =
+type LossGradientOperands<'a> =
     (MatrixViewMut<'a>, &'a [f32], GroupedRows<&'a [f32]>, &'a [u32], SharedOperand<(usize, f32)>);
 
 struct GradientRows;
 
-impl SimdBody<GradientOperands<'_>> for GradientRows {
+impl SimdBody<LossGradientOperands<'_>> for GradientRows {
     #[inline(always)]
     fn run<S: Simd>(
-        (mut logits, maximum, packed, targets, SharedOperand((first_id, factor))): GradientOperands<
+        (mut logits, maximum, packed, targets, SharedOperand((first_id, factor))): LossGradientOperands<
             '_,
         >,
     ) {

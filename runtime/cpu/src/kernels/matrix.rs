@@ -226,7 +226,7 @@ impl<'a> StridedMatrix<'a> {
 }
 
 /// GEMM on the calling thread: `C[m,n] (+)= alpha · A[m,k] · B[k,n]`.
-pub fn matmul(
+pub(crate) fn matmul(
     a: StridedMatrix<'_>,
     b: StridedMatrix<'_>,
     c: MatrixViewMut<'_>,
@@ -269,7 +269,7 @@ pub fn matmul(
 
 /// Asserts that all operands have the same number of rows, and all the same number of columns.
 #[track_caller]
-pub fn assert_equal_sizes(rows: &[usize], columns: &[usize]) {
+pub(crate) fn assert_equal_sizes(rows: &[usize], columns: &[usize]) {
     let equal = |sizes: &[usize]| sizes.windows(2).all(|pair| pair[0] == pair[1]);
     assert!(equal(rows) && equal(columns), "rows {rows:?}, columns {columns:?}");
 }

@@ -10,7 +10,7 @@
 //! | [`SharedOperand`] | the whole operand |
 //! | [`FirstRow`] | the index of its first row |
 //! | [`TaskScratch`] | a piece of scratch memory |
-//! | [`PartialSums`] | a partial result of a reduction over rows |
+//! | [`TaskPartialSums`] | a partial result of a reduction over rows |
 //!
 //! The rows are split recursively into as many tasks as there are threads, and each task runs a
 //! [`SimdBody`], compiled for the vectors of the machine. With one thread there is no split and no
@@ -29,7 +29,7 @@ const PARALLEL_ELEMENTS_MIN: usize = 1 << 14;
 pub struct Parallel(NonZeroUsize);
 
 /// Operands that can be split by rows.
-pub trait ParallelRows: Send + Sized {
+pub(crate) trait ParallelRows: Send + Sized {
     /// Number of elements, which decides whether more than one task pays off.
     fn elements(&self) -> usize;
 
@@ -237,24 +237,24 @@ impl ParallelRows for TaskScratch<'_> {
 
 /// A reduction over rows: the first task adds to the target, every other task to zeroed scratch
 /// memory of its own, which [`reduce_partial_sums`] adds to the target afterwards.
-pub(super) struct PartialSums<'a> {
+pub(super) struct TaskPartialSums<'a> {
     /// The sums that a task adds to.
     pub sums: &'a mut [f32],
     /// The sums of the tasks that will be split off.
     scratch: &'a mut [f32],
 }
 
-impl<'a> PartialSums<'a> {
+impl<'a> TaskPartialSums<'a> {
     /// Prepares a reduction to `target`; `scratch` holds
     /// [`reduction_scratch_elements`](Parallel::reduction_scratch_elements) of its length.
     pub(super) fn new(target: &'a mut [f32], scratch: &'a mut [f32], parallel: Parallel) -> Self {
         let scratch = &mut scratch[..parallel.reduction_scratch_elements(target.len())];
         scratch.fill(0.0);
-        PartialSums { sums: target, scratch }
+        TaskPartialSums { sums: target, scratch }
     }
 }
 
-impl ParallelRows for PartialSums<'_> {
+impl ParallelRows for TaskPartialSums<'_> {
     fn elements(&self) -> usize {
         0
     }
@@ -263,12 +263,12 @@ impl ParallelRows for PartialSums<'_> {
         let width = self.sums.len();
         let (left_scratch, rest) = self.scratch.split_at_mut((tasks - 1) * width);
         let (right_sums, right_scratch) = rest.split_at_mut(width);
-        let left = PartialSums { sums: self.sums, scratch: left_scratch };
-        (left, PartialSums { sums: right_sums, scratch: right_scratch })
+        let left = TaskPartialSums { sums: self.sums, scratch: left_scratch };
+        (left, TaskPartialSums { sums: right_sums, scratch: right_scratch })
     }
 }
 
-/// Adds the partial sums of `tasks` tasks, from the scratch memory of [`PartialSums`], to `target`
+/// Adds the partial sums of `tasks` tasks, from the scratch memory of [`TaskPartialSums`], to `target`
 /// in the order of their rows.
 pub(super) fn reduce_partial_sums(target: &mut [f32], scratch: &[f32], tasks: usize) {
     if target.is_empty() {
@@ -312,7 +312,7 @@ mod tests {
 
     struct NumberRows;
 
-    type NumberedRows<'a> = (FirstRow, &'a mut [f32], PartialSums<'a>);
+    type NumberedRows<'a> = (FirstRow, &'a mut [f32], TaskPartialSums<'a>);
 
     impl SimdBody<NumberedRows<'_>> for NumberRows {
         fn run<S: Simd>(operands: NumberedRows<'_>) {
@@ -322,7 +322,11 @@ mod tests {
 
     /// Writes each row's index to it, and reduces to the sum of the indices and the number of rows.
     fn number_rows(
-        (FirstRow(first), rows, PartialSums { sums, .. }): (FirstRow, &mut [f32], PartialSums<'_>),
+        (FirstRow(first), rows, TaskPartialSums { sums, .. }): (
+            FirstRow,
+            &mut [f32],
+            TaskPartialSums<'_>,
+        ),
     ) {
         for (index, row) in rows.iter_mut().enumerate() {
             *row = (first + index) as f32;
@@ -338,7 +342,7 @@ mod tests {
             let mut rows = vec![-1.0; 200];
             let mut sums = [10.0, 20.0];
             let mut scratch = vec![f32::NAN; parallel.reduction_scratch_elements(2)];
-            let partial = PartialSums::new(&mut sums, &mut scratch, parallel);
+            let partial = TaskPartialSums::new(&mut sums, &mut scratch, parallel);
             let operands = (FirstRow(0), &mut rows[..], partial);
             let tasks = parallel.for_expensive_rows(200, operands, number_rows);
             assert_eq!(tasks, threads);
@@ -353,11 +357,12 @@ mod tests {
         let parallel = Parallel::new(4);
         let mut sums = [0.0; 2];
         let mut scratch = [0.0; 6];
-        let empty = (FirstRow(0), &mut [][..], PartialSums::new(&mut sums, &mut scratch, parallel));
+        let empty =
+            (FirstRow(0), &mut [][..], TaskPartialSums::new(&mut sums, &mut scratch, parallel));
         assert_eq!(parallel.for_expensive_rows(0, empty, number_rows), 1);
         let mut few = [0.0; 3];
         let operands =
-            (FirstRow(0), &mut few[..], PartialSums::new(&mut sums, &mut scratch, parallel));
+            (FirstRow(0), &mut few[..], TaskPartialSums::new(&mut sums, &mut scratch, parallel));
         assert_eq!(parallel.for_rows::<NumberRows, _>(3, operands), 1, "below the grain size");
     }
 }

@@ -11,7 +11,9 @@
 //! Shapes: x, y and their gradients `[tokens, features]`, γ `[features]`, s, t and ds `[tokens]`.
 
 use super::matrix::{MatrixView, MatrixViewMut, WriteMode, assert_equal_sizes};
-use super::parallel::{Parallel, ParallelRows, PartialSums, SharedOperand, reduce_partial_sums};
+use super::parallel::{
+    Parallel, ParallelRows, SharedOperand, TaskPartialSums, reduce_partial_sums,
+};
 use super::simd::{Simd, SimdBody, dot3, sum_squares};
 
 /// Width and ε of a norm, which turn a sum of squares into 1/rms.
@@ -41,11 +43,13 @@ pub fn rms_norm_forward(
     parallel: Parallel,
 ) {
     assert_equal_sizes(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel
-        .for_rows::<ForwardRows, _>(x.rows(), (x, y, s, SharedOperand(scale), SharedOperand(rms)));
+    parallel.for_rows::<RmsNormForwardRows, _>(
+        x.rows(),
+        (x, y, s, SharedOperand(scale), SharedOperand(rms)),
+    );
 }
 
-type ForwardOperands<'a> = (
+type RmsNormForwardOperands<'a> = (
     MatrixView<'a>,
     MatrixViewMut<'a>,
     &'a mut [f32],
@@ -53,11 +57,13 @@ type ForwardOperands<'a> = (
     SharedOperand<RmsNorm>,
 );
 
-struct ForwardRows;
+struct RmsNormForwardRows;
 
-impl SimdBody<ForwardOperands<'_>> for ForwardRows {
+impl SimdBody<RmsNormForwardOperands<'_>> for RmsNormForwardRows {
     #[inline(always)]
-    fn run<S: Simd>((x, mut y, s, SharedOperand(scale), SharedOperand(rms)): ForwardOperands<'_>) {
+    fn run<S: Simd>(
+        (x, mut y, s, SharedOperand(scale), SharedOperand(rms)): RmsNormForwardOperands<'_>,
+    ) {
         for (row, s) in s.iter_mut().enumerate() {
             let x = x.row(row);
             *s = sum_squares::<S>(x);
@@ -206,10 +212,10 @@ pub fn rms_norm_backward(
     let statistics = (s, SharedOperand(rms));
     match gradients.write {
         WriteMode::Replace => {
-            run_backward::<BackwardRows<false>, _>(saved, statistics, gradients, parallel);
+            run_backward::<RmsNormBackwardRows<false>, _>(saved, statistics, gradients, parallel);
         }
         WriteMode::Add => {
-            run_backward::<BackwardRows<true>, _>(saved, statistics, gradients, parallel);
+            run_backward::<RmsNormBackwardRows<true>, _>(saved, statistics, gradients, parallel);
         }
     }
 }
@@ -275,7 +281,7 @@ pub fn rms_norm_online_backward(
 }
 
 /// dy, x, γ and dx.
-type GradientOperands<'a> =
+type RmsNormGradientOperands<'a> =
     (MatrixView<'a>, MatrixView<'a>, SharedOperand<&'a [f32]>, MatrixViewMut<'a>);
 
 fn run_backward<'a, B, R: ParallelRows>(
@@ -284,13 +290,13 @@ fn run_backward<'a, B, R: ParallelRows>(
     gradients: RmsNormGradients<'a>,
     parallel: Parallel,
 ) where
-    B: for<'b> SimdBody<(GradientOperands<'a>, R, PartialSums<'b>)>,
+    B: for<'b> SimdBody<(RmsNormGradientOperands<'a>, R, TaskPartialSums<'b>)>,
 {
     let RmsNormSaved { dy, x, scale } = saved;
     let RmsNormGradients { dx, dscale, scratch, .. } = gradients;
     let columns = [x.columns(), dy.columns(), dx.columns(), scale.len(), dscale.len()];
     assert_equal_sizes(&[x.rows(), dy.rows(), dx.rows()], &columns);
-    let sums = PartialSums::new(dscale, scratch, parallel);
+    let sums = TaskPartialSums::new(dscale, scratch, parallel);
     let operands = ((dy, x, SharedOperand(scale), dx), statistics, sums);
     let tasks = parallel.for_rows::<B, _>(x.rows(), operands);
     reduce_partial_sums(dscale, scratch, tasks);
@@ -299,17 +305,18 @@ fn run_backward<'a, B, R: ParallelRows>(
 /// s and the norm.
 type BackwardStatistics<'a> = (&'a [f32], SharedOperand<RmsNorm>);
 
-struct BackwardRows<const ADD: bool>;
+struct RmsNormBackwardRows<const ADD: bool>;
 
-impl<const ADD: bool> SimdBody<(GradientOperands<'_>, BackwardStatistics<'_>, PartialSums<'_>)>
-    for BackwardRows<ADD>
+impl<const ADD: bool>
+    SimdBody<(RmsNormGradientOperands<'_>, BackwardStatistics<'_>, TaskPartialSums<'_>)>
+    for RmsNormBackwardRows<ADD>
 {
     #[inline(always)]
     fn run<S: Simd>(
         ((dy, x, SharedOperand(scale), mut dx), (s, SharedOperand(rms)), dscale): (
-            GradientOperands<'_>,
+            RmsNormGradientOperands<'_>,
             BackwardStatistics<'_>,
-            PartialSums<'_>,
+            TaskPartialSums<'_>,
         ),
     ) {
         for (row, s) in s.iter().enumerate() {
@@ -327,15 +334,16 @@ type BackwardApplyStatistics<'a> = (&'a [f32], &'a [f32], SharedOperand<RmsNorm>
 
 struct BackwardApplyRows<const ADD: bool>;
 
-impl<const ADD: bool> SimdBody<(GradientOperands<'_>, BackwardApplyStatistics<'_>, PartialSums<'_>)>
+impl<const ADD: bool>
+    SimdBody<(RmsNormGradientOperands<'_>, BackwardApplyStatistics<'_>, TaskPartialSums<'_>)>
     for BackwardApplyRows<ADD>
 {
     #[inline(always)]
     fn run<S: Simd>(
         ((dy, x, SharedOperand(scale), mut dx), (s, t, SharedOperand(rms)), dscale): (
-            GradientOperands<'_>,
+            RmsNormGradientOperands<'_>,
             BackwardApplyStatistics<'_>,
-            PartialSums<'_>,
+            TaskPartialSums<'_>,
         ),
     ) {
         for (row, (s, t)) in s.iter().zip(t).enumerate() {
@@ -349,15 +357,15 @@ impl<const ADD: bool> SimdBody<(GradientOperands<'_>, BackwardApplyStatistics<'_
 
 struct OnlineBackwardRows<const ADD: bool>;
 
-impl<const ADD: bool> SimdBody<(GradientOperands<'_>, (&[f32],), PartialSums<'_>)>
+impl<const ADD: bool> SimdBody<(RmsNormGradientOperands<'_>, (&[f32],), TaskPartialSums<'_>)>
     for OnlineBackwardRows<ADD>
 {
     #[inline(always)]
     fn run<S: Simd>(
         ((dy, x, SharedOperand(scale), mut dx), (ds,), dscale): (
-            GradientOperands<'_>,
+            RmsNormGradientOperands<'_>,
             (&[f32],),
-            PartialSums<'_>,
+            TaskPartialSums<'_>,
         ),
     ) {
         for (row, ds) in ds.iter().enumerate() {

@@ -8,13 +8,13 @@
 
 use std::marker::PhantomData;
 
-pub use pulp::Simd;
+pub(crate) use pulp::Simd;
 
 /// Number of independent accumulators of a reduction: enough to hide the latency of an addition.
 const LANES: usize = 32;
 
 /// A loop over operands `W`, compiled for each instruction set.
-pub trait SimdBody<W> {
+pub(crate) trait SimdBody<W> {
     /// Runs the loop with instruction set `S`. Implementations are `#[inline(always)]`.
     fn run<S: Simd>(operands: W);
 }
@@ -31,13 +31,13 @@ impl<W, B: SimdBody<W>> pulp::WithSimd for SimdCall<B, W> {
 }
 
 /// Runs `B` on `operands` with the widest vectors of this machine.
-pub fn dispatch_simd<B: SimdBody<W>, W>(operands: W) {
+pub(crate) fn dispatch_simd<B: SimdBody<W>, W>(operands: W) {
     pulp::Arch::new().dispatch(SimdCall::<B, W>(PhantomData, operands));
 }
 
 /// x·y + z, rounded once where the instruction set has a fused multiply-add.
 #[inline(always)]
-pub fn mul_add<S: Simd>(x: f32, y: f32, z: f32) -> f32 {
+pub(crate) fn mul_add<S: Simd>(x: f32, y: f32, z: f32) -> f32 {
     // Without the instruction, `f32::mul_add` is a library call.
     if S::IS_SCALAR { x * y + z } else { x.mul_add(y, z) }
 }
@@ -48,7 +48,7 @@ pub fn mul_add<S: Simd>(x: f32, y: f32, z: f32) -> f32 {
 /// Range reduction x = n·ln 2 + r with |r| ≤ ln 2 / 2; the polynomial for eʳ is that of `expf` in
 /// Cephes.
 #[inline(always)]
-pub fn exp<S: Simd>(x: f32) -> f32 {
+pub(crate) fn exp<S: Simd>(x: f32) -> f32 {
     const MIN: f32 = -87.3;
     const MAX: f32 = 88.3;
     /// 1.5·2²³: adding it rounds to an integer, which is then in the lowest mantissa bits.
@@ -72,7 +72,7 @@ pub fn exp<S: Simd>(x: f32) -> f32 {
 
 /// Logistic function 1 / (1 + e⁻ˣ).
 #[inline(always)]
-pub fn sigmoid<S: Simd>(x: f32) -> f32 {
+pub(crate) fn sigmoid<S: Simd>(x: f32) -> f32 {
     1.0 / (1.0 + exp::<S>(-x))
 }
 
@@ -119,13 +119,13 @@ impl LaneReduce for LaneMaximum {
 
 /// Σx².
 #[inline(always)]
-pub fn sum_squares<S: Simd>(x: &[f32]) -> f32 {
+pub(crate) fn sum_squares<S: Simd>(x: &[f32]) -> f32 {
     dot::<S>(x, x)
 }
 
 /// Σ xᵢyᵢ.
 #[inline(always)]
-pub fn dot<S: Simd>(x: &[f32], y: &[f32]) -> f32 {
+pub(crate) fn dot<S: Simd>(x: &[f32], y: &[f32]) -> f32 {
     let (x_chunks, y_chunks) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
     let rest = x_chunks.remainder().iter().zip(y_chunks.remainder());
     let mut sum: f32 = rest.map(|(x, y)| x * y).sum();
@@ -141,7 +141,7 @@ pub fn dot<S: Simd>(x: &[f32], y: &[f32]) -> f32 {
 
 /// Σ xᵢyᵢzᵢ.
 #[inline(always)]
-pub fn dot3(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
+pub(crate) fn dot3(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
     let chunks = (x.chunks_exact(LANES), y.chunks_exact(LANES), z.chunks_exact(LANES));
     let rest = chunks.0.remainder().iter().zip(chunks.1.remainder()).zip(chunks.2.remainder());
     let mut sum: f32 = rest.map(|((x, y), z)| x * y * z).sum();
@@ -159,7 +159,7 @@ pub fn dot3(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
 
 /// Σx.
 #[inline(always)]
-pub fn sum(x: &[f32]) -> f32 {
+pub(crate) fn sum(x: &[f32]) -> f32 {
     let chunks = x.chunks_exact(LANES);
     let rest: f32 = chunks.remainder().iter().sum();
     let mut lanes = [0.0; LANES];
@@ -173,7 +173,7 @@ pub fn sum(x: &[f32]) -> f32 {
 
 /// Σ e^(xᵢ − shift).
 #[inline(always)]
-pub fn sum_exp<S: Simd>(x: &[f32], shift: f32) -> f32 {
+pub(crate) fn sum_exp<S: Simd>(x: &[f32], shift: f32) -> f32 {
     let chunks = x.chunks_exact(LANES);
     let mut rest = 0.0;
     for x in chunks.remainder() {
@@ -191,7 +191,7 @@ pub fn sum_exp<S: Simd>(x: &[f32], shift: f32) -> f32 {
 /// The largest element, −∞ for an empty slice. NaNs are ignored: they show in the sums computed from
 /// the same elements afterwards.
 #[inline(always)]
-pub fn maximum(x: &[f32]) -> f32 {
+pub(crate) fn maximum(x: &[f32]) -> f32 {
     let chunks = x.chunks_exact(LANES);
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for (lane, x) in lanes.iter_mut().zip(chunks.remainder()) {

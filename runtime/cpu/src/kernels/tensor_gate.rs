@@ -9,7 +9,7 @@
 
 use super::matrix::{MatrixView, MatrixViewMut, WriteMode, matmul};
 use super::parallel::{
-    GroupedRows, Parallel, PartialSums, SharedOperand, TaskScratch, reduce_partial_sums,
+    GroupedRows, Parallel, SharedOperand, TaskPartialSums, TaskScratch, reduce_partial_sums,
 };
 use super::simd::{Simd, SimdBody, dispatch_simd, dot};
 
@@ -86,7 +86,7 @@ pub fn tensor_gate_forward(
     parallel.for_rows::<ForwardTokens, _>(tokens, operands);
 }
 
-type ForwardOperands<'a> = (
+type TensorGateForwardOperands<'a> = (
     GroupedRows<&'a [f32]>,
     GroupedRows<&'a mut [f32]>,
     SharedOperand<TensorGate<'a>>,
@@ -96,10 +96,10 @@ type ForwardOperands<'a> = (
 
 struct ForwardTokens;
 
-impl SimdBody<ForwardOperands<'_>> for ForwardTokens {
+impl SimdBody<TensorGateForwardOperands<'_>> for ForwardTokens {
     #[inline(always)]
     fn run<S: Simd>(
-        (h, g, SharedOperand(gate), SharedOperand(write), scratch): ForwardOperands<'_>,
+        (h, g, SharedOperand(gate), SharedOperand(write), scratch): TensorGateForwardOperands<'_>,
     ) {
         let h_tiles = h.operand.chunks(TILE_TOKENS * gate.input_features());
         let g_tiles = g.operand.chunks_mut(TILE_TOKENS * gate.output_features());
@@ -178,8 +178,10 @@ pub fn tensor_gate_backward(
         GroupedRows { group_size: gate.output_features(), operand: dg },
         GroupedRows { group_size: gate.input_features(), operand: dh },
     );
-    let sums =
-        (PartialSums::new(du, u_scratch, parallel), PartialSums::new(dv, v_scratch, parallel));
+    let sums = (
+        TaskPartialSums::new(du, u_scratch, parallel),
+        TaskPartialSums::new(dv, v_scratch, parallel),
+    );
     let tiles = TaskScratch { elements_per_task, memory: tiles };
     let operands = (tokens_of, SharedOperand(gate), SharedOperand(write), tiles, sums);
     let tasks = parallel.for_rows::<BackwardTokens, _>(tokens, operands);
@@ -190,20 +192,20 @@ pub fn tensor_gate_backward(
 /// h, dg and dh.
 type BackwardTokenOperands<'a> =
     (GroupedRows<&'a [f32]>, GroupedRows<&'a [f32]>, GroupedRows<&'a mut [f32]>);
-type BackwardOperands<'a> = (
+type TensorGateBackwardOperands<'a> = (
     BackwardTokenOperands<'a>,
     SharedOperand<TensorGate<'a>>,
     SharedOperand<WriteMode>,
     TaskScratch<'a>,
-    (PartialSums<'a>, PartialSums<'a>),
+    (TaskPartialSums<'a>, TaskPartialSums<'a>),
 );
 
 struct BackwardTokens;
 
-impl SimdBody<BackwardOperands<'_>> for BackwardTokens {
+impl SimdBody<TensorGateBackwardOperands<'_>> for BackwardTokens {
     #[inline(always)]
     fn run<S: Simd>(
-        ((h, dg, dh), SharedOperand(gate), SharedOperand(write), scratch, (du, dv)): BackwardOperands<'_>,
+        ((h, dg, dh), SharedOperand(gate), SharedOperand(write), scratch, (du, dv)): TensorGateBackwardOperands<'_>,
     ) {
         let (b, n) = (gate.v.rows(), gate.v.columns());
         let (t_scratch, dt_scratch) = scratch.memory.split_at_mut(TILE_TOKENS * gate.t_elements());

@@ -1,16 +1,11 @@
 //! Shared by the tests of the kernels: seeded random elements, comparison, finite differences.
 
-/// Elements between −1 and 1 from a seed.
+use narrows_plan::random::SplitMix64;
+
+/// Uniform elements in [−1, 1) from a seed.
 pub fn random(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
-    (0..count)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
+    let mut rng = SplitMix64::new(seed);
+    (0..count).map(|_| (rng.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 
 /// Asserts that all elements are within `tolerance` relative to the largest expected magnitude, or
@@ -42,12 +37,12 @@ pub fn finite_difference(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     let mut x = x.to_vec();
     (0..x.len())
         .map(|index| {
-            let here = x[index];
-            x[index] = here + step;
+            let center = x[index];
+            x[index] = center + step;
             let above = f(&x);
-            x[index] = here - step;
+            x[index] = center - step;
             let below = f(&x);
-            x[index] = here;
+            x[index] = center;
             (above - below) / (2.0 * step)
         })
         .collect()

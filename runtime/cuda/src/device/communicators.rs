@@ -46,7 +46,7 @@ const COLLECTIVE_BLOCKS_MAX: c_int = 32;
 const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// All communicators of a device.
-pub struct NcclCommunicators {
+pub(crate) struct NcclCommunicators {
     groups: BTreeMap<GroupKey, NcclCommunicator>,
     /// Indexed by direction, then by whether this device sends.
     stage_links: [[Option<NcclCommunicator>; 2]; 2],

@@ -33,7 +33,7 @@ const TIMED_RUNS: usize = 4;
 const REDUCE_IN_F32: u32 = 2;
 
 /// The cuBLASLt library on one GPU, with prepared matmuls.
-pub struct CublasLt {
+pub(crate) struct CublasLt {
     handle: sys::cublasLtHandle_t,
     plans: HashMap<MatmulKey, MatmulPlan>,
     workspace: DeviceMemory,
@@ -56,7 +56,7 @@ struct MatmulDescriptors {
 }
 
 /// Addresses of A, B and C.
-pub type MatmulPointers = [CUdeviceptr; 3];
+pub(crate) type MatmulPointers = [CUdeviceptr; 3];
 
 impl CublasLt {
     /// Loads cuBLASLt and allocates a workspace.

@@ -13,7 +13,7 @@ use super::super::error::CudaError;
 use super::super::libraries::CudaLibrary;
 
 /// A GPU with a context.
-pub struct OpenGpu {
+pub(crate) struct OpenGpu {
     /// Index among the GPUs that the process sees.
     pub ordinal: u64,
     /// Primary context.
@@ -77,7 +77,7 @@ impl OpenGpu {
 }
 
 /// Zero-initialised memory of a GPU.
-pub struct DeviceMemory {
+pub(crate) struct DeviceMemory {
     context: Arc<CudaContext>,
     abandoned: Arc<AtomicBool>,
     pointer: CUdeviceptr,
@@ -186,7 +186,7 @@ impl Drop for DeviceMemory {
 }
 
 /// Page-locked host memory, for asynchronous copies.
-pub struct PinnedMemory {
+pub(crate) struct PinnedMemory {
     context: Arc<CudaContext>,
     abandoned: Arc<AtomicBool>,
     pointer: *mut c_void,

@@ -14,7 +14,7 @@ use narrows_runtime::session::{MeshCoordinates, StepRequest, TokenRows};
 const ID_BYTES: u64 = 4;
 
 /// Token ids of all microbatches of a step, on the host and on the GPU.
-pub struct TokenInputs {
+pub(crate) struct TokenInputs {
     host: PinnedMemory,
     device: DeviceMemory,
     buffers: Vec<InputBuffer>,

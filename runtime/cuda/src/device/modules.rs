@@ -18,12 +18,12 @@ use super::gpu::{DeviceMemory, OpenGpu};
 const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
 
 /// The loaded kernels of a program.
-pub struct KernelModules {
+pub(crate) struct KernelModules {
     functions: HashMap<(KernelFamily, String), CudaFunction>,
 }
 
 /// The GPU memory behind each [`MemorySpace`].
-pub struct DeviceBuffers {
+pub(crate) struct DeviceBuffers {
     pub arena: DeviceMemory,
     pub scratch: DeviceMemory,
     pub rotary: DeviceMemory,
@@ -50,7 +50,7 @@ impl DeviceBuffers {
 }
 
 /// A launch with a loaded kernel and resolved addresses.
-pub struct ReadyLaunch {
+pub(crate) struct ReadyLaunch {
     function: CudaFunction,
     grid: [u32; 3],
     block: [u32; 3],

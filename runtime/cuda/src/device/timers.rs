@@ -10,7 +10,7 @@ use narrows_runtime::{InstructionSpan, TimeBreakdown, TimeCategory};
 use super::super::schedule::StreamId;
 
 /// Times the instructions of a step. Events are created once and reused in every step.
-pub struct InstructionTimers {
+pub(crate) struct InstructionTimers {
     context: Arc<CudaContext>,
     step_begin: CudaEvent,
     /// Before and after each instruction.
@@ -24,7 +24,7 @@ pub struct InstructionTimers {
 
 /// An instruction whose time is measured.
 #[derive(Clone, Copy)]
-pub struct TimedInstruction {
+pub(crate) struct TimedInstruction {
     /// Node of the instruction; none for a transfer, which is not in a segment.
     pub node: Option<TimedNode>,
     /// Category of its time.
@@ -33,7 +33,7 @@ pub struct TimedInstruction {
 
 /// A node of the schedule.
 #[derive(Clone, Copy)]
-pub struct TimedNode {
+pub(crate) struct TimedNode {
     /// Stream of the node.
     pub stream: StreamId,
     /// Index of the segment in the schedule.

@@ -88,15 +88,15 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
         const u32 key = is_used ? blockIdx.y - used : 0, query = key * group;                  \
         const Pair<T> rows = {k + token * k_stride + key * width,                              \
                               v + token * v_stride + key * width, k_stride, v_stride};         \
-        const Pair<T> others = {q + token * q_stride + query * width,                          \
-                                dout + token * out_stride + query * width, q_stride,           \
-                                out_stride};                                                   \
+        const Pair<T> inner = {q + token * q_stride + query * width,                           \
+                               dout + token * out_stride + query * width, q_stride,            \
+                               out_stride};                                                    \
         sums += (u64(blockIdx.z) * heads + query) * padded * 2;                                \
         Backward<W> head;                                                                      \
         head.length = length;                                                                  \
         head.width = width;                                                                    \
         head.scale = scale;                                                                    \
-        head.key_value_gradients(rows, others, sums, padded, is_used ? group : 0, dk, dv);     \
+        head.key_value_gradients(rows, inner, sums, padded, is_used ? group : 0, dk, dv);      \
     }
 template <int W>
 using VectorF32 = ScalarAttention<float, 4, W>;

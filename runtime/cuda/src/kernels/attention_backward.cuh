@@ -1,11 +1,11 @@
 // Flash attention backward on tensor cores. The probabilities are computed twice, in one kernel for dq and
 // in one for dk and dv, so that every sum has one order. A block has 64 rows, 16 per warp, and loops over
-// tiles of the other side. For dq the rows are queries and the others keys; for dk and dv the rows are keys
-// and the others the queries of all heads that share them. P = 2^(scale·log₂e·q·kᵀ − lse) and
+// tiles of inner rows. For dq the rows are queries and the inner rows keys; for dk and dv the rows are keys and
+// the inner rows the queries of all heads that share them. P = 2^(scale·log₂e·q·kᵀ − lse) and
 // dS = P⊙(dout·vᵀ − D), or their transposes, stay in registers and are the left operands of dq = dS·k,
 // dv = Pᵀ·dout and dk = dSᵀ·q. The scale is applied last.
 //
-// The rows are in registers; the tiles of the others are double-buffered in shared memory.
+// The rows are in registers; the tiles of inner rows are double-buffered in shared memory.
 #pragma once
 #include "attention.cuh"
 
@@ -13,7 +13,7 @@ constexpr u32 ROWS = 64;
 
 template <int W>
 struct Backward {
-    // Columns of the others per mma pass. The dk/dv kernel has two accumulators, so it takes fewer.
+    // Inner rows, the columns of P, per mma pass. The dk/dv kernel has two accumulators, so it takes fewer.
     static constexpr u32 DQ_COLUMNS = 64, DKV_COLUMNS = 32;
     // Elements of one buffer: a tile of each of the two matrices.
     static constexpr u32 TILES = 2 * ROWS * W;
@@ -22,74 +22,75 @@ struct Backward {
     float scale;
     u32 a[2][W / 16][4];
 
-    DEVICE void start_both_copies(bf16* tiles, const Pair<bf16>& of, u32 first, u32 rows) const {
-        start_tile_copy<W, ROWS>(tiles, of.first, of.first_stride, width, first, rows);
-        start_tile_copy<W, ROWS>(tiles + ROWS * W, of.second, of.second_stride, width, first, rows);
+    DEVICE void start_pair_copy(bf16* tiles, const Pair<bf16>& from, u32 first, u32 rows) const {
+        start_tile_copy<W, ROWS>(tiles, from.first, from.first_stride, width, first, rows);
+        start_tile_copy<W, ROWS>(tiles + ROWS * W, from.second, from.second_stride, width, first, rows);
     }
 
     // Loads the rows into registers from the tiles they were copied to.
     DEVICE void load_rows(const bf16* tiles, u32 row) {
         const u32 lane = threadIdx.x % 32;
 #pragma unroll
-        for (u32 of = 0; of < 2; of++) {
+        for (u32 matrix = 0; matrix < 2; matrix++) {
 #pragma unroll
             for (u32 step = 0; step < u32(W / 16); step++) {
-                load_left<W>(a[of][step], tiles + of * ROWS * W, row, step, lane);
+                load_left<W>(a[matrix][step], tiles + matrix * ROWS * W, row, step, lane);
             }
         }
     }
 
-    // x and y: products of the rows of the first and the second matrix with COLUMNS others, from `other` on.
+    // x and y: dot products of the rows of the first and the second matrix with COLUMNS inner rows, from
+    // `inner_row` on.
     template <u32 COLUMNS>
     DEVICE void multiply_rows(float (&x)[COLUMNS / 8][4], float (&y)[COLUMNS / 8][4],
-                              const bf16* tiles, u32 other) const {
+                              const bf16* tiles, u32 inner_row) const {
         const u32 lane = opaque_thread_index() % 32;
 #pragma unroll
         for (u32 step = 0; step < u32(W / 16); step++) {
 #pragma unroll
             for (u32 n = 0; n < COLUMNS / 16; n++) {
                 u32 b[4];
-                load_right_transposed<W>(b, tiles, other + n * 16, step, lane);
+                load_right_transposed<W>(b, tiles, inner_row + n * 16, step, lane);
                 mma_pair(x[n * 2], x[n * 2 + 1], a[0][step], b);
-                load_right_transposed<W>(b, tiles + ROWS * W, other + n * 16, step, lane);
+                load_right_transposed<W>(b, tiles + ROWS * W, inner_row + n * 16, step, lane);
                 mma_pair(y[n * 2], y[n * 2 + 1], a[1][step], b);
             }
         }
     }
 
-    // sums += left·others for the COLUMNS others from `other` on.
+    // sums += left·inner for the COLUMNS inner rows from `inner_row` on.
     template <u32 COLUMNS>
     static DEVICE void accumulate(float (&sums)[W / 8][4], const u32 (&left)[COLUMNS / 16][4],
-                                   const bf16* tile, u32 other) {
+                                   const bf16* tile, u32 inner_row) {
         const u32 lane = opaque_thread_index() % 32;
 #pragma unroll
         for (u32 step = 0; step < COLUMNS / 16; step++) {
 #pragma unroll
             for (u32 n = 0; n < u32(W / 16); n++) {
                 u32 b[4];
-                load_right<W>(b, tile, other + step * 16, n, lane);
+                load_right<W>(b, tile, inner_row + step * 16, n, lane);
                 mma_pair(sums[n * 2], sums[n * 2 + 1], left[step], b);
             }
         }
     }
 
-    DEVICE void query_gradients(Pair<bf16> rows, Pair<bf16> others, const float* statistics, bf16* dq,
+    DEVICE void query_gradients(Pair<bf16> rows, Pair<bf16> inner, const float* statistics, bf16* dq,
                         u32 stride) {
         DYNAMIC_SHARED(memory);
         bf16* const tiles = reinterpret_cast<bf16*>(memory);
-        const u32 number = gridDim.x - 1 - blockIdx.x, first = number * ROWS;
+        const u32 row_tile = gridDim.x - 1 - blockIdx.x, first = row_tile * ROWS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-        start_both_copies(tiles, rows, first, length);
+        start_pair_copy(tiles, rows, first, length);
         end_copy_group();
-        start_both_copies(tiles + TILES, others, 0, length);
+        start_pair_copy(tiles + TILES, inner, 0, length);
         end_copy_group();
         float lse[2], d[2];
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            float both[2];
-            load(statistics + (first + row + half * 8 + lane / 4) * 2, both);
-            lse[half] = both[0];
-            d[half] = both[1];
+            float lse_and_d[2];
+            load(statistics + (first + row + half * 8 + lane / 4) * 2, lse_and_d);
+            lse[half] = lse_and_d[0];
+            d[half] = lse_and_d[1];
         }
         wait_for_copies<1>();
         __syncthreads();
@@ -97,29 +98,29 @@ struct Backward {
 
         const float factor = scale * LOG2_E;
         float sums[W / 8][4] = {};
-        for (u32 tile = 0; tile <= number; tile++) {
-            const bf16* const here = tiles + (tile + 1) % 2 * TILES;
+        for (u32 tile = 0; tile <= row_tile; tile++) {
+            const bf16* const current = tiles + (tile + 1) % 2 * TILES;
             wait_for_copies<0>();
             __syncthreads();
-            if (tile < number) {
-                start_both_copies(tiles + tile % 2 * TILES, others, (tile + 1) * ROWS, length);
+            if (tile < row_tile) {
+                start_pair_copy(tiles + tile % 2 * TILES, inner, (tile + 1) * ROWS, length);
             }
             end_copy_group();
             float x[DQ_COLUMNS / 8][4] = {}, y[DQ_COLUMNS / 8][4] = {};
-            multiply_rows<DQ_COLUMNS>(x, y, here, 0);
+            multiply_rows<DQ_COLUMNS>(x, y, current, 0);
             u32 ds[DQ_COLUMNS / 16][4];
 #pragma unroll
             for (u32 n = 0; n < DQ_COLUMNS / 8; n++) {
 #pragma unroll
                 for (u32 at = 0; at < 4; at++) {
                     const u32 half = at / 2, key = n * 8 + lane % 4 * 2 + at % 2;
-                    const bool later = tile == number && key > row + half * 8 + lane / 4;
+                    const bool later = tile == row_tile && key > row + half * 8 + lane / 4;
                     const float p = later ? 0.0f : power_of_two(x[n][at] * factor - lse[half]);
                     x[n][at] = p * (y[n][at] - d[half]);
                 }
                 if (n % 2 == 1) pack_left(ds[n / 2], x[n - 1], x[n]);
             }
-            accumulate<DQ_COLUMNS>(sums, ds, here, 0);
+            accumulate<DQ_COLUMNS>(sums, ds, current, 0);
         }
         wait_for_copies<0>();
         __syncthreads();
@@ -130,28 +131,28 @@ struct Backward {
 
     // dk and dv of the keys that `group` query heads share; zeros where `group` is 0. Gradients have the
     // strides of their matrices. The queries of consecutive heads are `width` columns apart.
-    DEVICE void key_value_gradients(Pair<bf16> rows, Pair<bf16> others, const float* statistics,
+    DEVICE void key_value_gradients(Pair<bf16> rows, Pair<bf16> inner, const float* statistics,
                                     u32 padded, u32 group, bf16* dk, bf16* dv) {
         DYNAMIC_SHARED(memory);
         bf16* const tiles = reinterpret_cast<bf16*>(memory);
-        float* const other_statistics = memory + TILES;
-        const u32 number = blockIdx.x, first = number * ROWS;
+        float* const inner_statistics = memory + TILES;
+        const u32 row_tile = blockIdx.x, first = row_tile * ROWS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
         // The next queries to copy. Deriving them from `round` by a division would take registers.
-        u32 head = 0, tile = number, started = 0;
+        u32 head = 0, tile = row_tile, started = 0;
         const auto start_next_copy = [&] {
             const u32 query = tile * ROWS, buffer = started++ % 2;
-            start_both_copies(tiles + buffer * TILES, others.advanced_by(head * width), query, length);
+            start_pair_copy(tiles + buffer * TILES, inner.advanced_by(head * width), query, length);
             if (threadIdx.x < ROWS / 2) {
                 const float* from = statistics + (u64(head) * padded + query) * 2;
-                start_copy(other_statistics + buffer * ROWS * 2 + threadIdx.x * 4, from + threadIdx.x * 4, true);
+                start_copy(inner_statistics + buffer * ROWS * 2 + threadIdx.x * 4, from + threadIdx.x * 4, true);
             }
             if (++tile == gridDim.x) {
-                tile = number;
+                tile = row_tile;
                 head++;
             }
         };
-        start_both_copies(tiles + TILES, rows, first, group ? length : 0);
+        start_pair_copy(tiles + TILES, rows, first, group ? length : 0);
         end_copy_group();
         if (group) start_next_copy();
         end_copy_group();
@@ -160,11 +161,11 @@ struct Backward {
         load_rows(tiles + TILES, row);
 
         const float factor = scale * LOG2_E;
-        float of_k[W / 8][4] = {}, of_v[W / 8][4] = {};
-        const u32 tiles_per_head = gridDim.x - number;
+        float dk_sums[W / 8][4] = {}, dv_sums[W / 8][4] = {};
+        const u32 tiles_per_head = gridDim.x - row_tile;
         for (u32 round = 0; round < tiles_per_head * group; round++) {
-            const bf16* const here = tiles + round % 2 * TILES;
-            const float* const here_statistics = other_statistics + round % 2 * ROWS * 2;
+            const bf16* const current = tiles + round % 2 * TILES;
+            const float* const current_statistics = inner_statistics + round % 2 * ROWS * 2;
             const bool masked = round % tiles_per_head == 0;
             wait_for_copies<0>();
             __syncthreads();
@@ -174,34 +175,34 @@ struct Backward {
             for (u32 query = 0; query < ROWS; query += DKV_COLUMNS) {
                 if (masked && query + DKV_COLUMNS <= row) continue;
                 float x[DKV_COLUMNS / 8][4] = {}, y[DKV_COLUMNS / 8][4] = {};
-                multiply_rows<DKV_COLUMNS>(x, y, here, query);
+                multiply_rows<DKV_COLUMNS>(x, y, current, query);
                 u32 p[DKV_COLUMNS / 16][4], ds[DKV_COLUMNS / 16][4];
 #pragma unroll
                 for (u32 n = 0; n < DKV_COLUMNS / 8; n++) {
                     const u32 column = query + n * 8 + lane % 4 * 2;
-                    float both[4];
-                    load(here_statistics + column * 2, both);
+                    float lse_and_d[4];
+                    load(current_statistics + column * 2, lse_and_d);
 #pragma unroll
                     for (u32 at = 0; at < 4; at++) {
                         const bool later = masked && row + at / 2 * 8 + lane / 4 > column + at % 2;
-                        const float exponent = x[n][at] * factor - both[at % 2 * 2];
+                        const float exponent = x[n][at] * factor - lse_and_d[at % 2 * 2];
                         x[n][at] = later ? 0.0f : power_of_two(exponent);
-                        y[n][at] = x[n][at] * (y[n][at] - both[at % 2 * 2 + 1]);
+                        y[n][at] = x[n][at] * (y[n][at] - lse_and_d[at % 2 * 2 + 1]);
                     }
                     if (n % 2 == 1) {
                         pack_left(p[n / 2], x[n - 1], x[n]);
                         pack_left(ds[n / 2], y[n - 1], y[n]);
                     }
                 }
-                accumulate<DKV_COLUMNS>(of_v, p, here + ROWS * W, query);
-                accumulate<DKV_COLUMNS>(of_k, ds, here, query);
+                accumulate<DKV_COLUMNS>(dv_sums, p, current + ROWS * W, query);
+                accumulate<DKV_COLUMNS>(dk_sums, ds, current, query);
             }
         }
         wait_for_copies<0>();
         __syncthreads();
         const float scales[2] = {scale, scale}, ones[2] = {1.0f, 1.0f};
-        put_rows<W>(tiles, row, of_k, scales);
-        put_rows<W>(tiles + ROWS * W, row, of_v, ones);
+        put_rows<W>(tiles, row, dk_sums, scales);
+        put_rows<W>(tiles + ROWS * W, row, dv_sums, ones);
         dk = results_of_block(dk, rows.first_stride, length, width);
         dv = results_of_block(dv, rows.second_stride, length, width);
         store_rows<W, 16>(dk, rows.first_stride, width, tiles, row, first, length);

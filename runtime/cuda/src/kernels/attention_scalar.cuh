@@ -1,15 +1,16 @@
 // Attention with f32 FMAs instead of tensor cores, forward and backward: for f32, and for bf16 heads that
 // are not a multiple of 16 bytes or are wider than 128 features. T is the format in memory, V the vector
 // width of memory accesses; tiles are f32, W features wide, padded with zeros. A block has 16 rows, four
-// per warp, and loops over tiles of 32 others, one per lane: a lane computes the dot products of its other
-// with each row, the warp applies the softmax, and then each lane sums some features of all others.
-// Backward computes the probabilities twice, as in attention_backward.cuh.
+// per warp, and loops over tiles of 32 inner rows, one per lane. Inner rows are keys and values in the forward
+// pass and for dq, and queries for dk and dv. A lane computes the dot products of its inner row with each row of
+// the warp, the warp applies the softmax, and then each lane sums W/32 features over all inner rows. The
+// backward pass computes the probabilities twice, as in attention_backward.cuh.
 #pragma once
 #include "attention.cuh"
 
 template <class T, int V, int W>
 struct ScalarAttention {
-    static constexpr u32 WARP_ROWS = 4, BLOCK_ROWS = 16, OTHERS = 32;
+    static constexpr u32 WARP_ROWS = 4, BLOCK_ROWS = 16, INNER_ROWS = 32;
     // Elements from one row of a tile to the next: padded so that lanes reading rows hit different banks.
     static constexpr u32 PITCH = W + 4;
     // Features that one lane sums.
@@ -19,14 +20,14 @@ struct ScalarAttention {
     u32 length, width;
     float scale;
 
-    // Shared memory of the block: rows of two matrices, two tiles of others, and weights of each warp.
+    // Shared memory of the block: rows of two matrices, tiles of two inner matrices, and weights of each warp.
     struct Memory {
-        float *rows, *others, *weights;
+        float *rows, *inner, *weights;
     };
 
     static DEVICE Memory memory_of(float* memory) {
-        float* const others = memory + 2 * BLOCK_ROWS * PITCH;
-        return {memory, others, others + 2 * OTHERS * PITCH + threadIdx.x / 32 * WARP_ROWS * OTHERS};
+        float* const inner = memory + 2 * BLOCK_ROWS * PITCH;
+        return {memory, inner, inner + 2 * INNER_ROWS * PITCH + threadIdx.x / 32 * WARP_ROWS * INNER_ROWS};
     }
 
     // Copies rows `first` to `first + COUNT` of a matrix to a tile; rows from `length` on become zeros.
@@ -43,16 +44,16 @@ struct ScalarAttention {
         }
     }
 
-    // x[r]: the dot product of row r of this warp with the other of this lane.
-    static DEVICE void multiply(float (&x)[WARP_ROWS], const float* rows, const float* others) {
+    // x[r]: the dot product of row r of this warp with the inner row of this lane.
+    static DEVICE void multiply(float (&x)[WARP_ROWS], const float* rows, const float* inner) {
         rows += threadIdx.x / 32 * WARP_ROWS * PITCH;
-        others += threadIdx.x % 32 * PITCH;
+        inner += threadIdx.x % 32 * PITCH;
 #pragma unroll
         for (u32 r = 0; r < WARP_ROWS; r++) x[r] = 0.0f;
 #pragma unroll 4
         for (u32 at = 0; at < u32(W); at += 4) {
             float a[4], b[4];
-            load(others + at, b);
+            load(inner + at, b);
 #pragma unroll
             for (u32 r = 0; r < WARP_ROWS; r++) {
                 load(rows + r * PITCH + at, a);
@@ -62,22 +63,22 @@ struct ScalarAttention {
         }
     }
 
-    // sums += weights·others for the rows of this warp; `lane_weights` are the weights of this lane's other.
+    // sums += weights·inner for the rows of this warp; `lane_weights` are the weights of this lane's inner row.
     static DEVICE void accumulate(Sums& sums, const float (&lane_weights)[WARP_ROWS], float* weights,
-                           const float* others) {
+                           const float* inner) {
         const u32 lane = threadIdx.x % 32;
         __syncwarp();  // Other lanes may still be reading the previous weights.
 #pragma unroll
-        for (u32 r = 0; r < WARP_ROWS; r++) weights[r * OTHERS + lane] = lane_weights[r];
+        for (u32 r = 0; r < WARP_ROWS; r++) weights[r * INNER_ROWS + lane] = lane_weights[r];
         __syncwarp();
 #pragma unroll 4
-        for (u32 other = 0; other < OTHERS; other++) {
+        for (u32 inner_row = 0; inner_row < INNER_ROWS; inner_row++) {
             float x[LANE_FEATURES];
-            load(others + other * PITCH + lane * LANE_FEATURES, x);
+            load(inner + inner_row * PITCH + lane * LANE_FEATURES, x);
 #pragma unroll
             for (u32 r = 0; r < WARP_ROWS; r++) {
 #pragma unroll
-                for (u32 i = 0; i < LANE_FEATURES; i++) sums[r][i] += weights[r * OTHERS + other] * x[i];
+                for (u32 i = 0; i < LANE_FEATURES; i++) sums[r][i] += weights[r * INNER_ROWS + inner_row] * x[i];
             }
         }
     }
@@ -113,12 +114,12 @@ struct ScalarAttention {
         float maxima[WARP_ROWS], totals[WARP_ROWS] = {};
 #pragma unroll
         for (u32 r = 0; r < WARP_ROWS; r++) maxima[r] = minus_infinity();
-        for (u32 key = 0; key < min(first + BLOCK_ROWS, length); key += OTHERS) {
+        for (u32 key = 0; key < min(first + BLOCK_ROWS, length); key += INNER_ROWS) {
             __syncthreads();
-            copy_both(at.others, kv, key);
+            copy_inner(at.inner, kv, key);
             __syncthreads();
             float p[WARP_ROWS];
-            multiply(p, at.rows, at.others);
+            multiply(p, at.rows, at.inner);
 #pragma unroll
             for (u32 r = 0; r < WARP_ROWS; r++) {
                 if (key + lane > row + r) p[r] = minus_infinity();
@@ -131,7 +132,7 @@ struct ScalarAttention {
 #pragma unroll
                 for (u32 i = 0; i < LANE_FEATURES; i++) sums[r][i] *= shrink;
             }
-            accumulate(sums, p, at.weights, at.others + OTHERS * PITCH);
+            accumulate(sums, p, at.weights, at.inner + INNER_ROWS * PITCH);
         }
         float inverse[WARP_ROWS];
 #pragma unroll
@@ -145,9 +146,9 @@ struct ScalarAttention {
         store_sums(out, out_stride, first, sums, inverse);
     }
 
-    DEVICE void copy_both(float* tiles, Pair<T> others, u32 first) const {
-        copy_tile<OTHERS>(tiles, others.first, others.first_stride, first);
-        copy_tile<OTHERS>(tiles + OTHERS * PITCH, others.second, others.second_stride, first);
+    DEVICE void copy_inner(float* tiles, Pair<T> inner, u32 first) const {
+        copy_tile<INNER_ROWS>(tiles, inner.first, inner.first_stride, first);
+        copy_tile<INNER_ROWS>(tiles + INNER_ROWS * PITCH, inner.second, inner.second_stride, first);
     }
 
     DEVICE void copy_rows(float* tiles, Pair<T> rows, u32 first) const {
@@ -155,7 +156,7 @@ struct ScalarAttention {
         copy_tile<BLOCK_ROWS>(tiles + BLOCK_ROWS * PITCH, rows.second, rows.second_stride, first);
     }
 
-    DEVICE void query_gradients(Pair<T> rows, Pair<T> others, const float* statistics, T* dq,
+    DEVICE void query_gradients(Pair<T> rows, Pair<T> inner, const float* statistics, T* dq,
                                 u32 stride) const {
         DYNAMIC_SHARED(memory);
         const Memory at = memory_of(memory);
@@ -163,59 +164,59 @@ struct ScalarAttention {
         const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
         copy_rows(at.rows, rows, first);
         Sums sums = {};
-        for (u32 key = 0; key < min(first + BLOCK_ROWS, length); key += OTHERS) {
+        for (u32 key = 0; key < min(first + BLOCK_ROWS, length); key += INNER_ROWS) {
             __syncthreads();
-            copy_both(at.others, others, key);
+            copy_inner(at.inner, inner, key);
             __syncthreads();
             float x[WARP_ROWS], y[WARP_ROWS];
-            multiply(x, at.rows, at.others);
-            multiply(y, at.rows + BLOCK_ROWS * PITCH, at.others + OTHERS * PITCH);
+            multiply(x, at.rows, at.inner);
+            multiply(y, at.rows + BLOCK_ROWS * PITCH, at.inner + INNER_ROWS * PITCH);
 #pragma unroll
             for (u32 r = 0; r < WARP_ROWS; r++) {
-                float both[2];
-                load(statistics + u64(row + r) * 2, both);
-                const float p = power_of_two(x[r] * (scale * LOG2_E) - both[0]);
-                y[r] = key + lane > row + r ? 0.0f : p * (y[r] - both[1]);
+                float lse_and_d[2];
+                load(statistics + u64(row + r) * 2, lse_and_d);
+                const float p = power_of_two(x[r] * (scale * LOG2_E) - lse_and_d[0]);
+                y[r] = key + lane > row + r ? 0.0f : p * (y[r] - lse_and_d[1]);
             }
-            accumulate(sums, y, at.weights, at.others);
+            accumulate(sums, y, at.weights, at.inner);
         }
         const float scales[WARP_ROWS] = {scale, scale, scale, scale};
         store_sums(dq, stride, first, sums, scales);
     }
 
-    DEVICE void key_value_gradients(Pair<T> rows, Pair<T> others, const float* statistics,
+    DEVICE void key_value_gradients(Pair<T> rows, Pair<T> inner, const float* statistics,
                                     u32 padded, u32 group, T* dk, T* dv) const {
         DYNAMIC_SHARED(memory);
         const Memory at = memory_of(memory);
         const u32 first = blockIdx.x * BLOCK_ROWS;
         const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
         if (group) copy_rows(at.rows, rows, first);
-        Sums of_k = {}, of_v = {};
+        Sums dk_sums = {}, dv_sums = {};
         for (u32 head = 0; head < group; head++) {
-            for (u32 query = first / OTHERS * OTHERS; query < length; query += OTHERS) {
+            for (u32 query = first / INNER_ROWS * INNER_ROWS; query < length; query += INNER_ROWS) {
                 __syncthreads();
-                copy_both(at.others, others.advanced_by(head * width), query);
+                copy_inner(at.inner, inner.advanced_by(head * width), query);
                 __syncthreads();
-                float both[2];
-                load(statistics + (u64(head) * padded + query + lane) * 2, both);
+                float lse_and_d[2];
+                load(statistics + (u64(head) * padded + query + lane) * 2, lse_and_d);
                 float x[WARP_ROWS], y[WARP_ROWS];
-                multiply(x, at.rows, at.others);
-                multiply(y, at.rows + BLOCK_ROWS * PITCH, at.others + OTHERS * PITCH);
+                multiply(x, at.rows, at.inner);
+                multiply(y, at.rows + BLOCK_ROWS * PITCH, at.inner + INNER_ROWS * PITCH);
 #pragma unroll
                 for (u32 r = 0; r < WARP_ROWS; r++) {
-                    const float p = power_of_two(x[r] * (scale * LOG2_E) - both[0]);
+                    const float p = power_of_two(x[r] * (scale * LOG2_E) - lse_and_d[0]);
                     x[r] = row + r > query + lane ? 0.0f : p;
-                    y[r] = x[r] * (y[r] - both[1]);
+                    y[r] = x[r] * (y[r] - lse_and_d[1]);
                 }
-                accumulate(of_v, x, at.weights, at.others + OTHERS * PITCH);
-                accumulate(of_k, y, at.weights, at.others);
+                accumulate(dv_sums, x, at.weights, at.inner + INNER_ROWS * PITCH);
+                accumulate(dk_sums, y, at.weights, at.inner);
             }
         }
         const float scales[WARP_ROWS] = {scale, scale, scale, scale};
         const float ones[WARP_ROWS] = {1.0f, 1.0f, 1.0f, 1.0f};
         dk = results_of_block(dk, rows.first_stride, length, width);
         dv = results_of_block(dv, rows.second_stride, length, width);
-        store_sums(dk, rows.first_stride, first, of_k, scales);
-        store_sums(dv, rows.second_stride, first, of_v, ones);
+        store_sums(dk, rows.first_stride, first, dk_sums, scales);
+        store_sums(dv, rows.second_stride, first, dv_sums, ones);
     }
 };

@@ -12,8 +12,8 @@ template <class T, int V>
 DEVICE RowMoments row_moments(const T* v, bool live, u32 columns, float epsilon) {
     float sum = 0.0f;
     if (live) {
-        each<V>(columns, threadIdx.x, blockDim.x, [&](auto number, u32 column) {
-            float values[decltype(number)::value];
+        each<V>(columns, threadIdx.x, blockDim.x, [&](auto size, u32 column) {
+            float values[decltype(size)::value];
             load(v + column, values);
 #pragma unroll
             for (float value : values) sum += value;
@@ -22,8 +22,8 @@ DEVICE RowMoments row_moments(const T* v, bool live, u32 columns, float epsilon)
     const float mean = over_row<Sum>(sum) / float(columns);
     float squares = 0.0f;
     if (live) {
-        each<V>(columns, threadIdx.x, blockDim.x, [&](auto number, u32 column) {
-            float values[decltype(number)::value];
+        each<V>(columns, threadIdx.x, blockDim.x, [&](auto size, u32 column) {
+            float values[decltype(size)::value];
             load(v + column, values);
 #pragma unroll
             for (float value : values) squares += (value - mean) * (value - mean);
@@ -41,8 +41,8 @@ DEVICE void layer_norm(const T* v, const T* weights, T* z, u32 rows, u32 columns
     const RowMoments moments = row_moments<T, V>(v, team.live, columns, epsilon);
     if (!team.live) return;
     z += team.row * columns;
-    each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
-        constexpr int COUNT = decltype(number)::value;
+    each<V>(columns, team.lane, team.lanes, [&](auto size, u32 column) {
+        constexpr int COUNT = decltype(size)::value;
         float values[COUNT], scale[COUNT], bias[COUNT];
         load(v + column, values);
         load(weights + column, scale);
@@ -63,8 +63,8 @@ DEVICE void layer_norm_backward(const T* dz, const T* v, const T* weights, T* dv
                             u32 rows, u32 columns, float epsilon, u32 phi) {
     DYNAMIC_SHARED(dscale);
     float* const dbias = dscale + columns;
-    const auto zero = [&](auto number, u32 column) {
-        const float zeros[decltype(number)::value] = {};
+    const auto zero = [&](auto size, u32 column) {
+        const float zeros[decltype(size)::value] = {};
         store(dscale + column, zeros);
         store(dbias + column, zeros);
     };
@@ -73,7 +73,7 @@ DEVICE void layer_norm_backward(const T* dz, const T* v, const T* weights, T* dv
         const T *of_v = v + row * columns, *of_dz = dz + row * columns;
         T* const of_dv = dv + row * columns;
         const RowMoments moments = row_moments<T, V>(of_v, true, columns, epsilon);
-        float e_sum = 0.0f, along = 0.0f;
+        float e_sum = 0.0f, projection = 0.0f;
         // x̂, du and e are computed twice: storing them in dv in between would round them.
         const auto recompute = [&](u32 column, auto& x, auto& du, auto& scale) {
             constexpr int COUNT = sizeof(x) / sizeof(float);
@@ -88,8 +88,8 @@ DEVICE void layer_norm_backward(const T* dz, const T* v, const T* weights, T* dv
                 if (phi) du[i] *= silu_derivative(x[i] * scale[i] + bias[i]);
             }
         };
-        each<V>(columns, threadIdx.x, blockDim.x, [&](auto number, u32 column) {
-            constexpr int COUNT = decltype(number)::value;
+        each<V>(columns, threadIdx.x, blockDim.x, [&](auto size, u32 column) {
+            constexpr int COUNT = decltype(size)::value;
             float x[COUNT], du[COUNT], scale[COUNT], sums[COUNT];
             recompute(column, x, du, scale);
             load(dbias + column, sums);
@@ -101,26 +101,26 @@ DEVICE void layer_norm_backward(const T* dz, const T* v, const T* weights, T* dv
             for (int i = 0; i < COUNT; i++) {
                 sums[i] += du[i] * x[i];
                 e_sum += du[i] * scale[i];
-                along += du[i] * scale[i] * x[i];
+                projection += du[i] * scale[i] * x[i];
             }
             store(dscale + column, sums);
         });
         const float e_mean = over_row<Sum>(e_sum) / float(columns);
-        along = over_row<Sum>(along) / float(columns);
-        each<V>(columns, threadIdx.x, blockDim.x, [&](auto number, u32 column) {
-            constexpr int COUNT = decltype(number)::value;
+        projection = over_row<Sum>(projection) / float(columns);
+        each<V>(columns, threadIdx.x, blockDim.x, [&](auto size, u32 column) {
+            constexpr int COUNT = decltype(size)::value;
             float x[COUNT], du[COUNT], scale[COUNT];
             recompute(column, x, du, scale);
 #pragma unroll
             for (int i = 0; i < COUNT; i++) {
-                du[i] = (du[i] * scale[i] - e_mean - x[i] * along) * moments.inverse_deviation;
+                du[i] = (du[i] * scale[i] - e_mean - x[i] * projection) * moments.inverse_deviation;
             }
             store(of_dv + column, du);
         });
     }
     parts += u64(blockIdx.x) * 2 * columns;
-    each<V>(columns, threadIdx.x, blockDim.x, [&](auto number, u32 column) {
-        float sums[decltype(number)::value];
+    each<V>(columns, threadIdx.x, blockDim.x, [&](auto size, u32 column) {
+        float sums[decltype(size)::value];
         load(dscale + column, sums);
         store(parts + column, sums);
         load(dbias + column, sums);
@@ -150,28 +150,28 @@ DEVICE float dot(float4 x, float4 y) { return x.x * y.x + x.y * y.y + x.z * y.z 
 // Loads elements [0, count) of four tokens; zeros beyond the last token.
 template <class T>
 DEVICE void load_tokens(const T* from, float4* to, u64 first, u32 tokens, u32 count) {
-    const u32 left = tokens - u32(first);
+    const u32 remaining = tokens - u32(first);
     from += first * count;
     for (u32 at = threadIdx.x; at < count; at += blockDim.x) {
-        const T* one = from + at;
-        to[at] = {widen(one[0]), left > 1 ? widen(one[count]) : 0.0f,
-                  left > 2 ? widen(one[2 * count]) : 0.0f, left > 3 ? widen(one[3 * count]) : 0.0f};
+        const T* element = from + at;
+        to[at] = {widen(element[0]), remaining > 1 ? widen(element[count]) : 0.0f,
+                  remaining > 2 ? widen(element[2 * count]) : 0.0f, remaining > 3 ? widen(element[3 * count]) : 0.0f};
     }
 }
 
 // Stores `element(at)` for the elements of four tokens; with `add` it is added to the previous value.
 template <class T, class Element>
 DEVICE void store_tokens(T* to, u64 first, u32 tokens, u32 count, u32 add, Element element) {
-    const u32 left = tokens - u32(first);
+    const u32 remaining = tokens - u32(first);
     to += first * count;
     for (u32 at = threadIdx.x; at < count; at += blockDim.x) {
         const float4 four = element(at);
         const float values[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
         for (u32 token = 0; token < 4; token++) {
-            if (token < left) {
-                T* place = to + at + token * count;
-                *place = narrow<T>(add ? widen(*place) + values[token] : values[token]);
+            if (token < remaining) {
+                T* target = to + at + token * count;
+                *target = narrow<T>(add ? widen(*target) + values[token] : values[token]);
             }
         }
     }
@@ -192,16 +192,16 @@ template <class T>
 DEVICE void tensor_gate(const T* h, const T* weights, T* g, u32 tokens, u32 a, u32 b) {
     DYNAMIC_SHARED(memory);
     const u32 features = a * b, parameters = a * a + b * b;
-    float4* const of_h = reinterpret_cast<float4*>(memory);
-    float4* const t = of_h + features;
+    float4* const h_tile = reinterpret_cast<float4*>(memory);
+    float4* const t = h_tile + features;
     float* const u = reinterpret_cast<float*>(t + features);
     const float* const v = u + a * a;
     for (u32 at = threadIdx.x; at < parameters; at += blockDim.x) u[at] = widen(weights[at]);
     for (u64 first = u64(blockIdx.x) * 4; first < tokens; first += u64(gridDim.x) * 4) {
         __syncthreads();
-        load_tokens(h, of_h, first, tokens, features);
+        load_tokens(h, h_tile, first, tokens, features);
         __syncthreads();
-        times_right(of_h, v, t, a, b);
+        times_right(h_tile, v, t, a, b);
         __syncthreads();
         store_tokens(g, first, tokens, features, 0, [&](u32 at) {
             const u32 m = at / b, n = at - m * b;
@@ -220,9 +220,9 @@ DEVICE void tensor_gate_backward(const T* dg, const T* h, const T* weights, T* d
                               u32 tokens, u32 a, u32 b, u32 add) {
     DYNAMIC_SHARED(memory);
     const u32 features = a * b, parameters = a * a + b * b;
-    float4* const of_h = reinterpret_cast<float4*>(memory);
-    float4* const of_dg = of_h + features;
-    float4* const t = of_dg + features;  // T, then dT.
+    float4* const h_tile = reinterpret_cast<float4*>(memory);
+    float4* const dg_tile = h_tile + features;
+    float4* const t = dg_tile + features;  // T, then dT.
     float* const u = reinterpret_cast<float*>(t + features);
     const float* const v = u + a * a;
     float* const sums = u + parameters;
@@ -232,16 +232,16 @@ DEVICE void tensor_gate_backward(const T* dg, const T* h, const T* weights, T* d
     }
     for (u64 first = u64(blockIdx.x) * 4; first < tokens; first += u64(gridDim.x) * 4) {
         __syncthreads();
-        load_tokens(h, of_h, first, tokens, features);
-        load_tokens(dg, of_dg, first, tokens, features);
+        load_tokens(h, h_tile, first, tokens, features);
+        load_tokens(dg, dg_tile, first, tokens, features);
         __syncthreads();
-        times_right(of_h, v, t, a, b);
+        times_right(h_tile, v, t, a, b);
         __syncthreads();
         for (u32 at = threadIdx.x; at < a * a; at += blockDim.x) {
             const u32 i = at / a, m = at - i * a;
             float sum = 0.0f;
             for (u32 step = 0, n = m % b; step < b; step++, n = n + 1 < b ? n + 1 : 0) {
-                sum += dot(t[i * b + n], of_dg[m * b + n]);
+                sum += dot(t[i * b + n], dg_tile[m * b + n]);
             }
             sums[at] += sum;
         }
@@ -249,14 +249,14 @@ DEVICE void tensor_gate_backward(const T* dg, const T* h, const T* weights, T* d
         for (u32 at = threadIdx.x; at < features; at += blockDim.x) {
             const u32 i = at / b, n = at - i * b;
             float4 sum = {};
-            for (u32 m = 0; m < a; m++) sum = multiply_add(sum, u[i * a + m], of_dg[m * b + n]);
+            for (u32 m = 0; m < a; m++) sum = multiply_add(sum, u[i * a + m], dg_tile[m * b + n]);
             t[at] = sum;
         }
         __syncthreads();
         for (u32 at = threadIdx.x; at < b * b; at += blockDim.x) {
             const u32 j = at / b, n = at - j * b;
             float sum = 0.0f;
-            for (u32 i = 0; i < a; i++) sum += dot(of_h[i * b + j], t[i * b + n]);
+            for (u32 i = 0; i < a; i++) sum += dot(h_tile[i * b + j], t[i * b + n]);
             sums[a * a + at] += sum;
         }
         store_tokens(dh, first, tokens, features, add, [&](u32 at) {

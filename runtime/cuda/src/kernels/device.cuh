@@ -134,7 +134,8 @@ DEVICE void each(u32 columns, u32 lane, u32 lanes, Body body) {
     }
 }
 
-// The same for a flat array that all threads of the grid share; `elements` may exceed 32 bits.
+// Calls `body` for this thread's vectors and tail elements of a flat array that all threads of the grid share;
+// `elements` may exceed 32 bits.
 template <int V, class Body>
 DEVICE void each_element(u64 elements, Body body) {
     const u64 first = u64(blockIdx.x) * blockDim.x + threadIdx.x;

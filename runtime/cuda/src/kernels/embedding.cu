@@ -14,8 +14,8 @@ DEVICE void gather_rows(const u32* tokens, const T* table, T* out, u32 rows, u32
     const u32 at = tokens[team.row] - first;  // Wraps around below `first`, beyond every table.
     const T* from = table + u64(at) * columns;
     out += team.row * columns;
-    each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
-        constexpr int COUNT = decltype(number)::value;
+    each<V>(columns, team.lane, team.lanes, [&](auto size, u32 column) {
+        constexpr int COUNT = decltype(size)::value;
         if (at < table_rows) {
             copy<T, COUNT>(from + column, out + column);
         } else {
@@ -66,8 +66,8 @@ DEVICE void scatter_rows(const u32* tokens, const u32* order, const u32* runs, c
     if (at >= table_rows) return;
     dtable += u64(at) * columns;
     const u32 lanes = gridDim.y * blockDim.x, lane = blockIdx.y * blockDim.x + threadIdx.x;
-    each<V>(columns, lane, lanes, [&](auto number, u32 column) {
-        constexpr int COUNT = decltype(number)::value;
+    each<V>(columns, lane, lanes, [&](auto size, u32 column) {
+        constexpr int COUNT = decltype(size)::value;
         float sums[COUNT] = {}, row[COUNT];
 #pragma unroll 4
         for (u32 token = 0; token < length; token++) {

@@ -41,7 +41,7 @@ DEVICE void latent_backward(const T* const (&dz)[SECTIONS], const T* h, const T*
                          const u32 (&widths)[SECTIONS], const float* s, T* dh, float* ds, u32 rows,
                          u32 columns, float width, float epsilon, u32 phi, u32 add) {
     const RowTeam team = row_team(rows);
-    float along = 0.0f, rho = 1.0f;
+    float projection = 0.0f, rho = 1.0f;
     if (team.live) {
         if constexpr (DEFERRED) rho = inverse_rms(s[team.row], width, epsilon);
         u64 first = team.row * columns;
@@ -57,14 +57,14 @@ DEVICE void latent_backward(const T* const (&dz)[SECTIONS], const T* h, const T*
 #pragma unroll
                     for (int i = 0; i < COUNT; i++) {
                         of_dh[i] = rho * of_dz[i] * silu_derivative(rho * saved[i]);
-                        if constexpr (DEFERRED) along += of_dh[i] * saved[i];
+                        if constexpr (DEFERRED) projection += of_dh[i] * saved[i];
                     }
                 } else {
                     if constexpr (DEFERRED) load(z[section] + row + column, saved);
 #pragma unroll
                     for (int i = 0; i < COUNT; i++) {
                         of_dh[i] = rho * of_dz[i];
-                        if constexpr (DEFERRED) along += of_dz[i] * saved[i];
+                        if constexpr (DEFERRED) projection += of_dz[i] * saved[i];
                     }
                 }
                 store(dh + first + column, of_dh);
@@ -73,10 +73,10 @@ DEVICE void latent_backward(const T* const (&dz)[SECTIONS], const T* h, const T*
         }
     }
     if constexpr (DEFERRED) {
-        along = over_row<Sum>(along);
+        projection = over_row<Sum>(projection);
         if (team.live && team.lane == 0) {
             const float before = add ? ds[team.row] : 0.0f;
-            ds[team.row] = before - rho * rho / (2.0f * width) * along;
+            ds[team.row] = before - rho * rho / (2.0f * width) * projection;
         }
     }
 }

@@ -24,8 +24,8 @@ DEVICE void copy_parts(const T* from, T* to, const u32 (&counts)[SECTIONS], u32 
             const u64 in_whole = of_whole + u64(part) * count + begin, in_part = of_part + begin;
             const T* source = from + (PACK ? in_whole : in_part);
             T* target = to + (PACK ? in_part : in_whole);
-            each<V>(min(count - begin, chunk), team.lane, team.lanes, [&](auto number, u32 column) {
-                copy<T, decltype(number)::value>(source + column, target + column);
+            each<V>(min(count - begin, chunk), team.lane, team.lanes, [&](auto size, u32 column) {
+                copy<T, decltype(size)::value>(source + column, target + column);
             });
         }
         of_whole += u64(count) * parts;

@@ -6,21 +6,21 @@
 
 template <class T, int V>
 DEVICE float lane_maximum(const T* logits, u32 columns, const RowTeam& team) {
-    float most = Maximum::identity();
-    each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
-        float values[decltype(number)::value];
+    float max_logit = Maximum::identity();
+    each<V>(columns, team.lane, team.lanes, [&](auto size, u32 column) {
+        float values[decltype(size)::value];
         load(logits + column, values);
 #pragma unroll
-        for (float value : values) most = fmaxf(most, value);
+        for (float value : values) max_logit = fmaxf(max_logit, value);
     });
-    return most;
+    return max_logit;
 }
 
 template <class T, int V>
 DEVICE float lane_exp_sum(const T* logits, float maximum, u32 columns, const RowTeam& team) {
     float sum = 0.0f;
-    each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
-        float values[decltype(number)::value];
+    each<V>(columns, team.lane, team.lanes, [&](auto size, u32 column) {
+        float values[decltype(size)::value];
         load(logits + column, values);
 #pragma unroll
         for (float value : values) sum += expf(value - maximum);
@@ -35,15 +35,15 @@ DEVICE void loss_gradient(T* logits, const float* maximum, const float* packed, 
     const RowTeam team = row_team(rows);
     if (!team.live) return;
     const u32 target = targets[team.row] - first;  // Beyond all columns where another device holds it.
-    const float most = maximum[team.row], share = factor / packed[2 * team.row];
+    const float max_logit = maximum[team.row], share = factor / packed[2 * team.row];
     logits += team.row * columns;
-    each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
-        constexpr int COUNT = decltype(number)::value;
+    each<V>(columns, team.lane, team.lanes, [&](auto size, u32 column) {
+        constexpr int COUNT = decltype(size)::value;
         float values[COUNT];
         load(logits + column, values);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            values[i] = expf(values[i] - most) * share - (column + i == target ? factor : 0.0f);
+            values[i] = expf(values[i] - max_logit) * share - (column + i == target ? factor : 0.0f);
         }
         store(logits + column, values);
     });
@@ -67,10 +67,10 @@ KERNEL(256, 1, loss_total, const float* maximum, const float* packed, float* los
     KERNEL(256, 4, loss_maximum_##ending, const T* logits, float* maximum, u32 rows,              \
            u32 columns) {                                                                         \
         const RowTeam team = row_team(rows);                                                      \
-        float most = Maximum::identity();                                                           \
-        if (team.live) most = lane_maximum<T, V>(logits + team.row * columns, columns, team);     \
-        most = over_row<Maximum>(most);                                                            \
-        if (team.live && team.lane == 0) maximum[team.row] = most;                                \
+        float max_logit = Maximum::identity();                                                           \
+        if (team.live) max_logit = lane_maximum<T, V>(logits + team.row * columns, columns, team);     \
+        max_logit = over_row<Maximum>(max_logit);                                                            \
+        if (team.live && team.lane == 0) maximum[team.row] = max_logit;                                \
     }                                                                                             \
     KERNEL(256, 4, loss_sum_##ending, const T* logits, const float* maximum, const u32* targets,  \
            float* packed, u32 rows, u32 columns, u32 first) {                                     \

@@ -1,6 +1,6 @@
 // Tensor-core instructions of a warp, bf16 operands with f32 accumulation (sm_80 and later), and
 // asynchronous copies from global to shared memory. The PTX manual, "Matrix fragments for
-// mma.m16n8k16", says which lane holds which elements; the shim implements the same on the CPU.
+// mma.m16n8k16", defines which lane holds which elements; the shim implements the same on the CPU.
 #pragma once
 #include "device.cuh"
 
@@ -38,7 +38,7 @@ DEVICE void load_matrices(u32 (&to)[4], const void* row) {
                  : "memory");
 }
 
-// The same with each matrix transposed.
+// Loads four 8×8 matrices as `load_matrices` does, each transposed.
 DEVICE void load_matrices_transposed(u32 (&to)[4], const void* row) {
     const u32 address = u32(__cvta_generic_to_shared(row));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

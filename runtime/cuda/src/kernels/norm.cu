@@ -57,7 +57,7 @@ DEVICE float lane_dot(const T* dy, const T* x, const T* gamma, u32 columns) {
 
 enum BackwardVariant { WHOLE, APPLY, ONLINE };
 
-// dx (+)= across·gamma·dy + along·x, and the block's partial sum of dgamma = Σ across·dy·x.
+// dx (+)= dy_factor·gamma·dy + x_factor·x, and the block's partial sum of dgamma = Σ dy_factor·dy·x.
 // Block b takes rows b, b + blocks, …; `parts` is [blocks, columns].
 template <class T, int V, BackwardVariant VARIANT>
 DEVICE void norm_backward(const T* dy, const T* x, const T* gamma, const float* s, const float* t,
@@ -71,18 +71,18 @@ DEVICE void norm_backward(const T* dy, const T* x, const T* gamma, const float* 
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *row_dy = dy + row * columns, *row_x = x + row * columns;
         T* row_dx = dx + row * columns;
-        float across = 1.0f, along;
+        float dy_factor = 1.0f, x_factor;
         if constexpr (VARIANT == ONLINE) {
-            along = 2.0f * s[row];
+            x_factor = 2.0f * s[row];
         } else {
-            across = inverse_rms(s[row], width, epsilon);
+            dy_factor = inverse_rms(s[row], width, epsilon);
             float whole;
             if constexpr (VARIANT == WHOLE) {
                 whole = over_row<Sum>(lane_dot<T, V>(row_dy, row_x, gamma, columns));
             } else {
                 whole = t[row];
             }
-            along = -across * across * across * whole / width;
+            x_factor = -dy_factor * dy_factor * dy_factor * whole / width;
         }
         each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
             constexpr int COUNT = decltype(count)::value;
@@ -99,8 +99,8 @@ DEVICE void norm_backward(const T* dy, const T* x, const T* gamma, const float* 
             }
 #pragma unroll
             for (int i = 0; i < COUNT; i++) {
-                const float moved = across * of_dy[i];
-                of_dx[i] += moved * scale[i] + along * of_x[i];
+                const float moved = dy_factor * of_dy[i];
+                of_dx[i] += moved * scale[i] + x_factor * of_x[i];
                 sums[i] += moved * of_x[i];
             }
             store(row_dx + column, of_dx);

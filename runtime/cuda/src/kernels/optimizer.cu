@@ -5,11 +5,11 @@
 template <int V>
 DEVICE void square_parts(const float* gradient, float* parts, u64 elements, u32 part_elements) {
     const u64 begin = u64(blockIdx.x) * part_elements;
-    const u64 left = elements - begin;
+    const u64 remaining = elements - begin;
     float sum = 0.0f;
-    each<V>(left < part_elements ? u32(left) : part_elements, threadIdx.x, blockDim.x,
-            [&](auto number, u32 at) {
-                float values[decltype(number)::value];
+    each<V>(remaining < part_elements ? u32(remaining) : part_elements, threadIdx.x, blockDim.x,
+            [&](auto size, u32 at) {
+                float values[decltype(size)::value];
                 load(gradient + begin + at, values);
 #pragma unroll
                 for (float value : values) sum += value * value;
@@ -52,8 +52,8 @@ DEVICE void adamw_update(T* weights, float* gradient, float* first, float* secon
     const float norm = sqrtf(total);
     const float clip = norm > c.clip_norm ? c.clip_norm / norm : 1.0f;
     const float decay = decays ? c.decay_factor : 1.0f;
-    each_element<V>(count, [&](auto number, u64 at) {
-        constexpr int COUNT = decltype(number)::value;
+    each_element<V>(count, [&](auto size, u64 at) {
+        constexpr int COUNT = decltype(size)::value;
         float g[COUNT], m[COUNT], v[COUNT], w[COUNT];
         load(gradient + begin + at, g);
         load(first + at, m);

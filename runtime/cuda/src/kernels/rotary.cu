@@ -14,8 +14,8 @@ DEVICE void rotate_rows(T* x, const float* table, u32 rows, u32 columns, u32 str
     const float* cosines = table + u64(first + team.row % count) * head_dim;
     x += team.row * stride;
     // V divides `half`, so that a vector of pairs lies within one head.
-    each<V>(columns / 2, team.lane, team.lanes, [&](auto number, u32 pair) {
-        constexpr int COUNT = decltype(number)::value;
+    each<V>(columns / 2, team.lane, team.lanes, [&](auto size, u32 pair) {
+        constexpr int COUNT = decltype(size)::value;
         const u32 head = pair / half, i = pair - head * half;
         T* lower = x + head * head_dim + i;
         float a[COUNT], b[COUNT], cosine[COUNT], sine[COUNT];

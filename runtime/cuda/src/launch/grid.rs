@@ -105,15 +105,15 @@ impl Launch {
 
 /// A sum over rows in two launches: each block sums some rows into a row of scratch memory,
 /// `[parts, width]`, and a second kernel adds these parts to the result in a fixed order.
-pub(super) struct PartialSums {
+pub(super) struct PartialSumGrid {
     pub parts: u64,
     pub width: u64,
 }
 
-impl PartialSums {
+impl PartialSumGrid {
     /// Partial sums of `width` columns over `rows`, on which alone the number of parts depends.
-    pub fn over_rows(rows: u64, width: u64) -> PartialSums {
-        PartialSums { parts: rows.div_ceil(ROWS_PER_PART).clamp(1, PARTS_MAX), width }
+    pub fn over_rows(rows: u64, width: u64) -> PartialSumGrid {
+        PartialSumGrid { parts: rows.div_ceil(ROWS_PER_PART).clamp(1, PARTS_MAX), width }
     }
 
     /// Scratch memory of the parts.

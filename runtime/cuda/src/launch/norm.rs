@@ -3,7 +3,7 @@
 
 use narrows_plan::program::FusedOp;
 
-use super::grid::{PartialSums, VectorFormat, shared_bytes};
+use super::grid::{PartialSumGrid, VectorFormat, shared_bytes};
 use super::operand::{
     Argument, LaunchResult, MatrixOperand, expect_dtype, expect_elements, expect_shape, flag,
     row_and_column_counts, row_statistic,
@@ -99,7 +99,7 @@ pub(super) fn backward(site: &InstrSite) -> LaunchResult<Launches> {
     for port in 3..3 + statistics {
         arguments.push(row_statistic(site.input(port)?, x.rows)?.read());
     }
-    let parts = PartialSums::over_rows(x.rows, x.columns);
+    let parts = PartialSumGrid::over_rows(x.rows, x.columns);
     arguments.extend([dx.write_or_update(accumulate), parts.scratch().write()]);
     arguments.extend(row_and_column_counts(&x)?);
     if site.op != FusedOp::NormOnlineBackward {

@@ -3,7 +3,7 @@
 //! An algorithm is an opaque blob of 64 bytes, valid for one version of cuBLASLt on one GPU model; each such
 //! platform has a file in the folder. A file contains a hash of its contents. A file that does not match its hash
 //! or belongs to another platform is ignored, at the cost of selecting the algorithms again. Files are written
-//! atomically. Of processes that write the same file concurrently, one may overwrite what the others added. The
+//! atomically. Of several processes that write a file concurrently, one may overwrite the additions of another. The
 //! first algorithm stored for a matmul stays, so that later runs compute the same bits.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,10 +18,10 @@ use narrows_runtime::{AtomicFile, sha256};
 
 const FORMAT: &str = "narrows-algorithms/1";
 
-/// What an algorithm depends on besides the matmul.
+/// GPU and library version, on which an algorithm depends besides the matmul.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Platform {
+pub(crate) struct Platform {
     /// Name of the GPU, as the driver reports it.
     pub gpu: String,
     /// Version of cuBLASLt.
@@ -31,7 +31,7 @@ pub struct Platform {
 /// An algorithm of cuBLASLt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MatmulAlgorithm {
+pub(crate) struct MatmulAlgorithm {
     /// `cublasLtMatmulAlgo_t`.
     pub data: [u64; 8],
     /// Workspace that it needs.
@@ -40,7 +40,7 @@ pub struct MatmulAlgorithm {
 
 /// The algorithms for one platform.
 #[derive(Clone, Debug)]
-pub struct AlgorithmStore {
+pub(crate) struct AlgorithmStore {
     path: PathBuf,
     platform: Platform,
     algorithms: BTreeMap<MatmulKey, MatmulAlgorithm>,
@@ -53,7 +53,7 @@ pub struct AlgorithmStore {
 /// A file of algorithms that is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {reason}; the algorithms of matmuls are selected again, and the file is replaced")]
-pub struct UnusableAlgorithmFile {
+pub(crate) struct UnusableAlgorithmFile {
     /// The file.
     pub path: String,
     /// Why it cannot be used.
@@ -105,16 +105,6 @@ impl AlgorithmStore {
     /// The algorithm of a matmul.
     pub fn get(&self, key: &MatmulKey) -> Option<&MatmulAlgorithm> {
         self.algorithms.get(key)
-    }
-
-    /// Number of algorithms.
-    pub fn len(&self) -> usize {
-        self.algorithms.len()
-    }
-
-    /// Whether there are no algorithms.
-    pub fn is_empty(&self) -> bool {
-        self.algorithms.is_empty()
     }
 
     /// Stores an algorithm.
@@ -253,17 +243,17 @@ mod tests {
         let h200 = platform("NVIDIA H200", "12.9.1");
         let mut store = load(&within, &h200);
         store.save().unwrap();
-        assert!(store.is_empty() && !within.exists());
+        assert!(store.algorithms.is_empty() && !within.exists());
         store.insert(matmul_key(8), algorithm(1));
         store.insert(matmul_key(16), algorithm(2));
         store.save().unwrap();
         let again = load(&within, &h200);
-        assert_eq!((again.len(), again.get(&matmul_key(16))), (2, Some(&algorithm(2))));
+        assert_eq!((again.algorithms.len(), again.get(&matmul_key(16))), (2, Some(&algorithm(2))));
         assert_eq!(again.get(&matmul_key(24)), None);
         // Other platforms have separate files.
         for other in [platform("NVIDIA A100", "12.9.1"), platform("NVIDIA H200", "13.2.0")] {
             let mut store = load(&within, &other);
-            assert!(store.is_empty());
+            assert!(store.algorithms.is_empty());
             store.insert(matmul_key(8), algorithm(3));
             store.save().unwrap();
         }
@@ -320,7 +310,7 @@ mod tests {
             let (mut reloaded, unusable) = AlgorithmStore::load(folder.path(), h200.clone());
             let message = unusable.expect("a warning").to_string();
             assert!(message.contains(expected) && message.contains("selected again"), "{message}");
-            assert!(reloaded.is_empty());
+            assert!(reloaded.algorithms.is_empty());
             reloaded.insert(matmul_key(8), algorithm(1));
             reloaded.save().unwrap();
             assert_eq!(fs::read_to_string(store.path()).unwrap(), whole);

@@ -30,6 +30,6 @@ mod algorithm_store;
 mod key;
 mod lower;
 
-pub use algorithm_store::{AlgorithmStore, MatmulAlgorithm, Platform, UnusableAlgorithmFile};
+pub(crate) use algorithm_store::{AlgorithmStore, MatmulAlgorithm, Platform};
 pub use key::{Matmul, MatmulKey, MatrixAddress, StoredMatrix, Transpose};
 pub use lower::{MatmulContext, lower_gemm, recommended_workspace};

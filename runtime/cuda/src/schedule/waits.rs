@@ -34,6 +34,7 @@ pub(super) fn add_waits(segment: Vec<(GraphNode, Vec<AccessedRange>)>) -> Vec<Gr
 
 #[cfg(test)]
 mod tests {
+    use narrows_plan::random::SplitMix64;
     use narrows_runtime::TimeCategory;
 
     use super::super::graph::{NodeWork, StreamId};
@@ -55,11 +56,8 @@ mod tests {
     /// Random segments: waits and streams order every conflict, and no wait is superfluous.
     #[test]
     fn conflicts_and_only_conflicts_are_ordered() {
-        let mut state = 7_u64;
-        let mut random = |below: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) % below
-        };
+        let mut rng = SplitMix64::new(7);
+        let mut random = |end: u64| rng.next_u64() % end;
         for _ in 0..300 {
             let count = 2 + random(14) as usize;
             let segment: Vec<(StreamId, Vec<AccessedRange>)> = (0..count)
@@ -77,16 +75,16 @@ mod tests {
                 .collect();
             let nodes = add_waits(segment.iter().map(|(s, a)| (node(*s), a.clone())).collect());
             let all_ordered = |ignored_wait: Option<usize>| {
-                let mut before = vec![vec![false; count]; count];
+                let mut precedes = vec![vec![false; count]; count];
                 for index in 0..count {
                     let wait = nodes[index].waits_for.filter(|_| ignored_wait != Some(index));
                     let same_stream =
                         (0..index).filter(|earlier| nodes[*earlier].stream == nodes[index].stream);
                     let direct: Vec<usize> = wait.into_iter().chain(same_stream).collect();
                     for earlier in direct {
-                        before[index][earlier] = true;
-                        let transitive = before[earlier].clone();
-                        before[index]
+                        precedes[index][earlier] = true;
+                        let transitive = precedes[earlier].clone();
+                        precedes[index]
                             .iter_mut()
                             .zip(transitive)
                             .for_each(|(known, more)| *known |= more);
@@ -94,7 +92,8 @@ mod tests {
                 }
                 (0..count).all(|index| {
                     (0..index).all(|earlier| {
-                        before[index][earlier] || !conflict(&segment[index].1, &segment[earlier].1)
+                        precedes[index][earlier]
+                            || !conflict(&segment[index].1, &segment[earlier].1)
                     })
                 })
             };

@@ -22,7 +22,7 @@ pub const LOSS_TOLERANCE: f64 = 1e-5;
 pub const GRADIENT_TOLERANCE: f64 = 1e-5;
 
 /// Largest accepted relative error of any gradient, in norm.
-pub const GRADIENT_TOLERANCE_MAX: f64 = 1e-3;
+pub(crate) const GRADIENT_TOLERANCE_MAX: f64 = 1e-3;
 
 /// Tolerance of an ill-conditioned gradient as a multiple of its sensitivity to rounding, because a
 /// program rounds in another order than the reference. A factor of 4 failed for a miniature of

@@ -29,10 +29,7 @@ use narrows_plan::PlanSource;
 use narrows_plan::model::Model;
 use narrows_plan::{Defects, Plan, Precision};
 
-pub use compare::{
-    Comparison, GRADIENT_TOLERANCE, GRADIENT_TOLERANCE_MAX, LOSS_TOLERANCE, NumericError,
-    OpenSession,
-};
+pub use compare::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, NumericError, OpenSession};
 
 /// A model and a plan of the same structure as larger ones.
 ///

@@ -1,8 +1,8 @@
 //! Backward: gradients of q, k and v.
 
 use super::tiles::{
-    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, Transpose, by_key_head, by_sequence,
-    divides_sequences, head_view, head_view_mut, task_scratch,
+    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, TransposeMatrix, by_key_head,
+    by_sequence, divides_sequences, head_view, head_view_mut, task_scratch,
 };
 use crate::kernels::elementwise::fill_zero_view;
 use crate::kernels::matrix::{MatrixView, MatrixViewMut, WriteMode, matmul};
@@ -124,11 +124,11 @@ fn run_task(
             fill_zero_view(&mut gradients.dk);
             fill_zero_view(&mut gradients.dv);
             let v = head_view(shape, saved.v, sequence, key_head);
-            dispatch_simd::<Transpose, _>((k, &mut *scratch.transposed.0));
-            dispatch_simd::<Transpose, _>((v, &mut *scratch.transposed.1));
+            dispatch_simd::<TransposeMatrix, _>((k, &mut *scratch.transposed.0));
+            dispatch_simd::<TransposeMatrix, _>((v, &mut *scratch.transposed.1));
         }
         let lse = saved.lse.column_range(query_head, 1);
-        let inputs = HeadInputs {
+        let inputs = BackwardHeadInputs {
             q: head_view(shape, saved.q, sequence, query_head),
             k,
             k_transposed: MatrixView::new(scratch.transposed.0, shape.head_dim, shape.length),
@@ -143,7 +143,7 @@ fn run_task(
 }
 
 /// Inputs of one head of one sequence: `[length, w]`, transposed `[w, length]`, lse `[length, 1]`.
-struct HeadInputs<'a> {
+struct BackwardHeadInputs<'a> {
     q: MatrixView<'a>,
     k: MatrixView<'a>,
     k_transposed: MatrixView<'a>,
@@ -155,7 +155,7 @@ struct HeadInputs<'a> {
 
 fn run_head(
     shape: AttentionShape,
-    inputs: HeadInputs<'_>,
+    inputs: BackwardHeadInputs<'_>,
     mut gradients: AttentionGradients<'_>,
     (s_tile, dp_tile): (&mut [f32], &mut [f32]),
 ) {

@@ -1,8 +1,8 @@
 //! Forward: output and log-sum-exp.
 
 use super::tiles::{
-    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, Transpose, by_key_head, by_sequence,
-    divides_sequences, head_view, head_view_mut, task_scratch,
+    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, TransposeMatrix, by_key_head,
+    by_sequence, divides_sequences, head_view, head_view_mut, task_scratch,
 };
 use crate::kernels::matrix::{MatrixView, MatrixViewMut, WriteMode, matmul};
 use crate::kernels::parallel::{ColumnRows, Parallel, SharedOperand, TaskScratch};
@@ -64,9 +64,9 @@ fn run_task(
         let key_head = query_head / shape.queries_per_key();
         if query_head.is_multiple_of(shape.queries_per_key()) {
             let k = head_view(shape, k, sequence, key_head);
-            dispatch_simd::<Transpose, _>((k, &mut *scratch.transposed.0));
+            dispatch_simd::<TransposeMatrix, _>((k, &mut *scratch.transposed.0));
         }
-        let inputs = HeadInputs {
+        let inputs = ForwardHeadInputs {
             q: head_view(shape, q, sequence, query_head),
             k_transposed: MatrixView::new(scratch.transposed.0, shape.head_dim, shape.length),
             v: head_view(shape, v, sequence, key_head),
@@ -79,7 +79,7 @@ fn run_task(
 }
 
 /// Inputs of one head of one sequence.
-struct HeadInputs<'a> {
+struct ForwardHeadInputs<'a> {
     /// `[length, w]`.
     q: MatrixView<'a>,
     /// `[w, length]`.
@@ -90,7 +90,7 @@ struct HeadInputs<'a> {
 
 fn run_head(
     shape: AttentionShape,
-    HeadInputs { q, k_transposed, v }: HeadInputs<'_>,
+    ForwardHeadInputs { q, k_transposed, v }: ForwardHeadInputs<'_>,
     mut out: MatrixViewMut<'_>,
     mut lse: MatrixViewMut<'_>,
     tile: &mut [f32],

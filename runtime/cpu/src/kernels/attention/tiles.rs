@@ -5,9 +5,9 @@ use crate::kernels::parallel::{ColumnRows, GroupedRows, Parallel, ParallelRows, 
 use crate::kernels::simd::{Simd, SimdBody};
 
 /// Queries of a tile.
-pub const TILE_QUERIES: usize = 64;
+pub(crate) const TILE_QUERIES: usize = 64;
 /// Keys of a tile, at most.
-pub const TILE_KEYS: usize = 256;
+pub(crate) const TILE_KEYS: usize = 256;
 
 /// Sizes of the attention of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,22 +79,22 @@ impl AttentionShape {
 }
 
 /// Whether threads divide sequences: where there are enough of them. Otherwise they divide key heads.
-pub fn divides_sequences(shape: AttentionShape, parallel: Parallel) -> bool {
+pub(crate) fn divides_sequences(shape: AttentionShape, parallel: Parallel) -> bool {
     shape.sequences.is_multiple_of(parallel.threads()) || shape.sequences >= 4 * parallel.threads()
 }
 
 /// Scratch memory divided among tasks.
-pub fn task_scratch(shape: AttentionShape, scratch: &mut [f32]) -> TaskScratch<'_> {
+pub(crate) fn task_scratch(shape: AttentionShape, scratch: &mut [f32]) -> TaskScratch<'_> {
     TaskScratch { elements_per_task: shape.task_scratch_elements(), memory: scratch }
 }
 
 /// An operand divided by sequences.
-pub fn by_sequence<T: ParallelRows>(shape: AttentionShape, operand: T) -> GroupedRows<T> {
+pub(crate) fn by_sequence<T: ParallelRows>(shape: AttentionShape, operand: T) -> GroupedRows<T> {
     GroupedRows { group_size: shape.length, operand }
 }
 
 /// An operand divided by key heads, each of which has `columns` columns.
-pub fn by_key_head<T>(columns: usize, operand: T) -> GroupedRows<ColumnRows<T>>
+pub(crate) fn by_key_head<T>(columns: usize, operand: T) -> GroupedRows<ColumnRows<T>>
 where
     ColumnRows<T>: ParallelRows,
 {
@@ -102,7 +102,7 @@ where
 }
 
 /// Scratch memory of one task.
-pub struct AttentionScratch<'a> {
+pub(crate) struct AttentionScratch<'a> {
     /// Two tiles, `[queries, keys]`.
     pub tiles: (&'a mut [f32], &'a mut [f32]),
     /// Transposes of k and v of one head, `[w, length]`.
@@ -121,9 +121,9 @@ impl<'a> AttentionScratch<'a> {
 }
 
 /// Writes the transpose of a view to a slice.
-pub struct Transpose;
+pub(crate) struct TransposeMatrix;
 
-impl SimdBody<(MatrixView<'_>, &mut [f32])> for Transpose {
+impl SimdBody<(MatrixView<'_>, &mut [f32])> for TransposeMatrix {
     #[inline(always)]
     fn run<S: Simd>((from, to): (MatrixView<'_>, &mut [f32])) {
         const BLOCK_ROWS: usize = 16;
@@ -141,7 +141,7 @@ impl SimdBody<(MatrixView<'_>, &mut [f32])> for Transpose {
 }
 
 /// One head of one sequence, `[length, w]`.
-pub fn head_view(
+pub(crate) fn head_view(
     shape: AttentionShape,
     operand: MatrixView<'_>,
     sequence: usize,
@@ -152,7 +152,7 @@ pub fn head_view(
 }
 
 /// One head of one sequence, `[length, w]`.
-pub fn head_view_mut<'a>(
+pub(crate) fn head_view_mut<'a>(
     shape: AttentionShape,
     operand: &'a mut MatrixViewMut<'_>,
     sequence: usize,

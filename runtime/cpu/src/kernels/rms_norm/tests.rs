@@ -19,17 +19,17 @@ fn reference(x: &[f64], scale: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-struct Case {
+struct RmsNormCase {
     x: Vec<f32>,
     scale: Vec<f32>,
     dy: Vec<f32>,
 }
 
-fn case() -> Case {
-    Case { x: random(1, ROWS * WIDTH), scale: random(2, WIDTH), dy: random(3, ROWS * WIDTH) }
+fn case() -> RmsNormCase {
+    RmsNormCase { x: random(1, ROWS * WIDTH), scale: random(2, WIDTH), dy: random(3, ROWS * WIDTH) }
 }
 
-impl Case {
+impl RmsNormCase {
     fn x(&self) -> MatrixView<'_> {
         MatrixView::new(&self.x, ROWS, WIDTH)
     }

@@ -28,7 +28,7 @@ const NODES_PER_PACE: usize = 256;
 const USE_NODE_PRIORITY: CUgraphInstantiate_flags = CUgraphInstantiate_flags(8);
 
 /// Executes the schedule of a device.
-pub struct GraphExecutor {
+pub(crate) struct GraphExecutor {
     pub gpu: OpenGpu,
     pub schedule: DeviceSchedule,
     pub resources: ExecutorResources,
@@ -61,7 +61,7 @@ pub struct GraphExecutor {
 }
 
 /// Results of a step on one device.
-pub struct DeviceStepResult {
+pub(crate) struct DeviceStepResult {
     pub loss: f64,
     /// Sum of squared gradients.
     pub squares: f32,

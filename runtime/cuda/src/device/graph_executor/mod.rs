@@ -14,5 +14,5 @@ mod stage_link;
 mod transfer;
 mod wait;
 
-pub use executor::GraphExecutor;
-pub use resources::ExecutorResources;
+pub(crate) use executor::GraphExecutor;
+pub(crate) use resources::ExecutorResources;

@@ -11,7 +11,7 @@ use crate::device::inputs::TokenInputs;
 use crate::device::modules::{DeviceBuffers, KernelModules};
 
 /// What a schedule needs for its execution.
-pub struct ExecutorResources {
+pub(crate) struct ExecutorResources {
     pub cublaslt: CublasLt,
     pub buffers: DeviceBuffers,
     pub inputs: TokenInputs,
