@@ -18,7 +18,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("narrows-cpu", &["narrows-plan", "narrows-runtime"]),
     ("narrows-cuda", &["narrows-plan", "narrows-runtime"]),
     ("narrows-reference", &["narrows-plan", "narrows-runtime"]),
-    ("narrows-fake-cuda", &["narrows-cuda"]),
+    ("narrows-fake-cuda", &["narrows-cuda", "narrows-runtime"]),
     (
         "narrows-test-support",
         &["narrows-cost-model", "narrows-plan", "narrows-reference", "narrows-runtime"],

@@ -1,13 +1,13 @@
-//! Allocations of a step. Every allocation of every thread is counted during the steps of a session.
+//! Memory allocations of all threads during the steps of a session.
 //!
-//! Instructions allocate nothing: the number of allocations does not depend on the number of
-//! microbatches. A session allocates to start its devices and to collect their results: lists of
-//! devices and stages, and the counts of the report.
+//! Instructions do not allocate, so the number of allocations is independent of the number of
+//! microbatches. A session allocates to start its devices and to collect their results: lists of devices
+//! and stages, and the counts of the report.
 //!
-//! GEMMs allocate too. The library that computes them (gemm 0.19) allocates a list of flags in each
-//! GEMM, and memory to pack operands in, and frees both before the GEMM ends; and once in each thread
-//! memory of the size of the second-level cache. These are allocations of zeroed bytes or of whole
-//! cache lines, which nothing else in a step makes, so they are counted apart.
+//! GEMMs are an exception. The gemm crate (0.19) allocates a list of flags and packing memory in each GEMM
+//! and frees both at its end, and allocates memory of the size of the L2 cache once per thread. It requests
+//! zeroed bytes or whole cache lines, as nothing else in a step does, so its allocations are counted
+//! separately.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -26,31 +26,31 @@ use narrows_runtime::{Optimizer, Trainer};
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 
 /// The system allocator, with counts.
-struct Counting;
+struct CountingAllocator;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Allocations of GEMMs: whole cache lines, or zeroed bytes.
-static OF_GEMMS: AtomicU64 = AtomicU64::new(0);
-/// All other allocations.
-static OTHERS: AtomicU64 = AtomicU64::new(0);
-/// Bytes that are allocated and not yet freed.
+static GEMM_ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+/// Allocations outside of GEMMs.
+static STEP_ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+/// Bytes allocated and not yet freed.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static LIVE_MAX: AtomicI64 = AtomicI64::new(0);
 
 const CACHE_LINE: usize = 64;
 
 fn count(layout: Layout, zeroed: bool) {
-    let of_gemms = layout.align() >= CACHE_LINE || (zeroed && layout.align() == 1);
-    let counter = if of_gemms { &OF_GEMMS } else { &OTHERS };
+    let is_gemm = layout.align() >= CACHE_LINE || (zeroed && layout.align() == 1);
+    let counter = if is_gemm { &GEMM_ALLOCATIONS } else { &STEP_ALLOCATIONS };
     counter.fetch_add(1, SeqCst);
     let size = layout.size() as i64;
     LIVE_MAX.fetch_max(LIVE.fetch_add(size, SeqCst) + size, SeqCst);
 }
 
 // SAFETY: all calls are forwarded to the system allocator.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout, false);
         // SAFETY: the caller upholds the contract.
@@ -73,8 +73,8 @@ unsafe impl GlobalAlloc for Counting {
 /// Allocations during a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct AllocationCounts {
-    of_gemms: u64,
-    others: u64,
+    in_gemms: u64,
+    outside_gemms: u64,
     /// Bytes allocated in the call and not freed at its end.
     leaked: i64,
     /// Largest number of bytes allocated at once.
@@ -82,19 +82,19 @@ struct AllocationCounts {
 }
 
 fn count_allocations(run: impl FnOnce()) -> AllocationCounts {
-    let (of_gemms, others) = (OF_GEMMS.load(SeqCst), OTHERS.load(SeqCst));
+    let (in_gemms, outside_gemms) = (GEMM_ALLOCATIONS.load(SeqCst), STEP_ALLOCATIONS.load(SeqCst));
     let live = LIVE.load(SeqCst);
     LIVE_MAX.store(live, SeqCst);
     run();
     AllocationCounts {
-        of_gemms: OF_GEMMS.load(SeqCst) - of_gemms,
-        others: OTHERS.load(SeqCst) - others,
+        in_gemms: GEMM_ALLOCATIONS.load(SeqCst) - in_gemms,
+        outside_gemms: STEP_ALLOCATIONS.load(SeqCst) - outside_gemms,
         leaked: LIVE.load(SeqCst) - live,
         peak: LIVE_MAX.load(SeqCst) - live,
     }
 }
 
-/// The largest number of allocations of a step, apart from GEMMs: to start the devices and collect their
+/// Limit of the allocations of a step outside of GEMMs: to start the devices and collect their
 /// results, and for each stage the maps of its report. A device with several kernel threads is called
 /// through a queue, which allocates a block every 63 steps.
 fn allocations_max(mesh: Mesh, threads: usize) -> u64 {
@@ -123,13 +123,13 @@ fn optimizer() -> Optimizer {
 
 /// Number of plans with a property.
 #[derive(Debug, Default)]
-struct Coverage {
+struct PlanCoverage {
     crossing: usize,
     grouped: usize,
     recomputed: usize,
 }
 
-impl Coverage {
+impl PlanCoverage {
     fn add(&mut self, plan: &Plan) {
         let blocks = || plan.blocks.values();
         self.crossing += usize::from(plan.crossing_layout.is_some());
@@ -138,7 +138,7 @@ impl Coverage {
     }
 }
 
-fn test_sessions(coverage: &mut Coverage) {
+fn test_sessions(coverage: &mut PlanCoverage) {
     let models: Vec<_> =
         drawable_models().into_iter().filter(|model| model.hidden == 256).collect();
     let mut rng = TestRng::new(41);
@@ -181,7 +181,7 @@ fn test_sessions(coverage: &mut Coverage) {
                 println!("{mesh:?} {microbatches} {threads}: {counts:?}");
                 let case = || format!("step {step}: {counts:?} of\n{}", to_json(&plan));
                 assert!(norm > optimizer.clip_norm, "gradients are not clipped");
-                assert!(counts.others <= allocations_max(plan.mesh, threads), "{}", case());
+                assert!(counts.outside_gemms <= allocations_max(plan.mesh, threads), "{}", case());
                 // A thread of a pool may run its first GEMM in a later step, and a thread of an earlier
                 // session may free its memory.
                 assert!(counts.leaked <= 0 || threads > 1, "{}", case());
@@ -207,7 +207,10 @@ fn test_trainer() {
     for step in 1..80 {
         let counts = count_allocations(|| drop(trainer.step().unwrap()));
         if step > 2 {
-            assert!(counts.others <= allocations_max(plan.mesh, 1), "step {step}: {counts:?}");
+            assert!(
+                counts.outside_gemms <= allocations_max(plan.mesh, 1),
+                "step {step}: {counts:?}"
+            );
             assert!(counts.leaked <= 0, "step {step}: {counts:?}");
         }
     }
@@ -216,7 +219,7 @@ fn test_trainer() {
 /// A single test, because allocations of concurrent tests would be counted too.
 #[test]
 fn instructions_do_not_allocate() {
-    let mut coverage = Coverage::default();
+    let mut coverage = PlanCoverage::default();
     test_sessions(&mut coverage);
     println!("{coverage:?}");
     assert!(

@@ -76,9 +76,9 @@ fn miniatures_of_random_plans_agree_with_the_reference() {
     println!("largest gradient error {worst:e}");
 }
 
-/// The reference has another ε of the norms.
+/// A reference whose norms have a different ε disagrees.
 #[test]
-fn another_function_is_detected() {
+fn a_different_epsilon_is_detected() {
     let model = model::presets::find("cola-tiny").unwrap();
     let mut rng = TestRng::new(31);
     let plan = loop {
@@ -94,9 +94,10 @@ fn another_function_is_detected() {
     assert!(!comparison.agrees() && comparison.largest_gradient_error() > 1e-3, "{comparison:?}");
 }
 
-/// The check accepts the program, because it does not depend on which of two equal linears is which.
+/// The check does not distinguish gate and up, which have equal shapes, so it accepts a program that exchanges their
+/// weights.
 #[test]
-fn a_program_with_exchanged_weights_is_detected() {
+fn exchanged_weights_are_detected() {
     let model = model::presets::find("llama-60m").unwrap();
     let mut rng = TestRng::new(37);
     let mut plans = 0;

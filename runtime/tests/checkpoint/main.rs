@@ -1,7 +1,7 @@
-//! Checkpoints: saved runs resume under any plan, damaged files are rejected with their location, and a
+//! Checkpoints: saved runs resume under any plan, corrupted files are rejected with their location, and a
 //! process may be killed at any moment.
 
-mod damage;
+mod corruption;
 mod folder;
 mod kill;
 mod resume;

@@ -20,7 +20,7 @@ struct Program {
     u64 hash;
 };
 
-// FNV-1a, as in src/lib.rs.
+// FNV-1a, as `fnv1a` of narrows-runtime.
 static void mix(u64& hash, const char* text) {
     for (; *text; text++) hash = (hash ^ u8(*text)) * 0x100000001b3;
 }

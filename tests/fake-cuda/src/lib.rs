@@ -35,6 +35,7 @@ use std::sync::{Mutex, PoisonError};
 use std::{env, fs, io, thread};
 
 use narrows_cuda::{KERNEL_HEADERS, KernelFamily, KernelHeader, SHIM_HEADERS};
+use narrows_runtime::fnv1a;
 
 use build_unit::{BuildUnit, digest};
 
@@ -232,14 +233,7 @@ fn included_headers(source: &str) -> Vec<KernelHeader> {
 fn known_programs() -> String {
     let rows = KernelFamily::ALL.map(|family| {
         let headers = KERNEL_HEADERS.into_iter().flat_map(|header| [header.name, header.text]);
-        // FNV-1a, as in nvrtc.cpp.
-        let hash = [family.source()]
-            .into_iter()
-            .chain(headers)
-            .flat_map(str::bytes)
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-            });
+        let hash = fnv1a([family.source()].into_iter().chain(headers).flat_map(str::bytes));
         format!("    {{\"{}\", {hash:#x}}},\n", family.name())
     });
     format!(

@@ -8,7 +8,7 @@
 //!
 //! A backend takes part with a test that calls [`check_cases`] with its precision, all [`CASES`] and a function that
 //! opens a [`Session`] (`runtime/cpu/tests/cpu.rs`). A backend whose devices are processes calls
-//! [`check_session`](Case::check_session) in every process (`runtime/cuda/tests/gpu/conformance.rs`).
+//! [`check_session`](ConformanceCase::check_session) in every process (`runtime/cuda/tests/gpu/conformance.rs`).
 
 use std::fmt;
 
@@ -55,7 +55,7 @@ impl DeviationLimits {
 }
 
 /// A model, and a plan for it.
-pub struct Case {
+pub struct ConformanceCase {
     pub model: Model,
     pub plan: Plan,
 }
@@ -72,23 +72,23 @@ pub const CASES: usize = 19;
 pub fn cases(
     precision: Precision,
     numbers: impl IntoIterator<Item = usize>,
-) -> impl Iterator<Item = Case> {
+) -> impl Iterator<Item = ConformanceCase> {
     let small = small_models();
     numbers.into_iter().map(move |number| case(&small, number, precision))
 }
 
 /// For each small model the first case that needs at most `devices` devices.
-pub fn cases_on(precision: Precision, devices: u64) -> Vec<Case> {
+pub fn cases_on(precision: Precision, devices: u64) -> Vec<ConformanceCase> {
     let count = small_models().len();
     let first = |model| {
-        let fits = |case: &Case| case.plan.mesh.devices() <= devices;
+        let fits = |case: &ConformanceCase| case.plan.mesh.devices() <= devices;
         cases(precision, (model..1000 * count).step_by(count)).find(fits)
     };
     (0..count).map(|model| first(model).expect("one in 16 is for one device")).collect()
 }
 
 /// The case with a number: its model is `number` modulo the number of small models.
-fn case(small: &[Model], number: usize, precision: Precision) -> Case {
+fn case(small: &[Model], number: usize, precision: Precision) -> ConformanceCase {
     assert!(CASES >= small.len(), "{} models", small.len());
     let model = small[number % small.len()].clone();
     let mut rng = TestRng::new(100 + number as u64);
@@ -97,7 +97,7 @@ fn case(small: &[Model], number: usize, precision: Precision) -> Case {
         draw_plan(&mut rng, &model, context)
     });
     let plan = plan.unwrap_or_else(|| panic!("no plan of {} was drawn", model.name));
-    Case { model, plan }
+    ConformanceCase { model, plan }
 }
 
 /// Compares a backend with the reference in the cases with these numbers. `session` opens a session of a
@@ -144,7 +144,7 @@ impl fmt::Display for Deviation {
 
 impl Deviation {
     #[track_caller]
-    fn assert_within(&self, limits: DeviationLimits, case: &Case) {
+    fn assert_within(&self, limits: DeviationLimits, case: &ConformanceCase) {
         let of =
             || format!("of {} on {}\n{}", case.model.name, case.plan.mesh, to_json(&case.plan));
         assert!(self.loss <= limits.loss, "loss off by {:e} {}", self.loss, of());
@@ -169,7 +169,7 @@ fn keep_larger(worst: &mut (f64, String), other: (f64, String)) {
     }
 }
 
-impl Case {
+impl ConformanceCase {
     /// Compares a session of this case's program with the reference. In a run of many processes all must call
     /// this method; losses are compared in every process, tensors in process 0.
     ///

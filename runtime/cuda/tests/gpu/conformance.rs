@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use narrows_plan::Precision;
-use narrows_test_support::conformance::{Case, Deviation, cases_on};
+use narrows_test_support::conformance::{ConformanceCase, Deviation, cases_on};
 
 use super::device_choice;
 use super::training::{cache_folder, on_each_device, options};
@@ -15,7 +15,7 @@ const FAKE_GPUS: u64 = 4;
 /// On fake GPUs, every fifth model runs in each precision.
 const STRIDE: usize = 5;
 
-fn deviation(case: &Case) -> Deviation {
+fn deviation(case: &ConformanceCase) -> Deviation {
     let folder = cache_folder();
     let deviations = on_each_device(
         (&case.model, &case.plan),

@@ -25,26 +25,30 @@ const UNIT: f64 = 1.0 / 256.0;
 
 /// Which of q, k and v share an operand.
 #[derive(Clone, Copy, Debug)]
-enum Operands {
+enum OperandSharing {
     All,
     KeysAndValues,
     None,
     QueriesAndKeys,
 }
 
-const OPERANDS: [Operands; 4] =
-    [Operands::All, Operands::KeysAndValues, Operands::None, Operands::QueriesAndKeys];
+const OPERAND_SHARINGS: [OperandSharing; 4] = [
+    OperandSharing::All,
+    OperandSharing::KeysAndValues,
+    OperandSharing::None,
+    OperandSharing::QueriesAndKeys,
+];
 
 /// An attention op and the layout of its operands.
 #[derive(Clone, Debug)]
-struct Problem {
+struct AttentionProblem {
     op: Attention,
     /// KV heads in the operands; more than the op's where several devices use the same ones.
     local_kv_heads: u64,
     /// Number of devices, and index of this one.
     devices: (u64, u64),
     /// Layout of q, k and v.
-    operands: Operands,
+    operands: OperandSharing,
     /// Scale of q and k.
     scale: f32,
 }
@@ -53,10 +57,16 @@ fn problem(
     (sequences, length): (u64, u64),
     (heads, kv_heads, head_dim): (u64, u64, u64),
     input: DType,
-) -> Problem {
+) -> AttentionProblem {
     let direction = Direction::Forward;
     let op = Attention { direction, sequences, length, heads, kv_heads, head_dim, input };
-    Problem { op, local_kv_heads: kv_heads, devices: (1, 0), operands: Operands::All, scale: 3.0 }
+    AttentionProblem {
+        op,
+        local_kv_heads: kv_heads,
+        devices: (1, 0),
+        operands: OperandSharing::All,
+        scale: 3.0,
+    }
 }
 
 /// Values of q, k and v side by side, and of the gradient of the output.
@@ -65,7 +75,7 @@ struct Values {
     dout: Vec<f32>,
 }
 
-impl Problem {
+impl AttentionProblem {
     fn tokens(&self) -> u64 {
         self.op.sequences * self.op.length
     }
@@ -98,10 +108,10 @@ impl Problem {
     fn parts(&self) -> Vec<u64> {
         let [queries, keys] = self.widths();
         match self.operands {
-            Operands::All => vec![queries + 2 * keys],
-            Operands::KeysAndValues => vec![queries, 2 * keys],
-            Operands::None => vec![queries, keys, keys],
-            Operands::QueriesAndKeys => vec![queries + keys, keys],
+            OperandSharing::All => vec![queries + 2 * keys],
+            OperandSharing::KeysAndValues => vec![queries, 2 * keys],
+            OperandSharing::None => vec![queries, keys, keys],
+            OperandSharing::QueriesAndKeys => vec![queries + keys, keys],
         }
     }
 
@@ -162,7 +172,7 @@ fn assert_within(name: &str, actual: &[f32], expected: &[f32], allowed: impl Fn(
 }
 
 /// Compares both directions with the CPU; `None` where kernels cannot be compiled for the CPU.
-fn check(problem: &Problem) -> Option<()> {
+fn check(problem: &AttentionProblem) -> Option<()> {
     let values = problem.values();
     let expected = reference(problem, &values);
     let terms = error_terms(problem, &values, &expected);
@@ -245,7 +255,7 @@ fn ragged_lengths_match_the_cpu() {
         for (dtype, head_dim) in FORMATS.into_iter().flat_map(|f| WIDTHS.map(|w| (f, w))) {
             let sequences = 1 + (at as u64 + head_dim / 64) % 2;
             let mut problem = problem((sequences, length), (heads, kv_heads, head_dim), dtype);
-            problem.operands = OPERANDS[at % 4];
+            problem.operands = OPERAND_SHARINGS[at % 4];
             if check(&problem).is_none() {
                 return;
             }
@@ -263,7 +273,7 @@ fn heads_of_any_width_match_the_cpu() {
             let (heads, kv_heads) = heads[at % heads.len()];
             let tokens = (1 + at as u64 % 2, lengths[at % lengths.len()]);
             let mut problem = problem(tokens, (heads, kv_heads, head_dim), dtype);
-            problem.operands = OPERANDS[at % 4];
+            problem.operands = OPERAND_SHARINGS[at % 4];
             if check(&problem).is_none() {
                 return;
             }
@@ -305,7 +315,7 @@ fn devices_can_share_kv_heads() {
     for (at, dtype) in (0..4).flat_map(|at| FORMATS.map(|dtype| (at, dtype))) {
         let mut problem = problem((2, 70), (2, 1, 64), dtype);
         (problem.local_kv_heads, problem.devices) = (2, (4, at));
-        problem.operands = OPERANDS[1 + at as usize % 3];
+        problem.operands = OPERAND_SHARINGS[1 + at as usize % 3];
         if check(&problem).is_none() {
             return;
         }
@@ -324,7 +334,7 @@ fn large_scores_do_not_overflow() {
     }
 }
 
-fn launches(problem: &Problem, direction: Direction) -> Result<Launches, String> {
+fn launches(problem: &AttentionProblem, direction: Direction) -> Result<Launches, String> {
     let mut case = problem.case(direction);
     let (tokens, dtype) = (problem.tokens(), problem.op.input);
     let [queries, _] = problem.widths();
@@ -366,7 +376,7 @@ fn shared_and_scratch_memory_have_the_documented_sizes() {
 
 #[test]
 fn unsupported_heads_are_reported() {
-    let unsupported = |change: fn(&mut Problem), expected: &str| {
+    let unsupported = |change: fn(&mut AttentionProblem), expected: &str| {
         let mut problem = problem((1, 8), (4, 2, 64), DType::Bf16);
         change(&mut problem);
         for direction in [Direction::Forward, Direction::Backward] {

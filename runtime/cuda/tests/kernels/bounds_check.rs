@@ -38,41 +38,41 @@ fn spans(launches: &mut Launches, launch: usize) -> Vec<&mut ByteRows> {
 }
 
 #[test]
-fn damaged_launches_fail_the_check() {
-    type Damage = (&'static str, fn(&mut ByteRows));
-    let damages: [Damage; 5] = [
+fn mutated_launches_fail_the_check() {
+    type Mutation = (&'static str, fn(&mut ByteRows));
+    let mutations: [Mutation; 5] = [
         ("begins early", |span| span.begin = span.begin.wrapping_sub(2)),
         ("begins late", |span| span.begin += 2),
         ("one row more", |span| span.rows += 1),
         ("rows further apart", |span| span.stride_bytes = 1 << 40),
         ("longer rows", |span| span.row_bytes += 1),
     ];
-    let (case, whole) = case();
-    for launch in 0..whole.launches.len() {
-        let count = spans(&mut whole.clone(), launch).len();
-        for (at, (name, damage)) in (0..count).flat_map(|at| damages.map(|damage| (at, damage))) {
-            let mut damaged = whole.clone();
-            let span = &mut spans(&mut damaged, launch)[at];
+    let (case, original) = case();
+    for launch in 0..original.launches.len() {
+        let count = spans(&mut original.clone(), launch).len();
+        for (at, (name, mutate)) in (0..count).flat_map(|at| mutations.map(|mutate| (at, mutate))) {
+            let mut mutated = original.clone();
+            let span = &mut spans(&mut mutated, launch)[at];
             let unaffected = (name == "rows further apart" && span.rows == 1)
                 || (name == "begins early" && span.begin == 0);
             if span.memory == MemorySpace::Scratch && name == "begins early" || unaffected {
                 continue;
             }
-            damage(span);
-            let result = case.check(&damaged);
+            mutate(span);
+            let result = case.check(&mutated);
             assert!(result.is_err(), "launch {launch}, argument {at}: {name} is not detected");
         }
     }
-    let mut written = whole.clone();
+    let mut written = original.clone();
     spans(&mut written, 0)[0].access = MemoryAccess::Write;
     assert!(case.check(&written).unwrap_err().contains("argument 0 is outside its operands"));
-    let mut unwritten = whole.clone();
+    let mut unwritten = original.clone();
     unwritten.launches.remove(0);
     assert!(case.check(&unwritten).unwrap_err().contains("of 0 bytes of scratch memory"));
-    let mut threads = whole.clone();
+    let mut threads = original.clone();
     threads.launches[0].block = [33, 1, 1];
     assert!(case.check(&threads).unwrap_err().contains("a block of 33 threads"));
-    let mut grid = whole;
+    let mut grid = original;
     grid.launches[0].grid = [1, 1 << 16, 1];
     assert!(case.check(&grid).unwrap_err().contains("a grid of"));
 }

@@ -76,14 +76,14 @@ fn context(rng: &mut TestRng, precision: Precision) -> Context {
 
 /// Fused ops and kernels of the programs that were checked.
 #[derive(Default)]
-struct Coverage {
+struct KernelCoverage {
     fused_ops: BTreeSet<&'static str>,
     kernels: BTreeMap<KernelFamily, BTreeSet<String>>,
     attentions: usize,
     programs: usize,
 }
 
-impl Coverage {
+impl KernelCoverage {
     /// Adds the launches of all devices of a program.
     fn add(&mut self, program: &Program) {
         self.programs += 1;
@@ -113,7 +113,7 @@ impl Coverage {
 #[test]
 fn random_programs_have_kernels_within_bounds() {
     let models = drawable_models();
-    let mut coverage = Coverage::default();
+    let mut coverage = KernelCoverage::default();
     for seed in 0..160 {
         let mut rng = TestRng::new(seed);
         let model = &models[seed as usize % models.len()];
@@ -137,7 +137,7 @@ fn random_programs_have_kernels_within_bounds() {
 /// Odd widths, narrow heads, and ranks without common divisors.
 #[test]
 fn programs_of_unusual_models_have_kernels() {
-    let (mut rng, mut coverage) = (TestRng::new(61), Coverage::default());
+    let (mut rng, mut coverage) = (TestRng::new(61), KernelCoverage::default());
     while coverage.programs < 80 {
         let Some(model) = unusual_model(&mut rng) else { continue };
         let precision = pick_copied(&mut rng, &[Precision::MixedBf16, Precision::Full32]);
@@ -150,7 +150,7 @@ fn programs_of_unusual_models_have_kernels() {
     assert_kernels_exist(&coverage);
 }
 
-fn assert_kernels_exist(coverage: &Coverage) {
+fn assert_kernels_exist(coverage: &KernelCoverage) {
     for (family, names) in &coverage.kernels {
         let Some(kernels) = shim::kernels(*family) else { return };
         let missing: Vec<_> = names.iter().filter(|name| !kernels.has(name)).collect();
@@ -161,7 +161,7 @@ fn assert_kernels_exist(coverage: &Coverage) {
 /// Shared memory, grids and 32-bit sizes suffice for the largest presets.
 #[test]
 fn programs_of_the_largest_presets_have_kernels() {
-    let mut coverage = Coverage::default();
+    let mut coverage = KernelCoverage::default();
     for (seed, name) in [(1, "cola-7b"), (2, "llama-40b"), (3, "lax-7b"), (4, "cola-30b")] {
         let model = presets::find(name).unwrap();
         let mesh = Mesh { tensor: 4, pipeline: 1, data: 2 };

@@ -1,32 +1,22 @@
 //! Random values, rounding to formats, and comparison with a tolerance.
 
 use narrows_plan::DType;
+use narrows_plan::random::SplitMix64;
 
-/// Values between −1 and 1 that depend on the seed alone.
+/// Uniform values in [−1, 1) from a seed.
 pub fn random_values(seed: u64, count: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
-    (0..count)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
+    let mut rng = SplitMix64::new(seed);
+    (0..count).map(|_| (rng.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 
 /// Bits of the nearest bf16, ties to even.
 pub fn bf16_bits(x: f32) -> u16 {
-    let bits = x.to_bits();
-    if x.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+    half::bf16::from_f32(x).to_bits()
 }
 
 /// Value of a bf16.
 pub fn bf16_value(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
+    half::bf16::from_bits(bits).to_f32()
 }
 
 /// Rounds values to a format.
@@ -60,18 +50,18 @@ pub fn encode(elements: &[f32], dtype: DType) -> Vec<u8> {
 }
 
 /// Maximum relative error of rounding f32 to a format.
-fn unit(dtype: DType) -> f32 {
+fn rounding_error(dtype: DType) -> f32 {
     if dtype == DType::Bf16 { 1.0 / 256.0 } else { 0.0 }
 }
 
-/// Asserts that every value is the expected one rounded to its format, up to `tolerance` of the largest expected value
-/// for f32 sums in another order.
+/// Asserts that every value is the expected one rounded to its format, up to an error of `tolerance` times the largest
+/// expected value, for f32 sums in another order.
 #[track_caller]
 pub fn assert_near(dtype: DType, actual: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(actual.len(), expected.len());
     let largest = expected.iter().fold(1e-2f32, |largest, x| largest.max(x.abs()));
     for (index, (actual, expected)) in actual.iter().zip(expected).enumerate() {
-        let allowed = unit(dtype) * expected.abs() + tolerance * largest;
+        let allowed = rounding_error(dtype) * expected.abs() + tolerance * largest;
         let error = (actual - expected).abs();
         assert!(error <= allowed, "element {index}: {actual}, expected {expected} (± {allowed:e})");
     }

@@ -285,37 +285,37 @@ fn alignment_covers_every_batch_member() {
     assert_eq!(aligned(2, 12), [128, 8, 128]);
 }
 
-/// The bounds check detects every kind of damage to a matmul.
+/// The bounds check detects every mutation of a matmul.
 #[test]
-fn damaged_matmuls_fail_the_bounds_check() {
-    type Damage = (&'static str, fn(&mut Matmul));
-    let damages: [Damage; 12] = [
-        ("A begins late", |of| of.a.offset += 2),
-        ("B is of another buffer", |of| of.b.buffer = of.c.buffer),
-        ("C begins early", |of| of.c.offset -= 256),
-        ("C is where A is", |of| of.c = of.a),
-        ("a wider A", |of| of.key.a.leading += 1),
-        ("a narrower B", |of| of.key.b.leading -= 1),
-        ("members of C overlap", |of| of.key.c.batch_stride -= 1),
-        ("one member more", |of| of.key.batch += 1),
-        ("one row more", |of| of.key.m += 1),
-        ("a longer sum", |of| of.key.k += 1),
-        ("another format", |of| of.key.b.dtype = DType::F32),
-        ("a misaligned address", |of| of.key.b.alignment_bytes = 256),
+fn mutated_matmuls_fail_the_bounds_check() {
+    type Mutation = (&'static str, fn(&mut Matmul));
+    let mutations: [Mutation; 12] = [
+        ("A begins late", |matmul| matmul.a.offset += 2),
+        ("B is of another buffer", |matmul| matmul.b.buffer = matmul.c.buffer),
+        ("C begins early", |matmul| matmul.c.offset -= 256),
+        ("C is where A is", |matmul| matmul.c = matmul.a),
+        ("a wider A", |matmul| matmul.key.a.leading += 1),
+        ("a narrower B", |matmul| matmul.key.b.leading -= 1),
+        ("members of C overlap", |matmul| matmul.key.c.batch_stride -= 1),
+        ("one member more", |matmul| matmul.key.batch += 1),
+        ("one row more", |matmul| matmul.key.m += 1),
+        ("a longer sum", |matmul| matmul.key.k += 1),
+        ("another format", |matmul| matmul.key.b.dtype = DType::F32),
+        ("a misaligned address", |matmul| matmul.key.b.alignment_bytes = 256),
     ];
     let sizes = (5, 6, 7);
     for role in FORMS {
         let (m, n, k) = sizes;
         let gemm = GemmOp { role, m, n, k, batch: 3, accumulate: true };
         SingleGemm::new(gemm, DType::Bf16, false).on_device(|context, scheduled| {
-            let whole = checked(context, scheduled);
-            for (name, damage) in damages {
-                let mut damaged = whole;
-                damage(&mut damaged);
-                let result = check_matmul(context.device, scheduled, &damaged);
+            let original = checked(context, scheduled);
+            for (name, mutate) in mutations {
+                let mut mutated = original;
+                mutate(&mut mutated);
+                let result = check_matmul(context.device, scheduled, &mutated);
                 assert!(result.is_err(), "{role:?}: {name} is not detected");
             }
-            let mut flipped = whole;
+            let mut flipped = original;
             flipped.key.operation_b = match flipped.key.operation_b {
                 Transpose::N => Transpose::T,
                 Transpose::T => Transpose::N,
@@ -329,40 +329,43 @@ fn damaged_matmuls_fail_the_bounds_check() {
 fn unsupported_gemms_are_reported() {
     let role = GemmRole::Forward;
     let gemm = GemmOp { role, m: 4, n: 8, k: 16, batch: 1, accumulate: true };
-    let single = |damage: fn(&mut SingleGemm)| {
+    let unsupported = |mutate: fn(&mut SingleGemm)| {
         let mut single = SingleGemm::new(gemm.clone(), DType::Bf16, false);
-        damage(&mut single);
+        mutate(&mut single);
         single.unsupported()
     };
-    type Damage = (fn(&mut SingleGemm), &'static str);
-    let cases: [Damage; 8] = [
-        (|of| of.instr.reads[1].extent.dtype = DType::U32, "bf16 by u32 into bf16"),
-        (|of| of.instr.reads[0].extent.columns = 15, "an operand is"),
-        (|of| of.instr.reads.truncate(2), "it reads 2 operands"),
-        (|of| of.instr.reads[2] = of.instr.reads[0], "it accumulates into another operand"),
-        (|of| of.case.phase = Phase::Step, "in the step phase"),
+    type UnsupportedCase = (fn(&mut SingleGemm), &'static str);
+    let cases: [UnsupportedCase; 8] = [
+        (|single| single.instr.reads[1].extent.dtype = DType::U32, "bf16 by u32 into bf16"),
+        (|single| single.instr.reads[0].extent.columns = 15, "an operand is"),
+        (|single| single.instr.reads.truncate(2), "it reads 2 operands"),
         (
-            |of| of.instr.action = Action::Fused(narrows_plan::program::FusedOp::Add),
+            |single| single.instr.reads[2] = single.instr.reads[0],
+            "it accumulates into another operand",
+        ),
+        (|single| single.case.phase = Phase::Step, "in the step phase"),
+        (
+            |single| single.instr.action = Action::Fused(narrows_plan::program::FusedOp::Add),
             "`add` is not a GEMM",
         ),
         (
-            |of| {
-                let Action::Gemm(gemm) = &mut of.instr.action else { return };
+            |single| {
+                let Action::Gemm(gemm) = &mut single.instr.action else { return };
                 gemm.m = 1 << 31;
             },
             "exceeds 32 bits",
         ),
         (
-            |of| {
-                let (x, y) = (of.instr.reads[0].buffer.0, of.instr.writes[0].buffer.0);
-                let buffers = &mut of.case.stage.buffers;
+            |single| {
+                let (x, y) = (single.instr.reads[0].buffer.0, single.instr.writes[0].buffer.0);
+                let buffers = &mut single.case.stage.buffers;
                 buffers[x as usize].offset = buffers[y as usize].offset;
             },
             "its result overlaps an operand",
         ),
     ];
-    for (damage, expected) in cases {
-        let message = single(damage);
+    for (mutate, expected) in cases {
+        let message = unsupported(mutate);
         assert!(message.contains(expected) && message.contains("of a test"), "{message}");
     }
     let batched = GemmOp { batch: 2, accumulate: false, ..gemm };

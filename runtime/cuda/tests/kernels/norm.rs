@@ -18,7 +18,7 @@ const SHAPES: [(u64, u64); 7] =
 const FORMATS: [DType; 2] = [DType::Bf16, DType::F32];
 const SERIAL: Parallel = Parallel::SERIAL;
 
-struct Operands {
+struct NormOperands {
     shape: (u64, u64),
     x: Vec<f32>,
     dy: Vec<f32>,
@@ -30,13 +30,13 @@ struct Operands {
     rms: RmsNorm,
 }
 
-impl Operands {
-    fn new(shape: (u64, u64), dtype: DType) -> Operands {
+impl NormOperands {
+    fn new(shape: (u64, u64), dtype: DType) -> NormOperands {
         let (rows, columns) = shape;
         let values = |seed, count| rounded(dtype, random_values(seed, count));
         let x = values(1, rows * columns);
         let s = x.chunks(columns as usize).map(|x| x.iter().map(|x| x * x).sum()).collect();
-        Operands {
+        NormOperands {
             shape,
             x,
             dy: values(2, rows * columns),
@@ -67,7 +67,7 @@ impl Operands {
 fn forward_matches_the_cpu() {
     use FusedOp::*;
     for (shape, dtype) in SHAPES.into_iter().flat_map(|shape| FORMATS.map(|dtype| (shape, dtype))) {
-        let operands = Operands::new(shape, dtype);
+        let operands = NormOperands::new(shape, dtype);
         for op in [NormForward, NormStatistic, NormApply, NormOnline, NormScale] {
             let mut case = operands.case(op);
             let x = case.buffer(shape, dtype, Some(&operands.x));
@@ -129,7 +129,7 @@ fn forward_matches_the_cpu() {
 fn backward_matches_the_cpu() {
     use FusedOp::*;
     for (shape, dtype) in SHAPES.into_iter().flat_map(|shape| FORMATS.map(|dtype| (shape, dtype))) {
-        let operands = Operands::new(shape, dtype);
+        let operands = NormOperands::new(shape, dtype);
         let operators = [NormBackward, NormBackwardApply, NormOnlineBackward];
         for (op, add) in operators.into_iter().flat_map(|op| [(op, false), (op, true)]) {
             let mut case = operands.case(op);

@@ -185,18 +185,18 @@ fn within(place: &Path, depth: u32) -> Option<PathBuf> {
     here.or_else(|| folders.into_iter().find_map(|path| within(path, depth.checked_sub(1)?)))
 }
 
-type Program = *mut c_void;
+type NvrtcProgram = *mut c_void;
 type Create = unsafe extern "C" fn(
-    *mut Program,
+    *mut NvrtcProgram,
     *const c_char,
     *const c_char,
     c_int,
     *const *const c_char,
     *const *const c_char,
 ) -> c_int;
-type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
-type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
-type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+type Compile = unsafe extern "C" fn(NvrtcProgram, c_int, *const *const c_char) -> c_int;
+type Size = unsafe extern "C" fn(NvrtcProgram, *mut usize) -> c_int;
+type Get = unsafe extern "C" fn(NvrtcProgram, *mut c_char) -> c_int;
 
 /// Compiles to machine code and returns the assembler's report, or to PTX and returns it.
 fn compile(library: &Path, text: &str, architecture: &str) -> String {

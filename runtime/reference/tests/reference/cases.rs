@@ -22,7 +22,7 @@ pub const NAMES: [&str; 10] = [
 ];
 
 /// One file of `tests/golden`.
-pub struct Case {
+pub struct GoldenCase {
     pub name: &'static str,
     pub model: Model,
     microbatches: Vec<Microbatch>,
@@ -36,8 +36,8 @@ struct Microbatch {
     length: usize,
 }
 
-impl Case {
-    pub fn read(name: &'static str) -> Case {
+impl GoldenCase {
+    pub fn read(name: &'static str) -> GoldenCase {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
         let path = folder.join(format!("{name}.json"));
         let text = std::fs::read_to_string(&path)
@@ -56,11 +56,11 @@ impl Case {
                 length: number(&batch["length"]) as usize,
             })
             .collect();
-        Case { name, model, microbatches, file }
+        GoldenCase { name, model, microbatches, file }
     }
 
-    pub fn all() -> impl Iterator<Item = Case> {
-        NAMES.into_iter().map(Case::read)
+    pub fn all() -> impl Iterator<Item = GoldenCase> {
+        NAMES.into_iter().map(GoldenCase::read)
     }
 
     pub fn value(&self, key: &str) -> &Value {

@@ -3,7 +3,7 @@
 use narrows_reference::{Parameters, Reference};
 use narrows_runtime::CounterRng;
 
-use super::cases::{Case, elements, norm};
+use super::cases::{GoldenCase, elements, norm};
 
 /// Distance of the nearer two of the four points from the centre.
 const STEP: f64 = 1e-4;
@@ -17,7 +17,7 @@ const SAMPLES: u64 = 3;
 
 #[test]
 fn gradients_equal_finite_differences() {
-    for case in Case::all() {
+    for case in GoldenCase::all() {
         let batches = case.microbatches();
         let weights = case.weights::<f64>();
         let (_, gradients) = case.reference::<f64>().loss_and_gradients(&batches).unwrap();

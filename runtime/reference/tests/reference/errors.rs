@@ -2,11 +2,11 @@
 
 use narrows_reference::{Batch, Matrix, Parameters, Reference, ReferenceError};
 
-use super::cases::Case;
+use super::cases::GoldenCase;
 
 #[test]
 fn invalid_batches_are_errors() {
-    let case = Case::read("llama");
+    let case = GoldenCase::read("llama");
     let reference = case.reference::<f32>();
     let assert_error = |tokens: &[u32], targets: &[u32], sequences, length, message: &str| {
         let batch = Batch { tokens, targets, sequences, length };
@@ -27,7 +27,7 @@ fn invalid_batches_are_errors() {
 
 #[test]
 fn parameters_of_another_model_are_errors() {
-    let case = Case::read("cola");
+    let case = GoldenCase::read("cola");
     let without = |missing: &str| -> Vec<(String, Matrix<f32>)> {
         let weights = case.weights::<f32>();
         let kept = weights.iter().filter(|(name, _)| *name != missing);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use narrows_reference::Float;
 use serde_json::Value;
 
-use super::cases::{Case, elements, norm, number, numbers, rows};
+use super::cases::{GoldenCase, elements, norm, number, numbers, rows};
 
 /// Largest accepted errors.
 struct Tolerance {
@@ -23,16 +23,16 @@ struct Tolerance {
 #[test]
 fn results_in_f64_agree_to_nine_digits() {
     let tolerance = Tolerance { relative: 1e-9, floor: 0.0, later_norm: 1e-9 };
-    Case::all().for_each(|case| compare::<f64>(&case, &tolerance));
+    GoldenCase::all().for_each(|case| compare::<f64>(&case, &tolerance));
 }
 
 #[test]
 fn results_in_f32_agree_to_five_digits() {
     let tolerance = Tolerance { relative: 1e-5, floor: 1.0, later_norm: 1e-3 };
-    Case::all().for_each(|case| compare::<f32>(&case, &tolerance));
+    GoldenCase::all().for_each(|case| compare::<f32>(&case, &tolerance));
 }
 
-fn compare<T: Float>(case: &Case, tolerance: &Tolerance) {
+fn compare<T: Float>(case: &GoldenCase, tolerance: &Tolerance) {
     let total_norm = numbers(case.value("step_gradient_norms"))[0];
     let mut errors: BTreeMap<&str, f64> = BTreeMap::new();
     let mut check = |kind: &'static str, name: &str, actual: &[f64], expected: &[f64]| {

@@ -15,7 +15,7 @@ use narrows_plan::{Context, Zero, strategy::Strategy};
 use narrows_plan::{Mesh, Plan, Precision, Workload};
 use narrows_runtime::logical_parameters;
 
-use super::cases::Case;
+use super::cases::GoldenCase;
 
 /// Plans from `narrows plan`: grouped factors, two stages, two replicas.
 const PLANS: [&str; 3] = [
@@ -48,7 +48,7 @@ fn parameters_of_op_graphs_are_logical_parameters() {
         precision: Precision::Full32,
         zero: Zero::Off,
     };
-    for case in Case::all() {
+    for case in GoldenCase::all() {
         for grouping in Grouping::ALL {
             let blocks = BlockShape::all(&case.model);
             let blocks = blocks.iter().map(|shape| block_segment(&case.model, shape, grouping));

@@ -7,11 +7,11 @@ use narrows_reference::{Batch, Parameters, Reference};
 use narrows_runtime::CounterRng;
 use narrows_runtime::Optimizer;
 
-use super::cases::{Case, elements};
+use super::cases::{GoldenCase, elements};
 
 #[test]
 fn gradients_of_microbatches_add_up_to_those_of_the_batch() {
-    for case in Case::all() {
+    for case in GoldenCase::all() {
         let whole = case.microbatches()[0];
         let halves: Vec<Batch> = whole
             .tokens

@@ -14,13 +14,14 @@ use cudarc::driver::{CudaStream, result};
 
 use crate::device::{self, DeviceArray};
 use narrows_fake_cuda::child;
+use narrows_plan::random::SplitMix64;
 
 const F32: sys::cudaDataType = sys::cudaDataType_t::CUDA_R_32F;
 const BF16: sys::cudaDataType = sys::cudaDataType_t::CUDA_R_16BF;
 
 /// A column-major matrix with gaps between columns and between batch members.
 #[derive(Clone)]
-struct Matrix {
+struct StridedMatrix {
     dtype: sys::cudaDataType,
     rows: usize,
     columns: usize,
@@ -31,30 +32,32 @@ struct Matrix {
     address: u64,
 }
 
-impl Matrix {
+impl StridedMatrix {
+    /// Uniform integers from −2 to 2.
     fn random(
         dtype: sys::cudaDataType,
         rows: usize,
         columns: usize,
         batch: usize,
-        draw: &mut impl FnMut() -> u32,
-    ) -> Matrix {
+        rng: &mut SplitMix64,
+    ) -> StridedMatrix {
         let leading = rows + 3;
         let stride = leading * columns + 8;
-        let elements = (0..stride * batch).map(|_| draw() as f32 - 2.0).collect();
-        let matrix = Matrix { dtype, rows, columns, leading, batch, stride, elements, address: 0 };
+        let elements = (0..stride * batch).map(|_| rng.below(5) as f32 - 2.0).collect();
+        let matrix =
+            StridedMatrix { dtype, rows, columns, leading, batch, stride, elements, address: 0 };
         let bytes = matrix.bytes();
         // SAFETY: the memory has this size.
         let address = unsafe { result::malloc_sync(bytes.len()) }.unwrap();
         unsafe { result::memcpy_htod_sync(address, &bytes) }.unwrap();
-        Matrix { address, ..matrix }
+        StridedMatrix { address, ..matrix }
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let bytes = |number: &f32| match self.dtype {
-            F32 => number.to_le_bytes().to_vec(),
+        let bytes = |element: &f32| match self.dtype {
+            F32 => element.to_le_bytes().to_vec(),
             // Exact for small integers.
-            _ => ((number.to_bits() >> 16) as u16).to_le_bytes().to_vec(),
+            _ => ((element.to_bits() >> 16) as u16).to_le_bytes().to_vec(),
         };
         self.elements.iter().flat_map(bytes).collect()
     }
@@ -75,7 +78,7 @@ impl Matrix {
         }
     }
 
-    fn place(&self, member: usize, row: usize, column: usize) -> usize {
+    fn index(&self, member: usize, row: usize, column: usize) -> usize {
         member * self.stride + column * self.leading + row
     }
 
@@ -114,7 +117,7 @@ fn set<T>(value: &T, with: impl FnOnce(*const c_void, usize) -> Result<(), Cubla
 /// C = op(A)·op(B) + β·C.
 struct MatmulCase {
     transposed: [bool; 2],
-    matrices: [Matrix; 3],
+    matrices: [StridedMatrix; 3],
     beta: f32,
     handle: sys::cublasLtHandle_t,
     descriptor: sys::cublasLtMatmulDesc_t,
@@ -124,7 +127,7 @@ struct MatmulCase {
 type Heuristic = sys::cublasLtMatmulHeuristicResult_t;
 
 impl MatmulCase {
-    fn new(transposed: [bool; 2], matrices: [Matrix; 3], beta: f32) -> MatmulCase {
+    fn new(transposed: [bool; 2], matrices: [StridedMatrix; 3], beta: f32) -> MatmulCase {
         let handle = lt::create_handle().unwrap();
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let descriptor = lt::create_matmul_desc(compute, F32).unwrap();
@@ -160,10 +163,9 @@ impl MatmulCase {
         let mut count = 0;
         // SAFETY: the library created all handles, and the array has room for the requested number.
         unsafe {
-            let of = self.descriptor;
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
-                of,
+                self.descriptor,
                 a,
                 b,
                 c,
@@ -187,7 +189,7 @@ impl MatmulCase {
         stream: &CudaStream,
     ) -> Result<(), CublasError> {
         let [a, b, c] = [0, 1, 2].map(|at| self.matrices[at].address as *mut c_void);
-        let [of_a, of_b, of_c] = self.layouts;
+        let [a_layout, b_layout, c_layout] = self.layouts;
         let (alpha, beta) = (ptr::from_ref(&1.0f32).cast(), ptr::from_ref(&self.beta).cast());
         // SAFETY: the fake library checks addresses.
         unsafe {
@@ -197,13 +199,13 @@ impl MatmulCase {
                 alpha,
                 beta,
                 a,
-                of_a,
+                a_layout,
                 b,
-                of_b,
+                b_layout,
                 c,
-                of_c,
+                c_layout,
                 c,
-                of_c,
+                c_layout,
                 &heuristic.algo,
                 workspace.pointer(),
                 workspace.count * 4,
@@ -217,33 +219,25 @@ impl MatmulCase {
         let [a, b, c] = &self.matrices;
         let mut expected = c.elements.clone();
         let depth = if self.transposed[0] { a.rows } else { a.columns };
-        let of = |matrix: &Matrix, transposed, member, i, j| {
+        let element = |matrix: &StridedMatrix, transposed, member, i, j| {
             let (row, column) = if transposed { (j, i) } else { (i, j) };
-            matrix.elements[matrix.place(member, row, column)]
+            matrix.elements[matrix.index(member, row, column)]
         };
         for member in 0..c.batch {
             for i in 0..c.rows {
                 for j in 0..c.columns {
                     let term = |k| {
-                        of(a, self.transposed[0], member, i, k)
-                            * of(b, self.transposed[1], member, k, j)
+                        element(a, self.transposed[0], member, i, k)
+                            * element(b, self.transposed[1], member, k, j)
                     };
                     let sum: f32 = (0..depth).map(term).sum();
-                    let place = c.place(member, i, j);
-                    expected[place] =
-                        sum + if self.beta == 0.0 { 0.0 } else { self.beta * expected[place] };
+                    let index = c.index(member, i, j);
+                    expected[index] =
+                        sum + if self.beta == 0.0 { 0.0 } else { self.beta * expected[index] };
                 }
             }
         }
         expected
-    }
-}
-
-fn random_digits(seed: u64) -> impl FnMut() -> u32 {
-    let mut state = seed;
-    move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 33) as u32 % 5
     }
 }
 
@@ -257,20 +251,21 @@ fn matmuls_are_exact() {
         let context = device::context(0);
         let stream = context.new_stream().unwrap();
         let workspace = DeviceArray::new(1 << 16);
-        let mut draw = random_digits(1);
-        let mut used = vec![];
+        let mut rng = SplitMix64::new(1);
+        let mut workspaces = vec![];
         for [m, n, k, batch] in SHAPES {
             for case in 0..24 {
                 let transposed = [case & 1 != 0, case & 2 != 0];
                 let beta = if case & 4 != 0 { 1.0 } else { 0.0 };
-                let (of, to) = [(BF16, BF16), (BF16, F32), (F32, F32)][case / 8];
+                let (operand_dtype, result_dtype) =
+                    [(BF16, BF16), (BF16, F32), (F32, F32)][case / 8];
                 let (a, b) = (
                     if transposed[0] { (k, m) } else { (m, k) },
                     if transposed[1] { (n, k) } else { (k, n) },
                 );
-                let shapes = [(of, a), (of, b), (to, (m, n))];
+                let shapes = [(operand_dtype, a), (operand_dtype, b), (result_dtype, (m, n))];
                 let random = shapes.map(|(dtype, (rows, columns))| {
-                    Matrix::random(dtype, rows, columns, batch, &mut draw)
+                    StridedMatrix::random(dtype, rows, columns, batch, &mut rng)
                 });
                 let mut matmul = MatmulCase::new(transposed, random, beta);
                 let algorithms = matmul.algorithms(1 << 18, SUM_IN_F32, 2);
@@ -284,21 +279,21 @@ fn matmuls_are_exact() {
                         "{m}×{n}×{k} {batch}, case {case}"
                     );
                     matmul.matrices[2].elements =
-                        expected.iter().map(|number| number % 3.0).collect();
+                        expected.iter().map(|element| element % 3.0).collect();
                     let reset = &matmul.matrices[2];
                     // SAFETY: the memory has this size.
                     unsafe { result::memcpy_htod_sync(reset.address, &reset.bytes()) }.unwrap();
-                    used.push(heuristic.workspaceSize);
+                    workspaces.push(heuristic.workspaceSize);
                 }
             }
         }
-        assert!(used.iter().any(|bytes| *bytes > 0));
+        assert!(workspaces.iter().any(|bytes| *bytes > 0));
     });
 }
 
 fn square(side: usize) -> MatmulCase {
-    let mut draw = random_digits(2);
-    let mut random = |dtype| Matrix::random(dtype, side, side, 1, &mut draw);
+    let mut rng = SplitMix64::new(2);
+    let mut random = |dtype| StridedMatrix::random(dtype, side, side, 1, &mut rng);
     let matrices = [random(BF16), random(BF16), random(F32)];
     MatmulCase::new([false, false], matrices, 0.0)
 }

@@ -6,19 +6,19 @@ use narrows_cpu::kernels::{
 };
 
 use super::super::formats::rounded;
-use super::{Problem, Values};
+use super::{AttentionProblem, Values};
 
 const SERIAL: Parallel = Parallel::SERIAL;
 
 /// Results of the CPU backend.
-pub struct Reference {
+pub struct AttentionReference {
     pub out: Vec<f32>,
     pub lse: Vec<f32>,
     /// Gradients of q, k and v.
     pub gradients: [Vec<f32>; 3],
 }
 
-pub fn reference(problem: &Problem, values: &Values) -> Reference {
+pub fn reference(problem: &AttentionProblem, values: &Values) -> AttentionReference {
     let shape = problem.shape();
     let tokens = problem.tokens() as usize;
     let all = MatrixView::new(&values.all, tokens, problem.width() as usize);
@@ -49,7 +49,7 @@ pub fn reference(problem: &Problem, values: &Values) -> Reference {
         dv: MatrixViewMut::new(&mut dv, tokens, keys),
     };
     attention_backward(shape, saved, gradients, &mut scratch, SERIAL);
-    Reference { out, lse, gradients: [dq, dk, dv] }
+    AttentionReference { out, lse, gradients: [dq, dk, dv] }
 }
 
 /// Sums over absolute values for each result: of the terms that are rounded to bf16, and of those summed in f32.
@@ -63,7 +63,11 @@ pub struct ErrorTerms {
     pub exponent: f64,
 }
 
-pub fn error_terms(problem: &Problem, values: &Values, reference: &Reference) -> ErrorTerms {
+pub fn error_terms(
+    problem: &AttentionProblem,
+    values: &Values,
+    reference: &AttentionReference,
+) -> ErrorTerms {
     let AttentionShape { sequences, length, heads, kv_heads, head_dim } = problem.shape();
     let [q, k, v] = problem.columns().map(|columns| problem.select(&values.all, columns));
     let scale = 1.0 / (head_dim as f64).sqrt();

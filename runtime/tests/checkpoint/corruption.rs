@@ -1,4 +1,4 @@
-//! Damaged, foreign and forged checkpoints are rejected with a location and never cause a panic.
+//! Corrupted, foreign and forged checkpoints are rejected with a location and never cause a panic.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ use narrows_test_support::plans::TestRng;
 const FILES: [&str; 4] =
     ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"];
 
-/// A saved checkpoint that tests damage.
-struct SavedCheckpoint {
+/// A saved checkpoint, whose files the tests corrupt.
+struct CheckpointFixture {
     folder: TempDir,
     path: PathBuf,
     checkpoint: Checkpoint,
 }
 
-impl SavedCheckpoint {
-    fn new() -> SavedCheckpoint {
+impl CheckpointFixture {
+    fn new() -> CheckpointFixture {
         let folder = tempfile::tempdir().unwrap();
         let model = small_model(false);
         let checkpoint = trained(&model);
         let path = save(folder.path(), &checkpoint, &model, keep(1)).unwrap();
-        SavedCheckpoint { folder, path, checkpoint }
+        CheckpointFixture { folder, path, checkpoint }
     }
 
     fn load(&self) -> Result<Checkpoint, CheckpointError> {
@@ -57,7 +57,7 @@ impl SavedCheckpoint {
 
     /// The fault of loading, which must be in this file.
     fn fault_of(&self, name: &str) -> CheckpointFault {
-        let Err(error) = self.load() else { panic!("{name} is damaged") };
+        let Err(error) = self.load() else { panic!("the corruption of {name} is not detected") };
         assert_eq!(error.path, self.path.join(name), "{error}");
         assert!(error.fault.hint().is_some(), "{error}");
         error.fault
@@ -66,7 +66,7 @@ impl SavedCheckpoint {
 
 #[test]
 fn truncated_files_are_rejected() {
-    let saved = SavedCheckpoint::new();
+    let saved = CheckpointFixture::new();
     let mut rng = TestRng::new(1);
     for name in FILES {
         let bytes = saved.bytes(name);
@@ -91,7 +91,7 @@ fn truncated_files_are_rejected() {
 
 #[test]
 fn every_flipped_bit_is_detected() {
-    let saved = SavedCheckpoint::new();
+    let saved = CheckpointFixture::new();
     let mut rng = TestRng::new(2);
     for name in FILES {
         let mut bytes = saved.bytes(name);
@@ -102,7 +102,9 @@ fn every_flipped_bit_is_detected() {
         for bit in (0..40).map(|_| rng.below(bits)).chain(each) {
             bytes[bit / 8] ^= 1 << (bit % 8);
             saved.write(name, &bytes);
-            let Err(error) = saved.load() else { panic!("{name}: bit {bit} is flipped") };
+            let Err(error) = saved.load() else {
+                panic!("{name}: flipping bit {bit} is not detected")
+            };
             let checksum = matches!(error.fault, CheckpointFault::ChecksumMismatch { .. });
             assert!(checksum || name == "manifest.json", "{error}");
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -114,7 +116,7 @@ fn every_flipped_bit_is_detected() {
 
 #[test]
 fn missing_and_exchanged_files_are_reported() {
-    let saved = SavedCheckpoint::new();
+    let saved = CheckpointFixture::new();
     for name in FILES {
         let (path, aside) = (saved.path.join(name), saved.folder.path().join("aside"));
         fs::rename(&path, &aside).unwrap();
@@ -137,7 +139,7 @@ fn missing_and_exchanged_files_are_reported() {
         "{fault}"
     );
     // A file of another step of the same run has the same size.
-    let other = SavedCheckpoint::new();
+    let other = CheckpointFixture::new();
     let mut later = other.checkpoint.clone();
     later.weights.get_mut("head").unwrap()[0] += 1.0;
     later.step += 1;
@@ -148,7 +150,7 @@ fn missing_and_exchanged_files_are_reported() {
 
 #[test]
 fn other_models_are_rejected() {
-    let saved = SavedCheckpoint::new();
+    let saved = CheckpointFixture::new();
     let error = load(&saved.path, &small_model(true)).unwrap_err();
     let text = error.to_string();
     assert_eq!(error.path, saved.path.join("state.json"));
@@ -161,7 +163,7 @@ fn other_models_are_rejected() {
 
 #[test]
 fn other_formats_are_rejected() {
-    let saved = SavedCheckpoint::new();
+    let saved = CheckpointFixture::new();
     let format = "\"narrows-checkpoint/1\"";
     let newer = "this program reads 1";
     for (written, expected) in [
@@ -193,7 +195,7 @@ fn other_formats_are_rejected() {
 
 #[test]
 fn invalid_fields_are_reported() {
-    let saved = SavedCheckpoint::new();
+    let saved = CheckpointFixture::new();
     let state: serde_json::Value = serde_json::from_slice(&saved.bytes("state.json")).unwrap();
     let message = |edit: &dyn Fn(&mut serde_json::Value)| {
         let mut state = state.clone();
@@ -231,7 +233,7 @@ fn replace_tensor(bytes: &[u8], name: &str, to: Option<(&str, Dtype, Vec<usize>)
 
 #[test]
 fn invalid_tensors_are_reported() {
-    let saved = SavedCheckpoint::new();
+    let saved = CheckpointFixture::new();
     let bytes = saved.bytes("model.safetensors");
     let name = "model.layers.1.self_attn.q_proj.cola_a";
     let fault = |to| {
@@ -256,7 +258,7 @@ fn invalid_tensors_are_reported() {
 
 #[test]
 fn arbitrary_bytes_never_panic() {
-    let saved = SavedCheckpoint::new();
+    let saved = CheckpointFixture::new();
     let originals: Vec<Vec<u8>> = FILES.iter().map(|name| saved.bytes(name)).collect();
     arbtest::arbtest(|u| {
         let at = u.choose_index(FILES.len())?;
