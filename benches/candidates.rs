@@ -6,9 +6,9 @@
 //! cargo bench --bench candidates -- blocks  # one axis
 //! ```
 //!
-//! A candidate is a partition of the first blocks into the first stages for one mesh, microbatch, ZeRO
-//! setting and layout of the hidden state, priced by its lower bound on the step time. There is no
-//! incumbent plan to prune by, so all candidates are priced, in one thread.
+//! A candidate is a partition of the first blocks into the first stages for one mesh, microbatch, ZeRO stage and layout
+//! of the hidden state, priced by its lower bound on the step time. Without an incumbent plan nothing is pruned: all
+//! candidates are priced, in one thread.
 
 use std::fmt;
 use std::sync::Arc;

@@ -30,7 +30,7 @@ fn main() {
     divan::main();
 }
 
-/// With two cores or more, solves of different groupings and bounds of different meshes overlap.
+/// On two or more cores, solves of different groupings and bounds of different meshes run in parallel.
 #[divan::bench(args = [SMALL, LARGE], sample_count = 3, sample_size = 1)]
 fn plan(bencher: divan::Bencher, case: PlanSize) {
     let request = request(case);

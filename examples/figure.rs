@@ -20,7 +20,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontTransform, register_font};
 
-type Outcome<T> = Result<T, Box<dyn Error>>;
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
 type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Size, devices along the tensor axis, pipeline stages.
@@ -52,14 +52,13 @@ const PARTS: [Part; 7] = [
     ("bubble", RGBColor(225, 215, 160), |b| b.bubble),
 ];
 
-fn main() -> Outcome<()> {
+fn main() -> Result<()> {
     let target = std::env::args_os().nth(1).unwrap_or_else(|| "docs/step-times.svg".into());
     for style in [FontStyle::Normal, FontStyle::Bold] {
         register_font("sans-serif", style, dejavu::sans::regular())
             .map_err(|_| "the font cannot be read")?;
     }
-    let panels: Vec<Panel> =
-        MESHES.iter().map(|mesh| Panel::plan(*mesh)).collect::<Outcome<_>>()?;
+    let panels: Vec<Panel> = MESHES.iter().map(|mesh| Panel::plan(*mesh)).collect::<Result<_>>()?;
     draw(&PathBuf::from(target), &panels)
 }
 
@@ -70,20 +69,20 @@ struct Panel {
 }
 
 impl Panel {
-    fn plan((size, tensor, pipeline): (&str, u64, u64)) -> Outcome<Panel> {
+    fn plan((size, tensor, pipeline): (&str, u64, u64)) -> Result<Panel> {
         let mut bars = vec![];
         for (label, family, baseline) in BARS {
             let request = request(&format!("{family}-{size}"), tensor, pipeline, baseline)?;
             request.validate()?;
-            let time = match search(&request).best {
+            let breakdown = match search(&request).best {
                 None => None,
-                Some(found) => {
+                Some(best) => {
                     let Request { model, profile, executor, .. } = &request;
-                    let (prediction, _) = predict(model, profile, *executor, &found.plan)?;
+                    let (prediction, _) = predict(model, profile, *executor, &best.plan)?;
                     Some(prediction.breakdown_s)
                 }
             };
-            bars.push((label, time));
+            bars.push((label, breakdown));
         }
         let plural = if tensor * pipeline == 1 { "" } else { "s" };
         let devices = tensor * pipeline;
@@ -93,7 +92,7 @@ impl Panel {
     }
 }
 
-fn request(model: &str, tensor: u64, pipeline: u64, baseline: Baseline) -> Outcome<Request> {
+fn request(model: &str, tensor: u64, pipeline: u64, baseline: Baseline) -> Result<Request> {
     Ok(Request {
         micro_batch: Some(MICRO_BATCH),
         tensor: Some(tensor),
@@ -115,7 +114,7 @@ const HEIGHT: u32 = 480;
 const BAR_TOP: i32 = 70;
 const BAR_BOTTOM: i32 = 290;
 
-fn draw(target: &std::path::Path, panels: &[Panel]) -> Outcome<()> {
+fn draw(target: &std::path::Path, panels: &[Panel]) -> Result<()> {
     let canvas = SVGBackend::new(target, (WIDTH, HEIGHT)).into_drawing_area();
     canvas.fill(&WHITE)?;
     let (body, legend) = canvas.split_vertically(HEIGHT - 40);
@@ -127,7 +126,7 @@ fn draw(target: &std::path::Path, panels: &[Panel]) -> Outcome<()> {
     Ok(())
 }
 
-fn draw_panel(panel: &Panel, area: &Canvas) -> Outcome<()> {
+fn draw_panel(panel: &Panel, area: &Canvas) -> Result<()> {
     let ink = RGBColor(40, 40, 40);
     let centred = Pos::new(HPos::Center, VPos::Bottom);
     let middle = area.dim_in_pixel().0 as i32 / 2;
@@ -161,7 +160,7 @@ fn draw_panel(panel: &Panel, area: &Canvas) -> Outcome<()> {
     Ok(())
 }
 
-fn draw_legend(area: &Canvas) -> Outcome<()> {
+fn draw_legend(area: &Canvas) -> Result<()> {
     let ink = RGBColor(40, 40, 40);
     let font = ("sans-serif", 13).into_font().color(&ink).pos(Pos::new(HPos::Left, VPos::Center));
     for (index, (name, colour, _)) in PARTS.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Errors of predictions against all published tables and, where present beside the repository, further rows. No
-//! table's mean error may exceed the recorded one in `tests/data/recorded-errors.json`.
+//! Errors of predictions on all published tables and on further rows, where these lie beside the repository. No mean
+//! error of a table may exceed the recorded one in `tests/data/recorded-errors.json`.
 //!
 //! After a deliberate change, `NARROWS_BLESS=1 cargo test --test accuracy` records the new errors.
 

@@ -1,4 +1,4 @@
-//! benches/gpu.sh without a GPU: with fake CUDA libraries, and without any CUDA library.
+//! benches/gpu.sh on machines without a GPU: with fake CUDA libraries, and without CUDA libraries.
 #![cfg(unix)]
 
 use std::path::{Path, PathBuf};
@@ -111,7 +111,7 @@ const EXPECTED_ROWS: [(&str, &[&str]); 6] = [
 
 #[test]
 #[ignore = "second level: runs the whole bench, calibration and training included"]
-fn with_stand_ins_every_part_has_its_rows() {
+fn with_fake_libraries_every_part_has_its_rows() {
     if !can_run_scripts() {
         return;
     }
@@ -126,7 +126,7 @@ fn with_stand_ins_every_part_has_its_rows() {
     script.args(["--curve", "cola-tiny,1,8,2", "--btp", "cola-tiny,1,8,2", "--processes", "2"]);
     script.args(["--speed", "cola-tiny,1,8,3", "--warm-up", "1", "--peak-flops", "1e12"]);
     script.args(["--calibrate", "--quick --global-batch 2 --sequence-length 16"]);
-    // A test program that fails: the other parts run nevertheless, and the exit code is 1.
+    // With a failing test program, the other parts still run, and the exit code is 1.
     script.args(["--gpu-tests", "/bin/sh", "--skip", "sanitize"]);
     let output = output_of(&mut script);
     let (table, errors) = (stdout(&output), String::from_utf8_lossy(&output.stderr));
@@ -147,8 +147,8 @@ fn with_stand_ins_every_part_has_its_rows() {
                 let (_, expected) =
                     EXPECTED_ROWS.iter().find(|(name, _)| *name == part).expect(&part);
                 for row_start in *expected {
-                    let found = part_rows.iter().any(|row| row[1].starts_with(row_start));
-                    assert!(found, "{row_start}: {table}");
+                    let exists = part_rows.iter().any(|row| row[1].starts_with(row_start));
+                    assert!(exists, "{row_start}: {table}");
                 }
                 assert!(part_rows.iter().all(|row| row.last().unwrap() != "FAIL"), "{table}");
             }

@@ -1,8 +1,8 @@
 //! Every command in README.md runs and prints the output shown there.
 //!
 //! A `sh` block contains commands; a `console` block contains commands after `$ ` and their output. In an expected line
-//! `…` stands for any text; as the first line it stands for all lines before the shown ones, as the last for all after
-//! them. A command that ends in `# exits with 1` must. After a deliberate change,
+//! `…` matches any text; as the first line it matches all lines before the shown ones, as the last line all lines after
+//! them. The comment `# exits with 1` states the exit code of a command. After a deliberate change,
 //! `NARROWS_BLESS=1 cargo test --test readme` writes the new output into README.md.
 
 use std::path::Path;
@@ -12,7 +12,7 @@ use std::{env, fs};
 /// Stands for any text.
 const ANY: &str = "…";
 
-/// One command with the output that follows it; `None` where none is shown.
+/// A command and its shown output; `None` without output.
 #[derive(Debug)]
 struct Example {
     line: String,
@@ -31,53 +31,53 @@ fn commands_of_the_readme_print_the_shown_output() {
     for inputs in ["models", "data"] {
         copy_files(&root.join(inputs), &folder.path().join(inputs));
     }
-    let mut blessed: Vec<String> = document.lines().map(str::to_string).collect();
-    let mut wrong = vec![];
+    let mut updated: Vec<String> = document.lines().map(str::to_string).collect();
+    let mut mismatches = vec![];
     let mut replacements = vec![];
     for example in &examples {
         let Some(printed) = run(example, folder.path()) else { continue };
         let Some(expected) = &example.output else { continue };
         if !matches(expected, &printed) {
-            wrong.push(format!("$ {}\n{}", example.line, printed.join("\n")));
+            mismatches.push(format!("$ {}\n{}", example.line, printed.join("\n")));
         }
         replacements.push((example.at.clone(), shown(expected, &printed)));
     }
     if env::var_os("NARROWS_BLESS").is_some() {
         for (at, lines) in replacements.into_iter().rev() {
-            blessed.splice(at, lines);
+            updated.splice(at, lines);
         }
-        fs::write(root.join("README.md"), blessed.join("\n") + "\n").expect("README.md");
+        fs::write(root.join("README.md"), updated.join("\n") + "\n").expect("README.md");
     } else {
         assert!(
-            wrong.is_empty(),
-            "README.md shows something else; NARROWS_BLESS=1 writes what these print:\n\n{}",
-            wrong.join("\n\n")
+            mismatches.is_empty(),
+            "README.md shows other output; NARROWS_BLESS=1 writes the output of these commands:\n\n{}",
+            mismatches.join("\n\n")
         );
     }
 }
 
 fn examples(document: &str) -> Vec<Example> {
-    let mut found: Vec<Example> = vec![];
+    let mut examples: Vec<Example> = vec![];
     let mut block = "";
     for (number, line) in document.lines().enumerate() {
         if let Some(kind) = line.strip_prefix("```") {
             block = if block.is_empty() { if kind.is_empty() { "text" } else { kind } } else { "" };
         } else if block == "sh" && !line.trim().is_empty() && !line.starts_with('#') {
-            found.push(Example { line: line.into(), output: None, at: 0..0 });
+            examples.push(Example { line: line.into(), output: None, at: 0..0 });
         } else if block == "console" {
             if let Some(command) = line.strip_prefix("$ ") {
                 let at = number + 1..number + 1;
-                found.push(Example { line: command.into(), output: Some(vec![]), at });
-            } else if let Some(Example { output: Some(output), at, .. }) = found.last_mut() {
+                examples.push(Example { line: command.into(), output: Some(vec![]), at });
+            } else if let Some(Example { output: Some(output), at, .. }) = examples.last_mut() {
                 output.push(line.into());
                 at.end = number + 1;
             }
         }
     }
-    found
+    examples
 }
 
-/// The arguments for the program under test; `None` for commands that are not its own.
+/// The arguments for the program under test; `None` for commands of other programs.
 fn program(example: &Example) -> Option<Vec<&str>> {
     let (line, _) = split_comment(&example.line);
     assert!(!line.contains(['|', '"', '\'', '>', '$']), "too much shell for this test: {line}");
@@ -100,7 +100,7 @@ fn split_comment(line: &str) -> (&str, &str) {
     line.split_once(" #").map_or((line, ""), |(command, comment)| (command, comment.trim()))
 }
 
-/// The output of a command, standard output first; `None` for commands that are not of the program.
+/// The output of a command, standard output first; `None` for commands of other programs.
 fn run(example: &Example, folder: &Path) -> Option<Vec<String>> {
     let arguments = program(example)?;
     let output = Command::new(env!("CARGO_BIN_EXE_narrows"))
@@ -158,14 +158,14 @@ fn line_matches(expected: &str, printed: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// New lines for README.md: as many as before, unchanged where they still match, and without wall times.
+/// The new output lines for README.md: as many as before, unchanged where they match, and without wall times.
 fn shown(expected: &[String], printed: &[String]) -> Vec<String> {
     let cut = |line: Option<&String>| line.filter(|line| *line == ANY).cloned();
-    let (kept, compared) = parts(expected, printed);
+    let (shown, compared) = parts(expected, printed);
     let before = cut(expected.first()).filter(|_| expected.len() > 1);
     let after = cut(expected.last());
-    let lines = compared.iter().enumerate().map(|(index, line)| match kept.get(index) {
-        Some(kept) if line_matches(kept, line) => kept.clone(),
+    let lines = compared.iter().enumerate().map(|(index, line)| match shown.get(index) {
+        Some(shown) if line_matches(shown, line) => shown.clone(),
         _ => without_wall_time(line),
     });
     before.into_iter().chain(lines).chain(after).collect()

@@ -1,5 +1,5 @@
-//! Rules that the compiler does not check: the direction of dependencies, the contents of packages, the size of
-//! files, unfinished work, local paths, and links in documents.
+//! Rules that the compiler does not check: the direction of dependencies, the contents of packages, the length of files,
+//! unfinished work, local paths, and links in documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -81,21 +81,21 @@ fn crates_depend_in_one_direction() {
         let dependencies = workspace_dependencies(package, &crates, false);
         dependencies.into_iter().map(name).collect()
     };
-    let found: BTreeMap<String, BTreeSet<String>> =
+    let actual: BTreeMap<String, BTreeSet<String>> =
         packages.iter().map(|package| (name(package), dependencies(package))).collect();
     let expected: BTreeMap<String, BTreeSet<String>> = GRAPH
         .iter()
-        .map(|(name, may)| (name.to_string(), may.iter().map(|n| n.to_string()).collect()))
+        .map(|(name, allowed)| (name.to_string(), allowed.iter().map(|n| n.to_string()).collect()))
         .collect();
-    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
-    for (package, dependencies) in &found {
+    assert_eq!(actual.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (package, dependencies) in &actual {
         let extra: Vec<_> = dependencies.difference(&expected[package]).collect();
         assert!(extra.is_empty(), "{package} may not depend on {extra:?}: see ARCHITECTURE.md");
     }
 }
 
-/// `cargo package` leaves out dependencies of tests without a version. With versions, crates whose tests
-/// use each other could not be published.
+/// `cargo package` omits test dependencies without a version. With versions, crates whose tests use each other could not
+/// be published.
 #[test]
 fn tests_depend_on_crates_of_the_workspace_without_a_version() {
     let packages = packages();
@@ -179,7 +179,7 @@ const NAME_BASELINES: [&str; 2] = ["plan/src/strategy/baseline.rs", "planner/src
 
 #[test]
 fn the_search_has_no_special_case_for_a_baseline() {
-    let mut found = vec![];
+    let mut violations = vec![];
     for path in files() {
         let name = shown(&path).replace('\\', "/");
         // The crates of tests lie under `tests/`, and may name baselines as tests do.
@@ -191,38 +191,39 @@ fn the_search_has_no_special_case_for_a_baseline() {
             let code = line.split("//").next().unwrap_or("").to_ascii_lowercase();
             if ["btp", "vanillatp", "vanilla-tp", "megatron"].iter().any(|word| code.contains(word))
             {
-                found.push(format!("{name}:{}", number + 1));
+                violations.push(format!("{name}:{}", number + 1));
             }
         }
     }
-    assert!(found.is_empty(), "only {NAME_BASELINES:?} may name a baseline: {found:#?}");
+    assert!(violations.is_empty(), "only {NAME_BASELINES:?} may name a baseline: {violations:#?}");
 }
 
-/// Concatenated, so that this file passes its own test.
+/// Words of unfinished work, concatenated so that this file passes the test.
 const UNFINISHED: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const LOCAL: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 
 #[test]
 fn no_file_has_unfinished_work_or_local_paths() {
-    let mut found = vec![];
+    let mut violations = vec![];
     for path in files() {
         for (number, line) in text(&path).lines().enumerate() {
             let words = UNFINISHED.iter().filter(|word| contains_word(line, word));
-            let paths = LOCAL.iter().filter(|prefix| begins_a_path(line, prefix));
-            for what in words.chain(paths) {
-                found.push(format!("{}:{}: {what}", shown(&path), number + 1));
+            let paths = LOCAL.iter().filter(|prefix| contains_path(line, prefix));
+            for text in words.chain(paths) {
+                violations.push(format!("{}:{}: {text}", shown(&path), number + 1));
             }
         }
     }
-    assert!(found.is_empty(), "{found:#?}");
+    assert!(violations.is_empty(), "{violations:#?}");
 }
 
 fn contains_word(line: &str, word: &str) -> bool {
     line.split(|letter: char| !letter.is_alphanumeric()).any(|part| part == word)
 }
 
-fn begins_a_path(line: &str, prefix: &str) -> bool {
+/// Whether a line contains an absolute path with this prefix.
+fn contains_path(line: &str, prefix: &str) -> bool {
     line.match_indices(prefix).any(|(at, _)| {
         let before = line[..at].chars().next_back();
         before.is_none_or(|letter| !letter.is_alphanumeric() && !"./-_~>".contains(letter))
@@ -275,7 +276,7 @@ fn linked(document: &str) -> Vec<String> {
 /// Every text file of the repository.
 fn files() -> Vec<PathBuf> {
     const TEXT: [&str; 6] = ["rs", "md", "toml", "json", "yml", "snap"];
-    let mut found = vec![];
+    let mut files = vec![];
     let mut folders = vec![root().to_path_buf()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).expect("a folder").flatten() {
@@ -284,12 +285,12 @@ fn files() -> Vec<PathBuf> {
             if path.is_dir() && name != ".git" && !name.starts_with("target") {
                 folders.push(path);
             } else if path.extension().is_some_and(|e| TEXT.iter().any(|text| e == *text)) {
-                found.push(path);
+                files.push(path);
             }
         }
     }
-    found.sort();
-    found
+    files.sort();
+    files
 }
 
 fn text(path: &Path) -> String {

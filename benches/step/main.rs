@@ -6,12 +6,12 @@
 //!
 //! Sequences of 256 tokens in f32, with AdamW and clipping. On one thread and on two, PyTorch eager and
 //! compiled (`torch_step.py`) and this runtime run steps alternately, so that other load of the machine
-//! affects all equally; with two threads, also a tensor axis of two devices with one thread each. Ratios
-//! are of the shortest wall-clock times, and in parentheses of processor times, which other load affects
-//! less. Without torch, the comparison with it is skipped with a message.
+//! affects all equally. With two threads, a tensor axis of two devices with one thread each is measured too. Ratios are
+//! of the shortest wall-clock times, and in parentheses of processor times, which other load affects less. Without torch,
+//! the comparison is skipped with a message.
 //!
-//! All start with the same weights and tokens, so their losses must be equal: the largest difference is
-//! printed, and one above [`LOSS_ERROR_MAX`] is an error.
+//! All runners start with the same weights and tokens, so their losses must agree: the largest relative difference is
+//! printed, and is an error above [`LOSS_ERROR_MAX`].
 
 use std::error::Error;
 use std::io::Write;
@@ -155,7 +155,7 @@ impl Runner {
 }
 
 /// A runner and the times of its steps, including those of the warm-up.
-struct Contestant {
+struct TimedRunner {
     name: String,
     runner: Runner,
     steps: Vec<Times>,
@@ -164,12 +164,12 @@ struct Contestant {
 /// Number of first steps that are not timed: they compile, allocate memory and start threads.
 const WARM_UP: usize = 3;
 
-impl Contestant {
+impl TimedRunner {
     /// Runs the first step.
-    fn new(name: String, mut runner: Runner) -> Result<Contestant, Box<dyn Error>> {
+    fn new(name: String, mut runner: Runner) -> Result<TimedRunner, Box<dyn Error>> {
         let first_step =
             runner.step().map_err(|error| format!("{name}: the first step: {error}"))?;
-        Ok(Contestant { name, runner, steps: vec![first_step] })
+        Ok(TimedRunner { name, runner, steps: vec![first_step] })
     }
 
     fn timed(&self) -> &[Times] {
@@ -177,7 +177,7 @@ impl Contestant {
     }
 
     /// Largest relative difference between the losses of both.
-    fn loss_error(&self, other: &Contestant) -> f64 {
+    fn loss_error(&self, other: &TimedRunner) -> f64 {
         let pairs = self.steps.iter().zip(&other.steps);
         pairs.map(|(one, two)| (one.loss / two.loss - 1.0).abs()).fold(0.0, f64::max)
     }
@@ -197,29 +197,29 @@ fn compare(arguments: &Arguments, model: &Model, threads: usize) -> Result<(), B
         Narrows::new(model, devices, threads, arguments.sequences)
             .map(|n| Runner::Narrows(n.into()))
     };
-    let mut all = vec![Contestant::new("narrows".into(), narrows(1, threads)?)?];
+    let mut all = vec![TimedRunner::new("narrows".into(), narrows(1, threads)?)?];
     if threads > 1 {
         let name = format!("narrows, tensor axis {threads}");
-        all.push(Contestant::new(name, narrows(threads as u64, 1)?)?);
+        all.push(TimedRunner::new(name, narrows(threads as u64, 1)?)?);
     }
     let start = write_start(model, arguments.sequences)?;
     let parameters: u64 = logical_parameters(model).iter().map(|p| p.elements()).sum();
     for mode in [Mode::Eager, Mode::Compile] {
         let shape = (arguments.sequences, LENGTH);
         let torch = Torch::start(&arguments.python, mode, threads, shape, start.path());
-        let contestant = torch.and_then(|torch| {
+        let timed_runner = torch.and_then(|torch| {
             assert_eq!(torch.parameters, parameters, "torch_step.py has another model");
-            Contestant::new(format!("torch {} {mode}", torch.version), Runner::Torch(torch))
+            TimedRunner::new(format!("torch {} {mode}", torch.version), Runner::Torch(torch))
         });
-        match contestant {
-            Ok(contestant) => all.push(contestant),
+        match timed_runner {
+            Ok(timed_runner) => all.push(timed_runner),
             Err(error) => println!("torch {mode} is skipped: {error}"),
         }
     }
     for _ in 1..WARM_UP + arguments.rounds {
-        for contestant in &mut all {
-            let times = contestant.runner.step()?;
-            contestant.steps.push(times);
+        for timed_runner in &mut all {
+            let times = timed_runner.runner.step()?;
+            timed_runner.steps.push(times);
         }
     }
     report(arguments, threads, &all);
@@ -228,23 +228,28 @@ fn compare(arguments: &Arguments, model: &Model, threads: usize) -> Result<(), B
     if error > LOSS_ERROR_MAX { Err("the losses differ".into()) } else { Ok(()) }
 }
 
-fn report(arguments: &Arguments, threads: usize, all: &[Contestant]) {
+fn report(arguments: &Arguments, threads: usize, all: &[TimedRunner]) {
     let tokens = (arguments.sequences * LENGTH) as f64;
     println!(
         "{threads} thread(s), {} sequences of {LENGTH}, {} rounds",
         arguments.sequences, arguments.rounds
     );
     println!("{:28} {:>9} {:>9} {:>11} {:>7}", "", "tokens/s", "median", "processor s", "loss");
-    let min =
-        |contestant: &Contestant, time: fn(&Times) -> f64| times::min(contestant.timed(), time);
+    let min = |timed_runner: &TimedRunner, time: fn(&Times) -> f64| {
+        times::min(timed_runner.timed(), time)
+    };
     let wall: fn(&Times) -> f64 = |times| times.wall_s;
     let processor: fn(&Times) -> f64 = |times| times.processor_s;
-    for contestant in all {
-        let (shortest, median) = (min(contestant, wall), times::median(contestant.timed(), wall));
-        let loss = contestant.steps.last().map_or(f64::NAN, |times| times.loss);
-        let processor_s = min(contestant, processor);
+    for timed_runner in all {
+        let (shortest, median) =
+            (min(timed_runner, wall), times::median(timed_runner.timed(), wall));
+        let loss = timed_runner.steps.last().map_or(f64::NAN, |times| times.loss);
+        let processor_s = min(timed_runner, processor);
         let (fastest, median) = (tokens / shortest, tokens / median);
-        println!("{:28} {fastest:9.0} {median:9.0} {processor_s:11.3} {loss:7.3}", contestant.name);
+        println!(
+            "{:28} {fastest:9.0} {median:9.0} {processor_s:11.3} {loss:7.3}",
+            timed_runner.name
+        );
     }
     for other in &all[1..] {
         let ratio = |time| min(other, time) / min(&all[0], time);

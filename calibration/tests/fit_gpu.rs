@@ -1,4 +1,4 @@
-//! A fit finds the GPUs that made its measurements, on meshes of one device, of two, and of a whole node.
+//! Fits of GPU profiles to simulated measurements, on meshes of one device, of two, and of a whole node.
 
 use narrows_calibration::fit::{GpuMachine, GpuModel, MeasuredStep, fit_gpu_profile};
 use narrows_cost_model::KernelClass;
@@ -14,9 +14,9 @@ use narrows_plan::kernel::{
 use narrows_plan::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
-/// What the truth is a perturbation of, and what a fit begins with.
+/// The preset at which fits start, and of which the true profile is a perturbation.
 const BASE: &str = "h100-sxm";
-/// The launch gaps of the truth.
+/// Launch gaps of the true profile.
 const GAPS_S: [f64; 2] = [1.1e-6, 5.5e-6];
 
 fn machine(name: &str, per_node: u32) -> GpuMachine {
@@ -25,7 +25,7 @@ fn machine(name: &str, per_node: u32) -> GpuMachine {
     GpuMachine {
         name: "gpu-measured".into(),
         title: format!("{name}, driver 13.0"),
-        description: "GPUs that a formula is.".into(),
+        description: "Simulated GPUs.".into(),
         gpu: GpuModel {
             name: name.into(),
             capability,
@@ -171,8 +171,8 @@ fn log_error(actual: f64, expected: f64) -> f64 {
     (actual / expected).ln().abs()
 }
 
-/// Prices of measured shapes are the measured times on every mesh, prices between them are close, and
-/// coefficients are the true ones where the measurements determine them.
+/// Prices of measured shapes equal the measured times on every mesh, prices of other shapes are close, and coefficients
+/// equal the true ones where the measurements determine them.
 #[test]
 fn fits_recover_the_true_profile() {
     for (meshes, per_node) in [(&[1][..], 1), (&[1, 2], 2), (&[1, 2, 8], 8), (&[1, 2], 8)] {
@@ -274,7 +274,7 @@ fn provenance_is_measured_derived_or_that_of_the_preset() {
         assert_eq!(file.device.provenance.kind, base.file().device.provenance.kind);
         assert_eq!(file.device.memory_bytes, Bytes(85_000_000_000));
     }
-    // A measurement of one GPU does not determine the size of the node.
+    // A measurement of one GPU does not determine the size of a node.
     assert_eq!(one.devices_per_node(), base.devices_per_node());
     assert_eq!(several.devices_per_node(), 2);
 }

@@ -28,8 +28,8 @@ const PARTS: [(&str, &str); 21] = [
 /// Endings of the paths of errors.
 const ERRORS: [&str; 2] = [".relative_error", ".step_error"];
 
-/// A phrase for assumed parts of a profile, given as paths in its file. The error of a part that is assumed itself goes
-/// without saying.
+/// A phrase for assumed parts of a profile, given as paths in its file. The error of an assumed part is implied, and not
+/// listed.
 pub fn phrase(paths: &[String]) -> String {
     let implied = |path: &&String| {
         let part = ERRORS.iter().find_map(|ending| path.strip_suffix(ending));
@@ -39,7 +39,7 @@ pub fn phrase(paths: &[String]) -> String {
     names.join(", ")
 }
 
-/// The name of a part; its path if it has none.
+/// The name of a part; its path for a part without a name.
 fn name(path: &str) -> &str {
     match path {
         "executors.captured.step_error" | "executors.eager.step_error" => "the error of steps",

@@ -1,4 +1,4 @@
-//! The parts of a step's time, predicted and measured, under one list of categories.
+//! Categories of predicted and measured step time.
 
 use std::collections::BTreeMap;
 

@@ -14,7 +14,7 @@ use crate::text::{half_width, percent, plural, signed_percents};
 /// Share of the time below which a preset counts as not covered.
 const COVERED_MIN: f64 = 0.5;
 
-/// What `calibrate` prints.
+/// Output of `calibrate`.
 #[derive(Debug, Serialize)]
 pub struct CalibrationReport {
     /// The file of the profile.
@@ -27,7 +27,7 @@ pub struct CalibrationReport {
     /// Share of the presets' kernels that were measured.
     presets: Vec<PresetCoverage>,
     repeatability: Option<Repeatability>,
-    /// Why the measurement is not reliable.
+    /// Reason for which the measurement is not reliable.
     #[serde(skip_serializing_if = "Option::is_none")]
     warning: Option<String>,
     /// Source of every group of numbers in the profile.
@@ -39,7 +39,7 @@ pub struct CalibrationReport {
     comparison: Option<ClosedLoop>,
 }
 
-/// What was measured of one class of kernels.
+/// Measurements of one class of kernels.
 #[derive(Debug, Serialize)]
 struct ClassCoverage {
     #[serde(rename = "kernels", serialize_with = "class_name")]
@@ -61,7 +61,7 @@ struct ProfileGroup {
     provenance: Provenance,
 }
 
-/// The name of a class in JSON.
+/// Serializes the name of a class in JSON.
 fn class_name<S: Serializer>(class: &KernelClass, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(match class {
         KernelClass::Gemm => "products",
@@ -159,13 +159,13 @@ impl CalibrationReport {
         );
         if self.coverage.iter().any(|coverage| coverage.half_width_90 > 1.0) {
             page.paragraph(
-                "Intervals beyond ±100 % are factors either way. Such prices are worth little: most often \
-                 the machine was busy, so measure again.",
+                "Intervals beyond ±100 % are factors in both directions. Such prices are unreliable, mostly because \
+                 the machine was busy: measure again.",
             );
         }
     }
 
-    /// A row for each model size, a column for each model family.
+    /// A table with a row for each model size and a column for each model family.
     fn presets(&self, page: &mut TextPage) {
         let (mut families, mut sizes): (Vec<&str>, Vec<&str>) = (vec![], vec![]);
         for (family, size) in self.presets.iter().filter_map(|preset| preset.model.split_once('-'))
@@ -304,7 +304,7 @@ fn compared_plans(page: &mut TextPage, comparison: &ClosedLoop, detail: Detail) 
     page.fields(&fields);
 }
 
-/// Whether the measured step lies in the interval that the other groups of plans give.
+/// Whether the measured step lies in the interval by the other groups of plans.
 fn inside(plan: &ClosedLoopPlan) -> &'static str {
     match plan.interval_s {
         None => "",

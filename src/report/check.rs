@@ -1,4 +1,4 @@
-//! The report of a check: what was proven, or what is wrong.
+//! The report of a check: the proof, or the errors.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ use crate::args::{Detail, PlanFile};
 use crate::errors::Problem;
 use crate::text::{plural, thousands};
 
-/// What `check` prints.
+/// Output of `check`.
 #[derive(Serialize)]
 pub struct CheckReport {
     proven: bool,
     stages: Vec<StageSummary>,
     /// Memory that a device may use; `null` without a limit.
     memory_limit_bytes: Option<u64>,
-    /// What is wrong; empty for a proven plan.
+    /// Errors; empty for a proven plan.
     errors: Vec<CheckProblem>,
     #[serde(skip_serializing_if = "Option::is_none")]
     numeric: Option<NumericReport>,
@@ -66,8 +66,8 @@ impl CheckReport {
             .map(|(index, stage)| CheckProblem::memory(index, stage.arena, limit))
             .collect();
         let stages = program.stages.iter().map(StageSummary::of).collect();
-        if let Err(found) = CheckedProgram::check(program) {
-            errors.extend(found.0.iter().map(CheckProblem::of));
+        if let Err(check_errors) = CheckedProgram::check(program) {
+            errors.extend(check_errors.0.iter().map(CheckProblem::of));
         }
         let PlanFile { name, plan, model, .. } = file;
         let devices = plural(plan.mesh.devices(), "device");
@@ -92,7 +92,7 @@ impl CheckReport {
         CheckReport { numeric: Some(numeric), ..self }
     }
 
-    /// Everything that is wrong with the plan.
+    /// All errors of the plan.
     pub fn problems(&self) -> Vec<Problem> {
         let errors = self.errors.iter().map(|error| error.problem(&self.file));
         let numeric = self.numeric.iter().filter_map(|numeric| numeric.problem(&self.file));

@@ -35,7 +35,7 @@ struct OpRow {
     name: String,
     strategy: &'static str,
     weight: Option<WeightSplit>,
-    /// Layouts of the outputs, with marks for copies that are stored or recomputed.
+    /// Layouts of the outputs, with symbols for copies that are stored or recomputed.
     layouts: String,
     forward: String,
     backward: String,
@@ -174,17 +174,17 @@ fn op_row(plan: &SegmentPlan, id: OpId, context: &Context) -> OpRow {
     }
 }
 
-/// The layouts that a value takes, the producer's first, with a mark for each copy that is stored or recomputed.
+/// The layouts of a value, the producer's first, with a symbol for each copy that is stored or recomputed.
 fn layouts(plan: &SegmentPlan, id: ValueId) -> String {
     let flow = &plan.choice.flows[id.0 as usize];
-    let mark = |index: usize| match flow.saves.get(index) {
+    let symbol = |index: usize| match flow.saves.get(index) {
         Some(Save::Kept) => "*",
         Some(Save::Recomputed) => "+",
         Some(Save::Dropped) | None => "",
     };
     let copies = flow.copies();
     let mut names =
-        copies.iter().enumerate().map(|(index, layout)| format!("{layout}{}", mark(index)));
+        copies.iter().enumerate().map(|(index, layout)| format!("{layout}{}", symbol(index)));
     let produced = names.next().unwrap_or_default();
     let resharded: Vec<String> = names.collect();
     match resharded.is_empty() {
@@ -193,7 +193,7 @@ fn layouts(plan: &SegmentPlan, id: ValueId) -> String {
     }
 }
 
-/// Whether any copy of a value is saved so.
+/// Whether any copy of a value has this save decision.
 fn is_saved(plan: &SegmentPlan, id: ValueId, save: Save) -> bool {
     plan.choice.flows[id.0 as usize].saves.contains(&save)
 }
@@ -215,7 +215,7 @@ fn collectives(templates: &[InstrTemplate]) -> String {
         if let Action::Collective(collective) = &template.action
             && collective.axis == Axis::Tensor
         {
-            // A statistic that rides along with a payload is in the table of payloads.
+            // A statistic that is reduced along with a payload is listed in the table of payloads.
             let alone = collective.payload == Bytes(0);
             *kinds.entry(abbreviation(collective.kind)).or_default() +=
                 if alone { collective.statistic } else { collective.payload };

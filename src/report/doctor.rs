@@ -1,4 +1,4 @@
-//! The report of `doctor`: what this machine can run.
+//! The report of `doctor`: available backends, libraries and devices.
 
 use std::env;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::cuda_loader;
 use crate::gpu;
 use crate::host::{available_memory, cores, total_memory};
 
-/// What `doctor` prints.
+/// Output of `doctor`.
 #[derive(Debug, Serialize)]
 pub struct DoctorReport {
     version: &'static str,
@@ -29,7 +29,7 @@ pub struct DoctorReport {
     devices: Vec<GpuReport>,
     /// The GPUs as calibration identifies them; `null` without any.
     gpus: Option<ProfileReport>,
-    /// This process among those that a launcher started; `null` when it is alone.
+    /// Rank and rendezvous of this process; `null` without a launcher.
     launch: Option<ProcessReport>,
 }
 
@@ -96,14 +96,14 @@ struct ProcessReport {
 impl DoctorReport {
     /// Inspects this machine.
     pub fn inspect() -> DoctorReport {
-        let found = cuda_loader::find_libraries();
+        let files = cuda_loader::find_libraries();
         let library = |library: CudaLibrary| LibraryReport {
             name: format!("lib{}", library.file_stem()),
             purpose: library.purpose(),
             loads: narrows_cuda::library_loads(library),
             version: narrows_cuda::library_version(library),
-            // The target of a link, since this program makes links itself.
-            path: found.get(&library).map(|file| {
+            // The target of a link, since this program creates links itself.
+            path: files.get(&library).map(|file| {
                 std::fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone())
             }),
         };
@@ -253,17 +253,17 @@ impl GpuReport {
     }
 }
 
-/// Whether the CUDA backend can run. NCCL is for several GPUs, and cuBLAS only comes with cuBLASLt.
+/// Whether the CUDA backend can run. NCCL is needed for several GPUs only, and cuBLAS only as a dependency of cuBLASLt.
 fn cuda_availability(
     libraries: &[LibraryReport],
     gpus: &Result<Vec<GpuInfo>, String>,
 ) -> Availability {
     let (mut because, mut hints) = (vec![], vec![]);
     let mut usable = true;
-    for (library, found) in CudaLibrary::ALL.iter().zip(libraries).filter(|(_, found)| !found.loads)
-    {
-        let state = if found.path.is_some() { "does not load" } else { "not found" };
-        because.push(format!("{} ({}) {state}", found.name, found.purpose));
+    let missing = CudaLibrary::ALL.iter().zip(libraries).filter(|(_, report)| !report.loads);
+    for (library, report) in missing {
+        let state = if report.path.is_some() { "does not load" } else { "not found" };
+        because.push(format!("{} ({}) {state}", report.name, report.purpose));
         hints.push(library.install_hint().to_owned());
         usable &= matches!(library, CudaLibrary::Nccl | CudaLibrary::Cublas);
     }

@@ -1,4 +1,4 @@
-//! The explanation of a plan: what limits it, and what the alternatives cost.
+//! The explanation of a plan: its bottlenecks, and the costs of the alternatives.
 
 use narrows_plan::Zero;
 use narrows_plan::{Bytes, Mesh, Seconds};
@@ -23,7 +23,7 @@ pub struct PricedFile {
     pub prediction: Prediction,
 }
 
-/// What `explain` prints.
+/// Output of `explain`.
 #[derive(Serialize)]
 pub struct ExplainReport<'a> {
     #[serde(flatten)]
@@ -137,7 +137,7 @@ impl ExplainReport<'_> {
     }
 }
 
-/// Where the time of each plan goes.
+/// The time breakdown of each plan.
 fn breakdowns(page: &mut TextPage, plans: &[(&str, &Prediction, Option<f64>)]) {
     page.heading("Time breakdown of each plan");
     let columns = [
@@ -198,7 +198,7 @@ fn memory(binding: &MemoryBinding) -> String {
     }
 }
 
-/// The meshes with a plan, and how many are not listed for which reason; all of them in full detail.
+/// The meshes with a plan, and the numbers of other meshes by outcome; in full detail all meshes.
 fn meshes(page: &mut TextPage, explanation: &Explanation, detail: Detail) {
     let meshes = &explanation.meshes;
     if meshes.is_empty() {

@@ -1,4 +1,4 @@
-//! Kernels of a plan that are far from every measured shape, which widens the interval of its prediction.
+//! Kernels of a plan that are far from every measured shape, which widen the interval of the prediction.
 
 use narrows_cost_model::interval::UnmeasuredKernel;
 use narrows_plan::Kernel;

@@ -1,8 +1,7 @@
 //! Reports of commands.
 //!
-//! A report is one struct. Serialized it is the answer of `--format json`, whose keys carry their units and do not
-//! change; [`Report::render`] makes the text for people from the same values. Fields that are not serialized hold the
-//! names and the resolved plan that the text needs beside them.
+//! A report is one struct. Its serialization is the output of `--format json`, whose keys have units and do not change.
+//! [`Report::render`] formats the same values as text. Fields that are not serialized are needed by the text only.
 
 mod assumptions;
 mod breakdown;
@@ -49,16 +48,16 @@ pub trait Report: Serialize {
     fn render(&self, detail: Detail) -> String;
 }
 
-/// Prints a report on standard output, or as text on standard error where standard output is `taken` by a file.
+/// Prints a report on standard output; its text goes to standard error where `stdout_in_use` by a file.
 pub fn print(
     report: &impl Report,
     format: OutputFormat,
     detail: Detail,
-    taken: bool,
+    stdout_in_use: bool,
 ) -> CommandResult<()> {
     match format {
         OutputFormat::Json => output::print_json(report),
-        OutputFormat::Text if taken => {
+        OutputFormat::Text if stdout_in_use => {
             output::eprint(&report.render(detail));
             Ok(())
         }

@@ -1,4 +1,4 @@
-//! How far the miniature of a plan is from unsharded training.
+//! Comparison of the miniature of a plan with unsharded training.
 
 use narrows_reference::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use crate::args::Detail;
 use crate::errors::Problem;
 use crate::text::plural;
 
-/// Gradients that are reported, the furthest first.
+/// Number of reported gradients, the largest differences first.
 const REPORTED: usize = 5;
 
 /// The field `numeric` of `check --numeric`.
@@ -24,7 +24,7 @@ pub struct NumericReport {
     loss_relative_difference: f64,
     loss_tolerance: f64,
     gradients_compared: u64,
-    /// ‖a − b‖ / ‖b‖ of the gradients that are furthest.
+    /// The largest ‖a − b‖ / ‖b‖ of gradients.
     gradient_relative_differences: Vec<GradientDifference>,
     gradient_tolerance: f64,
 }
@@ -63,8 +63,8 @@ impl NumericReport {
 
     /// The problem of a plan that computes another function than its model.
     pub fn problem(&self, file: &str) -> Option<Problem> {
-        let because = [format!("because in its miniature {}", self.differences())];
-        let problem = Problem::new(file, "the plan does not compute its model").because(because);
+        let cause = format!("because in its miniature {}", self.differences());
+        let problem = Problem::new(file, "the plan does not compute its model").because([cause]);
         (!self.equal).then_some(problem)
     }
 

@@ -65,8 +65,7 @@ impl TextPage {
         }
     }
 
-    /// A table. Columns in which every cell is empty are left out; cells are wrapped where the table would be wider
-    /// than the page.
+    /// A table. Columns without content are omitted; cells are wrapped where the table would be wider than the page.
     pub fn table(&mut self, columns: &[(&str, Align)], rows: &[Vec<String>]) {
         let used: Vec<usize> = (0..columns.len())
             .filter(|&index| rows.iter().any(|row| !row[index].is_empty()))
@@ -96,7 +95,7 @@ impl TextPage {
     }
 }
 
-/// The words of a text in lines of at most `width` columns. A word that is longer has a line of its own.
+/// Wraps a text into lines of at most `width` columns. A longer word has its own line.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![];
     let mut line = String::new();
@@ -127,7 +126,7 @@ mod tests {
 
     #[test]
     fn nothing_is_wider_than_the_page() {
-        let words = "eleven more words than anyone would put into one cell ".repeat(4);
+        let words = "many more words than fit into one cell of a table ".repeat(4);
         let mut page = TextPage::default();
         page.paragraph(&words);
         page.fields(&[("a field", words.clone())]);

@@ -19,7 +19,7 @@ use crate::args::Detail;
 use crate::output;
 use crate::text::{count, plural, thousands};
 
-/// What `plan` and `cost` print.
+/// Output of `plan` and `cost`.
 #[derive(Serialize)]
 pub struct PlanReport<'a> {
     decisions: &'a Plan,

@@ -1,4 +1,4 @@
-//! The prediction for a plan: step time, memory, where the time goes, and what it rests on.
+//! The prediction for a plan: step time, memory, time breakdown and uncertainty.
 
 use narrows_plan::{Bytes, Seconds};
 use narrows_planner::Prediction;
@@ -55,7 +55,7 @@ impl PredictionReport<'_> {
         }
     }
 
-    /// Time and share of every category that takes any.
+    /// Time and share of every category with a time above zero.
     pub fn breakdown(&self, page: &mut TextPage) {
         let Prediction { breakdown_s, step_time_s, .. } = self.prediction;
         let seconds = |category| breakdown::predicted_s(breakdown_s, category);
@@ -72,7 +72,7 @@ impl PredictionReport<'_> {
         page.table(&[("", Align::Left), ("time", Align::Right), ("share", Align::Right)], &rows);
     }
 
-    /// What the prediction rests on.
+    /// Assumptions of the prediction, and kernels far from measured shapes.
     pub fn uncertainty(&self, page: &mut TextPage, detail: Detail) {
         page.heading("Uncertainty");
         assumed(page, &self.prediction.assumed, detail);

@@ -1,4 +1,4 @@
-//! How a search ended.
+//! Outcome and effort of a search.
 
 use narrows_plan::Seconds;
 use narrows_planner::{SearchReport, SearchStatus};
@@ -13,7 +13,7 @@ pub struct SearchSummary {
     status: SearchStatus,
     /// Relative distance of the plan to the bound; `null` without a plan.
     gap: Option<f64>,
-    /// No plan is faster; `null` where no bound is known.
+    /// Lower bound on the step time of all plans; `null` if unknown.
     bound_s: Option<f64>,
     candidates_priced: u64,
     candidates_pruned: u64,
@@ -44,7 +44,7 @@ impl SearchSummary {
         SearchSummary { gap: None, bound_s: None, ..SearchSummary::new(report) }
     }
 
-    /// What is proven.
+    /// The proven statement.
     pub fn verdict(&self) -> String {
         let outcome = match (self.status, self.gap) {
             (SearchStatus::Optimal, _) => "proven the fastest plan of the search space".into(),
@@ -61,7 +61,7 @@ impl SearchSummary {
         format!("{}: {outcome}", self.status.name())
     }
 
-    /// How much was searched.
+    /// Numbers of candidates, and the wall-clock time.
     pub fn effort(&self) -> String {
         format!(
             "{} candidates priced, {} pruned, in {}",

@@ -1,4 +1,4 @@
-//! Reports on token files: what one holds, and what one was made from.
+//! Reports on new and on inspected token files.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::page::TextPage;
 use crate::args::Detail;
 use crate::text::{plural, thousands};
 
-/// What `data --inspect` prints.
+/// Output of `data --inspect`.
 #[derive(Serialize)]
 pub struct TokenFileReport {
     file: String,
@@ -50,7 +50,7 @@ struct VerificationReport {
     largest_id: Option<u32>,
 }
 
-/// What `data` prints after making a token file.
+/// Output of `data` for a new token file.
 #[derive(Serialize)]
 pub struct NewTokenFileReport {
     #[serde(flatten)]
@@ -84,7 +84,7 @@ impl TokenFileReport {
         }
     }
 
-    /// Adds that the whole file was read and is valid.
+    /// Adds the result of verifying the whole file.
     pub fn verified(mut self, largest_id: Option<u32>) -> TokenFileReport {
         let checksum = self.tokens_sha256.is_some().then_some(true);
         self.verified = Some(VerificationReport { checksum, largest_id });

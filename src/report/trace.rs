@@ -1,8 +1,8 @@
 //! Trace events in the format of Perfetto and chrome://tracing.
 //!
-//! A process of the trace is a device, or a stage of the predicted step, whose devices do the same. It has three
+//! A process of the trace is a device, or a stage of the predicted step, whose devices are equal. A process has three
 //! threads: the step and its passes, compute instructions, and communication. Times are microseconds from the start of
-//! the first traced step; the predicted step starts there too.
+//! the first traced step, which is also the start of the predicted step.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ struct TraceProcess {
 }
 
 impl MeasuredTrace {
-    /// The last step that a run has made.
+    /// The last completed step of a run.
     pub fn of(trainer: &Trainer, step: u64) -> MeasuredTrace {
         let session = trainer.session();
         let devices = (0..session.program().context.mesh.devices()).map(DeviceId);
@@ -62,7 +62,7 @@ impl MeasuredTrace {
         }
     }
 
-    /// When the last device finished the step.
+    /// Time at which the last device finished the step.
     fn end(&self) -> Duration {
         let last = self.spans.iter().filter_map(|spans| spans.last());
         last.map(|span| span.end).max().unwrap_or_default()
@@ -103,7 +103,7 @@ pub fn predicted_events(
         let process = TraceProcess { pid: PREDICTED + stage as u64, step: 0 };
         events.extend(metadata(process.pid, &format!("predicted: each device of stage {stage}")));
         let mut scheduled = vec![];
-        // A stage is in a collective of several stages from its arrival on, as in a measured step.
+        // The span of a collective of several stages begins at the stage's arrival, as in a measured step.
         let mut syncs = timeline.stage_syncs.iter().filter(|sync| sync.stage == stage);
         for span in timeline.spans.iter().filter(|span| span.stage == stage) {
             let mut begin = span.begin.0;
@@ -126,7 +126,7 @@ pub fn predicted_events(
 }
 
 impl TraceProcess {
-    /// Adds the events of a step: itself, its passes, its instructions.
+    /// Adds the events of a step, of its passes and of its instructions.
     fn step<'a>(
         self,
         scheduled: impl Iterator<Item = (ScheduledInstruction<'a>, (f64, f64))>,
@@ -213,8 +213,8 @@ fn phase_name(phase: Phase) -> &'static str {
 
 /// The names of a process and of its threads.
 fn metadata(pid: u64, name: &str) -> [TraceEvent; 5] {
-    let meta = |what: &str, tid: u64, args: Value| {
-        let (name, ph, cat) = (what.to_owned(), "M", "");
+    let meta = |kind: &str, tid: u64, args: Value| {
+        let (name, ph, cat) = (kind.to_owned(), "M", "");
         TraceEvent { name, ph, cat, ts: 0.0, dur: 0.0, pid, tid, args }
     };
     let thread = |tid: u64, name: &str| meta("thread_name", tid, json!({ "name": name }));

@@ -17,20 +17,20 @@ use crate::text::{percents, plural, signed_percents};
 /// A table with more figures than this is summarized.
 const LISTED_MAX: usize = 60;
 
-/// What `validate` prints.
+/// Output of `validate`.
 #[derive(Serialize)]
 pub struct ValidationReport<'a> {
     figures: Vec<FigureReport<'a>>,
-    /// Step times that were fitted to, predicted by a fit to the others.
+    /// Fitted step times, each predicted by a fit to the other ones.
     left_out: Vec<LeftOutReport<'a>>,
     hardware: Vec<HardwareReport<'a>>,
     tables: Vec<SummaryReport>,
     sources: Vec<SummaryReport>,
     overall: Vec<SummaryReport>,
     citations: Vec<CitationReport<'a>>,
-    /// Whether profiles were given besides the presets.
+    /// Whether profile files are used besides the presets.
     #[serde(skip)]
-    profiles_given: bool,
+    uses_profile_files: bool,
 }
 
 #[derive(Serialize)]
@@ -44,7 +44,8 @@ struct FigureReport<'a> {
     race: Option<&'a str>,
     fitted: bool,
     /// Hardware, recomputation and vocabulary of the fit, where they differ from those of the file.
-    terms_of_fit: Option<[String; 3]>,
+    #[serde(rename = "terms_of_fit")]
+    fit_conditions: Option<[String; 3]>,
     per: TimeUnit,
     measured_s: f64,
     predicted_s: f64,
@@ -53,7 +54,7 @@ struct FigureReport<'a> {
     inside: bool,
 }
 
-/// What a time is for.
+/// Unit of work to which a time refers.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum TimeUnit {
@@ -123,7 +124,7 @@ impl<'a> ValidationReport<'a> {
             sources: summaries(summarize_by_source(compared)),
             overall: summaries(overall(compared)),
             citations: settings.files.iter().flat_map(|file| citations(&file.contents)).collect(),
-            profiles_given: !settings.profiles.is_empty(),
+            uses_profile_files: !settings.profiles.is_empty(),
         }
     }
 }
@@ -141,7 +142,7 @@ impl<'a> FigureReport<'a> {
             executor: measurement.executor,
             race: measurement.race.as_deref(),
             fitted: figure.fitted,
-            terms_of_fit: figure.fit_conditions.map(|conditions| conditions.labels()),
+            fit_conditions: figure.fit_conditions.map(|conditions| conditions.labels()),
             per: match measurement.unit {
                 MeasurementUnit::MbPerMs => TimeUnit::GigabyteFreed,
                 _ => TimeUnit::Figure,
@@ -166,9 +167,9 @@ impl<'a> FigureReport<'a> {
         }
     }
 
-    /// Marks of figures that were fitted to, and of those outside their interval.
-    fn marks(&self) -> &'static str {
-        match (self.fitted, &self.terms_of_fit, self.inside) {
+    /// Symbols of figures that were fitted to (`*`), and of figures outside their interval (`!`).
+    fn symbols(&self) -> &'static str {
+        match (self.fitted, &self.fit_conditions, self.inside) {
             (true, None, true) => " *",
             (true, None, false) => " *!",
             (true, Some(_), true) => " **",
@@ -272,7 +273,7 @@ impl ValidationReport<'_> {
             let interval = format!("{} to {}", interval[0], interval[1]);
             let full = |cell: String| if detail == Detail::Full { cell } else { String::new() };
             vec![
-                format!("{}{}", figure.name, figure.marks()),
+                format!("{}{}", figure.name, figure.symbols()),
                 figure.time(figure.measured_s),
                 figure.time(figure.predicted_s),
                 signed_percents(figure.error_percent, 1),
@@ -291,7 +292,7 @@ impl ValidationReport<'_> {
         page.table(&columns, &figures.iter().map(row).collect::<Vec<_>>());
     }
 
-    /// What the marks of figures mean.
+    /// The legend of the symbols.
     fn legend(&self, page: &mut TextPage) {
         if self.figures.iter().any(|figure| figure.fitted) {
             page.line("* fitted: a price was fitted to this figure, so it tests no prediction");
@@ -299,14 +300,14 @@ impl ValidationReport<'_> {
         if self.figures.iter().any(|figure| !figure.inside) {
             page.line("! outside its 90 % interval");
         }
-        let mut other: Vec<(&[String; 3], u64)> = vec![];
-        for terms in self.figures.iter().filter_map(|figure| figure.terms_of_fit.as_ref()) {
-            match other.iter_mut().find(|(known, _)| *known == terms) {
+        let mut counts: Vec<(&[String; 3], u64)> = vec![];
+        for conditions in self.figures.iter().filter_map(|figure| figure.fit_conditions.as_ref()) {
+            match counts.iter_mut().find(|(known, _)| *known == conditions) {
                 Some((_, count)) => *count += 1,
-                None => other.push((terms, 1)),
+                None => counts.push((conditions, 1)),
             }
         }
-        for ([hardware, recompute, vocabulary], count) in other {
+        for ([hardware, recompute, vocabulary], count) in counts {
             page.paragraph(&format!(
                 "** fitted: the GPT prices were fitted to {} under other conditions than the file's: \
                  hardware `{hardware}`, recomputation `{recompute}`, a vocabulary of {vocabulary}. Their \
@@ -338,16 +339,16 @@ impl ValidationReport<'_> {
         page.table(&columns, &self.left_out.iter().map(row).collect::<Vec<_>>());
     }
 
-    /// Which profiles were used, where files were given.
+    /// The profiles, where files replace or extend the presets.
     fn hardware(&self, page: &mut TextPage) {
-        if !self.profiles_given {
+        if !self.uses_profile_files {
             return;
         }
         page.heading("Hardware");
         for HardwareReport { name, from, hides_preset } in &self.hardware {
-            let instead =
+            let replacement =
                 if *hides_preset { ", which replaces the preset of that name" } else { "" };
-            page.line(format!("{name}: {from}{instead}"));
+            page.line(format!("{name}: {from}{replacement}"));
         }
     }
 }

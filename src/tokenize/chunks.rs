@@ -1,15 +1,15 @@
 //! Splits long texts into chunks that can be tokenized one by one.
 //!
-//! Tokenizers split a text into words before they look for tokens, by rules that never look back. So a chunk may end
-//! wherever a word ends in the whole text too:
+//! Tokenizers split a text into words before they search for tokens, by rules without look-behind. A chunk may therefore
+//! end wherever a word ends in the whole text:
 //! - after a single line feed between two characters that are not whitespace;
-//! - before the end of a line whose last character is a letter or a digit, whatever follows.
+//! - before the end of a line whose last character is a letter or a digit.
 //!
-//! Rules differ in where they split several blanks, and in whether a line end belongs to the punctuation before it. At
-//! these two places they agree.
+//! Other places depend on the tokenizer: the rules differ in how they split several blanks, and in whether a line end
+//! belongs to the punctuation before it.
 //!
-//! A text without such a place is split at any line end, and a very long one without line ends between words. Where it
-//! is split depends on the text alone, not on the sizes of reads.
+//! A text without such a place is split at any line end, and a very long line between words. The boundaries depend on the
+//! text alone, not on the sizes of reads.
 
 use std::io::Read;
 
@@ -69,7 +69,7 @@ impl<R: Read> TextChunks<R> {
         }
     }
 
-    /// Fills the buffer to `target` bytes. Returns whether the document ended before.
+    /// Fills the buffer to `target` bytes. Returns whether the document has ended.
     fn fill(&mut self, target: usize) -> Result<bool, TokenizeError> {
         let missing = target.saturating_sub(self.buffer.len()) as u64;
         let read = self.document.by_ref().take(missing).read_to_end(&mut self.buffer);
@@ -77,7 +77,7 @@ impl<R: Read> TextChunks<R> {
         Ok((read as u64) < missing)
     }
 
-    /// The buffer as text, without a character at its end that was not read completely.
+    /// The buffer as text, without an incomplete character at its end.
     fn text(&self, ended: bool) -> Result<&str, TokenizeError> {
         let error = match std::str::from_utf8(&self.buffer) {
             Ok(text) => return Ok(text),
@@ -91,7 +91,7 @@ impl<R: Read> TextChunks<R> {
     }
 }
 
-/// The last place where every tokenizer ends a word, if there is one.
+/// The last place where every tokenizer ends a word; `None` without such a place.
 fn word_boundary(text: &str) -> Option<usize> {
     let after_line_feed = |at: usize| {
         let before = text[..at].chars().next_back();
@@ -107,7 +107,7 @@ fn word_boundary(text: &str) -> Option<usize> {
     line_ends().find_map(after_line_feed).or_else(|| line_ends().find_map(after_word))
 }
 
-/// Where to split a text without a word boundary: at a line end, at a blank, or between any two characters.
+/// The boundary in a text without a word boundary: at a line end, at a blank, or at the end.
 fn fallback_boundary(text: &str) -> usize {
     let after_line = text.rfind('\n').map(|at| at + 1);
     let before_blank = || text.rfind(char::is_whitespace).filter(|at| *at > 0);

@@ -4,18 +4,18 @@ use std::io;
 
 use narrows_runtime::data::DataError;
 
-/// Why a document could not be tokenized.
+/// The error of a document that cannot be tokenized.
 #[derive(Debug)]
 pub enum TokenizeError {
     /// The document cannot be read.
     Unreadable(io::Error),
-    /// The tokenizer needs UTF-8, which the document is not at this byte.
+    /// The document is not UTF-8 at this byte, and the tokenizer requires UTF-8.
     NotText(u64),
     /// The tokenizer rejects a part of the document.
     Rejected {
-        /// The first byte of the chunks that were passed to it.
+        /// The first byte of the rejected chunks.
         first_byte: u64,
-        /// Its message.
+        /// The message of the tokenizer.
         message: String,
     },
     /// The token file cannot be written.

@@ -11,7 +11,7 @@ use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::errors::{CommandResult, Failure, Problem};
 
-/// Names of the end-of-text token. The file does not mark it, so the first of these in its vocabulary is taken.
+/// Names of the end-of-text token, which a tokenizer file does not label: the first one in the vocabulary is used.
 const END_OF_TEXT: [&str; 7] = [
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -118,13 +118,13 @@ fn catch_panic<T>(task: impl FnOnce() -> T) -> Result<T, String> {
         }));
     });
     CATCHING.fetch_add(1, Ordering::SeqCst);
-    // State that the task leaves broken is dropped with it.
+    // The state of the task is dropped with it.
     let result = panic::catch_unwind(AssertUnwindSafe(task));
     CATCHING.fetch_sub(1, Ordering::SeqCst);
     result.map_err(|panic| {
-        let words = panic.downcast_ref::<&str>().map(ToString::to_string);
-        let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
-        format!("the tokenizer failed: {}", words.unwrap_or_else(|| "no message".into()))
+        let message = panic.downcast_ref::<&str>().map(ToString::to_string);
+        let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
+        format!("the tokenizer failed: {}", message.unwrap_or_else(|| "no message".into()))
     })
 }
 
@@ -145,9 +145,8 @@ mod tests {
 
     const TEXT: &str = include_str!("../../data/moby-dick.txt");
 
-    /// A tokenizer whose merges are learnt from the beginning of a book, with runs of blanks and of line ends among
-    /// them.
-    fn learnt(words: PreTokenizerWrapper) -> HuggingFace {
+    /// Trains a tokenizer on the beginning of a book, with additional runs of blanks and of line ends.
+    fn train(words: PreTokenizerWrapper) -> HuggingFace {
         let mut tokenizer = Tokenizer::new(BPE::default());
         tokenizer.with_pre_tokenizer(Some(words));
         let mut trainer = TrainerWrapper::from(
@@ -163,18 +162,18 @@ mod tests {
         let texts =
             TEXT[..100_000].lines().map(str::to_owned).chain(blanks.into_iter().map(str::to_owned));
         tokenizer.train(&mut trainer, texts).unwrap();
-        // Tokens that would be split by chunks that end within words.
+        // Chunks that end within words would split these tokens.
         for blanks in ["ĊĊ", "čĊ", "ĠĊ"] {
             assert!(tokenizer.token_to_id(blanks).is_some(), "{blanks}");
         }
-        HuggingFace::read("learnt.json", &tokenizer.to_string(false).unwrap()).unwrap()
+        HuggingFace::read("trained.json", &tokenizer.to_string(false).unwrap()).unwrap()
     }
 
     fn tokenizers() -> [HuggingFace; 2] {
         let words = SplitPattern::Regex(LLAMA3_WORDS.into());
         let split = Split::new(words, SplitDelimiterBehavior::Isolated, false).unwrap();
         let llama3 = Sequence::new(vec![split.into(), ByteLevel::new(false, true, false).into()]);
-        [learnt(ByteLevel::new(false, true, true).into()), learnt(llama3.into())]
+        [train(ByteLevel::new(false, true, true).into()), train(llama3.into())]
     }
 
     fn in_chunks(tokenizer: &HuggingFace, text: &str, chunk_bytes: usize) -> Vec<u32> {

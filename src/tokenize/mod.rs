@@ -1,7 +1,6 @@
-//! Turns texts into tokens: every byte is one, or a Hugging Face tokenizer decides.
+//! Converts texts into tokens: bytes, or the tokens of a Hugging Face tokenizer.
 //!
-//! Documents of any size are streamed. A tokenizer gets chunks that end where a token ends in the whole text too
-//! ([`chunks`]).
+//! Documents of any size are streamed, in chunks that end where a token of the whole text ends ([`chunks`]).
 
 mod chunks;
 mod error;

@@ -22,12 +22,12 @@ static MEASURED: LazyLock<(Value, String)> = LazyLock::new(|| {
 
 #[test]
 fn a_measured_profile_is_valid_and_plans() {
-    let (found, text) = &*MEASURED;
+    let (answer, text) = &*MEASURED;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("here.json");
     let file = path.to_str().unwrap();
     fs::write(&path, text).unwrap();
-    let coverage = found["coverage"].as_array().unwrap();
+    let coverage = answer["coverage"].as_array().unwrap();
     let measured = |index: usize| coverage[index]["measured"].as_u64().unwrap();
     assert!(measured(0) > 10 && measured(1) >= 2 && measured(2) > 10, "{coverage:?}");
     assert_eq!(measured(3), 0, "one device has no collectives");
@@ -54,22 +54,22 @@ fn a_measured_profile_is_valid_and_plans() {
         assert!(source.contains("fitted to"), "{group}: {source}");
     }
 
-    let repeats = &found["repeatability"];
+    let repeatability = &answer["repeatability"];
     for key in ["rounds_apart_median", "rounds_apart_90", "undisturbed"] {
-        let kept = &profile["measured"]["repeatability"][key];
-        assert!(kept.as_f64().is_some_and(|number| number >= 0.0), "{key}: {kept}");
-        assert_eq!(&repeats[key], kept);
+        let in_profile = &profile["measured"]["repeatability"][key];
+        assert!(in_profile.as_f64().is_some_and(|number| number >= 0.0), "{key}: {in_profile}");
+        assert_eq!(&repeatability[key], in_profile);
     }
-    assert_eq!(repeats["rounds"], 2);
+    assert_eq!(repeatability["rounds"], 2);
     // The answer has the provenance of every group of numbers.
     let mut groups = vec![];
     groups_with_provenance(&profile, "", &mut groups);
-    let reported = found["provenance"].as_array().unwrap().iter().map(|group| &group["field"]);
+    let reported = answer["provenance"].as_array().unwrap().iter().map(|group| &group["field"]);
     assert_eq!(reported.collect::<Vec<_>>(), groups.iter().collect::<Vec<_>>());
     // The measured model is covered, and one of 40 billion parameters is not.
     let coverage = |model: &str| {
-        let presets = found["presets"].as_array().unwrap();
-        presets.iter().find(|one| one["model"] == model).unwrap().clone()
+        let presets = answer["presets"].as_array().unwrap();
+        presets.iter().find(|preset| preset["model"] == model).unwrap().clone()
     };
     let tiny = coverage("cola-tiny");
     assert!(tiny["measured_share"].as_f64().unwrap() > 0.9, "{tiny}");
@@ -79,18 +79,18 @@ fn a_measured_profile_is_valid_and_plans() {
     let planned = json(&format!("plan {small} --hardware {file}"));
     let step = planned["prediction"]["step_time_s"].as_f64().unwrap();
     assert!((1e-4..10.0).contains(&step), "{step}");
-    let ran = json(&format!("run {small} --hardware {file} --threads 1 --steps 2"));
-    assert_eq!(ran["prediction"]["step_time_s"], planned["prediction"]["step_time_s"]);
+    let run = json(&format!("run {small} --hardware {file} --threads 1 --steps 2"));
+    assert_eq!(run["prediction"]["step_time_s"], planned["prediction"]["step_time_s"]);
 }
 
-fn groups_with_provenance(value: &Value, path: &str, found: &mut Vec<Value>) {
+fn groups_with_provenance(value: &Value, path: &str, groups: &mut Vec<Value>) {
     let Value::Object(fields) = value else { return };
     if fields.contains_key("provenance") {
-        found.push(path.into());
+        groups.push(path.into());
     }
     for (key, child) in fields {
         let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        groups_with_provenance(child, &path, found);
+        groups_with_provenance(child, &path, groups);
     }
 }
 
@@ -100,8 +100,8 @@ fn a_comparison_gives_the_interval_of_the_next_step() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("here.json");
     let file = path.to_str().unwrap();
-    let found = json(&format!("{LEAST} --compare --output {file}"));
-    let comparison = &found["comparison"];
+    let answer = json(&format!("{LEAST} --compare --output {file}"));
+    let comparison = &answer["comparison"];
     let (plans, interval) = (comparison["plans"].as_array().unwrap(), &comparison["interval"]);
     assert_eq!((plans.len(), &interval["groups"]), (6, &3.into()));
     assert_eq!(comparison["memory_exact"], 6);
@@ -128,9 +128,9 @@ fn a_comparison_gives_the_interval_of_the_next_step() {
     assert!((half / expected - 1.0).abs() < 0.25, "{half} {expected}");
 }
 
-/// Plans and runs warn of a profile that was measured on a busy machine, runs of one of another machine.
+/// Plans and runs warn of profiles of a busy machine; runs also warn of profiles of another machine.
 #[test]
-fn profiles_of_busy_and_other_machines_are_warned_of() {
+fn profiles_of_busy_and_other_machines_cause_warnings() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("here.json");
     let file = path.to_str().unwrap();
@@ -168,30 +168,30 @@ fn profiles_of_busy_and_other_machines_are_warned_of() {
 fn repricing_a_plan_of_another_measurement_warns() {
     let folder = tempfile::tempdir().unwrap();
     let (path, plan) = (folder.path().join("there.json"), folder.path().join("plan.json"));
-    let here = |line: &str| {
+    let outputs = |line: &str| {
         let output = narrows(line).env("XDG_CACHE_HOME", folder.path()).assert().success();
         let output = output.get_output();
         [&output.stdout, &output.stderr].map(|text| String::from_utf8(text.clone()).unwrap())
     };
-    let [found, _] = here("calibrate --quick --devices 1 --format json");
-    let found: Value = serde_json::from_str(&found).unwrap();
-    let kept = fs::read_to_string(found["output"].as_str().unwrap()).unwrap();
-    let mut profile: Value = serde_json::from_str(&kept).unwrap();
-    let plans = |name: &std::path::Path| {
-        here(&format!(
+    let [answer, _] = outputs("calibrate --quick --devices 1 --format json");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let cached = fs::read_to_string(answer["output"].as_str().unwrap()).unwrap();
+    let mut profile: Value = serde_json::from_str(&cached).unwrap();
+    let warns = |profile: &std::path::Path| {
+        outputs(&format!(
             "plan --model cola-tiny --hardware {} --output {}",
-            name.display(),
+            profile.display(),
             plan.display()
         ));
-        let [_, message] = here(&format!("cost {}", plan.display()));
+        let [_, message] = outputs(&format!("cost {}", plan.display()));
         message.contains("another machine or measurement called `cpu-measured`")
     };
     fs::write(&path, profile.to_string()).unwrap();
-    assert!(!plans(&path), "the same measurement, from another place");
+    assert!(!warns(&path), "a copy of the cached profile causes a warning");
     let time = &mut profile["measured"]["points"][0]["time_s"];
     *time = (time.as_f64().unwrap() * 1.5).into();
     fs::write(&path, profile.to_string()).unwrap();
-    assert!(plans(&path), "another measurement");
+    assert!(warns(&path), "another measurement causes no warning");
 }
 
 fn cores() -> usize {
@@ -234,32 +234,32 @@ fn an_unwritable_cache_fails_before_the_measurement() {
     assert!(message.contains("neither XDG_CACHE_HOME nor HOME"), "{message}");
 }
 
-/// A quick profile is cached beside the whole one, which `run` prefers.
+/// A quick profile is cached beside the full one, which `run` prefers.
 #[test]
-fn a_quick_calibration_leaves_the_whole_profile() {
+fn a_quick_calibration_leaves_the_full_profile() {
     let folder = tempfile::tempdir().unwrap();
     let measure = |flags: &str| {
         let mut command = narrows(&format!("{LEAST} --format json {flags}"));
         let output = command.env("XDG_CACHE_HOME", folder.path()).assert().success();
         let output = output.get_output();
-        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let kept = found["output"].as_str().unwrap().to_owned();
-        (kept, String::from_utf8(output.stderr.clone()).unwrap())
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let file = answer["output"].as_str().unwrap().to_owned();
+        (file, String::from_utf8(output.stderr.clone()).unwrap())
     };
     let (quick, messages) = measure("");
-    assert!(!messages.contains("keeps predicting"), "nothing was kept before: {messages}");
-    // As a whole calibration would be, which takes minutes.
-    let whole = quick.strip_suffix("-quick.json").unwrap().to_owned() + ".json";
-    let text = fs::read_to_string(&quick).unwrap().replace("cpu-measured", "cpu-whole");
-    fs::write(&whole, &text).unwrap();
-    let (again, messages) = measure("");
-    assert_eq!(again, quick);
-    assert!(messages.contains(&whole) && messages.contains("--output FILE"), "{messages}");
-    assert_eq!(fs::read_to_string(&whole).unwrap(), text, "it is left as it was");
+    assert!(!messages.contains("keeps predicting"), "the cache was empty: {messages}");
+    // A stand-in for the profile of a full calibration, which takes minutes.
+    let full = quick.strip_suffix("-quick.json").unwrap().to_owned() + ".json";
+    let text = fs::read_to_string(&quick).unwrap().replace("cpu-measured", "cpu-full");
+    fs::write(&full, &text).unwrap();
+    let (second, messages) = measure("");
+    assert_eq!(second, quick);
+    assert!(messages.contains(&full) && messages.contains("--output FILE"), "{messages}");
+    assert_eq!(fs::read_to_string(&full).unwrap(), text, "the full profile was changed");
     let line = "run --global-batch 2 --sequence-length 16 --threads 1 --steps 1 --output -";
     let run = narrows(line).env("XDG_CACHE_HOME", folder.path()).assert().success();
     let plan: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
-    assert_eq!(plan["hardware"]["name"], "cpu-whole");
+    assert_eq!(plan["hardware"]["name"], "cpu-full");
 }
 
 #[test]
@@ -275,11 +275,11 @@ fn a_run_caches_its_measurement_if_it_can() {
         first.contains("Measuring this machine") && first.contains("Profile cached in"),
         "{first}"
     );
-    // It may have been measured on a busy machine, and then that is all there is to say.
-    let again = run(folder.path());
-    assert!(!again.contains("Measuring") && !again.contains("cached in"), "measured once: {again}");
-    assert!(again.lines().all(|line| line.contains("busy machine")), "{again}");
+    let second = run(folder.path());
+    assert!(!second.contains("Measuring") && !second.contains("cached in"), "{second}");
+    // The machine may have been busy during the measurement.
+    assert!(second.lines().all(|line| line.contains("busy machine")), "{second}");
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    assert!(run(&file).contains("not cached for the next run"), "a cache that is no folder");
+    assert!(run(&file).contains("not cached for the next run"), "the cache is not a folder");
 }

@@ -1,5 +1,5 @@
-//! `narrows calibrate --backend cuda` on the fake CUDA libraries: every instruction of every device is measured, and
-//! the result is a valid profile. The times themselves mean nothing.
+//! `narrows calibrate --backend cuda` on the fake CUDA libraries: every instruction of every device is measured, and the
+//! result is a valid profile. The measured times are meaningless.
 #![cfg(unix)]
 
 use std::fs;
@@ -63,7 +63,7 @@ fn valid_profile(path: &Path) -> Value {
     assert!(errors.is_empty(), "{errors:?}");
     assert_eq!(profile["precision"], "mixed-bf16");
     let measured = &profile["measured"];
-    assert!(measured.get("threads").is_none(), "GPUs share no threads");
+    assert!(measured.get("threads").is_none(), "a GPU profile has CPU threads");
     assert!(measured["machine"].as_str().unwrap().contains("driver"), "{}", measured["machine"]);
     for group in ["gemm", "attention", "passes", "measured"] {
         let provenance = &profile[group]["provenance"];
@@ -84,11 +84,9 @@ fn valid_profile(path: &Path) -> Value {
 /// Kinds of the kernels that were measured on a number of devices.
 fn kinds(profile: &Value, devices: u64) -> Vec<String> {
     let points = profile["measured"]["points"].as_array().unwrap();
-    let of = |point: &Value| {
-        (point["devices"] == devices)
-            .then(|| point["kernel"].as_object().unwrap().keys().next().unwrap().clone())
-    };
-    let mut kinds: Vec<String> = points.iter().filter_map(of).collect();
+    let kind = |point: &Value| point["kernel"].as_object().unwrap().keys().next().unwrap().clone();
+    let mut kinds: Vec<String> =
+        points.iter().filter(|point| point["devices"] == devices).map(kind).collect();
     kinds.sort();
     kinds.dedup();
     kinds
@@ -149,8 +147,8 @@ fn gpus_are_measured_together() {
     };
     let outputs = wait_for_success((0..2).map(begin).collect());
     assert!(!outputs[0].stdout.is_empty() && outputs[1].stdout.is_empty(), "{outputs:#?}");
-    let found: Value = serde_json::from_slice(&outputs[0].stdout).unwrap();
-    assert_eq!(found["output"].as_str(), path.to_str());
+    let answer: Value = serde_json::from_slice(&outputs[0].stdout).unwrap();
+    assert_eq!(answer["output"].as_str(), path.to_str());
     let profile = valid_profile(&path);
     assert_eq!(kinds(&profile, 1), ["attention", "gemm", "pass"]);
     assert_eq!(kinds(&profile, 2), ["collective", "transfer"]);
@@ -162,7 +160,7 @@ fn gpus_are_measured_together() {
     assert!(planned["prediction"]["step_time_s"].as_f64().unwrap() > 0.0);
 }
 
-/// Processes that cannot complete a measurement end before it, all of them.
+/// If one process cannot complete a measurement, all processes end before it.
 #[test]
 fn processes_that_cannot_measure_together_end() {
     let Some(libraries) = libraries() else { return };
@@ -186,7 +184,7 @@ fn processes_that_cannot_measure_together_end() {
 }
 
 #[test]
-fn without_a_gpu_nothing_is_measured() {
+fn a_calibration_without_a_gpu_fails_with_a_hint() {
     let doctor: Value = serde_json::from_str(&stdout("doctor --format json")).unwrap();
     if doctor["backends"]["cuda"]["usable"] == true {
         println!("skipped: this machine has a GPU");
@@ -199,15 +197,15 @@ fn without_a_gpu_nothing_is_measured() {
 }
 
 fn runs_warn_of_a_profile_of_other_gpus(measured: &MeasuredGpu) {
-    let is_warned_of = |profile: &Path| {
+    let run_warns_of = |profile: &Path| {
         let line = format!("run --backend cuda {SMALL} --steps 1 --hardware {}", profile.display());
         let [_, messages] = on_gpu(&measured.libraries, &measured.run, "other", &line);
         messages.contains("was measured on other GPUs")
     };
-    assert!(!is_warned_of(measured.profile()));
+    assert!(!run_warns_of(measured.profile()));
     let mut profile = valid_profile(measured.profile());
     profile["measured"]["machine"] = "an abacus, driver 13.0".into();
     let path = measured.run.at("other.json");
     fs::write(&path, profile.to_string()).unwrap();
-    assert!(is_warned_of(&path));
+    assert!(run_warns_of(&path));
 }

@@ -27,9 +27,9 @@ fn miniatures_of_published_plans_agree_with_the_reference() {
     narrows("check no-such-file --numeric").assert().code(2);
 }
 
-/// Duplicate and unused entries of an edited plan are refused by field; another machine is warned of.
+/// Duplicate and unused entries of an edited plan are rejected by field; other hardware causes a warning.
 #[test]
-fn duplicate_and_unused_entries_of_a_plan_are_refused() {
+fn duplicate_and_unused_entries_of_a_plan_are_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("plan.json");
     let plan: serde_json::Value = serde_json::from_str(&super::small_plan()).expect("a plan");
@@ -38,12 +38,12 @@ fn duplicate_and_unused_entries_of_a_plan_are_refused() {
         format!("check {}", file.display())
     };
     let name = plan["blocks"].as_object().unwrap().keys().next().unwrap().clone();
-    let kept = plan["blocks"][&name]["keep"][0].clone();
-    let mut twice = plan.clone();
-    let list = twice["blocks"][&name]["keep"].as_array_mut().unwrap();
-    list.push(kept.clone());
+    let entry = plan["blocks"][&name]["keep"][0].clone();
+    let mut duplicate = plan.clone();
+    let list = duplicate["blocks"][&name]["keep"].as_array_mut().unwrap();
+    list.push(entry);
     let last = list.len() - 1;
-    let message = super::failure(&check(&twice), 2);
+    let message = super::failure(&check(&duplicate), 2);
     let place = format!("blocks.{name}.keep[{last}]");
     assert!(message.contains(&place) && message.contains("listed twice"), "{message}");
 
@@ -52,9 +52,9 @@ fn duplicate_and_unused_entries_of_a_plan_are_refused() {
     let message = super::failure(&check(&unused), 2);
     assert!(message.contains("blocks.left-over: no stage has"), "{message}");
 
-    let mut elsewhere = plan.clone();
-    elsewhere["hardware"]["name"] = "h100-sxm".into();
-    let output = narrows(&check(&elsewhere)).assert().code(0).get_output().clone();
+    let mut other_hardware = plan.clone();
+    other_hardware["hardware"]["name"] = "h100-sxm".into();
+    let output = narrows(&check(&other_hardware)).assert().code(0).get_output().clone();
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("h100-sxm"), "{message}");
     assert!(narrows(&check(&plan)).assert().code(0).get_output().stderr.is_empty());

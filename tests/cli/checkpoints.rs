@@ -1,4 +1,4 @@
-//! Checkpoints: writing, resuming, and refusing those of other runs.
+//! Checkpoints: writing, resuming, and rejecting those of other runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::run::{SMALL, lines};
-use super::{failure, json as answer, narrows, stdout};
+use super::{failure, json, narrows, stdout};
 
 /// A folder for the files of a run.
 struct Files(TempDir);
@@ -63,35 +63,35 @@ fn uninterrupted(steps: u64) -> Vec<[u64; 4]> {
 #[test]
 fn a_resumed_run_continues_bit_for_bit() {
     let files = Files::new();
-    let found = answer(&format!("{} --checkpoint-every 4 --keep 2", files.flags(10)));
-    assert_eq!(found["checkpoint"].as_str(), files.step(10).to_str());
-    assert!(found["resumed_step"].is_null());
-    let whole = files.curve();
-    assert_eq!(whole.len(), 10);
-    assert!(files.step(8).exists() && !files.step(4).exists(), "two are kept");
-    // As if killed in step 9: two steps are in the metrics and lost.
+    let answer = json(&format!("{} --checkpoint-every 4 --keep 2", files.flags(10)));
+    assert_eq!(answer["checkpoint"].as_str(), files.step(10).to_str());
+    assert!(answer["resumed_step"].is_null());
+    let uninterrupted = files.curve();
+    assert_eq!(uninterrupted.len(), 10);
+    assert!(files.step(8).exists() && !files.step(4).exists(), "--keep 2 keeps two checkpoints");
+    // Without the last checkpoint, steps 9 and 10 are repeated.
     fs::remove_dir_all(files.step(10)).unwrap();
-    let found = answer(&format!("{} --resume", files.flags(10)));
-    assert_eq!((&found["resumed_step"], &found["steps"]), (&8.into(), &2.into()));
-    assert_eq!(files.curve(), whole, "each step once, bit by bit");
+    let answer = json(&format!("{} --resume", files.flags(10)));
+    assert_eq!((&answer["resumed_step"], &answer["steps"]), (&8.into(), &2.into()));
+    assert_eq!(files.curve(), uninterrupted, "every step occurs once and is bitwise equal");
     // Another plan sums in another order.
     fs::remove_dir_all(files.step(10)).unwrap();
     let split = "--devices 2 --tensor 2 --strategy btp --resume";
     let report = stdout(&format!("{} {split}", files.flags(10)));
     assert!(report.contains("starts     after step 8: "), "{report}");
-    for (found, expected) in files.curve().iter().zip(&whole) {
-        let [found, expected] = [found, expected].map(|step| f64::from_bits(step[1]));
-        assert!((found / expected - 1.0).abs() < 1e-4, "{found} and {expected}");
+    for (actual, expected) in files.curve().iter().zip(&uninterrupted) {
+        let [actual, expected] = [actual, expected].map(|step| f64::from_bits(step[1]));
+        assert!((actual / expected - 1.0).abs() < 1e-4, "{actual} and {expected}");
     }
     // The checkpoint already contains all steps.
-    let found = answer(&format!("{} --resume", files.flags(10)));
-    assert_eq!((&found["status"], &found["steps"]), (&"done".into(), &0.into()));
+    let answer = json(&format!("{} --resume", files.flags(10)));
+    assert_eq!((&answer["status"], &answer["steps"]), (&"done".into(), &0.into()));
     assert_eq!(files.curve().len(), 10);
 }
 
-/// A run with `--decay-steps` can be extended later.
+/// With `--decay-steps`, a run can be extended later.
 #[test]
-fn an_extended_run_is_one_run() {
+fn an_extended_run_equals_an_uninterrupted_one() {
     const STEPS: u64 = 6;
     let expected = uninterrupted(2 * STEPS);
     let files = Files::new();
@@ -99,14 +99,14 @@ fn an_extended_run_is_one_run() {
     stdout(&format!("{} {decay}", files.flags(STEPS)));
     let resume = format!("{} {decay} --resume", files.flags(2 * STEPS));
     let output = narrows(&resume).assert().success();
-    let warned = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-    assert!(!warned.contains("the loss curve is not that of a single run"), "{warned}");
-    assert_eq!(files.curve(), expected, "bit by bit");
+    let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(!message.contains("the loss curve is not that of a single run"), "{message}");
+    assert_eq!(files.curve(), expected);
     let weights = |files: &Files| fs::read(files.step(2 * STEPS).join("model.safetensors"));
-    let whole = Files::new();
-    stdout(&whole.flags(2 * STEPS));
-    assert!(weights(&files).unwrap() == weights(&whole).unwrap(), "the same weights");
-    // Without it, each part decays the learning rate to its end.
+    let single_run = Files::new();
+    stdout(&single_run.flags(2 * STEPS));
+    assert!(weights(&files).unwrap() == weights(&single_run).unwrap(), "weights differ");
+    // Without the flag, the learning rate decays until the end of each run.
     let other = Files::new();
     stdout(&other.flags(STEPS));
     assert_ne!(other.curve(), expected[..STEPS as usize]);
@@ -122,7 +122,7 @@ fn an_empty_folder_is_resumed_at_the_first_step() {
 }
 
 #[test]
-fn checkpoints_of_other_runs_are_refused() {
+fn checkpoints_of_other_runs_are_rejected() {
     let files = Files::new();
     stdout(&files.flags(2));
     let message = failure(&files.flags(2), 2);
@@ -154,7 +154,7 @@ fn checkpoints_of_other_runs_are_refused() {
         let message = failure(&arguments, 2);
         assert!(message.contains(part), "{arguments}: {message}");
     }
-    assert_eq!(fs::read(files.at("m.jsonl")).unwrap(), before, "a failure changes nothing");
+    assert_eq!(fs::read(files.at("m.jsonl")).unwrap(), before, "a failed run changed the metrics");
     // Other hyperparameters are allowed, with a warning.
     let output = narrows(&format!("{flags} --resume --weight-decay 0")).assert().success();
     let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
@@ -166,16 +166,16 @@ fn damaged_checkpoints_are_located() {
     let files = Files::new();
     stdout(&format!("{} --checkpoint-every 1", files.flags(3)));
     let optimizer = files.step(3).join("optimizer.safetensors");
-    let whole = fs::read(&optimizer).unwrap();
-    let mut flipped = whole.clone();
-    flipped[whole.len() / 2] ^= 1;
+    let intact = fs::read(&optimizer).unwrap();
+    let mut flipped = intact.clone();
+    flipped[intact.len() / 2] ^= 1;
     fs::write(&optimizer, flipped).unwrap();
     let resume = files.flags(4) + " --resume";
     let message = failure(&resume, 2);
     for part in ["optimizer.safetensors: the file has SHA-256", "move it out of the folder"] {
         assert!(message.contains(part), "{part} in {message}");
     }
-    fs::write(&optimizer, &whole[..whole.len() / 2]).unwrap();
+    fs::write(&optimizer, &intact[..intact.len() / 2]).unwrap();
     let output = narrows(&resume).assert().success();
     let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
     assert!(message.contains("step-00000003 is incomplete: the run resumes from"), "{message}");
@@ -213,8 +213,8 @@ mod signals {
 
     use super::*;
 
-    /// A run after its first step.
-    fn begun(arguments: &str, metrics: &Path) -> Child {
+    /// Starts a run and waits for its first step.
+    fn start(arguments: &str, metrics: &Path) -> Child {
         let child = Command::new(env!("CARGO_BIN_EXE_narrows"))
             .args(arguments.split_whitespace())
             .env("XDG_CACHE_HOME", crate::CACHE)
@@ -231,44 +231,45 @@ mod signals {
     }
 
     fn send(signal: &str, child: &Child) {
-        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
+        let status = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+        assert!(status.success());
     }
 
-    fn ended(child: Child) -> (Output, String) {
+    /// Waits for the end of a run. Returns its output and its messages.
+    fn wait(child: Child) -> (Output, String) {
         let output = child.wait_with_output().unwrap();
         let message = String::from_utf8(output.stderr.clone()).unwrap();
         (output, message)
     }
 
     #[test]
-    fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() {
+    fn a_stopped_and_resumed_run_equals_an_uninterrupted_one() {
         const STEPS: u64 = 60;
         let expected = uninterrupted(STEPS);
         for signal in ["-TERM", "-INT"] {
             let files = Files::new();
-            let child = begun(&files.flags(STEPS), &files.at("m.jsonl"));
+            let child = start(&files.flags(STEPS), &files.at("m.jsonl"));
             send(signal, &child);
-            let (output, message) = ended(child);
+            let (output, message) = wait(child);
             assert_eq!(output.status.code(), Some(130), "{signal}: {message}");
-            let made = files.curve().len() as u64;
-            assert!((1..STEPS).contains(&made), "{made}");
+            let last_step = files.curve().len() as u64;
+            assert!((1..STEPS).contains(&last_step), "{last_step}");
             for part in [
-                format!("stopped after step {made} of {STEPS}; the checkpoint of step"),
-                format!("{}: the same command with --resume", files.step(made).display()),
+                format!("stopped after step {last_step} of {STEPS}; the checkpoint of step"),
+                format!("{}: the same command with --resume", files.step(last_step).display()),
             ] {
                 assert!(message.contains(&part), "{part} in {message}");
             }
             stdout(&format!("{} --resume", files.flags(STEPS)));
-            assert!(files.curve() == expected, "{signal}: N + M steps are not the same as N + M");
+            assert!(files.curve() == expected, "{signal}: the loss curves differ");
         }
     }
 
     #[test]
-    fn two_runs_are_not_let_into_one_folder() {
+    fn a_checkpoint_folder_is_locked_by_its_run() {
         let files = Files::new();
         let flags = |steps| format!("{} --checkpoint-every 1", files.flags(steps));
-        let child = begun(&flags(1_000_000), &files.at("m.jsonl"));
+        let child = start(&flags(1_000_000), &files.at("m.jsonl"));
         let other = flags(1_000_000).replace("m.jsonl", "other.jsonl");
         let message = failure(&format!("{other} --resume"), 2);
         for part in ["kept: is locked by another run", "hint: another folder"] {
@@ -276,31 +277,31 @@ mod signals {
         }
         assert!(!files.at("other.jsonl").exists());
         send("-KILL", &child);
-        ended(child);
+        wait(child);
         assert!(files.at("kept/.narrows-lock").exists());
         let steps = 2 + fs::read_to_string(files.at("m.jsonl")).unwrap().lines().count() as u64;
-        assert_eq!(answer(&format!("{} --resume", flags(steps)))["status"], "done");
+        assert_eq!(json(&format!("{} --resume", flags(steps)))["status"], "done");
     }
 
     #[test]
-    fn who_asks_twice_or_kills_harms_nothing() {
+    fn runs_that_are_killed_or_interrupted_twice_can_be_resumed() {
         for signals in [&["-INT", "-INT"][..], &["-KILL"]] {
             let files = Files::new();
             let flags = |steps| format!("{} --checkpoint-every 1", files.flags(steps));
-            let mut child = begun(&flags(1_000_000), &files.at("m.jsonl"));
+            let mut child = start(&flags(1_000_000), &files.at("m.jsonl"));
             for signal in signals {
                 if child.try_wait().unwrap().is_none() {
                     send(signal, &child);
                 }
             }
-            let (output, message) = ended(child);
+            let (output, message) = wait(child);
             assert!(matches!(output.status.code(), Some(130) | None), "{message}");
             let text = fs::read_to_string(files.at("m.jsonl")).unwrap();
             let steps = 2 + text.lines().count() as u64;
-            let found = answer(&format!("{} --resume", flags(steps)));
-            assert_eq!(found["status"], "done");
-            let numbers: Vec<u64> = files.curve().iter().map(|step| step[0]).collect();
-            assert_eq!(numbers, (1..=steps).collect::<Vec<_>>());
+            let answer = json(&format!("{} --resume", flags(steps)));
+            assert_eq!(answer["status"], "done");
+            let curve_steps: Vec<u64> = files.curve().iter().map(|step| step[0]).collect();
+            assert_eq!(curve_steps, (1..=steps).collect::<Vec<_>>());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Runs of several processes with a device each: started as by launchers, stopped and killed.
+//! Runs of several processes with one device each: started as by launchers, stopped and killed.
 #![cfg(unix)]
 
 use std::fs;
@@ -14,7 +14,7 @@ use super::run::{SMALL, lines};
 use super::stdout;
 
 /// Longest wait of a test.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Processes of one run.
 pub struct Processes {
@@ -25,8 +25,8 @@ pub struct Processes {
 
 impl Processes {
     pub fn new(world: usize) -> Processes {
-        let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = free.local_addr().unwrap().port();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
         Processes { folder: tempfile::tempdir().unwrap(), world, port }
     }
 
@@ -94,16 +94,16 @@ pub fn wait_for_success(children: Vec<Child>) -> Vec<Output> {
 }
 
 pub fn signal(child: &Child, name: &str) {
-    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
+    let status = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
 }
 
 /// Waits until a metrics file has this many steps.
 pub fn wait_for_steps(metrics: &Path, steps: usize) {
-    let begun = Instant::now();
-    let measured = || fs::read_to_string(metrics).unwrap_or_default().matches('\n').count();
-    while measured() < steps {
-        assert!(begun.elapsed() < PATIENCE, "no step {steps} in {}", metrics.display());
+    let start = Instant::now();
+    let completed = || fs::read_to_string(metrics).unwrap_or_default().matches('\n').count();
+    while completed() < steps {
+        assert!(start.elapsed() < TIMEOUT, "no step {steps} in {}", metrics.display());
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -113,15 +113,15 @@ fn processes_and_threads_have_equal_results() {
     for mesh in ["--tensor 2 --pipeline 1", "--tensor 1 --pipeline 2", "--data-parallel 2"] {
         let processes = Processes::new(2);
         let outputs = wait_for_success(processes.all(&format!("{} {mesh}", processes.flags(4))));
-        let alone = Processes::new(1);
-        stdout(&format!("{} --devices 2 {mesh}", alone.flags(4)));
-        let metrics = [&processes, &alone].map(|run| run.at("m.jsonl"));
+        let threads = Processes::new(1);
+        stdout(&format!("{} --devices 2 {mesh}", threads.flags(4)));
+        let metrics = [&processes, &threads].map(|run| run.at("m.jsonl"));
         assert_eq!(curve(&metrics[0]), curve(&metrics[1]), "{mesh}");
-        let counted = metrics.map(|file| {
+        let bytes = metrics.map(|file| {
             let keys = ["allocated_bytes", "collective_bytes", "transfer_sent_bytes"];
             keys.map(|key| lines(&file)[3][key].clone())
         });
-        assert_eq!(counted[0], counted[1], "{mesh}");
+        assert_eq!(bytes[0], bytes[1], "{mesh}");
         // Process 0 prints for all.
         assert!(!outputs[0].stdout.is_empty() && outputs[1].stdout.is_empty(), "{outputs:#?}");
     }
@@ -170,14 +170,14 @@ fn a_stopped_run_is_resumed() {
     for output in wait_all(children) {
         assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     }
-    let made = lines(&processes.at("m.jsonl")).len() as u64;
-    let until = made + 3;
-    let on = processes.flags(steps).replace("--steps 12", &format!("--steps {until}"));
-    wait_for_success(processes.all(&format!("{on} {mesh} --resume")));
-    let alone = Processes::new(1);
-    let arguments = alone.flags(steps).replace("--steps 12", &format!("--steps {until}"));
+    let resumed_steps = lines(&processes.at("m.jsonl")).len() as u64 + 3;
+    let steps_flag = format!("--steps {resumed_steps}");
+    let arguments = processes.flags(steps).replace("--steps 12", &steps_flag);
+    wait_for_success(processes.all(&format!("{arguments} {mesh} --resume")));
+    let uninterrupted = Processes::new(1);
+    let arguments = uninterrupted.flags(steps).replace("--steps 12", &steps_flag);
     stdout(&format!("{arguments} --devices 2 {mesh}"));
-    assert_eq!(curve(&processes.at("m.jsonl")), curve(&alone.at("m.jsonl")));
+    assert_eq!(curve(&processes.at("m.jsonl")), curve(&uninterrupted.at("m.jsonl")));
 }
 
 /// A checkpoint is due after every step: an interrupted process must still take part in saving it.
@@ -193,8 +193,8 @@ fn processes_stop_together_when_a_checkpoint_is_due() {
         for output in wait_all(children) {
             assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
         }
-        let made = lines(&processes.at("m.jsonl")).len();
-        assert!(processes.at(&format!("kept/step-{made:08}/manifest.json")).exists());
+        let last_step = lines(&processes.at("m.jsonl")).len();
+        assert!(processes.at(&format!("kept/step-{last_step:08}/manifest.json")).exists());
     }
 }
 
@@ -203,7 +203,7 @@ fn processes_stop_together_when_a_checkpoint_is_due() {
 fn processes_with_different_tokens_fail() {
     let processes = Processes::new(2);
     let text = processes.at("text");
-    fs::write(&text, "what all of them read. ".repeat(100)).unwrap();
+    fs::write(&text, "the text of all processes. ".repeat(100)).unwrap();
     let tokens = processes.at("0/tokens.bin");
     for rank in 0..2 {
         fs::create_dir(processes.at(&rank.to_string())).unwrap();
@@ -211,7 +211,7 @@ fn processes_with_different_tokens_fail() {
     stdout(&format!("data {} --output {}", text.display(), tokens.display()));
     let mut bytes = fs::read(&tokens).unwrap();
     let half = bytes.len() / 2;
-    // Damages letters, not the zeros between them.
+    // Changes letters, and not the high bytes of tokens, which are zero.
     bytes[half..].iter_mut().filter(|byte| **byte > 1).for_each(|byte| *byte ^= 1);
     fs::write(processes.at("1/tokens.bin"), bytes).unwrap();
     let start = |rank: usize| {
@@ -235,7 +235,7 @@ fn a_killed_process_ends_the_run() {
     let long = processes.flags(1).replace("--steps 1 ", "--steps 100000 ");
     let mut children = processes.all(&format!("{long} --pipeline 3"));
     wait_for_steps(&processes.at("m.jsonl"), 2);
-    let begun = Instant::now();
+    let start = Instant::now();
     signal(&children[1], "-KILL");
     children.remove(1).wait().unwrap();
     let texts: Vec<String> = wait_all(children)
@@ -246,7 +246,7 @@ fn a_killed_process_ends_the_run() {
         })
         .collect();
     // No process waits for the timeout of ten minutes.
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(start.elapsed() < TIMEOUT);
     assert!(
         texts.iter().all(|text| text.contains("lost the connection to process 1")),
         "{texts:#?}"
@@ -269,7 +269,7 @@ fn a_stalled_process_ends_the_run() {
     assert!(text.starts_with("error: process 0 of 2: process 1 did not take part in"), "{text}");
     assert!(text.contains(" within 2."), "{text}");
     assert!(text.contains("has not ended"), "{text}");
-    // When it continues, it ends as well.
+    // The stalled process ends when it continues.
     signal(&stalled, "-CONT");
     let output = stalled.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -305,7 +305,7 @@ fn processes_of_different_runs_do_not_start() {
 }
 
 #[test]
-fn a_process_that_waits_in_vain_names_the_missing_ones() {
+fn a_join_timeout_names_the_missing_processes() {
     let processes = Processes::new(4);
     let arguments = format!("{SMALL} --steps 2 --join-timeout 0.5");
     let first = processes.start(0, &arguments, processes.torchrun(0));

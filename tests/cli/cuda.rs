@@ -14,8 +14,8 @@ use super::{narrows, stdout};
 pub fn libraries() -> Option<PathBuf> {
     match narrows_fake_cuda::build() {
         Ok(libraries) => Some(libraries),
-        Err(why) => {
-            println!("skipped: {why}");
+        Err(reason) => {
+            println!("skipped: {reason}");
             None
         }
     }
@@ -42,14 +42,14 @@ pub fn run_on_gpu(libraries: &Path, run: &Processes, arguments: &str) -> String 
 }
 
 /// Checks that losses and gradient norms agree with those of another run.
-fn assert_close(found: &Path, wanted: &Path, tolerance: f64) {
-    let (found, wanted) = (lines(found), lines(wanted));
-    assert_eq!(found.len(), wanted.len());
-    for (found, wanted) in found.iter().zip(&wanted) {
+fn assert_close(actual: &Path, expected: &Path, tolerance: f64) {
+    let (actual, expected) = (lines(actual), lines(expected));
+    assert_eq!(actual.len(), expected.len());
+    for (actual, expected) in actual.iter().zip(&expected) {
         for key in ["loss", "grad_norm"] {
-            let [found, wanted] = [found, wanted].map(|line| line[key].as_f64().unwrap());
-            let off = (found / wanted - 1.0).abs();
-            assert!(off < tolerance, "{key} is {found}, and not {wanted}");
+            let [actual, expected] = [actual, expected].map(|line| line[key].as_f64().unwrap());
+            let error = (actual / expected - 1.0).abs();
+            assert!(error < tolerance, "{key} is {actual}, expected {expected}");
         }
     }
 }
@@ -67,9 +67,9 @@ fn without_a_gpu_a_run_fails_with_a_hint() {
     assert!(message.contains("narrows doctor"), "{message}");
 }
 
-/// A driver that has all functions may still be too old for the compiled kernels.
+/// A driver with all functions may still be too old for the compiled kernels.
 #[test]
-fn old_drivers_are_refused() {
+fn old_drivers_are_rejected() {
     let Some(libraries) = libraries() else { return };
     let run = Processes::new(1);
     let mut command = narrows("run --backend cuda --steps 1");
@@ -100,13 +100,13 @@ fn libraries_without_their_functions_do_not_load() {
     }
     let environment = environment(&places, &run, 1);
     let doctor = narrows("doctor --format json").envs(environment.clone()).assert().success();
-    let found: Value = serde_json::from_slice(&doctor.get_output().stdout).unwrap();
-    let all = found["libraries"].as_array().unwrap().iter();
-    for library in all.filter(|library| library["name"] != "libcublas") {
+    let report: Value = serde_json::from_slice(&doctor.get_output().stdout).unwrap();
+    let reported = report["libraries"].as_array().unwrap().iter();
+    for library in reported.filter(|library| library["name"] != "libcublas") {
         assert_eq!(library["loads"], false, "{library}");
     }
-    let refused = narrows("run --backend cuda").envs(environment).assert().code(1);
-    let message = String::from_utf8(refused.get_output().stderr.clone()).unwrap();
+    let run = narrows("run --backend cuda").envs(environment).assert().code(1);
+    let message = String::from_utf8(run.get_output().stderr.clone()).unwrap();
     assert!(message.contains("libcuda, the driver, does not load"), "{message}");
 }
 
@@ -129,10 +129,10 @@ fn a_gpu_trains_as_the_cpu_does() {
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!((&answer["backend"], &answer["threads_per_device"]), (&"cuda".into(), &Value::Null));
     assert_eq!(answer["allocated_bytes"], answer["prediction"]["peak_memory_bytes"]);
-    assert!(answer["breakdown_s"]["gemm"].as_f64().unwrap() > 0.0, "single launches are timed");
+    assert!(answer["breakdown_s"]["gemm"].as_f64().unwrap() > 0.0, "{}", answer["breakdown_s"]);
     assert!(text.contains("--eager or --trace breaks them down"), "{text}");
     assert_close(graphs.as_ref(), cpu.as_ref(), 1e-4);
-    assert_eq!(curve(graphs.as_ref()), curve(eager.as_ref()), "graphs, and single launches");
+    assert_eq!(curve(graphs.as_ref()), curve(eager.as_ref()), "graphs and single launches differ");
     // In mixed precision, the default for GPUs.
     let mixed_run = small.replace("--hardware cpu-local", "--hardware h200-sxm");
     run_on_gpu(&libraries, &run, &format!("{mixed_run} --steps 4 --metrics {mixed}"));
@@ -153,22 +153,22 @@ fn later_steps_launch_graphs_without_synchronising() {
     command.assert().success();
     let log = std::fs::read_to_string(log).unwrap();
     let calls: Vec<&str> = log.lines().filter(|line| line.contains(" host ")).collect();
-    let is = |what: &'static str| move |line: &&&str| line.contains(what);
-    let captured = calls.iter().filter(is("host captures graph")).count();
-    let launched = calls.iter().filter(is("host launches graph")).count();
+    let contains = |event: &'static str| move |line: &&&str| line.contains(event);
+    let captured = calls.iter().filter(contains("host captures graph")).count();
+    let launched = calls.iter().filter(contains("host launches graph")).count();
     // Forward pass, backward pass and step phase of one microbatch.
     assert_eq!((captured, launched), (3, 4 * 3), "{calls:#?}");
     let first = calls.iter().position(|line| line.contains("host launches graph")).unwrap();
     let last = calls.iter().rposition(|line| line.contains("host launches graph")).unwrap();
-    let waits = calls[first..last].iter().filter(is("host synchronises")).count();
+    let waits = calls[first..last].iter().filter(contains("host synchronises")).count();
     assert_eq!(waits, 0, "{calls:#?}");
 }
 
 #[test]
-fn processes_have_a_gpu_each() {
+fn each_process_has_its_own_gpu() {
     let Some(libraries) = libraries() else { return };
     for mesh in ["--tensor 2 --pipeline 1", "--tensor 1 --pipeline 2", "--data-parallel 2"] {
-        let [run, alone] = [Processes::new(2), Processes::new(1)];
+        let [run, cpu_run] = [Processes::new(2), Processes::new(1)];
         let arguments = format!("{} {mesh}", run.flags(4)).replace("--threads 1", "--backend cuda");
         let begin = |rank| {
             let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
@@ -176,36 +176,36 @@ fn processes_have_a_gpu_each() {
         };
         let outputs = wait_for_success((0..2).map(begin).collect());
         assert!(!outputs[0].stdout.is_empty() && outputs[1].stdout.is_empty(), "{outputs:#?}");
-        stdout(&format!("{} --devices 2 {mesh}", alone.flags(4)));
-        let metrics = [&run, &alone].map(|run| run.at("m.jsonl"));
+        stdout(&format!("{} --devices 2 {mesh}", cpu_run.flags(4)));
+        let metrics = [&run, &cpu_run].map(|run| run.at("m.jsonl"));
         assert_close(&metrics[0], &metrics[1], 1e-4);
-        let counted = metrics.map(|file| {
+        let bytes = metrics.map(|file| {
             let keys = ["allocated_bytes", "collective_bytes", "transfer_sent_bytes"];
             keys.map(|key| lines(&file)[3][key].clone())
         });
-        assert_eq!(counted[0], counted[1], "{mesh}");
+        assert_eq!(bytes[0], bytes[1], "{mesh}");
     }
 }
 
-/// NCCL refuses two processes on the same GPU of a host; the error has a hint.
+/// NCCL rejects two processes on the same GPU of a host; the error has a hint.
 #[test]
 fn processes_on_one_gpu_need_different_host_ids() {
     let Some(libraries) = libraries() else { return };
     let run = Processes::new(2);
     let arguments = format!("{} --tensor 2", run.flags(2)).replace("--threads 1", "--backend cuda");
-    let all = |with: fn(usize) -> Vec<(&'static str, String)>| {
+    let run_all = |extra: fn(usize) -> Vec<(&'static str, String)>| {
         let begin = |rank| {
             let environment =
-                [run.torchrun(rank), environment(&libraries, &run, 1), with(rank)].concat();
+                [run.torchrun(rank), environment(&libraries, &run, 1), extra(rank)].concat();
             run.start(rank, &arguments, environment)
         };
         wait_all((0..2).map(begin).collect())
     };
-    let refused = all(|_| vec![]);
-    assert!(refused.iter().all(|output| output.status.code() == Some(1)), "{refused:#?}");
-    assert!(refused.iter().all(|output| stderr(output).contains("NCCL_HOSTID")), "{refused:#?}");
-    let started = all(|rank| vec![("NCCL_HOSTID", format!("narrows-{rank}"))]);
-    assert!(started.iter().all(|output| output.status.success()), "{started:#?}");
+    let outputs = run_all(|_| vec![]);
+    assert!(outputs.iter().all(|output| output.status.code() == Some(1)), "{outputs:#?}");
+    assert!(outputs.iter().all(|output| stderr(output).contains("NCCL_HOSTID")), "{outputs:#?}");
+    let outputs = run_all(|rank| vec![("NCCL_HOSTID", format!("narrows-{rank}"))]);
+    assert!(outputs.iter().all(|output| output.status.success()), "{outputs:#?}");
 }
 
 #[test]
@@ -229,13 +229,13 @@ fn processes_must_use_the_same_backend() {
 #[test]
 fn checkpoints_move_between_gpu_and_cpu() {
     let Some(libraries) = libraries() else { return };
-    let [run, alone_run] = [Processes::new(1), Processes::new(1)];
+    let [run, cpu_run] = [Processes::new(1), Processes::new(1)];
     let on_gpu = |steps| run.flags(steps).replace("--threads 1", "--backend cuda");
     run_on_gpu(&libraries, &run, &on_gpu(2));
     stdout(&format!("{} --resume", run.flags(4)));
     run_on_gpu(&libraries, &run, &format!("{} --resume", on_gpu(6)));
-    stdout(&alone_run.flags(6));
-    assert_close(&run.at("m.jsonl"), &alone_run.at("m.jsonl"), 1e-4);
+    stdout(&cpu_run.flags(6));
+    assert_close(&run.at("m.jsonl"), &cpu_run.at("m.jsonl"), 1e-4);
 }
 
 /// The remaining process ends and names the killed one.
@@ -269,8 +269,8 @@ fn a_run_on_a_gpu_is_traced() {
     run_on_gpu(&libraries, &run, &format!("{small} --steps 2 {files}"));
     let trace: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
-    let took = |event: &&Value| event["dur"].as_f64().is_some_and(|dur| dur > 0.0);
-    assert!(events.iter().filter(took).count() > 100, "{} events", events.len());
+    let has_duration = |event: &&Value| event["dur"].as_f64().is_some_and(|dur| dur > 0.0);
+    assert!(events.iter().filter(has_duration).count() > 100, "{} events", events.len());
     let parts = &lines(&metrics)[1]["breakdown_s"];
     for part in ["gemm", "attention", "elementwise", "optimizer"] {
         assert!(parts[part].as_f64().unwrap() > 0.0, "{parts}");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{failure, json as answer, narrows, stdout};
+use super::{failure, json as answer_of, narrows, stdout};
 
 /// A tokenizer of words separated by blanks, with an end-of-text token.
 fn tokenizer() -> String {
@@ -58,7 +58,7 @@ fn tokens(path: &Path) -> Vec<u16> {
 #[test]
 fn every_byte_is_a_token() {
     let folder = folder();
-    let made = answer(&within(folder.path(), "data @a.txt @b.txt --output @t.tokens"));
+    let answer = answer_of(&within(folder.path(), "data @a.txt @b.txt --output @t.tokens"));
     let text = b"call me\nishmael\nme too";
     let path = folder.path().join("t.tokens");
     assert!(tokens(&path).iter().copied().eq(text.iter().map(|byte| u16::from(*byte))));
@@ -77,10 +77,10 @@ fn every_byte_is_a_token() {
         ("text_bytes", json!(count)),
         ("bytes_per_token", json!(1.0)),
     ] {
-        assert_eq!(made[key], value, "{key}");
+        assert_eq!(answer[key], value, "{key}");
     }
-    let inspected = answer(&within(folder.path(), "data --inspect @t.tokens"));
-    assert_eq!(inspected["tokens_sha256"], made["tokens_sha256"]);
+    let inspected = answer_of(&within(folder.path(), "data --inspect @t.tokens"));
+    assert_eq!(inspected["tokens_sha256"], answer["tokens_sha256"]);
     assert_eq!(inspected["verified"], json!({"checksum": true, "largest_id": 116}));
     let report = stdout(&within(folder.path(), "data @a.txt @b.txt --output @t.tokens"));
     for part in ["22 bytes, 1.00 per token; 2 documents, joined without", "256 ids, bytes"] {
@@ -92,7 +92,7 @@ fn every_byte_is_a_token() {
 fn a_tokenizer_file_defines_the_tokens() {
     let folder = folder();
     let line = "data @a.txt @b.txt --tokenizer @tokenizer.json --output @t.tokens";
-    let made = answer(&within(folder.path(), line));
+    let answer = answer_of(&within(folder.path(), line));
     // The file's truncation does not apply to documents, and an end-of-text token separates them.
     assert_eq!(tokens(&folder.path().join("t.tokens")), [1, 2, 3, 4, 2, 0]);
     for (key, value) in [
@@ -102,11 +102,11 @@ fn a_tokenizer_file_defines_the_tokens() {
         ("document_separator", json!("</s>")),
         ("text_bytes", json!(22)),
     ] {
-        assert_eq!(made[key], value, "{key}");
+        assert_eq!(answer[key], value, "{key}");
     }
-    let name = made["tokenizer"]["name"].as_str().unwrap();
+    let name = answer["tokenizer"]["name"].as_str().unwrap();
     assert!(name.ends_with("/tokenizer.json") && name.matches('/').count() == 1, "{name}");
-    assert_eq!(made["tokenizer"]["sha256"].as_str().map(str::len), Some(64));
+    assert_eq!(answer["tokenizer"]["sha256"].as_str().map(str::len), Some(64));
     let report = stdout(&within(folder.path(), line));
     assert!(report.contains("3.67 per token; 2 documents, `</s>` between them"), "{report}");
     let report = stdout(&within(folder.path(), "data --inspect @t.tokens"));
@@ -132,18 +132,18 @@ fn a_text_may_exceed_every_buffer() {
     let text = "call me\nishmael\n".repeat(200_000);
     fs::write(folder.path().join("long.txt"), &text).unwrap();
     let line = "data @long.txt --tokenizer @tokenizer.json --output @t.tokens";
-    let made = answer(&within(folder.path(), line));
-    assert_eq!(made["token_count"], 600_000);
-    let found = tokens(&folder.path().join("t.tokens"));
-    assert!(found.chunks(3).all(|three| three == [1, 2, 3]));
+    let answer = answer_of(&within(folder.path(), line));
+    assert_eq!(answer["token_count"], 600_000);
+    let tokens = tokens(&folder.path().join("t.tokens"));
+    assert!(tokens.chunks(3).all(|sentence| sentence == [1, 2, 3]));
 }
 
 #[test]
 fn the_shipped_book_is_tokenized() {
     let folder = folder();
     let line = "data data/moby-dick.txt --output @t.tokens";
-    let made = answer(&within(folder.path(), line));
-    assert_eq!(made["token_count"], fs::metadata("data/moby-dick.txt").unwrap().len());
+    let answer = answer_of(&within(folder.path(), line));
+    assert_eq!(answer["token_count"], fs::metadata("data/moby-dick.txt").unwrap().len());
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn files_of_llm_c_are_inspected() {
     bytes.extend([5, 0, 80, 196]);
     fs::write(folder.path().join("gpt2.bin"), &bytes).unwrap();
     let line = within(folder.path(), "data --inspect @gpt2.bin");
-    let inspected = answer(&line);
+    let inspected = answer_of(&line);
     assert_eq!(inspected["layout"], "llm.c GPT-2");
     assert_eq!(inspected["vocabulary_size"], Value::Null);
     assert_eq!(inspected["verified"], json!({"checksum": null, "largest_id": 50_256}));
@@ -205,7 +205,7 @@ fn bad_input_is_located_and_leaves_no_files() {
     assert_eq!(fs::read(path.join("a.txt")).unwrap(), b"call me\nishmael\n");
     let message =
         failure(&within(path, "data @no.txt @never.txt --tokenizer @a.txt --output -"), 2);
-    assert_eq!(message.matches("error:").count(), 4, "all at once: {message}");
+    assert_eq!(message.matches("error:").count(), 4, "{message}");
 }
 
 #[test]

@@ -6,15 +6,15 @@ use super::{json, narrows, stdout};
 
 #[test]
 fn doctor_reports_which_backends_can_run() {
-    let found = json("doctor");
-    assert_eq!(found["backends"]["cpu"]["usable"], true);
-    assert!(found["machine"]["cores"].as_u64().unwrap() > 0);
-    assert_eq!(found["libraries"].as_array().unwrap().len(), 5);
-    for library in found["libraries"].as_array().unwrap() {
+    let report = json("doctor");
+    assert_eq!(report["backends"]["cpu"]["usable"], true);
+    assert!(report["machine"]["cores"].as_u64().unwrap() > 0);
+    assert_eq!(report["libraries"].as_array().unwrap().len(), 5);
+    for library in report["libraries"].as_array().unwrap() {
         assert!(library["loads"].is_boolean() && library["purpose"].is_string(), "{library}");
     }
     // A backend that cannot run has a reason and, if there is a remedy, a hint.
-    let cuda = &found["backends"]["cuda"];
+    let cuda = &report["backends"]["cuda"];
     assert!(cuda["usable"] == true || !cuda["because"].as_array().unwrap().is_empty(), "{cuda}");
     let text = stdout("doctor");
     assert!(text.contains("cpu   available") && text.contains("CUDA libraries"), "{text}");
@@ -36,17 +36,17 @@ fn libraries_are_linked_under_the_names_that_are_loaded() {
         .env_remove("LD_LIBRARY_PATH")
         .assert()
         .success();
-    let found: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
-    let nccl = found["libraries"].as_array().unwrap().iter().find(|one| one["name"] == "libnccl");
+    let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let mut libraries = report["libraries"].as_array().unwrap().iter();
+    let nccl = libraries.find(|library| library["name"] == "libnccl").unwrap();
     // An NCCL of the machine takes precedence.
-    let nccl = nccl.unwrap();
     if nccl["loads"] == false {
         let real = fs::canonicalize(&file).unwrap();
         assert_eq!(nccl["path"].as_str(), real.to_str());
-        let because = found["backends"]["cuda"]["because"].to_string();
-        assert!(because.contains("libnccl (collectives) does not load"), "{because}");
-        let mut made = fs::read_dir(cache.join("narrows")).unwrap();
-        let links = made.next().unwrap().unwrap().path();
+        let causes = report["backends"]["cuda"]["because"].to_string();
+        assert!(causes.contains("libnccl (collectives) does not load"), "{causes}");
+        let mut cached = fs::read_dir(cache.join("narrows")).unwrap();
+        let links = cached.next().unwrap().unwrap().path();
         assert_eq!(fs::read_link(links.join("libnccl.so")).unwrap(), real);
     }
 }

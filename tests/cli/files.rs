@@ -66,7 +66,7 @@ fn pricing_with_another_profile_warns() {
 }
 
 #[test]
-fn another_model_is_refused() {
+fn another_model_is_rejected() {
     let command = narrows("cost - --model cola-60m").write_stdin(small_plan()).assert();
     let message = String::from_utf8(command.code(2).get_output().stderr.clone()).unwrap();
     assert!(message.contains("<stdin>: model.fingerprint: "), "{message}");

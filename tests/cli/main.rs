@@ -19,7 +19,7 @@ mod validate;
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// The cache folder of tests. Profiles that are measured under the load of tests must not reach the user's cache.
+/// The cache folder of tests, so that profiles measured under the load of tests do not reach the user's cache.
 const CACHE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/cache");
 
 /// `narrows` with arguments separated by blanks.

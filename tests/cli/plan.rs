@@ -73,15 +73,15 @@ fn volumes_follow_the_shapes_of_each_linear() {
         for (pass, columns) in [("forward", forward), ("backward", backward)] {
             let kinds = volumes[pass].as_object().expect("kinds");
             assert_eq!(kinds["all_reduce"], bytes(columns), "{strategy} {pass}");
-            let more =
+            let other =
                 kinds.keys().find(|kind| !["all_reduce", "statistics"].contains(&kind.as_str()));
-            assert_eq!(more, None, "{strategy} {pass}");
+            assert_eq!(other, None, "{strategy} {pass}");
         }
     }
 }
 
 #[test]
-fn a_baseline_without_a_tensor_axis_is_warned_of() {
+fn a_baseline_without_a_tensor_axis_causes_a_warning() {
     let warning = |flags: &str| {
         let command = super::narrows(&format!("plan --model cola-tiny {flags}")).assert().success();
         String::from_utf8(command.get_output().stderr.clone()).expect("UTF-8")
@@ -129,10 +129,10 @@ fn json_has_every_key_that_scripts_rely_on() {
     assert_eq!(interval.len(), 2);
     assert!(number(&interval[0]) <= step_time && step_time <= number(&interval[1]));
     assert_eq!(prediction["shapes_measured"], true);
-    for one in prediction["unmeasured"].as_array().expect("a list") {
-        assert!(one["kernel"].is_object() && (0.0..1.0).contains(&number(&one["share"])));
-        let far = &one["distance_octaves"];
-        assert!(far.is_null() || number(far) > 1.0, "{one}");
+    for entry in prediction["unmeasured"].as_array().expect("a list") {
+        assert!(entry["kernel"].is_object() && (0.0..1.0).contains(&number(&entry["share"])));
+        let distance = &entry["distance_octaves"];
+        assert!(distance.is_null() || number(distance) > 1.0, "{entry}");
     }
     let tokens = 16.0 * 4096.0;
     assert!((number(&prediction["tokens_per_s"]) * step_time - tokens).abs() < 1e-3);
@@ -163,15 +163,12 @@ fn json_has_every_key_that_scripts_rely_on() {
 #[test]
 fn a_summary_lists_the_unmeasured_kernels_with_the_largest_share() {
     let text = stdout("plan --model cola-1b --devices 4");
-    let (_, named) = text.split_once("nearest measured\n").expect("a table");
-    let table: Vec<&str> = named.lines().skip(1).take_while(|line| !line.is_empty()).collect();
-    assert_eq!(table.len(), 6, "{named}");
-    assert!(
-        table[0].contains(" %  ") && table[5].contains("more: --verbose lists them"),
-        "{named}"
-    );
-    let all = stdout("plan --model cola-1b --devices 4 --verbose");
-    assert!(all.lines().count() > text.lines().count() + 5, "{all}");
+    let (_, rest) = text.split_once("nearest measured\n").expect("a table");
+    let table: Vec<&str> = rest.lines().skip(1).take_while(|line| !line.is_empty()).collect();
+    assert_eq!(table.len(), 6, "{rest}");
+    assert!(table[0].contains(" %  ") && table[5].contains("more: --verbose lists them"), "{rest}");
+    let verbose = stdout("plan --model cola-1b --devices 4 --verbose");
+    assert!(verbose.lines().count() > text.lines().count() + 5, "{verbose}");
     let assumed = stdout("plan --model cola-1b --devices 4 --hardware h100-sxm");
     assert!(assumed.contains("No kernel of this plan was measured"), "{assumed}");
 }
@@ -239,8 +236,8 @@ fn explain_compares_with_baselines_and_the_dense_counterpart() {
         .iter()
         .filter_map(|alternative| alternative["name"].as_str())
         .collect();
-    for wanted in ["btp", "vanilla-tp", "vanilla-tp-published", "fullrank-tp of llama-1b"] {
-        assert!(names.iter().any(|name| name.starts_with(wanted)), "{wanted} in {names:?}");
+    for expected in ["btp", "vanilla-tp", "vanilla-tp-published", "fullrank-tp of llama-1b"] {
+        assert!(names.iter().any(|name| name.starts_with(expected)), "{expected} in {names:?}");
     }
     assert!(answer["binds"].as_array().is_some_and(|binds| !binds.is_empty()));
     assert_eq!(answer["search"]["status"], "optimal");
@@ -271,7 +268,7 @@ fn a_plan_is_priced_for_its_executor() {
 }
 
 #[test]
-fn flags_without_effect_are_refused_or_warned_of() {
+fn flags_without_effect_are_rejected_or_cause_a_warning() {
     let small = "plan --model cola-tiny --devices 2 --global-batch 4";
     let output = super::narrows(small).args(["--output", ""]).assert().code(2);
     let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
@@ -286,7 +283,7 @@ fn flags_without_effect_are_refused_or_warned_of() {
 }
 
 #[test]
-fn hints_name_what_would_help() {
+fn hints_name_the_flags_that_would_make_a_plan_feasible() {
     let tight = "plan --model llama-350m --devices 4 --memory-limit 128MiB";
     let message = failure(&format!("{tight} --micro-batch 1"), 1);
     assert!(message.contains("hint: more devices\n"), "{message}");
@@ -311,9 +308,11 @@ fn explain_compares_every_axis_and_counts_omitted_alternatives() {
         })
         .collect();
     assert!(names.len() >= 2 && names.contains(&"3"), "{names:?}");
-    let listed = answer["meshes"].as_array().unwrap().len();
-    assert_eq!(listed, 12);
-    let more = answer["meshes_not_listed"].as_u64().unwrap();
+    assert_eq!(answer["meshes"].as_array().unwrap().len(), 12);
+    let omitted = answer["meshes_not_listed"].as_u64().unwrap();
     let text = super::stdout("explain --model cola-tiny --devices 6 --global-batch 12");
-    assert!(more > 0 && text.contains(&format!("{more} meshes not listed")), "{more}: {text}");
+    assert!(
+        omitted > 0 && text.contains(&format!("{omitted} meshes not listed")),
+        "{omitted}: {text}"
+    );
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{failure, json as answer, narrows, stdout};
+use super::{failure, json as answer_of, narrows, stdout};
 
 /// A run with small steps.
 pub const SMALL: &str =
@@ -14,7 +14,7 @@ pub const SMALL: &str =
 /// The lines of a metrics file.
 pub fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
-    assert!(text.ends_with('\n'), "a whole line: {text}");
+    assert!(text.ends_with('\n'), "an incomplete line: {text}");
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
@@ -22,7 +22,7 @@ pub fn lines(path: &Path) -> Vec<Value> {
 fn a_run_without_a_plan_trains_on_the_shipped_book() {
     let folder = tempfile::tempdir().unwrap();
     let metrics = folder.path().join("m.jsonl");
-    let found = answer(&format!("{SMALL} --steps 6 --metrics {}", metrics.display()));
+    let answer = answer_of(&format!("{SMALL} --steps 6 --metrics {}", metrics.display()));
     for (key, value) in [
         ("status", json!("done")),
         ("backend", json!("cpu")),
@@ -36,23 +36,23 @@ fn a_run_without_a_plan_trains_on_the_shipped_book() {
         ("tokens", json!(6 * 32)),
         ("metrics", json!(metrics.to_str())),
     ] {
-        assert_eq!(found[key], value, "{key}");
+        assert_eq!(answer[key], value, "{key}");
     }
-    assert_eq!(found["allocated_bytes"], found["prediction"]["peak_memory_bytes"]);
+    assert_eq!(answer["allocated_bytes"], answer["prediction"]["peak_memory_bytes"]);
     let lines = lines(&metrics);
     assert_eq!(lines.len(), 6);
     for (line, step) in lines.iter().zip(1..) {
         assert_eq!(line["step"], step);
-        assert_eq!(line["allocated_bytes"], found["allocated_bytes"]);
+        assert_eq!(line["allocated_bytes"], answer["allocated_bytes"]);
         assert_eq!(line["predicted_allocated_bytes"], line["allocated_bytes"]);
-        assert_eq!(line["predicted_step_time_s"], found["prediction"]["step_time_s"]);
+        assert_eq!(line["predicted_step_time_s"], answer["prediction"]["step_time_s"]);
         for key in ["loss", "grad_norm", "learning_rate", "tokens_per_s", "step_time_s"] {
             assert!(line[key].as_f64().is_some_and(|value| value > 0.0), "{key} in {line}");
         }
     }
-    assert_eq!(lines[0]["loss"], found["loss_first"]);
-    assert_eq!(lines[5]["loss"], found["loss_last"]);
-    assert!(found["loss_last"].as_f64() < found["loss_first"].as_f64());
+    assert_eq!(lines[0]["loss"], answer["loss_first"]);
+    assert_eq!(lines[5]["loss"], answer["loss_last"]);
+    assert!(answer["loss_last"].as_f64() < answer["loss_first"].as_f64());
 }
 
 #[test]
@@ -65,13 +65,13 @@ fn every_key_of_a_metrics_line_is_documented() {
     for key in lines[0].as_object().unwrap().keys() {
         assert!(document.contains(&format!("| `{key}` |")), "docs/metrics.md lacks `{key}`");
     }
-    let of_each = lines[0]["collective_bytes"].as_array().unwrap();
-    assert_eq!(of_each.len(), 2);
-    let moved = |device: &Value| {
+    let devices = lines[0]["collective_bytes"].as_array().unwrap();
+    assert_eq!(devices.len(), 2);
+    let tensor_bytes = |device: &Value| {
         let kinds = device.as_object().unwrap().values();
         kinds.filter_map(|axes| axes["tensor"].as_u64()).sum::<u64>()
     };
-    assert!(of_each.iter().all(|device| moved(device) > 0), "{of_each:?}");
+    assert!(devices.iter().all(|device| tensor_bytes(device) > 0), "{devices:?}");
 }
 
 #[test]
@@ -82,13 +82,14 @@ fn a_plan_file_is_run_and_gives_the_same_losses() {
     let small = "--model cola-tiny --hardware cpu-local --global-batch 2 --sequence-length 16";
     stdout(&format!("plan {small} --devices 2 --tensor 2 --output {plan}"));
     stdout(&format!("data data/moby-dick.txt --output {tokens}"));
-    let split = answer(&format!("run {plan} --data {tokens} --steps 3 --seed 5"));
-    assert_eq!((&split["mesh"]["tensor"], &split["data"]), (&json!(2), &json!(tokens)));
-    let alone = answer(&format!("{SMALL} --steps 3 --seed 5 --output {}", at("found.json")));
-    assert!(folder.path().join("found.json").exists());
+    let two_devices = answer_of(&format!("run {plan} --data {tokens} --steps 3 --seed 5"));
+    assert_eq!((&two_devices["mesh"]["tensor"], &two_devices["data"]), (&json!(2), &json!(tokens)));
+    let output = at("searched.json");
+    let one_device = answer_of(&format!("{SMALL} --steps 3 --seed 5 --output {output}"));
+    assert!(Path::new(&output).exists());
     for key in ["loss_first", "loss_last"] {
-        let (split, alone) = (split[key].as_f64().unwrap(), alone[key].as_f64().unwrap());
-        assert!((split / alone - 1.0).abs() < 1e-4, "{split} and {alone}");
+        let [two, one] = [&two_devices, &one_device].map(|answer| answer[key].as_f64().unwrap());
+        assert!((two / one - 1.0).abs() < 1e-4, "{two} and {one}");
     }
 }
 
@@ -100,9 +101,9 @@ fn measured_counted_and_predicted_bytes_are_equal() {
     let small = "--model cola-tiny --hardware cpu-local --global-batch 4 --sequence-length 16";
     let mesh = "--devices 4 --tensor 2 --pipeline 2 --micro-batch 1 --strategy btp";
     stdout(&format!("plan {small} {mesh} --output {plan}"));
-    let found = answer(&format!("run {plan} --steps 2 --threads 1 --metrics {metrics}"));
-    let counted = answer(&format!("run {plan} --backend null"));
-    let predicted = answer(&format!("cost {plan}"));
+    let answer = answer_of(&format!("run {plan} --steps 2 --threads 1 --metrics {metrics}"));
+    let counted = answer_of(&format!("run {plan} --backend null"));
+    let predicted = answer_of(&format!("cost {plan}"));
     let lines = lines(Path::new(&metrics));
     assert_eq!(lines.len(), 2);
     for line in &lines {
@@ -120,17 +121,18 @@ fn measured_counted_and_predicted_bytes_are_equal() {
                 of("scratch_bytes").as_u64() > of("transfer_sent_bytes").as_u64().map(|b| b / 4)
             );
         }
-        assert_eq!(line["scratch_bytes"], found["scratch_bytes"]);
+        assert_eq!(line["scratch_bytes"], answer["scratch_bytes"]);
     }
     // A step moves at least the predicted payloads of all blocks over the tensor axis.
     let blocks = &predicted["prediction"]["block_collective_bytes"];
-    let sum = |of: &Value| of.as_object().unwrap().values().filter_map(Value::as_u64).sum::<u64>();
+    let sum =
+        |pass: &Value| pass.as_object().unwrap().values().filter_map(Value::as_u64).sum::<u64>();
     let block: u64 = ["forward", "backward", "redo"].iter().map(|pass| sum(&blocks[pass])).sum();
-    let moved = |device: usize| {
+    let tensor_bytes = |device: usize| {
         let kinds = lines[0]["collective_bytes"][device].as_object().unwrap().values();
         kinds.filter_map(|axes| axes["tensor"].as_u64()).sum::<u64>()
     };
-    assert!(block > 0 && moved(0) + moved(2) >= 4 * 4 * block, "{block}");
+    assert!(block > 0 && tensor_bytes(0) + tensor_bytes(2) >= 4 * 4 * block, "{block}");
 }
 
 #[test]
@@ -151,7 +153,7 @@ fn the_text_report_has_predicted_and_measured_times() {
 #[test]
 fn the_null_backend_counts_instructions() {
     let line = "run --backend null --devices 4 --tensor 2 --pipeline 2 --data-parallel 1";
-    let counts = answer(line);
+    let counts = answer_of(line);
     assert_eq!(counts["backend"], "null");
     let stages = counts["stages"].as_array().unwrap();
     assert_eq!(stages.len(), 2);
@@ -167,7 +169,7 @@ fn the_null_backend_counts_instructions() {
 }
 
 #[test]
-fn contradictory_flags_are_refused() {
+fn contradictory_flags_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
     let (plan, tokens, wide) = (at("gpu.json"), at("t.tokens"), at("wide.json"));
@@ -232,7 +234,7 @@ fn a_non_finite_loss_ends_a_run_and_keeps_its_metrics() {
 }
 
 #[test]
-fn a_run_larger_than_the_memory_is_refused_before_allocation() {
+fn a_run_larger_than_the_memory_is_rejected_before_allocation() {
     let large = "run --model cola-30b --memory-limit none --global-batch 1 --sequence-length 16";
     let message = failure(&format!("{large} --steps 1 --format json"), 1);
     for part in ["memory: training cola-30b needs ", " are free", "hint: a smaller model"] {
@@ -246,30 +248,31 @@ fn the_breakdown_of_a_step_is_predicted_and_measured() {
     let metrics = folder.path().join("m.jsonl");
     let line =
         format!("{SMALL} --steps 3 --devices 2 --pipeline 2 --metrics {}", metrics.display());
-    let found = answer(&line);
+    let answer = answer_of(&line);
     let parts = |value: &Value| -> Vec<(String, f64)> {
         let parts = value.as_object().unwrap().iter();
         parts.map(|(name, time)| (name.clone(), time.as_f64().unwrap())).collect()
     };
-    let names = |parts: &[(String, f64)]| parts.iter().map(|(name, _)| name.clone()).collect();
+    let names = |parts: &[(String, f64)]| -> Vec<String> {
+        parts.iter().map(|(name, _)| name.clone()).collect()
+    };
     let (measured, predicted) =
-        (parts(&found["breakdown_s"]), parts(&found["prediction"]["breakdown_s"]));
-    let (left, right): (Vec<String>, Vec<String>) = (names(&measured), names(&predicted));
-    assert_eq!(left, right);
+        (parts(&answer["breakdown_s"]), parts(&answer["prediction"]["breakdown_s"]));
+    assert_eq!(names(&measured), names(&predicted));
     let lines = lines(&metrics);
-    for value in lines.iter().chain([&found]) {
+    for value in lines.iter().chain([&answer]) {
         let sum: f64 = parts(&value["breakdown_s"]).iter().map(|(_, time)| time).sum();
         let step = value["step_time_s"].as_f64().unwrap();
         assert!((sum / step - 1.0).abs() < 1e-6, "{sum} and {step}");
     }
-    assert_eq!(lines[0]["predicted_breakdown_s"], found["prediction"]["breakdown_s"]);
+    assert_eq!(lines[0]["predicted_breakdown_s"], answer["prediction"]["breakdown_s"]);
     for name in ["gemm", "attention", "elementwise", "bubble", "optimizer", "other"] {
-        assert!(found["breakdown_s"][name].as_f64() > Some(0.0), "{name}: {measured:?}");
+        assert!(answer["breakdown_s"][name].as_f64() > Some(0.0), "{name}: {measured:?}");
     }
 }
 
 #[test]
-fn more_devices_than_cores_are_warned_of() {
+fn more_threads_than_cores_cause_a_warning() {
     let output = narrows("run --hardware cpu-local --devices 4 --tensor 4 --sequence-length 16 --steps 1 --threads 20")
         .assert()
         .success();
@@ -293,8 +296,8 @@ fn an_interrupted_run_reports_its_steps() {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().starts_with("{\"step\":1,"));
-    let asked = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(asked.success());
+    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
     let steps = 1 + lines.map(Result::unwrap).count();
     let output = child.wait_with_output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();

@@ -26,8 +26,8 @@ fn a_report_has_the_decisions_and_the_prediction() {
         assert!(report.contains(part), "{part} in {report}");
     }
     let row = |op: &str| {
-        let found = report.lines().find(|line| line.trim_start().starts_with(op));
-        found.unwrap_or_else(|| panic!("{op} in {report}")).to_owned()
+        let row = report.lines().find(|line| line.trim_start().starts_with(op));
+        row.unwrap_or_else(|| panic!("{op} in {report}")).to_owned()
     };
     assert!(row("down.a ").contains(" row ") && row("down.a ").contains("AR 32.0 MiB"));
     assert!(row("down.b ").contains(" column "));

@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::Value;
 
 use super::run::SMALL;
-use super::{failure, json as answer, stdout};
+use super::{failure, json, stdout};
 
 /// Rounding error of microseconds.
 const SLACK: f64 = 0.01;
@@ -51,17 +51,16 @@ fn a_trace_has_every_instruction_once_measured_and_predicted() {
     let (trace, metrics) = (at("trace.json"), at("m.jsonl"));
     let mesh = "--devices 4 --tensor 2 --pipeline 2 --micro-batch 1";
     let line = format!("{SMALL} {mesh} --steps 3 --trace {trace} --metrics {metrics}");
-    assert_eq!(answer(&line)["trace"], trace);
-    let written: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
-    let counts =
-        answer(&format!("run --backend null --global-batch 2 --sequence-length 16 {mesh}"));
+    assert_eq!(json(&line)["trace"], trace);
+    let trace: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
+    let counts = json(&format!("run --backend null --global-batch 2 --sequence-length 16 {mesh}"));
     let last = fs::read_to_string(&metrics).unwrap();
     let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
     let step_us = 1e6 * number(&last, "step_time_s");
     let predicted_us = 1e6 * number(&last, "predicted_step_time_s");
-    let threads = threads(&written);
+    let threads = threads(&trace);
     threads.values().for_each(|events| check_nesting(events));
-    let names: Vec<&str> = written["traceEvents"]
+    let names: Vec<&str> = trace["traceEvents"]
         .as_array()
         .unwrap()
         .iter()
@@ -72,59 +71,58 @@ fn a_trace_has_every_instruction_once_measured_and_predicted() {
     let processes = (0..4).map(|device| (device, device / 2, step_us));
     let expected = (0..2).map(|stage| (1_000_000 + stage, stage, predicted_us));
     for (pid, stage, length_us) in processes.chain(expected) {
-        let of = |tid: u64| threads.get(&(pid, tid)).cloned().unwrap_or_default();
-        let instructions = [of(1), of(2)].concat();
-        let mut found: BTreeMap<String, u64> = BTreeMap::new();
+        let thread = |tid: u64| threads.get(&(pid, tid)).cloned().unwrap_or_default();
+        let instructions = [thread(1), thread(2)].concat();
+        let mut traced: BTreeMap<String, u64> = BTreeMap::new();
         for event in &instructions {
             let name = event["args"]["instruction"].as_str().unwrap();
-            *found.entry(name.into()).or_default() += 1;
+            *traced.entry(name.into()).or_default() += 1;
         }
-        let counted = serde_json::to_value(found).unwrap();
-        assert_eq!(counted, counts["stages"][stage as usize]["instructions"], "process {pid}");
+        let traced = serde_json::to_value(traced).unwrap();
+        assert_eq!(traced, counts["stages"][stage as usize]["instructions"], "process {pid}");
         let busy: f64 = instructions.iter().map(|event| number(event, "dur")).sum();
         assert!(busy <= length_us * 1.0001, "process {pid}: {busy} of {length_us}");
-        let steps: Vec<Value> = of(0).into_iter().filter(|e| e["cat"] == "step").collect();
+        let steps: Vec<Value> = thread(0).into_iter().filter(|e| e["cat"] == "step").collect();
         let [step] = &steps[..] else { panic!("one step, not {steps:?}") };
         assert!(number(step, "dur") <= length_us * 1.0001, "{step}");
         // Instructions cover nearly all the time of a device, waits included.
         let measured = pid < 1_000_000;
         assert!(!measured || busy > 0.5 * number(step, "dur"), "process {pid}: {busy} of {step}");
-        let passes = of(0).iter().filter(|event| event["cat"] == "pass").count();
-        assert_eq!(passes, 2 + 2 + 1, "two microbatches, there and back, and the update");
+        // The forward and backward passes of two microbatches, and the update.
+        let passes = thread(0).iter().filter(|event| event["cat"] == "pass").count();
+        assert_eq!(passes, 2 + 2 + 1);
     }
-    let block = written["traceEvents"].as_array().unwrap().iter();
-    let blocks: Vec<u64> = block.filter_map(|event| event["args"]["block"].as_u64()).collect();
+    let events = trace["traceEvents"].as_array().unwrap().iter();
+    let blocks: Vec<u64> = events.filter_map(|event| event["args"]["block"].as_u64()).collect();
     assert!(blocks.contains(&0) && blocks.contains(&1), "{blocks:?}");
 }
 
-/// The gradient norm synchronises stages before the update: in the predicted step all stages leave that collective
-/// together.
+/// The all-reduce of the gradient norm synchronises the stages before the update: all stages leave it together.
 #[test]
 fn predicted_stages_wait_for_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
     let mesh = "--devices 3 --pipeline 3 --micro-batch 1";
     stdout(&format!("{SMALL} {mesh} --steps 1 --trace {}", trace.display()));
-    let written: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
-    let threads = threads(&written);
+    let trace: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
+    let threads = threads(&trace);
     let end = |event: &Value| number(event, "ts") + number(event, "dur");
-    let met: Vec<(f64, f64)> = (0..3)
+    let syncs: Vec<(f64, f64)> = (0..3)
         .map(|stage| {
             let events = &threads[&(1_000_000 + stage, 2)];
             let norm = events.iter().find(|e| e["name"] == "step gradient norm").unwrap();
-            let computed = threads[&(1_000_000 + stage, 1)].iter();
-            let updates = computed.filter(|e| e["args"]["instruction"] == "adamw");
+            let compute = threads[&(1_000_000 + stage, 1)].iter();
+            let updates = compute.filter(|e| e["args"]["instruction"] == "adamw");
             let first = updates.map(|e| number(e, "ts")).fold(f64::INFINITY, f64::min);
             assert!(first >= end(norm) - SLACK && first.is_finite(), "stage {stage}: {first}");
             (number(norm, "ts"), end(norm))
         })
         .collect();
-    let last = met.iter().map(|(arrival, _)| *arrival).fold(0.0, f64::max);
-    for (arrival, end) in &met {
-        assert!((end - met[0].1).abs() < SLACK && *end > last, "{met:?}");
-        assert!(*arrival <= last, "{met:?}");
+    let last = syncs.iter().map(|(arrival, _)| *arrival).fold(0.0, f64::max);
+    for (_, end) in &syncs {
+        assert!((end - syncs[0].1).abs() < SLACK && *end > last, "{syncs:?}");
     }
-    assert!(met.iter().any(|(arrival, _)| *arrival < last - SLACK), "nobody waits: {met:?}");
+    assert!(syncs.iter().any(|(arrival, _)| *arrival < last - SLACK), "no stage waits: {syncs:?}");
 }
 
 #[test]
@@ -133,8 +131,8 @@ fn the_traced_steps_can_be_selected() {
     let trace = folder.path().join("trace.json");
     let line = format!("{SMALL} --steps 4 --trace {}", trace.display());
     stdout(&format!("{line} --trace-steps 2-3"));
-    let written: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
-    let threads = threads(&written);
+    let events: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
+    let threads = threads(&events);
     threads.values().for_each(|events| check_nesting(events));
     let steps = threads[&(0, 0)].iter().filter(|event| event["cat"] == "step");
     let names: Vec<&str> = steps.map(|event| event["name"].as_str().unwrap()).collect();
@@ -155,24 +153,24 @@ fn the_traced_steps_can_be_selected() {
 fn a_failed_run_writes_the_trace_of_earlier_steps() {
     let folder = tempfile::tempdir().unwrap();
     let hot = "--learning-rate 1e30 --warm-up-steps 0 --clip-norm 1e30 --format json";
-    let steps = |flags: &str| {
+    let failed_run = |flags: &str| {
         let trace = folder.path().join("trace.json");
         let line = format!("{SMALL} {hot} --steps 5 {flags} --trace {}", trace.display());
         let message = failure(&line, 1);
-        let written = fs::read_to_string(&trace).ok();
+        let text = fs::read_to_string(&trace).ok();
         let _ = fs::remove_file(&trace);
-        (message, written)
+        (message, text)
     };
     for flags in ["", "--trace-steps 1-3"] {
-        let (message, written) = steps(flags);
+        let (message, trace) = failed_run(flags);
         assert!(message.contains("the trace of 1 step before it is in "), "{message}");
-        let written: Value = serde_json::from_str(&written.unwrap()).unwrap();
-        let threads = threads(&written);
+        let trace: Value = serde_json::from_str(&trace.unwrap()).unwrap();
+        let threads = threads(&trace);
         threads.values().for_each(|events| check_nesting(events));
         let steps = threads[&(0, 0)].iter().filter(|event| event["cat"] == "step");
         let names: Vec<&str> = steps.map(|event| event["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["step 1"]);
     }
-    let (message, written) = steps("--trace-steps 3-4");
-    assert!(written.is_none() && !message.contains("trace"), "{message}");
+    let (message, trace) = failed_run("--trace-steps 3-4");
+    assert!(trace.is_none() && !message.contains("trace"), "{message}");
 }

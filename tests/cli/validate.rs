@@ -10,7 +10,7 @@ const ROWS: &str = "# GPUs,global batch,micro batch,hidden size,attention heads,
 sequence length,tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)\n\
 8,16,2,1024,16,24,1024,2,2,2,400\n";
 /// Flags for properties that rows do not contain.
-const TERMS: &str = "--hardware a100-80gb-8 --recompute none";
+const ROW_FLAGS: &str = "--hardware a100-80gb-8 --recompute none";
 
 #[test]
 fn published_figures_are_predicted() {
@@ -33,10 +33,10 @@ fn published_figures_are_predicted() {
     }
     let text = stdout("validate");
     assert!(text.contains("in interval") && text.contains("* fitted: a price"), "{text}");
-    assert!(text.contains("/GB"), "what recomputation frees has a time: {text}");
-    let held = &document["overall"][1];
-    let predicted = figures.iter().filter(|figure| figure["fitted"] == false).count();
-    assert_eq!((&held["figures"], &held["fitted"]), (&predicted.into(), &0.into()));
+    assert!(text.contains("/GB"), "recomputation has no time per freed gigabyte: {text}");
+    let not_fitted = &document["overall"][1];
+    let count = figures.iter().filter(|figure| figure["fitted"] == false).count();
+    assert_eq!((&not_fitted["figures"], &not_fitted["fitted"]), (&count.into(), &0.into()));
     assert!(text.contains("Errors by source") && text.contains("arXiv 2512.12131"), "{text}");
 }
 
@@ -45,7 +45,7 @@ fn converted_rows_are_predicted() {
     let folder = tempfile::tempdir().unwrap();
     let rows = folder.path().join("rows.csv");
     fs::write(&rows, ROWS).unwrap();
-    let converted = stdout(&format!("convert {} {TERMS} --name mine", rows.display()));
+    let converted = stdout(&format!("convert {} {ROW_FLAGS} --name mine", rows.display()));
     let file: Value = serde_json::from_str(&converted).unwrap();
     let schema: Value = serde_json::from_str(&stdout("schema measurements")).unwrap();
     assert!(jsonschema::is_valid(&schema, &file));
@@ -96,7 +96,7 @@ fn damaged_measurements_are_located() {
         ("/measurements/0/name", json!("\u{1b}[31m"), "measurements[0].name: contains a control"),
         ("/measurements/0/mesh/data", json!(1 << 24), "measurements[0].mesh: more than"),
         ("/measurements/50/measured/step/workload/global_batch", json!(1 << 24), "microbatches"),
-        ("/measurements/0/source", json!("nobody"), "measurements[0].source"),
+        ("/measurements/0/source", json!("unknown"), "measurements[0].source"),
         ("/measurements/0/hardware", json!("b200"), "measurements[0].hardware"),
         ("/measurements/0/unit", json!("hours"), "measurements[0].unit"),
         (
@@ -118,18 +118,18 @@ fn damaged_measurements_are_located() {
         fs::write(&path, file.to_string()).unwrap();
         let message = failure(&format!("validate --measurements {}", path.display()), 2);
         assert!(message.contains(part), "{pointer}: {message}");
-        assert!(message.contains("m.json: "), "which file: {message}");
-        assert!(message.lines().all(|line| line.len() < 300), "no endless numbers: {message}");
+        assert!(message.contains("m.json: "), "the file is not named: {message}");
+        assert!(message.lines().all(|line| line.len() < 300), "a line is too long: {message}");
     }
-    let twice = text.replacen("\"boost-all-reduces\": {", "\"boost-products\": {", 1);
-    assert_ne!(twice, text);
-    fs::write(&path, twice).unwrap();
+    let duplicate = text.replacen("\"boost-all-reduces\": {", "\"boost-products\": {", 1);
+    assert_ne!(duplicate, text);
+    fs::write(&path, duplicate).unwrap();
     let message = failure(&format!("validate --measurements {}", path.display()), 2);
     assert!(message.contains("duplicate key `boost-products`"), "{message}");
 }
 
 #[test]
-fn gpt_steps_without_a_price_are_refused_by_field() {
+fn gpt_steps_without_a_price_are_rejected_by_field() {
     let folder = tempfile::tempdir().unwrap();
     let (rows, path) = (folder.path().join("rows.csv"), folder.path().join("m.json"));
     fs::write(&rows, ROWS).unwrap();
@@ -168,9 +168,9 @@ fn gpt_steps_without_a_price_are_refused_by_field() {
     fs::write(&path, file.to_string()).unwrap();
     let message = failure(&line, 2);
     assert!(message.contains("measured.step.model: a GPT is priced in 16 bits"), "{message}");
-    for wrong in ["--recompute latents --hardware a100-80gb-8", "--recompute none", "--hardware x"]
+    for flags in ["--recompute latents --hardware a100-80gb-8", "--recompute none", "--hardware x"]
     {
-        failure(&format!("convert {} {wrong}", rows.display()), 2);
+        failure(&format!("convert {} {flags}", rows.display()), 2);
     }
 }
 
@@ -188,17 +188,17 @@ fn fitted_steps_are_left_out_in_turn() {
         let row = table.lines().find(|line| line.contains(name)).expect(name);
         assert!(row.contains(&format!("{:+.1} %", error.as_f64().unwrap())), "{row} {error}");
         let all = document["figures"].as_array().unwrap();
-        let own = all.iter().find(|one| one["name"] == name).unwrap();
-        let in_fit = own["error_percent"].as_f64().unwrap();
+        let fitted = all.iter().find(|figure| figure["name"] == name).unwrap();
+        let error_of_fit = fitted["error_percent"].as_f64().unwrap();
         assert!(
-            error.as_f64().unwrap().abs() > in_fit.abs(),
-            "{error} {in_fit}: it was not left out"
+            error.as_f64().unwrap().abs() > error_of_fit.abs(),
+            "{name} was not left out: {error} {error_of_fit}"
         );
     }
 }
 
 #[test]
-fn wrong_rows_are_located_by_line() {
+fn invalid_rows_are_located_by_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.csv");
     let header = ROWS.lines().next().unwrap();
@@ -227,18 +227,18 @@ fn wrong_rows_are_located_by_line() {
         (String::new(), "line 1: there is no column"),
     ] {
         fs::write(&path, rows).unwrap();
-        let message = failure(&format!("convert {} {TERMS}", path.display()), 2);
+        let message = failure(&format!("convert {} {ROW_FLAGS}", path.display()), 2);
         assert!(message.contains(part), "{part}: {message}");
     }
     let quoted = ROWS.lines().map(|line| format!("\"{}\"\r\n", line.replace(',', "\",\"")));
     fs::write(&path, quoted.collect::<String>()).unwrap();
     let converted: Value = answer_of_convert(&path);
     fs::write(&path, ROWS).unwrap();
-    assert_eq!(converted, answer_of_convert(&path), "quotes and other ends of lines");
+    assert_eq!(converted, answer_of_convert(&path), "quotes or line ends change the result");
 }
 
 fn answer_of_convert(path: &std::path::Path) -> Value {
-    serde_json::from_str(&stdout(&format!("convert {} {TERMS}", path.display()))).unwrap()
+    serde_json::from_str(&stdout(&format!("convert {} {ROW_FLAGS}", path.display()))).unwrap()
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn rows_that_prices_were_fitted_to_are_marked() {
     let path = folder.path().join("rows.csv");
     fs::write(&path, ROWS).unwrap();
     let written = folder.path().join("mine.json");
-    fs::write(&written, stdout(&format!("convert {} {TERMS}", path.display()))).unwrap();
+    fs::write(&written, stdout(&format!("convert {} {ROW_FLAGS}", path.display()))).unwrap();
     let document = answer(&format!("validate --measurements {}", written.display()));
     assert_eq!(document["figures"][0]["fitted"], false);
     let sample = "../shared/data/vtrain-a100-single-sample.csv";
@@ -257,25 +257,25 @@ fn rows_that_prices_were_fitted_to_are_marked() {
     }
     fs::write(
         &written,
-        stdout(&format!("convert {sample} {TERMS}"))
+        stdout(&format!("convert {sample} {ROW_FLAGS}"))
             .replace("\"fitted\": true", "\"fitted\": false"),
     )
     .unwrap();
     let line = format!("validate --measurements {}", written.display());
     let document = answer(&line);
-    assert_eq!(document["overall"].as_array().unwrap().len(), 1, "none is called a prediction");
+    assert_eq!(document["overall"].as_array().unwrap().len(), 1, "a row counts as predicted");
     assert_eq!(document["overall"][0]["fitted"], 240);
     let figures = document["figures"].as_array().unwrap();
-    assert!(figures.iter().all(|figure| figure["terms_of_fit"].is_null()), "the fit's own terms");
+    assert!(figures.iter().all(|figure| figure["terms_of_fit"].is_null()));
     let mut rounded: Value = serde_json::from_str(&fs::read_to_string(&written).unwrap()).unwrap();
-    for one in rounded["measurements"].as_array_mut().unwrap() {
-        let value = one["value"].as_f64().unwrap();
-        one["value"] = json!(format!("{value:.1e}").parse::<f64>().unwrap());
-        one["measured"]["step"]["recompute"] = json!("block");
+    for row in rounded["measurements"].as_array_mut().unwrap() {
+        let value = row["value"].as_f64().unwrap();
+        row["value"] = json!(format!("{value:.1e}").parse::<f64>().unwrap());
+        row["measured"]["step"]["recompute"] = json!("block");
     }
     fs::write(&written, rounded.to_string()).unwrap();
     let document = answer(&line);
-    assert_eq!(document["overall"][0]["fitted"], 240, "rounding makes no predictions");
+    assert_eq!(document["overall"][0]["fitted"], 240, "rounded rows count as predicted");
     assert_eq!(document["figures"][0]["terms_of_fit"], json!(["a100-80gb-8", "none", "51200"]));
     let text = stdout(&line);
     assert!(text.contains("GPT prices were fitted to 240 figures"), "{text}");
@@ -316,7 +316,7 @@ fn a_profile_file_replaces_the_preset_of_its_name() {
     let hardware = &document["hardware"][0];
     assert_eq!((&hardware["name"], &hardware["hides_preset"]), (&"a100-80gb".into(), &true.into()));
     assert_eq!(hardware["from"], path.to_str().unwrap());
-    assert_eq!(document["left_out"], json!([]), "its factor was not fitted to these steps");
+    assert_eq!(document["left_out"], json!([]), "the factor was not fitted to these steps");
     let text = stdout(&format!("validate --hardware {}", path.display()));
     assert!(text.contains("which replaces the preset of that name"), "{text}");
     fs::write(folder.path().join("a100-80gb"), profile.to_string()).unwrap();

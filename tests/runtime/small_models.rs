@@ -38,7 +38,7 @@ pub fn dense() -> Model {
     model("tiny-llama", false, 8, 2, r#"{"product": "swiglu", "all": "dense"}"#)
 }
 
-/// Every baseline that a model can have.
+/// Every baseline that applies to a model.
 pub fn baselines(model: &Model) -> impl Iterator<Item = Baseline> {
     let low_rank = model.is_low_rank();
     Baseline::ALL.into_iter().filter(move |baseline| match baseline {
@@ -99,7 +99,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Sequences in which a token mostly determines the next, so that there is something to learn.
+    /// Sequences in which a token mostly determines the next one, so that the loss can fall.
     pub fn of_step(step: u64) -> Tokens {
         let mut state = step.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5DEE_CE66;
         let mut next = |end: u64| {

@@ -45,11 +45,8 @@ fn resized(plan: &Plan, model: &Model, blocks: u64, microbatches: u64) -> (Plan,
     let mut model = model.clone();
     model.blocks = vec![model.blocks[0].clone(); blocks as usize];
     let decisions = plan.stages[0].runs[0].decisions.clone();
-    let alike = plan.stages.iter().flat_map(|stage| &stage.runs);
-    assert!(
-        alike.into_iter().all(|run| run.decisions == decisions),
-        "equal decisions for all blocks"
-    );
+    let mut runs = plan.stages.iter().flat_map(|stage| &stage.runs);
+    assert!(runs.all(|run| run.decisions == decisions), "blocks have different decisions");
     let stages = plan.mesh.pipeline;
     let count = blocks / stages;
     let runs = |stage| BlockRun { first: stage * count, count, decisions: decisions.clone() };
@@ -64,7 +61,7 @@ fn resized(plan: &Plan, model: &Model, blocks: u64, microbatches: u64) -> (Plan,
 }
 
 /// Runs a step on the CPU and on the null backend, and compares the memory of each device with the prediction.
-fn step(plan: &Plan, model: &Model, what: &str) -> (StepReport, Prediction) {
+fn step(plan: &Plan, model: &Model, case: &str) -> (StepReport, Prediction) {
     let (prediction, program) =
         predict(model, &processors(), Executor::Captured, plan).expect("a prediction");
     let counted = count_step(&program).expect("it runs");
@@ -72,11 +69,11 @@ fn step(plan: &Plan, model: &Model, what: &str) -> (StepReport, Prediction) {
     let tokens = vec![1; (plan.workload.global_batch * plan.workload.sequence_length) as usize];
     let input = StepInput { tokens: &tokens, targets: &tokens };
     let report = session.step(&Optimizer::new(1e-3, 1, 10), input).expect("a step").report;
-    assert_eq!(report, counted, "{what}");
+    assert_eq!(report, counted, "{case}");
     for device in report.devices() {
         let predicted = prediction.peak_memory_bytes[device.stage(&report.mesh)];
-        assert_eq!(session.allocated_bytes()[device.0 as usize], predicted, "{what}");
-        assert_eq!(report.device(device).allocated.0, predicted, "{what}");
+        assert_eq!(session.allocated_bytes()[device.0 as usize], predicted, "{case}");
+        assert_eq!(report.device(device).allocated.0, predicted, "{case}");
     }
     (report, prediction)
 }
@@ -98,8 +95,8 @@ fn predicted_payloads(block: &BlockCollectives) -> Payloads {
             _ => vec![kind.name()],
         };
         let passes = [&block.forward, &block.backward, &block.recompute];
-        let found = passes.iter().flat_map(|pass| names.iter().filter_map(|name| pass.get(name)));
-        found.map(|bytes| *bytes as i64).sum()
+        let bytes = passes.iter().flat_map(|pass| names.iter().filter_map(|name| pass.get(name)));
+        bytes.map(|bytes| *bytes as i64).sum()
     };
     KINDS.into_iter().map(|kind| (kind, of(kind))).collect()
 }
@@ -108,16 +105,16 @@ fn predicted_payloads(block: &BlockCollectives) -> Payloads {
 /// largest size.
 fn check_payloads(model: &Model, rules: Rules, [tensor, pipeline, data]: [u64; 3]) -> Prediction {
     let mesh = mesh(tensor, pipeline, data);
-    let what = format!("{} {rules:?}, {mesh}", model.name);
+    let case = format!("{} {rules:?}, {mesh}", model.name);
     let mut request = request(model, mesh);
     request.rules = rules;
     (request.micro_batch, request.global_batch) = (Some(MICRO_BATCH), MICRO_BATCH * data);
     request.sequence_length = LENGTH;
-    let plan = small_models::plan(&request).unwrap_or_else(|| panic!("no plan for {what}"));
+    let plan = small_models::plan(&request).unwrap_or_else(|| panic!("no plan for {case}"));
     let blocks = BLOCKS * pipeline;
     let run = |blocks, microbatches| {
         let (plan, model) = resized(&plan, model, blocks, microbatches);
-        let (report, prediction) = step(&plan, &model, &what);
+        let (report, prediction) = step(&plan, &model, &case);
         (tensor_payloads(&report), prediction)
     };
     let (large, prediction) = run(2 * blocks, 2 * MICROBATCHES);
@@ -127,9 +124,9 @@ fn check_payloads(model: &Model, rules: Rules, [tensor, pipeline, data]: [u64; 3
     for kind in KINDS {
         let difference = large[&kind] - few[&kind] - short[&kind] + small[&kind];
         let blocks = (blocks * MICROBATCHES) as i64;
-        assert_eq!(difference, blocks * block[&kind], "{what}: {}", kind.name());
+        assert_eq!(difference, blocks * block[&kind], "{case}: {}", kind.name());
     }
-    assert_eq!(large.values().sum::<i64>() > 0, tensor > 1, "{what}");
+    assert_eq!(large.values().sum::<i64>() > 0, tensor > 1, "{case}");
     prediction
 }
 

@@ -32,7 +32,7 @@ pub struct Orderings {
     pub right: usize,
 }
 
-/// One contestant of a race.
+/// Times of one implementation in a race.
 #[derive(Clone, Copy)]
 pub(super) struct RaceTime<'a> {
     pub race: &'a str,

@@ -8,7 +8,7 @@ use narrows_runtime::train::TrainedStep;
 /// Width of a loss curve in characters.
 const CURVE_WIDTH: usize = 60;
 
-/// The steps that a run has made so far.
+/// The completed steps of a run.
 #[derive(Default)]
 pub struct RunHistory {
     /// The loss of each step.
@@ -18,7 +18,7 @@ pub struct RunHistory {
     pub tokens: u64,
     /// Bytes of each device's arena after the last step.
     pub allocated: Vec<u64>,
-    /// Bytes that each device held besides, after the last step.
+    /// Further bytes allocated by each device after the last step.
     pub scratch: Vec<u64>,
 }
 
@@ -43,8 +43,7 @@ impl RunHistory {
         self.times.iter().map(|(time, _)| time).sum()
     }
 
-    /// Time and breakdown of the step with the median time, which pauses of the machine do not affect. Zero without
-    /// steps.
+    /// Time and breakdown of the step with the median time, which is robust to interruptions. Zero without steps.
     pub fn median(&self) -> (Duration, TimeBreakdown) {
         let mut times: Vec<&(Duration, TimeBreakdown)> = self.times.iter().collect();
         times.sort_by_key(|(time, _)| *time);

@@ -27,7 +27,7 @@ pub use null::NullRunReport;
 
 use history::curve;
 
-/// What is known about a run before its first step.
+/// Properties of a run before its first step.
 #[derive(Clone, Copy)]
 pub struct RunHeader<'a> {
     /// The model.
@@ -104,7 +104,7 @@ pub fn progress_line(trained: &TrainedStep, steps: u64) -> String {
     )
 }
 
-/// What `run` prints.
+/// Output of `run`.
 #[derive(Serialize)]
 pub struct RunReport {
     status: &'static str,
@@ -115,22 +115,23 @@ pub struct RunReport {
     threads_per_device: Option<u64>,
     seed: u64,
     data: String,
-    /// Steps made in this run.
+    /// Steps completed in this run.
     steps: u64,
-    steps_asked: u64,
+    #[serde(rename = "steps_asked")]
+    requested_steps: u64,
     tokens: u64,
     loss_first: Option<f64>,
     loss_last: Option<f64>,
     tokens_per_s: f64,
     /// The median of the measured step times.
     step_time_s: f64,
-    /// What the time of that step was spent on.
+    /// The breakdown of that step.
     breakdown_s: TimeBreakdown,
     wall_time_s: f64,
     prediction: PredictedStep,
     /// Bytes of each device's arena.
     allocated_bytes: Vec<u64>,
-    /// Bytes that each device held besides.
+    /// Further bytes allocated by each device.
     scratch_bytes: Vec<u64>,
     /// The metrics file.
     metrics: Option<String>,
@@ -182,7 +183,7 @@ impl RunReport {
             seed: training.seed,
             data: trainer.sampler().file().path().display().to_string(),
             steps: history.steps(),
-            steps_asked: training.steps,
+            requested_steps: training.steps,
             tokens: history.tokens,
             loss_first: history.losses.first().copied(),
             loss_last: history.losses.last().copied(),

@@ -1,4 +1,4 @@
-//! What the devices would do in a step: the report of the null backend.
+//! The report of the null backend: instructions and bytes of a step, counted without executing it.
 
 use narrows_plan::Bytes;
 use narrows_plan::Mesh;
@@ -13,7 +13,7 @@ use crate::report::Report;
 use crate::report::page::{Align, TextPage};
 use crate::text::{plural, thousands};
 
-/// What `run --backend null` prints.
+/// Output of `run --backend null`.
 #[derive(Serialize)]
 pub struct NullRunReport {
     backend: &'static str,
