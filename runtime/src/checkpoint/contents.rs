@@ -140,7 +140,7 @@ impl Checkpoint {
         ];
         for (_, whole) in tensors {
             let sizes = session.model_program().parameter_elements().iter();
-            check_sizes(whole, sizes.map(|(name, size)| (&**name, *size as u64)))?;
+            check_sizes(whole, sizes.map(|(id, size)| (id.to_string(), *size as u64)))?;
         }
         for (kind, whole) in tensors {
             session.load_tensors(kind, whole)?;

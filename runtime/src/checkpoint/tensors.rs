@@ -25,26 +25,29 @@ pub(super) fn check(
     parameters: &[StoredParameter],
     whole: &NamedTensors,
 ) -> Result<(), CheckpointFault> {
-    check_sizes(whole, parameters.iter().map(|p| (&*p.parameter.name, p.parameter.elements())))
+    check_sizes(
+        whole,
+        parameters.iter().map(|p| (p.parameter.name.clone(), p.parameter.elements())),
+    )
 }
 
 /// Checks that there are exactly these tensors, of these sizes.
-pub(super) fn check_sizes<'a>(
+pub(super) fn check_sizes(
     whole: &NamedTensors,
-    sizes: impl Iterator<Item = (&'a str, u64)>,
+    sizes: impl Iterator<Item = (String, u64)>,
 ) -> Result<(), CheckpointFault> {
-    let sizes: BTreeMap<&str, u64> = sizes.collect();
+    let sizes: BTreeMap<String, u64> = sizes.collect();
     for (name, &expected) in &sizes {
-        let Some(tensor) = whole.get(*name) else {
-            return Err(CheckpointFault::tensor(*name, TensorFault::Missing));
+        let Some(tensor) = whole.get(name) else {
+            return Err(CheckpointFault::tensor(name, TensorFault::Missing));
         };
         let actual = tensor.len() as u64;
         if actual != expected {
             let fault = TensorFault::ElementCountMismatch { expected, actual };
-            return Err(CheckpointFault::tensor(*name, fault));
+            return Err(CheckpointFault::tensor(name, fault));
         }
     }
-    match whole.keys().find(|name| !sizes.contains_key(name.as_str())) {
+    match whole.keys().find(|name| !sizes.contains_key(*name)) {
         Some(name) => Err(CheckpointFault::tensor(name, TensorFault::Unknown)),
         None => Ok(()),
     }

@@ -26,7 +26,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use narrows_plan::model::Model;
+use narrows_plan::model::{Model, ParameterId};
 use narrows_plan::program::{BufferRole, Program};
 
 use crate::error::RunError;
@@ -212,9 +212,9 @@ impl Session {
     /// When a device is lost.
     pub fn initialise(&mut self, model: &Model, seed: u64) -> Result<(), RunError> {
         let parameters = logical_parameters(model);
-        let parameters: HashMap<&str, &LogicalParameter> =
-            parameters.iter().map(|parameter| (parameter.name.as_str(), parameter)).collect();
-        let fill_of = |name: &str| Some(initial_values(parameters.get(name)?, seed));
+        let parameters: HashMap<ParameterId, &LogicalParameter> =
+            parameters.iter().map(|parameter| (parameter.id, parameter)).collect();
+        let fill_of = |id: ParameterId| Some(initial_values(parameters.get(&id)?, seed));
         set_tensors(self.program.program(), &mut *self.engine, TensorKind::Weights, fill_of)
     }
 
@@ -226,8 +226,8 @@ impl Session {
     /// # Panics
     /// When a tensor has fewer elements than its parameter.
     pub fn load_tensors(&mut self, kind: TensorKind, whole: &NamedTensors) -> Result<(), RunError> {
-        let fill_of = |name: &str| {
-            whole.get(name).map(|whole| {
+        let fill_of = |id: ParameterId| {
+            whole.get(&id.to_string()).map(|whole| {
                 |first: u64, target: &mut [f32]| {
                     target.copy_from_slice(&whole[first as usize..][..target.len()]);
                 }

@@ -1,9 +1,9 @@
 //! A checked program together with the properties of its model's parameters.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use narrows_plan::CheckedProgram;
-use narrows_plan::model::Model;
+use narrows_plan::model::{Model, ParameterId};
 use narrows_plan::program::{BufferId, BufferRole, ModelConstants, Program, StageProgram};
 
 use super::sharded_parameter::ShardedParameter;
@@ -15,8 +15,8 @@ pub struct ModelProgram {
     program: CheckedProgram,
     /// Whether weight decay applies, by stage and weight buffer.
     weight_decay_applies: Vec<HashMap<BufferId, bool>>,
-    /// Elements of every logical parameter, by name.
-    parameter_elements: BTreeMap<String, usize>,
+    /// Elements of every logical parameter.
+    parameter_elements: HashMap<ParameterId, usize>,
 }
 
 impl ModelProgram {
@@ -31,8 +31,8 @@ impl ModelProgram {
             return Err(mismatch());
         }
         let parameters = logical_parameters(model);
-        let kinds: HashMap<&str, ParameterKind> =
-            parameters.iter().map(|parameter| (parameter.name.as_str(), parameter.kind)).collect();
+        let kinds: HashMap<ParameterId, ParameterKind> =
+            parameters.iter().map(|parameter| (parameter.id, parameter.kind)).collect();
         let weight_decay_applies = whole
             .stages
             .iter()
@@ -40,7 +40,7 @@ impl ModelProgram {
             .collect::<Option<_>>()
             .ok_or_else(mismatch)?;
         let elements = |parameter: &LogicalParameter| parameter.elements() as usize;
-        let parameter_elements = parameters.iter().map(|p| (p.name.clone(), elements(p))).collect();
+        let parameter_elements = parameters.iter().map(|p| (p.id, elements(p))).collect();
         Ok(ModelProgram { program, weight_decay_applies, parameter_elements })
     }
 
@@ -54,8 +54,8 @@ impl ModelProgram {
         &self.weight_decay_applies[stage]
     }
 
-    /// Number of elements of every logical parameter, by name.
-    pub fn parameter_elements(&self) -> &BTreeMap<String, usize> {
+    /// Number of elements of every logical parameter.
+    pub fn parameter_elements(&self) -> &HashMap<ParameterId, usize> {
         &self.parameter_elements
     }
 }
@@ -65,17 +65,17 @@ impl ModelProgram {
 fn weight_decay_by_buffer(
     program: &Program,
     stage: &StageProgram,
-    kinds: &HashMap<&str, ParameterKind>,
+    kinds: &HashMap<ParameterId, ParameterKind>,
 ) -> Option<HashMap<BufferId, bool>> {
     let mut applies = HashMap::new();
-    for (id, buffer) in stage.buffers.iter().enumerate() {
+    for (index, buffer) in stage.buffers.iter().enumerate() {
         if buffer.role != BufferRole::Weight {
             continue;
         }
         let shards = ShardedParameter::new(buffer, 0, program.context.tensor_size(), program.tied)?;
-        for name in shards.parameter_names() {
-            let kind = kinds.get(name.as_str())?;
-            applies.insert(BufferId(id as u32), *kind == ParameterKind::Matrix);
+        for id in shards.parameter_ids() {
+            let kind = kinds.get(&id)?;
+            applies.insert(BufferId(index as u32), *kind == ParameterKind::Matrix);
         }
     }
     Some(applies)

@@ -19,8 +19,7 @@ pub(crate) struct ShardedParameter<'a> {
 
 /// One parameter's shard in a buffer. Pairs are (rows, columns).
 struct MemberShard {
-    /// Logical name.
-    name: String,
+    id: ParameterId,
     /// Shape of the whole parameter.
     whole: (u64, u64),
     /// Shape of the shard on this device.
@@ -44,9 +43,9 @@ impl<'a> ShardedParameter<'a> {
         Some(ShardedParameter { shard, tensor, devices, tied })
     }
 
-    /// Calls `visit(name, elements, offset)` for every contiguous run: the elements of a logical
+    /// Calls `visit(id, elements, offset)` for every contiguous run: the elements of a logical
     /// parameter, and the offset of the first of them in the buffer.
-    pub fn for_each_run(&self, mut visit: impl FnMut(&str, Range<u64>, u64)) {
+    pub fn for_each_run(&self, mut visit: impl FnMut(ParameterId, Range<u64>, u64)) {
         let members = self.members();
         let buffer_columns: u64 = members.iter().map(|member| member.shape.1).sum();
         for member in &members {
@@ -59,14 +58,14 @@ impl<'a> ShardedParameter<'a> {
             };
             for run in 0..runs {
                 let start = (first.0 + run) * stride + first.1;
-                visit(&member.name, start..start + length, offset + run * offset_stride);
+                visit(member.id, start..start + length, offset + run * offset_stride);
             }
         }
     }
 
-    /// Logical names of the parameters in the buffer.
-    pub fn parameter_names(&self) -> impl Iterator<Item = String> {
-        self.members().into_iter().map(|member| member.name)
+    /// The parameters in the buffer.
+    pub fn parameter_ids(&self) -> impl Iterator<Item = ParameterId> {
+        self.members().into_iter().map(|member| member.id)
     }
 
     fn members(&self) -> Vec<MemberShard> {
@@ -82,7 +81,7 @@ impl<'a> ShardedParameter<'a> {
                 let transposed = self.tied && weight == WeightId::Head;
                 let weight = if transposed { WeightId::Embedding } else { weight };
                 let member = MemberShard {
-                    name: ParameterId { block: self.shard.block, weight }.to_string(),
+                    id: ParameterId { block: self.shard.block, weight },
                     whole: (rows, columns),
                     shape: (size(rows, WeightSplit::Rows), size(columns, WeightSplit::Columns)),
                     first: (first(WeightSplit::Rows), first(WeightSplit::Columns)),

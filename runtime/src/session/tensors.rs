@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use narrows_plan::Zero;
+use narrows_plan::model::ParameterId;
 use narrows_plan::program::{Buffer, BufferRole, Program, StageProgram};
 use rayon::prelude::*;
 
@@ -40,14 +41,14 @@ pub(super) fn initial_values(
     }
 }
 
-/// Sets the shards of an engine's devices. `fill_of(name)` returns the function that fills a run of a
+/// Sets the shards of an engine's devices. `fill_of(id)` returns the function that fills a run of a
 /// parameter's elements, given the index of the first element; it is called on many threads.
 /// Parameters without such a function stay unchanged.
 pub(super) fn set_tensors<F>(
     program: &Program,
     engine: &mut dyn Engine,
     kind: TensorKind,
-    fill_of: impl Fn(&str) -> Option<F>,
+    fill_of: impl Fn(ParameterId) -> Option<F>,
 ) -> Result<(), RunError>
 where
     F: Fn(u64, &mut [f32]) + Sync,
@@ -60,9 +61,9 @@ where
             else {
                 continue;
             };
-            let fills: Vec<(String, F)> = shards
-                .parameter_names()
-                .filter_map(|name| fill_of(&name).map(|fill| (name, fill)))
+            let fills: Vec<(ParameterId, F)> = shards
+                .parameter_ids()
+                .filter_map(|id| fill_of(id).map(|fill| (id, fill)))
                 .collect();
             if fills.is_empty() {
                 continue;
@@ -70,8 +71,8 @@ where
             let window = ReplicaWindow::new(buffer, program, at.data);
             engine.modify_buffer(device, buffer, &mut |buffer_elements| {
                 let mut runs = vec![];
-                shards.for_each_run(|name, elements, offset| {
-                    let fill = fills.iter().find(|(filled, _)| filled == name);
+                shards.for_each_run(|id, elements, offset| {
+                    let fill = fills.iter().find(|(filled, _)| *filled == id);
                     if let (Some((_, fill)), Some((elements, range))) =
                         (fill, window.intersect(elements, offset))
                     {
@@ -92,14 +93,14 @@ pub(super) fn local_tensors(
     engine: &dyn Engine,
     kind: TensorKind,
 ) -> Result<NamedTensors, RunError> {
-    let mut whole: NamedTensors = BTreeMap::new();
+    let mut whole = BTreeMap::new();
     for device in engine.devices() {
         for buffer in kind.master_buffers(stage_of(program, device)) {
             let elements = engine.read_buffer(device, buffer)?;
             copy_to_whole(&mut whole, program, device, buffer, &elements);
         }
     }
-    Ok(whole)
+    Ok(named(whole))
 }
 
 /// Whole tensors of all processes, gathered at rank 0; other ranks return none.
@@ -117,7 +118,7 @@ pub(super) fn gather_tensors(
         }
     }
     let local: Vec<&[f32]> = local.iter().map(|elements| &**elements).collect();
-    let mut whole: NamedTensors = BTreeMap::new();
+    let mut whole = BTreeMap::new();
     let count = |device| buffers_of(device).map(element_count).sum();
     group.gather(&local, &count, &mut |device, elements| {
         let mut remaining = elements;
@@ -127,7 +128,7 @@ pub(super) fn gather_tensors(
             copy_to_whole(&mut whole, program, device, buffer, elements);
         }
     })?;
-    Ok(whole)
+    Ok(named(whole))
 }
 
 fn stage_of(program: &ModelProgram, device: u64) -> &StageProgram {
@@ -135,9 +136,14 @@ fn stage_of(program: &ModelProgram, device: u64) -> &StageProgram {
     &program.stages[DeviceId(device).stage(&program.context.mesh)]
 }
 
+/// Whole tensors by logical name.
+fn named(whole: BTreeMap<ParameterId, Vec<f32>>) -> NamedTensors {
+    whole.into_iter().map(|(id, tensor)| (id.to_string(), tensor)).collect()
+}
+
 /// Copies the elements of a device's buffer to their places in whole tensors.
 fn copy_to_whole(
-    whole: &mut NamedTensors,
+    whole: &mut BTreeMap<ParameterId, Vec<f32>>,
     model_program: &ModelProgram,
     device: u64,
     buffer: &Buffer,
@@ -154,16 +160,12 @@ fn copy_to_whole(
     if duplicate {
         return;
     }
-    shards.for_each_run(|name, elements, offset| {
+    shards.for_each_run(|id, elements, offset| {
         let Some((elements, range)) = window.intersect(elements, offset) else { return };
-        if !whole.contains_key(name) {
-            let elements = model_program.parameter_elements()[name];
-            whole.insert(name.to_string(), vec![0.0; elements]);
-        }
+        let zeros = || vec![0.0; model_program.parameter_elements()[&id]];
+        let tensor = whole.entry(id).or_insert_with(zeros);
         let elements = elements.start as usize..elements.end as usize;
-        if let Some(tensor) = whole.get_mut(name) {
-            tensor[elements].copy_from_slice(&buffer_elements[range]);
-        }
+        tensor[elements].copy_from_slice(&buffer_elements[range]);
     });
 }
 
