@@ -1,15 +1,15 @@
-//! What is wrong with something a user wrote: what, where, why, and what to try.
+//! Defects of user input, with field, problem and hint.
 
 use std::fmt;
 
 /// One defect of an input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Defect {
-    /// Where in the document: a dotted path such as `blocks[3].q.rank`. Empty for the whole of it.
+    /// Path in the document, such as `blocks[3].q.rank`; empty for the whole document.
     pub field: String,
-    /// What is wrong, as one sentence without a full stop.
+    /// The problem, as one sentence without a full stop.
     pub problem: String,
-    /// What to try, when something sensible can be said.
+    /// A possible correction.
     pub hint: Option<String>,
 }
 
@@ -19,7 +19,7 @@ impl Defect {
         Defect { field: field.into(), problem: problem.into(), hint: None }
     }
 
-    /// Adds what to try.
+    /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -49,12 +49,12 @@ impl Defects {
         Defects(vec![defect])
     }
 
-    /// Notes one more defect.
+    /// Adds a defect.
     pub fn push(&mut self, defect: Defect) {
         self.0.push(defect);
     }
 
-    /// `Ok(value)` when nothing was noted.
+    /// `Ok(value)` without defects.
     pub fn into_result<T>(self, value: T) -> Result<T, Defects> {
         if self.0.is_empty() { Ok(value) } else { Err(self) }
     }

@@ -43,7 +43,7 @@ impl DType {
     }
 }
 
-/// Which formats a run computes in (DESIGN §5). Gradients, master weights, moments and the
+/// Number formats of a run (DESIGN §5). Gradients, master weights, moments and the
 /// statistics of norms are always fp32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

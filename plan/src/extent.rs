@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{Bytes, DType};
 
-/// What one device has of an operand: all that a price can depend on.
+/// Rows, columns and number format of an operand on one device: all of it that a price depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// Rows on one device.

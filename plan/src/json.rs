@@ -1,4 +1,4 @@
-//! JSON text into typed values, with the field that an error is in.
+//! Parses JSON text into typed values, with errors that name the field.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -7,11 +7,11 @@ use serde_json::de::Read;
 
 use crate::Defect;
 
-/// Reads a JSON document that is one value.
+/// Parses a JSON document of one value.
 ///
 /// # Errors
-/// The first defect: a syntax error, a wrong type, an unknown or missing field, or text after the value. Its field
-/// is the path of the value it is in (`blocks.default.all`), empty for the document itself.
+/// The first defect: a syntax error, a wrong type, an unknown or missing field, or text after the value.
+/// Its field is a path such as `blocks.default.all`, empty for the document itself.
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Defect> {
     let mut deserializer = Deserializer::from_str(text);
     let value = read_value(&mut deserializer)?;
@@ -19,10 +19,10 @@ pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Defect> {
     Ok(value)
 }
 
-/// Reads the next value of a deserializer, and nothing after it.
+/// Parses the next value of a deserializer.
 ///
 /// # Errors
-/// As [`read`], without regard to what follows the value.
+/// As [`read`], except that text may follow the value.
 pub fn read_value<'de, T, R>(deserializer: &mut Deserializer<R>) -> Result<T, Defect>
 where
     T: Deserialize<'de>,
@@ -30,7 +30,7 @@ where
 {
     serde_path_to_error::deserialize(deserializer).map_err(|error| {
         let path = error.path().to_string();
-        // The tracker writes the document itself as ".".
+        // serde_path_to_error writes the document itself as ".".
         let field = if path == "." { String::new() } else { path };
         Defect::new(field, error.into_inner().to_string())
     })

@@ -1,9 +1,7 @@
 //! Kernels: the properties of an instruction that its duration depends on.
 //!
-//! Every instruction of a program has exactly one kernel, and strategies are priced by the kernels
-//! they emit; that is why a plan's price and its program's simulated time are the same number.
-//!
-//! The JSON form is that of measurements in a profile.
+//! Every instruction of a program has exactly one kernel, and a strategy is priced by the kernels of its
+//! templates. The JSON form is that of measurements in a profile.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -38,7 +36,7 @@ pub struct Gemm {
     pub n: u64,
     /// The contracted size.
     pub k: u64,
-    /// Equal products in one strided-batch launch.
+    /// GEMMs of equal shape in one strided-batched launch.
     pub batch: u64,
     /// Whether C is read and added to.
     pub accumulate: bool,
@@ -49,12 +47,12 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// 2·m·n·k for each product of the batch.
+    /// 2·m·n·k for each GEMM of the batch.
     pub fn flops(&self) -> Flops {
         Flops(2.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch as f64)
     }
 
-    /// Bytes that must cross the memory bus at least once.
+    /// Bytes read and written when each element crosses the memory bus once.
     pub fn traffic(&self) -> Bytes {
         let inputs = self.input.bytes(self.m * self.k + self.k * self.n);
         let passes_over_c = if self.accumulate { 2 } else { 1 };
@@ -93,31 +91,32 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Two products forward and five backward, the causal half of each counted once.
+    /// Two GEMMs forward and five backward, of which the causal half is counted: n(n + 1)/2 scores for n
+    /// tokens of a sequence.
     pub fn flops(&self) -> Flops {
-        let products = match self.direction {
+        let gemms = match self.direction {
             Direction::Forward => 2.0,
             Direction::Backward => 5.0,
         };
         let scores = self.length as f64 * (self.length as f64 + 1.0) / 2.0;
         let heads = self.sequences as f64 * self.heads as f64;
-        Flops(products * 2.0 * scores * self.head_dim as f64 * heads)
+        Flops(gemms * 2.0 * scores * self.head_dim as f64 * heads)
     }
 }
 
-/// A memory-bound pass: every byte is read or written once by the fused kernel.
+/// A memory-bound kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FusedKernel {
-    /// What the pass does.
+    /// Kind.
     pub kind: FusedKind,
     /// Bytes read and written by one fused kernel.
     #[serde(rename = "traffic_bytes")]
     pub traffic: Bytes,
-    /// Bytes read and written when an executor without fusion runs it operator by operator.
+    /// Bytes read and written by an executor without fusion, which runs operators one by one.
     #[serde(rename = "unfused_traffic_bytes")]
     pub unfused_traffic: Bytes,
-    /// Kernels an executor without fusion launches for it.
+    /// Kernels launched by an executor without fusion.
     pub unfused_launches: u32,
 }
 
@@ -164,7 +163,7 @@ impl FusedKind {
     }
 }
 
-/// What a collective does.
+/// Kind of a collective.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -192,13 +191,13 @@ impl CollectiveKind {
     }
 }
 
-/// A collective. `payload` is the unsharded tensor's bytes, whatever the kind.
+/// A collective.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Collective {
-    /// What it does.
+    /// Kind.
     pub kind: CollectiveKind,
-    /// Bytes of the whole (unsharded) tensors it moves, statistics included.
+    /// Bytes of the whole (unsharded) tensors, for every kind, statistics included.
     #[serde(rename = "payload_bytes")]
     pub payload: Bytes,
     /// The participating devices.
@@ -211,7 +210,7 @@ pub struct Collective {
 pub struct Transfer {
     /// Bytes one device sends.
     pub bytes: Bytes,
-    /// The pipeline group (its stride decides whether the transfer crosses nodes).
+    /// The pipeline group, whose stride decides whether the transfer crosses nodes.
     pub group: DeviceGroup,
 }
 
@@ -220,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_called_as_in_json() {
+    fn names_of_kinds_equal_those_in_json() {
         use FusedKind::*;
         for kind in [Norm, Latent, GatedProduct, Add, Rope, Embedding, Loss, Copy, Optimizer] {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());

@@ -1,8 +1,8 @@
-//! The device mesh and the work it is given.
+//! The device mesh and the workload.
 //!
 //! Devices are numbered with the tensor axis fastest, then data, then pipeline:
-//! `device = tensor + T·(data + D·stage)`. A tensor group is therefore contiguous and stays inside
-//! a node whenever it fits one.
+//! `device = tensor + T·(data + D·stage)`. A tensor group is contiguous, and lies within one node if it
+//! fits.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ pub enum Axis {
 }
 
 impl Axis {
-    /// All of them.
+    /// All axes.
     pub const ALL: [Axis; 3] = [Axis::Tensor, Axis::Data, Axis::Pipeline];
 
     /// The name used in programs and messages.
@@ -35,7 +35,7 @@ impl Axis {
     }
 }
 
-/// How many devices lie along each axis.
+/// Number of devices along each axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Mesh {
@@ -47,13 +47,13 @@ pub struct Mesh {
     pub data: u64,
 }
 
-/// A communication group, as far as its price can depend on it.
+/// The shape of a communication group, on which prices depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceGroup {
-    /// The axis along which the members lie.
+    /// The axis along which the members differ.
     pub axis: Axis,
-    /// Members.
+    /// Number of members.
     pub size: u64,
     /// Distance between neighbouring members in device numbers.
     pub stride: u64,
@@ -91,7 +91,7 @@ impl std::fmt::Display for Mesh {
     }
 }
 
-/// What one step processes.
+/// The work of one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {

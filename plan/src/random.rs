@@ -2,13 +2,13 @@
 //!
 //! Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014). The n-th output is
 //! [`mix64`] of `seed + n·`[`GAMMA`], so a stream depends on its seed alone, on every machine, and any position of
-//! it can be computed directly. Initial parameters, the order of sequences and prediction intervals are made of
-//! these bits: changing one of them changes losses and predictions.
+//! it can be computed directly. Initial parameters, the order of sequences and prediction intervals depend on these
+//! bits: a change of the generator changes losses and predictions.
 
 /// The increment of the state: 2⁶⁴ over the golden ratio, made odd.
 pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The output function: a bijection of 64 bits, of which each bit depends on all bits of the argument.
+/// The output function: a bijection of 64 bits in which each bit depends on all bits of the argument.
 pub fn mix64(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

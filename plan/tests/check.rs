@@ -16,35 +16,35 @@ fn count() -> usize {
 }
 
 #[test]
-fn every_drawn_plan_is_proved() {
+fn programs_of_drawn_plans_pass_the_check() {
     let models = drawable_models();
-    let mut dice = TestRng::new(1);
-    let mut met: BTreeMap<String, u64> = BTreeMap::new();
+    let mut rng = TestRng::new(1);
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for index in 0..count() {
-        let drawn = draw_case(&mut dice, &models);
+        let drawn = draw_case(&mut rng, &models);
         let program = drawn.program();
         if let Err(errors) = CheckedProgram::check(program.clone()) {
             panic!("plan {index}:\n{errors}\n{}\n{program}", to_json(&drawn.plan));
         }
         let ops = drawn.plan.blocks.values().flat_map(|block| block.ops.iter());
         for (_, strategy) in ops.chain(&drawn.plan.embedding.ops).chain(&drawn.plan.head.ops) {
-            *met.entry(strategy.name().to_string()).or_default() += 1;
+            *counts.entry(strategy.name().to_string()).or_default() += 1;
         }
         let mesh = drawn.plan.mesh;
-        for (name, there) in [
+        for (name, occurs) in [
             ("tied", drawn.model.tied),
             ("tied over stages", drawn.model.tied && mesh.pipeline > 1),
             ("zero over replicas", mesh.data > 1 && drawn.plan.zero == Zero::One),
             ("three stages", mesh.pipeline == 3),
             ("eight devices", mesh.tensor == 8),
         ] {
-            *met.entry(name.into()).or_default() += u64::from(there);
+            *counts.entry(name.into()).or_default() += u64::from(occurs);
         }
     }
-    println!("{met:?}");
-    // The draw must reach all of the space, or acceptance says little.
+    println!("{counts:?}");
+    // The drawn plans must cover the space.
     let strategies = 12;
-    assert!(met.len() >= strategies + 5 && met.values().all(|n| *n > 5), "{met:?}");
+    assert!(counts.len() >= strategies + 5 && counts.values().all(|n| *n > 5), "{counts:?}");
 }
 
 fn large() -> Program {
@@ -55,68 +55,68 @@ fn large() -> Program {
         precision: Precision::MixedBf16,
         zero: Zero::One,
     };
-    let mut dice = TestRng::new(7);
-    let plan = (0..50).find_map(|_| draw_plan(&mut dice, &model, context)).expect("a plan");
+    let mut rng = TestRng::new(7);
+    let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context)).expect("a plan");
     narrows_plan::lower(&plan.resolve(&model).expect("it resolves"))
 }
 
 #[test]
-fn a_large_program_is_proved_quickly() {
+fn a_large_program_is_checked_within_a_second() {
     let program = large();
     let instructions: usize =
         program.stages.iter().map(|s| s.forward.len() + s.backward.len() + s.step.len()).sum();
     let fastest = (0..3)
         .map(|_| {
             let copy = program.clone();
-            let begun = Instant::now();
+            let start = Instant::now();
             CheckedProgram::check(copy).unwrap_or_else(|errors| panic!("{errors}"));
-            begun.elapsed()
+            start.elapsed()
         })
         .min()
         .expect("three runs");
     println!("{instructions} instructions in {fastest:?}");
-    // A release build takes a few milliseconds; this bound holds on a busy machine too.
+    // A release build takes a few milliseconds; the bound allows for a busy machine.
     assert!(fastest.as_millis() < 1000, "{fastest:?}");
 }
 
-/// The first complaint about a program, after a change to it.
-fn complaint(change: impl Fn(&mut Program)) -> String {
+/// The first error of the large program after a change.
+fn first_error(change: impl Fn(&mut Program)) -> String {
     let mut program = large();
     change(&mut program);
-    let errors = CheckedProgram::check(program).expect_err("it was damaged");
+    let errors = CheckedProgram::check(program).expect_err("an invalid program");
     errors.to_string().lines().next().unwrap_or_default().to_string()
 }
 
 #[test]
-fn complaints_say_what_where_and_why() {
-    let reduce = |program: &Program| {
+fn errors_name_place_and_reason() {
+    let first_all_reduce = |program: &Program| {
         program.stages[0]
             .forward
             .iter()
             .position(|instr| instr.action.name() == "all_reduce")
-            .expect("a sum is owed somewhere")
+            .expect("the program has an all-reduce")
     };
-    let doubled = complaint(|program| {
-        let at = reduce(program);
+    let doubled = first_error(|program| {
+        let at = first_all_reduce(program);
         let again = program.stages[0].forward[at].clone();
         program.stages[0].forward.insert(at, again);
     });
     for part in ["stage 0, forward instruction", "which is whole already", "4 times", "(try: "] {
         assert!(doubled.contains(part), "{part}: {doubled}");
     }
-    let removed = complaint(|program| {
-        let at = reduce(program);
+    let removed = first_error(|program| {
+        let at = first_all_reduce(program);
         program.stages[0].forward.remove(at);
     });
     assert!(removed.contains("each device has only a partial sum"), "{removed}");
-    let outside = complaint(|program| program.stages[0].arena.0 /= 2);
+    let outside = first_error(|program| program.stages[0].arena.0 /= 2);
     assert!(outside.contains("ends outside the arena"), "{outside}");
     println!("{doubled}\n{removed}\n{outside}");
 }
 
-/// A plan file can be resolved without the planner, so the limit is checked there too.
+/// Plans may be resolved without the planner, so resolution checks the limit.
 #[test]
-fn a_sequence_longer_than_the_models_is_refused() {
+fn sequences_longer_than_the_model_supports_are_refused() {
     let mut model = presets::find("cola-tiny").unwrap();
     let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
     let workload = Workload { global_batch: 2, sequence_length: 64, micro_batch: 2 };

@@ -1,4 +1,4 @@
-//! The models that are given by name or as example files are the published ones.
+//! Presets and example files equal the published models.
 
 use narrows_plan::model::{
     self, Activation, CrossingForm, CrossingGate, GatedProduct, Model, ModelFile, Weight, presets,
@@ -20,7 +20,7 @@ fn billions(preset: &str) -> String {
 }
 
 #[test]
-fn parameter_counts_are_the_published_ones() {
+fn parameter_counts_equal_the_published_ones() {
     for (size, dense, low_rank) in
         [("1b", "1.275", "0.544"), ("7b", "6.607", "2.690"), ("30b", "29.405", "11.776")]
     {
@@ -43,7 +43,7 @@ fn every_preset_resolves_under_its_name() {
 }
 
 #[test]
-fn families_differ_where_they_should() {
+fn families_differ_in_product_activation_and_crossing() {
     let pair = |model: &Model, block: usize| match &model.blocks[block].gate.weight {
         Weight::Pair(pair) => pair.clone(),
         Weight::Dense => panic!("{} is dense", model.name),
@@ -60,7 +60,7 @@ fn families_differ_where_they_should() {
         let model = presets::find(name).unwrap();
         assert_eq!(model.blocks[1].product, product, "{name}");
         assert_eq!(pair(&model, 1).activation, activation, "{name}");
-        assert_eq!(pair(&model, 0).crossing, None, "{name}: block 0 has nothing before it");
+        assert_eq!(pair(&model, 0).crossing, None, "{name}: block 0 has no previous block");
         assert_eq!(pair(&model, 1).crossing.is_some(), name.starts_with("lax"), "{name}");
         assert_eq!(model.tied, !name.ends_with('m'), "{name}");
     }
@@ -90,7 +90,7 @@ fn an_unknown_preset_lists_near_names() {
 }
 
 #[test]
-fn the_dense_twin_is_the_dense_preset() {
+fn the_dense_counterpart_is_the_dense_preset() {
     for size in ["60m", "7b"] {
         let dense = presets::find(&format!("llama-{size}")).unwrap();
         for family in ["cola", "svd", "lax", "llama"] {
@@ -104,7 +104,7 @@ fn the_dense_twin_is_the_dense_preset() {
 }
 
 #[test]
-fn examples_are_the_presets_they_are_named_after() {
+fn examples_equal_the_presets_of_their_names() {
     for (file, preset) in [
         ("cola-7b.config.json", "cola-7b"),
         ("llama-7b.config.json", "llama-7b"),
@@ -115,7 +115,7 @@ fn examples_are_the_presets_they_are_named_after() {
 }
 
 #[test]
-fn mixed_ranks_says_what_it_seems_to_say() {
+fn overrides_of_the_mixed_ranks_example_apply_in_order() {
     let model = read_example("mixed-ranks.json");
     let rank = |block: usize, slot: usize| model.blocks[block].linears()[slot].1.rank();
     let ranks =
@@ -131,7 +131,7 @@ fn mixed_ranks_says_what_it_seems_to_say() {
 }
 
 #[test]
-fn our_examples_fit_the_schema() {
+fn examples_and_written_models_conform_to_the_schema() {
     let schema = model::schema();
     let validator = jsonschema::validator_for(&schema).unwrap();
     let directory = format!("{}/../models", env!("CARGO_MANIFEST_DIR"));
@@ -140,12 +140,12 @@ fn our_examples_fit_the_schema() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         let (path, text) = example(&name);
         let model = model::read(&path, &text).unwrap_or_else(|defects| panic!("{path}\n{defects}"));
-        // What we write fits our schema too, whatever it was read from.
+        // Written models conform to the schema too, also those read from Hugging Face configs.
         let written = serde_json::to_value(ModelFile::from(&model)).unwrap();
         let read = serde_json::from_str(&text).unwrap();
-        let ours = !name.ends_with(".config.json");
-        seen += usize::from(ours);
-        for value in std::iter::once(&written).chain(ours.then_some(&read)) {
+        let is_model_file = !name.ends_with(".config.json");
+        seen += usize::from(is_model_file);
+        for value in std::iter::once(&written).chain(is_model_file.then_some(&read)) {
             let errors: Vec<_> = validator.iter_errors(value).map(|e| e.to_string()).collect();
             assert!(errors.is_empty(), "{name}: {errors:#?}");
         }
@@ -157,7 +157,7 @@ fn our_examples_fit_the_schema() {
 }
 
 #[test]
-fn a_dense_gate_between_unequal_ranks_counts_both() {
+fn a_dense_gate_between_unequal_ranks_has_as_many_parameters_as_their_product() {
     let text = r#"{"format": "narrows-model/1", "hidden": 8, "vocab": 4, "heads": 2, "d_ff": 8,
         "blocks": {"count": 2, "default": {"product": "plain", "all": "dense",
             "q": {"rank": 3, "activation": "silu", "crossing": {"form": "paper", "gate": "dense"}}},
@@ -170,12 +170,12 @@ fn a_dense_gate_between_unequal_ranks_counts_both() {
 }
 
 #[test]
-fn fingerprints_are_of_the_function_and_stable() {
+fn fingerprints_are_stable_and_ignore_names() {
     let cola = presets::find("cola-7b").unwrap();
     let renamed = Model { name: "another".to_owned(), ..cola.clone() };
     assert_eq!(cola.fingerprint(), renamed.fingerprint());
     assert_eq!(cola.fingerprint(), read_example("cola-7b.config.json").fingerprint());
-    // Written down once: a plan names its model by this.
+    // Plans name their models by fingerprint, so it must not change.
     let stable = "aff20da4c2b09a028f66118b4859fe6614c4355a5730194b7ceca57bfd7f9328";
     assert_eq!(presets::find("cola-tiny").unwrap().fingerprint(), stable);
 

@@ -1,9 +1,9 @@
-//! What a `config.json` may say, and what it means where it says nothing.
+//! Accepted fields of a `config.json`, and their defaults.
 
 use narrows_plan::model::{self, Activation, GatedProduct, Model, Weight, presets};
 use serde_json::{Value, json};
 
-/// The fields without which there is no model, and `more`.
+/// The required fields, and `more`.
 fn config(model_type: &str, more: Value) -> Value {
     let mut config = json!({
         "model_type": model_type, "hidden_size": 64, "vocab_size": 256, "num_attention_heads": 4,
@@ -35,7 +35,7 @@ fn defaults_are_those_of_transformers() {
 }
 
 #[test]
-fn sizes_are_honoured() {
+fn sizes_are_read() {
     let more = json!({"head_dim": 32, "num_key_value_heads": 2, "tie_word_embeddings": true,
         "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "hidden_size": 64.0});
     let model = read(&config("llama", more));
@@ -44,7 +44,7 @@ fn sizes_are_honoured() {
 }
 
 #[test]
-fn every_spelling_of_rope() {
+fn all_forms_of_rope_parameters_are_read() {
     for more in [
         json!({"rope_theta": 5e5}),
         json!({"rope_theta": 500000, "rope_scaling": null}),
@@ -57,7 +57,7 @@ fn every_spelling_of_rope() {
 }
 
 #[test]
-fn cola_in_its_own_words() {
+fn both_dialects_of_cola_are_read() {
     use Activation::{Identity, Silu};
     use GatedProduct::{Plain, SwiGlu};
     for (more, expected) in [
@@ -75,7 +75,7 @@ fn cola_in_its_own_words() {
 }
 
 #[test]
-fn boost_configs_have_no_model_type() {
+fn boost_configs_without_model_type_are_read() {
     let boost = json!({
         "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 64,
         "initializer_range": 0.02, "intermediate_size": 172, "is_cola_llama_config": true,
@@ -89,7 +89,7 @@ fn boost_configs_have_no_model_type() {
 }
 
 #[test]
-fn galore_configs_are_the_dense_preset() {
+fn galore_configs_equal_the_dense_preset() {
     let galore = json!({
         "architectures": ["LLaMAForCausalLM"], "bos_token_id": 0, "eos_token_id": 1,
         "hidden_act": "silu", "hidden_size": 512, "intermediate_size": 1376,
@@ -103,7 +103,7 @@ fn galore_configs_are_the_dense_preset() {
 }
 
 #[test]
-fn bookkeeping_is_accepted() {
+fn fields_without_effect_are_accepted() {
     let more = json!({
         "architectures": ["LlamaForCausalLM"], "eos_token_id": [128001, 128008], "prefix": null,
         "attention_dropout": 0, "layer_types": ["full_attention", "full_attention"],

@@ -1,4 +1,4 @@
-//! What must hold for any model and any text.
+//! Properties of all models and all texts.
 
 use arbtest::arbitrary::{Result, Unstructured};
 use arbtest::arbtest;
@@ -18,11 +18,10 @@ const EXAMPLES: [&str; 5] = [
         "mlp_rank": 8, "both_act": false, "eos_token_id": [1, 2]}"#,
 ];
 
-/// Reads, and holds what is said to the promises of `read`.
-fn hold(text: &str) {
+/// Reads a text: a model must round-trip, a defect must have a place.
+fn check_read(text: &str) {
     match model::read("fuzz.json", text) {
         Ok(model) => {
-            // Every number a planner will ask for can be had.
             assert!(model.parameters() > 0);
             assert_eq!(model.fingerprint().len(), 64);
             round_trip(&model);
@@ -70,7 +69,7 @@ fn a_uniform_model_is_written_without_overrides() {
 }
 
 #[test]
-fn broken_bytes_never_panic() {
+fn mutated_text_never_panics() {
     arbtest(|u| {
         let mut text = u.choose(&EXAMPLES)?.as_bytes().to_vec();
         for _ in 0..u.int_in_range(1..=4)? {
@@ -82,24 +81,24 @@ fn broken_bytes_never_panic() {
                 _ => text.truncate(at.max(1)),
             }
         }
-        hold(&String::from_utf8_lossy(&text));
+        check_read(&String::from_utf8_lossy(&text));
         Ok(())
     });
 }
 
 #[test]
-fn wrong_values_never_panic() {
+fn mutated_values_never_panic() {
     arbtest(|u| {
         let mut value: Value = serde_json::from_str(u.choose(&EXAMPLES)?).unwrap();
         for _ in 0..u.int_in_range(1..=3)? {
             mutate(&mut value, u)?;
         }
-        hold(&value.to_string());
+        check_read(&value.to_string());
         Ok(())
     });
 }
 
-/// Replaces, removes or adds something somewhere.
+/// Replaces, removes or adds a random value.
 fn mutate(value: &mut Value, u: &mut Unstructured<'_>) -> Result<()> {
     match value {
         Value::Object(map) if !map.is_empty() && u.ratio(9, 10)? => {
@@ -107,17 +106,17 @@ fn mutate(value: &mut Value, u: &mut Unstructured<'_>) -> Result<()> {
             let key = u.choose(&keys)?;
             match u.int_in_range(0..=9)? {
                 0 => drop(map.remove(key)),
-                1 => drop(map.insert(u.arbitrary()?, wrong(u)?)),
-                2 => drop(map.insert(format!("{}-{}", u.arbitrary::<u8>()?, 7), wrong(u)?)),
+                1 => drop(map.insert(u.arbitrary()?, random_value(u)?)),
+                2 => drop(map.insert(format!("{}-{}", u.arbitrary::<u8>()?, 7), random_value(u)?)),
                 _ => mutate(&mut map[key], u)?,
             }
         }
-        place => *place = wrong(u)?,
+        place => *place = random_value(u)?,
     }
     Ok(())
 }
 
-fn wrong(u: &mut Unstructured<'_>) -> Result<Value> {
+fn random_value(u: &mut Unstructured<'_>) -> Result<Value> {
     let texts = [
         "null",
         "true",

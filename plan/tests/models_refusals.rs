@@ -4,7 +4,7 @@ use narrows_plan::Defects;
 use narrows_plan::model;
 use serde_json::{Value, json};
 
-fn ours() -> Value {
+fn model_file() -> Value {
     json!({
         "format": "narrows-model/1", "hidden": 64, "vocab": 256, "heads": 4, "d_ff": 172,
         "blocks": {"count": 4, "default": {
@@ -57,37 +57,45 @@ fn check(value: Value, field: &str, words: &str) {
 }
 
 #[test]
-fn sizes_of_our_format() {
+fn invalid_sizes_of_model_files_are_refused() {
     for field in ["hidden", "vocab", "heads", "kv_heads", "d_ff", "max_sequence_length"] {
-        check(with(ours(), &[(&format!("/{field}"), json!(0))]), field, "at least 1");
-        check(with(ours(), &[(&format!("/{field}"), json!(u64::MAX))]), field, "is more than");
-        check(with(ours(), &[(&format!("/{field}"), json!(-1))]), field, "expected u64");
-        check(with(ours(), &[(&format!("/{field}"), json!("x"))]), field, "line 1 column");
+        check(with(model_file(), &[(&format!("/{field}"), json!(0))]), field, "at least 1");
+        check(
+            with(model_file(), &[(&format!("/{field}"), json!(u64::MAX))]),
+            field,
+            "is more than",
+        );
+        check(with(model_file(), &[(&format!("/{field}"), json!(-1))]), field, "expected u64");
+        check(with(model_file(), &[(&format!("/{field}"), json!("x"))]), field, "line 1 column");
     }
     for field in ["hidden", "vocab", "heads", "d_ff", "blocks"] {
-        check(with(ours(), &[(&format!("/{field}"), json!("REMOVE"))]), field, "is missing");
+        check(with(model_file(), &[(&format!("/{field}"), json!("REMOVE"))]), field, "is missing");
     }
     let bare = refusal(&json!({"format": "narrows-model/1", "heads": 4, "blocks": {}}));
     let fields: Vec<_> = bare.0.iter().map(|defect| defect.field.as_str()).collect();
     assert_eq!(fields, ["hidden", "vocab", "d_ff", "blocks.count", "blocks.default"]);
-    check(with(ours(), &[("/kv_heads", json!(3))]), "kv_heads", "a divisor of 4");
-    check(with(ours(), &[("/heads", json!(5))]), "heads", "does not divide into 5 heads");
-    check(with(ours(), &[("/head_dim", json!(7))]), "head_dim", "odd");
-    check(with(ours(), &[("/head_dim", json!(0))]), "head_dim", "at least 1");
-    check(with(ours(), &[("/head_dim", json!(1 << 23))]), "head_dim", "wider than");
-    check(with(ours(), &[("/norm_epsilon", json!(0))]), "norm_epsilon", "positive");
-    check(with(ours(), &[("/norm_epsilon", json!(-1e-5))]), "norm_epsilon", "positive");
-    check(with(ours(), &[("/rope_theta", json!(0))]), "rope_theta", "positive");
-    check(with(ours(), &[("/name", json!(""))]), "name", "empty");
-    check(with(ours(), &[("/format", json!("narrows-model/2"))]), "format", "narrows-model/1");
-    check(with(ours(), &[("/dff", json!(3))]), "dff", "unknown field");
+    check(with(model_file(), &[("/kv_heads", json!(3))]), "kv_heads", "a divisor of 4");
+    check(with(model_file(), &[("/heads", json!(5))]), "heads", "does not divide into 5 heads");
+    check(with(model_file(), &[("/head_dim", json!(7))]), "head_dim", "odd");
+    check(with(model_file(), &[("/head_dim", json!(0))]), "head_dim", "at least 1");
+    check(with(model_file(), &[("/head_dim", json!(1 << 23))]), "head_dim", "wider than");
+    check(with(model_file(), &[("/norm_epsilon", json!(0))]), "norm_epsilon", "positive");
+    check(with(model_file(), &[("/norm_epsilon", json!(-1e-5))]), "norm_epsilon", "positive");
+    check(with(model_file(), &[("/rope_theta", json!(0))]), "rope_theta", "positive");
+    check(with(model_file(), &[("/name", json!(""))]), "name", "empty");
+    check(
+        with(model_file(), &[("/format", json!("narrows-model/2"))]),
+        "format",
+        "narrows-model/1",
+    );
+    check(with(model_file(), &[("/dff", json!(3))]), "dff", "unknown field");
 }
 
 #[test]
-fn blocks_of_our_format() {
+fn invalid_blocks_of_model_files_are_refused() {
     let count = "/blocks/count";
-    check(with(ours(), &[(count, json!(0))]), "blocks.count", "at least 1");
-    check(with(ours(), &[(count, json!(4097))]), "blocks.count", "more than 4096");
+    check(with(model_file(), &[(count, json!(0))]), "blocks.count", "at least 1");
+    check(with(model_file(), &[(count, json!(4097))]), "blocks.count", "more than 4096");
     let default = |key: &str| format!("/blocks/default/{key}");
     for (key, value, field, words) in [
         ("product", json!("REMOVE"), "blocks.default.product", "swiglu"),
@@ -103,7 +111,7 @@ fn blocks_of_our_format() {
         ("d_ff", json!(0), "blocks.default.d_ff", "at least 1"),
         ("e", json!("dense"), "blocks.default.e", "unknown field"),
     ] {
-        let value = with(ours(), &[(&default(key), value)]);
+        let value = with(model_file(), &[(&default(key), value)]);
         if field.is_empty() {
             let fields: Vec<_> = refusal(&value).0.into_iter().map(|d| d.field).collect();
             let linears = ["q", "k", "v", "o", "gate", "up", "down"];
@@ -115,8 +123,8 @@ fn blocks_of_our_format() {
 }
 
 #[test]
-fn overrides_of_our_format() {
-    let with = |overrides: Value| with(ours(), &[("/blocks/overrides", overrides)]);
+fn invalid_overrides_of_model_files_are_refused() {
+    let with = |overrides: Value| with(model_file(), &[("/blocks/overrides", overrides)]);
     check(with(json!({"4": {}})), "blocks.overrides.4", "there is no block 4");
     check(with(json!({"2-9": {}})), "blocks.overrides.2-9", "there is no block 9");
     check(with(json!({"3-2": {}})), "blocks.overrides.3-2", "\"2-3\"");
@@ -128,21 +136,19 @@ fn overrides_of_our_format() {
         "blocks.overrides.3.q.rank",
         "missing",
     );
-    let twice =
-        ours().to_string().replace(r#""default""#, r#""overrides": {"1": {}, "1": {}}, "default""#);
-    let defects = model::read("t", &twice).unwrap_err();
-    assert!(
-        defects.to_string().contains("blocks.overrides.1: is there more than once"),
-        "{defects}"
-    );
+    let repeat = model_file()
+        .to_string()
+        .replace(r#""default""#, r#""overrides": {"1": {}, "1": {}}, "default""#);
+    let defects = model::read("t", &repeat).unwrap_err();
+    assert!(defects.to_string().contains("blocks.overrides.1: is repeated"), "{defects}");
 }
 
 #[test]
-fn crossings() {
+fn invalid_crossings_are_refused() {
     let crossed = |gate: Value, overrides: Value| {
         let crossing = json!({"form": "released", "gate": gate});
         let all = json!({"rank": 16, "activation": "silu", "crossing": crossing});
-        with(ours(), &[("/blocks/default/all", all), ("/blocks/overrides", overrides)])
+        with(model_file(), &[("/blocks/default/all", all), ("/blocks/overrides", overrides)])
     };
     let tensor = |a: u64, b: u64| json!({"tensor": {"a": a, "b": b}});
     let none = json!({});
@@ -163,18 +169,18 @@ fn crossings() {
 
     let dense = json!({"2": {"up": "dense"}});
     check(crossed(json!("identity"), dense), "blocks[3].up.crossing", "up of block 2 is dense");
-    let mended = json!({"2": {"up": "dense"}, "3": {"up": {"rank": 16, "crossing": "none"}}});
-    assert!(model::read("t", &crossed(json!("identity"), mended).to_string()).is_ok());
+    let corrected = json!({"2": {"up": "dense"}, "3": {"up": {"rank": 16, "crossing": "none"}}});
+    assert!(model::read("t", &crossed(json!("identity"), corrected).to_string()).is_ok());
 
     let first = json!({"0": {"q": {"crossing": {"form": "paper", "gate": "identity"}}}});
     check(crossed(json!("identity"), first), "blocks.overrides.0.q.crossing", "block 0 has no");
 }
 
 #[test]
-fn models_too_large_to_count() {
+fn models_above_the_parameter_limit_are_refused() {
     let wide: u64 = 1 << 24;
     let huge = with(
-        ours(),
+        model_file(),
         &[
             ("/hidden", json!(wide)),
             ("/d_ff", json!(wide)),
@@ -191,9 +197,9 @@ fn models_too_large_to_count() {
 }
 
 #[test]
-fn everything_is_reported_at_once() {
+fn all_defects_are_reported_at_once() {
     let defects = refusal(&with(
-        ours(),
+        model_file(),
         &[
             ("/vocab", json!(0)),
             ("/kv_heads", json!(3)),
@@ -218,7 +224,7 @@ fn everything_is_reported_at_once() {
 }
 
 #[test]
-fn hugging_face_fields_that_change_the_function() {
+fn hugging_face_fields_that_change_the_function_are_refused() {
     for (field, value, words) in [
         ("attention_bias", json!(true), "bias"),
         ("mlp_bias", json!(true), "bias"),
@@ -231,8 +237,8 @@ fn hugging_face_fields_that_change_the_function() {
         ("rope_interleaved", json!(true), "half-rotated"),
         ("partial_rotary_factor", json!(0.5), "half-rotated"),
         ("pruned_heads", json!({"0": [1]}), "pruned"),
-        ("num_experts", json!(8), "not a field we know"),
-        ("qk_norm", json!(true), "not a field we know"),
+        ("num_experts", json!(8), "an unknown field"),
+        ("qk_norm", json!(true), "an unknown field"),
         ("tie_word_embeddings", json!("yes"), "true or false"),
         ("model_type", json!("gpt2"), "llama, mistral or cola"),
         ("architectures", json!(["LlamaForSequenceClassification"]), "LlamaForCausalLM"),
@@ -249,8 +255,9 @@ fn hugging_face_fields_that_change_the_function() {
         check(with(llama(), &[("/rope_scaling", value)]), field, words);
     }
     for (class, model_type) in [("ColaForCausalLM", "llama"), ("MistralForCausalLM", "llama")] {
-        let said = [("/architectures", json!([class])), ("/model_type", json!(model_type))];
-        let model = with(llama(), &said);
+        let contradiction =
+            [("/architectures", json!([class])), ("/model_type", json!(model_type))];
+        let model = with(llama(), &contradiction);
         check(model.clone(), "architectures", class);
         check(model, "architectures", "contradicts `model_type` \"llama\"");
     }
@@ -259,7 +266,7 @@ fn hugging_face_fields_that_change_the_function() {
 }
 
 #[test]
-fn hugging_face_sizes_are_named_as_in_the_file() {
+fn defects_of_hugging_face_configs_name_their_own_fields() {
     for (field, value, words) in [
         ("hidden_size", json!("REMOVE"), "missing"),
         ("vocab_size", json!(0), "at least 1"),
@@ -285,7 +292,7 @@ fn hugging_face_sizes_are_named_as_in_the_file() {
 }
 
 #[test]
-fn mistral_must_say_that_it_has_no_window() {
+fn mistral_configs_without_a_sliding_window_field_are_refused() {
     let mistral = with(
         llama(),
         &[
@@ -294,13 +301,13 @@ fn mistral_must_say_that_it_has_no_window() {
             ("/max_position_embeddings", json!(4096)),
         ],
     );
-    check(mistral.clone(), "sliding_window", "is missing, where Mistral takes it for 4096");
+    check(mistral.clone(), "sliding_window", "Mistral's default is 4096");
     let open = with(mistral, &[("/sliding_window", json!(null))]);
     assert_eq!(model::read("m", &open.to_string()).unwrap().kv_heads, 2);
 }
 
 #[test]
-fn text_that_is_no_model() {
+fn text_that_is_not_a_model_is_refused() {
     for (text, words) in [
         ("", "line 1 column 0"),
         ("{\"format\": ", "line 1 column"),
@@ -317,22 +324,22 @@ fn text_that_is_no_model() {
     assert!(model::read("t", &deep).unwrap_err().to_string().contains("recursion limit"));
 }
 
-/// JSON readers disagree on which of two values counts.
+/// JSON readers disagree on which of two equal keys takes precedence.
 #[test]
-fn keys_are_not_repeated() {
-    let twice = |value: Value, at: &str, again: &str| {
+fn repeated_keys_are_refused() {
+    let repeat = |value: Value, at: &str, again: &str| {
         let text = value.to_string();
         assert_eq!(text.matches(at).count(), 1, "{at} in {text}");
         let defects = model::read("x.json", &text.replace(at, &format!("{again}, {at}")));
         let defects = defects.unwrap_err();
         defects.0.iter().map(|defect| format!("{}: {}", defect.field, defect.problem)).collect()
     };
-    let found: Vec<String> = twice(llama(), r#""hidden_size":"#, r#""hidden_size": 8"#);
-    assert_eq!(found, ["hidden_size: is there more than once"]);
+    let problems: Vec<String> = repeat(llama(), r#""hidden_size":"#, r#""hidden_size": 8"#);
+    assert_eq!(problems, ["hidden_size: is repeated"]);
     let scaled = with(llama(), &[("/rope_scaling", json!({"factor": [{"a": 1}]}))]);
-    let found = twice(scaled, r#""a":1"#, r#""a": 2, "a": 3"#);
-    assert_eq!(found, ["rope_scaling.factor[0].a: is there more than once"]);
-    let overridden = with(ours(), &[("/blocks/overrides", json!({"0": {"q": "dense"}}))]);
-    let found = twice(overridden, r#""0":"#, r#""0": {"k": "dense"}"#);
-    assert_eq!(found, ["blocks.overrides.0: is there more than once"]);
+    let problems = repeat(scaled, r#""a":1"#, r#""a": 2, "a": 3"#);
+    assert_eq!(problems, ["rope_scaling.factor[0].a: is repeated"]);
+    let overridden = with(model_file(), &[("/blocks/overrides", json!({"0": {"q": "dense"}}))]);
+    let problems = repeat(overridden, r#""0":"#, r#""0": {"k": "dense"}"#);
+    assert_eq!(problems, ["blocks.overrides.0: is repeated"]);
 }

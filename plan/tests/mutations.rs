@@ -1,8 +1,7 @@
-//! Mutated programs: the check must refuse every one.
+//! The check refuses every mutated program.
 //!
-//! Each kind of damage is one a careless edit or a wrong lowering could do. A damage that changes
-//! nothing (two sums in another order, a rotation before or after the sum it is linear in) is never
-//! made: it would not be damage. Nothing is skipped afterwards.
+//! Each mutation is one that an edit or a bug of lowering could cause. Mutations are drawn such that they
+//! change the function (not, say, the order of two sums), so every accepted mutant is a failure.
 
 use std::collections::BTreeMap;
 
@@ -19,24 +18,24 @@ fn count() -> usize {
 
 #[test]
 fn every_mutated_program_is_refused() {
-    let mut dice = TestRng::new(2);
+    let mut rng = TestRng::new(2);
     let models = drawable_models();
     let programs: Vec<Program> =
-        (0..PROGRAMS).map(|_| draw_case(&mut dice, &models).program()).collect();
+        (0..PROGRAMS).map(|_| draw_case(&mut rng, &models).program()).collect();
     for program in &programs {
         CheckedProgram::check(program.clone()).unwrap_or_else(|errors| panic!("{errors}"));
     }
     let mut refused: BTreeMap<&str, u64> = BTreeMap::new();
     let mut accepted = vec![];
     for index in 0..count() {
-        let (name, kind) = MUTATIONS[index % MUTATIONS.len()];
-        let (damaged, what) = damage(&mut dice, &programs, kind);
-        match CheckedProgram::check(damaged) {
+        let (name, mutation) = MUTATIONS[index % MUTATIONS.len()];
+        let (mutated, description) = mutate(&mut rng, &programs, mutation);
+        match CheckedProgram::check(mutated) {
             Err(errors) => {
                 assert!(!errors.0.is_empty() && errors.0.iter().all(|e| !e.problem.is_empty()));
                 *refused.entry(name).or_default() += 1;
             }
-            Ok(_) => accepted.push(format!("{name}: {what}")),
+            Ok(_) => accepted.push(format!("{name}: {description}")),
         }
     }
     println!("refused: {refused:#?}");
@@ -44,34 +43,34 @@ fn every_mutated_program_is_refused() {
     assert!(refused.len() == MUTATIONS.len() && refused.values().sum::<u64>() >= 1000);
 }
 
-/// Draws programs until the damage can be done to one.
-fn damage(dice: &mut TestRng, programs: &[Program], kind: Mutation) -> (Program, String) {
+/// Draws programs until the mutation applies to one.
+fn mutate(rng: &mut TestRng, programs: &[Program], mutation: Mutation) -> (Program, String) {
     for _ in 0..10_000 {
-        let mut program = programs[dice.below(programs.len())].clone();
-        if let Some(what) = kind(dice, &mut program) {
-            return (program, what);
+        let mut program = programs[rng.below(programs.len())].clone();
+        if let Some(description) = mutation(rng, &mut program) {
+            return (program, description);
         }
     }
-    panic!("no program can be damaged like this");
+    panic!("the mutation applies to no program");
 }
 
-/// Several mutations may cancel each other, but never crash the check.
+/// Several mutations may cancel out, but the check does not panic.
 #[test]
 fn several_mutations_never_panic() {
-    let mut dice = TestRng::new(3);
+    let mut rng = TestRng::new(3);
     let models = drawable_models();
     for _ in 0..300 {
-        let mut program = draw_case(&mut dice, &models).program();
+        let mut program = draw_case(&mut rng, &models).program();
         for _ in 0..6 {
-            let (_, kind) = MUTATIONS[dice.below(MUTATIONS.len())];
-            // A damage looks up what earlier ones may have removed.
-            let whole = program.stages.iter().all(|stage| {
+            let (_, mutation) = MUTATIONS[rng.below(MUTATIONS.len())];
+            // A mutation reads instructions that earlier mutations may have emptied.
+            let is_mutable = program.stages.iter().all(|stage| {
                 let instrs = stage.forward.iter().chain(&stage.backward).chain(&stage.step);
                 !stage.schedule.is_empty()
                     && instrs.clone().all(|i| !i.reads.is_empty() || !i.writes.is_empty())
             });
-            if whole {
-                kind(&mut dice, &mut program);
+            if is_mutable {
+                mutation(&mut rng, &mut program);
             }
         }
         if let Err(errors) = CheckedProgram::check(program) {

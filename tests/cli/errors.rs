@@ -47,7 +47,7 @@ fn bad_files_are_located() {
         (br#"{"model_type": "bert"}"#, "bad.json: "),
         (
             br#"{"model_type": "llama", "hidden_size": 8, "hidden_size": 16}"#,
-            "bad.json: hidden_size: is there more than once",
+            "bad.json: hidden_size: is repeated",
         ),
     ] {
         fs::write(&path, text).unwrap();

@@ -1,8 +1,8 @@
-//! The plan: what was decided, and nothing that follows from it.
+//! The plan: the decisions of a run, small, readable and editable by hand.
 //!
-//! A plan is small, readable, diffable and editable by hand. It names the strategy of every op, the
-//! copies that are kept or redone, the mesh and the stages. Layouts, reshards, buffers and
-//! instructions follow from it ([`resolve`](Plan::resolve), [`lower`](crate::lower)).
+//! A plan names the mesh, the stages, the strategy of every op and the copies that are kept or recomputed.
+//! Layouts, reshards, buffers and instructions follow from it ([`resolve`](Plan::resolve),
+//! [`lower`](crate::lower)).
 
 mod resolve;
 mod saves;
@@ -20,7 +20,7 @@ use crate::{Defect, Defects, Precision};
 
 pub use resolve::{ResolvedBlock, ResolvedPlan, SegmentPlan};
 
-/// The format this version writes and reads.
+/// The plan format of this version.
 pub const PLAN_FORMAT: &str = "narrows-plan/1";
 
 /// The decisions for a run.
@@ -29,11 +29,11 @@ pub const PLAN_FORMAT: &str = "narrows-plan/1";
 pub struct Plan {
     /// Always `narrows-plan/1`.
     pub format: String,
-    /// The model it was made for.
+    /// The model.
     pub model: PlanSource,
-    /// The hardware profile it was made for.
+    /// The hardware profile.
     pub hardware: PlanSource,
-    /// How kernels were taken to be launched when the plan was priced; absent for captured graphs.
+    /// The executor that the plan was priced for; absent for captured graphs.
     #[serde(default, skip_serializing_if = "Executor::is_captured")]
     pub executor: Executor,
     /// Number formats.
@@ -44,39 +44,39 @@ pub struct Plan {
     pub workload: Workload,
     /// Optimizer sharding over the data axis.
     pub zero: Zero,
-    /// How the hidden state lies over the tensor axis between blocks.
+    /// Layout of the hidden state between blocks.
     pub hidden_layout: PlanLayout,
-    /// How the latents that cross between blocks (LaX) lie there; absent when none do.
+    /// Layout of the latents that cross between blocks (LaX); absent for models without crossings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crossing_layout: Option<PlanLayout>,
     /// The blocks of each pipeline stage, in order.
     pub stages: Vec<StagePlan>,
-    /// The embedding's decisions.
+    /// Decisions for the embedding.
     pub embedding: SegmentDecisions,
-    /// The decisions of blocks, by the names that stages use.
+    /// Decisions for blocks, by the names that stages use.
     pub blocks: IndexMap<String, BlockDecisions>,
-    /// The head's decisions.
+    /// Decisions for the head.
     pub head: SegmentDecisions,
 }
 
-/// Something a plan was made for.
+/// Identity of the model or the profile of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanSource {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// SHA-256 of its canonical form.
+    /// SHA-256 of the canonical form.
     pub fingerprint: String,
 }
 
-/// How kernels are launched. A plan only remembers which one it was priced for.
+/// How kernels are launched. A plan records the executor that it was priced for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Executor {
-    /// A captured graph with fused passes: this project's runtime.
+    /// Captured graphs with fused ops: this project's runtime.
     #[default]
     Captured,
-    /// A framework that launches operator by operator.
+    /// A framework that launches operators one by one.
     Eager,
 }
 
@@ -94,7 +94,7 @@ impl Executor {
     }
 }
 
-/// A layout of what blocks hand on, forward and backward.
+/// Layout of a tensor between blocks, in the forward and the backward pass.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -102,15 +102,15 @@ impl Executor {
 pub enum PlanLayout {
     /// Whole on every device.
     Replicated,
-    /// Sharded on its features.
+    /// Sharded by features.
     Feature,
-    /// Sharded on whole sequences.
+    /// Sharded by whole sequences.
     Sequence,
-    /// Sharded on positions.
+    /// Sharded by positions.
     Position,
 }
 
-/// The blocks of one stage: runs that share decisions.
+/// The blocks of one stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StagePlan {
@@ -124,9 +124,9 @@ pub struct StagePlan {
 pub struct BlockRun {
     /// The first block.
     pub first: u64,
-    /// How many.
+    /// Number of blocks.
     pub count: u64,
-    /// A name among the plan's `blocks`.
+    /// Name of the decisions in `blocks` of the plan.
     pub decisions: String,
 }
 
@@ -139,7 +139,7 @@ pub struct SegmentDecisions {
     /// Copies that the forward pass keeps for the backward pass, as `value@layout`.
     #[serde(default)]
     pub keep: Vec<String>,
-    /// Copies that the backward pass computes again, as `value@layout`.
+    /// Copies that the backward pass recomputes, as `value@layout`.
     #[serde(default, rename = "redo")]
     pub recompute: Vec<String>,
 }
@@ -148,27 +148,30 @@ pub struct SegmentDecisions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BlockDecisions {
-    /// Which factors run as one product.
+    /// Factors that run as one GEMM.
     pub grouping: Grouping,
     /// The strategy of every op, by name.
     pub ops: IndexMap<String, Strategy>,
     /// Copies that the forward pass keeps for the backward pass, as `value@layout`.
     #[serde(default)]
     pub keep: Vec<String>,
-    /// Copies that the backward pass computes again, as `value@layout`.
+    /// Copies that the backward pass recomputes, as `value@layout`.
     #[serde(default, rename = "redo")]
     pub recompute: Vec<String>,
 }
 
 impl Plan {
-    /// Reads a plan. Every error names the field it is in; nothing is checked against a model yet.
+    /// Reads a plan, without checking it against a model.
+    ///
+    /// # Errors
+    /// The first defect, with its field.
     pub fn read(text: &str) -> Result<Plan, Defects> {
         let reader = &mut serde_json::Deserializer::from_str(text);
         let plan: Plan = json::read_value(reader).map_err(|defect| {
             defect.hint("compare with a plan that `narrows plan --output` wrote")
         })?;
         if plan.format != PLAN_FORMAT {
-            let problem = format!("`{}` is not a format this version reads", plan.format);
+            let problem = format!("unsupported plan format `{}`", plan.format);
             return Err(Defect::new("format", problem).hint(PLAN_FORMAT).into());
         }
         Ok(plan)
@@ -181,7 +184,7 @@ impl Plan {
 }
 
 impl PlanLayout {
-    /// The layouts of its edges.
+    /// The layout of the tensor and of its gradient.
     pub fn edge(self) -> crate::EdgeLayout {
         use crate::{Dim, EdgeLayout};
         match self {
@@ -192,7 +195,7 @@ impl PlanLayout {
         }
     }
 
-    /// The inverse of [`edge`](PlanLayout::edge); `None` for layouts no border takes.
+    /// The inverse of [`edge`](PlanLayout::edge); `None` for layouts that no boundary tensor has.
     pub fn from_edge(edge: crate::EdgeLayout) -> Option<PlanLayout> {
         [Self::Replicated, Self::Feature, Self::Sequence, Self::Position]
             .into_iter()
@@ -201,7 +204,7 @@ impl PlanLayout {
 }
 
 impl SegmentDecisions {
-    /// Writes a segment's choices down.
+    /// The decisions that describe the choices of a segment.
     pub fn from_choice(
         segment: &crate::graph::Segment,
         choice: &crate::strategy::SegmentChoice,
@@ -226,13 +229,13 @@ impl SegmentDecisions {
 }
 
 impl BlockDecisions {
-    /// A block's grouping and choices.
+    /// Decisions of a block with this grouping.
     pub fn new(grouping: Grouping, decisions: SegmentDecisions) -> BlockDecisions {
         let SegmentDecisions { ops, keep, recompute } = decisions;
         BlockDecisions { grouping, ops, keep, recompute }
     }
 
-    /// Without the grouping.
+    /// The decisions without the grouping.
     pub fn segment_decisions(&self) -> SegmentDecisions {
         SegmentDecisions {
             ops: self.ops.clone(),

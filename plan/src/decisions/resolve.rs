@@ -152,11 +152,11 @@ impl Plan {
         let hint = names(&mut legal.iter().map(|boundary| boundary.latents));
         match latents {
             None if !crossing.is_empty() => {
-                let problem = "is missing: latents cross between the blocks of this model";
+                let problem = "is missing, but latents cross between the blocks of this model";
                 defects.push(Defect::new("crossing_layout", problem).hint(hint));
             }
             Some(_) if crossing.is_empty() => {
-                let problem = "no latents cross between the blocks of this model";
+                let problem = "is set, but no latents cross between the blocks of this model";
                 defects.push(Defect::new("crossing_layout", problem).hint("leave it out"));
             }
             Some(latents) if !legal.iter().any(|boundary| boundary.latents == latents) => {
@@ -242,16 +242,16 @@ impl PlanResolver<'_> {
                 let field = format!("stages[{s}].runs[{r}]");
                 if run.first != next || run.count == 0 || run.count > layers - next {
                     let problem = format!(
-                        "blocks {} to {} are not the next of {layers} blocks: {next} is",
+                        "the run covers blocks {} to {}, but the next of the {layers} blocks is block {next}",
                         run.first,
-                        run.first.saturating_add(run.count)
+                        run.first.saturating_add(run.count).saturating_sub(1)
                     );
                     self.defects.push(Defect::new(field, problem));
                     return stages;
                 }
                 next += run.count;
                 let Some(decisions) = plan.blocks.get(&run.decisions) else {
-                    let problem = format!("no block decisions are called `{}`", run.decisions);
+                    let problem = format!("there are no block decisions named `{}`", run.decisions);
                     let known = plan.blocks.keys().cloned().collect::<Vec<_>>().join(", ");
                     let field = format!("{field}.decisions");
                     self.defects.push(Defect::new(field, problem).hint(known));
@@ -280,12 +280,12 @@ impl PlanResolver<'_> {
         }
         let runs = || plan.stages.iter().flat_map(|stage| &stage.runs);
         for name in plan.blocks.keys().filter(|name| runs().all(|run| run.decisions != **name)) {
-            let problem = "no stage has blocks with these decisions";
+            let problem = "no run of a stage uses these decisions";
             let defect = Defect::new(format!("blocks.{name}"), problem);
-            self.defects.push(defect.hint("leave them out, or name them in a run of a stage"));
+            self.defects.push(defect.hint("remove them, or name them in a run of a stage"));
         }
         if next != layers {
-            let problem = format!("blocks {next} to {layers} are on no stage");
+            let problem = format!("blocks {next} to {} are on no stage", layers.saturating_sub(1));
             self.defects.push(Defect::new("stages", problem));
         }
         stages
@@ -315,7 +315,7 @@ impl PlanResolver<'_> {
             }
             choice.flows.push(flow);
         }
-        saves.unused(field, self.defects);
+        saves.report_unmatched(field, self.defects);
         check_saves(field, &segment, &choice, self.defects);
         SegmentPlan { segment, choice }
     }
@@ -343,7 +343,7 @@ impl PlanResolver<'_> {
             if choice.is_none() {
                 let problem = match requested {
                     Some(strategy) => format!(
-                        "`{}` is not legal here over {} devices",
+                        "strategy `{}` is not legal for this op over {} devices",
                         strategy.name(),
                         self.context.tensor_size()
                     ),
@@ -362,7 +362,7 @@ impl PlanResolver<'_> {
         options
     }
 
-    /// The flow that the strategies around a value imply, nothing saved yet.
+    /// The flow that the strategies of producer and consumers imply, without saved copies.
     fn flow(
         &mut self,
         field: &str,
@@ -386,7 +386,7 @@ impl PlanResolver<'_> {
         others.dedup();
         let field = format!("{field} (value {})", value.name);
         if others.len() > 1 {
-            let problem = "its consumers use more than two different layouts";
+            let problem = "the consumers use more than two different layouts";
             self.defects.push(Defect::new(field.clone(), problem));
         }
         let second = others.first().copied();
@@ -394,7 +394,7 @@ impl PlanResolver<'_> {
             let consumed: Vec<String> =
                 std::iter::once(primary).chain(second).map(|edge| edge.to_string()).collect();
             let problem = format!(
-                "it is produced as {producer} but consumed as {}, and no reshard exists between them",
+                "the value is produced as {producer} but consumed as {}, and no reshard exists between these layouts",
                 consumed.join(" and ")
             );
             self.defects.push(Defect::new(field, problem));

@@ -1,4 +1,4 @@
-//! The copies that a plan keeps and recomputes, checked against the needs of the backward pass.
+//! Checks that a plan keeps or recomputes every copy that the backward pass reads.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use crate::{Defect, Defects, Layout};
 
 use super::SegmentDecisions;
 
-/// The names in `keep` and `redo` of a segment that are not matched with a copy yet.
+/// Names in `keep` and `redo` of a segment that are not matched with a copy yet.
 pub(super) struct SaveDecisions {
     kept: HashSet<String>,
     recomputed: HashSet<String>,
@@ -39,7 +39,7 @@ impl SaveDecisions {
         SaveDecisions { kept, recomputed }
     }
 
-    /// Removes a copy from the lists and returns how it is saved.
+    /// Removes a copy from both lists and returns its save.
     pub(super) fn take(&mut self, name: &str) -> Save {
         if self.kept.remove(name) {
             Save::Kept
@@ -51,13 +51,14 @@ impl SaveDecisions {
     }
 
     /// Reports names that match no copy of the segment.
-    pub(super) fn unused(self, field: &str, defects: &mut Defects) {
+    pub(super) fn report_unmatched(self, field: &str, defects: &mut Defects) {
         for (list, names) in [("keep", self.kept), ("redo", self.recomputed)] {
             let mut names: Vec<String> = names.into_iter().collect();
             names.sort();
             for name in names {
-                let problem =
-                    format!("`{name}` is not a copy of this segment under its strategies");
+                let problem = format!(
+                    "`{name}` is not a copy of any value of this segment under these strategies"
+                );
                 defects.push(Defect::new(format!("{field}.{list}"), problem));
             }
         }
@@ -73,8 +74,8 @@ pub(super) fn check_saves(
     defects: &mut Defects,
 ) {
     let mut reported = vec![];
-    let mut missing = |value: &str, layout: Layout, why: String| {
-        let problem = format!("`{value}@{layout}` is {why}, but neither kept nor recomputed");
+    let mut missing = |value: &str, layout: Layout, reader: String| {
+        let problem = format!("`{value}@{layout}` is {reader}, but neither kept nor recomputed");
         let hint = format!("add `{value}@{layout}` to `keep` or to `redo`");
         reported.push(Defect::new(format!("{field}.keep"), problem).hint(hint));
     };
@@ -96,8 +97,8 @@ pub(super) fn check_saves(
             if backward_reads_output(&node.op, option.choice.strategy)
                 && flow.saves[0] == Save::Dropped
             {
-                let why = format!("read by the backward pass of `{}`", node.name);
-                missing(name, flow.producer.forward, why);
+                let reader = format!("read by the backward pass of `{}`", node.name);
+                missing(name, flow.producer.forward, reader);
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Once-a-step work on a parameter.
+//! Templates of the step phase of a parameter.
 //!
 //! Partial gradients are all-reduced over the tensor axis, then all gradients over the data axis
 //! (ZeRO-1: reduce-scattered). Squares are summed for clipping, AdamW is applied, and with ZeRO-1 the
-//! new weights are all-gathered. All of it is priced once a step, per strategy.
+//! new weights are all-gathered.
 
 use crate::context::{Context, Zero};
 use crate::extent::Extent;
@@ -25,7 +25,7 @@ pub(crate) fn parameter_buffers(
     buffers
 }
 
-/// Reductions of a parameter's gradient, and its share of the global norm.
+/// Reductions of a parameter's gradient, and the addition of its square to the square sum.
 pub fn reduce_gradient(parameters: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
     let gradient = gradient(parameters, context);
     let mut templates = vec![];
@@ -49,8 +49,8 @@ pub fn reduce_gradient(parameters: &OpParameters, context: &Context) -> Vec<Inst
     templates
 }
 
-/// Reductions of a parameter of a segment of this kind. A tied weight on two stages is one
-/// parameter: its square is counted on the head's stage, and not on the embedding's.
+/// As [`reduce_gradient`], for a parameter of a segment of this kind. The square of a tied weight on two
+/// stages is counted on the stage of the head only.
 pub fn reduce_owned_gradient(
     kind: SegmentKind,
     parameters: &OpParameters,
@@ -74,7 +74,7 @@ pub fn update_parameter(parameters: &OpParameters, context: &Context) -> Vec<Ins
     if context.precision == Precision::Full32 {
         reads.push(weight_part);
     }
-    // All of the gradient is zeroed: other replicas' parts contain summands of this replica.
+    // The whole gradient is zeroed: the parts that other replicas update have summands of this replica.
     let mut writes = vec![weight_part, gradient];
     writes.extend(states);
     let mut templates =
@@ -103,7 +103,7 @@ fn optimizer_states(parameters: &OpParameters, context: &Context) -> Vec<Templat
     slots.into_iter().map(|slot| TemplateOperand { slot, extent }).collect()
 }
 
-/// The part of a padded buffer that this device updates.
+/// The part of a buffer that this device updates.
 fn updated_part(
     whole: TemplateOperand,
     parameters: &OpParameters,

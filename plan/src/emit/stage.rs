@@ -1,5 +1,5 @@
-//! What a stage runs besides its segments: transfers to its neighbours, and the once-a-step work
-//! that belongs to no op.
+//! Templates of a stage beside those of its segments: transfers between stages, and the part of the step
+//! phase that belongs to no op.
 
 use crate::context::{Context, Zero};
 use crate::graph::BoundaryTensor;
@@ -12,7 +12,7 @@ use crate::{Bytes, DType, EdgeLayout, Layout};
 use super::reshard::activation;
 use super::{InstrTemplate, OperandSlot, TemplateOperand};
 
-/// What crosses from one stage to the next, and how it lies there.
+/// Tensors that one stage sends to the next, with their layouts.
 pub struct StageBoundary<'a> {
     /// The tensors, the hidden state first.
     pub tensors: &'a [BoundaryTensor],
@@ -26,47 +26,47 @@ impl StageBoundary<'_> {
         layout: impl Fn(EdgeLayout) -> Layout,
         context: &Context,
     ) -> Vec<TemplateOperand> {
-        let carried = self.tensors.iter().enumerate();
-        carried
-            .map(|(at, tensor)| TemplateOperand {
-                slot: OperandSlot::BoundaryTensor(at as u8),
-                extent: activation(tensor.width, layout(self.layout.edge(at)), context),
+        let tensors = self.tensors.iter().enumerate();
+        tensors
+            .map(|(index, tensor)| TemplateOperand {
+                slot: OperandSlot::BoundaryTensor(index as u8),
+                extent: activation(tensor.width, layout(self.layout.edge(index)), context),
             })
             .collect()
     }
 
-    fn transfer(&self, stage: u64, context: &Context) -> P2pTransfer {
+    fn transfer(&self, peer: u64, context: &Context) -> P2pTransfer {
         let carries = self.tensors.iter().map(|tensor| tensor.id).collect();
         P2pTransfer {
             tensors: carries,
-            peer_stage: stage as u32,
+            peer_stage: peer as u32,
             group: context.mesh.group(Axis::Pipeline),
         }
     }
 
     fn send(
         &self,
-        stage: u64,
+        peer: u64,
         layout: impl Fn(EdgeLayout) -> Layout,
         context: &Context,
     ) -> InstrTemplate {
-        let action = Action::Send(self.transfer(stage, context));
+        let action = Action::Send(self.transfer(peer, context));
         InstrTemplate { action, reads: self.operands(layout, context), writes: vec![] }
     }
 
     fn receive(
         &self,
-        stage: u64,
+        peer: u64,
         layout: impl Fn(EdgeLayout) -> Layout,
         context: &Context,
     ) -> InstrTemplate {
-        let action = Action::Receive(self.transfer(stage, context));
+        let action = Action::Receive(self.transfer(peer, context));
         InstrTemplate { action, reads: vec![], writes: self.operands(layout, context) }
     }
 }
 
-/// The transfers of one microbatch on a stage: (forward pass, backward pass). `before` is what
-/// comes from the stage before, `after` what goes to the stage after.
+/// The transfers of one microbatch on a stage: (forward pass, backward pass). `before` is the boundary to
+/// the previous stage, `after` that to the next.
 pub fn stage_transfers(
     before: &StageBoundary,
     after: &StageBoundary,
@@ -85,28 +85,27 @@ pub fn stage_transfers(
     (forward, backward)
 }
 
-/// Begins the step phase: zeroes the sum of squared gradients.
+/// Zeroes the square sum at the begin of the step phase.
 pub fn clear_square_sum() -> InstrTemplate {
     let writes = vec![square_sum()];
     InstrTemplate { action: Action::Fused(FusedOp::Fill), reads: vec![], writes }
 }
 
-/// Sums the squared gradients over every axis on which parts of them lie on different devices.
+/// All-reduces the square sum over every axis along which devices have different gradients.
 pub fn reduce_square_sum(context: &Context) -> Vec<InstrTemplate> {
-    let data_parts = context.zero == Zero::One;
-    [(Axis::Tensor, true), (Axis::Data, data_parts), (Axis::Pipeline, true)]
+    let sharded_over_data = context.zero == Zero::One;
+    [(Axis::Tensor, true), (Axis::Data, sharded_over_data), (Axis::Pipeline, true)]
         .into_iter()
-        .filter(|(axis, split)| *split && context.axis_size(*axis) > 1)
+        .filter(|(axis, sharded)| *sharded && context.axis_size(*axis) > 1)
         .map(|(axis, _)| all_reduce(axis, square_sum(), context))
         .collect()
 }
 
-/// Adds the gradients of a tied embedding over the first and last stage, which both hold it.
+/// All-reduces the gradient of a tied weight between the first and the last stage.
 pub fn reduce_tied_gradient(gradient: Extent, context: &Context) -> InstrTemplate {
     let operand = TemplateOperand { slot: OperandSlot::WeightGradient(0), extent: gradient };
     let mut template = all_reduce(Axis::Pipeline, operand, context);
     if let Action::Collective(collective) = &mut template.action {
-        // Only the first and the last stage take part.
         collective.group.size = 2;
         collective.group.stride *= context.mesh.pipeline - 1;
         collective.payload = gradient.bytes();

@@ -1,12 +1,12 @@
-//! A template instruction: an action on slots that lowering binds to buffers.
+//! Templates of instructions, whose operands are slots that lowering binds to buffers.
 
 use crate::kernel::Kernel;
 use crate::program::{Action, Extent};
 
-/// What an operand of a template stands for.
+/// Operand of a template, which lowering binds to a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OperandSlot {
-    /// Input port of the op, in the layout its strategy asks for.
+    /// Input port of the op, in the layout of its strategy.
     Input(u8),
     /// Output port.
     Output(u8),
@@ -14,9 +14,9 @@ pub enum OperandSlot {
     OutputGradient(u8),
     /// Gradient of an input port.
     InputGradient(u8),
-    /// Weight number n of the op.
+    /// The n-th weight of the op.
     Weight(u8),
-    /// Its gradient, fp32, accumulated over microbatches.
+    /// The gradient of the n-th weight, fp32, accumulated over microbatches.
     WeightGradient(u8),
     /// AdamW's first moment, fp32.
     FirstMoment(u8),
@@ -24,23 +24,23 @@ pub enum OperandSlot {
     SecondMoment(u8),
     /// The fp32 master copy, in mixed precision.
     Master(u8),
-    /// The sum of squared gradients of the stage, one number.
+    /// The sum of squared gradients of the stage, a scalar.
     SquareSum,
-    /// The statistic the op saves for its backward pass (norm, attention).
+    /// The statistic that the op saves for its backward pass (norm, attention).
     Statistic,
     /// The statistic of the norm that a latent divides by.
     NormStatistic,
-    /// The gradient of an online norm's statistic, summed over the latents that read it.
+    /// The gradient of the statistic of an online norm, summed over the latents of the norm.
     NormStatisticGradient,
-    /// A short-lived buffer of this template.
+    /// A temporary buffer of this template.
     Temporary(u8),
     /// The token ids of the microbatch.
     Tokens,
     /// The token ids to predict.
     Targets,
-    /// The loss of the microbatch, one number.
+    /// The loss of the microbatch, a scalar.
     Loss,
-    /// A tensor that crosses to or from another stage: 0 is the hidden state.
+    /// A tensor sent to or received from another stage; 0 is the hidden state.
     BoundaryTensor(u8),
     /// The tensor before a reshard.
     Before,
@@ -48,23 +48,23 @@ pub enum OperandSlot {
     After,
 }
 
-/// A slot with the extent one device holds of it.
+/// A slot with its extent on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TemplateOperand {
-    /// What it stands for.
+    /// The operand.
     pub slot: OperandSlot,
-    /// How large it is.
+    /// Rows, columns and number format on one device.
     pub extent: Extent,
 }
 
 /// An instruction whose operands are slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstrTemplate {
-    /// What is done.
+    /// The operation.
     pub action: Action,
-    /// What is read. Operands updated in place are on both sides.
+    /// Operands read. Operands updated in place are on both sides.
     pub reads: Vec<TemplateOperand>,
-    /// What is written.
+    /// Operands written.
     pub writes: Vec<TemplateOperand>,
 }
 

@@ -32,41 +32,44 @@ pub fn head_segment(model: &Model) -> Segment {
     builder.finish(SegmentKind::Head)
 }
 
-/// One block. Where a grouping does not apply (mixed dense and factored linears, different φ, latents
-/// that cross between blocks) its members stay separate ops.
+/// One block. Members of a group that does not apply (mixed dense and factored linears, different φ,
+/// crossing latents) are separate ops.
 pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> Segment {
-    let mut b = SegmentBuilder::default();
+    let mut builder = SegmentBuilder::default();
     let (block, hidden) = (&shape.block, model.hidden);
-    let x = b.input("x", hidden);
+    let x = builder.input("x", hidden);
     let sites = LinearSite::all(shape).map(|site| LinearSite {
-        previous: site.entering_rank.map(|rank| b.input(&format!("previous.{}", site.kind), rank)),
+        previous: site
+            .entering_rank
+            .map(|rank| builder.input(&format!("previous.{}", site.kind), rank)),
         ..site
     });
     let [q, k, v, o, gate, up, down] = sites;
 
     let norm = Op::Norm { width: hidden, scale: WeightId::Norm1 };
-    let n1 = b.op("norm1", norm, &[x], &[("n1", vec![hidden])])[0];
+    let n1 = builder.op("norm1", norm, &[x], &[("n1", vec![hidden])])[0];
     let rotary = &[LinearKind::Q, LinearKind::K];
     let heads = HeadLayout { head_dim: Some(model.head_dim), rotary };
-    let qkv = b.linears(n1, "qkv", &[q, k, v], grouping.qkv, &heads);
+    let qkv = builder.linears(n1, "qkv", &[q, k, v], grouping.qkv, &heads);
     let attention =
         AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
     let width = model.heads * model.head_dim;
     let attended =
-        b.op("attention", Op::Attention(attention), &qkv, &[("attended", vec![width])])[0];
-    let o = b.linears(attended, "o", &[o], false, &HeadLayout::NONE);
-    let x1 = b.op("add1", Op::Add { width: hidden }, &[x, o[0]], &[("x1", vec![hidden])])[0];
+        builder.op("attention", Op::Attention(attention), &qkv, &[("attended", vec![width])])[0];
+    let o = builder.linears(attended, "o", &[o], false, &HeadLayout::NONE);
+    let x1 = builder.op("add1", Op::Add { width: hidden }, &[x, o[0]], &[("x1", vec![hidden])])[0];
 
     let norm = Op::Norm { width: hidden, scale: WeightId::Norm2 };
-    let n2 = b.op("norm2", norm, &[x1], &[("n2", vec![hidden])])[0];
-    let gate_up = b.linears(n2, "gate_up", &[gate, up], grouping.gate_up, &HeadLayout::NONE);
+    let n2 = builder.op("norm2", norm, &[x1], &[("n2", vec![hidden])])[0];
+    let gate_up = builder.linears(n2, "gate_up", &[gate, up], grouping.gate_up, &HeadLayout::NONE);
     let d_ff = block.up.d_out;
     let product = Op::GatedProduct { width: d_ff, product: block.product };
-    let gated = b.op("product", product, &gate_up, &[("product", vec![d_ff])])[0];
-    let down = b.linears(gated, "down", &[down], false, &HeadLayout::NONE);
-    let x2 = b.op("add2", Op::Add { width: hidden }, &[x1, down[0]], &[("x2", vec![hidden])])[0];
-    b.outputs.insert(0, x2);
-    b.finish(SegmentKind::Block)
+    let gated = builder.op("product", product, &gate_up, &[("product", vec![d_ff])])[0];
+    let down = builder.linears(gated, "down", &[down], false, &HeadLayout::NONE);
+    let x2 =
+        builder.op("add2", Op::Add { width: hidden }, &[x1, down[0]], &[("x2", vec![hidden])])[0];
+    builder.outputs.insert(0, x2);
+    builder.finish(SegmentKind::Block)
 }
 
 /// The grouping that takes effect in a block, without groups that do not apply.
@@ -83,11 +86,11 @@ pub fn effective_grouping(shape: &BlockShape, grouping: Grouping) -> Grouping {
 struct LinearSite<'a> {
     kind: LinearKind,
     linear: &'a Linear,
-    /// The rank of the latent that crosses into it.
+    /// The rank of the latent that crosses into the linear.
     entering_rank: Option<u64>,
-    /// That latent.
+    /// The latent that crosses into the linear.
     previous: Option<ValueId>,
-    /// Whether its own latent crosses into the block after.
+    /// Whether the latent of the linear crosses into the next block.
     leaves_block: bool,
 }
 
@@ -112,7 +115,7 @@ impl LinearSite<'_> {
     }
 }
 
-/// How linears whose outputs are attention heads are divided into heads.
+/// Division of the outputs of linears into attention heads.
 struct HeadLayout {
     head_dim: Option<u64>,
     rotary: &'static [LinearKind],
@@ -182,8 +185,8 @@ impl SegmentBuilder {
         outputs
     }
 
-    /// Adds the linears that read `input`, grouped where requested and possible.
-    /// Returns the values that together hold their outputs, in order.
+    /// Adds the linears that read `input`, as one group where requested and possible. Returns the values
+    /// that contain their outputs, in order.
     fn linears(
         &mut self,
         input: ValueId,
@@ -213,20 +216,21 @@ impl SegmentBuilder {
                 .collect()
         };
         if norm.is_some()
-            && let Some(latent) = (first_latent..self.values.len()).find(|at| self.is_latent(*at))
+            && let Some(latent) =
+                (first_latent..self.values.len()).find(|index| self.is_latent(*index))
         {
             self.values[latent].carries_statistic_of = norm;
         }
         outputs
     }
 
-    /// Whether value number `at` is the output of a first factor.
-    fn is_latent(&self, at: usize) -> bool {
-        let producer = self.values[at].producer.map(|op| &self.ops[op.0 as usize].op);
+    /// Whether the value at this index is the output of a first factor.
+    fn is_latent(&self, index: usize) -> bool {
+        let producer = self.values[index].producer.map(|op| &self.ops[op.0 as usize].op);
         matches!(producer, Some(Op::Linear(linear)) if linear.is_first_factor())
     }
 
-    /// One linear, or several as one group.
+    /// Adds one linear, or several as one group.
     fn linear_group(
         &mut self,
         input: ValueId,
@@ -262,10 +266,10 @@ impl SegmentBuilder {
                 (format!("{kind}.{}", run_name(run)), ranks)
             })
             .collect();
-        let borrowed: Vec<(&str, Vec<u64>)> =
+        let output_refs: Vec<(&str, Vec<u64>)> =
             outputs.iter().map(|(name, sections)| (name.as_str(), sections.clone())).collect();
         let latent = Op::Latent(LatentOp { sections: ranks, activation, norm });
-        let mut z = self.op(&format!("{name}.latent"), latent, &[h[0]], &borrowed);
+        let mut z = self.op(&format!("{name}.latent"), latent, &[h[0]], &output_refs);
         if activation == Activation::Identity && z.len() == 1 {
             self.values[z[0].0 as usize].aliases = Some(h[0]);
         }
@@ -274,20 +278,20 @@ impl SegmentBuilder {
         {
             z = vec![self.cross(site, z[0])];
         }
-        let mut made = vec![];
+        let mut values = vec![];
         for (run, z) in runs.iter().zip(z) {
             let mut op = linear_op(run, WeightId::FactorB, |l| (rank(l), l.d_out), heads);
             op.form = if run.len() > 1 { LinearForm::Batched } else { LinearForm::Concatenated };
             let sections = run.iter().map(|site| site.linear.d_out).collect();
             let run_name = run_name(run);
             let op_name = format!("{run_name}.b");
-            made.extend(self.op(&op_name, Op::Linear(op), &[z], &[(&run_name, sections)]));
+            values.extend(self.op(&op_name, Op::Linear(op), &[z], &[(&run_name, sections)]));
         }
-        made
+        values
     }
 
-    /// Adds the crossing from the previous block into the latent u, and the output that crosses into the
-    /// next block. Returns the latent that the second factor reads.
+    /// Adds the crossing from the previous block into the latent u, and the output to the next block.
+    /// Returns the latent that the second factor reads.
     fn cross(&mut self, site: &LinearSite, u: ValueId) -> ValueId {
         let crossing = crossing(site.linear).zip(site.previous).zip(site.entering_rank);
         let Some(((crossing, previous), entering)) = crossing else {
@@ -323,7 +327,7 @@ impl SegmentBuilder {
             z = self.op(&op_name, op, &[z], &[(&section("z"), vec![width])])[0];
         }
         if site.leaves_block {
-            // The paper's form hands on the latent before its own crossing, the released one after.
+            // The paper's form passes on the latent before its crossing, the released form after it.
             self.outputs.push(if released { z } else { u });
         }
         z
@@ -343,7 +347,7 @@ fn rank(linear: &Linear) -> u64 {
     linear.rank().unwrap_or(0)
 }
 
-/// The pairs of all linears, or `None` when they are dense.
+/// The factor pairs of all linears; `None` unless all are factored.
 fn factor_pairs<'a>(sites: &[LinearSite<'a>]) -> Option<Vec<&'a FactorPair>> {
     sites
         .iter()
@@ -354,7 +358,7 @@ fn factor_pairs<'a>(sites: &[LinearSite<'a>]) -> Option<Vec<&'a FactorPair>> {
         .collect()
 }
 
-/// A group is all dense, or all pairs with one φ whose latents stay in the block.
+/// Whether linears can run as a group: all dense, or all factored with the same φ and without crossings.
 fn can_group(sites: &[LinearSite]) -> bool {
     let dense = sites.iter().filter(|site| site.linear.rank().is_none()).count();
     match factor_pairs(sites) {
@@ -364,7 +368,7 @@ fn can_group(sites: &[LinearSite]) -> bool {
     }
 }
 
-/// Splits linears into runs whose second factors have equal shapes and can be batched.
+/// Splits linears into runs with second factors of equal shape, which one batched GEMM computes.
 fn equal_runs<'a>(sites: &[LinearSite<'a>]) -> Vec<Vec<LinearSite<'a>>> {
     let shape = |linear: &Linear| (linear.rank(), linear.d_out);
     let mut runs: Vec<Vec<LinearSite<'a>>> = vec![];

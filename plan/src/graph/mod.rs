@@ -1,9 +1,8 @@
 //! The op graph of one *segment* of the model: the embedding, one block, or the head.
 //!
-//! A segment is a bipartite graph of ops and the values that flow between them. A value with several
-//! consumers is the explicit fan-out of DESIGN §3.2: its reshards are shared, and its gradient
-//! contributions are summed before they are reduced. Equal blocks share one segment, and so one
-//! solve.
+//! A segment is a bipartite graph of ops and values. A value with several consumers is the explicit
+//! fan-out of DESIGN §3.2: the consumers share its reshards, and their gradient contributions are summed
+//! before they are reduced. Blocks of equal shape share one segment, and so one solve.
 
 mod build;
 mod op;
@@ -25,7 +24,7 @@ pub struct OpId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ValueId(pub u32);
 
-/// Which factors that share an input run as one GEMM (DESIGN §3.4).
+/// Factors with a common input that run as one GEMM (DESIGN §3.4).
 #[derive(
     Clone,
     Copy,
@@ -63,15 +62,15 @@ impl Grouping {
 pub struct Value {
     /// Unique within the segment; the name in plans.
     pub name: String,
-    /// Feature widths of the tensors side by side in it: one, or one a group member.
+    /// Feature widths of the tensors side by side: one, or one per member of a group.
     pub sections: Vec<u64>,
     /// The op that computes it; `None` for inputs of the segment.
     pub producer: Option<OpId>,
     /// The ops that read it, in topological order, with the input port of each.
     pub consumers: Vec<(OpId, usize)>,
-    /// For the first latent read from an online norm: the norm whose statistic rides along.
+    /// For the first latent of an online norm: the norm whose statistic is reduced in the same launch.
     pub carries_statistic_of: Option<OpId>,
-    /// When its producer works in place (a latent without φ), the value whose storage it takes.
+    /// When the producer works in place (a latent without φ): the value in the same buffer.
     pub aliases: Option<ValueId>,
 }
 
@@ -87,15 +86,15 @@ impl Value {
 pub struct OpNode {
     /// Unique within the segment; the name in plans.
     pub name: String,
-    /// What it computes.
+    /// The function.
     pub op: Op,
-    /// Values it reads, by port.
+    /// Values read, by port.
     pub inputs: Vec<ValueId>,
-    /// Values it computes, by port.
+    /// Values computed, by port.
     pub outputs: Vec<ValueId>,
 }
 
-/// Which part of the model a segment is.
+/// The part of the model that a segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SegmentKind {
@@ -110,7 +109,7 @@ pub enum SegmentKind {
 /// The op graph of one segment.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// Which part of the model.
+    /// Part of the model.
     pub kind: SegmentKind,
     /// Ops in topological order.
     pub ops: Vec<OpNode>,

@@ -8,17 +8,17 @@ use crate::model::{Block, LatentCrossing, Linear, LinearKind, Model, Weight};
 pub struct BlockShape {
     /// The block.
     pub block: Block,
-    /// For each of the seven linears, the rank of the same linear's latent in the block before, when
-    /// it crosses into this one.
+    /// For each of the seven linears, the rank of the latent that crosses into it from the previous block,
+    /// if any.
     pub entering_ranks: [Option<u64>; 7],
-    /// For each of the seven linears, whether its latent crosses into the block after.
+    /// For each of the seven linears, whether its latent crosses into the next block.
     pub leaving: [bool; 7],
 }
 
 /// A tensor that one block passes to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundaryTensor {
-    /// Which tensor.
+    /// Identity.
     pub id: BoundaryTensorId,
     /// Features of a token.
     pub width: u64,
@@ -34,7 +34,7 @@ pub enum BoundaryTensorId {
 }
 
 impl BoundaryTensorId {
-    /// The name in messages and buffer names: `hidden`, or the linear's.
+    /// The name in messages and buffer names: `hidden`, or that of the linear.
     pub fn name(self) -> &'static str {
         match self {
             BoundaryTensorId::Hidden => "hidden",
@@ -52,8 +52,8 @@ impl BlockShape {
         let block = &model.blocks[layer];
         let crossed = |block: &Block| block.linears().map(|(_, linear)| crossing(linear).is_some());
         let mut entering_ranks = [None; 7];
-        if let Some(before) = layer.checked_sub(1).map(|before| &model.blocks[before]) {
-            let ranks = before.linears().map(|(_, linear)| linear.rank());
+        if let Some(previous) = layer.checked_sub(1).map(|previous| &model.blocks[previous]) {
+            let ranks = previous.linears().map(|(_, linear)| linear.rank());
             for ((entering, rank), crossed) in
                 entering_ranks.iter_mut().zip(ranks).zip(crossed(block))
             {
@@ -80,13 +80,13 @@ impl BlockShape {
 
     /// Tensors passed to the next block, the hidden state of this width first.
     pub fn outgoing_tensors(&self, hidden: u64) -> Vec<BoundaryTensor> {
-        let mut made = vec![BoundaryTensor { id: BoundaryTensorId::Hidden, width: hidden }];
+        let mut tensors = vec![BoundaryTensor { id: BoundaryTensorId::Hidden, width: hidden }];
         for ((kind, linear), leaves) in self.block.linears().into_iter().zip(self.leaving) {
             if leaves && let Some(width) = linear.rank() {
-                made.push(BoundaryTensor { id: BoundaryTensorId::Latent(kind), width });
+                tensors.push(BoundaryTensor { id: BoundaryTensorId::Latent(kind), width });
             }
         }
-        made
+        tensors
     }
 }
 

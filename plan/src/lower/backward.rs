@@ -8,8 +8,8 @@ use crate::strategy::{Save, backward_reads_input, backward_reads_output};
 use super::{BufferKey, SegmentSite, StageLowering};
 
 impl StageLowering<'_> {
-    /// Walks the segment's ops backwards. The gradients of what leaves it, in the boundary's layouts,
-    /// are already bound.
+    /// Emits the backward passes of the ops in reverse order. The gradients of the segment's outputs, in the
+    /// layouts of the boundary, are bound already.
     pub(super) fn backward_segment(&mut self, site: SegmentSite) {
         let segment = &site.plan.segment;
         self.unbind_unsaved(site);
@@ -23,8 +23,8 @@ impl StageLowering<'_> {
             let templates = op_backward(segment, op, choice, &self.plan.context);
             self.push_op(site, op, templates);
         }
-        for entry in &segment.inputs {
-            self.sum_contributions(site, *entry);
+        for input in &segment.inputs {
+            self.sum_contributions(site, *input);
         }
     }
 
@@ -90,7 +90,7 @@ impl StageLowering<'_> {
         self.push_op(site, op, templates);
     }
 
-    /// Brings a value's gradient contributions to the layout its producer wants, and adds them.
+    /// Reshards the gradient contributions of a value to the producer's layout and adds them.
     fn sum_contributions(&mut self, site: SegmentSite, value: ValueId) {
         let segment = &site.plan.segment;
         let node = segment.value(value);
@@ -121,17 +121,17 @@ impl StageLowering<'_> {
         }
     }
 
-    /// The gradient of a value in its producer's layout, after [`gather_gradient`].
+    /// The gradient of a value in its producer's layout, after [`Self::sum_contributions`].
     pub(super) fn output_gradient(&self, site: SegmentSite, value: ValueId) -> BufferId {
         self.buffer_of(BufferKey::Gradient(site.instance, value, 0))
     }
 
-    /// Ops whose input's gradient is their output's gradient, unless others have contributed to it
-    /// already: additions, and latents that pass through.
+    /// Binds the input gradients of additions and of latents without an instruction to the output gradient,
+    /// where they are not accumulated onto other contributions.
     fn alias_gradients(&mut self, site: SegmentSite, op: OpId) {
         let segment = &site.plan.segment;
         let node = segment.op(op);
-        let passes = match &node.op {
+        let is_identity = match &node.op {
             Op::Add { .. } | Op::Cross { .. } => true,
             Op::Latent(_) => {
                 let choice = &site.plan.choice.ops[op.0 as usize].choice;
@@ -139,7 +139,7 @@ impl StageLowering<'_> {
             }
             _ => false,
         };
-        if passes {
+        if is_identity {
             let gradient = self.output_gradient(site, node.outputs[0]);
             for (port, value) in node.inputs.iter().enumerate() {
                 if !segment.accumulates(op, port) {
@@ -151,7 +151,7 @@ impl StageLowering<'_> {
         }
     }
 
-    /// Which of the value's gradient layouts an op contributes to.
+    /// Index of the sum of contributions that an op contributes to at an input port.
     fn gradient_group(&self, site: SegmentSite, op: OpId, port: usize) -> usize {
         let value = site.plan.segment.op(op).inputs[port];
         let flow = &site.plan.choice.flows[value.0 as usize];
@@ -159,7 +159,7 @@ impl StageLowering<'_> {
         flow.gradient_in(layout)
     }
 
-    /// The buffer an op's contribution goes to; a sum that no last consumer wrote starts from zeros.
+    /// The buffer of an op's gradient contribution. A sum that the last consumer does not write is zeroed.
     pub(super) fn input_gradient(
         &mut self,
         site: SegmentSite,
@@ -171,18 +171,18 @@ impl StageLowering<'_> {
         let value = node.inputs[port];
         let group = self.gradient_group(site, op, port);
         let key = BufferKey::Gradient(site.instance, value, group);
-        if let Some(found) = self.buffers.get(&key) {
-            return *found;
+        if let Some(buffer) = self.buffers.get(&key) {
+            return *buffer;
         }
         if matches!(node.op, Op::Loss { .. }) {
-            // The gradient of the logits takes their place.
+            // The gradient of the logits replaces them.
             let logits = self.input(site, op, port);
             self.buffers.insert(key, logits);
             return logits;
         }
         let origin = site.origin(&format!("d({})", site.plan.segment.value(value).name));
         let name = origin.to_string();
-        let made = self.bind_or_create(key, |lowering| {
+        let buffer = self.bind_or_create(key, |lowering| {
             lowering.add_value_buffer(&name, operand.extent, site.plan.segment.value(value))
         });
         if group > 0 {
@@ -192,8 +192,8 @@ impl StageLowering<'_> {
                 .into_iter()
                 .nth(group)
                 .and_then(|path| path.fill);
-            self.push_reshard(fill.into_iter().collect(), &origin, (made, made), None);
+            self.push_reshard(fill.into_iter().collect(), &origin, (buffer, buffer), None);
         }
-        made
+        buffer
     }
 }

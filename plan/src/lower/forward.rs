@@ -1,4 +1,4 @@
-//! The forward pass of a segment: ops, then the copies of their outputs.
+//! The forward pass of a segment: the templates of each op, then the copies of its outputs.
 
 use std::collections::HashMap;
 
@@ -9,11 +9,11 @@ use crate::program::{BufferId, BufferRole};
 use super::{BufferKey, SegmentSite, StageLowering};
 
 impl StageLowering<'_> {
-    /// Runs every op of the segment; what enters it is already bound.
+    /// Emits the forward passes of all ops. The inputs of the segment are bound already.
     pub(super) fn forward_segment(&mut self, site: SegmentSite) {
         let segment = &site.plan.segment;
-        for entry in &segment.inputs {
-            self.forward_copies(site, *entry);
+        for input in &segment.inputs {
+            self.forward_copies(site, *input);
         }
         for op in segment.op_ids() {
             self.alias_in_place(site, op);
@@ -26,7 +26,7 @@ impl StageLowering<'_> {
         }
     }
 
-    /// A value whose producer works in place takes its input's buffer.
+    /// Binds the outputs of an op that works in place to the buffer of its input.
     pub(super) fn alias_in_place(&mut self, site: SegmentSite, op: OpId) {
         let segment = &site.plan.segment;
         for output in &segment.op(op).outputs {
@@ -46,7 +46,7 @@ impl StageLowering<'_> {
         }
     }
 
-    /// Makes one copy of a value from the producer's with the given reshard.
+    /// Adds a copy of a value, which these templates compute from the producer's copy.
     pub(super) fn add_copy(
         &mut self,
         site: SegmentSite,
@@ -75,7 +75,7 @@ impl StageLowering<'_> {
         self.buffers.insert(BufferKey::ValueCopy(site.instance, value, copy), to);
     }
 
-    /// The buffer an op reads at an input port.
+    /// The buffer that an op reads at an input port.
     pub(super) fn input(&self, site: SegmentSite, op: OpId, port: usize) -> BufferId {
         let value = site.plan.segment.op(op).inputs[port];
         let layout = site.plan.choice.input_layout(op, port);
@@ -83,7 +83,7 @@ impl StageLowering<'_> {
         self.buffer_of(BufferKey::ValueCopy(site.instance, value, flow.copy_in(layout)))
     }
 
-    /// Emits an op's templates with every slot bound to its buffer; new operands get new buffers.
+    /// Emits the templates of an op with every slot bound to a buffer, new ones for new operands.
     pub(super) fn push_op(&mut self, site: SegmentSite, op: OpId, templates: Vec<InstrTemplate>) {
         let node = site.plan.segment.op(op);
         let origin = site.origin(&node.name);
@@ -156,18 +156,18 @@ impl StageLowering<'_> {
     pub(super) fn bind_or_create(
         &mut self,
         key: BufferKey,
-        make: impl FnOnce(&mut Self) -> BufferId,
+        create: impl FnOnce(&mut Self) -> BufferId,
     ) -> BufferId {
-        if let Some(found) = self.buffers.get(&key) {
-            return *found;
+        if let Some(buffer) = self.buffers.get(&key) {
+            return *buffer;
         }
-        let made = make(self);
-        self.buffers.insert(key, made);
-        made
+        let buffer = create(self);
+        self.buffers.insert(key, buffer);
+        buffer
     }
 }
 
-/// The norm a latent divides by; a norm is its own.
+/// The norm of a latent; for other ops, the op itself.
 fn norm_of(op: &Op, id: OpId) -> OpId {
     match op {
         Op::Latent(latent) => latent.norm.unwrap_or(id),

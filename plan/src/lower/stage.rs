@@ -8,7 +8,7 @@ use crate::graph::{SegmentKind, ValueId};
 use crate::program::{
     Action, BufferId, BufferRole, Extent, InstrOrigin, ParameterShard, Phase, StageProgram,
 };
-use crate::strategy::owned_parameters;
+use crate::strategy::{OpParameters, owned_parameters};
 use crate::{DType, Layout};
 
 use super::{BufferKey, SegmentInstance, SegmentSite, StageLowering};
@@ -120,7 +120,9 @@ impl StageLowering<'_> {
             else {
                 continue;
             };
-            let shard = ParameterShard::of(site.block, &parameter, &context);
+            let OpParameters { members, split, .. } = &parameter;
+            let devices = context.tensor_size();
+            let shard = ParameterShard::new(site.block, members.clone(), *split, devices);
             for TemplateOperand { slot, extent } in parameter_buffers(&parameter, &context) {
                 let (kind, role) = match slot {
                     OperandSlot::Weight(_) => ("weight", BufferRole::Weight),

@@ -1,13 +1,11 @@
-//! The step phase: reduce all gradients, find their norm, update all weights.
+//! The step phase: reduces all gradients, computes their norm, updates all weights.
 
-use crate::context::Context;
 use crate::emit::{
     InstrTemplate, OperandSlot, clear_square_sum, reduce_owned_gradient, reduce_square_sum,
     reduce_tied_gradient, update_parameter,
 };
 use crate::graph::OpId;
-use crate::layout::WeightSplit;
-use crate::program::{ParameterShard, Phase};
+use crate::program::Phase;
 use crate::strategy::{OpParameters, owned_parameters};
 
 use super::{BufferKey, SegmentSite, StageLowering};
@@ -60,7 +58,7 @@ impl StageLowering<'_> {
         }
     }
 
-    /// With several stages a tied weight lies on the first and the last: its gradients are added.
+    /// All-reduces the gradient of a tied weight that the first and the last stage both have.
     fn reduce_tied_gradients(&mut self, sites: &[SegmentSite]) {
         if !self.plan.tied || self.plan.stages.len() == 1 {
             return;
@@ -77,27 +75,5 @@ impl StageLowering<'_> {
             let template = reduce_tied_gradient(extent, &self.plan.context);
             self.push(template, &site.origin(&segment.op(op).name), |_, _| gradient);
         }
-    }
-}
-
-impl ParameterShard {
-    /// How a parameter lies over the tensor axis.
-    pub(super) fn of(
-        block: Option<u64>,
-        parameter: &OpParameters,
-        context: &Context,
-    ) -> ParameterShard {
-        let part = |size: u64| size / context.tensor_size();
-        let offset_stride = parameter
-            .members
-            .iter()
-            .map(|member| match parameter.split {
-                WeightSplit::Whole => 0,
-                WeightSplit::Rows => part(member.rows),
-                WeightSplit::Columns => part(member.columns),
-            })
-            .collect();
-        let OpParameters { members, split, .. } = parameter.clone();
-        ParameterShard { block, members, split, offset_stride }
     }
 }

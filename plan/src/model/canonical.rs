@@ -1,5 +1,5 @@
-//! Writes a resolved model as a compact file: the most frequent block is the default, the most frequent
-//! linear of it is `all`, and equal neighbours share one override.
+//! Converts a resolved model to a compact file: the most frequent block is the default, its most frequent
+//! linear is `all`, and equal neighbouring blocks share one override.
 
 use indexmap::IndexMap;
 
@@ -36,8 +36,8 @@ impl From<&Model> for ModelFile {
     }
 }
 
-/// The most frequent block, the first of equals. Block 0 counts only when it is alone: without its
-/// crossings it is unlike the others even in a uniform model.
+/// The most frequent block, the first among equally frequent ones. Block 0 counts only in a model of one
+/// block: without crossings it differs from the others even in a uniform model.
 fn most_frequent_block(blocks: &[Block]) -> &Block {
     let candidates = if blocks.len() > 1 { &blocks[1..] } else { blocks };
     // Runs of equal blocks are long, so the classes stay few.
@@ -79,7 +79,7 @@ fn default_layer(block: &Block) -> BlockFile {
     layer
 }
 
-/// All fields of one linear, so that it inherits nothing from earlier layers.
+/// The file of a linear with all fields set, so that earlier layers have no effect.
 fn linear_file(linear: &Linear) -> LinearFile {
     match &linear.weight {
         Weight::Dense => LinearFile::Dense,
@@ -121,7 +121,7 @@ fn difference(block: &Block, typical: &Block, first: bool) -> BlockFile {
     };
     let pairs = block.linears().into_iter().zip(typical.linears());
     for (file, ((_, linear), (_, typical))) in layer.linears_mut().into_iter().zip(pairs) {
-        // Block 0 drops its crossing by itself.
+        // Resolution drops the crossing of block 0.
         let same = match (&linear.weight, &typical.weight) {
             (Weight::Pair(linear), Weight::Pair(typical)) if first => {
                 linear.rank == typical.rank && linear.activation == typical.activation

@@ -1,11 +1,11 @@
-//! The defects found while a model file is resolved.
+//! Collects the defects of a model file.
 
 use std::collections::HashSet;
 
 use crate::defect::{Defect, Defects};
 
-/// The defects of a model file. Each field and problem is reported once: a wrong default is one
-/// defect, not one for each block.
+/// The defects of a model file. Each problem of a field is reported once, so that an invalid default is
+/// one defect and not one for each block.
 #[derive(Default)]
 pub(super) struct DefectReport {
     defects: Defects,

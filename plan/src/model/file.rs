@@ -1,9 +1,8 @@
-//! `narrows-model/1`: our own way to write a model down.
+//! The model format `narrows-model/1`.
 //!
-//! The file is made of layers, so that a small difference is a small text. A block's linear is what
-//! is left after four layers, each of which may name any part of it:
-//! `blocks.default.all`, `blocks.default.q`, then, for every override whose key covers the block and
-//! in the order they are written, `blocks.overrides.KEY.all` and `blocks.overrides.KEY.q`.
+//! A linear of a block is merged from layers, each of which may set any part of it and takes precedence
+//! over the layers before: `blocks.default.all`, `blocks.default.q`, then, for every override whose key
+//! covers the block, in the order of the file, `blocks.overrides.KEY.all` and `blocks.overrides.KEY.q`.
 //!
 //! ```
 //! let model = narrows_plan::model::read("tiny.json", r#"{
@@ -20,8 +19,8 @@
 //! assert_eq!(model.blocks[5].down.rank(), None);
 //! ```
 //!
-//! What changes the function (activation, product, crossing) has no default and must be said once;
-//! what LLaMA fixed for everyone (ε, θ) has.
+//! Activation and product have no default, because published models differ in them. ε and θ default to
+//! the values of LLaMA, and latents do not cross by default.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -35,21 +34,20 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Activation, GatedProduct, LatentCrossing};
 
-/// A model as it is written, not yet checked: [`ModelFile::resolve`] makes it a
-/// [`Model`](super::Model).
+/// A model file, not yet checked: [`ModelFile::resolve`] returns the [`Model`](super::Model).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "Narrows model")]
 pub struct ModelFile {
-    /// Where an editor finds the JSON Schema of this file.
+    /// Location of the JSON Schema of this file, for editors.
     #[serde(rename = "$schema", default, skip_serializing_if = "Option::is_none")]
     pub schema: Option<String>,
     /// The format and its version.
     pub format: ModelFormat,
-    /// A short name for messages and file names; without it, the file's own name.
+    /// Name of the model, for messages and file names; by default the name of the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Anything worth saying about the model; never read.
+    /// Free text, ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
     /// Width of the residual stream.
@@ -61,18 +59,18 @@ pub struct ModelFile {
     /// Query heads.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub heads: u64,
-    /// Key and value heads, a divisor of `heads`; without it, as many as `heads`.
+    /// Key and value heads, a divisor of `heads`; by default as many as `heads`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16_777_216))]
     pub kv_heads: Option<u64>,
-    /// Features of one head, even; without it, `hidden` / `heads`.
+    /// Features of one head, an even number; by default `hidden` / `heads`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16_777_216))]
     pub head_dim: Option<u64>,
-    /// Inner width of the MLP; a block may differ.
+    /// Inner width of the MLP, unless a block sets its own.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub d_ff: u64,
-    /// Longest sequence the model is meant for, in tokens.
+    /// Longest supported sequence, in tokens.
     #[serde(default = "default_max_sequence_length")]
     #[schemars(range(min = 1, max = 1_073_741_824))]
     pub max_sequence_length: u64,
@@ -89,25 +87,25 @@ pub struct ModelFile {
     pub blocks: BlocksFile,
 }
 
-/// The format's name and version.
+/// Name and version of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ModelFormat {
-    /// The only version there is.
+    /// Version 1.
     #[serde(rename = "narrows-model/1")]
     V1,
 }
 
-/// The blocks: how many, what they have in common, and where they differ.
+/// The blocks: their number, a default, and overrides.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BlocksFile {
     /// Number of blocks.
     #[schemars(range(min = 1, max = 4096))]
     pub count: u64,
-    /// What holds for every block that says nothing else.
+    /// Default of all blocks.
     pub default: BlockFile,
-    /// What differs, by block: `"3"` is the fourth block, `"3-7"` are five blocks. Later entries
-    /// win over earlier ones.
+    /// Overrides by block, counted from 0: `"3"` is one block, `"3-7"` are five. Later entries take
+    /// precedence.
     #[serde(
         default,
         deserialize_with = "without_repeated_keys",
@@ -116,18 +114,18 @@ pub struct BlocksFile {
     pub overrides: IndexMap<String, BlockFile>,
 }
 
-/// One layer of what a block is. What is not said is left as it was.
+/// One layer of a block. Absent fields keep the values of earlier layers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BlockFile {
-    /// Inner width of the MLP, when it is not the model's.
+    /// Inner width of the MLP; by default that of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16_777_216))]
     pub d_ff: Option<u64>,
-    /// How gate and up are multiplied.
+    /// Product of gate and up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub product: Option<GatedProduct>,
-    /// All seven linears at once; the named ones below are applied after it.
+    /// All seven linears; fields of single linears take precedence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub all: Option<LinearFile>,
     /// Query projection.
@@ -153,16 +151,16 @@ pub struct BlockFile {
     pub down: Option<LinearFile>,
 }
 
-/// One layer of what a linear is: the word `"dense"`, or a (part of a) factor pair.
+/// One layer of a linear: the string `"dense"`, or some fields of a factor pair.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LinearFile {
     /// One matrix.
     Dense,
-    /// A factor pair, or what changes in it.
+    /// A factor pair, or its changed fields.
     Pair(PairFile),
 }
 
-/// One layer of what a factor pair is. What is not said is left as it was.
+/// One layer of a factor pair. Absent fields keep the values of earlier layers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PairFile {
@@ -170,7 +168,7 @@ pub struct PairFile {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16_777_216))]
     pub rank: Option<u64>,
-    /// What is applied to the latent.
+    /// The activation φ of the latent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activation: Option<Activation>,
     /// The crossing from the previous block's latent; block 0 never has one.
@@ -178,10 +176,10 @@ pub struct PairFile {
     pub crossing: Option<CrossingFile>,
 }
 
-/// The word `"none"`, or a crossing.
+/// The string `"none"`, or a crossing.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CrossingFile {
-    /// No crossing, where an earlier layer asked for one.
+    /// No crossing, where an earlier layer has one.
     None,
     /// A crossing.
     Some(LatentCrossing),
@@ -199,13 +197,13 @@ fn default_rope_theta() -> f64 {
     10_000.0
 }
 
-/// The JSON Schema of [`ModelFile`], for editors and for `models/*.json`.
+/// The JSON Schema of [`ModelFile`].
 pub fn schema() -> serde_json::Value {
     schemars::schema_for!(ModelFile).to_value()
 }
 
 impl BlockFile {
-    /// What this layer says of the seven linears, in the order of [`Block::linears`]; `all` apart.
+    /// The seven linears of this layer without `all`, in the order of [`Block::linears`].
     ///
     /// [`Block::linears`]: super::Block::linears
     pub fn linears(&self) -> [(&'static str, Option<&LinearFile>); 7] {
@@ -233,8 +231,8 @@ impl BlockFile {
     }
 }
 
-/// `"word"` or a map. Written by hand because an untagged enum would answer every mistake inside
-/// the map with "did not match any variant", without its place.
+/// Visitor of a string or an object. An untagged enum would report every error within the object as "did
+/// not match any variant", without its field.
 struct WordOrMap<T> {
     word: &'static str,
     map: PhantomData<T>,
@@ -268,7 +266,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for WordOrMap<T> {
     }
 }
 
-/// A map in which writing a key twice is an error; JSON alone would keep the last in silence.
+/// Deserializes a map and reports repeated keys, of which serde would keep the last.
 fn without_repeated_keys<'de, D, T>(deserializer: D) -> Result<IndexMap<String, T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -286,7 +284,7 @@ where
             let mut unique = IndexMap::new();
             while let Some((key, value)) = map.next_entry::<String, T>()? {
                 if unique.contains_key(&key) {
-                    return Err(A::Error::custom(format_args!("`{key}` is written twice")));
+                    return Err(A::Error::custom(format_args!("key `{key}` is repeated")));
                 }
                 unique.insert(key, value);
             }
@@ -296,7 +294,7 @@ where
     deserializer.deserialize_map(UniqueKeys(PhantomData))
 }
 
-/// Serde and schema of an enum that is one word or one object.
+/// Implements serde and the schema of an enum that is a string or an object.
 macro_rules! word_or_object {
     ($name:ident, $word:literal, $unit:ident, $object:ident($inner:ty), $about:literal) => {
         impl Serialize for $name {
@@ -330,12 +328,12 @@ word_or_object!(
     "dense",
     Dense,
     Pair(PairFile),
-    "A linear: dense, or a factor pair (or what changes in it)."
+    "A linear: dense, or a factor pair (or its changed fields)."
 );
 word_or_object!(
     CrossingFile,
     "none",
     None,
     Some(LatentCrossing),
-    "A crossing, or none where an earlier layer asked for one."
+    "A crossing, or none where an earlier layer has one."
 );

@@ -1,4 +1,4 @@
-//! A hash of what a model computes.
+//! Fingerprints of models.
 
 use sha2::{Digest, Sha256};
 
@@ -8,8 +8,8 @@ use super::{
 };
 
 impl Model {
-    /// SHA-256 in 64 hex digits of everything but the name: two files that describe the same model
-    /// in different words share it. It does not change with the file format, only with the model.
+    /// SHA-256 in 64 hex digits of everything but the name. Equal models have equal fingerprints, whatever
+    /// the format and wording of their files.
     pub fn fingerprint(&self) -> String {
         let mut canonical = CanonicalWriter::default();
         canonical.model(self);
@@ -17,10 +17,10 @@ impl Model {
     }
 }
 
-/// The canonical serialisation: fields in a fixed order, numbers as eight little-endian bytes, each
-/// choice a number of its own. Every list is preceded by its length, so no two models share bytes.
+/// Writes the canonical serialisation: fields in a fixed order, numbers as eight little-endian bytes, enums
+/// as numbers, and every list after its length, so that different models differ in bytes.
 ///
-/// Changing anything here orphans every plan that names a model: add, never renumber.
+/// Plans name models by fingerprint: new cases may be added, existing numbers may not change.
 #[derive(Default)]
 struct CanonicalWriter(Vec<u8>);
 

@@ -1,14 +1,14 @@
 //! Merges the layers of a model file into one draft for each block.
 //!
-//! A draft records the field that each part comes from, so that a defect points at the field of the
-//! file and not at every block that inherits it.
+//! A draft records the field of each part, so that a defect names the field of the file and not the
+//! blocks that inherit it.
 
 use super::defect_report::DefectReport;
 use super::file::{BlockFile, BlocksFile, CrossingFile, LinearFile};
 use super::limits::MAX_BLOCKS;
 use super::{Activation, GatedProduct, LatentCrossing};
 
-/// One layer of a model file, the blocks it covers and its field in the file.
+/// One layer of a model file, with its blocks and its field in the file.
 pub(super) struct BlockOverride<'a> {
     pub field: String,
     pub first: u64,
@@ -16,7 +16,7 @@ pub(super) struct BlockOverride<'a> {
     pub file: &'a BlockFile,
 }
 
-/// A block after all its layers; parts that no layer sets are missing.
+/// A block merged from its layers; parts that no layer sets are absent.
 #[derive(Default)]
 pub(super) struct BlockDraft {
     pub d_ff: Option<u64>,
@@ -24,7 +24,7 @@ pub(super) struct BlockDraft {
     pub linears: [LinearDraft; 7],
 }
 
-/// A linear after all its layers; parts that no layer sets are missing.
+/// A linear merged from its layers; parts that no layer sets are absent.
 #[derive(Default)]
 pub(super) struct LinearDraft {
     pub is_set: bool,
@@ -39,18 +39,18 @@ pub(super) struct LinearDraft {
 }
 
 impl BlockDraft {
-    /// Block `index` after every layer that covers it.
+    /// Merges the layers of block `index`.
     pub fn new(index: u64, layers: &[BlockOverride<'_>]) -> BlockDraft {
         let mut draft = BlockDraft::default();
         for layer in layers.iter().filter(|layer| (layer.first..=layer.last).contains(&index)) {
             draft.d_ff = layer.file.d_ff.or(draft.d_ff);
             draft.product = layer.file.product.or(draft.product);
-            for (linear, (name, says)) in draft.linears.iter_mut().zip(layer.file.linears()) {
+            for (linear, (name, file)) in draft.linears.iter_mut().zip(layer.file.linears()) {
                 if let Some(all) = &layer.file.all {
                     linear.apply(all, || format!("{}.all", layer.field));
                 }
-                if let Some(says) = says {
-                    linear.apply(says, || format!("{}.{name}", layer.field));
+                if let Some(file) = file {
+                    linear.apply(file, || format!("{}.{name}", layer.field));
                 }
             }
         }
@@ -59,13 +59,13 @@ impl BlockDraft {
 }
 
 impl LinearDraft {
-    fn apply(&mut self, says: &LinearFile, place: impl FnOnce() -> String) {
-        self.field = place();
+    fn apply(&mut self, file: &LinearFile, field: impl FnOnce() -> String) {
+        self.field = field();
         self.is_set = true;
-        match says {
+        match file {
             LinearFile::Dense => {
                 self.dense = true;
-                // A later layer that makes the linear a pair again must state its rank.
+                // A later layer that factors the linear again must set its rank.
                 self.rank = None;
             }
             LinearFile::Pair(pair) => {
@@ -84,7 +84,7 @@ impl LinearDraft {
     }
 }
 
-/// The layers of a file, the default first. Reports keys that name no block.
+/// The layers of a file, the default first. Reports invalid keys of overrides.
 pub(super) fn layers<'a>(
     blocks: &'a BlocksFile,
     report: &mut DefectReport,
@@ -115,9 +115,9 @@ pub(super) fn layers<'a>(
     layers
 }
 
-/// `"3"` or `"3-7"`, both ends included.
+/// Parses `"3"` or `"3-7"` as an inclusive range.
 fn block_range(key: &str) -> Option<(u64, u64)> {
-    // `parse` alone would take "+3".
+    // `parse` alone accepts "+3".
     let number = |text: &str| {
         text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u64>().ok())?
     };
@@ -135,8 +135,8 @@ mod tests {
     fn keys_are_blocks_or_ranges() {
         assert_eq!(block_range("3"), Some((3, 3)));
         assert_eq!(block_range("3-7"), Some((3, 7)));
-        for bad in ["", "-", "-3", "3-", "+3", "3..7", "q", "99999999999999999999"] {
-            assert_eq!(block_range(bad), None, "{bad}");
+        for invalid in ["", "-", "-3", "3-", "+3", "3..7", "q", "99999999999999999999"] {
+            assert_eq!(block_range(invalid), None, "{invalid}");
         }
     }
 }

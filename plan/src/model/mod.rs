@@ -1,8 +1,8 @@
 //! The model: the function that is trained, independent of its sharding.
 //!
-//! A [`Model`] is always valid: it is made only by resolving a model file, which reports every
-//! defect at once. Three things resolve to a model: our own [`ModelFile`], a Hugging Face
-//! `config.json` ([`read()`] tells them apart), and a name among the [`presets`].
+//! A [`Model`] results from a [`ModelFile`], a Hugging Face `config.json` ([`read()`] distinguishes the two)
+//! or the name of one of the [`presets`]. Resolution reports every defect at once, and a resolved model is
+//! valid.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub use read::read;
 /// A LLaMA-style decoder (DESIGN §3.1) whose every linear is dense or a factor pair.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
-    /// A short name for messages and file names.
+    /// Name for messages and file names.
     pub name: String,
     /// Width d of the residual stream.
     pub hidden: u64,
@@ -45,7 +45,7 @@ pub struct Model {
     pub norm_epsilon: f64,
     /// Base θ of the rotary position embedding.
     pub rope_theta: f64,
-    /// Longest sequence the model is meant for.
+    /// Longest supported sequence, in tokens.
     pub max_sequence_length: u64,
     /// Whether embedding and head are one weight.
     pub tied: bool,
@@ -70,17 +70,17 @@ pub struct Block {
     pub up: Linear,
     /// Down projection, `d_ff → hidden`.
     pub down: Linear,
-    /// How gate and up are multiplied.
+    /// Product of gate and up.
     pub product: GatedProduct,
 }
 
-/// How gate and up are multiplied.
+/// Product of gate and up.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum GatedProduct {
-    /// `gate ⊙ up`: CoLA's `only_lr_act`, the activation sits in the latents.
+    /// `gate ⊙ up`, with the activation in the latents: CoLA's `only_lr_act`.
     Plain,
     /// `SiLU(gate) ⊙ up`.
     SwiGlu,
@@ -123,9 +123,9 @@ pub struct FactorPair {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
-    /// SVD, LORO.
+    /// φ(z) = z: SVD, LORO.
     Identity,
-    /// CoLA.
+    /// φ(z) = z·σ(z): CoLA.
     Silu,
 }
 
@@ -133,9 +133,9 @@ pub enum Activation {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LatentCrossing {
-    /// Which of the two published forms.
+    /// One of the two published forms.
     pub form: CrossingForm,
-    /// What the previous latent passes through.
+    /// The gate of the previous latent.
     pub gate: CrossingGate,
 }
 
@@ -151,15 +151,15 @@ pub enum CrossingForm {
     Released,
 }
 
-/// What the previous latent passes through before it is added.
+/// The gate that is applied to the previous latent before the addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum CrossingGate {
-    /// Nothing: both ranks are equal.
+    /// No gate; both ranks are equal.
     Identity,
     /// A dense `r_prev × r` matrix.
     Dense,
-    /// Two small matrices `a×a` and `b×b` on the latent seen as an `a×b` matrix, r = a·b.
+    /// Two matrices `a×a` and `b×b` on the latent reshaped to `a×b`, r = a·b.
     Tensor {
         /// First factor.
         a: u64,
@@ -177,7 +177,7 @@ impl Linear {
         }
     }
 
-    /// Weights, crossing parameters included.
+    /// Number of parameters, including those of a crossing between equal ranks.
     pub fn parameters(&self) -> u64 {
         match &self.weight {
             Weight::Dense => self.d_in * self.d_out,
@@ -187,17 +187,16 @@ impl Linear {
             }
         }
     }
-}
 
-impl Linear {
-    /// Weights, crossing parameters included, when the same linear of the block before is `before`.
-    fn parameters_after(&self, before: &Linear) -> u64 {
-        match (&self.weight, before.rank()) {
+    /// Number of parameters, including those of a crossing from `previous`, the same linear of the previous
+    /// block.
+    fn parameters_after(&self, previous: &Linear) -> u64 {
+        match (&self.weight, previous.rank()) {
             (
                 Weight::Pair(FactorPair { rank, crossing: Some(crossing), .. }),
-                Some(rank_before),
+                Some(previous_rank),
             ) if crossing.gate == CrossingGate::Dense => {
-                self.parameters() - rank * rank + rank_before * rank
+                self.parameters() - rank * rank + previous_rank * rank
             }
             _ => self.parameters(),
         }
@@ -205,8 +204,8 @@ impl Linear {
 }
 
 impl LatentCrossing {
-    /// Parameters of the gate and of the LayerNorm, for equal ranks r on both sides.
-    pub fn parameters(&self, rank: u64) -> u64 {
+    /// Number of parameters of the gate and of the LayerNorm, for equal ranks on both sides.
+    fn parameters(&self, rank: u64) -> u64 {
         let gate = match self.gate {
             CrossingGate::Identity => 0,
             CrossingGate::Dense => rank * rank,
@@ -239,7 +238,7 @@ impl Block {
         LinearKind::ALL.map(|kind| (kind, self.linear(kind)))
     }
 
-    /// The seven linears to change, in the order of [`Block::linears`].
+    /// The seven linears, mutable, in the order of [`Block::linears`].
     fn linears_mut(&mut self) -> [&mut Linear; 7] {
         [
             &mut self.q,
@@ -252,14 +251,14 @@ impl Block {
         ]
     }
 
-    /// Weights of the linears; the two norms' scales are not among them.
-    pub fn linear_parameters(&self) -> u64 {
+    /// Number of parameters of the linears, without the scales of the two norms.
+    fn linear_parameters(&self) -> u64 {
         self.linears().iter().map(|(_, linear)| linear.parameters()).sum()
     }
 }
 
 impl Model {
-    /// All parameters; a tied embedding counts once.
+    /// Number of parameters; a tied embedding counts once.
     pub fn parameters(&self) -> u64 {
         let embeddings = self.vocab * self.hidden * if self.tied { 1 } else { 2 };
         let blocks: u64 = (0..self.blocks.len())
@@ -268,18 +267,18 @@ impl Model {
         embeddings + blocks + self.hidden
     }
 
-    /// Weights of the linears of block `index`. Unlike [`Block::linear_parameters`] this knows the
-    /// block before, so that a dense gate between unequal ranks counts `r_prev × r` weights.
+    /// Number of parameters of the linears of block `index`, where a dense gate between unequal ranks has
+    /// `r_prev × r`.
     ///
     /// # Panics
     /// When there is no block `index`.
     pub fn block_linear_parameters(&self, index: usize) -> u64 {
         let block = &self.blocks[index];
-        let Some(before) = index.checked_sub(1).map(|index| &self.blocks[index]) else {
+        let Some(previous) = index.checked_sub(1).map(|index| &self.blocks[index]) else {
             return block.linear_parameters();
         };
-        let pairs = block.linears().into_iter().zip(before.linears());
-        pairs.map(|((_, linear), (_, before))| linear.parameters_after(before)).sum()
+        let pairs = block.linears().into_iter().zip(previous.linears());
+        pairs.map(|((_, linear), (_, previous))| linear.parameters_after(previous)).sum()
     }
 
     /// Multiply-adds of one token in the GEMMs of block `index`: linears and gates of crossing latents.
@@ -288,16 +287,16 @@ impl Model {
     /// When there is no block `index`.
     pub fn block_macs_per_token(&self, index: usize) -> u64 {
         let block = &self.blocks[index];
-        let before = index.checked_sub(1).map(|before| &self.blocks[before]);
+        let previous = index.checked_sub(1).map(|previous| &self.blocks[previous]);
         let gate = |at: usize, linear: &Linear| {
-            let entering = before.and_then(|before| before.linears()[at].1.rank())?;
+            let previous_rank = previous.and_then(|previous| previous.linears()[at].1.rank())?;
             let Weight::Pair(FactorPair { rank, crossing: Some(crossing), .. }) = &linear.weight
             else {
                 return None;
             };
             Some(match crossing.gate {
                 CrossingGate::Identity => 0,
-                CrossingGate::Dense => entering * rank,
+                CrossingGate::Dense => previous_rank * rank,
                 CrossingGate::Tensor { a, b } => rank * (a + b),
             })
         };
@@ -308,10 +307,10 @@ impl Model {
         block.linears().iter().enumerate().map(macs).sum()
     }
 
-    /// The dense model of the same shape: every factor pair becomes one matrix, and the product
-    /// becomes SwiGLU, since a dense block has no other nonlinearity in its MLP.
+    /// The dense model of the same shape: every factor pair becomes one matrix, and the product becomes
+    /// SwiGLU, since a dense MLP has no other nonlinearity.
     ///
-    /// The twin of `cola-7b` is named `llama-7b`; that of `anything-else`, `anything-else-dense`.
+    /// Its name is `llama-7b` for the preset `cola-7b`, and `NAME-dense` for other models.
     pub fn dense_counterpart(&self) -> Model {
         let mut dense = self.clone();
         dense.name = presets::dense_name(&self.name);

@@ -1,4 +1,4 @@
-//! Identities of linears and parameters. Their text forms are the names in plans, checkpoints and messages.
+//! Identities of linears and parameters, whose text forms are their names in plans, checkpoints and messages.
 
 use std::fmt;
 

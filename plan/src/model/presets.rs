@@ -1,14 +1,13 @@
-//! Models by name.
+//! Preset models by name.
 //!
-//! Four families over the sizes of the published tables: `llama` is dense; `cola` has SiLU in the
-//! latents and a plain product; `svd` has no activation in the latents and LLaMA's SwiGLU; `lax` is
-//! `cola` with a latent crossing. CoLA's 60M and 130M keep the SiLU on the gate as well, so there
-//! the product is SwiGLU.
+//! Four families in the published sizes: `llama` is dense; `cola` has SiLU in the latents and a plain
+//! product; `svd` has no activation in the latents and LLaMA's SwiGLU; `lax` is `cola` with a latent
+//! crossing. CoLA's 60M and 130M keep the SiLU on the gate, so their product is SwiGLU.
 //!
 //! The crossing of `lax` is the released code's form (LayerNorm and φ after the sum) with the
-//! identity gate: all ranks of a preset are equal, where the paper adds the previous latent as it
-//! is. The released vision configurations use a tensor gate and no language model was released;
-//! `models/lax-1b.json` shows where another gate is written.
+//! identity gate, which the paper uses for equal ranks, as all presets have. The released vision
+//! configurations use a tensor gate; no language model was released. `models/lax-1b.json` shows the field
+//! of the gate.
 
 use super::file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile,
@@ -16,7 +15,7 @@ use super::file::{
 use super::{Activation, CrossingForm, CrossingGate, GatedProduct, LatentCrossing, Model};
 use crate::defect::Defect;
 
-/// The shape that all families of one size share.
+/// The shape that all families have in one size.
 struct ModelSize {
     name: &'static str,
     layers: u64,
@@ -26,7 +25,7 @@ struct ModelSize {
     rank: u64,
     vocab: u64,
     tied: bool,
-    /// CoLA trains this size with SiLU on the gate as well.
+    /// Whether CoLA trains this size with SiLU on the gate as well.
     gate_activation: bool,
 }
 
@@ -47,7 +46,7 @@ const SIZES: [ModelSize; 9] = [
     size("40b", [48, 8192, 22_016, 64, 2048]),
 ];
 
-/// A model for a laptop: its tokens are the 256 bytes, without specials.
+/// A model for a laptop. The vocabulary is the 256 bytes, without special tokens.
 const TINY: ModelSize = ModelSize { vocab: 256, tied: false, ..size("tiny", [4, 256, 688, 8, 64]) };
 
 /// Longest sequence of every preset, in tokens: the length of the published measurements.
@@ -68,7 +67,7 @@ const FAMILIES: [(&str, ModelFamily); 4] = [
     ("lax", ModelFamily::Lax),
 ];
 
-/// Every preset's name, smallest first within a family.
+/// The names of all presets, by family and size.
 pub fn names() -> Vec<String> {
     let tiny = std::iter::once("cola-tiny".to_owned());
     let sized = FAMILIES
@@ -77,10 +76,10 @@ pub fn names() -> Vec<String> {
     sized.chain(tiny).collect()
 }
 
-/// The preset called `name`, in any case.
+/// The preset with this name, case-insensitively.
 ///
 /// # Errors
-/// A defect that lists the nearest names when there is none.
+/// A defect with the nearest names when there is no such preset.
 ///
 /// ```
 /// let cola = narrows_plan::model::presets::find("cola-7b").unwrap();
@@ -89,15 +88,15 @@ pub fn names() -> Vec<String> {
 /// assert!(defect.hint.unwrap().contains("cola-7b"));
 /// ```
 pub fn find(name: &str) -> Result<Model, Defect> {
-    let wanted = name.to_ascii_lowercase();
-    let found = wanted.split_once('-').and_then(|(family, size)| {
+    let lower = name.to_ascii_lowercase();
+    let preset = lower.split_once('-').and_then(|(family, size)| {
         let (_, family) = *FAMILIES.iter().find(|(known, _)| *known == family)?;
         let tiny = Some(&TINY).filter(|_| family == ModelFamily::Cola);
         let size = SIZES.iter().chain(tiny).find(|known| known.name == size)?;
-        Some(file(wanted.clone(), family, size))
+        Some(file(lower.clone(), family, size))
     });
-    let file = found.ok_or_else(|| unknown_preset(name))?;
-    // A preset that does not resolve is a bug the tests find, but never a reason to panic here.
+    let file = preset.ok_or_else(|| unknown_preset(name))?;
+    // Tests resolve every preset, so this error does not occur.
     file.resolve().map_err(|defects| Defect::new("model", defects.to_string()))
 }
 
@@ -137,7 +136,7 @@ fn file(name: String, family: ModelFamily, size: &ModelSize) -> ModelFile {
     }
 }
 
-/// The name of a model's dense twin: `llama-SIZE` for a preset, `NAME-dense` otherwise.
+/// The name of the dense counterpart: `llama-SIZE` for a preset, `NAME-dense` otherwise.
 pub(super) fn dense_name(name: &str) -> String {
     let preset = name.split_once('-').filter(|(family, size)| {
         FAMILIES.iter().any(|(known, _)| known == family) && SIZES.iter().any(|s| s.name == *size)
@@ -154,10 +153,11 @@ fn unknown_preset(name: &str) -> Defect {
         names().into_iter().map(|known| (strsim::levenshtein(&lower, &known), known)).collect();
     near.sort();
     let best = near[0].0;
-    // Beyond half the letters a likeness is chance, and the list of all families says more.
+    // Names that differ in more than half of the letters are unrelated: the hint lists the families instead.
     let hint = if best <= lower.len().div_ceil(2).min(4) {
-        let alike: Vec<_> = near.into_iter().filter(|(far, _)| *far == best).take(3).collect();
-        let names: Vec<_> = alike.into_iter().map(|(_, known)| known).collect();
+        let nearest: Vec<_> =
+            near.into_iter().filter(|(distance, _)| *distance == best).take(3).collect();
+        let names: Vec<_> = nearest.into_iter().map(|(_, known)| known).collect();
         format!("did you mean {}?", names.join(" or "))
     } else {
         let sizes = SIZES.map(|size| size.name).join(", ");

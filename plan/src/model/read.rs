@@ -6,16 +6,15 @@ use super::{Model, ModelFile, hugging_face, repeated};
 use crate::defect::{Defect, Defects};
 use crate::json;
 
-/// Reads a model from the text of a file: our own format (it has a `format`) or a Hugging Face
-/// `config.json` (it has a `model_type`, `architectures` or `hidden_size`).
+/// Reads a model from the text of a `narrows-model/1` file, which has a `format`, or of a Hugging Face
+/// `config.json`, which has a `model_type`, `architectures` or `hidden_size`.
 ///
-/// `name_for_messages` is the path or whatever else the user called it; a file that does not name
-/// its model is named after it.
+/// `name_for_messages` is the path of the file; a model without a name of its own is named after it.
 ///
 /// # Errors
-/// Every defect at once, each with its field; those of syntax and of type with line and column.
+/// Every defect, each with its field; errors of syntax and of type also with line and column.
 pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
-    // Editors on some systems begin a file with a byte order mark, which JSON has no place for.
+    // Some editors write a byte order mark, which is not JSON.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let Value::Object(fields) = json::read::<Value>(text)? else {
         return Err(unknown_format("the file is not a JSON object"));
@@ -35,7 +34,7 @@ pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
     }
 }
 
-/// Reports a file of another kind by its `format`, and not by the missing fields of a model.
+/// Reports a Narrows file of another kind by its `format` rather than by its fields.
 fn check_format(fields: &Map<String, Value>) -> Result<(), Defects> {
     let format = fields.get("format").and_then(Value::as_str).unwrap_or_default();
     let kind = format.strip_prefix("narrows-").and_then(|format| format.split('/').next());
@@ -52,7 +51,7 @@ fn check_format(fields: &Map<String, Value>) -> Result<(), Defects> {
 const REQUIRED: [&str; 5] = ["hidden", "vocab", "heads", "d_ff", "blocks"];
 const REQUIRED_OF_BLOCKS: [&str; 2] = ["count", "default"];
 
-/// Reports all missing fields at once: serde stops at the first.
+/// Reports all missing fields; serde would stop at the first.
 fn check_required(fields: &Map<String, Value>) -> Result<(), Defects> {
     let blocks = fields.get("blocks").and_then(Value::as_object);
     let top = REQUIRED.iter().filter(|field| !fields.contains_key(**field));
@@ -65,8 +64,8 @@ fn check_required(fields: &Map<String, Value>) -> Result<(), Defects> {
 }
 
 fn looks_like_hugging_face(fields: &Map<String, Value>) -> bool {
-    let signs = ["model_type", "architectures", "hidden_size", "is_cola_llama_config"];
-    signs.iter().any(|sign| fields.contains_key(*sign))
+    let fields_of_config = ["model_type", "architectures", "hidden_size", "is_cola_llama_config"];
+    fields_of_config.iter().any(|field| fields.contains_key(*field))
 }
 
 fn unknown_format(problem: &str) -> Defects {
@@ -74,17 +73,17 @@ fn unknown_format(problem: &str) -> Defects {
     Defect::new("", problem).hint(hint).into()
 }
 
-/// A short name out of a path: `runs/cola-7b.config.json` and `runs/cola-7b/config.json` are both
-/// `cola-7b`.
+/// The name of a model from the path of its file: `cola-7b` for `runs/cola-7b.config.json` and for
+/// `runs/cola-7b/config.json`.
 fn model_name(path: &str) -> String {
     let mut parts = path.rsplit(['/', '\\']).filter(|part| !part.is_empty());
     let stem = |part: &str| {
         let part = part.strip_suffix(".json").unwrap_or(part);
         part.strip_suffix(".config").unwrap_or(part).to_owned()
     };
-    let nameless = |name: &str| matches!(name, "" | "-" | "." | ".." | "config");
-    let name = parts.next().map(stem).filter(|name| !nameless(name));
-    name.or_else(|| parts.next().map(str::to_owned).filter(|name| !nameless(name)))
+    let is_generic = |name: &str| matches!(name, "" | "-" | "." | ".." | "config");
+    let name = parts.next().map(stem).filter(|name| !is_generic(name));
+    name.or_else(|| parts.next().map(str::to_owned).filter(|name| !is_generic(name)))
         .unwrap_or_else(|| "model".to_owned())
 }
 
@@ -115,8 +114,8 @@ mod tests {
         assert_eq!(model_name("models/cola-7b.config.json"), "cola-7b");
         assert_eq!(model_name("hub/cola-7b/config.json"), "cola-7b");
         assert_eq!(model_name("mixed-ranks.json"), "mixed-ranks");
-        for nameless in ["-", "", "config.json", "../config.json", "/"] {
-            assert_eq!(model_name(nameless), "model", "{nameless}");
+        for path in ["-", "", "config.json", "../config.json", "/"] {
+            assert_eq!(model_name(path), "model", "{path}");
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Repeated keys of JSON objects. JSON readers silently take the last value, and other programs may
-//! take the first.
+//! Reports repeated keys of JSON objects, of which readers silently take the first or the last.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,30 +7,30 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 
 use crate::{Defect, Defects};
 
-/// Reports every key that is repeated in a text, which must be JSON.
+/// Reports every repeated key of a JSON text.
 pub fn check(text: &str) -> Result<(), Defects> {
-    let mut found = vec![];
-    let walk = RepeatedKeyVisitor { path: String::new(), found: &mut found };
+    let mut paths = vec![];
+    let walk = RepeatedKeyVisitor { path: String::new(), paths: &mut paths };
     // The caller reports a syntax error.
     let _ = walk.deserialize(&mut serde_json::Deserializer::from_str(text));
     let mut defects = Defects::default();
-    for field in found {
-        defects.push(Defect::new(field, "is there more than once").hint("remove all but one"));
+    for field in paths {
+        defects.push(Defect::new(field, "is repeated").hint("remove all but one"));
     }
     defects.into_result(())
 }
 
-/// Walks through a value, and remembers the paths of repeated keys.
+/// Visits a value and collects the paths of repeated keys.
 struct RepeatedKeyVisitor<'a> {
     path: String,
-    found: &'a mut Vec<String>,
+    paths: &'a mut Vec<String>,
 }
 
 impl RepeatedKeyVisitor<'_> {
     fn at(&mut self, key: &str) -> RepeatedKeyVisitor<'_> {
         let path =
             if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) };
-        RepeatedKeyVisitor { path, found: self.found }
+        RepeatedKeyVisitor { path, paths: self.paths }
     }
 }
 
@@ -54,8 +53,8 @@ impl<'de> Visitor<'de> for RepeatedKeyVisitor<'_> {
         let mut seen: HashSet<String> = HashSet::new();
         while let Some(key) = map.next_key::<String>()? {
             let value = self.at(&key);
-            if seen.contains(&key) && !value.found.contains(&value.path) {
-                value.found.push(value.path);
+            if seen.contains(&key) && !value.paths.contains(&value.path) {
+                value.paths.push(value.path);
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
@@ -69,7 +68,7 @@ impl<'de> Visitor<'de> for RepeatedKeyVisitor<'_> {
         let mut at = 0;
         while let Some(()) = seq.next_element_seed(RepeatedKeyVisitor {
             path: format!("{}[{at}]", self.path),
-            found: &mut *self.found,
+            paths: &mut *self.paths,
         })? {
             at += 1;
         }

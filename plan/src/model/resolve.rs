@@ -10,7 +10,7 @@ use super::{
 };
 use crate::defect::{Defect, Defects};
 
-/// The widths a block's linears are made of.
+/// Widths of the inputs and outputs of the linears.
 struct BlockWidths {
     hidden: u64,
     query: u64,
@@ -18,11 +18,11 @@ struct BlockWidths {
 }
 
 impl ModelFile {
-    /// Checks everything and fills in every block.
+    /// Resolves the file to a model with all blocks.
     ///
     /// # Errors
-    /// Every defect at once. A path such as `blocks.default.all.rank` is a place in the file; one
-    /// such as `blocks[3].q.crossing` is a place in the model that several parts of the file make.
+    /// Every defect. A field such as `blocks.default.all.rank` is one of the file; a field such as
+    /// `blocks[3].q.crossing` is one of the model, to which several fields of the file contribute.
     pub fn resolve(self) -> Result<Model, Defects> {
         let mut report = DefectReport::default();
         let attention = self.check_attention(&mut report);
@@ -54,7 +54,7 @@ impl ModelFile {
         Ok(model)
     }
 
-    /// Heads and their sizes: (`kv_heads`, `head_dim`) when they fit together.
+    /// (`kv_heads`, `head_dim`); `None` after a defect.
     fn check_attention(&self, report: &mut DefectReport) -> Option<(u64, u64)> {
         let hidden = report.size("hidden", self.hidden, MAX_WIDTH);
         let heads = report.size("heads", self.heads, MAX_WIDTH);
@@ -67,7 +67,7 @@ impl ModelFile {
         {
             report.hint(
                 "kv_heads",
-                format!("{heads} query heads do not divide over {kv_heads} key/value heads"),
+                format!("{heads} query heads do not divide into groups for {kv_heads} KV heads"),
                 format!("a divisor of {heads}"),
             );
         }
@@ -106,11 +106,11 @@ impl ModelFile {
         report.positive("norm_epsilon", self.norm_epsilon);
         report.positive("rope_theta", self.rope_theta);
         if self.name.as_deref() == Some("") {
-            report.hint("name", "is empty", "leave it out: the file's own name is used");
+            report.hint("name", "is empty", "remove it: the name of the file is used");
         }
     }
 
-    /// Every block, merged and checked against the one before; empty parts only beside a defect.
+    /// All blocks, merged and checked against the previous block; weights are absent after a defect.
     fn check_blocks(&self, report: &mut DefectReport) -> Vec<CheckedBlock> {
         let layers = layers(&self.blocks, report);
         layers.iter().for_each(|layer| check_layer_fields(layer, report));
@@ -127,11 +127,11 @@ impl ModelFile {
                     "\"swiglu\" as in LLaMA, or \"plain\" as in CoLA",
                 );
             }
-            let before = blocks.last();
+            let previous = blocks.last();
             let weights = std::array::from_fn(|slot| {
-                let at = LinearLocation { block: index, name: LinearKind::ALL[slot].name() };
-                let before = before.map(|before| before.weights[slot].as_ref());
-                check_linear(&draft.linears[slot], at, before, report)
+                let location = LinearLocation { block: index, name: LinearKind::ALL[slot].name() };
+                let previous = previous.map(|previous| previous.weights[slot].as_ref());
+                check_linear(&draft.linears[slot], location, previous, report)
             });
             blocks.push(CheckedBlock {
                 d_ff: draft.d_ff.unwrap_or(self.d_ff),
@@ -143,7 +143,7 @@ impl ModelFile {
     }
 }
 
-/// A block whose weights are known; `None` where a defect was reported.
+/// A checked block; a weight is `None` after a defect.
 struct CheckedBlock {
     d_ff: u64,
     product: GatedProduct,
@@ -155,7 +155,7 @@ impl CheckedBlock {
         let BlockWidths { hidden, query, key_value } = *widths;
         let d_ff = self.d_ff;
         let [q, k, v, o, gate, up, down] = self.weights.map(|weight| {
-            // Without defects every weight is there.
+            // Without defects every weight is present.
             weight.unwrap_or(Weight::Dense)
         });
         let linear = |d_in, d_out, weight| Linear { d_in, d_out, weight };
@@ -172,28 +172,28 @@ impl CheckedBlock {
     }
 }
 
-/// Checks one layer alone, and reports defects at its own fields.
+/// Checks the fields of one layer.
 fn check_layer_fields(layer: &BlockOverride<'_>, report: &mut DefectReport) {
     if let Some(d_ff) = layer.file.d_ff {
         report.size(&format!("{}.d_ff", layer.field), d_ff, MAX_WIDTH);
     }
     let all = ("all", layer.file.all.as_ref());
-    for (name, says) in layer.file.linears().into_iter().chain([all]) {
-        let Some(LinearFile::Pair(pair)) = says else { continue };
-        let place = format!("{}.{name}", layer.field);
+    for (name, linear) in layer.file.linears().into_iter().chain([all]) {
+        let Some(LinearFile::Pair(pair)) = linear else { continue };
+        let field = format!("{}.{name}", layer.field);
         if let Some(rank) = pair.rank {
-            report.size(&format!("{place}.rank"), rank, MAX_WIDTH);
+            report.size(&format!("{field}.rank"), rank, MAX_WIDTH);
         }
         let Some(CrossingFile::Some(crossing)) = &pair.crossing else { continue };
         if layer.last == 0 {
             report.hint(
-                format!("{place}.crossing"),
+                format!("{field}.crossing"),
                 "block 0 has no previous block to cross from",
-                "set it in blocks.default: it applies from block 1",
+                "set it in blocks.default, which applies it from block 1 on",
             );
         }
         if let CrossingGate::Tensor { a, b } = crossing.gate {
-            let gate = format!("{place}.crossing.gate.tensor");
+            let gate = format!("{field}.crossing.gate.tensor");
             report.size(&format!("{gate}.a"), a, MAX_WIDTH);
             report.size(&format!("{gate}.b"), b, MAX_WIDTH);
         }
@@ -207,16 +207,17 @@ struct LinearLocation {
     name: &'static str,
 }
 
-/// `before` is `None` in block 0, `Some(None)` when the linear before had a defect of its own.
+/// Checks a linear and returns its weight, `None` after a defect. `previous` is the weight of the same linear
+/// in the previous block: `None` in block 0, `Some(None)` after a defect.
 fn check_linear(
     draft: &LinearDraft,
-    at: LinearLocation,
-    before: Option<Option<&Weight>>,
+    location: LinearLocation,
+    previous: Option<Option<&Weight>>,
     report: &mut DefectReport,
 ) -> Option<Weight> {
     if !draft.is_set {
         report.hint(
-            format!("blocks.default.{}", at.name),
+            format!("blocks.default.{}", location.name),
             "is missing: the linear is neither dense nor a factor pair",
             "\"dense\" or {\"rank\": …, \"activation\": …}, for it or in blocks.default.all",
         );
@@ -237,9 +238,9 @@ fn check_linear(
     }
     let (rank, activation) = (draft.rank?, draft.activation?);
     let mut crossing = None;
-    if let (Some(before), Some(wanted)) = (before, &draft.crossing) {
-        check_crossing(wanted, rank, before, draft, at, report);
-        crossing = Some(wanted.clone());
+    if let (Some(previous), Some(requested)) = (previous, &draft.crossing) {
+        check_crossing(requested, rank, previous, draft, location, report);
+        crossing = Some(requested.clone());
     }
     Some(Weight::Pair(FactorPair { rank, activation, crossing }))
 }
@@ -247,12 +248,12 @@ fn check_linear(
 fn check_crossing(
     crossing: &LatentCrossing,
     rank: u64,
-    before: Option<&Weight>,
+    previous: Option<&Weight>,
     draft: &LinearDraft,
-    at: LinearLocation,
+    location: LinearLocation,
     report: &mut DefectReport,
 ) {
-    let LinearLocation { block, name } = at;
+    let LinearLocation { block, name } = location;
     if let CrossingGate::Tensor { a, b } = crossing.gate
         && a.checked_mul(b) != Some(rank)
     {
@@ -263,15 +264,15 @@ fn check_crossing(
         );
     }
     let field = format!("blocks[{block}].{name}.crossing");
-    let none = format!("\"crossing\": \"none\" in blocks.overrides.{block}.{name}");
-    match before {
+    let disable = format!("\"crossing\": \"none\" in blocks.overrides.{block}.{name}");
+    match previous {
         None => {}
         Some(Weight::Dense) => report.hint(
             field,
             format!("there is no latent to cross from: {name} of block {} is dense", block - 1),
-            none,
+            disable,
         ),
-        Some(Weight::Pair(before)) if before.rank != rank => {
+        Some(Weight::Pair(previous)) if previous.rank != rank => {
             let gate = match crossing.gate {
                 CrossingGate::Dense => return,
                 CrossingGate::Identity => "an identity gate",
@@ -282,24 +283,24 @@ fn check_crossing(
                 format!(
                     "{gate} needs equal ranks, but {name} has rank {} in block {} and {rank} in \
                      block {block}",
-                    before.rank,
+                    previous.rank,
                     block - 1
                 ),
-                format!("a dense gate, or {none}"),
+                format!("a dense gate, or {disable}"),
             );
         }
         Some(Weight::Pair(_)) => {}
     }
 }
 
-/// Two factors of `rank`, as near to each other as they come.
+/// The factorisation a·b of `rank` with the nearest factors, as JSON.
 fn near_square(rank: u64) -> String {
     let a = (1..=rank.isqrt()).rev().find(|a| rank.is_multiple_of(*a)).unwrap_or(1);
     format!("{{\"a\": {a}, \"b\": {}}}", rank / a)
 }
 
-/// Refuses what [`Model::parameters`] could not count. One block always fits 64 bits (seven linears
-/// below 2^50 each), their sum may not.
+/// Refuses models whose number of parameters exceeds the limit. That of one block fits 64 bits (seven
+/// linears below 2⁵⁰ each), the sum may not.
 fn check_parameter_count(model: &Model) -> Result<(), Defects> {
     let blocks = 0..model.blocks.len();
     let total = blocks.map(|index| u128::from(model.block_linear_parameters(index))).sum::<u128>()

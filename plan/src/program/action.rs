@@ -1,8 +1,7 @@
 //! The instruction set: closed and small (DESIGN §5).
 //!
-//! Shapes are those on one device. An action is an operation without operands; the operands are slots
-//! of a template or buffers of a program. Action and operand extents determine the kernel, and so the
-//! price.
+//! Shapes are those on one device. An action is an operation without operands; the operands are slots of
+//! a template or buffers of a program. Action and operand extents determine the kernel, and so the price.
 
 use crate::extent::Extent;
 use crate::graph::BoundaryTensorId;
@@ -23,7 +22,7 @@ pub enum Action {
     Attention(Attention),
     /// A fused element-wise or reduction pass.
     Fused(FusedOp),
-    /// A collective, in place for an all-reduce. Operands past the first ride in the same launch.
+    /// A collective, in place for an all-reduce. Further operands are statistics in the same launch.
     Collective(CollectiveOp),
     /// Sends to the neighbouring stage.
     Send(P2pTransfer),
@@ -45,7 +44,7 @@ pub enum GemmRole {
 /// A GEMM of a [`LinearOp`](crate::graph::LinearOp): `C[m,n] (+)= A·B` with inner size k.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GemmOp {
-    /// Which GEMM, and so which operand is transposed.
+    /// Role in the linear, which decides the transposed operand.
     pub role: GemmRole,
     /// Rows of the result.
     pub m: u64,
@@ -59,11 +58,11 @@ pub struct GemmOp {
     pub accumulate: bool,
 }
 
-/// The fused passes.
+/// The fused ops.
 ///
-/// A norm of rows x of width d saves only s = Σx²; every pass that divides recomputes
-/// ρ = (s/d + ε)^-½ from it. Any pass may read the s of any other, so
-/// [`NormApply`](FusedOp::NormApply) recomputes the output of every norm.
+/// A norm of rows x of width d saves only s = Σx²; every op that divides recomputes ρ = (s/d + ε)^-½ from
+/// it. All forms of the norm have the same s, so [`NormApply`](FusedOp::NormApply) recomputes the output
+/// of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FusedOp {
     /// x, γ → x·ρ·γ, s of the whole row.
@@ -74,7 +73,7 @@ pub enum FusedOp {
     NormApply,
     /// x, γ → x⊙γ, s of the row shard (online RMSNorm).
     NormOnline,
-    /// x, γ → x⊙γ (online RMSNorm, when s is known already).
+    /// x, γ → x⊙γ (recomputation of an online RMSNorm).
     NormScale,
     /// dy, x, γ, s → dx, dγ.
     NormBackward,
@@ -114,7 +113,7 @@ pub enum FusedOp {
         /// φ.
         activation: Activation,
     },
-    /// h, U and V → Uᵀ·H·V, with h of a·b features seen as an a×b matrix H, row by row.
+    /// h, U and V → Uᵀ·H·V, where H is h of a·b features reshaped to a×b in row-major order.
     TensorGate {
         /// Rows of H.
         a: u64,
@@ -134,7 +133,7 @@ pub enum FusedOp {
         /// Features of a head.
         head_dim: u64,
     },
-    /// Rotates their gradients back in place.
+    /// Rotates the gradients of q and k back in place.
     RopeBackward {
         /// Features of a head.
         head_dim: u64,
@@ -151,7 +150,7 @@ pub enum FusedOp {
     },
     /// x, y → x + y.
     Add,
-    /// a is added to b in place.
+    /// a, b → a + b, in place of b.
     AddInto,
     /// Zeros.
     Fill,
@@ -165,48 +164,49 @@ pub enum FusedOp {
     LossSum,
     /// logits, maximum, packed → gradient in place of the logits, loss.
     LossGradient,
-    /// Lays the equal parts along a dim one after the other, for a collective that sends part i to
-    /// device i. A part of features is one of every section of the buffer.
+    /// Copies the equal parts along a dim one after the other, for a collective that sends part i to
+    /// device i. A part of the features has a part of every section of the buffer.
     Pack {
-        /// The dim that is cut.
+        /// The sharded dim.
         dim: Dim,
     },
-    /// Puts parts that came one after the other, part i from device i, in their places along a dim.
+    /// Inverse of `Pack`: copies parts that a collective received, part i from device i, to their places
+    /// along a dim.
     Unpack {
-        /// The dim that was cut.
+        /// The dim that was sharded.
         dim: Dim,
     },
-    /// Copies this device's part along a dim out of a whole tensor.
+    /// Copies the part of this device along a dim from a replicated tensor.
     Slice {
-        /// The dim that is cut.
+        /// The sharded dim.
         dim: Dim,
     },
-    /// gradient → Σg², accumulated. Of a gradient that every device of the tensor axis holds whole
-    /// (its shard is not split), only the first device counts it: the sum is reduced afterwards.
+    /// gradient → Σg², accumulated. The sum is reduced afterwards, so only the first device of the tensor
+    /// axis counts a gradient that is replicated over the axis.
     SquareSum,
-    /// gradient, moments, master → weight, gradient, moments, master; zeroes all of the gradient,
-    /// also the parts that other replicas update.
+    /// gradient, moments, master → weight, gradient, moments, master. Zeroes the whole gradient, including
+    /// the parts that other replicas update.
     AdamW,
 }
 
 /// A collective that changes the layout of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CollectiveOp {
-    /// Which collective.
+    /// Kind.
     pub kind: CollectiveKind,
-    /// Over which axis.
+    /// Axis of the mesh.
     pub axis: Axis,
-    /// Layout before, over that axis.
+    /// Layout over the axis before the collective.
     pub from: Layout,
-    /// Layout after.
+    /// Layout over the axis after the collective.
     pub to: Layout,
     /// Bytes of the whole (unsharded) tensor.
     pub payload: Bytes,
-    /// Bytes of per-token statistics in the same launch, or alone in it.
+    /// Bytes of per-token statistics in the same launch, with or without a payload.
     pub statistic: Bytes,
     /// The reduction, for kinds that reduce.
     pub reduction: Reduction,
-    /// The group.
+    /// The device group.
     pub group: DeviceGroup,
 }
 
@@ -219,20 +219,20 @@ pub enum Reduction {
     Maximum,
 }
 
-/// A point-to-point transfer over the pipeline axis: the hidden state and the latents that cross,
-/// or their gradients, one operand per tensor, in one launch.
+/// A point-to-point transfer over the pipeline axis, in one launch: the hidden state and the crossing
+/// latents, or their gradients, one operand per tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct P2pTransfer {
     /// The tensor of each operand.
     pub tensors: Vec<BoundaryTensorId>,
-    /// The other stage.
+    /// The neighbouring stage.
     pub peer_stage: u32,
     /// The pipeline group.
     pub group: DeviceGroup,
 }
 
 impl FusedOp {
-    /// The name in programs, and the kind that predictions group its time under.
+    /// The name in programs, and the kind under which predictions group its time.
     pub fn describe(self) -> (&'static str, FusedKind) {
         use FusedOp::*;
         match self {
@@ -273,12 +273,13 @@ impl FusedOp {
         }
     }
 
-    /// What an executor without fusion does instead: how many times the fused kernel's bytes it
-    /// moves, and how many kernels it launches. Counted from the operators of the published eager
-    /// implementations: libraries have a kernel for a norm of whole rows, and for its gradients a
-    /// kernel and a sum. A norm over a shard of the features is written out: casts to fp32, a square
-    /// and a sum of 28 bytes an element beside the library's local norm when its statistic rides with
-    /// the latents, 18 and 22 when it is reduced before the rest, and what autograd makes of those.
+    /// Cost on an executor without fusion: (traffic as a multiple of the fused kernel's, launches), counted
+    /// from the operators of the published eager implementations.
+    ///
+    /// Libraries have one kernel for RMSNorm on whole rows, and a kernel and a sum for its gradients. A norm
+    /// over a shard of the features is composed of casts to fp32, a square and a sum: 28 bytes per element
+    /// beside the local norm of the library when the statistic is reduced with the latents, 18 and 22 when it
+    /// is reduced on its own; and of the operators that autograd derives from these.
     fn unfused(self) -> (u64, u32) {
         use FusedOp::*;
         match self {
@@ -291,8 +292,8 @@ impl FusedOp {
             NormBackwardStatistic => (13, 7),
             NormBackwardApply => (8, 7),
             LatentRecover { .. } | LatentRecoverBackward { .. } => (2, 3),
-            // PyTorch has one kernel for LayerNorm forward and three backward, then φ's own; the
-            // tensor gate is two batched products.
+            // PyTorch has one kernel for LayerNorm forward and three backward, and one for φ. The tensor
+            // gate is two batched GEMMs.
             LatentNorm { .. } => (2, 2),
             LatentNormBackward { .. } => (2, 4),
             TensorGate { .. } => (2, 2),
@@ -322,7 +323,7 @@ impl Action {
                 output: writes.first().map_or(DType::F32, |extent| extent.dtype),
             }),
             Action::Attention(attention) => Kernel::Attention(attention.clone()),
-            Action::Fused(pass) => Kernel::Fused(fused_kernel(*pass, reads, writes)),
+            Action::Fused(op) => Kernel::Fused(fused_kernel(*op, reads, writes)),
             Action::Collective(collective) => Kernel::Collective(Collective {
                 kind: collective.kind,
                 payload: collective.payload + collective.statistic,
@@ -337,17 +338,17 @@ impl Action {
     }
 }
 
-fn fused_kernel(pass: FusedOp, reads: &[Extent], writes: &[Extent]) -> FusedKernel {
+fn fused_kernel(op: FusedOp, reads: &[Extent], writes: &[Extent]) -> FusedKernel {
     let written: Bytes = writes.iter().map(Extent::bytes).sum();
-    let traffic = match pass {
-        // Only the rows that occur are touched: as many bytes as the result has.
+    let traffic = match op {
+        // Only the gathered rows are read: as many bytes as the result has.
         FusedOp::Gather => written * 2,
         FusedOp::ScatterAdd => reads.last().map_or(Bytes(0), Extent::bytes) * 3,
         _ => written + reads.iter().map(Extent::bytes).sum(),
     };
-    let (factor, launches) = pass.unfused();
+    let (factor, launches) = op.unfused();
     FusedKernel {
-        kind: pass.describe().1,
+        kind: op.describe().1,
         traffic,
         unfused_traffic: traffic * factor,
         unfused_launches: launches,

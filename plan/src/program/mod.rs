@@ -86,7 +86,7 @@ pub struct ParameterShard {
     pub block: Option<u64>,
     /// The parameters side by side in the buffer, with their whole shapes.
     pub members: Vec<WeightShape>,
-    /// Which dimension is split.
+    /// Split dimension.
     pub split: WeightSplit,
     /// For each member: on the device with tensor index i, the shard begins at row or column
     /// i·`offset_stride`.
@@ -94,6 +94,24 @@ pub struct ParameterShard {
 }
 
 impl ParameterShard {
+    /// The shards of parameters side by side over this many devices of the tensor axis.
+    pub(crate) fn new(
+        block: Option<u64>,
+        members: Vec<WeightShape>,
+        split: WeightSplit,
+        devices: u64,
+    ) -> ParameterShard {
+        let offset_stride = members
+            .iter()
+            .map(|member| match split {
+                WeightSplit::Whole => 0,
+                WeightSplit::Rows => member.rows / devices,
+                WeightSplit::Columns => member.columns / devices,
+            })
+            .collect();
+        ParameterShard { block, members, split, offset_stride }
+    }
+
     /// Whether the buffer holds the head, which a tied model stores as the embedding's table.
     pub fn holds_head(&self) -> bool {
         self.members.iter().any(|member| member.weight == WeightId::Head)
@@ -168,7 +186,7 @@ pub enum Phase {
 pub struct MicrobatchPass {
     /// Forward or backward.
     pub phase: Phase,
-    /// Which microbatch.
+    /// Index of the microbatch.
     pub microbatch: u64,
 }
 

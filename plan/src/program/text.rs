@@ -1,4 +1,4 @@
-//! The text form of programs: one line an instruction, for reading, diffing and golden tests.
+//! The text form of programs: one line per instruction, for reading, diffs and golden tests.
 
 use std::fmt::{self, Write};
 
@@ -10,7 +10,7 @@ impl Action {
         match self {
             Action::Gemm(_) => "gemm",
             Action::Attention(_) => "attention",
-            Action::Fused(pass) => pass.describe().0,
+            Action::Fused(op) => op.describe().0,
             Action::Collective(collective) => collective.kind.name(),
             Action::Send(_) => "send",
             Action::Receive(_) => "receive",
@@ -20,7 +20,7 @@ impl Action {
 
 impl fmt::Display for InstrOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Padding applies to the whole, as for a string.
+        // Padding applies to the whole text, as for a string.
         match self.block {
             Some(block) => f.pad(&format!("layer {block} {}", self.op)),
             None => f.pad(&self.op),
@@ -29,7 +29,7 @@ impl fmt::Display for InstrOrigin {
 }
 
 impl From<&str> for InstrOrigin {
-    /// An origin in no block.
+    /// An origin outside the blocks.
     fn from(op: &str) -> InstrOrigin {
         InstrOrigin { block: None, op: op.into() }
     }
@@ -45,12 +45,19 @@ impl StageProgram {
         let mut line =
             format!("{} = {}({})", list(&instr.writes), instr.action.name(), list(&instr.reads));
         match &instr.action {
-            Action::Gemm(p) => {
-                let plus = if p.accumulate { " accumulate" } else { "" };
-                let _ = write!(line, " [{}×{}×{}; {}]{plus}", p.m, p.n, p.k, p.batch);
+            Action::Gemm(gemm) => {
+                let accumulate = if gemm.accumulate { " accumulate" } else { "" };
+                let _ =
+                    write!(line, " [{}×{}×{}; {}]{accumulate}", gemm.m, gemm.n, gemm.k, gemm.batch);
             }
-            Action::Collective(e) => {
-                let _ = write!(line, " [{}: {} → {}]", e.axis.name(), e.from, e.to);
+            Action::Collective(collective) => {
+                let _ = write!(
+                    line,
+                    " [{}: {} → {}]",
+                    collective.axis.name(),
+                    collective.from,
+                    collective.to
+                );
             }
             Action::Send(p2p) | Action::Receive(p2p) => {
                 let _ = write!(line, " [stage {}]", p2p.peer_stage);

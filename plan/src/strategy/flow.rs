@@ -47,7 +47,7 @@ pub struct Flow {
     pub saves: Vec<Save>,
 }
 
-/// Which copies may be kept or recomputed.
+/// Allowed saves of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {

@@ -143,7 +143,7 @@ fn differentiated_latent(
     let first = operands.reads[0].value;
     let Some(node) = graph.op_of_output_gradient(first, |kind| kind == expected) else {
         return fault(format!(
-            "reads {}, which is not the gradient of such a latent",
+            "reads {}, which is not the complete gradient of an output of this op",
             graph.describe(first)
         ));
     };

@@ -33,12 +33,12 @@ pub(super) fn backward(emitter: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
     }
 }
 
-/// Query heads and key/value heads one device computes.
+/// Query heads and KV heads on one device.
 fn heads(emitter: &OpEmitter, op: &AttentionOp) -> (u64, u64) {
     let devices = emitter.context.tensor_size();
     match emitter.choice.strategy {
         Strategy::Heads => (op.heads / devices, op.kv_heads / devices),
-        // Devices are a multiple of the key heads, so each device's queries share one of them.
+        // The number of devices is a multiple of the KV heads, so the query heads of a device share one KV head.
         Strategy::SharedKv => (op.heads / devices, 1),
         _ => (op.heads, op.kv_heads),
     }

@@ -1,5 +1,5 @@
-//! What a latent that crosses between blocks passes through (LaX): a tensor gate before it is
-//! added, and in the released form a LayerNorm with φ after. Both need whole rows.
+//! Ops of a latent that crosses between blocks (LaX): the tensor gate before the addition and, in the
+//! released form, the LayerNorm with φ after it. Both need whole rows.
 
 use crate::DType;
 use crate::model::Activation;

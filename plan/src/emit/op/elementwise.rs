@@ -9,16 +9,16 @@ pub(super) fn forward(emitter: &OpEmitter, op: FusedOp) -> InstrTemplate {
     fused(op, emitter.inputs(OperandSlot::Input), vec![emitter.activation(OperandSlot::Output(0))])
 }
 
-/// The gradient of a sum is the gradient of each summand: the same buffer, unless others have
-/// contributed already.
+/// The gradient of a sum is the gradient of each summand. It needs an instruction only where it is
+/// accumulated onto other contributions; elsewhere lowering binds both to one buffer.
 pub(super) fn sum_backward(emitter: &OpEmitter) -> Vec<InstrTemplate> {
-    let ports = (0..emitter.node.inputs.len()).filter(|port| emitter.accumulates(*port));
-    let onto = |port: usize| {
-        let held = emitter.activation(OperandSlot::InputGradient(port as u8));
+    let accumulated = (0..emitter.node.inputs.len()).filter(|port| emitter.accumulates(*port));
+    let add_into = |port: usize| {
+        let dx = emitter.activation(OperandSlot::InputGradient(port as u8));
         let dy = emitter.activation(OperandSlot::OutputGradient(0));
-        fused(FusedOp::AddInto, vec![dy, held], vec![held])
+        fused(FusedOp::AddInto, vec![dy, dx], vec![dx])
     };
-    ports.map(onto).collect()
+    accumulated.map(add_into).collect()
 }
 
 pub(super) fn gated_product_backward(emitter: &OpEmitter, product: GatedProduct) -> InstrTemplate {

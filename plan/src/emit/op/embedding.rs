@@ -1,7 +1,7 @@
-//! The two ends of the model: the embedding, and the loss with its gradient.
+//! The embedding, and the loss with its gradient.
 //!
-//! A vocabulary-parallel loss all-reduces two small statistics: the row maximum, then Σexp packed
-//! with the target's logit. The gradient replaces the logits in the same pass that reads them.
+//! A vocabulary-parallel loss all-reduces two statistics of each row: the maximum, then Σexp packed with
+//! the logit of the target. The kernel of the gradient reads the logits and replaces them.
 
 use crate::emit::reshard::all_reduce_statistic;
 use crate::graph::Op;
@@ -38,13 +38,13 @@ pub(super) fn loss(emitter: &OpEmitter) -> Vec<InstrTemplate> {
         slot: OperandSlot::Loss,
         extent: Extent { rows: 1, columns: 1, dtype: DType::F32 },
     };
-    let shared = emitter.choice.strategy == Strategy::Vocabulary;
+    let sharded = emitter.choice.strategy == Strategy::Vocabulary;
     let mut templates = vec![fused(FusedOp::LossMaximum, vec![logits], vec![maximum])];
-    if shared {
+    if sharded {
         templates.push(all_reduce_maximum(maximum, emitter));
     }
     templates.push(fused(FusedOp::LossSum, vec![logits, maximum, targets], vec![packed]));
-    if shared {
+    if sharded {
         templates.push(all_reduce_statistic(packed, emitter.context));
     }
     let gradient = TemplateOperand { slot: OperandSlot::InputGradient(0), ..logits };
@@ -53,7 +53,7 @@ pub(super) fn loss(emitter: &OpEmitter) -> Vec<InstrTemplate> {
     templates
 }
 
-/// A maximum is not a sum: the values before it are each device's own, not summands.
+/// All-reduces row maxima of the vocabulary shards over the tensor axis, in place.
 fn all_reduce_maximum(maximum: TemplateOperand, emitter: &OpEmitter) -> InstrTemplate {
     let all_reduce = CollectiveOp {
         kind: CollectiveKind::AllReduce,

@@ -1,8 +1,8 @@
-//! φ on the latents, and the division by the root mean square that an online norm still owes.
+//! φ on latents, and the pending division by the root mean square of an online norm.
 //!
-//! Forward y = φ(z), z = ρ·h. Without φ it works in place, or costs nothing where nothing is owed.
-//! Backward, owed: dz = dy⊙φ'(z), du = ρ·dz, ds −= (ρ²/2d)·Σ dz⊙z, summed over the latents of the
-//! norm.
+//! Forward: y = φ(z), z = ρ·h, with ρ = 1 where no division is pending. Without φ it works in place, and
+//! without a division it is no instruction at all. Backward, with a pending division: dz = dy⊙φ'(z),
+//! dh = ρ·dz, ds −= (ρ²/2d)·Σ dz⊙z, summed over the latents of the norm.
 
 use crate::graph::{LatentOp, Op};
 use crate::model::Activation;
@@ -29,7 +29,7 @@ pub(super) fn backward(emitter: &OpEmitter, latent: &LatentOp) -> Vec<InstrTempl
     let activation = latent.activation;
     let mut reads = emitter.outputs(OperandSlot::OutputGradient);
     let dh = emitter.activation(OperandSlot::InputGradient(0));
-    // φ' is read off its input; without φ the closed form needs z = ρ·h, which stands in h's place.
+    // φ' is evaluated on h. Without φ, the gradient of the statistic needs z = ρ·h, which has replaced h.
     match latent.activation {
         Activation::Silu => reads.push(emitter.activation(OperandSlot::Input(0))),
         Activation::Identity if emitter.choice.strategy == Strategy::Recover => {
@@ -55,13 +55,13 @@ pub(super) fn backward(emitter: &OpEmitter, latent: &LatentOp) -> Vec<InstrTempl
     vec![fused(FusedOp::LatentBackward { activation }, reads, vec![dh])]
 }
 
-/// Without φ and with one output the latent passes through: its output is its input's storage.
+/// Whether the output is the input itself: one output without φ, in the same buffer.
 fn is_alias(emitter: &OpEmitter, latent: &LatentOp) -> bool {
     latent.activation == Activation::Identity && emitter.node.outputs.len() == 1
 }
 
-/// The last latent of a norm is the first of the backward pass: it writes the statistic's gradient,
-/// the others add to it.
+/// Whether this latent writes the gradient of its norm's statistic: the last latent of a norm is the first
+/// of the backward pass. The others accumulate.
 fn writes_statistic_gradient(emitter: &OpEmitter, latent: &LatentOp) -> bool {
     let last = emitter.segment.op_ids().rev().find(
         |id| matches!(&emitter.segment.op(*id).op, Op::Latent(other) if other.norm == latent.norm),

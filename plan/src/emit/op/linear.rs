@@ -7,7 +7,7 @@ use crate::{DType, Layout};
 
 use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, fused};
 
-/// Sizes of one GEMM of the batch on one device.
+/// Shape of one GEMM of the batch on one device.
 struct LocalGemmShape {
     rows: u64,
     d_in: u64,
@@ -102,24 +102,24 @@ pub(super) fn backward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTempl
     templates
 }
 
-/// The rotary embedding on the q and k sections. It is linear in each token, so it may be applied
-/// to partial sums; a feature shard holds whole heads.
+/// RoPE on the q and k sections, or its inverse on their gradients. The rotation is linear, so it may be
+/// applied to partial sums; a feature shard has whole heads.
 fn rotary(
     emitter: &OpEmitter,
     linear: &LinearOp,
-    back: bool,
+    backward: bool,
     tensor: TemplateOperand,
 ) -> Option<InstrTemplate> {
     let width: u64 = linear.rotary_sections.iter().map(|s| linear.members[*s].d_out).sum();
     if width == 0 {
         return None;
     }
-    let slot = if back { OperandSlot::OutputGradient(0) } else { OperandSlot::Output(0) };
+    let slot = if backward { OperandSlot::OutputGradient(0) } else { OperandSlot::Output(0) };
     let layout = emitter.layout(slot);
-    debug_assert!(layout != Layout::Partial || !back);
+    debug_assert!(layout != Layout::Partial || !backward);
     let head_dim = linear.head_dim.unwrap_or(width);
-    let op = if back { FusedOp::RopeBackward { head_dim } } else { FusedOp::Rope { head_dim } };
+    let op = if backward { FusedOp::RopeBackward { head_dim } } else { FusedOp::Rope { head_dim } };
     let columns = emitter.context.columns(width, layout);
-    let part = TemplateOperand { extent: Extent { columns, ..tensor.extent }, ..tensor };
-    Some(fused(op, vec![part], vec![part]))
+    let rotated = TemplateOperand { extent: Extent { columns, ..tensor.extent }, ..tensor };
+    Some(fused(op, vec![rotated], vec![rotated]))
 }

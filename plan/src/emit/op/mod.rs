@@ -16,8 +16,8 @@ use crate::{DType, Dim, Layout};
 
 use super::{InstrTemplate, OperandSlot, TemplateOperand};
 
-/// An op in its segment, with the choice made for it and the context it runs in.
-pub(crate) struct OpEmitter<'a> {
+/// Emits the templates of an op under its choice.
+struct OpEmitter<'a> {
     segment: &'a Segment,
     id: OpId,
     node: &'a OpNode,
@@ -25,7 +25,7 @@ pub(crate) struct OpEmitter<'a> {
     context: &'a Context,
 }
 
-/// The forward pass of an op.
+/// Templates of the forward pass of an op.
 pub fn op_forward(
     segment: &Segment,
     id: OpId,
@@ -49,8 +49,8 @@ pub fn op_forward(
     }
 }
 
-/// Recomputation of an op whose outputs were not kept. Statistics are always kept, so recomputing a
-/// norm needs no collective.
+/// Templates of the recomputation of an op. Statistics are always kept, so a recomputed norm needs no
+/// collective.
 pub fn op_recompute(
     segment: &Segment,
     id: OpId,
@@ -64,8 +64,8 @@ pub fn op_recompute(
     }
 }
 
-/// The backward pass of an op. A gradient of an input that other ops read too is added to what is
-/// there, unless this op is the last of them and so the first to contribute.
+/// Templates of the backward pass of an op. The gradient of an input is accumulated onto the contributions
+/// of other consumers, unless this op is the last consumer and so the first to contribute.
 pub fn op_backward(
     segment: &Segment,
     id: OpId,
@@ -87,7 +87,7 @@ pub fn op_backward(
             crossing::norm_backward(&emitter, *width, *activation)
         }
         Op::TensorGate { a, b, .. } => crossing::gate_backward(&emitter, *a, *b),
-        // The loss's forward pass has left the gradient in place of the logits.
+        // The forward pass of the loss has replaced the logits by their gradient.
         Op::Loss { .. } => vec![],
     }
 }
@@ -127,28 +127,28 @@ impl<'a> OpEmitter<'a> {
         TemplateOperand { slot, extent }
     }
 
-    /// The activations at all input ports, in the slot made for each.
+    /// The activations at all input ports, with the slot of each.
     fn inputs(&self, slot: impl Fn(u8) -> OperandSlot) -> Vec<TemplateOperand> {
         (0..self.node.inputs.len()).map(|port| self.activation(slot(port as u8))).collect()
     }
 
-    /// The activations at all output ports, in the slot made for each.
+    /// The activations at all output ports, with the slot of each.
     fn outputs(&self, slot: impl Fn(u8) -> OperandSlot) -> Vec<TemplateOperand> {
         (0..self.node.outputs.len()).map(|port| self.activation(slot(port as u8))).collect()
     }
 
-    /// `count` fp32 elements a token, for the tokens this device holds at the first port.
+    /// `count` fp32 elements per token, for the tokens of the first input on this device.
     fn statistic(&self, slot: OperandSlot, count: u64) -> TemplateOperand {
         let rows = self.context.rows(self.layout(slot));
         TemplateOperand { slot, extent: Extent { rows, columns: count, dtype: DType::F32 } }
     }
 
-    /// Whether the gradient of an input is added to what other consumers left there.
+    /// Whether the gradient of an input is accumulated onto the contributions of other consumers.
     fn accumulates(&self, port: usize) -> bool {
         self.segment.accumulates(self.id, port)
     }
 
-    /// A gradient of an input as the write side of an instruction, and as a read when accumulated.
+    /// The gradient of an input as a write of an instruction; also pushed to its reads when accumulated.
     fn input_gradient(&self, port: usize, reads: &mut Vec<TemplateOperand>) -> TemplateOperand {
         let gradient = self.activation(OperandSlot::InputGradient(port as u8));
         if self.accumulates(port) {
@@ -157,7 +157,7 @@ impl<'a> OpEmitter<'a> {
         gradient
     }
 
-    /// Width of this device's part of `width` features under the op's first input layout.
+    /// Features on this device of a tensor of this width in the layout of the first input.
     fn shard(&self, width: u64) -> u64 {
         match self.choice.inputs.first().map(|edge| edge.forward) {
             Some(Layout::Sharded(Dim::Feature)) => width / self.context.tensor_size(),
@@ -166,10 +166,6 @@ impl<'a> OpEmitter<'a> {
     }
 }
 
-pub(crate) fn fused(
-    pass: FusedOp,
-    reads: Vec<TemplateOperand>,
-    writes: Vec<TemplateOperand>,
-) -> InstrTemplate {
-    InstrTemplate { action: Action::Fused(pass), reads, writes }
+fn fused(op: FusedOp, reads: Vec<TemplateOperand>, writes: Vec<TemplateOperand>) -> InstrTemplate {
+    InstrTemplate { action: Action::Fused(op), reads, writes }
 }

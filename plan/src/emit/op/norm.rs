@@ -1,8 +1,8 @@
 //! RMSNorm in its variants (DESIGN §3.3).
 //!
-//! Whole rows: one pass each way. Features sharded, *sync*: the row sums s = Σx² (forward) and
-//! t = Σ dy⊙γ⊙x (backward) are all-reduced. *Online*: s rides with the latents' all-reduce and the
-//! backward pass needs no collective, because ds comes from the replicated latents.
+//! Whole rows: one kernel per direction. Sharded features, *sync*: the row sums s = Σx² (forward) and
+//! t = Σ dy⊙γ⊙x (backward) are all-reduced. *Online*: s is reduced in the launch of the latents'
+//! all-reduce, and the backward pass needs no collective, because the replicated latents give ds.
 
 use crate::DType;
 use crate::emit::reshard::all_reduce_statistic;

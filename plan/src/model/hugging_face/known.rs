@@ -1,12 +1,11 @@
-//! The known fields of a `config.json`, as data.
+//! Lists of the known fields of a `config.json`.
 //!
-//! A field can change the function the weights compute, so a field that is in none of these lists is
-//! refused by name. To accept one more, find out what it does and add it to the list it belongs to.
+//! Fields outside these lists are refused, because they could change the function of the model.
 
 use serde_json::Value;
 
-/// Fields that say nothing about the function of a model being trained: bookkeeping, tokens,
-/// generation, initialisation, and what to return from Python.
+/// Fields without effect on the function of a model in training: bookkeeping, special tokens, generation,
+/// initialisation, and return values of Python calls.
 pub(super) const IGNORED_FIELDS: &[&str] = &[
     // Bookkeeping.
     "$schema",
@@ -61,7 +60,7 @@ pub(super) const IGNORED_FIELDS: &[&str] = &[
     "top_p",
     "typical_p",
     "use_cache",
-    // Other heads than the language model's, and what a call returns.
+    // Heads of other tasks, and return values.
     "finetuning_task",
     "id2label",
     "label2id",
@@ -78,7 +77,7 @@ pub(super) const IGNORED_FIELDS: &[&str] = &[
     "use_bfloat16",
 ];
 
-/// The one value of a field that leaves a LLaMA block as it is. `null` always does.
+/// The value of a field that does not change a LLaMA block. `null` never does.
 #[derive(Clone, Copy)]
 pub(super) enum NeutralValue {
     False,
@@ -87,24 +86,24 @@ pub(super) enum NeutralValue {
     Null,
     /// An empty list or object.
     Empty,
-    /// The word, or a list of nothing but the word.
+    /// The string, or a list of equal strings.
     Word(&'static str),
 }
 
-/// A field that is accepted at its neutral value only.
+/// A field that is accepted with its neutral value only.
 pub(super) struct NeutralField {
     pub field: &'static str,
-    pub neutral: NeutralValue,
-    /// Why any other value is refused.
+    pub value: NeutralValue,
+    /// Reason why other values are refused.
     pub reason: &'static str,
 }
 
 const fn neutral_field(
     field: &'static str,
-    neutral: NeutralValue,
-    why: &'static str,
+    value: NeutralValue,
+    reason: &'static str,
 ) -> NeutralField {
-    NeutralField { field, neutral, reason: why }
+    NeutralField { field, value, reason }
 }
 
 const NO_BIAS: &str = "linears with a bias are not supported";
@@ -165,7 +164,7 @@ impl NeutralValue {
         }
     }
 
-    /// The neutral value as a user would write it.
+    /// The neutral value as JSON.
     pub fn to_json(self) -> String {
         match self {
             NeutralValue::False => "false".to_owned(),

@@ -1,13 +1,12 @@
 //! Hugging Face `config.json`: LLaMA and Mistral (dense), and CoLA (factor pairs).
 //!
-//! CoLA is written in two ways. The CoLA code has `rank` (a quarter of the width when absent),
-//! `lr_act_type` (φ; `hidden_act` when absent) and `only_lr_act` (true: no SiLU on the gate). BOOST
-//! has `attn_rank` and `mlp_rank` for the two halves of a block, and `both_act` (true: SiLU on the
-//! gate as well). Both are accepted, together with `cola_act` as another name of φ; a file with any
-//! rank in it is CoLA, whatever its `model_type`.
+//! CoLA has two dialects. The CoLA code has `rank` (default: a quarter of the width), `lr_act_type` (φ;
+//! default: SiLU) and `only_lr_act` (true: no SiLU on the gate). BOOST has `attn_rank` and `mlp_rank` for
+//! the two halves of a block, and `both_act` (true: SiLU on the gate as well). Both are accepted, and
+//! `cola_act` as another name of φ. A config with any rank is CoLA, whatever its `model_type`.
 //!
-//! Here a `config.json` becomes a [`ModelFile`] with one default block, so that sizes are checked in
-//! one place; defects are then named after the field they came from.
+//! A config is converted to a [`ModelFile`] with one default block, so that sizes are checked in one
+//! place; defects then get the name of the field of the config.
 
 mod fields;
 mod known;
@@ -20,7 +19,7 @@ use super::file::{BlockFile, BlocksFile, LinearFile, ModelFile, ModelFormat, Pai
 use super::{Activation, GatedProduct, Model};
 use crate::defect::{Defect, Defects};
 
-/// What the file says the model is.
+/// Architecture of a config.
 #[derive(Clone, Copy, PartialEq)]
 enum Architecture {
     Llama,
@@ -28,7 +27,7 @@ enum Architecture {
     Cola,
 }
 
-/// Names of the classes we know the function of, in lower case: their spelling varied.
+/// Supported classes in lower case, since their capitalisation varies.
 const ARCHITECTURES: [(&str, Architecture); 8] = [
     ("llamaforcausallm", Architecture::Llama),
     ("mistralforcausallm", Architecture::Mistral),
@@ -43,20 +42,20 @@ const ARCHITECTURES: [(&str, Architecture); 8] = [
 /// Resolves the fields of a `config.json`.
 ///
 /// # Errors
-/// Every defect at once, each at the field's name in the file.
+/// Every defect, each with its field in the config.
 pub(super) fn resolve(name: String, map: &Map<String, Value>) -> Result<Model, Defects> {
     let mut fields = ConfigFields::new(map);
-    let kind = resolve_architecture(&mut fields);
-    let file = model_file(name, kind, &mut fields);
-    let rank_of = |field| if fields.is_present(field) { field } else { "rank" };
-    let (attention, mlp) = (rank_of("attn_rank"), rank_of("mlp_rank"));
+    let architecture = resolve_architecture(&mut fields);
+    let file = model_file(name, architecture, &mut fields);
+    let rank_field = |field| if fields.is_present(field) { field } else { "rank" };
+    let (attention, mlp) = (rank_field("attn_rank"), rank_field("mlp_rank"));
     let readable = fields.well_typed;
     let mut defects = fields.finish();
     match file.resolve() {
         Ok(model) => defects.into_result(model),
         Err(_) if !readable => Err(defects),
-        Err(more) => {
-            for defect in more.0 {
+        Err(of_file) => {
+            for defect in of_file.0 {
                 let field = config_field(&defect.field, attention, mlp);
                 let defect = Defect { field, ..defect };
                 // One field may be the rank of several linears.
@@ -69,8 +68,8 @@ pub(super) fn resolve(name: String, map: &Map<String, Value>) -> Result<Model, D
     }
 }
 
-/// The name in `config.json` of a field of [`ModelFile`], where the ranks of attention and MLP come
-/// from the fields `attention` and `mlp`.
+/// The field of a config that a field of [`ModelFile`] is read from; `attention` and `mlp` are the fields of
+/// the ranks.
 fn config_field(field: &str, attention: &str, mlp: &str) -> String {
     let name = match field {
         "hidden" => "hidden_size",
@@ -92,14 +91,14 @@ fn resolve_architecture(fields: &mut ConfigFields<'_>) -> Architecture {
     let ranks = ["rank", "attn_rank", "mlp_rank"];
     let has_rank = ranks.map(|field| fields.get(field).is_some()).contains(&true);
     let boost = fields.flag("is_cola_llama_config") == Some(true);
-    let by_type = fields.string("model_type").map(|word| match word {
+    let by_type = fields.string("model_type").map(|name| match name {
         "llama" => Ok(Architecture::Llama),
         "mistral" => Ok(Architecture::Mistral),
         "cola" => Ok(Architecture::Cola),
         other => Err(other),
     });
     if let Some(Err(other)) = by_type {
-        let problem = format!("`{other}` is a model we do not know");
+        let problem = format!("unsupported model type `{other}`");
         let hint = "llama, mistral or cola; or write the model as narrows-model/1";
         fields.defects.push(Defect::new("model_type", problem).hint(hint));
     }
@@ -114,52 +113,56 @@ fn resolve_architecture(fields: &mut ConfigFields<'_>) -> Architecture {
         && !(has_rank || boost)
     {
         let problem = format!(
-            "{} contradicts `model_type` {}, and no rank says which it is",
+            "{} contradicts `model_type` {}, and no rank decides between them",
             fields.get("architectures").map(excerpt).unwrap_or_default(),
             fields.get("model_type").map(excerpt).unwrap_or_default(),
         );
-        let hint = "one kind of model in both; a `rank` makes it CoLA";
+        let hint = "the same architecture in both; a `rank` selects CoLA";
         fields.defects.push(Defect::new("architectures", problem).hint(hint));
     }
-    let said = by_type.or(by_class);
-    match said {
+    let declared = by_type.or(by_class);
+    match declared {
         Some(Architecture::Mistral) if has_rank || boost => {
-            let problem = "a Mistral with a rank is not something we know";
+            let problem = "Mistral models with ranks are not supported";
             fields.defects.push(Defect::new("model_type", problem).hint("\"cola\""));
             Architecture::Cola
         }
         _ if has_rank || boost => Architecture::Cola,
-        said => said.unwrap_or(Architecture::Llama),
+        declared => declared.unwrap_or(Architecture::Llama),
     }
 }
 
-/// The model's kind by its class; reports a class we do not know.
+/// The architecture by class; reports unsupported classes.
 fn architecture(fields: &mut ConfigFields<'_>) -> Option<Architecture> {
     let classes = match fields.get("architectures")? {
         Value::Array(classes) => classes.as_slice(),
         one => std::slice::from_ref(one),
     };
-    let mut kind = None;
+    let mut known_architecture = None;
     for class in classes {
         let lower = class.as_str().map(str::to_ascii_lowercase);
         match ARCHITECTURES.iter().find(|(known, _)| lower.as_deref() == Some(known)) {
-            Some((_, found)) => kind = Some(*found),
+            Some((_, architecture)) => known_architecture = Some(*architecture),
             None => {
-                let problem = format!("{} is a class we do not know", excerpt(class));
+                let problem = format!("unsupported class {}", excerpt(class));
                 let hint = "LlamaForCausalLM, MistralForCausalLM or ColaForCausalLM";
                 fields.defects.push(Defect::new("architectures", problem).hint(hint));
             }
         }
     }
-    kind
+    known_architecture
 }
 
-fn model_file(name: String, kind: Architecture, fields: &mut ConfigFields<'_>) -> ModelFile {
-    if kind == Architecture::Mistral {
+fn model_file(
+    name: String,
+    architecture: Architecture,
+    fields: &mut ConfigFields<'_>,
+) -> ModelFile {
+    if architecture == Architecture::Mistral {
         mistral_defaults(fields);
     }
     let hidden = fields.required_size("hidden_size");
-    let default = match kind {
+    let default = match architecture {
         Architecture::Llama | Architecture::Mistral => {
             require_silu(fields, "hidden_act");
             BlockFile {
@@ -170,7 +173,7 @@ fn model_file(name: String, kind: Architecture, fields: &mut ConfigFields<'_>) -
         }
         Architecture::Cola => cola_block(hidden, fields),
     };
-    // Files of the GaLore line say the same under a second name.
+    // Configs of GaLore and its successors have the length under this name.
     let trained_length = fields.size("max_sequence_length");
     ModelFile {
         schema: None,
@@ -198,7 +201,7 @@ fn model_file(name: String, kind: Architecture, fields: &mut ConfigFields<'_>) -
     }
 }
 
-/// Mistral's class fills in what a file leaves out with values of its own, a window among them.
+/// Requires the fields whose defaults Mistral's class sets, a sliding window among them.
 fn mistral_defaults(fields: &mut ConfigFields<'_>) {
     for (field, default, hint) in [
         ("num_key_value_heads", "8", "8"),
@@ -206,18 +209,18 @@ fn mistral_defaults(fields: &mut ConfigFields<'_>) {
         ("sliding_window", "4096", "null, if the model has no window"),
     ] {
         if !fields.is_present(field) {
-            let problem = format!("is missing, where Mistral takes it for {default}");
+            let problem = format!("is missing, and Mistral's default is {default}");
             fields.defects.push(Defect::new(field, problem).hint(hint));
         }
     }
 }
 
-/// Requires the activation called `field` to be SiLU, LLaMA's default.
+/// Requires the activation in `field` to be SiLU, the default of LLaMA.
 fn require_silu(fields: &mut ConfigFields<'_>, field: &'static str) {
-    if let Some(word) = fields.string(field)
-        && !matches!(word, "silu" | "swish")
+    if let Some(activation) = fields.string(field)
+        && !matches!(activation, "silu" | "swish")
     {
-        let problem = format!("`{word}` is not supported");
+        let problem = format!("activation `{activation}` is not supported");
         fields.defects.push(Defect::new(field, problem).hint("\"silu\""));
     }
 }
@@ -245,18 +248,18 @@ fn latent_activation(fields: &mut ConfigFields<'_>) -> Activation {
     if let [(_, Some(one)), (_, Some(other))] = both
         && one != other
     {
-        let problem = format!("says `{other}`, where `lr_act_type` says `{one}`");
+        let problem = format!("is `{other}`, but `lr_act_type` is `{one}`");
         fields.defects.push(Defect::new("cola_act", problem).hint("one of the two"));
     }
-    let Some((field, word)) = both.into_iter().find_map(|(field, word)| Some((field, word?)))
+    let Some((field, name)) = both.into_iter().find_map(|(field, name)| Some((field, name?)))
     else {
         return Activation::Silu;
     };
-    match word {
+    match name {
         "silu" | "swish" => Activation::Silu,
         "linear" | "identity" => Activation::Identity,
         other => {
-            let problem = format!("`{other}` is not supported in a latent");
+            let problem = format!("activation `{other}` is not supported in a latent");
             let hint = "\"silu\" or \"linear\"";
             fields.defects.push(Defect::new(field, problem).hint(hint));
             Activation::Silu
@@ -270,7 +273,7 @@ fn cola_product(fields: &mut ConfigFields<'_>) -> GatedProduct {
     if let (Some(only_latent), Some(both)) = (only_latent, both)
         && only_latent == both
     {
-        let problem = format!("is {both}, and so is `only_lr_act`: they contradict each other");
+        let problem = format!("is {both} like `only_lr_act`, which contradicts it");
         fields.defects.push(Defect::new("both_act", problem).hint("one of the two"));
     }
     match only_latent.unwrap_or(both != Some(true)) {

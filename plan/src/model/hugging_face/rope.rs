@@ -1,33 +1,32 @@
-//! RoPE's parameters, which `config.json` has spelled in three ways: `rope_theta` beside
-//! `rope_scaling`, and `rope_parameters` with both inside.
+//! Parameters of RoPE: `rope_theta`, `rope_scaling`, or `rope_parameters` with both.
 
 use serde_json::{Map, Value};
 
 use super::fields::{ConfigFields, excerpt};
 use crate::defect::{Defect, Defects};
 
-/// LLaMA's θ where the file says none.
+/// θ of LLaMA, the default.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// θ; reports every kind of RoPE but the plain one, and two θ that differ.
+/// θ; reports every RoPE other than plain RoPE, and different values of θ.
 pub(super) fn theta(fields: &mut ConfigFields<'_>) -> f64 {
     let mut theta = fields.number("rope_theta");
     for field in ["rope_parameters", "rope_scaling"] {
         let Some(parameters) = fields.object(field) else { continue };
-        let inside = plain_theta(field, parameters, &mut fields.defects);
-        if let (Some(outside), Some(inside)) = (theta, inside)
-            && outside != inside
+        let nested = plain_theta(field, parameters, &mut fields.defects);
+        if let (Some(theta), Some(nested)) = (theta, nested)
+            && theta != nested
         {
-            let problem = format!("is {inside}, where another field says {outside}");
+            let problem = format!("is {nested}, but another field has {theta}");
             let defect = Defect::new(format!("{field}.rope_theta"), problem);
             fields.defects.push(defect.hint("one of the two"));
         }
-        theta = theta.or(inside);
+        theta = theta.or(nested);
     }
     theta.unwrap_or(DEFAULT_THETA)
 }
 
-/// θ out of an object of RoPE parameters that must ask for nothing but plain RoPE.
+/// θ of an object of RoPE parameters; reports parameters of other than plain RoPE.
 fn plain_theta(field: &str, parameters: &Map<String, Value>, defects: &mut Defects) -> Option<f64> {
     let mut theta = None;
     for (name, value) in parameters {
