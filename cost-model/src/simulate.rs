@@ -47,9 +47,9 @@ pub struct PassSpan {
     pub phase: Phase,
     /// The microbatch; 0 for the step phase.
     pub microbatch: u64,
-    /// When it begins.
+    /// Begin of the pass.
     pub begin: Seconds,
-    /// When it ends.
+    /// End of the pass.
     pub end: Seconds,
 }
 
@@ -94,14 +94,14 @@ pub struct SyncedStages {
     size: usize,
 }
 
-/// A synchronization as one stage sees it.
+/// A synchronization of one stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageSync {
     /// The stage.
     pub stage: usize,
-    /// When the stage arrives.
+    /// Arrival of the stage.
     pub arrival: Seconds,
-    /// When the collective ends, for all of its stages.
+    /// End of the collective, equal for all of its stages.
     pub end: Seconds,
 }
 

@@ -132,7 +132,7 @@ fn ops_without_strategy(request: &Request, report: &SearchReport) -> Option<Stri
     let named = names.into_iter().take(NAMED_MAX).collect::<Vec<_>>().join("`, `");
     let more = if more > 0 { format!(" and {more} others") } else { String::new() };
     let tensor = context.mesh.tensor;
-    Some(format!("because `{named}`{more} cannot be split as asked over {tensor} devices"))
+    Some(format!("because `{named}`{more} cannot be split over {tensor} devices under these rules"))
 }
 
 /// Meshes, by least memory, that are lowered to find a sufficient memory limit.

@@ -48,7 +48,7 @@ pub struct Alternative {
     pub prediction: Option<Prediction>,
     /// Its step time divided by that of the chosen plan.
     pub ratio: Option<f64>,
-    /// How the search for it ended; absent for the chosen plan.
+    /// Status of its search; absent for the chosen plan.
     pub status: Option<&'static str>,
     /// Relative gap between its step time and the bound of its search.
     pub gap: Option<f64>,
@@ -69,7 +69,7 @@ pub struct MeshRow {
     pub bound_s: Option<f64>,
     /// Step time of its best plan in seconds, when it was solved.
     pub step_time_s: Option<f64>,
-    /// How the search on it ended, serialized as a sentence.
+    /// Outcome of its search, serialized as a sentence.
     #[serde(rename = "fate", serialize_with = "outcome_sentence")]
     pub outcome: ContextOutcome,
 }
@@ -103,7 +103,7 @@ pub enum Resource {
     Pipeline,
 }
 
-/// How the memory limit affects a plan.
+/// Effect of the memory limit on a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MemoryBinding {
     /// There is no limit.

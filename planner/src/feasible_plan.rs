@@ -39,7 +39,7 @@ pub struct FeasiblePlan {
     pub partition_time: Seconds,
     /// Lower bound of the partition; with one stage the solver's objective, equal to `time`.
     pub objective: Seconds,
-    /// How the blocks were assigned, on the stage that took the most.
+    /// Latest method that assigned the blocks of a stage.
     pub method: AssignmentMethod,
 }
 

@@ -7,7 +7,7 @@
 //! | folder or file | contents |
 //! |---|---|
 //! | `request` | the input |
-//! | `search`, `proof`, `report` | the outer search over contexts, and how it ended |
+//! | `search`, `proof`, `report` | the outer search over contexts, its status and its report |
 //! | `context/` | one context: bounds, solution, warm start, smallest memory |
 //! | `pipeline/` | blocks divided among stages |
 //! | `segment/` | embedding, blocks and head, each solved once |

@@ -10,7 +10,7 @@ use crate::infeasible::{Infeasible, MemoryEvidence};
 /// The end of a search: status, bound and statistics.
 #[derive(Clone, Debug)]
 pub struct SearchReport {
-    /// Why the search ended.
+    /// The reason why the search ended.
     pub status: SearchStatus,
     /// Relative difference between the plan's time and the bound: `(time − bound) / time`.
     pub gap: f64,
@@ -29,7 +29,7 @@ pub struct SearchReport {
     pub contexts: Vec<ContextReport>,
 }
 
-/// Why a search ended.
+/// The reason why a search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SearchStatus {
     /// The plan is proven the fastest of the space.
@@ -38,7 +38,7 @@ pub enum SearchStatus {
     GapLimit,
     /// The time limit passed first.
     TimeLimit,
-    /// It is proven that no plan exists.
+    /// No plan exists, by proof.
     Infeasible,
 }
 
@@ -61,11 +61,11 @@ pub struct ContextReport {
     pub context: Context,
     /// Lower bound on the plans of the context; `None` for a context without plans.
     pub bound: Option<Seconds>,
-    /// How it ended.
+    /// Outcome of the search.
     pub outcome: ContextOutcome,
 }
 
-/// How the search of a context ended.
+/// Outcome of the search of a context.
 #[derive(Clone, Debug)]
 pub enum ContextOutcome {
     /// Solved, with the step time of its best plan.
@@ -94,8 +94,8 @@ impl ContextReport {
 }
 
 impl SearchReport {
-    /// The report with times of whole steps, as predictions give them, instead of sums of kernel times:
-    /// all times multiplied by the executor's step factor.
+    /// The report with all times multiplied by the executor's step factor: step times as in predictions, instead
+    /// of sums of kernel times.
     pub(crate) fn scaled_to_steps(mut self, step_factor: f64) -> SearchReport {
         self.bound = self.bound * step_factor;
         for context in &mut self.contexts {

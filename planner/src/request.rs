@@ -72,9 +72,9 @@ pub enum RequestField {
 pub struct RequestDefect {
     /// The size.
     pub field: RequestField,
-    /// What is wrong, as one sentence without a full stop.
+    /// The problem, as one sentence without a full stop.
     pub problem: String,
-    /// What to try.
+    /// A change to try.
     pub hint: Option<String>,
 }
 

@@ -29,7 +29,7 @@ use crate::segment::SegmentSolver;
 pub struct SearchResult {
     /// The best plan, if any was found.
     pub best: Option<FeasiblePlan>,
-    /// How the search ended.
+    /// Status, bound and statistics of the search.
     pub report: SearchReport,
 }
 
@@ -44,7 +44,7 @@ struct BoundedContext {
 /// Contexts that are solved in parallel.
 const CHUNK: usize = 4;
 
-/// How a context ended, with its plan and its lower bound.
+/// Outcome of a context, with its plan and its lower bound.
 struct ContextResult {
     outcome: ContextOutcome,
     plan: Option<FeasiblePlan>,

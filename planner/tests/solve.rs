@@ -126,11 +126,11 @@ fn windows_find_the_optimum_of_the_whole_program() {
 fn nearly_equal_bytes_do_not_break_the_program() {
     for seed in (100..150).step_by(2) {
         let mut table = chain_table(16, seed, Some(0.2));
-        let draws = seeded_draws(seed, 4000);
-        let mut dice = Draws::new(&draws);
+        let seeded = seeded_draws(seed, 4000);
+        let mut draws = Draws::new(&seeded);
         for choice in table.nodes.iter_mut().flat_map(|node| &mut node.choices) {
-            choice.time.0 *= [1.0, 1.0, 1e3, 1e-2][dice.below(4)];
-            let odd = |bytes: &mut Bytes| bytes.0 = bytes.0 * 37 + dice.below(1000) as u64;
+            choice.time.0 *= [1.0, 1.0, 1e3, 1e-2][draws.below(4)];
+            let odd = |bytes: &mut Bytes| bytes.0 = bytes.0 * 37 + draws.below(1000) as u64;
             choice.bytes.iter_mut().map(|(_, bytes)| bytes).for_each(odd);
         }
         table.rows.iter_mut().for_each(|row| row.limit.0 *= 37);

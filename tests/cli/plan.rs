@@ -292,7 +292,7 @@ fn hints_name_the_flags_that_would_make_a_plan_feasible() {
     assert!(message.contains(hint), "{message}");
     let odd = "plan --model cola-7b --devices 3 --tensor 3 --global-batch 3 --strategy btp";
     let message = failure(odd, 1);
-    assert!(message.contains("cannot be split as asked over 3 devices"), "{message}");
+    assert!(message.contains("cannot be split over 3 devices under these rules"), "{message}");
     assert!(message.contains("`q.a") || message.contains("`attention"), "{message}");
 }
 

@@ -41,7 +41,7 @@ pub type KernelPrice<'a> = &'a (dyn Fn(&Kernel) -> Seconds + Sync);
 ///     let (input, output) = (DType::Bf16, DType::Bf16);
 ///     Kernel::Gemm(Gemm { m: 16_384, n, k, batch: 1, accumulate: false, input, output })
 /// };
-/// // A skinny GEMM, as factors of width r/p have it, takes longer for the same work.
+/// // A skinny GEMM, such as a factor of width r/p, takes longer for the same work.
 /// assert!(prices.kernel_time(&gemm(4096, 256)).0 > 1.1 * prices.kernel_time(&gemm(1024, 1024)).0);
 /// ```
 #[derive(Clone, Debug)]

@@ -1,11 +1,10 @@
 //! Constants of NCCL's tuner, `src/graph/tuning.cc`.
 //!
-//! Releases differ in a few of them; these are of the releases that know Blackwell (2.27 and later), compared entry
-//! by entry with that source in November 2026. In 2.19 tree with Simple took 28 µs a hop and had no base latency, and
-//! LL had the same bandwidth limit on Hopper as on Ampere.
+//! The constants are those of the releases that support Blackwell (2.27 and later), compared entry by entry with the
+//! source in November 2026. A few differ from older releases: in 2.19, tree with Simple has 28 µs a hop and no base
+//! latency, and LL has the same bandwidth limit on Hopper as on Ampere.
 //!
-//! Nothing here is fitted; corrections to these constants are in the profile
-//! (`links.intra_node.efficiency`, `fill_s`). Not modelled: limits by channel, which do not bind with the
+//! No constant here is fitted; the profile has corrections (`links.intra_node.efficiency`, `fill_s`). Not modelled: limits by channel, which do not bind with the
 //! channel counts of these machines, CollNet, and NVLS.
 
 use crate::profile::CollectiveLibrary;
@@ -19,7 +18,7 @@ pub(super) enum NcclAlgorithm {
     Tree,
 }
 
-/// How a slice is handed to the next device.
+/// Synchronization of a slice with the next device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NcclProtocol {
     /// Every eight bytes carry four bytes of flag.

@@ -18,7 +18,7 @@ pub(super) struct Topology {
 pub(super) struct GroupPlacement {
     /// Members of the group.
     pub members: u64,
-    /// Nodes they lie in.
+    /// Nodes that hold members.
     pub nodes: u64,
     /// Members in the fullest node.
     pub members_per_node: u64,

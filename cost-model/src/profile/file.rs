@@ -38,7 +38,7 @@ pub struct ProfileFile {
     pub fused: FusedCurve,
     /// Links between the devices.
     pub links: LinkSpec,
-    /// How kernels are launched.
+    /// Costs of launching kernels.
     pub executors: ExecutorSpecs,
     /// Times of kernels on the machine itself, which correct prices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,7 +99,7 @@ pub struct DeviceSpec {
     pub peak_flops_per_s: PeakFlops,
     /// Independent units that a GEMM's tiles are spread over: streaming multiprocessors, cores.
     pub compute_units: u32,
-    /// Where these numbers come from.
+    /// Provenance of these numbers.
     pub provenance: Provenance,
 }
 
@@ -109,7 +109,7 @@ pub struct DeviceSpec {
 pub struct MemoryReserve {
     /// Size of the reserve.
     pub bytes: Bytes,
-    /// Where the number comes from.
+    /// Provenance of the number.
     pub provenance: Provenance,
 }
 
@@ -140,9 +140,9 @@ pub struct GemmCurve {
     pub start_s: f64,
     /// The tiles that the library may choose from.
     pub tiles: Vec<GemmTile>,
-    /// How far measurements lie from the price.
+    /// Error of measurements relative to the price.
     pub relative_error: RelativeError,
-    /// Where these numbers come from.
+    /// Provenance of these numbers.
     pub provenance: Provenance,
 }
 
@@ -168,9 +168,9 @@ pub struct AttentionCurve {
     pub head_dim_half: f64,
     /// Fill and drain of one launch.
     pub start_s: f64,
-    /// How far measurements lie from the price.
+    /// Error of measurements relative to the price.
     pub relative_error: RelativeError,
-    /// Where these numbers come from.
+    /// Provenance of these numbers.
     pub provenance: Provenance,
 }
 
@@ -192,9 +192,9 @@ pub struct FusedCurve {
     pub efficiency: f64,
     /// Fill and drain of one launch; dominates small ops.
     pub start_s: f64,
-    /// How far measurements lie from the price.
+    /// Error of measurements relative to the price.
     pub relative_error: RelativeError,
-    /// Where these numbers come from.
+    /// Provenance of these numbers.
     pub provenance: Provenance,
 }
 
@@ -210,7 +210,7 @@ pub struct LinkSpec {
     pub intra_node: IntraNodeLinks,
     /// Between nodes.
     pub inter_node: InterNodeLinks,
-    /// How far measurements lie from the price of a collective or P2P transfer inside a node.
+    /// Error of measurements relative to the price of a collective or P2P transfer inside a node.
     pub relative_error: RelativeError,
 }
 
@@ -226,7 +226,7 @@ pub enum CollectiveLibrary {
     SharedMemory,
 }
 
-/// How the devices of a node are wired.
+/// Wiring of the devices of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeWiring {
@@ -241,17 +241,17 @@ pub enum NodeWiring {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IntraNodeLinks {
-    /// How the devices are wired.
+    /// Wiring of the devices.
     pub wiring: NodeWiring,
     /// All links of one device, one direction.
     pub bandwidth_bytes_per_s: f64,
-    /// Fraction of it that a large ring collective reaches (the bus bandwidth of nccl-tests). In (0, 1].
+    /// Fraction of the bandwidth that a large ring collective reaches (bus bandwidth of nccl-tests). In (0, 1].
     pub efficiency: f64,
     /// Time of a large collective beyond NCCL's own latency constants.
     pub fill_s: f64,
     /// Payload at which half of `fill_s` is paid.
     pub fill_half_bytes: f64,
-    /// Where these numbers come from.
+    /// Provenance of these numbers.
     pub provenance: Provenance,
 }
 
@@ -263,13 +263,13 @@ pub struct InterNodeLinks {
     pub nics_per_node: u32,
     /// One card, one direction.
     pub bandwidth_bytes_per_s: f64,
-    /// Fraction of it that a large collective reaches. In (0, 1].
+    /// Fraction of the bandwidth that a large collective reaches. In (0, 1].
     pub efficiency: f64,
     /// Latency of a message beyond NCCL's own constants: cables, switches.
     pub extra_latency_s: f64,
-    /// How far measurements lie from the price of a collective or P2P transfer between nodes.
+    /// Error of measurements relative to the price of a collective or P2P transfer between nodes.
     pub relative_error: RelativeError,
-    /// Where these numbers come from.
+    /// Provenance of these numbers.
     pub provenance: Provenance,
 }
 
@@ -296,10 +296,10 @@ pub struct LaunchCosts {
     /// allocator.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub step_factor: f64,
-    /// How far steps lie from that time, besides the errors of their kernels.
+    /// Error of measured steps relative to that time, apart from the errors of their kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_error: Option<RelativeError>,
-    /// Where these numbers come from.
+    /// Provenance of these numbers.
     pub provenance: Provenance,
 }
 

@@ -25,16 +25,16 @@ pub struct KernelMeasurements {
     /// The machine, as `narrows doctor` names it; absent where unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
-    /// How well the measurement repeats; absent where unknown.
+    /// Repeatability of the measurement; absent where unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repeatability: Option<Repeatability>,
-    /// How far whole steps of plans lay from their predictions by this profile, the errors of their kernels included;
+    /// Error of whole steps of plans relative to their predictions by this profile, the errors of kernels included;
     /// absent where no plans were compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<RelativeError>,
     /// The measurements: each pair of a kernel and a number of devices once.
     pub points: Vec<MeasuredPoint>,
-    /// Where these numbers come from.
+    /// Provenance of these numbers.
     pub provenance: Provenance,
 }
 

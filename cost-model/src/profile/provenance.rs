@@ -3,15 +3,15 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where a group of numbers comes from.
+/// Provenance of a group of numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
-    /// How the numbers were obtained.
+    /// Origin of the numbers.
     pub kind: ProvenanceKind,
     /// Source of the numbers, or of the measurements that they were fitted to.
     pub source: String,
-    /// The day they were written down, `YYYY-MM-DD`.
+    /// Date of the record, `YYYY-MM-DD`.
     pub date: String,
     /// Assumed fields of a group that is otherwise not assumed. A field of an object within the group is written
     /// with its path: `peak_flops_per_s.bf16`.
@@ -19,7 +19,7 @@ pub struct Provenance {
     pub assumed: Vec<String>,
 }
 
-/// How a group of numbers was obtained.
+/// Origin of a group of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProvenanceKind {
@@ -39,7 +39,7 @@ pub enum ProvenanceKind {
 /// The largest relative error that a profile may state.
 pub const RELATIVE_ERROR_MAX: f64 = 1e6;
 
-/// How far measurements lie from a price.
+/// Error of measurements relative to a price.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RelativeError {
@@ -50,6 +50,6 @@ pub struct RelativeError {
     /// taken as normally distributed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub residuals: Vec<f64>,
-    /// Where the error comes from.
+    /// Provenance of the error.
     pub provenance: Provenance,
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::provenance::Provenance;
 
-/// Fits repeated on bootstrap draws of their measurements.
+/// Refits to bootstrap draws of the measurements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BootstrapRefits {

@@ -25,7 +25,7 @@ impl ContextBounds {
     /// Lower bound on the plans of the context; `incumbent` where no layout can beat it.
     ///
     /// # Errors
-    /// Why the context has no plan.
+    /// The reason why the context has no plan.
     pub(crate) fn bound(&self, incumbent: f64) -> Result<Seconds, Infeasible> {
         let mut reason = Infeasible::NoStrategy;
         let mut lowest: Option<f64> = None;

@@ -20,7 +20,7 @@ use crate::segment::{SegmentSolver, SegmentSpec};
 /// Lower bound on the step time of a context.
 ///
 /// # Errors
-/// Why the context has no plan.
+/// The reason why the context has no plan.
 pub(crate) fn lower_bound(
     request: &Request,
     segments: &SegmentSolver,
@@ -46,7 +46,7 @@ pub(crate) fn lower_bound(
 /// Lower bound that needs no solver: the model's FLOPs at the devices' peak.
 ///
 /// # Errors
-/// Why the context has no plan.
+/// The reason why the context has no plan.
 pub(crate) fn flops_bound(request: &Request, context: &Context) -> Result<Seconds, Infeasible> {
     if let Some(infeasible) = too_large(request, context) {
         return Err(infeasible);
@@ -60,8 +60,8 @@ pub(crate) fn flops_bound(request: &Request, context: &Context) -> Result<Second
 /// Lower bound on the step phase of a stage of average size: its share of the gradients reduced in one
 /// collective over the data axis, and AdamW over the parameters it updates.
 ///
-/// Zero where prices are corrected by measurements: one large collective may then cost more than the
-/// small ones it stands for.
+/// Zero where prices are corrected by measurements: one large collective may then cost more than several small
+/// ones.
 fn min_step_time(request: &Request, context: &Context) -> f64 {
     if request.profile.file().measured.is_some() {
         return 0.0;

@@ -51,7 +51,7 @@ impl ContextSolver<'_> {
         match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
             PartitionResult::Partitions(_, partitions) => LayoutBound::Bound(partitions[0].bound),
             PartitionResult::Interrupted => LayoutBound::Bound(fastest.bound),
-            // With an incumbent, no plan that fits beats it; without one, none fits.
+            // With an incumbent, no plan that fits is faster; without an incumbent, no plan fits.
             PartitionResult::NoneFits(_) if incumbent.is_finite() => LayoutBound::NoImprovement,
             PartitionResult::NoneFits(excess) => {
                 let limit = self.request.arena_limit();

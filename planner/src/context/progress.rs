@@ -35,14 +35,14 @@ impl FitProgress {
         FitProgress { best, bound, incumbent, is_open: false, is_interrupted: false }
     }
 
-    /// Accepts a plan that is faster than all before it.
+    /// Accepts a plan that is faster than all earlier plans.
     pub(super) fn accept(&mut self, plan: FeasiblePlan) {
         self.incumbent = self.incumbent.min(plan.time.0);
         self.best = Ok(Some(plan));
     }
 
     /// Records that the remaining plans are no faster than the incumbent.
-    pub(super) fn exhaust(&mut self) {
+    pub(super) fn record_no_improvement(&mut self) {
         if self.best.is_err() {
             self.best = Ok(None);
         }
@@ -56,10 +56,10 @@ impl FitProgress {
         }
     }
 
-    /// Records that some solutions fit by their bytes, but every arena that was tried was too large.
-    pub(super) fn mark_open(&mut self, limit: Bytes) {
+    /// Records that some solutions fit by their bytes, but all of their arenas exceed the limit.
+    pub(super) fn record_oversized(&mut self, limit: Bytes) {
         if self.incumbent.is_finite() {
-            return self.exhaust();
+            return self.record_no_improvement();
         }
         self.is_open = true;
         let needed = Bytes(limit.0.saturating_add(1));
@@ -83,7 +83,7 @@ impl FitProgress {
         self.is_open && self.best.is_err()
     }
 
-    /// Accepts the plan with the least memory if it fits; otherwise records how much it needs.
+    /// Accepts the plan with the smallest memory if it fits; otherwise records its memory requirement.
     pub(super) fn try_min_memory(&mut self, smallest: Option<FeasiblePlan>, limit: Bytes) {
         let Some(smallest) = smallest else { return };
         let needed = smallest.peak_arena();

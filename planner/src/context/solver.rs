@@ -94,7 +94,9 @@ impl<'a> ContextSolver<'a> {
                 LayoutBound::Bound(bound) if bound.0 < progress.incumbent => {
                     self.solve_layout(context, ends, bound.0, &mut progress);
                 }
-                LayoutBound::Bound(_) | LayoutBound::NoImprovement => progress.exhaust(),
+                LayoutBound::Bound(_) | LayoutBound::NoImprovement => {
+                    progress.record_no_improvement()
+                }
                 LayoutBound::Infeasible(infeasible) => progress.reject(infeasible.clone()),
             }
         }
@@ -152,7 +154,7 @@ impl<'a> ContextSolver<'a> {
         let overheads = self.overheads(context, ends);
         let mut reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let mut first_bound = None;
-        // Between a reserve that leads to too large an arena and one that leaves no partition.
+        // `low` leads to an arena that is too large, `high` leaves no partition.
         let (mut low, mut high) = (reserve.clone(), None);
         let mut oversized = OversizedPartitions::default();
         for _ in 0..CORRECTIONS_MAX {
@@ -186,7 +188,7 @@ impl<'a> ContextSolver<'a> {
                             return first_bound;
                         }
                         LoweringResult::NoImprovement => {
-                            progress.exhaust();
+                            progress.record_no_improvement();
                             return first_bound;
                         }
                         LoweringResult::Interrupted => {
@@ -208,7 +210,7 @@ impl<'a> ContextSolver<'a> {
                 reserve = low.iter().zip(high).map(between).collect();
             }
         }
-        progress.mark_open(self.request.arena_limit());
+        progress.record_oversized(self.request.arena_limit());
         None
     }
 

@@ -26,7 +26,8 @@ const CHUNK: usize = 8;
 const LOWERED_MAX: usize = 4;
 
 impl ContextSolver<'_> {
-    /// A fallback for short time limits: an even partition in the first context in which one fits, in the order of [`estimated_slowdown`]. Proves nothing.
+    /// A fallback for short time limits, without a bound: an even partition in the first context in which one
+    /// fits, in the order of [`estimated_slowdown`].
     pub(crate) fn first_feasible(&self, contexts: &[Context]) -> Option<FeasiblePlan> {
         let limit = self.request.arena_limit();
         let possible = contexts.iter().filter(|context| flops_bound(self.request, context).is_ok());

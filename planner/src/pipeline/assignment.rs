@@ -7,7 +7,7 @@ use narrows_plan::{Bytes, Seconds};
 use super::overhead::StageOverhead;
 use crate::segment::SolvedSegment;
 
-/// How the blocks of a stage were assigned.
+/// The method that assigned the blocks of a stage; later methods compare greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AssignmentMethod {
     /// Every block has its fastest solution: memory does not bind.
@@ -34,7 +34,7 @@ pub struct StageAssignment {
     pub update: Seconds,
     /// Bytes with the stage's microbatches in flight.
     pub bytes: Bytes,
-    /// How the blocks were assigned.
+    /// The method that assigned the blocks.
     pub method: AssignmentMethod,
     /// Time of a step minus its linear relaxation: no assignment within the same bytes is faster by
     /// more.

@@ -31,8 +31,7 @@ pub struct StageOverhead {
     pub(crate) syncs: StepSyncs,
 }
 
-/// The parts of a stage's step phase at which stages wait for each other. All of them are counted in
-/// [`StageOverhead::step`].
+/// The parts of a stage's step phase at which stages wait for each other, all counted in [`StageOverhead::step`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StepSyncs {
     /// Work before the first synchronisation.

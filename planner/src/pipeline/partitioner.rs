@@ -116,8 +116,8 @@ impl<'a> StagePartitioner<'a> {
         assignment
     }
 
-    /// Equal numbers of blocks on all stages, one more on the first ones where they do not divide, each
-    /// stage as fast as its bytes allow.
+    /// Equal numbers of blocks on all stages, with the remainder on the first stages, each stage as fast as its
+    /// bytes allow.
     pub(crate) fn even_partition(&self) -> Option<Partition> {
         let (blocks, stages) = (self.segments.layer_shapes().len(), self.budgets.len());
         let counts: Vec<usize> = (0..stages)

@@ -102,7 +102,7 @@ impl<'a> StageRefinement<'a> {
         solved.bytes.total(self.in_flight)
     }
 
-    /// The shapes of the stage, with all vertices of their hulls and the present choice among them.
+    /// The shapes of the stage, with all vertices of their hulls and the current choice.
     fn groups(&self, specs: &[SegmentSpec], assignment: &StageAssignment) -> Vec<Group> {
         let mut groups: Vec<Group> = vec![];
         for (spec, solved) in specs.iter().zip(&assignment.blocks) {

@@ -67,8 +67,8 @@ pub(crate) fn choose_columns(
         time_limit: limits.time,
         gap: limits.gap,
     };
-    let (values, end) = match solve_program(request)? {
-        IlpAnswer::Solved { values, end, .. } => (values, end),
+    let (values, termination) = match solve_program(request)? {
+        IlpAnswer::Solved { values, termination, .. } => (values, termination),
         IlpAnswer::NoSolution | IlpAnswer::Infeasible => return Ok(None),
     };
     let mut values = values.into_iter().map(|value| value.round() as u64);
@@ -83,7 +83,7 @@ pub(crate) fn choose_columns(
         return Err(SolveError::Library("the rounded solution does not fit".into()));
     }
     let cost = chosen().map(|((cost, _), n)| cost * *n as f64).sum();
-    Ok(Some(ColumnChoice { counts, cost, is_optimal: end == IlpTermination::Optimal }))
+    Ok(Some(ColumnChoice { counts, cost, is_optimal: termination == IlpTermination::Optimal }))
 }
 
 #[cfg(test)]

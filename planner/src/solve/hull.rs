@@ -31,7 +31,7 @@ pub(crate) struct Vertex {
     pub time: f64,
     /// Weighted sum of the bytes of the rows.
     pub bytes: f64,
-    /// Index of the table it belongs to, for hulls over several.
+    /// Index of its table, for hulls over several tables.
     pub table: usize,
     /// The assignment.
     pub assignment: Assignment,
@@ -84,8 +84,9 @@ fn bytes_of_row(table: &CostTable, row: MemoryRowId) -> Vec<Vec<f64>> {
 
 /// Costs with a smaller relative difference are equal.
 const ROUNDING: f64 = 1e-12;
-/// A price too low to change the fastest assignments, and high enough to tell them apart.
-const TINY: f64 = 1e-13;
+/// A relative price too low to change the fastest time, and high enough to choose the smallest of the fastest
+/// assignments.
+const TINY_PRICE: f64 = 1e-13;
 
 /// A hull over the assignments of several tables.
 #[derive(Clone, Debug)]
@@ -111,7 +112,7 @@ impl Hull {
         let mut hull = Hull { sweepers, bytes, vertices, is_final, minima, sweeps: 0 };
         let fastest = hull.cheapest(1.0, 0.0)?;
         // The smallest of the fastest assignments, up to the resolution of a tiny price of bytes.
-        let fastest = hull.cheapest(1.0, TINY * fastest.time / fastest.bytes.max(1.0))?;
+        let fastest = hull.cheapest(1.0, TINY_PRICE * fastest.time / fastest.bytes.max(1.0))?;
         // The fastest of the smallest assignments, up to the resolution of a tiny price of time.
         let per_second = 1e-9 * fastest.bytes.max(1.0) / fastest.time.max(f64::MIN_POSITIVE);
         let smallest = hull.cheapest(per_second, 1.0)?;

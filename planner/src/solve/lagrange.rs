@@ -37,13 +37,13 @@ pub(super) struct LagrangianBound {
 }
 
 impl LagrangianBound {
-    /// For every choice, a lower bound on assignments that use it and fit the rows.
+    /// For every choice, a lower bound on the assignments with this choice that fit the rows.
     pub(super) fn bounds_by_choice(&self, table: &CostTable) -> Result<Vec<Vec<f64>>, SolveError> {
         let costs = priced_times(table, &choice_times(table), &self.prices, &row_limits(table));
-        let paid: f64 = self.prices.iter().sum();
+        let total_price: f64 = self.prices.iter().sum();
         let of_node = |node: usize| -> Result<Vec<f64>, SolveError> {
             let marginals = EliminationOrder::rooted(table, Some(node))?.marginals(&costs);
-            Ok(marginals.into_iter().map(|cost| cost - paid).collect())
+            Ok(marginals.into_iter().map(|cost| cost - total_price).collect())
         };
         (0..table.nodes.len()).map(of_node).collect()
     }
@@ -112,7 +112,7 @@ pub(super) fn price_rows(table: &CostTable, clock: SolveClock) -> Option<Lagrang
         if norm == 0.0 {
             break;
         }
-        // Polyak's step towards the best time known, or towards a guess of it.
+        // Polyak's step towards the best known time, or towards an estimate.
         let target =
             if best_time.is_finite() { best_time } else { 1.1 * best.bound.0 + bound.abs() };
         let length = step * (target - bound).max(1e-6 * best.bound.0) / norm;
@@ -137,11 +137,11 @@ fn priced_times(
     let mut costs = times.to_vec();
     for (node, costs) in table.nodes.iter().zip(&mut costs) {
         for (choice, cost) in node.choices.iter().zip(costs) {
-            let rent = |(row, bytes): &(MemoryRowId, Bytes)| {
+            let price = |(row, bytes): &(MemoryRowId, Bytes)| {
                 let row = row.0 as usize;
                 prices[row] * bytes.as_f64() / limits[row]
             };
-            *cost += choice.bytes.iter().map(rent).sum::<f64>();
+            *cost += choice.bytes.iter().map(price).sum::<f64>();
         }
     }
     costs

@@ -12,7 +12,7 @@
 //! programming in time exponential in the graph's width only; blocks of a transformer are nearly
 //! trees. Rows couple all nodes. Prices on bytes (`time + λ·bytes`, `λ ≥ 0`; `lagrange`) keep the tree and
 //! bound the optimum from below for every λ; over one row their minimisers are the vertices of the
-//! [`Hull`] of time against bytes. An integer program (`ilp`) closes the gap that remains, over the
+//! lower convex hull of time against bytes (`hull`). An integer program (`ilp`) closes the gap that remains, over the
 //! choices that these bounds do not exclude (`window`). [`solve_table`] runs these methods in order,
 //! cheap proofs first.
 //!

@@ -14,7 +14,7 @@ pub struct SolveLimits {
     pub gap: f64,
 }
 
-/// How a solve ended. A limit carries the value that ended it.
+/// Status of a solve; limits carry their value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SolveStatus {
     /// The assignment is proven fastest.
@@ -57,7 +57,7 @@ pub enum Conflict {
 /// Result of a solve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SolveOutcome {
-    /// How it ended.
+    /// Status of the solve.
     pub status: SolveStatus,
     /// The best assignment; it satisfies every link and row.
     pub assignment: Option<Assignment>,
@@ -69,7 +69,7 @@ pub struct SolveOutcome {
     pub gap: f64,
     /// The method that ended the solve.
     pub prover: Prover,
-    /// Why no assignment exists, where propagation alone showed it.
+    /// The conflict that propagation found, if any.
     pub conflict: Option<Conflict>,
 }
 

@@ -4,12 +4,12 @@
 //! Then four rules run to a fixpoint:
 //!
 //! - *support*: a choice of `a` without remaining partners in `R` is removed (arc consistency);
-//! - *room*: a choice whose bytes plus the least of all other nodes exceed a row is removed;
+//! - *capacity*: a choice whose bytes plus the least bytes of all other nodes exceed a row is removed;
 //! - *slack*: a row that even the largest choices respect is dropped;
 //! - *dominance*: `c` is removed when another choice of its node is compatible with all partners of `c`, no
 //!   slower, and no larger in any remaining row.
 //!
-//! The first three lose no assignment; dominance loses some, but never all of the fastest.
+//! The first three rules keep all assignments; dominance keeps at least one of the fastest.
 //! A relation is written back as links: choices of one side with the same partners share a key.
 
 use std::collections::BTreeMap;
@@ -44,12 +44,12 @@ impl ReducedTable {
 /// # Errors
 /// A conflict that proves that the table has no solution.
 pub fn presolve(table: &CostTable) -> Result<ReducedTable, Conflict> {
-    let mut net = PresolveState::new(table);
+    let mut state = PresolveState::new(table);
     loop {
-        net.support()?;
-        let crowded = net.room()?;
-        if !crowded && !net.dominance() {
-            return Ok(net.emit());
+        state.support()?;
+        let any_removed = state.capacity()?;
+        if !any_removed && !state.dominance() {
+            return Ok(state.reduced_table());
         }
     }
 }
@@ -102,14 +102,14 @@ impl<'a> PresolveState<'a> {
                 let node = self.relations[i].ends[end];
                 let other = self.relations[i].ends[1 - end];
                 let partners = &self.relations[i].partners[end];
-                let lost: Vec<usize> = self.alive[node]
+                let removed: Vec<usize> = self.alive[node]
                     .ones()
                     .filter(|&c| partners[c].is_disjoint(&self.alive[other]))
                     .collect();
-                if lost.is_empty() {
+                if removed.is_empty() {
                     continue;
                 }
-                self.remove(node, &lost);
+                self.remove(node, &removed);
                 for &(next, _) in &self.around[node] {
                     if !queued[next] {
                         queued[next] = true;
@@ -126,15 +126,15 @@ impl<'a> PresolveState<'a> {
 
     /// Removes choices too large for a row, and rows that cannot bind. Returns whether a choice was
     /// removed.
-    fn room(&mut self) -> Result<bool, Conflict> {
+    fn capacity(&mut self) -> Result<bool, Conflict> {
         let mut any = false;
         for row in 0..self.table.rows.len() {
             if !self.rows_alive[row] {
                 continue;
             }
             let limit = u128::from(self.table.rows[row].limit.0);
-            let used = |net: &PresolveState, node: usize| -> (u64, u64) {
-                let bytes = net.alive[node].ones().map(|c| net.bytes[node][c][row]);
+            let used = |state: &PresolveState, node: usize| -> (u64, u64) {
+                let bytes = state.alive[node].ones().map(|c| state.bytes[node][c][row]);
                 bytes.fold((u64::MAX, 0), |(low, high), b| (low.min(b), high.max(b)))
             };
             let ranges: Vec<(u64, u64)> = (0..self.alive.len()).map(|n| used(self, n)).collect();
@@ -152,10 +152,10 @@ impl<'a> PresolveState<'a> {
             for (node, &(low, _)) in ranges.iter().enumerate() {
                 let room = limit - (least - u128::from(low));
                 let bytes = &self.bytes[node];
-                let lost: Vec<usize> =
+                let removed: Vec<usize> =
                     self.alive[node].ones().filter(|&c| u128::from(bytes[c][row]) > room).collect();
-                any |= !lost.is_empty();
-                self.remove(node, &lost);
+                any |= !removed.is_empty();
+                self.remove(node, &removed);
             }
         }
         Ok(any)
@@ -168,9 +168,9 @@ impl<'a> PresolveState<'a> {
             if !std::mem::take(&mut self.changed[node]) || self.alive[node].count_ones(..) < 2 {
                 continue;
             }
-            let lost = self.dominated(node);
-            any |= !lost.is_empty();
-            self.remove(node, &lost);
+            let removed = self.dominated(node);
+            any |= !removed.is_empty();
+            self.remove(node, &removed);
             self.changed[node] = false;
         }
         any
@@ -200,31 +200,31 @@ impl<'a> PresolveState<'a> {
             by_time.then(a.1.cmp(&b.1)).then(b.2.cmp(&a.2)).then(a.0.cmp(&b.0))
         });
         let mut kept: Vec<usize> = Vec::new();
-        let mut lost = Vec::new();
+        let mut removed = Vec::new();
         for &(c, ..) in &order {
-            let beaten = kept.iter().any(|&k| {
+            let is_dominated = kept.iter().any(|&k| {
                 rows.iter().all(|&r| bytes[k][r] <= bytes[c][r])
                     && views
                         .iter()
                         .all(|(partners, on)| covers_within(&partners[k], &partners[c], on))
             });
-            if beaten { lost.push(c) } else { kept.push(c) }
+            if is_dominated { removed.push(c) } else { kept.push(c) }
         }
-        lost
+        removed
     }
 
-    fn remove(&mut self, node: usize, lost: &[usize]) {
-        if lost.is_empty() {
+    fn remove(&mut self, node: usize, removed: &[usize]) {
+        if removed.is_empty() {
             return;
         }
-        lost.iter().for_each(|&c| self.alive[node].remove(c));
+        removed.iter().for_each(|&c| self.alive[node].remove(c));
         self.changed[node] = true;
         for &(i, end) in &self.around[node] {
             self.changed[self.relations[i].ends[1 - end]] = true;
         }
     }
 
-    fn emit(&self) -> ReducedTable {
+    fn reduced_table(&self) -> ReducedTable {
         let kept: Vec<Vec<u32>> =
             self.alive.iter().map(|alive| alive.ones().map(|c| c as u32).collect()).collect();
         let mut renumbered = vec![None; self.table.rows.len()];

@@ -61,8 +61,8 @@ pub(crate) enum IlpAnswer {
         values: Vec<f64>,
         /// Lower bound on the objective.
         bound: f64,
-        /// How the library ended.
-        end: IlpTermination,
+        /// Termination of the library.
+        termination: IlpTermination,
     },
     /// The time ran out before a solution was found.
     NoSolution,
@@ -70,7 +70,7 @@ pub(crate) enum IlpAnswer {
     Infeasible,
 }
 
-/// How the library ended with a solution.
+/// Termination of the library with a solution.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IlpTermination {
     /// The solution is proven optimal.
@@ -90,9 +90,9 @@ pub(crate) fn solve_program(request: IlpRequest) -> Result<IlpAnswer, SolveError
     if program.costs.is_empty() {
         // Libraries differ on programs without variables.
         let holds = |row: &LinearRow| row.rhs == 0.0 || !row.is_equality && row.rhs > 0.0;
-        let (values, bound, end) = (vec![], 0.0, IlpTermination::Optimal);
+        let (values, bound, termination) = (vec![], 0.0, IlpTermination::Optimal);
         return Ok(match program.rows.iter().all(holds) {
-            true => IlpAnswer::Solved { values, bound, end },
+            true => IlpAnswer::Solved { values, bound, termination },
             false => IlpAnswer::Infeasible,
         });
     }
@@ -129,14 +129,14 @@ pub(crate) fn solve_program(request: IlpRequest) -> Result<IlpAnswer, SolveError
         }
         Err(error) => return Err(failure(error)),
     };
-    let end = match solution.status() {
+    let termination = match solution.status() {
         SolutionStatus::Optimal => IlpTermination::Optimal,
         SolutionStatus::GapLimit => IlpTermination::Gap,
         SolutionStatus::TimeLimit => IlpTermination::Time,
     };
     let values = variables.iter().map(|&x| solution.value(x)).collect();
     let bound = solution.into_inner().stats().best_bound.unwrap_or(f64::NEG_INFINITY);
-    Ok(IlpAnswer::Solved { values, bound, end })
+    Ok(IlpAnswer::Solved { values, bound, termination })
 }
 
 fn failure(error: impl std::fmt::Display) -> SolveError {

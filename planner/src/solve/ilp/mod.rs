@@ -97,8 +97,8 @@ fn close_with_grain(
             time_limit: clock.remaining(),
             gap: limits.gap,
         };
-        let (values, bound, end) = match solve_program(request)? {
-            IlpAnswer::Solved { values, bound, end } => (values, bound, end),
+        let (values, bound, termination) = match solve_program(request)? {
+            IlpAnswer::Solved { values, bound, termination } => (values, bound, termination),
             IlpAnswer::Infeasible if known.assignment.is_some() => {
                 return Err(SolveError::Library("a feasible program was called infeasible".into()));
             }
@@ -117,7 +117,7 @@ fn close_with_grain(
         if exceeded.is_empty() {
             known.offer(table, &assignment);
         }
-        match end {
+        match termination {
             IlpTermination::Time => {
                 let status = SolveStatus::TimeLimit(limits.time.unwrap_or_default());
                 return Ok(stopped(status, table, known.clone()));

@@ -76,7 +76,7 @@ impl TableProgram {
         program
     }
 
-    /// The program as it stands.
+    /// The current program.
     pub(super) fn linear(&self) -> &LinearProgram {
         &self.linear
     }
