@@ -5,6 +5,7 @@ use narrows_plan::{
     Zero,
     strategy::{Baseline, Recompute, WeightRule},
 };
+use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use crate::context::ContextSolver;
 use crate::deadline::Deadline;
@@ -13,10 +14,42 @@ use crate::report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 use crate::request::Request;
 use crate::segment::SegmentSolver;
 
-/// Explains a search without a plan: a chain of causes ("because …, and because …, no plan exists"), and
-/// hints that name changes of the request.
-pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<String>) {
+/// Why no plan was found, and what to change. Serialized as `causes`, which are all
+/// [clauses](Diagnosis::clauses), and `hints`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Diagnosis {
+    /// Causes, each a clause that begins with its own conjunction: "because …", "and because …".
+    pub causes: Vec<String>,
+    /// What the causes lead to: "no plan fits", for example.
+    pub conclusion: Option<&'static str>,
+    /// What restricts the conclusion: "though …".
+    pub caveat: Option<String>,
+    /// Changes of the request to try.
+    pub hints: Vec<String>,
+}
+
+impl Diagnosis {
+    /// The sentence by its clauses: causes, conclusion, caveat.
+    pub fn clauses(&self) -> Vec<String> {
+        let conclusion = self.conclusion.map(String::from);
+        self.causes.iter().cloned().chain(conclusion).chain(self.caveat.clone()).collect()
+    }
+}
+
+impl Serialize for Diagnosis {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Diagnosis", 2)?;
+        fields.serialize_field("causes", &self.clauses())?;
+        fields.serialize_field("hints", &self.hints)?;
+        fields.end()
+    }
+}
+
+/// Diagnoses a search without a plan.
+pub fn diagnose(request: &Request, report: &SearchReport) -> Diagnosis {
     let mut causes = vec![];
+    let mut conclusion = None;
+    let mut caveat = None;
     let mut hints = vec![];
     if report.contexts.is_empty() {
         let devices = match request.devices {
@@ -28,7 +61,7 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
             request.global_batch
         ));
         hints.push("another --global-batch or --micro-batch, or fewer fixed axes".into());
-        return (causes, hints);
+        return Diagnosis { causes, conclusion, caveat, hints };
     }
     let smallest = report
         .contexts
@@ -61,7 +94,7 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
         ));
         causes.push(format!("and because a device may use {limit}"));
         let is_proof = report.status == SearchStatus::Infeasible;
-        causes.push(if is_proof { "no plan fits" } else { "no plan was found that fits" }.into());
+        conclusion = Some(if is_proof { "no plan fits" } else { "no plan was found that fits" });
         if let Some((enough, mesh)) = sufficient_memory(request, report) {
             let hint =
                 format!("--memory-limit {} is enough, if the devices have it: {mesh}", enough.0);
@@ -79,7 +112,7 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
             }
         ));
         let is_proof = report.status == SearchStatus::Infeasible;
-        causes.push(if is_proof { "no plan exists" } else { "no plan was found" }.into());
+        conclusion = Some(if is_proof { "no plan exists" } else { "no plan was found" });
         let mut hint = "a tensor axis that divides heads, ranks and widths".to_string();
         if request.rules.weights == WeightRule::Sharded {
             hint.push_str(", or --weights any");
@@ -90,10 +123,10 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
         hints.push(hint);
     }
     if report.contexts.iter().any(|context| matches!(context.outcome, ContextOutcome::NotReached)) {
-        causes.push("though some meshes were not reached in time".into());
+        caveat = Some("though some meshes were not reached in time".into());
         hints.push("a longer --time-limit".into());
     }
-    (causes, hints)
+    Diagnosis { causes, conclusion, caveat, hints }
 }
 
 /// Changes of the request that lead to smaller plans.

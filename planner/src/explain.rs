@@ -11,7 +11,7 @@ use narrows_plan::{
 };
 use serde::{Serialize, Serializer};
 
-use crate::diagnosis::causes;
+use crate::diagnosis::{Diagnosis, diagnose};
 use crate::feasible_plan::FeasiblePlan;
 use crate::predict::{Prediction, predict};
 use crate::report::{ContextOutcome, ContextReport};
@@ -31,10 +31,9 @@ pub struct Explanation {
     pub meshes_not_listed: usize,
     /// The bottlenecks of the plan, serialized as sentences.
     pub binds: Vec<Bottleneck>,
-    /// A chain of reasons why no plan exists; empty when a plan exists.
-    pub causes: Vec<String>,
-    /// Changes of the request to try when no plan exists.
-    pub hints: Vec<String>,
+    /// Why no plan was found, and what to try; empty when one was.
+    #[serde(flatten)]
+    pub diagnosis: Diagnosis,
 }
 
 /// The chosen plan, or an alternative to it.
@@ -202,15 +201,13 @@ pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
     let meshes = contexts.iter().take(MESHES_MAX).map(mesh_row).collect();
     let meshes_not_listed = contexts.len().saturating_sub(MESHES_MAX);
     let Some(best) = &searched.best else {
-        let (causes, hints) = causes(request, &searched.report);
         return Explanation {
             chosen: None,
             alternatives: vec![],
             meshes,
             meshes_not_listed,
             binds: vec![],
-            causes,
-            hints,
+            diagnosis: diagnose(request, &searched.report),
         };
     };
     let chosen = alternative("chosen plan", request, best, None);
@@ -226,8 +223,7 @@ pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
         meshes,
         meshes_not_listed,
         binds,
-        causes: vec![],
-        hints: vec![],
+        diagnosis: Diagnosis::default(),
     }
 }
 
@@ -299,7 +295,7 @@ fn plan_alternative(name: String, other: &Request, time: Seconds) -> Alternative
             summary: String::new(),
             prediction: None,
             ratio: None,
-            refusal: Some(causes(other, &searched.report).0.join("; ")),
+            refusal: Some(diagnose(other, &searched.report).clauses().join("; ")),
         },
     }
 }

@@ -34,7 +34,7 @@ pub mod solve;
 
 pub use contexts::contexts;
 pub use deadline::Deadline;
-pub use diagnosis::causes;
+pub use diagnosis::{Diagnosis, diagnose};
 pub use explain::{
     Alternative, Bottleneck, Explanation, MemoryBinding, MeshRow, Resource, explain,
 };

@@ -1,7 +1,6 @@
 //! The report of a search that found no plan.
 
-use narrows_planner::Request;
-use narrows_planner::{SearchReport, SearchStatus};
+use narrows_planner::{Diagnosis, Request, SearchReport, SearchStatus};
 use serde::Serialize;
 
 use super::search::SearchSummary;
@@ -14,9 +13,8 @@ pub struct InfeasibleReport {
     decisions: Option<()>,
     prediction: Option<()>,
     search: SearchSummary,
-    /// A chain of causes, each explained by the one before.
-    causes: Vec<String>,
-    hints: Vec<String>,
+    #[serde(flatten)]
+    diagnosis: Diagnosis,
     #[serde(skip)]
     headline: String,
 }
@@ -32,27 +30,31 @@ impl InfeasibleReport {
             SearchStatus::Infeasible => format!("no plan exists {subject}"),
             _ => format!("no plan that fits was found {subject}"),
         };
-        let (causes, hints) = causes(request, report);
+        let diagnosis = diagnosis(request, report);
         let search = SearchSummary::without_plan(report);
-        InfeasibleReport { decisions: None, prediction: None, search, causes, hints, headline }
+        InfeasibleReport { decisions: None, prediction: None, search, diagnosis, headline }
     }
 
     /// The failure of the command, which is the text for people.
     pub fn into_failure(self) -> Failure {
-        let InfeasibleReport { mut causes, hints, headline, .. } = self;
-        // The headline says what the last cause concludes.
-        causes.retain(|cause| !cause.starts_with("no plan"));
-        Failure::failed(vec![Problem { hints, ..Problem::new("", headline).because(causes) }])
+        // The headline has the conclusion.
+        let Diagnosis { causes, conclusion: _, caveat, hints } = self.diagnosis;
+        let problem = Problem { hints, ..Problem::new("", self.headline) };
+        Failure::failed(vec![problem.because(causes).because(caveat)])
     }
 }
 
-/// The chain of causes, and what to try.
-fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<String>) {
+/// Why no plan was found, and what to try.
+fn diagnosis(request: &Request, report: &SearchReport) -> Diagnosis {
     if report.status != SearchStatus::TimeLimit {
-        return narrows_planner::causes(request, report);
+        return narrows_planner::diagnose(request, report);
     }
     let limit = request.time_limit.unwrap_or_default().as_secs_f64();
-    let cause = format!("because the search was to end after {limit} s");
     let hint = "a longer --time-limit, or fewer candidates: fix --tensor or --pipeline";
-    (vec![cause, "no plan was found in time".into()], vec![hint.into()])
+    Diagnosis {
+        causes: vec![format!("because the search was to end after {limit} s")],
+        conclusion: Some("no plan was found in time"),
+        caveat: None,
+        hints: vec![hint.into()],
+    }
 }
