@@ -1,5 +1,6 @@
 //! The result of a step: combined from the devices of a process, and then from all processes.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use narrows_plan::Bytes;
@@ -134,15 +135,17 @@ impl LocalStepResult {
         program: &Program,
     ) -> Result<StepResult, RunError> {
         let mesh = self.mesh;
-        let (whole, mismatch) = agree(group, StepMessage::encode(&self), |messages| {
+        let names = instruction_names(program);
+        let own = StepMessage::encode(&self, &names);
+        let (whole, mismatch) = agree(group, own, |messages| {
             let mut whole = LocalStepResult::empty(mesh);
-            messages.iter().for_each(|message| whole.merge(message.decode(program)));
+            messages.iter().for_each(|message| whole.merge(message.decode(mesh, &names)));
             let expected = messages[0].token_hash;
             let mismatch = messages.iter().position(|message| message.token_hash != expected);
-            (StepMessage::encode(&whole), mismatch)
+            (StepMessage::encode(&whole, &names), mismatch)
         })?;
         match mismatch {
-            None => Ok(whole.decode(program).into_result()),
+            None => Ok(whole.decode(mesh, &names).into_result()),
             Some(rank) => Err(RunError::TokensMismatch { rank: rank as u64 }),
         }
     }
@@ -170,41 +173,54 @@ struct ReportMessage {
     allocated: u64,
     sent: u64,
     received: u64,
-    instructions: Vec<(String, u64)>,
-    /// Kind and axis by their indices in [`COLLECTIVE_KINDS`] and [`Axis::ALL`]; number of calls,
-    /// payload and sent bytes.
-    collectives: Vec<((usize, usize), [u64; 3])>,
+    /// Index of the instruction's name in [`instruction_names`], and its count.
+    instructions: Vec<(usize, u64)>,
+    collectives: Vec<CollectiveMessage>,
 }
 
-const COLLECTIVE_KINDS: [CollectiveKind; 4] = [
-    CollectiveKind::AllReduce,
-    CollectiveKind::ReduceScatter,
-    CollectiveKind::AllGather,
-    CollectiveKind::AllToAll,
-];
+/// A [`CollectiveCount`] between processes.
+#[derive(Serialize, Deserialize)]
+struct CollectiveMessage {
+    kind: CollectiveKind,
+    axis: Axis,
+    calls: u64,
+    payload: u64,
+    sent: u64,
+}
+
+/// The names of the program's instructions, sorted. All processes of a run have the same program.
+fn instruction_names(program: &Program) -> Vec<&'static str> {
+    let phases = [Phase::Forward, Phase::Backward, Phase::Step];
+    let instructions = program
+        .stages
+        .iter()
+        .flat_map(|stage| phases.into_iter().flat_map(|phase| stage.instructions(phase)));
+    let names: BTreeSet<_> = instructions.map(|instr| instr.action.name()).collect();
+    names.into_iter().collect()
+}
 
 impl StepMessage {
-    fn encode(local: &LocalStepResult) -> StepMessage {
+    fn encode(local: &LocalStepResult, names: &[&'static str]) -> StepMessage {
         let nanoseconds =
             |category: &TimeCategory| local.time_breakdown.get(*category).as_nanos() as u64;
-        let encode_report =
-            |report: &Option<DeviceReport>| report.as_ref().map(ReportMessage::encode);
+        let encode_report = |report: &DeviceReport| ReportMessage::encode(report, names);
+        let stages = local.stages.iter().map(|report| report.as_ref().map(encode_report));
         StepMessage {
             loss: local.loss.to_bits(),
             gradient_square_sum: local.gradient_square_sum.map(f32::to_bits),
-            stages: local.stages.iter().map(encode_report).collect(),
+            stages: stages.collect(),
             nanoseconds: TimeCategory::ALL.iter().map(nanoseconds).collect(),
             scratch_bytes: local.scratch_bytes.clone(),
             token_hash: local.token_hash,
         }
     }
 
-    fn decode(&self, program: &Program) -> LocalStepResult {
-        let mut local = LocalStepResult::empty(program.context.mesh);
+    fn decode(&self, mesh: Mesh, names: &[&'static str]) -> LocalStepResult {
+        let mut local = LocalStepResult::empty(mesh);
         local.loss = f64::from_bits(self.loss);
         local.gradient_square_sum = self.gradient_square_sum.map(f32::from_bits);
         for (stage, message) in local.stages.iter_mut().zip(&self.stages) {
-            *stage = message.as_ref().map(|message| message.decode(program));
+            *stage = message.as_ref().map(|message| message.decode(names));
         }
         for (category, nanoseconds) in TimeCategory::ALL.iter().zip(&self.nanoseconds) {
             local.time_breakdown.add(*category, Duration::from_nanos(*nanoseconds));
@@ -215,12 +231,16 @@ impl StepMessage {
 }
 
 impl ReportMessage {
-    fn encode(report: &DeviceReport) -> ReportMessage {
-        let instruction = |(name, count): (&&str, &u64)| (name.to_string(), *count);
-        let collective = |((kind, axis), count): (&(CollectiveKind, Axis), &CollectiveCount)| {
-            let kind = COLLECTIVE_KINDS.iter().position(|known| known == kind).unwrap_or(0);
-            let axis = Axis::ALL.iter().position(|known| known == axis).unwrap_or(0);
-            ((kind, axis), [count.calls, count.payload.0, count.sent.0])
+    /// # Panics
+    /// When `names` lacks an instruction of the report.
+    fn encode(report: &DeviceReport, names: &[&'static str]) -> ReportMessage {
+        let instruction = |(name, count): (&&'static str, &u64)| {
+            let index = names.binary_search(name);
+            (index.unwrap_or_else(|_| panic!("the program has no instruction {name}")), *count)
+        };
+        let collective = |(&(kind, axis), count): (&(CollectiveKind, Axis), &CollectiveCount)| {
+            let CollectiveCount { calls, payload, sent } = *count;
+            CollectiveMessage { kind, axis, calls, payload: payload.0, sent: sent.0 }
         };
         ReportMessage {
             allocated: report.allocated.0,
@@ -231,28 +251,50 @@ impl ReportMessage {
         }
     }
 
-    fn decode(&self, program: &Program) -> DeviceReport {
-        let phases = [Phase::Forward, Phase::Backward, Phase::Step];
-        // The program has the static names of its instructions.
-        let static_name = |name: &str| {
-            let stages = program.stages.iter();
-            let mut names = stages
-                .flat_map(|stage| phases.into_iter().flat_map(|phase| stage.instructions(phase)))
-                .map(|instr| instr.action.name());
-            names.find(|known| *known == name)
-        };
-        let instruction = |(name, count): &(String, u64)| Some((static_name(name)?, *count));
-        let collective = |((kind, axis), count): &((usize, usize), [u64; 3])| {
-            let [calls, payload, sent] = *count;
+    /// # Panics
+    /// When the message was encoded with more `names`.
+    fn decode(&self, names: &[&'static str]) -> DeviceReport {
+        let collective = |message: &CollectiveMessage| {
+            let CollectiveMessage { kind, axis, calls, payload, sent } = *message;
             let count = CollectiveCount { calls, payload: Bytes(payload), sent: Bytes(sent) };
-            Some(((*COLLECTIVE_KINDS.get(*kind)?, *Axis::ALL.get(*axis)?), count))
+            ((kind, axis), count)
         };
+        let instructions = self.instructions.iter();
         DeviceReport {
             allocated: Bytes(self.allocated),
             sent: Bytes(self.sent),
             received: Bytes(self.received),
-            instructions: self.instructions.iter().filter_map(instruction).collect(),
-            collectives: self.collectives.iter().filter_map(collective).collect(),
+            instructions: instructions.map(|(index, count)| (names[*index], *count)).collect(),
+            collectives: self.collectives.iter().map(collective).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_keep_reports() {
+        let kinds = [
+            CollectiveKind::AllReduce,
+            CollectiveKind::ReduceScatter,
+            CollectiveKind::AllGather,
+            CollectiveKind::AllToAll,
+        ];
+        let pairs = kinds.iter().flat_map(|kind| Axis::ALL.map(|axis| (*kind, axis)));
+        let count =
+            |calls| CollectiveCount { calls, payload: Bytes(2 * calls), sent: Bytes(calls) };
+        let report = DeviceReport {
+            allocated: Bytes(1),
+            instructions: [("fill", 2), ("send", 0)].into(),
+            collectives: pairs.zip((3..).map(count)).collect(),
+            sent: Bytes(4),
+            received: Bytes(5),
+        };
+        let names = ["fill", "gemm", "send"];
+        let text = serde_json::to_string(&ReportMessage::encode(&report, &names)).expect("JSON");
+        let message: ReportMessage = serde_json::from_str(&text).expect("a message");
+        assert_eq!(message.decode(&names), report);
     }
 }
