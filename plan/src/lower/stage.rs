@@ -129,7 +129,8 @@ impl StageLowering<'_> {
                     OperandSlot::WeightGradient(_) => ("gradient", BufferRole::WeightGradient),
                     OperandSlot::FirstMoment(_) => ("first moment", BufferRole::FirstMoment),
                     OperandSlot::SecondMoment(_) => ("second moment", BufferRole::SecondMoment),
-                    _ => ("master", BufferRole::MasterWeight),
+                    OperandSlot::Master(_) => ("master", BufferRole::MasterWeight),
+                    slot => unreachable!("a parameter has no {slot:?}"),
                 };
                 let name = format!("{} {} {kind}", site.name, segment.op(op).name);
                 let key = BufferKey::Parameter(site.instance, op, slot);

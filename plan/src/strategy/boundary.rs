@@ -25,8 +25,12 @@ impl BoundaryLayout {
     }
 
     /// Layouts of an input of a segment, as the previous segment produces it.
+    ///
+    /// # Panics
+    /// When the value is not an input of the segment.
     pub fn input_edge(&self, segment: &Segment, value: ValueId) -> EdgeLayout {
-        self.edge(segment.boundary_index(value).unwrap_or(0))
+        let at = segment.inputs.iter().position(|input| *input == value);
+        self.edge(at.expect("a value without producer is an input of its segment"))
     }
 
     /// Layouts in which the next segment consumes a value; `None` for values that are not outputs.
