@@ -18,7 +18,7 @@ use narrows_plan::Defects;
 use super::class::{HALF_WIDTH_MIN, RESIDUALS_MAX};
 
 /// Least number of groups in a closed loop: leaving out one of three leaves two, which [`step_error`] needs.
-pub const STEP_GROUPS_MIN: usize = 3;
+pub(crate) const STEP_GROUPS_MIN: usize = 3;
 
 /// The error of a step, from ln(measured / predicted) of plans by group. `None` for fewer than two groups with a plan.
 pub fn step_error(groups: &[&[f64]], provenance: Provenance) -> Option<RelativeError> {

@@ -7,7 +7,7 @@ use super::model::Framework;
 
 /// Coefficients of a framework, and the fraction of the network's bandwidth that collectives reach, in the order of the fields
 /// of [`Framework`].
-pub type Coefficients = [f64; 9];
+pub(crate) type Coefficients = [f64; 9];
 
 /// The names of [`Coefficients`].
 #[cfg(test)]

@@ -36,7 +36,7 @@ const LOSS_RATIO_MIN: f64 = 0.9995;
 const STEP_SHRINKAGE: f64 = 1.8;
 
 /// A measured step.
-pub struct StepRow<'a> {
+pub(crate) struct StepRow<'a> {
     /// The step.
     pub step: &'a TrainingStep,
     /// The mesh that it ran on.
@@ -60,7 +60,7 @@ impl StepRow<'_> {
 }
 
 /// Measured steps to fit coefficients to.
-pub struct StepRows<'a> {
+pub(crate) struct StepRows<'a> {
     rows: Vec<StepRow<'a>>,
     /// The work of the rows within a node, which does not depend on coefficients.
     within_node: Vec<Option<Rc<StepWork>>>,
@@ -182,7 +182,7 @@ impl<'a> StepRows<'a> {
 
 /// Resampling unit of a bootstrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HoldOut {
+pub(crate) enum HoldOut {
     /// Single rows, for predictions of measured models.
     Rows,
     /// All rows of a model, for predictions of unseen models.

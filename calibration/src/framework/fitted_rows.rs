@@ -87,7 +87,7 @@ fn digest(step: &TrainingStep, mesh: Mesh, time_bin: i64) -> Option<String> {
 
 /// The conditions under which the coefficients were fitted to this step, whose time may be rounded; `None` for a step
 /// that is not part of the fit.
-pub fn fit_conditions_of(
+pub(crate) fn fit_conditions_of(
     step: &TrainingStep,
     mesh: Mesh,
     measured_s: f64,

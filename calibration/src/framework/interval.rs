@@ -35,7 +35,7 @@ const SEED: u64 = 0x6770_7400;
 /// The uncertainty of a fitted framework.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct IntervalModel {
+pub(crate) struct IntervalModel {
     /// Source of the rows of the fit.
     pub provenance: Provenance,
     /// Names of the profiles of the measured hardware.
@@ -62,7 +62,7 @@ pub struct IntervalModel {
 /// A bootstrap of the rows of a fit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BootstrapFit {
+pub(crate) struct BootstrapFit {
     /// Ratio of the coefficients of every draw to those of the fit.
     pub draws: Vec<Coefficients>,
     /// ln(measured / predicted) of steps within a node that a draw left out.
@@ -196,7 +196,7 @@ fn draw_hardware_errors(
 ///
 /// # Errors
 /// A built-in file that is damaged; the tests read it.
-pub fn built_in_interval_model() -> Result<IntervalModel, Defects> {
+pub(crate) fn built_in_interval_model() -> Result<IntervalModel, Defects> {
     const TEXT: &str = include_str!("../../data/fits/gpt-a100.json");
     json::read(TEXT).map_err(Defects::single)
 }

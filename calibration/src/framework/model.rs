@@ -19,7 +19,7 @@ use crate::measurements::{TrainedModel, TrainingStep};
 
 /// Fitted coefficients of a framework on its host.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Framework {
+pub(crate) struct Framework {
     /// Host seconds for each operator.
     pub operator_s: f64,
     /// Operators of a block, each pass, without counted work: views, masks, hooks.
@@ -40,7 +40,7 @@ pub struct Framework {
 }
 
 /// Fitted to 270 steps of one framework on one to 512 A100s; five-fold cross-validated in the tests of this module.
-pub const FITTED_FRAMEWORK: Framework = Framework {
+pub(crate) const FITTED_FRAMEWORK: Framework = Framework {
     operator_s: 70e-6,
     idle_operators: 0.8033,
     overlap: 1.9815,
@@ -191,7 +191,7 @@ impl StageWork {
 }
 
 /// The step time in seconds; `None` for a model that is not a GPT.
-pub fn step_time_s(
+pub(crate) fn step_time_s(
     step: &TrainingStep,
     mesh: Mesh,
     profile: &Profile,

@@ -25,14 +25,14 @@ use crate::measurements::GptModel;
 
 /// Operators that the host launches, as kernels on one device.
 #[derive(Clone, Debug, Default)]
-pub struct OperatorList {
+pub(crate) struct OperatorList {
     /// One kernel for each operator.
     pub kernels: Vec<Kernel>,
 }
 
 /// The sizes of one microbatch on one device.
 #[derive(Clone, Copy, Debug)]
-pub struct MicrobatchShape {
+pub(crate) struct MicrobatchShape {
     /// The model.
     pub gpt: GptModel,
     /// The mesh.

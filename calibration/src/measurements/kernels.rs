@@ -58,7 +58,11 @@ fn norm(run: &NormRun, mesh: Mesh, input: DType) -> Vec<Kernel> {
 }
 
 /// The predicted time of kernels in seconds, with launch gaps.
-pub fn predicted_time_s(measurement: &Measurement, runs: &[KernelRun], profile: &Profile) -> f64 {
+pub(crate) fn predicted_time_s(
+    measurement: &Measurement,
+    runs: &[KernelRun],
+    profile: &Profile,
+) -> f64 {
     let prices = Prices::new(profile, measurement.executor, &measurement.mesh);
     let price = |(kernel, times): &(Kernel, f64)| prices.kernel_time(kernel).0 * times;
     priced_kernels(runs, measurement.mesh, profile.precision().compute_dtype())
