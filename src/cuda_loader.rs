@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use narrows_cuda::{
-    CudaLibrary, FoundLibrary, library_loads, library_search_folders, link_libraries,
+    CudaLibrary, LibraryFile, library_loads, library_search_folders, link_libraries,
 };
 use narrows_runtime::fnv1a;
 
@@ -29,7 +29,7 @@ const LOADER_PATH: &str = "LD_LIBRARY_PATH";
 const MAX_CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// Finds the file of each CUDA library in the search folders.
-pub fn find_libraries() -> BTreeMap<CudaLibrary, FoundLibrary> {
+pub fn find_libraries() -> BTreeMap<CudaLibrary, LibraryFile> {
     narrows_cuda::find_libraries(&library_search_folders(|name| env::var_os(name)))
 }
 
@@ -59,7 +59,7 @@ pub fn make_libraries_loadable() {
 }
 
 /// The name of the folder of links, which depends on the set of libraries.
-fn links_folder_name(libraries: &BTreeMap<CudaLibrary, FoundLibrary>) -> String {
+fn links_folder_name(libraries: &BTreeMap<CudaLibrary, LibraryFile>) -> String {
     let paths: String =
         libraries.values().map(|file| format!("{}\n", file.path.display())).collect();
     format!("cuda-{:016x}", fnv1a(paths.bytes()))

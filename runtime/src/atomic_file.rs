@@ -1,4 +1,4 @@
-//! Files that appear under their name complete or not at all.
+//! Files that are written atomically: under a temporary name, then renamed.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -51,7 +51,7 @@ impl AtomicFile {
     /// Appends bytes.
     ///
     /// # Errors
-    /// When the system refuses, such as on a full disk.
+    /// When the write fails, for example because the disk is full.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes)
     }
@@ -60,7 +60,7 @@ impl AtomicFile {
     /// it to its final name.
     ///
     /// # Errors
-    /// When the system refuses; an existing file of that name is then unchanged.
+    /// When flushing or renaming fails; an existing file of that name is then unchanged.
     pub fn finish(mut self, first_bytes: &[u8]) -> io::Result<()> {
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(first_bytes)?;
@@ -79,7 +79,7 @@ fn parent_folder(target: &Path) -> &Path {
     }
 }
 
-/// Makes the new name survive a power failure. Errors are ignored: not every file system supports
+/// Flushes the folder, so that the new name survives a power failure. Errors are ignored: not every file system supports
 /// this, and the file is complete either way.
 fn sync_folder(folder: &Path) {
     let _ = File::open(folder).and_then(|folder| folder.sync_all());

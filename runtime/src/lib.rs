@@ -1,4 +1,4 @@
-//! The core of the runtime: sessions, training, token files, checkpoints, and what backends share.
+//! The core of the runtime: sessions, training, token files, checkpoints, and the code that backends share.
 //!
 //! A [`Session`] holds the memory of a program's devices and runs steps on them through an
 //! [`Engine`](session::Engine). Backends are crates of their own that implement it: `narrows-cpu`
@@ -15,7 +15,7 @@
 //! | [`checkpoint`] | checkpoints: saving, loading, resuming |
 //! | [`process_group`] | traits of a run of many processes, and their errors |
 //!
-//! The crate root holds what engines and reports share: the order of a step's instructions, operand
+//! The crate root exports what engines and reports share: the order of a step's instructions, operand
 //! addresses, parameters and their initial values, the optimizer, counts and times of a step.
 
 mod addressing;

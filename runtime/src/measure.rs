@@ -34,9 +34,9 @@ use crate::session::{Session, StepInput};
 pub struct MeasurementEffort {
     /// Untimed steps at the start, which touch memory and start threads.
     pub warm_up_steps: usize,
-    /// Fewest timed steps; at least one is made.
+    /// Minimum number of timed steps; at least one is executed.
     pub timed_steps_min: usize,
-    /// Most timed steps.
+    /// Maximum number of timed steps.
     pub timed_steps_max: usize,
     /// Beyond the minimum, no further step starts after this time.
     pub time_limit: Duration,
@@ -163,8 +163,8 @@ impl InstructionTimings {
     pub fn keep_shortest(&mut self, other: &InstructionTimings) {
         self.shortest_step_s = self.shortest_step_s.min(other.shortest_step_s);
         self.whole_step_s = self.whole_step_s.min(other.whole_step_s);
-        let others = other.instruction_s.iter().flatten();
-        let pairs = self.instruction_s.iter_mut().flatten().zip(others);
+        let other_times = other.instruction_s.iter().flatten();
+        let pairs = self.instruction_s.iter_mut().flatten().zip(other_times);
         pairs.for_each(|(own, other)| *own = own.min(*other));
     }
 

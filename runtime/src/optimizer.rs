@@ -89,7 +89,7 @@ impl Optimizer {
         peak_learning_rate * (final_fraction + (1.0 - final_fraction) * cosine)
     }
 
-    /// Factor of every gradient, given the norm of all gradients together.
+    /// Clipping factor of every gradient, for this norm of all gradients together.
     pub fn clip_factor(&self, norm: f64) -> f64 {
         if norm > self.clip_norm { self.clip_norm / norm } else { 1.0 }
     }

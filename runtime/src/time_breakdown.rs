@@ -1,4 +1,4 @@
-//! What the measured time of a step is spent on.
+//! Breakdown of the measured time of a step by category.
 //!
 //! The categories are those of a predicted step, and the instruction decides the category. The whole
 //! time of an instruction counts, so that of a collective includes the wait for its other members.

@@ -164,9 +164,9 @@ fn llm_c_files_are_read() {
     assert_eq!(gpt2.fingerprint(), sha256(&[1, 0, 255, 0, 80, 196]));
 }
 
-/// Every kind of damage, with the location and message that report it.
+/// Every kind of corruption, with its location and message.
 #[test]
-fn damage_is_reported_with_its_location() {
+fn corruption_is_reported_with_its_location() {
     let good = file_bytes(300, &[7, 299, 258]);
     let resealed = |at: usize, field: &[u8]| {
         let mut bytes = good.clone();

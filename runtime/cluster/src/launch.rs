@@ -15,7 +15,7 @@ pub struct LaunchInfo {
     /// Rank on its node: the index of its GPU.
     pub local_rank: u64,
     /// Number of processes on its node (on the first, if nodes differ); the world size where the
-    /// launcher does not say.
+    /// launcher does not set it.
     pub local_world_size: u64,
     /// Address where rank 0 waits for the other processes.
     pub rendezvous: Address,

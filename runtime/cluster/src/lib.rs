@@ -17,7 +17,7 @@
 //! | `process_group` | all processes: agreement, gathering, abort, shutdown |
 //! | `communicator` | collectives of a device group, transfers between two processes |
 //! | `channel` | one sequence of operations with its peers, checked to be the same on both sides |
-//! | `operation` | what processes do together, as named in frames and messages |
+//! | `operation` | operations of several processes, as named in frames and messages |
 //! | `peer` | a connection: received frames, and why it ended |
 //! | `frame` | the wire format |
 //! | `flight_recorder` | the last operations of this process |

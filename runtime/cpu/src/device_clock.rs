@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use narrows_runtime::{InstructionSpan, TimeBreakdown, TimeCategory};
 
-/// Measures what the time of a device is spent on.
+/// Measures the time of a device by category.
 pub(crate) struct DeviceClock {
     step_start: Instant,
     last_reading: Instant,
@@ -68,8 +68,8 @@ impl DeviceClock {
         self.last_reading
     }
 
-    /// Ends a step, which ended for all devices at `end`. The time that this device waited for the
-    /// others is added to a category.
+    /// Ends a step, which ended for all devices at `end`. The time that this device waited for
+    /// other devices is added to a category.
     pub fn end_step(&mut self, waiting: TimeCategory, end: Instant) -> TimeBreakdown {
         self.read_at(waiting, end);
         self.breakdown

@@ -7,7 +7,7 @@
 //! | `device` | one device during a step, and the operands of its instructions |
 //! | `device_threads` | the threads of the devices |
 //! | `device_links` | communicators and peer links of a device |
-//! | `device_clock` | what the time of a device is spent on |
+//! | `device_clock` | the time of a device by category |
 //! | `execute/` | the instructions, as calls of [`kernels`] |
 //! | `arena` | memory of a device |
 //! | `shared_memory_group`, `stage_pipe`, `barrier`, `abort` | collectives, transfers and waiting within a process |

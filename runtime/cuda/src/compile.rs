@@ -3,7 +3,7 @@
 //! NVRTC compiles to a cubin for one compute capability, since an older driver would reject a newer PTX. The
 //! name of a cache entry is the SHA-256 of everything the machine code depends on: source, headers, options,
 //! version of NVRTC and capability. The entry contains a SHA-256 over that key and the machine code, so that
-//! truncated, damaged or renamed files are detected and compiled again. Files are written atomically;
+//! truncated, corrupted or renamed files are detected and compiled again. Files are written atomically;
 //! processes that compile the same source concurrently write identical entries.
 #![allow(unsafe_code)]
 
@@ -49,7 +49,7 @@ pub enum CubinOrigin {
     Cached,
     /// Compiled: the cache had no entry.
     Compiled,
-    /// Compiled: the entry of the cache was damaged, and is replaced.
+    /// Compiled: the entry of the cache was corrupted, and is replaced.
     Replaced,
 }
 
@@ -199,8 +199,8 @@ impl CubinCache {
 
 fn all_options((major, minor): (u32, u32), options: &[&str]) -> Vec<String> {
     let architecture = format!("--gpu-architecture=sm_{major}{minor}");
-    let others = NVRTC_OPTIONS.iter().chain(options).map(|option| option.to_string());
-    [architecture].into_iter().chain(others).collect()
+    let options = NVRTC_OPTIONS.iter().chain(options).map(|option| option.to_string());
+    [architecture].into_iter().chain(options).collect()
 }
 
 /// Hash of everything the machine code depends on. Lists and strings are length-prefixed, so that different

@@ -43,7 +43,7 @@ pub enum CudaError {
          {total_bytes} bytes free (try: a plan with `--memory-limit`, or stop other programs on that GPU)"
     )]
     OutOfMemory {
-        /// What the memory is for.
+        /// Purpose of the memory.
         purpose: &'static str,
         /// Size of the allocation.
         requested_bytes: u64,

@@ -46,7 +46,7 @@ pub use launch::{
     rotary_table,
 };
 pub use libraries::{
-    CudaLibrary, FoundLibrary, find_libraries, library_search_folders, link_libraries,
+    CudaLibrary, LibraryFile, find_libraries, library_search_folders, link_libraries,
 };
 pub use matmul::{
     Matmul, MatmulContext, MatmulKey, MatrixAddress, StoredMatrix, Transpose, lower_gemm,

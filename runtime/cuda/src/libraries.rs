@@ -72,7 +72,7 @@ impl CudaLibrary {
 
 /// A library file that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundLibrary {
+pub struct LibraryFile {
     /// Path of the file.
     pub path: PathBuf,
     /// Version suffix of the file name: `2`, `13.2`, or empty.
@@ -155,7 +155,7 @@ fn subfolders(within: &Path, accepts: impl Fn(&str) -> bool) -> impl Iterator<It
 }
 
 /// For each library, its file in the first folder that contains one.
-pub fn find_libraries(folders: &[PathBuf]) -> BTreeMap<CudaLibrary, FoundLibrary> {
+pub fn find_libraries(folders: &[PathBuf]) -> BTreeMap<CudaLibrary, LibraryFile> {
     let mut libraries = BTreeMap::new();
     for folder in folders {
         for library in CudaLibrary::ALL {
@@ -168,14 +168,14 @@ pub fn find_libraries(folders: &[PathBuf]) -> BTreeMap<CudaLibrary, FoundLibrary
 }
 
 /// The file of a library in a folder with the highest version.
-fn newest_file(folder: &Path, library: CudaLibrary) -> Option<FoundLibrary> {
+fn newest_file(folder: &Path, library: CudaLibrary) -> Option<LibraryFile> {
     let entries = fs::read_dir(folder).ok()?.flatten();
     let files = entries.filter_map(|entry| {
         let name = entry.file_name();
         let version = file_version(name.to_str()?, library.file_stem())?.to_owned();
         // Excludes dangling links.
         let path = entry.path();
-        path.is_file().then_some(FoundLibrary { path, version })
+        path.is_file().then_some(LibraryFile { path, version })
     });
     files.max_by_key(|file| version_numbers(&file.version))
 }
@@ -201,7 +201,7 @@ const DEPENDENCY_PREFIXES: [&str; 5] =
 /// # Errors
 /// When the folder or a link cannot be created.
 pub fn link_libraries(
-    libraries: &BTreeMap<CudaLibrary, FoundLibrary>,
+    libraries: &BTreeMap<CudaLibrary, LibraryFile>,
     folder: &Path,
 ) -> io::Result<()> {
     fs::create_dir_all(folder)?;

@@ -36,7 +36,7 @@ pub struct Checkpoint {
     pub second_moments: NamedTensors,
 }
 
-/// Outline of the plan that a checkpoint was made under, for information only.
+/// Outline of the plan of the run that wrote a checkpoint, for information only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointOrigin {
@@ -68,7 +68,7 @@ pub enum ResumeError {
 
 impl Checkpoint {
     /// The state of a run. `seed` is that of [`Session::initialise`], and `model` the run's model. In a
-    /// run of many processes, all must call this function; rank 0 returns the checkpoint, others
+    /// run of many processes, all must call this function; rank 0 returns the checkpoint, other ranks
     /// `None`.
     ///
     /// # Errors

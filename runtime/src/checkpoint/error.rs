@@ -192,8 +192,8 @@ impl CheckpointFault {
         }
     }
 
-    /// Whether the checkpoint is damaged, so that an older one may be loaded instead.
-    pub fn is_damage(&self) -> bool {
+    /// Whether the checkpoint is corrupted, so that an older one may be loaded instead.
+    pub fn is_corruption(&self) -> bool {
         matches!(
             self,
             CheckpointFault::Missing
@@ -206,7 +206,7 @@ impl CheckpointFault {
         )
     }
 
-    /// What to try.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             CheckpointFault::Missing => Some(

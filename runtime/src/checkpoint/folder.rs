@@ -27,7 +27,7 @@ const TEMPORARY: (&str, &str) = (".narrows-checkpoint-", ".tmp");
 
 /// A folder with the name of a checkpoint. Its manifest says whether it is complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundCheckpoint {
+pub struct CheckpointFolder {
     /// Step in the name.
     pub step: u64,
     /// Path of the folder.
@@ -44,7 +44,7 @@ pub fn folder_name(step: u64) -> String {
 ///
 /// # Errors
 /// When the folder cannot be read.
-pub fn list(dir: &Path) -> Result<Vec<FoundCheckpoint>, CheckpointError> {
+pub fn list(dir: &Path) -> Result<Vec<CheckpointFolder>, CheckpointError> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         entries => entries.map_err(CheckpointError::io(dir, "listed"))?,
@@ -60,7 +60,7 @@ pub fn list(dir: &Path) -> Result<Vec<FoundCheckpoint>, CheckpointError> {
         };
         let step = base_name.strip_prefix(STEP).and_then(|digits| digits.parse().ok());
         if let Some(step) = step.filter(|step| folder_name(*step) == base_name) {
-            checkpoints.push(FoundCheckpoint { step, path: entry.path(), replaced });
+            checkpoints.push(CheckpointFolder { step, path: entry.path(), replaced });
         }
     }
     checkpoints.sort_by_key(|checkpoint| (std::cmp::Reverse(checkpoint.step), checkpoint.replaced));

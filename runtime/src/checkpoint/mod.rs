@@ -9,12 +9,11 @@
 //! | `model.safetensors` | the weights |
 //! | `optimizer.safetensors` | the moments, under the weights' names with `.first_moment` or `.second_moment` |
 //! | `state.json` | step, seed, data cursor, hyper-parameters, fingerprint of the model |
-//! | `manifest.json` | size and SHA-256 of the others |
+//! | `manifest.json` | size and SHA-256 of the other files |
 //!
 //! [`save`] writes them into a temporary folder, flushes them to the disk, and renames the folder;
 //! [`latest`] looks for the last complete checkpoint, so that no pointer to it can be wrong; [`load`]
-//! verifies every byte. Whatever the bytes are, an error is a [`CheckpointError`] with its location,
-//! never a panic.
+//! verifies every byte. Invalid bytes are a [`CheckpointError`] with their location, never a panic.
 //!
 //! ```no_run
 //! # use std::{num::NonZeroUsize, path::Path};
@@ -45,7 +44,7 @@ mod tensors;
 
 pub use contents::{Checkpoint, CheckpointOrigin, ResumeError};
 pub use error::{CheckpointError, CheckpointFault, TensorFault};
-pub use folder::{FoundCheckpoint, folder_name, latest, list};
+pub use folder::{CheckpointFolder, folder_name, latest, list};
 pub use lock::{FolderLock, lock};
 pub use names::{StoredParameter, stored_parameters};
 pub use storage::{load, save};

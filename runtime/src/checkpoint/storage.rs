@@ -15,7 +15,7 @@ use super::names::stored_parameters;
 use super::state::RunState;
 use super::tensors::{self, HashingWriter, TensorGroup};
 
-/// What follows the name of a parameter in the name of its tensor.
+/// Suffix of a parameter's name in the name of a tensor.
 const WEIGHT_SUFFIX: &str = "";
 const FIRST_MOMENT_SUFFIX: &str = ".first_moment";
 const SECOND_MOMENT_SUFFIX: &str = ".second_moment";

@@ -157,7 +157,7 @@ impl DataFault {
         }
     }
 
-    /// What to try.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             DataFault::NotRegularFile => "a regular file, which can be mapped into memory",

@@ -104,10 +104,10 @@ impl TokenFileLayout {
     }
 }
 
-/// The tokenizer that made the tokens of a file.
+/// The tokenizer that produced the tokens of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenizerId {
-    /// Name for people; `bytes` without a tokenizer.
+    /// Display name; `bytes` without a tokenizer.
     pub name: String,
     /// SHA-256 of the tokenizer's file; zeros without one.
     pub fingerprint: Sha256Digest,

@@ -2,12 +2,12 @@
 //!
 //! - [`TokenFile`]: a memory-mapped file of token ids, in the Narrows format (`header.rs` has its
 //!   layout) or in one of the two formats of llm.c (`llm_c.rs`).
-//! - [`TokenWriter`]: writes a file in the Narrows format, complete or not at all.
+//! - [`TokenWriter`]: writes a file in the Narrows format atomically.
 //! - [`Sampler`]: the tokens of sequence g of a run. They depend on the file, the sequence length and a
 //!   seed alone: not on the mesh, the microbatches or earlier reads.
 //!
-//! Files come from anywhere. Whatever bytes they hold, an error is a [`DataError`] with its location,
-//! never a panic, and every id is checked against the vocabulary before a step reads it.
+//! Files are untrusted input. Invalid bytes are a [`DataError`] with their location, never a panic, and
+//! every id is checked against the vocabulary before a step reads it.
 
 mod error;
 mod header;

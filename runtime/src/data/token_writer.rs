@@ -105,7 +105,7 @@ impl TokenWriter {
     /// Writes the header, flushes the file to the disk, and gives it its name.
     ///
     /// # Errors
-    /// When the system refuses; an existing file of that name is then unchanged.
+    /// When flushing or renaming fails; an existing file of that name is then unchanged.
     pub fn finish(self) -> Result<TokenFileHeader, DataError> {
         let TokenWriter { path, file, mut header, checksum, .. } = self;
         header.checksum = Some(checksum.finalize().into());

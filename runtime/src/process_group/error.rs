@@ -5,13 +5,13 @@ use std::fmt;
 /// An error that ends a run of many processes, as one of them sees it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub struct ClusterError {
-    /// What went wrong.
+    /// The fault.
     pub fault: ClusterFault,
     /// The last collectives and transfers of this process, the newest last.
     pub recent_operations: Vec<String>,
 }
 
-/// What went wrong in a run of many processes.
+/// A fault that ends a run of many processes.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ClusterFault {
     /// Rank 0 cannot listen at the rendezvous address, or another rank at its own.
@@ -41,7 +41,7 @@ pub enum ClusterFault {
         /// Seconds waited.
         waited_s: f64,
     },
-    /// No connection to a process could be made in time.
+    /// No connection to a process was established in time.
     #[error(
         "cannot reach process {rank} at {address} within {waited_s:.0} s: {reason} (try: check that the \
          process runs, and that the address and port can be reached from here)"
@@ -88,9 +88,9 @@ pub enum ClusterFault {
     Disconnected {
         /// The rank.
         rank: u64,
-        /// What this process was doing.
+        /// Operation of this process.
         operation: String,
-        /// What the connection reports.
+        /// Error of the connection.
         reason: String,
     },
     /// A process did not answer within the timeout.
@@ -101,7 +101,7 @@ pub enum ClusterFault {
     Timeout {
         /// The rank.
         rank: u64,
-        /// What this process was doing.
+        /// Operation of this process.
         operation: String,
         /// Seconds waited.
         waited_s: f64,

@@ -62,7 +62,7 @@ pub trait ProcessGroup: Send + Sync {
     fn abort(&self, origin: u64, reason: &str);
 
     /// The communicator of these ranks, in this order; `None` when this process is not one of them or
-    /// is not connected with all of the others.
+    /// is not connected with all other members.
     fn communicator(&self, ranks: &[u64], scope: GroupScope) -> Option<Box<dyn Communicator>>;
 
     /// Point-to-point transfers with another rank; `None` when this process is not connected with it.
@@ -124,7 +124,7 @@ pub trait PeerLink: Send + Sync {
     fn receive(&self, take: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError>;
 }
 
-/// Elements that one member moved in a collective, counted where they were moved.
+/// Elements of a collective on one member, counted by the code that moves them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CollectiveVolume {
     /// Elements of the whole, unsharded tensor.

@@ -28,7 +28,7 @@ pub struct TrainedStep {
     pub data_time: Duration,
     /// Time of the whole step, including reading.
     pub step_time: Duration,
-    /// What the step time was spent on: means over the devices, which add up to the step time.
+    /// The step time by category: means over the devices, which add up to the step time.
     pub time_breakdown: TimeBreakdown,
     /// Instructions, collectives and transfers of each device.
     pub report: StepReport,

@@ -156,9 +156,9 @@ impl<'a> CheckpointKeeper<'a> {
 
 /// The failure of a checkpoint that cannot be loaded, with a hint for damaged ones.
 fn load_failure(error: CheckpointError) -> Failure {
-    let is_damage = error.fault.is_damage();
+    let is_corruption = error.fault.is_corruption();
     let mut failure = Failure::checkpoint(error);
-    if is_damage {
+    if is_corruption {
         let hint = "move it out of the folder, and --resume takes the checkpoint before it";
         failure.problems.iter_mut().for_each(|problem| problem.hints.push(hint.into()));
     }

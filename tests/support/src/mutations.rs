@@ -231,25 +231,25 @@ fn overlap_live_buffer(rng: &mut TestRng, program: &mut Program) -> Option<Strin
     let index = rng.below(program.stages.len());
     let stage = &mut program.stages[index];
     let timeline: Vec<&Instr> = stage.forward.iter().chain(&stage.backward).collect();
-    let victim = BufferId(rng.below(stage.buffers.len()) as u32);
-    let writes = |instr: &Instr| instr.writes.iter().any(|access| access.buffer == victim);
-    let reads = |instr: &Instr| instr.reads.iter().any(|access| access.buffer == victim);
+    let live = BufferId(rng.below(stage.buffers.len()) as u32);
+    let writes = |instr: &Instr| instr.writes.iter().any(|access| access.buffer == live);
+    let reads = |instr: &Instr| instr.reads.iter().any(|access| access.buffer == live);
     // The last read, and the last write before it.
     let end = timeline.iter().rposition(|instr| reads(instr))?;
-    let begin = match stage.buffer(victim).role {
+    let begin = match stage.buffer(live).role {
         BufferRole::Activation => timeline[..end].iter().rposition(|instr| writes(instr))?,
         _ => 0,
     };
-    let written_meanwhile: Vec<BufferId> = timeline[(begin + 1).min(end)..end]
+    let candidates: Vec<BufferId> = timeline[(begin + 1).min(end)..end]
         .iter()
         .flat_map(|instr| &instr.writes)
         .map(|access| access.buffer)
-        .filter(|id| *id != victim && stage.buffer(*id).role == BufferRole::Activation)
+        .filter(|id| *id != live && stage.buffer(*id).role == BufferRole::Activation)
         .collect();
-    let attacker = *rng.pick(&written_meanwhile)?;
-    stage.buffers[attacker.0 as usize].offset = stage.buffer(victim).offset;
-    let (over, of) = (&stage.buffer(attacker).name, &stage.buffer(victim).name);
-    Some(format!("stage {index} {over} over {of}"))
+    let moved = *rng.pick(&candidates)?;
+    stage.buffers[moved.0 as usize].offset = stage.buffer(live).offset;
+    let (moved, live) = (&stage.buffer(moved).name, &stage.buffer(live).name);
+    Some(format!("stage {index} {moved} over {live}"))
 }
 
 fn misplace_buffer(rng: &mut TestRng, program: &mut Program) -> Option<String> {

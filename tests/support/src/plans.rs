@@ -218,7 +218,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
 
 /// A random consistent choice for all ops and values of a segment, or `None` when the ops and values drawn
 /// first leave one of the others no consistent option.
-pub fn draw_choice(rng: &mut TestRng, space: &SegmentSpace) -> Option<SegmentChoice> {
+fn draw_choice(rng: &mut TestRng, space: &SegmentSpace) -> Option<SegmentChoice> {
     let segment = &space.segment;
     let mut ops: Vec<OpOption> = vec![];
     for id in segment.op_ids() {

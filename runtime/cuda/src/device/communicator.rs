@@ -68,7 +68,7 @@ impl NcclConfig {
     }
 }
 
-/// What bounds a wait for NCCL: failures of other processes, and a timeout.
+/// Limits of a wait for NCCL: failures of other processes, and a timeout.
 pub(super) struct WaitContext<'a> {
     pub processes: &'a dyn ProcessGroup,
     pub timeout: Duration,

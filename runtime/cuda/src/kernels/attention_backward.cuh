@@ -145,7 +145,8 @@ struct Backward {
             start_pair_copy(tiles + buffer * TILES, inner.advanced_by(head * width), query, length);
             if (threadIdx.x < ROWS / 2) {
                 const float* from = statistics + (u64(head) * padded + query) * 2;
-                start_copy(inner_statistics + buffer * ROWS * 2 + threadIdx.x * 4, from + threadIdx.x * 4, true);
+                float* const to = inner_statistics + buffer * ROWS * 2;
+                start_copy(to + threadIdx.x * 4, from + threadIdx.x * 4, true);
             }
             if (++tile == gridDim.x) {
                 tile = row_tile;

@@ -155,7 +155,8 @@ DEVICE void load_tokens(const T* from, float4* to, u64 first, u32 tokens, u32 co
     for (u32 at = threadIdx.x; at < count; at += blockDim.x) {
         const T* element = from + at;
         to[at] = {widen(element[0]), remaining > 1 ? widen(element[count]) : 0.0f,
-                  remaining > 2 ? widen(element[2 * count]) : 0.0f, remaining > 3 ? widen(element[3 * count]) : 0.0f};
+                  remaining > 2 ? widen(element[2 * count]) : 0.0f,
+                  remaining > 3 ? widen(element[3 * count]) : 0.0f};
     }
 }
 

@@ -67,10 +67,10 @@ KERNEL(256, 1, loss_total, const float* maximum, const float* packed, float* los
     KERNEL(256, 4, loss_maximum_##ending, const T* logits, float* maximum, u32 rows,              \
            u32 columns) {                                                                         \
         const RowTeam team = row_team(rows);                                                      \
-        float max_logit = Maximum::identity();                                                           \
-        if (team.live) max_logit = lane_maximum<T, V>(logits + team.row * columns, columns, team);     \
-        max_logit = over_row<Maximum>(max_logit);                                                            \
-        if (team.live && team.lane == 0) maximum[team.row] = max_logit;                                \
+        float max_logit = Maximum::identity();                                                    \
+        if (team.live) max_logit = lane_maximum<T, V>(logits + team.row * columns, columns, team);\
+        max_logit = over_row<Maximum>(max_logit);                                                 \
+        if (team.live && team.lane == 0) maximum[team.row] = max_logit;                           \
     }                                                                                             \
     KERNEL(256, 4, loss_sum_##ending, const T* logits, const float* maximum, const u32* targets,  \
            float* packed, u32 rows, u32 columns, u32 first) {                                     \

@@ -65,7 +65,7 @@ impl AttentionTiles {
                 shared_bytes,
             });
         }
-        // Padded rows and others of two matrices, and the weights of four warps.
+        // Padded rows and inner rows of two matrices, and the weights of four warps.
         let bytes = 4 * (2 * (16 + 32) * (width + 4) + 4 * 4 * 32);
         Ok(AttentionTiles {
             kernel_suffix: name,

@@ -13,7 +13,7 @@ const SECTIONS_MAX: usize = 8;
 /// Elements of a share that one block copies.
 const CHUNK_ELEMENTS: u64 = 8192;
 
-/// Which copy.
+/// Direction of a copy between a whole tensor and its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyKind {
     /// From the whole tensor to all parts, one after the other.

@@ -10,7 +10,7 @@ use narrows_runtime::{ScheduledInstruction, replica_operand_range};
 use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace};
 use crate::kernel_source::KernelFamily;
 
-/// What launches depend on besides the instruction: the device and its program.
+/// Context of launches: the device and its program.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchContext<'a> {
     /// Mesh, workload and formats.

@@ -7,7 +7,7 @@ use narrows_runtime::{ScheduledInstruction, operand_range};
 use super::key::{Matmul, MatmulKey, MatrixAddress, StoredMatrix, Transpose};
 use crate::launch::{LaunchContext, UnsupportedInstr};
 
-/// What matmuls depend on besides the instruction.
+/// Context of matmuls: the device and its program.
 #[derive(Clone, Copy, Debug)]
 pub struct MatmulContext<'a> {
     /// The device and its program.

@@ -1,5 +1,5 @@
 //! The work of a device in one step, built once: every instruction as launches, a matmul or a collective, with
-//! its stream and what it waits for.
+//! its stream and its dependencies.
 //!
 //! A pass of the pipeline schedule is split at its transfers. The instructions between two transfers are a
 //! [`GraphSegment`], which is captured as one CUDA graph. Passes of one phase whose microbatches use the same

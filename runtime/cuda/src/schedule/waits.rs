@@ -2,11 +2,11 @@
 //!
 //! Executing a program's instructions in their order is correct. Executing them on two streams is correct if, of
 //! any two nodes that access the same bytes, at least one of them to write, the later waits for the earlier.
-//! Within a stream that holds by itself.
+//! Nodes of one stream execute in order anyway.
 //!
 //! A node waits for the last node of the other stream that it conflicts with, and only for that one: all nodes
 //! before it, and those they waited for, have then ended. No wait is added where an earlier node of the same
-//! stream has waited for as much.
+//! stream has waited for that node or a later one.
 
 use super::access::{AccessedRange, conflict};
 use super::graph::GraphNode;

@@ -82,7 +82,7 @@ struct Thread {
     u32 number;
     Barrier barrier;
     // Warp-wide operations so far. Two consecutive ones use different slots.
-    u32 exchanges;
+    u32 warp_operations;
     // Copies in flight, and the number of copies up to the end of each closed group.
     std::vector<Copy> copies;
     std::vector<size_t> group_ends;
@@ -179,8 +179,8 @@ inline void wait_for_warp(Barrier barrier, Last last) {
 
 // A warp-wide operation: `combine(inputs, outputs)` maps the inputs of the 32 lanes to their outputs.
 template <class Output, class Input, class Combine>
-Output exchange(const Input& input, u32 mask, Barrier barrier, Combine combine) {
-    static_assert(sizeof(Input) <= SLOT && sizeof(Output) <= SLOT, "a lane exchanges at most a slot");
+Output warp_operation(const Input& input, u32 mask, Barrier barrier, Combine combine) {
+    static_assert(sizeof(Input) <= SLOT && sizeof(Output) <= SLOT, "a lane's operands fit a slot");
     static_assert(alignof(Input) <= 32 && alignof(Output) <= 32);
     static_assert(std::is_trivially_copyable_v<Input> && std::is_trivially_copyable_v<Output>);
     if (mask != 0xffffffffu) {
@@ -188,7 +188,7 @@ Output exchange(const Input& input, u32 mask, Barrier barrier, Combine combine) 
     }
     Thread& self = *block.current;
     Warp& warp = block.warps[self.number / 32];
-    const u32 lane = self.number % 32, slot = self.exchanges++ % 2;
+    const u32 lane = self.number % 32, slot = self.warp_operations++ % 2;
     Input* inputs = reinterpret_cast<Input*>(warp.inputs[slot]);
     Output* outputs = reinterpret_cast<Output*>(warp.outputs[slot]);
     inputs[lane] = input;
@@ -199,7 +199,7 @@ Output exchange(const Input& input, u32 mask, Barrier barrier, Combine combine) 
 // A shuffle: lane i receives the value of lane `source(i)`.
 template <class T, class Source>
 T shuffle(T value, u32 mask, Barrier barrier, Source source) {
-    return exchange<T>(value, mask, barrier, [&](const T* inputs, T* outputs) {
+    return warp_operation<T>(value, mask, barrier, [&](const T* inputs, T* outputs) {
         for (u32 lane = 0; lane < 32; lane++) outputs[lane] = inputs[source(lane)];
     });
 }
@@ -264,7 +264,7 @@ inline void run_block() {
     for (Warp& warp : block.warps) warp.waiting = 0;
     for (Thread& thread : block.threads) {
         thread.state = State::ready;
-        thread.exchanges = 0;
+        thread.warp_operations = 0;
         thread.copies.clear();
         thread.group_ends.clear();
         start_fiber(thread.fiber, thread_entry);

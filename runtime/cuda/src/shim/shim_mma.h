@@ -23,7 +23,7 @@ inline MatrixRegisters load_rows(const void* row, bool transposed, Barrier barri
     if (reinterpret_cast<uintptr_t>(row) % 16) {
         fail(barrier.operation, "a row is not aligned to 16 bytes", barrier.file, barrier.line);
     }
-    return exchange<MatrixRegisters>(
+    return warp_operation<MatrixRegisters>(
         row, 0xffffffffu, barrier, [&](const void* const* rows, MatrixRegisters* registers) {
             for (u32 matrix = 0; matrix < 4; matrix++) {
                 u16 elements[8][8];
@@ -101,7 +101,7 @@ inline void multiply(const Fragments* fragments, Accumulators* results) {
 
 inline void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], SHIM_SITE) {
     const shim::Fragments fragments = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {c[0], c[1], c[2], c[3]}};
-    const auto results = shim::exchange<shim::Accumulators>(
+    const auto results = shim::warp_operation<shim::Accumulators>(
         fragments, 0xffffffffu, {"mma_m16n8k16", file, line}, shim::multiply);
     memcpy(c, results.c, sizeof c);
 }

@@ -87,16 +87,16 @@ fn update(
         case.stage.buffers[buffer.0 as usize].role = role;
     }
     case.decays.insert(weight, decays);
-    let mine = |buffer, dtype| Access { buffer, extent: Extent::flat(count, dtype) };
+    let access = |buffer, dtype| Access { buffer, extent: Extent::flat(count, dtype) };
     let states: Vec<_> = [Some(first), Some(second), copy]
         .into_iter()
         .flatten()
         .map(|b| case.whole_buffer(b))
         .collect();
-    let mut reads = vec![mine(gradient, DType::F32)];
+    let mut reads = vec![access(gradient, DType::F32)];
     reads.extend(&states);
-    reads.extend((dtype == DType::F32).then(|| mine(weight, dtype)));
-    let mut writes = vec![mine(weight, dtype), case.whole_buffer(gradient)];
+    reads.extend((dtype == DType::F32).then(|| access(weight, dtype)));
+    let mut writes = vec![access(weight, dtype), case.whole_buffer(gradient)];
     writes.extend(&states);
     case.accesses(reads, writes);
     let outcome = case.run()?;

@@ -89,19 +89,19 @@ impl StridedMatrix {
         let (batch, stride) = (self.batch as i32, self.stride as i64);
         // SAFETY: the layout is valid, and the attributes have these types.
         unsafe {
-            set(&batch, |of, size| {
+            set(&batch, |value, size| {
                 lt::set_matrix_layout_attribute(
                     layout,
                     CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                    of,
+                    value,
                     size,
                 )
             });
-            set(&stride, |of, size| {
+            set(&stride, |value, size| {
                 lt::set_matrix_layout_attribute(
                     layout,
                     CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                    of,
+                    value,
                     size,
                 )
             });
@@ -135,8 +135,8 @@ impl MatmulCase {
         for (name, transposed) in names.into_iter().zip(transposed) {
             let operation = i32::from(transposed);
             // SAFETY: the descriptor is valid, and the attribute has this type.
-            set(&operation, |of, size| unsafe {
-                lt::set_matmul_desc_attribute(descriptor, name, of, size)
+            set(&operation, |value, size| unsafe {
+                lt::set_matmul_desc_attribute(descriptor, name, value, size)
             });
         }
         let layouts = [0, 1, 2].map(|at| matrices[at].layout());
@@ -146,17 +146,22 @@ impl MatmulCase {
     /// Algorithms for a workspace, reduction schemes and an alignment.
     fn algorithms(&self, workspace: u64, schemes: u32, alignment: u32) -> Vec<Heuristic> {
         let preference = lt::create_matmul_pref().unwrap();
-        let say =
-            |name, of, size| unsafe { lt::set_matmul_pref_attribute(preference, name, of, size) };
-        set(&workspace, |of, size| say(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, of, size));
-        set(&schemes, |of, size| say(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, of, size));
+        let set_preference = |name, value, size| unsafe {
+            lt::set_matmul_pref_attribute(preference, name, value, size)
+        };
+        set(&workspace, |value, size| {
+            set_preference(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, value, size)
+        });
+        set(&schemes, |value, size| {
+            set_preference(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, value, size)
+        });
         for name in [
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
         ] {
-            set(&alignment, |of, size| say(name, of, size));
+            set(&alignment, |value, size| set_preference(name, value, size));
         }
         let [a, b, c] = self.layouts;
         let mut heuristics = Vec::<Heuristic>::with_capacity(8);

@@ -10,13 +10,13 @@ use crate::device::cublaslt::CublasLt;
 use crate::device::inputs::TokenInputs;
 use crate::device::modules::{DeviceBuffers, KernelModules};
 
-/// What a schedule needs for its execution.
+/// Resources for the execution of a schedule.
 pub(crate) struct ExecutorResources {
     pub cublaslt: CublasLt,
     pub buffers: DeviceBuffers,
     pub inputs: TokenInputs,
     pub modules: KernelModules,
-    /// The other processes and the communicators with them; none for a single device.
+    /// The process group and its communicators; `None` for a single device.
     pub peers: Option<(Arc<dyn ProcessGroup>, NcclCommunicators)>,
     /// Maximum time without progress in a step.
     pub timeout: Duration,
