@@ -50,7 +50,7 @@ fn duplicate_and_unused_entries_of_a_plan_are_rejected() {
     let mut unused = plan.clone();
     unused["blocks"]["left-over"] = plan["blocks"][&name].clone();
     let message = super::failure(&check(&unused), 2);
-    assert!(message.contains("blocks.left-over: no stage has"), "{message}");
+    assert!(message.contains("blocks.left-over: no run of a stage uses"), "{message}");
 
     let mut other_hardware = plan.clone();
     other_hardware["hardware"]["name"] = "h100-sxm".into();
