@@ -21,11 +21,8 @@ use narrows_plan::graph::SegmentKind;
 use narrows_plan::kernel::{Gemm, Kernel};
 use narrows_plan::model::{Model, Weight, presets};
 use narrows_plan::program::microbatches_in_flight;
-use narrows_plan::{
-    Context,
-    strategy::{BoundaryLayout, TiedWeightLayout},
-};
-use narrows_plan::{DType, Mesh};
+use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
+use narrows_plan::{Context, DType, Mesh};
 use narrows_planner::{
     Deadline, MemoryLimit, PruningCutoff, Request, SegmentSolver, SegmentSpec, StageAssignment,
     StageOverhead, contexts, undominated_partitions,

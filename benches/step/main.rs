@@ -18,9 +18,8 @@ use std::io::Write;
 use std::time::Instant;
 
 use narrows_cost_model::profile;
-use narrows_plan::CheckedProgram;
-use narrows_plan::lower;
 use narrows_plan::model::{Model, presets};
+use narrows_plan::{CheckedProgram, lower};
 use narrows_planner::{Request, search};
 use narrows_runtime::session::{Session, StepInput};
 use narrows_runtime::{CounterRng, Optimizer, logical_parameters};

@@ -15,12 +15,8 @@
 
 use indexmap::IndexMap;
 use narrows_cost_model::Executor;
-use narrows_plan::short_number;
-use narrows_plan::{Defect, Defects, Mesh, Workload};
-use narrows_plan::{
-    Zero,
-    strategy::{Baseline, NormRule, Recompute, WeightRule},
-};
+use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
+use narrows_plan::{Defect, Defects, Mesh, Workload, Zero, short_number};
 
 use crate::framework::fit_conditions_of;
 use crate::measurements::{

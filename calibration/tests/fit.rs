@@ -10,8 +10,7 @@ use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
 };
 use narrows_plan::random::SplitMix64;
-use narrows_plan::{Axis, DeviceGroup};
-use narrows_plan::{Bytes, DType, Mesh};
+use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
 
 fn machine() -> CpuMachine {
     CpuMachine {

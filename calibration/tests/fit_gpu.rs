@@ -1,18 +1,16 @@
 //! Fits of GPU profiles to simulated measurements, on meshes of one device, of two, and of a whole node.
 
 use narrows_calibration::fit::{GpuMachine, GpuModel, MeasuredStep, fit_gpu_profile};
-use narrows_cost_model::KernelClass;
 use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::profile::{
     EfficiencyPoint, MeasuredPoint, NodeWiring, ProfileFile, ProvenanceKind, preset, read,
 };
-use narrows_cost_model::{Executor, Prices, Profile};
+use narrows_cost_model::{Executor, KernelClass, Prices, Profile};
 use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
     Transfer,
 };
-use narrows_plan::{Axis, DeviceGroup};
-use narrows_plan::{Bytes, DType, Mesh};
+use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
 
 /// The preset at which fits start, and of which the true profile is a perturbation.
 const BASE: &str = "h100-sxm";

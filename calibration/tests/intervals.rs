@@ -7,8 +7,7 @@ use narrows_cost_model::interval::{ErrorModel, prediction_interval};
 use narrows_cost_model::profile::{Profile, ProfileFile, preset, preset_names};
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
 use narrows_plan::random::SplitMix64;
-use narrows_plan::{Axis, DeviceGroup};
-use narrows_plan::{Bytes, DType, Mesh};
+use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
 
 /// Sizes (x, y, 1) and a time in seconds.
 type Row = ([f64; 3], f64);

@@ -5,14 +5,10 @@
 //! one pass belong to the stage and not to the block: the arena of the lowered program counts them exactly, and the
 //! search reduces the blocks' limit by them.
 
-use narrows_plan::Bytes;
 use narrows_plan::emit::activation_bytes;
 use narrows_plan::graph::{Op, OpId, ValueId};
-use narrows_plan::{
-    Context,
-    strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace},
-};
-use narrows_plan::{Dim, Layout};
+use narrows_plan::strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace};
+use narrows_plan::{Bytes, Context, Dim, Layout};
 
 /// Bytes that one instance of a segment occupies between its passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,14 +12,11 @@ use narrows_plan::emit::{
     op_forward, op_recompute, reduce_owned_gradient, update_parameter,
 };
 use narrows_plan::graph::{OpId, ValueId};
-use narrows_plan::{Bytes, EdgeLayout, Layout, Seconds};
-use narrows_plan::{
-    Context,
-    strategy::{
-        Flow, OpOption, Save, SegmentChoice, SegmentSpace, Strategy, backward_reads_input,
-        backward_reads_output,
-    },
+use narrows_plan::strategy::{
+    Flow, OpOption, Save, SegmentChoice, SegmentSpace, Strategy, backward_reads_input,
+    backward_reads_output,
 };
+use narrows_plan::{Bytes, Context, EdgeLayout, Layout, Seconds};
 
 use crate::memory::{flow_kept_bytes, op_bytes};
 use crate::price::KernelPrice;

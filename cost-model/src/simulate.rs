@@ -10,11 +10,9 @@
 //! ```
 //! the sum over all instructions, which is the sum that the solver minimised.
 
-use narrows_plan::CheckedProgram;
 use narrows_plan::kernel::FusedKind;
 use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, StageProgram};
-use narrows_plan::{Axis, DeviceGroup, Mesh};
-use narrows_plan::{Kernel, Seconds};
+use narrows_plan::{Axis, CheckedProgram, DeviceGroup, Kernel, Mesh, Seconds};
 use serde::Serialize;
 
 use crate::price::KernelPrice;

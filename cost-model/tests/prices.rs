@@ -12,8 +12,7 @@ use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
     Transfer,
 };
-use narrows_plan::{Axis, DeviceGroup};
-use narrows_plan::{Bytes, DType, Mesh};
+use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
 
 const MESHES: [Mesh; 4] = [
     Mesh { tensor: 4, pipeline: 1, data: 1 },

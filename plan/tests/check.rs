@@ -3,12 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use narrows_plan::CheckedProgram;
-use narrows_plan::Precision;
 use narrows_plan::model::presets;
 use narrows_plan::program::Program;
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{CheckedProgram, Context, Mesh, Precision, Workload, Zero};
 use narrows_test_support::plans::{TestRng, draw_case, draw_plan, drawable_models, to_json};
 
 fn count() -> usize {

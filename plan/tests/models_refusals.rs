@@ -1,7 +1,6 @@
 //! Invalid models: every defect is reported at its field, all of them at once.
 
-use narrows_plan::Defects;
-use narrows_plan::model;
+use narrows_plan::{Defects, model};
 use serde_json::{Value, json};
 
 fn model_file() -> Value {

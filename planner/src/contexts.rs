@@ -1,7 +1,6 @@
 //! Enumerates the contexts of a request: meshes, microbatch sizes and ZeRO stages.
 
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{Context, Mesh, Workload, Zero};
 
 use crate::request::Request;
 

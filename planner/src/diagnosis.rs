@@ -1,10 +1,7 @@
 //! Explains why no plan was found, and suggests changes of the request.
 
-use narrows_plan::{Bytes, Mesh};
-use narrows_plan::{
-    Zero,
-    strategy::{Baseline, Recompute, WeightRule},
-};
+use narrows_plan::strategy::{Baseline, Recompute, WeightRule};
+use narrows_plan::{Bytes, Mesh, Zero};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use crate::context::ContextSolver;

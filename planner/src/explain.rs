@@ -4,11 +4,8 @@
 
 use std::fmt;
 
-use narrows_plan::{Bytes, Mesh, Seconds};
-use narrows_plan::{
-    Zero,
-    strategy::{Baseline, WeightRule},
-};
+use narrows_plan::strategy::{Baseline, WeightRule};
+use narrows_plan::{Bytes, Mesh, Seconds, Zero};
 use serde::{Serialize, Serializer};
 
 use crate::diagnosis::{Diagnosis, diagnose};

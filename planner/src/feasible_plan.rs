@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use narrows_plan::CheckedProgram;
-use narrows_plan::{Bytes, Seconds};
-use narrows_plan::{Context, strategy::BoundaryLayout};
+use narrows_plan::strategy::BoundaryLayout;
+use narrows_plan::{Bytes, CheckedProgram, Context, Seconds};
 
 use crate::pipeline::AssignmentMethod;
 use crate::segment::SolvedSegment;

@@ -1,10 +1,9 @@
 //! Writes decisions as a plan file.
 
 use indexmap::IndexMap;
-use narrows_plan::EdgeLayout;
 use narrows_plan::{
-    BlockDecisions, BlockRun, PLAN_FORMAT, Plan, PlanLayout, PlanSource, SegmentDecisions,
-    StagePlan,
+    BlockDecisions, BlockRun, EdgeLayout, PLAN_FORMAT, Plan, PlanLayout, PlanSource,
+    SegmentDecisions, StagePlan,
 };
 
 use crate::feasible_plan::ModelDecisions;

@@ -5,19 +5,18 @@ use std::collections::BTreeMap;
 use indexmap::IndexMap;
 use narrows_cost_model::interval::{ErrorModel, UnmeasuredKernel};
 use narrows_cost_model::{Breakdown, Executor, Prices, Profile, simulate};
-use narrows_plan::Axis;
-use narrows_plan::ResolvedPlan;
-use narrows_plan::emit::InstrTemplate;
 use narrows_plan::emit::{
-    flow_backward, flow_forward, flow_recompute, op_backward, op_forward, op_recompute,
+    InstrTemplate, flow_backward, flow_forward, flow_recompute, op_backward, op_forward,
+    op_recompute,
 };
 use narrows_plan::graph::AttentionOp;
 use narrows_plan::kernel::{Attention, Direction};
-use narrows_plan::lower;
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Program};
-use narrows_plan::{Bytes, DType, Defects, Flops, Kernel, Plan};
-use narrows_plan::{CheckErrors, CheckedProgram};
+use narrows_plan::{
+    Axis, Bytes, CheckErrors, CheckedProgram, DType, Defects, Flops, Kernel, Plan, ResolvedPlan,
+    lower,
+};
 use serde::Serialize;
 
 /// A prediction for one plan on one profile.

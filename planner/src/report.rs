@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use narrows_plan::Context;
-use narrows_plan::Seconds;
+use narrows_plan::{Context, Seconds};
 
 use crate::infeasible::{Infeasible, MemoryEvidence};
 

@@ -4,13 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use narrows_cost_model::{Executor, Profile};
-use narrows_plan::Bytes;
 use narrows_plan::graph::Grouping;
 use narrows_plan::model::Model;
-use narrows_plan::{
-    Zero,
-    strategy::{Rules, TiedWeightLayout},
-};
+use narrows_plan::strategy::{Rules, TiedWeightLayout};
+use narrows_plan::{Bytes, Zero};
 
 /// All inputs of a search. A size that is `None` is searched.
 #[derive(Clone, Debug)]

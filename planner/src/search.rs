@@ -10,8 +10,7 @@
 
 use std::time::Instant;
 
-use narrows_plan::Context;
-use narrows_plan::Seconds;
+use narrows_plan::{Context, Seconds};
 use rayon::prelude::*;
 
 use crate::context::{ContextBounds, ContextSolution, ContextSolver, flops_bound, lower_bound};

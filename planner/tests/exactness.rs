@@ -3,16 +3,13 @@
 use std::sync::Arc;
 
 use narrows_cost_model::{Prices, profile, simulate};
-use narrows_plan::CheckedProgram;
-use narrows_plan::graph::SegmentKind;
-use narrows_plan::lower;
-use narrows_plan::model::{Model, presets};
-use narrows_plan::strategy::{Baseline, BoundaryLayout, Rules, TiedWeightLayout};
-use narrows_plan::{Kernel, Seconds};
-use narrows_plan::{
-    emit::{InstrTemplate, clear_square_sum, reduce_square_sum, reduce_tied_gradient},
-    strategy::op_parameters,
+use narrows_plan::emit::{
+    InstrTemplate, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
 };
+use narrows_plan::graph::SegmentKind;
+use narrows_plan::model::{Model, presets};
+use narrows_plan::strategy::{Baseline, BoundaryLayout, Rules, TiedWeightLayout, op_parameters};
+use narrows_plan::{CheckedProgram, Kernel, Seconds, lower};
 use narrows_planner::{
     Deadline, MemoryLimit, ModelDecisions, Request, SegmentSolver, SegmentSpec, SolvedSegment,
     contexts, search, write_plan,

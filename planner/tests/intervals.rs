@@ -3,10 +3,8 @@
 use narrows_calibration::fit::{CpuMachine, fit_cpu_profile as measured_profile};
 use narrows_cost_model::profile::{MeasuredPoint, ProfileFile, preset};
 use narrows_cost_model::{Executor, Prices, Profile};
-use narrows_plan::CheckedProgram;
-use narrows_plan::lower;
 use narrows_plan::model::{Model, presets};
-use narrows_plan::{Bytes, Kernel, Plan};
+use narrows_plan::{Bytes, CheckedProgram, Kernel, Plan, lower};
 use narrows_planner::{Prediction, Request, predict, search};
 
 fn planned(model: &str, hardware: &str, devices: u64) -> (Model, Plan) {

@@ -1,8 +1,7 @@
 //! No fixed tensor axis beats the free search, including axes that divide neither heads nor sequences.
 
 use narrows_cost_model::profile;
-use narrows_plan::Bytes;
-use narrows_plan::model;
+use narrows_plan::{Bytes, model};
 use narrows_planner::{MemoryLimit, Request, SearchStatus, search};
 
 fn request(heads: u64, devices: u64, global_batch: u64) -> Request {

@@ -16,9 +16,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use narrows_plan::Axis;
-use narrows_plan::Kernel;
 use narrows_plan::program::{Action, Instr, Program};
+use narrows_plan::{Axis, Kernel};
 use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;

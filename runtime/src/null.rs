@@ -151,9 +151,7 @@ mod tests {
         Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, MicrobatchPass, ModelConstants,
         P2pTransfer, Phase, one_forward_one_backward,
     };
-    use narrows_plan::{Axis, Mesh, Workload};
-    use narrows_plan::{Context, Zero};
-    use narrows_plan::{DType, Precision};
+    use narrows_plan::{Axis, Context, DType, Mesh, Precision, Workload, Zero};
 
     use super::*;
 

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use narrows_plan::kernel::{Collective, CollectiveKind};
-use narrows_plan::{Axis, Mesh};
-use narrows_plan::{Bytes, Kernel};
+use narrows_plan::{Axis, Bytes, Kernel, Mesh};
 
 /// Number of a device on the mesh: the tensor axis varies fastest, then data, then pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

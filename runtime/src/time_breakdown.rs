@@ -11,10 +11,9 @@
 
 use std::time::Duration;
 
-use narrows_plan::Axis;
-use narrows_plan::Kernel;
 use narrows_plan::kernel::FusedKind;
 use narrows_plan::program::{Action, Instr};
+use narrows_plan::{Axis, Kernel};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 /// A category of a step's time.

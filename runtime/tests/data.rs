@@ -5,9 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arbtest::arbitrary::{self, Unstructured};
-use narrows_plan::Precision;
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{Context, Mesh, Precision, Workload, Zero};
 use narrows_runtime::data::{
     Cursor, DataError, DataFault, Sampler, SamplerConfig, TokenFile, TokenFileInfo,
     TokenFileLayout, TokenWidth, TokenWriter, TokenizerId,

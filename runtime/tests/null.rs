@@ -4,14 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::Axis;
 use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::lower;
 use narrows_plan::model::presets;
 use narrows_plan::program::{Action, CollectiveOp, Instr};
-use narrows_plan::{Bytes, CheckedProgram, Plan};
-use narrows_runtime::count_step;
-use narrows_runtime::{DeviceId, StepReport};
+use narrows_plan::{Axis, Bytes, CheckedProgram, Plan, lower};
+use narrows_runtime::{DeviceId, StepReport, count_step};
 
 const PLANS: [(&str, &str); 3] = [
     ("btp", narrows_test_support::plan_files::BTP),

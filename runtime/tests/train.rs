@@ -3,11 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use narrows_plan::lower;
 use narrows_plan::model::{Model, presets};
-use narrows_plan::{Bytes, CheckedProgram, Precision};
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{Bytes, CheckedProgram, Context, Mesh, Precision, Workload, Zero, lower};
 use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::session::{Session, TensorKind};
 use narrows_runtime::train::{

@@ -9,10 +9,8 @@ use narrows_plan::model::Model;
 use crate::calibrate::benchmarks::BenchmarkExtent;
 use crate::cluster::LaunchedProcess;
 use crate::errors::{CommandResult, Failure, Problem};
-use crate::gpu;
 use crate::host::cores;
-use crate::input;
-use crate::output;
+use crate::{gpu, input, output};
 
 use super::launch::LaunchArgs;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};

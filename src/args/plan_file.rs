@@ -5,16 +5,14 @@ use std::ffi::{OsStr, OsString};
 use narrows_cost_model::Profile;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::Rules;
-use narrows_plan::{Defect, Mesh, Plan};
-use narrows_plan::{Executor, PlanSource};
+use narrows_plan::{Defect, Executor, Mesh, Plan, PlanSource};
 use narrows_planner::{GroupingRule, MemoryLimit, Request, RequestDefect, RequestField};
 
 use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::machine;
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem, Problems};
 use crate::host::cores;
-use crate::input;
-use crate::output;
+use crate::{input, output};
 
 use super::request::{
     ModelArgs, RequestArgs, RequestSizes, at_most_one_stdin, reject_fullrank_tp_of_low_rank,

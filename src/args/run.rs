@@ -10,10 +10,8 @@ use narrows_runtime::Optimizer;
 use crate::cluster::LaunchedProcess;
 use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
-use crate::gpu;
 use crate::host::cores;
-use crate::input;
-use crate::output;
+use crate::{gpu, input, output};
 
 use super::checkpoint::{CheckpointArgs, CheckpointSettings};
 use super::data::{is_same_file, output_is_input, token_stream};

@@ -8,8 +8,7 @@ use narrows_cost_model::Profile;
 use narrows_cost_model::profile::preset_names;
 
 use crate::errors::{CommandResult, Failure, Problem, Problems};
-use crate::input;
-use crate::output;
+use crate::{input, output};
 
 use super::output::{DetailArgs, FormatArgs};
 use super::request::at_most_one_stdin;

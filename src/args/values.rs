@@ -1,11 +1,8 @@
 //! Flags with a fixed set of values.
 
 use clap::ValueEnum;
-use narrows_plan::Executor;
-use narrows_plan::{
-    Zero,
-    strategy::{Baseline, NormRule, Recompute, WeightRule},
-};
+use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
+use narrows_plan::{Executor, Zero};
 use narrows_planner::GroupingRule;
 
 /// `--zero`.

@@ -3,9 +3,8 @@
 //! There is one file per machine, number of threads or GPUs, version and kind of build, since machines may share a home
 //! folder. Quick calibrations have separate files; full ones are preferred. The files may be deleted at any time.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use narrows_cost_model::{Profile, profile};
 use narrows_runtime::fnv1a;

@@ -16,14 +16,14 @@ use crate::calibrate::benchmarks::{Benchmark, BenchmarkExtent, cpu_benchmarks, c
 use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::compare::compare;
 use crate::calibrate::gpu::{self as gpu_calibration, GpuProcesses};
-use crate::calibrate::{DeviceSharing, MeasurementRounds, PlannedBenchmark, machine};
-use crate::calibrate::{measured_points, repeatability, run_rounds};
+use crate::calibrate::{
+    DeviceSharing, MeasurementRounds, PlannedBenchmark, machine, measured_points, repeatability,
+    run_rounds,
+};
 use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
-use crate::gpu;
-use crate::output;
-use crate::progress;
 use crate::report::{self, CalibrationReport};
+use crate::{gpu, output, progress};
 
 /// The profile for the search of CPU benchmark plans, of which only the kernel shapes matter.
 const BASE: &str = "cpu-local";

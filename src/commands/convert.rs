@@ -4,8 +4,7 @@ use narrows_calibration::measurements_from_csv;
 
 use crate::args::ConvertArgs;
 use crate::errors::{CommandResult, Failure};
-use crate::input;
-use crate::output;
+use crate::{input, output};
 
 /// Reads rows and prints measurements.
 pub fn run(args: &ConvertArgs) -> CommandResult<()> {

@@ -1,9 +1,7 @@
 //! `narrows cost`: predicts the step time and the memory of a plan.
 
 use narrows_cost_model::Profile;
-use narrows_plan::lower;
-use narrows_plan::{Bytes, CheckedProgram, Plan};
-use narrows_plan::{PlanSource, ResolvedPlan};
+use narrows_plan::{Bytes, CheckedProgram, Plan, PlanSource, ResolvedPlan, lower};
 use narrows_planner::{Prediction, predict_program};
 
 use super::plan;

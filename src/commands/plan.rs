@@ -1,10 +1,8 @@
 //! `narrows plan`: finds the fastest plan.
 
-use narrows_plan::Mesh;
-use narrows_plan::{Zero, strategy::Baseline};
-use narrows_planner::Request;
-use narrows_planner::SearchResult;
-use narrows_planner::predict_program;
+use narrows_plan::strategy::Baseline;
+use narrows_plan::{Mesh, Zero};
+use narrows_planner::{Request, SearchResult, predict_program};
 
 use super::search::search;
 use crate::args::{Detail, OutputFormat, OutputSettings, PlanArgs, PlanSettings};

@@ -3,8 +3,7 @@
 use std::sync::Once;
 
 use narrows_cost_model::Profile;
-use narrows_planner::Request;
-use narrows_planner::{SearchResult, search as search_plans};
+use narrows_planner::{Request, SearchResult, search as search_plans};
 
 use crate::args::OutputFormat;
 use crate::output;

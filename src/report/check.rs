@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::CheckError;
 use narrows_plan::program::{Action, Phase, Program, StageProgram};
-use narrows_plan::{Bytes, CheckErrors, CheckedProgram};
+use narrows_plan::{Bytes, CheckError, CheckErrors, CheckedProgram};
 use serde::Serialize;
 
 use super::numeric::NumericReport;

@@ -3,18 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::Axis;
+use narrows_plan::emit::{InstrTemplate, copy_forward, flow_backward, op_backward, op_forward};
 use narrows_plan::graph::{Grouping, OpId, SegmentKind, ValueId};
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::Action;
-use narrows_plan::{Bytes, Plan};
-use narrows_plan::{Context, strategy::Save};
-use narrows_plan::{ResolvedPlan, SegmentPlan};
-use narrows_plan::{
-    WeightSplit,
-    emit::{InstrTemplate, copy_forward, flow_backward, op_backward, op_forward},
-    strategy::op_parameters,
-};
+use narrows_plan::strategy::{Save, op_parameters};
+use narrows_plan::{Axis, Bytes, Context, Plan, ResolvedPlan, SegmentPlan, WeightSplit};
 
 use super::page::{Align, TextPage};
 use crate::args::Detail;

@@ -14,9 +14,8 @@ use crate::args::Detail;
 use crate::calibrate::cache::CachedProfileKey;
 use crate::calibrate::gpu::cached_profile;
 use crate::calibrate::machine;
-use crate::cuda_loader;
-use crate::gpu;
 use crate::host::{available_memory, cores, total_memory};
+use crate::{cuda_loader, gpu};
 
 /// Output of `doctor`.
 #[derive(Debug, Serialize)]

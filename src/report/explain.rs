@@ -1,11 +1,10 @@
 //! The explanation of a plan: its bottlenecks, and the costs of the alternatives.
 
-use narrows_plan::Zero;
-use narrows_plan::{Bytes, Mesh, Seconds};
-use narrows_planner::Prediction;
-use narrows_planner::Request;
-use narrows_planner::{Bottleneck, Explanation, MemoryBinding, MeshRow, Resource};
-use narrows_planner::{ContextOutcome, SearchReport};
+use narrows_plan::{Bytes, Mesh, Seconds, Zero};
+use narrows_planner::{
+    Bottleneck, ContextOutcome, Explanation, MemoryBinding, MeshRow, Prediction, Request, Resource,
+    SearchReport,
+};
 use serde::Serialize;
 
 use super::Report;

@@ -3,12 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
-use narrows_plan::Zero;
 use narrows_plan::model::Model;
-use narrows_plan::{Bytes, Plan};
-use narrows_plan::{PlanLayout, ResolvedPlan};
-use narrows_planner::Prediction;
-use narrows_planner::SearchReport;
+use narrows_plan::{Bytes, Plan, PlanLayout, ResolvedPlan, Zero};
+use narrows_planner::{Prediction, SearchReport};
 use serde::Serialize;
 
 use super::page::{Align, TextPage};

@@ -5,8 +5,7 @@ use narrows_calibration::validation::{
     ComparedFigure, ErrorSummary, FigureSummary, IntervalCoverage, LeftOutFigure, Orderings,
     leave_one_out, overall, summarize_by_source, summarize_by_table,
 };
-use narrows_plan::Executor;
-use narrows_plan::Seconds;
+use narrows_plan::{Executor, Seconds};
 use serde::Serialize;
 
 use super::Report;

@@ -2,12 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::Mesh;
 use narrows_plan::model::Model;
-use narrows_plan::{
-    Zero,
-    strategy::{NormRule, Recompute, Rules, WeightRule},
-};
+use narrows_plan::strategy::{NormRule, Recompute, Rules, WeightRule};
+use narrows_plan::{Mesh, Zero};
 use narrows_planner::{GroupingRule, Request};
 use narrows_reference::{Parameters, Reference};
 use narrows_runtime::session::{StepInput, TensorKind};

@@ -6,13 +6,9 @@
 
 use std::sync::OnceLock;
 
-use narrows_plan::Mesh;
-use narrows_plan::Plan;
 use narrows_plan::model::Model;
-use narrows_plan::{
-    Zero,
-    strategy::{Baseline, Rules, Strategy, WeightRule},
-};
+use narrows_plan::strategy::{Baseline, Rules, Strategy, WeightRule};
+use narrows_plan::{Mesh, Plan, Zero};
 use narrows_planner::Request;
 use narrows_reference::{Parameters, Reference};
 use narrows_runtime::Optimizer;

@@ -1,11 +1,9 @@
 //! Small models, plans and sessions for them, and distances between tensors.
 
 use narrows_cost_model::{Profile, profile};
-use narrows_plan::Mesh;
-use narrows_plan::lower;
 use narrows_plan::model::{self, Model};
-use narrows_plan::{CheckedProgram, Plan};
-use narrows_plan::{Zero, strategy::Baseline};
+use narrows_plan::strategy::Baseline;
+use narrows_plan::{CheckedProgram, Mesh, Plan, Zero, lower};
 use narrows_planner::{Request, search};
 use narrows_reference::{Batch, Float, Parameters};
 use narrows_runtime::session::{NamedTensors, Session};

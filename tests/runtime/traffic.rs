@@ -12,16 +12,13 @@
 use std::collections::BTreeMap;
 
 use narrows_cost_model::Executor;
-use narrows_plan::Plan;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Baseline, Recompute, Rules, WeightRule};
-use narrows_plan::{Axis, Workload};
-use narrows_plan::{BlockRun, PlanSource, StagePlan};
+use narrows_plan::{Axis, BlockRun, Plan, PlanSource, StagePlan, Workload};
 use narrows_planner::{BlockCollectives, Prediction, predict};
-use narrows_runtime::count_step;
 use narrows_runtime::session::StepInput;
-use narrows_runtime::{Optimizer, StepReport};
+use narrows_runtime::{Optimizer, StepReport, count_step};
 
 use super::small_models::{self, mesh, processors, request};
 

@@ -18,8 +18,7 @@
 use narrows_plan::kernel::{
     Collective, CollectiveKind, FusedKernel, FusedKind, Gemm, Kernel, Transfer,
 };
-use narrows_plan::{Axis, DeviceGroup};
-use narrows_plan::{Bytes, DType, Mesh};
+use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
 
 use crate::measurements::GptModel;
 

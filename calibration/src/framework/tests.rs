@@ -7,11 +7,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use narrows_cost_model::profile::{Profile, Provenance, ProvenanceKind, preset};
-use narrows_plan::{Mesh, Workload};
-use narrows_plan::{
-    Zero,
-    strategy::{Baseline, NormRule, Recompute, WeightRule},
-};
+use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
+use narrows_plan::{Mesh, Workload, Zero};
 
 use super::coefficients::COEFFICIENT_NAMES;
 use super::fit::{HoldOut, StepRow, StepRows};

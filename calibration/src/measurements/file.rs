@@ -6,11 +6,8 @@
 use indexmap::IndexMap;
 use narrows_cost_model::Executor;
 use narrows_plan::model::ModelFile;
-use narrows_plan::{Bytes, Mesh, Workload};
-use narrows_plan::{
-    Zero,
-    strategy::{Baseline, NormRule, Recompute, WeightRule},
-};
+use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
+use narrows_plan::{Bytes, Mesh, Workload, Zero};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -5,8 +5,7 @@ use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
 use narrows_plan::model::Activation;
 use narrows_plan::program::{Action, Extent, FusedOp};
 use narrows_plan::strategy::NormRule;
-use narrows_plan::{Axis, DeviceGroup};
-use narrows_plan::{Bytes, DType, Mesh};
+use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
 
 use super::file::{KernelRun, MeasuredQuantity, Measurement, MeasurementUnit, NormRun};
 

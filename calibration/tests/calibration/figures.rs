@@ -4,8 +4,7 @@ use narrows_calibration::measurements::{MeasuredQuantity, priced_kernels, shippe
 use narrows_cost_model::Prices;
 use narrows_cost_model::profile::preset;
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
-use narrows_plan::{Axis, DeviceGroup};
-use narrows_plan::{Bytes, DType};
+use narrows_plan::{Axis, Bytes, DType, DeviceGroup};
 
 /// A measured time of kernels that ran one after the other.
 pub struct Figure {

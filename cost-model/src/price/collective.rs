@@ -18,9 +18,8 @@
 //! the links to members only), across nodes the members' share of the network cards. Sibling groups use the other
 //! cards at the same time.
 
-use narrows_plan::DeviceGroup;
-use narrows_plan::Seconds;
 use narrows_plan::kernel::{Collective, CollectiveKind, Transfer};
+use narrows_plan::{DeviceGroup, Seconds};
 
 use super::nccl::{self, NcclAlgorithm, NcclProtocol};
 use super::topology::{GroupPlacement, Topology};

@@ -13,10 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::context::Zero;
 use crate::graph::Grouping;
-use crate::json;
 use crate::mesh::{Mesh, Workload};
 use crate::strategy::Strategy;
-use crate::{Defect, Defects, Precision};
+use crate::{Defect, Defects, Precision, json};
 
 pub use resolve::{ResolvedBlock, ResolvedPlan, SegmentPlan};
 

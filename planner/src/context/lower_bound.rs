@@ -1,16 +1,11 @@
 //! Lower bounds on the step time of a context, before its blocks are divided.
 
 use narrows_cost_model::Prices;
-use narrows_plan::Seconds;
+use narrows_plan::emit::{reduce_gradient, update_parameter};
 use narrows_plan::graph::SegmentKind;
-use narrows_plan::model::WeightId;
-use narrows_plan::{Context, strategy::BoundaryLayout};
-use narrows_plan::{
-    WeightSplit,
-    emit::{reduce_gradient, update_parameter},
-    model::WeightShape,
-    strategy::OpParameters,
-};
+use narrows_plan::model::{WeightId, WeightShape};
+use narrows_plan::strategy::{BoundaryLayout, OpParameters};
+use narrows_plan::{Context, Seconds, WeightSplit};
 
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::predict::model_flops;

@@ -3,11 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use narrows_plan::{Bytes, Seconds};
-use narrows_plan::{
-    Context,
-    strategy::{NormRule, Recompute, Rules},
-};
+use narrows_plan::strategy::{NormRule, Recompute, Rules};
+use narrows_plan::{Bytes, Context, Seconds};
 
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;

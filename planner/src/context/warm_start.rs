@@ -1,7 +1,6 @@
 //! Quick first plans of a search.
 
-use narrows_plan::Context;
-use narrows_plan::{Bytes, Seconds};
+use narrows_plan::{Bytes, Context, Seconds};
 use rayon::prelude::*;
 
 use super::lower_bound::flops_bound;

@@ -4,11 +4,8 @@ use std::sync::Arc;
 
 use narrows_cost_model::SegmentTime;
 use narrows_plan::graph::SegmentKind;
-use narrows_plan::{Bytes, Seconds};
-use narrows_plan::{
-    Context,
-    strategy::{BoundaryLayout, TiedWeightLayout},
-};
+use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
+use narrows_plan::{Bytes, Context, Seconds};
 
 use super::in_flight::in_flight;
 use crate::request::Request;

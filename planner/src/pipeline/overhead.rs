@@ -1,16 +1,13 @@
 //! Times of a stage besides its blocks.
 
 use narrows_cost_model::Prices;
-use narrows_plan::Context;
-use narrows_plan::Seconds;
-use narrows_plan::program::Extent;
-use narrows_plan::{
-    emit::{
-        InstrTemplate, StageBoundary, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
-        stage_transfers,
-    },
-    strategy::op_parameters,
+use narrows_plan::emit::{
+    InstrTemplate, StageBoundary, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
+    stage_transfers,
 };
+use narrows_plan::program::Extent;
+use narrows_plan::strategy::op_parameters;
+use narrows_plan::{Context, Seconds};
 
 use super::embedding_and_head::EmbeddingAndHead;
 use crate::request::Request;

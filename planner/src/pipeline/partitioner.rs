@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use narrows_plan::{Bytes, Seconds};
-use narrows_plan::{Context, strategy::BoundaryLayout};
+use narrows_plan::strategy::BoundaryLayout;
+use narrows_plan::{Bytes, Context, Seconds};
 
 use super::assignment::{StageAssignment, assign_points};
 use super::in_flight::in_flight;

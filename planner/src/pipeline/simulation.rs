@@ -1,9 +1,8 @@
 //! Step times of partitions before lowering.
 
 use narrows_cost_model::{StageTime, StepPart, SyncedStages, schedule_time};
-use narrows_plan::Context;
-use narrows_plan::Seconds;
 use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
+use narrows_plan::{Context, Seconds};
 
 use super::assignment::StageAssignment;
 use super::overhead::{StageOverhead, StepSyncs};

@@ -13,11 +13,8 @@ use narrows_plan::graph::{
     embedding_segment, head_segment,
 };
 use narrows_plan::model::Model;
-use narrows_plan::{Bytes, Kernel};
-use narrows_plan::{
-    Context, Zero,
-    strategy::{BoundaryLayout, SegmentSpace, boundary_layouts},
-};
+use narrows_plan::strategy::{BoundaryLayout, SegmentSpace, boundary_layouts};
+use narrows_plan::{Bytes, Context, Kernel, Zero};
 use rayon::prelude::*;
 
 use super::elimination_orders::{EliminationOrders, lock};

@@ -9,11 +9,8 @@ use narrows_cluster::{
     Address, ClusterError, ClusterFault, ClusterTimeouts, LaunchInfo, Launcher, RunFact,
     TcpProcessGroup,
 };
-use narrows_plan::lower;
 use narrows_plan::model::Model;
-use narrows_plan::{CheckedProgram, Plan, Precision};
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
 use narrows_runtime::session::{NamedTensors, Session, StepInput, StepResult, TensorKind};
 use narrows_runtime::{Optimizer, RunError};
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};

@@ -6,9 +6,8 @@
 use std::error::Error;
 use std::fs;
 
-use narrows_plan::lower;
 use narrows_plan::model::{self, presets};
-use narrows_plan::{CheckedProgram, Plan};
+use narrows_plan::{CheckedProgram, Plan, lower};
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{CounterRng, Optimizer};
 

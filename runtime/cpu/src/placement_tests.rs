@@ -7,13 +7,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use narrows_plan::WeightSplit;
-use narrows_plan::lower;
 use narrows_plan::model::{ParameterId, WeightId};
 use narrows_plan::program::{Buffer, BufferRole, Program, StageProgram};
-use narrows_plan::{CheckedProgram, Precision};
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{CheckedProgram, Context, Mesh, Precision, WeightSplit, Workload, Zero, lower};
 use narrows_reference::Miniature;
 use narrows_runtime::session::{
     Engine, LocalStepResult, MeshCoordinates, ModelProgram, NamedTensors, Session, StepInput,

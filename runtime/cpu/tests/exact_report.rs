@@ -1,10 +1,8 @@
 //! Counts of the CPU backend compared with those of the null backend, and miniatures compared with the
 //! reference, for random plans.
 
-use narrows_plan::lower;
-use narrows_plan::model::{self, Model};
-use narrows_plan::model::{LinearKind, WeightId};
-use narrows_plan::{CheckedProgram, Precision};
+use narrows_plan::model::{self, LinearKind, Model, WeightId};
+use narrows_plan::{CheckedProgram, Precision, lower};
 use narrows_reference::{GRADIENT_TOLERANCE, Miniature};
 use narrows_runtime::session::{Session, StepInput};
 use narrows_runtime::{RunError, count_step};

@@ -3,11 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use narrows_plan::Axis;
-use narrows_plan::lower;
 use narrows_plan::model::presets;
 use narrows_plan::program::{Action, Instr};
-use narrows_plan::{CheckedProgram, Kernel, Plan};
+use narrows_plan::{Axis, CheckedProgram, Kernel, Plan, lower};
 use narrows_runtime::{DeviceId, InstructionTimings, MeasurementEffort, time_instructions};
 
 /// Two stages of two devices each, and four microbatches.

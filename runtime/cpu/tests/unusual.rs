@@ -2,9 +2,7 @@
 //! all linears, fewer KV heads than devices, one block, one token, norms with large and tiny ε.
 
 use narrows_plan::model::Model;
-use narrows_plan::{CheckedProgram, Precision};
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{CheckedProgram, Context, Mesh, Precision, Workload, Zero};
 use narrows_reference::Miniature;
 use narrows_runtime::RunError;
 use narrows_runtime::session::Session;

@@ -8,10 +8,8 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
-use std::ptr;
+use std::{fs, io, ptr};
 
 use cudarc::nvrtc::sys;
 

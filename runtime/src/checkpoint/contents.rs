@@ -1,8 +1,7 @@
 //! The contents of a checkpoint, taken from and restored into sessions and training runs.
 
 use narrows_plan::model::Model;
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{Context, Mesh, Workload, Zero};
 use serde::{Deserialize, Serialize};
 
 use super::error::CheckpointFault;

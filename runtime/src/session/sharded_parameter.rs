@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use narrows_plan::model::{ParameterId, WeightId};
+use narrows_plan::WeightSplit;
+use narrows_plan::model::{ParameterId, WeightId, WeightShape};
 use narrows_plan::program::{Buffer, ParameterShard};
-use narrows_plan::{WeightSplit, model::WeightShape};
 
 /// A buffer of one or more parameters on one device of the tensor axis.
 pub(crate) struct ShardedParameter<'a> {

@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use narrows_plan::Bytes;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{BufferRole, Phase, Program};
-use narrows_plan::{Axis, Mesh};
+use narrows_plan::{Axis, Bytes, Mesh};
 use serde::{Deserialize, Serialize};
 
 use super::coordinates::MeshCoordinates;

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use narrows_plan::Context;
-use narrows_plan::Dim;
+use narrows_plan::{Context, Dim};
 
 use super::coordinates::MeshCoordinates;
 

@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use narrows_plan::Mesh;
-use narrows_plan::Zero;
+use narrows_plan::{Mesh, Zero};
 use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{Checkpoint, ResumeError, load, save};
 use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};

@@ -2,11 +2,8 @@
 
 use std::num::NonZeroUsize;
 
-use narrows_plan::lower;
 use narrows_plan::model::{self, Model};
-use narrows_plan::{CheckedProgram, Plan, Precision};
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
 use narrows_runtime::Optimizer;
 use narrows_runtime::checkpoint::Checkpoint;
 use narrows_runtime::data::Cursor;

@@ -19,9 +19,8 @@ use super::benchmarks::BenchmarkExtent;
 use super::cache::CachedProfileKey;
 use crate::cluster::{self, LaunchedProcess};
 use crate::errors::{CommandResult, Failure};
-use crate::gpu;
-use crate::output;
 use crate::text::plural;
+use crate::{gpu, output};
 
 /// The profile for the search of benchmark plans: the nearest preset with the memory of this GPU.
 ///

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use narrows_cluster::{RunFact, TcpProcessGroup};
-use narrows_runtime::RunError;
 use narrows_runtime::process_group::agree;
 use narrows_runtime::session::Session;
-use narrows_runtime::sha256;
+use narrows_runtime::{RunError, sha256};
 
 use super::PlannedRun;
 use crate::args::{CheckpointSettings, ExecutionTarget, RunOrigin, TokenSource, TrainSettings};

@@ -21,19 +21,16 @@ use narrows_runtime::train::{
 use narrows_runtime::{DeviceId, RunError, Trainer};
 
 use super::checkpoints::{CheckpointEntry, CheckpointKeeper};
-use super::processes;
 use super::trace::Tracer;
-use super::{PlannedRun, TextOutput};
+use super::{PlannedRun, TextOutput, processes};
 use crate::args::{Detail, ExecutionTarget, OutputSettings, TokenSource, TrainSettings};
 use crate::cluster::{LaunchedProcess, leave};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
-use crate::gpu;
 use crate::host::{available_memory, cores};
 use crate::metrics_file::MetricsFile;
-use crate::output;
-use crate::progress;
 use crate::report::{Report, RunHeader, RunHistory, RunReport, progress_line, seconds_by_category};
 use crate::text::plural;
+use crate::{gpu, output, progress};
 
 /// The built-in text.
 const BUILT_IN_TEXT: &[u8] = include_bytes!("../../../data/moby-dick.txt");

@@ -6,19 +6,16 @@ mod null;
 use std::path::Path;
 
 use narrows_cost_model::Breakdown;
-use narrows_plan::Mesh;
 use narrows_plan::model::Model;
-use narrows_plan::{Bytes, Plan, Seconds};
+use narrows_plan::{Bytes, Mesh, Plan, Seconds};
 use narrows_planner::Prediction;
-use narrows_runtime::Trainer;
 use narrows_runtime::data::Sampler;
 use narrows_runtime::train::{TrainEnd, TrainedStep};
-use narrows_runtime::{TimeBreakdown, TimeCategory};
+use narrows_runtime::{TimeBreakdown, TimeCategory, Trainer};
 use serde::Serialize;
 
-use super::Report;
-use super::breakdown;
 use super::page::{Align, TextPage};
+use super::{Report, breakdown};
 use crate::args::{Detail, ExecutionTarget, RunOrigin, TrainSettings};
 use crate::text::{plural, thousands};
 

@@ -1,11 +1,8 @@
 //! The report of the null backend: instructions and bytes of a step, counted without executing it.
 
-use narrows_plan::Bytes;
-use narrows_plan::Mesh;
 use narrows_plan::model::Model;
-use narrows_runtime::BytesByKindAndAxis;
-use narrows_runtime::DeviceReport;
-use narrows_runtime::StepReport;
+use narrows_plan::{Bytes, Mesh};
+use narrows_runtime::{BytesByKindAndAxis, DeviceReport, StepReport};
 use serde::Serialize;
 
 use crate::args::Detail;

@@ -12,13 +12,11 @@
 
 use std::fmt;
 
-use narrows_plan::lower;
 use narrows_plan::model::Model;
-use narrows_plan::{CheckedProgram, DType, Plan, Precision};
+use narrows_plan::{CheckedProgram, DType, Plan, Precision, lower};
 use narrows_reference::{Batch, Matrix, Parameters, Reference};
-use narrows_runtime::CounterRng;
 use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
-use narrows_runtime::{Optimizer, RunError};
+use narrows_runtime::{CounterRng, Optimizer, RunError};
 
 use crate::plans::{TestRng, draw_plan, to_json};
 use crate::small::{small_context, small_models};

@@ -1,15 +1,13 @@
 //! Mutations of programs: each makes a correct program incorrect, as a careless edit or a wrong lowering
 //! could.
 
-use narrows_plan::Axis;
-use narrows_plan::WeightSplit;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::{Activation, GatedProduct as Product};
 use narrows_plan::program::{
     Access, Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, Phase, Program, Reduction,
     StageProgram,
 };
-use narrows_plan::{DType, Dim, Layout};
+use narrows_plan::{Axis, DType, Dim, Layout, WeightSplit};
 
 use crate::instruction_order::{commutes, depends, is_written_twice};
 use crate::plans::TestRng;

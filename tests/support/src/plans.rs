@@ -4,22 +4,17 @@ use indexmap::IndexMap;
 use narrows_plan::graph::{
     BlockShape, Grouping, OpId, Segment, ValueId, block_segment, embedding_segment, head_segment,
 };
-use narrows_plan::lower;
 use narrows_plan::model::{self, Model};
 use narrows_plan::program::Program;
 use narrows_plan::random::SplitMix64;
-use narrows_plan::{
-    BlockDecisions, BlockRun, PLAN_FORMAT, PlanLayout, PlanSource, SegmentDecisions, StagePlan,
+use narrows_plan::strategy::{
+    Flow, OpOption, Rules, Save, SegmentChoice, SegmentSpace, TiedWeightLayout,
+    backward_reads_input, backward_reads_output, boundary_layouts, flow_is_legal,
 };
 use narrows_plan::{
-    Context, Zero,
-    strategy::{
-        Flow, OpOption, Rules, Save, SegmentChoice, SegmentSpace, TiedWeightLayout,
-        backward_reads_input, backward_reads_output, boundary_layouts, flow_is_legal,
-    },
+    BlockDecisions, BlockRun, Context, EdgeLayout, Mesh, PLAN_FORMAT, Plan, PlanLayout, PlanSource,
+    Precision, SegmentDecisions, StagePlan, Workload, Zero, lower,
 };
-use narrows_plan::{EdgeLayout, Plan, Precision};
-use narrows_plan::{Mesh, Workload};
 
 /// SplitMix64 with the distributions that tests need.
 pub struct TestRng(SplitMix64);

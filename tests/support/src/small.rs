@@ -1,9 +1,7 @@
 //! Small models and contexts for random plans.
 
-use narrows_plan::Precision;
 use narrows_plan::model::{self, Model};
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{Context, Mesh, Precision, Workload, Zero};
 
 use crate::plans::{TestRng, drawable_models};
 

@@ -5,9 +5,8 @@ mod step;
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
-use narrows_plan::short_number;
 use narrows_plan::strategy::NormRule;
-use narrows_plan::{Defect, Defects, Mesh};
+use narrows_plan::{Defect, Defects, Mesh, short_number};
 
 use super::file::{
     KernelRun, MeasuredQuantity, Measurement, MeasurementUnit, MeasurementsFile, NormRun,

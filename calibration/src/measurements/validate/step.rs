@@ -2,11 +2,8 @@
 
 use narrows_cost_model::Executor;
 use narrows_plan::model::{Model, presets};
-use narrows_plan::{Defect, Defects, Mesh};
-use narrows_plan::{
-    Zero,
-    strategy::{Baseline, NormRule, Recompute, WeightRule},
-};
+use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
+use narrows_plan::{Defect, Defects, Mesh, Zero};
 
 use super::{MeasurementValidator, nested};
 use crate::measurements::file::{GptModel, Measurement, TrainedModel, TrainingStep};

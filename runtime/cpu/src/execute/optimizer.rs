@@ -1,7 +1,6 @@
 //! The gradient norm and AdamW.
 
-use narrows_plan::WeightSplit;
-use narrows_plan::Zero;
+use narrows_plan::{WeightSplit, Zero};
 use narrows_runtime::ScheduledInstruction;
 use narrows_runtime::session::OptimizerUpdate;
 

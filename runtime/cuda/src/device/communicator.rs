@@ -1,9 +1,8 @@
 //! A non-blocking NCCL communicator.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
-use std::ptr;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{ptr, thread};
 
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys::{self, ncclResult_t};

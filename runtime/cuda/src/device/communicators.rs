@@ -11,18 +11,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::ptr;
 use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{ptr, thread};
 
 use cudarc::driver::CudaStream;
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys::{self, ncclDataType_t, ncclRedOp_t};
-use narrows_plan::DType;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{Action, Program, Reduction};
-use narrows_plan::{Axis, Mesh};
+use narrows_plan::{Axis, DType, Mesh};
 
 use super::super::discovery;
 use super::super::error::CudaError;

@@ -1,9 +1,7 @@
 //! The optimizer: the sum of squared gradients, and AdamW.
 
-use narrows_plan::DType;
-use narrows_plan::WeightSplit;
-use narrows_plan::Zero;
 use narrows_plan::program::BufferRole;
+use narrows_plan::{DType, WeightSplit, Zero};
 
 use super::grid::VectorFormat;
 use super::operand::{

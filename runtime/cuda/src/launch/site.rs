@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use narrows_plan::Context;
-use narrows_plan::Dim;
 use narrows_plan::program::{Access, BufferId, FusedOp, ModelConstants, StageProgram};
+use narrows_plan::{Context, Dim};
 use narrows_runtime::{ScheduledInstruction, replica_operand_range};
 
 use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace};

@@ -7,9 +7,8 @@
 //! first algorithm stored for a matmul stays, so that later runs compute the same bits.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 

@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use narrows_plan::DType;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{Access, CollectiveOp, Reduction};
-use narrows_plan::{Axis, DeviceGroup};
+use narrows_plan::{Axis, DType, DeviceGroup};
 use narrows_runtime::{ScheduledInstruction, replica_operand_range};
 
 use super::access::AccessedRange;

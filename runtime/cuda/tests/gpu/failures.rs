@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use narrows_cluster::{ClusterError, ClusterFault};
 use narrows_cuda::{CudaError, GpuOptions};
-use narrows_plan::Mesh;
-use narrows_plan::Precision;
+use narrows_plan::{Mesh, Precision};
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, RunError};
 

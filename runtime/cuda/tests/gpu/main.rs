@@ -8,9 +8,7 @@ mod timings;
 mod training;
 
 use narrows_plan::model::Model;
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
-use narrows_plan::{Plan, Precision};
+use narrows_plan::{Context, Mesh, Plan, Precision, Workload, Zero};
 use narrows_runtime::session::NamedTensors;
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 use training::{Trained, cache_folder, program, train, train_on_gpus};

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use narrows_plan::Precision;
 use narrows_plan::program::{Action, Program};
-use narrows_plan::{Axis, Mesh};
+use narrows_plan::{Axis, Mesh, Precision};
 use narrows_runtime::{
     DeviceId, InstructionTimings, KernelSample, MeasurementEffort, scheduled_instructions,
     time_instructions,

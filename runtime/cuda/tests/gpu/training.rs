@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use narrows_cluster::{Address, ClusterTimeouts, LaunchInfo, Launcher, RunFact, TcpProcessGroup};
 use narrows_cuda::GpuOptions;
-use narrows_plan::lower;
 use narrows_plan::model::Model;
-use narrows_plan::{CheckedProgram, Plan};
+use narrows_plan::{CheckedProgram, Plan, lower};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
 use narrows_runtime::{Optimizer, RunError, StepReport};

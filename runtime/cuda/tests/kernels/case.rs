@@ -14,9 +14,7 @@ use narrows_plan::program::{
     Access, Action, Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, ModelConstants, Phase,
     Program, StageProgram,
 };
-use narrows_plan::{Bytes, DType, Precision};
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{Bytes, Context, DType, Mesh, Precision, Workload, Zero};
 use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
 
 use super::formats::{decode, encode};

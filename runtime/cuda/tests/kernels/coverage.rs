@@ -3,12 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use narrows_cuda::{KernelFamily, check_launches, kernel_launches};
-use narrows_plan::lower;
 use narrows_plan::model::{self, Activation, presets};
 use narrows_plan::program::{Action, FusedOp, Program};
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Dim, Precision};
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{Context, Dim, Mesh, Precision, Workload, Zero, lower};
 
 use super::case::for_each_instruction;
 use super::shim;

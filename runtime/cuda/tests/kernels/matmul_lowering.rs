@@ -11,17 +11,12 @@ use narrows_cuda::{
     LaunchContext, Matmul, MatmulContext, MatmulKey, Transpose, check_matmul, lower_gemm,
     recommended_workspace,
 };
-use narrows_plan::lower;
-use narrows_plan::model::WeightId;
-use narrows_plan::model::presets;
+use narrows_plan::model::{WeightId, WeightShape, presets};
 use narrows_plan::program::{
     Access, Action, BufferId, BufferRole, GemmOp, GemmRole, Instr, ParameterShard, Phase, Program,
     StageProgram,
 };
-use narrows_plan::{Bytes, DType, Precision};
-use narrows_plan::{Context, Zero};
-use narrows_plan::{Mesh, Workload};
-use narrows_plan::{WeightSplit, model::WeightShape};
+use narrows_plan::{Bytes, Context, DType, Mesh, Precision, WeightSplit, Workload, Zero, lower};
 use narrows_runtime::{ScheduledInstruction, operand_range};
 
 use super::case::{KernelCase, for_each_instruction};

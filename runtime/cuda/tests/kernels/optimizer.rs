@@ -4,10 +4,8 @@ use narrows_cpu::kernels::{
     AdamWStep, Parallel, ParameterState, adamw_update, gradient_square_sum,
 };
 use narrows_cuda::optimizer_coefficients;
-use narrows_plan::WeightSplit;
-use narrows_plan::Zero;
 use narrows_plan::program::{Access, BufferRole, Extent, FusedOp, ParameterShard, Phase};
-use narrows_plan::{DType, Precision};
+use narrows_plan::{DType, Precision, WeightSplit, Zero};
 use narrows_runtime::Optimizer;
 
 use super::case::{KernelCase, Outcome};

@@ -1,9 +1,8 @@
 //! The blocks of a miniature.
 
-use narrows_plan::Plan;
 use narrows_plan::graph::BlockShape;
 use narrows_plan::model::Model;
-use narrows_plan::{BlockRun, StagePlan};
+use narrows_plan::{BlockRun, Plan, StagePlan};
 
 /// Number of consecutive blocks of equal shape that are kept: two, so that one precedes another.
 const BLOCKS_KEPT: u64 = 2;

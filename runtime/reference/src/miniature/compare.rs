@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::lower;
 use narrows_plan::model::Model;
-use narrows_plan::{CheckErrors, CheckedProgram, Defects};
+use narrows_plan::{CheckErrors, CheckedProgram, Defects, lower};
 use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
 use narrows_runtime::{CounterRng, Initialisation, LogicalParameter, RunError, logical_parameters};
 

@@ -25,9 +25,8 @@ mod compare;
 mod widths;
 mod workload;
 
-use narrows_plan::PlanSource;
 use narrows_plan::model::Model;
-use narrows_plan::{Defects, Plan, Precision};
+use narrows_plan::{Defects, Plan, PlanSource, Precision};
 
 pub use compare::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, NumericError, OpenSession};
 

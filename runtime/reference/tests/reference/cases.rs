@@ -4,8 +4,7 @@ use std::path::Path;
 
 use narrows_plan::model::{self, Model};
 use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
-use narrows_runtime::CounterRng;
-use narrows_runtime::Optimizer;
+use narrows_runtime::{CounterRng, Optimizer};
 use serde_json::Value;
 
 pub const NAMES: [&str; 10] = [

@@ -5,14 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use narrows_plan::graph::{
     BlockShape, Grouping, Segment, block_segment, embedding_segment, head_segment,
 };
-use narrows_plan::lower;
-use narrows_plan::model::WeightShape;
-use narrows_plan::model::{Model, presets};
-use narrows_plan::model::{ParameterId, WeightId};
+use narrows_plan::model::{Model, ParameterId, WeightId, WeightShape, presets};
 use narrows_plan::program::BufferRole;
-use narrows_plan::strategy::op_parameters;
-use narrows_plan::{Context, Zero, strategy::Strategy};
-use narrows_plan::{Mesh, Plan, Precision, Workload};
+use narrows_plan::strategy::{Strategy, op_parameters};
+use narrows_plan::{Context, Mesh, Plan, Precision, Workload, Zero, lower};
 use narrows_runtime::logical_parameters;
 
 use super::cases::GoldenCase;

@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use narrows_plan::model::presets;
 use narrows_reference::{Batch, Parameters, Reference};
-use narrows_runtime::CounterRng;
-use narrows_runtime::Optimizer;
+use narrows_runtime::{CounterRng, Optimizer};
 
 use super::cases::{GoldenCase, elements};
 
