@@ -161,7 +161,7 @@ impl SolvedContext {
         for (stage, end) in [0, stages as usize - 1].into_iter().zip(&ends) {
             overheads[stage].forward += end.time.forward;
             overheads[stage].backward += end.time.backward;
-            overheads[stage].step += end.time.step;
+            overheads[stage].step_phase += end.time.step_phase;
         }
         let assignments = (0..stages)
             .map(|stage| {
@@ -175,7 +175,7 @@ impl SolvedContext {
         let steps = vec![0.0; blocks];
         let cutoff = PruningCutoff {
             microbatch_times_min: vec![microbatch_time; blocks],
-            step_times_min: steps,
+            step_phase_times_min: steps,
             step_time: f64::INFINITY,
         };
         Some(SolvedContext { microbatches, overheads, cutoff, assignments })

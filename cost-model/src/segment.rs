@@ -31,9 +31,9 @@ pub struct SegmentTime {
     pub forward: Seconds,
     /// Backward pass of one microbatch, recomputation included.
     pub backward: Seconds,
-    /// Once a step.
-    pub step: Seconds,
-    /// The part of `step` that needs the norm of all gradients: the updates.
+    /// Step phase: gradient reductions and updates, once a step.
+    pub step_phase: Seconds,
+    /// The part of `step_phase` that needs the norm of all gradients: the updates.
     pub update: Seconds,
 }
 
@@ -41,14 +41,23 @@ impl SegmentTime {
     fn add(&mut self, other: SegmentTime) {
         self.forward += other.forward;
         self.backward += other.backward;
-        self.step += other.step;
+        self.step_phase += other.step_phase;
         self.update += other.update;
     }
 
     /// The time in a step of `microbatches`.
     pub fn total(&self, microbatches: u64) -> Seconds {
-        (self.forward + self.backward) * microbatches as f64 + self.step
+        (self.forward + self.backward) * microbatches as f64 + self.step_phase
     }
+}
+
+/// Memory rows of a segment's cost table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryRows {
+    /// No rows: the table has times only.
+    None,
+    /// Row 0 counts resident bytes, row 1 the bytes kept for each microbatch in flight.
+    ResidentAndKept,
 }
 
 /// A segment's space with the times of one microbatch, which depend on the tensor axis and the microbatch size alone.
@@ -73,9 +82,14 @@ impl PricedSpace {
     }
 
     /// The cost table in a context of the same tensor axis and microbatch. Nodes are the ops, then the values, in
-    /// their order. With `count_bytes`, two rows without limits count the bytes of the instance: row 0 the resident
+    /// their order. With [`MemoryRows::ResidentAndKept`], two rows without limits count the bytes of the instance: row 0 the resident
     /// bytes, row 1 the bytes kept for each microbatch in flight.
-    pub fn table(&self, context: &Context, price: KernelPrice, count_bytes: bool) -> CostTable {
+    pub fn table(
+        &self,
+        context: &Context,
+        price: KernelPrice,
+        memory_rows: MemoryRows,
+    ) -> CostTable {
         let segment = &self.space.segment;
         let ops = segment.op_ids().map(|id| segment.op(id).name.clone());
         let values = segment.value_ids().map(|id| format!("value {}", segment.value(id).name));
@@ -85,7 +99,7 @@ impl PricedSpace {
         });
         let mut table =
             CostTable { nodes: nodes.collect(), links: self.links.clone(), rows: vec![] };
-        if count_bytes {
+        if memory_rows == MemoryRows::ResidentAndKept {
             add_rows(&self.space, context, &mut table);
         }
         table
@@ -96,7 +110,7 @@ impl PricedSpace {
     pub fn times(&self, context: &Context, price: KernelPrice) -> Vec<Vec<f64>> {
         let microbatches = context.workload.microbatches(&context.mesh);
         let of_op = |id: OpId| {
-            let steps = op_steps(&self.space, context, id, price);
+            let steps = op_step_phases(&self.space, context, id, price);
             let time = |(option, time): (&OpOption, &SegmentTime)| {
                 let strategy = option.choice.strategy;
                 let step = steps.iter().find(|(s, _)| *s == strategy).map(|(_, step)| *step);
@@ -112,10 +126,10 @@ impl PricedSpace {
     }
 
     /// Lower and upper bound of the segment's time in the step phase: sums of each op's least and largest time.
-    pub fn step_time_bounds(&self, context: &Context, price: KernelPrice) -> [Seconds; 2] {
+    pub fn step_phase_bounds(&self, context: &Context, price: KernelPrice) -> [Seconds; 2] {
         let mut range = [Seconds(0.0); 2];
         for id in self.space.segment.op_ids() {
-            let steps = op_steps(&self.space, context, id, price);
+            let steps = op_step_phases(&self.space, context, id, price);
             let extreme = |pick: fn(f64, f64) -> f64| {
                 Seconds(steps.iter().map(|(_, step)| step.0).reduce(pick).unwrap_or(0.0))
             };
@@ -137,7 +151,7 @@ impl PricedSpace {
 }
 
 /// The time of each strategy of an op in the step phase.
-fn op_steps(
+fn op_step_phases(
     space: &SegmentSpace,
     context: &Context,
     id: OpId,
@@ -237,7 +251,7 @@ pub fn segment_time(
         let option = &choice.ops[id.0 as usize];
         total.add(op_time(space, id, option, price));
         let (reduce, update) = step_time(space, context, id, option.choice.strategy, price);
-        total.step += reduce + update;
+        total.step_phase += reduce + update;
         total.update += update;
     }
     for id in space.segment.value_ids() {

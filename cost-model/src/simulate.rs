@@ -72,7 +72,7 @@ pub struct StageTime {
     /// Backward pass of a microbatch, transfers included.
     pub backward: Seconds,
     /// Parts of the step phase, in order.
-    pub step: Vec<StepPart>,
+    pub step_phase: Vec<StepPart>,
 }
 
 /// A part of a stage's step phase, between or during synchronizations.
@@ -172,7 +172,7 @@ pub fn simulate(program: &CheckedProgram, price: KernelPrice) -> Timeline {
     let mut breakdown = Breakdown::default();
     for costs in &stages {
         let busy = costs.time.forward + costs.time.backward;
-        let step: Seconds = costs.time.step.iter().map(StepPart::time).sum();
+        let step: Seconds = costs.time.step_phase.iter().map(StepPart::time).sum();
         let busy = busy * microbatches as f64 + step;
         breakdown.add(&costs.parts(microbatches), 1.0 / stages.len() as f64);
         breakdown.bubble += (step_time - busy).0.max(0.0) / stages.len() as f64;
@@ -268,14 +268,14 @@ fn simulate_step_phases(
     let mut progressed = true;
     while std::mem::take(&mut progressed) {
         for stage in 0..times.len() {
-            while let Some(StepPart::Local(time)) = times[stage].step.get(next[stage]) {
+            while let Some(StepPart::Local(time)) = times[stage].step_phase.get(next[stage]) {
                 clock[stage] += time.0;
                 next[stage] += 1;
                 progressed = true;
             }
         }
         for stage in 0..times.len() {
-            let part = |stage: usize| times[stage].step.get(next[stage]);
+            let part = |stage: usize| times[stage].step_phase.get(next[stage]);
             let Some(StepPart::Synchronized(members, _)) = part(stage) else { continue };
             let arrived = |stage: usize| match part(stage) {
                 Some(StepPart::Synchronized(same, time)) if same == members => Some(time.0),
@@ -293,7 +293,7 @@ fn simulate_step_phases(
             progressed = true;
         }
     }
-    debug_assert!(times.iter().zip(&next).all(|(time, next)| *next == time.step.len()));
+    debug_assert!(times.iter().zip(&next).all(|(time, next)| *next == time.step_phase.len()));
 }
 
 /// A stage's kernels, priced and summed by kind.
@@ -326,7 +326,7 @@ impl StageKernels {
         }
         step.push(StepPart::Local(local));
         let [forward, backward] = totals;
-        StageKernels { time: StageTime { forward, backward, step }, kinds }
+        StageKernels { time: StageTime { forward, backward, step_phase: step }, kinds }
     }
 
     fn parts(&self, microbatches: u64) -> Breakdown {

@@ -51,7 +51,8 @@ pub enum Precision {
     /// bf16 weights and activations with fp32 master weights (CUDA).
     MixedBf16,
     /// Everything fp32, no separate master copy (CPU).
-    Full32,
+    #[serde(rename = "full32")]
+    Fp32,
 }
 
 impl Precision {
@@ -59,7 +60,7 @@ impl Precision {
     pub fn compute_dtype(self) -> DType {
         match self {
             Precision::MixedBf16 => DType::Bf16,
-            Precision::Full32 => DType::F32,
+            Precision::Fp32 => DType::F32,
         }
     }
 }

@@ -117,7 +117,7 @@ fn sequences_longer_than_the_model_supports_are_refused() {
     let mut model = presets::find("cola-tiny").unwrap();
     let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
     let workload = Workload { global_batch: 2, sequence_length: 64, micro_batch: 2 };
-    let context = Context { mesh, workload, precision: Precision::Full32, zero: Zero::Off };
+    let context = Context { mesh, workload, precision: Precision::Fp32, zero: Zero::Off };
     let plan = draw_plan(&mut TestRng::new(3), &model, context).unwrap();
     model.max_sequence_length = 64;
     plan.resolve(&model).unwrap();

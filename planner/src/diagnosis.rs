@@ -92,9 +92,11 @@ pub fn diagnose(request: &Request, report: &SearchReport) -> Diagnosis {
         causes.push(format!("and because a device may use {limit}"));
         let is_proof = report.status == SearchStatus::Infeasible;
         conclusion = Some(if is_proof { "no plan fits" } else { "no plan was found that fits" });
-        if let Some((enough, mesh)) = sufficient_memory(request, report) {
-            let hint =
-                format!("--memory-limit {} is enough, if the devices have it: {mesh}", enough.0);
+        if let Some((sufficient_limit, mesh)) = sufficient_memory(request, report) {
+            let hint = format!(
+                "--memory-limit {} is enough, if the devices have it: {mesh}",
+                sufficient_limit.0
+            );
             hints.push(hint);
         }
         hints.push(memory_hint(request));

@@ -27,7 +27,8 @@ pub struct Explanation {
     /// Number of further meshes that were searched.
     pub meshes_not_listed: usize,
     /// The bottlenecks of the plan, serialized as sentences.
-    pub binds: Vec<Bottleneck>,
+    #[serde(rename = "binds")]
+    pub bottlenecks: Vec<Bottleneck>,
     /// Why no plan was found, and what to try; empty when one was.
     #[serde(flatten)]
     pub diagnosis: Diagnosis,
@@ -49,7 +50,8 @@ pub struct Alternative {
     /// Relative gap between its step time and the bound of its search.
     pub gap: Option<f64>,
     /// Reason why it cannot run.
-    pub refusal: Option<String>,
+    #[serde(rename = "refusal")]
+    pub rejection_reason: Option<String>,
 }
 
 /// A mesh that was searched.
@@ -181,7 +183,7 @@ fn outcome_sentence<S: Serializer>(
         ContextOutcome::Pruned => {
             serializer.serialize_str("pruned: its lower bound is no better than the plan")
         }
-        ContextOutcome::NotImproved => {
+        ContextOutcome::NoImprovement => {
             serializer.serialize_str("searched: no faster plan was found")
         }
         ContextOutcome::NotReached => serializer.serialize_str("not reached"),
@@ -203,7 +205,7 @@ pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
             alternatives: vec![],
             meshes,
             meshes_not_listed,
-            binds: vec![],
+            bottlenecks: vec![],
             diagnosis: diagnose(request, &searched.report),
         };
     };
@@ -213,13 +215,13 @@ pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
         .into_iter()
         .map(|(name, other)| plan_alternative(name, &other, time))
         .collect();
-    let binds = bottlenecks(request, best, &chosen);
+    let bottlenecks = bottlenecks(request, best, &chosen);
     Explanation {
         chosen: Some(chosen),
         alternatives,
         meshes,
         meshes_not_listed,
-        binds,
+        bottlenecks,
         diagnosis: Diagnosis::default(),
     }
 }
@@ -292,7 +294,7 @@ fn plan_alternative(name: String, other: &Request, time: Seconds) -> Alternative
             summary: String::new(),
             prediction: None,
             ratio: None,
-            refusal: Some(diagnose(other, &searched.report).clauses().join("; ")),
+            rejection_reason: Some(diagnose(other, &searched.report).clauses().join("; ")),
         },
     }
 }
@@ -301,17 +303,17 @@ fn alternative(
     name: &str,
     request: &Request,
     plan: &FeasiblePlan,
-    than: Option<Seconds>,
+    reference_time: Option<Seconds>,
 ) -> Alternative {
     let prediction = predict(&request.model, &request.profile, request.executor, &plan.plan).ok();
     Alternative {
         name: name.into(),
         summary: summary(plan),
         prediction: prediction.map(|(prediction, _)| prediction),
-        ratio: than.map(|time| plan.time.0 / time.0),
+        ratio: reference_time.map(|time| plan.time.0 / time.0),
         status: None,
         gap: None,
-        refusal: None,
+        rejection_reason: None,
     }
 }
 

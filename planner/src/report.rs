@@ -72,7 +72,7 @@ pub enum ContextOutcome {
     /// Not solved: its bound is no better than the plan of another context.
     Pruned,
     /// Searched, since its bound is better than the best plan; no faster plan was found.
-    NotImproved,
+    NoImprovement,
     /// The context has no legal plan, or none that fits.
     Infeasible(Infeasible),
     /// The time limit passed first.

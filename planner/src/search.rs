@@ -105,7 +105,7 @@ impl BoundedContext {
             _ if is_interrupted => {
                 ContextResult::without_plan(ContextOutcome::NotReached, solved.0.min(bound))
             }
-            Ok(None) => ContextResult::without_plan(ContextOutcome::NotImproved, solved.0),
+            Ok(None) => ContextResult::without_plan(ContextOutcome::NoImprovement, solved.0),
             Err(infeasible) => {
                 ContextResult::without_plan(ContextOutcome::Infeasible(infeasible), solved.0)
             }
@@ -153,10 +153,10 @@ fn search_until(request: &Request, deadline: &Deadline) -> SearchResult {
         open.sort_by(|a, b| a.lower_bound().total_cmp(&b.lower_bound()));
         let incumbent = best.as_ref().map_or(f64::INFINITY, |plan: &FeasiblePlan| plan.time.0);
         let size = CHUNK.min(open.len());
-        let is_late = solver.out_of_time();
+        let deadline_passed = solver.out_of_time();
         let mut unrefined: Vec<&mut BoundedContext> = open[..size]
             .iter_mut()
-            .filter(|b| b.needs_refinement() && b.lower_bound() < incumbent && !is_late)
+            .filter(|b| b.needs_refinement() && b.lower_bound() < incumbent && !deadline_passed)
             .collect();
         if !unrefined.is_empty() {
             unrefined.par_iter_mut().for_each(|context| context.refine(&solver, incumbent));
@@ -211,8 +211,8 @@ fn search_until(request: &Request, deadline: &Deadline) -> SearchResult {
 
 /// The faster of two plans; the first of equal ones.
 fn faster(one: Option<FeasiblePlan>, other: Option<FeasiblePlan>) -> Option<FeasiblePlan> {
-    let to_beat = one.as_ref().map_or(f64::INFINITY, |plan| plan.time.0);
-    other.filter(|plan| plan.time.0 < to_beat).or(one)
+    let cutoff = one.as_ref().map_or(f64::INFINITY, |plan| plan.time.0);
+    other.filter(|plan| plan.time.0 < cutoff).or(one)
 }
 
 /// Contexts that are tried again under restricted rules.
@@ -259,7 +259,7 @@ fn improve_restricted(
         return best;
     }
     let is_open = |report: &&ContextReport| {
-        matches!(report.outcome, ContextOutcome::Solved(_) | ContextOutcome::NotImproved)
+        matches!(report.outcome, ContextOutcome::Solved(_) | ContextOutcome::NoImprovement)
     };
     let bound = |report: &ContextReport| report.bound.map_or(f64::INFINITY, |bound| bound.0);
     let mut open: Vec<&ContextReport> = reports.iter().filter(is_open).collect();

@@ -179,7 +179,7 @@ fn step_phase(
         once.push(reduce_tied_gradient(parameter.gradient_extent(context), context));
     }
     let once: f64 = once.iter().map(|template| price(&template.kernel()).0).sum();
-    once + segments.iter().map(|solved| solved.time.step.0).sum::<f64>()
+    once + segments.iter().map(|solved| solved.time.step_phase.0).sum::<f64>()
 }
 
 fn decide(

@@ -5,8 +5,8 @@ use std::time::Duration;
 use narrows_cost_model::{CostTable, MemoryRow};
 use narrows_plan::{Bytes, Seconds};
 use narrows_planner::solve::{
-    Conflict, Prover, SolveError, SolveLimits, SolveOutcome, SolveStatus, presolve, solve_by_ilp,
-    solve_table,
+    Conflict, SolveError, SolveLimits, SolveMethod, SolveOutcome, SolveStatus, presolve,
+    solve_by_ilp, solve_table,
 };
 use narrows_test_support::fastest_by_enumeration;
 use narrows_test_support::tables::{
@@ -106,7 +106,7 @@ fn one_byte_decides_beside_tens_of_gigabytes() {
 fn a_chain_without_rows_is_proven_by_elimination_and_equals_the_program() {
     let table = chain_table(45, 3, None);
     let eliminated = run(solve_table, &table);
-    assert_eq!(eliminated.prover, Prover::Elimination);
+    assert_eq!(eliminated.method, SolveMethod::Elimination);
     assert!(close(eliminated.time.unwrap(), run(solve_by_ilp, &table).time.unwrap()));
 }
 
@@ -147,8 +147,8 @@ fn random_tables_need_all_methods() {
         let draws = seeded_draws(seed, 400);
         let outcome = run(solve_table, &draw_table(&mut Draws::new(&draws), 2));
         infeasible += u32::from(outcome.status == SolveStatus::Infeasible);
-        by_elimination += u32::from(outcome.prover == Prover::Elimination);
-        by_ilp += u32::from(outcome.prover == Prover::Ilp);
+        by_elimination += u32::from(outcome.method == SolveMethod::Elimination);
+        by_ilp += u32::from(outcome.method == SolveMethod::Ilp);
     }
     assert!((10..200).contains(&infeasible), "{infeasible} infeasible");
     assert!((50..250).contains(&by_elimination), "{by_elimination} by elimination");

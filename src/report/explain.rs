@@ -79,9 +79,9 @@ impl Report for ExplainReport<'_> {
             fields.extend(step_time.map(|time| ("step time", time.to_string())));
         }
         page.fields(&fields);
-        if !self.explanation.binds.is_empty() {
+        if !self.explanation.bottlenecks.is_empty() {
             page.heading("What limits the step");
-            bottlenecks(&mut page, &self.explanation.binds, detail);
+            bottlenecks(&mut page, &self.explanation.bottlenecks, detail);
         }
         self.alternatives(&mut page, detail);
         meshes(&mut page, self.explanation, detail);
@@ -126,8 +126,8 @@ impl ExplainReport<'_> {
         };
         page.table(&columns, &plans.iter().map(row).collect::<Vec<_>>());
         for alternative in &self.explanation.alternatives {
-            if let Some(refusal) = &alternative.refusal {
-                page.paragraph(&format!("{}: {refusal}", alternative.name));
+            if let Some(reason) = &alternative.rejection_reason {
+                page.paragraph(&format!("{}: {reason}", alternative.name));
             }
         }
         if detail == Detail::Full {
@@ -237,7 +237,7 @@ fn meshes(page: &mut TextPage, explanation: &Explanation, detail: Detail) {
     };
     for (meshes, reason) in [
         (count(is_pruned), "pruned: their bounds are no better than the plan"),
-        (count(is_unbeaten), "searched without finding a faster plan"),
+        (count(is_not_improved), "searched without finding a faster plan"),
         (count(is_not_reached), "not reached in time"),
         (explanation.meshes_not_listed as u64, "not listed, with larger bounds"),
     ] {
@@ -255,8 +255,8 @@ fn is_pruned(outcome: &ContextOutcome) -> bool {
     matches!(outcome, ContextOutcome::Pruned)
 }
 
-fn is_unbeaten(outcome: &ContextOutcome) -> bool {
-    matches!(outcome, ContextOutcome::NotImproved)
+fn is_not_improved(outcome: &ContextOutcome) -> bool {
+    matches!(outcome, ContextOutcome::NoImprovement)
 }
 
 fn is_not_reached(outcome: &ContextOutcome) -> bool {
@@ -265,14 +265,14 @@ fn is_not_reached(outcome: &ContextOutcome) -> bool {
 
 /// Whether meshes with this outcome are only counted in a summary.
 fn is_summarized(outcome: &ContextOutcome) -> bool {
-    is_pruned(outcome) || is_unbeaten(outcome) || is_not_reached(outcome)
+    is_pruned(outcome) || is_not_improved(outcome) || is_not_reached(outcome)
 }
 
 fn outcome(outcome: &ContextOutcome) -> String {
     match outcome {
         ContextOutcome::Solved(_) => String::new(),
         ContextOutcome::Pruned => "pruned".into(),
-        ContextOutcome::NotImproved => "no faster plan found".into(),
+        ContextOutcome::NoImprovement => "no faster plan found".into(),
         ContextOutcome::NotReached => "not reached".into(),
         ContextOutcome::Infeasible(infeasible) => infeasible.to_string(),
     }

@@ -75,10 +75,10 @@ fn send_gradient(operands: &mut InstrOperands, state: &AbstractState) -> CheckRe
     match index {
         Some(index) => {
             // The neighbour identifies the tensor by its position among those it sent.
-            let of = check.received[index];
-            check
-                .outgoing
-                .push_back(state.with_value(AbstractValue::Gradient { of, uses: index as u64 }));
+            let tensor = check.received[index];
+            check.outgoing.push_back(
+                state.with_value(AbstractValue::Gradient { of: tensor, uses: index as u64 }),
+            );
             Ok(())
         }
         None => fault(format!(

@@ -191,9 +191,9 @@ impl ForwardGraph {
 
     /// The contribution of one operation to the gradient of its input.
     pub fn contribution(&self, node: ForwardOpId, port: usize) -> AbstractValue {
-        let of = self.ops[node.0 as usize].inputs[port];
-        let at = self.uses(of).iter().position(|u| *u == (node, port)).unwrap_or(63);
-        AbstractValue::Gradient { of, uses: 1 << at.min(63) }
+        let value = self.ops[node.0 as usize].inputs[port];
+        let at = self.uses(value).iter().position(|u| *u == (node, port)).unwrap_or(63);
+        AbstractValue::Gradient { of: value, uses: 1 << at.min(63) }
     }
 
     fn all_uses(&self, value: ForwardValueId) -> u64 {

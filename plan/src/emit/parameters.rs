@@ -71,7 +71,7 @@ pub fn update_parameter(parameters: &OpParameters, context: &Context) -> Vec<Ins
     let states = optimizer_states(parameters, context);
     let mut reads = vec![updated_part(gradient, parameters, context)];
     reads.extend(&states);
-    if context.precision == Precision::Full32 {
+    if context.precision == Precision::Fp32 {
         reads.push(weight_part);
     }
     // The whole gradient is zeroed: the parts that other replicas update have summands of this replica.

@@ -40,7 +40,7 @@ pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> S
     let x = builder.input("x", hidden);
     let sites = LinearSite::all(shape).map(|site| LinearSite {
         previous: site
-            .entering_rank
+            .incoming_rank
             .map(|rank| builder.input(&format!("previous.{}", site.kind), rank)),
         ..site
     });
@@ -87,11 +87,11 @@ struct LinearSite<'a> {
     kind: LinearKind,
     linear: &'a Linear,
     /// The rank of the latent that crosses into the linear.
-    entering_rank: Option<u64>,
+    incoming_rank: Option<u64>,
     /// The latent that crosses into the linear.
     previous: Option<ValueId>,
     /// Whether the latent of the linear crosses into the next block.
-    leaves_block: bool,
+    crosses_out: bool,
 }
 
 impl LinearSite<'_> {
@@ -99,19 +99,13 @@ impl LinearSite<'_> {
         let linears = shape.block.linears();
         std::array::from_fn(|at| {
             let (kind, linear) = linears[at];
-            let (entering, leaves) = (shape.entering_ranks[at], shape.leaving[at]);
-            LinearSite {
-                kind,
-                linear,
-                entering_rank: entering,
-                previous: None,
-                leaves_block: leaves,
-            }
+            let (incoming_rank, crosses_out) = (shape.incoming_ranks[at], shape.crosses_out[at]);
+            LinearSite { kind, linear, incoming_rank, previous: None, crosses_out }
         })
     }
 
     fn crosses(&self) -> bool {
-        self.entering_rank.is_some() || self.leaves_block
+        self.incoming_rank.is_some() || self.crosses_out
     }
 }
 
@@ -251,7 +245,7 @@ impl SegmentBuilder {
         let h = self.op(&op_a, Op::Linear(a), &[input], &[(&format!("h.{name}"), ranks.clone())]);
 
         let runs = equal_runs(sites);
-        let crossing = sites[0].entering_rank.and_then(|_| crossing(sites[0].linear));
+        let crossing = sites[0].incoming_rank.and_then(|_| crossing(sites[0].linear));
         // The released form applies φ after the crossing.
         let activation = match crossing.map(|crossing| crossing.form) {
             Some(CrossingForm::Released) => Activation::Identity,
@@ -293,8 +287,8 @@ impl SegmentBuilder {
     /// Adds the crossing from the previous block into the latent u, and the output to the next block.
     /// Returns the latent that the second factor reads.
     fn cross(&mut self, site: &LinearSite, u: ValueId) -> ValueId {
-        let crossing = crossing(site.linear).zip(site.previous).zip(site.entering_rank);
-        let Some(((crossing, previous), entering)) = crossing else {
+        let crossing = crossing(site.linear).zip(site.previous).zip(site.incoming_rank);
+        let Some(((crossing, previous), incoming_rank)) = crossing else {
             self.outputs.push(u);
             return u;
         };
@@ -304,7 +298,7 @@ impl SegmentBuilder {
             CrossingGate::Identity => None,
             CrossingGate::Dense => {
                 let parameter = WeightId::CrossingGate(site.kind);
-                Some(Op::Linear(LinearOp::single(parameter, entering, width)))
+                Some(Op::Linear(LinearOp::single(parameter, incoming_rank, width)))
             }
             CrossingGate::Tensor { a, b } => Some(Op::TensorGate { linear: site.kind, a, b }),
         };
@@ -326,7 +320,7 @@ impl SegmentBuilder {
             let op_name = format!("{name}.latent_norm");
             z = self.op(&op_name, op, &[z], &[(&section("z"), vec![width])])[0];
         }
-        if site.leaves_block {
+        if site.crosses_out {
             // The paper's form passes on the latent before its crossing, the released form after it.
             self.outputs.push(if released { z } else { u });
         }

@@ -10,9 +10,9 @@ pub struct BlockShape {
     pub block: Block,
     /// For each of the seven linears, the rank of the latent that crosses into it from the previous block,
     /// if any.
-    pub entering_ranks: [Option<u64>; 7],
+    pub incoming_ranks: [Option<u64>; 7],
     /// For each of the seven linears, whether its latent crosses into the next block.
-    pub leaving: [bool; 7],
+    pub crosses_out: [bool; 7],
 }
 
 /// A tensor that one block passes to the next.
@@ -51,17 +51,17 @@ impl BlockShape {
     pub fn of(model: &Model, layer: usize) -> BlockShape {
         let block = &model.blocks[layer];
         let crossed = |block: &Block| block.linears().map(|(_, linear)| crossing(linear).is_some());
-        let mut entering_ranks = [None; 7];
+        let mut incoming_ranks = [None; 7];
         if let Some(previous) = layer.checked_sub(1).map(|previous| &model.blocks[previous]) {
             let ranks = previous.linears().map(|(_, linear)| linear.rank());
-            for ((entering, rank), crossed) in
-                entering_ranks.iter_mut().zip(ranks).zip(crossed(block))
+            for ((incoming_rank, rank), crossed) in
+                incoming_ranks.iter_mut().zip(ranks).zip(crossed(block))
             {
-                *entering = rank.filter(|_| crossed);
+                *incoming_rank = rank.filter(|_| crossed);
             }
         }
-        let leaving = model.blocks.get(layer + 1).map_or([false; 7], crossed);
-        BlockShape { block: block.clone(), entering_ranks, leaving }
+        let crosses_out = model.blocks.get(layer + 1).map_or([false; 7], crossed);
+        BlockShape { block: block.clone(), incoming_ranks, crosses_out }
     }
 
     /// The shapes of all blocks.
@@ -81,8 +81,9 @@ impl BlockShape {
     /// Tensors passed to the next block, the hidden state of this width first.
     pub fn outgoing_tensors(&self, hidden: u64) -> Vec<BoundaryTensor> {
         let mut tensors = vec![BoundaryTensor { id: BoundaryTensorId::Hidden, width: hidden }];
-        for ((kind, linear), leaves) in self.block.linears().into_iter().zip(self.leaving) {
-            if leaves && let Some(width) = linear.rank() {
+        for ((kind, linear), crosses_out) in self.block.linears().into_iter().zip(self.crosses_out)
+        {
+            if crosses_out && let Some(width) = linear.rank() {
                 tensors.push(BoundaryTensor { id: BoundaryTensorId::Latent(kind), width });
             }
         }

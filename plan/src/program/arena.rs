@@ -22,7 +22,7 @@ struct Lifetime {
 /// Assigns the offset of every buffer, and the slot stride and arena size of the stage.
 pub(crate) fn place_buffers(stage: &mut StageProgram) {
     let spans = spans(stage);
-    let turnaround = stage.forward.len();
+    let backward_begin = stage.forward.len();
     let mut end = 0;
     for buffer in stage.buffers.iter_mut().filter(|b| b.role.is_resident()) {
         buffer.offset = end;
@@ -39,7 +39,7 @@ pub(crate) fn place_buffers(stage: &mut StageProgram) {
         let all: Vec<(BufferId, Lifetime)> = activations().collect();
         end = place_by_lifetime(stage, &all, end);
     } else {
-        let crosses = |span: &Lifetime| span.first < turnaround && span.last >= turnaround;
+        let crosses = |span: &Lifetime| span.first < backward_begin && span.last >= backward_begin;
         let slot_begin = end;
         for (id, _) in activations().filter(|(_, span)| crosses(span)) {
             let buffer = &mut stage.buffers[id.0 as usize];

@@ -65,7 +65,7 @@ impl OpParameters {
     pub fn resident_bytes(&self, context: &Context) -> Bytes {
         let states = match context.precision {
             Precision::MixedBf16 => 3,
-            Precision::Full32 => 2,
+            Precision::Fp32 => 2,
         };
         let weight_and_gradient =
             self.weight_extent(context).bytes() + self.gradient_extent(context).bytes();

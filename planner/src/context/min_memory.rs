@@ -21,13 +21,13 @@ impl ContextSolver<'_> {
     /// blocks divided so that the fullest stage is as small as possible.
     pub(crate) fn min_memory_plan(&self, context: &Context) -> Option<FeasiblePlan> {
         let layouts = EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
-        let plans = layouts.iter().filter_map(|ends| {
-            let ends = ends.hull_pairs(self.segments, context).pop()?;
+        let plans = layouts.iter().filter_map(|embedding_and_head| {
+            let embedding_and_head = embedding_and_head.hull_pairs(self.segments, context).pop()?;
             let levels = (0..LEVELS_MAX).filter_map(|level| {
-                let stages = self.min_memory_stages(context, &ends, level)?;
+                let stages = self.min_memory_stages(context, &embedding_and_head, level)?;
                 let counts = stages.iter().map(|stage| stage.blocks.len()).collect();
                 let partition = Partition { bound: Seconds(0.0), counts, stages };
-                Some(self.lower(context, &ends, partition))
+                Some(self.lower(context, &embedding_and_head, partition))
             });
             levels.min_by_key(FeasiblePlan::peak_arena)
         });
@@ -53,11 +53,11 @@ impl ContextSolver<'_> {
     ) -> Option<FeasiblePlan> {
         let mut best: Option<FeasiblePlan> = None;
         for request in restrictions(self.request) {
-            let time_to_beat = best.as_ref().map_or(incumbent, |plan| plan.time.0);
+            let cutoff = best.as_ref().map_or(incumbent, |plan| plan.time.0);
             let segments = SegmentSolver::new(&request, self.segments.deadline().clone());
             let solver = ContextSolver::new(&request, &segments);
-            let bounds = solver.bounds(context, time_to_beat);
-            if let Ok(Some(faster)) = solver.solve(context, &bounds, time_to_beat).best {
+            let bounds = solver.bounds(context, cutoff);
+            if let Ok(Some(faster)) = solver.solve(context, &bounds, cutoff).best {
                 best = Some(faster);
             }
         }
@@ -69,7 +69,7 @@ impl ContextSolver<'_> {
     fn min_memory_stages(
         &self,
         context: &Context,
-        ends: &EmbeddingAndHead,
+        embedding_and_head: &EmbeddingAndHead,
         level: usize,
     ) -> Option<Vec<Arc<StageAssignment>>> {
         let stages = context.mesh.pipeline as usize;
@@ -78,7 +78,7 @@ impl ContextSolver<'_> {
         for stage in 0..stages {
             let in_flight = in_flight(context, stage);
             let vertex = |shape: &usize| {
-                let spec = SegmentSpec::block(*shape, ends.boundary);
+                let spec = SegmentSpec::block(*shape, embedding_and_head.boundary);
                 let hull = self.segments.hull(spec, context, in_flight, None);
                 hull.iter().rev().nth(level.min(hull.len().checked_sub(1)?)).cloned()
             };
@@ -87,13 +87,13 @@ impl ContextSolver<'_> {
         let bytes = |stage: usize, block: usize| {
             blocks[stage][block].bytes.total(in_flight(context, stage))
         };
-        let ends_bytes = |stage: usize| ends.bytes(context, stage);
+        let embedding_and_head_bytes = |stage: usize| embedding_and_head.bytes(context, stage);
         // Fills each stage up to a cap, leaving one block for each stage after it.
         let fill = |cap: Bytes| {
             let (mut ranges, mut first) = (vec![], 0);
             for stage in 0..stages {
                 let last = shapes.len() - (stages - stage - 1);
-                let mut used = ends_bytes(stage);
+                let mut used = embedding_and_head_bytes(stage);
                 let mut end = first;
                 while end < last && (end == first || used + bytes(stage, end) <= cap) {
                     used += bytes(stage, end);
@@ -108,7 +108,8 @@ impl ContextSolver<'_> {
             (first == shapes.len()).then_some(ranges)
         };
         let all: Bytes = (0..shapes.len()).map(|block| bytes(0, block)).sum();
-        let (mut low, mut high) = (0, (all + ends_bytes(0) + ends_bytes(stages - 1)).0);
+        let (mut low, mut high) =
+            (0, (all + embedding_and_head_bytes(0) + embedding_and_head_bytes(stages - 1)).0);
         fill(Bytes(high))?;
         while high - low > high / 1024 + 1 {
             let middle = low + (high - low) / 2;

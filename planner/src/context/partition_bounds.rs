@@ -45,8 +45,10 @@ impl ContextSolver<'_> {
                 SegmentKind::Embedding => &relaxed.embedding,
                 _ => &relaxed.head,
             };
-            let spared = solved.time.step.0 - self.segments.step_range(spec, context)[0];
-            overheads[stage].step_min = Seconds(overheads[stage].step_min.0 - spared.max(0.0));
+            let step_phase_savings =
+                solved.time.step_phase.0 - self.segments.step_phase_range(spec, context)[0];
+            overheads[stage].step_phase_min =
+                Seconds(overheads[stage].step_phase_min.0 - step_phase_savings.max(0.0));
         }
         match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
             PartitionResult::Partitions(_, partitions) => LayoutBound::Bound(partitions[0].bound),

@@ -89,10 +89,10 @@ impl<'a> ContextSolver<'a> {
         incumbent: f64,
     ) -> ContextSolution {
         let mut progress = FitProgress::new(incumbent);
-        for (ends, layout) in &bounds.layouts {
+        for (embedding_and_head, layout) in &bounds.layouts {
             match layout {
                 LayoutBound::Bound(bound) if bound.0 < progress.incumbent => {
-                    self.solve_layout(context, ends, bound.0, &mut progress);
+                    self.solve_layout(context, embedding_and_head, bound.0, &mut progress);
                 }
                 LayoutBound::Bound(_) | LayoutBound::NoImprovement => {
                     progress.record_no_improvement()
@@ -126,18 +126,22 @@ impl<'a> ContextSolver<'a> {
         let is_settled =
             |first: Option<f64>| first.is_some_and(|first| first <= bound * (1.0 + close));
         // With an incumbent, the arenas of all pairs are not worth trying.
-        let first = self.solve_with_ends(context, fastest, progress);
+        let first = self.solve_with_embedding_and_head(context, fastest, progress);
         if is_settled(first) || (first.is_none() && progress.incumbent.is_finite()) {
             return;
         }
-        for ends in fastest.hull_pairs(self.segments, context) {
+        for embedding_and_head in fastest.hull_pairs(self.segments, context) {
             if self.segments.out_of_time() {
                 return progress.interrupt();
             }
-            if ends.bound.0 >= progress.incumbent {
+            if embedding_and_head.bound.0 >= progress.incumbent {
                 continue;
             }
-            if is_settled(self.solve_with_ends(context, &ends, progress)) {
+            if is_settled(self.solve_with_embedding_and_head(
+                context,
+                &embedding_and_head,
+                progress,
+            )) {
                 return;
             }
         }
@@ -145,13 +149,13 @@ impl<'a> ContextSolver<'a> {
 
     /// Solves with one embedding and head. Returns the bound of the first partition, unless all arenas are too
     /// large.
-    fn solve_with_ends(
+    fn solve_with_embedding_and_head(
         &self,
         context: &Context,
-        ends: &EmbeddingAndHead,
+        embedding_and_head: &EmbeddingAndHead,
         progress: &mut FitProgress,
     ) -> Option<f64> {
-        let overheads = self.overheads(context, ends);
+        let overheads = self.overheads(context, embedding_and_head);
         let mut reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let mut first_bound = None;
         // `low` leads to an arena that is too large, `high` leaves no partition.
@@ -162,7 +166,13 @@ impl<'a> ContextSolver<'a> {
                 progress.interrupt();
                 return None;
             }
-            match self.partition(context, ends, &overheads, &reserve, progress.incumbent) {
+            match self.partition(
+                context,
+                embedding_and_head,
+                &overheads,
+                &reserve,
+                progress.incumbent,
+            ) {
                 PartitionResult::NoneFits(_) if reserve == low => break,
                 PartitionResult::NoneFits(_) => high = Some(reserve.clone()),
                 PartitionResult::Interrupted => {
@@ -173,7 +183,7 @@ impl<'a> ContextSolver<'a> {
                     first_bound.get_or_insert(partitions[0].bound.0);
                     let incumbent = progress.incumbent;
                     match self.lower_best(
-                        ends,
+                        embedding_and_head,
                         partitions,
                         &overheads,
                         &partitioner,
@@ -181,8 +191,13 @@ impl<'a> ContextSolver<'a> {
                         &mut oversized,
                     ) {
                         LoweringResult::Fits(plan, partition) => {
-                            let refined =
-                                self.refine(ends, &plan, &partition, &overheads, &partitioner);
+                            let refined = self.refine(
+                                embedding_and_head,
+                                &plan,
+                                &partition,
+                                &overheads,
+                                &partitioner,
+                            );
                             let is_faster = |refined: &FeasiblePlan| refined.time < plan.time;
                             progress.accept(refined.filter(is_faster).unwrap_or(*plan));
                             return first_bound;
@@ -218,17 +233,18 @@ impl<'a> ContextSolver<'a> {
     pub(super) fn partition(
         &self,
         context: &'a Context,
-        ends: &EmbeddingAndHead,
+        embedding_and_head: &EmbeddingAndHead,
         overheads: &[StageOverhead],
         reserve: &[Bytes],
         incumbent: f64,
     ) -> PartitionResult<'a> {
         let limit = self.request.arena_limit();
-        let budgets = match self.block_budgets(context, ends, reserve) {
+        let budgets = match self.block_budgets(context, embedding_and_head, reserve) {
             Ok(budgets) => budgets,
             Err(needed) => return PartitionResult::NoneFits(needed.saturating_sub(limit)),
         };
-        let partitioner = StagePartitioner::new(self.segments, context, ends.boundary, budgets);
+        let partitioner =
+            StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets);
         let (partitions, priced) = partitioner.partitions(overheads, incumbent);
         self.candidates_priced.fetch_add(priced, Ordering::Relaxed);
         if partitioner.is_interrupted() {
@@ -243,7 +259,7 @@ impl<'a> ContextSolver<'a> {
     /// Lowers the partition with the shortest simulated step.
     fn lower_best(
         &self,
-        ends: &EmbeddingAndHead,
+        embedding_and_head: &EmbeddingAndHead,
         partitions: Vec<Partition>,
         overheads: &[StageOverhead],
         partitioner: &StagePartitioner,
@@ -255,16 +271,15 @@ impl<'a> ContextSolver<'a> {
         let choice = |stage, first, count| partitioner.best_assignment(stage, first, count);
         let mut best: Option<(f64, Partition)> = None;
         for partition in partitions.into_iter().take(SIMULATED_MAX) {
-            let time_to_beat = best.as_ref().map_or(incumbent, |(time, _)| *time);
-            if partition.bound.0 >= time_to_beat {
+            let cutoff = best.as_ref().map_or(incumbent, |(time, _)| *time);
+            if partition.bound.0 >= cutoff {
                 break;
             }
             let time = |partition: &Partition| simulate_partition(context, partition, overheads).0;
             let bound = |partition: &Partition| partition.step_bound(overheads, microbatches);
-            let (partition, time, priced) =
-                partition.local_search(&choice, time_to_beat, bound, time);
+            let (partition, time, priced) = partition.local_search(&choice, cutoff, bound, time);
             self.candidates_priced.fetch_add(priced, Ordering::Relaxed);
-            if time < time_to_beat {
+            if time < cutoff {
                 best = Some((time, partition));
             }
         }
@@ -282,7 +297,7 @@ impl<'a> ContextSolver<'a> {
         if self.segments.out_of_time() {
             return LoweringResult::Interrupted;
         }
-        let plan = self.lower(context, ends, partition.clone());
+        let plan = self.lower(context, embedding_and_head, partition.clone());
         let limit = self.request.arena_limit();
         let lowered = &plan.program.program().stages;
         match lowered.iter().position(|stage| stage.arena > limit) {
@@ -299,7 +314,7 @@ impl<'a> ContextSolver<'a> {
     /// no faster or does not fit.
     fn refine(
         &self,
-        ends: &EmbeddingAndHead,
+        embedding_and_head: &EmbeddingAndHead,
         plan: &FeasiblePlan,
         partition: &Partition,
         overheads: &[StageOverhead],
@@ -318,7 +333,7 @@ impl<'a> ContextSolver<'a> {
         if time(&refined) >= time(partition) || self.segments.out_of_time() {
             return None;
         }
-        let refined = self.lower(context, ends, refined);
+        let refined = self.lower(context, embedding_and_head, refined);
         (refined.peak_arena() <= limit).then_some(refined)
     }
 
@@ -326,17 +341,17 @@ impl<'a> ContextSolver<'a> {
     pub(super) fn lower(
         &self,
         context: &Context,
-        ends: &EmbeddingAndHead,
+        embedding_and_head: &EmbeddingAndHead,
         partition: Partition,
     ) -> FeasiblePlan {
         let partition_time =
-            simulate_partition(context, &partition, &self.overheads(context, ends));
+            simulate_partition(context, &partition, &self.overheads(context, embedding_and_head));
         let decisions = ModelDecisions {
             context: *context,
-            boundary: ends.boundary,
-            embedding: ends.embedding.clone(),
+            boundary: embedding_and_head.boundary,
+            embedding: embedding_and_head.embedding.clone(),
             stages: partition.stages.iter().map(|stage| stage.blocks.clone()).collect(),
-            head: ends.head.clone(),
+            head: embedding_and_head.head.clone(),
         };
         let plan = write_plan(self.request, &decisions);
         let resolved = plan
@@ -353,8 +368,12 @@ impl<'a> ContextSolver<'a> {
         FeasiblePlan { decisions, plan, program, time, partition_time, objective, method }
     }
 
-    fn overheads(&self, context: &Context, ends: &EmbeddingAndHead) -> Vec<StageOverhead> {
-        StageOverhead::of_stages(self.request, self.segments, context, ends)
+    fn overheads(
+        &self,
+        context: &Context,
+        embedding_and_head: &EmbeddingAndHead,
+    ) -> Vec<StageOverhead> {
+        StageOverhead::of_stages(self.request, self.segments, context, embedding_and_head)
     }
 
     /// The bytes of each stage for its blocks; `Err` with the bytes that a stage needs without blocks, where
@@ -362,7 +381,7 @@ impl<'a> ContextSolver<'a> {
     pub(super) fn block_budgets(
         &self,
         context: &Context,
-        ends: &EmbeddingAndHead,
+        embedding_and_head: &EmbeddingAndHead,
         reserve: &[Bytes],
     ) -> Result<Vec<Bytes>, Bytes> {
         let limit = self.request.arena_limit();
@@ -370,7 +389,7 @@ impl<'a> ContextSolver<'a> {
             .iter()
             .enumerate()
             .map(|(stage, reserve)| {
-                let used = *reserve + ends.bytes(context, stage);
+                let used = *reserve + embedding_and_head.bytes(context, stage);
                 if used < limit { Ok(limit - used) } else { Err(used) }
             })
             .collect()

@@ -36,9 +36,9 @@ impl ContextSolver<'_> {
             let mut even: Vec<_> =
                 chunk.par_iter().filter_map(|context| self.even_partition(context)).collect();
             even.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let plans = even
-                .into_iter()
-                .map(|(_, context, ends, partition)| self.lower(context, &ends, partition));
+            let plans = even.into_iter().map(|(_, context, embedding_and_head, partition)| {
+                self.lower(context, &embedding_and_head, partition)
+            });
             for plan in plans {
                 if plan.peak_arena() <= limit {
                     return Some(plan);
@@ -69,10 +69,11 @@ impl ContextSolver<'_> {
             );
         }
         even.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut plans = even
-            .into_iter()
-            .take(LOWERED_MAX)
-            .map(|(_, context, ends, partition)| self.lower(context, &ends, partition));
+        let mut plans = even.into_iter().take(LOWERED_MAX).map(
+            |(_, context, embedding_and_head, partition)| {
+                self.lower(context, &embedding_and_head, partition)
+            },
+        );
         let limit = self.request.arena_limit();
         plans.find(|plan| plan.peak_arena() <= limit)
     }
@@ -85,14 +86,16 @@ impl ContextSolver<'_> {
         let microbatches = context.workload.microbatches(&context.mesh);
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let layouts = EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
-        let partitions = layouts.into_iter().filter_map(|ends| {
-            let budgets = self.block_budgets(context, &ends, &no_reserve).ok()?;
-            let partitioner = StagePartitioner::new(self.segments, context, ends.boundary, budgets);
+        let partitions = layouts.into_iter().filter_map(|embedding_and_head| {
+            let budgets = self.block_budgets(context, &embedding_and_head, &no_reserve).ok()?;
+            let partitioner =
+                StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets);
             let mut partition = partitioner.even_partition()?;
-            let overheads = StageOverhead::of_stages(self.request, self.segments, context, &ends);
+            let overheads =
+                StageOverhead::of_stages(self.request, self.segments, context, &embedding_and_head);
             partition.bound = Seconds(partition.step_bound(&overheads, microbatches));
             let time = simulate_partition(context, &partition, &overheads).0;
-            Some((time, context, ends, partition))
+            Some((time, context, embedding_and_head, partition))
         });
         partitions.min_by(|a, b| a.0.total_cmp(&b.0))
     }

@@ -29,7 +29,7 @@ pub struct StageAssignment {
     /// Backward pass of one microbatch.
     pub backward: Seconds,
     /// Step phase.
-    pub step: Seconds,
+    pub step_phase: Seconds,
     /// The part of the step phase that waits for the gradient norm over all stages.
     pub update: Seconds,
     /// Bytes with the stage's microbatches in flight.
@@ -50,7 +50,7 @@ impl StageAssignment {
         for block in &blocks {
             total.forward += block.time.forward;
             total.backward += block.time.backward;
-            total.step += block.time.step;
+            total.step_phase += block.time.step_phase;
             total.update += block.time.update;
             total.bytes += block.bytes.total(in_flight);
         }

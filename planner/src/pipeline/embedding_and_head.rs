@@ -73,7 +73,7 @@ impl EmbeddingAndHead {
             let time = SegmentTime {
                 forward: Seconds(microbatch_time),
                 backward: Seconds(0.0),
-                step: Seconds((total - microbatches as f64 * microbatch_time).max(0.0)),
+                step_phase: Seconds((total - microbatches as f64 * microbatch_time).max(0.0)),
                 update: Seconds(0.0),
             };
             let smallest = segments.hull(spec, context, in_flight, Some(Bytes(0)));

@@ -21,14 +21,14 @@ pub struct StageOverhead {
     /// Backward pass of one microbatch.
     pub backward: Seconds,
     /// Step phase.
-    pub step: Seconds,
+    pub step_phase: Seconds,
     /// Lower bound on the step phase under other solutions of embedding and head.
-    pub step_min: Seconds,
+    pub step_phase_min: Seconds,
     /// The parts of the step phase around synchronisations of stages.
     pub(crate) syncs: StepSyncs,
 }
 
-/// The parts of a stage's step phase at which stages wait for each other, all counted in [`StageOverhead::step`].
+/// The parts of a stage's step phase at which stages wait for each other, all counted in [`StageOverhead::step_phase`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StepSyncs {
     /// Work before the first synchronisation.
@@ -47,7 +47,7 @@ impl StageOverhead {
         request: &Request,
         segments: &SegmentSolver,
         context: &Context,
-        ends: &EmbeddingAndHead,
+        embedding_and_head: &EmbeddingAndHead,
     ) -> Vec<StageOverhead> {
         let prices = Prices::new(&request.profile, request.executor, &context.mesh);
         let price = |template: &InstrTemplate| prices.kernel_time(&template.kernel());
@@ -59,29 +59,31 @@ impl StageOverhead {
         let syncs = StepSyncs { begin: price(&clear_square_sum()), norm, ..StepSyncs::default() };
         (0..stages)
             .map(|stage| {
-                let boundary =
-                    StageBoundary { tensors: segments.narrowest_carried(), layout: ends.boundary };
+                let boundary = StageBoundary {
+                    tensors: segments.narrowest_carried(),
+                    layout: embedding_and_head.boundary,
+                };
                 let (forward, backward) = stage_transfers(&boundary, &boundary, stage, context);
                 let mut overhead = StageOverhead {
                     forward: forward.iter().map(price).sum(),
                     backward: backward.iter().map(price).sum(),
-                    step: once,
+                    step_phase: once,
                     syncs,
                     ..StageOverhead::default()
                 };
                 if stage == 0 {
-                    overhead.add(&ends.embedding);
+                    overhead.add(&embedding_and_head.embedding);
                 }
                 if stage + 1 == stages {
-                    overhead.add(&ends.head);
+                    overhead.add(&embedding_and_head.head);
                 }
                 if request.model.tied && stages > 1 && (stage == 0 || stage + 1 == stages) {
-                    let tied = tied_gradient(&ends.head, context);
+                    let tied = tied_gradient(&embedding_and_head.head, context);
                     overhead.syncs.tied =
                         tied.map(|extent| price(&reduce_tied_gradient(extent, context)));
-                    overhead.step += overhead.syncs.tied.unwrap_or_default();
+                    overhead.step_phase += overhead.syncs.tied.unwrap_or_default();
                 }
-                overhead.step_min = overhead.step;
+                overhead.step_phase_min = overhead.step_phase;
                 overhead
             })
             .collect()
@@ -90,7 +92,7 @@ impl StageOverhead {
     fn add(&mut self, solved: &SolvedSegment) {
         self.forward += solved.time.forward;
         self.backward += solved.time.backward;
-        self.step += solved.time.step;
+        self.step_phase += solved.time.step_phase;
         self.syncs.update += solved.time.update;
     }
 }

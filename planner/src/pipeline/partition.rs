@@ -77,7 +77,7 @@ struct PrefixBounds {
     /// Microbatch time of the blocks before b.
     microbatch_times: Vec<f64>,
     /// Step phase of the blocks before b.
-    steps: Vec<f64>,
+    step_phase_times: Vec<f64>,
     microbatches: u64,
 }
 
@@ -95,17 +95,18 @@ impl PrefixBounds {
         PrefixBounds {
             overheads: sums(&mut overheads.iter().map(overhead_time)),
             microbatch_times: sums(&mut cutoff.microbatch_times_min.iter().copied()),
-            steps: sums(&mut cutoff.step_times_min.iter().copied()),
+            step_phase_times: sums(&mut cutoff.step_phase_times_min.iter().copied()),
             microbatches,
         }
     }
 
     /// Lower bound on the step phase of a stage with the blocks of `run`.
-    fn step(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
-        overhead.step_min.0 + self.steps[run.end] - self.steps[run.start]
+    fn step_phase_bound(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
+        overhead.step_phase_min.0 + self.step_phase_times[run.end]
+            - self.step_phase_times[run.start]
     }
 
-    /// Lower bound on a step because stage `stage` has the blocks of `run`; `first_step` is the lower
+    /// Lower bound on a step because stage `stage` has the blocks of `run`; `first_step_phase` is the lower
     /// bound on the first stage's step phase.
     fn of_stage(
         &self,
@@ -113,7 +114,7 @@ impl PrefixBounds {
         run: Range<usize>,
         assignment: &StageAssignment,
         overhead: &StageOverhead,
-        first_step: f64,
+        first_step_phase: f64,
     ) -> f64 {
         let stages = self.overheads.len() - 1;
         let microbatches = self.microbatches as f64;
@@ -125,17 +126,18 @@ impl PrefixBounds {
             .0
             .max(to - before);
         let position = StagePosition { stage, stages, microbatches: self.microbatches };
-        let bound = stage_bound(&position, before, own, after) + first_step;
+        let bound = stage_bound(&position, before, own, after) + first_step_phase;
         // Its passes and its step phase, minimised together.
         let all = microbatches * assignment.microbatch_time(overhead)
-            + (assignment.step + overhead.step).0;
+            + (assignment.step_phase + overhead.step_phase).0;
         let mut bound = bound.max(all - assignment.integrality_slack.0);
         if let Some(passes) = position.passes_after_warm_up()
             && stage == 0
         {
             // m·t + u is at least `all`, and the remainder after some passes is at least its share.
             let share = passes / microbatches;
-            let rest = share * (all - assignment.integrality_slack.0) + (1.0 - share) * first_step;
+            let rest =
+                share * (all - assignment.integrality_slack.0) + (1.0 - share) * first_step_phase;
             bound = bound.max(2.0 * after + rest);
         }
         bound
@@ -153,12 +155,12 @@ pub(super) fn division_bound(
     choice: StageChoice,
 ) -> Option<f64> {
     let prefix = PrefixBounds::new(overheads, microbatches, cutoff);
-    let first_step = prefix.step(&overheads[0], &(0..counts[0]));
+    let first_step_phase = prefix.step_phase_bound(&overheads[0], &(0..counts[0]));
     let (mut begin, mut bound) = (0, 0.0_f64);
     for (stage, (count, overhead)) in counts.iter().zip(overheads).enumerate() {
         let assignment = choice(stage, begin, *count)?;
         let run = begin..begin + count;
-        bound = bound.max(prefix.of_stage(stage, run, &assignment, overhead, first_step));
+        bound = bound.max(prefix.of_stage(stage, run, &assignment, overhead, first_step_phase));
         begin += count;
     }
     Some(bound)
@@ -173,7 +175,7 @@ struct Label {
     /// Bound so far.
     bound: f64,
     /// Lower bound on the first stage's step phase.
-    first_step: f64,
+    first_step_phase: f64,
     counts: Vec<usize>,
 }
 
@@ -183,7 +185,7 @@ pub struct PruningCutoff {
     /// Lower bound on each block's microbatch time without a memory limit.
     pub microbatch_times_min: Vec<f64>,
     /// Lower bound on each block's step phase.
-    pub step_times_min: Vec<f64>,
+    pub step_phase_times_min: Vec<f64>,
     /// Step time to beat.
     pub step_time: f64,
 }
@@ -213,7 +215,7 @@ pub fn undominated_partitions(
     let fastest = cutoff.microbatch_times_min.iter().copied().fold(f64::INFINITY, f64::min);
     let relaxed = PruningCutoff {
         microbatch_times_min: vec![fastest; blocks],
-        step_times_min: vec![],
+        step_phase_times_min: vec![],
         step_time: cutoff.step_time,
     };
     let mut later_max = vec![0; stages + 1];
@@ -224,7 +226,12 @@ pub fn undominated_partitions(
     let prefix = PrefixBounds::new(overheads, microbatches, cutoff);
     let mut priced = 0;
     let mut labels: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
-    labels[0].push(Label { microbatch_times: 0.0, bound: 0.0, first_step: 0.0, counts: vec![] });
+    labels[0].push(Label {
+        microbatch_times: 0.0,
+        bound: 0.0,
+        first_step_phase: 0.0,
+        counts: vec![],
+    });
     for (stage, overhead) in overheads.iter().enumerate() {
         let later = stages - stage - 1;
         let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
@@ -239,16 +246,24 @@ pub fn undominated_partitions(
                 let run = used..used + count;
                 for label in list {
                     priced += 1;
-                    let first_step =
-                        if stage == 0 { prefix.step(overhead, &run) } else { label.first_step };
-                    let here =
-                        prefix.of_stage(stage, run.clone(), &assignment, overhead, first_step);
+                    let first_step_phase = if stage == 0 {
+                        prefix.step_phase_bound(overhead, &run)
+                    } else {
+                        label.first_step_phase
+                    };
+                    let here = prefix.of_stage(
+                        stage,
+                        run.clone(),
+                        &assignment,
+                        overhead,
+                        first_step_phase,
+                    );
                     let bound = label.bound.max(here);
                     if bound < cutoff.step_time {
                         let counts = label.counts.iter().copied().chain([count]).collect();
                         let microbatch_times =
                             label.microbatch_times + assignment.microbatch_time(overhead);
-                        let label = Label { microbatch_times, bound, first_step, counts };
+                        let label = Label { microbatch_times, bound, first_step_phase, counts };
                         next[used + count].push(label);
                     }
                 }
@@ -294,23 +309,23 @@ impl Partition {
             .collect();
         let all: f64 = times.iter().sum();
         // The first stage ends its passes last, and then runs its step phase.
-        let first_step = (self.stages[0].step + overheads[0].step).0;
+        let first_step_phase = (self.stages[0].step_phase + overheads[0].step_phase).0;
         let (mut before, mut bound) = (0.0, 0.0_f64);
         for (stage, own) in times.iter().enumerate() {
             let position = StagePosition { stage, stages: times.len(), microbatches };
             bound = bound.max(stage_bound(&position, before, *own, all - before - own));
             before += own;
         }
-        bound + first_step
+        bound + first_step_phase
     }
 
     /// Moves single blocks between stages while this reduces `time`: the partition with the best bound
-    /// rarely has the shortest simulated step. Moves whose `bound` is no better than `time_to_beat` are not
+    /// rarely has the shortest simulated step. Moves whose `bound` is no better than `cutoff` are not
     /// simulated. Returns the partition, its time, and the number of partitions priced.
     pub(crate) fn local_search(
         mut self,
         choice: StageChoice,
-        time_to_beat: f64,
+        cutoff: f64,
         bound: impl Fn(&Partition) -> f64,
         time: impl Fn(&Partition) -> f64,
     ) -> (Partition, f64, u64) {
@@ -322,14 +337,14 @@ impl Partition {
                     let mut counts = self.counts.clone();
                     counts[from] -= 1;
                     counts[to] += 1;
-                    let to_beat = better.as_ref().map_or(best, |(_, t)| *t);
+                    let best_so_far = better.as_ref().map_or(best, |(_, t)| *t);
                     let Some(moved) = Partition::with_counts(counts, choice) else { continue };
                     priced += 1;
-                    if bound(&moved) >= to_beat.min(time_to_beat) {
+                    if bound(&moved) >= best_so_far.min(cutoff) {
                         continue;
                     }
                     let moved_time = time(&moved);
-                    if moved_time < to_beat {
+                    if moved_time < best_so_far {
                         better = Some((moved, moved_time));
                     }
                 }
@@ -351,7 +366,7 @@ fn keep_undominated(list: &mut Vec<Label>) {
         let dominated = kept.iter().any(|other| {
             other.bound <= label.bound
                 && other.microbatch_times <= label.microbatch_times
-                && other.first_step <= label.first_step
+                && other.first_step_phase <= label.first_step_phase
         });
         if !dominated {
             kept.push(label);

@@ -51,22 +51,22 @@ impl<'a> StagePartitioner<'a> {
         self.context
     }
 
-    /// The best partitions that may take less than `time_to_beat`, and the number priced.
+    /// The best partitions that may take less than `cutoff`, and the number priced.
     pub(crate) fn partitions(
         &self,
         overheads: &[StageOverhead],
-        time_to_beat: f64,
+        cutoff: f64,
     ) -> (Vec<Partition>, u64) {
         let microbatches = self.context.workload.microbatches(&self.context.mesh);
         let choice = |stage, first, count| self.best_assignment(stage, first, count);
-        let (mut microbatch_times_min, mut step_times_min) = (vec![], vec![]);
+        let (mut microbatch_times_min, mut step_phase_times_min) = (vec![], vec![]);
         for shape in self.segments.layer_shapes() {
             let spec = SegmentSpec::block(*shape, self.boundary);
             microbatch_times_min.extend(self.segments.min_microbatch_time(spec, self.context));
-            step_times_min.push(self.segments.step_range(spec, self.context)[0]);
+            step_phase_times_min.push(self.segments.step_phase_range(spec, self.context)[0]);
         }
         let cutoff =
-            PruningCutoff { microbatch_times_min, step_times_min, step_time: time_to_beat };
+            PruningCutoff { microbatch_times_min, step_phase_times_min, step_time: cutoff };
         undominated_partitions(overheads, microbatches, &cutoff, &choice)
     }
 
@@ -104,9 +104,9 @@ impl<'a> StagePartitioner<'a> {
                 // M·t + u is minimal up to the integrality slack, and u is at most `step_max`.
                 let step_max: f64 = self
                     .specs(first, count)
-                    .map(|spec| self.segments.step_range(spec, &many)[1])
+                    .map(|spec| self.segments.step_phase_range(spec, &many)[1])
                     .sum();
-                let once = (step_max - (fastest.step - fastest.integrality_slack).0).max(0.0)
+                let once = (step_max - (fastest.step_phase - fastest.integrality_slack).0).max(0.0)
                     / ASYMPTOTIC_MICROBATCHES as f64;
                 fastest.forward + fastest.backward - Seconds(once)
             });

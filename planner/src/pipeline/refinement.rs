@@ -23,7 +23,7 @@ const SLACK_MIN: f64 = 1e-6;
 const SLACK_MIN_FOR_COLUMNS: f64 = 1e-3;
 
 /// Blocks of one shape on a stage, with the solutions to choose from.
-struct Group {
+struct BlockGroup {
     spec: SegmentSpec,
     count: u64,
     columns: Vec<Arc<SolvedSegment>>,
@@ -31,7 +31,7 @@ struct Group {
     chosen: Vec<u64>,
 }
 
-impl Group {
+impl BlockGroup {
     /// The columns that blocks take, with the number of blocks of each.
     fn chosen(&self) -> impl Iterator<Item = (&Arc<SolvedSegment>, u64)> {
         self.columns.iter().zip(self.chosen.iter().copied()).filter(|(_, count)| *count > 0)
@@ -64,22 +64,25 @@ impl<'a> StageRefinement<'a> {
         specs: &[SegmentSpec],
         assignment: &StageAssignment,
     ) -> Option<StageAssignment> {
-        let time = self.cost_of(&assignment.blocks);
+        let time = self.blocks_step_time_s(&assignment.blocks);
         if assignment.integrality_slack.0 <= SLACK_MIN * time {
             return None;
         }
         let bound = time - assignment.integrality_slack.0;
         let mut groups = self.groups(specs, assignment);
         self.choose(&mut groups);
-        let chosen: f64 =
-            groups.iter().flat_map(Group::chosen).map(|(c, n)| self.cost(c) * n as f64).sum();
+        let chosen: f64 = groups
+            .iter()
+            .flat_map(BlockGroup::chosen)
+            .map(|(c, n)| self.step_time_s(c) * n as f64)
+            .sum();
         let is_close = chosen - bound <= SLACK_MIN_FOR_COLUMNS * time;
         if !is_close && !self.segments.out_of_time() && self.add_columns(&mut groups) {
             self.choose(&mut groups);
         }
         let blocks = blocks_in_order(specs, &groups);
         let refined = StageAssignment::new(blocks, self.in_flight);
-        let is_faster = self.cost_of(&refined.blocks) < time * (1.0 - 1e-12);
+        let is_faster = self.blocks_step_time_s(&refined.blocks) < time * (1.0 - 1e-12);
         (is_faster && refined.bytes <= self.budget).then_some(StageAssignment {
             integrality_slack: assignment.integrality_slack,
             microbatch_time_min: assignment.microbatch_time_min,
@@ -88,12 +91,12 @@ impl<'a> StageRefinement<'a> {
         })
     }
 
-    /// Time of a step, in seconds.
-    fn cost_of(&self, blocks: &[Arc<SolvedSegment>]) -> f64 {
-        blocks.iter().map(|solved| self.cost(solved)).sum()
+    /// Time of the blocks in one step, in seconds.
+    fn blocks_step_time_s(&self, blocks: &[Arc<SolvedSegment>]) -> f64 {
+        blocks.iter().map(|solved| self.step_time_s(solved)).sum()
     }
 
-    fn cost(&self, solved: &SolvedSegment) -> f64 {
+    fn step_time_s(&self, solved: &SolvedSegment) -> f64 {
         let microbatches = self.context.workload.microbatches(&self.context.mesh);
         solved.time.total(microbatches).0
     }
@@ -103,13 +106,13 @@ impl<'a> StageRefinement<'a> {
     }
 
     /// The shapes of the stage, with all vertices of their hulls and the current choice.
-    fn groups(&self, specs: &[SegmentSpec], assignment: &StageAssignment) -> Vec<Group> {
-        let mut groups: Vec<Group> = vec![];
+    fn groups(&self, specs: &[SegmentSpec], assignment: &StageAssignment) -> Vec<BlockGroup> {
+        let mut groups: Vec<BlockGroup> = vec![];
         for (spec, solved) in specs.iter().zip(&assignment.blocks) {
             let index = groups.iter().position(|group| group.spec == *spec).unwrap_or_else(|| {
                 let columns = self.segments.hull(*spec, self.context, self.in_flight, None);
                 let chosen = vec![0; columns.len()];
-                groups.push(Group { spec: *spec, count: 0, columns, chosen });
+                groups.push(BlockGroup { spec: *spec, count: 0, columns, chosen });
                 groups.len() - 1
             });
             let group = &mut groups[index];
@@ -127,12 +130,16 @@ impl<'a> StageRefinement<'a> {
 
     /// Chooses columns for all blocks by an integer program. When the program fails or runs out of time, the
     /// choice stays as it is.
-    fn choose(&self, groups: &mut [Group]) {
+    fn choose(&self, groups: &mut [BlockGroup]) {
         let column_groups: Vec<ColumnGroup> = groups
             .iter()
             .map(|group| ColumnGroup {
                 count: group.count,
-                columns: group.columns.iter().map(|c| (self.cost(c), self.bytes(c).0)).collect(),
+                columns: group
+                    .columns
+                    .iter()
+                    .map(|c| (self.step_time_s(c), self.bytes(c).0))
+                    .collect(),
             })
             .collect();
         let start: Vec<Vec<u64>> = groups.iter().map(|group| group.chosen.clone()).collect();
@@ -145,9 +152,9 @@ impl<'a> StageRefinement<'a> {
     }
 
     /// Adds columns that use the unused bytes. Returns whether any was added.
-    fn add_columns(&self, groups: &mut [Group]) -> bool {
+    fn add_columns(&self, groups: &mut [BlockGroup]) -> bool {
         let used: Bytes =
-            groups.iter().flat_map(Group::chosen).map(|(c, n)| self.bytes(c) * n).sum();
+            groups.iter().flat_map(BlockGroup::chosen).map(|(c, n)| self.bytes(c) * n).sum();
         let unused = self.budget.saturating_sub(used);
         let mut any = false;
         for group in groups {
@@ -164,9 +171,9 @@ impl<'a> StageRefinement<'a> {
                 let Some(faster) = faster else { continue };
                 let is_dominated = group.columns.iter().any(|known| {
                     self.bytes(known) <= self.bytes(&faster)
-                        && self.cost(known) <= self.cost(&faster)
+                        && self.step_time_s(known) <= self.step_time_s(&faster)
                 });
-                if self.cost(&faster) < self.cost(&column) && !is_dominated {
+                if self.step_time_s(&faster) < self.step_time_s(&column) && !is_dominated {
                     group.columns.push(faster);
                     group.chosen.push(0);
                     any = true;
@@ -178,7 +185,7 @@ impl<'a> StageRefinement<'a> {
 }
 
 /// The chosen solutions in the order of the blocks, the fastest of each shape first.
-fn blocks_in_order(specs: &[SegmentSpec], groups: &[Group]) -> Vec<Arc<SolvedSegment>> {
+fn blocks_in_order(specs: &[SegmentSpec], groups: &[BlockGroup]) -> Vec<Arc<SolvedSegment>> {
     let mut queues: Vec<(SegmentSpec, Vec<Arc<SolvedSegment>>)> = groups
         .iter()
         .map(|group| {

@@ -23,7 +23,7 @@ pub(crate) fn simulate_partition(
         .map(|(stage, overhead)| StageTime {
             forward: stage.forward + overhead.forward,
             backward: stage.backward + overhead.backward,
-            step: step_parts(overhead, stage, stages as usize),
+            step_phase: step_parts(overhead, stage, stages as usize),
         })
         .collect();
     let schedules: Vec<Vec<MicrobatchPass>> =
@@ -37,7 +37,7 @@ fn step_parts(overhead: &StageOverhead, blocks: &StageAssignment, stages: usize)
     let StepSyncs { begin, tied, norm, update } = overhead.syncs;
     let update = update + blocks.update;
     let syncs = begin + tied.unwrap_or_default() + norm.unwrap_or_default();
-    let reduce = overhead.step + blocks.step - update - syncs;
+    let reduce = overhead.step_phase + blocks.step_phase - update - syncs;
     let mut parts = vec![StepPart::Local(begin)];
     parts.extend(
         tied.map(|time| StepPart::Synchronized(SyncedStages::first_and_last(stages), time)),

@@ -14,8 +14,13 @@ fn partition(times: &[StageTime]) -> Partition {
         .iter()
         .map(|time| {
             let (forward, backward) = (time.forward, time.backward);
-            let step = time.step.iter().map(|part| part.time()).sum();
-            Arc::new(StageAssignment { forward, backward, step, ..StageAssignment::default() })
+            let step = time.step_phase.iter().map(|part| part.time()).sum();
+            Arc::new(StageAssignment {
+                forward,
+                backward,
+                step_phase: step,
+                ..StageAssignment::default()
+            })
         })
         .collect();
     Partition { bound: Seconds(0.0), counts: vec![1; times.len()], stages }
@@ -56,7 +61,7 @@ fn no_simulated_step_is_shorter_than_its_bound() {
             let mut time = || Ok(f64::from(u.int_in_range(1..=1000)?) / 100.0);
             let (forward, backward) = (Seconds(time()?), Seconds(time()?));
             let step = step_phase(stages, [time()?, 0.25, time()?]);
-            times.push(StageTime { forward, backward, step });
+            times.push(StageTime { forward, backward, step_phase: step });
         }
         let (bound, simulated) = (bound(&times, microbatches), simulated(&times, microbatches));
         assert!(bound <= simulated * (1.0 + 1e-12), "{bound} > {simulated}: {times:?}");
@@ -69,7 +74,8 @@ fn equal_stages_attain_the_bound() {
     for stages in 1..=8 {
         for microbatches in [stages as u64 + 1, 3 * stages as u64] {
             let step = step_phase(stages, [0.25, 0.125, 0.125]);
-            let time = StageTime { forward: Seconds(1.0), backward: Seconds(2.0), step };
+            let time =
+                StageTime { forward: Seconds(1.0), backward: Seconds(2.0), step_phase: step };
             let times = vec![time; stages];
             let (bound, simulated) = (bound(&times, microbatches), simulated(&times, microbatches));
             assert!((bound - simulated).abs() < 1e-9, "{stages} {microbatches}");
@@ -87,20 +93,20 @@ fn stages_synchronize_in_the_step_phase() {
             tied.then_some(StepPart::Synchronized(SyncedStages::first_and_last(3), Seconds(2.0))),
         );
         step.extend(step_phase(3, [reduce, 1.0, update]));
-        StageTime { step, ..StageTime::default() }
+        StageTime { step_phase: step, ..StageTime::default() }
     };
     // First and last: until 4, then together until 6. Reductions: until 9, 3 and 7; then until 10.
     let times =
         [phase(4.0, true, 3.0, 5.0), phase(1.0, false, 2.0, 8.0), phase(1.0, true, 1.0, 2.0)];
     let simulated = simulate_1f1b(&times, 1);
     assert_eq!(simulated.time, Seconds(18.0));
-    let of = |stage: usize| -> Vec<(f64, f64)> {
+    let syncs_of_stage = |stage: usize| -> Vec<(f64, f64)> {
         let syncs = simulated.stage_syncs.iter().filter(|sync| sync.stage == stage);
         syncs.map(|sync| (sync.arrival.0, sync.end.0)).collect()
     };
-    assert_eq!(of(0), [(4.0, 6.0), (9.0, 10.0)]);
-    assert_eq!(of(1), [(3.0, 10.0)]);
-    assert_eq!(of(2), [(1.0, 6.0), (7.0, 10.0)]);
+    assert_eq!(syncs_of_stage(0), [(4.0, 6.0), (9.0, 10.0)]);
+    assert_eq!(syncs_of_stage(1), [(3.0, 10.0)]);
+    assert_eq!(syncs_of_stage(2), [(1.0, 6.0), (7.0, 10.0)]);
 }
 
 /// Every way of writing `blocks` as a sum of `stages` counts.
@@ -135,8 +141,8 @@ fn the_best_partition_equals_the_best_by_enumeration() {
             overheads.push(StageOverhead {
                 forward,
                 backward,
-                step,
-                step_min: step,
+                step_phase: step,
+                step_phase_min: step,
                 ..StageOverhead::default()
             });
         }
@@ -145,7 +151,7 @@ fn the_best_partition_equals_the_best_by_enumeration() {
             Some(Arc::new(StageAssignment {
                 forward: run.iter().map(|time| time.0).sum(),
                 backward: run.iter().map(|time| time.1).sum(),
-                step: run.iter().map(|time| time.2).sum(),
+                step_phase: run.iter().map(|time| time.2).sum(),
                 microbatch_time_min: run.iter().map(|time| time.0 + time.1).sum(),
                 ..StageAssignment::default()
             }))
@@ -154,7 +160,7 @@ fn the_best_partition_equals_the_best_by_enumeration() {
         let steps = times.iter().map(|time| time.2.0).collect();
         let cutoff = PruningCutoff {
             microbatch_times_min: microbatch_times,
-            step_times_min: steps,
+            step_phase_times_min: steps,
             step_time: f64::INFINITY,
         };
         let (partitions, _) = undominated_partitions(&overheads, microbatches, &cutoff, &choice);

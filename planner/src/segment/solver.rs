@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use narrows_cost_model::{
-    Assignment, CostTable, MemoryRow, MemoryRowId, PricedSpace, Prices, decode_assignment,
-    segment_bytes, segment_time,
+    Assignment, CostTable, MemoryRow, MemoryRowId, MemoryRows, PricedSpace, Prices,
+    decode_assignment, segment_bytes, segment_time,
 };
 use narrows_plan::graph::{
     BlockShape, BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
@@ -62,7 +62,7 @@ pub struct SegmentSolver<'a> {
     crossing_widths: Vec<u64>,
     narrowest_carried: Vec<BoundaryTensor>,
     fastest: Mutex<HashMap<CacheKey, Option<Arc<SolvedSegment>>>>,
-    step_ranges: Mutex<HashMap<CacheKey, [f64; 2]>>,
+    step_phase_ranges: Mutex<HashMap<CacheKey, [f64; 2]>>,
     spaces: Mutex<HashMap<(SegmentSpec, Grouping, Context), Arc<PreparedSegment>>>,
     elimination_orders: EliminationOrders,
     sweepers: Mutex<HashMap<CacheKey, Sweepers>>,
@@ -95,7 +95,7 @@ impl<'a> SegmentSolver<'a> {
             crossing_widths,
             narrowest_carried,
             fastest: Mutex::default(),
-            step_ranges: Mutex::default(),
+            step_phase_ranges: Mutex::default(),
             spaces: Mutex::default(),
             elimination_orders: EliminationOrders::default(),
             sweepers: Mutex::default(),
@@ -190,15 +190,15 @@ impl<'a> SegmentSolver<'a> {
         let spec = SegmentSpec { tied_weight: None, ..spec };
         let solved = self.fastest(spec, &many)?;
         // With M microbatches M·t + u is minimal, so any other t' is at least t − (u' − u)/M.
-        let [_, step_max] = self.step_range(spec, &many);
-        let once = (step_max - solved.time.step.0).max(0.0) / ASYMPTOTIC_MICROBATCHES as f64;
+        let [_, step_max] = self.step_phase_range(spec, &many);
+        let once = (step_max - solved.time.step_phase.0).max(0.0) / ASYMPTOTIC_MICROBATCHES as f64;
         Some((solved.time.forward + solved.time.backward).0 - once)
     }
 
     /// Bounds on the time of a segment in the step phase: `[min, max]` in seconds.
-    pub(crate) fn step_range(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
+    pub(crate) fn step_phase_range(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
         let key = CacheKey { spec, context: *context, in_flight: None };
-        if let Some(cached) = lock(&self.step_ranges).get(&key) {
+        if let Some(cached) = lock(&self.step_phase_ranges).get(&key) {
             return *cached;
         }
         let prices = self.prices(context);
@@ -206,10 +206,10 @@ impl<'a> SegmentSolver<'a> {
         let mut range = [f64::INFINITY, 0.0_f64];
         for grouping in self.groupings(spec) {
             let priced = &self.prepare(spec, grouping, context).priced;
-            let [min, max] = priced.step_time_bounds(context, &price);
+            let [min, max] = priced.step_phase_bounds(context, &price);
             range = [range[0].min(min.0), range[1].max(max.0)];
         }
-        lock(&self.step_ranges).insert(key, range);
+        lock(&self.step_phase_ranges).insert(key, range);
         range
     }
 
@@ -266,8 +266,8 @@ impl<'a> SegmentSolver<'a> {
         let prepared = self.prepare(spec, grouping, context);
         let prices = self.prices(context);
         let price = |kernel: &Kernel| prices.kernel_time(kernel);
-        let counted = prepared.priced.table(context, &price, true);
-        let table = within_one_row(counted, &[1, in_flight], limit);
+        let with_memory_rows = prepared.priced.table(context, &price, MemoryRows::ResidentAndKept);
+        let table = within_one_row(with_memory_rows, &[1, in_flight], limit);
         let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
         self.solve_count.fetch_add(1, Ordering::Relaxed);
         let assignment = solve_table(&table, &limits).ok()?.assignment?;
@@ -292,7 +292,7 @@ impl<'a> SegmentSolver<'a> {
                 };
                 let prices = self.prices(context);
                 let price = |kernel: &Kernel| prices.kernel_time(kernel);
-                let table = prepared.priced.table(context, &price, true);
+                let table = prepared.priced.table(context, &price, MemoryRows::ResidentAndKept);
                 Some((*grouping, Arc::new(Sweeper::with_order(&table, order))))
             })
             .collect();
@@ -375,7 +375,7 @@ impl<'a> SegmentSolver<'a> {
         self.solve_count.fetch_add(1, Ordering::Relaxed);
         match &prepared.order {
             Some(order) => order.cheapest(&prepared.priced.times(context, &price)),
-            None => self.solve_wide(&prepared.priced.table(context, &price, false)),
+            None => self.solve_wide(&prepared.priced.table(context, &price, MemoryRows::None)),
         }
     }
 

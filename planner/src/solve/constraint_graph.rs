@@ -19,9 +19,9 @@ use super::full_set;
 #[derive(Clone, Debug)]
 pub(super) struct Relation {
     /// The two variables.
-    pub ends: [usize; 2],
+    pub endpoints: [usize; 2],
     /// For each end and each of its values, the values of the other end.
-    pub partners: [Vec<FixedBitSet>; 2],
+    pub compatible: [Vec<FixedBitSet>; 2],
 }
 
 /// The variables of a table and the relations between them: nodes first, then keys.
@@ -37,20 +37,20 @@ pub(super) struct ConstraintGraph {
 
 impl Relation {
     /// A relation from the partners of each value of the first end; `size` values at the second end.
-    fn new(ends: [usize; 2], forward: Vec<FixedBitSet>, size: usize) -> Relation {
+    fn new(endpoints: [usize; 2], forward: Vec<FixedBitSet>, size: usize) -> Relation {
         let mut backward = vec![FixedBitSet::with_capacity(forward.len()); size];
         for (a, partners) in forward.iter().enumerate() {
             partners.ones().for_each(|b| backward[b].insert(a));
         }
-        Relation { ends, partners: [forward, backward] }
+        Relation { endpoints, compatible: [forward, backward] }
     }
 
     /// All links between two nodes as one relation.
-    pub(super) fn fused(sizes: &[usize], ends: [usize; 2], links: &[&TableLink]) -> Relation {
-        let sizes = ends.map(|node| sizes[node]);
+    pub(super) fn fused(sizes: &[usize], endpoints: [usize; 2], links: &[&TableLink]) -> Relation {
+        let sizes = endpoints.map(|node| sizes[node]);
         let mut forward = vec![full_set(sizes[1]); sizes[0]];
         for link in links {
-            let first = usize::from(link.from.0 as usize != ends[0]);
+            let first = usize::from(link.from.0 as usize != endpoints[0]);
             // The offering choices of each key.
             let keys = link.demand.iter().flatten().max().map_or(0, |key| usize::from(*key) + 1);
             let mut offering = vec![FixedBitSet::with_capacity(link.offer.len()); keys];
@@ -69,13 +69,13 @@ impl Relation {
                 }
             }
         }
-        Relation::new(ends, forward, sizes[1])
+        Relation::new(endpoints, forward, sizes[1])
     }
 
     /// The values of an end, classified by their partners.
     fn classes(&self, end: usize) -> ValueClasses {
         let mut classes = ValueClasses::default();
-        self.partners[end].iter().for_each(|partners| classes.push(partners));
+        self.compatible[end].iter().for_each(|partners| classes.push(partners));
         classes
     }
 }
@@ -151,21 +151,22 @@ impl ConstraintGraph {
     pub(super) fn new(sizes: Vec<usize>, links: &[TableLink]) -> ConstraintGraph {
         let allowed = self_consistent(&sizes, links);
         let mut graph = ConstraintGraph { sizes, allowed, relations: vec![] };
-        for (ends, links) in links_between(links) {
-            graph.relate(ends, &links);
+        for (endpoints, links) in links_between(links) {
+            graph.relate(endpoints, &links);
         }
         graph
     }
 
     /// Adds the relation of the links between two nodes, through a key where that has fewer values.
-    fn relate(&mut self, ends: [usize; 2], links: &[&TableLink]) {
+    fn relate(&mut self, endpoints: [usize; 2], links: &[&TableLink]) {
         let from = links[0].from.0 as usize;
         let mut classes = if links.iter().all(|link| link.from.0 as usize == from) {
             demand_classes(links)
         } else {
-            Relation::fused(&self.sizes, ends, links).classes(usize::from(from != ends[0]))
+            Relation::fused(&self.sizes, endpoints, links)
+                .classes(usize::from(from != endpoints[0]))
         };
-        let far = if from == ends[0] { ends[1] } else { ends[0] };
+        let far = if from == endpoints[0] { endpoints[1] } else { endpoints[0] };
         let all = full_set(self.sizes[far]);
         if classes.partners.iter().all(|partners| all.is_subset(partners)) {
             return;
@@ -194,7 +195,7 @@ impl ConstraintGraph {
         let mut neighbours = vec![BTreeSet::new(); self.sizes.len()];
         // Average number of values of the second variable that go with a value of the first.
         let mut shares: BTreeMap<[usize; 2], f64> = BTreeMap::new();
-        for Relation { ends: [a, b], partners } in &self.relations {
+        for Relation { endpoints: [a, b], compatible: partners } in &self.relations {
             neighbours[*a].insert(*b);
             neighbours[*b].insert(*a);
             let pairs: usize = partners[0].iter().map(|set| set.count_ones(..)).sum();

@@ -75,12 +75,14 @@ pub(super) fn eliminations(
         // Values of each scope variable that go with each value of the node.
         let mut partners: Vec<Option<&[FixedBitSet]>> = vec![None; scope.len()];
         for (i, relation) in graph.relations.iter().enumerate() {
-            let Some(end) = relation.ends.iter().position(|&end| end == node) else { continue };
+            let Some(end) = relation.endpoints.iter().position(|&end| end == node) else {
+                continue;
+            };
             if std::mem::take(&mut relation_open[i]) {
-                let other = relation.ends[1 - end];
+                let other = relation.endpoints[1 - end];
                 let at =
                     scope.iter().position(|&n| n == other).expect("the other end is a neighbour");
-                partners[at] = Some(&relation.partners[end]);
+                partners[at] = Some(&relation.compatible[end]);
             }
         }
         let join = Join { graph, node, scope: &scope, partners, base };

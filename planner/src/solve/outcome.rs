@@ -29,7 +29,7 @@ pub enum SolveStatus {
 
 /// The method that ended a solve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Prover {
+pub enum SolveMethod {
     /// Constraint propagation alone.
     Presolve,
     /// Variable elimination: the fastest assignment fits every row.
@@ -68,7 +68,7 @@ pub struct SolveOutcome {
     /// `(time − bound) / time`; infinite when the time limit passed without an assignment.
     pub gap: f64,
     /// The method that ended the solve.
-    pub prover: Prover,
+    pub method: SolveMethod,
     /// The conflict that propagation found, if any.
     pub conflict: Option<Conflict>,
 }
@@ -94,7 +94,7 @@ impl SolveOutcome {
     pub(super) fn optimal(
         table: &CostTable,
         assignment: Assignment,
-        prover: Prover,
+        method: SolveMethod,
     ) -> SolveOutcome {
         let time = table.time(&assignment);
         SolveOutcome {
@@ -103,20 +103,20 @@ impl SolveOutcome {
             time: Some(time),
             bound: time,
             gap: 0.0,
-            prover,
+            method,
             conflict: None,
         }
     }
 
     /// A proof that there is no assignment.
-    pub(super) fn infeasible(prover: Prover, conflict: Option<Conflict>) -> SolveOutcome {
+    pub(super) fn infeasible(method: SolveMethod, conflict: Option<Conflict>) -> SolveOutcome {
         SolveOutcome {
             status: SolveStatus::Infeasible,
             assignment: None,
             time: None,
             bound: Seconds(f64::INFINITY),
             gap: 0.0,
-            prover,
+            method,
             conflict,
         }
     }
@@ -127,12 +127,12 @@ impl SolveOutcome {
         table: &CostTable,
         assignment: Option<Assignment>,
         bound: Seconds,
-        prover: Prover,
+        method: SolveMethod,
     ) -> SolveOutcome {
         let time = assignment.as_ref().map(|a| table.time(a));
         let bound = Seconds(time.map_or(bound.0, |t| bound.0.min(t.0)).max(0.0));
         let gap = time.map_or(f64::INFINITY, |t| relative_gap(t, bound));
-        SolveOutcome { status, assignment, time, bound, gap, prover, conflict: None }
+        SolveOutcome { status, assignment, time, bound, gap, method, conflict: None }
     }
 }
 

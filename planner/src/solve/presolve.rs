@@ -54,14 +54,14 @@ pub fn presolve(table: &CostTable) -> Result<ReducedTable, Conflict> {
     }
 }
 
-/// The table as relations, and the choices and rows still alive.
+/// The table as relations, and the remaining choices and active rows.
 struct PresolveState<'a> {
     table: &'a CostTable,
-    alive: Vec<FixedBitSet>,
+    domains: Vec<FixedBitSet>,
     relations: Vec<Relation>,
     /// The relations of each node, with the end that the node is.
-    around: Vec<Vec<(usize, usize)>>,
-    rows_alive: Vec<bool>,
+    incident_relations: Vec<Vec<(usize, usize)>>,
+    active_rows: Vec<bool>,
     /// `bytes[node][choice][row]`.
     bytes: Vec<Vec<Vec<u64>>>,
     /// Nodes whose neighbourhood changed since dominance was last tested.
@@ -71,14 +71,14 @@ struct PresolveState<'a> {
 impl<'a> PresolveState<'a> {
     fn new(table: &'a CostTable) -> PresolveState<'a> {
         let sizes: Vec<usize> = table.nodes.iter().map(|node| node.choices.len()).collect();
-        let alive = self_consistent(&sizes, &table.links);
+        let domains = self_consistent(&sizes, &table.links);
         let relations: Vec<Relation> = links_between(&table.links)
             .into_iter()
-            .map(|(ends, links)| Relation::fused(&sizes, ends, &links))
+            .map(|(endpoints, links)| Relation::fused(&sizes, endpoints, &links))
             .collect();
-        let mut around = vec![Vec::new(); table.nodes.len()];
+        let mut incident_relations = vec![Vec::new(); table.nodes.len()];
         for (i, relation) in relations.iter().enumerate() {
-            (0..2).for_each(|end| around[relation.ends[end]].push((i, end)));
+            (0..2).for_each(|end| incident_relations[relation.endpoints[end]].push((i, end)));
         }
         let dense = |choice: &TableChoice| {
             let mut row_bytes = vec![0; table.rows.len()];
@@ -87,9 +87,9 @@ impl<'a> PresolveState<'a> {
         };
         let bytes =
             table.nodes.iter().map(|node| node.choices.iter().map(dense).collect()).collect();
-        let rows_alive = vec![true; table.rows.len()];
+        let active_rows = vec![true; table.rows.len()];
         let changed = vec![true; table.nodes.len()];
-        PresolveState { table, alive, relations, around, rows_alive, bytes, changed }
+        PresolveState { table, domains, relations, incident_relations, active_rows, bytes, changed }
     }
 
     /// Removes choices without partners.
@@ -99,18 +99,18 @@ impl<'a> PresolveState<'a> {
         while let Some(i) = pending.pop() {
             queued[i] = false;
             for end in 0..2 {
-                let node = self.relations[i].ends[end];
-                let other = self.relations[i].ends[1 - end];
-                let partners = &self.relations[i].partners[end];
-                let removed: Vec<usize> = self.alive[node]
+                let node = self.relations[i].endpoints[end];
+                let other = self.relations[i].endpoints[1 - end];
+                let partners = &self.relations[i].compatible[end];
+                let removed: Vec<usize> = self.domains[node]
                     .ones()
-                    .filter(|&c| partners[c].is_disjoint(&self.alive[other]))
+                    .filter(|&c| partners[c].is_disjoint(&self.domains[other]))
                     .collect();
                 if removed.is_empty() {
                     continue;
                 }
                 self.remove(node, &removed);
-                for &(next, _) in &self.around[node] {
+                for &(next, _) in &self.incident_relations[node] {
                     if !queued[next] {
                         queued[next] = true;
                         pending.push(next);
@@ -118,7 +118,7 @@ impl<'a> PresolveState<'a> {
                 }
             }
         }
-        match self.alive.iter().position(FixedBitSet::is_clear) {
+        match self.domains.iter().position(FixedBitSet::is_clear) {
             Some(node) => Err(Conflict::Node(TableNodeId(node as u32))),
             None => Ok(()),
         }
@@ -129,15 +129,15 @@ impl<'a> PresolveState<'a> {
     fn capacity(&mut self) -> Result<bool, Conflict> {
         let mut any = false;
         for row in 0..self.table.rows.len() {
-            if !self.rows_alive[row] {
+            if !self.active_rows[row] {
                 continue;
             }
             let limit = u128::from(self.table.rows[row].limit.0);
             let used = |state: &PresolveState, node: usize| -> (u64, u64) {
-                let bytes = state.alive[node].ones().map(|c| state.bytes[node][c][row]);
+                let bytes = state.domains[node].ones().map(|c| state.bytes[node][c][row]);
                 bytes.fold((u64::MAX, 0), |(low, high), b| (low.min(b), high.max(b)))
             };
-            let ranges: Vec<(u64, u64)> = (0..self.alive.len()).map(|n| used(self, n)).collect();
+            let ranges: Vec<(u64, u64)> = (0..self.domains.len()).map(|n| used(self, n)).collect();
             let least: u128 = ranges.iter().map(|r| u128::from(r.0)).sum();
             let most: u128 = ranges.iter().map(|r| u128::from(r.1)).sum();
             if least > limit {
@@ -145,15 +145,17 @@ impl<'a> PresolveState<'a> {
                 return Err(Conflict::Row { row: MemoryRowId(row as u32), least });
             }
             if most <= limit {
-                self.rows_alive[row] = false;
+                self.active_rows[row] = false;
                 self.changed.fill(true);
                 continue;
             }
             for (node, &(low, _)) in ranges.iter().enumerate() {
-                let room = limit - (least - u128::from(low));
+                let slack = limit - (least - u128::from(low));
                 let bytes = &self.bytes[node];
-                let removed: Vec<usize> =
-                    self.alive[node].ones().filter(|&c| u128::from(bytes[c][row]) > room).collect();
+                let removed: Vec<usize> = self.domains[node]
+                    .ones()
+                    .filter(|&c| u128::from(bytes[c][row]) > slack)
+                    .collect();
                 any |= !removed.is_empty();
                 self.remove(node, &removed);
             }
@@ -164,8 +166,8 @@ impl<'a> PresolveState<'a> {
     /// Removes dominated choices of nodes whose neighbourhood changed. Returns whether any was removed.
     fn dominance(&mut self) -> bool {
         let mut any = false;
-        for node in 0..self.alive.len() {
-            if !std::mem::take(&mut self.changed[node]) || self.alive[node].count_ones(..) < 2 {
+        for node in 0..self.domains.len() {
+            if !std::mem::take(&mut self.changed[node]) || self.domains[node].count_ones(..) < 2 {
                 continue;
             }
             let removed = self.dominated(node);
@@ -178,12 +180,13 @@ impl<'a> PresolveState<'a> {
 
     /// The choices of a node that another choice dominates.
     fn dominated(&self, node: usize) -> Vec<usize> {
-        let rows: Vec<usize> = (0..self.rows_alive.len()).filter(|&r| self.rows_alive[r]).collect();
-        let views: Vec<(&[FixedBitSet], &FixedBitSet)> = self.around[node]
+        let rows: Vec<usize> =
+            (0..self.active_rows.len()).filter(|&r| self.active_rows[r]).collect();
+        let views: Vec<(&[FixedBitSet], &FixedBitSet)> = self.incident_relations[node]
             .iter()
             .map(|&(i, end)| {
                 let relation = &self.relations[i];
-                (relation.partners[end].as_slice(), &self.alive[relation.ends[1 - end]])
+                (relation.compatible[end].as_slice(), &self.domains[relation.endpoints[1 - end]])
             })
             .collect();
         let bytes = &self.bytes[node];
@@ -194,7 +197,7 @@ impl<'a> PresolveState<'a> {
         };
         // In this order a choice is dominated by earlier ones only.
         let mut order: Vec<(usize, u128, usize)> =
-            self.alive[node].ones().map(|c| (c, volume(c), freedom(c))).collect();
+            self.domains[node].ones().map(|c| (c, volume(c), freedom(c))).collect();
         order.sort_by(|a, b| {
             let by_time = time(a.0).total_cmp(&time(b.0));
             by_time.then(a.1.cmp(&b.1)).then(b.2.cmp(&a.2)).then(a.0.cmp(&b.0))
@@ -217,19 +220,19 @@ impl<'a> PresolveState<'a> {
         if removed.is_empty() {
             return;
         }
-        removed.iter().for_each(|&c| self.alive[node].remove(c));
+        removed.iter().for_each(|&c| self.domains[node].remove(c));
         self.changed[node] = true;
-        for &(i, end) in &self.around[node] {
-            self.changed[self.relations[i].ends[1 - end]] = true;
+        for &(i, end) in &self.incident_relations[node] {
+            self.changed[self.relations[i].endpoints[1 - end]] = true;
         }
     }
 
     fn reduced_table(&self) -> ReducedTable {
         let kept: Vec<Vec<u32>> =
-            self.alive.iter().map(|alive| alive.ones().map(|c| c as u32).collect()).collect();
+            self.domains.iter().map(|domain| domain.ones().map(|c| c as u32).collect()).collect();
         let mut renumbered = vec![None; self.table.rows.len()];
         let mut rows: Vec<MemoryRow> = Vec::new();
-        for (row, _) in self.rows_alive.iter().enumerate().filter(|(_, alive)| **alive) {
+        for (row, _) in self.active_rows.iter().enumerate().filter(|(_, is_active)| **is_active) {
             renumbered[row] = Some(MemoryRowId(rows.len() as u32));
             rows.push(self.table.rows[row].clone());
         }
@@ -246,20 +249,20 @@ impl<'a> PresolveState<'a> {
             choices: kept[n].iter().map(|&c| choice(n, c)).collect(),
         };
         let nodes = self.table.nodes.iter().enumerate().map(node).collect();
-        let links = self.relations.iter().flat_map(|relation| relation.links(&self.alive));
+        let links = self.relations.iter().flat_map(|relation| relation.links(&self.domains));
         ReducedTable { table: CostTable { nodes, links: links.collect(), rows }, kept }
     }
 }
 
 impl Relation {
     /// The relation among the remaining choices as links, demanded from the side with fewer keys.
-    fn links(&self, alive: &[FixedBitSet]) -> Vec<TableLink> {
+    fn links(&self, domains: &[FixedBitSet]) -> Vec<TableLink> {
         let seen = |end: usize| -> (Vec<Option<usize>>, Vec<FixedBitSet>) {
-            let other = &alive[self.ends[1 - end]];
+            let other = &domains[self.endpoints[1 - end]];
             let mut classes: BTreeMap<FixedBitSet, usize> = BTreeMap::new();
             let mut demand = Vec::new();
-            for c in alive[self.ends[end]].ones() {
-                let mut partners = self.partners[end][c].clone();
+            for c in domains[self.endpoints[end]].ones() {
+                let mut partners = self.compatible[end][c].clone();
                 partners.intersect_with(other);
                 let next = classes.len();
                 let free = other.is_subset(&partners);
@@ -274,7 +277,7 @@ impl Relation {
         let from = usize::from(sides[1].1.len() < sides[0].1.len());
         let (demand, keys) = &sides[from];
         let [from, to] =
-            [self.ends[from], self.ends[1 - from]].map(|node| TableNodeId(node as u32));
+            [self.endpoints[from], self.endpoints[1 - from]].map(|node| TableNodeId(node as u32));
         // A link has room for 64 keys.
         keys.chunks(64)
             .enumerate()
@@ -289,7 +292,7 @@ impl Relation {
                     from,
                     to,
                     demand: demand.iter().map(|key| key.and_then(local)).collect(),
-                    offer: alive[to.0 as usize].ones().map(offered).collect(),
+                    offer: domains[to.0 as usize].ones().map(offered).collect(),
                 }
             })
             .collect()

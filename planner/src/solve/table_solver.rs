@@ -14,7 +14,7 @@ use super::elimination::fastest_ignoring_rows;
 use super::ilp::{self, Incumbent};
 use super::lagrange::{self, LagrangianBound};
 use super::outcome::{
-    Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus, relative_gap,
+    SolveClock, SolveError, SolveLimits, SolveMethod, SolveOutcome, SolveStatus, relative_gap,
 };
 use super::presolve::presolve;
 use super::window;
@@ -53,12 +53,14 @@ pub fn solve_table(table: &CostTable, limits: &SolveLimits) -> Result<SolveOutco
     let clock = SolveClock::start(limits);
     let reduced = match presolve(table) {
         Ok(reduced) => reduced,
-        Err(conflict) => return Ok(SolveOutcome::infeasible(Prover::Presolve, Some(conflict))),
+        Err(conflict) => {
+            return Ok(SolveOutcome::infeasible(SolveMethod::Presolve, Some(conflict)));
+        }
     };
     let bound = match fastest_ignoring_rows(&reduced.table) {
-        Ok(None) => return Ok(SolveOutcome::infeasible(Prover::Elimination, None)),
+        Ok(None) => return Ok(SolveOutcome::infeasible(SolveMethod::Elimination, None)),
         Ok(Some(a)) if reduced.table.fits(&a) => {
-            return Ok(SolveOutcome::optimal(table, reduced.lift(&a), Prover::Elimination));
+            return Ok(SolveOutcome::optimal(table, reduced.lift(&a), SolveMethod::Elimination));
         }
         Ok(Some(a)) => reduced.table.time(&a),
         // Too wide for elimination; the integer program has no such limit.
@@ -68,7 +70,7 @@ pub fn solve_table(table: &CostTable, limits: &SolveLimits) -> Result<SolveOutco
     let priced = lagrange::price_rows(inner, clock);
     let mut outcome = match &priced {
         Some(priced) if priced.bound > lagrange::slowest(inner) => {
-            return Ok(SolveOutcome::infeasible(Prover::Lagrange, None));
+            return Ok(SolveOutcome::infeasible(SolveMethod::Lagrange, None));
         }
         Some(priced) => match bound_meets_assignment(inner, priced, limits) {
             Some(outcome) => outcome,
@@ -92,7 +94,9 @@ pub fn solve_by_ilp(table: &CostTable, limits: &SolveLimits) -> Result<SolveOutc
     let clock = SolveClock::start(limits);
     let reduced = match presolve(table) {
         Ok(reduced) => reduced,
-        Err(conflict) => return Ok(SolveOutcome::infeasible(Prover::Presolve, Some(conflict))),
+        Err(conflict) => {
+            return Ok(SolveOutcome::infeasible(SolveMethod::Presolve, Some(conflict)));
+        }
     };
     let known = Incumbent { bound: Seconds(0.0), assignment: None };
     let mut outcome = ilp::close(&reduced.table, limits, clock, known)?;
@@ -110,10 +114,10 @@ fn bound_meets_assignment(
     let assignment = priced.assignment.clone()?;
     let gap = relative_gap(table.time(&assignment), priced.bound);
     if gap <= lagrange::ROUNDING {
-        return Some(SolveOutcome::optimal(table, assignment, Prover::Lagrange));
+        return Some(SolveOutcome::optimal(table, assignment, SolveMethod::Lagrange));
     }
     let status = SolveStatus::GapLimit(limits.gap);
-    let (assignment, prover) = (Some(assignment), Prover::Lagrange);
+    let (assignment, prover) = (Some(assignment), SolveMethod::Lagrange);
     (gap <= limits.gap)
         .then(|| SolveOutcome::stopped(status, table, assignment, priced.bound, prover))
 }

@@ -13,7 +13,7 @@ use narrows_plan::Seconds;
 
 use super::ilp::{self, Incumbent};
 use super::lagrange::{LagrangianBound, slowest};
-use super::outcome::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus};
+use super::outcome::{SolveClock, SolveError, SolveLimits, SolveMethod, SolveOutcome, SolveStatus};
 use super::presolve::presolve;
 
 /// Width of the first window, relative to the bound.
@@ -58,7 +58,8 @@ pub(super) fn solve(
             SolveStatus::GapLimit(_) | SolveStatus::TimeLimit(_) => {
                 let bound = Seconds(outcome.bound.0.min(window.0).max(known.bound.0));
                 let best = known.assignment;
-                outcome = SolveOutcome::stopped(outcome.status, table, best, bound, Prover::Ilp);
+                outcome =
+                    SolveOutcome::stopped(outcome.status, table, best, bound, SolveMethod::Ilp);
                 let is_out_of_time = matches!(outcome.status, SolveStatus::TimeLimit(_));
                 if is_out_of_time || is_last || outcome.gap <= limits.gap {
                     return Ok(outcome);
@@ -68,7 +69,7 @@ pub(super) fn solve(
             }
         }
         let best = known.assignment.expect("the last window holds an assignment");
-        return Ok(SolveOutcome::optimal(table, best, Prover::Ilp));
+        return Ok(SolveOutcome::optimal(table, best, SolveMethod::Ilp));
     }
 }
 
@@ -81,17 +82,19 @@ fn within(
     clock: SolveClock,
     known: &Incumbent,
 ) -> Result<SolveOutcome, SolveError> {
-    let room = window.0 * (1.0 + SLACK);
+    let time_cutoff = window.0 * (1.0 + SLACK);
     let kept: Vec<Vec<u32>> = bounds
         .iter()
-        .map(|bounds| (0..bounds.len() as u32).filter(|&c| bounds[c as usize] <= room).collect())
+        .map(|bounds| {
+            (0..bounds.len() as u32).filter(|&c| bounds[c as usize] <= time_cutoff).collect()
+        })
         .collect();
     if kept.iter().any(Vec::is_empty) {
-        return Ok(SolveOutcome::infeasible(Prover::Lagrange, None));
+        return Ok(SolveOutcome::infeasible(SolveMethod::Lagrange, None));
     }
     let part = restrict(table, &kept);
     let Ok(reduced) = presolve(&part) else {
-        return Ok(SolveOutcome::infeasible(Prover::Presolve, None));
+        return Ok(SolveOutcome::infeasible(SolveMethod::Presolve, None));
     };
     let inside = Incumbent { bound: known.bound, assignment: None };
     let mut outcome = ilp::close(&reduced.table, limits, clock, inside)?;

@@ -102,7 +102,7 @@ impl CpuEngine {
         links: Vec<DeviceLinks>,
     ) -> Result<CpuEngine, RunError> {
         let program = model_program.program();
-        if program.context.precision != Precision::Full32 {
+        if program.context.precision != Precision::Fp32 {
             return Err(RunError::UnsupportedPrecision);
         }
         let mesh = program.context.mesh;

@@ -137,7 +137,7 @@ fn warn_of_other_machine(profile: &Profile, task: &RunTask, devices: u64) {
 }
 
 fn price_file(file: PlanFile, task: &RunTask) -> CommandResult<PlannedRun> {
-    if task.on_processors().is_some() && file.plan.precision != Precision::Full32 {
+    if task.on_processors().is_some() && file.plan.precision != Precision::Fp32 {
         let message = "the plan computes in mixed bf16, and the cpu backend in f32 only";
         let problem = Problem::new(&file.name, message).field("precision");
         let hint = "a plan made with `narrows plan --hardware cpu-local`";
@@ -155,7 +155,7 @@ fn search_plan(
     output: &OutputSettings,
 ) -> CommandResult<PlannedRun> {
     let Request { model, profile, executor, .. } = request;
-    if task.on_processors().is_some() && profile.precision() != Precision::Full32 {
+    if task.on_processors().is_some() && profile.precision() != Precision::Fp32 {
         let name = profile.name();
         let message =
             format!("plans for `{name}` compute in mixed bf16, and the cpu backend in f32 only");

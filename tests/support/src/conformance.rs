@@ -40,7 +40,7 @@ impl DeviationLimits {
         match precision {
             // The order of summation differs. The first step of AdamW changes every element by about the
             // learning rate, whatever its gradient: where it is nearly zero, rounding decides the sign.
-            Precision::Full32 => {
+            Precision::Fp32 => {
                 DeviationLimits { loss: 1e-5, gradient: 1e-5, weight_change: 1e-2, sign_flips: 0.0 }
             }
             // Every activation is rounded to 8 bits, with a relative error of 2⁻⁹ on average. A gradient

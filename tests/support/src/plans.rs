@@ -142,7 +142,7 @@ fn draw_context(rng: &mut TestRng) -> Context {
         sequence_length: 64,
         micro_batch,
     };
-    let precision = [Precision::MixedBf16, Precision::Full32][rng.below(2)];
+    let precision = [Precision::MixedBf16, Precision::Fp32][rng.below(2)];
     let zero = [Zero::Off, Zero::One][rng.below(2)];
     Context { mesh, workload, precision, zero }
 }

@@ -15,7 +15,7 @@ mod program;
 use narrows_cost_model::{Assignment, CostTable, MemoryRowId};
 use narrows_plan::Seconds;
 
-use super::outcome::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus};
+use super::outcome::{SolveClock, SolveError, SolveLimits, SolveMethod, SolveOutcome, SolveStatus};
 use program::TableProgram;
 
 pub(super) use library::{
@@ -102,7 +102,7 @@ fn close_with_grain(
             IlpAnswer::Infeasible if known.assignment.is_some() => {
                 return Err(SolveError::Library("a feasible program was called infeasible".into()));
             }
-            IlpAnswer::Infeasible => return Ok(SolveOutcome::infeasible(Prover::Ilp, None)),
+            IlpAnswer::Infeasible => return Ok(SolveOutcome::infeasible(SolveMethod::Ilp, None)),
             IlpAnswer::NoSolution => {
                 let status = SolveStatus::TimeLimit(limits.time.unwrap_or_default());
                 return Ok(stopped(status, table, known.clone()));
@@ -123,7 +123,7 @@ fn close_with_grain(
                 return Ok(stopped(status, table, known.clone()));
             }
             IlpTermination::Optimal if exceeded.is_empty() => {
-                return Ok(SolveOutcome::optimal(table, assignment, Prover::Ilp));
+                return Ok(SolveOutcome::optimal(table, assignment, SolveMethod::Ilp));
             }
             IlpTermination::Gap if exceeded.is_empty() => {
                 return Ok(stopped(SolveStatus::GapLimit(limits.gap), table, known.clone()));
@@ -140,7 +140,7 @@ fn close_with_grain(
 }
 
 fn stopped(status: SolveStatus, table: &CostTable, known: Incumbent) -> SolveOutcome {
-    SolveOutcome::stopped(status, table, known.assignment, known.bound, Prover::Ilp)
+    SolveOutcome::stopped(status, table, known.assignment, known.bound, SolveMethod::Ilp)
 }
 
 fn exceeded_rows(table: &CostTable, assignment: &[u32]) -> Vec<MemoryRowId> {

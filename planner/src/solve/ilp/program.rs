@@ -138,14 +138,20 @@ impl TableProgram {
     /// Adds a memory row.
     pub(super) fn add_memory(&mut self, table: &CostTable, row: MemoryRowId) {
         let bytes = relative_bytes(table, row);
-        let room = bytes.room;
-        let unit = bytes_unit(room);
+        let residual_bytes = bytes.residual_bytes;
+        let unit = bytes_unit(residual_bytes);
         let mut terms = Vec::new();
-        for (span, of) in self.variables.iter().zip(&bytes.of) {
+        for (span, choice_bytes) in self.variables.iter().zip(&bytes.by_choice) {
             let grains = |&b: &u64| (b as f64 / unit / self.grain).floor() * self.grain;
-            terms.extend(span.clone().zip(of.iter().map(grains)).filter(|(_, b)| *b > 0.0));
+            terms.extend(
+                span.clone().zip(choice_bytes.iter().map(grains)).filter(|(_, b)| *b > 0.0),
+            );
         }
-        self.linear.rows.push(LinearRow { terms, is_equality: false, rhs: room as f64 / unit });
+        self.linear.rows.push(LinearRow {
+            terms,
+            is_equality: false,
+            rhs: residual_bytes as f64 / unit,
+        });
     }
 
     /// Cuts off `assignment`, which exceeds `row`, and all assignments that use at least as much at each
@@ -153,11 +159,13 @@ impl TableProgram {
     pub(super) fn add_cover(&mut self, table: &CostTable, row: MemoryRowId, assignment: &[u32]) {
         let bytes = relative_bytes(table, row);
         let mut cover = LinearRow { terms: Vec::new(), is_equality: false, rhs: -1.0 };
-        for ((span, of), &c) in self.variables.iter().zip(&bytes.of).zip(assignment) {
-            let taken = of[c as usize];
+        for ((span, choice_bytes), &c) in
+            self.variables.iter().zip(&bytes.by_choice).zip(assignment)
+        {
+            let taken = choice_bytes[c as usize];
             if taken > 0 {
                 cover.rhs += 1.0;
-                let as_large = span.clone().zip(of).filter(|(_, b)| **b >= taken);
+                let as_large = span.clone().zip(choice_bytes).filter(|(_, b)| **b >= taken);
                 cover.terms.extend(as_large.map(|(x, _)| (x, 1.0)));
             }
         }
@@ -168,24 +176,24 @@ impl TableProgram {
 /// Bytes of every choice in one row, relative to the least of its node.
 struct RelativeBytes {
     /// By node and choice.
-    of: Vec<Vec<u64>>,
+    by_choice: Vec<Vec<u64>>,
     /// The limit minus the least bytes of all nodes.
-    room: u64,
+    residual_bytes: u64,
 }
 
 fn relative_bytes(table: &CostTable, row: MemoryRowId) -> RelativeBytes {
-    let mut room = table.rows[row.0 as usize].limit.0;
-    let mut of = Vec::with_capacity(table.nodes.len());
+    let mut residual_bytes = table.rows[row.0 as usize].limit.0;
+    let mut by_choice = Vec::with_capacity(table.nodes.len());
     for node in &table.nodes {
         let used = |choice: &narrows_cost_model::TableChoice| {
             choice.bytes.iter().filter(|(r, _)| *r == row).map(|(_, bytes)| bytes.0).sum::<u64>()
         };
         let used: Vec<u64> = node.choices.iter().map(used).collect();
         let least = used.iter().copied().min().unwrap_or(0);
-        room = room.saturating_sub(least);
-        of.push(used.iter().map(|bytes| bytes - least).collect());
+        residual_bytes = residual_bytes.saturating_sub(least);
+        by_choice.push(used.iter().map(|bytes| bytes - least).collect());
     }
-    RelativeBytes { of, room }
+    RelativeBytes { by_choice, residual_bytes }
 }
 
 /// The choices of `to` that offer each demanded key of a link.

@@ -49,7 +49,7 @@ fn match_the_reference(test: &str, precision: Precision, first: usize) {
 
 #[test]
 fn f32_programs_match_the_reference() {
-    match_the_reference("conformance::f32_programs_match_the_reference", Precision::Full32, 0);
+    match_the_reference("conformance::f32_programs_match_the_reference", Precision::Fp32, 0);
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn match_the_cpu(
     let mesh = Mesh { tensor, pipeline, data };
     device_choice::under_seeds(test, seeds, mesh.devices(), |seed| {
         let folder = cache_folder();
-        for (model, plan) in plans(mesh, Precision::Full32, 100 + seed, count) {
+        for (model, plan) in plans(mesh, Precision::Fp32, 100 + seed, count) {
             let description = to_json(&plan);
             let mut cpu = narrows_cpu::session(&model, program(&plan, &model), 1).unwrap();
             let expected = train(&mut cpu, &model, &plan);
@@ -96,7 +96,7 @@ fn match_f32(test: &str, seeds: impl IntoIterator<Item = u32>, (tensor, data): (
         let folder = cache_folder();
         for (model, plan) in plans(mesh, Precision::MixedBf16, 7 + seed, 1) {
             let description = to_json(&plan);
-            let f32_plan = Plan { precision: Precision::Full32, ..plan.clone() };
+            let f32_plan = Plan { precision: Precision::Fp32, ..plan.clone() };
             let mut cpu = narrows_cpu::session(&model, program(&f32_plan, &model), 1).unwrap();
             let expected = train(&mut cpu, &model, &f32_plan);
             let graphs: Vec<Trained> = train_on_gpus(&model, &plan, false, &folder);

@@ -10,7 +10,7 @@ use super::shim_engine;
 
 #[test]
 fn f32_programs_match_the_reference() {
-    conformance::check_cases(Precision::Full32, (0..CASES).step_by(2), shim_engine::session);
+    conformance::check_cases(Precision::Fp32, (0..CASES).step_by(2), shim_engine::session);
 }
 
 #[test]

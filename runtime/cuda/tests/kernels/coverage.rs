@@ -114,7 +114,7 @@ fn random_programs_have_kernels_within_bounds() {
     for seed in 0..160 {
         let mut rng = TestRng::new(seed);
         let model = &models[seed as usize % models.len()];
-        let precision = [Precision::MixedBf16, Precision::Full32][usize::from(seed % 5 == 4)];
+        let precision = [Precision::MixedBf16, Precision::Fp32][usize::from(seed % 5 == 4)];
         let context = context(&mut rng, precision);
         if let Some(plan) = draw_plan(&mut rng, model, context) {
             coverage.add(&lower(&plan.resolve(model).unwrap()));
@@ -137,7 +137,7 @@ fn programs_of_unusual_models_have_kernels() {
     let (mut rng, mut coverage) = (TestRng::new(61), KernelCoverage::default());
     while coverage.programs < 80 {
         let Some(model) = unusual_model(&mut rng) else { continue };
-        let precision = pick_copied(&mut rng, &[Precision::MixedBf16, Precision::Full32]);
+        let precision = pick_copied(&mut rng, &[Precision::MixedBf16, Precision::Fp32]);
         let mut context = small_context(&mut rng, precision);
         context.mesh.pipeline = context.mesh.pipeline.min(model.blocks.len() as u64);
         if let Some(plan) = draw_plan(&mut rng, &model, context) {

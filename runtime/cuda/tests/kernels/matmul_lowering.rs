@@ -181,7 +181,7 @@ fn check_random_programs(precision: Precision, seeds: std::ops::Range<u64>) {
 
 #[test]
 fn f32_gemms_of_random_programs_match_the_cpu() {
-    check_random_programs(Precision::Full32, 0..50);
+    check_random_programs(Precision::Fp32, 0..50);
 }
 
 #[test]
@@ -376,7 +376,7 @@ fn gemms_of_the_largest_presets_are_supported() {
         let model = presets::find(name).unwrap();
         let mesh = Mesh { tensor: 4, pipeline: 1, data: 2 };
         let workload = Workload { global_batch: 8, sequence_length: 4096, micro_batch: 4 };
-        for precision in [Precision::MixedBf16, Precision::Full32] {
+        for precision in [Precision::MixedBf16, Precision::Fp32] {
             let context = Context { mesh, workload, precision, zero: Zero::One };
             let mut rng = TestRng::new(seed);
             let plan = (0..20).find_map(|_| draw_plan(&mut rng, &model, context));

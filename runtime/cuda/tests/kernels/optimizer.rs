@@ -60,7 +60,7 @@ fn update(
     case.context.mesh.data = replicas;
     case.context.zero = if replicas > 1 { Zero::One } else { Zero::Off };
     if dtype == DType::F32 {
-        case.context.precision = Precision::Full32;
+        case.context.precision = Precision::Fp32;
     }
     (case.phase, case.data) = (Phase::Step, replica);
     case.coefficients = optimizer_coefficients(options, 3);

@@ -65,7 +65,7 @@ impl Miniature {
             PlanSource { name: small_model.name.clone(), fingerprint: small_model.fingerprint() };
         let plan = Plan {
             model: origin,
-            precision: Precision::Full32,
+            precision: Precision::Fp32,
             mesh,
             workload,
             stages,

@@ -41,7 +41,7 @@ fn parameters_of_op_graphs_are_logical_parameters() {
     let context = Context {
         mesh: Mesh { tensor: 1, pipeline: 1, data: 1 },
         workload: Workload { global_batch: 1, sequence_length: 4, micro_batch: 1 },
-        precision: Precision::Full32,
+        precision: Precision::Fp32,
         zero: Zero::Off,
     };
     for case in GoldenCase::all() {
