@@ -19,7 +19,7 @@ pub struct LaunchedProcess {
 
 impl LaunchedProcess {
     /// Whether this process prints and writes files for all processes.
-    pub fn is_leader(&self) -> bool {
+    pub fn is_rank_0(&self) -> bool {
         self.launch.rank == 0
     }
 

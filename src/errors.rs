@@ -45,11 +45,11 @@ pub struct Problem {
     pub location: String,
     /// The place within the file; empty for the whole file.
     pub field: String,
-    /// What is wrong, without a full stop.
+    /// The problem, without a full stop.
     pub message: String,
     /// Causes, each a clause that begins with its own conjunction.
     pub causes: Vec<String>,
-    /// What to try.
+    /// Corrections to try.
     pub hints: Vec<String>,
 }
 
@@ -165,13 +165,14 @@ impl Failure {
         let CheckpointError { path, fault } = error;
         Failure::input(Problem {
             field: fault.location().unwrap_or_default(),
-            hints: fault.hint().map(str::to_owned).into_iter().collect(),
+            hints: fault.hint().into_iter().collect(),
             ..Problem::new(path.display().to_string(), fault.to_string())
         })
     }
 
     /// A step that could not be executed.
     pub fn execution(error: &RunError) -> Failure {
+        let hint = error.hint();
         let problem = match error {
             RunError::NonFiniteGradients { step, loss } => {
                 let message = format!(
@@ -182,9 +183,14 @@ impl Failure {
             }
             RunError::Cluster(error) => {
                 let causes = recent_operations(&error.recent_operations);
-                Problem::new("", error.fault.to_string()).because(causes)
+                Problem {
+                    hints: hint.into_iter().collect(),
+                    ..Problem::new("", error.fault.to_string()).because(causes)
+                }
             }
-            _ => Problem::new("", error.to_string()),
+            _ => {
+                Problem { hints: hint.into_iter().collect(), ..Problem::new("", error.to_string()) }
+            }
         };
         Failure::failed(vec![problem])
     }

@@ -3,9 +3,10 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use narrows_plan::Plan;
+use narrows_runtime::AtomicFile;
 
 use crate::errors::{CommandResult, Failure, Problem, style};
 
@@ -58,12 +59,10 @@ fn json_text(value: &impl serde::Serialize) -> CommandResult<String> {
 
 /// Checks that a file can be written, before a long computation.
 pub fn check_writable(path: &Path) -> CommandResult<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
     let result = match fs::metadata(path) {
         Ok(existing) if existing.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         Ok(existing) if !existing.is_file() => Ok(()),
-        _ => temporary(folder, path).map(drop),
+        _ => AtomicFile::create(path).map(drop),
     };
     result.map_err(|error| write_failure(&path.display().to_string(), &error))
 }
@@ -73,42 +72,20 @@ pub fn write_failure(location: &str, error: &io::Error) -> Failure {
     Failure::input(Problem::new(location, format!("cannot be written: {error}")))
 }
 
-/// Writes a temporary file beside the target and renames it, so that readers see the old text or the new one. Anything
-/// but a regular file (a pipe, `/dev/null`) is written directly; links are followed.
+/// Writes an [`AtomicFile`], so that readers see the old text or the new one. Anything but a regular file (a pipe,
+/// `/dev/null`) is written directly.
 pub fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
-    let target = match fs::metadata(path) {
-        Ok(existing) if existing.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+    match fs::metadata(path) {
+        Ok(existing) if existing.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         Ok(existing) if !existing.is_file() => {
-            return fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes());
+            fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
         }
-        Ok(_) => fs::canonicalize(path)?,
-        Err(_) => path.to_path_buf(),
-    };
-    let folder = match target.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
-        _ => PathBuf::from("."),
-    };
-    let mut file = temporary(&folder, &target)?;
-    file.write_all(text.as_bytes())?;
-    file.as_file().sync_all()?;
-    file.persist(&target).map(drop).map_err(|error| error.error)
-}
-
-/// A file that is deleted unless it is persisted, with the permissions of the one it replaces.
-fn temporary(folder: &Path, target: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".narrows-").suffix(".tmp");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // The default mode of new files; the umask applies.
-        builder.permissions(fs::Permissions::from_mode(0o666));
+        _ => {
+            let mut file = AtomicFile::create(path)?;
+            file.write(text.as_bytes())?;
+            file.finish(&[])
+        }
     }
-    let file = builder.tempfile_in(folder)?;
-    if let Ok(existing) = fs::metadata(target) {
-        file.as_file().set_permissions(existing.permissions())?;
-    }
-    Ok(file)
 }
 
 #[cfg(test)]

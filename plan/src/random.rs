@@ -1,4 +1,4 @@
-//! SplitMix64: the one source of random bits of the workspace.
+//! SplitMix64: the source of all random bits outside tests.
 //!
 //! Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014). The n-th output is
 //! [`mix64`] of `seed + n·`[`GAMMA`], so a stream depends on its seed alone, on every machine, and any position of

@@ -1,4 +1,5 @@
-//! Files that are written atomically: under a temporary name, then renamed.
+//! Files that are written atomically: under a temporary name, then renamed. Plans, profiles, token files
+//! and caches are written so; the folder of a checkpoint is committed by `checkpoint/folder.rs`.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};

@@ -9,7 +9,7 @@ use narrows_plan::program::Phase;
 
 use crate::process_group::{ClusterError, ClusterFault, ProcessGroup};
 
-/// Why a session cannot be opened, or a step cannot be executed.
+/// Error of opening a session or of executing a step.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RunError {
     /// An operand lies outside its device's arena.
@@ -64,13 +64,11 @@ pub enum RunError {
         microbatch: u64,
         /// Origin of the instruction.
         origin: String,
-        /// Why the backend cannot execute the instruction.
+        /// Reason why the backend cannot execute the instruction.
         reason: &'static str,
     },
     /// The CPU backend computes in f32 alone.
-    #[error(
-        "the program is in mixed bf16, and the CPU backend computes in f32 (try: a plan for cpu-local)"
-    )]
+    #[error("the program is in mixed bf16, and the CPU backend computes in f32")]
     UnsupportedPrecision,
     /// The program was not lowered from a plan of this model.
     #[error("the program is not one of `{model}`: sizes, constants or parameters differ")]
@@ -91,10 +89,7 @@ pub enum RunError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The number of processes is not the number of devices.
-    #[error(
-        "the program is for {devices} devices, and {processes} processes were started (try: one \
-         process for each device, or a plan for {processes} devices)"
-    )]
+    #[error("the program is for {devices} devices, and {processes} processes were started")]
     ProcessCountMismatch {
         /// Devices of the program.
         devices: u64,
@@ -102,10 +97,7 @@ pub enum RunError {
         processes: u64,
     },
     /// A process executed a step on other tokens than rank 0.
-    #[error(
-        "process {rank} reads a different token file than process 0 (try: a token file that is the same for \
-         all processes)"
-    )]
+    #[error("process {rank} reads a different token file than process 0")]
     TokensMismatch {
         /// The rank.
         rank: u64,
@@ -133,19 +125,47 @@ pub enum RunError {
         vocab: u64,
     },
     /// The loss or the gradients are infinite or NaN.
-    #[error(
-        "step {step}: the gradients are not finite (loss {loss}); no weight was changed (try: a \
-         smaller learning rate, or a longer warm-up)"
-    )]
+    #[error("step {step}: the gradients are not finite (loss {loss}); no weight was changed")]
     NonFiniteGradients {
         /// The step that was not applied.
         step: u64,
-        /// Its loss.
+        /// Loss of that step.
         loss: f64,
     },
 }
 
 impl RunError {
+    /// Advice for the user.
+    pub fn hint(&self) -> Option<String> {
+        const BUG: &str =
+            "`narrows check PLAN` proves a plan; if it passes, this is a bug of this program";
+        let hint = match self {
+            RunError::OutsideArena { .. }
+            | RunError::TransferSizeMismatch { .. }
+            | RunError::Deadlock { .. }
+            | RunError::Unsupported { .. } => BUG,
+            RunError::UnsupportedPrecision => "a plan for cpu-local",
+            RunError::ModelMismatch { .. } => "the model that the plan was made for",
+            RunError::DeviceThreads { .. } => {
+                "fewer threads per device, or a higher limit of the system (`ulimit -u`)"
+            }
+            RunError::Cluster(error) => return error.fault.hint().map(str::to_owned),
+            RunError::Device(error) => return error.hint().map(str::to_owned),
+            RunError::ProcessCountMismatch { processes, .. } => {
+                return Some(format!(
+                    "one process for each device, or a plan for {processes} devices"
+                ));
+            }
+            RunError::TokensMismatch { .. } => "a token file that is the same for all processes",
+            RunError::BatchSizeMismatch { .. } => "the tokens and targets of one global batch",
+            RunError::TokenOutOfVocabulary { .. } => {
+                "a model with this vocabulary, or the same text through the model's tokenizer"
+            }
+            RunError::NonFiniteGradients { .. } => "a smaller learning rate, or a longer warm-up",
+        };
+        Some(hint.into())
+    }
+
     /// Ends the run of all processes because of this error. If another process aborted the run, its rank
     /// and reason are passed on.
     pub fn abort_run(&self, group: &dyn ProcessGroup) {
@@ -166,23 +186,31 @@ impl RunError {
 /// An error of a backend's device. [`DeviceError::source_as`] gives access to the backend's own error
 /// type.
 #[derive(Clone, Debug)]
-pub struct DeviceError(Arc<dyn Error + Send + Sync>);
+pub struct DeviceError {
+    source: Arc<dyn Error + Send + Sync>,
+    hint: Option<String>,
+}
 
 impl DeviceError {
-    /// Wraps an error of a backend.
-    pub fn new(error: impl Error + Send + Sync + 'static) -> DeviceError {
-        DeviceError(Arc::new(error))
+    /// Wraps an error of a backend, with advice for the user.
+    pub fn new(error: impl Error + Send + Sync + 'static, hint: Option<String>) -> DeviceError {
+        DeviceError { source: Arc::new(error), hint }
+    }
+
+    /// Advice for the user.
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
     }
 
     /// The backend's error, if it is an `E`.
     pub fn source_as<E: Error + 'static>(&self) -> Option<&E> {
-        self.0.downcast_ref()
+        self.source.downcast_ref()
     }
 }
 
 impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.source.fmt(f)
     }
 }
 

@@ -44,7 +44,7 @@ pub use measure::{InstructionTimings, KernelSample, MeasurementEffort, time_inst
 pub use null::count_step;
 pub use optimizer::{Optimizer, StepCoefficients};
 pub use parameters::{Initialisation, LogicalParameter, ParameterKind, logical_parameters};
-pub use random::{CounterRng, fnv1a};
+pub use random::{CounterRng, fnv1a, random_stream_name};
 pub use report::{
     BytesByKindAndAxis, CollectiveCount, DeviceId, DeviceReport, StepReport, bytes_sent_per_member,
 };

@@ -22,13 +22,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
-use crate::process_group::agree;
+use crate::process_group::gather_and_broadcast;
 use crate::random::CounterRng;
 use crate::report::DeviceId;
 use crate::schedule::scheduled_instructions;
 use crate::session::{Session, StepInput};
 
-/// How many steps are measured.
+/// Number of steps that are measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasurementEffort {
     /// Untimed steps at the start, which touch memory and start threads.
@@ -114,7 +114,9 @@ pub fn time_instructions(
     let shortest = shortest.unwrap_or_else(|| unreachable!("at least one step is timed"));
     match session.process_group() {
         None => Ok(shortest),
-        Some(group) => Ok(agree(&**group, shortest, InstructionTimings::combine_processes)?),
+        Some(group) => {
+            Ok(gather_and_broadcast(&**group, shortest, InstructionTimings::combine_processes)?)
+        }
     }
 }
 
@@ -148,7 +150,7 @@ fn repeat_steps(
     }
     let (start, mut steps) = (Instant::now(), 0);
     let has_time = |steps| steps < effort.timed_steps_max && start.elapsed() < effort.time_limit;
-    while steps < effort.timed_steps_min.max(1) || session.any_process(has_time(steps))? {
+    while steps < effort.timed_steps_min.max(1) || session.any_rank(has_time(steps))? {
         let step_start = Instant::now();
         session.step(&optimizer, input)?;
         on_step(session, step_start.elapsed().as_secs_f64());

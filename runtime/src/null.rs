@@ -1,6 +1,6 @@
 //! The null backend: executes a program without computing anything.
 //!
-//! It visits the instructions of every pass in order, checks that each operand lies in the arena,
+//! The backend visits the instructions of every pass in order, checks that each operand lies in the arena,
 //! matches transfers between stages, and counts instructions and bytes. It allocates no arena.
 //!
 //! Stages are executed round-robin, each until it needs a transfer that was not sent yet. A send

@@ -12,6 +12,8 @@
 //! λ is 0 for scales and biases of norms. η rises linearly to its peak at the last step of the
 //! warm-up, and falls from there along half a cosine to `final_fraction` of the peak at the last step.
 
+use std::fmt;
+
 /// Hyper-parameters of the optimizer and the learning rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
@@ -46,6 +48,29 @@ pub struct StepCoefficients {
     pub bias_correction2: f64,
     /// Factor of a decayed weight: 1 − ηλ.
     pub decay_factor: f64,
+}
+
+impl fmt::Display for Optimizer {
+    /// Prints all hyper-parameters exactly, so that equal texts mean equal values.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Optimizer {
+            peak_learning_rate,
+            warm_up_steps,
+            total_steps,
+            final_fraction,
+            beta1,
+            beta2,
+            epsilon,
+            weight_decay,
+            clip_norm,
+        } = self;
+        write!(
+            f,
+            "peak learning rate {peak_learning_rate}, {warm_up_steps} warm-up steps, {total_steps} decay steps, \
+             final fraction {final_fraction}, beta1 {beta1}, beta2 {beta2}, epsilon {epsilon}, weight decay \
+             {weight_decay}, clip norm {clip_norm}"
+        )
+    }
 }
 
 impl Optimizer {

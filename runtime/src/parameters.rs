@@ -26,8 +26,8 @@
 //! diagonal and zeros elsewhere.
 //!
 //! # Sharded initialisation
-//! Element i of a parameter is a function of the run's seed, the parameter's name and i alone, by a
-//! counter-based generator ([`CounterRng`]). A device generates its shard alone, and every plan of a
+//! Element i of a parameter is a function of the run's seed, the parameter's [`random_stream_name`] and i
+//! alone, by a counter-based generator ([`CounterRng`]). A device generates its shard alone, and every plan of a
 //! model starts from the same weights.
 
 use narrows_plan::model::{
@@ -35,7 +35,7 @@ use narrows_plan::model::{
     Weight, WeightId,
 };
 
-use crate::random::CounterRng;
+use crate::random::{CounterRng, random_stream_name};
 
 /// Initial standard deviation of dense matrices and of the embedding, as in LLaMA.
 const DENSE_STD: f64 = 0.02;
@@ -45,7 +45,7 @@ const DENSE_STD: f64 = 0.02;
 pub struct LogicalParameter {
     /// Which parameter of the model.
     pub id: ParameterId,
-    /// `id` as text, unique within the model: `layer 3 q.a`, `embedding`.
+    /// `id` as text for messages and checkpoints, unique within the model: `layer 3 q.a`, `embedding`.
     pub name: String,
     /// Rows; 1 for scales and biases.
     pub rows: u64,
@@ -90,7 +90,7 @@ impl LogicalParameter {
 
     /// The initial value as a function of (row, column), in a run with this seed.
     pub fn initial_value(&self, seed: u64) -> impl Fn(u64, u64) -> f64 + use<> {
-        let stream = CounterRng::new(seed, &self.name);
+        let stream = CounterRng::new(seed, &random_stream_name(self.id));
         let (initialisation, columns) = (self.initialisation, self.columns);
         move |row, column| match initialisation {
             Initialisation::Zeros => 0.0,

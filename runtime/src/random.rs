@@ -3,6 +3,7 @@
 
 use std::f64::consts::TAU;
 
+use narrows_plan::model::{LinearKind, ParameterId, WeightId};
 use narrows_plan::random::{GAMMA, mix64};
 
 /// A named stream of random numbers that is addressed by position.
@@ -41,6 +42,44 @@ impl CounterRng {
     }
 }
 
+/// Name of the stream that the initial values of a parameter are drawn from.
+///
+/// Frozen: the initial weights of every model, and so all losses, depend on these bytes. The names are
+/// independent of the names in messages and checkpoints, which happen to be equal.
+pub fn random_stream_name(id: ParameterId) -> String {
+    let of_linear = |linear: LinearKind, part: &str| {
+        let linear = match linear {
+            LinearKind::Q => "q",
+            LinearKind::K => "k",
+            LinearKind::V => "v",
+            LinearKind::O => "o",
+            LinearKind::Gate => "gate",
+            LinearKind::Up => "up",
+            LinearKind::Down => "down",
+        };
+        format!("{linear}{part}")
+    };
+    let weight = match id.weight {
+        WeightId::Embedding => "embedding".into(),
+        WeightId::Norm1 => "norm1".into(),
+        WeightId::Norm2 => "norm2".into(),
+        WeightId::FinalNorm => "final_norm".into(),
+        WeightId::Head => "head".into(),
+        WeightId::Dense(linear) => of_linear(linear, ""),
+        WeightId::FactorA(linear) => of_linear(linear, ".a"),
+        WeightId::FactorB(linear) => of_linear(linear, ".b"),
+        WeightId::CrossingGate(linear) => of_linear(linear, ".gate"),
+        WeightId::CrossingGateU(linear) => of_linear(linear, ".gate.u"),
+        WeightId::CrossingGateV(linear) => of_linear(linear, ".gate.v"),
+        WeightId::LatentNormScale(linear) => of_linear(linear, ".latent_norm.scale"),
+        WeightId::LatentNormBias(linear) => of_linear(linear, ".latent_norm.bias"),
+    };
+    match id.block {
+        Some(block) => format!("layer {block} {weight}"),
+        None => weight,
+    }
+}
+
 /// The 64-bit FNV-1a hash, which does not depend on the compiler or its version.
 pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -58,6 +97,33 @@ mod tests {
         let stream = CounterRng { state: 1_234_567 };
         assert_eq!(stream.bits(0), 6_457_827_717_110_365_317);
         assert_eq!(stream.bits(1), 3_203_168_211_198_807_973);
+    }
+
+    /// A change of any of these names changes the initial weights of existing models.
+    #[test]
+    fn names_of_random_streams_are_frozen() {
+        let of_block = |block, weight| ParameterId { block: Some(block), weight };
+        let outside_blocks = |weight| ParameterId { block: None, weight };
+        for (id, name) in [
+            (outside_blocks(WeightId::Embedding), "embedding"),
+            (outside_blocks(WeightId::FinalNorm), "final_norm"),
+            (outside_blocks(WeightId::Head), "head"),
+            (of_block(0, WeightId::Norm1), "layer 0 norm1"),
+            (of_block(1, WeightId::Norm2), "layer 1 norm2"),
+            (of_block(2, WeightId::Dense(LinearKind::Q)), "layer 2 q"),
+            (of_block(3, WeightId::FactorA(LinearKind::K)), "layer 3 k.a"),
+            (of_block(4, WeightId::FactorB(LinearKind::V)), "layer 4 v.b"),
+            (of_block(5, WeightId::CrossingGate(LinearKind::O)), "layer 5 o.gate"),
+            (of_block(6, WeightId::CrossingGateU(LinearKind::Gate)), "layer 6 gate.gate.u"),
+            (of_block(7, WeightId::CrossingGateV(LinearKind::Up)), "layer 7 up.gate.v"),
+            (
+                of_block(8, WeightId::LatentNormScale(LinearKind::Down)),
+                "layer 8 down.latent_norm.scale",
+            ),
+            (of_block(19, WeightId::LatentNormBias(LinearKind::Q)), "layer 19 q.latent_norm.bias"),
+        ] {
+            assert_eq!(random_stream_name(id), name);
+        }
     }
 
     #[test]

@@ -8,9 +8,9 @@ use narrows_plan::program::{Instr, Phase, StageProgram};
 pub struct ScheduledInstruction<'a> {
     /// The instruction.
     pub instr: &'a Instr,
-    /// Its pass.
+    /// Pass of the instruction.
     pub phase: Phase,
-    /// Its microbatch; 0 in the step phase.
+    /// Microbatch of the instruction; 0 in the step phase.
     pub microbatch: u64,
     /// The slot of its microbatch.
     pub slot: u64,

@@ -72,7 +72,7 @@ pub enum CalibrateBackendArg {
 #[derive(Debug)]
 pub enum CalibrateTarget {
     /// Threads of this process.
-    Processors {
+    Cpu {
         /// Number of threads that the devices share.
         threads: u64,
     },
@@ -110,11 +110,11 @@ pub struct CalibrateSettings {
 
 impl CalibrateSettings {
     /// Whether this process prints and writes files for all.
-    pub fn is_leader(&self) -> bool {
+    pub fn is_rank_0(&self) -> bool {
         match &self.target {
-            CalibrateTarget::Processors { .. } => true,
+            CalibrateTarget::Cpu { .. } => true,
             CalibrateTarget::Gpus { process, .. } => {
-                process.as_ref().is_none_or(LaunchedProcess::is_leader)
+                process.as_ref().is_none_or(LaunchedProcess::is_rank_0)
             }
         }
     }
@@ -166,7 +166,7 @@ impl CalibrateArgs {
             let problem = Problem::new("--devices", message);
             return Err(Failure::input(problem.hint("the number of threads, or less")));
         }
-        Ok((CalibrateTarget::Processors { threads }, devices))
+        Ok((CalibrateTarget::Cpu { threads }, devices))
     }
 
     fn gpus(&self) -> CommandResult<(CalibrateTarget, u64)> {

@@ -73,5 +73,7 @@ impl LaunchArgs {
 
 fn bad_environment(error: &LaunchError) -> Failure {
     let problem = Problem::new("environment", error.to_string());
-    Failure::input(problem.hint("--launcher none, for all devices in this process"))
+    Failure::input(
+        problem.hint(error.hint()).hint("--launcher none, for all devices in this process"),
+    )
 }

@@ -125,7 +125,7 @@ pub enum RunTask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutionTarget {
     /// On threads of this process, or one process per device.
-    Processors,
+    Cpu,
     /// On GPUs, one per process.
     Gpus {
         /// Whether kernels are launched one by one.
@@ -173,26 +173,24 @@ pub struct RunSettings {
 
 impl TrainSettings {
     /// Whether this process prints and writes files for all.
-    pub fn is_leader(&self) -> bool {
-        self.process.as_ref().is_none_or(LaunchedProcess::is_leader)
+    pub fn is_rank_0(&self) -> bool {
+        self.process.as_ref().is_none_or(LaunchedProcess::is_rank_0)
     }
 }
 
 impl RunTask {
     /// Whether this process prints and writes files for all.
-    pub fn is_leader(&self) -> bool {
+    pub fn is_rank_0(&self) -> bool {
         match self {
             RunTask::Count => true,
-            RunTask::Train(training) => training.is_leader(),
+            RunTask::Train(training) => training.is_rank_0(),
         }
     }
 
     /// The settings of training on processors, if that is the task.
-    pub fn on_processors(&self) -> Option<&TrainSettings> {
+    pub fn on_cpu(&self) -> Option<&TrainSettings> {
         match self {
-            RunTask::Train(training) if training.target == ExecutionTarget::Processors => {
-                Some(training)
-            }
+            RunTask::Train(training) if training.target == ExecutionTarget::Cpu => Some(training),
             _ => None,
         }
     }
@@ -229,7 +227,7 @@ impl RunArgs {
 
     fn task(&self) -> CommandResult<RunTask> {
         let target = match self.backend {
-            BackendArg::Cpu => ExecutionTarget::Processors,
+            BackendArg::Cpu => ExecutionTarget::Cpu,
             BackendArg::Cuda => {
                 gpu::require_cuda()?;
                 ExecutionTarget::Gpus { eager: self.eager }
@@ -282,7 +280,7 @@ impl RunArgs {
             .unwrap_or((decay_steps / STEPS_PER_WARM_UP).clamp(1, WARM_UP_STEPS_MAX));
         let process = self.launch.resolve()?;
         // One process writes for all.
-        let is_leader = process.as_ref().is_none_or(LaunchedProcess::is_leader);
+        let is_rank_0 = process.as_ref().is_none_or(LaunchedProcess::is_rank_0);
         let optimizer = Optimizer {
             weight_decay: self.weight_decay,
             clip_norm: self.clip_norm,
@@ -293,20 +291,20 @@ impl RunArgs {
             tokens,
             steps,
             seed: self.seed,
-            metrics: self.metrics.clone().filter(|_| is_leader),
+            metrics: self.metrics.clone().filter(|_| is_rank_0),
             threads,
             optimizer,
             checkpoints: self.checkpoints.resolve(),
-            trace: self.trace.resolve(steps)?.filter(|_| is_leader),
+            trace: self.trace.resolve(steps)?.filter(|_| is_rank_0),
             process,
         })
     }
 
     fn reject_flags_of_other_targets(&self, target: ExecutionTarget) -> CommandResult<()> {
-        let on_processors = target == ExecutionTarget::Processors;
+        let on_cpu = target == ExecutionTarget::Cpu;
         for (flag, is_set, backend, applies) in [
-            ("--threads", self.threads.is_some(), "cpu", on_processors),
-            ("--eager", self.eager, "cuda", !on_processors),
+            ("--threads", self.threads.is_some(), "cpu", on_cpu),
+            ("--eager", self.eager, "cuda", !on_cpu),
         ] {
             if is_set && !applies {
                 let problem = Problem::new(flag, format!("applies to --backend {backend} only"));
@@ -371,7 +369,7 @@ fn request_defaults(training: &TrainSettings) -> RequestDefaults {
             .as_ref()
             .map_or(defaults.devices, |process| process.launch.world_size),
         hardware: match training.target {
-            ExecutionTarget::Processors => defaults.hardware,
+            ExecutionTarget::Cpu => defaults.hardware,
             ExecutionTarget::Gpus { .. } => gpu::nearest_preset(),
         },
         ..defaults

@@ -46,12 +46,12 @@ const fn effort(timed_steps_min: usize, milliseconds: u64) -> MeasurementEffort 
 pub fn run(args: &CalibrateArgs) -> CommandResult<()> {
     let settings = args.resolve()?;
     match &settings.target {
-        CalibrateTarget::Processors { threads } => on_processors(&settings, *threads),
+        CalibrateTarget::Cpu { threads } => on_cpu(&settings, *threads),
         CalibrateTarget::Gpus { .. } => on_gpus(&settings),
     }
 }
 
-fn on_processors(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
+fn on_cpu(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
     let key = CachedProfileKey::cpu(threads);
     check_output(settings, &key)?;
     let base = profile::preset(BASE).map_err(|defects| Failure::flag("--hardware", defects))?;
@@ -96,11 +96,11 @@ fn on_gpus(settings: &CalibrateSettings) -> CommandResult<()> {
     let (mut benchmarks, count) = plan_all(selection.measured()?, compared);
     let processes = GpuProcesses::join(process.clone(), &benchmarks, &command_line(settings))?;
     let mut measure_and_deliver = || {
-        if process.is_some() && settings.is_leader() {
+        if process.is_some() && settings.is_rank_0() {
             check_output(settings, &key)?;
         }
         measure(settings, &mut benchmarks, |benchmark| processes.open(benchmark))?;
-        if !settings.is_leader() {
+        if !settings.is_rank_0() {
             return Ok(());
         }
         let compared = benchmarks.split_off(count);
@@ -161,7 +161,7 @@ pub fn profile_of_this_machine(threads: u64, format: OutputFormat) -> CommandRes
     let settings = CalibrateSettings {
         output: None,
         model: None,
-        target: CalibrateTarget::Processors { threads },
+        target: CalibrateTarget::Cpu { threads },
         devices: threads.min(2),
         extent: BenchmarkExtent::Quick,
         compare: false,
@@ -252,7 +252,7 @@ fn command_line(settings: &CalibrateSettings) -> String {
         words.push("--compare".into());
     }
     match &settings.target {
-        CalibrateTarget::Processors { threads } => {
+        CalibrateTarget::Cpu { threads } => {
             words.push(format!("--threads {threads} --devices {}", settings.devices));
         }
         CalibrateTarget::Gpus { global_batch, sequence_length, .. } => {
@@ -300,7 +300,7 @@ fn cache_failure(path: Option<PathBuf>, error: &io::Error) -> Failure {
 }
 
 fn progress_bar(runs: usize, settings: &CalibrateSettings) -> ProgressBar {
-    if settings.format == OutputFormat::Json || !settings.is_leader() {
+    if settings.format == OutputFormat::Json || !settings.is_rank_0() {
         return ProgressBar::hidden();
     }
     let template = "{spinner} {wide_bar} run {pos} of {len}, {msg}, {eta} left";

@@ -52,7 +52,8 @@ struct BackendReports {
 #[derive(Debug, Serialize)]
 struct Availability {
     usable: bool,
-    because: Vec<String>,
+    #[serde(rename = "because")]
+    reasons: Vec<String>,
     hints: Vec<String>,
 }
 
@@ -89,7 +90,8 @@ struct ProcessReport {
     launcher: &'static str,
     rank: u64,
     processes: u64,
-    meeting: String,
+    #[serde(rename = "meeting")]
+    rendezvous: String,
 }
 
 impl DoctorReport {
@@ -121,7 +123,7 @@ impl DoctorReport {
                 profile: CachedProfileKey::cpu(threads).existing_path(),
             },
             backends: BackendReports {
-                cpu: Availability { usable: true, because: vec![], hints: vec![] },
+                cpu: Availability { usable: true, reasons: vec![], hints: vec![] },
                 cuda,
             },
             driver_version: libraries.first().and_then(|driver| driver.version.clone()),
@@ -133,7 +135,7 @@ impl DoctorReport {
                 launcher: launch.launcher.name(),
                 rank: launch.rank,
                 processes: launch.world_size,
-                meeting: launch.rendezvous.to_string(),
+                rendezvous: launch.rendezvous.to_string(),
             }),
         }
     }
@@ -146,7 +148,7 @@ impl Report for DoctorReport {
         for (name, backend) in [("cpu", &self.backends.cpu), ("cuda", &self.backends.cuda)] {
             let verdict = if backend.usable { "available" } else { "not available" };
             page.line(format!("{name:5} {verdict}"));
-            backend.because.iter().for_each(|cause| page.line(format!("      because {cause}")));
+            backend.reasons.iter().for_each(|cause| page.line(format!("      because {cause}")));
             backend.hints.iter().for_each(|hint| page.line(format!("      hint: {hint}")));
         }
         self.machine(&mut page);
@@ -169,9 +171,9 @@ impl DoctorReport {
             ("free", size(machine.free_memory_bytes)),
             ("profile", profile.unwrap_or_else(|| unmeasured.into())),
         ];
-        if let Some(ProcessReport { launcher, rank, processes, meeting }) = launch {
+        if let Some(ProcessReport { launcher, rank, processes, rendezvous }) = launch {
             let process =
-                format!("{rank} of {processes}, started by {launcher}, rendezvous at {meeting}");
+                format!("{rank} of {processes}, started by {launcher}, rendezvous at {rendezvous}");
             fields.push(("process", process));
         }
         page.fields(&fields);
@@ -257,17 +259,17 @@ fn cuda_availability(
     libraries: &[LibraryReport],
     gpus: &Result<Vec<GpuInfo>, String>,
 ) -> Availability {
-    let (mut because, mut hints) = (vec![], vec![]);
+    let (mut reasons, mut hints) = (vec![], vec![]);
     let mut usable = true;
     let missing = CudaLibrary::ALL.iter().zip(libraries).filter(|(_, report)| !report.loads);
     for (library, report) in missing {
         let state = if report.path.is_some() { "does not load" } else { "not found" };
-        because.push(format!("{} ({}) {state}", report.name, report.purpose));
+        reasons.push(format!("{} ({}) {state}", report.name, report.purpose));
         hints.push(library.install_hint().to_owned());
         usable &= matches!(library, CudaLibrary::Nccl | CudaLibrary::Cublas);
     }
     if let Some(outdated) = narrows_cuda::outdated_driver() {
-        because.push(outdated);
+        reasons.push(outdated);
         hints.push(CudaLibrary::Driver.install_hint().to_owned());
         usable = false;
     }
@@ -282,6 +284,6 @@ fn cuda_availability(
         Ok(_) => None,
     };
     usable &= problem.is_none();
-    because.extend(problem);
-    Availability { usable, because, hints }
+    reasons.extend(problem);
+    Availability { usable, reasons, hints }
 }

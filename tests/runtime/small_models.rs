@@ -136,8 +136,9 @@ pub fn max_relative_error<T: Float>(
     expected: &Parameters<T>,
 ) -> (f64, String) {
     let mut worst = (0.0, String::new());
-    for (name, expected) in expected.iter() {
-        let actual = actual.get(name).unwrap_or_else(|| panic!("no {name}"));
+    for (id, expected) in expected.iter() {
+        let name = id.to_string();
+        let actual = actual.get(&name).unwrap_or_else(|| panic!("no {name}"));
         let expected: Vec<f64> =
             expected.elements().iter().map(|x| x.to_f64().unwrap_or(f64::NAN)).collect();
         assert_eq!(actual.len(), expected.len(), "{name}");
@@ -146,7 +147,7 @@ pub fn max_relative_error<T: Float>(
         let norm = expected.iter().map(|b| b * b).sum::<f64>();
         let error = (distance / norm.max(1e-30)).sqrt();
         if error > worst.0 || error.is_nan() {
-            worst = (error, name.to_owned());
+            worst = (error, name);
         }
     }
     worst

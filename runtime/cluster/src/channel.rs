@@ -77,13 +77,14 @@ impl Channel {
         if matches {
             return Ok(frame);
         }
-        let theirs = format!(
+        let peer_operation = format!(
             "{} {} over {} (a frame of {} bytes)",
             WireOp::from_code(header.operation).map_or("an unknown operation", WireOp::name),
             header.sequence,
             self.channel.name(),
             header.payload_bytes
         );
-        Err(ClusterFault::OperationMismatch { rank: peer.rank, theirs, ours: pending.to_string() })
+        let local_operation = pending.to_string();
+        Err(ClusterFault::OperationMismatch { rank: peer.rank, peer_operation, local_operation })
     }
 }

@@ -143,12 +143,12 @@ impl CollectiveCall<'_> {
     fn receive(
         &self,
         count: impl Fn(usize) -> usize,
-        mut take: impl FnMut(usize, &[f32]),
+        mut on_receive: impl FnMut(usize, &[f32]),
     ) -> Result<usize, ClusterFault> {
         let mut received = 0;
         for (member, peer) in self.group.peers() {
             let frame = self.group.channel.receive(peer, &self.pending, Some(count(member)))?;
-            take(member, frame.elements());
+            on_receive(member, frame.elements());
             received += frame.elements().len();
             peer.recycle(frame);
         }
@@ -277,10 +277,10 @@ impl PeerLink for TcpPeerLink {
         })
     }
 
-    fn receive(&self, take: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError> {
+    fn receive(&self, on_receive: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError> {
         self.transfer(WireOp::Receive, 0, |pending| {
             let frame = self.channel.receive(&self.peer, pending, None)?;
-            take(frame.elements());
+            on_receive(frame.elements());
             self.peer.recycle(frame);
             Ok(())
         })

@@ -67,8 +67,8 @@ mod tests {
     use narrows_plan::kernel::CollectiveKind;
     use narrows_plan::program::Reduction;
 
-    use super::super::operation::WireOp;
     use super::*;
+    use crate::operation::WireOp;
 
     #[test]
     fn the_newest_operations_are_kept() {

@@ -27,7 +27,7 @@ const PAYLOAD_BYTES_MAX: u64 = 1 << 40;
 /// Independent sequences of operations between two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameChannel {
-    /// Agreement of all processes, and gathering, through rank 0.
+    /// Control exchanges and gathering through rank 0.
     Control,
     /// Collectives along an axis.
     Axis(Axis),

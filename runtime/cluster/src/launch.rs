@@ -21,17 +21,15 @@ pub struct LaunchInfo {
     pub rendezvous: Address,
 }
 
-/// Why an environment does not describe a process of a run.
+/// Error of an environment that does not describe a process of a run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
     /// A variable is not a number.
-    #[error(
-        "{variable} is `{value}`, not a number (it is set by the program that started this process)"
-    )]
+    #[error("{variable} is `{value}`, not a number")]
     NotANumber {
         /// The variable.
         variable: &'static str,
-        /// Its value.
+        /// Value of the variable.
         value: String,
     },
     /// A rank is not less than the number of processes.
@@ -39,29 +37,44 @@ pub enum LaunchError {
     RankOutOfRange {
         /// The variable.
         variable: &'static str,
-        /// Its value.
+        /// Value of the variable.
         rank: u64,
         /// Number of processes of the run.
         world_size: u64,
     },
     /// A port is 0 or above 65535.
-    #[error("{variable} is {port}, which is not a port (try: a number from 1024 to 65535)")]
+    #[error("{variable} is {port}, which is not a port")]
     InvalidPort {
         /// The variable.
         variable: &'static str,
-        /// Its value.
+        /// Value of the variable.
         port: u64,
     },
     /// No variable gives the address of the rendezvous.
     #[error(
-        "{launcher} started processes on several nodes, and no variable gives the rendezvous address \
-         (try: MASTER_ADDR set to the name of the first node, for every process)",
+        "{launcher} started processes on several nodes, and no variable gives the rendezvous \
+         address",
         launcher = launcher.name()
     )]
     NoRendezvous {
         /// The launcher.
         launcher: Launcher,
     },
+}
+
+impl LaunchError {
+    /// Advice for the user.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            LaunchError::NotANumber { .. } | LaunchError::RankOutOfRange { .. } => {
+                "look at the program that started this process: it sets this variable"
+            }
+            LaunchError::InvalidPort { .. } => "a number from 1024 to 65535",
+            LaunchError::NoRendezvous { .. } => {
+                "MASTER_ADDR set to the name of the first node, for every process"
+            }
+        }
+    }
 }
 
 /// A host and a port.

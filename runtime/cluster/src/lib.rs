@@ -14,7 +14,7 @@
 //! |---|---|
 //! | `launch` | rank, world size and rendezvous address from the environment |
 //! | `rendezvous` | how processes find each other and check that they belong to one run |
-//! | `process_group` | all processes: agreement, gathering, abort, shutdown |
+//! | `process_group` | all processes: control exchanges, gathering, abort, shutdown |
 //! | `communicator` | collectives of a device group, transfers between two processes |
 //! | `channel` | one sequence of operations with its peers, checked to be the same on both sides |
 //! | `operation` | operations of several processes, as named in frames and messages |

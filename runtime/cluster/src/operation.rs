@@ -14,8 +14,8 @@ pub(crate) enum WireOp {
     Send,
     /// The receiving side of a transfer.
     Receive,
-    /// Agreement of all processes through rank 0.
-    Agreement,
+    /// Messages of all processes, gathered at rank 0 and answered by it.
+    ControlExchange,
     /// Gathering of tensors at rank 0.
     Gather,
 }
@@ -29,7 +29,7 @@ impl WireOp {
         WireOp::Collective(CollectiveKind::AllGather, Reduction::Sum),
         WireOp::Collective(CollectiveKind::AllToAll, Reduction::Sum),
         WireOp::Send,
-        WireOp::Agreement,
+        WireOp::ControlExchange,
         WireOp::Gather,
     ];
 
@@ -42,7 +42,7 @@ impl WireOp {
             WireOp::Collective(CollectiveKind::AllGather, _) => 3,
             WireOp::Collective(CollectiveKind::AllToAll, _) => 4,
             WireOp::Send | WireOp::Receive => 5,
-            WireOp::Agreement => 7,
+            WireOp::ControlExchange => 7,
             WireOp::Gather => 8,
         }
     }
@@ -62,7 +62,7 @@ impl WireOp {
             WireOp::Collective(CollectiveKind::AllToAll, _) => "all-to-all",
             WireOp::Send => "send",
             WireOp::Receive => "receive",
-            WireOp::Agreement => "agreement",
+            WireOp::ControlExchange => "control exchange",
             WireOp::Gather => "gather",
         }
     }

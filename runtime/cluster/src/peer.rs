@@ -14,7 +14,7 @@ use super::frame::{CHANNEL_COUNT, FrameHeader, FrameKind};
 /// Elements that are read from the connection at once.
 const READ_ELEMENTS: usize = 4 << 20;
 
-/// How long a failed write waits for the peer's reason to arrive.
+/// Time that a failed write waits for the peer's reason to arrive.
 const REASON_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A received frame.
@@ -59,7 +59,7 @@ struct Inbox {
     disconnect: Option<Disconnect>,
 }
 
-/// Why no more frames will arrive.
+/// Reason why no more frames will arrive.
 #[derive(Clone, Debug)]
 enum Disconnect {
     /// The peer has finished.

@@ -1,11 +1,12 @@
-//! All processes of a run: agreement, gathering, abort and shutdown.
+//! All processes of a run: control exchanges, gathering, abort and shutdown.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use narrows_runtime::process_group::{
-    ClusterError, ClusterFault, Combine, Communicator, GroupScope, PeerLink, ProcessGroup, agree,
+    ClusterError, ClusterFault, CombineFn, Communicator, GroupScope, PeerLink, ProcessGroup,
+    gather_and_broadcast,
 };
 
 use super::channel::Channel;
@@ -38,7 +39,7 @@ impl Default for ClusterTimeouts {
     }
 }
 
-/// How much longer than the collective timeout other ranks wait for rank 0, so that it can report the
+/// Time beyond the collective timeout that other ranks wait for rank 0, so that it can report the
 /// process that it waits for itself.
 const RANK_0_GRACE: Duration = Duration::from_secs(5);
 
@@ -49,7 +50,7 @@ pub struct TcpProcessGroup {
     /// The connected processes, by rank.
     peers: BTreeMap<u64, Arc<Peer>>,
     recorder: Arc<FlightRecorder>,
-    /// Agreement and gathering through rank 0.
+    /// Control exchanges and gathering through rank 0.
     control: Channel,
 }
 
@@ -95,10 +96,10 @@ impl TcpProcessGroup {
         Channel::new(channel, self.timeouts.collective, self.recorder.clone())
     }
 
-    fn run_agreement(
+    fn run_control_exchange(
         &self,
         message: Vec<u8>,
-        combine: Combine,
+        combine: CombineFn,
         pending: PendingOp,
     ) -> Result<Vec<u8>, ClusterFault> {
         let send =
@@ -123,7 +124,7 @@ impl TcpProcessGroup {
         &self,
         elements: &[&[f32]],
         count: &dyn Fn(u64) -> usize,
-        take: &mut dyn FnMut(u64, &[f32]),
+        on_receive: &mut dyn FnMut(u64, &[f32]),
         pending: PendingOp,
     ) -> Result<(), ClusterFault> {
         if self.rank() != 0 {
@@ -133,10 +134,10 @@ impl TcpProcessGroup {
                 None => Ok(()),
             };
         }
-        take(0, &elements.concat());
+        on_receive(0, &elements.concat());
         for (rank, peer) in &self.peers {
             let frame = self.control.receive(peer, &pending, Some(count(*rank)))?;
-            take(*rank, frame.elements());
+            on_receive(*rank, frame.elements());
             peer.recycle(frame);
         }
         Ok(())
@@ -152,7 +153,7 @@ impl TcpProcessGroup {
     /// # Errors
     /// A process is gone or late.
     pub fn shut_down(&self) -> Result<(), ClusterError> {
-        agree(self, (), |_| ())?;
+        gather_and_broadcast(self, (), |_| ())?;
         self.peers.values().for_each(|peer| peer.send_shutdown());
         Ok(())
     }
@@ -171,10 +172,15 @@ impl ProcessGroup for TcpProcessGroup {
         self.timeouts.collective
     }
 
-    fn agree_bytes(&self, message: Vec<u8>, combine: Combine) -> Result<Vec<u8>, ClusterError> {
-        let pending = self.control.begin(WireOp::Agreement, 0);
-        let answer =
-            self.run_agreement(message, combine, pending).map_err(|fault| self.error(fault))?;
+    fn gather_and_broadcast_bytes(
+        &self,
+        message: Vec<u8>,
+        combine: CombineFn,
+    ) -> Result<Vec<u8>, ClusterError> {
+        let pending = self.control.begin(WireOp::ControlExchange, 0);
+        let answer = self
+            .run_control_exchange(message, combine, pending)
+            .map_err(|fault| self.error(fault))?;
         self.control.end();
         Ok(answer)
     }
@@ -183,11 +189,11 @@ impl ProcessGroup for TcpProcessGroup {
         &self,
         elements: &[&[f32]],
         count: &dyn Fn(u64) -> usize,
-        take: &mut dyn FnMut(u64, &[f32]),
+        on_receive: &mut dyn FnMut(u64, &[f32]),
     ) -> Result<(), ClusterError> {
         let own_count: usize = elements.iter().map(|part| part.len()).sum();
         let pending = self.control.begin(WireOp::Gather, own_count);
-        self.run_gather(elements, count, take, pending).map_err(|fault| self.error(fault))?;
+        self.run_gather(elements, count, on_receive, pending).map_err(|fault| self.error(fault))?;
         self.control.end();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! How the processes of a run find each other.
+//! Rendezvous of the processes of a run.
 //!
 //! Rank 0 listens at the rendezvous address. Every other process connects with it and sends a
 //! [`JoinRequest`]: rank, world size, the port where it listens itself, and the facts of its run. When
@@ -35,7 +35,7 @@ const GREETING: [u8; 8] = *b"narrows\x01";
 /// Longest message: the addresses of many processes.
 const MESSAGE_BYTES_MAX: u32 = 64 << 20;
 
-/// How long loops sleep between attempts.
+/// Pause of loops between attempts.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Message of a joining process to rank 0.
@@ -44,7 +44,7 @@ struct JoinRequest {
     rank: u64,
     #[serde(rename = "world")]
     world_size: u64,
-    /// Where the process listens for its peers.
+    /// Port at which the process listens for its peers.
     port: u16,
     facts: Vec<RunFact>,
 }
@@ -58,7 +58,7 @@ enum JoinReply {
         /// Id of the run.
         #[serde(rename = "run")]
         run_id: u64,
-        /// Where every rank listens.
+        /// Address at which each rank listens.
         addresses: Vec<SocketAddr>,
     },
     /// The run does not start.
@@ -162,7 +162,7 @@ fn accept_all(
     Ok(joined.into_iter().map(|(rank, (stream, _))| (rank, stream)).collect())
 }
 
-/// How long rank 0 stays to reject processes that join after the run has failed.
+/// Time that rank 0 stays to reject processes that join after the run has failed.
 const REJECTION_TIME: Duration = Duration::from_secs(2);
 
 /// Rejects processes that are still to join, which would otherwise wait for a listener.
@@ -181,7 +181,7 @@ fn reject_late_joiners(
     }
 }
 
-/// Why a request must be rejected, if it must.
+/// Reason why a request must be rejected, if it must.
 fn check_request(
     launch: &LaunchInfo,
     facts: &[RunFact],
@@ -199,8 +199,9 @@ fn check_request(
     let mut pairs = facts.iter().chain(&request.facts).map(|fact| {
         (value_of(&request.facts, &fact.name), value_of(facts, &fact.name), fact.name.clone())
     });
-    let (theirs, ours, fact) = pairs.find(|(theirs, ours, _)| theirs != ours)?;
-    Some(ClusterFault::RunMismatch { rank, fact, theirs, ours })
+    let (peer_value, rank_0_value, fact) =
+        pairs.find(|(peer_value, rank_0_value, _)| peer_value != rank_0_value)?;
+    Some(ClusterFault::RunMismatch { rank, fact, peer_value, rank_0_value })
 }
 
 /// Every other rank: joins at rank 0, and connects with its peers when all have joined.
@@ -326,7 +327,7 @@ struct Handshake {
     received: Vec<u8>,
 }
 
-/// How long a client may take to send its first message.
+/// Time that a client may take to send its first message.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Concurrent handshakes: further clients are accepted when others have ended.

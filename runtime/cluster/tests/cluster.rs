@@ -228,10 +228,14 @@ fn a_process_in_another_collective_is_reported() {
         new_session.step(&Optimizer::new(1e-3, 1, 10), input).unwrap_err();
     });
     let (fault, _) = fault(error);
-    let ClusterFault::OperationMismatch { rank: 1, theirs, ours } = &fault else {
+    let ClusterFault::OperationMismatch { rank: 1, peer_operation, local_operation } = &fault
+    else {
         panic!("{fault}")
     };
-    assert!(theirs.contains(" 0 over the tensor axis") && !ours.contains(" 0 over"), "{fault}");
+    assert!(
+        peer_operation.contains(" 0 over the tensor axis") && !local_operation.contains(" 0 over"),
+        "{fault}"
+    );
 }
 
 #[test]
@@ -244,8 +248,8 @@ fn processes_with_different_plans_do_not_join() {
     let mismatch = ClusterFault::RunMismatch {
         rank: 2,
         fact: "plan".into(),
-        theirs: "other".into(),
-        ours: "same".into(),
+        peer_value: "other".into(),
+        rank_0_value: "same".into(),
     };
     assert_eq!(errors[0], Some(mismatch.clone()));
     for error in &errors[1..] {

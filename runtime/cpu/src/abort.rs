@@ -6,7 +6,7 @@ use std::time::Duration;
 use narrows_runtime::RunError;
 use narrows_runtime::process_group::{ClusterError, ClusterFault};
 
-/// Why a device stopped before the end of a step.
+/// Reason why a device stopped before the end of a step.
 #[derive(Debug)]
 pub(crate) enum StopReason {
     /// Another device failed first.

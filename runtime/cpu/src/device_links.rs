@@ -18,9 +18,9 @@ use crate::stage_traffic::{StageTraffic, stage_traffic};
 
 /// The links of one device to others.
 pub(crate) struct DeviceLinks {
-    /// By axis and size of the group.
+    /// Groups by axis and size.
     communicators: HashMap<(Axis, u64), Box<dyn Communicator>>,
-    /// By neighbouring pipeline stage.
+    /// Pipes by neighbouring pipeline stage.
     peers: HashMap<u64, Box<dyn PeerLink>>,
     /// Outgoing pipes within the process.
     outgoing: Vec<Arc<StagePipe>>,
@@ -38,15 +38,16 @@ impl DeviceLinks {
         let traffic: HashMap<(u64, u64), StageTraffic> =
             stage_traffic(program).map(|traffic| ((traffic.from, traffic.to), traffic)).collect();
         let devices = (0..mesh.devices()).map(|device| {
-            let at = MeshCoordinates::of_device(device, mesh);
+            let coordinates = MeshCoordinates::of_device(device, mesh);
             let mut links = DeviceLinks::without_any(abort.clone());
             for (axis, size) in all_groups(program) {
-                let Some(rank) = at.members(axis, size, mesh).position(|member| member == device)
+                let Some(rank) =
+                    coordinates.members(axis, size, mesh).position(|member| member == device)
                 else {
                     continue;
                 };
                 let group = groups
-                    .entry((axis, at.group_index(axis, mesh), size))
+                    .entry((axis, coordinates.group_index(axis, mesh), size))
                     .or_insert_with(|| Arc::new(SharedMemoryGroup::new(size as usize)))
                     .clone();
                 let communicator = SharedMemoryCommunicator { group, rank, abort: abort.clone() };
@@ -55,11 +56,11 @@ impl DeviceLinks {
             let mut pipe = |from: u64, to: u64| {
                 let traffic = traffic.get(&(from, to))?;
                 let new = || Arc::new(StagePipe::new(traffic.transfers as usize, traffic.elements));
-                let key = (at.tensor, at.data, from, to);
+                let key = (coordinates.tensor, coordinates.data, from, to);
                 Some(pipes.entry(key).or_insert_with(new).clone())
             };
-            for peer in [at.stage.wrapping_sub(1), at.stage.wrapping_add(1)] {
-                let pair = (pipe(at.stage, peer), pipe(peer, at.stage));
+            for peer in [coordinates.stage.wrapping_sub(1), coordinates.stage.wrapping_add(1)] {
+                let pair = (pipe(coordinates.stage, peer), pipe(peer, coordinates.stage));
                 let (Some(outgoing), Some(incoming)) = pair else { continue };
                 links.outgoing.push(outgoing.clone());
                 let link = SharedMemoryLink { outgoing, incoming, abort: abort.clone() };
@@ -74,18 +75,18 @@ impl DeviceLinks {
     /// device group its collectives are refused, and likewise transfers with a neighbouring stage.
     pub fn of_process(program: &Program, group: &dyn ProcessGroup) -> DeviceLinks {
         let mesh = &program.context.mesh;
-        let at = MeshCoordinates::of_device(group.rank(), mesh);
+        let coordinates = MeshCoordinates::of_device(group.rank(), mesh);
         let mut links = DeviceLinks::without_any(Arc::default());
         for (axis, size) in all_groups(program) {
             let whole_axis = size == mesh.axis_size(axis);
             let scope = if whole_axis { GroupScope::Axis(axis) } else { GroupScope::TiedStages };
-            let members: Vec<u64> = at.members(axis, size, mesh).collect();
+            let members: Vec<u64> = coordinates.members(axis, size, mesh).collect();
             if let Some(communicator) = group.communicator(&members, scope) {
                 links.communicators.insert((axis, size), communicator);
             }
         }
-        for traffic in stage_traffic(program).filter(|traffic| traffic.from == at.stage) {
-            let peer = MeshCoordinates { stage: traffic.to, ..at }.device(mesh);
+        for traffic in stage_traffic(program).filter(|traffic| traffic.from == coordinates.stage) {
+            let peer = MeshCoordinates { stage: traffic.to, ..coordinates }.device(mesh);
             // A link counts its transfers, so each direction has a link of its own.
             if let (Some(outgoing), Some(incoming)) = (group.peer_link(peer), group.peer_link(peer))
             {
@@ -128,8 +129,8 @@ impl PeerLink for TwoWayLink {
         self.outgoing.send(operands)
     }
 
-    fn receive(&self, take: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError> {
-        self.incoming.receive(take)
+    fn receive(&self, on_receive: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError> {
+        self.incoming.receive(on_receive)
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct DeviceThreads {
 
 /// Result of a step on one device.
 pub(crate) struct DeviceOutcome<'a> {
-    /// Why the device stopped before the end of the step, if it did.
+    /// Reason why the device stopped before the end of the step, if it did.
     pub stop_reason: Option<StopReason>,
     pub step: DeviceStep<'a>,
 }

@@ -32,7 +32,7 @@ pub(crate) struct CpuEngine {
     devices: Vec<DeviceState>,
     threads: DeviceThreads,
     rope_table: Option<RopeTable>,
-    /// By pipeline stage.
+    /// Indexed by pipeline stage.
     categories: Vec<InstructionCategories>,
     /// Parallelism of the kernels of one device.
     parallel: Parallel,

@@ -210,14 +210,14 @@ fn a_device_holds_its_shard_of_every_tensor_and_nothing_else() {
             let replicas_hold_parts = zero && tensors != TensorKind::Weights;
             let (mut elements_held, mut parts, mut shards) = (0, BTreeSet::new(), BTreeSet::new());
             for (device, elements) in elements(&engine).iter().enumerate() {
-                let at = MeshCoordinates::of_device(device as u64, &mesh);
-                let stage = &program.stages[at.stage as usize];
+                let coordinates = MeshCoordinates::of_device(device as u64, &mesh);
+                let stage = &program.stages[coordinates.stage as usize];
                 let mut expected = BTreeSet::new();
                 for (parameter, first) in parameters.iter().zip(&first_indices) {
                     let layouts = layouts(stage, program, &parameter.name);
                     assert!(layouts.len() <= 1, "{} twice: {}", parameter.name, case());
                     for split in layouts {
-                        let shard = shard(parameter, split, at.tensor, mesh.tensor);
+                        let shard = shard(parameter, split, coordinates.tensor, mesh.tensor);
                         expected.extend(shard.into_iter().map(|element| first + element));
                     }
                 }
@@ -226,8 +226,8 @@ fn a_device_holds_its_shard_of_every_tensor_and_nothing_else() {
                 assert!(replicas_hold_parts || actual == expected, "device {device}: {}", case());
                 assert!(actual.is_subset(&expected), "device {device}: {}", case());
                 elements_held += actual.len();
-                parts.extend(actual.iter().map(|n| (at.tensor, at.stage, *n)));
-                shards.extend(expected.iter().map(|n| (at.tensor, at.stage, *n)));
+                parts.extend(actual.iter().map(|n| (coordinates.tensor, coordinates.stage, *n)));
+                shards.extend(expected.iter().map(|n| (coordinates.tensor, coordinates.stage, *n)));
             }
             // The parts of all replicas are the shard, without overlap.
             assert!(parts == shards, "elements on no replica: {}", case());
@@ -253,9 +253,9 @@ fn the_tensors_fill_the_resident_buffers() {
             session.load_tensors(tensors, &whole).unwrap();
             let mesh = miniature.plan.mesh;
             for (device, elements) in elements(&engine).into_iter().enumerate() {
-                let at = MeshCoordinates::of_device(device as u64, &mesh);
+                let coordinates = MeshCoordinates::of_device(device as u64, &mesh);
                 let program = session.program();
-                let stage = &program.stages[at.stage as usize];
+                let stage = &program.stages[coordinates.stage as usize];
                 let resident: BTreeSet<usize> =
                     tensors.master_buffers(stage).flat_map(element_range).collect();
                 let outside = elements.iter().find(|(index, _)| !resident.contains(index));

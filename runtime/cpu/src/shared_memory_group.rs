@@ -14,7 +14,7 @@ use narrows_runtime::process_group::{ClusterError, CollectiveVolume, Communicato
 use crate::abort::AbortFlag;
 use crate::barrier::Barrier;
 
-/// Where the operands of a member are.
+/// Addresses of the operands of a member.
 #[derive(Clone, Copy)]
 struct PublishedOperands {
     source: *const f32,
@@ -30,7 +30,7 @@ unsafe impl Send for PublishedOperands {}
 /// The members of one device group of this process.
 pub(crate) struct SharedMemoryGroup {
     barrier: Barrier,
-    /// By rank.
+    /// Indexed by rank.
     operands: Vec<Mutex<PublishedOperands>>,
 }
 

@@ -51,10 +51,14 @@ impl StagePipe {
         queue.pending.push_back(buffer);
     }
 
-    /// Waits for the next transfer and passes its elements to `take`.
-    fn receive(&self, abort: &AbortFlag, take: impl FnOnce(&[f32])) -> Result<(), ClusterError> {
+    /// Waits for the next transfer and passes its elements to `on_receive`.
+    fn receive(
+        &self,
+        abort: &AbortFlag,
+        on_receive: impl FnOnce(&[f32]),
+    ) -> Result<(), ClusterError> {
         let buffer = abort.wait_for(|| self.lock().pending.pop_front())?;
-        take(&buffer);
+        on_receive(&buffer);
         self.lock().free.push(buffer);
         Ok(())
     }
@@ -73,7 +77,7 @@ impl PeerLink for SharedMemoryLink {
         Ok(())
     }
 
-    fn receive(&self, take: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError> {
-        self.incoming.receive(&self.abort, take)
+    fn receive(&self, on_receive: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError> {
+        self.incoming.receive(&self.abort, on_receive)
     }
 }

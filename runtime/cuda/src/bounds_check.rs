@@ -162,15 +162,15 @@ fn whole_operand(
     (address, stored): (MatrixAddress, StoredMatrix),
     (batch, operands): (u64, &[Access]),
 ) -> Result<u64, String> {
-    let StoredMatrix { rows, columns, leading, batch_stride, .. } = stored;
+    let StoredMatrix { rows, columns, leading_dimension, batch_stride, .. } = stored;
     if rows == 0 || columns == 0 || batch == 0 {
         return Err("is empty".into());
     }
-    let block = leading.saturating_mul(columns - 1).saturating_add(rows);
+    let block = leading_dimension.saturating_mul(columns - 1).saturating_add(rows);
     let consecutive = batch == 1 || batch_stride >= block;
     let skipped = batch_stride.saturating_mul(batch - 1);
-    let side_by_side = batch_stride >= rows && skipped.saturating_add(rows) <= leading;
-    if leading < rows || !(consecutive || side_by_side) {
+    let side_by_side = batch_stride >= rows && skipped.saturating_add(rows) <= leading_dimension;
+    if leading_dimension < rows || !(consecutive || side_by_side) {
         return Err(format!("has {batch} members that overlap"));
     }
     let width = stored.dtype.width();

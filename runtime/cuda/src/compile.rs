@@ -40,7 +40,7 @@ impl From<KernelFamily> for CompileUnit<'static> {
     }
 }
 
-/// How a cubin was obtained.
+/// Origin of a cubin: compiled or cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CubinOrigin {
     /// Read from the cache.
@@ -56,23 +56,21 @@ pub enum CubinOrigin {
 pub struct Cubin {
     /// ELF image for `cuModuleLoadData`.
     pub bytes: Vec<u8>,
-    /// How it was obtained.
+    /// Whether the cubin was compiled or cached.
     pub origin: CubinOrigin,
-    /// Why the cache entry could not be written, if it could not: the next process compiles again.
+    /// Error of writing the cache entry, if there was one: the next process compiles again.
     pub cache_error: Option<io::Error>,
 }
 
-/// Why no cubin can be produced.
+/// Error of producing a cubin.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// NVRTC does not load.
-    #[error("CUDA kernels cannot be compiled: NVRTC does not load (try: {hint})", hint = CudaLibrary::Nvrtc.install_hint())]
+    #[error("CUDA kernels cannot be compiled: NVRTC does not load")]
     NvrtcMissing,
     /// NVRTC is too old.
     #[error(
-        "CUDA kernels cannot be compiled by NVRTC {0}: version {NVRTC_MAJOR_MIN}.0 or newer is needed \
-         (try: {hint})",
-        hint = CudaLibrary::Nvrtc.install_hint()
+        "CUDA kernels cannot be compiled by NVRTC {0}: version {NVRTC_MAJOR_MIN}.0 or newer is needed"
     )]
     NvrtcTooOld(String),
     /// The GPU is too old.
@@ -86,11 +84,7 @@ pub enum CompileError {
     #[error("{0} contains a zero byte")]
     ZeroByte(String),
     /// The compiler rejects the source or the options.
-    #[error(
-        "`{name}.cu` does not compile with {options:?} by NVRTC {version}: {message}\n{log}\n\
-         A GPU that is newer than the compiler needs a newer compiler (try: {hint})",
-        hint = CudaLibrary::Nvrtc.install_hint()
-    )]
+    #[error("`{name}.cu` does not compile with {options:?} by NVRTC {version}: {message}\n{log}")]
     Rejected {
         /// Name of the source file.
         name: String,
@@ -113,6 +107,20 @@ pub enum CompileError {
         /// Message of the result code.
         message: String,
     },
+}
+
+impl CompileError {
+    /// Advice for the user.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            CompileError::NvrtcMissing
+            | CompileError::NvrtcTooOld(_)
+            // A GPU that is newer than the compiler needs a newer compiler.
+            | CompileError::Rejected { .. } => Some(CudaLibrary::Nvrtc.install_hint()),
+            CompileError::UnsupportedCapability(..) => Some("another GPU, or `--backend cpu`"),
+            CompileError::ZeroByte(_) | CompileError::NvrtcCall { .. } => None,
+        }
+    }
 }
 
 /// The NVRTC compiler with a cache of cubins in a folder.

@@ -6,22 +6,19 @@ use cudarc::driver::DriverError;
 use super::compile::CompileError;
 use super::launch::UnsupportedInstr;
 use super::libraries::CudaLibrary;
+use narrows_plan::Bytes;
 use narrows_runtime::{DeviceError, RunError};
 
-/// Why a program cannot run on a GPU, or stopped there.
+/// Error of the CUDA backend.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CudaError {
     /// A library does not load.
     #[error(
-        "GPUs cannot be used: lib{}, {}, does not load (try: {}; `narrows doctor` lists what is installed)",
-        .0.file_stem(), .0.purpose(), .0.install_hint()
+        "GPUs cannot be used: lib{}, {}, does not load", .0.file_stem(), .0.purpose()
     )]
     LibraryMissing(CudaLibrary),
     /// The GPU does not exist.
-    #[error(
-        "GPU {ordinal} does not exist: this machine shows {count} (try: one process for each GPU of the \
-         machine, or another CUDA_VISIBLE_DEVICES)"
-    )]
+    #[error("GPU {ordinal} does not exist: this machine shows {count}")]
     NoGpu {
         /// Index of the GPU, counted from 0.
         ordinal: u64,
@@ -29,30 +26,26 @@ pub enum CudaError {
         count: u64,
     },
     /// A plan for several GPUs was started as one process.
-    #[error(
-        "the plan needs {devices} GPUs, and each process drives one (try: `torchrun --nproc-per-node \
-         {devices} --no-python narrows run …`, srun or mpirun: see docs/clusters.md)"
-    )]
+    #[error("the plan needs {devices} GPUs, and each process drives one")]
     OneGpuPerProcess {
         /// Devices of the plan.
         devices: u64,
     },
     /// An allocation does not fit.
     #[error(
-        "{purpose} of {requested_bytes} bytes does not fit on GPU {ordinal}, which has {free_bytes} of \
-         {total_bytes} bytes free (try: a plan with `--memory-limit`, or stop other programs on that GPU)"
+        "{purpose} of {requested} does not fit on GPU {ordinal}, which has {free} of {total} free"
     )]
     OutOfMemory {
         /// Purpose of the memory.
         purpose: &'static str,
         /// Size of the allocation.
-        requested_bytes: u64,
+        requested: Bytes,
         /// The GPU.
         ordinal: u64,
         /// Free memory.
-        free_bytes: u64,
+        free: Bytes,
         /// Memory of the GPU.
-        total_bytes: u64,
+        total: Bytes,
     },
     /// No kernel implements an instruction.
     #[error(transparent)]
@@ -61,7 +54,7 @@ pub enum CudaError {
     #[error(transparent)]
     Compile(#[from] CompileError),
     /// The driver returned an error.
-    #[error("GPU {ordinal}: {call}: {message}{hint}")]
+    #[error("GPU {ordinal}: {call}: {message}")]
     Driver {
         /// The GPU.
         ordinal: u64,
@@ -69,8 +62,8 @@ pub enum CudaError {
         call: String,
         /// The driver's message.
         message: String,
-        /// Advice with a leading space, or empty.
-        hint: &'static str,
+        /// Advice for the user.
+        hint: Option<&'static str>,
     },
     /// cuBLASLt does not support a matmul, or failed.
     #[error("cuBLASLt, {matmul}: {message}")]
@@ -79,21 +72,23 @@ pub enum CudaError {
         matmul: String,
         /// The library's message.
         message: String,
+        /// Advice for the user.
+        hint: Option<&'static str>,
     },
     /// NCCL failed.
-    #[error("NCCL, {call}: {message} (try: NCCL_DEBUG=INFO, for NCCL's own log){recent_activity}")]
+    #[error("NCCL, {call}: {message}{}", on_own_lines(recent_activity))]
     Nccl {
         /// The operation that failed.
         call: String,
         /// NCCL's message.
         message: String,
-        /// The last items of the step, each on a line of its own.
-        recent_activity: String,
+        /// The last items of the step.
+        recent_activity: Vec<String>,
     },
     /// A step made no progress before the timeout.
     #[error(
-        "GPU {ordinal} has made no progress in step {step} for {waited_s:.0} s (try: the output of the \
-         other processes shows which of them is late; or a longer --collective-timeout){recent_activity}"
+        "GPU {ordinal} has made no progress in step {step} for {waited_s:.0} s{}",
+        on_own_lines(recent_activity)
     )]
     Stalled {
         /// The GPU.
@@ -102,18 +97,56 @@ pub enum CudaError {
         step: u64,
         /// Seconds since the last progress.
         waited_s: f64,
-        /// The last items of the step, each on a line of its own.
-        recent_activity: String,
+        /// Whether instructions are launched one by one, so that the last collectives are known.
+        eager: bool,
+        /// The last items of the step.
+        recent_activity: Vec<String>,
     },
 }
 
 impl From<CudaError> for RunError {
     fn from(error: CudaError) -> RunError {
-        RunError::Device(DeviceError::new(error))
+        let hint = error.hint();
+        RunError::Device(DeviceError::new(error, hint))
     }
 }
 
 impl CudaError {
+    /// Advice for the user.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            CudaError::LibraryMissing(library) => {
+                let install = library.install_hint();
+                return Some(format!("{install}; `narrows doctor` lists what is installed"));
+            }
+            CudaError::OneGpuPerProcess { devices } => {
+                return Some(format!(
+                    "`torchrun --nproc-per-node {devices} --no-python narrows run …`, srun or mpirun: \
+                     see docs/clusters.md"
+                ));
+            }
+            CudaError::Unsupported(error) => Some(error.hint()),
+            CudaError::Compile(error) => error.hint(),
+            CudaError::NoGpu { .. } => {
+                Some("one process for each GPU of the machine, or another CUDA_VISIBLE_DEVICES")
+            }
+            CudaError::OutOfMemory { .. } => {
+                Some("a plan with `--memory-limit`, or stop other programs on that GPU")
+            }
+            CudaError::Driver { hint, .. } | CudaError::Matmul { hint, .. } => *hint,
+            CudaError::Nccl { .. } => Some("NCCL_DEBUG=INFO, for NCCL's own log"),
+            CudaError::Stalled { eager: true, .. } => Some(
+                "the output of the other processes shows which of them is late; or a longer \
+                 --collective-timeout",
+            ),
+            CudaError::Stalled { eager: false, .. } => Some(
+                "the output of the other processes shows which of them is late; or a longer \
+                 --collective-timeout; or --eager, to see single collectives",
+            ),
+        };
+        hint.map(str::to_owned)
+    }
+
     /// Describes an error of the driver in the operation `call`.
     pub(super) fn driver(ordinal: u64, call: &str, error: DriverError) -> CudaError {
         use cudarc::driver::sys::CUresult::*;
@@ -122,14 +155,14 @@ impl CudaError {
         let hint = match error.0 {
             CUDA_ERROR_ILLEGAL_ADDRESS
             | CUDA_ERROR_LAUNCH_FAILED
-            | CUDA_ERROR_MISALIGNED_ADDRESS => {
-                " (a bug of this program: compute-sanitizer finds the kernel, with --eager)"
-            }
-            CUDA_ERROR_ECC_UNCORRECTABLE => " (the GPU's memory is failing: use another GPU)",
+            | CUDA_ERROR_MISALIGNED_ADDRESS => Some(
+                "this is a bug of this program: compute-sanitizer finds the kernel, with --eager",
+            ),
+            CUDA_ERROR_ECC_UNCORRECTABLE => Some("another GPU: the memory of this one is failing"),
             CUDA_ERROR_NO_BINARY_FOR_GPU => {
-                " (the kernels were compiled for another GPU, or by a compiler newer than the driver)"
+                Some("a newer driver: the kernels are for another GPU, or of a newer compiler")
             }
-            _ => "",
+            _ => None,
         };
         CudaError::Driver { ordinal, call: call.into(), message, hint }
     }
@@ -139,10 +172,14 @@ impl CudaError {
         use cudarc::cublaslt::sys::cublasStatus_t::*;
         let hint = match error.0 {
             CUBLAS_STATUS_NOT_INITIALIZED | CUBLAS_STATUS_ALLOC_FAILED => {
-                " (try: a library no newer than the driver, or more free memory on the GPU)"
+                Some("a library no newer than the driver, or more free memory on the GPU")
             }
-            _ => "",
+            _ => None,
         };
-        CudaError::Matmul { matmul: matmul.into(), message: format!("{:?}{hint}", error.0) }
+        CudaError::Matmul { matmul: matmul.into(), message: format!("{:?}", error.0), hint }
     }
+}
+
+fn on_own_lines(activity: &[String]) -> String {
+    activity.iter().map(|line| format!("\n  {line}")).collect()
 }

@@ -54,5 +54,5 @@ pub use matmul::{
 };
 pub use schedule::{
     CollectiveBuffer, DeviceSchedule, GraphNode, GraphSegment, GroupKey, NcclCollective, NodeWork,
-    P2pOp, PipelineDirection, ScheduleItem, SchedulePass, StreamId,
+    P2pKind, P2pOp, PipelineDirection, ScheduleItem, SchedulePass, StreamId,
 };

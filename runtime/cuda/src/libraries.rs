@@ -46,7 +46,7 @@ impl CudaLibrary {
         }
     }
 
-    /// What the library does, for messages.
+    /// Purpose of the library, for messages.
     pub fn purpose(self) -> &'static str {
         match self {
             CudaLibrary::Driver => "the driver",
@@ -56,7 +56,7 @@ impl CudaLibrary {
         }
     }
 
-    /// How to install it, for messages.
+    /// Advice on installing the library, for messages.
     pub fn install_hint(self) -> &'static str {
         match self {
             CudaLibrary::Driver => "NVIDIA's driver for this system, 525 or newer",
@@ -239,7 +239,7 @@ fn replace_link(target: &Path, link: &Path) -> io::Result<()> {
 }
 
 #[cfg(not(unix))]
-fn make_link(_: &Path, _: &Path) -> io::Result<()> {
+fn replace_link(_: &Path, _: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 

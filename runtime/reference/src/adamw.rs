@@ -49,16 +49,16 @@ impl<T: Float> AdamWMoments<T> {
         let [correction1, correction2] =
             [coefficients.bias_correction1, coefficients.bias_correction2].map(T::from_f64);
         for parameter in logical_parameters(model) {
-            let name = &parameter.name;
+            let id = parameter.id;
             let decay = match parameter.kind {
                 ParameterKind::Matrix => T::from_f64(coefficients.decay_factor),
                 ParameterKind::Vector => T::one(),
             };
-            let g = gradients.checked(name);
+            let g = gradients.checked(id);
             let (Some(w), Some(m), Some(v)) =
-                (parameters.get_mut(name), self.first.get_mut(name), self.second.get_mut(name))
+                (parameters.get_mut(id), self.first.get_mut(id), self.second.get_mut(id))
             else {
-                unreachable!("{name} was validated");
+                unreachable!("{id} was validated");
             };
             let moments = m.elements_mut().iter_mut().zip(v.elements_mut());
             for ((w, g), (m, v)) in w.elements_mut().iter_mut().zip(g.elements()).zip(moments) {

@@ -1,9 +1,9 @@
 //! Forward and backward pass of one pre-norm block (DESIGN §3.1).
 
-use narrows_plan::model::{Block, Model};
+use narrows_plan::model::{Block, Linear, Model, ParameterId, WeightId};
 
 use super::attention::{self, BatchShape};
-use super::linear::{self, LinearBackwardInput};
+use super::linear::{self, LinearBackwardInput, LinearId};
 use super::rope::{RotationDirection, rotate};
 use super::{Float, Matrix, Parameters, gated_product, norm};
 
@@ -51,16 +51,18 @@ impl<T: Float> BlockContext<'_, T> {
         &self.model.blocks[self.index]
     }
 
-    fn parameter_name(&self, part: &str) -> String {
-        format!("layer {} {part}", self.index)
+    fn parameter_id(&self, weight: WeightId) -> ParameterId {
+        ParameterId { block: Some(self.index as u64), weight }
     }
 
-    fn norm(&self, name: &str, x: &Matrix<T>) -> Matrix<T> {
-        norm::rms_forward(
-            x,
-            self.parameters.checked(&self.parameter_name(name)),
-            self.model.norm_epsilon,
-        )
+    fn linear_at(&self, slot: usize) -> (LinearId, &Linear) {
+        let (kind, linear) = self.block().linears()[slot];
+        (LinearId { block: self.index as u64, kind }, linear)
+    }
+
+    fn norm(&self, scale: WeightId, x: &Matrix<T>) -> Matrix<T> {
+        let scale = self.parameters.checked(self.parameter_id(scale));
+        norm::rms_forward(x, scale, self.model.norm_epsilon)
     }
 
     fn rotate(&self, x: &mut Matrix<T>, direction: RotationDirection) {
@@ -68,14 +70,14 @@ impl<T: Float> BlockContext<'_, T> {
     }
 
     fn linear(&self, slot: usize, x: &Matrix<T>) -> (Matrix<T>, linear::LinearTape<T>) {
-        let (kind, linear) = self.block().linears()[slot];
+        let (id, linear) = self.linear_at(slot);
         let previous = self.previous.and_then(|previous| previous[slot].sent());
-        linear::forward(linear, &self.parameter_name(kind.name()), self.parameters, x, previous)
+        linear::forward(linear, id, self.parameters, x, previous)
     }
 
     /// The output of the block for the input x.
     pub(super) fn forward(&self, x: Matrix<T>) -> (Matrix<T>, BlockTape<T>) {
-        let normed1 = self.norm("norm1", &x);
+        let normed1 = self.norm(WeightId::Norm1, &x);
         let (mut q, q_tape) = self.linear(Q, &normed1);
         let (mut k, k_tape) = self.linear(K, &normed1);
         let (v, v_tape) = self.linear(V, &normed1);
@@ -85,7 +87,7 @@ impl<T: Float> BlockContext<'_, T> {
         let (o, o_tape) = self.linear(O, &attended);
         let x1 = x.plus(&o);
 
-        let normed2 = self.norm("norm2", &x1);
+        let normed2 = self.norm(WeightId::Norm2, &x1);
         let (gate, gate_tape) = self.linear(GATE, &normed2);
         let (up, up_tape) = self.linear(UP, &normed2);
         let product = gated_product::forward(self.block().product, &gate, &up);
@@ -114,7 +116,7 @@ impl<T: Float> BlockContext<'_, T> {
             gated_product::backward(self.block().product, &tape.gate, &tape.up, &dproduct);
         let mut dnormed2 = back.linear(GATE, &tape.normed2, &dgate);
         dnormed2.add(&back.linear(UP, &tape.normed2, &dup));
-        let dx1 = dx2.plus(&back.norm("norm2", &tape.x1, &dnormed2));
+        let dx1 = dx2.plus(&back.norm(WeightId::Norm2, &tape.x1, &dnormed2));
 
         let dattended = back.linear(O, &tape.attended, &dx1);
         let qkv = [&tape.q, &tape.k, &tape.v];
@@ -124,7 +126,7 @@ impl<T: Float> BlockContext<'_, T> {
         let mut dnormed1 = back.linear(Q, &tape.normed1, &dq);
         dnormed1.add(&back.linear(K, &tape.normed1, &dk));
         dnormed1.add(&back.linear(V, &tape.normed1, &dv));
-        let dx = dx1.plus(&back.norm("norm1", &tape.x, &dnormed1));
+        let dx = dx1.plus(&back.norm(WeightId::Norm1, &tape.x, &dnormed1));
         (dx, back.dprevious)
     }
 }
@@ -142,7 +144,7 @@ impl<T: Float> BlockBackward<'_, T> {
     /// The gradient of the input x of a linear.
     fn linear(&mut self, slot: usize, x: &Matrix<T>, dy: &Matrix<T>) -> Matrix<T> {
         let context = self.context;
-        let (kind, linear) = context.block().linears()[slot];
+        let (id, linear) = context.linear_at(slot);
         let input = LinearBackwardInput {
             x,
             previous: context.previous.and_then(|previous| previous[slot].sent()),
@@ -150,19 +152,18 @@ impl<T: Float> BlockBackward<'_, T> {
             dy,
             dsent: self.dsent[slot].as_ref(),
         };
-        let name = context.parameter_name(kind.name());
         let (dx, dprevious) =
-            linear::backward(linear, &name, context.parameters, self.gradients, input);
+            linear::backward(linear, id, context.parameters, self.gradients, input);
         self.dprevious[slot] = dprevious;
         dx
     }
 
     /// The gradient of the input x of a norm.
-    fn norm(&mut self, name: &str, x: &Matrix<T>, dy: &Matrix<T>) -> Matrix<T> {
-        let name = self.context.parameter_name(name);
-        let scale = self.context.parameters.checked(&name);
+    fn norm(&mut self, scale: WeightId, x: &Matrix<T>, dy: &Matrix<T>) -> Matrix<T> {
+        let id = self.context.parameter_id(scale);
+        let scale = self.context.parameters.checked(id);
         let (dx, dscale) = norm::rms_backward(x, scale, self.context.model.norm_epsilon, dy);
-        self.gradients.add(&name, &dscale);
+        self.gradients.add(id, &dscale);
         dx
     }
 }

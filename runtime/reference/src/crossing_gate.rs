@@ -10,23 +10,25 @@
 //! with U: a × a and V: b × b; g and its gradient are a × b as well. The gradients of G, U and V are
 //! summed over the rows.
 
-use narrows_plan::model::CrossingGate;
+use narrows_plan::model::{CrossingGate, WeightId};
 
+use super::linear::LinearId;
 use super::{Float, Matrix, Parameters};
 
-/// `name` is the name of the linear. The weights of its gate are `name.gate`, or `name.gate.u` and
-/// `name.gate.v`.
+/// The latent after the gate of a linear.
 pub(super) fn forward<T: Float>(
     gate: &CrossingGate,
-    name: &str,
+    id: LinearId,
     parameters: &Parameters<T>,
     previous: &Matrix<T>,
 ) -> Matrix<T> {
     match *gate {
         CrossingGate::Identity => previous.clone(),
-        CrossingGate::Dense => previous.times(parameters.checked(&format!("{name}.gate"))),
+        CrossingGate::Dense => {
+            previous.times(parameters.checked(id.parameter(WeightId::CrossingGate)))
+        }
         CrossingGate::Tensor { a, b } => {
-            let (u, v) = factors(name, parameters);
+            let (u, v) = factors(id, parameters);
             each_row(previous, a, b, |_, h| u.transposed_times(&h).times(v))
         }
     }
@@ -35,7 +37,7 @@ pub(super) fn forward<T: Float>(
 /// Returns the gradient of the previous latent. Adds those of the weights to `gradients`.
 pub(super) fn backward<T: Float>(
     gate: &CrossingGate,
-    name: &str,
+    id: LinearId,
     parameters: &Parameters<T>,
     gradients: &mut Parameters<T>,
     (previous, gradient): (&Matrix<T>, &Matrix<T>),
@@ -43,16 +45,18 @@ pub(super) fn backward<T: Float>(
     match *gate {
         CrossingGate::Identity => gradient.clone(),
         CrossingGate::Dense => {
-            let name = format!("{name}.gate");
-            gradients.add(&name, &previous.transposed_times(gradient));
-            gradient.times_transposed(parameters.checked(&name))
+            let gate = id.parameter(WeightId::CrossingGate);
+            gradients.add(gate, &previous.transposed_times(gradient));
+            gradient.times_transposed(parameters.checked(gate))
         }
         CrossingGate::Tensor { a, b } => {
-            let (u, v) = factors(name, parameters);
+            let (u, v) = factors(id, parameters);
             each_row(gradient, a, b, |row, dg| {
                 let h = as_matrix(previous.row(row), a, b);
-                gradients.add(&format!("{name}.gate.u"), &h.times(v).times_transposed(&dg));
-                gradients.add(&format!("{name}.gate.v"), &h.transposed_times(u).times(&dg));
+                gradients
+                    .add(id.parameter(WeightId::CrossingGateU), &h.times(v).times_transposed(&dg));
+                gradients
+                    .add(id.parameter(WeightId::CrossingGateV), &h.transposed_times(u).times(&dg));
                 u.times(&dg).times_transposed(v)
             })
         }
@@ -60,10 +64,13 @@ pub(super) fn backward<T: Float>(
 }
 
 fn factors<'a, T: Float>(
-    name: &str,
+    id: LinearId,
     parameters: &'a Parameters<T>,
 ) -> (&'a Matrix<T>, &'a Matrix<T>) {
-    (parameters.checked(&format!("{name}.gate.u")), parameters.checked(&format!("{name}.gate.v")))
+    (
+        parameters.checked(id.parameter(WeightId::CrossingGateU)),
+        parameters.checked(id.parameter(WeightId::CrossingGateV)),
+    )
 }
 
 /// Applies a function to every row, as an a × b matrix.

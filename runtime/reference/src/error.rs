@@ -8,13 +8,13 @@ pub enum ReferenceError {
     /// A parameter of the model is missing.
     #[error("the parameter `{name}` is missing")]
     MissingParameter {
-        /// Its name.
+        /// Name of the parameter.
         name: String,
     },
     /// A parameter has another shape than in the model.
     #[error("the parameter `{name}` is {actual:?} (rows, columns), the model has {expected:?}")]
     ShapeMismatch {
-        /// Its name.
+        /// Name of the parameter.
         name: String,
         /// Rows and columns of the parameter.
         actual: (usize, usize),
@@ -24,7 +24,7 @@ pub enum ReferenceError {
     /// A parameter that the model does not have.
     #[error("the model has no parameter `{name}`")]
     UnknownParameter {
-        /// Its name.
+        /// Name of the parameter.
         name: String,
     },
     /// A batch that is empty, or whose sizes do not match.

@@ -81,7 +81,7 @@ impl<T: Float> Reference<T> {
     /// A model with these weights, before the first step.
     ///
     /// # Errors
-    /// When the names or shapes of the parameters are not those of [`logical_parameters`].
+    /// When the ids or shapes of the parameters are not those of [`logical_parameters`].
     ///
     /// [`logical_parameters`]: narrows_runtime::logical_parameters
     pub fn new(model: &Model, parameters: Parameters<T>) -> Result<Self, ReferenceError> {

@@ -11,9 +11,25 @@
 //! taken before the crossing of that block is added, in the released form after it. Block 0 has no p,
 //! and so no crossing.
 
-use narrows_plan::model::{CrossingForm, FactorPair, Linear, Weight};
+use narrows_plan::model::{
+    CrossingForm, FactorPair, Linear, LinearKind, ParameterId, Weight, WeightId,
+};
 
 use super::{Float, Matrix, Parameters, activation, crossing_gate, norm};
+
+/// A linear of the model.
+#[derive(Clone, Copy)]
+pub(super) struct LinearId {
+    pub block: u64,
+    pub kind: LinearKind,
+}
+
+impl LinearId {
+    /// A parameter of the linear: `id.parameter(WeightId::FactorA)`.
+    pub(super) fn parameter(self, weight: fn(LinearKind) -> WeightId) -> ParameterId {
+        ParameterId { block: Some(self.block), weight: weight(self.kind) }
+    }
+}
 
 /// The intermediate values that the backward pass of a linear reads, besides its input.
 pub(super) enum LinearTape<T> {
@@ -42,27 +58,26 @@ impl<T> LinearTape<T> {
     }
 }
 
-/// Returns y and the tape. The names of the parameters start with `name` (`layer 3 q`); `previous` is the
-/// latent of the same linear in the previous block.
+/// Returns y and the tape; `previous` is the latent of the same linear in the previous block.
 pub(super) fn forward<T: Float>(
     linear: &Linear,
-    name: &str,
+    id: LinearId,
     parameters: &Parameters<T>,
     x: &Matrix<T>,
     previous: Option<&Matrix<T>>,
 ) -> (Matrix<T>, LinearTape<T>) {
     let Weight::Pair(pair) = &linear.weight else {
-        return (x.times(parameters.checked(name)), LinearTape::Dense);
+        return (x.times(parameters.checked(id.parameter(WeightId::Dense))), LinearTape::Dense);
     };
-    let u = x.times(parameters.checked(&format!("{name}.a")));
+    let u = x.times(parameters.checked(id.parameter(WeightId::FactorA)));
     let gated = crossing(pair, previous).map(|(form, gate, previous)| {
-        (form, crossing_gate::forward(gate, name, parameters, previous))
+        (form, crossing_gate::forward(gate, id, parameters, previous))
     });
     let latent = match gated {
         Some((CrossingForm::Released, gated)) => {
             let v = u.plus(&gated);
-            let scale = parameters.checked(&format!("{name}.latent_norm.scale"));
-            let bias = parameters.checked(&format!("{name}.latent_norm.bias"));
+            let scale = parameters.checked(id.parameter(WeightId::LatentNormScale));
+            let bias = parameters.checked(id.parameter(WeightId::LatentNormBias));
             let unactivated = norm::layer_forward(&v, scale, bias);
             let h = activation::forward(pair.activation, &unactivated);
             LatentTape { unnormed: Some(v), unactivated, h, crossed: None }
@@ -74,7 +89,10 @@ pub(super) fn forward<T: Float>(
         }
     };
     let latent_out = latent.crossed.as_ref().unwrap_or(&latent.h);
-    (latent_out.times(parameters.checked(&format!("{name}.b"))), LinearTape::Pair(latent))
+    (
+        latent_out.times(parameters.checked(id.parameter(WeightId::FactorB))),
+        LinearTape::Pair(latent),
+    )
 }
 
 /// Values of the forward pass, and gradients of the outputs.
@@ -92,30 +110,30 @@ pub(super) struct LinearBackwardInput<'a, T> {
 /// `gradients`.
 pub(super) fn backward<T: Float>(
     linear: &Linear,
-    name: &str,
+    id: LinearId,
     parameters: &Parameters<T>,
     gradients: &mut Parameters<T>,
     input: LinearBackwardInput<'_, T>,
 ) -> (Matrix<T>, Option<Matrix<T>>) {
     let LinearBackwardInput { x, previous, tape, dy, dsent } = input;
     let (Weight::Pair(pair), LinearTape::Pair(latent)) = (&linear.weight, tape) else {
-        gradients.add(name, &x.transposed_times(dy));
-        return (dy.times_transposed(parameters.checked(name)), None);
+        gradients.add(id.parameter(WeightId::Dense), &x.transposed_times(dy));
+        return (dy.times_transposed(parameters.checked(id.parameter(WeightId::Dense))), None);
     };
-    let (a, b) = (format!("{name}.a"), format!("{name}.b"));
+    let (a, b) = (id.parameter(WeightId::FactorA), id.parameter(WeightId::FactorB));
     let latent_out = latent.crossed.as_ref().unwrap_or(&latent.h);
-    gradients.add(&b, &latent_out.transposed_times(dy));
-    let dlatent_out = dy.times_transposed(parameters.checked(&b));
+    gradients.add(b, &latent_out.transposed_times(dy));
+    let dlatent_out = dy.times_transposed(parameters.checked(b));
     let dh = match dsent {
         Some(dsent) => dlatent_out.plus(dsent),
         None => dlatent_out.clone(),
     };
     let mut du = activation::backward(pair.activation, &latent.unactivated, &dh);
     if let Some(v) = &latent.unnormed {
-        let scale = format!("{name}.latent_norm.scale");
-        let (dv, dscale, dbias) = norm::layer_backward(v, parameters.checked(&scale), &du);
-        gradients.add(&scale, &dscale);
-        gradients.add(&format!("{name}.latent_norm.bias"), &dbias);
+        let scale = id.parameter(WeightId::LatentNormScale);
+        let (dv, dscale, dbias) = norm::layer_backward(v, parameters.checked(scale), &du);
+        gradients.add(scale, &dscale);
+        gradients.add(id.parameter(WeightId::LatentNormBias), &dbias);
         du = dv;
     }
     let dprevious = crossing(pair, previous).map(|(form, gate, previous)| {
@@ -123,10 +141,10 @@ pub(super) fn backward<T: Float>(
             CrossingForm::Paper => &dlatent_out,
             CrossingForm::Released => &du,
         };
-        crossing_gate::backward(gate, name, parameters, gradients, (previous, dgated))
+        crossing_gate::backward(gate, id, parameters, gradients, (previous, dgated))
     });
-    gradients.add(&a, &x.transposed_times(&du));
-    (du.times_transposed(parameters.checked(&a)), dprevious)
+    gradients.add(a, &x.transposed_times(&du));
+    (du.times_transposed(parameters.checked(a)), dprevious)
 }
 
 /// Form and gate of the crossing and the latent it reads, if there are both.

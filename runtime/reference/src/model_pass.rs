@@ -1,10 +1,14 @@
 //! Forward and backward pass of the whole model: embedding, blocks, final norm, head.
 
-use narrows_plan::model::Model;
+use narrows_plan::model::{Model, ParameterId, WeightId};
 
 use super::attention::BatchShape;
 use super::block::{self, BlockContext, Latents};
 use super::{Batch, Float, Matrix, Parameters, embedding_and_loss, norm};
+
+const EMBEDDING: ParameterId = ParameterId { block: None, weight: WeightId::Embedding };
+const FINAL_NORM: ParameterId = ParameterId { block: None, weight: WeightId::FinalNorm };
+const HEAD: ParameterId = ParameterId { block: None, weight: WeightId::Head };
 
 /// The intermediate values that the backward pass of a model reads.
 pub(super) struct ModelTape<T> {
@@ -21,19 +25,18 @@ pub(super) fn forward<T: Float>(
     parameters: &Parameters<T>,
     batch: Batch<'_>,
 ) -> ModelTape<T> {
-    let mut x =
-        embedding_and_loss::embedding_forward(parameters.checked("embedding"), batch.tokens);
+    let mut x = embedding_and_loss::embedding_forward(parameters.checked(EMBEDDING), batch.tokens);
     let mut blocks: Vec<block::BlockTape<T>> = vec![];
     for index in 0..model.blocks.len() {
         let (output, tape) = block_context(model, parameters, batch, &blocks, index).forward(x);
         blocks.push(tape);
         x = output;
     }
-    let normed = norm::rms_forward(&x, parameters.checked("final_norm"), model.norm_epsilon);
+    let normed = norm::rms_forward(&x, parameters.checked(FINAL_NORM), model.norm_epsilon);
     let logits = if model.tied {
-        normed.times_transposed(parameters.checked("embedding"))
+        normed.times_transposed(parameters.checked(EMBEDDING))
     } else {
-        normed.times(parameters.checked("head"))
+        normed.times(parameters.checked(HEAD))
     };
     ModelTape { blocks, x, normed, logits }
 }
@@ -48,22 +51,22 @@ pub(super) fn backward<T: Float>(
     gradients: &mut Parameters<T>,
 ) {
     let dnormed = if model.tied {
-        gradients.add("embedding", &dlogits.transposed_times(&tape.normed));
-        dlogits.times(parameters.checked("embedding"))
+        gradients.add(EMBEDDING, &dlogits.transposed_times(&tape.normed));
+        dlogits.times(parameters.checked(EMBEDDING))
     } else {
-        gradients.add("head", &tape.normed.transposed_times(dlogits));
-        dlogits.times_transposed(parameters.checked("head"))
+        gradients.add(HEAD, &tape.normed.transposed_times(dlogits));
+        dlogits.times_transposed(parameters.checked(HEAD))
     };
-    let scale = parameters.checked("final_norm");
+    let scale = parameters.checked(FINAL_NORM);
     let (mut dx, dscale) = norm::rms_backward(&tape.x, scale, model.norm_epsilon, &dnormed);
-    gradients.add("final_norm", &dscale);
+    gradients.add(FINAL_NORM, &dscale);
     let mut dsent: Latents<T> = Default::default();
     for index in (0..model.blocks.len()).rev() {
         let context = block_context(model, parameters, batch, &tape.blocks, index);
         (dx, dsent) = context.backward(&tape.blocks[index], dx, &dsent, gradients);
     }
     let vocab = model.vocab as usize;
-    gradients.add("embedding", &embedding_and_loss::embedding_backward(vocab, batch.tokens, &dx));
+    gradients.add(EMBEDDING, &embedding_and_loss::embedding_backward(vocab, batch.tokens, &dx));
 }
 
 fn block_context<'a, T>(

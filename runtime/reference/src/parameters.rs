@@ -2,16 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::model::Model;
-use narrows_runtime::{LogicalParameter, logical_parameters};
+use narrows_plan::model::{Model, ParameterId};
+use narrows_runtime::{LogicalParameter, logical_parameters, random_stream_name};
 
 use super::{Float, Matrix, ReferenceError};
 
-/// A matrix for each logical parameter of a model, under the names of [`logical_parameters`]: weights,
-/// gradients or moments. Scales and biases have one row.
+/// A matrix for each of the [`logical_parameters`] of a model: weights, gradients or moments. Scales and biases have one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters<T> {
-    matrices: BTreeMap<String, Matrix<T>>,
+    matrices: BTreeMap<ParameterId, Matrix<T>>,
 }
 
 impl<T: Float> Parameters<T> {
@@ -38,40 +37,44 @@ impl<T: Float> Parameters<T> {
             .map(|parameter| {
                 let (rows, columns) = (parameter.rows as usize, parameter.columns as usize);
                 let matrix = Matrix::from_fn(rows, columns, element_of(&parameter));
-                (parameter.name, matrix)
+                (parameter.id, matrix)
             })
             .collect();
         Parameters { matrices }
     }
 
-    /// The parameter of this name.
-    pub fn get(&self, name: &str) -> Option<&Matrix<T>> {
-        self.matrices.get(name)
+    /// A parameter.
+    pub fn get(&self, id: ParameterId) -> Option<&Matrix<T>> {
+        self.matrices.get(&id)
     }
 
-    /// The parameter of this name, mutable.
-    pub fn get_mut(&mut self, name: &str) -> Option<&mut Matrix<T>> {
-        self.matrices.get_mut(name)
+    /// A parameter, mutable.
+    pub fn get_mut(&mut self, id: ParameterId) -> Option<&mut Matrix<T>> {
+        self.matrices.get_mut(&id)
     }
 
-    /// All names and matrices, ordered by name.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Matrix<T>)> {
-        self.matrices.iter().map(|(name, matrix)| (name.as_str(), matrix))
+    /// All parameters, in the alphabetical order of their stream names.
+    pub fn iter(&self) -> impl Iterator<Item = (ParameterId, &Matrix<T>)> {
+        let mut sorted: Vec<(ParameterId, &Matrix<T>)> =
+            self.matrices.iter().map(|(id, matrix)| (*id, matrix)).collect();
+        sorted.sort_by_cached_key(|(id, _)| random_stream_name(*id));
+        sorted.into_iter()
     }
 
-    /// The Euclidean norm of all parameters together.
+    /// The Euclidean norm of all parameters together. The squares are added in the order of
+    /// [`iter`](Self::iter), on which the rounding of the sum depends.
     pub fn norm(&self) -> T {
-        let squares = self.matrices.values().flat_map(|matrix| matrix.elements());
+        let squares = self.iter().flat_map(|(_, matrix)| matrix.elements());
         squares.map(|x| *x * *x).sum::<T>().sqrt()
     }
 
-    /// Checks that names and shapes are those of the model.
+    /// Checks that ids and shapes are those of the model.
     pub(super) fn validate(&self, model: &Model) -> Result<(), ReferenceError> {
         let expected = logical_parameters(model);
         for parameter in &expected {
             let name = || parameter.name.clone();
             let matrix = self
-                .get(&parameter.name)
+                .get(parameter.id)
                 .ok_or_else(|| ReferenceError::MissingParameter { name: name() })?;
             let actual = (matrix.rows(), matrix.columns());
             let expected = (parameter.rows as usize, parameter.columns as usize);
@@ -79,29 +82,29 @@ impl<T: Float> Parameters<T> {
                 return Err(ReferenceError::ShapeMismatch { name: name(), actual, expected });
             }
         }
-        let known = |name: &str| expected.iter().any(|parameter| parameter.name == name);
-        match self.matrices.keys().find(|name| !known(name)) {
-            Some(name) => Err(ReferenceError::UnknownParameter { name: name.clone() }),
+        let known = |id: ParameterId| expected.iter().any(|parameter| parameter.id == id);
+        match self.matrices.keys().find(|id| !known(**id)) {
+            Some(id) => Err(ReferenceError::UnknownParameter { name: id.to_string() }),
             None => Ok(()),
         }
     }
 
     /// A parameter that exists, as [`validate`](Self::validate) has checked.
-    pub(super) fn checked(&self, name: &str) -> &Matrix<T> {
-        self.get(name).unwrap_or_else(|| unreachable!("{name} was validated"))
+    pub(super) fn checked(&self, id: ParameterId) -> &Matrix<T> {
+        self.get(id).unwrap_or_else(|| unreachable!("{id} was validated"))
     }
 
     /// Adds to the gradient of a parameter.
-    pub(super) fn add(&mut self, name: &str, gradient: &Matrix<T>) {
-        match self.get_mut(name) {
+    pub(super) fn add(&mut self, id: ParameterId, gradient: &Matrix<T>) {
+        match self.get_mut(id) {
             Some(sum) => sum.add(gradient),
-            None => unreachable!("{name} was validated"),
+            None => unreachable!("{id} was validated"),
         }
     }
 }
 
-impl<T> FromIterator<(String, Matrix<T>)> for Parameters<T> {
-    fn from_iter<I: IntoIterator<Item = (String, Matrix<T>)>>(matrices: I) -> Self {
+impl<T> FromIterator<(ParameterId, Matrix<T>)> for Parameters<T> {
+    fn from_iter<I: IntoIterator<Item = (ParameterId, Matrix<T>)>>(matrices: I) -> Self {
         Parameters { matrices: matrices.into_iter().collect() }
     }
 }

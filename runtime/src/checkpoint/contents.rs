@@ -54,7 +54,7 @@ impl From<Context> for CheckpointOrigin {
     }
 }
 
-/// Why a run cannot resume from a checkpoint.
+/// Error of resuming a run from a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
     /// The checkpoint does not fit the model.

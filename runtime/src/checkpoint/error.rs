@@ -51,7 +51,7 @@ pub enum CheckpointFault {
     InvalidField {
         /// Path of the field; `.` is the file itself.
         field: String,
-        /// Why it is invalid.
+        /// Reason why the field is invalid.
         problem: String,
     },
     /// The `format` field is not that of a checkpoint.
@@ -87,7 +87,7 @@ pub enum CheckpointFault {
     /// The file has no valid safetensors header.
     #[error("{problem}")]
     InvalidHeader {
-        /// Why the header is invalid.
+        /// Reason why the header is invalid.
         problem: String,
     },
     /// A tensor does not fit the model.
@@ -207,8 +207,8 @@ impl CheckpointFault {
     }
 
     /// Advice for the user.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
             CheckpointFault::Missing => Some(
                 "the folder of one checkpoint, such as `step-00000100`; if this is one, it is \
                  incomplete: copy it again, or resume from an older one",
@@ -234,8 +234,10 @@ impl CheckpointFault {
             CheckpointFault::Tensor { .. } | CheckpointFault::ModelMismatch { .. } => {
                 Some("the model that the checkpoint was made with")
             }
-            CheckpointFault::Io { .. } | CheckpointFault::Session(_) => None,
-        }
+            CheckpointFault::Session(error) => return error.hint(),
+            CheckpointFault::Io { .. } => None,
+        };
+        hint.map(str::to_owned)
     }
 
     pub(super) fn tensor(tensor: impl Into<String>, fault: TensorFault) -> CheckpointFault {

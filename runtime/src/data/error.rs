@@ -40,7 +40,7 @@ pub enum DataFault {
         offset: u64,
         /// Name of the field in the documented layout.
         field: &'static str,
-        /// Why it is invalid.
+        /// Reason why the field is invalid.
         problem: String,
     },
     /// The file is longer or shorter than its header says.
@@ -109,9 +109,9 @@ pub enum DataFault {
     CursorMismatch {
         /// The property that differs.
         property: &'static str,
-        /// Its value in the cursor.
+        /// Value of the property in the cursor.
         cursor: String,
-        /// Its value in this run.
+        /// Value of the property in this run.
         run: String,
     },
     /// A sequence number exceeds the range of u64.

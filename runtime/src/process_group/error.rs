@@ -15,10 +15,7 @@ pub struct ClusterError {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ClusterFault {
     /// Rank 0 cannot listen at the rendezvous address, or another rank at its own.
-    #[error(
-        "cannot listen at {address}: {reason} (try: another port in NARROWS_PORT, or the address of \
-         the machine of process 0 in MASTER_ADDR)"
-    )]
+    #[error("cannot listen at {address}: {reason}")]
     CannotListen {
         /// The address.
         address: String,
@@ -27,8 +24,7 @@ pub enum ClusterFault {
     },
     /// Some processes did not join in time.
     #[error(
-        "{} of {world_size} processes did not join at {address} within {waited_s:.0} s: {} (try: look \
-         at their output, and check that they can reach that address)",
+        "{} of {world_size} processes did not join at {address} within {waited_s:.0} s: {}",
         ranks.len(), list_ranks(ranks)
     )]
     MissingProcesses {
@@ -36,20 +32,17 @@ pub enum ClusterFault {
         ranks: Vec<u64>,
         /// Number of processes of the run.
         world_size: u64,
-        /// Where this process listens.
+        /// Address at which this process listens.
         address: String,
         /// Seconds waited.
         waited_s: f64,
     },
     /// No connection to a process was established in time.
-    #[error(
-        "cannot reach process {rank} at {address} within {waited_s:.0} s: {reason} (try: check that the \
-         process runs, and that the address and port can be reached from here)"
-    )]
+    #[error("cannot reach process {rank} at {address} within {waited_s:.0} s: {reason}")]
     Unreachable {
         /// The rank.
         rank: u64,
-        /// Its address.
+        /// Address of the rank.
         address: String,
         /// Seconds spent trying.
         waited_s: f64,
@@ -58,8 +51,8 @@ pub enum ClusterFault {
     },
     /// Two processes were started for different runs.
     #[error(
-        "process {rank} was started for another run than process 0: {fact}: {theirs}, not {ours} (try: \
-         the same files and flags for all processes)"
+        "process {rank} was started for another run than process 0: {fact}: {peer_value}, not \
+         {rank_0_value}"
     )]
     RunMismatch {
         /// The rank.
@@ -67,9 +60,9 @@ pub enum ClusterFault {
         /// Name of the fact that differs.
         fact: String,
         /// The value of that rank.
-        theirs: String,
+        peer_value: String,
         /// The value of rank 0.
-        ours: String,
+        rank_0_value: String,
     },
     /// Two processes have the same rank, or a process has a rank or a world size that does not fit
     /// the run.
@@ -116,24 +109,53 @@ pub enum ClusterFault {
     Aborted {
         /// The rank.
         rank: u64,
-        /// Its reason.
+        /// Reason that the rank gave.
         reason: String,
     },
     /// Two processes are in different operations.
     #[error(
-        "process {rank} is in {theirs}, and this one in {ours}: they do not run the same program"
+        "process {rank} is in {peer_operation}, and this one in {local_operation}: they do not run the \
+         same program"
     )]
     OperationMismatch {
         /// The rank.
         rank: u64,
         /// The operation of that rank.
-        theirs: String,
+        peer_operation: String,
         /// The operation of this process.
-        ours: String,
+        local_operation: String,
     },
 }
 
 impl ClusterFault {
+    /// Advice for the user.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            ClusterFault::CannotListen { .. } => Some(
+                "another port in NARROWS_PORT, or the address of the machine of process 0 in MASTER_ADDR",
+            ),
+            ClusterFault::MissingProcesses { .. } => {
+                Some("look at their output, and check that they can reach that address")
+            }
+            ClusterFault::Unreachable { .. } => Some(
+                "check that the process runs, and that the address and port can be reached from here",
+            ),
+            ClusterFault::RunMismatch { .. } | ClusterFault::OperationMismatch { .. } => {
+                Some("the same files and flags for all processes")
+            }
+            ClusterFault::RankConflict { .. } => {
+                Some("one launcher for all processes, or another NARROWS_PORT for each run")
+            }
+            ClusterFault::Disconnected { .. } => {
+                Some("the output of that process shows why it ended")
+            }
+            ClusterFault::Timeout { .. } => Some(
+                "the output of that process shows why it is late; or a longer --collective-timeout",
+            ),
+            ClusterFault::DeviceFailed | ClusterFault::Aborted { .. } => None,
+        }
+    }
+
     /// The fault of a process that sent bytes which cannot be decoded.
     pub fn undecodable(rank: u64, operation: &str) -> ClusterFault {
         let reason = "it sent a message that cannot be decoded".into();

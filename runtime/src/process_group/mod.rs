@@ -19,7 +19,7 @@ pub use error::{ClusterError, ClusterFault};
 ///
 /// # Errors
 /// The rank of a process whose message cannot be decoded.
-pub type Combine<'a> = &'a mut dyn FnMut(Vec<Vec<u8>>) -> Result<Vec<u8>, u64>;
+pub type CombineFn<'a> = &'a mut dyn FnMut(Vec<Vec<u8>>) -> Result<Vec<u8>, u64>;
 
 /// All processes of a run, one device each.
 pub trait ProcessGroup: Send + Sync {
@@ -29,17 +29,21 @@ pub trait ProcessGroup: Send + Sync {
     /// Number of processes.
     fn world_size(&self) -> u64;
 
-    /// How long a process waits for another in a collective or a transfer.
+    /// Time that a process waits for another in a collective or a transfer.
     fn collective_timeout(&self) -> Duration;
 
     /// Sends `message` to rank 0, which combines the messages of all ranks, and returns the combined
-    /// answer. Every process must call this method. See [`agree`] for values instead of bytes.
+    /// answer. Every process must call this method. See [`gather_and_broadcast`] for values instead of bytes.
     ///
     /// # Errors
     /// A process is gone or late, or sent a message that cannot be decoded.
-    fn agree_bytes(&self, message: Vec<u8>, combine: Combine) -> Result<Vec<u8>, ClusterError>;
+    fn gather_and_broadcast_bytes(
+        &self,
+        message: Vec<u8>,
+        combine: CombineFn,
+    ) -> Result<Vec<u8>, ClusterError>;
 
-    /// Gathers f32 elements at rank 0, which calls `take(rank, elements)` once for each rank, in rank
+    /// Gathers f32 elements at rank 0, which calls `on_receive(rank, elements)` once for each rank, in rank
     /// order and for itself first; `count(rank)` is the expected number of elements. Other ranks only
     /// send.
     ///
@@ -49,7 +53,7 @@ pub trait ProcessGroup: Send + Sync {
         &self,
         elements: &[&[f32]],
         count: &dyn Fn(u64) -> usize,
-        take: &mut dyn FnMut(u64, &[f32]),
+        on_receive: &mut dyn FnMut(u64, &[f32]),
     ) -> Result<(), ClusterError>;
 
     /// The error of a connected process that is gone, if there is one. `operation` names what this
@@ -117,11 +121,11 @@ pub trait PeerLink: Send + Sync {
     /// The other process is gone, or does not receive.
     fn send(&self, operands: &[&[f32]]) -> Result<(), ClusterError>;
 
-    /// Waits for the next transfer and passes its elements to `take`.
+    /// Waits for the next transfer and passes its elements to `on_receive`.
     ///
     /// # Errors
     /// The other process is gone or late.
-    fn receive(&self, take: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError>;
+    fn receive(&self, on_receive: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError>;
 }
 
 /// Elements of a collective on one member, counted by the code that moves them.
@@ -138,7 +142,7 @@ pub struct CollectiveVolume {
 ///
 /// # Errors
 /// A process is gone or late, or sent a value that cannot be decoded.
-pub fn agree<T, R>(
+pub fn gather_and_broadcast<T, R>(
     group: &dyn ProcessGroup,
     value: T,
     decide: impl FnOnce(Vec<T>) -> R,
@@ -148,7 +152,8 @@ where
     R: Serialize + DeserializeOwned,
 {
     let own_rank = group.rank();
-    let undecodable = |rank| ClusterError::from(ClusterFault::undecodable(rank, "agreement"));
+    let undecodable =
+        |rank| ClusterError::from(ClusterFault::undecodable(rank, "control exchange"));
     let message = serde_json::to_vec(&value).map_err(|_| undecodable(own_rank))?;
     let mut decide = Some(decide);
     let mut combine = |messages: Vec<Vec<u8>>| {
@@ -159,6 +164,6 @@ where
         let decide = decide.take().ok_or(own_rank)?;
         serde_json::to_vec(&decide(values)).map_err(|_| own_rank)
     };
-    let answer = group.agree_bytes(message, &mut combine)?;
+    let answer = group.gather_and_broadcast_bytes(message, &mut combine)?;
     serde_json::from_slice(&answer).map_err(|_| undecodable(0))
 }

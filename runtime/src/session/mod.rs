@@ -32,7 +32,7 @@ use narrows_plan::program::{BufferRole, Program};
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
 use crate::parameters::{LogicalParameter, logical_parameters};
-use crate::process_group::{ProcessGroup, agree};
+use crate::process_group::{ProcessGroup, gather_and_broadcast};
 use crate::random::fnv1a;
 use crate::report::DeviceId;
 use crate::time_breakdown::InstructionSpan;
@@ -108,10 +108,12 @@ impl Session {
     ///
     /// # Errors
     /// When a process is gone or late.
-    pub fn any_process(&self, value: bool) -> Result<bool, RunError> {
+    pub fn any_rank(&self, value: bool) -> Result<bool, RunError> {
         match self.process_group() {
             None => Ok(value),
-            Some(group) => Ok(agree(&**group, value, |all| all.into_iter().any(|value| value))?),
+            Some(group) => {
+                Ok(gather_and_broadcast(&**group, value, |all| all.into_iter().any(|value| value))?)
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::coordinates::MeshCoordinates;
 use crate::error::RunError;
-use crate::process_group::{ProcessGroup, agree};
+use crate::process_group::{ProcessGroup, gather_and_broadcast};
 use crate::report::{CollectiveCount, DeviceReport, StepReport};
 use crate::time_breakdown::{TimeBreakdown, TimeCategory};
 
@@ -23,7 +23,7 @@ pub struct StepResult {
     pub gradient_norm: f64,
     /// Instructions, collectives and transfers of each device.
     pub report: StepReport,
-    /// What the time of the step was spent on: means over the devices, which add up to the step.
+    /// Time of the step by category: means over the devices, which add up to the step.
     pub time_breakdown: TimeBreakdown,
     /// Bytes that each device holds outside its arena.
     pub scratch_bytes: Vec<u64>,
@@ -50,7 +50,7 @@ pub struct LocalStepResult {
     gradient_square_sum: Option<f32>,
     /// Report of a device of each stage that the process has devices of.
     stages: Vec<Option<DeviceReport>>,
-    /// What the devices' time was spent on, summed over the devices.
+    /// Time of the devices by category, summed over the devices.
     pub time_breakdown: TimeBreakdown,
     /// Bytes that each device holds outside its arena.
     pub scratch_bytes: Vec<u64>,
@@ -136,7 +136,7 @@ impl LocalStepResult {
         let mesh = self.mesh;
         let names = instruction_names(program);
         let own = StepMessage::encode(&self, &names);
-        let (whole, mismatch) = agree(group, own, |messages| {
+        let (whole, mismatch) = gather_and_broadcast(group, own, |messages| {
             let mut whole = LocalStepResult::empty(mesh);
             messages.iter().for_each(|message| whole.merge(message.decode(mesh, &names)));
             let expected = messages[0].token_hash;
@@ -158,7 +158,7 @@ struct StepMessage {
     #[serde(rename = "squares")]
     gradient_square_sum: Option<u32>,
     stages: Vec<Option<ReportMessage>>,
-    /// By index in [`TimeCategory::ALL`].
+    /// Nanoseconds, indexed as [`TimeCategory::ALL`].
     nanoseconds: Vec<u64>,
     #[serde(rename = "scratch")]
     scratch_bytes: Vec<u64>,

@@ -55,9 +55,10 @@ where
 {
     let mesh = program.context.mesh;
     for device in engine.devices() {
-        let at = MeshCoordinates::of_device(device, &mesh);
-        for buffer in kind.buffers(&program.stages[at.stage as usize]) {
-            let Some(shards) = ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied)
+        let coordinates = MeshCoordinates::of_device(device, &mesh);
+        for buffer in kind.buffers(&program.stages[coordinates.stage as usize]) {
+            let Some(shards) =
+                ShardedParameter::new(buffer, coordinates.tensor, mesh.tensor, program.tied)
             else {
                 continue;
             };
@@ -68,7 +69,7 @@ where
             if fills.is_empty() {
                 continue;
             }
-            let window = ReplicaWindow::new(buffer, program, at.data);
+            let window = ReplicaWindow::new(buffer, program, coordinates.data);
             engine.modify_buffer(device, buffer, &mut |buffer_elements| {
                 let mut runs = vec![];
                 shards.for_each_run(|id, elements, offset| {
@@ -151,12 +152,14 @@ fn copy_to_whole(
 ) {
     let program = model_program.program();
     let mesh = program.context.mesh;
-    let at = MeshCoordinates::of_device(device, &mesh);
-    let window = ReplicaWindow::new(buffer, program, at.data);
-    let Some(shards) = ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied) else {
+    let coordinates = MeshCoordinates::of_device(device, &mesh);
+    let window = ReplicaWindow::new(buffer, program, coordinates.data);
+    let Some(shards) = ShardedParameter::new(buffer, coordinates.tensor, mesh.tensor, program.tied)
+    else {
         return;
     };
-    let duplicate = (shards.is_replicated() && at.tensor > 0) || (window.is_whole() && at.data > 0);
+    let duplicate = (shards.is_replicated() && coordinates.tensor > 0)
+        || (window.is_whole() && coordinates.data > 0);
     if duplicate {
         return;
     }

@@ -39,7 +39,7 @@ pub enum TrainControl {
     Stop,
 }
 
-/// How a run ended.
+/// End of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrainEnd {
     /// All steps were executed.
@@ -48,7 +48,7 @@ pub enum TrainEnd {
     Stopped,
 }
 
-/// Why a step failed. The weights are those of the previous step.
+/// Error of a step. The weights are those of the previous step.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// The tokens could not be read.
@@ -125,7 +125,7 @@ impl Trainer {
 
     /// Executes steps until their number, including those before a [`resume`](Trainer::resume), is
     /// `last_step`. `on_step` is called after each step. In a run of many processes it must return the
-    /// same in all of them: see [`Session::any_process`].
+    /// same in all of them: see [`Session::any_rank`].
     ///
     /// # Errors
     /// As [`step`](Trainer::step), or the first error of `on_step`.

@@ -13,16 +13,13 @@ use narrows_runtime::checkpoint::{latest, load, save};
 use crate::support::*;
 use narrows_test_support::plans::TestRng;
 
-/// Variable with the checkpoint folder of the child, which is this test binary running [`child`] alone.
+/// Variable with the checkpoint folder of the child, which is this test binary running
+/// [`saved_steps_survive_kills`] alone.
 const FOLDER: &str = "NARROWS_TEST_CHECKPOINT_FOLDER";
 const SAVED: &str = "saved step ";
 
-/// Trains and saves until it is killed; without the variable it does nothing.
-#[test]
-#[ignore = "runs as the child process of the test below"]
-fn child() {
-    let Some(dir) = env::var_os(FOLDER) else { return };
-    let dir = Path::new(&dir);
+/// Trains and saves until the process is killed.
+fn train_and_save(dir: &Path) -> ! {
     let model = small_model(false);
     let mut session = initialised_session(&model, &plan(&model, 1, mesh(1, 1, 1), Zero::Off));
     if let Some(path) = latest(dir).unwrap() {
@@ -43,7 +40,7 @@ fn child() {
 /// step that it printed as saved.
 fn run_and_kill(dir: &Path, delay: Duration, after_save: bool) -> Option<u64> {
     let mut child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "kill::child", "--ignored", "--nocapture"])
+        .args(["--exact", "kill::saved_steps_survive_kills", "--nocapture"])
         .env(FOLDER, dir)
         .stdout(Stdio::piped())
         .spawn()
@@ -69,6 +66,9 @@ fn run_and_kill(dir: &Path, delay: Duration, after_save: bool) -> Option<u64> {
 #[test]
 fn saved_steps_survive_kills() {
     const KILLS: u32 = 100;
+    if let Some(dir) = env::var_os(FOLDER) {
+        train_and_save(Path::new(&dir));
+    }
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
     let model = small_model(false);

@@ -52,7 +52,7 @@ pub fn run(args: &RunArgs) -> CommandResult<()> {
     let RunSettings { selection, hardware_is_explicit: hardware_given, task, output } =
         args.resolve()?;
     let _lock = match &task {
-        RunTask::Train(training) if training.is_leader() => {
+        RunTask::Train(training) if training.is_rank_0() => {
             checkpoints::lock_folder(training.checkpoints.as_ref())?
         }
         _ => None,
@@ -66,7 +66,7 @@ pub fn run(args: &RunArgs) -> CommandResult<()> {
             search_plan(&request, &task, &output)?
         }
     };
-    if let Some(file) = output.plan_file.as_ref().filter(|_| task.is_leader()) {
+    if let Some(file) = output.plan_file.as_ref().filter(|_| task.is_rank_0()) {
         output::write_plan(file, &planned.plan)?;
     }
     match task {
@@ -83,11 +83,11 @@ fn use_measured_profile(
 ) -> CommandResult<()> {
     match training.target {
         // Processes that measure simultaneously would get different profiles, hence different plans.
-        ExecutionTarget::Processors if training.process.is_none() => {
+        ExecutionTarget::Cpu if training.process.is_none() => {
             let threads = threads_of_all(training, request.devices);
             request.profile = profile_of_this_machine(threads, format)?;
         }
-        ExecutionTarget::Processors => {}
+        ExecutionTarget::Cpu => {}
         ExecutionTarget::Gpus { .. } => use_profile_of_gpus(training, request, format),
     }
     Ok(())
@@ -101,7 +101,7 @@ fn use_profile_of_gpus(training: &TrainSettings, request: &mut Request, format: 
     let cached = gpu::cached_profile(request.devices).filter(|_| one_node);
     if let Some(profile) = cached.and_then(|path| cache::read(&path)) {
         request.profile = profile;
-    } else if training.is_leader() && format == OutputFormat::Text {
+    } else if training.is_rank_0() && format == OutputFormat::Text {
         let name = request.profile.name();
         let reason = match one_node {
             true => "there is no measured profile of these GPUs",
@@ -123,10 +123,10 @@ fn threads_of_all(training: &TrainSettings, devices: u64) -> u64 {
 fn warn_of_other_machine(profile: &Profile, task: &RunTask, devices: u64) {
     let RunTask::Train(training) = task else { return };
     let warning = match training.target {
-        ExecutionTarget::Processors if training.process.is_none() => {
+        ExecutionTarget::Cpu if training.process.is_none() => {
             machine::other_machine_warning(profile, threads_of_all(training, devices))
         }
-        ExecutionTarget::Gpus { .. } if training.is_leader() => {
+        ExecutionTarget::Gpus { .. } if training.is_rank_0() => {
             machine::other_gpus_warning(profile)
         }
         _ => None,
@@ -137,7 +137,7 @@ fn warn_of_other_machine(profile: &Profile, task: &RunTask, devices: u64) {
 }
 
 fn price_file(file: PlanFile, task: &RunTask) -> CommandResult<PlannedRun> {
-    if task.on_processors().is_some() && file.plan.precision != Precision::Fp32 {
+    if task.on_cpu().is_some() && file.plan.precision != Precision::Fp32 {
         let message = "the plan computes in mixed bf16, and the cpu backend in f32 only";
         let problem = Problem::new(&file.name, message).field("precision");
         let hint = "a plan made with `narrows plan --hardware cpu-local`";
@@ -155,7 +155,7 @@ fn search_plan(
     output: &OutputSettings,
 ) -> CommandResult<PlannedRun> {
     let Request { model, profile, executor, .. } = request;
-    if task.on_processors().is_some() && profile.precision() != Precision::Fp32 {
+    if task.on_cpu().is_some() && profile.precision() != Precision::Fp32 {
         let name = profile.name();
         let message =
             format!("plans for `{name}` compute in mixed bf16, and the cpu backend in f32 only");
@@ -182,10 +182,10 @@ fn count(planned: &PlannedRun, output: &OutputSettings) -> CommandResult<()> {
 }
 
 impl TextOutput {
-    fn new(output: &OutputSettings, metrics: Option<&OsStr>, is_leader: bool) -> TextOutput {
+    fn new(output: &OutputSettings, metrics: Option<&OsStr>, is_rank_0: bool) -> TextOutput {
         let stdout_in_use = output.plan_on_stdout() || metrics.is_some_and(output::is_stdout);
         match output.format {
-            _ if !is_leader => TextOutput::Silent,
+            _ if !is_rank_0 => TextOutput::Silent,
             OutputFormat::Json => TextOutput::Json,
             OutputFormat::Text if stdout_in_use => TextOutput::Stderr,
             OutputFormat::Text => TextOutput::Stdout,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use narrows_cluster::{RunFact, TcpProcessGroup};
-use narrows_runtime::process_group::agree;
+use narrows_runtime::process_group::gather_and_broadcast;
 use narrows_runtime::session::Session;
 use narrows_runtime::{RunError, sha256};
 
@@ -35,7 +35,8 @@ pub fn require_same_start(
     step: u64,
     tokens_sha256: String,
 ) -> CommandResult<()> {
-    let all = agree(group, (step, tokens_sha256), |all| all).map_err(cluster_failure)?;
+    let all =
+        gather_and_broadcast(group, (step, tokens_sha256), |all| all).map_err(cluster_failure)?;
     let (first_step, first_tokens) = &all[0];
     let mut others = all.iter().enumerate();
     let Some((rank, (step, tokens))) = others.find(|(_, other)| **other != all[0]) else {
@@ -73,7 +74,7 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
         }
     };
     let backend = match training.target {
-        ExecutionTarget::Processors => "cpu",
+        ExecutionTarget::Cpu => "cpu",
         ExecutionTarget::Gpus { .. } => "cuda",
     };
     let fact = |name: &str, value: String| RunFact { name: name.into(), value };
@@ -85,7 +86,7 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
         fact("tokens", tokens),
         fact("steps", training.steps.to_string()),
         fact("seed", training.seed.to_string()),
-        fact("schedule and optimizer", format!("{:?}", training.optimizer)),
+        fact("schedule and optimizer", training.optimizer.to_string()),
         fact("checkpoints", checkpoints),
     ]
 }

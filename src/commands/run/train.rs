@@ -64,8 +64,8 @@ fn train_in_group(
     let PlannedRun { model, plan, program, prediction, prices } = planned;
     let threads = threads_per_device(&plan, training);
     let sampler = sampler(&model, &plan, training)?;
-    let text = TextOutput::new(output, training.metrics.as_deref(), training.is_leader());
-    if training.target == ExecutionTarget::Processors {
+    let text = TextOutput::new(output, training.metrics.as_deref(), training.is_rank_0());
+    if training.target == ExecutionTarget::Cpu {
         require_memory(&model, program.program(), training)?;
     }
     let mut tracer =
@@ -110,10 +110,8 @@ fn train_in_group(
             progress.suspend(|| text.print(&line))?;
         }
         // Processes write checkpoints together, so they first agree whether to continue.
-        let stop = trainer
-            .session()
-            .any_process(stop.load(Ordering::Relaxed))
-            .map_err(TrainError::from)?;
+        let stop =
+            trainer.session().any_rank(stop.load(Ordering::Relaxed)).map_err(TrainError::from)?;
         if stop {
             return Ok(TrainControl::Stop);
         }
@@ -160,8 +158,8 @@ fn threads_per_device(plan: &Plan, training: &TrainSettings) -> u64 {
     };
     let cores = cores();
     let threads = training.threads.unwrap_or((cores / devices).max(1));
-    let on_processors = training.target == ExecutionTarget::Processors;
-    if on_processors && training.is_leader() && devices.saturating_mul(threads) > cores {
+    let on_cpu = training.target == ExecutionTarget::Cpu;
+    if on_cpu && training.is_rank_0() && devices.saturating_mul(threads) > cores {
         let threads = if threads == 1 { String::new() } else { format!(" of {threads} threads") };
         output::warn(&format!(
             "{devices} devices{threads} share {cores} cores, so steps take longer than predicted"
@@ -190,7 +188,7 @@ fn session(
 ) -> Result<Session, RunError> {
     let eager = match training.target {
         ExecutionTarget::Gpus { eager } => eager,
-        ExecutionTarget::Processors => {
+        ExecutionTarget::Cpu => {
             let threads = usize::try_from(threads).unwrap_or(usize::MAX);
             return match group {
                 None => narrows_cpu::session(model, program, threads),
@@ -250,7 +248,7 @@ fn with_leftovers(
 
 /// Prints that the run was stopped, and the checkpoint to resume from. Returns the failure, without problems.
 fn stopped(trainer: &Trainer, keeper: &CheckpointKeeper, training: &TrainSettings) -> Failure {
-    if training.is_leader() {
+    if training.is_rank_0() {
         let (step, steps) = (trainer.session().steps(), training.steps);
         let resumption = keeper.resumption().map_or(String::new(), |clause| format!("; {clause}"));
         output::eprint(&format!("stopped after step {step} of {steps}{resumption}\n"));

@@ -48,7 +48,7 @@ impl RunHeader<'_> {
         let mesh = plan.mesh;
         let devices = match training.target {
             ExecutionTarget::Gpus { .. } => plural(mesh.devices(), "GPU"),
-            ExecutionTarget::Processors => {
+            ExecutionTarget::Cpu => {
                 let devices = plural(mesh.devices(), "device");
                 format!("{devices} of {}", plural(*threads, "thread"))
             }
@@ -175,8 +175,7 @@ impl RunReport {
             backend: trainer.session().backend(),
             model: model.name.clone(),
             mesh: plan.mesh,
-            threads_per_device: (training.target == ExecutionTarget::Processors)
-                .then_some(*threads),
+            threads_per_device: (training.target == ExecutionTarget::Cpu).then_some(*threads),
             seed: training.seed,
             data: trainer.sampler().file().path().display().to_string(),
             steps: history.steps(),

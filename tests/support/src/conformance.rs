@@ -12,11 +12,11 @@
 
 use std::fmt;
 
-use narrows_plan::model::Model;
+use narrows_plan::model::{Model, ParameterId};
 use narrows_plan::{CheckedProgram, DType, Plan, Precision, lower};
 use narrows_reference::{Batch, Matrix, Parameters, Reference};
 use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
-use narrows_runtime::{CounterRng, Optimizer, RunError};
+use narrows_runtime::{CounterRng, Optimizer, RunError, random_stream_name};
 
 use crate::plans::{TestRng, draw_plan, to_json};
 use crate::small::{small_context, small_models};
@@ -202,11 +202,12 @@ impl ConformanceCase {
         let actual = session.gather_tensors(TensorKind::Gradients)?;
         let is_rank_0 = session.devices().start == 0;
         deviation.loss = relative_error(actual_loss, loss);
-        for (name, expected) in gradients.iter().filter(|_| is_rank_0) {
-            let actual = actual[name].iter().copied().map(f64::from);
+        for (id, expected) in gradients.iter().filter(|_| is_rank_0) {
+            let name = id.to_string();
+            let actual = actual[&name].iter().copied().map(f64::from);
             keep_larger(
                 &mut deviation.gradient,
-                (relative_distance(actual, expected.elements()), name.to_string()),
+                (relative_distance(actual, expected.elements()), name),
             );
         }
         session.clear_gradients()?;
@@ -223,15 +224,16 @@ impl ConformanceCase {
             keep_larger(&mut deviation.gradient, (norm, "all parameters".into()));
         }
         let actual = session.gather_tensors(TensorKind::Weights)?;
-        for (name, after) in reference.parameters().iter().filter(|_| is_rank_0) {
-            let before = weights[name].iter().copied().map(f64::from);
+        for (id, after) in reference.parameters().iter().filter(|_| is_rank_0) {
+            let name = id.to_string();
+            let before = weights[&name].iter().copied().map(f64::from);
             let expected = after.elements().iter().zip(before.clone());
             let expected: Vec<f64> = expected.map(|(to, from)| to - from).collect();
-            let actual = actual[name].iter().zip(before).map(|(to, from)| f64::from(*to) - from);
+            let actual = actual[&name].iter().zip(before).map(|(to, from)| f64::from(*to) - from);
             // A step of AdamW changes an element by about ± the learning rate.
             let allowance = sign_flips * (2.0 * LEARNING_RATE * STEPS as f64).powi(2);
             let error = relative_distance_beyond(allowance, actual, &expected);
-            keep_larger(&mut deviation.weight_change, (error, name.to_string()));
+            keep_larger(&mut deviation.weight_change, (error, name));
         }
         Ok(deviation)
     }
@@ -239,11 +241,11 @@ impl ConformanceCase {
     /// Initial weights plus noise, so that none is 0 or 1, rounded to the program's format.
     fn weights(&self) -> NamedTensors {
         let compute = self.plan.precision.compute_dtype();
-        let noisy = |(name, initial): (&str, &Matrix<f32>)| {
-            let noise = CounterRng::new(SEED, &format!("{name} off"));
+        let noisy = |(id, initial): (ParameterId, &Matrix<f32>)| {
+            let noise = CounterRng::new(SEED, &format!("{} off", random_stream_name(id)));
             let elements = initial.elements().iter().zip(0..);
             let elements = elements.map(|(x, n)| x + 0.02 * noise.normal(n) as f32);
-            (name.to_string(), elements.map(|x| rounded(compute, x)).collect())
+            (id.to_string(), elements.map(|x| rounded(compute, x)).collect())
         };
         Parameters::<f32>::initial(&self.model, SEED).iter().map(noisy).collect()
     }

@@ -16,7 +16,7 @@ pub(crate) fn view_mut(elements: &mut [f32], extent: Extent) -> MatrixViewMut<'_
     MatrixViewMut::new(elements, extent.rows as usize, extent.columns as usize)
 }
 
-/// How a result is written that is added to its target if `accumulate`.
+/// Mode in which a result is written that is added to its target if `accumulate`.
 pub(crate) fn write_mode(accumulate: bool) -> WriteMode {
     if accumulate { WriteMode::Add } else { WriteMode::Replace }
 }

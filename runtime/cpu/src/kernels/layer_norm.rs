@@ -197,7 +197,7 @@ mod tests {
     const ROWS: usize = 5;
     const WIDTH: usize = 37;
 
-    /// By definition in f64.
+    /// LayerNorm by its definition, in f64.
     fn reference(v: &[f64], scale: &[f64], bias: &[f64], phi: Activation) -> Vec<f64> {
         let row = |v: &[f64]| -> Vec<f64> {
             let mean = v.iter().sum::<f64>() / WIDTH as f64;

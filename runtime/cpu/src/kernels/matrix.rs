@@ -12,7 +12,7 @@
 
 use std::marker::PhantomData;
 
-/// How a kernel writes its result.
+/// Mode in which a kernel writes its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteMode {
     /// Overwrites the target, whose elements may be anything.

@@ -24,7 +24,7 @@ use super::simd::{SimdBody, dispatch_simd};
 /// Grain size: with fewer elements a second thread costs more than it saves.
 const PARALLEL_ELEMENTS_MIN: usize = 1 << 14;
 
-/// How many threads of rayon's current thread pool a kernel may use.
+/// Number of threads of rayon's current thread pool that a kernel may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallel(NonZeroUsize);
 
@@ -63,8 +63,8 @@ impl Parallel {
         rows: usize,
         operands: W,
     ) -> usize {
-        let pays = operands.elements() >= PARALLEL_ELEMENTS_MIN;
-        let tasks = if pays { self.threads().min(rows).max(1) } else { 1 };
+        let is_worth_parallelizing = operands.elements() >= PARALLEL_ELEMENTS_MIN;
+        let tasks = if is_worth_parallelizing { self.threads().min(rows).max(1) } else { 1 };
         fork_join(tasks, rows, operands, dispatch_simd::<B, W>);
         tasks
     }
@@ -310,12 +310,12 @@ mod tests {
     use super::*;
     use crate::kernels::simd::Simd;
 
-    struct NumberRows;
+    struct RowIndexKernel;
 
-    type NumberedRows<'a> = (FirstRow, &'a mut [f32], TaskPartialSums<'a>);
+    type RowIndexOperands<'a> = (FirstRow, &'a mut [f32], TaskPartialSums<'a>);
 
-    impl SimdBody<NumberedRows<'_>> for NumberRows {
-        fn run<S: Simd>(operands: NumberedRows<'_>) {
+    impl SimdBody<RowIndexOperands<'_>> for RowIndexKernel {
+        fn run<S: Simd>(operands: RowIndexOperands<'_>) {
             number_rows(operands);
         }
     }
@@ -363,6 +363,6 @@ mod tests {
         let mut few = [0.0; 3];
         let operands =
             (FirstRow(0), &mut few[..], TaskPartialSums::new(&mut sums, &mut scratch, parallel));
-        assert_eq!(parallel.for_rows::<NumberRows, _>(3, operands), 1, "below the grain size");
+        assert_eq!(parallel.for_rows::<RowIndexKernel, _>(3, operands), 1, "below the grain size");
     }
 }

@@ -192,7 +192,7 @@ pub struct RmsNormSaved<'a> {
 pub struct RmsNormGradients<'a> {
     /// Gradient of the norm's input, `[tokens, features]`.
     pub dx: MatrixViewMut<'a>,
-    /// How `dx` is written.
+    /// Mode in which `dx` is written.
     pub write: WriteMode,
     /// Gradient of γ, `[features]`; always added to.
     pub dscale: &'a mut [f32],

@@ -147,7 +147,7 @@ impl SimdBody<(TensorGate<'_>, &[f32], &mut [f32], WriteMode)> for MultiplyUTran
 pub struct TensorGateGradients<'a> {
     /// Gradient of h, `[tokens, a·b]`.
     pub dh: &'a mut [f32],
-    /// How `dh` is written.
+    /// Mode in which `dh` is written.
     pub write: WriteMode,
     /// Gradient of U, `[a, m]`; added to.
     pub du: &'a mut [f32],

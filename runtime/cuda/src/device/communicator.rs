@@ -7,7 +7,7 @@ use std::{ptr, thread};
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys::{self, ncclResult_t};
 
-use super::super::error::CudaError;
+use crate::error::CudaError;
 use narrows_runtime::RunError;
 use narrows_runtime::process_group::ProcessGroup;
 
@@ -17,7 +17,7 @@ pub(super) const NCCL_VERSION_MIN: c_int = 21_800;
 /// Interval at which the state of NCCL is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// How long the state is polled without pauses at first.
+/// Initial time in which the state is polled without pauses.
 const SPIN_TIME: Duration = Duration::from_micros(500);
 
 /// The operation of creating the communicator of all processes, in messages.
@@ -153,5 +153,5 @@ fn hint(call: &str, error: &NcclError) -> &'static str {
 }
 
 pub(super) fn nccl_error(call: &str, message: String) -> CudaError {
-    CudaError::Nccl { call: call.into(), message, recent_activity: String::new() }
+    CudaError::Nccl { call: call.into(), message, recent_activity: vec![] }
 }

@@ -22,16 +22,16 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{Action, Program, Reduction};
 use narrows_plan::{Axis, DType, Mesh};
 
-use super::super::discovery;
-use super::super::error::CudaError;
-use super::super::libraries::CudaLibrary;
-use super::super::schedule::{GroupKey, NcclCollective, P2pOp, PipelineDirection};
 use super::communicator::{
     JOINING, NCCL_VERSION_MIN, NcclCommunicator, NcclConfig, WaitContext, call_error, nccl_error,
 };
 use super::gpu::{DeviceMemory, OpenGpu};
+use crate::discovery;
+use crate::error::CudaError;
+use crate::libraries::CudaLibrary;
+use crate::schedule::{GroupKey, NcclCollective, P2pKind, P2pOp, PipelineDirection};
 use narrows_runtime::RunError;
-use narrows_runtime::process_group::{ProcessGroup, agree};
+use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
 use narrows_runtime::session::MeshCoordinates;
 
 /// Maximum number of thread blocks of a transfer, and of a collective. Transfers over different stage boundaries must
@@ -46,7 +46,7 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// All communicators of a device.
 pub(crate) struct NcclCommunicators {
     groups: BTreeMap<GroupKey, NcclCommunicator>,
-    /// Indexed by direction, then by whether this device sends.
+    /// Indexed by direction, then by [`P2pKind`].
     stage_links: [[Option<NcclCommunicator>; 2]; 2],
     world: NcclCommunicator,
     timeout: Duration,
@@ -82,14 +82,14 @@ impl NcclCommunicators {
             let message = format!("version {version} is too old: splitting needs 2.18 or newer");
             return Err(nccl_error("its version", message).into());
         }
-        // A process that fails here tells the others through the agreement.
+        // A process that fails here tells the others in the control exchange.
         let id = match processes.rank() {
             0 => Some(result::get_uniqueid().map_err(|e| call_error("creating an id", e))?),
             _ => None,
         };
         let id: Vec<u8> =
             id.map_or(vec![], |id| id.internal.iter().map(|byte| *byte as u8).collect());
-        let id = agree(processes, id, |mut all| all.swap_remove(0))?;
+        let id = gather_and_broadcast(processes, id, |mut all| all.swap_remove(0))?;
         let mut unique = sys::ncclUniqueId { internal: [0; 128] };
         unique.internal.iter_mut().zip(&id).for_each(|(to, byte)| *to = *byte as c_char);
         gpu.check("its context", gpu.context.bind_to_thread())?;
@@ -158,8 +158,11 @@ impl NcclCommunicators {
                 if let (Some(earlier), Some(communicator)) = (earlier, split) {
                     // The earlier stage sends downstream, the later one upstream.
                     let downstream = direction == PipelineDirection::Downstream;
-                    let sends = (earlier == coordinates.stage) == downstream;
-                    self.stage_links[direction.index()][usize::from(sends)] = Some(communicator);
+                    let kind = match (earlier == coordinates.stage) == downstream {
+                        true => P2pKind::Send,
+                        false => P2pKind::Recv,
+                    };
+                    self.stage_links[direction.index()][kind.index()] = Some(communicator);
                 }
             }
         }
@@ -289,7 +292,7 @@ impl NcclCommunicators {
         stream: &CudaStream,
         processes: &dyn ProcessGroup,
     ) -> Result<(), RunError> {
-        let link = &self.stage_links[transfer.direction.index()][usize::from(transfer.sends)];
+        let link = &self.stage_links[transfer.direction.index()][transfer.kind.index()];
         let Some(communicator) = link else {
             return Err(nccl_error(
                 transfer.name(),
@@ -306,7 +309,7 @@ impl NcclCommunicators {
                 let length = (range.end - range.start) as usize;
                 // SAFETY: the memory at each address has the size of its operand, on both sides.
                 unsafe {
-                    if transfer.sends {
+                    if transfer.kind == P2pKind::Send {
                         let from = address as *const c_void;
                         result::send(from, length, bytes, peer, raw, stream)?;
                     } else {

@@ -16,11 +16,11 @@ use cudarc::driver::sys::{CUdeviceptr, CUevent_flags};
 use cudarc::driver::{CudaStream, DriverError};
 use narrows_plan::DType;
 
-use super::super::discovery;
-use super::super::error::CudaError;
-use super::super::libraries::CudaLibrary;
-use super::super::matmul::{AlgorithmStore, MatmulAlgorithm, MatmulKey, StoredMatrix, Transpose};
 use super::gpu::{DeviceMemory, OpenGpu};
+use crate::discovery;
+use crate::error::CudaError;
+use crate::libraries::CudaLibrary;
+use crate::matmul::{AlgorithmStore, MatmulAlgorithm, MatmulKey, StoredMatrix, Transpose};
 
 /// Maximum number of algorithms that are timed per matmul.
 const CANDIDATES_MAX: usize = 12;
@@ -127,8 +127,12 @@ impl CublasLt {
                 algorithm(key).filter(|stored| self.is_supported(&descriptors, key, stored));
             let Some(stored) = stored else {
                 let message = "another process selected an algorithm that this GPU or this version of \
-                    cuBLASLt does not support (try: the same GPUs and libraries for all processes)";
-                return Err(CudaError::Matmul { matmul: describe(key), message: message.into() });
+                    cuBLASLt does not support";
+                return Err(CudaError::Matmul {
+                    matmul: describe(key),
+                    message: message.into(),
+                    hint: Some("the same GPUs and libraries for all processes"),
+                });
             };
             let beta = if key.accumulate { 1.0 } else { 0.0 };
             let algorithm = cublasLtMatmulAlgo_t { data: stored.data };
@@ -150,7 +154,7 @@ impl CublasLt {
     ) -> Result<(), CudaError> {
         let Some(plan) = self.plans.get(key) else {
             let (matmul, message) = (describe(key), "not prepared".into());
-            return Err(CudaError::Matmul { matmul, message });
+            return Err(CudaError::Matmul { matmul, message, hint: None });
         };
         self.run(&plan.descriptors, &plan.algorithm, plan.beta, pointers, stream)
             .map_err(|error| matmul_error(key, error))
@@ -260,7 +264,7 @@ impl CublasLt {
         }
         let Some((_, best)) = best else {
             let message = format!("none of {} algorithms runs", candidates.len());
-            return Err(CudaError::Matmul { matmul: describe(key), message });
+            return Err(CudaError::Matmul { matmul: describe(key), message, hint: None });
         };
         Ok(MatmulAlgorithm { data: best.algo.data, workspace_bytes: best.workspaceSize as u64 })
     }
@@ -352,8 +356,8 @@ fn layout(stored: &StoredMatrix, batch: u64) -> Result<sys::cublasLtMatrixLayout
         DType::Bf16 => cudaDataType_t::CUDA_R_16BF,
         _ => cudaDataType_t::CUDA_R_32F,
     };
-    let StoredMatrix { rows, columns, leading, batch_stride, .. } = *stored;
-    let layout = result::create_matrix_layout(dtype, rows, columns, leading as i64)?;
+    let StoredMatrix { rows, columns, leading_dimension, batch_stride, .. } = *stored;
+    let layout = result::create_matrix_layout(dtype, rows, columns, leading_dimension as i64)?;
     if batch > 1 {
         let (count, stride) = (batch as i32, batch_stride as i64);
         // SAFETY: the attributes have 32 and 64 bits.

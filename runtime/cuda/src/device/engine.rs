@@ -14,15 +14,6 @@ use narrows_plan::model::Model;
 use narrows_plan::program::{Buffer, Program};
 use narrows_plan::{Bytes, CheckedProgram, DType};
 
-use super::super::compile::CubinCache;
-use super::super::discovery;
-use super::super::error::CudaError;
-use super::super::launch::{LaunchContext, OPTIMIZER_COEFFICIENTS, rotary_table};
-use super::super::libraries::CudaLibrary;
-use super::super::matmul::{
-    self, AlgorithmStore, MatmulAlgorithm, MatmulContext, MatmulKey, Platform,
-};
-use super::super::schedule::{DeviceSchedule, ScheduleItem};
 use super::communicators::NcclCommunicators;
 use super::cublaslt::{CublasLt, MatmulPointers};
 use super::gpu::{DeviceMemory, OpenGpu};
@@ -30,13 +21,20 @@ use super::graph_executor::{ExecutorResources, GraphExecutor};
 use super::inputs::TokenInputs;
 use super::modules::{DeviceBuffers, KernelModules};
 use super::timers::InstructionTimers;
-use narrows_runtime::process_group::{ProcessGroup, agree};
+use crate::compile::CubinCache;
+use crate::discovery;
+use crate::error::CudaError;
+use crate::launch::{LaunchContext, OPTIMIZER_COEFFICIENTS, rotary_table};
+use crate::libraries::CudaLibrary;
+use crate::matmul::{self, AlgorithmStore, MatmulAlgorithm, MatmulContext, MatmulKey, Platform};
+use crate::schedule::{DeviceSchedule, P2pKind, ScheduleItem};
+use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
 use narrows_runtime::session::{
     DeviceStep, Engine, LocalStepResult, MeshCoordinates, ModelProgram, Session, StepRequest,
 };
 use narrows_runtime::{DeviceReport, InstructionSpan, RunError, TimeBreakdown, TimeCategory};
 
-/// How a session uses a GPU.
+/// Options of a session on a GPU.
 #[derive(Clone, Debug)]
 pub struct GpuOptions {
     /// Index of the GPU among those that the process sees.
@@ -91,7 +89,7 @@ pub fn session(
         processes => processes.as_ref().map_or(0, |processes| processes.rank()),
     };
     let engine = GpuEngine::open(model_program.clone(), device, options, processes.clone(), warn);
-    // The other processes wait in NCCL or for an agreement; tell them why this one does not join.
+    // The other processes wait in NCCL or in a control exchange; tell them why this one does not join.
     if let (Err(error), Some(processes)) = (&engine, &processes) {
         error.abort_run(&**processes);
     }
@@ -116,7 +114,7 @@ impl GpuEngine {
             stage,
             tensor: coordinates.tensor,
             data: coordinates.data,
-            decays: model_program.weight_decay_applies(coordinates.stage as usize),
+            weight_decay_applies: model_program.weight_decay_applies(coordinates.stage as usize),
         };
         let workspace = matmul::recommended_workspace(gpu.capability);
         let matmul_context =
@@ -135,7 +133,7 @@ impl GpuEngine {
             // Replicas compute the same bits only with the same algorithms.
             let stored = |key: &MatmulKey| Some((*key, *store.get(key)?));
             let local: Vec<_> = matmuls.keys().filter_map(stored).collect();
-            let chosen = agree(&**processes, local, lowest_rank_wins)?;
+            let chosen = gather_and_broadcast(&**processes, local, lowest_rank_wins)?;
             chosen.into_iter().for_each(|(key, algorithm)| store.insert(key, algorithm));
         }
         cublaslt.prepare(&gpu, &matmuls, |key| store.get(key).copied())?;
@@ -182,9 +180,9 @@ impl GpuEngine {
                 ScheduleItem::Transfer(transfer) => {
                     self.report.count_instruction(transfer.name());
                     let bytes = Bytes(transfer.bytes());
-                    match transfer.sends {
-                        true => self.report.sent += bytes,
-                        false => self.report.received += bytes,
+                    match transfer.kind {
+                        P2pKind::Send => self.report.sent += bytes,
+                        P2pKind::Recv => self.report.received += bytes,
                     }
                 }
             }
@@ -293,7 +291,7 @@ impl Engine for GpuEngine {
         let device_step = DeviceStep {
             coordinates: self.coordinates,
             loss: result.loss,
-            gradient_square_sum: result.squares,
+            gradient_square_sum: result.gradient_square_sum,
             report: &self.report,
         };
         let mut local = LocalStepResult::from_devices(program, [device_step]);

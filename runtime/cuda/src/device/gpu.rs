@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+use narrows_plan::Bytes;
 
-use super::super::discovery;
-use super::super::error::CudaError;
-use super::super::libraries::CudaLibrary;
+use crate::discovery;
+use crate::error::CudaError;
+use crate::libraries::CudaLibrary;
 
 /// A GPU with a context.
 pub(crate) struct OpenGpu {
@@ -100,10 +101,10 @@ impl DeviceMemory {
             match (error.0 == out_of_memory, gpu.context.mem_get_info()) {
                 (true, Ok((free, whole))) => CudaError::OutOfMemory {
                     purpose,
-                    requested_bytes: bytes,
+                    requested: Bytes(bytes),
                     ordinal: gpu.ordinal,
-                    free_bytes: free as u64,
-                    total_bytes: whole as u64,
+                    free: Bytes(free as u64),
+                    total: Bytes(whole as u64),
                 },
                 _ => CudaError::driver(gpu.ordinal, purpose, error),
             }

@@ -6,8 +6,8 @@
 use cudarc::driver::{CudaStream, DriverError, result};
 use narrows_plan::program::{BufferRole, Program};
 
-use super::super::error::CudaError;
 use super::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
+use crate::error::CudaError;
 use narrows_runtime::session::{MeshCoordinates, StepRequest, TokenRows};
 
 /// Size of a token id.

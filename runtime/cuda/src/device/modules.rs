@@ -8,11 +8,11 @@ use cudarc::driver::sys::{CUfunction_attribute_enum, CUstream};
 use cudarc::driver::{CudaFunction, CudaModule, DriverError, result};
 use cudarc::nvrtc::Ptx;
 
-use super::super::compile::CubinCache;
-use super::super::error::CudaError;
-use super::super::kernel_source::KernelFamily;
-use super::super::launch::{Argument, Launch, MemorySpace};
 use super::gpu::{DeviceMemory, OpenGpu};
+use crate::compile::CubinCache;
+use crate::error::CudaError;
+use crate::kernel_source::KernelFamily;
+use crate::launch::{Argument, Launch, MemorySpace};
 
 /// Dynamic shared memory that needs no opt-in, in bytes.
 const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
@@ -90,7 +90,7 @@ impl KernelModules {
                     gpu.shared_bytes_max
                 );
                 let ordinal = gpu.ordinal;
-                return Err(CudaError::Driver { ordinal, call, message, hint: "" });
+                return Err(CudaError::Driver { ordinal, call, message, hint: None });
             }
             if *shared_bytes > SHARED_BYTES_DEFAULT {
                 let most =

@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use narrows_runtime::{InstructionSpan, TimeBreakdown, TimeCategory};
 
-use super::super::schedule::StreamId;
+use crate::schedule::StreamId;
 
 /// Times the instructions of a step. Events are created once and reused in every step.
 pub(crate) struct InstructionTimers {
@@ -17,7 +17,7 @@ pub(crate) struct InstructionTimers {
     events: Vec<[CudaEvent; 2]>,
     /// Instructions of this step, in the order in which they were enqueued.
     instructions: Vec<TimedInstruction>,
-    /// How many of them are completely enqueued.
+    /// Number of them that are completely enqueued.
     enqueued: usize,
     spans: Vec<InstructionSpan>,
 }

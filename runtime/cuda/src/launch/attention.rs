@@ -22,7 +22,7 @@ const BACKWARD_TILE_TOKENS: u64 = 64;
 
 /// Choice of kernels for a head: the narrowest tiles that hold it.
 ///
-/// Where every head is aligned to 16 bytes and has at most 128 features, elements are copied in vectors of 16
+/// If every head is aligned to 16 bytes and has at most 128 features, elements are copied in vectors of 16
 /// bytes. Otherwise they are accessed one at a time, and bf16 does not use tensor cores.
 struct AttentionTiles {
     /// Suffix of the kernels' names.
@@ -50,7 +50,7 @@ impl AttentionTiles {
         };
         let ending = if vectors { "" } else { "_v1" };
         let name = format!("{format}_w{width}{ending}");
-        let lanes = (width / if vectors { vector } else { 1 }).min(32);
+        let row_threads = (width / if vectors { vector } else { 1 }).min(32);
         if vectors && op.input == DType::Bf16 {
             // Forward: queries, keys and values. Backward: double-buffered tiles of two matrices; the dk/dv
             // kernel also buffers two statistics per query.
@@ -59,7 +59,7 @@ impl AttentionTiles {
             let shared_bytes = [forward, backward, backward + 2 * BACKWARD_TILE_TOKENS * 2 * 4];
             return Ok(AttentionTiles {
                 kernel_suffix: name,
-                row_threads: lanes,
+                row_threads,
                 forward_queries: 128,
                 backward_rows: BACKWARD_TILE_TOKENS,
                 shared_bytes,
@@ -69,7 +69,7 @@ impl AttentionTiles {
         let bytes = 4 * (2 * (16 + 32) * (width + 4) + 4 * 4 * 32);
         Ok(AttentionTiles {
             kernel_suffix: name,
-            row_threads: lanes,
+            row_threads,
             forward_queries: 16,
             backward_rows: 16,
             shared_bytes: [bytes; 3],

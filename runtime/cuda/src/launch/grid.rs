@@ -71,10 +71,10 @@ impl Launch {
         columns: u64,
         format: VectorFormat,
     ) -> LaunchResult<Launch> {
-        let lanes = format.threads_per_row(columns);
-        let block_rows = (BLOCK_THREADS / lanes).max(1);
+        let row_threads = format.threads_per_row(columns);
+        let block_rows = (BLOCK_THREADS / row_threads).max(1);
         let blocks = to_u32(rows.div_ceil(block_rows))?;
-        Ok(self.grid([blocks, 1, 1]).block([to_u32(lanes)?, to_u32(block_rows)?, 1]))
+        Ok(self.grid([blocks, 1, 1]).block([to_u32(row_threads)?, to_u32(block_rows)?, 1]))
     }
 
     /// Sets a grid with a row of blocks for each of `sums`, which together cover all columns.
@@ -85,9 +85,9 @@ impl Launch {
         format: VectorFormat,
     ) -> LaunchResult<Launch> {
         let vectors = columns.div_ceil(format.vector).max(1);
-        let lanes = vectors.next_multiple_of(32).min(BLOCK_THREADS / 2);
-        let slices = to_u32(vectors.div_ceil(lanes).min(1 << 10))?;
-        Ok(self.grid([to_u32(sums)?, slices, 1]).block([to_u32(lanes)?, 1, 1]))
+        let row_threads = vectors.next_multiple_of(32).min(BLOCK_THREADS / 2);
+        let slices = to_u32(vectors.div_ceil(row_threads).min(1 << 10))?;
+        Ok(self.grid([to_u32(sums)?, slices, 1]).block([to_u32(row_threads)?, 1, 1]))
     }
 
     /// Sets a grid of one block of maximum size.
@@ -128,8 +128,8 @@ impl PartialSumGrid {
         columns: u64,
         format: VectorFormat,
     ) -> LaunchResult<Launch> {
-        let lanes = to_u32(format.threads_per_row(columns))?;
-        Ok(launch.grid([to_u32(self.parts)?, 1, 1]).block([lanes, 1, 1]))
+        let row_threads = to_u32(format.threads_per_row(columns))?;
+        Ok(launch.grid([to_u32(self.parts)?, 1, 1]).block([row_threads, 1, 1]))
     }
 
     /// Appends the reduction of the parts into `into` to `launch`, which computes them.

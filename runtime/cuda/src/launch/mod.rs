@@ -32,12 +32,9 @@ pub use optimizer::{OPTIMIZER_COEFFICIENTS, optimizer_coefficients};
 pub use rotary::rotary_table;
 pub use site::{Launch, LaunchContext, Launches};
 
-/// Why an instruction has no kernel.
+/// Error of an instruction that has no kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "no CUDA kernel for `{instruction}` of {origin}: {reason} (try: the CPU backend, `--backend cpu`, or a \
-     plan with other choices for this op)"
-)]
+#[error("no CUDA kernel for `{instruction}` of {origin}: {reason}")]
 pub struct UnsupportedInstr {
     /// Name of the instruction.
     pub instruction: &'static str,
@@ -48,6 +45,11 @@ pub struct UnsupportedInstr {
 }
 
 impl UnsupportedInstr {
+    /// Advice for the user.
+    pub fn hint(&self) -> &'static str {
+        "the CPU backend, `--backend cpu`, or a plan with other choices for this op"
+    }
+
     /// The error for this instruction.
     pub(crate) fn new(scheduled: &ScheduledInstruction, reason: impl Into<String>) -> Self {
         UnsupportedInstr {

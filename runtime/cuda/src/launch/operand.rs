@@ -23,7 +23,7 @@ pub enum MemorySpace {
     Loss,
 }
 
-/// How a kernel accesses memory.
+/// Access of a kernel to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryAccess {
     /// Reads only.

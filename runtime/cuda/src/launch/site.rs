@@ -23,7 +23,7 @@ pub struct LaunchContext<'a> {
     /// Coordinate of the device along the data axis.
     pub data: u64,
     /// Whether weight decay applies to a weight; it does not apply to weights that are missing here.
-    pub decays: &'a HashMap<BufferId, bool>,
+    pub weight_decay_applies: &'a HashMap<BufferId, bool>,
 }
 
 /// One launch of a kernel.

@@ -55,7 +55,7 @@ pub(crate) struct AlgorithmStore {
 pub(crate) struct UnusableAlgorithmFile {
     /// The file.
     pub path: String,
-    /// Why it cannot be used.
+    /// Reason why the file cannot be used.
     pub reason: String,
 }
 
@@ -189,15 +189,15 @@ fn content_hash(platform: &Platform, algorithms: &[StoredAlgorithm]) -> io::Resu
 mod tests {
     use narrows_plan::DType;
 
-    use super::super::key::{StoredMatrix, Transpose};
     use super::*;
+    use crate::matmul::key::{StoredMatrix, Transpose};
 
     fn matmul_key(m: u64) -> MatmulKey {
         let stored = |rows, columns, dtype| StoredMatrix {
             dtype,
             rows,
             columns,
-            leading: rows,
+            leading_dimension: rows,
             batch_stride: 0,
             alignment_bytes: 256,
         };

@@ -24,7 +24,8 @@ pub struct StoredMatrix {
     /// Columns of a member of the batch, before any transposition.
     pub columns: u64,
     /// Leading dimension: elements from the beginning of one column to the next.
-    pub leading: u64,
+    #[serde(rename = "leading")]
+    pub leading_dimension: u64,
     /// Elements from the beginning of one member of the batch to the next; 0 for one member.
     pub batch_stride: u64,
     /// Alignment of the address of every member, in bytes: a power of two, at most 256. It assumes that the arena
@@ -60,7 +61,7 @@ pub struct MatmulKey {
     pub workspace_bytes: u64,
 }
 
-/// Where a matrix begins.
+/// Start of a matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatrixAddress {
     /// The buffer that contains it.

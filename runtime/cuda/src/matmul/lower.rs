@@ -170,7 +170,7 @@ impl MatmulOperand<'_> {
             dtype,
             rows: self.columns,
             columns: self.rows,
-            leading: self.columns * batch,
+            leading_dimension: self.columns * batch,
             batch_stride,
             alignment_bytes: 1 << multiple.trailing_zeros(),
         }

@@ -40,7 +40,7 @@ pub(super) fn matmul_accesses(matmul: &Matmul) -> Vec<AccessedRange> {
     let matrices = [(&key.a, matmul.a, false), (&key.b, matmul.b, false), (&key.c, matmul.c, true)];
     matrices
         .map(|(stored, address, writes)| {
-            let columns = stored.columns.saturating_sub(1) * stored.leading + stored.rows;
+            let columns = stored.columns.saturating_sub(1) * stored.leading_dimension + stored.rows;
             let last_member = key.batch.saturating_sub(1) * stored.batch_stride;
             let bytes = stored.dtype.width() * (columns + last_member);
             AccessedRange { bytes: address.offset..address.offset + bytes, writes }

@@ -11,7 +11,7 @@ use super::collective::NcclCollective;
 use super::graph::{
     DeviceSchedule, GraphNode, GraphSegment, NodeWork, ScheduleItem, SchedulePass, StreamId,
 };
-use super::transfer::{P2pOp, PipelineDirection};
+use super::transfer::{P2pKind, P2pOp, PipelineDirection};
 use super::waits;
 use crate::launch::{self, UnsupportedInstr};
 use crate::matmul::{self, MatmulContext};
@@ -47,7 +47,7 @@ impl DeviceSchedule {
         let mut send_bytes_max = [0; 2];
         for item in known.values().flatten() {
             if let ScheduleItem::Transfer(transfer) = item
-                && transfer.sends
+                && transfer.kind == P2pKind::Send
             {
                 let most = &mut send_bytes_max[transfer.direction.index()];
                 *most = transfer.bytes().max(*most);
@@ -78,8 +78,8 @@ impl ScheduleBuilder<'_> {
         let mut segment = vec![];
         for scheduled in pass {
             let transfer = match &scheduled.instr.action {
-                Action::Send(transfer) => self.transfer(scheduled, transfer, true)?,
-                Action::Receive(transfer) => self.transfer(scheduled, transfer, false)?,
+                Action::Send(transfer) => self.transfer(scheduled, transfer, P2pKind::Send)?,
+                Action::Receive(transfer) => self.transfer(scheduled, transfer, P2pKind::Recv)?,
                 _ => {
                     segment.push(self.node(scheduled)?);
                     continue;
@@ -145,7 +145,7 @@ impl ScheduleBuilder<'_> {
         &self,
         scheduled: &ScheduledInstruction,
         transfer: &P2pTransfer,
-        sends: bool,
+        kind: P2pKind,
     ) -> Result<P2pOp, UnsupportedInstr> {
         let device = self.context.device;
         let instr = scheduled.instr;
@@ -154,6 +154,7 @@ impl ScheduleBuilder<'_> {
             let reason = format!("stage {peer} is not a neighbour of stage {stage}");
             return Err(UnsupportedInstr::new(scheduled, reason));
         }
+        let sends = kind == P2pKind::Send;
         let accesses = if sends { &instr.reads } else { &instr.writes };
         let operands = accesses
             .iter()
@@ -165,7 +166,7 @@ impl ScheduleBuilder<'_> {
         };
         Ok(P2pOp {
             direction,
-            sends,
+            kind,
             operands,
             origin: instr.origin.to_string(),
             category: TimeCategory::of_instruction(instr),

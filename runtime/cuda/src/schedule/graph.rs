@@ -9,7 +9,7 @@ use narrows_plan::program::Phase;
 use narrows_runtime::{DeviceReport, TimeCategory};
 
 use super::collective::NcclCollective;
-use super::transfer::{P2pOp, PipelineDirection};
+use super::transfer::{P2pKind, P2pOp, PipelineDirection};
 use crate::kernel_source::KernelFamily;
 use crate::launch::Launch;
 use crate::matmul::Matmul;
@@ -127,11 +127,11 @@ impl DeviceSchedule {
         kernels
     }
 
-    /// Whether the device sends, or receives, in this direction.
-    pub fn has_transfers(&self, direction: PipelineDirection, sends: bool) -> bool {
+    /// Whether the device has transfers of this kind in this direction.
+    pub fn has_transfers(&self, direction: PipelineDirection, kind: P2pKind) -> bool {
         let items = self.passes.iter().flat_map(|pass| &pass.items);
         items.into_iter().any(|item| {
-            matches!(item, ScheduleItem::Transfer(t) if t.direction == direction && t.sends == sends)
+            matches!(item, ScheduleItem::Transfer(t) if t.direction == direction && t.kind == kind)
         })
     }
 

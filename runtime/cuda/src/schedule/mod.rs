@@ -24,4 +24,4 @@ pub use collective::{CollectiveBuffer, GroupKey, NcclCollective};
 pub use graph::{
     DeviceSchedule, GraphNode, GraphSegment, NodeWork, ScheduleItem, SchedulePass, StreamId,
 };
-pub use transfer::{P2pOp, PipelineDirection};
+pub use transfer::{P2pKind, P2pOp, PipelineDirection};

@@ -24,13 +24,32 @@ impl PipelineDirection {
     }
 }
 
+/// The two sides of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum P2pKind {
+    /// The device receives.
+    Recv,
+    /// The device sends.
+    Send,
+}
+
+impl P2pKind {
+    /// Both kinds, in the order of their [`index`](P2pKind::index).
+    pub const ALL: [P2pKind; 2] = [P2pKind::Recv, P2pKind::Send];
+
+    /// Index of the kind in arrays.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
 /// A send to or a receive from a neighbouring stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct P2pOp {
     /// Direction of the transfer.
     pub direction: PipelineDirection,
-    /// Whether this device sends; otherwise it receives.
-    pub sends: bool,
+    /// Side of this device.
+    pub kind: P2pKind,
     /// Ranges of the arena that are sent or received.
     pub operands: Vec<Range<u64>>,
     /// Op that the instruction belongs to, for messages.
@@ -47,11 +66,14 @@ impl P2pOp {
 
     /// Name of the instruction.
     pub fn name(&self) -> &'static str {
-        if self.sends { "send" } else { "receive" }
+        match self.kind {
+            P2pKind::Send => "send",
+            P2pKind::Recv => "receive",
+        }
     }
 
     /// Whether the peer is the next stage; otherwise it is the previous one.
     pub fn peer_is_next_stage(&self) -> bool {
-        (self.direction == PipelineDirection::Downstream) == self.sends
+        (self.direction == PipelineDirection::Downstream) == (self.kind == P2pKind::Send)
     }
 }

@@ -37,8 +37,8 @@ mod tests {
     use narrows_plan::random::SplitMix64;
     use narrows_runtime::TimeCategory;
 
-    use super::super::graph::{NodeWork, StreamId};
     use super::*;
+    use crate::schedule::graph::{NodeWork, StreamId};
 
     fn node(stream: StreamId) -> GraphNode {
         GraphNode {

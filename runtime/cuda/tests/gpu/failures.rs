@@ -67,12 +67,15 @@ fn check_stall(eager: bool) {
     let CudaError::Stalled { step: 2, recent_activity, .. } = device.source_as().unwrap() else {
         panic!("{error}")
     };
-    assert!(recent_activity.contains("not ended: forward of microbatch 0"), "{error}");
-    assert!(recent_activity.contains("over tensor of"), "{error}");
+    assert!(
+        recent_activity.iter().any(|line| line.contains("not ended: forward of microbatch 0")),
+        "{error}"
+    );
+    assert!(recent_activity.iter().any(|line| line.contains("over tensor of")), "{error}");
     assert!(waited >= STALL_TIMEOUT, "{waited:?}");
     // A graph has ended or not as a whole; with single launches the very collective is reported.
-    assert_ne!(recent_activity.contains("try: --eager"), eager, "{error}");
-    let last = recent_activity.lines().last().unwrap();
+    assert_ne!(device.hint().unwrap().contains("--eager"), eager, "{error}");
+    let last = recent_activity.last().unwrap();
     let names_collective = last.contains("not ended: ") && !last.contains("instructions");
     assert_eq!(names_collective, eager, "{error}");
 }
@@ -103,7 +106,7 @@ fn a_stalled_single_gpu_is_reported() {
         else {
             panic!("{error}")
         };
-        assert!(recent_activity.contains("not ended: "), "{error}");
+        assert!(recent_activity.iter().any(|line| line.contains("not ended: ")), "{error}");
     });
 }
 
@@ -156,13 +159,12 @@ fn insufficient_memory_is_reported() {
             |session, _| session.err().unwrap(),
         );
         let RunError::Device(device) = &errors[0] else { panic!("{}", errors[0]) };
-        let CudaError::OutOfMemory { purpose, requested_bytes, free_bytes, .. } =
-            device.source_as().unwrap()
+        let CudaError::OutOfMemory { purpose, requested, free, .. } = device.source_as().unwrap()
         else {
             panic!("{}", errors[0])
         };
         assert_eq!(*purpose, "the program's memory");
-        assert!(*requested_bytes > *free_bytes, "{}", errors[0]);
+        assert!(requested > free, "{}", errors[0]);
     });
 }
 

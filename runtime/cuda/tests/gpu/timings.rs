@@ -20,7 +20,7 @@ const EFFORT: MeasurementEffort = MeasurementEffort {
     time_limit: Duration::ZERO,
 };
 
-/// How often a step of all devices executes each kernel whose time does not depend on other devices.
+/// Number of times that a step of all devices executes each kernel whose time does not depend on other devices.
 fn kernel_counts(program: &Program) -> BTreeMap<String, u64> {
     let mesh = program.context.mesh;
     let mut counts = BTreeMap::new();

@@ -72,16 +72,16 @@ pub fn train(session: &mut Session, model: &Model, plan: &Plan) -> Trained {
 
 fn launches(world: u64) -> Vec<LaunchInfo> {
     let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-    let meeting = Address { host: "127.0.0.1".into(), port };
+    let rendezvous = Address { host: "127.0.0.1".into(), port };
     let launch = |rank| {
-        let (launcher, meeting) = (Launcher::Torchrun, meeting.clone());
+        let (launcher, rendezvous) = (Launcher::Torchrun, rendezvous.clone());
         LaunchInfo {
             launcher,
             rank,
             world_size: world,
             local_rank: rank,
             local_world_size: world,
-            rendezvous: meeting,
+            rendezvous,
         }
     };
     (0..world).map(launch).collect()

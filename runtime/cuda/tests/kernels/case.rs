@@ -32,7 +32,7 @@ pub struct KernelCase {
     pub tensor: u64,
     pub data: u64,
     pub phase: Phase,
-    pub decays: HashMap<BufferId, bool>,
+    pub weight_decay_applies: HashMap<BufferId, bool>,
     pub stage: StageProgram,
     pub rotary: Vec<f32>,
     pub coefficients: [f32; OPTIMIZER_COEFFICIENTS as usize],
@@ -81,7 +81,7 @@ impl KernelCase {
             tensor: 0,
             data: 0,
             phase: Phase::Forward,
-            decays: HashMap::new(),
+            weight_decay_applies: HashMap::new(),
             stage,
             rotary: vec![],
             coefficients: [f32::NAN; OPTIMIZER_COEFFICIENTS as usize],
@@ -180,7 +180,7 @@ impl KernelCase {
             stage: &self.stage,
             tensor: self.tensor,
             data: self.data,
-            decays: &self.decays,
+            weight_decay_applies: &self.weight_decay_applies,
         };
         work(&device, &scheduled)
     }
@@ -268,11 +268,18 @@ pub fn for_each_instruction(
     mut visit: impl FnMut(&LaunchContext, &ScheduledInstruction),
 ) {
     let Program { context, constants, .. } = program;
-    let decays = HashMap::new();
+    let weight_decay_applies = HashMap::new();
     for stage in &program.stages {
         for at in 0..context.tensor_size() * context.mesh.data {
             let (tensor, data) = (at % context.tensor_size(), at / context.tensor_size());
-            let device = LaunchContext { context, constants, stage, tensor, data, decays: &decays };
+            let device = LaunchContext {
+                context,
+                constants,
+                stage,
+                tensor,
+                data,
+                weight_decay_applies: &weight_decay_applies,
+            };
             scheduled_instructions(stage).for_each(|scheduled| visit(&device, &scheduled));
         }
     }

@@ -57,8 +57,9 @@ fn a_missing_compiler_is_reported() {
         println!("skipped: NVRTC {} loads here", opened.nvrtc_version());
         return;
     }
-    let message = opened.unwrap_err().to_string();
-    assert!(message.contains("NVRTC does not load (try: `pip install"), "{message}");
+    let error = opened.unwrap_err();
+    assert!(error.to_string().contains("NVRTC does not load"), "{error}");
+    assert!(error.hint().unwrap().contains("`pip install"), "{error}");
 }
 
 fn check_cache(folder: &Path) {

@@ -231,8 +231,9 @@ impl SingleGemm {
     }
 
     fn on_device<R>(&self, work: impl FnOnce(&MatmulContext, &ScheduledInstruction) -> R) -> R {
-        let KernelCase { context, constants, stage, decays, phase, .. } = &self.case;
-        let device = LaunchContext { context, constants, stage, tensor: 0, data: 0, decays };
+        let KernelCase { context, constants, stage, weight_decay_applies, phase, .. } = &self.case;
+        let device =
+            LaunchContext { context, constants, stage, tensor: 0, data: 0, weight_decay_applies };
         let context = MatmulContext { device: &device, tied: self.tied, workspace: Bytes(1 << 20) };
         work(
             &context,
@@ -289,8 +290,8 @@ fn mutated_matmuls_fail_the_bounds_check() {
         ("B is of another buffer", |matmul| matmul.b.buffer = matmul.c.buffer),
         ("C begins early", |matmul| matmul.c.offset -= 256),
         ("C is where A is", |matmul| matmul.c = matmul.a),
-        ("a wider A", |matmul| matmul.key.a.leading += 1),
-        ("a narrower B", |matmul| matmul.key.b.leading -= 1),
+        ("a wider A", |matmul| matmul.key.a.leading_dimension += 1),
+        ("a narrower B", |matmul| matmul.key.b.leading_dimension -= 1),
         ("members of C overlap", |matmul| matmul.key.c.batch_stride -= 1),
         ("one member more", |matmul| matmul.key.batch += 1),
         ("one row more", |matmul| matmul.key.m += 1),
@@ -392,7 +393,8 @@ fn gemms_of_the_largest_presets_are_supported() {
                 keys.insert(key);
             });
             println!("{name}: {count} matmuls on all devices, {} different ones", keys.len());
-            wide = wide.max(keys.iter().map(|key| key.c.leading * key.n).max().unwrap_or(0));
+            wide =
+                wide.max(keys.iter().map(|key| key.c.leading_dimension * key.n).max().unwrap_or(0));
         }
     }
     // The bytes of one result exceed 31 bits.

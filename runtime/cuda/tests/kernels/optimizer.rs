@@ -84,7 +84,7 @@ fn update(
     ] {
         case.stage.buffers[buffer.0 as usize].role = role;
     }
-    case.decays.insert(weight, decays);
+    case.weight_decay_applies.insert(weight, decays);
     let access = |buffer, dtype| Access { buffer, extent: Extent::flat(count, dtype) };
     let states: Vec<_> = [Some(first), Some(second), copy]
         .into_iter()

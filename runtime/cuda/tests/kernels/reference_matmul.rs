@@ -22,7 +22,7 @@ impl BatchMember {
     /// Bytes of a column.
     fn column(&self, column: u64) -> std::ops::Range<usize> {
         let width = self.stored.dtype.width();
-        let begin = self.begin + (column * self.stored.leading * width) as usize;
+        let begin = self.begin + (column * self.stored.leading_dimension * width) as usize;
         begin..begin + (self.stored.rows * width) as usize
     }
 

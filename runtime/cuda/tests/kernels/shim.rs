@@ -1,6 +1,6 @@
 //! Runs launches of kernels that were compiled for the CPU with the shim.
 //!
-//! Where there is no C++ compiler nothing runs, and the reason is printed.
+//! Without a C++ compiler nothing runs, and the reason is printed.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use narrows_cuda::{
     Argument, DeviceSchedule, KernelFamily, Launch, LaunchContext, MatmulContext, MemorySpace,
-    NcclCollective, NodeWork, OPTIMIZER_COEFFICIENTS, ScheduleItem, optimizer_coefficients,
-    recommended_workspace, rotary_table,
+    NcclCollective, NodeWork, OPTIMIZER_COEFFICIENTS, P2pKind, ScheduleItem,
+    optimizer_coefficients, recommended_workspace, rotary_table,
 };
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
@@ -46,7 +46,7 @@ struct ShimDevice {
     coordinates: MeshCoordinates,
     arena: AlignedBytes,
     schedule: DeviceSchedule,
-    /// What comes next.
+    /// Position in the schedule.
     position: SchedulePosition,
     loss: [f64; 1],
     report: DeviceReport,
@@ -120,7 +120,12 @@ impl ShimEngine {
                     let peer = if transfer.peer_is_next_stage() { stage + 1 } else { stage - 1 };
                     let mesh = &model_program.program().context.mesh;
                     let peer = MeshCoordinates { stage: peer, ..device.coordinates }.device(mesh);
-                    self.transfer(index as u64, peer, &transfer.operands, transfer.sends)
+                    self.transfer(
+                        index as u64,
+                        peer,
+                        &transfer.operands,
+                        transfer.kind == P2pKind::Send,
+                    )
                 }
                 ScheduleItem::Segment(segment) => {
                     match device.schedule.segments[segment].nodes.get(node) {
@@ -417,6 +422,6 @@ fn launch_context<'a>(
         stage: &program.stages[coordinates.stage as usize],
         tensor: coordinates.tensor,
         data: coordinates.data,
-        decays: model_program.weight_decay_applies(coordinates.stage as usize),
+        weight_decay_applies: model_program.weight_decay_applies(coordinates.stage as usize),
     }
 }

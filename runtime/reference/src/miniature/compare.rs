@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::model::Model;
+use narrows_plan::model::{Model, ParameterId};
 use narrows_plan::{CheckErrors, CheckedProgram, Defects, lower};
 use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
-use narrows_runtime::{CounterRng, Initialisation, LogicalParameter, RunError, logical_parameters};
+use narrows_runtime::{
+    CounterRng, Initialisation, LogicalParameter, RunError, logical_parameters, random_stream_name,
+};
 
 use super::Miniature;
 use crate::{Batch, Float, Parameters, Reference, ReferenceError};
@@ -157,17 +159,18 @@ impl Miniature {
         let total_norm = expected.norm();
         let mut gradient_errors: Vec<(String, f64)> = expected
             .iter()
-            .map(|(name, expected)| {
-                let actual = actual.get(name).map_or(&[][..], Vec::as_slice);
-                (name.to_owned(), relative_error(actual, expected.elements(), total_norm))
+            .map(|(id, expected)| {
+                let name = id.to_string();
+                let actual = actual.get(&name).map_or(&[][..], Vec::as_slice);
+                (name, relative_error(actual, expected.elements(), total_norm))
             })
             .collect();
         // In this order, NaN is the largest error.
         gradient_errors.sort_by(|(_, a), (_, b)| b.total_cmp(a));
         let mut rounding_sensitivity = BTreeMap::new();
         if gradient_errors.first().is_some_and(|(_, error)| *error > GRADIENT_TOLERANCE) {
-            let mut add = |name: &str, change: f64| {
-                let largest = rounding_sensitivity.entry(name.to_owned()).or_insert(0.0_f64);
+            let mut add = |id: ParameterId, change: f64| {
+                let largest = rounding_sensitivity.entry(id.to_string()).or_insert(0.0_f64);
                 *largest = largest.max(change);
             };
             for seed in 0..2 {
@@ -175,16 +178,16 @@ impl Miniature {
                 let perturbed = weights_in_f64(other, &weights, perturbation);
                 let (_, perturbed) =
                     Reference::new(other, perturbed)?.loss_and_gradients(&[batch])?;
-                for ((name, expected), (_, perturbed)) in expected.iter().zip(perturbed.iter()) {
+                for ((id, expected), (_, perturbed)) in expected.iter().zip(perturbed.iter()) {
                     let change =
                         relative_error(perturbed.elements(), expected.elements(), total_norm);
-                    add(name, change);
+                    add(id, change);
                 }
             }
             let (_, in_f32) = Reference::new(other, weights_in_f32(other, &weights))?
                 .loss_and_gradients(&[batch])?;
-            for ((name, expected), (_, in_f32)) in expected.iter().zip(in_f32.iter()) {
-                add(name, relative_error(in_f32.elements(), expected.elements(), total_norm));
+            for ((id, expected), (_, in_f32)) in expected.iter().zip(in_f32.iter()) {
+                add(id, relative_error(in_f32.elements(), expected.elements(), total_norm));
             }
         }
         Ok(Comparison { loss: result.loss, reference_loss, gradient_errors, rounding_sensitivity })
@@ -215,7 +218,7 @@ fn weights_in_f64(
 fn random_weights(model: &Model, seed: u64) -> NamedTensors {
     let elements = |parameter: &LogicalParameter| -> Vec<f32> {
         let initial = parameter.initial_value(seed);
-        let noise = CounterRng::new(seed, &format!("{} off", parameter.name));
+        let noise = CounterRng::new(seed, &format!("{} off", random_stream_name(parameter.id)));
         let deviation = match parameter.initialisation {
             Initialisation::Normal { .. } => 0.0,
             Initialisation::Zeros | Initialisation::Ones | Initialisation::Identity => {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use narrows_plan::model::{self, Model};
 use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
-use narrows_runtime::{CounterRng, Optimizer};
+use narrows_runtime::{CounterRng, Optimizer, random_stream_name};
 use serde_json::Value;
 
 pub const NAMES: [&str; 10] = [
@@ -72,7 +72,8 @@ impl GoldenCase {
         let noise = number(self.value("noise"));
         Parameters::from_fn(&self.model, |parameter| {
             let initial = parameter.initial_value(seed);
-            let stream = CounterRng::new(seed, &format!("{} noise", parameter.name));
+            let stream =
+                CounterRng::new(seed, &format!("{} noise", random_stream_name(parameter.id)));
             let columns = parameter.columns;
             move |row, column| {
                 let (row, column) = (row as u64, column as u64);

@@ -1,7 +1,8 @@
 //! Gradients compared with finite differences of the loss, in f64.
 
+use narrows_plan::model::ParameterId;
 use narrows_reference::{Parameters, Reference};
-use narrows_runtime::CounterRng;
+use narrows_runtime::{CounterRng, random_stream_name};
 
 use super::cases::{GoldenCase, elements, norm};
 
@@ -22,12 +23,12 @@ fn gradients_equal_finite_differences() {
         let weights = case.weights::<f64>();
         let (_, gradients) = case.reference::<f64>().loss_and_gradients(&batches).unwrap();
         let (floor, mut largest) = (FLOOR * gradients.norm(), 0.0f64);
-        for (name, gradient) in gradients.iter() {
+        for (id, gradient) in gradients.iter() {
             let gradient = elements(gradient);
-            let directions = directions(name, gradient.len());
+            let directions = directions(id, gradient.len());
             for (index, direction) in directions.iter().enumerate() {
                 let loss = |distance: f64| {
-                    let weights = move_weights(&weights, name, direction, distance);
+                    let weights = move_weights(&weights, id, direction, distance);
                     Reference::new(&case.model, weights).unwrap().loss(&batches).unwrap()
                 };
                 let actual = slope(loss);
@@ -35,21 +36,21 @@ fn gradients_equal_finite_differences() {
                 let error = (actual - expected).abs() / norm(&gradient).max(floor);
                 assert!(
                     error < TOLERANCE,
-                    "{}: {name}, direction {index}: the loss changes by {actual}, the gradient \
+                    "{}: {id}, direction {index}: the loss changes by {actual}, the gradient \
                      says {expected}",
                     case.name
                 );
                 largest = largest.max(error);
             }
-            assert!(norm(&gradient) > 1e-6, "{}: {name} has no gradient", case.name);
+            assert!(norm(&gradient) > 1e-6, "{}: {id} has no gradient", case.name);
         }
         println!("{}: largest relative error {largest:.1e}", case.name);
     }
 }
 
 /// Some coordinate axes, and one random direction of unit length.
-fn directions(name: &str, elements: usize) -> Vec<Vec<f64>> {
-    let stream = CounterRng::new(5, name);
+fn directions(id: ParameterId, elements: usize) -> Vec<Vec<f64>> {
+    let stream = CounterRng::new(5, &random_stream_name(id));
     let axis = |sample: u64| {
         let mut axis = vec![0.0; elements];
         axis[(stream.bits(sample) % elements as u64) as usize] = 1.0;
@@ -64,12 +65,12 @@ fn directions(name: &str, elements: usize) -> Vec<Vec<f64>> {
 
 fn move_weights(
     weights: &Parameters<f64>,
-    name: &str,
+    id: ParameterId,
     direction: &[f64],
     distance: f64,
 ) -> Parameters<f64> {
     let mut moved = weights.clone();
-    let matrix = moved.get_mut(name).expect("a parameter");
+    let matrix = moved.get_mut(id).expect("a parameter");
     for (x, d) in matrix.elements_mut().iter_mut().zip(direction) {
         *x += distance * d;
     }

@@ -1,5 +1,6 @@
 //! Errors of invalid batches and parameters.
 
+use narrows_plan::model::{LinearKind, ParameterId, WeightId};
 use narrows_reference::{Batch, Matrix, Parameters, Reference, ReferenceError};
 
 use super::cases::GoldenCase;
@@ -28,21 +29,25 @@ fn invalid_batches_are_errors() {
 #[test]
 fn parameters_of_another_model_are_errors() {
     let case = GoldenCase::read("cola");
-    let without = |missing: &str| -> Vec<(String, Matrix<f32>)> {
+    let head = ParameterId { block: None, weight: WeightId::Head };
+    let in_block = |block, weight| ParameterId { block: Some(block), weight };
+    let (q_a, k_b) = (WeightId::FactorA(LinearKind::Q), WeightId::FactorB(LinearKind::K));
+    // The model is tied, and has no head.
+    let without = |missing: ParameterId| -> Vec<(ParameterId, Matrix<f32>)> {
         let weights = case.weights::<f32>();
-        let kept = weights.iter().filter(|(name, _)| *name != missing);
-        kept.map(|(name, matrix)| (name.to_owned(), matrix.clone())).collect()
+        let kept = weights.iter().filter(|(id, _)| *id != missing);
+        kept.map(|(id, matrix)| (id, matrix.clone())).collect()
     };
-    let error = |parameters: Vec<(String, Matrix<f32>)>| {
+    let error = |parameters: Vec<(ParameterId, Matrix<f32>)>| {
         let parameters: Parameters<f32> = parameters.into_iter().collect();
         Reference::new(&case.model, parameters).unwrap_err().to_string()
     };
-    assert_eq!(error(without("layer 1 q.a")), "the parameter `layer 1 q.a` is missing");
-    let mut other = without("");
-    other.push(("head".into(), Matrix::zeros(12, 13)));
+    assert_eq!(error(without(in_block(1, q_a))), "the parameter `layer 1 q.a` is missing");
+    let mut other = without(head);
+    other.push((head, Matrix::zeros(12, 13)));
     assert_eq!(error(other), "the model has no parameter `head`");
-    let mut other = without("layer 0 k.b");
-    other.push(("layer 0 k.b".into(), Matrix::zeros(16, 4)));
+    let mut other = without(in_block(0, k_b));
+    other.push((in_block(0, k_b), Matrix::zeros(16, 4)));
     assert_eq!(
         error(other),
         "the parameter `layer 0 k.b` is (16, 4) (rows, columns), the model has (4, 16)"

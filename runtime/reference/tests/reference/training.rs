@@ -23,10 +23,10 @@ fn gradients_of_microbatches_add_up_to_those_of_the_batch() {
         let (loss, gradients) = reference.loss_and_gradients(&[whole]).unwrap();
         let (sum, sums) = reference.loss_and_gradients(&halves).unwrap();
         assert!((loss - sum).abs() < 1e-13, "{}: {loss} and {sum}", case.name);
-        for ((name, one), (_, other)) in gradients.iter().zip(sums.iter()) {
+        for ((id, one), (_, other)) in gradients.iter().zip(sums.iter()) {
             let pairs = elements(one).into_iter().zip(elements(other));
             let difference = pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
-            assert!(difference < 1e-13, "{}: {name} differs by {difference}", case.name);
+            assert!(difference < 1e-13, "{}: {id} differs by {difference}", case.name);
         }
     }
 }

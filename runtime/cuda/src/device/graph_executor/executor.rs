@@ -18,10 +18,12 @@ use crate::device::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
 use crate::device::timers::{InstructionTimers, TimedInstruction, TimedNode};
 use crate::error::CudaError;
 use crate::launch::{OPTIMIZER_COEFFICIENTS, optimizer_coefficients};
-use crate::schedule::{DeviceSchedule, PipelineDirection, ScheduleItem, SchedulePass, StreamId};
+use crate::schedule::{
+    DeviceSchedule, P2pKind, PipelineDirection, ScheduleItem, SchedulePass, StreamId,
+};
 
 /// Nodes that are enqueued between two waits for the GPU.
-const NODES_PER_PACE: usize = 256;
+const NODES_PER_THROTTLE: usize = 256;
 
 /// Gives graph nodes the priority of the stream they were captured on
 /// (`CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`).
@@ -35,7 +37,7 @@ pub(crate) struct GraphExecutor {
     segments: Vec<ReadySegment>,
     /// Indexed by [`StreamId`].
     streams: [Arc<CudaStream>; 2],
-    /// Indexed by direction, then by whether this device sends.
+    /// Indexed by direction, then by [`P2pKind`].
     pub(super) stage_links: [[Option<StageLink>; 2]; 2],
     /// Recorded where a segment begins on both streams.
     fork: CudaEvent,
@@ -43,8 +45,8 @@ pub(crate) struct GraphExecutor {
     join: CudaEvent,
     /// Recorded after each item of a step, in their order.
     pub(super) item_events: Vec<CudaEvent>,
-    /// Recorded alternately after every [`NODES_PER_PACE`] nodes.
-    pub(super) pace_events: [CudaEvent; 2],
+    /// Recorded alternately after every [`NODES_PER_THROTTLE`] nodes.
+    pub(super) throttle_events: [CudaEvent; 2],
     pub(super) step_end: CudaEvent,
     /// Offset of the sum of squared gradients in the arena.
     square_sum_offset: u64,
@@ -64,7 +66,7 @@ pub(crate) struct GraphExecutor {
 pub(crate) struct DeviceStepResult {
     pub loss: f64,
     /// Sum of squared gradients.
-    pub squares: f32,
+    pub gradient_square_sum: f32,
     pub time: Duration,
 }
 
@@ -74,8 +76,8 @@ pub(super) struct StepProgress {
     pub started: Instant,
     /// Number of the step, counted from 1.
     pub step: u64,
-    /// How many pace events were recorded.
-    pub paces: usize,
+    /// Number of throttle events that were recorded.
+    pub throttle_count: usize,
     /// Items that are enqueued.
     pub queued: usize,
     /// Items that had ended at the last check.
@@ -87,7 +89,14 @@ pub(super) struct StepProgress {
 impl StepProgress {
     fn of_step(step: u64) -> StepProgress {
         let now = Instant::now();
-        StepProgress { started: now, step, paces: 0, queued: 0, completed: 0, last_advance: now }
+        StepProgress {
+            started: now,
+            step,
+            throttle_count: 0,
+            queued: 0,
+            completed: 0,
+            last_advance: now,
+        }
     }
 }
 
@@ -103,15 +112,18 @@ impl GraphExecutor {
     ) -> Result<GraphExecutor, CudaError> {
         let streams = [gpu.stream(false)?, gpu.stream(true)?];
         let event = || gpu.check("an event", gpu.context.new_event(None));
-        let link = |direction: PipelineDirection, sends: bool| {
-            if !schedule.has_transfers(direction, sends) {
+        let link = |direction: PipelineDirection, kind: P2pKind| {
+            if !schedule.has_transfers(direction, kind) {
                 return Ok(None);
             }
-            let send_bytes = sends.then_some(schedule.send_bytes_max[direction.index()]);
+            let send_bytes =
+                (kind == P2pKind::Send).then_some(schedule.send_bytes_max[direction.index()]);
             StageLink::new(&gpu, send_bytes).map(Some)
         };
-        let links =
-            |direction| Ok::<_, CudaError>([link(direction, false)?, link(direction, true)?]);
+        let links = |direction| {
+            let [recv, send] = P2pKind::ALL.map(|kind| link(direction, kind));
+            Ok::<_, CudaError>([recv?, send?])
+        };
         let [downstream, upstream] = PipelineDirection::ALL.map(links);
         let stage_links = [downstream?, upstream?];
         let segments = schedule
@@ -125,7 +137,7 @@ impl GraphExecutor {
         let square_sum_offset = program_stage.buffer(program_stage.square_sum()).offset;
         let coefficients = PinnedMemory::new(&gpu, 4 * OPTIMIZER_COEFFICIENTS as usize)?;
         let results = PinnedMemory::new(&gpu, 16)?;
-        let pace_events = [event()?, event()?];
+        let throttle_events = [event()?, event()?];
         let (fork, join, step_end) = (event()?, event()?, event()?);
         Ok(GraphExecutor {
             gpu,
@@ -137,7 +149,7 @@ impl GraphExecutor {
             fork,
             join,
             item_events,
-            pace_events,
+            throttle_events,
             step_end,
             square_sum_offset,
             coefficients,
@@ -183,7 +195,7 @@ impl GraphExecutor {
         if self.gpu.abandoned.load(Ordering::Relaxed) {
             let (call, message) = ("a step".into(), "an earlier step failed".into());
             let ordinal = self.gpu.ordinal;
-            return Err(CudaError::Driver { ordinal, call, message, hint: "" }.into());
+            return Err(CudaError::Driver { ordinal, call, message, hint: None }.into());
         }
         self.steps += 1;
         self.progress = StepProgress::of_step(self.steps);
@@ -308,11 +320,11 @@ impl GraphExecutor {
             let forked = self.fork.record(compute).and_then(|()| collectives.wait(&self.fork));
             check(self, forked)?;
         }
-        for first in (0..count).step_by(NODES_PER_PACE) {
+        for first in (0..count).step_by(NODES_PER_THROTTLE) {
             if !capturing {
                 self.limit_queued_nodes()?;
             }
-            self.enqueue_nodes(segment, first..count.min(first + NODES_PER_PACE), updates)?;
+            self.enqueue_nodes(segment, first..count.min(first + NODES_PER_THROTTLE), updates)?;
         }
         if has_collectives {
             let [compute, collectives] = &self.streams;

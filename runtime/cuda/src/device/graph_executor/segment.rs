@@ -50,7 +50,7 @@ impl ReadySegment {
                         resources.modules.prepare(launch, &resources.buffers).ok_or_else(|| {
                             let (call, message) =
                                 (launch.kernel.clone(), "the kernel is not loaded".into());
-                            CudaError::Driver { ordinal: gpu.ordinal, call, message, hint: "" }
+                            CudaError::Driver { ordinal: gpu.ordinal, call, message, hint: None }
                         })
                     });
                     ReadyWork::Launches(ready.collect::<Result<_, _>>()?)

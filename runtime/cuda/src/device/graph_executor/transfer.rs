@@ -6,17 +6,17 @@ use narrows_runtime::RunError;
 use super::executor::GraphExecutor;
 use crate::device::timers::TimedInstruction;
 use crate::error::CudaError;
-use crate::schedule::P2pOp;
+use crate::schedule::{P2pKind, P2pOp};
 
 impl GraphExecutor {
     /// Enqueues a transfer on its stream, after the computation before it.
     pub(super) fn enqueue_transfer(&mut self, transfer: &P2pOp) -> Result<(), RunError> {
         let compute = self.compute_stream().clone();
         let GraphExecutor { gpu, resources, stage_links, timers, .. } = self;
-        let link = stage_links[transfer.direction.index()][usize::from(transfer.sends)].as_ref();
+        let link = stage_links[transfer.direction.index()][transfer.kind.index()].as_ref();
         let (Some(link), Some((processes, communicators))) = (link, &resources.peers) else {
             let (call, message) = (transfer.name().into(), "there is no other device".into());
-            let recent_activity = String::new();
+            let recent_activity = vec![];
             return Err(CudaError::Nccl { call, message, recent_activity }.into());
         };
         let check = |result: Result<(), DriverError>| gpu.check(transfer.name(), result);
@@ -51,7 +51,7 @@ impl GraphExecutor {
         let addresses = addresses.into_iter();
         communicators.enqueue_transfer(transfer, addresses, &link.stream, &**processes)?;
         check(link.done.record(&link.stream))?;
-        if !transfer.sends {
+        if transfer.kind == P2pKind::Recv {
             check(compute.wait(&link.done))?;
         }
         if let Some(timers) = timers {

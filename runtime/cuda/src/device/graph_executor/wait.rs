@@ -38,7 +38,7 @@ impl GraphExecutor {
         squares.copy_from_slice(&results[8..12]);
         Ok(DeviceStepResult {
             loss: f64::from_le_bytes(loss),
-            squares: f32::from_le_bytes(squares),
+            gradient_square_sum: f32::from_le_bytes(squares),
             time: self.progress.started.elapsed(),
         })
     }
@@ -57,13 +57,13 @@ impl GraphExecutor {
 
     /// The same limit between instructions that are enqueued one by one.
     pub(super) fn limit_queued_nodes(&mut self) -> Result<(), RunError> {
-        let next = self.progress.paces % 2;
-        if self.progress.paces > 0 {
-            self.poll_until(|executor| executor.pace_events[1 - next].try_is_complete())?;
+        let next = self.progress.throttle_count % 2;
+        if self.progress.throttle_count > 0 {
+            self.poll_until(|executor| executor.throttle_events[1 - next].try_is_complete())?;
         }
-        let recorded = self.pace_events[next].record(self.compute_stream());
+        let recorded = self.throttle_events[next].record(self.compute_stream());
         self.gpu.check("limiting the queue", recorded)?;
-        self.progress.paces += 1;
+        self.progress.throttle_count += 1;
         Ok(())
     }
 
@@ -109,6 +109,7 @@ impl GraphExecutor {
                 ordinal: self.gpu.ordinal,
                 step,
                 waited_s: waited.as_secs_f64(),
+                eager: self.timers.is_some(),
                 recent_activity: self.recent_activity(),
             };
             return Err(stalled.into());
@@ -116,17 +117,15 @@ impl GraphExecutor {
         Ok(())
     }
 
-    /// The last items that have ended and the first that has not, each on a line of its own. Where instructions are
-    /// timed, which makes their state known, also the last collectives.
-    fn recent_activity(&self) -> String {
-        let collectives = match &self.timers {
-            Some(timers) => self.recent_collectives(timers),
-            None => "\n  (try: --eager, to see single collectives)".into(),
-        };
-        self.recent_items() + &collectives
+    /// The last items that have ended and the first that has not. Where instructions are timed, which makes their
+    /// state known, also the last collectives.
+    fn recent_activity(&self) -> Vec<String> {
+        let mut activity = self.recent_items();
+        activity.extend(self.timers.iter().flat_map(|timers| self.recent_collectives(timers)));
+        activity
     }
 
-    fn recent_collectives(&self, timers: &InstructionTimers) -> String {
+    fn recent_collectives(&self, timers: &InstructionTimers) -> Vec<String> {
         let nodes = timers.nodes(StreamId::Collectives).filter_map(|(timed, ended)| {
             let node = &self.schedule.segments[timed.segment].nodes[timed.index];
             let NodeWork::Collective(collective) = &node.work else { return None };
@@ -135,7 +134,7 @@ impl GraphExecutor {
         activity_lines(nodes)
     }
 
-    fn recent_items(&self) -> String {
+    fn recent_items(&self) -> Vec<String> {
         let passes = self.schedule.passes.iter();
         let items = passes.flat_map(|pass| pass.items.iter().map(move |item| (pass, item)));
         let items = items.zip(&self.item_events).take(self.progress.queued);
@@ -179,19 +178,19 @@ impl GraphExecutor {
 }
 
 /// The last lines up to the first activity that has not ended.
-fn activity_lines(activities: impl Iterator<Item = (String, bool)>) -> String {
+fn activity_lines(activities: impl Iterator<Item = (String, bool)>) -> Vec<String> {
     let mut lines = VecDeque::new();
     for (activity, ended) in activities {
         let state = if ended { "ended" } else { "not ended" };
         if lines.len() == ACTIVITY_LINES_MAX {
             lines.pop_front();
         }
-        lines.push_back(format!("\n  {state}: {activity}"));
+        lines.push_back(format!("{state}: {activity}"));
         if !ended {
             break;
         }
     }
-    lines.into_iter().collect()
+    lines.into()
 }
 
 fn describe_collective(node: &GraphNode, collective: &NcclCollective) -> String {

@@ -5,8 +5,8 @@ use narrows_cpu::kernels::{
     attention_backward, attention_forward,
 };
 
-use super::super::formats::rounded;
 use super::{AttentionProblem, Values};
+use crate::formats::rounded;
 
 const SERIAL: Parallel = Parallel::SERIAL;
 
