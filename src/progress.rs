@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 const TICK: Duration = Duration::from_millis(120);
 
 /// Runs a task, with a spinner beside `message` if `visible`.
-pub fn spin<T>(message: &str, visible: bool, task: impl FnOnce() -> T) -> T {
+pub fn with_spinner<T>(message: &str, visible: bool, task: impl FnOnce() -> T) -> T {
     let progress = match visible {
         true => styled(ProgressBar::new_spinner(), "{spinner} {msg} {elapsed}"),
         false => ProgressBar::hidden(),

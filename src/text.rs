@@ -53,8 +53,13 @@ pub fn half_width(relative: f64) -> String {
 
 /// A number with its noun: `1 stage`, `2 stages`.
 pub fn plural(number: u64, noun: &str) -> String {
-    let s = if number == 1 { "" } else { "s" };
-    format!("{} {noun}{s}", thousands(number))
+    plural_with(number, noun, &format!("{noun}s"))
+}
+
+/// A number with its noun, which has this plural: `1 mesh`, `2 meshes`.
+pub fn plural_with(number: u64, singular: &str, plural: &str) -> String {
+    let noun = if number == 1 { singular } else { plural };
+    format!("{} {noun}", thousands(number))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! Rules that the compiler does not check: the direction of dependencies, the contents of packages, the length of files,
-//! unfinished work, local paths, and links in documents.
+//! unfinished work, local paths, the form of doc comments, and what documents name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -271,6 +271,61 @@ fn linked(document: &str) -> Vec<String> {
         .chain(exact.filter(|path| !path.chars().any(|letter| letter.is_ascii_uppercase())))
         .map(|path| path.split('#').next().unwrap_or(path).to_string())
         .collect()
+}
+
+/// Names in backticks, such as `KernelCase` or `CollectiveKind::AllToAll`, occur in the sources.
+#[test]
+fn names_in_documents_exist() {
+    let sources = files().into_iter().filter(|path| path.extension().is_some_and(|e| e != "md"));
+    let sources: Vec<String> = sources.map(|path| text(&path)).collect();
+    let words: BTreeSet<&str> =
+        sources.iter().flat_map(|source| source.split(is_no_letter)).collect();
+    let mut missing = vec![];
+    for document in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        let document_text = text(&root().join(document));
+        // Every other part lies outside of a block of code, and every other part of those within backticks.
+        let prose = document_text.split("```").step_by(2);
+        for quoted in prose.flat_map(|prose| prose.split('`').skip(1).step_by(2)) {
+            // Paths and commands have other tests.
+            if quoted.contains(['/', '.', '-', ' ', '<', '$']) {
+                continue;
+            }
+            let unknown = quoted.split(is_no_letter).filter(|word| !words.contains(word));
+            missing.extend(unknown.map(|word| format!("{document}: `{quoted}`: {word}")));
+        }
+    }
+    assert!(missing.is_empty(), "documents name what no source has: {missing:#?}");
+}
+
+fn is_no_letter(letter: char) -> bool {
+    !letter.is_alphanumeric() && letter != '_'
+}
+
+/// Words that no doc comment begins with, because its subject is named: see STYLE.md.
+const OPENINGS: [&str; 8] = ["What", "Who", "Whose", "Where", "How", "Why", "Its", "By"];
+/// Doc comments that still begin with one of [`OPENINGS`]. The number may only fall.
+const OPENINGS_MAX: usize = 97;
+
+#[test]
+fn doc_comments_begin_with_a_noun_phrase_or_a_verb() {
+    let mut violations = vec![];
+    for path in files().into_iter().filter(|path| path.extension().is_some_and(|e| e == "rs")) {
+        let mut previous = "";
+        let source = text(&path);
+        for (number, line) in source.lines().map(str::trim_start).enumerate() {
+            let first = line.strip_prefix("/// ").filter(|_| !previous.starts_with("///"));
+            let word = first.and_then(|comment| comment.split(is_no_letter).next());
+            if word.is_some_and(|word| OPENINGS.contains(&word)) {
+                violations.push(format!("{}:{}: {line}", shown(&path), number + 1));
+            }
+            previous = line;
+        }
+    }
+    assert!(
+        violations.len() <= OPENINGS_MAX,
+        "{} doc comments, at most {OPENINGS_MAX}, begin with one of {OPENINGS:?}: {violations:#?}",
+        violations.len()
+    );
 }
 
 /// Every text file of the repository.

@@ -24,7 +24,7 @@ pub struct CalibrateArgs {
     /// Write the profile to this file, or `-` [default: the cache, where `run` looks for it]
     #[arg(long, value_name = "FILE")]
     pub output: Option<OsString>,
-    /// What is measured
+    /// Devices to measure
     #[arg(long, value_enum, default_value_t = CalibrateBackendArg::Cpu)]
     pub backend: CalibrateBackendArg,
     /// Measure the shapes of this model too: a preset, or a model file
@@ -68,7 +68,7 @@ pub enum CalibrateBackendArg {
     Cuda,
 }
 
-/// What is measured.
+/// Devices to measure.
 #[derive(Debug)]
 pub enum CalibrateTarget {
     /// Threads of this process.
@@ -94,11 +94,11 @@ pub struct CalibrateSettings {
     pub output: Option<OsString>,
     /// A model whose shapes are measured too.
     pub model: Option<Model>,
-    /// What is measured.
+    /// Devices to measure.
     pub target: CalibrateTarget,
     /// Most devices that are measured together.
     pub devices: u64,
-    /// How much is measured.
+    /// Extent of the benchmarks.
     pub extent: BenchmarkExtent,
     /// Whether other plans are compared with the profile.
     pub compare: bool,

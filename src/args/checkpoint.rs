@@ -28,7 +28,7 @@ pub struct CheckpointArgs {
     pub resume: bool,
 }
 
-/// Where a run starts.
+/// Start of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunOrigin {
     /// At the first step, in a folder without checkpoints.
@@ -37,7 +37,7 @@ pub enum RunOrigin {
     LastCheckpoint,
 }
 
-/// Where and when checkpoints are written.
+/// Folder and interval of checkpoints.
 #[derive(Debug)]
 pub struct CheckpointSettings {
     /// The folder.
@@ -46,7 +46,7 @@ pub struct CheckpointSettings {
     pub every: NonZeroU64,
     /// Number of checkpoints to keep.
     pub keep: NonZeroUsize,
-    /// Where the run starts.
+    /// Start of the run.
     pub origin: RunOrigin,
 }
 

@@ -26,7 +26,7 @@ pub struct ConvertArgs {
     /// The profile also sets the number of devices per node and the interconnect, which the rows omit.
     #[arg(long, value_name = "NAME")]
     pub hardware: String,
-    /// What the backward pass recomputed
+    /// Activations that were recomputed
     #[arg(long, value_name = "WHAT", value_enum)]
     pub recompute: GptRecomputeArg,
     /// Vocabulary size

@@ -14,10 +14,10 @@ pub struct LaunchArgs {
     /// Launcher of a run of several processes, one per device; it sets the environment of each process
     #[arg(long, value_enum, default_value_t = LauncherArg::Auto)]
     pub launcher: LauncherArg,
-    /// How long to wait for all processes to join
+    /// Time to wait for all processes to join
     #[arg(long, value_name = "SECONDS", default_value_t = Timeout(ClusterTimeouts::DEFAULT.join))]
     pub join_timeout: Timeout,
-    /// How long to wait for another process in a collective before the run ends
+    /// Time to wait for another process in a collective before the run ends
     #[arg(
         long,
         value_name = "SECONDS",

@@ -16,10 +16,10 @@ use super::request::RequestArgs;
 /// Flags of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// What is planned.
+    /// Planning request.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// Where the answer goes.
+    /// Output settings.
     #[command(flatten)]
     pub output: OutputArgs,
     /// Detail of the report.
@@ -33,10 +33,10 @@ pub struct PlanFileArgs {
     /// A plan file, or `-`
     #[arg(value_name = "PLAN")]
     pub plan: Option<OsString>,
-    /// What is planned.
+    /// Planning request.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// Where the answer goes.
+    /// Output settings.
     #[command(flatten)]
     pub output: OutputArgs,
     /// Detail of the report.
@@ -56,9 +56,9 @@ pub enum PlanSelection {
 /// Settings of `plan`.
 #[derive(Debug)]
 pub struct PlanSettings {
-    /// What is planned.
+    /// Planning request.
     pub request: Request,
-    /// Where the answer goes.
+    /// Output settings.
     pub output: OutputSettings,
     /// Detail of the report.
     pub detail: Detail,
@@ -71,7 +71,7 @@ pub struct CostSettings {
     pub selection: PlanSelection,
     /// Memory that a device may use; `Bytes(u64::MAX)` without a limit.
     pub memory_limit: Bytes,
-    /// Where the answer goes.
+    /// Output settings.
     pub output: OutputSettings,
     /// Detail of the report.
     pub detail: Detail,
@@ -80,11 +80,11 @@ pub struct CostSettings {
 /// Settings of `explain`.
 #[derive(Debug)]
 pub struct ExplainSettings {
-    /// What is searched.
+    /// Planning request.
     pub request: Request,
     /// A plan to compare with the one that the search finds.
     pub compared: Option<PlanFile>,
-    /// Where the answer goes.
+    /// Output settings.
     pub output: OutputSettings,
     /// Detail of the report.
     pub detail: Detail,

@@ -77,10 +77,10 @@ pub struct RequestArgs {
     /// Plans to search: all of them, or those of a published baseline [default: auto]
     #[arg(long, value_enum)]
     pub strategy: Option<StrategyArg>,
-    /// What the backward pass may recompute [default: auto]
+    /// Activations that the backward pass may recompute [default: auto]
     #[arg(long, value_name = "WHAT", value_enum)]
     pub recompute: Option<RecomputeArg>,
-    /// How the statistic of a norm over sharded features is reduced [default: auto]
+    /// Reduction of the statistic of a norm over sharded features [default: auto]
     #[arg(long, value_enum)]
     pub norm: Option<NormArg>,
     /// Whether factors that share an input run as one GEMM [default: auto]
@@ -92,15 +92,15 @@ pub struct RequestArgs {
     /// Memory limit.
     #[command(flatten)]
     pub memory: MemoryArgs,
-    /// How kernels are launched [default: captured]
+    /// Launch of kernels: captured graphs, or one by one [default: captured]
     ///
     /// With a plan file, the default is the executor that the plan was priced for.
     #[arg(long, value_enum)]
     pub executor: Option<ExecutorArg>,
-    /// What is minimized
+    /// Objective of the search
     #[arg(long, value_enum, default_value_t = ObjectiveArg::StepTime)]
     pub objective: ObjectiveArg,
-    /// When to stop searching [default: when the plan is proven the fastest]
+    /// Time limit of the search in seconds [default: until the plan is proven the fastest]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = units::seconds)]
     pub time_limit: Option<Duration>,
 }

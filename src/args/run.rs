@@ -59,7 +59,7 @@ pub struct RunArgs {
     /// Traces.
     #[command(flatten)]
     pub trace: TraceArgs,
-    /// What executes the plan
+    /// Backend that executes the plan
     #[arg(long, value_enum, default_value_t = BackendArg::Cpu)]
     pub backend: BackendArg,
     /// GPUs: launch kernels one by one instead of capturing graphs; the results are bitwise equal
@@ -84,10 +84,10 @@ pub struct RunArgs {
     /// Other processes.
     #[command(flatten)]
     pub launch: LaunchArgs,
-    /// What is planned.
+    /// Planning request.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// Where the answer goes.
+    /// Output settings.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -95,7 +95,7 @@ pub struct RunArgs {
 /// `--backend` of `run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BackendArg {
-    /// Processors: devices are threads
+    /// CPU: each device is a group of threads
     Cpu,
     /// NVIDIA GPUs
     Cuda,
@@ -165,9 +165,9 @@ pub struct RunSettings {
     pub selection: PlanSelection,
     /// Whether `--hardware` was given.
     pub hardware_is_explicit: bool,
-    /// What is done with the plan.
+    /// Task of the run.
     pub task: RunTask,
-    /// Where the answer goes.
+    /// Output settings.
     pub output: OutputSettings,
 }
 

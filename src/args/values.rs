@@ -38,7 +38,7 @@ pub enum StrategyArg {
     FullrankTp,
     /// Factor pairs: column then row, with heads and d_ff sharded in between
     VanillaTp,
-    /// The same with attention and the gated MLP product replicated, as published
+    /// As vanilla-tp, with attention and the gated MLP product replicated, as published
     VanillaTpPublished,
     /// Bottleneck tensor parallelism: latents are reduced, the residual stream stays sharded
     Btp,
@@ -113,7 +113,7 @@ impl From<GptRecomputeArg> for Recompute {
 pub enum NormArg {
     /// Searched
     Auto,
-    /// By an all-reduce of its own
+    /// A separate all-reduce
     Sync,
     /// Along with the all-reduce of the latents
     Online,
@@ -173,7 +173,7 @@ impl From<WeightsArg> for WeightRule {
 pub enum ExecutorArg {
     /// As captured graphs, with fused ops
     Captured,
-    /// One by one, as a framework does
+    /// One launch per kernel
     Eager,
 }
 

@@ -134,7 +134,7 @@ fn deliver(
     }
     let written = write_profile(settings, key, &profile)?;
     let visible = settings.format == OutputFormat::Text;
-    let presets = progress::spin("planning the presets", visible, || {
+    let presets = progress::with_spinner("planning the presets", visible, || {
         let RequestDefaults { global_batch, sequence_length, .. } = RequestDefaults::RUN;
         preset_coverage(&profile, settings.devices, global_batch, sequence_length)
     });

@@ -17,9 +17,9 @@ pub struct PricedPlan {
     pub plan: Plan,
     /// The plan resolved against its model.
     pub resolved: ResolvedPlan,
-    /// Its lowered program.
+    /// Program of the plan.
     pub program: CheckedProgram,
-    /// Its prediction.
+    /// Prediction of the plan.
     pub prediction: Prediction,
 }
 

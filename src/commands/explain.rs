@@ -7,7 +7,7 @@ use super::search::search;
 use crate::args::{ExplainSettings, OutputFormat, PlanFileArgs};
 use crate::errors::CommandResult;
 use crate::output;
-use crate::progress::spin;
+use crate::progress::with_spinner;
 use crate::report::{self, ExplainReport, InfeasibleReport, PricedFile};
 
 /// Searches, prices the alternatives, explains.
@@ -25,7 +25,8 @@ pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
         output::write_plan(file, &best.plan)?;
     }
     let visible = output.format == OutputFormat::Text;
-    let explanation = spin("pricing the alternatives", visible, || explain(&request, &result));
+    let explanation =
+        with_spinner("pricing the alternatives", visible, || explain(&request, &result));
     let report = ExplainReport::new(&request, &explanation, compared.as_ref(), &result.report);
     report::print(&report, output.format, detail, output.plan_on_stdout())?;
     match result.best {

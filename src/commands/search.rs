@@ -7,7 +7,7 @@ use narrows_planner::{Request, SearchResult, search as search_plans};
 
 use crate::args::OutputFormat;
 use crate::output;
-use crate::progress::spin;
+use crate::progress::with_spinner;
 use crate::text::plural;
 
 /// Searches for the fastest plan, with a spinner on a terminal.
@@ -15,7 +15,7 @@ pub fn search(request: &Request, format: OutputFormat) -> SearchResult {
     let Request { model, devices, profile, .. } = request;
     warn_of_measurement(profile);
     let message = format!("planning {} on {}", model.name, plural(*devices, "device"));
-    spin(&message, format == OutputFormat::Text, || search_plans(request))
+    with_spinner(&message, format == OutputFormat::Text, || search_plans(request))
 }
 
 /// Warns once about a profile whose measurement is not reliable.

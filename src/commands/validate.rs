@@ -4,14 +4,14 @@ use narrows_calibration::validation::{self, ComparedFigure};
 
 use crate::args::{OutputFormat, ValidateArgs, ValidateSettings};
 use crate::errors::{CommandResult, Failure, Problem};
-use crate::progress::spin;
+use crate::progress::with_spinner;
 use crate::report::{self, ValidationReport};
 
 /// Predicts every figure and reports both.
 pub fn run(args: &ValidateArgs) -> CommandResult<()> {
     let settings = args.resolve()?;
     let format = args.format.format;
-    let compared = spin("predicting", format == OutputFormat::Text, || compare(&settings))?;
+    let compared = with_spinner("predicting", format == OutputFormat::Text, || compare(&settings))?;
     let report = ValidationReport::new(&settings, &compared);
     report::print(&report, format, args.detail.resolve(), false)
 }

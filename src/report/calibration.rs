@@ -1,5 +1,6 @@
 //! The report of a calibration: coverage, repeatability, provenance, and the comparison with measured steps.
 
+use narrows_calibration::upper_median;
 use narrows_calibration::validation::{ClosedLoop, ClosedLoopPlan, PresetCoverage, StepInterval};
 use narrows_cost_model::profile::{MeasuredPoint, Provenance, ProvenanceKind, Repeatability};
 use narrows_cost_model::{KernelClass, Profile};
@@ -64,6 +65,7 @@ struct ProfileGroup {
 /// Serializes the name of a class in JSON.
 fn class_name<S: Serializer>(class: &KernelClass, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(match class {
+        // The names of GEMMs and fused ops in JSON are older than the terms of the glossary, and stay.
         KernelClass::Gemm => "products",
         KernelClass::Attention => "attention",
         KernelClass::Fused => "element-wise and optimizer",
@@ -98,10 +100,14 @@ impl CalibrationReport {
             KernelClass::Fused => file.fused.relative_error.half_width_90,
             KernelClass::Link => file.links.relative_error.half_width_90,
         };
+        let spread_median = |class| {
+            let spreads = of_class(points, class).map(|point| point.spread);
+            upper_median(spreads.collect()).unwrap_or_default()
+        };
         let coverage = KernelClass::ALL.into_iter().map(|class| ClassCoverage {
             class,
             measured: of_class(points, class).count(),
-            spread_median: median(of_class(points, class).map(|point| point.spread).collect()),
+            spread_median: spread_median(class),
             half_width_90: half_width_90(class),
         });
         let group = |(field, provenance)| ProfileGroup { field, provenance };
@@ -130,10 +136,15 @@ impl CalibrationReport {
             let [median, tenth] =
                 [repeatability.rounds_apart_median, repeatability.rounds_apart_90].map(percent);
             fields.push((
-                "repeats",
-                format!("half of the time within {median} between rounds, 90 % within {tenth}"),
+                "repeatability",
+                format!(
+                    "rounds differ by {median} in the median, and by {tenth} at the 90th percentile"
+                ),
             ));
-            fields.push(("undisturbed", format!("{share} of the shortest wall-clock steps")));
+            fields.push((
+                "best case",
+                format!("the sum of shortest instruction times is {share} of the shortest steps"),
+            ));
         }
         page.fields(&fields);
     }
@@ -276,7 +287,7 @@ fn compared_plans(page: &mut TextPage, comparison: &ClosedLoop, detail: Detail) 
         compared_plan_details(page, comparison);
     }
     let ClosedLoop { plans, pairs, pairs_wrong, pairs_of_one_task, .. } = comparison;
-    let unfamiliar = comparison.mean_absolute_error_other_widths;
+    let other_widths = comparison.mean_absolute_error_other_widths;
     let mut fields = vec![
         ("mean error", percent(comparison.mean_absolute_error)),
         ("worst error", percent(comparison.worst_error)),
@@ -298,8 +309,8 @@ fn compared_plans(page: &mut TextPage, comparison: &ClosedLoop, detail: Detail) 
         ("memory", format!("{} of {} exact", comparison.memory_exact, plans.len())),
         ("interval", interval(comparison)),
     ];
-    if let Some(unfamiliar) = unfamiliar {
-        fields.insert(1, ("other widths", format!("mean error {}", percent(unfamiliar))));
+    if let Some(other_widths) = other_widths {
+        fields.insert(1, ("other widths", format!("mean error {}", percent(other_widths))));
     }
     page.fields(&fields);
 }
@@ -319,7 +330,7 @@ fn compared_plan_details(page: &mut TextPage, comparison: &ClosedLoop) {
         let interval = plan.interval_s.map(|interval| interval.map(Seconds));
         vec![
             plan.name.clone(),
-            Seconds(plan.undisturbed_step_time_s).to_string(),
+            Seconds(plan.min_instruction_sum_s).to_string(),
             interval.map_or(String::new(), |[low, high]| format!("{low} to {high}")),
             percent(plan.spread),
             if plan.memory_exact { "exact" } else { "DIFFERS" }.into(),
@@ -327,7 +338,7 @@ fn compared_plan_details(page: &mut TextPage, comparison: &ClosedLoop) {
     };
     let columns = [
         ("plan", Align::Left),
-        ("undisturbed", Align::Right),
+        ("best case", Align::Right),
         ("90 % interval", Align::Left),
         ("rounds apart", Align::Right),
         ("memory", Align::Left),
@@ -362,9 +373,4 @@ fn kind_name(kind: ProvenanceKind) -> &'static str {
 
 fn of_class(points: &[MeasuredPoint], class: KernelClass) -> impl Iterator<Item = &MeasuredPoint> {
     points.iter().filter(move |point| KernelClass::of(&point.kernel) == class)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }

@@ -12,13 +12,13 @@ use super::page::{Align, TextPage};
 use super::prediction::assumed;
 use super::search::SearchSummary;
 use crate::args::Detail;
-use crate::text::plural;
+use crate::text::{plural, plural_with};
 
 /// A plan file with its prediction, to compare with the plan that the search finds.
 pub struct PricedFile {
     /// The name of the file.
     pub name: String,
-    /// Its prediction.
+    /// The prediction of the plan.
     pub prediction: Prediction,
 }
 
@@ -40,7 +40,7 @@ pub struct ExplainReport<'a> {
 struct ComparedFile<'a> {
     name: &'a str,
     prediction: &'a Prediction,
-    /// Its step time over that of the chosen plan.
+    /// Step time of the file over that of the chosen plan.
     ratio: Option<f64>,
 }
 
@@ -143,8 +143,8 @@ fn breakdowns(page: &mut TextPage, plans: &[(&str, &Prediction, Option<f64>)]) {
         ("plan", Align::Left),
         ("GEMMs", Align::Right),
         ("attention", Align::Right),
-        ("memory-bound", Align::Right),
-        ("links", Align::Right),
+        ("fused ops", Align::Right),
+        ("communication", Align::Right),
         ("bubble", Align::Right),
     ];
     let row = |(name, prediction, _): &(&str, &Prediction, Option<f64>)| {
@@ -163,7 +163,7 @@ fn breakdowns(page: &mut TextPage, plans: &[(&str, &Prediction, Option<f64>)]) {
         ]
     };
     page.table(&columns, &plans.iter().map(row).collect::<Vec<_>>());
-    page.line("Memory-bound: fused ops and the optimizer. Links: exposed collectives.");
+    page.line("Fused ops include the optimizer. Communication: exposed collectives.");
 }
 
 fn bottlenecks(page: &mut TextPage, bottlenecks: &[Bottleneck], detail: Detail) {
@@ -173,7 +173,7 @@ fn bottlenecks(page: &mut TextPage, bottlenecks: &[Bottleneck], detail: Detail) 
                 let name = match resource {
                     Resource::Compute => "compute: GEMMs and attention",
                     Resource::MemoryBandwidth => "memory bandwidth: fused ops and the optimizer",
-                    Resource::Links => "links: collectives and transfers",
+                    Resource::Links => "communication: collectives and transfers",
                     Resource::Pipeline => "the pipeline bubble",
                 };
                 page.line(format!("{percent:3.0} % {name}"));
@@ -188,10 +188,10 @@ fn memory(binding: &MemoryBinding) -> String {
     match binding {
         MemoryBinding::Unlimited { peak } => format!("Memory is not limited: {peak} per device."),
         MemoryBinding::Slack { peak, limit } => {
-            format!("Memory does not limit it: {peak} per device of {limit}.")
+            format!("Memory does not bind: {peak} of {limit} per device.")
         }
         MemoryBinding::Binding { peak, limit, unlimited_step_time, unlimited_peak } => format!(
-            "Memory limits it: {peak} per device of {limit}. Without a limit a step takes \
+            "Memory binds: {peak} of {limit} per device. Without a limit a step takes \
              {unlimited_step_time} with {unlimited_peak}."
         ),
     }
@@ -242,13 +242,9 @@ fn meshes(page: &mut TextPage, explanation: &Explanation, detail: Detail) {
         (explanation.meshes_not_listed as u64, "not listed, with larger bounds"),
     ] {
         if meshes > 0 {
-            page.line(format!("{} {reason}.", plural_meshes(meshes)));
+            page.line(format!("{} {reason}.", plural_with(meshes, "mesh", "meshes")));
         }
     }
-}
-
-fn plural_meshes(count: u64) -> String {
-    if count == 1 { "1 mesh".into() } else { format!("{count} meshes") }
 }
 
 fn is_pruned(outcome: &ContextOutcome) -> bool {

@@ -7,7 +7,7 @@ use super::search::SearchSummary;
 use crate::errors::{Failure, Problem};
 use crate::text::plural;
 
-/// What `plan` and `cost` print without a plan.
+/// Output of `plan` and `cost` without a plan.
 #[derive(Serialize)]
 pub struct InfeasibleReport {
     decisions: Option<()>,
@@ -44,7 +44,7 @@ impl InfeasibleReport {
     }
 }
 
-/// Why no plan was found, and what to try.
+/// The reason why no plan was found, and corrections to try.
 fn diagnosis(request: &Request, report: &SearchReport) -> Diagnosis {
     if report.status != SearchStatus::TimeLimit {
         return narrows_planner::diagnose(request, report);

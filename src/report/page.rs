@@ -28,9 +28,9 @@ pub struct TextPage(String);
 /// Alignment of a table column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Align {
-    /// For words.
+    /// Alignment of words.
     Left,
-    /// For numbers.
+    /// Alignment of numbers.
     Right,
 }
 

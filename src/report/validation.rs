@@ -40,7 +40,8 @@ struct FigureReport<'a> {
     name: &'a str,
     hardware: &'a str,
     executor: Executor,
-    race: Option<&'a str>,
+    #[serde(rename = "race")]
+    comparison_group: Option<&'a str>,
     fitted: bool,
     /// Hardware, recomputation and vocabulary of the fit, where they differ from those of the file.
     #[serde(rename = "terms_of_fit")]
@@ -139,7 +140,7 @@ impl<'a> FigureReport<'a> {
             name: &measurement.name,
             hardware: &measurement.hardware,
             executor: measurement.executor,
-            race: measurement.race.as_deref(),
+            comparison_group: measurement.comparison_group.as_deref(),
             fitted: figure.fitted,
             fit_conditions: figure.fit_conditions.map(|conditions| conditions.labels()),
             per: match measurement.unit {
@@ -240,8 +241,8 @@ impl Report for ValidationReport<'_> {
         page.heading("Errors by source");
         summary_table(&mut page, &self.sources, detail);
         page.paragraph(
-            "Errors: (predicted − measured) / measured. Order: pairs of one race predicted in the right \
-             order. In interval: figures within their 90 % interval.",
+            "Errors: (predicted − measured) / measured. Order: pairs of implementations of the same job that are \
+             predicted in the measured order. In interval: figures within their 90 % interval.",
         );
         self.left_out(&mut page);
         for table in &self.tables {

@@ -48,7 +48,7 @@ impl<'a> Tracer<'a> {
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub fn rescue(self, trainer: &Trainer) -> CommandResult<Option<String>> {
+    pub fn write_after_failure(self, trainer: &Trainer) -> CommandResult<Option<String>> {
         if self.measured.is_empty() {
             return Ok(None);
         }

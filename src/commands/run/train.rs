@@ -124,7 +124,7 @@ fn train_in_group(
     let end = match result {
         Ok(end) => end,
         Err(failure) => {
-            let trace = tracer.map(|tracer| tracer.rescue(&trainer));
+            let trace = tracer.map(|tracer| tracer.write_after_failure(&trainer));
             return Err(with_leftovers(failure, metrics.as_ref(), trace, &keeper, &history));
         }
     };

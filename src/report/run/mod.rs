@@ -77,7 +77,7 @@ impl RunHeader<'_> {
         page.finish()
     }
 
-    /// Where a run with checkpoints starts.
+    /// Start of a run with checkpoints.
     fn origin(&self, resumed: Option<(u64, &Path)>) -> Option<String> {
         let checkpoints = self.training.checkpoints.as_ref()?;
         match (checkpoints.origin, resumed) {
