@@ -114,7 +114,7 @@ struct SolvedContext {
     microbatches: u64,
     overheads: Vec<StageOverhead>,
     cutoff: PruningCutoff,
-    /// By stage, and by number of blocks minus one.
+    /// Bounds by stage, and by number of blocks minus one.
     assignments: Vec<Vec<Arc<StageAssignment>>>,
 }
 

@@ -1,5 +1,7 @@
 //! Times of steps.
 
+use narrows_calibration::upper_median;
+
 /// Times and loss of a step.
 pub struct Times {
     pub wall_s: f64,
@@ -14,9 +16,7 @@ pub fn min(steps: &[Times], time: fn(&Times) -> f64) -> f64 {
 
 /// The median time.
 pub fn median(steps: &[Times], time: fn(&Times) -> f64) -> f64 {
-    let mut all: Vec<f64> = steps.iter().map(time).collect();
-    all.sort_by(f64::total_cmp);
-    all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+    upper_median(steps.iter().map(time).collect()).unwrap_or(f64::NAN)
 }
 
 /// Processor time of all threads of this process so far, in seconds; NaN where it is not available. The

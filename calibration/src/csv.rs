@@ -213,7 +213,7 @@ impl CsvRow<'_> {
             measured: MeasuredQuantity::Step(Box::new(step)),
             value,
             unit: MeasurementUnit::Ms,
-            race: None,
+            comparison_group: None,
         }
     }
 }

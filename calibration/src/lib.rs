@@ -10,8 +10,11 @@ mod csv;
 pub mod fit;
 mod framework;
 pub mod measurements;
+mod statistics;
 pub mod validation;
 
 pub use bootstrap::{Bootstrap, bootstrap, independent_units};
 pub use coordinate_descent::CoordinateDescent;
 pub use csv::{CsvDefaults, measurements_from_csv};
+pub use framework::{FrameworkFit, FrameworkRows};
+pub use statistics::upper_median;

@@ -1,16 +1,18 @@
 //! Fits of CPU profiles to simulated measurements.
 
+#[path = "support/kernels.rs"]
+mod kernels;
+
+use kernels::{collective, fused};
 use narrows_calibration::fit::{CpuMachine, fit_cpu_profile, step_error, with_step_error};
 use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::profile::{
     MeasuredPoint, Provenance, ProvenanceKind, Repeatability, preset,
 };
 use narrows_cost_model::{Executor, KernelClass, Prices, Profile};
-use narrows_plan::kernel::{
-    Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
-};
+use narrows_plan::kernel::{Attention, CollectiveKind, Direction, Kernel};
 use narrows_plan::random::SplitMix64;
-use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
+use narrows_plan::{Bytes, DType, Mesh};
 
 fn machine() -> CpuMachine {
     CpuMachine {
@@ -25,18 +27,7 @@ fn machine() -> CpuMachine {
 }
 
 fn gemm(m: u64, n: u64, k: u64) -> Kernel {
-    let (input, output) = (DType::F32, DType::F32);
-    Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate: false, input, output })
-}
-
-fn fused(bytes: u64) -> Kernel {
-    let (traffic, unfused_traffic) = (Bytes(bytes), Bytes(2 * bytes));
-    Kernel::Fused(FusedKernel {
-        kind: FusedKind::Add,
-        traffic,
-        unfused_traffic,
-        unfused_launches: 2,
-    })
+    kernels::gemm(DType::F32, [m, n, k])
 }
 
 fn attention(length: u64, direction: Direction) -> Kernel {
@@ -46,9 +37,7 @@ fn attention(length: u64, direction: Direction) -> Kernel {
 }
 
 fn all_reduce(bytes: u64) -> Kernel {
-    let group = DeviceGroup { axis: Axis::Tensor, size: 2, stride: 1 };
-    let payload = Bytes(bytes);
-    Kernel::Collective(Collective { kind: CollectiveKind::AllReduce, payload, group })
+    collective(CollectiveKind::AllReduce, bytes, 2, 1)
 }
 
 /// Powers of four.
@@ -191,7 +180,7 @@ fn simulate_errors(
     (0..groups).map(|_| group()).collect()
 }
 
-/// For any ratio of errors between and within groups.
+/// Holds for any ratio of errors between and within groups.
 #[test]
 fn intervals_of_compared_steps_cover_the_next_group() {
     let fitted = fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();

@@ -1,15 +1,16 @@
 //! Fits of GPU profiles to simulated measurements, on meshes of one device, of two, and of a whole node.
 
+#[path = "support/kernels.rs"]
+mod kernels;
+
+use kernels::{collective, fused};
 use narrows_calibration::fit::{GpuMachine, GpuModel, MeasuredStep, fit_gpu_profile};
 use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::profile::{
     EfficiencyPoint, MeasuredPoint, NodeWiring, ProfileFile, ProvenanceKind, preset, read,
 };
 use narrows_cost_model::{Executor, KernelClass, Prices, Profile};
-use narrows_plan::kernel::{
-    Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
-    Transfer,
-};
+use narrows_plan::kernel::{Attention, CollectiveKind, Direction, Kernel, Transfer};
 use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
 
 /// The preset at which fits start, and of which the true profile is a perturbation.
@@ -41,29 +42,13 @@ fn h100(per_node: u32) -> GpuMachine {
 }
 
 fn gemm(m: u64, n: u64, k: u64) -> Kernel {
-    let (input, output) = (DType::Bf16, DType::Bf16);
-    Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate: false, input, output })
-}
-
-fn fused(bytes: u64) -> Kernel {
-    let (traffic, unfused_traffic) = (Bytes(bytes), Bytes(2 * bytes));
-    Kernel::Fused(FusedKernel {
-        kind: FusedKind::Add,
-        traffic,
-        unfused_traffic,
-        unfused_launches: 2,
-    })
+    kernels::gemm(DType::Bf16, [m, n, k])
 }
 
 fn attention(length: u64, direction: Direction) -> Kernel {
     let input = DType::Bf16;
     let (sequences, heads, kv_heads, head_dim) = (4, 16, 16, 128);
     Kernel::Attention(Attention { direction, sequences, length, heads, kv_heads, head_dim, input })
-}
-
-fn collective(kind: CollectiveKind, bytes: u64, size: u64, stride: u64) -> Kernel {
-    let group = DeviceGroup { axis: Axis::Tensor, size, stride };
-    Kernel::Collective(Collective { kind, payload: Bytes(bytes), group })
 }
 
 fn transfer(bytes: u64) -> Kernel {
@@ -357,20 +342,20 @@ fn launch_gaps_belong_to_the_executor() {
 #[test]
 fn noise_widens_intervals() {
     let truth = truth(8);
-    let noisy = |size: f64| {
+    let fit_with_noise = |size: f64| {
         let mut points = points(&truth, &[1, 2, 8]);
         for (index, point) in points.iter_mut().enumerate() {
             point.time_s *= 1.0 + size * [0.0, 1.0, -0.7, 0.4, -0.2][index % 5];
         }
         fit_gpu_profile(&h100(8), points, &steps(), None).unwrap()
     };
-    let [quiet, loud] = [noisy(0.0), noisy(0.3)];
+    let [exact, noisy] = [fit_with_noise(0.0), fit_with_noise(0.3)];
     let width = |profile: &Profile| {
         let error_model = ErrorModel::new(profile, Executor::Captured, &mesh(1));
         let [low, high] = error_model.kernels_interval(&[(gemm(4096, 1024, 1024), 1.0)]);
         high / low
     };
-    assert!(width(&loud) > 1.2 * width(&quiet), "{} {}", width(&loud), width(&quiet));
+    assert!(width(&noisy) > 1.2 * width(&exact), "{} {}", width(&noisy), width(&exact));
     for log in 10..36 {
         for (kernel, devices) in [
             (gemm(1 << (log / 2), 4096, 64), 1),
@@ -378,7 +363,7 @@ fn noise_widens_intervals() {
             (collective(CollectiveKind::AllReduce, 1 << log, 8, 1), 8),
         ] {
             let price =
-                Prices::new(&loud, Executor::Captured, &mesh(devices)).kernel_time(&kernel).0;
+                Prices::new(&noisy, Executor::Captured, &mesh(devices)).kernel_time(&kernel).0;
             assert!(price.is_finite() && price > 0.0, "{kernel:?}: {price}");
         }
     }

@@ -182,18 +182,18 @@ pub fn cpu_comparison(
     let mut small = preset("cola-60m")?;
     small.blocks.truncate(4);
     let mut benchmarks = vec![];
-    let mut add = |model: &Model, batch: u64, length: u64, familiar: bool, all: bool| {
-        let mut variants = one_device_variants();
-        if devices >= 2 {
-            variants.extend(multi_device_variants(2, model.is_low_rank()));
-        }
-        variants.retain(|variant| all || variant.is_compared);
-        let limit = MemoryLimit::None;
-        let of_variant = |v: &PlanVariant| benchmark(model, (batch, length), v, profile, limit);
-        let added = variants.iter().filter_map(of_variant);
-        benchmarks
-            .extend(added.map(|benchmark| Benchmark { widths_measured: familiar, ..benchmark }));
-    };
+    let mut add =
+        |model: &Model, batch: u64, length: u64, widths_measured: bool, every_variant: bool| {
+            let mut variants = one_device_variants();
+            if devices >= 2 {
+                variants.extend(multi_device_variants(2, model.is_low_rank()));
+            }
+            variants.retain(|variant| every_variant || variant.is_compared);
+            let limit = MemoryLimit::None;
+            let of_variant = |v: &PlanVariant| benchmark(model, (batch, length), v, profile, limit);
+            let added = variants.iter().filter_map(of_variant);
+            benchmarks.extend(added.map(|benchmark| Benchmark { widths_measured, ..benchmark }));
+        };
     add(&tiny, 4, 128, true, extent == BenchmarkExtent::Full);
     add(&tiny, 4, 96, true, false);
     add(&tiny, 8, 64, true, false);

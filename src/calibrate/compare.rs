@@ -27,7 +27,7 @@ fn measured_plan(planned: &PlannedBenchmark) -> Option<MeasuredPlan<'_>> {
         widths_measured: planned.benchmark.widths_measured,
         program: &planned.program,
         step_time_s: shortest.whole_step_s,
-        undisturbed_step_time_s: shortest.undisturbed_step_s(),
+        min_instruction_sum_s: shortest.undisturbed_step_s(),
         spread: rounds.fold(0.0, f64::max) / fastest - 1.0,
         memory_exact: allocated.all(|(device, bytes)| *bytes == arena(device)),
     })

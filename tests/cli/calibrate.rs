@@ -228,8 +228,8 @@ fn an_unwritable_cache_fails_before_the_measurement() {
     let message = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert!(message.contains("file/narrows: cannot be written"), "{message}");
     assert!(message.contains("--output FILE"), "{message}");
-    let mut homeless = narrows(LEAST);
-    let assert = homeless.env_remove("XDG_CACHE_HOME").env_remove("HOME").assert().code(2);
+    let mut without_home = narrows(LEAST);
+    let assert = without_home.env_remove("XDG_CACHE_HOME").env_remove("HOME").assert().code(2);
     let message = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert!(message.contains("neither XDG_CACHE_HOME nor HOME"), "{message}");
 }

@@ -5,7 +5,7 @@ use std::fs;
 use super::{failure, narrows};
 
 #[test]
-fn bad_flags_are_named() {
+fn invalid_flags_are_reported_by_name() {
     for (arguments, part) in [
         ("plan", "--model: is missing"),
         ("plan --model cola-7", "did you mean cola-7b?"),
@@ -34,7 +34,7 @@ fn bad_flags_are_named() {
 }
 
 #[test]
-fn bad_files_are_located() {
+fn invalid_files_are_reported_with_location() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bad.json");
     let name = path.to_str().unwrap();

@@ -79,6 +79,18 @@ pub(super) fn fit_parameters(
     *file = search.best;
 }
 
+/// Mean of |ln(measured / priced)|. A point that is priced 0 has no error.
+pub(super) fn mean_log_error(
+    points: &[MeasuredPoint],
+    mut price_s: impl FnMut(&MeasuredPoint) -> f64,
+) -> f64 {
+    let log_error = |point: &MeasuredPoint| {
+        let priced_s = price_s(point);
+        if priced_s > 0.0 { (point.time_s / priced_s).ln().abs() } else { 0.0 }
+    };
+    points.iter().map(log_error).sum::<f64>() / points.len().max(1) as f64
+}
+
 /// The points of one class.
 pub(super) fn points_of_class(points: &[MeasuredPoint], class: KernelClass) -> Vec<MeasuredPoint> {
     points.iter().filter(|point| KernelClass::of(&point.kernel) == class).cloned().collect()

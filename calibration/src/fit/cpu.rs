@@ -9,7 +9,7 @@ use narrows_plan::kernel::Attention;
 use narrows_plan::{Bytes, Defects, Kernel, Mesh};
 
 use super::class::{
-    FIT_ORDER, fit_attention_curves, fit_parameters, points_of_class, provenance,
+    FIT_ORDER, fit_attention_curves, fit_parameters, mean_log_error, points_of_class, provenance,
     with_relative_errors,
 };
 
@@ -99,7 +99,7 @@ pub fn fit_cpu_profile(
             let assumed = vec!["fill_half_bytes".to_owned()];
             file.links.intra_node.provenance = Provenance { assumed, ..fitted(how, class) };
         }
-        fit_parameters(&mut file, class, |file| mean_log_error(file, &class_points));
+        fit_parameters(&mut file, class, |file| curve_error(file, &class_points));
     }
     // The load of the machine and the assumed step error apply to both executors.
     for launch_costs in [&mut file.executors.captured, &mut file.executors.eager] {
@@ -156,18 +156,16 @@ fn set_peak_rates(file: &mut ProfileFile, points: &[MeasuredPoint]) {
     }
 }
 
-/// Mean of |ln(measured / priced)| with the prices of the curves alone.
-fn mean_log_error(file: &ProfileFile, points: &[MeasuredPoint]) -> f64 {
+/// Mean logarithmic error with the prices of the curves alone.
+fn curve_error(file: &ProfileFile, points: &[MeasuredPoint]) -> f64 {
     let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
     let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
     let prices = Prices::new(&profile, Executor::Captured, &mesh);
-    let log_error = |point: &MeasuredPoint| {
+    mean_log_error(points, |point| {
         let devices_sharing = match KernelClass::of(&point.kernel) {
             KernelClass::Link => 1.0,
             _ => point.devices as f64,
         };
-        let priced = prices.kernel_time(&point.kernel).0 * devices_sharing;
-        if priced > 0.0 { (point.time_s / priced).ln().abs() } else { 0.0 }
-    };
-    points.iter().map(log_error).sum::<f64>() / points.len().max(1) as f64
+        prices.kernel_time(&point.kernel).0 * devices_sharing
+    })
 }

@@ -22,9 +22,10 @@ use narrows_cost_model::profile::{
 use narrows_cost_model::{KernelClass, PriceSource, Prices};
 
 use super::class::{
-    FIT_ORDER, fit_attention_curves, fit_parameters, points_of_class, provenance,
+    FIT_ORDER, fit_attention_curves, fit_parameters, mean_log_error, points_of_class, provenance,
     with_relative_errors,
 };
+use crate::statistics::upper_median;
 
 /// Rounds in which the curves of attention and its start, which depend on each other, are fitted alternately.
 const ATTENTION_ROUNDS: usize = 3;
@@ -300,7 +301,7 @@ fn prices_on(file: &ProfileFile, devices: u64) -> Prices {
 
 /// Fits the numbers of a class to its points.
 fn fit_class(file: &mut ProfileFile, class: KernelClass, points: &[MeasuredPoint]) {
-    let fit = |file: &mut ProfileFile| fit_parameters(file, class, |f| mean_log_error(f, points));
+    let fit = |file: &mut ProfileFile| fit_parameters(file, class, |f| curve_error(f, points));
     if class != KernelClass::Attention {
         return fit(file);
     }
@@ -319,20 +320,17 @@ fn fit_class(file: &mut ProfileFile, class: KernelClass, points: &[MeasuredPoint
     }
 }
 
-/// Mean of |ln(measured / priced)| with the prices of the curves, on the mesh of each measurement.
-fn mean_log_error(file: &ProfileFile, points: &[MeasuredPoint]) -> f64 {
+/// Mean logarithmic error with the prices of the curves, on the mesh of each measurement.
+fn curve_error(file: &ProfileFile, points: &[MeasuredPoint]) -> f64 {
     let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
     let mut prices: Vec<(u64, Prices)> = vec![];
-    let mut sum = 0.0;
-    for MeasuredPoint { kernel, devices, time_s, .. } in points {
+    mean_log_error(points, |MeasuredPoint { kernel, devices, .. }| {
         let index = prices.iter().position(|(known, _)| known == devices).unwrap_or_else(|| {
             prices.push((*devices, prices_on(profile.file(), *devices)));
             prices.len() - 1
         });
-        let priced = prices[index].1.kernel_time(kernel).0;
-        sum += if priced > 0.0 { (time_s / priced).ln().abs() } else { 0.0 };
-    }
-    sum / points.len().max(1) as f64
+        prices[index].1.kernel_time(kernel).0
+    })
 }
 
 /// Derives the launch gaps of both executors from whole steps.
@@ -340,9 +338,7 @@ fn derive_launch_gaps(file: &mut ProfileFile, steps: &[MeasuredStep], machine: &
     let median_gap = |step_time_s: fn(&MeasuredStep) -> f64| {
         let gap = |step: &MeasuredStep| (step_time_s(step) - step.instructions_s) / step.launches;
         let launching = steps.iter().filter(|step| step.launches >= 1.0);
-        let mut gaps: Vec<f64> = launching.map(|step| gap(step).max(0.0)).collect();
-        gaps.sort_by(f64::total_cmp);
-        gaps.get(gaps.len() / 2).copied()
+        upper_median(launching.map(|step| gap(step).max(0.0)).collect())
     };
     let captured = median_gap(|step| step.captured_s);
     let eager = median_gap(|step| step.eager_s);

@@ -10,7 +10,6 @@ use super::model::Framework;
 pub(crate) type Coefficients = [f64; 9];
 
 /// The names of [`Coefficients`].
-#[cfg(test)]
 pub(super) const COEFFICIENT_NAMES: [&str; 9] = [
     "operator_s",
     "idle_operators",
@@ -25,6 +24,7 @@ pub(super) const COEFFICIENT_NAMES: [&str; 9] = [
 
 /// The index of the network's efficiency.
 pub(super) const NETWORK: usize = 8;
+
 impl Framework {
     /// The framework part of fitted coefficients.
     pub fn from_coefficients(coefficients: &Coefficients) -> Framework {

@@ -1,5 +1,4 @@
-//! The fit of a framework to measured steps, and its uncertainty. It runs in tests only, because the steps are not part of
-//! the repository.
+//! The fit of a framework to measured steps, and its uncertainty.
 //!
 //! Minimises the mean of |ln(predicted / measured)| over the steps within a node plus that over the steps across nodes,
 //! by coordinate descent with shrinking steps. Both categories have the same weight whatever their numbers of steps.

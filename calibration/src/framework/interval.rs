@@ -48,10 +48,10 @@ pub(crate) struct IntervalModel {
     pub recomputed_within_a_node: Vec<Recompute>,
     /// Recomputation of the steps across nodes.
     pub recomputed_across_nodes: Vec<Recompute>,
-    /// For steps of measured models with measured recomputation: draws that leave out rows.
+    /// Fit for steps of measured models with measured recomputation: draws that leave out rows.
     #[serde(rename = "known")]
     pub by_row: BootstrapFit,
-    /// For all other steps: draws that leave out models.
+    /// Fit for all other steps: draws that leave out models.
     #[serde(rename = "other")]
     pub by_model: BootstrapFit,
     /// The smallest and the largest base-2 logarithm of each of a step's sizes.

@@ -6,15 +6,16 @@
 //! the model, the mesh or the row.
 
 mod coefficients;
-#[cfg(test)]
 mod fit;
 mod fitted_rows;
 mod interval;
 mod model;
 mod operators;
+mod refit;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use fitted_rows::{FitConditions, fit_conditions_of};
 pub(crate) use interval::built_in_interval_model;
 pub(crate) use model::{FITTED_FRAMEWORK, step_time_s};
+pub use refit::{FrameworkFit, FrameworkRows};

@@ -11,7 +11,7 @@ use narrows_plan::{Bytes, Mesh, Workload, Zero};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::sources;
+use super::sources::{self, Citation};
 
 /// The JSON form of measurements; [`read`](super::read) also validates them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -39,21 +39,11 @@ pub enum MeasurementsFormat {
     V1,
 }
 
-/// The source of figures.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Citation {
-    /// Publication, repository and file, or the person and the run.
-    pub citation: String,
-    /// Conditions: software, number formats, repetitions, known differences.
-    pub conditions: String,
-}
-
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
-    /// Its name in reports. Unique in a file.
+    /// Name in reports. Unique in a file.
     pub name: String,
     /// The table that it is counted in; errors are averaged within a table.
     pub table: String,
@@ -71,10 +61,10 @@ pub struct Measurement {
     pub value: f64,
     /// The unit of the figure.
     pub unit: MeasurementUnit,
-    /// Measurements of one race do the same job in different ways: the faster one must be predicted to be the faster
-    /// one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub race: Option<String>,
+    /// Comparison group: its measurements do the same job in different ways, and the faster one must be predicted to be
+    /// the faster one.
+    #[serde(rename = "race", default, skip_serializing_if = "Option::is_none")]
+    pub comparison_group: Option<String>,
     /// Whether a prediction was fitted to this figure, which makes it no prediction.
     #[serde(default, skip_serializing_if = "is_false")]
     pub fitted: bool,
@@ -163,7 +153,7 @@ pub struct NormRun {
     pub rows: u64,
     /// Features of a whole row.
     pub features: u64,
-    /// How the statistic is reduced: `sync`, by an all-reduce of its own; `online`, with the latents, which are scaled
+    /// Reduction of the statistic: `sync`, by an all-reduce of its own; `online`, with the latents, which are scaled
     /// once their sum is known.
     pub norm: NormRule,
     /// Width of all latents that an online norm scales.
@@ -196,9 +186,9 @@ pub struct TrainingStep {
     pub workload: Workload,
     /// Sharding over the tensor axis. For a GPT: `fullrank-tp`.
     pub strategy: Baseline,
-    /// What the backward pass recomputed.
+    /// Activations that the backward pass recomputed.
     pub recompute: Recompute,
-    /// How the statistic of a norm over sharded features was reduced.
+    /// Reduction of the statistic of a norm over sharded features.
     #[serde(default = "any_norm")]
     pub norm: NormRule,
     /// Whether all weights were sharded over the tensor axis.

@@ -9,8 +9,9 @@ mod validate;
 
 use narrows_plan::{Defect, Defects, json};
 
-pub use file::{Citation, MeasuredQuantity, MeasurementUnit, MeasurementsFile};
+pub use file::{MeasuredQuantity, MeasurementUnit, MeasurementsFile};
 pub use kernels::priced_kernels;
+pub use sources::Citation;
 
 pub(crate) use file::{
     GptModel, KernelRun, Measurement, MeasurementsFormat, TrainedModel, TrainingStep,

@@ -1,13 +1,22 @@
-//! Deserializes sources and rejects duplicate keys, of which JSON parsers otherwise keep the last.
+//! Sources of figures. Their deserialization rejects duplicate keys, of which JSON parsers otherwise keep the last.
 
 use std::fmt;
 
 use indexmap::IndexMap;
 use indexmap::map::Entry;
-use serde::Deserializer;
+use schemars::JsonSchema;
 use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::Citation;
+/// The source of figures.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Citation {
+    /// Publication, repository and file, or the person and the run.
+    pub citation: String,
+    /// Conditions: software, number formats, repetitions, known differences.
+    pub conditions: String,
+}
 
 struct UniqueSources;
 

@@ -33,7 +33,7 @@ pub struct MeasuredPlan<'a> {
     /// The shortest step; on GPUs, of captured graphs.
     pub step_time_s: f64,
     /// The sum of the shortest times of the step's instructions.
-    pub undisturbed_step_time_s: f64,
+    pub min_instruction_sum_s: f64,
     /// The slowest round over the fastest one, minus 1.
     pub spread: f64,
     /// Whether every device allocated the predicted bytes.
@@ -50,13 +50,14 @@ pub struct ClosedLoopPlan {
     pub widths_measured: bool,
     /// The shortest measured step; on GPUs, of captured graphs.
     pub measured_step_time_s: f64,
-    /// The step without disturbance: the sum of its instructions' shortest times.
-    pub undisturbed_step_time_s: f64,
+    /// The sum of the shortest times of the step's instructions.
+    #[serde(rename = "undisturbed_step_time_s")]
+    pub min_instruction_sum_s: f64,
     /// The predicted step time.
     pub predicted_step_time_s: f64,
     /// predicted / measured − 1.
     pub error: f64,
-    /// The same for the instructions alone: their predicted time over that of the undisturbed step, minus 1.
+    /// The same for the instructions alone: their predicted time over the sum of their shortest measured times, minus 1.
     pub error_of_instructions: f64,
     /// The slowest round over the fastest one, minus 1.
     pub spread: f64,
@@ -176,10 +177,10 @@ fn compare(profile: &Profile, measured: &MeasuredPlan) -> ClosedLoopPlan {
         name: measured.name.clone(),
         widths_measured: measured.widths_measured,
         measured_step_time_s: measured.step_time_s,
-        undisturbed_step_time_s: measured.undisturbed_step_time_s,
+        min_instruction_sum_s: measured.min_instruction_sum_s,
         predicted_step_time_s: predicted_s,
         error: predicted_s / measured.step_time_s - 1.0,
-        error_of_instructions: instructions_s / measured.undisturbed_step_time_s - 1.0,
+        error_of_instructions: instructions_s / measured.min_instruction_sum_s - 1.0,
         spread: measured.spread,
         interval_s: None,
         memory_exact: measured.memory_exact,
@@ -279,7 +280,7 @@ mod tests {
             task: task.into(),
             widths_measured: true,
             measured_step_time_s: measured,
-            undisturbed_step_time_s: measured,
+            min_instruction_sum_s: measured,
             predicted_step_time_s: predicted,
             error: 0.0,
             error_of_instructions: 0.0,

@@ -49,7 +49,7 @@ pub struct ComparedFigure<'a> {
 pub struct FileDefects {
     /// The index of the file.
     pub file: usize,
-    /// Its defects, each with the path of its field.
+    /// Defects of the file, each with the path of its field.
     pub defects: Defects,
 }
 

@@ -3,8 +3,8 @@
 //! ```text
 //! eᵢ = predictedᵢ / measuredᵢ − 1      mean |e|, median |e|, worst |e|, signed mean of e
 //! ```
-//! A race is one job with several implementations. Of every two whose measured times differ, the faster one must be
-//! predicted to be the faster one.
+//! A comparison group is one job with several implementations. Of every two whose measured times differ, the faster one
+//! must be predicted to be the faster one.
 
 use serde::Serialize;
 
@@ -23,19 +23,19 @@ pub struct ErrorSummary {
     pub mean_signed_percent: f64,
 }
 
-/// Number of pairs within races, and of those that are predicted in the measured order.
+/// Number of pairs within comparison groups, and of those that are predicted in the measured order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Orderings {
-    /// Pairs within races.
+    /// Pairs within comparison groups.
     pub pairs: usize,
     /// Pairs in the right order.
     pub right: usize,
 }
 
-/// Times of one implementation in a race.
+/// Times of one implementation in a comparison group.
 #[derive(Clone, Copy)]
-pub(super) struct RaceTime<'a> {
-    pub race: &'a str,
+pub(super) struct ComparisonTime<'a> {
+    pub comparison_group: &'a str,
     pub measured_s: f64,
     pub predicted_s: f64,
 }
@@ -69,12 +69,14 @@ impl ErrorSummary {
 }
 
 impl Orderings {
-    /// Counts the pairs of each race.
-    pub(super) fn count(times: &[RaceTime]) -> Orderings {
+    /// Counts the pairs of each comparison group.
+    pub(super) fn count(times: &[ComparisonTime]) -> Orderings {
         let mut orderings = Orderings::default();
         for (index, one) in times.iter().enumerate() {
             for other in &times[index + 1..] {
-                if one.race != other.race || one.measured_s == other.measured_s {
+                if one.comparison_group != other.comparison_group
+                    || one.measured_s == other.measured_s
+                {
                     continue;
                 }
                 orderings.pairs += 1;
@@ -121,8 +123,12 @@ mod tests {
     }
 
     #[test]
-    fn only_pairs_of_one_race_are_compared() {
-        let time = |race, measured_s, predicted_s| RaceTime { race, measured_s, predicted_s };
+    fn only_pairs_of_one_group_are_compared() {
+        let time = |comparison_group, measured_s, predicted_s| ComparisonTime {
+            comparison_group,
+            measured_s,
+            predicted_s,
+        };
         let times =
             [time("a", 1.0, 1.0), time("a", 2.0, 3.0), time("a", 3.0, 2.0), time("b", 1.0, 9.0)];
         assert_eq!(Orderings::count(&times), Orderings { pairs: 3, right: 2 });

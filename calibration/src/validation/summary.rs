@@ -1,7 +1,7 @@
 //! Summaries of compared figures by table and by source.
 
 use super::compare::ComparedFigure;
-use super::errors::{ErrorSummary, IntervalCoverage, Orderings, RaceTime};
+use super::errors::{ComparisonTime, ErrorSummary, IntervalCoverage, Orderings};
 
 /// Statistics of a group of figures.
 pub struct FigureSummary<'a> {
@@ -9,7 +9,7 @@ pub struct FigureSummary<'a> {
     pub name: String,
     /// Errors of the predictions.
     pub errors: ErrorSummary,
-    /// Orderings within races.
+    /// Orderings within comparison groups.
     pub orderings: Orderings,
     /// Figures within their intervals.
     pub coverage: IntervalCoverage,
@@ -54,13 +54,14 @@ fn summarize_by<'a>(
 fn summary<'a>(name: String, figures: Vec<&'a ComparedFigure<'a>>) -> Option<FigureSummary<'a>> {
     let pairs = figures.iter().map(|figure| (figure.predicted_s, figure.measured_s));
     let errors = ErrorSummary::of(pairs)?;
-    let race_time = |figure: &&'a ComparedFigure| {
-        let race = figure.measurement.race.as_deref()?;
+    let comparison_time = |figure: &&'a ComparedFigure| {
+        let comparison_group = figure.measurement.comparison_group.as_deref()?;
         let (measured_s, predicted_s) = (figure.measured_s, figure.predicted_s);
-        Some(RaceTime { race, measured_s, predicted_s })
+        Some(ComparisonTime { comparison_group, measured_s, predicted_s })
     };
-    let race_times: Vec<RaceTime> = figures.iter().filter_map(race_time).collect();
-    let orderings = Orderings::count(&race_times);
+    let comparison_times: Vec<ComparisonTime> =
+        figures.iter().filter_map(comparison_time).collect();
+    let orderings = Orderings::count(&comparison_times);
     let coverage = IntervalCoverage::count(figures.iter().map(|of| (of.measured_s, of.interval_s)));
     let fitted = figures.iter().filter(|figure| figure.fitted).count();
     Some(FigureSummary { name, errors, orderings, coverage, fitted, figures })

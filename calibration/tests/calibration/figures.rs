@@ -3,8 +3,7 @@
 use narrows_calibration::measurements::{MeasuredQuantity, priced_kernels, shipped};
 use narrows_cost_model::Prices;
 use narrows_cost_model::profile::preset;
-use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
-use narrows_plan::{Axis, Bytes, DType, DeviceGroup};
+use narrows_plan::{DType, Kernel};
 
 /// A measured time of kernels that ran one after the other.
 pub struct Figure {
@@ -57,17 +56,4 @@ fn table(name: &str) -> Vec<Figure> {
         Figure { name: row.name.clone(), kernels, seconds }
     });
     figures.collect()
-}
-
-pub fn gemm(m: u64, k: u64, n: u64, batch: u64) -> Kernel {
-    let (input, output) = (DType::Bf16, DType::Bf16);
-    Kernel::Gemm(Gemm { m, n, k, batch, accumulate: false, input, output })
-}
-
-pub fn all_reduce(mib: u64) -> Kernel {
-    Kernel::Collective(Collective {
-        kind: CollectiveKind::AllReduce,
-        payload: Bytes(mib * Bytes::MIB),
-        group: DeviceGroup { axis: Axis::Tensor, size: 4, stride: 1 },
-    })
 }

@@ -1,18 +1,19 @@
 //! Errors of `a100-80gb` on the published micro-benchmarks of its fit.
 //!
 //! `cargo test -p narrows-calibration --test calibration -- --nocapture` prints the tables;
-//! `… -- --ignored --nocapture refit` repeats the fit.
+//! `cargo run --release -p narrows-calibration --example refit_a100` repeats the fit.
 
 mod figures;
+mod kernel_fit;
 
-use figures::{Figure, Figures, all_reduce, gemm, load};
+use figures::{Figure, load};
+use kernel_fit::{GEMM, LINKS, distance_octaves, mean, prices, search, tables};
 use narrows_calibration::validation::IntervalCoverage;
-use narrows_calibration::{Bootstrap, CoordinateDescent, bootstrap, independent_units};
 use narrows_cost_model::interval::prediction_interval;
-use narrows_cost_model::profile::{Profile, ProfileFile, preset};
-use narrows_cost_model::{Executor, MeasuredShapes, Prices, error_scale};
-use narrows_plan::{Kernel, Mesh};
-use serde_json::json;
+use narrows_cost_model::profile::{Profile, preset};
+use narrows_cost_model::{Prices, error_scale};
+use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
+use narrows_plan::{Axis, Bytes, DType, DeviceGroup};
 
 /// Recorded mean absolute errors in percent. The test accepts half a point more.
 const RECORDED: [(&str, f64); 5] = [
@@ -23,21 +24,6 @@ const RECORDED: [(&str, f64); 5] = [
     ("grouped all-reduces", 2.50),
 ];
 const SLACK: f64 = 0.5;
-
-/// The executor of the measurements: PyTorch, operator by operator.
-fn prices(profile: &Profile) -> Prices {
-    Prices::new(profile, Executor::Eager, &Mesh { tensor: 4, pipeline: 1, data: 1 })
-}
-
-fn tables(figures: &Figures) -> [&[Figure]; 5] {
-    [
-        &figures.products,
-        &figures.utilisation,
-        &figures.grouped_products,
-        &figures.all_reduces,
-        &figures.grouped_all_reduces,
-    ]
-}
 
 #[test]
 fn errors_do_not_grow() {
@@ -112,81 +98,6 @@ fn a_long_all_reduce_has_the_fitted_bus_bandwidth() {
     assert!((200e9..220e9).contains(&bus), "{bus:e}");
 }
 
-/// Name and field of a fitted coefficient.
-type Parameter = (&'static str, fn(&mut ProfileFile) -> &mut f64);
-
-const GEMM: [Parameter; 4] = [
-    ("gemm.efficiency_max", |file| &mut file.gemm.efficiency_max),
-    ("gemm.exposed_epilogue", |file| &mut file.gemm.exposed_epilogue),
-    ("gemm.tile_overhead_elements", |file| &mut file.gemm.tile_overhead_elements),
-    ("gemm.start_s", |file| &mut file.gemm.start_s),
-];
-const LINKS: [Parameter; 2] = [
-    ("links.intra_node.efficiency", |file| &mut file.links.intra_node.efficiency),
-    ("links.intra_node.fill_s", |file| &mut file.links.intra_node.fill_s),
-];
-
-#[test]
-#[ignore = "a tool: prints fitted coefficients, draws and residuals for profiles/a100-80gb.json"]
-fn refit() {
-    let figures = load();
-    let tables = tables(&figures);
-    for (parameters, tables) in [(&GEMM[..], &tables[..3]), (&LINKS[..], &tables[3..])] {
-        let all: Vec<&Figure> = tables.iter().copied().flatten().collect();
-        let mut file = search(parameters, &all, &vec![1.0; all.len()]);
-        for (name, parameter) in parameters {
-            println!("{name} = {:.4e}", parameter(&mut file));
-        }
-        let mut errors = absolute_errors(&file, &all);
-        errors.sort_by(f64::total_cmp);
-        let high = errors[errors.len() * 9 / 10] * 100.0;
-        println!("mean {:.2} %, 90th percentile {high:.2} %", mean(&errors) * 100.0);
-        println!("held out, mean {:.2} %", held_out_error(parameters, &all) * 100.0);
-        let bootstrap = refit_draws(parameters, &all);
-        let coefficients = bootstrap.draws.iter().map(|file| {
-            let value = |parameter: &Parameter| short(*parameter.1(&mut file.clone()));
-            parameters.iter().map(value).collect::<Vec<f64>>()
-        });
-        println!("draws {}", json!(coefficients.collect::<Vec<_>>()));
-        let residuals = bootstrap.residuals.iter().map(|(_, residual)| short(*residual));
-        println!("residuals {}", json!(residuals.collect::<Vec<_>>()));
-        let mut kernels: Vec<&Kernel> = all.iter().flat_map(kernels_of).collect();
-        kernels.sort_by_key(|kernel| format!("{kernel:?}"));
-        kernels.dedup();
-        println!("kernels {}\n", json!(kernels));
-    }
-}
-
-/// Rounds to four significant digits.
-fn short(number: f64) -> f64 {
-    format!("{number:.3e}").parse().unwrap()
-}
-
-/// Draws of a bootstrap.
-const DRAWS: usize = 32;
-
-/// The fit, repeated on draws of the figures.
-fn refit_draws(parameters: &[Parameter], all: &[&Figure]) -> Bootstrap<ProfileFile> {
-    let fit = |counts: &[f64]| search_from(0.1, parameters, all, counts);
-    let own = preset("a100-80gb").unwrap().file().clone();
-    bootstrap(&independent_units(all.len()), DRAWS, 1, &own, fit, |file, index| {
-        let prices = prices(&file.clone().resolve().unwrap());
-        -(1.0 + all[index].error(&prices)).ln() / error_scale(distance_octaves(all, index))
-    })
-}
-
-fn kernels_of<'a>(figure: &&'a Figure) -> impl Iterator<Item = &'a Kernel> {
-    figure.kernels.iter().map(|(kernel, _)| kernel)
-}
-
-/// Largest distance of a kernel of a figure from the kernels of all other figures, in octaves.
-fn distance_octaves(all: &[&Figure], index: usize) -> f64 {
-    let others = all.iter().enumerate().filter(|(other, _)| *other != index);
-    let shapes = MeasuredShapes::from_kernels(others.flat_map(|(_, figure)| kernels_of(figure)));
-    let distances = kernels_of(&all[index]).map(|kernel| shapes.distance_octaves(kernel, 1));
-    distances.fold(0.0, f64::max)
-}
-
 /// Prices by each refit of the profile.
 fn refitted() -> Vec<Prices> {
     let refits = preset("a100-80gb").unwrap().file().refitted();
@@ -210,7 +121,7 @@ fn intervals_cover_each_figure_that_is_left_out() {
             .map(|out| {
                 let counts: Vec<f64> =
                     (0..all.len()).map(|i| f64::from(u8::from(i != out))).collect();
-                search_from(0.02, parameters, &all, &counts).resolve().unwrap()
+                search(0.02, parameters, &all, &counts).resolve().unwrap()
             })
             .collect();
         let residual = |out: usize| -(1.0 + all[out].error(&prices(&fits[out]))).ln();
@@ -236,59 +147,15 @@ fn intervals_cover_each_figure_that_is_left_out() {
     assert!((0.82..=0.98).contains(&covered), "{covered}");
 }
 
-/// Mean error of the figures of each strategy by a fit to the figures of all other strategies.
-fn held_out_error(parameters: &[Parameter], all: &[&Figure]) -> f64 {
-    let strategies = ["fullrank", "vanilla", "btp", "qkv", "gate_up"];
-    let errors = strategies.iter().flat_map(|strategy| {
-        let (held_out, rest): (Vec<&Figure>, Vec<&Figure>) =
-            all.iter().partition(|figure| figure.name.starts_with(strategy));
-        let errors = absolute_errors(&search(parameters, &rest, &vec![1.0; rest.len()]), &held_out);
-        println!("  {strategy} held out: mean {:.2} %", mean(&errors) * 100.0);
-        errors
-    });
-    mean(&errors.collect::<Vec<f64>>())
+fn gemm(m: u64, k: u64, n: u64, batch: u64) -> Kernel {
+    let (input, output) = (DType::Bf16, DType::Bf16);
+    Kernel::Gemm(Gemm { m, n, k, batch, accumulate: false, input, output })
 }
 
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
-fn absolute_errors(file: &ProfileFile, figures: &[&Figure]) -> Vec<f64> {
-    let prices = prices(&file.clone().resolve().unwrap());
-    figures.iter().map(|figure| figure.error(&prices).abs()).collect()
-}
-
-/// Minimises the sum of squared logarithmic errors, in which figure i counts `counts[i]` times, by
-/// coordinate descent with shrinking steps. (The mean absolute error would not distinguish many small
-/// errors from one large error.)
-fn search(parameters: &[Parameter], figures: &[&Figure], counts: &[f64]) -> ProfileFile {
-    search_from(0.2, parameters, figures, counts)
-}
-
-/// As [`search`], with another first step, which can be smaller where the optimum is near the preset.
-fn search_from(
-    mut step: f64,
-    parameters: &[Parameter],
-    figures: &[&Figure],
-    counts: &[f64],
-) -> ProfileFile {
-    let loss = |file: &ProfileFile| {
-        let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
-        let prices = prices(&profile);
-        let square = |figure: &Figure| (1.0 + figure.error(&prices)).ln().powi(2);
-        figures.iter().zip(counts).map(|(figure, count)| count * square(figure)).sum::<f64>()
-    };
-    let scale = |file: &mut ProfileFile, index: usize, factor: f64| {
-        *parameters[index].1(file) *= factor;
-    };
-    let start = preset("a100-80gb").unwrap().file().clone();
-    let mut search = CoordinateDescent::new(start, loss);
-    while step > 1e-4 {
-        let before = search.loss;
-        search.sweep(parameters.len(), [1.0 + step, 1.0 - step], 1, scale, loss);
-        if search.loss == before {
-            step /= 1.5;
-        }
-    }
-    search.best
+fn all_reduce(mib: u64) -> Kernel {
+    Kernel::Collective(Collective {
+        kind: CollectiveKind::AllReduce,
+        payload: Bytes(mib * Bytes::MIB),
+        group: DeviceGroup { axis: Axis::Tensor, size: 4, stride: 1 },
+    })
 }

@@ -7,7 +7,7 @@ use narrows_reference::{GRADIENT_TOLERANCE, Miniature};
 use narrows_runtime::session::{Session, StepInput};
 use narrows_runtime::{RunError, count_step};
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
-use narrows_test_support::small::{small_context, small_models};
+use narrows_test_support::small_models::{small_context, small_models};
 
 fn open(model: &Model, program: CheckedProgram) -> Result<Session, RunError> {
     narrows_cpu::session(model, program, 1)

@@ -7,7 +7,7 @@ use narrows_reference::Miniature;
 use narrows_runtime::RunError;
 use narrows_runtime::session::Session;
 use narrows_test_support::plans::{TestRng, draw_plan, to_json};
-use narrows_test_support::small::{pick_copied, unusual_model};
+use narrows_test_support::small_models::{pick_copied, unusual_model};
 
 fn open(model: &Model, program: CheckedProgram) -> Result<Session, RunError> {
     narrows_cpu::session(model, program, 1)

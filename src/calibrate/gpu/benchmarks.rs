@@ -133,13 +133,11 @@ impl BenchmarkSelection<'_> {
     /// # Errors
     /// A missing preset.
     pub fn compared(&self) -> CommandResult<Vec<Benchmark>> {
-        let of_model = |model: &Model, sizes: (u64, u64), familiar: bool| {
+        let of_model = |model: &Model, sizes: (u64, u64), widths_measured: bool| {
             let mut variants = variants(self.devices, model.is_low_rank());
             variants.retain(|variant| variant.is_compared);
             let benchmarks = self.of_model(model, BLOCKS_COMPARED, sizes, &variants);
-            benchmarks
-                .into_iter()
-                .map(move |benchmark| Benchmark { widths_measured: familiar, ..benchmark })
+            benchmarks.into_iter().map(move |benchmark| Benchmark { widths_measured, ..benchmark })
         };
         Ok(match self.extent {
             BenchmarkExtent::Quick => {

@@ -127,7 +127,7 @@ impl GpuProcesses {
 
 /// The facts that must be equal in all processes.
 fn facts(benchmarks: &[PlannedBenchmark], command: &str) -> Vec<RunFact> {
-    let plans = benchmarks.iter().map(|planned| format!("{:?}", planned.program.program()));
+    let plans = benchmarks.iter().map(|planned| planned.program.program().to_string());
     let plans: String = plans.collect();
     let fact = |name: &str, value: String| RunFact { name: name.into(), value };
     vec![

@@ -19,7 +19,7 @@ use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
 use narrows_runtime::{CounterRng, Optimizer, RunError, random_stream_name};
 
 use crate::plans::{TestRng, draw_plan, to_json};
-use crate::small::{small_context, small_models};
+use crate::small_models::{small_context, small_models};
 
 /// Largest differences from the reference.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ pub fn cases(
     numbers.into_iter().map(move |number| case(&small, number, precision))
 }
 
-/// For each small model the first case that needs at most `devices` devices.
+/// Returns for each small model the first case that needs at most `devices` devices.
 pub fn cases_on(precision: Precision, devices: u64) -> Vec<ConformanceCase> {
     let count = small_models().len();
     let first = |model| {

@@ -3,10 +3,11 @@
 //! | module | contents |
 //! |---|---|
 //! | [`plans`] | random plans of the whole search space: many models, meshes and workloads |
-//! | [`small`] | small models and contexts, whose plans run in milliseconds |
+//! | [`small_models`] | small models and contexts, whose plans run in milliseconds |
 //! | [`plan_files`] | plan files of small models |
 //! | [`mutations`] | mutations of programs that the check must reject |
 //! | [`tables`] | random cost tables for solvers |
+//! | [`rows`] | the folder of measurements that are not part of the repository |
 //! | [`conformance`] | cases in which every backend must agree with the reference |
 //!
 //! [`fastest_by_enumeration`] is the oracle of the solvers.
@@ -18,7 +19,8 @@ mod instruction_order;
 pub mod mutations;
 pub mod plan_files;
 pub mod plans;
-pub mod small;
+pub mod rows;
+pub mod small_models;
 pub mod tables;
 
 pub use enumeration::fastest_by_enumeration;

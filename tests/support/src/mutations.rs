@@ -98,13 +98,13 @@ fn duplicate_collective(rng: &mut TestRng, program: &mut Program) -> Option<Stri
 
 fn move_collective(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     let location = random_instruction(rng, program, is_collective)?;
-    let down = rng.coin();
+    let down = rng.random_bool();
     move_past_dependent(program, location, down)
 }
 
 fn swap_dependent(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     let location = random_instruction(rng, program, |instr| !is_collective(instr))?;
-    let down = rng.coin();
+    let down = rng.random_bool();
     move_past_dependent(program, location, down)
 }
 
@@ -141,7 +141,7 @@ fn change_kind(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     let location = random_instruction(rng, program, is_collective)?;
     let description = describe(location, program);
     let kind = *rng.pick(&[AllGather, AllReduce, AllToAll, ReduceScatter])?;
-    let (keeps_layouts, dim) = (rng.coin(), *rng.pick(&[Dim::Feature, Dim::Sequence])?);
+    let (keeps_layouts, dim) = (rng.random_bool(), *rng.pick(&[Dim::Feature, Dim::Sequence])?);
     let collective = collective_at(program, location)?;
     if collective.kind == kind {
         return None;
@@ -291,7 +291,7 @@ fn unmatch_transfer(rng: &mut TestRng, program: &mut Program) -> Option<String> 
     let is_transfer = |instr: &Instr| matches!(instr.action, Action::Send(_) | Action::Receive(_));
     let location = random_instruction(rng, program, is_transfer)?;
     let description = describe(location, program);
-    let removes = rng.coin();
+    let removes = rng.random_bool();
     let list = instructions_mut(&mut program.stages[location.0], location.1);
     if removes {
         list.remove(location.2);

@@ -38,7 +38,7 @@ impl TestRng {
         if list.is_empty() { None } else { Some(&list[self.below(list.len())]) }
     }
 
-    pub fn coin(&mut self) -> bool {
+    pub fn random_bool(&mut self) -> bool {
         self.next_u64() & 1 == 1
     }
 }

@@ -152,7 +152,7 @@ impl MeasurementValidator {
     fn measurement(&mut self, measurement: &Measurement) {
         self.printable("name", &measurement.name, false);
         self.printable("table", &measurement.table, false);
-        if let Some(race) = &measurement.race {
+        if let Some(race) = &measurement.comparison_group {
             self.printable("race", race, false);
         }
         self.figure(measurement);

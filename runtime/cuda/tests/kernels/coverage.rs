@@ -10,7 +10,7 @@ use narrows_plan::{Context, Dim, Mesh, Precision, Workload, Zero, lower};
 use super::case::for_each_instruction;
 use super::shim;
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models};
-use narrows_test_support::small::{pick_copied, small_context, unusual_model};
+use narrows_test_support::small_models::{pick_copied, small_context, unusual_model};
 
 /// One fused op of each kind.
 fn fused_ops() -> Vec<FusedOp> {

@@ -23,7 +23,7 @@ use super::case::{KernelCase, for_each_instruction};
 use super::formats::{assert_near, decode, encode, random_values};
 use super::reference_matmul::execute;
 use narrows_test_support::plans::{TestRng, draw_plan};
-use narrows_test_support::small::{small_context, small_models};
+use narrows_test_support::small_models::{small_context, small_models};
 
 /// Result of the CPU backend in f32. `arena` begins at the offset `base`.
 fn expected(

@@ -57,7 +57,7 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
     let d_ff = pick_copied(rng, &[1, 7, 8, 16, 24]);
     let vocab = pick_copied(rng, &[3, 8, 17, 32]);
     let count = pick_copied(rng, &[1, 2, 3, 4]);
-    let tied = rng.coin();
+    let tied = rng.random_bool();
     let epsilon = pick_copied(rng, &["1e-12", "1e-5", "0.1", "10.0"]);
     let theta = pick_copied(rng, &["1.5", "10000.0", "1e7"]);
     let gated_product = pick_copied(rng, &["plain", "swiglu"]);

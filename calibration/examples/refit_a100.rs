@@ -1,0 +1,92 @@
+//! Fits the kernel prices of `profiles/a100-80gb.json` to the published figures again, and prints coefficients, draws and
+//! residuals.
+//!
+//! ```sh
+//! cargo run --release -p narrows-calibration --example refit_a100
+//! ```
+
+#[path = "../tests/calibration/figures.rs"]
+mod figures;
+#[path = "../tests/calibration/kernel_fit.rs"]
+mod kernel_fit;
+
+use figures::{Figure, load};
+use kernel_fit::{
+    GEMM, LINKS, Parameter, distance_octaves, kernels_of, mean, prices, search, tables,
+};
+use narrows_calibration::{Bootstrap, bootstrap, independent_units};
+use narrows_cost_model::error_scale;
+use narrows_cost_model::profile::{ProfileFile, preset};
+use narrows_plan::Kernel;
+use serde_json::json;
+
+/// First relative step of a fit to all figures.
+const FIRST_STEP: f64 = 0.2;
+
+fn main() {
+    let figures = load();
+    let tables = tables(&figures);
+    for (parameters, tables) in [(&GEMM[..], &tables[..3]), (&LINKS[..], &tables[3..])] {
+        let all: Vec<&Figure> = tables.iter().copied().flatten().collect();
+        let mut file = search(FIRST_STEP, parameters, &all, &vec![1.0; all.len()]);
+        for (name, parameter) in parameters {
+            println!("{name} = {:.4e}", parameter(&mut file));
+        }
+        let mut errors = absolute_errors(&file, &all);
+        errors.sort_by(f64::total_cmp);
+        let high = errors[errors.len() * 9 / 10] * 100.0;
+        println!("mean {:.2} %, 90th percentile {high:.2} %", mean(&errors) * 100.0);
+        println!("held out, mean {:.2} %", held_out_error(parameters, &all) * 100.0);
+        let bootstrap = refit_draws(parameters, &all);
+        let coefficients = bootstrap.draws.iter().map(|file| {
+            let value = |parameter: &Parameter| short(*parameter.1(&mut file.clone()));
+            parameters.iter().map(value).collect::<Vec<f64>>()
+        });
+        println!("draws {}", json!(coefficients.collect::<Vec<_>>()));
+        let residuals = bootstrap.residuals.iter().map(|(_, residual)| short(*residual));
+        println!("residuals {}", json!(residuals.collect::<Vec<_>>()));
+        let mut kernels: Vec<&Kernel> = all.iter().flat_map(kernels_of).collect();
+        kernels.sort_by_key(|kernel| format!("{kernel:?}"));
+        kernels.dedup();
+        println!("kernels {}\n", json!(kernels));
+    }
+}
+
+/// Rounds to four significant digits.
+fn short(number: f64) -> f64 {
+    format!("{number:.3e}").parse().unwrap()
+}
+
+/// Draws of a bootstrap.
+const DRAWS: usize = 32;
+
+/// The fit, repeated on draws of the figures.
+fn refit_draws(parameters: &[Parameter], all: &[&Figure]) -> Bootstrap<ProfileFile> {
+    let fit = |counts: &[f64]| search(0.1, parameters, all, counts);
+    let own = preset("a100-80gb").unwrap().file().clone();
+    bootstrap(&independent_units(all.len()), DRAWS, 1, &own, fit, |file, index| {
+        let prices = prices(&file.clone().resolve().unwrap());
+        -(1.0 + all[index].error(&prices)).ln() / error_scale(distance_octaves(all, index))
+    })
+}
+
+/// Mean error of the figures of each strategy by a fit to the figures of all other strategies.
+fn held_out_error(parameters: &[Parameter], all: &[&Figure]) -> f64 {
+    let strategies = ["fullrank", "vanilla", "btp", "qkv", "gate_up"];
+    let errors = strategies.iter().flat_map(|strategy| {
+        let (held_out, rest): (Vec<&Figure>, Vec<&Figure>) =
+            all.iter().partition(|figure| figure.name.starts_with(strategy));
+        let errors = absolute_errors(
+            &search(FIRST_STEP, parameters, &rest, &vec![1.0; rest.len()]),
+            &held_out,
+        );
+        println!("  {strategy} held out: mean {:.2} %", mean(&errors) * 100.0);
+        errors
+    });
+    mean(&errors.collect::<Vec<f64>>())
+}
+
+fn absolute_errors(file: &ProfileFile, figures: &[&Figure]) -> Vec<f64> {
+    let prices = prices(&file.clone().resolve().unwrap());
+    figures.iter().map(|figure| figure.error(&prices).abs()).collect()
+}

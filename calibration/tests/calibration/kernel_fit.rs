@@ -1,0 +1,85 @@
+//! The fit of kernel prices of `a100-80gb` to the published figures.
+
+use narrows_calibration::CoordinateDescent;
+use narrows_cost_model::profile::{Profile, ProfileFile, preset};
+use narrows_cost_model::{Executor, MeasuredShapes, Prices};
+use narrows_plan::{Kernel, Mesh};
+
+use crate::figures::{Figure, Figures};
+
+/// The executor of the measurements: PyTorch, operator by operator.
+pub fn prices(profile: &Profile) -> Prices {
+    Prices::new(profile, Executor::Eager, &Mesh { tensor: 4, pipeline: 1, data: 1 })
+}
+
+pub fn tables(figures: &Figures) -> [&[Figure]; 5] {
+    [
+        &figures.products,
+        &figures.utilisation,
+        &figures.grouped_products,
+        &figures.all_reduces,
+        &figures.grouped_all_reduces,
+    ]
+}
+
+/// Name and field of a fitted coefficient.
+pub type Parameter = (&'static str, fn(&mut ProfileFile) -> &mut f64);
+
+pub const GEMM: [Parameter; 4] = [
+    ("gemm.efficiency_max", |file| &mut file.gemm.efficiency_max),
+    ("gemm.exposed_epilogue", |file| &mut file.gemm.exposed_epilogue),
+    ("gemm.tile_overhead_elements", |file| &mut file.gemm.tile_overhead_elements),
+    ("gemm.start_s", |file| &mut file.gemm.start_s),
+];
+pub const LINKS: [Parameter; 2] = [
+    ("links.intra_node.efficiency", |file| &mut file.links.intra_node.efficiency),
+    ("links.intra_node.fill_s", |file| &mut file.links.intra_node.fill_s),
+];
+
+pub fn kernels_of<'a>(figure: &&'a Figure) -> impl Iterator<Item = &'a Kernel> {
+    figure.kernels.iter().map(|(kernel, _)| kernel)
+}
+
+/// Largest distance of a kernel of a figure from the kernels of all other figures, in octaves.
+pub fn distance_octaves(all: &[&Figure], index: usize) -> f64 {
+    let others = all.iter().enumerate().filter(|(other, _)| *other != index);
+    let shapes = MeasuredShapes::from_kernels(others.flat_map(|(_, figure)| kernels_of(figure)));
+    let distances = kernels_of(&all[index]).map(|kernel| shapes.distance_octaves(kernel, 1));
+    distances.fold(0.0, f64::max)
+}
+
+pub fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Minimises the sum of squared logarithmic errors, in which figure i counts `counts[i]` times, by
+/// coordinate descent with shrinking steps. (The mean absolute error would not distinguish many small
+/// errors from one large error.)
+///
+/// `step` is the first relative step, which can be small where the optimum is near the preset.
+pub fn search(
+    mut step: f64,
+    parameters: &[Parameter],
+    figures: &[&Figure],
+    counts: &[f64],
+) -> ProfileFile {
+    let loss = |file: &ProfileFile| {
+        let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
+        let prices = prices(&profile);
+        let square = |figure: &Figure| (1.0 + figure.error(&prices)).ln().powi(2);
+        figures.iter().zip(counts).map(|(figure, count)| count * square(figure)).sum::<f64>()
+    };
+    let scale = |file: &mut ProfileFile, index: usize, factor: f64| {
+        *parameters[index].1(file) *= factor;
+    };
+    let start = preset("a100-80gb").unwrap().file().clone();
+    let mut search = CoordinateDescent::new(start, loss);
+    while step > 1e-4 {
+        let before = search.loss;
+        search.sweep(parameters.len(), [1.0 + step, 1.0 - step], 1, scale, loss);
+        if search.loss == before {
+            step /= 1.5;
+        }
+    }
+    search.best
+}
