@@ -319,6 +319,15 @@ mod tests {
     }
 
     #[test]
+    fn hints_of_failed_steps_are_lines_of_their_own() {
+        let mismatch = RunError::ProcessCountMismatch { devices: 4, processes: 2 };
+        let failure = Failure::execution(&mismatch);
+        let expected = "error: the program is for 4 devices, and 2 processes were started\n  \
+            hint: one process for each device, or a plan for 2 devices\n";
+        assert_eq!(plain(&failure.problems[0]), expected);
+    }
+
+    #[test]
     fn control_characters_are_escaped() {
         let problem = Problem::new("a\u{1b}[31m.json", "two\nlines");
         assert_eq!(plain(&problem), "error: a\\u{1b}[31m.json: two\n    lines\n");

@@ -57,13 +57,6 @@ pub const KERNEL_HEADERS: [KernelHeader; 8] = [
     KernelHeader { name: "reduce.cuh", text: include_str!("kernels/reduce.cuh") },
 ];
 
-/// Additional headers for a C++ compiler with `NARROWS_SHIM` defined.
-pub const SHIM_HEADERS: [KernelHeader; 3] = [
-    KernelHeader { name: "shim.h", text: include_str!("shim/shim.h") },
-    KernelHeader { name: "shim_mma.h", text: include_str!("shim/shim_mma.h") },
-    KernelHeader { name: "fiber.h", text: include_str!("shim/fiber.h") },
-];
-
 /// NVRTC options besides the architecture. Without `-default-device`, lambdas would be host code.
 pub const NVRTC_OPTIONS: [&str; 2] = ["--std=c++17", "-default-device"];
 

@@ -9,18 +9,15 @@
 //! | `compile` | compilation by NVRTC, and the cubin cache |
 //! | `schedule` | the work of a device in one step: its streams, graph segments and waits |
 //! | `device` | the GPU that executes a schedule |
-//! | `bounds_check` | verification that launches and matmuls access only the operands of their instruction |
 //! | `libraries`, `discovery` | location of the CUDA libraries, which of them load, and the GPUs |
-//! | `shim/` | headers with which a C++ compiler compiles the same kernels for the CPU |
 //!
-//! Only `device` needs a GPU. Launches are data: a device executes them; in tests the shim executes them on
-//! the CPU, where the results are compared with the kernels of `narrows-cpu` and [`check_launches`] verifies
-//! which bytes they access.
+//! Only `device` needs a GPU. Launches are data: a device executes them; in tests a C++ compiler builds the
+//! same kernels for the CPU, where the results are compared with the kernels of `narrows-cpu` and a bounds check
+//! verifies which bytes each launch accesses.
 //!
 //! Results depend on shapes alone, not on the device or on scheduling: sums over rows are split into a number
 //! of parts that follows from the shape and added in a fixed order, and no kernel uses atomic additions.
 
-mod bounds_check;
 mod compile;
 mod device;
 mod discovery;
@@ -31,7 +28,6 @@ mod libraries;
 mod matmul;
 mod schedule;
 
-pub use bounds_check::{AccessedBytes, OutOfBounds, check_launches, check_matmul};
 pub use compile::{CompileError, CompileUnit, Cubin, CubinCache, CubinOrigin};
 pub use device::{GpuOptions, session};
 pub use discovery::{
@@ -39,7 +35,7 @@ pub use discovery::{
     library_version, outdated_driver,
 };
 pub use error::CudaError;
-pub use kernel_source::{KERNEL_HEADERS, KernelFamily, KernelHeader, NVRTC_OPTIONS, SHIM_HEADERS};
+pub use kernel_source::{KERNEL_HEADERS, KernelFamily, KernelHeader, NVRTC_OPTIONS};
 pub use launch::{
     Argument, ByteRows, Launch, LaunchContext, Launches, MemoryAccess, MemorySpace,
     OPTIMIZER_COEFFICIENTS, UnsupportedInstr, kernel_launches, optimizer_coefficients,

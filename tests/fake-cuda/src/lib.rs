@@ -34,10 +34,17 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::{env, fs, io, thread};
 
-use narrows_cuda::{KERNEL_HEADERS, KernelFamily, KernelHeader, SHIM_HEADERS};
+use narrows_cuda::{KERNEL_HEADERS, KernelFamily, KernelHeader};
 use narrows_runtime::fnv1a;
 
 use build_unit::{BuildUnit, digest};
+
+/// Additional headers for a C++ compiler with `NARROWS_SHIM` defined.
+const SHIM_HEADERS: [KernelHeader; 3] = [
+    KernelHeader { name: "shim.h", text: include_str!("shim/shim.h") },
+    KernelHeader { name: "shim_mma.h", text: include_str!("shim/shim_mma.h") },
+    KernelHeader { name: "fiber.h", text: include_str!("shim/fiber.h") },
+];
 
 const DRIVER: &str = "libcuda.so.1";
 

@@ -277,7 +277,8 @@ fn rounded(format: DType, x: f32) -> f32 {
     }
 }
 
-fn relative_error(actual: f64, expected: f64) -> f64 {
+/// |actual − expected|/|expected|; infinite for NaN.
+pub fn relative_error(actual: f64, expected: f64) -> f64 {
     let error = (actual - expected).abs() / expected.abs();
     // A comparison with NaN must fail.
     if error.is_nan() { f64::INFINITY } else { error }

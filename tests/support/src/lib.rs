@@ -19,8 +19,10 @@ mod instruction_order;
 pub mod mutations;
 pub mod plan_files;
 pub mod plans;
+mod random_elements;
 pub mod rows;
 pub mod small_models;
 pub mod tables;
 
 pub use enumeration::fastest_by_enumeration;
+pub use random_elements::uniform_f32;

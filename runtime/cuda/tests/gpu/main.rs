@@ -10,6 +10,7 @@ mod training;
 use narrows_plan::model::Model;
 use narrows_plan::{Context, Mesh, Plan, Precision, Workload, Zero};
 use narrows_runtime::session::NamedTensors;
+use narrows_test_support::conformance::relative_error;
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 use training::{Trained, cache_folder, program, train, train_on_gpus};
 
@@ -47,10 +48,6 @@ fn largest_error(actual: &NamedTensors, expected: &NamedTensors) -> (f64, String
         (if error.is_nan() { f64::INFINITY } else { error }, name.clone())
     };
     expected.iter().map(error).max_by(|a, b| a.0.total_cmp(&b.0)).unwrap()
-}
-
-fn relative_error(actual: f64, expected: f64) -> f64 {
-    (actual / expected - 1.0).abs()
 }
 
 /// For each seed: f32 training on GPUs matches the CPU, and captured graphs give the bits of single launches.

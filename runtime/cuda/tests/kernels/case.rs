@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 
 use narrows_cuda::{
-    AccessedBytes, Argument, LaunchContext, Launches, MemoryAccess, MemorySpace,
-    OPTIMIZER_COEFFICIENTS, check_launches, kernel_launches,
+    Argument, LaunchContext, Launches, MemoryAccess, MemorySpace, OPTIMIZER_COEFFICIENTS,
+    kernel_launches,
 };
 use narrows_plan::program::{
     Access, Action, Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, ModelConstants, Phase,
@@ -17,6 +17,7 @@ use narrows_plan::program::{
 use narrows_plan::{Bytes, Context, DType, Mesh, Precision, Workload, Zero};
 use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
 
+use super::bounds_check::{AccessedBytes, check_launches};
 use super::formats::{decode, encode};
 use super::shim::{self, ExecutionOrder, ShimMemory};
 

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use narrows_cuda::{KernelFamily, check_launches, kernel_launches};
+use narrows_cuda::{KernelFamily, kernel_launches};
 use narrows_plan::model::{self, Activation, presets};
 use narrows_plan::program::{Action, FusedOp, Program};
 use narrows_plan::{Context, Dim, Mesh, Precision, Workload, Zero, lower};
 
+use super::bounds_check::check_launches;
 use super::case::for_each_instruction;
 use super::shim;
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models};

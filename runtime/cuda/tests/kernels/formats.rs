@@ -1,18 +1,11 @@
 //! Random values, rounding to formats, and comparison with a tolerance.
 
 use narrows_plan::DType;
+use narrows_test_support::uniform_f32;
 
-/// Uniform values in [−1, 1) from a seed, by xorshift: the tolerances of the tests hold for these draws.
+/// Uniform values in [−1, 1) from a seed.
 pub fn random_values(seed: u64, count: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
-    (0..count)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
+    uniform_f32(seed, count as usize)
 }
 
 /// Bits of the nearest bf16, ties to even.

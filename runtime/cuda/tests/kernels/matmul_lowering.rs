@@ -8,8 +8,7 @@ use narrows_cpu::kernels::{
     gemm_input_gradient, gemm_weight_gradient,
 };
 use narrows_cuda::{
-    LaunchContext, Matmul, MatmulContext, MatmulKey, Transpose, check_matmul, lower_gemm,
-    recommended_workspace,
+    LaunchContext, Matmul, MatmulContext, MatmulKey, Transpose, lower_gemm, recommended_workspace,
 };
 use narrows_plan::model::{WeightId, WeightShape, presets};
 use narrows_plan::program::{
@@ -19,6 +18,7 @@ use narrows_plan::program::{
 use narrows_plan::{Bytes, Context, DType, Mesh, Precision, WeightSplit, Workload, Zero, lower};
 use narrows_runtime::{ScheduledInstruction, operand_range};
 
+use super::bounds_check::check_matmul;
 use super::case::{KernelCase, for_each_instruction};
 use super::formats::{assert_near, decode, encode, random_values};
 use super::reference_matmul::execute;

@@ -1,10 +1,11 @@
 //! The bounds check of launches detects every invalid access.
 
-use narrows_cuda::{AccessedBytes, Argument, ByteRows, Launches, MemoryAccess, MemorySpace};
+use narrows_cuda::{Argument, ByteRows, Launches, MemoryAccess, MemorySpace};
 use narrows_plan::DType;
 use narrows_plan::program::FusedOp;
 
-use super::case::KernelCase;
+use super::AccessedBytes;
+use crate::case::KernelCase;
 
 /// The backward pass of a norm, which reads, writes, updates, and uses scratch memory.
 fn case() -> (KernelCase, Launches) {

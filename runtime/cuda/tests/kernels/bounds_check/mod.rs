@@ -7,17 +7,17 @@
 //!
 //! The check uses the program alone, and none of the code that produced the launches.
 
+mod tests;
+
 use std::ops::Range;
 
+use narrows_cuda::{
+    Argument, ByteRows, Launch, LaunchContext, Launches, Matmul, MatrixAddress, MemoryAccess,
+    MemorySpace, OPTIMIZER_COEFFICIENTS, StoredMatrix, Transpose,
+};
 use narrows_plan::Zero;
 use narrows_plan::program::{Access, Action, BufferRole, FusedOp, Phase};
 use narrows_runtime::{ScheduledInstruction, operand_range};
-
-use super::launch::{
-    Argument, ByteRows, Launch, LaunchContext, Launches, MemoryAccess, MemorySpace,
-    OPTIMIZER_COEFFICIENTS,
-};
-use super::matmul::{Matmul, MatrixAddress, StoredMatrix, Transpose};
 
 /// Launch limits of an A100 and later devices.
 const THREADS_MAX: u64 = 1024;
