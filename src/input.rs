@@ -15,6 +15,9 @@ use crate::output;
 /// Largest file that is read into memory; a device such as `/dev/zero` would never end.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
+/// The name of standard input in messages.
+const STDIN_NAME: &str = "<stdin>";
+
 /// A file or standard input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum InputSource {
@@ -30,7 +33,7 @@ impl InputSource {
     /// The name in messages, also used to name models.
     fn name(&self) -> String {
         match self {
-            InputSource::Stdin => "<stdin>".into(),
+            InputSource::Stdin => STDIN_NAME.into(),
             InputSource::File(path) => path.display().to_string(),
         }
     }
@@ -133,10 +136,21 @@ fn looks_like_path(argument: &OsStr) -> bool {
 
 /// Reads the model of a preset, a file, a folder with a `config.json`, or `-`.
 pub fn model(argument: &OsStr) -> CommandResult<Model> {
+    let (name, text) = model_text(argument)?;
+    read_model(&name, &text)
+}
+
+/// Reads a model from the text of a file. `name` is the name of the file in messages.
+pub fn read_model(name: &str, text: &str) -> CommandResult<Model> {
+    let path = if name == STDIN_NAME { "-" } else { name };
+    model::read(path, text).map_err(|defects| Failure::file(name, defects))
+}
+
+/// The name and the text of a model file: of a preset, a file, a folder with a `config.json`, or `-`.
+pub fn model_text(argument: &OsStr) -> CommandResult<(String, String)> {
     let name = argument.to_string_lossy();
-    let preset = presets::find(&name);
-    match preset {
-        Ok(model) => Ok(model),
+    match presets::find_file(&name) {
+        Ok(file) => Ok((name.into_owned(), output::json_text(&file)?)),
         Err(defect) if !looks_like_path(argument) => {
             let hint = "or the path of a model file or a Hugging Face config.json";
             Err(Failure::input(Problem::in_flag("--model", defect).hint(hint)))
@@ -148,10 +162,7 @@ pub fn model(argument: &OsStr) -> CommandResult<Model> {
             {
                 path.push("config.json");
             }
-            let text = source.text()?;
-            let name = source.name();
-            let named = if source == InputSource::Stdin { "-" } else { name.as_str() };
-            model::read(named, &text).map_err(|defects| Failure::file(&name, defects))
+            Ok((source.name(), source.text()?))
         }
     }
 }

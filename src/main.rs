@@ -17,10 +17,13 @@ mod host;
 mod input;
 mod metrics_file;
 mod output;
+mod plot;
 mod progress;
 mod report;
+mod signals;
 mod text;
 mod tokenize;
+mod whatif;
 
 fn main() -> std::process::ExitCode {
     commands::main(std::env::args_os())

@@ -53,7 +53,8 @@ pub fn write_plan(output: &OsStr, plan: &Plan) -> CommandResult<()> {
         .map_err(|error| write_failure(&output.to_string_lossy(), &error))
 }
 
-fn json_text(value: &impl serde::Serialize) -> CommandResult<String> {
+/// A value as indented JSON.
+pub fn json_text(value: &impl serde::Serialize) -> CommandResult<String> {
     serde_json::to_string_pretty(value).map_err(|error| write_failure("-", &error.into()))
 }
 

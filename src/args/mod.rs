@@ -20,6 +20,7 @@ mod trace;
 mod units;
 mod validate;
 mod values;
+mod whatif;
 
 use clap::{Parser, Subcommand};
 
@@ -34,10 +35,12 @@ pub use plan::{
     CostSettings, ExplainSettings, PlanArgs, PlanFileArgs, PlanSelection, PlanSettings,
 };
 pub use plan_file::PlanFile;
+pub use request::{RequestArgs, validate};
 pub use run::{ExecutionTarget, RunArgs, RunSettings, RunTask, TokenSource, TrainSettings};
 pub use schema::{SchemaArgs, SchemaKind};
 pub use trace::TraceSettings;
 pub use validate::{MeasurementInput, ValidateArgs, ValidateSettings};
+pub use whatif::{WhatIfArgs, WhatIfSettings, WhatIfTask};
 
 /// Plans the training of low-rank language models on many devices.
 ///
@@ -67,6 +70,13 @@ pub enum Command {
     /// With PLAN, the search runs for the model, hardware and batch of the plan, and PLAN is compared
     /// with the plan that it finds.
     Explain(PlanFileArgs),
+    /// Plan a request anew for every combination of swept values
+    ///
+    /// What if the rank were 512, the cluster had 64 devices, or the links between nodes half the bandwidth?
+    /// Every point is planned to its proof. Example: whatif --model cola-7b --devices 8
+    /// --sweep rank=256,512,1024 --sweep hardware.links.inter_node.bandwidth_gbps=12.5,25,50
+    #[command(name = "whatif")]
+    WhatIf(Box<WhatIfArgs>),
     /// Prove that a plan is correct: layouts, collectives, transfers, buffer lifetimes, memory
     Check(CheckArgs),
     /// Train a model under a plan, or count what a plan executes

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Command, FromArgMatches};
 use narrows_cost_model::Profile;
 use narrows_plan::Bytes;
 use narrows_plan::model::{Model, presets};
@@ -20,7 +20,7 @@ use super::values::{
 };
 
 /// Model and hardware.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
     /// Model to train: a preset such as cola-7b, a model file, a Hugging Face config.json, or `-`
     ///
@@ -36,7 +36,7 @@ pub struct ModelArgs {
 }
 
 /// The memory limit.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct MemoryArgs {
     /// Memory of a device: `auto` (the profile's, less its reserve), `none`, or bytes such as 64GiB
     #[arg(long, value_name = "BYTES", default_value = "auto", allow_hyphen_values = true)]
@@ -45,7 +45,7 @@ pub struct MemoryArgs {
 }
 
 /// Flags of a planning request.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct RequestArgs {
     /// Model and hardware.
     #[command(flatten)]
@@ -140,6 +140,13 @@ impl RequestArgs {
         let (Some(model), Some(profile)) = (model, profile) else {
             return Err(problems.into_result().err().unwrap_or_else(|| Failure::failed(vec![])));
         };
+        let request = self.request(defaults, model, profile);
+        problems.take(validate(&request));
+        problems.into_result().map(|()| request)
+    }
+
+    /// The request for a model and a profile, with defaults for omitted flags, not validated.
+    pub fn request(&self, defaults: &RequestDefaults, model: Model, profile: Profile) -> Request {
         let devices = self.devices.unwrap_or(defaults.devices);
         let sizes = RequestSizes {
             devices,
@@ -148,10 +155,40 @@ impl RequestArgs {
                 .sequence_length
                 .unwrap_or(defaults.sequence_length.min(model.max_sequence_length)),
         };
-        let request = self.assemble(sizes, model, profile);
-        problems.take(request.validate().map_err(Failure::request));
-        problems.take(reject_fullrank_tp_of_low_rank(&request));
-        problems.into_result().map(|()| request)
+        self.assemble(sizes, model, profile)
+    }
+
+    /// The names of all flags without dashes, and their help texts.
+    pub fn flags() -> Vec<(String, String)> {
+        let command = Self::augment_args(Command::new(""));
+        let flag = |arg: &clap::Arg| {
+            let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+            Some((arg.get_long()?.to_owned(), help))
+        };
+        command.get_arguments().filter_map(flag).collect()
+    }
+
+    /// Sets a flag, as `--flag=value` would.
+    ///
+    /// # Errors
+    /// A value that the flag does not take.
+    pub fn set(&mut self, flag: &str, value: &str) -> CommandResult<()> {
+        let command = Self::augment_args_for_update(Command::new("").no_binary_name(true))
+            .mut_args(|arg| arg.default_value(None::<&'static str>));
+        let invalid = |error: clap::Error| {
+            let text = error.to_string();
+            let mut lines = text.lines().map(str::trim);
+            let message = lines.next().unwrap_or_default().trim_start_matches("error: ");
+            let problem = Problem::new(format!("--sweep {flag}"), message);
+            let values = lines.next().filter(|line| line.starts_with('['));
+            Failure::input(match values {
+                Some(values) => problem.hint(values.trim_matches(['[', ']'])),
+                None => problem,
+            })
+        };
+        let mut matches =
+            command.try_get_matches_from([format!("--{flag}={value}")]).map_err(invalid)?;
+        self.update_from_arg_matches_mut(&mut matches).map_err(invalid)
     }
 
     /// A request with these sizes, not validated.
@@ -184,17 +221,35 @@ impl RequestArgs {
 
 impl ModelArgs {
     fn resolve_model(&self, defaults: &RequestDefaults) -> CommandResult<Model> {
-        let Some(model) = self.model.as_deref().or(defaults.model.map(OsStr::new)) else {
+        input::model(&self.model_name(defaults)?)
+    }
+
+    /// The model as typed, or the default.
+    ///
+    /// # Errors
+    /// No model was typed, and there is no default.
+    pub fn model_name(&self, defaults: &RequestDefaults) -> CommandResult<OsString> {
+        self.model.clone().or(defaults.model.map(OsString::from)).ok_or_else(|| {
             let hint = "a preset such as cola-7b or llama-7b, or the path of a config.json";
-            return Err(Failure::input(Problem::new("--model", "is missing").hint(hint)));
-        };
-        input::model(model)
+            Failure::input(Problem::new("--model", "is missing").hint(hint))
+        })
     }
 }
 
 /// The next multiple of `divisor`; the number itself where there is none, which validation rejects.
 fn round_up(number: u64, divisor: u64) -> u64 {
     if divisor == 0 { number } else { number.checked_next_multiple_of(divisor).unwrap_or(number) }
+}
+
+/// Checks that the parts of a request fit each other.
+///
+/// # Errors
+/// Every defect of the request.
+pub fn validate(request: &Request) -> CommandResult<()> {
+    let mut problems = Problems::default();
+    problems.take(request.validate().map_err(Failure::request));
+    problems.take(reject_fullrank_tp_of_low_rank(request));
+    problems.into_result()
 }
 
 /// Rejects a second `-` among inputs.

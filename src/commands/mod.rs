@@ -12,6 +12,7 @@ mod run;
 mod schema;
 mod search;
 mod validate;
+mod whatif;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -49,6 +50,7 @@ fn execute(command: &Command) -> CommandResult<()> {
         Command::Plan(args) => plan::run(args),
         Command::Cost(args) => cost::run(args),
         Command::Explain(args) => explain::run(args),
+        Command::WhatIf(args) => whatif::run(args),
         Command::Check(args) => check::run(args),
         Command::Run(args) => run::run(args),
         Command::Data(args) => data::run(args),

@@ -21,6 +21,7 @@ mod search;
 mod token_file;
 mod trace;
 mod validation;
+mod whatif;
 
 pub use breakdown::seconds_by_category;
 pub use calibration::CalibrationReport;
@@ -34,6 +35,7 @@ pub use run::{NullRunReport, RunHeader, RunHistory, RunReport, progress_line};
 pub use token_file::{NewTokenFileReport, TokenFileReport};
 pub use trace::{MeasuredTrace, TraceEvent, measured_events, predicted_events};
 pub use validation::ValidationReport;
+pub use whatif::{FieldListReport, WhatIfReport};
 
 use narrows_plan::Bytes;
 use serde::Serialize;

@@ -44,6 +44,16 @@ impl SearchSummary {
         SearchSummary { gap: None, bound_s: None, ..SearchSummary::new(report) }
     }
 
+    /// Name of the status in JSON.
+    pub fn status(&self) -> &'static str {
+        self.status.name()
+    }
+
+    /// Relative distance of the plan to the bound; `None` without a plan.
+    pub fn gap(&self) -> Option<f64> {
+        self.gap
+    }
+
     /// The proven statement.
     pub fn verdict(&self) -> String {
         let outcome = match (self.status, self.gap) {

@@ -15,6 +15,7 @@ mod run;
 mod text;
 mod trace;
 mod validate;
+mod whatif;
 
 use assert_cmd::Command;
 use serde_json::Value;

@@ -88,6 +88,15 @@ pub fn names() -> Vec<String> {
 /// assert!(defect.hint.unwrap().contains("cola-7b"));
 /// ```
 pub fn find(name: &str) -> Result<Model, Defect> {
+    // Tests resolve every preset, so this error does not occur.
+    find_file(name)?.resolve().map_err(|defects| Defect::new("model", defects.to_string()))
+}
+
+/// The file of the preset with this name, case-insensitively.
+///
+/// # Errors
+/// As [`find`].
+pub fn find_file(name: &str) -> Result<ModelFile, Defect> {
     let lower = name.to_ascii_lowercase();
     let preset = lower.split_once('-').and_then(|(family, size)| {
         let (_, family) = *FAMILIES.iter().find(|(known, _)| *known == family)?;
@@ -95,9 +104,7 @@ pub fn find(name: &str) -> Result<Model, Defect> {
         let size = SIZES.iter().chain(tiny).find(|known| known.name == size)?;
         Some(file(lower.clone(), family, size))
     });
-    let file = preset.ok_or_else(|| unknown_preset(name))?;
-    // Tests resolve every preset, so this error does not occur.
-    file.resolve().map_err(|defects| Defect::new("model", defects.to_string()))
+    preset.ok_or_else(|| unknown_preset(name))
 }
 
 fn file(name: String, family: ModelFamily, size: &ModelSize) -> ModelFile {

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use indicatif::ProgressBar;
 use narrows_cluster::TcpProcessGroup;
@@ -29,6 +29,7 @@ use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::host::{available_memory, cores};
 use crate::metrics_file::MetricsFile;
 use crate::report::{Report, RunHeader, RunHistory, RunReport, progress_line, seconds_by_category};
+use crate::signals::stop_on_signals;
 use crate::text::plural;
 use crate::{gpu, output, progress};
 
@@ -91,7 +92,7 @@ fn train_in_group(
         RunHeader { model: &model, plan: &plan, prediction: &prediction, threads, training };
     let resumed = keeper.resumed().map(|checkpoint| (checkpoint.step, checkpoint.path.as_path()));
     text.print(&header.text(trainer.sampler(), resumed))?;
-    let stop = stop_on_signals();
+    let stop = stop_on_signals("Ctrl-C will end the run without finishing its step");
     let progress = progress_bar(first_step, training.steps, text);
     let line_every = (training.steps / PROGRESS_LINES).max(1);
     let mut history = RunHistory::default();
@@ -282,22 +283,6 @@ fn require_memory(model: &Model, program: &Program, training: &TrainSettings) ->
         .hint("a smaller model, --global-batch, --micro-batch or --sequence-length")
         .hint("--backend null, which counts what the devices would do and allocates nothing");
     Err(Failure::failed(vec![problem]))
-}
-
-/// A flag that the first signal sets, after which the run ends with the current step. A second signal ends the program.
-fn stop_on_signals() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    let handler = move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            // A checkpoint that is being written has a temporary name, so the folder stays valid.
-            std::process::exit(ExitStatus::Stopped.code().into());
-        }
-    };
-    if let Err(error) = ctrlc::set_handler(handler) {
-        output::warn(&format!("Ctrl-C will end the run without finishing its step: {error}"));
-    }
-    stop
 }
 
 fn progress_bar(first_step: u64, steps: u64, text: TextOutput) -> ProgressBar {

@@ -1,0 +1,139 @@
+//! Flags of `whatif`.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::errors::{CommandResult, Failure, Problem};
+use crate::output;
+use crate::text::thousands;
+use crate::whatif::{Scenario, Sweep, SweepAxis};
+
+use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
+use super::request::RequestArgs;
+
+/// Points from which on a sweep asks before it starts.
+const POINTS_ASKED: usize = 10_000;
+
+/// Flags of `whatif`.
+#[derive(Debug, Args)]
+pub struct WhatIfArgs {
+    /// Sweep a field over values such as 4,8,16, 8..64+8 or 8..512*2; repeatable
+    ///
+    /// FIELD is a flag of this command (devices, global_batch, strategy), `rank`, a field of the model file
+    /// (model.blocks.count) or a number of the hardware profile (hardware.links.inter_node.bandwidth_gbps, in GB/s).
+    #[arg(long, value_name = "FIELD=VALUES")]
+    pub sweep: Vec<String>,
+    /// Pair the values of all fields, instead of planning every combination
+    #[arg(long)]
+    pub zip: bool,
+    /// List the fields that can be swept, with their present values
+    #[arg(long)]
+    pub list: bool,
+    /// Write one row per point to this CSV file, or `-`
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<OsString>,
+    /// Draw the step times to this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Do not ask before sweeps of more than 10,000 points
+    #[arg(long)]
+    pub yes: bool,
+    /// What is planned.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// Form of the answer.
+    #[command(flatten)]
+    pub format: FormatArgs,
+    /// Detail of the report.
+    #[command(flatten)]
+    pub detail: DetailArgs,
+}
+
+/// Settings of `whatif`.
+#[derive(Debug)]
+pub struct WhatIfSettings {
+    /// The base request.
+    pub scenario: Scenario,
+    /// What is done with it.
+    pub task: WhatIfTask,
+    /// Text or JSON.
+    pub format: OutputFormat,
+    /// Detail of the report.
+    pub detail: Detail,
+}
+
+/// What `whatif` does.
+#[derive(Debug)]
+pub enum WhatIfTask {
+    /// Lists the fields.
+    List,
+    /// Plans the points of a sweep.
+    Sweep {
+        /// The swept fields.
+        axes: Vec<SweepAxis>,
+        /// How they combine.
+        sweep: Sweep,
+        /// File for the rows.
+        csv: Option<OsString>,
+        /// File for the picture.
+        plot: Option<PathBuf>,
+    },
+}
+
+impl WhatIfArgs {
+    /// The settings.
+    ///
+    /// # Errors
+    /// Inputs that cannot be read, unknown fields, and sweeps that are empty or too large.
+    pub fn resolve(&self) -> CommandResult<WhatIfSettings> {
+        let (format, detail) = (self.format.format, self.detail.resolve());
+        let (scenario, axes) = Scenario::new(self.request.clone(), &self.sweep)?;
+        if self.list {
+            return Ok(WhatIfSettings { scenario, task: WhatIfTask::List, format, detail });
+        }
+        if axes.is_empty() {
+            let problem = Problem::new("--sweep", "is missing");
+            let hint =
+                "--sweep devices=8..64*2; `narrows whatif --list --model NAME` names all fields";
+            return Err(Failure::input(problem.hint(hint)));
+        }
+        let sweep = if self.zip { Sweep::Zip } else { Sweep::Product };
+        self.confirm(sweep.size(&axes)?)?;
+        if let Some(file) = self.csv.as_ref().filter(|file| !output::is_stdout(file)) {
+            output::check_writable(&PathBuf::from(file))?;
+        }
+        if let Some(file) = &self.plot {
+            output::check_writable(file)?;
+        }
+        let csv_on_stdout = self.csv.as_ref().is_some_and(|file| output::is_stdout(file));
+        if csv_on_stdout && format == OutputFormat::Json {
+            let message = "the rows and the JSON answer would both go to standard output";
+            let problem = Problem::new("--csv", message);
+            return Err(Failure::input(problem.hint("a file for one of them")));
+        }
+        let task =
+            WhatIfTask::Sweep { axes, sweep, csv: self.csv.clone(), plot: self.plot.clone() };
+        Ok(WhatIfSettings { scenario, task, format, detail })
+    }
+
+    /// Asks on a terminal whether a large sweep shall start.
+    fn confirm(&self, points: usize) -> CommandResult<()> {
+        if points <= POINTS_ASKED || self.yes {
+            return Ok(());
+        }
+        let size = format!("the sweep has {} points", thousands(points as u64));
+        if std::io::stdin().is_terminal() && std::io::stderr().is_terminal() {
+            let _ = write!(std::io::stderr(), "{size}. Plan them all? [y/N] ");
+            let mut answer = String::new();
+            let _ = std::io::stdin().read_line(&mut answer);
+            if matches!(answer.trim(), "y" | "Y" | "yes") {
+                return Ok(());
+            }
+        }
+        let problem = Problem::new("--sweep", size);
+        Err(Failure::input(problem.hint("fewer values, or --yes to plan them all")))
+    }
+}

@@ -1,0 +1,72 @@
+//! `narrows whatif`: plans a request anew for every combination of swept values.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use indicatif::ProgressBar;
+
+use super::search::warn_of_measurement;
+use crate::args::{OutputFormat, WhatIfArgs, WhatIfSettings, WhatIfTask};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+use crate::output;
+use crate::plot::{check_chart, step_time_chart};
+use crate::progress;
+use crate::report::{self, FieldListReport, WhatIfReport};
+use crate::signals::stop_on_signals;
+use crate::whatif::plan_points;
+
+/// Plans all points, writes the rows, reports.
+pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
+    let WhatIfSettings { scenario, task, format, detail } = args.resolve()?;
+    let (axes, sweep, csv, plot) = match task {
+        WhatIfTask::List => {
+            let fields = FieldListReport::new(scenario.field_names());
+            return report::print(&fields, format, detail, false);
+        }
+        WhatIfTask::Sweep { axes, sweep, csv, plot } => (axes, sweep, csv, plot),
+    };
+    if plot.is_some() {
+        check_chart(&axes, sweep).map_err(Failure::input)?;
+    }
+    let points = sweep.points(&scenario, &axes)?;
+    points.iter().for_each(|point| warn_of_measurement(&point.request.profile));
+    let stop = stop_on_signals("Ctrl-C will end the sweep without its results");
+    let bar = match format {
+        OutputFormat::Text => ProgressBar::new(points.len() as u64),
+        OutputFormat::Json => ProgressBar::hidden(),
+    };
+    let bar = progress::styled(bar, "{spinner} {wide_bar} {pos} of {len} points, {eta} left");
+    let outcomes = plan_points(&points, &stop, &|| bar.inc(1));
+    bar.finish_and_clear();
+    let report = WhatIfReport::new(&axes, &points, &outcomes);
+    let csv_on_stdout = match csv {
+        Some(file) if output::is_stdout(&file) => {
+            output::print(&report.csv())?;
+            true
+        }
+        Some(file) => {
+            write(Path::new(&file), &report.csv())?;
+            false
+        }
+        None => false,
+    };
+    report::print(&report, format, detail, csv_on_stdout)?;
+    if let Some(file) = plot {
+        let chart = step_time_chart(&axes, &points, &outcomes);
+        if let Some(svg) = chart.and_then(|chart| chart.svg()) {
+            write(&file, &svg)?;
+        }
+    }
+    if stop.load(Ordering::Relaxed) {
+        return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
+    }
+    if report.has_plan() {
+        return Ok(());
+    }
+    Err(Failure::failed(vec![Problem::new("", "no point of the sweep has a plan")]))
+}
+
+fn write(path: &Path, text: &str) -> CommandResult<()> {
+    output::write_atomically(path, text)
+        .map_err(|error| output::write_failure(&path.display().to_string(), &error))
+}

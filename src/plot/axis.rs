@@ -1,0 +1,138 @@
+//! Scales and ticks.
+
+/// Ratio of the ends of a range from which on it is drawn on a logarithmic scale, with and without a zero.
+const LOG_RATIOS: [f64; 2] = [20.0, 4.0];
+
+/// Ticks of a linear scale, at most.
+const TICKS_MAX: f64 = 6.0;
+
+/// A range of values on a scale.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Axis {
+    low: f64,
+    high: f64,
+    is_log: bool,
+}
+
+impl Axis {
+    /// The axis over values: logarithmic where they are positive and spread widely, otherwise linear. A linear axis
+    /// with `from_zero` begins at zero. `None` without finite values.
+    pub fn over(values: impl Iterator<Item = f64> + Clone, from_zero: bool) -> Option<Axis> {
+        let finite = values.filter(|value| value.is_finite());
+        let low = finite.clone().reduce(f64::min)?;
+        let high = finite.reduce(f64::max)?;
+        let is_log = low > 0.0 && high / low >= LOG_RATIOS[usize::from(!from_zero)];
+        let low = if from_zero && !is_log { low.min(0.0) } else { low };
+        // A single value is drawn in the middle.
+        let (low, high) = if low == high { (low - 0.5, high + 0.5) } else { (low, high) };
+        Some(Axis { low, high, is_log })
+    }
+
+    /// The axis with room beyond its ends: a share of the whole.
+    pub fn padded(self, share: f64) -> Axis {
+        let [low, high] = [self.low, self.high].map(|value| self.scaled(value));
+        let room = (high - low) * share;
+        let unscaled = |value: f64| if self.is_log { value.exp() } else { value };
+        let padded_low = if !self.is_log && self.low == 0.0 { 0.0 } else { unscaled(low - room) };
+        Axis { low: padded_low, high: unscaled(high + room), ..self }
+    }
+
+    fn scaled(&self, value: f64) -> f64 {
+        if self.is_log { value.max(f64::MIN_POSITIVE).ln() } else { value }
+    }
+
+    /// Where a value lies between the ends, from 0 to 1.
+    pub fn position(&self, value: f64) -> f64 {
+        let [low, high] = [self.low, self.high].map(|end| self.scaled(end));
+        (self.scaled(value) - low) / (high - low)
+    }
+
+    /// Round values within the axis.
+    pub fn ticks(&self) -> Vec<f64> {
+        if self.is_log { self.log_ticks() } else { self.linear_ticks() }
+    }
+
+    fn linear_ticks(&self) -> Vec<f64> {
+        let rough = (self.high - self.low) / TICKS_MAX;
+        let power = 10_f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|s| *s >= rough);
+        let step = step.unwrap_or(10.0 * power);
+        let first = (self.low / step).ceil() as i64;
+        let last = (self.high / step).floor() as i64;
+        (first..=last).map(|index| index as f64 * step).collect()
+    }
+
+    /// 1, 2 and 5 times the powers of ten; only the powers where these are many.
+    fn log_ticks(&self) -> Vec<f64> {
+        let decades = (self.high / self.low).log10();
+        let multiples: &[f64] = if decades > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let powers = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
+        powers
+            .flat_map(|power| multiples.iter().map(move |m| m * 10_f64.powi(power)))
+            .filter(|tick| (self.low..=self.high).contains(tick))
+            .collect()
+    }
+}
+
+/// A value on an axis: `0.05`, `1.5`, `200`, `20k`, `3M`.
+pub fn label(value: f64) -> String {
+    let (scaled, unit) = match value.abs() {
+        10_000.0..1e6 => (value / 1e3, "k"),
+        1e6..1e9 => (value / 1e6, "M"),
+        1e9..1e12 => (value / 1e9, "G"),
+        1e12.. => (value / 1e12, "T"),
+        _ => (value, ""),
+    };
+    let text = format!("{scaled:.3}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    match text.trim_start_matches('-') {
+        "0" if value != 0.0 => format!("{value:.0e}"),
+        _ => format!("{text}{unit}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn axis(values: &[f64], from_zero: bool) -> Axis {
+        Axis::over(values.iter().copied(), from_zero).expect("values")
+    }
+
+    #[test]
+    fn wide_ranges_are_logarithmic() {
+        let wide = axis(&[8.0, 64.0, 512.0], false);
+        assert!((wide.position(64.0) - 0.5).abs() < 1e-12);
+        assert_eq!(wide.ticks(), [10.0, 20.0, 50.0, 100.0, 200.0, 500.0]);
+        let narrow = axis(&[10.0, 30.0], true);
+        assert_eq!(narrow.position(0.0), 0.0);
+        assert_eq!(narrow.ticks(), [0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0]);
+    }
+
+    #[test]
+    fn one_value_is_drawn_in_the_middle() {
+        assert_eq!(axis(&[4.0], false).position(4.0), 0.5);
+        assert_eq!(Axis::over([f64::NAN].into_iter(), false), None);
+    }
+
+    #[test]
+    fn padding_keeps_the_scale() {
+        let padded = axis(&[1.0, 100.0], false).padded(0.1);
+        assert!(padded.position(1.0) > 0.0 && padded.position(100.0) < 1.0);
+        assert!((padded.position(10.0) - 0.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn labels_are_short() {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.05, "0.05"),
+            (512.0, "512"),
+            (32_768.0, "32.768k"),
+            (3e6, "3M"),
+            (1e-6, "1e-6"),
+        ] {
+            assert_eq!(label(value), text);
+        }
+    }
+}

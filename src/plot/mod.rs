@@ -1,0 +1,29 @@
+//! Pictures as SVG: colours that colour-blind readers tell apart, units on the axes, intervals as whiskers.
+
+mod axis;
+mod line_chart;
+mod sweep;
+
+pub use sweep::{check_chart, step_time_chart};
+
+use plotters::style::RGBColor;
+
+/// Colours of series, after Okabe and Ito: distinguishable with any kind of colour blindness, and on white and dark
+/// paper alike.
+pub const PALETTE: [RGBColor; 8] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(120, 94, 47),
+    RGBColor(90, 90, 90),
+];
+
+/// Text and axes.
+pub const INK: RGBColor = RGBColor(40, 40, 40);
+/// Grid lines.
+pub const GRID: RGBColor = RGBColor(222, 222, 222);
+/// Family of all text; the fonts of the viewer draw it.
+pub const FONT: &str = "sans-serif";

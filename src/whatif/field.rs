@@ -1,0 +1,167 @@
+//! Fields that can be swept.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use crate::args::RequestArgs;
+use crate::errors::Problem;
+
+use super::document::Document;
+
+/// A field of a request, by what holds it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SweepField {
+    /// A flag of the request, without its dashes: `devices`, `strategy`, `model`.
+    Flag(String),
+    /// The rank of every factor pair of the model.
+    Rank,
+    /// A field of the model file, by its path: `hidden`, `blocks.count`.
+    Model(String),
+    /// A number of the hardware profile, by its path.
+    Hardware(HardwareField),
+}
+
+/// A number of the hardware profile.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HardwareField {
+    /// Path in the profile, in its own unit.
+    pub path: String,
+    /// The name as typed.
+    typed: String,
+    /// One unit as typed in the unit of the profile.
+    pub factor: f64,
+}
+
+impl HardwareField {
+    /// A value as typed in the unit of the profile. Integers stay integers, since some fields take nothing else.
+    pub fn in_profile_unit(&self, value: f64) -> Value {
+        let scaled = value * self.factor;
+        match scaled.fract() == 0.0 && (0.0..EXACT_INTEGER_MAX).contains(&scaled) {
+            true => Value::from(scaled as u64),
+            false => Value::from(scaled),
+        }
+    }
+}
+
+/// Largest number below which every integer is a `f64`.
+const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
+
+/// Endings of names in units for people: ending, ending in the profile, factor.
+const UNITS: [(&str, &str, f64); 6] = [
+    ("_gbps", "_bytes_per_s", 1e9),
+    ("_gb_per_s", "_bytes_per_s", 1e9),
+    ("_gib", "_bytes", 1_073_741_824.0),
+    ("_ms", "_s", 1e-3),
+    ("_us", "_s", 1e-6),
+    ("_ns", "_s", 1e-9),
+];
+
+/// Flags that change the search rather than what is planned.
+const FLAGS_NOT_SWEPT: [&str; 2] = ["objective", "time-limit"];
+
+/// Names within this edit distance, relative to the length of the name, are suggested.
+const SUGGESTED_DISTANCE: f64 = 0.4;
+
+/// Distance added where only the last parts of two paths are compared.
+const LAST_PART_PENALTY: f64 = 0.05;
+
+/// Names this much farther than the nearest are suggested too.
+const TIE: f64 = 0.05;
+
+/// Most names suggested.
+const SUGGESTIONS_MAX: usize = 3;
+
+impl SweepField {
+    /// The field called `name`.
+    ///
+    /// # Errors
+    /// No field has this name; the hint has the nearest ones.
+    pub fn parse(name: &str, model: &Document, hardware: &Document) -> Result<SweepField, Problem> {
+        let flag = name.replace('_', "-");
+        if swept_flags().contains(&flag) {
+            return Ok(SweepField::Flag(flag));
+        }
+        if name == "rank" {
+            return Ok(SweepField::Rank);
+        }
+        if let Some(path) = name.strip_prefix("model.")
+            && model.accepts(path)
+        {
+            return Ok(SweepField::Model(path.to_owned()));
+        }
+        if let Some(path) = name.strip_prefix("hardware.") {
+            let mut spellings = std::iter::once((path.to_owned(), 1.0)).chain(
+                UNITS.iter().filter_map(|(ending, unit, factor)| {
+                    Some((format!("{}{unit}", path.strip_suffix(ending)?), *factor))
+                }),
+            );
+            if let Some((path, factor)) = spellings.find(|(path, _)| hardware.accepts(path)) {
+                let typed = name.to_owned();
+                return Ok(SweepField::Hardware(HardwareField { path, typed, factor }));
+            }
+        }
+        Err(unknown(name, model, hardware))
+    }
+
+    /// The name in tables and JSON: the one typed, with underscores.
+    pub fn name(&self) -> String {
+        match self {
+            SweepField::Flag(flag) => flag.replace('-', "_"),
+            SweepField::Rank => "rank".into(),
+            SweepField::Model(path) => format!("model.{path}"),
+            SweepField::Hardware(field) => field.typed.clone(),
+        }
+    }
+}
+
+impl fmt::Display for SweepField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+/// Names of all fields, with a help text where there is one.
+pub fn field_names(model: &Document, hardware: &Document) -> Vec<(String, String)> {
+    let flags = RequestArgs::flags().into_iter().filter(|(flag, _)| is_swept(flag));
+    let flags = flags.map(|(flag, help)| (flag.replace('-', "_"), help));
+    let rank = ("rank".to_owned(), "Rank of every factor pair".to_owned());
+    let of = |prefix: &str, document: &Document| -> Vec<(String, String)> {
+        let leaf = |(path, value)| (format!("{prefix}.{path}"), format!("now {value}"));
+        document.leaves().into_iter().map(leaf).collect()
+    };
+    flags.chain([rank]).chain(of("model", model)).chain(of("hardware", hardware)).collect()
+}
+
+fn swept_flags() -> Vec<String> {
+    RequestArgs::flags().into_iter().map(|(flag, _)| flag).filter(|flag| is_swept(flag)).collect()
+}
+
+fn is_swept(flag: &str) -> bool {
+    !FLAGS_NOT_SWEPT.contains(&flag)
+}
+
+fn unknown(name: &str, model: &Document, hardware: &Document) -> Problem {
+    let problem = Problem::new("--sweep", format!("no field is called `{name}`"));
+    let in_profile_unit = UNITS
+        .iter()
+        .find_map(|(ending, unit, _)| Some(format!("{}{unit}", name.strip_suffix(ending)?)));
+    let name = in_profile_unit.as_deref().unwrap_or(name);
+    // The last part of a path names a field almost as well as the whole.
+    let last = |name: &str| name.rsplit('.').next().unwrap_or(name).to_owned();
+    let relative = |a: &str, b: &str| strsim::levenshtein(a, b) as f64 / a.len().max(1) as f64;
+    let distance = |known: &str| {
+        relative(name, known).min(relative(&last(name), &last(known)) + LAST_PART_PENALTY)
+    };
+    let names = field_names(model, hardware).into_iter().map(|(name, _)| name);
+    let mut near: Vec<(f64, String)> = names.map(|known| (distance(&known), known)).collect();
+    near.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let best = near.first().map_or(f64::INFINITY, |(distance, _)| *distance);
+    near.retain(|(distance, _)| *distance <= SUGGESTED_DISTANCE && *distance <= best + TIE);
+    near.truncate(SUGGESTIONS_MAX);
+    let names: Vec<String> = near.into_iter().map(|(_, name)| name).collect();
+    if names.is_empty() {
+        return problem.hint("`narrows whatif --list --model NAME` names all fields");
+    }
+    problem.hint(format!("did you mean {}?", names.join(" or ")))
+}

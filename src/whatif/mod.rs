@@ -1,0 +1,18 @@
+//! What-if analysis: one request, planned anew for every combination of swept values.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `values.rs` | lists and ranges of values as they are typed |
+//! | `field.rs` | the fields that can be swept, and their names |
+//! | `document.rs` | model and hardware as JSON documents, in which fields are set |
+//! | `scenario.rs` | the base request, and the request of one point |
+//! | `sweep.rs` | the points of a sweep, and their plans |
+
+mod document;
+mod field;
+mod scenario;
+mod sweep;
+mod values;
+
+pub use scenario::{Scenario, text_of};
+pub use sweep::{Point, PointOutcome, Sweep, SweepAxis, plan_points};

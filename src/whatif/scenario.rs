@@ -1,0 +1,196 @@
+//! The base request of a sweep, and the requests of its points.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+
+use narrows_cost_model::{Profile, profile};
+use narrows_plan::model::Model;
+use narrows_planner::Request;
+use serde_json::Value;
+
+use crate::args::RequestArgs;
+use crate::defaults::RequestDefaults;
+use crate::errors::{CommandResult, Failure, Problem};
+use crate::input;
+use crate::output;
+
+use super::document::Document;
+use super::field::{SweepField, field_names};
+use super::sweep::SweepAxis;
+use super::values::parse_values;
+
+/// A base request whose fields can be set.
+#[derive(Debug)]
+pub struct Scenario {
+    args: RequestArgs,
+    /// By `--model`, as typed.
+    models: HashMap<OsString, (Document, Model)>,
+    /// By `--hardware`, as typed.
+    profiles: HashMap<OsString, (Document, Profile)>,
+}
+
+impl Scenario {
+    /// Reads the models and profiles of the base request and of sweeps of `model` and `hardware`, and parses the
+    /// sweeps: `FIELD=VALUES`.
+    ///
+    /// # Errors
+    /// Inputs that cannot be read, unknown fields, and values that are no list.
+    pub fn new(
+        mut args: RequestArgs,
+        sweeps: &[String],
+    ) -> CommandResult<(Scenario, Vec<SweepAxis>)> {
+        let mut typed = vec![];
+        for sweep in sweeps {
+            let Some((name, values)) = sweep.split_once('=') else {
+                let problem = Problem::new("--sweep", format!("`{sweep}` has no `=`"));
+                return Err(Failure::input(problem.hint("FIELD=VALUES such as devices=8..64*2")));
+            };
+            typed.push((name.trim(), parse_values(values).map_err(Failure::input)?));
+        }
+        let names_of = |field: &str| -> Vec<OsString> {
+            let axes = typed.iter().filter(|(name, _)| *name == field);
+            axes.flat_map(|(_, values)| values).map(|value| text_of(value).into()).collect()
+        };
+        let (models, profiles) = (names_of("model"), names_of("hardware"));
+        args.model.model = args.model.model.or_else(|| models.first().cloned());
+        args.model.model = Some(args.model.model_name(&DEFAULTS)?);
+        let hardware = args.model.hardware.or_else(|| profiles.first().cloned());
+        args.model.hardware = Some(hardware.unwrap_or_else(|| DEFAULTS.hardware.into()));
+        let mut scenario = Scenario { args, models: HashMap::new(), profiles: HashMap::new() };
+        for argument in models.into_iter().chain(scenario.args.model.model.clone()) {
+            scenario.models.insert(argument.clone(), read_model(&argument)?);
+        }
+        for argument in profiles.into_iter().chain(scenario.args.model.hardware.clone()) {
+            scenario.profiles.insert(argument.clone(), read_profile(&argument)?);
+        }
+        let mut axes: Vec<SweepAxis> = vec![];
+        for (name, values) in typed {
+            let field = SweepField::parse(name, scenario.model(), scenario.hardware())
+                .map_err(Failure::input)?;
+            if axes.iter().any(|axis| axis.field == field) {
+                let problem = Problem::new("--sweep", format!("`{name}` is swept twice"));
+                return Err(Failure::input(problem.hint("one --sweep with all values")));
+            }
+            axes.push(SweepAxis { field, values });
+        }
+        Ok((scenario, axes))
+    }
+
+    /// Names of all fields, with their help texts or present values.
+    pub fn field_names(&self) -> Vec<(String, String)> {
+        field_names(self.model(), self.hardware())
+    }
+
+    /// The request with the fields set, not validated.
+    ///
+    /// # Errors
+    /// A value that the field does not take.
+    pub fn request(&self, settings: &[(SweepField, Value)]) -> CommandResult<Request> {
+        let mut args = self.args.clone();
+        for (field, value) in settings {
+            if let SweepField::Flag(flag) = field {
+                args.set(flag, &text_of(value))?;
+            }
+        }
+        let model = self.model_with(&args, settings)?;
+        let profile = self.profile_with(&args, settings)?;
+        Ok(args.request(&DEFAULTS, model, profile))
+    }
+
+    fn model_with(
+        &self,
+        args: &RequestArgs,
+        settings: &[(SweepField, Value)],
+    ) -> CommandResult<Model> {
+        let argument = args.model.model.as_deref().unwrap_or_default();
+        let (document, model) = &self.models[argument];
+        let mut document = document.clone();
+        let mut is_changed = false;
+        for (field, value) in settings {
+            match field {
+                SweepField::Model(path) => document.set(path, value.clone()),
+                SweepField::Rank if document.set_everywhere("rank", value) == 0 => {
+                    let message = format!("`{}` has no factor pairs", document.name);
+                    let problem = Problem::new("--sweep rank", message);
+                    return Err(Failure::input(problem.hint("a low-rank model such as cola-7b")));
+                }
+                SweepField::Rank => {}
+                _ => continue,
+            }
+            is_changed = true;
+        }
+        let model = match is_changed {
+            true => input::read_model(&document.name, &document.value.to_string())?,
+            false => model.clone(),
+        };
+        // The question "how long would a step of longer sequences take" does not ask what the model was trained for.
+        let sets_length = |(field, _): &(SweepField, Value)| matches!(field, SweepField::Flag(flag) if flag == "sequence-length");
+        let sequence_length = args.sequence_length.filter(|_| settings.iter().any(sets_length));
+        let max_sequence_length =
+            model.max_sequence_length.max(sequence_length.unwrap_or_default());
+        Ok(Model { max_sequence_length, ..model })
+    }
+
+    fn profile_with(
+        &self,
+        args: &RequestArgs,
+        settings: &[(SweepField, Value)],
+    ) -> CommandResult<Profile> {
+        let argument = args.model.hardware.as_deref().unwrap_or_default();
+        let (document, profile) = &self.profiles[argument];
+        let fields = settings.iter().filter_map(|(field, value)| match field {
+            SweepField::Hardware(field) => Some((field, value)),
+            _ => None,
+        });
+        let mut changed: Option<Document> = None;
+        for (field, value) in fields {
+            let document = changed.get_or_insert_with(|| document.clone());
+            let scaled = value.as_f64().filter(|_| field.factor != 1.0);
+            let value = scaled.map_or_else(|| value.clone(), |value| field.in_profile_unit(value));
+            document.set(&field.path, value);
+            document.drop_refits_of(&field.path);
+        }
+        let Some(document) = changed else { return Ok(profile.clone()) };
+        profile::read(&document.name, &document.value.to_string())
+            .map_err(|defects| Failure::file(&document.name, defects))
+    }
+
+    /// The model of the base request.
+    fn model(&self) -> &Document {
+        &self.models[self.args.model.model.as_deref().unwrap_or_default()].0
+    }
+
+    /// The profile of the base request.
+    fn hardware(&self) -> &Document {
+        &self.profiles[self.args.model.hardware.as_deref().unwrap_or_default()].0
+    }
+}
+
+const DEFAULTS: RequestDefaults = RequestDefaults::PLAN;
+
+fn read_model(argument: &OsStr) -> CommandResult<(Document, Model)> {
+    let (name, text) = input::model_text(argument)?;
+    let model = input::read_model(&name, &text)?;
+    Ok((document(name, &text)?, model))
+}
+
+fn read_profile(argument: &OsStr) -> CommandResult<(Document, Profile)> {
+    let profile = input::profile(argument)?;
+    let text = output::json_text(profile.file())?;
+    Ok((document(argument.to_string_lossy().into_owned(), &text)?, profile))
+}
+
+fn document(name: String, text: &str) -> CommandResult<Document> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let invalid = |error| Failure::input(Problem::new(&name, format!("is not JSON: {error}")));
+    let value = serde_json::from_str(text).map_err(invalid)?;
+    Ok(Document { name, value })
+}
+
+/// A value as it would be typed.
+pub fn text_of(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        _ => value.to_string(),
+    }
+}

@@ -1,0 +1,198 @@
+//! The points of a sweep, and their plans.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use narrows_plan::{Bytes, Plan};
+use narrows_planner::{Prediction, Request, SearchReport, predict_program, search};
+use rayon::prelude::*;
+use serde_json::Value;
+
+use crate::args::validate;
+use crate::errors::{CommandResult, Failure, Problem};
+
+use super::field::SweepField;
+use super::scenario::Scenario;
+
+/// A swept field with its values.
+#[derive(Clone, Debug)]
+pub struct SweepAxis {
+    /// The field.
+    pub field: SweepField,
+    /// Its values, at least one.
+    pub values: Vec<Value>,
+}
+
+/// How the axes of a sweep combine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sweep {
+    /// Every combination; the last axis varies fastest.
+    Product,
+    /// The first values of all axes, then the second values, and so on.
+    Zip,
+}
+
+/// One combination of values, with its request.
+#[derive(Debug)]
+pub struct Point {
+    /// A value for each axis.
+    pub values: Vec<Value>,
+    /// What is planned, not validated.
+    pub request: Request,
+}
+
+/// Result of planning one point.
+#[derive(Debug)]
+pub enum PointOutcome {
+    /// The fastest plan.
+    Planned(Box<PlannedPoint>),
+    /// The search found no plan.
+    Infeasible(SearchReport),
+    /// The values do not fit each other.
+    Invalid(Vec<Problem>),
+    /// The sweep was stopped first.
+    NotReached,
+}
+
+/// The fastest plan of a point.
+#[derive(Debug)]
+pub struct PlannedPoint {
+    /// The plan.
+    pub plan: Plan,
+    /// Its prediction.
+    pub prediction: Prediction,
+    /// How the search ended.
+    pub search: SearchReport,
+    /// Memory that a device may use; `Bytes(u64::MAX)` without a limit.
+    pub memory_limit: Bytes,
+}
+
+impl Sweep {
+    /// Number of points; saturates.
+    ///
+    /// # Errors
+    /// Axes of different lengths that are to be zipped.
+    pub fn size(self, axes: &[SweepAxis]) -> CommandResult<usize> {
+        let lengths = axes.iter().map(|axis| axis.values.len());
+        match self {
+            Sweep::Product => Ok(lengths.fold(1, usize::saturating_mul)),
+            Sweep::Zip => {
+                let first = axes.first().map_or(0, |axis| axis.values.len());
+                let Some(axis) = axes.iter().find(|axis| axis.values.len() != first) else {
+                    return Ok(first);
+                };
+                let message = format!(
+                    "`{}` has {first} values and `{}` has {}",
+                    axes[0].field,
+                    axis.field,
+                    axis.values.len()
+                );
+                let problem = Problem::new("--zip", message);
+                Err(Failure::input(problem.hint("as many values for every field, or no --zip")))
+            }
+        }
+    }
+
+    /// The values of the point with this index.
+    fn values(self, axes: &[SweepAxis], index: usize) -> Vec<Value> {
+        match self {
+            Sweep::Zip => axes.iter().map(|axis| axis.values[index].clone()).collect(),
+            Sweep::Product => {
+                let mut rest = index;
+                let mut values: Vec<Value> = axes
+                    .iter()
+                    .rev()
+                    .map(|axis| {
+                        let value = axis.values[rest % axis.values.len()].clone();
+                        rest /= axis.values.len();
+                        value
+                    })
+                    .collect();
+                values.reverse();
+                values
+            }
+        }
+    }
+
+    /// All points.
+    ///
+    /// # Errors
+    /// A value that its field does not take.
+    pub fn points(self, scenario: &Scenario, axes: &[SweepAxis]) -> CommandResult<Vec<Point>> {
+        (0..self.size(axes)?)
+            .map(|index| {
+                let values = self.values(axes, index);
+                let fields = axes.iter().map(|axis| axis.field.clone());
+                let settings: Vec<(SweepField, Value)> = fields.zip(values.clone()).collect();
+                Ok(Point { values, request: scenario.request(&settings)? })
+            })
+            .collect()
+    }
+}
+
+/// Plans every point, in parallel, until `stop` is set. Outcomes are in the order of the points.
+pub fn plan_points(
+    points: &[Point],
+    stop: &AtomicBool,
+    progress: &(dyn Fn() + Sync),
+) -> Vec<PointOutcome> {
+    points
+        .par_iter()
+        .map(|point| {
+            if stop.load(Ordering::Relaxed) {
+                return PointOutcome::NotReached;
+            }
+            let outcome = plan_point(&point.request);
+            progress();
+            outcome
+        })
+        .collect()
+}
+
+fn plan_point(request: &Request) -> PointOutcome {
+    if let Err(failure) = validate(request) {
+        return PointOutcome::Invalid(failure.problems);
+    }
+    let result = search(request);
+    let Some(best) = result.best else { return PointOutcome::Infeasible(result.report) };
+    let Request { model, profile, executor, .. } = request;
+    let resolved = match best.plan.resolve(model) {
+        Ok(resolved) => resolved,
+        Err(defects) => return PointOutcome::Invalid(Failure::file("plan", defects).problems),
+    };
+    let prediction = predict_program(model, profile, *executor, &resolved, &best.program);
+    PointOutcome::Planned(Box::new(PlannedPoint {
+        plan: best.plan,
+        prediction,
+        search: result.report,
+        memory_limit: request.arena_limit(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn axis(flag: &str, values: Value) -> SweepAxis {
+        let values = values.as_array().unwrap().clone();
+        SweepAxis { field: SweepField::Flag(flag.into()), values }
+    }
+
+    #[test]
+    fn the_last_axis_of_a_product_varies_fastest() {
+        let axes = [axis("devices", json!([1, 2])), axis("tensor", json!([4, 8, 16]))];
+        assert_eq!(Sweep::Product.size(&axes).unwrap(), 6);
+        let values: Vec<Vec<Value>> = (0..6).map(|i| Sweep::Product.values(&axes, i)).collect();
+        assert_eq!(json!(values), json!([[1, 4], [1, 8], [1, 16], [2, 4], [2, 8], [2, 16]]));
+    }
+
+    #[test]
+    fn zipped_axes_have_equal_lengths() {
+        let axes = [axis("devices", json!([1, 2])), axis("tensor", json!([4, 8]))];
+        assert_eq!(Sweep::Zip.size(&axes).unwrap(), 2);
+        assert_eq!(json!(Sweep::Zip.values(&axes, 1)), json!([2, 8]));
+        let axes = [axis("devices", json!([1, 2])), axis("tensor", json!([4]))];
+        assert!(Sweep::Zip.size(&axes).is_err());
+    }
+}

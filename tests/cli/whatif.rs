@@ -1,0 +1,164 @@
+//! `narrows whatif`: sweeps.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::{failure, json, narrows, stdout};
+
+const SMALL: &str = "whatif --model cola-60m --devices 2 --sequence-length 512";
+
+/// A point of a sweep is what `plan` answers for the same request, but for the time it took.
+#[test]
+fn a_point_equals_the_plan_of_its_request() {
+    let sweep = json(&format!("{SMALL} --sweep devices=1,2 --sweep zero=off,1"));
+    assert_eq!(sweep["is_complete"], true);
+    let points = sweep["points"].as_array().expect("points");
+    assert_eq!(points.len(), 4);
+    for point in points {
+        let devices = point["settings"]["devices"].as_u64().expect("a number");
+        let zero = match &point["settings"]["zero"] {
+            Value::String(word) => word.clone(),
+            number => number.to_string(),
+        };
+        let plan = json(&format!(
+            "plan --model cola-60m --devices {devices} --zero {zero} --sequence-length 512"
+        ));
+        assert_eq!(point["decisions"], plan["decisions"]);
+        assert_eq!(point["prediction"], plan["prediction"]);
+        for key in ["status", "gap", "bound_s"] {
+            assert_eq!(point["search"][key], plan["search"][key], "{key}");
+        }
+    }
+}
+
+/// Model and hardware fields are set as an edited file would set them.
+#[test]
+fn fields_of_files_are_set() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = fs::read_to_string("profiles/a100-80gb.json").expect("a preset");
+    let mut profile: Value = serde_json::from_str(&text).expect("JSON");
+    profile["links"]["intra_node"]["bandwidth_bytes_per_s"] = json!(50e9);
+    let path = folder.path().join("slow.json");
+    fs::write(&path, profile.to_string()).expect("a file");
+    let path = path.to_str().expect("a path");
+    let fixed = "--model cola-60m --devices 2 --tensor 2 --sequence-length 512";
+    let expected = json(&format!("plan {fixed} --hardware {path}"));
+    let sweep =
+        json(&format!("whatif {fixed} --sweep hardware.links.intra_node.bandwidth_gbps=50,300"));
+    assert_eq!(
+        sweep["points"][0]["prediction"]["step_time_s"],
+        expected["prediction"]["step_time_s"]
+    );
+    let time = |point: &Value| point["prediction"]["step_time_s"].as_f64().expect("a time");
+    assert!(time(&sweep["points"][0]) > time(&sweep["points"][1]), "a faster link is faster");
+
+    let sweep = json(&format!("{SMALL} --sweep rank=64,128 --sweep model.blocks.count=4,8 --zip"));
+    assert_eq!(sweep["points"][1]["settings"], json!({"rank": 128, "model.blocks.count": 8}));
+    let expected = json("plan --model cola-60m --devices 2 --sequence-length 512");
+    assert_eq!(sweep["points"][1]["prediction"], expected["prediction"]);
+    assert!(time(&sweep["points"][0]) < time(&sweep["points"][1]), "half the model is faster");
+}
+
+/// Longer sequences than the model was made for are a question, not an error.
+#[test]
+fn sequences_may_exceed_the_length_of_the_model() {
+    let answer = json("whatif --model cola-60m --sweep sequence_length=4096,8192");
+    assert!(answer["points"][1]["prediction"]["step_time_s"].is_f64());
+}
+
+#[test]
+fn a_point_without_a_plan_says_why() {
+    let answer = json(&format!("{SMALL} --sweep tensor=1,3 --sweep memory_limit=1MiB,auto"));
+    let error = |index: usize| answer["points"][index]["error"]["message"].as_str();
+    assert!(error(0).expect("too little memory").contains("no plan"));
+    assert_eq!(answer["points"][1]["error"], Value::Null);
+    assert!(error(2).expect("three of two devices").contains("not a multiple of 3"));
+    let text = stdout(&format!("{SMALL} --sweep tensor=1,3"));
+    assert!(text.contains("2 points, 1 of them with a plan"), "{text}");
+    assert!(text.contains("not a multiple"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+
+    let output = narrows(&format!("{SMALL} --sweep tensor=3")).assert().code(1);
+    let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(message.contains("no point of the sweep has a plan"), "{message}");
+}
+
+#[test]
+fn rows_are_written_as_csv() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("sweep.csv");
+    let path = path.to_str().expect("a path");
+    stdout(&format!("{SMALL} --sweep tensor=1,2,3 --csv {path}"));
+    let text = fs::read_to_string(path).expect("the file");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 4);
+    assert!(lines[0].starts_with("tensor,step_time_s,step_time_low_s,"), "{}", lines[0]);
+    assert!(lines[3].starts_with("3,,,"), "{}", lines[3]);
+    let columns = lines[0].split(',').count();
+    assert_eq!(lines[1].split(',').count(), columns);
+    let json = json(&format!("{SMALL} --sweep tensor=1"));
+    let time = json["points"][0]["prediction"]["step_time_s"].to_string();
+    assert_eq!(lines[1].split(',').nth(1), Some(time.as_str()));
+    let rows = stdout(&format!("{SMALL} --sweep tensor=1,2,3 --csv -"));
+    assert_eq!(rows, text);
+}
+
+#[test]
+fn step_times_are_drawn() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("sweep.svg");
+    let path = path.to_str().expect("a path");
+    stdout(&format!("{SMALL} --sweep rank=32,64,128 --sweep zero=off,1 --plot {path}"));
+    let svg = fs::read_to_string(path).expect("the picture");
+    for part in ["step time in seconds", "rank", "zero off", "zero 1", "128"] {
+        assert!(svg.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn fields_are_listed() {
+    let text = stdout("whatif --model cola-7b --list");
+    for field in
+        ["global_batch", "rank", "model.blocks.count", "hardware.links.inter_node.nics_per_node"]
+    {
+        assert!(text.contains(field), "{field} in {text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
+fn bad_sweeps_are_located() {
+    for (arguments, part) in [
+        ("", "--sweep: is missing"),
+        ("--sweep devices", "has no `=`"),
+        ("--sweep devices=", "a value is missing"),
+        ("--sweep devices=8..4+1", "ends before it begins"),
+        ("--sweep device=4", "did you mean devices"),
+        ("--sweep bandwidth_gbps=4", "hardware.links"),
+        ("--sweep model.hiden=4", "did you mean model.hidden"),
+        ("--sweep hardware.provenance=4", "no field is called"),
+        ("--sweep colour=red", "--list"),
+        ("--sweep devices=many", "invalid value 'many'"),
+        ("--sweep strategy=megatron", "possible values"),
+        ("--sweep model.heads=7", "heads"),
+        ("--sweep rank=0", "rank"),
+        ("--sweep hardware.device.memory_bytes=-1", "memory_bytes"),
+        ("--sweep devices=1..20000+1", "the sweep has 20,000 points"),
+        ("--sweep devices=1,2 --sweep tensor=1 --zip", "`devices` has 2 values and `tensor` has 1"),
+        ("--sweep devices=1 --sweep devices=2", "swept twice"),
+        ("--sweep devices=1 --csv no/such/folder.csv", "cannot be written"),
+        ("--sweep zero=off,1 --plot x.svg", "no swept field has two or more numbers"),
+        (
+            "--sweep rank=1..9+1 --sweep devices=1..9+1 --plot x.svg",
+            "9 lines, and a chart at most 8",
+        ),
+        ("--sweep devices=1,2 --plot no/such/folder.svg", "cannot be written"),
+        ("--sweep devices=1 --csv - --format json", "standard output"),
+    ] {
+        let message = failure(&format!("whatif --model cola-60m {arguments}"), 2);
+        assert!(message.contains(part), "{arguments}: {message}");
+    }
+    let message = failure("whatif --model llama-7b --sweep rank=64", 2);
+    assert!(message.contains("has no factor pairs"), "{message}");
+}
