@@ -330,7 +330,7 @@ fn doc_comments_begin_with_a_noun_phrase_or_a_verb() {
 
 /// Every text file of the repository.
 fn files() -> Vec<PathBuf> {
-    const TEXT: [&str; 6] = ["rs", "md", "toml", "json", "yml", "snap"];
+    const TEXT: [&str; 8] = ["rs", "cu", "cuh", "md", "toml", "json", "yml", "snap"];
     let mut files = vec![];
     let mut folders = vec![root().to_path_buf()];
     while let Some(folder) = folders.pop() {
