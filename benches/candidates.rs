@@ -25,7 +25,7 @@ use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{Context, DType, Mesh};
 use narrows_planner::{
     Deadline, MemoryLimit, PruningCutoff, Request, SegmentSolver, SegmentSpec, StageAssignment,
-    StageOverhead, contexts, undominated_partitions,
+    StageBlocks, StageOverhead, contexts, undominated_partitions,
 };
 
 /// Variations of CoLA-7B and of the number of devices.
@@ -183,7 +183,7 @@ impl SolvedContext {
 
     fn price(&self) -> u64 {
         let choice =
-            |stage: usize, _, count: usize| Some(self.assignments[stage][count - 1].clone());
+            |blocks: StageBlocks| Some(self.assignments[blocks.stage][blocks.count - 1].clone());
         let partitions =
             undominated_partitions(&self.overheads, self.microbatches, &self.cutoff, &choice);
         divan::black_box(partitions).1

@@ -303,3 +303,23 @@ fn collect(value: &Value, path: String, pointers: &mut Vec<String>) {
     }
     pointers.push(path);
 }
+
+/// Plans name the fingerprint of their profile: a change here makes every plan on disk stale.
+#[test]
+fn fingerprints_of_presets_are_unchanged() {
+    let expected = [
+        ("a100-40gb", "74eb107c17880921483e4509add38934533110b1160ae48ee7db7e52119a1539"),
+        ("a100-80gb", "06ff207bf9e18a6484609e72406cb54f32bc5ff2794926ceae2edbbad5b59e79"),
+        ("a100-80gb-8", "157286fd75caa3f5d17c46079f2455cc9850cd43a90372bb03ddb7275d308637"),
+        ("a100-80gb-8-4nic", "3f7e6a76fb83587dee23515fb9e33e124c0ce7f7a7cdd4fbcc93a9ea990e534b"),
+        ("cpu-local", "1843f2be9a41b8a110f03740c6c7ced6287002c404f37169d341c7b89ef4903e"),
+        ("h100-sxm", "e30301b9a59f7dfe86207f2abd6cf77cb6140a69a4e969416675a919acaa2fb6"),
+        ("h200-sxm", "58e6f653961fed8706607924bc855b8bb595c27ea104d92c5cf72cb987671991"),
+    ];
+    let mut names: Vec<&str> = preset_names().collect();
+    names.sort();
+    assert_eq!(names, expected.map(|(name, _)| name));
+    for (name, fingerprint) in expected {
+        assert_eq!(preset(name).unwrap().fingerprint(), fingerprint, "{name}");
+    }
+}

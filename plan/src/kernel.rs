@@ -180,6 +180,14 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
+    /// Every kind.
+    pub const ALL: [CollectiveKind; 4] = [
+        CollectiveKind::AllReduce,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllGather,
+        CollectiveKind::AllToAll,
+    ];
+
     /// The key used in JSON breakdowns.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,5 +1,6 @@
 //! Counts which method assigns the blocks of the chosen plan, and how each search ends, over 200
-//! requests: ten models on 1 to 16 devices under four memory limits.
+//! requests: ten models on 1 to 16 devices under four memory limits. Also counts which method ended each solve of
+//! a cost table.
 //!
 //! `cargo bench -p narrows-planner --bench methods`
 
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 use narrows_cost_model::profile;
 use narrows_plan::Bytes;
 use narrows_plan::model::presets;
-use narrows_planner::{AssignmentMethod, MemoryLimit, Request, SearchStatus, search};
+use narrows_planner::solve::SolveMethod;
+use narrows_planner::{AssignmentMethod, MemoryLimit, Request, SearchStatus, TableSolves, search};
 
 const MODELS: [&str; 10] = [
     "cola-60m",
@@ -38,6 +40,8 @@ struct Count {
 fn main() {
     let hardware = profile::preset("a100-80gb-8").expect("a preset");
     let mut counts: BTreeMap<Option<AssignmentMethod>, Count> = BTreeMap::new();
+    let mut table_solves: BTreeMap<SolveMethod, TableSolves> = BTreeMap::new();
+    let mut segment_solves = 0;
     for model in MODELS {
         for devices in DEVICES {
             for limit in LIMITS_GIB {
@@ -48,6 +52,12 @@ fn main() {
                 let result = search(&request);
                 let count = counts.entry(result.best.as_ref().map(|best| best.method)).or_default();
                 count.time += started.elapsed();
+                segment_solves += result.report.segment_solves;
+                for (method, solves) in &result.report.table_solves {
+                    let sum = table_solves.entry(*method).or_default();
+                    sum.proven += solves.proven;
+                    sum.limited += solves.limited;
+                }
                 match result.report.status {
                     SearchStatus::Optimal | SearchStatus::Infeasible => count.optimal += 1,
                     _ => {
@@ -74,5 +84,17 @@ fn main() {
             100.0 * count.gap_max,
             count.time.as_secs_f64(),
         );
+    }
+    let tables: u64 = table_solves.values().map(|solves| solves.proven + solves.limited).sum();
+    println!("\nsolved by elimination alone: {} segments", segment_solves - tables);
+    println!("tables ended by       proven  by a limit");
+    for (method, solves) in table_solves {
+        let name = match method {
+            SolveMethod::Presolve => "presolve",
+            SolveMethod::Elimination => "elimination",
+            SolveMethod::Lagrange => "Lagrangian bound",
+            SolveMethod::Ilp => "integer program",
+        };
+        println!("{name:<20} {:>7} {:>11}", solves.proven, solves.limited);
     }
 }

@@ -41,12 +41,15 @@ pub use explain::{
 pub use feasible_plan::{FeasiblePlan, ModelDecisions};
 pub use infeasible::{Infeasible, MemoryEvidence};
 pub use pipeline::{
-    AssignmentMethod, Partition, PruningCutoff, StageAssignment, StageOverhead,
+    AssignmentMethod, Partition, PruningCutoff, StageAssignment, StageBlocks, StageOverhead,
     undominated_partitions,
 };
 pub use plan_writer::write_plan;
-pub use predict::{BlockCollectives, PredictError, Prediction, kernels, predict, predict_program};
-pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
+pub use predict::{
+    BlockCollectives, CollectivePayloads, PredictError, Prediction, kernels, predict,
+    predict_program,
+};
+pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus, TableSolves};
 pub use request::{
     GroupingRule, MemoryLimit, Request, RequestDefect, RequestDefects, RequestField,
 };

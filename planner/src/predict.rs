@@ -10,14 +10,14 @@ use narrows_plan::emit::{
     op_recompute,
 };
 use narrows_plan::graph::AttentionOp;
-use narrows_plan::kernel::{Attention, Direction};
+use narrows_plan::kernel::{Attention, CollectiveKind, Direction};
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Program};
 use narrows_plan::{
     Axis, Bytes, CheckErrors, CheckedProgram, DType, Defects, Flops, Kernel, Plan, ResolvedPlan,
     lower,
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// A prediction for one plan on one profile.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -49,16 +49,53 @@ pub struct Prediction {
     pub warning: Option<String>,
 }
 
-/// Unsharded bytes by kind of collective. `statistics` are the sums of norms and of the softmax.
+/// Payloads of the tensor-axis collectives of a block for one microbatch, by pass.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct BlockCollectives {
     /// Forward pass.
-    pub forward: BTreeMap<&'static str, u64>,
+    pub forward: CollectivePayloads,
     /// Backward pass without recomputation.
-    pub backward: BTreeMap<&'static str, u64>,
+    pub backward: CollectivePayloads,
     /// Recomputation.
     #[serde(rename = "redo")]
-    pub recompute: BTreeMap<&'static str, u64>,
+    pub recompute: CollectivePayloads,
+}
+
+/// Unsharded bytes of the collectives of one pass.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CollectivePayloads {
+    /// Payload by kind, without statistics; only kinds with a payload.
+    pub by_kind: BTreeMap<CollectiveKind, Bytes>,
+    /// Sums of norms and of the softmax.
+    pub statistics: Bytes,
+}
+
+impl CollectivePayloads {
+    /// Payload of one kind; zero without such collectives.
+    pub fn of(&self, kind: CollectiveKind) -> Bytes {
+        self.by_kind.get(&kind).copied().unwrap_or_default()
+    }
+
+    /// Bytes of all kinds and of the statistics.
+    pub fn total(&self) -> Bytes {
+        self.by_kind.values().copied().sum::<Bytes>() + self.statistics
+    }
+
+    /// Whether the pass has no collectives.
+    pub fn is_empty(&self) -> bool {
+        self.total() == Bytes(0)
+    }
+}
+
+/// A map from names of kinds to bytes in alphabetical order, with the key `statistics` for the statistics. Entries of
+/// zero bytes are left out.
+impl Serialize for CollectivePayloads {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let kinds = self.by_kind.iter().map(|(kind, bytes)| (kind.name(), bytes.0));
+        let entries: BTreeMap<&str, u64> =
+            kinds.chain([("statistics", self.statistics.0)]).collect();
+        serializer.collect_map(entries.into_iter().filter(|(_, bytes)| *bytes > 0))
+    }
 }
 
 /// The reason why a plan cannot be priced.
@@ -186,18 +223,15 @@ fn block_collectives(resolved: &ResolvedPlan) -> BlockCollectives {
     counted
 }
 
-fn count(templates: &[InstrTemplate], bytes: &mut BTreeMap<&'static str, u64>) {
+fn count(templates: &[InstrTemplate], payloads: &mut CollectivePayloads) {
     for template in templates {
         let Action::Collective(collective) = &template.action else { continue };
         if collective.axis != Axis::Tensor {
             continue;
         }
-        for (name, amount) in
-            [(collective.kind.name(), collective.payload), ("statistics", collective.statistic)]
-        {
-            if amount > Bytes(0) {
-                *bytes.entry(name).or_default() += amount.0;
-            }
+        if collective.payload > Bytes(0) {
+            *payloads.by_kind.entry(collective.kind).or_default() += collective.payload;
         }
+        payloads.statistics += collective.statistic;
     }
 }

@@ -1,5 +1,7 @@
 //! Combines bounds and limits into the status of a search.
 
+use std::collections::BTreeMap;
+
 use narrows_plan::Seconds;
 
 use crate::context::flops_bound;
@@ -48,6 +50,7 @@ impl ProofState {
             candidates_priced: 0,
             candidates_pruned: contexts.iter().filter(excluded).count() as u64,
             segment_solves: 0,
+            table_solves: BTreeMap::new(),
             wall_time: Default::default(),
             contexts,
         }

@@ -1,10 +1,12 @@
 //! Reports of searches.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use narrows_plan::{Context, Seconds};
 
 use crate::infeasible::{Infeasible, MemoryEvidence};
+use crate::solve::SolveMethod;
 
 /// The end of a search: status, bound and statistics.
 #[derive(Clone, Debug)]
@@ -22,10 +24,22 @@ pub struct SearchReport {
     pub candidates_pruned: u64,
     /// Number of segments solved to optimality; differs between runs like `candidates_priced`.
     pub segment_solves: u64,
+    /// Cost tables solved by [`solve_table`](crate::solve::solve_table), by the method that ended each solve. All
+    /// other segments are solved by variable elimination alone.
+    pub table_solves: BTreeMap<SolveMethod, TableSolves>,
     /// Wall time of the search.
     pub wall_time: Duration,
     /// Reports of all contexts, best bound first.
     pub contexts: Vec<ContextReport>,
+}
+
+/// Number of solves of cost tables that one method ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableSolves {
+    /// Solves that ended with a proof: optimal, or infeasible.
+    pub proven: u64,
+    /// Solves that a limit ended.
+    pub limited: u64,
 }
 
 /// The reason why a search ended.

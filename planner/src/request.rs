@@ -63,9 +63,24 @@ pub enum RequestField {
     Data,
 }
 
+/// The name in messages.
+impl fmt::Display for RequestField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RequestField::Devices => "devices",
+            RequestField::GlobalBatch => "global batch",
+            RequestField::SequenceLength => "sequence length",
+            RequestField::MicroBatch => "microbatch",
+            RequestField::Tensor => "tensor axis",
+            RequestField::Pipeline => "pipeline axis",
+            RequestField::Data => "data axis",
+        })
+    }
+}
+
 /// An invalid size of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field:?}: {problem}")]
+#[error("{field}: {problem}")]
 pub struct RequestDefect {
     /// The size.
     pub field: RequestField,

@@ -202,6 +202,7 @@ fn search_until(request: &Request, deadline: &Deadline) -> SearchResult {
             + reports.len() as u64
             + segments.solve_count(),
         segment_solves: segments.solve_count(),
+        table_solves: segments.table_solves(),
         wall_time: begin.elapsed(),
         ..proof.report(request, time, reports)
     };

@@ -2,11 +2,13 @@
 
 use narrows_cost_model::profile;
 use narrows_plan::graph::Op;
+use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::{WeightId, presets};
 use narrows_plan::strategy::{Baseline, Recompute, Rules, Save, Strategy, WeightRule};
 use narrows_plan::{Bytes, Layout};
 use narrows_planner::{
-    FeasiblePlan, MemoryLimit, Prediction, Request, SearchResult, SearchStatus, predict, search,
+    CollectivePayloads, FeasiblePlan, MemoryLimit, Prediction, Request, SearchResult, SearchStatus,
+    predict, search,
 };
 
 /// A model on 4 A100s, tensor axis 4, 4 sequences of 4096 at once: the published setting.
@@ -97,10 +99,10 @@ fn collective_bytes_equal_the_published_bytes() {
         let request = published(model, baseline, WeightRule::Any);
         let result = search(&request);
         let volumes = prediction(&request, best(&result)).block_collective_bytes;
-        let all_reduced = |direction: &std::collections::BTreeMap<&'static str, u64>| {
-            let other = ["reduce_scatter", "all_gather", "all_to_all"];
-            assert!(other.iter().all(|kind| !direction.contains_key(kind)), "{direction:?}");
-            direction["all_reduce"] as f64 / Bytes::MIB as f64
+        let all_reduced = |pass: &CollectivePayloads| {
+            let kinds: Vec<_> = pass.by_kind.keys().collect();
+            assert_eq!(kinds, [&CollectiveKind::AllReduce], "{pass:?}");
+            pass.of(CollectiveKind::AllReduce).0 as f64 / Bytes::MIB as f64
         };
         (all_reduced(&volumes.forward), all_reduced(&volumes.backward))
     };

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use narrows_plan::Bytes;
-use narrows_plan::program::Phase;
+use narrows_plan::program::{MicrobatchPass, Phase};
 
 use crate::process_group::{ClusterError, ClusterFault, ProcessGroup};
 
@@ -14,8 +14,8 @@ use crate::process_group::{ClusterError, ClusterFault, ProcessGroup};
 pub enum RunError {
     /// An operand lies outside its device's arena.
     #[error(
-        "stage {stage}, {phase:?} of microbatch {microbatch}, {origin}: `{buffer}` ends at byte \
-         {end} of an arena of {arena}"
+        "stage {stage}, {}, {origin}: `{buffer}` ends at byte {end} of an arena of {arena}",
+        MicrobatchPass { phase: *phase, microbatch: *microbatch }
     )]
     OutsideArena {
         /// Pipeline stage.
@@ -54,7 +54,10 @@ pub enum RunError {
         origin: String,
     },
     /// A backend cannot execute an instruction.
-    #[error("stage {stage}, {phase:?} of microbatch {microbatch}, {origin}: {reason}")]
+    #[error(
+        "stage {stage}, {}, {origin}: {reason}",
+        MicrobatchPass { phase: *phase, microbatch: *microbatch }
+    )]
     Unsupported {
         /// Pipeline stage.
         stage: usize,

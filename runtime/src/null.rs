@@ -256,7 +256,7 @@ mod tests {
         // The slot of microbatch 0 fits.
         assert_eq!(
             error.to_string(),
-            "stage 0, Forward of microbatch 1, test: `x` ends at byte 768 of an arena of 767 B"
+            "stage 0, forward pass of microbatch 1, test: `x` ends at byte 768 of an arena of 767 B"
         );
         assert!(matches!(error, RunError::OutsideArena { phase: Phase::Forward, .. }));
     }

@@ -57,7 +57,7 @@ struct ClassCoverage {
 #[derive(Debug, Serialize)]
 struct ProfileGroup {
     /// Path in the file.
-    field: String,
+    field: &'static str,
     #[serde(flatten)]
     provenance: Provenance,
 }
@@ -110,7 +110,10 @@ impl CalibrationReport {
             spread_median: spread_median(class),
             half_width_90: half_width_90(class),
         });
-        let group = |(field, provenance)| ProfileGroup { field, provenance };
+        let group = |(field, provenance): (&'static str, &Provenance)| ProfileGroup {
+            field,
+            provenance: provenance.clone(),
+        };
         CalibrationReport {
             output,
             machine: file.description.clone(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::program::{Action, Phase, Program, StageProgram};
+use narrows_plan::program::{Action, Program, StageProgram};
 use narrows_plan::{Bytes, CheckError, CheckErrors, CheckedProgram};
 use serde::Serialize;
 
@@ -109,7 +109,7 @@ impl CheckProblem {
         let at = error.instruction.as_ref();
         CheckProblem {
             stage: error.stage,
-            phase: at.map(|(phase, ..)| phase_name(*phase)),
+            phase: at.map(|(phase, ..)| phase.name()),
             instruction: at.map(|(_, index, _)| *index),
             origin: at.map(|(.., origin)| origin.to_string()),
             problem: error.problem.clone(),
@@ -137,14 +137,6 @@ impl CheckProblem {
         }
         let hints = self.hint.iter().cloned().collect();
         Problem { field, hints, ..Problem::new(name, &self.problem) }
-    }
-}
-
-fn phase_name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-        Phase::Step => "step",
     }
 }
 

@@ -1,8 +1,8 @@
 //! The report of a priced plan.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
+use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::{Bytes, Plan, PlanLayout, ResolvedPlan, Zero};
 use narrows_planner::{Prediction, SearchReport};
@@ -129,15 +129,13 @@ impl<'a> PlanReport<'a> {
             ("backward", &bytes.backward),
             ("recompute", &bytes.recompute),
         ];
-        let payload = |bytes: &BTreeMap<&'static str, u64>, kind: &str| {
-            bytes.get(kind).map(|bytes| Bytes(*bytes).to_string()).unwrap_or_default()
-        };
-        let kinds = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "statistics"];
+        let cell = |bytes: Bytes| if bytes > Bytes(0) { bytes.to_string() } else { String::new() };
         let rows: Vec<Vec<String>> = passes
             .iter()
             .filter(|(_, bytes)| !bytes.is_empty())
-            .map(|(pass, bytes)| {
-                let cells = kinds.iter().map(|kind| payload(bytes, kind));
+            .map(|(pass, payloads)| {
+                let kinds = CollectiveKind::ALL.map(|kind| payloads.of(kind));
+                let cells = kinds.into_iter().chain([payloads.statistics]).map(cell);
                 std::iter::once(pass.to_string()).chain(cells).collect()
             })
             .collect();
@@ -145,7 +143,8 @@ impl<'a> PlanReport<'a> {
             return;
         }
         page.heading("Collective payload of a middle block, per microbatch");
-        let titles = kinds.map(|kind| kind.replace('_', "-"));
+        let mut titles = CollectiveKind::ALL.map(|kind| kind.name().replace('_', "-")).to_vec();
+        titles.push("statistics".to_owned());
         let columns = titles.iter().map(|title| (title.as_str(), Align::Right));
         let columns: Vec<_> = std::iter::once(("pass", Align::Left)).chain(columns).collect();
         page.table(&columns, &rows);

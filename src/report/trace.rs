@@ -156,7 +156,7 @@ impl TraceProcess {
         let (title, args) = match phase {
             Phase::Step => ("update".into(), json!({ "step": self.step })),
             _ => (
-                format!("{} {microbatch}", phase_name(phase)),
+                format!("{} {microbatch}", phase.name()),
                 json!({ "step": self.step, "microbatch": microbatch }),
             ),
         };
@@ -178,7 +178,7 @@ impl TraceProcess {
             "instruction": instr.action.name(),
             "block": instr.origin.block,
             "op": instr.origin.op,
-            "phase": phase_name(phase),
+            "phase": phase.name(),
             "microbatch": microbatch,
             "step": self.step,
         });
@@ -200,14 +200,6 @@ impl TraceProcess {
         args: Value,
     ) -> TraceEvent {
         TraceEvent { name, ph: "X", cat, ts: begin, dur: end - begin, pid: self.pid, tid, args }
-    }
-}
-
-fn phase_name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-        Phase::Step => "step",
     }
 }
 

@@ -87,13 +87,12 @@ fn tensor_payloads(report: &StepReport) -> Payloads {
 /// Predicted payloads of one block and one microbatch; statistics are all-reduced.
 fn predicted_payloads(block: &BlockCollectives) -> Payloads {
     let of = |kind: CollectiveKind| {
-        let names = match kind {
-            CollectiveKind::AllReduce => vec![kind.name(), "statistics"],
-            _ => vec![kind.name()],
-        };
         let passes = [&block.forward, &block.backward, &block.recompute];
-        let bytes = passes.iter().flat_map(|pass| names.iter().filter_map(|name| pass.get(name)));
-        bytes.map(|bytes| *bytes as i64).sum()
+        let bytes = passes.iter().map(|pass| match kind {
+            CollectiveKind::AllReduce => pass.of(kind) + pass.statistics,
+            _ => pass.of(kind),
+        });
+        bytes.map(|bytes| bytes.0 as i64).sum()
     };
     KINDS.into_iter().map(|kind| (kind, of(kind))).collect()
 }
@@ -150,7 +149,8 @@ fn every_tensor_axis(model: &Model, baseline: Baseline) {
         let block = &prediction.block_collective_bytes;
         if let Some(elements) = published_elements(baseline, model).filter(|_| tensor > 1) {
             let bytes = elements.map(|elements| 4 * MICRO_BATCH * LENGTH * elements);
-            let reduced = [&block.forward, &block.backward].map(|pass| pass["all_reduce"]);
+            let reduced =
+                [&block.forward, &block.backward].map(|pass| pass.of(CollectiveKind::AllReduce).0);
             assert_eq!(reduced, bytes, "{} on {tensor}", baseline.name());
         }
         let arena = prediction.peak_memory_bytes[0];
@@ -193,7 +193,7 @@ fn recomputed_collectives_are_predicted_and_executed() {
     for baseline in [Baseline::VanillaTp, Baseline::VanillaTpPublished, Baseline::Btp] {
         let rules = Rules { recompute: Recompute::Block, ..sharded(baseline) };
         let prediction = check_payloads(&small_models::cola(), rules, [4, 1, 1]);
-        let recomputed: u64 = prediction.block_collective_bytes.recompute.values().sum();
+        let recomputed = prediction.block_collective_bytes.recompute.total().0;
         assert!(recomputed > 0, "{}", baseline.name());
     }
 }

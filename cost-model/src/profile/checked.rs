@@ -1,7 +1,6 @@
 //! Validated profiles.
 
 use narrows_plan::{Bytes, DType, Precision};
-use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use super::Executor;
@@ -96,21 +95,17 @@ impl Profile {
     }
 
     /// Path and provenance of every group of numbers, in file order.
-    pub fn provenance(&self) -> Vec<(String, Provenance)> {
-        let mut groups = Vec::new();
-        let value = serde_json::to_value(&self.file).unwrap_or_default();
-        collect_provenance(&value, "", &mut groups);
-        groups
+    pub fn provenance(&self) -> Vec<(&'static str, &Provenance)> {
+        self.file.groups()
     }
 
     /// Paths of assumed values in file order: whole groups, and single numbers in groups that are otherwise measured.
     pub fn assumed_paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         for (path, provenance) in self.provenance() {
-            let dot = if path.is_empty() { "" } else { "." };
-            let fields = provenance.assumed.iter().map(|field| format!("{path}{dot}{field}"));
+            let fields = provenance.assumed.iter().map(|field| format!("{path}.{field}"));
             if provenance.kind == ProvenanceKind::Assumed {
-                paths.push(path.clone());
+                paths.push(path.to_owned());
             }
             paths.extend(fields);
         }
@@ -118,37 +113,28 @@ impl Profile {
     }
 }
 
+/// Fields besides provenance that no price depends on.
+const UNPRICED: [&str; 4] = ["name", "description", "measured.machine", "measured.repeatability"];
+
+/// SHA-256 of the JSON form without provenance and [`UNPRICED`] fields. All other fields, new ones included, are
+/// hashed.
 fn fingerprint(file: &ProfileFile) -> String {
     let mut value = serde_json::to_value(file).unwrap_or_default();
-    remove_unpriced(&mut value);
+    for path in UNPRICED {
+        remove_field(&mut value, path);
+    }
+    for (group, _) in file.groups() {
+        remove_field(&mut value, &format!("{group}.provenance"));
+    }
     hex::encode(Sha256::digest(value.to_string().as_bytes()))
 }
 
-/// Fields that no price depends on.
-const UNPRICED: [&str; 5] = ["name", "description", "provenance", "machine", "repeatability"];
-
-fn remove_unpriced(value: &mut serde_json::Value) {
-    match value {
-        serde_json::Value::Object(fields) => {
-            fields.retain(|key, _| !UNPRICED.contains(&key.as_str()));
-            fields.values_mut().for_each(remove_unpriced);
-        }
-        serde_json::Value::Array(items) => items.iter_mut().for_each(remove_unpriced),
-        _ => {}
-    }
-}
-
-fn collect_provenance(
-    value: &serde_json::Value,
-    path: &str,
-    groups: &mut Vec<(String, Provenance)>,
-) {
-    let serde_json::Value::Object(fields) = value else { return };
-    let dot = if path.is_empty() { "" } else { "." };
-    if let Some(Ok(provenance)) = fields.get("provenance").map(Provenance::deserialize) {
-        groups.push((path.to_string(), provenance));
-    }
-    for (key, child) in fields {
-        collect_provenance(child, &format!("{path}{dot}{key}"), groups);
+/// Removes the field at a dotted path, if it exists, and keeps the order of the others.
+fn remove_field(value: &mut serde_json::Value, path: &str) {
+    let (parent, key) = path.rsplit_once('.').unwrap_or(("", path));
+    let parents = parent.split('.').filter(|key| !key.is_empty());
+    let object = parents.fold(Some(value), |value, key| value?.get_mut(key));
+    if let Some(serde_json::Value::Object(fields)) = object {
+        fields.retain(|name, _| name != key);
     }
 }

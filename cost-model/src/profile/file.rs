@@ -61,6 +61,53 @@ impl ProfileFile {
         }
     }
 
+    /// Path and provenance of every group of numbers, in file order.
+    pub(super) fn groups(&self) -> Vec<(&'static str, &Provenance)> {
+        // Without `..`, so that a new group is a compile error here.
+        let ProfileFile {
+            format: _,
+            name: _,
+            description: _,
+            form_of: _,
+            precision: _,
+            device,
+            gemm,
+            attention,
+            fused,
+            links,
+            executors: ExecutorSpecs { captured, eager },
+            measured,
+            refits,
+        } = self;
+        let (intra, inter) = (&links.intra_node, &links.inter_node);
+        let groups = [
+            ("device", Some(&device.provenance)),
+            ("device.reserve", Some(&device.reserve.provenance)),
+            ("gemm", Some(&gemm.provenance)),
+            ("gemm.relative_error", Some(&gemm.relative_error.provenance)),
+            ("attention", Some(&attention.provenance)),
+            ("attention.relative_error", Some(&attention.relative_error.provenance)),
+            ("passes", Some(&fused.provenance)),
+            ("passes.relative_error", Some(&fused.relative_error.provenance)),
+            ("links.intra_node", Some(&intra.provenance)),
+            ("links.inter_node", Some(&inter.provenance)),
+            ("links.inter_node.relative_error", Some(&inter.relative_error.provenance)),
+            ("links.relative_error", Some(&links.relative_error.provenance)),
+            ("executors.captured", Some(&captured.provenance)),
+            ("executors.captured.step_error", captured.step_error.as_ref().map(|e| &e.provenance)),
+            ("executors.eager", Some(&eager.provenance)),
+            ("executors.eager.step_error", eager.step_error.as_ref().map(|e| &e.provenance)),
+            ("measured", measured.as_ref().map(|measured| &measured.provenance)),
+            (
+                "measured.steps",
+                measured.as_ref().and_then(|m| m.steps.as_ref()).map(|e| &e.provenance),
+            ),
+            ("refits", refits.as_ref().map(|refits| &refits.provenance)),
+        ];
+        let present = |(path, provenance): (_, Option<_>)| Some((path, provenance?));
+        groups.into_iter().filter_map(present).collect()
+    }
+
     /// This file with the parameters of each bootstrap refit in place of its own, in the order of the draws. Empty
     /// for a file without refits.
     pub fn refitted(&self) -> Vec<ProfileFile> {

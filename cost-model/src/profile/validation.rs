@@ -64,7 +64,7 @@ impl ProfileFile {
                 check.relative_error(&format!("{path}.step_error"), error);
             }
         }
-        check.assumed_fields(&serde_json::to_value(&self).unwrap_or_default(), "");
+        check.assumed_fields(&self);
         if let Some(measured) = &self.measured {
             check.measured(measured);
         }
@@ -143,24 +143,22 @@ impl ProfileValidator {
     }
 
     /// Checks that every field in the `assumed` list of a provenance is a number of its group.
-    fn assumed_fields(&mut self, value: &serde_json::Value, path: &str) {
-        let serde_json::Value::Object(fields) = value else { return };
-        let numbers = number_paths(fields);
-        let provenance = fields.get("provenance").unwrap_or(&serde_json::Value::Null);
-        let assumed = provenance["assumed"].as_array().into_iter().flatten();
-        for name in assumed.filter_map(|name| name.as_str()) {
+    fn assumed_fields(&mut self, file: &ProfileFile) {
+        let value = serde_json::to_value(file).unwrap_or_default();
+        let groups = file.groups();
+        for (path, provenance) in &groups {
             let field = format!("{path}.provenance.assumed");
-            if provenance["kind"] == "assumed" {
-                let problem = format!("lists `{name}`, but the whole group is assumed");
-                self.defect(&field, problem);
-            } else if !numbers.iter().any(|number| number == name) {
-                let problem = format!("`{name}` is not a number of this group");
-                self.defects.push(Defect::new(field, problem).hint(numbers.join(", ")));
+            let numbers = number_paths(&value, path, &groups);
+            for name in &provenance.assumed {
+                if provenance.kind == ProvenanceKind::Assumed {
+                    let problem = format!("lists `{name}`, but the whole group is assumed");
+                    self.defect(&field, problem);
+                } else if !numbers.contains(name) {
+                    let problem = format!("`{name}` is not a number of this group");
+                    let defect = Defect::new(field.clone(), problem).hint(numbers.join(", "));
+                    self.defects.push(defect);
+                }
             }
-        }
-        let dot = if path.is_empty() { "" } else { "." };
-        for (key, child) in fields {
-            self.assumed_fields(child, &format!("{path}{dot}{key}"));
         }
     }
 
@@ -378,16 +376,32 @@ impl ProfileValidator {
     }
 }
 
-/// Paths of the numbers of a group, nested objects without their own provenance included.
-fn number_paths(group: &serde_json::Map<String, serde_json::Value>) -> Vec<String> {
-    let paths = |(key, value): (&String, &serde_json::Value)| match value {
-        serde_json::Value::Number(_) => vec![key.clone()],
-        serde_json::Value::Object(within) if !within.contains_key("provenance") => {
-            number_paths(within).into_iter().map(|path| format!("{key}.{path}")).collect()
-        }
-        _ => vec![],
-    };
-    group.iter().flat_map(paths).collect()
+/// Paths of the numbers of a group relative to the group, nested objects included that are not groups themselves.
+fn number_paths(
+    file: &serde_json::Value,
+    group: &str,
+    groups: &[(&str, &Provenance)],
+) -> Vec<String> {
+    fn collect(
+        value: &serde_json::Value,
+        path: &str,
+        is_group: &dyn Fn(&str) -> bool,
+    ) -> Vec<String> {
+        let serde_json::Value::Object(fields) = value else { return vec![] };
+        let dot = if path.is_empty() { "" } else { "." };
+        let paths = |(key, value): (&String, &serde_json::Value)| {
+            let path = format!("{path}{dot}{key}");
+            match value {
+                serde_json::Value::Number(_) => vec![path],
+                serde_json::Value::Object(_) if !is_group(&path) => collect(value, &path, is_group),
+                _ => vec![],
+            }
+        };
+        fields.iter().flat_map(paths).collect()
+    }
+    let is_group = |path: &str| groups.iter().any(|(known, _)| *known == format!("{group}.{path}"));
+    let value = group.split('.').try_fold(file, |value, key| value.get(key));
+    value.map(|value| collect(value, "", &is_group)).unwrap_or_default()
 }
 
 /// Whether `text` has the form of a date. The length of the month is not checked.

@@ -71,21 +71,12 @@ impl CheckErrors {
     }
 }
 
-/// The name of a phase in messages.
-pub(super) fn phase_name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-        Phase::Step => "step",
-    }
-}
-
 impl fmt::Display for CheckError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(stage) = self.stage {
             write!(f, "stage {stage}")?;
             if let Some((phase, index, origin)) = &self.instruction {
-                write!(f, ", {} instruction {index} ({origin})", phase_name(*phase))?;
+                write!(f, ", {} instruction {index} ({origin})", phase.name())?;
             }
             write!(f, ": ")?;
         }

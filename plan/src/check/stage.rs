@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use crate::context::Context;
 use crate::program::{Access, Action, BufferId, BufferRole, FusedOp, Instr, Phase, StageProgram};
 
-use super::error::{CheckError, CheckErrors, CheckFault, CheckResult, ensure, fault, phase_name};
+use super::error::{CheckError, CheckErrors, CheckFault, CheckResult, ensure, fault};
 use super::lattice::{
     AbstractState, AbstractValue, ForwardValueId, OperandWrite, ShardedExtent, WriteTarget,
 };
@@ -177,7 +177,7 @@ impl<'a> StageChecker<'a> {
                 return fault(format!(
                     "reads `{}`, but {} instruction {at} overwrote it with `{}`: their bytes overlap",
                     buffer.name,
-                    phase_name(phase),
+                    phase.name(),
                     self.stage.buffer(by).name
                 ));
             }

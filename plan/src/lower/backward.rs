@@ -5,7 +5,7 @@ use crate::graph::{Op, OpId, ValueId};
 use crate::program::BufferId;
 use crate::strategy::{Save, backward_reads_input, backward_reads_output};
 
-use super::{BufferKey, SegmentSite, StageLowering};
+use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
 
 impl StageLowering<'_> {
     /// Emits the backward passes of the ops in reverse order. The gradients of the segment's outputs, in the

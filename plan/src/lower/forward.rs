@@ -6,7 +6,7 @@ use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand, copy_forward, op_
 use crate::graph::{Op, OpId, ValueId};
 use crate::program::{BufferId, BufferRole};
 
-use super::{BufferKey, SegmentSite, StageLowering};
+use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
 
 impl StageLowering<'_> {
     /// Emits the forward passes of all ops. The inputs of the segment are bound already.

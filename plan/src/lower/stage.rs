@@ -11,7 +11,7 @@ use crate::program::{
 use crate::strategy::{OpParameters, owned_parameters};
 use crate::{DType, Layout};
 
-use super::{BufferKey, SegmentInstance, SegmentSite, StageLowering};
+use super::stage_lowering::{BufferKey, SegmentInstance, SegmentSite, StageLowering};
 
 /// Lowers one stage of a plan.
 pub(super) fn lower_stage(plan: &ResolvedPlan, stage: usize) -> StageProgram {

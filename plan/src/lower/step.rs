@@ -8,7 +8,7 @@ use crate::graph::OpId;
 use crate::program::Phase;
 use crate::strategy::{OpParameters, owned_parameters};
 
-use super::{BufferKey, SegmentSite, StageLowering};
+use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
 
 impl StageLowering<'_> {
     pub(super) fn step(&mut self, sites: &[SegmentSite]) {

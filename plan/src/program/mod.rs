@@ -22,6 +22,8 @@ mod action;
 mod arena;
 mod text;
 
+use std::fmt;
+
 use crate::context::Context;
 use crate::layout::WeightSplit;
 use crate::model::{WeightId, WeightShape};
@@ -181,6 +183,28 @@ pub enum Phase {
     Step,
 }
 
+impl Phase {
+    /// The name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Step => "step",
+        }
+    }
+}
+
+/// The name in messages: "forward pass", "step phase".
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Forward => "forward pass",
+            Phase::Backward => "backward pass",
+            Phase::Step => "step phase",
+        })
+    }
+}
+
 /// One entry of a stage's schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MicrobatchPass {
@@ -188,6 +212,16 @@ pub struct MicrobatchPass {
     pub phase: Phase,
     /// Index of the microbatch.
     pub microbatch: u64,
+}
+
+/// The name in messages: "forward pass of microbatch 3". The step phase has no microbatch.
+impl fmt::Display for MicrobatchPass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.phase {
+            Phase::Step => write!(f, "{}", self.phase),
+            phase => write!(f, "{phase} of microbatch {}", self.microbatch),
+        }
+    }
 }
 
 /// Program of the devices of one pipeline stage.

@@ -17,9 +17,10 @@ use crate::graph::{Op, OpId, Segment, SegmentKind, ValueId};
 use crate::model::Activation;
 use crate::{EdgeLayout, Layout};
 
+use super::rules::Recompute;
 use super::{BoundaryLayout, OpChoice, Strategy};
 
-/// How one copy of a value is saved for the backward pass.
+/// Save decision of one copy of a value for the backward pass.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -34,7 +35,7 @@ pub enum Save {
     Recomputed,
 }
 
-/// The layouts of one value, and how its copies are saved.
+/// The layouts of one value, and the save decisions of its copies.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Layouts at the producer.
@@ -43,22 +44,8 @@ pub struct Flow {
     pub primary: EdgeLayout,
     /// A second pair of layouts that other consumers use.
     pub second: Option<EdgeLayout>,
-    /// How each copy is saved, in the order of [`Flow::copies`].
+    /// Save decision of each copy, in the order of [`Flow::copies`].
     pub saves: Vec<Save>,
-}
-
-/// Allowed saves of copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Recompute {
-    /// The search decides for every copy.
-    Auto,
-    /// Nothing is recomputed.
-    None,
-    /// Only the latents and the block's input are kept (the published communication-free scheme).
-    Latents,
-    /// Only the block's input is kept.
-    Block,
 }
 
 impl Flow {

@@ -17,6 +17,7 @@ mod boundary;
 mod flow;
 mod op_choices;
 mod parameters;
+mod rules;
 mod space;
 
 use schemars::JsonSchema;
@@ -27,12 +28,12 @@ use crate::EdgeLayout;
 pub use baseline::Baseline;
 pub use boundary::{BoundaryLayout, boundary_layouts};
 pub(crate) use flow::flows;
-pub use flow::{Flow, Recompute, Save, backward_reads_input, backward_reads_output, flow_is_legal};
-pub use op_choices::WeightRule;
+pub use flow::{Flow, Save, backward_reads_input, backward_reads_output, flow_is_legal};
 pub(crate) use op_choices::op_choices;
 pub use parameters::{OpParameters, op_parameters};
+pub use rules::{NormRule, Recompute, Rules, WeightRule};
 pub(crate) use space::owned_parameters;
-pub use space::{NormRule, OpOption, Rules, SegmentChoice, SegmentSpace, TiedWeightLayout};
+pub use space::{OpOption, SegmentChoice, SegmentSpace, TiedWeightLayout};
 
 /// Sharding strategy of an op over the tensor axis.
 #[derive(

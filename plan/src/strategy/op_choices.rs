@@ -1,24 +1,11 @@
 //! Enumerates the legal strategies of an op.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
 use crate::context::Context;
 use crate::graph::{AttentionOp, LatentOp, LinearForm, LinearOp, Op, OpNode, Segment};
 use crate::{Dim, EdgeLayout};
 
+use super::rules::WeightRule;
 use super::{OpChoice, Strategy};
-
-/// Allowed layouts of weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum WeightRule {
-    /// Replicated or sharded.
-    Any,
-    /// Every weight matrix must be sharded over the tensor axis, except norm scales and the small
-    /// matrices of a tensor gate.
-    Sharded,
-}
 
 const WHOLE: EdgeLayout = EdgeLayout::REPLICATED;
 const FEATURES: EdgeLayout = EdgeLayout::sharded(Dim::Feature);

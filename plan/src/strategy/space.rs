@@ -1,51 +1,13 @@
 //! The search space of a segment: every op's choices and every value's flows.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
 use crate::Layout;
 use crate::context::Context;
 use crate::graph::{OpId, Segment, SegmentKind, ValueId};
 
+use super::rules::{NormRule, Recompute, Rules};
 use super::{
-    Baseline, BoundaryLayout, Flow, OpChoice, OpParameters, Recompute, Save, Strategy, WeightRule,
-    flows, op_choices, op_parameters,
+    BoundaryLayout, Flow, OpChoice, OpParameters, Save, Strategy, flows, op_choices, op_parameters,
 };
-
-/// The searched forms of RMSNorm on sharded features.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum NormRule {
-    /// Both forms; the search chooses.
-    Auto,
-    /// The statistic is all-reduced in a launch of its own.
-    Sync,
-    /// The statistic is reduced in the launch of the latents' all-reduce.
-    Online,
-}
-
-/// Restrictions of the search space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub struct Rules {
-    /// A published baseline, or the whole space.
-    pub baseline: Baseline,
-    /// Allowed layouts of weights.
-    pub weights: WeightRule,
-    /// Allowed forms of norms.
-    pub norm: NormRule,
-    /// Allowed recomputation.
-    pub recompute: Recompute,
-}
-
-impl Rules {
-    /// The whole space.
-    pub const ALL: Rules = Rules {
-        baseline: Baseline::Auto,
-        weights: WeightRule::Any,
-        norm: NormRule::Auto,
-        recompute: Recompute::Auto,
-    };
-}
 
 /// One alternative of an op: its choice, and whether the backward pass recomputes it.
 #[derive(Clone, Debug, PartialEq, Eq)]

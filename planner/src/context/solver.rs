@@ -268,7 +268,7 @@ impl<'a> ContextSolver<'a> {
     ) -> LoweringResult {
         let context = partitioner.context();
         let microbatches = context.workload.microbatches(&context.mesh);
-        let choice = |stage, first, count| partitioner.best_assignment(stage, first, count);
+        let choice = |blocks| partitioner.best_assignment(blocks);
         let mut best: Option<(f64, Partition)> = None;
         for partition in partitions.into_iter().take(SIMULATED_MAX) {
             let cutoff = best.as_ref().map_or(incumbent, |(time, _)| *time);

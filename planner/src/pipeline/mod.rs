@@ -25,6 +25,6 @@ pub use assignment::{AssignmentMethod, StageAssignment};
 pub(crate) use embedding_and_head::EmbeddingAndHead;
 pub(crate) use in_flight::in_flight;
 pub use overhead::StageOverhead;
-pub use partition::{Partition, PruningCutoff, undominated_partitions};
+pub use partition::{Partition, PruningCutoff, StageBlocks, undominated_partitions};
 pub(crate) use partitioner::StagePartitioner;
 pub(crate) use simulation::simulate_partition;

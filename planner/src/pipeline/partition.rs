@@ -40,9 +40,19 @@ pub struct Partition {
     pub stages: Vec<Arc<StageAssignment>>,
 }
 
-/// `choice(stage, first, count)`: the fastest assignment for `count` blocks from block `first` on a
-/// stage; `None` when none fits.
-pub(super) type StageChoice<'a> = &'a dyn Fn(usize, usize, usize) -> Option<Arc<StageAssignment>>;
+/// A run of blocks on a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StageBlocks {
+    /// The stage.
+    pub stage: usize,
+    /// First block.
+    pub first: usize,
+    /// Number of blocks.
+    pub count: usize,
+}
+
+/// The fastest assignment for a run of blocks on a stage; `None` when none fits.
+pub(super) type StageChoice<'a> = &'a dyn Fn(StageBlocks) -> Option<Arc<StageAssignment>>;
 
 /// A stage, the number of stages, and the microbatches of a step.
 struct StagePosition {
@@ -158,7 +168,7 @@ pub(super) fn division_bound(
     let first_step_phase = prefix.step_phase_bound(&overheads[0], &(0..counts[0]));
     let (mut begin, mut bound) = (0, 0.0_f64);
     for (stage, (count, overhead)) in counts.iter().zip(overheads).enumerate() {
-        let assignment = choice(stage, begin, *count)?;
+        let assignment = choice(StageBlocks { stage, first: begin, count: *count })?;
         let run = begin..begin + count;
         bound = bound.max(prefix.of_stage(stage, run, &assignment, overhead, first_step_phase));
         begin += count;
@@ -242,7 +252,9 @@ pub fn undominated_partitions(
                 .min(remaining.saturating_sub(later));
             let count_min = remaining.saturating_sub(later_max[stage + 1]).max(1);
             for count in count_min..=count_max {
-                let Some(assignment) = choice(stage, used, count) else { break };
+                let Some(assignment) = choice(StageBlocks { stage, first: used, count }) else {
+                    break;
+                };
                 let run = used..used + count;
                 for label in list {
                     priced += 1;
@@ -285,7 +297,7 @@ impl Partition {
         let mut first = 0;
         let mut stages = vec![];
         for (stage, count) in counts.iter().enumerate() {
-            stages.push(choice(stage, first, *count)?);
+            stages.push(choice(StageBlocks { stage, first, count: *count })?);
             first += count;
         }
         Some(Partition { bound: Seconds(0.0), counts, stages })

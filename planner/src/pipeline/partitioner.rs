@@ -10,7 +10,7 @@ use narrows_plan::{Bytes, Context, Seconds};
 use super::assignment::{StageAssignment, assign_points};
 use super::in_flight::in_flight;
 use super::overhead::StageOverhead;
-use super::partition::{Partition, PruningCutoff, undominated_partitions};
+use super::partition::{Partition, PruningCutoff, StageBlocks, undominated_partitions};
 use super::refinement::StageRefinement;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
 
@@ -23,8 +23,8 @@ pub(crate) struct StagePartitioner<'a> {
     context: &'a Context,
     boundary: BoundaryLayout,
     budgets: Vec<Bytes>,
-    /// By stage, first block (0 when all blocks have one shape) and number of blocks.
-    assignments: RefCell<HashMap<(usize, usize, usize), CachedAssignment>>,
+    /// By run of blocks; the first block is 0 when all blocks have one shape.
+    assignments: RefCell<HashMap<StageBlocks, CachedAssignment>>,
     is_interrupted: Cell<bool>,
 }
 
@@ -58,7 +58,7 @@ impl<'a> StagePartitioner<'a> {
         cutoff: f64,
     ) -> (Vec<Partition>, u64) {
         let microbatches = self.context.workload.microbatches(&self.context.mesh);
-        let choice = |stage, first, count| self.best_assignment(stage, first, count);
+        let choice = |blocks| self.best_assignment(blocks);
         let (mut microbatch_times_min, mut step_phase_times_min) = (vec![], vec![]);
         for shape in self.segments.layer_shapes() {
             let spec = SegmentSpec::block(*shape, self.boundary);
@@ -77,21 +77,18 @@ impl<'a> StagePartitioner<'a> {
 
     /// The fastest assignment for a run of blocks on a stage, cached; `None` when none fits or the
     /// deadline has passed.
-    pub(crate) fn best_assignment(
-        &self,
-        stage: usize,
-        first: usize,
-        count: usize,
-    ) -> Option<Arc<StageAssignment>> {
+    pub(crate) fn best_assignment(&self, mut blocks: StageBlocks) -> Option<Arc<StageAssignment>> {
         if self.is_interrupted.get() || self.segments.out_of_time() {
             self.is_interrupted.set(true);
             return None;
         }
-        let first = if self.segments.shape_count() == 1 { 0 } else { first };
-        if let Some(cached) = self.assignments.borrow().get(&(stage, first, count)) {
+        if self.segments.shape_count() == 1 {
+            blocks.first = 0;
+        }
+        if let Some(cached) = self.assignments.borrow().get(&blocks) {
             return cached.clone();
         }
-        let assignment = self.assign(self.context, stage, first, count).map(|mut assignment| {
+        let assignment = self.assign(self.context, blocks).map(|mut assignment| {
             // In a step of very many microbatches only the microbatch time matters: minimising the step
             // minimises the microbatch time.
             let mut many = *self.context;
@@ -99,11 +96,11 @@ impl<'a> StagePartitioner<'a> {
                 many.mesh.data * many.workload.micro_batch * ASYMPTOTIC_MICROBATCHES;
             // With one stage the whole step is minimised at once.
             let is_pipeline = self.context.mesh.pipeline > 1;
-            let fastest = is_pipeline.then(|| self.assign(&many, stage, first, count)).flatten();
+            let fastest = is_pipeline.then(|| self.assign(&many, blocks)).flatten();
             assignment.microbatch_time_min = fastest.map_or(Seconds(0.0), |fastest| {
                 // M·t + u is minimal up to the integrality slack, and u is at most `step_max`.
                 let step_max: f64 = self
-                    .specs(first, count)
+                    .specs(blocks)
                     .map(|spec| self.segments.step_phase_range(spec, &many)[1])
                     .sum();
                 let once = (step_max - (fastest.step_phase - fastest.integrality_slack).0).max(0.0)
@@ -112,7 +109,7 @@ impl<'a> StagePartitioner<'a> {
             });
             Arc::new(assignment)
         });
-        self.assignments.borrow_mut().insert((stage, first, count), assignment.clone());
+        self.assignments.borrow_mut().insert(blocks, assignment.clone());
         assignment
     }
 
@@ -123,8 +120,7 @@ impl<'a> StagePartitioner<'a> {
         let counts: Vec<usize> = (0..stages)
             .map(|stage| blocks / stages + usize::from(stage < blocks % stages))
             .collect();
-        let choice =
-            |stage, first, count| self.assign(self.context, stage, first, count).map(Arc::new);
+        let choice = |blocks| self.assign(self.context, blocks).map(Arc::new);
         Partition::with_counts(counts, &choice)
     }
 
@@ -134,8 +130,9 @@ impl<'a> StagePartitioner<'a> {
         let (mut first, mut is_refined) = (0, false);
         let mut stages = vec![];
         for (stage, assignment) in partition.stages.iter().enumerate() {
-            let specs: Vec<SegmentSpec> = self.specs(first, assignment.blocks.len()).collect();
-            first += assignment.blocks.len();
+            let count = assignment.blocks.len();
+            let specs: Vec<SegmentSpec> = self.specs(StageBlocks { stage, first, count }).collect();
+            first += count;
             let in_flight = in_flight(self.context, stage);
             let budget = assignment.bytes + unused[stage];
             let refinement = StageRefinement::new(self.segments, self.context, in_flight, budget);
@@ -147,23 +144,19 @@ impl<'a> StagePartitioner<'a> {
         is_refined.then_some(Partition { bound, counts, stages })
     }
 
-    fn specs(&self, first: usize, count: usize) -> impl Iterator<Item = SegmentSpec> {
+    fn specs(&self, blocks: StageBlocks) -> impl Iterator<Item = SegmentSpec> {
+        let StageBlocks { first, count, .. } = blocks;
         let shapes = &self.segments.layer_shapes()[first..first + count];
         shapes.iter().map(|&shape| SegmentSpec::block(shape, self.boundary))
     }
 
     /// The fastest assignment for a run of blocks on a stage.
-    fn assign(
-        &self,
-        context: &Context,
-        stage: usize,
-        first: usize,
-        count: usize,
-    ) -> Option<StageAssignment> {
+    fn assign(&self, context: &Context, blocks: StageBlocks) -> Option<StageAssignment> {
         let segments = self.segments;
+        let StageBlocks { stage, count, .. } = blocks;
         let in_flight = in_flight(self.context, stage);
         let fastest: Option<Vec<Arc<SolvedSegment>>> =
-            self.specs(first, count).map(|spec| segments.fastest(spec, context)).collect();
+            self.specs(blocks).map(|spec| segments.fastest(spec, context)).collect();
         let fastest = StageAssignment::new(fastest?, in_flight);
         if fastest.bytes <= self.budgets[stage] {
             return Some(fastest);
@@ -175,7 +168,7 @@ impl<'a> StagePartitioner<'a> {
             let average = Some(self.budgets[stage] / count as u64);
             vec![hull(SegmentSpec::block(0, self.boundary), average); count]
         } else {
-            self.specs(first, count).map(|spec| hull(spec, None)).collect()
+            self.specs(blocks).map(|spec| hull(spec, None)).collect()
         };
         let microbatches = context.workload.microbatches(&context.mesh);
         assign_points(&hulls, in_flight, microbatches, self.budgets[stage])
@@ -192,7 +185,8 @@ impl<'a> StagePartitioner<'a> {
                 hull.last().map_or(Bytes(0), |solved| solved.bytes.total(in_flight))
             };
             let first = (stage * count).min(blocks - count);
-            self.specs(first, count).map(smallest).sum::<Bytes>().saturating_sub(*budget)
+            let run = StageBlocks { stage, first, count };
+            self.specs(run).map(smallest).sum::<Bytes>().saturating_sub(*budget)
         };
         self.budgets.iter().enumerate().map(excess).max().unwrap_or_default()
     }

@@ -6,7 +6,7 @@ use narrows_cost_model::{SimulatedStep, StageTime, StepPart, SyncedStages, simul
 use narrows_plan::Seconds;
 use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
 
-use super::partition::division_bound;
+use super::partition::{StageBlocks, division_bound};
 use super::{Partition, PruningCutoff, StageAssignment, StageOverhead, undominated_partitions};
 
 fn partition(times: &[StageTime]) -> Partition {
@@ -146,7 +146,8 @@ fn the_best_partition_equals_the_best_by_enumeration() {
                 ..StageOverhead::default()
             });
         }
-        let choice = |_: usize, first: usize, count: usize| {
+        let choice = |blocks: StageBlocks| {
+            let StageBlocks { first, count, .. } = blocks;
             let run = &times[first..first + count];
             Some(Arc::new(StageAssignment {
                 forward: run.iter().map(|time| time.0).sum(),

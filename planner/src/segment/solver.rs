@@ -1,6 +1,6 @@
 //! Solves segments and caches the solutions: blocks of equal shape share one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -20,9 +20,11 @@ use rayon::prelude::*;
 use super::elimination_orders::{EliminationOrders, lock};
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::deadline::Deadline;
+use crate::report::TableSolves;
 use crate::request::Request;
 use crate::solve::{
-    EliminationOrder, Hull, MinCostAssignment, SolveLimits, SolveStatus, Sweeper, solve_table,
+    EliminationOrder, Hull, MinCostAssignment, SolveLimits, SolveMethod, SolveOutcome, Sweeper,
+    solve_table,
 };
 
 /// Microbatches of a solve that minimises the microbatch time: so many that the step phase hardly counts.
@@ -69,6 +71,7 @@ pub struct SegmentSolver<'a> {
     hulls: Mutex<HashMap<CacheKey, Arc<Mutex<Option<CachedHull>>>>>,
     deadline: Deadline,
     solve_count: AtomicU64,
+    table_solves: Mutex<BTreeMap<SolveMethod, TableSolves>>,
     has_unproven: AtomicBool,
 }
 
@@ -102,6 +105,7 @@ impl<'a> SegmentSolver<'a> {
             hulls: Mutex::default(),
             deadline,
             solve_count: AtomicU64::default(),
+            table_solves: Mutex::default(),
             has_unproven: AtomicBool::default(),
         }
     }
@@ -149,6 +153,11 @@ impl<'a> SegmentSolver<'a> {
     /// Segments solved so far.
     pub(crate) fn solve_count(&self) -> u64 {
         self.solve_count.load(Ordering::Relaxed)
+    }
+
+    /// Number of solves of cost tables by the method that ended each.
+    pub(crate) fn table_solves(&self) -> BTreeMap<SolveMethod, TableSolves> {
+        lock(&self.table_solves).clone()
     }
 
     /// Whether some solve ended by a limit instead of a proof.
@@ -270,7 +279,7 @@ impl<'a> SegmentSolver<'a> {
         let table = within_one_row(with_memory_rows, &[1, in_flight], limit);
         let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
         self.solve_count.fetch_add(1, Ordering::Relaxed);
-        let assignment = solve_table(&table, &limits).ok()?.assignment?;
+        let assignment = self.solve_table(&table, &limits)?.assignment?;
         Some(Arc::new(self.solution(spec, grouping, context, &assignment)))
     }
 
@@ -382,12 +391,24 @@ impl<'a> SegmentSolver<'a> {
     /// Solves a table that is too wide for elimination.
     fn solve_wide(&self, table: &CostTable) -> Option<MinCostAssignment> {
         let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
-        let outcome = solve_table(table, &limits).ok()?;
-        if !matches!(outcome.status, SolveStatus::Optimal | SolveStatus::Infeasible) {
+        let outcome = self.solve_table(table, &limits)?;
+        if !outcome.is_proven() {
             self.has_unproven.store(true, Ordering::Relaxed);
         }
         let assignment = outcome.assignment?;
         Some(MinCostAssignment { cost: table.time(&assignment).0, assignment })
+    }
+
+    /// Solves a table and counts the method that ended the solve; `None` when the solver failed.
+    fn solve_table(&self, table: &CostTable, limits: &SolveLimits) -> Option<SolveOutcome> {
+        let outcome = solve_table(table, limits).ok()?;
+        let mut solves = lock(&self.table_solves);
+        let solves = solves.entry(outcome.method).or_default();
+        match outcome.is_proven() {
+            true => solves.proven += 1,
+            false => solves.limited += 1,
+        }
+        Some(outcome)
     }
 
     /// The solution for an assignment of the cost table.

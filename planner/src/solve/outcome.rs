@@ -28,7 +28,7 @@ pub enum SolveStatus {
 }
 
 /// The method that ended a solve.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SolveMethod {
     /// Constraint propagation alone.
     Presolve,
@@ -90,6 +90,11 @@ pub enum SolveError {
 }
 
 impl SolveOutcome {
+    /// Whether the solve ended with a proof: optimal, or infeasible.
+    pub fn is_proven(&self) -> bool {
+        matches!(self.status, SolveStatus::Optimal | SolveStatus::Infeasible)
+    }
+
     /// An assignment that is proven fastest.
     pub(super) fn optimal(
         table: &CostTable,

@@ -1,6 +1,6 @@
 //! The integer programming library (microlp, through good_lp), behind one function.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use good_lp::solvers::{SolutionStatus, WithInitialSolution};
 use good_lp::{
@@ -86,6 +86,7 @@ pub(crate) enum IlpTermination {
 /// # Errors
 /// The library failed.
 pub(crate) fn solve_program(request: IlpRequest) -> Result<IlpAnswer, SolveError> {
+    let started = Instant::now();
     let program = request.program;
     if program.costs.is_empty() {
         // Libraries differ on programs without variables.
@@ -123,8 +124,10 @@ pub(crate) fn solve_program(request: IlpRequest) -> Result<IlpAnswer, SolveError
     let solution = match model.with_mip_gap(gap).map_err(failure)?.solve() {
         Ok(solution) => solution,
         Err(ResolutionError::Infeasible) => return Ok(IlpAnswer::Infeasible),
-        // good_lp has no variant of its own for "no solution in time".
-        Err(ResolutionError::Other(reason)) if reason.starts_with("Time limit reached before") => {
+        // good_lp reports "no solution in time" as `Other`, like failures: the clock tells them apart.
+        Err(ResolutionError::Other(_))
+            if request.time_limit.is_some_and(|limit| started.elapsed() >= limit) =>
+        {
             return Ok(IlpAnswer::NoSolution);
         }
         Err(error) => return Err(failure(error)),
@@ -141,4 +144,28 @@ pub(crate) fn solve_program(request: IlpRequest) -> Result<IlpAnswer, SolveError
 
 fn failure(error: impl std::fmt::Display) -> SolveError {
     SolveError::Library(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_limit_of_zero_ends_without_a_solution() {
+        // A knapsack: max Σ (i + 7)·x_i, with weights that leave a fractional relaxation.
+        let variables = 0..40;
+        let program = LinearProgram {
+            costs: variables.clone().map(|i| -f64::from(i + 7)).collect(),
+            upper_bounds: vec![1.0; 40],
+            rows: vec![LinearRow {
+                terms: variables.map(|i| (i as usize, f64::from(3 * i + 11))).collect(),
+                is_equality: false,
+                rhs: 997.0,
+            }],
+        };
+        let time_limit = Some(Duration::ZERO);
+        let request = IlpRequest { program: &program, start: None, time_limit, gap: 0.0 };
+        let answer = solve_program(request);
+        assert!(matches!(answer, Ok(IlpAnswer::NoSolution)));
+    }
 }

@@ -68,7 +68,7 @@ fn check_stall(eager: bool) {
         panic!("{error}")
     };
     assert!(
-        recent_activity.iter().any(|line| line.contains("not ended: forward of microbatch 0")),
+        recent_activity.iter().any(|line| line.contains("not ended: forward pass of microbatch 0")),
         "{error}"
     );
     assert!(recent_activity.iter().any(|line| line.contains("over tensor of")), "{error}");

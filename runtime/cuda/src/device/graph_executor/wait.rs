@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::DriverError;
-use narrows_plan::program::Phase;
+use narrows_plan::program::MicrobatchPass;
 use narrows_runtime::RunError;
 
 use super::executor::{DeviceStepResult, GraphExecutor, StepProgress};
@@ -144,10 +144,7 @@ impl GraphExecutor {
     }
 
     fn describe_item(&self, pass: &SchedulePass, item: &ScheduleItem) -> String {
-        let pass = match pass.phase {
-            Phase::Step => "step phase".into(),
-            phase => format!("{phase:?} of microbatch {}", pass.microbatch).to_lowercase(),
-        };
+        let pass = MicrobatchPass { phase: pass.phase, microbatch: pass.microbatch };
         match item {
             ScheduleItem::Transfer(transfer) => {
                 let (name, origin) = (transfer.name(), &transfer.origin);

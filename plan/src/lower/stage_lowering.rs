@@ -1,0 +1,187 @@
+//! The state of lowering one stage: its buffers, and the instructions so far.
+
+use std::collections::HashMap;
+
+use crate::decisions::{ResolvedPlan, SegmentPlan};
+use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand};
+use crate::graph::{OpId, Value, ValueId};
+use crate::program::{
+    Access, Buffer, BufferId, BufferRole, Extent, Instr, InstrOrigin, ParameterShard, Phase,
+    StageProgram, microbatches_in_flight, one_forward_one_backward, place_buffers,
+};
+
+/// Index of a segment within its stage: the embedding, a block, or the head.
+pub(super) type SegmentInstance = u32;
+
+/// The tensor that a buffer holds while a stage is lowered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum BufferKey {
+    /// A copy of a value.
+    ValueCopy(SegmentInstance, ValueId, usize),
+    /// The summed gradient contributions of one layout.
+    Gradient(SegmentInstance, ValueId, usize),
+    /// An op's resident buffer (weight, gradient, optimizer state).
+    Parameter(SegmentInstance, OpId, OperandSlot),
+    /// The statistic that an op saves for its backward pass.
+    Statistic(SegmentInstance, OpId),
+    /// The gradient of an online norm's statistic.
+    StatisticGradient(SegmentInstance, OpId),
+    /// Token ids, targets, loss, square sum.
+    Shared(OperandSlot),
+}
+
+/// The state of lowering one stage.
+pub(super) struct StageLowering<'a> {
+    pub(super) plan: &'a ResolvedPlan,
+    pub(super) stage: usize,
+    pub(super) phase: Phase,
+    pub(super) program: StageProgram,
+    pub(super) buffers: HashMap<BufferKey, BufferId>,
+    pub(super) name_counts: HashMap<String, u32>,
+}
+
+/// One segment of the stage being lowered.
+#[derive(Clone, Copy)]
+pub(super) struct SegmentSite<'a> {
+    pub(super) instance: SegmentInstance,
+    /// The block, for a block's segment.
+    pub(super) block: Option<u64>,
+    /// `embedding`, `layer 3` or `head`: the first part of buffer names.
+    pub(super) name: &'a str,
+    pub(super) plan: &'a SegmentPlan,
+}
+
+impl<'a> StageLowering<'a> {
+    pub(super) fn new(plan: &'a ResolvedPlan, stage: usize) -> Self {
+        let stages = plan.stages.len() as u64;
+        let microbatches = plan.context.workload.microbatches(&plan.context.mesh);
+        let program = StageProgram {
+            buffers: vec![],
+            forward: vec![],
+            backward: vec![],
+            step: vec![],
+            schedule: one_forward_one_backward(stage as u64, stages, microbatches),
+            slots: microbatches_in_flight(stage as u64, stages, microbatches),
+            slot_stride: 0,
+            arena: crate::Bytes(0),
+        };
+        let (buffers, name_counts) = (HashMap::new(), HashMap::new());
+        StageLowering { plan, stage, phase: Phase::Forward, program, buffers, name_counts }
+    }
+
+    pub(super) fn finish(mut self) -> StageProgram {
+        place_buffers(&mut self.program);
+        self.program
+    }
+
+    pub(super) fn add_buffer(&mut self, name: &str, extent: Extent, role: BufferRole) -> BufferId {
+        let count = self.name_counts.entry(name.to_string()).or_insert(0);
+        *count += 1;
+        let name = if *count == 1 { name.to_string() } else { format!("{name}#{count}") };
+        self.program.buffers.push(Buffer {
+            name,
+            extent,
+            role,
+            offset: 0,
+            per_microbatch: false,
+            shard: None,
+            sections: vec![],
+        });
+        BufferId(self.program.buffers.len() as u32 - 1)
+    }
+
+    /// A buffer for a value or its gradient.
+    pub(super) fn add_value_buffer(
+        &mut self,
+        name: &str,
+        extent: Extent,
+        value: &Value,
+    ) -> BufferId {
+        let id = self.add_buffer(name, extent, BufferRole::Activation);
+        if value.sections.len() > 1 {
+            self.program.buffers[id.0 as usize].sections = value.sections.clone();
+        }
+        id
+    }
+
+    pub(super) fn add_resident(
+        &mut self,
+        key: BufferKey,
+        name: &str,
+        extent: Extent,
+        role: BufferRole,
+        shard: Option<ParameterShard>,
+    ) {
+        let id = self.add_buffer(name, extent, role);
+        self.program.buffers[id.0 as usize].shard = shard;
+        self.buffers.insert(key, id);
+    }
+
+    pub(super) fn buffer_of(&self, key: BufferKey) -> BufferId {
+        *self
+            .buffers
+            .get(&key)
+            .unwrap_or_else(|| unreachable!("a resolved plan provides {key:?} in {:?}", self.phase))
+    }
+
+    /// Emits a template's instruction with its slots bound.
+    pub(super) fn push(
+        &mut self,
+        template: InstrTemplate,
+        origin: &InstrOrigin,
+        mut bind: impl FnMut(&mut Self, TemplateOperand) -> BufferId,
+    ) {
+        let reads: Vec<Access> = template
+            .reads
+            .iter()
+            .map(|operand| Access { buffer: bind(self, *operand), extent: operand.extent })
+            .collect();
+        let writes: Vec<Access> = template
+            .writes
+            .iter()
+            .map(|operand| Access { buffer: bind(self, *operand), extent: operand.extent })
+            .collect();
+        let instr = Instr { action: template.action, reads, writes, origin: origin.clone() };
+        match self.phase {
+            Phase::Forward => self.program.forward.push(instr),
+            Phase::Backward => self.program.backward.push(instr),
+            Phase::Step => self.program.step.push(instr),
+        }
+    }
+
+    /// Emits reshards with slot `Before` bound to `from`, `After` to `to` and `NormStatistic` to `statistic`.
+    pub(super) fn push_reshard(
+        &mut self,
+        templates: Vec<InstrTemplate>,
+        origin: &InstrOrigin,
+        (from, to): (BufferId, BufferId),
+        statistic: Option<BufferId>,
+    ) {
+        let mut temporaries: HashMap<u8, BufferId> = HashMap::new();
+        for template in templates {
+            self.push(template, origin, |lowering, operand| match operand.slot {
+                OperandSlot::Before => from,
+                OperandSlot::After => to,
+                OperandSlot::NormStatistic => statistic.unwrap_or(from),
+                OperandSlot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
+                    let name = format!("{origin} packed");
+                    let sections = lowering.program.buffer(from).sections.clone();
+                    let id = lowering.add_buffer(&name, operand.extent, BufferRole::Activation);
+                    lowering.program.buffers[id.0 as usize].sections = sections;
+                    id
+                }),
+                _ => from,
+            });
+        }
+    }
+}
+
+impl SegmentSite<'_> {
+    /// The origin of the instructions of an op or value of the segment.
+    pub(super) fn origin(&self, op: &str) -> InstrOrigin {
+        match self.block {
+            Some(block) => InstrOrigin { block: Some(block), op: op.into() },
+            None => InstrOrigin { block: None, op: format!("{} {op}", self.name) },
+        }
+    }
+}
