@@ -139,7 +139,7 @@ impl SyncedStages {
 }
 
 impl StepPart {
-    /// Its time without waiting.
+    /// Time of the part without waiting.
     pub fn time(&self) -> Seconds {
         match self {
             StepPart::Local(time) | StepPart::Synchronized(_, time) => *time,

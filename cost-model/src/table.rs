@@ -25,9 +25,9 @@ pub struct MemoryRowId(pub u32);
 /// One alternative of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableChoice {
-    /// Its part of the objective. Finite and not negative.
+    /// Share of the choice in the objective. Finite and not negative.
     pub time: Seconds,
-    /// Its bytes in each memory row that it touches; each row at most once.
+    /// Bytes of the choice in each memory row that it touches; each row at most once.
     pub bytes: Vec<(MemoryRowId, Bytes)>,
 }
 

@@ -11,7 +11,7 @@ use crate::Defect;
 ///
 /// # Errors
 /// The first defect: a syntax error, a wrong type, an unknown or missing field, or text after the value.
-/// Its field is a path such as `blocks.default.all`, empty for the document itself.
+/// The field is a path such as `blocks.default.all`, empty for the document itself.
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Defect> {
     let mut deserializer = Deserializer::from_str(text);
     let value = read_value(&mut deserializer)?;

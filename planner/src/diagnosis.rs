@@ -11,15 +11,15 @@ use crate::report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 use crate::request::Request;
 use crate::segment::SegmentSolver;
 
-/// Why no plan was found, and what to change. Serialized as `causes`, which are all
+/// Reasons why no plan was found, and changes to try. Serialized as `causes`, which are all
 /// [clauses](Diagnosis::clauses), and `hints`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnosis {
     /// Causes, each a clause that begins with its own conjunction: "because …", "and because …".
     pub causes: Vec<String>,
-    /// What the causes lead to: "no plan fits", for example.
+    /// Conclusion from the causes: "no plan fits", for example.
     pub conclusion: Option<&'static str>,
-    /// What restricts the conclusion: "though …".
+    /// Restriction of the conclusion: "though …".
     pub caveat: Option<String>,
     /// Changes of the request to try.
     pub hints: Vec<String>,

@@ -29,7 +29,7 @@ pub struct Explanation {
     /// The bottlenecks of the plan, serialized as sentences.
     #[serde(rename = "binds")]
     pub bottlenecks: Vec<Bottleneck>,
-    /// Why no plan was found, and what to try; empty when one was.
+    /// Reasons why no plan was found, and changes to try; empty when one was.
     #[serde(flatten)]
     pub diagnosis: Diagnosis,
 }
@@ -41,9 +41,9 @@ pub struct Alternative {
     pub name: String,
     /// Mesh, microbatch, layouts.
     pub summary: String,
-    /// Its prediction; absent when it cannot run.
+    /// Prediction of the plan; absent when it cannot run.
     pub prediction: Option<Prediction>,
-    /// Its step time divided by that of the chosen plan.
+    /// Step time of the plan divided by that of the chosen plan.
     pub ratio: Option<f64>,
     /// Status of its search; absent for the chosen plan.
     pub status: Option<&'static str>,
@@ -79,7 +79,7 @@ pub enum Bottleneck {
     Resource {
         /// The resource.
         resource: Resource,
-        /// Its share of the step time in percent.
+        /// Share of the resource in the step time in percent.
         percent: f64,
     },
     /// Whether the memory limit changes the plan.

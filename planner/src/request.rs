@@ -38,7 +38,7 @@ pub struct Request {
     pub grouping: GroupingRule,
     /// Memory that a device may use.
     pub memory_limit: MemoryLimit,
-    /// How kernels are launched.
+    /// Launch mode of kernels.
     pub executor: Executor,
     /// Wall time after which the search stops.
     pub time_limit: Option<Duration>,

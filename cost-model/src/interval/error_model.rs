@@ -41,7 +41,7 @@ const SEED: u64 = 0x6e61_7272_6f77_7300;
 pub struct UnmeasuredKernel {
     /// The kernel.
     pub kernel: Kernel,
-    /// Its fraction of the time of all kernels.
+    /// Fraction of the time of all kernels.
     pub share: f64,
     /// Octaves to the nearest measured shape; `None` when no kernel of its class was measured.
     pub distance_octaves: Option<f64>,

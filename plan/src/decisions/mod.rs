@@ -68,7 +68,7 @@ pub struct PlanSource {
     pub fingerprint: String,
 }
 
-/// How kernels are launched. A plan records the executor that it was priced for.
+/// Launch mode of kernels. A plan records the executor that it was priced for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Executor {

@@ -29,7 +29,7 @@ pub struct SegmentPlan {
 /// A block of a stage, with its decisions.
 #[derive(Clone, Debug)]
 pub struct ResolvedBlock {
-    /// Its index in the model.
+    /// Index of the layer in the model.
     pub layer: u64,
     /// The tensors passed to the next block, the hidden state first.
     pub outgoing: Vec<BoundaryTensor>,

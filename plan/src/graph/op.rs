@@ -81,7 +81,7 @@ pub struct LinearMember {
     pub d_out: u64,
 }
 
-/// How the members of a [`LinearOp`] run.
+/// Execution mode of the members of a [`LinearOp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinearForm {
     /// One GEMM on a shared input, with the weights side by side.
@@ -95,7 +95,7 @@ pub enum LinearForm {
 pub struct LinearOp {
     /// The weights, at least one.
     pub members: Vec<LinearMember>,
-    /// How several members run; a single member is `Concatenated`.
+    /// Execution mode of several members; a single member is `Concatenated`.
     pub form: LinearForm,
     /// Features of a head when the output is made of attention heads: a feature shard must then
     /// hold whole heads.

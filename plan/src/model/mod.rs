@@ -310,7 +310,7 @@ impl Model {
     /// The dense model of the same shape: every factor pair becomes one matrix, and the product becomes
     /// SwiGLU, since a dense MLP has no other nonlinearity.
     ///
-    /// Its name is `llama-7b` for the preset `cola-7b`, and `NAME-dense` for other models.
+    /// The counterpart is named `llama-7b` for the preset `cola-7b`, and `NAME-dense` for other models.
     pub fn dense_counterpart(&self) -> Model {
         let mut dense = self.clone();
         dense.name = presets::dense_name(&self.name);

@@ -201,7 +201,7 @@ pub fn flow_is_legal(
     })
 }
 
-/// How copies of a value may be saved, for all flows.
+/// Possible save decisions of the copies of a value, for all flows.
 struct SaveOptions<'a> {
     segment: &'a Segment,
     id: ValueId,

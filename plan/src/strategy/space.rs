@@ -164,9 +164,9 @@ fn restricted_choices(
 /// The decisions for one segment: a choice for each op, a flow for each value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentChoice {
-    /// By op.
+    /// Choice of each op, by op id.
     pub ops: Vec<OpOption>,
-    /// By value.
+    /// Flow of each value, by value id.
     pub flows: Vec<Flow>,
 }
 

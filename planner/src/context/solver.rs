@@ -39,7 +39,7 @@ const SIMULATED_MAX: usize = 4;
 /// Partitions whose arenas are too large: slightly different budgets lead to the same solutions.
 #[derive(Default)]
 struct OversizedPartitions {
-    /// By the solutions of each stage: the first stage that is too large, and its arena.
+    /// First stage that is too large, and its arena, by the solutions of each stage.
     arenas: HashMap<Vec<Vec<*const SolvedSegment>>, (usize, Bytes)>,
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct StagePartitioner<'a> {
     context: &'a Context,
     boundary: BoundaryLayout,
     budgets: Vec<Bytes>,
-    /// By run of blocks; the first block is 0 when all blocks have one shape.
+    /// Assignments by run of blocks; the first block is 0 when all blocks have one shape.
     assignments: RefCell<HashMap<StageBlocks, CachedAssignment>>,
     is_interrupted: Cell<bool>,
 }

@@ -27,7 +27,7 @@ pub(crate) struct ColumnGroup {
 /// The columns chosen for all groups.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ColumnChoice {
-    /// By group and column: number of blocks.
+    /// Number of blocks by group and column.
     pub counts: Vec<Vec<u64>>,
     /// Sum of the costs.
     pub cost: f64,

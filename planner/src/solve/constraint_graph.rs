@@ -29,7 +29,7 @@ pub(super) struct Relation {
 pub(super) struct ConstraintGraph {
     /// Number of values of each variable.
     pub sizes: Vec<usize>,
-    /// By node: the choices that its links to itself allow.
+    /// Choices that the links of a node to itself allow, by node.
     pub allowed: Vec<FixedBitSet>,
     /// Relations between two variables.
     pub relations: Vec<Relation>,
@@ -133,7 +133,7 @@ pub(super) fn links_between(links: &[TableLink]) -> BTreeMap<[usize; 2], Vec<&Ta
     between
 }
 
-/// By node: the choices that its links to itself allow.
+/// Choices that the links of a node to itself allow, by node.
 pub(super) fn self_consistent(sizes: &[usize], links: &[TableLink]) -> Vec<FixedBitSet> {
     let mut allowed: Vec<FixedBitSet> = sizes.iter().map(|&size| full_set(size)).collect();
     for link in links.iter().filter(|link| link.from == link.to) {

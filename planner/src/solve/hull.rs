@@ -1,6 +1,6 @@
 //! The lower convex hull of time against bytes over the assignments of a table, refined on demand.
 //!
-//! Its vertices are the assignments that are cheapest for some price of a byte:
+//! The vertices of the hull are the assignments that are cheapest for some price of a byte:
 //!
 //! ```text
 //! minimise  time + λ·bytes,   λ ≥ 0
@@ -20,7 +20,7 @@ use super::elimination::{EliminationOrder, choice_times};
 pub(crate) struct Sweeper {
     order: Arc<EliminationOrder>,
     times: Vec<Vec<f64>>,
-    /// By row, node and choice.
+    /// Bytes by row, node and choice.
     bytes: Vec<Vec<Vec<f64>>>,
 }
 
@@ -45,7 +45,7 @@ impl Sweeper {
         Sweeper { order, times: choice_times(table), bytes }
     }
 
-    /// By node and choice: Σ weightᵣ·bytesᵣ.
+    /// Weighted bytes Σ weightᵣ·bytesᵣ by node and choice.
     fn weighted(&self, weights: &[f64]) -> Vec<Vec<f64>> {
         let bytes = |node: usize, choice: usize| {
             weights.iter().zip(&self.bytes).map(|(w, row)| w * row[node][choice]).sum()

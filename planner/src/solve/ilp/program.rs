@@ -175,7 +175,7 @@ impl TableProgram {
 
 /// Bytes of every choice in one row, relative to the least of its node.
 struct RelativeBytes {
-    /// By node and choice.
+    /// Bytes by node and choice.
     by_choice: Vec<Vec<u64>>,
     /// The limit minus the least bytes of all nodes.
     residual_bytes: u64,
