@@ -13,7 +13,7 @@ pub enum AssignmentMethod {
     /// Every block has its fastest solution: memory does not bind.
     #[default]
     Elimination,
-    /// Blocks mix vertices of their hulls, and no integer program led to a faster plan that fits.
+    /// Blocks mix vertices of their hulls: the integer programs led to no faster plan that fits, or the library failed.
     Hull,
     /// An integer program chose the solutions.
     IntegerProgram,
