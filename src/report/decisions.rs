@@ -102,16 +102,16 @@ fn table(page: &mut TextPage, rows: &[OpRow], context: &Context, detail: Detail)
     };
     page.table(&COLUMNS, &rows.iter().map(cells).collect::<Vec<_>>());
     if detail == Detail::Full {
-        let by = |split| move |row: &OpRow| row.weight == Some(split);
-        names(page, "Weights split by rows", rows, by(WeightSplit::Rows));
-        names(page, "Weights split by columns", rows, by(WeightSplit::Columns));
-        names(page, "Weights replicated", rows, by(WeightSplit::Whole));
+        let has_split = |split| move |row: &OpRow| row.weight == Some(split);
+        names(page, "Weights split by rows", rows, has_split(WeightSplit::Rows));
+        names(page, "Weights split by columns", rows, has_split(WeightSplit::Columns));
+        names(page, "Weights replicated", rows, has_split(WeightSplit::Whole));
     }
 }
 
 /// The names of some ops, if there are any.
-fn names(page: &mut TextPage, title: &str, rows: &[OpRow], of: impl Fn(&OpRow) -> bool) {
-    let names: Vec<&str> = rows.iter().filter(|row| of(row)).map(|row| &*row.name).collect();
+fn names(page: &mut TextPage, title: &str, rows: &[OpRow], predicate: impl Fn(&OpRow) -> bool) {
+    let names: Vec<&str> = rows.iter().filter(|row| predicate(row)).map(|row| &*row.name).collect();
     if !names.is_empty() {
         page.paragraph(&format!("{title}: {}.", names.join(", ")));
     }

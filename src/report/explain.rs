@@ -231,8 +231,8 @@ fn meshes(page: &mut TextPage, explanation: &Explanation, detail: Detail) {
     if !listed.is_empty() {
         page.table(&columns, &listed.iter().map(row).collect::<Vec<_>>());
     }
-    let count = |of: fn(&ContextOutcome) -> bool| {
-        let rows = meshes.iter().filter(|row| detail == Detail::Summary && of(&row.outcome));
+    let count = |predicate: fn(&ContextOutcome) -> bool| {
+        let rows = meshes.iter().filter(|row| detail == Detail::Summary && predicate(&row.outcome));
         rows.count() as u64
     };
     for (meshes, reason) in [
