@@ -132,8 +132,8 @@ fn fingerprint(file: &ProfileFile) -> String {
 /// Removes the field at a dotted path, if it exists, and keeps the order of the others.
 fn remove_field(value: &mut serde_json::Value, path: &str) {
     let (parent, key) = path.rsplit_once('.').unwrap_or(("", path));
-    let parents = parent.split('.').filter(|key| !key.is_empty());
-    let object = parents.fold(Some(value), |value, key| value?.get_mut(key));
+    let mut parents = parent.split('.').filter(|key| !key.is_empty());
+    let object = parents.try_fold(value, |value, key| value.get_mut(key));
     if let Some(serde_json::Value::Object(fields)) = object {
         fields.retain(|name, _| name != key);
     }

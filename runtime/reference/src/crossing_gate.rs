@@ -63,10 +63,7 @@ pub(super) fn backward<T: Float>(
     }
 }
 
-fn factors<'a, T: Float>(
-    id: LinearId,
-    parameters: &'a Parameters<T>,
-) -> (&'a Matrix<T>, &'a Matrix<T>) {
+fn factors<T: Float>(id: LinearId, parameters: &Parameters<T>) -> (&Matrix<T>, &Matrix<T>) {
     (
         parameters.checked(id.parameter(WeightId::CrossingGateU)),
         parameters.checked(id.parameter(WeightId::CrossingGateV)),
