@@ -19,7 +19,7 @@ use super::outcome::{
 use super::presolve::presolve;
 use super::window;
 
-/// Solves a table by the cheapest method that proves its outcome; [`SolveOutcome::prover`] names it.
+/// Solves a table by the cheapest method that proves its outcome; [`SolveOutcome::method`] names it.
 ///
 /// # Errors
 /// The integer programming library failed.
