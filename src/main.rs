@@ -18,6 +18,7 @@ mod input;
 mod metrics_file;
 mod output;
 mod plot;
+mod priced_plan;
 mod progress;
 mod report;
 mod signals;

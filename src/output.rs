@@ -46,11 +46,21 @@ pub fn is_stdout(output: &OsStr) -> bool {
 pub fn write_plan(output: &OsStr, plan: &Plan) -> CommandResult<()> {
     let mut text = json_text(plan)?;
     text.push('\n');
-    if is_stdout(output) {
-        return print(&text);
+    write_text(output, &text)
+}
+
+/// Writes a text to a file or standard output.
+pub fn write_text(output: &OsStr, text: &str) -> CommandResult<()> {
+    match is_stdout(output) {
+        true => print(text),
+        false => write_file(Path::new(output), text),
     }
-    write_atomically(Path::new(output), &text)
-        .map_err(|error| write_failure(&output.to_string_lossy(), &error))
+}
+
+/// Writes a text to a file, [atomically](write_atomically).
+pub fn write_file(path: &Path, text: &str) -> CommandResult<()> {
+    write_atomically(path, text)
+        .map_err(|error| write_failure(&path.display().to_string(), &error))
 }
 
 /// A value as indented JSON.

@@ -221,8 +221,8 @@ impl RunArgs {
                 PlanSelection::Search(Box::new(self.request.resolve(&defaults)?))
             }
         };
-        let hardware_given = self.request.model.hardware.is_some();
-        Ok(RunSettings { selection, hardware_is_explicit: hardware_given, task, output })
+        let hardware_is_explicit = self.request.model.hardware.is_some();
+        Ok(RunSettings { selection, hardware_is_explicit, task, output })
     }
 
     fn task(&self) -> CommandResult<RunTask> {

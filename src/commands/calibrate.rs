@@ -285,12 +285,7 @@ fn write_profile(
     };
     let name = file.to_string_lossy().into_owned();
     let text = cache::text(profile).map_err(|error| output::write_failure(&name, &error))?;
-    if output::is_stdout(file) {
-        output::print(&text)?;
-    } else {
-        output::write_atomically(Path::new(file), &text)
-            .map_err(|error| output::write_failure(&name, &error))?;
-    }
+    output::write_text(file, &text)?;
     Ok(name)
 }
 

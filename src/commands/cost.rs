@@ -1,27 +1,16 @@
 //! `narrows cost`: predicts the step time and the memory of a plan.
 
 use narrows_cost_model::Profile;
-use narrows_plan::{Bytes, CheckedProgram, Plan, PlanSource, ResolvedPlan, lower};
-use narrows_planner::{Prediction, predict_program};
+use narrows_plan::{Bytes, CheckedProgram, Plan, PlanSource, lower};
+use narrows_planner::predict_program;
 
 use super::plan;
 use super::search::{search, warn_of_measurement};
 use crate::args::{CostSettings, PlanFile, PlanFileArgs, PlanSelection};
 use crate::errors::{CommandResult, Failure};
 use crate::output;
+use crate::priced_plan::PricedPlan;
 use crate::report::{PlanReport, check_problems};
-
-/// A proven and priced plan.
-pub struct PricedPlan {
-    /// The plan, which names the hardware that it was priced on.
-    pub plan: Plan,
-    /// The plan resolved against its model.
-    pub resolved: ResolvedPlan,
-    /// Program of the plan.
-    pub program: CheckedProgram,
-    /// Prediction of the plan.
-    pub prediction: Prediction,
-}
 
 /// Prices a plan file, or searches for a plan first.
 pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
@@ -30,16 +19,16 @@ pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
         PlanSelection::File(file) => file,
         PlanSelection::Search(request) => {
             let result = search(&request, output.format);
-            return plan::deliver_search(&request, &result, &output, detail);
+            return plan::deliver_search(&request, result, &output, detail);
         }
     };
-    let PricedPlan { plan, resolved, prediction, .. } = &price(&file)?;
-    let peak = Bytes(prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
+    let priced = price(&file)?;
+    let peak = Bytes(priced.prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
     if peak > memory_limit {
         let name = &file.name;
         output::warn(&format!("{name} needs {peak} per device, the limit is {memory_limit}"));
     }
-    let report = PlanReport::new(&file.model, (plan, resolved), prediction, memory_limit);
+    let report = PlanReport::new(&file.model, &priced, memory_limit);
     plan::deliver(report, &output, detail)
 }
 

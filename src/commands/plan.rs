@@ -2,45 +2,40 @@
 
 use narrows_plan::strategy::Baseline;
 use narrows_plan::{Mesh, Zero};
-use narrows_planner::{Request, SearchResult, predict_program};
+use narrows_planner::{Request, SearchResult};
 
 use super::search::search;
 use crate::args::{Detail, OutputFormat, OutputSettings, PlanArgs, PlanSettings};
-use crate::errors::{CommandResult, Failure};
+use crate::errors::CommandResult;
 use crate::output;
+use crate::priced_plan::PricedPlan;
 use crate::report::{self, InfeasibleReport, PlanReport};
-
-/// Location of defects in plans of the planner, which would be bugs of the planner.
-const SEARCHED_PLAN: &str = "the plan found";
 
 /// Searches, writes the plan, reports.
 pub fn run(args: &PlanArgs) -> CommandResult<()> {
     let PlanSettings { request, output, detail } = args.resolve()?;
     let result = search(&request, output.format);
-    deliver_search(&request, &result, &output, detail)
+    deliver_search(&request, result, &output, detail)
 }
 
 /// Writes and reports the plan of a search.
 pub fn deliver_search(
     request: &Request,
-    result: &SearchResult,
+    result: SearchResult,
     output: &OutputSettings,
     detail: Detail,
 ) -> CommandResult<()> {
-    let Some(best) = &result.best else {
+    let Some(best) = result.best else {
         let report = InfeasibleReport::new(request, &result.report);
         if output.format == OutputFormat::Json {
             output::print_json(&report)?;
         }
         return Err(report.into_failure());
     };
-    let Request { model, profile, executor, .. } = request;
-    let plan = &best.plan;
-    let resolved = plan.resolve(model).map_err(|defects| Failure::file(SEARCHED_PLAN, defects))?;
-    warn_of_ineffective_strategy(request, plan.mesh);
-    warn_of_ineffective_zero(request, plan.mesh);
-    let prediction = predict_program(model, profile, *executor, &resolved, &best.program);
-    let report = PlanReport::new(model, (plan, &resolved), &prediction, request.arena_limit());
+    let priced = PricedPlan::of_search(request, best)?;
+    warn_of_ineffective_strategy(request, priced.plan.mesh);
+    warn_of_ineffective_zero(request, priced.plan.mesh);
+    let report = PlanReport::new(&request.model, &priced, request.arena_limit());
     deliver(report.with_search(&result.report), output, detail)
 }
 

@@ -1,6 +1,5 @@
 //! `narrows whatif`: plans a request anew for every combination of swept values.
 
-use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use indicatif::ProgressBar;
@@ -29,7 +28,7 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
         check_chart(&axes, sweep).map_err(Failure::input)?;
     }
     let points = sweep.points(&scenario, &axes)?;
-    points.iter().for_each(|point| warn_of_measurement(&point.request.profile));
+    scenario.profiles().for_each(warn_of_measurement);
     let stop = stop_on_signals("Ctrl-C will end the sweep without its results");
     let bar = match format {
         OutputFormat::Text => ProgressBar::new(points.len() as u64),
@@ -39,22 +38,15 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
     let outcomes = plan_points(&points, &stop, &|| bar.inc(1));
     bar.finish_and_clear();
     let report = WhatIfReport::new(&axes, &points, &outcomes);
-    let csv_on_stdout = match csv {
-        Some(file) if output::is_stdout(&file) => {
-            output::print(&report.csv())?;
-            true
-        }
-        Some(file) => {
-            write(Path::new(&file), &report.csv())?;
-            false
-        }
-        None => false,
-    };
+    if let Some(file) = &csv {
+        output::write_text(file, &report.csv())?;
+    }
+    let csv_on_stdout = csv.is_some_and(|file| output::is_stdout(&file));
     report::print(&report, format, detail, csv_on_stdout)?;
     if let Some(file) = plot {
         let chart = step_time_chart(&axes, &points, &outcomes);
         if let Some(svg) = chart.and_then(|chart| chart.svg()) {
-            write(&file, &svg)?;
+            output::write_file(&file, &svg)?;
         }
     }
     if stop.load(Ordering::Relaxed) {
@@ -64,9 +56,4 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
         return Ok(());
     }
     Err(Failure::failed(vec![Problem::new("", "no point of the sweep has a plan")]))
-}
-
-fn write(path: &Path, text: &str) -> CommandResult<()> {
-    output::write_atomically(path, text)
-        .map_err(|error| output::write_failure(&path.display().to_string(), &error))
 }

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::{Bytes, Plan, PlanLayout, ResolvedPlan, Zero};
-use narrows_planner::{Prediction, SearchReport};
+use narrows_planner::SearchReport;
 use serde::Serialize;
 
 use super::page::{Align, TextPage};
@@ -14,6 +14,7 @@ use super::search::SearchSummary;
 use super::{Report, decisions, finite_limit};
 use crate::args::Detail;
 use crate::output;
+use crate::priced_plan::PricedPlan;
 use crate::text::{count, plural, thousands};
 
 /// Output of `plan` and `cost`.
@@ -36,11 +37,11 @@ impl<'a> PlanReport<'a> {
     /// The report of a plan on the hardware that it names. `memory_limit` is `Bytes(u64::MAX)` without a limit.
     pub fn new(
         model: &'a Model,
-        (plan, resolved): (&'a Plan, &'a ResolvedPlan),
-        prediction: &'a Prediction,
+        priced: &'a PricedPlan,
         memory_limit: Bytes,
     ) -> PlanReport<'a> {
         let memory_limit_bytes = finite_limit(memory_limit);
+        let PricedPlan { plan, resolved, prediction, .. } = priced;
         PlanReport {
             decisions: plan,
             prediction: PredictionReport { prediction, memory_limit_bytes },

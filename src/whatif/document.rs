@@ -22,28 +22,86 @@ pub struct Document {
     pub name: String,
     /// Its content.
     pub value: Value,
+    /// JSON Schema of the format, which names the optional fields that are absent; `Null` where there is none.
+    pub schema: Value,
+}
+
+/// A scalar of a document.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScalarField {
+    /// Path of the field, its parts separated by dots.
+    pub path: String,
+    /// Present value; `None` for an optional field that is absent.
+    pub value: Option<Value>,
+    /// Description in the schema, of absent fields only.
+    pub description: String,
 }
 
 impl Document {
-    /// The paths of all scalars that can be set, with their values.
-    pub fn leaves(&self) -> Vec<(String, &Value)> {
-        let mut leaves = vec![];
-        collect_leaves(&self.value, "", &mut leaves);
-        leaves
+    /// All scalars that can be set: those of the document, and the optional ones that are absent from it.
+    pub fn fields(&self) -> Vec<ScalarField> {
+        let mut fields = vec![];
+        collect_present(&self.value, "", &mut fields);
+        self.collect_absent(Some(&self.value), &self.schema, "", &mut fields);
+        fields
     }
 
-    /// Whether a path names a scalar, or an absent field of an object. The reader of the document rejects unknown
-    /// fields.
+    /// Whether a path names a scalar of the document, or an optional one that is absent from it.
     pub fn accepts(&self, path: &str) -> bool {
-        self.leaves().iter().any(|(known, _)| known == path)
+        self.fields().iter().any(|field| field.path == path)
     }
 
-    /// Sets a scalar.
-    pub fn set(&mut self, path: &str, value: Value) {
-        let pointer = format!("/{}", path.replace('.', "/"));
-        if let Some(field) = self.value.pointer_mut(&pointer) {
-            *field = value;
+    /// Sets a scalar; creates it, and the objects around it, where they are absent. Returns `false` where a part of the
+    /// path is a scalar already.
+    pub fn set(&mut self, path: &str, value: Value) -> bool {
+        let mut node = &mut self.value;
+        for part in path.split('.') {
+            if !(node.is_object() || node.is_null()) {
+                return false;
+            }
+            node = &mut node[part];
         }
+        *node = value;
+        true
+    }
+
+    /// Adds the scalars of `schema` that `node` lacks. Absent objects are entered if all of their fields are optional.
+    fn collect_absent(
+        &self,
+        node: Option<&Value>,
+        schema: &Value,
+        path: &str,
+        fields: &mut Vec<ScalarField>,
+    ) {
+        let schema = self.resolved(schema);
+        if node.is_some_and(|node| !node.is_object()) {
+            return;
+        }
+        let properties = schema["properties"].as_object().into_iter().flatten();
+        for (name, property) in properties.filter(|(name, _)| !is_label(name)) {
+            let child = node.and_then(|node| node.get(name)).filter(|child| !child.is_null());
+            let path = joined(path, name);
+            let resolved = self.resolved(property);
+            if child.is_none() && is_scalar(resolved) {
+                let description = property["description"].as_str().unwrap_or_default();
+                let description = description.replace('\n', " ");
+                fields.push(ScalarField { path, value: None, description });
+            } else if child.is_some() || resolved["required"].is_null() {
+                self.collect_absent(child, resolved, &path, fields);
+            }
+        }
+    }
+
+    /// A schema without references: of alternatives the object, if one is, or else a scalar.
+    fn resolved<'a>(&'a self, schema: &'a Value) -> &'a Value {
+        if let Some(reference) = schema["$ref"].as_str() {
+            let target = self.schema.pointer(reference.trim_start_matches('#'));
+            return target.map_or(&Value::Null, |target| self.resolved(target));
+        }
+        let alternatives = schema["anyOf"].as_array().into_iter().flatten();
+        let alternatives: Vec<&Value> = alternatives.map(|schema| self.resolved(schema)).collect();
+        let object = alternatives.iter().find(|schema| schema["properties"].is_object());
+        object.or_else(|| alternatives.iter().find(|schema| is_scalar(schema))).unwrap_or(&schema)
     }
 
     /// Sets every number called `name`, at any depth. Returns how many there are.
@@ -84,17 +142,33 @@ impl Document {
     }
 }
 
-fn collect_leaves<'a>(node: &'a Value, path: &str, leaves: &mut Vec<(String, &'a Value)>) {
+fn is_label(name: &str) -> bool {
+    LABELS.contains(&name)
+}
+
+fn joined(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+/// Whether a schema without references describes a number, a truth value or a word.
+fn is_scalar(schema: &Value) -> bool {
+    let is_word = |alternative: &Value| alternative["const"].is_string();
+    let types = schema["type"].as_array().cloned().unwrap_or_else(|| vec![schema["type"].clone()]);
+    let scalars = ["integer", "number", "boolean", "string"];
+    types.iter().filter_map(Value::as_str).any(|name| scalars.contains(&name))
+        || schema["oneOf"].as_array().is_some_and(|words| words.iter().all(is_word))
+}
+
+fn collect_present(node: &Value, path: &str, fields: &mut Vec<ScalarField>) {
     match node {
-        Value::Object(fields) => {
-            for (name, field) in fields.iter().filter(|(name, _)| !LABELS.contains(&name.as_str()))
-            {
-                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-                collect_leaves(field, &path, leaves);
+        Value::Object(members) => {
+            for (name, member) in members.iter().filter(|(name, _)| !is_label(name)) {
+                collect_present(member, &joined(path, name), fields);
             }
         }
         Value::Number(_) | Value::Bool(_) | Value::String(_) if !path.is_empty() => {
-            leaves.push((path.to_owned(), node));
+            let (path, value) = (path.to_owned(), Some(node.clone()));
+            fields.push(ScalarField { path, value, description: String::new() });
         }
         _ => {}
     }
@@ -112,18 +186,42 @@ mod tests {
             "overrides": [{"rank": 3}],
             "refits": {"numbers": ["a.b", "c"], "draws": [[1, 2], [3, 4]]},
         });
-        Document { name: "test".into(), value }
+        Document { name: "test".into(), value, schema: Value::Null }
+    }
+
+    fn paths(document: &Document) -> Vec<String> {
+        document.fields().into_iter().map(|field| field.path).collect()
     }
 
     #[test]
     fn scalars_are_listed_and_set() {
         let mut document = document();
-        let paths: Vec<String> = document.leaves().into_iter().map(|(path, _)| path).collect();
-        assert_eq!(paths, ["hidden", "blocks.count", "blocks.default.all.rank"]);
-        document.set("blocks.count", json!(7));
+        assert_eq!(paths(&document), ["hidden", "blocks.count", "blocks.default.all.rank"]);
+        assert!(document.set("blocks.count", json!(7)));
         assert_eq!(document.value["blocks"]["count"], 7);
+        assert!(!document.set("hidden.width", json!(7)), "a scalar has no fields");
         assert_eq!(document.set_everywhere("rank", &json!(5)), 2);
         assert_eq!(document.value["overrides"][0]["rank"], 5);
+    }
+
+    #[test]
+    fn optional_fields_that_are_absent_can_be_set() {
+        let file = narrows_plan::model::presets::find_file("cola-tiny").unwrap();
+        let value = serde_json::to_value(&file).unwrap();
+        let schema = narrows_plan::model::schema();
+        let mut document = Document { name: "cola-tiny".into(), value, schema };
+        let listed = paths(&document);
+        for path in ["hidden", "kv_heads", "head_dim", "blocks.default.q.rank"] {
+            assert_eq!(listed.iter().filter(|known| *known == path).count(), 1, "{listed:?}");
+        }
+        for path in ["name", "format", "blocks.default.q.crossing.gate"] {
+            assert!(!document.accepts(path), "{path}");
+        }
+        document.set("kv_heads", json!(2));
+        document.set("blocks.default.q.rank", json!(16));
+        let model = narrows_plan::model::read("test", &document.value.to_string()).unwrap();
+        assert_eq!((model.kv_heads, model.blocks[0].q.rank()), (2, Some(16)));
+        assert_eq!(model.blocks[0].k.rank(), Some(64));
     }
 
     #[test]

@@ -7,7 +7,8 @@ use serde_json::Value;
 use crate::args::RequestArgs;
 use crate::errors::Problem;
 
-use super::document::Document;
+use super::document::{Document, ScalarField};
+use super::values::number;
 
 /// A field of a request, by what holds it.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,18 +35,11 @@ pub struct HardwareField {
 }
 
 impl HardwareField {
-    /// A value as typed in the unit of the profile. Integers stay integers, since some fields take nothing else.
+    /// A value as typed in the unit of the profile.
     pub fn in_profile_unit(&self, value: f64) -> Value {
-        let scaled = value * self.factor;
-        match scaled.fract() == 0.0 && (0.0..EXACT_INTEGER_MAX).contains(&scaled) {
-            true => Value::from(scaled as u64),
-            false => Value::from(scaled),
-        }
+        number(value * self.factor)
     }
 }
-
-/// Largest number below which every integer is a `f64`.
-const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
 
 /// Endings of names in units for people: ending, ending in the profile, factor.
 const UNITS: [(&str, &str, f64); 6] = [
@@ -127,8 +121,14 @@ pub fn field_names(model: &Document, hardware: &Document) -> Vec<(String, String
     let flags = flags.map(|(flag, help)| (flag.replace('-', "_"), help));
     let rank = ("rank".to_owned(), "Rank of every factor pair".to_owned());
     let of = |prefix: &str, document: &Document| -> Vec<(String, String)> {
-        let leaf = |(path, value)| (format!("{prefix}.{path}"), format!("now {value}"));
-        document.leaves().into_iter().map(leaf).collect()
+        let described = |field: ScalarField| {
+            let help = match field.value {
+                Some(value) => format!("now {value}"),
+                None => format!("not set. {}", field.description),
+            };
+            (format!("{prefix}.{}", field.path), help)
+        };
+        document.fields().into_iter().map(described).collect()
     };
     flags.chain([rank]).chain(of("model", model)).chain(of("hardware", hardware)).collect()
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 
 use narrows_cost_model::{Profile, profile};
-use narrows_plan::model::Model;
+use narrows_plan::model::{self, Model};
 use narrows_planner::Request;
 use serde_json::Value;
 
@@ -81,6 +81,11 @@ impl Scenario {
         field_names(self.model(), self.hardware())
     }
 
+    /// The profiles of all points, before fields are set.
+    pub fn profiles(&self) -> impl Iterator<Item = &Profile> {
+        self.profiles.values().map(|(_, profile)| profile)
+    }
+
     /// The request with the fields set, not validated.
     ///
     /// # Errors
@@ -108,7 +113,9 @@ impl Scenario {
         let mut is_changed = false;
         for (field, value) in settings {
             match field {
-                SweepField::Model(path) => document.set(path, value.clone()),
+                SweepField::Model(path) => {
+                    set_field(&mut document, field, path, value.clone())?;
+                }
                 SweepField::Rank if document.set_everywhere("rank", value) == 0 => {
                     let message = format!("`{}` has no factor pairs", document.name);
                     let problem = Problem::new("--sweep rank", message);
@@ -139,15 +146,15 @@ impl Scenario {
         let argument = args.model.hardware.as_deref().unwrap_or_default();
         let (document, profile) = &self.profiles[argument];
         let fields = settings.iter().filter_map(|(field, value)| match field {
-            SweepField::Hardware(field) => Some((field, value)),
+            SweepField::Hardware(hardware) => Some((field, hardware, value)),
             _ => None,
         });
         let mut changed: Option<Document> = None;
-        for (field, value) in fields {
+        for (typed, field, value) in fields {
             let document = changed.get_or_insert_with(|| document.clone());
             let scaled = value.as_f64().filter(|_| field.factor != 1.0);
             let value = scaled.map_or_else(|| value.clone(), |value| field.in_profile_unit(value));
-            document.set(&field.path, value);
+            set_field(document, typed, &field.path, value)?;
             document.drop_refits_of(&field.path);
         }
         let Some(document) = changed else { return Ok(profile.clone()) };
@@ -171,20 +178,41 @@ const DEFAULTS: RequestDefaults = RequestDefaults::PLAN;
 fn read_model(argument: &OsStr) -> CommandResult<(Document, Model)> {
     let (name, text) = input::model_text(argument)?;
     let model = input::read_model(&name, &text)?;
-    Ok((document(name, &text)?, model))
+    let mut document = document(name, &text)?;
+    // Hugging Face configs have another form, whose optional fields are not known.
+    if document.value.get("format").is_some() {
+        document.schema = model::schema();
+    }
+    Ok((document, model))
 }
 
 fn read_profile(argument: &OsStr) -> CommandResult<(Document, Profile)> {
     let profile = input::profile(argument)?;
     let text = output::json_text(profile.file())?;
-    Ok((document(argument.to_string_lossy().into_owned(), &text)?, profile))
+    let document = document(argument.to_string_lossy().into_owned(), &text)?;
+    Ok((Document { schema: profile::schema(), ..document }, profile))
 }
 
 fn document(name: String, text: &str) -> CommandResult<Document> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let invalid = |error| Failure::input(Problem::new(&name, format!("is not JSON: {error}")));
     let value = serde_json::from_str(text).map_err(invalid)?;
-    Ok(Document { name, value })
+    Ok(Document { name, value, schema: Value::Null })
+}
+
+/// Sets a field of the model or profile of one point, which may be another one than that of the base request.
+fn set_field(
+    document: &mut Document,
+    field: &SweepField,
+    path: &str,
+    value: Value,
+) -> CommandResult<()> {
+    if document.set(path, value) {
+        return Ok(());
+    }
+    let message = format!("`{}` has no such field", document.name);
+    let problem = Problem::new(format!("--sweep {field}"), message);
+    Err(Failure::input(problem.hint("a field that all swept models and profiles have")))
 }
 
 /// A value as it would be typed.

@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use narrows_plan::{Bytes, Plan};
-use narrows_planner::{Prediction, Request, SearchReport, predict_program, search};
+use narrows_planner::{Prediction, Request, SearchReport, search};
 use rayon::prelude::*;
 use serde_json::Value;
 
 use crate::args::validate;
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::priced_plan::PricedPlan;
 
 use super::field::SweepField;
 use super::scenario::Scenario;
@@ -154,18 +155,15 @@ fn plan_point(request: &Request) -> PointOutcome {
     }
     let result = search(request);
     let Some(best) = result.best else { return PointOutcome::Infeasible(result.report) };
-    let Request { model, profile, executor, .. } = request;
-    let resolved = match best.plan.resolve(model) {
-        Ok(resolved) => resolved,
-        Err(defects) => return PointOutcome::Invalid(Failure::file("plan", defects).problems),
-    };
-    let prediction = predict_program(model, profile, *executor, &resolved, &best.program);
-    PointOutcome::Planned(Box::new(PlannedPoint {
-        plan: best.plan,
-        prediction,
-        search: result.report,
-        memory_limit: request.arena_limit(),
-    }))
+    match PricedPlan::of_search(request, best) {
+        Ok(PricedPlan { plan, prediction, .. }) => PointOutcome::Planned(Box::new(PlannedPoint {
+            plan,
+            prediction,
+            search: result.report,
+            memory_limit: request.arena_limit(),
+        })),
+        Err(failure) => PointOutcome::Invalid(failure.problems),
+    }
 }
 
 #[cfg(test)]

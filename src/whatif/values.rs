@@ -51,8 +51,8 @@ fn scalar(text: &str) -> Value {
     }
 }
 
-/// A number in JSON: an integer where it is one.
-fn number(value: f64) -> Value {
+/// A number in JSON: an integer where it is one, since some fields take nothing else.
+pub fn number(value: f64) -> Value {
     if value.fract() == 0.0 && value.abs() < EXACT_INTEGER_MAX {
         return Value::from(value as i64);
     }

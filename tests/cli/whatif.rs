@@ -60,6 +60,19 @@ fn fields_of_files_are_set() {
     assert!(time(&sweep["points"][0]) < time(&sweep["points"][1]), "half the model is faster");
 }
 
+/// Optional fields that the file does not set can be swept too.
+#[test]
+fn absent_fields_are_set() {
+    let sweep = json(&format!("{SMALL} --sweep model.kv_heads=8,2"));
+    let expected = json("plan --model cola-60m --devices 2 --sequence-length 512");
+    assert_eq!(sweep["points"][0]["prediction"], expected["prediction"]);
+    assert_ne!(sweep["points"][1]["prediction"], expected["prediction"]);
+    let sweep = json(&format!("{SMALL} --sweep model.blocks.default.d_ff=1376,688"));
+    let time = |index: usize| sweep["points"][index]["prediction"]["step_time_s"].as_f64();
+    assert_eq!(time(0), expected["prediction"]["step_time_s"].as_f64());
+    assert!(time(1) < time(0), "a narrower MLP is faster");
+}
+
 /// Longer sequences than the model was made for are a question, not an error.
 #[test]
 fn sequences_may_exceed_the_length_of_the_model() {
@@ -159,6 +172,9 @@ fn bad_sweeps_are_located() {
         let message = failure(&format!("whatif --model cola-60m {arguments}"), 2);
         assert!(message.contains(part), "{arguments}: {message}");
     }
+    let models = "--sweep model=cola-60m,llama-60m --sweep model.blocks.default.all.rank=64";
+    let message = failure(&format!("whatif {models}"), 2);
+    assert!(message.contains("`llama-60m` has no such field"), "{message}");
     let message = failure("whatif --model llama-7b --sweep rank=64", 2);
     assert!(message.contains("has no factor pairs"), "{message}");
 }

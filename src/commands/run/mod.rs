@@ -10,11 +10,11 @@ use std::ffi::OsStr;
 use narrows_cost_model::{Prices, Profile};
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, Precision};
-use narrows_planner::{Prediction, Request, predict_program};
+use narrows_planner::{Prediction, Request};
 use narrows_runtime::count_step;
 
 use super::calibrate::profile_of_this_machine;
-use super::cost::{PricedPlan, price};
+use super::cost::price;
 use super::search::search;
 use crate::args::{
     Detail, ExecutionTarget, OutputFormat, OutputSettings, PlanFile, PlanSelection, RunArgs,
@@ -24,6 +24,7 @@ use crate::calibrate::{cache, gpu, machine};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::host::cores;
 use crate::output;
+use crate::priced_plan::PricedPlan;
 use crate::report::{self, InfeasibleReport, NullRunReport};
 
 /// A plan to run, with its prediction.
@@ -49,8 +50,7 @@ enum TextOutput {
 
 /// Searches for a plan unless a plan file is given, and runs the plan.
 pub fn run(args: &RunArgs) -> CommandResult<()> {
-    let RunSettings { selection, hardware_is_explicit: hardware_given, task, output } =
-        args.resolve()?;
+    let RunSettings { selection, hardware_is_explicit, task, output } = args.resolve()?;
     let _lock = match &task {
         RunTask::Train(training) if training.is_rank_0() => {
             checkpoints::lock_folder(training.checkpoints.as_ref())?
@@ -60,7 +60,7 @@ pub fn run(args: &RunArgs) -> CommandResult<()> {
     let planned = match selection {
         PlanSelection::File(file) => price_file(*file, &task)?,
         PlanSelection::Search(mut request) => {
-            if let (RunTask::Train(training), false) = (&task, hardware_given) {
+            if let (RunTask::Train(training), false) = (&task, hardware_is_explicit) {
                 use_measured_profile(training, &mut request, output.format)?;
             }
             search_plan(&request, &task, &output)?
@@ -167,10 +167,7 @@ fn search_plan(
     let Some(best) = result.best else {
         return Err(InfeasibleReport::new(request, &result.report).into_failure());
     };
-    let resolved =
-        best.plan.resolve(model).map_err(|defects| Failure::file("the plan found", defects))?;
-    let prediction = predict_program(model, profile, *executor, &resolved, &best.program);
-    let (plan, program) = (best.plan, best.program);
+    let PricedPlan { plan, program, prediction, .. } = PricedPlan::of_search(request, best)?;
     let prices = Prices::new(profile, *executor, &plan.mesh);
     Ok(PlannedRun { model: model.clone(), plan, program, prediction, prices })
 }

@@ -1,6 +1,5 @@
 //! The trace of a run: its measured steps, and the predicted step.
 
-use std::io;
 
 use narrows_cost_model::{Prices, simulate};
 use narrows_plan::CheckedProgram;
@@ -71,9 +70,8 @@ impl<'a> Tracer<'a> {
         let mut events = measured_events(trainer.session().program(), &self.measured);
         events.append(&mut self.predicted);
         let document = serde_json::json!({ "displayTimeUnit": "ms", "traceEvents": events });
-        serde_json::to_string(&document)
-            .map_err(io::Error::from)
-            .and_then(|text| output::write_atomically(&self.settings.file, &text))
-            .map_err(|error| output::write_failure(&name, &error))
+        let text = serde_json::to_string(&document)
+            .map_err(|error| output::write_failure(&name, &error.into()))?;
+        output::write_file(&self.settings.file, &text)
     }
 }

@@ -1,0 +1,37 @@
+//! A plan with its program and its prediction, whether it was searched or read from a file.
+
+use narrows_plan::{CheckedProgram, Plan, ResolvedPlan};
+use narrows_planner::{FeasiblePlan, Prediction, Request, predict_program};
+
+use crate::errors::{CommandResult, Failure};
+
+/// Location of defects in plans of the planner, which would be bugs of the planner.
+const SEARCHED_PLAN: &str = "the plan found";
+
+/// A proven and priced plan.
+#[derive(Debug)]
+pub struct PricedPlan {
+    /// The plan, which names the hardware that it was priced on.
+    pub plan: Plan,
+    /// The plan resolved against its model.
+    pub resolved: ResolvedPlan,
+    /// Program of the plan.
+    pub program: CheckedProgram,
+    /// Prediction of the plan.
+    pub prediction: Prediction,
+}
+
+impl PricedPlan {
+    /// Prices the plan that the search of `request` found.
+    ///
+    /// # Errors
+    /// A plan that does not fit the model of the request, which is a bug of the planner.
+    pub fn of_search(request: &Request, best: FeasiblePlan) -> CommandResult<PricedPlan> {
+        let Request { model, profile, executor, .. } = request;
+        let FeasiblePlan { plan, program, .. } = best;
+        let resolved =
+            plan.resolve(model).map_err(|defects| Failure::file(SEARCHED_PLAN, defects))?;
+        let prediction = predict_program(model, profile, *executor, &resolved, &program);
+        Ok(PricedPlan { plan, resolved, program, prediction })
+    }
+}
