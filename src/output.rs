@@ -59,8 +59,7 @@ pub fn write_text(output: &OsStr, text: &str) -> CommandResult<()> {
 
 /// Writes a text to a file, [atomically](write_atomically).
 pub fn write_file(path: &Path, text: &str) -> CommandResult<()> {
-    write_atomically(path, text)
-        .map_err(|error| write_failure(&path.display().to_string(), &error))
+    write_atomically(path, text).map_err(|error| write_failure(&path.display().to_string(), &error))
 }
 
 /// A value as indented JSON.

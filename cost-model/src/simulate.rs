@@ -13,12 +13,13 @@
 use narrows_plan::kernel::FusedKind;
 use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, StageProgram};
 use narrows_plan::{Axis, CheckedProgram, DeviceGroup, Kernel, Mesh, Seconds};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::price::KernelPrice;
 
 /// The time of a step by kind of work, in seconds. The parts add up to the step time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Breakdown {
     /// GEMMs.
     pub gemm: f64,

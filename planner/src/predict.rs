@@ -17,10 +17,11 @@ use narrows_plan::{
     Axis, Bytes, CheckErrors, CheckedProgram, DType, Defects, Flops, Kernel, Plan, ResolvedPlan,
     lower,
 };
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 /// A prediction for one plan on one profile.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Prediction {
     /// Step time in seconds.
     pub step_time_s: f64,
@@ -50,14 +51,17 @@ pub struct Prediction {
 }
 
 /// Payloads of the tensor-axis collectives of a block for one microbatch, by pass.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct BlockCollectives {
     /// Forward pass.
+    #[schemars(with = "BTreeMap<String, u64>")]
     pub forward: CollectivePayloads,
     /// Backward pass without recomputation.
+    #[schemars(with = "BTreeMap<String, u64>")]
     pub backward: CollectivePayloads,
     /// Recomputation.
     #[serde(rename = "redo")]
+    #[schemars(with = "BTreeMap<String, u64>")]
     pub recompute: CollectivePayloads,
 }
 

@@ -117,7 +117,7 @@ pub enum Command {
     /// VIRTUAL_ENV and CONDA_PREFIX, in the usual system folders, and in the packages of the Python on
     /// the PATH.
     Doctor(DoctorArgs),
-    /// Print the JSON Schema of a file format
+    /// Print the JSON Schema of a file format, or of the answer of a command
     Schema(SchemaArgs),
 }
 

@@ -5,12 +5,12 @@ use clap::{Args, ValueEnum};
 /// Flags of `schema`.
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
-    /// The file format
+    /// The file format, or the command whose answer with `--format json` is described
     #[arg(value_enum)]
     pub kind: SchemaKind,
 }
 
-/// File formats with a schema.
+/// File formats and answers with a schema.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum SchemaKind {
     /// Model files
@@ -21,4 +21,7 @@ pub enum SchemaKind {
     Plan,
     /// Measurements
     Measurements,
+    /// Answers of `whatif`
+    #[value(name = "whatif")]
+    WhatIf,
 }

@@ -1,4 +1,4 @@
-//! `narrows schema`: prints the JSON Schema of a file format.
+//! `narrows schema`: prints the JSON Schema of a file format or an answer.
 
 use narrows_calibration::measurements;
 use narrows_cost_model::profile;
@@ -7,6 +7,7 @@ use narrows_plan::{Plan, model};
 use crate::args::{SchemaArgs, SchemaKind};
 use crate::errors::CommandResult;
 use crate::output;
+use crate::report::{self, WhatIfReport};
 
 /// Prints the schema.
 pub fn run(args: &SchemaArgs) -> CommandResult<()> {
@@ -15,5 +16,6 @@ pub fn run(args: &SchemaArgs) -> CommandResult<()> {
         SchemaKind::Profile => profile::schema(),
         SchemaKind::Measurements => measurements::schema(),
         SchemaKind::Plan => Plan::schema(),
+        SchemaKind::WhatIf => report::schema::<WhatIfReport>(),
     })
 }

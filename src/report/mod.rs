@@ -38,6 +38,8 @@ pub use validation::ValidationReport;
 pub use whatif::{FieldListReport, WhatIfReport};
 
 use narrows_plan::Bytes;
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use serde::Serialize;
 
 use crate::args::{Detail, OutputFormat};
@@ -65,6 +67,12 @@ pub fn print(
         }
         OutputFormat::Text => output::print(&report.render(detail)),
     }
+}
+
+/// The JSON Schema of a report, as it is printed with `--format json`.
+pub fn schema<R: Report + JsonSchema>() -> serde_json::Value {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    settings.into_generator().into_root_schema_for::<R>().into()
 }
 
 /// A memory limit in bytes; `None` for `Bytes(u64::MAX)`, which stands for no limit.

@@ -35,11 +35,7 @@ pub struct PlanReport<'a> {
 
 impl<'a> PlanReport<'a> {
     /// The report of a plan on the hardware that it names. `memory_limit` is `Bytes(u64::MAX)` without a limit.
-    pub fn new(
-        model: &'a Model,
-        priced: &'a PricedPlan,
-        memory_limit: Bytes,
-    ) -> PlanReport<'a> {
+    pub fn new(model: &'a Model, priced: &'a PricedPlan, memory_limit: Bytes) -> PlanReport<'a> {
         let memory_limit_bytes = finite_limit(memory_limit);
         let PricedPlan { plan, resolved, prediction, .. } = priced;
         PlanReport {

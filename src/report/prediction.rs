@@ -3,6 +3,7 @@
 use narrows_plan::{Bytes, Seconds};
 use narrows_planner::Prediction;
 use narrows_runtime::TimeCategory;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::page::{Align, TextPage};
@@ -11,7 +12,8 @@ use crate::args::Detail;
 use crate::text::{percent, thousands};
 
 /// A prediction with the memory limit that it is compared to.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Prediction")]
 pub struct PredictionReport<'a> {
     #[serde(flatten)]
     pub prediction: &'a Prediction,

@@ -2,14 +2,17 @@
 
 use narrows_plan::Seconds;
 use narrows_planner::{SearchReport, SearchStatus};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use crate::text::{percent, thousands};
 
 /// The outcome and the effort of a search.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct SearchSummary {
+    /// `optimal`, `gap_limit`, `time_limit` or `infeasible`.
     #[serde(serialize_with = "status_name")]
+    #[schemars(with = "String")]
     status: SearchStatus,
     /// Relative distance of the plan to the bound; `null` without a plan.
     gap: Option<f64>,

@@ -3,6 +3,7 @@
 use indexmap::IndexMap;
 use narrows_plan::{Mesh, Plan, Seconds, Zero};
 use narrows_runtime::TimeCategory;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -17,8 +18,9 @@ use crate::errors::Problem;
 use crate::text::{half_width, percent, plural, thousands};
 use crate::whatif::{Point, PointOutcome, SweepAxis, text_of};
 
-/// What `whatif` prints.
-#[derive(Serialize)]
+/// Answer of `narrows whatif`.
+#[derive(Serialize, JsonSchema)]
+#[schemars(title = "Narrows whatif answer")]
 pub struct WhatIfReport<'a> {
     /// Whether every point was planned; `false` after Ctrl-C.
     is_complete: bool,
@@ -26,8 +28,8 @@ pub struct WhatIfReport<'a> {
     points: Vec<PointReport<'a>>,
 }
 
-/// One point.
-#[derive(Serialize)]
+/// One point: its settings, and its plan or the reason why it has none.
+#[derive(Serialize, JsonSchema)]
 struct PointReport<'a> {
     /// Values of the swept fields, by their names.
     settings: IndexMap<String, &'a Value>,
@@ -35,26 +37,36 @@ struct PointReport<'a> {
     result: PointResult<'a>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 enum PointResult<'a> {
+    /// The fastest plan.
     Planned {
+        /// The plan, as `schema plan` describes it.
         decisions: &'a Plan,
+        /// Its prediction.
         prediction: PredictionReport<'a>,
+        /// How the search ended.
         search: SearchSummary,
     },
+    /// No plan.
     Failed {
+        /// Why there is none.
         error: PointError,
+        /// How the search ended; absent if the values of the point do not fit each other.
         #[serde(skip_serializing_if = "Option::is_none")]
         search: Option<SearchSummary>,
     },
 }
 
 /// Why a point has no plan.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct PointError {
+    /// What is wrong.
     message: String,
+    /// Causes, each a clause that begins with its own conjunction.
     causes: Vec<String>,
+    /// Corrections to try.
     hints: Vec<String>,
 }
 

@@ -32,6 +32,21 @@ fn a_point_equals_the_plan_of_its_request() {
     }
 }
 
+#[test]
+fn answers_follow_the_schema() {
+    let schema: Value = serde_json::from_str(&stdout("schema whatif")).expect("JSON");
+    jsonschema::meta::validate(&schema).expect("a JSON Schema");
+    let answer = json(&format!("{SMALL} --sweep tensor=1,2,3 --sweep memory_limit=1MiB,auto"));
+    jsonschema::validate(&schema, &answer).expect("an answer that follows its schema");
+    for (pointer, field) in [("", "points"), ("/points/1", "search"), ("/points/0/error", "hints")]
+    {
+        let mut damaged = answer.clone();
+        let object = damaged.pointer_mut(pointer).and_then(Value::as_object_mut).expect("object");
+        object.remove(field).expect("a field");
+        assert!(!jsonschema::is_valid(&schema, &damaged), "{field} is required");
+    }
+}
+
 /// Model and hardware fields are set as an edited file would set them.
 #[test]
 fn fields_of_files_are_set() {

@@ -21,6 +21,7 @@ use std::collections::HashMap;
 
 use narrows_plan::random::SplitMix64;
 use narrows_plan::{Kernel, Mesh};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::statistics::{central_interval, draw_error};
@@ -37,7 +38,7 @@ const FRACTION_MIN: f64 = 1e-3;
 const SEED: u64 = 0x6e61_7272_6f77_7300;
 
 /// A kernel of a step that lies far from every measured shape.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct UnmeasuredKernel {
     /// The kernel.
     pub kernel: Kernel,

@@ -1,6 +1,5 @@
 //! The trace of a run: its measured steps, and the predicted step.
 
-
 use narrows_cost_model::{Prices, simulate};
 use narrows_plan::CheckedProgram;
 use narrows_runtime::Trainer;
