@@ -9,6 +9,7 @@ mod cache_dir;
 mod calibrate;
 mod cluster;
 mod commands;
+mod compare;
 mod cuda_loader;
 mod defaults;
 mod errors;

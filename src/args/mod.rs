@@ -6,6 +6,7 @@
 mod calibrate;
 mod check;
 mod checkpoint;
+mod compare;
 mod convert;
 mod data;
 mod doctor;
@@ -27,6 +28,7 @@ use clap::{Parser, Subcommand};
 pub use calibrate::{CalibrateArgs, CalibrateSettings, CalibrateTarget};
 pub use check::{CheckArgs, CheckSettings};
 pub use checkpoint::{CheckpointSettings, RunOrigin};
+pub use compare::{CompareArgs, CompareSettings};
 pub use convert::ConvertArgs;
 pub use data::{DataArgs, DataTask, TokenFileSettings};
 pub use doctor::DoctorArgs;
@@ -70,6 +72,11 @@ pub enum Command {
     /// With PLAN, the search runs for the model, hardware and batch of the plan, and PLAN is compared
     /// with the plan that it finds.
     Explain(PlanFileArgs),
+    /// Compare plans of one model: decisions, step time, memory and communication
+    ///
+    /// The largest differences come first. With --with-search, the plans are compared with the fastest plan for
+    /// the hardware, the devices and the batch of the first one.
+    Compare(CompareArgs),
     /// Plan a request anew for every combination of swept values
     ///
     /// What if the rank were 512, the cluster had 64 devices, or the links between nodes half the bandwidth?

@@ -109,24 +109,23 @@ impl PlanFile {
         Ok(request)
     }
 
+    /// Replaces the batch and the sequence length of the plan by those of the flags.
+    pub fn override_workload(&mut self, args: &RequestArgs) {
+        let workload = &mut self.plan.workload;
+        workload.global_batch = args.global_batch.unwrap_or(workload.global_batch);
+        workload.sequence_length = args.sequence_length.unwrap_or(workload.sequence_length);
+    }
+
     /// Replaces the sizes of the plan by those of the flags.
     ///
     /// # Errors
     /// Flags that restrict a search, and a number of devices other than the mesh's.
     pub fn override_sizes(&mut self, args: &RequestArgs) -> CommandResult<()> {
         let plan = &mut self.plan;
-        let search_flags = [
-            ("--strategy", args.strategy.is_some()),
-            ("--recompute", args.recompute.is_some()),
-            ("--norm", args.norm.is_some()),
-            ("--grouping", args.grouping.is_some()),
-            ("--weights", args.weights.is_some()),
-            ("--time-limit", args.time_limit.is_some()),
-        ];
         let mut problems = Problems::default();
-        for (flag, _) in search_flags.iter().filter(|(_, given)| *given) {
+        for flag in args.search_flags() {
             let message = "restricts a search, and a plan file needs none";
-            problems.push(Problem::new(*flag, message).hint("omit it, or omit the plan file"));
+            problems.push(Problem::new(flag, message).hint("omit it, or omit the plan file"));
         }
         let (mesh, workload) = (&mut plan.mesh, &mut plan.workload);
         let sizes = [

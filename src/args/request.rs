@@ -158,6 +158,32 @@ impl RequestArgs {
         self.assemble(sizes, model, profile)
     }
 
+    /// The flags that were passed and restrict a search beyond its sizes.
+    pub fn search_flags(&self) -> Vec<&'static str> {
+        let flags = [
+            ("--strategy", self.strategy.is_some()),
+            ("--recompute", self.recompute.is_some()),
+            ("--norm", self.norm.is_some()),
+            ("--grouping", self.grouping.is_some()),
+            ("--weights", self.weights.is_some()),
+            ("--time-limit", self.time_limit.is_some()),
+        ];
+        flags.into_iter().filter_map(|(flag, is_set)| is_set.then_some(flag)).collect()
+    }
+
+    /// The flags that were passed and describe the mesh.
+    pub fn mesh_flags(&self) -> Vec<&'static str> {
+        let flags = [
+            ("--devices", self.devices.is_some()),
+            ("--tensor", self.tensor.is_some()),
+            ("--pipeline", self.pipeline.is_some()),
+            ("--data-parallel", self.data_parallel.is_some()),
+            ("--micro-batch", self.micro_batch.is_some()),
+            ("--zero", self.zero.is_some()),
+        ];
+        flags.into_iter().filter_map(|(flag, is_set)| is_set.then_some(flag)).collect()
+    }
+
     /// The names of all flags without dashes, and their help texts.
     pub fn flags() -> Vec<(String, String)> {
         let command = Self::augment_args(Command::new(""));

@@ -21,6 +21,8 @@ pub enum SchemaKind {
     Plan,
     /// Measurements
     Measurements,
+    /// Answers of `compare`
+    Compare,
     /// Answers of `whatif`
     #[value(name = "whatif")]
     WhatIf,

@@ -2,7 +2,7 @@
 
 use narrows_cost_model::Profile;
 use narrows_plan::{Bytes, CheckedProgram, Plan, PlanSource, lower};
-use narrows_planner::predict_program;
+use narrows_planner::{Prediction, predict_program};
 
 use super::plan;
 use super::search::{search, warn_of_measurement};
@@ -23,13 +23,17 @@ pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
         }
     };
     let priced = price(&file)?;
-    let peak = Bytes(priced.prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
-    if peak > memory_limit {
-        let name = &file.name;
-        output::warn(&format!("{name} needs {peak} per device, the limit is {memory_limit}"));
-    }
+    warn_of_exceeded_memory(&file.name, &priced.prediction, memory_limit);
     let report = PlanReport::new(&file.model, &priced, memory_limit);
     plan::deliver(report, &output, detail)
+}
+
+/// Warns of a plan that needs more memory than a device may use.
+pub fn warn_of_exceeded_memory(name: &str, prediction: &Prediction, memory_limit: Bytes) {
+    let peak = Bytes(prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
+    if peak > memory_limit {
+        output::warn(&format!("{name} needs {peak} per device, the limit is {memory_limit}"));
+    }
 }
 
 /// Proves a plan and prices it for its executor.

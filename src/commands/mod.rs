@@ -2,6 +2,7 @@
 
 mod calibrate;
 mod check;
+mod compare;
 mod convert;
 mod cost;
 mod data;
@@ -50,6 +51,7 @@ fn execute(command: &Command) -> CommandResult<()> {
         Command::Plan(args) => plan::run(args),
         Command::Cost(args) => cost::run(args),
         Command::Explain(args) => explain::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::WhatIf(args) => whatif::run(args),
         Command::Check(args) => check::run(args),
         Command::Run(args) => run::run(args),

@@ -7,7 +7,7 @@ use narrows_plan::{Plan, model};
 use crate::args::{SchemaArgs, SchemaKind};
 use crate::errors::CommandResult;
 use crate::output;
-use crate::report::{self, WhatIfReport};
+use crate::report::{self, CompareReport, WhatIfReport};
 
 /// Prints the schema.
 pub fn run(args: &SchemaArgs) -> CommandResult<()> {
@@ -16,6 +16,7 @@ pub fn run(args: &SchemaArgs) -> CommandResult<()> {
         SchemaKind::Profile => profile::schema(),
         SchemaKind::Measurements => measurements::schema(),
         SchemaKind::Plan => Plan::schema(),
+        SchemaKind::Compare => report::schema::<CompareReport>(),
         SchemaKind::WhatIf => report::schema::<WhatIfReport>(),
     })
 }

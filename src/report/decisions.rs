@@ -2,6 +2,7 @@
 //! backward pass.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use narrows_plan::emit::{InstrTemplate, copy_forward, flow_backward, op_backward, op_forward};
 use narrows_plan::graph::{Grouping, OpId, SegmentKind, ValueId};
@@ -9,6 +10,8 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::Action;
 use narrows_plan::strategy::{Save, op_parameters};
 use narrows_plan::{Axis, Bytes, Context, Plan, ResolvedPlan, SegmentPlan, WeightSplit};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use super::page::{Align, TextPage};
 use crate::args::Detail;
@@ -35,6 +38,30 @@ struct OpRow {
     backward: String,
     stored: bool,
     recomputed: bool,
+}
+
+/// The decisions for one op, or for an input of a block.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct OpDecision {
+    /// Name of the strategy; empty for inputs.
+    strategy: &'static str,
+    /// Layouts of the outputs, the producer's first: `partial → sequence*`. `*` marks copies stored for the backward
+    /// pass, `+` recomputed ones.
+    layouts: String,
+}
+
+impl fmt::Display for OpDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let OpDecision { strategy, layouts } = self;
+        let separator = if strategy.is_empty() || layouts.is_empty() { "" } else { ": " };
+        write!(f, "{strategy}{separator}{layouts}")
+    }
+}
+
+/// The decisions for all ops of a segment, by name.
+pub fn op_decisions(plan: &SegmentPlan, context: &Context) -> Vec<(String, OpDecision)> {
+    let decision = |OpRow { name, strategy, layouts, .. }| (name, OpDecision { strategy, layouts });
+    op_rows(plan, context).into_iter().map(decision).collect()
 }
 
 /// The decisions for the embedding, the head and each kind of block.

@@ -5,6 +5,7 @@ mod calibrate_cuda;
 mod check;
 mod checkpoints;
 mod cluster;
+mod compare;
 mod cuda;
 mod data;
 mod doctor;

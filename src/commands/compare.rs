@@ -1,0 +1,35 @@
+//! `narrows compare`: what differs between plans of one model.
+
+use super::cost::{price, warn_of_exceeded_memory};
+use super::search::search;
+use crate::args::{CompareArgs, CompareSettings};
+use crate::compare::ComparedPlan;
+use crate::errors::{CommandResult, Failure};
+use crate::priced_plan::PricedPlan;
+use crate::report::{self, CompareReport, InfeasibleReport};
+
+/// Prices the plans, searches if requested, compares.
+pub fn run(args: &CompareArgs) -> CommandResult<()> {
+    let CompareSettings { files, memory, search: request, format, detail } = args.resolve()?;
+    let mut plans = vec![];
+    for file in files {
+        let priced = price(&file)?;
+        let memory_limit = memory.bytes(&file.profile);
+        warn_of_exceeded_memory(&file.name, &priced.prediction, memory_limit);
+        plans.push(ComparedPlan { name: file.name, priced, memory_limit, search: None });
+    }
+    if let Some(request) = request {
+        let result = search(&request, format);
+        let Some(best) = result.best else {
+            return Err(InfeasibleReport::new(&request, &result.report).into_failure());
+        };
+        plans.push(ComparedPlan {
+            name: "search".into(),
+            priced: PricedPlan::of_search(&request, best)?,
+            memory_limit: request.arena_limit(),
+            search: Some(result.report),
+        });
+    }
+    let report = CompareReport::new(&plans).map_err(|error| Failure::execution(&error))?;
+    report::print(&report, format, detail, false)
+}

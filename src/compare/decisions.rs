@@ -1,0 +1,212 @@
+//! Decisions that differ between plans of one model.
+
+use std::collections::BTreeMap;
+
+use indexmap::IndexMap;
+use narrows_plan::graph::Grouping;
+use narrows_plan::{BlockDecisions, Plan, ResolvedPlan, SegmentPlan};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::report::{OpDecision, op_decisions};
+
+use super::ComparedPlan;
+
+/// A decision that differs.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct DecisionDifference {
+    /// The decision, by its place in the plan: `mesh.tensor`, `grouping`.
+    pub decision: String,
+    /// Its value in every plan.
+    pub values: Vec<Value>,
+}
+
+/// Decisions that differ in a segment, or in consecutive blocks.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct SegmentDifference {
+    /// `embedding`, `block` or `head`.
+    pub segment: &'static str,
+    /// First and last of the consecutive blocks; `null` for embedding and head.
+    pub blocks: Option<[u64; 2]>,
+    /// Grouping, and the numbers of stored and recomputed activations.
+    pub decisions: Vec<DecisionDifference>,
+    /// Number of ops that any of the plans has.
+    pub ops_total: usize,
+    /// Ops with different strategies, layouts, or stored or recomputed outputs.
+    pub ops: Vec<OpDifference>,
+}
+
+/// An op that differs.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct OpDifference {
+    /// Name of the op in plans.
+    pub op: String,
+    /// Its decisions in every plan; `null` where a grouping replaces the op.
+    pub values: Vec<Option<OpDecision>>,
+}
+
+/// Decisions for the whole plan that differ, in the order in which they constrain each other.
+pub fn plan_differences(plans: &[ComparedPlan]) -> Vec<DecisionDifference> {
+    differences(plans.iter().map(|plan| plan_decisions(&plan.priced.plan)).collect())
+}
+
+/// Decisions of a plan outside of segments.
+fn plan_decisions(plan: &Plan) -> Vec<(&'static str, Value)> {
+    let blocks = |stage: &narrows_plan::StagePlan| stage.runs.iter().map(|run| run.count).sum();
+    let blocks: Vec<u64> = plan.stages.iter().map(blocks).collect();
+    vec![
+        ("hardware", json!(plan.hardware.name)),
+        ("executor", json!(plan.executor)),
+        ("precision", json!(plan.precision)),
+        ("mesh.tensor", json!(plan.mesh.tensor)),
+        ("mesh.pipeline", json!(plan.mesh.pipeline)),
+        ("mesh.data", json!(plan.mesh.data)),
+        ("workload.global_batch", json!(plan.workload.global_batch)),
+        ("workload.sequence_length", json!(plan.workload.sequence_length)),
+        ("workload.micro_batch", json!(plan.workload.micro_batch)),
+        ("zero", json!(plan.zero)),
+        ("hidden_layout", json!(plan.hidden_layout)),
+        ("crossing_layout", json!(plan.crossing_layout)),
+        ("blocks of each stage", json!(blocks)),
+    ]
+}
+
+/// Keeps the decisions whose values differ. All lists have the same names, in the same order.
+fn differences(lists: Vec<Vec<(&'static str, Value)>>) -> Vec<DecisionDifference> {
+    let Some(first) = lists.first() else { return vec![] };
+    let row = |index: usize| {
+        let values: Vec<Value> = lists.iter().map(|list| list[index].1.clone()).collect();
+        let differ = values.iter().any(|value| *value != values[0]);
+        differ.then(|| DecisionDifference { decision: first[index].0.to_owned(), values })
+    };
+    (0..first.len()).filter_map(row).collect()
+}
+
+/// Differences of the embedding, of ranges of blocks, and of the head, where there are any.
+pub fn segment_differences(plans: &[ComparedPlan]) -> Vec<SegmentDifference> {
+    let of = |segment: fn(&ResolvedPlan) -> &SegmentPlan| -> Vec<&SegmentPlan> {
+        plans.iter().map(|plan| segment(&plan.priced.resolved)).collect()
+    };
+    let save_counts = |decisions: fn(&Plan) -> &narrows_plan::SegmentDecisions| {
+        let counts = |plan: &ComparedPlan| {
+            let decisions = decisions(&plan.priced.plan);
+            saves(decisions.keep.len(), decisions.recompute.len()).to_vec()
+        };
+        differences(plans.iter().map(counts).collect())
+    };
+    let embedding = segment_difference(plans, "embedding", None, &of(|plan| &plan.embedding))
+        .with(save_counts(|plan| &plan.embedding));
+    let head = segment_difference(plans, "head", None, &of(|plan| &plan.head))
+        .with(save_counts(|plan| &plan.head));
+    let blocks = block_ranges(plans).into_iter().filter_map(|[first, last]| {
+        let layers: Option<Vec<&SegmentPlan>> = plans
+            .iter()
+            .map(|plan| {
+                let mut blocks = plan.priced.resolved.stages.iter().flatten();
+                blocks.find(|block| block.layer == first).map(|block| &*block.plan)
+            })
+            .collect();
+        let decisions = plans.iter().map(|plan| {
+            let block = block_decisions(&plan.priced.plan, first)?;
+            let grouping = ("grouping", json!(grouping_phrase(block.grouping)));
+            let saves = saves(block.keep.len(), block.recompute.len());
+            Some([grouping].into_iter().chain(saves).collect::<Vec<_>>())
+        });
+        let decisions = differences(decisions.collect::<Option<Vec<_>>>()?);
+        Some(segment_difference(plans, "block", Some([first, last]), &layers?).with(decisions))
+    });
+    let all = [embedding].into_iter().chain(blocks).chain([head]);
+    all.filter(|segment| !segment.decisions.is_empty() || !segment.ops.is_empty()).collect()
+}
+
+impl SegmentDifference {
+    fn with(self, decisions: Vec<DecisionDifference>) -> SegmentDifference {
+        SegmentDifference { decisions, ..self }
+    }
+}
+
+/// Numbers of activations that are stored and recomputed for the backward pass.
+fn saves(stored: usize, recomputed: usize) -> [(&'static str, Value); 2] {
+    [("stored activations", json!(stored)), ("recomputed activations", json!(recomputed))]
+}
+
+fn grouping_phrase(grouping: Grouping) -> &'static str {
+    match (grouping.qkv, grouping.gate_up) {
+        (true, true) => "q, k, v; gate, up",
+        (true, false) => "q, k, v",
+        (false, true) => "gate, up",
+        (false, false) => "none",
+    }
+}
+
+/// First and last of consecutive blocks that share their decisions in every plan.
+fn block_ranges(plans: &[ComparedPlan]) -> Vec<[u64; 2]> {
+    let names = |layer: u64| -> Option<Vec<&str>> {
+        plans.iter().map(|plan| decisions_name(&plan.priced.plan, layer)).collect()
+    };
+    let mut ranges: Vec<[u64; 2]> = vec![];
+    let mut previous = None;
+    for layer in 0.. {
+        let Some(names) = names(layer) else { break };
+        match ranges.last_mut() {
+            Some(range) if previous.as_ref() == Some(&names) => range[1] = layer,
+            _ => ranges.push([layer, layer]),
+        }
+        previous = Some(names);
+    }
+    ranges
+}
+
+/// Name of the decisions of a block; `None` beyond the last block.
+fn decisions_name(plan: &Plan, layer: u64) -> Option<&str> {
+    let mut runs = plan.stages.iter().flat_map(|stage| &stage.runs);
+    let run = runs.find(|run| (run.first..run.first + run.count).contains(&layer))?;
+    Some(&run.decisions)
+}
+
+fn block_decisions(plan: &Plan, layer: u64) -> Option<&BlockDecisions> {
+    plan.blocks.get(decisions_name(plan, layer)?)
+}
+
+fn segment_difference(
+    plans: &[ComparedPlan],
+    segment: &'static str,
+    blocks: Option<[u64; 2]>,
+    segments: &[&SegmentPlan],
+) -> SegmentDifference {
+    // In the order of the first plan; ops that it groups differently follow.
+    let mut names: IndexMap<String, ()> = IndexMap::new();
+    let mut lists: Vec<BTreeMap<String, OpDecision>> = vec![];
+    for (plan, segment) in plans.iter().zip(segments) {
+        let decisions = op_decisions(segment, &plan.priced.resolved.context);
+        names.extend(decisions.iter().map(|(name, _)| (name.clone(), ())));
+        lists.push(decisions.into_iter().collect());
+    }
+    let ops_total = names.len();
+    let difference = |op: String| {
+        let values: Vec<Option<OpDecision>> =
+            lists.iter().map(|list| list.get(&op).cloned()).collect();
+        let differ = values.iter().any(|value| *value != values[0]);
+        differ.then_some(OpDifference { op, values })
+    };
+    let ops = names.into_keys().filter_map(difference).collect();
+    SegmentDifference { segment, blocks, decisions: vec![], ops_total, ops }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_decisions_that_differ_are_kept() {
+        let lists = vec![
+            vec![("mesh.tensor", json!(1)), ("zero", json!("one"))],
+            vec![("mesh.tensor", json!(4)), ("zero", json!("one"))],
+        ];
+        let expected =
+            DecisionDifference { decision: "mesh.tensor".into(), values: vec![json!(1), json!(4)] };
+        assert_eq!(differences(lists), [expected]);
+        assert!(differences(vec![]).is_empty());
+    }
+}

@@ -1,0 +1,53 @@
+//! Comparison of plans of one model: what differs in decisions, time, memory and communication.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `decisions.rs` | decisions that differ: of the plan, of ranges of blocks, of single ops |
+//! | `parts.rs` | parts of step time, memory and communication, the largest difference first |
+
+mod decisions;
+mod parts;
+
+use narrows_plan::Bytes;
+use narrows_planner::SearchReport;
+
+use crate::priced_plan::PricedPlan;
+
+pub use decisions::{DecisionDifference, OpDifference, SegmentDifference};
+pub use decisions::{plan_differences, segment_differences};
+pub use parts::{PartDifference, communication_parts, memory_parts, time_parts};
+
+/// Most plans of a comparison: more columns do not fit a page.
+pub const PLANS_MAX: usize = 5;
+
+/// One of the compared plans.
+#[derive(Debug)]
+pub struct ComparedPlan {
+    /// Name of the file, or `search`.
+    pub name: String,
+    /// The plan with its prediction.
+    pub priced: PricedPlan,
+    /// Memory that a device may use; `Bytes(u64::MAX)` without a limit.
+    pub memory_limit: Bytes,
+    /// How the search of the plan ended; `None` for plan files.
+    pub search: Option<SearchReport>,
+}
+
+impl ComparedPlan {
+    /// Tokens of a step.
+    pub fn tokens(&self) -> u64 {
+        let workload = &self.priced.plan.workload;
+        workload.global_batch * workload.sequence_length
+    }
+
+    /// Seconds for one token of a step.
+    pub fn seconds_per_token(&self) -> f64 {
+        self.priced.prediction.step_time_s / self.tokens() as f64
+    }
+}
+
+/// Index of the plan with the highest throughput; the first one of equals.
+pub fn fastest(plans: &[ComparedPlan]) -> usize {
+    let time = |index: &usize| plans[*index].seconds_per_token();
+    (0..plans.len()).min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(0)
+}

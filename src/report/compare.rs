@@ -1,0 +1,377 @@
+//! The report of a comparison of plans.
+
+use narrows_plan::{Bytes, Plan, Seconds};
+use narrows_runtime::{RunError, TimeCategory};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::page::{Align, TextPage};
+use super::prediction::PredictionReport;
+use super::search::SearchSummary;
+use super::{Report, breakdown, finite_limit};
+use crate::args::Detail;
+use crate::compare::{
+    ComparedPlan, DecisionDifference, PartDifference, SegmentDifference, communication_parts,
+    fastest, memory_parts, plan_differences, segment_differences, time_parts,
+};
+use crate::text::{half_width, percent, thousands};
+
+/// Names of the plans in tables.
+const LABELS: [&str; 5] = ["A", "B", "C", "D", "E"];
+
+/// Relative difference of step times below which plans are called equally fast.
+const EQUAL: f64 = 5e-4;
+
+/// Most parts of the step named in the verdict.
+const VERDICT_PARTS: usize = 3;
+
+/// Least part named in the verdict, relative to the largest one.
+const VERDICT_SHARE: f64 = 0.1;
+
+/// Answer of `narrows compare`. Lists of values have one for each plan, in the order of `plans`.
+#[derive(Serialize, JsonSchema)]
+#[schemars(title = "Narrows compare answer")]
+pub struct CompareReport<'a> {
+    /// The plans.
+    plans: Vec<PlanEntry<'a>>,
+    /// Label of the plan with the highest throughput.
+    fastest: &'static str,
+    /// Decisions for the whole plan that differ.
+    decisions: Vec<DecisionDifference>,
+    /// Segments and ranges of blocks whose decisions differ.
+    segments: Vec<SegmentDifference>,
+    /// Seconds of a step by category, the largest difference first.
+    step_time_s: Vec<PartDifference>,
+    /// Bytes of a device of the stage that needs the most memory, by contents, the largest difference first.
+    memory_bytes: Vec<PartDifference>,
+    /// Bytes that a device sends in a step, by axis and kind, the largest difference first.
+    sent_bytes: Vec<PartDifference>,
+    #[serde(skip)]
+    tokens: Vec<u64>,
+}
+
+/// One of the plans.
+#[derive(Serialize, JsonSchema)]
+struct PlanEntry<'a> {
+    /// Its label in text: `A`, `B`, ….
+    label: &'static str,
+    /// Name of the file, or `search`.
+    name: &'a str,
+    /// The plan, as `schema plan` describes it.
+    decisions: &'a Plan,
+    /// Its prediction.
+    prediction: PredictionReport<'a>,
+    /// How the search ended; absent for plan files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    search: Option<SearchSummary>,
+}
+
+impl<'a> CompareReport<'a> {
+    /// The report on at least two plans.
+    ///
+    /// # Errors
+    /// A program that does not execute, which a checked one does.
+    pub fn new(plans: &'a [ComparedPlan]) -> Result<CompareReport<'a>, RunError> {
+        let entry = |(plan, label): (&'a ComparedPlan, &'static str)| PlanEntry {
+            label,
+            name: &plan.name,
+            decisions: &plan.priced.plan,
+            prediction: PredictionReport {
+                prediction: &plan.priced.prediction,
+                memory_limit_bytes: finite_limit(plan.memory_limit),
+            },
+            search: plan.search.as_ref().map(SearchSummary::new),
+        };
+        Ok(CompareReport {
+            plans: plans.iter().zip(LABELS).map(entry).collect(),
+            fastest: LABELS[fastest(plans)],
+            decisions: plan_differences(plans),
+            segments: segment_differences(plans),
+            step_time_s: time_parts(plans),
+            memory_bytes: memory_parts(plans),
+            sent_bytes: communication_parts(plans)?,
+            tokens: plans.iter().map(ComparedPlan::tokens).collect(),
+        })
+    }
+
+    /// Whether all plans have steps of one size, so that step times compare.
+    fn same_tokens(&self) -> bool {
+        self.tokens.iter().all(|tokens| *tokens == self.tokens[0])
+    }
+
+    /// The number that compares a plan with others, and its unit: the step time, or tokens per second where steps have
+    /// different sizes.
+    fn speed(&self, index: usize) -> (String, &'static str) {
+        let prediction = self.plans[index].prediction.prediction;
+        match self.same_tokens() {
+            true => (Seconds(prediction.step_time_s).to_string(), "a step"),
+            false => (thousands(prediction.tokens_per_s.round() as u64), "tokens/s"),
+        }
+    }
+
+    /// Plans in descending order of throughput.
+    fn ranking(&self) -> Vec<usize> {
+        let rate = |index: usize| self.plans[index].prediction.prediction.tokens_per_s;
+        let mut order: Vec<usize> = (0..self.plans.len()).collect();
+        order.sort_by(|a, b| rate(*b).total_cmp(&rate(*a)));
+        order
+    }
+
+    /// The fastest plan, by how much, and where the difference to the next one lies.
+    fn verdict(&self) -> String {
+        let order = self.ranking();
+        let (first, second) = (order[0], order[1]);
+        let rate = |index: usize| self.plans[index].prediction.prediction.tokens_per_s;
+        let faster = |index: usize| rate(first) / rate(index) - 1.0;
+        let label = |index: usize| LABELS[index];
+        let (speed, unit) = self.speed(first);
+        let parts = self.largest_parts(first, second);
+        if order.len() == 2 {
+            let parts = sentence("", &parts);
+            if faster(second) < EQUAL {
+                return format!("A and B are equally fast: {speed} {unit}.{parts}");
+            }
+            return format!(
+                "{} is {} faster than {}: {speed} {unit} instead of {}.{parts}",
+                label(first),
+                percent(faster(second)),
+                label(second),
+                self.speed(second).0,
+            );
+        }
+        let others: Vec<String> = order[1..]
+            .iter()
+            .map(|index| match faster(*index) < EQUAL {
+                true => format!("as fast as {}", label(*index)),
+                false => format!("{} faster than {}", percent(faster(*index)), label(*index)),
+            })
+            .collect();
+        let others = others.join(", ");
+        let head = format!("{} is the fastest, {speed} {unit}: {others}.", label(first));
+        let against = format!("Compared with {}: ", label(second));
+        format!("{head}{}", sentence(&against, &parts))
+    }
+
+    /// The largest differences of one plan's step time to that of another one, in words.
+    fn largest_parts(&self, first: usize, second: usize) -> Vec<String> {
+        let (parts, _) = self.comparable_times();
+        let difference = |part: &PartDifference| part.values[first] - part.values[second];
+        let mut parts: Vec<(f64, &str)> =
+            parts.iter().map(|part| (difference(part), phrase(&part.part))).collect();
+        parts.sort_by(|a, b| b.0.abs().total_cmp(&a.0.abs()));
+        let largest = parts.first().map_or(0.0, |(seconds, _)| seconds.abs());
+        let noted = |(seconds, _): &(f64, &str)| {
+            seconds.abs() > 0.0 && seconds.abs() >= largest * VERDICT_SHARE
+        };
+        let clause = |(seconds, name): (f64, &str)| {
+            let comparison = if seconds < 0.0 { "less" } else { "more" };
+            format!("{} {comparison} in {name}", Seconds(seconds.abs()))
+        };
+        parts.into_iter().filter(noted).take(VERDICT_PARTS).map(clause).collect()
+    }
+
+    /// Parts of the step time with their heading; of a million tokens where steps have different sizes.
+    fn comparable_times(&self) -> (Vec<PartDifference>, &'static str) {
+        if self.same_tokens() {
+            return (self.step_time_s.clone(), "Time of a step");
+        }
+        let mut parts = self.step_time_s.clone();
+        for part in &mut parts {
+            for (value, tokens) in part.values.iter_mut().zip(&self.tokens) {
+                *value *= 1e6 / *tokens as f64;
+            }
+        }
+        parts.sort_by(|a, b| b.spread().total_cmp(&a.spread()));
+        (parts, "Time of a million tokens")
+    }
+
+    fn plans(&self, page: &mut TextPage) {
+        let row = |entry: &PlanEntry| {
+            let prediction = entry.prediction.prediction;
+            let [low, high] = prediction.step_time_interval_s;
+            let memory = prediction.peak_memory_bytes.iter().max().copied().unwrap_or_default();
+            vec![
+                entry.label.to_owned(),
+                entry.name.to_owned(),
+                Seconds(prediction.step_time_s).to_string(),
+                half_width((high - low) / 2.0 / prediction.step_time_s),
+                thousands(prediction.tokens_per_s.round() as u64),
+                percent(prediction.mfu),
+                Bytes(memory).to_string(),
+            ]
+        };
+        let columns = [
+            ("", Align::Left),
+            ("plan", Align::Left),
+            ("step time", Align::Right),
+            ("90 %", Align::Right),
+            ("tokens/s", Align::Right),
+            ("MFU", Align::Right),
+            ("memory", Align::Right),
+        ];
+        page.heading("Plans");
+        page.table(&columns, &self.plans.iter().map(row).collect::<Vec<_>>());
+    }
+
+    fn decisions(&self, page: &mut TextPage, detail: Detail) {
+        page.heading("Decisions that differ");
+        let row = |prefix: &str, difference: &DecisionDifference| {
+            let name = format!("{prefix}{}", difference.decision);
+            [name].into_iter().chain(difference.values.iter().map(text)).collect::<Vec<String>>()
+        };
+        let mut rows: Vec<Vec<String>> = self.decisions.iter().map(|d| row("", d)).collect();
+        for segment in &self.segments {
+            let prefix = format!("{}: ", place(segment));
+            rows.extend(segment.decisions.iter().map(|difference| row(&prefix, difference)));
+        }
+        if rows.is_empty() && self.segments.is_empty() {
+            page.line("None: the plans are the same.");
+            return;
+        }
+        if !rows.is_empty() {
+            page.table(&self.columns("decision", Align::Right), &rows);
+        }
+        for segment in self.segments.iter().filter(|segment| !segment.ops.is_empty()) {
+            let (count, place) = (segment.ops.len(), place(segment));
+            page.line(format!(
+                "{place}: {count} of {} ops have other strategies or layouts",
+                segment.ops_total
+            ));
+            if detail == Detail::Full {
+                let row = |op: &crate::compare::OpDifference| {
+                    let decision = |value: &Option<super::OpDecision>| match value {
+                        Some(decision) => decision.to_string(),
+                        None => "–".into(),
+                    };
+                    let values = op.values.iter().map(decision);
+                    std::iter::once(op.op.clone()).chain(values).collect::<Vec<String>>()
+                };
+                let rows: Vec<Vec<String>> = segment.ops.iter().map(row).collect();
+                page.table(&self.columns("op", Align::Left), &rows);
+            }
+        }
+        if detail == Detail::Summary && self.segments.iter().any(|segment| !segment.ops.is_empty())
+        {
+            page.line("--verbose lists the ops.");
+        }
+    }
+
+    fn columns(&self, first: &'static str, align: Align) -> Vec<(&'static str, Align)> {
+        let plans = self.plans.iter().map(|entry| (entry.label, align));
+        std::iter::once((first, Align::Left)).chain(plans).collect()
+    }
+
+    /// A table of parts with their differences: of two plans with its sign, of more the largest one.
+    fn parts(&self, page: &mut TextPage, heading: &str, parts: &[PartDifference], unit: Unit) {
+        if parts.is_empty() {
+            return;
+        }
+        page.heading(heading);
+        let mut columns = self.columns("", Align::Right);
+        columns.push((
+            if self.plans.len() == 2 { "B − A" } else { "largest − smallest" },
+            Align::Right,
+        ));
+        let row = |name: &str, part: &PartDifference| {
+            let difference = match part.values[..] {
+                [a, b] => unit.signed(b - a),
+                _ => unit.text(part.spread()),
+            };
+            let values = part.values.iter().map(|value| unit.text(*value));
+            std::iter::once(name.to_owned()).chain(values).chain([difference]).collect::<Vec<_>>()
+        };
+        let mut rows: Vec<Vec<String>> =
+            parts.iter().map(|part| row(title(&part.part), part)).collect();
+        let total = |index: usize| parts.iter().map(|part| part.values[index]).sum();
+        let values = (0..self.plans.len()).map(total).collect();
+        rows.push(row("total", &PartDifference { part: String::new(), values }));
+        page.table(&columns, &rows);
+    }
+}
+
+/// Unit of a table of parts.
+#[derive(Clone, Copy)]
+enum Unit {
+    Seconds,
+    Bytes,
+}
+
+impl Unit {
+    fn text(self, value: f64) -> String {
+        match self {
+            Unit::Seconds => Seconds(value).to_string(),
+            Unit::Bytes => Bytes(value.round() as u64).to_string(),
+        }
+    }
+
+    fn signed(self, value: f64) -> String {
+        let sign = if value < 0.0 { "-" } else { "+" };
+        if value == 0.0 { self.text(0.0) } else { format!("{sign}{}", self.text(value.abs())) }
+    }
+}
+
+/// A sentence with a blank before it, if there is anything to list.
+fn sentence(head: &str, parts: &[String]) -> String {
+    if parts.is_empty() { String::new() } else { format!(" {head}{}.", parts.join(", ")) }
+}
+
+/// The name of a part in text.
+fn title(part: &str) -> &str {
+    let category = TimeCategory::ALL.into_iter().find(|category| category.name() == part);
+    match category {
+        Some(TimeCategory::CollectiveExposed) => "exposed collectives",
+        Some(category) => breakdown::title(category),
+        None => match part {
+            "weight_gradients" => "weight gradients",
+            "optimizer_states" => "optimizer states",
+            "activations" => "activations and the rest",
+            _ => part,
+        },
+    }
+}
+
+/// The name of a category of time in a sentence.
+fn phrase(part: &str) -> &str {
+    match part {
+        "optimizer" => "the optimizer",
+        "bubble" => "the pipeline bubble",
+        "other" => "other work",
+        _ => title(part),
+    }
+}
+
+fn place(segment: &SegmentDifference) -> String {
+    match segment.blocks {
+        None => segment.segment.to_owned(),
+        Some([first, last]) if first == last => format!("block {first}"),
+        Some([first, last]) => format!("blocks {first}–{last}"),
+    }
+}
+
+/// A value of a decision in text; of lists their elements.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "–".into(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(" + "),
+        _ => value.to_string(),
+    }
+}
+
+impl Report for CompareReport<'_> {
+    fn render(&self, detail: Detail) -> String {
+        let mut page = TextPage::default();
+        page.heading(format!("{}: {} plans", self.plans[0].decisions.model.name, self.plans.len()));
+        page.paragraph(&self.verdict());
+        self.plans(&mut page);
+        self.decisions(&mut page, detail);
+        let (times, heading) = self.comparable_times();
+        self.parts(&mut page, heading, &times, Unit::Seconds);
+        let heading = "Memory of a device, of the stage that needs the most";
+        self.parts(&mut page, heading, &self.memory_bytes, Unit::Bytes);
+        let heading = "Sent by a device in a step, of the stage that sends the most";
+        self.parts(&mut page, heading, &self.sent_bytes, Unit::Bytes);
+        page.finish()
+    }
+}

@@ -1,0 +1,133 @@
+//! `narrows compare`: differences between plans.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::{failure, json as answer, narrows, stdout};
+
+const REQUEST: &str = "--model cola-60m --devices 2 --sequence-length 512 --global-batch 4";
+
+/// Writes the plan of a request to a file.
+fn plan(folder: &Path, name: &str, flags: &str) -> PathBuf {
+    let path = folder.join(name);
+    stdout(&format!("plan {flags} --output {}", path.display()));
+    path
+}
+
+#[test]
+fn a_plan_equals_itself() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = plan(folder.path(), "a.json", REQUEST);
+    let path = path.display();
+    let compared = answer(&format!("compare {path} {path}"));
+    assert_eq!(compared["decisions"], json!([]));
+    assert_eq!(compared["segments"], json!([]));
+    let text = stdout(&format!("compare {path} {path}"));
+    assert!(text.contains("A and B are equally fast"), "{text}");
+    assert!(text.contains("None: the plans are the same"), "{text}");
+}
+
+#[test]
+fn differences_are_those_of_the_predictions() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let a = plan(folder.path(), "a.json", &format!("{REQUEST} --tensor 2 --strategy vanilla-tp"));
+    let b = plan(folder.path(), "b.json", &format!("{REQUEST} --tensor 1"));
+    let (a, b) = (a.display(), b.display());
+    let compared = answer(&format!("compare {a} {b}"));
+    let schema: Value = serde_json::from_str(&stdout("schema compare")).expect("JSON");
+    jsonschema::meta::validate(&schema).expect("a JSON Schema");
+    jsonschema::validate(&schema, &compared).expect("an answer that follows its schema");
+    for (index, path) in [a.to_string(), b.to_string()].into_iter().enumerate() {
+        let cost = answer(&format!("cost {path}"));
+        assert_eq!(compared["plans"][index]["prediction"], cost["prediction"]);
+        assert_eq!(compared["plans"][index]["decisions"], cost["decisions"]);
+        let sum = |parts: &str| -> f64 {
+            let parts = compared[parts].as_array().expect("parts").iter();
+            parts.map(|part| part["values"][index].as_f64().expect("a number")).sum()
+        };
+        let step = cost["prediction"]["step_time_s"].as_f64().expect("a time");
+        assert!((sum("step_time_s") - step).abs() < 1e-9 * step);
+        let stages = cost["prediction"]["peak_memory_bytes"].as_array().expect("stages");
+        let memory = stages.iter().filter_map(Value::as_f64).fold(0.0, f64::max);
+        assert_eq!(sum("memory_bytes"), memory);
+    }
+    assert_eq!(compared["fastest"], "B");
+    let tensor = json!({"decision": "mesh.tensor", "values": [2, 1]});
+    assert!(compared["decisions"].as_array().expect("a list").contains(&tensor));
+    let spread = |part: &Value| {
+        let value = |index: usize| part["values"][index].as_f64().expect("a number");
+        (value(0) - value(1)).abs()
+    };
+    for parts in ["step_time_s", "memory_bytes", "sent_bytes"] {
+        let spreads: Vec<f64> =
+            compared[parts].as_array().expect("parts").iter().map(spread).collect();
+        assert!(spreads.is_sorted_by(|a, b| a >= b), "{parts}: {spreads:?}");
+    }
+    for detail in ["", "--verbose"] {
+        let text = stdout(&format!("compare {a} {b} {detail}"));
+        let verdict = text.lines().nth(1).expect("a verdict");
+        assert!(verdict.contains("B is ") && verdict.contains("faster than A"), "{text}");
+        for line in text.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+        assert_eq!(text.contains("replicate: "), detail == "--verbose", "{text}");
+    }
+}
+
+#[test]
+fn the_search_is_compared_with_a_plan() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let a = plan(folder.path(), "a.json", &format!("{REQUEST} --tensor 2 --strategy vanilla-tp"));
+    let compared = answer(&format!("compare {} --with-search", a.display()));
+    let best = answer(&format!("plan {REQUEST}"));
+    assert_eq!(compared["plans"][1]["name"], "search");
+    assert_eq!(compared["plans"][1]["decisions"], best["decisions"]);
+    assert_eq!(compared["plans"][1]["search"]["status"], best["search"]["status"]);
+    // Flags restrict the search, and the workload applies to all plans.
+    let flags = "--with-search --strategy btp --tensor 2 --global-batch 8";
+    let plan = fs::read_to_string(&a).expect("a plan");
+    let output = narrows(&format!("compare - {flags} --format json")).write_stdin(plan).assert();
+    let compared: Value =
+        serde_json::from_slice(&output.success().get_output().stdout).expect("JSON");
+    for plan in compared["plans"].as_array().expect("plans") {
+        assert_eq!(plan["decisions"]["workload"]["global_batch"], 8);
+        assert_eq!(plan["decisions"]["mesh"]["tensor"], 2);
+    }
+}
+
+/// Plans whose steps have different numbers of tokens are compared by throughput.
+#[test]
+fn steps_of_different_sizes_are_compared_by_throughput() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let a = plan(folder.path(), "a.json", REQUEST);
+    let b =
+        plan(folder.path(), "b.json", &REQUEST.replace("--global-batch 4", "--global-batch 64"));
+    let text = stdout(&format!("compare {} {}", a.display(), b.display()));
+    assert!(text.contains("B is ") && text.contains(" tokens/s instead of "), "{text}");
+    assert!(text.contains("Time of a million tokens"), "{text}");
+}
+
+#[test]
+fn bad_comparisons_are_located() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let a = plan(folder.path(), "a.json", REQUEST);
+    let b = plan(folder.path(), "b.json", "--model cola-tiny");
+    let (a, b) = (a.display(), b.display());
+    for (arguments, part) in [
+        (format!("{a}"), "--with-search"),
+        (format!("{a} {b}"), "is a plan of `cola-tiny`, and"),
+        (format!("{a} {a} --strategy btp"), "--strategy: describes a search"),
+        (format!("{a} {a} --devices 4"), "--devices: describes a search"),
+        (format!("{a} {a} {a} {a} {a} {a}"), "6 plans are too many"),
+        ("- -".into(), "one standard input"),
+        (format!("{a} no/such.json"), "no/such.json: cannot be read"),
+        (String::new(), "<PLAN>"),
+    ] {
+        let message = failure(&format!("compare {arguments}"), 2);
+        assert!(message.contains(part), "{arguments}: {message}");
+    }
+    let message = failure(&format!("compare {a} --with-search --memory-limit 1MiB"), 1);
+    assert!(message.contains("no plan exists"), "{message}");
+}
