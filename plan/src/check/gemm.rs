@@ -31,14 +31,7 @@ fn forward(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Vec<Opera
     operands.check_arity(2..=2, 1)?;
     ensure(!gemm.accumulate, || "accumulates in the forward pass".into())?;
     let (x, w) = (operands.reads[0], operands.reads[1]);
-    check_sizes(
-        operands,
-        [
-            (gemm.m, gemm.k * gemm.batch),
-            (gemm.k, gemm.n * gemm.batch),
-            (gemm.m, gemm.n * gemm.batch),
-        ],
-    )?;
+    check_sizes(operands, gemm)?;
     let pending = contraction_is_sharded(x.columns, w.rows.times(gemm.batch))?;
     let pending = result_pending(operands, pending, &[x.rows, w.columns])?;
     check_no_pending_norm(operands, 1)?;
@@ -55,14 +48,7 @@ fn forward(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Vec<Opera
 fn input_gradient(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
     operands.check_arity(2..=3, 1)?;
     let (dy, w) = (operands.reads[0], operands.reads[1]);
-    check_sizes(
-        operands,
-        [
-            (gemm.m, gemm.k * gemm.batch),
-            (gemm.n, gemm.k * gemm.batch),
-            (gemm.m, gemm.n * gemm.batch),
-        ],
-    )?;
+    check_sizes(operands, gemm)?;
     let pending = contraction_is_sharded(dy.columns, w.columns)?;
     let pending = result_pending(operands, pending, &[dy.rows, w.rows])?;
     check_no_pending_norm(operands, 0)?;
@@ -79,14 +65,7 @@ fn input_gradient(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Ve
 fn weight_gradient(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
     operands.check_arity(2..=3, 1)?;
     let (x, dy) = (operands.reads[0], operands.reads[1]);
-    check_sizes(
-        operands,
-        [
-            (gemm.k, gemm.m * gemm.batch),
-            (gemm.k, gemm.n * gemm.batch),
-            (gemm.m, gemm.n * gemm.batch),
-        ],
-    )?;
+    check_sizes(operands, gemm)?;
     let pending = contraction_is_sharded(x.rows, dy.rows)?;
     let pending = result_pending(operands, pending, &[x.columns, dy.columns])?;
     ensure(gemm.accumulate && operands.reads.len() == 3, || {
@@ -116,8 +95,16 @@ fn fresh(state: AbstractState) -> CheckResult<Vec<OperandWrite>> {
     Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
 }
 
-/// Checks the shapes and formats of the operands and the result.
-fn check_sizes(operands: &InstrOperands, expected: [(u64, u64); 3]) -> CheckResult {
+/// Checks the shapes and formats of the operands and the result. The weight of an input gradient is read
+/// transposed, and so is the input of a weight gradient.
+fn check_sizes(operands: &InstrOperands, gemm: &GemmOp) -> CheckResult {
+    let GemmOp { m, n, k, batch, .. } = *gemm;
+    let [first, second] = match gemm.role {
+        GemmRole::Forward => [(m, k * batch), (k, n * batch)],
+        GemmRole::InputGradient => [(m, k * batch), (n, k * batch)],
+        GemmRole::WeightGradient => [(k, m * batch), (k, n * batch)],
+    };
+    let expected = [first, second, (m, n * batch)];
     let accesses = [&operands.instr.reads[0], &operands.instr.reads[1], &operands.instr.writes[0]];
     for (access, (rows, columns)) in accesses.into_iter().zip(expected) {
         let Extent { rows: r, columns: c, .. } = access.extent;

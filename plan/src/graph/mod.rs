@@ -171,10 +171,19 @@ impl Segment {
         })
     }
 
+    /// Index of an input among the boundary tensors: 0 for the hidden state.
+    pub(crate) fn input_index(&self, value: ValueId) -> Option<usize> {
+        self.inputs.iter().position(|input| *input == value)
+    }
+
+    /// Index of an output among the boundary tensors: 0 for the hidden state.
+    pub(crate) fn output_index(&self, value: ValueId) -> Option<usize> {
+        self.outputs.iter().position(|output| *output == value)
+    }
+
     /// Index of an input or output among the boundary tensors: 0 for the hidden state.
     pub fn boundary_index(&self, value: ValueId) -> Option<usize> {
-        let at = |list: &[ValueId]| list.iter().position(|other| *other == value);
-        at(&self.inputs).or_else(|| at(&self.outputs))
+        self.input_index(value).or_else(|| self.output_index(value))
     }
 
     /// The op and output port that compute `value`.

@@ -29,14 +29,13 @@ impl BoundaryLayout {
     /// # Panics
     /// When the value is not an input of the segment.
     pub fn input_edge(&self, segment: &Segment, value: ValueId) -> EdgeLayout {
-        let at = segment.inputs.iter().position(|input| *input == value);
-        self.edge(at.expect("a value without producer is an input of its segment"))
+        let index = segment.input_index(value);
+        self.edge(index.expect("a value without producer is an input of its segment"))
     }
 
     /// Layouts in which the next segment consumes a value; `None` for values that are not outputs.
     pub fn output_edge(&self, segment: &Segment, value: ValueId) -> Option<EdgeLayout> {
-        let index = segment.outputs.iter().position(|output| *output == value)?;
-        Some(self.edge(index))
+        Some(self.edge(segment.output_index(value)?))
     }
 }
 
