@@ -51,6 +51,7 @@ impl ProofState {
             candidates_pruned: contexts.iter().filter(excluded).count() as u64,
             segment_solves: 0,
             table_solves: BTreeMap::new(),
+            failed_solves: 0,
             wall_time: Default::default(),
             contexts,
         }

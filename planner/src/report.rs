@@ -27,6 +27,9 @@ pub struct SearchReport {
     /// Cost tables solved by [`solve_table`](crate::solve::solve_table), by the method that ended each solve. All
     /// other segments are solved by variable elimination alone.
     pub table_solves: BTreeMap<SolveMethod, TableSolves>,
+    /// Number of integer programs that the library failed to solve. Status and bound hold nevertheless; a faster
+    /// plan may have been missed.
+    pub failed_solves: u64,
     /// Wall time of the search.
     pub wall_time: Duration,
     /// Reports of all contexts, best bound first.

@@ -203,6 +203,7 @@ fn search_until(request: &Request, deadline: &Deadline) -> SearchResult {
             + segments.solve_count(),
         segment_solves: segments.solve_count(),
         table_solves: segments.table_solves(),
+        failed_solves: segments.failed_solves(),
         wall_time: begin.elapsed(),
         ..proof.report(request, time, reports)
     };
@@ -330,7 +331,7 @@ mod tests {
         assert!(empty > 0 && interrupted > 0, "{empty} without a plan, {interrupted} interrupted");
     }
 
-    /// Where blocks divide evenly, the shortest time limit yields a plan.
+    /// The shortest time limit yields a plan where blocks divide evenly.
     #[test]
     fn a_search_without_time_returns_an_even_partition() {
         for (name, devices) in [("cola-1b", 8), ("llama-7b", 16)] {

@@ -15,7 +15,19 @@ pub fn search(request: &Request, format: OutputFormat) -> SearchResult {
     let Request { model, devices, profile, .. } = request;
     warn_of_measurement(profile);
     let message = format!("planning {} on {}", model.name, plural(*devices, "device"));
-    with_spinner(&message, format == OutputFormat::Text, || search_plans(request))
+    let result = with_spinner(&message, format == OutputFormat::Text, || search_plans(request));
+    if let Some(warning) = failure_warning(result.report.failed_solves) {
+        output::warn(&warning);
+    }
+    result
+}
+
+/// Warning of a search in which the library failed to solve this many integer programs.
+fn failure_warning(failed_solves: u64) -> Option<String> {
+    let programs = plural(failed_solves, "integer program");
+    let text =
+        format!("the solver failed on {programs}: a faster plan may exist within the reported gap");
+    (failed_solves > 0).then_some(text)
 }
 
 /// Warns once about a profile whose measurement is not reliable.
@@ -23,5 +35,17 @@ pub fn warn_of_measurement(profile: &Profile) {
     static WARNED: Once = Once::new();
     if let Some(warning) = profile.warning() {
         WARNED.call_once(|| output::warn(&warning));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_integer_programs_are_reported() {
+        assert_eq!(failure_warning(0), None);
+        let warning = failure_warning(2).expect("a warning");
+        assert!(warning.starts_with("the solver failed on 2 integer programs"), "{warning}");
     }
 }

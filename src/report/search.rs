@@ -21,7 +21,14 @@ pub struct SearchSummary {
     candidates_priced: u64,
     candidates_pruned: u64,
     segment_solves: u64,
+    /// Integer programs that the library failed to solve; absent when there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    failed_solves: u64,
     wall_time_s: f64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 fn status_name<S: Serializer>(status: &SearchStatus, serializer: S) -> Result<S::Ok, S::Error> {
@@ -38,6 +45,7 @@ impl SearchSummary {
             candidates_priced: report.candidates_priced,
             candidates_pruned: report.candidates_pruned,
             segment_solves: report.segment_solves,
+            failed_solves: report.failed_solves,
             wall_time_s: report.wall_time.as_secs_f64(),
         }
     }

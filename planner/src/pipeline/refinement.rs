@@ -7,7 +7,7 @@
 //! integer program chooses once more.
 //!
 //! Refinement improves plans, not bounds: the bound remains that of the linear relaxation. When the library
-//! fails, the assignment and the reported gap stay as they are.
+//! fails, the assignment and the reported gap stay as they are, and the failure is counted.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use narrows_plan::{Bytes, Context};
 
 use super::assignment::{AssignmentMethod, StageAssignment};
 use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
-use crate::solve::{ColumnGroup, SolveLimits, choose_columns};
+use crate::solve::{ColumnCounts, ColumnGroup, SolveLimits, choose_columns};
 
 /// Smallest distance from the linear relaxation, relative to the step, at which columns are chosen again.
 const SLACK_MIN: f64 = 1e-6;
@@ -128,8 +128,8 @@ impl<'a> StageRefinement<'a> {
         groups
     }
 
-    /// Chooses columns for all blocks by an integer program. When the program fails or runs out of time, the
-    /// choice stays as it is.
+    /// Chooses columns for all blocks by an integer program. When the library fails, which is counted, or runs out
+    /// of time, the choice stays as it is.
     fn choose(&self, groups: &mut [BlockGroup]) {
         let column_groups: Vec<ColumnGroup> = groups
             .iter()
@@ -142,12 +142,14 @@ impl<'a> StageRefinement<'a> {
                     .collect(),
             })
             .collect();
-        let start: Vec<Vec<u64>> = groups.iter().map(|group| group.chosen.clone()).collect();
+        let start: ColumnCounts = groups.iter().map(|group| group.chosen.clone()).collect();
         let limits = SolveLimits { time: self.segments.deadline().remaining(), gap: 0.0 };
-        if let Ok(Some(choice)) = choose_columns(&column_groups, self.budget.0, &start, &limits) {
-            for (group, counts) in groups.iter_mut().zip(choice.counts) {
-                group.chosen = counts;
+        match choose_columns(&column_groups, self.budget.0, &start, &limits) {
+            Ok(Some(counts)) => {
+                groups.iter_mut().zip(counts).for_each(|(group, counts)| group.chosen = counts);
             }
+            Ok(None) => {}
+            Err(_) => self.segments.count_failed_solve(),
         }
     }
 

@@ -72,6 +72,7 @@ pub struct SegmentSolver<'a> {
     deadline: Deadline,
     solve_count: AtomicU64,
     table_solves: Mutex<BTreeMap<SolveMethod, TableSolves>>,
+    failed_solves: AtomicU64,
     has_unproven: AtomicBool,
 }
 
@@ -106,6 +107,7 @@ impl<'a> SegmentSolver<'a> {
             deadline,
             solve_count: AtomicU64::default(),
             table_solves: Mutex::default(),
+            failed_solves: AtomicU64::default(),
             has_unproven: AtomicBool::default(),
         }
     }
@@ -160,7 +162,17 @@ impl<'a> SegmentSolver<'a> {
         lock(&self.table_solves).clone()
     }
 
-    /// Whether some solve ended by a limit instead of a proof.
+    /// Number of integer programs that the library failed to solve.
+    pub(crate) fn failed_solves(&self) -> u64 {
+        self.failed_solves.load(Ordering::Relaxed)
+    }
+
+    /// Counts an integer program that the library failed to solve.
+    pub(crate) fn count_failed_solve(&self) {
+        self.failed_solves.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether some solve ended by a limit or a failure instead of a proof.
     pub(crate) fn has_unproven(&self) -> bool {
         self.has_unproven.load(Ordering::Relaxed)
     }
@@ -391,17 +403,20 @@ impl<'a> SegmentSolver<'a> {
     /// Solves a table that is too wide for elimination.
     fn solve_wide(&self, table: &CostTable) -> Option<MinCostAssignment> {
         let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
-        let outcome = self.solve_table(table, &limits)?;
-        if !outcome.is_proven() {
+        let outcome = self.solve_table(table, &limits);
+        if !outcome.as_ref().is_some_and(SolveOutcome::is_proven) {
             self.has_unproven.store(true, Ordering::Relaxed);
         }
-        let assignment = outcome.assignment?;
+        let assignment = outcome?.assignment?;
         Some(MinCostAssignment { cost: table.time(&assignment).0, assignment })
     }
 
-    /// Solves a table and counts the method that ended the solve; `None` when the solver failed.
+    /// Solves a table and counts the method that ended the solve, or the failure; `None` when the solver failed.
     fn solve_table(&self, table: &CostTable, limits: &SolveLimits) -> Option<SolveOutcome> {
-        let outcome = solve_table(table, limits).ok()?;
+        let Ok(outcome) = solve_table(table, limits) else {
+            self.count_failed_solve();
+            return None;
+        };
         let mut solves = lock(&self.table_solves);
         let solves = solves.entry(outcome.method).or_default();
         match outcome.is_proven() {

@@ -35,7 +35,7 @@ mod window;
 
 use fixedbitset::FixedBitSet;
 
-pub(crate) use column_ilp::{ColumnGroup, choose_columns};
+pub(crate) use column_ilp::{ColumnCounts, ColumnGroup, choose_columns};
 pub use elimination::{EliminationOrder, MinCostAssignment, choice_times};
 pub(crate) use hull::{Hull, Sweeper};
 pub use outcome::{Conflict, SolveError, SolveLimits, SolveMethod, SolveOutcome, SolveStatus};
