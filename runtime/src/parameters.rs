@@ -43,10 +43,8 @@ const DENSE_STD: f64 = 0.02;
 /// One whole, unsharded parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogicalParameter {
-    /// Which parameter of the model.
+    /// Place in the model; as text `layer 3 q.a` or `embedding`.
     pub id: ParameterId,
-    /// `id` as text for messages and checkpoints, unique within the model: `layer 3 q.a`, `embedding`.
-    pub name: String,
     /// Rows; 1 for scales and biases.
     pub rows: u64,
     /// Columns.
@@ -185,15 +183,13 @@ fn factor_std(d_in: u64, d_out: u64, rank: u64) -> f64 {
 }
 
 fn matrix(id: ParameterId, rows: u64, columns: u64, initial: Initialisation) -> LogicalParameter {
-    let name = id.to_string();
     let kind = ParameterKind::Matrix;
-    LogicalParameter { id, name, rows, columns, kind, initialisation: initial }
+    LogicalParameter { id, rows, columns, kind, initialisation: initial }
 }
 
 fn scale(id: ParameterId, width: u64) -> LogicalParameter {
     LogicalParameter {
         id,
-        name: id.to_string(),
         rows: 1,
         columns: width,
         kind: ParameterKind::Vector,
@@ -203,8 +199,11 @@ fn scale(id: ParameterId, width: u64) -> LogicalParameter {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::BTreeSet;
+
     use narrows_plan::model::presets;
+
+    use super::*;
 
     /// A·B starts with the standard deviation (d_in + d_out)^(-1/2), whatever the rank.
     #[test]
@@ -236,8 +235,8 @@ mod tests {
             let parameters = logical_parameters(&model);
             let elements: u64 = parameters.iter().map(LogicalParameter::elements).sum();
             assert_eq!(elements, model.parameters(), "{name}");
-            let names: std::collections::BTreeSet<_> = parameters.iter().map(|p| &p.name).collect();
-            assert_eq!(names.len(), parameters.len(), "{name}");
+            let ids: BTreeSet<ParameterId> = parameters.iter().map(|p| p.id).collect();
+            assert_eq!(ids.len(), parameters.len(), "{name}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Comparison of the miniature of a plan with unsharded training.
 
+use narrows_plan::model::ParameterId;
 use narrows_reference::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature};
 use serde::Serialize;
 
@@ -41,10 +42,10 @@ impl NumericReport {
     /// The comparison of a miniature with the reference.
     pub fn new(miniature: &Miniature, comparison: &Comparison) -> NumericReport {
         let furthest = comparison.gradient_errors.iter().take(REPORTED);
-        let difference = |(name, relative_difference): &(String, f64)| GradientDifference {
-            name: name.clone(),
+        let difference = |(id, relative_difference): &(ParameterId, f64)| GradientDifference {
+            name: id.to_string(),
             relative_difference: *relative_difference,
-            tolerance: comparison.tolerance(name),
+            tolerance: comparison.tolerance(*id),
         };
         NumericReport {
             equal: comparison.agrees(),

@@ -34,8 +34,8 @@ fn miniatures_of_preset_plans_agree_with_the_reference() {
                 let comparison = miniature.compare(&small_models::open, 1).unwrap();
                 assert!(comparison.agrees(), "{case}: {:?}", comparison.gradient_errors.first());
                 plans += 1;
-                for (name, error) in &comparison.gradient_errors {
-                    worst = worst.max(error / comparison.tolerance(name));
+                for (id, error) in &comparison.gradient_errors {
+                    worst = worst.max(error / comparison.tolerance(*id));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Small models, plans and sessions for them, and distances between tensors.
+//! Small models, plans and sessions for them, and errors of tensors.
 
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{self, Model};
@@ -6,7 +6,7 @@ use narrows_plan::strategy::Baseline;
 use narrows_plan::{CheckedProgram, Mesh, Plan, Zero, lower};
 use narrows_planner::{Request, search};
 use narrows_reference::{Batch, Float, Parameters};
-use narrows_runtime::session::{NamedTensors, Session};
+use narrows_runtime::session::{ModelTensors, Session};
 
 /// Sequences of a step.
 pub const SEQUENCES: u64 = 8;
@@ -127,28 +127,13 @@ impl Tokens {
     }
 }
 
-/// The largest relative distance ‖a−b‖/‖b‖ over all tensors, and the name of that tensor.
-///
-/// # Panics
-/// When a tensor is missing.
+/// The largest relative error of any tensor, and its parameter: see [`narrows_test_support::max_relative_error`].
 pub fn max_relative_error<T: Float>(
-    actual: &NamedTensors,
+    actual: &ModelTensors,
     expected: &Parameters<T>,
 ) -> (f64, String) {
-    let mut worst = (0.0, String::new());
-    for (id, expected) in expected.iter() {
-        let name = id.to_string();
-        let actual = actual.get(&name).unwrap_or_else(|| panic!("no {name}"));
-        let expected: Vec<f64> =
-            expected.elements().iter().map(|x| x.to_f64().unwrap_or(f64::NAN)).collect();
-        assert_eq!(actual.len(), expected.len(), "{name}");
-        let pairs = actual.iter().zip(&expected);
-        let distance = pairs.map(|(a, b)| (f64::from(*a) - b).powi(2)).sum::<f64>();
-        let norm = expected.iter().map(|b| b * b).sum::<f64>();
-        let error = (distance / norm.max(1e-30)).sqrt();
-        if error > worst.0 || error.is_nan() {
-            worst = (error, name);
-        }
-    }
-    worst
+    let widen = |x: &T| x.to_f64().unwrap_or(f64::NAN);
+    let expected =
+        expected.iter().map(|(id, tensor)| (id, tensor.elements().iter().map(widen).collect()));
+    narrows_test_support::max_relative_error(actual, expected)
 }

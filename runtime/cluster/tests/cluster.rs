@@ -11,7 +11,7 @@ use narrows_cluster::{
 };
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
-use narrows_runtime::session::{NamedTensors, Session, StepInput, StepResult, TensorKind};
+use narrows_runtime::session::{ModelTensors, Session, StepInput, StepResult, TensorKind};
 use narrows_runtime::{Optimizer, RunError};
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 
@@ -70,7 +70,7 @@ fn train(
     session: &mut Session,
     model: &Model,
     plan: &Plan,
-) -> (Vec<StepResult>, Vec<NamedTensors>) {
+) -> (Vec<StepResult>, Vec<ModelTensors>) {
     session.initialise(model, 3).unwrap();
     let optimizer = Optimizer { clip_norm: 0.1, ..Optimizer::new(1e-2, 1, 10) };
     let steps = (0..3).map(|step| {
@@ -129,7 +129,7 @@ fn steps_of_processes_equal_steps_of_threads_bit_for_bit() {
                 if rank == 0 {
                     assert_eq!(tensors, expected.1, "of\n{}", to_json(&plan));
                 } else {
-                    assert!(tensors.iter().all(NamedTensors::is_empty));
+                    assert!(tensors.iter().all(ModelTensors::is_empty));
                 }
             }
         }

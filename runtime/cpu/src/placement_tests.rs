@@ -12,7 +12,7 @@ use narrows_plan::program::{Buffer, BufferRole, Program, StageProgram};
 use narrows_plan::{CheckedProgram, Context, Mesh, Precision, WeightSplit, Workload, Zero, lower};
 use narrows_reference::Miniature;
 use narrows_runtime::session::{
-    Engine, LocalStepResult, MeshCoordinates, ModelProgram, NamedTensors, Session, StepInput,
+    Engine, LocalStepResult, MeshCoordinates, ModelProgram, ModelTensors, Session, StepInput,
     StepRequest, TensorKind,
 };
 use narrows_runtime::{InstructionSpan, LogicalParameter, RunError, logical_parameters};
@@ -145,7 +145,7 @@ fn shard(
         if !is_split {
             return 0..size;
         }
-        assert!(size.is_multiple_of(devices), "{} does not divide", parameter.name);
+        assert!(size.is_multiple_of(devices), "{} does not divide", parameter.id);
         size / devices * device..size / devices * (device + 1)
     };
     let rows = range(parameter.rows, split == WeightSplit::Rows);
@@ -155,23 +155,20 @@ fn shard(
 }
 
 /// Layouts of a parameter on a stage, one for each buffer that holds it.
-fn layouts(stage: &StageProgram, program: &Program, name: &str) -> Vec<WeightSplit> {
+fn layouts(stage: &StageProgram, program: &Program, parameter: ParameterId) -> Vec<WeightSplit> {
     let weights = stage.buffers.iter().filter(|buffer| buffer.role == BufferRole::Weight);
     let layout = |buffer: &Buffer| {
         let shard = buffer.shard.as_ref()?;
         shard.members.iter().find_map(|member| {
             // A tied head is the transpose of the embedding.
-            let (parameter, split) =
+            let (weight, split) =
                 match (program.tied && member.weight == WeightId::Head, shard.split) {
-                    (true, WeightSplit::Rows) => ("embedding".to_owned(), WeightSplit::Columns),
-                    (true, WeightSplit::Columns) => ("embedding".to_owned(), WeightSplit::Rows),
-                    (true, WeightSplit::Whole) => ("embedding".to_owned(), WeightSplit::Whole),
-                    (false, split) => {
-                        let id = ParameterId { block: shard.block, weight: member.weight };
-                        (id.to_string(), split)
-                    }
+                    (true, WeightSplit::Rows) => (WeightId::Embedding, WeightSplit::Columns),
+                    (true, WeightSplit::Columns) => (WeightId::Embedding, WeightSplit::Rows),
+                    (true, WeightSplit::Whole) => (WeightId::Embedding, WeightSplit::Whole),
+                    (false, split) => (member.weight, split),
                 };
-            (parameter == name).then_some(split)
+            (parameter == ParameterId { block: shard.block, weight }).then_some(split)
         })
     };
     weights.filter_map(layout).collect()
@@ -179,13 +176,13 @@ fn layouts(stage: &StageProgram, program: &Program, name: &str) -> Vec<WeightSpl
 
 /// Whole tensors whose elements are their own indices, counted through all tensors, and the first index
 /// of each.
-fn indexed_tensors(parameters: &[LogicalParameter]) -> (NamedTensors, Vec<u64>) {
+fn indexed_tensors(parameters: &[LogicalParameter]) -> (ModelTensors, Vec<u64>) {
     let mut next = 0;
     let mut first_indices = vec![];
-    let mut whole = NamedTensors::new();
+    let mut whole = ModelTensors::new();
     for parameter in parameters {
         let end = next + parameter.elements();
-        whole.insert(parameter.name.clone(), (next..end).map(|n| n as f32).collect());
+        whole.insert(parameter.id, (next..end).map(|n| n as f32).collect());
         first_indices.push(next);
         next = end;
     }
@@ -214,8 +211,8 @@ fn a_device_holds_its_shard_of_every_tensor_and_nothing_else() {
                 let stage = &program.stages[coordinates.stage as usize];
                 let mut expected = BTreeSet::new();
                 for (parameter, first) in parameters.iter().zip(&first_indices) {
-                    let layouts = layouts(stage, program, &parameter.name);
-                    assert!(layouts.len() <= 1, "{} twice: {}", parameter.name, case());
+                    let layouts = layouts(stage, program, parameter.id);
+                    assert!(layouts.len() <= 1, "{} twice: {}", parameter.id, case());
                     for split in layouts {
                         let shard = shard(parameter, split, coordinates.tensor, mesh.tensor);
                         expected.extend(shard.into_iter().map(|element| first + element));
@@ -244,9 +241,9 @@ fn a_device_holds_its_shard_of_every_tensor_and_nothing_else() {
 fn the_tensors_fill_the_resident_buffers() {
     for miniature in miniatures(43, 12) {
         let (mut session, engine) = session(&miniature);
-        let whole: NamedTensors = logical_parameters(&miniature.model)
+        let whole: ModelTensors = logical_parameters(&miniature.model)
             .into_iter()
-            .map(|parameter| (parameter.name.clone(), vec![1.0; parameter.elements() as usize]))
+            .map(|parameter| (parameter.id, vec![1.0; parameter.elements() as usize]))
             .collect();
         for tensors in TENSORS {
             fill_with_nan(&engine);

@@ -64,10 +64,10 @@ fn miniatures_of_random_plans_agree_with_the_reference() {
         );
         let ill_conditioned =
             comparison.gradient_errors.iter().filter(|(_, error)| *error > GRADIENT_TOLERANCE);
-        for (name, error) in ill_conditioned {
+        for (id, error) in ill_conditioned {
             println!(
-                "{name}: error {error:.1e}, rounding sensitivity {:.1e}",
-                comparison.rounding_sensitivity[name]
+                "{id}: error {error:.1e}, rounding sensitivity {:.1e}",
+                comparison.rounding_sensitivity[id]
             );
         }
     }

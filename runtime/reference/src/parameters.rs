@@ -72,7 +72,7 @@ impl<T: Float> Parameters<T> {
     pub(super) fn validate(&self, model: &Model) -> Result<(), ReferenceError> {
         let expected = logical_parameters(model);
         for parameter in &expected {
-            let name = || parameter.name.clone();
+            let name = || parameter.id.to_string();
             let matrix = self
                 .get(parameter.id)
                 .ok_or_else(|| ReferenceError::MissingParameter { name: name() })?;

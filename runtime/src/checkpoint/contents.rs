@@ -9,7 +9,7 @@ use super::tensors::check_sizes;
 use crate::data::{Cursor, DataError};
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
-use crate::session::{NamedTensors, Session, TensorKind};
+use crate::session::{ModelTensors, Session, TensorKind};
 use crate::train::Trainer;
 
 /// The state of a run.
@@ -27,12 +27,12 @@ pub struct Checkpoint {
     pub model_fingerprint: String,
     /// Outline of the plan, for information.
     pub origin: Option<CheckpointOrigin>,
-    /// Weights, by logical name.
-    pub weights: NamedTensors,
-    /// AdamW's first moments, by the logical name of their parameter.
-    pub first_moments: NamedTensors,
-    /// AdamW's second moments, by the logical name of their parameter.
-    pub second_moments: NamedTensors,
+    /// Weights.
+    pub weights: ModelTensors,
+    /// AdamW's first moments.
+    pub first_moments: ModelTensors,
+    /// AdamW's second moments.
+    pub second_moments: ModelTensors,
 }
 
 /// Outline of the plan of the run that wrote a checkpoint, for information only.
@@ -139,7 +139,7 @@ impl Checkpoint {
         ];
         for (_, whole) in tensors {
             let sizes = session.model_program().parameter_elements().iter();
-            check_sizes(whole, sizes.map(|(id, size)| (id.to_string(), *size as u64)))?;
+            check_sizes(whole, sizes.map(|(id, size)| (*id, *size as u64)))?;
         }
         for (kind, whole) in tensors {
             session.load_tensors(kind, whole)?;

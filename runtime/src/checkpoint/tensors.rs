@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
+use narrows_plan::model::ParameterId;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use safetensors::{SafeTensorError, SafeTensors};
 use sha2::{Digest as _, Sha256};
@@ -13,42 +14,39 @@ use sha2::{Digest as _, Sha256};
 use super::error::{CheckpointFault, TensorFault};
 use super::manifest::FileEntry;
 use super::names::StoredParameter;
-use crate::session::NamedTensors;
+use crate::session::ModelTensors;
 
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Tensors of one kind in a file: the suffix of their names, and the tensors.
-pub(super) type TensorGroup<'a> = (&'static str, &'a NamedTensors);
+pub(super) type TensorGroup<'a> = (&'static str, &'a ModelTensors);
 
 /// Checks that there is a tensor of the right size for every parameter, and no other tensor.
 pub(super) fn check(
     parameters: &[StoredParameter],
-    whole: &NamedTensors,
+    whole: &ModelTensors,
 ) -> Result<(), CheckpointFault> {
-    check_sizes(
-        whole,
-        parameters.iter().map(|p| (p.parameter.name.clone(), p.parameter.elements())),
-    )
+    check_sizes(whole, parameters.iter().map(|p| (p.parameter.id, p.parameter.elements())))
 }
 
 /// Checks that there are exactly these tensors, of these sizes.
 pub(super) fn check_sizes(
-    whole: &NamedTensors,
-    sizes: impl Iterator<Item = (String, u64)>,
+    whole: &ModelTensors,
+    sizes: impl Iterator<Item = (ParameterId, u64)>,
 ) -> Result<(), CheckpointFault> {
-    let sizes: BTreeMap<String, u64> = sizes.collect();
-    for (name, &expected) in &sizes {
-        let Some(tensor) = whole.get(name) else {
-            return Err(CheckpointFault::tensor(name, TensorFault::Missing));
+    let sizes: BTreeMap<ParameterId, u64> = sizes.collect();
+    for (id, &expected) in &sizes {
+        let Some(tensor) = whole.get(id) else {
+            return Err(CheckpointFault::tensor(id.to_string(), TensorFault::Missing));
         };
         let actual = tensor.len() as u64;
         if actual != expected {
             let fault = TensorFault::ElementCountMismatch { expected, actual };
-            return Err(CheckpointFault::tensor(name, fault));
+            return Err(CheckpointFault::tensor(id.to_string(), fault));
         }
     }
-    match whole.keys().find(|name| !sizes.contains_key(*name)) {
-        Some(name) => Err(CheckpointFault::tensor(name, TensorFault::Unknown)),
+    match whole.keys().find(|id| !sizes.contains_key(*id)) {
+        Some(id) => Err(CheckpointFault::tensor(id.to_string(), TensorFault::Unknown)),
         None => Ok(()),
     }
 }
@@ -82,7 +80,7 @@ pub(super) fn write(
     for (_, whole) in groups {
         for stored in parameters {
             let parameter = &stored.parameter;
-            let elements = whole.get(&parameter.name).map_or(&[][..], Vec::as_slice);
+            let elements = whole.get(&parameter.id).map_or(&[][..], Vec::as_slice);
             let elements = if stored.transposed {
                 Cow::Owned(transpose(elements, parameter.rows as usize, parameter.columns as usize))
             } else {
@@ -103,7 +101,7 @@ pub(super) fn read<const N: usize>(
     bytes: &[u8],
     parameters: &[StoredParameter],
     suffixes: [&'static str; N],
-) -> Result<[NamedTensors; N], CheckpointFault> {
+) -> Result<[ModelTensors; N], CheckpointFault> {
     let file = SafeTensors::deserialize(bytes).map_err(header_fault)?;
     let names_with =
         |suffix: &'static str| parameters.iter().map(move |p| format!("{}{suffix}", p.name));
@@ -113,13 +111,13 @@ pub(super) fn read<const N: usize>(
     if let Some(other) = names.into_iter().find(|name| !known.contains(*name)) {
         return Err(CheckpointFault::tensor(other, TensorFault::Unknown));
     }
-    let mut groups = [const { NamedTensors::new() }; N];
+    let mut groups = [const { ModelTensors::new() }; N];
     for (group, suffix) in groups.iter_mut().zip(suffixes) {
         for stored in parameters {
             let name = format!("{}{suffix}", stored.name);
             let tensor = read_tensor(&file, &name, stored)
                 .map_err(|fault| CheckpointFault::Tensor { tensor: name, fault })?;
-            group.insert(stored.parameter.name.clone(), tensor);
+            group.insert(stored.parameter.id, tensor);
         }
     }
     Ok(groups)

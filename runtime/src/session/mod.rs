@@ -41,7 +41,7 @@ pub use coordinates::{MeshCoordinates, group_sizes, peers};
 pub use engine::{Engine, OptimizerUpdate, StepRequest};
 pub use model_program::ModelProgram;
 pub use step_result::{DeviceStep, LocalStepResult, StepResult};
-pub use tensors::{NamedTensors, TensorKind};
+pub use tensors::{ModelTensors, TensorKind};
 pub use token_rows::TokenRows;
 
 use tensors::{gather_tensors, initial_values, local_tensors, set_tensors};
@@ -220,16 +220,16 @@ impl Session {
         set_tensors(self.program.program(), &mut *self.engine, TensorKind::Weights, fill_of)
     }
 
-    /// Sets tensors from whole ones, by logical name; tensors that are not in `whole` stay unchanged.
+    /// Sets tensors from whole ones; tensors that are not in `whole` stay unchanged.
     ///
     /// # Errors
     /// When a device is lost.
     ///
     /// # Panics
     /// When a tensor has fewer elements than its parameter.
-    pub fn load_tensors(&mut self, kind: TensorKind, whole: &NamedTensors) -> Result<(), RunError> {
+    pub fn load_tensors(&mut self, kind: TensorKind, whole: &ModelTensors) -> Result<(), RunError> {
         let fill_of = |id: ParameterId| {
-            whole.get(&id.to_string()).map(|whole| {
+            whole.get(&id).map(|whole| {
                 |first: u64, target: &mut [f32]| {
                     target.copy_from_slice(&whole[first as usize..][..target.len()]);
                 }
@@ -238,13 +238,13 @@ impl Session {
         set_tensors(self.program.program(), &mut *self.engine, kind, fill_of)
     }
 
-    /// Whole tensors by logical name, with the shards that the devices of this process hold; other
+    /// Whole tensors with the shards that the devices of this process hold; other
     /// elements are zero. Gradients are those of the last
     /// [`compute_gradients`](Session::compute_gradients).
     ///
     /// # Errors
     /// When a device is lost.
-    pub fn local_tensors(&self, kind: TensorKind) -> Result<NamedTensors, RunError> {
+    pub fn local_tensors(&self, kind: TensorKind) -> Result<ModelTensors, RunError> {
         local_tensors(&self.program, &*self.engine, kind)
     }
 
@@ -253,7 +253,7 @@ impl Session {
     ///
     /// # Errors
     /// When a device is lost, or a process is gone or late.
-    pub fn gather_tensors(&self, kind: TensorKind) -> Result<NamedTensors, RunError> {
+    pub fn gather_tensors(&self, kind: TensorKind) -> Result<ModelTensors, RunError> {
         match self.process_group() {
             None => self.local_tensors(kind),
             Some(group) => gather_tensors(&self.program, &*self.engine, &**group, kind),

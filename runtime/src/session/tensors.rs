@@ -24,8 +24,8 @@ use crate::report::DeviceId;
 /// Elements that one task of a thread pool sets.
 const CHUNK_ELEMENTS: usize = 1 << 14;
 
-/// Whole tensors by the logical name of their parameter, row-major.
-pub type NamedTensors = BTreeMap<String, Vec<f32>>;
+/// Whole tensors of the parameters of a model, row-major.
+pub type ModelTensors = BTreeMap<ParameterId, Vec<f32>>;
 
 /// The function that fills a run of a parameter's elements with initial values, given the index of the
 /// first element.
@@ -88,20 +88,20 @@ where
     Ok(())
 }
 
-/// Whole tensors by logical name, with the shards of an engine's devices; other elements are zero.
+/// Whole tensors with the shards of an engine's devices; other elements are zero.
 pub(super) fn local_tensors(
     program: &ModelProgram,
     engine: &dyn Engine,
     kind: TensorKind,
-) -> Result<NamedTensors, RunError> {
-    let mut whole = BTreeMap::new();
+) -> Result<ModelTensors, RunError> {
+    let mut whole = ModelTensors::new();
     for device in engine.devices() {
         for buffer in kind.master_buffers(stage_of(program, device)) {
             let elements = engine.read_buffer(device, buffer)?;
             copy_to_whole(&mut whole, program, device, buffer, &elements);
         }
     }
-    Ok(named(whole))
+    Ok(whole)
 }
 
 /// Whole tensors of all processes, gathered at rank 0; other ranks return none.
@@ -110,7 +110,7 @@ pub(super) fn gather_tensors(
     engine: &dyn Engine,
     group: &dyn ProcessGroup,
     kind: TensorKind,
-) -> Result<NamedTensors, RunError> {
+) -> Result<ModelTensors, RunError> {
     let buffers_of = |device| kind.master_buffers(stage_of(program, device));
     let mut local: Vec<Cow<'_, [f32]>> = vec![];
     for device in engine.devices() {
@@ -119,7 +119,7 @@ pub(super) fn gather_tensors(
         }
     }
     let local: Vec<&[f32]> = local.iter().map(|elements| &**elements).collect();
-    let mut whole = BTreeMap::new();
+    let mut whole = ModelTensors::new();
     let count = |device| buffers_of(device).map(element_count).sum();
     group.gather(&local, &count, &mut |device, elements| {
         let mut remaining = elements;
@@ -129,7 +129,7 @@ pub(super) fn gather_tensors(
             copy_to_whole(&mut whole, program, device, buffer, elements);
         }
     })?;
-    Ok(named(whole))
+    Ok(whole)
 }
 
 fn stage_of(program: &ModelProgram, device: u64) -> &StageProgram {
@@ -137,14 +137,9 @@ fn stage_of(program: &ModelProgram, device: u64) -> &StageProgram {
     &program.stages[DeviceId(device).stage(&program.context.mesh)]
 }
 
-/// Whole tensors by logical name.
-fn named(whole: BTreeMap<ParameterId, Vec<f32>>) -> NamedTensors {
-    whole.into_iter().map(|(id, tensor)| (id.to_string(), tensor)).collect()
-}
-
 /// Copies the elements of a device's buffer to their places in whole tensors.
 fn copy_to_whole(
-    whole: &mut BTreeMap<ParameterId, Vec<f32>>,
+    whole: &mut ModelTensors,
     model_program: &ModelProgram,
     device: u64,
     buffer: &Buffer,

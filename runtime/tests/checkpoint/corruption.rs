@@ -141,7 +141,7 @@ fn missing_and_exchanged_files_are_reported() {
     // A file of another step of the same run has the same size.
     let other = CheckpointFixture::new();
     let mut later = other.checkpoint.clone();
-    later.weights.get_mut("head").unwrap()[0] += 1.0;
+    later.weights.get_mut(&HEAD).unwrap()[0] += 1.0;
     later.step += 1;
     let later = save(other.folder.path(), &later, &small_model(false), keep(2)).unwrap();
     fs::copy(later.join(FILES[1]), other.path.join(FILES[1])).unwrap();

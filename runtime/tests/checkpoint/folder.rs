@@ -42,17 +42,17 @@ fn files_have_the_names_and_layouts_of_hugging_face() {
     };
     // Dense matrices and the head are (in, out) in memory and (out, in) in the file.
     let (row, column) = (3, 17);
-    let o = &checkpoint.weights["layer 1 o"];
+    let o = &checkpoint.weights[&DENSE_O];
     assert_eq!(
         element("model.layers.1.self_attn.o_proj.weight", column * 32 + row),
         o[row * 32 + column]
     );
-    let head = &checkpoint.weights["head"];
+    let head = &checkpoint.weights[&HEAD];
     assert_eq!(element("lm_head.weight", column * 32 + row), head[row * 64 + column]);
     // Factors and the embedding have the same layout in both.
-    let a = &checkpoint.weights["layer 2 k.a"];
+    let a = &checkpoint.weights[&FACTOR_K];
     assert_eq!(element("model.layers.2.self_attn.k_proj.cola_a", row * 16 + 5), a[row * 16 + 5]);
-    let embedding = &checkpoint.weights["embedding"];
+    let embedding = &checkpoint.weights[&EMBEDDING];
     assert_eq!(
         element("model.embed_tokens.weight", column * 32 + row),
         embedding[column * 32 + row]
@@ -185,11 +185,11 @@ fn incomplete_contents_are_not_saved() {
         error.fault
     };
     let mut other = whole.clone();
-    other.first_moments.remove("layer 1 o");
+    other.first_moments.remove(&DENSE_O);
     let missing = |fault: &TensorFault| *fault == TensorFault::Missing;
     assert!(matches!(rejection(&other), CheckpointFault::Tensor { fault, .. } if missing(&fault)));
     let mut other = whole.clone();
-    other.weights.get_mut("head").unwrap().pop();
+    other.weights.get_mut(&HEAD).unwrap().pop();
     let short = TensorFault::ElementCountMismatch { expected: 2048, actual: 2047 };
     assert!(matches!(rejection(&other), CheckpointFault::Tensor { fault, .. } if fault == short));
     let other = Checkpoint { model_fingerprint: "of another".into(), ..whole };

@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use narrows_plan::model::ParameterId;
 use narrows_plan::{Mesh, Zero};
 use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{Checkpoint, ResumeError, load, save};
 use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
-use narrows_runtime::session::{NamedTensors, TensorKind};
+use narrows_runtime::session::{ModelTensors, TensorKind};
 
 use crate::support::*;
 
@@ -22,12 +23,12 @@ fn meshes(tied: bool) -> [(Mesh, Zero); 5] {
     ]
 }
 
-fn bits(whole: &NamedTensors) -> Vec<(&str, Vec<u32>)> {
+fn bits(whole: &ModelTensors) -> Vec<(ParameterId, Vec<u32>)> {
     let bits = |elements: &Vec<f32>| elements.iter().map(|element| element.to_bits()).collect();
-    whole.iter().map(|(name, elements)| (&**name, bits(elements))).collect()
+    whole.iter().map(|(id, elements)| (*id, bits(elements))).collect()
 }
 
-fn all_tensors(checkpoint: &Checkpoint) -> Vec<(&str, Vec<u32>)> {
+fn all_tensors(checkpoint: &Checkpoint) -> Vec<(ParameterId, Vec<u32>)> {
     let Checkpoint { weights, first_moments, second_moments, .. } = checkpoint;
     [weights, first_moments, second_moments].map(bits).concat()
 }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use narrows_plan::model::{self, Model};
+use narrows_plan::model::{self, LinearKind, Model, ParameterId, WeightId};
 use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
 use narrows_runtime::Optimizer;
 use narrows_runtime::checkpoint::Checkpoint;
@@ -12,6 +12,15 @@ use narrows_runtime::session::{Session, StepInput};
 use narrows_test_support::plans::{TestRng, draw_plan};
 
 pub const SEED: u64 = 5;
+
+pub const EMBEDDING: ParameterId = ParameterId { block: None, weight: WeightId::Embedding };
+pub const HEAD: ParameterId = ParameterId { block: None, weight: WeightId::Head };
+/// The dense matrix of o in block 1.
+pub const DENSE_O: ParameterId =
+    ParameterId { block: Some(1), weight: WeightId::Dense(LinearKind::O) };
+/// The first factor of k in block 2.
+pub const FACTOR_K: ParameterId =
+    ParameterId { block: Some(2), weight: WeightId::FactorA(LinearKind::K) };
 
 /// A model with every kind of parameter: factors, dense matrices, crossings with all kinds of gates.
 pub fn small_model(tied: bool) -> Model {

@@ -15,10 +15,13 @@ use std::fmt;
 use narrows_plan::model::{Model, ParameterId};
 use narrows_plan::{CheckedProgram, DType, Plan, Precision, lower};
 use narrows_reference::{Batch, Matrix, Parameters, Reference};
-use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
+use narrows_runtime::session::{ModelTensors, Session, StepInput, TensorKind};
 use narrows_runtime::{CounterRng, Optimizer, RunError, random_stream_name};
 
 use crate::plans::{TestRng, draw_plan, to_json};
+use crate::relative_errors::{
+    keep_larger, relative_distance, relative_distance_beyond, relative_error,
+};
 use crate::small_models::{small_context, small_models};
 
 /// Largest differences from the reference.
@@ -160,13 +163,6 @@ impl Deviation {
     }
 }
 
-/// Keeps the larger error; NaN is larger than any number.
-fn keep_larger(worst: &mut (f64, String), other: (f64, String)) {
-    if other.0 > worst.0 || other.0.is_nan() {
-        *worst = other;
-    }
-}
-
 impl ConformanceCase {
     /// Compares a session of this case's program with the reference. In a run of many processes all must call
     /// this method; losses are compared in every process, tensors in process 0.
@@ -188,7 +184,7 @@ impl ConformanceCase {
         let weights = self.weights();
         session.load_tensors(TensorKind::Weights, &weights)?;
         let parameters = Parameters::<f64>::from_fn(model, |parameter| {
-            let (elements, columns) = (&weights[&parameter.name], parameter.columns as usize);
+            let (elements, columns) = (&weights[&parameter.id], parameter.columns as usize);
             move |row, column| f64::from(elements[row * columns + column])
         });
         let mut reference = Reference::new(model, parameters).expect("parameters of the model");
@@ -203,12 +199,9 @@ impl ConformanceCase {
         let is_rank_0 = session.devices().start == 0;
         deviation.loss = relative_error(actual_loss, loss);
         for (id, expected) in gradients.iter().filter(|_| is_rank_0) {
-            let name = id.to_string();
-            let actual = actual[&name].iter().copied().map(f64::from);
-            keep_larger(
-                &mut deviation.gradient,
-                (relative_distance(actual, expected.elements()), name),
-            );
+            let actual = actual[&id].iter().copied().map(f64::from);
+            let error = relative_distance(actual, expected.elements());
+            keep_larger(&mut deviation.gradient, (error, id.to_string()));
         }
         session.clear_gradients()?;
 
@@ -225,27 +218,26 @@ impl ConformanceCase {
         }
         let actual = session.gather_tensors(TensorKind::Weights)?;
         for (id, after) in reference.parameters().iter().filter(|_| is_rank_0) {
-            let name = id.to_string();
-            let before = weights[&name].iter().copied().map(f64::from);
+            let before = weights[&id].iter().copied().map(f64::from);
             let expected = after.elements().iter().zip(before.clone());
             let expected: Vec<f64> = expected.map(|(to, from)| to - from).collect();
-            let actual = actual[&name].iter().zip(before).map(|(to, from)| f64::from(*to) - from);
+            let actual = actual[&id].iter().zip(before).map(|(to, from)| f64::from(*to) - from);
             // A step of AdamW changes an element by about ± the learning rate.
             let allowance = sign_flips * (2.0 * LEARNING_RATE * STEPS as f64).powi(2);
             let error = relative_distance_beyond(allowance, actual, &expected);
-            keep_larger(&mut deviation.weight_change, (error, name));
+            keep_larger(&mut deviation.weight_change, (error, id.to_string()));
         }
         Ok(deviation)
     }
 
     /// Initial weights plus noise, so that none is 0 or 1, rounded to the program's format.
-    fn weights(&self) -> NamedTensors {
+    fn weights(&self) -> ModelTensors {
         let compute = self.plan.precision.compute_dtype();
         let noisy = |(id, initial): (ParameterId, &Matrix<f32>)| {
             let noise = CounterRng::new(SEED, &format!("{} off", random_stream_name(id)));
             let elements = initial.elements().iter().zip(0..);
             let elements = elements.map(|(x, n)| x + 0.02 * noise.normal(n) as f32);
-            (id.to_string(), elements.map(|x| rounded(compute, x)).collect())
+            (id, elements.map(|x| rounded(compute, x)).collect())
         };
         Parameters::<f32>::initial(&self.model, SEED).iter().map(noisy).collect()
     }
@@ -275,31 +267,4 @@ fn rounded(format: DType, x: f32) -> f32 {
         DType::Bf16 => f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000),
         _ => x,
     }
-}
-
-/// |actual − expected|/|expected|; infinite for NaN.
-pub fn relative_error(actual: f64, expected: f64) -> f64 {
-    let error = (actual - expected).abs() / expected.abs();
-    // A comparison with NaN must fail.
-    if error.is_nan() { f64::INFINITY } else { error }
-}
-
-/// ‖actual − expected‖/‖expected‖.
-fn relative_distance(actual: impl Iterator<Item = f64>, expected: &[f64]) -> f64 {
-    relative_distance_beyond(0.0, actual, expected)
-}
-
-/// √(max(‖actual − expected‖² − allowance, 0))/‖expected‖.
-fn relative_distance_beyond(
-    allowance: f64,
-    actual: impl Iterator<Item = f64>,
-    expected: &[f64],
-) -> f64 {
-    let squared_norm =
-        |elements: &mut dyn Iterator<Item = f64>| elements.map(|x| x * x).sum::<f64>();
-    let deviation =
-        squared_norm(&mut actual.zip(expected).map(|(actual, expected)| actual - expected));
-    // Not `max`, which would hide NaN.
-    let deviation = if deviation < allowance { 0.0 } else { deviation - allowance };
-    (deviation / squared_norm(&mut expected.iter().copied()).max(1e-24)).sqrt()
 }

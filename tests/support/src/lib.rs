@@ -20,9 +20,11 @@ pub mod mutations;
 pub mod plan_files;
 pub mod plans;
 mod random_elements;
+mod relative_errors;
 pub mod rows;
 pub mod small_models;
 pub mod tables;
 
 pub use enumeration::fastest_by_enumeration;
 pub use random_elements::uniform_f32;
+pub use relative_errors::{max_relative_error, relative_error};

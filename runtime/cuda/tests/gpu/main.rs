@@ -9,9 +9,8 @@ mod training;
 
 use narrows_plan::model::Model;
 use narrows_plan::{Context, Mesh, Plan, Precision, Workload, Zero};
-use narrows_runtime::session::NamedTensors;
-use narrows_test_support::conformance::relative_error;
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
+use narrows_test_support::{max_relative_error, relative_error};
 use training::{Trained, cache_folder, program, train, train_on_gpus};
 
 /// Random plans on a mesh, for models small enough for the fake GPUs.
@@ -35,19 +34,6 @@ fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Mode
     }
     assert_eq!(plans.len(), count, "plans on {mesh}");
     plans
-}
-
-/// The largest relative error of any tensor, in norm, and the name of the tensor.
-fn largest_error(actual: &NamedTensors, expected: &NamedTensors) -> (f64, String) {
-    assert_eq!(actual.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
-    let error = |(name, expected): (&String, &Vec<f32>)| {
-        let pairs = actual[name].iter().zip(expected);
-        let difference = norm(&mut pairs.map(|(a, b)| f64::from(*a) - f64::from(*b)));
-        let error = difference / norm(&mut expected.iter().map(|v| f64::from(*v))).max(1e-12);
-        (if error.is_nan() { f64::INFINITY } else { error }, name.clone())
-    };
-    expected.iter().map(error).max_by(|a, b| a.0.total_cmp(&b.0)).unwrap()
 }
 
 /// For each seed: f32 training on GPUs matches the CPU, and captured graphs give the bits of single launches.
@@ -79,7 +65,11 @@ fn match_the_cpu(
                 assert_eq!(graphs.reports, expected.reports, "reports of\n{description}");
             }
             for (actual, expected) in graphs[0].tensors.iter().zip(&expected.tensors) {
-                let (error, name) = largest_error(actual, expected);
+                assert_eq!(actual.len(), expected.len(), "tensors of\n{description}");
+                let expected = expected.iter();
+                let expected = expected
+                    .map(|(id, tensor)| (*id, tensor.iter().copied().map(f64::from).collect()));
+                let (error, name) = max_relative_error(actual, expected);
                 assert!(error < 2e-4, "{name} differs by {error:.1e}, of\n{description}");
             }
         }

@@ -10,7 +10,7 @@ use narrows_cuda::GpuOptions;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, lower};
 use narrows_runtime::process_group::ProcessGroup;
-use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
+use narrows_runtime::session::{ModelTensors, Session, StepInput, TensorKind};
 use narrows_runtime::{Optimizer, RunError, StepReport};
 
 use super::device_choice;
@@ -24,7 +24,7 @@ pub struct Trained {
     pub losses: Vec<f64>,
     pub reports: Vec<StepReport>,
     /// Weights and both moments, on the first device.
-    pub tensors: Vec<NamedTensors>,
+    pub tensors: Vec<ModelTensors>,
 }
 
 pub fn program(plan: &Plan, model: &Model) -> CheckedProgram {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use narrows_plan::model::{Model, ParameterId};
 use narrows_plan::{CheckErrors, CheckedProgram, Defects, lower};
-use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
+use narrows_runtime::session::{ModelTensors, Session, StepInput, TensorKind};
 use narrows_runtime::{
     CounterRng, Initialisation, LogicalParameter, RunError, logical_parameters, random_stream_name,
 };
@@ -42,11 +42,11 @@ pub struct Comparison {
     /// Loss of the reference.
     pub reference_loss: f64,
     /// Relative error ‖a−b‖/‖b‖ of every gradient, in descending order.
-    pub gradient_errors: Vec<(String, f64)>,
+    pub gradient_errors: Vec<(ParameterId, f64)>,
     /// If an error exceeds [`GRADIENT_TOLERANCE`]: the relative change of each gradient of the reference
     /// when weights are perturbed by roundings of f32, or when the reference runs in f32, whichever is
     /// larger. Empty otherwise.
-    pub rounding_sensitivity: BTreeMap<String, f64>,
+    pub rounding_sensitivity: BTreeMap<ParameterId, f64>,
 }
 
 /// A miniature could not be compared.
@@ -84,16 +84,15 @@ impl Comparison {
     /// its own, which f32 cannot represent, or they are sums that cancel (those of queries and keys), for
     /// which the unsharded reference in f32 has an error of the same size. The tolerance of these is a
     /// multiple of that change.
-    pub fn tolerance(&self, name: &str) -> f64 {
-        let moved =
-            self.rounding_sensitivity.get(name).map_or(0.0, |moved| SENSITIVITY_FACTOR * moved);
-        moved.clamp(GRADIENT_TOLERANCE, GRADIENT_TOLERANCE_MAX)
+    pub fn tolerance(&self, parameter: ParameterId) -> f64 {
+        let sensitivity = self.rounding_sensitivity.get(&parameter).copied().unwrap_or(0.0);
+        (SENSITIVITY_FACTOR * sensitivity).clamp(GRADIENT_TOLERANCE, GRADIENT_TOLERANCE_MAX)
     }
 
     /// Whether the loss is within [`LOSS_TOLERANCE`] and each gradient within its
     /// [`tolerance`](Self::tolerance).
     pub fn agrees(&self) -> bool {
-        let within = |(name, error): &(String, f64)| *error <= self.tolerance(name);
+        let within = |(id, error): &(ParameterId, f64)| *error <= self.tolerance(*id);
         self.loss_error() <= LOSS_TOLERANCE && self.gradient_errors.iter().all(within)
     }
 }
@@ -157,12 +156,11 @@ impl Miniature {
         let (reference_loss, expected) =
             Reference::new(other, exact)?.loss_and_gradients(&[batch])?;
         let total_norm = expected.norm();
-        let mut gradient_errors: Vec<(String, f64)> = expected
+        let mut gradient_errors: Vec<(ParameterId, f64)> = expected
             .iter()
             .map(|(id, expected)| {
-                let name = id.to_string();
-                let actual = actual.get(&name).map_or(&[][..], Vec::as_slice);
-                (name, relative_error(actual, expected.elements(), total_norm))
+                let actual = actual.get(&id).map_or(&[][..], Vec::as_slice);
+                (id, relative_error(actual, expected.elements(), total_norm))
             })
             .collect();
         // In this order, NaN is the largest error.
@@ -170,7 +168,7 @@ impl Miniature {
         let mut rounding_sensitivity = BTreeMap::new();
         if gradient_errors.first().is_some_and(|(_, error)| *error > GRADIENT_TOLERANCE) {
             let mut add = |id: ParameterId, change: f64| {
-                let largest = rounding_sensitivity.entry(id.to_string()).or_insert(0.0_f64);
+                let largest = rounding_sensitivity.entry(id).or_insert(0.0_f64);
                 *largest = largest.max(change);
             };
             for seed in 0..2 {
@@ -197,12 +195,12 @@ impl Miniature {
 /// Weights in f64, each perturbed by about 2⁻²⁴ of itself if there is a perturbation.
 fn weights_in_f64(
     model: &Model,
-    weights: &NamedTensors,
+    weights: &ModelTensors,
     perturbation: Option<CounterRng>,
 ) -> Parameters<f64> {
     let mut count = 0;
     Parameters::from_fn(model, |parameter| {
-        let (elements, columns) = (&weights[&parameter.name], parameter.columns as usize);
+        let (elements, columns) = (&weights[&parameter.id], parameter.columns as usize);
         let first = count;
         count += parameter.elements();
         move |row, column| {
@@ -215,7 +213,7 @@ fn weights_in_f64(
 
 /// Random weights in f32. A training run starts with scales of 1, biases of 0 and gates that are the
 /// identity, so a program without one of these would compute the same values. Here they have noise.
-fn random_weights(model: &Model, seed: u64) -> NamedTensors {
+fn random_weights(model: &Model, seed: u64) -> ModelTensors {
     let elements = |parameter: &LogicalParameter| -> Vec<f32> {
         let initial = parameter.initial_value(seed);
         let noise = CounterRng::new(seed, &format!("{} off", random_stream_name(parameter.id)));
@@ -230,13 +228,12 @@ fn random_weights(model: &Model, seed: u64) -> NamedTensors {
         };
         (0..parameter.elements()).map(|n| element(n) as f32).collect()
     };
-    let named = |parameter: LogicalParameter| (parameter.name.clone(), elements(&parameter));
-    logical_parameters(model).into_iter().map(named).collect()
+    logical_parameters(model).iter().map(|parameter| (parameter.id, elements(parameter))).collect()
 }
 
-fn weights_in_f32(model: &Model, weights: &NamedTensors) -> Parameters<f32> {
+fn weights_in_f32(model: &Model, weights: &ModelTensors) -> Parameters<f32> {
     Parameters::from_fn(model, |parameter| {
-        let (elements, columns) = (&weights[&parameter.name], parameter.columns as usize);
+        let (elements, columns) = (&weights[&parameter.id], parameter.columns as usize);
         move |row, column| elements[row * columns + column]
     })
 }

@@ -68,24 +68,24 @@ fn parameters_of_op_graphs_are_logical_parameters() {
 
 /// Asserts that the members are the logical parameters of the model, with their shapes.
 fn check(model: &Model, members: impl Iterator<Item = (Option<u64>, WeightShape)>) {
-    let shapes: BTreeMap<String, (u64, u64)> = logical_parameters(model)
+    let shapes: BTreeMap<ParameterId, (u64, u64)> = logical_parameters(model)
         .into_iter()
-        .map(|parameter| (parameter.name, (parameter.rows, parameter.columns)))
+        .map(|parameter| (parameter.id, (parameter.rows, parameter.columns)))
         .collect();
-    let mut names = BTreeSet::new();
+    let mut ids = BTreeSet::new();
     for (block, WeightShape { weight, rows, columns }) in members {
         let (weight, shape) = match weight {
             WeightId::Head if model.tied => (WeightId::Embedding, (columns, rows)),
             _ => (weight, (rows, columns)),
         };
-        let name = ParameterId { block, weight }.to_string();
-        let expected = shapes.get(&name).copied().map(|(rows, columns)| {
+        let id = ParameterId { block, weight };
+        let expected = shapes.get(&id).copied().map(|(rows, columns)| {
             // In programs, the two matrices of a tensor gate have one row each.
             let flat = matches!(weight, WeightId::CrossingGateU(_) | WeightId::CrossingGateV(_));
             if flat { (1, rows * columns) } else { (rows, columns) }
         });
-        assert_eq!(expected, Some(shape), "{}: {name}", model.name);
-        names.insert(name);
+        assert_eq!(expected, Some(shape), "{}: {id}", model.name);
+        ids.insert(id);
     }
-    assert_eq!(names, shapes.into_keys().collect(), "{}", model.name);
+    assert_eq!(ids, shapes.into_keys().collect(), "{}", model.name);
 }
