@@ -234,7 +234,7 @@ fn count(templates: &[InstrTemplate], payloads: &mut CollectivePayloads) {
             continue;
         }
         if collective.payload > Bytes(0) {
-            *payloads.by_kind.entry(collective.kind).or_default() += collective.payload;
+            *payloads.by_kind.entry(collective.kind()).or_default() += collective.payload;
         }
         payloads.statistics += collective.statistic;
     }

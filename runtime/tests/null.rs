@@ -111,7 +111,7 @@ fn btp_all_reduces_seven_ranks_per_block_and_token() {
     for pass in [&stage.forward, &stage.backward] {
         let of_blocks = pass.iter().filter(|instr| instr.origin.block.is_some());
         let all_reduces = collectives(of_blocks).filter(|collective| {
-            (collective.kind, collective.axis) == (CollectiveKind::AllReduce, Axis::Tensor)
+            (collective.kind(), collective.axis) == (CollectiveKind::AllReduce, Axis::Tensor)
         });
         let payload: Bytes = all_reduces.map(|collective| collective.payload).sum();
         assert_eq!(payload, Bytes(7 * rank * tokens * blocks * bf16));

@@ -146,7 +146,7 @@ impl StageSummary {
         let mut collectives = BTreeMap::new();
         for instr in all() {
             if let Action::Collective(collective) = &instr.action {
-                *collectives.entry(collective.kind.name()).or_default() += 1;
+                *collectives.entry(collective.kind().name()).or_default() += 1;
             }
         }
         let is_transfer = |action: &Action| matches!(action, Action::Send(_) | Action::Receive(_));

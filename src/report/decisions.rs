@@ -238,7 +238,7 @@ fn collectives(templates: &[InstrTemplate]) -> String {
         {
             // A statistic that is reduced along with a payload is listed in the table of payloads.
             let alone = collective.payload == Bytes(0);
-            *kinds.entry(abbreviation(collective.kind)).or_default() +=
+            *kinds.entry(abbreviation(collective.kind())).or_default() +=
                 if alone { collective.statistic } else { collective.payload };
         }
     }

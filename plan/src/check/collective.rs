@@ -29,7 +29,7 @@ pub(super) fn transfer(
         check_operand(operands, collective, port)?;
     }
     check_volume(operands, collective)?;
-    if collective.kind == CollectiveKind::AllReduce {
+    if collective.kind() == CollectiveKind::AllReduce {
         let writes = operands.reads.iter().enumerate().map(|(port, state)| OperandWrite {
             state: state.with_pending(PendingReduction::None),
             target: WriteTarget::InPlace(port),
@@ -38,7 +38,7 @@ pub(super) fn transfer(
     }
     ensure(operands.reads.len() == 1, || "moves more than one tensor".into())?;
     let state = operands.reads[0];
-    let packed = |layout| packed_dim(operands, layout, collective.kind);
+    let packed = |layout| packed_dim(operands, layout, collective.kind());
     ensure(state.packed == packed(collective.to), || {
         format!("reads {state}, which is not packed as sharding it by {} requires", collective.to)
     })?;
@@ -87,10 +87,10 @@ pub(super) fn check_group(collective: &CollectiveOp, group: DeviceGroup) -> Chec
 pub(super) fn check_kind(collective: &CollectiveOp) -> CheckResult {
     use Layout::{Partial, Replicated, Sharded};
     let fits = match (collective.from, collective.to) {
-        (Partial, Replicated) => collective.kind == CollectiveKind::AllReduce,
-        (Partial, Sharded(_)) => collective.kind == CollectiveKind::ReduceScatter,
-        (Sharded(_), Replicated) => collective.kind == CollectiveKind::AllGather,
-        (Sharded(one), Sharded(two)) => collective.kind == CollectiveKind::AllToAll && one != two,
+        (Partial, Replicated) => collective.kind() == CollectiveKind::AllReduce,
+        (Partial, Sharded(_)) => collective.kind() == CollectiveKind::ReduceScatter,
+        (Sharded(_), Replicated) => collective.kind() == CollectiveKind::AllGather,
+        (Sharded(one), Sharded(two)) => collective.kind() == CollectiveKind::AllToAll && one != two,
         _ => false,
     };
     ensure(fits, || format!("cannot turn {} into {}", collective.from, collective.to))
@@ -119,7 +119,7 @@ fn check_operand(operands: &InstrOperands, collective: &CollectiveOp, port: usiz
         PendingReduction::Maximum => Reduction::Maximum,
         _ => Reduction::Sum,
     };
-    ensure(collective.reduction == reduction, || match reduction {
+    ensure(collective.function.reduction() == reduction, || match reduction {
         Reduction::Sum => format!("takes the maximum of {name}, which is a partial sum"),
         Reduction::Maximum => format!("sums {name}, which needs a maximum"),
     })

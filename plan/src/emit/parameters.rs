@@ -7,9 +7,8 @@
 use crate::context::{Context, Zero};
 use crate::extent::Extent;
 use crate::graph::SegmentKind;
-use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
-use crate::program::{Action, CollectiveOp, FusedOp, Reduction};
+use crate::program::{Action, CollectiveFunction, CollectiveOp, FusedOp, Reduction};
 use crate::strategy::OpParameters;
 use crate::{Bytes, DType, Dim, Layout, Precision};
 
@@ -30,12 +29,17 @@ pub fn reduce_gradient(parameters: &OpParameters, context: &Context) -> Vec<Inst
     let gradient = gradient(parameters, context);
     let mut templates = vec![];
     if parameters.gradient_partial {
-        templates.push(reduce(Axis::Tensor, CollectiveKind::AllReduce, gradient, context));
+        templates.push(reduce(
+            Axis::Tensor,
+            CollectiveFunction::AllReduce(Reduction::Sum),
+            gradient,
+            context,
+        ));
     }
     if context.mesh.data > 1 {
         let kind = match context.zero {
-            Zero::Off => CollectiveKind::AllReduce,
-            Zero::One => CollectiveKind::ReduceScatter,
+            Zero::Off => CollectiveFunction::AllReduce(Reduction::Sum),
+            Zero::One => CollectiveFunction::ReduceScatter,
         };
         templates.push(reduce(Axis::Data, kind, gradient, context));
     }
@@ -115,37 +119,36 @@ fn updated_part(
 
 fn reduce(
     axis: Axis,
-    kind: CollectiveKind,
+    function: CollectiveFunction,
     gradient: TemplateOperand,
     context: &Context,
 ) -> InstrTemplate {
-    let to = match kind {
-        CollectiveKind::ReduceScatter => Layout::Sharded(Dim::Feature),
+    let to = match function {
+        CollectiveFunction::ReduceScatter => Layout::Sharded(Dim::Feature),
         _ => Layout::Replicated,
     };
-    collective(axis, kind, (Layout::Partial, to), gradient, context)
+    collective(axis, function, (Layout::Partial, to), gradient, context)
 }
 
 fn gather_weights(weight: TemplateOperand, context: &Context) -> InstrTemplate {
     let layouts = (Layout::Sharded(Dim::Feature), Layout::Replicated);
-    collective(Axis::Data, CollectiveKind::AllGather, layouts, weight, context)
+    collective(Axis::Data, CollectiveFunction::AllGather, layouts, weight, context)
 }
 
 fn collective(
     axis: Axis,
-    kind: CollectiveKind,
+    function: CollectiveFunction,
     (from, to): (Layout, Layout),
     operand: TemplateOperand,
     context: &Context,
 ) -> InstrTemplate {
     let op = CollectiveOp {
-        kind,
+        function,
         axis,
         from,
         to,
         payload: operand.extent.bytes(),
         statistic: Bytes(0),
-        reduction: Reduction::Sum,
         group: context.mesh.group(axis),
     };
     InstrTemplate { action: Action::Collective(op), reads: vec![operand], writes: vec![operand] }

@@ -5,9 +5,8 @@
 //! from features unpacks afterwards; so do positions when several sequences are in the microbatch.
 
 use crate::context::Context;
-use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
-use crate::program::{Action, CollectiveOp, Extent, FusedOp, Reduction};
+use crate::program::{Action, CollectiveFunction, CollectiveOp, Extent, FusedOp, Reduction};
 use crate::{Bytes, DType, Dim, Layout};
 
 use super::{InstrTemplate, OperandSlot, TemplateOperand};
@@ -50,22 +49,22 @@ pub(super) fn reshard(
     }
     let before = operand(OperandSlot::Before, width, from, context);
     let after = operand(OperandSlot::After, width, to, context);
-    let kind = match (from, to) {
+    let function = match (from, to) {
         (_, Partial) => return None,
         (Replicated, Sharded(dim)) => {
             return Some(vec![fused(FusedOp::Slice { dim }, before, after)]);
         }
-        (Partial, Replicated) => CollectiveKind::AllReduce,
-        (Partial, Sharded(_)) => CollectiveKind::ReduceScatter,
-        (Sharded(_), Replicated) => CollectiveKind::AllGather,
-        (Sharded(_), Sharded(_)) => CollectiveKind::AllToAll,
+        (Partial, Replicated) => CollectiveFunction::AllReduce(Reduction::Sum),
+        (Partial, Sharded(_)) => CollectiveFunction::ReduceScatter,
+        (Sharded(_), Replicated) => CollectiveFunction::AllGather,
+        (Sharded(_), Sharded(_)) => CollectiveFunction::AllToAll,
         (Replicated, Replicated) => return Some(vec![]),
     };
-    if kind == CollectiveKind::AllReduce {
+    if let CollectiveFunction::AllReduce(_) = function {
         return Some(vec![all_reduce(before, after, statistic, context)]);
     }
-    let pack = packed_dim(to, kind, context);
-    let unpack = packed_dim(from, kind, context);
+    let pack = packed_dim(to, function, context);
+    let unpack = packed_dim(from, function, context);
     let mut templates = vec![];
     let mut source = before;
     if let Some(dim) = pack {
@@ -79,7 +78,7 @@ pub(super) fn reshard(
         after
     };
     let payload = (activation_bytes(width, Replicated, context), Bytes(0));
-    templates.push(collective(kind, (from, to), payload, vec![source], vec![target], context));
+    templates.push(collective(function, (from, to), payload, vec![source], vec![target], context));
     if let Some(dim) = unpack {
         templates.push(fused(FusedOp::Unpack { dim }, target, after));
     }
@@ -88,10 +87,10 @@ pub(super) fn reshard(
 
 /// The dimension to pack by before the collective, or to unpack by after it; `None` for shards that are
 /// contiguous already.
-fn packed_dim(layout: Layout, kind: CollectiveKind, context: &Context) -> Option<Dim> {
+fn packed_dim(layout: Layout, function: CollectiveFunction, context: &Context) -> Option<Dim> {
     let Layout::Sharded(dim) = layout else { return None };
     let contiguous = dim != Dim::Feature && context.tokens_contiguous(dim);
-    (kind == CollectiveKind::AllToAll || !contiguous).then_some(dim)
+    (function == CollectiveFunction::AllToAll || !contiguous).then_some(dim)
 }
 
 fn all_reduce(
@@ -109,11 +108,11 @@ fn all_reduce(
     }
     let statistics = reads[1..].iter().map(|operand| operand.extent.bytes()).sum();
     let payload = (before.extent.bytes(), statistics);
-    collective(CollectiveKind::AllReduce, SUM, payload, reads, writes, context)
+    collective(CollectiveFunction::AllReduce(Reduction::Sum), SUM, payload, reads, writes, context)
 }
 
 fn collective(
-    kind: CollectiveKind,
+    function: CollectiveFunction,
     (from, to): (Layout, Layout),
     (payload, statistic): (Bytes, Bytes),
     reads: Vec<TemplateOperand>,
@@ -122,13 +121,12 @@ fn collective(
 ) -> InstrTemplate {
     let group = context.mesh.group(Axis::Tensor);
     let action = Action::Collective(CollectiveOp {
-        kind,
+        function,
         axis: Axis::Tensor,
         from,
         to,
         payload,
         statistic,
-        reduction: Reduction::Sum,
         group,
     });
     InstrTemplate { action, reads, writes }
@@ -138,7 +136,14 @@ fn collective(
 pub(super) fn all_reduce_statistic(operand: TemplateOperand, context: &Context) -> InstrTemplate {
     let payload = (Bytes(0), operand.extent.bytes());
     let operands = vec![operand];
-    collective(CollectiveKind::AllReduce, SUM, payload, operands.clone(), operands, context)
+    collective(
+        CollectiveFunction::AllReduce(Reduction::Sum),
+        SUM,
+        payload,
+        operands.clone(),
+        operands,
+        context,
+    )
 }
 
 /// Zeroes a gradient whose consumers all accumulate.

@@ -3,9 +3,10 @@
 
 use crate::context::{Context, Zero};
 use crate::graph::BoundaryTensor;
-use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
-use crate::program::{Action, CollectiveOp, Extent, FusedOp, P2pTransfer, Reduction};
+use crate::program::{
+    Action, CollectiveFunction, CollectiveOp, Extent, FusedOp, P2pTransfer, Reduction,
+};
 use crate::strategy::BoundaryLayout;
 use crate::{Bytes, DType, EdgeLayout, Layout};
 
@@ -123,13 +124,12 @@ fn square_sum() -> TemplateOperand {
 
 fn all_reduce(axis: Axis, operand: TemplateOperand, context: &Context) -> InstrTemplate {
     let collective = CollectiveOp {
-        kind: CollectiveKind::AllReduce,
+        function: CollectiveFunction::AllReduce(Reduction::Sum),
         axis,
         from: Layout::Partial,
         to: Layout::Replicated,
         payload: Bytes(0),
         statistic: operand.extent.bytes(),
-        reduction: Reduction::Sum,
         group: context.mesh.group(axis),
     };
     InstrTemplate {

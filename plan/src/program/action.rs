@@ -192,8 +192,8 @@ pub enum FusedOp {
 /// A collective that changes the layout of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CollectiveOp {
-    /// Kind.
-    pub kind: CollectiveKind,
+    /// Function that the collective computes.
+    pub function: CollectiveFunction,
     /// Axis of the mesh.
     pub axis: Axis,
     /// Layout over the axis before the collective.
@@ -204,13 +204,51 @@ pub struct CollectiveOp {
     pub payload: Bytes,
     /// Bytes of per-token statistics in the same launch, with or without a payload.
     pub statistic: Bytes,
-    /// The reduction, for kinds that reduce.
-    pub reduction: Reduction,
     /// The device group.
     pub group: DeviceGroup,
 }
 
-/// Reduction of a collective.
+/// Function that a collective computes of the operands of all members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CollectiveFunction {
+    /// All-reduce: partial → replicated.
+    AllReduce(Reduction),
+    /// Reduce-scatter: sums partial tensors; partial → sharded.
+    ReduceScatter,
+    /// All-gather: sharded → replicated.
+    AllGather,
+    /// All-to-all: sharded on one dim → sharded on another.
+    AllToAll,
+}
+
+impl CollectiveFunction {
+    /// Kind, by which collectives are priced and counted.
+    pub fn kind(self) -> CollectiveKind {
+        match self {
+            CollectiveFunction::AllReduce(_) => CollectiveKind::AllReduce,
+            CollectiveFunction::ReduceScatter => CollectiveKind::ReduceScatter,
+            CollectiveFunction::AllGather => CollectiveKind::AllGather,
+            CollectiveFunction::AllToAll => CollectiveKind::AllToAll,
+        }
+    }
+
+    /// Combination of the operands; `Sum` for functions that do not reduce.
+    pub fn reduction(self) -> Reduction {
+        match self {
+            CollectiveFunction::AllReduce(reduction) => reduction,
+            _ => Reduction::Sum,
+        }
+    }
+}
+
+impl CollectiveOp {
+    /// Kind, by which collectives are priced and counted.
+    pub fn kind(&self) -> CollectiveKind {
+        self.function.kind()
+    }
+}
+
+/// Reduction of an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// Adds summands.
@@ -325,7 +363,7 @@ impl Action {
             Action::Attention(attention) => Kernel::Attention(attention.clone()),
             Action::Fused(op) => Kernel::Fused(fused_kernel(*op, reads, writes)),
             Action::Collective(collective) => Kernel::Collective(Collective {
-                kind: collective.kind,
+                kind: collective.kind(),
                 payload: collective.payload + collective.statistic,
                 group: collective.group,
             }),

@@ -30,7 +30,9 @@ use crate::model::{WeightId, WeightShape};
 use crate::{Bytes, Kernel};
 
 pub use crate::extent::Extent;
-pub use action::{Action, CollectiveOp, FusedOp, GemmOp, GemmRole, P2pTransfer, Reduction};
+pub use action::{
+    Action, CollectiveFunction, CollectiveOp, FusedOp, GemmOp, GemmRole, P2pTransfer, Reduction,
+};
 pub(crate) use arena::{ALIGNMENT, place_buffers};
 
 /// Index of a buffer within its stage.

@@ -11,7 +11,7 @@ impl Action {
             Action::Gemm(_) => "gemm",
             Action::Attention(_) => "attention",
             Action::Fused(op) => op.describe().0,
-            Action::Collective(collective) => collective.kind.name(),
+            Action::Collective(collective) => collective.kind().name(),
             Action::Send(_) => "send",
             Action::Receive(_) => "receive",
         }

@@ -7,10 +7,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::program::Reduction;
+use narrows_plan::program::{CollectiveFunction, Reduction};
 use narrows_runtime::process_group::{
-    ClusterError, ClusterFault, CollectiveVolume, Communicator, PeerLink,
+    ClusterError, ClusterFault, CollectiveOperands, CollectiveVolume, Communicator, PeerLink,
 };
 
 use super::channel::Channel;
@@ -43,28 +42,6 @@ impl TcpCommunicator {
         TcpCommunicator { own_index, members, channel, accumulator: Mutex::new(vec![]) }
     }
 
-    /// Runs a collective; without a `source` in place on `target`.
-    fn run(
-        &self,
-        source: Option<&[f32]>,
-        target: &mut [f32],
-        kind: CollectiveKind,
-        reduction: Reduction,
-    ) -> Result<CollectiveVolume, ClusterError> {
-        let elements = source.map_or(0, <[f32]>::len).max(target.len());
-        let pending = self.channel.begin(WireOp::Collective(kind, reduction), elements);
-        let call = CollectiveCall { group: self, pending, elements };
-        let volume = match kind {
-            CollectiveKind::AllReduce => call.all_reduce(source, target, reduction),
-            CollectiveKind::ReduceScatter => call.reduce_scatter(source, target),
-            CollectiveKind::AllGather => call.all_gather(source, target),
-            CollectiveKind::AllToAll => call.all_to_all(source, target),
-        }
-        .map_err(|fault| self.channel.error(fault))?;
-        self.channel.end();
-        Ok(volume)
-    }
-
     /// Index and connection of every other member.
     fn peers(&self) -> impl Iterator<Item = (usize, &Peer)> {
         self.members.iter().enumerate().filter_map(|(index, peer)| Some((index, peer.as_deref()?)))
@@ -76,23 +53,27 @@ impl Communicator for TcpCommunicator {
         self.members.len()
     }
 
-    fn in_place(
+    fn run(
         &self,
-        operand: &mut [f32],
-        kind: CollectiveKind,
-        reduction: Reduction,
+        operands: CollectiveOperands,
+        function: CollectiveFunction,
     ) -> Result<CollectiveVolume, ClusterError> {
-        self.run(None, operand, kind, reduction)
-    }
-
-    fn out_of_place(
-        &self,
-        source: &[f32],
-        target: &mut [f32],
-        kind: CollectiveKind,
-        reduction: Reduction,
-    ) -> Result<CollectiveVolume, ClusterError> {
-        self.run(Some(source), target, kind, reduction)
+        let (source, target) = match operands {
+            CollectiveOperands::InPlace(target) => (None, target),
+            CollectiveOperands::OutOfPlace { source, target } => (Some(source), target),
+        };
+        let elements = source.map_or(0, <[f32]>::len).max(target.len());
+        let pending = self.channel.begin(WireOp::Collective(function), elements);
+        let call = CollectiveCall { group: self, pending, elements };
+        let volume = match function {
+            CollectiveFunction::AllReduce(reduction) => call.all_reduce(source, target, reduction),
+            CollectiveFunction::ReduceScatter => call.reduce_scatter(source, target),
+            CollectiveFunction::AllGather => call.all_gather(source, target),
+            CollectiveFunction::AllToAll => call.all_to_all(source, target),
+        }
+        .map_err(|fault| self.channel.error(fault))?;
+        self.channel.end();
+        Ok(volume)
     }
 }
 

@@ -64,8 +64,7 @@ impl FlightRecorder {
 
 #[cfg(test)]
 mod tests {
-    use narrows_plan::kernel::CollectiveKind;
-    use narrows_plan::program::Reduction;
+    use narrows_plan::program::{CollectiveFunction, Reduction};
 
     use super::*;
     use crate::operation::WireOp;
@@ -74,7 +73,7 @@ mod tests {
     fn the_newest_operations_are_kept() {
         let recorder = FlightRecorder::new();
         for sequence in 0..100 {
-            let operation = WireOp::Collective(CollectiveKind::AllReduce, Reduction::Sum);
+            let operation = WireOp::Collective(CollectiveFunction::AllReduce(Reduction::Sum));
             recorder.begin(PendingOp { operation, channel: "tensor", sequence, elements: 8 });
             if sequence < 99 {
                 recorder.end();

@@ -2,14 +2,13 @@
 
 use std::fmt;
 
-use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::program::Reduction;
+use narrows_plan::program::{CollectiveFunction, Reduction};
 
 /// An operation of two or more processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WireOp {
-    /// A collective. The reduction counts for all-reduces only.
-    Collective(CollectiveKind, Reduction),
+    /// A collective.
+    Collective(CollectiveFunction),
     /// The sending side of a transfer.
     Send,
     /// The receiving side of a transfer.
@@ -23,11 +22,11 @@ pub(crate) enum WireOp {
 impl WireOp {
     /// One operation for each code.
     const ALL: [WireOp; 8] = [
-        WireOp::Collective(CollectiveKind::AllReduce, Reduction::Sum),
-        WireOp::Collective(CollectiveKind::AllReduce, Reduction::Maximum),
-        WireOp::Collective(CollectiveKind::ReduceScatter, Reduction::Sum),
-        WireOp::Collective(CollectiveKind::AllGather, Reduction::Sum),
-        WireOp::Collective(CollectiveKind::AllToAll, Reduction::Sum),
+        WireOp::Collective(CollectiveFunction::AllReduce(Reduction::Sum)),
+        WireOp::Collective(CollectiveFunction::AllReduce(Reduction::Maximum)),
+        WireOp::Collective(CollectiveFunction::ReduceScatter),
+        WireOp::Collective(CollectiveFunction::AllGather),
+        WireOp::Collective(CollectiveFunction::AllToAll),
         WireOp::Send,
         WireOp::ControlExchange,
         WireOp::Gather,
@@ -36,11 +35,11 @@ impl WireOp {
     /// The code in frame headers. A send and its receive have the same.
     pub fn code(self) -> u16 {
         match self {
-            WireOp::Collective(CollectiveKind::AllReduce, Reduction::Sum) => 0,
-            WireOp::Collective(CollectiveKind::AllReduce, Reduction::Maximum) => 1,
-            WireOp::Collective(CollectiveKind::ReduceScatter, _) => 2,
-            WireOp::Collective(CollectiveKind::AllGather, _) => 3,
-            WireOp::Collective(CollectiveKind::AllToAll, _) => 4,
+            WireOp::Collective(CollectiveFunction::AllReduce(Reduction::Sum)) => 0,
+            WireOp::Collective(CollectiveFunction::AllReduce(Reduction::Maximum)) => 1,
+            WireOp::Collective(CollectiveFunction::ReduceScatter) => 2,
+            WireOp::Collective(CollectiveFunction::AllGather) => 3,
+            WireOp::Collective(CollectiveFunction::AllToAll) => 4,
             WireOp::Send | WireOp::Receive => 5,
             WireOp::ControlExchange => 7,
             WireOp::Gather => 8,
@@ -55,11 +54,13 @@ impl WireOp {
     /// Name in messages.
     pub fn name(self) -> &'static str {
         match self {
-            WireOp::Collective(CollectiveKind::AllReduce, Reduction::Sum) => "all-reduce",
-            WireOp::Collective(CollectiveKind::AllReduce, Reduction::Maximum) => "max all-reduce",
-            WireOp::Collective(CollectiveKind::ReduceScatter, _) => "reduce-scatter",
-            WireOp::Collective(CollectiveKind::AllGather, _) => "all-gather",
-            WireOp::Collective(CollectiveKind::AllToAll, _) => "all-to-all",
+            WireOp::Collective(CollectiveFunction::AllReduce(Reduction::Sum)) => "all-reduce",
+            WireOp::Collective(CollectiveFunction::AllReduce(Reduction::Maximum)) => {
+                "max all-reduce"
+            }
+            WireOp::Collective(CollectiveFunction::ReduceScatter) => "reduce-scatter",
+            WireOp::Collective(CollectiveFunction::AllGather) => "all-gather",
+            WireOp::Collective(CollectiveFunction::AllToAll) => "all-to-all",
             WireOp::Send => "send",
             WireOp::Receive => "receive",
             WireOp::ControlExchange => "control exchange",

@@ -7,9 +7,10 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::program::Reduction;
-use narrows_runtime::process_group::{ClusterError, CollectiveVolume, Communicator};
+use narrows_plan::program::{CollectiveFunction, Reduction};
+use narrows_runtime::process_group::{
+    ClusterError, CollectiveOperands, CollectiveVolume, Communicator,
+};
 
 use crate::abort::AbortFlag;
 use crate::barrier::Barrier;
@@ -21,6 +22,21 @@ struct PublishedOperands {
     target: *mut f32,
     /// Elements of the longer of both: the collective works on this many.
     len: usize,
+}
+
+impl PublishedOperands {
+    fn new(operands: CollectiveOperands) -> PublishedOperands {
+        let (source, target, len) = match operands {
+            CollectiveOperands::InPlace(operand) => {
+                let (target, len) = (operand.as_mut_ptr(), operand.len());
+                (target.cast_const(), target, len)
+            }
+            CollectiveOperands::OutOfPlace { source, target } => {
+                (source.as_ptr(), target.as_mut_ptr(), source.len().max(target.len()))
+            }
+        };
+        PublishedOperands { source, target, len }
+    }
 }
 
 // SAFETY: the pointers are dereferenced only between two barriers, while every member is within its
@@ -46,36 +62,13 @@ impl Communicator for SharedMemoryCommunicator {
         self.group.size()
     }
 
-    fn in_place(
-        &self,
-        operand: &mut [f32],
-        kind: CollectiveKind,
-        reduction: Reduction,
-    ) -> Result<CollectiveVolume, ClusterError> {
-        let (target, len) = (operand.as_mut_ptr(), operand.len());
-        self.run(PublishedOperands { source: target, target, len }, (kind, reduction), true)
-    }
-
-    fn out_of_place(
-        &self,
-        source: &[f32],
-        target: &mut [f32],
-        kind: CollectiveKind,
-        reduction: Reduction,
-    ) -> Result<CollectiveVolume, ClusterError> {
-        let len = source.len().max(target.len());
-        let (source, target) = (source.as_ptr(), target.as_mut_ptr());
-        self.run(PublishedOperands { source, target, len }, (kind, reduction), false)
-    }
-}
-
-impl SharedMemoryCommunicator {
     fn run(
         &self,
-        operands: PublishedOperands,
-        (kind, reduction): (CollectiveKind, Reduction),
-        in_place: bool,
+        operands: CollectiveOperands,
+        function: CollectiveFunction,
     ) -> Result<CollectiveVolume, ClusterError> {
+        let in_place = matches!(operands, CollectiveOperands::InPlace(_));
+        let operands = PublishedOperands::new(operands);
         let (group, rank) = (&*self.group, self.rank);
         *group.operands[rank].lock().unwrap_or_else(PoisonError::into_inner) = operands;
         group.barrier.wait(&self.abort)?;
@@ -88,8 +81,8 @@ impl SharedMemoryCommunicator {
         // i writes shard i of its own buffer and reads shard i only of the others' buffers (in
         // place), or no member reads a buffer that is written.
         let volume = unsafe {
-            match kind {
-                CollectiveKind::AllReduce => {
+            match function {
+                CollectiveFunction::AllReduce(reduction) => {
                     let target = operands.target.add(shard(rank).start);
                     let read = group.reduce(shard(rank), target, reduction);
                     group.barrier.wait(&self.abort)?;
@@ -100,13 +93,13 @@ impl SharedMemoryCommunicator {
                     let own = shard(rank).len();
                     CollectiveVolume { whole: own + gathered, received: read - own + gathered }
                 }
-                CollectiveKind::ReduceScatter => {
+                CollectiveFunction::ReduceScatter => {
                     let offset = if in_place { shard(rank).start } else { 0 };
                     let target = operands.target.add(offset);
                     let read = group.reduce(shard(rank), target, Reduction::Sum);
                     CollectiveVolume { whole: read, received: read - shard(rank).len() }
                 }
-                CollectiveKind::AllGather => {
+                CollectiveFunction::AllGather => {
                     if !in_place {
                         let target = operands.target.add(shard(rank).start);
                         std::ptr::copy(operands.source, target, shard(rank).len());
@@ -116,7 +109,7 @@ impl SharedMemoryCommunicator {
                     let gathered = group.gather(rank, shard, source);
                     CollectiveVolume { whole: shard(rank).len() + gathered, received: gathered }
                 }
-                CollectiveKind::AllToAll => {
+                CollectiveFunction::AllToAll => {
                     let mut read = 0;
                     for member in 0..size {
                         let source = group.operands(member).source.add(shard(rank).start);
@@ -218,19 +211,17 @@ impl SharedMemoryGroup {
 mod tests {
     use super::*;
 
-    type Operation = (CollectiveKind, Reduction);
-
-    const SUM: Operation = (CollectiveKind::AllReduce, Reduction::Sum);
-    const MAXIMUM: Operation = (CollectiveKind::AllReduce, Reduction::Maximum);
-    const REDUCE_SCATTER: Operation = (CollectiveKind::ReduceScatter, Reduction::Sum);
-    const ALL_GATHER: Operation = (CollectiveKind::AllGather, Reduction::Sum);
-    const ALL_TO_ALL: Operation = (CollectiveKind::AllToAll, Reduction::Sum);
+    const SUM: CollectiveFunction = CollectiveFunction::AllReduce(Reduction::Sum);
+    const MAXIMUM: CollectiveFunction = CollectiveFunction::AllReduce(Reduction::Maximum);
+    const REDUCE_SCATTER: CollectiveFunction = CollectiveFunction::ReduceScatter;
+    const ALL_GATHER: CollectiveFunction = CollectiveFunction::AllGather;
+    const ALL_TO_ALL: CollectiveFunction = CollectiveFunction::AllToAll;
 
     /// Target and volume of every member; `len` is the length of an out-of-place target.
     fn run_with_volumes(
         inputs: &[Vec<f32>],
         len: usize,
-        (kind, reduction): Operation,
+        function: CollectiveFunction,
         in_place: bool,
     ) -> Vec<(Vec<f32>, CollectiveVolume)> {
         let group = Arc::new(SharedMemoryGroup::new(inputs.len()));
@@ -246,12 +237,15 @@ mod tests {
                         let mut target = if in_place { input.clone() } else { vec![0.0; len] };
                         let mut volume = CollectiveVolume::default();
                         for _ in 0..if in_place { 1 } else { 50 } {
-                            let result = if in_place {
-                                communicator.in_place(&mut target, kind, reduction)
+                            let operands = if in_place {
+                                CollectiveOperands::InPlace(&mut target)
                             } else {
-                                communicator.out_of_place(input, &mut target, kind, reduction)
+                                CollectiveOperands::OutOfPlace {
+                                    source: input,
+                                    target: &mut target,
+                                }
                             };
-                            volume = result.unwrap();
+                            volume = communicator.run(operands, function).unwrap();
                         }
                         (target, volume)
                     })
@@ -261,8 +255,13 @@ mod tests {
         })
     }
 
-    fn run(inputs: &[Vec<f32>], len: usize, operation: Operation, in_place: bool) -> Vec<Vec<f32>> {
-        let results = run_with_volumes(inputs, len, operation, in_place);
+    fn run(
+        inputs: &[Vec<f32>],
+        len: usize,
+        function: CollectiveFunction,
+        in_place: bool,
+    ) -> Vec<Vec<f32>> {
+        let results = run_with_volumes(inputs, len, function, in_place);
         results.into_iter().map(|(target, _)| target).collect()
     }
 
@@ -290,8 +289,8 @@ mod tests {
     #[test]
     fn volumes_are_those_of_a_ring_algorithm() {
         let inputs = vec![vec![1.0; 12]; 4];
-        let volume = |inputs: &[Vec<f32>], len, operation, in_place| {
-            let results = run_with_volumes(inputs, len, operation, in_place);
+        let volume = |inputs: &[Vec<f32>], len, function, in_place| {
+            let results = run_with_volumes(inputs, len, function, in_place);
             let (_, first) = results[0];
             assert!(results.iter().all(|(_, volume)| *volume == first), "{results:?}");
             (first.whole, first.received)

@@ -8,8 +8,7 @@ mod error;
 use std::time::Duration;
 
 use narrows_plan::Axis;
-use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::program::Reduction;
+use narrows_plan::program::CollectiveFunction;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -88,29 +87,30 @@ pub trait Communicator: Send + Sync {
     /// Number of members.
     fn size(&self) -> usize;
 
-    /// A collective in place on a buffer that has the size of the whole tensor. A reduce-scatter
-    /// leaves the shard of this member at its offset in the whole.
+    /// Executes a collective on the operands of this member.
     ///
     /// # Errors
     /// A member is gone, late, or in another collective.
-    fn in_place(
+    fn run(
         &self,
-        operand: &mut [f32],
-        kind: CollectiveKind,
-        reduction: Reduction,
+        operands: CollectiveOperands,
+        function: CollectiveFunction,
     ) -> Result<CollectiveVolume, ClusterError>;
+}
 
-    /// A collective from one buffer to another.
-    ///
-    /// # Errors
-    /// As [`in_place`](Communicator::in_place).
-    fn out_of_place(
-        &self,
-        source: &[f32],
-        target: &mut [f32],
-        kind: CollectiveKind,
-        reduction: Reduction,
-    ) -> Result<CollectiveVolume, ClusterError>;
+/// Operands of one member of a collective.
+#[derive(Debug)]
+pub enum CollectiveOperands<'a> {
+    /// One buffer of the size of the whole tensor. A reduce-scatter leaves the shard of this member at its
+    /// offset in the whole.
+    InPlace(&'a mut [f32]),
+    /// A buffer that is read and another that is written.
+    OutOfPlace {
+        /// The buffer that is read.
+        source: &'a [f32],
+        /// The buffer that is written.
+        target: &'a mut [f32],
+    },
 }
 
 /// Transfers between the processes of two neighbouring pipeline stages.

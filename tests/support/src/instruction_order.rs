@@ -1,8 +1,8 @@
 //! Dependences between instructions of a stage, and pairs of dependent instructions that commute.
 
-use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{
-    Access, Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, Reduction, StageProgram,
+    Access, Action, BufferId, BufferRole, CollectiveFunction, CollectiveOp, FusedOp, Instr,
+    Reduction, StageProgram,
 };
 
 fn accesses(instr: &Instr, id: BufferId) -> bool {
@@ -78,8 +78,7 @@ fn sums_in_place(instr: &Instr) -> bool {
     matches!(
         &instr.action,
         Action::Collective(CollectiveOp {
-            kind: CollectiveKind::AllReduce,
-            reduction: Reduction::Sum,
+            function: CollectiveFunction::AllReduce(Reduction::Sum),
             ..
         })
     )

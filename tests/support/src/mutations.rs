@@ -4,8 +4,8 @@
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::{Activation, GatedProduct as Product};
 use narrows_plan::program::{
-    Access, Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, Phase, Program, Reduction,
-    StageProgram,
+    Access, Action, BufferId, BufferRole, CollectiveFunction, CollectiveOp, FusedOp, Instr, Phase,
+    Program, Reduction, StageProgram,
 };
 use narrows_plan::{Axis, DType, Dim, Layout, WeightSplit};
 
@@ -137,38 +137,39 @@ fn collective_at(program: &mut Program, (stage, phase, at): Location) -> Option<
 }
 
 fn change_kind(rng: &mut TestRng, program: &mut Program) -> Option<String> {
-    use CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
+    use CollectiveFunction::{AllGather, AllReduce, AllToAll, ReduceScatter};
     let location = random_instruction(rng, program, is_collective)?;
     let description = describe(location, program);
-    let kind = *rng.pick(&[AllGather, AllReduce, AllToAll, ReduceScatter])?;
+    let functions = [AllGather, AllReduce(Reduction::Sum), AllToAll, ReduceScatter];
+    let function = *rng.pick(&functions)?;
     let (keeps_layouts, dim) = (rng.random_bool(), *rng.pick(&[Dim::Feature, Dim::Sequence])?);
     let collective = collective_at(program, location)?;
-    if collective.kind == kind {
+    if collective.kind() == function.kind() {
         return None;
     }
-    collective.kind = kind;
+    collective.function = function;
     if !keeps_layouts {
         // Layouts that are valid for the new kind, but are not those of the operands.
         let sharded = Layout::Sharded(dim);
-        (collective.from, collective.to) = match kind {
-            AllReduce => (Layout::Partial, Layout::Replicated),
+        (collective.from, collective.to) = match function {
+            AllReduce(_) => (Layout::Partial, Layout::Replicated),
             ReduceScatter => (Layout::Partial, sharded),
             AllGather => (sharded, Layout::Replicated),
             AllToAll => (sharded, Layout::Sharded(Dim::Position)),
         };
     }
-    Some(format!("{description} as {kind:?}"))
+    Some(format!("{description} as {function:?}"))
 }
 
 fn change_reduction(rng: &mut TestRng, program: &mut Program) -> Option<String> {
-    let reduces = |instr: &Instr| matches!(&instr.action, Action::Collective(collective) if collective.from == Layout::Partial);
+    let reduces = |instr: &Instr| matches!(&instr.action, Action::Collective(collective) if collective.kind() == CollectiveKind::AllReduce);
     let location = random_instruction(rng, program, reduces)?;
     let description = describe(location, program);
     let collective = collective_at(program, location)?;
-    collective.reduction = match collective.reduction {
+    collective.function = CollectiveFunction::AllReduce(match collective.function.reduction() {
         Reduction::Sum => Reduction::Maximum,
         Reduction::Maximum => Reduction::Sum,
-    };
+    });
     Some(description)
 }
 

@@ -291,7 +291,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         ensure(read == written, || "does not work in place".into())?;
         let id = read.buffer;
         check_kind(collective)?;
-        ensure(collective.reduction == Reduction::Sum, || {
+        ensure(collective.function.reduction() == Reduction::Sum, || {
             "takes the maximum of a partial sum".into()
         })?;
         let group = self.checker.context.mesh.group(collective.axis);
@@ -372,7 +372,7 @@ pub(super) fn first_and_last_stage(pipeline: DeviceGroup) -> DeviceGroup {
 /// Changes the layout of a buffer over the collective's axis. Refuses a collective whose source layout
 /// is not that of the buffer, such as a second reduction of a gradient.
 fn reshard(layout: &mut Layout, collective: &CollectiveOp, name: &str) -> CheckResult {
-    ensure(*layout == collective.from, || match (collective.kind, *layout) {
+    ensure(*layout == collective.from, || match (collective.kind(), *layout) {
         (CollectiveKind::AllReduce | CollectiveKind::ReduceScatter, Layout::Replicated) => format!(
             "sums {name} over the {} axis, where it is whole already: the result would be {} times too large",
             collective.axis.name(),

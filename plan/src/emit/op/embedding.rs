@@ -5,8 +5,7 @@
 
 use crate::emit::reshard::all_reduce_statistic;
 use crate::graph::Op;
-use crate::kernel::CollectiveKind;
-use crate::program::{Action, CollectiveOp, Extent, FusedOp, Reduction};
+use crate::program::{Action, CollectiveFunction, CollectiveOp, Extent, FusedOp, Reduction};
 use crate::strategy::Strategy;
 use crate::{DType, Layout};
 
@@ -56,13 +55,12 @@ pub(super) fn loss(emitter: &OpEmitter) -> Vec<InstrTemplate> {
 /// All-reduces row maxima of the vocabulary shards over the tensor axis, in place.
 fn all_reduce_maximum(maximum: TemplateOperand, emitter: &OpEmitter) -> InstrTemplate {
     let all_reduce = CollectiveOp {
-        kind: CollectiveKind::AllReduce,
+        function: CollectiveFunction::AllReduce(Reduction::Maximum),
         axis: crate::Axis::Tensor,
         from: Layout::Partial,
         to: Layout::Replicated,
         payload: crate::Bytes(0),
         statistic: maximum.extent.bytes(),
-        reduction: Reduction::Maximum,
         group: emitter.context.mesh.group(crate::Axis::Tensor),
     };
     let action = Action::Collective(all_reduce);

@@ -3,6 +3,7 @@
 use narrows_plan::Bytes;
 use narrows_plan::kernel::Collective;
 use narrows_plan::program::CollectiveOp;
+use narrows_runtime::process_group::CollectiveOperands;
 use narrows_runtime::{ScheduledInstruction, bytes_sent_per_member};
 
 use crate::abort::StopReason;
@@ -20,7 +21,7 @@ pub(crate) fn run(
     let in_place = scheduled.instr.reads.first() == scheduled.instr.writes.first();
     let size = communicator.size();
     let collective = |elements: usize| Collective {
-        kind: op.kind,
+        kind: op.kind(),
         payload: Bytes(4 * elements as u64),
         group: op.group,
     };
@@ -28,11 +29,12 @@ pub(crate) fn run(
     let mut operands = device.operands(scheduled)?;
     for index in 0..scheduled.instr.writes.len() {
         let target = operands.write(index);
-        let volume = if in_place {
-            communicator.in_place(target, op.kind, op.reduction)?
+        let operands = if in_place {
+            CollectiveOperands::InPlace(target)
         } else {
-            communicator.out_of_place(operands.read(index), target, op.kind, op.reduction)?
+            CollectiveOperands::OutOfPlace { source: operands.read(index), target }
         };
+        let volume = communicator.run(operands, op.function)?;
         let equal_shards = volume.whole.is_multiple_of(size * size);
         let received = Bytes(4 * volume.received as u64);
         debug_assert!(

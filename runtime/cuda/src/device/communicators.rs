@@ -18,8 +18,7 @@ use std::{ptr, thread};
 use cudarc::driver::CudaStream;
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys::{self, ncclDataType_t, ncclRedOp_t};
-use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::program::{Action, Program, Reduction};
+use narrows_plan::program::{Action, CollectiveFunction, Program, Reduction};
 use narrows_plan::{Axis, DType, Mesh};
 
 use super::communicator::{
@@ -214,14 +213,14 @@ impl NcclCommunicators {
     ) -> Result<(), RunError> {
         let Some(communicator) = self.groups.get(&collective.group_key) else {
             return Err(nccl_error(
-                collective.kind.name(),
+                collective.function.kind().name(),
                 "no communicator for its device group".into(),
             )
             .into());
         };
         let (raw, stream) = (communicator.raw, stream.cu_stream().cast());
         let members = collective.group_key.size;
-        let reduction = match collective.reduction {
+        let reduction = match collective.function.reduction() {
             Reduction::Sum => ncclRedOp_t::ncclSum,
             Reduction::Maximum => ncclRedOp_t::ncclMax,
         };
@@ -244,22 +243,22 @@ impl NcclCommunicators {
                 // SAFETY: the check of the program verified that operands lie within the arena, and all members
                 // execute the same program.
                 unsafe {
-                    match collective.kind {
-                        CollectiveKind::AllReduce => {
+                    match collective.function {
+                        CollectiveFunction::AllReduce(_) => {
                             let (from, to) = (source as *const c_void, target as *mut c_void);
                             result::all_reduce(from, to, count, dtype, reduction, raw, stream)?;
                         }
-                        CollectiveKind::ReduceScatter => {
+                        CollectiveFunction::ReduceScatter => {
                             let (from, to) =
                                 (source as *const c_void, local_part(target) as *mut c_void);
                             result::reduce_scatter(from, to, part, dtype, reduction, raw, stream)?;
                         }
-                        CollectiveKind::AllGather => {
+                        CollectiveFunction::AllGather => {
                             let (from, to) =
                                 (local_part(source) as *const c_void, target as *mut c_void);
                             result::all_gather(from, to, part, dtype, raw, stream)?;
                         }
-                        CollectiveKind::AllToAll => {
+                        CollectiveFunction::AllToAll => {
                             for member in 0..members {
                                 let offset = member * part_bytes;
                                 let from = (source + offset) as *const c_void;
@@ -274,9 +273,9 @@ impl NcclCommunicators {
             }
             Ok(())
         };
-        grouped(calls).map_err(|e| communicator.error(collective.kind.name(), e))?;
+        grouped(calls).map_err(|e| communicator.error(collective.function.kind().name(), e))?;
         communicator.wait_until_ready(
-            collective.kind.name(),
+            collective.function.kind().name(),
             &WaitContext { processes, timeout: self.timeout },
         )
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::program::{Access, CollectiveOp, Reduction};
+use narrows_plan::program::{Access, CollectiveFunction, CollectiveOp};
 use narrows_plan::{Axis, DType, DeviceGroup};
 use narrows_runtime::{ScheduledInstruction, replica_operand_range};
 
@@ -23,10 +23,8 @@ pub struct GroupKey {
 /// A collective.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NcclCollective {
-    /// Kind of collective.
-    pub kind: CollectiveKind,
-    /// Reduction, for the kinds that reduce.
-    pub reduction: Reduction,
+    /// Function that the collective computes.
+    pub function: CollectiveFunction,
     /// Key of the device group.
     pub group_key: GroupKey,
     /// The device group, as in the program.
@@ -58,10 +56,10 @@ impl NcclCollective {
         if !in_place && instr.reads.len() < instr.writes.len() {
             return Err(unsupported("it writes more operands than it reads"));
         }
-        if in_place && op.kind == CollectiveKind::AllToAll {
+        if in_place && op.kind() == CollectiveKind::AllToAll {
             return Err(unsupported("NCCL has no all-to-all in place"));
         }
-        if !in_place && op.kind == CollectiveKind::AllReduce {
+        if !in_place && op.kind() == CollectiveKind::AllReduce {
             return Err(unsupported("its all-reduce is not in place"));
         }
         let bytes = |access: &Access| {
@@ -80,14 +78,13 @@ impl NcclCollective {
         let members = op.group.size;
         for buffer in &buffers {
             let elements = buffer.bytes() / buffer.dtype.width();
-            let has_parts = op.kind != CollectiveKind::AllReduce;
+            let has_parts = op.kind() != CollectiveKind::AllReduce;
             if has_parts && !elements.is_multiple_of(members) {
                 return Err(unsupported("its parts are not equal"));
             }
         }
         Ok(NcclCollective {
-            kind: op.kind,
-            reduction: op.reduction,
+            function: op.function,
             group_key: GroupKey { axis: op.axis, size: members },
             group: op.group,
             buffers,
@@ -97,9 +94,9 @@ impl NcclCollective {
     /// Bytes of the unsharded tensors.
     pub fn payload_bytes(&self) -> u64 {
         let local: u64 = self.buffers.iter().map(CollectiveBuffer::bytes).sum();
-        match self.kind {
+        match self.function {
             // Every device has a part before and after an all-to-all.
-            CollectiveKind::AllToAll => local * self.group_key.size,
+            CollectiveFunction::AllToAll => local * self.group_key.size,
             _ => local,
         }
     }

@@ -147,7 +147,7 @@ impl GraphSegment {
             report.count_instruction(node.name);
             if let NodeWork::Collective(nccl) = &node.work {
                 let collective = Collective {
-                    kind: nccl.kind,
+                    kind: nccl.function.kind(),
                     payload: Bytes(nccl.payload_bytes()),
                     group: nccl.group,
                 };

@@ -12,9 +12,10 @@ use narrows_cuda::{
     NcclCollective, NodeWork, OPTIMIZER_COEFFICIENTS, P2pKind, ScheduleItem,
     optimizer_coefficients, recommended_workspace, rotary_table,
 };
-use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
-use narrows_plan::program::{Action, Buffer, FusedOp, Phase, Program, Reduction};
+use narrows_plan::program::{
+    Action, Buffer, CollectiveFunction, FusedOp, Phase, Program, Reduction,
+};
 use narrows_plan::{CheckedProgram, DType};
 use narrows_runtime::session::{
     DeviceStep, Engine, LocalStepResult, MeshCoordinates, ModelProgram, StepRequest, TokenRows,
@@ -185,8 +186,7 @@ impl ShimEngine {
             members.iter().map(|member| self.devices[*member].next_collective().cloned()).collect();
         let Some(collectives) = collectives else { return false };
         let matches_first = |collective: &NcclCollective| {
-            (collective.kind, collective.group_key, collective.reduction)
-                == (first.kind, first.group_key, first.reduction)
+            (collective.function, collective.group_key) == (first.function, first.group_key)
         };
         if !collectives.iter().all(matches_first) {
             return false;
@@ -226,26 +226,26 @@ fn collective_result(
     in_place: bool,
 ) -> Vec<f32> {
     let count = sources[0].len();
-    let combine = |a: f32, b: f32| match collective.reduction {
+    let combine = |a: f32, b: f32| match collective.function.reduction() {
         Reduction::Sum => a + b,
         Reduction::Maximum => a.max(b),
     };
     let sum = |i: usize| sources.iter().map(|source| source[i]).reduce(combine).expect("a member");
     let part = count / sources.len();
     let local = rank * part..(rank + 1) * part;
-    match collective.kind {
-        CollectiveKind::AllReduce => (0..count).map(sum).collect(),
-        CollectiveKind::ReduceScatter if in_place => {
+    match collective.function {
+        CollectiveFunction::AllReduce(_) => (0..count).map(sum).collect(),
+        CollectiveFunction::ReduceScatter if in_place => {
             let mut result = sources[rank].clone();
             local.for_each(|i| result[i] = sum(i));
             result
         }
-        CollectiveKind::ReduceScatter => local.map(sum).collect(),
-        CollectiveKind::AllGather if in_place => {
+        CollectiveFunction::ReduceScatter => local.map(sum).collect(),
+        CollectiveFunction::AllGather if in_place => {
             (0..count).map(|i| sources[(i / part).min(sources.len() - 1)][i]).collect()
         }
-        CollectiveKind::AllGather => sources.concat(),
-        CollectiveKind::AllToAll => {
+        CollectiveFunction::AllGather => sources.concat(),
+        CollectiveFunction::AllToAll => {
             sources.iter().flat_map(|source| source[local.clone()].to_vec()).collect()
         }
     }
