@@ -22,7 +22,7 @@ const ROWS: [(&str, &str, &str); 2] = [
     ("vtrain-a100-multi-sample", "a100-80gb-8-4nic", "block"),
 ];
 
-/// The validation of the published figures.
+/// The validation of the published measurements.
 static PUBLISHED: LazyLock<Value> = LazyLock::new(|| validation(&[]));
 /// The validation of the rows that are not part of the repository.
 static ROW_FILES: LazyLock<Value> = LazyLock::new(row_validation);
@@ -103,16 +103,16 @@ fn faster_alternatives_are_predicted_to_be_faster() {
     }
 }
 
-/// The shipped 90 % intervals contain nearly nine in ten of the figures that they were derived from. Tests of figures
+/// The shipped 90 % intervals contain nearly nine in ten of the measurements that they were derived from. Tests of measurements
 /// left out of a fit are in `calibration/src/framework/tests/needs_rows.rs`.
 #[test]
-fn intervals_contain_the_figures_they_were_derived_from() {
+fn intervals_contain_the_measurements_they_were_derived_from() {
     check_coverage(&PUBLISHED);
 }
 
 #[test]
 #[ignore = "needs NARROWS_ROWS"]
-fn needs_rows_intervals_contain_the_figures_they_were_derived_from() {
+fn needs_rows_intervals_contain_the_measurements_they_were_derived_from() {
     check_coverage(&ROW_FILES);
 }
 

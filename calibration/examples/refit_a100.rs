@@ -1,16 +1,15 @@
-//! Fits the kernel prices of `profiles/a100-80gb.json` to the published figures again, and prints coefficients, draws and
+//! Fits the kernel prices of `profiles/a100-80gb.json` to the published measurements again, and prints coefficients, draws and
 //! residuals.
 //!
 //! ```sh
 //! cargo run --release -p narrows-calibration --example refit_a100
 //! ```
 
-#[path = "../tests/calibration/figures.rs"]
-mod figures;
 #[path = "../tests/calibration/kernel_fit.rs"]
 mod kernel_fit;
+#[path = "../tests/calibration/published.rs"]
+mod published;
 
-use figures::{Figure, load};
 use kernel_fit::{
     GEMM, LINKS, Parameter, distance_octaves, kernels_of, mean, prices, search, tables,
 };
@@ -18,16 +17,17 @@ use narrows_calibration::{Bootstrap, bootstrap, independent_units};
 use narrows_cost_model::error_scale;
 use narrows_cost_model::profile::{ProfileFile, preset};
 use narrows_plan::Kernel;
+use published::{PublishedTime, load};
 use serde_json::json;
 
-/// First relative step of a fit to all figures.
+/// First relative step of a fit to all measurements.
 const FIRST_STEP: f64 = 0.2;
 
 fn main() {
-    let figures = load();
-    let tables = tables(&figures);
+    let published = load();
+    let tables = tables(&published);
     for (parameters, tables) in [(&GEMM[..], &tables[..3]), (&LINKS[..], &tables[3..])] {
-        let all: Vec<&Figure> = tables.iter().copied().flatten().collect();
+        let all: Vec<&PublishedTime> = tables.iter().copied().flatten().collect();
         let mut file = search(FIRST_STEP, parameters, &all, &vec![1.0; all.len()]);
         for (name, parameter) in parameters {
             println!("{name} = {:.4e}", parameter(&mut file));
@@ -60,8 +60,8 @@ fn short(number: f64) -> f64 {
 /// Draws of a bootstrap.
 const DRAWS: usize = 32;
 
-/// The fit, repeated on draws of the figures.
-fn refit_draws(parameters: &[Parameter], all: &[&Figure]) -> Bootstrap<ProfileFile> {
+/// The fit, repeated on draws of the measurements.
+fn refit_draws(parameters: &[Parameter], all: &[&PublishedTime]) -> Bootstrap<ProfileFile> {
     let fit = |counts: &[f64]| search(0.1, parameters, all, counts);
     let own = preset("a100-80gb").unwrap().file().clone();
     bootstrap(&independent_units(all.len()), DRAWS, 1, &own, fit, |file, index| {
@@ -70,12 +70,12 @@ fn refit_draws(parameters: &[Parameter], all: &[&Figure]) -> Bootstrap<ProfileFi
     })
 }
 
-/// Mean error of the figures of each strategy by a fit to the figures of all other strategies.
-fn held_out_error(parameters: &[Parameter], all: &[&Figure]) -> f64 {
+/// Mean error of the measurements of each strategy by a fit to the measurements of all other strategies.
+fn held_out_error(parameters: &[Parameter], all: &[&PublishedTime]) -> f64 {
     let strategies = ["fullrank", "vanilla", "btp", "qkv", "gate_up"];
     let errors = strategies.iter().flat_map(|strategy| {
-        let (held_out, rest): (Vec<&Figure>, Vec<&Figure>) =
-            all.iter().partition(|figure| figure.name.starts_with(strategy));
+        let (held_out, rest): (Vec<&PublishedTime>, Vec<&PublishedTime>) =
+            all.iter().partition(|row| row.name.starts_with(strategy));
         let errors = absolute_errors(
             &search(FIRST_STEP, parameters, &rest, &vec![1.0; rest.len()]),
             &held_out,
@@ -86,7 +86,7 @@ fn held_out_error(parameters: &[Parameter], all: &[&Figure]) -> f64 {
     mean(&errors.collect::<Vec<f64>>())
 }
 
-fn absolute_errors(file: &ProfileFile, figures: &[&Figure]) -> Vec<f64> {
+fn absolute_errors(file: &ProfileFile, published: &[&PublishedTime]) -> Vec<f64> {
     let prices = prices(&file.clone().resolve().unwrap());
-    figures.iter().map(|figure| figure.error(&prices).abs()).collect()
+    published.iter().map(|row| row.error(&prices).abs()).collect()
 }

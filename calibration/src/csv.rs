@@ -8,7 +8,7 @@
 //! | `hidden size`, `attention heads`, `# layers` | the model |
 //! | `tensor parallelism`, `data parallelism`, `pipeline parallelism` | the mesh |
 //! | `# GPUs` | optional; must be the product of the mesh |
-//! | `iteration time (ms)` | the figure |
+//! | `iteration time (ms)` | the measured value |
 //!
 //! [`CsvDefaults`] has the properties that the rows do not state. Rows that the coefficients of the framework were
 //! fitted to are labelled as fitted.

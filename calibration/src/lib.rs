@@ -1,6 +1,6 @@
 //! Measurements, fits of hardware profiles to them, and predictions beside measurements.
 //!
-//! [`measurements`] reads files of published figures, [`fit`] turns the measurements of `narrows calibrate` into a
+//! [`measurements`] reads files of published measurements, [`fit`] turns the measurements of `narrows calibrate` into a
 //! profile, and [`validation`] compares predictions with measurements. Steps of full-rank GPTs, which the planner does
 //! not know, are priced by the private module `framework`.
 

@@ -98,7 +98,7 @@ fn require_distinct(flag: &str, names: Vec<(&str, &str)>, problems: &mut Problem
         if let Some((_, other)) = names[..index].iter().find(|(known, _)| known == name) {
             let message = format!("two files are named `{name}`: {other} and {path}");
             let problem = Problem::new(flag, message)
-                .hint("another `name` in one of them: the report tells figures apart by it");
+                .hint("another `name` in one of them: the report tells measurements apart by it");
             problems.push(problem);
         }
     }
@@ -109,8 +109,8 @@ fn warn_of_unused_profiles(
     profiles: &[MeasurementInput<Profile>],
 ) {
     for MeasurementInput { path, contents: profile } in profiles {
-        let mut figures = files.iter().flat_map(|file| &file.contents.measurements);
-        if !figures.any(|figure| figure.hardware == profile.name()) {
+        let mut measurements = files.iter().flat_map(|file| &file.contents.measurements);
+        if !measurements.any(|entry| entry.hardware == profile.name()) {
             let name = profile.name();
             output::warn(&format!(
                 "--hardware {path} has no effect: no measurement names `{name}`"

@@ -1,13 +1,13 @@
 //! `narrows validate`: compares predictions with measurements.
 
-use narrows_calibration::validation::{self, ComparedFigure};
+use narrows_calibration::validation::{self, ComparedMeasurement};
 
 use crate::args::{OutputFormat, ValidateArgs, ValidateSettings};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::progress::with_spinner;
 use crate::report::{self, ValidationReport};
 
-/// Predicts every figure and reports both.
+/// Predicts every measurement and reports both.
 pub fn run(args: &ValidateArgs) -> CommandResult<()> {
     let settings = args.resolve()?;
     let format = args.format.format;
@@ -16,14 +16,14 @@ pub fn run(args: &ValidateArgs) -> CommandResult<()> {
     report::print(&report, format, args.detail.resolve(), false)
 }
 
-/// Predicts every figure, on the presets and on the given profiles.
-fn compare(settings: &ValidateSettings) -> CommandResult<Vec<ComparedFigure<'_>>> {
+/// Predicts every measurement, on the presets and on the given profiles.
+fn compare(settings: &ValidateSettings) -> CommandResult<Vec<ComparedMeasurement<'_>>> {
     let files = settings.files.iter().map(|input| &input.contents);
     let profiles = settings.profiles.iter().map(|input| &input.contents);
     let compared = validation::compare(files, profiles)
         .map_err(|error| Failure::file(&settings.files[error.file].path, error.defects))?;
     if compared.is_empty() {
-        return Err(Failure::input(Problem::new("--measurements", "there are no figures")));
+        return Err(Failure::input(Problem::new("--measurements", "there are no measurements")));
     }
     Ok(compared)
 }

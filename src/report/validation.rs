@@ -1,9 +1,9 @@
-//! The report of `validate`: predicted and measured figures, and statistics of their errors.
+//! The report of `validate`: measurements, their predictions, and statistics of the errors.
 
 use narrows_calibration::measurements::{Citation, MeasurementUnit, MeasurementsFile};
 use narrows_calibration::validation::{
-    ComparedFigure, ErrorSummary, FigureSummary, IntervalCoverage, LeftOutFigure, Orderings,
-    leave_one_out, overall, summarize_by_source, summarize_by_table,
+    ComparedMeasurement, ErrorSummary, IntervalCoverage, LeftOutMeasurement, MeasurementSummary,
+    Orderings, leave_one_out, overall, summarize_by_source, summarize_by_table,
 };
 use narrows_plan::{Executor, Seconds};
 use serde::Serialize;
@@ -13,13 +13,14 @@ use super::page::{Align, TextPage};
 use crate::args::{Detail, MeasurementInput, ValidateSettings};
 use crate::text::{percents, plural, signed_percents};
 
-/// A table with more figures than this is summarized.
+/// A table with more measurements than this is summarized.
 const LISTED_MAX: usize = 60;
 
 /// Output of `validate`.
 #[derive(Serialize)]
 pub struct ValidationReport<'a> {
-    figures: Vec<FigureReport<'a>>,
+    #[serde(rename = "figures")]
+    measurements: Vec<MeasurementReport<'a>>,
     /// Fitted step times, each predicted by a fit to the other ones.
     left_out: Vec<LeftOutReport<'a>>,
     hardware: Vec<HardwareReport<'a>>,
@@ -33,7 +34,7 @@ pub struct ValidationReport<'a> {
 }
 
 #[derive(Serialize)]
-struct FigureReport<'a> {
+struct MeasurementReport<'a> {
     file: &'a str,
     table: &'a str,
     source: &'a str,
@@ -58,8 +59,9 @@ struct FigureReport<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum TimeUnit {
-    /// The figure.
-    Figure,
+    /// The measurement itself.
+    #[serde(rename = "figure")]
+    Measurement,
     /// 10⁹ bytes that recomputation frees.
     GigabyteFreed,
 }
@@ -73,7 +75,7 @@ struct LeftOutReport<'a> {
     error_percent: f64,
 }
 
-/// A profile that figures name.
+/// A profile that measurements name.
 #[derive(Serialize)]
 struct HardwareReport<'a> {
     name: &'a str,
@@ -108,16 +110,17 @@ struct CitationReport<'a> {
 }
 
 impl<'a> ValidationReport<'a> {
-    /// The report on compared figures.
+    /// The report on compared measurements.
     pub fn new(
         settings: &'a ValidateSettings,
-        compared: &'a [ComparedFigure<'a>],
+        compared: &'a [ComparedMeasurement<'a>],
     ) -> ValidationReport<'a> {
-        let summaries =
-            |summaries: Vec<FigureSummary>| summaries.into_iter().map(SummaryReport::new).collect();
+        let summaries = |summaries: Vec<MeasurementSummary>| {
+            summaries.into_iter().map(SummaryReport::new).collect()
+        };
         let left_out = leave_one_out(compared);
         ValidationReport {
-            figures: compared.iter().map(FigureReport::new).collect(),
+            measurements: compared.iter().map(MeasurementReport::new).collect(),
             left_out: left_out.iter().map(LeftOutReport::new).collect(),
             hardware: hardware(settings, compared),
             tables: summaries(summarize_by_table(compared)),
@@ -129,29 +132,29 @@ impl<'a> ValidationReport<'a> {
     }
 }
 
-impl<'a> FigureReport<'a> {
-    fn new(figure: &'a ComparedFigure<'a>) -> FigureReport<'a> {
-        let measurement = figure.measurement;
-        let [low, high] = figure.interval_s;
-        FigureReport {
-            file: figure.file,
+impl<'a> MeasurementReport<'a> {
+    fn new(entry: &'a ComparedMeasurement<'a>) -> MeasurementReport<'a> {
+        let measurement = entry.measurement;
+        let [low, high] = entry.interval_s;
+        MeasurementReport {
+            file: entry.file,
             table: &measurement.table,
             source: &measurement.source,
             name: &measurement.name,
             hardware: &measurement.hardware,
             executor: measurement.executor,
             comparison_group: measurement.comparison_group.as_deref(),
-            fitted: figure.fitted,
-            fit_conditions: figure.fit_conditions.map(|conditions| conditions.labels()),
+            fitted: entry.fitted,
+            fit_conditions: entry.fit_conditions.map(|conditions| conditions.labels()),
             per: match measurement.unit {
                 MeasurementUnit::MbPerMs => TimeUnit::GigabyteFreed,
-                _ => TimeUnit::Figure,
+                _ => TimeUnit::Measurement,
             },
-            measured_s: figure.measured_s,
-            predicted_s: figure.predicted_s,
-            error_percent: (figure.predicted_s / figure.measured_s - 1.0) * 100.0,
-            interval_s: figure.interval_s,
-            inside: (low..=high).contains(&figure.measured_s),
+            measured_s: entry.measured_s,
+            predicted_s: entry.predicted_s,
+            error_percent: (entry.predicted_s / entry.measured_s - 1.0) * 100.0,
+            interval_s: entry.interval_s,
+            inside: (low..=high).contains(&entry.measured_s),
         }
     }
 
@@ -162,12 +165,12 @@ impl<'a> FigureReport<'a> {
 
     fn time(&self, seconds: f64) -> String {
         match self.per {
-            TimeUnit::Figure => Seconds(seconds).to_string(),
+            TimeUnit::Measurement => Seconds(seconds).to_string(),
             TimeUnit::GigabyteFreed => format!("{}/GB", Seconds(seconds)),
         }
     }
 
-    /// Symbols of figures that were fitted to (`*`), and of figures outside their interval (`!`).
+    /// Symbols of measurements that were fitted to (`*`), and of measurements outside their interval (`!`).
     fn symbols(&self) -> &'static str {
         match (self.fitted, &self.fit_conditions, self.inside) {
             (true, None, true) => " *",
@@ -181,11 +184,11 @@ impl<'a> FigureReport<'a> {
 }
 
 impl<'a> LeftOutReport<'a> {
-    fn new(left_out: &LeftOutFigure<'a>) -> LeftOutReport<'a> {
+    fn new(left_out: &LeftOutMeasurement<'a>) -> LeftOutReport<'a> {
         LeftOutReport {
-            file: left_out.figure.file,
-            name: &left_out.figure.measurement.name,
-            measured_s: left_out.figure.measured_s,
+            file: left_out.measurement.file,
+            name: &left_out.measurement.measurement.name,
+            measured_s: left_out.measurement.measured_s,
             predicted_s: left_out.predicted_s,
             error_percent: left_out.error() * 100.0,
         }
@@ -193,22 +196,22 @@ impl<'a> LeftOutReport<'a> {
 }
 
 impl SummaryReport {
-    fn new(summary: FigureSummary) -> SummaryReport {
-        let FigureSummary { name, errors, orderings, coverage, fitted, .. } = summary;
+    fn new(summary: MeasurementSummary) -> SummaryReport {
+        let MeasurementSummary { name, errors, orderings, coverage, fitted, .. } = summary;
         let IntervalCoverage { inside, .. } = coverage;
         let coverage_90 = CoverageReport { inside, share: coverage.share() };
         SummaryReport { name, fitted, errors, orderings, coverage_90 }
     }
 }
 
-/// The profiles that figures name, each once.
+/// The profiles that measurements name, each once.
 fn hardware<'a>(
     settings: &'a ValidateSettings,
-    compared: &'a [ComparedFigure<'a>],
+    compared: &'a [ComparedMeasurement<'a>],
 ) -> Vec<HardwareReport<'a>> {
     let mut reports: Vec<HardwareReport> = vec![];
-    for figure in compared {
-        let name = figure.measurement.hardware.as_str();
+    for entry in compared {
+        let name = entry.measurement.hardware.as_str();
         if reports.iter().all(|known| known.name != name) {
             let input = settings.profile(name);
             let file = input.filter(|input| input.path != name);
@@ -234,7 +237,7 @@ fn citations(file: &MeasurementsFile) -> impl Iterator<Item = CitationReport<'_>
 impl Report for ValidationReport<'_> {
     fn render(&self, detail: Detail) -> String {
         let mut page = TextPage::default();
-        page.heading("Errors of all figures");
+        page.heading("Errors of all measurements");
         summary_table(&mut page, &self.overall, detail);
         page.heading("Errors by table");
         summary_table(&mut page, &self.tables, detail);
@@ -242,7 +245,7 @@ impl Report for ValidationReport<'_> {
         summary_table(&mut page, &self.sources, detail);
         page.paragraph(
             "Errors: (predicted − measured) / measured. Order: pairs of implementations of the same job that are \
-             predicted in the measured order. In interval: figures within their 90 % interval.",
+             predicted in the measured order. In interval: measurements within their 90 % interval.",
         );
         self.left_out(&mut page);
         for table in &self.tables {
@@ -260,48 +263,51 @@ impl Report for ValidationReport<'_> {
 
 impl ValidationReport<'_> {
     fn table(&self, page: &mut TextPage, name: &str, detail: Detail) {
-        let figures: Vec<&FigureReport> =
-            self.figures.iter().filter(|figure| figure.table_name() == name).collect();
+        let measurements: Vec<&MeasurementReport> =
+            self.measurements.iter().filter(|entry| entry.table_name() == name).collect();
         page.heading(name);
-        if figures.len() > LISTED_MAX {
-            let count = plural(figures.len() as u64, "figure");
+        if measurements.len() > LISTED_MAX {
+            let count = plural(measurements.len() as u64, "measurement");
             page.line(format!("{count}: --format json prints them"));
             return;
         }
-        let row = |figure: &&FigureReport| {
-            let interval = figure.interval_s.map(Seconds);
+        let row = |entry: &&MeasurementReport| {
+            let interval = entry.interval_s.map(Seconds);
             let interval = format!("{} to {}", interval[0], interval[1]);
             let full = |cell: String| if detail == Detail::Full { cell } else { String::new() };
             vec![
-                format!("{}{}", figure.name, figure.symbols()),
-                figure.time(figure.measured_s),
-                figure.time(figure.predicted_s),
-                signed_percents(figure.error_percent, 1),
+                format!("{}{}", entry.name, entry.symbols()),
+                entry.time(entry.measured_s),
+                entry.time(entry.predicted_s),
+                signed_percents(entry.error_percent, 1),
                 full(interval),
-                full(figure.executor.name().to_owned()),
+                full(entry.executor.name().to_owned()),
             ]
         };
         let columns = [
-            ("figure", Align::Left),
+            ("measurement", Align::Left),
             ("measured", Align::Right),
             ("predicted", Align::Right),
             ("error", Align::Right),
             ("90 % interval", Align::Left),
             ("executor", Align::Left),
         ];
-        page.table(&columns, &figures.iter().map(row).collect::<Vec<_>>());
+        page.table(&columns, &measurements.iter().map(row).collect::<Vec<_>>());
     }
 
     /// The legend of the symbols.
     fn legend(&self, page: &mut TextPage) {
-        if self.figures.iter().any(|figure| figure.fitted) {
-            page.line("* fitted: a price was fitted to this figure, so it tests no prediction");
+        if self.measurements.iter().any(|entry| entry.fitted) {
+            page.line(
+                "* fitted: a price was fitted to this measurement, so it tests no prediction",
+            );
         }
-        if self.figures.iter().any(|figure| !figure.inside) {
+        if self.measurements.iter().any(|entry| !entry.inside) {
             page.line("! outside its 90 % interval");
         }
         let mut counts: Vec<(&[String; 3], u64)> = vec![];
-        for conditions in self.figures.iter().filter_map(|figure| figure.fit_conditions.as_ref()) {
+        for conditions in self.measurements.iter().filter_map(|entry| entry.fit_conditions.as_ref())
+        {
             match counts.iter_mut().find(|(known, _)| *known == conditions) {
                 Some((_, count)) => *count += 1,
                 None => counts.push((conditions, 1)),
@@ -312,7 +318,7 @@ impl ValidationReport<'_> {
                 "** fitted: the GPT prices were fitted to {} under other conditions than the file's: \
                  hardware `{hardware}`, recomputation `{recompute}`, a vocabulary of {vocabulary}. Their \
                  predictions here are neither a test nor errors of that fit.",
-                plural(count, "figure"),
+                plural(count, "measurement"),
             ));
         }
     }
@@ -322,16 +328,16 @@ impl ValidationReport<'_> {
             return;
         }
         page.heading("Fitted step times, each left out of the fit in turn");
-        let row = |figure: &LeftOutReport| {
+        let row = |entry: &LeftOutReport| {
             vec![
-                figure.name.to_owned(),
-                Seconds(figure.measured_s).to_string(),
-                Seconds(figure.predicted_s).to_string(),
-                signed_percents(figure.error_percent, 1),
+                entry.name.to_owned(),
+                Seconds(entry.measured_s).to_string(),
+                Seconds(entry.predicted_s).to_string(),
+                signed_percents(entry.error_percent, 1),
             ]
         };
         let columns = [
-            ("figure left out", Align::Left),
+            ("measurement left out", Align::Left),
             ("measured", Align::Right),
             ("predicted without it", Align::Right),
             ("error", Align::Right),
@@ -356,7 +362,7 @@ impl ValidationReport<'_> {
 fn summary_table(page: &mut TextPage, summaries: &[SummaryReport], detail: Detail) {
     let row = |summary: &SummaryReport| {
         let ErrorSummary {
-            figures,
+            count,
             mean_absolute_percent: mean,
             median_absolute_percent: median,
             worst_absolute_percent: worst,
@@ -366,14 +372,14 @@ fn summary_table(page: &mut TextPage, summaries: &[SummaryReport], detail: Detai
         let full = |cell: String| if detail == Detail::Full { cell } else { String::new() };
         vec![
             summary.name.clone(),
-            figures.to_string(),
+            count.to_string(),
             full(summary.fitted.to_string()),
             percents(mean, 2),
             full(percents(median, 2)),
             percents(worst, 2),
             full(signed_percents(bias, 2)),
             if pairs == 0 { String::new() } else { format!("{right} of {pairs}") },
-            format!("{} of {figures}", summary.coverage_90.inside),
+            format!("{} of {count}", summary.coverage_90.inside),
         ]
     };
     let columns = [

@@ -14,7 +14,7 @@ sequence length,tensor parallelism,data parallelism,pipeline parallelism,iterati
 const ROW_FLAGS: &str = "--hardware a100-80gb-8 --recompute none";
 
 #[test]
-fn published_figures_are_predicted() {
+fn published_measurements_are_predicted() {
     let document = answer("validate");
     let figures = document["figures"].as_array().expect("figures");
     assert_eq!(figures.len(), 62);
@@ -282,11 +282,11 @@ fn needs_rows_the_rows_that_prices_were_fitted_to_are_recognized() {
     assert_eq!(document["overall"][0]["fitted"], 240, "rounded rows count as predicted");
     assert_eq!(document["figures"][0]["terms_of_fit"], json!(["a100-80gb-8", "none", "51200"]));
     let text = stdout(&line);
-    assert!(text.contains("GPT prices were fitted to 240 figures"), "{text}");
+    assert!(text.contains("GPT prices were fitted to 240 measurements"), "{text}");
 }
 
 #[test]
-fn figures_are_predicted_with_a_profile_file() {
+fn measurements_are_predicted_with_a_profile_file() {
     let folder = tempfile::tempdir().unwrap();
     let profile =
         include_str!("../../profiles/cpu-local.json").replace("\"cpu-local\"", "\"mine\"");

@@ -24,10 +24,10 @@ pub struct MeasurementsFile {
     pub name: String,
     /// One or two sentences for a reader.
     pub description: String,
-    /// The sources of the figures, by a key that measurements refer to.
+    /// The sources of the measurements, by the key in `source`.
     #[serde(deserialize_with = "sources::unique_sources")]
     pub sources: IndexMap<String, Citation>,
-    /// The figures.
+    /// The measurements.
     pub measurements: Vec<Measurement>,
 }
 
@@ -39,7 +39,7 @@ pub enum MeasurementsFormat {
     V1,
 }
 
-/// One figure.
+/// One measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
@@ -57,15 +57,15 @@ pub struct Measurement {
     pub mesh: Mesh,
     /// The work that was measured.
     pub measured: MeasuredQuantity,
-    /// The figure.
+    /// The measured value.
     pub value: f64,
-    /// The unit of the figure.
+    /// Unit of the value.
     pub unit: MeasurementUnit,
     /// Comparison group: its measurements do the same job in different ways, and the faster one must be predicted to be
     /// the faster one.
     #[serde(rename = "race", default, skip_serializing_if = "Option::is_none")]
     pub comparison_group: Option<String>,
-    /// Whether a prediction was fitted to this figure, which makes it no prediction.
+    /// Whether a prediction was fitted to this measurement, so that its error is not an error of a prediction.
     #[serde(default, skip_serializing_if = "is_false")]
     pub fitted: bool,
 }
@@ -74,7 +74,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// The unit of a figure.
+/// Unit of a measured value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MeasurementUnit {

@@ -1,6 +1,6 @@
 //! Files of measurements, in the format of `docs/measurements-format.md`.
 //!
-//! A [`MeasurementsFile`] is the JSON form. [`read`] also checks that every figure can be predicted.
+//! A [`MeasurementsFile`] is the JSON form. [`read`] also checks that every measurement can be predicted.
 
 mod file;
 mod kernels;
@@ -19,11 +19,11 @@ pub(crate) use file::{
 pub(crate) use kernels::predicted_time_s;
 pub(crate) use validate::{nested, validate};
 
-/// The built-in files of published figures, by name.
+/// The built-in files of published measurements, by name.
 const SHIPPED: [(&str, &str); 1] =
     [("boost-a100", include_str!("../../data/measurements/boost-a100.json"))];
 
-/// The built-in files of published figures.
+/// The built-in files of published measurements.
 ///
 /// ```
 /// let files = narrows_calibration::measurements::shipped().unwrap();

@@ -1,4 +1,4 @@
-//! Sources of figures. Their deserialization rejects duplicate keys, of which JSON parsers otherwise keep the last.
+//! Sources of measurements. Their deserialization rejects duplicate keys, of which JSON parsers otherwise keep the last.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The source of figures.
+/// The source of measurements.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Citation {

@@ -1,7 +1,7 @@
-//! Predictions of the figures of measurements files.
+//! Predictions of the measurements in files.
 //!
 //! Kernels are priced one by one. A step is planned with the mesh, microbatch and restrictions of its measurement, and
-//! its plan is simulated. A GPT's step is priced by [`framework`](crate::framework). Figures that a prediction was fitted
+//! its plan is simulated. A GPT's step is priced by [`framework`](crate::framework). Measurements that a prediction was fitted
 //! to are labelled, and summarized apart.
 
 use std::collections::BTreeMap;
@@ -24,8 +24,8 @@ use crate::measurements::{
     predicted_time_s, priced_kernels,
 };
 
-/// A figure and its prediction.
-pub struct ComparedFigure<'a> {
+/// A measurement and its prediction.
+pub struct ComparedMeasurement<'a> {
     /// The file's name.
     pub file: &'a str,
     /// The measurement.
@@ -36,7 +36,7 @@ pub struct ComparedFigure<'a> {
     pub predicted_s: f64,
     /// The 90 % interval of the prediction.
     pub interval_s: [f64; 2],
-    /// Whether the prediction was fitted to this figure.
+    /// Whether the prediction was fitted to this measurement.
     pub fitted: bool,
     /// The conditions of that fit where the file has others: the error is then not an error of the fit.
     pub fit_conditions: Option<&'static FitConditions>,
@@ -59,14 +59,14 @@ struct PredictedTime {
     interval_s: [f64; 2],
 }
 
-/// Predicts every figure of `files`, on `profiles` and on presets. A profile replaces the preset of its name.
+/// Predicts every measurement of `files`, on `profiles` and on presets. A profile replaces the preset of its name.
 ///
 /// # Errors
-/// The first figure without a prediction: its hardware is unknown, or its step has no plan.
+/// The first measurement without a prediction: its hardware is unknown, or its step has no plan.
 pub fn compare<'a>(
     files: impl IntoIterator<Item = &'a MeasurementsFile>,
     profiles: impl IntoIterator<Item = &'a Profile>,
-) -> Result<Vec<ComparedFigure<'a>>, FileDefects> {
+) -> Result<Vec<ComparedMeasurement<'a>>, FileDefects> {
     let profiles = profiles.into_iter().map(|profile| (profile.name(), profile.clone()));
     let mut profiles: BTreeMap<&str, Profile> = profiles.collect();
     let mut compared = vec![];
@@ -97,7 +97,7 @@ pub fn compare<'a>(
             };
             let measured_s = measurement.measured_s(profile);
             let fit = fit_conditions(measurement, measured_s);
-            compared.push(ComparedFigure {
+            compared.push(ComparedMeasurement {
                 file: &file.name,
                 measurement,
                 measured_s,

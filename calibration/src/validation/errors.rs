@@ -8,11 +8,12 @@
 
 use serde::Serialize;
 
-/// The errors of a set of figures.
+/// The errors of a set of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ErrorSummary {
-    /// Number of figures.
-    pub figures: usize,
+    /// Number of measurements.
+    #[serde(rename = "figures")]
+    pub count: usize,
     /// Mean of |e|, in percent.
     pub mean_absolute_percent: f64,
     /// Median of |e|, in percent.
@@ -40,12 +41,13 @@ pub(super) struct ComparisonTime<'a> {
     pub predicted_s: f64,
 }
 
-/// Number of figures within their intervals.
+/// Number of measurements within their intervals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct IntervalCoverage {
-    /// Number of figures.
-    pub figures: usize,
-    /// Figures within their intervals.
+    /// Number of measurements.
+    #[serde(rename = "figures")]
+    pub count: usize,
+    /// Measurements within their intervals.
     pub inside: usize,
 }
 
@@ -59,7 +61,7 @@ impl ErrorSummary {
         let (low, high) = (sizes[(sizes.len() - 1) / 2], sizes[sizes.len() / 2]);
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         Some(ErrorSummary {
-            figures: errors.len(),
+            count: errors.len(),
             mean_absolute_percent: mean(&sizes),
             median_absolute_percent: (low + high) / 2.0,
             worst_absolute_percent: worst,
@@ -91,19 +93,19 @@ impl Orderings {
 }
 
 impl IntervalCoverage {
-    /// Counts figures with their intervals.
-    pub fn count(figures: impl IntoIterator<Item = (f64, [f64; 2])>) -> IntervalCoverage {
+    /// Counts measurements with their intervals.
+    pub fn count(measurements: impl IntoIterator<Item = (f64, [f64; 2])>) -> IntervalCoverage {
         let mut coverage = IntervalCoverage::default();
-        for (figure, [low, high]) in figures {
-            coverage.figures += 1;
-            coverage.inside += usize::from(low <= figure && figure <= high);
+        for (measured_s, [low, high]) in measurements {
+            coverage.count += 1;
+            coverage.inside += usize::from(low <= measured_s && measured_s <= high);
         }
         coverage
     }
 
-    /// Fraction of the figures within their intervals; `None` for no figures.
+    /// Fraction of the measurements within their intervals; `None` for no measurements.
     pub fn share(&self) -> Option<f64> {
-        (self.figures > 0).then(|| self.inside as f64 / self.figures as f64)
+        (self.count > 0).then(|| self.inside as f64 / self.count as f64)
     }
 }
 
@@ -114,7 +116,7 @@ mod tests {
     #[test]
     fn errors_are_summarized() {
         let errors = ErrorSummary::of([(1.1, 1.0), (0.8, 1.0), (1.0, 1.0), (1.3, 1.0)]).unwrap();
-        assert_eq!(errors.figures, 4);
+        assert_eq!(errors.count, 4);
         assert!((errors.mean_absolute_percent - 15.0).abs() < 1e-9);
         assert!((errors.median_absolute_percent - 15.0).abs() < 1e-9);
         assert!((errors.worst_absolute_percent - 30.0).abs() < 1e-9);

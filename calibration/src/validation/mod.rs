@@ -8,8 +8,8 @@ mod preset_coverage;
 mod summary;
 
 pub use closed_loop::{ClosedLoop, ClosedLoopPlan, MeasuredPlan, StepInterval, closed_loop};
-pub use compare::{ComparedFigure, compare};
+pub use compare::{ComparedMeasurement, compare};
 pub use errors::{ErrorSummary, IntervalCoverage, Orderings};
-pub use leave_one_out::{LeftOutFigure, leave_one_out};
+pub use leave_one_out::{LeftOutMeasurement, leave_one_out};
 pub use preset_coverage::{PresetCoverage, preset_coverage};
-pub use summary::{FigureSummary, overall, summarize_by_source, summarize_by_table};
+pub use summary::{MeasurementSummary, overall, summarize_by_source, summarize_by_table};

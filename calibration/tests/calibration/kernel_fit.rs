@@ -1,24 +1,24 @@
-//! The fit of kernel prices of `a100-80gb` to the published figures.
+//! The fit of kernel prices of `a100-80gb` to the published measurements.
 
 use narrows_calibration::CoordinateDescent;
 use narrows_cost_model::profile::{Profile, ProfileFile, preset};
 use narrows_cost_model::{Executor, MeasuredShapes, Prices};
 use narrows_plan::{Kernel, Mesh};
 
-use crate::figures::{Figure, Figures};
+use crate::published::{PublishedTables, PublishedTime};
 
 /// The executor of the measurements: PyTorch, operator by operator.
 pub fn prices(profile: &Profile) -> Prices {
     Prices::new(profile, Executor::Eager, &Mesh { tensor: 4, pipeline: 1, data: 1 })
 }
 
-pub fn tables(figures: &Figures) -> [&[Figure]; 5] {
+pub fn tables(published: &PublishedTables) -> [&[PublishedTime]; 5] {
     [
-        &figures.products,
-        &figures.utilisation,
-        &figures.grouped_products,
-        &figures.all_reduces,
-        &figures.grouped_all_reduces,
+        &published.products,
+        &published.utilisation,
+        &published.grouped_products,
+        &published.all_reduces,
+        &published.grouped_all_reduces,
     ]
 }
 
@@ -36,14 +36,14 @@ pub const LINKS: [Parameter; 2] = [
     ("links.intra_node.fill_s", |file| &mut file.links.intra_node.fill_s),
 ];
 
-pub fn kernels_of<'a>(figure: &&'a Figure) -> impl Iterator<Item = &'a Kernel> {
-    figure.kernels.iter().map(|(kernel, _)| kernel)
+pub fn kernels_of<'a>(row: &&'a PublishedTime) -> impl Iterator<Item = &'a Kernel> {
+    row.kernels.iter().map(|(kernel, _)| kernel)
 }
 
-/// Largest distance of a kernel of a figure from the kernels of all other figures, in octaves.
-pub fn distance_octaves(all: &[&Figure], index: usize) -> f64 {
+/// Largest distance of a kernel of a measurement from the kernels of all other measurements, in octaves.
+pub fn distance_octaves(all: &[&PublishedTime], index: usize) -> f64 {
     let others = all.iter().enumerate().filter(|(other, _)| *other != index);
-    let shapes = MeasuredShapes::from_kernels(others.flat_map(|(_, figure)| kernels_of(figure)));
+    let shapes = MeasuredShapes::from_kernels(others.flat_map(|(_, row)| kernels_of(row)));
     let distances = kernels_of(&all[index]).map(|kernel| shapes.distance_octaves(kernel, 1));
     distances.fold(0.0, f64::max)
 }
@@ -52,7 +52,7 @@ pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Minimises the sum of squared logarithmic errors, in which figure i counts `counts[i]` times, by
+/// Minimises the sum of squared logarithmic errors, in which measurement i counts `counts[i]` times, by
 /// coordinate descent with shrinking steps. (The mean absolute error would not distinguish many small
 /// errors from one large error.)
 ///
@@ -60,14 +60,14 @@ pub fn mean(values: &[f64]) -> f64 {
 pub fn search(
     mut step: f64,
     parameters: &[Parameter],
-    figures: &[&Figure],
+    published: &[&PublishedTime],
     counts: &[f64],
 ) -> ProfileFile {
     let loss = |file: &ProfileFile| {
         let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
         let prices = prices(&profile);
-        let square = |figure: &Figure| (1.0 + figure.error(&prices)).ln().powi(2);
-        figures.iter().zip(counts).map(|(figure, count)| count * square(figure)).sum::<f64>()
+        let square = |row: &PublishedTime| (1.0 + row.error(&prices)).ln().powi(2);
+        published.iter().zip(counts).map(|(row, count)| count * square(row)).sum::<f64>()
     };
     let scale = |file: &mut ProfileFile, index: usize, factor: f64| {
         *parameters[index].1(file) *= factor;

@@ -3,10 +3,9 @@
 //! `cargo test -p narrows-calibration --test calibration -- --nocapture` prints the tables;
 //! `cargo run --release -p narrows-calibration --example refit_a100` repeats the fit.
 
-mod figures;
 mod kernel_fit;
+mod published;
 
-use figures::{Figure, load};
 use kernel_fit::{GEMM, LINKS, distance_octaves, mean, prices, search, tables};
 use narrows_calibration::validation::IntervalCoverage;
 use narrows_cost_model::interval::prediction_interval;
@@ -14,6 +13,7 @@ use narrows_cost_model::profile::{Profile, preset};
 use narrows_cost_model::{Prices, error_scale};
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
 use narrows_plan::{Axis, Bytes, DType, DeviceGroup};
+use published::{PublishedTime, load};
 
 /// Recorded mean absolute errors in percent. The test accepts half a point more.
 const RECORDED: [(&str, f64); 5] = [
@@ -28,19 +28,16 @@ const SLACK: f64 = 0.5;
 #[test]
 fn errors_do_not_grow() {
     let prices = prices(&preset("a100-80gb").unwrap());
-    let figures = load();
+    let published = load();
     let mut grown = vec![];
-    for ((name, recorded), table) in RECORDED.into_iter().zip(tables(&figures)) {
+    for ((name, recorded), table) in RECORDED.into_iter().zip(tables(&published)) {
         println!("{name}");
-        for figure in table {
-            let (price, seconds) = (figure.price(&prices) * 1e6, figure.seconds * 1e6);
-            let error = figure.error(&prices) * 100.0;
-            println!(
-                "  {:32} {seconds:8.0} µs  priced {price:8.0} µs  {error:+5.1} %",
-                figure.name
-            );
+        for row in table {
+            let (price, seconds) = (row.price(&prices) * 1e6, row.seconds * 1e6);
+            let error = row.error(&prices) * 100.0;
+            println!("  {:32} {seconds:8.0} µs  priced {price:8.0} µs  {error:+5.1} %", row.name);
         }
-        let errors: Vec<f64> = table.iter().map(|figure| figure.error(&prices).abs()).collect();
+        let errors: Vec<f64> = table.iter().map(|row| row.error(&prices).abs()).collect();
         let mean = mean(&errors) * 100.0;
         println!("  mean absolute error {mean:.2} % (recorded {recorded:.2} %)\n");
         if mean > recorded + SLACK {
@@ -53,24 +50,25 @@ fn errors_do_not_grow() {
 #[test]
 fn half_widths_cover_nine_in_ten_residuals() {
     let prices = prices(&preset("a100-80gb").unwrap());
-    let figures = load();
-    let covers = |tables: &[&[Figure]]| {
-        let all: Vec<&Figure> = tables.iter().copied().flatten().collect();
-        let inside = all.iter().filter(|figure| {
-            figure.error(&prices).abs() <= prices.relative_half_width(&figure.kernels[0].0)
+    let published = load();
+    let covers = |tables: &[&[PublishedTime]]| {
+        let all: Vec<&PublishedTime> = tables.iter().copied().flatten().collect();
+        let inside = all.iter().filter(|row| {
+            row.error(&prices).abs() <= prices.relative_half_width(&row.kernels[0].0)
         });
         inside.count() as f64 / all.len() as f64
     };
-    let figures = tables(&figures);
-    assert!(covers(&figures[..3]) >= 0.9, "products: {}", covers(&figures[..3]));
-    assert!(covers(&figures[3..]) >= 0.9, "all-reduces: {}", covers(&figures[3..]));
+    let published = tables(&published);
+    assert!(covers(&published[..3]) >= 0.9, "products: {}", covers(&published[..3]));
+    assert!(covers(&published[3..]) >= 0.9, "all-reduces: {}", covers(&published[3..]));
 }
 
 #[test]
 fn savings_of_grouping_have_the_measured_sign_and_size() {
     let prices = prices(&preset("a100-80gb").unwrap());
-    let figures = load();
-    for pair in figures.grouped_products.chunks(2).chain(figures.grouped_all_reduces.chunks(2)) {
+    let published = load();
+    for pair in published.grouped_products.chunks(2).chain(published.grouped_all_reduces.chunks(2))
+    {
         let saved = pair[0].price(&prices) - pair[1].price(&prices);
         let measured = pair[0].seconds - pair[1].seconds;
         println!(
@@ -104,19 +102,19 @@ fn refitted() -> Vec<Prices> {
     refits.into_iter().map(|file| prices(&file.resolve().unwrap())).collect()
 }
 
-/// Intervals from a fit to all other figures, their residuals, and the refits of the profile. With 50
-/// figures, the standard error of the coverage is about four points.
+/// Intervals from a fit to all other measurements, their residuals, and the refits of the profile. With 50
+/// measurements, the standard error of the coverage is about four points.
 #[test]
-fn intervals_cover_each_figure_that_is_left_out() {
+fn intervals_cover_each_measurement_that_is_left_out() {
     let own = prices(&preset("a100-80gb").unwrap());
     let refitted = refitted();
-    let figures = load();
-    let tables = tables(&figures);
+    let published = load();
+    let tables = tables(&published);
     let mut all_inside = IntervalCoverage::default();
     for (name, parameters, tables) in
         [("products", &GEMM[..], &tables[..3]), ("all-reduces", &LINKS[..], &tables[3..])]
     {
-        let all: Vec<&Figure> = tables.iter().copied().flatten().collect();
+        let all: Vec<&PublishedTime> = tables.iter().copied().flatten().collect();
         let fits: Vec<Profile> = (0..all.len())
             .map(|out| {
                 let counts: Vec<f64> =
@@ -139,8 +137,8 @@ fn intervals_cover_each_figure_that_is_left_out() {
         };
         let inside =
             IntervalCoverage::count((0..all.len()).map(|out| (residual(out), interval(out))));
-        println!("{name}: {} of {} within", inside.inside, inside.figures);
-        all_inside.figures += inside.figures;
+        println!("{name}: {} of {} within", inside.inside, inside.count);
+        all_inside.count += inside.count;
         all_inside.inside += inside.inside;
     }
     let covered = all_inside.share().unwrap();

@@ -1,4 +1,4 @@
-//! Validation of measurements: references that resolve, sizes that divide, figures in range.
+//! Validation of measurements: references that resolve, sizes that divide, measurements in range.
 
 mod step;
 
@@ -53,7 +53,7 @@ pub(crate) fn validate(
             check.defect_with_hint(
                 "name",
                 problem,
-                "a unique name: reports refer to figures by it",
+                "a unique name: reports refer to measurements by it",
             );
         }
         if !file.sources.contains_key(&measurement.source) {
@@ -126,7 +126,7 @@ impl MeasurementValidator {
         }
     }
 
-    fn figure(&mut self, measurement: &Measurement) {
+    fn value(&mut self, measurement: &Measurement) {
         let value = measurement.value;
         let (in_seconds, range) = match measurement.unit {
             MeasurementUnit::S => (value, TIME_S),
@@ -155,7 +155,7 @@ impl MeasurementValidator {
         if let Some(race) = &measurement.comparison_group {
             self.printable("race", race, false);
         }
-        self.figure(measurement);
+        self.value(measurement);
         let Mesh { tensor, pipeline, data } = measurement.mesh;
         for (axis, size) in [("tensor", tensor), ("pipeline", pipeline), ("data", data)] {
             self.size(&format!("mesh.{axis}"), size);

@@ -1,4 +1,4 @@
-//! The published figures, as kernels and seconds.
+//! The published measurements, as kernels and seconds.
 
 use narrows_calibration::measurements::{MeasuredQuantity, priced_kernels, shipped};
 use narrows_cost_model::Prices;
@@ -6,14 +6,14 @@ use narrows_cost_model::profile::preset;
 use narrows_plan::{DType, Kernel};
 
 /// A measured time of kernels that ran one after the other.
-pub struct Figure {
+pub struct PublishedTime {
     pub name: String,
     /// Kernels, with the number of times that each ran.
     pub kernels: Vec<(Kernel, f64)>,
     pub seconds: f64,
 }
 
-impl Figure {
+impl PublishedTime {
     /// The predicted time, in seconds.
     pub fn price(&self, prices: &Prices) -> f64 {
         self.kernels.iter().map(|(kernel, times)| prices.kernel_time(kernel).0 * times).sum()
@@ -25,17 +25,17 @@ impl Figure {
     }
 }
 
-/// The figures by table.
-pub struct Figures {
-    pub products: Vec<Figure>,
-    pub utilisation: Vec<Figure>,
-    pub grouped_products: Vec<Figure>,
-    pub all_reduces: Vec<Figure>,
-    pub grouped_all_reduces: Vec<Figure>,
+/// The measurements by table.
+pub struct PublishedTables {
+    pub products: Vec<PublishedTime>,
+    pub utilisation: Vec<PublishedTime>,
+    pub grouped_products: Vec<PublishedTime>,
+    pub all_reduces: Vec<PublishedTime>,
+    pub grouped_all_reduces: Vec<PublishedTime>,
 }
 
-pub fn load() -> Figures {
-    Figures {
+pub fn load() -> PublishedTables {
+    PublishedTables {
         products: table("products"),
         utilisation: table("utilisation"),
         grouped_products: table("grouped products"),
@@ -45,15 +45,15 @@ pub fn load() -> Figures {
 }
 
 /// A table of the shipped measurements.
-fn table(name: &str) -> Vec<Figure> {
+fn table(name: &str) -> Vec<PublishedTime> {
     let profile = preset("a100-80gb").unwrap();
     let file = shipped().unwrap().remove(0);
     let rows = file.measurements.iter().filter(|row| row.table == name);
-    let figures = rows.map(|row| {
+    let published = rows.map(|row| {
         let MeasuredQuantity::Kernels(runs) = &row.measured else { panic!("{name} are kernels") };
         let (kernels, seconds) =
             (priced_kernels(runs, row.mesh, DType::Bf16), row.measured_s(&profile));
-        Figure { name: row.name.clone(), kernels, seconds }
+        PublishedTime { name: row.name.clone(), kernels, seconds }
     });
-    figures.collect()
+    published.collect()
 }
