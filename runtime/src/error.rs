@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use narrows_plan::Bytes;
-use narrows_plan::program::{MicrobatchPass, Phase};
+use narrows_plan::program::MicrobatchPass;
 
 use crate::process_group::{ClusterError, ClusterFault, ProcessGroup};
 
@@ -14,16 +14,13 @@ use crate::process_group::{ClusterError, ClusterFault, ProcessGroup};
 pub enum RunError {
     /// An operand lies outside its device's arena.
     #[error(
-        "stage {stage}, {}, {origin}: `{buffer}` ends at byte {end} of an arena of {arena}",
-        MicrobatchPass { phase: *phase, microbatch: *microbatch }
+        "stage {stage}, {pass}, {origin}: `{buffer}` ends at byte {end} of an arena of {arena}"
     )]
     OutsideArena {
         /// Pipeline stage.
         stage: usize,
         /// Pass of the instruction.
-        phase: Phase,
-        /// Microbatch; 0 in the step phase.
-        microbatch: u64,
+        pass: MicrobatchPass,
         /// Origin of the instruction.
         origin: String,
         /// Name of the operand's buffer.
@@ -54,17 +51,12 @@ pub enum RunError {
         origin: String,
     },
     /// A backend cannot execute an instruction.
-    #[error(
-        "stage {stage}, {}, {origin}: {reason}",
-        MicrobatchPass { phase: *phase, microbatch: *microbatch }
-    )]
+    #[error("stage {stage}, {pass}, {origin}: {reason}")]
     Unsupported {
         /// Pipeline stage.
         stage: usize,
         /// Pass of the instruction.
-        phase: Phase,
-        /// Microbatch; 0 in the step phase.
-        microbatch: u64,
+        pass: MicrobatchPass,
         /// Origin of the instruction.
         origin: String,
         /// Reason why the backend cannot execute the instruction.

@@ -131,8 +131,7 @@ impl<'a> NullDevice<'a> {
         }
         Err(RunError::OutsideArena {
             stage: self.stage_index,
-            phase: scheduled.phase,
-            microbatch: scheduled.microbatch,
+            pass: scheduled.pass,
             origin: scheduled.instr.origin.to_string(),
             buffer: self.stage.buffer(access.buffer).name.clone(),
             end: range.end,
@@ -258,6 +257,8 @@ mod tests {
             error.to_string(),
             "stage 0, forward pass of microbatch 1, test: `x` ends at byte 768 of an arena of 767 B"
         );
-        assert!(matches!(error, RunError::OutsideArena { phase: Phase::Forward, .. }));
+        assert!(
+            matches!(error, RunError::OutsideArena { pass, .. } if pass.phase == Phase::Forward)
+        );
     }
 }

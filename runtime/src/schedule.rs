@@ -1,7 +1,7 @@
 //! The order in which a device executes its instructions in a step: the passes of the stage's
 //! schedule, each the whole forward or backward pass of one microbatch, then the step phase once.
 
-use narrows_plan::program::{Instr, Phase, StageProgram};
+use narrows_plan::program::{Instr, MicrobatchPass, StageProgram};
 
 /// An instruction of a step, with the microbatch that it is executed for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -9,9 +9,7 @@ pub struct ScheduledInstruction<'a> {
     /// The instruction.
     pub instr: &'a Instr,
     /// Pass of the instruction.
-    pub phase: Phase,
-    /// Microbatch of the instruction; 0 in the step phase.
-    pub microbatch: u64,
+    pub pass: MicrobatchPass,
     /// The slot of its microbatch.
     pub slot: u64,
 }
@@ -20,11 +18,11 @@ pub struct ScheduledInstruction<'a> {
 pub fn scheduled_instructions(
     stage: &StageProgram,
 ) -> impl Iterator<Item = ScheduledInstruction<'_>> {
-    let passes = stage.schedule.iter().map(|pass| (pass.phase, pass.microbatch));
-    passes.chain([(Phase::Step, 0)]).flat_map(move |(phase, microbatch)| {
-        let slot = microbatch_slot(stage, microbatch);
-        let instructions = stage.instructions(phase).iter();
-        instructions.map(move |instr| ScheduledInstruction { instr, phase, microbatch, slot })
+    let passes = stage.schedule.iter().copied().chain([MicrobatchPass::STEP]);
+    passes.flat_map(move |pass| {
+        let slot = microbatch_slot(stage, pass.microbatch);
+        let instructions = stage.instructions(pass.phase).iter();
+        instructions.map(move |instr| ScheduledInstruction { instr, pass, slot })
     })
 }
 

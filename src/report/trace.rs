@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use narrows_cost_model::{KernelPrice, Timeline, stage_sync_group};
-use narrows_plan::program::{Action, Instr, Phase, Program};
+use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program};
 use narrows_runtime::{
     DeviceId, InstructionSpan, ScheduledInstruction, TimeCategory, Trainer, microbatch_slot,
     scheduled_instructions,
@@ -111,12 +111,10 @@ pub fn predicted_events(
                 let shared = stage_sync_group(instr).and_then(|_| syncs.next());
                 let end =
                     shared.map_or_else(|| begin + price(&instr.kernel()).0, |shared| shared.end.0);
-                let (phase, microbatch) = (span.phase, span.microbatch);
-                let slot = microbatch_slot(stage_program, microbatch);
-                scheduled.push((
-                    ScheduledInstruction { instr, phase, microbatch, slot },
-                    (1e6 * begin, 1e6 * end),
-                ));
+                let pass = MicrobatchPass { phase: span.phase, microbatch: span.microbatch };
+                let slot = microbatch_slot(stage_program, span.microbatch);
+                let instruction = ScheduledInstruction { instr, pass, slot };
+                scheduled.push((instruction, (1e6 * begin, 1e6 * end)));
                 begin = end;
             }
         }
@@ -135,24 +133,23 @@ impl TraceProcess {
     ) {
         let name = if self.step > 0 { format!("step {}", self.step) } else { "step".into() };
         events.push(self.event(name, "step", PASSES, whole, json!({ "step": self.step })));
-        let mut pass: Option<(Phase, u64, (f64, f64))> = None;
+        let mut current: Option<(MicrobatchPass, (f64, f64))> = None;
         for (instruction, span) in scheduled {
-            let ScheduledInstruction { instr, phase, microbatch, .. } = instruction;
-            pass = match pass {
-                Some((current, of, (begin, _))) if (current, of) == (phase, microbatch) => {
-                    Some((phase, microbatch, (begin, span.1)))
-                }
+            let ScheduledInstruction { instr, pass, .. } = instruction;
+            current = match current {
+                Some((same, (begin, _))) if same == pass => Some((pass, (begin, span.1))),
                 finished => {
-                    events.extend(finished.map(|pass| self.pass(pass)));
-                    Some((phase, microbatch, span))
+                    events.extend(finished.map(|(pass, span)| self.pass(pass, span)));
+                    Some((pass, span))
                 }
             };
-            events.push(self.instruction(instr, phase, microbatch, span));
+            events.push(self.instruction(instr, pass, span));
         }
-        events.extend(pass.map(|pass| self.pass(pass)));
+        events.extend(current.map(|(pass, span)| self.pass(pass, span)));
     }
 
-    fn pass(self, (phase, microbatch, span): (Phase, u64, (f64, f64))) -> TraceEvent {
+    fn pass(self, pass: MicrobatchPass, span: (f64, f64)) -> TraceEvent {
+        let MicrobatchPass { phase, microbatch } = pass;
         let (title, args) = match phase {
             Phase::Step => ("update".into(), json!({ "step": self.step })),
             _ => (
@@ -163,13 +160,7 @@ impl TraceProcess {
         self.event(title, "pass", PASSES, span, args)
     }
 
-    fn instruction(
-        self,
-        instr: &Instr,
-        phase: Phase,
-        microbatch: u64,
-        span: (f64, f64),
-    ) -> TraceEvent {
+    fn instruction(self, instr: &Instr, pass: MicrobatchPass, span: (f64, f64)) -> TraceEvent {
         let thread = match instr.action {
             Action::Collective(_) | Action::Send(_) | Action::Receive(_) => COMMUNICATION,
             _ => COMPUTE,
@@ -178,8 +169,8 @@ impl TraceProcess {
             "instruction": instr.action.name(),
             "block": instr.origin.block,
             "op": instr.origin.op,
-            "phase": phase.name(),
-            "microbatch": microbatch,
+            "phase": pass.phase.name(),
+            "microbatch": pass.microbatch,
             "step": self.step,
         });
         self.event(

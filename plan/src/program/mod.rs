@@ -207,13 +207,19 @@ impl fmt::Display for Phase {
     }
 }
 
-/// One entry of a stage's schedule.
+/// The forward or backward pass of a microbatch, or the step phase. Schedules of stages have passes of
+/// microbatches only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MicrobatchPass {
-    /// Forward or backward.
+    /// Phase of the pass.
     pub phase: Phase,
-    /// Index of the microbatch.
+    /// Index of the microbatch; 0 in the step phase.
     pub microbatch: u64,
+}
+
+impl MicrobatchPass {
+    /// The step phase.
+    pub const STEP: MicrobatchPass = MicrobatchPass { phase: Phase::Step, microbatch: 0 };
 }
 
 /// The name in messages: "forward pass of microbatch 3". The step phase has no microbatch.

@@ -99,8 +99,11 @@ impl CpuDevice<'_> {
     /// that this replica updates.
     pub fn operand_range(&self, scheduled: &ScheduledInstruction, access: &Access) -> Range<usize> {
         let replica = (&self.program.context, self.coordinates.data);
-        let bytes =
-            replica_operand_range(self.stage, replica, (access, scheduled.phase, scheduled.slot));
+        let bytes = replica_operand_range(
+            self.stage,
+            replica,
+            (access, scheduled.pass.phase, scheduled.slot),
+        );
         let element = |byte: u64| usize::try_from(byte / 4).unwrap_or(usize::MAX);
         element(bytes.start)..element(bytes.end)
     }
@@ -119,8 +122,7 @@ impl CpuDevice<'_> {
     ) -> StopReason {
         StopReason::Failed(Box::new(RunError::Unsupported {
             stage: self.coordinates.stage as usize,
-            phase: scheduled.phase,
-            microbatch: scheduled.microbatch,
+            pass: scheduled.pass,
             origin: scheduled.instr.origin.to_string(),
             reason,
         }))

@@ -15,7 +15,7 @@ mod rms_norm;
 mod transfer;
 mod vocabulary;
 
-use narrows_plan::program::{Action, Phase};
+use narrows_plan::program::{Action, MicrobatchPass};
 use narrows_runtime::{ScheduledInstruction, TimeCategory, microbatch_slot};
 
 use crate::abort::StopReason;
@@ -29,21 +29,16 @@ pub(crate) fn run_step(device: &mut CpuDevice) -> Result<(), StopReason> {
     for pass in &stage.schedule {
         load_tokens(device, pass.microbatch);
         device.clock.read(TimeCategory::Other);
-        run_pass(device, pass.phase, pass.microbatch, microbatch_slot(stage, pass.microbatch))?;
+        run_pass(device, *pass, microbatch_slot(stage, pass.microbatch))?;
     }
-    run_pass(device, Phase::Step, 0, 0)
+    run_pass(device, MicrobatchPass::STEP, 0)
 }
 
-fn run_pass(
-    device: &mut CpuDevice,
-    phase: Phase,
-    microbatch: u64,
-    slot: u64,
-) -> Result<(), StopReason> {
-    let categories = device.categories.phase(phase);
-    for (instr, category) in device.stage.instructions(phase).iter().zip(categories) {
+fn run_pass(device: &mut CpuDevice, pass: MicrobatchPass, slot: u64) -> Result<(), StopReason> {
+    let categories = device.categories.phase(pass.phase);
+    for (instr, category) in device.stage.instructions(pass.phase).iter().zip(categories) {
         let start = device.clock.last_reading();
-        run_instruction(device, &ScheduledInstruction { instr, phase, microbatch, slot })?;
+        run_instruction(device, &ScheduledInstruction { instr, pass, slot })?;
         device.clock.end_instruction(*category, start);
     }
     Ok(())

@@ -87,7 +87,7 @@ impl<Op> InstrSite<'_, Op> {
     /// part.
     pub fn operand(&self, access: &Access) -> MatrixOperand {
         let InstrSite { device, scheduled, .. } = self;
-        let site = (access, scheduled.phase, scheduled.slot);
+        let site = (access, scheduled.pass.phase, scheduled.slot);
         let begin = replica_operand_range(device.stage, (device.context, device.data), site).start;
         let shape = (access.extent.rows, access.extent.columns);
         MatrixOperand::contiguous(MemorySpace::Arena, begin, shape, access.extent.dtype)

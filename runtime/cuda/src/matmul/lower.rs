@@ -69,7 +69,7 @@ fn checked_matmul(
     if accumulate && reads[2] != writes[0] {
         return Err("it accumulates into another operand than it writes".into());
     }
-    if scheduled.phase == Phase::Step {
+    if scheduled.pass.phase == Phase::Step {
         return Err("it is in the step phase, where replicas hold parts of weights".into());
     }
     if [m, n, k, batch].iter().any(|size| *size == 0 || *size > DIMENSION_MAX) {

@@ -28,21 +28,19 @@ impl DeviceSchedule {
         let mut passes = vec![];
         let mut instructions = scheduled_instructions(device.stage).peekable();
         while let Some(first) = instructions.peek().copied() {
-            let (phase, microbatch) = (first.phase, first.microbatch);
-            let in_pass = |scheduled: &ScheduledInstruction| {
-                (scheduled.phase, scheduled.microbatch) == (phase, microbatch)
-            };
-            let pass: Vec<ScheduledInstruction> =
+            let pass = first.pass;
+            let in_pass = |scheduled: &ScheduledInstruction| scheduled.pass == pass;
+            let scheduled: Vec<ScheduledInstruction> =
                 std::iter::from_fn(|| instructions.next_if(in_pass)).collect();
-            let items = match known.get(&(phase, first.slot)) {
+            let items = match known.get(&(pass.phase, first.slot)) {
                 Some(items) => items.clone(),
                 None => {
-                    let items = builder.pass_items(&pass)?;
-                    known.insert((phase, first.slot), items.clone());
+                    let items = builder.pass_items(&scheduled)?;
+                    known.insert((pass.phase, first.slot), items.clone());
                     items
                 }
             };
-            passes.push(SchedulePass { phase, microbatch, items });
+            passes.push(SchedulePass { pass, items });
         }
         let mut send_bytes_max = [0; 2];
         for item in known.values().flatten() {

@@ -63,7 +63,7 @@ impl NcclCollective {
             return Err(unsupported("its all-reduce is not in place"));
         }
         let bytes = |access: &Access| {
-            let site = (access, scheduled.phase, scheduled.slot);
+            let site = (access, scheduled.pass.phase, scheduled.slot);
             replica_operand_range(device.stage, (device.context, device.data), site)
         };
         let buffers = instr.writes.iter().enumerate().map(|(port, target)| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use narrows_plan::Bytes;
 use narrows_plan::kernel::Collective;
-use narrows_plan::program::Phase;
+use narrows_plan::program::MicrobatchPass;
 use narrows_runtime::{DeviceReport, TimeCategory};
 
 use super::collective::NcclCollective;
@@ -27,13 +27,11 @@ pub struct DeviceSchedule {
     pub send_bytes_max: [u64; 2],
 }
 
-/// The forward or backward pass of a microbatch, or the step phase.
+/// The items of a pass of a microbatch, or of the step phase.
 #[derive(Debug)]
 pub struct SchedulePass {
-    /// Phase of the pass.
-    pub phase: Phase,
-    /// Microbatch of the pass; 0 in the step phase.
-    pub microbatch: u64,
+    /// The pass.
+    pub pass: MicrobatchPass,
     /// Items in their order. A microbatch's tokens are copied before the first.
     pub items: Vec<ScheduleItem>,
 }

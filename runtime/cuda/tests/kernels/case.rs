@@ -11,8 +11,8 @@ use narrows_cuda::{
     kernel_launches,
 };
 use narrows_plan::program::{
-    Access, Action, Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, ModelConstants, Phase,
-    Program, StageProgram,
+    Access, Action, Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, MicrobatchPass,
+    ModelConstants, Phase, Program, StageProgram,
 };
 use narrows_plan::{Bytes, Context, DType, Mesh, Precision, Workload, Zero};
 use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
@@ -173,8 +173,11 @@ impl KernelCase {
     /// Calls `work` with the device and the instruction.
     fn on_device<R>(&self, work: impl FnOnce(&LaunchContext, &ScheduledInstruction) -> R) -> R {
         let instr = self.instr();
-        let scheduled =
-            ScheduledInstruction { instr: &instr, phase: self.phase, microbatch: 0, slot: 0 };
+        let scheduled = ScheduledInstruction {
+            instr: &instr,
+            pass: MicrobatchPass { phase: self.phase, microbatch: 0 },
+            slot: 0,
+        };
         let device = LaunchContext {
             context: &self.context,
             constants: &self.constants,

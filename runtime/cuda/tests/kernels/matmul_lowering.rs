@@ -12,8 +12,8 @@ use narrows_cuda::{
 };
 use narrows_plan::model::{WeightId, WeightShape, presets};
 use narrows_plan::program::{
-    Access, Action, BufferId, BufferRole, GemmOp, GemmRole, Instr, ParameterShard, Phase, Program,
-    StageProgram,
+    Access, Action, BufferId, BufferRole, GemmOp, GemmRole, Instr, MicrobatchPass, ParameterShard,
+    Phase, Program, StageProgram,
 };
 use narrows_plan::{Bytes, Context, DType, Mesh, Precision, WeightSplit, Workload, Zero, lower};
 use narrows_runtime::{ScheduledInstruction, operand_range};
@@ -235,10 +235,8 @@ impl SingleGemm {
         let device =
             LaunchContext { context, constants, stage, tensor: 0, data: 0, weight_decay_applies };
         let context = MatmulContext { device: &device, tied: self.tied, workspace: Bytes(1 << 20) };
-        work(
-            &context,
-            &ScheduledInstruction { instr: &self.instr, phase: *phase, microbatch: 0, slot: 0 },
-        )
+        let pass = MicrobatchPass { phase: *phase, microbatch: 0 };
+        work(&context, &ScheduledInstruction { instr: &self.instr, pass, slot: 0 })
     }
 
     fn unsupported(&self) -> String {

@@ -105,7 +105,7 @@ impl ShimEngine {
             let device = &mut self.devices[index];
             let SchedulePosition { pass: pass_index, item: item_index, node } = device.position;
             let Some(pass) = device.schedule.passes.get(pass_index) else { return advanced };
-            if item_index == 0 && node == 0 && pass.phase != Phase::Step {
+            if item_index == 0 && node == 0 && pass.pass.phase != Phase::Step {
                 device.load_tokens(model_program.program(), pass_index, step);
             }
             let device = &mut self.devices[index];
@@ -280,7 +280,7 @@ impl ShimDevice {
     /// Writes the token ids of this device's rows to the arena.
     fn load_tokens(&mut self, program: &Program, pass: usize, step: &StepRequest) {
         let (context, coordinates) = (&program.context, self.coordinates);
-        let microbatch = self.schedule.passes[pass].microbatch;
+        let microbatch = self.schedule.passes[pass].pass.microbatch;
         for buffer in &program.stages[coordinates.stage as usize].buffers {
             let Some(ids) = step.input_ids(buffer) else { continue };
             let rows = TokenRows::of_device(context, &coordinates, buffer.extent.rows);

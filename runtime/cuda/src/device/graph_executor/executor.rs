@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
-use narrows_plan::program::{Phase, Program};
+use narrows_plan::program::{MicrobatchPass, Phase, Program};
 use narrows_runtime::RunError;
 use narrows_runtime::session::{MeshCoordinates, StepRequest};
 
@@ -18,9 +18,7 @@ use crate::device::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
 use crate::device::timers::{InstructionTimers, TimedInstruction, TimedNode};
 use crate::error::CudaError;
 use crate::launch::{OPTIMIZER_COEFFICIENTS, optimizer_coefficients};
-use crate::schedule::{
-    DeviceSchedule, P2pKind, PipelineDirection, ScheduleItem, SchedulePass, StreamId,
-};
+use crate::schedule::{DeviceSchedule, P2pKind, PipelineDirection, ScheduleItem, StreamId};
 
 /// Nodes that are enqueued between two waits for the GPU.
 const NODES_PER_THROTTLE: usize = 256;
@@ -258,7 +256,7 @@ impl GraphExecutor {
             !self.eager && self.timers.is_none() && self.steps > 1 && step.update.is_some();
         let mut queued = 0;
         for pass in 0..self.schedule.passes.len() {
-            let SchedulePass { phase, microbatch, .. } = self.schedule.passes[pass];
+            let MicrobatchPass { phase, microbatch } = self.schedule.passes[pass].pass;
             if phase != Phase::Step {
                 let arena = &self.resources.buffers.arena;
                 let copied = self.resources.inputs.copy_microbatch(microbatch, arena, &compute);

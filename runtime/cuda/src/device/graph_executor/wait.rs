@@ -10,7 +10,7 @@ use narrows_runtime::RunError;
 use super::executor::{DeviceStepResult, GraphExecutor, StepProgress};
 use crate::device::timers::InstructionTimers;
 use crate::error::CudaError;
-use crate::schedule::{GraphNode, NcclCollective, NodeWork, ScheduleItem, SchedulePass, StreamId};
+use crate::schedule::{GraphNode, NcclCollective, NodeWork, ScheduleItem, StreamId};
 
 /// Lines of a diagnosis.
 const ACTIVITY_LINES_MAX: usize = 8;
@@ -136,15 +136,14 @@ impl GraphExecutor {
 
     fn recent_items(&self) -> Vec<String> {
         let passes = self.schedule.passes.iter();
-        let items = passes.flat_map(|pass| pass.items.iter().map(move |item| (pass, item)));
+        let items = passes.flat_map(|pass| pass.items.iter().map(move |item| (pass.pass, item)));
         let items = items.zip(&self.item_events).take(self.progress.queued);
         activity_lines(items.map(|((pass, item), event)| {
             (self.describe_item(pass, item), event.try_is_complete().unwrap_or(false))
         }))
     }
 
-    fn describe_item(&self, pass: &SchedulePass, item: &ScheduleItem) -> String {
-        let pass = MicrobatchPass { phase: pass.phase, microbatch: pass.microbatch };
+    fn describe_item(&self, pass: MicrobatchPass, item: &ScheduleItem) -> String {
         match item {
             ScheduleItem::Transfer(transfer) => {
                 let (name, origin) = (transfer.name(), &transfer.origin);

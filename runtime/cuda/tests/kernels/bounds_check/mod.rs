@@ -272,7 +272,7 @@ fn within_range(
     let buffer = device.stage.buffer(access.buffer);
     let size = end - start;
     // With ZeRO-1 a replica updates its own part, and the operand is as large as that part.
-    let sharded = scheduled.phase == Phase::Step
+    let sharded = scheduled.pass.phase == Phase::Step
         && device.context.zero == Zero::One
         && matches!(buffer.role, BufferRole::Weight | BufferRole::WeightGradient)
         && access.extent.bytes() < buffer.extent.bytes();
