@@ -237,7 +237,10 @@ impl Engine for CpuEngine {
 }
 
 /// Elements of a resident buffer in its arena.
-pub(crate) fn element_range(buffer: &Buffer) -> Range<usize> {
+fn element_range(buffer: &Buffer) -> Range<usize> {
     let start = (buffer.offset / 4) as usize;
     start..start + (buffer.extent.bytes().0 / 4) as usize
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,8 +24,6 @@ mod engine;
 mod execute;
 pub mod kernels;
 mod memory;
-#[cfg(test)]
-mod placement_tests;
 mod shared_memory_group;
 mod stage_pipe;
 mod stage_traffic;

@@ -18,7 +18,7 @@ use narrows_runtime::session::{
 use narrows_runtime::{InstructionSpan, LogicalParameter, RunError, logical_parameters};
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 
-use crate::engine::{CpuEngine, element_range};
+use super::{CpuEngine, element_range};
 
 const TENSORS: [TensorKind; 4] = [
     TensorKind::Weights,
