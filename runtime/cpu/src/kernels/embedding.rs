@@ -33,7 +33,7 @@ impl SimdBody<GatherOperands<'_>> for GatherRows {
     ) {
         for (row, token) in tokens.iter().enumerate() {
             let output = output.row_mut(row);
-            match local_row(*token, first_id, table.rows()) {
+            match local_index(*token, first_id, table.rows()) {
                 Some(local_row) => output.copy_from_slice(table.row(local_row)),
                 None => output.fill(0.0),
             }
@@ -41,10 +41,10 @@ impl SimdBody<GatherOperands<'_>> for GatherRows {
     }
 }
 
-/// Row of a token id in a shard of `rows` rows from `first_id`; `None` outside the shard.
+/// Index of a token id in a shard of `count` ids from `first_id`; `None` outside the shard.
 #[inline(always)]
-fn local_row(token: u32, first_id: usize, rows: usize) -> Option<usize> {
-    (token as usize).checked_sub(first_id).filter(|row| *row < rows)
+pub(super) fn local_index(token: u32, first_id: usize, count: usize) -> Option<usize> {
+    (token as usize).checked_sub(first_id).filter(|index| *index < count)
 }
 
 /// `ScatterAdd`: adds the gradient of each token to its row of the table's gradient, in the order of
@@ -75,7 +75,7 @@ impl SimdBody<ScatterAddOperands<'_>> for ScatterAddColumns {
     fn run<S: Simd>((ColumnRows(dy), ColumnRows(mut dtable), shared): ScatterAddOperands<'_>) {
         let (SharedOperand(tokens), SharedOperand(first_id)) = shared;
         for (row, token) in tokens.iter().enumerate() {
-            if let Some(local_row) = local_row(*token, first_id, dtable.rows()) {
+            if let Some(local_row) = local_index(*token, first_id, dtable.rows()) {
                 for (sum, dy) in dtable.row_mut(local_row).iter_mut().zip(dy.row(row)) {
                     *sum += dy;
                 }

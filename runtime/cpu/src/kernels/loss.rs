@@ -9,6 +9,7 @@
 //! the target's logit. The shard begins at token id `first_id`. The factor is 1 over the number of
 //! tokens of a step.
 
+use super::embedding::local_index;
 use super::matrix::{MatrixView, MatrixViewMut};
 use super::parallel::{GroupedRows, Parallel, SharedOperand};
 use super::simd::{self, Simd, SimdBody, exp, sum_exp};
@@ -58,16 +59,10 @@ impl SimdBody<SumOperands<'_>> for SumRows {
         for (row, ((maximum, target), packed)) in rows {
             let logits = logits.row(row);
             packed[0] = sum_exp::<S>(logits, *maximum);
-            let column = local_column(*target, first_id, logits.len());
+            let column = local_index(*target, first_id, logits.len());
             packed[1] = column.map_or(0.0, |column| logits[column]);
         }
     }
-}
-
-/// Column of a token id in a shard of `columns` columns from `first_id`; `None` outside the shard.
-#[inline(always)]
-fn local_column(target: u32, first_id: usize, columns: usize) -> Option<usize> {
-    (target as usize).checked_sub(first_id).filter(|column| *column < columns)
 }
 
 /// Inputs of [`loss_gradient`], reduced over the shards of the vocabulary.
@@ -129,7 +124,7 @@ impl SimdBody<LossGradientOperands<'_>> for GradientRows {
             for logit in logits.iter_mut() {
                 *logit = exp::<S>(*logit - maximum) * scale;
             }
-            if let Some(column) = local_column(*target, first_id, logits.len()) {
+            if let Some(column) = local_index(*target, first_id, logits.len()) {
                 logits[column] -= factor;
             }
         }

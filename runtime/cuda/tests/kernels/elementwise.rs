@@ -1,6 +1,6 @@
 //! Element-wise sums, fills, and conversions between formats: the same bits as on the CPU.
 
-use narrows_cuda::{Argument, ByteRows, KernelFamily, Launch, MemoryAccess, MemorySpace};
+use narrows_cuda::{Argument, KernelFamily, Launch, MemoryAccess};
 use narrows_plan::DType;
 use narrows_plan::program::FusedOp;
 
@@ -43,17 +43,6 @@ fn sums_and_fills_match_the_cpu() {
 /// A launch of a conversion kernel of `probes.cu`, which loads and stores elements as all kernels do.
 fn cast(kernel: &str, elements: u64, from: u64, to: u64) -> Launch {
     let vectors = from.is_multiple_of(16) && to.is_multiple_of(16);
-    let pointer = |begin, access| {
-        let memory = MemorySpace::Arena;
-        Argument::Pointer(ByteRows {
-            memory,
-            begin,
-            rows: 1,
-            row_bytes: 0,
-            stride_bytes: 0,
-            access,
-        })
-    };
     Launch {
         family: KernelFamily::Elementwise,
         kernel: format!("{kernel}_v{}", if vectors { 8 } else { 1 }),
@@ -61,8 +50,8 @@ fn cast(kernel: &str, elements: u64, from: u64, to: u64) -> Launch {
         block: [256, 1, 1],
         shared_bytes: 0,
         arguments: vec![
-            pointer(from, MemoryAccess::Read),
-            pointer(to, MemoryAccess::Write),
+            probes::arena_pointer(from, MemoryAccess::Read),
+            probes::arena_pointer(to, MemoryAccess::Write),
             Argument::U64(elements),
         ],
     }

@@ -8,16 +8,14 @@ use super::shim::{self, ExecutionOrder, ShimMemory};
 
 pub const SOURCE: &str = include_str!("probes.cu");
 
+/// A pointer to a place of the arena, as an argument of a kernel.
+pub fn arena_pointer(begin: u64, access: MemoryAccess) -> Argument {
+    let memory = MemorySpace::Arena;
+    Argument::Pointer(ByteRows { memory, begin, rows: 1, row_bytes: 0, stride_bytes: 0, access })
+}
+
 fn pointer(begin: u64) -> Argument {
-    let (memory, touch) = (MemorySpace::Arena, MemoryAccess::Update);
-    Argument::Pointer(ByteRows {
-        memory,
-        begin,
-        rows: 1,
-        row_bytes: 0,
-        stride_bytes: 0,
-        access: touch,
-    })
+    arena_pointer(begin, MemoryAccess::Update)
 }
 
 /// Runs one block of a probe on an arena.
