@@ -27,6 +27,10 @@ mod text;
 mod tokenize;
 mod whatif;
 
+/// A search allocates millions of small lists on all threads.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> std::process::ExitCode {
     commands::main(std::env::args_os())
 }

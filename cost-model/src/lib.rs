@@ -17,7 +17,9 @@ pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use memory::{SegmentBytes, segment_bytes};
 pub use price::{KernelPrice, PriceSource, Prices};
 pub use profile::{Executor, Profile};
-pub use segment::{MemoryRows, PricedSpace, SegmentTime, decode_assignment, segment_time};
+pub use segment::{
+    MemoryRows, OpTimes, PricedSpace, SegmentTime, StepPhases, decode_assignment, segment_time,
+};
 pub use simulate::{
     Breakdown, PassSpan, SimulatedStep, StageSync, StageTime, StepPart, SyncedStages, Timeline,
     schedule_time, simulate, simulate_schedules, stage_sync_group,

@@ -7,13 +7,16 @@
 //! for one instance of the segment, m microbatches a step. The table's links demand equal layouts at the two ends of
 //! a port, and that values read by the backward pass are kept or recomputed.
 
+use std::sync::Arc;
+
 use narrows_plan::emit::{
-    InstrTemplate, copy_recompute, flow_backward, flow_forward, flow_recompute, op_backward,
-    op_forward, op_recompute, reduce_owned_gradient, update_parameter,
+    InstrTemplate, copy_forward, copy_recompute, flow_backward, flow_forward, flow_recompute,
+    gradient_backward, op_backward, op_forward, op_recompute, reduce_owned_gradient,
+    update_parameter,
 };
-use narrows_plan::graph::{OpId, ValueId};
+use narrows_plan::graph::{OpId, Value, ValueId};
 use narrows_plan::strategy::{
-    Flow, OpOption, Save, SegmentChoice, SegmentSpace, Strategy, backward_reads_input,
+    Flow, OpChoice, OpOption, Save, SegmentChoice, SegmentSpace, Strategy, backward_reads_input,
     backward_reads_output,
 };
 use narrows_plan::{Bytes, Context, EdgeLayout, Layout, Seconds};
@@ -67,18 +70,51 @@ pub enum MemoryRows {
 pub struct PricedSpace {
     /// The space.
     pub space: SegmentSpace,
-    ops: Vec<Vec<SegmentTime>>,
-    flows: Vec<Vec<SegmentTime>>,
-    links: Vec<TableLink>,
+    ops: OpTimes,
+    /// Forward plus backward time of one microbatch.
+    flows: Vec<Vec<Seconds>>,
+    links: Arc<[TableLink]>,
 }
 
+/// The times of every alternative of every op for one microbatch. They do not depend on the boundary layout.
+#[derive(Clone, Debug)]
+pub struct OpTimes(Arc<[Vec<SegmentTime>]>);
+
 impl PricedSpace {
-    /// Prices every choice of `space`.
-    pub fn new(space: SegmentSpace, price: KernelPrice) -> PricedSpace {
-        let ops = space.segment.op_ids().map(|id| op_times(&space, id, price)).collect();
-        let flows = space.segment.value_ids().map(|id| flow_times(&space, id, price)).collect();
-        let links = links(&space);
+    /// Prices every choice of `space`. `op_times` are those of the same segment and context with another boundary
+    /// layout, where they are known.
+    pub fn new(space: SegmentSpace, op_times: Option<OpTimes>, price: KernelPrice) -> PricedSpace {
+        let links = links(&space).into();
+        PricedSpace::with_links(space, links, op_times, price)
+    }
+
+    /// Prices the same alternatives in another context, with the same tensor axis and
+    /// [`token_dim`](Context::token_dim).
+    pub fn in_context(
+        &self,
+        context: Context,
+        op_times: Option<OpTimes>,
+        price: KernelPrice,
+    ) -> PricedSpace {
+        let space = self.space.in_context(context);
+        PricedSpace::with_links(space, self.links.clone(), op_times, price)
+    }
+
+    fn with_links(
+        space: SegmentSpace,
+        links: Arc<[TableLink]>,
+        op_times: Option<OpTimes>,
+        price: KernelPrice,
+    ) -> PricedSpace {
+        let of_op = |id| times_of_op(&space, id, price);
+        let ops = op_times.unwrap_or_else(|| OpTimes(space.segment.op_ids().map(of_op).collect()));
+        let flows = space.segment.value_ids().map(|id| times_of_flows(&space, id, price)).collect();
         PricedSpace { space, ops, flows, links }
+    }
+
+    /// The times of the ops, for the same segment with other boundary layouts.
+    pub fn op_times(&self) -> OpTimes {
+        self.ops.clone()
     }
 
     /// The cost table in a context of the same tensor axis and microbatch. Nodes are the ops, then the values, in
@@ -87,18 +123,18 @@ impl PricedSpace {
     pub fn table(
         &self,
         context: &Context,
-        price: KernelPrice,
+        step_phases: &StepPhases,
         memory_rows: MemoryRows,
     ) -> CostTable {
         let segment = &self.space.segment;
         let ops = segment.op_ids().map(|id| segment.op(id).name.clone());
         let values = segment.value_ids().map(|id| format!("value {}", segment.value(id).name));
         let choice = |time| TableChoice { time: Seconds(time), bytes: vec![] };
-        let nodes = ops.chain(values).zip(self.times(context, price)).map(|(name, times)| {
+        let nodes = ops.chain(values).zip(self.times(context, step_phases)).map(|(name, times)| {
             TableNode { name, choices: times.into_iter().map(choice).collect() }
         });
         let mut table =
-            CostTable { nodes: nodes.collect(), links: self.links.clone(), rows: vec![] };
+            CostTable { nodes: nodes.collect(), links: self.links.to_vec(), rows: vec![] };
         if memory_rows == MemoryRows::ResidentAndKept {
             add_rows(&self.space, context, &mut table);
         }
@@ -107,41 +143,25 @@ impl PricedSpace {
 
     /// The times of the [`table`](PricedSpace::table)'s choices in seconds, by node. Without bytes, tables of different
     /// contexts differ in these times only.
-    pub fn times(&self, context: &Context, price: KernelPrice) -> Vec<Vec<f64>> {
+    pub fn times(&self, context: &Context, step_phases: &StepPhases) -> Vec<Vec<f64>> {
         let microbatches = context.workload.microbatches(&context.mesh);
         let of_op = |id: OpId| {
-            let steps = op_step_phases(&self.space, context, id, price);
             let time = |(option, time): (&OpOption, &SegmentTime)| {
-                let strategy = option.choice.strategy;
-                let step = steps.iter().find(|(s, _)| *s == strategy).map(|(_, step)| *step);
-                (time.total(microbatches) + step.unwrap_or_default()).0
+                let step_phase = step_phases.of(id, option.choice.strategy);
+                (time.total(microbatches) + step_phase).0
             };
             let options = &self.space.ops[id.0 as usize];
-            options.iter().zip(&self.ops[id.0 as usize]).map(time).collect()
+            options.iter().zip(&self.ops.0[id.0 as usize]).map(time).collect()
         };
-        let of_value = |flows: &Vec<SegmentTime>| {
-            flows.iter().map(|time| time.total(microbatches).0).collect()
+        let of_value = |flows: &Vec<Seconds>| {
+            flows.iter().map(|time| (*time * microbatches as f64).0).collect()
         };
         self.space.segment.op_ids().map(of_op).chain(self.flows.iter().map(of_value)).collect()
     }
 
-    /// Lower and upper bound of the segment's time in the step phase: sums of each op's least and largest time.
-    pub fn step_phase_bounds(&self, context: &Context, price: KernelPrice) -> [Seconds; 2] {
-        let mut range = [Seconds(0.0); 2];
-        for id in self.space.segment.op_ids() {
-            let steps = op_step_phases(&self.space, context, id, price);
-            let extreme = |pick: fn(f64, f64) -> f64| {
-                Seconds(steps.iter().map(|(_, step)| step.0).reduce(pick).unwrap_or(0.0))
-            };
-            range[0] += extreme(f64::min);
-            range[1] += extreme(f64::max);
-        }
-        range
-    }
-
     /// The number of choices of each node of the [`table`](PricedSpace::table).
     pub fn choice_counts(&self) -> Vec<usize> {
-        self.ops.iter().chain(&self.flows).map(Vec::len).collect()
+        self.ops.0.iter().map(Vec::len).chain(self.flows.iter().map(Vec::len)).collect()
     }
 
     /// The links of the [`table`](PricedSpace::table), in every context.
@@ -150,22 +170,45 @@ impl PricedSpace {
     }
 }
 
-/// The time of each strategy of an op in the step phase.
-fn op_step_phases(
-    space: &SegmentSpace,
-    context: &Context,
-    id: OpId,
-    price: KernelPrice,
-) -> Vec<(Strategy, Seconds)> {
-    let mut steps: Vec<(Strategy, Seconds)> = vec![];
-    for option in &space.ops[id.0 as usize] {
-        let strategy = option.choice.strategy;
-        if steps.iter().all(|(known, _)| *known != strategy) {
-            let (reduce, update) = step_time(space, context, id, strategy, price);
-            steps.push((strategy, reduce + update));
-        }
+/// The times of a segment's ops in the step phase of one context, by strategy. They do not depend on the boundary
+/// layout.
+#[derive(Clone, Debug)]
+pub struct StepPhases(Vec<Vec<(Strategy, Seconds)>>);
+
+impl StepPhases {
+    /// Prices the step phases of all ops of `space` in a context with the same tensor axis.
+    pub fn new(space: &SegmentSpace, context: &Context, price: KernelPrice) -> StepPhases {
+        let of_op = |id: OpId| {
+            let mut steps: Vec<(Strategy, Seconds)> = vec![];
+            for option in &space.ops[id.0 as usize] {
+                let strategy = option.choice.strategy;
+                if steps.iter().all(|(known, _)| *known != strategy) {
+                    let (reduce, update) = step_time(space, context, id, strategy, price);
+                    steps.push((strategy, reduce + update));
+                }
+            }
+            steps
+        };
+        StepPhases(space.segment.op_ids().map(of_op).collect())
     }
-    steps
+
+    fn of(&self, id: OpId, strategy: Strategy) -> Seconds {
+        let step = self.0[id.0 as usize].iter().find(|(known, _)| *known == strategy);
+        step.map(|(_, time)| *time).unwrap_or_default()
+    }
+
+    /// Lower and upper bound of the segment's time in the step phase: sums of each op's least and largest time.
+    pub fn bounds(&self) -> [Seconds; 2] {
+        let mut range = [Seconds(0.0); 2];
+        for steps in &self.0 {
+            let extreme = |pick: fn(f64, f64) -> f64| {
+                Seconds(steps.iter().map(|(_, step)| step.0).reduce(pick).unwrap_or(0.0))
+            };
+            range[0] += extreme(f64::min);
+            range[1] += extreme(f64::max);
+        }
+        range
+    }
 }
 
 /// The step phase of an op: the reductions of its gradients, and its updates.
@@ -189,17 +232,30 @@ fn sum(templates: &[InstrTemplate], price: KernelPrice) -> Seconds {
 
 /// The times of one microbatch; the step phase is left at zero.
 fn op_time(space: &SegmentSpace, id: OpId, option: &OpOption, price: KernelPrice) -> SegmentTime {
+    let mut time = op_passes(space, id, &option.choice, price);
+    if option.recompute {
+        time.backward += recompute_time(space, id, &option.choice, price);
+    }
+    time
+}
+
+/// The forward and backward pass of one microbatch without recomputation.
+fn op_passes(space: &SegmentSpace, id: OpId, choice: &OpChoice, price: KernelPrice) -> SegmentTime {
     let (segment, context) = (&space.segment, &space.context);
-    let choice = &option.choice;
-    let mut time = SegmentTime {
+    SegmentTime {
         forward: sum(&op_forward(segment, id, choice, context), price),
         backward: sum(&op_backward(segment, id, choice, context), price),
         ..SegmentTime::default()
-    };
-    if option.recompute {
-        time.backward += sum(&op_recompute(segment, id, choice, context), price);
     }
-    time
+}
+
+fn recompute_time(
+    space: &SegmentSpace,
+    id: OpId,
+    choice: &OpChoice,
+    price: KernelPrice,
+) -> Seconds {
+    sum(&op_recompute(&space.segment, id, choice, &space.context), price)
 }
 
 fn flow_time(space: &SegmentSpace, id: ValueId, flow: &Flow, price: KernelPrice) -> SegmentTime {
@@ -212,31 +268,105 @@ fn flow_time(space: &SegmentSpace, id: ValueId, flow: &Flow, price: KernelPrice)
     }
 }
 
-fn op_times(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<SegmentTime> {
-    space.ops[id.0 as usize].iter().map(|option| op_time(space, id, option, price)).collect()
+fn times_of_op(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<SegmentTime> {
+    let options = &space.ops[id.0 as usize];
+    let mut times = Vec::with_capacity(options.len());
+    // Options that differ only in whether they are recomputed are adjacent.
+    for group in options.chunk_by(|a, b| a.choice == b.choice) {
+        let passes = op_passes(space, id, &group[0].choice, price);
+        times.extend(group.iter().map(|option| {
+            let mut time = passes;
+            if option.recompute {
+                time.backward += recompute_time(space, id, &option.choice, price);
+            }
+            time
+        }));
+    }
+    times
 }
 
-fn flow_times(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<SegmentTime> {
+/// Forward plus backward time of each flow of a value for one microbatch.
+fn times_of_flows(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<Seconds> {
     let value = space.segment.value(id);
     let flows = &space.flows[id.0 as usize];
     let same =
         |a: &Flow, b: &Flow| (a.producer, a.primary, a.second) == (b.producer, b.primary, b.second);
-    let mut times: Vec<SegmentTime> = Vec::with_capacity(flows.len());
+    let mut reshards = ReshardTimes { value, context: &space.context, price, known: vec![] };
+    let mut times: Vec<Seconds> = Vec::with_capacity(flows.len());
     // Flows that differ only in their saves are adjacent.
     for group in flows.chunk_by(same) {
-        let first = &group[0];
-        let forward = sum(&flow_forward(value, first, &space.context), price);
-        let backward = sum(&flow_backward(value, first, &space.context), price);
-        let recompute = |copy| sum(&copy_recompute(value, first, copy, &space.context), price);
-        let recompute: Vec<Seconds> = (0..first.saves.len()).map(recompute).collect();
+        let flow = &group[0];
+        let (copies, gradients) = (flow.copies(), flow.gradients());
+        let mut forward = Seconds(0.0);
+        let mut recompute = vec![Seconds(0.0); copies.len()];
+        for copy in 1..copies.len() {
+            reshards.forward(flow, &copies, copy).iter().for_each(|time| forward += *time);
+            recompute[copy] = reshards.recompute(flow, &copies, copy).iter().copied().sum();
+        }
+        let mut backward = Seconds(0.0);
+        for gradient in 0..gradients.len() {
+            let times = reshards.backward(flow, &gradients, gradient);
+            times.iter().for_each(|time| backward += *time);
+        }
         times.extend(group.iter().map(|flow| {
             let recomputed =
                 flow.saves.iter().zip(&recompute).filter(|(save, _)| **save == Save::Recomputed);
             let recomputed: Seconds = recomputed.map(|(_, time)| *time).sum();
-            SegmentTime { forward, backward: backward + recomputed, ..SegmentTime::default() }
+            forward + (backward + recomputed)
         }));
     }
     times
+}
+
+/// Kernel times of the reshards of one value. Its flows share them.
+struct ReshardTimes<'a> {
+    value: &'a Value,
+    context: &'a Context,
+    price: KernelPrice<'a>,
+    known: Vec<(Reshard, Vec<Seconds>)>,
+}
+
+/// A reshard of a value: all that its kernels depend on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reshard {
+    /// From the producer's layout to that of a copy; whether a division by a norm is pending.
+    Forward(Layout, Layout, bool),
+    /// The same in the backward pass.
+    Recompute(Layout, Layout),
+    /// From the layout of gradient contributions to the producer's; whether it is the first sum.
+    Backward(Layout, Layout, bool),
+}
+
+impl ReshardTimes<'_> {
+    fn forward(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
+        let producer = flow.producer;
+        let key = Reshard::Forward(producer.forward, copies[copy], producer.norm_pending);
+        self.times(key, |value, context| copy_forward(value, flow, copy, context))
+    }
+
+    fn recompute(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
+        let key = Reshard::Recompute(flow.producer.forward, copies[copy]);
+        self.times(key, |value, context| copy_recompute(value, flow, copy, context))
+    }
+
+    fn backward(&mut self, flow: &Flow, gradients: &[Layout], gradient: usize) -> &[Seconds] {
+        let key = Reshard::Backward(gradients[gradient], flow.producer.backward, gradient == 0);
+        self.times(key, |value, context| gradient_backward(value, flow, gradient, context))
+    }
+
+    fn times(
+        &mut self,
+        key: Reshard,
+        templates: impl FnOnce(&Value, &Context) -> Vec<InstrTemplate>,
+    ) -> &[Seconds] {
+        let index = self.known.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
+            let templates = templates(self.value, self.context);
+            let price = |template: &InstrTemplate| (self.price)(&template.kernel());
+            self.known.push((key, templates.iter().map(price).collect()));
+            self.known.len() - 1
+        });
+        &self.known[index].1
+    }
 }
 
 /// The times of one instance of a segment under a choice: the sum over its kernels.
@@ -264,8 +394,12 @@ pub fn segment_time(
 pub fn decode_assignment(space: &SegmentSpace, assignment: &[u32]) -> SegmentChoice {
     let (ops, flows) = assignment.split_at(space.ops.len());
     let mut choice = SegmentChoice {
-        ops: ops.iter().zip(&space.ops).map(|(&c, list)| list[c as usize].clone()).collect(),
-        flows: flows.iter().zip(&space.flows).map(|(&c, list)| list[c as usize].clone()).collect(),
+        ops: ops.iter().zip(space.ops.iter()).map(|(&c, list)| list[c as usize].clone()).collect(),
+        flows: flows
+            .iter()
+            .zip(space.flows.iter())
+            .map(|(&c, list)| list[c as usize].clone())
+            .collect(),
     };
     choice.drop_unread_saves(&space.segment);
     choice

@@ -53,5 +53,5 @@ pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus, Tabl
 pub use request::{
     GroupingRule, MemoryLimit, Request, RequestDefect, RequestDefects, RequestField,
 };
-pub use search::{SearchResult, search};
-pub use segment::{SegmentSolver, SegmentSpec, SolvedSegment};
+pub use search::{SearchResult, search, search_with_cache};
+pub use segment::{SearchCache, SegmentSolver, SegmentSpec, SolvedSegment};

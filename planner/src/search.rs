@@ -21,7 +21,7 @@ use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::proof::ProofState;
 use crate::report::{ContextOutcome, ContextReport, SearchReport};
 use crate::request::Request;
-use crate::segment::SegmentSolver;
+use crate::segment::{SearchCache, SegmentSolver};
 
 /// Result of a search.
 #[derive(Clone, Debug)]
@@ -115,13 +115,23 @@ impl BoundedContext {
 
 /// Searches the whole space of a request, until its time limit.
 pub fn search(request: &Request) -> SearchResult {
-    search_until(request, &Deadline::after(request.time_limit))
+    search_with_cache(request, &SearchCache::default())
+}
+
+/// As [`search`], with a cache that several searches share. A search with a time limit does not use it: its solves may
+/// end without proof.
+pub fn search_with_cache(request: &Request, cache: &SearchCache) -> SearchResult {
+    let deadline = Deadline::after(request.time_limit);
+    match deadline.exists() {
+        true => search_until(request, &deadline, &SearchCache::default()),
+        false => search_until(request, &deadline, cache),
+    }
 }
 
 /// Searches the whole space of a request until a deadline; the request's own time limit is ignored.
-fn search_until(request: &Request, deadline: &Deadline) -> SearchResult {
+fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> SearchResult {
     let begin = Instant::now();
-    let segments = SegmentSolver::new(request, deadline.clone());
+    let segments = SegmentSolver::with_cache(request, deadline.clone(), cache);
     let solver = ContextSolver::new(request, &segments);
     let contexts = contexts(request);
     // Under a time limit, a first plan comes before any bound.
@@ -309,7 +319,8 @@ mod tests {
         let time = whole.best.as_ref().expect("a plan fits").time.0;
         let (mut empty, mut interrupted) = (0, 0);
         for checks in (0..12).map(|power| 1 << power).chain([3, 6, 12, 24, 48]) {
-            let result = search_until(&request, &Deadline::after_checks(checks));
+            let result =
+                search_until(&request, &Deadline::after_checks(checks), &SearchCache::default());
             let report = &result.report;
             let case = format!("{checks} checks: {:?}", report.status);
             assert_ne!(report.status, SearchStatus::Infeasible, "{case}");
@@ -342,7 +353,8 @@ mod tests {
                 16,
                 4096,
             );
-            let result = search_until(&request, &Deadline::after_checks(0));
+            let result =
+                search_until(&request, &Deadline::after_checks(0), &SearchCache::default());
             assert_eq!(result.report.status, SearchStatus::TimeLimit, "{name}");
             assert!(result.best.is_some(), "{name}");
             assert!(result.report.gap > 0.0, "{name}");

@@ -55,20 +55,26 @@ pub(crate) struct GradientPath {
     pub sum: Option<InstrTemplate>,
 }
 
-/// The paths of a gradient to the producer, one for each distinct layout of contributions.
+/// The paths of a gradient to the producer, in the order of [`Flow::gradients`].
 pub(crate) fn gradient_paths(value: &Value, flow: &Flow, context: &Context) -> Vec<GradientPath> {
+    let layouts = flow.gradients().into_iter().enumerate();
+    layouts.map(|(index, layout)| gradient_path(value, flow, (index, layout), context)).collect()
+}
+
+fn gradient_path(
+    value: &Value,
+    flow: &Flow,
+    (index, layout): (usize, Layout),
+    context: &Context,
+) -> GradientPath {
     let width = value.width();
     let target = flow.producer.backward;
-    flow.gradients()
-        .into_iter()
-        .enumerate()
-        .map(|(index, layout)| GradientPath {
-            layout,
-            fill: (index > 0).then(|| gradient_fill(width, layout, context)),
-            reshard: reshard(width, layout, target, false, context).unwrap_or_default(),
-            sum: (index > 0).then(|| gradient_sum(width, target, context)),
-        })
-        .collect()
+    GradientPath {
+        layout,
+        fill: (index > 0).then(|| gradient_fill(width, layout, context)),
+        reshard: reshard(width, layout, target, false, context).unwrap_or_default(),
+        sum: (index > 0).then(|| gradient_sum(width, target, context)),
+    }
 }
 
 /// All instructions of a flow in the forward pass.
@@ -84,10 +90,21 @@ pub fn flow_recompute(value: &Value, flow: &Flow, context: &Context) -> Vec<Inst
         .collect()
 }
 
+/// The instructions that bring the gradient contributions of one layout, an index into [`Flow::gradients`], to the
+/// producer.
+pub fn gradient_backward(
+    value: &Value,
+    flow: &Flow,
+    gradient: usize,
+    context: &Context,
+) -> Vec<InstrTemplate> {
+    let layout = flow.gradients()[gradient];
+    let path = gradient_path(value, flow, (gradient, layout), context);
+    path.fill.into_iter().chain(path.reshard).chain(path.sum).collect()
+}
+
 /// All instructions of a flow in the backward pass, without recomputation.
 pub fn flow_backward(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrTemplate> {
-    gradient_paths(value, flow, context)
-        .into_iter()
-        .flat_map(|path| path.fill.into_iter().chain(path.reshard).chain(path.sum))
-        .collect()
+    let gradients = 0..flow.gradients().len();
+    gradients.flat_map(|gradient| gradient_backward(value, flow, gradient, context)).collect()
 }

@@ -12,7 +12,9 @@ mod stage;
 mod template;
 
 pub(crate) use flow::gradient_paths;
-pub use flow::{copy_forward, copy_recompute, flow_backward, flow_forward, flow_recompute};
+pub use flow::{
+    copy_forward, copy_recompute, flow_backward, flow_forward, flow_recompute, gradient_backward,
+};
 pub use op::{op_backward, op_forward, op_recompute};
 pub(crate) use parameters::parameter_buffers;
 pub use parameters::{reduce_gradient, reduce_owned_gradient, update_parameter};

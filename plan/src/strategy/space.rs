@@ -1,5 +1,7 @@
 //! The search space of a segment: every op's choices and every value's flows.
 
+use std::sync::Arc;
+
 use crate::Layout;
 use crate::context::Context;
 use crate::graph::{OpId, Segment, SegmentKind, ValueId};
@@ -18,11 +20,11 @@ pub struct OpOption {
     pub recompute: bool,
 }
 
-/// Every alternative of every op and value of a segment, for one boundary layout.
+/// Every alternative of every op and value of a segment, for one boundary layout. Clones share the alternatives.
 #[derive(Clone, Debug)]
 pub struct SegmentSpace {
     /// The op graph.
-    pub segment: Segment,
+    pub segment: Arc<Segment>,
     /// Layouts of inputs and outputs.
     pub boundary: BoundaryLayout,
     /// Mesh, workload and number formats.
@@ -30,9 +32,9 @@ pub struct SegmentSpace {
     /// Whether embedding and head share one weight, so that the embedding owns none.
     pub tied: bool,
     /// Alternatives of each op.
-    pub ops: Vec<Vec<OpOption>>,
+    pub ops: Arc<[Vec<OpOption>]>,
     /// Alternatives of each value.
-    pub flows: Vec<Vec<Flow>>,
+    pub flows: Arc<[Vec<Flow>]>,
 }
 
 /// Layout of a weight that embedding and head share: both must agree.
@@ -73,7 +75,7 @@ impl SegmentSpace {
     /// Enumerates the space of a segment under `rules`. `tied_weight` fixes the layout of the weight of
     /// embedding or head.
     pub fn new(
-        segment: Segment,
+        segment: Arc<Segment>,
         boundary: BoundaryLayout,
         context: Context,
         rules: &Rules,
@@ -104,6 +106,16 @@ impl SegmentSpace {
             })
             .collect();
         SegmentSpace { segment, boundary, context, tied, ops, flows }
+    }
+
+    /// The same alternatives in another context, which must have the same tensor axis and the same
+    /// [`token_dim`](Context::token_dim): alternatives depend on nothing else of a context.
+    pub fn in_context(&self, context: Context) -> SegmentSpace {
+        debug_assert_eq!(
+            (context.tensor_size(), context.token_dim()),
+            (self.context.tensor_size(), self.context.token_dim()),
+        );
+        SegmentSpace { context, ..self.clone() }
     }
 
     /// The parameters that an op owns under a strategy, in a context with the same tensor axis as that of

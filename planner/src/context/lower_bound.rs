@@ -1,6 +1,5 @@
 //! Lower bounds on the step time of a context, before its blocks are divided.
 
-use narrows_cost_model::Prices;
 use narrows_plan::emit::{reduce_gradient, update_parameter};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::{WeightId, WeightShape};
@@ -34,7 +33,7 @@ pub(crate) fn lower_bound(
     let microbatches = context.workload.microbatches(&mesh) as f64;
     let stages = mesh.pipeline as f64;
     let filled = 1.0 - (1.0 - 1.0 / microbatches).powi(mesh.pipeline as i32);
-    let even = microbatches * microbatch_time / stages + min_step_time(request, context);
+    let even = microbatches * microbatch_time / stages + min_step_time(request, segments, context);
     Ok(Seconds(even.max(microbatch_time / filled)))
 }
 
@@ -57,12 +56,12 @@ pub(crate) fn flops_bound(request: &Request, context: &Context) -> Result<Second
 ///
 /// Zero where prices are corrected by measurements: one large collective may then cost more than several small
 /// ones.
-fn min_step_time(request: &Request, context: &Context) -> f64 {
+fn min_step_time(request: &Request, segments: &SegmentSolver, context: &Context) -> f64 {
     if request.profile.file().measured.is_some() {
         return 0.0;
     }
     let parameters = average_stage(request, context);
-    let prices = Prices::new(&request.profile, request.executor, &context.mesh);
+    let prices = segments.prices();
     reduce_gradient(&parameters, context)
         .iter()
         .chain(&update_parameter(&parameters, context))

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use narrows_cost_model::{Prices, simulate};
+use narrows_cost_model::simulate;
 use narrows_plan::program::StageProgram;
 use narrows_plan::{Bytes, CheckedProgram, Context, Kernel, lower};
 
@@ -360,7 +360,7 @@ impl<'a> ContextSolver<'a> {
         let program = CheckedProgram::check(lower(&resolved)).unwrap_or_else(|errors| {
             unreachable!("the planner's own program fails the check: {errors}")
         });
-        let prices = Prices::new(&self.request.profile, self.request.executor, &context.mesh);
+        let prices = self.segments.prices();
         let price = |kernel: &Kernel| prices.kernel_time(kernel);
         let time = simulate(&program, &price).step_time;
         let method = partition.stages.iter().map(|stage| stage.method).max().unwrap_or_default();

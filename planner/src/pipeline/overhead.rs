@@ -1,6 +1,5 @@
 //! Times of a stage besides its blocks.
 
-use narrows_cost_model::Prices;
 use narrows_plan::emit::{
     InstrTemplate, StageBoundary, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
     stage_transfers,
@@ -49,7 +48,7 @@ impl StageOverhead {
         context: &Context,
         embedding_and_head: &EmbeddingAndHead,
     ) -> Vec<StageOverhead> {
-        let prices = Prices::new(&request.profile, request.executor, &context.mesh);
+        let prices = segments.prices();
         let price = |template: &InstrTemplate| prices.kernel_time(&template.kernel());
         let stages = context.mesh.pipeline;
         let once: Seconds =

@@ -9,10 +9,10 @@ use narrows_plan::graph::Grouping;
 use super::spec::SegmentSpec;
 use crate::solve::EliminationOrder;
 
-/// Key of segments that may have equal links: any block shapes with the same grouping and tensor axis.
-type LinkSetKey = (SegmentSpec, Grouping, u64);
+/// Key of segments that may have equal links: any block shapes and tensor axes with the same grouping.
+type LinkSetKey = (SegmentSpec, Grouping);
 
-/// Elimination orders by sets of links. Microbatches and meshes with equal links share an order.
+/// Elimination orders by sets of links. Block shapes and meshes with equal links share an order.
 #[derive(Default)]
 pub(super) struct EliminationOrders {
     orders: Mutex<HashMap<LinkSetKey, Vec<CachedOrder>>>,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use narrows_cost_model::{
-    Assignment, CostTable, MemoryRow, MemoryRowId, MemoryRows, PricedSpace, Prices,
+    Assignment, CostTable, MemoryRow, MemoryRowId, MemoryRows, PricedSpace, Prices, StepPhases,
     decode_assignment, segment_bytes, segment_time,
 };
 use narrows_plan::graph::{
@@ -14,10 +14,11 @@ use narrows_plan::graph::{
 };
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{BoundaryLayout, SegmentSpace, boundary_layouts};
-use narrows_plan::{Bytes, Context, Kernel, Zero};
+use narrows_plan::{Bytes, Context, Kernel, Seconds, Zero};
 use rayon::prelude::*;
 
-use super::elimination_orders::{EliminationOrders, lock};
+use super::cache::{AlternativesCache, PricedCache, SearchCache};
+use super::elimination_orders::lock;
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::deadline::Deadline;
 use crate::report::TableSolves;
@@ -30,24 +31,18 @@ use crate::solve::{
 /// Microbatches of a solve that minimises the microbatch time: so many that the step phase hardly counts.
 pub(crate) const ASYMPTOTIC_MICROBATCHES: u64 = 1 << 20;
 
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct CacheKey {
-    spec: SegmentSpec,
-    context: Context,
-    /// Microbatches in flight, where bytes are counted.
-    in_flight: Option<u64>,
-}
-
 /// The cost tables of a segment's groupings, ready for sweeps.
-type Sweepers = Arc<Vec<(Grouping, Arc<Sweeper>)>>;
+pub(super) type Sweepers = Arc<Vec<(Grouping, Arc<Sweeper>)>>;
 
 /// A segment's priced space, usable in every context with the same tensor axis and microbatch.
-struct PreparedSegment {
+pub(super) struct PreparedSegment {
     priced: PricedSpace,
-    segment: Arc<Segment>,
     /// `None` when the links are too far from a tree for elimination.
     order: Option<Arc<EliminationOrder>>,
 }
+
+/// A segment in a context, and the microbatches in flight.
+type HullKey = (SegmentSpec, Context, u64);
 
 /// A partly refined hull, with the solutions of its vertices.
 struct CachedHull {
@@ -63,12 +58,9 @@ pub struct SegmentSolver<'a> {
     layer_shapes: Vec<usize>,
     crossing_widths: Vec<u64>,
     narrowest_carried: Vec<BoundaryTensor>,
-    fastest: Mutex<HashMap<CacheKey, Option<Arc<SolvedSegment>>>>,
-    step_phase_ranges: Mutex<HashMap<CacheKey, [f64; 2]>>,
-    spaces: Mutex<HashMap<(SegmentSpec, Grouping, Context), Arc<PreparedSegment>>>,
-    elimination_orders: EliminationOrders,
-    sweepers: Mutex<HashMap<CacheKey, Sweepers>>,
-    hulls: Mutex<HashMap<CacheKey, Arc<Mutex<Option<CachedHull>>>>>,
+    alternatives: Arc<AlternativesCache>,
+    priced: Arc<PricedCache>,
+    hulls: Mutex<HashMap<HullKey, Arc<Mutex<Option<CachedHull>>>>>,
     deadline: Deadline,
     solve_count: AtomicU64,
     table_solves: Mutex<BTreeMap<SolveMethod, TableSolves>>,
@@ -79,6 +71,16 @@ pub struct SegmentSolver<'a> {
 impl<'a> SegmentSolver<'a> {
     /// A solver with empty caches.
     pub fn new(request: &'a Request, deadline: Deadline) -> Self {
+        SegmentSolver::with_cache(request, deadline, &SearchCache::default())
+    }
+
+    /// A solver that shares tables and solutions with others.
+    pub(crate) fn with_cache(
+        request: &'a Request,
+        deadline: Deadline,
+        cache: &SearchCache,
+    ) -> Self {
+        let (alternatives, priced) = cache.of_request(request);
         let layers = BlockShape::all(&request.model);
         let crossing_widths = BlockShape::crossing_widths(&layers);
         let narrowest_carried = narrowest_carried(&layers, request.model.hidden);
@@ -98,11 +100,8 @@ impl<'a> SegmentSolver<'a> {
             layer_shapes,
             crossing_widths,
             narrowest_carried,
-            fastest: Mutex::default(),
-            step_phase_ranges: Mutex::default(),
-            spaces: Mutex::default(),
-            elimination_orders: EliminationOrders::default(),
-            sweepers: Mutex::default(),
+            alternatives,
+            priced,
             hulls: Mutex::default(),
             deadline,
             solve_count: AtomicU64::default(),
@@ -179,8 +178,8 @@ impl<'a> SegmentSolver<'a> {
 
     /// The fastest solution without a memory limit; `None` when the segment has no legal decisions.
     pub fn fastest(&self, spec: SegmentSpec, context: &Context) -> Option<Arc<SolvedSegment>> {
-        let key = CacheKey { spec, context: *context, in_flight: None };
-        if let Some(cached) = lock(&self.fastest).get(&key) {
+        let key = (spec, *context);
+        if let Some(cached) = lock(&self.priced.fastest).get(&key) {
             return cached.clone();
         }
         let solved = self
@@ -191,7 +190,7 @@ impl<'a> SegmentSolver<'a> {
             .map(|(grouping, cheapest)| {
                 Arc::new(self.solution(spec, grouping, context, &cheapest.assignment))
             });
-        lock(&self.fastest).insert(key, solved.clone());
+        lock(&self.priced.fastest).insert(key, solved.clone());
         solved
     }
 
@@ -218,20 +217,47 @@ impl<'a> SegmentSolver<'a> {
 
     /// Bounds on the time of a segment in the step phase: `[min, max]` in seconds.
     pub(crate) fn step_phase_range(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
-        let key = CacheKey { spec, context: *context, in_flight: None };
-        if let Some(cached) = lock(&self.step_phase_ranges).get(&key) {
+        let key = (spec, *context);
+        if let Some(cached) = lock(&self.priced.step_phase_ranges).get(&key) {
             return *cached;
         }
-        let prices = self.prices(context);
-        let price = |kernel: &Kernel| prices.kernel_time(kernel);
         let mut range = [f64::INFINITY, 0.0_f64];
         for grouping in self.groupings(spec) {
-            let priced = &self.prepare(spec, grouping, context).priced;
-            let [min, max] = priced.step_phase_bounds(context, &price);
+            let prepared = self.prepare(spec, grouping, context);
+            let [min, max] = self.step_phases(&prepared, (spec, grouping), context).bounds();
             range = [range[0].min(min.0), range[1].max(max.0)];
         }
-        lock(&self.step_phase_ranges).insert(key, range);
+        lock(&self.priced.step_phase_ranges).insert(key, range);
         range
+    }
+
+    /// The times of a segment's ops in the step phase of a context.
+    fn step_phases(
+        &self,
+        prepared: &PreparedSegment,
+        (spec, grouping): (SegmentSpec, Grouping),
+        context: &Context,
+    ) -> Arc<StepPhases> {
+        let key = (spec.kind, spec.shape, spec.tied_weight, grouping, *context);
+        if let Some(cached) = lock(&self.priced.step_phases).get(&key) {
+            return cached.clone();
+        }
+        let step_phases = StepPhases::new(&prepared.priced.space, context, &self.price());
+        let step_phases = Arc::new(step_phases);
+        lock(&self.priced.step_phases).insert(key, step_phases.clone());
+        step_phases
+    }
+
+    /// The cost table of a segment in a context.
+    fn table(
+        &self,
+        prepared: &PreparedSegment,
+        segment: (SegmentSpec, Grouping),
+        context: &Context,
+        rows: MemoryRows,
+    ) -> CostTable {
+        let step_phases = self.step_phases(prepared, segment, context);
+        prepared.priced.table(context, &step_phases, rows)
     }
 
     /// Vertices of the lower convex hull of time against bytes with `in_flight` microbatches, over all
@@ -244,7 +270,7 @@ impl<'a> SegmentSolver<'a> {
         in_flight: u64,
         average: Option<Bytes>,
     ) -> Vec<Arc<SolvedSegment>> {
-        let key = CacheKey { spec, context: *context, in_flight: Some(in_flight) };
+        let key = (spec, *context, in_flight);
         let entry = lock(&self.hulls).entry(key).or_default().clone();
         let mut cached = lock(&entry);
         let cached = cached.get_or_insert_with(|| {
@@ -285,9 +311,8 @@ impl<'a> SegmentSolver<'a> {
         limit: Bytes,
     ) -> Option<Arc<SolvedSegment>> {
         let prepared = self.prepare(spec, grouping, context);
-        let prices = self.prices(context);
-        let price = |kernel: &Kernel| prices.kernel_time(kernel);
-        let with_memory_rows = prepared.priced.table(context, &price, MemoryRows::ResidentAndKept);
+        let rows = MemoryRows::ResidentAndKept;
+        let with_memory_rows = self.table(&prepared, (spec, grouping), context, rows);
         let table = within_one_row(with_memory_rows, &[1, in_flight], limit);
         let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
         self.solve_count.fetch_add(1, Ordering::Relaxed);
@@ -297,28 +322,25 @@ impl<'a> SegmentSolver<'a> {
 
     /// The tables of all groupings, ready for sweeps.
     fn sweepers(&self, spec: SegmentSpec, context: &Context) -> Sweepers {
-        let key = CacheKey { spec, context: *context, in_flight: None };
-        if let Some(cached) = lock(&self.sweepers).get(&key) {
-            return cached.clone();
-        }
-        let sweepers: Vec<(Grouping, Arc<Sweeper>)> = self
-            .groupings(spec)
-            .par_iter()
-            .filter_map(|grouping| {
+        let key = (spec, *context);
+        let cached = lock(&self.priced.sweepers).get(&key).cloned();
+        let groupings = self.groupings(spec);
+        let sweepers = cached.unwrap_or_else(|| {
+            let sweeper = |grouping: &Grouping| {
                 let prepared = self.prepare(spec, *grouping, context);
-                let Some(order) = prepared.order.clone() else {
-                    // The hull lacks the decisions of this grouping, so it proves nothing.
-                    self.has_unproven.store(true, Ordering::Relaxed);
-                    return None;
-                };
-                let prices = self.prices(context);
-                let price = |kernel: &Kernel| prices.kernel_time(kernel);
-                let table = prepared.priced.table(context, &price, MemoryRows::ResidentAndKept);
+                let order = prepared.order.clone()?;
+                let rows = MemoryRows::ResidentAndKept;
+                let table = self.table(&prepared, (spec, *grouping), context, rows);
                 Some((*grouping, Arc::new(Sweeper::with_order(&table, order))))
-            })
-            .collect();
-        let sweepers = Arc::new(sweepers);
-        lock(&self.sweepers).insert(key, sweepers.clone());
+            };
+            let sweepers: Sweepers = Arc::new(groupings.par_iter().filter_map(sweeper).collect());
+            lock(&self.priced.sweepers).insert(key, sweepers.clone());
+            sweepers
+        });
+        if sweepers.len() < groupings.len() {
+            // The hull lacks the decisions of a grouping, so it proves nothing.
+            self.has_unproven.store(true, Ordering::Relaxed);
+        }
         sweepers
     }
 
@@ -362,26 +384,48 @@ impl<'a> SegmentSolver<'a> {
         shared.zero = Zero::Off;
         shared.workload.global_batch = shared.mesh.data * shared.workload.micro_batch;
         let key = (spec, grouping, shared);
-        if let Some(cached) = lock(&self.spaces).get(&key) {
+        if let Some(cached) = lock(&self.priced.prepared).get(&key) {
             return cached.clone();
         }
-        let segment = self.segment(spec, grouping);
-        let tied = self.request.model.tied;
-        let rules = &self.request.rules;
-        let space =
-            SegmentSpace::new(segment, spec.boundary, shared, rules, tied, spec.tied_weight);
-        let prices = self.prices(&shared);
-        let priced = PricedSpace::new(space, &|kernel: &Kernel| prices.kernel_time(kernel));
-        let order_key = (SegmentSpec { shape: 0, ..spec }, grouping, shared.tensor_size());
-        let order = self.elimination_orders.order(order_key, &priced);
-        let segment = Arc::new(priced.space.segment.clone());
-        let prepared = Arc::new(PreparedSegment { priced, segment, order });
-        lock(&self.spaces).insert(key, prepared.clone());
+        let ops_key = (spec.kind, spec.shape, spec.tied_weight, grouping, shared);
+        let op_times = lock(&self.priced.op_times).get(&ops_key).cloned();
+        let alternatives_key = (spec, grouping, shared.tensor_size(), shared.token_dim());
+        let similar = lock(&self.alternatives.prepared).get(&alternatives_key).cloned();
+        let prepared = match similar {
+            Some(similar) => {
+                let priced = similar.priced.in_context(shared, op_times, &self.price());
+                PreparedSegment { priced, order: similar.order.clone() }
+            }
+            None => {
+                let space = self.space(spec, grouping, shared);
+                let priced = PricedSpace::new(space, op_times, &self.price());
+                let order_key = (SegmentSpec { shape: 0, ..spec }, grouping);
+                let order = self.alternatives.elimination_orders.order(order_key, &priced);
+                PreparedSegment { priced, order }
+            }
+        };
+        let prepared = Arc::new(prepared);
+        let alternatives = &self.alternatives.prepared;
+        lock(alternatives).entry(alternatives_key).or_insert_with(|| prepared.clone());
+        lock(&self.priced.op_times).entry(ops_key).or_insert_with(|| prepared.priced.op_times());
+        lock(&self.priced.prepared).insert(key, prepared.clone());
         prepared
     }
 
-    fn prices(&self, context: &Context) -> Prices {
-        Prices::new(&self.request.profile, self.request.executor, &context.mesh)
+    /// The alternatives of a segment.
+    fn space(&self, spec: SegmentSpec, grouping: Grouping, context: Context) -> SegmentSpace {
+        let Request { model, rules, .. } = self.request;
+        let segment = Arc::new(self.segment(spec, grouping));
+        SegmentSpace::new(segment, spec.boundary, context, rules, model.tied, spec.tied_weight)
+    }
+
+    /// Prices of all meshes of the request.
+    pub(crate) fn prices(&self) -> &Prices {
+        &self.priced.prices
+    }
+
+    fn price(&self) -> impl Fn(&Kernel) -> Seconds + Sync {
+        |kernel| self.prices().kernel_time(kernel)
     }
 
     fn solve(
@@ -391,12 +435,13 @@ impl<'a> SegmentSolver<'a> {
         context: &Context,
     ) -> Option<MinCostAssignment> {
         let prepared = self.prepare(spec, grouping, context);
-        let prices = self.prices(context);
-        let price = |kernel: &Kernel| prices.kernel_time(kernel);
         self.solve_count.fetch_add(1, Ordering::Relaxed);
+        let step_phases = self.step_phases(&prepared, (spec, grouping), context);
         match &prepared.order {
-            Some(order) => order.cheapest(&prepared.priced.times(context, &price)),
-            None => self.solve_wide(&prepared.priced.table(context, &price, MemoryRows::None)),
+            Some(order) => order.cheapest(&prepared.priced.times(context, &step_phases)),
+            None => {
+                self.solve_wide(&prepared.priced.table(context, &step_phases, MemoryRows::None))
+            }
         }
     }
 
@@ -435,13 +480,11 @@ impl<'a> SegmentSolver<'a> {
         assignment: &[u32],
     ) -> SolvedSegment {
         let prepared = self.prepare(spec, grouping, context);
-        let prices = self.prices(context);
         let space = &prepared.priced.space;
         let choice = decode_assignment(space, assignment);
-        let time =
-            segment_time(space, context, &choice, &|kernel: &Kernel| prices.kernel_time(kernel));
+        let time = segment_time(space, context, &choice, &self.price());
         let bytes = segment_bytes(space, context, &choice);
-        SolvedSegment { grouping, choice, segment: prepared.segment.clone(), time, bytes }
+        SolvedSegment { grouping, choice, segment: space.segment.clone(), time, bytes }
     }
 
     /// Names of block ops without any legal strategy in a context.
@@ -509,8 +552,8 @@ mod tests {
         let partial = SegmentSolver::new(&request, Deadline::none());
         let grouping = complete.groupings(spec)[0];
         let links = complete.prepare(spec, grouping, &context).priced.links().to_vec();
-        let key = (SegmentSpec { shape: 0, ..spec }, grouping, context.tensor_size());
-        partial.elimination_orders.forbid(key, links);
+        let key = (SegmentSpec { shape: 0, ..spec }, grouping);
+        partial.alternatives.elimination_orders.forbid(key, links);
         assert!(!partial.hull(spec, &context, 1, None).is_empty(), "other groupings remain");
         assert!(partial.has_unproven());
     }

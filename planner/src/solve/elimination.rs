@@ -16,6 +16,8 @@
 //! choices are compatible is computed once (`join`), and other costs (bytes priced by multipliers, for
 //! instance) only repeat the sweep.
 
+use std::cell::RefCell;
+
 use narrows_cost_model::{Assignment, CostTable, TableLink, TableNode};
 
 use super::constraint_graph::ConstraintGraph;
@@ -45,6 +47,7 @@ pub struct MinCostAssignment {
 }
 
 /// Cost of every cell of all eliminations, and the entry that attains it.
+#[derive(Default)]
 struct SweepTables {
     costs: Vec<f64>,
     entries: Vec<u32>,
@@ -99,7 +102,11 @@ impl EliminationOrder {
         if self.is_contradictory() {
             return None;
         }
-        let swept = self.sweep(costs);
+        self.sweep(costs, |swept| self.trace_back(swept))
+    }
+
+    /// The assignment that the tables of a sweep record.
+    fn trace_back(&self, swept: &SweepTables) -> Option<MinCostAssignment> {
         let roots = || self.roots.iter().map(|&root| (root, self.eliminations[root].base));
         let cost = roots().map(|(_, cell)| swept.costs[cell]).sum();
         let mut assignment = vec![0; self.sizes.len()];
@@ -124,13 +131,15 @@ impl EliminationOrder {
         if self.is_contradictory() {
             return totals;
         }
-        let swept = self.sweep(costs);
-        let other_roots = self.roots.iter().filter_map(|&root| before.get(root));
-        let elsewhere: f64 = other_roots.map(|root| swept.costs[root.base]).sum();
-        for (entry, &choice) in last.values.iter().enumerate() {
-            let below: f64 = last.below(entry).iter().map(|&cell| swept.costs[cell as usize]).sum();
-            totals[choice as usize] = costs[last.node][choice as usize] + below + elsewhere;
-        }
+        self.sweep(costs, |swept| {
+            let other_roots = self.roots.iter().filter_map(|&root| before.get(root));
+            let elsewhere: f64 = other_roots.map(|root| swept.costs[root.base]).sum();
+            for (entry, &choice) in last.values.iter().enumerate() {
+                let below = last.below(entry).iter().map(|&cell| swept.costs[cell as usize]);
+                let below: f64 = below.sum();
+                totals[choice as usize] = costs[last.node][choice as usize] + below + elsewhere;
+            }
+        });
         totals
     }
 
@@ -138,9 +147,21 @@ impl EliminationOrder {
         self.eliminations.iter().any(|elimination| elimination.values.is_empty())
     }
 
-    /// The cheapest entry of every cell of every elimination.
-    fn sweep(&self, costs: &[Vec<f64>]) -> SweepTables {
-        let mut swept = SweepTables { costs: vec![0.0; self.cells], entries: vec![0; self.cells] };
+    /// Computes the cheapest entry of every cell of every elimination, and passes the tables on.
+    fn sweep<R>(&self, costs: &[Vec<f64>], read: impl FnOnce(&SweepTables) -> R) -> R {
+        thread_local! {
+            /// The tables of the last sweep. Every cell is written before it is read.
+            static TABLES: RefCell<SweepTables> = RefCell::default();
+        }
+        TABLES.with_borrow_mut(|swept| {
+            self.fill(costs, swept);
+            read(swept)
+        })
+    }
+
+    fn fill(&self, costs: &[Vec<f64>], swept: &mut SweepTables) {
+        swept.costs.resize(self.cells.max(swept.costs.len()), 0.0);
+        swept.entries.resize(self.cells.max(swept.entries.len()), 0);
         let keys = self.eliminations.iter().filter(|e| e.node >= self.sizes.len());
         let keys_max = keys.flat_map(|elimination| &elimination.values).max();
         let free = vec![0.0; keys_max.map_or(0, |&value| value as usize + 1)];
@@ -148,14 +169,13 @@ impl EliminationOrder {
             let own = costs.get(elimination.node).unwrap_or(&free);
             // Constant numbers of children let the compiler unroll the inner loop.
             match elimination.children.len() {
-                0 => sweep_one(elimination, own, &mut swept, 0),
-                1 => sweep_one(elimination, own, &mut swept, 1),
-                2 => sweep_one(elimination, own, &mut swept, 2),
-                3 => sweep_one(elimination, own, &mut swept, 3),
-                children => sweep_one(elimination, own, &mut swept, children),
+                0 => sweep_one(elimination, own, swept, 0),
+                1 => sweep_one(elimination, own, swept, 1),
+                2 => sweep_one(elimination, own, swept, 2),
+                3 => sweep_one(elimination, own, swept, 3),
+                children => sweep_one(elimination, own, swept, children),
             }
         }
-        swept
     }
 }
 

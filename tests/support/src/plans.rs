@@ -165,8 +165,14 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
     let boundary = *rng.pick(&boundary_layouts(model.hidden, &crossing, &context))?;
     let tied = model.tied.then(|| TiedWeightLayout::ALL[rng.below(4)]);
     let segment = |rng: &mut TestRng, segment: Segment, tied_weight| {
-        let space =
-            SegmentSpace::new(segment, boundary, context, &Rules::ALL, model.tied, tied_weight);
+        let space = SegmentSpace::new(
+            segment.into(),
+            boundary,
+            context,
+            &Rules::ALL,
+            model.tied,
+            tied_weight,
+        );
         let choice = (0..200).find_map(|_| draw_choice(rng, &space))?;
         Some(SegmentDecisions::from_choice(&space.segment, &choice))
     };

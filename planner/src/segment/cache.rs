@@ -1,0 +1,153 @@
+//! Tables and solutions of segments that searches share.
+//!
+//! | level | shared by searches with equal | contents |
+//! |---|---|---|
+//! | [`AlternativesCache`] | model and rules | alternatives, links, elimination orders |
+//! | [`PricedCache`] | the same, profile, executor and devices | priced tables, solutions without a memory limit |
+//!
+//! All entries are functions of their keys, so that a shared cache changes no result. Hulls, which are refined on
+//! demand, stay with their search.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use narrows_cost_model::{Executor, OpTimes, Prices, StepPhases};
+use narrows_plan::graph::{Grouping, SegmentKind};
+use narrows_plan::model::Model;
+use narrows_plan::strategy::{Rules, TiedWeightLayout};
+use narrows_plan::{Context, Dim, Mesh};
+
+use super::elimination_orders::{EliminationOrders, lock};
+use super::solver::{PreparedSegment, Sweepers};
+use super::spec::{SegmentSpec, SolvedSegment};
+use crate::request::{GroupingRule, Request};
+
+/// All that the alternatives of a segment depend on besides model and rules: its grouping, the tensor axis, and the dim
+/// on which tokens may be sharded.
+pub(super) type AlternativesKey = (SegmentSpec, Grouping, u64, Option<Dim>);
+
+/// All that the times of a segment's ops depend on: its spec without the boundary layout, its grouping and the context.
+pub(super) type OpTimesKey = (SegmentKind, usize, Option<TiedWeightLayout>, Grouping, Context);
+
+/// Segments of one model under one set of rules.
+#[derive(Default)]
+pub(super) struct AlternativesCache {
+    /// The first segment prepared with each set of alternatives.
+    pub prepared: Mutex<HashMap<AlternativesKey, Arc<PreparedSegment>>>,
+    pub elimination_orders: EliminationOrders,
+}
+
+/// Priced segments of one model, profile and number of devices.
+pub(super) struct PricedCache {
+    /// Prices of all meshes with this number of devices.
+    pub prices: Prices,
+    pub prepared: Mutex<HashMap<(SegmentSpec, Grouping, Context), Arc<PreparedSegment>>>,
+    pub op_times: Mutex<HashMap<OpTimesKey, OpTimes>>,
+    pub step_phases: Mutex<HashMap<OpTimesKey, Arc<StepPhases>>>,
+    pub step_phase_ranges: Mutex<HashMap<(SegmentSpec, Context), [f64; 2]>>,
+    pub fastest: Mutex<HashMap<(SegmentSpec, Context), Option<Arc<SolvedSegment>>>>,
+    pub sweepers: Mutex<HashMap<(SegmentSpec, Context), Sweepers>>,
+}
+
+impl PricedCache {
+    fn new(request: &Request) -> PricedCache {
+        // Prices depend on the number of devices alone.
+        let mesh = Mesh { tensor: 1, pipeline: 1, data: request.devices };
+        PricedCache {
+            prices: Prices::new(&request.profile, request.executor, &mesh),
+            prepared: Mutex::default(),
+            op_times: Mutex::default(),
+            step_phases: Mutex::default(),
+            step_phase_ranges: Mutex::default(),
+            fastest: Mutex::default(),
+            sweepers: Mutex::default(),
+        }
+    }
+}
+
+/// Tables and solutions of segments, for several searches. Searches on any threads may share one cache; their results
+/// are those of searches without one.
+#[derive(Default)]
+pub struct SearchCache {
+    /// The most recently used first.
+    models: Mutex<Vec<CachedModel>>,
+}
+
+struct CachedModel {
+    model: Model,
+    rules: Rules,
+    grouping: GroupingRule,
+    alternatives: Arc<AlternativesCache>,
+    /// The most recently used first.
+    priced: Vec<(PricesKey, Arc<PricedCache>)>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct PricesKey {
+    profile: String,
+    executor: Executor,
+    devices: u64,
+}
+
+/// Largest number of models in a cache, and of priced caches of one model: they hold up to 100 MB each.
+const ENTRIES_MAX: usize = 8;
+
+impl SearchCache {
+    /// The caches for a request.
+    pub(super) fn of_request(
+        &self,
+        request: &Request,
+    ) -> (Arc<AlternativesCache>, Arc<PricedCache>) {
+        let mut models = lock(&self.models);
+        let is_same = |cached: &CachedModel| {
+            (cached.rules, cached.grouping) == (request.rules, request.grouping)
+                && cached.model == request.model
+        };
+        let new = || CachedModel {
+            model: request.model.clone(),
+            rules: request.rules,
+            grouping: request.grouping,
+            alternatives: Arc::default(),
+            priced: vec![],
+        };
+        let cached = most_recent(&mut models, is_same, new);
+        let key = PricesKey {
+            profile: request.profile.fingerprint().to_owned(),
+            executor: request.executor,
+            devices: request.devices,
+        };
+        let new = || (key.clone(), Arc::new(PricedCache::new(request)));
+        let (_, priced) = most_recent(&mut cached.priced, |(other, _)| *other == key, new);
+        (cached.alternatives.clone(), priced.clone())
+    }
+}
+
+/// The entry that satisfies `is_same`, moved to the front, or a new one. Drops the entries that were not used longest.
+fn most_recent<T>(
+    entries: &mut Vec<T>,
+    is_same: impl Fn(&T) -> bool,
+    new: impl FnOnce() -> T,
+) -> &mut T {
+    let entry = match entries.iter().position(is_same) {
+        Some(index) => entries.remove(index),
+        None => new(),
+    };
+    entries.truncate(ENTRIES_MAX - 1);
+    entries.insert(0, entry);
+    &mut entries[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_entry_unused_longest_is_dropped() {
+        let mut entries: Vec<usize> = vec![];
+        for value in (0..ENTRIES_MAX).chain([0, ENTRIES_MAX]) {
+            assert_eq!(*most_recent(&mut entries, |entry| *entry == value, || value), value);
+        }
+        assert_eq!(entries.len(), ENTRIES_MAX);
+        assert!(entries.contains(&0) && !entries.contains(&1));
+    }
+}
