@@ -10,7 +10,7 @@
 //! | `search`, `proof`, `report` | the outer search over contexts, its status and its report |
 //! | `context/` | one context: bounds, solution, warm start, smallest memory |
 //! | `pipeline/` | blocks divided among stages |
-//! | `segment/` | embedding, blocks and head, each solved once |
+//! | `segment/` | embedding, blocks and head, each solved once, with a cache that searches may share |
 //! | [`solve`] | exact solvers of cost tables |
 //! | `plan_writer`, `predict` | the plan file, and its prediction |
 //! | `explain`, `diagnosis` | the alternatives to a plan; the causes of infeasibility |

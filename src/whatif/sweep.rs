@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use narrows_plan::{Bytes, Plan};
-use narrows_planner::{Prediction, Request, SearchReport, search};
+use narrows_planner::{Prediction, Request, SearchCache, SearchReport, search_with_cache};
 use rayon::prelude::*;
 use serde_json::Value;
 
@@ -130,30 +130,31 @@ impl Sweep {
     }
 }
 
-/// Plans every point, in parallel, until `stop` is set. Outcomes are in the order of the points.
+/// Plans every point, in parallel and with one cache, until `stop` is set. Outcomes are in the order of the points.
 pub fn plan_points(
     points: &[Point],
     stop: &AtomicBool,
     progress: &(dyn Fn() + Sync),
 ) -> Vec<PointOutcome> {
+    let cache = SearchCache::default();
     points
         .par_iter()
         .map(|point| {
             if stop.load(Ordering::Relaxed) {
                 return PointOutcome::NotReached;
             }
-            let outcome = plan_point(&point.request);
+            let outcome = plan_point(&point.request, &cache);
             progress();
             outcome
         })
         .collect()
 }
 
-fn plan_point(request: &Request) -> PointOutcome {
+fn plan_point(request: &Request, cache: &SearchCache) -> PointOutcome {
     if let Err(failure) = validate(request) {
         return PointOutcome::Invalid(failure.problems);
     }
-    let result = search(request);
+    let result = search_with_cache(request, cache);
     let Some(best) = result.best else { return PointOutcome::Infeasible(result.report) };
     match PricedPlan::of_search(request, best) {
         Ok(PricedPlan { plan, prediction, .. }) => PointOutcome::Planned(Box::new(PlannedPoint {
