@@ -41,7 +41,7 @@ fn main() {
     let hardware = profile::preset("a100-80gb-8").expect("a preset");
     let mut counts: BTreeMap<Option<AssignmentMethod>, Count> = BTreeMap::new();
     let mut table_solves: BTreeMap<SolveMethod, TableSolves> = BTreeMap::new();
-    let mut segment_solves = 0;
+    let (mut segment_solves, mut failed_solves) = (0, 0);
     for model in MODELS {
         for devices in DEVICES {
             for limit in LIMITS_GIB {
@@ -53,6 +53,7 @@ fn main() {
                 let count = counts.entry(result.best.as_ref().map(|best| best.method)).or_default();
                 count.time += started.elapsed();
                 segment_solves += result.report.segment_solves;
+                failed_solves += result.report.failed_solves;
                 for (method, solves) in &result.report.table_solves {
                     let sum = table_solves.entry(*method).or_default();
                     sum.proven += solves.proven;
@@ -97,4 +98,5 @@ fn main() {
         };
         println!("{name:<20} {:>7} {:>11}", solves.proven, solves.limited);
     }
+    println!("integer programs that the library failed to solve: {failed_solves}");
 }
