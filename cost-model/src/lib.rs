@@ -2,7 +2,8 @@
 //!
 //! A [`Profile`] describes the performance of a device, its links and its executors. From it, [`Prices`] gives the
 //! seconds of a kernel, [`PricedSpace`] turns the search space of a segment into a [`CostTable`], [`simulate()`] a
-//! lowered program into a timeline, and [`interval`] gives the 90 % intervals of predictions.
+//! lowered program into a timeline, and [`interval`] gives the 90 % intervals of predictions. [`TrainingRunTerms`] turn the
+//! time of a step into time, cost and energy of a whole run.
 
 pub mod interval;
 mod kernel_shape;
@@ -12,6 +13,7 @@ pub mod profile;
 mod segment;
 mod simulate;
 mod table;
+mod training_run;
 
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use memory::{SegmentBytes, segment_bytes};
@@ -26,4 +28,7 @@ pub use simulate::{
 };
 pub use table::{
     Assignment, CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
+};
+pub use training_run::{
+    EndlessRun, FailureEstimate, FailureTerms, StepEstimate, TrainingRunEstimate, TrainingRunTerms,
 };

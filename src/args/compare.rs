@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use clap::Args;
+use narrows_cost_model::TrainingRunTerms;
 use narrows_planner::Request;
 
 use crate::compare::PLANS_MAX;
@@ -11,6 +12,7 @@ use crate::errors::{CommandResult, Failure, Problem, Problems};
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
 use super::plan_file::PlanFile;
 use super::request::{MemoryArgs, RequestArgs, at_most_one_stdin};
+use super::training_run::TrainingRunArgs;
 
 /// Flags of `compare`.
 #[derive(Debug, Args)]
@@ -30,6 +32,9 @@ pub struct CompareArgs {
     /// Detail of the report.
     #[command(flatten)]
     pub detail: DetailArgs,
+    /// Training run.
+    #[command(flatten)]
+    pub training_run: TrainingRunArgs,
 }
 
 /// Settings of `compare`.
@@ -45,6 +50,8 @@ pub struct CompareSettings {
     pub format: OutputFormat,
     /// Detail of the report.
     pub detail: Detail,
+    /// The training run to estimate.
+    pub training_run: Option<TrainingRunTerms>,
 }
 
 impl CompareArgs {
@@ -57,6 +64,7 @@ impl CompareArgs {
     pub fn resolve(&self) -> CommandResult<CompareSettings> {
         self.check_plans()?;
         self.reject_flags_of_searches()?;
+        let training_run = self.training_run.resolve()?;
         let model = &self.request.model;
         at_most_one_stdin(self.plans.iter().chain(&model.model).chain(&model.hardware))?;
         let mut problems = Problems::default();
@@ -84,6 +92,7 @@ impl CompareArgs {
             memory: self.request.memory.clone(),
             format: self.format.format,
             detail: self.detail.resolve(),
+            training_run,
         })
     }
 

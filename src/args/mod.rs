@@ -10,6 +10,7 @@ mod compare;
 mod convert;
 mod data;
 mod doctor;
+mod flags;
 mod launch;
 mod output;
 mod plan;
@@ -18,6 +19,7 @@ mod request;
 mod run;
 mod schema;
 mod trace;
+mod training_run;
 mod units;
 mod validate;
 mod values;
@@ -32,15 +34,17 @@ pub use compare::{CompareArgs, CompareSettings};
 pub use convert::ConvertArgs;
 pub use data::{DataArgs, DataTask, TokenFileSettings};
 pub use doctor::DoctorArgs;
+pub use flags::{flags, set_flag};
 pub use output::{Detail, OutputFormat, OutputSettings};
 pub use plan::{
-    CostSettings, ExplainSettings, PlanArgs, PlanFileArgs, PlanSelection, PlanSettings,
+    CostArgs, CostSettings, ExplainSettings, PlanArgs, PlanFileArgs, PlanSelection, PlanSettings,
 };
 pub use plan_file::PlanFile;
 pub use request::{RequestArgs, validate};
 pub use run::{ExecutionTarget, RunArgs, RunSettings, RunTask, TokenSource, TrainSettings};
 pub use schema::{SchemaArgs, SchemaKind};
 pub use trace::TraceSettings;
+pub use training_run::TrainingRunArgs;
 pub use validate::{MeasurementInput, ValidateArgs, ValidateSettings};
 pub use whatif::{WhatIfArgs, WhatIfSettings, WhatIfTask};
 
@@ -66,7 +70,7 @@ pub enum Command {
     ///
     /// With PLAN, the flags for batch, sequence length, microbatch, mesh and ZeRO replace the values of
     /// the plan before it is priced. Without PLAN, the fastest plan is searched and priced.
-    Cost(PlanFileArgs),
+    Cost(CostArgs),
     /// Explain why a plan is the fastest, what limits it, and how the baselines compare
     ///
     /// With PLAN, the search runs for the model, hardware and batch of the plan, and PLAN is compared

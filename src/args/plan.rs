@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use clap::Args;
+use narrows_cost_model::TrainingRunTerms;
 use narrows_plan::Bytes;
 use narrows_planner::Request;
 
@@ -12,6 +13,7 @@ use crate::errors::CommandResult;
 use super::output::{Detail, DetailArgs, OutputArgs, OutputSettings};
 use super::plan_file::PlanFile;
 use super::request::RequestArgs;
+use super::training_run::TrainingRunArgs;
 
 /// Flags of `plan`.
 #[derive(Debug, Args)]
@@ -25,6 +27,20 @@ pub struct PlanArgs {
     /// Detail of the report.
     #[command(flatten)]
     pub detail: DetailArgs,
+    /// Training run.
+    #[command(flatten)]
+    pub training_run: TrainingRunArgs,
+}
+
+/// Flags of `cost`.
+#[derive(Debug, Args)]
+pub struct CostArgs {
+    /// Plan or request.
+    #[command(flatten)]
+    pub file: PlanFileArgs,
+    /// Training run.
+    #[command(flatten)]
+    pub training_run: TrainingRunArgs,
 }
 
 /// Flags of `cost` and `explain`.
@@ -62,6 +78,8 @@ pub struct PlanSettings {
     pub output: OutputSettings,
     /// Detail of the report.
     pub detail: Detail,
+    /// The training run to estimate.
+    pub training_run: Option<TrainingRunTerms>,
 }
 
 /// Settings of `cost`.
@@ -75,6 +93,8 @@ pub struct CostSettings {
     pub output: OutputSettings,
     /// Detail of the report.
     pub detail: Detail,
+    /// The training run to estimate.
+    pub training_run: Option<TrainingRunTerms>,
 }
 
 /// Settings of `explain`.
@@ -97,36 +117,42 @@ impl PlanArgs {
     /// Inputs that cannot be read, and an invalid request.
     pub fn resolve(&self) -> CommandResult<PlanSettings> {
         let output = self.output.resolve()?;
+        let training_run = self.training_run.resolve()?;
         let request = self.request.resolve(&RequestDefaults::PLAN)?;
-        Ok(PlanSettings { request, output, detail: self.detail.resolve() })
+        Ok(PlanSettings { request, output, detail: self.detail.resolve(), training_run })
     }
 }
 
-impl PlanFileArgs {
-    /// The settings of `cost`, for which flags change the plan.
+impl CostArgs {
+    /// The settings, for which flags change the plan.
     ///
     /// # Errors
-    /// Inputs that cannot be read, and flags that do not apply to plan files.
-    pub fn resolve_cost(&self) -> CommandResult<CostSettings> {
-        let output = self.output.resolve()?;
-        let (selection, memory_limit) = match &self.plan {
+    /// Inputs that cannot be read, flags that do not apply to plan files, and an incomplete training run.
+    pub fn resolve(&self) -> CommandResult<CostSettings> {
+        let PlanFileArgs { plan, request, output, detail } = &self.file;
+        let output = output.resolve()?;
+        let training_run = self.training_run.resolve()?;
+        let (selection, memory_limit) = match plan {
             Some(argument) => {
-                let mut file = PlanFile::read(argument, &self.request.model)?;
-                file.override_sizes(&self.request)?;
-                file.override_executor(&self.request);
+                let mut file = PlanFile::read(argument, &request.model)?;
+                file.override_sizes(request)?;
+                file.override_executor(request);
                 file.validate()?;
-                let memory_limit = self.request.memory.bytes(&file.profile);
+                let memory_limit = request.memory.bytes(&file.profile);
                 (PlanSelection::File(Box::new(file)), memory_limit)
             }
             None => {
-                let request = self.request.resolve(&RequestDefaults::PLAN)?;
+                let request = request.resolve(&RequestDefaults::PLAN)?;
                 let memory_limit = request.arena_limit();
                 (PlanSelection::Search(Box::new(request)), memory_limit)
             }
         };
-        Ok(CostSettings { selection, memory_limit, output, detail: self.detail.resolve() })
+        let detail = detail.resolve();
+        Ok(CostSettings { selection, memory_limit, output, detail, training_run })
     }
+}
 
+impl PlanFileArgs {
     /// The settings of `explain`, for which flags change the search.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
-use clap::{Args, Command, FromArgMatches};
+use clap::Args;
 use narrows_cost_model::Profile;
 use narrows_plan::Bytes;
 use narrows_plan::model::{Model, presets};
@@ -182,39 +182,6 @@ impl RequestArgs {
             ("--zero", self.zero.is_some()),
         ];
         flags.into_iter().filter_map(|(flag, is_set)| is_set.then_some(flag)).collect()
-    }
-
-    /// The names of all flags without dashes, and their help texts.
-    pub fn flags() -> Vec<(String, String)> {
-        let command = Self::augment_args(Command::new(""));
-        let flag = |arg: &clap::Arg| {
-            let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-            Some((arg.get_long()?.to_owned(), help))
-        };
-        command.get_arguments().filter_map(flag).collect()
-    }
-
-    /// Sets a flag, as `--flag=value` would.
-    ///
-    /// # Errors
-    /// A value that the flag does not take.
-    pub fn set(&mut self, flag: &str, value: &str) -> CommandResult<()> {
-        let command = Self::augment_args_for_update(Command::new("").no_binary_name(true))
-            .mut_args(|arg| arg.default_value(None::<&'static str>));
-        let invalid = |error: clap::Error| {
-            let text = error.to_string();
-            let mut lines = text.lines().map(str::trim);
-            let message = lines.next().unwrap_or_default().trim_start_matches("error: ");
-            let problem = Problem::new(format!("--sweep {flag}"), message);
-            let values = lines.next().filter(|line| line.starts_with('['));
-            Failure::input(match values {
-                Some(values) => problem.hint(values.trim_matches(['[', ']'])),
-                None => problem,
-            })
-        };
-        let mut matches =
-            command.try_get_matches_from([format!("--{flag}={value}")]).map_err(invalid)?;
-        self.update_from_arg_matches_mut(&mut matches).map_err(invalid)
     }
 
     /// A request with these sizes, not validated.

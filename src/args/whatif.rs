@@ -13,6 +13,7 @@ use crate::whatif::{Scenario, Sweep, SweepAxis};
 
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
 use super::request::RequestArgs;
+use super::training_run::TrainingRunArgs;
 
 /// Points from which on a sweep asks before it starts.
 const POINTS_ASKED: usize = 10_000;
@@ -50,6 +51,9 @@ pub struct WhatIfArgs {
     /// Detail of the report.
     #[command(flatten)]
     pub detail: DetailArgs,
+    /// Training run.
+    #[command(flatten)]
+    pub training_run: TrainingRunArgs,
 }
 
 /// Settings of `whatif`.
@@ -90,7 +94,8 @@ impl WhatIfArgs {
     /// Inputs that cannot be read, unknown fields, and sweeps that are empty or too large.
     pub fn resolve(&self) -> CommandResult<WhatIfSettings> {
         let (format, detail) = (self.format.format, self.detail.resolve());
-        let (scenario, axes) = Scenario::new(self.request.clone(), &self.sweep)?;
+        let (scenario, axes) =
+            Scenario::new(self.request.clone(), self.training_run.clone(), &self.sweep)?;
         if self.list {
             return Ok(WhatIfSettings { scenario, task: WhatIfTask::List, format, detail });
         }

@@ -10,22 +10,27 @@ use crate::report::{self, CompareReport, InfeasibleReport};
 
 /// Prices the plans, searches if requested, compares.
 pub fn run(args: &CompareArgs) -> CommandResult<()> {
-    let CompareSettings { files, memory, search: request, format, detail } = args.resolve()?;
+    let CompareSettings { files, memory, search: request, format, detail, training_run } =
+        args.resolve()?;
     let mut plans = vec![];
     for file in files {
         let priced = price(&file)?;
         let memory_limit = memory.bytes(&file.profile);
         warn_of_exceeded_memory(&file.name, &priced.prediction, memory_limit);
-        plans.push(ComparedPlan { name: file.name, priced, memory_limit, search: None });
+        let training_run = priced.training_run(training_run.as_ref())?;
+        let name = file.name;
+        plans.push(ComparedPlan { name, priced, memory_limit, search: None, training_run });
     }
     if let Some(request) = request {
         let result = search(&request, format);
         let Some(best) = result.best else {
             return Err(InfeasibleReport::new(&request, &result.report).into_failure());
         };
+        let priced = PricedPlan::of_search(&request, best)?;
         plans.push(ComparedPlan {
             name: "search".into(),
-            priced: PricedPlan::of_search(&request, best)?,
+            training_run: priced.training_run(training_run.as_ref())?,
+            priced,
             memory_limit: request.arena_limit(),
             search: Some(result.report),
         });

@@ -6,25 +6,27 @@ use narrows_planner::{Prediction, predict_program};
 
 use super::plan;
 use super::search::{search, warn_of_measurement};
-use crate::args::{CostSettings, PlanFile, PlanFileArgs, PlanSelection};
+use crate::args::{CostArgs, CostSettings, PlanFile, PlanSelection};
 use crate::errors::{CommandResult, Failure};
 use crate::output;
 use crate::priced_plan::PricedPlan;
 use crate::report::{PlanReport, check_problems};
 
 /// Prices a plan file, or searches for a plan first.
-pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
-    let CostSettings { selection, memory_limit, output, detail } = args.resolve_cost()?;
+pub fn run(args: &CostArgs) -> CommandResult<()> {
+    let CostSettings { selection, memory_limit, output, detail, training_run } = args.resolve()?;
+    let training_run = training_run.as_ref();
     let file = match selection {
         PlanSelection::File(file) => file,
         PlanSelection::Search(request) => {
             let result = search(&request, output.format);
-            return plan::deliver_search(&request, result, &output, detail);
+            return plan::deliver_search(&request, result, &output, detail, training_run);
         }
     };
     let priced = price(&file)?;
     warn_of_exceeded_memory(&file.name, &priced.prediction, memory_limit);
-    let report = PlanReport::new(&file.model, &priced, memory_limit);
+    let report = PlanReport::new(&file.model, &priced, memory_limit)
+        .with_training_run(priced.training_run(training_run)?);
     plan::deliver(report, &output, detail)
 }
 

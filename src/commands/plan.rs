@@ -1,5 +1,6 @@
 //! `narrows plan`: finds the fastest plan.
 
+use narrows_cost_model::TrainingRunTerms;
 use narrows_plan::strategy::Baseline;
 use narrows_plan::{Mesh, Zero};
 use narrows_planner::{Request, SearchResult};
@@ -13,17 +14,18 @@ use crate::report::{self, InfeasibleReport, PlanReport};
 
 /// Searches, writes the plan, reports.
 pub fn run(args: &PlanArgs) -> CommandResult<()> {
-    let PlanSettings { request, output, detail } = args.resolve()?;
+    let PlanSettings { request, output, detail, training_run } = args.resolve()?;
     let result = search(&request, output.format);
-    deliver_search(&request, result, &output, detail)
+    deliver_search(&request, result, &output, detail, training_run.as_ref())
 }
 
-/// Writes and reports the plan of a search.
+/// Writes and reports the plan of a search, with the training run if one is to be estimated.
 pub fn deliver_search(
     request: &Request,
     result: SearchResult,
     output: &OutputSettings,
     detail: Detail,
+    training_run: Option<&TrainingRunTerms>,
 ) -> CommandResult<()> {
     let Some(best) = result.best else {
         let report = InfeasibleReport::new(request, &result.report);
@@ -36,6 +38,7 @@ pub fn deliver_search(
     warn_of_ineffective_strategy(request, priced.plan.mesh);
     warn_of_ineffective_zero(request, priced.plan.mesh);
     let report = PlanReport::new(&request.model, &priced, request.arena_limit());
+    let report = report.with_training_run(priced.training_run(training_run)?);
     deliver(report.with_search(&result.report), output, detail)
 }
 

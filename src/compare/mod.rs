@@ -8,6 +8,7 @@
 mod decisions;
 mod parts;
 
+use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::Bytes;
 use narrows_planner::SearchReport;
 
@@ -31,13 +32,14 @@ pub struct ComparedPlan {
     pub memory_limit: Bytes,
     /// How the search of the plan ended; `None` for plan files.
     pub search: Option<SearchReport>,
+    /// The training run under the plan, if one is estimated.
+    pub training_run: Option<TrainingRunEstimate>,
 }
 
 impl ComparedPlan {
     /// Tokens of a step.
     pub fn tokens(&self) -> u64 {
-        let workload = &self.priced.plan.workload;
-        workload.global_batch * workload.sequence_length
+        self.priced.tokens_per_step()
     }
 
     /// Seconds for one token of a step.

@@ -1,5 +1,6 @@
 //! The report of a comparison of plans.
 
+use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{Bytes, Plan, Seconds};
 use narrows_runtime::{RunError, TimeCategory};
 use schemars::JsonSchema;
@@ -9,7 +10,7 @@ use serde_json::Value;
 use super::page::{Align, TextPage};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
-use super::{Report, breakdown, finite_limit};
+use super::{Report, breakdown, finite_limit, training_run};
 use crate::args::Detail;
 use crate::compare::{
     ComparedPlan, DecisionDifference, PartDifference, SegmentDifference, communication_parts,
@@ -65,6 +66,9 @@ struct PlanEntry<'a> {
     /// How the search ended; absent for plan files.
     #[serde(skip_serializing_if = "Option::is_none")]
     search: Option<SearchSummary>,
+    /// The training run, if one is estimated.
+    #[serde(rename = "run", skip_serializing_if = "Option::is_none")]
+    training_run: Option<TrainingRunEstimate>,
 }
 
 impl<'a> CompareReport<'a> {
@@ -82,6 +86,7 @@ impl<'a> CompareReport<'a> {
                 memory_limit_bytes: finite_limit(plan.memory_limit),
             },
             search: plan.search.as_ref().map(SearchSummary::new),
+            training_run: plan.training_run,
         };
         Ok(CompareReport {
             plans: plans.iter().zip(LABELS).map(entry).collect(),
@@ -212,6 +217,13 @@ impl<'a> CompareReport<'a> {
         ];
         page.heading("Plans");
         page.table(&columns, &self.plans.iter().map(row).collect::<Vec<_>>());
+    }
+
+    /// Time, cost and energy of the training run under each plan.
+    fn training_runs(&self, page: &mut TextPage) {
+        let runs: Vec<&TrainingRunEstimate> =
+            self.plans.iter().filter_map(|entry| entry.training_run.as_ref()).collect();
+        training_run::table(page, &runs, &self.columns("", Align::Right));
     }
 
     fn decisions(&self, page: &mut TextPage, detail: Detail) {
@@ -365,6 +377,7 @@ impl Report for CompareReport<'_> {
         page.heading(format!("{}: {} plans", self.plans[0].decisions.model.name, self.plans.len()));
         page.paragraph(&self.verdict());
         self.plans(&mut page);
+        self.training_runs(&mut page);
         self.decisions(&mut page, detail);
         let (times, heading) = self.comparable_times();
         self.parts(&mut page, heading, &times, Unit::Seconds);

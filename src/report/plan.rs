@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 
+use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::{Bytes, Plan, PlanLayout, ResolvedPlan, Zero};
@@ -11,7 +12,7 @@ use serde::Serialize;
 use super::page::{Align, TextPage};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
-use super::{Report, decisions, finite_limit};
+use super::{Report, decisions, finite_limit, training_run};
 use crate::args::Detail;
 use crate::output;
 use crate::priced_plan::PricedPlan;
@@ -24,6 +25,9 @@ pub struct PlanReport<'a> {
     prediction: PredictionReport<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     search: Option<SearchSummary>,
+    /// The training run, if one is estimated.
+    #[serde(rename = "run", skip_serializing_if = "Option::is_none")]
+    training_run: Option<TrainingRunEstimate>,
     #[serde(skip)]
     model: &'a Model,
     #[serde(skip)]
@@ -42,6 +46,7 @@ impl<'a> PlanReport<'a> {
             decisions: plan,
             prediction: PredictionReport { prediction, memory_limit_bytes },
             search: None,
+            training_run: None,
             model,
             resolved,
             written: None,
@@ -51,6 +56,11 @@ impl<'a> PlanReport<'a> {
     /// Adds the search that found the plan.
     pub fn with_search(self, report: &SearchReport) -> PlanReport<'a> {
         PlanReport { search: Some(SearchSummary::new(report)), ..self }
+    }
+
+    /// Adds the training run under the plan.
+    pub fn with_training_run(self, training_run: Option<TrainingRunEstimate>) -> PlanReport<'a> {
+        PlanReport { training_run, ..self }
     }
 
     /// Adds the file that the plan is written to.
@@ -159,6 +169,9 @@ impl Report for PlanReport<'_> {
             fields.push(("search".into(), search.verdict()));
         }
         page.fields(&fields);
+        if let Some(run) = &self.training_run {
+            training_run::section(&mut page, run);
+        }
         page.heading("Plan");
         page.fields(&self.plan_fields());
         self.prediction.breakdown(&mut page);

@@ -1,7 +1,9 @@
 //! The report of a sweep: one row per point.
 
 use indexmap::IndexMap;
+use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{Mesh, Plan, Seconds, Zero};
+use narrows_planner::Prediction;
 use narrows_runtime::TimeCategory;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -12,6 +14,7 @@ use super::infeasible::InfeasibleReport;
 use super::page::{Align, TextPage};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
+use super::training_run::{duration, rounded};
 use super::{Report, finite_limit};
 use crate::args::Detail;
 use crate::errors::Problem;
@@ -48,6 +51,9 @@ enum PointResult<'a> {
         prediction: PredictionReport<'a>,
         /// How the search ended.
         search: SearchSummary,
+        /// The training run, if one is estimated.
+        #[serde(rename = "run", skip_serializing_if = "Option::is_none")]
+        training_run: Option<TrainingRunEstimate>,
     },
     /// No plan.
     Failed {
@@ -107,14 +113,22 @@ impl<'a> WhatIfReport<'a> {
         self.planned().next().is_some()
     }
 
-    /// The points that have a plan, with plan and prediction.
-    fn planned(&self) -> impl Iterator<Item = (&PointReport<'a>, &'a Plan, &PredictionReport<'a>)> {
+    /// The points that have a plan, with prediction and training run.
+    fn planned(
+        &self,
+    ) -> impl Iterator<Item = (&PointReport<'a>, &'a Prediction, Option<&TrainingRunEstimate>)>
+    {
         self.points.iter().filter_map(|point| match &point.result {
-            PointResult::Planned { decisions, prediction, .. } => {
-                Some((point, *decisions, prediction))
+            PointResult::Planned { prediction, training_run, .. } => {
+                Some((point, prediction.prediction, training_run.as_ref()))
             }
             PointResult::Failed { .. } => None,
         })
+    }
+
+    /// Whether training runs are estimated.
+    fn has_runs(&self) -> bool {
+        self.planned().any(|(_, _, run)| run.is_some())
     }
 
     /// The rows as CSV (RFC 4180): the settings, then results in the units of their names.
@@ -122,10 +136,12 @@ impl<'a> WhatIfReport<'a> {
         let settings = self.points.first().map(|point| point.settings.keys().cloned());
         let categories = TimeCategory::ALL.iter().map(|category| format!("{}_s", category.name()));
         let header = settings.into_iter().flatten().chain(CSV_RESULTS.map(str::to_owned));
-        let header = header.chain(categories).chain(["error".to_owned()]);
+        let has_runs = self.has_runs();
+        let run_columns = CSV_RUN.iter().filter(|_| has_runs).map(|column| column.to_string());
+        let header = header.chain(categories).chain(run_columns).chain(["error".to_owned()]);
         let rows = self.points.iter().map(|point| {
             let settings = point.settings.values().map(|value| text_of(value));
-            settings.chain(point.result.csv()).collect::<Vec<_>>()
+            settings.chain(point.result.csv(has_runs)).collect::<Vec<_>>()
         });
         let line = |cells: Vec<String>| {
             cells.iter().map(|cell| csv_cell(cell)).collect::<Vec<_>>().join(",") + "\n"
@@ -136,25 +152,29 @@ impl<'a> WhatIfReport<'a> {
     /// The best point in words, and how many have a plan.
     fn verdict(&self) -> String {
         let total = self.points.len();
-        let throughput = |prediction: &PredictionReport| prediction.prediction.tokens_per_s;
-        let best =
-            self.planned().max_by(|(_, _, a), (_, _, b)| throughput(a).total_cmp(&throughput(b)));
-        let Some((best, _, prediction)) = best else {
+        let rate = |prediction: &Prediction| prediction.tokens_per_s;
+        let best = self.planned().max_by(|(_, a, _), (_, b, _)| rate(a).total_cmp(&rate(b)));
+        let Some((best, prediction, _)) = best else {
             return format!("None of {} has a plan.", plural(total as u64, "point"));
         };
-        let settings: Vec<String> = best
-            .settings
-            .iter()
-            .map(|(name, value)| format!("{name} {}", text_of(value)))
-            .collect();
-        let rate = thousands(throughput(prediction).round() as u64);
+        let settings = |point: &PointReport| -> String {
+            let phrase = |(name, value): (&String, &&Value)| format!("{name} {}", text_of(value));
+            point.settings.iter().map(phrase).collect::<Vec<_>>().join(", ")
+        };
+        let rate = thousands(rate(prediction).round() as u64);
+        let cost = |run: &TrainingRunEstimate| run.dollars;
+        let priced = self.planned().filter_map(|(point, _, run)| Some((point, cost(run?)?)));
+        let cheapest = priced.min_by(|(_, a), (_, b)| a.total_cmp(b));
+        let cheapest = cheapest.map_or(String::new(), |(point, dollars)| {
+            format!(" Lowest cost: ${}, at {}.", rounded(dollars), settings(point))
+        });
         let have = self.planned().count();
         let all = if have == total { "all of them" } else { "of them" };
         let have = if have == total { String::new() } else { format!("{have} ") };
         format!(
-            "{}, {have}{all} with a plan. Highest throughput: {rate} tokens/s, at {}.",
+            "{}, {have}{all} with a plan. Highest throughput: {rate} tokens/s, at {}.{cheapest}",
             plural(total as u64, "point"),
-            settings.join(", ")
+            settings(best)
         )
     }
 }
@@ -176,6 +196,29 @@ const CSV_RESULTS: [&str; 13] = [
     "gap",
 ];
 
+/// Columns of the CSV after the parts of the step, if training runs are estimated.
+const CSV_RUN: [&str; 8] = [
+    "days",
+    "days_low",
+    "days_high",
+    "device_hours",
+    "dollars",
+    "energy_kwh",
+    "goodput",
+    "checkpoint_interval_s",
+];
+
+/// Cells of the columns of a training run.
+fn csv_run(run: &TrainingRunEstimate) -> [String; CSV_RUN.len()] {
+    let [low, high] = run.days_interval;
+    let goodput = run.failures.map(|failures| failures.goodput);
+    let interval_s = run.failures.map(|failures| failures.checkpoint_interval_s);
+    let times = [run.days, low, high, run.device_hours].map(Some);
+    let [days, low, high, device_hours] = times;
+    [days, low, high, device_hours, run.dollars, run.energy_kwh, goodput, interval_s]
+        .map(|cell| cell.map_or(String::new(), |number| number.to_string()))
+}
+
 impl<'a> PointResult<'a> {
     fn new(point: &Point, outcome: &'a PointOutcome) -> Option<PointResult<'a>> {
         Some(match outcome {
@@ -187,6 +230,7 @@ impl<'a> PointResult<'a> {
                     memory_limit_bytes: finite_limit(planned.memory_limit),
                 },
                 search: SearchSummary::new(&planned.search),
+                training_run: planned.training_run,
             },
             PointOutcome::Infeasible(search) => {
                 let failure = InfeasibleReport::new(&point.request, search).into_failure();
@@ -200,10 +244,12 @@ impl<'a> PointResult<'a> {
     }
 
     /// Cells of a row of the CSV after the settings.
-    fn csv(&self) -> Vec<String> {
-        let PointResult::Planned { decisions, prediction, search } = self else {
+    fn csv(&self, has_runs: bool) -> Vec<String> {
+        let run_columns = if has_runs { CSV_RUN.len() } else { 0 };
+        let PointResult::Planned { decisions, prediction, search, training_run } = self else {
             let PointResult::Failed { error, .. } = self else { return vec![] };
-            let mut cells = vec![String::new(); CSV_RESULTS.len() + TimeCategory::ALL.len()];
+            let columns = CSV_RESULTS.len() + TimeCategory::ALL.len() + run_columns;
+            let mut cells = vec![String::new(); columns];
             cells.push(error.message.clone());
             return cells;
         };
@@ -224,15 +270,17 @@ impl<'a> PointResult<'a> {
             .chain(sizes.map(|size| size.to_string()))
             .chain([search.status().to_owned(), search.gap().unwrap_or_default().to_string()])
             .chain(parts)
+            .chain(training_run.as_ref().map(csv_run).into_iter().flatten())
             .chain([String::new()])
             .collect()
     }
 
     /// Cells of a row of the table after the settings.
-    fn cells(&self) -> Vec<String> {
-        let PointResult::Planned { decisions, prediction, .. } = self else {
+    fn cells(&self, has_runs: bool) -> Vec<String> {
+        let PointResult::Planned { decisions, prediction, training_run, .. } = self else {
             let PointResult::Failed { error, .. } = self else { return vec![] };
-            let mut cells = vec![String::new(); 5];
+            let columns = if has_runs { RUN_RESULTS.len() } else { RESULTS.len() };
+            let mut cells = vec![String::new(); columns - 1];
             cells.push(error.message.clone());
             return cells;
         };
@@ -240,6 +288,16 @@ impl<'a> PointResult<'a> {
         let [low, high] = prediction.step_time_interval_s;
         let width = (high - low) / 2.0 / prediction.step_time_s;
         let memory = prediction.peak_memory_bytes.iter().max().copied().unwrap_or_default();
+        if let Some(run) = training_run {
+            return vec![
+                duration(run.days),
+                half_width(width),
+                run.dollars.map(rounded).unwrap_or_default(),
+                run.energy_kwh.map(rounded).unwrap_or_default(),
+                run.failures.map(|failures| percent(failures.goodput)).unwrap_or_default(),
+                plan_phrase(decisions),
+            ];
+        }
         vec![
             Seconds(prediction.step_time_s).to_string(),
             half_width(width),
@@ -251,6 +309,26 @@ impl<'a> PointResult<'a> {
     }
 }
 
+/// Columns of the table after the settings.
+const RESULTS: [(&str, Align); 6] = [
+    ("step time", Align::Right),
+    ("90 %", Align::Right),
+    ("tokens/s", Align::Right),
+    ("MFU", Align::Right),
+    ("memory", Align::Right),
+    ("plan", Align::Left),
+];
+
+/// Columns of the table after the settings, if training runs are estimated.
+const RUN_RESULTS: [(&str, Align); 6] = [
+    ("run", Align::Right),
+    ("90 %", Align::Right),
+    ("$", Align::Right),
+    ("kWh", Align::Right),
+    ("goodput", Align::Right),
+    ("plan", Align::Left),
+];
+
 /// Mesh axes longer than one, microbatch and ZeRO stage: `T4 D8 b2 Z1`.
 fn plan_phrase(plan: &Plan) -> String {
     let Mesh { tensor, pipeline, data } = plan.mesh;
@@ -259,6 +337,16 @@ fn plan_phrase(plan: &Plan) -> String {
     let zero = (plan.zero == Zero::One).then_some(("Z", 1));
     let parts = axes.chain([("b", plan.workload.micro_batch)]).chain(zero);
     parts.map(|(name, size)| format!("{name}{size}")).collect::<Vec<_>>().join(" ")
+}
+
+/// Title of the column of a field. The last part of a path tells the columns of a table apart well enough.
+fn title(name: &str) -> String {
+    match name {
+        "price_per_device_hour" => "$/h".into(),
+        "power_watts" => "watts".into(),
+        "mtbf_hours" => "MTBF h".into(),
+        _ => name.rsplit('.').next().unwrap_or(name).replace('_', " "),
+    }
 }
 
 /// A cell of a CSV file, quoted where needed.
@@ -279,71 +367,23 @@ impl Report for WhatIfReport<'_> {
             page.paragraph("The sweep was stopped; the points below are those that were planned.");
         }
         let Some(first) = self.points.first() else { return page.finish() };
-        // The last part of a path tells the columns of a table apart well enough.
-        let short = |name: &String| name.rsplit('.').next().unwrap_or(name).replace('_', " ");
-        let titles: Vec<String> = first.settings.keys().map(short).collect();
+        let titles: Vec<String> = first.settings.keys().map(|name| title(name)).collect();
         let settings = titles.iter().map(|title| (title.as_str(), Align::Right));
-        let results = [
-            ("step time", Align::Right),
-            ("90 %", Align::Right),
-            ("tokens/s", Align::Right),
-            ("MFU", Align::Right),
-            ("memory", Align::Right),
-            ("plan", Align::Left),
-        ];
-        let columns: Vec<(&str, Align)> = settings.chain(results).collect();
+        let has_runs = self.has_runs();
+        let results = if has_runs { &RUN_RESULTS[..] } else { &RESULTS[..] };
+        let columns: Vec<(&str, Align)> = settings.chain(results.iter().copied()).collect();
         let rows: Vec<Vec<String>> = self
             .points
             .iter()
             .map(|point| {
                 let settings = point.settings.values().map(|value| text_of(value));
-                settings.chain(point.result.cells()).collect()
+                settings.chain(point.result.cells(has_runs)).collect()
             })
             .collect();
         page.heading("Points");
         page.table(&columns, &rows);
         page.paragraph(
             "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z1: ZeRO-1.",
-        );
-        page.finish()
-    }
-}
-
-/// What `whatif --list` prints.
-#[derive(Serialize)]
-pub struct FieldListReport {
-    fields: Vec<FieldReport>,
-}
-
-#[derive(Serialize)]
-struct FieldReport {
-    name: String,
-    help: String,
-}
-
-impl FieldListReport {
-    /// The report of fields with their help texts.
-    pub fn new(fields: Vec<(String, String)>) -> FieldListReport {
-        let field = |(name, help)| FieldReport { name, help };
-        FieldListReport { fields: fields.into_iter().map(field).collect() }
-    }
-}
-
-impl Report for FieldListReport {
-    fn render(&self, _detail: Detail) -> String {
-        let mut page = TextPage::default();
-        let (of_files, flags): (Vec<&FieldReport>, Vec<&FieldReport>) =
-            self.fields.iter().partition(|field| field.name.contains('.'));
-        let groups = [("Flags", flags), ("Fields of the model and the profile", of_files)];
-        for (heading, fields) in groups {
-            page.heading(heading);
-            let fields: Vec<(&str, String)> =
-                fields.into_iter().map(|field| (field.name.as_str(), field.help.clone())).collect();
-            page.fields(&fields);
-        }
-        page.paragraph(
-            "Bandwidths may be given in GB/s (…_gbps instead of …_bytes_per_s), sizes in GiB (…_gib), times in \
-             microseconds (…_us).",
         );
         page.finish()
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::args::RequestArgs;
+use crate::args::{RequestArgs, TrainingRunArgs, flags};
 use crate::errors::Problem;
 
 use super::document::{Document, ScalarField};
@@ -13,7 +13,7 @@ use super::values::number;
 /// A field of a request, by what holds it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SweepField {
-    /// A flag of the request, without its dashes: `devices`, `strategy`, `model`.
+    /// A flag of the request or of the training run, without its dashes: `devices`, `strategy`, `model`, `tokens`.
     Flag(String),
     /// The rank of every factor pair of the model.
     Rank,
@@ -73,7 +73,7 @@ impl SweepField {
     /// No field has this name; the hint has the nearest ones.
     pub fn parse(name: &str, model: &Document, hardware: &Document) -> Result<SweepField, Problem> {
         let flag = name.replace('_', "-");
-        if swept_flags().contains(&flag) {
+        if swept_flags().iter().any(|(known, _)| *known == flag) {
             return Ok(SweepField::Flag(flag));
         }
         if name == "rank" {
@@ -117,8 +117,7 @@ impl fmt::Display for SweepField {
 
 /// Names of all fields, with a help text where there is one.
 pub fn field_names(model: &Document, hardware: &Document) -> Vec<(String, String)> {
-    let flags = RequestArgs::flags().into_iter().filter(|(flag, _)| is_swept(flag));
-    let flags = flags.map(|(flag, help)| (flag.replace('-', "_"), help));
+    let flags = swept_flags().into_iter().map(|(flag, help)| (flag.replace('-', "_"), help));
     let rank = ("rank".to_owned(), "Rank of every factor pair".to_owned());
     let of = |prefix: &str, document: &Document| -> Vec<(String, String)> {
         let described = |field: ScalarField| {
@@ -133,12 +132,10 @@ pub fn field_names(model: &Document, hardware: &Document) -> Vec<(String, String
     flags.chain([rank]).chain(of("model", model)).chain(of("hardware", hardware)).collect()
 }
 
-fn swept_flags() -> Vec<String> {
-    RequestArgs::flags().into_iter().map(|(flag, _)| flag).filter(|flag| is_swept(flag)).collect()
-}
-
-fn is_swept(flag: &str) -> bool {
-    !FLAGS_NOT_SWEPT.contains(&flag)
+/// Names and help texts of the flags that are swept: of the request, and of the training run.
+fn swept_flags() -> Vec<(String, String)> {
+    let all = flags::<RequestArgs>().into_iter().chain(flags::<TrainingRunArgs>());
+    all.filter(|(flag, _)| !FLAGS_NOT_SWEPT.contains(&flag.as_str())).collect()
 }
 
 fn unknown(name: &str, model: &Document, hardware: &Document) -> Problem {

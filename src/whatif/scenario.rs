@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 
-use narrows_cost_model::{Profile, profile};
+use narrows_cost_model::{Profile, TrainingRunTerms, profile};
 use narrows_plan::model::{self, Model};
 use narrows_planner::Request;
 use serde_json::Value;
 
-use crate::args::RequestArgs;
+use crate::args::{RequestArgs, TrainingRunArgs, flags, set_flag};
 use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::input;
@@ -23,6 +23,7 @@ use super::values::parse_values;
 #[derive(Debug)]
 pub struct Scenario {
     args: RequestArgs,
+    training_run: TrainingRunArgs,
     /// By `--model`, as typed.
     models: HashMap<OsString, (Document, Model)>,
     /// By `--hardware`, as typed.
@@ -37,6 +38,7 @@ impl Scenario {
     /// Inputs that cannot be read, unknown fields, and values that are no list.
     pub fn new(
         mut args: RequestArgs,
+        training_run: TrainingRunArgs,
         sweeps: &[String],
     ) -> CommandResult<(Scenario, Vec<SweepAxis>)> {
         let mut typed = vec![];
@@ -56,7 +58,9 @@ impl Scenario {
         args.model.model = Some(args.model.model_name(&DEFAULTS)?);
         let hardware = args.model.hardware.or_else(|| profiles.first().cloned());
         args.model.hardware = Some(hardware.unwrap_or_else(|| DEFAULTS.hardware.into()));
-        let mut scenario = Scenario { args, models: HashMap::new(), profiles: HashMap::new() };
+        let (read_models, read_profiles) = (HashMap::new(), HashMap::new());
+        let mut scenario =
+            Scenario { args, training_run, models: read_models, profiles: read_profiles };
         for argument in models.into_iter().chain(scenario.args.model.model.clone()) {
             scenario.models.insert(argument.clone(), read_model(&argument)?);
         }
@@ -92,14 +96,31 @@ impl Scenario {
     /// A value that the field does not take.
     pub fn request(&self, settings: &[(SweepField, Value)]) -> CommandResult<Request> {
         let mut args = self.args.clone();
-        for (field, value) in settings {
-            if let SweepField::Flag(flag) = field {
-                args.set(flag, &text_of(value))?;
+        for (flag, value) in flags_in(settings) {
+            if !is_flag_of_run(flag) {
+                set_flag(&mut args, flag, &text_of(value))?;
             }
         }
         let model = self.model_with(&args, settings)?;
         let profile = self.profile_with(&args, settings)?;
         Ok(args.request(&DEFAULTS, model, profile))
+    }
+
+    /// The training run with the fields set; `None` if there is none to estimate.
+    ///
+    /// # Errors
+    /// A value that the field does not take, and an incomplete training run.
+    pub fn training_run(
+        &self,
+        settings: &[(SweepField, Value)],
+    ) -> CommandResult<Option<TrainingRunTerms>> {
+        let mut args = self.training_run.clone();
+        for (flag, value) in flags_in(settings) {
+            if is_flag_of_run(flag) {
+                set_flag(&mut args, flag, &text_of(value))?;
+            }
+        }
+        args.resolve()
     }
 
     fn model_with(
@@ -174,6 +195,19 @@ impl Scenario {
 }
 
 const DEFAULTS: RequestDefaults = RequestDefaults::PLAN;
+
+/// The settings of flags.
+fn flags_in(settings: &[(SweepField, Value)]) -> impl Iterator<Item = (&str, &Value)> {
+    settings.iter().filter_map(|(field, value)| match field {
+        SweepField::Flag(flag) => Some((&**flag, value)),
+        _ => None,
+    })
+}
+
+/// Whether a flag describes the training run instead of the request.
+fn is_flag_of_run(flag: &str) -> bool {
+    flags::<TrainingRunArgs>().iter().any(|(known, _)| known == flag)
+}
 
 fn read_model(argument: &OsStr) -> CommandResult<(Document, Model)> {
     let (name, text) = input::model_text(argument)?;

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use narrows_cost_model::{TrainingRunEstimate, TrainingRunTerms};
 use narrows_plan::{Bytes, Plan};
 use narrows_planner::{Prediction, Request, SearchCache, SearchReport, search_with_cache};
 use rayon::prelude::*;
@@ -39,6 +40,8 @@ pub struct Point {
     pub values: Vec<Value>,
     /// What is planned, not validated.
     pub request: Request,
+    /// The training run to estimate.
+    pub training_run: Option<TrainingRunTerms>,
 }
 
 /// Result of planning one point.
@@ -65,6 +68,8 @@ pub struct PlannedPoint {
     pub search: SearchReport,
     /// Memory that a device may use; `Bytes(u64::MAX)` without a limit.
     pub memory_limit: Bytes,
+    /// The training run under the plan, if one is estimated.
+    pub training_run: Option<TrainingRunEstimate>,
 }
 
 impl Sweep {
@@ -124,7 +129,8 @@ impl Sweep {
                 let values = self.values(axes, index);
                 let fields = axes.iter().map(|axis| axis.field.clone());
                 let settings: Vec<(SweepField, Value)> = fields.zip(values.clone()).collect();
-                Ok(Point { values, request: scenario.request(&settings)? })
+                let request = scenario.request(&settings)?;
+                Ok(Point { values, request, training_run: scenario.training_run(&settings)? })
             })
             .collect()
     }
@@ -143,26 +149,29 @@ pub fn plan_points(
             if stop.load(Ordering::Relaxed) {
                 return PointOutcome::NotReached;
             }
-            let outcome = plan_point(&point.request, &cache);
+            let outcome = plan_point(point, &cache);
             progress();
             outcome
         })
         .collect()
 }
 
-fn plan_point(request: &Request, cache: &SearchCache) -> PointOutcome {
+fn plan_point(point: &Point, cache: &SearchCache) -> PointOutcome {
+    let request = &point.request;
     if let Err(failure) = validate(request) {
         return PointOutcome::Invalid(failure.problems);
     }
     let result = search_with_cache(request, cache);
     let Some(best) = result.best else { return PointOutcome::Infeasible(result.report) };
-    match PricedPlan::of_search(request, best) {
-        Ok(PricedPlan { plan, prediction, .. }) => PointOutcome::Planned(Box::new(PlannedPoint {
-            plan,
-            prediction,
-            search: result.report,
-            memory_limit: request.arena_limit(),
-        })),
+    let planned = || -> CommandResult<PlannedPoint> {
+        let priced = PricedPlan::of_search(request, best)?;
+        let training_run = priced.training_run(point.training_run.as_ref())?;
+        let PricedPlan { plan, prediction, .. } = priced;
+        let memory_limit = request.arena_limit();
+        Ok(PlannedPoint { plan, prediction, search: result.report, memory_limit, training_run })
+    };
+    match planned() {
+        Ok(planned) => PointOutcome::Planned(Box::new(planned)),
         Err(failure) => PointOutcome::Invalid(failure.problems),
     }
 }

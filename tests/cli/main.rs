@@ -15,6 +15,7 @@ mod plan;
 mod run;
 mod text;
 mod trace;
+mod training_run;
 mod validate;
 mod whatif;
 

@@ -1,0 +1,85 @@
+//! Flags that describe a whole training run.
+
+use clap::Args;
+use narrows_cost_model::{FailureTerms, TrainingRunTerms};
+
+use crate::errors::{CommandResult, Failure, Problem, Problems};
+
+use super::units;
+
+const SECONDS_PER_HOUR: f64 = 3600.0;
+
+/// Time from a failure to the next step if no flag sets it: five minutes, an assumption.
+const RESTART_S: f64 = 300.0;
+
+/// Flags of a whole training run.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Training run")]
+pub struct TrainingRunArgs {
+    /// Report time, cost and energy of a run of this many tokens, such as 300e9
+    #[arg(long, value_name = "N", value_parser = units::positive)]
+    pub tokens: Option<f64>,
+    /// Price of one device for one hour, in dollars
+    #[arg(long, value_name = "DOLLARS", value_parser = units::non_negative)]
+    pub price_per_device_hour: Option<f64>,
+    /// Electrical power of one device with its share of the host, in watts
+    #[arg(long, value_name = "WATTS", value_parser = units::non_negative)]
+    pub power_watts: Option<f64>,
+    /// Mean time between failures of one device, in hours; needs --checkpoint-seconds
+    #[arg(long, value_name = "HOURS", value_parser = units::positive)]
+    pub mtbf_hours: Option<f64>,
+    /// Time that training waits for a checkpoint; the interval between checkpoints is the best one
+    #[arg(long, value_name = "SECONDS", value_parser = units::positive)]
+    pub checkpoint_seconds: Option<f64>,
+    /// Time from a failure to the next step [default: 300]
+    #[arg(long, value_name = "SECONDS", value_parser = units::non_negative)]
+    pub restart_seconds: Option<f64>,
+}
+
+impl TrainingRunArgs {
+    /// The terms of the run; `None` without `--tokens`.
+    ///
+    /// # Errors
+    /// Flags of a run without `--tokens`, and failures without the time of a checkpoint or the reverse.
+    pub fn resolve(&self) -> CommandResult<Option<TrainingRunTerms>> {
+        let Some(tokens) = self.tokens else { return self.reject_without_tokens().map(|()| None) };
+        let failures = match (self.mtbf_hours, self.checkpoint_seconds) {
+            (Some(hours), Some(checkpoint_s)) => Some(FailureTerms {
+                device_mtbf_s: hours * SECONDS_PER_HOUR,
+                checkpoint_s,
+                restart_s: self.restart_seconds.unwrap_or(RESTART_S),
+            }),
+            (None, None) if self.restart_seconds.is_none() => None,
+            (mtbf, _) => {
+                let (flag, missing, hint) = match mtbf {
+                    Some(_) => ("--mtbf-hours", "--checkpoint-seconds", "60"),
+                    None => ("--checkpoint-seconds", "--mtbf-hours", "50000"),
+                };
+                let problem = Problem::new(flag, format!("needs {missing}"));
+                return Err(Failure::input(problem.hint(format!("{missing} {hint}"))));
+            }
+        };
+        Ok(Some(TrainingRunTerms {
+            tokens,
+            price_per_device_hour: self.price_per_device_hour,
+            device_watts: self.power_watts,
+            failures,
+        }))
+    }
+
+    fn reject_without_tokens(&self) -> CommandResult<()> {
+        let flags = [
+            ("--price-per-device-hour", self.price_per_device_hour),
+            ("--power-watts", self.power_watts),
+            ("--mtbf-hours", self.mtbf_hours),
+            ("--checkpoint-seconds", self.checkpoint_seconds),
+            ("--restart-seconds", self.restart_seconds),
+        ];
+        let mut problems = Problems::default();
+        for (flag, _) in flags.iter().filter(|(_, value)| value.is_some()) {
+            let message = "describes a training run, whose length is missing";
+            problems.push(Problem::new(*flag, message).hint("--tokens 300e9"));
+        }
+        problems.into_result()
+    }
+}

@@ -1,0 +1,47 @@
+//! The list of fields that can be swept.
+
+use serde::Serialize;
+
+use super::Report;
+use super::page::TextPage;
+use crate::args::Detail;
+
+/// What `whatif --list` prints.
+#[derive(Serialize)]
+pub struct FieldListReport {
+    fields: Vec<FieldReport>,
+}
+
+#[derive(Serialize)]
+struct FieldReport {
+    name: String,
+    help: String,
+}
+
+impl FieldListReport {
+    /// The report of fields with their help texts.
+    pub fn new(fields: Vec<(String, String)>) -> FieldListReport {
+        let field = |(name, help)| FieldReport { name, help };
+        FieldListReport { fields: fields.into_iter().map(field).collect() }
+    }
+}
+
+impl Report for FieldListReport {
+    fn render(&self, _detail: Detail) -> String {
+        let mut page = TextPage::default();
+        let (of_files, flags): (Vec<&FieldReport>, Vec<&FieldReport>) =
+            self.fields.iter().partition(|field| field.name.contains('.'));
+        let groups = [("Flags", flags), ("Fields of the model and the profile", of_files)];
+        for (heading, fields) in groups {
+            page.heading(heading);
+            let fields: Vec<(&str, String)> =
+                fields.into_iter().map(|field| (field.name.as_str(), field.help.clone())).collect();
+            page.fields(&fields);
+        }
+        page.paragraph(
+            "Bandwidths may be given in GB/s (…_gbps instead of …_bytes_per_s), sizes in GiB (…_gib), times in \
+             microseconds (…_us).",
+        );
+        page.finish()
+    }
+}

@@ -1,0 +1,122 @@
+//! Time, cost and energy of a whole training run.
+
+use narrows_cost_model::{FailureEstimate, TrainingRunEstimate};
+use narrows_plan::Seconds;
+
+use super::page::{Align, TextPage};
+use crate::text::{count, percent, thousands};
+
+/// Days below which a run is reported in hours.
+const DAYS_MIN: f64 = 2.0;
+
+/// Prints the run with its intervals and assumptions.
+pub fn section(page: &mut TextPage, run: &TrainingRunEstimate) {
+    let tokens = count(run.tokens.round() as u64);
+    page.heading(format!("Run of {tokens} tokens"));
+    let [low, high] = run.days_interval;
+    let time =
+        format!("{} (90 % interval: {} to {})", duration(run.days), duration(low), duration(high));
+    let mut fields = vec![
+        ("steps", thousands(run.steps)),
+        ("time", time),
+        ("device-hours", amount(run.device_hours, run.device_hours_interval, "")),
+    ];
+    if let (Some(dollars), Some(interval)) = (run.dollars, run.dollars_interval) {
+        fields.push(("cost", amount(dollars, interval, "$")));
+    }
+    if let (Some(energy), Some(interval)) = (run.energy_kwh, run.energy_kwh_interval) {
+        fields.push(("energy in kWh", amount(energy, interval, "")));
+    }
+    if let Some(failures) = &run.failures {
+        fields.push(("failures", failures_phrase(failures)));
+        fields.push(("checkpoints", checkpoints_phrase(failures)));
+    }
+    page.fields(&fields);
+}
+
+/// Prints the runs under several plans, a column each; nothing without runs.
+pub fn table(page: &mut TextPage, runs: &[&TrainingRunEstimate], columns: &[(&str, Align)]) {
+    let Some(first) = runs.first() else { return };
+    let row = |name: &str, cell: &dyn Fn(&TrainingRunEstimate) -> Option<String>| {
+        let cells = runs.iter().map(|run| cell(run).unwrap_or_default());
+        std::iter::once(name.to_owned()).chain(cells).collect::<Vec<String>>()
+    };
+    let mut rows = vec![
+        row("time", &|run| Some(duration(run.days))),
+        row("90 % low", &|run| Some(duration(run.days_interval[0]))),
+        row("90 % high", &|run| Some(duration(run.days_interval[1]))),
+        row("device-hours", &|run| Some(rounded(run.device_hours))),
+        row("cost in $", &|run| run.dollars.map(rounded)),
+        row("energy in kWh", &|run| run.energy_kwh.map(rounded)),
+        row("goodput", &|run| run.failures.map(|failures| percent(failures.goodput))),
+    ];
+    rows.retain(|row| row[1..].iter().any(|cell| !cell.is_empty()));
+    page.heading(format!("Run of {} tokens", count(first.tokens.round() as u64)));
+    page.table(columns, &rows);
+}
+
+/// A number of days in words: `12.3 days`, below two days `29.5 hours`.
+pub fn duration(days: f64) -> String {
+    match days {
+        ..DAYS_MIN => format!("{:.1} hours", days * 24.0),
+        ..1000.0 => format!("{days:.1} days"),
+        _ => format!("{} days", thousands(days.round() as u64)),
+    }
+}
+
+/// A rounded number with thousands separators; small ones with decimals.
+pub fn rounded(value: f64) -> String {
+    if value < 100.0 { format!("{value:.2}") } else { thousands(value.round() as u64) }
+}
+
+fn amount(value: f64, [low, high]: [f64; 2], unit: &str) -> String {
+    format!(
+        "{unit}{} (90 % interval: {unit}{} to {unit}{})",
+        rounded(value),
+        rounded(low),
+        rounded(high)
+    )
+}
+
+fn failures_phrase(failures: &FailureEstimate) -> String {
+    format!(
+        "{} expected, one every {:.1} hours; goodput {}",
+        rounded(failures.failures_expected),
+        failures.cluster_mtbf_hours,
+        percent(failures.goodput)
+    )
+}
+
+fn checkpoints_phrase(failures: &FailureEstimate) -> String {
+    format!(
+        "every {}, each {}; a restart {}",
+        duration_of(failures.checkpoint_interval_s),
+        duration_of(failures.checkpoint_s),
+        duration_of(failures.restart_s)
+    )
+}
+
+/// Minutes from two minutes on, hours from two hours on.
+fn duration_of(seconds: f64) -> String {
+    match seconds {
+        ..120.0 => Seconds(seconds).to_string(),
+        ..7200.0 => format!("{:.1} minutes", seconds / 60.0),
+        _ => format!("{:.1} hours", seconds / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_and_amounts_are_short() {
+        assert_eq!(duration(1.5), "36.0 hours");
+        assert_eq!(duration(12.34), "12.3 days");
+        assert_eq!(duration(4567.8), "4,568 days");
+        assert_eq!((rounded(12.345), rounded(1234.5)), ("12.35".into(), "1,235".into()));
+        assert_eq!(duration_of(90.0), "90.00 s");
+        assert_eq!(duration_of(900.0), "15.0 minutes");
+        assert_eq!(duration_of(10_800.0), "3.0 hours");
+    }
+}
