@@ -42,7 +42,7 @@ pub struct WhatIfArgs {
     /// Do not ask before sweeps of more than 10,000 points
     #[arg(long)]
     pub yes: bool,
-    /// What is planned.
+    /// Planning request.
     #[command(flatten)]
     pub request: RequestArgs,
     /// Form of the answer.
@@ -61,7 +61,7 @@ pub struct WhatIfArgs {
 pub struct WhatIfSettings {
     /// The base request.
     pub scenario: Scenario,
-    /// What is done with it.
+    /// Task of the command.
     pub task: WhatIfTask,
     /// Text or JSON.
     pub format: OutputFormat,
@@ -69,7 +69,7 @@ pub struct WhatIfSettings {
     pub detail: Detail,
 }
 
-/// What `whatif` does.
+/// Task of `whatif`.
 #[derive(Debug)]
 pub enum WhatIfTask {
     /// Lists the fields.
@@ -78,7 +78,7 @@ pub enum WhatIfTask {
     Sweep {
         /// The swept fields.
         axes: Vec<SweepAxis>,
-        /// How they combine.
+        /// Combination of the fields.
         sweep: Sweep,
         /// File for the rows.
         csv: Option<OsString>,

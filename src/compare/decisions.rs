@@ -18,7 +18,7 @@ use super::ComparedPlan;
 pub struct DecisionDifference {
     /// The decision, by its place in the plan: `mesh.tensor`, `grouping`.
     pub decision: String,
-    /// Its value in every plan.
+    /// Value in every plan.
     pub values: Vec<Value>,
 }
 
@@ -42,7 +42,7 @@ pub struct SegmentDifference {
 pub struct OpDifference {
     /// Name of the op in plans.
     pub op: String,
-    /// Its decisions in every plan; `null` where a grouping replaces the op.
+    /// Decisions for the op in every plan; `null` where a grouping replaces the op.
     pub values: Vec<Option<OpDecision>>,
 }
 

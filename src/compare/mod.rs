@@ -30,7 +30,7 @@ pub struct ComparedPlan {
     pub priced: PricedPlan,
     /// Memory that a device may use; `Bytes(u64::MAX)` without a limit.
     pub memory_limit: Bytes,
-    /// How the search of the plan ended; `None` for plan files.
+    /// Report of the search of the plan; `None` for plan files.
     pub search: Option<SearchReport>,
     /// The training run under the plan, if one is estimated.
     pub training_run: Option<TrainingRunEstimate>,

@@ -17,7 +17,7 @@ use super::ComparedPlan;
 pub struct PartDifference {
     /// Name of the part.
     pub part: String,
-    /// Its size in every plan, in the unit of the quantity.
+    /// Size in every plan, in the unit of the quantity.
     pub values: Vec<f64>,
 }
 

@@ -41,7 +41,7 @@ impl Axis {
         if self.is_log { value.max(f64::MIN_POSITIVE).ln() } else { value }
     }
 
-    /// Where a value lies between the ends, from 0 to 1.
+    /// Position of a value between the ends, from 0 to 1.
     pub fn position(&self, value: f64) -> f64 {
         let [low, high] = [self.low, self.high].map(|end| self.scaled(end));
         (self.scaled(value) - low) / (high - low)

@@ -55,15 +55,15 @@ pub struct CompareReport<'a> {
 /// One of the plans.
 #[derive(Serialize, JsonSchema)]
 struct PlanEntry<'a> {
-    /// Its label in text: `A`, `B`, ….
+    /// Label in text: `A`, `B`, ….
     label: &'static str,
     /// Name of the file, or `search`.
     name: &'a str,
     /// The plan, as `schema plan` describes it.
     decisions: &'a Plan,
-    /// Its prediction.
+    /// Prediction of the plan.
     prediction: PredictionReport<'a>,
-    /// How the search ended; absent for plan files.
+    /// Status and effort of the search; absent for plan files.
     #[serde(skip_serializing_if = "Option::is_none")]
     search: Option<SearchSummary>,
     /// The training run, if one is estimated.

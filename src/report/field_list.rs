@@ -6,7 +6,7 @@ use super::Report;
 use super::page::TextPage;
 use crate::args::Detail;
 
-/// What `whatif --list` prints.
+/// Answer of `whatif --list`.
 #[derive(Serialize)]
 pub struct FieldListReport {
     fields: Vec<FieldReport>,

@@ -47,9 +47,9 @@ enum PointResult<'a> {
     Planned {
         /// The plan, as `schema plan` describes it.
         decisions: &'a Plan,
-        /// Its prediction.
+        /// Prediction of the plan.
         prediction: PredictionReport<'a>,
-        /// How the search ended.
+        /// Status and effort of the search.
         search: SearchSummary,
         /// The training run, if one is estimated.
         #[serde(rename = "run", skip_serializing_if = "Option::is_none")]
@@ -57,18 +57,18 @@ enum PointResult<'a> {
     },
     /// No plan.
     Failed {
-        /// Why there is none.
+        /// Reason why there is none.
         error: PointError,
-        /// How the search ended; absent if the values of the point do not fit each other.
+        /// Status and effort of the search; absent if the values of the point do not fit each other.
         #[serde(skip_serializing_if = "Option::is_none")]
         search: Option<SearchSummary>,
     },
 }
 
-/// Why a point has no plan.
+/// Reason why a point has no plan.
 #[derive(Serialize, JsonSchema)]
 struct PointError {
-    /// What is wrong.
+    /// The problem, without a full stop.
     message: String,
     /// Causes, each a clause that begins with its own conjunction.
     causes: Vec<String>,

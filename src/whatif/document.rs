@@ -20,7 +20,7 @@ const LABELS: [&str; 9] = [
 pub struct Document {
     /// Name of the file or preset.
     pub name: String,
-    /// Its content.
+    /// Content of the document.
     pub value: Value,
     /// JSON Schema of the format, which names the optional fields that are absent; `Null` where there is none.
     pub schema: Value,

@@ -24,9 +24,9 @@ use super::values::parse_values;
 pub struct Scenario {
     args: RequestArgs,
     training_run: TrainingRunArgs,
-    /// By `--model`, as typed.
+    /// Models by `--model`, as typed.
     models: HashMap<OsString, (Document, Model)>,
-    /// By `--hardware`, as typed.
+    /// Profiles by `--hardware`, as typed.
     profiles: HashMap<OsString, (Document, Profile)>,
 }
 

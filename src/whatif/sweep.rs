@@ -20,11 +20,11 @@ use super::scenario::Scenario;
 pub struct SweepAxis {
     /// The field.
     pub field: SweepField,
-    /// Its values, at least one.
+    /// Values of the field, at least one.
     pub values: Vec<Value>,
 }
 
-/// How the axes of a sweep combine.
+/// Combination of the axes of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sweep {
     /// Every combination; the last axis varies fastest.
@@ -38,7 +38,7 @@ pub enum Sweep {
 pub struct Point {
     /// A value for each axis.
     pub values: Vec<Value>,
-    /// What is planned, not validated.
+    /// Request of the point, not validated.
     pub request: Request,
     /// The training run to estimate.
     pub training_run: Option<TrainingRunTerms>,
@@ -62,9 +62,9 @@ pub enum PointOutcome {
 pub struct PlannedPoint {
     /// The plan.
     pub plan: Plan,
-    /// Its prediction.
+    /// Prediction of the plan.
     pub prediction: Prediction,
-    /// How the search ended.
+    /// Report of the search.
     pub search: SearchReport,
     /// Memory that a device may use; `Bytes(u64::MAX)` without a limit.
     pub memory_limit: Bytes,
