@@ -299,9 +299,9 @@ fn times_of_flows(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<
         let (copies, gradients) = (flow.copies(), flow.gradients());
         let mut forward = Seconds(0.0);
         let mut recompute = vec![Seconds(0.0); copies.len()];
-        for copy in 1..copies.len() {
+        for (copy, recompute) in recompute.iter_mut().enumerate().skip(1) {
             reshards.forward(flow, &copies, copy).iter().for_each(|time| forward += *time);
-            recompute[copy] = reshards.recompute(flow, &copies, copy).iter().copied().sum();
+            *recompute = reshards.recompute(flow, &copies, copy).iter().copied().sum();
         }
         let mut backward = Seconds(0.0);
         for gradient in 0..gradients.len() {
