@@ -29,6 +29,9 @@ pub(super) type AlternativesKey = (SegmentSpec, Grouping, u64, Option<Dim>);
 /// All that the times of a segment's ops depend on: its spec without the boundary layout, its grouping and the context.
 pub(super) type OpTimesKey = (SegmentKind, usize, Option<TiedWeightLayout>, Grouping, Context);
 
+/// The fastest solution of a segment; `None` for a segment without legal decisions.
+type FastestSolution = Option<Arc<SolvedSegment>>;
+
 /// Segments of one model under one set of rules.
 #[derive(Default)]
 pub(super) struct AlternativesCache {
@@ -45,7 +48,7 @@ pub(super) struct PricedCache {
     pub op_times: Mutex<HashMap<OpTimesKey, OpTimes>>,
     pub step_phases: Mutex<HashMap<OpTimesKey, Arc<StepPhases>>>,
     pub step_phase_ranges: Mutex<HashMap<(SegmentSpec, Context), [f64; 2]>>,
-    pub fastest: Mutex<HashMap<(SegmentSpec, Context), Option<Arc<SolvedSegment>>>>,
+    pub fastest: Mutex<HashMap<(SegmentSpec, Context), FastestSolution>>,
     pub sweepers: Mutex<HashMap<(SegmentSpec, Context), Sweepers>>,
 }
 
