@@ -53,13 +53,14 @@ pub fn write_plan(output: &OsStr, plan: &Plan) -> CommandResult<()> {
 pub fn write_text(output: &OsStr, text: &str) -> CommandResult<()> {
     match is_stdout(output) {
         true => print(text),
-        false => write_file(Path::new(output), text),
+        false => write_file(Path::new(output), text.as_bytes()),
     }
 }
 
-/// Writes a text to a file, [atomically](write_atomically).
-pub fn write_file(path: &Path, text: &str) -> CommandResult<()> {
-    write_atomically(path, text).map_err(|error| write_failure(&path.display().to_string(), &error))
+/// Writes a file, [atomically](write_atomically).
+pub fn write_file(path: &Path, content: &[u8]) -> CommandResult<()> {
+    write_atomically(path, content)
+        .map_err(|error| write_failure(&path.display().to_string(), &error))
 }
 
 /// A value as indented JSON.
@@ -82,17 +83,17 @@ pub fn write_failure(location: &str, error: &io::Error) -> Failure {
     Failure::input(Problem::new(location, format!("cannot be written: {error}")))
 }
 
-/// Writes an [`AtomicFile`], so that readers see the old text or the new one. Anything but a regular file (a pipe,
+/// Writes an [`AtomicFile`], so that readers see the old content or the new one. Anything but a regular file (a pipe,
 /// `/dev/null`) is written directly.
-pub fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
+pub fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(existing) if existing.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         Ok(existing) if !existing.is_file() => {
-            fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
+            fs::OpenOptions::new().write(true).open(path)?.write_all(content)
         }
         _ => {
             let mut file = AtomicFile::create(path)?;
-            file.write(text.as_bytes())?;
+            file.write(content)?;
             file.finish(&[])
         }
     }
@@ -106,8 +107,8 @@ mod tests {
     fn a_file_is_replaced_atomically_without_leftovers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plan.json");
-        write_atomically(&path, "old").unwrap();
-        write_atomically(&path, "new").unwrap();
+        write_atomically(&path, b"old").unwrap();
+        write_atomically(&path, b"new").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -115,8 +116,8 @@ mod tests {
     #[test]
     fn a_failed_write_leaves_no_files() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(write_atomically(folder.path(), "text").is_err());
-        assert!(write_atomically(&folder.path().join("missing/plan.json"), "text").is_err());
+        assert!(write_atomically(folder.path(), b"text").is_err());
+        assert!(write_atomically(&folder.path().join("missing/plan.json"), b"text").is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
@@ -125,9 +126,9 @@ mod tests {
     fn links_are_followed() {
         let folder = tempfile::tempdir().unwrap();
         let (real, link) = (folder.path().join("real"), folder.path().join("link"));
-        fs::write(&real, "old").unwrap();
+        fs::write(&real, b"old").unwrap();
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        write_atomically(&link, "new").unwrap();
+        write_atomically(&link, b"new").unwrap();
         assert_eq!(fs::read_to_string(&real).unwrap(), "new");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     }

@@ -10,6 +10,7 @@ mod compare;
 mod convert;
 mod data;
 mod doctor;
+mod documents;
 mod flags;
 mod launch;
 mod output;
@@ -34,6 +35,7 @@ pub use compare::{CompareArgs, CompareSettings};
 pub use convert::ConvertArgs;
 pub use data::{DataArgs, DataTask, TokenFileSettings};
 pub use doctor::DoctorArgs;
+pub use documents::DocumentFiles;
 pub use flags::{flags, set_flag};
 pub use output::{Detail, OutputFormat, OutputSettings};
 pub use plan::{

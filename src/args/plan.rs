@@ -10,6 +10,7 @@ use narrows_planner::Request;
 use crate::defaults::RequestDefaults;
 use crate::errors::CommandResult;
 
+use super::documents::{DocumentArgs, DocumentFiles};
 use super::output::{Detail, DetailArgs, OutputArgs, OutputSettings};
 use super::plan_file::PlanFile;
 use super::request::RequestArgs;
@@ -24,6 +25,9 @@ pub struct PlanArgs {
     /// Output settings.
     #[command(flatten)]
     pub output: OutputArgs,
+    /// Picture and page.
+    #[command(flatten)]
+    pub documents: DocumentArgs,
     /// Detail of the report.
     #[command(flatten)]
     pub detail: DetailArgs,
@@ -55,6 +59,9 @@ pub struct PlanFileArgs {
     /// Output settings.
     #[command(flatten)]
     pub output: OutputArgs,
+    /// Picture and page.
+    #[command(flatten)]
+    pub documents: DocumentArgs,
     /// Detail of the report.
     #[command(flatten)]
     pub detail: DetailArgs,
@@ -76,6 +83,8 @@ pub struct PlanSettings {
     pub request: Request,
     /// Output settings.
     pub output: OutputSettings,
+    /// Picture and page.
+    pub documents: DocumentFiles,
     /// Detail of the report.
     pub detail: Detail,
     /// The training run to estimate.
@@ -91,6 +100,8 @@ pub struct CostSettings {
     pub memory_limit: Bytes,
     /// Output settings.
     pub output: OutputSettings,
+    /// Picture and page.
+    pub documents: DocumentFiles,
     /// Detail of the report.
     pub detail: Detail,
     /// The training run to estimate.
@@ -106,6 +117,8 @@ pub struct ExplainSettings {
     pub compared: Option<PlanFile>,
     /// Output settings.
     pub output: OutputSettings,
+    /// Picture and page.
+    pub documents: DocumentFiles,
     /// Detail of the report.
     pub detail: Detail,
 }
@@ -118,8 +131,10 @@ impl PlanArgs {
     pub fn resolve(&self) -> CommandResult<PlanSettings> {
         let output = self.output.resolve()?;
         let training_run = self.training_run.resolve()?;
+        let documents = self.documents.resolve()?;
         let request = self.request.resolve(&RequestDefaults::PLAN)?;
-        Ok(PlanSettings { request, output, detail: self.detail.resolve(), training_run })
+        let detail = self.detail.resolve();
+        Ok(PlanSettings { request, output, documents, detail, training_run })
     }
 }
 
@@ -129,8 +144,9 @@ impl CostArgs {
     /// # Errors
     /// Inputs that cannot be read, flags that do not apply to plan files, and an incomplete training run.
     pub fn resolve(&self) -> CommandResult<CostSettings> {
-        let PlanFileArgs { plan, request, output, detail } = &self.file;
+        let PlanFileArgs { plan, request, output, documents, detail } = &self.file;
         let output = output.resolve()?;
+        let documents = documents.resolve()?;
         let training_run = self.training_run.resolve()?;
         let (selection, memory_limit) = match plan {
             Some(argument) => {
@@ -148,7 +164,7 @@ impl CostArgs {
             }
         };
         let detail = detail.resolve();
-        Ok(CostSettings { selection, memory_limit, output, detail, training_run })
+        Ok(CostSettings { selection, memory_limit, output, documents, detail, training_run })
     }
 }
 
@@ -159,6 +175,7 @@ impl PlanFileArgs {
     /// Inputs that cannot be read, and an invalid request.
     pub fn resolve_explain(&self) -> CommandResult<ExplainSettings> {
         let output = self.output.resolve()?;
+        let documents = self.documents.resolve()?;
         let (request, compared) = match &self.plan {
             Some(argument) => {
                 let mut file = PlanFile::read(argument, &self.request.model)?;
@@ -167,6 +184,7 @@ impl PlanFileArgs {
             }
             None => (self.request.resolve(&RequestDefaults::PLAN)?, None),
         };
-        Ok(ExplainSettings { request, compared, output, detail: self.detail.resolve() })
+        let detail = self.detail.resolve();
+        Ok(ExplainSettings { request, compared, output, documents, detail })
     }
 }

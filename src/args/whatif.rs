@@ -11,6 +11,7 @@ use crate::output;
 use crate::text::thousands;
 use crate::whatif::{Scenario, Sweep, SweepAxis};
 
+use super::documents::{DocumentArgs, DocumentFiles};
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
 use super::request::RequestArgs;
 use super::training_run::TrainingRunArgs;
@@ -36,12 +37,12 @@ pub struct WhatIfArgs {
     /// Write one row per point to this CSV file, or `-`
     #[arg(long, value_name = "FILE")]
     pub csv: Option<OsString>,
-    /// Draw the step times to this SVG file
-    #[arg(long, value_name = "FILE")]
-    pub plot: Option<PathBuf>,
     /// Do not ask before sweeps of more than 10,000 points
     #[arg(long)]
     pub yes: bool,
+    /// Picture and page.
+    #[command(flatten)]
+    pub documents: DocumentArgs,
     /// Planning request.
     #[command(flatten)]
     pub request: RequestArgs,
@@ -82,8 +83,8 @@ pub enum WhatIfTask {
         sweep: Sweep,
         /// File for the rows.
         csv: Option<OsString>,
-        /// File for the picture.
-        plot: Option<PathBuf>,
+        /// Picture and page.
+        documents: DocumentFiles,
     },
 }
 
@@ -110,17 +111,14 @@ impl WhatIfArgs {
         if let Some(file) = self.csv.as_ref().filter(|file| !output::is_stdout(file)) {
             output::check_writable(&PathBuf::from(file))?;
         }
-        if let Some(file) = &self.plot {
-            output::check_writable(file)?;
-        }
+        let documents = self.documents.resolve()?;
         let csv_on_stdout = self.csv.as_ref().is_some_and(|file| output::is_stdout(file));
         if csv_on_stdout && format == OutputFormat::Json {
             let message = "the rows and the JSON answer would both go to standard output";
             let problem = Problem::new("--csv", message);
             return Err(Failure::input(problem.hint("a file for one of them")));
         }
-        let task =
-            WhatIfTask::Sweep { axes, sweep, csv: self.csv.clone(), plot: self.plot.clone() };
+        let task = WhatIfTask::Sweep { axes, sweep, csv: self.csv.clone(), documents };
         Ok(WhatIfSettings { scenario, task, format, detail })
     }
 

@@ -66,7 +66,7 @@ impl CachedProfileKey {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        output::write_atomically(&path, &text(profile)?)?;
+        output::write_atomically(&path, text(profile)?.as_bytes())?;
         Ok(path)
     }
 

@@ -4,7 +4,7 @@ use narrows_cost_model::Profile;
 use narrows_plan::{Bytes, CheckedProgram, Plan, PlanSource, lower};
 use narrows_planner::{Prediction, predict_program};
 
-use super::plan;
+use super::plan::{self, Delivery};
 use super::search::{search, warn_of_measurement};
 use crate::args::{CostArgs, CostSettings, PlanFile, PlanSelection};
 use crate::errors::{CommandResult, Failure};
@@ -14,20 +14,21 @@ use crate::report::{PlanReport, check_problems};
 
 /// Prices a plan file, or searches for a plan first.
 pub fn run(args: &CostArgs) -> CommandResult<()> {
-    let CostSettings { selection, memory_limit, output, detail, training_run } = args.resolve()?;
-    let training_run = training_run.as_ref();
+    let CostSettings { selection, memory_limit, output, documents, detail, training_run } =
+        args.resolve()?;
+    let delivery = Delivery { output, documents, detail, training_run };
     let file = match selection {
         PlanSelection::File(file) => file,
         PlanSelection::Search(request) => {
-            let result = search(&request, output.format);
-            return plan::deliver_search(&request, result, &output, detail, training_run);
+            let result = search(&request, delivery.output.format);
+            return plan::deliver_search(&request, result, &delivery);
         }
     };
     let priced = price(&file)?;
     warn_of_exceeded_memory(&file.name, &priced.prediction, memory_limit);
     let report = PlanReport::new(&file.model, &priced, memory_limit)
-        .with_training_run(priced.training_run(training_run)?);
-    plan::deliver(report, &output, detail)
+        .with_training_run(priced.training_run(delivery.training_run.as_ref())?);
+    plan::deliver(report, &file.profile, &delivery)
 }
 
 /// Warns of a plan that needs more memory than a device may use.

@@ -8,11 +8,12 @@ use crate::args::{ExplainSettings, OutputFormat, PlanFileArgs};
 use crate::errors::CommandResult;
 use crate::output;
 use crate::progress::with_spinner;
-use crate::report::{self, ExplainReport, InfeasibleReport, PricedFile};
+use crate::report::{self, ExplainReport, InfeasibleReport, PricedFile, write_documents};
 
 /// Searches, prices the alternatives, explains.
 pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
-    let ExplainSettings { request, compared, output, detail } = args.resolve_explain()?;
+    let ExplainSettings { request, compared, output, documents, detail } =
+        args.resolve_explain()?;
     let compared = match compared {
         None => None,
         Some(file) => {
@@ -28,6 +29,7 @@ pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
     let explanation =
         with_spinner("pricing the alternatives", visible, || explain(&request, &result));
     let report = ExplainReport::new(&request, &explanation, compared.as_ref(), &result.report);
+    write_documents(&report, &report.figures(), &documents)?;
     report::print(&report, output.format, detail, output.plan_on_stdout())?;
     match result.best {
         Some(_) => Ok(()),

@@ -1,35 +1,45 @@
 //! `narrows plan`: finds the fastest plan.
 
-use narrows_cost_model::TrainingRunTerms;
+use narrows_cost_model::{Profile, TrainingRunTerms};
 use narrows_plan::strategy::Baseline;
 use narrows_plan::{Mesh, Zero};
 use narrows_planner::{Request, SearchResult};
 
 use super::search::search;
-use crate::args::{Detail, OutputFormat, OutputSettings, PlanArgs, PlanSettings};
+use crate::args::{Detail, DocumentFiles, OutputFormat, OutputSettings, PlanArgs, PlanSettings};
 use crate::errors::CommandResult;
 use crate::output;
 use crate::priced_plan::PricedPlan;
-use crate::report::{self, InfeasibleReport, PlanReport};
+use crate::report::{self, InfeasibleReport, PlanReport, write_documents};
+
+/// Content, forms and destinations of the answer on a priced plan.
+pub struct Delivery {
+    /// Format of the answer, and the plan file.
+    pub output: OutputSettings,
+    /// Picture and page.
+    pub documents: DocumentFiles,
+    /// Detail of the report.
+    pub detail: Detail,
+    /// The training run to estimate.
+    pub training_run: Option<TrainingRunTerms>,
+}
 
 /// Searches, writes the plan, reports.
 pub fn run(args: &PlanArgs) -> CommandResult<()> {
-    let PlanSettings { request, output, detail, training_run } = args.resolve()?;
+    let PlanSettings { request, output, documents, detail, training_run } = args.resolve()?;
     let result = search(&request, output.format);
-    deliver_search(&request, result, &output, detail, training_run.as_ref())
+    deliver_search(&request, result, &Delivery { output, documents, detail, training_run })
 }
 
 /// Writes and reports the plan of a search, with the training run if one is to be estimated.
 pub fn deliver_search(
     request: &Request,
     result: SearchResult,
-    output: &OutputSettings,
-    detail: Detail,
-    training_run: Option<&TrainingRunTerms>,
+    delivery: &Delivery,
 ) -> CommandResult<()> {
     let Some(best) = result.best else {
         let report = InfeasibleReport::new(request, &result.report);
-        if output.format == OutputFormat::Json {
+        if delivery.output.format == OutputFormat::Json {
             output::print_json(&report)?;
         }
         return Err(report.into_failure());
@@ -38,8 +48,9 @@ pub fn deliver_search(
     warn_of_ineffective_strategy(request, priced.plan.mesh);
     warn_of_ineffective_zero(request, priced.plan.mesh);
     let report = PlanReport::new(&request.model, &priced, request.arena_limit());
+    let training_run = delivery.training_run.as_ref();
     let report = report.with_training_run(priced.training_run(training_run)?);
-    deliver(report.with_search(&result.report), output, detail)
+    deliver(report.with_search(&result.report), &request.profile, delivery)
 }
 
 /// Warns of a baseline on a mesh without a tensor axis, where all baselines have the same plans: the step time is then
@@ -66,10 +77,12 @@ fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
 }
 
 /// Writes the plan if requested, and reports it.
-pub fn deliver(report: PlanReport, output: &OutputSettings, detail: Detail) -> CommandResult<()> {
+pub fn deliver(report: PlanReport, profile: &Profile, delivery: &Delivery) -> CommandResult<()> {
+    let Delivery { output, documents, detail, .. } = delivery;
     if let Some(file) = &output.plan_file {
         output::write_plan(file, report.plan())?;
     }
     let report = report.with_file(output.plan_file.as_deref());
-    report::print(&report, output.format, detail, output.plan_on_stdout())
+    write_documents(&report, &report.figures(profile), documents)?;
+    report::print(&report, output.format, *detail, output.plan_on_stdout())
 }

@@ -10,21 +10,21 @@ use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 use crate::plot::{check_chart, step_time_chart};
 use crate::progress;
-use crate::report::{self, FieldListReport, WhatIfReport};
+use crate::report::{self, FieldListReport, Figure, WhatIfReport, write_documents};
 use crate::signals::stop_on_signals;
 use crate::whatif::plan_points;
 
 /// Plans all points, writes the rows, reports.
 pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
     let WhatIfSettings { scenario, task, format, detail } = args.resolve()?;
-    let (axes, sweep, csv, plot) = match task {
+    let (axes, sweep, csv, documents) = match task {
         WhatIfTask::List => {
             let fields = FieldListReport::new(scenario.field_names());
             return report::print(&fields, format, detail, false);
         }
-        WhatIfTask::Sweep { axes, sweep, csv, plot } => (axes, sweep, csv, plot),
+        WhatIfTask::Sweep { axes, sweep, csv, documents } => (axes, sweep, csv, documents),
     };
-    if plot.is_some() {
+    if documents.plot.is_some() {
         check_chart(&axes, sweep).map_err(Failure::input)?;
     }
     let points = sweep.points(&scenario, &axes)?;
@@ -43,12 +43,13 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
     }
     let csv_on_stdout = csv.is_some_and(|file| output::is_stdout(&file));
     report::print(&report, format, detail, csv_on_stdout)?;
-    if let Some(file) = plot {
-        let chart = step_time_chart(&axes, &points, &outcomes);
-        if let Some(svg) = chart.and_then(|chart| chart.svg()) {
-            output::write_file(&file, &svg)?;
-        }
-    }
+    let chart = match check_chart(&axes, sweep) {
+        Ok(()) => step_time_chart(&axes, &points, &outcomes).and_then(|chart| chart.picture()),
+        Err(_) => None,
+    };
+    let caption = "Step time of the fastest plan of each point; whiskers are 90 % intervals.";
+    let figures: Vec<Figure> = Figure::of(chart, caption).into_iter().collect();
+    write_documents(&report, &figures, &documents)?;
     if stop.load(Ordering::Relaxed) {
         return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
     }

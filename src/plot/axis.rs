@@ -28,6 +28,15 @@ impl Axis {
         Some(Axis { low, high, is_log })
     }
 
+    /// The linear axis over values. `None` without finite values.
+    pub fn linear(values: impl Iterator<Item = f64>) -> Option<Axis> {
+        let finite: Vec<f64> = values.filter(|value| value.is_finite()).collect();
+        let low = finite.iter().copied().reduce(f64::min)?;
+        let high = finite.into_iter().reduce(f64::max)?;
+        let high = if low == high { low + 1.0 } else { high };
+        Some(Axis { low, high, is_log: false })
+    }
+
     /// The axis with room beyond its ends: a share of the whole.
     pub fn padded(self, share: f64) -> Axis {
         let [low, high] = [self.low, self.high].map(|value| self.scaled(value));

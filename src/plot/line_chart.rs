@@ -1,12 +1,10 @@
 //! Lines with 90 % intervals over one swept number.
 
-use plotters::coord::Shift;
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{FontTransform, TextStyle};
+use plotters::style::RGBColor;
 
 use super::axis::{Axis, label};
-use super::{FONT, GRID, INK, PALETTE};
+use super::picture::{Anchor, Picture, Place};
+use super::{GRID, INK, PALETTE};
 
 /// A chart of lines.
 #[derive(Clone, Debug)]
@@ -44,7 +42,7 @@ pub struct ChartPoint {
 /// Most lines of a chart.
 pub const SERIES_MAX: usize = PALETTE.len();
 
-const SIZE: (u32, u32) = (900, 540);
+const SIZE: (i32, i32) = (900, 540);
 const LEFT: i32 = 84;
 const TOP: i32 = 56;
 const BOTTOM: i32 = 468;
@@ -52,6 +50,8 @@ const BOTTOM: i32 = 468;
 const RIGHT: [i32; 2] = [680, 860];
 /// Half the width of a whisker's ends.
 const CAP: i32 = 4;
+/// Opacity of whiskers, which matter less than the values.
+const WHISKER_OPACITY: f64 = 0.55;
 /// Distance between the whiskers of two lines at one place.
 const WHISKER_DISTANCE: i32 = 6;
 /// Shares of the axes beyond the outermost values.
@@ -59,46 +59,39 @@ const MARGIN: [f64; 2] = [0.04, 0.06];
 /// Least distance between labels of the horizontal axis.
 const LABEL_DISTANCE: i32 = 34;
 
-type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type DrawResult = Result<(), Box<dyn std::error::Error>>;
-
 impl LineChart {
-    /// The chart as SVG; `None` without points.
-    pub fn svg(&self) -> Option<String> {
+    /// The chart; `None` without points.
+    pub fn picture(&self) -> Option<Picture> {
         let points = self.series.iter().flat_map(|series| &series.points);
         let x = Axis::over(points.clone().map(|point| point.x), false)?.padded(MARGIN[0]);
         let y = points.flat_map(|point| point.interval.into_iter().chain([point.y]));
         let y = Axis::over(y, true)?.padded(MARGIN[1]);
-        let mut text = String::new();
-        let canvas = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
         let right = RIGHT[usize::from(self.series.len() < 2)];
-        Plot { chart: self, canvas, x, y, right }.draw().ok()?;
-        Some(text)
+        Some(Plot { chart: self, picture: Picture::new(SIZE), x, y, right }.draw())
     }
 }
 
 struct Plot<'a> {
     chart: &'a LineChart,
-    canvas: Canvas<'a>,
+    picture: Picture,
     x: Axis,
     y: Axis,
     right: i32,
 }
 
 impl Plot<'_> {
-    fn draw(&self) -> DrawResult {
-        self.canvas.fill(&WHITE)?;
-        self.text(&self.chart.title, (LEFT, 22), HPos::Left, 19)?;
-        self.grid()?;
-        let middle = (self.chart.series.len() as i32 - 1) / 2;
-        for (index, (series, colour)) in self.chart.series.iter().zip(PALETTE).enumerate() {
-            self.line(series, colour, (index as i32 - middle) * WHISKER_DISTANCE)?;
+    fn draw(mut self) -> Picture {
+        self.picture.text(&self.chart.title, (LEFT, 22), Anchor::Start, 19);
+        self.grid();
+        let chart = self.chart;
+        let middle = (chart.series.len() as i32 - 1) / 2;
+        for (index, (series, colour)) in chart.series.iter().zip(PALETTE).enumerate() {
+            self.line(series, colour, (index as i32 - middle) * WHISKER_DISTANCE);
         }
-        if self.chart.series.len() > 1 {
-            self.legend()?;
+        if chart.series.len() > 1 {
+            self.legend();
         }
-        self.canvas.present()?;
-        Ok(())
+        self.picture
     }
 
     fn place(&self, x: f64, y: f64) -> (i32, i32) {
@@ -107,11 +100,11 @@ impl Plot<'_> {
         (LEFT + across.round() as i32, BOTTOM - up.round() as i32)
     }
 
-    fn grid(&self) -> DrawResult {
+    fn grid(&mut self) {
         for tick in self.y.ticks() {
             let height = self.place(1.0, tick).1;
-            self.canvas.draw(&PathElement::new([(LEFT, height), (self.right, height)], GRID))?;
-            self.text(&label(tick), (LEFT - 8, height - 7), HPos::Right, 14)?;
+            self.picture.path([(LEFT, height), (self.right, height)], GRID, 1);
+            self.picture.text(label(tick), (LEFT - 8, height - 7), Anchor::End, 14);
         }
         // Swept values are the ticks; where they are too dense, some are not labelled.
         let mut values: Vec<f64> =
@@ -121,54 +114,40 @@ impl Plot<'_> {
         let mut previous = i32::MIN / 2;
         for value in values {
             let across = self.place(value, 1.0).0;
-            self.canvas.draw(&PathElement::new([(across, BOTTOM), (across, BOTTOM + 5)], INK))?;
+            self.picture.path([(across, BOTTOM), (across, BOTTOM + 5)], INK, 1);
             if across - previous >= LABEL_DISTANCE {
-                self.text(&label(value), (across, BOTTOM + 9), HPos::Center, 14)?;
+                self.picture.text(label(value), (across, BOTTOM + 9), Anchor::Middle, 14);
                 previous = across;
             }
         }
-        self.canvas.draw(&PathElement::new([(LEFT, BOTTOM), (self.right, BOTTOM)], INK))?;
+        self.picture.path([(LEFT, BOTTOM), (self.right, BOTTOM)], INK, 1);
         let middle = (LEFT + (self.right - LEFT) / 2, BOTTOM + 36);
-        self.text(&self.chart.x_label, middle, HPos::Center, 15)?;
-        let style = self.style(HPos::Center, 15).transform(FontTransform::Rotate270);
-        self.canvas.draw_text(&self.chart.y_label, &style, (22, TOP + (BOTTOM - TOP) / 2))?;
-        Ok(())
+        self.picture.text(&self.chart.x_label, middle, Anchor::Middle, 15);
+        self.picture.vertical_text(&self.chart.y_label, (22, TOP + (BOTTOM - TOP) / 2), 15);
     }
 
     /// A line, its points, and its whiskers, which are moved aside so that those of other lines do not cover them.
-    fn line(&self, series: &Series, colour: RGBColor, aside: i32) -> DrawResult {
-        let places: Vec<(i32, i32)> = series.points.iter().map(|p| self.place(p.x, p.y)).collect();
-        self.canvas.draw(&PathElement::new(places.clone(), colour.stroke_width(2)))?;
+    fn line(&mut self, series: &Series, colour: RGBColor, aside: i32) {
+        let places: Vec<Place> = series.points.iter().map(|p| self.place(p.x, p.y)).collect();
+        self.picture.path(places.clone(), colour, 2);
         for (point, place) in series.points.iter().zip(places) {
             let ends = point.interval.map(|y| self.place(point.x, y)).map(|(x, y)| (x + aside, y));
-            let whisker = colour.mix(0.55).stroke_width(1);
-            self.canvas.draw(&PathElement::new(ends, whisker))?;
+            self.picture.faint_path(ends, colour, 1, WHISKER_OPACITY);
             for (x, y) in ends {
-                self.canvas.draw(&PathElement::new([(x - CAP, y), (x + CAP, y)], whisker))?;
+                self.picture.faint_path([(x - CAP, y), (x + CAP, y)], colour, 1, WHISKER_OPACITY);
             }
-            self.canvas.draw(&Circle::new(place, 4, colour.filled()))?;
+            self.picture.disc(place, 4, colour);
         }
-        Ok(())
     }
 
-    fn legend(&self) -> DrawResult {
+    fn legend(&mut self) {
+        let left = self.right + 20;
         for (index, (series, colour)) in self.chart.series.iter().zip(PALETTE).enumerate() {
             let height = TOP + 10 + 24 * index as i32;
-            let left = self.right + 20;
-            let sample = [(left, height), (left + 22, height)];
-            self.canvas.draw(&PathElement::new(sample, colour.stroke_width(3)))?;
-            self.text(&series.name, (left + 30, height - 7), HPos::Left, 14)?;
+            self.picture.path([(left, height), (left + 22, height)], colour, 3);
+            self.picture.text(&series.name, (left + 30, height - 7), Anchor::Start, 14);
         }
         let note = TOP + 22 + 24 * self.chart.series.len() as i32;
-        self.text("whiskers: 90 % interval", (self.right + 20, note), HPos::Left, 13)
-    }
-
-    fn style(&self, side: HPos, size: u32) -> TextStyle<'static> {
-        (FONT, size).into_font().color(&INK).pos(Pos::new(side, VPos::Top))
-    }
-
-    fn text(&self, text: &str, place: (i32, i32), side: HPos, size: u32) -> DrawResult {
-        self.canvas.draw_text(text, &self.style(side, size), place)?;
-        Ok(())
+        self.picture.text("whiskers: 90 % interval", (left, note), Anchor::Start, 13);
     }
 }

@@ -1,9 +1,15 @@
-//! Pictures as SVG: colours that colour-blind readers tell apart, units on the axes, intervals as whiskers.
+//! Pictures: colours that colour-blind readers tell apart, units on the axes, intervals as whiskers.
 
 mod axis;
 mod line_chart;
+mod picture;
+mod plan;
+mod stacked_bars;
 mod sweep;
+mod timeline;
 
+pub use picture::{Picture, check_picture_file};
+pub use plan::{memory_picture, step_time_picture, timeline_picture};
 pub use sweep::{check_chart, step_time_chart};
 
 use plotters::style::RGBColor;
@@ -25,5 +31,3 @@ pub const PALETTE: [RGBColor; 8] = [
 pub const INK: RGBColor = RGBColor(40, 40, 40);
 /// Grid lines.
 pub const GRID: RGBColor = RGBColor(222, 222, 222);
-/// Family of all text; the fonts of the viewer draw it.
-pub const FONT: &str = "sans-serif";

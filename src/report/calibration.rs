@@ -8,7 +8,7 @@ use narrows_plan::Seconds;
 use serde::{Serialize, Serializer};
 
 use super::Report;
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use crate::args::Detail;
 use crate::text::{half_width, percent, plural, signed_percents};
 
@@ -128,7 +128,7 @@ impl CalibrationReport {
         }
     }
 
-    fn summary(&self, page: &mut TextPage) {
+    fn summary(&self, page: &mut Page) {
         let mut fields = vec![
             ("profile", self.output.clone()),
             ("machine", self.machine.clone()),
@@ -152,7 +152,7 @@ impl CalibrationReport {
         page.fields(&fields);
     }
 
-    fn coverage(&self, page: &mut TextPage) {
+    fn coverage(&self, page: &mut Page) {
         page.heading("Measured kernels");
         let row = |coverage: &ClassCoverage| {
             vec![
@@ -180,7 +180,7 @@ impl CalibrationReport {
     }
 
     /// A table with a row for each model size and a column for each model family.
-    fn presets(&self, page: &mut TextPage) {
+    fn presets(&self, page: &mut Page) {
         let (mut families, mut sizes): (Vec<&str>, Vec<&str>) = (vec![], vec![]);
         for (family, size) in self.presets.iter().filter_map(|preset| preset.model.split_once('-'))
         {
@@ -223,7 +223,7 @@ impl CalibrationReport {
     }
 
     /// A paragraph for each source, which most groups share.
-    fn provenance(&self, page: &mut TextPage) {
+    fn provenance(&self, page: &mut Page) {
         page.heading("Sources of the profile's numbers");
         let mut sources: Vec<(String, Vec<String>)> = vec![];
         for ProfileGroup { field, provenance } in &self.provenance {
@@ -246,8 +246,8 @@ impl CalibrationReport {
 }
 
 impl Report for CalibrationReport {
-    fn render(&self, detail: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, detail: Detail) -> Page {
+        let mut page = Page::default();
         page.heading("Calibration");
         self.summary(&mut page);
         if let Some(comparison) = &self.comparison {
@@ -259,11 +259,11 @@ impl Report for CalibrationReport {
         if detail == Detail::Full {
             self.provenance(&mut page);
         }
-        page.finish()
+        page
     }
 }
 
-fn compared_plans(page: &mut TextPage, comparison: &ClosedLoop, detail: Detail) {
+fn compared_plans(page: &mut Page, comparison: &ClosedLoop, detail: Detail) {
     page.heading("Predicted and measured steps");
     let row = |plan: &ClosedLoopPlan| {
         let other_widths = if plan.widths_measured { "" } else { " †" };
@@ -328,7 +328,7 @@ fn inside(plan: &ClosedLoopPlan) -> &'static str {
 }
 
 /// The sum of the shortest instructions, the interval, the difference between rounds, and memory.
-fn compared_plan_details(page: &mut TextPage, comparison: &ClosedLoop) {
+fn compared_plan_details(page: &mut Page, comparison: &ClosedLoop) {
     let row = |plan: &ClosedLoopPlan| {
         let interval = plan.interval_s.map(|interval| interval.map(Seconds));
         vec![

@@ -7,7 +7,7 @@ use narrows_plan::{Bytes, CheckError, CheckErrors, CheckedProgram};
 use serde::Serialize;
 
 use super::numeric::NumericReport;
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use super::{Report, finite_limit};
 use crate::args::{Detail, PlanFile};
 use crate::errors::Problem;
@@ -166,8 +166,8 @@ const PROVEN: &str = "Every layout follows from the one before it, and every par
     receives, and all devices of a group issue their collectives in one order.";
 
 impl Report for CheckReport {
-    fn render(&self, detail: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, detail: Detail) -> Page {
+        let mut page = Page::default();
         page.heading(format!("{} is proven correct", self.file));
         page.line(&self.subject);
         page.paragraph(PROVEN);
@@ -191,7 +191,9 @@ impl Report for CheckReport {
             Some(limit) => format!("Memory limit of a device: {}", Bytes(limit)),
             None => "No memory limit".into(),
         });
-        let numeric = self.numeric.as_ref().map(|numeric| format!("\n{}", numeric.render(detail)));
-        page.finish() + &numeric.unwrap_or_default()
+        if let Some(numeric) = &self.numeric {
+            page.extend(numeric.page(detail));
+        }
+        page
     }
 }

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
 use super::{Report, breakdown, finite_limit, training_run};
@@ -191,7 +191,7 @@ impl<'a> CompareReport<'a> {
         (parts, "Time of a million tokens")
     }
 
-    fn plans(&self, page: &mut TextPage) {
+    fn plans(&self, page: &mut Page) {
         let row = |entry: &PlanEntry| {
             let prediction = entry.prediction.prediction;
             let [low, high] = prediction.step_time_interval_s;
@@ -220,13 +220,13 @@ impl<'a> CompareReport<'a> {
     }
 
     /// Time, cost and energy of the training run under each plan.
-    fn training_runs(&self, page: &mut TextPage) {
+    fn training_runs(&self, page: &mut Page) {
         let runs: Vec<&TrainingRunEstimate> =
             self.plans.iter().filter_map(|entry| entry.training_run.as_ref()).collect();
         training_run::table(page, &runs, &self.columns("", Align::Right));
     }
 
-    fn decisions(&self, page: &mut TextPage, detail: Detail) {
+    fn decisions(&self, page: &mut Page, detail: Detail) {
         page.heading("Decisions that differ");
         let row = |prefix: &str, difference: &DecisionDifference| {
             let name = format!("{prefix}{}", difference.decision);
@@ -275,7 +275,7 @@ impl<'a> CompareReport<'a> {
     }
 
     /// A table of parts with their differences: of two plans with its sign, of more the largest one.
-    fn parts(&self, page: &mut TextPage, heading: &str, parts: &[PartDifference], unit: Unit) {
+    fn parts(&self, page: &mut Page, heading: &str, parts: &[PartDifference], unit: Unit) {
         if parts.is_empty() {
             return;
         }
@@ -372,8 +372,8 @@ fn text(value: &Value) -> String {
 }
 
 impl Report for CompareReport<'_> {
-    fn render(&self, detail: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, detail: Detail) -> Page {
+        let mut page = Page::default();
         page.heading(format!("{}: {} plans", self.plans[0].decisions.model.name, self.plans.len()));
         page.paragraph(&self.verdict());
         self.plans(&mut page);
@@ -385,6 +385,6 @@ impl Report for CompareReport<'_> {
         self.parts(&mut page, heading, &self.memory_bytes, Unit::Bytes);
         let heading = "Sent by a device in a step, of the stage that sends the most";
         self.parts(&mut page, heading, &self.sent_bytes, Unit::Bytes);
-        page.finish()
+        page
     }
 }

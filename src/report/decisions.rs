@@ -13,7 +13,7 @@ use narrows_plan::{Axis, Bytes, Context, Plan, ResolvedPlan, SegmentPlan, Weight
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use crate::args::Detail;
 
 const COLUMNS: [(&str, Align); 5] = [
@@ -65,7 +65,7 @@ pub fn op_decisions(plan: &SegmentPlan, context: &Context) -> Vec<(String, OpDec
 }
 
 /// The decisions for the embedding, the head and each kind of block.
-pub fn tables(page: &mut TextPage, plan: &Plan, resolved: &ResolvedPlan, detail: Detail) {
+pub fn tables(page: &mut Page, plan: &Plan, resolved: &ResolvedPlan, detail: Detail) {
     let context = &resolved.context;
     page.heading("Embedding and head");
     let mut rows = op_rows(&resolved.embedding, context);
@@ -117,7 +117,7 @@ fn grouping(grouping: Grouping) -> String {
 }
 
 /// A table where ops are split over the tensor axis; without one, what is stored and recomputed.
-fn table(page: &mut TextPage, rows: &[OpRow], context: &Context, detail: Detail) {
+fn table(page: &mut Page, rows: &[OpRow], context: &Context, detail: Detail) {
     if context.tensor_size() == 1 {
         names(page, "Stored for the backward pass", rows, |row| row.stored);
         names(page, "Recomputed in the backward pass", rows, |row| row.recomputed);
@@ -137,7 +137,7 @@ fn table(page: &mut TextPage, rows: &[OpRow], context: &Context, detail: Detail)
 }
 
 /// The names of some ops, if there are any.
-fn names(page: &mut TextPage, title: &str, rows: &[OpRow], predicate: impl Fn(&OpRow) -> bool) {
+fn names(page: &mut Page, title: &str, rows: &[OpRow], predicate: impl Fn(&OpRow) -> bool) {
     let names: Vec<&str> = rows.iter().filter(|row| predicate(row)).map(|row| &*row.name).collect();
     if !names.is_empty() {
         page.paragraph(&format!("{title}: {}.", names.join(", ")));

@@ -9,7 +9,7 @@ use narrows_plan::Bytes;
 use serde::Serialize;
 
 use super::Report;
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use crate::args::Detail;
 use crate::calibrate::cache::CachedProfileKey;
 use crate::calibrate::gpu::cached_profile;
@@ -142,8 +142,8 @@ impl DoctorReport {
 }
 
 impl Report for DoctorReport {
-    fn render(&self, _: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, _: Detail) -> Page {
+        let mut page = Page::default();
         page.heading("Backends");
         for (name, backend) in [("cpu", &self.backends.cpu), ("cuda", &self.backends.cuda)] {
             let verdict = if backend.usable { "available" } else { "not available" };
@@ -154,12 +154,12 @@ impl Report for DoctorReport {
         self.machine(&mut page);
         self.libraries(&mut page);
         self.gpus(&mut page);
-        page.finish()
+        page
     }
 }
 
 impl DoctorReport {
-    fn machine(&self, page: &mut TextPage) {
+    fn machine(&self, page: &mut Page) {
         let DoctorReport { version, machine, launch, .. } = self;
         page.heading("Machine");
         let profile = machine.profile.as_ref().map(|path| path.display().to_string());
@@ -179,7 +179,7 @@ impl DoctorReport {
         page.fields(&fields);
     }
 
-    fn libraries(&self, page: &mut TextPage) {
+    fn libraries(&self, page: &mut Page) {
         page.heading("CUDA libraries");
         let columns = [
             ("library", Align::Left),
@@ -204,7 +204,7 @@ impl DoctorReport {
         }
     }
 
-    fn gpus(&self, page: &mut TextPage) {
+    fn gpus(&self, page: &mut Page) {
         if self.devices.is_empty() {
             return;
         }

@@ -7,11 +7,12 @@ use narrows_planner::{
 };
 use serde::Serialize;
 
-use super::Report;
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use super::prediction::assumed;
 use super::search::SearchSummary;
+use super::{Figure, Report};
 use crate::args::Detail;
+use crate::plot::step_time_picture;
 use crate::text::{plural, plural_with};
 
 /// A plan file with its prediction, to compare with the plan that the search finds.
@@ -69,8 +70,8 @@ impl<'a> ExplainReport<'a> {
 }
 
 impl Report for ExplainReport<'_> {
-    fn render(&self, detail: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, detail: Detail) -> Page {
+        let mut page = Page::default();
         page.heading(&self.title);
         let mut fields = vec![("search", self.search.verdict())];
         if let Some(chosen) = &self.explanation.chosen {
@@ -87,11 +88,20 @@ impl Report for ExplainReport<'_> {
         meshes(&mut page, self.explanation, detail);
         page.heading("Search");
         page.line(self.search.effort());
-        page.finish()
+        page
     }
 }
 
 impl ExplainReport<'_> {
+    /// The step times of the plans, if there are any.
+    pub fn figures(&self) -> Vec<Figure> {
+        let plans = self.plans().into_iter().map(|(name, prediction, _)| (name, prediction));
+        let plans: Vec<(&str, &Prediction)> = plans.collect();
+        let picture = step_time_picture(&format!("{}: step time by part", self.title), &plans);
+        let caption = "Parts of the step time of the chosen plan and of its alternatives.";
+        Figure::of(picture, caption).into_iter().collect()
+    }
+
     /// The plans: name, prediction, and step time over that of the chosen plan.
     fn plans(&self) -> Vec<(&str, &Prediction, Option<f64>)> {
         let Some(chosen) = &self.explanation.chosen else { return vec![] };
@@ -103,7 +113,7 @@ impl ExplainReport<'_> {
         chosen_plan.chain(given).chain(alternatives).collect()
     }
 
-    fn alternatives(&self, page: &mut TextPage, detail: Detail) {
+    fn alternatives(&self, page: &mut Page, detail: Detail) {
         let plans = self.plans();
         if plans.is_empty() {
             return;
@@ -137,7 +147,7 @@ impl ExplainReport<'_> {
 }
 
 /// The time breakdown of each plan.
-fn breakdowns(page: &mut TextPage, plans: &[(&str, &Prediction, Option<f64>)]) {
+fn breakdowns(page: &mut Page, plans: &[(&str, &Prediction, Option<f64>)]) {
     page.heading("Time breakdown of each plan");
     let columns = [
         ("plan", Align::Left),
@@ -166,7 +176,7 @@ fn breakdowns(page: &mut TextPage, plans: &[(&str, &Prediction, Option<f64>)]) {
     page.line("Fused ops include the optimizer. Communication: exposed collectives.");
 }
 
-fn bottlenecks(page: &mut TextPage, bottlenecks: &[Bottleneck], detail: Detail) {
+fn bottlenecks(page: &mut Page, bottlenecks: &[Bottleneck], detail: Detail) {
     for bottleneck in bottlenecks {
         match bottleneck {
             Bottleneck::Resource { resource, percent } => {
@@ -198,7 +208,7 @@ fn memory(binding: &MemoryBinding) -> String {
 }
 
 /// The meshes with a plan, and the numbers of other meshes by outcome; in full detail all meshes.
-fn meshes(page: &mut TextPage, explanation: &Explanation, detail: Detail) {
+fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
     let meshes = &explanation.meshes;
     if meshes.is_empty() {
         return;

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Report;
-use super::page::TextPage;
+use super::page::Page;
 use crate::args::Detail;
 
 /// Answer of `whatif --list`.
@@ -27,8 +27,8 @@ impl FieldListReport {
 }
 
 impl Report for FieldListReport {
-    fn render(&self, _detail: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, _detail: Detail) -> Page {
+        let mut page = Page::default();
         let (of_files, flags): (Vec<&FieldReport>, Vec<&FieldReport>) =
             self.fields.iter().partition(|field| field.name.contains('.'));
         let groups = [("Flags", flags), ("Fields of the model and the profile", of_files)];
@@ -42,6 +42,6 @@ impl Report for FieldListReport {
             "Bandwidths may be given in GB/s (…_gbps instead of …_bytes_per_s), sizes in GiB (…_gib), times in \
              microseconds (…_us).",
         );
-        page.finish()
+        page
     }
 }

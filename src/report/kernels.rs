@@ -5,7 +5,7 @@ use narrows_plan::Kernel;
 use narrows_plan::kernel::{Direction, Gemm};
 use narrows_planner::Prediction;
 
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use crate::args::Detail;
 use crate::text::{percent, plural, thousands};
 
@@ -13,7 +13,7 @@ use crate::text::{percent, plural, thousands};
 const LISTED: usize = 5;
 
 /// Lists the kernels with the largest share of the time.
-pub fn unmeasured(page: &mut TextPage, prediction: &Prediction, detail: Detail) {
+pub fn unmeasured(page: &mut Page, prediction: &Prediction, detail: Detail) {
     if !prediction.shapes_measured {
         page.paragraph(
             "No kernel of this plan was measured on this hardware: the interval is assumed.",

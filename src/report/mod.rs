@@ -1,7 +1,8 @@
 //! Reports of commands.
 //!
 //! A report is one struct. Its serialization is the output of `--format json`, whose keys have units and do not change.
-//! [`Report::render`] formats the same values as text. Fields that are not serialized are needed by the text only.
+//! [`Report::page`] lays the same values out for people, as text or as HTML. Fields that are not serialized are needed by
+//! the page only.
 
 mod assumptions;
 mod breakdown;
@@ -10,8 +11,10 @@ mod check;
 mod compare;
 mod decisions;
 mod doctor;
+mod documents;
 mod explain;
 mod field_list;
+mod html;
 mod infeasible;
 mod kernels;
 mod numeric;
@@ -26,12 +29,13 @@ mod training_run;
 mod validation;
 mod whatif;
 
-pub use breakdown::seconds_by_category;
+pub use breakdown::{predicted_s, seconds_by_category, title as category_title};
 pub use calibration::CalibrationReport;
 pub use check::{CheckReport, check_problems};
 pub use compare::CompareReport;
 pub use decisions::{OpDecision, op_decisions};
 pub use doctor::DoctorReport;
+pub use documents::{Figure, write_documents};
 pub use explain::{ExplainReport, PricedFile};
 pub use field_list::FieldListReport;
 pub use infeasible::InfeasibleReport;
@@ -44,6 +48,7 @@ pub use validation::ValidationReport;
 pub use whatif::WhatIfReport;
 
 use narrows_plan::Bytes;
+use page::Page;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::Serialize;
@@ -54,8 +59,8 @@ use crate::output;
 
 /// The result of a command.
 pub trait Report: Serialize {
-    /// The text for people, at most 80 columns wide.
-    fn render(&self, detail: Detail) -> String;
+    /// The answer for people.
+    fn page(&self, detail: Detail) -> Page;
 }
 
 /// Prints a report on standard output; its text goes to standard error where `stdout_in_use` by a file.
@@ -68,10 +73,10 @@ pub fn print(
     match format {
         OutputFormat::Json => output::print_json(report),
         OutputFormat::Text if stdout_in_use => {
-            output::eprint(&report.render(detail));
+            output::eprint(&report.page(detail).text());
             Ok(())
         }
-        OutputFormat::Text => output::print(&report.render(detail)),
+        OutputFormat::Text => output::print(&report.page(detail).text()),
     }
 }
 

@@ -5,7 +5,7 @@ use narrows_reference::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniatur
 use serde::Serialize;
 
 use super::Report;
-use super::page::TextPage;
+use super::page::Page;
 use crate::args::Detail;
 use crate::errors::Problem;
 use crate::text::plural;
@@ -81,8 +81,8 @@ impl NumericReport {
 }
 
 impl Report for NumericReport {
-    fn render(&self, _: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, _: Detail) -> Page {
+        let mut page = Page::default();
         page.heading("The plan computes its model");
         page.paragraph(&format!(
             "Its miniature, {} of width {}, ran on {} as threads. Compared with unsharded training in \
@@ -93,7 +93,7 @@ impl Report for NumericReport {
             self.differences(),
             plural(self.gradients_compared, "gradient"),
         ));
-        page.finish()
+        page
     }
 }
 

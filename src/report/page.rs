@@ -1,4 +1,4 @@
-//! A page of text, at most [`WIDTH`] columns wide: headings, fields, paragraphs and tables.
+//! A page: headings, fields, paragraphs and tables, as text of at most [`WIDTH`] columns or as HTML (`html`).
 
 use std::fmt::{Display, Write};
 
@@ -21,9 +21,28 @@ pub const WIDTH: usize = 80;
 /// Blanks before everything but headings.
 const INDENT: usize = 2;
 
-/// Text under construction.
+/// A document: headings, fields, paragraphs and tables.
 #[derive(Default)]
-pub struct TextPage(String);
+pub struct Page(Vec<Item>);
+
+/// A part of a page.
+pub enum Item {
+    /// The heading of what follows.
+    Heading(String),
+    /// A line that is not wrapped.
+    Line(String),
+    /// A paragraph.
+    Paragraph(String),
+    /// Names with values.
+    Fields(Vec<(String, String)>),
+    /// A table.
+    Table {
+        /// Titles of the columns.
+        columns: Vec<(String, Align)>,
+        /// Cells of each row, as many as columns.
+        rows: Vec<Vec<String>>,
+    },
+}
 
 /// Alignment of a table column.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,65 +53,107 @@ pub enum Align {
     Right,
 }
 
-impl TextPage {
-    /// A heading, with a blank line before it unless it is the first line.
+impl Page {
+    /// A heading.
     pub fn heading(&mut self, text: impl Display) {
-        let blank = if self.0.is_empty() { "" } else { "\n" };
-        let _ = writeln!(self.0, "{blank}{HEADING}{text}{HEADING:#}");
+        self.0.push(Item::Heading(text.to_string()));
     }
 
     /// A line that is not wrapped.
     pub fn line(&mut self, text: impl Display) {
-        let _ = writeln!(self.0, "  {text}");
+        self.0.push(Item::Line(text.to_string()));
     }
 
-    /// A paragraph, wrapped at [`WIDTH`].
+    /// A paragraph.
     pub fn paragraph(&mut self, text: &str) {
-        for line in wrapped(text, WIDTH - INDENT) {
-            self.line(line);
-        }
+        self.0.push(Item::Paragraph(text.to_owned()));
     }
 
-    /// Names with values, aligned. Long values are wrapped.
+    /// Names with values.
     pub fn fields<N: AsRef<str>>(&mut self, fields: &[(N, String)]) {
-        let names = fields.iter().map(|(name, _)| name.as_ref());
-        let widest = names.clone().map(|name| name.chars().count()).max().unwrap_or(0);
-        for (name, (_, value)) in names.zip(fields) {
-            let mut lines = wrapped(value, WIDTH - INDENT - widest - 2).into_iter();
-            let first = lines.next().unwrap_or_default();
-            let _ = writeln!(self.0, "  {name:<widest$}  {first}");
-            lines.for_each(|line| self.line(format!("{:widest$}  {line}", "")));
-        }
+        let field = |(name, value): &(N, String)| (name.as_ref().to_owned(), value.clone());
+        self.0.push(Item::Fields(fields.iter().map(field).collect()));
     }
 
-    /// A table. Columns without content are omitted; cells are wrapped where the table would be wider than the page.
+    /// A table. Columns without content are omitted.
     pub fn table(&mut self, columns: &[(&str, Align)], rows: &[Vec<String>]) {
         let used: Vec<usize> = (0..columns.len())
             .filter(|&index| rows.iter().any(|row| !row[index].is_empty()))
             .collect();
-        let mut table = Table::new();
-        table.load_style(STYLE).set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_width((WIDTH - 1) as u16);
-        table.set_header(used.iter().map(|&index| columns[index].0));
-        for row in rows {
-            table.add_row(used.iter().map(|&index| row[index].as_str()));
-        }
-        for (column, &index) in table.column_iter_mut().zip(&used) {
-            column.set_padding((0, 1));
-            if columns[index].1 == Align::Right {
-                column.set_cell_alignment(CellAlignment::Right);
-                column.set_constraint(ColumnConstraint::ContentWidth);
-            }
-        }
-        for line in table.lines() {
-            let _ = writeln!(self.0, " {}", line.trim_end());
-        }
+        let column = |&index: &usize| (columns[index].0.to_owned(), columns[index].1);
+        let cells = |row: &Vec<String>| used.iter().map(|&index| row[index].clone()).collect();
+        self.0.push(Item::Table {
+            columns: used.iter().map(column).collect(),
+            rows: rows.iter().map(cells).collect(),
+        });
     }
 
-    /// The finished text.
-    pub fn finish(self) -> String {
-        self.0
+    /// Appends another page.
+    pub fn extend(&mut self, page: Page) {
+        self.0.extend(page.0);
     }
+
+    /// The parts in order.
+    pub fn items(&self) -> &[Item] {
+        &self.0
+    }
+
+    /// The page as text, at most [`WIDTH`] columns wide. Headings follow a blank line; the rest is indented.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for item in &self.0 {
+            let lines = match item {
+                Item::Heading(heading) => {
+                    let blank = if text.is_empty() { "" } else { "\n" };
+                    text.push_str(&format!("{blank}{HEADING}{heading}{HEADING:#}\n"));
+                    continue;
+                }
+                Item::Line(line) => vec![format!("  {line}")],
+                Item::Paragraph(paragraph) => {
+                    let lines = wrapped(paragraph, WIDTH - INDENT);
+                    lines.into_iter().map(|line| format!("  {line}")).collect()
+                }
+                Item::Fields(fields) => field_lines(fields),
+                Item::Table { columns, rows } => table_lines(columns, rows),
+            };
+            lines.iter().for_each(|line| {
+                let _ = writeln!(text, "{line}");
+            });
+        }
+        text
+    }
+}
+
+/// Names and values in two columns; values are wrapped.
+fn field_lines(fields: &[(String, String)]) -> Vec<String> {
+    let widest = fields.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    let mut lines = vec![];
+    for (name, value) in fields {
+        let mut wrapped = wrapped(value, WIDTH - INDENT - widest - 2).into_iter();
+        let first = wrapped.next().unwrap_or_default();
+        lines.push(format!("  {name:<widest$}  {first}"));
+        lines.extend(wrapped.map(|line| format!("  {:widest$}  {line}", "")));
+    }
+    lines
+}
+
+/// A table whose cells are wrapped where it would be wider than the page.
+fn table_lines(columns: &[(String, Align)], rows: &[Vec<String>]) -> Vec<String> {
+    let mut table = Table::new();
+    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_width((WIDTH - 1) as u16);
+    table.set_header(columns.iter().map(|(title, _)| title));
+    for row in rows {
+        table.add_row(row);
+    }
+    for (column, (_, align)) in table.column_iter_mut().zip(columns) {
+        column.set_padding((0, 1));
+        if *align == Align::Right {
+            column.set_cell_alignment(CellAlignment::Right);
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
+    }
+    table.lines().map(|line| format!(" {}", line.trim_end())).collect()
 }
 
 /// Wraps a text into lines of at most `width` columns. A longer word has its own line.
@@ -118,23 +179,23 @@ mod tests {
 
     #[test]
     fn columns_without_content_are_left_out() {
-        let mut page = TextPage::default();
+        let mut page = Page::default();
         let columns = [("a", Align::Left), ("b", Align::Left), ("c", Align::Right)];
         page.table(&columns, &[vec!["x".into(), String::new(), "10".into()]]);
-        assert!(!page.finish().contains('b'));
+        assert!(!page.text().contains('b'));
     }
 
     #[test]
     fn nothing_is_wider_than_the_page() {
         let words = "many more words than fit into one cell of a table ".repeat(4);
-        let mut page = TextPage::default();
+        let mut page = Page::default();
         page.paragraph(&words);
         page.fields(&[("a field", words.clone())]);
         page.table(
             &[("a", Align::Left), ("b", Align::Right)],
             &[vec![words.clone(), "1.0 ms".into()]],
         );
-        let text = page.finish();
+        let text = page.text();
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(text.contains("1.0 ms"));
     }

@@ -2,21 +2,25 @@
 
 use std::ffi::OsStr;
 
-use narrows_cost_model::TrainingRunEstimate;
+use narrows_cost_model::{Prices, Profile, TrainingRunEstimate, simulate};
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
-use narrows_plan::{Bytes, Plan, PlanLayout, ResolvedPlan, Zero};
+use narrows_plan::{Bytes, CheckedProgram, Plan, PlanLayout, ResolvedPlan, Zero};
 use narrows_planner::SearchReport;
 use serde::Serialize;
 
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
-use super::{Report, decisions, finite_limit, training_run};
+use super::{Figure, Report, decisions, finite_limit, training_run};
 use crate::args::Detail;
 use crate::output;
+use crate::plot::{memory_picture, step_time_picture, timeline_picture};
 use crate::priced_plan::PricedPlan;
 use crate::text::{count, plural, thousands};
+
+/// Largest number of passes in a picture: with more, their borders are no longer visible.
+const SPANS_MAX: usize = 4000;
 
 /// Output of `plan` and `cost`.
 #[derive(Serialize)]
@@ -32,6 +36,8 @@ pub struct PlanReport<'a> {
     model: &'a Model,
     #[serde(skip)]
     resolved: &'a ResolvedPlan,
+    #[serde(skip)]
+    program: &'a CheckedProgram,
     /// The file that the plan was written to.
     #[serde(skip)]
     written: Option<&'a OsStr>,
@@ -41,7 +47,7 @@ impl<'a> PlanReport<'a> {
     /// The report of a plan on the hardware that it names. `memory_limit` is `Bytes(u64::MAX)` without a limit.
     pub fn new(model: &'a Model, priced: &'a PricedPlan, memory_limit: Bytes) -> PlanReport<'a> {
         let memory_limit_bytes = finite_limit(memory_limit);
-        let PricedPlan { plan, resolved, prediction, .. } = priced;
+        let PricedPlan { plan, resolved, program, prediction } = priced;
         PlanReport {
             decisions: plan,
             prediction: PredictionReport { prediction, memory_limit_bytes },
@@ -49,6 +55,7 @@ impl<'a> PlanReport<'a> {
             training_run: None,
             model,
             resolved,
+            program,
             written: None,
         }
     }
@@ -71,6 +78,36 @@ impl<'a> PlanReport<'a> {
     /// The plan.
     pub fn plan(&self) -> &'a Plan {
         self.decisions
+    }
+
+    /// Pictures of the plan: its step time by part, its memory, and the passes of its pipeline stages on the hardware of
+    /// `profile`.
+    pub fn figures(&self, profile: &Profile) -> Vec<Figure> {
+        let PredictionReport { prediction, memory_limit_bytes } = &self.prediction;
+        let title = self.title();
+        let of = |what: &str| format!("{title}: {what}");
+        let (name, mesh) = ("this plan", self.decisions.mesh);
+        let caption = "Parts of the step, averaged over the stages; they add up to the step time.";
+        let parts = step_time_picture(&of("step time by part"), &[(name, prediction)]);
+        let mut figures: Vec<Figure> = Figure::of(parts, caption).into_iter().collect();
+        let memory = memory_picture(&of("memory"), prediction, *memory_limit_bytes);
+        let caption = "Peak memory of a device on each pipeline stage: weights, gradients, optimizer states and \
+                       activations.";
+        figures.extend(Figure::of(memory, caption));
+        let prices = Prices::new(profile, self.decisions.executor, &mesh);
+        let spans = simulate(self.program, &|kernel| prices.kernel_time(kernel)).spans;
+        if mesh.pipeline > 1 && spans.len() <= SPANS_MAX {
+            let timeline = timeline_picture(&of("pipeline"), &spans);
+            let caption = "Simulated passes of every microbatch; white is idle time.";
+            figures.extend(Figure::of(timeline, caption));
+        }
+        figures
+    }
+
+    /// Model, devices and hardware.
+    fn title(&self) -> String {
+        let devices = plural(self.decisions.mesh.devices(), "device");
+        format!("{} on {devices} of {}", self.model.name, self.decisions.hardware.name)
     }
 
     fn plan_fields(&self) -> Vec<(&'static str, String)> {
@@ -129,7 +166,7 @@ impl<'a> PlanReport<'a> {
     }
 
     /// Payloads of the collectives of a middle block.
-    fn collectives(&self, page: &mut TextPage) {
+    fn collectives(&self, page: &mut Page) {
         let bytes = &self.prediction.prediction.block_collective_bytes;
         let passes = [
             ("forward", &bytes.forward),
@@ -159,11 +196,9 @@ impl<'a> PlanReport<'a> {
 }
 
 impl Report for PlanReport<'_> {
-    fn render(&self, detail: Detail) -> String {
-        let mut page = TextPage::default();
-        let devices = plural(self.decisions.mesh.devices(), "device");
-        let hardware = &self.decisions.hardware.name;
-        page.heading(format!("{} on {devices} of {hardware}", self.model.name));
+    fn page(&self, detail: Detail) -> Page {
+        let mut page = Page::default();
+        page.heading(self.title());
         let mut fields = self.prediction.fields();
         if let Some(search) = &self.search {
             fields.push(("search".into(), search.verdict()));
@@ -188,7 +223,7 @@ impl Report for PlanReport<'_> {
             }
             _ => {}
         }
-        page.finish()
+        page
     }
 }
 

@@ -6,7 +6,7 @@ use narrows_runtime::TimeCategory;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use super::{assumptions, breakdown, kernels};
 use crate::args::Detail;
 use crate::text::{percent, thousands};
@@ -58,7 +58,7 @@ impl PredictionReport<'_> {
     }
 
     /// Time and share of every category with a time above zero.
-    pub fn breakdown(&self, page: &mut TextPage) {
+    pub fn breakdown(&self, page: &mut Page) {
         let Prediction { breakdown_s, step_time_s, .. } = self.prediction;
         let seconds = |category| breakdown::predicted_s(breakdown_s, category);
         let rows: Vec<Vec<String>> = TimeCategory::ALL
@@ -75,7 +75,7 @@ impl PredictionReport<'_> {
     }
 
     /// Assumptions of the prediction, and kernels far from measured shapes.
-    pub fn uncertainty(&self, page: &mut TextPage, detail: Detail) {
+    pub fn uncertainty(&self, page: &mut Page, detail: Detail) {
         page.heading("Uncertainty");
         assumed(page, &self.prediction.assumed, detail);
         kernels::unmeasured(page, self.prediction, detail);
@@ -83,7 +83,7 @@ impl PredictionReport<'_> {
 }
 
 /// The parts of the profile that are assumed.
-pub fn assumed(page: &mut TextPage, paths: &[String], detail: Detail) {
+pub fn assumed(page: &mut Page, paths: &[String], detail: Detail) {
     if paths.is_empty() {
         return;
     }

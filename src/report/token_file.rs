@@ -8,7 +8,7 @@ use narrows_runtime::data::{TokenFileHeader, TokenFileLayout};
 use serde::{Serialize, Serializer};
 
 use super::Report;
-use super::page::TextPage;
+use super::page::Page;
 use crate::args::Detail;
 use crate::text::{plural, thousands};
 
@@ -93,8 +93,8 @@ impl TokenFileReport {
 }
 
 impl Report for TokenFileReport {
-    fn render(&self, _: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, _: Detail) -> Page {
+        let mut page = Page::default();
         page.heading(&self.file);
         let mut fields = self.fields();
         fields.push(("layout", self.layout.name().into()));
@@ -114,7 +114,7 @@ impl Report for TokenFileReport {
             fields.push(("verified", format!("{checksum} and {ids}")));
         }
         page.fields(&fields);
-        page.finish()
+        page
     }
 }
 
@@ -157,8 +157,8 @@ impl NewTokenFileReport {
 }
 
 impl Report for NewTokenFileReport {
-    fn render(&self, _: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, _: Detail) -> Page {
+        let mut page = Page::default();
         page.heading(&self.contents.file);
         let documents = match (self.document_count, self.document_separator) {
             (1, _) => "1 document".into(),
@@ -172,6 +172,6 @@ impl Report for NewTokenFileReport {
         let mut fields = self.contents.fields();
         fields.insert(0, ("text", text));
         page.fields(&fields);
-        page.finish()
+        page
     }
 }

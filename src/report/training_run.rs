@@ -3,14 +3,14 @@
 use narrows_cost_model::{FailureEstimate, TrainingRunEstimate};
 use narrows_plan::Seconds;
 
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use crate::text::{count, percent, thousands};
 
 /// Days below which a run is reported in hours.
 const DAYS_MIN: f64 = 2.0;
 
 /// Prints the run with its intervals and assumptions.
-pub fn section(page: &mut TextPage, run: &TrainingRunEstimate) {
+pub fn section(page: &mut Page, run: &TrainingRunEstimate) {
     let tokens = count(run.tokens.round() as u64);
     page.heading(format!("Run of {tokens} tokens"));
     let [low, high] = run.days_interval;
@@ -35,7 +35,7 @@ pub fn section(page: &mut TextPage, run: &TrainingRunEstimate) {
 }
 
 /// Prints the runs under several plans, a column each; nothing without runs.
-pub fn table(page: &mut TextPage, runs: &[&TrainingRunEstimate], columns: &[(&str, Align)]) {
+pub fn table(page: &mut Page, runs: &[&TrainingRunEstimate], columns: &[(&str, Align)]) {
     let Some(first) = runs.first() else { return };
     let row = |name: &str, cell: &dyn Fn(&TrainingRunEstimate) -> Option<String>| {
         let cells = runs.iter().map(|run| cell(run).unwrap_or_default());

@@ -9,7 +9,7 @@ use narrows_plan::{Executor, Seconds};
 use serde::Serialize;
 
 use super::Report;
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use crate::args::{Detail, MeasurementInput, ValidateSettings};
 use crate::text::{percents, plural, signed_percents};
 
@@ -235,8 +235,8 @@ fn citations(file: &MeasurementsFile) -> impl Iterator<Item = CitationReport<'_>
 }
 
 impl Report for ValidationReport<'_> {
-    fn render(&self, detail: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, detail: Detail) -> Page {
+        let mut page = Page::default();
         page.heading("Errors of all measurements");
         summary_table(&mut page, &self.overall, detail);
         page.heading("Errors by table");
@@ -257,12 +257,12 @@ impl Report for ValidationReport<'_> {
         for CitationReport { name, citation, conditions, .. } in &self.citations {
             page.paragraph(&format!("{name}: {citation}. {conditions}"));
         }
-        page.finish()
+        page
     }
 }
 
 impl ValidationReport<'_> {
-    fn table(&self, page: &mut TextPage, name: &str, detail: Detail) {
+    fn table(&self, page: &mut Page, name: &str, detail: Detail) {
         let measurements: Vec<&MeasurementReport> =
             self.measurements.iter().filter(|entry| entry.table_name() == name).collect();
         page.heading(name);
@@ -296,7 +296,7 @@ impl ValidationReport<'_> {
     }
 
     /// The legend of the symbols.
-    fn legend(&self, page: &mut TextPage) {
+    fn legend(&self, page: &mut Page) {
         if self.measurements.iter().any(|entry| entry.fitted) {
             page.line(
                 "* fitted: a price was fitted to this measurement, so it tests no prediction",
@@ -323,7 +323,7 @@ impl ValidationReport<'_> {
         }
     }
 
-    fn left_out(&self, page: &mut TextPage) {
+    fn left_out(&self, page: &mut Page) {
         if self.left_out.is_empty() {
             return;
         }
@@ -346,7 +346,7 @@ impl ValidationReport<'_> {
     }
 
     /// The profiles, where files replace or extend the presets.
-    fn hardware(&self, page: &mut TextPage) {
+    fn hardware(&self, page: &mut Page) {
         if !self.uses_profile_files {
             return;
         }
@@ -359,7 +359,7 @@ impl ValidationReport<'_> {
     }
 }
 
-fn summary_table(page: &mut TextPage, summaries: &[SummaryReport], detail: Detail) {
+fn summary_table(page: &mut Page, summaries: &[SummaryReport], detail: Detail) {
     let row = |summary: &SummaryReport| {
         let ErrorSummary {
             count,

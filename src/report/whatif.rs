@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::breakdown::predicted_s;
 use super::infeasible::InfeasibleReport;
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
 use super::training_run::{duration, rounded};
@@ -359,14 +359,14 @@ fn csv_cell(text: &str) -> String {
 }
 
 impl Report for WhatIfReport<'_> {
-    fn render(&self, _detail: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, _detail: Detail) -> Page {
+        let mut page = Page::default();
         page.heading("What if");
         page.paragraph(&self.verdict());
         if !self.is_complete {
             page.paragraph("The sweep was stopped; the points below are those that were planned.");
         }
-        let Some(first) = self.points.first() else { return page.finish() };
+        let Some(first) = self.points.first() else { return page };
         let titles: Vec<String> = first.settings.keys().map(|name| title(name)).collect();
         let settings = titles.iter().map(|title| (title.as_str(), Align::Right));
         let has_runs = self.has_runs();
@@ -385,6 +385,6 @@ impl Report for WhatIfReport<'_> {
         page.paragraph(
             "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z1: ZeRO-1.",
         );
-        page.finish()
+        page
     }
 }

@@ -9,6 +9,7 @@ mod compare;
 mod cuda;
 mod data;
 mod doctor;
+mod documents;
 mod errors;
 mod files;
 mod plan;

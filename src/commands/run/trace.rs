@@ -71,6 +71,6 @@ impl<'a> Tracer<'a> {
         let document = serde_json::json!({ "displayTimeUnit": "ms", "traceEvents": events });
         let text = serde_json::to_string(&document)
             .map_err(|error| output::write_failure(&name, &error.into()))?;
-        output::write_file(&self.settings.file, &text)
+        output::write_file(&self.settings.file, text.as_bytes())
     }
 }

@@ -143,7 +143,7 @@ fn train_in_group(
     }
     match text {
         TextOutput::Json => output::print_json(&report)?,
-        _ => text.print(&report.render(Detail::Summary))?,
+        _ => text.print(&report.page(Detail::Summary).text())?,
     }
     match end {
         TrainEnd::Completed => Ok(()),

@@ -14,7 +14,7 @@ use narrows_runtime::train::{TrainEnd, TrainedStep};
 use narrows_runtime::{TimeBreakdown, TimeCategory, Trainer};
 use serde::Serialize;
 
-use super::page::{Align, TextPage};
+use super::page::{Align, Page};
 use super::{Report, breakdown};
 use crate::args::{Detail, ExecutionTarget, RunOrigin, TrainSettings};
 use crate::text::{plural, thousands};
@@ -44,7 +44,7 @@ impl RunHeader<'_> {
     /// from.
     pub fn text(&self, sampler: &Sampler, resumed: Option<(u64, &Path)>) -> String {
         let RunHeader { model, plan, prediction, threads, training } = self;
-        let mut page = TextPage::default();
+        let mut page = Page::default();
         let mesh = plan.mesh;
         let devices = match training.target {
             ExecutionTarget::Gpus { .. } => plural(mesh.devices(), "GPU"),
@@ -74,7 +74,7 @@ impl RunHeader<'_> {
         fields.extend(self.origin(resumed).map(|origin| ("starts", origin)));
         page.fields(&fields);
         page.heading("Loss");
-        page.finish()
+        page.text()
     }
 
     /// Start of a run with checkpoints.
@@ -220,7 +220,7 @@ impl RunReport {
     }
 
     /// Predicted and measured times and memory.
-    fn comparison(&self, page: &mut TextPage) {
+    fn comparison(&self, page: &mut Page) {
         let predicted = &self.prediction;
         let speed = |tokens_per_s: f64| thousands(tokens_per_s.round() as u64);
         let largest = |bytes: &[u64]| Bytes(bytes.iter().copied().max().unwrap_or(0)).to_string();
@@ -263,7 +263,7 @@ impl RunReport {
         }
     }
 
-    fn files(&self, page: &mut TextPage) {
+    fn files(&self, page: &mut Page) {
         if let Some(file) = self.metrics.as_ref().filter(|file| *file != "-") {
             page.line(format!("Metrics: {file}"));
         }
@@ -277,8 +277,8 @@ impl RunReport {
 }
 
 impl Report for RunReport {
-    fn render(&self, _: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, _: Detail) -> Page {
+        let mut page = Page::default();
         if !self.losses.is_empty() {
             page.line(curve(&self.losses));
         }
@@ -291,6 +291,6 @@ impl Report for RunReport {
             _ => page.line("The checkpoint already contains all steps."),
         }
         self.files(&mut page);
-        page.finish()
+        page
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::Detail;
 use crate::report::Report;
-use crate::report::page::{Align, TextPage};
+use crate::report::page::{Align, Page};
 use crate::text::{plural, thousands};
 
 /// Output of `run --backend null`.
@@ -50,8 +50,8 @@ impl NullRunReport {
 }
 
 impl Report for NullRunReport {
-    fn render(&self, _: Detail) -> String {
-        let mut page = TextPage::default();
+    fn page(&self, _: Detail) -> Page {
+        let mut page = Page::default();
         let devices = plural(self.mesh.devices(), "device");
         page.heading(format!("One step of {} on {devices}, counted", self.model));
         page.line(self.mesh);
@@ -77,6 +77,6 @@ impl Report for NullRunReport {
             "memory",
         ];
         page.table(&columns.map(|name| (name, Align::Right)), &rows);
-        page.finish()
+        page
     }
 }

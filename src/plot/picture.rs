@@ -1,0 +1,268 @@
+//! Pictures as lists of marks, drawn as SVG or PNG.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Once;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::{FontTransform, TextStyle, register_font};
+
+use super::INK;
+use crate::errors::{CommandResult, Failure, Problem};
+use crate::output;
+
+/// A place in pixels from the top left corner.
+pub type Place = (i32, i32);
+
+/// Family of all text: in SVG the viewer's own, in PNG the embedded one.
+const FONT: &str = "sans-serif";
+
+/// Pixels of a PNG for each pixel of the picture, so that it stays sharp on dense screens.
+const PNG_SCALE: i32 = 2;
+
+/// A picture on white paper.
+#[derive(Clone, Debug)]
+pub struct Picture {
+    size: (i32, i32),
+    marks: Vec<Mark>,
+}
+
+/// Form of a picture file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ImageFormat {
+    Svg,
+    Png,
+}
+
+#[derive(Clone, Debug)]
+enum Mark {
+    Path { places: Vec<Place>, colour: RGBColor, opacity: f64, width: u32 },
+    Rectangle { corners: [Place; 2], colour: RGBColor },
+    Disc { centre: Place, radius: i32, colour: RGBColor },
+    Text { text: String, place: Place, anchor: Anchor, size: i32, is_vertical: bool },
+}
+
+/// Side of a text on which its place lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    /// The text begins at its place.
+    Start,
+    /// The text is centred over its place.
+    Middle,
+    /// The text ends at its place.
+    End,
+}
+
+impl Anchor {
+    fn position(self) -> HPos {
+        match self {
+            Anchor::Start => HPos::Left,
+            Anchor::Middle => HPos::Center,
+            Anchor::End => HPos::Right,
+        }
+    }
+}
+
+impl Picture {
+    /// An empty picture of this width and height.
+    pub fn new(size: (i32, i32)) -> Picture {
+        Picture { size, marks: vec![] }
+    }
+
+    /// Draws a line through places.
+    pub fn path(&mut self, places: impl IntoIterator<Item = Place>, colour: RGBColor, width: u32) {
+        self.faint_path(places, colour, width, 1.0);
+    }
+
+    /// Draws a line of this opacity.
+    pub fn faint_path(
+        &mut self,
+        places: impl IntoIterator<Item = Place>,
+        colour: RGBColor,
+        width: u32,
+        opacity: f64,
+    ) {
+        let places = places.into_iter().collect();
+        self.marks.push(Mark::Path { places, colour, opacity, width });
+    }
+
+    /// Draws a filled rectangle between two corners.
+    pub fn rectangle(&mut self, corners: [Place; 2], colour: RGBColor) {
+        self.marks.push(Mark::Rectangle { corners, colour });
+    }
+
+    /// Draws a filled disc.
+    pub fn disc(&mut self, centre: Place, radius: i32, colour: RGBColor) {
+        self.marks.push(Mark::Disc { centre, radius, colour });
+    }
+
+    /// Draws a text whose upper edge is at `place`.
+    pub fn text(&mut self, text: impl Into<String>, place: Place, anchor: Anchor, size: i32) {
+        let text = text.into();
+        self.marks.push(Mark::Text { text, place, anchor, size, is_vertical: false });
+    }
+
+    /// Draws a text from bottom to top, centred at `place`.
+    pub fn vertical_text(&mut self, text: impl Into<String>, place: Place, size: i32) {
+        let (text, anchor) = (text.into(), Anchor::Middle);
+        self.marks.push(Mark::Text { text, place, anchor, size, is_vertical: true });
+    }
+
+    /// The picture as SVG.
+    ///
+    /// # Errors
+    /// The drawing library failed.
+    pub fn svg(&self) -> CommandResult<String> {
+        let mut text = String::new();
+        let size = (self.size.0 as u32, self.size.1 as u32);
+        self.draw(&SVGBackend::with_string(&mut text, size).into_drawing_area(), 1)
+            .map_err(draw_failure)?;
+        Ok(text)
+    }
+
+    /// Writes the picture as SVG or PNG, by the ending of the file's name.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, file: &Path) -> CommandResult<()> {
+        match ImageFormat::of(file)? {
+            ImageFormat::Svg => output::write_file(file, self.svg()?.as_bytes()),
+            ImageFormat::Png => output::write_file(file, &self.png()?),
+        }
+    }
+
+    fn png(&self) -> CommandResult<Vec<u8>> {
+        static REGISTERED: Once = Once::new();
+        REGISTERED.call_once(|| {
+            // Text is left out of the picture if the embedded font cannot be read.
+            let _ = register_font(FONT, FontStyle::Normal, dejavu::sans::regular());
+        });
+        let (width, height) = (self.size.0 * PNG_SCALE, self.size.1 * PNG_SCALE);
+        let (width, height) = (width as u32, height as u32);
+        let mut pixels = vec![0; (3 * width * height) as usize];
+        let canvas = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
+        self.draw(&canvas, PNG_SCALE).map_err(draw_failure)?;
+        drop(canvas);
+        let mut png = vec![];
+        let mut encoder = png::Encoder::new(&mut png, width, height);
+        encoder.set_color(png::ColorType::Rgb);
+        encoder
+            .write_header()
+            .and_then(|mut writer| writer.write_image_data(&pixels))
+            .map_err(|error| draw_failure(error.into()))?;
+        Ok(png)
+    }
+
+    fn draw<B: DrawingBackend>(
+        &self,
+        canvas: &DrawingArea<B, Shift>,
+        scale: i32,
+    ) -> Result<(), Box<dyn std::error::Error>>
+    where
+        B::ErrorType: 'static,
+    {
+        canvas.fill(&WHITE)?;
+        let scaled = |(x, y): Place| (x * scale, y * scale);
+        for mark in &self.marks {
+            match mark {
+                Mark::Path { places, colour, opacity, width } => {
+                    let style = colour.mix(*opacity).stroke_width(width * scale as u32);
+                    let places: Vec<Place> = places.iter().copied().map(scaled).collect();
+                    canvas.draw(&PathElement::new(places, style))?;
+                }
+                Mark::Rectangle { corners, colour } => {
+                    canvas.draw(&Rectangle::new(corners.map(scaled), colour.filled()))?;
+                }
+                Mark::Disc { centre, radius, colour } => {
+                    let disc = Circle::new(scaled(*centre), radius * scale, colour.filled());
+                    canvas.draw(&disc)?;
+                }
+                Mark::Text { text, place, anchor, size, is_vertical } => {
+                    let position = Pos::new(anchor.position(), VPos::Top);
+                    let style: TextStyle = (FONT, size * scale).into_font().color(&INK);
+                    let style = style.pos(position);
+                    let style = match is_vertical {
+                        true => style.transform(FontTransform::Rotate270),
+                        false => style,
+                    };
+                    canvas.draw_text(text, &style, scaled(*place))?;
+                }
+            }
+        }
+        canvas.present()?;
+        Ok(())
+    }
+}
+
+impl ImageFormat {
+    fn of(file: &Path) -> CommandResult<ImageFormat> {
+        match file.extension().and_then(OsStr::to_str).map(str::to_lowercase).as_deref() {
+            Some("svg") => Ok(ImageFormat::Svg),
+            Some("png") => Ok(ImageFormat::Png),
+            _ => {
+                let message = format!("`{}` ends in neither .svg nor .png", file.display());
+                Err(Failure::input(Problem::new("--plot", message).hint("plan.svg or plan.png")))
+            }
+        }
+    }
+}
+
+/// Checks that a picture can be written to a file, before a long computation.
+///
+/// # Errors
+/// A name without a known ending, and a file that cannot be written.
+pub fn check_picture_file(file: &Path) -> CommandResult<()> {
+    ImageFormat::of(file)?;
+    output::check_writable(file)
+}
+
+fn draw_failure(error: Box<dyn std::error::Error>) -> Failure {
+    Failure::failed(vec![Problem::new("--plot", format!("the picture cannot be drawn: {error}"))])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picture() -> Picture {
+        let mut picture = Picture::new((120, 60));
+        picture.path([(0, 0), (120, 60)], INK, 2);
+        picture.rectangle([(10, 10), (30, 20)], super::super::PALETTE[0]);
+        picture.disc((60, 30), 4, super::super::PALETTE[1]);
+        picture.text("a < b", (4, 40), Anchor::Start, 12);
+        picture
+    }
+
+    #[test]
+    fn texts_are_escaped_in_svg() {
+        let svg = picture().svg().unwrap();
+        assert!(svg.contains("a &lt; b") && svg.contains("<circle"), "{svg}");
+    }
+
+    #[test]
+    fn text_is_drawn_in_png() {
+        let decoded = |picture: &Picture| {
+            let png = picture.png().unwrap();
+            let mut reader = png::Decoder::new(std::io::Cursor::new(png)).read_info().unwrap();
+            let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+            reader.next_frame(&mut pixels).unwrap();
+            pixels
+        };
+        let with_text = picture();
+        let mut without = with_text.clone();
+        without.marks.pop();
+        let differs = |(a, b): (&u8, &u8)| a != b;
+        let (with_text, without) = (decoded(&with_text), decoded(&without));
+        assert_eq!(with_text.len(), 3 * 240 * 120);
+        assert!(with_text.iter().zip(&without).filter(|pair| differs(*pair)).count() > 100);
+    }
+
+    #[test]
+    fn files_are_svg_or_png() {
+        for (name, expected) in [("a.svg", true), ("b.PNG", true), ("c.pdf", false), ("d", false)] {
+            assert_eq!(ImageFormat::of(Path::new(name)).is_ok(), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Pictures of a plan: its step time by part, its memory, its pipeline.
+
+use narrows_cost_model::PassSpan;
+use narrows_plan::{Bytes, Seconds};
+use narrows_planner::Prediction;
+use narrows_runtime::TimeCategory;
+use plotters::style::RGBColor;
+
+use super::PALETTE;
+use super::picture::Picture;
+use super::stacked_bars::{Bar, StackedBars};
+use super::timeline;
+use crate::report::{category_title, predicted_s};
+
+/// The step time of plans by part; `None` without plans.
+pub fn step_time_picture(title: &str, plans: &[(&str, &Prediction)]) -> Option<Picture> {
+    // A category has the same colour in every picture.
+    let used: Vec<(TimeCategory, RGBColor)> = TimeCategory::ALL
+        .into_iter()
+        .zip(PALETTE)
+        .filter(|(category, _)| {
+            plans.iter().any(|(_, plan)| predicted_s(&plan.breakdown_s, *category) > 0.0)
+        })
+        .collect();
+    let bar = |(name, plan): &(&str, &Prediction)| Bar {
+        name: (*name).to_owned(),
+        values: used
+            .iter()
+            .map(|(category, _)| 1e3 * predicted_s(&plan.breakdown_s, *category))
+            .collect(),
+        interval: Some(plan.step_time_interval_s.map(|time| 1e3 * time)),
+        note: Seconds(plan.step_time_s).to_string(),
+    };
+    let bars = StackedBars {
+        title: title.to_owned(),
+        axis_label: "step time in ms (whisker: 90 % interval)".into(),
+        parts: used
+            .iter()
+            .map(|(category, colour)| (category_title(*category).to_owned(), *colour))
+            .collect(),
+        bars: plans.iter().map(bar).collect(),
+        limit: None,
+    };
+    bars.picture()
+}
+
+/// The memory of each stage against the limit of a device in bytes; `None` without stages.
+pub fn memory_picture(
+    title: &str,
+    prediction: &Prediction,
+    limit_bytes: Option<u64>,
+) -> Option<Picture> {
+    let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
+    let stages = prediction.peak_memory_bytes.iter().enumerate();
+    let bar = |(stage, bytes): (usize, &u64)| Bar {
+        name: format!("stage {stage}"),
+        values: vec![gib(*bytes)],
+        interval: None,
+        note: Bytes(*bytes).to_string(),
+    };
+    let bars = StackedBars {
+        title: title.to_owned(),
+        axis_label: "peak memory of a device in GiB".into(),
+        parts: vec![("memory".into(), PALETTE[0])],
+        bars: stages.map(bar).collect(),
+        limit: limit_bytes.map(|bytes| (gib(bytes), "limit".to_owned())),
+    };
+    bars.picture()
+}
+
+/// The passes of each stage over a step; `None` without spans.
+pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
+    timeline::picture(title, spans)
+}

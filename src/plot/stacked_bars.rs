@@ -1,0 +1,120 @@
+//! Horizontal bars of stacked parts.
+
+use plotters::style::RGBColor;
+
+use super::axis::{Axis, label};
+use super::picture::{Anchor, Picture};
+use super::{GRID, INK};
+
+/// Bars whose parts add up.
+#[derive(Clone, Debug)]
+pub struct StackedBars {
+    /// First line of the picture.
+    pub title: String,
+    /// Name and unit of the axis.
+    pub axis_label: String,
+    /// Names and colours of the parts. A single part needs no legend.
+    pub parts: Vec<(String, RGBColor)>,
+    /// The bars, from top to bottom.
+    pub bars: Vec<Bar>,
+    /// A value that no bar should exceed, with its name.
+    pub limit: Option<(f64, String)>,
+}
+
+/// One bar.
+#[derive(Clone, Debug)]
+pub struct Bar {
+    /// Name on its left.
+    pub name: String,
+    /// Sizes of the parts, none negative.
+    pub values: Vec<f64>,
+    /// Ends of the 90 % interval of their sum.
+    pub interval: Option<[f64; 2]>,
+    /// Text on its right.
+    pub note: String,
+}
+
+const WIDTH: i32 = 900;
+/// Narrowest and widest column of names.
+const NAMES: [i32; 2] = [90, 320];
+/// Estimated width of a letter of a name.
+const LETTER: f64 = 7.8;
+const RIGHT: i32 = 780;
+const TOP: i32 = 96;
+/// Height of a bar, and distance from one bar to the next.
+const BAR: [i32; 2] = [26, 40];
+/// Half the height of a whisker's ends.
+const CAP: i32 = 5;
+/// Width of a legend entry, and entries of a row.
+const LEGEND: (i32, usize) = (190, 4);
+/// Share of the axis beyond the largest value.
+const MARGIN: f64 = 0.04;
+
+impl StackedBars {
+    /// The chart; `None` without a finite value.
+    pub fn picture(&self) -> Option<Picture> {
+        let ends = self.bars.iter().flat_map(|bar| {
+            let end: f64 = bar.values.iter().sum();
+            bar.interval.into_iter().flatten().chain([end])
+        });
+        let limit = self.limit.iter().map(|(value, _)| *value);
+        let axis = Axis::linear(ends.chain(limit).chain([0.0]))?.padded(MARGIN);
+        let legend_rows = self.parts.len().div_ceil(LEGEND.1).max(1) as i32;
+        let top = TOP + 22 * (legend_rows - 1);
+        let bottom = top + BAR[1] * self.bars.len() as i32;
+        let mut picture = Picture::new((WIDTH, bottom + 66));
+        picture.text(&self.title, (20, 20), Anchor::Start, 19);
+        self.legend(&mut picture);
+        let longest = self.bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0);
+        let left = (20 + (LETTER * longest as f64) as i32).clamp(NAMES[0], NAMES[1]);
+        let across =
+            |value: f64| left + (axis.position(value) * f64::from(RIGHT - left)).round() as i32;
+        for tick in axis.ticks() {
+            picture.path([(across(tick), top), (across(tick), bottom)], GRID, 1);
+            picture.text(label(tick), (across(tick), bottom + 8), Anchor::Middle, 14);
+        }
+        picture.text(&self.axis_label, ((left + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);
+        for (index, bar) in self.bars.iter().enumerate() {
+            let upper = top + (BAR[1] - BAR[0]) / 2 + BAR[1] * index as i32;
+            let middle = upper + BAR[0] / 2;
+            picture.text(&bar.name, (left - 10, middle - 8), Anchor::End, 14);
+            let mut begin = 0.0;
+            for (value, (_, colour)) in bar.values.iter().zip(&self.parts) {
+                let corners = [(across(begin), upper), (across(begin + value), upper + BAR[0])];
+                begin += value;
+                if corners[0].0 < corners[1].0 {
+                    picture.rectangle(corners, *colour);
+                }
+            }
+            let mut right = across(begin);
+            if let Some(interval) = bar.interval {
+                let [low, high] = interval.map(across);
+                picture.path([(low, middle), (high, middle)], INK, 1);
+                for end in [low, high] {
+                    picture.path([(end, middle - CAP), (end, middle + CAP)], INK, 1);
+                }
+                right = right.max(high);
+            }
+            picture.text(&bar.note, (right + 10, middle - 8), Anchor::Start, 14);
+        }
+        if let Some((value, name)) = &self.limit {
+            let at = across(*value);
+            picture.path([(at, top - 6), (at, bottom)], INK, 2);
+            picture.text(name, (at, top - 24), Anchor::Middle, 13);
+        }
+        picture.path([(left, top), (left, bottom)], INK, 1);
+        Some(picture)
+    }
+
+    fn legend(&self, picture: &mut Picture) {
+        if self.parts.len() < 2 {
+            return;
+        }
+        for (index, (name, colour)) in self.parts.iter().enumerate() {
+            let left = 20 + LEGEND.0 * (index % LEGEND.1) as i32;
+            let upper = 54 + 22 * (index / LEGEND.1) as i32;
+            picture.rectangle([(left, upper), (left + 14, upper + 14)], *colour);
+            picture.text(name, (left + 20, upper), Anchor::Start, 14);
+        }
+    }
+}

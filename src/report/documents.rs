@@ -1,0 +1,75 @@
+//! Answers as files for people: a picture, and a page with pictures.
+
+use super::html::html;
+use super::{Page, Report};
+use crate::args::{Detail, DocumentFiles};
+use crate::errors::CommandResult;
+use crate::output;
+use crate::plot::Picture;
+
+/// A picture with a sentence about it.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// The picture.
+    pub picture: Picture,
+    /// The sentence.
+    pub caption: String,
+}
+
+impl Figure {
+    /// The figure of a picture, if there is one.
+    pub fn of(picture: Option<Picture>, caption: &str) -> Option<Figure> {
+        picture.map(|picture| Figure { picture, caption: caption.to_owned() })
+    }
+}
+
+/// Writes the first of `figures` and the page of a report to the files that are asked for.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write_documents(
+    report: &impl Report,
+    figures: &[Figure],
+    files: &DocumentFiles,
+) -> CommandResult<()> {
+    if let (Some(file), Some(figure)) = (&files.plot, figures.first()) {
+        figure.picture.write(file)?;
+    }
+    if let Some(file) = &files.report {
+        let page: Page = report.page(Detail::Full);
+        output::write_file(file, html(&page, figures, &command_line())?.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// The command line of this process, with the words quoted that a shell would split or expand.
+fn command_line() -> String {
+    let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
+    std::iter::once("narrows".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_=.,:/+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn words_that_a_shell_would_change_are_quoted() {
+        for (word, expected) in [
+            ("--devices=8", "--devices=8"),
+            ("devices=8..64*2", "'devices=8..64*2'"),
+            ("my model.json", "'my model.json'"),
+            ("it's", r"'it'\''s'"),
+            ("", "''"),
+        ] {
+            assert_eq!(quoted(word), expected);
+        }
+    }
+}
