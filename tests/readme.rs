@@ -80,8 +80,7 @@ fn examples(document: &str) -> Vec<Example> {
 /// The arguments for the program under test; `None` for commands of other programs.
 fn program(example: &Example) -> Option<Vec<&str>> {
     let (line, _) = split_comment(&example.line);
-    assert!(!line.contains(['|', '"', '\'', '>', '$']), "too much shell for this test: {line}");
-    let words: Vec<&str> = line.split_whitespace().collect();
+    let words = words(line);
     match &words[..] {
         ["cargo", "run", "--release", "--", rest @ ..] | ["narrows", rest @ ..] => {
             Some(rest.to_vec())
@@ -94,6 +93,21 @@ fn program(example: &Example) -> Option<Vec<&str>> {
         }
         _ => panic!("README.md has an unknown command: {line}"),
     }
+}
+
+/// The words of a command; text in double quotes is one word.
+fn words(line: &str) -> Vec<&str> {
+    let mut words = vec![];
+    for (index, part) in line.split('"').enumerate() {
+        if index % 2 == 1 {
+            words.push(part);
+        } else {
+            let shell = ['|', '\'', '>', '<', '$'];
+            assert!(!part.contains(shell), "too much shell for this test: {line}");
+            words.extend(part.split_whitespace());
+        }
+    }
+    words
 }
 
 fn split_comment(line: &str) -> (&str, &str) {

@@ -9,7 +9,7 @@ use clap::Args;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 use crate::text::thousands;
-use crate::whatif::{Scenario, Sweep, SweepAxis};
+use crate::whatif::{Condition, Extreme, Scenario, Sweep, SweepAxis};
 
 use super::documents::{DocumentArgs, DocumentFiles};
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
@@ -31,6 +31,18 @@ pub struct WhatIfArgs {
     /// Pair the values of all fields, instead of planning every combination
     #[arg(long)]
     pub zip: bool,
+    /// Find the smallest value of --vary for which a condition holds: `fits`, or such as "step_time_s < 0.4"
+    ///
+    /// Quantities: step_time_s, tokens_per_s, mfu, memory_gib; with --tokens also days, device_hours, dollars,
+    /// energy_kwh, goodput. Up to 16 values are all planned, more are bisected.
+    #[arg(long, value_name = "CONDITION", requires = "vary", conflicts_with_all = ["sweep", "zip"])]
+    pub until: Option<String>,
+    /// Field and values to search with --until, such as devices=8..512*2
+    #[arg(long, value_name = "FIELD=VALUES", requires = "until")]
+    pub vary: Option<String>,
+    /// Find the largest value instead of the smallest
+    #[arg(long, requires = "until")]
+    pub largest: bool,
     /// List the fields that can be swept, with their present values
     #[arg(long)]
     pub list: bool,
@@ -81,6 +93,8 @@ pub enum WhatIfTask {
         axes: Vec<SweepAxis>,
         /// Combination of the fields.
         sweep: Sweep,
+        /// Condition of which the first or last value is searched, if any; there is one field then.
+        until: Option<(Condition, Extreme)>,
         /// File for the rows.
         csv: Option<OsString>,
         /// Picture and page.
@@ -95,8 +109,9 @@ impl WhatIfArgs {
     /// Inputs that cannot be read, unknown fields, and sweeps that are empty or too large.
     pub fn resolve(&self) -> CommandResult<WhatIfSettings> {
         let (format, detail) = (self.format.format, self.detail.resolve());
-        let (scenario, axes) =
-            Scenario::new(self.request.clone(), self.training_run.clone(), &self.sweep)?;
+        let fields: Vec<String> = self.sweep.iter().chain(&self.vary).cloned().collect();
+        let (scenario, mut axes) =
+            Scenario::new(self.request.clone(), self.training_run.clone(), &fields)?;
         if self.list {
             return Ok(WhatIfSettings { scenario, task: WhatIfTask::List, format, detail });
         }
@@ -105,6 +120,10 @@ impl WhatIfArgs {
             let hint =
                 "--sweep devices=8..64*2; `narrows whatif --list --model NAME` names all fields";
             return Err(Failure::input(problem.hint(hint)));
+        }
+        let until = self.condition()?;
+        if until.is_some() {
+            axes.iter_mut().try_for_each(SweepAxis::sort_numbers).map_err(Failure::input)?;
         }
         let sweep = if self.zip { Sweep::Zip } else { Sweep::Product };
         self.confirm(sweep.size(&axes)?)?;
@@ -118,8 +137,17 @@ impl WhatIfArgs {
             let problem = Problem::new("--csv", message);
             return Err(Failure::input(problem.hint("a file for one of them")));
         }
-        let task = WhatIfTask::Sweep { axes, sweep, csv: self.csv.clone(), documents };
+        let csv = self.csv.clone();
+        let task = WhatIfTask::Sweep { axes, sweep, until, csv, documents };
         Ok(WhatIfSettings { scenario, task, format, detail })
+    }
+
+    /// The condition of `--until`, and the end of the values that is searched.
+    fn condition(&self) -> CommandResult<Option<(Condition, Extreme)>> {
+        let Some(text) = &self.until else { return Ok(None) };
+        let extreme = if self.largest { Extreme::Largest } else { Extreme::Smallest };
+        let condition = Condition::parse(text).map_err(Failure::input)?;
+        Ok(Some((condition, extreme)))
     }
 
     /// Asks on a terminal whether a large sweep shall start.

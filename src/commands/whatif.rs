@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use indicatif::ProgressBar;
+use narrows_planner::SearchCache;
 
 use super::search::warn_of_measurement;
 use crate::args::{OutputFormat, WhatIfArgs, WhatIfSettings, WhatIfTask};
@@ -10,24 +11,31 @@ use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 use crate::plot::{check_chart, step_time_chart};
 use crate::progress;
-use crate::report::{self, FieldListReport, Figure, WhatIfReport, write_documents};
+use crate::report::{
+    self, FieldListReport, Figure, SolutionReport, WhatIfReport, write_documents,
+};
 use crate::signals::stop_on_signals;
-use crate::whatif::plan_points;
+use crate::whatif::{Condition, Extreme, Point, PointOutcome, SweepAxis, plan_points, solve};
 
 /// Plans all points, writes the rows, reports.
 pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
     let WhatIfSettings { scenario, task, format, detail } = args.resolve()?;
-    let (axes, sweep, csv, documents) = match task {
+    let (axes, sweep, until, csv, documents) = match task {
         WhatIfTask::List => {
             let fields = FieldListReport::new(scenario.field_names());
             return report::print(&fields, format, detail, false);
         }
-        WhatIfTask::Sweep { axes, sweep, csv, documents } => (axes, sweep, csv, documents),
+        WhatIfTask::Sweep { axes, sweep, until, csv, documents } => {
+            (axes, sweep, until, csv, documents)
+        }
     };
     if documents.plot.is_some() {
         check_chart(&axes, sweep).map_err(Failure::input)?;
     }
     let points = sweep.points(&scenario, &axes)?;
+    if let (Some((condition, _)), Some(point)) = (&until, points.first()) {
+        condition.check(point.training_run.as_ref()).map_err(Failure::input)?;
+    }
     scenario.profiles().for_each(warn_of_measurement);
     let stop = stop_on_signals("Ctrl-C will end the sweep without its results");
     let bar = match format {
@@ -35,9 +43,23 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
         OutputFormat::Json => ProgressBar::hidden(),
     };
     let bar = progress::styled(bar, "{spinner} {wide_bar} {pos} of {len} points, {eta} left");
-    let outcomes = plan_points(&points, &stop, &|| bar.inc(1));
+    let cache = SearchCache::default();
+    let plan = |points: &[&Point]| plan_points(points, &cache, &stop, &|| bar.inc(1));
+    let (outcomes, solution) = match &until {
+        None => (plan(&points.iter().collect::<Vec<_>>()), None),
+        Some((condition, extreme)) => {
+            let (outcomes, solution) = search_value(&axes[0], &points, (condition, *extreme), plan);
+            (outcomes, Some(solution))
+        }
+    };
     bar.finish_and_clear();
+    let is_stopped = stop.load(Ordering::Relaxed);
+    let unsolved = solution.as_ref().filter(|solution| solution.value.is_none()).cloned();
     let report = WhatIfReport::new(&axes, &points, &outcomes);
+    let report = match solution {
+        Some(solution) => report.with_solution(solution, !is_stopped),
+        None => report,
+    };
     if let Some(file) = &csv {
         output::write_text(file, &report.csv())?;
     }
@@ -50,11 +72,46 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
     let caption = "Step time of the fastest plan of each point; whiskers are 90 % intervals.";
     let figures: Vec<Figure> = Figure::of(chart, caption).into_iter().collect();
     write_documents(&report, &figures, &documents)?;
-    if stop.load(Ordering::Relaxed) {
+    if is_stopped {
         return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
+    }
+    if let Some(SolutionReport { condition, field, .. }) = unsolved {
+        let message = format!("no value of `{field}` that was planned has `{condition}`");
+        return Err(Failure::failed(vec![Problem::new("", message)]));
     }
     if report.has_plan() {
         return Ok(());
     }
     Err(Failure::failed(vec![Problem::new("", "no point of the sweep has a plan")]))
+}
+
+/// Plans values of the field until its smallest or largest one that satisfies the condition is known.
+fn search_value(
+    axis: &SweepAxis,
+    points: &[Point],
+    (condition, extreme): (&Condition, Extreme),
+    plan: impl Fn(&[&Point]) -> Vec<PointOutcome>,
+) -> (Vec<PointOutcome>, SolutionReport) {
+    let mut outcomes: Vec<PointOutcome> = points.iter().map(|_| PointOutcome::NotReached).collect();
+    let mut values_planned = 0;
+    let (found, method) = solve(points.len(), extreme, |indices| {
+        let selected: Vec<&Point> = indices.iter().map(|index| &points[*index]).collect();
+        values_planned += selected.len();
+        let mut holds = vec![];
+        for (index, outcome) in indices.iter().zip(plan(&selected)) {
+            holds.push(condition.holds(&outcome));
+            outcomes[*index] = outcome;
+        }
+        holds
+    });
+    let solution = SolutionReport {
+        condition: condition.to_string(),
+        field: axis.field.name(),
+        extreme,
+        value: found.map(|index| axis.values[index].clone()),
+        method,
+        values_total: points.len(),
+        values_planned,
+    };
+    (outcomes, solution)
 }

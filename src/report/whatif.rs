@@ -14,6 +14,7 @@ use super::infeasible::InfeasibleReport;
 use super::page::{Align, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
+use super::solution::SolutionReport;
 use super::training_run::{duration, rounded};
 use super::{Report, finite_limit};
 use crate::args::Detail;
@@ -29,6 +30,9 @@ pub struct WhatIfReport<'a> {
     is_complete: bool,
     /// The points that were planned, in the order of the sweep.
     points: Vec<PointReport<'a>>,
+    /// The answer of `--until`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    solution: Option<SolutionReport>,
 }
 
 /// One point: its settings, and its plan or the reason why it has none.
@@ -105,7 +109,13 @@ impl<'a> WhatIfReport<'a> {
         WhatIfReport {
             is_complete: !outcomes.iter().any(|o| matches!(o, PointOutcome::NotReached)),
             points: points.iter().zip(outcomes).filter_map(report).collect(),
+            solution: None,
         }
+    }
+
+    /// Adds the answer of `--until`, for which not every point is planned.
+    pub fn with_solution(self, solution: SolutionReport, is_complete: bool) -> WhatIfReport<'a> {
+        WhatIfReport { solution: Some(solution), is_complete, ..self }
     }
 
     /// Whether any point has a plan.
@@ -162,8 +172,7 @@ impl<'a> WhatIfReport<'a> {
             point.settings.iter().map(phrase).collect::<Vec<_>>().join(", ")
         };
         let rate = thousands(rate(prediction).round() as u64);
-        let cost = |run: &TrainingRunEstimate| run.dollars;
-        let priced = self.planned().filter_map(|(point, _, run)| Some((point, cost(run?)?)));
+        let priced = self.planned().filter_map(|(point, _, run)| Some((point, run?.dollars?)));
         let cheapest = priced.min_by(|(_, a), (_, b)| a.total_cmp(b));
         let cheapest = cheapest.map_or(String::new(), |(point, dollars)| {
             format!(" Lowest cost: ${}, at {}.", rounded(dollars), settings(point))
@@ -213,8 +222,7 @@ fn csv_run(run: &TrainingRunEstimate) -> [String; CSV_RUN.len()] {
     let [low, high] = run.days_interval;
     let goodput = run.failures.map(|failures| failures.goodput);
     let interval_s = run.failures.map(|failures| failures.checkpoint_interval_s);
-    let times = [run.days, low, high, run.device_hours].map(Some);
-    let [days, low, high, device_hours] = times;
+    let [days, low, high, device_hours] = [run.days, low, high, run.device_hours].map(Some);
     [days, low, high, device_hours, run.dollars, run.energy_kwh, goodput, interval_s]
         .map(|cell| cell.map_or(String::new(), |number| number.to_string()))
 }
@@ -362,7 +370,8 @@ impl Report for WhatIfReport<'_> {
     fn page(&self, _detail: Detail) -> Page {
         let mut page = Page::default();
         page.heading("What if");
-        page.paragraph(&self.verdict());
+        let solution = self.solution.as_ref().map(SolutionReport::verdict);
+        page.paragraph(&solution.unwrap_or_else(|| self.verdict()));
         if !self.is_complete {
             page.paragraph("The sweep was stopped; the points below are those that were planned.");
         }

@@ -6,13 +6,16 @@
 //! | `field.rs` | the fields that can be swept, and their names |
 //! | `document.rs` | model and hardware as JSON documents, in which fields are set |
 //! | `scenario.rs` | the base request, and the request of one point |
+//! | `solve.rs` | the smallest or largest value that satisfies a condition |
 //! | `sweep.rs` | the points of a sweep, and their plans |
 
 mod document;
 mod field;
 mod scenario;
+mod solve;
 mod sweep;
 mod values;
 
 pub use scenario::{Scenario, text_of};
+pub use solve::{Condition, Extreme, Method, solve};
 pub use sweep::{Point, PointOutcome, Sweep, SweepAxis, plan_points};

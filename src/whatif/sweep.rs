@@ -72,6 +72,22 @@ pub struct PlannedPoint {
     pub training_run: Option<TrainingRunEstimate>,
 }
 
+impl SweepAxis {
+    /// Sorts the values, which have a smallest and a largest one then.
+    ///
+    /// # Errors
+    /// Values that are not numbers.
+    pub fn sort_numbers(&mut self) -> Result<(), Problem> {
+        if let Some(value) = self.values.iter().find(|value| !value.is_number()) {
+            let message = format!("`{}` is not a number, so no value is the smallest", value);
+            return Err(Problem::new("--vary", message).hint("numbers such as devices=8..64*2"));
+        }
+        let number = |value: &Value| value.as_f64().unwrap_or_default();
+        self.values.sort_by(|a, b| number(a).total_cmp(&number(b)));
+        Ok(())
+    }
+}
+
 impl Sweep {
     /// Number of points; saturates.
     ///
@@ -138,18 +154,18 @@ impl Sweep {
 
 /// Plans every point, in parallel and with one cache, until `stop` is set. Outcomes are in the order of the points.
 pub fn plan_points(
-    points: &[Point],
+    points: &[&Point],
+    cache: &SearchCache,
     stop: &AtomicBool,
     progress: &(dyn Fn() + Sync),
 ) -> Vec<PointOutcome> {
-    let cache = SearchCache::default();
     points
         .par_iter()
         .map(|point| {
             if stop.load(Ordering::Relaxed) {
                 return PointOutcome::NotReached;
             }
-            let outcome = plan_point(point, &cache);
+            let outcome = plan_point(point, cache);
             progress();
             outcome
         })

@@ -113,6 +113,55 @@ fn a_point_without_a_plan_says_why() {
 }
 
 #[test]
+fn values_that_satisfy_a_condition_are_found() {
+    let sweep = json(&format!("{SMALL} --sweep rank=32..256*2"));
+    let time = |index: usize| sweep["points"][index]["prediction"]["step_time_s"].as_f64().unwrap();
+    let bound = (time(1) + time(2)) / 2.0;
+    let command = |condition: &str, vary: &str| {
+        let mut command = narrows("whatif --model cola-60m --devices 2 --sequence-length 512");
+        command.args(["--until", condition, "--vary", vary]);
+        command
+    };
+    let condition = format!("step_time_s < {bound}");
+    let answer = |command: &mut assert_cmd::Command| -> Value {
+        let output = command.args(["--format", "json"]).assert().success();
+        serde_json::from_slice(&output.get_output().stdout).expect("JSON")
+    };
+    // Unsorted values are sorted.
+    let found = answer(command(&condition, "rank=256,32,64,128").arg("--largest"));
+    assert_eq!(found["solution"]["value"], 64);
+    assert_eq!(found["solution"]["method"], "all");
+    let schema: Value = serde_json::from_str(&stdout("schema whatif")).expect("JSON");
+    jsonschema::validate(&schema, &found).expect("an answer that follows its schema");
+    let found = answer(command(&condition, "rank=8..256+8").arg("--largest"));
+    let largest = found["solution"]["value"].as_u64().expect("a rank");
+    assert!((64..128).contains(&largest), "{largest}");
+    assert_eq!(found["solution"]["method"], "bisection");
+    assert_eq!(found["solution"]["values_total"], 32);
+    let points = found["points"].as_array().expect("points");
+    assert_eq!(found["solution"]["values_planned"], points.len());
+    assert!(points.len() < 10, "{}", points.len());
+    let fits = answer(command("fits", "memory_limit=100000000..2000000000+100000000").arg("--yes"));
+    assert!(fits["solution"]["value"].as_u64() > Some(100_000_000), "{fits}");
+
+    let output = command("step_time_s < 1e-9", "rank=32,64").assert().code(1);
+    let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(message.contains("no value of `rank`"), "{message}");
+    for (condition, vary, part) in [
+        ("soon", "rank=8", "not a condition"),
+        ("dollars < 5", "rank=8", "needs --tokens"),
+        ("fits", "strategy=btp,auto", "is not a number"),
+        ("fits", "ranks=8", "no field is called"),
+    ] {
+        let output = command(condition, vary).assert().code(2);
+        let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(message.contains(part), "{message}");
+    }
+    failure("whatif --model cola-60m --until fits", 2);
+    failure("whatif --model cola-60m --vary rank=8", 2);
+}
+
+#[test]
 fn rows_are_written_as_csv() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("sweep.csv");

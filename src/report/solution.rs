@@ -1,0 +1,53 @@
+//! The answer of `whatif --until`.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::text::{plural, thousands};
+use crate::whatif::{Extreme, Method, text_of};
+
+/// Smallest or largest value of a field for which a condition holds.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct SolutionReport {
+    /// The condition.
+    pub condition: String,
+    /// The field.
+    pub field: String,
+    /// End of the values that was searched.
+    pub extreme: Extreme,
+    /// The value; `null` if the condition holds for none that was planned.
+    pub value: Option<Value>,
+    /// Values that were planned.
+    pub method: Method,
+    /// Number of values of the field.
+    pub values_total: usize,
+    /// Number of values that were planned.
+    pub values_planned: usize,
+}
+
+impl SolutionReport {
+    /// The answer and its assumptions in words.
+    pub fn verdict(&self) -> String {
+        let SolutionReport { condition, field, value, values_total, values_planned, .. } = self;
+        let condition = if condition == "fits" { "a plan that fits" } else { condition };
+        let extreme = match self.extreme {
+            Extreme::Smallest => "Smallest",
+            Extreme::Largest => "Largest",
+        };
+        let answer = match value {
+            Some(value) => format!("{extreme} {field} with {condition}: {}.", text_of(value)),
+            None => format!("No value of {field} that was planned has {condition}."),
+        };
+        let total = plural(*values_total as u64, "value");
+        let method = match self.method {
+            Method::All if *values_total == 1 => "The only value was planned.".into(),
+            Method::All => format!("All {total} were planned."),
+            Method::Bisection => format!(
+                "{} of {total} were planned, by bisection, which assumes that the condition changes only once.",
+                thousands(*values_planned as u64)
+            ),
+        };
+        format!("{answer} {method}")
+    }
+}
