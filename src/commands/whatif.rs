@@ -11,9 +11,7 @@ use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 use crate::plot::{check_chart, step_time_chart};
 use crate::progress;
-use crate::report::{
-    self, FieldListReport, Figure, SolutionReport, WhatIfReport, write_documents,
-};
+use crate::report::{self, FieldListReport, Figure, SolutionReport, WhatIfReport, write_documents};
 use crate::signals::stop_on_signals;
 use crate::whatif::{Condition, Extreme, Point, PointOutcome, SweepAxis, plan_points, solve};
 
