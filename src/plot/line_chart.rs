@@ -2,8 +2,8 @@
 
 use plotters::style::RGBColor;
 
-use super::axis::{Axis, label};
 use super::picture::{Anchor, Picture, Place};
+use super::scale::{Scale, label};
 use super::{GRID, INK, PALETTE};
 
 /// A chart of lines.
@@ -63,9 +63,9 @@ impl LineChart {
     /// The chart; `None` without points.
     pub fn picture(&self) -> Option<Picture> {
         let points = self.series.iter().flat_map(|series| &series.points);
-        let x = Axis::over(points.clone().map(|point| point.x), false)?.padded(MARGIN[0]);
+        let x = Scale::over(points.clone().map(|point| point.x), false)?.padded(MARGIN[0]);
         let y = points.flat_map(|point| point.interval.into_iter().chain([point.y]));
-        let y = Axis::over(y, true)?.padded(MARGIN[1]);
+        let y = Scale::over(y, true)?.padded(MARGIN[1]);
         let right = RIGHT[usize::from(self.series.len() < 2)];
         Some(Plot { chart: self, picture: Picture::new(SIZE), x, y, right }.draw())
     }
@@ -74,8 +74,8 @@ impl LineChart {
 struct Plot<'a> {
     chart: &'a LineChart,
     picture: Picture,
-    x: Axis,
-    y: Axis,
+    x: Scale,
+    y: Scale,
     right: i32,
 }
 

@@ -1,9 +1,9 @@
 //! Pictures: colours that colour-blind readers tell apart, units on the axes, intervals as whiskers.
 
-mod axis;
 mod line_chart;
 mod picture;
 mod plan;
+mod scale;
 mod stacked_bars;
 mod sweep;
 mod timeline;

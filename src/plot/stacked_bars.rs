@@ -2,8 +2,8 @@
 
 use plotters::style::RGBColor;
 
-use super::axis::{Axis, label};
 use super::picture::{Anchor, Picture};
+use super::scale::{Scale, label};
 use super::{GRID, INK};
 
 /// Bars whose parts add up.
@@ -58,7 +58,7 @@ impl StackedBars {
             bar.interval.into_iter().flatten().chain([end])
         });
         let limit = self.limit.iter().map(|(value, _)| *value);
-        let axis = Axis::linear(ends.chain(limit).chain([0.0]))?.padded(MARGIN);
+        let scale = Scale::linear(ends.chain(limit).chain([0.0]))?.padded(MARGIN);
         let legend_rows = self.parts.len().div_ceil(LEGEND.1).max(1) as i32;
         let top = TOP + 22 * (legend_rows - 1);
         let bottom = top + BAR[1] * self.bars.len() as i32;
@@ -68,8 +68,8 @@ impl StackedBars {
         let longest = self.bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0);
         let left = (20 + (LETTER * longest as f64) as i32).clamp(NAMES[0], NAMES[1]);
         let across =
-            |value: f64| left + (axis.position(value) * f64::from(RIGHT - left)).round() as i32;
-        for tick in axis.ticks() {
+            |value: f64| left + (scale.position(value) * f64::from(RIGHT - left)).round() as i32;
+        for tick in scale.ticks() {
             picture.path([(across(tick), top), (across(tick), bottom)], GRID, 1);
             picture.text(label(tick), (across(tick), bottom + 8), Anchor::Middle, 14);
         }

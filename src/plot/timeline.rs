@@ -4,8 +4,8 @@ use narrows_cost_model::PassSpan;
 use narrows_plan::program::Phase;
 use plotters::style::RGBColor;
 
-use super::axis::{Axis, label};
 use super::picture::{Anchor, Picture};
+use super::scale::{Scale, label};
 use super::{GRID, INK, PALETTE};
 
 const WIDTH: i32 = 900;
@@ -25,8 +25,8 @@ pub fn picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
     let row = ROW.min(ROWS_MAX / stages).max(2);
     let milliseconds = |seconds: f64| 1e3 * seconds;
     let ends = spans.iter().map(|span| milliseconds(span.end.0));
-    let axis = Axis::linear(ends.chain([0.0]))?;
-    let across = |ms: f64| LEFT + (axis.position(ms) * f64::from(RIGHT - LEFT)).round() as i32;
+    let scale = Scale::linear(ends.chain([0.0]))?;
+    let across = |ms: f64| LEFT + (scale.position(ms) * f64::from(RIGHT - LEFT)).round() as i32;
     let bottom = TOP + row * stages;
     let mut picture = Picture::new((WIDTH, bottom + 66));
     picture.text(title, (20, 20), Anchor::Start, 19);
@@ -35,7 +35,7 @@ pub fn picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
         picture.rectangle([(left, 54), (left + 14, 68)], colour);
         picture.text(name, (left + 20, 54), Anchor::Start, 14);
     }
-    for tick in axis.ticks() {
+    for tick in scale.ticks() {
         picture.path([(across(tick), TOP), (across(tick), bottom)], GRID, 1);
         picture.text(label(tick), (across(tick), bottom + 8), Anchor::Middle, 14);
     }

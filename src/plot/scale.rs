@@ -8,16 +8,16 @@ const TICKS_MAX: f64 = 6.0;
 
 /// A range of values on a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Axis {
+pub struct Scale {
     low: f64,
     high: f64,
     is_log: bool,
 }
 
-impl Axis {
-    /// The axis over values: logarithmic where they are positive and spread widely, otherwise linear. A linear axis
+impl Scale {
+    /// The scale over values: logarithmic where they are positive and spread widely, otherwise linear. A linear scale
     /// with `from_zero` begins at zero. `None` without finite values.
-    pub fn over(values: impl Iterator<Item = f64> + Clone, from_zero: bool) -> Option<Axis> {
+    pub fn over(values: impl Iterator<Item = f64> + Clone, from_zero: bool) -> Option<Scale> {
         let finite = values.filter(|value| value.is_finite());
         let low = finite.clone().reduce(f64::min)?;
         let high = finite.reduce(f64::max)?;
@@ -25,25 +25,25 @@ impl Axis {
         let low = if from_zero && !is_log { low.min(0.0) } else { low };
         // A single value is drawn in the middle.
         let (low, high) = if low == high { (low - 0.5, high + 0.5) } else { (low, high) };
-        Some(Axis { low, high, is_log })
+        Some(Scale { low, high, is_log })
     }
 
-    /// The linear axis over values. `None` without finite values.
-    pub fn linear(values: impl Iterator<Item = f64>) -> Option<Axis> {
+    /// The linear scale over values. `None` without finite values.
+    pub fn linear(values: impl Iterator<Item = f64>) -> Option<Scale> {
         let finite: Vec<f64> = values.filter(|value| value.is_finite()).collect();
         let low = finite.iter().copied().reduce(f64::min)?;
         let high = finite.into_iter().reduce(f64::max)?;
         let high = if low == high { low + 1.0 } else { high };
-        Some(Axis { low, high, is_log: false })
+        Some(Scale { low, high, is_log: false })
     }
 
-    /// The axis with room beyond its ends: a share of the whole.
-    pub fn padded(self, share: f64) -> Axis {
+    /// The scale with room beyond its ends: a share of the whole.
+    pub fn padded(self, share: f64) -> Scale {
         let [low, high] = [self.low, self.high].map(|value| self.scaled(value));
         let room = (high - low) * share;
         let unscaled = |value: f64| if self.is_log { value.exp() } else { value };
         let padded_low = if !self.is_log && self.low == 0.0 { 0.0 } else { unscaled(low - room) };
-        Axis { low: padded_low, high: unscaled(high + room), ..self }
+        Scale { low: padded_low, high: unscaled(high + room), ..self }
     }
 
     fn scaled(&self, value: f64) -> f64 {
@@ -56,7 +56,7 @@ impl Axis {
         (self.scaled(value) - low) / (high - low)
     }
 
-    /// Round values within the axis.
+    /// Round values within the scale.
     pub fn ticks(&self) -> Vec<f64> {
         if self.is_log { self.log_ticks() } else { self.linear_ticks() }
     }
@@ -83,7 +83,7 @@ impl Axis {
     }
 }
 
-/// A value on an axis: `0.05`, `1.5`, `200`, `20k`, `3M`.
+/// A value on a scale: `0.05`, `1.5`, `200`, `20k`, `3M`.
 pub fn label(value: f64) -> String {
     let (scaled, unit) = match value.abs() {
         10_000.0..1e6 => (value / 1e3, "k"),
@@ -104,29 +104,29 @@ pub fn label(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn axis(values: &[f64], from_zero: bool) -> Axis {
-        Axis::over(values.iter().copied(), from_zero).expect("values")
+    fn scale_over(values: &[f64], from_zero: bool) -> Scale {
+        Scale::over(values.iter().copied(), from_zero).expect("values")
     }
 
     #[test]
     fn wide_ranges_are_logarithmic() {
-        let wide = axis(&[8.0, 64.0, 512.0], false);
+        let wide = scale_over(&[8.0, 64.0, 512.0], false);
         assert!((wide.position(64.0) - 0.5).abs() < 1e-12);
         assert_eq!(wide.ticks(), [10.0, 20.0, 50.0, 100.0, 200.0, 500.0]);
-        let narrow = axis(&[10.0, 30.0], true);
+        let narrow = scale_over(&[10.0, 30.0], true);
         assert_eq!(narrow.position(0.0), 0.0);
         assert_eq!(narrow.ticks(), [0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0]);
     }
 
     #[test]
     fn one_value_is_drawn_in_the_middle() {
-        assert_eq!(axis(&[4.0], false).position(4.0), 0.5);
-        assert_eq!(Axis::over([f64::NAN].into_iter(), false), None);
+        assert_eq!(scale_over(&[4.0], false).position(4.0), 0.5);
+        assert_eq!(Scale::over([f64::NAN].into_iter(), false), None);
     }
 
     #[test]
     fn padding_keeps_the_scale() {
-        let padded = axis(&[1.0, 100.0], false).padded(0.1);
+        let padded = scale_over(&[1.0, 100.0], false).padded(0.1);
         assert!(padded.position(1.0) > 0.0 && padded.position(100.0) < 1.0);
         assert!((padded.position(10.0) - 0.5).abs() < 1e-12);
     }
