@@ -9,9 +9,9 @@ use super::search::warn_of_measurement;
 use crate::args::{OutputFormat, WhatIfArgs, WhatIfSettings, WhatIfTask};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
-use crate::plot::{check_chart, step_time_chart};
+use crate::plot::{check_pictures, sweep_figures};
 use crate::progress;
-use crate::report::{self, FieldListReport, Figure, SolutionReport, WhatIfReport, write_documents};
+use crate::report::{self, FieldListReport, SolutionReport, WhatIfReport, write_documents};
 use crate::signals::stop_on_signals;
 use crate::whatif::{Condition, Extreme, Point, PointOutcome, SweepAxis, plan_points, solve};
 
@@ -28,7 +28,7 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
         }
     };
     if documents.plot.is_some() {
-        check_chart(&axes, sweep).map_err(Failure::input)?;
+        check_pictures(&axes, sweep).map_err(Failure::input)?;
     }
     let points = sweep.points(&scenario, &axes)?;
     if let (Some((condition, _)), Some(point)) = (&until, points.first()) {
@@ -63,12 +63,7 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
     }
     let csv_on_stdout = csv.is_some_and(|file| output::is_stdout(&file));
     report::print(&report, format, detail, csv_on_stdout)?;
-    let chart = match check_chart(&axes, sweep) {
-        Ok(()) => step_time_chart(&axes, &points, &outcomes).and_then(|chart| chart.picture()),
-        Err(_) => None,
-    };
-    let caption = "Step time of the fastest plan of each point; whiskers are 90 % intervals.";
-    let figures: Vec<Figure> = Figure::of(chart, caption).into_iter().collect();
+    let figures = sweep_figures(&axes, sweep, &points, &outcomes);
     write_documents(&report, &figures, &documents)?;
     if is_stopped {
         return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });

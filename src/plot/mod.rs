@@ -1,5 +1,6 @@
 //! Pictures: colours that colour-blind readers tell apart, units on the axes, intervals as whiskers.
 
+mod heat_map;
 mod line_chart;
 mod picture;
 mod plan;
@@ -10,7 +11,7 @@ mod timeline;
 
 pub use picture::{Picture, check_picture_file};
 pub use plan::{memory_picture, step_time_picture, timeline_picture};
-pub use sweep::{check_chart, step_time_chart};
+pub use sweep::{check_pictures, sweep_figures};
 
 use plotters::style::RGBColor;
 

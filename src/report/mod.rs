@@ -47,7 +47,7 @@ pub use solution::SolutionReport;
 pub use token_file::{NewTokenFileReport, TokenFileReport};
 pub use trace::{MeasuredTrace, TraceEvent, measured_events, predicted_events};
 pub use validation::ValidationReport;
-pub use whatif::WhatIfReport;
+pub use whatif::{WhatIfReport, mesh_phrase};
 
 use narrows_plan::Bytes;
 use page::Page;

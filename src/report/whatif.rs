@@ -339,11 +339,21 @@ const RUN_RESULTS: [(&str, Align); 6] = [
 
 /// Mesh axes longer than one, microbatch and ZeRO stage: `T4 D8 b2 Z1`.
 fn plan_phrase(plan: &Plan) -> String {
+    phrase(plan, [("b", plan.workload.micro_batch)])
+}
+
+/// As [`plan_phrase`], without the microbatch; `1 device` where no axis is longer than one.
+pub fn mesh_phrase(plan: &Plan) -> String {
+    let phrase = phrase(plan, []);
+    if phrase.is_empty() { "1 device".into() } else { phrase }
+}
+
+fn phrase<const N: usize>(plan: &Plan, sizes: [(&str, u64); N]) -> String {
     let Mesh { tensor, pipeline, data } = plan.mesh;
     let axes = [("T", tensor), ("P", pipeline), ("D", data)];
     let axes = axes.into_iter().filter(|(_, size)| *size > 1);
     let zero = (plan.zero == Zero::One).then_some(("Z", 1));
-    let parts = axes.chain([("b", plan.workload.micro_batch)]).chain(zero);
+    let parts = axes.chain(sizes).chain(zero);
     parts.map(|(name, size)| format!("{name}{size}")).collect::<Vec<_>>().join(" ")
 }
 

@@ -53,6 +53,12 @@ fn the_page_of_a_sweep_has_its_rows_and_its_chart() {
     stdout(&format!("{sweep} {SMALL} --report {}", page.display()));
     let html = fs::read_to_string(&page).unwrap();
     assert_eq!((html.matches("<svg").count(), html.matches("<tr><td").count()), (1, 3), "{html}");
+    // Two fields make a heat map too.
+    let sweep = format!("{sweep} --sweep zero=off,1 --data-parallel 2");
+    stdout(&format!("{sweep} {SMALL} --report {}", page.display()));
+    let html = fs::read_to_string(&page).unwrap();
+    assert_eq!((html.matches("<svg").count(), html.matches("<tr><td").count()), (2, 6), "{html}");
+    assert!(html.contains("P2 D2 Z1"), "{html}");
     // Fields without numbers have rows, but no chart.
     stdout(&format!("whatif --sweep zero=off,1 {SMALL} --report {}", page.display()));
     let html = fs::read_to_string(&page).unwrap();

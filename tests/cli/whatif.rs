@@ -227,8 +227,8 @@ fn bad_sweeps_are_located() {
         ("--sweep devices=1 --csv no/such/folder.csv", "cannot be written"),
         ("--sweep zero=off,1 --plot x.svg", "no swept field has two or more numbers"),
         (
-            "--sweep rank=1..9+1 --sweep devices=1..9+1 --plot x.svg",
-            "9 lines, and a chart at most 8",
+            "--sweep rank=1..5+1 --sweep zero=off,1 --sweep devices=1..9+1 --plot x.svg",
+            "10 lines, and a chart at most 8",
         ),
         ("--sweep devices=1,2 --plot no/such/folder.svg", "cannot be written"),
         ("--sweep devices=1 --csv - --format json", "standard output"),

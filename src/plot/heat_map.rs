@@ -1,0 +1,113 @@
+//! A grid of coloured cells over two swept fields.
+
+use plotters::style::RGBColor;
+
+use super::INK;
+use super::picture::{Anchor, Picture};
+
+/// Cells by column and row.
+#[derive(Clone, Debug)]
+pub struct HeatMap {
+    /// First line of the picture.
+    pub title: String,
+    /// Name and values of the horizontal field.
+    pub columns: (String, Vec<String>),
+    /// Name and values of the vertical field.
+    pub rows: (String, Vec<String>),
+    /// Cells of all rows, the first row first; `None` where there is no value.
+    pub cells: Vec<Option<Cell>>,
+    /// A sentence about colours and regions.
+    pub legend: String,
+}
+
+/// One cell.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// A positive value, which gives the colour: the larger, the darker.
+    pub value: f64,
+    /// The value in words.
+    pub label: String,
+    /// Neighbouring cells with the same region have no border between them.
+    pub region: String,
+}
+
+const WIDTH: i32 = 900;
+const RIGHT: i32 = 870;
+const TOP: i32 = 84;
+const LEFT: i32 = 130;
+/// Height of a row.
+const ROW: i32 = 46;
+/// Least width of a column with text in its cells.
+const LABELLED: i32 = 78;
+/// Colours of the smallest and of the largest value; the lightness alone tells them apart.
+const COLOURS: [RGBColor; 2] = [RGBColor(236, 243, 251), RGBColor(66, 146, 198)];
+/// Colour of a cell without a value.
+const EMPTY: RGBColor = RGBColor(245, 245, 245);
+
+impl HeatMap {
+    /// The picture; `None` without a cell that has a value.
+    pub fn picture(&self) -> Option<Picture> {
+        let logs = self.cells.iter().flatten().map(|cell| cell.value.ln());
+        let low = logs.clone().reduce(f64::min)?;
+        let high = logs.reduce(f64::max)?;
+        let (columns, rows) = (self.columns.1.len(), self.rows.1.len());
+        let width = (RIGHT - LEFT) / columns as i32;
+        let bottom = TOP + ROW * rows as i32;
+        let mut picture = Picture::new((WIDTH, bottom + 96));
+        picture.text(&self.title, (20, 20), Anchor::Start, 19);
+        picture.text(&self.rows.0, (20, TOP - 24), Anchor::Start, 14);
+        let corner =
+            |column: usize, row: usize| (LEFT + width * column as i32, TOP + ROW * row as i32);
+        for row in 0..rows {
+            let middle = corner(0, row).1 + ROW / 2;
+            picture.text(&self.rows.1[row], (LEFT - 12, middle - 8), Anchor::End, 14);
+            for column in 0..columns {
+                let cell = self.cell(column, row);
+                let share = |cell: &Cell| match high > low {
+                    true => (cell.value.ln() - low) / (high - low),
+                    false => 0.0,
+                };
+                let colour = cell.map_or(EMPTY, |cell| mixed(share(cell)));
+                picture.rectangle([corner(column, row), corner(column + 1, row + 1)], colour);
+                let centre = corner(column, row).0 + width / 2;
+                if let Some(cell) = cell.filter(|_| width >= LABELLED) {
+                    picture.text(&cell.label, (centre, middle - 17), Anchor::Middle, 13);
+                    picture.text(&cell.region, (centre, middle + 2), Anchor::Middle, 12);
+                }
+            }
+        }
+        for row in 0..rows {
+            for column in 0..columns {
+                let differs = |other: Option<&Cell>| {
+                    let region = |cell: Option<&Cell>| cell.map(|cell| cell.region.clone());
+                    region(other) != region(self.cell(column, row))
+                };
+                if column + 1 < columns && differs(self.cell(column + 1, row)) {
+                    let ends = [corner(column + 1, row), corner(column + 1, row + 1)];
+                    picture.path(ends, INK, 2);
+                }
+                if row + 1 < rows && differs(self.cell(column, row + 1)) {
+                    picture.path([corner(column, row + 1), corner(column + 1, row + 1)], INK, 2);
+                }
+            }
+        }
+        for (column, value) in self.columns.1.iter().enumerate() {
+            let centre = corner(column, rows).0 + width / 2;
+            picture.text(value, (centre, bottom + 8), Anchor::Middle, 14);
+        }
+        picture.text(&self.columns.0, ((LEFT + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);
+        picture.text(&self.legend, (20, bottom + 66), Anchor::Start, 13);
+        Some(picture)
+    }
+
+    fn cell(&self, column: usize, row: usize) -> Option<&Cell> {
+        self.cells.get(row * self.columns.1.len() + column)?.as_ref()
+    }
+}
+
+/// The colour at a share of the way from the lightest to the darkest.
+fn mixed(share: f64) -> RGBColor {
+    let [light, dark] = COLOURS;
+    let mix = |a: u8, b: u8| (f64::from(a) + share * (f64::from(b) - f64::from(a))).round() as u8;
+    RGBColor(mix(light.0, dark.0), mix(light.1, dark.1), mix(light.2, dark.2))
+}
