@@ -288,13 +288,14 @@ fn improve_restricted(
 
 #[cfg(test)]
 mod tests {
-    use narrows_cost_model::profile;
-    use narrows_plan::Bytes;
-    use narrows_plan::model::presets;
+    use narrows_cost_model::{Executor, profile};
+    use narrows_plan::model::{Model, presets};
+    use narrows_plan::strategy::{Recompute, Rules};
+    use narrows_plan::{Bytes, Zero};
 
     use super::*;
     use crate::report::SearchStatus;
-    use crate::request::MemoryLimit;
+    use crate::request::{GroupingRule, MemoryLimit};
 
     /// A memory limit so tight that even partitions do not fit and budgets are corrected often.
     fn tight() -> Request {
@@ -358,6 +359,47 @@ mod tests {
             assert_eq!(result.report.status, SearchStatus::TimeLimit, "{name}");
             assert!(result.best.is_some(), "{name}");
             assert!(result.report.gap > 0.0, "{name}");
+        }
+    }
+
+    /// Requests that differ in everything that a cache depends on, each searched with one cache for all and alone.
+    #[test]
+    fn a_shared_cache_changes_no_result() {
+        let model = presets::find("cola-60m").unwrap();
+        let profile = profile::preset("a100-80gb-8").unwrap();
+        let base = Request::new(model.clone(), profile.clone(), 4, 8, 1024);
+        let mut slower_links = profile.file().clone();
+        slower_links.links.inter_node.bandwidth_bytes_per_s /= 2.0;
+        let mut slower_gemms = profile.file().clone();
+        slower_gemms.gemm.memory_efficiency *= 0.9;
+        let rules = Rules { recompute: Recompute::None, ..Rules::ALL };
+        let requests = [
+            base.clone(),
+            Request { global_batch: 16, ..base.clone() },
+            Request { sequence_length: 512, ..base.clone() },
+            Request { devices: 16, ..base.clone() },
+            Request { executor: Executor::Eager, ..base.clone() },
+            Request { rules, ..base.clone() },
+            Request { grouping: GroupingRule::Off, ..base.clone() },
+            Request { model: Model { tied: true, ..model }, ..base.clone() },
+            Request { profile: slower_links.resolve().unwrap(), devices: 16, ..base.clone() },
+            Request { profile: slower_gemms.resolve().unwrap(), ..base.clone() },
+            Request { memory_limit: MemoryLimit::Bytes(Bytes(2 << 30)), ..base.clone() },
+            Request { zero: Some(Zero::One), ..base.clone() },
+        ];
+        let cache = SearchCache::default();
+        for round in 0..2 {
+            for index in 0..requests.len() {
+                // Another order in the second round, in which most entries are known.
+                let request = &requests[(index * 5 + round) % requests.len()];
+                let (shared, alone) = (search_with_cache(request, &cache), search(request));
+                let outcome = |result: &SearchResult| {
+                    let plan = result.best.as_ref().map(|best| (best.time.0, best.plan.clone()));
+                    let report = &result.report;
+                    (plan, report.status, report.bound.0, report.gap)
+                };
+                assert_eq!(outcome(&shared), outcome(&alone), "round {round}, request {index}");
+            }
         }
     }
 }

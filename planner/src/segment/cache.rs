@@ -2,7 +2,7 @@
 //!
 //! | level | shared by searches with equal | contents |
 //! |---|---|---|
-//! | [`AlternativesCache`] | model and rules | alternatives, links, elimination orders |
+//! | [`AlternativesCache`] | model, rules and groupings | alternatives, links, elimination orders |
 //! | [`PricedCache`] | the same, profile, executor and devices | priced tables, solutions without a memory limit |
 //!
 //! All entries are functions of their keys, so that a shared cache changes no result. Hulls, which are refined on
@@ -30,7 +30,7 @@ pub(super) type AlternativesKey = (SegmentSpec, Grouping, u64, Option<Dim>);
 pub(super) type OpTimesKey = (SegmentKind, usize, Option<TiedWeightLayout>, Grouping, Context);
 
 /// The fastest solution of a segment; `None` for a segment without legal decisions.
-type FastestSolution = Option<Arc<SolvedSegment>>;
+pub(super) type FastestSolution = Option<Arc<SolvedSegment>>;
 
 /// Segments of one model under one set of rules.
 #[derive(Default)]
@@ -40,7 +40,7 @@ pub(super) struct AlternativesCache {
     pub elimination_orders: EliminationOrders,
 }
 
-/// Priced segments of one model, profile and number of devices.
+/// Priced segments of one model, rules, profile, executor and number of devices.
 pub(super) struct PricedCache {
     /// Prices of all meshes with this number of devices.
     pub prices: Prices,
@@ -53,6 +53,14 @@ pub(super) struct PricedCache {
 }
 
 impl PricedCache {
+    /// Number of tables and solutions.
+    fn len(&self) -> usize {
+        lock(&self.prepared).len()
+            + lock(&self.sweepers).len()
+            + lock(&self.step_phases).len()
+            + lock(&self.fastest).len()
+    }
+
     fn new(request: &Request) -> PricedCache {
         // Prices depend on the number of devices alone.
         let mesh = Mesh { tensor: 1, pipeline: 1, data: request.devices };
@@ -92,8 +100,11 @@ struct PricesKey {
     devices: u64,
 }
 
-/// Largest number of models in a cache, and of priced caches of one model: they hold up to 100 MB each.
+/// Largest number of models in a cache, and of priced caches of one model.
 const ENTRIES_MAX: usize = 8;
+
+/// Tables and solutions from which on a priced cache is replaced by an empty one: about 100 MB.
+const TABLES_MAX: usize = 20_000;
 
 impl SearchCache {
     /// The caches for a request.
@@ -120,6 +131,7 @@ impl SearchCache {
             devices: request.devices,
         };
         let new = || (key.clone(), Arc::new(PricedCache::new(request)));
+        cached.priced.retain(|(_, priced)| priced.len() < TABLES_MAX);
         let (_, priced) = most_recent(&mut cached.priced, |(other, _)| *other == key, new);
         (cached.alternatives.clone(), priced.clone())
     }

@@ -17,7 +17,7 @@ use narrows_plan::strategy::{BoundaryLayout, SegmentSpace, boundary_layouts};
 use narrows_plan::{Bytes, Context, Kernel, Seconds, Zero};
 use rayon::prelude::*;
 
-use super::cache::{AlternativesCache, PricedCache, SearchCache};
+use super::cache::{AlternativesCache, FastestSolution, PricedCache, SearchCache};
 use super::elimination_orders::lock;
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::deadline::Deadline;
@@ -41,6 +41,12 @@ pub(super) struct PreparedSegment {
     order: Option<Arc<EliminationOrder>>,
 }
 
+/// The fastest assignment of one grouping; `None` without one, or when the solver failed.
+struct GroupingSolve {
+    cheapest: Option<MinCostAssignment>,
+    is_proven: bool,
+}
+
 /// A segment in a context, and the microbatches in flight.
 type HullKey = (SegmentSpec, Context, u64);
 
@@ -60,6 +66,8 @@ pub struct SegmentSolver<'a> {
     narrowest_carried: Vec<BoundaryTensor>,
     alternatives: Arc<AlternativesCache>,
     priced: Arc<PricedCache>,
+    /// Fastest solutions that no proof covers. They stay with their search.
+    unproven: Mutex<HashMap<(SegmentSpec, Context), FastestSolution>>,
     hulls: Mutex<HashMap<HullKey, Arc<Mutex<Option<CachedHull>>>>>,
     deadline: Deadline,
     solve_count: AtomicU64,
@@ -102,6 +110,7 @@ impl<'a> SegmentSolver<'a> {
             narrowest_carried,
             alternatives,
             priced,
+            unproven: Mutex::default(),
             hulls: Mutex::default(),
             deadline,
             solve_count: AtomicU64::default(),
@@ -182,15 +191,27 @@ impl<'a> SegmentSolver<'a> {
         if let Some(cached) = lock(&self.priced.fastest).get(&key) {
             return cached.clone();
         }
+        if let Some(cached) = lock(&self.unproven).get(&key) {
+            return cached.clone();
+        }
+        let is_proven = AtomicBool::new(true);
         let solved = self
             .groupings(spec)
             .par_iter()
-            .filter_map(|grouping| Some((*grouping, self.solve(spec, *grouping, context)?)))
+            .filter_map(|grouping| {
+                let solve = self.solve(spec, *grouping, context);
+                is_proven.fetch_and(solve.is_proven, Ordering::Relaxed);
+                Some((*grouping, solve.cheapest?))
+            })
             .min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))
             .map(|(grouping, cheapest)| {
                 Arc::new(self.solution(spec, grouping, context, &cheapest.assignment))
             });
-        lock(&self.priced.fastest).insert(key, solved.clone());
+        let solutions = match is_proven.into_inner() {
+            true => &self.priced.fastest,
+            false => &self.unproven,
+        };
+        lock(solutions).insert(key, solved.clone());
         solved
     }
 
@@ -428,17 +449,15 @@ impl<'a> SegmentSolver<'a> {
         |kernel| self.prices().kernel_time(kernel)
     }
 
-    fn solve(
-        &self,
-        spec: SegmentSpec,
-        grouping: Grouping,
-        context: &Context,
-    ) -> Option<MinCostAssignment> {
+    fn solve(&self, spec: SegmentSpec, grouping: Grouping, context: &Context) -> GroupingSolve {
         let prepared = self.prepare(spec, grouping, context);
         self.solve_count.fetch_add(1, Ordering::Relaxed);
         let step_phases = self.step_phases(&prepared, (spec, grouping), context);
         match &prepared.order {
-            Some(order) => order.cheapest(&prepared.priced.times(context, &step_phases)),
+            Some(order) => GroupingSolve {
+                cheapest: order.cheapest(&prepared.priced.times(context, &step_phases)),
+                is_proven: true,
+            },
             None => {
                 self.solve_wide(&prepared.priced.table(context, &step_phases, MemoryRows::None))
             }
@@ -446,14 +465,19 @@ impl<'a> SegmentSolver<'a> {
     }
 
     /// Solves a table that is too wide for elimination.
-    fn solve_wide(&self, table: &CostTable) -> Option<MinCostAssignment> {
+    fn solve_wide(&self, table: &CostTable) -> GroupingSolve {
         let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
         let outcome = self.solve_table(table, &limits);
-        if !outcome.as_ref().is_some_and(SolveOutcome::is_proven) {
+        let is_proven = outcome.as_ref().is_some_and(SolveOutcome::is_proven);
+        if !is_proven {
             self.has_unproven.store(true, Ordering::Relaxed);
         }
-        let assignment = outcome?.assignment?;
-        Some(MinCostAssignment { cost: table.time(&assignment).0, assignment })
+        let assignment = outcome.and_then(|outcome| outcome.assignment);
+        let cost = |assignment: Assignment| MinCostAssignment {
+            cost: table.time(&assignment).0,
+            assignment,
+        };
+        GroupingSolve { cheapest: assignment.map(cost), is_proven }
     }
 
     /// Solves a table and counts the method that ended the solve, or the failure; `None` when the solver failed.
