@@ -111,7 +111,7 @@ pub struct FailureEstimate {
     pub goodput: f64,
 }
 
-/// The expected time of a run is too large for a number: failures are more frequent than restarts.
+/// A run that makes next to no progress: its goodput is below 10⁻⁶, since failures are more frequent than restarts.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error(
     "the run never ends: one of {devices} devices fails every {cluster_mtbf_s:.1} s, and a checkpoint and a restart \
@@ -177,6 +177,9 @@ impl TrainingRunTerms {
     }
 }
 
+/// Share of useful time below which a run makes no progress worth a number.
+const GOODPUT_MIN: f64 = 1e-6;
+
 impl FailureTerms {
     /// Daly's optimal work between two checkpoints, in seconds.
     pub fn checkpoint_interval_s(&self, devices: u64) -> f64 {
@@ -192,9 +195,12 @@ impl FailureTerms {
     /// Expected seconds for `useful_s` seconds of work on this many devices.
     ///
     /// # Errors
-    /// An expected time that is not finite.
+    /// A goodput below [`GOODPUT_MIN`].
     fn wall_time_s(&self, devices: u64, useful_s: f64) -> Result<f64, EndlessRun> {
         let mtbf_s = self.device_mtbf_s / devices as f64;
+        if useful_s == 0.0 || !mtbf_s.is_finite() {
+            return Ok(useful_s);
+        }
         let interval_s = self.checkpoint_interval_s(devices).min(useful_s);
         let segment_s = interval_s + self.checkpoint_s;
         let segment_expected_s =
@@ -202,7 +208,7 @@ impl FailureTerms {
         let wall_s = segment_expected_s * useful_s / interval_s;
         let overhead_s = self.checkpoint_s + self.restart_s;
         let endless = EndlessRun { devices, cluster_mtbf_s: mtbf_s, overhead_s };
-        if wall_s.is_finite() { Ok(wall_s) } else { Err(endless) }
+        if useful_s >= GOODPUT_MIN * wall_s { Ok(wall_s) } else { Err(endless) }
     }
 }
 

@@ -29,7 +29,7 @@ pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
     let explanation =
         with_spinner("pricing the alternatives", visible, || explain(&request, &result));
     let report = ExplainReport::new(&request, &explanation, compared.as_ref(), &result.report);
-    write_documents(&report, &report.figures(), &documents)?;
+    write_documents(&report, || report.figures(), &documents)?;
     report::print(&report, output.format, detail, output.plan_on_stdout())?;
     match result.best {
         Some(_) => Ok(()),

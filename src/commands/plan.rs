@@ -48,9 +48,16 @@ pub fn deliver_search(
     warn_of_ineffective_strategy(request, priced.plan.mesh);
     warn_of_ineffective_zero(request, priced.plan.mesh);
     let report = PlanReport::new(&request.model, &priced, request.arena_limit());
-    let training_run = delivery.training_run.as_ref();
-    let report = report.with_training_run(priced.training_run(training_run)?);
-    deliver(report.with_search(&result.report), &request.profile, delivery)
+    let report = report.with_search(&result.report);
+    match priced.training_run(delivery.training_run.as_ref()) {
+        Ok(run) => deliver(report.with_training_run(run), &request.profile, delivery),
+        Err(failure) => {
+            // The plan of a long search is not lost with the estimate.
+            let file = delivery.output.plan_file.as_ref();
+            file.map_or(Ok(()), |file| output::write_plan(file, report.plan()))?;
+            Err(failure)
+        }
+    }
 }
 
 /// Warns of a baseline on a mesh without a tensor axis, where all baselines have the same plans: the step time is then
@@ -83,6 +90,6 @@ pub fn deliver(report: PlanReport, profile: &Profile, delivery: &Delivery) -> Co
         output::write_plan(file, report.plan())?;
     }
     let report = report.with_file(output.plan_file.as_deref());
-    write_documents(&report, &report.figures(profile), documents)?;
+    write_documents(&report, || report.figures(profile), documents)?;
     report::print(&report, output.format, *detail, output.plan_on_stdout())
 }

@@ -6,7 +6,7 @@ use indicatif::ProgressBar;
 use narrows_planner::SearchCache;
 
 use super::search::warn_of_measurement;
-use crate::args::{OutputFormat, WhatIfArgs, WhatIfSettings, WhatIfTask};
+use crate::args::{OutputFormat, WhatIfArgs, WhatIfSettings, WhatIfTask, validate};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 use crate::plot::{check_pictures, sweep_figures};
@@ -63,8 +63,8 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
     }
     let csv_on_stdout = csv.is_some_and(|file| output::is_stdout(&file));
     report::print(&report, format, detail, csv_on_stdout)?;
-    let figures = sweep_figures(&axes, sweep, &points, &outcomes);
-    write_documents(&report, &figures, &documents)?;
+    let figures = || sweep_figures(&axes, sweep, &points, &outcomes);
+    write_documents(&report, figures, &documents)?;
     if is_stopped {
         return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
     }
@@ -86,14 +86,24 @@ fn search_value(
     plan: impl Fn(&[&Point]) -> Vec<PointOutcome>,
 ) -> (Vec<PointOutcome>, SolutionReport) {
     let mut outcomes: Vec<PointOutcome> = points.iter().map(|_| PointOutcome::NotReached).collect();
-    let mut values_planned = 0;
-    let (found, method) = solve(points.len(), extreme, |indices| {
-        let selected: Vec<&Point> = indices.iter().map(|index| &points[*index]).collect();
-        values_planned += selected.len();
+    // Values that do not fit the request say nothing about the values around them.
+    let mut valid = vec![];
+    for (index, point) in points.iter().enumerate() {
+        match validate(&point.request) {
+            Ok(()) => valid.push(index),
+            Err(failure) => outcomes[index] = PointOutcome::Invalid(failure.problems),
+        }
+    }
+    let (mut values_planned, mut is_stopped) = (0, false);
+    let (found, method) = solve(valid.len(), extreme, |positions| {
+        let selected: Vec<&Point> = positions.iter().map(|at| &points[valid[*at]]).collect();
         let mut holds = vec![];
-        for (index, outcome) in indices.iter().zip(plan(&selected)) {
+        for (at, outcome) in positions.iter().zip(plan(&selected)) {
+            let is_reached = !matches!(outcome, PointOutcome::NotReached);
+            is_stopped |= !is_reached;
+            values_planned += usize::from(is_reached);
             holds.push(condition.holds(&outcome));
-            outcomes[*index] = outcome;
+            outcomes[valid[*at]] = outcome;
         }
         holds
     });
@@ -101,9 +111,9 @@ fn search_value(
         condition: condition.to_string(),
         field: axis.field.name(),
         extreme,
-        value: found.map(|index| axis.values[index].clone()),
+        value: found.filter(|_| !is_stopped).map(|at| axis.values[valid[at]].clone()),
         method,
-        values_total: points.len(),
+        values_total: valid.len(),
         values_planned,
     };
     (outcomes, solution)

@@ -23,7 +23,7 @@ pub struct HeatMap {
 /// One cell.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// A positive value, which gives the colour: the larger, the darker.
+    /// The value, which gives the colour on a logarithmic scale: the larger, the darker.
     pub value: f64,
     /// The value in words.
     pub label: String,
@@ -34,37 +34,44 @@ pub struct Cell {
 const WIDTH: i32 = 900;
 const RIGHT: i32 = 870;
 const TOP: i32 = 84;
-const LEFT: i32 = 130;
+/// Narrowest and widest column of row names, and the estimated width of a letter.
+const NAMES: [i32; 2] = [60, 360];
+const LETTER: f64 = 7.8;
 /// Height of a row.
 const ROW: i32 = 46;
 /// Least width of a column with text in its cells.
-const LABELLED: i32 = 78;
+const LABELLED: i32 = 96;
+/// Distance between labels of narrow columns.
+const LABEL_DISTANCE: i32 = 40;
 /// Colours of the smallest and of the largest value; the lightness alone tells them apart.
 const COLOURS: [RGBColor; 2] = [RGBColor(236, 243, 251), RGBColor(66, 146, 198)];
 /// Colour of a cell without a value.
 const EMPTY: RGBColor = RGBColor(245, 245, 245);
 
 impl HeatMap {
-    /// The picture; `None` without a cell that has a value.
+    /// The picture; `None` without a cell that has a positive value.
     pub fn picture(&self) -> Option<Picture> {
-        let logs = self.cells.iter().flatten().map(|cell| cell.value.ln());
+        let logs =
+            self.cells.iter().flatten().map(|cell| cell.value.ln()).filter(|log| log.is_finite());
         let low = logs.clone().reduce(f64::min)?;
         let high = logs.reduce(f64::max)?;
         let (columns, rows) = (self.columns.1.len(), self.rows.1.len());
-        let width = (RIGHT - LEFT) / columns as i32;
+        let longest = self.rows.1.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+        let left = (24 + (LETTER * longest as f64) as i32).clamp(NAMES[0], NAMES[1]);
+        let width = (RIGHT - left) / columns as i32;
         let bottom = TOP + ROW * rows as i32;
         let mut picture = Picture::new((WIDTH, bottom + 96));
         picture.text(&self.title, (20, 20), Anchor::Start, 19);
         picture.text(&self.rows.0, (20, TOP - 24), Anchor::Start, 14);
         let corner =
-            |column: usize, row: usize| (LEFT + width * column as i32, TOP + ROW * row as i32);
+            |column: usize, row: usize| (left + width * column as i32, TOP + ROW * row as i32);
         for row in 0..rows {
             let middle = corner(0, row).1 + ROW / 2;
-            picture.text(&self.rows.1[row], (LEFT - 12, middle - 8), Anchor::End, 14);
+            picture.text(&self.rows.1[row], (left - 12, middle - 8), Anchor::End, 14);
             for column in 0..columns {
                 let cell = self.cell(column, row);
                 let share = |cell: &Cell| match high > low {
-                    true => (cell.value.ln() - low) / (high - low),
+                    true => ((cell.value.ln() - low) / (high - low)).clamp(0.0, 1.0),
                     false => 0.0,
                 };
                 let colour = cell.map_or(EMPTY, |cell| mixed(share(cell)));
@@ -91,11 +98,13 @@ impl HeatMap {
                 }
             }
         }
-        for (column, value) in self.columns.1.iter().enumerate() {
+        // Where columns are narrow, some are not labelled.
+        let labelled = (LABEL_DISTANCE / width.max(1)).max(0) as usize + 1;
+        for (column, value) in self.columns.1.iter().enumerate().step_by(labelled) {
             let centre = corner(column, rows).0 + width / 2;
             picture.text(value, (centre, bottom + 8), Anchor::Middle, 14);
         }
-        picture.text(&self.columns.0, ((LEFT + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);
+        picture.text(&self.columns.0, ((left + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);
         picture.text(&self.legend, (20, bottom + 66), Anchor::Start, 13);
         Some(picture)
     }
@@ -110,4 +119,29 @@ fn mixed(share: f64) -> RGBColor {
     let [light, dark] = COLOURS;
     let mix = |a: u8, b: u8| (f64::from(a) + share * (f64::from(b) - f64::from(a))).round() as u8;
     RGBColor(mix(light.0, dark.0), mix(light.1, dark.1), mix(light.2, dark.2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(values: &[f64], columns: usize) -> HeatMap {
+        let names = |count: usize| (0..count).map(|index| index.to_string()).collect();
+        let cell =
+            |value: &f64| Some(Cell { value: *value, label: String::new(), region: String::new() });
+        HeatMap {
+            title: String::new(),
+            columns: ("x".into(), names(columns)),
+            rows: ("y".into(), names(values.len() / columns)),
+            cells: values.iter().map(cell).collect(),
+            legend: String::new(),
+        }
+    }
+
+    #[test]
+    fn values_without_a_logarithm_are_drawn_as_the_smallest() {
+        assert!(map(&[0.0, 0.0], 2).picture().is_none());
+        assert!(map(&[0.0, 1.0, f64::INFINITY, 3.0], 2).picture().is_some());
+        assert!(map(&[5.0; 64], 32).picture().is_some(), "equal values in narrow columns");
+    }
 }

@@ -95,8 +95,10 @@ impl Plot<'_> {
     }
 
     fn place(&self, x: f64, y: f64) -> (i32, i32) {
-        let across = self.x.position(x) * f64::from(self.right - LEFT);
-        let up = self.y.position(y) * f64::from(BOTTOM - TOP);
+        // Ends of intervals may lie anywhere.
+        let [x, y] = [self.x.position(x), self.y.position(y)].map(|at| at.clamp(-1.0, 2.0));
+        let across = x * f64::from(self.right - LEFT);
+        let up = y * f64::from(BOTTOM - TOP);
         (LEFT + across.round() as i32, BOTTOM - up.round() as i32)
     }
 

@@ -67,8 +67,9 @@ impl StackedBars {
         self.legend(&mut picture);
         let longest = self.bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0);
         let left = (20 + (LETTER * longest as f64) as i32).clamp(NAMES[0], NAMES[1]);
-        let across =
-            |value: f64| left + (scale.position(value) * f64::from(RIGHT - left)).round() as i32;
+        let across = |value: f64| {
+            left + (scale.position(value).clamp(0.0, 1.0) * f64::from(RIGHT - left)).round() as i32
+        };
         for tick in scale.ticks() {
             picture.path([(across(tick), top), (across(tick), bottom)], GRID, 1);
             picture.text(label(tick), (across(tick), bottom + 8), Anchor::Middle, 14);

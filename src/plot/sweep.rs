@@ -1,11 +1,11 @@
 //! The pictures of a sweep: step time over one swept number with a line for each combination of the other values, and
 //! the throughput over two fields.
 
-use narrows_plan::Seconds;
 use serde_json::Value;
 
 use crate::errors::Problem;
 use crate::report::{Figure, mesh_phrase};
+use crate::text::count;
 use crate::whatif::{Point, PointOutcome, Sweep, SweepAxis, text_of};
 
 use super::heat_map::{Cell, HeatMap};
@@ -42,8 +42,8 @@ pub fn sweep_figures(
     let caption = "Step time of the fastest plan of each point; whiskers are 90 % intervals.";
     let chart = Figure::of(chart.and_then(|chart| chart.picture()), caption);
     let map = makes_heat_map(axes, sweep).then(|| throughput_map(axes, x, points, outcomes));
-    let caption =
-        "Tokens per second of the fastest plan: the darker, the more. Lines separate meshes.";
+    let caption = "Tokens per second of the fastest plan: the darker, the more. Lines separate meshes and ZeRO \
+                   stages.";
     let map = Figure::of(map.flatten().and_then(|map| map.picture()), caption);
     chart.into_iter().chain(map).collect()
 }
@@ -83,7 +83,7 @@ fn throughput_map(
         let outcome = outcomes.get(first * axes[1].values.len() + last)?;
         let PointOutcome::Planned(planned) = outcome else { return None };
         let value = planned.prediction.tokens_per_s;
-        let label = Seconds(planned.prediction.step_time_s).to_string();
+        let label = format!("{}/s", count(value.round() as u64));
         Some(Cell { value, label, region: mesh_phrase(&planned.plan) })
     };
     let (columns, rows) = (axes[x].values.len(), axes[y].values.len());
@@ -96,7 +96,7 @@ fn throughput_map(
             .flat_map(|row| (0..columns).map(move |column| (row, column)))
             .map(|(row, column)| cell(row, column))
             .collect(),
-        legend: "darker: more tokens/s; lines separate meshes; T, P, D: devices along the tensor, \
+        legend: "darker: more tokens/s; lines separate meshes and ZeRO stages; T, P, D: devices along the tensor, \
                  pipeline and data axes; Z1: ZeRO-1"
             .into(),
     })

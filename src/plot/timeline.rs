@@ -26,7 +26,9 @@ pub fn picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
     let milliseconds = |seconds: f64| 1e3 * seconds;
     let ends = spans.iter().map(|span| milliseconds(span.end.0));
     let scale = Scale::linear(ends.chain([0.0]))?;
-    let across = |ms: f64| LEFT + (scale.position(ms) * f64::from(RIGHT - LEFT)).round() as i32;
+    let across = |ms: f64| {
+        LEFT + (scale.position(ms).clamp(0.0, 1.0) * f64::from(RIGHT - LEFT)).round() as i32
+    };
     let bottom = TOP + row * stages;
     let mut picture = Picture::new((WIDTH, bottom + 66));
     picture.text(title, (20, 20), Anchor::Start, 19);
@@ -51,7 +53,7 @@ pub fn picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
         let [begin, end] = [span.begin.0, span.end.0].map(|time| across(milliseconds(time)));
         // Passes that follow each other at once are told apart by a gap.
         let end = if end - begin >= GAPPED { end - 1 } else { end.max(begin + 1) };
-        let lower = upper + (row - 2).max(1);
+        let lower = upper + 1 + (row - 2).max(1);
         picture.rectangle([(begin, upper + 1), (end, lower)], colour(span.phase));
     }
     picture.path([(LEFT, TOP), (LEFT, bottom)], INK, 1);

@@ -29,15 +29,23 @@ impl Figure {
 /// A file cannot be written.
 pub fn write_documents(
     report: &impl Report,
-    figures: &[Figure],
+    figures: impl FnOnce() -> Vec<Figure>,
     files: &DocumentFiles,
 ) -> CommandResult<()> {
-    if let (Some(file), Some(figure)) = (&files.plot, figures.first()) {
-        figure.picture.write(file)?;
+    if files.plot.is_none() && files.report.is_none() {
+        return Ok(());
+    }
+    let figures = figures();
+    match (&files.plot, figures.first()) {
+        (Some(file), Some(figure)) => figure.picture.write(file)?,
+        (Some(file), None) => {
+            output::warn(&format!("{} is not written: there is nothing to draw", file.display()));
+        }
+        (None, _) => {}
     }
     if let Some(file) = &files.report {
         let page: Page = report.page(Detail::Full);
-        output::write_file(file, html(&page, figures, &command_line())?.as_bytes())?;
+        output::write_file(file, html(&page, &figures, &command_line())?.as_bytes())?;
     }
     Ok(())
 }

@@ -27,6 +27,11 @@ pub struct SolutionReport {
 }
 
 impl SolutionReport {
+    /// Whether not all values of a method that plans all were planned.
+    fn is_stopped(&self) -> bool {
+        self.method == Method::All && self.values_planned < self.values_total
+    }
+
     /// The answer and its assumptions in words.
     pub fn verdict(&self) -> String {
         let SolutionReport { condition, field, value, values_total, values_planned, .. } = self;
@@ -40,12 +45,13 @@ impl SolutionReport {
             None => format!("No value of {field} that was planned has {condition}."),
         };
         let total = plural(*values_total as u64, "value");
+        let planned = thousands(*values_planned as u64);
         let method = match self.method {
+            _ if self.is_stopped() => format!("{planned} of {total} were planned before the stop."),
             Method::All if *values_total == 1 => "The only value was planned.".into(),
             Method::All => format!("All {total} were planned."),
             Method::Bisection => format!(
-                "{} of {total} were planned, by bisection, which assumes that the condition changes only once.",
-                thousands(*values_planned as u64)
+                "{planned} of {total} were planned, by bisection, which assumes that the condition changes only once."
             ),
         };
         format!("{answer} {method}")

@@ -263,6 +263,9 @@ pub fn solve(
         Extreme::Smallest => position,
         Extreme::Largest => count - 1 - position,
     };
+    if count == 0 {
+        return (None, Method::All);
+    }
     if count <= PLANNED_ALL_MAX {
         let all: Vec<usize> = (0..count).map(index).collect();
         let found = holds(&all).iter().position(|holds| *holds);
