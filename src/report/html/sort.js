@@ -1,12 +1,16 @@
-// Numbers sort by value, with their units; other cells by text.
-const units = { n: 1e-9, "µ": 1e-6, m: 1e-3, K: 1024, M: 1024 ** 2, G: 1024 ** 3, T: 1024 ** 4 };
+// Numbers sort by value, with their units; texts follow them in alphabetical order.
+const units = {
+  ns: 1e-9, "µs": 1e-6, ms: 1e-3, s: 1, min: 60, minutes: 60, hour: 3600, hours: 3600, day: 86400, days: 86400,
+  KiB: 1024, MiB: 1024 ** 2, GiB: 1024 ** 3, TiB: 1024 ** 4, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12,
+};
 function value(text) {
-  const match = text.replaceAll(",", "").match(/^[×±+]?(-?[\d.]+(?:e[+-]?\d+)?)\s*([nµm](?=s)|[KMGT](?=i?B))?/);
+  const match = text.replaceAll(",", "").match(/^[×±+$]?\s*(-?[\d.]+(?:e[+-]?\d+)?)\s*([A-Za-zµ]+)?/);
   return match ? parseFloat(match[1]) * (units[match[2]] ?? 1) : null;
 }
 function compare(a, b) {
   const [x, y] = [value(a), value(b)];
-  return x !== null && y !== null ? x - y : a.localeCompare(b);
+  if (x === null || y === null) return (x === null) - (y === null) || a.localeCompare(b);
+  return x - y;
 }
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => {
