@@ -230,13 +230,23 @@ fn sum(templates: &[InstrTemplate], price: KernelPrice) -> Seconds {
     templates.iter().map(|template| price(&template.kernel())).sum()
 }
 
-/// The times of one microbatch; the step phase is left at zero.
-fn op_time(space: &SegmentSpace, id: OpId, option: &OpOption, price: KernelPrice) -> SegmentTime {
-    let mut time = op_passes(space, id, &option.choice, price);
-    if option.recompute {
-        time.backward += recompute_time(space, id, &option.choice, price);
-    }
-    time
+/// The times of options that differ only in whether they are recomputed, for one microbatch; the step phase is left at
+/// zero.
+fn op_times<'a>(
+    space: &'a SegmentSpace,
+    id: OpId,
+    options: &'a [OpOption],
+    price: KernelPrice<'a>,
+) -> impl Iterator<Item = SegmentTime> + 'a {
+    let passes = options.first().map(|option| op_passes(space, id, &option.choice, price));
+    let passes = passes.unwrap_or_default();
+    options.iter().map(move |option| {
+        let mut time = passes;
+        if option.recompute {
+            time.backward += recompute_time(space, id, &option.choice, price);
+        }
+        time
+    })
 }
 
 /// The forward and backward pass of one microbatch without recomputation.
@@ -273,14 +283,7 @@ fn times_of_op(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<Segmen
     let mut times = Vec::with_capacity(options.len());
     // Options that differ only in whether they are recomputed are adjacent.
     for group in options.chunk_by(|a, b| a.choice == b.choice) {
-        let passes = op_passes(space, id, &group[0].choice, price);
-        times.extend(group.iter().map(|option| {
-            let mut time = passes;
-            if option.recompute {
-                time.backward += recompute_time(space, id, &option.choice, price);
-            }
-            time
-        }));
+        times.extend(op_times(space, id, group, price));
     }
     times
 }
@@ -379,7 +382,7 @@ pub fn segment_time(
     let mut total = SegmentTime::default();
     for id in space.segment.op_ids() {
         let option = &choice.ops[id.0 as usize];
-        total.add(op_time(space, id, option, price));
+        op_times(space, id, std::slice::from_ref(option), price).for_each(|time| total.add(time));
         let (reduce, update) = step_time(space, context, id, option.choice.strategy, price);
         total.step_phase += reduce + update;
         total.update += update;

@@ -18,7 +18,7 @@ use narrows_plan::strategy::{Rules, TiedWeightLayout};
 use narrows_plan::{Context, Dim, Mesh};
 
 use super::elimination_orders::{EliminationOrders, lock};
-use super::solver::{PreparedSegment, Sweepers};
+use super::prepared::{PreparedSegment, Sweepers};
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::request::{GroupingRule, Request};
 

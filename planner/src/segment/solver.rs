@@ -19,27 +19,17 @@ use rayon::prelude::*;
 
 use super::cache::{AlternativesCache, FastestSolution, PricedCache, SearchCache};
 use super::elimination_orders::lock;
+use super::prepared::{PreparedSegment, Sweepers};
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::deadline::Deadline;
 use crate::report::TableSolves;
 use crate::request::Request;
 use crate::solve::{
-    EliminationOrder, Hull, MinCostAssignment, SolveLimits, SolveMethod, SolveOutcome, Sweeper,
-    solve_table,
+    Hull, MinCostAssignment, SolveLimits, SolveMethod, SolveOutcome, Sweeper, solve_table,
 };
 
 /// Microbatches of a solve that minimises the microbatch time: so many that the step phase hardly counts.
 pub(crate) const ASYMPTOTIC_MICROBATCHES: u64 = 1 << 20;
-
-/// The cost tables of a segment's groupings, ready for sweeps.
-pub(super) type Sweepers = Arc<Vec<(Grouping, Arc<Sweeper>)>>;
-
-/// A segment's priced space, usable in every context with the same tensor axis and microbatch.
-pub(super) struct PreparedSegment {
-    priced: PricedSpace,
-    /// `None` when the links are too far from a tree for elimination.
-    order: Option<Arc<EliminationOrder>>,
-}
 
 /// The fastest assignment of one grouping; `None` without one, or when the solver failed.
 struct GroupingSolve {
