@@ -5,6 +5,7 @@
 //! Prices, search, validation and training are in other crates.
 
 mod args;
+mod breakdown;
 mod cache_dir;
 mod calibrate;
 mod cluster;

@@ -1,4 +1,6 @@
-//! Formats numbers for messages and reports.
+//! Formats numbers and plans for messages and reports.
+
+use narrows_plan::{Mesh, Plan, Zero};
 
 /// A number with thousands separators: `36,000`.
 pub fn thousands(number: u64) -> String {
@@ -60,6 +62,26 @@ pub fn plural(number: u64, noun: &str) -> String {
 pub fn plural_with(number: u64, singular: &str, plural: &str) -> String {
     let noun = if number == 1 { singular } else { plural };
     format!("{} {noun}", thousands(number))
+}
+
+/// Mesh axes longer than one, microbatch and ZeRO stage: `T4 D8 b2 Z1`.
+pub fn plan_phrase(plan: &Plan) -> String {
+    sizes_phrase(plan, [("b", plan.workload.micro_batch)])
+}
+
+/// As [`plan_phrase`], without the microbatch; `1 device` where no axis is longer than one.
+pub fn mesh_phrase(plan: &Plan) -> String {
+    let phrase = sizes_phrase(plan, []);
+    if phrase.is_empty() { "1 device".into() } else { phrase }
+}
+
+fn sizes_phrase<const N: usize>(plan: &Plan, sizes: [(&str, u64); N]) -> String {
+    let Mesh { tensor, pipeline, data } = plan.mesh;
+    let axes = [("T", tensor), ("P", pipeline), ("D", data)];
+    let axes = axes.into_iter().filter(|(_, size)| *size > 1);
+    let zero = (plan.zero == Zero::One).then_some(("Z", 1));
+    let parts = axes.chain(sizes).chain(zero);
+    parts.map(|(name, size)| format!("{name}{size}")).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use crate::errors::CommandResult;
 use crate::output;
 use crate::plot::check_picture_file;
 
-/// `--plot` and `--report`.
+/// `--plot` and `--report`: files for people beside the answer.
 #[derive(Clone, Debug, Args)]
-pub struct DocumentArgs {
+pub struct DocumentFiles {
     /// Draw the step times to this file, .svg or .png
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
@@ -19,23 +19,14 @@ pub struct DocumentArgs {
     pub report: Option<PathBuf>,
 }
 
-/// Files for people beside the answer.
-#[derive(Clone, Debug)]
-pub struct DocumentFiles {
-    /// The first picture, as SVG or PNG.
-    pub plot: Option<PathBuf>,
-    /// The answer and all pictures, as HTML.
-    pub report: Option<PathBuf>,
-}
-
-impl DocumentArgs {
-    /// The files.
+impl DocumentFiles {
+    /// The files, checked before a long computation.
     ///
     /// # Errors
     /// A picture that is neither SVG nor PNG, and files that cannot be written.
     pub fn resolve(&self) -> CommandResult<DocumentFiles> {
         self.plot.as_deref().map_or(Ok(()), check_picture_file)?;
         self.report.as_deref().map_or(Ok(()), output::check_writable)?;
-        Ok(DocumentFiles { plot: self.plot.clone(), report: self.report.clone() })
+        Ok(self.clone())
     }
 }

@@ -10,7 +10,7 @@ use narrows_planner::Request;
 use crate::defaults::RequestDefaults;
 use crate::errors::CommandResult;
 
-use super::documents::{DocumentArgs, DocumentFiles};
+use super::documents::DocumentFiles;
 use super::output::{Detail, DetailArgs, OutputArgs, OutputSettings};
 use super::plan_file::PlanFile;
 use super::request::RequestArgs;
@@ -27,7 +27,7 @@ pub struct PlanArgs {
     pub output: OutputArgs,
     /// Picture and page.
     #[command(flatten)]
-    pub documents: DocumentArgs,
+    pub documents: DocumentFiles,
     /// Detail of the report.
     #[command(flatten)]
     pub detail: DetailArgs,
@@ -61,7 +61,7 @@ pub struct PlanFileArgs {
     pub output: OutputArgs,
     /// Picture and page.
     #[command(flatten)]
-    pub documents: DocumentArgs,
+    pub documents: DocumentFiles,
     /// Detail of the report.
     #[command(flatten)]
     pub detail: DetailArgs,

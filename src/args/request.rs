@@ -168,7 +168,7 @@ impl RequestArgs {
             ("--weights", self.weights.is_some()),
             ("--time-limit", self.time_limit.is_some()),
         ];
-        flags.into_iter().filter_map(|(flag, is_set)| is_set.then_some(flag)).collect()
+        set_flags(flags)
     }
 
     /// The flags that were passed and describe the mesh.
@@ -181,7 +181,7 @@ impl RequestArgs {
             ("--micro-batch", self.micro_batch.is_some()),
             ("--zero", self.zero.is_some()),
         ];
-        flags.into_iter().filter_map(|(flag, is_set)| is_set.then_some(flag)).collect()
+        set_flags(flags)
     }
 
     /// A request with these sizes, not validated.
@@ -232,6 +232,11 @@ impl ModelArgs {
 /// The next multiple of `divisor`; the number itself where there is none, which validation rejects.
 fn round_up(number: u64, divisor: u64) -> u64 {
     if divisor == 0 { number } else { number.checked_next_multiple_of(divisor).unwrap_or(number) }
+}
+
+/// The names of the flags that are set.
+fn set_flags<const N: usize>(flags: [(&'static str, bool); N]) -> Vec<&'static str> {
+    flags.into_iter().filter_map(|(flag, is_set)| is_set.then_some(flag)).collect()
 }
 
 /// Checks that the parts of a request fit each other.

@@ -11,7 +11,7 @@ use crate::output;
 use crate::text::thousands;
 use crate::whatif::{Condition, Extreme, Scenario, Sweep, SweepAxis};
 
-use super::documents::{DocumentArgs, DocumentFiles};
+use super::documents::DocumentFiles;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
 use super::request::RequestArgs;
 use super::training_run::TrainingRunArgs;
@@ -54,7 +54,7 @@ pub struct WhatIfArgs {
     pub yes: bool,
     /// Picture and page.
     #[command(flatten)]
-    pub documents: DocumentArgs,
+    pub documents: DocumentFiles,
     /// Planning request.
     #[command(flatten)]
     pub request: RequestArgs,

@@ -48,8 +48,10 @@ impl ComparedPlan {
     }
 }
 
-/// Index of the plan with the highest throughput; the first one of equals.
-pub fn fastest(plans: &[ComparedPlan]) -> usize {
+/// Indices of the plans in descending order of throughput; equal ones keep their order.
+pub fn ranking(plans: &[ComparedPlan]) -> Vec<usize> {
     let time = |index: &usize| plans[*index].seconds_per_token();
-    (0..plans.len()).min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(0)
+    let mut order: Vec<usize> = (0..plans.len()).collect();
+    order.sort_by(|a, b| time(a).total_cmp(&time(b)));
+    order
 }

@@ -8,7 +8,7 @@ use narrows_runtime::{RunError, TimeCategory, count_step};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::report::seconds_by_category;
+use crate::breakdown::seconds_by_category;
 
 use super::ComparedPlan;
 

@@ -1,5 +1,6 @@
 //! Pictures: colours that colour-blind readers tell apart, units on the axes, intervals as whiskers.
 
+mod figure;
 mod heat_map;
 mod line_chart;
 mod picture;
@@ -9,9 +10,11 @@ mod stacked_bars;
 mod sweep;
 mod timeline;
 
-pub use picture::{Picture, check_picture_file};
-pub use plan::{memory_picture, step_time_picture, timeline_picture};
+pub use figure::Figure;
+pub use picture::check_picture_file;
+pub use plan::{memory_picture, step_time_picture};
 pub use sweep::{check_pictures, sweep_figures};
+pub use timeline::timeline_picture;
 
 use plotters::style::RGBColor;
 

@@ -1,6 +1,5 @@
-//! Pictures of a plan: its step time by part, its memory, its pipeline.
+//! Pictures of a plan: its step time by part, and its memory.
 
-use narrows_cost_model::PassSpan;
 use narrows_plan::{Bytes, Seconds};
 use narrows_planner::Prediction;
 use narrows_runtime::TimeCategory;
@@ -9,8 +8,7 @@ use plotters::style::RGBColor;
 use super::PALETTE;
 use super::picture::Picture;
 use super::stacked_bars::{Bar, StackedBars};
-use super::timeline;
-use crate::report::{category_title, predicted_s};
+use crate::breakdown;
 
 /// The step time of plans by part; `None` without plans.
 pub fn step_time_picture(title: &str, plans: &[(&str, &Prediction)]) -> Option<Picture> {
@@ -19,14 +17,14 @@ pub fn step_time_picture(title: &str, plans: &[(&str, &Prediction)]) -> Option<P
         .into_iter()
         .zip(PALETTE)
         .filter(|(category, _)| {
-            plans.iter().any(|(_, plan)| predicted_s(&plan.breakdown_s, *category) > 0.0)
+            plans.iter().any(|(_, plan)| breakdown::predicted_s(&plan.breakdown_s, *category) > 0.0)
         })
         .collect();
     let bar = |(name, plan): &(&str, &Prediction)| Bar {
         name: (*name).to_owned(),
         values: used
             .iter()
-            .map(|(category, _)| 1e3 * predicted_s(&plan.breakdown_s, *category))
+            .map(|(category, _)| 1e3 * breakdown::predicted_s(&plan.breakdown_s, *category))
             .collect(),
         interval: Some(plan.step_time_interval_s.map(|time| 1e3 * time)),
         note: Seconds(plan.step_time_s).to_string(),
@@ -36,7 +34,7 @@ pub fn step_time_picture(title: &str, plans: &[(&str, &Prediction)]) -> Option<P
         axis_label: "step time in ms (whisker: 90 % interval)".into(),
         parts: used
             .iter()
-            .map(|(category, colour)| (category_title(*category).to_owned(), *colour))
+            .map(|(category, colour)| (breakdown::title(*category).to_owned(), *colour))
             .collect(),
         bars: plans.iter().map(bar).collect(),
         limit: None,
@@ -66,9 +64,4 @@ pub fn memory_picture(
         limit: limit_bytes.map(|bytes| (gib(bytes), "limit".to_owned())),
     };
     bars.picture()
-}
-
-/// The passes of each stage over a step; `None` without spans.
-pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
-    timeline::picture(title, spans)
 }

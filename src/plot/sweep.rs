@@ -4,10 +4,10 @@
 use serde_json::Value;
 
 use crate::errors::Problem;
-use crate::report::{Figure, mesh_phrase};
-use crate::text::count;
+use crate::text::{count, mesh_phrase};
 use crate::whatif::{Point, PointOutcome, Sweep, SweepAxis, text_of};
 
+use super::figure::Figure;
 use super::heat_map::{Cell, HeatMap};
 use super::line_chart::{ChartPoint, LineChart, SERIES_MAX, Series};
 

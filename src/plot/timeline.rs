@@ -20,7 +20,7 @@ const ROWS_MAX: i32 = 520;
 const GAPPED: i32 = 4;
 
 /// The timeline of `spans`; `None` without any.
-pub fn picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
+pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
     let stages = spans.iter().map(|span| span.stage + 1).max()? as i32;
     let row = ROW.min(ROWS_MAX / stages).max(2);
     let milliseconds = |seconds: f64| 1e3 * seconds;

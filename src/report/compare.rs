@@ -10,16 +10,17 @@ use serde_json::Value;
 use super::page::{Align, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
-use super::{Report, breakdown, finite_limit, training_run};
+use super::{Report, finite_limit, training_run};
 use crate::args::Detail;
+use crate::breakdown;
 use crate::compare::{
-    ComparedPlan, DecisionDifference, PartDifference, SegmentDifference, communication_parts,
-    fastest, memory_parts, plan_differences, segment_differences, time_parts,
+    ComparedPlan, DecisionDifference, PLANS_MAX, PartDifference, SegmentDifference,
+    communication_parts, memory_parts, plan_differences, ranking, segment_differences, time_parts,
 };
 use crate::text::{half_width, percent, thousands};
 
 /// Names of the plans in tables.
-const LABELS: [&str; 5] = ["A", "B", "C", "D", "E"];
+const LABELS: [&str; PLANS_MAX] = ["A", "B", "C", "D", "E"];
 
 /// Relative difference of step times below which plans are called equally fast.
 const EQUAL: f64 = 5e-4;
@@ -50,6 +51,9 @@ pub struct CompareReport<'a> {
     sent_bytes: Vec<PartDifference>,
     #[serde(skip)]
     tokens: Vec<u64>,
+    /// Plans in descending order of throughput.
+    #[serde(skip)]
+    ranking: Vec<usize>,
 }
 
 /// One of the plans.
@@ -88,15 +92,17 @@ impl<'a> CompareReport<'a> {
             search: plan.search.as_ref().map(SearchSummary::new),
             training_run: plan.training_run,
         };
+        let ranking = ranking(plans);
         Ok(CompareReport {
             plans: plans.iter().zip(LABELS).map(entry).collect(),
-            fastest: LABELS[fastest(plans)],
+            fastest: ranking.first().map_or(LABELS[0], |first| LABELS[*first]),
             decisions: plan_differences(plans),
             segments: segment_differences(plans),
             step_time_s: time_parts(plans),
             memory_bytes: memory_parts(plans),
             sent_bytes: communication_parts(plans)?,
             tokens: plans.iter().map(ComparedPlan::tokens).collect(),
+            ranking,
         })
     }
 
@@ -115,17 +121,9 @@ impl<'a> CompareReport<'a> {
         }
     }
 
-    /// Plans in descending order of throughput.
-    fn ranking(&self) -> Vec<usize> {
-        let rate = |index: usize| self.plans[index].prediction.prediction.tokens_per_s;
-        let mut order: Vec<usize> = (0..self.plans.len()).collect();
-        order.sort_by(|a, b| rate(*b).total_cmp(&rate(*a)));
-        order
-    }
-
     /// The fastest plan, by how much, and where the difference to the next one lies.
     fn verdict(&self) -> String {
-        let order = self.ranking();
+        let order = &self.ranking;
         let (first, second) = (order[0], order[1]);
         let rate = |index: usize| self.plans[index].prediction.prediction.tokens_per_s;
         let faster = |index: usize| rate(first) / rate(index) - 1.0;

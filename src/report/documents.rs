@@ -1,27 +1,11 @@
 //! Answers as files for people: a picture, and a page with pictures.
 
+use super::Report;
 use super::html::html;
-use super::{Page, Report};
 use crate::args::{Detail, DocumentFiles};
 use crate::errors::CommandResult;
 use crate::output;
-use crate::plot::Picture;
-
-/// A picture with a sentence about it.
-#[derive(Clone, Debug)]
-pub struct Figure {
-    /// The picture.
-    pub picture: Picture,
-    /// The sentence.
-    pub caption: String,
-}
-
-impl Figure {
-    /// The figure of a picture, if there is one.
-    pub fn of(picture: Option<Picture>, caption: &str) -> Option<Figure> {
-        picture.map(|picture| Figure { picture, caption: caption.to_owned() })
-    }
-}
+use crate::plot::Figure;
 
 /// Writes the first of `figures` and the page of a report to the files that are asked for.
 ///
@@ -44,7 +28,7 @@ pub fn write_documents(
         (None, _) => {}
     }
     if let Some(file) = &files.report {
-        let page: Page = report.page(Detail::Full);
+        let page = report.page(Detail::Full);
         output::write_file(file, html(&page, &figures, &command_line())?.as_bytes())?;
     }
     Ok(())

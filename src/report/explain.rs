@@ -7,12 +7,12 @@ use narrows_planner::{
 };
 use serde::Serialize;
 
+use super::Report;
 use super::page::{Align, Page};
 use super::prediction::assumed;
 use super::search::SearchSummary;
-use super::{Figure, Report};
 use crate::args::Detail;
-use crate::plot::step_time_picture;
+use crate::plot::{Figure, step_time_picture};
 use crate::text::{plural, plural_with};
 
 /// A plan file with its prediction, to compare with the plan that the search finds.

@@ -5,7 +5,6 @@
 //! the page only.
 
 mod assumptions;
-mod breakdown;
 mod calibration;
 mod check;
 mod compare;
@@ -30,13 +29,12 @@ mod training_run;
 mod validation;
 mod whatif;
 
-pub use breakdown::{predicted_s, seconds_by_category, title as category_title};
 pub use calibration::CalibrationReport;
 pub use check::{CheckReport, check_problems};
 pub use compare::CompareReport;
 pub use decisions::{OpDecision, op_decisions};
 pub use doctor::DoctorReport;
-pub use documents::{Figure, write_documents};
+pub use documents::write_documents;
 pub use explain::{ExplainReport, PricedFile};
 pub use field_list::FieldListReport;
 pub use infeasible::InfeasibleReport;
@@ -47,7 +45,7 @@ pub use solution::SolutionReport;
 pub use token_file::{NewTokenFileReport, TokenFileReport};
 pub use trace::{MeasuredTrace, TraceEvent, measured_events, predicted_events};
 pub use validation::ValidationReport;
-pub use whatif::{WhatIfReport, mesh_phrase};
+pub use whatif::WhatIfReport;
 
 use narrows_plan::Bytes;
 use page::Page;

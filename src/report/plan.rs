@@ -12,10 +12,10 @@ use serde::Serialize;
 use super::page::{Align, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
-use super::{Figure, Report, decisions, finite_limit, training_run};
+use super::{Report, decisions, finite_limit, training_run};
 use crate::args::Detail;
 use crate::output;
-use crate::plot::{memory_picture, step_time_picture, timeline_picture};
+use crate::plot::{Figure, memory_picture, step_time_picture, timeline_picture};
 use crate::priced_plan::PricedPlan;
 use crate::text::{count, plural, thousands};
 
@@ -94,9 +94,12 @@ impl<'a> PlanReport<'a> {
         let caption = "Peak memory of a device on each pipeline stage: weights, gradients, optimizer states and \
                        activations.";
         figures.extend(Figure::of(memory, caption));
+        if mesh.pipeline == 1 {
+            return figures;
+        }
         let prices = Prices::new(profile, self.decisions.executor, &mesh);
         let spans = simulate(self.program, &|kernel| prices.kernel_time(kernel)).spans;
-        if mesh.pipeline > 1 && spans.len() <= SPANS_MAX {
+        if spans.len() <= SPANS_MAX {
             let timeline = timeline_picture(&of("pipeline"), &spans);
             let caption = "Simulated passes of every microbatch; white is idle time.";
             figures.extend(Figure::of(timeline, caption));

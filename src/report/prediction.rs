@@ -7,8 +7,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::page::{Align, Page};
-use super::{assumptions, breakdown, kernels};
+use super::{assumptions, kernels};
 use crate::args::Detail;
+use crate::breakdown;
 use crate::text::{percent, thousands};
 
 /// A prediction with the memory limit that it is compared to.

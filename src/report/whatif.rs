@@ -9,7 +9,6 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::breakdown::predicted_s;
 use super::infeasible::InfeasibleReport;
 use super::page::{Align, Page};
 use super::prediction::PredictionReport;
@@ -18,8 +17,9 @@ use super::solution::SolutionReport;
 use super::training_run::{duration, rounded};
 use super::{Report, finite_limit};
 use crate::args::Detail;
+use crate::breakdown::predicted_s;
 use crate::errors::Problem;
-use crate::text::{half_width, percent, plural, thousands};
+use crate::text::{half_width, percent, plan_phrase, plural, thousands};
 use crate::whatif::{Point, PointOutcome, SweepAxis, text_of};
 
 /// Answer of `narrows whatif`.
@@ -336,26 +336,6 @@ const RUN_RESULTS: [(&str, Align); 6] = [
     ("goodput", Align::Right),
     ("plan", Align::Left),
 ];
-
-/// Mesh axes longer than one, microbatch and ZeRO stage: `T4 D8 b2 Z1`.
-fn plan_phrase(plan: &Plan) -> String {
-    phrase(plan, [("b", plan.workload.micro_batch)])
-}
-
-/// As [`plan_phrase`], without the microbatch; `1 device` where no axis is longer than one.
-pub fn mesh_phrase(plan: &Plan) -> String {
-    let phrase = phrase(plan, []);
-    if phrase.is_empty() { "1 device".into() } else { phrase }
-}
-
-fn phrase<const N: usize>(plan: &Plan, sizes: [(&str, u64); N]) -> String {
-    let Mesh { tensor, pipeline, data } = plan.mesh;
-    let axes = [("T", tensor), ("P", pipeline), ("D", data)];
-    let axes = axes.into_iter().filter(|(_, size)| *size > 1);
-    let zero = (plan.zero == Zero::One).then_some(("Z", 1));
-    let parts = axes.chain(sizes).chain(zero);
-    parts.map(|(name, size)| format!("{name}{size}")).collect::<Vec<_>>().join(" ")
-}
 
 /// Title of the column of a field. The last part of a path tells the columns of a table apart well enough.
 fn title(name: &str) -> String {

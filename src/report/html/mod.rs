@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use super::documents::Figure;
 use super::page::{Align, Item, Page};
 use crate::errors::CommandResult;
+use crate::plot::Figure;
 
 const STYLE: &str = include_str!("page.css");
 /// Sorts a table by the column whose title is clicked.

@@ -14,9 +14,10 @@ use narrows_runtime::train::{TrainEnd, TrainedStep};
 use narrows_runtime::{TimeBreakdown, TimeCategory, Trainer};
 use serde::Serialize;
 
+use super::Report;
 use super::page::{Align, Page};
-use super::{Report, breakdown};
 use crate::args::{Detail, ExecutionTarget, RunOrigin, TrainSettings};
+use crate::breakdown;
 use crate::text::{plural, thousands};
 
 pub use history::RunHistory;
