@@ -1,6 +1,7 @@
 //! Flags of `plan`, `cost` and `explain`.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::Args;
 use narrows_cost_model::TrainingRunTerms;
@@ -14,6 +15,7 @@ use super::documents::DocumentFiles;
 use super::output::{Detail, DetailArgs, OutputArgs, OutputSettings};
 use super::plan_file::PlanFile;
 use super::request::RequestArgs;
+use super::trace::StepTraceArgs;
 use super::training_run::TrainingRunArgs;
 
 /// Flags of `plan`.
@@ -31,6 +33,9 @@ pub struct PlanArgs {
     /// Detail of the report.
     #[command(flatten)]
     pub detail: DetailArgs,
+    /// Trace of the simulated step.
+    #[command(flatten)]
+    pub trace: StepTraceArgs,
     /// Training run.
     #[command(flatten)]
     pub training_run: TrainingRunArgs,
@@ -42,6 +47,9 @@ pub struct CostArgs {
     /// Plan or request.
     #[command(flatten)]
     pub file: PlanFileArgs,
+    /// Trace of the simulated step.
+    #[command(flatten)]
+    pub trace: StepTraceArgs,
     /// Training run.
     #[command(flatten)]
     pub training_run: TrainingRunArgs,
@@ -85,6 +93,8 @@ pub struct PlanSettings {
     pub output: OutputSettings,
     /// Picture and page.
     pub documents: DocumentFiles,
+    /// File for the trace of the simulated step.
+    pub trace: Option<PathBuf>,
     /// Detail of the report.
     pub detail: Detail,
     /// The training run to estimate.
@@ -102,6 +112,8 @@ pub struct CostSettings {
     pub output: OutputSettings,
     /// Picture and page.
     pub documents: DocumentFiles,
+    /// File for the trace of the simulated step.
+    pub trace: Option<PathBuf>,
     /// Detail of the report.
     pub detail: Detail,
     /// The training run to estimate.
@@ -132,9 +144,10 @@ impl PlanArgs {
         let output = self.output.resolve()?;
         let training_run = self.training_run.resolve()?;
         let documents = self.documents.resolve()?;
+        let trace = self.trace.resolve()?;
         let request = self.request.resolve(&RequestDefaults::PLAN)?;
         let detail = self.detail.resolve();
-        Ok(PlanSettings { request, output, documents, detail, training_run })
+        Ok(PlanSettings { request, output, documents, trace, detail, training_run })
     }
 }
 
@@ -147,6 +160,7 @@ impl CostArgs {
         let PlanFileArgs { plan, request, output, documents, detail } = &self.file;
         let output = output.resolve()?;
         let documents = documents.resolve()?;
+        let trace = self.trace.resolve()?;
         let training_run = self.training_run.resolve()?;
         let (selection, memory_limit) = match plan {
             Some(argument) => {
@@ -164,7 +178,7 @@ impl CostArgs {
             }
         };
         let detail = detail.resolve();
-        Ok(CostSettings { selection, memory_limit, output, documents, detail, training_run })
+        Ok(CostSettings { selection, memory_limit, output, documents, trace, detail, training_run })
     }
 }
 

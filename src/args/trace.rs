@@ -1,6 +1,6 @@
 //! Flags for traces.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -24,6 +24,16 @@ pub struct TraceArgs {
     pub trace_steps: Option<RangeInclusive<u64>>,
 }
 
+/// Flag for the trace of a simulated step.
+#[derive(Clone, Debug, Args)]
+pub struct StepTraceArgs {
+    /// Write the simulated step to this file, for Perfetto (ui.perfetto.dev) or chrome://tracing
+    ///
+    /// A process is a device; its threads are the passes, compute and communication.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<OsString>,
+}
+
 /// Settings of a trace.
 #[derive(Debug)]
 pub struct TraceSettings {
@@ -40,16 +50,34 @@ impl TraceArgs {
     /// A stream instead of a file, and steps beyond the end of the run.
     pub fn resolve(&self, steps: u64) -> CommandResult<Option<TraceSettings>> {
         let Some(file) = &self.trace else { return Ok(None) };
-        if output::is_stdout(file) {
-            let problem = Problem::new("--trace", "a trace cannot go to standard output");
-            return Err(Failure::input(problem.hint("the name of a file")));
-        }
+        reject_stdout(file)?;
         if let Some(range) = self.trace_steps.as_ref().filter(|range| *range.end() > steps) {
             let message = format!("the run has {steps} steps, and no step {}", range.end());
             return Err(Failure::input(Problem::new("--trace-steps", message)));
         }
         Ok(Some(TraceSettings { file: file.into(), steps: self.trace_steps.clone() }))
     }
+}
+
+impl StepTraceArgs {
+    /// The trace file, checked before a long computation.
+    ///
+    /// # Errors
+    /// A stream instead of a file, and a file that cannot be written.
+    pub fn resolve(&self) -> CommandResult<Option<PathBuf>> {
+        let Some(file) = &self.trace else { return Ok(None) };
+        reject_stdout(file)?;
+        output::check_writable(file.as_ref())?;
+        Ok(Some(file.into()))
+    }
+}
+
+fn reject_stdout(file: &OsStr) -> CommandResult<()> {
+    if output::is_stdout(file) {
+        let problem = Problem::new("--trace", "a trace cannot go to standard output");
+        return Err(Failure::input(problem.hint("the name of a file")));
+    }
+    Ok(())
 }
 
 /// Parses `5` or `5-7`.

@@ -14,9 +14,9 @@ use crate::report::{PlanReport, check_problems};
 
 /// Prices a plan file, or searches for a plan first.
 pub fn run(args: &CostArgs) -> CommandResult<()> {
-    let CostSettings { selection, memory_limit, output, documents, detail, training_run } =
+    let CostSettings { selection, memory_limit, output, documents, trace, detail, training_run } =
         args.resolve()?;
-    let delivery = Delivery { output, documents, detail, training_run };
+    let delivery = Delivery { output, documents, trace, detail, training_run };
     let file = match selection {
         PlanSelection::File(file) => file,
         PlanSelection::Search(request) => {

@@ -1,8 +1,10 @@
 //! `narrows plan`: finds the fastest plan.
 
-use narrows_cost_model::{Profile, TrainingRunTerms};
+use std::path::{Path, PathBuf};
+
+use narrows_cost_model::{Prices, Profile, TrainingRunTerms, simulate};
 use narrows_plan::strategy::Baseline;
-use narrows_plan::{Mesh, Zero};
+use narrows_plan::{CheckedProgram, Kernel, Mesh, Plan, Zero};
 use narrows_planner::{Request, SearchResult};
 
 use super::search::search;
@@ -10,7 +12,10 @@ use crate::args::{Detail, DocumentFiles, OutputFormat, OutputSettings, PlanArgs,
 use crate::errors::CommandResult;
 use crate::output;
 use crate::priced_plan::PricedPlan;
-use crate::report::{self, InfeasibleReport, PlanReport, write_documents};
+use crate::report::{
+    self, InfeasibleReport, PlanReport, simulated_events, trace_text, traced_devices,
+    write_documents,
+};
 
 /// Content, forms and destinations of the answer on a priced plan.
 pub struct Delivery {
@@ -18,6 +23,8 @@ pub struct Delivery {
     pub output: OutputSettings,
     /// Picture and page.
     pub documents: DocumentFiles,
+    /// File for the trace of the simulated step.
+    pub trace: Option<PathBuf>,
     /// Detail of the report.
     pub detail: Detail,
     /// The training run to estimate.
@@ -26,9 +33,10 @@ pub struct Delivery {
 
 /// Searches, writes the plan, reports.
 pub fn run(args: &PlanArgs) -> CommandResult<()> {
-    let PlanSettings { request, output, documents, detail, training_run } = args.resolve()?;
+    let PlanSettings { request, output, documents, trace, detail, training_run } =
+        args.resolve()?;
     let result = search(&request, output.format);
-    deliver_search(&request, result, &Delivery { output, documents, detail, training_run })
+    deliver_search(&request, result, &Delivery { output, documents, trace, detail, training_run })
 }
 
 /// Writes and reports the plan of a search, with the training run if one is to be estimated.
@@ -85,11 +93,37 @@ fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
 
 /// Writes the plan if requested, and reports it.
 pub fn deliver(report: PlanReport, profile: &Profile, delivery: &Delivery) -> CommandResult<()> {
-    let Delivery { output, documents, detail, .. } = delivery;
+    let Delivery { output, documents, trace, detail, .. } = delivery;
     if let Some(file) = &output.plan_file {
         output::write_plan(file, report.plan())?;
     }
     let report = report.with_file(output.plan_file.as_deref());
     write_documents(&report, || report.figures(profile), documents)?;
+    trace
+        .as_ref()
+        .map_or(Ok(()), |file| write_trace(file, report.program(), report.plan(), profile))?;
     report::print(&report, output.format, *detail, output.plan_on_stdout())
+}
+
+/// Writes the simulated step of a plan as a trace.
+fn write_trace(
+    file: &Path,
+    program: &CheckedProgram,
+    plan: &Plan,
+    profile: &Profile,
+) -> CommandResult<()> {
+    let prices = Prices::new(profile, plan.executor, &plan.mesh);
+    let price = |kernel: &Kernel| prices.kernel_time(kernel);
+    let timeline = simulate(program, &price);
+    let program = program.program();
+    let devices = traced_devices(program);
+    let name = file.display().to_string();
+    if (devices.len() as u64) < plan.mesh.devices() {
+        output::warn(&format!(
+            "{name} has one device of each stage: with all {}, viewers would be slow",
+            plan.mesh.devices()
+        ));
+    }
+    let events = simulated_events(program, &devices, &timeline, &price);
+    output::write_file(file, trace_text(&name, &events)?.as_bytes())
 }

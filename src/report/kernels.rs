@@ -57,7 +57,7 @@ fn distance(octaves: Option<f64>) -> String {
 }
 
 /// A kernel in a few words.
-fn name(kernel: &Kernel) -> String {
+pub fn name(kernel: &Kernel) -> String {
     match kernel {
         Kernel::Gemm(Gemm { m, n, k, batch, accumulate, .. }) => {
             let sizes = [m, n, k].map(|size| thousands(*size)).join(" × ");

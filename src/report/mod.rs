@@ -43,7 +43,10 @@ pub use plan::PlanReport;
 pub use run::{NullRunReport, RunHeader, RunHistory, RunReport, progress_line};
 pub use solution::SolutionReport;
 pub use token_file::{NewTokenFileReport, TokenFileReport};
-pub use trace::{MeasuredTrace, TraceEvent, measured_events, predicted_events};
+pub use trace::{
+    MeasuredTrace, TraceEvent, measured_events, predicted_events, simulated_events, trace_text,
+    traced_devices,
+};
 pub use validation::ValidationReport;
 pub use whatif::WhatIfReport;
 

@@ -80,6 +80,11 @@ impl<'a> PlanReport<'a> {
         self.decisions
     }
 
+    /// The program of the plan.
+    pub fn program(&self) -> &'a CheckedProgram {
+        self.program
+    }
+
     /// Pictures of the plan: its step time by part, its memory, and the passes of its pipeline stages on the hardware of
     /// `profile`.
     pub fn figures(&self, profile: &Profile) -> Vec<Figure> {

@@ -1,19 +1,24 @@
 //! Trace events in the format of Perfetto and chrome://tracing.
 //!
-//! A process of the trace is a device, or a stage of the predicted step, whose devices are equal. A process has three
-//! threads: the step and its passes, compute instructions, and communication. Times are microseconds from the start of
-//! the first traced step, which is also the start of the predicted step.
+//! A process of the trace is a device, or in the trace of a run a stage of the predicted step, whose devices are equal.
+//! A process has three threads: the step and its passes, compute instructions, and communication. Times are microseconds
+//! from the start of the first traced step, which is also the start of the predicted step.
 
 use std::time::Duration;
 
 use narrows_cost_model::{KernelPrice, Timeline, stage_sync_group};
-use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program};
+use narrows_plan::Kernel;
+use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program, StageProgram};
 use narrows_runtime::{
     DeviceId, InstructionSpan, ScheduledInstruction, TimeCategory, Trainer, microbatch_slot,
     scheduled_instructions,
 };
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+
+use super::kernels;
+use crate::errors::CommandResult;
+use crate::output;
 
 const PASSES: u64 = 0;
 const COMPUTE: u64 = 1;
@@ -21,6 +26,9 @@ const COMMUNICATION: u64 = 2;
 
 /// Number of the first process of the predicted step.
 const PREDICTED: u64 = 1_000_000;
+
+/// Most instructions of a simulated trace with all devices: viewers become slow with more.
+const EVENTS_MAX: usize = 500_000;
 
 /// An event, with the field names of the format.
 #[derive(Debug, Serialize)]
@@ -92,16 +100,72 @@ pub fn measured_events(program: &Program, steps: &[MeasuredTrace]) -> Vec<TraceE
     events
 }
 
-/// The events of the predicted step.
+/// The events of the predicted step, with a process for each stage.
 pub fn predicted_events(
     program: &Program,
     timeline: &Timeline,
     price: KernelPrice,
 ) -> Vec<TraceEvent> {
     let mut events = vec![];
-    for (stage, stage_program) in program.stages.iter().enumerate() {
+    for stage in 0..program.stages.len() {
         let process = TraceProcess { pid: PREDICTED + stage as u64, step: 0 };
         events.extend(metadata(process.pid, &format!("predicted: each device of stage {stage}")));
+        process.simulated_step(program, stage, timeline, price, &mut events);
+    }
+    events
+}
+
+/// The events of the predicted step, with a process for each of `devices`.
+pub fn simulated_events(
+    program: &Program,
+    devices: &[DeviceId],
+    timeline: &Timeline,
+    price: KernelPrice,
+) -> Vec<TraceEvent> {
+    let mut events = vec![];
+    for device in devices {
+        let stage = device.stage(&program.context.mesh);
+        let process = TraceProcess { pid: device.0, step: 0 };
+        events.extend(metadata(device.0, &format!("device {} (stage {stage})", device.0)));
+        process.simulated_step(program, stage, timeline, price, &mut events);
+    }
+    events
+}
+
+/// The devices of a simulated trace: all of them, or the first one of each stage where all have more instructions than
+/// a viewer can show.
+pub fn traced_devices(program: &Program) -> Vec<DeviceId> {
+    let mesh = program.context.mesh;
+    let of_step = |stage: &StageProgram| scheduled_instructions(stage).count();
+    let counts: Vec<usize> = program.stages.iter().map(of_step).collect();
+    let devices: Vec<DeviceId> = (0..mesh.devices()).map(DeviceId).collect();
+    if devices.iter().map(|device| counts[device.stage(&mesh)]).sum::<usize>() <= EVENTS_MAX {
+        return devices;
+    }
+    let first = |stage| devices.iter().copied().find(|device| device.stage(&mesh) == stage);
+    (0..counts.len()).filter_map(first).collect()
+}
+
+/// The content of a trace file.
+///
+/// # Errors
+/// Events that cannot be serialized.
+pub fn trace_text(file: &str, events: &[TraceEvent]) -> CommandResult<String> {
+    let document = json!({ "displayTimeUnit": "ms", "traceEvents": events });
+    serde_json::to_string(&document).map_err(|error| output::write_failure(file, &error.into()))
+}
+
+impl TraceProcess {
+    /// Adds the events of the predicted step of a stage.
+    fn simulated_step(
+        self,
+        program: &Program,
+        stage: usize,
+        timeline: &Timeline,
+        price: KernelPrice,
+        events: &mut Vec<TraceEvent>,
+    ) {
+        let stage_program = &program.stages[stage];
         let mut scheduled = vec![];
         // The span of a collective of several stages begins at the stage's arrival, as in a measured step.
         let mut syncs = timeline.stage_syncs.iter().filter(|sync| sync.stage == stage);
@@ -118,12 +182,9 @@ pub fn predicted_events(
                 begin = end;
             }
         }
-        process.step(scheduled.into_iter(), (0.0, 1e6 * timeline.step_time.0), &mut events);
+        self.step(scheduled.into_iter(), (0.0, 1e6 * timeline.step_time.0), events);
     }
-    events
-}
 
-impl TraceProcess {
     /// Adds the events of a step, of its passes and of its instructions.
     fn step<'a>(
         self,
@@ -165,7 +226,7 @@ impl TraceProcess {
             Action::Collective(_) | Action::Send(_) | Action::Receive(_) => COMMUNICATION,
             _ => COMPUTE,
         };
-        let args = json!({
+        let mut args = json!({
             "instruction": instr.action.name(),
             "block": instr.origin.block,
             "op": instr.origin.op,
@@ -173,6 +234,9 @@ impl TraceProcess {
             "microbatch": pass.microbatch,
             "step": self.step,
         });
+        if let Value::Object(args) = &mut args {
+            args.append(&mut work(&instr.kernel()));
+        }
         self.event(
             instr.origin.to_string(),
             TimeCategory::of_instruction(instr).name(),
@@ -192,6 +256,23 @@ impl TraceProcess {
     ) -> TraceEvent {
         TraceEvent { name, ph: "X", cat, ts: begin, dur: end - begin, pid: self.pid, tid, args }
     }
+}
+
+/// The kernel in words, with its FLOPs and bytes: those that cross the memory bus, or those of the unsharded tensors of a
+/// collective.
+fn work(kernel: &Kernel) -> Map<String, Value> {
+    let (flops, bytes) = match kernel {
+        Kernel::Gemm(gemm) => (Some(gemm.flops()), Some(gemm.traffic())),
+        Kernel::Attention(attention) => (Some(attention.flops()), None),
+        Kernel::Fused(fused) => (None, Some(fused.traffic)),
+        Kernel::Collective(collective) => (None, Some(collective.payload)),
+        Kernel::Transfer(transfer) => (None, Some(transfer.bytes)),
+    };
+    let kernel = Some(("kernel", json!(kernels::name(kernel))));
+    let flops = flops.map(|flops| ("flops", json!(flops.0)));
+    let bytes = bytes.map(|bytes| ("bytes", json!(bytes.0)));
+    let args = kernel.into_iter().chain(flops).chain(bytes);
+    args.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// The names of a process and of its threads.

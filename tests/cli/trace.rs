@@ -1,4 +1,4 @@
-//! `narrows run --trace`.
+//! Traces: `narrows run --trace`, and `--trace` of `plan` and `cost`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -173,4 +173,46 @@ fn a_failed_run_writes_the_trace_of_earlier_steps() {
     }
     let (message, trace) = failed_run("--trace-steps 3-4");
     assert!(trace.is_none() && !message.contains("trace"), "{message}");
+}
+
+#[test]
+fn a_simulated_trace_is_as_long_as_the_predicted_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (trace, plan) = (at("trace.json"), at("plan.json"));
+    let request = "--model cola-tiny --hardware a100-80gb --devices 8 --tensor 2 --pipeline 2 \
+        --micro-batch 1 --global-batch 8 --sequence-length 128";
+    for command in [format!("plan {request} --output {plan}"), format!("cost {plan}")] {
+        let answer = json(&format!("{command} --trace {trace}"));
+        let step_us = 1e6 * number(&answer["prediction"], "step_time_s");
+        let events: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
+        let threads = threads(&events);
+        threads.values().for_each(|events| check_nesting(events));
+        let processes: Vec<u64> = threads.keys().map(|(device, _)| *device).collect();
+        assert_eq!((processes.len(), processes.last()), (3 * 8, Some(&7)), "{processes:?}");
+        let instructions = || threads.iter().filter(|((_, thread), _)| *thread > 0);
+        let ends = instructions().flat_map(|(_, events)| events);
+        let end = ends.map(|e| number(e, "ts") + number(e, "dur")).fold(0.0, f64::max);
+        assert!((end - step_us).abs() < SLACK, "{end} µs in the trace, {step_us} µs predicted");
+        // Instructions of one device follow each other, so their times add up to at most the step.
+        for device in 0..8 {
+            let events = instructions().filter(|((process, _), _)| *process == device);
+            let busy: f64 = events.flat_map(|(_, events)| events).map(|e| number(e, "dur")).sum();
+            assert!(busy <= step_us + SLACK && busy > 0.5 * step_us, "device {device}: {busy}");
+        }
+        let gemm = threads[&(0, 1)]
+            .iter()
+            .find(|e| e["args"]["kernel"].as_str().unwrap().starts_with("GEMM"));
+        let gemm = gemm.expect("a GEMM");
+        assert!(number(&gemm["args"], "flops") > number(&gemm["args"], "bytes"), "{gemm}");
+        let microbatches = threads[&(0, 2)].iter().filter_map(|e| e["args"]["microbatch"].as_u64());
+        assert_eq!(microbatches.max(), Some(3), "four microbatches of each replica");
+    }
+    for (flags, part) in [
+        ("--trace -", "--trace: a trace cannot go to standard output"),
+        ("--trace missing/trace.json", "missing/trace.json: cannot be written"),
+    ] {
+        let message = failure(&format!("plan {request} {flags}"), 2);
+        assert!(message.contains(part), "{message}");
+    }
 }

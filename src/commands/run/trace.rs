@@ -8,7 +8,7 @@ use narrows_runtime::train::TrainedStep;
 use crate::args::TraceSettings;
 use crate::errors::CommandResult;
 use crate::output;
-use crate::report::{MeasuredTrace, TraceEvent, measured_events, predicted_events};
+use crate::report::{MeasuredTrace, TraceEvent, measured_events, predicted_events, trace_text};
 use crate::text::plural;
 
 /// Collects the events of a run's steps.
@@ -68,9 +68,7 @@ impl<'a> Tracer<'a> {
         }
         let mut events = measured_events(trainer.session().program(), &self.measured);
         events.append(&mut self.predicted);
-        let document = serde_json::json!({ "displayTimeUnit": "ms", "traceEvents": events });
-        let text = serde_json::to_string(&document)
-            .map_err(|error| output::write_failure(&name, &error.into()))?;
+        let text = trace_text(&name, &events)?;
         output::write_file(&self.settings.file, text.as_bytes())
     }
 }
