@@ -9,6 +9,7 @@ mod breakdown;
 mod cache_dir;
 mod calibrate;
 mod cluster;
+mod collectives;
 mod commands;
 mod compare;
 mod cuda_loader;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::errors::CommandResult;
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
-use crate::plot::check_picture_file;
+use crate::plot::{PlotKind, check_picture_file};
 
 /// `--plot` and `--report`: files for people beside the answer.
 #[derive(Clone, Debug, Args)]
@@ -14,17 +14,29 @@ pub struct DocumentFiles {
     /// Draw the step times to this file, .svg or .png
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
+    /// Picture to draw with --plot [default: the first that the command has]
+    ///
+    /// `plan` and `cost` have step-time, memory, pipeline, block and roofline; `explain` has step-time; `whatif` has
+    /// lines and heat-map.
+    #[arg(long, value_name = "KIND", requires = "plot")]
+    pub plot_kind: Option<PlotKind>,
     /// Write the answer with pictures to this HTML file
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }
 
 impl DocumentFiles {
-    /// The files, checked before a long computation.
+    /// The files, checked before a long computation. `kinds` are the pictures that the command can draw.
     ///
     /// # Errors
-    /// A picture that is neither SVG nor PNG, and files that cannot be written.
-    pub fn resolve(&self) -> CommandResult<DocumentFiles> {
+    /// A picture that the command does not draw or that is neither SVG nor PNG, and files that cannot be written.
+    pub fn resolve(&self, kinds: &[PlotKind]) -> CommandResult<DocumentFiles> {
+        if let Some(kind) = self.plot_kind.filter(|kind| !kinds.contains(kind)) {
+            let message = format!("this command draws no picture `{}`", kind.name());
+            return Err(Failure::input(
+                Problem::new("--plot-kind", message).hint(PlotKind::names(kinds)),
+            ));
+        }
         self.plot.as_deref().map_or(Ok(()), check_picture_file)?;
         self.report.as_deref().map_or(Ok(()), output::check_writable)?;
         Ok(self.clone())

@@ -10,6 +10,7 @@ use narrows_planner::Request;
 
 use crate::defaults::RequestDefaults;
 use crate::errors::CommandResult;
+use crate::plot::PlotKind;
 
 use super::documents::DocumentFiles;
 use super::output::{Detail, DetailArgs, OutputArgs, OutputSettings};
@@ -143,7 +144,7 @@ impl PlanArgs {
     pub fn resolve(&self) -> CommandResult<PlanSettings> {
         let output = self.output.resolve()?;
         let training_run = self.training_run.resolve()?;
-        let documents = self.documents.resolve()?;
+        let documents = self.documents.resolve(PlotKind::OF_PLAN)?;
         let trace = self.trace.resolve()?;
         let request = self.request.resolve(&RequestDefaults::PLAN)?;
         let detail = self.detail.resolve();
@@ -159,7 +160,7 @@ impl CostArgs {
     pub fn resolve(&self) -> CommandResult<CostSettings> {
         let PlanFileArgs { plan, request, output, documents, detail } = &self.file;
         let output = output.resolve()?;
-        let documents = documents.resolve()?;
+        let documents = documents.resolve(PlotKind::OF_PLAN)?;
         let trace = self.trace.resolve()?;
         let training_run = self.training_run.resolve()?;
         let (selection, memory_limit) = match plan {
@@ -189,7 +190,7 @@ impl PlanFileArgs {
     /// Inputs that cannot be read, and an invalid request.
     pub fn resolve_explain(&self) -> CommandResult<ExplainSettings> {
         let output = self.output.resolve()?;
-        let documents = self.documents.resolve()?;
+        let documents = self.documents.resolve(PlotKind::OF_PLANS)?;
         let (request, compared) = match &self.plan {
             Some(argument) => {
                 let mut file = PlanFile::read(argument, &self.request.model)?;

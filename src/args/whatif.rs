@@ -8,6 +8,7 @@ use clap::Args;
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
+use crate::plot::PlotKind;
 use crate::text::thousands;
 use crate::whatif::{Condition, Extreme, Scenario, Sweep, SweepAxis};
 
@@ -130,7 +131,7 @@ impl WhatIfArgs {
         if let Some(file) = self.csv.as_ref().filter(|file| !output::is_stdout(file)) {
             output::check_writable(&PathBuf::from(file))?;
         }
-        let documents = self.documents.resolve()?;
+        let documents = self.documents.resolve(PlotKind::OF_SWEEP)?;
         let csv_on_stdout = self.csv.as_ref().is_some_and(|file| output::is_stdout(file));
         if csv_on_stdout && format == OutputFormat::Json {
             let message = "the rows and the JSON answer would both go to standard output";

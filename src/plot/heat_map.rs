@@ -2,8 +2,8 @@
 
 use plotters::style::RGBColor;
 
-use super::INK;
 use super::picture::{Anchor, Picture};
+use super::{INK, blended};
 
 /// Cells by column and row.
 #[derive(Clone, Debug)]
@@ -74,7 +74,8 @@ impl HeatMap {
                     true => ((cell.value.ln() - low) / (high - low)).clamp(0.0, 1.0),
                     false => 0.0,
                 };
-                let colour = cell.map_or(EMPTY, |cell| mixed(share(cell)));
+                let colour =
+                    cell.map_or(EMPTY, |cell| blended(COLOURS[0], COLOURS[1], share(cell)));
                 picture.rectangle([corner(column, row), corner(column + 1, row + 1)], colour);
                 let centre = corner(column, row).0 + width / 2;
                 if let Some(cell) = cell.filter(|_| width >= LABELLED) {
@@ -112,13 +113,6 @@ impl HeatMap {
     fn cell(&self, column: usize, row: usize) -> Option<&Cell> {
         self.cells.get(row * self.columns.1.len() + column)?.as_ref()
     }
-}
-
-/// The colour at a share of the way from the lightest to the darkest.
-fn mixed(share: f64) -> RGBColor {
-    let [light, dark] = COLOURS;
-    let mix = |a: u8, b: u8| (f64::from(a) + share * (f64::from(b) - f64::from(a))).round() as u8;
-    RGBColor(mix(light.0, dark.0), mix(light.1, dark.1), mix(light.2, dark.2))
 }
 
 #[cfg(test)]

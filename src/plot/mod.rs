@@ -1,21 +1,27 @@
 //! Pictures: colours that colour-blind readers tell apart, units on the axes, intervals as whiskers.
 
+mod block;
 mod figure;
 mod heat_map;
+mod layered_graph;
 mod line_chart;
 mod picture;
 mod plan;
+mod roofline;
 mod scale;
 mod stacked_bars;
 mod sweep;
 mod timeline;
 
-pub use figure::Figure;
+pub use block::block_picture;
+pub use figure::{Figure, PlotKind};
 pub use picture::check_picture_file;
 pub use plan::{memory_picture, step_time_picture};
+pub use roofline::roofline_picture;
 pub use sweep::{check_pictures, sweep_figures};
 pub use timeline::timeline_picture;
 
+use narrows_runtime::TimeCategory;
 use plotters::style::RGBColor;
 
 /// Colours of series, after Okabe and Ito: distinguishable with any kind of colour blindness, and on white and dark
@@ -35,3 +41,15 @@ pub const PALETTE: [RGBColor; 8] = [
 pub const INK: RGBColor = RGBColor(40, 40, 40);
 /// Grid lines.
 pub const GRID: RGBColor = RGBColor(222, 222, 222);
+
+/// The colour of a category of time, the same in every picture.
+fn category_colour(category: TimeCategory) -> RGBColor {
+    let index = TimeCategory::ALL.iter().position(|other| *other == category);
+    PALETTE[index.unwrap_or(PALETTE.len() - 1)]
+}
+
+/// The colour at a share of the way from `from` to `to`.
+fn blended(from: RGBColor, to: RGBColor, share: f64) -> RGBColor {
+    let mix = |a: u8, b: u8| (f64::from(a) + share * (f64::from(b) - f64::from(a))).round() as u8;
+    RGBColor(mix(from.0, to.0), mix(from.1, to.1), mix(from.2, to.2))
+}

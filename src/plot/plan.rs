@@ -3,29 +3,21 @@
 use narrows_plan::{Bytes, Seconds};
 use narrows_planner::Prediction;
 use narrows_runtime::TimeCategory;
-use plotters::style::RGBColor;
 
-use super::PALETTE;
 use super::picture::Picture;
 use super::stacked_bars::{Bar, StackedBars};
+use super::{PALETTE, category_colour};
 use crate::breakdown;
 
 /// The step time of plans by part; `None` without plans.
 pub fn step_time_picture(title: &str, plans: &[(&str, &Prediction)]) -> Option<Picture> {
-    // A category has the same colour in every picture.
-    let used: Vec<(TimeCategory, RGBColor)> = TimeCategory::ALL
-        .into_iter()
-        .zip(PALETTE)
-        .filter(|(category, _)| {
-            plans.iter().any(|(_, plan)| breakdown::predicted_s(&plan.breakdown_s, *category) > 0.0)
-        })
-        .collect();
+    let seconds = |plan: &Prediction, category| breakdown::predicted_s(&plan.breakdown_s, category);
+    let is_used =
+        |category: &TimeCategory| plans.iter().any(|(_, plan)| seconds(plan, *category) > 0.0);
+    let used: Vec<TimeCategory> = TimeCategory::ALL.into_iter().filter(is_used).collect();
     let bar = |(name, plan): &(&str, &Prediction)| Bar {
         name: (*name).to_owned(),
-        values: used
-            .iter()
-            .map(|(category, _)| 1e3 * breakdown::predicted_s(&plan.breakdown_s, *category))
-            .collect(),
+        values: used.iter().map(|category| 1e3 * seconds(plan, *category)).collect(),
         interval: Some(plan.step_time_interval_s.map(|time| 1e3 * time)),
         note: Seconds(plan.step_time_s).to_string(),
     };
@@ -34,7 +26,7 @@ pub fn step_time_picture(title: &str, plans: &[(&str, &Prediction)]) -> Option<P
         axis_label: "step time in ms (whisker: 90 % interval)".into(),
         parts: used
             .iter()
-            .map(|(category, colour)| (breakdown::title(*category).to_owned(), *colour))
+            .map(|category| (breakdown::title(*category).to_owned(), category_colour(*category)))
             .collect(),
         bars: plans.iter().map(bar).collect(),
         limit: None,

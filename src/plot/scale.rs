@@ -37,6 +37,24 @@ impl Scale {
         Some(Scale { low, high, is_log: false })
     }
 
+    /// The logarithmic scale over positive values with room beyond its ends: a factor. `None` without values.
+    pub fn logarithmic(values: impl Iterator<Item = f64>, room: f64) -> Option<Scale> {
+        let positive: Vec<f64> = values.filter(|value| value.is_finite() && *value > 0.0).collect();
+        let low = positive.iter().copied().reduce(f64::min)?;
+        let high = positive.into_iter().reduce(f64::max)?;
+        Some(Scale { low: low / room, high: high * room, is_log: true })
+    }
+
+    /// The lower end.
+    pub fn low(&self) -> f64 {
+        self.low
+    }
+
+    /// The upper end.
+    pub fn high(&self) -> f64 {
+        self.high
+    }
+
     /// The scale with room beyond its ends: a share of the whole.
     pub fn padded(self, share: f64) -> Scale {
         let [low, high] = [self.low, self.high].map(|value| self.scaled(value));
@@ -71,10 +89,14 @@ impl Scale {
         (first..=last).map(|index| index as f64 * step).collect()
     }
 
-    /// 1, 2 and 5 times the powers of ten; only the powers where these are many.
+    /// 1, 2 and 5 times the powers of ten; only the powers where these are many, and more multiples within a decade.
     fn log_ticks(&self) -> Vec<f64> {
         let decades = (self.high / self.low).log10();
-        let multiples: &[f64] = if decades > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let multiples: &[f64] = match decades {
+            0.0..=1.0 => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
+            1.0..=3.0 => &[1.0, 2.0, 5.0],
+            _ => &[1.0],
+        };
         let powers = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
         powers
             .flat_map(|power| multiples.iter().map(move |m| m * 10_f64.powi(power)))

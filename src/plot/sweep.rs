@@ -7,7 +7,7 @@ use crate::errors::Problem;
 use crate::text::{count, mesh_phrase};
 use crate::whatif::{Point, PointOutcome, Sweep, SweepAxis, text_of};
 
-use super::figure::Figure;
+use super::figure::{Figure, PlotKind};
 use super::heat_map::{Cell, HeatMap};
 use super::line_chart::{ChartPoint, LineChart, SERIES_MAX, Series};
 
@@ -40,11 +40,11 @@ pub fn sweep_figures(
     let few_lines = lines(axes, sweep, x) <= SERIES_MAX;
     let chart = few_lines.then(|| step_time_chart(axes, points, outcomes)).flatten();
     let caption = "Step time of the fastest plan of each point; whiskers are 90 % intervals.";
-    let chart = Figure::of(chart.and_then(|chart| chart.picture()), caption);
+    let chart = Figure::of(PlotKind::Lines, chart.and_then(|chart| chart.picture()), caption);
     let map = makes_heat_map(axes, sweep).then(|| throughput_map(axes, x, points, outcomes));
     let caption = "Tokens per second of the fastest plan: the darker, the more. Lines separate meshes and ZeRO \
                    stages.";
-    let map = Figure::of(map.flatten().and_then(|map| map.picture()), caption);
+    let map = Figure::of(PlotKind::HeatMap, map.flatten().and_then(|map| map.picture()), caption);
     chart.into_iter().chain(map).collect()
 }
 

@@ -7,14 +7,14 @@ use std::fmt;
 use narrows_plan::emit::{InstrTemplate, copy_forward, flow_backward, op_backward, op_forward};
 use narrows_plan::graph::{Grouping, OpId, SegmentKind, ValueId};
 use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::program::Action;
 use narrows_plan::strategy::{Save, op_parameters};
-use narrows_plan::{Axis, Bytes, Context, Plan, ResolvedPlan, SegmentPlan, WeightSplit};
+use narrows_plan::{Bytes, Context, Plan, ResolvedPlan, SegmentPlan, WeightSplit};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::page::{Align, Page};
 use crate::args::Detail;
+use crate::collectives::tensor_collectives;
 
 const COLUMNS: [(&str, Align); 5] = [
     ("op", Align::Left),
@@ -229,19 +229,12 @@ fn value_backward(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<Ins
     flow_backward(plan.segment.value(id), &plan.choice.flows[id.0 as usize], context)
 }
 
-/// The tensor-axis collectives of some instructions: `AR 96.0 MiB`.
+/// The tensor-axis collectives of some instructions: `AR 96.0 MiB`. Statistics beside payloads are listed in the table of
+/// payloads.
 fn collectives(templates: &[InstrTemplate]) -> String {
-    let mut kinds: BTreeMap<&str, Bytes> = BTreeMap::new();
-    for template in templates {
-        if let Action::Collective(collective) = &template.action
-            && collective.axis == Axis::Tensor
-        {
-            // A statistic that is reduced along with a payload is listed in the table of payloads.
-            let alone = collective.payload == Bytes(0);
-            *kinds.entry(abbreviation(collective.kind())).or_default() +=
-                if alone { collective.statistic } else { collective.payload };
-        }
-    }
+    let kinds = tensor_collectives(templates).into_iter();
+    let kinds: BTreeMap<&str, Bytes> =
+        kinds.map(|(kind, bytes)| (abbreviation(kind), bytes)).collect();
     let phrases: Vec<String> =
         kinds.into_iter().map(|(kind, bytes)| format!("{kind} {bytes}")).collect();
     phrases.join(", ")

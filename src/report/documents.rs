@@ -3,14 +3,14 @@
 use super::Report;
 use super::html::html;
 use crate::args::{Detail, DocumentFiles};
-use crate::errors::CommandResult;
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
-use crate::plot::Figure;
+use crate::plot::{Figure, PlotKind};
 
-/// Writes the first of `figures` and the page of a report to the files that are asked for.
+/// Writes the first of `figures`, or that of the requested kind, and the page of a report to the files that are asked for.
 ///
 /// # Errors
-/// A file cannot be written.
+/// A file cannot be written, or no figure has the requested kind.
 pub fn write_documents(
     report: &impl Report,
     figures: impl FnOnce() -> Vec<Figure>,
@@ -20,16 +20,28 @@ pub fn write_documents(
         return Ok(());
     }
     let figures = figures();
-    match (&files.plot, figures.first()) {
-        (Some(file), Some(figure)) => figure.picture.write(file)?,
-        (Some(file), None) => {
-            output::warn(&format!("{} is not written: there is nothing to draw", file.display()));
+    if let Some(file) = &files.plot {
+        let chosen = figures.iter().find(|figure| files.plot_kind.is_none_or(|k| figure.kind == k));
+        match (chosen, files.plot_kind) {
+            (Some(figure), _) => figure.picture.write(file)?,
+            (None, Some(kind)) => {
+                let message = format!("this answer has no picture `{}`", kind.name());
+                let kinds: Vec<PlotKind> = figures.iter().map(|figure| figure.kind).collect();
+                let hint = PlotKind::names(&kinds);
+                return Err(Failure::input(Problem::new("--plot-kind", message).hint(hint)));
+            }
+            (None, None) => {
+                let file = file.display();
+                output::warn(&format!("{file} is not written: there is nothing to draw"));
+            }
         }
-        (None, _) => {}
     }
     if let Some(file) = &files.report {
         let page = report.page(Detail::Full);
-        output::write_file(file, html(&page, &figures, &command_line())?.as_bytes())?;
+        output::write_file(
+            file,
+            html(&page, &report.summary(), &figures, &command_line())?.as_bytes(),
+        )?;
     }
     Ok(())
 }

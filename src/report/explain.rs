@@ -12,7 +12,7 @@ use super::page::{Align, Page};
 use super::prediction::assumed;
 use super::search::SearchSummary;
 use crate::args::Detail;
-use crate::plot::{Figure, step_time_picture};
+use crate::plot::{Figure, PlotKind, step_time_picture};
 use crate::text::{plural, plural_with};
 
 /// A plan file with its prediction, to compare with the plan that the search finds.
@@ -99,7 +99,7 @@ impl ExplainReport<'_> {
         let plans: Vec<(&str, &Prediction)> = plans.collect();
         let picture = step_time_picture(&format!("{}: step time by part", self.title), &plans);
         let caption = "Parts of the step time of the chosen plan and of its alternatives.";
-        Figure::of(picture, caption).into_iter().collect()
+        Figure::of(PlotKind::StepTime, picture, caption).into_iter().collect()
     }
 
     /// The plans: name, prediction, and step time over that of the chosen plan.

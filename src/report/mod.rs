@@ -64,6 +64,11 @@ use crate::output;
 pub trait Report: Serialize {
     /// The answer for people.
     fn page(&self, detail: Detail) -> Page;
+
+    /// The answer in plain words, which leads its HTML page; empty where the page begins with such words.
+    fn summary(&self) -> String {
+        String::new()
+    }
 }
 
 /// Prints a report on standard output; its text goes to standard error where `stdout_in_use` by a file.

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use narrows_cost_model::{Prices, Profile, TrainingRunEstimate, simulate};
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
-use narrows_plan::{Bytes, CheckedProgram, Plan, PlanLayout, ResolvedPlan, Zero};
+use narrows_plan::{Bytes, CheckedProgram, Kernel, Plan, PlanLayout, ResolvedPlan, Zero};
 use narrows_planner::SearchReport;
 use serde::Serialize;
 
@@ -15,7 +15,10 @@ use super::search::SearchSummary;
 use super::{Report, decisions, finite_limit, training_run};
 use crate::args::Detail;
 use crate::output;
-use crate::plot::{Figure, memory_picture, step_time_picture, timeline_picture};
+use crate::plot::{
+    Figure, PlotKind, block_picture, memory_picture, roofline_picture, step_time_picture,
+    timeline_picture,
+};
 use crate::priced_plan::PricedPlan;
 use crate::text::{count, plural, thousands};
 
@@ -94,21 +97,34 @@ impl<'a> PlanReport<'a> {
         let (name, mesh) = ("this plan", self.decisions.mesh);
         let caption = "Parts of the step, averaged over the stages; they add up to the step time.";
         let parts = step_time_picture(&of("step time by part"), &[(name, prediction)]);
-        let mut figures: Vec<Figure> = Figure::of(parts, caption).into_iter().collect();
+        let mut figures: Vec<Figure> =
+            Figure::of(PlotKind::StepTime, parts, caption).into_iter().collect();
         let memory = memory_picture(&of("memory"), prediction, *memory_limit_bytes);
         let caption = "Peak memory of a device on each pipeline stage: weights, gradients, optimizer states and \
                        activations.";
-        figures.extend(Figure::of(memory, caption));
-        if mesh.pipeline == 1 {
-            return figures;
-        }
+        figures.extend(Figure::of(PlotKind::Memory, memory, caption));
         let prices = Prices::new(profile, self.decisions.executor, &mesh);
-        let spans = simulate(self.program, &|kernel| prices.kernel_time(kernel)).spans;
-        if spans.len() <= SPANS_MAX {
-            let timeline = timeline_picture(&of("pipeline"), &spans);
+        let price = |kernel: &Kernel| prices.kernel_time(kernel);
+        if mesh.pipeline > 1 {
+            let spans = simulate(self.program, &price).spans;
+            let few = spans.len() <= SPANS_MAX;
+            let timeline = few.then(|| timeline_picture(&of("pipeline"), &spans)).flatten();
             let caption = "Simulated passes of every microbatch; white is idle time.";
-            figures.extend(Figure::of(timeline, caption));
+            figures.extend(Figure::of(PlotKind::Pipeline, timeline, caption));
         }
+        let blocks: Vec<_> = self.resolved.stages.iter().flatten().collect();
+        let Some(middle) = blocks.get(blocks.len() / 2) else { return figures };
+        let (layer, context) = (middle.layer, &self.resolved.context);
+        let block = of(&format!("block {layer}"));
+        let graph = block_picture(&block, &middle.plan, context, &price);
+        let caption = "The middle block under this plan: ops with their weights, layouts of the tensors between them, \
+                       and collectives where layouts change.";
+        figures.extend(Figure::of(PlotKind::Block, graph, caption));
+        let roofline = of(&format!("GEMMs of block {layer}"));
+        let roofline = roofline_picture(&roofline, &middle.plan, context, profile, &prices);
+        let caption = "GEMMs of the forward pass of the middle block below the roof of the device: the peak, and the \
+                       memory bandwidth times the arithmetic intensity.";
+        figures.extend(Figure::of(PlotKind::Roofline, roofline, caption));
         figures
     }
 
@@ -204,6 +220,14 @@ impl<'a> PlanReport<'a> {
 }
 
 impl Report for PlanReport<'_> {
+    fn summary(&self) -> String {
+        let prediction = self.prediction.summary();
+        let search = self.search.as_ref();
+        let search =
+            search.map_or(String::new(), |search| format!(" Search: {}.", search.verdict()));
+        format!("{prediction}{search}")
+    }
+
     fn page(&self, detail: Detail) -> Page {
         let mut page = Page::default();
         page.heading(self.title());

@@ -45,6 +45,36 @@ impl PredictionReport<'_> {
         fields
     }
 
+    /// Step time, throughput, memory and the parts of the step in sentences.
+    pub fn summary(&self) -> String {
+        let prediction = self.prediction;
+        let [low, high] = prediction.step_time_interval_s.map(Seconds);
+        let seconds = |category| breakdown::predicted_s(&prediction.breakdown_s, category);
+        let mut parts = TimeCategory::ALL;
+        parts.sort_by(|a, b| seconds(*b).total_cmp(&seconds(*a)));
+        let part = |category| {
+            let share = percent(seconds(category) / prediction.step_time_s);
+            format!("{} ({share})", breakdown::title(category))
+        };
+        let peak = prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default();
+        let memory = self.memory(Bytes(peak));
+        let assumed = match prediction.assumed.is_empty() {
+            true => "All numbers of the hardware were measured.".to_owned(),
+            false => {
+                "Some numbers of the hardware are assumed, not measured: see Uncertainty.".into()
+            }
+        };
+        format!(
+            "A step takes {}, with 90 % probability between {low} and {high}: {} tokens/s, or {} of the devices' peak \
+             FLOP/s. Most of it goes to {} and to {}. The largest stage needs {memory}. {assumed}",
+            Seconds(prediction.step_time_s),
+            thousands(prediction.tokens_per_s.round() as u64),
+            percent(prediction.mfu),
+            part(parts[0]),
+            part(parts[1]),
+        )
+    }
+
     fn memory(&self, peak: Bytes) -> String {
         match self.memory_limit_bytes.map(Bytes) {
             None => format!("{peak} per device, no limit"),

@@ -10,19 +10,32 @@ const STYLE: &str = include_str!("page.css");
 /// Sorts a table by the column whose title is clicked.
 const SCRIPT: &str = include_str!("sort.js");
 
-/// A page as HTML, with figures after its first paragraph or fields. `command` reproduces it.
+/// A page as HTML: its heading, the answer in words, its first paragraph or fields, the figures, the rest. `command`
+/// reproduces it.
 ///
 /// # Errors
 /// A figure that cannot be drawn.
-pub fn html(page: &Page, figures: &[Figure], command: &str) -> CommandResult<String> {
+pub fn html(
+    page: &Page,
+    summary: &str,
+    figures: &[Figure],
+    command: &str,
+) -> CommandResult<String> {
     let mut body = String::new();
     let is_heading = |item: &Item| matches!(item, Item::Heading(_));
     let items = page.items();
     let lead = items.iter().position(|item| !is_heading(item)).map_or(0, |index| index + 1);
-    items[..lead].iter().for_each(|item| write_item(&mut body, item));
-    for Figure { picture, caption } in figures {
-        let (svg, caption) = (picture.svg()?, escaped(caption));
-        body.push_str(&format!("<figure>\n{svg}\n<figcaption>{caption}</figcaption>\n</figure>\n"));
+    for item in &items[..lead] {
+        write_item(&mut body, item);
+        if is_heading(item) && !summary.is_empty() {
+            write_item(&mut body, &Item::Paragraph(summary.to_owned()));
+        }
+    }
+    for Figure { kind, picture, caption } in figures {
+        let (title, svg, caption) = (kind.title(), picture.svg()?, escaped(caption));
+        body.push_str(&format!(
+            "<h2>{title}</h2>\n<figure>\n{svg}\n<figcaption>{caption}</figcaption>\n</figure>\n"
+        ));
     }
     items[lead..].iter().for_each(|item| write_item(&mut body, item));
     let title = items.iter().find_map(|item| match item {
@@ -100,7 +113,7 @@ mod tests {
         page.heading("<script>alert(1)</script> & \"more\"");
         page.fields(&[("a<b", "c>d".to_owned())]);
         page.table(&[("<i>", Align::Left)], &[vec!["</table>".into()]]);
-        let html = html(&page, &[], "narrows plan --model '<x>'").unwrap();
+        let html = html(&page, "", &[], "narrows plan --model '<x>'").unwrap();
         for markup in ["<script>alert", "<i>", "a<b", "</table></td>", "'<x>'"] {
             assert!(!html.contains(markup), "{markup}");
         }
@@ -111,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_page_needs_no_network() {
-        let html = html(&Page::default(), &[], "narrows plan").unwrap();
+        let html = html(&Page::default(), "", &[], "narrows plan").unwrap();
         for reference in ["http:", "https:", "src=", "href=", "@import", "url("] {
             assert!(!html.contains(reference), "{reference}");
         }
