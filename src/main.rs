@@ -24,6 +24,7 @@ mod plot;
 mod priced_plan;
 mod progress;
 mod report;
+mod sensitivity;
 mod signals;
 mod text;
 mod tokenize;

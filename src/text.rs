@@ -84,9 +84,34 @@ fn sizes_phrase<const N: usize>(plan: &Plan, sizes: [(&str, u64); N]) -> String 
     parts.map(|(name, size)| format!("{name}{size}")).collect::<Vec<_>>().join(" ")
 }
 
+/// Rows with a header as CSV (RFC 4180).
+pub fn csv_table(header: &[impl AsRef<str>], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let header = header.iter().map(|cell| cell.as_ref().to_owned()).collect();
+    let line = |cells: Vec<String>| {
+        cells.iter().map(|cell| csv_cell(cell)).collect::<Vec<_>>().join(",") + "\n"
+    };
+    std::iter::once(header).chain(rows).map(line).collect()
+}
+
+/// A cell of a CSV file, quoted where needed.
+fn csv_cell(text: &str) -> String {
+    if text.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cells_with_separators_are_quoted() {
+        let rows = [vec!["a,b".to_owned(), "say \"x\"".to_owned()]];
+        let text = csv_table(&["one", "two"], rows.into_iter());
+        assert_eq!(text, "one,two\n\"a,b\",\"say \"\"x\"\"\"\n");
+    }
 
     #[test]
     fn numbers_are_formatted() {

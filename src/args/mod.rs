@@ -19,6 +19,7 @@ mod plan_file;
 mod request;
 mod run;
 mod schema;
+mod sensitivity;
 mod trace;
 mod training_run;
 mod units;
@@ -45,6 +46,7 @@ pub use plan_file::PlanFile;
 pub use request::{RequestArgs, validate};
 pub use run::{ExecutionTarget, RunArgs, RunSettings, RunTask, TokenSource, TrainSettings};
 pub use schema::{SchemaArgs, SchemaKind};
+pub use sensitivity::{SensitivityArgs, SensitivitySettings};
 pub use trace::TraceSettings;
 pub use training_run::TrainingRunArgs;
 pub use validate::{MeasurementInput, ValidateArgs, ValidateSettings};
@@ -90,6 +92,12 @@ pub enum Command {
     /// --sweep rank=256,512,1024 --sweep hardware.links.inter_node.bandwidth_gbps=12.5,25,50
     #[command(name = "whatif")]
     WhatIf(Box<WhatIfArgs>),
+    /// Rank the numbers that a step time depends on, and what to buy or to measure next
+    ///
+    /// Varies every number of the hardware, the model and the workload, and plans anew for each value: by how
+    /// many percent does the step time change for one percent, what do faster links or devices gain, and which assumed
+    /// numbers would change the plan. Example: sensitivity --model cola-7b --devices 8
+    Sensitivity(Box<SensitivityArgs>),
     /// Prove that a plan is correct: layouts, collectives, transfers, buffer lifetimes, memory
     Check(CheckArgs),
     /// Train a model under a plan, or count what a plan executes

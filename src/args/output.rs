@@ -1,6 +1,7 @@
 //! Flags for the format, the detail and the destination of output.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
@@ -35,12 +36,12 @@ pub struct OutputArgs {
     pub format: FormatArgs,
 }
 
-/// `--verbose`.
+/// `--details`.
 #[derive(Debug, Args)]
 pub struct DetailArgs {
     /// Print the details of a text report too
-    #[arg(short, long)]
-    pub verbose: bool,
+    #[arg(short = 'v', long, visible_alias = "verbose")]
+    pub details: bool,
 }
 
 /// Amount of detail in a text report.
@@ -64,7 +65,7 @@ pub struct OutputSettings {
 impl DetailArgs {
     /// The amount of detail.
     pub fn resolve(&self) -> Detail {
-        if self.verbose { Detail::Full } else { Detail::Summary }
+        if self.details { Detail::Full } else { Detail::Summary }
     }
 }
 
@@ -94,4 +95,23 @@ impl OutputArgs {
         }
         Ok(settings)
     }
+}
+
+/// The file for rows, checked before a long computation.
+///
+/// # Errors
+/// A file that cannot be written, and rows that would mix with JSON on standard output.
+pub fn resolve_csv(
+    file: Option<&OsString>,
+    format: OutputFormat,
+) -> CommandResult<Option<OsString>> {
+    let Some(file) = file else { return Ok(None) };
+    if !output::is_stdout(file) {
+        output::check_writable(&PathBuf::from(file))?;
+    } else if format == OutputFormat::Json {
+        let message = "the rows and the JSON answer would both go to standard output";
+        let problem = Problem::new("--csv", message);
+        return Err(Failure::input(problem.hint("a file for one of them")));
+    }
+    Ok(Some(file.clone()))
 }

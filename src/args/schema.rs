@@ -26,4 +26,6 @@ pub enum SchemaKind {
     /// Answers of `whatif`
     #[value(name = "whatif")]
     WhatIf,
+    /// Answers of `sensitivity`
+    Sensitivity,
 }

@@ -13,7 +13,7 @@ const SECONDS_PER_HOUR: f64 = 3600.0;
 const RESTART_S: f64 = 300.0;
 
 /// Flags of a whole training run.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Training run")]
 pub struct TrainingRunArgs {
     /// Report time, cost and energy of a run of this many tokens, such as 300e9

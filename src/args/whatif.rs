@@ -2,18 +2,16 @@
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
 
 use clap::Args;
 
 use crate::errors::{CommandResult, Failure, Problem};
-use crate::output;
 use crate::plot::PlotKind;
 use crate::text::thousands;
 use crate::whatif::{Condition, Extreme, Scenario, Sweep, SweepAxis};
 
 use super::documents::DocumentFiles;
-use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
+use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat, resolve_csv};
 use super::request::RequestArgs;
 use super::training_run::TrainingRunArgs;
 
@@ -128,17 +126,8 @@ impl WhatIfArgs {
         }
         let sweep = if self.zip { Sweep::Zip } else { Sweep::Product };
         self.confirm(sweep.size(&axes)?)?;
-        if let Some(file) = self.csv.as_ref().filter(|file| !output::is_stdout(file)) {
-            output::check_writable(&PathBuf::from(file))?;
-        }
+        let csv = resolve_csv(self.csv.as_ref(), format)?;
         let documents = self.documents.resolve(PlotKind::OF_SWEEP)?;
-        let csv_on_stdout = self.csv.as_ref().is_some_and(|file| output::is_stdout(file));
-        if csv_on_stdout && format == OutputFormat::Json {
-            let message = "the rows and the JSON answer would both go to standard output";
-            let problem = Problem::new("--csv", message);
-            return Err(Failure::input(problem.hint("a file for one of them")));
-        }
-        let csv = self.csv.clone();
         let task = WhatIfTask::Sweep { axes, sweep, until, csv, documents };
         Ok(WhatIfSettings { scenario, task, format, detail })
     }

@@ -12,6 +12,7 @@ mod plan;
 mod run;
 mod schema;
 mod search;
+mod sensitivity;
 mod validate;
 mod whatif;
 
@@ -53,6 +54,7 @@ fn execute(command: &Command) -> CommandResult<()> {
         Command::Explain(args) => explain::run(args),
         Command::Compare(args) => compare::run(args),
         Command::WhatIf(args) => whatif::run(args),
+        Command::Sensitivity(args) => sensitivity::run(args),
         Command::Check(args) => check::run(args),
         Command::Run(args) => run::run(args),
         Command::Data(args) => data::run(args),

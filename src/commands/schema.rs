@@ -7,7 +7,7 @@ use narrows_plan::{Plan, model};
 use crate::args::{SchemaArgs, SchemaKind};
 use crate::errors::CommandResult;
 use crate::output;
-use crate::report::{self, CompareReport, WhatIfReport};
+use crate::report::{self, CompareReport, SensitivityReport, WhatIfReport};
 
 /// Prints the schema.
 pub fn run(args: &SchemaArgs) -> CommandResult<()> {
@@ -18,5 +18,6 @@ pub fn run(args: &SchemaArgs) -> CommandResult<()> {
         SchemaKind::Plan => Plan::schema(),
         SchemaKind::Compare => report::schema::<CompareReport>(),
         SchemaKind::WhatIf => report::schema::<WhatIfReport>(),
+        SchemaKind::Sensitivity => report::schema::<SensitivityReport>(),
     })
 }

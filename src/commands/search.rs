@@ -16,10 +16,15 @@ pub fn search(request: &Request, format: OutputFormat) -> SearchResult {
     warn_of_measurement(profile);
     let message = format!("planning {} on {}", model.name, plural(*devices, "device"));
     let result = with_spinner(&message, format == OutputFormat::Text, || search_plans(request));
-    if let Some(warning) = failure_warning(result.report.failed_solves) {
+    warn_of_failed_solves(result.report.failed_solves);
+    result
+}
+
+/// Warns where the library failed to solve integer programs.
+pub fn warn_of_failed_solves(failed_solves: u64) {
+    if let Some(warning) = failure_warning(failed_solves) {
         output::warn(&warning);
     }
-    result
 }
 
 /// Warning of a search in which the library failed to solve this many integer programs.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use indicatif::ProgressBar;
 use narrows_planner::SearchCache;
 
-use super::search::warn_of_measurement;
+use super::search::{warn_of_failed_solves, warn_of_measurement};
 use crate::args::{OutputFormat, WhatIfArgs, WhatIfSettings, WhatIfTask, validate};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
@@ -51,6 +51,7 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
         }
     };
     bar.finish_and_clear();
+    warn_of_failed_solves(outcomes.iter().map(PointOutcome::failed_solves).sum());
     let is_stopped = stop.load(Ordering::Relaxed);
     let unsolved = solution.as_ref().filter(|solution| solution.value.is_none()).cloned();
     let report = WhatIfReport::new(&axes, &points, &outcomes);

@@ -21,6 +21,8 @@ pub enum PlotKind {
     Lines,
     /// Throughput of a sweep of two fields, as coloured cells
     HeatMap,
+    /// Elasticities of the step time, as bars to both sides
+    Tornado,
 }
 
 impl PlotKind {
@@ -37,6 +39,8 @@ impl PlotKind {
 
     /// Kinds of the pictures of a sweep.
     pub const OF_SWEEP: &[PlotKind] = &[PlotKind::Lines, PlotKind::HeatMap];
+    /// Kinds of the pictures of a sensitivity analysis.
+    pub const OF_SENSITIVITY: &[PlotKind] = &[PlotKind::Tornado];
 
     /// The name on the command line.
     pub fn name(self) -> String {
@@ -58,6 +62,7 @@ impl PlotKind {
             PlotKind::Roofline => "Roofline",
             PlotKind::Lines => "Step time",
             PlotKind::HeatMap => "Throughput",
+            PlotKind::Tornado => "Sensitivity",
         }
     }
 }

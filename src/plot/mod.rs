@@ -12,6 +12,7 @@ mod scale;
 mod stacked_bars;
 mod sweep;
 mod timeline;
+mod tornado;
 
 pub use block::block_picture;
 pub use figure::{Figure, PlotKind};
@@ -20,6 +21,7 @@ pub use plan::{memory_picture, step_time_picture};
 pub use roofline::roofline_picture;
 pub use sweep::{check_pictures, sweep_figures};
 pub use timeline::timeline_picture;
+pub use tornado::sensitivity_figures;
 
 use narrows_runtime::TimeCategory;
 use plotters::style::RGBColor;

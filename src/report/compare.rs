@@ -263,7 +263,7 @@ impl<'a> CompareReport<'a> {
         }
         if detail == Detail::Summary && self.segments.iter().any(|segment| !segment.ops.is_empty())
         {
-            page.line("--verbose lists the ops.");
+            page.line("--details lists the ops.");
         }
     }
 

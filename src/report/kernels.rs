@@ -43,7 +43,7 @@ pub fn unmeasured(page: &mut Page, prediction: &Prediction, detail: Detail) {
     page.table(&columns, &rows);
     let more = kernels.len().saturating_sub(listed);
     if more > 0 {
-        page.line(format!("{} more: --verbose lists them", thousands(more as u64)));
+        page.line(format!("{} more: --details lists them", thousands(more as u64)));
     }
 }
 

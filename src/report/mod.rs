@@ -22,6 +22,7 @@ mod plan;
 mod prediction;
 mod run;
 mod search;
+mod sensitivity;
 mod solution;
 mod token_file;
 mod trace;
@@ -41,6 +42,7 @@ pub use infeasible::InfeasibleReport;
 pub use numeric::NumericReport;
 pub use plan::PlanReport;
 pub use run::{NullRunReport, RunHeader, RunHistory, RunReport, progress_line};
+pub use sensitivity::SensitivityReport;
 pub use solution::SolutionReport;
 pub use token_file::{NewTokenFileReport, TokenFileReport};
 pub use trace::{

@@ -19,7 +19,7 @@ use super::{Report, finite_limit};
 use crate::args::Detail;
 use crate::breakdown::predicted_s;
 use crate::errors::Problem;
-use crate::text::{half_width, percent, plan_phrase, plural, thousands};
+use crate::text::{csv_table, half_width, percent, plan_phrase, plural, thousands};
 use crate::whatif::{Point, PointOutcome, SweepAxis, text_of};
 
 /// Answer of `narrows whatif`.
@@ -153,10 +153,7 @@ impl<'a> WhatIfReport<'a> {
             let settings = point.settings.values().map(|value| text_of(value));
             settings.chain(point.result.csv(has_runs)).collect::<Vec<_>>()
         });
-        let line = |cells: Vec<String>| {
-            cells.iter().map(|cell| csv_cell(cell)).collect::<Vec<_>>().join(",") + "\n"
-        };
-        std::iter::once(header.collect()).chain(rows).map(line).collect()
+        csv_table(&header.collect::<Vec<_>>(), rows)
     }
 
     /// The best point in words, and how many have a plan.
@@ -344,15 +341,6 @@ fn title(name: &str) -> String {
         "power_watts" => "watts".into(),
         "mtbf_hours" => "MTBF h".into(),
         _ => name.rsplit('.').next().unwrap_or(name).replace('_', " "),
-    }
-}
-
-/// A cell of a CSV file, quoted where needed.
-fn csv_cell(text: &str) -> String {
-    if text.contains([',', '"', '\n', '\r']) {
-        format!("\"{}\"", text.replace('"', "\"\""))
-    } else {
-        text.to_owned()
     }
 }
 

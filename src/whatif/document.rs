@@ -46,20 +46,57 @@ impl Document {
         fields
     }
 
-    /// Whether a path names a scalar of the document, or an optional one that is absent from it.
+    /// Whether a path names a scalar of the document, an optional one that is absent from it, or a number in a list.
     pub fn accepts(&self, path: &str) -> bool {
         self.fields().iter().any(|field| field.path == path)
+            || (self.number(path).is_some() && !path.split('.').any(is_label))
+    }
+
+    /// The number at a path, whose parts after a list are indices.
+    pub fn number(&self, path: &str) -> Option<f64> {
+        self.value.pointer(&format!("/{}", path.replace('.', "/")))?.as_f64()
+    }
+
+    /// Paths of all numbers called `name`, those in lists included.
+    pub fn paths_of(&self, name: &str) -> Vec<String> {
+        fn collect(node: &Value, name: &str, path: &str, paths: &mut Vec<String>) {
+            match node {
+                Value::Object(members) => {
+                    for (key, member) in members.iter().filter(|(key, _)| !is_label(key)) {
+                        let path = joined(path, key);
+                        match member {
+                            Value::Number(_) if key == name => paths.push(path),
+                            _ => collect(member, name, &path, paths),
+                        }
+                    }
+                }
+                Value::Array(items) => {
+                    for (index, item) in items.iter().enumerate() {
+                        collect(item, name, &joined(path, &index.to_string()), paths);
+                    }
+                }
+                _ => {}
+            }
+        }
+        let mut paths = vec![];
+        collect(&self.value, name, "", &mut paths);
+        paths
     }
 
     /// Sets a scalar; creates it, and the objects around it, where they are absent. Returns `false` where a part of the
-    /// path is a scalar already.
+    /// path is a scalar already, or a list without that index.
     pub fn set(&mut self, path: &str, value: Value) -> bool {
         let mut node = &mut self.value;
         for part in path.split('.') {
-            if !(node.is_object() || node.is_null()) {
-                return false;
-            }
-            node = &mut node[part];
+            node = match node {
+                Value::Object(_) | Value::Null => &mut node[part],
+                Value::Array(items) => {
+                    let item = part.parse().ok().and_then(|index: usize| items.get_mut(index));
+                    let Some(item) = item else { return false };
+                    item
+                }
+                _ => return false,
+            };
         }
         *node = value;
         true
@@ -200,6 +237,13 @@ mod tests {
         assert!(document.set("blocks.count", json!(7)));
         assert_eq!(document.value["blocks"]["count"], 7);
         assert!(!document.set("hidden.width", json!(7)), "a scalar has no fields");
+        assert_eq!(document.paths_of("rank"), ["blocks.default.all.rank", "overrides.0.rank"]);
+        assert!(document.accepts("overrides.0.rank") && document.set("overrides.0.rank", json!(9)));
+        assert_eq!(document.number("overrides.0.rank"), Some(9.0));
+        assert!(
+            !document.accepts("overrides.1.rank") && !document.set("overrides.1.rank", json!(9))
+        );
+        assert!(!document.accepts("refits.draws.0.0"), "a label");
         assert_eq!(document.set_everywhere("rank", &json!(5)), 2);
         assert_eq!(document.value["overrides"][0]["rank"], 5);
     }

@@ -16,6 +16,9 @@ mod solve;
 mod sweep;
 mod values;
 
+pub use document::{Document, ScalarField};
+pub use field::SweepField;
 pub use scenario::{Scenario, text_of};
 pub use solve::{Condition, Extreme, Method, solve};
 pub use sweep::{Point, PointOutcome, Sweep, SweepAxis, plan_points};
+pub use values::number;

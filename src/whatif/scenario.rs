@@ -183,13 +183,29 @@ impl Scenario {
             .map_err(|defects| Failure::file(&document.name, defects))
     }
 
+    /// The field called `name`.
+    ///
+    /// # Errors
+    /// No field has this name.
+    pub fn field(&self, name: &str) -> CommandResult<SweepField> {
+        SweepField::parse(name, self.model(), self.hardware()).map_err(Failure::input)
+    }
+
+    /// The scenario with the sizes of a request in place of defaults, some of which depend on each other.
+    pub fn with_sizes_of(mut self, request: &Request) -> Scenario {
+        self.args.devices = Some(request.devices);
+        self.args.global_batch = Some(request.global_batch);
+        self.args.sequence_length = Some(request.sequence_length);
+        self
+    }
+
     /// The model of the base request.
-    fn model(&self) -> &Document {
+    pub fn model(&self) -> &Document {
         &self.models[self.args.model.model.as_deref().unwrap_or_default()].0
     }
 
     /// The profile of the base request.
-    fn hardware(&self) -> &Document {
+    pub fn hardware(&self) -> &Document {
         &self.profiles[self.args.model.hardware.as_deref().unwrap_or_default()].0
     }
 }

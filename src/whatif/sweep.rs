@@ -72,6 +72,17 @@ pub struct PlannedPoint {
     pub training_run: Option<TrainingRunEstimate>,
 }
 
+impl PointOutcome {
+    /// Integer programs that the library failed to solve.
+    pub fn failed_solves(&self) -> u64 {
+        match self {
+            PointOutcome::Planned(planned) => planned.search.failed_solves,
+            PointOutcome::Infeasible(search) => search.failed_solves,
+            PointOutcome::Invalid(_) | PointOutcome::NotReached => 0,
+        }
+    }
+}
+
 impl SweepAxis {
     /// Sorts the values, which have a smallest and a largest one then.
     ///

@@ -65,14 +65,14 @@ fn differences_are_those_of_the_predictions() {
             compared[parts].as_array().expect("parts").iter().map(spread).collect();
         assert!(spreads.is_sorted_by(|a, b| a >= b), "{parts}: {spreads:?}");
     }
-    for detail in ["", "--verbose"] {
+    for detail in ["", "--details", "--verbose"] {
         let text = stdout(&format!("compare {a} {b} {detail}"));
         let verdict = text.lines().nth(1).expect("a verdict");
         assert!(verdict.contains("B is ") && verdict.contains("faster than A"), "{text}");
         for line in text.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        assert_eq!(text.contains("replicate: "), detail == "--verbose", "{text}");
+        assert_eq!(text.contains("replicate: "), !detail.is_empty(), "{text}");
     }
 }
 

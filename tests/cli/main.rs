@@ -14,6 +14,7 @@ mod errors;
 mod files;
 mod plan;
 mod run;
+mod sensitivity;
 mod text;
 mod trace;
 mod training_run;

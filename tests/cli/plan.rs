@@ -166,7 +166,7 @@ fn a_summary_lists_the_unmeasured_kernels_with_the_largest_share() {
     let (_, rest) = text.split_once("nearest measured\n").expect("a table");
     let table: Vec<&str> = rest.lines().skip(1).take_while(|line| !line.is_empty()).collect();
     assert_eq!(table.len(), 6, "{rest}");
-    assert!(table[0].contains(" %  ") && table[5].contains("more: --verbose lists them"), "{rest}");
+    assert!(table[0].contains(" %  ") && table[5].contains("more: --details lists them"), "{rest}");
     let verbose = stdout("plan --model cola-1b --devices 4 --verbose");
     assert!(verbose.lines().count() > text.lines().count() + 5, "{verbose}");
     let assumed = stdout("plan --model cola-1b --devices 4 --hardware h100-sxm");

@@ -80,6 +80,16 @@ impl<'a> ErrorModel<'a> {
 
     /// The interval of a step time relative to its predicted time: errors of the kernels and of the time between them.
     pub fn step_interval(&self, kernels: &[(Kernel, f64)]) -> [f64; 2] {
+        self.interval(kernels, self.step_error())
+    }
+
+    /// ln(time / predicted time) of a step in every draw. Draw b has the same errors of kernel classes and of steps
+    /// for all programs and profiles with the same errors, so that differences of two steps are taken draw by draw.
+    pub fn step_log_ratios(&self, kernels: &[(Kernel, f64)]) -> Vec<f64> {
+        self.log_ratios(kernels, self.step_error())
+    }
+
+    fn step_error(&self) -> StepError<'a> {
         let executors = &self.file.executors;
         let compared = self.file.measured.as_ref().and_then(|measured| measured.steps.as_ref());
         let (launch_costs, compared) = match self.executor {
@@ -87,15 +97,19 @@ impl<'a> ErrorModel<'a> {
             Executor::Eager => (&executors.eager, None),
         };
         let beyond_kernels = launch_costs.step_error.as_ref().map(StepError::BeyondKernels);
-        let error = compared.map(StepError::Whole).or(beyond_kernels);
-        self.interval(kernels, error.unwrap_or(StepError::None))
+        compared.map(StepError::Whole).or(beyond_kernels).unwrap_or(StepError::None)
     }
 
     fn interval(&self, kernels: &[(Kernel, f64)], step_error: StepError) -> [f64; 2] {
+        central_interval(self.log_ratios(kernels, step_error)).map(f64::exp)
+    }
+
+    /// ln(time / predicted time) in every draw; all zero for kernels that take no time.
+    fn log_ratios(&self, kernels: &[(Kernel, f64)], step_error: StepError) -> Vec<f64> {
         let groups = self.groups(kernels);
         let total: f64 = groups.iter().map(|group| group.time_s).sum();
         if total <= 0.0 {
-            return [1.0, 1.0];
+            return vec![0.0; DRAWS];
         }
         let mut random = SplitMix64::new(SEED);
         let log_ratio = |draw: usize| {
@@ -118,7 +132,7 @@ impl<'a> ErrorModel<'a> {
             let sum: f64 = groups.iter().map(time).sum();
             (sum / total).max(FRACTION_MIN).ln() + step_error
         };
-        central_interval((0..DRAWS).map(log_ratio).collect()).map(f64::exp)
+        (0..DRAWS).map(log_ratio).collect()
     }
 
     /// Sums over the kernels of one source and one scale.

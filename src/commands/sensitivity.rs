@@ -1,0 +1,57 @@
+//! `narrows sensitivity`: how a step time depends on the numbers that it is predicted from.
+
+use std::sync::atomic::Ordering;
+
+use indicatif::ProgressBar;
+
+use super::search::{search, warn_of_failed_solves};
+use crate::args::{OutputFormat, SensitivityArgs, SensitivitySettings};
+use crate::errors::{CommandResult, ExitStatus, Failure};
+use crate::output;
+use crate::plot::sensitivity_figures;
+use crate::priced_plan::PricedPlan;
+use crate::progress;
+use crate::report::{self, InfeasibleReport, SensitivityReport, write_documents};
+use crate::sensitivity::{StepSample, analyse};
+use crate::signals::stop_on_signals;
+
+/// Plans, varies every number, reports.
+pub fn run(args: &SensitivityArgs) -> CommandResult<()> {
+    let SensitivitySettings { scenario, request, csv, documents, format, detail } =
+        args.resolve()?;
+    let result = search(&request, format);
+    let Some(best) = result.best else {
+        return Err(InfeasibleReport::new(&request, &result.report).into_failure());
+    };
+    let priced = PricedPlan::of_search(&request, best)?;
+    let step = StepSample::new(&request, &priced.prediction, &priced.program);
+    let stop = stop_on_signals("Ctrl-C will end the analysis without its results");
+    let bar = match format {
+        OutputFormat::Text => ProgressBar::new(0),
+        OutputFormat::Json => ProgressBar::hidden(),
+    };
+    let bar = progress::styled(bar, "{spinner} {wide_bar} {pos} of {len} variants, {eta} left");
+    let analysis = analyse(
+        &scenario,
+        &request,
+        &priced.plan,
+        &step,
+        &stop,
+        &|more| bar.inc_length(more),
+        &|| bar.inc(1),
+    )?;
+    bar.finish_and_clear();
+    warn_of_failed_solves(analysis.failed_solves);
+    let limit = request.arena_limit();
+    let report = SensitivityReport::new(&priced, &result.report, limit, &analysis);
+    if let Some(file) = &csv {
+        output::write_text(file, &report.csv())?;
+    }
+    let csv_on_stdout = csv.is_some_and(|file| output::is_stdout(&file));
+    report::print(&report, format, detail, csv_on_stdout)?;
+    write_documents(&report, || sensitivity_figures(&analysis), &documents)?;
+    if stop.load(Ordering::Relaxed) {
+        return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
+    }
+    Ok(())
+}

@@ -1,0 +1,365 @@
+//! All variants of a request in parallel, and what follows from them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use narrows_plan::Plan;
+use narrows_planner::{Request, SearchCache};
+use rayon::prelude::*;
+
+use crate::errors::CommandResult;
+use crate::whatif::Scenario;
+
+use super::difference::{Estimate, elasticity, gain};
+use super::number::{VariedNumber, assumed_zeros};
+use super::variant::{StepSample, Variant};
+
+/// Factors of improvements of the hardware.
+pub const UPGRADES: [f64; 2] = [1.1, 2.0];
+
+/// Assumed numbers are scanned from one over this factor to this factor.
+const RANGE_FACTOR: f64 = 2.0;
+
+/// Factors at which assumed numbers are scanned; the ends of the range are the first and the last.
+const SCANNED: [f64; 4] =
+    [1.0 / RANGE_FACTOR, std::f64::consts::FRAC_1_SQRT_2, std::f64::consts::SQRT_2, RANGE_FACTOR];
+
+/// Bisections between a value that keeps the plan and one that changes it: to 2 % from a factor of √2.
+const BISECTIONS: usize = 4;
+
+/// Endings of hardware numbers that money buys, and whether less of them is better.
+const BOUGHT: [(&str, bool); 6] = [
+    ("device.memory_bytes", false),
+    ("device.memory_bandwidth_bytes_per_s", false),
+    ("device.peak_flops_per_s", false),
+    ("intra_node.bandwidth_bytes_per_s", false),
+    ("inter_node.bandwidth_bytes_per_s", false),
+    ("launch_gap_s", true),
+];
+
+/// Sensitivities of the step time of one plan.
+#[derive(Debug)]
+pub struct Analysis {
+    /// Elasticities, the largest first.
+    pub elasticities: Vec<ElasticityOfNumber>,
+    /// Improvements of the hardware, the largest gain first.
+    pub upgrades: Vec<Upgrade>,
+    /// Assumed numbers, those whose error costs the most first.
+    pub assumed: Vec<AssumedNumber>,
+    /// Names of assumed numbers that are zero, so that no factor varies them.
+    pub not_varied: Vec<String>,
+    /// Whether every variant was planned; `false` after Ctrl-C.
+    pub is_complete: bool,
+    /// Integer programs that the library failed to solve.
+    pub failed_solves: u64,
+}
+
+/// Elasticity of the step time with respect to one number.
+#[derive(Debug)]
+pub struct ElasticityOfNumber {
+    /// The number.
+    pub number: VariedNumber,
+    /// Lower and higher value of the difference, relative to the present one.
+    pub factors: [f64; 2],
+    /// Of the fastest plan for each value.
+    pub replanned: Estimate,
+    /// Of the present plan; `None` where it does not fit other values.
+    pub kept: Option<Estimate>,
+}
+
+/// Gains from improvements of one number by the factors of [`UPGRADES`].
+#[derive(Debug)]
+pub struct Upgrade {
+    /// The number.
+    pub number: VariedNumber,
+    /// Whether less of it is better, so that it is divided by the factor.
+    pub is_reduced: bool,
+    /// Share of the step time saved by each factor; `None` where no plan was found.
+    pub gains: [Option<Estimate>; 2],
+}
+
+/// An assumed number, and what its error would do to the choice of the plan.
+#[derive(Debug)]
+pub struct AssumedNumber {
+    /// The number.
+    pub number: VariedNumber,
+    /// Scanned range, relative to the present value.
+    pub range: [f64; 2],
+    /// The nearest value at which another plan is the fastest, if one was found.
+    pub change: Option<PlanChange>,
+    /// Step time of the present plan over that of the fastest, less one, at both ends of the range; `None` where one of
+    /// the two does not exist.
+    pub losses: [Option<f64>; 2],
+    /// Whether the present plan does not fit in memory at an end of the range.
+    pub exceeds_memory: bool,
+    /// Elasticity of the step time, if it was found.
+    pub elasticity: Option<f64>,
+}
+
+/// A value at which another plan becomes the fastest.
+#[derive(Debug)]
+pub struct PlanChange {
+    /// The value, relative to the present one.
+    pub factor: f64,
+    /// Step time saved there, relative to the present plan.
+    pub saved: Option<f64>,
+    /// The plan that is the fastest there.
+    pub plan: Plan,
+}
+
+impl AssumedNumber {
+    /// The largest loss at an end of the range; infinite where the present plan does not fit.
+    pub fn worst_loss(&self) -> f64 {
+        let losses = self.losses.iter().flatten().copied();
+        let exceeded = self.exceeds_memory.then_some(f64::INFINITY);
+        losses.chain(exceeded).fold(0.0, f64::max)
+    }
+}
+
+/// Plans of variants: of which number, and for which factor.
+type VariantKey = (usize, f64);
+
+/// Variants that were planned, and how to plan more.
+struct Variants<'a> {
+    scenario: &'a Scenario,
+    present: &'a Plan,
+    numbers: &'a [VariedNumber],
+    cache: SearchCache,
+    stop: &'a AtomicBool,
+    planned: Vec<(VariantKey, Variant)>,
+}
+
+impl Variants<'_> {
+    /// Plans variants in parallel, until stopped. `begin` gets their number, `progress` is called after each.
+    fn plan(
+        &mut self,
+        keys: Vec<VariantKey>,
+        begin: &dyn Fn(u64),
+        progress: &(dyn Fn() + Sync),
+    ) -> CommandResult<()> {
+        let rounded = |(index, factor): VariantKey| {
+            let value = self.numbers[index].scaled(factor)?;
+            Some((index, value.factor))
+        };
+        let mut keys: Vec<VariantKey> = keys.into_iter().filter_map(rounded).collect();
+        keys.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        keys.dedup();
+        keys.retain(|key| self.get(key.0, key.1).is_none());
+        begin(keys.len() as u64);
+        let plan = |key: &VariantKey| -> CommandResult<Option<(VariantKey, Variant)>> {
+            let value = self.numbers[key.0].scaled(key.1);
+            let Some(value) = value.filter(|_| !self.stop.load(Ordering::Relaxed)) else {
+                progress();
+                return Ok(None);
+            };
+            let variant = Variant::new(self.scenario, self.present, &value, &self.cache);
+            progress();
+            // A value that a field does not take, such as an efficiency above one, is no variant.
+            Ok(variant.ok().map(|variant| (*key, variant)))
+        };
+        let planned: CommandResult<Vec<_>> = keys.par_iter().map(plan).collect();
+        self.planned.extend(planned?.into_iter().flatten());
+        Ok(())
+    }
+
+    fn get(&self, number: usize, factor: f64) -> Option<&Variant> {
+        let key = (number, self.numbers[number].scaled(factor)?.factor);
+        self.planned.iter().find(|(known, _)| *known == key).map(|(_, variant)| variant)
+    }
+
+    /// Whether another plan than the present one is the fastest; `None` without a plan.
+    fn is_changed(&self, number: usize, factor: f64) -> Option<bool> {
+        let replanned = self.get(number, factor)?.replanned.as_ref()?;
+        Some(!is_same_plan(&replanned.plan, self.present))
+    }
+}
+
+/// Whether two plans decide the same, on whichever hardware.
+fn is_same_plan(a: &Plan, b: &Plan) -> bool {
+    Plan { hardware: b.hardware.clone(), ..a.clone() } == *b
+}
+
+/// Varies every number of a request whose fastest plan is `present`.
+///
+/// # Errors
+/// A name that is no field, which would be a bug.
+pub fn analyse(
+    scenario: &Scenario,
+    request: &Request,
+    present: &Plan,
+    step: &StepSample,
+    stop: &AtomicBool,
+    begin: &dyn Fn(u64),
+    progress: &(dyn Fn() + Sync),
+) -> CommandResult<Analysis> {
+    let numbers = VariedNumber::all(scenario, request)?;
+    let cache = SearchCache::default();
+    let mut variants =
+        Variants { scenario, present, numbers: &numbers, cache, stop, planned: vec![] };
+    let mut keys: Vec<VariantKey> = vec![];
+    for (index, number) in numbers.iter().enumerate() {
+        keys.extend(number.ends().map(|factor| (index, factor)));
+        if let Some(is_reduced) = bought(number) {
+            keys.extend(UPGRADES.map(|factor| (index, upgraded(factor, is_reduced))));
+        }
+        if number.is_assumed {
+            keys.extend(SCANNED.map(|factor| (index, factor)));
+        }
+    }
+    variants.plan(keys, begin, progress)?;
+    let changes = plan_changes(&mut variants, begin, progress)?;
+    let elasticities = elasticities(&variants, step);
+    let mut upgrades = upgrades(&variants, step);
+    let doubled = |upgrade: &Upgrade| upgrade.gains[1].map_or(f64::NEG_INFINITY, |gain| gain.value);
+    upgrades.sort_by(|a, b| doubled(b).total_cmp(&doubled(a)));
+    let mut assumed = assumed_numbers(&variants, changes, &elasticities);
+    let rank =
+        |number: &AssumedNumber| (number.worst_loss(), number.elasticity.unwrap_or_default().abs());
+    assumed.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
+    let failed_solves = variants.planned.iter().map(|(_, variant)| variant.failed_solves).sum();
+    let is_complete = !stop.load(Ordering::Relaxed);
+    let not_varied = assumed_zeros(scenario, request);
+    Ok(Analysis { elasticities, upgrades, assumed, not_varied, is_complete, failed_solves })
+}
+
+/// Whether less of a number is better, if money buys it.
+fn bought(number: &VariedNumber) -> Option<bool> {
+    let found = BOUGHT.iter().find(|(part, _)| number.name.contains(part));
+    found.map(|(_, is_reduced)| *is_reduced)
+}
+
+fn upgraded(factor: f64, is_reduced: bool) -> f64 {
+    if is_reduced { 1.0 / factor } else { factor }
+}
+
+fn elasticities(variants: &Variants, present: &StepSample) -> Vec<ElasticityOfNumber> {
+    let numbers = variants.numbers.iter().enumerate();
+    let mut found: Vec<ElasticityOfNumber> = numbers
+        .filter_map(|(index, number)| {
+            let ends = number.ends().map(|factor| variants.get(index, factor));
+            let replanned = |variant: &&Variant| {
+                let step = &variant.replanned.as_ref()?.step;
+                Some((variant.factor, step.clone()))
+            };
+            let kept =
+                |variant: &&Variant| Some((variant.factor, variant.kept.as_ref()?.step.clone()));
+            let (factors, replanned) =
+                quotient(ends.map(|v| v.as_ref().and_then(replanned)), present)?;
+            let kept = quotient(ends.map(|v| v.as_ref().and_then(kept)), present);
+            let kept = kept.map(|(_, estimate)| estimate);
+            Some(ElasticityOfNumber { number: number.clone(), factors, replanned, kept })
+        })
+        .collect();
+    let size = |of: &ElasticityOfNumber| of.replanned.value.abs();
+    found.sort_by(|a, b| size(b).total_cmp(&size(a)));
+    found
+}
+
+/// The elasticity between two ends, with the present step in place of one that does not exist.
+fn quotient(
+    ends: [Option<(f64, StepSample)>; 2],
+    present: &StepSample,
+) -> Option<([f64; 2], Estimate)> {
+    if ends.iter().all(Option::is_none) {
+        return None;
+    }
+    let [(low, at_low), (high, at_high)] =
+        ends.map(|end| end.unwrap_or_else(|| (1.0, present.clone())));
+    Some(([low, high], elasticity(&at_low, &at_high, high / low)))
+}
+
+fn upgrades(variants: &Variants, present: &StepSample) -> Vec<Upgrade> {
+    let numbers = variants.numbers.iter().enumerate();
+    let upgrade = |(index, number): (usize, &VariedNumber)| {
+        let is_reduced = bought(number)?;
+        let gains = UPGRADES.map(|factor| {
+            let variant = variants.get(index, upgraded(factor, is_reduced))?;
+            Some(gain(present, &variant.replanned.as_ref()?.step))
+        });
+        let is_found = gains.iter().any(Option::is_some);
+        is_found.then(|| Upgrade { number: number.clone(), is_reduced, gains })
+    };
+    numbers.filter_map(upgrade).collect()
+}
+
+/// The nearest factor at which the plan of each number changes, with those that were found by bisection.
+fn plan_changes(
+    variants: &mut Variants,
+    begin: &dyn Fn(u64),
+    progress: &(dyn Fn() + Sync),
+) -> CommandResult<Vec<(usize, f64)>> {
+    // Factors that keep and that change the plan, for each number and direction.
+    let mut brackets: Vec<(usize, [f64; 2])> = vec![];
+    for index in 0..variants.numbers.len() {
+        if !variants.numbers[index].is_assumed {
+            continue;
+        }
+        let (below, above) = SCANNED.split_at(SCANNED.len() / 2);
+        let directions = [below.iter().rev().copied().collect::<Vec<_>>(), above.to_vec()];
+        for factors in directions {
+            let mut kept = 1.0;
+            for factor in factors {
+                if variants.is_changed(index, factor) == Some(true) {
+                    brackets.push((index, [kept, factor]));
+                    break;
+                }
+                kept = factor;
+            }
+        }
+    }
+    for _ in 0..BISECTIONS {
+        let middle = |[kept, changed]: [f64; 2]| (kept * changed).sqrt();
+        let keys = brackets.iter().map(|(index, ends)| (*index, middle(*ends))).collect();
+        variants.plan(keys, begin, progress)?;
+        for (index, ends) in &mut brackets {
+            match variants.is_changed(*index, middle(*ends)) {
+                Some(true) => ends[1] = middle(*ends),
+                Some(false) => ends[0] = middle(*ends),
+                None => {}
+            }
+        }
+    }
+    Ok(brackets.into_iter().map(|(index, [_, changed])| (index, changed)).collect())
+}
+
+fn assumed_numbers(
+    variants: &Variants,
+    changes: Vec<(usize, f64)>,
+    elasticities: &[ElasticityOfNumber],
+) -> Vec<AssumedNumber> {
+    let numbers = variants.numbers.iter().enumerate().filter(|(_, number)| number.is_assumed);
+    let assumed = |(index, number): (usize, &VariedNumber)| {
+        let ends = [SCANNED[0], SCANNED[SCANNED.len() - 1]];
+        let at_ends = ends.map(|factor| variants.get(index, factor));
+        let nearest = changes
+            .iter()
+            .filter(|(of, _)| *of == index)
+            .min_by(|(_, a), (_, b)| a.ln().abs().total_cmp(&b.ln().abs()));
+        let change = nearest.and_then(|(_, factor)| {
+            let variant = variants.get(index, *factor)?;
+            let plan = variant.replanned.as_ref()?.plan.clone();
+            Some(PlanChange { factor: variant.factor, saved: loss(variant), plan })
+        });
+        let of_number = |of: &&ElasticityOfNumber| of.number.name == number.name;
+        AssumedNumber {
+            number: number.clone(),
+            range: at_ends.map(|variant| variant.map_or(1.0, |variant| variant.factor)),
+            change,
+            losses: at_ends.map(|variant| variant.and_then(loss)),
+            exceeds_memory: at_ends.iter().flatten().any(|variant| exceeds_memory(variant)),
+            elasticity: elasticities.iter().find(of_number).map(|of| of.replanned.value),
+        }
+    };
+    numbers.map(assumed).collect()
+}
+
+/// Step time of the present plan over that of the fastest, less one. The search may end at a gap, so that the present
+/// plan is the faster of the two.
+fn loss(variant: &Variant) -> Option<f64> {
+    let replanned = variant.replanned.as_ref()?;
+    let kept = variant.kept.as_ref().filter(|kept| kept.fits)?;
+    Some((kept.step.time_s / replanned.step.time_s - 1.0).max(0.0))
+}
+
+fn exceeds_memory(variant: &Variant) -> bool {
+    variant.kept.as_ref().is_some_and(|kept| !kept.fits)
+}

@@ -1,0 +1,111 @@
+//! Step times for one value of a number: of the fastest plan for it, and of the present plan.
+
+use narrows_cost_model::Profile;
+use narrows_cost_model::interval::ErrorModel;
+use narrows_plan::{CheckedProgram, Plan, PlanSource};
+use narrows_planner::{Prediction, Request, SearchCache, kernels, predict, search_with_cache};
+
+use crate::args::validate;
+use crate::errors::CommandResult;
+use crate::priced_plan::PricedPlan;
+use crate::whatif::Scenario;
+
+use super::number::ScaledValue;
+
+/// A step time with its draws.
+#[derive(Clone, Debug)]
+pub struct StepSample {
+    /// Step time in seconds.
+    pub time_s: f64,
+    /// ln(step time in seconds) in every draw of the prediction interval.
+    pub log_times: Vec<f64>,
+}
+
+/// The step times for one value of a number.
+#[derive(Debug)]
+pub struct Variant {
+    /// Ratio of the value to the present one.
+    pub factor: f64,
+    /// The fastest plan for the value; `None` where there is none, or the value does not fit the request.
+    pub replanned: Option<ReplannedVariant>,
+    /// The present plan; `None` where it does not fit the shapes.
+    pub kept: Option<KeptVariant>,
+    /// Integer programs that the library failed to solve.
+    pub failed_solves: u64,
+}
+
+/// The fastest plan for a value.
+#[derive(Debug)]
+pub struct ReplannedVariant {
+    /// The plan.
+    pub plan: Plan,
+    /// Step time of the plan.
+    pub step: StepSample,
+}
+
+/// The present plan under another value.
+#[derive(Debug)]
+pub struct KeptVariant {
+    /// Step time of the plan.
+    pub step: StepSample,
+    /// Whether it fits within the memory of a device.
+    pub fits: bool,
+}
+
+impl StepSample {
+    /// The draws of a predicted step.
+    pub fn new(request: &Request, prediction: &Prediction, program: &CheckedProgram) -> StepSample {
+        let program = program.program();
+        let errors = ErrorModel::new(&request.profile, request.executor, &program.context.mesh);
+        let time_s = prediction.step_time_s;
+        let ratios = errors.step_log_ratios(&kernels(program));
+        StepSample { time_s, log_times: ratios.into_iter().map(|r| time_s.ln() + r).collect() }
+    }
+}
+
+impl Variant {
+    /// Plans a request anew with one number at another value, and prices the present plan for it.
+    ///
+    /// # Errors
+    /// A value that its field does not take.
+    pub fn new(
+        scenario: &Scenario,
+        present: &Plan,
+        value: &ScaledValue,
+        cache: &SearchCache,
+    ) -> CommandResult<Variant> {
+        let request = scenario.request(&value.settings)?;
+        let kept = kept(present, &request);
+        let (mut replanned, mut failed_solves) = (None, 0);
+        if validate(&request).is_ok() {
+            let result = search_with_cache(&request, cache);
+            failed_solves = result.report.failed_solves;
+            if let Some(best) = result.best {
+                let priced = PricedPlan::of_search(&request, best)?;
+                let step = StepSample::new(&request, &priced.prediction, &priced.program);
+                replanned = Some(ReplannedVariant { plan: priced.plan, step });
+            }
+        }
+        Ok(Variant { factor: value.factor, replanned, kept, failed_solves })
+    }
+}
+
+/// The present plan priced for another request; `None` where it does not fit the request.
+fn kept(present: &Plan, request: &Request) -> Option<KeptVariant> {
+    let mut plan = Plan { hardware: source(&request.profile), ..present.clone() };
+    plan.model.fingerprint = request.model.fingerprint();
+    plan.workload.global_batch = request.global_batch;
+    plan.workload.sequence_length = request.sequence_length;
+    if plan.mesh.devices() != request.devices {
+        return None;
+    }
+    let (prediction, program) =
+        predict(&request.model, &request.profile, request.executor, &plan).ok()?;
+    let peak = prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default();
+    let fits = peak <= request.arena_limit().0;
+    Some(KeptVariant { step: StepSample::new(request, &prediction, &program), fits })
+}
+
+fn source(profile: &Profile) -> PlanSource {
+    PlanSource { name: profile.name().into(), fingerprint: profile.fingerprint().into() }
+}
