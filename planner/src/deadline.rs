@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 #[cfg(test)]
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The time at which a search must end, if any. Clones share one deadline.
+/// The time at which a search must end, if any, and a flag that ends it earlier. Clones share one deadline.
 #[derive(Clone, Debug, Default)]
-pub struct Deadline(Option<Arc<Limit>>);
+pub struct Deadline {
+    limit: Option<Arc<Limit>>,
+    stop: Option<Arc<AtomicBool>>,
+}
 
 #[derive(Debug)]
 enum Limit {
@@ -31,18 +35,29 @@ impl Deadline {
 
     /// A deadline `limit` from now, or none.
     pub(crate) fn after(limit: Option<Duration>) -> Deadline {
-        Deadline(limit.map(|limit| Arc::new(Limit::Time { begin: Instant::now(), limit })))
+        let limit = limit.map(|limit| Arc::new(Limit::Time { begin: Instant::now(), limit }));
+        Deadline { limit, stop: None }
+    }
+
+    /// The deadline, which passes earlier if `stop` is set.
+    pub(crate) fn or_stopped(self, stop: Arc<AtomicBool>) -> Deadline {
+        Deadline { stop: Some(stop), ..self }
     }
 
     /// A deadline that passes after `checks_max` checks.
     #[cfg(test)]
     pub(crate) fn after_checks(checks_max: u64) -> Deadline {
-        Deadline(Some(Arc::new(Limit::Checks { checked: AtomicU64::new(0), checks_max })))
+        let limit = Arc::new(Limit::Checks { checked: AtomicU64::new(0), checks_max });
+        Deadline { limit: Some(limit), stop: None }
     }
 
-    /// Whether there is a deadline at all.
+    /// Whether there is a limit, so that a first plan is needed early.
     pub(crate) fn exists(&self) -> bool {
-        self.0.is_some()
+        self.limit.is_some()
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 
     /// Whether the deadline has passed.
@@ -56,7 +71,8 @@ impl Deadline {
     }
 
     fn is_past(&self, share: f64) -> bool {
-        match self.0.as_deref() {
+        match self.limit.as_deref() {
+            _ if self.is_stopped() => true,
             None => false,
             Some(Limit::Time { begin, limit }) => begin.elapsed() >= limit.mul_f64(share),
             #[cfg(test)]
@@ -68,7 +84,8 @@ impl Deadline {
 
     /// Time left, for solvers with a clock of their own; `None` without a time limit.
     pub(crate) fn remaining(&self) -> Option<Duration> {
-        match self.0.as_deref() {
+        match self.limit.as_deref() {
+            _ if self.is_stopped() => Some(Duration::ZERO),
             Some(Limit::Time { begin, limit }) => Some(limit.saturating_sub(begin.elapsed())),
             _ => None,
         }

@@ -4,10 +4,10 @@
 
 use std::fmt;
 
-use narrows_plan::strategy::{Baseline, WeightRule};
 use narrows_plan::{Bytes, Mesh, Seconds, Zero};
 use serde::{Serialize, Serializer};
 
+use crate::alternatives::alternative_requests;
 use crate::diagnosis::{Diagnosis, diagnose};
 use crate::feasible_plan::FeasiblePlan;
 use crate::predict::{Prediction, predict};
@@ -224,59 +224,6 @@ pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
         bottlenecks,
         diagnosis: Diagnosis::default(),
     }
-}
-
-/// The sizes of a tensor axis that fit a node and divide the number of devices.
-fn sizes_within_a_node(request: &Request) -> impl DoubleEndedIterator<Item = u64> {
-    let node = request.profile.devices_per_node().min(request.devices);
-    (1..=node).filter(|size| request.devices.is_multiple_of(*size))
-}
-
-/// The alternatives to a plan: the published baselines on a tensor-parallel mesh, the dense
-/// counterpart, all weights sharded, the other sizes of the tensor axis.
-fn alternative_requests(request: &Request, best: &FeasiblePlan) -> Vec<(String, Request)> {
-    let mesh = best.decisions.context.mesh;
-    let tensor = match mesh.tensor {
-        1 => sizes_within_a_node(request).next_back().unwrap_or(1),
-        more => more,
-    };
-    let on_mesh = |baseline: Baseline| {
-        let mut other = request.clone();
-        other.rules.baseline = baseline;
-        other.tensor = Some(tensor);
-        // The search for the alternative may choose the other axes anew.
-        if mesh.tensor != tensor {
-            (other.pipeline, other.data) = (None, None);
-        }
-        other
-    };
-    let mut requests = vec![];
-    let name = |restriction: &str| format!("{restriction}, tensor axis {tensor}");
-    if tensor > 1 && request.model.is_low_rank() {
-        for baseline in [Baseline::Btp, Baseline::VanillaTp, Baseline::VanillaTpPublished] {
-            if request.rules.baseline != baseline {
-                requests.push((name(baseline.name()), on_mesh(baseline)));
-            }
-        }
-        let mut dense = on_mesh(Baseline::FullrankTp);
-        dense.model = dense.model.dense_counterpart();
-        requests.push((name(&format!("fullrank-tp of {}", dense.model.name)), dense));
-    } else if tensor > 1 && request.rules.baseline != Baseline::FullrankTp {
-        requests.push((name("fullrank-tp"), on_mesh(Baseline::FullrankTp)));
-    }
-    if tensor > 1 && request.rules.weights == WeightRule::Any {
-        let mut sharded = on_mesh(request.rules.baseline);
-        sharded.rules.weights = WeightRule::Sharded;
-        requests.push((name("every weight sharded"), sharded));
-    }
-    for size in sizes_within_a_node(request) {
-        if request.tensor.is_none() && size != mesh.tensor {
-            let mut other = request.clone();
-            other.tensor = Some(size);
-            requests.push((format!("best plan with tensor axis {size}"), other));
-        }
-    }
-    requests
 }
 
 fn plan_alternative(name: String, other: &Request, time: Seconds) -> Alternative {

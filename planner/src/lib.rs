@@ -13,8 +13,9 @@
 //! | `segment/` | embedding, blocks and head, each solved once, with a cache that searches may share |
 //! | [`solve`] | exact solvers of cost tables |
 //! | `plan_writer`, `predict` | the plan file, and its prediction |
-//! | `explain`, `diagnosis` | the alternatives to a plan; the causes of infeasibility |
+//! | `alternatives`, `explain`, `diagnosis` | the alternatives to a plan; the causes of infeasibility |
 
+mod alternatives;
 mod context;
 mod contexts;
 mod deadline;
@@ -32,6 +33,7 @@ mod search;
 mod segment;
 pub mod solve;
 
+pub use alternatives::baseline_requests;
 pub use contexts::contexts;
 pub use deadline::Deadline;
 pub use diagnosis::{Diagnosis, diagnose};
@@ -53,5 +55,5 @@ pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus, Tabl
 pub use request::{
     GroupingRule, MemoryLimit, Request, RequestDefect, RequestDefects, RequestField,
 };
-pub use search::{SearchResult, search, search_with_cache};
+pub use search::{SearchResult, search, search_until_stopped, search_with_cache};
 pub use segment::{SearchCache, SegmentSolver, SegmentSpec, SolvedSegment};

@@ -8,6 +8,8 @@
 //!    the memory limit. The contexts that remain most promising are solved (lowered, placed in memory,
 //!    simulated) until no bound is better than the best plan.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use narrows_plan::{Context, Seconds};
@@ -118,14 +120,20 @@ pub fn search(request: &Request) -> SearchResult {
     search_with_cache(request, &SearchCache::default())
 }
 
-/// As [`search`], with a cache that several searches share. A search with a time limit does not use it: its solves may
-/// end without proof.
+/// As [`search`], with a cache that several searches share. Solutions without proof, of searches with a time limit, stay
+/// out of it.
 pub fn search_with_cache(request: &Request, cache: &SearchCache) -> SearchResult {
-    let deadline = Deadline::after(request.time_limit);
-    match deadline.exists() {
-        true => search_until(request, &deadline, &SearchCache::default()),
-        false => search_until(request, &deadline, cache),
-    }
+    search_until(request, &Deadline::after(request.time_limit), cache)
+}
+
+/// As [`search_with_cache`]; ends soon after `stop` is set, as if the time limit had passed.
+pub fn search_until_stopped(
+    request: &Request,
+    cache: &SearchCache,
+    stop: &Arc<AtomicBool>,
+) -> SearchResult {
+    let deadline = Deadline::after(request.time_limit).or_stopped(Arc::clone(stop));
+    search_until(request, &deadline, cache)
 }
 
 /// Searches the whole space of a request until a deadline; the request's own time limit is ignored.
@@ -341,6 +349,25 @@ mod tests {
             interrupted += usize::from(report.contexts.iter().any(not_reached));
         }
         assert!(empty > 0 && interrupted > 0, "{empty} without a plan, {interrupted} interrupted");
+    }
+
+    /// A search that is stopped at once proves nothing, and leaves nothing in the cache that changes a later one.
+    #[test]
+    fn interrupted_searches_change_no_later_one() {
+        let request = tight();
+        let whole = search(&request);
+        let outcome = |result: &SearchResult| {
+            let plan = result.best.as_ref().map(|best| (best.time.0, best.plan.clone()));
+            (plan, result.report.status, result.report.bound.0)
+        };
+        let cache = SearchCache::default();
+        let stopped = search_until_stopped(&request, &cache, &Arc::new(AtomicBool::new(true)));
+        assert_eq!(stopped.report.status, SearchStatus::TimeLimit);
+        for checks in [1, 8, 64, 512] {
+            search_until(&request, &Deadline::after_checks(checks), &cache);
+            let later = search_until_stopped(&request, &cache, &Arc::default());
+            assert_eq!(outcome(&later), outcome(&whole), "after {checks} checks");
+        }
     }
 
     /// The shortest time limit yields a plan where blocks divide evenly.
