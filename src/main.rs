@@ -28,6 +28,7 @@ mod sensitivity;
 mod signals;
 mod text;
 mod tokenize;
+mod ui;
 mod whatif;
 
 /// A search allocates millions of small lists on all threads.

@@ -22,6 +22,7 @@ mod schema;
 mod sensitivity;
 mod trace;
 mod training_run;
+mod ui;
 mod units;
 mod validate;
 mod values;
@@ -49,6 +50,7 @@ pub use schema::{SchemaArgs, SchemaKind};
 pub use sensitivity::{SensitivityArgs, SensitivitySettings};
 pub use trace::TraceSettings;
 pub use training_run::TrainingRunArgs;
+pub use ui::UiArgs;
 pub use validate::{MeasurementInput, ValidateArgs, ValidateSettings};
 pub use whatif::{WhatIfArgs, WhatIfSettings, WhatIfTask};
 
@@ -98,6 +100,11 @@ pub enum Command {
     /// many percent does the step time change for one percent, what do faster links or devices gain, and which assumed
     /// numbers would change the plan. Example: sensitivity --model cola-7b --devices 8
     Sensitivity(Box<SensitivityArgs>),
+    /// Serve a page on which the plan follows sliders: model, cluster, rank, batch, bandwidth, memory
+    ///
+    /// The page needs no network and is served to this machine only. Ctrl-C ends the server. The flags below are what
+    /// the page begins with, by default cola-7b on 16 devices; those without a control hold for every plan.
+    Ui(Box<UiArgs>),
     /// Prove that a plan is correct: layouts, collectives, transfers, buffer lifetimes, memory
     Check(CheckArgs),
     /// Train a model under a plan, or count what a plan executes

@@ -13,6 +13,7 @@ mod run;
 mod schema;
 mod search;
 mod sensitivity;
+mod ui;
 mod validate;
 mod whatif;
 
@@ -55,6 +56,7 @@ fn execute(command: &Command) -> CommandResult<()> {
         Command::Compare(args) => compare::run(args),
         Command::WhatIf(args) => whatif::run(args),
         Command::Sensitivity(args) => sensitivity::run(args),
+        Command::Ui(args) => ui::run(args),
         Command::Check(args) => check::run(args),
         Command::Run(args) => run::run(args),
         Command::Data(args) => data::run(args),

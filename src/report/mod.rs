@@ -5,6 +5,7 @@
 //! the page only.
 
 mod assumptions;
+mod baselines;
 mod calibration;
 mod check;
 mod compare;
@@ -30,6 +31,7 @@ mod training_run;
 mod validation;
 mod whatif;
 
+pub use baselines::{BaselinePlan, BaselinesReport};
 pub use calibration::CalibrationReport;
 pub use check::{CheckReport, check_problems};
 pub use compare::CompareReport;
@@ -38,6 +40,7 @@ pub use doctor::DoctorReport;
 pub use documents::write_documents;
 pub use explain::{ExplainReport, PricedFile};
 pub use field_list::FieldListReport;
+pub use html::{SCRIPT as SORT_SCRIPT, fragment as html_fragment};
 pub use infeasible::InfeasibleReport;
 pub use numeric::NumericReport;
 pub use plan::PlanReport;

@@ -128,8 +128,13 @@ impl<'a> PlanReport<'a> {
         figures
     }
 
+    /// The proven statement about the plan, if a search found it.
+    pub fn verdict(&self) -> Option<String> {
+        self.search.as_ref().map(SearchSummary::verdict)
+    }
+
     /// Model, devices and hardware.
-    fn title(&self) -> String {
+    pub fn title(&self) -> String {
         let devices = plural(self.decisions.mesh.devices(), "device");
         format!("{} on {devices} of {}", self.model.name, self.decisions.hardware.name)
     }

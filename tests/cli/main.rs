@@ -18,6 +18,7 @@ mod sensitivity;
 mod text;
 mod trace;
 mod training_run;
+mod ui;
 mod validate;
 mod whatif;
 

@@ -8,7 +8,7 @@ use crate::plot::Figure;
 
 const STYLE: &str = include_str!("page.css");
 /// Sorts a table by the column whose title is clicked.
-const SCRIPT: &str = include_str!("sort.js");
+pub const SCRIPT: &str = include_str!("sort.js");
 
 /// A page as HTML: its heading, the answer in words, its first paragraph or fields, the figures, the rest. `command`
 /// reproduces it.
@@ -50,6 +50,14 @@ pub fn html(
          <h2>Reproduce</h2>\n<pre><code>{command}</code></pre>\n</main>\n\
          <script>\n{SCRIPT}</script>\n</body>\n</html>\n"
     ))
+}
+
+/// The parts of a page as HTML for another page, under headings of the second level.
+pub fn fragment(page: &Page) -> String {
+    // The first heading of an empty body would be that of the whole page.
+    let mut body = "\n".to_owned();
+    page.items().iter().for_each(|item| write_item(&mut body, item));
+    body
 }
 
 fn write_item(body: &mut String, item: &Item) {

@@ -12,16 +12,15 @@ function compare(a, b) {
   if (x === null || y === null) return (x === null) - (y === null) || a.localeCompare(b);
   return x - y;
 }
-for (const button of document.querySelectorAll("th button")) {
-  button.addEventListener("click", () => {
-    const title = button.parentElement;
-    const index = [...title.parentElement.children].indexOf(title);
-    const ascending = title.getAttribute("aria-sort") !== "ascending";
-    for (const other of title.parentElement.children) other.removeAttribute("aria-sort");
-    title.setAttribute("aria-sort", ascending ? "ascending" : "descending");
-    const body = title.closest("table").tBodies[0];
-    const rows = [...body.rows];
-    rows.sort((a, b) => compare(a.cells[index].innerText, b.cells[index].innerText) * (ascending ? 1 : -1));
-    body.append(...rows);
-  });
-}
+document.addEventListener("click", event => {
+  const title = event.target.closest("th button")?.parentElement;
+  if (!title) return;
+  const index = [...title.parentElement.children].indexOf(title);
+  const ascending = title.getAttribute("aria-sort") !== "ascending";
+  for (const other of title.parentElement.children) other.removeAttribute("aria-sort");
+  title.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+  const body = title.closest("table").tBodies[0];
+  const rows = [...body.rows];
+  rows.sort((a, b) => compare(a.cells[index].innerText, b.cells[index].innerText) * (ascending ? 1 : -1));
+  body.append(...rows);
+});

@@ -1,0 +1,46 @@
+//! Flags of `ui`.
+
+use clap::Args;
+
+use super::request::{RequestArgs, at_most_one_stdin};
+use super::training_run::TrainingRunArgs;
+use crate::defaults::RequestDefaults;
+use crate::errors::{CommandResult, Failure, Problem};
+use crate::input;
+
+/// Flags of `ui`.
+#[derive(Debug, Args)]
+pub struct UiArgs {
+    /// Port on 127.0.0.1; 0 takes any free one
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub port: u16,
+    /// Planning request that the page begins with.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// Training run.
+    #[command(flatten)]
+    pub training_run: TrainingRunArgs,
+}
+
+impl UiArgs {
+    /// The request and the training run, with the model and hardware that the page begins with.
+    ///
+    /// # Errors
+    /// Model or hardware from standard input, which can be read only once, and an incomplete training run.
+    pub fn resolve(&self, model: &str) -> CommandResult<(RequestArgs, TrainingRunArgs)> {
+        let mut request = self.request.clone();
+        let files = [("--model", &request.model.model), ("--hardware", &request.model.hardware)];
+        at_most_one_stdin(files.iter().flat_map(|(_, file)| file.as_ref()))?;
+        for (flag, file) in files {
+            if file.as_ref().is_some_and(|file| input::is_stdin(file)) {
+                let problem = Problem::new(flag, "`-` can be read only once");
+                return Err(Failure::input(problem.hint("a file, which each plan reads again")));
+            }
+        }
+        self.training_run.resolve()?;
+        let hardware = RequestDefaults::PLAN.hardware;
+        request.model.model.get_or_insert_with(|| model.into());
+        request.model.hardware.get_or_insert_with(|| hardware.into());
+        Ok((request, self.training_run.clone()))
+    }
+}

@@ -1,0 +1,156 @@
+//! Settings of the page, the request that they describe, and why one is refused.
+
+use std::ffi::{OsStr, OsString};
+
+use axum::Json;
+use narrows_cost_model::profile;
+use narrows_plan::model::presets;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::args::{RequestArgs, TrainingRunArgs};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+use crate::whatif::{Point, Scenario, Sweep, SweepAxis, text_of};
+
+/// Values by the names of fields, as `whatif` lists them.
+pub type Settings = Map<String, Value>;
+
+/// Settings of the page before any control is moved.
+#[derive(Debug)]
+pub struct PageSettings {
+    /// Flags that hold unless a setting replaces them. Model and hardware are set.
+    pub request: RequestArgs,
+    /// Flags of the training run.
+    pub training_run: TrainingRunArgs,
+}
+
+impl PageSettings {
+    /// The model of the command line.
+    pub fn model(&self) -> &OsStr {
+        self.request.model.model.as_deref().unwrap_or_default()
+    }
+
+    /// The hardware of the command line.
+    pub fn hardware(&self) -> &OsStr {
+        self.request.model.hardware.as_deref().unwrap_or_default()
+    }
+
+    /// The request, and the training run to estimate, under some settings.
+    ///
+    /// # Errors
+    /// Unknown fields, values that a field does not take, and files that the command line does not name.
+    pub fn point(&self, settings: &Settings) -> CommandResult<Point> {
+        let (scenario, axes) = self.scenario(settings)?;
+        if let Some(axis) = axes.iter().find(|axis| axis.values.len() > 1) {
+            let problem = Problem::new(format!("--sweep {}", axis.field), "is more than one value");
+            return Err(Failure::input(problem.hint("one value; `narrows whatif` takes many")));
+        }
+        let mut points = Sweep::Product.points(&scenario, &axes)?;
+        let none = || Failure::failed(vec![Problem::new("", "the settings describe no request")]);
+        points.pop().ok_or_else(none)
+    }
+
+    /// Names of the fields that can be set for a model and hardware, with their help texts or present values.
+    ///
+    /// # Errors
+    /// As [`Self::point`].
+    pub fn fields(&self, settings: &Settings) -> CommandResult<Vec<(String, String)>> {
+        let of_files = |(name, _): &(&String, &Value)| matches!(&***name, "model" | "hardware");
+        let settings = settings.iter().filter(of_files);
+        let settings = settings.map(|(name, value)| (name.clone(), value.clone())).collect();
+        Ok(self.scenario(&settings)?.0.field_names())
+    }
+
+    fn scenario(&self, settings: &Settings) -> CommandResult<(Scenario, Vec<SweepAxis>)> {
+        let mut request = self.request.clone();
+        let mut fields = vec![];
+        for (name, value) in settings {
+            let is_scalar = value.is_number() || value.is_boolean() || value.is_string();
+            if !is_scalar {
+                let problem = Problem::new(format!("--sweep {name}"), "is no number and no text");
+                return Err(Failure::input(problem));
+            }
+            match name.as_str() {
+                "model" => request.model.model = Some(self.known_model(&text_of(value))?),
+                "hardware" => request.model.hardware = Some(self.known_hardware(&text_of(value))?),
+                _ => fields.push(format!("{name}={}", text_of(value))),
+            }
+        }
+        Scenario::new(request, self.training_run.clone(), &fields)
+    }
+
+    /// A model that the page may name: a preset or the model of the command line. Other names are never opened as files.
+    fn known_model(&self, name: &str) -> CommandResult<OsString> {
+        let find = |name: &str| presets::find_file(name).map(drop);
+        let unknown = |defect| Failure::input(Problem::in_flag("--model", defect));
+        match self.model() == name {
+            true => Ok(name.into()),
+            false => find(name).map(|()| name.into()).map_err(unknown),
+        }
+        .map_err(|failure| with_hint(failure, "a file: `narrows ui --model FILE`"))
+    }
+
+    /// As [`Self::known_model`], for hardware.
+    fn known_hardware(&self, name: &str) -> CommandResult<OsString> {
+        match self.hardware() == name {
+            true => Ok(name.into()),
+            false => profile::preset(name).map(|_| name.into()),
+        }
+        .map_err(|defects| Failure::flag("--hardware", defects))
+        .map_err(|failure| with_hint(failure, "a file: `narrows ui --hardware FILE`"))
+    }
+}
+
+fn with_hint(failure: Failure, hint: &str) -> Failure {
+    let problems = failure.problems.into_iter().map(|problem| problem.hint(hint)).collect();
+    Failure { problems, ..failure }
+}
+
+/// Reason why settings have no plan.
+#[derive(Debug, Serialize)]
+pub struct ErrorReport {
+    error: PageError,
+}
+
+#[derive(Debug, Serialize)]
+struct PageError {
+    /// `bad_input` or `no_plan`.
+    kind: &'static str,
+    problems: Vec<PageProblem>,
+}
+
+#[derive(Debug, Serialize)]
+struct PageProblem {
+    /// Name of the field; empty where the problem is that of all fields together.
+    field: String,
+    message: String,
+    causes: Vec<String>,
+    hints: Vec<String>,
+}
+
+impl From<Failure> for ErrorReport {
+    fn from(failure: Failure) -> ErrorReport {
+        let kind = match failure.status {
+            ExitStatus::BadInput => "bad_input",
+            _ => "no_plan",
+        };
+        let problems = failure.problems.into_iter().map(PageProblem::from).collect();
+        ErrorReport { error: PageError { kind, problems } }
+    }
+}
+
+impl From<Problem> for PageProblem {
+    fn from(problem: Problem) -> PageProblem {
+        let Problem { location, field: place, message, causes, hints } = problem;
+        let message = if place.is_empty() { message } else { format!("{place}: {message}") };
+        let sweep = location.strip_prefix("--sweep").map(str::trim_start);
+        let flag = || location.strip_prefix("--").map(|flag| flag.replace('-', "_"));
+        let field = sweep.map(str::to_owned).or_else(flag).unwrap_or(location);
+        PageProblem { field, message, causes, hints }
+    }
+}
+
+/// The body of an answer that refuses a request for a reason other than its settings.
+pub fn refusal(message: impl Into<String>) -> Json<ErrorReport> {
+    Json(ErrorReport::from(Failure::input(Problem::new("", message))))
+}

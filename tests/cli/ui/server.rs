@@ -1,0 +1,234 @@
+//! The answers of the server.
+
+use std::io::Write;
+use std::net::TcpStream;
+
+use serde_json::{Value, json};
+
+use super::Server;
+use crate::{failure, json};
+
+/// A plan of the page is what `plan` finds for the same request.
+#[test]
+fn the_plan_follows_the_settings() {
+    let server = Server::start("");
+    for (settings, flags) in [
+        (json!({"devices": 2}), "--devices 2"),
+        (json!({"devices": 4, "global_batch": 8}), "--devices 4 --global-batch 8"),
+        (
+            json!({"devices": "2", "tensor": 2.0, "zero": "off"}),
+            "--devices 2 --tensor 2 --zero off",
+        ),
+    ] {
+        let mut settings = settings;
+        settings["model"] = json!("cola-60m");
+        settings["sequence_length"] = json!(512);
+        let body = json!({"settings": settings});
+        let (status, answer) = server.post("/api/plan", &body);
+        assert_eq!(status, 200, "{answer}");
+        let plan = json(&format!("plan --model cola-60m --sequence-length 512 {flags}"));
+        assert_eq!(answer["decisions"], plan["decisions"], "{flags}");
+        assert_eq!(answer["prediction"], plan["prediction"], "{flags}");
+        assert_eq!(answer["search"]["status"], plan["search"]["status"], "{flags}");
+        let figure = answer["figures"][0]["svg"].as_str().expect("a picture");
+        assert!(figure.starts_with("<svg"), "{figure}");
+        let details = answer["details"].as_str().expect("a report");
+        assert!(details.contains("<h2>Where the time goes</h2>"), "{details}");
+    }
+}
+
+/// Numbers of the model and of the hardware are set as `whatif` sets them.
+#[test]
+fn any_field_of_a_sweep_can_be_set() {
+    let server = Server::start("--model cola-60m --sequence-length 512 --devices 2 --tensor 2");
+    let step_time = |settings: Value| {
+        let (status, answer) = server.post("/api/plan", &json!({"settings": settings}));
+        assert_eq!(status, 200, "{answer}");
+        answer["prediction"]["step_time_s"].as_f64().expect("a time")
+    };
+    let base = step_time(json!({}));
+    assert!(step_time(json!({"rank": 64})) < base);
+    assert!(step_time(json!({"hardware.links.intra_node.bandwidth_gbps": 10})) > base);
+    assert!(step_time(json!({"model.blocks.count": 12})) > base);
+    let (_, answer) = server.post("/api/fields", &json!({"settings": {"model": "llama-60m"}}));
+    let fields = answer["fields"].as_array().expect("fields");
+    let names: Vec<&str> = fields.iter().filter_map(|field| field["name"].as_str()).collect();
+    for name in ["devices", "strategy", "model.blocks.count", "hardware.gemm.start_s"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    assert!(!names.contains(&"model.blocks.default.all.rank"), "llama has no ranks");
+}
+
+#[test]
+fn settings_without_a_plan_are_refused_with_a_hint() {
+    let server = Server::start("--model cola-60m");
+    for (settings, field, message, hint) in [
+        (json!({"model": "cola-7"}), "model", "no preset `cola-7`", "did you mean cola-7b?"),
+        (json!({"model": "README.md"}), "model", "no preset", "--model FILE"),
+        (json!({"hardware": "profiles/h100-sxm.json"}), "hardware", "no hardware profile", "FILE"),
+        (json!({"devics": 4}), "", "no field is called `devics`", "devices"),
+        (json!({"rank": "64,128"}), "rank", "more than one value", "whatif"),
+        (json!({"devices": 0}), "devices", "not between", ""),
+        (json!({"devices": [1]}), "devices", "no number", ""),
+        (json!({"devices": 6, "tensor": 4}), "devices", "not a multiple of 4", "divides"),
+        (json!({"model": "llama-60m", "rank": 8}), "rank", "no factor pairs", "cola-7b"),
+        (json!({"memory_limit": "1MiB"}), "", "no plan exists", "more devices"),
+    ] {
+        for path in ["/api/plan", "/api/baselines"] {
+            let (status, answer) = server.post(path, &json!({"settings": settings}));
+            assert_eq!(status, 422, "{settings}: {answer}");
+            let problem = &answer["error"]["problems"][0];
+            assert_eq!(problem["field"], field, "{settings}: {answer}");
+            let text = |value: &Value| value.to_string();
+            assert!(text(&problem["message"]).contains(message), "{settings}: {answer}");
+            assert!(text(&problem["hints"]).contains(hint), "{settings}: {answer}");
+        }
+    }
+    for (body, status) in [("{", 400), ("{}", 422), (r#"{"settings": {}, "file": 1}"#, 422)] {
+        let headers = [&*server.host(), "Content-Type: application/json"];
+        let answer = server.answer("POST /api/plan", &headers, body);
+        assert_eq!(answer.status, status, "{body}: {}", answer.body);
+        assert!(answer.body.contains("problems"), "{}", answer.body);
+    }
+}
+
+/// The first answer may come before the proof, and says so.
+#[test]
+fn a_time_limit_ends_a_search_without_proof() {
+    let server = Server::start("--model cola-1b --devices 8");
+    let post = |body: Value| server.post("/api/plan", &body).1;
+    let first = post(json!({"settings": {}, "time_limit_s": 0}));
+    assert_eq!(first["search"]["status"], "time_limit", "{first}");
+    let proven = post(json!({"settings": {}}));
+    let plan = json("plan --model cola-1b --devices 8");
+    assert_eq!(proven["decisions"], plan["decisions"]);
+    assert_eq!(proven["search"]["status"], plan["search"]["status"]);
+    // The proof is known now.
+    let again = post(json!({"settings": {}, "time_limit_s": 0}));
+    assert_eq!(again["search"]["status"], proven["search"]["status"]);
+}
+
+#[test]
+fn baselines_stand_beside_the_plan() {
+    let server = Server::start("--model cola-60m --devices 4 --sequence-length 512");
+    let (status, answer) = server.post("/api/baselines", &json!({"settings": {}}));
+    assert_eq!(status, 200, "{answer}");
+    let baselines = answer["baselines"].as_array().expect("baselines");
+    let step_time = |name: &str| {
+        let baseline = baselines.iter().find(|baseline| baseline["name"] == name);
+        let baseline = baseline.unwrap_or_else(|| panic!("no {name} in {baselines:#?}"));
+        baseline["prediction"]["step_time_s"].as_f64().expect("a time")
+    };
+    let common = "--model cola-60m --devices 4 --sequence-length 512";
+    for (name, flags) in [
+        ("pure data parallelism", "--tensor 1 --pipeline 1"),
+        ("btp, tensor axis 4", "--strategy btp --tensor 4"),
+        ("vanilla-tp, tensor axis 4", "--strategy vanilla-tp --tensor 4"),
+    ] {
+        let plan = json(&format!("plan {common} {flags}"));
+        assert_eq!(step_time(name), plan["prediction"]["step_time_s"].as_f64().expect("a time"));
+    }
+    assert!(answer["details"].as_str().is_some_and(|text| text.contains("btp, tensor axis 4")));
+}
+
+/// Neither pages of other sites nor names that resolve to this machine reach the server.
+#[test]
+fn other_hosts_and_origins_are_refused() {
+    let server = Server::start("");
+    let port = server.port;
+    let page = server.get("/");
+    assert_eq!(page.status, 200);
+    for header in ["content-security-policy: default-src 'none'", "nosniff", "same-origin"] {
+        assert!(page.head.contains(header), "{}", page.head);
+    }
+    assert!(!page.head.contains("access-control"), "{}", page.head);
+    let own = server.host();
+    let local = format!("Host: localhost:{port}");
+    let foreign = format!("Host: rebound.example:{port}");
+    let own_origin = format!("Origin: http://127.0.0.1:{port}");
+    let foreign_origin = format!("Origin: http://rebound.example:{port}");
+    for (headers, status) in [
+        (&[&*own][..], 200),
+        (&[&local], 200),
+        (&[&own, &own_origin], 200),
+        (&[&foreign], 403),
+        (&[], 403),
+        (&[&own, &foreign_origin], 403),
+        (&[&own, "Origin: null"], 403),
+    ] {
+        for path in ["/", "/api/options"] {
+            let answer = server.answer(&format!("GET {path}"), headers, "");
+            assert_eq!(answer.status, status, "{path} {headers:?}");
+        }
+    }
+    // A form of another site sends no JSON without asking first.
+    let answer = server.answer("POST /api/plan", &[&own, "Content-Type: text/plain"], "{}");
+    assert_eq!(answer.status, 415, "{}", answer.body);
+    let long = format!("{{\"settings\": {{\"model\": \"{}\"}}}}", "x".repeat(100 << 10));
+    let headers = [&*own, "Content-Type: application/json"];
+    assert_eq!(server.answer("POST /api/plan", &headers, &long).status, 413);
+    assert_eq!(server.get("/../Cargo.toml").status, 404);
+}
+
+/// Files of the page load nothing from elsewhere.
+#[test]
+fn the_page_needs_no_network() {
+    let server = Server::start("");
+    for path in ["/", "/app.js", "/sort.js", "/style.css"] {
+        let file = server.get(path).body;
+        assert!(!file.is_empty());
+        for reference in ["http:", "https:", "src=\"//", "@import", "url("] {
+            assert!(!file.contains(reference), "{path}: {reference}");
+        }
+    }
+}
+
+#[test]
+fn flags_are_what_the_page_begins_with() {
+    let server = Server::start("--model models/mixed-ranks.json --devices 8 --hardware h100-sxm");
+    let options: Value = serde_json::from_str(&server.get("/api/options").body).expect("JSON");
+    let expected =
+        json!({"model": "models/mixed-ranks.json", "hardware": "h100-sxm", "devices": 8});
+    assert_eq!(options["settings"], expected);
+    assert_eq!(options["models"][0]["name"], "models/mixed-ranks.json");
+    let (status, answer) = server.post("/api/plan", &json!({"settings": options["settings"]}));
+    assert_eq!(status, 200, "{answer}");
+    for (flags, message) in [
+        ("--model cola-7", "did you mean cola-7b?"),
+        ("--model -", "read only once"),
+        ("--mtbf-hours 5", "--tokens"),
+        ("--port 70000", "65535"),
+    ] {
+        let text = failure(&format!("ui {flags}"), 2);
+        assert!(text.contains(message), "{text}");
+    }
+}
+
+/// Ctrl-C ends the server at once, also in the middle of a search.
+#[test]
+fn ctrl_c_ends_the_server() {
+    let mut server = Server::start("");
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).expect("a connection");
+    let body = json!({"settings": {"model": "lax-40b", "devices": 512, "global_batch": 4096}});
+    let body = body.to_string();
+    let head = format!(
+        "POST /api/plan HTTP/1.1\r\n{}\r\nContent-Type: application/json\r\nContent-Length: {}",
+        server.host(),
+        body.len()
+    );
+    write!(stream, "{head}\r\n\r\n{body}").expect("a request");
+    assert_eq!(server.get("/api/options").status, 200, "a search does not block the page");
+    server.interrupt();
+    assert_eq!(server.child.wait().expect("an exit status").code(), Some(0));
+}
+
+#[test]
+fn a_port_in_use_is_reported() {
+    let server = Server::start("");
+    let text = failure(&format!("ui --port {}", server.port), 2);
+    assert!(
+        text.contains(&format!("--port: 127.0.0.1:{} cannot be opened", server.port)),
+        "{text}"
+    );
+    assert!(text.contains("--port 0"), "{text}");
+}
