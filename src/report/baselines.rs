@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::Report;
 use super::page::{Align, Page};
 use crate::args::Detail;
-use crate::plot::{Figure, step_time_picture};
+use crate::plot::{Figure, PlotKind, step_time_picture};
 use crate::priced_plan::PricedPlan;
 use crate::text::plan_phrase;
 
@@ -55,7 +55,7 @@ impl<'a> BaselinesReport<'a> {
         let picture = step_time_picture("Step time by part, beside the baselines", &plans);
         let caption =
             "Parts of the step time of this plan and of the fastest plan of each baseline.";
-        Figure::of(picture, caption).into_iter().collect()
+        Figure::of(PlotKind::StepTime, picture, caption).into_iter().collect()
     }
 
     /// Name, plan and prediction of this plan, and of the baselines that have a plan.

@@ -34,6 +34,8 @@ pub struct Planner {
 /// A figure as the page shows it.
 #[derive(Serialize)]
 struct PageFigure {
+    /// Name of its kind.
+    kind: String,
     caption: String,
     svg: String,
 }
@@ -190,8 +192,9 @@ fn highlights(request: &Request, priced: &PricedPlan) -> Vec<Highlight> {
 }
 
 fn figures(figures: Vec<Figure>) -> CommandResult<Value> {
-    let page_figure =
-        |Figure { picture, caption }: Figure| Ok(PageFigure { svg: picture.svg()?, caption });
+    let page_figure = |Figure { kind, picture, caption }: Figure| {
+        Ok(PageFigure { kind: kind.name(), svg: picture.svg()?, caption })
+    };
     let figures: CommandResult<Vec<PageFigure>> = figures.into_iter().map(page_figure).collect();
     json_value(&figures?)
 }

@@ -248,15 +248,19 @@ function showAnswer(answer, isFirst) {
 
 function showBaselines(answer) {
   element("baselines").innerHTML = answer.details;
-  const [comparison] = answer.figures.map(figure);
-  if (comparison) element("figures").firstElementChild?.replaceWith(comparison);
+  // The picture of all plans replaces that of this plan.
+  for (const shown of answer.figures) {
+    document.querySelector(`#figures [data-kind="${shown.kind}"]`)?.replaceWith(figure(shown));
+  }
 }
 
-function figure({ svg, caption }) {
+function figure({ kind, svg, caption }) {
   const picture = create("div", { className: "picture", tabIndex: 0, innerHTML: svg });
   picture.setAttribute("role", "img");
   picture.setAttribute("aria-label", caption);
-  return create("figure", {}, picture, create("figcaption", { textContent: caption }));
+  const node = create("figure", {}, picture, create("figcaption", { textContent: caption }));
+  node.dataset.kind = kind;
+  return node;
 }
 
 function showProblem(error) {
