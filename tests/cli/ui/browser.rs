@@ -197,10 +197,13 @@ fn the_page_follows_its_controls() {
     for scheme in ["light", "dark"] {
         let feature = json!({"name": "prefers-color-scheme", "value": scheme});
         browser.call("Emulation.setEmulatedMedia", json!({"features": [feature]}));
-        let text = "document.querySelector('#figures svg text')";
-        colours.push(["document.body", text].map(|of| {
-            let property = if of == text { "fill" } else { "backgroundColor" };
-            browser.text(&format!("getComputedStyle({of}).{property}"))
+        let styles = [
+            ("document.body", "backgroundColor"),
+            ("document.body", "color"),
+            ("document.querySelector('#figures svg')", "filter"),
+        ];
+        colours.push(styles.map(|(element, property)| {
+            browser.text(&format!("getComputedStyle({element}).{property}"))
         }));
     }
     assert!(colours[0].iter().zip(&colours[1]).all(|(light, dark)| light != dark), "{colours:?}");
