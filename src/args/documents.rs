@@ -17,7 +17,8 @@ pub struct DocumentFiles {
     /// Picture to draw with --plot [default: the first that the command has]
     ///
     /// `plan` and `cost` have step-time, memory, pipeline, block and roofline; `explain` has step-time; `whatif` has
-    /// lines and heat-map; `sensitivity` has tornado.
+    /// lines, heat-map, scaling, crossover and memory, where they suit the sweep; `sensitivity` has tornado;
+    /// `validate` has step-time, gemm-efficiency and communication.
     #[arg(long, value_name = "KIND", requires = "plot")]
     pub plot_kind: Option<PlotKind>,
     /// Write the answer with pictures to this HTML file

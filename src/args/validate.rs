@@ -8,8 +8,10 @@ use narrows_cost_model::Profile;
 use narrows_cost_model::profile::preset_names;
 
 use crate::errors::{CommandResult, Failure, Problem, Problems};
+use crate::plot::PlotKind;
 use crate::{input, output};
 
+use super::documents::DocumentFiles;
 use super::output::{DetailArgs, FormatArgs};
 use super::request::at_most_one_stdin;
 
@@ -24,6 +26,9 @@ pub struct ValidateArgs {
     /// A profile with the name of a preset replaces it, and the report says so.
     #[arg(long, value_name = "FILE")]
     pub hardware: Vec<OsString>,
+    /// Picture and page.
+    #[command(flatten)]
+    pub documents: DocumentFiles,
     /// Form of the answer.
     #[command(flatten)]
     pub format: FormatArgs,
@@ -39,6 +44,8 @@ pub struct ValidateSettings {
     pub files: Vec<MeasurementInput<MeasurementsFile>>,
     /// The profiles of `--hardware`, with distinct names.
     pub profiles: Vec<MeasurementInput<Profile>>,
+    /// Picture and page.
+    pub documents: DocumentFiles,
 }
 
 /// An input file and its contents.
@@ -57,6 +64,7 @@ impl ValidateArgs {
     /// Files that cannot be read, and two files of one name.
     pub fn resolve(&self) -> CommandResult<ValidateSettings> {
         at_most_one_stdin(self.measurements.iter().chain(&self.hardware))?;
+        let documents = self.documents.resolve(PlotKind::OF_MEASUREMENTS)?;
         let mut problems = Problems::default();
         let mut profiles: Vec<MeasurementInput<Profile>> = vec![];
         for argument in &self.hardware {
@@ -88,7 +96,7 @@ impl ValidateArgs {
         require_distinct("--measurements", names.collect(), &mut problems);
         problems.into_result()?;
         warn_of_unused_profiles(&files, &profiles);
-        Ok(ValidateSettings { files, profiles })
+        Ok(ValidateSettings { files, profiles, documents })
     }
 }
 

@@ -1,11 +1,13 @@
 //! `narrows validate`: compares predictions with measurements.
 
 use narrows_calibration::validation::{self, ComparedMeasurement};
+use narrows_cost_model::profile;
 
 use crate::args::{OutputFormat, ValidateArgs, ValidateSettings};
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::plot::validation_figures;
 use crate::progress::with_spinner;
-use crate::report::{self, ValidationReport};
+use crate::report::{self, ValidationReport, write_documents};
 
 /// Predicts every measurement and reports both.
 pub fn run(args: &ValidateArgs) -> CommandResult<()> {
@@ -13,6 +15,11 @@ pub fn run(args: &ValidateArgs) -> CommandResult<()> {
     let format = args.format.format;
     let compared = with_spinner("predicting", format == OutputFormat::Text, || compare(&settings))?;
     let report = ValidationReport::new(&settings, &compared);
+    let profile = |name: &str| match settings.profile(name) {
+        Some(input) => Some(input.contents.clone()),
+        None => profile::preset(name).ok(),
+    };
+    write_documents(&report, || validation_figures(&compared, &profile), &settings.documents)?;
     report::print(&report, format, args.detail.resolve(), false)
 }
 

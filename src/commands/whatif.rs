@@ -28,7 +28,7 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
         }
     };
     if documents.plot.is_some() {
-        check_pictures(&axes, sweep).map_err(Failure::input)?;
+        check_pictures(&axes, sweep, documents.plot_kind).map_err(Failure::input)?;
     }
     let points = sweep.points(&scenario, &axes)?;
     if let (Some((condition, _)), Some(point)) = (&until, points.first()) {

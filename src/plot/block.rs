@@ -59,7 +59,7 @@ struct BlockDrawing<'a> {
     price: KernelPrice<'a>,
     nodes: Vec<DrawnNode>,
     edges: Vec<DrawnEdge>,
-    /// Where the consumers of values get their copies from.
+    /// Copies of values, for their consumers.
     routes: Vec<Route>,
 }
 

@@ -7,7 +7,7 @@ use super::picture::Picture;
 /// Kind of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlotKind {
-    /// Step time by part, as stacked bars
+    /// Step time by part, as stacked bars; of measurements, measured beside predicted
     StepTime,
     /// Memory of each pipeline stage; of a sweep, memory against step time
     Memory,
@@ -23,6 +23,14 @@ pub enum PlotKind {
     HeatMap,
     /// Elasticities of the step time, as bars to both sides
     Tornado,
+    /// Strong and weak scaling of a sweep of devices, with efficiency
+    Scaling,
+    /// Step time of a sweep, with the places where the fastest line changes
+    Crossover,
+    /// FLOP/s of measured GEMMs and of their predictions
+    GemmEfficiency,
+    /// Times of measured collectives and of their predictions, with their bytes
+    Communication,
 }
 
 impl PlotKind {
@@ -37,10 +45,21 @@ impl PlotKind {
     /// Kinds of the pictures of several plans.
     pub const OF_PLANS: &[PlotKind] = &[PlotKind::StepTime];
 
-    /// Kinds of the pictures of a sweep.
-    pub const OF_SWEEP: &[PlotKind] = &[PlotKind::Lines, PlotKind::HeatMap];
     /// Kinds of the pictures of a sensitivity analysis.
     pub const OF_SENSITIVITY: &[PlotKind] = &[PlotKind::Tornado];
+
+    /// Kinds of the pictures of a sweep.
+    pub const OF_SWEEP: &[PlotKind] = &[
+        PlotKind::Lines,
+        PlotKind::HeatMap,
+        PlotKind::Scaling,
+        PlotKind::Crossover,
+        PlotKind::Memory,
+    ];
+
+    /// Kinds of the pictures of measurements.
+    pub const OF_MEASUREMENTS: &[PlotKind] =
+        &[PlotKind::StepTime, PlotKind::GemmEfficiency, PlotKind::Communication];
 
     /// The name on the command line.
     pub fn name(self) -> String {
@@ -55,14 +74,18 @@ impl PlotKind {
     /// The heading of a picture.
     pub fn title(self) -> &'static str {
         match self {
-            PlotKind::StepTime => "Step time by part",
+            PlotKind::StepTime => "Step time",
             PlotKind::Memory => "Memory",
             PlotKind::Pipeline => "Pipeline",
             PlotKind::Block => "One block",
             PlotKind::Roofline => "Roofline",
-            PlotKind::Lines => "Step time",
+            PlotKind::Lines => "Step time of each point",
             PlotKind::HeatMap => "Throughput",
             PlotKind::Tornado => "Sensitivity",
+            PlotKind::Scaling => "Scaling",
+            PlotKind::Crossover => "Crossover",
+            PlotKind::GemmEfficiency => "Efficiency of GEMMs",
+            PlotKind::Communication => "Communication",
         }
     }
 }

@@ -17,6 +17,17 @@ pub struct LineChart {
     pub y_label: String,
     /// Lines, at most as many as there are colours.
     pub series: Vec<Series>,
+    /// Thin lines that values are compared with.
+    pub guides: Vec<Guide>,
+}
+
+/// A thin line with a name at its end.
+#[derive(Clone, Debug)]
+pub struct Guide {
+    /// Corners; those outside of the plot are moved to its edge.
+    pub path: Vec<(f64, f64)>,
+    /// The name.
+    pub name: String,
 }
 
 /// One line.
@@ -52,6 +63,8 @@ const RIGHT: [i32; 2] = [680, 860];
 const CAP: i32 = 4;
 /// Opacity of whiskers, which matter less than the values.
 const WHISKER_OPACITY: f64 = 0.55;
+/// Opacity of guides.
+const GUIDE_OPACITY: f64 = 0.6;
 /// Distance between the whiskers of two lines at one place.
 const WHISKER_DISTANCE: i32 = 6;
 /// Shares of the axes beyond the outermost values.
@@ -65,6 +78,8 @@ impl LineChart {
         let points = self.series.iter().flat_map(|series| &series.points);
         let x = Scale::over(points.clone().map(|point| point.x), false)?.padded(MARGIN[0]);
         let y = points.flat_map(|point| point.interval.into_iter().chain([point.y]));
+        let guides = self.guides.iter().flat_map(|guide| guide.path.first().map(|(_, y)| *y));
+        let y = y.chain(guides);
         let y = Scale::over(y, true)?.padded(MARGIN[1]);
         let right = RIGHT[usize::from(self.series.len() < 2)];
         Some(Plot { chart: self, picture: Picture::new(SIZE), x, y, right }.draw())
@@ -88,6 +103,7 @@ impl Plot<'_> {
         for (index, (series, colour)) in chart.series.iter().zip(PALETTE).enumerate() {
             self.line(series, colour, (index as i32 - middle) * WHISKER_DISTANCE);
         }
+        chart.guides.iter().enumerate().for_each(|(index, guide)| self.guide(guide, index as i32));
         if chart.series.len() > 1 {
             self.legend();
         }
@@ -140,6 +156,22 @@ impl Plot<'_> {
             }
             self.picture.disc(place, 4, colour);
         }
+    }
+
+    /// A guide and its name, above those of the guides before it.
+    fn guide(&mut self, guide: &Guide, index: i32) {
+        let inside = |(x, y): &(f64, f64)| {
+            let (x, y) = self.place(*x, *y);
+            (x.clamp(LEFT, self.right), y.clamp(TOP, BOTTOM))
+        };
+        let places: Vec<Place> = guide.path.iter().map(inside).collect();
+        let Some(&(x, y)) = places.last() else { return };
+        self.picture.faint_path(places, INK, 1, GUIDE_OPACITY);
+        let (place, anchor) = match x > (LEFT + self.right) / 2 {
+            true => ((x - 6, y - 20 - 18 * index), Anchor::End),
+            false => ((x + 6, y - 20 - 18 * index), Anchor::Start),
+        };
+        self.picture.text(&guide.name, place, anchor, 13);
     }
 
     fn legend(&mut self) {

@@ -1,18 +1,23 @@
 //! Pictures: colours that colour-blind readers tell apart, units on the axes, intervals as whiskers.
 
 mod block;
+mod crossover;
 mod figure;
+mod front;
 mod heat_map;
 mod layered_graph;
 mod line_chart;
+mod names;
 mod picture;
 mod plan;
 mod roofline;
 mod scale;
+mod scaling;
 mod stacked_bars;
 mod sweep;
 mod timeline;
 mod tornado;
+mod validation;
 
 pub use block::block_picture;
 pub use figure::{Figure, PlotKind};
@@ -22,6 +27,7 @@ pub use roofline::roofline_picture;
 pub use sweep::{check_pictures, sweep_figures};
 pub use timeline::timeline_picture;
 pub use tornado::sensitivity_figures;
+pub use validation::validation_figures;
 
 use narrows_runtime::TimeCategory;
 use plotters::style::RGBColor;

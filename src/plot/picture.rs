@@ -110,6 +110,28 @@ impl Picture {
         self.marks.push(Mark::Text { text, place, anchor, size, is_vertical: true });
     }
 
+    /// This picture with another one below.
+    pub fn above(mut self, other: Picture) -> Picture {
+        let lower = |(x, y): Place| (x, y + self.size.1);
+        self.marks.extend(other.marks.into_iter().map(|mark| match mark {
+            Mark::Path { places, colour, opacity, width } => {
+                let places = places.into_iter().map(lower).collect();
+                Mark::Path { places, colour, opacity, width }
+            }
+            Mark::Rectangle { corners, colour } => {
+                Mark::Rectangle { corners: corners.map(lower), colour }
+            }
+            Mark::Disc { centre, radius, colour } => {
+                Mark::Disc { centre: lower(centre), radius, colour }
+            }
+            Mark::Text { text, place, anchor, size, is_vertical } => {
+                Mark::Text { text, place: lower(place), anchor, size, is_vertical }
+            }
+        }));
+        self.size = (self.size.0.max(other.size.0), self.size.1 + other.size.1);
+        self
+    }
+
     /// The picture as SVG.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use narrows_plan::strategy::{OpChoice, Strategy};
 use narrows_plan::{Context, EdgeLayout, Kernel, Layout, Mesh, SegmentPlan};
 use plotters::style::RGBColor;
 
+use super::names::name_points;
 use super::picture::{Anchor, Picture, Place};
 use super::scale::{Scale, label};
 use super::{GRID, INK, PALETTE};
@@ -20,8 +21,8 @@ const LEFT: i32 = 84;
 const RIGHT: i32 = 600;
 const TOP: i32 = 96;
 const BOTTOM: i32 = 486;
-/// Left end of the names, and distance between them.
-const NAMES: (i32, i32) = (640, 19);
+/// Left end of the names.
+const NAMES: i32 = 640;
 /// Half the width of a whisker's ends.
 const CAP: i32 = 4;
 const OPACITY: f64 = 0.5;
@@ -155,7 +156,7 @@ impl RooflinePlot {
         let name = "arithmetic intensity in FLOPs per byte of memory traffic";
         self.picture.text(name, middle, Anchor::Middle, 15);
         self.picture.vertical_text("TFLOP/s of one device", (22, (TOP + BOTTOM) / 2), 15);
-        self.picture.text("whiskers: 90 % interval", (NAMES.0, BOTTOM + 34), Anchor::Start, 13);
+        self.picture.text("whiskers: 90 % interval", (NAMES, BOTTOM + 34), Anchor::Start, 13);
     }
 
     /// The roof: memory bandwidth up to the ridge, then the peak.
@@ -174,8 +175,7 @@ impl RooflinePlot {
     }
 
     /// Points with whiskers, names at the right, and lines between shards and their whole GEMMs.
-    fn gemms(&mut self, mut gemms: Vec<OpGemm>, peak: f64, bandwidth: f64) {
-        gemms.sort_by(|a, b| b.shard.rate.total_cmp(&a.shard.rate));
+    fn gemms(&mut self, gemms: Vec<OpGemm>, peak: f64, bandwidth: f64) {
         for OpGemm { shard, whole, .. } in &gemms {
             if let Some(whole) = whole {
                 let ends = [shard, whole].map(|point| self.place(point.intensity, point.rate));
@@ -183,21 +183,15 @@ impl RooflinePlot {
                 self.point(whole, PALETTE[1]);
             }
         }
-        // The names lie beside the middle of their points.
-        let (count, half) = (gemms.len() as i32, NAMES.1 * gemms.len() as i32 / 2);
-        let heights = gemms.iter().map(|gemm| self.place(gemm.shard.intensity, gemm.shard.rate).1);
-        let middle = heights.sum::<i32>() / count.max(1);
-        let first = (middle - half).min(BOTTOM - 2 * half).max(TOP);
-        for (index, OpGemm { name, shard, .. }) in gemms.iter().enumerate() {
-            let row = first + NAMES.1 * index as i32;
-            let place = self.place(shard.intensity, shard.rate);
-            self.picture.faint_path([place, (NAMES.0 - 6, row + 8)], PALETTE[0], 1, OPACITY);
-            self.point(shard, PALETTE[0]);
+        let named = gemms.iter().map(|OpGemm { name, shard, .. }| {
             let roof = peak.min(bandwidth * shard.intensity);
-            let rate = shard.rate / 1e12;
-            let text = format!("{name}: {rate:.0} TFLOP/s, {} of roof", percent(shard.rate / roof));
-            self.picture.text(text, (NAMES.0, row), Anchor::Start, 13);
-        }
+            let (rate, share) = (shard.rate / 1e12, percent(shard.rate / roof));
+            let name = format!("{name}: {rate:.0} TFLOP/s, {share} of roof");
+            (self.place(shard.intensity, shard.rate), name)
+        });
+        let named = named.collect();
+        name_points(&mut self.picture, NAMES, [TOP, BOTTOM], named, PALETTE[0]);
+        gemms.iter().for_each(|gemm| self.point(&gemm.shard, PALETTE[0]));
     }
 
     fn point(&mut self, point: &RooflinePoint, colour: RGBColor) {

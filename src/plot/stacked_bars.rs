@@ -41,8 +41,11 @@ const NAMES: [i32; 2] = [90, 320];
 const LETTER: f64 = 7.8;
 const RIGHT: i32 = 780;
 const TOP: i32 = 96;
-/// Height of a bar, and distance from one bar to the next.
-const BAR: [i32; 2] = [26, 40];
+/// Height of a bar, and distance from one bar to the next: of few bars, and of many.
+const FEW: [i32; 2] = [26, 40];
+const MANY: [i32; 2] = [12, 16];
+/// Bars from which on they are many.
+const MANY_BARS: usize = 13;
 /// Half the height of a whisker's ends.
 const CAP: i32 = 5;
 /// Width of a legend entry, and entries of a row.
@@ -59,9 +62,10 @@ impl StackedBars {
         });
         let limit = self.limit.iter().map(|(value, _)| *value);
         let scale = Scale::linear(ends.chain(limit).chain([0.0]))?.padded(MARGIN);
+        let bar_size = if self.bars.len() < MANY_BARS { FEW } else { MANY };
         let legend_rows = self.parts.len().div_ceil(LEGEND.1).max(1) as i32;
         let top = TOP + 22 * (legend_rows - 1);
-        let bottom = top + BAR[1] * self.bars.len() as i32;
+        let bottom = top + bar_size[1] * self.bars.len() as i32;
         let mut picture = Picture::new((WIDTH, bottom + 66));
         picture.text(&self.title, (20, 20), Anchor::Start, 19);
         self.legend(&mut picture);
@@ -76,12 +80,13 @@ impl StackedBars {
         }
         picture.text(&self.axis_label, ((left + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);
         for (index, bar) in self.bars.iter().enumerate() {
-            let upper = top + (BAR[1] - BAR[0]) / 2 + BAR[1] * index as i32;
-            let middle = upper + BAR[0] / 2;
+            let upper = top + (bar_size[1] - bar_size[0]) / 2 + bar_size[1] * index as i32;
+            let middle = upper + bar_size[0] / 2;
             picture.text(&bar.name, (left - 10, middle - 8), Anchor::End, 14);
             let mut begin = 0.0;
             for (value, (_, colour)) in bar.values.iter().zip(&self.parts) {
-                let corners = [(across(begin), upper), (across(begin + value), upper + BAR[0])];
+                let corners =
+                    [(across(begin), upper), (across(begin + value), upper + bar_size[0])];
                 begin += value;
                 if corners[0].0 < corners[1].0 {
                     picture.rectangle(corners, *colour);

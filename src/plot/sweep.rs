@@ -5,47 +5,163 @@ use serde_json::Value;
 
 use crate::errors::Problem;
 use crate::text::{count, mesh_phrase};
-use crate::whatif::{Point, PointOutcome, Sweep, SweepAxis, text_of};
+use crate::whatif::{PlannedPoint, Point, PointOutcome, Sweep, SweepAxis, text_of};
 
+use super::crossover::mark_crossovers;
 use super::figure::{Figure, PlotKind};
+use super::front::{FrontPoint, MemoryFront};
 use super::heat_map::{Cell, HeatMap};
 use super::line_chart::{ChartPoint, LineChart, SERIES_MAX, Series};
+use super::scaling::{Throughput, scaling_picture};
 
 /// Most columns and rows of a heat map.
 const CELLS_MAX: [usize; 2] = [32, 64];
 
-/// Checks that a sweep can be drawn, before it is planned.
+/// Checks that a sweep can be drawn as a picture of this kind, or as any without one, before it is planned.
 ///
 /// # Errors
-/// No field with two or more numbers, or more lines than colours where two fields do not make a heat map.
-pub fn check_pictures(axes: &[SweepAxis], sweep: Sweep) -> Result<(), Problem> {
-    let x = horizontal(axes)?;
-    let lines = lines(axes, sweep, x);
-    if lines <= SERIES_MAX || makes_heat_map(axes, sweep) {
-        return Ok(());
+/// No field with two or more numbers, more lines than colours where two fields do not make a heat map, and a kind that
+/// does not suit the fields.
+pub fn check_pictures(
+    axes: &[SweepAxis],
+    sweep: Sweep,
+    kind: Option<PlotKind>,
+) -> Result<(), Problem> {
+    let unsuited = |message: &str, hint: &str| Err(Problem::new("--plot-kind", message).hint(hint));
+    match kind {
+        Some(PlotKind::HeatMap) if !makes_heat_map(axes, sweep) => unsuited(
+            "a heat map needs two fields, each with 2 to 64 values and one with at most 32",
+            "--sweep devices=8..64*2 --sweep rank=256,512, without --zip",
+        ),
+        Some(PlotKind::Scaling) if !makes_scaling(axes) => unsuited(
+            "scaling needs a sweep of `devices`, alone or with `global_batch`",
+            "--sweep devices=8..64*2 for strong scaling; --sweep devices=8..64*2 --sweep global_batch=64..512*2 \
+             for weak scaling too",
+        ),
+        Some(PlotKind::Memory) if axes.iter().all(|axis| axis.values.len() < 2) => {
+            unsuited("a front needs two or more points", "--sweep memory_limit=24GiB,40GiB,80GiB")
+        }
+        Some(PlotKind::Memory | PlotKind::HeatMap | PlotKind::Scaling) => Ok(()),
+        kind => {
+            let lines = lines(axes, sweep, horizontal(axes)?);
+            let or_heat_map = kind.is_none() && makes_heat_map(axes, sweep);
+            if kind == Some(PlotKind::Crossover) && lines < 2 {
+                return unsuited(
+                    "a crossover needs two or more lines",
+                    "a second field, such as --sweep strategy=auto,btp,vanilla-tp",
+                );
+            }
+            if lines <= SERIES_MAX || or_heat_map {
+                return Ok(());
+            }
+            let message = format!("the sweep has {lines} lines, and a chart at most {SERIES_MAX}");
+            let hint = "two fields, fewer values of the other fields, or --csv";
+            Err(Problem::new("--plot", message).hint(hint))
+        }
     }
-    let message = format!("the sweep has {lines} lines, and a chart at most {SERIES_MAX}");
-    let hint = "two fields, fewer values of the other fields, or --csv";
-    Err(Problem::new("--plot", message).hint(hint))
 }
 
-/// The pictures of a sweep: a chart of step times where it has few lines, and a heat map of two fields.
+/// The pictures of a sweep that suit its fields: step times where there are few lines, throughputs of two fields,
+/// scaling over devices, changes of the fastest line, and memory against step time.
 pub fn sweep_figures(
     axes: &[SweepAxis],
     sweep: Sweep,
     points: &[Point],
     outcomes: &[PointOutcome],
 ) -> Vec<Figure> {
-    let Ok(x) = horizontal(axes) else { return vec![] };
-    let few_lines = lines(axes, sweep, x) <= SERIES_MAX;
-    let chart = few_lines.then(|| step_time_chart(axes, points, outcomes)).flatten();
+    let mut figures = vec![];
+    let suits = |kind| check_pictures(axes, sweep, Some(kind)).is_ok();
+    let chart = suits(PlotKind::Lines).then(|| step_time_chart(axes, points, outcomes)).flatten();
     let caption = "Step time of the fastest plan of each point; whiskers are 90 % intervals.";
-    let chart = Figure::of(PlotKind::Lines, chart.and_then(|chart| chart.picture()), caption);
-    let map = makes_heat_map(axes, sweep).then(|| throughput_map(axes, x, points, outcomes));
+    let picture = chart.as_ref().and_then(LineChart::picture);
+    figures.extend(Figure::of(PlotKind::Lines, picture, caption));
+    let map = match horizontal(axes) {
+        Ok(x) if suits(PlotKind::HeatMap) => throughput_map(axes, x, points, outcomes),
+        _ => None,
+    };
     let caption = "Tokens per second of the fastest plan: the darker, the more. Lines separate meshes and ZeRO \
                    stages.";
-    let map = Figure::of(PlotKind::HeatMap, map.flatten().and_then(|map| map.picture()), caption);
-    chart.into_iter().chain(map).collect()
+    figures.extend(Figure::of(PlotKind::HeatMap, map.and_then(|map| map.picture()), caption));
+    let Some(subject) = subject(axes, points) else { return figures };
+    if suits(PlotKind::Scaling) {
+        let throughputs = throughputs(points, outcomes);
+        let picture = scaling_picture(&format!("{subject}scaling"), &throughputs);
+        let caption = "Throughput and efficiency beside ideal scaling from the smallest cluster on. Whiskers are the \
+                       90 % intervals of each point; the first point is taken as predicted.";
+        figures.extend(Figure::of(PlotKind::Scaling, picture, caption));
+    }
+    if let (Some(mut chart), true) = (chart, suits(PlotKind::Crossover)) {
+        let crossovers = mark_crossovers(&mut chart);
+        let (title, caption) = match crossovers {
+            0 => {
+                ("step time; one line is fastest everywhere", "One line is the fastest everywhere.")
+            }
+            _ => (
+                "step time, and where the fastest changes",
+                "Vertical lines mark where the fastest line changes, interpolated between the planned points.",
+            ),
+        };
+        chart.title = format!("{subject}{title}");
+        figures.extend(Figure::of(PlotKind::Crossover, chart.picture(), caption));
+    }
+    let plans = front_points(axes, points, outcomes);
+    let front = MemoryFront { title: format!("{subject}memory and step time"), plans };
+    let caption = "Memory of the fullest device against step time; the line joins the points that no other point beats \
+                   in both.";
+    figures.extend(Figure::of(PlotKind::Memory, front.picture(), caption));
+    figures
+}
+
+/// The points that have a plan, with it.
+fn planned<'a>(
+    points: &'a [Point],
+    outcomes: &'a [PointOutcome],
+) -> impl Iterator<Item = (&'a Point, &'a PlannedPoint)> {
+    points.iter().zip(outcomes).filter_map(|(point, outcome)| match outcome {
+        PointOutcome::Planned(planned) => Some((point, &**planned)),
+        _ => None,
+    })
+}
+
+/// Whether devices are swept, and nothing else but the batch.
+fn makes_scaling(axes: &[SweepAxis]) -> bool {
+    let is = |axis: &SweepAxis, name: &str| axis.field.name() == name;
+    let devices = axes.iter().find(|axis| is(axis, "devices"));
+    devices.is_some_and(|devices| devices.values.len() > 1)
+        && axes.iter().all(|axis| is(axis, "devices") || is(axis, "global_batch"))
+}
+
+fn throughputs(points: &[Point], outcomes: &[PointOutcome]) -> Vec<Throughput> {
+    let throughput = |(point, planned): (&Point, &PlannedPoint)| {
+        let prediction = &planned.prediction;
+        let [low, high] = prediction.step_time_interval_s;
+        let tokens = prediction.tokens_per_s * prediction.step_time_s;
+        Throughput {
+            devices: point.request.devices,
+            global_batch: point.request.global_batch,
+            tokens_per_s: prediction.tokens_per_s,
+            interval: [tokens / high, tokens / low],
+        }
+    };
+    planned(points, outcomes).map(throughput).collect()
+}
+
+fn front_points(
+    axes: &[SweepAxis],
+    points: &[Point],
+    outcomes: &[PointOutcome],
+) -> Vec<FrontPoint> {
+    let plan = |(point, planned): (&Point, &PlannedPoint)| {
+        let prediction = &planned.prediction;
+        let peak = prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default();
+        FrontPoint {
+            name: series_name(axes, None, &point.values),
+            memory_gib: peak as f64 / (1_u64 << 30) as f64,
+            step_time_s: prediction.step_time_s,
+            interval_s: prediction.step_time_interval_s,
+        }
+    };
+    planned(points, outcomes).map(plan).collect()
 }
 
 /// Lines of a chart over the field at index `x`.
@@ -110,11 +226,9 @@ fn step_time_chart(
 ) -> Option<LineChart> {
     let x = horizontal(axes).ok()?;
     let mut series: Vec<Series> = vec![];
-    for (point, outcome) in points.iter().zip(outcomes) {
-        let (PointOutcome::Planned(planned), Some(at)) = (outcome, point.values[x].as_f64()) else {
-            continue;
-        };
-        let name = series_name(axes, x, &point.values);
+    for (point, planned) in planned(points, outcomes) {
+        let Some(at) = point.values[x].as_f64() else { continue };
+        let name = series_name(axes, Some(x), &point.values);
         let index = series.iter().position(|known| known.name == name).unwrap_or_else(|| {
             series.push(Series { name, points: vec![] });
             series.len() - 1
@@ -131,9 +245,10 @@ fn step_time_chart(
     }
     Some(LineChart {
         title: format!("{}step time of the fastest plan", subject(axes, points)?),
-        x_label: axes[x].field.name(),
+        x_label: axis_label(&axes[x].field.name()),
         y_label: "step time in seconds".into(),
         series,
+        guides: vec![],
     })
 }
 
@@ -147,6 +262,29 @@ fn subject(axes: &[SweepAxis], points: &[Point]) -> Option<String> {
     Some(if subject.is_empty() { subject } else { format!("{subject}: ") })
 }
 
+/// The last parts of a field's name, with its unit: `inter node bandwidth in GB/s`.
+fn axis_label(field: &str) -> String {
+    let units = [
+        ("_gbps", "GB/s"),
+        ("_bytes_per_s", "bytes/s"),
+        ("_flops_per_s", "FLOP/s"),
+        ("_bytes", "bytes"),
+        ("_s", "seconds"),
+        ("global_batch", "sequences"),
+        ("micro_batch", "sequences"),
+        ("sequence_length", "tokens"),
+    ];
+    let parts: Vec<&str> = field.split('.').collect();
+    let last = parts[parts.len().saturating_sub(2)..].join(" ");
+    let unit = units.into_iter().find(|(ending, _)| last.ends_with(ending));
+    let name = match unit {
+        Some((ending, _)) if ending.starts_with('_') => &last[..last.len() - ending.len()],
+        _ => &last,
+    };
+    let name = name.replace('_', " ");
+    unit.map_or(name.clone(), |(_, unit)| format!("{name} in {unit}"))
+}
+
 /// The axis with the most numbers.
 fn horizontal(axes: &[SweepAxis]) -> Result<usize, Problem> {
     let numbers = |axis: &SweepAxis| axis.values.iter().filter(|value| value.is_number()).count();
@@ -157,13 +295,31 @@ fn horizontal(axes: &[SweepAxis]) -> Result<usize, Problem> {
     })
 }
 
-/// The values of the fields that are not on the horizontal axis.
-fn series_name(axes: &[SweepAxis], x: usize, values: &[Value]) -> String {
-    let others = axes.iter().zip(values).enumerate().filter(|(index, _)| *index != x);
+/// The values of the fields that are not on the horizontal axis, if there is one.
+fn series_name(axes: &[SweepAxis], x: Option<usize>, values: &[Value]) -> String {
+    let others = axes.iter().zip(values).enumerate().filter(|(index, _)| Some(*index) != x);
     let phrase = |(_, (axis, value)): (usize, (&SweepAxis, &Value))| {
         let name = axis.field.name();
         let short = name.rsplit('.').next().unwrap_or(&name).replace('_', " ");
         format!("{short} {}", text_of(value))
     };
     others.map(phrase).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::axis_label;
+
+    #[test]
+    fn axes_have_units() {
+        for (field, label) in [
+            ("devices", "devices"),
+            ("global_batch", "global batch in sequences"),
+            ("hardware.links.inter_node.bandwidth_gbps", "inter node bandwidth in GB/s"),
+            ("hardware.executors.captured.gap_s", "captured gap in seconds"),
+            ("hardware.device.peak_flops_per_s.bf16", "peak flops per s bf16"),
+        ] {
+            assert_eq!(axis_label(field), label);
+        }
+    }
 }

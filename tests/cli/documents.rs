@@ -22,7 +22,7 @@ fn a_page_shows_the_answer_with_pictures_and_needs_no_network() {
     assert!(html.contains(&format!("<dd>{} (", step_time(&answer))), "{answer}");
     assert_eq!(html.matches("<svg").count(), 5, "{html}");
     let headings = [
-        "Step time by part",
+        "Step time",
         "Memory",
         "Pipeline",
         "One block",
@@ -66,17 +66,18 @@ fn the_page_of_a_sweep_has_its_rows_and_its_chart() {
     let sweep = "whatif --sweep global_batch=8,16,32";
     stdout(&format!("{sweep} {SMALL} --report {}", page.display()));
     let html = fs::read_to_string(&page).unwrap();
-    assert_eq!((html.matches("<svg").count(), html.matches("<tr><td").count()), (1, 3), "{html}");
-    // Two fields make a heat map too.
+    // Step times, and memory against step time.
+    assert_eq!((html.matches("<svg").count(), html.matches("<tr><td").count()), (2, 3), "{html}");
+    // Two fields make a heat map and a chart of crossovers too.
     let sweep = format!("{sweep} --sweep zero=off,1 --data-parallel 2");
     stdout(&format!("{sweep} {SMALL} --report {}", page.display()));
     let html = fs::read_to_string(&page).unwrap();
-    assert_eq!((html.matches("<svg").count(), html.matches("<tr><td").count()), (2, 6), "{html}");
+    assert_eq!((html.matches("<svg").count(), html.matches("<tr><td").count()), (4, 6), "{html}");
     assert!(html.contains("P2 D2 Z1"), "{html}");
-    // Fields without numbers have rows, but no chart.
+    // Fields without numbers have rows, but no chart over numbers.
     stdout(&format!("whatif --sweep zero=off,1 {SMALL} --report {}", page.display()));
     let html = fs::read_to_string(&page).unwrap();
-    assert_eq!((html.matches("<svg").count(), html.matches("<tr><td").count()), (0, 2), "{html}");
+    assert_eq!((html.matches("<svg").count(), html.matches("<tr><td").count()), (1, 2), "{html}");
 }
 
 /// The text of an SVG picture, one line per text.
@@ -143,4 +144,110 @@ fn a_picture_that_an_answer_does_not_have_is_an_error_with_the_others_as_a_hint(
     );
     assert!(!file.exists());
     assert!(failure("plan --plot-kind block", 2).contains("--plot <FILE>"));
+}
+
+const SWEEP: &str =
+    "whatif --model cola-60m --hardware a100-80gb --sequence-length 512 --micro-batch 1";
+
+#[test]
+fn a_sweep_of_devices_and_batches_shows_strong_and_weak_scaling() {
+    let request = format!("{SWEEP} --sweep devices=2..8*2 --sweep global_batch=16..64*2");
+    let points = super::json(&request)["points"].as_array().unwrap().clone();
+    let rate = |devices: u64, batch: u64| {
+        let is = |point: &&serde_json::Value| {
+            point["settings"] == serde_json::json!({ "devices": devices, "global_batch": batch })
+        };
+        points.iter().find(is).unwrap()["prediction"]["tokens_per_s"].as_f64().unwrap()
+    };
+    let picture = picture_text(&request, "scaling");
+    for (kind, first, last) in [("strong", (2, 64), (8, 64)), ("weak", (2, 16), (8, 64))] {
+        let efficiency = 100.0 * rate(last.0, last.1) / rate(first.0, first.1) / 4.0;
+        let text = format!("{kind}: {efficiency:.1} % at 8");
+        assert!(picture.contains(&text), "{text} in {picture}");
+    }
+    let strong = format!("{SWEEP} --global-batch 64 --sweep devices=2..8*2");
+    let strong = picture_text(&strong, "scaling");
+    assert!(strong.contains("efficiency in %") && !strong.contains("weak"), "{strong}");
+}
+
+#[test]
+fn the_front_names_the_plans_that_no_other_beats() {
+    let request =
+        format!("{SWEEP} --devices 4 --global-batch 16 --sweep zero=off,1 --sweep tensor=1,2,4");
+    let points = super::json(&request)["points"].as_array().unwrap().clone();
+    let measure = |point: &serde_json::Value| {
+        let prediction = &point["prediction"];
+        let peaks = prediction["peak_memory_bytes"].as_array().unwrap().iter();
+        (prediction["step_time_s"].as_f64().unwrap(), peaks.map(|b| b.as_u64().unwrap()).max())
+    };
+    let picture = picture_text(&request, "memory");
+    let mut named = 0;
+    for point in &points {
+        let (time, memory) = measure(point);
+        let beats = |other: &serde_json::Value| {
+            let (other_time, other_memory) = measure(other);
+            other_time <= time && other_memory <= memory && measure(other) != measure(point)
+        };
+        let settings = &point["settings"];
+        let zero =
+            settings["zero"].as_str().map_or_else(|| settings["zero"].to_string(), str::to_owned);
+        let name = format!("zero {zero}, tensor {}", settings["tensor"]);
+        named += usize::from(picture.contains(&name));
+        assert!(!picture.contains(&name) || !points.iter().any(beats), "{name} in {picture}");
+    }
+    assert!(named > 0 && named < points.len(), "{picture}");
+}
+
+#[test]
+fn the_crossover_of_two_lines_is_marked_between_the_points_around_it() {
+    let request = "whatif --model cola-7b --hardware a100-80gb --devices 16 --global-batch 64 --micro-batch 4 \
+        --sweep hardware.links.inter_node.bandwidth_gbps=2,32 --sweep tensor=1,4";
+    let points = super::json(request)["points"].as_array().unwrap().clone();
+    let times: Vec<f64> =
+        points.iter().map(|p| p["prediction"]["step_time_s"].as_f64().unwrap()).collect();
+    assert!(times[0] > times[1] && times[2] < times[3], "the fastest changes: {times:?}");
+    let picture = picture_text(request, "crossover");
+    let (_, at) = picture.split_once("tensor 1 is faster from ").expect(&picture);
+    let at: f64 = at.lines().next().unwrap().parse().unwrap();
+    assert!(at > 2.0 && at < 32.0, "{picture}");
+    assert!(picture.contains("inter node bandwidth in GB/s"), "{picture}");
+}
+
+#[test]
+fn a_picture_that_does_not_suit_a_sweep_is_refused_before_it_is_planned() {
+    for (sweep, kind, part) in [
+        ("--sweep devices=2,4", "heat-map", "a heat map needs two fields"),
+        ("--sweep rank=64,128", "scaling", "scaling needs a sweep of `devices`"),
+        (
+            "--sweep devices=2,4 --sweep rank=64,128",
+            "scaling",
+            "scaling needs a sweep of `devices`",
+        ),
+        ("--sweep devices=2,4", "crossover", "a crossover needs two or more lines"),
+        ("--sweep devices=2", "memory", "a front needs two or more points"),
+        ("--sweep devices=2,4", "block", "draws no picture `block`"),
+        ("--sweep zero=off,1", "lines", "no swept field has two or more numbers"),
+    ] {
+        let message = failure(&format!("{SWEEP} {sweep} --plot picture.svg --plot-kind {kind}"), 2);
+        assert!(message.contains(part) && message.contains("hint: "), "{sweep} {kind}: {message}");
+    }
+}
+
+#[test]
+fn measurements_are_drawn_beside_their_predictions() {
+    let figures = super::json("validate")["figures"].as_array().unwrap().clone();
+    for (kind, table, count) in [
+        ("step-time", "steps", 8),
+        ("gemm-efficiency", "utilisation", 24),
+        ("communication", "all-reduces", 12),
+    ] {
+        let picture = picture_text("validate", kind);
+        let of_table = figures.iter().filter(|figure| figure["table"] == table);
+        let shown = of_table.filter(|figure| {
+            let error = figure["error_percent"].as_f64().unwrap();
+            picture.contains(figure["name"].as_str().unwrap())
+                && picture.contains(&format!("(time {error:+.1} %)"))
+        });
+        assert_eq!(shown.count(), count, "{kind}: {picture}");
+    }
 }

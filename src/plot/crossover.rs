@@ -1,0 +1,109 @@
+//! Where the fastest of several lines changes.
+
+use super::line_chart::{Guide, LineChart, Series};
+use super::scale::label;
+
+/// Relative difference from which on one time is shorter than another.
+const TIE: f64 = 1e-6;
+
+/// Change of the fastest line between two neighbouring points.
+#[derive(Clone, Debug, PartialEq)]
+struct Crossing {
+    /// Place of the crossing.
+    x: f64,
+    y: f64,
+    /// Index of the line that is fastest after it.
+    after: usize,
+}
+
+/// Marks the places where the fastest line of a chart changes. Returns how many there are.
+pub fn mark_crossovers(chart: &mut LineChart) -> usize {
+    let crossings = crossings(&chart.series);
+    let guide = |Crossing { x, y, after }: &Crossing| Guide {
+        path: vec![(*x, *y), (*x, 0.0)],
+        name: format!("{} is faster from {}", chart.series[*after].name, rounded(*x)),
+    };
+    chart.guides = crossings.iter().map(guide).collect();
+    crossings.len()
+}
+
+/// Three significant digits.
+fn rounded(x: f64) -> String {
+    let power = 10_f64.powf(2.0 - x.abs().max(f64::MIN_POSITIVE).log10().floor());
+    label((x * power).round() / power)
+}
+
+/// The crossings, interpolated between the points that lines share: on logarithmic scales where values are positive.
+fn crossings(series: &[Series]) -> Vec<Crossing> {
+    let mut places: Vec<f64> =
+        series.iter().flat_map(|line| line.points.iter().map(|p| p.x)).collect();
+    places.sort_by(f64::total_cmp);
+    places.dedup();
+    let value = |line: usize, x: f64| {
+        series[line].points.iter().find(|point| point.x == x).map(|point| point.y)
+    };
+    let mut crossings = vec![];
+    // Fastest line of the last place, which has both lines of a crossing.
+    let mut last: Option<(f64, usize)> = None;
+    for x in places {
+        let present = (0..series.len()).filter_map(|line| Some((line, value(line, x)?)));
+        let Some((fastest, time)) = present.min_by(|(_, a), (_, b)| a.total_cmp(b)) else {
+            continue;
+        };
+        if let Some((before, line)) = last {
+            match value(line, x) {
+                Some(other) if other <= time * (1.0 + TIE) => {
+                    last = Some((x, line));
+                    continue;
+                }
+                Some(_) => crossings.extend(crossing(&value, (before, line), (x, fastest))),
+                None => {}
+            }
+        }
+        last = Some((x, fastest));
+    }
+    crossings
+}
+
+/// The crossing of the lines that are fastest at two places; `None` where a line has no value at the first one.
+fn crossing(
+    value: &dyn Fn(usize, f64) -> Option<f64>,
+    (x0, before): (f64, usize),
+    (x1, after): (f64, usize),
+) -> Option<Crossing> {
+    let difference = |x| Some(value(before, x)?.ln() - value(after, x)?.ln());
+    let (d0, d1) = (difference(x0)?, difference(x1)?);
+    let share = if d1 > d0 { (-d0 / (d1 - d0)).clamp(0.0, 1.0) } else { 0.5 };
+    let between = |a: f64, b: f64| match a > 0.0 && b > 0.0 {
+        true => (a.ln() + share * (b.ln() - a.ln())).exp(),
+        false => a + share * (b - a),
+    };
+    let y = between(value(before, x0)?, value(before, x1)?);
+    Some(Crossing { x: between(x0, x1), y, after })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::line_chart::ChartPoint;
+    use super::*;
+
+    fn line(points: &[(f64, f64)]) -> Series {
+        let point = |&(x, y): &(f64, f64)| ChartPoint { x, y, interval: [y; 2] };
+        Series { name: String::new(), points: points.iter().map(point).collect() }
+    }
+
+    #[test]
+    fn crossings_lie_where_two_power_laws_meet() {
+        // 1/x and 3/x² meet at 3.
+        let at = [1.0, 2.0, 8.0, 16.0];
+        let slow = line(&at.map(|x| (x, 1.0 / x)));
+        let fast = line(&at.map(|x| (x, 3.0 / x / x)));
+        let found = crossings(&[slow.clone(), fast]);
+        assert_eq!(found.len(), 1);
+        assert!((found[0].x - 3.0).abs() < 1e-9 && (found[0].y - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!(found[0].after, 1);
+        assert_eq!(crossings(&[slow.clone(), slow.clone()]), [], "equal lines do not cross");
+        let worse = line(&at.map(|x| (x, 2.0 / x)));
+        assert_eq!(crossings(&[slow, worse]), []);
+    }
+}
