@@ -22,6 +22,9 @@ const FONT: &str = "sans-serif";
 /// Pixels of a PNG for each pixel of the picture, so that it stays sharp on dense screens.
 const PNG_SCALE: i32 = 2;
 
+/// Share of a text's size by which the library places it too high in PNG.
+const PNG_TEXT_SHIFT: f64 = 0.2;
+
 /// A picture on white paper.
 #[derive(Clone, Debug)]
 pub struct Picture {
@@ -209,7 +212,11 @@ impl Picture {
                         true => style.transform(FontTransform::Rotate270),
                         false => style,
                     };
-                    canvas.draw_text(text, &style, scaled(*place))?;
+                    let (x, y) = scaled(*place);
+                    let shift = if scale == PNG_SCALE { PNG_TEXT_SHIFT } else { 0.0 };
+                    let shift = (shift * f64::from(size * scale)).round() as i32;
+                    let place = if *is_vertical { (x + shift, y) } else { (x, y + shift) };
+                    canvas.draw_text(text, &style, place)?;
                 }
             }
         }

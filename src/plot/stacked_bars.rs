@@ -24,7 +24,7 @@ pub struct StackedBars {
 /// One bar.
 #[derive(Clone, Debug)]
 pub struct Bar {
-    /// Name on its left.
+    /// Name on its left; empty for a bar that belongs to the one above.
     pub name: String,
     /// Sizes of the parts, none negative.
     pub values: Vec<f64>,
@@ -39,11 +39,14 @@ const WIDTH: i32 = 900;
 const NAMES: [i32; 2] = [90, 320];
 /// Estimated width of a letter of a name.
 const LETTER: f64 = 7.8;
-const RIGHT: i32 = 780;
+/// Right end of the largest bar beside short notes, and of the picture's texts.
+const RIGHT: [i32; 2] = [780, 890];
 const TOP: i32 = 96;
 /// Height of a bar, and distance from one bar to the next: of few bars, and of many.
 const FEW: [i32; 2] = [26, 40];
 const MANY: [i32; 2] = [12, 16];
+/// Distance between groups of bars.
+const GROUP_GAP: i32 = 8;
 /// Bars from which on they are many.
 const MANY_BARS: usize = 13;
 /// Half the height of a whisker's ends.
@@ -65,22 +68,28 @@ impl StackedBars {
         let bar_size = if self.bars.len() < MANY_BARS { FEW } else { MANY };
         let legend_rows = self.parts.len().div_ceil(LEGEND.1).max(1) as i32;
         let top = TOP + 22 * (legend_rows - 1);
-        let bottom = top + bar_size[1] * self.bars.len() as i32;
+        let (uppers, bottom) = self.uppers(top, bar_size);
+        let longest = |texts: &mut dyn Iterator<Item = &String>| {
+            let letters = texts.map(|text| text.chars().count()).max().unwrap_or(0);
+            (LETTER * letters as f64) as i32
+        };
+        let right_end =
+            RIGHT[0].min(RIGHT[1] - longest(&mut self.bars.iter().map(|bar| &bar.note)));
         let mut picture = Picture::new((WIDTH, bottom + 66));
         picture.text(&self.title, (20, 20), Anchor::Start, 19);
         self.legend(&mut picture);
-        let longest = self.bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0);
-        let left = (20 + (LETTER * longest as f64) as i32).clamp(NAMES[0], NAMES[1]);
+        let names = longest(&mut self.bars.iter().map(|bar| &bar.name));
+        let left = (20 + names).clamp(NAMES[0], NAMES[1]);
         let across = |value: f64| {
-            left + (scale.position(value).clamp(0.0, 1.0) * f64::from(RIGHT - left)).round() as i32
+            left + (scale.position(value).clamp(0.0, 1.0) * f64::from(right_end - left)).round()
+                as i32
         };
         for tick in scale.ticks() {
             picture.path([(across(tick), top), (across(tick), bottom)], GRID, 1);
             picture.text(label(tick), (across(tick), bottom + 8), Anchor::Middle, 14);
         }
-        picture.text(&self.axis_label, ((left + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);
-        for (index, bar) in self.bars.iter().enumerate() {
-            let upper = top + (bar_size[1] - bar_size[0]) / 2 + bar_size[1] * index as i32;
+        picture.text(&self.axis_label, ((left + right_end) / 2, bottom + 34), Anchor::Middle, 15);
+        for (bar, upper) in self.bars.iter().zip(uppers) {
             let middle = upper + bar_size[0] / 2;
             picture.text(&bar.name, (left - 10, middle - 8), Anchor::End, 14);
             let mut begin = 0.0;
@@ -110,6 +119,20 @@ impl StackedBars {
         }
         picture.path([(left, top), (left, bottom)], INK, 1);
         Some(picture)
+    }
+
+    /// The upper ends of the bars, and the lower end of the last one. Bars that belong together have no gap between them.
+    fn uppers(&self, top: i32, [height, distance]: [i32; 2]) -> (Vec<i32>, i32) {
+        let has_groups = self.bars.iter().any(|bar| bar.name.is_empty());
+        let mut next = top;
+        let upper = |bar: &Bar| {
+            next += if has_groups && !bar.name.is_empty() { GROUP_GAP } else { 0 };
+            let upper = next + (distance - height) / 2;
+            next += distance;
+            upper
+        };
+        let uppers = self.bars.iter().map(upper).collect();
+        (uppers, next)
     }
 
     fn legend(&self, picture: &mut Picture) {
