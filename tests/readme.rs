@@ -1,4 +1,4 @@
-//! Every command in README.md runs and prints the output shown there.
+//! Every command in README.md and in the gallery runs and prints the output shown there, or draws the picture.
 //!
 //! A `sh` block contains commands; a `console` block contains commands after `$ ` and their output. In an expected line
 //! `…` matches any text; as the first line it matches all lines before the shown ones, as the last line all lines after
@@ -21,36 +21,75 @@ struct Example {
     at: std::ops::Range<usize>,
 }
 
+/// Whether expected outputs are to be replaced.
+fn is_blessing() -> bool {
+    env::var_os("NARROWS_BLESS").is_some()
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
 #[test]
 fn commands_of_the_readme_print_the_shown_output() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let document = fs::read_to_string(root.join("README.md")).expect("README.md");
-    let examples = examples(&document);
-    assert!(examples.len() >= 5, "README.md has lost its examples");
     let folder = tempfile::tempdir().expect("a folder");
     for inputs in ["models", "data"] {
-        copy_files(&root.join(inputs), &folder.path().join(inputs));
+        copy_files(&root().join(inputs), &folder.path().join(inputs));
     }
+    check_document("README.md", folder.path());
+}
+
+/// The commands of the gallery draw the pictures that it shows.
+#[test]
+fn commands_of_the_gallery_draw_its_pictures() {
+    let folder = tempfile::tempdir().expect("a folder");
+    check_document("docs/gallery/README.md", folder.path());
+    let gallery = root().join("docs/gallery");
+    let document = fs::read_to_string(gallery.join("README.md")).expect("the gallery");
+    let shown: Vec<&str> = document
+        .lines()
+        .filter_map(|line| line.strip_prefix("![")?.split_once("](")?.1.strip_suffix(')'))
+        .collect();
+    assert!(shown.len() >= 10, "the gallery has lost its pictures");
+    let mut different = vec![];
+    for name in shown {
+        let drawn = fs::read_to_string(folder.path().join(name))
+            .unwrap_or_else(|error| panic!("no command draws {name}: {error}"));
+        if is_blessing() {
+            fs::write(gallery.join(name), &drawn).expect("a picture");
+        } else if fs::read_to_string(gallery.join(name)).ok().as_ref() != Some(&drawn) {
+            different.push(name);
+        }
+    }
+    assert!(different.is_empty(), "NARROWS_BLESS=1 draws these pictures anew: {different:?}");
+}
+
+/// Runs the commands of a document in a folder, and compares their output with the one that it shows.
+fn check_document(name: &str, folder: &Path) {
+    let path = root().join(name);
+    let document = fs::read_to_string(&path).expect(name);
+    let examples = examples(&document);
+    assert!(examples.len() >= 5, "{name} has lost its examples");
     let mut updated: Vec<String> = document.lines().map(str::to_string).collect();
     let mut mismatches = vec![];
     let mut replacements = vec![];
     for example in &examples {
-        let Some(printed) = run(example, folder.path()) else { continue };
+        let Some(printed) = run(example, folder) else { continue };
         let Some(expected) = &example.output else { continue };
         if !matches(expected, &printed) {
             mismatches.push(format!("$ {}\n{}", example.line, printed.join("\n")));
         }
         replacements.push((example.at.clone(), shown(expected, &printed)));
     }
-    if env::var_os("NARROWS_BLESS").is_some() {
+    if is_blessing() {
         for (at, lines) in replacements.into_iter().rev() {
             updated.splice(at, lines);
         }
-        fs::write(root.join("README.md"), updated.join("\n") + "\n").expect("README.md");
+        fs::write(&path, updated.join("\n") + "\n").expect(name);
     } else {
         assert!(
             mismatches.is_empty(),
-            "README.md shows other output; NARROWS_BLESS=1 writes the output of these commands:\n\n{}",
+            "{name} shows other output; NARROWS_BLESS=1 writes the output of these commands:\n\n{}",
             mismatches.join("\n\n")
         );
     }
@@ -91,7 +130,7 @@ fn program(example: &Example) -> Option<Vec<&str>> {
             assert!(Path::new(&file).exists(), "there is no example `{name}`");
             None
         }
-        _ => panic!("README.md has an unknown command: {line}"),
+        _ => panic!("an unknown command: {line}"),
     }
 }
 
