@@ -17,7 +17,7 @@ pub struct MemoryFront {
 /// One plan.
 #[derive(Clone, Debug)]
 pub struct FrontPoint {
-    /// What distinguishes the plan.
+    /// Settings that distinguish the plan.
     pub name: String,
     /// Peak memory of a device in GiB.
     pub memory_gib: f64,

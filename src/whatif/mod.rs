@@ -20,5 +20,5 @@ pub use document::{Document, ScalarField};
 pub use field::SweepField;
 pub use scenario::{Scenario, text_of};
 pub use solve::{Condition, Extreme, Method, solve};
-pub use values::number;
 pub use sweep::{PlannedPoint, Point, PointOutcome, Sweep, SweepAxis, plan_points};
+pub use values::number;
