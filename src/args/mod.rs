@@ -103,7 +103,13 @@ pub enum Command {
     /// Serve a page on which the plan follows sliders: model, cluster, rank, batch, bandwidth, memory
     ///
     /// The page needs no network and is served to this machine only. Ctrl-C ends the server. The flags below are what
-    /// the page begins with, by default cola-7b on 16 devices; those without a control hold for every plan.
+    /// the page begins with; those without a control hold for every plan.
+    #[command(
+        mut_arg("model", |arg| arg.help(MODEL_OF_UI).long_help(MODEL_OF_UI)),
+        mut_arg("hardware", |arg| arg.help(HARDWARE_OF_UI).long_help(HARDWARE_OF_UI)),
+        mut_arg("devices", |arg| arg.help(DEVICES_OF_UI)),
+        mut_arg("global_batch", |arg| arg.help(GLOBAL_BATCH_OF_UI)),
+    )]
     Ui(Box<UiArgs>),
     /// Prove that a plan is correct: layouts, collectives, transfers, buffer lifetimes, memory
     Check(CheckArgs),
@@ -157,6 +163,11 @@ const GLOBAL_BATCH_OF_RUN: &str = "Sequences in one optimizer step, over all dev
     rounded up to a multiple of the devices]";
 const SEQUENCE_LENGTH_OF_RUN: &str =
     "Tokens in a sequence [default: 128, or the model's longest if that is less]";
+const MODEL_OF_UI: &str =
+    "Model: a preset, a model file or a Hugging Face config.json [default: cola-7b]";
+const HARDWARE_OF_UI: &str = "Hardware: a preset or a profile file [default: a100-80gb]";
+const DEVICES_OF_UI: &str = "Number of devices [default: 16]";
+const GLOBAL_BATCH_OF_UI: &str = "Sequences in one optimizer step, over all devices [default: 64; with --devices, one per device]";
 
 #[cfg(test)]
 mod tests {

@@ -3,9 +3,9 @@
 // dropped. The settings are in the fragment of the address, so that a link restores them.
 
 // Milliseconds without a move before the plan is asked for.
-const PAUSE_MS = 120;
+const PAUSE_MS = 60;
 // Seconds after which the best plan so far is shown, until the proof is complete.
-const FIRST_ANSWER_S = 0.25;
+const FIRST_ANSWER_S = 0.15;
 
 const element = id => document.getElementById(id);
 const create = (tag, properties = {}, ...children) => {
@@ -234,6 +234,7 @@ function showAnswer(answer, isFirst) {
   // The verdict begins with the name of the search's status.
   const verdict = answer.verdict.replace(/^\w+: (out of time; )?/, "");
   const proof = isFirst ? `First answer, ${verdict}; searching for the proof …` : `${verdict}.`;
+  document.title = `${answer.title} – Narrows`;
   status(`${answer.title}: ${stepTime} a step. ${proof[0].toUpperCase()}${proof.slice(1)}`);
   element("result").hidden = false;
   element("result").classList.toggle("first", isFirst);
@@ -274,7 +275,7 @@ function showProblem(error) {
   element("problem").replaceChildren(...list);
   element("problem").hidden = false;
   element("result").classList.add("stale");
-  status("No plan for these settings.");
+  status(`No plan: ${problems[0]?.message ?? "no reason is known"}`);
   document.body.dataset.state = "failed";
 }
 
