@@ -1,7 +1,7 @@
 //! Where the fastest of several lines changes.
 
 use super::line_chart::{Guide, LineChart, Series};
-use super::scale::label;
+use super::scale::{Scale, label};
 
 /// Relative difference from which on one time is shorter than another.
 const TIE: f64 = 1e-6;
@@ -18,7 +18,8 @@ struct Crossing {
 
 /// Marks the places where the fastest line of a chart changes. Returns how many there are.
 pub fn mark_crossovers(chart: &mut LineChart) -> usize {
-    let crossings = crossings(&chart.series);
+    let Some(scales) = chart.scales() else { return 0 };
+    let crossings = crossings(&chart.series, &scales);
     let guide = |Crossing { x, y, after }: &Crossing| Guide {
         path: vec![(*x, *y), (*x, 0.0)],
         name: format!("{} is faster from {}", chart.series[*after].name, rounded(*x)),
@@ -33,8 +34,8 @@ fn rounded(x: f64) -> String {
     label((x * power).round() / power)
 }
 
-/// The crossings, interpolated between the points that lines share: on logarithmic scales where values are positive.
-fn crossings(series: &[Series]) -> Vec<Crossing> {
+/// The crossings of the lines as they are drawn between the points that they share.
+fn crossings(series: &[Series], scales: &[Scale; 2]) -> Vec<Crossing> {
     let mut places: Vec<f64> =
         series.iter().flat_map(|line| line.points.iter().map(|p| p.x)).collect();
     places.sort_by(f64::total_cmp);
@@ -56,7 +57,7 @@ fn crossings(series: &[Series]) -> Vec<Crossing> {
                     last = Some((x, line));
                     continue;
                 }
-                Some(_) => crossings.extend(crossing(&value, (before, line), (x, fastest))),
+                Some(_) => crossings.extend(crossing(&value, (before, line), (x, fastest), scales)),
                 None => {}
             }
         }
@@ -70,16 +71,18 @@ fn crossing(
     value: &dyn Fn(usize, f64) -> Option<f64>,
     (x0, before): (f64, usize),
     (x1, after): (f64, usize),
+    [x, y]: &[Scale; 2],
 ) -> Option<Crossing> {
-    let difference = |x| Some(value(before, x)?.ln() - value(after, x)?.ln());
+    let height = |line, at| Some(y.position(value(line, at)?));
+    let difference = |at| Some(height(before, at)? - height(after, at)?);
     let (d0, d1) = (difference(x0)?, difference(x1)?);
     let share = if d1 > d0 { (-d0 / (d1 - d0)).clamp(0.0, 1.0) } else { 0.5 };
-    let between = |a: f64, b: f64| match a > 0.0 && b > 0.0 {
-        true => (a.ln() + share * (b.ln() - a.ln())).exp(),
-        false => a + share * (b - a),
-    };
-    let y = between(value(before, x0)?, value(before, x1)?);
-    Some(Crossing { x: between(x0, x1), y, after })
+    let between = |a: f64, b: f64| a + share * (b - a);
+    Some(Crossing {
+        x: x.value(between(x.position(x0), x.position(x1))),
+        y: y.value(between(height(before, x0)?, height(before, x1)?)),
+        after,
+    })
 }
 
 #[cfg(test)]
@@ -92,18 +95,30 @@ mod tests {
         Series { name: String::new(), points: points.iter().map(point).collect() }
     }
 
+    /// The crossings of a chart of these lines.
+    fn found(series: &[Series]) -> Vec<Crossing> {
+        let chart = LineChart {
+            title: String::new(),
+            x_label: String::new(),
+            y_label: String::new(),
+            series: series.to_vec(),
+            guides: vec![],
+        };
+        crossings(series, &chart.scales().expect("points"))
+    }
+
     #[test]
     fn crossings_lie_where_two_power_laws_meet() {
         // 1/x and 3/x² meet at 3.
         let at = [1.0, 2.0, 8.0, 16.0];
         let slow = line(&at.map(|x| (x, 1.0 / x)));
         let fast = line(&at.map(|x| (x, 3.0 / x / x)));
-        let found = crossings(&[slow.clone(), fast]);
-        assert_eq!(found.len(), 1);
-        assert!((found[0].x - 3.0).abs() < 1e-9 && (found[0].y - 1.0 / 3.0).abs() < 1e-9);
-        assert_eq!(found[0].after, 1);
-        assert_eq!(crossings(&[slow.clone(), slow.clone()]), [], "equal lines do not cross");
+        let crossing = &found(&[slow.clone(), fast])[..];
+        assert_eq!(crossing.len(), 1);
+        assert!((crossing[0].x - 3.0).abs() < 1e-9 && (crossing[0].y - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!(crossing[0].after, 1);
+        assert_eq!(found(&[slow.clone(), slow.clone()]), [], "equal lines do not cross");
         let worse = line(&at.map(|x| (x, 2.0 / x)));
-        assert_eq!(crossings(&[slow, worse]), []);
+        assert_eq!(found(&[slow, worse]), []);
     }
 }

@@ -75,14 +75,20 @@ const LABEL_DISTANCE: i32 = 34;
 impl LineChart {
     /// The chart; `None` without points.
     pub fn picture(&self) -> Option<Picture> {
+        let [x, y] = self.scales()?;
+        let right = RIGHT[usize::from(self.series.len() < 2)];
+        Some(Plot { chart: self, picture: Picture::new(SIZE), x, y, right }.draw())
+    }
+
+    /// The horizontal and the vertical scale; `None` without points.
+    pub fn scales(&self) -> Option<[Scale; 2]> {
         let points = self.series.iter().flat_map(|series| &series.points);
         let x = Scale::over(points.clone().map(|point| point.x), false)?.padded(MARGIN[0]);
         let y = points.flat_map(|point| point.interval.into_iter().chain([point.y]));
         let guides = self.guides.iter().flat_map(|guide| guide.path.first().map(|(_, y)| *y));
         let y = y.chain(guides);
         let y = Scale::over(y, true)?.padded(MARGIN[1]);
-        let right = RIGHT[usize::from(self.series.len() < 2)];
-        Some(Plot { chart: self, picture: Picture::new(SIZE), x, y, right }.draw())
+        Some([x, y])
     }
 }
 

@@ -74,6 +74,13 @@ impl Scale {
         (self.scaled(value) - low) / (high - low)
     }
 
+    /// The value at a position between the ends, from 0 to 1.
+    pub fn value(&self, position: f64) -> f64 {
+        let [low, high] = [self.low, self.high].map(|end| self.scaled(end));
+        let scaled = low + position * (high - low);
+        if self.is_log { scaled.exp() } else { scaled }
+    }
+
     /// Round values within the scale.
     pub fn ticks(&self) -> Vec<f64> {
         if self.is_log { self.log_ticks() } else { self.linear_ticks() }

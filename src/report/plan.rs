@@ -99,7 +99,7 @@ impl<'a> PlanReport<'a> {
         let parts = step_time_picture(&of("step time by part"), &[(name, prediction)]);
         let mut figures: Vec<Figure> =
             Figure::of(PlotKind::StepTime, parts, caption).into_iter().collect();
-        let memory = memory_picture(&of("memory"), prediction, *memory_limit_bytes);
+        let memory = memory_picture(&of("memory"), self.program.program(), *memory_limit_bytes);
         let caption = "Peak memory of a device on each pipeline stage: weights, gradients, optimizer states and \
                        activations.";
         figures.extend(Figure::of(PlotKind::Memory, memory, caption));
