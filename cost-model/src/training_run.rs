@@ -15,7 +15,8 @@
 //! > W = M · e^{R/M} · (e^{(τ+δ)/M} − 1) · T/τ,
 //!
 //! in which checkpoints and restarts may fail too. Training waits for every checkpoint, and the result is written by the
-//! last one, so that a run shorter than τ has one checkpoint.
+//! last one, so that a run shorter than τ has one checkpoint. Checkpoints are written between steps: where τ is shorter
+//! than a step, there is one after every step.
 //!
 //! Not included: queueing, evaluation, and repairs that take longer than a restart. Goodput is T / W.
 
@@ -99,8 +100,10 @@ pub struct TrainingRunEstimate {
 pub struct FailureEstimate {
     /// Mean time between failures of the cluster, in hours.
     pub cluster_mtbf_hours: f64,
-    /// Work between two checkpoints, in seconds: the optimum.
+    /// Work between two checkpoints, in seconds: the optimum, but at least one step.
     pub checkpoint_interval_s: f64,
+    /// Steps between two checkpoints; 1 where the optimum is shorter than a step.
+    pub checkpoint_interval_steps: f64,
     /// Time of a checkpoint, in seconds.
     pub checkpoint_s: f64,
     /// Time from a failure to the next step, in seconds.
@@ -133,8 +136,9 @@ impl TrainingRunTerms {
         let [low, high] = step.interval_s;
         let wall_s = |step_s: f64| -> Result<f64, EndlessRun> {
             let useful_s = steps * step_s;
-            self.failures
-                .map_or(Ok(useful_s), |failures| failures.wall_time_s(step.devices, useful_s))
+            self.failures.map_or(Ok(useful_s), |failures| {
+                failures.wall_time_s(step.devices, useful_s, step_s)
+            })
         };
         let expected_s = wall_s(step.time_s)?;
         let interval_s = [wall_s(low)?, wall_s(high)?];
@@ -152,9 +156,11 @@ impl TrainingRunTerms {
         let failures = self.failures.map(|failures| {
             let useful_s = steps * step.time_s;
             let cluster_mtbf_s = failures.device_mtbf_s / devices;
+            let checkpoint_interval_s = failures.work_s(step.devices, useful_s, step.time_s);
             FailureEstimate {
                 cluster_mtbf_hours: cluster_mtbf_s / SECONDS_PER_HOUR,
-                checkpoint_interval_s: failures.checkpoint_interval_s(step.devices).min(useful_s),
+                checkpoint_interval_s,
+                checkpoint_interval_steps: checkpoint_interval_s / step.time_s,
                 checkpoint_s: failures.checkpoint_s,
                 restart_s: failures.restart_s,
                 failures_expected: expected_s / cluster_mtbf_s,
@@ -192,16 +198,21 @@ impl FailureTerms {
         young_s * (1.0 + ratio.sqrt() / 3.0 + ratio / 9.0) - self.checkpoint_s
     }
 
-    /// Expected seconds for `useful_s` seconds of work on this many devices.
+    /// Work between two checkpoints of a run of `useful_s` seconds: the optimum within one step and the whole run.
+    fn work_s(&self, devices: u64, useful_s: f64, step_s: f64) -> f64 {
+        self.checkpoint_interval_s(devices).max(step_s).min(useful_s)
+    }
+
+    /// Expected seconds for `useful_s` seconds of work on this many devices, in steps of `step_s` seconds.
     ///
     /// # Errors
     /// A goodput below [`GOODPUT_MIN`].
-    fn wall_time_s(&self, devices: u64, useful_s: f64) -> Result<f64, EndlessRun> {
+    fn wall_time_s(&self, devices: u64, useful_s: f64, step_s: f64) -> Result<f64, EndlessRun> {
         let mtbf_s = self.device_mtbf_s / devices as f64;
         if useful_s == 0.0 || !mtbf_s.is_finite() {
             return Ok(useful_s);
         }
-        let interval_s = self.checkpoint_interval_s(devices).min(useful_s);
+        let interval_s = self.work_s(devices, useful_s, step_s);
         let segment_s = interval_s + self.checkpoint_s;
         let segment_expected_s =
             mtbf_s * (self.restart_s / mtbf_s).exp() * (segment_s / mtbf_s).exp_m1();
@@ -304,6 +315,19 @@ mod tests {
         let failures = run.failures.unwrap();
         near(failures.checkpoint_interval_s, 86_400.0);
         assert!(failures.failures_expected < 1e-9);
+    }
+
+    /// δ = 1 s and M = 1 s: the optimum is 1 s, but a step takes 2 s.
+    #[test]
+    fn checkpoints_are_at_least_a_step_apart() {
+        let terms = FailureTerms { device_mtbf_s: 8.0, checkpoint_s: 1.0, restart_s: 0.0 };
+        assert!(terms.checkpoint_interval_s(8) < STEP.time_s);
+        let run = TrainingRunTerms { failures: Some(terms), ..TERMS }.estimate(&STEP).unwrap();
+        let failures = run.failures.unwrap();
+        near(failures.checkpoint_interval_s, 2.0);
+        near(failures.checkpoint_interval_steps, 1.0);
+        // W/T = M/τ · (e^{(τ+δ)/M} − 1) with τ = 2 s.
+        near(run.days, 0.5 * (3.0_f64.exp() - 1.0));
     }
 
     #[test]

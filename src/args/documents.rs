@@ -11,7 +11,7 @@ use crate::plot::{PlotKind, check_picture_file};
 /// `--plot` and `--report`: files for people beside the answer.
 #[derive(Clone, Debug, Args)]
 pub struct DocumentFiles {
-    /// Draw the step times to this file, .svg or .png
+    /// Draw the answer to this file, .svg or .png
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
     /// Picture to draw with --plot [default: the first that the command has]
@@ -37,6 +37,13 @@ impl DocumentFiles {
             return Err(Failure::input(
                 Problem::new("--plot-kind", message).hint(PlotKind::names(kinds)),
             ));
+        }
+        for (flag, file) in [("--plot", &self.plot), ("--report", &self.report)] {
+            if file.as_ref().is_some_and(|file| output::is_stdout(file.as_os_str())) {
+                let problem = Problem::new(flag, "`-` is standard output, which has the answer");
+                let example = if flag == "--plot" { "plan.svg" } else { "plan.html" };
+                return Err(Failure::input(problem.hint(format!("a file such as {example}"))));
+            }
         }
         self.plot.as_deref().map_or(Ok(()), check_picture_file)?;
         self.report.as_deref().map_or(Ok(()), output::check_writable)?;

@@ -84,15 +84,17 @@ fn stage_memory(stage: &StageProgram) -> [(&'static str, Bytes); 4] {
 pub fn communication_parts(plans: &[ComparedPlan]) -> Result<Vec<PartDifference>, RunError> {
     let mut parts: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for (index, plan) in plans.iter().enumerate() {
-        let mut record = |part: String, bytes: u64| {
+        let stages = count_step(&plan.priced.program)?.stages.into_iter().map(|device| {
+            let collectives = device.collectives.iter().map(|((kind, axis), count)| {
+                (format!("{}.{}", axis.name(), kind.name()), count.sent.0)
+            });
+            collectives.chain([("pipeline.p2p".to_owned(), device.sent.0)]).collect::<Vec<_>>()
+        });
+        // Parts of one stage, so that they add up to what one device sends.
+        let sent = |stage: &Vec<(String, u64)>| stage.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        for (part, bytes) in stages.max_by_key(sent).unwrap_or_default() {
             let values = parts.entry(part).or_insert_with(|| vec![0.0; plans.len()]);
-            values[index] = values[index].max(bytes as f64);
-        };
-        for device in count_step(&plan.priced.program)?.stages {
-            for ((kind, axis), count) in &device.collectives {
-                record(format!("{}.{}", axis.name(), kind.name()), count.sent.0);
-            }
-            record("pipeline.p2p".into(), device.sent.0);
+            values[index] = bytes as f64;
         }
     }
     let part = |(part, values)| PartDifference { part, values };

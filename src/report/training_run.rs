@@ -88,8 +88,12 @@ fn failures_phrase(failures: &FailureEstimate) -> String {
 }
 
 fn checkpoints_phrase(failures: &FailureEstimate) -> String {
+    let every_step = match failures.checkpoint_interval_steps <= 1.0 {
+        true => "after every step, the shortest interval: ",
+        false => "",
+    };
     format!(
-        "every {}, each {}; a restart {}",
+        "{every_step}every {}, each {}; a restart {}",
         duration_of(failures.checkpoint_interval_s),
         duration_of(failures.checkpoint_s),
         duration_of(failures.restart_s)

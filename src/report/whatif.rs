@@ -296,7 +296,7 @@ impl<'a> PointResult<'a> {
         if let Some(run) = training_run {
             return vec![
                 duration(run.days),
-                half_width(width),
+                half_width((run.days_interval[1] - run.days_interval[0]) / 2.0 / run.days),
                 run.dollars.map(rounded).unwrap_or_default(),
                 run.energy_kwh.map(rounded).unwrap_or_default(),
                 run.failures.map(|failures| percent(failures.goodput)).unwrap_or_default(),

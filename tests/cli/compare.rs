@@ -76,6 +76,31 @@ fn differences_are_those_of_the_predictions() {
     }
 }
 
+/// What a device sends is that of one stage, so that the parts add up to a total that some device sends.
+#[test]
+fn parts_of_communication_are_of_one_stage() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mesh = "--model cola-tiny --hardware a100-80gb --devices 8 --pipeline 2 --tensor 2 \
+                --data-parallel 2 --global-batch 8 --sequence-length 128";
+    for weights in ["any", "sharded"] {
+        let path = plan(folder.path(), "a.json", &format!("{mesh} --weights {weights}"));
+        let counts = answer(&format!("run {} --backend null", path.display()));
+        let sent = |stage: &Value| -> u64 {
+            let kinds = stage["collective_sent_bytes"].as_object().expect("kinds").values();
+            let axes = kinds.flat_map(|axes| axes.as_object().expect("axes").values());
+            let collectives: u64 = axes.map(|bytes| bytes.as_u64().expect("bytes")).sum();
+            collectives + stage["transfer_sent_bytes"].as_u64().expect("bytes")
+        };
+        let stages: Vec<u64> =
+            counts["stages"].as_array().expect("stages").iter().map(sent).collect();
+        assert_ne!(stages[0], stages[1], "stages that send as much test nothing");
+        let compared = answer(&format!("compare {0} {0}", path.display()));
+        let parts = compared["sent_bytes"].as_array().expect("parts").iter();
+        let total: f64 = parts.map(|part| part["values"][0].as_f64().expect("bytes")).sum();
+        assert_eq!(Some(total as u64), stages.into_iter().max());
+    }
+}
+
 #[test]
 fn the_search_is_compared_with_a_plan() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -251,3 +251,13 @@ fn measurements_are_drawn_beside_their_predictions() {
         assert_eq!(shown.count(), count, "{kind}: {picture}");
     }
 }
+
+/// Standard output has the answer, so that a page or a picture beside it would be lost in it.
+#[test]
+fn pages_and_pictures_need_files() {
+    for flag in ["--report", "--plot"] {
+        let message = failure(&format!("plan {SMALL} {flag} -"), 2);
+        assert!(message.contains(flag) && message.contains("standard output"), "{message}");
+        assert!(message.contains("a file such as"), "{message}");
+    }
+}

@@ -53,6 +53,38 @@ fn a_run_repeats_the_predicted_step() {
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
+/// Checkpoints are written between steps, however often devices fail.
+#[test]
+fn checkpoints_are_at_least_a_step_apart() {
+    let failing = format!(
+        "plan {REQUEST} {RUN} --mtbf-hours 0.001 --checkpoint-seconds 0.000001 --restart-seconds 0"
+    );
+    let plan = answer(&failing);
+    let failures = &plan["run"]["failures"];
+    near(number(failures, "/checkpoint_interval_s"), number(&plan, "/prediction/step_time_s"));
+    assert_eq!(failures["checkpoint_interval_steps"], 1.0);
+    let text = stdout(&failing);
+    assert!(text.contains("after every step, the shortest interval"), "{text}");
+}
+
+/// The interval beside the time of a run is that of the run: a checkpoint as long as all steps halves it.
+#[test]
+fn the_interval_of_a_row_is_that_of_its_run() {
+    let sweep = format!(
+        "whatif {REQUEST} {RUN} --mtbf-hours 1e9 --checkpoint-seconds 20000 --sweep devices=2"
+    );
+    let point = answer(&sweep)["points"][0].clone();
+    let step = &point["prediction"]["step_time_interval_s"];
+    let step_width = number(step, "/1") - number(step, "/0");
+    let step_width = 50.0 * step_width / number(&point, "/prediction/step_time_s");
+    let run = &point["run"];
+    let [low, high] = [0, 1].map(|end| number(run, &format!("/days_interval/{end}")));
+    let width = 50.0 * (high - low) / number(run, "/days");
+    assert!(width < 0.8 * step_width, "{width} {step_width}");
+    let text = stdout(&sweep);
+    assert!(text.contains(&format!("±{width:.1} %")), "±{width:.1} %: {text}");
+}
+
 /// Several clusters side by side, each with its price.
 #[test]
 fn runs_are_swept() {
