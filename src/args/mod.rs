@@ -52,6 +52,7 @@ pub use trace::TraceSettings;
 pub use training_run::TrainingRunArgs;
 pub use ui::UiArgs;
 pub use validate::{MeasurementInput, ValidateArgs, ValidateSettings};
+pub use values::StrategyArg;
 pub use whatif::{WhatIfArgs, WhatIfSettings, WhatIfTask};
 
 /// Plans the training of low-rank language models on many devices.

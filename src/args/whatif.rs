@@ -8,7 +8,10 @@ use clap::Args;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::plot::PlotKind;
 use crate::text::thousands;
-use crate::whatif::{Condition, Extreme, Scenario, Sweep, SweepAxis};
+use crate::whatif::{
+    Alternative, BreakEvenValues, Condition, Extreme, Scenario, Sweep, SweepAxis, SweepField,
+    parse_range, parse_values, sorted_numbers,
+};
 
 use super::documents::DocumentFiles;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat, resolve_csv};
@@ -42,6 +45,19 @@ pub struct WhatIfArgs {
     /// Find the largest value instead of the smallest
     #[arg(long, requires = "until")]
     pub largest: bool,
+    /// Find the values of a field at which one of two alternatives overtakes the other: FIELD=LOW..HIGH, or a list
+    ///
+    /// A range of a hardware number is planned on a logarithmic grid, and every change of the faster alternative is
+    /// bisected to one percent.
+    #[arg(long, value_name = "FIELD=VALUES", requires = "between")]
+    #[arg(conflicts_with_all = ["sweep", "zip", "until"])]
+    pub break_even: Option<String>,
+    /// The two alternatives of --break-even, such as btp+tensor=8,data-parallel
+    ///
+    /// Each has terms separated by `+`: a strategy (btp), data-parallel, tensor-parallel, pipeline-parallel, or
+    /// FIELD=VALUE.
+    #[arg(long, value_name = "A,B", requires = "break_even")]
+    pub between: Option<String>,
     /// List the fields that can be swept, with their present values
     #[arg(long)]
     pub list: bool,
@@ -86,6 +102,19 @@ pub struct WhatIfSettings {
 pub enum WhatIfTask {
     /// Lists the fields.
     List,
+    /// Finds the values at which one alternative overtakes the other.
+    BreakEven {
+        /// The field.
+        field: SweepField,
+        /// Values of the field.
+        values: BreakEvenValues,
+        /// The alternatives.
+        between: [Alternative; 2],
+        /// File for the rows.
+        csv: Option<OsString>,
+        /// Picture and page.
+        documents: DocumentFiles,
+    },
     /// Plans the points of a sweep.
     Sweep {
         /// The swept fields.
@@ -109,10 +138,18 @@ impl WhatIfArgs {
     pub fn resolve(&self) -> CommandResult<WhatIfSettings> {
         let (format, detail) = (self.format.format, self.detail.resolve());
         let fields: Vec<String> = self.sweep.iter().chain(&self.vary).cloned().collect();
-        let (scenario, mut axes) =
+        let (mut scenario, mut axes) =
             Scenario::new(self.request.clone(), self.training_run.clone(), &fields)?;
         if self.list {
             return Ok(WhatIfSettings { scenario, task: WhatIfTask::List, format, detail });
+        }
+        if let (Some(field), Some(between)) = (&self.break_even, &self.between) {
+            let (field, values) = break_even_values(field, &scenario)?;
+            let between = alternatives(between, &mut scenario)?;
+            let csv = resolve_csv(self.csv.as_ref(), format)?;
+            let documents = self.documents.resolve(&[PlotKind::Lines, PlotKind::Crossover])?;
+            let task = WhatIfTask::BreakEven { field, values, between, csv, documents };
+            return Ok(WhatIfSettings { scenario, task, format, detail });
         }
         if axes.is_empty() {
             let problem = Problem::new("--sweep", "is missing");
@@ -156,5 +193,49 @@ impl WhatIfArgs {
         }
         let problem = Problem::new("--sweep", size);
         Err(Failure::input(problem.hint("fewer values, or --yes to plan them all")))
+    }
+}
+
+/// The field and the values of `--break-even`.
+fn break_even_values(
+    text: &str,
+    scenario: &Scenario,
+) -> CommandResult<(SweepField, BreakEvenValues)> {
+    let problem = |message: String| Problem::new("--break-even", message);
+    let Some((name, values)) = text.split_once('=') else {
+        let hint = "FIELD=LOW..HIGH such as hardware.links.inter_node.bandwidth_gbps=5..400";
+        return Err(Failure::input(problem(format!("`{text}` has no `=`")).hint(hint)));
+    };
+    let field = scenario.field(name.trim())?;
+    if let Some(range) = parse_range(values) {
+        if scenario.is_continuous(&field) {
+            return Ok((field, BreakEvenValues::Range(range)));
+        }
+        let message =
+            format!("`{field}` does not take every number from {} to {}", range[0], range[1]);
+        let hint = format!("values such as {field}={}..{}*2", range[0], range[1]);
+        return Err(Failure::input(problem(message).hint(hint)));
+    }
+    let values = parse_values(values).map_err(Failure::input)?;
+    match sorted_numbers(&values) {
+        Some(numbers) if numbers.len() > 1 => Ok((field, BreakEvenValues::List(numbers))),
+        _ => {
+            let message = format!("`{text}` has no two numbers above zero");
+            let hint = "a range such as 5..400, or a list such as 8..64*2";
+            Err(Failure::input(problem(message).hint(hint)))
+        }
+    }
+}
+
+/// The two alternatives of `--between`.
+fn alternatives(text: &str, scenario: &mut Scenario) -> CommandResult<[Alternative; 2]> {
+    match text.split(',').collect::<Vec<_>>()[..] {
+        [first, second] if first.trim() != second.trim() => {
+            Ok([Alternative::parse(first, scenario)?, Alternative::parse(second, scenario)?])
+        }
+        _ => {
+            let problem = Problem::new("--between", format!("`{text}` has no two alternatives"));
+            Err(Failure::input(problem.hint("two, such as btp+tensor=8,data-parallel")))
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! One file per command. A command resolves its flags, calls the other crates, and prints a report.
 
+mod break_even;
 mod calibrate;
 mod check;
 mod compare;

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use indicatif::ProgressBar;
 use narrows_planner::SearchCache;
 
+use super::break_even::{self, BreakEvenQuestion};
 use super::search::{warn_of_failed_solves, warn_of_measurement};
 use crate::args::{OutputFormat, WhatIfArgs, WhatIfSettings, WhatIfTask, validate};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
@@ -22,6 +23,10 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
         WhatIfTask::List => {
             let fields = FieldListReport::new(scenario.field_names());
             return report::print(&fields, format, detail, false);
+        }
+        WhatIfTask::BreakEven { field, values, between, csv, documents } => {
+            let question = BreakEvenQuestion { field, values, between };
+            return break_even::run(&scenario, &question, csv, &documents, (format, detail));
         }
         WhatIfTask::Sweep { axes, sweep, until, csv, documents } => {
             (axes, sweep, until, csv, documents)

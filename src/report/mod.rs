@@ -6,6 +6,7 @@
 
 mod assumptions;
 mod baselines;
+mod break_even;
 mod calibration;
 mod check;
 mod compare;
@@ -32,6 +33,7 @@ mod validation;
 mod whatif;
 
 pub use baselines::{BaselinePlan, BaselinesReport};
+pub use break_even::BreakEvenReport;
 pub use calibration::CalibrationReport;
 pub use check::{CheckReport, check_problems};
 pub use compare::CompareReport;

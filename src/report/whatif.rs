@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::break_even::BreakEvenReport;
 use super::infeasible::InfeasibleReport;
 use super::page::{Align, Page};
 use super::prediction::PredictionReport;
@@ -19,7 +20,9 @@ use super::{Report, finite_limit};
 use crate::args::Detail;
 use crate::breakdown::predicted_s;
 use crate::errors::Problem;
-use crate::text::{csv_table, half_width, percent, plan_phrase, plural, thousands};
+use crate::text::{
+    csv_table, half_width, percent, plan_phrase, plural, signed_percents, thousands,
+};
 use crate::whatif::{Point, PointOutcome, SweepAxis, text_of};
 
 /// Answer of `narrows whatif`.
@@ -33,6 +36,9 @@ pub struct WhatIfReport<'a> {
     /// The answer of `--until`.
     #[serde(skip_serializing_if = "Option::is_none")]
     solution: Option<SolutionReport>,
+    /// The answer of `--break-even`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    break_even: Option<BreakEvenReport>,
 }
 
 /// One point: its settings, and its plan or the reason why it has none.
@@ -110,7 +116,13 @@ impl<'a> WhatIfReport<'a> {
             is_complete: !outcomes.iter().any(|o| matches!(o, PointOutcome::NotReached)),
             points: points.iter().zip(outcomes).filter_map(report).collect(),
             solution: None,
+            break_even: None,
         }
+    }
+
+    /// Adds the answer of `--break-even`.
+    pub fn with_break_even(self, break_even: BreakEvenReport) -> WhatIfReport<'a> {
+        WhatIfReport { break_even: Some(break_even), ..self }
     }
 
     /// Adds the answer of `--until`, for which not every point is planned.
@@ -344,16 +356,48 @@ fn title(name: &str) -> String {
     }
 }
 
+/// Legend of the letters of a plan.
+const PLAN_LEGEND: &str = "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z1: ZeRO-1.";
+
+/// Cells of the two alternatives of one value.
+fn pair_cells(pair: &[PointReport]) -> [String; 6] {
+    let value = pair[0].settings.values().next().map(|value| text_of(value)).unwrap_or_default();
+    let step_time = |point: Option<&PointReport>| match &point?.result {
+        PointResult::Planned { decisions, prediction, .. } => {
+            Some((prediction.prediction.step_time_s, plan_phrase(decisions)))
+        }
+        PointResult::Failed { .. } => None,
+    };
+    let times = [step_time(pair.first()), step_time(pair.get(1))];
+    let difference = match &times {
+        [Some((first, _)), Some((second, _))] => signed_percents(100.0 * (second / first - 1.0), 1),
+        _ => String::new(),
+    };
+    let [(first, first_plan), (second, second_plan)] = times.map(|time| {
+        time.map_or(("no plan".into(), String::new()), |(time_s, plan)| {
+            (Seconds(time_s).to_string(), plan)
+        })
+    });
+    [value, first, first_plan, second, second_plan, difference]
+}
+
 impl Report for WhatIfReport<'_> {
     fn page(&self, _detail: Detail) -> Page {
         let mut page = Page::default();
         page.heading("What if");
         let solution = self.solution.as_ref().map(SolutionReport::verdict);
-        page.paragraph(&solution.unwrap_or_else(|| self.verdict()));
+        let break_even = self.break_even.as_ref().map(BreakEvenReport::verdict);
+        page.paragraph(&solution.or(break_even).unwrap_or_else(|| self.verdict()));
         if !self.is_complete {
             page.paragraph("The sweep was stopped; the points below are those that were planned.");
         }
         let Some(first) = self.points.first() else { return page };
+        if let Some(break_even) = &self.break_even {
+            let rows: Vec<[String; 6]> = self.points.chunks(2).map(pair_cells).collect();
+            break_even.table(&mut page, &rows);
+            page.paragraph(PLAN_LEGEND);
+            return page;
+        }
         let titles: Vec<String> = first.settings.keys().map(|name| title(name)).collect();
         let settings = titles.iter().map(|title| (title.as_str(), Align::Right));
         let has_runs = self.has_runs();
@@ -369,9 +413,7 @@ impl Report for WhatIfReport<'_> {
             .collect();
         page.heading("Points");
         page.table(&columns, &rows);
-        page.paragraph(
-            "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z1: ZeRO-1.",
-        );
+        page.paragraph(PLAN_LEGEND);
         page
     }
 }

@@ -57,6 +57,12 @@ impl Document {
         self.value.pointer(&format!("/{}", path.replace('.', "/")))?.as_f64()
     }
 
+    /// Whether the number at a path is written as an integer.
+    pub fn is_whole(&self, path: &str) -> bool {
+        let value = self.value.pointer(&format!("/{}", path.replace('.', "/")));
+        value.is_some_and(|value| value.is_u64() || value.is_i64())
+    }
+
     /// Paths of all numbers called `name`, those in lists included.
     pub fn paths_of(&self, name: &str) -> Vec<String> {
         fn collect(node: &Value, name: &str, path: &str, paths: &mut Vec<String>) {

@@ -21,6 +21,8 @@ pub enum SweepField {
     Model(String),
     /// A number of the hardware profile, by its path.
     Hardware(HardwareField),
+    /// The alternative of a break-even question, by its name; sets nothing.
+    Alternative,
 }
 
 /// A number of the hardware profile.
@@ -35,9 +37,10 @@ pub struct HardwareField {
 }
 
 impl HardwareField {
-    /// A value as typed in the unit of the profile.
-    pub fn in_profile_unit(&self, value: f64) -> Value {
-        number(value * self.factor)
+    /// A value as typed in the unit of the profile, rounded where the profile has a whole number.
+    pub fn in_profile_unit(&self, value: f64, is_whole: bool) -> Value {
+        let value = value * self.factor;
+        number(if is_whole { value.round() } else { value })
     }
 }
 
@@ -105,6 +108,7 @@ impl SweepField {
             SweepField::Rank => "rank".into(),
             SweepField::Model(path) => format!("model.{path}"),
             SweepField::Hardware(field) => field.typed.clone(),
+            SweepField::Alternative => "alternative".into(),
         }
     }
 }

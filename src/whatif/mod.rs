@@ -2,6 +2,8 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `alternative.rs` | alternatives that break-even questions compare |
+//! | `break_even.rs` | values at which one alternative overtakes the other |
 //! | `values.rs` | lists and ranges of values as they are typed |
 //! | `field.rs` | the fields that can be swept, and their names |
 //! | `document.rs` | model and hardware as JSON documents, in which fields are set |
@@ -9,6 +11,8 @@
 //! | `solve.rs` | the smallest or largest value that satisfies a condition |
 //! | `sweep.rs` | the points of a sweep, and their plans |
 
+mod alternative;
+mod break_even;
 mod document;
 mod field;
 mod scenario;
@@ -16,9 +20,13 @@ mod solve;
 mod sweep;
 mod values;
 
+pub use alternative::Alternative;
+pub use break_even::{
+    BreakEvenRegion, BreakEvenValues, FasterAlternative, parse_range, regions, sorted_numbers,
+};
 pub use document::{Document, ScalarField};
 pub use field::SweepField;
 pub use scenario::{Scenario, text_of};
 pub use solve::{Condition, Extreme, Method, solve};
 pub use sweep::{PlannedPoint, Point, PointOutcome, Sweep, SweepAxis, plan_points};
-pub use values::number;
+pub use values::{number, parse_values};

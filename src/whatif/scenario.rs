@@ -174,7 +174,9 @@ impl Scenario {
         for (typed, field, value) in fields {
             let document = changed.get_or_insert_with(|| document.clone());
             let scaled = value.as_f64().filter(|_| field.factor != 1.0);
-            let value = scaled.map_or_else(|| value.clone(), |value| field.in_profile_unit(value));
+            let is_whole = document.is_whole(&field.path);
+            let value = scaled
+                .map_or_else(|| value.clone(), |value| field.in_profile_unit(value, is_whole));
             set_field(document, typed, &field.path, value)?;
             document.drop_refits_of(&field.path);
         }
@@ -189,6 +191,32 @@ impl Scenario {
     /// No field has this name.
     pub fn field(&self, name: &str) -> CommandResult<SweepField> {
         SweepField::parse(name, self.model(), self.hardware()).map_err(Failure::input)
+    }
+
+    /// Reads the models and profiles that settings name.
+    ///
+    /// # Errors
+    /// Inputs that cannot be read.
+    pub fn read_inputs_of(&mut self, settings: &[(SweepField, Value)]) -> CommandResult<()> {
+        for (flag, value) in flags_in(settings) {
+            let argument = OsString::from(text_of(value));
+            if flag == "model" && !self.models.contains_key(&argument) {
+                let model = read_model(&argument)?;
+                self.models.insert(argument, model);
+            } else if flag == "hardware" && !self.profiles.contains_key(&argument) {
+                let profile = read_profile(&argument)?;
+                self.profiles.insert(argument, profile);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a field takes every number between two.
+    pub fn is_continuous(&self, field: &SweepField) -> bool {
+        let SweepField::Hardware(hardware) = field else { return false };
+        let document = self.hardware();
+        hardware.factor != 1.0
+            || (document.number(&hardware.path).is_some() && !document.is_whole(&hardware.path))
     }
 
     /// The scenario with the sizes of a request in place of defaults, some of which depend on each other.

@@ -40,7 +40,7 @@ fn parse_item(item: &str) -> Result<Vec<Value>, Problem> {
 }
 
 /// A JSON scalar; a word where the text is none.
-fn scalar(text: &str) -> Value {
+pub fn scalar(text: &str) -> Value {
     match serde_json::from_str(text) {
         Ok(Value::Number(number)) => number.as_f64().map_or(Value::Number(number), |value| {
             // `1e3` and `1000.0` count things as well as `1000` does.

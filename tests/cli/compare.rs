@@ -76,7 +76,7 @@ fn differences_are_those_of_the_predictions() {
     }
 }
 
-/// What a device sends is that of one stage, so that the parts add up to a total that some device sends.
+/// Parts of the communication are of one stage, so that they add up to a total that some device sends.
 #[test]
 fn parts_of_communication_are_of_one_stage() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -242,3 +242,55 @@ fn bad_sweeps_are_located() {
     let message = failure("whatif --model llama-7b --sweep rank=64", 2);
     assert!(message.contains("has no factor pairs"), "{message}");
 }
+
+/// On both sides of the break-even point, plans of separate requests are in the order that the answer states.
+#[test]
+fn break_even_points_are_enclosed() {
+    let request = "--model cola-1b --devices 8";
+    let field = "hardware.links.inter_node.bandwidth_gbps";
+    let question = format!(
+        "whatif {request} --break-even {field}=2..100 --between tensor=4+btp,data-parallel"
+    );
+    let answer = json(&question);
+    let break_even = &answer["break_even"];
+    let regions = break_even["regions"].as_array().expect("regions");
+    assert_eq!(regions.len(), 2, "{break_even}");
+    let [low, high] = [0, 1].map(|end| break_even["break_even"][0][end].as_f64().expect("a value"));
+    assert!(low < high && high / low <= 1.011, "{low} {high}");
+    let time = |flags: &str, value: f64| {
+        let sweep = json(&format!("whatif {request} {flags} --sweep {field}={value}"));
+        sweep["points"][0]["prediction"]["step_time_s"].as_f64().expect("a time")
+    };
+    let [first, second] = ["--tensor 4 --strategy btp", "--tensor 1 --pipeline 1"];
+    assert_eq!(regions[0]["faster"], "first_faster");
+    assert!(time(first, low) < time(second, low));
+    assert!(time(first, high) > time(second, high));
+    let schema: Value = serde_json::from_str(&stdout("schema whatif")).expect("JSON");
+    jsonschema::validate(&schema, &answer).expect("an answer that follows its schema");
+
+    let text = stdout(&question);
+    let verdict: Vec<&str> = text.lines().skip(1).take(4).map(str::trim).collect();
+    assert!(verdict.join(" ").contains("tensor=4+btp beats data-parallel below"), "{text}");
+    assert!(text.contains(" GB/s"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let text = stdout(&question.replace("2..100", "50,100"));
+    assert!(text.contains("There is no break-even point"), "{text}");
+}
+
+#[test]
+fn bad_break_even_questions_are_refused() {
+    for (arguments, part) in [
+        ("--break-even devices=2..16 --between btp,data-parallel", "devices=2..16*2"),
+        ("--break-even devices=2..16*2 --between btp", "no two alternatives"),
+        ("--break-even devices=2..16*2 --between btp,btp", "no two alternatives"),
+        ("--break-even devices=2..16*2 --between bpt,auto", "`bpt` is no alternative"),
+        ("--break-even devices=2..16*2 --between tensor=2+tensor=4,auto", "sets tensor twice"),
+        ("--break-even devices=4 --between btp,auto", "no two numbers"),
+        ("--break-even devcies=4,8 --between btp,auto", "did you mean devices"),
+        ("--break-even devices=4,8", "--between"),
+        ("--break-even devices=4,8 --between btp,auto --sweep rank=1,2", "cannot be used with"),
+    ] {
+        let message = failure(&format!("{SMALL} {arguments}"), 2);
+        assert!(message.contains(part), "{arguments}: {message}");
+    }
+}

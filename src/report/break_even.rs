@@ -1,0 +1,121 @@
+//! The answer of `whatif --break-even`.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::page::{Align, Page};
+use crate::whatif::{BreakEvenRegion, FasterAlternative, SweepAxis, text_of};
+
+/// Values of a field at which one of two alternatives overtakes the other.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct BreakEvenReport {
+    /// The field.
+    field: String,
+    /// The alternatives: the first and the second one.
+    between: [String; 2],
+    /// The faster alternative by values, in ascending order.
+    regions: Vec<BreakEvenRegion>,
+    /// The gaps between regions: each has the values that enclose a break-even point.
+    break_even: Vec<[f64; 2]>,
+}
+
+/// Endings of fields, with their units in sentences.
+const UNITS: [(&str, &str); 9] = [
+    ("_gbps", " GB/s"),
+    ("_gb_per_s", " GB/s"),
+    ("_bytes_per_s", " bytes/s"),
+    ("_gib", " GiB"),
+    ("_bytes", " bytes"),
+    ("_ms", " ms"),
+    ("_us", " µs"),
+    ("_ns", " ns"),
+    ("_s", " s"),
+];
+
+impl BreakEvenReport {
+    /// The answer for two axes: the field and its two alternatives.
+    pub fn new(axes: &[SweepAxis; 2], regions: Vec<BreakEvenRegion>) -> BreakEvenReport {
+        let break_even =
+            regions.windows(2).map(|pair| [pair[0].values[1], pair[1].values[0]]).collect();
+        let name = |index: usize| axes[1].values.get(index).map(text_of).unwrap_or_default();
+        let between = [name(0), name(1)];
+        BreakEvenReport { field: axes[0].field.name(), between, regions, break_even }
+    }
+
+    /// The answer in words.
+    pub fn verdict(&self) -> String {
+        let clauses =
+            self.regions.iter().enumerate().map(|(index, region)| {
+                format!("{} {}.", self.claim(region.faster), self.place(index))
+            });
+        let mut sentences: Vec<String> = clauses.collect();
+        if self.regions.len() == 1 {
+            sentences.push("There is no break-even point among these values.".into());
+        }
+        sentences.join(" ")
+    }
+
+    /// The table of all values. Each row has the value, the step time and the plan of both
+    /// alternatives, and the difference.
+    pub fn table(&self, page: &mut Page, rows: &[[String; 6]]) {
+        let name = self.field.rsplit('.').next().unwrap_or(&self.field).replace('_', " ");
+        let columns = [
+            (name.as_str(), Align::Right),
+            ("A", Align::Right),
+            ("plan of A", Align::Left),
+            ("B", Align::Right),
+            ("plan of B", Align::Left),
+            ("B − A", Align::Right),
+        ];
+        page.heading("Step times");
+        page.table(&columns, &rows.iter().map(|row| row.to_vec()).collect::<Vec<_>>());
+        let [first, second] = &self.between;
+        page.paragraph(&format!("A: {first}. B: {second}."));
+    }
+
+    fn claim(&self, faster: FasterAlternative) -> String {
+        let [first, second] = &self.between;
+        match faster {
+            FasterAlternative::FirstFaster => format!("{first} beats {second}"),
+            FasterAlternative::SecondFaster => format!("{second} beats {first}"),
+            FasterAlternative::Equal => format!("{first} and {second} are equally fast"),
+            FasterAlternative::OnlyFirst => format!("Only {first} has a plan, and {second} none,"),
+            FasterAlternative::OnlySecond => format!("Only {second} has a plan, and {first} none,"),
+            FasterAlternative::NoPlan => format!("Neither {first} nor {second} has a plan"),
+        }
+    }
+
+    /// Place of a region in words: between the middles of the gaps around it.
+    fn place(&self, index: usize) -> String {
+        let unit = UNITS.iter().find(|(ending, _)| self.field.ends_with(ending));
+        let (ending, unit) = unit.copied().unwrap_or_default();
+        let name = self.field.trim_start_matches("hardware.").trim_start_matches("model.");
+        let name = name.strip_suffix(ending).unwrap_or(name);
+        let below = index.checked_sub(1).map(|gap| self.boundary(gap));
+        let above = (index < self.break_even.len()).then(|| self.boundary(index));
+        match (below, above) {
+            (None, Some(above)) => format!("below {above}{unit} of {name}"),
+            (Some(below), None) => format!("above {below}{unit} of {name}"),
+            (Some(below), Some(above)) => format!("from {below} to {above}{unit} of {name}"),
+            (None, None) => {
+                let [low, high] = self.regions[index].values;
+                format!("at every value that was planned, from {low} to {high}{unit} of {name}")
+            }
+        }
+    }
+
+    /// The middle of a gap with three digits where it is narrow, or its two ends.
+    fn boundary(&self, gap: usize) -> String {
+        let [low, high] = self.break_even[gap];
+        match high / low < NARROW {
+            true => {
+                let middle: f64 = format!("{:.2e}", (low * high).sqrt()).parse().unwrap_or(low);
+                middle.to_string()
+            }
+            false => format!("a value between {low} and {high}"),
+        }
+    }
+}
+
+/// Ratio of the ends of a gap that is written as one number.
+const NARROW: f64 = 1.02;

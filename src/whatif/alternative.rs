@@ -1,0 +1,69 @@
+//! Alternatives whose step times are compared: strategies, forms of parallelism, or any settings.
+
+use clap::ValueEnum;
+use serde_json::Value;
+
+use crate::args::StrategyArg;
+use crate::errors::{CommandResult, Failure, Problem};
+
+use super::field::SweepField;
+use super::scenario::Scenario;
+use super::values::scalar;
+
+/// A restriction of the request under a name.
+#[derive(Clone, Debug)]
+pub struct Alternative {
+    /// The name as typed.
+    pub name: String,
+    /// The fields that it sets.
+    pub settings: Vec<(SweepField, Value)>,
+}
+
+/// Forms of parallelism along one axis of the mesh: name, and the axes that have one device.
+const PURE: [(&str, [&str; 2]); 3] = [
+    ("data-parallel", ["tensor", "pipeline"]),
+    ("tensor-parallel", ["pipeline", "data_parallel"]),
+    ("pipeline-parallel", ["tensor", "data_parallel"]),
+];
+
+impl Alternative {
+    /// Parses terms separated by `+`: a strategy, `data-parallel`, `tensor-parallel`, `pipeline-parallel`, or
+    /// FIELD=VALUE. Reads models and profiles that it names.
+    ///
+    /// # Errors
+    /// A word that is none of these, an unknown field, and inputs that cannot be read.
+    pub fn parse(text: &str, scenario: &mut Scenario) -> CommandResult<Alternative> {
+        let mut settings = vec![];
+        for term in text.split('+').map(str::trim) {
+            settings.extend(term_settings(term, scenario)?);
+        }
+        for (index, (field, _)) in settings.iter().enumerate() {
+            if settings[..index].iter().any(|(other, _)| other == field) {
+                let message = format!("`{text}` sets {field} twice");
+                return Err(Failure::input(Problem::new("--between", message)));
+            }
+        }
+        scenario.read_inputs_of(&settings)?;
+        Ok(Alternative { name: text.trim().to_owned(), settings })
+    }
+}
+
+fn term_settings(term: &str, scenario: &Scenario) -> CommandResult<Vec<(SweepField, Value)>> {
+    if let Some((field, value)) = term.split_once('=') {
+        return Ok(vec![(scenario.field(field.trim())?, scalar(value.trim()))]);
+    }
+    if let Some((_, axes)) = PURE.iter().find(|(name, _)| *name == term) {
+        return axes.iter().map(|axis| Ok((scenario.field(axis)?, Value::from(1)))).collect();
+    }
+    if StrategyArg::from_str(term, false).is_ok() {
+        return Ok(vec![(scenario.field("strategy")?, Value::from(term))]);
+    }
+    let strategies = StrategyArg::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    let names: Vec<String> = strategies
+        .map(|value| value.get_name().to_owned())
+        .chain(PURE.iter().map(|(name, _)| (*name).to_owned()))
+        .collect();
+    let problem = Problem::new("--between", format!("`{term}` is no alternative"));
+    let problem = problem.hint(names.join(", "));
+    Err(Failure::input(problem.hint("or settings such as tensor=8+strategy=btp")))
+}

@@ -1,0 +1,219 @@
+//! Values of a field at which one of two alternatives overtakes the other.
+//!
+//! Both are planned on a grid of values. Wherever the faster one changes between two neighbours, the gap is bisected, so
+//! that any number of break-even points is found, except pairs of them between two neighbours.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::sweep::PointOutcome;
+
+/// Values of a range that are planned first, evenly spaced on a logarithmic scale.
+const GRID: usize = 13;
+
+/// Ratio of the ends of a gap below which it is not bisected any further.
+const RESOLUTION: f64 = 1.01;
+
+/// Step times whose ratio differs from one by less are equal.
+const TOLERANCE: f64 = 1e-6;
+
+/// Values of the field of a break-even question.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BreakEvenValues {
+    /// All numbers between two, which are above zero.
+    Range([f64; 2]),
+    /// Numbers in ascending order.
+    List(Vec<f64>),
+}
+
+/// The faster of two alternatives for one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FasterAlternative {
+    /// The first one is faster.
+    FirstFaster,
+    /// The second one is faster.
+    SecondFaster,
+    /// Both are equally fast.
+    Equal,
+    /// Only the first one has a plan.
+    OnlyFirst,
+    /// Only the second one has a plan.
+    OnlySecond,
+    /// None of them has a plan.
+    NoPlan,
+}
+
+/// Neighbouring values for which two alternatives compare in the same way.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct BreakEvenRegion {
+    /// First and last value that was planned in the region.
+    pub values: [f64; 2],
+    /// The faster alternative there.
+    pub faster: FasterAlternative,
+}
+
+impl FasterAlternative {
+    /// The faster of two outcomes; `None` where one was not reached.
+    pub fn of(outcomes: [&PointOutcome; 2]) -> Option<FasterAlternative> {
+        if outcomes.iter().any(|outcome| matches!(outcome, PointOutcome::NotReached)) {
+            return None;
+        }
+        let time = |outcome: &PointOutcome| match outcome {
+            PointOutcome::Planned(planned) => Some(planned.prediction.step_time_s),
+            _ => None,
+        };
+        Some(match outcomes.map(time) {
+            [None, None] => FasterAlternative::NoPlan,
+            [Some(_), None] => FasterAlternative::OnlyFirst,
+            [None, Some(_)] => FasterAlternative::OnlySecond,
+            [Some(first), Some(second)] => match second / first - 1.0 {
+                slower if slower > TOLERANCE => FasterAlternative::FirstFaster,
+                slower if slower < -TOLERANCE => FasterAlternative::SecondFaster,
+                _ => FasterAlternative::Equal,
+            },
+        })
+    }
+}
+
+impl BreakEvenValues {
+    /// Values that are planned first.
+    fn grid(&self) -> Vec<f64> {
+        match self {
+            BreakEvenValues::List(values) => values.clone(),
+            BreakEvenValues::Range([low, high]) => {
+                let step = (high / low).powf(1.0 / (GRID - 1) as f64);
+                let inner = (1..GRID - 1).map(|index| rounded(low * step.powi(index as i32)));
+                [*low].into_iter().chain(inner).chain([*high]).collect()
+            }
+        }
+    }
+}
+
+/// Plans values until every change of the faster alternative lies between two neighbours that are close, and returns the regions
+/// in ascending order. `compare` plans several values at once; `None` stands for a value that was not reached.
+pub fn regions(
+    values: &BreakEvenValues,
+    mut compare: impl FnMut(&[f64]) -> Vec<Option<FasterAlternative>>,
+) -> Vec<BreakEvenRegion> {
+    // Keyed by the bits of positive numbers, whose order is that of the numbers.
+    let mut known: BTreeMap<u64, FasterAlternative> = BTreeMap::new();
+    let mut next = values.grid();
+    while !next.is_empty() {
+        let compared = compare(&next);
+        let is_stopped = compared.iter().any(Option::is_none);
+        let reached =
+            next.iter().zip(compared).filter_map(|(value, c)| Some((value.to_bits(), c?)));
+        known.extend(reached);
+        let neighbours = known.iter().zip(known.iter().skip(1));
+        let gaps = neighbours
+            .filter(|((_, a), (_, b))| a != b)
+            .map(|((a, _), (b, _))| [f64::from_bits(*a), f64::from_bits(*b)]);
+        next = match values {
+            BreakEvenValues::Range(_) if !is_stopped => {
+                let wide = gaps.filter(|[a, b]| b / a > RESOLUTION);
+                wide.map(|[a, b]| rounded((a * b).sqrt())).collect()
+            }
+            _ => vec![],
+        };
+    }
+    let mut regions: Vec<BreakEvenRegion> = vec![];
+    for (bits, faster) in known {
+        let value = f64::from_bits(bits);
+        match regions.last_mut() {
+            Some(region) if region.faster == faster => region.values[1] = value,
+            _ => regions.push(BreakEvenRegion { values: [value; 2], faster }),
+        }
+    }
+    regions
+}
+
+/// A value with four significant digits, for readers.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
+}
+
+/// Parses `LOW..HIGH`; `None` for values of another form.
+pub fn parse_range(values: &str) -> Option<[f64; 2]> {
+    let (low, high) = values.split_once("..")?;
+    let parse = |text: &str| text.trim().parse().ok().filter(|value: &f64| value.is_finite());
+    let [low, high] = [parse(low)?, parse(high)?];
+    (low > 0.0 && high > low).then_some([low, high])
+}
+
+/// The positive numbers of a list in ascending order; `None` where a value is none.
+pub fn sorted_numbers(values: &[Value]) -> Option<Vec<f64>> {
+    let mut numbers: Vec<f64> =
+        values.iter().map(|value| value.as_f64().filter(|n| *n > 0.0)).collect::<Option<_>>()?;
+    numbers.sort_by(f64::total_cmp);
+    Some(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(
+        values: &BreakEvenValues,
+        compare: impl Fn(f64) -> FasterAlternative,
+    ) -> (Vec<BreakEvenRegion>, usize) {
+        let mut planned = 0;
+        let regions = regions(values, |values| {
+            planned += values.len();
+            values.iter().map(|value| Some(compare(*value))).collect()
+        });
+        (regions, planned)
+    }
+
+    /// Every boundary of several regions is enclosed within one percent.
+    #[test]
+    fn all_break_even_points_are_found() {
+        let boundaries = [12.3, 37.0, 250.0];
+        let compare = |value: f64| match boundaries.iter().filter(|at| value > **at).count() {
+            0 => FasterAlternative::OnlySecond,
+            1 | 3 => FasterAlternative::FirstFaster,
+            _ => FasterAlternative::SecondFaster,
+        };
+        let (regions, planned) = found(&BreakEvenValues::Range([5.0, 400.0]), compare);
+        assert_eq!(regions.len(), 4);
+        for (pair, boundary) in regions.windows(2).zip(boundaries) {
+            let (low, high) = (pair[0].values[1], pair[1].values[0]);
+            assert!(low <= boundary && boundary <= high && high / low <= RESOLUTION);
+        }
+        assert_eq!((regions[0].values[0], regions[3].values[1]), (5.0, 400.0));
+        assert!(planned <= GRID + 3 * 6, "{planned}");
+    }
+
+    #[test]
+    fn lists_are_not_refined() {
+        let compare = |value: f64| match value < 3.0 {
+            true => FasterAlternative::FirstFaster,
+            false => FasterAlternative::SecondFaster,
+        };
+        let (regions, planned) = found(&BreakEvenValues::List(vec![1.0, 2.0, 4.0]), compare);
+        assert_eq!((regions.len(), planned), (2, 3));
+        assert_eq!(regions[1].values, [4.0, 4.0]);
+        let (regions, _) = found(&BreakEvenValues::List(vec![1.0, 2.0]), compare);
+        assert_eq!(regions.len(), 1);
+    }
+
+    #[test]
+    fn a_stop_ends_the_search() {
+        let regions = regions(&BreakEvenValues::Range([1.0, 9.0]), |values| {
+            values.iter().map(|v| (*v < 5.0).then_some(FasterAlternative::Equal)).collect()
+        });
+        assert_eq!(regions.len(), 1);
+        assert!(regions[0].values[1] < 5.0);
+    }
+
+    #[test]
+    fn ranges_have_two_positive_ends() {
+        assert_eq!(parse_range("5..400"), Some([5.0, 400.0]));
+        for text in ["5..400*2", "5..400+5", "400..5", "0..5", "5", "a..b", "5..5"] {
+            assert_eq!(parse_range(text), None, "{text}");
+        }
+    }
+}
