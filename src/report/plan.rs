@@ -229,7 +229,7 @@ impl Report for PlanReport<'_> {
         let prediction = self.prediction.summary();
         let search = self.search.as_ref();
         let search =
-            search.map_or(String::new(), |search| format!(" Search: {}.", search.verdict()));
+            search.map_or(String::new(), |search| format!(" Search: {}.", search.outcome()));
         format!("{prediction}{search}")
     }
 

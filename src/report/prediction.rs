@@ -66,7 +66,7 @@ impl PredictionReport<'_> {
         };
         format!(
             "A step takes {}, with 90 % probability between {low} and {high}: {} tokens/s, or {} of the devices' peak \
-             FLOP/s. Most of it goes to {} and to {}. The largest stage needs {memory}. {assumed}",
+             FLOP/s. Its largest parts are {} and {}. The largest stage needs {memory}. {assumed}",
             Seconds(prediction.step_time_s),
             thousands(prediction.tokens_per_s.round() as u64),
             percent(prediction.mfu),

@@ -65,9 +65,14 @@ impl SearchSummary {
         self.gap
     }
 
-    /// The proven statement.
+    /// Status and proven statement.
     pub fn verdict(&self) -> String {
-        let outcome = match (self.status, self.gap) {
+        format!("{}: {}", self.status.name(), self.outcome())
+    }
+
+    /// The proven statement.
+    pub fn outcome(&self) -> String {
+        match (self.status, self.gap) {
             (SearchStatus::Optimal, _) => "proven the fastest plan of the search space".into(),
             (SearchStatus::Infeasible, _) => "no plan exists".into(),
             (SearchStatus::GapLimit, Some(gap)) => {
@@ -78,8 +83,7 @@ impl SearchSummary {
             }
             (SearchStatus::GapLimit, None) => "no plan that fits was found".into(),
             (SearchStatus::TimeLimit, None) => "out of time; no plan was found".into(),
-        };
-        format!("{}: {outcome}", self.status.name())
+        }
     }
 
     /// Numbers of candidates, and the wall-clock time.
