@@ -4,8 +4,9 @@
 
 // Milliseconds without a move before the plan is asked for.
 const PAUSE_MS = 60;
-// Seconds after which the best plan so far is shown, until the proof is complete.
-const FIRST_ANSWER_S = 0.15;
+// Seconds after which the best plan so far is shown, until the proof is complete. Solutions of a search that a limit
+// ended are cached for the next one.
+const ANSWERS_S = [0.15, 2, undefined];
 
 const element = id => document.getElementById(id);
 const create = (tag, properties = {}, ...children) => {
@@ -85,6 +86,8 @@ function buildSlider(control) {
   number.setAttribute("aria-describedby", `${id}-note`);
   range.addEventListener("input", () => set(control.field, control.stops[range.value]));
   number.addEventListener("input", () => set(control.field, parsed(number.value)));
+  // An emptied field shows the value of the preset again.
+  number.addEventListener("blur", () => show());
   const label = create("label", { htmlFor: id, textContent: control.label });
   const note = create("p", { className: "note", id: `${id}-note`, textContent: control.note });
   const node = create("div", { className: "control" }, label, number, range, note);
@@ -201,14 +204,12 @@ async function update() {
   const begin = performance.now();
   document.body.dataset.state = "searching";
   try {
-    let answer = await post("/api/plan", { ...body, time_limit_s: FIRST_ANSWER_S }, signal);
-    if (move !== latest) return;
-    const isFirst = answer.search.status === "time_limit";
-    showAnswer(answer, isFirst);
-    if (isFirst) {
-      answer = await post("/api/plan", body, signal);
+    for (const time_limit_s of ANSWERS_S) {
+      const answer = await post("/api/plan", { ...body, time_limit_s }, signal);
       if (move !== latest) return;
-      showAnswer(answer, false);
+      const isProvisional = answer.search.status === "time_limit" && time_limit_s !== undefined;
+      showAnswer(answer, isProvisional);
+      if (!isProvisional) break;
     }
     document.body.dataset.proofMs = Math.round(performance.now() - begin);
     const baselines = await post("/api/baselines", body, signal);
@@ -222,7 +223,7 @@ async function update() {
 
 // ---- answers
 
-function showAnswer(answer, isFirst) {
+function showAnswer(answer, isProvisional) {
   element("problem").hidden = true;
   element("result").classList.remove("stale");
   if (!answer.decisions) {
@@ -233,17 +234,17 @@ function showAnswer(answer, isFirst) {
   const stepTime = answer.highlights.find(highlight => highlight.name === "Step time").value;
   // The verdict begins with the name of the search's status.
   const verdict = answer.verdict.replace(/^\w+: (out of time; )?/, "");
-  const proof = isFirst ? `First answer, ${verdict}; searching for the proof …` : `${verdict}.`;
+  const proof = isProvisional ? `Best plan so far, ${verdict}; searching on …` : `${verdict}.`;
   document.title = `${answer.title} – Narrows`;
   status(`${answer.title}: ${stepTime} a step. ${proof[0].toUpperCase()}${proof.slice(1)}`);
   element("result").hidden = false;
-  element("result").classList.toggle("first", isFirst);
+  element("result").classList.toggle("provisional", isProvisional);
   element("highlights").replaceChildren(...answer.highlights.map(({ name, value, note }) =>
     create("div", {}, create("dt", { textContent: name }), create("dd", { className: "value", textContent: value }),
       create("dd", { className: "note", textContent: note }))));
   element("figures").replaceChildren(...answer.figures.map(figure));
   element("baselines").replaceChildren();
-  if (!isFirst) element("baselines").append(create("p", { className: "note", textContent: "Planning the baselines …" }));
+  if (!isProvisional) element("baselines").append(create("p", { className: "note", textContent: "Planning the baselines …" }));
   element("details").innerHTML = answer.details;
 }
 
