@@ -130,7 +130,7 @@ impl<'a> PlanReport<'a> {
 
     /// The proven statement about the plan, if a search found it.
     pub fn verdict(&self) -> Option<String> {
-        self.search.as_ref().map(SearchSummary::verdict)
+        self.search.as_ref().map(SearchSummary::outcome)
     }
 
     /// Model, devices and hardware.

@@ -232,8 +232,7 @@ function showAnswer(answer, isProvisional) {
     return;
   }
   const stepTime = answer.highlights.find(highlight => highlight.name === "Step time").value;
-  // The verdict begins with the name of the search's status.
-  const verdict = answer.verdict.replace(/^\w+: (out of time; )?/, "");
+  const verdict = answer.verdict.replace(/^out of time; /, "");
   const proof = isProvisional ? `Best plan so far, ${verdict}; searching on …` : `${verdict}.`;
   document.title = `${answer.title} – Narrows`;
   status(`${answer.title}: ${stepTime} a step. ${proof[0].toUpperCase()}${proof.slice(1)}`);
