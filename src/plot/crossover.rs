@@ -1,7 +1,7 @@
 //! Where the fastest of several lines changes.
 
 use super::line_chart::{Guide, LineChart, Series};
-use super::scale::{Scale, label};
+use super::scale::{Scale, rounded};
 
 /// Relative difference from which on one time is shorter than another.
 const TIE: f64 = 1e-6;
@@ -26,12 +26,6 @@ pub fn mark_crossovers(chart: &mut LineChart) -> usize {
     };
     chart.guides = crossings.iter().map(guide).collect();
     crossings.len()
-}
-
-/// Three significant digits.
-fn rounded(x: f64) -> String {
-    let power = 10_f64.powf(2.0 - x.abs().max(f64::MIN_POSITIVE).log10().floor());
-    label((x * power).round() / power)
 }
 
 /// The crossings of the lines as they are drawn between the points that they share.

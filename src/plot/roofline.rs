@@ -12,7 +12,7 @@ use plotters::style::RGBColor;
 
 use super::names::name_points;
 use super::picture::{Anchor, Picture, Place};
-use super::scale::{Scale, label};
+use super::scale::{Scale, label, rounded};
 use super::{GRID, INK, PALETTE};
 use crate::text::percent;
 
@@ -23,6 +23,8 @@ const TOP: i32 = 96;
 const BOTTOM: i32 = 486;
 /// Left end of the names.
 const NAMES: i32 = 640;
+/// Width of the name of the memory bandwidth.
+const NAME_WIDTH: i32 = 140;
 /// Half the width of a whisker's ends.
 const CAP: i32 = 4;
 const OPACITY: f64 = 0.5;
@@ -60,12 +62,13 @@ pub fn roofline_picture(
     let ridge = peak / bandwidth;
     let intensities = points().map(|point| point.intensity).chain([ridge]);
     let x = Scale::logarithmic(intensities, ROOM[0])?;
-    let rates = points().flat_map(|point| [point.interval[0], point.rate]).chain([peak]);
+    let rates = points().flat_map(|point| point.interval).chain([peak]);
     let y = Scale::logarithmic(rates, ROOM[1])?;
     if gemms.is_empty() {
         return None;
     }
-    let mut plot = RooflinePlot { picture: Picture::new(SIZE), x, y };
+    let unit = RateUnit::of(peak);
+    let mut plot = RooflinePlot { picture: Picture::new(SIZE), x, y, unit };
     plot.axes(title, context);
     plot.roof(peak, bandwidth);
     plot.gemms(gemms, peak, bandwidth);
@@ -119,6 +122,24 @@ struct RooflinePlot {
     picture: Picture,
     x: Scale,
     y: Scale,
+    unit: RateUnit,
+}
+
+/// Unit in which rates are written.
+#[derive(Clone, Copy)]
+struct RateUnit {
+    prefix: &'static str,
+    factor: f64,
+}
+
+impl RateUnit {
+    /// The unit for rates of this size.
+    fn of(rate: f64) -> RateUnit {
+        match rate {
+            1e12.. => RateUnit { prefix: "T", factor: 1e12 },
+            _ => RateUnit { prefix: "G", factor: 1e9 },
+        }
+    }
 }
 
 impl RooflinePlot {
@@ -150,12 +171,18 @@ impl RooflinePlot {
         for tick in self.y.ticks() {
             let height = self.place(1.0, tick).1;
             self.picture.path([(LEFT, height), (RIGHT, height)], GRID, 1);
-            self.picture.text(label(tick / 1e12), (LEFT - 8, height - 8), Anchor::End, 14);
+            self.picture.text(
+                label(tick / self.unit.factor),
+                (LEFT - 8, height - 8),
+                Anchor::End,
+                14,
+            );
         }
         let middle = ((LEFT + RIGHT) / 2, BOTTOM + 34);
         let name = "arithmetic intensity in FLOPs per byte of memory traffic";
         self.picture.text(name, middle, Anchor::Middle, 15);
-        self.picture.vertical_text("TFLOP/s of one device", (22, (TOP + BOTTOM) / 2), 15);
+        let name = format!("{}FLOP/s of one device", self.unit.prefix);
+        self.picture.vertical_text(name, (22, (TOP + BOTTOM) / 2), 15);
         self.picture.text("whiskers: 90 % interval", (NAMES, BOTTOM + 34), Anchor::Start, 13);
     }
 
@@ -166,12 +193,19 @@ impl RooflinePlot {
         let first = ends[0].max(self.y.low() / bandwidth);
         let roof = [first, ends[1], ends[2]].map(|x| self.place(x, peak.min(bandwidth * x)));
         self.picture.path(roof, INK, 2);
-        let peak_name = format!("peak {} TFLOP/s", label(peak / 1e12));
+        let RateUnit { prefix, factor } = self.unit;
+        let peak_name = format!("peak {} {prefix}FLOP/s", label(peak / factor));
         self.picture.text(peak_name, (roof[2].0, roof[2].1 - 20), Anchor::End, 13);
         let middle = (first * ends[1]).sqrt();
         let (x, y) = self.place(middle, bandwidth * middle);
-        let name = format!("memory {:.2} TB/s", bandwidth / 1e12);
-        self.picture.text(name, (x + 12, y), Anchor::Start, 13);
+        let RateUnit { prefix, factor } = RateUnit::of(bandwidth);
+        let name = format!("memory {} {prefix}B/s", rounded(bandwidth / factor));
+        // Above the roof there are no points, but near the axis there is no room.
+        let (place, anchor) = match x - LEFT > NAME_WIDTH {
+            true => ((x - 12, y - 20), Anchor::End),
+            false => ((x + 12, y), Anchor::Start),
+        };
+        self.picture.text(name, place, anchor, 13);
     }
 
     /// Points with whiskers, names at the right, and lines between shards and their whole GEMMs.
@@ -185,8 +219,9 @@ impl RooflinePlot {
         }
         let named = gemms.iter().map(|OpGemm { name, shard, .. }| {
             let roof = peak.min(bandwidth * shard.intensity);
-            let (rate, share) = (shard.rate / 1e12, percent(shard.rate / roof));
-            let name = format!("{name}: {rate:.0} TFLOP/s, {share} of roof");
+            let RateUnit { prefix, factor } = self.unit;
+            let (rate, share) = (rounded(shard.rate / factor), percent(shard.rate / roof));
+            let name = format!("{name}: {rate} {prefix}FLOP/s, {share} of roof");
             (self.place(shard.intensity, shard.rate), name)
         });
         let named = named.collect();

@@ -129,6 +129,12 @@ pub fn label(value: f64) -> String {
     }
 }
 
+/// The [`label`] of a value with three significant digits.
+pub fn rounded(value: f64) -> String {
+    let power = 10_f64.powf(2.0 - value.abs().max(f64::MIN_POSITIVE).log10().floor());
+    label((value * power).round() / power)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,6 +164,15 @@ mod tests {
         let padded = scale_over(&[1.0, 100.0], false).padded(0.1);
         assert!(padded.position(1.0) > 0.0 && padded.position(100.0) < 1.0);
         assert!((padded.position(10.0) - 0.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn three_digits_are_significant() {
+        for (value, text) in
+            [(252.6, "253"), (5.671, "5.67"), (0.0456, "0.046"), (41_234.0, "41.2k")]
+        {
+            assert_eq!(rounded(value), text);
+        }
     }
 
     #[test]
