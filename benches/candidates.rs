@@ -185,7 +185,7 @@ impl SolvedContext {
         let choice =
             |blocks: StageBlocks| Some(self.assignments[blocks.stage][blocks.count - 1].clone());
         let partitions =
-            undominated_partitions(&self.overheads, self.microbatches, &self.cutoff, &choice);
+            undominated_partitions(&self.overheads, self.microbatches, &self.cutoff, &choice, None);
         divan::black_box(partitions).1
     }
 }

@@ -12,6 +12,10 @@ use narrows_plan::model::presets;
 use narrows_planner::{MemoryLimit, Request, SearchCache, predict_program, search_with_cache};
 use rayon::prelude::*;
 
+/// The allocator of the command line.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const DEVICES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 const BANDWIDTHS_GB_PER_S: [f64; 12] =
     [6.25, 12.5, 18.75, 25.0, 31.25, 37.5, 50.0, 75.0, 100.0, 150.0, 200.0, 400.0];

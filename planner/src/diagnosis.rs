@@ -185,11 +185,11 @@ fn sufficient_memory(request: &Request, report: &SearchReport) -> Option<(Bytes,
         })
         .collect();
     contexts.sort_by_key(|(needed, _)| *needed);
-    let smallest = contexts.iter().take(LOWERED_MAX).filter_map(|(_, context)| {
-        let plan = solver.min_memory_plan(context)?;
-        Some((plan.peak_arena(), *context))
-    });
+    let smallest = contexts
+        .iter()
+        .take(LOWERED_MAX)
+        .filter_map(|(_, context)| Some((solver.min_memory(context)?, *context)));
     let (peak, context) = smallest.min_by_key(|(peak, _)| *peak)?;
-    let restricted = solver.min_memory_plan_restricted(&context).map(|plan| plan.peak_arena());
+    let restricted = solver.min_memory_restricted(&context);
     Some((restricted.map_or(peak, |restricted| restricted.min(peak)), context.mesh))
 }

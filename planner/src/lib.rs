@@ -12,10 +12,12 @@
 //! | `pipeline/` | blocks divided among stages |
 //! | `segment/` | embedding, blocks and head, each solved once, with a cache that searches may share |
 //! | [`solve`] | exact solvers of cost tables |
+//! | `arenas` | the memory of lowered plans, shared by searches |
 //! | `plan_writer`, `predict` | the plan file, and its prediction |
 //! | `alternatives`, `explain`, `diagnosis` | the alternatives to a plan; the causes of infeasibility |
 
 mod alternatives;
+mod arenas;
 mod context;
 mod contexts;
 mod deadline;

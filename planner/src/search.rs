@@ -203,7 +203,7 @@ fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
             is_out_of_time |= best.is_none();
             best
         }
-        None => min_memory_restricted(request, &solver, &reports),
+        None => feasible_plan_restricted(&solver, &reports),
         Some(best) => Some(improve_restricted(request, &solver, &reports, best, bound)),
     };
     if let Some(best) = &best {
@@ -239,8 +239,7 @@ fn faster(one: Option<FeasiblePlan>, other: Option<FeasiblePlan>) -> Option<Feas
 const RESTRICTED_MAX: usize = 2;
 
 /// A plan with the smallest memory under restricted rules, in contexts whose smallest plan was too large.
-fn min_memory_restricted(
-    request: &Request,
+fn feasible_plan_restricted(
     solver: &ContextSolver,
     reports: &[ContextReport],
 ) -> Option<FeasiblePlan> {
@@ -255,8 +254,8 @@ fn min_memory_restricted(
     let mut smallest: Vec<_> = reports.iter().filter_map(lowered).collect();
     smallest.sort_by_key(|(needed, _)| *needed);
     let contexts = smallest.iter().take(RESTRICTED_MAX);
-    let mut plans = contexts.filter_map(|(_, context)| solver.min_memory_plan_restricted(context));
-    plans.find(|plan| plan.peak_arena() <= request.arena_limit())
+    let mut plans = contexts.filter_map(|(_, context)| solver.feasible_plan_restricted(context));
+    plans.next()
 }
 
 /// Share of the memory limit from which on memory counts as binding.

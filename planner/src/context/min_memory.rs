@@ -6,11 +6,12 @@ use std::sync::Arc;
 use narrows_plan::strategy::{NormRule, Recompute, Rules};
 use narrows_plan::{Bytes, Context, Seconds};
 
+use super::lowering::SizedPlan;
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{EmbeddingAndHead, Partition, StageAssignment, in_flight};
 use crate::request::Request;
-use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
+use crate::segment::{SegmentSpec, SolvedSegment};
 
 /// Number of hull vertices that are lowered, from the smallest up: recomputation needs temporary memory, so the
 /// fewest kept bytes do not always give the smallest arena.
@@ -19,7 +20,7 @@ const LEVELS_MAX: usize = 5;
 impl ContextSolver<'_> {
     /// The plan with the smallest memory by the bytes of its segments: segments near their smallest vertex, and
     /// blocks divided so that the fullest stage is as small as possible.
-    pub(crate) fn min_memory_plan(&self, context: &Context) -> Option<FeasiblePlan> {
+    pub(super) fn min_memory_plan(&self, context: &Context) -> Option<SizedPlan> {
         let layouts = EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
         let plans = layouts.iter().filter_map(|embedding_and_head| {
             let embedding_and_head = embedding_and_head.hull_pairs(self.segments, context).pop()?;
@@ -27,21 +28,36 @@ impl ContextSolver<'_> {
                 let stages = self.min_memory_stages(context, &embedding_and_head, level)?;
                 let counts = stages.iter().map(|stage| stage.blocks.len()).collect();
                 let partition = Partition { bound: Seconds(0.0), counts, stages };
-                Some(self.lower(context, &embedding_and_head, partition))
+                Some(self.size(context, &embedding_and_head, partition))
             });
-            levels.min_by_key(FeasiblePlan::peak_arena)
+            levels.min_by_key(SizedPlan::peak_arena)
         });
-        plans.min_by_key(FeasiblePlan::peak_arena)
+        plans.min_by_key(SizedPlan::peak_arena)
+    }
+
+    /// The smallest arena of the fullest stage, by [`Self::min_memory_plan`].
+    pub(crate) fn min_memory(&self, context: &Context) -> Option<Bytes> {
+        Some(self.min_memory_plan(context)?.peak_arena())
+    }
+
+    /// As [`Self::min_memory`], under restricted rules.
+    pub(crate) fn min_memory_restricted(&self, context: &Context) -> Option<Bytes> {
+        Some(self.min_memory_plan_restricted(context)?.peak_arena())
+    }
+
+    /// The smallest plan under restricted rules, if it fits.
+    pub(crate) fn feasible_plan_restricted(&self, context: &Context) -> Option<FeasiblePlan> {
+        self.complete_within_limit(self.min_memory_plan_restricted(context)?)
     }
 
     /// The smallest plan under restricted rules: bytes exclude the memory of a block's recomputation, so
     /// minimising bytes recomputes more than is best for the arena.
-    pub(crate) fn min_memory_plan_restricted(&self, context: &Context) -> Option<FeasiblePlan> {
+    fn min_memory_plan_restricted(&self, context: &Context) -> Option<SizedPlan> {
         let plans = restrictions(self.request).into_iter().filter_map(|request| {
-            let segments = SegmentSolver::new(&request, self.segments.deadline().clone());
+            let segments = self.segments.for_request(&request);
             ContextSolver::new(&request, &segments).min_memory_plan(context)
         });
-        plans.min_by_key(FeasiblePlan::peak_arena)
+        plans.min_by_key(SizedPlan::peak_arena)
     }
 
     /// A plan under restricted rules that is faster than `incumbent`: where memory binds, correcting
@@ -54,7 +70,7 @@ impl ContextSolver<'_> {
         let mut best: Option<FeasiblePlan> = None;
         for request in restrictions(self.request) {
             let cutoff = best.as_ref().map_or(incumbent, |plan| plan.time.0);
-            let segments = SegmentSolver::new(&request, self.segments.deadline().clone());
+            let segments = self.segments.for_request(&request);
             let solver = ContextSolver::new(&request, &segments);
             let bounds = solver.bounds(context, cutoff);
             if let Ok(Some(faster)) = solver.solve(context, &bounds, cutoff).best {

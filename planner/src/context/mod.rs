@@ -4,13 +4,15 @@
 //! |---|---|
 //! | `lower_bound` | bounds before any block is divided |
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
-//! | `solver` | the plan: partitioned, lowered, placed in memory, simulated |
+//! | `solver` | the plan: partitions, corrected until their memory fits |
+//! | `lowering` | arenas of a partition, and its plan, checked and simulated |
 //! | `progress` | best plan and proof so far |
 //! | `warm_start` | quick first plans |
 //! | `min_memory` | the plan that needs the least memory |
 
 mod bounds;
 mod lower_bound;
+mod lowering;
 mod min_memory;
 mod partition_bounds;
 mod progress;

@@ -2,6 +2,7 @@
 
 use narrows_plan::{Bytes, Seconds};
 
+use super::lowering::SizedPlan;
 use crate::feasible_plan::FeasiblePlan;
 use crate::infeasible::{Infeasible, MemoryEvidence};
 
@@ -84,14 +85,19 @@ impl FitProgress {
     }
 
     /// Accepts the plan with the smallest memory if it fits; otherwise records its memory requirement.
-    pub(super) fn try_min_memory(&mut self, smallest: Option<FeasiblePlan>, limit: Bytes) {
+    pub(super) fn try_min_memory(
+        &mut self,
+        smallest: Option<SizedPlan>,
+        limit: Bytes,
+        complete: impl FnOnce(SizedPlan) -> FeasiblePlan,
+    ) {
         let Some(smallest) = smallest else { return };
         let needed = smallest.peak_arena();
         if needed <= limit {
-            return self.accept(smallest);
+            return self.accept(complete(smallest));
         }
-        let arenas = smallest.program.program().stages.iter().map(|stage| stage.arena);
-        let stage = arenas.enumerate().max_by_key(|(_, arena)| *arena).map(|(stage, _)| stage);
+        let arenas = smallest.arenas.iter().enumerate();
+        let stage = arenas.max_by_key(|(_, arena)| **arena).map(|(stage, _)| stage);
         let evidence = MemoryEvidence::OnePlan;
         self.best = Err(Infeasible::Memory { stage, needed, limit, evidence });
     }

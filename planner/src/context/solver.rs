@@ -9,17 +9,15 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use narrows_cost_model::simulate;
 use narrows_plan::program::StageProgram;
-use narrows_plan::{Bytes, CheckedProgram, Context, Kernel, lower};
+use narrows_plan::{Bytes, Context};
 
 use super::bounds::{ContextBounds, LayoutBound};
 use super::progress::{ContextSolution, FitProgress};
-use crate::feasible_plan::{FeasiblePlan, ModelDecisions};
+use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{
     EmbeddingAndHead, Partition, StageOverhead, StagePartitioner, simulate_partition,
 };
-use crate::plan_writer::write_plan;
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SolvedSegment};
 
@@ -104,7 +102,8 @@ impl<'a> ContextSolver<'a> {
             if self.segments.out_of_time() {
                 progress.interrupt();
             } else {
-                progress.try_min_memory(self.min_memory_plan(context), self.request.arena_limit());
+                let (smallest, limit) = (self.min_memory_plan(context), self.request.arena_limit());
+                progress.try_min_memory(smallest, limit, |smallest| self.complete(smallest));
             }
         }
         progress.finish()
@@ -297,16 +296,15 @@ impl<'a> ContextSolver<'a> {
         if self.segments.out_of_time() {
             return LoweringResult::Interrupted;
         }
-        let plan = self.lower(context, embedding_and_head, partition.clone());
+        let sized = self.size(context, embedding_and_head, partition.clone());
         let limit = self.request.arena_limit();
-        let lowered = &plan.program.program().stages;
-        match lowered.iter().position(|stage| stage.arena > limit) {
+        match sized.arenas.iter().position(|arena| *arena > limit) {
             Some(stage) => {
-                let arena = lowered[stage].arena;
+                let arena = sized.arenas[stage];
                 oversized.arenas.insert(solutions, (stage, arena));
                 LoweringResult::TooLarge(stage, arena)
             }
-            None => LoweringResult::Fits(Box::new(plan), partition),
+            None => LoweringResult::Fits(Box::new(self.complete(sized)), partition),
         }
     }
 
@@ -333,42 +331,10 @@ impl<'a> ContextSolver<'a> {
         if time(&refined) >= time(partition) || self.segments.out_of_time() {
             return None;
         }
-        let refined = self.lower(context, embedding_and_head, refined);
-        (refined.peak_arena() <= limit).then_some(refined)
+        self.complete_within_limit(self.size(context, embedding_and_head, refined))
     }
 
-    /// Lowers, checks and simulates a partition.
-    pub(super) fn lower(
-        &self,
-        context: &Context,
-        embedding_and_head: &EmbeddingAndHead,
-        partition: Partition,
-    ) -> FeasiblePlan {
-        let partition_time =
-            simulate_partition(context, &partition, &self.overheads(context, embedding_and_head));
-        let decisions = ModelDecisions {
-            context: *context,
-            boundary: embedding_and_head.boundary,
-            embedding: embedding_and_head.embedding.clone(),
-            stages: partition.stages.iter().map(|stage| stage.blocks.clone()).collect(),
-            head: embedding_and_head.head.clone(),
-        };
-        let plan = write_plan(self.request, &decisions);
-        let resolved = plan
-            .resolve(&self.request.model)
-            .unwrap_or_else(|defects| unreachable!("the planner wrote an invalid plan: {defects}"));
-        let program = CheckedProgram::check(lower(&resolved)).unwrap_or_else(|errors| {
-            unreachable!("the planner's own program fails the check: {errors}")
-        });
-        let prices = self.segments.prices();
-        let price = |kernel: &Kernel| prices.kernel_time(kernel);
-        let time = simulate(&program, &price).step_time;
-        let method = partition.stages.iter().map(|stage| stage.method).max().unwrap_or_default();
-        let objective = partition.bound;
-        FeasiblePlan { decisions, plan, program, time, partition_time, objective, method }
-    }
-
-    fn overheads(
+    pub(super) fn overheads(
         &self,
         context: &Context,
         embedding_and_head: &EmbeddingAndHead,

@@ -4,6 +4,7 @@ use narrows_plan::{Bytes, Context, Seconds};
 use rayon::prelude::*;
 
 use super::lower_bound::flops_bound;
+use super::lowering::SizedPlan;
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{
@@ -24,11 +25,13 @@ const CHUNK: usize = 8;
 /// Even partitions that are lowered until one fits.
 const LOWERED_MAX: usize = 4;
 
+/// Corrections of the reserves of one even partition.
+const WARM_START_CORRECTIONS_MAX: usize = 4;
+
 impl ContextSolver<'_> {
     /// A fallback for short time limits, without a bound: an even partition in the first context in which one
     /// fits, in the order of [`estimated_slowdown`].
     pub(crate) fn first_feasible(&self, contexts: &[Context]) -> Option<FeasiblePlan> {
-        let limit = self.request.arena_limit();
         let possible = contexts.iter().filter(|context| flops_bound(self.request, context).is_ok());
         let mut possible: Vec<&Context> = possible.collect();
         possible.sort_by(|a, b| estimated_slowdown(a).total_cmp(&estimated_slowdown(b)));
@@ -36,11 +39,9 @@ impl ContextSolver<'_> {
             let mut even: Vec<_> =
                 chunk.par_iter().filter_map(|context| self.even_partition(context)).collect();
             even.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let plans = even.into_iter().map(|(_, context, embedding_and_head, partition)| {
-                self.lower(context, &embedding_and_head, partition)
-            });
-            for plan in plans {
-                if plan.peak_arena() <= limit {
+            for (_, context, embedding_and_head, partition) in even {
+                let sized = self.size(context, &embedding_and_head, partition);
+                if let Some(plan) = self.complete_within_limit(sized) {
                     return Some(plan);
                 }
                 if self.segments.out_of_time() {
@@ -69,13 +70,45 @@ impl ContextSolver<'_> {
             );
         }
         even.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut plans = even.into_iter().take(LOWERED_MAX).map(
-            |(_, context, embedding_and_head, partition)| {
-                self.lower(context, &embedding_and_head, partition)
-            },
-        );
         let limit = self.request.arena_limit();
-        plans.find(|plan| plan.peak_arena() <= limit)
+        let mut oversized = vec![];
+        for (_, context, embedding_and_head, partition) in even.into_iter().take(LOWERED_MAX) {
+            let sized = self.size(context, &embedding_and_head, partition);
+            if sized.peak_arena() <= limit {
+                return Some(self.complete(sized));
+            }
+            oversized.push((context, embedding_and_head, sized));
+        }
+        oversized
+            .into_iter()
+            .find_map(|(context, ends, sized)| self.corrected_even_partition(context, &ends, sized))
+    }
+
+    /// The plan of an even partition whose stages reserve the bytes by which the arenas of `sized` are too large.
+    fn corrected_even_partition(
+        &self,
+        context: &Context,
+        embedding_and_head: &EmbeddingAndHead,
+        mut sized: SizedPlan,
+    ) -> Option<FeasiblePlan> {
+        let limit = self.request.arena_limit();
+        let mut reserve = vec![Bytes(0); context.mesh.pipeline as usize];
+        for _ in 0..WARM_START_CORRECTIONS_MAX {
+            if self.segments.out_of_time() {
+                return None;
+            }
+            for (reserve, arena) in reserve.iter_mut().zip(sized.arenas.iter()) {
+                *reserve += arena.saturating_sub(limit);
+            }
+            let budgets = self.block_budgets(context, embedding_and_head, &reserve).ok()?;
+            let boundary = embedding_and_head.boundary;
+            let partitioner = StagePartitioner::new(self.segments, context, boundary, budgets);
+            sized = self.size(context, embedding_and_head, partitioner.even_partition()?);
+            if sized.peak_arena() <= limit {
+                return Some(self.complete(sized));
+            }
+        }
+        None
     }
 
     /// The fastest even partition of a context, with its time.

@@ -7,6 +7,7 @@
 //! | `assignment` | solutions for the blocks of one stage within its memory |
 //! | `partition` | blocks divided among stages: the bound of a 1F1B step, and the best divisions by it |
 //! | `partitioner` | assignments for every run of blocks of one context, cached |
+//! | `relaxation` | lower bounds on the blocks of one stage, for all numbers of blocks |
 //! | `refinement` | integer programs for stages where memory binds |
 //! | `simulation` | step times of partitions before lowering |
 
@@ -17,6 +18,7 @@ mod overhead;
 mod partition;
 mod partitioner;
 mod refinement;
+mod relaxation;
 mod simulation;
 #[cfg(test)]
 mod tests;

@@ -213,17 +213,47 @@ impl PruningCutoff {
 }
 
 /// The undominated partitions of the blocks into `overheads.len()` stages that can beat the cutoff, best
-/// bound first. Every stage has at least one block. Also returns the number of partial partitions priced.
+/// bound first. Every stage has at least one block. Blocks that cannot beat the cutoff with their `relaxed`
+/// assignment are not assigned. Also returns the number of partial partitions priced.
 pub fn undominated_partitions(
     overheads: &[StageOverhead],
     microbatches: u64,
     cutoff: &PruningCutoff,
     choice: StageChoice,
+    relaxed: Option<StageChoice>,
 ) -> (Vec<Partition>, u64) {
+    let (labels, priced) = undominated_labels(overheads, microbatches, cutoff, choice, relaxed);
+    let partitions = labels.iter().filter_map(|label| {
+        Partition::with_counts(label.counts.clone(), choice)
+            .map(|partition| Partition { bound: Seconds(label.bound), ..partition })
+    });
+    (partitions.collect(), priced)
+}
+
+/// Whether no partition can beat the cutoff by its `relaxed` assignments, and the number of partial partitions
+/// priced.
+pub(super) fn is_excluded(
+    overheads: &[StageOverhead],
+    microbatches: u64,
+    cutoff: &PruningCutoff,
+    relaxed: StageChoice,
+) -> (bool, u64) {
+    let (labels, priced) = undominated_labels(overheads, microbatches, cutoff, relaxed, None);
+    (labels.is_empty(), priced)
+}
+
+/// The undominated labels of all blocks, best bound first, and the number of labels priced.
+fn undominated_labels(
+    overheads: &[StageOverhead],
+    microbatches: u64,
+    cutoff: &PruningCutoff,
+    choice: StageChoice,
+    relaxed: Option<StageChoice>,
+) -> (Vec<Label>, u64) {
     let (blocks, stages) = (cutoff.microbatch_times_min.len(), overheads.len());
     // Largest number of blocks of the stages from s on, if all blocks were as fast as the fastest one.
     let fastest = cutoff.microbatch_times_min.iter().copied().fold(f64::INFINITY, f64::min);
-    let relaxed = PruningCutoff {
+    let of_fastest = PruningCutoff {
         microbatch_times_min: vec![fastest; blocks],
         step_phase_times_min: vec![],
         step_time: cutoff.step_time,
@@ -231,7 +261,7 @@ pub fn undominated_partitions(
     let mut later_max = vec![0; stages + 1];
     for stage in (0..stages).rev() {
         later_max[stage] =
-            later_max[stage + 1] + relaxed.blocks_max(0, &overheads[stage], microbatches);
+            later_max[stage + 1] + of_fastest.blocks_max(0, &overheads[stage], microbatches);
     }
     let prefix = PrefixBounds::new(overheads, microbatches, cutoff);
     let mut priced = 0;
@@ -252,25 +282,28 @@ pub fn undominated_partitions(
                 .min(remaining.saturating_sub(later));
             let count_min = remaining.saturating_sub(later_max[stage + 1]).max(1);
             for count in count_min..=count_max {
-                let Some(assignment) = choice(StageBlocks { stage, first: used, count }) else {
-                    break;
-                };
-                let run = used..used + count;
-                for label in list {
-                    priced += 1;
+                let (blocks, run) = (StageBlocks { stage, first: used, count }, used..used + count);
+                let extend = |label: &Label, assignment: &StageAssignment| {
                     let first_step_phase = if stage == 0 {
                         prefix.step_phase_bound(overhead, &run)
                     } else {
                         label.first_step_phase
                     };
-                    let here = prefix.of_stage(
-                        stage,
-                        run.clone(),
-                        &assignment,
-                        overhead,
-                        first_step_phase,
-                    );
-                    let bound = label.bound.max(here);
+                    let run = run.clone();
+                    let here = prefix.of_stage(stage, run, assignment, overhead, first_step_phase);
+                    (first_step_phase, label.bound.max(here))
+                };
+                if let Some(relaxed) = relaxed {
+                    let Some(assignment) = relaxed(blocks) else { break };
+                    let is_open = |label| extend(label, &assignment).1 < cutoff.step_time;
+                    if !list.iter().any(is_open) {
+                        continue;
+                    }
+                }
+                let Some(assignment) = choice(blocks) else { break };
+                for label in list {
+                    priced += 1;
+                    let (first_step_phase, bound) = extend(label, &assignment);
                     if bound < cutoff.step_time {
                         let counts = label.counts.iter().copied().chain([count]).collect();
                         let microbatch_times =
@@ -284,11 +317,7 @@ pub fn undominated_partitions(
         next.iter_mut().for_each(keep_undominated);
         labels = next;
     }
-    let partitions = labels[blocks].iter().filter_map(|label| {
-        Partition::with_counts(label.counts.clone(), choice)
-            .map(|partition| Partition { bound: Seconds(label.bound), ..partition })
-    });
-    (partitions.collect(), priced)
+    (std::mem::take(&mut labels[blocks]), priced)
 }
 
 impl Partition {

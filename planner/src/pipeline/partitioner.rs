@@ -10,8 +10,11 @@ use narrows_plan::{Bytes, Context, Seconds};
 use super::assignment::{StageAssignment, assign_points};
 use super::in_flight::in_flight;
 use super::overhead::StageOverhead;
-use super::partition::{Partition, PruningCutoff, StageBlocks, undominated_partitions};
+use super::partition::{
+    Partition, PruningCutoff, StageBlocks, is_excluded, undominated_partitions,
+};
 use super::refinement::StageRefinement;
+use super::relaxation::RelaxedStage;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
 
 /// The best assignment of a run of blocks; `None` when none fits.
@@ -57,17 +60,42 @@ impl<'a> StagePartitioner<'a> {
         overheads: &[StageOverhead],
         cutoff: f64,
     ) -> (Vec<Partition>, u64) {
+        let cutoff = self.pruning_cutoff(cutoff);
         let microbatches = self.context.workload.microbatches(&self.context.mesh);
         let choice = |blocks| self.best_assignment(blocks);
+        let Some(relaxed) = self.relaxed_stages(cutoff.step_time) else {
+            return undominated_partitions(overheads, microbatches, &cutoff, &choice, None);
+        };
+        let relaxed = |blocks: StageBlocks| relaxed[blocks.stage].assignment(blocks.count);
+        let (is_excluded, priced) = is_excluded(overheads, microbatches, &cutoff, &relaxed);
+        if is_excluded {
+            return (vec![], priced);
+        }
+        undominated_partitions(overheads, microbatches, &cutoff, &choice, Some(&relaxed))
+    }
+
+    /// Relaxations of all stages; `None` where they would exclude nothing, or cost as much as the assignments.
+    fn relaxed_stages(&self, cutoff: f64) -> Option<Vec<RelaxedStage>> {
+        let is_worthwhile = cutoff.is_finite() && self.budgets.len() > 1;
+        if !is_worthwhile || self.segments.shape_count() > 1 {
+            return None;
+        }
+        let spec = SegmentSpec::block(0, self.boundary);
+        let relaxed = |(stage, budget): (usize, &Bytes)| {
+            RelaxedStage::new(self.segments, self.context, spec, stage, *budget)
+        };
+        self.budgets.iter().enumerate().map(relaxed).collect()
+    }
+
+    /// Lower bounds on the blocks, with the step time to beat.
+    fn pruning_cutoff(&self, step_time: f64) -> PruningCutoff {
         let (mut microbatch_times_min, mut step_phase_times_min) = (vec![], vec![]);
         for shape in self.segments.layer_shapes() {
             let spec = SegmentSpec::block(*shape, self.boundary);
             microbatch_times_min.extend(self.segments.min_microbatch_time(spec, self.context));
             step_phase_times_min.push(self.segments.step_phase_range(spec, self.context)[0]);
         }
-        let cutoff =
-            PruningCutoff { microbatch_times_min, step_phase_times_min, step_time: cutoff };
-        undominated_partitions(overheads, microbatches, &cutoff, &choice)
+        PruningCutoff { microbatch_times_min, step_phase_times_min, step_time }
     }
 
     /// Whether the deadline has passed during the division, so that partitions are missing.
@@ -91,9 +119,7 @@ impl<'a> StagePartitioner<'a> {
         let assignment = self.assign(self.context, blocks).map(|mut assignment| {
             // In a step of very many microbatches only the microbatch time matters: minimising the step
             // minimises the microbatch time.
-            let mut many = *self.context;
-            many.workload.global_batch =
-                many.mesh.data * many.workload.micro_batch * ASYMPTOTIC_MICROBATCHES;
+            let many = SegmentSolver::asymptotic(self.context);
             // With one stage the whole step is minimised at once.
             let is_pipeline = self.context.mesh.pipeline > 1;
             let fastest = is_pipeline.then(|| self.assign(&many, blocks)).flatten();

@@ -164,7 +164,8 @@ fn the_best_partition_equals_the_best_by_enumeration() {
             step_phase_times_min: steps,
             step_time: f64::INFINITY,
         };
-        let (partitions, _) = undominated_partitions(&overheads, microbatches, &cutoff, &choice);
+        let (partitions, _) =
+            undominated_partitions(&overheads, microbatches, &cutoff, &choice, None);
         let least = compositions(blocks, stages)
             .into_iter()
             .filter_map(|counts| {

@@ -3,7 +3,8 @@
 //! | level | shared by searches with equal | contents |
 //! |---|---|---|
 //! | [`AlternativesCache`] | model, rules and groupings | alternatives, links, elimination orders |
-//! | [`PricedCache`] | the same, profile, executor and devices | priced tables, solutions without a memory limit |
+//! | [`ArenaCache`] | plan | arenas of its stages |
+//! | [`PricedCache`] | model, rules, groupings, profile, executor and devices | priced tables, solutions without a memory limit |
 //!
 //! All entries are functions of their keys, so that a shared cache changes no result. Hulls, which are refined on
 //! demand, stay with their search.
@@ -20,6 +21,7 @@ use narrows_plan::{Context, Dim, Mesh};
 use super::elimination_orders::{EliminationOrders, lock};
 use super::prepared::{PreparedSegment, Sweepers};
 use super::spec::{SegmentSpec, SolvedSegment};
+use crate::arenas::ArenaCache;
 use crate::request::{GroupingRule, Request};
 
 /// All that the alternatives of a segment depend on besides model and rules: its grouping, the tensor axis, and the dim
@@ -78,10 +80,12 @@ impl PricedCache {
 
 /// Tables and solutions of segments, for several searches. Searches on any threads may share one cache; their results
 /// are those of searches without one.
-#[derive(Default)]
+/// Clones share their contents.
+#[derive(Clone, Default)]
 pub struct SearchCache {
     /// The most recently used first.
-    models: Mutex<Vec<CachedModel>>,
+    models: Arc<Mutex<Vec<CachedModel>>>,
+    arenas: Arc<ArenaCache>,
 }
 
 struct CachedModel {
@@ -100,13 +104,21 @@ struct PricesKey {
     devices: u64,
 }
 
-/// Largest number of models in a cache, and of priced caches of one model.
-const ENTRIES_MAX: usize = 8;
+/// Largest number of models and rules in a cache. A search under restricted rules uses up to five.
+const MODELS_MAX: usize = 12;
+
+/// Largest number of priced caches of one model.
+const PRICED_MAX: usize = 8;
 
 /// Tables and solutions from which on a priced cache is replaced by an empty one: about 100 MB.
 const TABLES_MAX: usize = 20_000;
 
 impl SearchCache {
+    /// The arenas of all plans.
+    pub(super) fn arenas(&self) -> &ArenaCache {
+        &self.arenas
+    }
+
     /// The caches for a request.
     pub(super) fn of_request(
         &self,
@@ -124,7 +136,7 @@ impl SearchCache {
             alternatives: Arc::default(),
             priced: vec![],
         };
-        let cached = most_recent(&mut models, is_same, new);
+        let cached = most_recent(&mut models, MODELS_MAX, is_same, new);
         let key = PricesKey {
             profile: request.profile.fingerprint().to_owned(),
             executor: request.executor,
@@ -132,14 +144,16 @@ impl SearchCache {
         };
         let new = || (key.clone(), Arc::new(PricedCache::new(request)));
         cached.priced.retain(|(_, priced)| priced.len() < TABLES_MAX);
-        let (_, priced) = most_recent(&mut cached.priced, |(other, _)| *other == key, new);
+        let (_, priced) =
+            most_recent(&mut cached.priced, PRICED_MAX, |(other, _)| *other == key, new);
         (cached.alternatives.clone(), priced.clone())
     }
 }
 
-/// The entry that satisfies `is_same`, moved to the front, or a new one. Drops the entries that were not used longest.
+/// The entry that satisfies `is_same`, moved to the front, or a new one. Keeps the `max` entries used last.
 fn most_recent<T>(
     entries: &mut Vec<T>,
+    max: usize,
     is_same: impl Fn(&T) -> bool,
     new: impl FnOnce() -> T,
 ) -> &mut T {
@@ -147,7 +161,7 @@ fn most_recent<T>(
         Some(index) => entries.remove(index),
         None => new(),
     };
-    entries.truncate(ENTRIES_MAX - 1);
+    entries.truncate(max - 1);
     entries.insert(0, entry);
     &mut entries[0]
 }
@@ -159,10 +173,13 @@ mod tests {
     #[test]
     fn the_entry_unused_longest_is_dropped() {
         let mut entries: Vec<usize> = vec![];
-        for value in (0..ENTRIES_MAX).chain([0, ENTRIES_MAX]) {
-            assert_eq!(*most_recent(&mut entries, |entry| *entry == value, || value), value);
+        for value in (0..PRICED_MAX).chain([0, PRICED_MAX]) {
+            assert_eq!(
+                *most_recent(&mut entries, PRICED_MAX, |entry| *entry == value, || value),
+                value
+            );
         }
-        assert_eq!(entries.len(), ENTRIES_MAX);
+        assert_eq!(entries.len(), PRICED_MAX);
         assert!(entries.contains(&0) && !entries.contains(&1));
     }
 }

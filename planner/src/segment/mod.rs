@@ -2,6 +2,7 @@
 
 mod cache;
 mod elimination_orders;
+mod hulls;
 mod prepared;
 mod solver;
 mod spec;

@@ -19,14 +19,14 @@ use rayon::prelude::*;
 
 use super::cache::{AlternativesCache, FastestSolution, PricedCache, SearchCache};
 use super::elimination_orders::lock;
-use super::prepared::{PreparedSegment, Sweepers};
+use super::hulls::Hulls;
+use super::prepared::PreparedSegment;
 use super::spec::{SegmentSpec, SolvedSegment};
+use crate::arenas::ArenaCache;
 use crate::deadline::Deadline;
 use crate::report::TableSolves;
 use crate::request::Request;
-use crate::solve::{
-    Hull, MinCostAssignment, SolveLimits, SolveMethod, SolveOutcome, Sweeper, solve_table,
-};
+use crate::solve::{MinCostAssignment, SolveLimits, SolveMethod, SolveOutcome, solve_table};
 
 /// Microbatches of a solve that minimises the microbatch time: so many that the step phase hardly counts.
 pub(crate) const ASYMPTOTIC_MICROBATCHES: u64 = 1 << 20;
@@ -37,28 +37,20 @@ struct GroupingSolve {
     is_proven: bool,
 }
 
-/// A segment in a context, and the microbatches in flight.
-type HullKey = (SegmentSpec, Context, u64);
-
-/// A partly refined hull, with the solutions of its vertices.
-struct CachedHull {
-    hull: Option<Hull>,
-    solutions: HashMap<(usize, Assignment), Arc<SolvedSegment>>,
-}
-
 /// Solves the segments of one request.
 pub struct SegmentSolver<'a> {
     request: &'a Request,
+    cache: SearchCache,
     /// The distinct block shapes.
     shapes: Vec<BlockShape>,
     layer_shapes: Vec<usize>,
     crossing_widths: Vec<u64>,
     narrowest_carried: Vec<BoundaryTensor>,
-    alternatives: Arc<AlternativesCache>,
-    priced: Arc<PricedCache>,
+    pub(super) alternatives: Arc<AlternativesCache>,
+    pub(super) priced: Arc<PricedCache>,
     /// Fastest solutions that no proof covers. They stay with their search.
     unproven: Mutex<HashMap<(SegmentSpec, Context), FastestSolution>>,
-    hulls: Mutex<HashMap<HullKey, Arc<Mutex<Option<CachedHull>>>>>,
+    pub(super) hulls: Hulls,
     deadline: Deadline,
     solve_count: AtomicU64,
     table_solves: Mutex<BTreeMap<SolveMethod, TableSolves>>,
@@ -78,6 +70,7 @@ impl<'a> SegmentSolver<'a> {
         deadline: Deadline,
         cache: &SearchCache,
     ) -> Self {
+        let cache = cache.clone();
         let (alternatives, priced) = cache.of_request(request);
         let layers = BlockShape::all(&request.model);
         let crossing_widths = BlockShape::crossing_widths(&layers);
@@ -94,6 +87,7 @@ impl<'a> SegmentSolver<'a> {
             .collect();
         SegmentSolver {
             request,
+            cache,
             shapes,
             layer_shapes,
             crossing_widths,
@@ -101,7 +95,7 @@ impl<'a> SegmentSolver<'a> {
             alternatives,
             priced,
             unproven: Mutex::default(),
-            hulls: Mutex::default(),
+            hulls: Hulls::default(),
             deadline,
             solve_count: AtomicU64::default(),
             table_solves: Mutex::default(),
@@ -140,6 +134,17 @@ impl<'a> SegmentSolver<'a> {
         &self.narrowest_carried
     }
 
+    /// A solver for a similar request, with the same deadline, that shares tables and solutions where the requests
+    /// are equal.
+    pub(crate) fn for_request<'b>(&self, request: &'b Request) -> SegmentSolver<'b> {
+        SegmentSolver::with_cache(request, self.deadline.clone(), &self.cache)
+    }
+
+    /// Arenas of plans, of this and other searches.
+    pub(crate) fn arenas(&self) -> &ArenaCache {
+        self.cache.arenas()
+    }
+
     /// The deadline of the search.
     pub(crate) fn deadline(&self) -> &Deadline {
         &self.deadline
@@ -153,6 +158,11 @@ impl<'a> SegmentSolver<'a> {
     /// Segments solved so far.
     pub(crate) fn solve_count(&self) -> u64 {
         self.solve_count.load(Ordering::Relaxed)
+    }
+
+    /// Counts solves of segments.
+    pub(super) fn count_solves(&self, solves: u64) {
+        self.solve_count.fetch_add(solves, Ordering::Relaxed);
     }
 
     /// Number of solves of cost tables by the method that ended each.
@@ -173,6 +183,11 @@ impl<'a> SegmentSolver<'a> {
     /// Whether some solve ended by a limit or a failure instead of a proof.
     pub(crate) fn has_unproven(&self) -> bool {
         self.has_unproven.load(Ordering::Relaxed)
+    }
+
+    /// Records a solve that ended by a limit or a failure instead of a proof.
+    pub(super) fn record_unproven(&self) {
+        self.has_unproven.store(true, Ordering::Relaxed);
     }
 
     /// The fastest solution without a memory limit; `None` when the segment has no legal decisions.
@@ -205,10 +220,18 @@ impl<'a> SegmentSolver<'a> {
         solved
     }
 
+    /// The context with so many microbatches that minimising the step minimises the microbatch time.
+    pub(crate) fn asymptotic(context: &Context) -> Context {
+        let mut many = *context;
+        many.workload.global_batch =
+            many.mesh.data * many.workload.micro_batch * ASYMPTOTIC_MICROBATCHES;
+        many
+    }
+
     /// Lower bound on the forward and backward time of one microbatch, for any step phase and without a memory
     /// limit; `None` when the segment has no legal decisions.
     pub(crate) fn min_microbatch_time(&self, spec: SegmentSpec, context: &Context) -> Option<f64> {
-        let mut many = *context;
+        let mut many = Self::asymptotic(context);
         // Blocks do not depend on the number of stages. Embedding and head do: on two stages they have two
         // copies of a tied weight.
         if spec.kind == SegmentKind::Block {
@@ -260,7 +283,7 @@ impl<'a> SegmentSolver<'a> {
     }
 
     /// The cost table of a segment in a context.
-    fn table(
+    pub(super) fn table(
         &self,
         prepared: &PreparedSegment,
         segment: (SegmentSpec, Grouping),
@@ -269,47 +292,6 @@ impl<'a> SegmentSolver<'a> {
     ) -> CostTable {
         let step_phases = self.step_phases(prepared, segment, context);
         prepared.priced.table(context, &step_phases, rows)
-    }
-
-    /// Vertices of the lower convex hull of time against bytes with `in_flight` microbatches, over all
-    /// groupings, from the fastest to the smallest. The edge over `average` bytes is exact; without
-    /// `average`, every edge is.
-    pub(crate) fn hull(
-        &self,
-        spec: SegmentSpec,
-        context: &Context,
-        in_flight: u64,
-        average: Option<Bytes>,
-    ) -> Vec<Arc<SolvedSegment>> {
-        let key = (spec, *context, in_flight);
-        let entry = lock(&self.hulls).entry(key).or_default().clone();
-        let mut cached = lock(&entry);
-        let cached = cached.get_or_insert_with(|| {
-            let sweepers = self.sweepers(spec, context);
-            let sweepers = sweepers.iter().map(|(_, sweeper)| sweeper.clone()).collect();
-            // A microbatch in flight multiplies the row of kept activations.
-            let hull = Hull::new(sweepers, &[1.0, in_flight as f64]);
-            CachedHull { hull, solutions: HashMap::new() }
-        });
-        let Some(hull) = &mut cached.hull else { return vec![] };
-        let before = hull.sweeps();
-        match average {
-            Some(bytes) => hull.refine(bytes.as_f64()),
-            None => hull.refine_all(),
-        }
-        let sweeps = hull.sweeps() - before;
-        self.solve_count.fetch_add(sweeps, Ordering::Relaxed);
-        let sweepers = self.sweepers(spec, context);
-        let solutions = &mut cached.solutions;
-        hull.vertices()
-            .iter()
-            .map(|vertex| {
-                let entry = solutions.entry((vertex.table, vertex.assignment.clone()));
-                let grouping = sweepers[vertex.table].0;
-                let solve = || Arc::new(self.solution(spec, grouping, context, &vertex.assignment));
-                entry.or_insert_with(solve).clone()
-            })
-            .collect()
     }
 
     /// The fastest solution of one grouping with at most `limit` bytes, solved exactly; `None` without one.
@@ -326,37 +308,13 @@ impl<'a> SegmentSolver<'a> {
         let with_memory_rows = self.table(&prepared, (spec, grouping), context, rows);
         let table = within_one_row(with_memory_rows, &[1, in_flight], limit);
         let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
-        self.solve_count.fetch_add(1, Ordering::Relaxed);
+        self.count_solves(1);
         let assignment = self.solve_table(&table, &limits)?.assignment?;
         Some(Arc::new(self.solution(spec, grouping, context, &assignment)))
     }
 
-    /// The tables of all groupings, ready for sweeps.
-    fn sweepers(&self, spec: SegmentSpec, context: &Context) -> Sweepers {
-        let key = (spec, *context);
-        let cached = lock(&self.priced.sweepers).get(&key).cloned();
-        let groupings = self.groupings(spec);
-        let sweepers = cached.unwrap_or_else(|| {
-            let sweeper = |grouping: &Grouping| {
-                let prepared = self.prepare(spec, *grouping, context);
-                let order = prepared.order.clone()?;
-                let rows = MemoryRows::ResidentAndKept;
-                let table = self.table(&prepared, (spec, *grouping), context, rows);
-                Some((*grouping, Arc::new(Sweeper::with_order(&table, order))))
-            };
-            let sweepers: Sweepers = Arc::new(groupings.par_iter().filter_map(sweeper).collect());
-            lock(&self.priced.sweepers).insert(key, sweepers.clone());
-            sweepers
-        });
-        if sweepers.len() < groupings.len() {
-            // The hull lacks the decisions of a grouping, so it proves nothing.
-            self.has_unproven.store(true, Ordering::Relaxed);
-        }
-        sweepers
-    }
-
     /// The groupings that lead to different op graphs.
-    fn groupings(&self, spec: SegmentSpec) -> Vec<Grouping> {
+    pub(super) fn groupings(&self, spec: SegmentSpec) -> Vec<Grouping> {
         if spec.kind != SegmentKind::Block {
             return vec![Grouping::ALL[0]];
         }
@@ -381,7 +339,7 @@ impl<'a> SegmentSolver<'a> {
     }
 
     /// The space of a segment, priced for the context's tensor axis and microbatch.
-    fn prepare(
+    pub(super) fn prepare(
         &self,
         spec: SegmentSpec,
         grouping: Grouping,
@@ -441,7 +399,7 @@ impl<'a> SegmentSolver<'a> {
 
     fn solve(&self, spec: SegmentSpec, grouping: Grouping, context: &Context) -> GroupingSolve {
         let prepared = self.prepare(spec, grouping, context);
-        self.solve_count.fetch_add(1, Ordering::Relaxed);
+        self.count_solves(1);
         let step_phases = self.step_phases(&prepared, (spec, grouping), context);
         match &prepared.order {
             Some(order) => GroupingSolve {
@@ -460,7 +418,7 @@ impl<'a> SegmentSolver<'a> {
         let outcome = self.solve_table(table, &limits);
         let is_proven = outcome.as_ref().is_some_and(SolveOutcome::is_proven);
         if !is_proven {
-            self.has_unproven.store(true, Ordering::Relaxed);
+            self.record_unproven();
         }
         let assignment = outcome.and_then(|outcome| outcome.assignment);
         let cost = |assignment: Assignment| MinCostAssignment {
@@ -486,7 +444,7 @@ impl<'a> SegmentSolver<'a> {
     }
 
     /// The solution for an assignment of the cost table.
-    fn solution(
+    pub(super) fn solution(
         &self,
         spec: SegmentSpec,
         grouping: Grouping,
@@ -543,32 +501,4 @@ fn narrowest_carried(layers: &[BlockShape], hidden: u64) -> Vec<BoundaryTensor> 
     let width =
         |carried: &Vec<BoundaryTensor>| carried.iter().map(|tensor| tensor.width).sum::<u64>();
     inner.iter().map(|layer| layer.outgoing_tensors(hidden)).min_by_key(width).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use narrows_cost_model::profile;
-    use narrows_plan::model::presets;
-
-    use super::*;
-    use crate::contexts::contexts;
-
-    #[test]
-    fn a_hull_without_all_groupings_is_unproven() {
-        let model = presets::find("cola-60m").expect("a preset");
-        let profile = profile::preset("a100-80gb").expect("a preset");
-        let request = Request { tensor: Some(2), ..Request::new(model, profile, 2, 2, 1024) };
-        let context = contexts(&request)[0];
-        let complete = SegmentSolver::new(&request, Deadline::none());
-        let spec = SegmentSpec::block(0, complete.boundary_layouts(&context)[0]);
-        assert!(!complete.hull(spec, &context, 1, None).is_empty() && !complete.has_unproven());
-
-        let partial = SegmentSolver::new(&request, Deadline::none());
-        let grouping = complete.groupings(spec)[0];
-        let links = complete.prepare(spec, grouping, &context).priced.links().to_vec();
-        let key = (SegmentSpec { shape: 0, ..spec }, grouping);
-        partial.alternatives.elimination_orders.forbid(key, links);
-        assert!(!partial.hull(spec, &context, 1, None).is_empty(), "other groupings remain");
-        assert!(partial.has_unproven());
-    }
 }

@@ -24,9 +24,15 @@ pub(crate) struct Sweeper {
     bytes: Vec<Vec<Vec<f64>>>,
 }
 
+/// Identity of a vertex in its hull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct VertexId(u32);
+
 /// An assignment with its time and its weighted bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Vertex {
+    /// Vertices of one hull differ in it.
+    pub id: VertexId,
     /// Time in seconds.
     pub time: f64,
     /// Weighted sum of the bytes of the rows.
@@ -35,6 +41,13 @@ pub(crate) struct Vertex {
     pub table: usize,
     /// The assignment.
     pub assignment: Assignment,
+}
+
+impl Vertex {
+    /// Time and bytes at a price in seconds per byte.
+    fn value(&self, price: f64) -> f64 {
+        self.time + price * self.bytes
+    }
 }
 
 impl Sweeper {
@@ -71,7 +84,13 @@ impl Sweeper {
         let sum = |values: &[Vec<f64>]| -> f64 {
             assignment.iter().zip(values).map(|(&choice, values)| values[choice as usize]).sum()
         };
-        Some(Vertex { time: sum(&self.times), bytes: sum(bytes), table: 0, assignment })
+        Some(Vertex {
+            time: sum(&self.times),
+            bytes: sum(bytes),
+            table: 0,
+            assignment,
+            id: VertexId(0),
+        })
     }
 }
 
@@ -80,6 +99,17 @@ fn bytes_of_row(table: &CostTable, row: MemoryRowId) -> Vec<Vec<f64>> {
         choice.bytes.iter().filter(|(r, _)| *r == row).map(|(_, bytes)| bytes.as_f64()).sum()
     };
     table.nodes.iter().map(|node| node.choices.iter().map(bytes).collect()).collect()
+}
+
+/// A line that lies below all assignments of a hull: time ≥ intercept − price·bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SupportingLine {
+    /// Seconds at zero bytes.
+    pub intercept: f64,
+    /// Seconds per byte, at least 0.
+    pub price: f64,
+    /// Weighted bytes of the smallest assignment, up to rounding.
+    pub bytes_min: f64,
 }
 
 /// Costs with a smaller relative difference are equal.
@@ -118,7 +148,7 @@ impl Hull {
         let smallest = hull.cheapest(per_second, 1.0)?;
         hull.vertices = vec![fastest];
         if smallest.bytes < hull.vertices[0].bytes {
-            hull.vertices.push(smallest);
+            hull.vertices.push(Vertex { id: VertexId(1), ..smallest });
             hull.is_final.push(false);
         }
         Some(hull)
@@ -148,25 +178,48 @@ impl Hull {
         }
     }
 
+    /// The line through the edge over `bytes`, or through the nearest vertex where no edge is over them.
+    pub(crate) fn supporting_line(&mut self, bytes: f64) -> SupportingLine {
+        let (fastest, smallest) = (&self.vertices[0], &self.vertices[self.vertices.len() - 1]);
+        // The smallest vertex is exact up to the resolution of a tiny price of time.
+        let bytes_min = smallest.bytes * (1.0 - 1e-6);
+        if bytes >= fastest.bytes || self.vertices.len() == 1 {
+            return SupportingLine { intercept: fastest.time, price: 0.0, bytes_min };
+        }
+        let bytes = bytes.max(smallest.bytes);
+        self.refine(bytes);
+        let edge = self.edge_over(bytes).expect("the vertices span these bytes");
+        let price = self.price(edge);
+        let intercept = self.vertices[edge].value(price) * (1.0 - ROUNDING);
+        SupportingLine { intercept, price, bytes_min }
+    }
+
     fn edge_over(&self, bytes: f64) -> Option<usize> {
         (0..self.is_final.len())
             .find(|e| self.vertices[*e].bytes >= bytes && bytes >= self.vertices[e + 1].bytes)
     }
 
+    /// The price of a byte at which both ends of an edge cost the same, in seconds.
+    fn price(&self, edge: usize) -> f64 {
+        let (fast, small) = (&self.vertices[edge], &self.vertices[edge + 1]);
+        (small.time - fast.time) / (fast.bytes - small.bytes)
+    }
+
     /// Inserts a vertex below an edge, or marks the edge as final.
     fn split(&mut self, edge: usize) {
-        let (fast, small) = (self.vertices[edge].clone(), self.vertices[edge + 1].clone());
-        let price = (small.time - fast.time) / (fast.bytes - small.bytes);
-        let value = |vertex: &Vertex| vertex.time + price * vertex.bytes;
+        let (fast, small) = (&self.vertices[edge], &self.vertices[edge + 1]);
+        let price = self.price(edge);
+        let (value_max, between) = (fast.value(price) * (1.0 - ROUNDING), small.bytes..fast.bytes);
         let below = self.cheapest(1.0, price).filter(|vertex| {
-            value(vertex) < value(&fast) * (1.0 - ROUNDING)
-                && vertex.bytes < fast.bytes
-                && vertex.bytes > small.bytes
+            vertex.value(price) < value_max
+                && vertex.bytes < between.end
+                && vertex.bytes > between.start
         });
         match below {
             None => self.is_final[edge] = true,
             Some(vertex) => {
-                self.vertices.insert(edge + 1, vertex);
+                let id = VertexId(self.vertices.len() as u32);
+                self.vertices.insert(edge + 1, Vertex { id, ..vertex });
                 self.is_final.insert(edge, false);
             }
         }

@@ -1,0 +1,89 @@
+//! Lowers partitions: first to the arenas of their stages, and where these fit to a checked and simulated plan.
+
+use std::sync::Arc;
+
+use narrows_cost_model::simulate;
+use narrows_plan::program::Program;
+use narrows_plan::{Bytes, CheckedProgram, Context, Kernel, Plan, ResolvedPlan, Seconds, lower};
+
+use super::solver::ContextSolver;
+use crate::arenas::PlanDigest;
+use crate::feasible_plan::{FeasiblePlan, ModelDecisions};
+use crate::pipeline::{AssignmentMethod, EmbeddingAndHead, Partition, simulate_partition};
+use crate::plan_writer::write_plan;
+
+/// A plan whose memory is known.
+pub(super) struct SizedPlan {
+    decisions: ModelDecisions,
+    plan: Plan,
+    /// `None` where the arenas were known without lowering.
+    program: Option<Program>,
+    /// Arena of each stage.
+    pub arenas: Arc<[Bytes]>,
+    partition_time: Seconds,
+    objective: Seconds,
+    method: AssignmentMethod,
+}
+
+impl SizedPlan {
+    /// Arena of the fullest stage.
+    pub(super) fn peak_arena(&self) -> Bytes {
+        self.arenas.iter().copied().max().unwrap_or_default()
+    }
+}
+
+impl ContextSolver<'_> {
+    /// The arenas of a partition.
+    pub(super) fn size(
+        &self,
+        context: &Context,
+        embedding_and_head: &EmbeddingAndHead,
+        partition: Partition,
+    ) -> SizedPlan {
+        let partition_time =
+            simulate_partition(context, &partition, &self.overheads(context, embedding_and_head));
+        let decisions = ModelDecisions {
+            context: *context,
+            boundary: embedding_and_head.boundary,
+            embedding: embedding_and_head.embedding.clone(),
+            stages: partition.stages.iter().map(|stage| stage.blocks.clone()).collect(),
+            head: embedding_and_head.head.clone(),
+        };
+        let plan = write_plan(self.request, &decisions);
+        let digest = PlanDigest::new(&plan);
+        let known = self.segments.arenas().get(&digest);
+        let program = known.is_none().then(|| lower(&self.resolve(&plan)));
+        let arenas = known.unwrap_or_else(|| {
+            let stages = program.iter().flat_map(|program| &program.stages);
+            let arenas: Arc<[Bytes]> = stages.map(|stage| stage.arena).collect();
+            self.segments.arenas().insert(digest, arenas.clone());
+            arenas
+        });
+        let method = partition.stages.iter().map(|stage| stage.method).max().unwrap_or_default();
+        let objective = partition.bound;
+        SizedPlan { decisions, plan, program, arenas, partition_time, objective, method }
+    }
+
+    /// The plan, checked and simulated.
+    pub(super) fn complete(&self, sized: SizedPlan) -> FeasiblePlan {
+        let SizedPlan { decisions, plan, partition_time, objective, method, .. } = sized;
+        let program = sized.program.unwrap_or_else(|| lower(&self.resolve(&plan)));
+        let program = CheckedProgram::check(program).unwrap_or_else(|errors| {
+            unreachable!("the planner's own program fails the check: {errors}")
+        });
+        let prices = self.segments.prices();
+        let price = |kernel: &Kernel| prices.kernel_time(kernel);
+        let time = simulate(&program, &price).step_time;
+        FeasiblePlan { decisions, plan, program, time, partition_time, objective, method }
+    }
+
+    /// The plan of a partition, checked and simulated; `None` when its memory exceeds the limit.
+    pub(super) fn complete_within_limit(&self, sized: SizedPlan) -> Option<FeasiblePlan> {
+        (sized.peak_arena() <= self.request.arena_limit()).then(|| self.complete(sized))
+    }
+
+    fn resolve(&self, plan: &Plan) -> ResolvedPlan {
+        plan.resolve(&self.request.model)
+            .unwrap_or_else(|defects| unreachable!("the planner wrote an invalid plan: {defects}"))
+    }
+}

@@ -1,0 +1,154 @@
+//! Hulls of segments: the fastest decisions for each number of bytes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use narrows_cost_model::MemoryRows;
+use narrows_plan::graph::Grouping;
+use narrows_plan::{Bytes, Context};
+use rayon::prelude::*;
+
+use super::elimination_orders::lock;
+use super::prepared::Sweepers;
+use super::solver::SegmentSolver;
+use super::spec::{SegmentSpec, SolvedSegment};
+use crate::solve::{Hull, SupportingLine, Sweeper, Vertex, VertexId};
+
+/// A segment in a context, and the microbatches in flight.
+type HullKey = (SegmentSpec, Context, u64);
+
+/// The hulls of one search. They are refined on demand, so that their vertices depend on earlier calls.
+#[derive(Default)]
+pub(super) struct Hulls {
+    by_key: Mutex<HashMap<HullKey, Arc<Mutex<Option<CachedHull>>>>>,
+}
+
+/// Solutions of a hull's vertices, by the vertex.
+type VertexSolutions = HashMap<VertexId, Arc<SolvedSegment>>;
+
+/// A partly refined hull, with the solutions of its vertices.
+struct CachedHull {
+    /// `None` for a segment without legal decisions.
+    hull: Option<Hull>,
+    solutions: VertexSolutions,
+}
+
+impl SegmentSolver<'_> {
+    /// Vertices of the lower convex hull of time against bytes with `in_flight` microbatches, over all
+    /// groupings, from the fastest to the smallest. The edge over `average` bytes is exact; without
+    /// `average`, every edge is.
+    pub(crate) fn hull(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        in_flight: u64,
+        average: Option<Bytes>,
+    ) -> Vec<Arc<SolvedSegment>> {
+        let vertices = self.with_hull((spec, *context, in_flight), |hull, solutions| {
+            match average {
+                Some(bytes) => hull.refine(bytes.as_f64()),
+                None => hull.refine_all(),
+            }
+            let sweepers = self.sweepers(spec, context);
+            let solved = |vertex: &Vertex| {
+                let solve = || {
+                    let grouping = sweepers[vertex.table].0;
+                    Arc::new(self.solution(spec, grouping, context, &vertex.assignment))
+                };
+                solutions.entry(vertex.id).or_insert_with(solve).clone()
+            };
+            hull.vertices().iter().map(solved).collect()
+        });
+        vertices.unwrap_or_default()
+    }
+
+    /// A line below all decisions of a segment, through the edge of the hull over `average` bytes; `None` for a
+    /// segment without legal decisions.
+    pub(crate) fn supporting_line(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        in_flight: u64,
+        average: Bytes,
+    ) -> Option<SupportingLine> {
+        let key = (spec, *context, in_flight);
+        self.with_hull(key, |hull, _| hull.supporting_line(average.as_f64()))
+    }
+
+    /// Calls `read` with a hull, which is prepared by the first call; `None` for a segment without legal decisions.
+    fn with_hull<T>(
+        &self,
+        key: HullKey,
+        read: impl FnOnce(&mut Hull, &mut VertexSolutions) -> T,
+    ) -> Option<T> {
+        let entry = lock(&self.hulls.by_key).entry(key).or_default().clone();
+        let mut cached = lock(&entry);
+        let CachedHull { hull, solutions } = cached.get_or_insert_with(|| {
+            let (spec, context, in_flight) = &key;
+            let sweepers = self.sweepers(*spec, context);
+            let sweepers = sweepers.iter().map(|(_, sweeper)| sweeper.clone()).collect();
+            // A microbatch in flight multiplies the row of kept activations.
+            let hull = Hull::new(sweepers, &[1.0, *in_flight as f64]);
+            CachedHull { hull, solutions: VertexSolutions::new() }
+        });
+        let hull = hull.as_mut()?;
+        let before = hull.sweeps();
+        let value = read(hull, solutions);
+        self.count_solves(hull.sweeps() - before);
+        Some(value)
+    }
+
+    /// The tables of all groupings, ready for sweeps.
+    fn sweepers(&self, spec: SegmentSpec, context: &Context) -> Sweepers {
+        let key = (spec, *context);
+        let cached = lock(&self.priced.sweepers).get(&key).cloned();
+        let groupings = self.groupings(spec);
+        let sweepers = cached.unwrap_or_else(|| {
+            let sweeper = |grouping: &Grouping| {
+                let prepared = self.prepare(spec, *grouping, context);
+                let order = prepared.order.clone()?;
+                let rows = MemoryRows::ResidentAndKept;
+                let table = self.table(&prepared, (spec, *grouping), context, rows);
+                Some((*grouping, Arc::new(Sweeper::with_order(&table, order))))
+            };
+            let sweepers: Sweepers = Arc::new(groupings.par_iter().filter_map(sweeper).collect());
+            lock(&self.priced.sweepers).insert(key, sweepers.clone());
+            sweepers
+        });
+        if sweepers.len() < groupings.len() {
+            // The hull lacks the decisions of a grouping, so it proves nothing.
+            self.record_unproven();
+        }
+        sweepers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+    use narrows_plan::model::presets;
+
+    use super::*;
+    use crate::contexts::contexts;
+    use crate::deadline::Deadline;
+    use crate::request::Request;
+
+    #[test]
+    fn a_hull_without_all_groupings_is_unproven() {
+        let model = presets::find("cola-60m").expect("a preset");
+        let profile = profile::preset("a100-80gb").expect("a preset");
+        let request = Request { tensor: Some(2), ..Request::new(model, profile, 2, 2, 1024) };
+        let context = contexts(&request)[0];
+        let complete = SegmentSolver::new(&request, Deadline::none());
+        let spec = SegmentSpec::block(0, complete.boundary_layouts(&context)[0]);
+        assert!(!complete.hull(spec, &context, 1, None).is_empty() && !complete.has_unproven());
+
+        let partial = SegmentSolver::new(&request, Deadline::none());
+        let grouping = complete.groupings(spec)[0];
+        let links = complete.prepare(spec, grouping, &context).priced.links().to_vec();
+        let key = (SegmentSpec { shape: 0, ..spec }, grouping);
+        partial.alternatives.elimination_orders.forbid(key, links);
+        assert!(!partial.hull(spec, &context, 1, None).is_empty(), "other groupings remain");
+        assert!(partial.has_unproven());
+    }
+}
