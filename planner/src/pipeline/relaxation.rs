@@ -40,7 +40,7 @@ impl RelaxedStage {
         budget: Bytes,
     ) -> Option<RelaxedStage> {
         let blocks = segments.layer_shapes().len() as u64;
-        let average = Bytes(budget.0 * context.mesh.pipeline / blocks);
+        let average = Bytes((budget.0 / blocks).saturating_mul(context.mesh.pipeline));
         let in_flight = in_flight(context, stage);
         let many = SegmentSolver::asymptotic(context);
         let line = |context| segments.supporting_line(spec, context, in_flight, average);
@@ -67,5 +67,59 @@ impl RelaxedStage {
             microbatch_time_min: Seconds(asymptotic / ASYMPTOTIC_MICROBATCHES as f64),
             ..StageAssignment::default()
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+    use narrows_plan::model::presets;
+
+    use super::super::{StageBlocks, StagePartitioner};
+    use super::*;
+    use crate::contexts::contexts;
+    use crate::deadline::Deadline;
+    use crate::request::Request;
+
+    #[test]
+    fn no_assignment_is_faster_than_the_relaxed_one() {
+        let model = presets::find("cola-350m").expect("a preset");
+        let profile = profile::preset("a100-80gb").expect("a preset");
+        let request = Request { pipeline: Some(3), ..Request::new(model, profile, 6, 24, 4096) };
+        let segments = SegmentSolver::new(&request, Deadline::none());
+        let (mut bounded, mut excluded) = (0, 0);
+        for context in contexts(&request) {
+            let Some(boundary) = segments.boundary_layouts(&context).into_iter().next() else {
+                continue;
+            };
+            let spec = SegmentSpec::block(0, boundary);
+            let microbatches = context.workload.microbatches(&context.mesh) as f64;
+            for budget in [1, 2, 4, 8, 16].map(|gib| Bytes(gib << 30)) {
+                let budgets = vec![budget; 3];
+                let partitioner = StagePartitioner::new(&segments, &context, boundary, budgets);
+                for stage in 0..3 {
+                    let relaxed = RelaxedStage::new(&segments, &context, spec, stage, budget);
+                    let relaxed = relaxed.expect("a block has legal decisions");
+                    for count in [1, 2, 5, 8, 12] {
+                        let blocks = StageBlocks { stage, first: 0, count };
+                        let assigned = partitioner.best_assignment(blocks);
+                        let Some(lower) = relaxed.assignment(count) else {
+                            assert!(assigned.is_none());
+                            excluded += 1;
+                            continue;
+                        };
+                        let Some(assigned) = assigned else { continue };
+                        let time = (assigned.forward + assigned.backward).0;
+                        let step = microbatches * time + assigned.step_phase.0;
+                        let case = format!("{context:?}: {count} blocks in {budget}");
+                        assert!(microbatches * lower.forward.0 <= step * (1.0 + 1e-9), "{case}");
+                        let relaxed_time = lower.microbatch_time_min.0;
+                        assert!(relaxed_time <= time * (1.0 + 1e-9), "{case}");
+                        bounded += 1;
+                    }
+                }
+            }
+        }
+        assert!(bounded > 100 && excluded > 10, "{bounded} bounded, {excluded} excluded");
     }
 }
