@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::output::FormatArgs;
+use super::output::{DetailArgs, FormatArgs};
 
 /// Flags of `doctor`.
 #[derive(Debug, Args)]
@@ -10,4 +10,7 @@ pub struct DoctorArgs {
     /// Form of the answer.
     #[command(flatten)]
     pub format: FormatArgs,
+    /// Detail of the report.
+    #[command(flatten)]
+    pub detail: DetailArgs,
 }

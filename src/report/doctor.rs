@@ -15,6 +15,7 @@ use crate::calibrate::cache::CachedProfileKey;
 use crate::calibrate::gpu::cached_profile;
 use crate::calibrate::machine;
 use crate::host::{available_memory, cores, total_memory};
+use crate::text::plural;
 use crate::{cuda_loader, gpu};
 
 /// Output of `doctor`.
@@ -142,9 +143,14 @@ impl DoctorReport {
 }
 
 impl Report for DoctorReport {
-    fn page(&self, _: Detail) -> Page {
+    fn page(&self, detail: Detail) -> Page {
         let mut page = Page::default();
         page.heading("Backends");
+        let without_gpus = self.devices.is_empty() && self.launch.is_none();
+        if without_gpus && !self.backends.cuda.usable && detail == Detail::Summary {
+            page.fields(&self.summary());
+            return page;
+        }
         for (name, backend) in [("cpu", &self.backends.cpu), ("cuda", &self.backends.cuda)] {
             let verdict = if backend.usable { "available" } else { "not available" };
             page.line(format!("{name:5} {verdict}"));
@@ -159,6 +165,21 @@ impl Report for DoctorReport {
 }
 
 impl DoctorReport {
+    /// The backends of a machine without GPUs, a line each.
+    fn summary(&self) -> [(&'static str, String); 2] {
+        let MachineReport { cores, free_memory_bytes, .. } = &self.machine;
+        let threads = plural(*cores, "thread");
+        let missing = self.libraries.iter().filter(|library| !library.loads).count();
+        let missing = match missing {
+            0 => String::new(),
+            many => format!(", and {many} of {} libraries missing", self.libraries.len()),
+        };
+        [
+            ("cpu", format!("available: {threads}, {} of memory free", size(*free_memory_bytes))),
+            ("cuda", format!("not available: no GPU{missing}; --details says more")),
+        ]
+    }
+
     fn machine(&self, page: &mut Page) {
         let DoctorReport { version, machine, launch, .. } = self;
         page.heading("Machine");

@@ -95,6 +95,20 @@ struct SummaryReport {
     coverage_90: CoverageReport,
 }
 
+impl SummaryReport {
+    /// Errors and coverage in words.
+    fn verdict(&self) -> String {
+        let ErrorSummary { count, mean_absolute_percent, worst_absolute_percent, .. } = self.errors;
+        format!(
+            "Predictions are {} from the measurements on average, at worst {}; {} of {} lie within their 90 % interval.",
+            percents(mean_absolute_percent, 1),
+            percents(worst_absolute_percent, 1),
+            self.coverage_90.inside,
+            plural(count as u64, "measurement"),
+        )
+    }
+}
+
 #[derive(Serialize)]
 struct CoverageReport {
     inside: usize,
@@ -238,6 +252,9 @@ impl Report for ValidationReport<'_> {
     fn page(&self, detail: Detail) -> Page {
         let mut page = Page::default();
         page.heading("Errors of all measurements");
+        if let Some(all) = self.overall.first() {
+            page.paragraph(&all.verdict());
+        }
         summary_table(&mut page, &self.overall, detail);
         page.heading("Errors by table");
         summary_table(&mut page, &self.tables, detail);

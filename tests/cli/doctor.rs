@@ -16,8 +16,14 @@ fn doctor_reports_which_backends_can_run() {
     // A backend that cannot run has a reason and, if there is a remedy, a hint.
     let cuda = &report["backends"]["cuda"];
     assert!(cuda["usable"] == true || !cuda["because"].as_array().unwrap().is_empty(), "{cuda}");
-    let text = stdout("doctor");
+    let text = stdout("doctor --details");
     assert!(text.contains("cpu   available") && text.contains("CUDA libraries"), "{text}");
+    let summary = stdout("doctor");
+    assert!(summary.contains("cpu   available"), "{summary}");
+    if report["devices"].as_array().unwrap().is_empty() {
+        assert_eq!(summary.lines().count(), 3, "a heading and two lines: {summary}");
+        assert!(summary.contains("--details says more"), "{summary}");
+    }
 }
 
 /// Python packages contain libraries under names that programs do not load.

@@ -23,7 +23,7 @@ use crate::text::{plural, thousands};
 pub use history::RunHistory;
 pub use null::NullRunReport;
 
-use history::curve;
+use history::{curve, curve_axes, is_collapsed};
 
 /// Properties of a run before its first step.
 #[derive(Clone, Copy)]
@@ -96,9 +96,10 @@ impl RunHeader<'_> {
 pub fn progress_line(trained: &TrainedStep, steps: u64) -> String {
     let width = steps.to_string().len();
     let TrainedStep { step, loss, gradient_norm, step_time: time, tokens, .. } = trained;
+    let rate = trained.learning_rate;
     let speed = thousands((*tokens as f64 / time.as_secs_f64()) as u64);
     format!(
-        "  step {step:>width$}  loss {loss:.4}  gradient norm {gradient_norm:.3}  {speed} tokens/s\n"
+        "  step {step:>width$}  loss {loss:.4}  gradient norm {gradient_norm:.3}  lr {rate:.2e}  {speed} tokens/s\n"
     )
 }
 
@@ -282,11 +283,21 @@ impl Report for RunReport {
         let mut page = Page::default();
         if !self.losses.is_empty() {
             page.line(curve(&self.losses));
+            page.line(curve_axes(&self.losses, self.resumed_step.unwrap_or(0) + 1));
+        }
+        if is_collapsed(&self.losses) {
+            page.paragraph(
+                "Warning: the loss has collapsed: it grew back after it had fallen. Try a lower --learning-rate or more \
+                 --warm-up-steps.",
+            );
         }
         page.heading(format!("{} in {}", plural(self.steps, "step"), Seconds(self.wall_time_s)));
         match (self.loss_first, self.loss_last) {
             (Some(first), Some(last)) => {
-                page.fields(&[("loss", format!("from {first:.4} to {last:.4}"))]);
+                page.fields(&[
+                    ("loss", format!("from {first:.4} to {last:.4}")),
+                    ("seen", format!("{} tokens", thousands(self.tokens))),
+                ]);
                 self.comparison(&mut page);
             }
             _ => page.line("The checkpoint already contains all steps."),
