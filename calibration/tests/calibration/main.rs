@@ -105,6 +105,7 @@ fn refitted() -> Vec<Prices> {
 /// Intervals from a fit to all other measurements, their residuals, and the refits of the profile. With 50
 /// measurements, the standard error of the coverage is about four points.
 #[test]
+#[ignore = "second level: one fit for each measurement"]
 fn intervals_cover_each_measurement_that_is_left_out() {
     let own = prices(&preset("a100-80gb").unwrap());
     let refitted = refitted();

@@ -98,40 +98,39 @@ fn match_f32(test: &str, seeds: impl IntoIterator<Item = u32>, (tensor, data): (
     });
 }
 
-/// One seed per policy of the fake scheduler.
-const SEEDS: std::ops::Range<u32> = 0..4;
+/// Number of policies of the fake scheduler: a seed selects the policy by its remainder.
+const POLICIES: u32 = 4;
 
-#[test]
-fn one_gpu_matches_the_cpu() {
-    match_the_cpu("one_gpu_matches_the_cpu", SEEDS, (1, 1, 1), 2);
+/// Each test under one policy, and in the second level under all others.
+macro_rules! under_policies {
+    ($($name:ident, $under_others:ident: $check:ident, $policy:literal, $($argument:expr),+;)*) => {$(
+        #[test]
+        fn $name() {
+            $check(stringify!($name), [$policy], $($argument),+);
+        }
+
+        #[test]
+        #[ignore = "second level: three more policies of the fake scheduler"]
+        fn $under_others() {
+            let others = (0..POLICIES).filter(|policy| *policy != $policy);
+            $check(stringify!($under_others), others, $($argument),+);
+        }
+    )*};
 }
 
-#[test]
-fn tensor_parallel_gpus_match_the_cpu() {
-    match_the_cpu("tensor_parallel_gpus_match_the_cpu", SEEDS, (2, 1, 1), 2);
-}
-
-#[test]
-fn data_parallel_gpus_match_the_cpu() {
-    match_the_cpu("data_parallel_gpus_match_the_cpu", SEEDS, (1, 1, 2), 1);
-}
-
-#[test]
-fn pipeline_parallel_gpus_match_the_cpu() {
-    match_the_cpu("pipeline_parallel_gpus_match_the_cpu", SEEDS, (1, 3, 1), 1);
-}
-
-#[test]
-fn gpus_along_all_axes_match_the_cpu() {
-    match_the_cpu("gpus_along_all_axes_match_the_cpu", SEEDS, (2, 2, 2), 1);
-}
-
-#[test]
-fn tensor_parallel_mixed_precision_is_near_f32() {
-    match_f32("tensor_parallel_mixed_precision_is_near_f32", SEEDS, (2, 1));
-}
-
-#[test]
-fn data_parallel_mixed_precision_is_near_f32() {
-    match_f32("data_parallel_mixed_precision_is_near_f32", SEEDS, (1, 2));
+under_policies! {
+    one_gpu_matches_the_cpu, one_gpu_matches_the_cpu_under_other_policies:
+        match_the_cpu, 0, (1, 1, 1), 2;
+    tensor_parallel_gpus_match_the_cpu, tensor_parallel_gpus_match_the_cpu_under_other_policies:
+        match_the_cpu, 1, (2, 1, 1), 2;
+    data_parallel_gpus_match_the_cpu, data_parallel_gpus_match_the_cpu_under_other_policies:
+        match_the_cpu, 2, (1, 1, 2), 1;
+    pipeline_parallel_gpus_match_the_cpu, pipeline_parallel_gpus_match_the_cpu_under_other_policies:
+        match_the_cpu, 3, (1, 3, 1), 1;
+    gpus_along_all_axes_match_the_cpu, gpus_along_all_axes_match_the_cpu_under_other_policies:
+        match_the_cpu, 0, (2, 2, 2), 1;
+    tensor_parallel_mixed_precision_is_near_f32, tensor_parallel_mixed_precision_under_other_policies:
+        match_f32, 1, (2, 1);
+    data_parallel_mixed_precision_is_near_f32, data_parallel_mixed_precision_under_other_policies:
+        match_f32, 2, (1, 2);
 }
