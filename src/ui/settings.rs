@@ -42,8 +42,7 @@ impl PageSettings {
     pub fn point(&self, settings: &Settings) -> CommandResult<Point> {
         let (scenario, axes) = self.scenario(settings)?;
         if let Some(axis) = axes.iter().find(|axis| axis.values.len() > 1) {
-            let problem = Problem::new(format!("--sweep {}", axis.field), "is more than one value");
-            return Err(Failure::input(problem.hint("one value; `narrows whatif` takes many")));
+            return Err(several_values(&axis.field.to_string()));
         }
         let mut points = Sweep::Product.points(&scenario, &axes)?;
         let none = || Failure::failed(vec![Problem::new("", "the settings describe no request")]);
@@ -70,10 +69,24 @@ impl PageSettings {
                 let problem = Problem::new(format!("--sweep {name}"), "is no number and no text");
                 return Err(Failure::input(problem));
             }
+            // Model and hardware are compared below as they are: no other text may become their name, and no value
+            // a list or range, which would take long to enumerate.
+            let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+            if name.is_empty() || !name.chars().all(is_name) {
+                let problem = Problem::new(format!("--sweep {name}"), "is no name of a field");
+                return Err(Failure::input(
+                    problem.hint("`narrows whatif --list` names all fields"),
+                ));
+            }
+            let text = text_of(value);
+            let is_file = matches!(name.as_str(), "model" | "hardware");
+            if !is_file && (text.contains(',') || text.contains("..")) {
+                return Err(several_values(name));
+            }
             match name.as_str() {
-                "model" => request.model.model = Some(self.known_model(&text_of(value))?),
-                "hardware" => request.model.hardware = Some(self.known_hardware(&text_of(value))?),
-                _ => fields.push(format!("{name}={}", text_of(value))),
+                "model" => request.model.model = Some(self.known_model(&text)?),
+                "hardware" => request.model.hardware = Some(self.known_hardware(&text)?),
+                _ => fields.push(format!("{name}={text}")),
             }
         }
         Scenario::new(request, self.training_run.clone(), &fields)
@@ -99,6 +112,11 @@ impl PageSettings {
         .map_err(|defects| Failure::flag("--hardware", defects))
         .map_err(|failure| with_hint(failure, "a file: `narrows ui --hardware FILE`"))
     }
+}
+
+fn several_values(field: &str) -> Failure {
+    let problem = Problem::new(format!("--sweep {field}"), "is more than one value");
+    Failure::input(problem.hint("one value; `narrows whatif` takes many"))
 }
 
 fn with_hint(failure: Failure, hint: &str) -> Failure {
