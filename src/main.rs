@@ -19,6 +19,7 @@ mod gpu;
 mod host;
 mod input;
 mod metrics_file;
+mod op_decisions;
 mod output;
 mod plot;
 mod priced_plan;

@@ -17,7 +17,7 @@ mod training_run;
 
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use memory::{SegmentBytes, segment_bytes};
-pub use price::{KernelPrice, PriceSource, Prices};
+pub use price::{KernelPrice, PriceSource, Prices, scale_measurements};
 pub use profile::{Executor, Profile};
 pub use segment::{
     MemoryRows, OpTimes, PricedSpace, SegmentTime, StepPhases, decode_assignment, segment_time,

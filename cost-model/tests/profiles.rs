@@ -1,8 +1,12 @@
 //! Profile files: presets satisfy the schema, and every defect of a bad profile names its field.
 
 use arbtest::arbtest;
-use narrows_cost_model::profile::{self, ProfileFile, preset, preset_names, read, schema};
-use narrows_plan::Defects;
+use narrows_cost_model::profile::{
+    self, KernelMeasurements, ProfileFile, preset, preset_names, read, schema,
+};
+use narrows_cost_model::{Executor, Prices, scale_measurements};
+use narrows_plan::kernel::{Gemm, Kernel};
+use narrows_plan::{DType, Defects, Mesh};
 use serde_json::{Value, json};
 
 const A100: &str = include_str!("../../profiles/a100-80gb.json");
@@ -174,6 +178,50 @@ fn invalid_measurements_are_rejected() {
     other_devices["measured"]["points"][1] = good["measured"]["points"][0].clone();
     other_devices["measured"]["points"][1]["devices"] = json!(2);
     read("good.json", &other_devices.to_string()).unwrap();
+}
+
+/// A change of the hardware changes the corrected prices by as much as those of the curves, measured shapes included.
+#[test]
+fn measured_prices_follow_changed_hardware() {
+    let changes: [fn(&mut ProfileFile); 3] = [
+        |file| file.gemm.efficiency_max /= 3.0,
+        |file| file.device.memory_bandwidth_bytes_per_s /= 5.0,
+        |file| file.gemm.start_s *= 7.0,
+    ];
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
+    for threads in [json!(2), Value::Null] {
+        let mut value = measured();
+        value["measured"]["threads"] = threads;
+        let base = read("base.json", &value.to_string()).unwrap().file().clone();
+        for executor in [Executor::Captured, Executor::Eager] {
+            let time_s = |file: &ProfileFile, m: u64| {
+                let (input, output) = (DType::F32, DType::F32);
+                let gemm = Gemm { m, n: 8, k: 8, batch: 1, accumulate: false, input, output };
+                Prices::from_file(file, executor, &mesh).kernel_time(&Kernel::Gemm(gemm)).0
+            };
+            let gap_s = |file: &ProfileFile| match file.measured {
+                Some(KernelMeasurements { threads: None, .. }) => {
+                    Prices::from_file(file, executor, &mesh).launch_gap().0
+                }
+                _ => 0.0,
+            };
+            for change in changes {
+                let mut changed = base.clone();
+                change(&mut changed);
+                let unscaled_s = time_s(&changed, 8);
+                scale_measurements(&mut changed, &base, executor);
+                let curves = |file: &ProfileFile| ProfileFile { measured: None, ..file.clone() };
+                for m in [8, 11, 16] {
+                    let corrected =
+                        (time_s(&changed, m) - gap_s(&changed)) / (time_s(&base, m) - gap_s(&base));
+                    let smooth = (time_s(&curves(&changed), m) - gap_s(&changed))
+                        / (time_s(&curves(&base), m) - gap_s(&base));
+                    assert!((corrected / smooth - 1.0).abs() < 1e-3, "{m}: {corrected}, {smooth}");
+                }
+                assert!((unscaled_s / time_s(&base, 8) - 1.0).abs() < 0.1, "a measured time stays");
+            }
+        }
+    }
 }
 
 #[test]

@@ -21,6 +21,9 @@ use super::training_run::TrainingRunArgs;
 /// Points from which on a sweep asks before it starts.
 const POINTS_ASKED: usize = 10_000;
 
+/// Most points of a sweep, which is what memory holds.
+const POINTS_MAX: usize = 1_000_000;
+
 /// Flags of `whatif`.
 #[derive(Debug, Args)]
 pub struct WhatIfArgs {
@@ -145,7 +148,7 @@ impl WhatIfArgs {
         }
         if let (Some(field), Some(between)) = (&self.break_even, &self.between) {
             let (field, values) = break_even_values(field, &scenario)?;
-            let between = alternatives(between, &mut scenario)?;
+            let between = alternatives(between, &field, &mut scenario)?;
             let csv = resolve_csv(self.csv.as_ref(), format)?;
             let documents = self.documents.resolve(&[PlotKind::Lines, PlotKind::Crossover])?;
             let task = WhatIfTask::BreakEven { field, values, between, csv, documents };
@@ -179,6 +182,11 @@ impl WhatIfArgs {
 
     /// Asks on a terminal whether a large sweep shall start.
     fn confirm(&self, points: usize) -> CommandResult<()> {
+        if points > POINTS_MAX {
+            let most = thousands(POINTS_MAX as u64);
+            let problem = Problem::new("--sweep", format!("the sweep has more than {most} points"));
+            return Err(Failure::input(problem.hint("fewer values, or several sweeps")));
+        }
         if points <= POINTS_ASKED || self.yes {
             return Ok(());
         }
@@ -227,15 +235,32 @@ fn break_even_values(
     }
 }
 
-/// The two alternatives of `--between`.
-fn alternatives(text: &str, scenario: &mut Scenario) -> CommandResult<[Alternative; 2]> {
-    match text.split(',').collect::<Vec<_>>()[..] {
-        [first, second] if first.trim() != second.trim() => {
-            Ok([Alternative::parse(first, scenario)?, Alternative::parse(second, scenario)?])
-        }
-        _ => {
-            let problem = Problem::new("--between", format!("`{text}` has no two alternatives"));
-            Err(Failure::input(problem.hint("two, such as btp+tensor=8,data-parallel")))
+/// The two alternatives of `--between`, none of which sets what `varied` sets.
+fn alternatives(
+    text: &str,
+    varied: &SweepField,
+    scenario: &mut Scenario,
+) -> CommandResult<[Alternative; 2]> {
+    let [first, second] = text.split(',').collect::<Vec<_>>()[..] else {
+        return Err(no_two_alternatives(text));
+    };
+    if first.trim() == second.trim() {
+        return Err(no_two_alternatives(text));
+    }
+    let between = [Alternative::parse(first, scenario)?, Alternative::parse(second, scenario)?];
+    for alternative in &between {
+        let set = alternative.settings.iter().find(|(field, _)| varied.replaces(field));
+        if let Some((field, _)) = set {
+            let message = format!("`{}` sets {field}, which --break-even varies", alternative.name);
+            let problem = Problem::new("--between", message);
+            let hint = format!("alternatives without {field}, or --break-even of another field");
+            return Err(Failure::input(problem.hint(hint)));
         }
     }
+    Ok(between)
+}
+
+fn no_two_alternatives(text: &str) -> Failure {
+    let problem = Problem::new("--between", format!("`{text}` has no two alternatives"));
+    Failure::input(problem.hint("two, such as btp+tensor=8,data-parallel"))
 }

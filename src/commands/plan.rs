@@ -13,8 +13,7 @@ use crate::errors::CommandResult;
 use crate::output;
 use crate::priced_plan::PricedPlan;
 use crate::report::{
-    self, InfeasibleReport, PlanReport, simulated_events, trace_text, traced_devices,
-    write_documents,
+    self, InfeasibleReport, PlanReport, TraceExtent, TraceText, add_simulated_step, write_documents,
 };
 
 /// Content, forms and destinations of the answer on a priced plan.
@@ -116,14 +115,13 @@ fn write_trace(
     let price = |kernel: &Kernel| prices.kernel_time(kernel);
     let timeline = simulate(program, &price);
     let program = program.program();
-    let devices = traced_devices(program);
-    let name = file.display().to_string();
-    if (devices.len() as u64) < plan.mesh.devices() {
-        output::warn(&format!(
-            "{name} has one device of each stage: with all {}, viewers would be slow",
-            plan.mesh.devices()
-        ));
+    let extent = TraceExtent::of(program);
+    let mut trace = TraceText::new();
+    add_simulated_step(&mut trace, program, &extent, &timeline, &price);
+    let (name, extent) = (file.display().to_string(), extent.phrase(program));
+    output::write_file(file, &trace.finish(&name, extent.as_deref())?)?;
+    if let Some(extent) = extent {
+        output::warn(&format!("{name} has {extent}: with all, viewers would be slow"));
     }
-    let events = simulated_events(program, &devices, &timeline, &price);
-    output::write_file(file, trace_text(&name, &events)?.as_bytes())
+    Ok(())
 }

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::report::{OpDecision, op_decisions};
+use crate::op_decisions::{OpDecision, op_decisions};
 
 use super::ComparedPlan;
 

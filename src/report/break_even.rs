@@ -109,7 +109,8 @@ impl BreakEvenReport {
         let [low, high] = self.break_even[gap];
         match high / low < NARROW {
             true => {
-                let middle: f64 = format!("{:.2e}", (low * high).sqrt()).parse().unwrap_or(low);
+                let middle: f64 =
+                    format!("{:.2e}", low.sqrt() * high.sqrt()).parse().unwrap_or(low);
                 middle.to_string()
             }
             false => format!("a value between {low} and {high}"),

@@ -17,6 +17,7 @@ use crate::compare::{
     ComparedPlan, DecisionDifference, PLANS_MAX, PartDifference, SegmentDifference,
     communication_parts, memory_parts, plan_differences, ranking, segment_differences, time_parts,
 };
+use crate::op_decisions::OpDecision;
 use crate::text::{half_width, percent, thousands};
 
 /// Names of the plans in tables.
@@ -250,7 +251,7 @@ impl<'a> CompareReport<'a> {
             ));
             if detail == Detail::Full {
                 let row = |op: &crate::compare::OpDifference| {
-                    let decision = |value: &Option<super::OpDecision>| match value {
+                    let decision = |value: &Option<OpDecision>| match value {
                         Some(decision) => decision.to_string(),
                         None => "–".into(),
                     };

@@ -31,13 +31,13 @@ mod trace;
 mod training_run;
 mod validation;
 mod whatif;
+mod whatif_csv;
 
 pub use baselines::{BaselinePlan, BaselinesReport};
 pub use break_even::BreakEvenReport;
 pub use calibration::CalibrationReport;
 pub use check::{CheckReport, check_problems};
 pub use compare::CompareReport;
-pub use decisions::{OpDecision, op_decisions};
 pub use doctor::DoctorReport;
 pub use documents::write_documents;
 pub use explain::{ExplainReport, PricedFile};
@@ -51,8 +51,8 @@ pub use sensitivity::SensitivityReport;
 pub use solution::SolutionReport;
 pub use token_file::{NewTokenFileReport, TokenFileReport};
 pub use trace::{
-    MeasuredTrace, TraceEvent, measured_events, predicted_events, simulated_events, trace_text,
-    traced_devices,
+    MeasuredTrace, TraceExtent, TraceText, add_measured_steps, add_predicted_step,
+    add_simulated_step,
 };
 pub use validation::ValidationReport;
 pub use whatif::WhatIfReport;

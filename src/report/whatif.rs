@@ -2,9 +2,8 @@
 
 use indexmap::IndexMap;
 use narrows_cost_model::TrainingRunEstimate;
-use narrows_plan::{Mesh, Plan, Seconds, Zero};
+use narrows_plan::{Plan, Seconds};
 use narrows_planner::Prediction;
-use narrows_runtime::TimeCategory;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -18,11 +17,8 @@ use super::solution::SolutionReport;
 use super::training_run::{duration, rounded};
 use super::{Report, finite_limit};
 use crate::args::Detail;
-use crate::breakdown::predicted_s;
 use crate::errors::Problem;
-use crate::text::{
-    csv_table, half_width, percent, plan_phrase, plural, signed_percents, thousands,
-};
+use crate::text::{half_width, percent, plan_phrase, plural, signed_percents, thousands};
 use crate::whatif::{Point, PointOutcome, SweepAxis, text_of};
 
 /// Answer of `narrows whatif`.
@@ -32,7 +28,7 @@ pub struct WhatIfReport<'a> {
     /// Whether every point was planned; `false` after Ctrl-C.
     is_complete: bool,
     /// The points that were planned, in the order of the sweep.
-    points: Vec<PointReport<'a>>,
+    pub(super) points: Vec<PointReport<'a>>,
     /// The answer of `--until`.
     #[serde(skip_serializing_if = "Option::is_none")]
     solution: Option<SolutionReport>,
@@ -43,16 +39,16 @@ pub struct WhatIfReport<'a> {
 
 /// One point: its settings, and its plan or the reason why it has none.
 #[derive(Serialize, JsonSchema)]
-struct PointReport<'a> {
+pub(super) struct PointReport<'a> {
     /// Values of the swept fields, by their names.
-    settings: IndexMap<String, &'a Value>,
+    pub(super) settings: IndexMap<String, &'a Value>,
     #[serde(flatten)]
-    result: PointResult<'a>,
+    pub(super) result: PointResult<'a>,
 }
 
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
-enum PointResult<'a> {
+pub(super) enum PointResult<'a> {
     /// The fastest plan.
     Planned {
         /// The plan, as `schema plan` describes it.
@@ -77,9 +73,9 @@ enum PointResult<'a> {
 
 /// Reason why a point has no plan.
 #[derive(Serialize, JsonSchema)]
-struct PointError {
+pub(super) struct PointError {
     /// The problem, without a full stop.
-    message: String,
+    pub(super) message: String,
     /// Causes, each a clause that begins with its own conjunction.
     causes: Vec<String>,
     /// Corrections to try.
@@ -149,23 +145,8 @@ impl<'a> WhatIfReport<'a> {
     }
 
     /// Whether training runs are estimated.
-    fn has_runs(&self) -> bool {
+    pub(super) fn has_runs(&self) -> bool {
         self.planned().any(|(_, _, run)| run.is_some())
-    }
-
-    /// The rows as CSV (RFC 4180): the settings, then results in the units of their names.
-    pub fn csv(&self) -> String {
-        let settings = self.points.first().map(|point| point.settings.keys().cloned());
-        let categories = TimeCategory::ALL.iter().map(|category| format!("{}_s", category.name()));
-        let header = settings.into_iter().flatten().chain(CSV_RESULTS.map(str::to_owned));
-        let has_runs = self.has_runs();
-        let run_columns = CSV_RUN.iter().filter(|_| has_runs).map(|column| column.to_string());
-        let header = header.chain(categories).chain(run_columns).chain(["error".to_owned()]);
-        let rows = self.points.iter().map(|point| {
-            let settings = point.settings.values().map(|value| text_of(value));
-            settings.chain(point.result.csv(has_runs)).collect::<Vec<_>>()
-        });
-        csv_table(&header.collect::<Vec<_>>(), rows)
     }
 
     /// The best point in words, and how many have a plan.
@@ -197,45 +178,6 @@ impl<'a> WhatIfReport<'a> {
     }
 }
 
-/// Columns of the CSV between the settings and the parts of the step.
-const CSV_RESULTS: [&str; 13] = [
-    "step_time_s",
-    "step_time_low_s",
-    "step_time_high_s",
-    "tokens_per_s",
-    "mfu",
-    "peak_memory_bytes",
-    "tensor",
-    "pipeline",
-    "data",
-    "micro_batch",
-    "zero",
-    "status",
-    "gap",
-];
-
-/// Columns of the CSV after the parts of the step, if training runs are estimated.
-const CSV_RUN: [&str; 8] = [
-    "days",
-    "days_low",
-    "days_high",
-    "device_hours",
-    "dollars",
-    "energy_kwh",
-    "goodput",
-    "checkpoint_interval_s",
-];
-
-/// Cells of the columns of a training run.
-fn csv_run(run: &TrainingRunEstimate) -> [String; CSV_RUN.len()] {
-    let [low, high] = run.days_interval;
-    let goodput = run.failures.map(|failures| failures.goodput);
-    let interval_s = run.failures.map(|failures| failures.checkpoint_interval_s);
-    let [days, low, high, device_hours] = [run.days, low, high, run.device_hours].map(Some);
-    [days, low, high, device_hours, run.dollars, run.energy_kwh, goodput, interval_s]
-        .map(|cell| cell.map_or(String::new(), |number| number.to_string()))
-}
-
 impl<'a> PointResult<'a> {
     fn new(point: &Point, outcome: &'a PointOutcome) -> Option<PointResult<'a>> {
         Some(match outcome {
@@ -258,38 +200,6 @@ impl<'a> PointResult<'a> {
                 PointResult::Failed { error: problems.clone().into(), search: None }
             }
         })
-    }
-
-    /// Cells of a row of the CSV after the settings.
-    fn csv(&self, has_runs: bool) -> Vec<String> {
-        let run_columns = if has_runs { CSV_RUN.len() } else { 0 };
-        let PointResult::Planned { decisions, prediction, search, training_run } = self else {
-            let PointResult::Failed { error, .. } = self else { return vec![] };
-            let columns = CSV_RESULTS.len() + TimeCategory::ALL.len() + run_columns;
-            let mut cells = vec![String::new(); columns];
-            cells.push(error.message.clone());
-            return cells;
-        };
-        let prediction = prediction.prediction;
-        let Mesh { tensor, pipeline, data } = decisions.mesh;
-        let [low, high] = prediction.step_time_interval_s;
-        let memory = prediction.peak_memory_bytes.iter().max().copied().unwrap_or_default();
-        let zero = match decisions.zero {
-            Zero::Off => 0,
-            Zero::One => 1,
-        };
-        let times = [prediction.step_time_s, low, high, prediction.tokens_per_s, prediction.mfu];
-        let sizes = [memory, tensor, pipeline, data, decisions.workload.micro_batch, zero];
-        let parts = TimeCategory::ALL.map(|c| predicted_s(&prediction.breakdown_s, c).to_string());
-        times
-            .map(|time| time.to_string())
-            .into_iter()
-            .chain(sizes.map(|size| size.to_string()))
-            .chain([search.status().to_owned(), search.gap().unwrap_or_default().to_string()])
-            .chain(parts)
-            .chain(training_run.as_ref().map(csv_run).into_iter().flatten())
-            .chain([String::new()])
-            .collect()
     }
 
     /// Cells of a row of the table after the settings.

@@ -287,7 +287,7 @@ fn plan_changes(
     begin: &dyn Fn(u64),
     progress: &(dyn Fn() + Sync),
 ) -> CommandResult<Vec<(usize, f64)>> {
-    // Factors that keep and that change the plan, for each number and direction.
+    // A factor without a change to another plan and one with it, for each number and direction.
     let mut brackets: Vec<(usize, [f64; 2])> = vec![];
     for index in 0..variants.numbers.len() {
         if !variants.numbers[index].is_assumed {
@@ -296,29 +296,38 @@ fn plan_changes(
         let (below, above) = SCANNED.split_at(SCANNED.len() / 2);
         let directions = [below.iter().rev().copied().collect::<Vec<_>>(), above.to_vec()];
         for factors in directions {
-            let mut kept = 1.0;
+            let mut unchanged = 1.0;
             for factor in factors {
                 if variants.is_changed(index, factor) == Some(true) {
-                    brackets.push((index, [kept, factor]));
+                    brackets.push((index, [unchanged, factor]));
                     break;
                 }
-                kept = factor;
+                unchanged = factor;
             }
         }
     }
     for _ in 0..BISECTIONS {
-        let middle = |[kept, changed]: [f64; 2]| (kept * changed).sqrt();
         let keys = brackets.iter().map(|(index, ends)| (*index, middle(*ends))).collect();
         variants.plan(keys, begin, progress)?;
         for (index, ends) in &mut brackets {
-            match variants.is_changed(*index, middle(*ends)) {
-                Some(true) => ends[1] = middle(*ends),
-                Some(false) => ends[0] = middle(*ends),
-                None => {}
-            }
+            *ends = narrowed(*ends, variants.is_changed(*index, middle(*ends)));
         }
     }
     Ok(brackets.into_iter().map(|(index, [_, changed])| (index, changed)).collect())
+}
+
+/// The factor between one that does not change the plan and one that does, on a logarithmic scale.
+fn middle([unchanged, changed]: [f64; 2]) -> f64 {
+    unchanged.sqrt() * changed.sqrt()
+}
+
+/// The half of a bracket in which the plan changes. A middle without a plan, or one that rounds to the present value, is
+/// no change to another plan, so that the bracket still ends at a factor with another plan.
+fn narrowed(ends: [f64; 2], middle_is_changed: Option<bool>) -> [f64; 2] {
+    match middle_is_changed {
+        Some(true) => [ends[0], middle(ends)],
+        Some(false) | None => [middle(ends), ends[1]],
+    }
 }
 
 fn assumed_numbers(
@@ -362,4 +371,27 @@ fn loss(variant: &Variant) -> Option<f64> {
 
 fn exceeds_memory(variant: &Variant) -> bool {
     variant.kept.as_ref().is_some_and(|kept| !kept.fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Between the present value and the change lies a range without plans, or of values that round to the present one.
+    #[test]
+    fn points_without_a_plan_do_not_stop_a_bisection() {
+        let mut found = vec![];
+        for (hole, change) in [([1.0, 1.0], 1.3), ([1.1, 1.3], 1.3), ([1.0, 1.35], 1.35)] {
+            let mut ends = [1.0, std::f64::consts::SQRT_2];
+            for _ in 0..BISECTIONS {
+                let factor = middle(ends);
+                let is_in_hole = hole[0] < factor && factor < hole[1];
+                ends = narrowed(ends, (!is_in_hole).then_some(factor >= change));
+            }
+            assert!(ends[0] <= change && change <= ends[1], "{ends:?} around {change}");
+            assert!(ends[1] / ends[0] < 1.025, "{ends:?}");
+            found.push(ends[1]);
+        }
+        assert_eq!(found[0], found[1]);
+    }
 }

@@ -27,8 +27,18 @@ use crate::whatif::Point;
 #[derive(Default)]
 pub struct Planner {
     cache: SearchCache,
-    /// The last search that ended without a limit, by its settings.
-    last: Mutex<Option<(Settings, Arc<SearchResult>)>>,
+    /// The last search that ended without a limit.
+    last: Mutex<Option<(SearchKey, Arc<SearchResult>)>>,
+}
+
+/// Inputs of a search: the settings, and the content of the files that they name, which may be edited meanwhile.
+#[derive(PartialEq)]
+struct SearchKey {
+    settings: Settings,
+    /// Fingerprint of the model.
+    model: String,
+    /// Fingerprint of the hardware profile.
+    profile: String,
 }
 
 /// A figure as the page shows it.
@@ -129,22 +139,27 @@ impl Planner {
         Ok(answer)
     }
 
-    /// Searches, unless the last search had the same settings.
+    /// Searches, unless the last search had the same settings, model and hardware.
     fn search(
         &self,
         settings: &Settings,
         request: &Request,
         stop: &Arc<AtomicBool>,
     ) -> Arc<SearchResult> {
+        let key = SearchKey {
+            settings: settings.clone(),
+            model: request.model.fingerprint(),
+            profile: request.profile.fingerprint().to_owned(),
+        };
         let last = || self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((known, result)) = &*last()
-            && known == settings
+            && *known == key
         {
             return Arc::clone(result);
         }
         let result = Arc::new(search_until_stopped(request, &self.cache, stop));
         if result.report.status != SearchStatus::TimeLimit {
-            *last() = Some((settings.clone(), Arc::clone(&result)));
+            *last() = Some((key, Arc::clone(&result)));
         }
         result
     }

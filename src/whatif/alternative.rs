@@ -38,7 +38,7 @@ impl Alternative {
             settings.extend(term_settings(term, scenario)?);
         }
         for (index, (field, _)) in settings.iter().enumerate() {
-            if settings[..index].iter().any(|(other, _)| other == field) {
+            if settings[..index].iter().any(|(earlier, _)| field.replaces(earlier)) {
                 let message = format!("`{text}` sets {field} twice");
                 return Err(Failure::input(Problem::new("--between", message)));
             }

@@ -85,9 +85,13 @@ impl BreakEvenValues {
         match self {
             BreakEvenValues::List(values) => values.clone(),
             BreakEvenValues::Range([low, high]) => {
-                let step = (high / low).powf(1.0 / (GRID - 1) as f64);
-                let inner = (1..GRID - 1).map(|index| rounded(low * step.powi(index as i32)));
-                [*low].into_iter().chain(inner).chain([*high]).collect()
+                let step = (high.ln() - low.ln()) / (GRID - 1) as f64;
+                let inner = (1..GRID - 1).map(|index| {
+                    rounded_between((low.ln() + index as f64 * step).exp(), [*low, *high])
+                });
+                let mut values: Vec<f64> = [*low].into_iter().chain(inner).chain([*high]).collect();
+                values.dedup();
+                values
             }
         }
     }
@@ -115,7 +119,7 @@ pub fn regions(
         next = match values {
             BreakEvenValues::Range(_) if !is_stopped => {
                 let wide = gaps.filter(|[a, b]| b / a > RESOLUTION);
-                wide.map(|[a, b]| rounded((a * b).sqrt())).collect()
+                wide.map(|[a, b]| rounded_between(a.sqrt() * b.sqrt(), [a, b])).collect()
             }
             _ => vec![],
         };
@@ -131,9 +135,10 @@ pub fn regions(
     regions
 }
 
-/// A value with four significant digits, for readers.
-fn rounded(value: f64) -> f64 {
-    format!("{value:.3e}").parse().unwrap_or(value)
+/// A value with four significant digits, for readers; within `low` and `high`, which have as many digits as typed.
+fn rounded_between(value: f64, [low, high]: [f64; 2]) -> f64 {
+    let rounded: f64 = format!("{value:.3e}").parse().unwrap_or(value);
+    rounded.clamp(low, high)
 }
 
 /// Parses `LOW..HIGH`; `None` for values of another form.
@@ -185,6 +190,30 @@ mod tests {
         }
         assert_eq!((regions[0].values[0], regions[3].values[1]), (5.0, 400.0));
         assert!(planned <= GRID + 3 * 6, "{planned}");
+    }
+
+    /// No value lies outside of a range, and none is planned twice, however narrow or large the range is.
+    #[test]
+    fn planned_values_stay_within_their_range() {
+        for [low, high] in [[37.12345, 37.12399], [5.0, 400.0], [1e-300, 1e-10], [1e200, 1.7e308]] {
+            let mut planned = vec![];
+            let middle = f64::sqrt(low) * f64::sqrt(high);
+            let found = regions(&BreakEvenValues::Range([low, high]), |values| {
+                planned.extend_from_slice(values);
+                let faster = |value: &f64| match *value < middle {
+                    true => FasterAlternative::FirstFaster,
+                    false => FasterAlternative::SecondFaster,
+                };
+                values.iter().map(|value| Some(faster(value))).collect()
+            });
+            assert!(planned.iter().all(|value| (low..=high).contains(value)), "{planned:?}");
+            planned.sort_by(f64::total_cmp);
+            assert!(planned.windows(2).all(|pair| pair[0] < pair[1]), "{planned:?}");
+            assert_eq!(found.len(), 2, "{low} to {high}");
+            assert_eq!((found[0].values[0], found[1].values[1]), (low, high));
+            let [below, above] = [found[0].values[1], found[1].values[0]];
+            assert!(above / below <= RESOLUTION, "{below} to {above}");
+        }
     }
 
     #[test]

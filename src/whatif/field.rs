@@ -101,6 +101,17 @@ impl SweepField {
         Err(unknown(name, model, hardware))
     }
 
+    /// Whether setting this field after `earlier` makes the value of `earlier` void.
+    pub fn replaces(&self, earlier: &SweepField) -> bool {
+        match (self, earlier) {
+            (SweepField::Hardware(field), SweepField::Hardware(earlier)) => {
+                field.path == earlier.path
+            }
+            (SweepField::Rank, SweepField::Model(path)) => path.ends_with(".rank"),
+            _ => self == earlier,
+        }
+    }
+
     /// The name in tables and JSON: the one typed, with underscores.
     pub fn name(&self) -> String {
         match self {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 
-use narrows_cost_model::{Profile, TrainingRunTerms, profile};
+use narrows_cost_model::{Profile, TrainingRunTerms, profile, scale_measurements};
 use narrows_plan::model::{self, Model};
 use narrows_planner::Request;
 use serde_json::Value;
@@ -71,8 +71,12 @@ impl Scenario {
         for (name, values) in typed {
             let field = SweepField::parse(name, scenario.model(), scenario.hardware())
                 .map_err(Failure::input)?;
-            if axes.iter().any(|axis| axis.field == field) {
-                let problem = Problem::new("--sweep", format!("`{name}` is swept twice"));
+            if let Some(axis) = axes.iter().find(|axis| field.replaces(&axis.field)) {
+                let message = match axis.field == field {
+                    true => format!("`{name}` is swept twice"),
+                    false => format!("`{name}` replaces every value of `{}`", axis.field),
+                };
+                let problem = Problem::new("--sweep", message);
                 return Err(Failure::input(problem.hint("one --sweep with all values")));
             }
             axes.push(SweepAxis { field, values });
@@ -181,8 +185,20 @@ impl Scenario {
             document.drop_refits_of(&field.path);
         }
         let Some(document) = changed else { return Ok(profile.clone()) };
-        profile::read(&document.name, &document.value.to_string())
-            .map_err(|defects| Failure::file(&document.name, defects))
+        let defective = |defects| Failure::file(&document.name, defects);
+        let changed = profile::read(&document.name, &document.value.to_string());
+        let changed = changed.map_err(defective)?;
+        if changed.file().measured.is_none() {
+            return Ok(changed);
+        }
+        // Kernels were measured on the hardware as it is, not on the changed one.
+        let mut file = changed.file().clone();
+        scale_measurements(
+            &mut file,
+            profile.file(),
+            args.executor.map(Into::into).unwrap_or_default(),
+        );
+        file.resolve().map_err(defective)
     }
 
     /// The field called `name`.

@@ -1,5 +1,6 @@
 //! Values of a sweep as they are typed: `4,8,16`, `8..64+8` and `8..512*2`, also mixed.
 
+use indexmap::IndexSet;
 use serde_json::{Number, Value};
 
 use crate::errors::Problem;
@@ -16,25 +17,25 @@ const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
 /// Parses the values of `--sweep`, without repetitions, in the order typed.
 ///
 /// # Errors
-/// An empty list, a range without values, or one that never ends.
+/// An empty list, a range without values, or more than [`VALUES_MAX`] values together.
 pub fn parse_values(text: &str) -> Result<Vec<Value>, Problem> {
-    let mut values: Vec<Value> = vec![];
+    let mut values: IndexSet<Value> = IndexSet::new();
+    let mut typed = 0;
     for item in text.split(',').map(str::trim) {
-        for value in parse_item(item)? {
-            if !values.contains(&value) {
-                values.push(value);
-            }
-        }
+        let item_values = parse_item(item, VALUES_MAX - typed)?;
+        typed += item_values.len();
+        values.extend(item_values);
     }
-    Ok(values)
+    Ok(values.into_iter().collect())
 }
 
-fn parse_item(item: &str) -> Result<Vec<Value>, Problem> {
+/// The values of a scalar, or of a range of at most `room` values.
+fn parse_item(item: &str, room: usize) -> Result<Vec<Value>, Problem> {
     if item.is_empty() {
         return Err(problem("a value is missing").hint("values such as 4,8,16 or 8..64*2"));
     }
     match item.split_once("..") {
-        Some((start, rest)) => parse_range(item, start, rest),
+        Some((start, rest)) => parse_range(item, start, rest, room),
         None => Ok(vec![scalar(item)]),
     }
 }
@@ -59,7 +60,7 @@ pub fn number(value: f64) -> Value {
     Number::from_f64(value).map_or(Value::Null, Value::Number)
 }
 
-fn parse_range(item: &str, start: &str, rest: &str) -> Result<Vec<Value>, Problem> {
+fn parse_range(item: &str, start: &str, rest: &str, room: usize) -> Result<Vec<Value>, Problem> {
     let forms = "ranges have the forms 8..64+8 (in steps) and 8..512*2 (by a factor)";
     let malformed = || problem(format!("`{item}` is not a range")).hint(forms);
     let (end, operator, step) = match (rest.split_once('+'), rest.split_once('*')) {
@@ -87,8 +88,12 @@ fn parse_range(item: &str, start: &str, rest: &str) -> Result<Vec<Value>, Proble
     if count.is_nan() || count < 0.0 {
         return Err(problem(format!("`{item}` has no values: it ends before it begins")));
     }
-    if count >= VALUES_MAX as f64 {
-        return Err(problem(format!("`{item}` has more than a million values")));
+    if count >= room as f64 {
+        let message = match room {
+            VALUES_MAX => format!("`{item}` has more than a million values"),
+            _ => format!("with `{item}`, the field has more than a million values"),
+        };
+        return Err(problem(message).hint("a larger step, or a narrower range"));
     }
     Ok((0..=count as u64).map(|index| number(rounded(value(index as f64)))).collect())
 }
@@ -122,6 +127,7 @@ mod tests {
             ("4,4", json!([4])),
             ("7..7+1", json!([7])),
             ("1..10*3", json!([1, 3, 9])),
+            ("4..6+1,5,1..4+1", json!([4, 5, 6, 1, 2, 3])),
         ] {
             assert_eq!(json!(parse_values(text).unwrap()), expected, "{text}");
         }
@@ -137,7 +143,8 @@ mod tests {
             ("8..64+0", "not positive"),
             ("8..64*1", "factor above 1"),
             ("0..64*2", "positive start"),
-            ("0..1e18+1", "million"),
+            ("0..1e18+1", "`0..1e18+1` has more than a million"),
+            ("0..999998+1,5,2..9+1", "with `2..9+1`, the field has more than a million"),
             ("1..x*2", "not a range"),
             ("1..inf+1", "not a range"),
             ("1..-5*2", "ends before"),

@@ -20,6 +20,27 @@ static MEASURED: LazyLock<(Value, String)> = LazyLock::new(|| {
     (answer, fs::read_to_string(&path).unwrap())
 });
 
+/// The correction of a measured kernel does not cancel a change of the hardware.
+#[test]
+fn whatif_changes_measured_hardware() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("here.json");
+    fs::write(&path, &MEASURED.1).unwrap();
+    let profile: Value = serde_json::from_str(&MEASURED.1).unwrap();
+    let peak = profile["device"]["peak_flops_per_s"]["f32"].as_f64().unwrap();
+    let answer = json(&format!(
+        "whatif --model cola-tiny --hardware {} --devices 1 --global-batch 4 --sequence-length 256 \
+         --sweep hardware.device.peak_flops_per_s.f32={peak},{}",
+        path.display(),
+        peak / 4.0
+    ));
+    let gemm_s = |index: usize| {
+        answer["points"][index]["prediction"]["breakdown_s"]["gemm"].as_f64().unwrap()
+    };
+    let slower = gemm_s(1) / gemm_s(0);
+    assert!(slower > 1.5 && slower < 4.01, "{slower} times the time at a quarter of the rate");
+}
+
 #[test]
 fn a_measured_profile_is_valid_and_plans() {
     let (answer, text) = &*MEASURED;

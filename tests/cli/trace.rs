@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::Value;
 
 use super::run::SMALL;
-use super::{failure, json, stdout};
+use super::{failure, json, narrows, stdout};
 
 /// Rounding error of microseconds.
 const SLACK: f64 = 0.01;
@@ -215,4 +215,32 @@ fn a_simulated_trace_is_as_long_as_the_predicted_step() {
         let message = failure(&format!("plan {request} {flags}"), 2);
         assert!(message.contains(part), "{message}");
     }
+}
+
+/// A trace too large for viewers says what it has, in the file and in a warning.
+#[test]
+fn a_large_simulated_trace_is_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace.json");
+    let line = format!(
+        "plan --model cola-tiny --hardware a100-80gb --devices 4 --pipeline 2 --micro-batch 1 \
+         --global-batch 16384 --sequence-length 16 --trace {}",
+        file.display()
+    );
+    let output = narrows(&line).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let warning = String::from_utf8(output.stderr).unwrap();
+    let text = fs::read_to_string(&file).unwrap();
+    let (events, end) = text.rsplit_once("],").unwrap();
+    let extent: Value = serde_json::from_str(&format!("{{{end}")).unwrap();
+    let extent = extent["otherData"]["extent"].as_str().unwrap();
+    assert!(warning.contains(&format!("trace.json has {extent}: ")), "{warning}");
+    assert!(extent.starts_with("one device of each stage with the first "), "{extent}");
+    assert!(extent.ends_with(" of 8,192 microbatches"), "{extent}");
+    let microbatches: usize = extent.split(' ').nth(8).unwrap().replace(',', "").parse().unwrap();
+    let instructions = events.matches("\"instruction\":").count();
+    assert!((400_000..=500_000).contains(&instructions), "{instructions}");
+    let of_stages = |name: &str| events.matches(&format!("\"name\":\"{name}\"")).count();
+    assert_eq!(of_stages(&format!("backward {}", microbatches - 1)), 2);
+    assert_eq!((of_stages(&format!("forward {microbatches}")), of_stages("update")), (0, 2));
 }

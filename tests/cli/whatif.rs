@@ -222,6 +222,18 @@ fn bad_sweeps_are_located() {
         ("--sweep rank=0", "rank"),
         ("--sweep hardware.device.memory_bytes=-1", "memory_bytes"),
         ("--sweep devices=1..20000+1", "the sweep has 20,000 points"),
+        (
+            "--yes --sweep devices=1..2000+1 --sweep global_batch=1..2000+1",
+            "the sweep has more than 1,000,000 points",
+        ),
+        (
+            "--sweep rank=1..600000+1,1..600000+1",
+            "with `1..600000+1`, the field has more than a million values",
+        ),
+        (
+            "--sweep hardware.gemm.start_us=1,2 --sweep hardware.gemm.start_s=1e-6",
+            "`hardware.gemm.start_s` replaces every value of `hardware.gemm.start_us`",
+        ),
         ("--sweep devices=1,2 --sweep tensor=1 --zip", "`devices` has 2 values and `tensor` has 1"),
         ("--sweep devices=1 --sweep devices=2", "swept twice"),
         ("--sweep devices=1 --csv no/such/folder.csv", "cannot be written"),
@@ -286,6 +298,17 @@ fn bad_break_even_questions_are_refused() {
         ("--break-even devices=2..16*2 --between bpt,auto", "`bpt` is no alternative"),
         ("--break-even devices=2..16*2 --between tensor=2+tensor=4,auto", "sets tensor twice"),
         ("--break-even devices=4 --between btp,auto", "no two numbers"),
+        ("--break-even tensor=2,4 --between btp,data-parallel", "`data-parallel` sets tensor"),
+        ("--break-even rank=64,128 --between auto,btp+rank=32", "alternatives without rank"),
+        (
+            "--break-even hardware.links.intra_node.bandwidth_gbps=5..50 \
+             --between auto,hardware.links.intra_node.bandwidth_bytes_per_s=1e10",
+            "which --break-even varies",
+        ),
+        (
+            "--break-even rank=64,128 --between auto,model.blocks.default.all.rank=32",
+            "sets model.blocks.default.all.rank, which --break-even varies",
+        ),
         ("--break-even devcies=4,8 --between btp,auto", "did you mean devices"),
         ("--break-even devices=4,8", "--between"),
         ("--break-even devices=4,8 --between btp,auto --sweep rank=1,2", "cannot be used with"),

@@ -11,6 +11,7 @@ mod collective;
 mod correction;
 mod fused;
 mod gemm;
+mod measured_curves;
 mod nccl;
 mod topology;
 
@@ -23,6 +24,8 @@ use collective::LinkPrice;
 use correction::MeasuredCorrection;
 use fused::FusedPrice;
 use gemm::GemmPrice;
+use measured_curves::MeasuredCurves;
+pub use measured_curves::scale_measurements;
 use topology::Topology;
 
 /// The time of a kernel on one device.
@@ -99,6 +102,22 @@ impl Prices {
 
     /// Prices from a file whose numbers are within the ranges of [`ProfileFile::resolve`], such as a refit.
     pub fn from_file(file: &ProfileFile, executor: Executor, mesh: &Mesh) -> Self {
+        let mut prices = Prices::without_correction(file, executor, mesh);
+        if let Some(measured) = &file.measured {
+            let devices_share_machine = measured.devices_share_machine();
+            let curves = MeasuredCurves { prices: &prices, file, devices_share_machine };
+            let curve_time_s = |kernel: &Kernel, devices| curves.time_s(kernel, devices);
+            let correction = MeasuredCorrection::new(measured, mesh.devices(), curve_time_s);
+            prices.whole_devices = !devices_share_machine;
+            prices.devices_sharing =
+                if devices_share_machine { mesh.devices() as f64 } else { 1.0 };
+            prices.correction = Some(correction);
+        }
+        prices
+    }
+
+    /// Prices by the curves alone.
+    fn without_correction(file: &ProfileFile, executor: Executor, mesh: &Mesh) -> Self {
         let devices_per_node = u64::from(file.links.devices_per_node);
         let topology = Topology::new(devices_per_node, mesh.devices());
         let launch_costs = match executor {
@@ -113,7 +132,7 @@ impl Prices {
             &file.links.inter_node.relative_error,
         ];
         let peak = &file.device.peak_flops_per_s;
-        let mut prices = Prices {
+        Prices {
             launch_gap: Seconds(launch_costs.launch_gap_s),
             gemm: GemmPrice::new(&file.gemm, &file.device),
             attention: AttentionPrice::new(&file.attention, &file.device, &file.fused),
@@ -132,28 +151,7 @@ impl Prices {
                 .as_ref()
                 .map(|refits| MeasuredShapes::from_kernels(&refits.kernels)),
             form_shapes: file.form_of.as_deref().and_then(fitted_shapes),
-        };
-        if let Some(measured) = &file.measured {
-            let correction = if measured.devices_share_machine() {
-                let curve_time_s = |kernel: &Kernel, devices: u64| {
-                    prices.curve_time(kernel, devices as f64).unwrap_or_default().0
-                };
-                MeasuredCorrection::new(measured, mesh.devices(), curve_time_s)
-            } else {
-                // Each measurement is priced on the mesh that it was taken on, in nodes of this size.
-                let links =
-                    |devices| LinkPrice::new(&file.links, Topology::new(devices_per_node, devices));
-                let fused = FusedPrice::new(&file.fused, &file.device, true);
-                let execution_time_s = |kernel: &Kernel, devices| {
-                    prices.execution_time_s(kernel, fused, &links(devices))
-                };
-                MeasuredCorrection::new(measured, mesh.devices(), execution_time_s)
-            };
-            prices.whole_devices = !measured.devices_share_machine();
-            prices.devices_sharing = if prices.whole_devices { 1.0 } else { mesh.devices() as f64 };
-            prices.correction = Some(correction);
         }
-        prices
     }
 
     /// The time that a kernel takes on its device, launch gap included. Finite and never negative.

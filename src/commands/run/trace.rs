@@ -8,13 +8,14 @@ use narrows_runtime::train::TrainedStep;
 use crate::args::TraceSettings;
 use crate::errors::CommandResult;
 use crate::output;
-use crate::report::{MeasuredTrace, TraceEvent, measured_events, predicted_events, trace_text};
+use crate::report::{MeasuredTrace, TraceText, add_measured_steps, add_predicted_step};
 use crate::text::plural;
 
 /// Collects the events of a run's steps.
 pub struct Tracer<'a> {
     settings: &'a TraceSettings,
-    predicted: Vec<TraceEvent>,
+    /// Content of the file: the predicted step, and at the end the measured ones.
+    text: TraceText,
     measured: Vec<MeasuredTrace>,
 }
 
@@ -27,8 +28,9 @@ impl<'a> Tracer<'a> {
     ) -> Tracer<'a> {
         let price = |kernel: &narrows_plan::Kernel| prices.kernel_time(kernel);
         let timeline = simulate(program, &price);
-        let predicted = predicted_events(program.program(), &timeline, &price);
-        Tracer { settings, predicted, measured: vec![] }
+        let mut text = TraceText::new();
+        add_predicted_step(&mut text, program.program(), &timeline, &price);
+        Tracer { settings, text, measured: vec![] }
     }
 
     /// Records a completed step, if it is selected.
@@ -66,9 +68,7 @@ impl<'a> Tracer<'a> {
                 "{name} has no measured step: the run made none of --trace-steps"
             ));
         }
-        let mut events = measured_events(trainer.session().program(), &self.measured);
-        events.append(&mut self.predicted);
-        let text = trace_text(&name, &events)?;
-        output::write_file(&self.settings.file, text.as_bytes())
+        add_measured_steps(&mut self.text, trainer.session().program(), &self.measured);
+        output::write_file(&self.settings.file, &self.text.finish(&name, None)?)
     }
 }

@@ -1,5 +1,6 @@
 //! The answers of the server.
 
+use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
 
@@ -57,6 +58,40 @@ fn any_field_of_a_sweep_can_be_set() {
         assert!(names.contains(&name), "{names:?}");
     }
     assert!(!names.contains(&"model.blocks.default.all.rank"), "llama has no ranks");
+}
+
+/// A search is remembered, but not beyond an edit of the files that it read.
+#[test]
+fn edited_files_are_planned_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let copy = |from: &str, edit: [&str; 2]| {
+        let to = folder.path().join(from.rsplit('/').next().unwrap());
+        let text = fs::read_to_string(from).unwrap();
+        fs::write(&to, &text).unwrap();
+        let edited = text.replace(edit[0], edit[1]);
+        assert_ne!(text, edited, "{from} contains {}", edit[0]);
+        (to, edited)
+    };
+    let (model, short_model) = copy("models/lax-1b.json", ["\"count\": 24", "\"count\": 4"]);
+    let slow_memory =
+        ["\"memory_bandwidth_bytes_per_s\": 2039", "\"memory_bandwidth_bytes_per_s\": 939"];
+    let (hardware, slow_hardware) = copy("profiles/a100-80gb.json", slow_memory);
+    let flags = format!(
+        "--model {} --hardware {} --devices 2 --sequence-length 512",
+        model.display(),
+        hardware.display()
+    );
+    let server = Server::start(&flags);
+    let check = |edit: &str| {
+        let (status, answer) = server.post("/api/plan", &json!({"settings": {}}));
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(answer["prediction"], json(&format!("plan {flags}"))["prediction"], "{edit}");
+    };
+    check("no edit");
+    fs::write(&model, short_model).unwrap();
+    check("another model");
+    fs::write(&hardware, slow_hardware).unwrap();
+    check("another hardware");
 }
 
 #[test]

@@ -4,21 +4,25 @@
 //! A process has three threads: the step and its passes, compute instructions, and communication. Times are microseconds
 //! from the start of the first traced step, which is also the start of the predicted step.
 
+mod extent;
+mod file;
+
 use std::time::Duration;
 
 use narrows_cost_model::{KernelPrice, Timeline, stage_sync_group};
 use narrows_plan::Kernel;
-use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program, StageProgram};
+use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program};
 use narrows_runtime::{
     DeviceId, InstructionSpan, ScheduledInstruction, TimeCategory, Trainer, microbatch_slot,
     scheduled_instructions,
 };
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::kernels;
-use crate::errors::CommandResult;
-use crate::output;
+
+pub use extent::TraceExtent;
+use file::TraceEvent;
+pub use file::TraceText;
 
 const PASSES: u64 = 0;
 const COMPUTE: u64 = 1;
@@ -26,24 +30,6 @@ const COMMUNICATION: u64 = 2;
 
 /// Number of the first process of the predicted step.
 const PREDICTED: u64 = 1_000_000;
-
-/// Most instructions of a simulated trace with all devices: viewers become slow with more.
-const EVENTS_MAX: usize = 500_000;
-
-/// An event, with the field names of the format.
-#[derive(Debug, Serialize)]
-pub struct TraceEvent {
-    name: String,
-    /// Kind of event: `X` has a duration, `M` is metadata.
-    ph: &'static str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    cat: &'static str,
-    ts: f64,
-    dur: f64,
-    pid: u64,
-    tid: u64,
-    args: Value,
-}
 
 /// The measured times of a step.
 pub struct MeasuredTrace {
@@ -77,14 +63,13 @@ impl MeasuredTrace {
     }
 }
 
-/// The events of measured steps, one after the other.
-pub fn measured_events(program: &Program, steps: &[MeasuredTrace]) -> Vec<TraceEvent> {
+/// Adds the events of measured steps, one after the other.
+pub fn add_measured_steps(trace: &mut TraceText, program: &Program, steps: &[MeasuredTrace]) {
     let mesh = program.context.mesh;
-    let mut events = vec![];
     for device in (0..mesh.devices()).map(DeviceId) {
         let stage = device.stage(&mesh);
         let name = format!("measured: device {} (stage {stage})", device.0);
-        events.extend(metadata(device.0, &name));
+        trace.extend(&metadata(device.0, &name));
         let mut begin = Duration::ZERO;
         for measured in steps {
             let process = TraceProcess { pid: device.0, step: measured.step };
@@ -93,96 +78,81 @@ pub fn measured_events(program: &Program, steps: &[MeasuredTrace]) -> Vec<TraceE
                 .map(|span| (micros(begin + span.start), micros(begin + span.end)));
             let scheduled = scheduled_instructions(&program.stages[stage]).zip(spans);
             let end = micros(begin + measured.end());
-            process.step(scheduled, (micros(begin), end), &mut events);
+            process.step(scheduled, (micros(begin), end), trace);
             begin += measured.end();
         }
     }
-    events
 }
 
-/// The events of the predicted step, with a process for each stage.
-pub fn predicted_events(
+/// Adds the events of the predicted step, with a process for each stage.
+pub fn add_predicted_step(
+    trace: &mut TraceText,
     program: &Program,
     timeline: &Timeline,
     price: KernelPrice,
-) -> Vec<TraceEvent> {
-    let mut events = vec![];
+) {
     for stage in 0..program.stages.len() {
         let process = TraceProcess { pid: PREDICTED + stage as u64, step: 0 };
-        events.extend(metadata(process.pid, &format!("predicted: each device of stage {stage}")));
-        process.simulated_step(program, stage, timeline, price, &mut events);
+        trace.extend(&metadata(process.pid, &format!("predicted: each device of stage {stage}")));
+        process.simulated_step(program, stage, timeline, price, |_| true, trace);
     }
-    events
 }
 
-/// The events of the predicted step, with a process for each of `devices`.
-pub fn simulated_events(
+/// Adds the events of the predicted step within an extent, with a process for each device.
+pub fn add_simulated_step(
+    trace: &mut TraceText,
     program: &Program,
-    devices: &[DeviceId],
+    extent: &TraceExtent,
     timeline: &Timeline,
     price: KernelPrice,
-) -> Vec<TraceEvent> {
-    let mut events = vec![];
-    for device in devices {
+) {
+    for device in &extent.devices {
         let stage = device.stage(&program.context.mesh);
         let process = TraceProcess { pid: device.0, step: 0 };
-        events.extend(metadata(device.0, &format!("device {} (stage {stage})", device.0)));
-        process.simulated_step(program, stage, timeline, price, &mut events);
+        trace.extend(&metadata(device.0, &format!("device {} (stage {stage})", device.0)));
+        process.simulated_step(
+            program,
+            stage,
+            timeline,
+            price,
+            |pass| extent.contains(pass),
+            trace,
+        );
     }
-    events
-}
-
-/// The devices of a simulated trace: all of them, or the first one of each stage where all have more instructions than
-/// a viewer can show.
-pub fn traced_devices(program: &Program) -> Vec<DeviceId> {
-    let mesh = program.context.mesh;
-    let of_step = |stage: &StageProgram| scheduled_instructions(stage).count();
-    let counts: Vec<usize> = program.stages.iter().map(of_step).collect();
-    let devices: Vec<DeviceId> = (0..mesh.devices()).map(DeviceId).collect();
-    if devices.iter().map(|device| counts[device.stage(&mesh)]).sum::<usize>() <= EVENTS_MAX {
-        return devices;
-    }
-    let first = |stage| devices.iter().copied().find(|device| device.stage(&mesh) == stage);
-    (0..counts.len()).filter_map(first).collect()
-}
-
-/// The content of a trace file.
-///
-/// # Errors
-/// Events that cannot be serialized.
-pub fn trace_text(file: &str, events: &[TraceEvent]) -> CommandResult<String> {
-    let document = json!({ "displayTimeUnit": "ms", "traceEvents": events });
-    serde_json::to_string(&document).map_err(|error| output::write_failure(file, &error.into()))
 }
 
 impl TraceProcess {
-    /// Adds the events of the predicted step of a stage.
+    /// Adds the events of the predicted step of a stage, of the passes that are selected.
     fn simulated_step(
         self,
         program: &Program,
         stage: usize,
         timeline: &Timeline,
         price: KernelPrice,
-        events: &mut Vec<TraceEvent>,
+        is_selected: impl Fn(MicrobatchPass) -> bool,
+        trace: &mut TraceText,
     ) {
         let stage_program = &program.stages[stage];
         let mut scheduled = vec![];
         // The span of a collective of several stages begins at the stage's arrival, as in a measured step.
         let mut syncs = timeline.stage_syncs.iter().filter(|sync| sync.stage == stage);
         for span in timeline.spans.iter().filter(|span| span.stage == stage) {
+            let pass = MicrobatchPass { phase: span.phase, microbatch: span.microbatch };
+            if !is_selected(pass) {
+                continue;
+            }
             let mut begin = span.begin.0;
             for instr in stage_program.instructions(span.phase) {
                 let shared = stage_sync_group(instr).and_then(|_| syncs.next());
                 let end =
                     shared.map_or_else(|| begin + price(&instr.kernel()).0, |shared| shared.end.0);
-                let pass = MicrobatchPass { phase: span.phase, microbatch: span.microbatch };
                 let slot = microbatch_slot(stage_program, span.microbatch);
                 let instruction = ScheduledInstruction { instr, pass, slot };
                 scheduled.push((instruction, (1e6 * begin, 1e6 * end)));
                 begin = end;
             }
         }
-        self.step(scheduled.into_iter(), (0.0, 1e6 * timeline.step_time.0), events);
+        self.step(scheduled.into_iter(), (0.0, 1e6 * timeline.step_time.0), trace);
     }
 
     /// Adds the events of a step, of its passes and of its instructions.
@@ -190,23 +160,23 @@ impl TraceProcess {
         self,
         scheduled: impl Iterator<Item = (ScheduledInstruction<'a>, (f64, f64))>,
         whole: (f64, f64),
-        events: &mut Vec<TraceEvent>,
+        trace: &mut TraceText,
     ) {
         let name = if self.step > 0 { format!("step {}", self.step) } else { "step".into() };
-        events.push(self.event(name, "step", PASSES, whole, json!({ "step": self.step })));
+        trace.push(&self.event(name, "step", PASSES, whole, json!({ "step": self.step })));
         let mut current: Option<(MicrobatchPass, (f64, f64))> = None;
         for (instruction, span) in scheduled {
             let ScheduledInstruction { instr, pass, .. } = instruction;
             current = match current {
                 Some((same, (begin, _))) if same == pass => Some((pass, (begin, span.1))),
                 finished => {
-                    events.extend(finished.map(|(pass, span)| self.pass(pass, span)));
+                    trace.extend(finished.map(|(pass, span)| self.pass(pass, span)).as_slice());
                     Some((pass, span))
                 }
             };
-            events.push(self.instruction(instr, pass, span));
+            trace.push(&self.instruction(instr, pass, span));
         }
-        events.extend(current.map(|(pass, span)| self.pass(pass, span)));
+        trace.extend(current.map(|(pass, span)| self.pass(pass, span)).as_slice());
     }
 
     fn pass(self, pass: MicrobatchPass, span: (f64, f64)) -> TraceEvent {

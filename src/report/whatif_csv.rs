@@ -1,0 +1,100 @@
+//! The rows of a sweep as CSV.
+
+use narrows_cost_model::TrainingRunEstimate;
+use narrows_plan::{Mesh, Zero};
+use narrows_runtime::TimeCategory;
+
+use super::whatif::{PointResult, WhatIfReport};
+use crate::breakdown::predicted_s;
+use crate::text::csv_table;
+use crate::whatif::text_of;
+
+/// Columns of the CSV between the settings and the parts of the step.
+const CSV_RESULTS: [&str; 13] = [
+    "step_time_s",
+    "step_time_low_s",
+    "step_time_high_s",
+    "tokens_per_s",
+    "mfu",
+    "peak_memory_bytes",
+    "tensor",
+    "pipeline",
+    "data",
+    "micro_batch",
+    "zero",
+    "status",
+    "gap",
+];
+
+/// Columns of the CSV after the parts of the step, if training runs are estimated.
+const CSV_RUN: [&str; 8] = [
+    "days",
+    "days_low",
+    "days_high",
+    "device_hours",
+    "dollars",
+    "energy_kwh",
+    "goodput",
+    "checkpoint_interval_s",
+];
+
+/// Cells of the columns of a training run.
+fn csv_run(run: &TrainingRunEstimate) -> [String; CSV_RUN.len()] {
+    let [low, high] = run.days_interval;
+    let goodput = run.failures.map(|failures| failures.goodput);
+    let interval_s = run.failures.map(|failures| failures.checkpoint_interval_s);
+    let [days, low, high, device_hours] = [run.days, low, high, run.device_hours].map(Some);
+    [days, low, high, device_hours, run.dollars, run.energy_kwh, goodput, interval_s]
+        .map(|cell| cell.map_or(String::new(), |number| number.to_string()))
+}
+
+impl WhatIfReport<'_> {
+    /// The rows as CSV (RFC 4180): the settings, then results in the units of their names.
+    pub fn csv(&self) -> String {
+        let settings = self.points.first().map(|point| point.settings.keys().cloned());
+        let categories = TimeCategory::ALL.iter().map(|category| format!("{}_s", category.name()));
+        let header = settings.into_iter().flatten().chain(CSV_RESULTS.map(str::to_owned));
+        let has_runs = self.has_runs();
+        let run_columns = CSV_RUN.iter().filter(|_| has_runs).map(|column| column.to_string());
+        let header = header.chain(categories).chain(run_columns).chain(["error".to_owned()]);
+        let rows = self.points.iter().map(|point| {
+            let settings = point.settings.values().map(|value| text_of(value));
+            settings.chain(point.result.csv(has_runs)).collect::<Vec<_>>()
+        });
+        csv_table(&header.collect::<Vec<_>>(), rows)
+    }
+}
+
+impl PointResult<'_> {
+    /// Cells of a row of the CSV after the settings.
+    fn csv(&self, has_runs: bool) -> Vec<String> {
+        let run_columns = if has_runs { CSV_RUN.len() } else { 0 };
+        let PointResult::Planned { decisions, prediction, search, training_run } = self else {
+            let PointResult::Failed { error, .. } = self else { return vec![] };
+            let columns = CSV_RESULTS.len() + TimeCategory::ALL.len() + run_columns;
+            let mut cells = vec![String::new(); columns];
+            cells.push(error.message.clone());
+            return cells;
+        };
+        let prediction = prediction.prediction;
+        let Mesh { tensor, pipeline, data } = decisions.mesh;
+        let [low, high] = prediction.step_time_interval_s;
+        let memory = prediction.peak_memory_bytes.iter().max().copied().unwrap_or_default();
+        let zero = match decisions.zero {
+            Zero::Off => 0,
+            Zero::One => 1,
+        };
+        let times = [prediction.step_time_s, low, high, prediction.tokens_per_s, prediction.mfu];
+        let sizes = [memory, tensor, pipeline, data, decisions.workload.micro_batch, zero];
+        let parts = TimeCategory::ALL.map(|c| predicted_s(&prediction.breakdown_s, c).to_string());
+        times
+            .map(|time| time.to_string())
+            .into_iter()
+            .chain(sizes.map(|size| size.to_string()))
+            .chain([search.status().to_owned(), search.gap().unwrap_or_default().to_string()])
+            .chain(parts)
+            .chain(training_run.as_ref().map(csv_run).into_iter().flatten())
+            .chain([String::new()])
+            .collect()
+    }
+}
