@@ -13,7 +13,8 @@ use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
 use narrows_runtime::session::{ModelTensors, Session, StepInput, StepResult, TensorKind};
 use narrows_runtime::{Optimizer, RunError};
-use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
+use narrows_test_support::plans::{TestRng, draw_plan, to_json};
+use narrows_test_support::small_models::small_models;
 
 const TIMEOUTS: ClusterTimeouts =
     ClusterTimeouts { join: Duration::from_secs(60), collective: Duration::from_secs(60) };
@@ -97,8 +98,7 @@ fn join(
 
 #[test]
 fn steps_of_processes_equal_steps_of_threads_bit_for_bit() {
-    let models: Vec<Model> =
-        drawable_models().into_iter().filter(|model| model.hidden == 256).collect();
+    let models = small_models();
     let mut rng = TestRng::new(77);
     let mut plans = 0;
     for (tensor, pipeline, data) in

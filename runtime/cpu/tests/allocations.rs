@@ -21,7 +21,8 @@ use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zer
 use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, Trainer};
-use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
+use narrows_test_support::plans::{TestRng, draw_plan, to_json};
+use narrows_test_support::small_models::small_models;
 
 /// The system allocator, with counts.
 struct CountingAllocator;
@@ -137,8 +138,7 @@ impl PlanCoverage {
 }
 
 fn test_sessions(coverage: &mut PlanCoverage) {
-    let models: Vec<_> =
-        drawable_models().into_iter().filter(|model| model.hidden == 256).collect();
+    let models = small_models();
     let mut rng = TestRng::new(41);
     for (mesh, microbatches, threads, zero) in [
         ([1, 1, 1], 1, 1, Zero::Off),

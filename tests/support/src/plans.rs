@@ -91,15 +91,15 @@ const CUSTOM: [(u64, u64, &str); 9] = [
     ),
 ];
 
-/// Five presets and 18 models of width 256: all kinds of linears, gates and crossings, tied and not.
+/// Five presets and 18 models of width 128: all kinds of linears, gates and crossings, tied and not.
 pub fn drawable_models() -> Vec<Model> {
     let mut models: Vec<Model> =
         PRESETS.iter().map(|name| model::presets::find(name).expect("a preset")).collect();
     for (heads, kv_heads, blocks) in CUSTOM {
         for tied in [false, true] {
             let text = format!(
-                r#"{{"format": "narrows-model/1", "hidden": 256, "vocab": 512, "heads": {heads},
-                "kv_heads": {kv_heads}, "d_ff": 688, "tied": {tied},
+                r#"{{"format": "narrows-model/1", "hidden": 128, "vocab": 256, "heads": {heads},
+                "kv_heads": {kv_heads}, "d_ff": 344, "tied": {tied},
                 "blocks": {{"count": 4, {blocks}}}}}"#
             );
             let name = format!("custom-{heads}-{kv_heads}-{tied}.json");

@@ -5,9 +5,9 @@ use narrows_plan::{Context, Mesh, Precision, Workload, Zero};
 
 use crate::plans::{TestRng, drawable_models};
 
-/// The drawable models of width 256, whose plans run in milliseconds.
+/// The drawable models of width 128 or 256, whose plans run in milliseconds.
 pub fn small_models() -> Vec<Model> {
-    drawable_models().into_iter().filter(|model| model.hidden == 256).collect()
+    drawable_models().into_iter().filter(|model| model.hidden <= 256).collect()
 }
 
 /// A context with up to 8 × 2 × 2 devices, one or two microbatches of at most 32 tokens, with ZeRO-1 or

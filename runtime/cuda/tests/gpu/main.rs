@@ -9,14 +9,14 @@ mod training;
 
 use narrows_plan::model::Model;
 use narrows_plan::{Context, Mesh, Plan, Precision, Workload, Zero};
-use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
+use narrows_test_support::plans::{TestRng, draw_plan, to_json};
+use narrows_test_support::small_models::small_models;
 use narrows_test_support::{max_relative_error, relative_error};
 use training::{Trained, cache_folder, program, train, train_on_gpus};
 
 /// Random plans on a mesh, for models small enough for the fake GPUs.
 fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Model, Plan)> {
-    let models: Vec<Model> =
-        drawable_models().into_iter().filter(|model| model.hidden == 256).collect();
+    let models = small_models();
     let mut rng = TestRng::new(seed);
     let mut plans = vec![];
     for _ in 0..50 * count {
