@@ -413,18 +413,19 @@ mod tests {
             Request { memory_limit: MemoryLimit::Bytes(Bytes(2 << 30)), ..base.clone() },
             Request { zero: Some(Zero::One), ..base.clone() },
         ];
+        let outcome = |result: &SearchResult| {
+            let plan = result.best.as_ref().map(|best| (best.time.0, best.plan.clone()));
+            let report = &result.report;
+            (plan, report.status, report.bound.0, report.gap)
+        };
+        let alone: Vec<_> = requests.iter().map(|request| outcome(&search(request))).collect();
         let cache = SearchCache::default();
         for round in 0..2 {
             for index in 0..requests.len() {
                 // Another order in the second round, in which most entries are known.
-                let request = &requests[(index * 5 + round) % requests.len()];
-                let (shared, alone) = (search_with_cache(request, &cache), search(request));
-                let outcome = |result: &SearchResult| {
-                    let plan = result.best.as_ref().map(|best| (best.time.0, best.plan.clone()));
-                    let report = &result.report;
-                    (plan, report.status, report.bound.0, report.gap)
-                };
-                assert_eq!(outcome(&shared), outcome(&alone), "round {round}, request {index}");
+                let number = (index * 5 + round) % requests.len();
+                let shared = search_with_cache(&requests[number], &cache);
+                assert_eq!(outcome(&shared), alone[number], "round {round}, request {number}");
             }
         }
     }

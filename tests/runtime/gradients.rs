@@ -140,6 +140,13 @@ fn every_rule_on_two_devices() {
 }
 
 #[test]
+fn every_rule_in_two_stages() {
+    let models = models().into_iter().filter(|model| model.name == "lax-released");
+    check_mesh(models.collect(), mesh(1, 2, 1), 2, WeightRule::Any);
+}
+
+#[test]
+#[ignore = "second level: eight devices"]
 fn every_rule_on_four_in_two_stages() {
     check_mesh(distinct_models(), mesh(4, 2, 1), 2, WeightRule::Sharded);
 }

@@ -187,6 +187,7 @@ fn low_rank_plans_on_a_tensor_axis_of_two() {
 }
 
 #[test]
+#[ignore = "second level: up to 16 devices"]
 fn low_rank_plans_on_a_tensor_axis_of_four() {
     low_rank(LOW_RANK, 4);
 }
@@ -202,6 +203,7 @@ fn dense_plans_on_a_tensor_axis_of_two() {
 }
 
 #[test]
+#[ignore = "second level: up to 16 devices"]
 fn dense_plans_on_a_tensor_axis_of_four() {
     dense(DENSE, 4);
 }

@@ -17,8 +17,6 @@ use narrows_cuda::{KERNEL_HEADERS, KernelFamily, NVRTC_OPTIONS};
 use super::probes;
 
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90"];
-/// A virtual architecture, for which the compiler stops at PTX.
-const PTX_ARCHITECTURE: &str = "compute_80";
 /// With 256 threads per block, four blocks per multiprocessor leave 64 registers per thread.
 const REGISTERS_MAX: u32 = 64;
 /// Limits of the kernels with 128 threads per block and tiles in registers: two to four blocks per multiprocessor.
@@ -35,6 +33,8 @@ const TILE_REGISTERS_MAX: [(&str, u32); 10] = [
     ("f32_w32_v1", 128),
 ];
 const CHILD: &str = "NARROWS_NVRTC_CHILD";
+/// The line between the assembler's report and the PTX of a family.
+const PTX: &str = "\nPTX:\n";
 
 /// Resources of a kernel, as the assembler reports them.
 #[derive(Debug)]
@@ -62,8 +62,9 @@ fn kernels_compile_and_fit() {
     let has_vectors = |kernel: &str| kernel.ends_with("_v8") || kernel.ends_with("_v4");
     for name in KernelFamily::ALL.map(KernelFamily::name).into_iter().chain(["probes"]) {
         for architecture in ARCHITECTURES {
-            let log = compile_in_child(&library, name, architecture);
-            let usages = usages(&log);
+            let output = compile_in_child(&library, name, architecture);
+            let (log, ptx) = output.split_once(PTX).expect("a report and PTX");
+            let usages = usages(log);
             let declared = source(name).matches("KERNEL(").count();
             assert!(usages.len() >= declared, "{name}: {declared} kernels, compiled {usages:?}");
             for usage in usages {
@@ -76,17 +77,22 @@ fn kernels_compile_and_fit() {
                     && usage.stack_bytes == 0;
                 assert!(fits, "{architecture}: {usage:?}");
             }
-        }
-        // Kernels named for vectors access 16 bytes at a time.
-        for kernel in compile_in_child(&library, name, PTX_ARCHITECTURE).split(".entry ").skip(1) {
-            let entry = kernel.split('(').next().unwrap_or_default();
-            let missing: Vec<_> = required_instructions(entry)
-                .iter()
-                .filter(|name| !kernel.contains(**name))
-                .collect();
-            assert!(missing.is_empty(), "{entry} has no {missing:?}");
-            let wide = kernel.contains("ld.global.v4") || kernel.contains("st.global.v4");
-            assert!(wide || !has_vectors(entry), "{entry} has no 16-byte memory access: {kernel}");
+            let kernels: Vec<&str> = ptx.split(".entry ").skip(1).collect();
+            assert!(kernels.len() >= declared, "{name}: {} kernels in PTX", kernels.len());
+            // Kernels named for vectors access 16 bytes at a time.
+            for kernel in kernels {
+                let entry = kernel.split('(').next().unwrap_or_default();
+                let missing: Vec<_> = required_instructions(entry)
+                    .iter()
+                    .filter(|name| !kernel.contains(**name))
+                    .collect();
+                assert!(missing.is_empty(), "{entry} has no {missing:?}");
+                let wide = kernel.contains("ld.global.v4") || kernel.contains("st.global.v4");
+                assert!(
+                    wide || !has_vectors(entry),
+                    "{entry} has no 16-byte memory access: {kernel}"
+                );
+            }
         }
     }
 }
@@ -198,7 +204,7 @@ type Compile = unsafe extern "C" fn(NvrtcProgram, c_int, *const *const c_char) -
 type Size = unsafe extern "C" fn(NvrtcProgram, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(NvrtcProgram, *mut c_char) -> c_int;
 
-/// Compiles to machine code and returns the assembler's report, or to PTX and returns it.
+/// Compiles to machine code and returns the assembler's report, the line [`PTX`], and the PTX.
 fn compile(library: &Path, text: &str, architecture: &str) -> String {
     let string = |text: &str| CString::new(text).expect("no zero bytes");
     let folder = library.parent().expect("a folder");
@@ -212,7 +218,6 @@ fn compile(library: &Path, text: &str, architecture: &str) -> String {
 
     let headers: Vec<CString> = KERNEL_HEADERS.iter().map(|header| string(header.text)).collect();
     let names: Vec<CString> = KERNEL_HEADERS.iter().map(|header| string(header.name)).collect();
-    let assembly = architecture == PTX_ARCHITECTURE;
     let architecture = format!("--gpu-architecture={architecture}");
     let options: Vec<CString> = NVRTC_OPTIONS
         .into_iter()
@@ -250,12 +255,9 @@ fn compile(library: &Path, text: &str, architecture: &str) -> String {
         };
         let log = text(b"nvrtcGetProgramLogSize", b"nvrtcGetProgramLog");
         assert_eq!(failed, 0, "{log}");
-        if assembly {
-            return text(b"nvrtcGetPTXSize", b"nvrtcGetPTX");
-        }
         let mut cubin = 0;
         assert_eq!(cubin_size(program, &mut cubin), 0);
         assert!(cubin > 0, "machine code, not PTX");
-        log
+        log + PTX + &text(b"nvrtcGetPTXSize", b"nvrtcGetPTX")
     }
 }
