@@ -27,6 +27,20 @@ pub fn count(number: u64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
+/// A rate with three significant digits and a decimal prefix: `312 TFLOP/s`, `9.81 GB/s`.
+pub fn rate(per_second: f64, unit: &str) -> String {
+    let prefixes = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    let found = prefixes.into_iter().find(|(factor, _)| per_second.abs() >= 0.9995 * factor);
+    let (factor, prefix) = found.unwrap_or((1.0, ""));
+    let value = per_second / factor;
+    let decimals = match value.abs() {
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$} {prefix}{unit}/s")
+}
+
 /// A share in percent, with an exponent from 10⁵ % on.
 pub fn percent(share: f64) -> String {
     percents(share * 100.0, 1)

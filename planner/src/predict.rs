@@ -32,6 +32,8 @@ pub struct Prediction {
     /// Model FLOPs utilisation: FLOPs of the model (recomputation excluded, causal attention counted
     /// once) divided by the peak FLOPs of the devices.
     pub mfu: f64,
+    /// FLOPs of the model, as for `mfu`, that a device computes in a second.
+    pub flops_per_s_per_device: f64,
     /// Arena of each stage, in bytes.
     pub peak_memory_bytes: Vec<u64>,
     /// Parts of the step time, in seconds.
@@ -153,6 +155,7 @@ pub fn predict_program(
         step_time_interval_s: interval.map(|ratio| step.0 * ratio),
         tokens_per_s: tokens / step.0,
         mfu: flops / (peak * step.0),
+        flops_per_s_per_device: flops / (step.0 * context.mesh.devices() as f64),
         peak_memory_bytes: program.stages.iter().map(|stage| stage.arena.0).collect(),
         breakdown_s: timeline.breakdown.scaled(factor),
         block_collective_bytes: block_collectives(resolved),

@@ -8,6 +8,7 @@
 //!    the memory limit. The contexts that remain most promising are solved (lowered, placed in memory,
 //!    simulated) until no bound is better than the best plan.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -145,7 +146,7 @@ fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
     // Under a time limit, a first plan comes before any bound.
     let mut best = if deadline.exists() { solver.first_feasible(&contexts) } else { None };
     // Bounds take at most half of the time, and the solution of contexts the rest.
-    let mut open: Vec<BoundedContext> = contexts
+    let open: Vec<BoundedContext> = contexts
         .into_par_iter()
         .map(|context| {
             let bound = match deadline.is_half_over() {
@@ -155,8 +156,9 @@ fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
             BoundedContext { context, bound, bounds: None }
         })
         .collect();
-
-    open.sort_by(|a, b| a.lower_bound().total_cmp(&b.lower_bound()));
+    // Contexts are taken from the front, of up to hundreds of thousands.
+    let mut open = VecDeque::from(open);
+    sort_by_bound(&mut open);
     let feasible: Vec<(Context, f64)> =
         open.iter().filter(|b| b.bound.is_ok()).map(|b| (b.context, b.lower_bound())).collect();
     if !deadline.is_half_over() {
@@ -168,12 +170,13 @@ fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
     // The contexts of a chunk are solved in parallel against one incumbent, so that the outcome does
     // not depend on the number of threads.
     while !open.is_empty() {
-        open.sort_by(|a, b| a.lower_bound().total_cmp(&b.lower_bound()));
+        sort_by_bound(&mut open);
         let incumbent = best.as_ref().map_or(f64::INFINITY, |plan: &FeasiblePlan| plan.time.0);
-        let size = CHUNK.min(open.len());
         let deadline_passed = solver.out_of_time();
-        let mut unrefined: Vec<&mut BoundedContext> = open[..size]
-            .iter_mut()
+        let is_decided = deadline_passed || open[0].lower_bound() >= incumbent;
+        let size = if is_decided { open.len() } else { CHUNK.min(open.len()) };
+        let mut unrefined: Vec<&mut BoundedContext> = open
+            .range_mut(..size)
             .filter(|b| b.needs_refinement() && b.lower_bound() < incumbent && !deadline_passed)
             .collect();
         if !unrefined.is_empty() {
@@ -227,6 +230,13 @@ fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
     };
     let step_factor = request.profile.launch_costs(request.executor).step_factor;
     SearchResult { best, report: report.scaled_to_steps(step_factor) }
+}
+
+/// Sorts contexts by their bounds, the lowest first.
+fn sort_by_bound(contexts: &mut VecDeque<BoundedContext>) {
+    let bounds =
+        |a: &BoundedContext, b: &BoundedContext| a.lower_bound().total_cmp(&b.lower_bound());
+    contexts.make_contiguous().sort_by(bounds);
 }
 
 /// The faster of two plans; the first of equal ones.
@@ -348,6 +358,19 @@ mod tests {
             interrupted += usize::from(report.contexts.iter().any(not_reached));
         }
         assert!(empty > 0 && interrupted > 0, "{empty} without a plan, {interrupted} interrupted");
+    }
+
+    /// Contexts that are left when the time has passed are reported without an effort that grows with their square.
+    #[test]
+    fn a_search_of_very_many_contexts_can_be_interrupted() {
+        let (devices, batch) = (720_720, 720_720);
+        let model = presets::find("cola-60m").unwrap();
+        let profile = profile::preset("a100-80gb").unwrap();
+        let request = Request::new(model, profile, devices, batch, 512);
+        let deadline = Deadline::after_checks(1);
+        let report = search_until(&request, &deadline, &SearchCache::default()).report;
+        assert!(report.contexts.len() > 50_000, "{}", report.contexts.len());
+        assert_eq!(report.status, SearchStatus::TimeLimit);
     }
 
     /// A search that is stopped at once proves nothing, and leaves nothing in the cache that changes a later one.

@@ -21,7 +21,7 @@ use super::training_run::TrainingRunArgs;
 /// Points from which on a sweep asks before it starts.
 const POINTS_ASKED: usize = 10_000;
 
-/// Most points of a sweep, which is what memory holds.
+/// Most points of a sweep, all of whose requests are in memory.
 const POINTS_MAX: usize = 1_000_000;
 
 /// Flags of `whatif`.

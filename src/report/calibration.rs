@@ -1,13 +1,13 @@
 //! The report of a calibration: coverage, repeatability, provenance, and the comparison with measured steps.
 
-use narrows_calibration::upper_median;
 use narrows_calibration::validation::{ClosedLoop, ClosedLoopPlan, PresetCoverage, StepInterval};
-use narrows_cost_model::profile::{MeasuredPoint, Provenance, ProvenanceKind, Repeatability};
+use narrows_cost_model::profile::{Provenance, ProvenanceKind, Repeatability};
 use narrows_cost_model::{KernelClass, Profile};
 use narrows_plan::Seconds;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::Report;
+use super::kernel_coverage::{self, ClassCoverage, KernelRate};
 use super::page::{Align, Page};
 use crate::args::Detail;
 use crate::text::{half_width, percent, plural, signed_percents};
@@ -25,6 +25,8 @@ pub struct CalibrationReport {
     /// Number of plans that were timed.
     plans: usize,
     coverage: Vec<ClassCoverage>,
+    /// Every measurement.
+    kernels: Vec<KernelRate>,
     /// Share of the presets' kernels that were measured.
     presets: Vec<PresetCoverage>,
     repeatability: Option<Repeatability>,
@@ -40,19 +42,6 @@ pub struct CalibrationReport {
     comparison: Option<ClosedLoop>,
 }
 
-/// Measurements of one class of kernels.
-#[derive(Debug, Serialize)]
-struct ClassCoverage {
-    #[serde(rename = "kernels", serialize_with = "class_name")]
-    class: KernelClass,
-    /// Number of shapes, counted once for each number of devices.
-    measured: usize,
-    /// Median relative difference between the slowest and the fastest round.
-    spread_median: f64,
-    /// Half width of the 90 % interval around a price.
-    half_width_90: f64,
-}
-
 /// A group of numbers in a profile.
 #[derive(Debug, Serialize)]
 struct ProfileGroup {
@@ -60,27 +49,6 @@ struct ProfileGroup {
     field: &'static str,
     #[serde(flatten)]
     provenance: Provenance,
-}
-
-/// Serializes the name of a class in JSON.
-fn class_name<S: Serializer>(class: &KernelClass, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(match class {
-        // The names of GEMMs and fused ops in JSON are older than the terms of the glossary, and stay.
-        KernelClass::Gemm => "products",
-        KernelClass::Attention => "attention",
-        KernelClass::Fused => "element-wise and optimizer",
-        KernelClass::Link => "collectives and transfers",
-    })
-}
-
-/// The name of a class in text.
-fn class_title(class: KernelClass) -> &'static str {
-    match class {
-        KernelClass::Gemm => "GEMMs",
-        KernelClass::Attention => "attention",
-        KernelClass::Fused => "fused ops and optimizer",
-        KernelClass::Link => "collectives and transfers",
-    }
 }
 
 impl CalibrationReport {
@@ -94,22 +62,6 @@ impl CalibrationReport {
     ) -> CalibrationReport {
         let file = profile.file();
         let points = file.measured.as_ref().map_or(&[][..], |measured| &measured.points);
-        let half_width_90 = |class| match class {
-            KernelClass::Gemm => file.gemm.relative_error.half_width_90,
-            KernelClass::Attention => file.attention.relative_error.half_width_90,
-            KernelClass::Fused => file.fused.relative_error.half_width_90,
-            KernelClass::Link => file.links.relative_error.half_width_90,
-        };
-        let spread_median = |class| {
-            let spreads = of_class(points, class).map(|point| point.spread);
-            upper_median(spreads.collect()).unwrap_or_default()
-        };
-        let coverage = KernelClass::ALL.into_iter().map(|class| ClassCoverage {
-            class,
-            measured: of_class(points, class).count(),
-            spread_median: spread_median(class),
-            half_width_90: half_width_90(class),
-        });
         let group = |(field, provenance): (&'static str, &Provenance)| ProfileGroup {
             field,
             provenance: provenance.clone(),
@@ -118,7 +70,8 @@ impl CalibrationReport {
             output,
             machine: file.description.clone(),
             plans,
-            coverage: coverage.collect(),
+            coverage: KernelClass::ALL.map(|class| ClassCoverage::new(file, points, class)).into(),
+            kernels: points.iter().map(KernelRate::new).collect(),
             presets,
             repeatability: file.measured.as_ref().and_then(|measured| measured.repeatability),
             warning: profile.warning(),
@@ -150,33 +103,6 @@ impl CalibrationReport {
             ));
         }
         page.fields(&fields);
-    }
-
-    fn coverage(&self, page: &mut Page) {
-        page.heading("Measured kernels");
-        let row = |coverage: &ClassCoverage| {
-            vec![
-                class_title(coverage.class).into(),
-                coverage.measured.to_string(),
-                percent(coverage.spread_median),
-                half_width(coverage.half_width_90),
-            ]
-        };
-        page.table(
-            &[
-                ("kernels", Align::Left),
-                ("shapes", Align::Right),
-                ("rounds apart", Align::Right),
-                ("90 % interval", Align::Right),
-            ],
-            &self.coverage.iter().map(row).collect::<Vec<_>>(),
-        );
-        if self.coverage.iter().any(|coverage| coverage.half_width_90 > 1.0) {
-            page.paragraph(
-                "Intervals beyond ±100 % are factors in both directions. Such prices are unreliable, mostly because \
-                 the machine was busy: measure again.",
-            );
-        }
     }
 
     /// A table with a row for each model size and a column for each model family.
@@ -253,7 +179,7 @@ impl Report for CalibrationReport {
         if let Some(comparison) = &self.comparison {
             compared_plans(&mut page, comparison, detail);
         }
-        self.coverage(&mut page);
+        kernel_coverage::tables(&mut page, &self.coverage, &self.kernels, detail);
         super::prediction::assumed(&mut page, &self.assumed, Detail::Summary);
         self.presets(&mut page);
         if detail == Detail::Full {
@@ -372,8 +298,4 @@ fn kind_name(kind: ProvenanceKind) -> &'static str {
         ProvenanceKind::Published => "published",
         ProvenanceKind::Assumed => "assumed",
     }
-}
-
-fn of_class(points: &[MeasuredPoint], class: KernelClass) -> impl Iterator<Item = &MeasuredPoint> {
-    points.iter().filter(move |point| KernelClass::of(&point.kernel) == class)
 }

@@ -241,15 +241,18 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
     if !listed.is_empty() {
         page.table(&columns, &listed.iter().map(row).collect::<Vec<_>>());
     }
-    let count = |predicate: fn(&ContextOutcome) -> bool| {
-        let rows = meshes.iter().filter(|row| detail == Detail::Summary && predicate(&row.outcome));
-        rows.count() as u64
+    let summarized = |predicate: fn(&ContextOutcome) -> bool| {
+        meshes.iter().filter(move |row| detail == Detail::Summary && predicate(&row.outcome))
     };
+    let count = |predicate| summarized(predicate).count() as u64;
+    let mut bounds: Vec<f64> = summarized(is_pruned).filter_map(|row| row.bound_s).collect();
+    bounds.sort_by(f64::total_cmp);
+    let [low, high] = [bounds.first(), bounds.last()].map(|bound| time(bound.copied()));
     for (meshes, reason) in [
-        (count(is_pruned), "pruned: their bounds are no better than the plan"),
-        (count(is_not_improved), "searched without finding a faster plan"),
-        (count(is_not_reached), "not reached in time"),
-        (explanation.meshes_not_listed as u64, "not listed, with larger bounds"),
+        (count(is_pruned), format!("ruled out (bounds {low} to {high}): no better than the plan")),
+        (count(is_not_improved), "searched without finding a faster plan".into()),
+        (count(is_not_reached), "not reached in time".into()),
+        (explanation.meshes_not_listed as u64, "not listed, with larger bounds".into()),
     ] {
         if meshes > 0 {
             page.line(format!("{} {reason}.", plural_with(meshes, "mesh", "meshes")));

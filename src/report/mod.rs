@@ -17,6 +17,7 @@ mod explain;
 mod field_list;
 mod html;
 mod infeasible;
+mod kernel_coverage;
 mod kernels;
 mod numeric;
 mod page;

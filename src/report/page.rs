@@ -4,7 +4,7 @@ use std::fmt::{Display, Write};
 
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, ContentLineStyle, LineStyle, Table,
-    TableStyle,
+    TableStyle, Width,
 };
 
 use crate::errors::style::HEADING;
@@ -20,6 +20,9 @@ pub const WIDTH: usize = 80;
 
 /// Blanks before everything but headings.
 const INDENT: usize = 2;
+
+/// Columns that words have at least beside numbers that are not wrapped.
+const WORDS_MIN: usize = 8;
 
 /// A document: headings, fields, paragraphs and tables.
 #[derive(Default)]
@@ -88,6 +91,13 @@ impl Page {
         });
     }
 
+    /// Whether the numbers of a table fit into the page without being wrapped.
+    pub fn fits(columns: &[(&str, Align)], rows: &[Vec<String>]) -> bool {
+        let columns: Vec<(String, Align)> =
+            columns.iter().map(|(title, align)| ((*title).to_owned(), *align)).collect();
+        number_widths(&columns, rows).iter().any(Option::is_some)
+    }
+
     /// Appends another page.
     pub fn extend(&mut self, page: Page) {
         self.0.extend(page.0);
@@ -146,14 +156,42 @@ fn table_lines(columns: &[(String, Align)], rows: &[Vec<String>]) -> Vec<String>
     for row in rows {
         table.add_row(row);
     }
-    for (column, (_, align)) in table.column_iter_mut().zip(columns) {
+    let widths = number_widths(columns, rows);
+    for ((column, (_, align)), width) in table.column_iter_mut().zip(columns).zip(widths) {
         column.set_padding((0, 1));
         if *align == Align::Right {
             column.set_cell_alignment(CellAlignment::Right);
-            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
+        if let Some(width) = width {
+            // With its padding.
+            let width = u16::try_from(width + 1).unwrap_or(u16::MAX);
+            column.set_constraint(ColumnConstraint::Absolute(Width::Fixed(width)));
         }
     }
     table.lines().map(|line| format!(" {}", line.trim_end())).collect()
+}
+
+/// Widths of the columns of numbers, whose cells are not wrapped: those of their titles, or where the table would be wider
+/// than the page, those of their titles wrapped between words. All `None` where not even these fit.
+fn number_widths(columns: &[(String, Align)], rows: &[Vec<String>]) -> Vec<Option<usize>> {
+    let characters = |text: &str| text.chars().count();
+    let cells = |index: usize| rows.iter().map(|row| characters(&row[index])).max().unwrap_or(0);
+    let word = |title: &str| title.split(' ').map(characters).max().unwrap_or(0);
+    let of = |title_width: &dyn Fn(&str) -> usize| -> Vec<Option<usize>> {
+        let width = |(index, (title, align)): (usize, &(String, Align))| match align {
+            Align::Right => Some(cells(index).max(title_width(title))),
+            Align::Left => None,
+        };
+        columns.iter().enumerate().map(width).collect()
+    };
+    let fits = |widths: &Vec<Option<usize>>| {
+        let width = |(index, width): (usize, &Option<usize>)| {
+            width.unwrap_or_else(|| cells(index).min(WORDS_MIN)) + 2
+        };
+        widths.iter().enumerate().map(width).sum::<usize>() <= WIDTH - INDENT
+    };
+    let candidates = [of(&characters), of(&word)];
+    candidates.into_iter().find(fits).unwrap_or_else(|| vec![None; columns.len()])
 }
 
 /// Wraps a text into lines of at most `width` columns. A longer word has its own line.
@@ -198,5 +236,21 @@ mod tests {
         let text = page.text();
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(text.contains("1.0 ms"));
+    }
+    /// Titles of numbers are wrapped before the numbers and the words beside them.
+    #[test]
+    fn tables_of_many_numbers_fit() {
+        for (count, are_wrapped) in [(1, false), (4, false), (7, false), (12, true)] {
+            let mut columns = vec![("title of numbers", Align::Right); count];
+            columns.push(("words", Align::Left));
+            let mut row = vec!["12.5 ms".to_owned(); count];
+            row.push("T4 D8 b2 Z1".into());
+            let mut page = Page::default();
+            page.table(&columns, &[row]);
+            let text = page.text();
+            assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+            assert_eq!(!text.contains("12.5 ms"), are_wrapped, "{text}");
+            assert!(text.contains("T4 D8 b2") || are_wrapped, "{text}");
+        }
     }
 }

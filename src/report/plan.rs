@@ -171,7 +171,18 @@ impl<'a> PlanReport<'a> {
                 format!("{} between blocks{crossing}", layout_phrase(plan.hidden_layout)),
             ),
             ("executor", plan.executor.name().into()),
+            ("recompute", self.recomputed()),
         ]
+    }
+
+    /// Largest number of activations that a block recomputes in its backward pass.
+    fn recomputed(&self) -> String {
+        let blocks = self.decisions.blocks.values();
+        match blocks.map(|block| block.recompute.len()).max().unwrap_or(0) {
+            0 => "none".into(),
+            1 => "1 activation of a block".into(),
+            most => format!("up to {most} activations of a block"),
+        }
     }
 
     /// Parameters, blocks, width and ranks of the model.

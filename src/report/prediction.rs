@@ -10,7 +10,7 @@ use super::page::{Align, Page};
 use super::{assumptions, kernels};
 use crate::args::Detail;
 use crate::breakdown;
-use crate::text::{percent, thousands};
+use crate::text::{percent, rate, thousands};
 
 /// A prediction with the memory limit that it is compared to.
 #[derive(Serialize, JsonSchema)]
@@ -29,11 +29,15 @@ impl PredictionReport<'_> {
         let [low, high] = prediction.step_time_interval_s.map(Seconds);
         let step_time = Seconds(prediction.step_time_s);
         let tokens_per_s = thousands(prediction.tokens_per_s.round() as u64);
+        let flop_rate = rate(prediction.flops_per_s_per_device, "FLOP");
         let mut fields = vec![
             ("step time".to_owned(), format!("{step_time} (90 % interval: {low} to {high})")),
             (
                 "throughput".into(),
-                format!("{tokens_per_s} tokens/s, MFU {}", percent(prediction.mfu)),
+                format!(
+                    "{tokens_per_s} tokens/s, {flop_rate} a device, MFU {}",
+                    percent(prediction.mfu)
+                ),
             ),
         ];
         let stages = prediction.peak_memory_bytes.iter().enumerate();

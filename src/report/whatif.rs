@@ -256,6 +256,9 @@ const RUN_RESULTS: [(&str, Align); 6] = [
     ("plan", Align::Left),
 ];
 
+/// Columns that make room for many swept fields, in this order.
+const DISPENSABLE: [&str; 5] = ["MFU", "90 %", "memory", "goodput", "kWh"];
+
 /// Title of the column of a field. The last part of a path tells the columns of a table apart well enough.
 fn title(name: &str) -> String {
     match name {
@@ -312,8 +315,8 @@ impl Report for WhatIfReport<'_> {
         let settings = titles.iter().map(|title| (title.as_str(), Align::Right));
         let has_runs = self.has_runs();
         let results = if has_runs { &RUN_RESULTS[..] } else { &RESULTS[..] };
-        let columns: Vec<(&str, Align)> = settings.chain(results.iter().copied()).collect();
-        let rows: Vec<Vec<String>> = self
+        let mut columns: Vec<(&str, Align)> = settings.chain(results.iter().copied()).collect();
+        let mut rows: Vec<Vec<String>> = self
             .points
             .iter()
             .map(|point| {
@@ -321,8 +324,19 @@ impl Report for WhatIfReport<'_> {
                 settings.chain(point.result.cells(has_runs)).collect()
             })
             .collect();
+        let mut left_out = vec![];
+        for title in DISPENSABLE {
+            let index = columns.iter().rposition(|(known, _)| *known == title);
+            let Some(index) = index.filter(|_| !Page::fits(&columns, &rows)) else { continue };
+            columns.remove(index);
+            rows.iter_mut().for_each(|row| drop(row.remove(index)));
+            left_out.push(title);
+        }
         page.heading("Points");
         page.table(&columns, &rows);
+        if !left_out.is_empty() {
+            page.paragraph(&format!("Left out, and in --csv: {}.", left_out.join(", ")));
+        }
         page.paragraph(PLAN_LEGEND);
         page
     }

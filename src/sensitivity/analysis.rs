@@ -1,5 +1,6 @@
 //! All variants of a request in parallel, and what follows from them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use narrows_plan::Plan;
@@ -124,7 +125,7 @@ struct Variants<'a> {
     present: &'a Plan,
     numbers: &'a [VariedNumber],
     cache: SearchCache,
-    stop: &'a AtomicBool,
+    stop: &'a Arc<AtomicBool>,
     planned: Vec<(VariantKey, Variant)>,
 }
 
@@ -151,10 +152,10 @@ impl Variants<'_> {
                 progress();
                 return Ok(None);
             };
-            let variant = Variant::new(self.scenario, self.present, &value, &self.cache);
+            let variant = Variant::new(self.scenario, self.present, &value, &self.cache, self.stop);
             progress();
             // A value that a field does not take, such as an efficiency above one, is no variant.
-            Ok(variant.ok().map(|variant| (*key, variant)))
+            Ok(variant.ok().flatten().map(|variant| (*key, variant)))
         };
         let planned: CommandResult<Vec<_>> = keys.par_iter().map(plan).collect();
         self.planned.extend(planned?.into_iter().flatten());
@@ -187,7 +188,7 @@ pub fn analyse(
     request: &Request,
     present: &Plan,
     step: &StepSample,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
     begin: &dyn Fn(u64),
     progress: &(dyn Fn() + Sync),
 ) -> CommandResult<Analysis> {

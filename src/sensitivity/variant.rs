@@ -1,9 +1,14 @@
 //! Step times for one value of a number: of the fastest plan for it, and of the present plan.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use narrows_cost_model::Profile;
 use narrows_cost_model::interval::ErrorModel;
 use narrows_plan::{CheckedProgram, Plan, PlanSource};
-use narrows_planner::{Prediction, Request, SearchCache, kernels, predict, search_with_cache};
+use narrows_planner::{
+    Prediction, Request, SearchCache, SearchStatus, kernels, predict, search_until_stopped,
+};
 
 use crate::args::validate;
 use crate::errors::CommandResult;
@@ -64,7 +69,8 @@ impl StepSample {
 }
 
 impl Variant {
-    /// Plans a request anew with one number at another value, and prices the present plan for it.
+    /// Plans a request anew with one number at another value, and prices the present plan for it. `None` if `stop` ended
+    /// the search.
     ///
     /// # Errors
     /// A value that its field does not take.
@@ -73,12 +79,16 @@ impl Variant {
         present: &Plan,
         value: &ScaledValue,
         cache: &SearchCache,
-    ) -> CommandResult<Variant> {
+        stop: &Arc<AtomicBool>,
+    ) -> CommandResult<Option<Variant>> {
         let request = scenario.request(&value.settings)?;
         let kept = kept(present, &request);
         let (mut replanned, mut failed_solves) = (None, 0);
         if validate(&request).is_ok() {
-            let result = search_with_cache(&request, cache);
+            let result = search_until_stopped(&request, cache, stop);
+            if result.report.status == SearchStatus::TimeLimit && stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
             failed_solves = result.report.failed_solves;
             if let Some(best) = result.best {
                 let priced = PricedPlan::of_search(&request, best)?;
@@ -86,7 +96,7 @@ impl Variant {
                 replanned = Some(ReplannedVariant { plan: priced.plan, step });
             }
         }
-        Ok(Variant { factor: value.factor, replanned, kept, failed_solves })
+        Ok(Some(Variant { factor: value.factor, replanned, kept, failed_solves }))
     }
 }
 

@@ -1,10 +1,13 @@
 //! The points of a sweep, and their plans.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use narrows_cost_model::{TrainingRunEstimate, TrainingRunTerms};
 use narrows_plan::{Bytes, Plan};
-use narrows_planner::{Prediction, Request, SearchCache, SearchReport, search_with_cache};
+use narrows_planner::{
+    Prediction, Request, SearchCache, SearchReport, SearchStatus, search_until_stopped,
+};
 use rayon::prelude::*;
 use serde_json::Value;
 
@@ -163,11 +166,12 @@ impl Sweep {
     }
 }
 
-/// Plans every point, in parallel and with one cache, until `stop` is set. Outcomes are in the order of the points.
+/// Plans every point, in parallel and with one cache, until `stop` is set. Outcomes are in the order of the points; points
+/// whose search was stopped are not reached.
 pub fn plan_points(
     points: &[&Point],
     cache: &SearchCache,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
     progress: &(dyn Fn() + Sync),
 ) -> Vec<PointOutcome> {
     points
@@ -176,19 +180,22 @@ pub fn plan_points(
             if stop.load(Ordering::Relaxed) {
                 return PointOutcome::NotReached;
             }
-            let outcome = plan_point(point, cache);
+            let outcome = plan_point(point, cache, stop);
             progress();
             outcome
         })
         .collect()
 }
 
-fn plan_point(point: &Point, cache: &SearchCache) -> PointOutcome {
+fn plan_point(point: &Point, cache: &SearchCache, stop: &Arc<AtomicBool>) -> PointOutcome {
     let request = &point.request;
     if let Err(failure) = validate(request) {
         return PointOutcome::Invalid(failure.problems);
     }
-    let result = search_with_cache(request, cache);
+    let result = search_until_stopped(request, cache, stop);
+    if result.report.status == SearchStatus::TimeLimit && stop.load(Ordering::Relaxed) {
+        return PointOutcome::NotReached;
+    }
     let Some(best) = result.best else { return PointOutcome::Infeasible(result.report) };
     let planned = || -> CommandResult<PlannedPoint> {
         let priced = PricedPlan::of_search(request, best)?;

@@ -12,6 +12,7 @@ mod doctor;
 mod documents;
 mod errors;
 mod files;
+mod interrupts;
 mod plan;
 mod run;
 mod sensitivity;

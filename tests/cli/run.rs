@@ -321,3 +321,13 @@ fn outputs_must_be_different_files() {
     assert!(message.contains("--trace:") && message.contains("--metrics writes to"), "{message}");
     assert!(!file.exists());
 }
+
+#[test]
+fn a_collapsing_loss_is_warned_of() {
+    let flags = "--steps 20 --warm-up-steps 0 --clip-norm 1e30";
+    let warning = "Warning: the loss has collapsed";
+    let hot = stdout(&format!("{SMALL} {flags} --learning-rate 1"));
+    assert!(hot.contains(warning) && hot.contains("--learning-rate or more"), "{hot}");
+    let falling = stdout(&format!("{SMALL} {flags} --learning-rate 0.001"));
+    assert!(!falling.contains(warning), "{falling}");
+}

@@ -14,8 +14,9 @@ fn a_report_has_the_decisions_and_the_prediction() {
         "tensor 4 × pipeline 1 × data 1",
         "sharded on features between blocks",
         "step time",
-        "tokens/s",
-        "MFU",
+        "tokens/s, ",
+        " TFLOP/s a device, MFU ",
+        "recompute     none",
         "GiB per device of 77.0 GiB",
         "Where the time goes",
         "Blocks 0–31 (`block`)",
@@ -61,4 +62,80 @@ fn a_plan_on_standard_output_moves_the_report_to_standard_error() {
     let output = assert.get_output();
     assert!(output.stdout.starts_with(b"{"));
     assert!(String::from_utf8_lossy(&output.stderr).contains("Where the time goes"));
+}
+
+/// Columns of a terminal that a line takes: two for every character that may be wide, such as ideographs. Absolute paths,
+/// which are not wrapped, depend on the machine and are not counted.
+fn columns(line: &str) -> usize {
+    let is_narrow = |c: char| c < '\u{1100}' || ('\u{2000}'..'\u{2c00}').contains(&c);
+    let words = line.split(' ').map(|word| if word.starts_with('/') { "" } else { word });
+    let characters = words.flat_map(|word| word.chars().chain([' ']));
+    let columns: usize = characters.map(|c| if is_narrow(c) { 1 } else { 2 }).sum();
+    columns - 1
+}
+
+/// Every report fits a terminal of 80 columns, with details too. Commands that are not listed print no report.
+#[test]
+fn every_report_fits_80_columns() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (plan, other, profile) = (at("a.json"), at("b.json"), at("profile.json"));
+    let tokens = at("tokens.bin");
+    let model = "--model cola-60m --sequence-length 512";
+    for (file, strategy) in [(&plan, "auto"), (&other, "btp")] {
+        let mesh = "--devices 4 --tensor 2 --pipeline 2 --global-batch 8";
+        stdout(&format!("plan {model} {mesh} --strategy {strategy} --output {file}"));
+    }
+    let reports = [
+        ("plan", format!("{model} --devices 64 --pipeline 8 --global-batch 64")),
+        ("plan", "--model models/mixed-ranks.json --devices 8 --tensor 4 --tokens 3e11".into()),
+        ("cost", format!("{plan} --global-batch 16")),
+        ("explain", plan.clone()),
+        ("explain", "--model lax-60m --devices 8 --tensor 8".into()),
+        ("validate", String::new()),
+        (
+            "whatif",
+            format!(
+                "{model} --sweep devices=1,2 --sweep rank=64,128 \
+                 --sweep hardware.links.inter_node.bandwidth_gbps=5,10 --sweep memory_limit=1GiB,1MiB"
+            ),
+        ),
+        ("whatif", format!("{model} --list")),
+        (
+            "whatif",
+            format!(
+                "{model} --devices 8 --until fits --vary hardware.device.memory_bytes=4e9..8e10*2"
+            ),
+        ),
+        ("sensitivity", format!("{model} --devices 2")),
+        ("compare", format!("{plan} {other}")),
+        ("check", plan.clone()),
+        ("data", format!("README.md --output {tokens}")),
+        ("doctor", String::new()),
+        ("calibrate", format!("--quick --threads 1 --devices 1 --output {profile}")),
+        ("run", format!("{} --steps 20", super::run::SMALL.trim_start_matches("run "))),
+        ("run", "--backend null --model cola-tiny --devices 2 --tensor 2".into()),
+    ];
+    for (command, arguments) in &reports {
+        let help = stdout(&format!("{command} --help"));
+        for details in ["", "--details"] {
+            if !details.is_empty() && !help.contains(details) {
+                continue;
+            }
+            let report = stdout(&format!("{command} {arguments} {details}"));
+            assert!(!report.trim().is_empty(), "{command} {arguments} {details}");
+            for line in report.lines() {
+                assert!(columns(line) <= 80, "{command} {arguments} {details}: {line}");
+            }
+        }
+    }
+    let listed = |command: &str| reports.iter().any(|(known, _)| *known == command);
+    let help = stdout("--help");
+    let (_, commands) = help.split_once("Commands:\n").unwrap();
+    let names = commands.lines().take_while(|line| !line.is_empty());
+    let names = names.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    let without_report = ["convert", "schema", "ui", "help", ""];
+    for name in names.filter(|name| !without_report.contains(name)) {
+        assert!(listed(name), "the width of `{name}` is checked");
+    }
 }

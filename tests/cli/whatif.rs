@@ -317,3 +317,18 @@ fn bad_break_even_questions_are_refused() {
         assert!(message.contains(part), "{arguments}: {message}");
     }
 }
+
+/// Many swept fields leave no room for all results. Numbers are never broken.
+#[test]
+fn tables_of_many_fields_keep_their_numbers_whole() {
+    let text = stdout(&format!(
+        "{SMALL} --sweep devices=2 --sweep rank=64,128 --sweep global_batch=64 \
+         --sweep hardware.links.inter_node.bandwidth_gbps=12.5 --sweep memory_limit=20GiB"
+    ));
+    assert!(text.contains("Left out, and in --csv: MFU"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let rows = text.lines().filter(|line| line.contains(" ms ") || line.contains(" s "));
+    let rows: Vec<&str> = rows.filter(|line| line.contains("20GiB")).collect();
+    assert_eq!(rows.len(), 2, "{text}");
+    assert!(rows.iter().all(|row| row.contains(',')), "tokens per second are whole: {text}");
+}

@@ -1,0 +1,56 @@
+//! Ctrl-C during long analyses: the answer has what is done.
+#![cfg(target_os = "linux")]
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Bit of SIGINT in a mask of signals.
+const SIGINT_BIT: u64 = 1 << 1;
+
+/// Whether a process handles SIGINT itself.
+fn handles_interrupts(child: &Child) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & SIGINT_BIT != 0)
+}
+
+/// The answer of a command that takes minutes, after Ctrl-C.
+fn interrupted(arguments: &str) -> Value {
+    let child = Command::new(env!("CARGO_BIN_EXE_narrows"))
+        .args(arguments.split_whitespace())
+        .args(["--format", "json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !handles_interrupts(&child) {
+        assert!(Instant::now() < deadline, "{arguments}: no handler in two minutes");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{arguments}: {output:?}");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+#[test]
+fn interrupted_analyses_answer_with_what_is_done() {
+    let request = "--model cola-7b --sequence-length 4096";
+    let sweep = format!("{request} --sweep devices=16..64*2 --sweep rank=64..1024+64");
+    let answer = interrupted(&format!("whatif {sweep}"));
+    assert_eq!(answer["is_complete"], false);
+    assert!(answer["points"].as_array().unwrap().len() < 3 * 16, "{answer}");
+    let field = "hardware.links.inter_node.bandwidth_gbps=1..1000";
+    let question = format!("--break-even {field} --between btp+tensor=8,data-parallel");
+    let answer = interrupted(&format!("whatif {request} --devices 64 {question}"));
+    assert_eq!(answer["is_complete"], false);
+    let answer = interrupted(&format!("sensitivity {request} --devices 16"));
+    assert_eq!(answer["is_complete"], false);
+    assert!(answer["prediction"]["step_time_s"].is_f64(), "the present plan is known: {answer}");
+}
