@@ -16,11 +16,12 @@ mod table;
 mod training_run;
 
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
-pub use memory::{SegmentBytes, segment_bytes};
-pub use price::{KernelPrice, PriceSource, Prices, scale_measurements};
+pub use memory::{SegmentBytes, kept_bytes};
+pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, scale_measurements};
 pub use profile::{Executor, Profile};
 pub use segment::{
-    MemoryRows, OpTimes, PricedSpace, SegmentTime, StepPhases, decode_assignment, segment_time,
+    ChoiceBytes, MemoryRows, OpTimes, PricedSpace, SegmentTime, StepPhases, decode_assignment,
+    pass_time,
 };
 pub use simulate::{
     Breakdown, PassSpan, SimulatedStep, StageSync, StageTime, StepPart, SyncedStages, Timeline,

@@ -7,7 +7,7 @@
 
 use narrows_plan::emit::activation_bytes;
 use narrows_plan::graph::{Op, OpId, ValueId};
-use narrows_plan::strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace};
+use narrows_plan::strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace, Strategy};
 use narrows_plan::{Bytes, Context, Dim, Layout};
 
 /// Bytes that one instance of a segment occupies between its passes.
@@ -26,38 +26,30 @@ impl SegmentBytes {
     }
 }
 
-/// The bytes of one instance of a segment under a choice.
-pub fn segment_bytes(
-    space: &SegmentSpace,
-    context: &Context,
-    choice: &SegmentChoice,
-) -> SegmentBytes {
-    let mut bytes = SegmentBytes::default();
-    for id in space.segment.op_ids() {
-        let own = op_bytes(space, context, id, &choice.ops[id.0 as usize]);
-        bytes.resident += own.resident;
-        bytes.kept += own.kept;
-    }
-    for id in space.segment.value_ids() {
-        bytes.kept += flow_kept_bytes(space, id, &choice.flows[id.0 as usize]);
-    }
-    bytes
+/// The bytes that one instance of a segment keeps for each microbatch in flight under a choice.
+pub fn kept_bytes(space: &SegmentSpace, choice: &SegmentChoice) -> Bytes {
+    let ops = space.segment.op_ids().map(|id| op_kept_bytes(space, id, &choice.ops[id.0 as usize]));
+    let flow = |id: ValueId| flow_kept_bytes(space, id, &choice.flows[id.0 as usize]);
+    ops.chain(space.segment.value_ids().map(flow)).sum()
 }
 
-/// The bytes of an op: its parameters, and the statistics that are always kept.
-pub(crate) fn op_bytes(
+/// The bytes of an op's parameters with their gradients and optimizer states.
+pub(crate) fn op_resident_bytes(
     space: &SegmentSpace,
     context: &Context,
     id: OpId,
-    option: &OpOption,
-) -> SegmentBytes {
-    let parameter = space.parameters(id, option.choice.strategy, context);
-    let resident = parameter.map_or(Bytes(0), |parameter| parameter.resident_bytes(context));
-    let kept = match space.segment.op(id).op {
-        Op::Norm { .. } => Bytes(4 * context.rows(option.choice.inputs[0].forward)),
+    strategy: Strategy,
+) -> Bytes {
+    let parameters = space.parameters(id, strategy, context);
+    parameters.map_or(Bytes(0), |parameters| parameters.resident_bytes(context))
+}
+
+/// The bytes of the statistics that an op always keeps.
+pub(crate) fn op_kept_bytes(space: &SegmentSpace, id: OpId, option: &OpOption) -> Bytes {
+    match space.segment.op(id).op {
+        Op::Norm { .. } => Bytes(4 * space.context.rows(option.choice.inputs[0].forward)),
         _ => Bytes(0),
-    };
-    SegmentBytes { resident, kept }
+    }
 }
 
 /// The bytes of a value's copies that are kept for the backward pass. A latent that crosses between two blocks is one

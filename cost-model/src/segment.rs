@@ -7,7 +7,7 @@
 //! for one instance of the segment, m microbatches a step. The table's links demand equal layouts at the two ends of
 //! a port, and that values read by the backward pass are kept or recomputed.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use narrows_plan::emit::{
     InstrTemplate, copy_forward, copy_recompute, flow_backward, flow_forward, flow_recompute,
@@ -21,7 +21,7 @@ use narrows_plan::strategy::{
 };
 use narrows_plan::{Bytes, Context, EdgeLayout, Layout, Seconds};
 
-use crate::memory::{flow_kept_bytes, op_bytes};
+use crate::memory::{SegmentBytes, flow_kept_bytes, op_kept_bytes, op_resident_bytes};
 use crate::price::KernelPrice;
 use crate::table::{
     CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
@@ -72,9 +72,14 @@ pub struct PricedSpace {
     pub space: SegmentSpace,
     ops: OpTimes,
     /// Forward plus backward time of one microbatch.
-    flows: Vec<Vec<Seconds>>,
+    flows: Arc<[Vec<Seconds>]>,
     links: Arc<[TableLink]>,
+    /// Bytes of every choice that are kept for each microbatch in flight, once counted.
+    kept_bytes: OnceLock<ChoiceBytes>,
 }
+
+/// Bytes of the choices of a table, by node.
+pub type ChoiceBytes = Arc<[Vec<Bytes>]>;
 
 /// The times of every alternative of every op for one microbatch. They do not depend on the boundary layout.
 #[derive(Clone, Debug)]
@@ -109,7 +114,7 @@ impl PricedSpace {
         let of_op = |id| times_of_op(&space, id, price);
         let ops = op_times.unwrap_or_else(|| OpTimes(space.segment.op_ids().map(of_op).collect()));
         let flows = space.segment.value_ids().map(|id| times_of_flows(&space, id, price)).collect();
-        PricedSpace { space, ops, flows, links }
+        PricedSpace { space, ops, flows, links, kept_bytes: OnceLock::new() }
     }
 
     /// The times of the ops, for the same segment with other boundary layouts.
@@ -136,27 +141,75 @@ impl PricedSpace {
         let mut table =
             CostTable { nodes: nodes.collect(), links: self.links.to_vec(), rows: vec![] };
         if memory_rows == MemoryRows::ResidentAndKept {
-            add_rows(&self.space, context, &mut table);
+            self.add_rows(step_phases, &mut table);
         }
         table
+    }
+
+    /// Adds the memory rows to a table without any.
+    fn add_rows(&self, step_phases: &StepPhases, table: &mut CostTable) {
+        for (name, bytes) in
+            ["resident bytes", "kept bytes"].into_iter().zip(self.row_bytes(step_phases))
+        {
+            let row = MemoryRowId(table.rows.len() as u32);
+            table.rows.push(MemoryRow { name: name.into(), limit: Bytes(u64::MAX) });
+            for (node, bytes) in table.nodes.iter_mut().zip(bytes.iter()) {
+                for (choice, bytes) in node.choices.iter_mut().zip(bytes) {
+                    choice.bytes.extend((bytes.0 > 0).then_some((row, *bytes)));
+                }
+            }
+        }
+    }
+
+    /// The bytes of the [`table`](PricedSpace::table)'s choices by memory row: resident, kept.
+    fn row_bytes(&self, step_phases: &StepPhases) -> [ChoiceBytes; 2] {
+        let without = |flows: &Vec<Seconds>| vec![Bytes(0); flows.len()];
+        let resident = self.op_resident_bytes(step_phases).into_iter();
+        [resident.chain(self.flows.iter().map(without)).collect(), self.kept_bytes()]
+    }
+
+    /// The resident bytes of the options of each op. Flows have none.
+    pub fn op_resident_bytes(&self, step_phases: &StepPhases) -> Vec<Vec<Bytes>> {
+        let of_op = |id: OpId| {
+            let options = self.space.ops[id.0 as usize].iter();
+            options.map(|option| step_phases.of(id, option.choice.strategy).resident).collect()
+        };
+        self.space.segment.op_ids().map(of_op).collect()
+    }
+
+    /// The bytes of the [`table`](PricedSpace::table)'s choices that are kept for each microbatch in flight.
+    pub fn kept_bytes(&self) -> ChoiceBytes {
+        self.kept_bytes.get_or_init(|| kept_bytes_by_choice(&self.space)).clone()
     }
 
     /// The times of the [`table`](PricedSpace::table)'s choices in seconds, by node. Without bytes, tables of different
     /// contexts differ in these times only.
     pub fn times(&self, context: &Context, step_phases: &StepPhases) -> Vec<Vec<f64>> {
         let microbatches = context.workload.microbatches(&context.mesh);
+        let of_value = |flows: &Vec<Seconds>| {
+            flows.iter().map(|time| (*time * microbatches as f64).0).collect()
+        };
+        let ops = self.op_step_times(context, step_phases).into_iter();
+        ops.chain(self.flows.iter().map(of_value)).collect()
+    }
+
+    /// The times of the options of each op in a step, in seconds.
+    pub fn op_step_times(&self, context: &Context, step_phases: &StepPhases) -> Vec<Vec<f64>> {
+        let microbatches = context.workload.microbatches(&context.mesh);
         let of_op = |id: OpId| {
             let time = |(option, time): (&OpOption, &SegmentTime)| {
-                let step_phase = step_phases.of(id, option.choice.strategy);
+                let step_phase = step_phases.of(id, option.choice.strategy).time;
                 (time.total(microbatches) + step_phase).0
             };
             let options = &self.space.ops[id.0 as usize];
             options.iter().zip(&self.ops.0[id.0 as usize]).map(time).collect()
         };
-        let of_value = |flows: &Vec<Seconds>| {
-            flows.iter().map(|time| (*time * microbatches as f64).0).collect()
-        };
-        self.space.segment.op_ids().map(of_op).chain(self.flows.iter().map(of_value)).collect()
+        self.space.segment.op_ids().map(of_op).collect()
+    }
+
+    /// Forward plus backward time of each flow of each value for one microbatch.
+    pub fn flow_times(&self) -> Arc<[Vec<Seconds>]> {
+        self.flows.clone()
     }
 
     /// The number of choices of each node of the [`table`](PricedSpace::table).
@@ -170,21 +223,33 @@ impl PricedSpace {
     }
 }
 
-/// The times of a segment's ops in the step phase of one context, by strategy. They do not depend on the boundary
-/// layout.
+/// The step phase of an op under one strategy.
+#[derive(Clone, Copy, Debug, Default)]
+struct OpStep {
+    /// Gradient reductions and updates.
+    time: Seconds,
+    /// The updates.
+    update: Seconds,
+    /// Bytes of the parameters with their gradients and optimizer states.
+    resident: Bytes,
+}
+
+/// The step phases of a segment's ops in one context, by strategy. They depend on neither the boundary layout nor the
+/// workload.
 #[derive(Clone, Debug)]
-pub struct StepPhases(Vec<Vec<(Strategy, Seconds)>>);
+pub struct StepPhases(Vec<Vec<(Strategy, OpStep)>>);
 
 impl StepPhases {
     /// Prices the step phases of all ops of `space` in a context with the same tensor axis.
     pub fn new(space: &SegmentSpace, context: &Context, price: KernelPrice) -> StepPhases {
         let of_op = |id: OpId| {
-            let mut steps: Vec<(Strategy, Seconds)> = vec![];
+            let mut steps: Vec<(Strategy, OpStep)> = vec![];
             for option in &space.ops[id.0 as usize] {
                 let strategy = option.choice.strategy;
                 if steps.iter().all(|(known, _)| *known != strategy) {
                     let (reduce, update) = step_time(space, context, id, strategy, price);
-                    steps.push((strategy, reduce + update));
+                    let resident = op_resident_bytes(space, context, id, strategy);
+                    steps.push((strategy, OpStep { time: reduce + update, update, resident }));
                 }
             }
             steps
@@ -192,9 +257,19 @@ impl StepPhases {
         StepPhases(space.segment.op_ids().map(of_op).collect())
     }
 
-    fn of(&self, id: OpId, strategy: Strategy) -> Seconds {
+    fn of(&self, id: OpId, strategy: Strategy) -> OpStep {
         let step = self.0[id.0 as usize].iter().find(|(known, _)| *known == strategy);
-        step.map(|(_, time)| *time).unwrap_or_default()
+        step.map(|(_, step)| *step).unwrap_or_default()
+    }
+
+    /// Adds the step phase and the resident bytes of a choice.
+    pub fn add_to(&self, choice: &SegmentChoice, time: &mut SegmentTime, bytes: &mut SegmentBytes) {
+        for (op, option) in choice.ops.iter().enumerate() {
+            let step = self.of(OpId(op as u32), option.choice.strategy);
+            time.step_phase += step.time;
+            time.update += step.update;
+            bytes.resident += step.resident;
+        }
     }
 
     /// Lower and upper bound of the segment's time in the step phase: sums of each op's least and largest time.
@@ -202,7 +277,7 @@ impl StepPhases {
         let mut range = [Seconds(0.0); 2];
         for steps in &self.0 {
             let extreme = |pick: fn(f64, f64) -> f64| {
-                Seconds(steps.iter().map(|(_, step)| step.0).reduce(pick).unwrap_or(0.0))
+                Seconds(steps.iter().map(|(_, step)| step.time.0).reduce(pick).unwrap_or(0.0))
             };
             range[0] += extreme(f64::min);
             range[1] += extreme(f64::max);
@@ -372,20 +447,13 @@ impl ReshardTimes<'_> {
     }
 }
 
-/// The times of one instance of a segment under a choice: the sum over its kernels.
-pub fn segment_time(
-    space: &SegmentSpace,
-    context: &Context,
-    choice: &SegmentChoice,
-    price: KernelPrice,
-) -> SegmentTime {
+/// The times of one instance of a segment in the passes of one microbatch under a choice: the sum over its kernels. The
+/// step phase is left at zero; [`StepPhases::add_to`] adds it.
+pub fn pass_time(space: &SegmentSpace, choice: &SegmentChoice, price: KernelPrice) -> SegmentTime {
     let mut total = SegmentTime::default();
     for id in space.segment.op_ids() {
         let option = &choice.ops[id.0 as usize];
         op_times(space, id, std::slice::from_ref(option), price).for_each(|time| total.add(time));
-        let (reduce, update) = step_time(space, context, id, option.choice.strategy, price);
-        total.step_phase += reduce + update;
-        total.update += update;
     }
     for id in space.segment.value_ids() {
         total.add(flow_time(space, id, &choice.flows[id.0 as usize], price));
@@ -538,29 +606,15 @@ fn index_of<T: PartialEq>(keys: &mut Vec<T>, key: T) -> u8 {
     u8::try_from(index).expect("a port has fewer than 64 layouts")
 }
 
-/// Memory row of parameters, gradients and optimizer states.
-const RESIDENT_ROW: MemoryRowId = MemoryRowId(0);
-/// Memory row of the activations kept from a forward pass to its backward pass.
-const KEPT_ROW: MemoryRowId = MemoryRowId(1);
-
-fn add_rows(space: &SegmentSpace, context: &Context, table: &mut CostTable) {
-    for name in ["resident bytes", "kept bytes"] {
-        table.rows.push(MemoryRow { name: name.into(), limit: Bytes(u64::MAX) });
-    }
-    let count = |choice: &mut TableChoice, row: MemoryRowId, bytes: Bytes| {
-        choice.bytes.extend((bytes.0 > 0).then_some((row, bytes)));
+/// The bytes of every choice that are kept for each microbatch in flight.
+fn kept_bytes_by_choice(space: &SegmentSpace) -> ChoiceBytes {
+    let of_op = |id: OpId| {
+        let options = space.ops[id.0 as usize].iter();
+        options.map(|option| op_kept_bytes(space, id, option)).collect()
     };
-    for (node, options) in space.ops.iter().enumerate() {
-        for (option, choice) in options.iter().zip(&mut table.nodes[node].choices) {
-            let bytes = op_bytes(space, context, OpId(node as u32), option);
-            count(choice, RESIDENT_ROW, bytes.resident);
-            count(choice, KEPT_ROW, bytes.kept);
-        }
-    }
-    for (value, flows) in space.flows.iter().enumerate() {
-        let choices = &mut table.nodes[space.ops.len() + value].choices;
-        for (flow, choice) in flows.iter().zip(choices) {
-            count(choice, KEPT_ROW, flow_kept_bytes(space, ValueId(value as u32), flow));
-        }
-    }
+    let of_value = |id: ValueId| {
+        let flows = space.flows[id.0 as usize].iter();
+        flows.map(|flow| flow_kept_bytes(space, id, flow)).collect()
+    };
+    space.segment.op_ids().map(of_op).chain(space.segment.value_ids().map(of_value)).collect()
 }

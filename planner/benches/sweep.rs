@@ -2,14 +2,16 @@
 //! Each point is searched to the end and predicted. Prints points per second with one cache for all points, and the
 //! ratio to the rate without a shared cache.
 //!
-//! `cargo bench -p narrows-planner --bench sweep`
+//! `cargo bench -p narrows-planner --bench sweep`, or with numbers of devices: `… --bench sweep -- 16 64`
 
 use std::time::Instant;
 
 use narrows_cost_model::profile;
 use narrows_plan::Bytes;
 use narrows_plan::model::presets;
-use narrows_planner::{MemoryLimit, Request, SearchCache, predict_program, search_with_cache};
+use narrows_planner::{
+    MemoryLimit, Request, SearchCache, equal_searches, predict_program, search_with_cache,
+};
 use rayon::prelude::*;
 
 /// The allocator of the command line.
@@ -29,7 +31,9 @@ fn main() {
     let shared = SearchCache::default();
     let (mut points, mut total) = (0, 0.0);
     println!("devices  points  one cache  points/s  speedup over separate caches");
-    for devices in DEVICES {
+    let chosen: Vec<u64> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    let is_chosen = |devices: &u64| chosen.is_empty() || chosen.contains(devices);
+    for devices in DEVICES.into_iter().filter(is_chosen) {
         let requests = requests(devices);
         let sample: Vec<Request> = requests.iter().step_by(SAMPLE).cloned().collect();
         let with_shared = seconds(&requests, |request| plan(request, &shared));
@@ -74,6 +78,8 @@ fn plan(request: &Request, cache: &SearchCache) {
 
 fn seconds(points: &[Request], plan: impl Fn(&Request) + Send + Sync) -> f64 {
     let begin = Instant::now();
-    points.par_iter().for_each(plan);
+    let requests: Vec<&Request> = points.iter().collect();
+    let groups = equal_searches(&requests);
+    groups.par_iter().for_each(|group| group.iter().for_each(|index| plan(&points[*index])));
     begin.elapsed().as_secs_f64()
 }

@@ -13,7 +13,8 @@ use crate::feasible_plan::FeasiblePlan;
 use crate::predict::{Prediction, predict};
 use crate::report::{ContextOutcome, ContextReport};
 use crate::request::{MemoryLimit, Request};
-use crate::search::{SearchResult, search};
+use crate::search::search;
+use crate::search_result::SearchResult;
 
 /// The explanation of a search's result.
 #[derive(Clone, Debug, Serialize)]

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `request` | the input |
 //! | `search`, `proof`, `report` | the outer search over contexts, its status and its report |
+//! | `search_cache`, `search_key`, `search_result` | what searches share |
 //! | `context/` | one context: bounds, solution, warm start, smallest memory |
 //! | `pipeline/` | blocks divided among stages |
 //! | `segment/` | embedding, blocks and head, each solved once, with a cache that searches may share |
@@ -32,6 +33,9 @@ mod proof;
 mod report;
 mod request;
 mod search;
+mod search_cache;
+mod search_key;
+mod search_result;
 mod segment;
 pub mod solve;
 
@@ -57,5 +61,8 @@ pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus, Tabl
 pub use request::{
     GroupingRule, MemoryLimit, Request, RequestDefect, RequestDefects, RequestField,
 };
-pub use search::{SearchResult, search, search_until_stopped, search_with_cache};
-pub use segment::{SearchCache, SegmentSolver, SegmentSpec, SolvedSegment};
+pub use search::{search, search_until_stopped, search_with_cache};
+pub use search_cache::SearchCache;
+pub use search_key::{SearchKey, equal_searches};
+pub use search_result::SearchResult;
+pub use segment::{SegmentSolver, SegmentSpec, SolvedSegment};

@@ -104,7 +104,7 @@ impl fmt::Display for RequestDefects {
 }
 
 /// Groupings to search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupingRule {
     /// Every grouping.
     Auto,

@@ -24,16 +24,10 @@ use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::proof::ProofState;
 use crate::report::{ContextOutcome, ContextReport, SearchReport};
 use crate::request::Request;
-use crate::segment::{SearchCache, SegmentSolver};
-
-/// Result of a search.
-#[derive(Clone, Debug)]
-pub struct SearchResult {
-    /// The best plan, if any was found.
-    pub best: Option<FeasiblePlan>,
-    /// Status, bound and statistics of the search.
-    pub report: SearchReport,
-}
+use crate::search_cache::SearchCache;
+use crate::search_key::SearchKey;
+use crate::search_result::SearchResult;
+use crate::segment::SegmentSolver;
 
 /// A context with its lower bound.
 struct BoundedContext {
@@ -137,10 +131,29 @@ pub fn search_until_stopped(
     search_until(request, &deadline, cache)
 }
 
-/// Searches the whole space of a request until a deadline; the request's own time limit is ignored.
+/// Searches the whole space of a request until a deadline, unless the cache has its result; the request's own time limit
+/// is ignored.
 fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> SearchResult {
     let begin = Instant::now();
-    let segments = SegmentSolver::with_cache(request, deadline.clone(), cache);
+    let key = SearchKey::new(request);
+    // A search that may be interrupted depends on the clock.
+    if deadline.exists() {
+        return search_space(request, deadline, cache);
+    }
+    if let Some(known) = cache.result(&key) {
+        return known.for_request(request, begin);
+    }
+    let result = search_space(request, deadline, cache);
+    if !deadline.is_over() {
+        cache.store(key, result.clone());
+    }
+    result
+}
+
+/// Searches the whole space of a request until a deadline.
+fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> SearchResult {
+    let begin = Instant::now();
+    let segments = SegmentSolver::with_cache(request, deadline.clone(), cache.segments());
     let solver = ContextSolver::new(request, &segments);
     let contexts = contexts(request);
     // Under a time limit, a first plan comes before any bound.

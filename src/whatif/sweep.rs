@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use narrows_cost_model::{TrainingRunEstimate, TrainingRunTerms};
 use narrows_plan::{Bytes, Plan};
 use narrows_planner::{
-    Prediction, Request, SearchCache, SearchReport, SearchStatus, search_until_stopped,
+    Prediction, Request, SearchCache, SearchReport, SearchStatus, equal_searches,
+    search_until_stopped,
 };
 use rayon::prelude::*;
 use serde_json::Value;
@@ -174,17 +175,23 @@ pub fn plan_points(
     stop: &Arc<AtomicBool>,
     progress: &(dyn Fn() + Sync),
 ) -> Vec<PointOutcome> {
-    points
-        .par_iter()
-        .map(|point| {
-            if stop.load(Ordering::Relaxed) {
-                return PointOutcome::NotReached;
-            }
-            let outcome = plan_point(point, cache, stop);
-            progress();
-            outcome
+    let requests: Vec<&Request> = points.iter().map(|point| &point.request).collect();
+    let planned: Vec<(usize, PointOutcome)> = equal_searches(&requests)
+        .into_par_iter()
+        .flat_map_iter(|group| {
+            group.into_iter().map(|index| {
+                if stop.load(Ordering::Relaxed) {
+                    return (index, PointOutcome::NotReached);
+                }
+                let outcome = plan_point(points[index], cache, stop);
+                progress();
+                (index, outcome)
+            })
         })
-        .collect()
+        .collect();
+    let mut outcomes: Vec<PointOutcome> = points.iter().map(|_| PointOutcome::NotReached).collect();
+    planned.into_iter().for_each(|(index, outcome)| outcomes[index] = outcome);
+    outcomes
 }
 
 fn plan_point(point: &Point, cache: &SearchCache, stop: &Arc<AtomicBool>) -> PointOutcome {

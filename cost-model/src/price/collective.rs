@@ -19,11 +19,29 @@
 //! cards at the same time.
 
 use narrows_plan::kernel::{Collective, CollectiveKind, Transfer};
-use narrows_plan::{DeviceGroup, Seconds};
+use narrows_plan::{Axis, DeviceGroup, Seconds};
 
 use super::nccl::{self, NcclAlgorithm, NcclProtocol};
 use super::topology::{GroupPlacement, Topology};
-use crate::profile::{CollectiveLibrary, LinkSpec, NodeWiring};
+use crate::profile::{CollectiveLibrary, LinkSpec, NodeWiring, Profile};
+
+/// All that the prices of collectives and transfers in one device group depend on, besides their bytes and what
+/// profiles of equal [`Profile::fingerprint_within_nodes`](crate::Profile::fingerprint_within_nodes) share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GroupLinks {
+    placement: GroupPlacement,
+    /// Bits of the bandwidth and of the extra latency between nodes, for a group that spans nodes.
+    inter_node: Option<[u64; 2]>,
+}
+
+impl GroupLinks {
+    /// The links of a group of all devices.
+    pub fn of_all_devices(profile: &Profile, devices: u64) -> GroupLinks {
+        let topology = Topology::new(profile.devices_per_node(), devices);
+        let group = DeviceGroup { axis: Axis::Data, size: devices, stride: 1 };
+        LinkPrice::new(&profile.file().links, topology).of_group(&group)
+    }
+}
 
 /// Prices collectives and transfers; see the [module](self).
 #[derive(Clone, Debug)]
@@ -59,6 +77,13 @@ impl LinkPrice {
     /// Whether a group of this shape spans nodes.
     pub(super) fn crosses_nodes(&self, group: &DeviceGroup) -> bool {
         self.topology.place(group).nodes > 1
+    }
+
+    /// The links of a group of this shape.
+    pub(super) fn of_group(&self, group: &DeviceGroup) -> GroupLinks {
+        let placement = self.topology.place(group);
+        let inter_node = [self.nic_bytes_per_s.to_bits(), self.inter_node_extra_s.to_bits()];
+        GroupLinks { placement, inter_node: (placement.nodes > 1).then_some(inter_node) }
     }
 
     /// Seconds of a collective among two or more members, without the launch gap.

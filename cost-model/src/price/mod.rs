@@ -15,11 +15,12 @@ mod measured_curves;
 mod nccl;
 mod topology;
 
-use narrows_plan::{DType, Kernel, Mesh, Seconds};
+use narrows_plan::{DType, DeviceGroup, Kernel, Mesh, Seconds};
 
 use crate::kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 use crate::profile::{Executor, Profile, ProfileFile, RelativeError, fitted_shapes};
 use attention::AttentionPrice;
+pub use collective::GroupLinks;
 use collective::LinkPrice;
 use correction::MeasuredCorrection;
 use fused::FusedPrice;
@@ -293,6 +294,11 @@ impl Prices {
         } else {
             PriceSource::IntraNode
         }
+    }
+
+    /// All of the links that the prices in one device group depend on.
+    pub fn group_links(&self, group: &DeviceGroup) -> GroupLinks {
+        self.links.of_group(group)
     }
 
     /// The time between the end of a kernel and the start of the next one.

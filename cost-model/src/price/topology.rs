@@ -14,7 +14,7 @@ pub(super) struct Topology {
 }
 
 /// The spread of a group over nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct GroupPlacement {
     /// Members of the group.
     pub members: u64,

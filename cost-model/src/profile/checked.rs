@@ -13,12 +13,19 @@ use super::provenance::{Provenance, ProvenanceKind};
 pub struct Profile {
     file: ProfileFile,
     fingerprint: String,
+    fingerprint_within_nodes: String,
 }
 
 impl Profile {
     pub(super) fn new(file: ProfileFile) -> Self {
-        let fingerprint = fingerprint(&file);
-        Profile { file, fingerprint }
+        let priced = priced_fields(&file);
+        let mut within_nodes = priced.clone();
+        remove_field(&mut within_nodes, "links.inter_node");
+        Profile {
+            fingerprint: digest(&priced),
+            fingerprint_within_nodes: digest(&within_nodes),
+            file,
+        }
     }
 
     /// The name in plans and messages.
@@ -87,6 +94,12 @@ impl Profile {
         &self.fingerprint
     }
 
+    /// As [`Profile::fingerprint`], without the links between nodes: kernels within a node have equal prices in
+    /// profiles with equal fingerprints.
+    pub fn fingerprint_within_nodes(&self) -> &str {
+        &self.fingerprint_within_nodes
+    }
+
     /// A warning for readers of predictions when the measurements of the profile are unreliable.
     pub fn warning(&self) -> Option<String> {
         let repeatability = self.file.measured.as_ref()?.repeatability?;
@@ -116,9 +129,8 @@ impl Profile {
 /// Fields besides provenance that no price depends on.
 const UNPRICED: [&str; 4] = ["name", "description", "measured.machine", "measured.repeatability"];
 
-/// SHA-256 of the JSON form without provenance and [`UNPRICED`] fields. All other fields, new ones included, are
-/// hashed.
-fn fingerprint(file: &ProfileFile) -> String {
+/// The JSON form without provenance and [`UNPRICED`] fields. All other fields, new ones included, remain.
+fn priced_fields(file: &ProfileFile) -> serde_json::Value {
     let mut value = serde_json::to_value(file).unwrap_or_default();
     for path in UNPRICED {
         remove_field(&mut value, path);
@@ -126,6 +138,11 @@ fn fingerprint(file: &ProfileFile) -> String {
     for (group, _) in file.groups() {
         remove_field(&mut value, &format!("{group}.provenance"));
     }
+    value
+}
+
+/// SHA-256, in hex.
+fn digest(value: &serde_json::Value) -> String {
     hex::encode(Sha256::digest(value.to_string().as_bytes()))
 }
 

@@ -54,10 +54,11 @@ impl ContextSolver<'_> {
             PartitionResult::Partitions(_, partitions) => LayoutBound::Bound(partitions[0].bound),
             PartitionResult::Interrupted => LayoutBound::Bound(fastest.bound),
             // With an incumbent, no plan that fits is faster; without an incumbent, no plan fits.
-            PartitionResult::NoneFits(_) if incumbent.is_finite() => LayoutBound::NoImprovement,
-            PartitionResult::NoneFits(excess) => {
+            PartitionResult::NoneFits if incumbent.is_finite() => LayoutBound::NoImprovement,
+            PartitionResult::NoneFits => {
                 let limit = self.request.arena_limit();
-                let (needed, evidence) = (limit + excess, MemoryEvidence::AllPlans);
+                let needed = limit + self.memory_excess(context, &relaxed);
+                let evidence = MemoryEvidence::AllPlans;
                 let stage = None;
                 LayoutBound::Infeasible(Infeasible::Memory { stage, needed, limit, evidence })
             }

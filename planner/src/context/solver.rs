@@ -45,8 +45,8 @@ struct OversizedPartitions {
 pub(super) enum PartitionResult<'a> {
     /// Partitions, with their partitioner.
     Partitions(StagePartitioner<'a>, Vec<Partition>),
-    /// None fits; the bytes by which even the smallest solutions are too large.
-    NoneFits(Bytes),
+    /// None fits.
+    NoneFits,
     /// The deadline passed.
     Interrupted,
 }
@@ -172,8 +172,8 @@ impl<'a> ContextSolver<'a> {
                 &reserve,
                 progress.incumbent,
             ) {
-                PartitionResult::NoneFits(_) if reserve == low => break,
-                PartitionResult::NoneFits(_) => high = Some(reserve.clone()),
+                PartitionResult::NoneFits if reserve == low => break,
+                PartitionResult::NoneFits => high = Some(reserve.clone()),
                 PartitionResult::Interrupted => {
                     progress.interrupt();
                     return None;
@@ -237,10 +237,8 @@ impl<'a> ContextSolver<'a> {
         reserve: &[Bytes],
         incumbent: f64,
     ) -> PartitionResult<'a> {
-        let limit = self.request.arena_limit();
-        let budgets = match self.block_budgets(context, embedding_and_head, reserve) {
-            Ok(budgets) => budgets,
-            Err(needed) => return PartitionResult::NoneFits(needed.saturating_sub(limit)),
+        let Ok(budgets) = self.block_budgets(context, embedding_and_head, reserve) else {
+            return PartitionResult::NoneFits;
         };
         let partitioner =
             StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets);
@@ -249,9 +247,25 @@ impl<'a> ContextSolver<'a> {
         if partitioner.is_interrupted() {
             PartitionResult::Interrupted
         } else if partitions.is_empty() {
-            PartitionResult::NoneFits(partitioner.memory_excess())
+            PartitionResult::NoneFits
         } else {
             PartitionResult::Partitions(partitioner, partitions)
+        }
+    }
+
+    /// The bytes by which even the smallest solutions exceed the memory of a stage.
+    pub(super) fn memory_excess(
+        &self,
+        context: &Context,
+        embedding_and_head: &EmbeddingAndHead,
+    ) -> Bytes {
+        let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
+        let boundary = embedding_and_head.boundary;
+        match self.block_budgets(context, embedding_and_head, &no_reserve) {
+            Ok(budgets) => {
+                StagePartitioner::new(self.segments, context, boundary, budgets).memory_excess()
+            }
+            Err(needed) => needed.saturating_sub(self.request.arena_limit()),
         }
     }
 

@@ -7,9 +7,7 @@ use super::lower_bound::flops_bound;
 use super::lowering::SizedPlan;
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;
-use crate::pipeline::{
-    EmbeddingAndHead, Partition, StageOverhead, StagePartitioner, simulate_partition,
-};
+use crate::pipeline::{EmbeddingAndHead, Partition, StagePartitioner, simulate_partition};
 
 /// Estimated slowdown of a step in a context: the pipeline bubble, and ten percent for each doubling of the
 /// tensor axis.
@@ -36,8 +34,10 @@ impl ContextSolver<'_> {
         let mut possible: Vec<&Context> = possible.collect();
         possible.sort_by(|a, b| estimated_slowdown(a).total_cmp(&estimated_slowdown(b)));
         for chunk in possible.chunks(CHUNK) {
-            let mut even: Vec<_> =
-                chunk.par_iter().filter_map(|context| self.even_partition(context)).collect();
+            let mut even: Vec<_> = chunk
+                .par_iter()
+                .filter_map(|context| self.even_partition(context, f64::INFINITY))
+                .collect();
             even.sort_by(|a, b| a.0.total_cmp(&b.0));
             for (_, context, embedding_and_head, partition) in even {
                 let sized = self.size(context, &embedding_and_head, partition);
@@ -60,13 +60,16 @@ impl ContextSolver<'_> {
     pub(crate) fn warm_start(&self, contexts: &[(Context, f64)]) -> Option<FeasiblePlan> {
         let mut even: Vec<(f64, &Context, EmbeddingAndHead, Partition)> = vec![];
         for chunk in contexts.chunks(CHUNK) {
-            let fastest = even.iter().map(|(time, ..)| *time).fold(f64::INFINITY, f64::min);
+            even.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let fastest = even.first().map_or(f64::INFINITY, |(time, ..)| *time);
+            // Only so many are lowered.
+            let cutoff = even.get(LOWERED_MAX - 1).map_or(f64::INFINITY, |(time, ..)| *time);
             let open: Vec<_> = chunk.iter().filter(|(_, bound)| *bound < fastest).collect();
             if open.is_empty() {
                 break;
             }
             even.par_extend(
-                open.par_iter().filter_map(|(context, _)| self.even_partition(context)),
+                open.par_iter().filter_map(|(context, _)| self.even_partition(context, cutoff)),
             );
         }
         even.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -103,7 +106,9 @@ impl ContextSolver<'_> {
             let budgets = self.block_budgets(context, embedding_and_head, &reserve).ok()?;
             let boundary = embedding_and_head.boundary;
             let partitioner = StagePartitioner::new(self.segments, context, boundary, budgets);
-            sized = self.size(context, embedding_and_head, partitioner.even_partition()?);
+            let overheads = self.overheads(context, embedding_and_head);
+            let partition = partitioner.even_partition(&overheads, f64::INFINITY)?;
+            sized = self.size(context, embedding_and_head, partition);
             if sized.peak_arena() <= limit {
                 return Some(self.complete(sized));
             }
@@ -111,25 +116,40 @@ impl ContextSolver<'_> {
         None
     }
 
-    /// The fastest even partition of a context, with its time.
+    /// The fastest even partition of a context that takes at most `cutoff` seconds, with its time.
     fn even_partition<'c>(
         &self,
         context: &'c Context,
+        cutoff: f64,
     ) -> Option<(f64, &'c Context, EmbeddingAndHead, Partition)> {
         let microbatches = context.workload.microbatches(&context.mesh);
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
-        let layouts = EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
-        let partitions = layouts.into_iter().filter_map(|embedding_and_head| {
-            let budgets = self.block_budgets(context, &embedding_and_head, &no_reserve).ok()?;
+        let mut layouts =
+            EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
+        layouts.sort_by(|a, b| a.bound.0.total_cmp(&b.bound.0));
+        let mut best: Option<(f64, EmbeddingAndHead, Partition)> = None;
+        for embedding_and_head in layouts {
+            let time_min = best.as_ref().map_or(cutoff, |(time, ..)| *time);
+            if embedding_and_head.bound.0 > time_min {
+                break;
+            }
+            let Ok(budgets) = self.block_budgets(context, &embedding_and_head, &no_reserve) else {
+                continue;
+            };
             let partitioner =
                 StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets);
-            let mut partition = partitioner.even_partition()?;
-            let overheads =
-                StageOverhead::of_stages(self.request, self.segments, context, &embedding_and_head);
+            let overheads = self.overheads(context, &embedding_and_head);
+            let Some(mut partition) = partitioner.even_partition(&overheads, time_min) else {
+                continue;
+            };
             partition.bound = Seconds(partition.step_bound(&overheads, microbatches));
             let time = simulate_partition(context, &partition, &overheads).0;
-            Some((time, context, embedding_and_head, partition))
-        });
-        partitions.min_by(|a, b| a.0.total_cmp(&b.0))
+            if best.as_ref().is_none_or(|(fastest, ..)| time < *fastest) {
+                best = Some((time, embedding_and_head, partition));
+            }
+        }
+        best.map(|(time, embedding_and_head, partition)| {
+            (time, context, embedding_and_head, partition)
+        })
     }
 }

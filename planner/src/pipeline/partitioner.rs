@@ -11,14 +11,20 @@ use super::assignment::{StageAssignment, assign_points};
 use super::in_flight::in_flight;
 use super::overhead::StageOverhead;
 use super::partition::{
-    Partition, PruningCutoff, StageBlocks, is_excluded, undominated_partitions,
+    Partition, PruningCutoff, StageBlocks, StageChoice, is_excluded, undominated_partitions,
 };
 use super::refinement::StageRefinement;
 use super::relaxation::RelaxedStage;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
 
+/// Relaxes a stage with a budget.
+type Relax = fn(&SegmentSolver, &Context, SegmentSpec, usize, Bytes) -> Option<RelaxedStage>;
+
 /// The best assignment of a run of blocks; `None` when none fits.
 type CachedAssignment = Option<Arc<StageAssignment>>;
+
+/// Relative error of sums of times.
+const ROUNDING: f64 = 1e-9;
 
 /// Divides the blocks of one context among its stages.
 pub(crate) struct StagePartitioner<'a> {
@@ -63,26 +69,37 @@ impl<'a> StagePartitioner<'a> {
         let cutoff = self.pruning_cutoff(cutoff);
         let microbatches = self.context.workload.microbatches(&self.context.mesh);
         let choice = |blocks| self.best_assignment(blocks);
-        let Some(relaxed) = self.relaxed_stages(cutoff.step_time) else {
-            return undominated_partitions(overheads, microbatches, &cutoff, &choice, None);
-        };
-        let relaxed = |blocks: StageBlocks| relaxed[blocks.stage].assignment(blocks.count);
-        let (is_excluded, priced) = is_excluded(overheads, microbatches, &cutoff, &relaxed);
-        if is_excluded {
-            return (vec![], priced);
+        let mut priced = 0;
+        let mut relaxed = None;
+        // Lines at known prices cost less, and exclude most of what the others exclude.
+        for relax in [RelaxedStage::at_known_prices, RelaxedStage::new] {
+            relaxed = self.relaxed_stages(cutoff.step_time, relax);
+            let Some(stages) = &relaxed else { continue };
+            let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.count);
+            let (is_excluded, labels) = is_excluded(overheads, microbatches, &cutoff, &relaxed);
+            priced += labels;
+            if is_excluded {
+                return (vec![], priced);
+            }
         }
-        undominated_partitions(overheads, microbatches, &cutoff, &choice, Some(&relaxed))
+        let relaxed = relaxed
+            .map(|stages| move |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.count));
+        let relaxed = relaxed.as_ref().map(|relaxed| relaxed as StageChoice);
+        let (partitions, labels) =
+            undominated_partitions(overheads, microbatches, &cutoff, &choice, relaxed);
+        (partitions, priced + labels)
     }
 
-    /// Relaxations of all stages; `None` where they would exclude nothing, or cost as much as the assignments.
-    fn relaxed_stages(&self, cutoff: f64) -> Option<Vec<RelaxedStage>> {
+    /// Relaxations of all stages by `relax`; `None` where they would exclude nothing, or cost as much as the
+    /// assignments.
+    fn relaxed_stages(&self, cutoff: f64, relax: Relax) -> Option<Vec<RelaxedStage>> {
         let is_worthwhile = cutoff.is_finite() && self.budgets.len() > 1;
         if !is_worthwhile || self.segments.shape_count() > 1 {
             return None;
         }
         let spec = SegmentSpec::block(0, self.boundary);
         let relaxed = |(stage, budget): (usize, &Bytes)| {
-            RelaxedStage::new(self.segments, self.context, spec, stage, *budget)
+            relax(self.segments, self.context, spec, stage, *budget)
         };
         self.budgets.iter().enumerate().map(relaxed).collect()
     }
@@ -140,13 +157,24 @@ impl<'a> StagePartitioner<'a> {
     }
 
     /// Equal numbers of blocks on all stages, with the remainder on the first stages, each stage as fast as its
-    /// bytes allow.
-    pub(crate) fn even_partition(&self) -> Option<Partition> {
+    /// bytes allow; `None` when a stage does not fit, or alone takes more than `cutoff` seconds of a step.
+    pub(crate) fn even_partition(
+        &self,
+        overheads: &[StageOverhead],
+        cutoff: f64,
+    ) -> Option<Partition> {
         let (blocks, stages) = (self.segments.layer_shapes().len(), self.budgets.len());
         let counts: Vec<usize> = (0..stages)
             .map(|stage| blocks / stages + usize::from(stage < blocks % stages))
             .collect();
-        let choice = |blocks| self.assign(self.context, blocks).map(Arc::new);
+        let microbatches = self.context.workload.microbatches(&self.context.mesh) as f64;
+        let choice = |blocks: StageBlocks| {
+            let overhead = &overheads[blocks.stage];
+            let assignment = self.assign(self.context, blocks)?;
+            let step_phase = (assignment.step_phase + overhead.step_phase).0;
+            let time = microbatches * assignment.microbatch_time(overhead) + step_phase;
+            (time * (1.0 - ROUNDING) <= cutoff).then(|| Arc::new(assignment))
+        };
         Partition::with_counts(counts, &choice)
     }
 

@@ -44,11 +44,36 @@ impl RelaxedStage {
         let in_flight = in_flight(context, stage);
         let many = SegmentSolver::asymptotic(context);
         let line = |context| segments.supporting_line(spec, context, in_flight, average);
+        let (step, asymptotic) = (line(context)?, line(&many)?);
+        let microbatches = context.workload.microbatches(&context.mesh) as f64;
+        let prices = [step.price / microbatches, asymptotic.price / ASYMPTOTIC_MICROBATCHES as f64];
+        segments.store_byte_prices(spec, context, stage, prices);
+        let step_phase_max = segments.step_phase_range(spec, &many)[1];
+        Some(RelaxedStage { budget, microbatches, step, asymptotic, step_phase_max })
+    }
+
+    /// As [`RelaxedStage::new`] with lines at prices that are known: of earlier searches, or else of the first stage,
+    /// which has the most microbatches in flight. A line takes one sweep instead of a hull, and holds at any price.
+    pub(super) fn at_known_prices(
+        segments: &SegmentSolver,
+        context: &Context,
+        spec: SegmentSpec,
+        stage: usize,
+        budget: Bytes,
+    ) -> Option<RelaxedStage> {
+        let known = |stage| segments.byte_prices(spec, context, stage);
+        let Some([step, asymptotic]) = known(stage).or_else(|| known(0)) else {
+            return RelaxedStage::new(segments, context, spec, stage, budget);
+        };
+        let in_flight = in_flight(context, stage);
+        let many = SegmentSolver::asymptotic(context);
+        let microbatches = context.workload.microbatches(&context.mesh) as f64;
+        let line = |context, price| segments.line_at_price(spec, context, in_flight, price);
         Some(RelaxedStage {
             budget,
-            microbatches: context.workload.microbatches(&context.mesh) as f64,
-            step: line(context)?,
-            asymptotic: line(&many)?,
+            microbatches,
+            step: line(context, step * microbatches)?,
+            asymptotic: line(&many, asymptotic * ASYMPTOTIC_MICROBATCHES as f64)?,
             step_phase_max: segments.step_phase_range(spec, &many)[1],
         })
     }

@@ -4,7 +4,10 @@
 //! |---|---|---|
 //! | [`AlternativesCache`] | model, rules and groupings | alternatives, links, elimination orders |
 //! | [`ArenaCache`] | plan | arenas of its stages |
-//! | [`PricedCache`] | model, rules, groupings, profile, executor and devices | priced tables, solutions without a memory limit |
+//! | [`PricedCache`] | model, rules, groupings, executor, and profile without the links between nodes | priced tables, solutions without a memory limit, sweeps |
+//!
+//! Links between nodes are in the keys of single entries ([`PassKey`], [`StepKey`]), where a device group spans nodes:
+//! other entries are shared by all bandwidths and numbers of devices.
 //!
 //! All entries are functions of their keys, so that a shared cache changes no result. Hulls, which are refined on
 //! demand, stay with their search.
@@ -12,11 +15,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::{Executor, OpTimes, Prices, StepPhases};
+use narrows_cost_model::{Executor, GroupLinks, OpTimes, Prices, StepPhases};
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Rules, TiedWeightLayout};
-use narrows_plan::{Context, Dim, Mesh};
+use narrows_plan::{Bytes, Context, Dim, Mesh};
 
 use super::elimination_orders::{EliminationOrders, lock};
 use super::prepared::{PreparedSegment, Sweepers};
@@ -28,8 +31,23 @@ use crate::request::{GroupingRule, Request};
 /// on which tokens may be sharded.
 pub(super) type AlternativesKey = (SegmentSpec, Grouping, u64, Option<Dim>);
 
-/// All that the times of a segment's ops depend on: its spec without the boundary layout, its grouping and the context.
-pub(super) type OpTimesKey = (SegmentKind, usize, Option<TiedWeightLayout>, Grouping, Context);
+/// All that the times of one microbatch depend on: the context without its data and pipeline axes, and the links of its
+/// tensor axis.
+pub(super) type PassKey = (Context, GroupLinks);
+
+/// All that the times of a step depend on besides stages and their transfers: the context, and the links of its tensor
+/// and data axes.
+pub(super) type StepKey = (Context, [GroupLinks; 2]);
+
+/// A segment without its boundary layout, on which the times of ops do not depend: its kind and shape, the layout of a
+/// tied weight, and its grouping.
+pub(super) type OpsKey = (SegmentKind, usize, Option<TiedWeightLayout>, Grouping);
+
+/// As [`StepKey`] for the step phase, which depends on the dim of tokens but on no other part of the workload.
+pub(super) type StepPhaseKey = (StepKey, Option<Dim>);
+
+/// A segment on a stage, in a context whose number of microbatches does not matter, under a memory limit.
+pub(super) type BytePricesKey = (SegmentSpec, Context, usize, Bytes);
 
 /// The fastest solution of a segment; `None` for a segment without legal decisions.
 pub(super) type FastestSolution = Option<Arc<SolvedSegment>>;
@@ -42,16 +60,20 @@ pub(super) struct AlternativesCache {
     pub elimination_orders: EliminationOrders,
 }
 
-/// Priced segments of one model, rules, profile, executor and number of devices.
+/// Priced segments of one model, rules and executor, within the nodes of one profile.
+#[derive(Default)]
 pub(super) struct PricedCache {
-    /// Prices of all meshes with this number of devices.
-    pub prices: Prices,
-    pub prepared: Mutex<HashMap<(SegmentSpec, Grouping, Context), Arc<PreparedSegment>>>,
-    pub op_times: Mutex<HashMap<OpTimesKey, OpTimes>>,
-    pub step_phases: Mutex<HashMap<OpTimesKey, Arc<StepPhases>>>,
-    pub step_phase_ranges: Mutex<HashMap<(SegmentSpec, Context), [f64; 2]>>,
-    pub fastest: Mutex<HashMap<(SegmentSpec, Context), FastestSolution>>,
-    pub sweepers: Mutex<HashMap<(SegmentSpec, Context), Sweepers>>,
+    /// Prices by profile and number of devices.
+    prices: Mutex<HashMap<(String, u64), Arc<Prices>>>,
+    pub prepared: Mutex<HashMap<(SegmentSpec, Grouping, PassKey), Arc<PreparedSegment>>>,
+    pub op_times: Mutex<HashMap<(OpsKey, PassKey), OpTimes>>,
+    pub step_phases: Mutex<HashMap<(OpsKey, StepPhaseKey), Arc<StepPhases>>>,
+    pub step_phase_ranges: Mutex<HashMap<(SegmentSpec, StepPhaseKey), [f64; 2]>>,
+    pub fastest: Mutex<HashMap<(SegmentSpec, StepKey), FastestSolution>>,
+    pub sweepers: Mutex<HashMap<(SegmentSpec, StepKey), Sweepers>>,
+    /// Prices of a byte at which the bounds of a stage were tight, for one microbatch: of a step, and of very many
+    /// microbatches. Any prices give valid bounds, so that plans and proofs do not depend on these.
+    pub byte_prices: Mutex<HashMap<BytePricesKey, [f64; 2]>>,
 }
 
 impl PricedCache {
@@ -63,26 +85,21 @@ impl PricedCache {
             + lock(&self.fastest).len()
     }
 
-    fn new(request: &Request) -> PricedCache {
-        // Prices depend on the number of devices alone.
-        let mesh = Mesh { tensor: 1, pipeline: 1, data: request.devices };
-        PricedCache {
-            prices: Prices::new(&request.profile, request.executor, &mesh),
-            prepared: Mutex::default(),
-            op_times: Mutex::default(),
-            step_phases: Mutex::default(),
-            step_phase_ranges: Mutex::default(),
-            fastest: Mutex::default(),
-            sweepers: Mutex::default(),
-        }
+    /// The prices of all meshes of a request.
+    pub(super) fn prices(&self, request: &Request) -> Arc<Prices> {
+        let key = (request.profile.fingerprint().to_owned(), request.devices);
+        let new = || {
+            // Prices depend on the number of devices alone.
+            let mesh = Mesh { tensor: 1, pipeline: 1, data: request.devices };
+            Arc::new(Prices::new(&request.profile, request.executor, &mesh))
+        };
+        lock(&self.prices).entry(key).or_insert_with(new).clone()
     }
 }
 
-/// Tables and solutions of segments, for several searches. Searches on any threads may share one cache; their results
-/// are those of searches without one.
-/// Clones share their contents.
+/// Tables and solutions of segments, for several searches. Clones share their contents.
 #[derive(Clone, Default)]
-pub struct SearchCache {
+pub(crate) struct SegmentCache {
     /// The most recently used first.
     models: Arc<Mutex<Vec<CachedModel>>>,
     arenas: Arc<ArenaCache>,
@@ -97,11 +114,13 @@ struct CachedModel {
     priced: Vec<(PricesKey, Arc<PricedCache>)>,
 }
 
+/// All that the prices of a request depend on, besides links between nodes.
 #[derive(Clone, PartialEq, Eq)]
 struct PricesKey {
     profile: String,
     executor: Executor,
-    devices: u64,
+    /// Number of devices where the profile has measurements, which are of one number of devices.
+    devices: Option<u64>,
 }
 
 /// Largest number of models and rules in a cache. A search under restricted rules uses up to five.
@@ -113,7 +132,7 @@ const PRICED_MAX: usize = 8;
 /// Tables and solutions from which on a priced cache is replaced by an empty one: about 100 MB.
 const TABLES_MAX: usize = 20_000;
 
-impl SearchCache {
+impl SegmentCache {
     /// The arenas of all plans.
     pub(super) fn arenas(&self) -> &ArenaCache {
         &self.arenas
@@ -138,11 +157,11 @@ impl SearchCache {
         };
         let cached = most_recent(&mut models, MODELS_MAX, is_same, new);
         let key = PricesKey {
-            profile: request.profile.fingerprint().to_owned(),
+            profile: request.profile.fingerprint_within_nodes().to_owned(),
             executor: request.executor,
-            devices: request.devices,
+            devices: request.profile.file().measured.is_some().then_some(request.devices),
         };
-        let new = || (key.clone(), Arc::new(PricedCache::new(request)));
+        let new = || (key.clone(), Arc::default());
         cached.priced.retain(|(_, priced)| priced.len() < TABLES_MAX);
         let (_, priced) =
             most_recent(&mut cached.priced, PRICED_MAX, |(other, _)| *other == key, new);

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::MemoryRows;
 use narrows_plan::graph::Grouping;
 use narrows_plan::{Bytes, Context};
 use rayon::prelude::*;
@@ -44,12 +43,12 @@ impl SegmentSolver<'_> {
         in_flight: u64,
         average: Option<Bytes>,
     ) -> Vec<Arc<SolvedSegment>> {
+        let sweepers = self.sweepers(spec, context);
         let vertices = self.with_hull((spec, *context, in_flight), |hull, solutions| {
             match average {
                 Some(bytes) => hull.refine(bytes.as_f64()),
                 None => hull.refine_all(),
             }
-            let sweepers = self.sweepers(spec, context);
             let solved = |vertex: &Vertex| {
                 let solve = || {
                     let grouping = sweepers[vertex.table].0;
@@ -75,20 +74,59 @@ impl SegmentSolver<'_> {
         self.with_hull(key, |hull, _| hull.supporting_line(average.as_f64()))
     }
 
+    /// A line below all decisions of a segment at a price of a byte in seconds; `None` for a segment without legal
+    /// decisions.
+    pub(crate) fn line_at_price(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        in_flight: u64,
+        price: f64,
+    ) -> Option<SupportingLine> {
+        let sweepers = self.sweepers(spec, context);
+        self.count_solves(sweepers.len() as u64);
+        let tables = sweepers.iter().map(|(_, sweeper)| &**sweeper);
+        SupportingLine::at_price(tables, in_flight as f64, price)
+    }
+
+    /// The prices of a byte for one microbatch that a search stored for this stage, with other links or batches.
+    pub(crate) fn byte_prices(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        stage: usize,
+    ) -> Option<[f64; 2]> {
+        lock(&self.priced.byte_prices).get(&self.byte_prices_key(spec, context, stage)).copied()
+    }
+
+    /// Stores prices of a byte for other searches.
+    pub(crate) fn store_byte_prices(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        stage: usize,
+        prices: [f64; 2],
+    ) {
+        let key = self.byte_prices_key(spec, context, stage);
+        lock(&self.priced.byte_prices).insert(key, prices);
+    }
+
     /// Calls `read` with a hull, which is prepared by the first call; `None` for a segment without legal decisions.
     fn with_hull<T>(
         &self,
         key: HullKey,
         read: impl FnOnce(&mut Hull, &mut VertexSolutions) -> T,
     ) -> Option<T> {
+        let (spec, context, in_flight) = &key;
         let entry = lock(&self.hulls.by_key).entry(key).or_default().clone();
+        // Tables are prepared in parallel: a lock held meanwhile could be taken again by stolen work.
+        let sweepers = lock(&entry).is_none().then(|| self.sweepers(*spec, context));
         let mut cached = lock(&entry);
         let CachedHull { hull, solutions } = cached.get_or_insert_with(|| {
-            let (spec, context, in_flight) = &key;
-            let sweepers = self.sweepers(*spec, context);
-            let sweepers = sweepers.iter().map(|(_, sweeper)| sweeper.clone()).collect();
+            let sweepers = sweepers.iter().flat_map(|sweepers| sweepers.iter());
+            let sweepers = sweepers.map(|(_, sweeper)| sweeper.clone()).collect();
             // A microbatch in flight multiplies the row of kept activations.
-            let hull = Hull::new(sweepers, &[1.0, *in_flight as f64]);
+            let hull = Hull::new(sweepers, *in_flight as f64);
             CachedHull { hull, solutions: VertexSolutions::new() }
         });
         let hull = hull.as_mut()?;
@@ -100,20 +138,28 @@ impl SegmentSolver<'_> {
 
     /// The tables of all groupings, ready for sweeps.
     fn sweepers(&self, spec: SegmentSpec, context: &Context) -> Sweepers {
-        let key = (spec, *context);
+        let key = (spec, self.step_key(spec, context));
         let cached = lock(&self.priced.sweepers).get(&key).cloned();
         let groupings = self.groupings(spec);
         let sweepers = cached.unwrap_or_else(|| {
             let sweeper = |grouping: &Grouping| {
                 let prepared = self.prepare(spec, *grouping, context);
                 let order = prepared.order.clone()?;
-                let rows = MemoryRows::ResidentAndKept;
-                let table = self.table(&prepared, (spec, *grouping), context, rows);
-                Some((*grouping, Arc::new(Sweeper::with_order(&table, order))))
+                let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
+                let priced = &prepared.priced;
+                let sweeper = Sweeper {
+                    order,
+                    own_times: priced.op_step_times(context, &step_phases),
+                    own_bytes: priced.op_resident_bytes(&step_phases),
+                    shared_times: priced.flow_times(),
+                    factor: context.workload.microbatches(&context.mesh) as f64,
+                    second_row: priced.kept_bytes(),
+                    swept: Mutex::default(),
+                };
+                Some((*grouping, Arc::new(sweeper)))
             };
             let sweepers: Sweepers = Arc::new(groupings.par_iter().filter_map(sweeper).collect());
-            lock(&self.priced.sweepers).insert(key, sweepers.clone());
-            sweepers
+            lock(&self.priced.sweepers).entry(key).or_insert(sweepers).clone()
         });
         if sweepers.len() < groupings.len() {
             // The hull lacks the decisions of a grouping, so it proves nothing.

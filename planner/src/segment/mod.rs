@@ -5,9 +5,10 @@ mod elimination_orders;
 mod hulls;
 mod prepared;
 mod solver;
+mod solves;
 mod spec;
 
-pub use cache::SearchCache;
-pub(crate) use solver::ASYMPTOTIC_MICROBATCHES;
+pub(crate) use cache::SegmentCache;
 pub use solver::SegmentSolver;
+pub(crate) use solves::ASYMPTOTIC_MICROBATCHES;
 pub use spec::{SegmentSpec, SolvedSegment};

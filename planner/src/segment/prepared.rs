@@ -1,10 +1,16 @@
 //! Segments and their cost tables, prepared for solves and sweeps.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::PricedSpace;
+use narrows_cost_model::{
+    KernelPrice, PricedSpace, SegmentTime, decode_assignment, kept_bytes, pass_time,
+};
+use narrows_plan::Bytes;
 use narrows_plan::graph::Grouping;
+use narrows_plan::strategy::SegmentChoice;
 
+use super::elimination_orders::lock;
 use crate::solve::{EliminationOrder, Sweeper};
 
 /// A segment's priced space, usable in every context with the same tensor axis and microbatch.
@@ -12,6 +18,39 @@ pub(super) struct PreparedSegment {
     pub priced: PricedSpace,
     /// `None` when the links are too far from a tree for elimination.
     pub order: Option<Arc<EliminationOrder>>,
+    /// Decoded assignments.
+    solutions: Mutex<HashMap<Arc<[u32]>, Arc<PassSolution>>>,
+}
+
+/// An assignment of a segment's table, decoded, with all of its cost that does not depend on the step phase.
+pub(super) struct PassSolution {
+    pub choice: Arc<SegmentChoice>,
+    /// Without the step phase.
+    pub time: SegmentTime,
+    /// Bytes kept for each microbatch in flight.
+    pub kept: Bytes,
+}
+
+impl PreparedSegment {
+    pub(super) fn new(
+        priced: PricedSpace,
+        order: Option<Arc<EliminationOrder>>,
+    ) -> PreparedSegment {
+        PreparedSegment { priced, order, solutions: Mutex::default() }
+    }
+
+    /// The decoded assignment, priced once.
+    pub(super) fn solution(&self, assignment: &[u32], price: KernelPrice) -> Arc<PassSolution> {
+        if let Some(known) = lock(&self.solutions).get(assignment) {
+            return known.clone();
+        }
+        let space = &self.priced.space;
+        let choice = Arc::new(decode_assignment(space, assignment));
+        let (time, kept) = (pass_time(space, &choice, price), kept_bytes(space, &choice));
+        let solution = Arc::new(PassSolution { choice, time, kept });
+        lock(&self.solutions).insert(assignment.into(), solution.clone());
+        solution
+    }
 }
 
 /// The cost tables of a segment's groupings, ready for sweeps.

@@ -1,46 +1,36 @@
-//! Solves segments and caches the solutions: blocks of equal shape share one.
+//! The segments of one request: built, priced, and shared where other requests need the same.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::{
-    Assignment, CostTable, MemoryRow, MemoryRowId, MemoryRows, PricedSpace, Prices, StepPhases,
-    decode_assignment, segment_bytes, segment_time,
-};
+use narrows_cost_model::{PricedSpace, Prices, StepPhases};
 use narrows_plan::graph::{
     BlockShape, BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
 };
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{BoundaryLayout, SegmentSpace, boundary_layouts};
-use narrows_plan::{Bytes, Context, Kernel, Seconds, Zero};
-use rayon::prelude::*;
+use narrows_plan::{Axis, Context, Kernel, Mesh, Seconds, Workload, Zero};
 
-use super::cache::{AlternativesCache, FastestSolution, PricedCache, SearchCache};
+use super::cache::{
+    AlternativesCache, BytePricesKey, FastestSolution, OpsKey, PassKey, PricedCache, SegmentCache,
+    StepKey, StepPhaseKey,
+};
 use super::elimination_orders::lock;
 use super::hulls::Hulls;
 use super::prepared::PreparedSegment;
-use super::spec::{SegmentSpec, SolvedSegment};
+use super::spec::SegmentSpec;
 use crate::arenas::ArenaCache;
 use crate::deadline::Deadline;
 use crate::report::TableSolves;
 use crate::request::Request;
-use crate::solve::{MinCostAssignment, SolveLimits, SolveMethod, SolveOutcome, solve_table};
-
-/// Microbatches of a solve that minimises the microbatch time: so many that the step phase hardly counts.
-pub(crate) const ASYMPTOTIC_MICROBATCHES: u64 = 1 << 20;
-
-/// The fastest assignment of one grouping; `None` without one, or when the solver failed.
-struct GroupingSolve {
-    cheapest: Option<MinCostAssignment>,
-    is_proven: bool,
-}
+use crate::solve::SolveMethod;
 
 /// Solves the segments of one request.
 pub struct SegmentSolver<'a> {
     request: &'a Request,
-    cache: SearchCache,
+    cache: SegmentCache,
     /// The distinct block shapes.
     shapes: Vec<BlockShape>,
     layer_shapes: Vec<usize>,
@@ -48,12 +38,13 @@ pub struct SegmentSolver<'a> {
     narrowest_carried: Vec<BoundaryTensor>,
     pub(super) alternatives: Arc<AlternativesCache>,
     pub(super) priced: Arc<PricedCache>,
+    prices: Arc<Prices>,
     /// Fastest solutions that no proof covers. They stay with their search.
-    unproven: Mutex<HashMap<(SegmentSpec, Context), FastestSolution>>,
+    pub(super) unproven: Mutex<HashMap<(SegmentSpec, StepKey), FastestSolution>>,
     pub(super) hulls: Hulls,
     deadline: Deadline,
     solve_count: AtomicU64,
-    table_solves: Mutex<BTreeMap<SolveMethod, TableSolves>>,
+    pub(super) table_solves: Mutex<BTreeMap<SolveMethod, TableSolves>>,
     failed_solves: AtomicU64,
     has_unproven: AtomicBool,
 }
@@ -61,17 +52,18 @@ pub struct SegmentSolver<'a> {
 impl<'a> SegmentSolver<'a> {
     /// A solver with empty caches.
     pub fn new(request: &'a Request, deadline: Deadline) -> Self {
-        SegmentSolver::with_cache(request, deadline, &SearchCache::default())
+        SegmentSolver::with_cache(request, deadline, &SegmentCache::default())
     }
 
     /// A solver that shares tables and solutions with others.
     pub(crate) fn with_cache(
         request: &'a Request,
         deadline: Deadline,
-        cache: &SearchCache,
+        cache: &SegmentCache,
     ) -> Self {
         let cache = cache.clone();
         let (alternatives, priced) = cache.of_request(request);
+        let prices = priced.prices(request);
         let layers = BlockShape::all(&request.model);
         let crossing_widths = BlockShape::crossing_widths(&layers);
         let narrowest_carried = narrowest_carried(&layers, request.model.hidden);
@@ -94,6 +86,7 @@ impl<'a> SegmentSolver<'a> {
             narrowest_carried,
             alternatives,
             priced,
+            prices,
             unproven: Mutex::default(),
             hulls: Hulls::default(),
             deadline,
@@ -190,68 +183,9 @@ impl<'a> SegmentSolver<'a> {
         self.has_unproven.store(true, Ordering::Relaxed);
     }
 
-    /// The fastest solution without a memory limit; `None` when the segment has no legal decisions.
-    pub fn fastest(&self, spec: SegmentSpec, context: &Context) -> Option<Arc<SolvedSegment>> {
-        let key = (spec, *context);
-        if let Some(cached) = lock(&self.priced.fastest).get(&key) {
-            return cached.clone();
-        }
-        if let Some(cached) = lock(&self.unproven).get(&key) {
-            return cached.clone();
-        }
-        let is_proven = AtomicBool::new(true);
-        let solved = self
-            .groupings(spec)
-            .par_iter()
-            .filter_map(|grouping| {
-                let solve = self.solve(spec, *grouping, context);
-                is_proven.fetch_and(solve.is_proven, Ordering::Relaxed);
-                Some((*grouping, solve.cheapest?))
-            })
-            .min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))
-            .map(|(grouping, cheapest)| {
-                Arc::new(self.solution(spec, grouping, context, &cheapest.assignment))
-            });
-        let solutions = match is_proven.into_inner() {
-            true => &self.priced.fastest,
-            false => &self.unproven,
-        };
-        lock(solutions).insert(key, solved.clone());
-        solved
-    }
-
-    /// The context with so many microbatches that minimising the step minimises the microbatch time.
-    pub(crate) fn asymptotic(context: &Context) -> Context {
-        let mut many = *context;
-        many.workload.global_batch =
-            many.mesh.data * many.workload.micro_batch * ASYMPTOTIC_MICROBATCHES;
-        many
-    }
-
-    /// Lower bound on the forward and backward time of one microbatch, for any step phase and without a memory
-    /// limit; `None` when the segment has no legal decisions.
-    pub(crate) fn min_microbatch_time(&self, spec: SegmentSpec, context: &Context) -> Option<f64> {
-        let mut many = Self::asymptotic(context);
-        // Blocks do not depend on the number of stages. Embedding and head do: on two stages they have two
-        // copies of a tied weight.
-        if spec.kind == SegmentKind::Block {
-            many.mesh.data *= many.mesh.pipeline;
-            many.mesh.pipeline = 1;
-        }
-        many.zero = Zero::Off;
-        many.workload.global_batch =
-            many.mesh.data * many.workload.micro_batch * ASYMPTOTIC_MICROBATCHES;
-        let spec = SegmentSpec { tied_weight: None, ..spec };
-        let solved = self.fastest(spec, &many)?;
-        // With M microbatches M·t + u is minimal, so any other t' is at least t − (u' − u)/M.
-        let [_, step_max] = self.step_phase_range(spec, &many);
-        let once = (step_max - solved.time.step_phase.0).max(0.0) / ASYMPTOTIC_MICROBATCHES as f64;
-        Some((solved.time.forward + solved.time.backward).0 - once)
-    }
-
     /// Bounds on the time of a segment in the step phase: `[min, max]` in seconds.
     pub(crate) fn step_phase_range(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
-        let key = (spec, *context);
+        let key = (spec, self.step_phase_key(spec, context));
         if let Some(cached) = lock(&self.priced.step_phase_ranges).get(&key) {
             return *cached;
         }
@@ -266,13 +200,13 @@ impl<'a> SegmentSolver<'a> {
     }
 
     /// The times of a segment's ops in the step phase of a context.
-    fn step_phases(
+    pub(super) fn step_phases(
         &self,
         prepared: &PreparedSegment,
         (spec, grouping): (SegmentSpec, Grouping),
         context: &Context,
     ) -> Arc<StepPhases> {
-        let key = (spec.kind, spec.shape, spec.tied_weight, grouping, *context);
+        let key = (ops_key(spec, grouping), self.step_phase_key(spec, context));
         if let Some(cached) = lock(&self.priced.step_phases).get(&key) {
             return cached.clone();
         }
@@ -280,37 +214,6 @@ impl<'a> SegmentSolver<'a> {
         let step_phases = Arc::new(step_phases);
         lock(&self.priced.step_phases).insert(key, step_phases.clone());
         step_phases
-    }
-
-    /// The cost table of a segment in a context.
-    pub(super) fn table(
-        &self,
-        prepared: &PreparedSegment,
-        segment: (SegmentSpec, Grouping),
-        context: &Context,
-        rows: MemoryRows,
-    ) -> CostTable {
-        let step_phases = self.step_phases(prepared, segment, context);
-        prepared.priced.table(context, &step_phases, rows)
-    }
-
-    /// The fastest solution of one grouping with at most `limit` bytes, solved exactly; `None` without one.
-    pub(crate) fn fastest_within(
-        &self,
-        spec: SegmentSpec,
-        context: &Context,
-        in_flight: u64,
-        grouping: Grouping,
-        limit: Bytes,
-    ) -> Option<Arc<SolvedSegment>> {
-        let prepared = self.prepare(spec, grouping, context);
-        let rows = MemoryRows::ResidentAndKept;
-        let with_memory_rows = self.table(&prepared, (spec, grouping), context, rows);
-        let table = within_one_row(with_memory_rows, &[1, in_flight], limit);
-        let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
-        self.count_solves(1);
-        let assignment = self.solve_table(&table, &limits)?.assignment?;
-        Some(Arc::new(self.solution(spec, grouping, context, &assignment)))
     }
 
     /// The groupings that lead to different op graphs.
@@ -338,6 +241,45 @@ impl<'a> SegmentSolver<'a> {
         }
     }
 
+    /// The key of the times of one microbatch, which do not depend on the number of microbatches, on ZeRO, or on the
+    /// numbers of replicas and stages.
+    fn pass_key(&self, context: &Context) -> PassKey {
+        let mut shared = *context;
+        shared.mesh = Mesh { pipeline: 1, data: 1, ..context.mesh };
+        shared.zero = Zero::Off;
+        shared.workload.global_batch = shared.workload.micro_batch;
+        (shared, self.prices.group_links(&context.mesh.group(Axis::Tensor)))
+    }
+
+    /// The key of a segment's times in a step. Blocks do not depend on the number of stages. Embedding and head do: on
+    /// two stages they have two copies of a tied weight.
+    pub(super) fn step_key(&self, spec: SegmentSpec, context: &Context) -> StepKey {
+        let mut shared = *context;
+        let stages_max = if spec.kind == SegmentKind::Block { 1 } else { 2 };
+        shared.mesh.pipeline = shared.mesh.pipeline.min(stages_max);
+        let links = |axis| self.prices.group_links(&context.mesh.group(axis));
+        (shared, [links(Axis::Tensor), links(Axis::Data)])
+    }
+
+    /// The key of a segment's times in the step phase.
+    fn step_phase_key(&self, spec: SegmentSpec, context: &Context) -> StepPhaseKey {
+        let mut any_workload = *context;
+        any_workload.workload = Workload { global_batch: 1, sequence_length: 1, micro_batch: 1 };
+        (self.step_key(spec, &any_workload), context.token_dim())
+    }
+
+    /// The key of the prices of a byte on a stage.
+    pub(super) fn byte_prices_key(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        stage: usize,
+    ) -> BytePricesKey {
+        let mut shared = *context;
+        shared.workload.global_batch = context.mesh.data * context.workload.micro_batch;
+        (spec, shared, stage, self.request.arena_limit())
+    }
+
     /// The space of a segment, priced for the context's tensor axis and microbatch.
     pub(super) fn prepare(
         &self,
@@ -345,32 +287,27 @@ impl<'a> SegmentSolver<'a> {
         grouping: Grouping,
         context: &Context,
     ) -> Arc<PreparedSegment> {
-        let mut shared = *context;
-        // The time of a microbatch does not depend on the number of microbatches, on ZeRO, or on the number
-        // of stages.
-        shared.mesh.data *= shared.mesh.pipeline;
-        shared.mesh.pipeline = 1;
-        shared.zero = Zero::Off;
-        shared.workload.global_batch = shared.mesh.data * shared.workload.micro_batch;
-        let key = (spec, grouping, shared);
+        let pass_key = self.pass_key(context);
+        let (shared, _) = pass_key;
+        let key = (spec, grouping, pass_key);
         if let Some(cached) = lock(&self.priced.prepared).get(&key) {
             return cached.clone();
         }
-        let ops_key = (spec.kind, spec.shape, spec.tied_weight, grouping, shared);
+        let ops_key = (ops_key(spec, grouping), pass_key);
         let op_times = lock(&self.priced.op_times).get(&ops_key).cloned();
         let alternatives_key = (spec, grouping, shared.tensor_size(), shared.token_dim());
         let similar = lock(&self.alternatives.prepared).get(&alternatives_key).cloned();
         let prepared = match similar {
             Some(similar) => {
                 let priced = similar.priced.in_context(shared, op_times, &self.price());
-                PreparedSegment { priced, order: similar.order.clone() }
+                PreparedSegment::new(priced, similar.order.clone())
             }
             None => {
                 let space = self.space(spec, grouping, shared);
                 let priced = PricedSpace::new(space, op_times, &self.price());
                 let order_key = (SegmentSpec { shape: 0, ..spec }, grouping);
                 let order = self.alternatives.elimination_orders.order(order_key, &priced);
-                PreparedSegment { priced, order }
+                PreparedSegment::new(priced, order)
             }
         };
         let prepared = Arc::new(prepared);
@@ -390,73 +327,11 @@ impl<'a> SegmentSolver<'a> {
 
     /// Prices of all meshes of the request.
     pub(crate) fn prices(&self) -> &Prices {
-        &self.priced.prices
+        &self.prices
     }
 
-    fn price(&self) -> impl Fn(&Kernel) -> Seconds + Sync {
+    pub(super) fn price(&self) -> impl Fn(&Kernel) -> Seconds + Sync {
         |kernel| self.prices().kernel_time(kernel)
-    }
-
-    fn solve(&self, spec: SegmentSpec, grouping: Grouping, context: &Context) -> GroupingSolve {
-        let prepared = self.prepare(spec, grouping, context);
-        self.count_solves(1);
-        let step_phases = self.step_phases(&prepared, (spec, grouping), context);
-        match &prepared.order {
-            Some(order) => GroupingSolve {
-                cheapest: order.cheapest(&prepared.priced.times(context, &step_phases)),
-                is_proven: true,
-            },
-            None => {
-                self.solve_wide(&prepared.priced.table(context, &step_phases, MemoryRows::None))
-            }
-        }
-    }
-
-    /// Solves a table that is too wide for elimination.
-    fn solve_wide(&self, table: &CostTable) -> GroupingSolve {
-        let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
-        let outcome = self.solve_table(table, &limits);
-        let is_proven = outcome.as_ref().is_some_and(SolveOutcome::is_proven);
-        if !is_proven {
-            self.record_unproven();
-        }
-        let assignment = outcome.and_then(|outcome| outcome.assignment);
-        let cost = |assignment: Assignment| MinCostAssignment {
-            cost: table.time(&assignment).0,
-            assignment,
-        };
-        GroupingSolve { cheapest: assignment.map(cost), is_proven }
-    }
-
-    /// Solves a table and counts the method that ended the solve, or the failure; `None` when the solver failed.
-    fn solve_table(&self, table: &CostTable, limits: &SolveLimits) -> Option<SolveOutcome> {
-        let Ok(outcome) = solve_table(table, limits) else {
-            self.count_failed_solve();
-            return None;
-        };
-        let mut solves = lock(&self.table_solves);
-        let solves = solves.entry(outcome.method).or_default();
-        match outcome.is_proven() {
-            true => solves.proven += 1,
-            false => solves.limited += 1,
-        }
-        Some(outcome)
-    }
-
-    /// The solution for an assignment of the cost table.
-    pub(super) fn solution(
-        &self,
-        spec: SegmentSpec,
-        grouping: Grouping,
-        context: &Context,
-        assignment: &[u32],
-    ) -> SolvedSegment {
-        let prepared = self.prepare(spec, grouping, context);
-        let space = &prepared.priced.space;
-        let choice = decode_assignment(space, assignment);
-        let time = segment_time(space, context, &choice, &self.price());
-        let bytes = segment_bytes(space, context, &choice);
-        SolvedSegment { grouping, choice, segment: space.segment.clone(), time, bytes }
     }
 
     /// Names of block ops without any legal strategy in a context.
@@ -484,15 +359,8 @@ impl<'a> SegmentSolver<'a> {
     }
 }
 
-/// The table with its memory rows replaced by their weighted sum, limited to `limit`.
-fn within_one_row(mut table: CostTable, weights: &[u64], limit: Bytes) -> CostTable {
-    for choice in table.nodes.iter_mut().flat_map(|node| &mut node.choices) {
-        let weighted = |(row, bytes): &(MemoryRowId, Bytes)| *bytes * weights[row.0 as usize];
-        let bytes: Bytes = choice.bytes.iter().map(weighted).sum();
-        choice.bytes = if bytes.0 > 0 { vec![(MemoryRowId(0), bytes)] } else { vec![] };
-    }
-    table.rows = vec![MemoryRow { name: "block".into(), limit }];
-    table
+fn ops_key(spec: SegmentSpec, grouping: Grouping) -> OpsKey {
+    (spec.kind, spec.shape, spec.tied_weight, grouping)
 }
 
 /// The narrowest set of tensors between two neighbouring blocks.

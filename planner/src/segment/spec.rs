@@ -42,7 +42,7 @@ pub struct SolvedSegment {
     /// Factors that run as one GEMM.
     pub grouping: Grouping,
     /// Choices for every op and value.
-    pub choice: SegmentChoice,
+    pub choice: Arc<SegmentChoice>,
     /// The op graph that the choices are for.
     pub segment: Arc<Segment>,
     /// Times of one instance.

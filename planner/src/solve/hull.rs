@@ -9,20 +9,37 @@
 //! their average bytes, and the edge between these bounds every mix from below; so only the edge over
 //! that average must be known.
 
-use std::sync::Arc;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use narrows_cost_model::{Assignment, CostTable, MemoryRowId, TableChoice};
+use narrows_cost_model::ChoiceBytes;
+use narrows_plan::{Bytes, Seconds};
 
-use super::elimination::{EliminationOrder, choice_times};
+use super::elimination::EliminationOrder;
 
-/// A table prepared for many sweeps. The bytes of its rows are counted, not limited.
-#[derive(Clone, Debug)]
+/// A table prepared for many sweeps, with two rows of bytes that are counted, not limited. Its first nodes have times
+/// and bytes of their own; the times of the others are multiples of times that tables share, and their bytes count in
+/// the second row only.
+#[derive(Debug)]
 pub(crate) struct Sweeper {
-    order: Arc<EliminationOrder>,
-    times: Vec<Vec<f64>>,
-    /// Bytes by row, node and choice.
-    bytes: Vec<Vec<Vec<f64>>>,
+    pub order: Arc<EliminationOrder>,
+    /// Seconds by node and choice, of the first nodes.
+    pub own_times: Vec<Vec<f64>>,
+    /// Bytes in the first row by node and choice, of the first nodes.
+    pub own_bytes: Vec<Vec<Bytes>>,
+    /// Times by node and choice, of the other nodes.
+    pub shared_times: Arc<[Vec<Seconds>]>,
+    /// Factor on the shared times.
+    pub factor: f64,
+    /// Bytes in the second row by node and choice.
+    pub second_row: ChoiceBytes,
+    /// Vertices found so far.
+    pub swept: Mutex<HashMap<SweepKey, Option<Vertex>>>,
 }
+
+/// The bits of all that a sweep depends on: the weight of the second row, and the prices of time and of bytes.
+pub(crate) type SweepKey = [u64; 3];
 
 /// Identity of a vertex in its hull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,7 +57,7 @@ pub(crate) struct Vertex {
     /// Index of its table, for hulls over several tables.
     pub table: usize,
     /// The assignment.
-    pub assignment: Assignment,
+    pub assignment: Arc<[u32]>,
 }
 
 impl Vertex {
@@ -51,54 +68,69 @@ impl Vertex {
 }
 
 impl Sweeper {
-    /// Prepares a table with the elimination order of its links.
-    pub(crate) fn with_order(table: &CostTable, order: Arc<EliminationOrder>) -> Sweeper {
-        let rows = 0..table.rows.len() as u32;
-        let bytes = rows.map(|row| bytes_of_row(table, MemoryRowId(row))).collect();
-        Sweeper { order, times: choice_times(table), bytes }
+    /// Time and weighted bytes of each choice of a node.
+    fn choices(&self, node: usize, weight: f64) -> impl Iterator<Item = (f64, f64)> {
+        let (own, shared) = match self.own_times.get(node) {
+            Some(times) => (Some(times.iter().zip(&self.own_bytes[node])), None),
+            None => (None, Some(self.shared_times[node - self.own_times.len()].iter())),
+        };
+        let own = own.into_iter().flatten().map(|(time, bytes)| (*time, bytes.as_f64()));
+        let shared = shared.into_iter().flatten().map(|time| ((*time * self.factor).0, 0.0));
+        let second = self.second_row[node].iter();
+        own.chain(shared)
+            .zip(second)
+            .map(move |((time, first), second)| (time, first + weight * second.as_f64()))
     }
 
-    /// Weighted bytes Σ weightᵣ·bytesᵣ by node and choice.
-    fn weighted(&self, weights: &[f64]) -> Vec<Vec<f64>> {
-        let bytes = |node: usize, choice: usize| {
-            weights.iter().zip(&self.bytes).map(|(w, row)| w * row[node][choice]).sum()
+    /// Time and weighted bytes of one choice of a node.
+    fn choice(&self, node: usize, choice: usize, weight: f64) -> (f64, f64) {
+        let (time, first) = match self.own_times.get(node) {
+            Some(times) => (times[choice], self.own_bytes[node][choice].as_f64()),
+            None => {
+                let shared = &self.shared_times[node - self.own_times.len()];
+                ((shared[choice] * self.factor).0, 0.0)
+            }
         };
-        let of_node = |(node, times): (usize, &Vec<f64>)| {
-            (0..times.len()).map(|choice| bytes(node, choice)).collect()
-        };
-        self.times.iter().enumerate().map(of_node).collect()
+        (time, first + weight * self.second_row[node][choice].as_f64())
     }
 
-    /// The assignment that minimises `per_second`·time + `per_byte`·bytes.
-    fn cheapest(&self, per_second: f64, per_byte: f64, bytes: &[Vec<f64>]) -> Option<Vertex> {
-        let costs: Vec<Vec<f64>> = self
-            .times
-            .iter()
-            .zip(bytes)
-            .map(|(times, bytes)| {
-                let cost = |(time, bytes): (&f64, &f64)| per_second * time + per_byte * bytes;
-                times.iter().zip(bytes).map(cost).collect()
-            })
-            .collect();
-        let assignment = self.order.cheapest(&costs)?.assignment;
-        let sum = |values: &[Vec<f64>]| -> f64 {
-            assignment.iter().zip(values).map(|(&choice, values)| values[choice as usize]).sum()
-        };
+    /// The assignment that minimises `per_second`·time + `per_byte`·bytes, with `weight` on the second row. Known
+    /// vertices need no sweep.
+    fn cheapest(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
+        let key = [weight, per_second, per_byte].map(f64::to_bits);
+        let known = || self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(vertex) = known().get(&key) {
+            return vertex.clone();
+        }
+        let vertex = self.sweep(per_second, per_byte, weight);
+        known().insert(key, vertex.clone());
+        vertex
+    }
+
+    fn sweep(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
+        thread_local! {
+            /// The costs of the last sweep, whose memory the next one uses again.
+            static COSTS: RefCell<Vec<Vec<f64>>> = RefCell::default();
+        }
+        let assignment = COSTS.with_borrow_mut(|costs| {
+            costs.resize_with(self.second_row.len(), Vec::new);
+            for (node, costs) in costs.iter_mut().enumerate() {
+                costs.clear();
+                let cost = |(time, bytes): (f64, f64)| per_second * time + per_byte * bytes;
+                self.choices(node, weight).map(cost).for_each(|cost| costs.push(cost));
+            }
+            self.order.cheapest(costs)
+        })?;
+        let assignment: Arc<[u32]> = assignment.assignment.into();
+        let chosen = |(node, choice): (usize, &u32)| self.choice(node, *choice as usize, weight);
         Some(Vertex {
-            time: sum(&self.times),
-            bytes: sum(bytes),
+            time: assignment.iter().enumerate().map(|choice| chosen(choice).0).sum(),
+            bytes: assignment.iter().enumerate().map(|choice| chosen(choice).1).sum(),
             table: 0,
-            assignment,
             id: VertexId(0),
+            assignment,
         })
     }
-}
-
-fn bytes_of_row(table: &CostTable, row: MemoryRowId) -> Vec<Vec<f64>> {
-    let bytes = |choice: &TableChoice| {
-        choice.bytes.iter().filter(|(r, _)| *r == row).map(|(_, bytes)| bytes.as_f64()).sum()
-    };
-    table.nodes.iter().map(|node| node.choices.iter().map(bytes).collect()).collect()
 }
 
 /// A line that lies below all assignments of a hull: time ≥ intercept − price·bytes.
@@ -112,6 +144,20 @@ pub(crate) struct SupportingLine {
     pub bytes_min: f64,
 }
 
+impl SupportingLine {
+    /// The line at a price over the assignments of several tables, with this weight on the second row of each: one sweep
+    /// of each table. `None` without any assignment.
+    pub(crate) fn at_price<'a>(
+        tables: impl Iterator<Item = &'a Sweeper>,
+        weight: f64,
+        price: f64,
+    ) -> Option<SupportingLine> {
+        let minimum = |table: &Sweeper| Some(table.cheapest(1.0, price, weight)?.value(price));
+        let minimum = tables.filter_map(minimum).min_by(f64::total_cmp)?;
+        Some(SupportingLine { intercept: minimum * (1.0 - ROUNDING), price, bytes_min: 0.0 })
+    }
+}
+
 /// Costs with a smaller relative difference are equal.
 const ROUNDING: f64 = 1e-12;
 /// A relative price too low to change the fastest time, and high enough to choose the smallest of the fastest
@@ -122,8 +168,8 @@ const TINY_PRICE: f64 = 1e-13;
 #[derive(Clone, Debug)]
 pub(crate) struct Hull {
     sweepers: Vec<Arc<Sweeper>>,
-    /// For each table, the weighted bytes by node and choice.
-    bytes: Vec<Vec<Vec<f64>>>,
+    /// Weight of the second row.
+    weight: f64,
     /// From the fastest to the smallest: times rise, bytes fall.
     vertices: Vec<Vertex>,
     /// For each edge, whether no vertex lies below it.
@@ -134,12 +180,12 @@ pub(crate) struct Hull {
 }
 
 impl Hull {
-    /// The two extreme vertices of the hull, with one weight for each row. `None` without any assignment.
-    pub(crate) fn new(sweepers: Vec<Arc<Sweeper>>, weights: &[f64]) -> Option<Hull> {
+    /// The two extreme vertices of the hull, with this weight on the second row of each table. `None` without any
+    /// assignment.
+    pub(crate) fn new(sweepers: Vec<Arc<Sweeper>>, weight: f64) -> Option<Hull> {
         let minima = vec![vec![]; sweepers.len()];
         let (vertices, is_final) = (vec![], vec![]);
-        let bytes = sweepers.iter().map(|sweeper| sweeper.weighted(weights)).collect();
-        let mut hull = Hull { sweepers, bytes, vertices, is_final, minima, sweeps: 0 };
+        let mut hull = Hull { sweepers, weight, vertices, is_final, minima, sweeps: 0 };
         let fastest = hull.cheapest(1.0, 0.0)?;
         // The smallest of the fastest assignments, up to the resolution of a tiny price of bytes.
         let fastest = hull.cheapest(1.0, TINY_PRICE * fastest.time / fastest.bytes.max(1.0))?;
@@ -154,7 +200,7 @@ impl Hull {
         Some(hull)
     }
 
-    /// Sweeps run so far.
+    /// Sweeps asked for so far.
     pub(crate) fn sweeps(&self) -> u64 {
         self.sweeps
     }
@@ -184,7 +230,8 @@ impl Hull {
         // The smallest vertex is exact up to the resolution of a tiny price of time.
         let bytes_min = smallest.bytes * (1.0 - 1e-6);
         if bytes >= fastest.bytes || self.vertices.len() == 1 {
-            return SupportingLine { intercept: fastest.time, price: 0.0, bytes_min };
+            let intercept = fastest.time * (1.0 - ROUNDING);
+            return SupportingLine { intercept, price: 0.0, bytes_min };
         }
         let bytes = bytes.max(smallest.bytes);
         self.refine(bytes);
@@ -237,8 +284,7 @@ impl Hull {
                 continue;
             }
             self.sweeps += 1;
-            let Some(vertex) =
-                self.sweepers[table].cheapest(per_second, per_byte, &self.bytes[table])
+            let Some(vertex) = self.sweepers[table].cheapest(per_second, per_byte, self.weight)
             else {
                 continue;
             };

@@ -1,0 +1,70 @@
+//! All that the result of a search depends on.
+
+use indexmap::IndexMap;
+use narrows_cost_model::{Executor, GroupLinks};
+use narrows_plan::strategy::Rules;
+use narrows_plan::{Bytes, Zero};
+
+use crate::request::{GroupingRule, Request};
+
+/// All that the result of a search depends on: requests with equal keys have equal plans, times and proofs. On devices
+/// of one node, for example, the links between nodes do not matter.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SearchKey {
+    model: [String; 2],
+    profile: String,
+    links: GroupLinks,
+    executor: Executor,
+    sizes: [u64; 3],
+    fixed: [Option<u64>; 4],
+    zero: Option<Zero>,
+    rules: Rules,
+    grouping: GroupingRule,
+    limit: Bytes,
+}
+
+impl SearchKey {
+    /// The key of a request, whatever its time limit.
+    pub fn new(request: &Request) -> SearchKey {
+        // All fields are named, so that none can be forgotten.
+        let Request {
+            model,
+            profile,
+            devices,
+            global_batch,
+            sequence_length,
+            micro_batch,
+            tensor,
+            pipeline,
+            data,
+            zero,
+            rules,
+            grouping,
+            memory_limit: _,
+            executor,
+            time_limit: _,
+        } = request;
+        SearchKey {
+            model: [model.name.clone(), model.fingerprint()],
+            profile: profile.fingerprint_within_nodes().to_owned(),
+            links: GroupLinks::of_all_devices(profile, *devices),
+            executor: *executor,
+            sizes: [*devices, *global_batch, *sequence_length],
+            fixed: [*micro_batch, *tensor, *pipeline, *data],
+            zero: *zero,
+            rules: *rules,
+            grouping: *grouping,
+            limit: request.arena_limit(),
+        }
+    }
+}
+
+/// The indices of requests, grouped by equal keys. Where the requests of a group are searched one after the other, a
+/// shared cache has the results of all but the first.
+pub fn equal_searches(requests: &[&Request]) -> Vec<Vec<usize>> {
+    let mut groups: IndexMap<SearchKey, Vec<usize>> = IndexMap::new();
+    for (index, request) in requests.iter().enumerate() {
+        groups.entry(SearchKey::new(request)).or_default().push(index);
+    }
+    groups.into_values().collect()
+}
