@@ -1,4 +1,5 @@
-//! Every command in README.md and in the gallery runs and prints the output shown there, or draws the picture.
+//! Every command in README.md, in the gallery and in tests/errors.md runs and prints the output shown there, or draws
+//! the picture.
 //!
 //! A `sh` block contains commands; a `console` block contains commands after `$ ` and their output. In an expected line
 //! `…` matches any text; as the first line it matches all lines before the shown ones, as the last line all lines after
@@ -32,11 +33,21 @@ fn root() -> &'static Path {
 
 #[test]
 fn commands_of_the_readme_print_the_shown_output() {
+    check_document("README.md", folder_with_inputs().path());
+}
+
+#[test]
+fn error_messages_are_the_recorded_ones() {
+    check_document("tests/errors.md", folder_with_inputs().path());
+}
+
+/// A temporary folder with the files that commands of documents read.
+fn folder_with_inputs() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for inputs in ["models", "data"] {
         copy_files(&root().join(inputs), &folder.path().join(inputs));
     }
-    check_document("README.md", folder.path());
+    folder
 }
 
 /// The commands of the gallery draw the pictures that it shows.

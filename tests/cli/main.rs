@@ -64,8 +64,3 @@ fn failure(arguments: &str, code: i32) -> String {
 fn small_plan() -> String {
     stdout("plan --model cola-tiny --devices 2 --global-batch 4 --output -")
 }
-
-#[test]
-fn error_messages_match_the_recorded_ones() {
-    trycmd::TestCases::new().env("XDG_CACHE_HOME", CACHE).case("tests/cmd/*.trycmd");
-}
