@@ -142,7 +142,7 @@ fn every_rule_on_two_devices() {
 #[test]
 fn every_rule_in_two_stages() {
     let models = models().into_iter().filter(|model| model.name == "lax-released");
-    check_mesh(models.collect(), mesh(1, 2, 1), 2, WeightRule::Any);
+    check_mesh(models.collect(), mesh(2, 2, 1), 2, WeightRule::Sharded);
 }
 
 #[test]
