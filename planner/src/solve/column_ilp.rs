@@ -108,7 +108,8 @@ mod tests {
             for _ in 0..1 + below(2) {
                 let (count, columns) = (1 + below(5), 1 + below(3));
                 let mut column = |_| ((1 + below(999)) as f64 * 1e-3, below(1000) * scale);
-                groups.push(ColumnGroup { count, columns: (0..columns).map(&mut column).collect() });
+                groups
+                    .push(ColumnGroup { count, columns: (0..columns).map(&mut column).collect() });
             }
             let most: u64 = groups
                 .iter()
@@ -133,7 +134,10 @@ mod tests {
             let expected = cheapest_by_enumeration(&enumerated, budget);
             assert_eq!(cost.is_some(), expected.is_some(), "seed {seed}");
             if let (Some(cost), Some(expected)) = (cost, expected) {
-                assert!((cost - expected).abs() <= 1e-9 * expected, "seed {seed}: {cost} {expected}");
+                assert!(
+                    (cost - expected).abs() <= 1e-9 * expected,
+                    "seed {seed}: {cost} {expected}"
+                );
             }
         }
     }
