@@ -8,6 +8,7 @@
 pub mod interval;
 mod kernel_shape;
 mod memory;
+mod overlap;
 mod price;
 pub mod profile;
 mod segment;
@@ -17,6 +18,7 @@ mod training_run;
 
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use memory::{SegmentBytes, kept_bytes};
+pub use overlap::{BucketTime, OverlapSlowdown};
 pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, scale_measurements};
 pub use profile::{Executor, Profile};
 pub use segment::{
@@ -24,8 +26,8 @@ pub use segment::{
     pass_time,
 };
 pub use simulate::{
-    Breakdown, PassSpan, SimulatedStep, StageSync, StageTime, StepPart, SyncedStages, Timeline,
-    schedule_time, simulate, simulate_schedules, stage_sync_group,
+    Breakdown, BucketSpan, PassSpan, SimulatedStep, StageOverlap, StageSync, StageTime, StepPart,
+    SyncedStages, Timeline, schedule_time, simulate, simulate_schedules, stage_sync_group,
 };
 pub use table::{
     Assignment, CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,

@@ -22,6 +22,7 @@ use narrows_plan::strategy::{
 use narrows_plan::{Bytes, Context, EdgeLayout, Layout, Seconds};
 
 use crate::memory::{SegmentBytes, flow_kept_bytes, op_kept_bytes, op_resident_bytes};
+use crate::overlap::OverlapSlowdown;
 use crate::price::KernelPrice;
 use crate::table::{
     CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
@@ -38,6 +39,8 @@ pub struct SegmentTime {
     pub step_phase: Seconds,
     /// The part of `step_phase` that needs the norm of all gradients: the updates.
     pub update: Seconds,
+    /// Gradient reductions that run beside the last backward pass. `step_phase` has the least that they add to a step.
+    pub overlapped: Seconds,
 }
 
 impl SegmentTime {
@@ -46,6 +49,7 @@ impl SegmentTime {
         self.backward += other.backward;
         self.step_phase += other.step_phase;
         self.update += other.update;
+        self.overlapped += other.overlapped;
     }
 
     /// The time in a step of `microbatches`.
@@ -230,6 +234,8 @@ struct OpStep {
     time: Seconds,
     /// The updates.
     update: Seconds,
+    /// Gradient reductions beside the last backward pass, of which `time` has the least that they add to a step.
+    overlapped: Seconds,
     /// Bytes of the parameters with their gradients and optimizer states.
     resident: Bytes,
 }
@@ -240,16 +246,21 @@ struct OpStep {
 pub struct StepPhases(Vec<Vec<(Strategy, OpStep)>>);
 
 impl StepPhases {
-    /// Prices the step phases of all ops of `space` in a context with the same tensor axis.
-    pub fn new(space: &SegmentSpace, context: &Context, price: KernelPrice) -> StepPhases {
+    /// Prices the step phases of all ops of `space` in a context with the same tensor axis, with the least that
+    /// reductions beside the last backward pass add to a step.
+    pub fn new(
+        space: &SegmentSpace,
+        context: &Context,
+        price: KernelPrice,
+        slowdown: Option<OverlapSlowdown>,
+    ) -> StepPhases {
         let of_op = |id: OpId| {
             let mut steps: Vec<(Strategy, OpStep)> = vec![];
             for option in &space.ops[id.0 as usize] {
                 let strategy = option.choice.strategy;
                 if steps.iter().all(|(known, _)| *known != strategy) {
-                    let (reduce, update) = step_time(space, context, id, strategy, price);
-                    let resident = op_resident_bytes(space, context, id, strategy);
-                    steps.push((strategy, OpStep { time: reduce + update, update, resident }));
+                    let step = op_step(space, (context, id, strategy), price, slowdown);
+                    steps.push((strategy, step));
                 }
             }
             steps
@@ -268,8 +279,17 @@ impl StepPhases {
             let step = self.of(OpId(op as u32), option.choice.strategy);
             time.step_phase += step.time;
             time.update += step.update;
+            time.overlapped += step.overlapped;
             bytes.resident += step.resident;
         }
+    }
+
+    /// Lower bound on the segment's reductions beside the last backward pass.
+    pub fn overlapped_min(&self) -> Seconds {
+        let least = |steps: &Vec<(Strategy, OpStep)>| {
+            Seconds(steps.iter().map(|(_, step)| step.overlapped.0).reduce(f64::min).unwrap_or(0.0))
+        };
+        self.0.iter().map(least).sum()
     }
 
     /// Lower and upper bound of the segment's time in the step phase: sums of each op's least and largest time.
@@ -287,18 +307,26 @@ impl StepPhases {
 }
 
 /// The step phase of an op: the reductions of its gradients, and its updates.
-fn step_time(
+fn op_step(
     space: &SegmentSpace,
-    context: &Context,
-    id: OpId,
-    strategy: Strategy,
+    (context, id, strategy): (&Context, OpId, Strategy),
     price: KernelPrice,
-) -> (Seconds, Seconds) {
+    slowdown: Option<OverlapSlowdown>,
+) -> OpStep {
+    let resident = op_resident_bytes(space, context, id, strategy);
     let Some(parameter) = space.parameters(id, strategy, context) else {
-        return Default::default();
+        return OpStep { resident, ..OpStep::default() };
     };
-    let reduce = reduce_owned_gradient(space.segment.kind, &parameter, space.tied, context);
-    (sum(&reduce, price), sum(&update_parameter(&parameter, context), price))
+    let (kind, tied) = (space.segment.kind, space.tied);
+    let reductions = reduce_owned_gradient(kind, &parameter, tied, context);
+    let beside = reductions.overlapped.map_or(Seconds(0.0), |template| price(&template.kernel()));
+    let reduce = sum(&reductions.rest, price);
+    let update = sum(&update_parameter(&parameter, context), price);
+    let (hidden_cost, overlapped) = match slowdown {
+        Some(slowdown) => (beside * slowdown.hidden_cost(), beside),
+        None => (beside, Seconds(0.0)),
+    };
+    OpStep { time: reduce + update + hidden_cost, update, overlapped, resident }
 }
 
 fn sum(templates: &[InstrTemplate], price: KernelPrice) -> Seconds {

@@ -3,20 +3,25 @@
 //! Each device has one stream: the passes of a stage follow each other, a forward pass waits for that of the previous
 //! stage and a backward pass for that of the next stage. In the step phase, stages synchronize wherever an instruction
 //! is a collective over the pipeline axis: no weight is updated before the norm of all stages' gradients is known. A
-//! synchronization begins when the last of its stages arrives. With one stage the step time is
+//! synchronization begins when the last of its stages arrives. With one stage and without gradient buckets the step time is
 //!
 //! ```text
 //! m·(forward + backward) + step
 //! ```
-//! the sum over all instructions, which is the sum that the solver minimised.
+//! the sum over all instructions, which is the sum that the solver minimised. Gradient buckets run on a stream of
+//! their own beside the last backward pass, and the step phase begins when both have ended.
 
 use narrows_plan::kernel::FusedKind;
-use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, StageProgram};
+use narrows_plan::program::{Action, GradientBucket, Instr, MicrobatchPass, Phase, StageProgram};
 use narrows_plan::{Axis, CheckedProgram, DeviceGroup, Kernel, Mesh, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::overlap::{BucketTime, OverlapSlowdown, OverlappedBackward};
 use crate::price::KernelPrice;
+
+/// Relative rounding of sums of times.
+const ROUNDING: f64 = 1e-12;
 
 /// The time of a step by kind of work, in seconds. The parts add up to the step time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
@@ -27,7 +32,7 @@ pub struct Breakdown {
     pub attention: f64,
     /// Fused ops, the optimizer's excluded.
     pub elementwise: f64,
-    /// Collectives that no computation hides.
+    /// Collectives that no computation hides, and the time by which hidden ones slow the computation.
     pub collective_exposed: f64,
     /// Idle time of stages that wait for others.
     pub bubble: f64,
@@ -63,6 +68,21 @@ pub struct Timeline {
     pub spans: Vec<PassSpan>,
     /// Every synchronization of every stage, in the order of the step phase.
     pub stage_syncs: Vec<StageSync>,
+    /// The reductions of every gradient bucket that runs beside a backward pass.
+    pub buckets: Vec<BucketSpan>,
+}
+
+/// The reductions of a gradient bucket in the simulated step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BucketSpan {
+    /// The stage.
+    pub stage: usize,
+    /// Index of the bucket in its stage.
+    pub bucket: usize,
+    /// Begin of its first reduction.
+    pub begin: Seconds,
+    /// End of its last reduction.
+    pub end: Seconds,
 }
 
 /// Times of one stage's passes.
@@ -74,6 +94,17 @@ pub struct StageTime {
     pub backward: Seconds,
     /// Parts of the step phase, in order.
     pub step_phase: Vec<StepPart>,
+    /// Reductions beside the last backward pass, in order, with what the streams cost each other.
+    pub overlap: Option<StageOverlap>,
+}
+
+/// Gradient reductions beside the last backward pass of a stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageOverlap {
+    /// Time of each bucket, in order.
+    pub buckets: Vec<BucketTime>,
+    /// The slowdown of the two streams.
+    pub slowdown: OverlapSlowdown,
 }
 
 /// A part of a stage's step phase, between or during synchronizations.
@@ -113,6 +144,15 @@ pub struct SimulatedStep {
     pub spans: Vec<PassSpan>,
     /// Every synchronization of every stage, in the order of the step phase.
     pub stage_syncs: Vec<StageSync>,
+    /// The reductions of every gradient bucket that runs beside a backward pass.
+    pub buckets: Vec<BucketSpan>,
+}
+
+impl StageTime {
+    fn overlapped_backward(&self) -> Option<OverlappedBackward> {
+        let StageOverlap { buckets, slowdown } = self.overlap.as_ref()?;
+        Some(OverlappedBackward::new(self.backward, buckets, *slowdown))
+    }
 }
 
 impl SyncedStages {
@@ -158,47 +198,69 @@ pub fn stage_sync_group(instr: &Instr) -> Option<&DeviceGroup> {
     }
 }
 
-/// Simulates a checked program. `price` must be for the program's mesh.
-pub fn simulate(program: &CheckedProgram, price: KernelPrice) -> Timeline {
+/// Simulates a checked program. `price` must be for the program's mesh; without `overlap`, gradient buckets run after
+/// the backward pass.
+pub fn simulate(
+    program: &CheckedProgram,
+    price: KernelPrice,
+    overlap: Option<OverlapSlowdown>,
+) -> Timeline {
     let program = program.program();
     let mesh = &program.context.mesh;
     let indexed = program.stages.iter().enumerate();
-    let stages: Vec<StageKernels> =
-        indexed.map(|(index, stage)| StageKernels::new(index, stage, mesh, price)).collect();
+    let stages: Vec<StageKernels> = indexed
+        .map(|(index, stage)| StageKernels::new(index, stage, mesh, (price, overlap)))
+        .collect();
     let times: Vec<StageTime> = stages.iter().map(|costs| costs.time.clone()).collect();
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
     let schedules: Vec<_> = program.stages.iter().map(|s| s.schedule.as_slice()).collect();
-    let SimulatedStep { time: step_time, spans, stage_syncs } =
+    let SimulatedStep { time: step_time, spans, stage_syncs, buckets } =
         simulate_schedules(&times, &schedules);
     let mut breakdown = Breakdown::default();
     for costs in &stages {
         let busy = costs.time.forward + costs.time.backward;
         let step: Seconds = costs.time.step_phase.iter().map(StepPart::time).sum();
-        let busy = busy * microbatches as f64 + step;
+        let overlapped = costs.time.overlapped_backward();
+        let exposed = overlapped.map_or(0.0, |pass| pass.all_ended() - costs.time.backward.0);
+        let busy = busy * microbatches as f64 + step + Seconds(exposed);
         breakdown.add(&costs.parts(microbatches), 1.0 / stages.len() as f64);
-        breakdown.bubble += (step_time - busy).0.max(0.0) / stages.len() as f64;
+        breakdown.collective_exposed += exposed / stages.len() as f64;
+        // Sums in another order differ by rounding.
+        let idle = step_time - busy;
+        if idle > step_time * ROUNDING {
+            breakdown.bubble += idle.0 / stages.len() as f64;
+        }
     }
-    Timeline { step_time, breakdown, spans, stage_syncs }
+    Timeline { step_time, breakdown, spans, stage_syncs, buckets }
 }
 
 /// Simulates the schedules of all stages, and then their step phases.
 pub fn simulate_schedules(times: &[StageTime], schedules: &[&[MicrobatchPass]]) -> SimulatedStep {
-    let (mut spans, mut stage_syncs) = (vec![], vec![]);
-    let time =
-        simulate_passes(times, schedules, |span| spans.push(span), |sync| stage_syncs.push(sync));
-    SimulatedStep { time, spans, stage_syncs }
+    let (mut spans, mut stage_syncs, mut buckets) = (vec![], vec![], vec![]);
+    let time = simulate_passes(times, schedules, |event| match event {
+        StepEvent::Pass(span) => spans.push(span),
+        StepEvent::Sync(sync) => stage_syncs.push(sync),
+        StepEvent::Bucket(bucket) => buckets.push(bucket),
+    });
+    SimulatedStep { time, spans, stage_syncs, buckets }
 }
 
 /// The step time of [`simulate_schedules`], without its spans.
 pub fn schedule_time(times: &[StageTime], schedules: &[&[MicrobatchPass]]) -> Seconds {
-    simulate_passes(times, schedules, |_| {}, |_| {})
+    simulate_passes(times, schedules, |_| {})
+}
+
+/// An event that a simulation reports.
+enum StepEvent {
+    Pass(PassSpan),
+    Sync(StageSync),
+    Bucket(BucketSpan),
 }
 
 fn simulate_passes(
     times: &[StageTime],
     schedules: &[&[MicrobatchPass]],
-    mut on_span: impl FnMut(PassSpan),
-    on_sync: impl FnMut(StageSync),
+    mut report: impl FnMut(StepEvent),
 ) -> Seconds {
     let stages = times.len();
     let passes = schedules.first().map_or(0, |passes| passes.len());
@@ -227,23 +289,28 @@ fn simulate_passes(
                     }
                 };
                 let begin = clock[stage].max(ready);
-                let length = match pass.phase {
-                    Phase::Forward => times[stage].forward,
-                    _ => times[stage].backward,
+                next[stage] += 1;
+                let is_last = next[stage] == schedules[stage].len();
+                let overlapped = if is_last { times[stage].overlapped_backward() } else { None };
+                let end = match (&overlapped, pass.phase) {
+                    (Some(overlapped), _) => begin + overlapped.end,
+                    (None, Phase::Forward) => begin + times[stage].forward.0,
+                    (None, _) => begin + times[stage].backward.0,
                 };
-                let end = begin + length.0;
                 ends[stage][direction(pass.phase)][pass.microbatch as usize] = end;
                 clock[stage] = end;
-                next[stage] += 1;
+                if let Some(overlapped) = overlapped {
+                    // The step phase begins when pass and reductions have ended.
+                    clock[stage] = begin + overlapped.all_ended();
+                    for (bucket, span) in overlapped.buckets.iter().enumerate() {
+                        let [begin, end] = span.map(|time| Seconds(begin + time));
+                        report(StepEvent::Bucket(BucketSpan { stage, bucket, begin, end }));
+                    }
+                }
                 progressed = true;
                 let (phase, microbatch) = (pass.phase, pass.microbatch);
-                on_span(PassSpan {
-                    stage,
-                    phase,
-                    microbatch,
-                    begin: Seconds(begin),
-                    end: Seconds(end),
-                });
+                let (begin, end) = (Seconds(begin), Seconds(end));
+                report(StepEvent::Pass(PassSpan { stage, phase, microbatch, begin, end }));
             }
         }
         if !progressed {
@@ -251,10 +318,11 @@ fn simulate_passes(
         }
     }
     let step_begins = clock.clone();
-    simulate_step_phases(times, &mut clock, on_sync);
+    simulate_step_phases(times, &mut clock, |sync| report(StepEvent::Sync(sync)));
     for (stage, (begin, end)) in step_begins.into_iter().zip(&clock).enumerate() {
         let (begin, end) = (Seconds(begin), Seconds(*end));
-        on_span(PassSpan { stage, phase: Phase::Step, microbatch: 0, begin, end });
+        let (phase, microbatch) = (Phase::Step, 0);
+        report(StepEvent::Pass(PassSpan { stage, phase, microbatch, begin, end }));
     }
     Seconds(clock.into_iter().fold(0.0, f64::max))
 }
@@ -297,6 +365,18 @@ fn simulate_step_phases(
     debug_assert!(times.iter().zip(&next).all(|(time, next)| *next == time.step_phase.len()));
 }
 
+/// The times of a stage's gradient buckets.
+fn bucket_times(stage: &StageProgram, price: KernelPrice) -> Vec<BucketTime> {
+    let (mut ready, mut priced) = (Seconds(0.0), 0);
+    let time = |instr: &Instr| price(&instr.kernel());
+    let of_bucket = |GradientBucket { after, reductions }: &GradientBucket| {
+        ready += stage.backward[priced..*after].iter().map(time).sum();
+        priced = *after;
+        BucketTime { ready, reduction: stage.step[reductions.clone()].iter().map(time).sum() }
+    };
+    stage.gradient_buckets.iter().map(of_bucket).collect()
+}
+
 /// A stage's kernels, priced and summed by kind.
 struct StageKernels {
     time: StageTime,
@@ -305,11 +385,24 @@ struct StageKernels {
 }
 
 impl StageKernels {
-    fn new(index: usize, stage: &StageProgram, mesh: &Mesh, price: KernelPrice) -> StageKernels {
+    fn new(
+        index: usize,
+        stage: &StageProgram,
+        mesh: &Mesh,
+        (price, slowdown): (KernelPrice, Option<OverlapSlowdown>),
+    ) -> StageKernels {
+        let overlap = slowdown
+            .filter(|_| !stage.gradient_buckets.is_empty())
+            .map(|slowdown| StageOverlap { buckets: bucket_times(stage, price), slowdown });
+        let beside_backward = match &overlap {
+            Some(_) => stage.gradient_buckets.last().map_or(0, |bucket| bucket.reductions.end),
+            None => 0,
+        };
         let mut kinds = [Breakdown::default(); 3];
         let mut totals = [Seconds(0.0); 2];
         let (mut step, mut local) = (vec![], Seconds(0.0));
-        let phase_instructions = [&stage.forward, &stage.backward, &stage.step];
+        let phase_instructions =
+            [&stage.forward[..], &stage.backward, &stage.step[beside_backward..]];
         for (phase, list) in phase_instructions.into_iter().enumerate() {
             for instr in list {
                 let time = price(&instr.kernel());
@@ -327,7 +420,8 @@ impl StageKernels {
         }
         step.push(StepPart::Local(local));
         let [forward, backward] = totals;
-        StageKernels { time: StageTime { forward, backward, step_phase: step }, kinds }
+        let time = StageTime { forward, backward, step_phase: step, overlap };
+        StageKernels { time, kinds }
     }
 
     fn parts(&self, microbatches: u64) -> Breakdown {

@@ -81,6 +81,8 @@ fn defects_name_their_field() {
         ("/gemm/tiles", json!([]), "gemm.tiles"),
         ("/device/memory_bytes", json!(0), "device.memory_bytes"),
         ("/device/reserve/bytes", json!(1u64 << 50), "device.reserve.bytes"),
+        ("/overlap/compute_slowdown", json!(0.9), "overlap.compute_slowdown"),
+        ("/overlap/collective_slowdown", json!(11.0), "overlap.collective_slowdown"),
         ("/device/peak_flops_per_s/bf16", json!(-1.0), "device.peak_flops_per_s.bf16"),
         ("/attention/forward/1/length", json!(1), "attention.forward[1].length"),
         ("/attention/forward/0/efficiency", json!(0.01), "attention.forward[1].efficiency"),
@@ -356,13 +358,13 @@ fn collect(value: &Value, path: String, pointers: &mut Vec<String>) {
 #[test]
 fn fingerprints_of_presets_are_unchanged() {
     let expected = [
-        ("a100-40gb", "74eb107c17880921483e4509add38934533110b1160ae48ee7db7e52119a1539"),
-        ("a100-80gb", "06ff207bf9e18a6484609e72406cb54f32bc5ff2794926ceae2edbbad5b59e79"),
-        ("a100-80gb-8", "157286fd75caa3f5d17c46079f2455cc9850cd43a90372bb03ddb7275d308637"),
-        ("a100-80gb-8-4nic", "3f7e6a76fb83587dee23515fb9e33e124c0ce7f7a7cdd4fbcc93a9ea990e534b"),
+        ("a100-40gb", "f28c628d7d72b6fdeafdf41b164c97a847515bacd6720e0e23f31bd639aa262c"),
+        ("a100-80gb", "18699f7679fa893dd2e3d734445dec0ec39aa61b791db4e6d2a67d2a7229da35"),
+        ("a100-80gb-8", "a4bcee0dbd7da07a02ad3f2e9874f438d219382f05bdb8f35663c5e71c010ce0"),
+        ("a100-80gb-8-4nic", "44b7e7069bc7793799aa92d06faebca8c924309056b7276a92be656ffa54a42d"),
         ("cpu-local", "1843f2be9a41b8a110f03740c6c7ced6287002c404f37169d341c7b89ef4903e"),
-        ("h100-sxm", "e30301b9a59f7dfe86207f2abd6cf77cb6140a69a4e969416675a919acaa2fb6"),
-        ("h200-sxm", "58e6f653961fed8706607924bc855b8bb595c27ea104d92c5cf72cb987671991"),
+        ("h100-sxm", "3820470b626ea97d741a53e5c1637247bb1b5119d42ce9a1176db948285fe3ed"),
+        ("h200-sxm", "cabe32dac35dc81c1de5050cdfe00cd9924fa4303402729997261c08085e6324"),
     ];
     let mut names: Vec<&str> = preset_names().collect();
     names.sort();

@@ -1,4 +1,4 @@
-//! The context of a plan: mesh, workload, number formats and ZeRO stage.
+//! The context of a plan: mesh, workload, number formats, ZeRO stage and overlap.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub enum Zero {
     One,
 }
 
-/// Mesh, workload, number formats and ZeRO stage, which strategies and their instructions depend on.
+/// Mesh, workload, number formats, ZeRO stage and overlap, which strategies and their instructions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Context {
     /// The device mesh.
@@ -30,6 +30,8 @@ pub struct Context {
     pub precision: Precision,
     /// Optimizer sharding.
     pub zero: Zero,
+    /// Whether reductions of gradients over the data axis run beside the last backward pass.
+    pub overlap_grad_reduce: bool,
 }
 
 impl Context {

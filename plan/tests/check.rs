@@ -51,6 +51,7 @@ fn large() -> Program {
         workload: Workload { global_batch: 32, sequence_length: 4096, micro_batch: 4 },
         precision: Precision::MixedBf16,
         zero: Zero::One,
+        overlap_grad_reduce: false,
     };
     let mut rng = TestRng::new(7);
     let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context)).expect("a plan");
@@ -117,7 +118,13 @@ fn sequences_longer_than_the_model_supports_are_refused() {
     let mut model = presets::find("cola-tiny").unwrap();
     let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
     let workload = Workload { global_batch: 2, sequence_length: 64, micro_batch: 2 };
-    let context = Context { mesh, workload, precision: Precision::Fp32, zero: Zero::Off };
+    let context = Context {
+        mesh,
+        workload,
+        precision: Precision::Fp32,
+        zero: Zero::Off,
+        overlap_grad_reduce: false,
+    };
     let plan = draw_plan(&mut TestRng::new(3), &model, context).unwrap();
     model.max_sequence_length = 64;
     plan.resolve(&model).unwrap();

@@ -1,4 +1,4 @@
-//! Enumerates the contexts of a request: meshes, microbatch sizes and ZeRO stages.
+//! Enumerates the contexts of a request: meshes, microbatch sizes, ZeRO stages and overlap.
 
 use narrows_plan::{Context, Mesh, Workload, Zero};
 
@@ -17,7 +17,14 @@ pub fn contexts(request: &Request) -> Vec<Context> {
             };
             for zero in zero_stages(request, &mesh) {
                 let precision = request.profile.precision();
-                contexts.push(Context { mesh, workload, precision, zero });
+                let context =
+                    Context { mesh, workload, precision, zero, overlap_grad_reduce: false };
+                let overlaps = overlaps(request, &mesh);
+                contexts.extend(
+                    overlaps
+                        .into_iter()
+                        .map(|overlap_grad_reduce| Context { overlap_grad_reduce, ..context }),
+                );
             }
         }
     }
@@ -59,6 +66,21 @@ fn zero_stages(request: &Request, mesh: &Mesh) -> Vec<Zero> {
         Some(Zero::One) | None if mesh.data == 1 => vec![Zero::Off],
         Some(zero) => vec![zero],
         None => vec![Zero::Off, Zero::One],
+    }
+}
+
+/// Whether gradients may be reduced beside the last backward pass, where there are replicas and collectives run beside
+/// computation.
+fn overlaps(request: &Request, mesh: &Mesh) -> Vec<bool> {
+    let Some(overlap) = request.profile.file().overlap.as_ref().filter(|_| mesh.data > 1) else {
+        return vec![false];
+    };
+    match request.overlap_grad_reduce {
+        Some(overlap) => vec![overlap],
+        // On one stage, a reduction that adds less than its time where it is hidden never slows a step. Stages that
+        // slow their last backward passes delay each other.
+        None if mesh.pipeline == 1 && overlap.slowdown().hidden_cost() < 1.0 => vec![true],
+        None => vec![true, false],
     }
 }
 

@@ -64,6 +64,8 @@ pub struct MeshRow {
     pub micro_batch: u64,
     /// Optimizer sharding.
     pub zero: Zero,
+    /// Whether gradients are reduced beside the last backward pass.
+    pub overlap_grad_reduce: bool,
     /// Lower bound on the step time of its plans, in seconds.
     pub bound_s: Option<f64>,
     /// Step time of its best plan in seconds, when it was solved.
@@ -279,6 +281,9 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
     if context.zero == Zero::One {
         parts.push("ZeRO-1".into());
     }
+    if context.overlap_grad_reduce {
+        parts.push("gradient reductions overlapped".into());
+    }
     let blocks: Vec<_> = plan.decisions.stages.iter().flatten().collect();
     if let Some(block) = blocks.get(blocks.len() / 2)
         && context.mesh.tensor > 1
@@ -305,6 +310,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
         mesh: report.context.mesh,
         micro_batch: report.context.workload.micro_batch,
         zero: report.context.zero,
+        overlap_grad_reduce: report.context.overlap_grad_reduce,
         bound_s: report.bound.map(|bound| bound.0),
         step_time_s,
         outcome: report.outcome.clone(),

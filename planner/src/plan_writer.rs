@@ -44,6 +44,7 @@ pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,
+        overlap_grad_reduce: context.overlap_grad_reduce,
         hidden_layout: plan_layout(decisions.boundary.hidden),
         crossing_layout: request
             .model

@@ -32,6 +32,8 @@ pub struct Request {
     pub data: Option<u64>,
     /// ZeRO stage.
     pub zero: Option<Zero>,
+    /// Whether gradients are reduced beside the last backward pass.
+    pub overlap_grad_reduce: Option<bool>,
     /// Restrictions on strategies.
     pub rules: Rules,
     /// Groupings to search.
@@ -157,6 +159,7 @@ impl Request {
             pipeline: None,
             data: None,
             zero: None,
+            overlap_grad_reduce: None,
             rules: Rules::ALL,
             grouping: GroupingRule::Auto,
             memory_limit: MemoryLimit::Auto,

@@ -48,7 +48,9 @@ pub use random::{CounterRng, fnv1a, random_stream_name};
 pub use report::{
     BytesByKindAndAxis, CollectiveCount, DeviceId, DeviceReport, StepReport, bytes_sent_per_member,
 };
-pub use schedule::{ScheduledInstruction, microbatch_slot, scheduled_instructions};
+pub use schedule::{
+    PassPart, ScheduledInstruction, microbatch_slot, pass_parts, scheduled_instructions,
+};
 pub use session::Session;
 pub use time_breakdown::{InstructionSpan, TimeBreakdown, TimeCategory};
 pub use train::Trainer;

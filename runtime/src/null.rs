@@ -179,6 +179,7 @@ mod tests {
             forward,
             backward: vec![],
             step: vec![],
+            gradient_buckets: vec![],
             schedule,
             slots: 2,
             slot_stride: 256,
@@ -201,6 +202,7 @@ mod tests {
             workload: Workload { global_batch: 2, sequence_length: 2, micro_batch: 1 },
             precision: Precision::MixedBf16,
             zero: Zero::Off,
+            overlap_grad_reduce: false,
         };
         let schedule = |at| one_forward_one_backward(at, 2, 2);
         let sends = vec![

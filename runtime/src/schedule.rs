@@ -1,7 +1,10 @@
 //! The order in which a device executes its instructions in a step: the passes of the stage's
 //! schedule, each the whole forward or backward pass of one microbatch, then the step phase once.
+//! Reductions of gradient buckets come as early as they may, within the last backward pass.
 
-use narrows_plan::program::{Instr, MicrobatchPass, StageProgram};
+use std::ops::Range;
+
+use narrows_plan::program::{GradientBucket, Instr, MicrobatchPass, StageProgram};
 
 /// An instruction of a step, with the microbatch that it is executed for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,16 +17,61 @@ pub struct ScheduledInstruction<'a> {
     pub slot: u64,
 }
 
+/// Consecutive instructions of a pass or of the step phase.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassPart {
+    /// The pass.
+    pub pass: MicrobatchPass,
+    /// The slot of its microbatch.
+    pub slot: u64,
+    /// The instructions, by index in the list of the phase.
+    pub instructions: Range<usize>,
+    /// Whether they are gradient reductions that may run beside the rest of the last backward pass.
+    pub beside_backward: bool,
+}
+
+impl PassPart {
+    /// The instructions of the part, in order.
+    pub fn scheduled<'a>(
+        &self,
+        stage: &'a StageProgram,
+    ) -> impl Iterator<Item = ScheduledInstruction<'a>> + use<'a> {
+        let (pass, slot) = (self.pass, self.slot);
+        let instructions = &stage.instructions(pass.phase)[self.instructions.clone()];
+        instructions.iter().map(move |instr| ScheduledInstruction { instr, pass, slot })
+    }
+}
+
+/// The parts of all passes that a device of this stage executes in a step, in order.
+pub fn pass_parts(stage: &StageProgram) -> impl Iterator<Item = PassPart> {
+    let part = |pass: MicrobatchPass, instructions| {
+        let slot = microbatch_slot(stage, pass.microbatch);
+        PassPart { pass, slot, instructions, beside_backward: false }
+    };
+    let whole = move |pass: &MicrobatchPass| part(*pass, 0..stage.instructions(pass.phase).len());
+    let buckets = &stage.gradient_buckets[..];
+    let split = usize::from(!buckets.is_empty()).min(stage.schedule.len());
+    let (passes, last) = stage.schedule.split_at(stage.schedule.len() - split);
+    let overlapped = last.iter().flat_map(move |pass| {
+        let begins = [0].into_iter().chain(buckets.iter().map(|bucket| bucket.after));
+        let parts = begins.zip(buckets).flat_map(move |(begin, bucket)| {
+            let GradientBucket { after, reductions } = bucket.clone();
+            let reductions = part(MicrobatchPass::STEP, reductions);
+            [part(*pass, begin..after), PassPart { beside_backward: true, ..reductions }]
+        });
+        let begin = buckets.last().map_or(0, |bucket| bucket.after);
+        parts.chain([part(*pass, begin..stage.backward.len())])
+    });
+    let reduced = buckets.last().map_or(0, |bucket| bucket.reductions.end);
+    let rest = part(MicrobatchPass::STEP, reduced..stage.step.len());
+    passes.iter().map(whole).chain(overlapped).chain([rest])
+}
+
 /// Every instruction that a device of this stage executes in a step, in order.
 pub fn scheduled_instructions(
     stage: &StageProgram,
 ) -> impl Iterator<Item = ScheduledInstruction<'_>> {
-    let passes = stage.schedule.iter().copied().chain([MicrobatchPass::STEP]);
-    passes.flat_map(move |pass| {
-        let slot = microbatch_slot(stage, pass.microbatch);
-        let instructions = stage.instructions(pass.phase).iter();
-        instructions.map(move |instr| ScheduledInstruction { instr, pass, slot })
-    })
+    pass_parts(stage).flat_map(move |part| part.scheduled(stage))
 }
 
 /// The slot of a microbatch: the copy of the per-microbatch buffers that it uses. Microbatches in

@@ -365,7 +365,13 @@ fn a_step_has_the_same_tokens_on_every_mesh() {
         let step_first = u.int_in_range(0..=100_u64)? * global_batch;
         let (whole, whole_targets) =
             sequence(&sampler, step_first, (global_batch * length) as usize);
-        let context = Context { mesh, workload, precision: Precision::Fp32, zero: Zero::Off };
+        let context = Context {
+            mesh,
+            workload,
+            precision: Precision::Fp32,
+            zero: Zero::Off,
+            overlap_grad_reduce: false,
+        };
         let (mut inputs, mut targets) = (vec![], vec![]);
         for replica in 0..data {
             let coordinates = MeshCoordinates { tensor: 0, data: replica, stage: 0 };

@@ -17,7 +17,7 @@ use crate::{input, output};
 use super::request::{
     ModelArgs, RequestArgs, RequestSizes, at_most_one_stdin, reject_fullrank_tp_of_low_rank,
 };
-use super::values::ZeroArg;
+use super::values::{OverlapArg, ZeroArg};
 
 /// A plan with its model and hardware.
 #[derive(Debug)]
@@ -76,6 +76,7 @@ impl PlanFile {
             pipeline: Some(plan.mesh.pipeline),
             data: Some(plan.mesh.data),
             zero: Some(plan.zero),
+            overlap_grad_reduce: Some(plan.overlap_grad_reduce),
             rules: Rules::ALL,
             grouping: GroupingRule::Auto,
             memory_limit: MemoryLimit::None,
@@ -141,6 +142,9 @@ impl PlanFile {
         }
         if let Some(zero) = args.zero.and_then(ZeroArg::stage) {
             plan.zero = zero;
+        }
+        if let Some(overlap) = args.overlap.and_then(OverlapArg::grad_reduce) {
+            plan.overlap_grad_reduce = overlap;
         }
         if args.devices.is_some_and(|requested| Some(requested) != devices(plan.mesh)) {
             let message = format!("the mesh of the plan is {}", plan.mesh);

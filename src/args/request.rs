@@ -16,7 +16,8 @@ use crate::input;
 
 use super::units;
 use super::values::{
-    ExecutorArg, GroupingArg, NormArg, ObjectiveArg, RecomputeArg, StrategyArg, WeightsArg, ZeroArg,
+    ExecutorArg, GroupingArg, NormArg, ObjectiveArg, OverlapArg, RecomputeArg, StrategyArg,
+    WeightsArg, ZeroArg,
 };
 
 /// Model and hardware.
@@ -74,6 +75,9 @@ pub struct RequestArgs {
     /// Sharding of the optimizer states over the replicas [default: auto]
     #[arg(long, value_name = "STAGE", value_enum)]
     pub zero: Option<ZeroArg>,
+    /// Gradient reductions beside the last backward pass [default: auto]
+    #[arg(long, value_enum)]
+    pub overlap: Option<OverlapArg>,
     /// Plans to search: all of them, or those of a published baseline [default: auto]
     #[arg(long, value_enum)]
     pub strategy: Option<StrategyArg>,
@@ -180,6 +184,7 @@ impl RequestArgs {
             ("--data-parallel", self.data_parallel.is_some()),
             ("--micro-batch", self.micro_batch.is_some()),
             ("--zero", self.zero.is_some()),
+            ("--overlap", self.overlap.is_some()),
         ];
         set_flags(flags)
     }
@@ -196,6 +201,7 @@ impl RequestArgs {
             pipeline: self.pipeline,
             data: self.data_parallel,
             zero: self.zero.and_then(ZeroArg::stage),
+            overlap_grad_reduce: self.overlap.and_then(OverlapArg::grad_reduce),
             rules: Rules {
                 baseline: self.strategy.map_or(Baseline::Auto, Baseline::from),
                 weights: self.weights.map_or(WeightRule::Any, WeightRule::from),

@@ -29,6 +29,25 @@ impl ZeroArg {
     }
 }
 
+/// `--overlap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OverlapArg {
+    /// Searched, where the hardware runs collectives beside computation
+    Auto,
+    /// Gradients are reduced after the backward pass
+    Off,
+}
+
+impl OverlapArg {
+    /// Whether gradients are reduced beside the last backward pass; `None` for a search.
+    pub fn grad_reduce(self) -> Option<bool> {
+        match self {
+            OverlapArg::Auto => None,
+            OverlapArg::Off => Some(false),
+        }
+    }
+}
+
 /// `--strategy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StrategyArg {

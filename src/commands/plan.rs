@@ -113,7 +113,7 @@ fn write_trace(
 ) -> CommandResult<()> {
     let prices = Prices::new(profile, plan.executor, &plan.mesh);
     let price = |kernel: &Kernel| prices.kernel_time(kernel);
-    let timeline = simulate(program, &price);
+    let timeline = simulate(program, &price, prices.overlap_slowdown());
     let program = program.program();
     let extent = TraceExtent::of(program);
     let mut trace = TraceText::new();

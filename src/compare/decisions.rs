@@ -66,6 +66,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(&'static str, Value)> {
         ("workload.sequence_length", json!(plan.workload.sequence_length)),
         ("workload.micro_batch", json!(plan.workload.micro_batch)),
         ("zero", json!(plan.zero)),
+        ("overlap_grad_reduce", json!(plan.overlap_grad_reduce)),
         ("hidden_layout", json!(plan.hidden_layout)),
         ("crossing_layout", json!(plan.crossing_layout)),
         ("blocks of each stage", json!(blocks)),

@@ -1,7 +1,7 @@
 //! Names of the parts of a profile that a prediction assumes.
 
 /// Parts of a profile, by their paths in its file.
-const PARTS: [(&str, &str); 21] = [
+const PARTS: [(&str, &str); 22] = [
     ("device", "peak rates and memory"),
     ("device.peak_flops_per_s.bf16", "peak rate in bf16"),
     ("device.compute_units", "number of compute units"),
@@ -21,6 +21,7 @@ const PARTS: [(&str, &str); 21] = [
     ("links.inter_node.extra_latency_s", "inter-node latency"),
     ("links.inter_node.relative_error", "the error of inter-node links"),
     ("links.relative_error", "the error of links"),
+    ("overlap", "slowdown by overlap"),
     ("executors.captured", "launch gaps of captured graphs"),
     ("executors.eager", "launch gaps of single kernels"),
 ];

@@ -106,7 +106,7 @@ impl<'a> PlanReport<'a> {
         let prices = Prices::new(profile, self.decisions.executor, &mesh);
         let price = |kernel: &Kernel| prices.kernel_time(kernel);
         if mesh.pipeline > 1 {
-            let spans = simulate(self.program, &price).spans;
+            let spans = simulate(self.program, &price, prices.overlap_slowdown()).spans;
             let few = spans.len() <= SPANS_MAX;
             let timeline = few.then(|| timeline_picture(&of("pipeline"), &spans)).flatten();
             let caption = "Simulated passes of every microbatch; white is idle time.";
@@ -150,6 +150,10 @@ impl<'a> PlanReport<'a> {
             Zero::Off => "",
             Zero::One => ", ZeRO-1",
         };
+        let overlap = match plan.overlap_grad_reduce {
+            true => "gradients are reduced beside the last backward pass",
+            false => "none",
+        };
         let crossing = match plan.crossing_layout {
             Some(layout) => format!("; crossing latents {}", layout_phrase(layout)),
             None => String::new(),
@@ -166,6 +170,7 @@ impl<'a> PlanReport<'a> {
                 ),
             ),
             ("mesh", format!("{}{zero}", plan.mesh)),
+            ("overlap", overlap.into()),
             (
                 "hidden state",
                 format!("{} between blocks{crossing}", layout_phrase(plan.hidden_layout)),

@@ -316,3 +316,25 @@ fn explain_compares_every_axis_and_counts_omitted_alternatives() {
         "{omitted}: {text}"
     );
 }
+
+/// Reductions of gradients run beside the last backward pass where the profile lets them, and `--overlap off` keeps them
+/// after it, in a search and in a plan file.
+#[test]
+fn gradient_reductions_overlap_where_the_hardware_lets_them() {
+    const REQUEST: &str =
+        "--model cola-1b --devices 4 --tensor 1 --global-batch 4 --sequence-length 1024";
+    let step = |answer: &Value| answer["prediction"]["step_time_s"].as_f64().expect("a step time");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.json");
+    let file = file.to_str().expect("a path");
+    let auto = json(&format!("plan --hardware a100-80gb {REQUEST} --output {file}"));
+    let off = json(&format!("plan --hardware a100-80gb {REQUEST} --overlap off"));
+    assert_eq!(auto["decisions"]["overlap_grad_reduce"], json!(true));
+    assert_eq!(off["decisions"].get("overlap_grad_reduce"), None);
+    assert!(step(&auto) < step(&off), "{auto:#}\n{off:#}");
+    let priced_off = json(&format!("cost {file} --overlap off"));
+    assert_eq!(step(&json(&format!("cost {file}"))), step(&auto));
+    assert!(step(&priced_off) >= step(&off), "{priced_off:#}");
+    let on_cpus = json(&format!("plan --hardware cpu-local {REQUEST}"));
+    assert_eq!(on_cpus["decisions"].get("overlap_grad_reduce"), None);
+}

@@ -189,14 +189,25 @@ fn a_simulated_trace_is_as_long_as_the_predicted_step() {
         let threads = threads(&events);
         threads.values().for_each(|events| check_nesting(events));
         let processes: Vec<u64> = threads.keys().map(|(device, _)| *device).collect();
-        assert_eq!((processes.len(), processes.last()), (3 * 8, Some(&7)), "{processes:?}");
+        assert_eq!((processes.len(), processes.last()), (4 * 8, Some(&7)), "{processes:?}");
         let instructions = || threads.iter().filter(|((_, thread), _)| *thread > 0);
         let ends = instructions().flat_map(|(_, events)| events);
         let end = ends.map(|e| number(e, "ts") + number(e, "dur")).fold(0.0, f64::max);
         assert!((end - step_us).abs() < SLACK, "{end} µs in the trace, {step_us} µs predicted");
-        // Instructions of one device follow each other, so their times add up to at most the step.
+        // Gradients are reduced beside the last backward pass, before the update begins.
         for device in 0..8 {
-            let events = instructions().filter(|((process, _), _)| *process == device);
+            let update = threads[&(device, 0)].iter().find(|e| e["name"] == "update");
+            let begin = number(update.expect("an update"), "ts");
+            for reduction in &threads[&(device, 3)] {
+                assert_eq!(reduction["args"]["phase"], "step");
+                let end = number(reduction, "ts") + number(reduction, "dur");
+                assert!(end <= begin + SLACK, "{reduction}");
+            }
+        }
+        // All other instructions of one device follow each other, so their times add up to at most the step.
+        for device in 0..8 {
+            let events =
+                instructions().filter(|((process, thread), _)| *process == device && *thread < 3);
             let busy: f64 = events.flat_map(|(_, events)| events).map(|e| number(e, "dur")).sum();
             assert!(busy <= step_us + SLACK && busy > 0.5 * step_us, "device {device}: {busy}");
         }

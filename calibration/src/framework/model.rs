@@ -156,7 +156,8 @@ impl StepWork {
             let [forward, backward] = [stage.forward, stage.backward]
                 .map(|work| Seconds(work.time_s(self.tensor_devices, framework) + transfer_s));
             let step = Seconds(stage.reductions_s * framework.collective_factor);
-            StageTime { forward, backward, step_phase: vec![StepPart::Local(step)] }
+            let step_phase = vec![StepPart::Local(step)];
+            StageTime { forward, backward, step_phase, overlap: None }
         };
         let stages: Vec<StageTime> = self.stages.iter().map(time).collect();
         let schedules: Vec<_> = self.schedules.iter().map(|passes| passes.as_slice()).collect();

@@ -171,7 +171,7 @@ fn compare(profile: &Profile, measured: &MeasuredPlan) -> ClosedLoopPlan {
     let mesh = program.context.mesh;
     let prices = Prices::new(profile, Executor::Captured, &mesh);
     let instructions_s =
-        simulate(measured.program, &|kernel| prices.kernel_time(kernel)).step_time.0;
+        simulate(measured.program, &|kernel| prices.kernel_time(kernel), None).step_time.0;
     let predicted_s = instructions_s * profile.launch_costs(Executor::Captured).step_factor;
     ClosedLoopPlan {
         name: measured.name.clone(),

@@ -18,7 +18,8 @@ mod topology;
 use narrows_plan::{DType, DeviceGroup, Kernel, Mesh, Seconds};
 
 use crate::kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
-use crate::profile::{Executor, Profile, ProfileFile, RelativeError, fitted_shapes};
+use crate::overlap::OverlapSlowdown;
+use crate::profile::{Executor, OverlapSpec, Profile, ProfileFile, RelativeError, fitted_shapes};
 use attention::AttentionPrice;
 pub use collective::GroupLinks;
 use collective::LinkPrice;
@@ -62,6 +63,7 @@ pub struct Prices {
     /// Whether the correction uses measurements of whole devices: kernels within a node, without launch gaps.
     whole_devices: bool,
     peak_flops_per_s: f64,
+    overlap_slowdown: Option<OverlapSlowdown>,
     correction: Option<MeasuredCorrection>,
     /// The shapes that the curves were fitted to, in a profile without measurements of its own.
     fitted_shapes: Option<MeasuredShapes>,
@@ -146,6 +148,7 @@ impl Prices {
                 DType::Bf16 => peak.bf16,
                 DType::F32 | DType::U32 => peak.f32,
             },
+            overlap_slowdown: file.overlap.as_ref().map(OverlapSpec::slowdown),
             correction: None,
             fitted_shapes: file
                 .refits
@@ -299,6 +302,11 @@ impl Prices {
     /// All of the links that the prices in one device group depend on.
     pub fn group_links(&self, group: &DeviceGroup) -> GroupLinks {
         self.links.of_group(group)
+    }
+
+    /// The slowdown of computation and a collective beside it; `None` where they do not run at the same time.
+    pub fn overlap_slowdown(&self) -> Option<OverlapSlowdown> {
+        self.overlap_slowdown
     }
 
     /// The time between the end of a kernel and the start of the next one.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::measured::KernelMeasurements;
 use super::provenance::{Provenance, RelativeError};
 use super::refits::{BootstrapRefits, FittedParameter};
+use crate::overlap::OverlapSlowdown;
 
 /// The JSON form of a hardware profile; [`resolve`](ProfileFile::resolve) turns it into a [`Profile`](super::Profile).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -38,6 +39,9 @@ pub struct ProfileFile {
     pub fused: FusedCurve,
     /// Links between the devices.
     pub links: LinkSpec,
+    /// Collectives beside computation. Absent where they do not run at the same time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlap: Option<OverlapSpec>,
     /// Costs of launching kernels.
     pub executors: ExecutorSpecs,
     /// Times of kernels on the machine itself, which correct prices.
@@ -75,6 +79,7 @@ impl ProfileFile {
             attention,
             fused,
             links,
+            overlap,
             executors: ExecutorSpecs { captured, eager },
             measured,
             refits,
@@ -93,6 +98,7 @@ impl ProfileFile {
             ("links.inter_node", Some(&inter.provenance)),
             ("links.inter_node.relative_error", Some(&inter.relative_error.provenance)),
             ("links.relative_error", Some(&links.relative_error.provenance)),
+            ("overlap", overlap.as_ref().map(|overlap| &overlap.provenance)),
             ("executors.captured", Some(&captured.provenance)),
             ("executors.captured.step_error", captured.step_error.as_ref().map(|e| &e.provenance)),
             ("executors.eager", Some(&eager.provenance)),
@@ -318,6 +324,26 @@ pub struct InterNodeLinks {
     pub relative_error: RelativeError,
     /// Provenance of these numbers.
     pub provenance: Provenance,
+}
+
+/// Slowdown of a collective and computation that run at the same time on one device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OverlapSpec {
+    /// Factor on the time of computation beside a collective, which occupies some compute units. At least 1.
+    pub compute_slowdown: f64,
+    /// Factor on the time of a collective beside computation, which uses memory bandwidth. At least 1.
+    pub collective_slowdown: f64,
+    /// Provenance of these numbers.
+    pub provenance: Provenance,
+}
+
+impl OverlapSpec {
+    /// The two factors.
+    pub fn slowdown(&self) -> OverlapSlowdown {
+        let OverlapSpec { compute_slowdown, collective_slowdown, .. } = self;
+        OverlapSlowdown { compute: *compute_slowdown, collective: *collective_slowdown }
+    }
 }
 
 /// Both ways of launching kernels.

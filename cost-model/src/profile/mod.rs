@@ -17,7 +17,7 @@ pub use checked::Profile;
 pub use file::{
     AttentionCurve, CollectiveLibrary, DeviceSpec, EfficiencyPoint, ExecutorSpecs, FusedCurve,
     GemmCurve, GemmTile, InterNodeLinks, IntraNodeLinks, LaunchCosts, LinkSpec, MemoryReserve,
-    NodeWiring, PeakFlops, ProfileFile, ProfileFormat,
+    NodeWiring, OverlapSpec, PeakFlops, ProfileFile, ProfileFormat,
 };
 pub use measured::{KernelMeasurements, MeasuredPoint, Repeatability};
 pub use narrows_plan::Executor;

@@ -23,6 +23,8 @@ const BANDWIDTH: RangeInclusive<f64> = 1e3..=1e18;
 const EFFICIENCY: RangeInclusive<f64> = 1e-4..=1.0;
 /// Latencies in seconds.
 const LATENCY_S: RangeInclusive<f64> = 0.0..=10.0;
+/// Factors of work that runs beside other work.
+const SLOWDOWN: RangeInclusive<f64> = 1.0..=10.0;
 /// Seconds of a measured kernel: more than zero, less than three hours.
 const TIME_S: RangeInclusive<f64> = 1e-10..=1e4;
 /// Largest number of measured points: every price reads all of them.
@@ -63,6 +65,11 @@ impl ProfileFile {
             if let Some(error) = &costs.step_error {
                 check.relative_error(&format!("{path}.step_error"), error);
             }
+        }
+        if let Some(overlap) = &self.overlap {
+            check.within("overlap.compute_slowdown", overlap.compute_slowdown, SLOWDOWN);
+            check.within("overlap.collective_slowdown", overlap.collective_slowdown, SLOWDOWN);
+            check.provenance("overlap", &overlap.provenance);
         }
         check.assumed_fields(&self);
         if let Some(measured) = &self.measured {

@@ -44,6 +44,7 @@
 //! | a buffer outside the arena, two live buffers in the same bytes | `memory.rs` |
 //! | shards that do not tile their parameter | `shards.rs` |
 //! | a deadlock, an unmatched transfer, a microbatch that does not run | `schedule.rs` |
+//! | a gradient reduced while the last backward pass still adds to it | `buckets.rs` |
 //! | a read of unwritten, overwritten or expired contents | `stage.rs`, `read` |
 //! | an activation reduced twice | `collective.rs`, `check_operand` |
 //! | a gradient contribution added twice | `values.rs`, `ForwardGraph::sum` |
@@ -53,6 +54,7 @@
 //! | a weight updated twice, or not at all | `step/update.rs` |
 
 mod attention;
+mod buckets;
 mod collective;
 mod error;
 mod fused;
@@ -122,6 +124,11 @@ fn check(program: &Program) -> CheckErrors {
     // The walk indexes by buffer and microbatch ids, which must be valid.
     if !errors.0.is_empty() {
         return errors;
+    }
+    for (index, stage) in program.stages.iter().enumerate() {
+        if let Err(fault) = buckets::check_buckets(stage) {
+            errors.push_stage(index, fault);
+        }
     }
     schedule::check_transfers_match(program, &mut errors);
     if errors.0.is_empty() {

@@ -43,6 +43,10 @@ pub struct Plan {
     pub workload: Workload,
     /// Optimizer sharding over the data axis.
     pub zero: Zero,
+    /// Whether reductions of gradients over the data axis run beside the backward pass of the last microbatch; absent
+    /// where they run after it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub overlap_grad_reduce: bool,
     /// Layout of the hidden state between blocks.
     pub hidden_layout: PlanLayout,
     /// Layout of the latents that cross between blocks (LaX); absent for models without crossings.
@@ -91,6 +95,10 @@ impl Executor {
     fn is_captured(&self) -> bool {
         *self == Executor::Captured
     }
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// Layout of a tensor between blocks, in the forward and the backward pass.

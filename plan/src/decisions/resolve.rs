@@ -92,6 +92,7 @@ impl Plan {
             workload: self.workload,
             precision: self.precision,
             zero: self.zero,
+            overlap_grad_reduce: self.overlap_grad_reduce,
         };
         defects.into_result(context)
     }

@@ -17,7 +17,9 @@ pub use flow::{
 };
 pub use op::{op_backward, op_forward, op_recompute};
 pub(crate) use parameters::parameter_buffers;
-pub use parameters::{reduce_gradient, reduce_owned_gradient, update_parameter};
+pub use parameters::{
+    GradientReductions, reduce_gradient, reduce_owned_gradient, update_parameter,
+};
 pub use reshard::activation_bytes;
 use reshard::{gradient_fill, gradient_sum, reshard};
 pub use stage::{

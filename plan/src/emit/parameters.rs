@@ -1,13 +1,14 @@
 //! Templates of the step phase of a parameter.
 //!
 //! Partial gradients are all-reduced over the tensor axis, then all gradients over the data axis
-//! (ZeRO-1: reduce-scattered). Squares are summed for clipping, AdamW is applied, and with ZeRO-1 the
+//! (ZeRO-1: reduce-scattered), beside the last backward pass where the context says so. Squares are summed for clipping, AdamW is applied, and with ZeRO-1 the
 //! new weights are all-gathered.
 
 use crate::context::{Context, Zero};
 use crate::extent::Extent;
 use crate::graph::SegmentKind;
 use crate::mesh::Axis;
+use crate::model::WeightId;
 use crate::program::{Action, CollectiveFunction, CollectiveOp, FusedOp, Reduction};
 use crate::strategy::OpParameters;
 use crate::{Bytes, DType, Dim, Layout, Precision};
@@ -53,19 +54,46 @@ pub fn reduce_gradient(parameters: &OpParameters, context: &Context) -> Vec<Inst
     templates
 }
 
-/// As [`reduce_gradient`], for a parameter of a segment of this kind. The square of a tied weight on two
-/// stages is counted on the stage of the head only.
+/// The step phase of a gradient before the update.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GradientReductions {
+    /// The reduction over the data axis, where it may run beside the last backward pass.
+    pub overlapped: Option<InstrTemplate>,
+    /// The other reductions, and the addition of its square to the square sum.
+    pub rest: Vec<InstrTemplate>,
+}
+
+impl GradientReductions {
+    /// All instructions, for gradients that are reduced after the last backward pass.
+    pub fn into_all(self) -> impl Iterator<Item = InstrTemplate> {
+        self.overlapped.into_iter().chain(self.rest)
+    }
+}
+
+/// As [`reduce_gradient`], for a parameter of a segment of this kind. The square of a tied weight on two stages is
+/// counted on the stage of the head only.
+///
+/// Gradients that are partial over the tensor axis are reduced over it first, so nothing of theirs overlaps. The
+/// gradients of the embedding and of a tied weight are complete when the backward pass has ended.
 pub fn reduce_owned_gradient(
     kind: SegmentKind,
     parameters: &OpParameters,
     tied: bool,
     context: &Context,
-) -> Vec<InstrTemplate> {
-    let mut templates = reduce_gradient(parameters, context);
+) -> GradientReductions {
+    let mut rest = reduce_gradient(parameters, context);
     if tied && kind == SegmentKind::Embedding {
-        templates.retain(|template| template.action != Action::Fused(FusedOp::SquareSum));
+        rest.retain(|template| template.action != Action::Fused(FusedOp::SquareSum));
     }
-    templates
+    let is_tied = tied && parameters.members.iter().any(|member| member.weight == WeightId::Head);
+    let is_complete_early = kind != SegmentKind::Embedding && !is_tied;
+    let overlaps = context.overlap_grad_reduce
+        && context.mesh.data > 1
+        && is_complete_early
+        && !parameters.gradient_partial;
+    // Without a reduction over the tensor axis, the one over the data axis comes first.
+    let overlapped = overlaps.then(|| rest.remove(0));
+    GradientReductions { overlapped, rest }
 }
 
 /// AdamW on a parameter and, with ZeRO-1, the all-gather of the new weights.

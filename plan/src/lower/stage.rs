@@ -250,6 +250,7 @@ impl StageLowering<'_> {
         }
         for (index, site) in sites.iter().enumerate().rev() {
             self.backward_segment(*site);
+            self.backward_ends.insert(site.instance, self.program.backward.len());
             let gradients: Vec<BufferId> = site
                 .plan
                 .segment

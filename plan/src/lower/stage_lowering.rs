@@ -38,6 +38,8 @@ pub(super) struct StageLowering<'a> {
     pub(super) program: StageProgram,
     pub(super) buffers: HashMap<BufferKey, BufferId>,
     pub(super) name_counts: HashMap<String, u32>,
+    /// Number of instructions of the backward pass up to a segment's last, by segment.
+    pub(super) backward_ends: HashMap<SegmentInstance, usize>,
 }
 
 /// One segment of the stage being lowered.
@@ -60,13 +62,21 @@ impl<'a> StageLowering<'a> {
             forward: vec![],
             backward: vec![],
             step: vec![],
+            gradient_buckets: vec![],
             schedule: one_forward_one_backward(stage as u64, stages, microbatches),
             slots: microbatches_in_flight(stage as u64, stages, microbatches),
             slot_stride: 0,
             arena: crate::Bytes(0),
         };
-        let (buffers, name_counts) = (HashMap::new(), HashMap::new());
-        StageLowering { plan, stage, phase: Phase::Forward, program, buffers, name_counts }
+        StageLowering {
+            plan,
+            stage,
+            phase: Phase::Forward,
+            program,
+            buffers: HashMap::new(),
+            name_counts: HashMap::new(),
+            backward_ends: HashMap::new(),
+        }
     }
 
     pub(super) fn finish(mut self) -> StageProgram {

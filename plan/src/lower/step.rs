@@ -4,8 +4,8 @@ use crate::emit::{
     InstrTemplate, OperandSlot, clear_square_sum, reduce_owned_gradient, reduce_square_sum,
     reduce_tied_gradient, update_parameter,
 };
-use crate::graph::OpId;
-use crate::program::Phase;
+use crate::graph::{OpId, SegmentKind};
+use crate::program::{GradientBucket, Phase};
 use crate::strategy::{OpParameters, owned_parameters};
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
@@ -14,12 +14,17 @@ impl StageLowering<'_> {
     pub(super) fn step(&mut self, sites: &[SegmentSite]) {
         self.phase = Phase::Step;
         let context = self.plan.context;
+        self.gradient_buckets(sites);
         let square_sum = self.buffer_of(BufferKey::Shared(OperandSlot::SquareSum));
         self.push(clear_square_sum(), &"step".into(), |_, _| square_sum);
         self.reduce_tied_gradients(sites);
         for (site, op, parameter) in self.owned_parameters(sites) {
             let kind = site.plan.segment.kind;
-            let templates = reduce_owned_gradient(kind, &parameter, self.plan.tied, &context);
+            let reductions = reduce_owned_gradient(kind, &parameter, self.plan.tied, &context);
+            let templates = match is_reduced_early(&site, sites) {
+                true => reductions.rest,
+                false => reductions.into_all().collect(),
+            };
             self.push_parameter(site, op, templates);
         }
         for template in reduce_square_sum(&context) {
@@ -27,6 +32,25 @@ impl StageLowering<'_> {
         }
         for (site, op, parameter) in self.owned_parameters(sites) {
             self.push_parameter(site, op, update_parameter(&parameter, &context));
+        }
+    }
+
+    /// The reductions that run beside the last backward pass, one bucket for each segment: when its backward pass has
+    /// ended, its gradients are complete.
+    fn gradient_buckets(&mut self, sites: &[SegmentSite]) {
+        let context = self.plan.context;
+        for site in sites.iter().rev().filter(|site| is_reduced_early(site, sites)) {
+            let start = self.program.step.len();
+            let kind = site.plan.segment.kind;
+            for (_, op, parameter) in self.owned_parameters(std::slice::from_ref(site)) {
+                let reductions = reduce_owned_gradient(kind, &parameter, self.plan.tied, &context);
+                self.push_parameter(*site, op, reductions.overlapped.into_iter().collect());
+            }
+            let reductions = start..self.program.step.len();
+            if !reductions.is_empty() {
+                let after = self.backward_ends[&site.instance];
+                self.program.gradient_buckets.push(GradientBucket { after, reductions });
+            }
         }
     }
 
@@ -76,4 +100,12 @@ impl StageLowering<'_> {
             self.push(template, &site.origin(&segment.op(op).name), |_, _| gradient);
         }
     }
+}
+
+/// Whether a segment's reductions may run beside the backward pass of the segments before it. Behind the first block of
+/// a stage, no pass is left that is worth it.
+fn is_reduced_early(site: &SegmentSite, sites: &[SegmentSite]) -> bool {
+    let is_block = |site: &&SegmentSite| site.plan.segment.kind == SegmentKind::Block;
+    let first = sites.iter().find(is_block).map(|first| first.instance);
+    first != Some(site.instance)
 }

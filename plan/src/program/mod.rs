@@ -17,12 +17,16 @@
 //!   sends a gradient back, and each receives only after its own send. A send ends before the next
 //!   send of its stage begins. Placement assumes that a send ends at once, so a receive may write to
 //!   the bytes of a pending send: an executor must send from a copy.
+//! - *Gradient buckets.* The reductions of a [`GradientBucket`] may run from the point that the bucket
+//!   names in the last backward pass, on a stream of their own and in the order of the buckets. All other
+//!   instructions of the step phase follow them.
 
 mod action;
 mod arena;
 mod text;
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::context::Context;
 use crate::layout::WeightSplit;
@@ -232,6 +236,16 @@ impl fmt::Display for MicrobatchPass {
     }
 }
 
+/// Reductions of gradients over the data axis that run beside the backward pass of the last microbatch. Their
+/// instructions are the first of the step phase, where executors without a second stream run them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GradientBucket {
+    /// Instructions of the backward pass that end before the reductions begin. No later one accesses their operands.
+    pub after: usize,
+    /// The reductions, by index in the step phase. Buckets run one after the other.
+    pub reductions: Range<usize>,
+}
+
 /// Program of the devices of one pipeline stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageProgram {
@@ -243,6 +257,8 @@ pub struct StageProgram {
     pub backward: Vec<Instr>,
     /// The step phase, once per step.
     pub step: Vec<Instr>,
+    /// The reductions of the step phase that may run beside the last backward pass, in order.
+    pub gradient_buckets: Vec<GradientBucket>,
     /// The order of passes.
     pub schedule: Vec<MicrobatchPass>,
     /// Microbatches whose activations are alive at once.

@@ -1,8 +1,9 @@
 //! The text form of programs: one line per instruction, for reading, diffs and golden tests.
 
 use std::fmt::{self, Write};
+use std::ops::Range;
 
-use super::{Access, Action, Instr, InstrOrigin, Phase, Program, StageProgram};
+use super::{Access, Action, GradientBucket, Instr, InstrOrigin, Phase, Program, StageProgram};
 
 impl Action {
     /// A short name: `gemm`, `attention`, `all_reduce`, `norm`, …
@@ -79,6 +80,13 @@ impl fmt::Display for Program {
                 for instr in stage.instructions(phase) {
                     writeln!(f, "    {:<24} {}", instr.origin, stage.line(instr))?;
                 }
+            }
+            for GradientBucket { after, reductions } in &stage.gradient_buckets {
+                let Range { start, end } = reductions;
+                writeln!(
+                    f,
+                    "  step {start}..{end}: beside the last backward pass, after its first {after}"
+                )?;
             }
         }
         Ok(())

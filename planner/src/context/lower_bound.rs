@@ -1,6 +1,6 @@
 //! Lower bounds on the step time of a context, before its blocks are divided.
 
-use narrows_plan::emit::{reduce_gradient, update_parameter};
+use narrows_plan::emit::{InstrTemplate, reduce_gradient, update_parameter};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::{WeightId, WeightShape};
 use narrows_plan::strategy::{BoundaryLayout, OpParameters};
@@ -62,11 +62,14 @@ fn min_step_time(request: &Request, segments: &SegmentSolver, context: &Context)
     }
     let parameters = average_stage(request, context);
     let prices = segments.prices();
-    reduce_gradient(&parameters, context)
-        .iter()
-        .chain(&update_parameter(&parameters, context))
-        .map(|template| prices.kernel_time(&template.kernel()).0)
-        .sum()
+    let price = |template: &InstrTemplate| prices.kernel_time(&template.kernel()).0;
+    let hidden_cost = match prices.overlap_slowdown() {
+        Some(slowdown) if context.overlap_grad_reduce => slowdown.hidden_cost(),
+        _ => 1.0,
+    };
+    let reductions: f64 = reduce_gradient(&parameters, context).iter().map(price).sum();
+    let updates: f64 = update_parameter(&parameters, context).iter().map(price).sum();
+    hidden_cost * reductions + updates
 }
 
 /// Lower bound on forward plus backward time of one microbatch over the whole model.

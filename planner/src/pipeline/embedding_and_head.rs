@@ -74,7 +74,7 @@ impl EmbeddingAndHead {
                 forward: Seconds(microbatch_time),
                 backward: Seconds(0.0),
                 step_phase: Seconds((total - microbatches as f64 * microbatch_time).max(0.0)),
-                update: Seconds(0.0),
+                ..SegmentTime::default()
             };
             let smallest = segments.hull(spec, context, in_flight, Some(Bytes(0)));
             let bytes = smallest.last().map_or(fastest.bytes, |solved| solved.bytes);

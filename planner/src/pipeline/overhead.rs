@@ -1,16 +1,17 @@
 //! Times of a stage besides its blocks.
 
+use narrows_cost_model::{OverlapSlowdown, SegmentTime};
 use narrows_plan::emit::{
     InstrTemplate, StageBoundary, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
     stage_transfers,
 };
 use narrows_plan::program::Extent;
-use narrows_plan::strategy::op_parameters;
+use narrows_plan::strategy::{BoundaryLayout, op_parameters};
 use narrows_plan::{Context, Seconds};
 
 use super::embedding_and_head::EmbeddingAndHead;
 use crate::request::Request;
-use crate::segment::{SegmentSolver, SolvedSegment};
+use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
 
 /// Times of a stage besides its blocks.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,6 +26,22 @@ pub struct StageOverhead {
     pub step_phase_min: Seconds,
     /// The parts of the step phase around synchronisations of stages.
     pub(crate) syncs: StepSyncs,
+    /// The backward pass before the stage's blocks.
+    pub(crate) before_blocks: BeforeBlocks,
+    /// Lower bound on what the reductions of the stage's first block add to those of other blocks: none of them runs
+    /// beside the last backward pass. Counted in `step_phase`.
+    pub(crate) first_block_min: Seconds,
+    /// Slowdown of the last backward pass and reductions beside it.
+    pub(crate) slowdown: Option<OverlapSlowdown>,
+}
+
+/// The backward pass of a stage before that of its blocks, with the head's reductions beside the last one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BeforeBlocks {
+    /// Backward pass of one microbatch: the receive, or the head.
+    pub backward: Seconds,
+    /// Gradient reductions of the head beside the rest of the pass.
+    pub overlapped: Seconds,
 }
 
 /// The parts of a stage's step phase at which stages wait for each other, all counted in [`StageOverhead::step_phase`].
@@ -68,13 +85,20 @@ impl StageOverhead {
                     backward: backward.iter().map(price).sum(),
                     step_phase: once,
                     syncs,
+                    slowdown: prices.overlap_slowdown(),
                     ..StageOverhead::default()
                 };
                 if stage == 0 {
                     overhead.add(&embedding_and_head.embedding);
                 }
                 if stage + 1 == stages {
+                    let SegmentTime { backward, overlapped, .. } = embedding_and_head.head.time;
+                    overhead.before_blocks = BeforeBlocks { backward, overlapped };
                     overhead.add(&embedding_and_head.head);
+                } else {
+                    // The gradient from the next stage.
+                    overhead.before_blocks.backward =
+                        backward.first().map(price).unwrap_or_default();
                 }
                 if request.model.tied && stages > 1 && (stage == 0 || stage + 1 == stages) {
                     let tied = tied_gradient(&embedding_and_head.head, context);
@@ -82,6 +106,9 @@ impl StageOverhead {
                         tied.map(|extent| price(&reduce_tied_gradient(extent, context)));
                     overhead.step_phase += overhead.syncs.tied.unwrap_or_default();
                 }
+                overhead.first_block_min =
+                    first_block_min(segments, context, stage, embedding_and_head.boundary);
+                overhead.step_phase += overhead.first_block_min;
                 overhead.step_phase_min = overhead.step_phase;
                 overhead
             })
@@ -94,6 +121,23 @@ impl StageOverhead {
         self.step_phase += solved.time.step_phase;
         self.syncs.update += solved.time.update;
     }
+}
+
+/// Lower bound on what the reductions of the first block of a stage add to those of other blocks.
+fn first_block_min(
+    segments: &SegmentSolver,
+    context: &Context,
+    stage: u64,
+    boundary: BoundaryLayout,
+) -> Seconds {
+    let Some(slowdown) = segments.prices().overlap_slowdown() else { return Seconds(0.0) };
+    // The first block of a later stage is any of them.
+    let shapes = if stage == 0 { 0..1 } else { 0..segments.layer_shapes().len() };
+    let shapes = &segments.layer_shapes()[shapes];
+    let overlapped =
+        |shape: &usize| segments.overlapped_min(SegmentSpec::block(*shape, boundary), context);
+    let least = shapes.iter().map(overlapped).reduce(f64::min).unwrap_or(0.0);
+    Seconds(least * (1.0 - slowdown.hidden_cost()))
 }
 
 /// The gradient of the weight that the first and the last stage share.

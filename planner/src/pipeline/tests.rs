@@ -61,7 +61,7 @@ fn no_simulated_step_is_shorter_than_its_bound() {
             let mut time = || Ok(f64::from(u.int_in_range(1..=1000)?) / 100.0);
             let (forward, backward) = (Seconds(time()?), Seconds(time()?));
             let step = step_phase(stages, [time()?, 0.25, time()?]);
-            times.push(StageTime { forward, backward, step_phase: step });
+            times.push(StageTime { forward, backward, step_phase: step, overlap: None });
         }
         let (bound, simulated) = (bound(&times, microbatches), simulated(&times, microbatches));
         assert!(bound <= simulated * (1.0 + 1e-12), "{bound} > {simulated}: {times:?}");
@@ -74,8 +74,12 @@ fn equal_stages_attain_the_bound() {
     for stages in 1..=8 {
         for microbatches in [stages as u64 + 1, 3 * stages as u64] {
             let step = step_phase(stages, [0.25, 0.125, 0.125]);
-            let time =
-                StageTime { forward: Seconds(1.0), backward: Seconds(2.0), step_phase: step };
+            let time = StageTime {
+                forward: Seconds(1.0),
+                backward: Seconds(2.0),
+                step_phase: step,
+                overlap: None,
+            };
             let times = vec![time; stages];
             let (bound, simulated) = (bound(&times, microbatches), simulated(&times, microbatches));
             assert!((bound - simulated).abs() < 1e-9, "{stages} {microbatches}");

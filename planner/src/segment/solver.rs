@@ -199,6 +199,18 @@ impl<'a> SegmentSolver<'a> {
         range
     }
 
+    /// Lower bound on the segment's reductions beside the last backward pass, in seconds.
+    pub(crate) fn overlapped_min(&self, spec: SegmentSpec, context: &Context) -> f64 {
+        if !context.overlap_grad_reduce {
+            return 0.0;
+        }
+        let of_grouping = |grouping: &Grouping| {
+            let prepared = self.prepare(spec, *grouping, context);
+            self.step_phases(&prepared, (spec, *grouping), context).overlapped_min().0
+        };
+        self.groupings(spec).iter().map(of_grouping).reduce(f64::min).unwrap_or(0.0)
+    }
+
     /// The times of a segment's ops in the step phase of a context.
     pub(super) fn step_phases(
         &self,
@@ -210,7 +222,12 @@ impl<'a> SegmentSolver<'a> {
         if let Some(cached) = lock(&self.priced.step_phases).get(&key) {
             return cached.clone();
         }
-        let step_phases = StepPhases::new(&prepared.priced.space, context, &self.price());
+        let step_phases = StepPhases::new(
+            &prepared.priced.space,
+            context,
+            &self.price(),
+            self.prices().overlap_slowdown(),
+        );
         let step_phases = Arc::new(step_phases);
         lock(&self.priced.step_phases).insert(key, step_phases.clone());
         step_phases
@@ -241,12 +258,13 @@ impl<'a> SegmentSolver<'a> {
         }
     }
 
-    /// The key of the times of one microbatch, which do not depend on the number of microbatches, on ZeRO, or on the
-    /// numbers of replicas and stages.
+    /// The key of the times of one microbatch, which do not depend on the number of microbatches, on ZeRO, on overlap, or
+    /// on the numbers of replicas and stages.
     fn pass_key(&self, context: &Context) -> PassKey {
         let mut shared = *context;
         shared.mesh = Mesh { pipeline: 1, data: 1, ..context.mesh };
         shared.zero = Zero::Off;
+        shared.overlap_grad_reduce = false;
         shared.workload.global_batch = shared.workload.micro_batch;
         (shared, self.prices.group_links(&context.mesh.group(Axis::Tensor)))
     }

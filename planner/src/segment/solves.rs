@@ -72,6 +72,7 @@ impl SegmentSolver<'_> {
             many.mesh.pipeline = 1;
         }
         many.zero = Zero::Off;
+        many.overlap_grad_reduce = false;
         many.workload.global_batch =
             many.mesh.data * many.workload.micro_batch * ASYMPTOTIC_MICROBATCHES;
         let spec = SegmentSpec { tied_weight: None, ..spec };

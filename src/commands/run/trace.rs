@@ -27,7 +27,7 @@ impl<'a> Tracer<'a> {
         prices: &Prices,
     ) -> Tracer<'a> {
         let price = |kernel: &narrows_plan::Kernel| prices.kernel_time(kernel);
-        let timeline = simulate(program, &price);
+        let timeline = simulate(program, &price, prices.overlap_slowdown());
         let mut text = TraceText::new();
         add_predicted_step(&mut text, program.program(), &timeline, &price);
         Tracer { settings, text, measured: vec![] }

@@ -1,8 +1,8 @@
 //! Trace events in the format of Perfetto and chrome://tracing.
 //!
 //! A process of the trace is a device, or in the trace of a run a stage of the predicted step, whose devices are equal.
-//! A process has three threads: the step and its passes, compute instructions, and communication. Times are microseconds
-//! from the start of the first traced step, which is also the start of the predicted step.
+//! A process has four threads: the step and its passes, compute instructions, communication, and the gradient
+//! reductions beside the last backward pass. Times are microseconds from the start of the first traced step, which is also the start of the predicted step.
 
 mod extent;
 mod file;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use narrows_cost_model::{KernelPrice, Timeline, stage_sync_group};
 use narrows_plan::Kernel;
-use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program};
+use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program, StageProgram};
 use narrows_runtime::{
     DeviceId, InstructionSpan, ScheduledInstruction, TimeCategory, Trainer, microbatch_slot,
     scheduled_instructions,
@@ -27,6 +27,7 @@ pub use file::TraceText;
 const PASSES: u64 = 0;
 const COMPUTE: u64 = 1;
 const COMMUNICATION: u64 = 2;
+const REDUCTIONS: u64 = 3;
 
 /// Number of the first process of the predicted step.
 const PREDICTED: u64 = 1_000_000;
@@ -78,7 +79,8 @@ pub fn add_measured_steps(trace: &mut TraceText, program: &Program, steps: &[Mea
                 .map(|span| (micros(begin + span.start), micros(begin + span.end)));
             let scheduled = scheduled_instructions(&program.stages[stage]).zip(spans);
             let end = micros(begin + measured.end());
-            process.step(scheduled, (micros(begin), end), trace);
+            let reductions = overlapped_reductions(&program.stages[stage]);
+            process.step(scheduled, reductions, (micros(begin), end), trace);
             begin += measured.end();
         }
     }
@@ -133,7 +135,30 @@ impl TraceProcess {
         trace: &mut TraceText,
     ) {
         let stage_program = &program.stages[stage];
+        let time = |instr: &Instr| price(&instr.kernel()).0;
+        let slowdown = |length: f64, list: &[Instr]| {
+            let alone: f64 = list.iter().map(time).sum();
+            if alone > 0.0 { length / alone } else { 1.0 }
+        };
+        let instruction = |instr, pass: MicrobatchPass, begin: f64, end: f64| {
+            let slot = microbatch_slot(stage_program, pass.microbatch);
+            (ScheduledInstruction { instr, pass, slot }, (1e6 * begin, 1e6 * end))
+        };
         let mut scheduled = vec![];
+        let mut reductions = 0;
+        for bucket in timeline.buckets.iter().filter(|bucket| bucket.stage == stage) {
+            let range = stage_program.gradient_buckets[bucket.bucket].reductions.clone();
+            reductions = range.end;
+            let list = &stage_program.step[range];
+            // The streams slow each other; the reductions are drawn as if all of the bucket were slowed alike.
+            let slowdown = slowdown((bucket.end - bucket.begin).0, list);
+            let mut begin = bucket.begin.0;
+            for instr in list {
+                let end = begin + slowdown * time(instr);
+                scheduled.push(instruction(instr, MicrobatchPass::STEP, begin, end));
+                begin = end;
+            }
+        }
         // The span of a collective of several stages begins at the stage's arrival, as in a measured step.
         let mut syncs = timeline.stage_syncs.iter().filter(|sync| sync.stage == stage);
         for span in timeline.spans.iter().filter(|span| span.stage == stage) {
@@ -142,23 +167,29 @@ impl TraceProcess {
                 continue;
             }
             let mut begin = span.begin.0;
-            for instr in stage_program.instructions(span.phase) {
+            let list = stage_program.instructions(span.phase);
+            let (list, slowdown) = match span.phase {
+                Phase::Step => (&list[reductions..], 1.0),
+                _ => (list, slowdown((span.end - span.begin).0, list)),
+            };
+            for instr in list {
                 let shared = stage_sync_group(instr).and_then(|_| syncs.next());
                 let end =
-                    shared.map_or_else(|| begin + price(&instr.kernel()).0, |shared| shared.end.0);
-                let slot = microbatch_slot(stage_program, span.microbatch);
-                let instruction = ScheduledInstruction { instr, pass, slot };
-                scheduled.push((instruction, (1e6 * begin, 1e6 * end)));
+                    shared.map_or_else(|| begin + slowdown * time(instr), |shared| shared.end.0);
+                scheduled.push(instruction(instr, pass, begin, end));
                 begin = end;
             }
         }
-        self.step(scheduled.into_iter(), (0.0, 1e6 * timeline.step_time.0), trace);
+        let whole = (0.0, 1e6 * timeline.step_time.0);
+        self.step(scheduled.into_iter(), reductions, whole, trace);
     }
 
-    /// Adds the events of a step, of its passes and of its instructions.
+    /// Adds the events of a step, of its passes and of its instructions. The first instructions of the step phase,
+    /// `reductions` of them, run beside the last backward pass.
     fn step<'a>(
         self,
         scheduled: impl Iterator<Item = (ScheduledInstruction<'a>, (f64, f64))>,
+        mut reductions: usize,
         whole: (f64, f64),
         trace: &mut TraceText,
     ) {
@@ -167,6 +198,12 @@ impl TraceProcess {
         let mut current: Option<(MicrobatchPass, (f64, f64))> = None;
         for (instruction, span) in scheduled {
             let ScheduledInstruction { instr, pass, .. } = instruction;
+            if pass.phase == Phase::Step && reductions > 0 {
+                reductions -= 1;
+                let event = self.instruction(instr, pass, span);
+                trace.push(&TraceEvent { tid: REDUCTIONS, ..event });
+                continue;
+            }
             current = match current {
                 Some((same, (begin, _))) if same == pass => Some((pass, (begin, span.1))),
                 finished => {
@@ -228,6 +265,11 @@ impl TraceProcess {
     }
 }
 
+/// Number of gradient reductions beside the last backward pass of a stage.
+fn overlapped_reductions(stage: &StageProgram) -> usize {
+    stage.gradient_buckets.last().map_or(0, |bucket| bucket.reductions.end)
+}
+
 /// The kernel in words, with its FLOPs and bytes: those that cross the memory bus, or those of the unsharded tensors of a
 /// collective.
 fn work(kernel: &Kernel) -> Map<String, Value> {
@@ -246,7 +288,7 @@ fn work(kernel: &Kernel) -> Map<String, Value> {
 }
 
 /// The names of a process and of its threads.
-fn metadata(pid: u64, name: &str) -> [TraceEvent; 5] {
+fn metadata(pid: u64, name: &str) -> [TraceEvent; 6] {
     let meta = |kind: &str, tid: u64, args: Value| {
         let (name, ph, cat) = (kind.to_owned(), "M", "");
         TraceEvent { name, ph, cat, ts: 0.0, dur: 0.0, pid, tid, args }
@@ -258,6 +300,7 @@ fn metadata(pid: u64, name: &str) -> [TraceEvent; 5] {
         thread(PASSES, "passes"),
         thread(COMPUTE, "compute"),
         thread(COMMUNICATION, "communication"),
+        thread(REDUCTIONS, "overlapped gradient reductions"),
     ]
 }
 

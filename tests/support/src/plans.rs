@@ -144,7 +144,8 @@ fn draw_context(rng: &mut TestRng) -> Context {
     };
     let precision = [Precision::MixedBf16, Precision::Fp32][rng.below(2)];
     let zero = [Zero::Off, Zero::One][rng.below(2)];
-    Context { mesh, workload, precision, zero }
+    let overlap_grad_reduce = rng.random_bool();
+    Context { mesh, workload, precision, zero, overlap_grad_reduce }
 }
 
 /// A random model with a random context and plan.
@@ -208,6 +209,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,
+        overlap_grad_reduce: context.overlap_grad_reduce,
         hidden_layout: PlanLayout::from_edge(boundary.hidden)?,
         crossing_layout: (!crossing.is_empty()).then_some(PlanLayout::from_edge(boundary.latents)?),
         stages,

@@ -22,7 +22,8 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
     let global_batch = micro_batch * mesh.data * (1 + rng.below(2) as u64);
     let workload = Workload { global_batch, sequence_length: 8, micro_batch };
     let zero = [Zero::Off, Zero::One][rng.below(2)];
-    Context { mesh, workload, precision, zero }
+    let overlap_grad_reduce = rng.random_bool();
+    Context { mesh, workload, precision, zero, overlap_grad_reduce }
 }
 
 /// A random element of a list.

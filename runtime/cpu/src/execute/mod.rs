@@ -15,8 +15,8 @@ mod rms_norm;
 mod transfer;
 mod vocabulary;
 
-use narrows_plan::program::{Action, MicrobatchPass};
-use narrows_runtime::{ScheduledInstruction, TimeCategory, microbatch_slot};
+use narrows_plan::program::{Action, Phase};
+use narrows_runtime::{ScheduledInstruction, TimeCategory, pass_parts};
 
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
@@ -26,20 +26,17 @@ pub(crate) use optimizer::gradient_square_sum;
 /// Executes a whole step.
 pub(crate) fn run_step(device: &mut CpuDevice) -> Result<(), StopReason> {
     let stage = device.stage;
-    for pass in &stage.schedule {
-        load_tokens(device, pass.microbatch);
-        device.clock.read(TimeCategory::Other);
-        run_pass(device, *pass, microbatch_slot(stage, pass.microbatch))?;
-    }
-    run_pass(device, MicrobatchPass::STEP, 0)
-}
-
-fn run_pass(device: &mut CpuDevice, pass: MicrobatchPass, slot: u64) -> Result<(), StopReason> {
-    let categories = device.categories.phase(pass.phase);
-    for (instr, category) in device.stage.instructions(pass.phase).iter().zip(categories) {
-        let start = device.clock.last_reading();
-        run_instruction(device, &ScheduledInstruction { instr, pass, slot })?;
-        device.clock.end_instruction(*category, start);
+    for part in pass_parts(stage) {
+        if part.pass.phase != Phase::Step && part.instructions.start == 0 {
+            load_tokens(device, part.pass.microbatch);
+            device.clock.read(TimeCategory::Other);
+        }
+        let categories = &device.categories.phase(part.pass.phase)[part.instructions.clone()];
+        for (scheduled, category) in part.scheduled(stage).zip(categories) {
+            let start = device.clock.last_reading();
+            run_instruction(device, &scheduled)?;
+            device.clock.end_instruction(*category, start);
+        }
     }
     Ok(())
 }

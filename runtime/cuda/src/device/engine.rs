@@ -174,7 +174,7 @@ impl GpuEngine {
         let schedule = &self.executor.schedule;
         for item in schedule.passes.iter().flat_map(|pass| &pass.items) {
             match item {
-                ScheduleItem::Segment(segment) => {
+                ScheduleItem::Segment(segment) | ScheduleItem::Reductions(segment) => {
                     schedule.segments[*segment].count(&mut self.report)
                 }
                 ScheduleItem::Transfer(transfer) => {

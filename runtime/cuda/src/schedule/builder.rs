@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use narrows_plan::program::{Action, FusedOp, P2pTransfer, Phase};
-use narrows_runtime::{ScheduledInstruction, TimeCategory, operand_range, scheduled_instructions};
+use narrows_runtime::{PassPart, ScheduledInstruction, TimeCategory, operand_range, pass_parts};
 
 use super::access::{AccessedRange, launch_accesses, matmul_accesses};
 use super::collective::NcclCollective;
@@ -25,25 +25,30 @@ impl DeviceSchedule {
         let device = context.device;
         let mut builder = ScheduleBuilder { context, stage, scratch_bytes: 0, segments: vec![] };
         let mut known: HashMap<(Phase, u64), Vec<ScheduleItem>> = HashMap::new();
-        let mut passes = vec![];
-        let mut instructions = scheduled_instructions(device.stage).peekable();
-        while let Some(first) = instructions.peek().copied() {
-            let pass = first.pass;
-            let in_pass = |scheduled: &ScheduledInstruction| scheduled.pass == pass;
-            let scheduled: Vec<ScheduledInstruction> =
-                std::iter::from_fn(|| instructions.next_if(in_pass)).collect();
-            let items = match known.get(&(pass.phase, first.slot)) {
+        let mut passes: Vec<SchedulePass> = vec![];
+        for part in pass_parts(device.stage) {
+            let scheduled: Vec<ScheduledInstruction> = part.scheduled(device.stage).collect();
+            let PassPart { pass, slot, instructions, beside_backward } = part;
+            let is_whole = instructions.len() == device.stage.instructions(pass.phase).len();
+            let key = (pass.phase, slot);
+            let items = match known.get(&key).filter(|_| is_whole) {
                 Some(items) => items.clone(),
+                None if beside_backward => vec![builder.reductions(&scheduled)?],
                 None => {
                     let items = builder.pass_items(&scheduled)?;
-                    known.insert((pass.phase, first.slot), items.clone());
+                    if is_whole {
+                        known.insert(key, items.clone());
+                    }
                     items
                 }
             };
-            passes.push(SchedulePass { pass, items });
+            match passes.last_mut() {
+                Some(last) if beside_backward || last.pass == pass => last.items.extend(items),
+                _ => passes.push(SchedulePass { pass, items }),
+            }
         }
         let mut send_bytes_max = [0; 2];
-        for item in known.values().flatten() {
+        for item in passes.iter().flat_map(|pass| &pass.items) {
             if let ScheduleItem::Transfer(transfer) = item
                 && transfer.kind == P2pKind::Send
             {
@@ -88,6 +93,20 @@ impl ScheduleBuilder<'_> {
         }
         self.close_segment(&mut segment, &mut items);
         Ok(items)
+    }
+
+    /// The reductions of a gradient bucket.
+    fn reductions(
+        &mut self,
+        bucket: &[ScheduledInstruction],
+    ) -> Result<ScheduleItem, UnsupportedInstr> {
+        let nodes = bucket.iter().map(|scheduled| {
+            let (node, _) = self.node(scheduled)?;
+            Ok(GraphNode { stream: StreamId::Reductions, ..node })
+        });
+        let nodes = nodes.collect::<Result<_, UnsupportedInstr>>()?;
+        self.segments.push(GraphSegment { nodes });
+        Ok(ScheduleItem::Reductions(self.segments.len() - 1))
     }
 
     fn close_segment(&mut self, segment: &mut OpenSegment, items: &mut Vec<ScheduleItem>) {

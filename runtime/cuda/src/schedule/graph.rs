@@ -41,6 +41,9 @@ pub struct SchedulePass {
 pub enum ScheduleItem {
     /// A segment, by its index in the schedule.
     Segment(usize),
+    /// A segment of gradient reductions, by its index in the schedule. It begins when all items before have ended, and
+    /// runs beside those after it; the step phase begins when it has ended.
+    Reductions(usize),
     /// A transfer.
     Transfer(Arc<P2pOp>),
 }
@@ -84,18 +87,20 @@ pub enum NodeWork {
     Collective(NcclCollective),
 }
 
-/// A stream within a segment.
+/// The stream of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StreamId {
     /// Kernels and matmuls.
     Compute,
     /// Collectives.
     Collectives,
+    /// Gradient reductions beside the last backward pass.
+    Reductions,
 }
 
 impl StreamId {
-    /// Both streams.
-    pub const ALL: [StreamId; 2] = [StreamId::Compute, StreamId::Collectives];
+    /// All streams.
+    pub const ALL: [StreamId; 3] = [StreamId::Compute, StreamId::Collectives, StreamId::Reductions];
 }
 
 impl DeviceSchedule {

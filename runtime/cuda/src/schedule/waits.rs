@@ -9,14 +9,14 @@
 //! stream has waited for that node or a later one.
 
 use super::access::{AccessedRange, conflict};
-use super::graph::GraphNode;
+use super::graph::{GraphNode, StreamId};
 
 /// Sets `waits_for` and `is_awaited` of the nodes of a segment.
 pub(super) fn add_waits(segment: Vec<(GraphNode, Vec<AccessedRange>)>) -> Vec<GraphNode> {
     let (mut nodes, accesses): (Vec<GraphNode>, Vec<Vec<AccessedRange>>) =
         segment.into_iter().unzip();
     // Per stream: all nodes before this index had ended when its latest node began.
-    let mut ended = [0; 2];
+    let mut ended = [0; StreamId::ALL.len()];
     for index in 0..nodes.len() {
         let stream = nodes[index].stream;
         let begin = ended[stream as usize];
@@ -38,7 +38,7 @@ mod tests {
     use narrows_runtime::TimeCategory;
 
     use super::*;
-    use crate::schedule::graph::{NodeWork, StreamId};
+    use crate::schedule::graph::NodeWork;
 
     fn node(stream: StreamId) -> GraphNode {
         GraphNode {

@@ -24,7 +24,7 @@ fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Mode
         let global_batch = 4 * mesh.data;
         let workload = Workload { global_batch, sequence_length: 8, micro_batch: 2 };
         let zero = [Zero::Off, Zero::One][rng.below(2)];
-        let context = Context { mesh, workload, precision, zero };
+        let context = Context { mesh, workload, precision, zero, overlap_grad_reduce: false };
         if let Some(plan) = draw_plan(&mut rng, &model, context) {
             plans.push((model, plan));
         }

@@ -63,7 +63,13 @@ impl KernelCase {
         let mesh = Mesh { tensor, pipeline: 1, data: 1 };
         let workload =
             Workload { global_batch: sequences, sequence_length: length, micro_batch: sequences };
-        let context = Context { mesh, workload, precision: Precision::MixedBf16, zero: Zero::Off };
+        let context = Context {
+            mesh,
+            workload,
+            precision: Precision::MixedBf16,
+            zero: Zero::Off,
+            overlap_grad_reduce: false,
+        };
         let constants =
             ModelConstants { hidden: 1, vocab: 1, norm_epsilon: 1e-5, rope_theta: 10_000.0 };
         let stage = StageProgram {
@@ -71,6 +77,7 @@ impl KernelCase {
             forward: vec![],
             backward: vec![],
             step: vec![],
+            gradient_buckets: vec![],
             schedule: vec![],
             slots: 1,
             slot_stride: 0,

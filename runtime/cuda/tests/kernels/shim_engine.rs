@@ -128,7 +128,7 @@ impl ShimEngine {
                         transfer.kind == P2pKind::Send,
                     )
                 }
-                ScheduleItem::Segment(segment) => {
+                ScheduleItem::Segment(segment) | ScheduleItem::Reductions(segment) => {
                     match device.schedule.segments[segment].nodes.get(node) {
                         None => true,
                         Some(next) if matches!(next.work, NodeWork::Collective(_)) => {
@@ -267,7 +267,8 @@ impl ShimDevice {
     /// The collective that comes next, if one does.
     fn next_collective(&self) -> Option<&NcclCollective> {
         let SchedulePosition { pass, item, node } = self.position;
-        let ScheduleItem::Segment(segment) = self.schedule.passes.get(pass)?.items.get(item)?
+        let (ScheduleItem::Segment(segment) | ScheduleItem::Reductions(segment)) =
+            self.schedule.passes.get(pass)?.items.get(item)?
         else {
             return None;
         };

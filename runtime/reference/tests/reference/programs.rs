@@ -43,6 +43,7 @@ fn parameters_of_op_graphs_are_logical_parameters() {
         workload: Workload { global_batch: 1, sequence_length: 4, micro_batch: 1 },
         precision: Precision::Fp32,
         zero: Zero::Off,
+        overlap_grad_reduce: false,
     };
     for case in GoldenCase::all() {
         for grouping in Grouping::ALL {

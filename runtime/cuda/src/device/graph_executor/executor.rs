@@ -34,13 +34,15 @@ pub(crate) struct GraphExecutor {
     pub resources: ExecutorResources,
     segments: Vec<ReadySegment>,
     /// Indexed by [`StreamId`].
-    streams: [Arc<CudaStream>; 2],
+    streams: [Arc<CudaStream>; StreamId::ALL.len()],
     /// Indexed by direction, then by [`P2pKind`].
     pub(super) stage_links: [[Option<StageLink>; 2]; 2],
     /// Recorded where a segment begins on both streams.
     fork: CudaEvent,
     /// Recorded where both streams of a segment have ended.
     join: CudaEvent,
+    /// Recorded where gradient reductions beside the last backward pass begin and end.
+    reductions: [CudaEvent; 2],
     /// Recorded after each item of a step, in their order.
     pub(super) item_events: Vec<CudaEvent>,
     /// Recorded alternately after every [`NODES_PER_THROTTLE`] nodes.
@@ -108,7 +110,7 @@ impl GraphExecutor {
         coordinates: MeshCoordinates,
         eager: bool,
     ) -> Result<GraphExecutor, CudaError> {
-        let streams = [gpu.stream(false)?, gpu.stream(true)?];
+        let streams = [gpu.stream(false)?, gpu.stream(true)?, gpu.stream(true)?];
         let event = || gpu.check("an event", gpu.context.new_event(None));
         let link = |direction: PipelineDirection, kind: P2pKind| {
             if !schedule.has_transfers(direction, kind) {
@@ -137,6 +139,7 @@ impl GraphExecutor {
         let results = PinnedMemory::new(&gpu, 16)?;
         let throttle_events = [event()?, event()?];
         let (fork, join, step_end) = (event()?, event()?, event()?);
+        let reductions = [event()?, event()?];
         Ok(GraphExecutor {
             gpu,
             schedule,
@@ -146,6 +149,7 @@ impl GraphExecutor {
             stage_links,
             fork,
             join,
+            reductions,
             item_events,
             throttle_events,
             step_end,
@@ -254,7 +258,8 @@ impl GraphExecutor {
         // Graphs contain the updates, and the first step is never captured.
         let use_graphs =
             !self.eager && self.timers.is_none() && self.steps > 1 && step.update.is_some();
-        let mut queued = 0;
+        let reductions = self.streams[StreamId::Reductions as usize].clone();
+        let (mut queued, mut has_reductions) = (0, false);
         for pass in 0..self.schedule.passes.len() {
             let MicrobatchPass { phase, microbatch } = self.schedule.passes[pass].pass;
             if phase != Phase::Step {
@@ -262,16 +267,26 @@ impl GraphExecutor {
                 let copied = self.resources.inputs.copy_microbatch(microbatch, arena, &compute);
                 self.gpu.check("copying the tokens of a microbatch", copied)?;
             }
+            if phase == Phase::Step && has_reductions {
+                let [_, ended] = &self.reductions;
+                self.gpu.check("awaiting the gradients", compute.wait(ended))?;
+            }
             for item in 0..self.schedule.passes[pass].items.len() {
                 self.limit_queued_items(queued)?;
+                let mut stream = &compute;
                 match self.schedule.passes[pass].items[item].clone() {
                     ScheduleItem::Segment(segment) if use_graphs => self.launch_graph(segment)?,
                     ScheduleItem::Segment(segment) => {
                         self.enqueue_segment(segment, step.update.is_some(), false)?
                     }
+                    ScheduleItem::Reductions(segment) => {
+                        self.enqueue_reductions(segment)?;
+                        has_reductions = true;
+                        stream = &reductions;
+                    }
                     ScheduleItem::Transfer(transfer) => self.enqueue_transfer(&transfer)?,
                 }
-                self.gpu.check("the end of an item", self.item_events[queued].record(&compute))?;
+                self.gpu.check("the end of an item", self.item_events[queued].record(stream))?;
                 queued += 1;
                 self.progress.queued = queued;
             }
@@ -314,7 +329,7 @@ impl GraphExecutor {
             executor.gpu.check("synchronising the streams", result)
         };
         if has_collectives {
-            let [compute, collectives] = &self.streams;
+            let [compute, collectives, _] = &self.streams;
             let forked = self.fork.record(compute).and_then(|()| collectives.wait(&self.fork));
             check(self, forked)?;
         }
@@ -325,11 +340,24 @@ impl GraphExecutor {
             self.enqueue_nodes(segment, first..count.min(first + NODES_PER_THROTTLE), updates)?;
         }
         if has_collectives {
-            let [compute, collectives] = &self.streams;
+            let [compute, collectives, _] = &self.streams;
             let joined = self.join.record(collectives).and_then(|()| compute.wait(&self.join));
             check(self, joined)?;
         }
         Ok(())
+    }
+
+    /// Enqueues gradient reductions on their stream, from here on beside the compute stream.
+    fn enqueue_reductions(&mut self, segment: usize) -> Result<(), RunError> {
+        let [compute, _, reductions] = &self.streams;
+        let [begin, _] = &self.reductions;
+        let forked = begin.record(compute).and_then(|()| reductions.wait(begin));
+        self.gpu.check("synchronising the streams", forked)?;
+        self.limit_queued_nodes()?;
+        self.enqueue_nodes(segment, 0..self.schedule.segments[segment].nodes.len(), true)?;
+        let [_, _, reductions] = &self.streams;
+        let [_, end] = &self.reductions;
+        Ok(self.gpu.check("synchronising the streams", end.record(reductions))?)
     }
 
     fn enqueue_nodes(

@@ -126,7 +126,9 @@ impl GraphExecutor {
     }
 
     fn recent_collectives(&self, timers: &InstructionTimers) -> Vec<String> {
-        let nodes = timers.nodes(StreamId::Collectives).filter_map(|(timed, ended)| {
+        let collectives = [StreamId::Collectives, StreamId::Reductions];
+        let nodes = collectives.into_iter().flat_map(|stream| timers.nodes(stream));
+        let nodes = nodes.filter_map(|(timed, ended)| {
             let node = &self.schedule.segments[timed.segment].nodes[timed.index];
             let NodeWork::Collective(collective) = &node.work else { return None };
             Some((describe_collective(node, collective), ended))
@@ -149,7 +151,7 @@ impl GraphExecutor {
                 let (name, origin) = (transfer.name(), &transfer.origin);
                 format!("{pass}: {name} of {} bytes ({origin})", transfer.bytes())
             }
-            ScheduleItem::Segment(segment) => {
+            ScheduleItem::Segment(segment) | ScheduleItem::Reductions(segment) => {
                 let nodes = &self.schedule.segments[*segment].nodes;
                 let collectives: Vec<String> = nodes
                     .iter()

@@ -1,0 +1,138 @@
+//! Gradient reductions beside the backward pass of the last microbatch.
+//!
+//! Two streams share a device. The compute stream runs the backward pass; the reduction stream runs the buckets of
+//! gradients in order, each from the point of the pass at which its gradients are complete. While both streams are
+//! busy, computation is slower by one factor (multiprocessors that the collective occupies) and the reduction by
+//! another (memory bandwidth).
+
+use narrows_plan::Seconds;
+
+/// Factors on the times of computation and of a collective that run at the same time. Both are at least 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OverlapSlowdown {
+    /// Factor on the time of computation.
+    pub compute: f64,
+    /// Factor on the time of the collective.
+    pub collective: f64,
+}
+
+/// The reductions of a gradient bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BucketTime {
+    /// Time of the backward pass before the bucket's gradients are complete.
+    pub ready: Seconds,
+    /// Time of the reductions alone.
+    pub reduction: Seconds,
+}
+
+/// The last backward pass with its reductions. Times count from the begin of the pass.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct OverlappedBackward {
+    /// End of the backward pass.
+    pub end: f64,
+    /// Begin and end of every bucket's reductions.
+    pub buckets: Vec<[f64; 2]>,
+}
+
+impl OverlapSlowdown {
+    /// Time that a hidden reduction adds to its pass, over its time alone. No reduction adds less.
+    pub fn hidden_cost(&self) -> f64 {
+        (self.collective * (1.0 - 1.0 / self.compute)).min(1.0)
+    }
+}
+
+impl OverlappedBackward {
+    /// Simulates a backward pass that takes this time without reductions. Buckets are in the order of the pass, and
+    /// none is ready after its end.
+    pub(crate) fn new(
+        backward: Seconds,
+        buckets: &[BucketTime],
+        slowdown: OverlapSlowdown,
+    ) -> Self {
+        // `computed` is the part of the pass that has ended by `now`, in seconds without reductions.
+        let (mut now, mut computed) = (0.0, 0.0);
+        let mut end = None;
+        let mut spans = Vec::with_capacity(buckets.len());
+        for BucketTime { ready, reduction } in buckets {
+            let wait = (ready.0 - computed).max(0.0);
+            now += wait;
+            computed += wait;
+            let begin = now;
+            let pass_ends_in = (backward.0 - computed).max(0.0) * slowdown.compute;
+            let reduction_ends_in = reduction.0 * slowdown.collective;
+            if reduction_ends_in <= pass_ends_in {
+                now += reduction_ends_in;
+                computed += reduction_ends_in / slowdown.compute;
+            } else {
+                now += pass_ends_in;
+                computed = backward.0;
+                end.get_or_insert(now);
+                now += reduction.0 - pass_ends_in / slowdown.collective;
+            }
+            spans.push([begin, now]);
+        }
+        let end = end.unwrap_or(now + (backward.0 - computed));
+        OverlappedBackward { end, buckets: spans }
+    }
+
+    /// End of the pass and of all reductions.
+    pub(crate) fn all_ended(&self) -> f64 {
+        self.buckets.last().map_or(self.end, |[_, end]| end.max(self.end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_plan::random::SplitMix64;
+
+    use super::*;
+
+    const FREE: OverlapSlowdown = OverlapSlowdown { compute: 1.0, collective: 1.0 };
+
+    fn bucket(ready: f64, reduction: f64) -> BucketTime {
+        BucketTime { ready: Seconds(ready), reduction: Seconds(reduction) }
+    }
+
+    #[test]
+    fn reductions_follow_their_gradients_and_each_other() {
+        let pass = OverlappedBackward::new(
+            Seconds(10.0),
+            &[bucket(2.0, 5.0), bucket(4.0, 1.0), bucket(10.0, 3.0)],
+            FREE,
+        );
+        assert_eq!(
+            pass,
+            OverlappedBackward { end: 10.0, buckets: vec![[2.0, 7.0], [7.0, 8.0], [10.0, 13.0]] }
+        );
+    }
+
+    #[test]
+    fn streams_that_run_together_slow_each_other() {
+        let slowdown = OverlapSlowdown { compute: 2.0, collective: 1.5 };
+        // Six seconds of reduction beside three of the pass, then the rest of the pass alone.
+        let hidden = OverlappedBackward::new(Seconds(10.0), &[bucket(2.0, 4.0)], slowdown);
+        assert_eq!(hidden, OverlappedBackward { end: 13.0, buckets: vec![[2.0, 8.0]] });
+        // The pass ends after 4 s more; by then 8/3 s of the reduction are done, and the rest runs alone.
+        let exposed = OverlappedBackward::new(Seconds(4.0), &[bucket(2.0, 4.0)], slowdown);
+        assert_eq!(exposed.end, 6.0);
+        assert!((exposed.all_ended() - (6.0 + 4.0 / 3.0)).abs() < 1e-12);
+    }
+
+    /// No reduction adds less than its hidden cost, which the planner's bounds rely on, nor more than its time alone.
+    #[test]
+    fn a_reduction_adds_at_least_its_hidden_cost() {
+        let mut random = SplitMix64::new(11);
+        let mut draw = |end: f64| (random.next_u64() % 1_000_000) as f64 / 1e6 * end;
+        for _ in 0..2000 {
+            let slowdown =
+                OverlapSlowdown { compute: 1.0 + draw(1.0), collective: 1.0 + draw(1.0) };
+            let backward = draw(10.0);
+            let mut buckets: Vec<BucketTime> =
+                (0..4).map(|_| bucket(draw(backward), draw(4.0))).collect();
+            buckets.sort_by(|a, b| a.ready.0.total_cmp(&b.ready.0));
+            let all: f64 = buckets.iter().map(|bucket| bucket.reduction.0).sum();
+            let ended = OverlappedBackward::new(Seconds(backward), &buckets, slowdown).all_ended();
+            assert!(ended >= backward + all * slowdown.hidden_cost() - 1e-9);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Checks that gradient buckets may run beside the last backward pass.
+//!
+//! The reductions of a bucket run from the bucket's point in the last backward pass on, in any interleaving with the
+//! instructions after that point. The walk of the step phase proves them correct after the whole pass; here, no
+//! instruction from the point on accesses their operands, so every interleaving gives the same contents.
+
+use std::collections::HashMap;
+
+use crate::mesh::Axis;
+use crate::program::{Action, BufferId, GradientBucket, Instr, Phase, StageProgram};
+
+use super::error::{CheckResult, ensure};
+
+/// Checks the buckets of one stage. Ids of buffers are valid.
+pub(super) fn check_buckets(stage: &StageProgram) -> CheckResult {
+    let last_access = last_accesses(&stage.backward);
+    let mut end = 0;
+    for (index, GradientBucket { after, reductions }) in stage.gradient_buckets.iter().enumerate() {
+        ensure(reductions.start == end && reductions.end <= stage.step.len(), || {
+            format!("gradient bucket {index} is not the next part of the step phase")
+        })?;
+        end = reductions.end;
+        ensure(*after <= stage.backward.len(), || {
+            format!("gradient bucket {index} begins after the end of the backward pass")
+        })?;
+        for instr in &stage.step[reductions.clone()] {
+            ensure(is_data_reduction(instr), || {
+                format!(
+                    "gradient bucket {index} has an instruction that reduces nothing over the data axis"
+                )
+            })?;
+            for access in instr.reads.iter().chain(&instr.writes) {
+                let last = last_access.get(&access.buffer);
+                ensure(last.is_none_or(|last| last < after), || {
+                    let name = &stage.buffer(access.buffer).name;
+                    format!(
+                        "gradient bucket {index} reduces `{name}` before the backward pass is done with it"
+                    )
+                })?;
+            }
+        }
+    }
+    let in_order = stage.gradient_buckets.is_sorted_by_key(|bucket| bucket.after);
+    ensure(in_order, || "its gradient buckets are not in the order of the backward pass".into())?;
+    let ends_backward = stage.schedule.last().is_none_or(|pass| pass.phase == Phase::Backward);
+    ensure(stage.gradient_buckets.is_empty() || ends_backward, || {
+        "has gradient buckets, but its last pass is not a backward pass".into()
+    })
+}
+
+fn is_data_reduction(instr: &Instr) -> bool {
+    matches!(&instr.action, Action::Collective(collective) if collective.axis == Axis::Data)
+}
+
+/// Index of the last instruction that accesses each buffer.
+fn last_accesses(instructions: &[Instr]) -> HashMap<BufferId, usize> {
+    let accesses = instructions.iter().enumerate().flat_map(|(index, instr)| {
+        instr.reads.iter().chain(&instr.writes).map(move |access| (access.buffer, index))
+    });
+    accesses.collect()
+}
