@@ -24,7 +24,9 @@ fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Mode
         let global_batch = 4 * mesh.data;
         let workload = Workload { global_batch, sequence_length: 8, micro_batch: 2 };
         let zero = [Zero::Off, Zero::One][rng.below(2)];
-        let context = Context { mesh, workload, precision, zero, overlap_grad_reduce: false };
+        // Every other plan, the first one included.
+        let overlap_grad_reduce = plans.len() % 2 == 0;
+        let context = Context { mesh, workload, precision, zero, overlap_grad_reduce };
         if let Some(plan) = draw_plan(&mut rng, &model, context) {
             plans.push((model, plan));
         }
