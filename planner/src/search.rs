@@ -448,6 +448,7 @@ mod tests {
             Request { profile: slower_gemms.resolve().unwrap(), ..base.clone() },
             Request { memory_limit: MemoryLimit::Bytes(Bytes(2 << 30)), ..base.clone() },
             Request { zero: Some(Zero::One), ..base.clone() },
+            Request { overlap_grad_reduce: Some(false), ..base.clone() },
         ];
         let outcome = |result: &SearchResult| {
             let plan = result.best.as_ref().map(|best| (best.time.0, best.plan.clone()));

@@ -34,6 +34,8 @@ impl ZeroArg {
 pub enum OverlapArg {
     /// Searched, where the hardware runs collectives beside computation
     Auto,
+    /// Gradients are reduced beside the last backward pass, where the hardware can
+    On,
     /// Gradients are reduced after the backward pass
     Off,
 }
@@ -43,6 +45,7 @@ impl OverlapArg {
     pub fn grad_reduce(self) -> Option<bool> {
         match self {
             OverlapArg::Auto => None,
+            OverlapArg::On => Some(true),
             OverlapArg::Off => Some(false),
         }
     }

@@ -150,7 +150,8 @@ impl<'a> PlanReport<'a> {
             Zero::Off => "",
             Zero::One => ", ZeRO-1",
         };
-        let overlap = match plan.overlap_grad_reduce {
+        let mut stages = self.program.program().stages.iter();
+        let overlap = match stages.any(|stage| !stage.gradient_buckets.is_empty()) {
             true => "gradients are reduced beside the last backward pass",
             false => "none",
         };

@@ -335,6 +335,10 @@ fn gradient_reductions_overlap_where_the_hardware_lets_them() {
     let priced_off = json(&format!("cost {file} --overlap off"));
     assert_eq!(step(&json(&format!("cost {file}"))), step(&auto));
     assert!(step(&priced_off) >= step(&off), "{priced_off:#}");
+    let plan = std::fs::read_to_string(file).expect("the plan");
+    std::fs::write(file, plan.replace("  \"overlap_grad_reduce\": true,\n", "")).expect("a file");
+    assert_eq!(step(&json(&format!("cost {file}"))), step(&priced_off));
+    assert_eq!(step(&json(&format!("cost {file} --overlap on"))), step(&auto));
     let on_cpus = json(&format!("plan --hardware cpu-local {REQUEST}"));
     assert_eq!(on_cpus["decisions"].get("overlap_grad_reduce"), None);
 }

@@ -353,7 +353,6 @@ impl GraphExecutor {
         let [begin, _] = &self.reductions;
         let forked = begin.record(compute).and_then(|()| reductions.wait(begin));
         self.gpu.check("synchronising the streams", forked)?;
-        self.limit_queued_nodes()?;
         self.enqueue_nodes(segment, 0..self.schedule.segments[segment].nodes.len(), true)?;
         let [_, _, reductions] = &self.streams;
         let [_, end] = &self.reductions;
