@@ -5,6 +5,7 @@
 //! lowered program into a timeline, and [`interval`] gives the 90 % intervals of predictions. [`TrainingRunTerms`] turn the
 //! time of a step into time, cost and energy of a whole run.
 
+mod breakdown;
 pub mod interval;
 mod kernel_shape;
 mod memory;
@@ -12,23 +13,26 @@ mod overlap;
 mod price;
 pub mod profile;
 mod segment;
+mod segment_time;
 mod simulate;
+mod step_phases;
 mod table;
+mod table_links;
 mod training_run;
 
+pub use breakdown::Breakdown;
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use memory::{SegmentBytes, kept_bytes};
 pub use overlap::{BucketTime, OverlapSlowdown};
 pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, scale_measurements};
 pub use profile::{Executor, Profile};
-pub use segment::{
-    ChoiceBytes, MemoryRows, OpTimes, PricedSpace, SegmentTime, StepPhases, decode_assignment,
-    pass_time,
-};
+pub use segment::{ChoiceBytes, MemoryRows, OpTimes, PricedSpace, decode_assignment, pass_time};
+pub use segment_time::SegmentTime;
 pub use simulate::{
-    Breakdown, BucketSpan, PassSpan, SimulatedStep, StageOverlap, StageSync, StageTime, StepPart,
+    BucketSpan, PassSpan, SimulatedStep, StageOverlap, StageSync, StageTime, StepPart,
     SyncedStages, Timeline, schedule_time, simulate, simulate_schedules, stage_sync_group,
 };
+pub use step_phases::StepPhases;
 pub use table::{
     Assignment, CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
 };

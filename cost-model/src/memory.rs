@@ -7,8 +7,8 @@
 
 use narrows_plan::emit::activation_bytes;
 use narrows_plan::graph::{Op, OpId, ValueId};
-use narrows_plan::strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace, Strategy};
-use narrows_plan::{Bytes, Context, Dim, Layout};
+use narrows_plan::strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace};
+use narrows_plan::{Bytes, Dim, Layout};
 
 /// Bytes that one instance of a segment occupies between its passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,17 +31,6 @@ pub fn kept_bytes(space: &SegmentSpace, choice: &SegmentChoice) -> Bytes {
     let ops = space.segment.op_ids().map(|id| op_kept_bytes(space, id, &choice.ops[id.0 as usize]));
     let flow = |id: ValueId| flow_kept_bytes(space, id, &choice.flows[id.0 as usize]);
     ops.chain(space.segment.value_ids().map(flow)).sum()
-}
-
-/// The bytes of an op's parameters with their gradients and optimizer states.
-pub(crate) fn op_resident_bytes(
-    space: &SegmentSpace,
-    context: &Context,
-    id: OpId,
-    strategy: Strategy,
-) -> Bytes {
-    let parameters = space.parameters(id, strategy, context);
-    parameters.map_or(Bytes(0), |parameters| parameters.resident_bytes(context))
 }
 
 /// The bytes of the statistics that an op always keeps.

@@ -11,52 +11,18 @@ use std::sync::{Arc, OnceLock};
 
 use narrows_plan::emit::{
     InstrTemplate, copy_forward, copy_recompute, flow_backward, flow_forward, flow_recompute,
-    gradient_backward, op_backward, op_forward, op_recompute, reduce_owned_gradient,
-    update_parameter,
+    gradient_backward, op_backward, op_forward, op_recompute,
 };
 use narrows_plan::graph::{OpId, Value, ValueId};
-use narrows_plan::strategy::{
-    Flow, OpChoice, OpOption, Save, SegmentChoice, SegmentSpace, Strategy, backward_reads_input,
-    backward_reads_output,
-};
-use narrows_plan::{Bytes, Context, EdgeLayout, Layout, Seconds};
+use narrows_plan::strategy::{Flow, OpChoice, OpOption, Save, SegmentChoice, SegmentSpace};
+use narrows_plan::{Bytes, Context, Layout, Seconds};
 
-use crate::memory::{SegmentBytes, flow_kept_bytes, op_kept_bytes, op_resident_bytes};
-use crate::overlap::OverlapSlowdown;
+use crate::memory::{flow_kept_bytes, op_kept_bytes};
 use crate::price::KernelPrice;
-use crate::table::{
-    CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
-};
-
-/// The times of one instance of a segment under a choice.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SegmentTime {
-    /// Forward pass of one microbatch.
-    pub forward: Seconds,
-    /// Backward pass of one microbatch, recomputation included.
-    pub backward: Seconds,
-    /// Step phase: gradient reductions and updates, once a step.
-    pub step_phase: Seconds,
-    /// The part of `step_phase` that needs the norm of all gradients: the updates.
-    pub update: Seconds,
-    /// Gradient reductions that run beside the last backward pass. `step_phase` has the least that they add to a step.
-    pub overlapped: Seconds,
-}
-
-impl SegmentTime {
-    fn add(&mut self, other: SegmentTime) {
-        self.forward += other.forward;
-        self.backward += other.backward;
-        self.step_phase += other.step_phase;
-        self.update += other.update;
-        self.overlapped += other.overlapped;
-    }
-
-    /// The time in a step of `microbatches`.
-    pub fn total(&self, microbatches: u64) -> Seconds {
-        (self.forward + self.backward) * microbatches as f64 + self.step_phase
-    }
-}
+use crate::segment_time::{SegmentTime, sum};
+use crate::step_phases::StepPhases;
+use crate::table::{CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode};
+use crate::table_links::links;
 
 /// Memory rows of a segment's cost table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,112 +191,6 @@ impl PricedSpace {
     pub fn links(&self) -> &[TableLink] {
         &self.links
     }
-}
-
-/// The step phase of an op under one strategy.
-#[derive(Clone, Copy, Debug, Default)]
-struct OpStep {
-    /// Gradient reductions and updates.
-    time: Seconds,
-    /// The updates.
-    update: Seconds,
-    /// Gradient reductions beside the last backward pass, of which `time` has the least that they add to a step.
-    overlapped: Seconds,
-    /// Bytes of the parameters with their gradients and optimizer states.
-    resident: Bytes,
-}
-
-/// The step phases of a segment's ops in one context, by strategy. They depend on neither the boundary layout nor the
-/// workload.
-#[derive(Clone, Debug)]
-pub struct StepPhases(Vec<Vec<(Strategy, OpStep)>>);
-
-impl StepPhases {
-    /// Prices the step phases of all ops of `space` in a context with the same tensor axis, with the least that
-    /// reductions beside the last backward pass add to a step.
-    pub fn new(
-        space: &SegmentSpace,
-        context: &Context,
-        price: KernelPrice,
-        slowdown: Option<OverlapSlowdown>,
-    ) -> StepPhases {
-        let of_op = |id: OpId| {
-            let mut steps: Vec<(Strategy, OpStep)> = vec![];
-            for option in &space.ops[id.0 as usize] {
-                let strategy = option.choice.strategy;
-                if steps.iter().all(|(known, _)| *known != strategy) {
-                    let step = op_step(space, (context, id, strategy), price, slowdown);
-                    steps.push((strategy, step));
-                }
-            }
-            steps
-        };
-        StepPhases(space.segment.op_ids().map(of_op).collect())
-    }
-
-    fn of(&self, id: OpId, strategy: Strategy) -> OpStep {
-        let step = self.0[id.0 as usize].iter().find(|(known, _)| *known == strategy);
-        step.map(|(_, step)| *step).unwrap_or_default()
-    }
-
-    /// Adds the step phase and the resident bytes of a choice.
-    pub fn add_to(&self, choice: &SegmentChoice, time: &mut SegmentTime, bytes: &mut SegmentBytes) {
-        for (op, option) in choice.ops.iter().enumerate() {
-            let step = self.of(OpId(op as u32), option.choice.strategy);
-            time.step_phase += step.time;
-            time.update += step.update;
-            time.overlapped += step.overlapped;
-            bytes.resident += step.resident;
-        }
-    }
-
-    /// Lower bound on the segment's reductions beside the last backward pass.
-    pub fn overlapped_min(&self) -> Seconds {
-        let least = |steps: &Vec<(Strategy, OpStep)>| {
-            Seconds(steps.iter().map(|(_, step)| step.overlapped.0).reduce(f64::min).unwrap_or(0.0))
-        };
-        self.0.iter().map(least).sum()
-    }
-
-    /// Lower and upper bound of the segment's time in the step phase: sums of each op's least and largest time.
-    pub fn bounds(&self) -> [Seconds; 2] {
-        let mut range = [Seconds(0.0); 2];
-        for steps in &self.0 {
-            let extreme = |pick: fn(f64, f64) -> f64| {
-                Seconds(steps.iter().map(|(_, step)| step.time.0).reduce(pick).unwrap_or(0.0))
-            };
-            range[0] += extreme(f64::min);
-            range[1] += extreme(f64::max);
-        }
-        range
-    }
-}
-
-/// The step phase of an op: the reductions of its gradients, and its updates.
-fn op_step(
-    space: &SegmentSpace,
-    (context, id, strategy): (&Context, OpId, Strategy),
-    price: KernelPrice,
-    slowdown: Option<OverlapSlowdown>,
-) -> OpStep {
-    let resident = op_resident_bytes(space, context, id, strategy);
-    let Some(parameter) = space.parameters(id, strategy, context) else {
-        return OpStep { resident, ..OpStep::default() };
-    };
-    let (kind, tied) = (space.segment.kind, space.tied);
-    let reductions = reduce_owned_gradient(kind, &parameter, tied, context);
-    let beside = reductions.overlapped.map_or(Seconds(0.0), |template| price(&template.kernel()));
-    let reduce = sum(&reductions.rest, price);
-    let update = sum(&update_parameter(&parameter, context), price);
-    let (hidden_cost, overlapped) = match slowdown {
-        Some(slowdown) => (beside * slowdown.hidden_cost(), beside),
-        None => (beside, Seconds(0.0)),
-    };
-    OpStep { time: reduce + update + hidden_cost, update, overlapped, resident }
-}
-
-fn sum(templates: &[InstrTemplate], price: KernelPrice) -> Seconds {
-    templates.iter().map(|template| price(&template.kernel())).sum()
 }
 
 /// The times of options that differ only in whether they are recomputed, for one microbatch; the step phase is left at
@@ -502,136 +362,6 @@ pub fn decode_assignment(space: &SegmentSpace, assignment: &[u32]) -> SegmentCho
     };
     choice.drop_unread_saves(&space.segment);
     choice
-}
-
-fn links(space: &SegmentSpace) -> Vec<TableLink> {
-    let segment = &space.segment;
-    let mut links = vec![];
-    for value_id in segment.value_ids() {
-        let value = segment.value(value_id);
-        let linker = LinkBuilder { space, value: value_id };
-        if let Some((op, port)) = segment.output_port(value_id) {
-            links.push(linker.producer(op, port));
-            let strategies = space.ops[op.0 as usize].iter();
-            if strategies
-                .clone()
-                .any(|option| backward_reads_output(&segment.op(op).op, option.choice.strategy))
-            {
-                links.push(linker.output_saved(op));
-            }
-        }
-        for (index, &(op, port)) in value.consumers.iter().enumerate() {
-            let last = index + 1 == value.consumers.len() && !segment.is_output(value_id);
-            links.push(linker.consumer(op, port, last));
-            links.push(linker.input_saved(op, port));
-        }
-    }
-    links
-}
-
-/// Builds the links between one value and its producer and consumers.
-struct LinkBuilder<'a> {
-    space: &'a SegmentSpace,
-    value: ValueId,
-}
-
-impl LinkBuilder<'_> {
-    fn options(&self, op: OpId) -> &[OpOption] {
-        &self.space.ops[op.0 as usize]
-    }
-
-    fn flows(&self) -> &[Flow] {
-        &self.space.flows[self.value.0 as usize]
-    }
-
-    fn link(&self, op: OpId, demand: Vec<Option<u8>>, offer: Vec<u64>) -> TableLink {
-        let to = TableNodeId(self.space.ops.len() as u32 + self.value.0);
-        TableLink { from: TableNodeId(op.0), to, demand, offer }
-    }
-
-    /// Demands that the op's output layouts are the flow's producer layouts, and that the op is recomputed if and only
-    /// if the flow's first copy is.
-    fn producer(&self, op: OpId, port: usize) -> TableLink {
-        let mut keys: Vec<(EdgeLayout, bool)> = vec![];
-        let mut key = |pair| index_of(&mut keys, pair);
-        let demand = self
-            .options(op)
-            .iter()
-            .map(|option| Some(key((option.choice.outputs[port], option.recompute))))
-            .collect();
-        let offer = self
-            .flows()
-            .iter()
-            .map(|flow| 1 << key((flow.producer, flow.saves[0] == Save::Recomputed)))
-            .collect();
-        self.link(op, demand, offer)
-    }
-
-    /// Demands that the op reads one of the flow's copies. The last consumer reads the primary copy.
-    fn consumer(&self, op: OpId, port: usize, last: bool) -> TableLink {
-        let mut keys: Vec<EdgeLayout> = vec![];
-        let mut key = |edge| index_of(&mut keys, edge);
-        let demand =
-            self.options(op).iter().map(|option| Some(key(option.choice.inputs[port]))).collect();
-        let offer = self
-            .flows()
-            .iter()
-            .map(|flow| {
-                let second = flow.second.filter(|_| !last);
-                std::iter::once(flow.primary)
-                    .chain(second)
-                    .fold(0, |set, edge| set | 1 << key(edge))
-            })
-            .collect();
-        self.link(op, demand, offer)
-    }
-
-    /// Demands that an input which the op reads in the backward pass, or for its recomputation, is kept or recomputed.
-    fn input_saved(&self, op: OpId, port: usize) -> TableLink {
-        let node = self.space.segment.op(op);
-        let mut keys: Vec<Layout> = vec![];
-        let mut key = |layout| index_of(&mut keys, layout);
-        let demand = self
-            .options(op)
-            .iter()
-            .map(|option| {
-                let reads = option.recompute || backward_reads_input(&node.op);
-                reads.then(|| key(option.choice.inputs[port].forward))
-            })
-            .collect();
-        let offer = self
-            .flows()
-            .iter()
-            .map(|flow| {
-                let saved = flow.copies().into_iter().zip(&flow.saves);
-                saved
-                    .filter(|(_, save)| **save != Save::Dropped)
-                    .fold(0, |set, (layout, _)| set | 1 << key(layout))
-            })
-            .collect();
-        self.link(op, demand, offer)
-    }
-
-    /// Demands that an output which the op reads in the backward pass is kept or recomputed.
-    fn output_saved(&self, op: OpId) -> TableLink {
-        let node = self.space.segment.op(op);
-        let demand = self
-            .options(op)
-            .iter()
-            .map(|option| backward_reads_output(&node.op, option.choice.strategy).then_some(0))
-            .collect();
-        let offer =
-            self.flows().iter().map(|flow| u64::from(flow.saves[0] != Save::Dropped)).collect();
-        self.link(op, demand, offer)
-    }
-}
-
-fn index_of<T: PartialEq>(keys: &mut Vec<T>, key: T) -> u8 {
-    let index = keys.iter().position(|known| *known == key).unwrap_or_else(|| {
-        keys.push(key);
-        keys.len() - 1
-    });
-    u8::try_from(index).expect("a port has fewer than 64 layouts")
 }
 
 /// The bytes of every choice that are kept for each microbatch in flight.

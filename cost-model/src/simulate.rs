@@ -3,7 +3,8 @@
 //! Each device has one stream: the passes of a stage follow each other, a forward pass waits for that of the previous
 //! stage and a backward pass for that of the next stage. In the step phase, stages synchronize wherever an instruction
 //! is a collective over the pipeline axis: no weight is updated before the norm of all stages' gradients is known. A
-//! synchronization begins when the last of its stages arrives. With one stage and without gradient buckets the step time is
+//! synchronization begins when the last of its stages arrives. With one stage and without gradient buckets the step time
+//! is
 //!
 //! ```text
 //! m·(forward + backward) + step
@@ -11,36 +12,15 @@
 //! the sum over all instructions, which is the sum that the solver minimised. Gradient buckets run on a stream of
 //! their own beside the last backward pass, and the step phase begins when both have ended.
 
-use narrows_plan::kernel::FusedKind;
 use narrows_plan::program::{Action, GradientBucket, Instr, MicrobatchPass, Phase, StageProgram};
-use narrows_plan::{Axis, CheckedProgram, DeviceGroup, Kernel, Mesh, Seconds};
-use schemars::JsonSchema;
-use serde::Serialize;
+use narrows_plan::{Axis, CheckedProgram, DeviceGroup, Mesh, Seconds};
 
+use crate::breakdown::Breakdown;
 use crate::overlap::{BucketTime, OverlapSlowdown, OverlappedBackward};
 use crate::price::KernelPrice;
 
 /// Relative rounding of sums of times.
 const ROUNDING: f64 = 1e-12;
-
-/// The time of a step by kind of work, in seconds. The parts add up to the step time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
-pub struct Breakdown {
-    /// GEMMs.
-    pub gemm: f64,
-    /// Attention.
-    pub attention: f64,
-    /// Fused ops, the optimizer's excluded.
-    pub elementwise: f64,
-    /// Collectives that no computation hides, and the time by which hidden ones slow the computation.
-    pub collective_exposed: f64,
-    /// Idle time of stages that wait for others.
-    pub bubble: f64,
-    /// Gradient norm across stages, and AdamW.
-    pub optimizer: f64,
-    /// P2P transfers between stages.
-    pub other: f64,
-}
 
 /// One pass of a stage in the simulated step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -394,10 +374,7 @@ impl StageKernels {
         let overlap = slowdown
             .filter(|_| !stage.gradient_buckets.is_empty())
             .map(|slowdown| StageOverlap { buckets: bucket_times(stage, price), slowdown });
-        let beside_backward = match &overlap {
-            Some(_) => stage.gradient_buckets.last().map_or(0, |bucket| bucket.reductions.end),
-            None => 0,
-        };
+        let beside_backward = overlap.as_ref().map_or(0, |_| stage.bucket_reductions());
         let mut kinds = [Breakdown::default(); 3];
         let mut totals = [Seconds(0.0); 2];
         let (mut step, mut local) = (vec![], Seconds(0.0));
@@ -430,50 +407,5 @@ impl StageKernels {
         parts.add(&self.kinds[1], microbatches as f64);
         parts.add(&self.kinds[2], 1.0);
         parts
-    }
-}
-
-impl Breakdown {
-    /// The sum of all parts.
-    pub fn total(&self) -> f64 {
-        self.gemm
-            + self.attention
-            + self.elementwise
-            + self.collective_exposed
-            + self.bubble
-            + self.optimizer
-            + self.other
-    }
-
-    /// Every part times `factor`.
-    pub fn scaled(&self, factor: f64) -> Breakdown {
-        let mut all = Breakdown::default();
-        all.add(self, factor);
-        all
-    }
-
-    fn add(&mut self, other: &Breakdown, times: f64) {
-        self.gemm += other.gemm * times;
-        self.attention += other.attention * times;
-        self.elementwise += other.elementwise * times;
-        self.collective_exposed += other.collective_exposed * times;
-        self.bubble += other.bubble * times;
-        self.optimizer += other.optimizer * times;
-        self.other += other.other * times;
-    }
-
-    fn part_mut(&mut self, instr: &Instr) -> &mut f64 {
-        match (instr.kernel(), &instr.action) {
-            (Kernel::Gemm(_), _) => &mut self.gemm,
-            (Kernel::Attention(_), _) => &mut self.attention,
-            (Kernel::Fused(op), _) if op.kind == FusedKind::Optimizer => &mut self.optimizer,
-            (Kernel::Fused(_), _) => &mut self.elementwise,
-            (Kernel::Transfer(_), _) => &mut self.other,
-            // Collectives over stages sum squared gradients for the optimizer.
-            (Kernel::Collective(_), Action::Collective(c)) if c.axis == Axis::Pipeline => {
-                &mut self.optimizer
-            }
-            (Kernel::Collective(_), _) => &mut self.collective_exposed,
-        }
     }
 }

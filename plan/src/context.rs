@@ -35,6 +35,11 @@ pub struct Context {
 }
 
 impl Context {
+    /// A context whose gradients are reduced after the last backward pass.
+    pub fn new(mesh: Mesh, workload: Workload, precision: Precision, zero: Zero) -> Context {
+        Context { mesh, workload, precision, zero, overlap_grad_reduce: false }
+    }
+
     /// Devices along the tensor axis.
     pub fn tensor_size(&self) -> u64 {
         self.mesh.tensor

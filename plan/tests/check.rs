@@ -46,13 +46,12 @@ fn programs_of_drawn_plans_pass_the_check() {
 
 fn large() -> Program {
     let model = presets::find("cola-7b").expect("a preset");
-    let context = Context {
-        mesh: Mesh { tensor: 4, pipeline: 1, data: 2 },
-        workload: Workload { global_batch: 32, sequence_length: 4096, micro_batch: 4 },
-        precision: Precision::MixedBf16,
-        zero: Zero::One,
-        overlap_grad_reduce: false,
-    };
+    let context = Context::new(
+        Mesh { tensor: 4, pipeline: 1, data: 2 },
+        Workload { global_batch: 32, sequence_length: 4096, micro_batch: 4 },
+        Precision::MixedBf16,
+        Zero::One,
+    );
     let mut rng = TestRng::new(7);
     let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context)).expect("a plan");
     narrows_plan::lower(&plan.resolve(&model).expect("it resolves"))
@@ -118,13 +117,7 @@ fn sequences_longer_than_the_model_supports_are_refused() {
     let mut model = presets::find("cola-tiny").unwrap();
     let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
     let workload = Workload { global_batch: 2, sequence_length: 64, micro_batch: 2 };
-    let context = Context {
-        mesh,
-        workload,
-        precision: Precision::Fp32,
-        zero: Zero::Off,
-        overlap_grad_reduce: false,
-    };
+    let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
     let plan = draw_plan(&mut TestRng::new(3), &model, context).unwrap();
     model.max_sequence_length = 64;
     plan.resolve(&model).unwrap();

@@ -1,8 +1,9 @@
 //! Arenas of lowered plans, shared by searches.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use crate::lock::lock;
 use narrows_plan::{Bytes, Plan, PlanSource};
 use sha2::{Digest as _, Sha256};
 
@@ -32,12 +33,12 @@ const PLANS_MAX: usize = 100_000;
 impl ArenaCache {
     /// The arenas of a plan's stages, if the plan was lowered before.
     pub(crate) fn get(&self, plan: &PlanDigest) -> Option<Arc<[Bytes]>> {
-        self.by_plan.lock().unwrap_or_else(PoisonError::into_inner).get(plan).cloned()
+        lock(&self.by_plan).get(plan).cloned()
     }
 
     /// Stores the arenas of a plan's stages.
     pub(crate) fn insert(&self, plan: PlanDigest, arenas: Arc<[Bytes]>) {
-        let mut by_plan = self.by_plan.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_plan = lock(&self.by_plan);
         if by_plan.len() >= PLANS_MAX {
             by_plan.clear();
         }

@@ -17,13 +17,10 @@ pub fn contexts(request: &Request) -> Vec<Context> {
             };
             for zero in zero_stages(request, &mesh) {
                 let precision = request.profile.precision();
-                let context =
-                    Context { mesh, workload, precision, zero, overlap_grad_reduce: false };
-                let overlaps = overlaps(request, &mesh);
+                let context = Context::new(mesh, workload, precision, zero);
+                let overlaps = overlaps(request, &mesh).into_iter();
                 contexts.extend(
-                    overlaps
-                        .into_iter()
-                        .map(|overlap_grad_reduce| Context { overlap_grad_reduce, ..context }),
+                    overlaps.map(|overlap_grad_reduce| Context { overlap_grad_reduce, ..context }),
                 );
             }
         }

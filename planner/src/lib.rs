@@ -26,6 +26,7 @@ mod diagnosis;
 mod explain;
 mod feasible_plan;
 mod infeasible;
+mod lock;
 mod pipeline;
 mod plan_writer;
 mod predict;

@@ -112,7 +112,8 @@ impl BoundedContext {
 
 /// Searches the whole space of a request, until its time limit.
 pub fn search(request: &Request) -> SearchResult {
-    search_with_cache(request, &SearchCache::default())
+    // Nothing reads the cache later, so the result is not stored.
+    search_space(request, &Deadline::after(request.time_limit), &SearchCache::default())
 }
 
 /// As [`search`], with a cache that several searches share. Solutions without proof, of searches with a time limit, stay
@@ -134,12 +135,12 @@ pub fn search_until_stopped(
 /// Searches the whole space of a request until a deadline, unless the cache has its result; the request's own time limit
 /// is ignored.
 fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> SearchResult {
-    let begin = Instant::now();
-    let key = SearchKey::new(request);
     // A search that may be interrupted depends on the clock.
     if deadline.exists() {
         return search_space(request, deadline, cache);
     }
+    let begin = Instant::now();
+    let key = SearchKey::new(request);
     if let Some(known) = cache.result(&key) {
         return known.for_request(request, begin);
     }

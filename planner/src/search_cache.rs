@@ -1,8 +1,9 @@
 //! All that searches share: results, and the tables and solutions of segments.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use crate::lock::lock;
 use crate::search_key::SearchKey;
 use crate::search_result::SearchResult;
 use crate::segment::SegmentCache;
@@ -27,12 +28,12 @@ impl SearchCache {
 
     /// The result of an earlier search with this key.
     pub(crate) fn result(&self, key: &SearchKey) -> Option<Arc<SearchResult>> {
-        self.results.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+        lock(&self.results).get(key).cloned()
     }
 
     /// Stores the result of a search that no deadline ended.
     pub(crate) fn store(&self, key: SearchKey, result: SearchResult) {
-        let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut results = lock(&self.results);
         if results.len() >= RESULTS_MAX {
             results.clear();
         }

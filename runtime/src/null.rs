@@ -197,13 +197,12 @@ mod tests {
 
     /// Two stages: the first sends what the second receives.
     fn two_stage_program() -> Program {
-        let context = Context {
-            mesh: MESH,
-            workload: Workload { global_batch: 2, sequence_length: 2, micro_batch: 1 },
-            precision: Precision::MixedBf16,
-            zero: Zero::Off,
-            overlap_grad_reduce: false,
-        };
+        let context = Context::new(
+            MESH,
+            Workload { global_batch: 2, sequence_length: 2, micro_batch: 1 },
+            Precision::MixedBf16,
+            Zero::Off,
+        );
         let schedule = |at| one_forward_one_backward(at, 2, 2);
         let sends = vec![
             instr(Action::Fused(FusedOp::Fill), &[], &[0]),

@@ -62,8 +62,7 @@ pub fn pass_parts(stage: &StageProgram) -> impl Iterator<Item = PassPart> {
         let begin = buckets.last().map_or(0, |bucket| bucket.after);
         parts.chain([part(*pass, begin..stage.backward.len())])
     });
-    let reduced = buckets.last().map_or(0, |bucket| bucket.reductions.end);
-    let rest = part(MicrobatchPass::STEP, reduced..stage.step.len());
+    let rest = part(MicrobatchPass::STEP, stage.bucket_reductions()..stage.step.len());
     passes.iter().map(whole).chain(overlapped).chain([rest])
 }
 

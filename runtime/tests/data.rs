@@ -365,13 +365,7 @@ fn a_step_has_the_same_tokens_on_every_mesh() {
         let step_first = u.int_in_range(0..=100_u64)? * global_batch;
         let (whole, whole_targets) =
             sequence(&sampler, step_first, (global_batch * length) as usize);
-        let context = Context {
-            mesh,
-            workload,
-            precision: Precision::Fp32,
-            zero: Zero::Off,
-            overlap_grad_reduce: false,
-        };
+        let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
         let (mut inputs, mut targets) = (vec![], vec![]);
         for replica in 0..data {
             let coordinates = MeshCoordinates { tensor: 0, data: replica, stage: 0 };

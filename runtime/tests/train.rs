@@ -26,8 +26,7 @@ fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
 
 fn session(model: &Model, mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> Session {
     let workload = Workload { global_batch: 4, sequence_length: LENGTH, micro_batch: 2 };
-    let context =
-        Context { mesh, workload, precision: Precision::Fp32, zero, overlap_grad_reduce: false };
+    let context = Context::new(mesh, workload, Precision::Fp32, zero);
     let mut rng = TestRng::new(plan_seed);
     let plan = (0..50).find_map(|_| draw_plan(&mut rng, model, context)).expect("a plan");
     let program = CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap();

@@ -346,6 +346,11 @@ impl StageProgram {
         }
     }
 
+    /// Number of instructions at the begin of the step phase that are reductions of gradient buckets.
+    pub fn bucket_reductions(&self) -> usize {
+        self.gradient_buckets.last().map_or(0, |bucket| bucket.reductions.end)
+    }
+
     /// The buffer with this id.
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0 as usize]

@@ -42,14 +42,13 @@ impl RelaxedStage {
         let blocks = segments.layer_shapes().len() as u64;
         let average = Bytes((budget.0 / blocks).saturating_mul(context.mesh.pipeline));
         let in_flight = in_flight(context, stage);
-        let many = SegmentSolver::asymptotic(context);
-        let line = |context| segments.supporting_line(spec, context, in_flight, average);
-        let (step, asymptotic) = (line(context)?, line(&many)?);
-        let microbatches = context.workload.microbatches(&context.mesh) as f64;
+        let line =
+            |context: &Context, _| segments.supporting_line(spec, context, in_flight, average);
+        let relaxed = RelaxedStage::with_lines(segments, context, spec, budget, line)?;
+        let RelaxedStage { microbatches, step, asymptotic, .. } = &relaxed;
         let prices = [step.price / microbatches, asymptotic.price / ASYMPTOTIC_MICROBATCHES as f64];
         segments.store_byte_prices(spec, context, stage, prices);
-        let step_phase_max = segments.step_phase_range(spec, &many)[1];
-        Some(RelaxedStage { budget, microbatches, step, asymptotic, step_phase_max })
+        Some(relaxed)
     }
 
     /// As [`RelaxedStage::new`] with lines at prices that are known: of earlier searches, or else of the first stage,
@@ -62,18 +61,31 @@ impl RelaxedStage {
         budget: Bytes,
     ) -> Option<RelaxedStage> {
         let known = |stage| segments.byte_prices(spec, context, stage);
-        let Some([step, asymptotic]) = known(stage).or_else(|| known(0)) else {
+        let Some(prices) = known(stage).or_else(|| known(0)) else {
             return RelaxedStage::new(segments, context, spec, stage, budget);
         };
         let in_flight = in_flight(context, stage);
+        let line = |context: &Context, number: usize| {
+            let price = prices[number] * microbatches(context);
+            segments.line_at_price(spec, context, in_flight, price)
+        };
+        RelaxedStage::with_lines(segments, context, spec, budget, line)
+    }
+
+    /// The relaxation with the lines of a step, number 0, and of a step of [`ASYMPTOTIC_MICROBATCHES`], number 1.
+    fn with_lines(
+        segments: &SegmentSolver,
+        context: &Context,
+        spec: SegmentSpec,
+        budget: Bytes,
+        line: impl Fn(&Context, usize) -> Option<SupportingLine>,
+    ) -> Option<RelaxedStage> {
         let many = SegmentSolver::asymptotic(context);
-        let microbatches = context.workload.microbatches(&context.mesh) as f64;
-        let line = |context, price| segments.line_at_price(spec, context, in_flight, price);
         Some(RelaxedStage {
             budget,
-            microbatches,
-            step: line(context, step * microbatches)?,
-            asymptotic: line(&many, asymptotic * ASYMPTOTIC_MICROBATCHES as f64)?,
+            microbatches: microbatches(context),
+            step: line(context, 0)?,
+            asymptotic: line(&many, 1)?,
             step_phase_max: segments.step_phase_range(spec, &many)[1],
         })
     }
@@ -93,6 +105,11 @@ impl RelaxedStage {
             ..StageAssignment::default()
         }))
     }
+}
+
+/// Microbatches of a step.
+fn microbatches(context: &Context) -> f64 {
+    context.workload.microbatches(&context.mesh) as f64
 }
 
 #[cfg(test)]

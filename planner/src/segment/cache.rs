@@ -21,10 +21,11 @@ use narrows_plan::model::Model;
 use narrows_plan::strategy::{Rules, TiedWeightLayout};
 use narrows_plan::{Bytes, Context, Dim, Mesh};
 
-use super::elimination_orders::{EliminationOrders, lock};
+use super::elimination_orders::EliminationOrders;
 use super::prepared::{PreparedSegment, Sweepers};
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::arenas::ArenaCache;
+use crate::lock::lock;
 use crate::request::{GroupingRule, Request};
 
 /// All that the alternatives of a segment depend on besides model and rules: its grouping, the tensor axis, and the dim

@@ -1,12 +1,13 @@
 //! A cache of elimination orders, which depend on the links of a table alone.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use narrows_cost_model::{PricedSpace, TableLink};
 use narrows_plan::graph::Grouping;
 
 use super::spec::SegmentSpec;
+use crate::lock::lock;
 use crate::solve::EliminationOrder;
 
 /// Key of segments that may have equal links: any block shapes and tensor axes with the same grouping.
@@ -43,9 +44,4 @@ impl EliminationOrders {
     pub(crate) fn forbid(&self, key: LinkSetKey, links: Vec<TableLink>) {
         lock(&self.orders).insert(key, vec![(links, None)]);
     }
-}
-
-/// The value behind a lock. A panic elsewhere cannot leave a map half-changed, so poisoning is ignored.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,10 +7,10 @@ use narrows_plan::graph::Grouping;
 use narrows_plan::{Bytes, Context};
 use rayon::prelude::*;
 
-use super::elimination_orders::lock;
 use super::prepared::Sweepers;
 use super::solver::SegmentSolver;
 use super::spec::{SegmentSpec, SolvedSegment};
+use crate::lock::lock;
 use crate::solve::{Hull, SupportingLine, Sweeper, Vertex, VertexId};
 
 /// A segment in a context, and the microbatches in flight.

@@ -10,7 +10,7 @@ use narrows_plan::Bytes;
 use narrows_plan::graph::Grouping;
 use narrows_plan::strategy::SegmentChoice;
 
-use super::elimination_orders::lock;
+use crate::lock::lock;
 use crate::solve::{EliminationOrder, Sweeper};
 
 /// A segment's priced space, usable in every context with the same tensor axis and microbatch.

@@ -17,12 +17,12 @@ use super::cache::{
     AlternativesCache, BytePricesKey, FastestSolution, OpsKey, PassKey, PricedCache, SegmentCache,
     StepKey, StepPhaseKey,
 };
-use super::elimination_orders::lock;
 use super::hulls::Hulls;
 use super::prepared::PreparedSegment;
 use super::spec::SegmentSpec;
 use crate::arenas::ArenaCache;
 use crate::deadline::Deadline;
+use crate::lock::lock;
 use crate::report::TableSolves;
 use crate::request::Request;
 use crate::solve::SolveMethod;

@@ -8,9 +8,9 @@ use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::{Bytes, Context, Zero};
 use rayon::prelude::*;
 
-use super::elimination_orders::lock;
 use super::solver::SegmentSolver;
 use super::spec::{SegmentSpec, SolvedSegment};
+use crate::lock::lock;
 use crate::solve::{MinCostAssignment, SolveLimits, SolveOutcome, solve_table};
 
 /// Microbatches of a solve that minimises the microbatch time: so many that the step phase hardly counts.

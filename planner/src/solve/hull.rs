@@ -11,12 +11,13 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use narrows_cost_model::ChoiceBytes;
 use narrows_plan::{Bytes, Seconds};
 
 use super::elimination::EliminationOrder;
+use crate::lock::lock;
 
 /// A table prepared for many sweeps, with two rows of bytes that are counted, not limited. Its first nodes have times
 /// and bytes of their own; the times of the others are multiples of times that tables share, and their bytes count in
@@ -98,7 +99,7 @@ impl Sweeper {
     /// vertices need no sweep.
     fn cheapest(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
         let key = [weight, per_second, per_byte].map(f64::to_bits);
-        let known = || self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || lock(&self.swept);
         if let Some(vertex) = known().get(&key) {
             return vertex.clone();
         }

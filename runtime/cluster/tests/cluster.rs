@@ -109,13 +109,7 @@ fn steps_of_processes_equal_steps_of_threads_bit_for_bit() {
             let mesh = Mesh { tensor, pipeline, data };
             let workload = Workload { global_batch: 4 * data, sequence_length: 8, micro_batch: 2 };
             let zero = [Zero::Off, Zero::One][rng.below(2)];
-            let context = Context {
-                mesh,
-                workload,
-                precision: Precision::Fp32,
-                zero,
-                overlap_grad_reduce: false,
-            };
+            let context = Context::new(mesh, workload, Precision::Fp32, zero);
             let Some(plan) = draw_plan(&mut rng, model, context) else { continue };
             plans += 1;
             let mut session = narrows_cpu::session(model, program(&plan, model), 1).unwrap();
@@ -152,13 +146,7 @@ fn fail_second_step(
     let model = narrows_plan::model::presets::find("cola-tiny").unwrap();
     let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
     let workload = Workload { global_batch: 2, sequence_length: 8, micro_batch: 2 };
-    let context = Context {
-        mesh,
-        workload,
-        precision: Precision::Fp32,
-        zero: Zero::Off,
-        overlap_grad_reduce: false,
-    };
+    let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
     let mut rng = TestRng::new(1);
     let plan = (0..100).find_map(|_| draw_plan(&mut rng, &model, context)).unwrap();
     let timeouts = ClusterTimeouts { collective: collective_timeout, ..TIMEOUTS };

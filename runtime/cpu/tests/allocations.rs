@@ -106,7 +106,7 @@ fn context(mesh: [u64; 3], microbatches: u64, zero: Zero) -> Context {
     let mesh = Mesh { tensor, pipeline, data };
     let global_batch = 2 * data * microbatches;
     let workload = Workload { global_batch, sequence_length: 8, micro_batch: 2 };
-    Context { mesh, workload, precision: Precision::Fp32, zero, overlap_grad_reduce: false }
+    Context::new(mesh, workload, Precision::Fp32, zero)
 }
 
 fn tokens(plan: &Plan) -> Vec<u32> {

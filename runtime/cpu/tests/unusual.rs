@@ -26,7 +26,7 @@ fn context(rng: &mut TestRng, model: &Model) -> Context {
     let sequence_length = pick_copied(rng, &[1, 2, 3, 7, 8]);
     let workload = Workload { global_batch, sequence_length, micro_batch };
     let zero = pick_copied(rng, &[Zero::Off, Zero::One]);
-    Context { mesh, workload, precision: Precision::Fp32, zero, overlap_grad_reduce: false }
+    Context::new(mesh, workload, Precision::Fp32, zero)
 }
 
 #[test]

@@ -43,8 +43,7 @@ pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
 /// A random plan for a batch of eight sequences.
 pub fn plan(model: &Model, seed: u64, mesh: Mesh, zero: Zero) -> Plan {
     let workload = Workload { global_batch: 8, sequence_length: 8, micro_batch: 2 };
-    let context =
-        Context { mesh, workload, precision: Precision::Fp32, zero, overlap_grad_reduce: false };
+    let context = Context::new(mesh, workload, Precision::Fp32, zero);
     let mut rng = TestRng::new(seed);
     (0..1000).find_map(|_| draw_plan(&mut rng, model, context)).expect("a plan for the mesh")
 }

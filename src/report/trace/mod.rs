@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use narrows_cost_model::{KernelPrice, Timeline, stage_sync_group};
 use narrows_plan::Kernel;
-use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program, StageProgram};
+use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program};
 use narrows_runtime::{
     DeviceId, InstructionSpan, ScheduledInstruction, TimeCategory, Trainer, microbatch_slot,
     scheduled_instructions,
@@ -79,7 +79,7 @@ pub fn add_measured_steps(trace: &mut TraceText, program: &Program, steps: &[Mea
                 .map(|span| (micros(begin + span.start), micros(begin + span.end)));
             let scheduled = scheduled_instructions(&program.stages[stage]).zip(spans);
             let end = micros(begin + measured.end());
-            let reductions = overlapped_reductions(&program.stages[stage]);
+            let reductions = program.stages[stage].bucket_reductions();
             process.step(scheduled, reductions, (micros(begin), end), trace);
             begin += measured.end();
         }
@@ -135,48 +135,40 @@ impl TraceProcess {
         trace: &mut TraceText,
     ) {
         let stage_program = &program.stages[stage];
-        let time = |instr: &Instr| price(&instr.kernel()).0;
-        let slowdown = |length: f64, list: &[Instr]| {
-            let alone: f64 = list.iter().map(time).sum();
-            if alone > 0.0 { length / alone } else { 1.0 }
-        };
-        let instruction = |instr, pass: MicrobatchPass, begin: f64, end: f64| {
-            let slot = microbatch_slot(stage_program, pass.microbatch);
-            (ScheduledInstruction { instr, pass, slot }, (1e6 * begin, 1e6 * end))
-        };
-        let mut scheduled = vec![];
-        let mut reductions = 0;
-        for bucket in timeline.buckets.iter().filter(|bucket| bucket.stage == stage) {
+        let buckets = timeline.buckets.iter().filter(|bucket| bucket.stage == stage);
+        let reductions = buckets.clone().next().map_or(0, |_| stage_program.bucket_reductions());
+        // Reductions and the pass beside them slow each other; each is drawn as if all of it were slowed alike.
+        let buckets = buckets.map(|bucket| {
             let range = stage_program.gradient_buckets[bucket.bucket].reductions.clone();
-            reductions = range.end;
-            let list = &stage_program.step[range];
-            // The streams slow each other; the reductions are drawn as if all of the bucket were slowed alike.
-            let slowdown = slowdown((bucket.end - bucket.begin).0, list);
-            let mut begin = bucket.begin.0;
-            for instr in list {
-                let end = begin + slowdown * time(instr);
-                scheduled.push(instruction(instr, MicrobatchPass::STEP, begin, end));
-                begin = end;
+            let length = bucket.end - bucket.begin;
+            (MicrobatchPass::STEP, &stage_program.step[range], bucket.begin, Some(length))
+        });
+        let spans = timeline.spans.iter().filter(|span| span.stage == stage).map(|span| {
+            let pass = MicrobatchPass { phase: span.phase, microbatch: span.microbatch };
+            let list = stage_program.instructions(span.phase);
+            match span.phase {
+                Phase::Step => (pass, &list[reductions..], span.begin, None),
+                _ => (pass, list, span.begin, Some(span.end - span.begin)),
             }
-        }
+        });
         // The span of a collective of several stages begins at the stage's arrival, as in a measured step.
         let mut syncs = timeline.stage_syncs.iter().filter(|sync| sync.stage == stage);
-        for span in timeline.spans.iter().filter(|span| span.stage == stage) {
-            let pass = MicrobatchPass { phase: span.phase, microbatch: span.microbatch };
+        let time = |instr: &Instr| price(&instr.kernel()).0;
+        let mut scheduled = vec![];
+        for (pass, list, begin, length) in buckets.chain(spans) {
             if !is_selected(pass) {
                 continue;
             }
-            let mut begin = span.begin.0;
-            let list = stage_program.instructions(span.phase);
-            let (list, slowdown) = match span.phase {
-                Phase::Step => (&list[reductions..], 1.0),
-                _ => (list, slowdown((span.end - span.begin).0, list)),
-            };
+            let alone: f64 = list.iter().map(time).sum();
+            let slowdown = length.filter(|_| alone > 0.0).map_or(1.0, |length| length.0 / alone);
+            let slot = microbatch_slot(stage_program, pass.microbatch);
+            let mut begin = begin.0;
             for instr in list {
                 let shared = stage_sync_group(instr).and_then(|_| syncs.next());
                 let end =
                     shared.map_or_else(|| begin + slowdown * time(instr), |shared| shared.end.0);
-                scheduled.push(instruction(instr, pass, begin, end));
+                let instruction = ScheduledInstruction { instr, pass, slot };
+                scheduled.push((instruction, (1e6 * begin, 1e6 * end)));
                 begin = end;
             }
         }
@@ -263,11 +255,6 @@ impl TraceProcess {
     ) -> TraceEvent {
         TraceEvent { name, ph: "X", cat, ts: begin, dur: end - begin, pid: self.pid, tid, args }
     }
-}
-
-/// Number of gradient reductions beside the last backward pass of a stage.
-fn overlapped_reductions(stage: &StageProgram) -> usize {
-    stage.gradient_buckets.last().map_or(0, |bucket| bucket.reductions.end)
 }
 
 /// The kernel in words, with its FLOPs and bytes: those that cross the memory bus, or those of the unsharded tensors of a

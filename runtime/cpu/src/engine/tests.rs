@@ -42,13 +42,7 @@ fn miniatures(seed: u64, count: usize) -> Vec<Miniature> {
         let workload =
             Workload { global_batch: 2 * micro_batch * mesh.data, sequence_length: 8, micro_batch };
         let zero = [Zero::Off, Zero::One][rng.below(2)];
-        let context = Context {
-            mesh,
-            workload,
-            precision: Precision::Fp32,
-            zero,
-            overlap_grad_reduce: false,
-        };
+        let context = Context::new(mesh, workload, Precision::Fp32, zero);
         if let Some(plan) = draw_plan(&mut rng, &model, context) {
             let miniature = Miniature::new(&plan, &model);
             miniatures.push(miniature.unwrap_or_else(|defects| panic!("{defects}")));

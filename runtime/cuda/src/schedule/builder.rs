@@ -27,15 +27,15 @@ impl DeviceSchedule {
         let mut known: HashMap<(Phase, u64), Vec<ScheduleItem>> = HashMap::new();
         let mut passes: Vec<SchedulePass> = vec![];
         for part in pass_parts(device.stage) {
-            let scheduled: Vec<ScheduledInstruction> = part.scheduled(device.stage).collect();
-            let PassPart { pass, slot, instructions, beside_backward } = part;
+            let scheduled = || part.scheduled(device.stage).collect::<Vec<ScheduledInstruction>>();
+            let PassPart { pass, slot, ref instructions, beside_backward } = part;
             let is_whole = instructions.len() == device.stage.instructions(pass.phase).len();
             let key = (pass.phase, slot);
             let items = match known.get(&key).filter(|_| is_whole) {
                 Some(items) => items.clone(),
-                None if beside_backward => vec![builder.reductions(&scheduled)?],
+                None if beside_backward => vec![builder.reductions(&scheduled())?],
                 None => {
-                    let items = builder.pass_items(&scheduled)?;
+                    let items = builder.pass_items(&scheduled())?;
                     if is_whole {
                         known.insert(key, items.clone());
                     }

@@ -4,9 +4,9 @@
 //! A pass of the pipeline schedule is split at its transfers. The instructions between two transfers are a
 //! [`GraphSegment`], which is captured as one CUDA graph. Passes of one phase whose microbatches use the same
 //! buffer slots share their segments, so there are at most two per microbatch in flight, plus those of the step
-//! phase and of a last backward pass with gradient reductions beside it. Transfers stay outside of graphs, on streams of their own: a graph ends when everything in it has
-//! ended, and a stage that waited for its send before receiving would deadlock with a neighbour that does the
-//! same.
+//! phase and of a last backward pass with gradient reductions beside it. Transfers stay outside of graphs, on
+//! streams of their own: a graph ends when everything in it has ended, and a stage that waited for its send before
+//! receiving would deadlock with a neighbour that does the same.
 //!
 //! Gradient reductions that may run beside the last backward pass divide that pass further: each is a
 //! [`ScheduleItem::Reductions`] on a stream of its own.

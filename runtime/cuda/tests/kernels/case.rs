@@ -63,13 +63,7 @@ impl KernelCase {
         let mesh = Mesh { tensor, pipeline: 1, data: 1 };
         let workload =
             Workload { global_batch: sequences, sequence_length: length, micro_batch: sequences };
-        let context = Context {
-            mesh,
-            workload,
-            precision: Precision::MixedBf16,
-            zero: Zero::Off,
-            overlap_grad_reduce: false,
-        };
+        let context = Context::new(mesh, workload, Precision::MixedBf16, Zero::Off);
         let constants =
             ModelConstants { hidden: 1, vocab: 1, norm_epsilon: 1e-5, rope_theta: 10_000.0 };
         let stage = StageProgram {

@@ -69,7 +69,7 @@ fn context(rng: &mut TestRng, precision: Precision) -> Context {
         micro_batch,
     };
     let zero = [Zero::Off, Zero::One][rng.below(2)];
-    Context { mesh, workload, precision, zero, overlap_grad_reduce: false }
+    Context::new(mesh, workload, precision, zero)
 }
 
 /// Fused ops and kernels of the programs that were checked.
@@ -165,8 +165,7 @@ fn programs_of_the_largest_presets_have_kernels() {
         let mesh = Mesh { tensor: 4, pipeline: 1, data: 2 };
         let workload = Workload { global_batch: 8, sequence_length: 4096, micro_batch: 4 };
         let precision = Precision::MixedBf16;
-        let context =
-            Context { mesh, workload, precision, zero: Zero::One, overlap_grad_reduce: false };
+        let context = Context::new(mesh, workload, precision, Zero::One);
         let mut rng = TestRng::new(seed);
         let plan = (0..20).find_map(|_| draw_plan(&mut rng, &model, context));
         let plan = plan.unwrap_or_else(|| panic!("no plan for {name} was drawn"));

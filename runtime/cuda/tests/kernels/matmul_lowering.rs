@@ -376,8 +376,7 @@ fn gemms_of_the_largest_presets_are_supported() {
         let mesh = Mesh { tensor: 4, pipeline: 1, data: 2 };
         let workload = Workload { global_batch: 8, sequence_length: 4096, micro_batch: 4 };
         for precision in [Precision::MixedBf16, Precision::Fp32] {
-            let context =
-                Context { mesh, workload, precision, zero: Zero::One, overlap_grad_reduce: false };
+            let context = Context::new(mesh, workload, precision, Zero::One);
             let mut rng = TestRng::new(seed);
             let plan = (0..20).find_map(|_| draw_plan(&mut rng, &model, context));
             let plan = plan.unwrap_or_else(|| panic!("no plan of {name} was drawn"));

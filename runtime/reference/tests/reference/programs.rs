@@ -38,13 +38,12 @@ fn weights_of_programs_are_logical_parameters() {
 
 #[test]
 fn parameters_of_op_graphs_are_logical_parameters() {
-    let context = Context {
-        mesh: Mesh { tensor: 1, pipeline: 1, data: 1 },
-        workload: Workload { global_batch: 1, sequence_length: 4, micro_batch: 1 },
-        precision: Precision::Fp32,
-        zero: Zero::Off,
-        overlap_grad_reduce: false,
-    };
+    let context = Context::new(
+        Mesh { tensor: 1, pipeline: 1, data: 1 },
+        Workload { global_batch: 1, sequence_length: 4, micro_batch: 1 },
+        Precision::Fp32,
+        Zero::Off,
+    );
     for case in GoldenCase::all() {
         for grouping in Grouping::ALL {
             let blocks = BlockShape::all(&case.model);
