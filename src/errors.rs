@@ -10,6 +10,8 @@ use narrows_runtime::checkpoint::CheckpointError;
 use narrows_runtime::data::DataError;
 use narrows_runtime::train::TrainError;
 
+use crate::text::thousands;
+
 /// Outcome of a command that does not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitStatus {
@@ -287,9 +289,20 @@ fn printable(text: &str) -> String {
     text.trim_end().chars().map(escape).collect()
 }
 
+/// Largest number of problems in a message.
+const PROBLEMS_MAX: usize = 100;
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.problems.iter().try_for_each(|problem| write!(f, "{problem}"))
+        let shown = &self.problems[..self.problems.len().min(PROBLEMS_MAX)];
+        shown.iter().try_for_each(|problem| write!(f, "{problem}"))?;
+        match self.problems.len() - shown.len() {
+            0 => Ok(()),
+            more => {
+                let more = format!("{} more errors are not shown", thousands(more as u64));
+                write!(f, "{}", Problem::new("", more))
+            }
+        }
     }
 }
 

@@ -1,8 +1,11 @@
 //! Parses JSON text into typed values, with errors that name the field.
 
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::Deserializer;
+use std::fmt;
+use std::marker::PhantomData;
+
+use indexmap::IndexMap;
+use serde::de::{DeserializeOwned, Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::de::Read;
 
 use crate::Defect;
@@ -13,7 +16,7 @@ use crate::Defect;
 /// The first defect: a syntax error, a wrong type, an unknown or missing field, or text after the value.
 /// The field is a path such as `blocks.default.all`, empty for the document itself.
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Defect> {
-    let mut deserializer = Deserializer::from_str(text);
+    let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = read_value(&mut deserializer)?;
     deserializer.end().map_err(|error| Defect::new("", error.to_string()))?;
     Ok(value)
@@ -23,7 +26,7 @@ pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Defect> {
 ///
 /// # Errors
 /// As [`read`], except that text may follow the value.
-pub fn read_value<'de, T, R>(deserializer: &mut Deserializer<R>) -> Result<T, Defect>
+pub fn read_value<'de, T, R>(deserializer: &mut serde_json::Deserializer<R>) -> Result<T, Defect>
 where
     T: Deserialize<'de>,
     R: Read<'de>,
@@ -34,6 +37,39 @@ where
         let field = if path == "." { String::new() } else { path };
         Defect::new(field, error.into_inner().to_string())
     })
+}
+
+/// Deserializes a map and reports repeated keys, of which serde would keep the last.
+///
+/// # Errors
+/// A repeated key, or an error of a value.
+pub(crate) fn without_repeated_keys<'de, D, T>(
+    deserializer: D,
+) -> Result<IndexMap<String, T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct UniqueKeys<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for UniqueKeys<T> {
+        type Value = IndexMap<String, T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut unique = IndexMap::new();
+            while let Some((key, value)) = map.next_entry::<String, T>()? {
+                if unique.contains_key(&key) {
+                    return Err(A::Error::custom(format_args!("key `{key}` is repeated")));
+                }
+                unique.insert(key, value);
+            }
+            Ok(unique)
+        }
+    }
+    deserializer.deserialize_map(UniqueKeys(PhantomData))
 }
 
 #[cfg(test)]
@@ -51,7 +87,7 @@ mod tests {
         assert_eq!(field(r#"{"items": [1, -2]}"#), "items[1]");
         assert_eq!(field("[]"), "");
         assert_eq!(field(r#"{"items": []} {}"#), "");
-        let mut two_values = Deserializer::from_str(r#"{"items": []} {}"#);
+        let mut two_values = serde_json::Deserializer::from_str(r#"{"items": []} {}"#);
         assert!(read_value::<Outer, _>(&mut two_values).is_ok());
     }
 }

@@ -24,7 +24,7 @@ mod lower;
 mod mesh;
 mod units;
 
-pub use check::{CheckError, CheckErrors, CheckedProgram};
+pub use check::{CheckError, CheckErrors, CheckedProgram, GEMM_SIZE_MAX};
 pub use context::{Context, Zero};
 pub use decisions::{
     BlockDecisions, BlockRun, Executor, PLAN_FORMAT, Plan, PlanLayout, PlanSource, ResolvedBlock,

@@ -1,6 +1,6 @@
 //! Enumerates the contexts of a request: meshes, microbatch sizes, ZeRO stages and overlap.
 
-use narrows_plan::{Context, Mesh, Workload, Zero};
+use narrows_plan::{Context, GEMM_SIZE_MAX, Mesh, Workload, Zero};
 
 use crate::request::Request;
 
@@ -46,16 +46,19 @@ fn meshes(request: &Request) -> Vec<Mesh> {
     meshes
 }
 
+/// The microbatch sizes of a mesh whose tokens kernels can index.
 fn micro_batches(request: &Request, mesh: &Mesh) -> Vec<u64> {
     if !request.global_batch.is_multiple_of(mesh.data) {
         return vec![];
     }
     let per_replica = request.global_batch / mesh.data;
-    match request.micro_batch {
+    let mut sizes = match request.micro_batch {
         Some(size) if per_replica.is_multiple_of(size) => vec![size],
         Some(_) => vec![],
         None => divisors(per_replica),
-    }
+    };
+    sizes.retain(|size| size.saturating_mul(request.sequence_length) <= GEMM_SIZE_MAX);
+    sizes
 }
 
 fn zero_stages(request: &Request, mesh: &Mesh) -> Vec<Zero> {

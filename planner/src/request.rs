@@ -7,7 +7,7 @@ use narrows_cost_model::{Executor, Profile};
 use narrows_plan::graph::Grouping;
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Rules, TiedWeightLayout};
-use narrows_plan::{Bytes, Zero};
+use narrows_plan::{Bytes, GEMM_SIZE_MAX, Zero};
 
 /// All inputs of a search. A size that is `None` is searched.
 #[derive(Clone, Debug)]
@@ -216,6 +216,14 @@ impl Request {
             );
             let hint = "a shorter sequence, or a larger max_position_embeddings in the model";
             push(RequestField::SequenceLength, problem, Some(hint));
+        }
+        let tokens = |sequences: u64| sequences.saturating_mul(self.sequence_length);
+        if let Some(size) = self.micro_batch.filter(|size| tokens(*size) > GEMM_SIZE_MAX) {
+            let problem = format!(
+                "{size} sequences of {} tokens exceed {GEMM_SIZE_MAX} tokens, the most that a kernel can index",
+                self.sequence_length
+            );
+            push(RequestField::MicroBatch, problem, Some("a smaller --micro-batch"));
         }
         let blocks = self.model.blocks.len() as u64;
         if let Some(stages) = self.pipeline.filter(|stages| *stages > blocks) {

@@ -16,6 +16,10 @@ fn invalid_flags_are_reported_by_name() {
             "--devices: 6 devices are not a multiple of 4",
         ),
         ("plan --model cola-7b --sequence-length 8192", "--sequence-length: 8192 tokens"),
+        (
+            "plan --model cola-7b --sequence-length 4096 --micro-batch 524288",
+            "--micro-batch: 524288 sequences of 4096 tokens exceed 2147483647 tokens",
+        ),
         ("plan --model cola-7b --strategy megatron", "fullrank-tp"),
         ("plan --model cola-7b --memory-limit lots", "64GiB"),
         ("plan --model cola-7b --time-limit -1", "expected between 0"),

@@ -122,6 +122,79 @@ fn invalid_edits_of_a_plan_are_located() {
     edited(|plan| plan["model"]["name"] = json!("../secret"), "model.name: ");
 }
 
+/// A stage needs a block: the first, a middle and the last one.
+#[test]
+fn stages_without_blocks_are_rejected() {
+    let flags = "--devices 3 --tensor 1 --pipeline 3 --global-batch 6 --sequence-length 512";
+    let plan = stdout(&format!("plan --model cola-60m {flags} --output -"));
+    let plan: Value = serde_json::from_str(&plan).unwrap();
+    for stage in 0..3 {
+        let mut plan = plan.clone();
+        let other = if stage == 0 { 1 } else { stage - 1 };
+        let moved = plan["stages"][stage]["runs"].take();
+        plan["stages"][stage]["runs"] = json!([]);
+        let mut runs = plan["stages"][other]["runs"].as_array().unwrap().clone();
+        let at = if stage == 0 { 0 } else { runs.len() };
+        runs.splice(at..at, moved.as_array().unwrap().clone());
+        plan["stages"][other]["runs"] = json!(runs);
+        for command in ["cost -", "check -", "run -"] {
+            let output = narrows(command).write_stdin(plan.to_string()).assert().code(2);
+            let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+            let expected = format!("<stdin>: stages[{stage}].runs: the stage has no block");
+            assert!(message.contains(&expected), "{command}: {message}");
+            assert!(message.contains("hint: at least one block"), "{command}: {message}");
+        }
+    }
+}
+
+#[test]
+fn repeated_keys_of_a_plan_are_rejected() {
+    let plan = small_plan();
+    for (first, repeated, field) in [
+        ("\"ops\": {", "\"head\": \"row\",", "head.ops: key `head` is repeated"),
+        ("\"blocks\": {", "", "blocks: key `block` is repeated"),
+    ] {
+        let repeated = match repeated {
+            // The first decisions of blocks, once more.
+            "" => {
+                let plan: Value = serde_json::from_str(&plan).unwrap();
+                format!("\"block\": {},", plan["blocks"]["block"])
+            }
+            repeated => repeated.to_owned(),
+        };
+        let at = plan.rfind(first).unwrap() + first.len();
+        let text = format!("{}{repeated}{}", &plan[..at], &plan[at..]);
+        let output = narrows("cost -").write_stdin(text).assert().code(2);
+        let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+        assert!(message.contains(&format!("<stdin>: {field}")), "{message}");
+    }
+}
+
+/// However many entries of a list are wrong, the message stays short.
+#[test]
+fn very_many_defects_are_counted() {
+    let mut plan: Value = serde_json::from_str(&small_plan()).unwrap();
+    let keep = plan["blocks"]["block"]["keep"].as_array_mut().unwrap();
+    let first = keep[0].clone();
+    let known = keep.len();
+    keep.extend(std::iter::repeat_n(first, 100_000));
+    let message = |plan: &Value| {
+        let output = narrows("cost -").write_stdin(plan.to_string()).assert().code(2);
+        String::from_utf8(output.get_output().stderr.clone()).unwrap()
+    };
+    let repeated = message(&plan);
+    assert!(repeated.contains(&format!("blocks.block.keep[{known}]: ")), "{repeated}");
+    assert_eq!(repeated.matches("error:").count(), 1, "{repeated}");
+    let names: Vec<String> = (0..100_000).map(|number| format!("x{number}@feature")).collect();
+    plan["blocks"]["block"]["keep"]
+        .as_array_mut()
+        .unwrap()
+        .extend(names.into_iter().map(Value::from));
+    let unknown = message(&plan);
+    assert_eq!(unknown.matches("error:").count(), 101, "{unknown}");
+    assert!(unknown.contains("error: 99,901 more errors are not shown"), "{unknown}");
+}
+
 #[test]
 fn a_failure_leaves_the_previous_plan() {
     let folder = tempfile::tempdir().unwrap();

@@ -342,3 +342,12 @@ fn gradient_reductions_overlap_where_the_hardware_lets_them() {
     let on_cpus = json(&format!("plan --hardware cpu-local {REQUEST}"));
     assert_eq!(on_cpus["decisions"].get("overlap_grad_reduce"), None);
 }
+
+/// Where memory has no limit, the fastest microbatch would have more tokens than a kernel can index.
+#[test]
+fn microbatches_stay_within_what_kernels_index() {
+    let flags = "--devices 1 --global-batch 8388608 --sequence-length 256 --memory-limit none";
+    let answer = json(&format!("plan --model cola-60m --hardware a100-80gb {flags}"));
+    let micro_batch = answer["decisions"]["workload"]["micro_batch"].as_u64().unwrap();
+    assert!(micro_batch > 1 && micro_batch * 256 < 1 << 31, "{micro_batch}");
+}

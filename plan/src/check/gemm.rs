@@ -12,12 +12,15 @@ use super::lattice::{
 use super::operands::InstrOperands;
 use super::values::ForwardOpKind;
 
+/// Largest size of a side of a GEMM, and of its batch: kernels index them with 32-bit signed numbers.
+pub const GEMM_SIZE_MAX: u64 = (1 << 31) - 1;
+
 pub(super) fn transfer(
     operands: &mut InstrOperands,
     gemm: &GemmOp,
 ) -> CheckResult<Vec<OperandWrite>> {
     let sizes = [gemm.m, gemm.n, gemm.k, gemm.batch];
-    ensure(sizes.iter().all(|size| (1..1 << 31).contains(size)), || {
+    ensure(sizes.iter().all(|size| (1..=GEMM_SIZE_MAX).contains(size)), || {
         format!("has an invalid shape: {}×{}×{}, batch {}", gemm.m, gemm.n, gemm.k, gemm.batch)
     })?;
     match gemm.role {

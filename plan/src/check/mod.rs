@@ -76,6 +76,7 @@ use crate::program::{Phase, Program};
 
 pub use error::{CheckError, CheckErrors};
 use error::{CheckFault, fault};
+pub use gemm::GEMM_SIZE_MAX;
 use lattice::ForwardValueId;
 use stage::StageChecker;
 use values::ForwardOpKind;

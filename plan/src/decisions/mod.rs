@@ -57,6 +57,7 @@ pub struct Plan {
     /// Decisions for the embedding.
     pub embedding: SegmentDecisions,
     /// Decisions for blocks, by the names that stages use.
+    #[serde(deserialize_with = "json::without_repeated_keys")]
     pub blocks: IndexMap<String, BlockDecisions>,
     /// Decisions for the head.
     pub head: SegmentDecisions,
@@ -142,6 +143,7 @@ pub struct BlockRun {
 #[serde(deny_unknown_fields)]
 pub struct SegmentDecisions {
     /// The strategy of every op, by name.
+    #[serde(deserialize_with = "json::without_repeated_keys")]
     pub ops: IndexMap<String, Strategy>,
     /// Copies that the forward pass keeps for the backward pass, as `value@layout`.
     #[serde(default)]
@@ -158,6 +160,7 @@ pub struct BlockDecisions {
     /// Factors that run as one GEMM.
     pub grouping: Grouping,
     /// The strategy of every op, by name.
+    #[serde(deserialize_with = "json::without_repeated_keys")]
     pub ops: IndexMap<String, Strategy>,
     /// Copies that the forward pass keeps for the backward pass, as `value@layout`.
     #[serde(default)]

@@ -277,6 +277,11 @@ impl PlanResolver<'_> {
                     blocks.push(ResolvedBlock { layer, outgoing, plan });
                 }
             }
+            if stage.runs.is_empty() {
+                let defect = Defect::new(format!("stages[{s}].runs"), "the stage has no block");
+                self.defects
+                    .push(defect.hint("at least one block on every stage, or fewer stages"));
+            }
             stages.push(blocks);
         }
         let runs = || plan.stages.iter().flat_map(|stage| &stage.runs);

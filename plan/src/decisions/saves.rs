@@ -22,8 +22,11 @@ impl SaveDecisions {
         defects: &mut Defects,
     ) -> SaveDecisions {
         for (list, names) in [("keep", &decisions.keep), ("redo", &decisions.recompute)] {
-            let mut seen = HashSet::new();
-            for (at, name) in names.iter().enumerate().filter(|(_, name)| !seen.insert(*name)) {
+            let (mut seen, mut reported) = (HashSet::new(), HashSet::new());
+            for (at, name) in names.iter().enumerate() {
+                if seen.insert(name) || !reported.insert(name) {
+                    continue;
+                }
                 let problem = format!("`{name}` is listed twice");
                 let defect = Defect::new(format!("{field}.{list}[{at}]"), problem);
                 defects.push(defect.hint("remove one of the two entries"));

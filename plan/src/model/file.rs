@@ -29,8 +29,10 @@ use std::marker::PhantomData;
 use indexmap::IndexMap;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Error as _, MapAccess, Visitor};
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::json;
 
 use super::{Activation, GatedProduct, LatentCrossing};
 
@@ -108,7 +110,7 @@ pub struct BlocksFile {
     /// precedence.
     #[serde(
         default,
-        deserialize_with = "without_repeated_keys",
+        deserialize_with = "json::without_repeated_keys",
         skip_serializing_if = "IndexMap::is_empty"
     )]
     pub overrides: IndexMap<String, BlockFile>,
@@ -264,34 +266,6 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for WordOrMap<T> {
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Option<T>, A::Error> {
         T::deserialize(MapAccessDeserializer::new(map)).map(Some)
     }
-}
-
-/// Deserializes a map and reports repeated keys, of which serde would keep the last.
-fn without_repeated_keys<'de, D, T>(deserializer: D) -> Result<IndexMap<String, T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    struct UniqueKeys<T>(PhantomData<T>);
-    impl<'de, T: Deserialize<'de>> Visitor<'de> for UniqueKeys<T> {
-        type Value = IndexMap<String, T>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut unique = IndexMap::new();
-            while let Some((key, value)) = map.next_entry::<String, T>()? {
-                if unique.contains_key(&key) {
-                    return Err(A::Error::custom(format_args!("key `{key}` is repeated")));
-                }
-                unique.insert(key, value);
-            }
-            Ok(unique)
-        }
-    }
-    deserializer.deserialize_map(UniqueKeys(PhantomData))
 }
 
 /// Implements serde and the schema of an enum that is a string or an object.

@@ -103,40 +103,78 @@ impl ContextSolver<'_> {
         let bytes = |stage: usize, block: usize| {
             blocks[stage][block].bytes.total(in_flight(context, stage))
         };
-        let embedding_and_head_bytes = |stage: usize| embedding_and_head.bytes(context, stage);
-        // Fills each stage up to a cap, leaving one block for each stage after it.
-        let fill = |cap: Bytes| {
-            let (mut ranges, mut first) = (vec![], 0);
-            for stage in 0..stages {
-                let last = shapes.len() - (stages - stage - 1);
-                let mut used = embedding_and_head_bytes(stage);
-                let mut end = first;
-                while end < last && (end == first || used + bytes(stage, end) <= cap) {
-                    used += bytes(stage, end);
-                    end += 1;
-                }
-                if used > cap {
-                    return None;
-                }
-                ranges.push(first..end);
-                first = end;
-            }
-            (first == shapes.len()).then_some(ranges)
-        };
-        let all: Bytes = (0..shapes.len()).map(|block| bytes(0, block)).sum();
-        let (mut low, mut high) =
-            (0, (all + embedding_and_head_bytes(0) + embedding_and_head_bytes(stages - 1)).0);
-        fill(Bytes(high))?;
-        while high - low > high / 1024 + 1 {
-            let middle = low + (high - low) / 2;
-            if fill(Bytes(middle)).is_some() { high = middle } else { low = middle }
-        }
+        let (_, ranges) = smallest_division(context, embedding_and_head, shapes.len(), &bytes)?;
         let assign = |(stage, range): (usize, Range<usize>)| {
             let blocks = blocks[stage][range].to_vec();
             Arc::new(StageAssignment::new(blocks, in_flight(context, stage)))
         };
-        Some(fill(Bytes(high))?.into_iter().enumerate().map(assign).collect())
+        Some(ranges.into_iter().enumerate().map(assign).collect())
     }
+
+    /// Lower bound on the memory of the fullest stage over all divisions of the blocks: every block has the fewest bytes
+    /// of any of its assignments. `None` when a block has no legal decisions.
+    pub(super) fn memory_bound(
+        &self,
+        context: &Context,
+        embedding_and_head: &EmbeddingAndHead,
+    ) -> Option<Bytes> {
+        let shapes = self.segments.layer_shapes();
+        let mut bytes: Vec<Vec<Bytes>> = vec![];
+        for stage in 0..context.mesh.pipeline as usize {
+            let in_flight = in_flight(context, stage);
+            let smallest = |shape: &usize| {
+                let spec = SegmentSpec::block(*shape, embedding_and_head.boundary);
+                let hull = self.segments.hull(spec, context, in_flight, Some(Bytes(0)));
+                hull.last().map(|solved| solved.bytes.total(in_flight))
+            };
+            bytes.push(shapes.iter().map(smallest).collect::<Option<_>>()?);
+        }
+        let bytes = |stage: usize, block: usize| bytes[stage][block];
+        Some(smallest_division(context, embedding_and_head, shapes.len(), &bytes)?.0)
+    }
+}
+
+/// The division of the blocks whose fullest stage is smallest, with the bytes of that stage; `None` with fewer blocks than
+/// stages. `bytes` are those of a block on a stage.
+fn smallest_division(
+    context: &Context,
+    embedding_and_head: &EmbeddingAndHead,
+    blocks: usize,
+    bytes: &dyn Fn(usize, usize) -> Bytes,
+) -> Option<(Bytes, Vec<Range<usize>>)> {
+    let stages = context.mesh.pipeline as usize;
+    let embedding_and_head_bytes = |stage: usize| embedding_and_head.bytes(context, stage);
+    // Fills each stage up to a cap, leaving one block for each stage after it.
+    let fill = |cap: Bytes| {
+        let (mut ranges, mut first) = (vec![], 0);
+        for stage in 0..stages {
+            let last = blocks.checked_sub(stages - stage - 1)?;
+            let mut used = embedding_and_head_bytes(stage);
+            let mut end = first;
+            while end < last && (end == first || used + bytes(stage, end) <= cap) {
+                used += bytes(stage, end);
+                end += 1;
+            }
+            if used > cap {
+                return None;
+            }
+            ranges.push(first..end);
+            first = end;
+        }
+        (first == blocks).then_some(ranges)
+    };
+    let all: Bytes = (0..blocks).map(|block| bytes(0, block)).sum();
+    let (mut low, mut high) =
+        (0, (all + embedding_and_head_bytes(0) + embedding_and_head_bytes(stages - 1)).0);
+    let mut ranges = fill(Bytes(high))?;
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        match fill(Bytes(middle)) {
+            Some(smaller) => (high, ranges) = (middle, smaller),
+            None => low = middle,
+        }
+    }
+    Some((Bytes(high), ranges))
 }
 
 /// The request under restricted rules: one way of recomputing, or one norm.

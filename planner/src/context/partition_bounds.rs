@@ -57,7 +57,8 @@ impl ContextSolver<'_> {
             PartitionResult::NoneFits if incumbent.is_finite() => LayoutBound::NoImprovement,
             PartitionResult::NoneFits => {
                 let limit = self.request.arena_limit();
-                let needed = limit + self.memory_excess(context, &relaxed);
+                let bound = self.memory_bound(context, &relaxed).unwrap_or_default();
+                let needed = bound.max(limit);
                 let evidence = MemoryEvidence::AllPlans;
                 let stage = None;
                 LayoutBound::Infeasible(Infeasible::Memory { stage, needed, limit, evidence })

@@ -253,22 +253,6 @@ impl<'a> ContextSolver<'a> {
         }
     }
 
-    /// The bytes by which even the smallest solutions exceed the memory of a stage.
-    pub(super) fn memory_excess(
-        &self,
-        context: &Context,
-        embedding_and_head: &EmbeddingAndHead,
-    ) -> Bytes {
-        let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
-        let boundary = embedding_and_head.boundary;
-        match self.block_budgets(context, embedding_and_head, &no_reserve) {
-            Ok(budgets) => {
-                StagePartitioner::new(self.segments, context, boundary, budgets).memory_excess()
-            }
-            Err(needed) => needed.saturating_sub(self.request.arena_limit()),
-        }
-    }
-
     /// Lowers the partition with the shortest simulated step.
     fn lower_best(
         &self,
@@ -281,7 +265,6 @@ impl<'a> ContextSolver<'a> {
     ) -> LoweringResult {
         let context = partitioner.context();
         let microbatches = context.workload.microbatches(&context.mesh);
-        let choice = |blocks| partitioner.best_assignment(blocks);
         let mut best: Option<(f64, Partition)> = None;
         for partition in partitions.into_iter().take(SIMULATED_MAX) {
             let cutoff = best.as_ref().map_or(incumbent, |(time, _)| *time);
@@ -290,7 +273,8 @@ impl<'a> ContextSolver<'a> {
             }
             let time = |partition: &Partition| simulate_partition(context, partition, overheads).0;
             let bound = |partition: &Partition| partition.step_bound(overheads, microbatches);
-            let (partition, time, priced) = partition.local_search(&choice, cutoff, bound, time);
+            let (partition, time, priced) =
+                partitioner.local_search(partition, cutoff, bound, time);
             self.candidates_priced.fetch_add(priced, Ordering::Relaxed);
             if time < cutoff {
                 best = Some((time, partition));

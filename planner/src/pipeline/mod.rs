@@ -10,6 +10,7 @@
 //! | `relaxation` | lower bounds on the blocks of one stage, for all numbers of blocks |
 //! | `refinement` | integer programs for stages where memory binds |
 //! | `simulation` | step times of partitions before lowering |
+//! | `step_phase_weights` | assignments that weigh the step phase of a stage less or more |
 
 mod assignment;
 mod embedding_and_head;
@@ -20,6 +21,7 @@ mod partitioner;
 mod refinement;
 mod relaxation;
 mod simulation;
+mod step_phase_weights;
 #[cfg(test)]
 mod tests;
 

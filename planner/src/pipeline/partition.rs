@@ -367,8 +367,8 @@ impl Partition {
         mut self,
         choice: StageChoice,
         cutoff: f64,
-        bound: impl Fn(&Partition) -> f64,
-        time: impl Fn(&Partition) -> f64,
+        bound: &impl Fn(&Partition) -> f64,
+        time: &impl Fn(&Partition) -> f64,
     ) -> (Partition, f64, u64) {
         let (mut best, mut priced) = (time(&self), 1);
         loop {

@@ -34,6 +34,8 @@ pub(crate) struct StagePartitioner<'a> {
     budgets: Vec<Bytes>,
     /// Assignments by run of blocks; the first block is 0 when all blocks have one shape.
     assignments: RefCell<HashMap<StageBlocks, CachedAssignment>>,
+    /// Assignments with other numbers of microbatches, by run and number.
+    weighted: RefCell<HashMap<(StageBlocks, u64), CachedAssignment>>,
     is_interrupted: Cell<bool>,
 }
 
@@ -51,6 +53,7 @@ impl<'a> StagePartitioner<'a> {
             boundary,
             budgets,
             assignments: RefCell::default(),
+            weighted: RefCell::default(),
             is_interrupted: Cell::new(false),
         }
     }
@@ -122,14 +125,12 @@ impl<'a> StagePartitioner<'a> {
 
     /// The fastest assignment for a run of blocks on a stage, cached; `None` when none fits or the
     /// deadline has passed.
-    pub(crate) fn best_assignment(&self, mut blocks: StageBlocks) -> Option<Arc<StageAssignment>> {
+    pub(crate) fn best_assignment(&self, blocks: StageBlocks) -> Option<Arc<StageAssignment>> {
         if self.is_interrupted.get() || self.segments.out_of_time() {
             self.is_interrupted.set(true);
             return None;
         }
-        if self.segments.shape_count() == 1 {
-            blocks.first = 0;
-        }
+        let blocks = self.cached_run(blocks);
         if let Some(cached) = self.assignments.borrow().get(&blocks) {
             return cached.clone();
         }
@@ -154,6 +155,33 @@ impl<'a> StagePartitioner<'a> {
         });
         self.assignments.borrow_mut().insert(blocks, assignment.clone());
         assignment
+    }
+
+    /// The assignment of a run of blocks on a stage that is fastest with this many microbatches, cached; `None` when none
+    /// fits or the deadline has passed.
+    pub(super) fn weighted_assignment(
+        &self,
+        blocks: StageBlocks,
+        microbatches: u64,
+    ) -> Option<Arc<StageAssignment>> {
+        let blocks = self.cached_run(blocks);
+        if self.segments.out_of_time() {
+            return None;
+        }
+        let key = (blocks, microbatches);
+        if let Some(cached) = self.weighted.borrow().get(&key) {
+            return cached.clone();
+        }
+        let context = SegmentSolver::with_microbatches(self.context, microbatches);
+        let assignment = self.assign(&context, blocks).map(Arc::new);
+        self.weighted.borrow_mut().insert(key, assignment.clone());
+        assignment
+    }
+
+    /// The run of blocks that stands for this one: blocks of one shape are equal.
+    fn cached_run(&self, blocks: StageBlocks) -> StageBlocks {
+        let first = if self.segments.shape_count() == 1 { 0 } else { blocks.first };
+        StageBlocks { first, ..blocks }
     }
 
     /// Equal numbers of blocks on all stages, with the remainder on the first stages, each stage as fast as its
@@ -226,22 +254,5 @@ impl<'a> StagePartitioner<'a> {
         };
         let microbatches = context.workload.microbatches(&context.mesh);
         assign_points(&hulls, in_flight, microbatches, self.budgets[stage])
-    }
-
-    /// The bytes by which the smallest solutions exceed the budgets when blocks are divided evenly.
-    pub(crate) fn memory_excess(&self) -> Bytes {
-        let blocks = self.segments.layer_shapes().len();
-        let count = blocks.div_ceil(self.budgets.len());
-        let excess = |(stage, budget): (usize, &Bytes)| {
-            let in_flight = in_flight(self.context, stage);
-            let smallest = |spec| {
-                let hull = self.segments.hull(spec, self.context, in_flight, Some(Bytes(0)));
-                hull.last().map_or(Bytes(0), |solved| solved.bytes.total(in_flight))
-            };
-            let first = (stage * count).min(blocks - count);
-            let run = StageBlocks { stage, first, count };
-            self.specs(run).map(smallest).sum::<Bytes>().saturating_sub(*budget)
-        };
-        self.budgets.iter().enumerate().map(excess).max().unwrap_or_default()
     }
 }

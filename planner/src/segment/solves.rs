@@ -55,10 +55,14 @@ impl SegmentSolver<'_> {
 
     /// The context with so many microbatches that minimising the step minimises the microbatch time.
     pub(crate) fn asymptotic(context: &Context) -> Context {
-        let mut many = *context;
-        many.workload.global_batch =
-            many.mesh.data * many.workload.micro_batch * ASYMPTOTIC_MICROBATCHES;
-        many
+        Self::with_microbatches(context, ASYMPTOTIC_MICROBATCHES)
+    }
+
+    /// The context with another number of microbatches.
+    pub(crate) fn with_microbatches(context: &Context, microbatches: u64) -> Context {
+        let mut other = *context;
+        other.workload.global_batch = other.mesh.data * other.workload.micro_batch * microbatches;
+        other
     }
 
     /// Lower bound on the forward and backward time of one microbatch, for any step phase and without a memory

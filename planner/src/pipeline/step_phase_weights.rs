@@ -1,0 +1,110 @@
+//! Assignments that weigh the step phase of a stage less, or more, than its passes.
+//!
+//! The best assignment of a stage minimises m·t + u, as if all its passes and its step phase delayed the step. Stages
+//! run their step phases side by side, however, and those of a stage that ends its passes early are hidden in part: a
+//! second of one stage's step phase delays the step by λ ≤ 1 seconds, and the λ of all stages add up to about 1. With few
+//! microbatches, all passes of all stages delay the step. So a stage may do better with an assignment that minimises
+//! M·t + u at M = m/λ, or at M < m where its passes wait for those of others. Stages choose among assignments at several
+//! M, one stage at a time, while the simulated step becomes shorter.
+
+use std::sync::Arc;
+
+use narrows_plan::Context;
+
+use super::assignment::StageAssignment;
+use super::partition::{Partition, StageBlocks};
+use super::partitioner::StagePartitioner;
+use crate::segment::ASYMPTOTIC_MICROBATCHES;
+
+impl StagePartitioner<'_> {
+    /// Improves a partition as [`Partition::local_search`] does, and by other weights of the stages' step phases.
+    /// Returns the partition, its time, and the number of partitions priced.
+    pub(crate) fn local_search(
+        &self,
+        partition: Partition,
+        cutoff: f64,
+        bound: impl Fn(&Partition) -> f64,
+        time: impl Fn(&Partition) -> f64,
+    ) -> (Partition, f64, u64) {
+        let own = |blocks| self.best_assignment(blocks);
+        let (mut best, mut best_time, mut priced) =
+            partition.local_search(&own, cutoff, &bound, &time);
+        let weights = step_phase_weights(self.context());
+        if best.counts.len() == 1 {
+            return (best, best_time, priced);
+        }
+        // The microbatches that the assignment of each stage counts.
+        let microbatches = self.context().workload.microbatches(&self.context().mesh);
+        let stages = best.counts.len();
+        let mut chosen = vec![microbatches; stages];
+        loop {
+            let mut is_improved = false;
+            let all_stages = weights.iter().map(|weight| vec![*weight; stages]).collect::<Vec<_>>();
+            let one_stage = (0..stages).flat_map(|stage| weights.iter().map(move |w| (stage, *w)));
+            let mut attempt = |candidate: Vec<u64>, best: &mut Partition, chosen: &mut Vec<u64>| {
+                let choice =
+                    |blocks: StageBlocks| self.assignment_at(blocks, candidate[blocks.stage]);
+                let Some(other) = Partition::with_counts(best.counts.clone(), &choice) else {
+                    return;
+                };
+                if other.solution_ids() == best.solution_ids() {
+                    return;
+                }
+                priced += 1;
+                let other_time = time(&other);
+                if other_time < best_time * (1.0 - IMPROVEMENT_MIN) {
+                    best_time = other_time;
+                    *best = Partition { bound: best.bound, ..other };
+                    *chosen = candidate;
+                    is_improved = true;
+                }
+            };
+            for candidate in all_stages {
+                attempt(candidate, &mut best, &mut chosen);
+            }
+            for (stage, weight) in one_stage {
+                let mut candidate = chosen.clone();
+                candidate[stage] = weight;
+                attempt(candidate, &mut best, &mut chosen);
+            }
+            if !is_improved {
+                return (best, best_time, priced);
+            }
+            let choice = |blocks: StageBlocks| self.assignment_at(blocks, chosen[blocks.stage]);
+            let (moved, moved_time, more) = best.local_search(&choice, best_time, &bound, &time);
+            (best, best_time) = (moved, moved_time);
+            priced += more;
+        }
+    }
+
+    /// The assignment of a run of blocks on a stage that is best with this many microbatches.
+    fn assignment_at(
+        &self,
+        blocks: StageBlocks,
+        microbatches: u64,
+    ) -> Option<Arc<StageAssignment>> {
+        let context = self.context();
+        if microbatches == context.workload.microbatches(&context.mesh) {
+            return self.best_assignment(blocks);
+        }
+        self.weighted_assignment(blocks, microbatches)
+    }
+}
+
+/// Smallest relative improvement.
+const IMPROVEMENT_MIN: f64 = 1e-9;
+
+/// The numbers of microbatches that assignments count: one, those of a step, equal shares of the step phase for all
+/// stages and some around them, and so many that the step phase does not count.
+fn step_phase_weights(context: &Context) -> Vec<u64> {
+    let microbatches = context.workload.microbatches(&context.mesh);
+    let stages = context.mesh.pipeline;
+    let shared = microbatches * stages;
+    let few = (microbatches as f64 * (stages as f64).sqrt()).ceil() as u64;
+    let mut weights = vec![1, microbatches, few, shared, 4 * shared];
+    weights.retain(|weight| *weight < ASYMPTOTIC_MICROBATCHES);
+    weights.push(ASYMPTOTIC_MICROBATCHES);
+    weights.sort_unstable();
+    weights.dedup();
+    weights
+}
