@@ -125,7 +125,8 @@ fn invalid_edits_of_a_plan_are_located() {
 /// A stage needs a block: the first, a middle and the last one.
 #[test]
 fn stages_without_blocks_are_rejected() {
-    let flags = "--devices 3 --tensor 1 --pipeline 3 --global-batch 6 --sequence-length 512";
+    let flags =
+        "--hardware cpu-local --devices 3 --pipeline 3 --global-batch 6 --sequence-length 512";
     let plan = stdout(&format!("plan --model cola-60m {flags} --output -"));
     let plan: Value = serde_json::from_str(&plan).unwrap();
     for stage in 0..3 {

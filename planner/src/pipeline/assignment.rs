@@ -41,6 +41,9 @@ pub struct StageAssignment {
     pub integrality_slack: Seconds,
     /// Lower bound on forward plus backward time of one microbatch within the same bytes, for any step phase.
     pub microbatch_time_min: Seconds,
+    /// Lower bound on forward plus backward time of one microbatch plus the step phase within the same bytes; zero where
+    /// unknown.
+    pub single_microbatch_step_min: Seconds,
 }
 
 impl StageAssignment {

@@ -15,7 +15,7 @@
 //!
 //! Blocks are assigned to minimise m·t + u. Another assignment may have a smaller t and a larger u,
 //! so the bound uses the smallest t that the stage's bytes allow, the smallest u₀, and the smallest
-//! m·t + u where both are of one stage.
+//! m·t + u where both are of one stage. For later stages, t₀ + u₀ is minimised together.
 //!
 //! Partitions are enumerated exactly by this bound, with labels (Σt, bound so far) of which only the
 //! undominated are kept; the best are then simulated.
@@ -116,6 +116,19 @@ impl PrefixBounds {
             - self.step_phase_times[run.start]
     }
 
+    /// Lower bound on the time by which the first stage with the blocks of `run` delays a step beyond its microbatch time
+    /// without a memory limit: its step phase, or both minimised together.
+    fn first_stage_bound(
+        &self,
+        overhead: &StageOverhead,
+        run: &Range<usize>,
+        assignment: &StageAssignment,
+    ) -> f64 {
+        let together = (overhead.step_phase_min + assignment.single_microbatch_step_min).0
+            - (self.microbatch_times[run.end] - self.microbatch_times[run.start]);
+        self.step_phase_bound(overhead, run).max(together)
+    }
+
     /// Lower bound on a step because stage `stage` has the blocks of `run`; `first_step_phase` is the lower
     /// bound on the first stage's step phase.
     fn of_stage(
@@ -165,12 +178,16 @@ pub(super) fn division_bound(
     choice: StageChoice,
 ) -> Option<f64> {
     let prefix = PrefixBounds::new(overheads, microbatches, cutoff);
-    let first_step_phase = prefix.step_phase_bound(&overheads[0], &(0..counts[0]));
+    let mut first_step_phase = prefix.step_phase_bound(&overheads[0], &(0..counts[0]));
     let (mut begin, mut bound) = (0, 0.0_f64);
     for (stage, (count, overhead)) in counts.iter().zip(overheads).enumerate() {
         let assignment = choice(StageBlocks { stage, first: begin, count: *count })?;
         let run = begin..begin + count;
-        bound = bound.max(prefix.of_stage(stage, run, &assignment, overhead, first_step_phase));
+        let here = prefix.of_stage(stage, run.clone(), &assignment, overhead, first_step_phase);
+        bound = bound.max(here);
+        if stage == 0 {
+            first_step_phase = prefix.first_stage_bound(overhead, &run, &assignment);
+        }
         begin += count;
     }
     Some(bound)
@@ -184,7 +201,7 @@ struct Label {
     microbatch_times: f64,
     /// Bound so far.
     bound: f64,
-    /// Lower bound on the first stage's step phase.
+    /// Lower bound on the first stage's step phase, or on what it adds to the stage's least microbatch time.
     first_step_phase: f64,
     counts: Vec<usize>,
 }
@@ -284,14 +301,14 @@ fn undominated_labels(
             for count in count_min..=count_max {
                 let (blocks, run) = (StageBlocks { stage, first: used, count }, used..used + count);
                 let extend = |label: &Label, assignment: &StageAssignment| {
-                    let first_step_phase = if stage == 0 {
-                        prefix.step_phase_bound(overhead, &run)
+                    let (own, later) = if stage == 0 {
+                        let own = prefix.step_phase_bound(overhead, &run);
+                        (own, prefix.first_stage_bound(overhead, &run, assignment))
                     } else {
-                        label.first_step_phase
+                        (label.first_step_phase, label.first_step_phase)
                     };
-                    let run = run.clone();
-                    let here = prefix.of_stage(stage, run, assignment, overhead, first_step_phase);
-                    (first_step_phase, label.bound.max(here))
+                    let here = prefix.of_stage(stage, run.clone(), assignment, overhead, own);
+                    (later, label.bound.max(here))
                 };
                 if let Some(relaxed) = relaxed {
                     let Some(assignment) = relaxed(blocks) else { break };

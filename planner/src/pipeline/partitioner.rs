@@ -151,6 +151,15 @@ impl<'a> StagePartitioner<'a> {
                     / ASYMPTOTIC_MICROBATCHES as f64;
                 fastest.forward + fastest.backward - Seconds(once)
             });
+            // The step phase of the first stage follows all passes.
+            if is_pipeline && blocks.stage == 0 {
+                let single = SegmentSolver::with_microbatches(self.context, 1);
+                let shortest = self.assign(&single, blocks);
+                assignment.single_microbatch_step_min = shortest.map_or(Seconds(0.0), |shortest| {
+                    let StageAssignment { forward, backward, step_phase, .. } = shortest;
+                    forward + backward + step_phase - shortest.integrality_slack
+                });
+            }
             Arc::new(assignment)
         });
         self.assignments.borrow_mut().insert(blocks, assignment.clone());

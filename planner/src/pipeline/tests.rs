@@ -158,6 +158,7 @@ fn the_best_partition_equals_the_best_by_enumeration() {
                 backward: run.iter().map(|time| time.1).sum(),
                 step_phase: run.iter().map(|time| time.2).sum(),
                 microbatch_time_min: run.iter().map(|time| time.0 + time.1).sum(),
+                single_microbatch_step_min: run.iter().map(|time| time.0 + time.1 + time.2).sum(),
                 ..StageAssignment::default()
             }))
         };

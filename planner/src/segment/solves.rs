@@ -33,8 +33,8 @@ impl SegmentSolver<'_> {
             return cached.clone();
         }
         let is_proven = AtomicBool::new(true);
-        let solved = self
-            .groupings(spec)
+        let groupings = self.groupings(spec);
+        let solved = groupings
             .par_iter()
             .filter_map(|grouping| {
                 let solve = self.solve(spec, *grouping, context);
@@ -49,7 +49,10 @@ impl SegmentSolver<'_> {
             true => &self.priced.fastest,
             false => &self.unproven,
         };
-        lock(solutions).insert(key, solved.clone());
+        // Two threads may solve the same segment at once. It counts once, so that the count does not depend on threads.
+        if lock(solutions).insert(key, solved.clone()).is_none() {
+            self.count_solves(groupings.len() as u64);
+        }
         solved
     }
 
@@ -109,7 +112,6 @@ impl SegmentSolver<'_> {
 
     fn solve(&self, spec: SegmentSpec, grouping: Grouping, context: &Context) -> GroupingSolve {
         let prepared = self.prepare(spec, grouping, context);
-        self.count_solves(1);
         let step_phases = self.step_phases(&prepared, (spec, grouping), context);
         match &prepared.order {
             Some(order) => GroupingSolve {
