@@ -24,6 +24,7 @@ pub mod checkpoint;
 pub mod data;
 mod digest;
 mod error;
+mod instruction_order;
 mod measure;
 mod null;
 mod optimizer;
@@ -31,7 +32,6 @@ mod parameters;
 pub mod process_group;
 mod random;
 mod report;
-mod schedule;
 pub mod session;
 mod time_breakdown;
 pub mod train;
@@ -40,6 +40,9 @@ pub use addressing::{operand_range, replica_operand_range};
 pub use atomic_file::AtomicFile;
 pub use digest::{Sha256Digest, sha256};
 pub use error::{DeviceError, RunError};
+pub use instruction_order::{
+    PassPart, ScheduledInstruction, microbatch_slot, pass_parts, scheduled_instructions,
+};
 pub use measure::{InstructionTimings, KernelSample, MeasurementEffort, time_instructions};
 pub use null::count_step;
 pub use optimizer::{Optimizer, StepCoefficients};
@@ -47,9 +50,6 @@ pub use parameters::{Initialisation, LogicalParameter, ParameterKind, logical_pa
 pub use random::{CounterRng, fnv1a, random_stream_name};
 pub use report::{
     BytesByKindAndAxis, CollectiveCount, DeviceId, DeviceReport, StepReport, bytes_sent_per_member,
-};
-pub use schedule::{
-    PassPart, ScheduledInstruction, microbatch_slot, pass_parts, scheduled_instructions,
 };
 pub use session::Session;
 pub use time_breakdown::{InstructionSpan, TimeBreakdown, TimeCategory};

@@ -21,11 +21,11 @@ use narrows_plan::{Axis, Kernel};
 use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
+use crate::instruction_order::scheduled_instructions;
 use crate::optimizer::Optimizer;
 use crate::process_group::gather_and_broadcast;
 use crate::random::CounterRng;
 use crate::report::DeviceId;
-use crate::schedule::scheduled_instructions;
 use crate::session::{Session, StepInput};
 
 /// Number of steps that are measured.

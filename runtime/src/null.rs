@@ -13,8 +13,8 @@ use narrows_plan::{Bytes, CheckedProgram};
 
 use crate::addressing::operand_range;
 use crate::error::RunError;
+use crate::instruction_order::{ScheduledInstruction, scheduled_instructions};
 use crate::report::{DeviceReport, StepReport};
-use crate::schedule::{ScheduledInstruction, scheduled_instructions};
 
 /// Counts the instructions, collectives and transfers of one step of a program.
 ///

@@ -5,12 +5,11 @@
 
 use crate::extent::Extent;
 use crate::graph::BoundaryTensorId;
-use crate::kernel::{
-    Attention, Collective, CollectiveKind, FusedKernel, FusedKind, Gemm, Kernel, Transfer,
-};
+use crate::kernel::{Attention, Collective, CollectiveKind, Gemm, Kernel, Transfer};
 use crate::mesh::{Axis, DeviceGroup};
-use crate::model::{Activation, GatedProduct};
-use crate::{Bytes, DType, Dim, Layout};
+use crate::{Bytes, DType, Layout};
+
+use super::fused_op::FusedOp;
 
 /// The operation of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -56,137 +55,6 @@ pub struct GemmOp {
     pub batch: u64,
     /// Whether the result is added to the output buffer.
     pub accumulate: bool,
-}
-
-/// The fused ops.
-///
-/// A norm of rows x of width d saves only s = Σx²; every op that divides recomputes ρ = (s/d + ε)^-½ from
-/// it. All forms of the norm have the same s, so [`NormApply`](FusedOp::NormApply) recomputes the output
-/// of each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum FusedOp {
-    /// x, γ → x·ρ·γ, s of the whole row.
-    NormForward,
-    /// x → s of the row shard.
-    NormStatistic,
-    /// x, γ, s → x·ρ·γ.
-    NormApply,
-    /// x, γ → x⊙γ, s of the row shard (online RMSNorm).
-    NormOnline,
-    /// x, γ → x⊙γ (recomputation of an online RMSNorm).
-    NormScale,
-    /// dy, x, γ, s → dx, dγ.
-    NormBackward,
-    /// dy, x, γ → t = Σ dy⊙γ⊙x of the row shard.
-    NormBackwardStatistic,
-    /// dy, x, γ, s, t → dx, dγ.
-    NormBackwardApply,
-    /// g, x, γ, ds → dx = γ⊙g + 2x·ds, dγ = Σ x⊙g (online RMSNorm).
-    NormOnlineBackward,
-    /// h → φ(h), a result for each of several latents side by side.
-    LatentForward {
-        /// φ.
-        activation: Activation,
-    },
-    /// h, s → φ(ρ·h). Without φ and with one result, in place.
-    LatentRecover {
-        /// φ.
-        activation: Activation,
-    },
-    /// dz, h → dz⊙φ'(h); without φ h is not read.
-    LatentBackward {
-        /// φ.
-        activation: Activation,
-    },
-    /// dz, h (without φ: z), s → ρ·dz⊙φ', ds accumulated.
-    LatentRecoverBackward {
-        /// φ.
-        activation: Activation,
-    },
-    /// v, scale and bias → φ(LayerNorm(v)).
-    LatentNorm {
-        /// φ.
-        activation: Activation,
-    },
-    /// dz, v, scale and bias → dv, their gradient accumulated. Mean and variance are recomputed.
-    LatentNormBackward {
-        /// φ.
-        activation: Activation,
-    },
-    /// h, U and V → Uᵀ·H·V, where H is h of a·b features reshaped to a×b in row-major order.
-    TensorGate {
-        /// Rows of H.
-        a: u64,
-        /// Columns of H.
-        b: u64,
-    },
-    /// dg, h, U and V → dh, the gradient of U and V accumulated.
-    TensorGateBackward {
-        /// Rows of H.
-        a: u64,
-        /// Columns of H.
-        b: u64,
-    },
-    /// Rotates q and k in place: feature i of a head with feature i + head_dim/2, by the token's
-    /// position in its sequence. The operand is the first features of each row.
-    Rope {
-        /// Features of a head.
-        head_dim: u64,
-    },
-    /// Rotates the gradients of q and k back in place.
-    RopeBackward {
-        /// Features of a head.
-        head_dim: u64,
-    },
-    /// gate, up → product.
-    GatedProduct {
-        /// Plain or SwiGLU.
-        product: GatedProduct,
-    },
-    /// d(product), gate, up → d(gate), d(up).
-    GatedProductBackward {
-        /// Plain or SwiGLU.
-        product: GatedProduct,
-    },
-    /// x, y → x + y.
-    Add,
-    /// a, b → a + b, in place of b.
-    AddInto,
-    /// Zeros.
-    Fill,
-    /// tokens, table → rows of the table.
-    Gather,
-    /// tokens, dy → table gradient, deterministic.
-    ScatterAdd,
-    /// logits → row maximum of the vocabulary shard.
-    LossMaximum,
-    /// logits, maximum, targets → Σexp and the target's logit, packed.
-    LossSum,
-    /// logits, maximum, packed → gradient in place of the logits, loss.
-    LossGradient,
-    /// Copies the equal parts along a dim one after the other, for a collective that sends part i to
-    /// device i. A part of the features has a part of every section of the buffer.
-    Pack {
-        /// The sharded dim.
-        dim: Dim,
-    },
-    /// Inverse of `Pack`: copies parts that a collective received, part i from device i, to their places
-    /// along a dim.
-    Unpack {
-        /// The dim that was sharded.
-        dim: Dim,
-    },
-    /// Copies the part of this device along a dim from a replicated tensor.
-    Slice {
-        /// The sharded dim.
-        dim: Dim,
-    },
-    /// gradient → Σg², accumulated. The sum is reduced afterwards, so only the first device of the tensor
-    /// axis counts a gradient that is replicated over the axis.
-    SquareSum,
-    /// gradient, moments, master → weight, gradient, moments, master. Zeroes the whole gradient, including
-    /// the parts that other replicas update.
-    AdamW,
 }
 
 /// A collective that changes the layout of a tensor.
@@ -269,83 +137,6 @@ pub struct P2pTransfer {
     pub group: DeviceGroup,
 }
 
-impl FusedOp {
-    /// The name in programs, and the kind under which predictions group its time.
-    pub fn describe(self) -> (&'static str, FusedKind) {
-        use FusedOp::*;
-        match self {
-            NormForward => ("norm", FusedKind::Norm),
-            NormStatistic => ("norm_statistic", FusedKind::Norm),
-            NormApply => ("norm_apply", FusedKind::Norm),
-            NormOnline => ("norm_online", FusedKind::Norm),
-            NormScale => ("norm_scale", FusedKind::Norm),
-            NormBackward => ("norm_backward", FusedKind::Norm),
-            NormBackwardStatistic => ("norm_backward_statistic", FusedKind::Norm),
-            NormBackwardApply => ("norm_backward_apply", FusedKind::Norm),
-            NormOnlineBackward => ("norm_online_backward", FusedKind::Norm),
-            LatentForward { .. } => ("latent", FusedKind::Latent),
-            LatentRecover { .. } => ("latent_recover", FusedKind::Latent),
-            LatentBackward { .. } => ("latent_backward", FusedKind::Latent),
-            LatentRecoverBackward { .. } => ("latent_recover_backward", FusedKind::Latent),
-            LatentNorm { .. } => ("latent_norm", FusedKind::Latent),
-            LatentNormBackward { .. } => ("latent_norm_backward", FusedKind::Latent),
-            TensorGate { .. } => ("tensor_gate", FusedKind::Latent),
-            TensorGateBackward { .. } => ("tensor_gate_backward", FusedKind::Latent),
-            Rope { .. } => ("rope", FusedKind::Rope),
-            RopeBackward { .. } => ("rope_backward", FusedKind::Rope),
-            GatedProduct { .. } => ("gated_product", FusedKind::GatedProduct),
-            GatedProductBackward { .. } => ("gated_product_backward", FusedKind::GatedProduct),
-            Add => ("add", FusedKind::Add),
-            AddInto => ("add_into", FusedKind::Add),
-            Fill => ("fill", FusedKind::Add),
-            Gather => ("gather", FusedKind::Embedding),
-            ScatterAdd => ("scatter_add", FusedKind::Embedding),
-            LossMaximum => ("loss_maximum", FusedKind::Loss),
-            LossSum => ("loss_sum", FusedKind::Loss),
-            LossGradient => ("loss_gradient", FusedKind::Loss),
-            Pack { .. } => ("pack", FusedKind::Copy),
-            Unpack { .. } => ("unpack", FusedKind::Copy),
-            Slice { .. } => ("slice", FusedKind::Copy),
-            SquareSum => ("square_sum", FusedKind::Optimizer),
-            AdamW => ("adamw", FusedKind::Optimizer),
-        }
-    }
-
-    /// Cost on an executor without fusion: (traffic as a multiple of the fused kernel's, launches), counted
-    /// from the operators of the published eager implementations.
-    ///
-    /// Libraries have one kernel for RMSNorm on whole rows, and a kernel and a sum for its gradients. A norm
-    /// over a shard of the features is composed of casts to fp32, a square and a sum: 28 bytes per element
-    /// beside the local norm of the library when the statistic is reduced with the latents, 18 and 22 when it
-    /// is reduced on its own; and of the operators that autograd derives from these.
-    fn unfused(self) -> (u64, u32) {
-        use FusedOp::*;
-        match self {
-            NormForward | NormScale => (1, 1),
-            NormBackward => (1, 2),
-            NormOnline => (8, 5),
-            NormOnlineBackward => (8, 9),
-            NormStatistic => (9, 3),
-            NormApply => (6, 4),
-            NormBackwardStatistic => (13, 7),
-            NormBackwardApply => (8, 7),
-            LatentRecover { .. } | LatentRecoverBackward { .. } => (2, 3),
-            // PyTorch has one kernel for LayerNorm forward and three backward, and one for φ. The tensor
-            // gate is two batched GEMMs.
-            LatentNorm { .. } => (2, 2),
-            LatentNormBackward { .. } => (2, 4),
-            TensorGate { .. } => (2, 2),
-            TensorGateBackward { .. } => (2, 4),
-            Rope { .. } | RopeBackward { .. } => (4, 8),
-            GatedProduct { .. } => (2, 2),
-            GatedProductBackward { .. } => (2, 3),
-            LossMaximum | LossSum | LossGradient => (3, 4),
-            SquareSum => (2, 3),
-            _ => (1, 1),
-        }
-    }
-}
-
 impl Action {
     /// The kernel of this action on operands of these extents. Operands that an action both reads
     /// and writes appear on both sides.
@@ -361,7 +152,7 @@ impl Action {
                 output: writes.first().map_or(DType::F32, |extent| extent.dtype),
             }),
             Action::Attention(attention) => Kernel::Attention(attention.clone()),
-            Action::Fused(op) => Kernel::Fused(fused_kernel(*op, reads, writes)),
+            Action::Fused(op) => Kernel::Fused(op.kernel(reads, writes)),
             Action::Collective(collective) => Kernel::Collective(Collective {
                 kind: collective.kind(),
                 payload: collective.payload + collective.statistic,
@@ -373,22 +164,5 @@ impl Action {
                 Kernel::Transfer(Transfer { bytes, group: p2p.group })
             }
         }
-    }
-}
-
-fn fused_kernel(op: FusedOp, reads: &[Extent], writes: &[Extent]) -> FusedKernel {
-    let written: Bytes = writes.iter().map(Extent::bytes).sum();
-    let traffic = match op {
-        // Only the gathered rows are read: as many bytes as the result has.
-        FusedOp::Gather => written * 2,
-        FusedOp::ScatterAdd => reads.last().map_or(Bytes(0), Extent::bytes) * 3,
-        _ => written + reads.iter().map(Extent::bytes).sum(),
-    };
-    let (factor, launches) = op.unfused();
-    FusedKernel {
-        kind: op.describe().1,
-        traffic,
-        unfused_traffic: traffic * factor,
-        unfused_launches: launches,
     }
 }

@@ -23,6 +23,8 @@
 
 mod action;
 mod arena;
+mod fused_op;
+mod pipeline_schedule;
 mod text;
 
 use std::fmt;
@@ -35,9 +37,11 @@ use crate::{Bytes, Kernel};
 
 pub use crate::extent::Extent;
 pub use action::{
-    Action, CollectiveFunction, CollectiveOp, FusedOp, GemmOp, GemmRole, P2pTransfer, Reduction,
+    Action, CollectiveFunction, CollectiveOp, GemmOp, GemmRole, P2pTransfer, Reduction,
 };
 pub(crate) use arena::{ALIGNMENT, place_buffers};
+pub use fused_op::FusedOp;
+pub use pipeline_schedule::{microbatches_in_flight, one_forward_one_backward};
 
 /// Index of a buffer within its stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -373,24 +377,4 @@ impl StageProgram {
             None => panic!("the stage has no buffer for the sum of squared gradients"),
         }
     }
-}
-
-/// The 1F1B schedule: stage s of S runs min(m, S − s − 1) forward passes, then one forward and one
-/// backward pass in turn, then the remaining backward passes.
-pub fn one_forward_one_backward(stage: u64, stages: u64, microbatches: u64) -> Vec<MicrobatchPass> {
-    let forward = |microbatch| MicrobatchPass { phase: Phase::Forward, microbatch };
-    let backward = |microbatch| MicrobatchPass { phase: Phase::Backward, microbatch };
-    let warm_up = (stages - stage - 1).min(microbatches);
-    let mut passes: Vec<MicrobatchPass> = (0..warm_up).map(forward).collect();
-    for microbatch in warm_up..microbatches {
-        passes.push(forward(microbatch));
-        passes.push(backward(microbatch - warm_up));
-    }
-    passes.extend((microbatches - warm_up..microbatches).map(backward));
-    passes
-}
-
-/// Microbatches in flight on stage s of a 1F1B schedule: min(m, S − s).
-pub fn microbatches_in_flight(stage: u64, stages: u64, microbatches: u64) -> u64 {
-    (stages - stage).min(microbatches)
 }
