@@ -7,26 +7,21 @@ use std::time::Duration;
 use narrows_plan::Bytes;
 use narrows_planner::MemoryLimit;
 
-/// Unit suffixes in bytes. A bare letter is binary, as in memory sizes.
-const UNITS: [(&str, u64); 17] = [
-    ("", 1),
-    ("b", 1),
-    ("k", 1 << 10),
-    ("kb", 1_000),
-    ("kib", 1 << 10),
-    ("m", 1 << 20),
-    ("mb", 1_000_000),
-    ("mib", 1 << 20),
-    ("g", 1 << 30),
-    ("gb", 1_000_000_000),
-    ("gib", 1 << 30),
-    ("t", 1 << 40),
-    ("tb", 1_000_000_000_000),
-    ("tib", 1 << 40),
-    ("p", 1 << 50),
-    ("pb", 1_000_000_000_000_000),
-    ("pib", 1 << 50),
-];
+/// Prefixes of units: each is 1024 or 1000 times the one before it.
+const PREFIXES: [&str; 6] = ["", "k", "m", "g", "t", "p"];
+
+/// Bytes of a unit in lower case, `None` for an unknown one. `gib` and the bare `g`, as in memory sizes, are binary, `gb` is
+/// decimal; libraries read a bare letter as decimal.
+fn unit_bytes(unit: &str) -> Option<u64> {
+    let binary = unit.strip_suffix("ib").filter(|prefix| !prefix.is_empty());
+    let (prefix, base): (&str, u64) = match (binary, unit.strip_suffix('b')) {
+        (Some(prefix), _) => (prefix, 1024),
+        (None, Some(prefix)) => (prefix, 1000),
+        (None, None) => (unit, 1024),
+    };
+    let power = PREFIXES.iter().position(|known| *known == prefix)?;
+    Some(base.pow(power as u32))
+}
 
 /// Parses `auto`, `none`, or a number of bytes such as `68719476736`, `64GiB` or `1.5 GB`.
 pub fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
@@ -41,13 +36,12 @@ fn bytes(text: &str) -> Result<Bytes, String> {
     let invalid = || "expected `auto`, `none` or a number of bytes such as 64GiB".to_owned();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
-    let unit = unit.trim().to_ascii_lowercase();
-    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(invalid)?;
+    let factor = unit_bytes(&unit.trim().to_ascii_lowercase()).ok_or_else(invalid)?;
     let too_large = || format!("{text} is more than 16 EiB");
     let bytes = match number.parse::<u64>() {
-        Ok(number) => number.checked_mul(*factor).ok_or_else(too_large)?,
+        Ok(number) => number.checked_mul(factor).ok_or_else(too_large)?,
         Err(_) => {
-            let bytes = number.parse::<f64>().map_err(|_| invalid())? * *factor as f64;
+            let bytes = number.parse::<f64>().map_err(|_| invalid())? * factor as f64;
             if bytes >= u64::MAX as f64 {
                 return Err(too_large());
             }
@@ -122,6 +116,8 @@ mod tests {
         assert_eq!(read("64 gib"), 64 << 30);
         assert_eq!(read("64G"), 64 << 30);
         assert_eq!(read("80GB"), 80_000_000_000);
+        assert_eq!([read("5"), read("5b"), read("5k"), read("5kB")], [5, 5, 5120, 5000]);
+        assert_eq!([read("2t"), read("2TiB"), read("2pib")], [2 << 40, 2 << 40, 2 << 50]);
         assert_eq!(read("1.5KiB"), 1536);
         assert_eq!(memory_limit("auto"), Ok(MemoryLimit::Auto));
         assert_eq!(memory_limit("none"), Ok(MemoryLimit::None));
@@ -129,8 +125,9 @@ mod tests {
 
     #[test]
     fn malformed_values_are_rejected() {
-        for text in ["", "GiB", "-1", "1e9", "64 parsecs", "1.2.3", "0", "99999999PiB", ".", "∞"]
-        {
+        let sizes =
+            ["", "GiB", "-1", "1e9", "64 parsecs", "64ib", "1.2.3", "0", "99999999PiB", ".", "∞"];
+        for text in sizes {
             assert!(memory_limit(text).is_err(), "{text}");
         }
         for text in ["", "soon", "-1", "inf", "NaN", "1e300"] {

@@ -62,10 +62,13 @@ mod tests {
     }
 
     #[test]
-    fn assumed_parts_of_all_presets_have_names() {
+    fn groups_and_assumed_parts_of_all_presets_have_names() {
         for preset in profile::preset_names() {
-            for path in profile::preset(preset).unwrap().assumed_paths() {
-                assert_ne!(name(&path), path, "{preset}");
+            let profile = profile::preset(preset).unwrap();
+            let groups = profile.provenance().into_iter().map(|(group, _)| group.to_owned());
+            for path in groups.chain(profile.assumed_paths()) {
+                let is_record = ["measured", "measured.steps", "refits"].contains(&path.as_str());
+                assert!(is_record || name(&path) != path, "{preset}: {path}");
             }
         }
     }

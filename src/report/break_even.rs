@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::page::{Align, Page};
-use crate::whatif::{BreakEvenRegion, FasterAlternative, SweepAxis, text_of};
+use crate::whatif::{BreakEvenRegion, FasterAlternative, SweepAxis, geometric_mean, text_of};
 
 /// Values of a field at which one of two alternatives overtakes the other.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -109,8 +109,8 @@ impl BreakEvenReport {
         let [low, high] = self.break_even[gap];
         match high / low < NARROW {
             true => {
-                let middle: f64 =
-                    format!("{:.2e}", low.sqrt() * high.sqrt()).parse().unwrap_or(low);
+                let middle = format!("{:.2e}", geometric_mean([low, high]));
+                let middle: f64 = middle.parse().unwrap_or(low);
                 middle.to_string()
             }
             false => format!("a value between {low} and {high}"),

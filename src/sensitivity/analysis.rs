@@ -8,7 +8,7 @@ use narrows_planner::{Request, SearchCache};
 use rayon::prelude::*;
 
 use crate::errors::CommandResult;
-use crate::whatif::Scenario;
+use crate::whatif::{Scenario, geometric_mean};
 
 use super::difference::{Estimate, elasticity, gain};
 use super::number::{VariedNumber, assumed_zeros};
@@ -308,26 +308,21 @@ fn plan_changes(
         }
     }
     for _ in 0..BISECTIONS {
-        let keys = brackets.iter().map(|(index, ends)| (*index, middle(*ends))).collect();
+        let keys = brackets.iter().map(|(index, ends)| (*index, geometric_mean(*ends))).collect();
         variants.plan(keys, begin, progress)?;
         for (index, ends) in &mut brackets {
-            *ends = narrowed(*ends, variants.is_changed(*index, middle(*ends)));
+            *ends = narrowed(*ends, variants.is_changed(*index, geometric_mean(*ends)));
         }
     }
     Ok(brackets.into_iter().map(|(index, [_, changed])| (index, changed)).collect())
-}
-
-/// The factor between one that does not change the plan and one that does, on a logarithmic scale.
-fn middle([unchanged, changed]: [f64; 2]) -> f64 {
-    unchanged.sqrt() * changed.sqrt()
 }
 
 /// The half of a bracket in which the plan changes. A middle without a plan, or one that rounds to the present value, is
 /// no change to another plan, so that the bracket still ends at a factor with another plan.
 fn narrowed(ends: [f64; 2], middle_is_changed: Option<bool>) -> [f64; 2] {
     match middle_is_changed {
-        Some(true) => [ends[0], middle(ends)],
-        Some(false) | None => [middle(ends), ends[1]],
+        Some(true) => [ends[0], geometric_mean(ends)],
+        Some(false) | None => [geometric_mean(ends), ends[1]],
     }
 }
 
@@ -385,7 +380,7 @@ mod tests {
         for (hole, change) in [([1.0, 1.0], 1.3), ([1.1, 1.3], 1.3), ([1.0, 1.35], 1.35)] {
             let mut ends = [1.0, std::f64::consts::SQRT_2];
             for _ in 0..BISECTIONS {
-                let factor = middle(ends);
+                let factor = geometric_mean(ends);
                 let is_in_hole = hole[0] < factor && factor < hole[1];
                 ends = narrowed(ends, (!is_in_hole).then_some(factor >= change));
             }

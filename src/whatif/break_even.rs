@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::sweep::PointOutcome;
+use super::values::geometric_mean;
 
 /// Values of a range that are planned first, evenly spaced on a logarithmic scale.
 const GRID: usize = 13;
@@ -119,7 +120,7 @@ pub fn regions(
         next = match values {
             BreakEvenValues::Range(_) if !is_stopped => {
                 let wide = gaps.filter(|[a, b]| b / a > RESOLUTION);
-                wide.map(|[a, b]| rounded_between(a.sqrt() * b.sqrt(), [a, b])).collect()
+                wide.map(|gap| rounded_between(geometric_mean(gap), gap)).collect()
             }
             _ => vec![],
         };

@@ -29,4 +29,4 @@ pub use field::SweepField;
 pub use scenario::{Scenario, text_of};
 pub use solve::{Condition, Extreme, Method, solve};
 pub use sweep::{PlannedPoint, Point, PointOutcome, Sweep, SweepAxis, plan_points};
-pub use values::{number, parse_values};
+pub use values::{geometric_mean, number, parse_values};

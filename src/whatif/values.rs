@@ -29,6 +29,11 @@ pub fn parse_values(text: &str) -> Result<Vec<Value>, Problem> {
     Ok(values.into_iter().collect())
 }
 
+/// The middle of two positive values on a logarithmic scale: √(low·high), without an intermediate overflow.
+pub fn geometric_mean([low, high]: [f64; 2]) -> f64 {
+    low.sqrt() * high.sqrt()
+}
+
 /// The values of a scalar, or of a range of at most `room` values.
 fn parse_item(item: &str, room: usize) -> Result<Vec<Value>, Problem> {
     if item.is_empty() {

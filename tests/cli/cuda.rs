@@ -42,7 +42,7 @@ pub fn run_on_gpu(libraries: &Path, run: &Processes, arguments: &str) -> String 
 }
 
 /// Checks that losses and gradient norms agree with those of another run.
-fn assert_close(actual: &Path, expected: &Path, tolerance: f64) {
+fn assert_metrics_agree(actual: &Path, expected: &Path, tolerance: f64) {
     let (actual, expected) = (lines(actual), lines(expected));
     assert_eq!(actual.len(), expected.len());
     for (actual, expected) in actual.iter().zip(&expected) {
@@ -131,12 +131,12 @@ fn a_gpu_trains_as_the_cpu_does() {
     assert_eq!(answer["allocated_bytes"], answer["prediction"]["peak_memory_bytes"]);
     assert!(answer["breakdown_s"]["gemm"].as_f64().unwrap() > 0.0, "{}", answer["breakdown_s"]);
     assert!(text.contains("--eager or --trace breaks them down"), "{text}");
-    assert_close(graphs.as_ref(), cpu.as_ref(), 1e-4);
+    assert_metrics_agree(graphs.as_ref(), cpu.as_ref(), 1e-4);
     assert_eq!(curve(graphs.as_ref()), curve(eager.as_ref()), "graphs and single launches differ");
     // In mixed precision, the default for GPUs.
     let mixed_run = small.replace("--hardware cpu-local", "--hardware h200-sxm");
     run_on_gpu(&libraries, &run, &format!("{mixed_run} --steps 4 --metrics {mixed}"));
-    assert_close(mixed.as_ref(), cpu.as_ref(), 2e-2);
+    assert_metrics_agree(mixed.as_ref(), cpu.as_ref(), 2e-2);
     assert_ne!(curve(mixed.as_ref()), curve(graphs.as_ref()));
 }
 
@@ -178,7 +178,7 @@ fn each_process_has_its_own_gpu() {
         assert!(!outputs[0].stdout.is_empty() && outputs[1].stdout.is_empty(), "{outputs:#?}");
         stdout(&format!("{} --devices 2 {mesh}", cpu_run.flags(4)));
         let metrics = [&run, &cpu_run].map(|run| run.at("m.jsonl"));
-        assert_close(&metrics[0], &metrics[1], 1e-4);
+        assert_metrics_agree(&metrics[0], &metrics[1], 1e-4);
         let bytes = metrics.map(|file| {
             let keys = ["allocated_bytes", "collective_bytes", "transfer_sent_bytes"];
             keys.map(|key| lines(&file)[3][key].clone())
@@ -235,7 +235,7 @@ fn checkpoints_move_between_gpu_and_cpu() {
     stdout(&format!("{} --resume", run.flags(4)));
     run_on_gpu(&libraries, &run, &format!("{} --resume", on_gpu(6)));
     stdout(&cpu_run.flags(6));
-    assert_close(&run.at("m.jsonl"), &cpu_run.at("m.jsonl"), 1e-4);
+    assert_metrics_agree(&run.at("m.jsonl"), &cpu_run.at("m.jsonl"), 1e-4);
 }
 
 /// The remaining process ends and names the killed one.
