@@ -140,3 +140,25 @@ fn the_integer_program_assigns_blocks_where_memory_binds() {
     assert_eq!(methods.first(), Some(&AssignmentMethod::Elimination), "{methods:?}");
     assert!(methods.contains(&AssignmentMethod::IntegerProgram), "{methods:?}");
 }
+
+/// The first limit is below the memory of the fastest plan by little: reserves that grow by the excess of the arena alone
+/// do not lead to a plan that fits.
+#[test]
+fn a_plan_of_less_memory_does_not_beat_one_of_more() {
+    let text = r#"{"format": "narrows-model/1", "hidden": 256, "vocab": 16384, "heads": 8,
+        "d_ff": 640, "blocks": {"count": 11, "default": {"product": "plain",
+        "all": {"rank": 64, "activation": "silu"}}}}"#;
+    let model = model::read("narrow.json", text).unwrap();
+    let profile = profile::preset("a100-80gb").unwrap();
+    let free = Request::new(model, profile, 1, 8, 1024);
+    let fastest = search(&free).best.expect("a plan");
+    let mut more = fastest.time.0;
+    for percent in [99, 96, 93, 90] {
+        let limit = Bytes(fastest.peak_arena().0 * percent / 100);
+        let limited = Request { memory_limit: MemoryLimit::Bytes(limit), ..free.clone() };
+        let less = search(&limited).best.expect("a plan fits").time.0;
+        assert!(less >= more * (1.0 - 1e-9), "{percent} %: {less} s, with more memory {more} s");
+        more = less;
+    }
+    assert!(more <= fastest.time.0 * 1.05, "{more} s, without a limit {}", fastest.time);
+}

@@ -48,10 +48,9 @@ const LAWS: [Law; 7] = [
         Some(Request { memory_limit, ..request.clone() })
     }),
     ("half the batch", |Drawn { request, .. }| {
+        let divides = request.global_batch.is_multiple_of(2 * request.devices);
         let global_batch = request.global_batch / 2;
-        global_batch
-            .is_multiple_of(request.devices)
-            .then(|| Request { global_batch, ..request.clone() })
+        divides.then(|| Request { global_batch, ..request.clone() })
     }),
     ("half the rank", |Drawn { sizes, request }| {
         let model = Sizes { rank: sizes.rank / 2, ..*sizes }.model();

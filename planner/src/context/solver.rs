@@ -2,8 +2,9 @@
 //!
 //! The arena of a stage is known once the stage is lowered. The first attempt gives the blocks all
 //! memory besides embedding and head. The bytes by which an arena then exceeds the limit are reserved, and
-//! the blocks are partitioned again; a reserve that leaves no partition is halved towards the last one that
-//! left some. The bound of a context is that of the first attempt with the relaxed embedding and head, so the
+//! the blocks are partitioned again; reserves that do not suffice grow faster, and a reserve that leaves no partition is
+//! halved towards the last one that left some. A plan that fits may reserve more than it needs, so reserves between its
+//! own and the last too small ones follow. The bound of a context is that of the first attempt with the relaxed embedding and head, so the
 //! corrections show in the gap and never in a proof.
 
 use std::collections::HashMap;
@@ -30,6 +31,15 @@ pub(crate) struct ContextSolver<'a> {
 
 /// Largest number of corrections of a stage's reserve by its arena.
 const CORRECTIONS_MAX: usize = 12;
+
+/// Corrections after which reserves at least double.
+const CORRECTIONS_BY_EXCESS: usize = 3;
+
+/// Largest number of corrections after a plan fits.
+const IMPROVEMENTS_MAX: usize = 4;
+
+/// Distance from the bound, relative to the step, from which on plans that fit are improved.
+const IMPROVED_GAP_MIN: f64 = 0.01;
 
 /// Number of partitions that are improved by simulation.
 const SIMULATED_MAX: usize = 4;
@@ -157,10 +167,11 @@ impl<'a> ContextSolver<'a> {
         let overheads = self.overheads(context, embedding_and_head);
         let mut reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let mut first_bound = None;
-        // `low` leads to an arena that is too large, `high` leaves no partition.
+        // `low` leads to an arena that is too large, `high` leaves no partition or leads to a plan that fits.
         let (mut low, mut high) = (reserve.clone(), None);
         let mut oversized = OversizedPartitions::default();
-        for _ in 0..CORRECTIONS_MAX {
+        let mut improvements: Option<usize> = None;
+        for correction in 0..CORRECTIONS_MAX {
             if self.segments.out_of_time() {
                 progress.interrupt();
                 return None;
@@ -199,7 +210,16 @@ impl<'a> ContextSolver<'a> {
                             );
                             let is_faster = |refined: &FeasiblePlan| refined.time < plan.time;
                             progress.accept(refined.filter(is_faster).unwrap_or(*plan));
-                            return first_bound;
+                            let bound = first_bound.unwrap_or(0.0);
+                            let gap = 1.0 - bound / progress.incumbent;
+                            if reserve == low || gap < IMPROVED_GAP_MIN {
+                                return first_bound;
+                            }
+                            improvements.get_or_insert(0);
+                            high = Some(reserve.clone());
+                        }
+                        LoweringResult::NoImprovement if improvements.is_some() => {
+                            high = Some(reserve.clone());
                         }
                         LoweringResult::NoImprovement => {
                             progress.record_no_improvement();
@@ -212,7 +232,12 @@ impl<'a> ContextSolver<'a> {
                         LoweringResult::TooLarge(stage, arena) => {
                             low.clone_from(&reserve);
                             if high.is_none() {
-                                reserve[stage] += arena - self.request.arena_limit();
+                                let excess = arena - self.request.arena_limit();
+                                let least = match correction < CORRECTIONS_BY_EXCESS {
+                                    true => Bytes(0),
+                                    false => reserve[stage],
+                                };
+                                reserve[stage] += excess.max(least);
                                 continue;
                             }
                         }
@@ -223,6 +248,15 @@ impl<'a> ContextSolver<'a> {
                 let between = |(low, high): (&Bytes, &Bytes)| Bytes(low.0 + (high.0 - low.0) / 2);
                 reserve = low.iter().zip(high).map(between).collect();
             }
+            if let Some(improvements) = &mut improvements {
+                *improvements += 1;
+                if *improvements > IMPROVEMENTS_MAX || reserve == low {
+                    return first_bound;
+                }
+            }
+        }
+        if improvements.is_some() {
+            return first_bound;
         }
         progress.record_oversized(self.request.arena_limit());
         None
