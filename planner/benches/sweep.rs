@@ -24,7 +24,7 @@ const BANDWIDTHS_GB_PER_S: [f64; 12] =
 const GLOBAL_BATCHES: [u64; 4] = [128, 256, 512, 1024];
 const LIMITS_GIB: [u64; 3] = [32, 48, 72];
 
-/// Every so many points are searched with caches of their own as well.
+/// One in this many points is also searched with a cache of its own.
 const SAMPLE: usize = 13;
 
 fn main() {

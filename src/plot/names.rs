@@ -10,7 +10,7 @@ const ROW: i32 = 19;
 const OPACITY: f64 = 0.5;
 
 /// Writes the names of points in a column from `left` on and between two heights, in the order of the points' heights.
-/// What does not fit is counted.
+/// A last line counts the names that do not fit.
 pub fn name_points(
     picture: &mut Picture,
     left: i32,

@@ -1,8 +1,8 @@
 //! Templates of the step phase of a parameter.
 //!
 //! Partial gradients are all-reduced over the tensor axis, then all gradients over the data axis
-//! (ZeRO-1: reduce-scattered), beside the last backward pass where the context says so. Squares are summed for clipping, AdamW is applied, and with ZeRO-1 the
-//! new weights are all-gathered.
+//! (ZeRO-1: reduce-scattered), beside the last backward pass where `Context::overlap_grad_reduce` is set. Squares are
+//! summed for clipping, AdamW is applied, and with ZeRO-1 the new weights are all-gathered.
 
 use crate::context::{Context, Zero};
 use crate::extent::Extent;

@@ -102,8 +102,8 @@ impl StageLowering<'_> {
     }
 }
 
-/// Whether a segment's reductions may run beside the backward pass of the segments before it. Behind the first block of
-/// a stage, no pass is left that is worth it.
+/// Whether a segment's reductions may run beside the backward pass of the segments before it. After the backward pass of
+/// a stage's first block at most that of the embedding is left, too short to hide a reduction.
 fn is_reduced_early(site: &SegmentSite, sites: &[SegmentSite]) -> bool {
     let is_block = |site: &&SegmentSite| site.plan.segment.kind == SegmentKind::Block;
     let first = sites.iter().find(is_block).map(|first| first.instance);

@@ -62,7 +62,7 @@ impl ContextSolver<'_> {
         for chunk in contexts.chunks(CHUNK) {
             even.sort_by(|a, b| a.0.total_cmp(&b.0));
             let fastest = even.first().map_or(f64::INFINITY, |(time, ..)| *time);
-            // Only so many are lowered.
+            // At most LOWERED_MAX partitions are lowered: slower ones need no assignment.
             let cutoff = even.get(LOWERED_MAX - 1).map_or(f64::INFINITY, |(time, ..)| *time);
             let open: Vec<_> = chunk.iter().filter(|(_, bound)| *bound < fastest).collect();
             if open.is_empty() {

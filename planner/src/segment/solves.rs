@@ -13,7 +13,7 @@ use super::spec::{SegmentSpec, SolvedSegment};
 use crate::lock::lock;
 use crate::solve::{MinCostAssignment, SolveLimits, SolveOutcome, solve_table};
 
-/// Microbatches of a solve that minimises the microbatch time: so many that the step phase hardly counts.
+/// Number of microbatches at which the step phase is negligible, so that the fastest step has the fastest microbatch.
 pub(crate) const ASYMPTOTIC_MICROBATCHES: u64 = 1 << 20;
 
 /// The fastest assignment of one grouping; `None` without one, or when the solver failed.
@@ -56,7 +56,7 @@ impl SegmentSolver<'_> {
         solved
     }
 
-    /// The context with so many microbatches that minimising the step minimises the microbatch time.
+    /// The context with [`ASYMPTOTIC_MICROBATCHES`]: minimising its step minimises the microbatch time.
     pub(crate) fn asymptotic(context: &Context) -> Context {
         Self::with_microbatches(context, ASYMPTOTIC_MICROBATCHES)
     }

@@ -112,14 +112,15 @@ fn steps_of_processes_equal_steps_of_threads_bit_for_bit() {
             let context = Context::new(mesh, workload, Precision::Fp32, zero);
             let Some(plan) = draw_plan(&mut rng, model, context) else { continue };
             plans += 1;
-            let mut session = narrows_cpu::session(model, program(&plan, model), 1).unwrap();
+            let program = program(&plan, model);
+            let mut session = narrows_cpu::session(model, program.clone(), 1).unwrap();
             let expected = train(&mut session, model, &plan);
             let results = run_processes(&launches(mesh.devices()), |launch| {
-                let program = program(&plan, model);
                 let neighbours = Session::peers(program.program(), launch.rank);
                 let group = join(launch, &neighbours, TIMEOUTS);
+                let (program, process_group) = (program.clone(), group.clone());
                 let mut session =
-                    narrows_cpu::session_of_process(model, program, 1, group.clone()).unwrap();
+                    narrows_cpu::session_of_process(model, program, 1, process_group).unwrap();
                 let result = train(&mut session, model, &plan);
                 group.shut_down().unwrap();
                 result

@@ -152,8 +152,8 @@ impl MeasurementValidator {
     fn measurement(&mut self, measurement: &Measurement) {
         self.printable("name", &measurement.name, false);
         self.printable("table", &measurement.table, false);
-        if let Some(race) = &measurement.comparison_group {
-            self.printable("race", race, false);
+        if let Some(group) = &measurement.comparison_group {
+            self.printable("race", group, false);
         }
         self.value(measurement);
         let Mesh { tensor, pipeline, data } = measurement.mesh;

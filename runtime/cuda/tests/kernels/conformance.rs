@@ -15,5 +15,11 @@ fn f32_programs_match_the_reference() {
 
 #[test]
 fn bf16_programs_match_the_reference() {
-    conformance::check_cases(Precision::MixedBf16, (1..CASES).step_by(2), shim_engine::session);
+    conformance::check_cases(Precision::MixedBf16, (1..CASES).step_by(4), shim_engine::session);
+}
+
+#[test]
+#[ignore = "second level: the other models in bf16"]
+fn bf16_programs_of_the_other_models_match_the_reference() {
+    conformance::check_cases(Precision::MixedBf16, (3..CASES).step_by(4), shim_engine::session);
 }
