@@ -148,7 +148,7 @@ fn check_laws(seed: u64, draws: usize) {
     println!("{compared} comparisons, {} with a slower plan within the gap", slower.len());
     slower.iter().for_each(|case| println!("{case}"));
     assert!(compared >= 2 * draws, "{compared} comparisons");
-    assert!(slower.len() * 20 <= compared, "{} of {compared} are slower", slower.len());
+    assert!(slower.len() * 100 <= compared, "{} of {compared} are slower", slower.len());
 }
 
 #[test]

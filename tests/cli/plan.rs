@@ -343,7 +343,7 @@ fn gradient_reductions_overlap_where_the_hardware_lets_them() {
     assert_eq!(on_cpus["decisions"].get("overlap_grad_reduce"), None);
 }
 
-/// Where memory has no limit, the fastest microbatch would have more tokens than a kernel can index.
+/// Without a memory limit, the fastest microbatch would have more tokens than a kernel can index.
 #[test]
 fn microbatches_stay_within_what_kernels_index() {
     let flags = "--devices 1 --global-batch 8388608 --sequence-length 256 --memory-limit none";
