@@ -39,7 +39,7 @@ pub fn seconds_by_category(breakdown: &Breakdown) -> BTreeMap<&'static str, f64>
 
 #[cfg(test)]
 mod tests {
-    use narrows_cost_model::{profile, simulate};
+    use narrows_cost_model::{StreamPrices, profile, simulate};
     use narrows_plan::Seconds;
     use narrows_plan::model::presets;
     use narrows_planner::{Request, search};
@@ -54,8 +54,10 @@ mod tests {
         let (tensor, pipeline, data) = (Some(2), Some(1), Some(2));
         let request = Request { tensor, pipeline, data, ..Request::new(model, profile, 4, 4, 16) };
         let program = search(&request).best.expect("a plan").program;
-        let predicted_counts =
-            seconds_by_category(&simulate(&program, &|_| Seconds(1.0), None).breakdown);
+        let predicted_counts = seconds_by_category(
+            &simulate(&program, StreamPrices { kernel: &|_| Seconds(1.0), overlap: None })
+                .breakdown,
+        );
         let mut counts: BTreeMap<&str, f64> =
             TimeCategory::ALL.iter().map(|category| (category.name(), 0.0)).collect();
         for scheduled in narrows_runtime::scheduled_instructions(&program.program().stages[0]) {

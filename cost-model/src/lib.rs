@@ -6,6 +6,7 @@
 //! time of a step into time, cost and energy of a whole run.
 
 mod breakdown;
+mod flow_time;
 pub mod interval;
 mod kernel_shape;
 mod memory;
@@ -15,6 +16,8 @@ pub mod profile;
 mod segment;
 mod segment_time;
 mod simulate;
+mod stage_kernels;
+mod stage_time;
 mod step_phases;
 mod table;
 mod table_links;
@@ -24,14 +27,16 @@ pub use breakdown::Breakdown;
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use memory::{SegmentBytes, kept_bytes};
 pub use overlap::{BucketTime, OverlapSlowdown};
-pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, scale_measurements};
+pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, StreamPrices, scale_measurements};
 pub use profile::{Executor, Profile};
 pub use segment::{ChoiceBytes, MemoryRows, OpTimes, PricedSpace, decode_assignment, pass_time};
 pub use segment_time::SegmentTime;
 pub use simulate::{
-    BucketSpan, PassSpan, SimulatedStep, StageOverlap, StageSync, StageTime, StepPart,
-    SyncedStages, Timeline, schedule_time, simulate, simulate_schedules, stage_sync_group,
+    BucketSpan, PassSpan, SimulatedStep, StageSync, Timeline, schedule_time, simulate,
+    simulate_schedules,
 };
+pub use stage_kernels::instruction_spans;
+pub use stage_time::{StageOverlap, StageTime, StepPart, SyncedStages, stage_sync_group};
 pub use step_phases::StepPhases;
 pub use table::{
     Assignment, CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,

@@ -1,9 +1,10 @@
-//! Gradient reductions beside the backward pass of the last microbatch.
+//! Collectives beside computation.
 //!
-//! Two streams share a device. The compute stream runs the backward pass; the reduction stream runs the buckets of
-//! gradients in order, each from the point of the pass at which its gradients are complete. While both streams are
-//! busy, computation is slower by one factor (multiprocessors that the collective occupies) and the reduction by
-//! another (memory bandwidth).
+//! While a collective and computation share a device, computation is slower by one factor (multiprocessors that the
+//! collective occupies) and the collective by another (memory bandwidth). Two kinds of collectives run so: those of
+//! activation gradients, beside weight-gradient GEMMs, and gradient reductions, beside the backward pass of the last
+//! microbatch. The reductions have a stream of their own, which runs the buckets of gradients in order, each from the
+//! point of the pass at which its gradients are complete.
 
 use narrows_plan::Seconds;
 
@@ -38,6 +39,24 @@ impl OverlapSlowdown {
     /// Time that a hidden reduction adds to its pass, over its time alone. No reduction adds less.
     pub fn hidden_cost(&self) -> f64 {
         (self.collective * (1.0 - 1.0 / self.compute)).min(1.0)
+    }
+}
+
+impl OverlapSlowdown {
+    /// The ends of a collective and of computation that begin together at zero, of which each takes this time alone.
+    pub fn ends(&self, collective: Seconds, computation: Seconds) -> [Seconds; 2] {
+        let slowed = [collective * self.collective, computation * self.compute];
+        if slowed[0] <= slowed[1] {
+            [slowed[0], slowed[0] + (computation - slowed[0] * (1.0 / self.compute))]
+        } else {
+            [slowed[1] + (collective - slowed[1] * (1.0 / self.collective)), slowed[1]]
+        }
+    }
+
+    /// Time that a collective adds to the computation that it begins with.
+    pub fn exposed(&self, collective: Seconds, computation: Seconds) -> Seconds {
+        let [collective_end, computation_end] = self.ends(collective, computation);
+        Seconds((collective_end.0.max(computation_end.0) - computation.0).max(0.0))
     }
 }
 

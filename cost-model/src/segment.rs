@@ -4,21 +4,19 @@
 //! time(op choice)  = m·(forward + backward + [recompute]) + step
 //! time(flow)       = m·(forward reshards + recomputed reshards + backward reshards and sums)
 //! ```
-//! for one instance of the segment, m microbatches a step. The table's links demand equal layouts at the two ends of
+//! with the exposed time of a collective that runs beside a weight-gradient GEMM, for one instance of the segment, m microbatches a step. The table's links demand equal layouts at the two ends of
 //! a port, and that values read by the backward pass are kept or recomputed.
 
 use std::sync::{Arc, OnceLock};
 
-use narrows_plan::emit::{
-    InstrTemplate, copy_forward, copy_recompute, flow_backward, flow_forward, flow_recompute,
-    gradient_backward, op_backward, op_forward, op_recompute,
-};
-use narrows_plan::graph::{OpId, Value, ValueId};
-use narrows_plan::strategy::{Flow, OpChoice, OpOption, Save, SegmentChoice, SegmentSpace};
-use narrows_plan::{Bytes, Context, Layout, Seconds};
+use narrows_plan::emit::{op_backward, op_forward, op_recompute};
+use narrows_plan::graph::{OpId, ValueId};
+use narrows_plan::strategy::{OpChoice, OpOption, SegmentChoice, SegmentSpace};
+use narrows_plan::{Bytes, Context, Seconds};
 
+use crate::flow_time::FlowPrices;
 use crate::memory::{flow_kept_bytes, op_kept_bytes};
-use crate::price::KernelPrice;
+use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::{SegmentTime, sum};
 use crate::step_phases::StepPhases;
 use crate::table::{CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode};
@@ -58,9 +56,13 @@ pub struct OpTimes(Arc<[Vec<SegmentTime>]>);
 impl PricedSpace {
     /// Prices every choice of `space`. `op_times` are those of the same segment and context with another boundary
     /// layout, where they are known.
-    pub fn new(space: SegmentSpace, op_times: Option<OpTimes>, price: KernelPrice) -> PricedSpace {
+    pub fn new(
+        space: SegmentSpace,
+        op_times: Option<OpTimes>,
+        prices: StreamPrices,
+    ) -> PricedSpace {
         let links = links(&space).into();
-        PricedSpace::with_links(space, links, op_times, price)
+        PricedSpace::with_links(space, links, op_times, prices)
     }
 
     /// Prices the same alternatives in another context, with the same tensor axis and
@@ -69,21 +71,22 @@ impl PricedSpace {
         &self,
         context: Context,
         op_times: Option<OpTimes>,
-        price: KernelPrice,
+        prices: StreamPrices,
     ) -> PricedSpace {
         let space = self.space.in_context(context);
-        PricedSpace::with_links(space, self.links.clone(), op_times, price)
+        PricedSpace::with_links(space, self.links.clone(), op_times, prices)
     }
 
     fn with_links(
         space: SegmentSpace,
         links: Arc<[TableLink]>,
         op_times: Option<OpTimes>,
-        price: KernelPrice,
+        prices: StreamPrices,
     ) -> PricedSpace {
-        let of_op = |id| times_of_op(&space, id, price);
+        let of_op = |id| times_of_op(&space, id, prices.kernel);
         let ops = op_times.unwrap_or_else(|| OpTimes(space.segment.op_ids().map(of_op).collect()));
-        let flows = space.segment.value_ids().map(|id| times_of_flows(&space, id, price)).collect();
+        let of_value = |id| FlowPrices::new(&space, id, prices).times();
+        let flows = space.segment.value_ids().map(of_value).collect();
         PricedSpace { space, ops, flows, links, kept_bytes: OnceLock::new() }
     }
 
@@ -231,16 +234,6 @@ fn recompute_time(
     sum(&op_recompute(&space.segment, id, choice, &space.context), price)
 }
 
-fn flow_time(space: &SegmentSpace, id: ValueId, flow: &Flow, price: KernelPrice) -> SegmentTime {
-    let value = space.segment.value(id);
-    SegmentTime {
-        forward: sum(&flow_forward(value, flow, &space.context), price),
-        backward: sum(&flow_backward(value, flow, &space.context), price)
-            + sum(&flow_recompute(value, flow, &space.context), price),
-        ..SegmentTime::default()
-    }
-}
-
 fn times_of_op(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<SegmentTime> {
     let options = &space.ops[id.0 as usize];
     let mut times = Vec::with_capacity(options.len());
@@ -251,100 +244,21 @@ fn times_of_op(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<Segmen
     times
 }
 
-/// Forward plus backward time of each flow of a value for one microbatch.
-fn times_of_flows(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<Seconds> {
-    let value = space.segment.value(id);
-    let flows = &space.flows[id.0 as usize];
-    let same =
-        |a: &Flow, b: &Flow| (a.producer, a.primary, a.second) == (b.producer, b.primary, b.second);
-    let mut reshards = ReshardTimes { value, context: &space.context, price, known: vec![] };
-    let mut times: Vec<Seconds> = Vec::with_capacity(flows.len());
-    // Flows that differ only in their saves are adjacent.
-    for group in flows.chunk_by(same) {
-        let flow = &group[0];
-        let (copies, gradients) = (flow.copies(), flow.gradients());
-        let mut forward = Seconds(0.0);
-        let mut recompute = vec![Seconds(0.0); copies.len()];
-        for (copy, recompute) in recompute.iter_mut().enumerate().skip(1) {
-            reshards.forward(flow, &copies, copy).iter().for_each(|time| forward += *time);
-            *recompute = reshards.recompute(flow, &copies, copy).iter().copied().sum();
-        }
-        let mut backward = Seconds(0.0);
-        for gradient in 0..gradients.len() {
-            let times = reshards.backward(flow, &gradients, gradient);
-            times.iter().for_each(|time| backward += *time);
-        }
-        times.extend(group.iter().map(|flow| {
-            let recomputed =
-                flow.saves.iter().zip(&recompute).filter(|(save, _)| **save == Save::Recomputed);
-            let recomputed: Seconds = recomputed.map(|(_, time)| *time).sum();
-            forward + (backward + recomputed)
-        }));
-    }
-    times
-}
-
-/// Kernel times of the reshards of one value. Its flows share them.
-struct ReshardTimes<'a> {
-    value: &'a Value,
-    context: &'a Context,
-    price: KernelPrice<'a>,
-    known: Vec<(Reshard, Vec<Seconds>)>,
-}
-
-/// A reshard of a value: all that its kernels depend on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reshard {
-    /// From the producer's layout to that of a copy; whether a division by a norm is pending.
-    Forward(Layout, Layout, bool),
-    /// The same in the backward pass.
-    Recompute(Layout, Layout),
-    /// From the layout of gradient contributions to the producer's; whether it is the first sum.
-    Backward(Layout, Layout, bool),
-}
-
-impl ReshardTimes<'_> {
-    fn forward(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
-        let producer = flow.producer;
-        let key = Reshard::Forward(producer.forward, copies[copy], producer.norm_pending);
-        self.times(key, |value, context| copy_forward(value, flow, copy, context))
-    }
-
-    fn recompute(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
-        let key = Reshard::Recompute(flow.producer.forward, copies[copy]);
-        self.times(key, |value, context| copy_recompute(value, flow, copy, context))
-    }
-
-    fn backward(&mut self, flow: &Flow, gradients: &[Layout], gradient: usize) -> &[Seconds] {
-        let key = Reshard::Backward(gradients[gradient], flow.producer.backward, gradient == 0);
-        self.times(key, |value, context| gradient_backward(value, flow, gradient, context))
-    }
-
-    fn times(
-        &mut self,
-        key: Reshard,
-        templates: impl FnOnce(&Value, &Context) -> Vec<InstrTemplate>,
-    ) -> &[Seconds] {
-        let index = self.known.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
-            let templates = templates(self.value, self.context);
-            let price = |template: &InstrTemplate| (self.price)(&template.kernel());
-            self.known.push((key, templates.iter().map(price).collect()));
-            self.known.len() - 1
-        });
-        &self.known[index].1
-    }
-}
-
 /// The times of one instance of a segment in the passes of one microbatch under a choice: the sum over its kernels. The
 /// step phase is left at zero; [`StepPhases::add_to`] adds it.
-pub fn pass_time(space: &SegmentSpace, choice: &SegmentChoice, price: KernelPrice) -> SegmentTime {
+pub fn pass_time(
+    space: &SegmentSpace,
+    choice: &SegmentChoice,
+    prices: StreamPrices,
+) -> SegmentTime {
     let mut total = SegmentTime::default();
     for id in space.segment.op_ids() {
         let option = &choice.ops[id.0 as usize];
-        op_times(space, id, std::slice::from_ref(option), price).for_each(|time| total.add(time));
+        op_times(space, id, std::slice::from_ref(option), prices.kernel)
+            .for_each(|time| total.add(time));
     }
     for id in space.segment.value_ids() {
-        total.add(flow_time(space, id, &choice.flows[id.0 as usize], price));
+        total.add(FlowPrices::new(space, id, prices).time(&choice.flows[id.0 as usize]));
     }
     total
 }

@@ -1,6 +1,6 @@
 //! Simulates a step of a program from the times of its kernels.
 //!
-//! Each device has one stream: the passes of a stage follow each other, a forward pass waits for that of the previous
+//! Each device runs its instructions in order, a collective beside computation where the program says so: the passes of a stage follow each other, a forward pass waits for that of the previous
 //! stage and a backward pass for that of the next stage. In the step phase, stages synchronize wherever an instruction
 //! is a collective over the pipeline axis: no weight is updated before the norm of all stages' gradients is known. A
 //! synchronization begins when the last of its stages arrives. With one stage and without gradient buckets the step time
@@ -9,15 +9,16 @@
 //! ```text
 //! m·(forward + backward) + step
 //! ```
-//! the sum over all instructions, which is the sum that the solver minimised. Gradient buckets run on a stream of
+//! the sum over all instructions of the time that each adds, which is the sum that the solver minimised. Gradient buckets run on a stream of
 //! their own beside the last backward pass, and the step phase begins when both have ended.
 
-use narrows_plan::program::{Action, GradientBucket, Instr, MicrobatchPass, Phase, StageProgram};
-use narrows_plan::{Axis, CheckedProgram, DeviceGroup, Mesh, Seconds};
+use narrows_plan::program::{MicrobatchPass, Phase};
+use narrows_plan::{CheckedProgram, Seconds};
 
 use crate::breakdown::Breakdown;
-use crate::overlap::{BucketTime, OverlapSlowdown, OverlappedBackward};
-use crate::price::KernelPrice;
+use crate::price::StreamPrices;
+use crate::stage_kernels::StageKernels;
+use crate::stage_time::{StageTime, StepPart};
 
 /// Relative rounding of sums of times.
 const ROUNDING: f64 = 1e-12;
@@ -65,45 +66,6 @@ pub struct BucketSpan {
     pub end: Seconds,
 }
 
-/// Times of one stage's passes.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct StageTime {
-    /// Forward pass of a microbatch, transfers included.
-    pub forward: Seconds,
-    /// Backward pass of a microbatch, transfers included.
-    pub backward: Seconds,
-    /// Parts of the step phase, in order.
-    pub step_phase: Vec<StepPart>,
-    /// Reductions beside the last backward pass, in order, with what the streams cost each other.
-    pub overlap: Option<StageOverlap>,
-}
-
-/// Gradient reductions beside the last backward pass of a stage.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StageOverlap {
-    /// Time of each bucket, in order.
-    pub buckets: Vec<BucketTime>,
-    /// The slowdown of the two streams.
-    pub slowdown: OverlapSlowdown,
-}
-
-/// A part of a stage's step phase, between or during synchronizations.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum StepPart {
-    /// Work of the stage alone.
-    Local(Seconds),
-    /// A collective with other stages: its time from the arrival of the last one.
-    Synchronized(SyncedStages, Seconds),
-}
-
-/// The stages of a synchronization: `size` of them at distance `stride`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SyncedStages {
-    first: usize,
-    stride: usize,
-    size: usize,
-}
-
 /// A synchronization of one stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageSync {
@@ -128,69 +90,14 @@ pub struct SimulatedStep {
     pub buckets: Vec<BucketSpan>,
 }
 
-impl StageTime {
-    fn overlapped_backward(&self) -> Option<OverlappedBackward> {
-        let StageOverlap { buckets, slowdown } = self.overlap.as_ref()?;
-        Some(OverlappedBackward::new(self.backward, buckets, *slowdown))
-    }
-}
-
-impl SyncedStages {
-    /// All stages of a pipeline.
-    pub fn all(stages: usize) -> SyncedStages {
-        SyncedStages { first: 0, stride: 1, size: stages }
-    }
-
-    /// The first and the last stage of a pipeline.
-    pub fn first_and_last(stages: usize) -> SyncedStages {
-        SyncedStages { first: 0, stride: stages - 1, size: 2 }
-    }
-
-    /// The stages of a collective that `stage` takes part in; strides of `group` are in devices.
-    fn containing(stage: usize, group: &DeviceGroup, mesh: &Mesh) -> SyncedStages {
-        let stride = (group.stride / mesh.group(Axis::Pipeline).stride) as usize;
-        let size = group.size as usize;
-        let before = stage / stride % size;
-        SyncedStages { first: stage - before * stride, stride, size }
-    }
-
-    fn stages(self) -> impl Iterator<Item = usize> {
-        (0..self.size).map(move |at| self.first + at * self.stride)
-    }
-}
-
-impl StepPart {
-    /// Time of the part without waiting.
-    pub fn time(&self) -> Seconds {
-        match self {
-            StepPart::Local(time) | StepPart::Synchronized(_, time) => *time,
-        }
-    }
-}
-
-/// The device group of an instruction that synchronizes stages: a collective over the pipeline axis.
-pub fn stage_sync_group(instr: &Instr) -> Option<&DeviceGroup> {
-    match &instr.action {
-        Action::Collective(collective) if collective.axis == Axis::Pipeline => {
-            Some(&collective.group)
-        }
-        _ => None,
-    }
-}
-
-/// Simulates a checked program. `price` must be for the program's mesh; without `overlap`, gradient buckets run after
-/// the backward pass.
-pub fn simulate(
-    program: &CheckedProgram,
-    price: KernelPrice,
-    overlap: Option<OverlapSlowdown>,
-) -> Timeline {
+/// Simulates a checked program. The prices must be for the program's mesh; without their `overlap`, all instructions of
+/// a device run one after the other.
+pub fn simulate(program: &CheckedProgram, prices: StreamPrices) -> Timeline {
     let program = program.program();
     let mesh = &program.context.mesh;
     let indexed = program.stages.iter().enumerate();
-    let stages: Vec<StageKernels> = indexed
-        .map(|(index, stage)| StageKernels::new(index, stage, mesh, (price, overlap)))
-        .collect();
+    let stages: Vec<StageKernels> =
+        indexed.map(|(index, stage)| StageKernels::new(index, stage, mesh, prices)).collect();
     let times: Vec<StageTime> = stages.iter().map(|costs| costs.time.clone()).collect();
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
     let schedules: Vec<_> = program.stages.iter().map(|s| s.schedule.as_slice()).collect();
@@ -343,69 +250,4 @@ fn simulate_step_phases(
         }
     }
     debug_assert!(times.iter().zip(&next).all(|(time, next)| *next == time.step_phase.len()));
-}
-
-/// The times of a stage's gradient buckets.
-fn bucket_times(stage: &StageProgram, price: KernelPrice) -> Vec<BucketTime> {
-    let (mut ready, mut priced) = (Seconds(0.0), 0);
-    let time = |instr: &Instr| price(&instr.kernel());
-    let of_bucket = |GradientBucket { after, reductions }: &GradientBucket| {
-        ready += stage.backward[priced..*after].iter().map(time).sum();
-        priced = *after;
-        BucketTime { ready, reduction: stage.step[reductions.clone()].iter().map(time).sum() }
-    };
-    stage.gradient_buckets.iter().map(of_bucket).collect()
-}
-
-/// A stage's kernels, priced and summed by kind.
-struct StageKernels {
-    time: StageTime,
-    /// Per phase: forward, backward, step.
-    kinds: [Breakdown; 3],
-}
-
-impl StageKernels {
-    fn new(
-        index: usize,
-        stage: &StageProgram,
-        mesh: &Mesh,
-        (price, slowdown): (KernelPrice, Option<OverlapSlowdown>),
-    ) -> StageKernels {
-        let overlap = slowdown
-            .filter(|_| !stage.gradient_buckets.is_empty())
-            .map(|slowdown| StageOverlap { buckets: bucket_times(stage, price), slowdown });
-        let beside_backward = overlap.as_ref().map_or(0, |_| stage.bucket_reductions());
-        let mut kinds = [Breakdown::default(); 3];
-        let mut totals = [Seconds(0.0); 2];
-        let (mut step, mut local) = (vec![], Seconds(0.0));
-        let phase_instructions =
-            [&stage.forward[..], &stage.backward, &stage.step[beside_backward..]];
-        for (phase, list) in phase_instructions.into_iter().enumerate() {
-            for instr in list {
-                let time = price(&instr.kernel());
-                *kinds[phase].part_mut(instr) += time.0;
-                match (totals.get_mut(phase), stage_sync_group(instr)) {
-                    (Some(total), _) => *total += time,
-                    (None, None) => local += time,
-                    (None, Some(group)) => {
-                        step.push(StepPart::Local(std::mem::take(&mut local)));
-                        let members = SyncedStages::containing(index, group, mesh);
-                        step.push(StepPart::Synchronized(members, time));
-                    }
-                }
-            }
-        }
-        step.push(StepPart::Local(local));
-        let [forward, backward] = totals;
-        let time = StageTime { forward, backward, step_phase: step, overlap };
-        StageKernels { time, kinds }
-    }
-
-    fn parts(&self, microbatches: u64) -> Breakdown {
-        let mut parts = Breakdown::default();
-        parts.add(&self.kinds[0], microbatches as f64);
-        parts.add(&self.kinds[1], microbatches as f64);
-        parts.add(&self.kinds[2], 1.0);
-        parts
-    }
 }

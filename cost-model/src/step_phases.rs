@@ -6,8 +6,7 @@ use narrows_plan::strategy::{SegmentChoice, SegmentSpace, Strategy};
 use narrows_plan::{Bytes, Context, Seconds};
 
 use crate::memory::SegmentBytes;
-use crate::overlap::OverlapSlowdown;
-use crate::price::KernelPrice;
+use crate::price::StreamPrices;
 use crate::segment_time::{SegmentTime, sum};
 
 /// The step phase of an op under one strategy.
@@ -31,18 +30,13 @@ pub struct StepPhases(Vec<Vec<(Strategy, OpStep)>>);
 impl StepPhases {
     /// Prices the step phases of all ops of `space` in a context with the same tensor axis, with the least that
     /// reductions beside the last backward pass add to a step.
-    pub fn new(
-        space: &SegmentSpace,
-        context: &Context,
-        price: KernelPrice,
-        slowdown: Option<OverlapSlowdown>,
-    ) -> StepPhases {
+    pub fn new(space: &SegmentSpace, context: &Context, prices: StreamPrices) -> StepPhases {
         let of_op = |id: OpId| {
             let mut steps: Vec<(Strategy, OpStep)> = vec![];
             for option in &space.ops[id.0 as usize] {
                 let strategy = option.choice.strategy;
                 if steps.iter().all(|(known, _)| *known != strategy) {
-                    let step = op_step(space, (context, id, strategy), price, slowdown);
+                    let step = op_step(space, (context, id, strategy), prices);
                     steps.push((strategy, step));
                 }
             }
@@ -93,8 +87,7 @@ impl StepPhases {
 fn op_step(
     space: &SegmentSpace,
     (context, id, strategy): (&Context, OpId, Strategy),
-    price: KernelPrice,
-    slowdown: Option<OverlapSlowdown>,
+    StreamPrices { kernel: price, overlap: slowdown }: StreamPrices,
 ) -> OpStep {
     let Some(parameter) = space.parameters(id, strategy, context) else {
         return OpStep::default();

@@ -32,12 +32,16 @@ pub struct Context {
     pub zero: Zero,
     /// Whether reductions of gradients over the data axis run beside the last backward pass.
     pub overlap_grad_reduce: bool,
+    /// Whether tensor-axis collectives of activation gradients run beside the weight-gradient GEMMs of the linears that
+    /// computed them.
+    pub overlap_tensor_collectives: bool,
 }
 
 impl Context {
-    /// A context whose gradients are reduced after the last backward pass.
+    /// A context without overlap.
     pub fn new(mesh: Mesh, workload: Workload, precision: Precision, zero: Zero) -> Context {
-        Context { mesh, workload, precision, zero, overlap_grad_reduce: false }
+        let (overlap_grad_reduce, overlap_tensor_collectives) = (false, false);
+        Context { mesh, workload, precision, zero, overlap_grad_reduce, overlap_tensor_collectives }
     }
 
     /// Devices along the tensor axis.

@@ -17,7 +17,10 @@ pub fn contexts(request: &Request) -> Vec<Context> {
             };
             for zero in zero_stages(request, &mesh) {
                 let precision = request.profile.precision();
-                let context = Context::new(mesh, workload, precision, zero);
+                let context = Context {
+                    overlap_tensor_collectives: overlaps_tensor_collectives(request, &mesh),
+                    ..Context::new(mesh, workload, precision, zero)
+                };
                 let overlaps = overlaps(request, &mesh).into_iter();
                 contexts.extend(
                     overlaps.map(|overlap_grad_reduce| Context { overlap_grad_reduce, ..context }),
@@ -82,6 +85,15 @@ fn overlaps(request: &Request, mesh: &Mesh) -> Vec<bool> {
         None if mesh.pipeline == 1 && overlap.slowdown().hidden_cost() < 1.0 => vec![true],
         None => vec![true, false],
     }
+}
+
+/// Whether collectives of activation gradients run beside weight-gradient GEMMs: where they add less to a step than
+/// alone, unless the request forbids it.
+fn overlaps_tensor_collectives(request: &Request, mesh: &Mesh) -> bool {
+    let slowdown = request.profile.file().overlap.as_ref().map(|overlap| overlap.slowdown());
+    request.overlap_tensor_collectives
+        && mesh.tensor > 1
+        && slowdown.is_some_and(|slowdown| slowdown.hidden_cost() < 1.0)
 }
 
 /// Divisors in ascending order.

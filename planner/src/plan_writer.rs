@@ -45,6 +45,7 @@ pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
         workload: context.workload,
         zero: context.zero,
         overlap_grad_reduce: context.overlap_grad_reduce,
+        overlap_tensor_collectives: context.overlap_tensor_collectives,
         hidden_layout: plan_layout(decisions.boundary.hidden),
         crossing_layout: request
             .model

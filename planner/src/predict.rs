@@ -139,7 +139,7 @@ pub fn predict_program(
     let context = &resolved.context;
     let prices = Prices::new(profile, executor, &context.mesh);
     let price = |kernel: &Kernel| prices.kernel_time(kernel);
-    let timeline = simulate(program, &price, prices.overlap_slowdown());
+    let timeline = simulate(program, prices.streams(&price));
     let program = program.program();
     let factor = profile.launch_costs(executor).step_factor;
     let step = timeline.step_time * factor;

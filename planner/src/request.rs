@@ -34,6 +34,8 @@ pub struct Request {
     pub zero: Option<Zero>,
     /// Whether gradients are reduced beside the last backward pass.
     pub overlap_grad_reduce: Option<bool>,
+    /// Whether collectives of activation gradients may run beside weight-gradient GEMMs.
+    pub overlap_tensor_collectives: bool,
     /// Restrictions on strategies.
     pub rules: Rules,
     /// Groupings to search.
@@ -160,6 +162,7 @@ impl Request {
             data: None,
             zero: None,
             overlap_grad_reduce: None,
+            overlap_tensor_collectives: true,
             rules: Rules::ALL,
             grouping: GroupingRule::Auto,
             memory_limit: MemoryLimit::Auto,

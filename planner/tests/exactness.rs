@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::{Prices, profile, simulate};
+use narrows_cost_model::{Prices, StreamPrices, profile, simulate};
 use narrows_plan::emit::{
     InstrTemplate, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
 };
@@ -113,8 +113,7 @@ fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
                         .chain([&clear_square_sum()])
                         .map(|template| price(&template.kernel()).0)
                         .sum();
-                    let slowdown = prices.overlap_slowdown();
-                    let simulated = simulate(&program, &price, slowdown).step_time.0;
+                    let simulated = simulate(&program, prices.streams(&price)).step_time.0;
                     let case = format!("{model} {context:?}");
                     if context.overlap_grad_reduce {
                         assert!(expected + once <= simulated * (1.0 + 1e-9), "{case}");
@@ -198,7 +197,7 @@ fn stages_with_a_tied_weight_take_the_time_of_their_program() {
                 assert_same(expected, simulated, &format!("{name}: stage {stage}"));
                 checked += 1;
             }
-            let timeline = simulate(&best.program, &price, None);
+            let timeline = simulate(&best.program, StreamPrices { kernel: &price, overlap: None });
             let syncs = |stage| timeline.stage_syncs.iter().filter(move |sync| sync.stage == stage);
             for stage in 0..pipeline as usize {
                 let is_end = stage == 0 || stage + 1 == pipeline as usize;

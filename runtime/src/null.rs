@@ -161,7 +161,8 @@ mod tests {
         let operands = |ids: &[u32]| -> Vec<Access> {
             ids.iter().map(|id| Access { buffer: BufferId(*id), extent: EXTENT }).collect()
         };
-        Instr { action, reads: operands(reads), writes: operands(writes), origin: "test".into() }
+        let (reads, writes) = (operands(reads), operands(writes));
+        Instr { action, reads, writes, origin: "test".into(), overlapped_instrs: 0 }
     }
 
     fn stage(forward: Vec<Instr>, schedule: Vec<MicrobatchPass>) -> StageProgram {

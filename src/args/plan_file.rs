@@ -77,6 +77,7 @@ impl PlanFile {
             data: Some(plan.mesh.data),
             zero: Some(plan.zero),
             overlap_grad_reduce: Some(plan.overlap_grad_reduce),
+            overlap_tensor_collectives: plan.overlap_tensor_collectives,
             rules: Rules::ALL,
             grouping: GroupingRule::Auto,
             memory_limit: MemoryLimit::None,
@@ -145,6 +146,7 @@ impl PlanFile {
         }
         if let Some(overlap) = args.overlap.and_then(OverlapArg::grad_reduce) {
             plan.overlap_grad_reduce = overlap;
+            plan.overlap_tensor_collectives = overlap;
         }
         if args.devices.is_some_and(|requested| Some(requested) != devices(plan.mesh)) {
             let message = format!("the mesh of the plan is {}", plan.mesh);

@@ -75,7 +75,7 @@ pub struct RequestArgs {
     /// Sharding of the optimizer states over the replicas [default: auto]
     #[arg(long, value_name = "STAGE", value_enum)]
     pub zero: Option<ZeroArg>,
-    /// Gradient reductions beside the last backward pass [default: auto]
+    /// Collectives beside the backward pass [default: auto]
     #[arg(long, value_enum)]
     pub overlap: Option<OverlapArg>,
     /// Plans to search: all of them, or those of a published baseline [default: auto]
@@ -202,6 +202,7 @@ impl RequestArgs {
             data: self.data_parallel,
             zero: self.zero.and_then(ZeroArg::stage),
             overlap_grad_reduce: self.overlap.and_then(OverlapArg::grad_reduce),
+            overlap_tensor_collectives: self.overlap != Some(OverlapArg::Off),
             rules: Rules {
                 baseline: self.strategy.map_or(Baseline::Auto, Baseline::from),
                 weights: self.weights.map_or(WeightRule::Any, WeightRule::from),

@@ -36,7 +36,7 @@ pub enum OverlapArg {
     Auto,
     /// Gradients are reduced beside the last backward pass, where the hardware can
     On,
-    /// Gradients are reduced after the backward pass
+    /// Collectives and computation run one after the other
     Off,
 }
 

@@ -113,11 +113,11 @@ fn write_trace(
 ) -> CommandResult<()> {
     let prices = Prices::new(profile, plan.executor, &plan.mesh);
     let price = |kernel: &Kernel| prices.kernel_time(kernel);
-    let timeline = simulate(program, &price, prices.overlap_slowdown());
+    let timeline = simulate(program, prices.streams(&price));
     let program = program.program();
     let extent = TraceExtent::of(program);
     let mut trace = TraceText::new();
-    add_simulated_step(&mut trace, program, &extent, &timeline, &price);
+    add_simulated_step(&mut trace, program, &extent, &timeline, prices.streams(&price));
     let (name, extent) = (file.display().to_string(), extent.phrase(program));
     output::write_file(file, &trace.finish(&name, extent.as_deref())?)?;
     if let Some(extent) = extent {

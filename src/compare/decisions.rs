@@ -67,6 +67,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(&'static str, Value)> {
         ("workload.micro_batch", json!(plan.workload.micro_batch)),
         ("zero", json!(plan.zero)),
         ("overlap_grad_reduce", json!(plan.overlap_grad_reduce)),
+        ("overlap_tensor_collectives", json!(plan.overlap_tensor_collectives)),
         ("hidden_layout", json!(plan.hidden_layout)),
         ("crossing_layout", json!(plan.crossing_layout)),
         ("blocks of each stage", json!(blocks)),

@@ -106,7 +106,7 @@ impl<'a> PlanReport<'a> {
         let prices = Prices::new(profile, self.decisions.executor, &mesh);
         let price = |kernel: &Kernel| prices.kernel_time(kernel);
         if mesh.pipeline > 1 {
-            let spans = simulate(self.program, &price, prices.overlap_slowdown()).spans;
+            let spans = simulate(self.program, prices.streams(&price)).spans;
             let few = spans.len() <= SPANS_MAX;
             let timeline = few.then(|| timeline_picture(&of("pipeline"), &spans)).flatten();
             let caption = "Simulated passes of every microbatch; white is idle time.";
@@ -150,10 +150,14 @@ impl<'a> PlanReport<'a> {
             Zero::Off => "",
             Zero::One => ", ZeRO-1",
         };
-        let mut stages = self.program.program().stages.iter();
-        let overlap = match stages.any(|stage| !stage.gradient_buckets.is_empty()) {
-            true => "gradients are reduced beside the last backward pass",
-            false => "none",
+        let program = self.program.program();
+        let reductions = program.stages.iter().any(|stage| !stage.gradient_buckets.is_empty());
+        let collectives = program.instructions().any(|instr| instr.overlapped_instrs > 0);
+        let overlap = match (reductions, collectives) {
+            (true, true) => "gradient reductions and tensor-axis collectives",
+            (true, false) => "gradients are reduced beside the last backward pass",
+            (false, true) => "tensor-axis collectives beside weight-gradient GEMMs",
+            (false, false) => "none",
         };
         let crossing = match plan.crossing_layout {
             Some(layout) => format!("; crossing latents {}", layout_phrase(layout)),

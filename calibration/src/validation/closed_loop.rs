@@ -8,7 +8,7 @@
 use indexmap::IndexMap;
 use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::profile::{Provenance, ProvenanceKind, RelativeError};
-use narrows_cost_model::{Executor, Prices, Profile, simulate};
+use narrows_cost_model::{Executor, Prices, Profile, StreamPrices, simulate};
 use narrows_plan::{CheckedProgram, Defects, Kernel, Mesh};
 use narrows_planner::kernels;
 use serde::Serialize;
@@ -170,8 +170,12 @@ fn compare(profile: &Profile, measured: &MeasuredPlan) -> ClosedLoopPlan {
     let program = measured.program.program();
     let mesh = program.context.mesh;
     let prices = Prices::new(profile, Executor::Captured, &mesh);
-    let instructions_s =
-        simulate(measured.program, &|kernel| prices.kernel_time(kernel), None).step_time.0;
+    let instructions_s = simulate(
+        measured.program,
+        StreamPrices { kernel: &|kernel| prices.kernel_time(kernel), overlap: None },
+    )
+    .step_time
+    .0;
     let predicted_s = instructions_s * profile.launch_costs(Executor::Captured).step_factor;
     ClosedLoopPlan {
         name: measured.name.clone(),

@@ -33,6 +33,15 @@ use topology::Topology;
 /// The time of a kernel on one device.
 pub type KernelPrice<'a> = &'a (dyn Fn(&Kernel) -> Seconds + Sync);
 
+/// Prices of the kernels of a device's streams.
+#[derive(Clone, Copy)]
+pub struct StreamPrices<'a> {
+    /// Times of kernels that run alone.
+    pub kernel: KernelPrice<'a>,
+    /// Slowdown of computation and collectives that run at the same time; `None` where they run one after the other.
+    pub overlap: Option<OverlapSlowdown>,
+}
+
 /// The prices of one executor on one mesh of one kind of hardware.
 ///
 /// ```
@@ -307,6 +316,12 @@ impl Prices {
     /// The slowdown of computation and a collective beside it; `None` where they do not run at the same time.
     pub fn overlap_slowdown(&self) -> Option<OverlapSlowdown> {
         self.overlap_slowdown
+    }
+
+    /// These prices of kernels with the slowdown of those that run at the same time. `kernel` is
+    /// [`kernel_time`](Prices::kernel_time), or prices derived from it.
+    pub fn streams<'a>(&self, kernel: KernelPrice<'a>) -> StreamPrices<'a> {
+        StreamPrices { kernel, overlap: self.overlap_slowdown }
     }
 
     /// The time between the end of a kernel and the start of the next one.

@@ -14,6 +14,9 @@ use super::error::{CheckResult, ensure};
 /// Checks the buckets of one stage. Ids of buffers are valid.
 pub(super) fn check_buckets(stage: &StageProgram) -> CheckResult {
     let last_access = last_accesses(&stage.backward);
+    let overlapped = stage.backward.iter().enumerate().filter(|(_, i)| i.overlapped_instrs > 0);
+    let overlapped: Vec<(usize, usize)> =
+        overlapped.map(|(at, instr)| (at, at.saturating_add(instr.overlapped_instrs))).collect();
     let mut end = 0;
     for (index, GradientBucket { after, reductions }) in stage.gradient_buckets.iter().enumerate() {
         ensure(reductions.start == end && reductions.end <= stage.step.len(), || {
@@ -22,6 +25,10 @@ pub(super) fn check_buckets(stage: &StageProgram) -> CheckResult {
         end = reductions.end;
         ensure(*after <= stage.backward.len(), || {
             format!("gradient bucket {index} begins after the end of the backward pass")
+        })?;
+        let is_divided = |(at, last): &(usize, usize)| at < after && after <= last;
+        ensure(!overlapped.iter().any(is_divided), || {
+            format!("gradient bucket {index} begins between instructions that run at the same time")
         })?;
         for instr in &stage.step[reductions.clone()] {
             ensure(is_data_reduction(instr), || {

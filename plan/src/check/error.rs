@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::program::{InstrOrigin, Phase};
+use crate::program::{Instr, InstrOrigin, Phase};
 
 /// Most errors that are reported: later ones usually follow from the first.
 const REPORTED_MAX: usize = 8;
@@ -58,6 +58,17 @@ impl CheckErrors {
     pub(super) fn push_stage(&mut self, stage: usize, fault: CheckFault) {
         let CheckFault { problem, hint } = fault;
         self.push(CheckError { stage: Some(stage), instruction: None, problem, hint });
+    }
+
+    pub(super) fn push_instruction(
+        &mut self,
+        (stage, phase, index): (usize, Phase, usize),
+        instr: &Instr,
+        fault: CheckFault,
+    ) {
+        let CheckFault { problem, hint } = fault;
+        let instruction = Some((phase, index, instr.origin.clone()));
+        self.push(CheckError { stage: Some(stage), instruction, problem, hint });
     }
 
     pub(super) fn push_program(&mut self, fault: CheckFault) {

@@ -11,7 +11,7 @@ use crate::program::{
     ALIGNMENT, Access, Buffer, BufferId, BufferRole, Extent, Instr, Phase, StageProgram,
 };
 
-use super::error::{CheckError, CheckErrors, CheckResult, ensure, fault};
+use super::error::{CheckErrors, CheckResult, ensure, fault};
 
 /// The buffer last written to each byte range.
 #[derive(Default)]
@@ -52,12 +52,7 @@ pub(super) fn check_placement(index: usize, stage: &StageProgram, errors: &mut C
     for phase in [Phase::Forward, Phase::Backward, Phase::Step] {
         for (at, instr) in stage.instructions(phase).iter().enumerate() {
             if let Err(fault) = check_operands(stage, instr) {
-                errors.push(CheckError {
-                    stage: Some(index),
-                    instruction: Some((phase, at, instr.origin.clone())),
-                    problem: fault.problem,
-                    hint: fault.hint,
-                });
+                errors.push_instruction((index, phase, at), instr, fault);
             }
         }
     }

@@ -62,6 +62,7 @@ mod gemm;
 mod lattice;
 mod memory;
 mod operands;
+mod overlap;
 mod schedule;
 mod sections;
 mod shards;
@@ -130,6 +131,7 @@ fn check(program: &Program) -> CheckErrors {
         if let Err(fault) = buckets::check_buckets(stage) {
             errors.push_stage(index, fault);
         }
+        overlap::check_overlaps(index, stage, &mut errors);
     }
     schedule::check_transfers_match(program, &mut errors);
     if errors.0.is_empty() {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use crate::context::Context;
 use crate::program::{Access, Action, BufferId, BufferRole, FusedOp, Instr, Phase, StageProgram};
 
-use super::error::{CheckError, CheckErrors, CheckFault, CheckResult, ensure, fault};
+use super::error::{CheckErrors, CheckFault, CheckResult, ensure, fault};
 use super::lattice::{
     AbstractState, AbstractValue, ForwardValueId, OperandWrite, ShardedExtent, WriteTarget,
 };
@@ -151,12 +151,9 @@ impl<'a> StageChecker<'a> {
     }
 
     pub fn report(&mut self, at: usize, instr: &Instr, fault: CheckFault) {
-        self.errors.push(CheckError {
-            stage: Some(self.index),
-            instruction: Some((self.phase, at, instr.origin.clone())),
-            problem: format!("{} {}", instr.action.name(), fault.problem),
-            hint: fault.hint,
-        });
+        let problem = format!("{} {}", instr.action.name(), fault.problem);
+        let fault = CheckFault { problem, ..fault };
+        self.errors.push_instruction((self.index, self.phase, at), instr, fault);
     }
 
     /// State of an operand as the instruction accesses it; `None` after a reported error.

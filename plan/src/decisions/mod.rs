@@ -47,6 +47,10 @@ pub struct Plan {
     /// where they run after it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_grad_reduce: bool,
+    /// Whether tensor-axis collectives of activation gradients run beside the weight-gradient GEMMs of the linears that
+    /// computed them; absent where they do not.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub overlap_tensor_collectives: bool,
     /// Layout of the hidden state between blocks.
     pub hidden_layout: PlanLayout,
     /// Layout of the latents that cross between blocks (LaX); absent for models without crossings.

@@ -93,6 +93,7 @@ impl Plan {
             precision: self.precision,
             zero: self.zero,
             overlap_grad_reduce: self.overlap_grad_reduce,
+            overlap_tensor_collectives: self.overlap_tensor_collectives,
         };
         defects.into_result(context)
     }

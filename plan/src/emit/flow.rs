@@ -2,7 +2,8 @@
 
 use crate::Layout;
 use crate::context::Context;
-use crate::graph::Value;
+use crate::graph::{Op, OpId, Segment, Value, ValueId};
+use crate::program::Action;
 use crate::strategy::{Flow, Save};
 
 use super::{InstrTemplate, gradient_fill, gradient_sum, reshard};
@@ -75,6 +76,26 @@ fn gradient_path(
         reshard: reshard(width, layout, target, false, context).unwrap_or_default(),
         sum: (index > 0).then(|| gradient_sum(width, target, context)),
     }
+}
+
+/// The linear whose weight-gradient GEMM runs beside the collective that reshards a value's gradient: the consumer that
+/// contributes last. `None` where the gradient has no such collective, or contributions in two layouts.
+pub fn overlapped_weight_gradient(
+    segment: &Segment,
+    id: ValueId,
+    flow: &Flow,
+    context: &Context,
+) -> Option<OpId> {
+    let value = segment.value(id);
+    let &(consumer, _) = value.consumers.first()?;
+    let is_linear = matches!(segment.op(consumer).op, Op::Linear(_));
+    if !context.overlap_tensor_collectives || !is_linear || flow.gradients().len() > 1 {
+        return None;
+    }
+    let templates = gradient_backward(value, flow, 0, context);
+    let has_collective =
+        templates.iter().any(|template| matches!(template.action, Action::Collective(_)));
+    has_collective.then_some(consumer)
 }
 
 /// All instructions of a flow in the forward pass.

@@ -1,8 +1,11 @@
 //! The backward pass of a segment: recompute operands, reduce gradients, run the ops' backward templates.
 
-use crate::emit::{TemplateOperand, copy_recompute, gradient_paths, op_backward, op_recompute};
+use crate::emit::{
+    TemplateOperand, copy_recompute, gradient_paths, op_backward, op_recompute,
+    overlapped_weight_gradient,
+};
 use crate::graph::{Op, OpId, ValueId};
-use crate::program::BufferId;
+use crate::program::{Action, BufferId, Instr};
 use crate::strategy::{Save, backward_reads_input, backward_reads_output};
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
@@ -22,10 +25,38 @@ impl StageLowering<'_> {
             let choice = &site.plan.choice.ops[op.0 as usize].choice;
             let templates = op_backward(segment, op, choice, &self.plan.context);
             self.push_op(site, op, templates);
+            self.hold_weight_gradient(site, op);
         }
         for input in &segment.inputs {
             self.sum_contributions(site, *input);
         }
+    }
+
+    /// Holds back the weight-gradient GEMM of a linear, its last instruction, if it runs beside the collective of its
+    /// input's gradient.
+    fn hold_weight_gradient(&mut self, site: SegmentSite, op: OpId) {
+        let segment = &site.plan.segment;
+        for value in &segment.op(op).inputs {
+            let flow = &site.plan.choice.flows[value.0 as usize];
+            let beside = overlapped_weight_gradient(segment, *value, flow, &self.plan.context);
+            if beside == Some(op) {
+                let gemm = self.program.backward.pop();
+                self.overlapped_gemms.extend(gemm.map(|gemm| ((site.instance, *value), gemm)));
+            }
+        }
+    }
+
+    /// Emits the GEMM that was held back for a value after the collective among the last instructions, which begin at
+    /// `begin`.
+    fn release_weight_gradient(&mut self, site: SegmentSite, value: ValueId, begin: usize) {
+        let Some(gemm) = self.overlapped_gemms.remove(&(site.instance, value)) else { return };
+        let backward = &mut self.program.backward;
+        let is_collective = |instr: &Instr| matches!(instr.action, Action::Collective(_));
+        let collective = backward[begin..].iter().position(is_collective).map(|at| begin + at);
+        if let Some(collective) = collective {
+            backward[collective].overlapped_instrs = 1;
+        }
+        backward.insert(collective.map_or(backward.len(), |collective| collective + 1), gemm);
     }
 
     /// Unbinds copies that are not kept, so that recomputed copies get new buffers.
@@ -96,6 +127,7 @@ impl StageLowering<'_> {
         let node = segment.value(value);
         let flow = &site.plan.choice.flows[value.0 as usize];
         let origin = site.origin(&format!("d({})", node.name));
+        let begin = self.program.backward.len();
         let mut total: Option<BufferId> = None;
         for (index, path) in gradient_paths(node, flow, &self.plan.context).into_iter().enumerate()
         {
@@ -116,6 +148,7 @@ impl StageLowering<'_> {
                 _ => total = Some(to),
             }
         }
+        self.release_weight_gradient(site, value, begin);
         if let Some(total) = total {
             self.buffers.insert(BufferKey::Gradient(site.instance, value, 0), total);
         }

@@ -38,6 +38,8 @@ pub(super) struct StageLowering<'a> {
     pub(super) program: StageProgram,
     pub(super) buffers: HashMap<BufferKey, BufferId>,
     pub(super) name_counts: HashMap<String, u32>,
+    /// Weight-gradient GEMMs that run beside the collective of a value's gradient, until it is emitted.
+    pub(super) overlapped_gemms: HashMap<(SegmentInstance, ValueId), Instr>,
     /// Number of instructions of the backward pass up to a segment's last, by segment.
     pub(super) backward_ends: HashMap<SegmentInstance, usize>,
 }
@@ -75,6 +77,7 @@ impl<'a> StageLowering<'a> {
             program,
             buffers: HashMap::new(),
             name_counts: HashMap::new(),
+            overlapped_gemms: HashMap::new(),
             backward_ends: HashMap::new(),
         }
     }
@@ -151,7 +154,8 @@ impl<'a> StageLowering<'a> {
             .iter()
             .map(|operand| Access { buffer: bind(self, *operand), extent: operand.extent })
             .collect();
-        let instr = Instr { action: template.action, reads, writes, origin: origin.clone() };
+        let (action, origin) = (template.action, origin.clone());
+        let instr = Instr { action, reads, writes, origin, overlapped_instrs: 0 };
         match self.phase {
             Phase::Forward => self.program.forward.push(instr),
             Phase::Backward => self.program.backward.push(instr),

@@ -60,15 +60,16 @@ fn aligned(bytes: Bytes) -> u64 {
     bytes.0.div_ceil(ALIGNMENT) * ALIGNMENT
 }
 
-/// First and last position of the timeline that accesses each activation.
+/// First and last position of the timeline that accesses each activation. Operands of a collective are accessed while
+/// the instructions beside it run.
 fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
     let mut spans: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
     for (position, instr) in stage.forward.iter().chain(&stage.backward).enumerate() {
         for id in accessed_buffers(instr) {
             if stage.buffers[id.0 as usize].role == BufferRole::Activation {
-                let span = spans[id.0 as usize]
-                    .get_or_insert(Lifetime { first: position, last: position });
-                span.last = position;
+                let last = position + instr.overlapped_instrs;
+                let span = spans[id.0 as usize].get_or_insert(Lifetime { first: position, last });
+                span.last = span.last.max(last);
             }
         }
     }

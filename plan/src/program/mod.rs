@@ -20,6 +20,8 @@
 //! - *Gradient buckets.* The reductions of a [`GradientBucket`] may run from the point that the bucket
 //!   names in the last backward pass, on a stream of their own and in the order of the buckets. All other
 //!   instructions of the step phase follow them.
+//! - *Overlapped instructions.* A collective may run beside the [`overlapped_instrs`](Instr::overlapped_instrs)
+//!   instructions after it. It begins when all instructions before it have ended, and ends before any later one begins.
 
 mod action;
 mod arena;
@@ -171,6 +173,8 @@ pub struct Instr {
     pub writes: Vec<Access>,
     /// The part of the model that the instruction belongs to.
     pub origin: InstrOrigin,
+    /// Number of instructions directly after this one that may run at the same time; 0 except for collectives.
+    pub overlapped_instrs: usize,
 }
 
 /// The part of the model that an instruction belongs to, printed as `layer 3 q.a` or `head loss`.

@@ -59,6 +59,9 @@ impl StageProgram {
                     collective.from,
                     collective.to
                 );
+                if instr.overlapped_instrs > 0 {
+                    let _ = write!(line, " beside the next {}", instr.overlapped_instrs);
+                }
             }
             Action::Send(p2p) | Action::Receive(p2p) => {
                 let _ = write!(line, " [stage {}]", p2p.peer_stage);

@@ -73,7 +73,7 @@ impl ContextSolver<'_> {
         });
         let prices = self.segments.prices();
         let price = |kernel: &Kernel| prices.kernel_time(kernel);
-        let time = simulate(&program, &price, prices.overlap_slowdown()).step_time;
+        let time = simulate(&program, prices.streams(&price)).step_time;
         FeasiblePlan { decisions, plan, program, time, partition_time, objective, method }
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use narrows_cost_model::{
-    KernelPrice, PricedSpace, SegmentTime, decode_assignment, kept_bytes, pass_time,
+    PricedSpace, SegmentTime, StreamPrices, decode_assignment, kept_bytes, pass_time,
 };
 use narrows_plan::Bytes;
 use narrows_plan::graph::Grouping;
@@ -40,13 +40,13 @@ impl PreparedSegment {
     }
 
     /// The decoded assignment, priced once.
-    pub(super) fn solution(&self, assignment: &[u32], price: KernelPrice) -> Arc<PassSolution> {
+    pub(super) fn solution(&self, assignment: &[u32], prices: StreamPrices) -> Arc<PassSolution> {
         if let Some(known) = lock(&self.solutions).get(assignment) {
             return known.clone();
         }
         let space = &self.priced.space;
         let choice = Arc::new(decode_assignment(space, assignment));
-        let (time, kept) = (pass_time(space, &choice, price), kept_bytes(space, &choice));
+        let (time, kept) = (pass_time(space, &choice, prices), kept_bytes(space, &choice));
         let solution = Arc::new(PassSolution { choice, time, kept });
         lock(&self.solutions).insert(assignment.into(), solution.clone());
         solution

@@ -222,12 +222,9 @@ impl<'a> SegmentSolver<'a> {
         if let Some(cached) = lock(&self.priced.step_phases).get(&key) {
             return cached.clone();
         }
-        let step_phases = StepPhases::new(
-            &prepared.priced.space,
-            context,
-            &self.price(),
-            self.prices().overlap_slowdown(),
-        );
+        let kernel_price = self.price();
+        let prices = self.prices().streams(&kernel_price);
+        let step_phases = StepPhases::new(&prepared.priced.space, context, prices);
         let step_phases = Arc::new(step_phases);
         lock(&self.priced.step_phases).insert(key, step_phases.clone());
         step_phases
@@ -315,14 +312,16 @@ impl<'a> SegmentSolver<'a> {
         let op_times = lock(&self.priced.op_times).get(&ops_key).cloned();
         let alternatives_key = (spec, grouping, shared.tensor_size(), shared.token_dim());
         let similar = lock(&self.alternatives.prepared).get(&alternatives_key).cloned();
+        let kernel_price = self.price();
+        let prices = self.prices().streams(&kernel_price);
         let prepared = match similar {
             Some(similar) => {
-                let priced = similar.priced.in_context(shared, op_times, &self.price());
+                let priced = similar.priced.in_context(shared, op_times, prices);
                 PreparedSegment::new(priced, similar.order.clone())
             }
             None => {
                 let space = self.space(spec, grouping, shared);
-                let priced = PricedSpace::new(space, op_times, &self.price());
+                let priced = PricedSpace::new(space, op_times, prices);
                 let order_key = (SegmentSpec { shape: 0, ..spec }, grouping);
                 let order = self.alternatives.elimination_orders.order(order_key, &priced);
                 PreparedSegment::new(priced, order)

@@ -164,7 +164,8 @@ impl SegmentSolver<'_> {
         assignment: &[u32],
     ) -> SolvedSegment {
         let prepared = self.prepare(spec, grouping, context);
-        let passes = prepared.solution(assignment, &self.price());
+        let kernel_price = self.price();
+        let passes = prepared.solution(assignment, self.prices().streams(&kernel_price));
         let choice = passes.choice.clone();
         let (mut time, mut bytes) =
             (passes.time, SegmentBytes { kept: passes.kept, ..SegmentBytes::default() });

@@ -27,9 +27,9 @@ impl<'a> Tracer<'a> {
         prices: &Prices,
     ) -> Tracer<'a> {
         let price = |kernel: &narrows_plan::Kernel| prices.kernel_time(kernel);
-        let timeline = simulate(program, &price, prices.overlap_slowdown());
+        let timeline = simulate(program, prices.streams(&price));
         let mut text = TraceText::new();
-        add_predicted_step(&mut text, program.program(), &timeline, &price);
+        add_predicted_step(&mut text, program.program(), &timeline, prices.streams(&price));
         Tracer { settings, text, measured: vec![] }
     }
 

@@ -9,7 +9,7 @@ mod file;
 
 use std::time::Duration;
 
-use narrows_cost_model::{KernelPrice, Timeline, stage_sync_group};
+use narrows_cost_model::{StreamPrices, Timeline, instruction_spans, stage_sync_group};
 use narrows_plan::Kernel;
 use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program};
 use narrows_runtime::{
@@ -91,12 +91,12 @@ pub fn add_predicted_step(
     trace: &mut TraceText,
     program: &Program,
     timeline: &Timeline,
-    price: KernelPrice,
+    prices: StreamPrices,
 ) {
     for stage in 0..program.stages.len() {
         let process = TraceProcess { pid: PREDICTED + stage as u64, step: 0 };
         trace.extend(&metadata(process.pid, &format!("predicted: each device of stage {stage}")));
-        process.simulated_step(program, stage, timeline, price, |_| true, trace);
+        process.simulated_step(program, stage, timeline, prices, |_| true, trace);
     }
 }
 
@@ -106,7 +106,7 @@ pub fn add_simulated_step(
     program: &Program,
     extent: &TraceExtent,
     timeline: &Timeline,
-    price: KernelPrice,
+    prices: StreamPrices,
 ) {
     for device in &extent.devices {
         let stage = device.stage(&program.context.mesh);
@@ -116,7 +116,7 @@ pub fn add_simulated_step(
             program,
             stage,
             timeline,
-            price,
+            prices,
             |pass| extent.contains(pass),
             trace,
         );
@@ -130,7 +130,7 @@ impl TraceProcess {
         program: &Program,
         stage: usize,
         timeline: &Timeline,
-        price: KernelPrice,
+        prices: StreamPrices,
         is_selected: impl Fn(MicrobatchPass) -> bool,
         trace: &mut TraceText,
     ) {
@@ -153,23 +153,26 @@ impl TraceProcess {
         });
         // The span of a collective of several stages begins at the stage's arrival, as in a measured step.
         let mut syncs = timeline.stage_syncs.iter().filter(|sync| sync.stage == stage);
-        let time = |instr: &Instr| price(&instr.kernel()).0;
         let mut scheduled = vec![];
         for (pass, list, begin, length) in buckets.chain(spans) {
             if !is_selected(pass) {
                 continue;
             }
-            let alone: f64 = list.iter().map(time).sum();
+            let spans = instruction_spans(list, prices);
+            let alone = spans.iter().map(|[_, end]| end.0).fold(0.0, f64::max);
             let slowdown = length.filter(|_| alone > 0.0).map_or(1.0, |length| length.0 / alone);
             let slot = microbatch_slot(stage_program, pass.microbatch);
-            let mut begin = begin.0;
-            for instr in list {
-                let shared = stage_sync_group(instr).and_then(|_| syncs.next());
-                let end =
-                    shared.map_or_else(|| begin + slowdown * time(instr), |shared| shared.end.0);
+            // Time by which collectives of several stages have shifted the instructions after them.
+            let mut shift = begin.0;
+            for (instr, [begin, end]) in list.iter().zip(spans) {
+                let begin = shift + slowdown * begin.0;
+                let mut end = shift + slowdown * end.0;
+                if let Some(shared) = stage_sync_group(instr).and_then(|_| syncs.next()) {
+                    shift += shared.end.0 - end;
+                    end = shared.end.0;
+                }
                 let instruction = ScheduledInstruction { instr, pass, slot };
                 scheduled.push((instruction, (1e6 * begin, 1e6 * end)));
-                begin = end;
             }
         }
         let whole = (0.0, 1e6 * timeline.step_time.0);
@@ -197,7 +200,9 @@ impl TraceProcess {
                 continue;
             }
             current = match current {
-                Some((same, (begin, _))) if same == pass => Some((pass, (begin, span.1))),
+                Some((same, (begin, end))) if same == pass => {
+                    Some((pass, (begin, span.1.max(end))))
+                }
                 finished => {
                     trace.extend(finished.map(|(pass, span)| self.pass(pass, span)).as_slice());
                     Some((pass, span))

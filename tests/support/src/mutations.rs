@@ -1,6 +1,8 @@
 //! Mutations of programs: each makes a correct program incorrect, as a careless edit or a wrong lowering
 //! could.
 
+mod overlap;
+
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::{Activation, GatedProduct as Product};
 use narrows_plan::program::{
@@ -16,7 +18,7 @@ use crate::plans::TestRng;
 /// random choices allow no mutation.
 pub type Mutation = fn(&mut TestRng, &mut Program) -> Option<String>;
 
-pub const MUTATIONS: [(&str, Mutation); 20] = [
+pub const MUTATIONS: [(&str, Mutation); 21] = [
     ("collective removed", remove_collective),
     ("collective duplicated", duplicate_collective),
     ("collective moved", move_collective),
@@ -32,7 +34,8 @@ pub const MUTATIONS: [(&str, Mutation); 20] = [
     ("wrong shard", change_shard),
     ("dependent instructions swapped", swap_dependent),
     ("wrong schedule", change_schedule),
-    ("gradient reduced too early", change_bucket),
+    ("gradient reduced too early", overlap::change_bucket),
+    ("conflicting instructions overlapped", overlap::overlap_conflicting),
     ("wrong extent", change_extent),
     ("missing operand", drop_operand),
     ("wrong function", change_function),
@@ -344,23 +347,6 @@ fn change_schedule(rng: &mut TestRng, program: &mut Program) -> Option<String> {
         _ => passes[at].microbatch += 1,
     }
     Some(format!("stage {index} pass {at} variant {variant}"))
-}
-
-/// Moves a gradient bucket to a place where its gradients are not complete, or adds an instruction to it.
-fn change_bucket(rng: &mut TestRng, program: &mut Program) -> Option<String> {
-    let with_buckets = |index: &usize| !program.stages[*index].gradient_buckets.is_empty();
-    let stages: Vec<usize> = (0..program.stages.len()).filter(with_buckets).collect();
-    let index = *rng.pick(&stages)?;
-    let stage = &mut program.stages[index];
-    let at = rng.below(stage.gradient_buckets.len());
-    let bucket = &mut stage.gradient_buckets[at];
-    let variant = rng.below(3);
-    match variant {
-        0 => bucket.after = rng.below(bucket.after.min(2)),
-        1 => bucket.after = stage.backward.len() + 1,
-        _ => bucket.reductions.end += 1,
-    }
-    Some(format!("stage {index} bucket {at} variant {variant}"))
 }
 
 /// Changes the extent of an operand, or the sizes of a GEMM but not those of its operands.

@@ -144,8 +144,12 @@ fn draw_context(rng: &mut TestRng) -> Context {
     };
     let precision = [Precision::MixedBf16, Precision::Fp32][rng.below(2)];
     let zero = [Zero::Off, Zero::One][rng.below(2)];
-    let overlap_grad_reduce = rng.random_bool();
-    Context { mesh, workload, precision, zero, overlap_grad_reduce }
+    let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
+    Context {
+        overlap_grad_reduce,
+        overlap_tensor_collectives,
+        ..Context::new(mesh, workload, precision, zero)
+    }
 }
 
 /// A random model with a random context and plan.
@@ -210,6 +214,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         workload: context.workload,
         zero: context.zero,
         overlap_grad_reduce: context.overlap_grad_reduce,
+        overlap_tensor_collectives: context.overlap_tensor_collectives,
         hidden_layout: PlanLayout::from_edge(boundary.hidden)?,
         crossing_layout: (!crossing.is_empty()).then_some(PlanLayout::from_edge(boundary.latents)?),
         stages,

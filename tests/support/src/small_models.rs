@@ -22,8 +22,12 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
     let global_batch = micro_batch * mesh.data * (1 + rng.below(2) as u64);
     let workload = Workload { global_batch, sequence_length: 8, micro_batch };
     let zero = [Zero::Off, Zero::One][rng.below(2)];
-    let overlap_grad_reduce = rng.random_bool();
-    Context { mesh, workload, precision, zero, overlap_grad_reduce }
+    let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
+    Context {
+        overlap_grad_reduce,
+        overlap_tensor_collectives,
+        ..Context::new(mesh, workload, precision, zero)
+    }
 }
 
 /// A random element of a list.

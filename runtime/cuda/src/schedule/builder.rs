@@ -6,7 +6,6 @@ use std::sync::Arc;
 use narrows_plan::program::{Action, FusedOp, P2pTransfer, Phase};
 use narrows_runtime::{PassPart, ScheduledInstruction, TimeCategory, operand_range, pass_parts};
 
-use super::access::{AccessedRange, launch_accesses, matmul_accesses};
 use super::collective::NcclCollective;
 use super::graph::{
     DeviceSchedule, GraphNode, GraphSegment, NodeWork, ScheduleItem, SchedulePass, StreamId,
@@ -61,8 +60,8 @@ impl DeviceSchedule {
     }
 }
 
-/// Nodes of an open segment, with the bytes that each accesses.
-type OpenSegment = Vec<(GraphNode, Vec<AccessedRange>)>;
+/// Nodes of an open segment, each with the number of nodes after it that may run beside it.
+type OpenSegment = Vec<(GraphNode, usize)>;
 
 struct ScheduleBuilder<'a> {
     context: &'a MatmulContext<'a>,
@@ -84,7 +83,7 @@ impl ScheduleBuilder<'_> {
                 Action::Send(transfer) => self.transfer(scheduled, transfer, P2pKind::Send)?,
                 Action::Receive(transfer) => self.transfer(scheduled, transfer, P2pKind::Recv)?,
                 _ => {
-                    segment.push(self.node(scheduled)?);
+                    segment.push((self.node(scheduled)?, scheduled.instr.overlapped_instrs));
                     continue;
                 }
             };
@@ -101,8 +100,7 @@ impl ScheduleBuilder<'_> {
         bucket: &[ScheduledInstruction],
     ) -> Result<ScheduleItem, UnsupportedInstr> {
         let nodes = bucket.iter().map(|scheduled| {
-            let (node, _) = self.node(scheduled)?;
-            Ok(GraphNode { stream: StreamId::Reductions, ..node })
+            Ok(GraphNode { stream: StreamId::Reductions, ..self.node(scheduled)? })
         });
         let nodes = nodes.collect::<Result<_, UnsupportedInstr>>()?;
         self.segments.push(GraphSegment { nodes });
@@ -117,35 +115,28 @@ impl ScheduleBuilder<'_> {
         self.segments.push(GraphSegment { nodes: waits::add_waits(std::mem::take(segment)) });
     }
 
-    fn node(
-        &mut self,
-        scheduled: &ScheduledInstruction,
-    ) -> Result<(GraphNode, Vec<AccessedRange>), UnsupportedInstr> {
+    fn node(&mut self, scheduled: &ScheduledInstruction) -> Result<GraphNode, UnsupportedInstr> {
         let instr = scheduled.instr;
         let device = self.context.device;
-        let (work, accesses) = match &instr.action {
+        let work = match &instr.action {
             Action::Gemm(_) => {
                 let matmul = matmul::lower_gemm(self.context, scheduled)?;
-                let accesses = matmul_accesses(&matmul);
-                (NodeWork::Matmul(Box::new(matmul)), accesses)
+                NodeWork::Matmul(Box::new(matmul))
             }
             Action::Collective(op) => {
-                let collective = NcclCollective::new(device, scheduled, op)?;
-                let accesses = collective.accesses();
-                (NodeWork::Collective(collective), accesses)
+                NodeWork::Collective(NcclCollective::new(device, scheduled, op)?)
             }
             _ => {
                 let launches = launch::kernel_launches(device, scheduled)?;
                 self.scratch_bytes = self.scratch_bytes.max(launches.scratch_bytes);
-                let accesses = launch_accesses(&launches.launches);
-                (NodeWork::Launches(launches.launches), accesses)
+                NodeWork::Launches(launches.launches)
             }
         };
         let stream = match &work {
             NodeWork::Collective(_) => StreamId::Collectives,
             _ => StreamId::Compute,
         };
-        let node = GraphNode {
+        Ok(GraphNode {
             stream,
             work,
             waits_for: None,
@@ -154,8 +145,7 @@ impl ScheduleBuilder<'_> {
             name: instr.action.name(),
             origin: instr.origin.to_string(),
             updates_weights: matches!(instr.action, Action::Fused(FusedOp::AdamW)),
-        };
-        Ok((node, accesses))
+        })
     }
 
     fn transfer(

@@ -7,7 +7,6 @@ use narrows_plan::program::{Access, CollectiveFunction, CollectiveOp};
 use narrows_plan::{Axis, DType, DeviceGroup};
 use narrows_runtime::{ScheduledInstruction, replica_operand_range};
 
-use super::access::AccessedRange;
 use crate::launch::{LaunchContext, UnsupportedInstr};
 
 /// Identifies the device group of a collective: the axis, and the number of devices along it. Along the pipeline
@@ -99,15 +98,6 @@ impl NcclCollective {
             CollectiveFunction::AllToAll => local * self.group_key.size,
             _ => local,
         }
-    }
-
-    pub(super) fn accesses(&self) -> Vec<AccessedRange> {
-        let accesses = self.buffers.iter().flat_map(|buffer| {
-            let read = AccessedRange { bytes: buffer.source.clone(), writes: false };
-            let write = AccessedRange { bytes: buffer.target.clone(), writes: true };
-            [read, write]
-        });
-        accesses.collect()
     }
 }
 

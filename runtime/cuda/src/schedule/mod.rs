@@ -12,11 +12,10 @@
 //! [`ScheduleItem::Reductions`] on a stream of its own.
 //!
 //! Within a segment, collectives run on a stream beside that of the computation ([`StreamId`]). `waits` derives
-//! the dependencies between the two streams from the bytes that instructions access, and from nothing else.
+//! the dependencies between the two streams from what the program overlaps.
 //!
 //! Nothing here needs a GPU.
 
-mod access;
 mod builder;
 mod collective;
 mod graph;

@@ -1,27 +1,25 @@
 //! Waits between the streams of a segment.
 //!
-//! Executing a program's instructions in their order is correct. Executing them on two streams is correct if, of
-//! any two nodes that access the same bytes, at least one of them to write, the later waits for the earlier.
-//! Nodes of one stream execute in order anyway.
+//! A program says which instructions may run beside a collective: those directly after it, by their number. Everything
+//! else runs in order, as the prices of the cost model assume. Nodes of one stream execute in order anyway.
 //!
-//! A node waits for the last node of the other stream that it conflicts with, and only for that one: all nodes
+//! A node waits for the last node of the other stream that it may not run beside, and only for that one: all nodes
 //! before it, and those they waited for, have then ended. No wait is added where an earlier node of the same
 //! stream has waited for that node or a later one.
 
-use super::access::{AccessedRange, conflict};
 use super::graph::{GraphNode, StreamId};
 
-/// Sets `waits_for` and `is_awaited` of the nodes of a segment.
-pub(super) fn add_waits(segment: Vec<(GraphNode, Vec<AccessedRange>)>) -> Vec<GraphNode> {
-    let (mut nodes, accesses): (Vec<GraphNode>, Vec<Vec<AccessedRange>>) =
-        segment.into_iter().unzip();
+/// Sets `waits_for` and `is_awaited` of the nodes of a segment, each with the number of nodes after it that may run
+/// beside it.
+pub(super) fn add_waits(segment: Vec<(GraphNode, usize)>) -> Vec<GraphNode> {
+    let (mut nodes, overlapped): (Vec<GraphNode>, Vec<usize>) = segment.into_iter().unzip();
     // Per stream: all nodes before this index had ended when its latest node began.
     let mut ended = [0; StreamId::ALL.len()];
     for index in 0..nodes.len() {
         let stream = nodes[index].stream;
         let begin = ended[stream as usize];
         let latest = (begin..index).rev().find(|earlier| {
-            nodes[*earlier].stream != stream && conflict(&accesses[index], &accesses[*earlier])
+            nodes[*earlier].stream != stream && index > *earlier + overlapped[*earlier]
         });
         if let Some(earlier) = latest {
             nodes[index].waits_for = Some(earlier);
@@ -53,27 +51,20 @@ mod tests {
         }
     }
 
-    /// Random segments: waits and streams order every conflict, and no wait is superfluous.
+    /// Random segments: waits and streams order all nodes that may not run beside each other, and no wait is superfluous.
     #[test]
-    fn conflicts_and_only_conflicts_are_ordered() {
+    fn only_overlapped_nodes_are_unordered() {
         let mut rng = SplitMix64::new(7);
         let mut random = |end: u64| rng.next_u64() % end;
         for _ in 0..300 {
             let count = 2 + random(14) as usize;
-            let segment: Vec<(StreamId, Vec<AccessedRange>)> = (0..count)
-                .map(|_| {
-                    let stream = StreamId::ALL[random(2) as usize];
-                    let accesses = (0..1 + random(2))
-                        .map(|_| {
-                            let start = random(12);
-                            let bytes = start..start + 1 + random(4);
-                            AccessedRange { bytes, writes: random(2) == 0 }
-                        })
-                        .collect();
-                    (stream, accesses)
+            let segment: Vec<(StreamId, usize)> = (0..count)
+                .map(|_| match StreamId::ALL[random(2) as usize] {
+                    StreamId::Collectives => (StreamId::Collectives, random(4) as usize),
+                    stream => (stream, 0),
                 })
                 .collect();
-            let nodes = add_waits(segment.iter().map(|(s, a)| (node(*s), a.clone())).collect());
+            let nodes = add_waits(segment.iter().map(|(s, count)| (node(*s), *count)).collect());
             let all_ordered = |ignored_wait: Option<usize>| {
                 let mut precedes = vec![vec![false; count]; count];
                 for index in 0..count {
@@ -92,8 +83,7 @@ mod tests {
                 }
                 (0..count).all(|index| {
                     (0..index).all(|earlier| {
-                        precedes[index][earlier]
-                            || !conflict(&segment[index].1, &segment[earlier].1)
+                        precedes[index][earlier] || index <= earlier + segment[earlier].1
                     })
                 })
             };

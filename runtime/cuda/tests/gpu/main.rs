@@ -25,8 +25,12 @@ fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Mode
         let workload = Workload { global_batch, sequence_length: 8, micro_batch: 2 };
         let zero = [Zero::Off, Zero::One][rng.below(2)];
         // Every other plan, the first one included.
-        let overlap_grad_reduce = plans.len() % 2 == 0;
-        let context = Context { mesh, workload, precision, zero, overlap_grad_reduce };
+        let overlaps = plans.len() % 2 == 0;
+        let context = Context {
+            overlap_grad_reduce: overlaps,
+            overlap_tensor_collectives: overlaps,
+            ..Context::new(mesh, workload, precision, zero)
+        };
         if let Some(plan) = draw_plan(&mut rng, &model, context) {
             plans.push((model, plan));
         }

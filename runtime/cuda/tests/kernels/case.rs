@@ -168,6 +168,7 @@ impl KernelCase {
             reads: self.reads.clone(),
             writes: self.writes.clone(),
             origin: "a test".into(),
+            overlapped_instrs: 0,
         }
     }
 

@@ -226,7 +226,8 @@ impl SingleGemm {
         let mut reads = vec![case.whole_buffer(left), case.whole_buffer(right)];
         let writes = vec![case.whole_buffer(result)];
         reads.extend(accumulate.then_some(writes[0]));
-        let instr = Instr { action: Action::Gemm(gemm), reads, writes, origin: "a test".into() };
+        let (action, origin) = (Action::Gemm(gemm), "a test".into());
+        let instr = Instr { action, reads, writes, origin, overlapped_instrs: 0 };
         SingleGemm { case, instr, tied }
     }
 

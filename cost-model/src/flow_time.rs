@@ -1,0 +1,162 @@
+//! Prices of the flows of a value: its reshards, forward and backward.
+
+use narrows_plan::emit::{
+    InstrTemplate, copy_forward, copy_recompute, flow_forward, flow_recompute, gradient_backward,
+    op_backward, overlapped_weight_gradient,
+};
+use narrows_plan::graph::ValueId;
+use narrows_plan::program::{Action, GemmRole};
+use narrows_plan::strategy::{Flow, OpOption, Save, SegmentSpace};
+use narrows_plan::{Layout, Seconds};
+
+use crate::price::StreamPrices;
+use crate::segment_time::{SegmentTime, sum};
+
+/// Prices the flows of one value.
+pub(crate) struct FlowPrices<'a> {
+    space: &'a SegmentSpace,
+    id: ValueId,
+    prices: StreamPrices<'a>,
+    /// Kernel times of the reshards so far. Flows share them.
+    known: Vec<(Reshard, Vec<Seconds>)>,
+}
+
+/// A reshard of a value: all that its kernels depend on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reshard {
+    /// From the producer's layout to that of a copy; whether a division by a norm is pending.
+    Forward(Layout, Layout, bool),
+    /// The same in the backward pass.
+    Recompute(Layout, Layout),
+    /// From the layout of gradient contributions to the producer's; whether it is the first sum, and whether there is
+    /// another.
+    Backward(Layout, Layout, [bool; 2]),
+}
+
+impl<'a> FlowPrices<'a> {
+    pub(crate) fn new(
+        space: &'a SegmentSpace,
+        id: ValueId,
+        prices: StreamPrices<'a>,
+    ) -> FlowPrices<'a> {
+        FlowPrices { space, id, prices, known: vec![] }
+    }
+
+    /// The times of a flow for one microbatch.
+    pub(crate) fn time(&self, flow: &Flow) -> SegmentTime {
+        let (value, context) = (self.space.segment.value(self.id), &self.space.context);
+        let gradients = 0..flow.gradients().len();
+        let backward: Seconds =
+            gradients.flat_map(|gradient| self.gradient_times(flow, gradient)).sum();
+        SegmentTime {
+            forward: sum(&flow_forward(value, flow, context), self.prices.kernel),
+            backward: backward + sum(&flow_recompute(value, flow, context), self.prices.kernel),
+            ..SegmentTime::default()
+        }
+    }
+
+    /// Forward plus backward time of each flow of the value for one microbatch.
+    pub(crate) fn times(mut self) -> Vec<Seconds> {
+        let flows = &self.space.flows[self.id.0 as usize];
+        let same = |a: &Flow, b: &Flow| {
+            (a.producer, a.primary, a.second) == (b.producer, b.primary, b.second)
+        };
+        let mut times: Vec<Seconds> = Vec::with_capacity(flows.len());
+        // Flows that differ only in their saves are adjacent.
+        for group in flows.chunk_by(same) {
+            let flow = &group[0];
+            let (copies, gradients) = (flow.copies(), flow.gradients());
+            let mut forward = Seconds(0.0);
+            let mut recompute = vec![Seconds(0.0); copies.len()];
+            for (copy, recompute) in recompute.iter_mut().enumerate().skip(1) {
+                self.forward(flow, &copies, copy).iter().for_each(|time| forward += *time);
+                *recompute = self.recompute(flow, &copies, copy).iter().copied().sum();
+            }
+            let mut backward = Seconds(0.0);
+            for gradient in 0..gradients.len() {
+                let times = self.backward(flow, &gradients, gradient);
+                times.iter().for_each(|time| backward += *time);
+            }
+            times.extend(group.iter().map(|flow| {
+                let saves = flow.saves.iter().zip(&recompute);
+                let recomputed = saves.filter(|(save, _)| **save == Save::Recomputed);
+                let recomputed: Seconds = recomputed.map(|(_, time)| *time).sum();
+                forward + (backward + recomputed)
+            }));
+        }
+        times
+    }
+
+    fn forward(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
+        let producer = flow.producer;
+        let key = Reshard::Forward(producer.forward, copies[copy], producer.norm_pending);
+        self.known(key, |prices| {
+            let (value, context) = (prices.space.segment.value(prices.id), &prices.space.context);
+            prices.kernel_times(&copy_forward(value, flow, copy, context))
+        })
+    }
+
+    fn recompute(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
+        let key = Reshard::Recompute(flow.producer.forward, copies[copy]);
+        self.known(key, |prices| {
+            let (value, context) = (prices.space.segment.value(prices.id), &prices.space.context);
+            prices.kernel_times(&copy_recompute(value, flow, copy, context))
+        })
+    }
+
+    fn backward(&mut self, flow: &Flow, gradients: &[Layout], gradient: usize) -> &[Seconds] {
+        let order = [gradient == 0, gradients.len() > 1];
+        let key = Reshard::Backward(gradients[gradient], flow.producer.backward, order);
+        self.known(key, |prices| prices.gradient_times(flow, gradient))
+    }
+
+    fn known(&mut self, key: Reshard, times: impl FnOnce(&Self) -> Vec<Seconds>) -> &[Seconds] {
+        let index = self.known.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
+            let times = times(self);
+            self.known.push((key, times));
+            self.known.len() - 1
+        });
+        &self.known[index].1
+    }
+
+    fn kernel_times(&self, templates: &[InstrTemplate]) -> Vec<Seconds> {
+        templates.iter().map(|template| (self.prices.kernel)(&template.kernel())).collect()
+    }
+
+    /// Times of the kernels that bring the gradient contributions of one layout to the producer. A collective that runs
+    /// beside a weight-gradient GEMM counts with its exposed time.
+    fn gradient_times(&self, flow: &Flow, gradient: usize) -> Vec<Seconds> {
+        let (value, context) = (self.space.segment.value(self.id), &self.space.context);
+        let templates = gradient_backward(value, flow, gradient, context);
+        let mut times = self.kernel_times(&templates);
+        if let Some(slowdown) = self.prices.overlap
+            && let Some(gemm) = self.overlapped_gemm_time(flow)
+        {
+            let collectives = templates.iter().zip(&mut times);
+            collectives
+                .filter(|(template, _)| matches!(template.action, Action::Collective(_)))
+                .for_each(|(_, time)| *time = slowdown.exposed(*time, gemm));
+        }
+        times
+    }
+
+    /// Time of the weight-gradient GEMM that runs beside the collective of a flow's gradient. It follows from the layout
+    /// of the gradient contributions; where options with equal layouts differ, the longest gives a lower bound.
+    fn overlapped_gemm_time(&self, flow: &Flow) -> Option<Seconds> {
+        let (segment, context) = (&self.space.segment, &self.space.context);
+        let op = overlapped_weight_gradient(segment, self.id, flow, context)?;
+        let layout = flow.gradients()[0];
+        let contributes = |option: &&OpOption| {
+            option.choice.inputs.first().is_some_and(|input| input.backward == layout)
+        };
+        let time = |option: &OpOption| {
+            let templates = op_backward(segment, op, &option.choice, context);
+            let is_weight_gradient = |template: &&InstrTemplate| matches!(&template.action, Action::Gemm(gemm) if gemm.role == GemmRole::WeightGradient);
+            let gemms = templates.iter().filter(is_weight_gradient);
+            gemms.map(|template| (self.prices.kernel)(&template.kernel())).sum::<Seconds>()
+        };
+        let options = &self.space.ops[op.0 as usize];
+        let longest = options.iter().filter(contributes).map(|option| time(option).0);
+        longest.reduce(f64::max).map(Seconds)
+    }
+}

@@ -1,0 +1,97 @@
+//! The times of a stage's passes and of the parts of its step phase.
+
+use narrows_plan::program::{Action, Instr};
+use narrows_plan::{Axis, DeviceGroup, Mesh, Seconds};
+
+use crate::overlap::{BucketTime, OverlapSlowdown, OverlappedBackward};
+
+/// Times of one stage's passes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StageTime {
+    /// Forward pass of a microbatch, transfers included.
+    pub forward: Seconds,
+    /// Backward pass of a microbatch, transfers included.
+    pub backward: Seconds,
+    /// Parts of the step phase, in order.
+    pub step_phase: Vec<StepPart>,
+    /// Reductions beside the last backward pass, in order, with what the streams cost each other.
+    pub overlap: Option<StageOverlap>,
+}
+
+/// Gradient reductions beside the last backward pass of a stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageOverlap {
+    /// Time of each bucket, in order.
+    pub buckets: Vec<BucketTime>,
+    /// The slowdown of the two streams.
+    pub slowdown: OverlapSlowdown,
+}
+
+/// A part of a stage's step phase, between or during synchronizations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StepPart {
+    /// Work of the stage alone.
+    Local(Seconds),
+    /// A collective with other stages: its time from the arrival of the last one.
+    Synchronized(SyncedStages, Seconds),
+}
+
+/// The stages of a synchronization: `size` of them at distance `stride`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyncedStages {
+    first: usize,
+    stride: usize,
+    size: usize,
+}
+
+impl StageTime {
+    /// The last backward pass with the reductions beside it; `None` without any.
+    pub(crate) fn overlapped_backward(&self) -> Option<OverlappedBackward> {
+        let StageOverlap { buckets, slowdown } = self.overlap.as_ref()?;
+        Some(OverlappedBackward::new(self.backward, buckets, *slowdown))
+    }
+}
+
+impl SyncedStages {
+    /// All stages of a pipeline.
+    pub fn all(stages: usize) -> SyncedStages {
+        SyncedStages { first: 0, stride: 1, size: stages }
+    }
+
+    /// The first and the last stage of a pipeline.
+    pub fn first_and_last(stages: usize) -> SyncedStages {
+        SyncedStages { first: 0, stride: stages - 1, size: 2 }
+    }
+
+    /// The stages of a collective that `stage` takes part in; strides of `group` are in devices.
+    pub(crate) fn containing(stage: usize, group: &DeviceGroup, mesh: &Mesh) -> SyncedStages {
+        let stride = (group.stride / mesh.group(Axis::Pipeline).stride) as usize;
+        let size = group.size as usize;
+        let before = stage / stride % size;
+        SyncedStages { first: stage - before * stride, stride, size }
+    }
+
+    /// The stages, in order.
+    pub(crate) fn stages(self) -> impl Iterator<Item = usize> {
+        (0..self.size).map(move |at| self.first + at * self.stride)
+    }
+}
+
+impl StepPart {
+    /// Time of the part without waiting.
+    pub fn time(&self) -> Seconds {
+        match self {
+            StepPart::Local(time) | StepPart::Synchronized(_, time) => *time,
+        }
+    }
+}
+
+/// The device group of an instruction that synchronizes stages: a collective over the pipeline axis.
+pub fn stage_sync_group(instr: &Instr) -> Option<&DeviceGroup> {
+    match &instr.action {
+        Action::Collective(collective) if collective.axis == Axis::Pipeline => {
+            Some(&collective.group)
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,70 @@
+//! Checks that collectives may run beside the instructions after them.
+//!
+//! The walk proves the instructions correct in their order. Here, no instruction beside a collective accesses bytes that
+//! the collective writes, or writes bytes that it reads, so every interleaving gives the same contents.
+
+use std::ops::Range;
+
+use crate::program::{Access, Action, Instr, Phase, StageProgram};
+
+use super::error::{CheckErrors, CheckResult, ensure, fault};
+
+/// Checks the overlapped instructions of one stage. Ids of buffers are valid and sizes are within the arena.
+pub(super) fn check_overlaps(index: usize, stage: &StageProgram, errors: &mut CheckErrors) {
+    for phase in [Phase::Forward, Phase::Backward, Phase::Step] {
+        let instructions = stage.instructions(phase);
+        for (at, instr) in instructions.iter().enumerate().filter(|(_, i)| i.overlapped_instrs > 0)
+        {
+            let check = match phase {
+                // AdamW reads the gradient norm, which is no operand.
+                Phase::Step => fault("runs beside other instructions of the step phase"),
+                _ => check_overlap(stage, instr, &instructions[at + 1..]),
+            };
+            if let Err(fault) = check {
+                errors.push_instruction((index, phase, at), instr, fault);
+            }
+        }
+    }
+}
+
+/// Checks an instruction against those that follow it.
+fn check_overlap(stage: &StageProgram, instr: &Instr, following: &[Instr]) -> CheckResult {
+    let count = instr.overlapped_instrs;
+    ensure(matches!(instr.action, Action::Collective(_)), || {
+        format!("runs beside the next {count} instructions, but is not a collective")
+    })?;
+    ensure(count <= following.len(), || {
+        format!("runs beside the next {count} instructions, but {} follow", following.len())
+    })?;
+    for other in &following[..count] {
+        ensure(!is_communication(other), || {
+            format!("runs beside {}, which is communication too", other.action.name())
+        })?;
+        let conflicts = |written: &[Access], accessed: &[Access]| {
+            let overlap = |a: &Access, b: &Access| overlaps(&bytes(stage, a), &bytes(stage, b));
+            written.iter().any(|a| accessed.iter().any(|b| overlap(a, b)))
+        };
+        let races = conflicts(&instr.writes, &other.reads)
+            || conflicts(&instr.writes, &other.writes)
+            || conflicts(&other.writes, &instr.reads);
+        ensure(!races, || {
+            format!("runs beside `{}`, which accesses the same bytes", other.origin)
+        })?;
+    }
+    Ok(())
+}
+
+fn is_communication(instr: &Instr) -> bool {
+    matches!(instr.action, Action::Collective(_) | Action::Send(_) | Action::Receive(_))
+}
+
+/// The bytes of an operand of the first microbatch slot. Instructions of one pass use the same slot, and slots do not
+/// overlap.
+fn bytes(stage: &StageProgram, access: &Access) -> Range<u64> {
+    let offset = stage.buffer(access.buffer).offset;
+    offset..offset + access.extent.bytes().0
+}
+
+fn overlaps(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
