@@ -137,6 +137,23 @@ mod tests {
         assert!((exposed.all_ended() - (6.0 + 4.0 / 3.0)).abs() < 1e-12);
     }
 
+    /// A collective beside a longer computation adds no more, and never less than its hidden cost or more than its time.
+    #[test]
+    fn a_collective_adds_at_most_its_time() {
+        let slowdown = OverlapSlowdown { compute: 1.25, collective: 1.2 };
+        let collective = Seconds(3.0);
+        let mut last = collective.0;
+        for tenths in 0..80 {
+            let computation = Seconds(f64::from(tenths) / 10.0);
+            let exposed = slowdown.exposed(collective, computation).0;
+            assert!(exposed <= last + 1e-12 && exposed >= 3.0 * slowdown.hidden_cost() - 1e-12);
+            let ends = slowdown.ends(collective, computation);
+            assert!((ends[0].0.max(ends[1].0) - computation.0 - exposed).abs() < 1e-12);
+            last = exposed;
+        }
+        assert!((last - 3.0 * slowdown.hidden_cost()).abs() < 1e-12);
+    }
+
     /// No reduction adds less than its hidden cost, which the planner's bounds rely on, nor more than its time alone.
     #[test]
     fn a_reduction_adds_at_least_its_hidden_cost() {

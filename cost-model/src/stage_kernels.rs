@@ -117,3 +117,51 @@ fn bucket_times(stage: &StageProgram, prices: StreamPrices) -> Vec<BucketTime> {
     };
     stage.gradient_buckets.iter().map(of_bucket).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use narrows_plan::program::{Action, FusedOp};
+    use narrows_plan::{Axis, DeviceGroup, Layout};
+
+    use narrows_plan::program::{CollectiveFunction, CollectiveOp, Reduction};
+
+    use super::*;
+    use crate::overlap::OverlapSlowdown;
+
+    fn instr(action: Action, overlapped_instrs: usize) -> Instr {
+        Instr { action, reads: vec![], writes: vec![], origin: "test".into(), overlapped_instrs }
+    }
+
+    /// A collective of three seconds beside two fused ops of two seconds each, then another fused op.
+    #[test]
+    fn a_collective_and_the_instructions_beside_it_begin_together() {
+        let collective = Action::Collective(CollectiveOp {
+            function: CollectiveFunction::AllReduce(Reduction::Sum),
+            axis: Axis::Tensor,
+            from: Layout::Partial,
+            to: Layout::Replicated,
+            payload: narrows_plan::Bytes(8),
+            statistic: narrows_plan::Bytes(0),
+            group: DeviceGroup { axis: Axis::Tensor, size: 2, stride: 1 },
+        });
+        let fused = || instr(Action::Fused(FusedOp::Fill), 0);
+        let pass = [instr(collective, 2), fused(), fused(), fused()];
+        let kernel = |kernel: &narrows_plan::Kernel| match kernel {
+            narrows_plan::Kernel::Collective(_) => Seconds(3.0),
+            _ => Seconds(2.0),
+        };
+        let spans = |overlap: Option<OverlapSlowdown>| -> Vec<[f64; 2]> {
+            let prices = StreamPrices { kernel: &kernel, overlap };
+            let spans = instruction_spans(&pass, prices);
+            let total: Seconds = added_times(&pass, prices).sum();
+            assert!((spans[3][1].0 - total.0).abs() < 1e-12);
+            spans.into_iter().map(|span| span.map(|time| time.0)).collect()
+        };
+        let free = OverlapSlowdown { compute: 1.0, collective: 1.0 };
+        assert_eq!(spans(Some(free)), [[0.0, 3.0], [0.0, 2.0], [2.0, 4.0], [4.0, 6.0]]);
+        assert_eq!(spans(None), [[0.0, 3.0], [3.0, 5.0], [5.0, 7.0], [7.0, 9.0]]);
+        let slowed = OverlapSlowdown { compute: 2.0, collective: 1.0 };
+        assert_eq!(spans(Some(slowed))[0], [0.0, 3.0]);
+        assert_eq!(spans(Some(slowed))[3], [5.5, 7.5]);
+    }
+}

@@ -18,21 +18,24 @@ fn random_plans_agree_with_the_reference() {
     );
 }
 
-/// Reductions beside the last backward pass come earlier in the order of instructions, and change no bit.
+/// Collectives beside the backward pass come earlier in the order of instructions, and change no bit.
 #[test]
-fn overlapped_reductions_change_no_bit() {
-    let mut buckets = 0;
+fn overlapped_collectives_change_no_bit() {
+    let (mut buckets, mut overlapped_gemms) = (0, 0);
     for case in conformance::cases(Precision::Fp32, 0..conformance::CASES) {
-        if case.plan.mesh.data == 1 {
+        if case.plan.mesh.data == 1 && case.plan.mesh.tensor == 1 {
             continue;
         }
-        let mut weights_after = |overlap_grad_reduce: bool| {
+        let mut weights_after = |overlaps: bool| {
             let mut plan = case.plan.clone();
-            plan.overlap_grad_reduce = overlap_grad_reduce;
+            plan.overlap_grad_reduce = overlaps;
+            plan.overlap_tensor_collectives = overlaps;
             let program = lower(&plan.resolve(&case.model).unwrap());
             let of_stages = program.stages.iter().flat_map(|stage| &stage.gradient_buckets);
             buckets +=
                 of_stages.map(|bucket: &GradientBucket| bucket.reductions.len()).sum::<usize>();
+            overlapped_gemms +=
+                program.instructions().map(|instr| instr.overlapped_instrs).sum::<usize>();
             let program = CheckedProgram::check(program).unwrap();
             let mut session = narrows_cpu::session(&case.model, program, 1).unwrap();
             session.initialise(&case.model, 7).unwrap();
@@ -47,5 +50,5 @@ fn overlapped_reductions_change_no_bit() {
         let (overlapped, after) = (weights_after(true), weights_after(false));
         assert!(overlapped == after, "{}", case.model.name);
     }
-    assert!(buckets > 20, "{buckets}");
+    assert!(buckets > 20 && overlapped_gemms > 20, "{buckets}, {overlapped_gemms}");
 }
