@@ -123,6 +123,7 @@ fn flag(field: RequestField) -> &'static str {
         RequestField::SequenceLength => "--sequence-length",
         RequestField::MicroBatch => "--micro-batch",
         RequestField::Tensor => "--tensor",
+        RequestField::TensorMax => "--max-tensor",
         RequestField::Pipeline => "--pipeline",
         RequestField::Data => "--data-parallel",
     }

@@ -8,7 +8,8 @@ use crate::request::Request;
 /// The sizes of a tensor axis that fit a node and divide the number of devices.
 fn sizes_within_a_node(request: &Request) -> impl DoubleEndedIterator<Item = u64> {
     let node = request.profile.devices_per_node().min(request.devices);
-    (1..=node).filter(|size| request.devices.is_multiple_of(*size))
+    let divides = |size: &u64| request.devices.is_multiple_of(*size);
+    (1..=node).filter(divides).filter(|size| request.allows_tensor(*size))
 }
 
 /// Size of the tensor axis on which strategies differ: that of the plan, or a node where the plan has none.

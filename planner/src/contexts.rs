@@ -34,7 +34,8 @@ pub fn contexts(request: &Request) -> Vec<Context> {
 /// Every mesh of the request's devices.
 fn meshes(request: &Request) -> Vec<Mesh> {
     let mut meshes = vec![];
-    for tensor in divisors(request.devices) {
+    let tensor_sizes = divisors(request.devices).into_iter();
+    for tensor in tensor_sizes.filter(|size| request.allows_tensor(*size)) {
         for pipeline in divisors(request.devices / tensor) {
             let data = request.devices / tensor / pipeline;
             let allowed = |fixed: Option<u64>, size| fixed.is_none_or(|fixed| fixed == size);

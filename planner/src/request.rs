@@ -26,6 +26,10 @@ pub struct Request {
     pub micro_batch: Option<u64>,
     /// Devices along the tensor axis.
     pub tensor: Option<u64>,
+    /// Largest tensor axis to search.
+    pub tensor_max: Option<u64>,
+    /// Whether the devices of a tensor axis must be in one node.
+    pub tensor_within_node: bool,
     /// Pipeline stages.
     pub pipeline: Option<u64>,
     /// Data-parallel replicas.
@@ -61,6 +65,8 @@ pub enum RequestField {
     MicroBatch,
     /// [`Request::tensor`].
     Tensor,
+    /// [`Request::tensor_max`].
+    TensorMax,
     /// [`Request::pipeline`].
     Pipeline,
     /// [`Request::data`].
@@ -76,6 +82,7 @@ impl fmt::Display for RequestField {
             RequestField::SequenceLength => "sequence length",
             RequestField::MicroBatch => "microbatch",
             RequestField::Tensor => "tensor axis",
+            RequestField::TensorMax => "largest tensor axis",
             RequestField::Pipeline => "pipeline axis",
             RequestField::Data => "data axis",
         })
@@ -158,6 +165,8 @@ impl Request {
             sequence_length,
             micro_batch: None,
             tensor: None,
+            tensor_max: None,
+            tensor_within_node: false,
             pipeline: None,
             data: None,
             zero: None,
@@ -178,6 +187,14 @@ impl Request {
         } else {
             vec![None]
         }
+    }
+
+    /// Whether [`tensor_max`](Request::tensor_max) and [`tensor_within_node`](Request::tensor_within_node) allow a
+    /// tensor axis of this size. Devices fill nodes in rank order, and the tensor axis is the innermost.
+    pub(crate) fn allows_tensor(&self, tensor: u64) -> bool {
+        let per_node = self.profile.devices_per_node();
+        let within_node = per_node.is_multiple_of(tensor) || self.devices <= per_node;
+        self.tensor_max.is_none_or(|max| tensor <= max) && (within_node || !self.tensor_within_node)
     }
 
     /// Largest arena of a device.
@@ -204,6 +221,7 @@ impl Request {
             (RequestField::SequenceLength, Some(self.sequence_length), 1 << 24),
             (RequestField::MicroBatch, self.micro_batch, 1 << 24),
             (RequestField::Tensor, self.tensor, 1 << 20),
+            (RequestField::TensorMax, self.tensor_max, 1 << 20),
             (RequestField::Pipeline, self.pipeline, 1 << 20),
             (RequestField::Data, self.data, 1 << 20),
         ];
@@ -232,6 +250,14 @@ impl Request {
         if let Some(stages) = self.pipeline.filter(|stages| *stages > blocks) {
             let problem = format!("{stages} stages exceed the model's {blocks} blocks");
             push(RequestField::Pipeline, problem, Some("at most one stage per block"));
+        }
+        if let Some(tensor) = self.tensor.filter(|tensor| !self.allows_tensor(*tensor)) {
+            let per_node = self.profile.devices_per_node();
+            let problem = match self.tensor_max {
+                Some(max) if tensor > max => format!("{tensor} exceeds the largest allowed, {max}"),
+                _ => format!("axes of {tensor} devices cross nodes of {per_node}"),
+            };
+            push(RequestField::Tensor, problem, Some("a smaller tensor axis, or fewer constraints"));
         }
         let fixed = [self.tensor, self.pipeline, self.data].into_iter().flatten();
         let product = fixed.fold(1_u64, |product, size| product.saturating_mul(size));

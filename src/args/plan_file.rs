@@ -73,6 +73,8 @@ impl PlanFile {
             sequence_length: plan.workload.sequence_length,
             micro_batch: Some(plan.workload.micro_batch),
             tensor: Some(plan.mesh.tensor),
+            tensor_max: None,
+            tensor_within_node: false,
             pipeline: Some(plan.mesh.pipeline),
             data: Some(plan.mesh.data),
             zero: Some(plan.zero),
@@ -180,7 +182,7 @@ fn in_plan(file: &str, defect: RequestDefect) -> Problem {
         RequestField::GlobalBatch => "workload.global_batch",
         RequestField::SequenceLength => "workload.sequence_length",
         RequestField::MicroBatch => "workload.micro_batch",
-        RequestField::Tensor => "mesh.tensor",
+        RequestField::Tensor | RequestField::TensorMax => "mesh.tensor",
         RequestField::Pipeline => "mesh.pipeline",
         RequestField::Data => "mesh.data",
     };

@@ -17,7 +17,7 @@ use crate::input;
 use super::units;
 use super::values::{
     ExecutorArg, GroupingArg, NormArg, ObjectiveArg, OverlapArg, RecomputeArg, StrategyArg,
-    WeightsArg, ZeroArg,
+    WeightsArg, WithinNodeArg, ZeroArg,
 };
 
 /// Model and hardware.
@@ -66,6 +66,12 @@ pub struct RequestArgs {
     /// Devices of the tensor axis [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub tensor: Option<u64>,
+    /// Largest tensor axis to search [default: any]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub max_tensor: Option<u64>,
+    /// Axes whose devices must share a node
+    #[arg(long, value_name = "AXIS", value_enum)]
+    pub within_node: Option<WithinNodeArg>,
     /// Pipeline stages [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
@@ -165,6 +171,8 @@ impl RequestArgs {
     /// The flags that were passed and restrict a search beyond its sizes.
     pub fn search_flags(&self) -> Vec<&'static str> {
         let flags = [
+            ("--max-tensor", self.max_tensor.is_some()),
+            ("--within-node", self.within_node.is_some()),
             ("--strategy", self.strategy.is_some()),
             ("--recompute", self.recompute.is_some()),
             ("--norm", self.norm.is_some()),
@@ -198,6 +206,8 @@ impl RequestArgs {
             sequence_length,
             micro_batch: self.micro_batch,
             tensor: self.tensor,
+            tensor_max: self.max_tensor,
+            tensor_within_node: self.within_node == Some(WithinNodeArg::Tensor),
             pipeline: self.pipeline,
             data: self.data_parallel,
             zero: self.zero.and_then(ZeroArg::stage),

@@ -208,6 +208,13 @@ impl From<ExecutorArg> for Executor {
     }
 }
 
+/// `--within-node`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WithinNodeArg {
+    /// The tensor axis
+    Tensor,
+}
+
 /// `--objective`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ObjectiveArg {

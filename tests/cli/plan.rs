@@ -317,6 +317,29 @@ fn explain_compares_every_axis_and_counts_omitted_alternatives() {
     );
 }
 
+/// `--max-tensor` and `--within-node` bound the tensor axis of a search, and contradict a larger `--tensor`.
+#[test]
+fn the_tensor_axis_is_bounded() {
+    const REQUEST: &str = "plan --model llama-1b --hardware a100-80gb-8 --global-batch 1 \
+                           --sequence-length 1024";
+    let tensor = |flags: &str| json(&format!("{REQUEST} {flags}"))["decisions"]["mesh"]["tensor"].clone();
+    assert!(tensor("--devices 4").as_u64().expect("a size") > 2);
+    assert_eq!(tensor("--devices 4 --max-tensor 2"), json!(2));
+    assert!(tensor("--devices 16").as_u64().expect("a size") > 8, "one sequence, no more than one replica");
+    assert_eq!(tensor("--devices 16 --within-node tensor"), json!(8));
+    let explained = super::stdout(&format!("{REQUEST} --devices 4 --max-tensor 2").replace("plan", "explain"));
+    assert!(!explained.contains("tensor axis 4"), "{explained}");
+    for (flags, problem) in [
+        ("--devices 4 --tensor 4 --max-tensor 2", "4 exceeds the largest allowed, 2"),
+        ("--devices 16 --tensor 16 --within-node tensor", "axes of 16 devices cross nodes of 8"),
+        ("--devices 4 --max-tensor 0", "0 is not between 1 and"),
+    ] {
+        let output = super::narrows(&format!("{REQUEST} {flags}")).assert().code(2);
+        let errors = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(errors.contains(problem), "{flags}: {errors}");
+    }
+}
+
 /// Reductions of gradients run beside the last backward pass where the profile lets them, and `--overlap off` keeps them
 /// after it, in a search and in a plan file.
 #[test]
@@ -350,4 +373,28 @@ fn microbatches_stay_within_what_kernels_index() {
     let answer = json(&format!("plan --model cola-60m --hardware a100-80gb {flags}"));
     let micro_batch = answer["decisions"]["workload"]["micro_batch"].as_u64().unwrap();
     assert!(micro_batch > 1 && micro_batch * 256 < 1 << 31, "{micro_batch}");
+}
+
+/// Tensor-axis collectives run beside weight-gradient GEMMs where the profile lets them; `--overlap off` and plans without
+/// the key run them in order.
+#[test]
+fn tensor_collectives_overlap_where_the_hardware_lets_them() {
+    const REQUEST: &str =
+        "--model cola-1b --devices 4 --tensor 4 --global-batch 4 --sequence-length 1024";
+    const KEY: &str = "overlap_tensor_collectives";
+    let step = |answer: &Value| answer["prediction"]["step_time_s"].as_f64().expect("a step time");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.json");
+    let file = file.to_str().expect("a path");
+    let auto = json(&format!("plan --hardware a100-80gb {REQUEST} --output {file}"));
+    let off = json(&format!("plan --hardware a100-80gb {REQUEST} --overlap off"));
+    assert_eq!(auto["decisions"][KEY], json!(true));
+    assert_eq!(off["decisions"].get(KEY), None);
+    assert!(step(&auto) < step(&off), "{auto:#}\n{off:#}");
+    assert!(step(&json(&format!("cost {file} --overlap off"))) >= step(&off));
+    assert_eq!(step(&json(&format!("cost {file}"))), step(&auto));
+    let text = super::stdout(&format!("plan --hardware a100-80gb {REQUEST}"));
+    assert!(text.contains("tensor-axis collectives beside weight-gradient GEMMs"), "{text}");
+    let on_cpus = json(&format!("plan --hardware cpu-local {REQUEST}"));
+    assert_eq!(on_cpus["decisions"].get(KEY), None);
 }
