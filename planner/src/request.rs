@@ -257,7 +257,11 @@ impl Request {
                 Some(max) if tensor > max => format!("{tensor} exceeds the largest allowed, {max}"),
                 _ => format!("axes of {tensor} devices cross nodes of {per_node}"),
             };
-            push(RequestField::Tensor, problem, Some("a smaller tensor axis, or fewer constraints"));
+            push(
+                RequestField::Tensor,
+                problem,
+                Some("a smaller tensor axis, or fewer constraints"),
+            );
         }
         let fixed = [self.tensor, self.pipeline, self.data].into_iter().flatten();
         let product = fixed.fold(1_u64, |product, size| product.saturating_mul(size));

@@ -322,12 +322,17 @@ fn explain_compares_every_axis_and_counts_omitted_alternatives() {
 fn the_tensor_axis_is_bounded() {
     const REQUEST: &str = "plan --model llama-1b --hardware a100-80gb-8 --global-batch 1 \
                            --sequence-length 1024";
-    let tensor = |flags: &str| json(&format!("{REQUEST} {flags}"))["decisions"]["mesh"]["tensor"].clone();
+    let tensor =
+        |flags: &str| json(&format!("{REQUEST} {flags}"))["decisions"]["mesh"]["tensor"].clone();
     assert!(tensor("--devices 4").as_u64().expect("a size") > 2);
     assert_eq!(tensor("--devices 4 --max-tensor 2"), json!(2));
-    assert!(tensor("--devices 16").as_u64().expect("a size") > 8, "one sequence, no more than one replica");
+    assert!(
+        tensor("--devices 16").as_u64().expect("a size") > 8,
+        "one sequence, no more than one replica"
+    );
     assert_eq!(tensor("--devices 16 --within-node tensor"), json!(8));
-    let explained = super::stdout(&format!("{REQUEST} --devices 4 --max-tensor 2").replace("plan", "explain"));
+    let explained =
+        super::stdout(&format!("{REQUEST} --devices 4 --max-tensor 2").replace("plan", "explain"));
     assert!(!explained.contains("tensor axis 4"), "{explained}");
     for (flags, problem) in [
         ("--devices 4 --tensor 4 --max-tensor 2", "4 exceeds the largest allowed, 2"),

@@ -126,7 +126,7 @@ impl InstructionTimers {
     }
 
     /// Breakdown of the last step's time: the whole duration of computation, and of collectives and transfers the
-    /// part that no computation overlaps.
+    /// part that neither computation nor an earlier one of them overlaps.
     pub fn breakdown(&self) -> TimeBreakdown {
         let instructions = self.instructions.iter().copied();
         time_breakdown(instructions.zip(self.spans.iter().copied()))
@@ -143,7 +143,16 @@ fn time_breakdown(
         breakdown.add(instruction.category, span.end - span.start);
         compute.push(span);
     }
-    for (instruction, span) in timed.filter(|(instruction, _)| !instruction.is_compute()) {
+    let mut communication: Vec<_> =
+        timed.filter(|(instruction, _)| !instruction.is_compute()).collect();
+    communication.sort_by_key(|(_, span)| span.start);
+    let mut counted_until = Duration::ZERO;
+    for (instruction, span) in communication {
+        let span = InstructionSpan { start: span.start.max(counted_until), end: span.end };
+        counted_until = counted_until.max(span.end);
+        if span.start >= span.end {
+            continue;
+        }
         let first = compute.partition_point(|other| other.end <= span.start);
         let overlapping = compute[first..].iter().take_while(|other| other.start < span.end);
         let hidden: Duration =
@@ -166,6 +175,7 @@ mod tests {
             (TimedInstruction { node, category }, span)
         };
         let (compute, collectives) = (Some(StreamId::Compute), Some(StreamId::Collectives));
+        let reductions = Some(StreamId::Reductions);
         let all = [
             timed(compute, TimeCategory::Gemm, 0, 10),
             timed(collectives, TimeCategory::CollectiveExposed, 5, 18),
@@ -173,11 +183,14 @@ mod tests {
             timed(compute, TimeCategory::Gemm, 18, 20),
             timed(collectives, TimeCategory::CollectiveExposed, 18, 20),
             timed(None, TimeCategory::Bubble, 19, 25),
+            timed(reductions, TimeCategory::CollectiveExposed, 24, 27),
+            timed(reductions, TimeCategory::CollectiveExposed, 16, 17),
         ];
         let breakdown = time_breakdown(all.into_iter());
         let milliseconds = |category| breakdown.get(category).as_millis();
-        // Of the first collective, 5–10 and 12–15 are hidden; of the second, everything.
-        assert_eq!(milliseconds(TimeCategory::CollectiveExposed), 5);
+        // Of the first collective, 5–10 and 12–15 are hidden; of the second, everything. Of the reductions, the first
+        // second is counted as a transfer, and the last as a collective.
+        assert_eq!(milliseconds(TimeCategory::CollectiveExposed), 7);
         assert_eq!(milliseconds(TimeCategory::Gemm), 12);
         assert_eq!(milliseconds(TimeCategory::Elementwise), 3);
         assert_eq!(milliseconds(TimeCategory::Bubble), 5);

@@ -103,6 +103,13 @@ impl StreamId {
     pub const ALL: [StreamId; 3] = [StreamId::Compute, StreamId::Collectives, StreamId::Reductions];
 }
 
+impl ScheduleItem {
+    /// Whether the item is gradient reductions, which other items do not wait for.
+    pub fn is_reductions(&self) -> bool {
+        matches!(self, ScheduleItem::Reductions(_))
+    }
+}
+
 impl DeviceSchedule {
     /// All kernel launches.
     pub fn launches(&self) -> impl Iterator<Item = &Launch> {

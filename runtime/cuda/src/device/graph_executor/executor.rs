@@ -11,6 +11,7 @@ use narrows_plan::program::{MicrobatchPass, Phase, Program};
 use narrows_runtime::RunError;
 use narrows_runtime::session::{MeshCoordinates, StepRequest};
 
+use super::queue_limit::awaited_items;
 use super::resources::ExecutorResources;
 use super::segment::{CapturedGraph, ReadySegment, enqueue_node};
 use super::stage_link::StageLink;
@@ -45,6 +46,8 @@ pub(crate) struct GraphExecutor {
     reductions: [CudaEvent; 2],
     /// Recorded after each item of a step, in their order.
     pub(super) item_events: Vec<CudaEvent>,
+    /// For each item of a step, the earlier item whose end the host awaits before enqueuing it.
+    pub(super) awaited_items: Vec<Option<usize>>,
     /// Recorded alternately after every [`NODES_PER_THROTTLE`] nodes.
     pub(super) throttle_events: [CudaEvent; 2],
     pub(super) step_end: CudaEvent,
@@ -132,6 +135,7 @@ impl GraphExecutor {
             .map(|segment| ReadySegment::new(&gpu, segment, &resources))
             .collect::<Result<_, CudaError>>()?;
         let items = schedule.passes.iter().flat_map(|pass| &pass.items);
+        let awaited_items = awaited_items(items.clone());
         let item_events = items.map(|_| event()).collect::<Result<_, _>>()?;
         let program_stage = &program.stages[coordinates.stage as usize];
         let square_sum_offset = program_stage.buffer(program_stage.square_sum()).offset;
@@ -151,6 +155,7 @@ impl GraphExecutor {
             join,
             reductions,
             item_events,
+            awaited_items,
             throttle_events,
             step_end,
             square_sum_offset,

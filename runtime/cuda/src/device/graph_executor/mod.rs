@@ -8,6 +8,7 @@
 //! checks that the GPU makes progress and that the other processes are alive.
 
 mod executor;
+mod queue_limit;
 mod resources;
 mod segment;
 mod stage_link;

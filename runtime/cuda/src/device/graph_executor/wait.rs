@@ -12,14 +12,11 @@ use crate::device::timers::InstructionTimers;
 use crate::error::CudaError;
 use crate::schedule::{GraphNode, NcclCollective, NodeWork, ScheduleItem, StreamId};
 
-/// Lines of a diagnosis.
+/// Lines of a diagnosis for each stream of items or collectives.
 const ACTIVITY_LINES_MAX: usize = 8;
 
 /// Interval at which an event is polled; a step takes milliseconds at least.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-
-/// Items that the host may enqueue ahead of the GPU.
-const ITEMS_AHEAD_MAX: usize = 8;
 
 /// Interval at which progress and the other processes are checked.
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -43,11 +40,11 @@ impl GraphExecutor {
         })
     }
 
-    /// Waits until the GPU is at most [`ITEMS_AHEAD_MAX`] items behind the item of this index, which is enqueued
-    /// next. Streams hold a limited number of launches: beyond it, enqueuing would block, and failures of other
-    /// processes would go unnoticed.
+    /// Waits until the GPU is at most a few items behind the item of this index, which is enqueued next; gradient
+    /// reductions may be further behind. Streams hold a limited number of launches: beyond it, enqueuing would block, and
+    /// failures of other processes would go unnoticed.
     pub(super) fn limit_queued_items(&mut self, item: usize) -> Result<(), RunError> {
-        match item.checked_sub(ITEMS_AHEAD_MAX) {
+        match self.awaited_items[item] {
             Some(earlier) => {
                 self.poll_until(|executor| executor.item_events[earlier].try_is_complete())
             }
@@ -87,7 +84,7 @@ impl GraphExecutor {
     fn check_health(&mut self) -> Result<(), RunError> {
         // Events of items that are not enqueued yet are still those of the previous step.
         let queued = self.item_events.iter().take(self.progress.queued);
-        let completed = queued.take_while(|event| event.try_is_complete().unwrap_or(false)).count();
+        let completed = queued.filter(|event| event.try_is_complete().unwrap_or(false)).count();
         if completed > self.progress.completed {
             (self.progress.completed, self.progress.last_advance) = (completed, Instant::now());
         }
@@ -127,22 +124,28 @@ impl GraphExecutor {
 
     fn recent_collectives(&self, timers: &InstructionTimers) -> Vec<String> {
         let collectives = [StreamId::Collectives, StreamId::Reductions];
-        let nodes = collectives.into_iter().flat_map(|stream| timers.nodes(stream));
-        let nodes = nodes.filter_map(|(timed, ended)| {
-            let node = &self.schedule.segments[timed.segment].nodes[timed.index];
-            let NodeWork::Collective(collective) = &node.work else { return None };
-            Some((describe_collective(node, collective), ended))
-        });
-        activity_lines(nodes)
+        let of_stream = |stream: StreamId| {
+            activity_lines(timers.nodes(stream).filter_map(|(timed, ended)| {
+                let node = &self.schedule.segments[timed.segment].nodes[timed.index];
+                let NodeWork::Collective(collective) = &node.work else { return None };
+                Some((describe_collective(node, collective), ended))
+            }))
+        };
+        collectives.into_iter().flat_map(of_stream).collect()
     }
 
     fn recent_items(&self) -> Vec<String> {
         let passes = self.schedule.passes.iter();
         let items = passes.flat_map(|pass| pass.items.iter().map(move |item| (pass.pass, item)));
         let items = items.zip(&self.item_events).take(self.progress.queued);
-        activity_lines(items.map(|((pass, item), event)| {
-            (self.describe_item(pass, item), event.try_is_complete().unwrap_or(false))
-        }))
+        // Gradient reductions end in an order of their own.
+        let lines = |reductions: bool| {
+            let own = items.clone().filter(|((_, item), _)| item.is_reductions() == reductions);
+            activity_lines(own.map(|((pass, item), event)| {
+                (self.describe_item(pass, item), event.try_is_complete().unwrap_or(false))
+            }))
+        };
+        [lines(false), lines(true)].concat()
     }
 
     fn describe_item(&self, pass: MicrobatchPass, item: &ScheduleItem) -> String {
