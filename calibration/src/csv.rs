@@ -200,6 +200,7 @@ impl CsvRow<'_> {
             norm: NormRule::Auto,
             weights: WeightRule::Any,
             zero: Zero::Off,
+            overlap_tensor_collectives: false,
         };
         let value = self.number(TIME);
         Measurement {

@@ -132,6 +132,7 @@ mod tests {
             norm: NormRule::Auto,
             weights: WeightRule::Any,
             zero: Zero::Off,
+            overlap_tensor_collectives: false,
         };
         let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
         assert_eq!(time_bin(0.5), -15);

@@ -22,6 +22,7 @@ fn gpt_step(gpt: GptModel, batch: [u64; 3], recompute: Recompute) -> TrainingSte
         norm: NormRule::Auto,
         weights: WeightRule::Any,
         zero: Zero::Off,
+        overlap_tensor_collectives: false,
     }
 }
 

@@ -197,6 +197,9 @@ pub struct TrainingStep {
     /// Sharding of optimizer states over replicas.
     #[serde(default = "no_zero")]
     pub zero: Zero,
+    /// Whether tensor-axis collectives of activation gradients ran beside weight-gradient GEMMs.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub overlap_tensor_collectives: bool,
 }
 
 fn any_norm() -> NormRule {

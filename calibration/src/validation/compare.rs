@@ -138,6 +138,7 @@ fn in_step(defect: RequestDefect) -> Defect {
         // The mesh is a field of the measurement.
         RequestField::Devices
         | RequestField::Tensor
+        | RequestField::TensorMax
         | RequestField::Pipeline
         | RequestField::Data => "",
     };
@@ -242,6 +243,7 @@ fn plan_step(
         pipeline: Some(mesh.pipeline),
         data: Some(mesh.data),
         zero: Some(step.zero),
+        overlap_tensor_collectives: step.overlap_tensor_collectives,
         rules: Rules { baseline: step.strategy, weights: step.weights, norm: step.norm, recompute },
         memory_limit: MemoryLimit::None,
         executor: measurement.executor,
