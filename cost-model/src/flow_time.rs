@@ -129,19 +129,19 @@ impl<'a> FlowPrices<'a> {
         let (value, context) = (self.space.segment.value(self.id), &self.space.context);
         let templates = gradient_backward(value, flow, gradient, context);
         let mut times = self.kernel_times(&templates);
+        let is_collective =
+            |template: &InstrTemplate| matches!(template.action, Action::Collective(_));
         if let Some(slowdown) = self.prices.overlap
             && let Some(gemm) = self.overlapped_gemm_time(flow)
+            && let Some(collective) = templates.iter().position(is_collective)
         {
-            let collectives = templates.iter().zip(&mut times);
-            collectives
-                .filter(|(template, _)| matches!(template.action, Action::Collective(_)))
-                .for_each(|(_, time)| *time = slowdown.exposed(*time, gemm));
+            times[collective] = slowdown.exposed(times[collective], gemm);
         }
         times
     }
 
-    /// Time of the weight-gradient GEMM that runs beside the collective of a flow's gradient. It follows from the layout
-    /// of the gradient contributions; where options with equal layouts differ, the longest gives a lower bound.
+    /// Time of the weight-gradient GEMM that runs beside the collective of a flow's gradient. Options of a linear that
+    /// contribute to the gradient in the same layout have the same GEMM.
     fn overlapped_gemm_time(&self, flow: &Flow) -> Option<Seconds> {
         let (segment, context) = (&self.space.segment, &self.space.context);
         let op = overlapped_weight_gradient(segment, self.id, flow, context)?;
@@ -149,14 +149,10 @@ impl<'a> FlowPrices<'a> {
         let contributes = |option: &&OpOption| {
             option.choice.inputs.first().is_some_and(|input| input.backward == layout)
         };
-        let time = |option: &OpOption| {
-            let templates = op_backward(segment, op, &option.choice, context);
-            let is_weight_gradient = |template: &&InstrTemplate| matches!(&template.action, Action::Gemm(gemm) if gemm.role == GemmRole::WeightGradient);
-            let gemms = templates.iter().filter(is_weight_gradient);
-            gemms.map(|template| (self.prices.kernel)(&template.kernel())).sum::<Seconds>()
-        };
-        let options = &self.space.ops[op.0 as usize];
-        let longest = options.iter().filter(contributes).map(|option| time(option).0);
-        longest.reduce(f64::max).map(Seconds)
+        let option = self.space.ops[op.0 as usize].iter().find(contributes)?;
+        let is_weight_gradient = |template: &&InstrTemplate| matches!(&template.action, Action::Gemm(gemm) if gemm.role == GemmRole::WeightGradient);
+        let templates = op_backward(segment, op, &option.choice, context);
+        let gemm = templates.iter().find(is_weight_gradient)?;
+        Some((self.prices.kernel)(&gemm.kernel()))
     }
 }

@@ -4,8 +4,9 @@
 //! time(op choice)  = m·(forward + backward + [recompute]) + step
 //! time(flow)       = m·(forward reshards + recomputed reshards + backward reshards and sums)
 //! ```
-//! with the exposed time of a collective that runs beside a weight-gradient GEMM, for one instance of the segment, m microbatches a step. The table's links demand equal layouts at the two ends of
-//! a port, and that values read by the backward pass are kept or recomputed.
+//! for one instance of the segment, m microbatches a step. A collective beside a weight-gradient GEMM counts with its
+//! exposed time. The table's links demand equal layouts at the two ends of a port, and that values read by the backward
+//! pass are kept or recomputed.
 
 use std::sync::{Arc, OnceLock};
 
@@ -178,6 +179,15 @@ impl PricedSpace {
             options.iter().zip(&self.ops.0[id.0 as usize]).map(time).collect()
         };
         self.space.segment.op_ids().map(of_op).collect()
+    }
+
+    /// Lower bounds on the forward and on the backward pass of one microbatch: each op's least, without flows.
+    pub fn min_pass_times(&self) -> [Seconds; 2] {
+        let least = |pass: fn(&SegmentTime) -> f64| {
+            let of_op = |times: &Vec<SegmentTime>| times.iter().map(pass).reduce(f64::min);
+            Seconds(self.ops.0.iter().filter_map(of_op).sum())
+        };
+        [least(|time| time.forward.0), least(|time| time.backward.0)]
     }
 
     /// Forward plus backward time of each flow of each value for one microbatch.

@@ -1,7 +1,8 @@
 //! Simulates a step of a program from the times of its kernels.
 //!
-//! Each device runs its instructions in order, a collective beside computation where the program says so: the passes of a stage follow each other, a forward pass waits for that of the previous
-//! stage and a backward pass for that of the next stage. In the step phase, stages synchronize wherever an instruction
+//! Each device runs its instructions in order, a collective beside computation where the program says so. The passes of a
+//! stage follow each other, a forward pass waits for that of the previous stage and a backward pass for that of the next
+//! stage. In the step phase, stages synchronize wherever an instruction
 //! is a collective over the pipeline axis: no weight is updated before the norm of all stages' gradients is known. A
 //! synchronization begins when the last of its stages arrives. With one stage and without gradient buckets the step time
 //! is
@@ -9,8 +10,8 @@
 //! ```text
 //! m·(forward + backward) + step
 //! ```
-//! the sum over all instructions of the time that each adds, which is the sum that the solver minimised. Gradient buckets run on a stream of
-//! their own beside the last backward pass, and the step phase begins when both have ended.
+//! the sum over all instructions of the time that each adds, which is the sum that the solver minimised. Gradient buckets
+//! run on a stream of their own beside the last backward pass, and the step phase begins when both have ended.
 
 use narrows_plan::program::{MicrobatchPass, Phase};
 use narrows_plan::{CheckedProgram, Seconds};

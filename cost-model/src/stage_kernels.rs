@@ -120,10 +120,8 @@ fn bucket_times(stage: &StageProgram, prices: StreamPrices) -> Vec<BucketTime> {
 
 #[cfg(test)]
 mod tests {
-    use narrows_plan::program::{Action, FusedOp};
+    use narrows_plan::program::{Action, CollectiveFunction, CollectiveOp, FusedOp, Reduction};
     use narrows_plan::{Axis, DeviceGroup, Layout};
-
-    use narrows_plan::program::{CollectiveFunction, CollectiveOp, Reduction};
 
     use super::*;
     use crate::overlap::OverlapSlowdown;

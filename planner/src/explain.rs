@@ -66,6 +66,8 @@ pub struct MeshRow {
     pub zero: Zero,
     /// Whether gradients are reduced beside the last backward pass.
     pub overlap_grad_reduce: bool,
+    /// Whether tensor-axis collectives of activation gradients run beside weight-gradient GEMMs.
+    pub overlap_tensor_collectives: bool,
     /// Lower bound on the step time of its plans, in seconds.
     pub bound_s: Option<f64>,
     /// Step time of its best plan in seconds, when it was solved.
@@ -284,6 +286,9 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
     if context.overlap_grad_reduce {
         parts.push("gradient reductions overlapped".into());
     }
+    if context.overlap_tensor_collectives {
+        parts.push("tensor-axis collectives overlapped".into());
+    }
     let blocks: Vec<_> = plan.decisions.stages.iter().flatten().collect();
     if let Some(block) = blocks.get(blocks.len() / 2)
         && context.mesh.tensor > 1
@@ -311,6 +316,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
         micro_batch: report.context.workload.micro_batch,
         zero: report.context.zero,
         overlap_grad_reduce: report.context.overlap_grad_reduce,
+        overlap_tensor_collectives: report.context.overlap_tensor_collectives,
         bound_s: report.bound.map(|bound| bound.0),
         step_time_s,
         outcome: report.outcome.clone(),

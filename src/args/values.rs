@@ -32,9 +32,9 @@ impl ZeroArg {
 /// `--overlap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OverlapArg {
-    /// Searched, where the hardware runs collectives beside computation
+    /// Where the hardware can and a step gains
     Auto,
-    /// Gradients are reduced beside the last backward pass, where the hardware can
+    /// Wherever the hardware can
     On,
     /// Collectives and computation run one after the other
     Off,

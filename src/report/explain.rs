@@ -225,7 +225,13 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
             format!("{tensor} × {pipeline} × {data}"),
             row.micro_batch.to_string(),
             if row.zero == Zero::One { "1" } else { "" }.into(),
-            if row.overlap_grad_reduce { "yes" } else { "" }.into(),
+            match (row.overlap_grad_reduce, row.overlap_tensor_collectives) {
+                (true, true) => "data, tensor",
+                (true, false) => "data",
+                (false, true) => "tensor",
+                (false, false) => "",
+            }
+            .into(),
             time(row.bound_s),
             time(row.step_time_s),
             outcome(&row.outcome),

@@ -58,11 +58,11 @@ fn is_communication(instr: &Instr) -> bool {
     matches!(instr.action, Action::Collective(_) | Action::Send(_) | Action::Receive(_))
 }
 
-/// The bytes of an operand of the first microbatch slot. Instructions of one pass use the same slot, and slots do not
-/// overlap.
+/// The bytes of an operand's whole buffer in the first microbatch slot. Instructions of one pass use the same slot, and
+/// slots do not overlap.
 fn bytes(stage: &StageProgram, access: &Access) -> Range<u64> {
-    let offset = stage.buffer(access.buffer).offset;
-    offset..offset + access.extent.bytes().0
+    let buffer = stage.buffer(access.buffer);
+    buffer.offset..buffer.offset + buffer.extent.bytes().0
 }
 
 fn overlaps(a: &Range<u64>, b: &Range<u64>) -> bool {

@@ -83,6 +83,7 @@ impl<'a> StageLowering<'a> {
     }
 
     pub(super) fn finish(mut self) -> StageProgram {
+        debug_assert!(self.overlapped_gemms.is_empty());
         place_buffers(&mut self.program);
         self.program
     }

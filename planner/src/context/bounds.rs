@@ -45,6 +45,14 @@ impl ContextBounds {
 }
 
 impl LayoutBound {
+    /// The bound, or this one if it is larger.
+    pub(crate) fn at_least(self, other: Seconds) -> LayoutBound {
+        match self {
+            LayoutBound::Bound(bound) if bound < other => LayoutBound::Bound(other),
+            bound => bound,
+        }
+    }
+
     /// The bound in seconds; infinite where there is none.
     pub(crate) fn seconds(&self) -> f64 {
         if let LayoutBound::Bound(bound) = self { bound.0 } else { f64::INFINITY }

@@ -73,7 +73,7 @@ fn min_step_time(request: &Request, segments: &SegmentSolver, context: &Context)
 }
 
 /// Lower bound on forward plus backward time of one microbatch over the whole model.
-fn min_microbatch_time(
+pub(super) fn min_microbatch_time(
     segments: &SegmentSolver,
     context: &Context,
     boundary: BoundaryLayout,

@@ -211,6 +211,14 @@ impl<'a> SegmentSolver<'a> {
         self.groupings(spec).iter().map(of_grouping).reduce(f64::min).unwrap_or(0.0)
     }
 
+    /// Lower bounds on the forward and on the backward pass of one microbatch, in seconds.
+    pub(crate) fn min_pass_times(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
+        let of_grouping =
+            |grouping: &Grouping| self.prepare(spec, *grouping, context).priced.min_pass_times();
+        let times = self.groupings(spec).iter().map(of_grouping).collect::<Vec<_>>();
+        [0, 1].map(|pass| times.iter().map(|t| t[pass].0).reduce(f64::min).unwrap_or(0.0))
+    }
+
     /// The times of a segment's ops in the step phase of a context.
     pub(super) fn step_phases(
         &self,
@@ -255,8 +263,8 @@ impl<'a> SegmentSolver<'a> {
         }
     }
 
-    /// The key of the times of one microbatch, which do not depend on the number of microbatches, on ZeRO, on overlap, or
-    /// on the numbers of replicas and stages.
+    /// The key of the times of one microbatch, which do not depend on the number of microbatches, on ZeRO, on overlapped
+    /// gradient reductions, or on the numbers of replicas and stages.
     fn pass_key(&self, context: &Context) -> PassKey {
         let mut shared = *context;
         shared.mesh = Mesh { pipeline: 1, data: 1, ..context.mesh };

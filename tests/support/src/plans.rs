@@ -186,11 +186,17 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
     let mut blocks = IndexMap::new();
     let mut stages = vec![];
     let (layers, count) = (model.blocks.len() as u64, context.mesh.pipeline);
+    if layers < count {
+        return None;
+    }
     let mut first = 0;
     for stage in 0..count {
         // At least one block a stage; every block has its own decisions.
-        let end =
-            if stage + 1 == count { layers } else { (first + 1 + rng.next_u64() % 2).min(layers) };
+        let later_stages = count - stage - 1;
+        let end = match later_stages {
+            0 => layers,
+            _ => (first + 1 + rng.next_u64() % 2).min(layers - later_stages),
+        };
         let mut runs = vec![];
         for layer in first..end {
             let grouping = Grouping::ALL[rng.below(4)];
