@@ -225,7 +225,12 @@ fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
     };
     if let Some(best) = &best {
         // The warm start may be the best plan.
-        let of_best = |report: &&mut ContextReport| report.context == best.decisions.context;
+        // Plans without overlapped collectives are found under restricted rules only, and belong to the same report.
+        let context = best.decisions.context;
+        let of_best = |report: &&mut ContextReport| {
+            let overlap_tensor_collectives = report.context.overlap_tensor_collectives;
+            report.context == Context { overlap_tensor_collectives, ..context }
+        };
         if let Some(report) = reports.iter_mut().find(of_best) {
             report.outcome = ContextOutcome::Solved(best.time);
         }

@@ -53,9 +53,10 @@ impl ContextSolver<'_> {
     /// The smallest plan under restricted rules: bytes exclude the memory of a block's recomputation, so
     /// minimising bytes recomputes more than is best for the arena.
     fn min_memory_plan_restricted(&self, context: &Context) -> Option<SizedPlan> {
-        let plans = restrictions(self.request).into_iter().filter_map(|request| {
+        let plans = restrictions(self.request, context).into_iter().filter_map(|restricted| {
+            let (request, context) = restricted;
             let segments = self.segments.for_request(&request);
-            ContextSolver::new(&request, &segments).min_memory_plan(context)
+            ContextSolver::new(&request, &segments).min_memory_plan(&context)
         });
         plans.min_by_key(SizedPlan::peak_arena)
     }
@@ -68,12 +69,12 @@ impl ContextSolver<'_> {
         incumbent: f64,
     ) -> Option<FeasiblePlan> {
         let mut best: Option<FeasiblePlan> = None;
-        for request in restrictions(self.request) {
+        for (request, context) in restrictions(self.request, context) {
             let cutoff = best.as_ref().map_or(incumbent, |plan| plan.time.0);
             let segments = self.segments.for_request(&request);
             let solver = ContextSolver::new(&request, &segments);
-            let bounds = solver.bounds(context, cutoff);
-            if let Ok(Some(faster)) = solver.solve(context, &bounds, cutoff).best {
+            let bounds = solver.bounds(&context, cutoff);
+            if let Ok(Some(faster)) = solver.solve(&context, &bounds, cutoff).best {
                 best = Some(faster);
             }
         }
@@ -177,8 +178,8 @@ fn smallest_division(
     Some((Bytes(high), ranges))
 }
 
-/// The request under restricted rules: one way of recomputing, or one norm.
-fn restrictions(request: &Request) -> Vec<Request> {
+/// The request under restricted rules, each with its context: one way of recomputing, one norm, or collectives in order.
+fn restrictions(request: &Request, context: &Context) -> Vec<(Request, Context)> {
     let rules = request.rules;
     let mut restricted = vec![];
     if rules.recompute == Recompute::Auto {
@@ -188,5 +189,14 @@ fn restrictions(request: &Request) -> Vec<Request> {
     if rules.norm == NormRule::Auto {
         restricted.extend([NormRule::Sync, NormRule::Online].map(|norm| Rules { norm, ..rules }));
     }
-    restricted.into_iter().map(|rules| Request { rules, ..request.clone() }).collect()
+    let with_rules = |rules: Rules| Request { rules, ..request.clone() };
+    let mut searches: Vec<(Request, Context)> =
+        restricted.iter().map(|rules| (with_rules(*rules), *context)).collect();
+    if context.overlap_tensor_collectives {
+        // A collective beside a GEMM keeps the GEMM's operands for longer.
+        let in_order = Context { overlap_tensor_collectives: false, ..*context };
+        let rules = restricted.into_iter().chain([rules]);
+        searches.extend(rules.map(|rules| (with_rules(rules), in_order)));
+    }
+    searches
 }
