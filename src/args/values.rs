@@ -32,9 +32,9 @@ impl ZeroArg {
 /// `--overlap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OverlapArg {
-    /// Where the hardware can and a step gains
+    /// All overlap that shortens the step, where the hardware can
     Auto,
-    /// Wherever the hardware can
+    /// All overlap, where the hardware can
     On,
     /// Collectives and computation run one after the other
     Off,
