@@ -12,6 +12,8 @@ fn request(model: &str, hardware: &str, [tensor, pipeline]: [u64; 2], batch: u64
         tensor: Some(tensor),
         pipeline: Some(pipeline),
         micro_batch: Some(2),
+        // With overlap, the same decisions are the best for all stages of these pipelines.
+        overlap_tensor_collectives: false,
         ..Request::new(model, profile, tensor * pipeline, batch, 1024)
     }
 }
