@@ -4,8 +4,8 @@ use narrows_plan::emit::{
     InstrTemplate, copy_forward, copy_recompute, flow_forward, flow_recompute, gradient_backward,
     op_backward, overlapped_weight_gradient,
 };
-use narrows_plan::graph::ValueId;
-use narrows_plan::program::{Action, GemmRole};
+use narrows_plan::graph::{Value, ValueId};
+use narrows_plan::program::Action;
 use narrows_plan::strategy::{Flow, OpOption, Save, SegmentSpace};
 use narrows_plan::{Layout, Seconds};
 
@@ -16,6 +16,7 @@ use crate::segment_time::{SegmentTime, sum};
 pub(crate) struct FlowPrices<'a> {
     space: &'a SegmentSpace,
     id: ValueId,
+    value: &'a Value,
     prices: StreamPrices<'a>,
     /// Kernel times of the reshards so far. Flows share them.
     known: Vec<(Reshard, Vec<Seconds>)>,
@@ -39,12 +40,12 @@ impl<'a> FlowPrices<'a> {
         id: ValueId,
         prices: StreamPrices<'a>,
     ) -> FlowPrices<'a> {
-        FlowPrices { space, id, prices, known: vec![] }
+        FlowPrices { space, id, value: space.segment.value(id), prices, known: vec![] }
     }
 
     /// The times of a flow for one microbatch.
     pub(crate) fn time(&self, flow: &Flow) -> SegmentTime {
-        let (value, context) = (self.space.segment.value(self.id), &self.space.context);
+        let (value, context) = (self.value, &self.space.context);
         let gradients = 0..flow.gradients().len();
         let backward: Seconds =
             gradients.flat_map(|gradient| self.gradient_times(flow, gradient)).sum();
@@ -90,24 +91,20 @@ impl<'a> FlowPrices<'a> {
     fn forward(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
         let producer = flow.producer;
         let key = Reshard::Forward(producer.forward, copies[copy], producer.norm_pending);
-        self.known(key, |prices| {
-            let (value, context) = (prices.space.segment.value(prices.id), &prices.space.context);
-            prices.kernel_times(&copy_forward(value, flow, copy, context))
-        })
+        let templates = |of: &Self| copy_forward(of.value, flow, copy, &of.space.context);
+        self.known(key, |of| of.kernel_times(&templates(of)))
     }
 
     fn recompute(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
         let key = Reshard::Recompute(flow.producer.forward, copies[copy]);
-        self.known(key, |prices| {
-            let (value, context) = (prices.space.segment.value(prices.id), &prices.space.context);
-            prices.kernel_times(&copy_recompute(value, flow, copy, context))
-        })
+        let templates = |of: &Self| copy_recompute(of.value, flow, copy, &of.space.context);
+        self.known(key, |of| of.kernel_times(&templates(of)))
     }
 
     fn backward(&mut self, flow: &Flow, gradients: &[Layout], gradient: usize) -> &[Seconds] {
         let order = [gradient == 0, gradients.len() > 1];
         let key = Reshard::Backward(gradients[gradient], flow.producer.backward, order);
-        self.known(key, |prices| prices.gradient_times(flow, gradient))
+        self.known(key, |of| of.gradient_times(flow, gradient))
     }
 
     fn known(&mut self, key: Reshard, times: impl FnOnce(&Self) -> Vec<Seconds>) -> &[Seconds] {
@@ -126,14 +123,14 @@ impl<'a> FlowPrices<'a> {
     /// Times of the kernels that bring the gradient contributions of one layout to the producer. A collective that runs
     /// beside a weight-gradient GEMM counts with its exposed time.
     fn gradient_times(&self, flow: &Flow, gradient: usize) -> Vec<Seconds> {
-        let (value, context) = (self.space.segment.value(self.id), &self.space.context);
+        let (value, context) = (self.value, &self.space.context);
         let templates = gradient_backward(value, flow, gradient, context);
         let mut times = self.kernel_times(&templates);
         let is_collective =
             |template: &InstrTemplate| matches!(template.action, Action::Collective(_));
         if let Some(slowdown) = self.prices.overlap
-            && let Some(gemm) = self.overlapped_gemm_time(flow)
             && let Some(collective) = templates.iter().position(is_collective)
+            && let Some(gemm) = self.overlapped_gemm_time(flow)
         {
             times[collective] = slowdown.exposed(times[collective], gemm);
         }
@@ -150,9 +147,8 @@ impl<'a> FlowPrices<'a> {
             option.choice.inputs.first().is_some_and(|input| input.backward == layout)
         };
         let option = self.space.ops[op.0 as usize].iter().find(contributes)?;
-        let is_weight_gradient = |template: &&InstrTemplate| matches!(&template.action, Action::Gemm(gemm) if gemm.role == GemmRole::WeightGradient);
         let templates = op_backward(segment, op, &option.choice, context);
-        let gemm = templates.iter().find(is_weight_gradient)?;
+        let gemm = templates.iter().find(|template| template.action.is_weight_gradient())?;
         Some((self.prices.kernel)(&gemm.kernel()))
     }
 }

@@ -40,9 +40,7 @@ impl OverlapSlowdown {
     pub fn hidden_cost(&self) -> f64 {
         (self.collective * (1.0 - 1.0 / self.compute)).min(1.0)
     }
-}
 
-impl OverlapSlowdown {
     /// The ends of a collective and of computation that begin together at zero, of which each takes this time alone.
     pub fn ends(&self, collective: Seconds, computation: Seconds) -> [Seconds; 2] {
         let slowed = [collective * self.collective, computation * self.compute];

@@ -68,25 +68,24 @@ impl StageKernels {
 pub fn instruction_spans(instructions: &[Instr], prices: StreamPrices) -> Vec<[Seconds; 2]> {
     let time = |instr: &Instr| (prices.kernel)(&instr.kernel());
     let mut spans = Vec::with_capacity(instructions.len());
-    let mut begin = Seconds(0.0);
-    while let Some(instr) = instructions.get(spans.len()) {
-        let beside = instructions[spans.len() + 1..].iter().take(instr.overlapped_instrs);
-        let alone: Seconds = beside.clone().map(time).sum();
-        let [end, beside_end] = match prices.overlap {
-            Some(slowdown) => slowdown.ends(time(instr), alone),
-            None => [time(instr), alone],
-        };
-        spans.push([begin, begin + end]);
-        let (mut now, stretch) = match prices.overlap {
-            Some(_) if alone.0 > 0.0 => (begin, beside_end.0 / alone.0),
-            _ => (begin + end, 1.0),
-        };
+    let mut now = Seconds(0.0);
+    let mut rest = instructions;
+    while let Some((instr, following)) = rest.split_first() {
+        let slowdown = prices.overlap.filter(|_| instr.overlapped_instrs > 0);
+        let (beside, later) = following.split_at(slowdown.map_or(0, |_| instr.overlapped_instrs));
+        let alone: Seconds = beside.iter().map(time).sum();
+        let [end, beside_end] =
+            slowdown.map_or([time(instr), alone], |s| s.ends(time(instr), alone));
+        spans.push([now, now + end]);
+        let stretch = if alone.0 > 0.0 { beside_end.0 / alone.0 } else { 1.0 };
+        let mut begin = now;
         for other in beside {
-            let end = now + time(other) * stretch;
-            spans.push([now, end]);
-            now = end;
+            let end = begin + time(other) * stretch;
+            spans.push([begin, end]);
+            begin = end;
         }
-        begin = Seconds(now.0.max((begin + end).0));
+        now = Seconds(begin.0.max((now + end).0));
+        rest = later;
     }
     spans
 }

@@ -345,30 +345,38 @@ fn the_tensor_axis_is_bounded() {
     }
 }
 
-/// Reductions of gradients run beside the last backward pass where the profile lets them, and `--overlap off` keeps them
-/// after it, in a search and in a plan file.
-#[test]
-fn gradient_reductions_overlap_where_the_hardware_lets_them() {
-    const REQUEST: &str =
-        "--model cola-1b --devices 4 --tensor 1 --global-batch 4 --sequence-length 1024";
+/// The request of a plan that has one kind of overlap, with this tensor axis.
+fn overlapped_request(tensor: u64) -> String {
+    format!("--model cola-1b --devices 4 --tensor {tensor} --global-batch 4 --sequence-length 1024")
+}
+
+/// Checks that a kind of overlap, by its key in a plan, is chosen where the profile lets it; `--overlap off` and plans
+/// without the key run in order, in a search and in a plan file.
+fn check_overlap_follows_flag_and_profile(request: &str, key: &str) {
     let step = |answer: &Value| answer["prediction"]["step_time_s"].as_f64().expect("a step time");
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("plan.json");
     let file = file.to_str().expect("a path");
-    let auto = json(&format!("plan --hardware a100-80gb {REQUEST} --output {file}"));
-    let off = json(&format!("plan --hardware a100-80gb {REQUEST} --overlap off"));
-    assert_eq!(auto["decisions"]["overlap_grad_reduce"], json!(true));
-    assert_eq!(off["decisions"].get("overlap_grad_reduce"), None);
+    let auto = json(&format!("plan --hardware a100-80gb {request} --output {file}"));
+    let off = json(&format!("plan --hardware a100-80gb {request} --overlap off"));
+    assert_eq!(auto["decisions"][key], json!(true));
+    assert_eq!(off["decisions"].get(key), None);
     assert!(step(&auto) < step(&off), "{auto:#}\n{off:#}");
     let priced_off = json(&format!("cost {file} --overlap off"));
     assert_eq!(step(&json(&format!("cost {file}"))), step(&auto));
     assert!(step(&priced_off) >= step(&off), "{priced_off:#}");
     let plan = std::fs::read_to_string(file).expect("the plan");
-    std::fs::write(file, plan.replace("  \"overlap_grad_reduce\": true,\n", "")).expect("a file");
+    std::fs::write(file, plan.replace(&format!("  \"{key}\": true,\n"), "")).expect("a file");
     assert_eq!(step(&json(&format!("cost {file}"))), step(&priced_off));
     assert_eq!(step(&json(&format!("cost {file} --overlap on"))), step(&auto));
-    let on_cpus = json(&format!("plan --hardware cpu-local {REQUEST}"));
-    assert_eq!(on_cpus["decisions"].get("overlap_grad_reduce"), None);
+    let on_cpus = json(&format!("plan --hardware cpu-local {request}"));
+    assert_eq!(on_cpus["decisions"].get(key), None);
+}
+
+/// Reductions of gradients run beside the last backward pass.
+#[test]
+fn gradient_reductions_overlap_where_the_hardware_lets_them() {
+    check_overlap_follows_flag_and_profile(&overlapped_request(1), "overlap_grad_reduce");
 }
 
 /// Without a memory limit, the fastest microbatch would have more tokens than a kernel can index.
@@ -380,26 +388,11 @@ fn microbatches_stay_within_what_kernels_index() {
     assert!(micro_batch > 1 && micro_batch * 256 < 1 << 31, "{micro_batch}");
 }
 
-/// Tensor-axis collectives run beside weight-gradient GEMMs where the profile lets them; `--overlap off` and plans without
-/// the key run them in order.
+/// Tensor-axis collectives run beside weight-gradient GEMMs, and the report says so.
 #[test]
 fn tensor_collectives_overlap_where_the_hardware_lets_them() {
-    const REQUEST: &str =
-        "--model cola-1b --devices 4 --tensor 4 --global-batch 4 --sequence-length 1024";
-    const KEY: &str = "overlap_tensor_collectives";
-    let step = |answer: &Value| answer["prediction"]["step_time_s"].as_f64().expect("a step time");
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("plan.json");
-    let file = file.to_str().expect("a path");
-    let auto = json(&format!("plan --hardware a100-80gb {REQUEST} --output {file}"));
-    let off = json(&format!("plan --hardware a100-80gb {REQUEST} --overlap off"));
-    assert_eq!(auto["decisions"][KEY], json!(true));
-    assert_eq!(off["decisions"].get(KEY), None);
-    assert!(step(&auto) < step(&off), "{auto:#}\n{off:#}");
-    assert!(step(&json(&format!("cost {file} --overlap off"))) >= step(&off));
-    assert_eq!(step(&json(&format!("cost {file}"))), step(&auto));
-    let text = super::stdout(&format!("plan --hardware a100-80gb {REQUEST}"));
+    let request = overlapped_request(4);
+    check_overlap_follows_flag_and_profile(&request, "overlap_tensor_collectives");
+    let text = super::stdout(&format!("plan --hardware a100-80gb {request}"));
     assert!(text.contains("tensor-axis collectives beside weight-gradient GEMMs"), "{text}");
-    let on_cpus = json(&format!("plan --hardware cpu-local {REQUEST}"));
-    assert_eq!(on_cpus["decisions"].get(KEY), None);
 }

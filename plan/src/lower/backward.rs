@@ -5,7 +5,7 @@ use crate::emit::{
     overlapped_weight_gradient,
 };
 use crate::graph::{Op, OpId, ValueId};
-use crate::program::{Action, BufferId, GemmRole, Instr};
+use crate::program::{Action, BufferId, Instr};
 use crate::strategy::{Save, backward_reads_input, backward_reads_output};
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
@@ -41,10 +41,7 @@ impl StageLowering<'_> {
             let beside = overlapped_weight_gradient(segment, *value, flow, &self.plan.context);
             if beside == Some(op) {
                 let gemm = self.program.backward.pop();
-                debug_assert!(gemm.as_ref().is_some_and(|gemm| matches!(
-                    &gemm.action,
-                    Action::Gemm(gemm) if gemm.role == GemmRole::WeightGradient
-                )));
+                debug_assert!(gemm.as_ref().is_some_and(|gemm| gemm.action.is_weight_gradient()));
                 self.overlapped_gemms.extend(gemm.map(|gemm| ((site.instance, *value), gemm)));
             }
         }

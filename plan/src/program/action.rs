@@ -138,6 +138,11 @@ pub struct P2pTransfer {
 }
 
 impl Action {
+    /// Whether this is the GEMM of a weight gradient.
+    pub fn is_weight_gradient(&self) -> bool {
+        matches!(self, Action::Gemm(gemm) if gemm.role == GemmRole::WeightGradient)
+    }
+
     /// The kernel of this action on operands of these extents. Operands that an action both reads
     /// and writes appear on both sides.
     pub fn kernel(&self, reads: &[Extent], writes: &[Extent]) -> Kernel {

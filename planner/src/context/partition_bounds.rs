@@ -5,7 +5,6 @@ use narrows_plan::graph::SegmentKind;
 use narrows_plan::{Bytes, Context, Seconds};
 
 use super::bounds::{ContextBounds, LayoutBound};
-use super::lower_bound::min_microbatch_time;
 use super::reduction_bound::reduction_bound;
 use super::solver::{ContextSolver, PartitionResult};
 use crate::infeasible::{Infeasible, MemoryEvidence};
@@ -17,10 +16,8 @@ impl ContextSolver<'_> {
     pub(crate) fn bounds(&self, context: &Context, incumbent: f64) -> ContextBounds {
         let mut layouts = vec![];
         for fastest in EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context) {
-            let microbatch_time =
-                min_microbatch_time(self.segments, context, fastest.boundary).unwrap_or(0.0);
             let layout = (fastest.boundary, fastest.tied_weight);
-            let reductions = reduction_bound(self.segments, context, layout, microbatch_time);
+            let reductions = reduction_bound(self.segments, context, layout);
             let bound = if fastest.bound.0.max(reductions) < incumbent {
                 self.layout_bound(context, &fastest, incumbent).at_least(Seconds(reductions))
             } else {

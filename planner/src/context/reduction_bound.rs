@@ -14,15 +14,15 @@ use narrows_plan::Context;
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 
+use super::lower_bound::min_microbatch_time;
 use crate::segment::{SegmentSolver, SegmentSpec};
 
 /// Lower bound in seconds on the plans of a context with this boundary layout; 0 without reductions beside the
-/// backward pass, and with several stages. `microbatch_time` is a lower bound on forward plus backward pass.
+/// backward pass, and with several stages.
 pub(super) fn reduction_bound(
     segments: &SegmentSolver,
     context: &Context,
     (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
-    microbatch_time: f64,
 ) -> f64 {
     let Some(slowdown) = segments.prices().overlap_slowdown() else { return 0.0 };
     if !context.overlap_grad_reduce || context.mesh.pipeline > 1 {
@@ -44,6 +44,7 @@ pub(super) fn reduction_bound(
         step_phase += count as f64 * (step_phase_min + reductions * (1.0 - slowdown.hidden_cost()));
     }
     let [_, head_backward] = segments.min_pass_times(head, context);
+    let microbatch_time = min_microbatch_time(segments, context, boundary).unwrap_or(0.0);
     let microbatches = context.workload.microbatches(&context.mesh) as f64;
     (microbatches - 1.0 + beside) * microbatch_time
         + (1.0 - beside) * (forward + head_backward)

@@ -71,17 +71,16 @@ impl SegmentSolver<'_> {
     /// Lower bound on the forward and backward time of one microbatch, for any step phase and without a memory
     /// limit; `None` when the segment has no legal decisions.
     pub(crate) fn min_microbatch_time(&self, spec: SegmentSpec, context: &Context) -> Option<f64> {
-        let mut many = Self::asymptotic(context);
+        let mut shared = *context;
         // Blocks do not depend on the number of stages. Embedding and head do: on two stages they have two
         // copies of a tied weight.
         if spec.kind == SegmentKind::Block {
-            many.mesh.data *= many.mesh.pipeline;
-            many.mesh.pipeline = 1;
+            shared.mesh.data *= shared.mesh.pipeline;
+            shared.mesh.pipeline = 1;
         }
-        many.zero = Zero::Off;
-        many.overlap_grad_reduce = false;
-        many.workload.global_batch =
-            many.mesh.data * many.workload.micro_batch * ASYMPTOTIC_MICROBATCHES;
+        shared.zero = Zero::Off;
+        shared.overlap_grad_reduce = false;
+        let many = Self::asymptotic(&shared);
         let spec = SegmentSpec { tied_weight: None, ..spec };
         let solved = self.fastest(spec, &many)?;
         // With M microbatches M·t + u is minimal, so any other t' is at least t − (u' − u)/M.

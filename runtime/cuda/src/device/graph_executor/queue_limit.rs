@@ -15,8 +15,7 @@ pub(super) fn awaited_items<'a>(
         last = if item.is_reductions() { last } else { Some(index) };
         last
     });
-    let awaited = std::iter::repeat_n(None, ITEMS_AHEAD_MAX).chain(in_order.collect::<Vec<_>>());
-    awaited.collect()
+    std::iter::repeat_n(None, ITEMS_AHEAD_MAX).chain(in_order).collect()
 }
 
 #[cfg(test)]
