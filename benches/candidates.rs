@@ -16,16 +16,15 @@ use std::time::{Duration, Instant};
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use narrows_cost_model::{Executor, Prices, profile};
+use narrows_cost_model::{Executor, PassTimesMin, Prices, profile};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::kernel::{Gemm, Kernel};
 use narrows_plan::model::{Model, Weight, presets};
-use narrows_plan::program::microbatches_in_flight;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{Context, DType, Mesh};
 use narrows_planner::{
     Deadline, MemoryLimit, PruningCutoff, Request, SegmentSolver, SegmentSpec, StageAssignment,
-    StageBlocks, StageOverhead, contexts, undominated_partitions,
+    StageBlocks, StageOverhead, StepSchedule, contexts, undominated_partitions,
 };
 
 /// Variations of CoLA-7B and of the number of devices.
@@ -111,7 +110,7 @@ struct SolvedRequest(Vec<SolvedContext>);
 
 /// A context and a boundary layout, with solved blocks.
 struct SolvedContext {
-    microbatches: u64,
+    step: StepSchedule,
     overheads: Vec<StageOverhead>,
     cutoff: PruningCutoff,
     /// Bounds by stage, and by number of blocks minus one.
@@ -156,7 +155,7 @@ impl SolvedContext {
         let ends = [solve(SegmentKind::Embedding, tied)?, solve(SegmentKind::Head, tied)?];
 
         let (blocks, stages) = (request.model.blocks.len(), context.mesh.pipeline);
-        let microbatches = context.workload.microbatches(&context.mesh);
+        let step = StepSchedule::of(context);
         let mut overheads = vec![StageOverhead::default(); stages as usize];
         for (stage, end) in [0, stages as usize - 1].into_iter().zip(&ends) {
             overheads[stage].forward += end.time.forward;
@@ -165,7 +164,7 @@ impl SolvedContext {
         }
         let assignments = (0..stages)
             .map(|stage| {
-                let in_flight = microbatches_in_flight(stage, stages, microbatches);
+                let in_flight = context.stage_schedule(stage).microbatches_in_flight();
                 let assignment =
                     |count| Arc::new(StageAssignment::new(vec![block.clone(); count], in_flight));
                 (1..=blocks).map(assignment).collect()
@@ -175,17 +174,19 @@ impl SolvedContext {
         let steps = vec![0.0; blocks];
         let cutoff = PruningCutoff {
             microbatch_times_min: vec![microbatch_time; blocks],
+            passes_min: vec![PassTimesMin::default(); blocks],
+            uncounted_reductions_min: vec![0.0; blocks],
             step_phase_times_min: steps,
             step_time: f64::INFINITY,
         };
-        Some(SolvedContext { microbatches, overheads, cutoff, assignments })
+        Some(SolvedContext { step, overheads, cutoff, assignments })
     }
 
     fn price(&self) -> u64 {
         let choice =
             |blocks: StageBlocks| Some(self.assignments[blocks.stage][blocks.count - 1].clone());
         let partitions =
-            undominated_partitions(&self.overheads, self.microbatches, &self.cutoff, &choice, None);
+            undominated_partitions(&self.overheads, self.step, &self.cutoff, &choice, None);
         divan::black_box(partitions).1
     }
 }

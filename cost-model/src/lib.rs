@@ -30,7 +30,7 @@ pub use overlap::{BucketTime, OverlapSlowdown};
 pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, StreamPrices, scale_measurements};
 pub use profile::{Executor, Profile};
 pub use segment::{ChoiceBytes, MemoryRows, OpTimes, PricedSpace, decode_assignment, pass_time};
-pub use segment_time::SegmentTime;
+pub use segment_time::{PassTimesMin, SegmentTime};
 pub use simulate::{
     BucketSpan, PassSpan, SimulatedStep, StageSync, Timeline, schedule_time, simulate,
     simulate_schedules,

@@ -2,8 +2,8 @@
 //!
 //! While a collective and computation share a device, computation is slower by one factor (multiprocessors that the
 //! collective occupies) and the collective by another (memory bandwidth). Two kinds of collectives run so: those of
-//! activation gradients, beside weight-gradient GEMMs, and gradient reductions, beside the backward pass of the last
-//! microbatch. The reductions have a stream of their own, which runs the buckets of gradients in order, each from the
+//! activation gradients, beside weight-gradient GEMMs, and gradient reductions, beside the last pass of a stage, the
+//! backward or the weight-gradient pass of the last microbatch. The reductions have a stream of their own, which runs the buckets of gradients in order, each from the
 //! point of the pass at which its gradients are complete.
 
 use narrows_plan::Seconds;
@@ -20,16 +20,16 @@ pub struct OverlapSlowdown {
 /// The reductions of a gradient bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BucketTime {
-    /// Time of the backward pass before the bucket's gradients are complete.
+    /// Time of the last pass before the bucket's gradients are complete.
     pub ready: Seconds,
     /// Time of the reductions alone.
     pub reduction: Seconds,
 }
 
-/// The last backward pass with its reductions. Times count from the begin of the pass.
+/// The last pass with its reductions. Times count from the begin of the pass.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct OverlappedBackward {
-    /// End of the backward pass.
+pub(crate) struct OverlappedPass {
+    /// End of the pass alone.
     pub end: f64,
     /// Begin and end of every bucket's reductions.
     pub buckets: Vec<[f64; 2]>,
@@ -58,14 +58,10 @@ impl OverlapSlowdown {
     }
 }
 
-impl OverlappedBackward {
-    /// Simulates a backward pass that takes this time without reductions. Buckets are in the order of the pass, and
+impl OverlappedPass {
+    /// Simulates a pass that takes this time without reductions. Buckets are in the order of the pass, and
     /// none is ready after its end.
-    pub(crate) fn new(
-        backward: Seconds,
-        buckets: &[BucketTime],
-        slowdown: OverlapSlowdown,
-    ) -> Self {
+    pub(crate) fn new(pass: Seconds, buckets: &[BucketTime], slowdown: OverlapSlowdown) -> Self {
         // `computed` is the part of the pass that has ended by `now`, in seconds without reductions.
         let (mut now, mut computed) = (0.0, 0.0);
         let mut end = None;
@@ -75,21 +71,21 @@ impl OverlappedBackward {
             now += wait;
             computed += wait;
             let begin = now;
-            let pass_ends_in = (backward.0 - computed).max(0.0) * slowdown.compute;
+            let pass_ends_in = (pass.0 - computed).max(0.0) * slowdown.compute;
             let reduction_ends_in = reduction.0 * slowdown.collective;
             if reduction_ends_in <= pass_ends_in {
                 now += reduction_ends_in;
                 computed += reduction_ends_in / slowdown.compute;
             } else {
                 now += pass_ends_in;
-                computed = backward.0;
+                computed = pass.0;
                 end.get_or_insert(now);
                 now += reduction.0 - pass_ends_in / slowdown.collective;
             }
             spans.push([begin, now]);
         }
-        let end = end.unwrap_or(now + (backward.0 - computed));
-        OverlappedBackward { end, buckets: spans }
+        let end = end.unwrap_or(now + (pass.0 - computed));
+        OverlappedPass { end, buckets: spans }
     }
 
     /// End of the pass and of all reductions.
@@ -112,14 +108,14 @@ mod tests {
 
     #[test]
     fn reductions_follow_their_gradients_and_each_other() {
-        let pass = OverlappedBackward::new(
+        let pass = OverlappedPass::new(
             Seconds(10.0),
             &[bucket(2.0, 5.0), bucket(4.0, 1.0), bucket(10.0, 3.0)],
             FREE,
         );
         assert_eq!(
             pass,
-            OverlappedBackward { end: 10.0, buckets: vec![[2.0, 7.0], [7.0, 8.0], [10.0, 13.0]] }
+            OverlappedPass { end: 10.0, buckets: vec![[2.0, 7.0], [7.0, 8.0], [10.0, 13.0]] }
         );
     }
 
@@ -127,10 +123,10 @@ mod tests {
     fn streams_that_run_together_slow_each_other() {
         let slowdown = OverlapSlowdown { compute: 2.0, collective: 1.5 };
         // Six seconds of reduction beside three of the pass, then the rest of the pass alone.
-        let hidden = OverlappedBackward::new(Seconds(10.0), &[bucket(2.0, 4.0)], slowdown);
-        assert_eq!(hidden, OverlappedBackward { end: 13.0, buckets: vec![[2.0, 8.0]] });
+        let hidden = OverlappedPass::new(Seconds(10.0), &[bucket(2.0, 4.0)], slowdown);
+        assert_eq!(hidden, OverlappedPass { end: 13.0, buckets: vec![[2.0, 8.0]] });
         // The pass ends after 4 s more; by then 8/3 s of the reduction are done, and the rest runs alone.
-        let exposed = OverlappedBackward::new(Seconds(4.0), &[bucket(2.0, 4.0)], slowdown);
+        let exposed = OverlappedPass::new(Seconds(4.0), &[bucket(2.0, 4.0)], slowdown);
         assert_eq!(exposed.end, 6.0);
         assert!((exposed.all_ended() - (6.0 + 4.0 / 3.0)).abs() < 1e-12);
     }
@@ -165,7 +161,7 @@ mod tests {
                 (0..4).map(|_| bucket(draw(backward), draw(4.0))).collect();
             buckets.sort_by(|a, b| a.ready.0.total_cmp(&b.ready.0));
             let all: f64 = buckets.iter().map(|bucket| bucket.reduction.0).sum();
-            let ended = OverlappedBackward::new(Seconds(backward), &buckets, slowdown).all_ended();
+            let ended = OverlappedPass::new(Seconds(backward), &buckets, slowdown).all_ended();
             assert!(ended >= backward + all * slowdown.hidden_cost() - 1e-9);
         }
     }

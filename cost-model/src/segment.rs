@@ -10,7 +10,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use narrows_plan::emit::{op_backward, op_forward, op_recompute};
+use narrows_plan::emit::{is_weight_gradient_deferrable, op_backward, op_forward, op_recompute};
 use narrows_plan::graph::{OpId, ValueId};
 use narrows_plan::strategy::{OpChoice, OpOption, SegmentChoice, SegmentSpace};
 use narrows_plan::{Bytes, Context, Seconds};
@@ -18,7 +18,7 @@ use narrows_plan::{Bytes, Context, Seconds};
 use crate::flow_time::FlowPrices;
 use crate::memory::{flow_kept_bytes, op_kept_bytes};
 use crate::price::{KernelPrice, StreamPrices};
-use crate::segment_time::{SegmentTime, sum};
+use crate::segment_time::{PassTimesMin, SegmentTime, sum};
 use crate::step_phases::StepPhases;
 use crate::table::{CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode};
 use crate::table_links::links;
@@ -181,13 +181,28 @@ impl PricedSpace {
         self.space.segment.op_ids().map(of_op).collect()
     }
 
-    /// Lower bounds on the forward and on the backward pass of one microbatch: each op's least, without flows.
-    pub fn min_pass_times(&self) -> [Seconds; 2] {
+    /// Lower bounds on the passes of one microbatch: each op's least, without flows.
+    pub fn min_pass_times(&self) -> PassTimesMin {
         let least = |pass: fn(&SegmentTime) -> f64| {
             let of_op = |times: &Vec<SegmentTime>| times.iter().map(pass).reduce(f64::min);
-            Seconds(self.ops.0.iter().filter_map(of_op).sum())
+            self.ops.0.iter().filter_map(of_op).sum()
         };
-        [least(|time| time.forward.0), least(|time| time.backward.0)]
+        PassTimesMin {
+            forward: least(|time| time.forward.0),
+            backward: least(|time| time.backward.0),
+            input_gradient: least(|time| (time.backward - time.weight_gradient).0),
+            without_weight_gradients: least(|time| time.without_weight_gradients().0),
+        }
+    }
+
+    /// The times of the [`table`](PricedSpace::table)'s choices for the passes of one microbatch without the weight
+    /// gradients of linears, in seconds, by node.
+    pub fn times_without_weight_gradients(&self) -> Vec<Vec<f64>> {
+        let of_op = |times: &Vec<SegmentTime>| {
+            times.iter().map(|time| time.without_weight_gradients().0).collect()
+        };
+        let of_value = |flows: &Vec<Seconds>| flows.iter().map(|time| time.0).collect();
+        self.ops.0.iter().map(of_op).chain(self.flows.iter().map(of_value)).collect()
     }
 
     /// Forward plus backward time of each flow of each value for one microbatch.
@@ -207,7 +222,7 @@ impl PricedSpace {
 }
 
 /// The times of options that differ only in whether they are recomputed, for one microbatch; the step phase is left at
-/// zero.
+/// zero, and all weight gradients count as deferrable.
 fn op_times<'a>(
     space: &'a SegmentSpace,
     id: OpId,
@@ -228,9 +243,12 @@ fn op_times<'a>(
 /// The forward and backward pass of one microbatch without recomputation.
 fn op_passes(space: &SegmentSpace, id: OpId, choice: &OpChoice, price: KernelPrice) -> SegmentTime {
     let (segment, context) = (&space.segment, &space.context);
+    let backward = op_backward(segment, id, choice, context);
+    let weight_gradient = backward.iter().filter(|template| template.action.is_weight_gradient());
     SegmentTime {
         forward: sum(&op_forward(segment, id, choice, context), price),
-        backward: sum(&op_backward(segment, id, choice, context), price),
+        backward: sum(&backward, price),
+        weight_gradient: weight_gradient.map(|template| price(&template.kernel())).sum(),
         ..SegmentTime::default()
     }
 }
@@ -264,8 +282,14 @@ pub fn pass_time(
     let mut total = SegmentTime::default();
     for id in space.segment.op_ids() {
         let option = &choice.ops[id.0 as usize];
-        op_times(space, id, std::slice::from_ref(option), prices.kernel)
-            .for_each(|time| total.add(time));
+        let is_deferrable =
+            is_weight_gradient_deferrable(&space.segment, id, choice, &space.context);
+        for mut time in op_times(space, id, std::slice::from_ref(option), prices.kernel) {
+            if !is_deferrable {
+                time.weight_gradient = Seconds(0.0);
+            }
+            total.add(time);
+        }
     }
     for id in space.segment.value_ids() {
         total.add(FlowPrices::new(space, id, prices).time(&choice.flows[id.0 as usize]));

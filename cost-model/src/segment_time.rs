@@ -12,11 +12,13 @@ pub struct SegmentTime {
     pub forward: Seconds,
     /// Backward pass of one microbatch, recomputation included.
     pub backward: Seconds,
+    /// The part of `backward` that a zero-bubble schedule runs in weight-gradient passes.
+    pub weight_gradient: Seconds,
     /// Step phase: gradient reductions and updates, once a step.
     pub step_phase: Seconds,
     /// The part of `step_phase` that needs the norm of all gradients: the updates.
     pub update: Seconds,
-    /// Gradient reductions that run beside the last backward pass. `step_phase` has the least that they add to a step.
+    /// Gradient reductions that run beside the last pass of a stage. `step_phase` has the least that they add to a step.
     pub overlapped: Seconds,
 }
 
@@ -24,14 +26,46 @@ impl SegmentTime {
     pub(crate) fn add(&mut self, other: SegmentTime) {
         self.forward += other.forward;
         self.backward += other.backward;
+        self.weight_gradient += other.weight_gradient;
         self.step_phase += other.step_phase;
         self.update += other.update;
         self.overlapped += other.overlapped;
     }
 
+    /// Forward and backward pass of one microbatch, without the weight gradients that may have passes of their own.
+    pub(crate) fn without_weight_gradients(&self) -> Seconds {
+        self.forward + self.backward - self.weight_gradient
+    }
+
     /// The time in a step of `microbatches`.
     pub fn total(&self, microbatches: u64) -> Seconds {
         (self.forward + self.backward) * microbatches as f64 + self.step_phase
+    }
+}
+
+/// Lower bounds on the passes of one microbatch, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PassTimesMin {
+    /// Forward pass.
+    pub forward: f64,
+    /// Backward pass with all weight gradients.
+    pub backward: f64,
+    /// Backward pass without the weight gradients that may have passes of their own.
+    pub input_gradient: f64,
+    /// Forward and backward pass together, without these weight gradients.
+    pub without_weight_gradients: f64,
+}
+
+impl PassTimesMin {
+    /// The sums of two.
+    pub fn plus(self, other: PassTimesMin) -> PassTimesMin {
+        PassTimesMin {
+            forward: self.forward + other.forward,
+            backward: self.backward + other.backward,
+            input_gradient: self.input_gradient + other.input_gradient,
+            without_weight_gradients: self.without_weight_gradients
+                + other.without_weight_gradients,
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Simulates a step of a program from the times of its kernels.
 //!
 //! Each device runs its instructions in order, a collective beside computation where the program says so. The passes of a
-//! stage follow each other, a forward pass waits for that of the previous stage and a backward pass for that of the next
-//! stage. In the step phase, stages synchronize wherever an instruction
+//! stage follow each other; a forward pass waits for that of the previous stage, a backward pass for that of the next
+//! stage, and a weight-gradient pass for no other stage. In the step phase, stages synchronize wherever an instruction
 //! is a collective over the pipeline axis: no weight is updated before the norm of all stages' gradients is known. A
 //! synchronization begins when the last of its stages arrives. With one stage and without gradient buckets the step time
 //! is
@@ -11,7 +11,7 @@
 //! m·(forward + backward) + step
 //! ```
 //! the sum over all instructions of the time that each adds, which is the sum that the solver minimised. Gradient buckets
-//! run on a stream of their own beside the last backward pass, and the step phase begins when both have ended.
+//! run on a stream of their own beside the last pass, and the step phase begins when both have ended.
 
 use narrows_plan::program::{MicrobatchPass, Phase};
 use narrows_plan::{CheckedProgram, Seconds};
@@ -29,7 +29,7 @@ const ROUNDING: f64 = 1e-12;
 pub struct PassSpan {
     /// The stage.
     pub stage: usize,
-    /// Forward, backward or step.
+    /// Phase of the pass.
     pub phase: Phase,
     /// The microbatch; 0 for the step phase.
     pub microbatch: u64,
@@ -50,7 +50,7 @@ pub struct Timeline {
     pub spans: Vec<PassSpan>,
     /// Every synchronization of every stage, in the order of the step phase.
     pub stage_syncs: Vec<StageSync>,
-    /// The reductions of every gradient bucket that runs beside a backward pass.
+    /// The reductions of every gradient bucket that runs beside the last pass of a stage.
     pub buckets: Vec<BucketSpan>,
 }
 
@@ -87,7 +87,7 @@ pub struct SimulatedStep {
     pub spans: Vec<PassSpan>,
     /// Every synchronization of every stage, in the order of the step phase.
     pub stage_syncs: Vec<StageSync>,
-    /// The reductions of every gradient bucket that runs beside a backward pass.
+    /// The reductions of every gradient bucket that runs beside the last pass of a stage.
     pub buckets: Vec<BucketSpan>,
 }
 
@@ -105,11 +105,13 @@ pub fn simulate(program: &CheckedProgram, prices: StreamPrices) -> Timeline {
     let SimulatedStep { time: step_time, spans, stage_syncs, buckets } =
         simulate_schedules(&times, &schedules);
     let mut breakdown = Breakdown::default();
-    for costs in &stages {
-        let busy = costs.time.forward + costs.time.backward;
+    for (costs, stage) in stages.iter().zip(&program.stages) {
+        let last_phase = stage.last_phase();
+        let busy: Seconds = Phase::ALL.into_iter().map(|phase| costs.time.pass(phase)).sum();
         let step: Seconds = costs.time.step_phase.iter().map(StepPart::time).sum();
-        let overlapped = costs.time.overlapped_backward();
-        let exposed = overlapped.map_or(0.0, |pass| pass.all_ended() - costs.time.backward.0);
+        let overlapped = costs.time.overlapped_pass(last_phase);
+        let exposed =
+            overlapped.map_or(0.0, |pass| pass.all_ended() - costs.time.pass(last_phase).0);
         let busy = busy * microbatches as f64 + step + Seconds(exposed);
         breakdown.add(&costs.parts(microbatches), 1.0 / stages.len() as f64);
         breakdown.collective_exposed += exposed / stages.len() as f64;
@@ -152,7 +154,7 @@ fn simulate_passes(
 ) -> Seconds {
     let stages = times.len();
     let passes = schedules.first().map_or(0, |passes| passes.len());
-    // End of each pass by stage, direction and microbatch; negative until the pass is simulated.
+    // End of each forward and backward pass by stage and microbatch; negative until the pass is simulated.
     let mut ends = vec![[vec![-1.0_f64; passes], vec![-1.0_f64; passes]]; stages];
     let direction = |phase: Phase| usize::from(phase == Phase::Backward);
     let mut clock = vec![0.0_f64; stages];
@@ -179,13 +181,15 @@ fn simulate_passes(
                 let begin = clock[stage].max(ready);
                 next[stage] += 1;
                 let is_last = next[stage] == schedules[stage].len();
-                let overlapped = if is_last { times[stage].overlapped_backward() } else { None };
-                let end = match (&overlapped, pass.phase) {
-                    (Some(overlapped), _) => begin + overlapped.end,
-                    (None, Phase::Forward) => begin + times[stage].forward.0,
-                    (None, _) => begin + times[stage].backward.0,
+                let overlapped =
+                    if is_last { times[stage].overlapped_pass(pass.phase) } else { None };
+                let end = match &overlapped {
+                    Some(overlapped) => begin + overlapped.end,
+                    None => begin + times[stage].pass(pass.phase).0,
                 };
-                ends[stage][direction(pass.phase)][pass.microbatch as usize] = end;
+                if pass.phase != Phase::WeightGradient {
+                    ends[stage][direction(pass.phase)][pass.microbatch as usize] = end;
+                }
                 clock[stage] = end;
                 if let Some(overlapped) = overlapped {
                     // The step phase begins when pass and reductions have ended.

@@ -1,6 +1,6 @@
 //! The kernels of a stage, priced: the times of its passes and their kinds of work.
 
-use narrows_plan::program::{GradientBucket, Instr, StageProgram};
+use narrows_plan::program::{GradientBucket, Instr, Phase, StageProgram};
 use narrows_plan::{Mesh, Seconds};
 
 use crate::breakdown::Breakdown;
@@ -12,8 +12,8 @@ use crate::stage_time::{StageOverlap, StageTime, StepPart, SyncedStages, stage_s
 pub(crate) struct StageKernels {
     /// The times of the stage's passes.
     pub time: StageTime,
-    /// Per phase: forward, backward, step.
-    kinds: [Breakdown; 3],
+    /// Kinds of work by phase, in the order of [`Phase::ALL`].
+    kinds: [Breakdown; 4],
 }
 
 impl StageKernels {
@@ -27,16 +27,16 @@ impl StageKernels {
             .overlap
             .filter(|_| !stage.gradient_buckets.is_empty())
             .map(|slowdown| StageOverlap { buckets: bucket_times(stage, prices), slowdown });
-        let beside_backward = overlap.as_ref().map_or(0, |_| stage.bucket_reductions());
-        let mut kinds = [Breakdown::default(); 3];
-        let mut totals = [Seconds(0.0); 2];
+        let beside_last = overlap.as_ref().map_or(0, |_| stage.bucket_reductions());
+        let mut kinds = [Breakdown::default(); 4];
+        let mut passes = [Seconds(0.0); 3];
         let (mut step, mut local) = (vec![], Seconds(0.0));
-        let phase_instructions =
-            [&stage.forward[..], &stage.backward, &stage.step[beside_backward..]];
-        for (phase, list) in phase_instructions.into_iter().enumerate() {
+        for (index_of_phase, phase) in Phase::ALL.into_iter().enumerate() {
+            let skipped = if phase == Phase::Step { beside_last } else { 0 };
+            let list = &stage.instructions(phase)[skipped..];
             for (instr, time) in list.iter().zip(added_times(list, prices)) {
-                *kinds[phase].part_mut(instr) += time.0;
-                match (totals.get_mut(phase), stage_sync_group(instr)) {
+                *kinds[index_of_phase].part_mut(instr) += time.0;
+                match (passes.get_mut(index_of_phase), stage_sync_group(instr)) {
                     (Some(total), _) => *total += time,
                     (None, None) => local += time,
                     (None, Some(group)) => {
@@ -48,17 +48,18 @@ impl StageKernels {
             }
         }
         step.push(StepPart::Local(local));
-        let [forward, backward] = totals;
-        let time = StageTime { forward, backward, step_phase: step, overlap };
+        let [forward, backward, weight_gradient] = passes;
+        let time = StageTime { forward, backward, weight_gradient, step_phase: step, overlap };
         StageKernels { time, kinds }
     }
 
     /// The times of a step of this many microbatches by kind of work, without waiting.
     pub(crate) fn parts(&self, microbatches: u64) -> Breakdown {
         let mut parts = Breakdown::default();
-        parts.add(&self.kinds[0], microbatches as f64);
-        parts.add(&self.kinds[1], microbatches as f64);
-        parts.add(&self.kinds[2], 1.0);
+        for (phase, kinds) in Phase::ALL.into_iter().zip(&self.kinds) {
+            let runs = if phase == Phase::Step { 1.0 } else { microbatches as f64 };
+            parts.add(kinds, runs);
+        }
         parts
     }
 }
@@ -107,9 +108,10 @@ fn added_times(instructions: &[Instr], prices: StreamPrices) -> impl Iterator<It
 
 /// The times of a stage's gradient buckets.
 fn bucket_times(stage: &StageProgram, prices: StreamPrices) -> Vec<BucketTime> {
+    let last_pass = stage.instructions(stage.last_phase());
     let (mut ready, mut priced) = (Seconds(0.0), 0);
     let of_bucket = |GradientBucket { after, reductions }: &GradientBucket| {
-        ready += added_times(&stage.backward[priced..*after], prices).sum();
+        ready += added_times(&last_pass[priced..*after], prices).sum();
         priced = *after;
         let reduction = added_times(&stage.step[reductions.clone()], prices).sum();
         BucketTime { ready, reduction }

@@ -1,9 +1,9 @@
 //! The times of a stage's passes and of the parts of its step phase.
 
-use narrows_plan::program::{Action, Instr};
+use narrows_plan::program::{Action, Instr, Phase};
 use narrows_plan::{Axis, DeviceGroup, Mesh, Seconds};
 
-use crate::overlap::{BucketTime, OverlapSlowdown, OverlappedBackward};
+use crate::overlap::{BucketTime, OverlapSlowdown, OverlappedPass};
 
 /// Times of one stage's passes.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -12,13 +12,15 @@ pub struct StageTime {
     pub forward: Seconds,
     /// Backward pass of a microbatch, transfers included.
     pub backward: Seconds,
+    /// Weight-gradient pass of a microbatch; zero where the backward pass computes all weight gradients.
+    pub weight_gradient: Seconds,
     /// Parts of the step phase, in order.
     pub step_phase: Vec<StepPart>,
-    /// Reductions beside the last backward pass, in order, with what the streams cost each other.
+    /// Reductions beside the last pass, in order, with what the streams cost each other.
     pub overlap: Option<StageOverlap>,
 }
 
-/// Gradient reductions beside the last backward pass of a stage.
+/// Gradient reductions beside the last pass of a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageOverlap {
     /// Time of each bucket, in order.
@@ -45,10 +47,20 @@ pub struct SyncedStages {
 }
 
 impl StageTime {
-    /// The last backward pass with the reductions beside it; `None` without any.
-    pub(crate) fn overlapped_backward(&self) -> Option<OverlappedBackward> {
+    /// Time of a pass of one microbatch; zero for the step phase, which is no pass.
+    pub(crate) fn pass(&self, phase: Phase) -> Seconds {
+        match phase {
+            Phase::Forward => self.forward,
+            Phase::Backward => self.backward,
+            Phase::WeightGradient => self.weight_gradient,
+            Phase::Step => Seconds(0.0),
+        }
+    }
+
+    /// The last pass, of this phase, with the reductions beside it; `None` without any.
+    pub(crate) fn overlapped_pass(&self, last: Phase) -> Option<OverlappedPass> {
         let StageOverlap { buckets, slowdown } = self.overlap.as_ref()?;
-        Some(OverlappedBackward::new(self.backward, buckets, *slowdown))
+        Some(OverlappedPass::new(self.pass(last), buckets, *slowdown))
     }
 }
 

@@ -1,9 +1,10 @@
-//! The context of a plan: mesh, workload, number formats, ZeRO stage and overlap.
+//! The context of a plan: mesh, workload, number formats, ZeRO stage, schedule and overlap.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::mesh::{Axis, Mesh, Workload};
+use crate::program::StageSchedule;
 use crate::{DType, Dim, Layout, Precision};
 
 /// Optimizer sharding over the data axis.
@@ -19,7 +20,46 @@ pub enum Zero {
     One,
 }
 
-/// Mesh, workload, number formats, ZeRO stage and overlap, which strategies and their instructions depend on.
+/// The order in which pipeline stages run the passes of their microbatches.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+)]
+pub enum PipelineSchedule {
+    /// One forward and one backward pass in turn.
+    #[default]
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+    /// 1F1B with the weight gradients of blocks in passes of their own, which fill the time in which stages would wait.
+    #[serde(rename = "zero-bubble")]
+    ZeroBubble,
+}
+
+impl PipelineSchedule {
+    /// The name in plans and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            PipelineSchedule::OneForwardOneBackward => "1f1b",
+            PipelineSchedule::ZeroBubble => "zero-bubble",
+        }
+    }
+
+    pub(crate) fn is_default(&self) -> bool {
+        *self == PipelineSchedule::default()
+    }
+}
+
+/// Mesh, workload, number formats, ZeRO stage, schedule and overlap, which strategies and their instructions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Context {
     /// The device mesh.
@@ -30,6 +70,8 @@ pub struct Context {
     pub precision: Precision,
     /// Optimizer sharding.
     pub zero: Zero,
+    /// The order of passes.
+    pub schedule: PipelineSchedule,
     /// Whether reductions of gradients over the data axis run beside the last backward pass.
     pub overlap_grad_reduce: bool,
     /// Whether tensor-axis collectives of activation gradients run beside the weight-gradient GEMMs of the linears that
@@ -38,10 +80,27 @@ pub struct Context {
 }
 
 impl Context {
-    /// A context without overlap.
+    /// A context with the 1F1B schedule and without overlap.
     pub fn new(mesh: Mesh, workload: Workload, precision: Precision, zero: Zero) -> Context {
-        let (overlap_grad_reduce, overlap_tensor_collectives) = (false, false);
-        Context { mesh, workload, precision, zero, overlap_grad_reduce, overlap_tensor_collectives }
+        Context {
+            mesh,
+            workload,
+            precision,
+            zero,
+            schedule: PipelineSchedule::OneForwardOneBackward,
+            overlap_grad_reduce: false,
+            overlap_tensor_collectives: false,
+        }
+    }
+
+    /// The position of a stage in the schedule.
+    pub fn stage_schedule(&self, stage: u64) -> StageSchedule {
+        StageSchedule {
+            schedule: self.schedule,
+            stage,
+            stages: self.mesh.pipeline,
+            microbatches: self.workload.microbatches(&self.mesh),
+        }
     }
 
     /// Devices along the tensor axis.

@@ -1,6 +1,6 @@
-//! Enumerates the contexts of a request: meshes, microbatch sizes, ZeRO stages and overlap.
+//! Enumerates the contexts of a request: meshes, microbatch sizes, ZeRO stages, schedules and overlap.
 
-use narrows_plan::{Context, GEMM_SIZE_MAX, Mesh, Workload, Zero};
+use narrows_plan::{Context, GEMM_SIZE_MAX, Mesh, PipelineSchedule, Workload, Zero};
 
 use crate::request::Request;
 
@@ -17,14 +17,16 @@ pub fn contexts(request: &Request) -> Vec<Context> {
             };
             for zero in zero_stages(request, &mesh) {
                 let precision = request.profile.precision();
-                let context = Context {
-                    overlap_tensor_collectives: overlaps_tensor_collectives(request, &mesh),
-                    ..Context::new(mesh, workload, precision, zero)
-                };
-                let overlaps = overlaps(request, &mesh).into_iter();
-                contexts.extend(
-                    overlaps.map(|overlap_grad_reduce| Context { overlap_grad_reduce, ..context }),
-                );
+                let context = Context::new(mesh, workload, precision, zero);
+                for (schedule, overlap_tensor_collectives) in schedules(request, &mesh) {
+                    let of_overlap = |overlap_grad_reduce| Context {
+                        schedule,
+                        overlap_grad_reduce,
+                        overlap_tensor_collectives,
+                        ..context
+                    };
+                    contexts.extend(overlaps(request, &mesh).into_iter().map(of_overlap));
+                }
             }
         }
     }
@@ -88,6 +90,20 @@ fn overlaps(request: &Request, mesh: &Mesh) -> Vec<bool> {
     }
 }
 
+/// The orders of passes, each with whether tensor-axis collectives run beside weight-gradient GEMMs. With the zero-bubble
+/// schedule a GEMM is either beside a collective or in a pass of its own, so that both are searched.
+fn schedules(request: &Request, mesh: &Mesh) -> Vec<(PipelineSchedule, bool)> {
+    use PipelineSchedule::{OneForwardOneBackward, ZeroBubble};
+    let overlaps = overlaps_tensor_collectives(request, mesh);
+    let mut schedules = vec![(OneForwardOneBackward, overlaps)];
+    if mesh.pipeline > 1 {
+        schedules.push((ZeroBubble, false));
+        schedules.extend(overlaps.then_some((ZeroBubble, true)));
+    }
+    schedules.retain(|(schedule, _)| request.schedule.is_none_or(|fixed| fixed == *schedule));
+    schedules
+}
+
 /// Whether collectives of activation gradients run beside weight-gradient GEMMs: where they add less to a step than
 /// alone, unless the request forbids it.
 fn overlaps_tensor_collectives(request: &Request, mesh: &Mesh) -> bool {
@@ -95,6 +111,12 @@ fn overlaps_tensor_collectives(request: &Request, mesh: &Mesh) -> bool {
     request.overlap_tensor_collectives
         && mesh.tensor > 1
         && slowdown.is_some_and(|slowdown| slowdown.hidden_cost() < 1.0)
+}
+
+/// Whether a context may have the plan with the least memory: a zero-bubble pipeline needs no less than with 1F1B, which is
+/// searched as well unless the request fixes the schedule.
+pub(crate) fn may_need_least_memory(request: &Request, context: &Context) -> bool {
+    context.schedule == PipelineSchedule::OneForwardOneBackward || request.schedule.is_some()
 }
 
 /// Divisors in ascending order.

@@ -5,6 +5,7 @@ use narrows_plan::{Bytes, Mesh, Zero};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use crate::context::ContextSolver;
+use crate::contexts::may_need_least_memory;
 use crate::deadline::Deadline;
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
@@ -177,6 +178,7 @@ fn sufficient_memory(request: &Request, report: &SearchReport) -> Option<(Bytes,
     let mut contexts: Vec<_> = report
         .contexts
         .iter()
+        .filter(|report| may_need_least_memory(request, &report.context))
         .filter_map(|context| match &context.outcome {
             ContextOutcome::Infeasible(Infeasible::Memory { needed, .. }) => {
                 Some((*needed, context.context))

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use narrows_plan::{Bytes, Mesh, Seconds, Zero};
+use narrows_plan::{Bytes, Mesh, PipelineSchedule, Seconds, Zero};
 use serde::{Serialize, Serializer};
 
 use crate::alternatives::alternative_requests;
@@ -64,6 +64,8 @@ pub struct MeshRow {
     pub micro_batch: u64,
     /// Optimizer sharding.
     pub zero: Zero,
+    /// The order of passes.
+    pub schedule: PipelineSchedule,
     /// Whether gradients are reduced beside the last backward pass.
     pub overlap_grad_reduce: bool,
     /// Whether tensor-axis collectives of activation gradients run beside weight-gradient GEMMs.
@@ -283,6 +285,9 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
     if context.zero == Zero::One {
         parts.push("ZeRO-1".into());
     }
+    if context.schedule == PipelineSchedule::ZeroBubble {
+        parts.push("zero-bubble schedule".into());
+    }
     if context.overlap_grad_reduce {
         parts.push("gradient reductions overlapped".into());
     }
@@ -315,6 +320,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
         mesh: report.context.mesh,
         micro_batch: report.context.workload.micro_batch,
         zero: report.context.zero,
+        schedule: report.context.schedule,
         overlap_grad_reduce: report.context.overlap_grad_reduce,
         overlap_tensor_collectives: report.context.overlap_tensor_collectives,
         bound_s: report.bound.map(|bound| bound.0),

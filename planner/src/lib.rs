@@ -51,7 +51,7 @@ pub use feasible_plan::{FeasiblePlan, ModelDecisions};
 pub use infeasible::{Infeasible, MemoryEvidence};
 pub use pipeline::{
     AssignmentMethod, Partition, PruningCutoff, StageAssignment, StageBlocks, StageOverhead,
-    undominated_partitions,
+    StepSchedule, undominated_partitions,
 };
 pub use plan_writer::write_plan;
 pub use predict::{

@@ -12,7 +12,7 @@ use narrows_plan::emit::{
 use narrows_plan::graph::AttentionOp;
 use narrows_plan::kernel::{Attention, CollectiveKind, Direction};
 use narrows_plan::model::Model;
-use narrows_plan::program::{Action, Program};
+use narrows_plan::program::{Action, Phase, Program};
 use narrows_plan::{
     Axis, Bytes, CheckErrors, CheckedProgram, DType, Defects, Flops, Kernel, Plan, ResolvedPlan,
     lower,
@@ -171,10 +171,9 @@ pub fn kernels(program: &Program) -> Vec<(Kernel, f64)> {
     let mut counts: IndexMap<Kernel, f64> = IndexMap::new();
     let microbatches = program.context.workload.microbatches(&program.context.mesh) as f64;
     for stage in &program.stages {
-        let lists =
-            [(&stage.forward, microbatches), (&stage.backward, microbatches), (&stage.step, 1.0)];
-        for (list, times) in lists {
-            for instr in list {
+        for phase in Phase::ALL {
+            let times = if phase == Phase::Step { 1.0 } else { microbatches };
+            for instr in stage.instructions(phase) {
                 *counts.entry(instr.kernel()).or_default() += times;
             }
         }

@@ -7,7 +7,7 @@ use narrows_cost_model::{Executor, Profile};
 use narrows_plan::graph::Grouping;
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Rules, TiedWeightLayout};
-use narrows_plan::{Bytes, GEMM_SIZE_MAX, Zero};
+use narrows_plan::{Bytes, GEMM_SIZE_MAX, PipelineSchedule, Zero};
 
 /// All inputs of a search. A size that is `None` is searched.
 #[derive(Clone, Debug)]
@@ -36,6 +36,8 @@ pub struct Request {
     pub data: Option<u64>,
     /// ZeRO stage.
     pub zero: Option<Zero>,
+    /// The order of passes; on one stage, all orders are 1F1B.
+    pub schedule: Option<PipelineSchedule>,
     /// Whether gradients are reduced beside the last backward pass.
     pub overlap_grad_reduce: Option<bool>,
     /// Whether collectives of activation gradients may run beside weight-gradient GEMMs.
@@ -170,6 +172,7 @@ impl Request {
             pipeline: None,
             data: None,
             zero: None,
+            schedule: None,
             overlap_grad_reduce: None,
             overlap_tensor_collectives: true,
             rules: Rules::ALL,

@@ -17,7 +17,7 @@ use narrows_plan::{Context, Seconds};
 use rayon::prelude::*;
 
 use crate::context::{ContextBounds, ContextSolution, ContextSolver, flops_bound, lower_bound};
-use crate::contexts::contexts;
+use crate::contexts::{contexts, may_need_least_memory};
 use crate::deadline::Deadline;
 use crate::feasible_plan::FeasiblePlan;
 use crate::infeasible::{Infeasible, MemoryEvidence};
@@ -220,7 +220,7 @@ fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
             is_out_of_time |= best.is_none();
             best
         }
-        None => feasible_plan_restricted(&solver, &reports),
+        None => feasible_plan_restricted(request, &solver, &reports),
         Some(best) => Some(improve_restricted(request, &solver, &reports, best, bound)),
     };
     if let Some(best) = &best {
@@ -231,7 +231,12 @@ fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
             let overlap_tensor_collectives = report.context.overlap_tensor_collectives;
             report.context == Context { overlap_tensor_collectives, ..context }
         };
-        if let Some(report) = reports.iter_mut().find(of_best) {
+        let equal = reports.iter().position(|report| report.context == context);
+        let report = match equal {
+            Some(index) => reports.get_mut(index),
+            None => reports.iter_mut().find(of_best),
+        };
+        if let Some(report) = report {
             report.outcome = ContextOutcome::Solved(best.time);
         }
     }
@@ -269,6 +274,7 @@ const RESTRICTED_MAX: usize = 2;
 
 /// A plan with the smallest memory under restricted rules, in contexts whose smallest plan was too large.
 fn feasible_plan_restricted(
+    request: &Request,
     solver: &ContextSolver,
     reports: &[ContextReport],
 ) -> Option<FeasiblePlan> {
@@ -280,7 +286,8 @@ fn feasible_plan_restricted(
         }) => Some((*needed, report.context)),
         _ => None,
     };
-    let mut smallest: Vec<_> = reports.iter().filter_map(lowered).collect();
+    let may_need_least = |report: &&ContextReport| may_need_least_memory(request, &report.context);
+    let mut smallest: Vec<_> = reports.iter().filter(may_need_least).filter_map(lowered).collect();
     smallest.sort_by_key(|(needed, _)| *needed);
     let contexts = smallest.iter().take(RESTRICTED_MAX);
     let mut plans = contexts.filter_map(|(_, context)| solver.feasible_plan_restricted(context));

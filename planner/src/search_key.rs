@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use narrows_cost_model::{Executor, GroupLinks};
 use narrows_plan::strategy::Rules;
-use narrows_plan::{Bytes, Zero};
+use narrows_plan::{Bytes, PipelineSchedule, Zero};
 
 use crate::request::{GroupingRule, Request};
 
@@ -19,6 +19,7 @@ pub struct SearchKey {
     fixed: [Option<u64>; 4],
     tensor_limits: (Option<u64>, bool),
     zero: Option<Zero>,
+    schedule: Option<PipelineSchedule>,
     overlap_grad_reduce: Option<bool>,
     overlap_tensor_collectives: bool,
     rules: Rules,
@@ -43,6 +44,7 @@ impl SearchKey {
             pipeline,
             data,
             zero,
+            schedule,
             overlap_grad_reduce,
             overlap_tensor_collectives,
             rules,
@@ -60,6 +62,7 @@ impl SearchKey {
             fixed: [*micro_batch, *tensor, *pipeline, *data],
             tensor_limits: (*tensor_max, *tensor_within_node),
             zero: *zero,
+            schedule: *schedule,
             overlap_grad_reduce: *overlap_grad_reduce,
             overlap_tensor_collectives: *overlap_tensor_collectives,
             rules: *rules,

@@ -61,7 +61,7 @@ fn machine(model: &Model, plan: &Plan, measured: impl Fn(usize) -> bool) -> Prof
     let prices = Prices::new(&truth, Executor::Captured, &plan.mesh);
     let mut kernels: Vec<Kernel> = vec![];
     for stage in &program.program().stages {
-        for instr in stage.forward.iter().chain(&stage.backward).chain(&stage.step) {
+        for instr in stage.all_instructions() {
             kernels.push(instr.kernel());
         }
     }

@@ -1,8 +1,8 @@
 //! Stages of a pipeline have decisions of their own.
 
 use narrows_cost_model::profile;
-use narrows_plan::Plan;
 use narrows_plan::model::presets;
+use narrows_plan::{PipelineSchedule, Plan};
 use narrows_planner::{Request, predict, search};
 
 fn request(model: &str, hardware: &str, [tensor, pipeline]: [u64; 2], batch: u64) -> Request {
@@ -12,7 +12,8 @@ fn request(model: &str, hardware: &str, [tensor, pipeline]: [u64; 2], batch: u64
         tensor: Some(tensor),
         pipeline: Some(pipeline),
         micro_batch: Some(2),
-        // With overlap, the same decisions are the best for all stages of these pipelines.
+        // With overlap or another schedule, the same decisions are the best for all stages of these pipelines.
+        schedule: Some(PipelineSchedule::OneForwardOneBackward),
         overlap_tensor_collectives: false,
         ..Request::new(model, profile, tensor * pipeline, batch, 1024)
     }

@@ -9,8 +9,8 @@ use narrows_plan::{Context, Zero};
 /// outside every arena.
 pub fn operand_range(stage: &StageProgram, access: &Access, slot: u64) -> Range<u64> {
     let buffer = stage.buffer(access.buffer);
-    let slot = if buffer.per_microbatch { slot } else { 0 };
-    let start = buffer.offset.saturating_add(slot.saturating_mul(stage.slot_stride));
+    let copy = slot % buffer.copies.max(1);
+    let start = buffer.offset.saturating_add(copy.saturating_mul(buffer.copy_stride()));
     start..start.saturating_add(access.extent.bytes().0)
 }
 

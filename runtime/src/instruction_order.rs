@@ -1,6 +1,6 @@
 //! The order in which a device executes its instructions in a step: the passes of the stage's
-//! schedule, each the whole forward or backward pass of one microbatch, then the step phase once.
-//! Reductions of gradient buckets come as early as they may, within the last backward pass.
+//! schedule, each a whole pass of one microbatch, then the step phase once.
+//! Reductions of gradient buckets come as early as they may, within the last pass.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ pub struct PassPart {
     pub slot: u64,
     /// The instructions, by index in the list of the phase.
     pub instructions: Range<usize>,
-    /// Whether they are gradient reductions that may run beside the rest of the last backward pass.
+    /// Whether they are gradient reductions that may run beside the rest of the last pass.
     pub beside_backward: bool,
 }
 
@@ -60,7 +60,7 @@ pub fn pass_parts(stage: &StageProgram) -> impl Iterator<Item = PassPart> {
             [part(*pass, begin..after), PassPart { beside_backward: true, ..reductions }]
         });
         let begin = buckets.last().map_or(0, |bucket| bucket.after);
-        parts.chain([part(*pass, begin..stage.backward.len())])
+        parts.chain([part(*pass, begin..stage.instructions(pass.phase).len())])
     });
     let rest = part(MicrobatchPass::STEP, stage.bucket_reductions()..stage.step.len());
     passes.iter().map(whole).chain(overlapped).chain([rest])
@@ -73,7 +73,7 @@ pub fn scheduled_instructions(
     pass_parts(stage).flat_map(move |part| part.scheduled(stage))
 }
 
-/// The slot of a microbatch: the copy of the per-microbatch buffers that it uses. Microbatches in
+/// The slot of a microbatch, which decides the copies of buffers that it uses. Microbatches in
 /// flight are consecutive, so their remainders differ.
 pub fn microbatch_slot(stage: &StageProgram, microbatch: u64) -> u64 {
     microbatch % stage.slots.max(1)

@@ -148,7 +148,7 @@ fn bytes_of(operands: &[Access]) -> Bytes {
 mod tests {
     use narrows_plan::program::{
         Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, MicrobatchPass, ModelConstants,
-        P2pTransfer, Phase, one_forward_one_backward,
+        P2pTransfer, Phase,
     };
     use narrows_plan::{Axis, Context, DType, Mesh, Precision, Workload, Zero};
 
@@ -171,7 +171,7 @@ mod tests {
             extent: EXTENT,
             role: BufferRole::Activation,
             offset: 256,
-            per_microbatch: true,
+            copies: 2,
             shard: None,
             sections: vec![],
         };
@@ -179,11 +179,11 @@ mod tests {
             buffers: vec![buffer],
             forward,
             backward: vec![],
+            weight_gradient: vec![],
             step: vec![],
             gradient_buckets: vec![],
             schedule,
             slots: 2,
-            slot_stride: 256,
             arena: Bytes(768),
         }
     }
@@ -204,7 +204,7 @@ mod tests {
             Precision::MixedBf16,
             Zero::Off,
         );
-        let schedule = |at| one_forward_one_backward(at, 2, 2);
+        let schedule = |at| context.stage_schedule(at).passes(false);
         let sends = vec![
             instr(Action::Fused(FusedOp::Fill), &[], &[0]),
             instr(Action::Send(transfer(1)), &[0], &[]),

@@ -28,11 +28,16 @@ fn count(program: &CheckedProgram) -> StepReport {
 }
 
 /// Every phase of a stage, and how often it is executed in a step.
-fn phases(program: &CheckedProgram, stage: usize) -> [(&[Instr], u64); 3] {
+fn phases(program: &CheckedProgram, stage: usize) -> [(&[Instr], u64); 4] {
     let program = program.program();
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
     let stage = &program.stages[stage];
-    [(&stage.forward, microbatches), (&stage.backward, microbatches), (&stage.step, 1)]
+    [
+        (&stage.forward, microbatches),
+        (&stage.backward, microbatches),
+        (&stage.weight_gradient, microbatches),
+        (&stage.step, 1),
+    ]
 }
 
 /// The collectives among instructions.
@@ -108,7 +113,7 @@ fn btp_all_reduces_seven_ranks_per_block_and_token() {
     let program = checked(text);
     let stage = &program.program().stages[0];
     let (rank, tokens, blocks, bf16) = (128, 4 * 1024, 8, 2);
-    for pass in [&stage.forward, &stage.backward] {
+    for pass in [&stage.forward, &stage.backward, &stage.weight_gradient] {
         let of_blocks = pass.iter().filter(|instr| instr.origin.block.is_some());
         let all_reduces = collectives(of_blocks).filter(|collective| {
             (collective.kind(), collective.axis) == (CollectiveKind::AllReduce, Axis::Tensor)

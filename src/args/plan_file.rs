@@ -17,7 +17,7 @@ use crate::{input, output};
 use super::request::{
     ModelArgs, RequestArgs, RequestSizes, at_most_one_stdin, reject_fullrank_tp_of_low_rank,
 };
-use super::values::{OverlapArg, ZeroArg};
+use super::values::{OverlapArg, ScheduleArg, ZeroArg};
 
 /// A plan with its model and hardware.
 #[derive(Debug)]
@@ -78,6 +78,7 @@ impl PlanFile {
             pipeline: Some(plan.mesh.pipeline),
             data: Some(plan.mesh.data),
             zero: Some(plan.zero),
+            schedule: Some(plan.schedule),
             overlap_grad_reduce: Some(plan.overlap_grad_reduce),
             overlap_tensor_collectives: plan.overlap_tensor_collectives,
             rules: Rules::ALL,
@@ -145,6 +146,9 @@ impl PlanFile {
         }
         if let Some(zero) = args.zero.and_then(ZeroArg::stage) {
             plan.zero = zero;
+        }
+        if let Some(schedule) = args.schedule.and_then(ScheduleArg::schedule) {
+            plan.schedule = schedule;
         }
         if let Some(overlap) = args.overlap.and_then(OverlapArg::grad_reduce) {
             plan.overlap_grad_reduce = overlap;

@@ -16,8 +16,8 @@ use crate::input;
 
 use super::units;
 use super::values::{
-    ExecutorArg, GroupingArg, NormArg, ObjectiveArg, OverlapArg, RecomputeArg, StrategyArg,
-    WeightsArg, WithinNodeArg, ZeroArg,
+    ExecutorArg, GroupingArg, NormArg, ObjectiveArg, OverlapArg, RecomputeArg, ScheduleArg,
+    StrategyArg, WeightsArg, WithinNodeArg, ZeroArg,
 };
 
 /// Model and hardware.
@@ -81,6 +81,9 @@ pub struct RequestArgs {
     /// Sharding of the optimizer states over the replicas [default: auto]
     #[arg(long, value_name = "STAGE", value_enum)]
     pub zero: Option<ZeroArg>,
+    /// Order of the passes of pipeline stages [default: auto]
+    #[arg(long, value_enum)]
+    pub schedule: Option<ScheduleArg>,
     /// Collectives beside the backward pass [default: auto]
     #[arg(long, value_enum)]
     pub overlap: Option<OverlapArg>,
@@ -192,6 +195,7 @@ impl RequestArgs {
             ("--data-parallel", self.data_parallel.is_some()),
             ("--micro-batch", self.micro_batch.is_some()),
             ("--zero", self.zero.is_some()),
+            ("--schedule", self.schedule.is_some()),
             ("--overlap", self.overlap.is_some()),
         ];
         set_flags(flags)
@@ -211,6 +215,7 @@ impl RequestArgs {
             pipeline: self.pipeline,
             data: self.data_parallel,
             zero: self.zero.and_then(ZeroArg::stage),
+            schedule: self.schedule.and_then(ScheduleArg::schedule),
             overlap_grad_reduce: self.overlap.and_then(OverlapArg::grad_reduce),
             overlap_tensor_collectives: self.overlap != Some(OverlapArg::Off),
             rules: Rules {

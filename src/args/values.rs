@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
-use narrows_plan::{Executor, Zero};
+use narrows_plan::{Executor, PipelineSchedule, Zero};
 use narrows_planner::GroupingRule;
 
 /// `--zero`.
@@ -25,6 +25,29 @@ impl ZeroArg {
             ZeroArg::Auto => None,
             ZeroArg::Off => Some(Zero::Off),
             ZeroArg::One => Some(Zero::One),
+        }
+    }
+}
+
+/// `--schedule`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ScheduleArg {
+    /// Searched
+    Auto,
+    /// One forward and one backward pass in turn
+    #[value(name = "1f1b")]
+    OneForwardOneBackward,
+    /// 1F1B with weight gradients in passes of their own, which fill waiting time
+    ZeroBubble,
+}
+
+impl ScheduleArg {
+    /// The order of passes; `None` for a search.
+    pub fn schedule(self) -> Option<PipelineSchedule> {
+        match self {
+            ScheduleArg::Auto => None,
+            ScheduleArg::OneForwardOneBackward => Some(PipelineSchedule::OneForwardOneBackward),
+            ScheduleArg::ZeroBubble => Some(PipelineSchedule::ZeroBubble),
         }
     }
 }

@@ -32,7 +32,10 @@ pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
     let bottom = TOP + row * stages;
     let mut picture = Picture::new((WIDTH, bottom + 66));
     picture.text(title, (20, 20), Anchor::Start, 19);
-    for (index, (name, colour)) in PHASES.into_iter().enumerate() {
+    let has_phase = |(phase, _, _): &(Phase, &str, RGBColor)| {
+        *phase != Phase::WeightGradient || spans.iter().any(|span| span.phase == *phase)
+    };
+    for (index, (_, name, colour)) in PHASES.into_iter().filter(has_phase).enumerate() {
         let left = 20 + 150 * index as i32;
         picture.rectangle([(left, 54), (left + 14, 68)], colour);
         picture.text(name, (left + 20, 54), Anchor::Start, 14);
@@ -60,13 +63,14 @@ pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
     Some(picture)
 }
 
-const PHASES: [(&str, RGBColor); 3] =
-    [("forward", PALETTE[5]), ("backward", PALETTE[0]), ("step phase", PALETTE[4])];
+/// Name and colour of each phase. Most schedules have no weight-gradient passes.
+const PHASES: [(Phase, &str, RGBColor); 4] = [
+    (Phase::Forward, "forward", PALETTE[5]),
+    (Phase::Backward, "backward", PALETTE[0]),
+    (Phase::WeightGradient, "weight gradients", PALETTE[2]),
+    (Phase::Step, "step phase", PALETTE[4]),
+];
 
 fn colour(phase: Phase) -> RGBColor {
-    match phase {
-        Phase::Forward => PHASES[0].1,
-        Phase::Backward => PHASES[1].1,
-        Phase::Step => PHASES[2].1,
-    }
+    PHASES.into_iter().find(|(other, ..)| *other == phase).map_or(INK, |(_, _, colour)| colour)
 }

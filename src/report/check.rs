@@ -142,19 +142,19 @@ impl CheckProblem {
 
 impl StageSummary {
     fn of(stage: &StageProgram) -> StageSummary {
-        let all = || stage.forward.iter().chain(&stage.backward).chain(&stage.step);
         let mut collectives = BTreeMap::new();
-        for instr in all() {
+        for instr in stage.all_instructions() {
             if let Action::Collective(collective) = &instr.action {
                 *collectives.entry(collective.kind().name()).or_default() += 1;
             }
         }
         let is_transfer = |action: &Action| matches!(action, Action::Send(_) | Action::Receive(_));
         StageSummary {
-            instructions: all().count() as u64,
+            instructions: stage.all_instructions().count() as u64,
             buffers: stage.buffers.len() as u64,
             collectives,
-            transfers: all().filter(|instr| is_transfer(&instr.action)).count() as u64,
+            transfers: stage.all_instructions().filter(|instr| is_transfer(&instr.action)).count()
+                as u64,
             microbatches_in_flight: stage.slots,
             peak_memory_bytes: stage.arena.0,
         }

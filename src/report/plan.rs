@@ -5,7 +5,9 @@ use std::ffi::OsStr;
 use narrows_cost_model::{Prices, Profile, TrainingRunEstimate, simulate};
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
-use narrows_plan::{Bytes, CheckedProgram, Kernel, Plan, PlanLayout, ResolvedPlan, Zero};
+use narrows_plan::{
+    Bytes, CheckedProgram, Kernel, PipelineSchedule, Plan, PlanLayout, ResolvedPlan, Zero,
+};
 use narrows_planner::SearchReport;
 use serde::Serialize;
 
@@ -159,11 +161,16 @@ impl<'a> PlanReport<'a> {
             (false, true) => "tensor-axis collectives beside weight-gradient GEMMs",
             (false, false) => "none",
         };
+        let schedule = match plan.schedule {
+            PipelineSchedule::OneForwardOneBackward => "1F1B",
+            PipelineSchedule::ZeroBubble => "zero-bubble",
+        };
+        let is_pipeline = plan.mesh.pipeline > 1;
         let crossing = match plan.crossing_layout {
             Some(layout) => format!("; crossing latents {}", layout_phrase(layout)),
             None => String::new(),
         };
-        vec![
+        let mut fields = vec![
             ("model", self.shape()),
             (
                 "step",
@@ -175,6 +182,9 @@ impl<'a> PlanReport<'a> {
                 ),
             ),
             ("mesh", format!("{}{zero}", plan.mesh)),
+        ];
+        fields.extend(is_pipeline.then(|| ("schedule", schedule.into())));
+        fields.extend([
             ("overlap", overlap.into()),
             (
                 "hidden state",
@@ -182,7 +192,8 @@ impl<'a> PlanReport<'a> {
             ),
             ("executor", plan.executor.name().into()),
             ("recompute", self.recomputed()),
-        ]
+        ]);
+        fields
     }
 
     /// Largest number of activations that a block recomputes in its backward pass.

@@ -396,3 +396,26 @@ fn tensor_collectives_overlap_where_the_hardware_lets_them() {
     let text = super::stdout(&format!("plan --hardware a100-80gb {request}"));
     assert!(text.contains("tensor-axis collectives beside weight-gradient GEMMs"), "{text}");
 }
+
+/// The zero-bubble schedule shortens a pipeline with few microbatches. `cost` prices a plan with either schedule, and the
+/// program of a plan runs weight-gradient passes.
+#[test]
+fn schedules_are_searched_fixed_and_priced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.json").display().to_string();
+    let request = "--model cola-1b --hardware a100-80gb --devices 4 --global-batch 8 \
+                   --sequence-length 1024 --tensor 1 --pipeline 4";
+    let plan = |flags: &str| json(&format!("plan {request} {flags}"));
+    let step = |answer: &Value| answer["prediction"]["step_time_s"].as_f64().expect("a time");
+    let auto = plan(&format!("--output {file}"));
+    let (zero_bubble, one_f_one_b) = (plan("--schedule zero-bubble"), plan("--schedule 1f1b"));
+    assert_eq!(auto["decisions"]["schedule"], "zero-bubble");
+    assert_eq!(one_f_one_b["decisions"].get("schedule"), None);
+    assert_eq!(step(&auto), step(&zero_bubble));
+    assert!(step(&auto) < 0.95 * step(&one_f_one_b), "{auto:#}\n{one_f_one_b:#}");
+    let cost = |flags: &str| step(&json(&format!("cost {file} {flags}")));
+    assert_eq!(cost(""), step(&auto));
+    assert!(cost("--schedule 1f1b") >= step(&one_f_one_b));
+    let page = super::stdout(&format!("plan {request}"));
+    assert!(page.contains("zero-bubble"), "{page}");
+}

@@ -7,9 +7,9 @@
 //! The host needs h seconds for each operator. Where kernels are shorter, the device waits for the host.
 //! [`operators`](super::operators) counts operators and their bytes.
 
-use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
+use narrows_plan::program::{MicrobatchPass, StageSchedule};
 use narrows_plan::strategy::Recompute;
-use narrows_plan::{Kernel, Mesh, Seconds};
+use narrows_plan::{Kernel, Mesh, PipelineSchedule, Seconds};
 
 use narrows_cost_model::profile::ProfileFile;
 use narrows_cost_model::{Executor, Prices, Profile, StageTime, StepPart, schedule_time};
@@ -143,7 +143,10 @@ impl StepWork {
                 .map(|stage| StageWork::of(&shape, stage, recompute, &prices))
                 .collect(),
             schedules: (0..mesh.pipeline)
-                .map(|stage| one_forward_one_backward(stage, mesh.pipeline, microbatches))
+                .map(|stage| {
+                    let (schedule, stages) = (PipelineSchedule::default(), mesh.pipeline);
+                    StageSchedule { schedule, stage, stages, microbatches }.passes(false)
+                })
                 .collect(),
             tensor_devices: mesh.tensor,
         })
@@ -157,7 +160,7 @@ impl StepWork {
                 .map(|work| Seconds(work.time_s(self.tensor_devices, framework) + transfer_s));
             let step = Seconds(stage.reductions_s * framework.collective_factor);
             let step_phase = vec![StepPart::Local(step)];
-            StageTime { forward, backward, step_phase, overlap: None }
+            StageTime { forward, backward, step_phase, ..StageTime::default() }
         };
         let stages: Vec<StageTime> = self.stages.iter().map(time).collect();
         let schedules: Vec<_> = self.schedules.iter().map(|passes| passes.as_slice()).collect();

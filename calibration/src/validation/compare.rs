@@ -10,7 +10,7 @@ use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Recompute, Rules};
-use narrows_plan::{DType, Defect, Defects, Kernel};
+use narrows_plan::{DType, Defect, Defects, Kernel, PipelineSchedule};
 use narrows_planner::{
     MemoryLimit, Prediction, Request, RequestDefect, RequestField, kernels as kernels_of_step,
     predict_program, search,
@@ -243,6 +243,7 @@ fn plan_step(
         pipeline: Some(mesh.pipeline),
         data: Some(mesh.data),
         zero: Some(step.zero),
+        schedule: Some(PipelineSchedule::OneForwardOneBackward),
         overlap_tensor_collectives: step.overlap_tensor_collectives,
         rules: Rules { baseline: step.strategy, weights: step.weights, norm: step.norm, recompute },
         memory_limit: MemoryLimit::None,

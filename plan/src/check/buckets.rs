@@ -1,20 +1,21 @@
-//! Checks that gradient buckets may run beside the last backward pass.
+//! Checks that gradient buckets may run beside the last pass of a stage.
 //!
-//! The reductions of a bucket run from the bucket's point in the last backward pass on, in any interleaving with the
+//! The reductions of a bucket run from the bucket's point in the last pass on, in any interleaving with the
 //! instructions after that point. The walk of the step phase proves them correct after the whole pass; here, no
 //! instruction from the point on accesses their operands, so every interleaving gives the same contents.
 
 use std::collections::HashMap;
 
 use crate::mesh::Axis;
-use crate::program::{Action, BufferId, GradientBucket, Instr, Phase, StageProgram};
+use crate::program::{Action, BufferId, GradientBucket, Instr, StageProgram};
 
 use super::error::{CheckResult, ensure};
 
 /// Checks the buckets of one stage. Ids of buffers are valid.
 pub(super) fn check_buckets(stage: &StageProgram) -> CheckResult {
-    let last_access = last_accesses(&stage.backward);
-    let overlapped = stage.backward.iter().enumerate().filter(|(_, i)| i.overlapped_instrs > 0);
+    let last_pass = stage.instructions(stage.last_phase());
+    let last_access = last_accesses(last_pass);
+    let overlapped = last_pass.iter().enumerate().filter(|(_, i)| i.overlapped_instrs > 0);
     let overlapped: Vec<(usize, usize)> =
         overlapped.map(|(at, instr)| (at, at.saturating_add(instr.overlapped_instrs))).collect();
     let mut end = 0;
@@ -23,8 +24,8 @@ pub(super) fn check_buckets(stage: &StageProgram) -> CheckResult {
             format!("gradient bucket {index} is not the next part of the step phase")
         })?;
         end = reductions.end;
-        ensure(*after <= stage.backward.len(), || {
-            format!("gradient bucket {index} begins after the end of the backward pass")
+        ensure(*after <= last_pass.len(), || {
+            format!("gradient bucket {index} begins after the end of the last pass")
         })?;
         let is_divided = |(at, last): &(usize, usize)| at < after && after <= last;
         ensure(!overlapped.iter().any(is_divided), || {
@@ -41,18 +42,14 @@ pub(super) fn check_buckets(stage: &StageProgram) -> CheckResult {
                 ensure(last.is_none_or(|last| last < after), || {
                     let name = &stage.buffer(access.buffer).name;
                     format!(
-                        "gradient bucket {index} reduces `{name}` before the backward pass is done with it"
+                        "gradient bucket {index} reduces `{name}` before the last pass is done with it"
                     )
                 })?;
             }
         }
     }
     let in_order = stage.gradient_buckets.is_sorted_by_key(|bucket| bucket.after);
-    ensure(in_order, || "its gradient buckets are not in the order of the backward pass".into())?;
-    let ends_backward = stage.schedule.last().is_none_or(|pass| pass.phase == Phase::Backward);
-    ensure(stage.gradient_buckets.is_empty() || ends_backward, || {
-        "has gradient buckets, but its last pass is not a backward pass".into()
-    })
+    ensure(in_order, || "its gradient buckets are not in the order of the last pass".into())
 }
 
 fn is_data_reduction(instr: &Instr) -> bool {

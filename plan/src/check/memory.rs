@@ -1,7 +1,6 @@
 //! Checks of the placement of buffers: inside the arena, aligned, and without overlap of live buffers.
 //!
-//! Resident buffers overlap no other buffer. Per-microbatch buffers have an area of their own, so that
-//! slots never overlap. Within one microbatch, [`ByteOwners`] maps byte ranges to the buffer last written
+//! Resident buffers and buffers with several copies overlap no other buffer. Within one microbatch, [`ByteOwners`] maps byte ranges to the buffer last written
 //! there, so that a write tells which other contents it destroys.
 
 use std::collections::BTreeMap;
@@ -49,14 +48,14 @@ pub(super) fn check_placement(index: usize, stage: &StageProgram, errors: &mut C
     if let Err(fault) = check_arena(stage) {
         return errors.push_stage(index, fault);
     }
-    for phase in [Phase::Forward, Phase::Backward, Phase::Step] {
+    for phase in Phase::ALL {
         for (at, instr) in stage.instructions(phase).iter().enumerate() {
             if let Err(fault) = check_operands(stage, instr) {
                 errors.push_instruction((index, phase, at), instr, fault);
             }
         }
     }
-    for check in [check_slots, check_disjoint, check_roles] {
+    for check in [check_copies, check_disjoint, check_roles] {
         if let Err(fault) = check(stage) {
             errors.push_stage(index, fault);
         }
@@ -89,16 +88,18 @@ fn check_access(stage: &StageProgram, access: &Access) -> CheckResult {
     })
 }
 
-fn end(stage: &StageProgram, buffer: &Buffer) -> Option<u64> {
-    let copies = if buffer.per_microbatch { stage.slots.saturating_sub(1) } else { 0 };
+/// End of a buffer with all of its copies, in bytes; `None` where it overflows.
+fn end(buffer: &Buffer) -> Option<u64> {
     let bytes = buffer.extent.rows.checked_mul(buffer.extent.columns)?;
     let bytes = bytes.checked_mul(buffer.extent.dtype.width())?;
-    buffer.offset.checked_add(copies.checked_mul(stage.slot_stride)?)?.checked_add(bytes)
+    let stride = bytes.checked_next_multiple_of(ALIGNMENT)?;
+    let others = buffer.copies.saturating_sub(1).checked_mul(stride)?;
+    buffer.offset.checked_add(others)?.checked_add(bytes)
 }
 
 fn check_arena(stage: &StageProgram) -> CheckResult {
     for buffer in &stage.buffers {
-        let inside = end(stage, buffer).is_some_and(|end| end <= stage.arena.0);
+        let inside = end(buffer).is_some_and(|end| end <= stage.arena.0);
         ensure(inside, || {
             format!(
                 "`{}` at byte {} with {} ends outside the arena of {} bytes",
@@ -112,67 +113,48 @@ fn check_arena(stage: &StageProgram) -> CheckResult {
             )
         })?;
     }
-    ensure(stage.slot_stride.is_multiple_of(ALIGNMENT), || {
-        format!("the slot stride of {} bytes is not a multiple of {ALIGNMENT}", stage.slot_stride)
-    })
+    Ok(())
 }
 
-/// Begin and end of the first slot in bytes; `None` without buffers per microbatch.
-fn first_slot(stage: &StageProgram) -> Option<(u64, u64)> {
-    let copied = || stage.buffers.iter().filter(|buffer| buffer.per_microbatch);
-    let begin = copied().map(|buffer| buffer.offset).min()?;
-    let end = copied().map(|buffer| buffer.offset + buffer.extent.bytes().0).max()?;
-    Some((begin, end))
-}
-
-fn check_slots(stage: &StageProgram) -> CheckResult {
-    let Some((begin, end)) = first_slot(stage) else { return Ok(()) };
-    if let Some(buffer) = stage.buffers.iter().find(|b| b.per_microbatch && b.role.is_resident()) {
-        return fault(format!(
-            "`{}` has one copy per microbatch but is not an activation",
-            buffer.name
-        ));
+fn check_copies(stage: &StageProgram) -> CheckResult {
+    for buffer in &stage.buffers {
+        let (name, copies) = (&buffer.name, buffer.copies);
+        ensure(copies > 0 && stage.slots.is_multiple_of(copies), || {
+            format!("`{name}` has {copies} copies, which do not divide the {} slots", stage.slots)
+        })?;
+        ensure(copies == 1 || !buffer.role.is_resident(), || {
+            format!("`{name}` has {copies} copies but is not an activation")
+        })?;
     }
-    ensure(stage.slots <= 1 || end - begin <= stage.slot_stride, || {
-        format!("a slot takes {} bytes, but the slot stride is {}", end - begin, stage.slot_stride)
-    })?;
-    let slots = stage.slot_stride.saturating_mul(stage.slots.max(1));
-    let slots_end = begin.saturating_add(slots);
-    let overlaps = |buffer: &Buffer| {
-        !buffer.per_microbatch
-            && buffer.offset < slots_end.max(end)
-            && buffer.offset + buffer.extent.bytes().0 > begin
-    };
-    match stage.buffers.iter().find(|buffer| overlaps(buffer)) {
-        Some(buffer) => {
-            fault(format!("`{}` overlaps the slots of other microbatches in flight", buffer.name))
-        }
-        None => Ok(()),
-    }
+    Ok(())
 }
 
-/// Resident buffers overlap no other buffer; `check_slots` checks slots.
+/// Resident buffers and buffers with several copies overlap no other buffer.
 fn check_disjoint(stage: &StageProgram) -> CheckResult {
     let mut order: Vec<&Buffer> = stage.buffers.iter().filter(|b| b.extent.bytes().0 > 0).collect();
     order.sort_by_key(|buffer| buffer.offset);
-    // The buffers with the furthest end so far, among all and among resident ones.
-    let (mut any, mut resident): (Option<&Buffer>, Option<&Buffer>) = (None, None);
-    let stop = |buffer: &Buffer| buffer.offset + buffer.extent.bytes().0;
+    // The buffers with the furthest end so far, among all and among exclusive ones.
+    let (mut any, mut exclusive): (Option<&Buffer>, Option<&Buffer>) = (None, None);
+    let stop = |buffer: &Buffer| end(buffer).unwrap_or(u64::MAX);
     for buffer in order {
-        let is_resident = buffer.role.is_resident();
-        let other = if is_resident { any } else { resident };
+        let is_exclusive = buffer.role.is_resident() || buffer.copies > 1;
+        let other = if is_exclusive { any } else { exclusive };
         if let Some(other) = other.filter(|other| stop(other) > buffer.offset) {
-            return fault(format!(
-                "`{}` and `{}` overlap, but weights, optimizer states and inputs are alive during the whole step",
-                other.name, buffer.name
-            ));
+            let reason = match [other, buffer].iter().find(|buffer| buffer.copies > 1) {
+                Some(copied) => format!("`{}` has copies for microbatches in flight", copied.name),
+                None => {
+                    "weights, optimizer states and inputs are alive during the whole step".into()
+                }
+            };
+            let (first, second) = (&other.name, &buffer.name);
+            return fault(format!("`{first}` and `{second}` overlap, but {reason}"));
         }
         let further = |best: Option<&Buffer>| best.is_none_or(|best| stop(best) < stop(buffer));
         if further(any) {
             any = Some(buffer);
         }
-        if is_resident && further(resident) {
-            resident = Some(buffer);
+        if is_exclusive && further(exclusive) {
+            exclusive = Some(buffer);
         }
     }
     Ok(())
@@ -218,7 +200,7 @@ mod tests {
             extent: Extent::flat(bytes / 4, DType::F32),
             role: BufferRole::Activation,
             offset,
-            per_microbatch: false,
+            copies: 1,
             shard: None,
             sections: vec![],
         }

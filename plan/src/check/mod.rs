@@ -43,8 +43,9 @@
 //! |---|---|
 //! | a buffer outside the arena, two live buffers in the same bytes | `memory.rs` |
 //! | shards that do not tile their parameter | `shards.rs` |
-//! | a deadlock, an unmatched transfer, a microbatch that does not run | `schedule.rs` |
-//! | a gradient reduced while the last backward pass still adds to it | `buckets.rs` |
+//! | a microbatch that does not run, a copy that another microbatch still needs | `passes.rs` |
+//! | a deadlock, an unmatched transfer | `schedule.rs` |
+//! | a gradient reduced while the last pass still adds to it | `buckets.rs` |
 //! | a read of unwritten, overwritten or expired contents | `stage.rs`, `read` |
 //! | an activation reduced twice | `collective.rs`, `check_operand` |
 //! | a gradient contribution added twice | `values.rs`, `ForwardGraph::sum` |
@@ -63,6 +64,7 @@ mod lattice;
 mod memory;
 mod operands;
 mod overlap;
+mod passes;
 mod schedule;
 mod sections;
 mod shards;
@@ -119,9 +121,10 @@ fn check(program: &Program) -> CheckErrors {
     for (index, stage) in program.stages.iter().enumerate() {
         memory::check_placement(index, stage, &mut errors);
         shards::check_shards(index, stage, &program.context, &mut errors);
-        if let Err(fault) = schedule::check_passes(stage, microbatches) {
+        if let Err(fault) = passes::check_passes(stage, microbatches) {
             errors.push_stage(index, fault);
         }
+        passes::check_weight_gradient_pass(index, stage, &mut errors);
     }
     // The walk indexes by buffer and microbatch ids, which must be valid.
     if !errors.0.is_empty() {
@@ -167,7 +170,7 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
     Ok(())
 }
 
-/// Walks all stages: forward from the first, backward from the last, then the step phase.
+/// Walks all stages: forward from the first, backward from the last with the weight-gradient passes, then the step phase.
 fn walk(program: &Program, errors: &mut CheckErrors) {
     let mut stages: Vec<StageChecker> = program
         .stages
@@ -178,15 +181,15 @@ fn walk(program: &Program, errors: &mut CheckErrors) {
     let mut in_transfer = std::collections::VecDeque::new();
     for stage in &mut stages {
         stage.incoming = std::mem::take(&mut in_transfer);
-        stage.walk(Phase::Forward, true);
+        stage.walk(Phase::Forward);
         in_transfer = std::mem::take(&mut stage.outgoing);
     }
     in_transfer.clear();
     for stage in stages.iter_mut().rev() {
         stage.incoming = std::mem::take(&mut in_transfer);
-        let back_to_back = schedule::back_to_back(stage.stage);
-        stage.walk(Phase::Backward, back_to_back);
+        stage.walk(Phase::Backward);
         in_transfer = std::mem::take(&mut stage.outgoing);
+        stage.walk(Phase::WeightGradient);
     }
     let last = stages.len() - 1;
     for (index, stage) in stages.iter_mut().enumerate() {

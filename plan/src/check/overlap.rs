@@ -11,7 +11,7 @@ use super::error::{CheckErrors, CheckResult, ensure, fault};
 
 /// Checks the overlapped instructions of one stage. Ids of buffers are valid and sizes are within the arena.
 pub(super) fn check_overlaps(index: usize, stage: &StageProgram, errors: &mut CheckErrors) {
-    for phase in [Phase::Forward, Phase::Backward, Phase::Step] {
+    for phase in Phase::ALL {
         let instructions = stage.instructions(phase);
         for (at, instr) in instructions.iter().enumerate().filter(|(_, i)| i.overlapped_instrs > 0)
         {
@@ -58,8 +58,7 @@ fn is_communication(instr: &Instr) -> bool {
     matches!(instr.action, Action::Collective(_) | Action::Send(_) | Action::Receive(_))
 }
 
-/// The bytes of an operand's whole buffer in the first microbatch slot. Instructions of one pass use the same slot, and
-/// slots do not overlap.
+/// The bytes of the first copy of an operand's whole buffer. Buffers with several copies overlap no other buffer.
 fn bytes(stage: &StageProgram, access: &Access) -> Range<u64> {
     let buffer = stage.buffer(access.buffer);
     buffer.offset..buffer.offset + buffer.extent.bytes().0

@@ -143,7 +143,7 @@ impl<'a> StageChecker<'a> {
     /// Marks the single copies of activations as overwritten by other microbatches.
     pub(super) fn expire(&mut self) {
         for (buffer, content) in self.stage.buffers.iter().zip(&mut self.contents) {
-            let single_copy = buffer.role == BufferRole::Activation && !buffer.per_microbatch;
+            let single_copy = buffer.role == BufferRole::Activation && buffer.copies == 1;
             if single_copy && matches!(content, BufferContents::Tensor(_)) {
                 *content = BufferContents::Expired;
             }
@@ -180,7 +180,7 @@ impl<'a> StageChecker<'a> {
             }
             BufferContents::Expired => {
                 return fault(format!(
-                    "reads `{}` from the forward pass, but it has a single copy, which other microbatches in between overwrote",
+                    "reads `{}` from an earlier pass, but it has a single copy, which other microbatches in between overwrote",
                     buffer.name
                 ));
             }

@@ -8,12 +8,12 @@ use super::stage::{BufferContents, StageChecker};
 use super::{attention, collective, fused, gemm, transfer};
 
 impl<'a> StageChecker<'a> {
-    /// Walks a pass. Unless `back_to_back`, other microbatches run between the forward and the backward pass.
-    pub fn walk(&mut self, phase: Phase, back_to_back: bool) {
+    /// Walks a pass. Unless it directly follows the previous pass of its microbatch, other microbatches run between them.
+    pub fn walk(&mut self, phase: Phase) {
         self.phase = phase;
-        if phase == Phase::Backward {
+        if phase != Phase::Forward {
             self.graph.recompute_only = true;
-            if !back_to_back {
+            if !self.stage.follows_at_once(phase) {
                 self.expire();
             }
         }

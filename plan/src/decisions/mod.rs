@@ -11,7 +11,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::context::Zero;
+use crate::context::{PipelineSchedule, Zero};
 use crate::graph::Grouping;
 use crate::mesh::{Mesh, Workload};
 use crate::strategy::Strategy;
@@ -43,6 +43,9 @@ pub struct Plan {
     pub workload: Workload,
     /// Optimizer sharding over the data axis.
     pub zero: Zero,
+    /// The order in which pipeline stages run the passes of their microbatches; absent for 1F1B.
+    #[serde(default, skip_serializing_if = "PipelineSchedule::is_default")]
+    pub schedule: PipelineSchedule,
     /// Whether reductions of gradients over the data axis run beside the backward pass of the last microbatch; absent
     /// where they run after it.
     #[serde(default, skip_serializing_if = "is_false")]

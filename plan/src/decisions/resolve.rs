@@ -92,6 +92,7 @@ impl Plan {
             workload: self.workload,
             precision: self.precision,
             zero: self.zero,
+            schedule: self.schedule,
             overlap_grad_reduce: self.overlap_grad_reduce,
             overlap_tensor_collectives: self.overlap_tensor_collectives,
         };

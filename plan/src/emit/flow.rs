@@ -2,9 +2,9 @@
 
 use crate::Layout;
 use crate::context::Context;
-use crate::graph::{Op, OpId, Segment, Value, ValueId};
+use crate::graph::{Op, OpId, Segment, SegmentKind, Value, ValueId};
 use crate::program::Action;
-use crate::strategy::{Flow, Save};
+use crate::strategy::{Flow, Save, SegmentChoice};
 
 use super::{InstrTemplate, gradient_fill, gradient_sum, reshard};
 
@@ -96,6 +96,41 @@ pub fn overlapped_weight_gradient(
     let has_collective =
         templates.iter().any(|template| matches!(template.action, Action::Collective(_)));
     has_collective.then_some(consumer)
+}
+
+/// Whether the weight-gradient GEMM of an op may run in a pass of its own, after the backward pass: a linear of a block
+/// whose GEMM does not run beside a collective, and whose output gradient stays as it is. That of a linear that adds to
+/// the hidden state or crosses into another block shares a buffer with gradients that are added to later. The operands of
+/// the head's GEMM are too large to be kept.
+pub fn is_weight_gradient_deferrable(
+    segment: &Segment,
+    op: OpId,
+    choice: &SegmentChoice,
+    context: &Context,
+) -> bool {
+    let node = segment.op(op);
+    let is_overlapped = |value: &ValueId| {
+        let flow = &choice.flows[value.0 as usize];
+        overlapped_weight_gradient(segment, *value, flow, context) == Some(op)
+    };
+    segment.kind == SegmentKind::Block
+        && matches!(node.op, Op::Linear(_))
+        && !node.outputs.iter().any(|output| shares_gradient(segment, *output))
+        && !node.inputs.iter().any(is_overlapped)
+}
+
+/// Whether the gradient of a value may be that of a sum: additions pass it on as it is, and so may latents.
+fn shares_gradient(segment: &Segment, value: ValueId) -> bool {
+    segment.value(value).consumers.iter().any(|(consumer, _)| {
+        let consumer = segment.op(*consumer);
+        match consumer.op {
+            Op::Add { .. } | Op::Cross { .. } => true,
+            Op::Latent(_) => {
+                consumer.outputs.iter().any(|output| shares_gradient(segment, *output))
+            }
+            _ => false,
+        }
+    })
 }
 
 /// All instructions of a flow in the forward pass.

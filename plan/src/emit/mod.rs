@@ -14,7 +14,7 @@ mod template;
 pub(crate) use flow::gradient_paths;
 pub use flow::{
     copy_forward, copy_recompute, flow_backward, flow_forward, flow_recompute, gradient_backward,
-    overlapped_weight_gradient,
+    is_weight_gradient_deferrable, overlapped_weight_gradient,
 };
 pub use op::{op_backward, op_forward, op_recompute};
 pub(crate) use parameters::parameter_buffers;

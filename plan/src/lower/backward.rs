@@ -1,8 +1,9 @@
 //! The backward pass of a segment: recompute operands, reduce gradients, run the ops' backward templates.
 
+use crate::decisions::SegmentPlan;
 use crate::emit::{
-    TemplateOperand, copy_recompute, gradient_paths, op_backward, op_recompute,
-    overlapped_weight_gradient,
+    TemplateOperand, copy_recompute, gradient_paths, is_weight_gradient_deferrable, op_backward,
+    op_recompute, overlapped_weight_gradient,
 };
 use crate::graph::{Op, OpId, ValueId};
 use crate::program::{Action, BufferId, Instr};
@@ -26,6 +27,7 @@ impl StageLowering<'_> {
             let templates = op_backward(segment, op, choice, &self.plan.context);
             self.push_op(site, op, templates);
             self.hold_weight_gradient(site, op);
+            self.defer_weight_gradient(site, op);
         }
         for input in &segment.inputs {
             self.sum_contributions(site, *input);
@@ -45,6 +47,20 @@ impl StageLowering<'_> {
                 self.overlapped_gemms.extend(gemm.map(|gemm| ((site.instance, *value), gemm)));
             }
         }
+    }
+
+    /// Moves the weight-gradient GEMM of a linear, its last instruction, to the weight-gradient pass if it may run there.
+    fn defer_weight_gradient(&mut self, site: SegmentSite, op: OpId) {
+        let SegmentPlan { segment, choice } = site.plan;
+        let schedule = self.plan.context.stage_schedule(self.stage as u64);
+        if !schedule.defers_weight_gradients()
+            || !is_weight_gradient_deferrable(segment, op, choice, &self.plan.context)
+        {
+            return;
+        }
+        let gemm = self.program.backward.pop();
+        debug_assert!(gemm.as_ref().is_some_and(|gemm| gemm.action.is_weight_gradient()));
+        self.program.weight_gradient.extend(gemm);
     }
 
     /// Emits the GEMM that was held back for a value after the collective among the last instructions, which begin at

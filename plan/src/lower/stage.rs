@@ -250,7 +250,8 @@ impl StageLowering<'_> {
         }
         for (index, site) in sites.iter().enumerate().rev() {
             self.backward_segment(*site);
-            self.backward_ends.insert(site.instance, self.program.backward.len());
+            let ends = [self.program.backward.len(), self.program.weight_gradient.len()];
+            self.gradient_ends.insert(site.instance, ends);
             let gradients: Vec<BufferId> = site
                 .plan
                 .segment

@@ -7,7 +7,7 @@ use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand};
 use crate::graph::{OpId, Value, ValueId};
 use crate::program::{
     Access, Buffer, BufferId, BufferRole, Extent, Instr, InstrOrigin, ParameterShard, Phase,
-    StageProgram, microbatches_in_flight, one_forward_one_backward, place_buffers,
+    StageProgram, place_buffers,
 };
 
 /// Index of a segment within its stage: the embedding, a block, or the head.
@@ -40,8 +40,8 @@ pub(super) struct StageLowering<'a> {
     pub(super) name_counts: HashMap<String, u32>,
     /// Weight-gradient GEMMs that run beside the collective of a value's gradient, until it is emitted.
     pub(super) overlapped_gemms: HashMap<(SegmentInstance, ValueId), Instr>,
-    /// Number of instructions of the backward pass up to a segment's last, by segment.
-    pub(super) backward_ends: HashMap<SegmentInstance, usize>,
+    /// Numbers of instructions of the backward and of the weight-gradient pass up to a segment's last, by segment.
+    pub(super) gradient_ends: HashMap<SegmentInstance, [usize; 2]>,
 }
 
 /// One segment of the stage being lowered.
@@ -57,17 +57,15 @@ pub(super) struct SegmentSite<'a> {
 
 impl<'a> StageLowering<'a> {
     pub(super) fn new(plan: &'a ResolvedPlan, stage: usize) -> Self {
-        let stages = plan.stages.len() as u64;
-        let microbatches = plan.context.workload.microbatches(&plan.context.mesh);
         let program = StageProgram {
             buffers: vec![],
             forward: vec![],
             backward: vec![],
+            weight_gradient: vec![],
             step: vec![],
             gradient_buckets: vec![],
-            schedule: one_forward_one_backward(stage as u64, stages, microbatches),
-            slots: microbatches_in_flight(stage as u64, stages, microbatches),
-            slot_stride: 0,
+            schedule: vec![],
+            slots: 1,
             arena: crate::Bytes(0),
         };
         StageLowering {
@@ -78,12 +76,16 @@ impl<'a> StageLowering<'a> {
             buffers: HashMap::new(),
             name_counts: HashMap::new(),
             overlapped_gemms: HashMap::new(),
-            backward_ends: HashMap::new(),
+            gradient_ends: HashMap::new(),
         }
     }
 
     pub(super) fn finish(mut self) -> StageProgram {
         debug_assert!(self.overlapped_gemms.is_empty());
+        let schedule = self.plan.context.stage_schedule(self.stage as u64);
+        self.program.schedule = schedule.passes(!self.program.weight_gradient.is_empty());
+        let last = self.program.last_phase();
+        self.program.slots = self.program.microbatches_between(Phase::Forward, last);
         place_buffers(&mut self.program);
         self.program
     }
@@ -97,7 +99,7 @@ impl<'a> StageLowering<'a> {
             extent,
             role,
             offset: 0,
-            per_microbatch: false,
+            copies: 1,
             shard: None,
             sections: vec![],
         });
@@ -160,6 +162,7 @@ impl<'a> StageLowering<'a> {
         match self.phase {
             Phase::Forward => self.program.forward.push(instr),
             Phase::Backward => self.program.backward.push(instr),
+            Phase::WeightGradient => self.program.weight_gradient.push(instr),
             Phase::Step => self.program.step.push(instr),
         }
     }

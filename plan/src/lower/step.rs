@@ -35,8 +35,8 @@ impl StageLowering<'_> {
         }
     }
 
-    /// The reductions that run beside the last backward pass, one bucket for each segment: when its backward pass has
-    /// ended, its gradients are complete.
+    /// The reductions that run beside the last pass, one bucket for each segment: when its part of the pass has ended, its
+    /// gradients are complete.
     fn gradient_buckets(&mut self, sites: &[SegmentSite]) {
         let context = self.plan.context;
         for site in sites.iter().rev().filter(|site| is_reduced_early(site, sites)) {
@@ -48,7 +48,9 @@ impl StageLowering<'_> {
             }
             let reductions = start..self.program.step.len();
             if !reductions.is_empty() {
-                let after = self.backward_ends[&site.instance];
+                let [backward, weight_gradient] = self.gradient_ends[&site.instance];
+                let is_deferred = self.program.last_phase() == Phase::WeightGradient;
+                let after = if is_deferred { weight_gradient } else { backward };
                 self.program.gradient_buckets.push(GradientBucket { after, reductions });
             }
         }
@@ -102,8 +104,8 @@ impl StageLowering<'_> {
     }
 }
 
-/// Whether a segment's reductions may run beside the backward pass of the segments before it. After the backward pass of
-/// a stage's first block at most that of the embedding is left, too short to hide a reduction.
+/// Whether a segment's reductions may run beside the last pass of the segments before it. After that of a stage's first
+/// block at most the embedding's is left, too short to hide a reduction.
 fn is_reduced_early(site: &SegmentSite, sites: &[SegmentSite]) -> bool {
     let is_block = |site: &&SegmentSite| site.plan.segment.kind == SegmentKind::Block;
     let first = sites.iter().find(is_block).map(|first| first.instance);

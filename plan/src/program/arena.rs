@@ -1,16 +1,19 @@
 //! Placement of buffers in the arena.
 //!
 //! Resident buffers come first, one after the other. Activations are placed by lifetime, largest
-//! first, each at the lowest offset where it overlaps no buffer that is alive at the same time. With
-//! one microbatch in flight the forward and backward passes are one timeline. With several, buffers
-//! that live from the forward to the backward pass have one copy per microbatch, and the others are
-//! placed by lifetime within their pass, in one area that all passes share.
+//! first, each at the lowest offset where it overlaps no buffer that is alive at the same time. Passes of one microbatch
+//! that follow each other at once are one timeline. A buffer that lives from a pass to a later one, with passes of other
+//! microbatches between them, has copies, one for each microbatch that needs it at once. All other buffers are placed
+//! by lifetime, in one area that all passes share.
 
-use super::{BufferId, BufferRole, Instr, StageProgram};
+use super::{BufferId, BufferRole, Instr, Phase, StageProgram};
 use crate::Bytes;
 
 /// Alignment of every buffer, in bytes.
 pub(crate) const ALIGNMENT: u64 = 256;
+
+/// The passes of a microbatch, in order.
+const PASSES: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::WeightGradient];
 
 /// First and last position of a timeline at which a buffer is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,52 +22,77 @@ struct Lifetime {
     last: usize,
 }
 
-/// Assigns the offset of every buffer, and the slot stride and arena size of the stage.
+/// Assigns the offset and the number of copies of every buffer, and the arena size of the stage.
 pub(crate) fn place_buffers(stage: &mut StageProgram) {
     let spans = spans(stage);
-    let backward_begin = stage.forward.len();
     let mut end = 0;
     for buffer in stage.buffers.iter_mut().filter(|b| b.role.is_resident()) {
         buffer.offset = end;
-        end += aligned(buffer.extent.bytes());
+        end += buffer.copy_stride();
     }
-    let activations = || {
-        spans.iter().enumerate().filter_map(|(index, span)| {
-            let id = BufferId(index as u32);
-            span.map(|span| (id, span))
-        })
-    };
-    if stage.slots <= 1 {
-        stage.slot_stride = 0;
-        let all: Vec<(BufferId, Lifetime)> = activations().collect();
-        end = place_by_lifetime(stage, &all, end);
-    } else {
-        let crosses = |span: &Lifetime| span.first < backward_begin && span.last >= backward_begin;
-        let slot_begin = end;
-        for (id, _) in activations().filter(|(_, span)| crosses(span)) {
-            let buffer = &mut stage.buffers[id.0 as usize];
-            buffer.per_microbatch = true;
-            buffer.offset = end;
-            end += aligned(buffer.extent.bytes());
+    let copies = CopyCounts::new(stage);
+    let mut within_pass = vec![];
+    for (index, span) in spans.into_iter().enumerate() {
+        let Some(span) = span else { continue };
+        match copies.of(span) {
+            None => within_pass.push((BufferId(index as u32), span)),
+            Some(copies) => {
+                let buffer = &mut stage.buffers[index];
+                buffer.copies = copies;
+                buffer.offset = end;
+                end += buffer.copy_stride() * copies;
+            }
         }
-        stage.slot_stride = end - slot_begin;
-        end = slot_begin + stage.slot_stride * stage.slots;
-        let rest: Vec<(BufferId, Lifetime)> =
-            activations().filter(|(_, span)| !crosses(span)).collect();
-        end = place_by_lifetime(stage, &rest, end);
     }
-    stage.arena = Bytes(end);
+    stage.arena = Bytes(place_by_lifetime(stage, &within_pass, end));
 }
 
-fn aligned(bytes: Bytes) -> u64 {
-    bytes.0.div_ceil(ALIGNMENT) * ALIGNMENT
+/// The numbers of copies of activations, by the passes between which they live.
+struct CopyCounts {
+    /// The positions of the timeline at which each pass ends.
+    pass_ends: [usize; 3],
+    /// For each pass but the last and each later one: the number of copies of a buffer that lives from one to the other;
+    /// `None` where these passes follow each other at once.
+    copies: [[Option<u64>; 3]; 3],
+}
+
+impl CopyCounts {
+    fn new(stage: &StageProgram) -> CopyCounts {
+        let mut end = 0;
+        let pass_ends = PASSES.map(|phase| {
+            end += stage.instructions(phase).len();
+            end
+        });
+        let mut copies = [[None; 3]; 3];
+        for first in 0..PASSES.len() {
+            for last in first + 1..PASSES.len() {
+                let is_one_timeline =
+                    PASSES[first + 1..=last].iter().all(|phase| stage.follows_at_once(*phase));
+                copies[first][last] = (!is_one_timeline).then(|| {
+                    let needed = stage.microbatches_between(PASSES[first], PASSES[last]);
+                    // A divisor, so that a slot decides which copies a microbatch uses.
+                    (needed..stage.slots)
+                        .find(|count| stage.slots.is_multiple_of(*count))
+                        .unwrap_or(stage.slots)
+                });
+            }
+        }
+        CopyCounts { pass_ends, copies }
+    }
+
+    fn of(&self, span: Lifetime) -> Option<u64> {
+        let pass_at = |position| self.pass_ends.iter().position(|end| position < *end);
+        let (first, last) = pass_at(span.first).zip(pass_at(span.last))?;
+        self.copies[first][last]
+    }
 }
 
 /// First and last position of the timeline that accesses each activation. Operands of a collective are accessed while
 /// the instructions beside it run.
 fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
     let mut spans: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
-    for (position, instr) in stage.forward.iter().chain(&stage.backward).enumerate() {
+    let passes = PASSES.into_iter().flat_map(|phase| stage.instructions(phase));
+    for (position, instr) in passes.enumerate() {
         for id in accessed_buffers(instr) {
             if stage.buffers[id.0 as usize].role == BufferRole::Activation {
                 let last = position + instr.overlapped_instrs;
@@ -84,7 +112,7 @@ fn accessed_buffers(instr: &Instr) -> impl Iterator<Item = BufferId> {
 fn place_by_lifetime(stage: &mut StageProgram, list: &[(BufferId, Lifetime)], base: u64) -> u64 {
     let mut order: Vec<(BufferId, Lifetime, u64)> = list
         .iter()
-        .map(|&(id, span)| (id, span, aligned(stage.buffers[id.0 as usize].extent.bytes())))
+        .map(|&(id, span)| (id, span, stage.buffers[id.0 as usize].copy_stride()))
         .collect();
     order.sort_by_key(|&(id, _, bytes)| (std::cmp::Reverse(bytes), id));
     // (begin, end, span) of the placed buffers, ordered by begin.

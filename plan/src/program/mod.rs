@@ -18,7 +18,7 @@
 //!   send of its stage begins. Placement assumes that a send ends at once, so a receive may write to
 //!   the bytes of a pending send: an executor must send from a copy.
 //! - *Gradient buckets.* The reductions of a [`GradientBucket`] may run from the point that the bucket
-//!   names in the last backward pass, on a stream of their own and in the order of the buckets. All other
+//!   names in the last pass, on a stream of their own and in the order of the buckets. All other
 //!   instructions of the step phase follow them.
 //! - *Overlapped instructions.* A collective may run beside the [`overlapped_instrs`](Instr::overlapped_instrs)
 //!   instructions after it. It begins when all instructions before it have ended, and ends before any later one begins.
@@ -43,7 +43,7 @@ pub use action::{
 };
 pub(crate) use arena::{ALIGNMENT, place_buffers};
 pub use fused_op::FusedOp;
-pub use pipeline_schedule::{microbatches_in_flight, one_forward_one_backward};
+pub use pipeline_schedule::StageSchedule;
 
 /// Index of a buffer within its stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -143,9 +143,9 @@ pub struct Buffer {
     pub role: BufferRole,
     /// Offset in the arena, in bytes.
     pub offset: u64,
-    /// Whether there is one copy per microbatch in flight; copy k is at offset
-    /// `offset + k·slot_stride`.
-    pub per_microbatch: bool,
+    /// Number of copies, a divisor of the stage's [`slots`](StageProgram::slots): a microbatch in slot i uses copy
+    /// i mod `copies`. Copy k begins at `offset + k·`[`copy_stride`](Buffer::copy_stride).
+    pub copies: u64,
     /// The parameters in the buffer; `None` for roles other than parameters.
     pub shard: Option<ParameterShard>,
     /// Whole (unsharded) widths of tensors side by side in the buffer; empty for one tensor. A shard of
@@ -193,16 +193,23 @@ pub enum Phase {
     Forward,
     /// Backward pass of a microbatch.
     Backward,
+    /// Weight gradients of a microbatch that its backward pass leaves out.
+    WeightGradient,
     /// Gradient reductions and optimizer updates, once per step.
     Step,
 }
 
 impl Phase {
+    /// All phases, in the order in which a microbatch and then the step run them.
+    pub const ALL: [Phase; 4] =
+        [Phase::Forward, Phase::Backward, Phase::WeightGradient, Phase::Step];
+
     /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Forward => "forward",
             Phase::Backward => "backward",
+            Phase::WeightGradient => "weight_gradient",
             Phase::Step => "step",
         }
     }
@@ -214,12 +221,13 @@ impl fmt::Display for Phase {
         f.write_str(match self {
             Phase::Forward => "forward pass",
             Phase::Backward => "backward pass",
+            Phase::WeightGradient => "weight-gradient pass",
             Phase::Step => "step phase",
         })
     }
 }
 
-/// The forward or backward pass of a microbatch, or the step phase. Schedules of stages have passes of
+/// The forward, backward or weight-gradient pass of a microbatch, or the step phase. Schedules of stages have passes of
 /// microbatches only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MicrobatchPass {
@@ -244,11 +252,12 @@ impl fmt::Display for MicrobatchPass {
     }
 }
 
-/// Reductions of gradients over the data axis that run beside the backward pass of the last microbatch. Their
-/// instructions are the first of the step phase, where executors without a second stream run them.
+/// Reductions of gradients over the data axis that run beside the last pass of a stage: the backward pass of the last
+/// microbatch, or its weight-gradient pass. Their instructions are the first of the step phase, where executors without a
+/// second stream run them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GradientBucket {
-    /// Instructions of the backward pass that end before the reductions begin. No later one accesses their operands.
+    /// Instructions of the last pass that end before the reductions begin. No later one accesses their operands.
     pub after: usize,
     /// The reductions, by index in the step phase. Buckets run one after the other.
     pub reductions: Range<usize>,
@@ -263,16 +272,16 @@ pub struct StageProgram {
     pub forward: Vec<Instr>,
     /// Backward pass of one microbatch.
     pub backward: Vec<Instr>,
+    /// Weight-gradient pass of one microbatch; empty where the backward pass computes all weight gradients.
+    pub weight_gradient: Vec<Instr>,
     /// The step phase, once per step.
     pub step: Vec<Instr>,
-    /// The reductions of the step phase that may run beside the last backward pass, in order.
+    /// The reductions of the step phase that may run beside the last pass, in order.
     pub gradient_buckets: Vec<GradientBucket>,
     /// The order of passes.
     pub schedule: Vec<MicrobatchPass>,
-    /// Microbatches whose activations are alive at once.
+    /// Microbatches that have begun and not ended at once, at most.
     pub slots: u64,
-    /// Bytes between the copies of per-microbatch buffers.
-    pub slot_stride: u64,
     /// Size of the arena: the peak memory of a device, and the bytes that an engine allocates.
     pub arena: Bytes,
 }
@@ -306,9 +315,7 @@ pub struct Program {
 impl Program {
     /// The instructions of all stages, each once.
     pub fn instructions(&self) -> impl Iterator<Item = &Instr> {
-        let phases = [Phase::Forward, Phase::Backward, Phase::Step];
-        let stages = self.stages.iter();
-        stages.flat_map(move |stage| phases.into_iter().flat_map(|phase| stage.instructions(phase)))
+        self.stages.iter().flat_map(StageProgram::all_instructions)
     }
 
     /// Features of a head, from the first rotation or attention; `None` where there is neither.
@@ -335,6 +342,13 @@ impl ModelConstants {
     }
 }
 
+impl Buffer {
+    /// Bytes between the copies of the buffer.
+    pub fn copy_stride(&self) -> u64 {
+        self.extent.bytes().0.div_ceil(ALIGNMENT) * ALIGNMENT
+    }
+}
+
 impl Instr {
     /// The kernel of this instruction.
     pub fn kernel(&self) -> Kernel {
@@ -350,8 +364,14 @@ impl StageProgram {
         match phase {
             Phase::Forward => &self.forward,
             Phase::Backward => &self.backward,
+            Phase::WeightGradient => &self.weight_gradient,
             Phase::Step => &self.step,
         }
+    }
+
+    /// The instructions of all phases, each once.
+    pub fn all_instructions(&self) -> impl Iterator<Item = &Instr> {
+        Phase::ALL.into_iter().flat_map(|phase| self.instructions(phase))
     }
 
     /// Number of instructions at the begin of the step phase that are reductions of gradient buckets.

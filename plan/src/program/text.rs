@@ -76,10 +76,11 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, stage) in self.stages.iter().enumerate() {
             writeln!(f, "stage {index}: arena {}, {} in flight", stage.arena, stage.slots)?;
-            for (name, phase) in
-                [("forward", Phase::Forward), ("backward", Phase::Backward), ("step", Phase::Step)]
-            {
-                writeln!(f, "  {name}:")?;
+            for phase in Phase::ALL {
+                if phase == Phase::WeightGradient && stage.weight_gradient.is_empty() {
+                    continue;
+                }
+                writeln!(f, "  {}:", phase.name())?;
                 for instr in stage.instructions(phase) {
                     writeln!(f, "    {:<24} {}", instr.origin, stage.line(instr))?;
                 }
@@ -88,7 +89,7 @@ impl fmt::Display for Program {
                 let Range { start, end } = reductions;
                 writeln!(
                     f,
-                    "  step {start}..{end}: beside the last backward pass, after its first {after}"
+                    "  step {start}..{end}: beside the last pass, after its first {after}"
                 )?;
             }
         }

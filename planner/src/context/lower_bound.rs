@@ -4,9 +4,10 @@ use narrows_plan::emit::{InstrTemplate, reduce_gradient, update_parameter};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::{WeightId, WeightShape};
 use narrows_plan::strategy::{BoundaryLayout, OpParameters};
-use narrows_plan::{Context, Seconds, WeightSplit};
+use narrows_plan::{Context, PipelineSchedule, Seconds, WeightSplit};
 
 use crate::infeasible::{Infeasible, MemoryEvidence};
+use crate::pipeline::StepSchedule;
 use crate::predict::model_flops;
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec};
@@ -32,9 +33,44 @@ pub(crate) fn lower_bound(
         .ok_or(Infeasible::NoStrategy)?;
     let microbatches = context.workload.microbatches(&mesh) as f64;
     let stages = mesh.pipeline as f64;
-    let filled = 1.0 - (1.0 - 1.0 / microbatches).powi(mesh.pipeline as i32);
-    let even = microbatches * microbatch_time / stages + min_step_time(request, segments, context);
-    Ok(Seconds(even.max(microbatch_time / filled)))
+    let StepPhaseMin { reductions, counted_reductions, updates } =
+        min_step_phase(request, segments, context);
+    let even = microbatches * microbatch_time / stages + counted_reductions + updates;
+    let filled = match context.schedule {
+        PipelineSchedule::OneForwardOneBackward => filled_pipeline(context, microbatch_time, 1.0),
+        PipelineSchedule::ZeroBubble => {
+            let last = min_time_before_last_pass(segments, context);
+            let passes = ((microbatches - 1.0) * microbatch_time + last) / stages;
+            let reduced = passes + reductions + updates;
+            reduced.max(filled_by_forward_passes(segments, context))
+        }
+    };
+    Ok(Seconds(even.max(filled)))
+}
+
+/// Lower bound on a pipeline whose stage s, of microbatch time tₛ, cannot end before φ·Σ_{j<s} tⱼ + m·tₛ. That is least
+/// where it is equal for all stages.
+fn filled_pipeline(context: &Context, microbatch_time: f64, fraction: f64) -> f64 {
+    let microbatches = context.workload.microbatches(&context.mesh) as f64;
+    let filled = 1.0 - (1.0 - fraction / microbatches).powi(context.mesh.pipeline as i32);
+    if filled > 0.0 { fraction * microbatch_time / filled } else { 0.0 }
+}
+
+/// Lower bound on a zero-bubble pipeline: a stage begins after the forward passes of the stages before it, and blocks
+/// spend at least the fraction φ of their least microbatch time on these.
+fn filled_by_forward_passes(segments: &SegmentSolver, context: &Context) -> f64 {
+    let of_layout = |boundary: BoundaryLayout| {
+        let (mut blocks, mut fraction) = (0.0, 1.0_f64);
+        for shape in segments.layer_shapes() {
+            let spec = SegmentSpec::block(*shape, boundary);
+            let time = segments.min_microbatch_time(spec, context)?;
+            fraction = fraction.min(segments.min_pass_times(spec, context).forward / time);
+            blocks += time;
+        }
+        Some(filled_pipeline(context, blocks, fraction))
+    };
+    let layouts = segments.boundary_layouts(context).into_iter();
+    layouts.filter_map(of_layout).min_by(f64::total_cmp).unwrap_or(0.0)
 }
 
 /// Lower bound that needs no solver: the model's FLOPs at the devices' peak.
@@ -51,14 +87,23 @@ pub(crate) fn flops_bound(request: &Request, context: &Context) -> Result<Second
     Ok(Seconds(flops * request.global_batch as f64 / peak))
 }
 
-/// Lower bound on the step phase of a stage of average size: its share of the gradients reduced in one
+/// Lower bounds on the step phase of a stage of average size, in seconds: its share of the gradients reduced in one
 /// collective over the data axis, and AdamW over the parameters it updates.
-///
+#[derive(Default)]
+struct StepPhaseMin {
+    /// The reductions.
+    reductions: f64,
+    /// The least that the reductions add to a step beside computation.
+    counted_reductions: f64,
+    /// The updates.
+    updates: f64,
+}
+
 /// Zero where prices are corrected by measurements: one large collective may then cost more than several small
 /// ones.
-fn min_step_time(request: &Request, segments: &SegmentSolver, context: &Context) -> f64 {
+fn min_step_phase(request: &Request, segments: &SegmentSolver, context: &Context) -> StepPhaseMin {
     if request.profile.file().measured.is_some() {
-        return 0.0;
+        return StepPhaseMin::default();
     }
     let parameters = average_stage(request, context);
     let prices = segments.prices();
@@ -69,7 +114,25 @@ fn min_step_time(request: &Request, segments: &SegmentSolver, context: &Context)
     };
     let reductions: f64 = reduce_gradient(&parameters, context).iter().map(price).sum();
     let updates: f64 = update_parameter(&parameters, context).iter().map(price).sum();
-    hidden_cost * reductions + updates
+    StepPhaseMin { reductions, counted_reductions: hidden_cost * reductions, updates }
+}
+
+/// Lower bound on the passes of one microbatch before those beside which gradients are reduced, over the blocks of the
+/// model: weight-gradient passes, or on stages without them backward passes.
+fn min_time_before_last_pass(segments: &SegmentSolver, context: &Context) -> f64 {
+    let of_layout = |boundary: BoundaryLayout| -> f64 {
+        let of_shape = |shape: &usize| {
+            let spec = SegmentSpec::block(*shape, boundary);
+            let passes = segments.min_pass_times(spec, context);
+            match StepSchedule::of(context).has_weight_gradient_passes {
+                true => passes.without_weight_gradients,
+                false => passes.forward,
+            }
+        };
+        segments.layer_shapes().iter().map(of_shape).sum()
+    };
+    let layouts = segments.boundary_layouts(context).into_iter();
+    layouts.map(of_layout).min_by(f64::total_cmp).unwrap_or(0.0)
 }
 
 /// Lower bound on forward plus backward time of one microbatch over the whole model.

@@ -37,13 +37,13 @@ pub(super) fn reduction_bound(
     });
     let (mut forward, mut step_phase) = (0.0, 0.0);
     for (spec, count) in shapes.chain([(embedding, 1), (head, 1)]) {
-        forward += count as f64 * segments.min_pass_times(spec, context)[0];
+        forward += count as f64 * segments.min_pass_times(spec, context).forward;
         // The step phase counts what a hidden reduction adds; here reductions count in full.
         let [step_phase_min, _] = segments.step_phase_range(spec, context);
         let reductions = segments.overlapped_min(spec, context);
         step_phase += count as f64 * (step_phase_min + reductions * (1.0 - slowdown.hidden_cost()));
     }
-    let [_, head_backward] = segments.min_pass_times(head, context);
+    let head_backward = segments.min_pass_times(head, context).backward;
     let microbatch_time = min_microbatch_time(segments, context, boundary).unwrap_or(0.0);
     let microbatches = context.workload.microbatches(&context.mesh) as f64;
     (microbatches - 1.0 + beside) * microbatch_time

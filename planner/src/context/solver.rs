@@ -17,7 +17,7 @@ use super::bounds::{ContextBounds, LayoutBound};
 use super::progress::{ContextSolution, FitProgress};
 use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{
-    EmbeddingAndHead, Partition, StageOverhead, StagePartitioner, simulate_partition,
+    EmbeddingAndHead, Partition, StageOverhead, StagePartitioner, StepSchedule, simulate_partition,
 };
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SolvedSegment};
@@ -298,7 +298,6 @@ impl<'a> ContextSolver<'a> {
         oversized: &mut OversizedPartitions,
     ) -> LoweringResult {
         let context = partitioner.context();
-        let microbatches = context.workload.microbatches(&context.mesh);
         let mut best: Option<(f64, Partition)> = None;
         for partition in partitions.into_iter().take(SIMULATED_MAX) {
             let cutoff = best.as_ref().map_or(incumbent, |(time, _)| *time);
@@ -306,7 +305,8 @@ impl<'a> ContextSolver<'a> {
                 break;
             }
             let time = |partition: &Partition| simulate_partition(context, partition, overheads).0;
-            let bound = |partition: &Partition| partition.step_bound(overheads, microbatches);
+            let bound =
+                |partition: &Partition| partition.step_bound(overheads, StepSchedule::of(context));
             let (partition, time, priced) =
                 partitioner.local_search(partition, cutoff, bound, time);
             self.candidates_priced.fetch_add(priced, Ordering::Relaxed);

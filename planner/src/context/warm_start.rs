@@ -7,7 +7,9 @@ use super::lower_bound::flops_bound;
 use super::lowering::SizedPlan;
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;
-use crate::pipeline::{EmbeddingAndHead, Partition, StagePartitioner, simulate_partition};
+use crate::pipeline::{
+    EmbeddingAndHead, Partition, StagePartitioner, StepSchedule, simulate_partition,
+};
 
 /// Estimated slowdown of a step in a context: the pipeline bubble, and ten percent for each doubling of the
 /// tensor axis.
@@ -122,7 +124,6 @@ impl ContextSolver<'_> {
         context: &'c Context,
         cutoff: f64,
     ) -> Option<(f64, &'c Context, EmbeddingAndHead, Partition)> {
-        let microbatches = context.workload.microbatches(&context.mesh);
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let mut layouts =
             EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
@@ -142,7 +143,7 @@ impl ContextSolver<'_> {
             let Some(mut partition) = partitioner.even_partition(&overheads, time_min) else {
                 continue;
             };
-            partition.bound = Seconds(partition.step_bound(&overheads, microbatches));
+            partition.bound = Seconds(partition.step_bound(&overheads, StepSchedule::of(context)));
             let time = simulate_partition(context, &partition, &overheads).0;
             if best.as_ref().is_none_or(|(fastest, ..)| time < *fastest) {
                 best = Some((time, embedding_and_head, partition));

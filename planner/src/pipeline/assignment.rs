@@ -28,6 +28,8 @@ pub struct StageAssignment {
     pub forward: Seconds,
     /// Backward pass of one microbatch.
     pub backward: Seconds,
+    /// The part of `backward` that a zero-bubble schedule runs in weight-gradient passes.
+    pub weight_gradient: Seconds,
     /// Step phase.
     pub step_phase: Seconds,
     /// The part of the step phase that waits for the gradient norm over all stages.
@@ -53,6 +55,7 @@ impl StageAssignment {
         for block in &blocks {
             total.forward += block.time.forward;
             total.backward += block.time.backward;
+            total.weight_gradient += block.time.weight_gradient;
             total.step_phase += block.time.step_phase;
             total.update += block.time.update;
             total.bytes += block.bytes.total(in_flight);

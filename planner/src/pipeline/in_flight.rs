@@ -1,10 +1,8 @@
 //! Microbatches in flight.
 
 use narrows_plan::Context;
-use narrows_plan::program::microbatches_in_flight;
 
-/// Number of microbatches whose activations a stage stores at once.
+/// Number of microbatches whose activations a stage stores at once, at least.
 pub(crate) fn in_flight(context: &Context, stage: usize) -> u64 {
-    let microbatches = context.workload.microbatches(&context.mesh);
-    microbatches_in_flight(stage as u64, context.mesh.pipeline, microbatches)
+    context.stage_schedule(stage as u64).microbatches_in_flight()
 }

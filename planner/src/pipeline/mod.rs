@@ -5,7 +5,8 @@
 //! | `embedding_and_head` | solutions for embedding and head |
 //! | `overhead` | times of a stage besides its blocks: embedding, head, transfers, the step phase |
 //! | `assignment` | solutions for the blocks of one stage within its memory |
-//! | `partition` | blocks divided among stages: the bound of a 1F1B step, and the best divisions by it |
+//! | `step_bound` | lower bounds on the step of a pipeline, by schedule |
+//! | `partition` | blocks divided among stages: the best divisions by their bounds |
 //! | `partitioner` | assignments for every run of blocks of one context, cached |
 //! | `relaxation` | lower bounds on the blocks of one stage, for all numbers of blocks |
 //! | `refinement` | integer programs for stages where memory binds |
@@ -21,6 +22,7 @@ mod partitioner;
 mod refinement;
 mod relaxation;
 mod simulation;
+mod step_bound;
 mod step_phase_weights;
 #[cfg(test)]
 mod tests;
@@ -32,3 +34,4 @@ pub use overhead::StageOverhead;
 pub use partition::{Partition, PruningCutoff, StageBlocks, undominated_partitions};
 pub(crate) use partitioner::StagePartitioner;
 pub(crate) use simulation::simulate_partition;
+pub use step_bound::StepSchedule;

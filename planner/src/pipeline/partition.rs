@@ -1,32 +1,16 @@
 //! Divides the blocks among the pipeline stages.
 //!
-//! With tₛ the microbatch time of stage s of P, uₛ its step phase and wₛ = P − s, a 1F1B step of m
-//! microbatches takes at least
-//!
-//! ```text
-//! maxₛ u₀ + Σ_{j<s} tⱼ + m·tₛ
-//! maxₛ u₀ + Σ_{j<s} tⱼ + 2·Σ_{j>s} tⱼ + (m − wₛ + 1)·tₛ      where m > wₛ
-//! ```
-//! First bound: stage s begins after the forward passes of the first microbatch on all earlier stages, and
-//! after its last backward pass these run theirs. Second bound: stage s also waits twice for the later
-//! stages. Its first backward pass follows wₛ forward passes and the round trip of the first microbatch to
-//! the last stage; its last backward pass follows the round trip of the last microbatch. The first stage
-//! ends last and then runs its step phase. Equal stages attain both bounds.
-//!
-//! Blocks are assigned to minimise m·t + u. Another assignment may have a smaller t and a larger u,
-//! so the bound uses the smallest t that the stage's bytes allow, the smallest u₀, and the smallest
-//! m·t + u where both are of one stage. For later stages, t₀ + u₀ is minimised together.
-//!
-//! Partitions are enumerated exactly by this bound, with labels (Σt, bound so far) of which only the
+//! Partitions are enumerated exactly by the bound of `step_bound`, with labels (Σt, bound so far) of which only the
 //! undominated are kept; the best are then simulated.
 
-use std::ops::Range;
 use std::sync::Arc;
 
+use narrows_cost_model::PassTimesMin;
 use narrows_plan::Seconds;
 
 use super::assignment::StageAssignment;
 use super::overhead::StageOverhead;
+use super::step_bound::{PrefixBounds, StepSchedule};
 use crate::segment::SolvedSegment;
 
 /// A division of the blocks among the stages.
@@ -54,130 +38,17 @@ pub struct StageBlocks {
 /// The fastest assignment for a run of blocks on a stage; `None` when none fits.
 pub(super) type StageChoice<'a> = &'a dyn Fn(StageBlocks) -> Option<Arc<StageAssignment>>;
 
-/// A stage, the number of stages, and the microbatches of a step.
-struct StagePosition {
-    stage: usize,
-    stages: usize,
-    microbatches: u64,
-}
-
-impl StagePosition {
-    /// Passes of the stage after the first microbatch has come back: m − w + 1, where m > w.
-    fn passes_after_warm_up(&self) -> Option<f64> {
-        let warm_up = (self.stages - self.stage) as u64;
-        (self.microbatches > warm_up).then(|| (self.microbatches - warm_up + 1) as f64)
-    }
-}
-
-/// Lower bound on a step because of one stage, without the step phase of the first one: `before` and
-/// `after` are the microbatch times of the stages around it, `own` its own.
-fn stage_bound(position: &StagePosition, before: f64, own: f64, after: f64) -> f64 {
-    let microbatches = position.microbatches as f64;
-    let busy = before + microbatches * own;
-    match position.passes_after_warm_up() {
-        Some(passes) => busy.max(before + 2.0 * after + passes * own),
-        None => busy,
-    }
-}
-
-/// Prefix sums of lower bounds over stages and blocks.
-struct PrefixBounds {
-    /// Microbatch time of the overheads of the stages before s.
-    overheads: Vec<f64>,
-    /// Microbatch time of the blocks before b.
-    microbatch_times: Vec<f64>,
-    /// Step phase of the blocks before b.
-    step_phase_times: Vec<f64>,
-    microbatches: u64,
-}
-
-impl PrefixBounds {
-    fn new(overheads: &[StageOverhead], microbatches: u64, cutoff: &PruningCutoff) -> PrefixBounds {
-        let sums = |times: &mut dyn Iterator<Item = f64>| {
-            let mut sum = 0.0;
-            let next = times.map(|time| {
-                sum += time;
-                sum
-            });
-            std::iter::once(0.0).chain(next).collect::<Vec<f64>>()
-        };
-        let overhead_time = |overhead: &StageOverhead| (overhead.forward + overhead.backward).0;
-        PrefixBounds {
-            overheads: sums(&mut overheads.iter().map(overhead_time)),
-            microbatch_times: sums(&mut cutoff.microbatch_times_min.iter().copied()),
-            step_phase_times: sums(&mut cutoff.step_phase_times_min.iter().copied()),
-            microbatches,
-        }
-    }
-
-    /// Lower bound on the step phase of a stage with the blocks of `run`.
-    fn step_phase_bound(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
-        overhead.step_phase_min.0 + self.step_phase_times[run.end]
-            - self.step_phase_times[run.start]
-    }
-
-    /// Lower bound on the time by which the first stage with the blocks of `run` delays a step beyond its microbatch time
-    /// without a memory limit: its step phase, or both minimised together.
-    fn first_stage_bound(
-        &self,
-        overhead: &StageOverhead,
-        run: &Range<usize>,
-        assignment: &StageAssignment,
-    ) -> f64 {
-        let together = (overhead.step_phase_min + assignment.single_microbatch_step_min).0
-            - (self.microbatch_times[run.end] - self.microbatch_times[run.start]);
-        self.step_phase_bound(overhead, run).max(together)
-    }
-
-    /// Lower bound on a step because stage `stage` has the blocks of `run`; `first_step_phase` is the lower
-    /// bound on the first stage's step phase.
-    fn of_stage(
-        &self,
-        stage: usize,
-        run: Range<usize>,
-        assignment: &StageAssignment,
-        overhead: &StageOverhead,
-        first_step_phase: f64,
-    ) -> f64 {
-        let stages = self.overheads.len() - 1;
-        let microbatches = self.microbatches as f64;
-        let before = self.overheads[stage] + self.microbatch_times[run.start];
-        let to = self.overheads[stage + 1] + self.microbatch_times[run.end];
-        let after =
-            self.overheads[stages] + self.microbatch_times[self.microbatch_times.len() - 1] - to;
-        let own = (overhead.forward + overhead.backward + assignment.microbatch_time_min)
-            .0
-            .max(to - before);
-        let position = StagePosition { stage, stages, microbatches: self.microbatches };
-        let bound = stage_bound(&position, before, own, after) + first_step_phase;
-        // Its passes and its step phase, minimised together.
-        let all = microbatches * assignment.microbatch_time(overhead)
-            + (assignment.step_phase + overhead.step_phase).0;
-        let mut bound = bound.max(all - assignment.integrality_slack.0);
-        if let Some(passes) = position.passes_after_warm_up()
-            && stage == 0
-        {
-            // m·t + u is at least `all`, and the remainder after some passes is at least its share.
-            let share = passes / microbatches;
-            let rest =
-                share * (all - assignment.integrality_slack.0) + (1.0 - share) * first_step_phase;
-            bound = bound.max(2.0 * after + rest);
-        }
-        bound
-    }
-}
-
 /// Lower bound on a step with these block counts over all assignments within the stages' bytes: the value
 /// that [`undominated_partitions`] minimises. `None` when a stage does not fit.
 #[cfg(test)]
 pub(super) fn division_bound(
     counts: &[usize],
     overheads: &[StageOverhead],
-    microbatches: u64,
+    step: StepSchedule,
     cutoff: &PruningCutoff,
     choice: StageChoice,
 ) -> Option<f64> {
-    let prefix = PrefixBounds::new(overheads, microbatches, cutoff);
+    let prefix = PrefixBounds::new(overheads, step, cutoff);
     let mut first_step_phase = prefix.step_phase_bound(&overheads[0], &(0..counts[0]));
     let (mut begin, mut bound) = (0, 0.0_f64);
     for (stage, (count, overhead)) in counts.iter().zip(overheads).enumerate() {
@@ -211,6 +82,10 @@ struct Label {
 pub struct PruningCutoff {
     /// Lower bound on each block's microbatch time without a memory limit.
     pub microbatch_times_min: Vec<f64>,
+    /// Lower bounds on each block's passes without a memory limit.
+    pub passes_min: Vec<PassTimesMin>,
+    /// Lower bound on the time of each block's gradient reductions beyond what its step phase counts for them.
+    pub uncounted_reductions_min: Vec<f64>,
     /// Lower bound on each block's step phase.
     pub step_phase_times_min: Vec<f64>,
     /// Step time to beat.
@@ -234,12 +109,12 @@ impl PruningCutoff {
 /// assignment are not assigned. Also returns the number of partial partitions priced.
 pub fn undominated_partitions(
     overheads: &[StageOverhead],
-    microbatches: u64,
+    step: StepSchedule,
     cutoff: &PruningCutoff,
     choice: StageChoice,
     relaxed: Option<StageChoice>,
 ) -> (Vec<Partition>, u64) {
-    let (labels, priced) = undominated_labels(overheads, microbatches, cutoff, choice, relaxed);
+    let (labels, priced) = undominated_labels(overheads, step, cutoff, choice, relaxed);
     let partitions = labels.iter().filter_map(|label| {
         Partition::with_counts(label.counts.clone(), choice)
             .map(|partition| Partition { bound: Seconds(label.bound), ..partition })
@@ -251,27 +126,30 @@ pub fn undominated_partitions(
 /// priced.
 pub(super) fn is_excluded(
     overheads: &[StageOverhead],
-    microbatches: u64,
+    step: StepSchedule,
     cutoff: &PruningCutoff,
     relaxed: StageChoice,
 ) -> (bool, u64) {
-    let (labels, priced) = undominated_labels(overheads, microbatches, cutoff, relaxed, None);
+    let (labels, priced) = undominated_labels(overheads, step, cutoff, relaxed, None);
     (labels.is_empty(), priced)
 }
 
 /// The undominated labels of all blocks, best bound first, and the number of labels priced.
 fn undominated_labels(
     overheads: &[StageOverhead],
-    microbatches: u64,
+    step: StepSchedule,
     cutoff: &PruningCutoff,
     choice: StageChoice,
     relaxed: Option<StageChoice>,
 ) -> (Vec<Label>, u64) {
     let (blocks, stages) = (cutoff.microbatch_times_min.len(), overheads.len());
+    let microbatches = step.microbatches;
     // Largest number of blocks of the stages from s on, if all blocks were as fast as the fastest one.
     let fastest = cutoff.microbatch_times_min.iter().copied().fold(f64::INFINITY, f64::min);
     let of_fastest = PruningCutoff {
         microbatch_times_min: vec![fastest; blocks],
+        passes_min: vec![],
+        uncounted_reductions_min: vec![],
         step_phase_times_min: vec![],
         step_time: cutoff.step_time,
     };
@@ -280,7 +158,7 @@ fn undominated_labels(
         later_max[stage] =
             later_max[stage + 1] + of_fastest.blocks_max(0, &overheads[stage], microbatches);
     }
-    let prefix = PrefixBounds::new(overheads, microbatches, cutoff);
+    let prefix = PrefixBounds::new(overheads, step, cutoff);
     let mut priced = 0;
     let mut labels: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
     labels[0].push(Label {
@@ -355,26 +233,6 @@ impl Partition {
         let of_stage =
             |stage: &Arc<StageAssignment>| stage.blocks.iter().map(Arc::as_ptr).collect();
         self.stages.iter().map(of_stage).collect()
-    }
-
-    /// Lower bound on a step with these assignments, in seconds.
-    pub(crate) fn step_bound(&self, overheads: &[StageOverhead], microbatches: u64) -> f64 {
-        let times: Vec<f64> = self
-            .stages
-            .iter()
-            .zip(overheads)
-            .map(|(stage, overhead)| stage.microbatch_time(overhead))
-            .collect();
-        let all: f64 = times.iter().sum();
-        // The first stage ends its passes last, and then runs its step phase.
-        let first_step_phase = (self.stages[0].step_phase + overheads[0].step_phase).0;
-        let (mut before, mut bound) = (0.0, 0.0_f64);
-        for (stage, own) in times.iter().enumerate() {
-            let position = StagePosition { stage, stages: times.len(), microbatches };
-            bound = bound.max(stage_bound(&position, before, *own, all - before - own));
-            before += own;
-        }
-        bound + first_step_phase
     }
 
     /// Moves single blocks between stages while this reduces `time`: the partition with the best bound

@@ -15,6 +15,7 @@ use super::partition::{
 };
 use super::refinement::StageRefinement;
 use super::relaxation::RelaxedStage;
+use super::step_bound::StepSchedule;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
 
 /// Relaxes a stage with a budget.
@@ -70,7 +71,7 @@ impl<'a> StagePartitioner<'a> {
         cutoff: f64,
     ) -> (Vec<Partition>, u64) {
         let cutoff = self.pruning_cutoff(cutoff);
-        let microbatches = self.context.workload.microbatches(&self.context.mesh);
+        let step = StepSchedule::of(self.context);
         let choice = |blocks| self.best_assignment(blocks);
         let mut priced = 0;
         let mut relaxed = None;
@@ -79,7 +80,7 @@ impl<'a> StagePartitioner<'a> {
             relaxed = self.relaxed_stages(cutoff.step_time, relax);
             let Some(stages) = &relaxed else { continue };
             let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.count);
-            let (is_excluded, labels) = is_excluded(overheads, microbatches, &cutoff, &relaxed);
+            let (is_excluded, labels) = is_excluded(overheads, step, &cutoff, &relaxed);
             priced += labels;
             if is_excluded {
                 return (vec![], priced);
@@ -89,7 +90,7 @@ impl<'a> StagePartitioner<'a> {
             .map(|stages| move |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.count));
         let relaxed = relaxed.as_ref().map(|relaxed| relaxed as StageChoice);
         let (partitions, labels) =
-            undominated_partitions(overheads, microbatches, &cutoff, &choice, relaxed);
+            undominated_partitions(overheads, step, &cutoff, &choice, relaxed);
         (partitions, priced + labels)
     }
 
@@ -110,12 +111,24 @@ impl<'a> StagePartitioner<'a> {
     /// Lower bounds on the blocks, with the step time to beat.
     fn pruning_cutoff(&self, step_time: f64) -> PruningCutoff {
         let (mut microbatch_times_min, mut step_phase_times_min) = (vec![], vec![]);
+        let (mut passes_min, mut uncounted_reductions_min) = (vec![], vec![]);
+        let slowdown = self.segments.prices().overlap_slowdown();
+        let uncounted = slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
         for shape in self.segments.layer_shapes() {
             let spec = SegmentSpec::block(*shape, self.boundary);
             microbatch_times_min.extend(self.segments.min_microbatch_time(spec, self.context));
+            passes_min.push(self.segments.min_pass_times(spec, self.context));
+            let reductions = self.segments.overlapped_min(spec, self.context);
+            uncounted_reductions_min.push(uncounted * reductions);
             step_phase_times_min.push(self.segments.step_phase_range(spec, self.context)[0]);
         }
-        PruningCutoff { microbatch_times_min, step_phase_times_min, step_time }
+        PruningCutoff {
+            microbatch_times_min,
+            passes_min,
+            uncounted_reductions_min,
+            step_phase_times_min,
+            step_time,
+        }
     }
 
     /// Whether the deadline has passed during the division, so that partitions are missing.

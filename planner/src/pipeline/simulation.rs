@@ -3,7 +3,7 @@
 use narrows_cost_model::{
     BucketTime, StageOverlap, StageTime, StepPart, SyncedStages, schedule_time,
 };
-use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
+use narrows_plan::program::MicrobatchPass;
 use narrows_plan::{Context, Seconds};
 
 use super::assignment::StageAssignment;
@@ -16,33 +16,38 @@ pub(crate) fn simulate_partition(
     partition: &Partition,
     overheads: &[StageOverhead],
 ) -> Seconds {
-    let stages = context.mesh.pipeline;
-    let microbatches = context.workload.microbatches(&context.mesh);
-    let times: Vec<StageTime> = partition
-        .stages
-        .iter()
-        .zip(overheads)
-        .map(|(stage, overhead)| StageTime {
+    let (mut times, mut passes) = (vec![], vec![]);
+    for (index, (stage, overhead)) in partition.stages.iter().zip(overheads).enumerate() {
+        let schedule = context.stage_schedule(index as u64);
+        let is_deferred =
+            schedule.defers_weight_gradients() && stage.weight_gradient > Seconds(0.0);
+        let weight_gradient = if is_deferred { stage.weight_gradient } else { Seconds(0.0) };
+        times.push(StageTime {
             forward: stage.forward + overhead.forward,
-            backward: stage.backward + overhead.backward,
-            step_phase: step_parts(overhead, stage, stages as usize),
-            overlap: stage_overlap(overhead, stage),
-        })
-        .collect();
-    let schedules: Vec<Vec<MicrobatchPass>> =
-        (0..stages).map(|stage| one_forward_one_backward(stage, stages, microbatches)).collect();
-    let schedules: Vec<&[MicrobatchPass]> = schedules.iter().map(Vec::as_slice).collect();
-    schedule_time(&times, &schedules)
+            backward: stage.backward + overhead.backward - weight_gradient,
+            weight_gradient,
+            step_phase: step_parts(overhead, stage, partition.stages.len()),
+            overlap: stage_overlap(overhead, stage, is_deferred),
+        });
+        passes.push(schedule.passes(is_deferred));
+    }
+    let passes: Vec<&[MicrobatchPass]> = passes.iter().map(Vec::as_slice).collect();
+    schedule_time(&times, &passes)
 }
 
-/// The reductions beside the last backward pass of a stage, one bucket for each segment that has any.
-fn stage_overlap(overhead: &StageOverhead, blocks: &StageAssignment) -> Option<StageOverlap> {
+/// The reductions beside the last pass of a stage, one bucket for each segment that has any. The last pass is a
+/// weight-gradient pass, to which only blocks contribute, where weight gradients are deferred.
+fn stage_overlap(
+    overhead: &StageOverhead,
+    blocks: &StageAssignment,
+    is_deferred: bool,
+) -> Option<StageOverlap> {
     let slowdown = overhead.slowdown?;
     let BeforeBlocks { backward, overlapped } = overhead.before_blocks;
-    let mut ready = backward;
+    let mut ready = if is_deferred { Seconds(0.0) } else { backward };
     let mut buckets = vec![BucketTime { ready, reduction: overlapped }];
     for block in blocks.blocks.iter().skip(1).rev() {
-        ready += block.time.backward;
+        ready += if is_deferred { block.time.weight_gradient } else { block.time.backward };
         buckets.push(BucketTime { ready, reduction: block.time.overlapped });
     }
     buckets.retain(|bucket| bucket.reduction > Seconds(0.0));

@@ -1,23 +1,30 @@
-//! The lower bound on the step of a 1F1B pipeline is below every simulation, and equal stages attain it.
+//! The lower bound on the step of a pipeline is below every simulation, and equal stages attain it with 1F1B. The
+//! zero-bubble schedule leaves the idle time of its publication.
 
 use std::sync::Arc;
 
-use narrows_cost_model::{SimulatedStep, StageTime, StepPart, SyncedStages, simulate_schedules};
+use narrows_cost_model::{
+    PassTimesMin, SimulatedStep, StageTime, StepPart, SyncedStages, simulate_schedules,
+};
+use narrows_plan::PipelineSchedule::{self, OneForwardOneBackward, ZeroBubble};
 use narrows_plan::Seconds;
-use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
+use narrows_plan::program::{MicrobatchPass, StageSchedule};
 
 use super::partition::{StageBlocks, division_bound};
+use super::step_bound::StepSchedule;
 use super::{Partition, PruningCutoff, StageAssignment, StageOverhead, undominated_partitions};
 
 fn partition(times: &[StageTime]) -> Partition {
     let stages = times
         .iter()
         .map(|time| {
-            let (forward, backward) = (time.forward, time.backward);
+            let (forward, weight_gradient) = (time.forward, time.weight_gradient);
+            let backward = time.backward + weight_gradient;
             let step = time.step_phase.iter().map(|part| part.time()).sum();
             Arc::new(StageAssignment {
                 forward,
                 backward,
+                weight_gradient,
                 step_phase: step,
                 ..StageAssignment::default()
             })
@@ -26,16 +33,21 @@ fn partition(times: &[StageTime]) -> Partition {
     Partition { bound: Seconds(0.0), counts: vec![1; times.len()], stages }
 }
 
-fn simulate_1f1b(times: &[StageTime], microbatches: u64) -> SimulatedStep {
-    let stages = times.len() as u64;
-    let schedules: Vec<Vec<MicrobatchPass>> =
-        (0..stages).map(|stage| one_forward_one_backward(stage, stages, microbatches)).collect();
-    let schedules: Vec<&[MicrobatchPass]> = schedules.iter().map(Vec::as_slice).collect();
-    simulate_schedules(times, &schedules)
+fn step_schedule(schedule: PipelineSchedule, microbatches: u64) -> StepSchedule {
+    let has_weight_gradient_passes = schedule == ZeroBubble;
+    StepSchedule { schedule, microbatches, has_weight_gradient_passes }
 }
 
-fn simulated(times: &[StageTime], microbatches: u64) -> f64 {
-    simulate_1f1b(times, microbatches).time.0
+fn simulate(times: &[StageTime], step: StepSchedule) -> SimulatedStep {
+    let StepSchedule { schedule, microbatches, .. } = step;
+    let stages = times.len() as u64;
+    let of_stage = |stage| {
+        let stage = StageSchedule { schedule, stage, stages, microbatches };
+        stage.passes(stage.defers_weight_gradients())
+    };
+    let schedules: Vec<Vec<MicrobatchPass>> = (0..stages).map(of_stage).collect();
+    let schedules: Vec<&[MicrobatchPass]> = schedules.iter().map(Vec::as_slice).collect();
+    simulate_schedules(times, &schedules)
 }
 
 /// Reduction, norm over all stages, update.
@@ -47,23 +59,29 @@ fn step_phase(stages: usize, [reduce, norm, update]: [f64; 3]) -> Vec<StepPart> 
     ]
 }
 
-fn bound(times: &[StageTime], microbatches: u64) -> f64 {
-    partition(times).step_bound(&vec![StageOverhead::default(); times.len()], microbatches)
+fn bound(times: &[StageTime], step: StepSchedule) -> f64 {
+    partition(times).step_bound(&vec![StageOverhead::default(); times.len()], step)
 }
 
 #[test]
 fn no_simulated_step_is_shorter_than_its_bound() {
     arbtest::arbtest(|u| {
         let stages = u.int_in_range(1..=8)?;
-        let microbatches = u.int_in_range(1..=20)?;
+        let schedule = *u.choose(&[OneForwardOneBackward, ZeroBubble])?;
+        let step = step_schedule(schedule, u.int_in_range(1..=20)?);
         let mut times = vec![];
-        for _ in 0..stages {
+        for stage in 0..stages {
             let mut time = || Ok(f64::from(u.int_in_range(1..=1000)?) / 100.0);
-            let (forward, backward) = (Seconds(time()?), Seconds(time()?));
-            let step = step_phase(stages, [time()?, 0.25, time()?]);
-            times.push(StageTime { forward, backward, step_phase: step, overlap: None });
+            let is_deferred = schedule == ZeroBubble && stage > 0;
+            times.push(StageTime {
+                forward: Seconds(time()?),
+                backward: Seconds(time()?),
+                weight_gradient: Seconds(if is_deferred { time()? } else { 0.0 }),
+                step_phase: step_phase(stages, [time()?, 0.25, time()?]),
+                overlap: None,
+            });
         }
-        let (bound, simulated) = (bound(&times, microbatches), simulated(&times, microbatches));
+        let (bound, simulated) = (bound(&times, step), simulate(&times, step).time.0);
         assert!(bound <= simulated * (1.0 + 1e-12), "{bound} > {simulated}: {times:?}");
         Ok(())
     });
@@ -73,16 +91,38 @@ fn no_simulated_step_is_shorter_than_its_bound() {
 fn equal_stages_attain_the_bound() {
     for stages in 1..=8 {
         for microbatches in [stages as u64 + 1, 3 * stages as u64] {
-            let step = step_phase(stages, [0.25, 0.125, 0.125]);
             let time = StageTime {
                 forward: Seconds(1.0),
                 backward: Seconds(2.0),
-                step_phase: step,
-                overlap: None,
+                step_phase: step_phase(stages, [0.25, 0.125, 0.125]),
+                ..StageTime::default()
             };
             let times = vec![time; stages];
-            let (bound, simulated) = (bound(&times, microbatches), simulated(&times, microbatches));
+            let step = step_schedule(OneForwardOneBackward, microbatches);
+            let (bound, simulated) = (bound(&times, step), simulate(&times, step).time.0);
             assert!((bound - simulated).abs() < 1e-9, "{stages} {microbatches}");
+        }
+    }
+}
+
+/// Equal stages are idle for (S − 1)·(f + b − w) of a zero-bubble step, as published.
+#[test]
+fn equal_zero_bubble_stages_leave_the_published_idle_time() {
+    for stages in 2..=8_usize {
+        for microbatches in [stages as u64, 3 * stages as u64] {
+            let of_stage = |stage: usize| StageTime {
+                forward: Seconds(1.0),
+                backward: Seconds(if stage == 0 { 2.25 } else { 1.5 }),
+                weight_gradient: Seconds(if stage == 0 { 0.0 } else { 0.75 }),
+                ..StageTime::default()
+            };
+            let times: Vec<StageTime> = (0..stages).map(of_stage).collect();
+            let step = step_schedule(ZeroBubble, microbatches);
+            let simulated = simulate(&times, step).time.0;
+            let idle = simulated - microbatches as f64 * 3.25;
+            assert!((idle - (stages - 1) as f64 * 1.75).abs() < 1e-9, "{stages} {microbatches}");
+            let (bound, short) = (bound(&times, step), (stages - 1) as f64 * 0.25);
+            assert!(bound >= simulated - short - 1e-9, "{bound} is far below {simulated}");
         }
     }
 }
@@ -102,7 +142,8 @@ fn stages_synchronize_in_the_step_phase() {
     // First and last: until 4, then together until 6. Reductions: until 9, 3 and 7; then until 10.
     let times =
         [phase(4.0, true, 3.0, 5.0), phase(1.0, false, 2.0, 8.0), phase(1.0, true, 1.0, 2.0)];
-    let simulated = simulate_1f1b(&times, 1);
+    let step = step_schedule(OneForwardOneBackward, 1);
+    let simulated = simulate(&times, step);
     assert_eq!(simulated.time, Seconds(18.0));
     let syncs_of_stage = |stage: usize| -> Vec<(f64, f64)> {
         let syncs = simulated.stage_syncs.iter().filter(|sync| sync.stage == stage);
@@ -133,7 +174,8 @@ fn the_best_partition_equals_the_best_by_enumeration() {
     arbtest::arbtest(|u| {
         let stages: usize = u.int_in_range(1..=4)?;
         let blocks: usize = u.int_in_range(stages..=9)?;
-        let microbatches = u.int_in_range(1..=12)?;
+        let schedule = *u.choose(&[OneForwardOneBackward, ZeroBubble])?;
+        let step_schedule = step_schedule(schedule, u.int_in_range(1..=12)?);
         let mut time = |most: u32| Ok(Seconds(f64::from(u.int_in_range(0..=most)?) / 8.0));
         let mut times = vec![];
         for _ in 0..blocks {
@@ -164,17 +206,25 @@ fn the_best_partition_equals_the_best_by_enumeration() {
         };
         let microbatch_times = times.iter().map(|time| (time.0 + time.1).0).collect();
         let steps = times.iter().map(|time| time.2.0).collect();
+        let passes = times.iter().map(|time| PassTimesMin {
+            forward: time.0.0,
+            backward: time.1.0,
+            input_gradient: time.1.0 / 2.0,
+            without_weight_gradients: time.0.0 + time.1.0 / 2.0,
+        });
         let cutoff = PruningCutoff {
             microbatch_times_min: microbatch_times,
+            passes_min: passes.collect(),
+            uncounted_reductions_min: vec![0.0; blocks],
             step_phase_times_min: steps,
             step_time: f64::INFINITY,
         };
         let (partitions, _) =
-            undominated_partitions(&overheads, microbatches, &cutoff, &choice, None);
+            undominated_partitions(&overheads, step_schedule, &cutoff, &choice, None);
         let least = compositions(blocks, stages)
             .into_iter()
             .filter_map(|counts| {
-                division_bound(&counts, &overheads, microbatches, &cutoff, &choice)
+                division_bound(&counts, &overheads, step_schedule, &cutoff, &choice)
             })
             .fold(f64::INFINITY, f64::min);
         let best = partitions.first().map_or(f64::INFINITY, |partition| partition.bound.0);

@@ -15,7 +15,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::{Executor, GroupLinks, OpTimes, Prices, StepPhases};
+use narrows_cost_model::{Executor, GroupLinks, OpTimes, PassTimesMin, Prices, StepPhases};
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Rules, TiedWeightLayout};
@@ -70,6 +70,7 @@ pub(super) struct PricedCache {
     pub op_times: Mutex<HashMap<(OpsKey, PassKey), OpTimes>>,
     pub step_phases: Mutex<HashMap<(OpsKey, StepPhaseKey), Arc<StepPhases>>>,
     pub step_phase_ranges: Mutex<HashMap<(SegmentSpec, StepPhaseKey), [f64; 2]>>,
+    pub pass_times: Mutex<HashMap<(SegmentSpec, PassKey), PassTimesMin>>,
     pub fastest: Mutex<HashMap<(SegmentSpec, StepKey), FastestSolution>>,
     pub sweepers: Mutex<HashMap<(SegmentSpec, StepKey), Sweepers>>,
     /// Prices of a byte at which the bounds of a stage were tight, for one microbatch: of a step, and of very many

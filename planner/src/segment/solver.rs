@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::{PricedSpace, Prices, StepPhases};
+use narrows_cost_model::{PassTimesMin, PricedSpace, Prices, StepPhases};
 use narrows_plan::graph::{
     BlockShape, BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
 };
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{BoundaryLayout, SegmentSpace, boundary_layouts};
-use narrows_plan::{Axis, Context, Kernel, Mesh, Seconds, Workload, Zero};
+use narrows_plan::{Axis, Context, Kernel, Mesh, PipelineSchedule, Seconds, Workload, Zero};
 
 use super::cache::{
     AlternativesCache, BytePricesKey, FastestSolution, OpsKey, PassKey, PricedCache, SegmentCache,
@@ -211,12 +211,32 @@ impl<'a> SegmentSolver<'a> {
         self.groupings(spec).iter().map(of_grouping).reduce(f64::min).unwrap_or(0.0)
     }
 
-    /// Lower bounds on the forward and on the backward pass of one microbatch, in seconds.
-    pub(crate) fn min_pass_times(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
-        let of_grouping =
-            |grouping: &Grouping| self.prepare(spec, *grouping, context).priced.min_pass_times();
-        let times = self.groupings(spec).iter().map(of_grouping).collect::<Vec<_>>();
-        [0, 1].map(|pass| times.iter().map(|t| t[pass].0).reduce(f64::min).unwrap_or(0.0))
+    /// Lower bounds on the passes of one microbatch.
+    pub(crate) fn min_pass_times(&self, spec: SegmentSpec, context: &Context) -> PassTimesMin {
+        let key = (spec, self.pass_key(context));
+        if let Some(cached) = lock(&self.priced.pass_times).get(&key) {
+            return *cached;
+        }
+        let of_grouping = |grouping: &Grouping| {
+            let prepared = self.prepare(spec, *grouping, context);
+            let times = prepared.priced.min_pass_times();
+            let order = prepared.order.as_ref();
+            let cheapest = order.and_then(|order| {
+                order.cheapest(&prepared.priced.times_without_weight_gradients())
+            });
+            let without_weight_gradients =
+                cheapest.map_or(times.without_weight_gradients, |cheapest| cheapest.cost);
+            PassTimesMin { without_weight_gradients, ..times }
+        };
+        let least = |a: PassTimesMin, b: PassTimesMin| PassTimesMin {
+            forward: a.forward.min(b.forward),
+            backward: a.backward.min(b.backward),
+            input_gradient: a.input_gradient.min(b.input_gradient),
+            without_weight_gradients: a.without_weight_gradients.min(b.without_weight_gradients),
+        };
+        let times = self.groupings(spec).iter().map(of_grouping).reduce(least).unwrap_or_default();
+        lock(&self.priced.pass_times).insert(key, times);
+        times
     }
 
     /// The times of a segment's ops in the step phase of a context.
@@ -270,6 +290,7 @@ impl<'a> SegmentSolver<'a> {
         shared.mesh = Mesh { pipeline: 1, data: 1, ..context.mesh };
         shared.zero = Zero::Off;
         shared.overlap_grad_reduce = false;
+        shared.schedule = PipelineSchedule::default();
         shared.workload.global_batch = shared.workload.micro_batch;
         (shared, self.prices.group_links(&context.mesh.group(Axis::Tensor)))
     }
@@ -280,6 +301,7 @@ impl<'a> SegmentSolver<'a> {
         let mut shared = *context;
         let stages_max = if spec.kind == SegmentKind::Block { 1 } else { 2 };
         shared.mesh.pipeline = shared.mesh.pipeline.min(stages_max);
+        shared.schedule = PipelineSchedule::default();
         let links = |axis| self.prices.group_links(&context.mesh.group(axis));
         (shared, [links(Axis::Tensor), links(Axis::Data)])
     }

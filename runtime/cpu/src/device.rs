@@ -41,6 +41,7 @@ pub(crate) struct CpuDevice<'a> {
 pub(crate) struct InstructionCategories {
     forward: Vec<TimeCategory>,
     backward: Vec<TimeCategory>,
+    weight_gradient: Vec<TimeCategory>,
     step: Vec<TimeCategory>,
 }
 
@@ -51,6 +52,7 @@ impl InstructionCategories {
         InstructionCategories {
             forward: categories(Phase::Forward),
             backward: categories(Phase::Backward),
+            weight_gradient: categories(Phase::WeightGradient),
             step: categories(Phase::Step),
         }
     }
@@ -59,6 +61,7 @@ impl InstructionCategories {
         match phase {
             Phase::Forward => &self.forward,
             Phase::Backward => &self.backward,
+            Phase::WeightGradient => &self.weight_gradient,
             Phase::Step => &self.step,
         }
     }

@@ -1,6 +1,6 @@
 //! Transfers between the pipeline stages of a program, and the buffers that they need.
 
-use narrows_plan::program::{Action, Phase, Program, StageProgram};
+use narrows_plan::program::{Action, Program, StageProgram};
 
 /// Transfers from a stage to a neighbour that can be in flight at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +37,7 @@ pub(crate) fn stage_traffic(program: &Program) -> impl Iterator<Item = StageTraf
 }
 
 fn largest_transfer_elements(stage: &StageProgram, to: u64) -> usize {
-    let phases = [Phase::Forward, Phase::Backward, Phase::Step];
-    let instructions = phases.into_iter().flat_map(|phase| stage.instructions(phase));
-    let sends = instructions.filter(
+    let sends = stage.all_instructions().filter(
         |instr| matches!(&instr.action, Action::Send(transfer) if u64::from(transfer.peer_stage) == to),
     );
     let bytes =

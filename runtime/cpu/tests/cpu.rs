@@ -1,5 +1,6 @@
 //! Random plans of the search space compute the function of the reference interpreter.
 
+use narrows_plan::PipelineSchedule::{self, OneForwardOneBackward, ZeroBubble};
 use narrows_plan::program::GradientBucket;
 use narrows_plan::{CheckedProgram, Precision, lower};
 use narrows_runtime::Optimizer;
@@ -18,16 +19,18 @@ fn random_plans_agree_with_the_reference() {
     );
 }
 
-/// Collectives beside the backward pass come earlier in the order of instructions, and change no bit.
+/// Collectives beside the backward pass come earlier in the order of instructions, and weight-gradient passes later. Both
+/// change no bit.
 #[test]
-fn overlapped_collectives_change_no_bit() {
-    let (mut buckets, mut overlapped_gemms) = (0, 0);
+fn overlap_and_schedules_change_no_bit() {
+    let (mut buckets, mut overlapped_gemms, mut deferred_gemms) = (0, 0, 0);
     for case in conformance::cases(Precision::Fp32, 0..conformance::CASES) {
-        if case.plan.mesh.data == 1 && case.plan.mesh.tensor == 1 {
+        if case.plan.mesh.devices() == 1 {
             continue;
         }
-        let mut weights_after = |overlaps: bool| {
+        let mut weights_after = |overlaps: bool, schedule: PipelineSchedule| {
             let mut plan = case.plan.clone();
+            plan.schedule = schedule;
             plan.overlap_grad_reduce = overlaps;
             plan.overlap_tensor_collectives = overlaps;
             let program = lower(&plan.resolve(&case.model).unwrap());
@@ -36,6 +39,8 @@ fn overlapped_collectives_change_no_bit() {
                 of_stages.map(|bucket: &GradientBucket| bucket.reductions.len()).sum::<usize>();
             overlapped_gemms +=
                 program.instructions().map(|instr| instr.overlapped_instrs).sum::<usize>();
+            deferred_gemms +=
+                program.stages.iter().map(|stage| stage.weight_gradient.len()).sum::<usize>();
             let program = CheckedProgram::check(program).unwrap();
             let mut session = narrows_cpu::session(&case.model, program, 1).unwrap();
             session.initialise(&case.model, 7).unwrap();
@@ -47,8 +52,14 @@ fn overlapped_collectives_change_no_bit() {
             }
             session.gather_tensors(TensorKind::Weights).unwrap()
         };
-        let (overlapped, after) = (weights_after(true), weights_after(false));
-        assert!(overlapped == after, "{}", case.model.name);
+        let in_order = weights_after(false, OneForwardOneBackward);
+        for (overlaps, schedule) in
+            [(true, OneForwardOneBackward), (false, ZeroBubble), (true, ZeroBubble)]
+        {
+            let weights = weights_after(overlaps, schedule);
+            assert!(weights == in_order, "{}: {overlaps}, {schedule:?}", case.model.name);
+        }
     }
     assert!(buckets > 20 && overlapped_gemms > 20, "{buckets}, {overlapped_gemms}");
+    assert!(deferred_gemms > 20, "{deferred_gemms}");
 }

@@ -47,9 +47,12 @@ fn kernel_counts(program: &CheckedProgram) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     for device in 0..mesh.devices() {
         let stage = &program.stages[DeviceId(device).stage(&mesh)];
-        for (list, times) in
-            [(&stage.forward, microbatches), (&stage.backward, microbatches), (&stage.step, 1)]
-        {
+        for (list, times) in [
+            (&stage.forward, microbatches),
+            (&stage.backward, microbatches),
+            (&stage.weight_gradient, microbatches),
+            (&stage.step, 1),
+        ] {
             for instr in list.iter().filter(|instr| !waits_for_another_stage(instr)) {
                 *counts.entry(format!("{:?}", instr.kernel())).or_default() += times;
             }

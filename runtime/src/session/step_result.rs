@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::program::{BufferRole, Phase, Program};
+use narrows_plan::program::{BufferRole, Program};
 use narrows_plan::{Axis, Bytes, Mesh};
 use serde::{Deserialize, Serialize};
 
@@ -189,12 +189,7 @@ struct CollectiveMessage {
 
 /// The names of the program's instructions, sorted. All processes of a run have the same program.
 fn instruction_names(program: &Program) -> Vec<&'static str> {
-    let phases = [Phase::Forward, Phase::Backward, Phase::Step];
-    let instructions = program
-        .stages
-        .iter()
-        .flat_map(|stage| phases.into_iter().flat_map(|phase| stage.instructions(phase)));
-    let names: BTreeSet<_> = instructions.map(|instr| instr.action.name()).collect();
+    let names: BTreeSet<_> = program.instructions().map(|instr| instr.action.name()).collect();
     names.into_iter().collect()
 }
 

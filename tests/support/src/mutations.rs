@@ -45,12 +45,11 @@ pub const MUTATIONS: [(&str, Mutation); 21] = [
 /// Stage, phase, and index of an instruction in its list.
 type Location = (usize, Phase, usize);
 
-const PHASES: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::Step];
-
 fn instructions_mut(stage: &mut StageProgram, phase: Phase) -> &mut Vec<Instr> {
     match phase {
         Phase::Forward => &mut stage.forward,
         Phase::Backward => &mut stage.backward,
+        Phase::WeightGradient => &mut stage.weight_gradient,
         Phase::Step => &mut stage.step,
     }
 }
@@ -63,7 +62,7 @@ fn random_instruction(
 ) -> Option<Location> {
     let mut locations = vec![];
     for (index, stage) in program.stages.iter().enumerate() {
-        for phase in PHASES {
+        for phase in Phase::ALL {
             let fitting = stage.instructions(phase).iter().enumerate().filter(|(_, i)| fits(i));
             locations.extend(fitting.map(|(at, _)| (index, phase, at)));
         }
@@ -217,7 +216,7 @@ fn change_buffer_dtype(rng: &mut TestRng, program: &mut Program) -> Option<Strin
     let buffer = &mut stage.buffers[id.0 as usize];
     buffer.extent.dtype = other_dtype(rng, buffer.extent.dtype);
     let (dtype, name) = (buffer.extent.dtype, buffer.name.clone());
-    for phase in PHASES {
+    for phase in Phase::ALL {
         for instr in instructions_mut(stage, phase) {
             for access in instr.reads.iter_mut().chain(&mut instr.writes) {
                 if access.buffer == id {
@@ -233,7 +232,8 @@ fn change_buffer_dtype(rng: &mut TestRng, program: &mut Program) -> Option<Strin
 fn overlap_live_buffer(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     let index = rng.below(program.stages.len());
     let stage = &mut program.stages[index];
-    let timeline: Vec<&Instr> = stage.forward.iter().chain(&stage.backward).collect();
+    let passes = Phase::ALL.into_iter().filter(|phase| *phase != Phase::Step);
+    let timeline: Vec<&Instr> = passes.flat_map(|phase| stage.instructions(phase)).collect();
     let live = BufferId(rng.below(stage.buffers.len()) as u32);
     let writes = |instr: &Instr| instr.writes.iter().any(|access| access.buffer == live);
     let reads = |instr: &Instr| instr.reads.iter().any(|access| access.buffer == live);
@@ -279,8 +279,7 @@ fn redirect_write(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     let output = rng.below(instr.writes.len());
     let target = instr.writes[output].buffer;
     let in_place = instr.reads.iter().any(|access| access.buffer == target);
-    let timeline: Vec<&Instr> =
-        stage.forward.iter().chain(&stage.backward).chain(&stage.step).collect();
+    let timeline: Vec<&Instr> = stage.all_instructions().collect();
     let read = timeline.iter().any(|i| i.reads.iter().any(|access| access.buffer == target));
     let needed = in_place || (read && !is_written_twice(stage, target));
     let other = BufferId(rng.below(stage.buffers.len()) as u32);

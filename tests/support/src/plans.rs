@@ -12,8 +12,8 @@ use narrows_plan::strategy::{
     backward_reads_input, backward_reads_output, boundary_layouts, flow_is_legal,
 };
 use narrows_plan::{
-    BlockDecisions, BlockRun, Context, EdgeLayout, Mesh, PLAN_FORMAT, Plan, PlanLayout, PlanSource,
-    Precision, SegmentDecisions, StagePlan, Workload, Zero, lower,
+    BlockDecisions, BlockRun, Context, EdgeLayout, Mesh, PLAN_FORMAT, PipelineSchedule, Plan,
+    PlanLayout, PlanSource, Precision, SegmentDecisions, StagePlan, Workload, Zero, lower,
 };
 
 /// SplitMix64 with the distributions that tests need.
@@ -145,7 +145,9 @@ fn draw_context(rng: &mut TestRng) -> Context {
     let precision = [Precision::MixedBf16, Precision::Fp32][rng.below(2)];
     let zero = [Zero::Off, Zero::One][rng.below(2)];
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
+    let schedules = [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::ZeroBubble];
     Context {
+        schedule: schedules[rng.below(2)],
         overlap_grad_reduce,
         overlap_tensor_collectives,
         ..Context::new(mesh, workload, precision, zero)
@@ -219,6 +221,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,
+        schedule: context.schedule,
         overlap_grad_reduce: context.overlap_grad_reduce,
         overlap_tensor_collectives: context.overlap_tensor_collectives,
         hidden_layout: PlanLayout::from_edge(boundary.hidden)?,

@@ -1,7 +1,7 @@
 //! Small models and contexts for random plans.
 
 use narrows_plan::model::{self, Model};
-use narrows_plan::{Context, Mesh, Precision, Workload, Zero};
+use narrows_plan::{Context, Mesh, PipelineSchedule, Precision, Workload, Zero};
 
 use crate::plans::{TestRng, drawable_models};
 
@@ -10,7 +10,7 @@ pub fn small_models() -> Vec<Model> {
     drawable_models().into_iter().filter(|model| model.hidden <= 256).collect()
 }
 
-/// A context with up to 8 × 2 × 2 devices, one or two microbatches of at most 32 tokens, with ZeRO-1 or
+/// A context with up to 8 × 2 × 2 devices, one to three microbatches of at most 32 tokens, with ZeRO-1 or
 /// without.
 pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
     let mesh = Mesh {
@@ -19,11 +19,13 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
         data: 1 + rng.below(2) as u64,
     };
     let micro_batch = [1, 2, 4][rng.below(3)];
-    let global_batch = micro_batch * mesh.data * (1 + rng.below(2) as u64);
+    let global_batch = micro_batch * mesh.data * (1 + rng.below(3) as u64);
     let workload = Workload { global_batch, sequence_length: 8, micro_batch };
     let zero = [Zero::Off, Zero::One][rng.below(2)];
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
+    let schedules = [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::ZeroBubble];
     Context {
+        schedule: pick_copied(rng, &schedules),
         overlap_grad_reduce,
         overlap_tensor_collectives,
         ..Context::new(mesh, workload, precision, zero)

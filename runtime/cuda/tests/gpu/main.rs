@@ -8,7 +8,7 @@ mod timings;
 mod training;
 
 use narrows_plan::model::Model;
-use narrows_plan::{Context, Mesh, Plan, Precision, Workload, Zero};
+use narrows_plan::{Context, Mesh, PipelineSchedule, Plan, Precision, Workload, Zero};
 use narrows_test_support::plans::{TestRng, draw_plan, to_json};
 use narrows_test_support::small_models::small_models;
 use narrows_test_support::{max_relative_error, relative_error};
@@ -26,7 +26,12 @@ fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Mode
         let zero = [Zero::Off, Zero::One][rng.below(2)];
         // Every other plan, the first one included.
         let overlaps = plans.len() % 2 == 0;
+        let schedule = match overlaps {
+            true => PipelineSchedule::ZeroBubble,
+            false => PipelineSchedule::OneForwardOneBackward,
+        };
         let context = Context {
+            schedule,
             overlap_grad_reduce: overlaps,
             overlap_tensor_collectives: overlaps,
             ..Context::new(mesh, workload, precision, zero)

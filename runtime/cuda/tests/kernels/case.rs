@@ -70,11 +70,11 @@ impl KernelCase {
             buffers: vec![],
             forward: vec![],
             backward: vec![],
+            weight_gradient: vec![],
             step: vec![],
             gradient_buckets: vec![],
             schedule: vec![],
             slots: 1,
-            slot_stride: 0,
             arena: Bytes(0),
         };
         KernelCase {
@@ -132,7 +132,7 @@ impl KernelCase {
             extent,
             role: BufferRole::Activation,
             offset,
-            per_microbatch: false,
+            copies: 1,
             shard: None,
             sections: vec![],
         });

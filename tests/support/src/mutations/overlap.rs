@@ -1,6 +1,6 @@
 //! Mutations of what runs at the same time.
 
-use narrows_plan::program::Program;
+use narrows_plan::program::{BufferId, Instr, Program};
 
 use super::{describe, instructions_mut, is_collective, random_instruction};
 use crate::instruction_order::depends;
@@ -13,12 +13,22 @@ pub(super) fn change_bucket(rng: &mut TestRng, program: &mut Program) -> Option<
     let index = *rng.pick(&stages)?;
     let stage = &mut program.stages[index];
     let at = rng.below(stage.gradient_buckets.len());
-    let bucket = &mut stage.gradient_buckets[at];
     let variant = rng.below(3);
+    let last_pass = stage.instructions(stage.last_phase());
     match variant {
-        0 => bucket.after = rng.below(bucket.after.min(2)),
-        1 => bucket.after = stage.backward.len() + 1,
-        _ => bucket.reductions.end += 1,
+        0 => {
+            let reductions = &stage.step[stage.gradient_buckets[at].reductions.clone()];
+            let reduced: Vec<BufferId> =
+                reductions.iter().flat_map(|instr| &instr.writes).map(|w| w.buffer).collect();
+            let accesses = |instr: &Instr| {
+                let mut accesses = instr.reads.iter().chain(&instr.writes);
+                accesses.any(|access| reduced.contains(&access.buffer))
+            };
+            let last = last_pass.iter().rposition(accesses)?;
+            stage.gradient_buckets[at].after = rng.below(last + 1);
+        }
+        1 => stage.gradient_buckets[at].after = last_pass.len() + 1,
+        _ => stage.gradient_buckets[at].reductions.end += 1,
     }
     Some(format!("stage {index} bucket {at} variant {variant}"))
 }

@@ -1,0 +1,317 @@
+//! Lower bounds on the step time of a pipeline.
+//!
+//! With tₛ the microbatch time of stage s of P, uₛ its step phase and wₛ = P − s, a 1F1B step of m
+//! microbatches takes at least
+//!
+//! ```text
+//! maxₛ u₀ + Σ_{j<s} tⱼ + m·tₛ
+//! maxₛ u₀ + Σ_{j<s} tⱼ + 2·Σ_{j>s} tⱼ + (m − wₛ + 1)·tₛ      where m > wₛ
+//! ```
+//! First bound: stage s begins after the forward passes of the first microbatch on all earlier stages, and
+//! after its last backward pass these run theirs. Second bound: stage s also waits twice for the later
+//! stages. Its first backward pass follows wₛ forward passes and the round trip of the first microbatch to
+//! the last stage; its last backward pass follows the round trip of the last microbatch. The first stage
+//! ends last and then runs its step phase. Equal stages attain both bounds.
+//!
+//! With the zero-bubble schedule, weight gradients follow the backward passes, so that no earlier stage waits for them. With
+//! fₛ the forward time of a stage, bₛ its backward time with all weight gradients, and b'ₛ without those that have passes
+//! of their own, tₛ = fₛ + bₛ, a step takes at least
+//!
+//! ```text
+//! maxₛ uₛ + Σ_{j<s} fⱼ + m·tₛ
+//! maxₛ uₛ + Σⱼ fⱼ + Σ_{j>s} b'ⱼ + (m − v)·tₛ + v·bₛ           where v = min(m, wₛ)
+//! maxₛ uₛ + Σ_{j<s} fⱼ + (m − 1)·tₛ + fₛ + b'ₛ + r'ₛ          fₛ alone where s has no weight-gradient passes
+//! ```
+//! Second bound: the first backward pass of stage s follows the round trip of the first microbatch, and until then the
+//! stage has run at most v forward passes and no backward pass. Third bound: all gradient reductions begin after the last
+//! pass has begun, which is a short one; r' is what they take beyond what u counts for them.
+//!
+//! Blocks are assigned to minimise m·t + u. Another assignment may have a smaller t and a larger u,
+//! so the bounds use the smallest t that the stage's bytes allow, the smallest u, f, b and b', and the smallest
+//! m·t + u where both are of one stage. For later stages of 1F1B, t₀ + u₀ is minimised together.
+
+use std::ops::Range;
+
+use narrows_cost_model::PassTimesMin;
+use narrows_plan::{Context, PipelineSchedule, Seconds};
+
+use super::assignment::StageAssignment;
+use super::overhead::StageOverhead;
+use super::partition::{Partition, PruningCutoff};
+
+/// The schedule of a pipeline and the microbatches of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepSchedule {
+    /// The order of passes.
+    pub schedule: PipelineSchedule,
+    /// Microbatches of a step.
+    pub microbatches: u64,
+    /// Whether all stages but the first have weight-gradient passes, whatever their assignments.
+    pub has_weight_gradient_passes: bool,
+}
+
+impl StepSchedule {
+    /// The schedule and the microbatches of a context.
+    pub fn of(context: &Context) -> StepSchedule {
+        let microbatches = context.workload.microbatches(&context.mesh);
+        let schedule = context.schedule;
+        // Blocks always have a GEMM that may run in such a pass, unless it runs beside a collective.
+        let has_weight_gradient_passes =
+            schedule == PipelineSchedule::ZeroBubble && !context.overlap_tensor_collectives;
+        StepSchedule { schedule, microbatches, has_weight_gradient_passes }
+    }
+}
+
+/// A stage of a pipeline.
+struct StagePosition {
+    stage: usize,
+    stages: usize,
+    step: StepSchedule,
+}
+
+impl StagePosition {
+    /// Stages from this one to the last.
+    fn depth(&self) -> u64 {
+        (self.stages - self.stage) as u64
+    }
+
+    /// Passes of a 1F1B stage after the first microbatch has come back: m − w + 1, where m > w.
+    fn passes_after_warm_up(&self) -> Option<f64> {
+        let StepSchedule { schedule, microbatches, .. } = self.step;
+        let is_1f1b = schedule == PipelineSchedule::OneForwardOneBackward;
+        (is_1f1b && microbatches > self.depth()).then(|| (microbatches - self.depth() + 1) as f64)
+    }
+
+    /// Lower bound on a 1F1B step because of the stage, without the step phase of the first one: `before` and
+    /// `after` are the microbatch times of the stages around it, `own` its own.
+    fn bound_1f1b(&self, before: f64, own: f64, after: f64) -> f64 {
+        let busy = before + self.step.microbatches as f64 * own;
+        match self.passes_after_warm_up() {
+            Some(passes) => busy.max(before + 2.0 * after + passes * own),
+            None => busy,
+        }
+    }
+
+    /// Lower bound on a zero-bubble step because of the stage, without its step phase.
+    fn bound_zero_bubble(&self, around: &PassesAround, own: f64, own_backward: f64) -> f64 {
+        let microbatches = self.step.microbatches as f64;
+        let in_flight = self.depth().min(self.step.microbatches) as f64;
+        let busy = around.forward_before + microbatches * own;
+        let round_trip = around.forward_all + around.input_gradient_after;
+        busy.max(round_trip + (microbatches - in_flight) * own + in_flight * own_backward)
+    }
+}
+
+/// Passes of one microbatch on the other stages, in seconds.
+struct PassesAround {
+    /// Forward passes of the stages before.
+    forward_before: f64,
+    /// Forward passes of all stages.
+    forward_all: f64,
+    /// Backward passes of the stages after, without the weight gradients that have passes of their own.
+    input_gradient_after: f64,
+}
+
+/// Prefix sums of lower bounds over stages and blocks.
+pub(super) struct PrefixBounds {
+    /// Microbatch time of the overheads of the stages before s.
+    overheads: Vec<f64>,
+    /// Passes of the overheads of the stages before s.
+    overhead_passes: Vec<PassTimesMin>,
+    /// Microbatch time of the blocks before b.
+    microbatch_times: Vec<f64>,
+    /// Passes of the blocks before b.
+    passes: Vec<PassTimesMin>,
+    /// Reductions of the blocks before b beyond what their step phases count.
+    uncounted_reductions: Vec<f64>,
+    /// Step phase of the blocks before b.
+    step_phase_times: Vec<f64>,
+    step: StepSchedule,
+}
+
+impl PrefixBounds {
+    pub(super) fn new(
+        overheads: &[StageOverhead],
+        step: StepSchedule,
+        cutoff: &PruningCutoff,
+    ) -> PrefixBounds {
+        let microbatch_time = |overhead: &StageOverhead| (overhead.forward + overhead.backward).0;
+        let passes = |overhead: &StageOverhead| PassTimesMin {
+            forward: overhead.forward.0,
+            backward: overhead.backward.0,
+            input_gradient: overhead.backward.0,
+            without_weight_gradients: microbatch_time(overhead),
+        };
+        PrefixBounds {
+            overheads: prefix_sums(overheads.iter().map(microbatch_time), |a, b| a + b),
+            overhead_passes: prefix_sums(overheads.iter().map(passes), PassTimesMin::plus),
+            microbatch_times: prefix_sums(cutoff.microbatch_times_min.iter().copied(), |a, b| {
+                a + b
+            }),
+            passes: prefix_sums(cutoff.passes_min.iter().copied(), PassTimesMin::plus),
+            uncounted_reductions: prefix_sums(
+                cutoff.uncounted_reductions_min.iter().copied(),
+                |a, b| a + b,
+            ),
+            step_phase_times: prefix_sums(cutoff.step_phase_times_min.iter().copied(), |a, b| {
+                a + b
+            }),
+            step,
+        }
+    }
+
+    /// Lower bound on the step phase of a stage with the blocks of `run`.
+    pub(super) fn step_phase_bound(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
+        overhead.step_phase_min.0 + self.step_phase_times[run.end]
+            - self.step_phase_times[run.start]
+    }
+
+    /// Lower bound on the time by which the first stage with the blocks of `run` delays a step beyond its microbatch time
+    /// without a memory limit: its step phase, or both minimised together.
+    pub(super) fn first_stage_bound(
+        &self,
+        overhead: &StageOverhead,
+        run: &Range<usize>,
+        assignment: &StageAssignment,
+    ) -> f64 {
+        let together = (overhead.step_phase_min + assignment.single_microbatch_step_min).0
+            - (self.microbatch_times[run.end] - self.microbatch_times[run.start]);
+        self.step_phase_bound(overhead, run).max(together)
+    }
+
+    /// Lower bound on a step because stage `stage` has the blocks of `run`; `first_step_phase` is the lower
+    /// bound on the first stage's step phase.
+    pub(super) fn of_stage(
+        &self,
+        stage: usize,
+        run: Range<usize>,
+        assignment: &StageAssignment,
+        overhead: &StageOverhead,
+        first_step_phase: f64,
+    ) -> f64 {
+        let stages = self.overheads.len() - 1;
+        let microbatches = self.step.microbatches as f64;
+        let position = StagePosition { stage, stages, step: self.step };
+        let before = self.overheads[stage] + self.microbatch_times[run.start];
+        let to = self.overheads[stage + 1] + self.microbatch_times[run.end];
+        let own = (overhead.forward + overhead.backward + assignment.microbatch_time_min)
+            .0
+            .max(to - before);
+        // Its passes and its step phase, minimised together.
+        let all = microbatches * assignment.microbatch_time(overhead)
+            + (assignment.step_phase + overhead.step_phase - assignment.integrality_slack).0;
+        if self.step.schedule == PipelineSchedule::ZeroBubble {
+            let around = self.passes_around(stage, &run);
+            let backward = overhead.backward.0 + self.passes[run.end].backward
+                - self.passes[run.start].backward;
+            let mut passes = position.bound_zero_bubble(&around, own, backward);
+            if stage > 0 {
+                // The last microbatch before the last pass of the stage.
+                let of_blocks = |pass: fn(&PassTimesMin) -> f64| {
+                    pass(&self.passes[run.end]) - pass(&self.passes[run.start])
+                };
+                let last = match self.step.has_weight_gradient_passes {
+                    true => {
+                        (overhead.forward + overhead.backward).0
+                            + of_blocks(|passes| passes.without_weight_gradients)
+                    }
+                    false => overhead.forward.0 + of_blocks(|passes| passes.forward),
+                };
+                // Those of the first block are counted.
+                let reductions =
+                    self.uncounted_reductions[run.end] - self.uncounted_reductions[run.start + 1];
+                let before = around.forward_before + (microbatches - 1.0) * own;
+                passes = passes.max(before + last + reductions);
+            }
+            let step_phase = self.step_phase_bound(overhead, &run);
+            return (passes + step_phase).max(around.forward_before + all);
+        }
+        let after =
+            self.overheads[stages] + self.microbatch_times[self.microbatch_times.len() - 1] - to;
+        let bound = position.bound_1f1b(before, own, after) + first_step_phase;
+        let mut bound = bound.max(all);
+        if let Some(passes) = position.passes_after_warm_up()
+            && stage == 0
+        {
+            // m·t + u is at least `all`, and the remainder after some passes is at least its share.
+            let share = passes / microbatches;
+            bound = bound.max(2.0 * after + share * all + (1.0 - share) * first_step_phase);
+        }
+        bound
+    }
+
+    /// Lower bounds on the passes of the stages around one with the blocks of `run`.
+    fn passes_around(&self, stage: usize, run: &Range<usize>) -> PassesAround {
+        let (stages, blocks) = (self.overheads.len() - 1, self.passes.len() - 1);
+        let sum = |stage: usize, block: usize, pass: fn(&PassTimesMin) -> f64| {
+            pass(&self.overhead_passes[stage]) + pass(&self.passes[block])
+        };
+        PassesAround {
+            forward_before: sum(stage, run.start, |passes| passes.forward),
+            forward_all: sum(stages, blocks, |passes| passes.forward),
+            input_gradient_after: sum(stages, blocks, |passes| passes.input_gradient)
+                - sum(stage + 1, run.end, |passes| passes.input_gradient),
+        }
+    }
+}
+
+/// The sums of the first 0, 1, 2 … values.
+fn prefix_sums<T: Copy + Default>(
+    values: impl Iterator<Item = T>,
+    plus: impl Fn(T, T) -> T,
+) -> Vec<T> {
+    let mut sum = T::default();
+    let next = values.map(|value| {
+        sum = plus(sum, value);
+        sum
+    });
+    std::iter::once(T::default()).chain(next).collect()
+}
+
+impl Partition {
+    /// Lower bound on a step with these assignments, in seconds.
+    pub(crate) fn step_bound(&self, overheads: &[StageOverhead], step: StepSchedule) -> f64 {
+        let stages = || self.stages.iter().zip(overheads);
+        let times: Vec<f64> =
+            stages().map(|(stage, overhead)| stage.microbatch_time(overhead)).collect();
+        let step_phase =
+            |stage: usize| (self.stages[stage].step_phase + overheads[stage].step_phase).0;
+        let position = |stage: usize| StagePosition { stage, stages: times.len(), step };
+        if step.schedule == PipelineSchedule::ZeroBubble {
+            let forward: Vec<f64> =
+                stages().map(|(stage, overhead)| (stage.forward + overhead.forward).0).collect();
+            let deferred = |stage: usize| self.stages[stage].weight_gradient.0;
+            let backward = |stage: usize| times[stage] - forward[stage];
+            let of_stage = |stage: usize| {
+                let around = PassesAround {
+                    forward_before: forward[..stage].iter().sum(),
+                    forward_all: forward.iter().sum(),
+                    input_gradient_after: (stage + 1..times.len())
+                        .map(|stage| backward(stage) - deferred(stage))
+                        .sum(),
+                };
+                let mut passes =
+                    position(stage).bound_zero_bubble(&around, times[stage], backward(stage));
+                let uncounted =
+                    overheads[stage].slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
+                if stage > 0 && deferred(stage) > 0.0 {
+                    let later_blocks = self.stages[stage].blocks.iter().skip(1);
+                    let reductions: Seconds = later_blocks.map(|block| block.time.overlapped).sum();
+                    let busy = step.microbatches as f64 * times[stage] - deferred(stage);
+                    passes = passes.max(around.forward_before + busy + uncounted * reductions.0);
+                }
+                passes + step_phase(stage)
+            };
+            return (0..times.len()).map(of_stage).fold(0.0, f64::max);
+        }
+        let all: f64 = times.iter().sum();
+        let (mut before, mut bound) = (0.0, 0.0_f64);
+        for (stage, own) in times.iter().enumerate() {
+            let after = all - before - own;
+            bound = bound.max(position(stage).bound_1f1b(before, *own, after));
+            before += own;
+        }
+        // The first stage ends its passes last, and then runs its step phase.
+        bound + step_phase(0)
+    }
+}
