@@ -113,7 +113,7 @@ fn btp_all_reduces_seven_ranks_per_block_and_token() {
     let program = checked(text);
     let stage = &program.program().stages[0];
     let (rank, tokens, blocks, bf16) = (128, 4 * 1024, 8, 2);
-    for pass in [&stage.forward, &stage.backward, &stage.weight_gradient] {
+    for pass in [&stage.forward, &stage.backward] {
         let of_blocks = pass.iter().filter(|instr| instr.origin.block.is_some());
         let all_reduces = collectives(of_blocks).filter(|collective| {
             (collective.kind(), collective.axis) == (CollectiveKind::AllReduce, Axis::Tensor)
