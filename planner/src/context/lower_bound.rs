@@ -7,7 +7,6 @@ use narrows_plan::strategy::{BoundaryLayout, OpParameters};
 use narrows_plan::{Context, PipelineSchedule, Seconds, WeightSplit};
 
 use crate::infeasible::{Infeasible, MemoryEvidence};
-use crate::pipeline::StepSchedule;
 use crate::predict::model_flops;
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec};
@@ -39,7 +38,8 @@ pub(crate) fn lower_bound(
     let filled = match context.schedule {
         PipelineSchedule::OneForwardOneBackward => filled_pipeline(context, microbatch_time, 1.0),
         PipelineSchedule::ZeroBubble => {
-            let last = min_time_before_last_pass(segments, context);
+            // All reductions follow the begin of the last pass, which is a backward pass on the first stage.
+            let last = min_forward_time(segments, context);
             let passes = ((microbatches - 1.0) * microbatch_time + last) / stages;
             let reduced = passes + reductions + updates;
             reduced.max(filled_by_forward_passes(segments, context))
@@ -117,17 +117,11 @@ fn min_step_phase(request: &Request, segments: &SegmentSolver, context: &Context
     StepPhaseMin { reductions, counted_reductions: hidden_cost * reductions, updates }
 }
 
-/// Lower bound on the passes of one microbatch before those beside which gradients are reduced, over the blocks of the
-/// model: weight-gradient passes, or on stages without them backward passes.
-fn min_time_before_last_pass(segments: &SegmentSolver, context: &Context) -> f64 {
+/// Lower bound on the forward pass of one microbatch over the blocks of the model.
+fn min_forward_time(segments: &SegmentSolver, context: &Context) -> f64 {
     let of_layout = |boundary: BoundaryLayout| -> f64 {
         let of_shape = |shape: &usize| {
-            let spec = SegmentSpec::block(*shape, boundary);
-            let passes = segments.min_pass_times(spec, context);
-            match StepSchedule::of(context).has_weight_gradient_passes {
-                true => passes.without_weight_gradients,
-                false => passes.forward,
-            }
+            segments.min_pass_times(SegmentSpec::block(*shape, boundary), context).forward
         };
         segments.layer_shapes().iter().map(of_shape).sum()
     };
