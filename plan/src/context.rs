@@ -46,10 +46,10 @@ pub enum PipelineSchedule {
 }
 
 impl PipelineSchedule {
-    /// The name in plans and on the command line.
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            PipelineSchedule::OneForwardOneBackward => "1f1b",
+            PipelineSchedule::OneForwardOneBackward => "1F1B",
             PipelineSchedule::ZeroBubble => "zero-bubble",
         }
     }

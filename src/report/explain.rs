@@ -1,6 +1,6 @@
 //! The explanation of a plan: its bottlenecks, and the costs of the alternatives.
 
-use narrows_plan::{Bytes, Mesh, PipelineSchedule, Seconds, Zero};
+use narrows_plan::{Bytes, Mesh, Seconds, Zero};
 use narrows_planner::{
     Bottleneck, ContextOutcome, Explanation, MemoryBinding, MeshRow, Prediction, Request, Resource,
     SearchReport,
@@ -225,12 +225,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
             format!("{tensor} × {pipeline} × {data}"),
             row.micro_batch.to_string(),
             if row.zero == Zero::One { "1" } else { "" }.into(),
-            match row.schedule {
-                _ if pipeline == 1 => "",
-                PipelineSchedule::OneForwardOneBackward => "1F1B",
-                PipelineSchedule::ZeroBubble => "zero-bubble",
-            }
-            .into(),
+            if pipeline > 1 { row.schedule.name() } else { "" }.into(),
             match (row.overlap_grad_reduce, row.overlap_tensor_collectives) {
                 (true, true) => "data, tensor",
                 (true, false) => "data",

@@ -5,9 +5,7 @@ use std::ffi::OsStr;
 use narrows_cost_model::{Prices, Profile, TrainingRunEstimate, simulate};
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
-use narrows_plan::{
-    Bytes, CheckedProgram, Kernel, PipelineSchedule, Plan, PlanLayout, ResolvedPlan, Zero,
-};
+use narrows_plan::{Bytes, CheckedProgram, Kernel, Plan, PlanLayout, ResolvedPlan, Zero};
 use narrows_planner::SearchReport;
 use serde::Serialize;
 
@@ -161,10 +159,6 @@ impl<'a> PlanReport<'a> {
             (false, true) => "tensor-axis collectives beside weight-gradient GEMMs",
             (false, false) => "none",
         };
-        let schedule = match plan.schedule {
-            PipelineSchedule::OneForwardOneBackward => "1F1B",
-            PipelineSchedule::ZeroBubble => "zero-bubble",
-        };
         let is_pipeline = plan.mesh.pipeline > 1;
         let crossing = match plan.crossing_layout {
             Some(layout) => format!("; crossing latents {}", layout_phrase(layout)),
@@ -183,7 +177,7 @@ impl<'a> PlanReport<'a> {
             ),
             ("mesh", format!("{}{zero}", plan.mesh)),
         ];
-        fields.extend(is_pipeline.then(|| ("schedule", schedule.into())));
+        fields.extend(is_pipeline.then(|| ("schedule", plan.schedule.name().into())));
         fields.extend([
             ("overlap", overlap.into()),
             (

@@ -1,7 +1,7 @@
 //! Checks of the placement of buffers: inside the arena, aligned, and without overlap of live buffers.
 //!
-//! Resident buffers and buffers with several copies overlap no other buffer. Within one microbatch, [`ByteOwners`] maps byte ranges to the buffer last written
-//! there, so that a write tells which other contents it destroys.
+//! Resident buffers and buffers with several copies overlap no other buffer. Within one microbatch, [`ByteOwners`] maps byte
+//! ranges to the buffer last written there, so that a write tells which other contents it destroys.
 
 use std::collections::BTreeMap;
 

@@ -65,8 +65,7 @@ fn check_order(stage: &StageProgram, microbatches: u64) -> CheckResult {
 
 /// The passes that every microbatch runs on a stage, in order.
 fn passes_of_microbatch(stage: &StageProgram) -> &'static [Phase] {
-    let passes = &[Phase::Forward, Phase::Backward, Phase::WeightGradient];
-    if stage.weight_gradient.is_empty() { &passes[..2] } else { passes }
+    if stage.weight_gradient.is_empty() { &Phase::PASSES[..2] } else { &Phase::PASSES }
 }
 
 /// Checks that no microbatch begins phase `first` while another one that has not ended phase `last` uses its copy. The

@@ -12,9 +12,6 @@ use crate::Bytes;
 /// Alignment of every buffer, in bytes.
 pub(crate) const ALIGNMENT: u64 = 256;
 
-/// The passes of a microbatch, in order.
-const PASSES: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::WeightGradient];
-
 /// First and last position of a timeline at which a buffer is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lifetime {
@@ -51,32 +48,19 @@ pub(crate) fn place_buffers(stage: &mut StageProgram) {
 struct CopyCounts {
     /// The positions of the timeline at which each pass ends.
     pass_ends: [usize; 3],
-    /// For each pass but the last and each later one: the number of copies of a buffer that lives from one to the other;
-    /// `None` where these passes follow each other at once.
+    /// For each first and last pass: the number of copies, by [`copies_between`].
     copies: [[Option<u64>; 3]; 3],
 }
 
 impl CopyCounts {
     fn new(stage: &StageProgram) -> CopyCounts {
         let mut end = 0;
-        let pass_ends = PASSES.map(|phase| {
+        let pass_ends = Phase::PASSES.map(|phase| {
             end += stage.instructions(phase).len();
             end
         });
-        let mut copies = [[None; 3]; 3];
-        for first in 0..PASSES.len() {
-            for last in first + 1..PASSES.len() {
-                let is_one_timeline =
-                    PASSES[first + 1..=last].iter().all(|phase| stage.follows_at_once(*phase));
-                copies[first][last] = (!is_one_timeline).then(|| {
-                    let needed = stage.microbatches_between(PASSES[first], PASSES[last]);
-                    // A divisor, so that a slot decides which copies a microbatch uses.
-                    (needed..stage.slots)
-                        .find(|count| stage.slots.is_multiple_of(*count))
-                        .unwrap_or(stage.slots)
-                });
-            }
-        }
+        let copies =
+            Phase::PASSES.map(|first| Phase::PASSES.map(|last| copies_between(stage, first, last)));
         CopyCounts { pass_ends, copies }
     }
 
@@ -87,11 +71,23 @@ impl CopyCounts {
     }
 }
 
+/// The number of copies of a buffer that lives from one pass to another; `None` where these are one timeline.
+fn copies_between(stage: &StageProgram, first: Phase, last: Phase) -> Option<u64> {
+    let mut later = Phase::PASSES.into_iter().filter(|phase| first < *phase && *phase <= last);
+    if later.all(|phase| stage.follows_at_once(phase)) {
+        return None;
+    }
+    // A divisor, so that a slot decides which copies a microbatch uses.
+    let divides = |count: &u64| stage.slots.is_multiple_of(*count);
+    let needed = stage.microbatches_between(first, last);
+    Some((needed..stage.slots).find(divides).unwrap_or(stage.slots))
+}
+
 /// First and last position of the timeline that accesses each activation. Operands of a collective are accessed while
 /// the instructions beside it run.
 fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
     let mut spans: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
-    let passes = PASSES.into_iter().flat_map(|phase| stage.instructions(phase));
+    let passes = Phase::PASSES.into_iter().flat_map(|phase| stage.instructions(phase));
     for (position, instr) in passes.enumerate() {
         for id in accessed_buffers(instr) {
             if stage.buffers[id.0 as usize].role == BufferRole::Activation {

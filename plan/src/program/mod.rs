@@ -204,6 +204,9 @@ impl Phase {
     pub const ALL: [Phase; 4] =
         [Phase::Forward, Phase::Backward, Phase::WeightGradient, Phase::Step];
 
+    /// The phases of a microbatch, in the order in which it runs them.
+    pub const PASSES: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::WeightGradient];
+
     /// The name in JSON.
     pub fn name(self) -> &'static str {
         match self {

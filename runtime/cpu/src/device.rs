@@ -37,33 +37,18 @@ pub(crate) struct CpuDevice<'a> {
     pub loss: f64,
 }
 
-/// Time categories of the instructions of a stage.
-pub(crate) struct InstructionCategories {
-    forward: Vec<TimeCategory>,
-    backward: Vec<TimeCategory>,
-    weight_gradient: Vec<TimeCategory>,
-    step: Vec<TimeCategory>,
-}
+/// Time categories of the instructions of a stage, by phase in the order of [`Phase::ALL`].
+pub(crate) struct InstructionCategories([Vec<TimeCategory>; Phase::ALL.len()]);
 
 impl InstructionCategories {
     pub fn new(stage: &StageProgram) -> InstructionCategories {
-        let categories =
-            |phase| stage.instructions(phase).iter().map(TimeCategory::of_instruction).collect();
-        InstructionCategories {
-            forward: categories(Phase::Forward),
-            backward: categories(Phase::Backward),
-            weight_gradient: categories(Phase::WeightGradient),
-            step: categories(Phase::Step),
-        }
+        InstructionCategories(Phase::ALL.map(|phase| {
+            stage.instructions(phase).iter().map(TimeCategory::of_instruction).collect()
+        }))
     }
 
     pub fn phase(&self, phase: Phase) -> &[TimeCategory] {
-        match phase {
-            Phase::Forward => &self.forward,
-            Phase::Backward => &self.backward,
-            Phase::WeightGradient => &self.weight_gradient,
-            Phase::Step => &self.step,
-        }
+        &self.0[phase as usize]
     }
 }
 

@@ -34,7 +34,7 @@ impl TraceExtent {
         let passes: Vec<u64> = program
             .stages
             .iter()
-            .map(|stage| Phase::ALL[..3].iter().map(|phase| length(stage, *phase)).sum())
+            .map(|stage| Phase::PASSES.iter().map(|phase| length(stage, *phase)).sum())
             .collect();
         let (step, pass) = (steps.iter().sum::<u64>(), passes.iter().sum::<u64>());
         let devices = (0..mesh.devices()).map(DeviceId);

@@ -232,7 +232,7 @@ fn change_buffer_dtype(rng: &mut TestRng, program: &mut Program) -> Option<Strin
 fn overlap_live_buffer(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     let index = rng.below(program.stages.len());
     let stage = &mut program.stages[index];
-    let passes = Phase::ALL.into_iter().filter(|phase| *phase != Phase::Step);
+    let passes = Phase::PASSES.into_iter();
     let timeline: Vec<&Instr> = passes.flat_map(|phase| stage.instructions(phase)).collect();
     let live = BufferId(rng.below(stage.buffers.len()) as u32);
     let writes = |instr: &Instr| instr.writes.iter().any(|access| access.buffer == live);
