@@ -274,6 +274,7 @@ fn the_fingerprint_covers_numbers_only() {
     assert_eq!(a100.fingerprint().len(), 64);
     assert_eq!(with(|file| file.gemm.provenance.source.push('!')), a100.fingerprint());
     assert_eq!(with(|file| file.description.clear()), a100.fingerprint());
+    assert_eq!(with(|file| file.price_per_device_hour = Some(2.0)), a100.fingerprint());
     assert_ne!(with(|file| file.gemm.start_s *= 1.01), a100.fingerprint());
     assert_ne!(with(|file| file.links.devices_per_node = 8), a100.fingerprint());
 }

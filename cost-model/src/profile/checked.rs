@@ -126,8 +126,9 @@ impl Profile {
     }
 }
 
-/// Fields besides provenance that no price depends on.
-const UNPRICED: [&str; 4] = ["name", "description", "measured.machine", "measured.repeatability"];
+/// Fields besides provenance that no step time depends on.
+const UNPRICED: [&str; 5] =
+    ["name", "description", "price_per_device_hour", "measured.machine", "measured.repeatability"];
 
 /// The JSON form without provenance and [`UNPRICED`] fields. All other fields, new ones included, remain.
 fn priced_fields(file: &ProfileFile) -> serde_json::Value {

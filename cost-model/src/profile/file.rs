@@ -28,6 +28,9 @@ pub struct ProfileFile {
     pub form_of: Option<String>,
     /// The number formats that training uses on this hardware.
     pub precision: Precision,
+    /// Price of one device for one hour, in dollars. Absent where it is not known; step times do not depend on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price_per_device_hour: Option<f64>,
     /// One device.
     pub device: DeviceSpec,
     /// GEMMs.
@@ -74,6 +77,7 @@ impl ProfileFile {
             description: _,
             form_of: _,
             precision: _,
+            price_per_device_hour: _,
             device,
             gemm,
             attention,

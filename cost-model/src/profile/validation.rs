@@ -17,6 +17,8 @@ use super::refits::BootstrapRefits;
 
 /// FLOPs per second: from a microcontroller to a thousand times an H100.
 const FLOPS: RangeInclusive<f64> = 1e3..=1e18;
+/// Dollars for a device and an hour: a larger price is a mistake in a unit.
+const DOLLARS_PER_HOUR: RangeInclusive<f64> = 0.0..=1e6;
 /// Bytes per second.
 const BANDWIDTH: RangeInclusive<f64> = 1e3..=1e18;
 /// Efficiencies: a value below 1e-4 is a mistake in a unit.
@@ -47,6 +49,9 @@ impl ProfileFile {
         let mut check = ProfileValidator::default();
         check.name(&self.name);
         check.printable("description", &self.description);
+        if let Some(price) = self.price_per_device_hour {
+            check.within("price_per_device_hour", price, DOLLARS_PER_HOUR);
+        }
         check.device(&self.device);
         check.gemm(&self.gemm);
         check.attention(&self.attention);
