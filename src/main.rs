@@ -27,6 +27,7 @@ mod progress;
 mod report;
 mod sensitivity;
 mod signals;
+mod step_cost;
 mod text;
 mod tokenize;
 mod ui;

@@ -39,6 +39,7 @@ fn with_tensor_axis(
 /// Requests for the published baselines to which a plan is compared, with their names: on a tensor-parallel mesh, for a
 /// low-rank model also that of its dense counterpart.
 pub fn baseline_requests(request: &Request, best: &FeasiblePlan) -> Vec<(String, Request)> {
+    let request = &request.beside(best);
     let tensor = compared_tensor_axis(request, best);
     let on_mesh = |baseline: Baseline| with_tensor_axis(request, best, (baseline, tensor));
     let mut requests = vec![];
@@ -63,6 +64,7 @@ pub(crate) fn alternative_requests(
     request: &Request,
     best: &FeasiblePlan,
 ) -> Vec<(String, Request)> {
+    let request = &request.beside(best);
     let tensor = compared_tensor_axis(request, best);
     let mut requests = baseline_requests(request, best);
     if tensor > 1 && request.rules.weights == WeightRule::Any {

@@ -4,10 +4,11 @@ use narrows_plan::strategy::{Baseline, Recompute, WeightRule};
 use narrows_plan::{Bytes, Mesh, Zero};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use crate::context::ContextSolver;
 use crate::contexts::may_need_least_memory;
 use crate::deadline::Deadline;
+use crate::device_counts::ContextSolvers;
 use crate::infeasible::{Infeasible, MemoryEvidence};
+use crate::objective::Objective;
 use crate::report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 use crate::request::Request;
 use crate::segment::SegmentSolver;
@@ -50,9 +51,10 @@ pub fn diagnose(request: &Request, report: &SearchReport) -> Diagnosis {
     let mut caveat = None;
     let mut hints = vec![];
     if report.contexts.is_empty() {
-        let devices = match request.devices {
-            1 => "1 device".into(),
-            devices => format!("{devices} devices"),
+        let devices = match (request.devices, request.objective) {
+            (1, _) => "1 device".into(),
+            (devices, Objective::Cost) => format!("up to {devices} devices"),
+            (devices, _) => format!("{devices} devices"),
         };
         causes.push(format!(
             "because no mesh of {devices} with these axes divides {} sequences into microbatches",
@@ -157,7 +159,8 @@ fn ops_without_strategy(request: &Request, report: &SearchReport) -> Option<Stri
         matches!(report.outcome, ContextOutcome::Infeasible(Infeasible::NoStrategy))
     };
     let context = report.contexts.iter().find(has_no_strategy)?.context;
-    let names = SegmentSolver::new(request, Deadline::none()).ops_without_strategy(&context);
+    let request = request.on_devices(context.mesh.devices());
+    let names = SegmentSolver::new(&request, Deadline::none()).ops_without_strategy(&context);
     if names.is_empty() {
         return None;
     }
@@ -173,8 +176,10 @@ const LOWERED_MAX: usize = 6;
 
 /// A memory limit under which a plan exists, and its mesh.
 fn sufficient_memory(request: &Request, report: &SearchReport) -> Option<(Bytes, Mesh)> {
-    let segments = SegmentSolver::new(request, Deadline::none());
-    let solver = ContextSolver::new(request, &segments);
+    let requests = request.by_devices();
+    let segments: Vec<SegmentSolver> =
+        requests.iter().map(|request| SegmentSolver::new(request, Deadline::none())).collect();
+    let solvers = ContextSolvers::new(&requests, &segments);
     let mut contexts: Vec<_> = report
         .contexts
         .iter()
@@ -190,8 +195,8 @@ fn sufficient_memory(request: &Request, report: &SearchReport) -> Option<(Bytes,
     let smallest = contexts
         .iter()
         .take(LOWERED_MAX)
-        .filter_map(|(_, context)| Some((solver.min_memory(context)?, *context)));
+        .filter_map(|(_, context)| Some((solvers.of(context).min_memory(context)?, *context)));
     let (peak, context) = smallest.min_by_key(|(peak, _)| *peak)?;
-    let restricted = solver.min_memory_restricted(&context);
+    let restricted = solvers.of(&context).min_memory_restricted(&context);
     Some((restricted.map_or(peak, |restricted| restricted.min(peak)), context.mesh))
 }

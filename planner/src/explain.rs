@@ -10,6 +10,7 @@ use serde::{Serialize, Serializer};
 use crate::alternatives::alternative_requests;
 use crate::diagnosis::{Diagnosis, diagnose};
 use crate::feasible_plan::FeasiblePlan;
+use crate::objective::Objective;
 use crate::predict::{Prediction, predict};
 use crate::report::{ContextOutcome, ContextReport};
 use crate::request::{MemoryLimit, Request};
@@ -356,10 +357,18 @@ fn bottlenecks(request: &Request, best: &FeasiblePlan, chosen: &Alternative) -> 
 fn memory_binding(request: &Request, best: &FeasiblePlan) -> MemoryBinding {
     let limit = request.arena_limit();
     let peak = best.peak_arena();
-    if request.memory_limit == MemoryLimit::None {
-        return MemoryBinding::Unlimited { peak };
+    match request.memory_limit {
+        MemoryLimit::None => return MemoryBinding::Unlimited { peak },
+        // The plan with the least memory is the same without a limit.
+        _ if request.objective == Objective::Memory => return MemoryBinding::Slack { peak, limit },
+        MemoryLimit::Auto | MemoryLimit::Bytes(_) => {}
     }
-    let free = search(&Request { memory_limit: MemoryLimit::None, ..request.clone() });
+    // Plans on as many devices are compared by their step time.
+    let free = Request {
+        memory_limit: MemoryLimit::None,
+        ..request.on_devices(best.decisions.context.mesh.devices())
+    };
+    let free = search(&free);
     match free.best.filter(|free| free.time.0 < best.time.0 * (1.0 - 1e-9)) {
         Some(free) => MemoryBinding::Binding {
             peak,

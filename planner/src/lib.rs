@@ -1,4 +1,5 @@
-//! Finds the fastest plan of a request, with a bound on its distance from the optimum.
+//! Finds the best plan of a request under an objective, such as the step time, with a bound on its distance from the
+//! optimum.
 //!
 //! [`search`] enumerates contexts (mesh, microbatch, ZeRO stage), bounds each from below, and solves the
 //! promising ones: every segment by an exact solver over a priced cost table ([`solve`]), the division
@@ -7,7 +8,10 @@
 //! | folder or file | contents |
 //! |---|---|
 //! | `request` | the input |
-//! | `search`, `proof`, `report` | the outer search over contexts, its status and its report |
+//! | `objective` | the quantity that a search minimises, and the better of two plans |
+//! | `search`, `bounded_context`, `restricted`, `proof`, `report` | the outer search over contexts, its status and its report |
+//! | `device_counts` | the numbers of devices of a search for the least cost |
+//! | `least_memory` | the search for the least memory |
 //! | `search_cache`, `search_key`, `search_result` | what searches share |
 //! | `context/` | one context: bounds, solution, warm start, smallest memory |
 //! | `pipeline/` | blocks divided among stages |
@@ -19,20 +23,25 @@
 
 mod alternatives;
 mod arenas;
+mod bounded_context;
 mod context;
 mod contexts;
 mod deadline;
+mod device_counts;
 mod diagnosis;
 mod explain;
 mod feasible_plan;
 mod infeasible;
+mod least_memory;
 mod lock;
+mod objective;
 mod pipeline;
 mod plan_writer;
 mod predict;
 mod proof;
 mod report;
 mod request;
+mod restricted;
 mod search;
 mod search_cache;
 mod search_key;
@@ -49,6 +58,7 @@ pub use explain::{
 };
 pub use feasible_plan::{FeasiblePlan, ModelDecisions};
 pub use infeasible::{Infeasible, MemoryEvidence};
+pub use objective::Objective;
 pub use pipeline::{
     AssignmentMethod, Partition, PruningCutoff, StageAssignment, StageBlocks, StageOverhead,
     StepSchedule, undominated_partitions,

@@ -2,19 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::Seconds;
+use narrows_plan::Context;
 
-use crate::context::flops_bound;
+use crate::context::{flops_bound, resident_bytes_min};
+use crate::objective::Objective;
 use crate::report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 use crate::request::Request;
 
-/// Times with a smaller relative difference are equal.
+/// Values with a smaller relative difference are equal.
 const ROUNDING: f64 = 1e-9;
 
 /// Bounds and limits at the end of a search.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProofState {
-    /// Lower bound: no plan is faster. Infinite where no context could beat the warm start.
+    /// Lower bound on the objective: no plan is better. Infinite where no context could beat the warm start.
     pub bound: f64,
     /// Whether the deadline kept a context from being searched.
     pub is_out_of_time: bool,
@@ -23,31 +24,34 @@ pub(crate) struct ProofState {
 }
 
 impl ProofState {
-    /// The report of a search with a plan of `time` seconds, or without a plan. Counts and wall time are zero.
+    /// The report of a search whose plan has this value of the objective, or without a plan. Counts and wall time are
+    /// those of the contexts.
     pub(crate) fn report(
         self,
         request: &Request,
-        time: Option<f64>,
+        value: Option<f64>,
         contexts: Vec<ContextReport>,
     ) -> SearchReport {
-        let refuted = time.is_some_and(|time| self.is_refuted(time));
-        debug_assert!(!refuted, "a plan of {time:?} beats the bound {}", self.bound);
-        // A bound independent of all solvers: the model's FLOPs at the devices' peak.
-        let peak_bound = || {
-            let bounds = contexts.iter().filter_map(|c| flops_bound(request, &c.context).ok());
-            bounds.map(|bound| bound.0).fold(f64::INFINITY, f64::min)
+        let refuted = value.is_some_and(|value| self.is_refuted(value));
+        debug_assert!(!refuted, "a plan of {value:?} beats the bound {}", self.bound);
+        let objective = request.objective;
+        let simple_bound = || {
+            let bounds = contexts.iter().filter_map(|c| simple_bound(request, &c.context));
+            bounds.fold(f64::INFINITY, f64::min)
         };
         let all_infeasible = contexts.iter().all(ContextReport::is_proven_infeasible);
-        let (status, bound) = self.conclude(time, all_infeasible, peak_bound);
-        let gap = time.map_or(0.0, |time| (time - bound) / time);
+        let (status, bound) = self.conclude(value, all_infeasible, simple_bound);
+        let gap = value.map_or(0.0, |value| (value - bound) / value);
         let excluded = |context: &&ContextReport| {
             matches!(context.outcome, ContextOutcome::Pruned | ContextOutcome::Infeasible(_))
         };
         SearchReport {
+            objective,
             status,
             gap: if gap <= ROUNDING { 0.0 } else { gap },
-            bound: Seconds(bound),
-            candidates_priced: 0,
+            bound: objective.step_time_bound(bound),
+            objective_bound: bound,
+            candidates_priced: contexts.len() as u64,
             candidates_pruned: contexts.iter().filter(excluded).count() as u64,
             segment_solves: 0,
             table_solves: BTreeMap::new(),
@@ -57,19 +61,19 @@ impl ProofState {
         }
     }
 
-    /// Whether a plan of this time beats the bound, which is then wrong.
-    fn is_refuted(&self, time: f64) -> bool {
-        self.bound.is_finite() && self.bound * (1.0 - ROUNDING) > time
+    /// Whether a plan of this value beats the bound, which is then wrong.
+    fn is_refuted(&self, value: f64) -> bool {
+        self.bound.is_finite() && self.bound * (1.0 - ROUNDING) > value
     }
 
-    /// Status and lower bound. `peak_bound` replaces a refuted bound.
+    /// Status and lower bound. `simple_bound` replaces a refuted bound.
     fn conclude(
         self,
-        time: Option<f64>,
+        value: Option<f64>,
         all_infeasible: bool,
-        peak_bound: impl Fn() -> f64,
+        simple_bound: impl Fn() -> f64,
     ) -> (SearchStatus, f64) {
-        let Some(time) = time else {
+        let Some(value) = value else {
             let status = match self.is_out_of_time {
                 true => SearchStatus::TimeLimit,
                 false if all_infeasible && !self.has_unproven => SearchStatus::Infeasible,
@@ -77,17 +81,29 @@ impl ProofState {
             };
             return (status, self.bound);
         };
-        if self.is_refuted(time) {
-            return (SearchStatus::GapLimit, peak_bound().min(time));
+        if self.is_refuted(value) {
+            return (SearchStatus::GapLimit, simple_bound().min(value));
         }
-        let bound = self.bound.min(time);
-        let is_closed = time - bound <= ROUNDING * time;
+        let bound = self.bound.min(value);
+        let is_closed = value - bound <= ROUNDING * value;
         let status = match self.is_out_of_time {
             _ if is_closed && !self.has_unproven => SearchStatus::Optimal,
             true => SearchStatus::TimeLimit,
             false => SearchStatus::GapLimit,
         };
         (status, bound)
+    }
+}
+
+/// A bound on the objective in one context that is independent of all solvers: the model's FLOPs at the devices' peak, or
+/// its weights and optimizer states.
+fn simple_bound(request: &Request, context: &Context) -> Option<f64> {
+    match request.objective {
+        Objective::Memory => Some(resident_bytes_min(request, context).as_f64()),
+        objective => {
+            let seconds = flops_bound(request, context).ok()?.0;
+            Some(objective.weight(context) * seconds)
+        }
     }
 }
 

@@ -6,17 +6,22 @@ use std::time::Duration;
 use narrows_plan::{Context, Seconds};
 
 use crate::infeasible::{Infeasible, MemoryEvidence};
+use crate::objective::Objective;
 use crate::solve::SolveMethod;
 
 /// The end of a search: status, bound and statistics.
 #[derive(Clone, Debug)]
 pub struct SearchReport {
+    /// The objective of the search.
+    pub objective: Objective,
     /// The reason why the search ended.
     pub status: SearchStatus,
-    /// Relative difference between the plan's time and the bound: `(time − bound) / time`.
+    /// Relative difference between the plan's value of the objective and the bound: `(value − bound) / value`.
     pub gap: f64,
-    /// Lower bound: no plan is faster.
+    /// Lower bound on the step time: no plan is faster. Zero with another objective, which proves nothing about it.
     pub bound: Seconds,
+    /// Lower bound on the objective, in seconds, bytes or device-seconds: no plan is better.
+    pub objective_bound: f64,
     /// Number of contexts, segments and partial partitions that were priced. Racing threads may price a
     /// segment twice, so the count differs between runs.
     pub candidates_priced: u64,
@@ -48,9 +53,9 @@ pub struct TableSolves {
 /// The reason why a search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SearchStatus {
-    /// The plan is proven the fastest of the space.
+    /// The plan is proven the best of the space.
     Optimal,
-    /// The bound and the plan's time differ; or no plan was found although one may exist.
+    /// The bound and the plan's value of the objective differ; or no plan was found although one may exist.
     GapLimit,
     /// The time limit passed first.
     TimeLimit,
@@ -114,6 +119,9 @@ impl SearchReport {
     /// of sums of kernel times.
     pub(crate) fn scaled_to_steps(mut self, step_factor: f64) -> SearchReport {
         self.bound = self.bound * step_factor;
+        if self.objective != Objective::Memory {
+            self.objective_bound *= step_factor;
+        }
         for context in &mut self.contexts {
             context.bound = context.bound.map(|bound| bound * step_factor);
             if let ContextOutcome::Solved(time) = &mut context.outcome {

@@ -9,14 +9,18 @@ use narrows_plan::model::Model;
 use narrows_plan::strategy::{Rules, TiedWeightLayout};
 use narrows_plan::{Bytes, GEMM_SIZE_MAX, PipelineSchedule, Zero};
 
+use crate::objective::Objective;
+
 /// All inputs of a search. A size that is `None` is searched.
 #[derive(Clone, Debug)]
 pub struct Request {
+    /// Quantity that the search minimises.
+    pub objective: Objective,
     /// The model to train.
     pub model: Model,
     /// The hardware.
     pub profile: Profile,
-    /// Number of devices.
+    /// Number of devices; the largest one for the least cost.
     pub devices: u64,
     /// Sequences in a step.
     pub global_batch: u64,
@@ -150,7 +154,7 @@ impl GroupingRule {
 }
 
 impl Request {
-    /// A request for the whole search space: all sizes are searched, the memory is the profile's, kernels are
+    /// A request for the fastest plan of the whole search space: all sizes are searched, the memory is the profile's, kernels are
     /// captured in graphs, and there is no time limit.
     pub fn new(
         model: Model,
@@ -160,6 +164,7 @@ impl Request {
         sequence_length: u64,
     ) -> Request {
         Request {
+            objective: Objective::StepTime,
             model,
             profile,
             devices,
@@ -266,16 +271,34 @@ impl Request {
                 Some("a smaller tensor axis, or fewer constraints"),
             );
         }
-        let fixed = [self.tensor, self.pipeline, self.data].into_iter().flatten();
-        let product = fixed.fold(1_u64, |product, size| product.saturating_mul(size));
-        if defects.is_empty() && !self.devices.is_multiple_of(product) {
-            let problem = format!(
-                "{} devices are not a multiple of {product}, the product of the fixed axes",
-                self.devices
-            );
-            let hint = Some("axes whose product divides the number of devices".to_owned());
-            defects.push(RequestDefect { field: RequestField::Devices, problem, hint });
+        if defects.is_empty() {
+            defects.extend(self.defect_of_fixed_axes());
         }
         if defects.is_empty() { Ok(()) } else { Err(RequestDefects(defects)) }
+    }
+
+    /// The product of the fixed axes.
+    pub(crate) fn fixed_axes(&self) -> u64 {
+        let fixed = [self.tensor, self.pipeline, self.data].into_iter().flatten();
+        fixed.fold(1_u64, |product, size| product.saturating_mul(size))
+    }
+
+    fn defect_of_fixed_axes(&self) -> Option<RequestDefect> {
+        let (devices, product) = (self.devices, self.fixed_axes());
+        let (problem, hint) = match self.objective {
+            // The least cost may be that of fewer devices.
+            Objective::Cost if product > devices => {
+                let problem = format!("{devices} devices are fewer than {product}");
+                (problem, "axes whose product is at most the number of devices")
+            }
+            Objective::Cost => return None,
+            _ if devices.is_multiple_of(product) => return None,
+            _ => {
+                let problem = format!("{devices} devices are not a multiple of {product}");
+                (problem, "axes whose product divides the number of devices")
+            }
+        };
+        let problem = format!("{problem}, the product of the fixed axes");
+        Some(RequestDefect { field: RequestField::Devices, problem, hint: Some(hint.to_owned()) })
     }
 }

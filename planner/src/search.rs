@@ -13,102 +13,28 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use narrows_plan::{Context, Seconds};
+use narrows_plan::Context;
 use rayon::prelude::*;
 
-use crate::context::{ContextBounds, ContextSolution, ContextSolver, flops_bound, lower_bound};
-use crate::contexts::{contexts, may_need_least_memory};
+use crate::bounded_context::{BoundedContext, ContextResult};
+use crate::context::flops_bound;
+use crate::contexts::contexts;
 use crate::deadline::Deadline;
+use crate::device_counts::ContextSolvers;
 use crate::feasible_plan::FeasiblePlan;
-use crate::infeasible::{Infeasible, MemoryEvidence};
+use crate::least_memory::search_least_memory;
+use crate::objective::Objective;
 use crate::proof::ProofState;
-use crate::report::{ContextOutcome, ContextReport, SearchReport};
+use crate::report::{ContextOutcome, ContextReport};
 use crate::request::Request;
+use crate::restricted::{feasible_plan_restricted, improve_restricted};
 use crate::search_cache::SearchCache;
 use crate::search_key::SearchKey;
 use crate::search_result::SearchResult;
 use crate::segment::SegmentSolver;
 
-/// A context with its lower bound.
-struct BoundedContext {
-    context: Context,
-    bound: Result<Seconds, Infeasible>,
-    /// Bounds within the memory limit, once computed.
-    bounds: Option<ContextBounds>,
-}
-
 /// Contexts that are solved in parallel.
 const CHUNK: usize = 4;
-
-/// Outcome of a context, with its plan and its lower bound.
-struct ContextResult {
-    outcome: ContextOutcome,
-    plan: Option<FeasiblePlan>,
-    bound: f64,
-    is_interrupted: bool,
-}
-
-impl ContextResult {
-    fn without_plan(outcome: ContextOutcome, bound: f64) -> ContextResult {
-        let is_interrupted = matches!(outcome, ContextOutcome::NotReached);
-        ContextResult { outcome, plan: None, bound, is_interrupted }
-    }
-}
-
-impl BoundedContext {
-    /// The bound in seconds; infinite for a context without a plan.
-    fn lower_bound(&self) -> f64 {
-        self.bound.as_ref().map_or(f64::INFINITY, |bound| bound.0)
-    }
-
-    /// Whether the bound must be refined before the context is solved.
-    fn needs_refinement(&self) -> bool {
-        self.bound.is_ok() && self.bounds.is_none()
-    }
-
-    /// Refines the bound by the memory limit.
-    fn refine(&mut self, solver: &ContextSolver, incumbent: f64) {
-        let bounds = solver.bounds(&self.context, incumbent);
-        let refined = bounds.bound(incumbent);
-        self.bound = refined.map(|refined| Seconds(refined.0.max(self.lower_bound())));
-        self.bounds = Some(bounds);
-    }
-
-    /// Solves the context, unless its bound or the deadline excludes it.
-    fn solve(&self, solver: &ContextSolver, incumbent: f64) -> ContextResult {
-        let bound = match &self.bound {
-            Err(infeasible) => {
-                let outcome = ContextOutcome::Infeasible(infeasible.clone());
-                return ContextResult::without_plan(outcome, f64::INFINITY);
-            }
-            Ok(bound) => bound.0,
-        };
-        if bound >= incumbent {
-            return ContextResult::without_plan(ContextOutcome::Pruned, f64::INFINITY);
-        }
-        let Some(bounds) = self.bounds.as_ref().filter(|_| !solver.out_of_time()) else {
-            return ContextResult::without_plan(ContextOutcome::NotReached, bound);
-        };
-        let ContextSolution { best, bound: solved, is_interrupted } =
-            solver.solve(&self.context, bounds, incumbent);
-        match best {
-            Ok(Some(plan)) => ContextResult {
-                outcome: ContextOutcome::Solved(plan.time),
-                plan: Some(plan),
-                bound: solved.0,
-                is_interrupted,
-            },
-            // No plan was found, and not all were tried: this proves nothing.
-            _ if is_interrupted => {
-                ContextResult::without_plan(ContextOutcome::NotReached, solved.0.min(bound))
-            }
-            Ok(None) => ContextResult::without_plan(ContextOutcome::NoImprovement, solved.0),
-            Err(infeasible) => {
-                ContextResult::without_plan(ContextOutcome::Infeasible(infeasible), solved.0)
-            }
-        }
-    }
-}
 
 /// Searches the whole space of a request, until its time limit.
 pub fn search(request: &Request) -> SearchResult {
@@ -153,30 +79,51 @@ fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
 
 /// Searches the whole space of a request until a deadline.
 fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> SearchResult {
+    match request.objective {
+        Objective::StepTime | Objective::Cost => search_times(request, deadline, cache, None),
+        Objective::Memory => search_least_memory(request, deadline, cache),
+    }
+}
+
+/// Searches the whole space of a request for the least step time or cost until a deadline. `known` is a plan of the space,
+/// if one is known.
+pub(crate) fn search_times(
+    request: &Request,
+    deadline: &Deadline,
+    cache: &SearchCache,
+    known: Option<FeasiblePlan>,
+) -> SearchResult {
     let begin = Instant::now();
-    let segments = SegmentSolver::with_cache(request, deadline.clone(), cache.segments());
-    let solver = ContextSolver::new(request, &segments);
-    let contexts = contexts(request);
+    let objective = request.objective;
+    let requests = request.by_devices();
+    let segments: Vec<SegmentSolver> = requests
+        .iter()
+        .map(|request| SegmentSolver::with_cache(request, deadline.clone(), cache.segments()))
+        .collect();
+    let solvers = ContextSolvers::new(&requests, &segments);
     // Under a time limit, a first plan comes before any bound.
-    let mut best = if deadline.exists() { solver.first_feasible(&contexts) } else { None };
+    let mut best = match known {
+        None if deadline.exists() => solvers.first_feasible(),
+        known => known,
+    };
     // Bounds take at most half of the time, and the solution of contexts the rest.
+    let contexts: Vec<Context> = requests.iter().flat_map(contexts).collect();
     let open: Vec<BoundedContext> = contexts
         .into_par_iter()
         .map(|context| {
+            let solver = solvers.of(&context);
             let bound = match deadline.is_half_over() {
-                false => lower_bound(request, &segments, &context),
+                false => solver.lower_bound(&context),
                 true => flops_bound(request, &context),
             };
-            BoundedContext { context, bound, bounds: None }
+            BoundedContext::new(objective, context, bound)
         })
         .collect();
     // Contexts are taken from the front, of up to hundreds of thousands.
     let mut open = VecDeque::from(open);
     sort_by_bound(&mut open);
-    let feasible: Vec<(Context, f64)> =
-        open.iter().filter(|b| b.bound.is_ok()).map(|b| (b.context, b.lower_bound())).collect();
     if !deadline.is_half_over() {
-        best = faster(best, solver.warm_start(&feasible));
+        best = objective.better(best, solvers.warm_start(&open));
     }
     let mut reports = vec![];
     let mut bound = f64::INFINITY;
@@ -185,8 +132,8 @@ fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
     // not depend on the number of threads.
     while !open.is_empty() {
         sort_by_bound(&mut open);
-        let incumbent = best.as_ref().map_or(f64::INFINITY, |plan: &FeasiblePlan| plan.time.0);
-        let deadline_passed = solver.out_of_time();
+        let incumbent = best.as_ref().map_or(f64::INFINITY, |plan| objective.value(plan));
+        let deadline_passed = deadline.is_over();
         let is_decided = deadline_passed || open[0].lower_bound() >= incumbent;
         let size = if is_decided { open.len() } else { CHUNK.min(open.len()) };
         let mut unrefined: Vec<&mut BoundedContext> = open
@@ -194,66 +141,60 @@ fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
             .filter(|b| b.needs_refinement() && b.lower_bound() < incumbent && !deadline_passed)
             .collect();
         if !unrefined.is_empty() {
-            unrefined.par_iter_mut().for_each(|context| context.refine(&solver, incumbent));
+            unrefined
+                .par_iter_mut()
+                .for_each(|open| open.refine(solvers.of(&open.context), incumbent));
             continue;
         }
         let chunk: Vec<BoundedContext> = open.drain(..size).collect();
         let results: Vec<ContextResult> =
-            chunk.par_iter().map(|context| context.solve(&solver, incumbent)).collect();
-        for (BoundedContext { context, bound: first, .. }, result) in chunk.into_iter().zip(results)
-        {
+            chunk.par_iter().map(|open| open.solve(solvers.of(&open.context), incumbent)).collect();
+        for (bounded, result) in chunk.into_iter().zip(results) {
             bound = bound.min(result.bound);
             is_out_of_time |= result.is_interrupted;
-            best = faster(best, result.plan);
+            best = objective.better(best, result.plan);
             // Solving proves more than the bound that ordered the contexts.
-            let refined = result.bound.min(incumbent);
-            let context_bound = first.ok().map(|first| match result.outcome {
-                ContextOutcome::Pruned if refined.is_finite() => Seconds(first.0.max(refined)),
-                _ => first,
-            });
-            let outcome = result.outcome;
-            reports.push(ContextReport { context, bound: context_bound, outcome });
+            let (context, outcome) = (bounded.context, result.outcome);
+            let bound = bounded.proven_bound(&outcome, result.bound.min(incumbent));
+            reports.push(ContextReport { context, bound, outcome });
         }
     }
     best = match best {
-        best if solver.out_of_time() => {
+        best if deadline.is_over() => {
             is_out_of_time |= best.is_none();
             best
         }
-        None => feasible_plan_restricted(request, &solver, &reports),
-        Some(best) => Some(improve_restricted(request, &solver, &reports, best, bound)),
+        None => feasible_plan_restricted(request, &solvers, &reports),
+        Some(best) => Some(improve_restricted(request, &solvers, &reports, best, bound)),
     };
     if let Some(best) = &best {
-        // The warm start may be the best plan.
-        // Plans without overlapped collectives are found under restricted rules only, and belong to the same report.
-        let context = best.decisions.context;
-        let of_best = |report: &&mut ContextReport| {
-            let overlap_tensor_collectives = report.context.overlap_tensor_collectives;
-            report.context == Context { overlap_tensor_collectives, ..context }
-        };
-        let equal = reports.iter().position(|report| report.context == context);
-        let report = match equal {
-            Some(index) => reports.get_mut(index),
-            None => reports.iter_mut().find(of_best),
-        };
-        if let Some(report) = report {
-            report.outcome = ContextOutcome::Solved(best.time);
-        }
+        record_best(best, &mut reports);
     }
-    let proof = ProofState { bound, is_out_of_time, has_unproven: segments.has_unproven() };
-    let time = best.as_ref().map(|plan| plan.time.0);
-    let report = SearchReport {
-        candidates_priced: solver.candidates_priced()
-            + reports.len() as u64
-            + segments.solve_count(),
-        segment_solves: segments.solve_count(),
-        table_solves: segments.table_solves(),
-        failed_solves: segments.failed_solves(),
-        wall_time: begin.elapsed(),
-        ..proof.report(request, time, reports)
-    };
+    let proof = ProofState { bound, is_out_of_time, has_unproven: solvers.have_unproven() };
+    let value = best.as_ref().map(|plan| objective.value(plan));
+    let mut report = proof.report(request, value, reports);
+    solvers.add_effort(&mut report);
+    report.wall_time = begin.elapsed();
     let step_factor = request.profile.launch_costs(request.executor).step_factor;
     SearchResult { best, report: report.scaled_to_steps(step_factor) }
+}
+
+/// Records the best plan as the solution of its context: the warm start may be the best plan.
+fn record_best(best: &FeasiblePlan, reports: &mut [ContextReport]) {
+    // Plans without overlapped collectives are found under restricted rules only, and belong to the same report.
+    let context = best.decisions.context;
+    let of_best = |report: &&mut ContextReport| {
+        let overlap_tensor_collectives = report.context.overlap_tensor_collectives;
+        report.context == Context { overlap_tensor_collectives, ..context }
+    };
+    let equal = reports.iter().position(|report| report.context == context);
+    let report = match equal {
+        Some(index) => reports.get_mut(index),
+        None => reports.iter_mut().find(of_best),
+    };
+    if let Some(report) = report {
+        report.outcome = ContextOutcome::Solved(best.time);
+    }
 }
 
 /// Sorts contexts by their bounds, the lowest first.
@@ -261,72 +202,6 @@ fn sort_by_bound(contexts: &mut VecDeque<BoundedContext>) {
     let bounds =
         |a: &BoundedContext, b: &BoundedContext| a.lower_bound().total_cmp(&b.lower_bound());
     contexts.make_contiguous().sort_by(bounds);
-}
-
-/// The faster of two plans; the first of equal ones.
-fn faster(one: Option<FeasiblePlan>, other: Option<FeasiblePlan>) -> Option<FeasiblePlan> {
-    let cutoff = one.as_ref().map_or(f64::INFINITY, |plan| plan.time.0);
-    other.filter(|plan| plan.time.0 < cutoff).or(one)
-}
-
-/// Contexts that are tried again under restricted rules.
-const RESTRICTED_MAX: usize = 2;
-
-/// A plan with the smallest memory under restricted rules, in contexts whose smallest plan was too large.
-fn feasible_plan_restricted(
-    request: &Request,
-    solver: &ContextSolver,
-    reports: &[ContextReport],
-) -> Option<FeasiblePlan> {
-    let lowered = |report: &ContextReport| match &report.outcome {
-        ContextOutcome::Infeasible(Infeasible::Memory {
-            needed,
-            evidence: MemoryEvidence::OnePlan,
-            ..
-        }) => Some((*needed, report.context)),
-        _ => None,
-    };
-    let may_need_least = |report: &&ContextReport| may_need_least_memory(request, &report.context);
-    let mut smallest: Vec<_> = reports.iter().filter(may_need_least).filter_map(lowered).collect();
-    smallest.sort_by_key(|(needed, _)| *needed);
-    let contexts = smallest.iter().take(RESTRICTED_MAX);
-    let mut plans = contexts.filter_map(|(_, context)| solver.feasible_plan_restricted(context));
-    plans.next()
-}
-
-/// Share of the memory limit from which on memory counts as binding.
-const BINDING_SHARE: f64 = 0.8;
-
-/// Gap from which on restricted rules are searched.
-const RESTRICTED_GAP_MIN: f64 = 0.01;
-
-/// The best plan, or a faster one under restricted rules in the most promising contexts, where memory
-/// binds and the gap is open.
-fn improve_restricted(
-    request: &Request,
-    solver: &ContextSolver,
-    reports: &[ContextReport],
-    mut best: FeasiblePlan,
-    proven: f64,
-) -> FeasiblePlan {
-    let filled = best.peak_arena().as_f64() / request.arena_limit().as_f64();
-    if filled < BINDING_SHARE || proven >= best.time.0 * (1.0 - RESTRICTED_GAP_MIN) {
-        return best;
-    }
-    let is_open = |report: &&ContextReport| {
-        matches!(report.outcome, ContextOutcome::Solved(_) | ContextOutcome::NoImprovement)
-    };
-    let bound = |report: &ContextReport| report.bound.map_or(f64::INFINITY, |bound| bound.0);
-    let mut open: Vec<&ContextReport> = reports.iter().filter(is_open).collect();
-    open.sort_by(|a, b| bound(a).total_cmp(&bound(b)));
-    for report in open.into_iter().take(RESTRICTED_MAX) {
-        if bound(report) < best.time.0
-            && let Some(faster) = solver.faster_plan_restricted(&report.context, best.time.0)
-        {
-            best = faster;
-        }
-    }
-    best
 }
 
 #[cfg(test)]

@@ -5,12 +5,14 @@ use narrows_cost_model::{Executor, GroupLinks};
 use narrows_plan::strategy::Rules;
 use narrows_plan::{Bytes, PipelineSchedule, Zero};
 
+use crate::objective::Objective;
 use crate::request::{GroupingRule, Request};
 
 /// All that the result of a search depends on: requests with equal keys have equal plans, times and proofs. On devices
 /// of one node, for example, the links between nodes do not matter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SearchKey {
+    objective: Objective,
     model: [String; 2],
     profile: String,
     links: GroupLinks,
@@ -32,6 +34,7 @@ impl SearchKey {
     pub fn new(request: &Request) -> SearchKey {
         // All fields are named, so that none can be forgotten.
         let Request {
+            objective,
             model,
             profile,
             devices,
@@ -53,9 +56,15 @@ impl SearchKey {
             executor,
             time_limit: _,
         } = request;
+        // On fewer devices, other links matter than on all of them.
+        let profile_key = match objective {
+            Objective::Cost => profile.fingerprint(),
+            Objective::StepTime | Objective::Memory => profile.fingerprint_within_nodes(),
+        };
         SearchKey {
+            objective: *objective,
             model: [model.name.clone(), model.fingerprint()],
-            profile: profile.fingerprint_within_nodes().to_owned(),
+            profile: profile_key.to_owned(),
             links: GroupLinks::of_all_devices(profile, *devices),
             executor: *executor,
             sizes: [*devices, *global_batch, *sequence_length],

@@ -64,7 +64,7 @@ impl CompareArgs {
     pub fn resolve(&self) -> CommandResult<CompareSettings> {
         self.check_plans()?;
         self.reject_flags_of_searches()?;
-        let training_run = self.training_run.resolve()?;
+        let training_run = self.training_run.resolve(self.request.minimises_cost())?;
         let model = &self.request.model;
         at_most_one_stdin(self.plans.iter().chain(&model.model).chain(&model.hardware))?;
         let mut problems = Problems::default();

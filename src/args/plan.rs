@@ -11,6 +11,7 @@ use narrows_planner::Request;
 use crate::defaults::RequestDefaults;
 use crate::errors::CommandResult;
 use crate::plot::PlotKind;
+use crate::step_cost::priced_terms;
 
 use super::documents::DocumentFiles;
 use super::output::{Detail, DetailArgs, OutputArgs, OutputSettings};
@@ -100,6 +101,8 @@ pub struct PlanSettings {
     pub detail: Detail,
     /// The training run to estimate.
     pub training_run: Option<TrainingRunTerms>,
+    /// Price of one device for one hour, if it is known.
+    pub price_per_device_hour: Option<f64>,
 }
 
 /// Settings of `cost`.
@@ -119,6 +122,8 @@ pub struct CostSettings {
     pub detail: Detail,
     /// The training run to estimate.
     pub training_run: Option<TrainingRunTerms>,
+    /// Price of one device for one hour, if it is known.
+    pub price_per_device_hour: Option<f64>,
 }
 
 /// Settings of `explain`.
@@ -143,12 +148,21 @@ impl PlanArgs {
     /// Inputs that cannot be read, and an invalid request.
     pub fn resolve(&self) -> CommandResult<PlanSettings> {
         let output = self.output.resolve()?;
-        let training_run = self.training_run.resolve()?;
+        let training_run = self.training_run.resolve(self.request.minimises_cost())?;
         let documents = self.documents.resolve(PlotKind::OF_PLAN)?;
         let trace = self.trace.resolve()?;
         let request = self.request.resolve(&RequestDefaults::PLAN)?;
         let detail = self.detail.resolve();
-        Ok(PlanSettings { request, output, documents, trace, detail, training_run })
+        let price_per_device_hour = self.training_run.price(&request.profile);
+        Ok(PlanSettings {
+            training_run: training_run.map(|terms| priced_terms(terms, &request.profile)),
+            request,
+            output,
+            documents,
+            trace,
+            detail,
+            price_per_device_hour,
+        })
     }
 }
 
@@ -162,7 +176,7 @@ impl CostArgs {
         let output = output.resolve()?;
         let documents = documents.resolve(PlotKind::OF_PLAN)?;
         let trace = self.trace.resolve()?;
-        let training_run = self.training_run.resolve()?;
+        let training_run = self.training_run.resolve(request.minimises_cost())?;
         let (selection, memory_limit) = match plan {
             Some(argument) => {
                 let mut file = PlanFile::read(argument, &request.model)?;
@@ -179,7 +193,20 @@ impl CostArgs {
             }
         };
         let detail = detail.resolve();
-        Ok(CostSettings { selection, memory_limit, output, documents, trace, detail, training_run })
+        let profile = match &selection {
+            PlanSelection::File(file) => &file.profile,
+            PlanSelection::Search(request) => &request.profile,
+        };
+        Ok(CostSettings {
+            training_run: training_run.map(|terms| priced_terms(terms, profile)),
+            price_per_device_hour: self.training_run.price(profile),
+            selection,
+            memory_limit,
+            output,
+            documents,
+            trace,
+            detail,
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use narrows_cost_model::Profile;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::Rules;
 use narrows_plan::{Defect, Executor, Mesh, Plan, PlanSource};
-use narrows_planner::{GroupingRule, MemoryLimit, Request, RequestDefect, RequestField};
+use narrows_planner::{GroupingRule, MemoryLimit, Objective, Request, RequestDefect, RequestField};
 
 use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::machine;
@@ -66,6 +66,7 @@ impl PlanFile {
     pub fn validate(&self) -> CommandResult<()> {
         let PlanFile { name, plan, model, profile } = self;
         let request = Request {
+            objective: Objective::StepTime,
             model: model.clone(),
             profile: profile.clone(),
             devices: devices(plan.mesh).unwrap_or(u64::MAX),

@@ -8,7 +8,7 @@ use narrows_cost_model::Profile;
 use narrows_plan::Bytes;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, Rules, WeightRule};
-use narrows_planner::{GroupingRule, MemoryLimit, Request};
+use narrows_planner::{GroupingRule, MemoryLimit, Objective, Request};
 
 use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem, Problems};
@@ -110,7 +110,7 @@ pub struct RequestArgs {
     /// With a plan file, the default is the executor that the plan was priced for.
     #[arg(long, value_enum)]
     pub executor: Option<ExecutorArg>,
-    /// Objective of the search
+    /// Quantity that the search minimises
     #[arg(long, value_enum, default_value_t = ObjectiveArg::StepTime)]
     pub objective: ObjectiveArg,
     /// Time limit of the search in seconds [default: until the plan is proven the fastest]
@@ -171,6 +171,11 @@ impl RequestArgs {
         self.assemble(sizes, model, profile)
     }
 
+    /// Whether the cost of a step is minimised.
+    pub fn minimises_cost(&self) -> bool {
+        self.objective == ObjectiveArg::Cost
+    }
+
     /// The flags that were passed and restrict a search beyond its sizes.
     pub fn search_flags(&self) -> Vec<&'static str> {
         let flags = [
@@ -181,6 +186,7 @@ impl RequestArgs {
             ("--norm", self.norm.is_some()),
             ("--grouping", self.grouping.is_some()),
             ("--weights", self.weights.is_some()),
+            ("--objective", self.objective != ObjectiveArg::StepTime),
             ("--time-limit", self.time_limit.is_some()),
         ];
         set_flags(flags)
@@ -205,6 +211,7 @@ impl RequestArgs {
     pub fn assemble(&self, sizes: RequestSizes, model: Model, profile: Profile) -> Request {
         let RequestSizes { devices, global_batch, sequence_length } = sizes;
         Request {
+            objective: self.objective.into(),
             devices,
             global_batch,
             sequence_length,
@@ -269,6 +276,7 @@ pub fn validate(request: &Request) -> CommandResult<()> {
     let mut problems = Problems::default();
     problems.take(request.validate().map_err(Failure::request));
     problems.take(reject_fullrank_tp_of_low_rank(request));
+    problems.take(reject_cost_of_shared_machine(request));
     problems.into_result()
 }
 
@@ -279,6 +287,23 @@ pub fn at_most_one_stdin<'a>(inputs: impl IntoIterator<Item = &'a OsString>) -> 
     }
     let message = "two inputs are `-`, but there is one standard input";
     Err(Failure::input(Problem::new("-", message).hint("a file for all but one")))
+}
+
+/// Rejects the least cost on devices that are parts of one machine, whose number does not change what it costs.
+fn reject_cost_of_shared_machine(request: &Request) -> CommandResult<()> {
+    let measured = request.profile.file().measured.as_ref();
+    let is_shared = measured.is_some_and(|measured| measured.devices_share_machine());
+    if request.objective != Objective::Cost || !is_shared {
+        return Ok(());
+    }
+    let message = format!(
+        "devices of `{}` are parts of one machine, so that a step on fewer of them costs no less a second",
+        request.profile.name()
+    );
+    let problem = Problem::new("--objective", message);
+    Err(Failure::input(
+        problem.hint("--objective step-time, which is also the least cost of a machine"),
+    ))
 }
 
 /// Rejects FullRank-TP, which shards dense linears, for a low-rank model.

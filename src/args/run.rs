@@ -213,6 +213,11 @@ impl RunArgs {
                 file.override_executor(&self.request);
                 PlanSelection::File(Box::new(file))
             }
+            None if self.request.minimises_cost() => {
+                let problem = Problem::new("--objective", "a run uses all of its devices");
+                let hint = "`narrows plan --objective cost --output FILE`, then `narrows run FILE`";
+                return Err(Failure::input(problem.hint(hint)));
+            }
             None => {
                 let defaults = match &task {
                     RunTask::Count => RequestDefaults::RUN,

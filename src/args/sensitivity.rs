@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::Args;
 use narrows_planner::Request;
 
-use crate::errors::CommandResult;
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::plot::PlotKind;
 use crate::whatif::Scenario;
 
@@ -13,6 +13,7 @@ use super::documents::DocumentFiles;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat, resolve_csv};
 use super::request::{RequestArgs, validate};
 use super::training_run::TrainingRunArgs;
+use super::values::ObjectiveArg;
 
 /// Flags of `sensitivity`.
 #[derive(Debug, Args)]
@@ -58,6 +59,10 @@ impl SensitivityArgs {
     /// Inputs that cannot be read, an invalid request, and files that cannot be written.
     pub fn resolve(&self) -> CommandResult<SensitivitySettings> {
         let (format, detail) = (self.format.format, self.detail.resolve());
+        if self.request.objective != ObjectiveArg::StepTime {
+            let problem = Problem::new("--objective", "sensitivities are those of the step time");
+            return Err(Failure::input(problem.hint("--objective step-time")));
+        }
         let (scenario, _) = Scenario::new(self.request.clone(), TrainingRunArgs::default(), &[])?;
         let request = scenario.request(&[])?;
         validate(&request)?;

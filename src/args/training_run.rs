@@ -1,7 +1,7 @@
 //! Flags that describe a whole training run.
 
 use clap::Args;
-use narrows_cost_model::{FailureTerms, TrainingRunTerms};
+use narrows_cost_model::{FailureTerms, Profile, TrainingRunTerms};
 
 use crate::errors::{CommandResult, Failure, Problem, Problems};
 
@@ -19,7 +19,7 @@ pub struct TrainingRunArgs {
     /// Report time, cost and energy of a run of this many tokens, such as 300e9
     #[arg(long, value_name = "N", value_parser = units::positive)]
     pub tokens: Option<f64>,
-    /// Price of one device for one hour, in dollars
+    /// Price of one device for one hour, in dollars [default: that of the hardware profile, if it has one]
     #[arg(long, value_name = "DOLLARS", value_parser = units::non_negative)]
     pub price_per_device_hour: Option<f64>,
     /// Electrical power of one device with its share of the host, in watts
@@ -37,12 +37,15 @@ pub struct TrainingRunArgs {
 }
 
 impl TrainingRunArgs {
-    /// The terms of the run; `None` without `--tokens`.
+    /// The terms of the run; `None` without `--tokens`. The price is that of the flag.
     ///
     /// # Errors
-    /// Flags of a run without `--tokens`, and failures without the time of a checkpoint or the reverse.
-    pub fn resolve(&self) -> CommandResult<Option<TrainingRunTerms>> {
-        let Some(tokens) = self.tokens else { return self.reject_without_tokens().map(|()| None) };
+    /// Flags of a run without `--tokens`, apart from the price where the cost of a step is reported, and failures without
+    /// the time of a checkpoint or the reverse.
+    pub fn resolve(&self, reports_cost: bool) -> CommandResult<Option<TrainingRunTerms>> {
+        let Some(tokens) = self.tokens else {
+            return self.reject_without_tokens(reports_cost).map(|()| None);
+        };
         let failures = match (self.mtbf_hours, self.checkpoint_seconds) {
             (Some(hours), Some(checkpoint_s)) => Some(FailureTerms {
                 device_mtbf_s: hours * SECONDS_PER_HOUR,
@@ -67,9 +70,15 @@ impl TrainingRunArgs {
         }))
     }
 
-    fn reject_without_tokens(&self) -> CommandResult<()> {
+    /// The price of one device for one hour: that of the flag, or of the profile.
+    pub fn price(&self, profile: &Profile) -> Option<f64> {
+        self.price_per_device_hour.or(profile.file().price_per_device_hour)
+    }
+
+    fn reject_without_tokens(&self, reports_cost: bool) -> CommandResult<()> {
+        let price = self.price_per_device_hour.filter(|_| !reports_cost);
         let flags = [
-            ("--price-per-device-hour", self.price_per_device_hour),
+            ("--price-per-device-hour", price),
             ("--power-watts", self.power_watts),
             ("--mtbf-hours", self.mtbf_hours),
             ("--checkpoint-seconds", self.checkpoint_seconds),
@@ -78,7 +87,13 @@ impl TrainingRunArgs {
         let mut problems = Problems::default();
         for (flag, _) in flags.iter().filter(|(_, value)| value.is_some()) {
             let message = "describes a training run, whose length is missing";
-            problems.push(Problem::new(*flag, message).hint("--tokens 300e9"));
+            let problem = Problem::new(*flag, message).hint("--tokens 300e9");
+            problems.push(match *flag {
+                "--price-per-device-hour" => {
+                    problem.hint("or --objective cost, for the cost of a step")
+                }
+                _ => problem,
+            });
         }
         problems.into_result()
     }

@@ -37,7 +37,7 @@ impl UiArgs {
                 return Err(Failure::input(problem.hint("a file, which each plan reads again")));
             }
         }
-        self.training_run.resolve()?;
+        self.training_run.resolve(self.request.minimises_cost())?;
         let hardware = RequestDefaults::PLAN.hardware;
         request.model.model.get_or_insert_with(|| model.into());
         request.model.hardware.get_or_insert_with(|| hardware.into());

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
 use narrows_plan::{Executor, PipelineSchedule, Zero};
-use narrows_planner::GroupingRule;
+use narrows_planner::{GroupingRule, Objective};
 
 /// `--zero`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -243,6 +243,20 @@ pub enum WithinNodeArg {
 pub enum ObjectiveArg {
     /// Seconds of one optimizer step
     StepTime,
+    /// Memory of the fullest device; among plans of equal memory, step time
+    Memory,
+    /// Cost of one optimizer step, on at most --devices devices
+    Cost,
+}
+
+impl From<ObjectiveArg> for Objective {
+    fn from(objective: ObjectiveArg) -> Objective {
+        match objective {
+            ObjectiveArg::StepTime => Objective::StepTime,
+            ObjectiveArg::Memory => Objective::Memory,
+            ObjectiveArg::Cost => Objective::Cost,
+        }
+    }
 }
 
 #[cfg(test)]

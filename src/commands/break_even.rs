@@ -121,7 +121,5 @@ fn point(
     let own = (question.field.clone(), value.clone());
     let settings: Vec<(SweepField, Value)> =
         alternative.settings.iter().cloned().chain([own]).collect();
-    let request = scenario.request(&settings)?;
-    let values = vec![value, Value::from(&*alternative.name)];
-    Ok(Point { values, request, training_run: scenario.training_run(&settings)? })
+    scenario.point(vec![value, Value::from(&*alternative.name)], &settings)
 }

@@ -7,6 +7,7 @@ use crate::compare::ComparedPlan;
 use crate::errors::{CommandResult, Failure};
 use crate::priced_plan::PricedPlan;
 use crate::report::{self, CompareReport, InfeasibleReport};
+use crate::step_cost::priced_terms;
 
 /// Prices the plans, searches if requested, compares.
 pub fn run(args: &CompareArgs) -> CommandResult<()> {
@@ -17,7 +18,8 @@ pub fn run(args: &CompareArgs) -> CommandResult<()> {
         let priced = price(&file)?;
         let memory_limit = memory.bytes(&file.profile);
         warn_of_exceeded_memory(&file.name, &priced.prediction, memory_limit);
-        let training_run = priced.training_run(training_run.as_ref())?;
+        let terms = training_run.map(|terms| priced_terms(terms, &file.profile));
+        let training_run = priced.training_run(terms.as_ref())?;
         let name = file.name;
         plans.push(ComparedPlan { name, priced, memory_limit, search: None, training_run });
     }
@@ -27,9 +29,10 @@ pub fn run(args: &CompareArgs) -> CommandResult<()> {
             return Err(InfeasibleReport::new(&request, &result.report).into_failure());
         };
         let priced = PricedPlan::of_search(&request, best)?;
+        let terms = training_run.map(|terms| priced_terms(terms, &request.profile));
         plans.push(ComparedPlan {
             name: "search".into(),
-            training_run: priced.training_run(training_run.as_ref())?,
+            training_run: priced.training_run(terms.as_ref())?,
             priced,
             memory_limit: request.arena_limit(),
             search: Some(result.report),

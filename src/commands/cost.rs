@@ -14,9 +14,11 @@ use crate::report::{PlanReport, check_problems};
 
 /// Prices a plan file, or searches for a plan first.
 pub fn run(args: &CostArgs) -> CommandResult<()> {
-    let CostSettings { selection, memory_limit, output, documents, trace, detail, training_run } =
-        args.resolve()?;
-    let delivery = Delivery { output, documents, trace, detail, training_run };
+    let settings = args.resolve()?;
+    let CostSettings { selection, memory_limit, output, documents, trace, detail, .. } = settings;
+    let CostSettings { training_run, price_per_device_hour, .. } = settings;
+    let delivery =
+        Delivery { output, documents, trace, detail, training_run, price_per_device_hour };
     let file = match selection {
         PlanSelection::File(file) => file,
         PlanSelection::Search(request) => {

@@ -28,7 +28,11 @@ pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
     let visible = output.format == OutputFormat::Text;
     let explanation =
         with_spinner("pricing the alternatives", visible, || explain(&request, &result));
-    let report = ExplainReport::new(&request, &explanation, compared.as_ref(), &result.report);
+    let explained = match &result.best {
+        Some(best) => request.beside(best),
+        None => request.clone(),
+    };
+    let report = ExplainReport::new(&explained, &explanation, compared.as_ref(), &result.report);
     write_documents(&report, || report.figures(), &documents)?;
     report::print(&report, output.format, detail, output.plan_on_stdout())?;
     match result.best {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use narrows_cost_model::{Prices, Profile, TrainingRunTerms, simulate};
 use narrows_plan::strategy::Baseline;
 use narrows_plan::{CheckedProgram, Kernel, Mesh, Plan, Zero};
-use narrows_planner::{Request, SearchResult};
+use narrows_planner::{Objective, Request, SearchResult};
 
 use super::search::search;
 use crate::args::{Detail, DocumentFiles, OutputFormat, OutputSettings, PlanArgs, PlanSettings};
@@ -15,6 +15,7 @@ use crate::priced_plan::PricedPlan;
 use crate::report::{
     self, InfeasibleReport, PlanReport, TraceExtent, TraceText, add_simulated_step, write_documents,
 };
+use crate::step_cost::StepCost;
 
 /// Content, forms and destinations of the answer on a priced plan.
 pub struct Delivery {
@@ -28,14 +29,19 @@ pub struct Delivery {
     pub detail: Detail,
     /// The training run to estimate.
     pub training_run: Option<TrainingRunTerms>,
+    /// Price of one device for one hour, if it is known.
+    pub price_per_device_hour: Option<f64>,
 }
 
 /// Searches, writes the plan, reports.
 pub fn run(args: &PlanArgs) -> CommandResult<()> {
-    let PlanSettings { request, output, documents, trace, detail, training_run } =
-        args.resolve()?;
+    let settings = args.resolve()?;
+    let PlanSettings { request, output, documents, trace, detail, .. } = settings;
+    let PlanSettings { training_run, price_per_device_hour, .. } = settings;
     let result = search(&request, output.format);
-    deliver_search(&request, result, &Delivery { output, documents, trace, detail, training_run })
+    let delivery =
+        Delivery { output, documents, trace, detail, training_run, price_per_device_hour };
+    deliver_search(&request, result, &delivery)
 }
 
 /// Writes and reports the plan of a search, with the training run if one is to be estimated.
@@ -55,7 +61,11 @@ pub fn deliver_search(
     warn_of_ineffective_strategy(request, priced.plan.mesh);
     warn_of_ineffective_zero(request, priced.plan.mesh);
     let report = PlanReport::new(&request.model, &priced, request.arena_limit());
-    let report = report.with_search(&result.report);
+    let step_cost = (request.objective == Objective::Cost).then(|| {
+        let (mesh, step_time_s) = (priced.plan.mesh, priced.prediction.step_time_s);
+        StepCost::new(request, mesh, step_time_s, delivery.price_per_device_hour)
+    });
+    let report = report.with_search(&result.report).with_step_cost(step_cost);
     match priced.training_run(delivery.training_run.as_ref()) {
         Ok(run) => deliver(report.with_training_run(run), &request.profile, delivery),
         Err(failure) => {

@@ -1,6 +1,6 @@
 //! The report of a search that found no plan.
 
-use narrows_planner::{Diagnosis, Request, SearchReport, SearchStatus};
+use narrows_planner::{Diagnosis, Objective, Request, SearchReport, SearchStatus};
 use serde::Serialize;
 
 use super::search::SearchSummary;
@@ -24,6 +24,10 @@ impl InfeasibleReport {
     pub fn new(request: &Request, report: &SearchReport) -> InfeasibleReport {
         let Request { model, devices, profile, .. } = request;
         let devices = plural(*devices, "device");
+        let devices = match request.objective {
+            Objective::Cost => format!("up to {devices}"),
+            _ => devices,
+        };
         let subject = format!("for {} on {devices} of {}", model.name, profile.name());
         let headline = match report.status {
             SearchStatus::TimeLimit => format!("no plan was found in time {subject}"),

@@ -27,6 +27,7 @@ mod run;
 mod search;
 mod sensitivity;
 mod solution;
+mod step_cost;
 mod token_file;
 mod trace;
 mod training_run;

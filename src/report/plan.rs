@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::page::{Align, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
-use super::{Report, decisions, finite_limit, training_run};
+use super::{Report, decisions, finite_limit, step_cost, training_run};
 use crate::args::Detail;
 use crate::output;
 use crate::plot::{
@@ -20,6 +20,7 @@ use crate::plot::{
     timeline_picture,
 };
 use crate::priced_plan::PricedPlan;
+use crate::step_cost::StepCost;
 use crate::text::{count, plural, thousands};
 
 /// Largest number of passes in a picture: with more, their borders are no longer visible.
@@ -32,6 +33,9 @@ pub struct PlanReport<'a> {
     prediction: PredictionReport<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     search: Option<SearchSummary>,
+    /// Cost of a step, if it was minimised.
+    #[serde(rename = "cost", skip_serializing_if = "Option::is_none")]
+    step_cost: Option<StepCost>,
     /// The training run, if one is estimated.
     #[serde(rename = "run", skip_serializing_if = "Option::is_none")]
     training_run: Option<TrainingRunEstimate>,
@@ -55,6 +59,7 @@ impl<'a> PlanReport<'a> {
             decisions: plan,
             prediction: PredictionReport { prediction, memory_limit_bytes },
             search: None,
+            step_cost: None,
             training_run: None,
             model,
             resolved,
@@ -66,6 +71,11 @@ impl<'a> PlanReport<'a> {
     /// Adds the search that found the plan.
     pub fn with_search(self, report: &SearchReport) -> PlanReport<'a> {
         PlanReport { search: Some(SearchSummary::new(report)), ..self }
+    }
+
+    /// Adds the cost of a step.
+    pub fn with_step_cost(self, step_cost: Option<StepCost>) -> PlanReport<'a> {
+        PlanReport { step_cost, ..self }
     }
 
     /// Adds the training run under the plan.
@@ -263,6 +273,10 @@ impl Report for PlanReport<'_> {
         let mut page = Page::default();
         page.heading(self.title());
         let mut fields = self.prediction.fields();
+        if let Some(cost) = &self.step_cost {
+            fields.push(("cost".into(), step_cost::phrase(cost)));
+            fields.push(("devices".into(), step_cost::devices_phrase(cost)));
+        }
         if let Some(search) = &self.search {
             fields.push(("search".into(), search.verdict()));
         }

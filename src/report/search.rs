@@ -1,7 +1,7 @@
 //! Outcome and effort of a search.
 
 use narrows_plan::Seconds;
-use narrows_planner::{SearchReport, SearchStatus};
+use narrows_planner::{Objective, SearchReport, SearchStatus};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
@@ -10,14 +10,22 @@ use crate::text::{percent, thousands};
 /// The outcome and the effort of a search.
 #[derive(Serialize, JsonSchema)]
 pub struct SearchSummary {
+    #[serde(skip)]
+    objective: Objective,
     /// `optimal`, `gap_limit`, `time_limit` or `infeasible`.
     #[serde(serialize_with = "status_name")]
     #[schemars(with = "String")]
     status: SearchStatus,
-    /// Relative distance of the plan to the bound; `null` without a plan.
+    /// Relative distance of the plan to the bound on the objective; `null` without a plan.
     gap: Option<f64>,
-    /// Lower bound on the step time of all plans; `null` if unknown.
+    /// Lower bound on the step time of all plans; `null` if unknown, and with another objective.
     bound_s: Option<f64>,
+    /// Lower bound on the memory of the fullest device under all plans; absent with another objective.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bound_bytes: Option<u64>,
+    /// Lower bound on the cost of a step under all plans; absent with another objective.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bound_device_seconds: Option<f64>,
     candidates_priced: u64,
     candidates_pruned: u64,
     segment_solves: u64,
@@ -38,10 +46,15 @@ fn status_name<S: Serializer>(status: &SearchStatus, serializer: S) -> Result<S:
 impl SearchSummary {
     /// The summary of a search that found a plan.
     pub fn new(report: &SearchReport) -> SearchSummary {
+        let bound = Some(report.objective_bound).filter(|bound| bound.is_finite());
+        let bound_of = |objective| bound.filter(|_| report.objective == objective);
         SearchSummary {
+            objective: report.objective,
             status: report.status,
             gap: Some(report.gap),
-            bound_s: Some(report.bound.0).filter(|bound| bound.is_finite()),
+            bound_s: bound_of(Objective::StepTime),
+            bound_bytes: bound_of(Objective::Memory).map(|bytes| bytes as u64),
+            bound_device_seconds: bound_of(Objective::Cost),
             candidates_priced: report.candidates_priced,
             candidates_pruned: report.candidates_pruned,
             segment_solves: report.segment_solves,
@@ -52,7 +65,13 @@ impl SearchSummary {
 
     /// The summary of a search that found no plan.
     pub fn without_plan(report: &SearchReport) -> SearchSummary {
-        SearchSummary { gap: None, bound_s: None, ..SearchSummary::new(report) }
+        SearchSummary {
+            gap: None,
+            bound_s: None,
+            bound_bytes: None,
+            bound_device_seconds: None,
+            ..SearchSummary::new(report)
+        }
     }
 
     /// Name of the status in JSON.
@@ -72,15 +91,21 @@ impl SearchSummary {
 
     /// The proven statement.
     pub fn outcome(&self) -> String {
+        let best = match self.objective {
+            Objective::StepTime => "the fastest plan",
+            Objective::Memory => "the plan with the least memory",
+            Objective::Cost => "the cheapest plan",
+        };
+        let none_better = |gap: f64| match self.objective {
+            Objective::StepTime => format!("no plan is more than {} faster", percent(gap)),
+            Objective::Memory => format!("no plan saves more than {} of the memory", percent(gap)),
+            Objective::Cost => format!("no plan is more than {} cheaper", percent(gap)),
+        };
         match (self.status, self.gap) {
-            (SearchStatus::Optimal, _) => "proven the fastest plan of the search space".into(),
+            (SearchStatus::Optimal, _) => format!("proven {best} of the search space"),
             (SearchStatus::Infeasible, _) => "no plan exists".into(),
-            (SearchStatus::GapLimit, Some(gap)) => {
-                format!("no plan is more than {} faster", percent(gap))
-            }
-            (SearchStatus::TimeLimit, Some(gap)) => {
-                format!("out of time; no plan is more than {} faster", percent(gap))
-            }
+            (SearchStatus::GapLimit, Some(gap)) => none_better(gap),
+            (SearchStatus::TimeLimit, Some(gap)) => format!("out of time; {}", none_better(gap)),
             (SearchStatus::GapLimit, None) => "no plan that fits was found".into(),
             (SearchStatus::TimeLimit, None) => "out of time; no plan was found".into(),
         }

@@ -14,10 +14,12 @@ use super::page::{Align, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
 use super::solution::SolutionReport;
+use super::step_cost;
 use super::training_run::{duration, rounded};
 use super::{Report, finite_limit};
 use crate::args::Detail;
 use crate::errors::Problem;
+use crate::step_cost::StepCost;
 use crate::text::{half_width, percent, plan_phrase, plural, signed_percents, thousands};
 use crate::whatif::{Point, PointOutcome, SweepAxis, text_of};
 
@@ -57,6 +59,9 @@ pub(super) enum PointResult<'a> {
         prediction: PredictionReport<'a>,
         /// Status and effort of the search.
         search: SearchSummary,
+        /// Cost of a step, if it is minimised or objectives are swept.
+        #[serde(rename = "cost", skip_serializing_if = "Option::is_none")]
+        step_cost: Option<&'a StepCost>,
         /// The training run, if one is estimated.
         #[serde(rename = "run", skip_serializing_if = "Option::is_none")]
         training_run: Option<TrainingRunEstimate>,
@@ -149,6 +154,24 @@ impl<'a> WhatIfReport<'a> {
         self.planned().any(|(_, _, run)| run.is_some())
     }
 
+    /// Columns of the table after the settings.
+    fn results(&self) -> Vec<(&'static str, Align)> {
+        if self.has_runs() {
+            return RUN_RESULTS.to_vec();
+        }
+        let mut columns = RESULTS.to_vec();
+        if self.has_costs() {
+            columns.insert(RESULTS.len() - 1, ("cost", Align::Right));
+        }
+        columns
+    }
+
+    /// Whether costs of steps are reported.
+    pub(super) fn has_costs(&self) -> bool {
+        let mut results = self.points.iter().map(|point| &point.result);
+        results.any(|result| matches!(result, PointResult::Planned { step_cost: Some(_), .. }))
+    }
+
     /// The best point in words, and how many have a plan.
     fn verdict(&self) -> String {
         let total = self.points.len();
@@ -189,6 +212,7 @@ impl<'a> PointResult<'a> {
                     memory_limit_bytes: finite_limit(planned.memory_limit),
                 },
                 search: SearchSummary::new(&planned.search),
+                step_cost: planned.step_cost.as_ref(),
                 training_run: planned.training_run,
             },
             PointOutcome::Infeasible(search) => {
@@ -203,11 +227,11 @@ impl<'a> PointResult<'a> {
     }
 
     /// Cells of a row of the table after the settings.
-    fn cells(&self, has_runs: bool) -> Vec<String> {
-        let PointResult::Planned { decisions, prediction, training_run, .. } = self else {
+    fn cells(&self, columns: &[(&str, Align)]) -> Vec<String> {
+        let PointResult::Planned { decisions, prediction, step_cost, training_run, .. } = self
+        else {
             let PointResult::Failed { error, .. } = self else { return vec![] };
-            let columns = if has_runs { RUN_RESULTS.len() } else { RESULTS.len() };
-            let mut cells = vec![String::new(); columns - 1];
+            let mut cells = vec![String::new(); columns.len() - 1];
             cells.push(error.message.clone());
             return cells;
         };
@@ -225,14 +249,19 @@ impl<'a> PointResult<'a> {
                 plan_phrase(decisions),
             ];
         }
-        vec![
+        let mut cells = vec![
             Seconds(prediction.step_time_s).to_string(),
             half_width(width),
             thousands(prediction.tokens_per_s.round() as u64),
             percent(prediction.mfu),
             narrows_plan::Bytes(memory).to_string(),
             plan_phrase(decisions),
-        ]
+        ];
+        if columns.len() > cells.len() {
+            let cost = step_cost.map(step_cost::amount).unwrap_or_default();
+            cells.insert(cells.len() - 1, cost);
+        }
+        cells
     }
 }
 
@@ -313,15 +342,14 @@ impl Report for WhatIfReport<'_> {
         }
         let titles: Vec<String> = first.settings.keys().map(|name| title(name)).collect();
         let settings = titles.iter().map(|title| (title.as_str(), Align::Right));
-        let has_runs = self.has_runs();
-        let results = if has_runs { &RUN_RESULTS[..] } else { &RESULTS[..] };
+        let results = self.results();
         let mut columns: Vec<(&str, Align)> = settings.chain(results.iter().copied()).collect();
         let mut rows: Vec<Vec<String>> = self
             .points
             .iter()
             .map(|point| {
                 let settings = point.settings.values().map(|value| text_of(value));
-                settings.chain(point.result.cells(has_runs)).collect()
+                settings.chain(point.result.cells(&results)).collect()
             })
             .collect();
         let mut left_out = vec![];

@@ -6,6 +6,7 @@ use narrows_runtime::TimeCategory;
 
 use super::whatif::{PointResult, WhatIfReport};
 use crate::breakdown::predicted_s;
+use crate::step_cost::StepCost;
 use crate::text::csv_table;
 use crate::whatif::text_of;
 
@@ -38,6 +39,16 @@ const CSV_RUN: [&str; 8] = [
     "checkpoint_interval_s",
 ];
 
+/// Columns of the CSV after those of the training run, if costs of steps are reported.
+const CSV_COST: [&str; 2] = ["device_seconds", "dollars_per_step"];
+
+/// Cells of the columns of the cost of a step.
+fn csv_cost(cost: Option<&StepCost>) -> [String; CSV_COST.len()] {
+    let seconds = cost.map(|cost| cost.device_seconds);
+    let dollars = cost.and_then(|cost| cost.dollars_per_step);
+    [seconds, dollars].map(|cell| cell.map_or(String::new(), |number| number.to_string()))
+}
+
 /// Cells of the columns of a training run.
 fn csv_run(run: &TrainingRunEstimate) -> [String; CSV_RUN.len()] {
     let [low, high] = run.days_interval;
@@ -54,12 +65,14 @@ impl WhatIfReport<'_> {
         let settings = self.points.first().map(|point| point.settings.keys().cloned());
         let categories = TimeCategory::ALL.iter().map(|category| format!("{}_s", category.name()));
         let header = settings.into_iter().flatten().chain(CSV_RESULTS.map(str::to_owned));
-        let has_runs = self.has_runs();
-        let run_columns = CSV_RUN.iter().filter(|_| has_runs).map(|column| column.to_string());
-        let header = header.chain(categories).chain(run_columns).chain(["error".to_owned()]);
+        let (has_runs, has_costs) = (self.has_runs(), self.has_costs());
+        let run_columns = CSV_RUN.iter().filter(|_| has_runs);
+        let cost_columns = CSV_COST.iter().filter(|_| has_costs);
+        let more = run_columns.chain(cost_columns).map(|column| column.to_string());
+        let header = header.chain(categories).chain(more).chain(["error".to_owned()]);
         let rows = self.points.iter().map(|point| {
             let settings = point.settings.values().map(|value| text_of(value));
-            settings.chain(point.result.csv(has_runs)).collect::<Vec<_>>()
+            settings.chain(point.result.csv(has_runs, has_costs)).collect::<Vec<_>>()
         });
         csv_table(&header.collect::<Vec<_>>(), rows)
     }
@@ -67,11 +80,13 @@ impl WhatIfReport<'_> {
 
 impl PointResult<'_> {
     /// Cells of a row of the CSV after the settings.
-    fn csv(&self, has_runs: bool) -> Vec<String> {
-        let run_columns = if has_runs { CSV_RUN.len() } else { 0 };
-        let PointResult::Planned { decisions, prediction, search, training_run } = self else {
+    fn csv(&self, has_runs: bool, has_costs: bool) -> Vec<String> {
+        let PointResult::Planned { decisions, prediction, search, step_cost, training_run } = self
+        else {
             let PointResult::Failed { error, .. } = self else { return vec![] };
-            let columns = CSV_RESULTS.len() + TimeCategory::ALL.len() + run_columns;
+            let run_columns = if has_runs { CSV_RUN.len() } else { 0 };
+            let cost_columns = if has_costs { CSV_COST.len() } else { 0 };
+            let columns = CSV_RESULTS.len() + TimeCategory::ALL.len() + run_columns + cost_columns;
             let mut cells = vec![String::new(); columns];
             cells.push(error.message.clone());
             return cells;
@@ -94,6 +109,7 @@ impl PointResult<'_> {
             .chain([search.status().to_owned(), search.gap().unwrap_or_default().to_string()])
             .chain(parts)
             .chain(training_run.as_ref().map(csv_run).into_iter().flatten())
+            .chain(has_costs.then(|| csv_cost(*step_cost)).into_iter().flatten())
             .chain([String::new()])
             .collect()
     }

@@ -20,6 +20,7 @@ use crate::priced_plan::PricedPlan;
 use crate::report::{
     BaselinePlan, BaselinesReport, InfeasibleReport, PlanReport, Report, html_fragment,
 };
+use crate::step_cost::StepCost;
 use crate::text::{percent, plan_phrase, thousands};
 use crate::whatif::Point;
 
@@ -86,7 +87,11 @@ impl Planner {
         let priced = PricedPlan::of_search(&request, best.clone())?;
         let run = priced.training_run(point.training_run.as_ref())?;
         let report = PlanReport::new(&request.model, &priced, request.arena_limit());
-        let report = report.with_search(&result.report).with_training_run(run);
+        let cost = point.reports_cost.then(|| {
+            let (mesh, step_time_s) = (priced.plan.mesh, priced.prediction.step_time_s);
+            StepCost::new(&request, mesh, step_time_s, point.price_per_device_hour)
+        });
+        let report = report.with_search(&result.report).with_step_cost(cost).with_training_run(run);
         let mut answer = json_value(&report)?;
         answer["title"] = json!(report.title());
         answer["verdict"] = json!(report.verdict());
@@ -167,7 +172,8 @@ impl Planner {
 
 /// Requests for pure data parallelism and for the published baselines, with their names.
 fn compared_requests(request: &Request, best: &FeasiblePlan) -> Vec<(String, Request)> {
-    let replicas = Request { tensor: Some(1), pipeline: Some(1), data: None, ..request.clone() };
+    let replicas =
+        Request { tensor: Some(1), pipeline: Some(1), data: None, ..request.beside(best) };
     let mut requests = vec![("pure data parallelism".to_owned(), replicas)];
     requests.extend(baseline_requests(request, best));
     requests

@@ -55,7 +55,7 @@ const UNITS: [(&str, &str, f64); 6] = [
 ];
 
 /// Flags that change the search rather than what is planned.
-const FLAGS_NOT_SWEPT: [&str; 2] = ["objective", "time-limit"];
+const FLAGS_NOT_SWEPT: [&str; 1] = ["time-limit"];
 
 /// Names within this edit distance, relative to the length of the name, are suggested.
 const SUGGESTED_DISTANCE: f64 = 0.4;

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 
-use narrows_cost_model::{Profile, TrainingRunTerms, profile, scale_measurements};
+use narrows_cost_model::{Profile, profile, scale_measurements};
 use narrows_plan::model::{self, Model};
-use narrows_planner::Request;
+use narrows_planner::{Objective, Request};
 use serde_json::Value;
 
 use crate::args::{RequestArgs, TrainingRunArgs, flags, set_flag};
@@ -13,10 +13,11 @@ use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::input;
 use crate::output;
+use crate::step_cost::priced_terms;
 
 use super::document::Document;
 use super::field::{SweepField, field_names};
-use super::sweep::SweepAxis;
+use super::sweep::{Point, SweepAxis};
 use super::values::parse_values;
 
 /// A base request whose fields can be set.
@@ -110,21 +111,38 @@ impl Scenario {
         Ok(args.request(&DEFAULTS, model, profile))
     }
 
-    /// The training run with the fields set; `None` if there is none to estimate.
+    /// The point with the fields set: its request, not validated, and the training run to estimate.
     ///
     /// # Errors
     /// A value that the field does not take, and an incomplete training run.
-    pub fn training_run(
+    pub fn point(
+        &self,
+        values: Vec<Value>,
+        settings: &[(SweepField, Value)],
+    ) -> CommandResult<Point> {
+        let request = self.request(settings)?;
+        let run = self.training_run_args(settings)?;
+        // The least cost is compared with the cost under other objectives.
+        let sets_objective = flags_in(settings).any(|(flag, _)| flag == "objective");
+        let reports_cost = sets_objective || request.objective == Objective::Cost;
+        let terms = run.resolve(reports_cost)?;
+        let training_run = terms.map(|terms| priced_terms(terms, &request.profile));
+        let price_per_device_hour = run.price(&request.profile);
+        Ok(Point { values, request, training_run, reports_cost, price_per_device_hour })
+    }
+
+    /// The flags of the training run with the fields set.
+    fn training_run_args(
         &self,
         settings: &[(SweepField, Value)],
-    ) -> CommandResult<Option<TrainingRunTerms>> {
+    ) -> CommandResult<TrainingRunArgs> {
         let mut args = self.training_run.clone();
         for (flag, value) in flags_in(settings) {
             if is_flag_of_run(flag) {
                 set_flag(&mut args, flag, &text_of(value))?;
             }
         }
-        args.resolve()
+        Ok(args)
     }
 
     fn model_with(

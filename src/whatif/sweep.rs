@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::args::validate;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::priced_plan::PricedPlan;
+use crate::step_cost::StepCost;
 
 use super::field::SweepField;
 use super::scenario::Scenario;
@@ -46,6 +47,10 @@ pub struct Point {
     pub request: Request,
     /// The training run to estimate.
     pub training_run: Option<TrainingRunTerms>,
+    /// Whether the cost of a step is minimised, or compared with its minimum.
+    pub reports_cost: bool,
+    /// Price of one device for one hour, if it is known.
+    pub price_per_device_hour: Option<f64>,
 }
 
 /// Result of planning one point.
@@ -72,6 +77,8 @@ pub struct PlannedPoint {
     pub search: SearchReport,
     /// Memory that a device may use; `Bytes(u64::MAX)` without a limit.
     pub memory_limit: Bytes,
+    /// Cost of a step, if it is reported.
+    pub step_cost: Option<StepCost>,
     /// The training run under the plan, if one is estimated.
     pub training_run: Option<TrainingRunEstimate>,
 }
@@ -160,8 +167,7 @@ impl Sweep {
                 let values = self.values(axes, index);
                 let fields = axes.iter().map(|axis| axis.field.clone());
                 let settings: Vec<(SweepField, Value)> = fields.zip(values.clone()).collect();
-                let request = scenario.request(&settings)?;
-                Ok(Point { values, request, training_run: scenario.training_run(&settings)? })
+                scenario.point(values, &settings)
             })
             .collect()
     }
@@ -208,8 +214,11 @@ fn plan_point(point: &Point, cache: &SearchCache, stop: &Arc<AtomicBool>) -> Poi
         let priced = PricedPlan::of_search(request, best)?;
         let training_run = priced.training_run(point.training_run.as_ref())?;
         let PricedPlan { plan, prediction, .. } = priced;
-        let memory_limit = request.arena_limit();
-        Ok(PlannedPoint { plan, prediction, search: result.report, memory_limit, training_run })
+        let (memory_limit, price) = (request.arena_limit(), point.price_per_device_hour);
+        let step_cost = || StepCost::new(request, plan.mesh, prediction.step_time_s, price);
+        let step_cost = point.reports_cost.then(step_cost);
+        let search = result.report;
+        Ok(PlannedPoint { plan, prediction, search, memory_limit, step_cost, training_run })
     };
     match planned() {
         Ok(planned) => PointOutcome::Planned(Box::new(planned)),

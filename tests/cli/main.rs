@@ -13,6 +13,7 @@ mod documents;
 mod errors;
 mod files;
 mod interrupts;
+mod objective;
 mod plan;
 mod run;
 mod sensitivity;

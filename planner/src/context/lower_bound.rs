@@ -4,18 +4,29 @@ use narrows_plan::emit::{InstrTemplate, reduce_gradient, update_parameter};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::{WeightId, WeightShape};
 use narrows_plan::strategy::{BoundaryLayout, OpParameters};
-use narrows_plan::{Context, PipelineSchedule, Seconds, WeightSplit};
+use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds, WeightSplit};
 
+use super::solver::ContextSolver;
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::predict::model_flops;
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec};
 
+impl ContextSolver<'_> {
+    /// Lower bound on the step time of a context, before its blocks are divided.
+    ///
+    /// # Errors
+    /// The reason why the context has no plan.
+    pub(crate) fn lower_bound(&self, context: &Context) -> Result<Seconds, Infeasible> {
+        lower_bound(self.request, self.segments, context)
+    }
+}
+
 /// Lower bound on the step time of a context.
 ///
 /// # Errors
 /// The reason why the context has no plan.
-pub(crate) fn lower_bound(
+fn lower_bound(
     request: &Request,
     segments: &SegmentSolver,
     context: &Context,
@@ -158,9 +169,14 @@ fn average_stage(request: &Request, context: &Context) -> OpParameters {
     }
 }
 
+/// Lower bound on the memory of the fullest stage that needs no solver: weights and optimizer states, split evenly.
+pub(crate) fn resident_bytes_min(request: &Request, context: &Context) -> Bytes {
+    average_stage(request, context).resident_bytes(context)
+}
+
 /// Whether weights and optimizer states exceed the memory even when split evenly.
 fn too_large(request: &Request, context: &Context) -> Option<Infeasible> {
-    let needed = average_stage(request, context).resident_bytes(context);
+    let needed = resident_bytes_min(request, context);
     let limit = request.arena_limit();
     let evidence = MemoryEvidence::AllPlans;
     (needed > limit).then_some(Infeasible::Memory { stage: None, needed, limit, evidence })

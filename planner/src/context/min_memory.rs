@@ -50,6 +50,22 @@ impl ContextSolver<'_> {
         self.complete_within_limit(self.min_memory_plan_restricted(context)?)
     }
 
+    /// The smallest plan that is known without a limit: by the bytes of its segments, or under restricted rules.
+    pub(crate) fn smallest_plan(&self, context: &Context) -> Option<FeasiblePlan> {
+        let plans = [self.min_memory_plan(context), self.min_memory_plan_restricted(context)];
+        let smallest = plans.into_iter().flatten().min_by_key(SizedPlan::peak_arena)?;
+        Some(self.complete(smallest))
+    }
+
+    /// Lower bound on the memory of all plans of a context; `None` when some op has no legal strategy.
+    pub(crate) fn least_memory_bound(&self, context: &Context) -> Option<Bytes> {
+        let layouts = EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
+        let bound = |fastest: &EmbeddingAndHead| {
+            self.memory_bound(context, &fastest.relaxation(self.segments, context))
+        };
+        layouts.iter().filter_map(bound).min()
+    }
+
     /// The smallest plan under restricted rules: bytes exclude the memory of a block's recomputation, so
     /// minimising bytes recomputes more than is best for the arena.
     fn min_memory_plan_restricted(&self, context: &Context) -> Option<SizedPlan> {

@@ -22,6 +22,6 @@ mod solver;
 mod warm_start;
 
 pub(crate) use bounds::ContextBounds;
-pub(crate) use lower_bound::{flops_bound, lower_bound};
+pub(crate) use lower_bound::{flops_bound, resident_bytes_min};
 pub(crate) use progress::ContextSolution;
 pub(crate) use solver::ContextSolver;

@@ -24,7 +24,7 @@ use crate::segment::{SegmentSolver, SolvedSegment};
 
 /// Solves contexts of one request.
 pub(crate) struct ContextSolver<'a> {
-    pub(super) request: &'a Request,
+    pub(crate) request: &'a Request,
     pub(super) segments: &'a SegmentSolver<'a>,
     candidates_priced: AtomicU64,
 }

@@ -1,0 +1,113 @@
+//! A context on its way through a search: bounded, refined, solved.
+
+use narrows_plan::{Context, Seconds};
+
+use crate::context::{ContextBounds, ContextSolution, ContextSolver};
+use crate::feasible_plan::FeasiblePlan;
+use crate::infeasible::Infeasible;
+use crate::objective::Objective;
+use crate::report::ContextOutcome;
+
+/// A context with its lower bound. Incumbents and lower bounds are values of the objective.
+pub(crate) struct BoundedContext {
+    pub context: Context,
+    /// Bound on the step time.
+    pub bound: Result<Seconds, Infeasible>,
+    /// Value of a second.
+    weight: f64,
+    /// Bounds within the memory limit, once computed.
+    bounds: Option<ContextBounds>,
+}
+
+/// Outcome of a context, with its plan and its lower bound.
+pub(crate) struct ContextResult {
+    pub outcome: ContextOutcome,
+    pub plan: Option<FeasiblePlan>,
+    pub bound: f64,
+    pub is_interrupted: bool,
+}
+
+impl ContextResult {
+    fn without_plan(outcome: ContextOutcome, bound: f64) -> ContextResult {
+        let is_interrupted = matches!(outcome, ContextOutcome::NotReached);
+        ContextResult { outcome, plan: None, bound, is_interrupted }
+    }
+}
+
+impl BoundedContext {
+    /// A context with a bound on its step time.
+    pub(crate) fn new(
+        objective: Objective,
+        context: Context,
+        bound: Result<Seconds, Infeasible>,
+    ) -> BoundedContext {
+        BoundedContext { context, bound, weight: objective.weight(&context), bounds: None }
+    }
+
+    /// The lower bound; infinite for a context without a plan.
+    pub(crate) fn lower_bound(&self) -> f64 {
+        self.bound.as_ref().map_or(f64::INFINITY, |bound| self.weight * bound.0)
+    }
+
+    /// Whether the bound must be refined before the context is solved.
+    pub(crate) fn needs_refinement(&self) -> bool {
+        self.bound.is_ok() && self.bounds.is_none()
+    }
+
+    /// Refines the bound by the memory limit.
+    pub(crate) fn refine(&mut self, solver: &ContextSolver, incumbent: f64) {
+        let cutoff = incumbent / self.weight;
+        let bounds = solver.bounds(&self.context, cutoff);
+        let before = self.bound.as_ref().map_or(f64::INFINITY, |bound| bound.0);
+        self.bound = bounds.bound(cutoff).map(|refined| Seconds(refined.0.max(before)));
+        self.bounds = Some(bounds);
+    }
+
+    /// The bound on the step time after the context was solved with `outcome`, which proves that no plan of the context is
+    /// better than `proven`. `None` for a context without a plan.
+    pub(crate) fn proven_bound(self, outcome: &ContextOutcome, proven: f64) -> Option<Seconds> {
+        let first = self.bound.ok()?;
+        Some(match outcome {
+            ContextOutcome::Pruned if proven.is_finite() => {
+                Seconds(first.0.max(proven / self.weight))
+            }
+            _ => first,
+        })
+    }
+
+    /// Solves the context, unless its bound or the deadline excludes it.
+    pub(crate) fn solve(&self, solver: &ContextSolver, incumbent: f64) -> ContextResult {
+        let bound = match &self.bound {
+            Err(infeasible) => {
+                let outcome = ContextOutcome::Infeasible(infeasible.clone());
+                return ContextResult::without_plan(outcome, f64::INFINITY);
+            }
+            Ok(_) => self.lower_bound(),
+        };
+        if bound >= incumbent {
+            return ContextResult::without_plan(ContextOutcome::Pruned, f64::INFINITY);
+        }
+        let Some(bounds) = self.bounds.as_ref().filter(|_| !solver.out_of_time()) else {
+            return ContextResult::without_plan(ContextOutcome::NotReached, bound);
+        };
+        let ContextSolution { best, bound: solved, is_interrupted } =
+            solver.solve(&self.context, bounds, incumbent / self.weight);
+        let solved = self.weight * solved.0;
+        match best {
+            Ok(Some(plan)) => ContextResult {
+                outcome: ContextOutcome::Solved(plan.time),
+                plan: Some(plan),
+                bound: solved,
+                is_interrupted,
+            },
+            // No plan was found, and not all were tried: this proves nothing.
+            _ if is_interrupted => {
+                ContextResult::without_plan(ContextOutcome::NotReached, solved.min(bound))
+            }
+            Ok(None) => ContextResult::without_plan(ContextOutcome::NoImprovement, solved),
+            Err(infeasible) => {
+                ContextResult::without_plan(ContextOutcome::Infeasible(infeasible), solved)
+            }
+        }
+    }
+}
