@@ -93,9 +93,10 @@ fn sizes_phrase<const N: usize>(plan: &Plan, sizes: [(&str, u64); N]) -> String 
     let Mesh { tensor, pipeline, data } = plan.mesh;
     let axes = [("T", tensor), ("P", pipeline), ("D", data)];
     let axes = axes.into_iter().filter(|(_, size)| *size > 1);
-    let zero = (plan.zero == Zero::One).then_some(("Z", 1));
-    let parts = axes.chain(sizes).chain(zero);
-    parts.map(|(name, size)| format!("{name}{size}")).collect::<Vec<_>>().join(" ")
+    let parts = axes.chain(sizes).map(|(name, size)| format!("{name}{size}"));
+    let groups = plan.shard_size.map_or(String::new(), |size| format!("/{size}"));
+    let zero = (plan.zero != Zero::Off).then(|| format!("Z{}{groups}", plan.zero.stage()));
+    parts.chain(zero).collect::<Vec<_>>().join(" ")
 }
 
 /// Rows with a header as CSV (RFC 4180).

@@ -15,6 +15,7 @@ mod price;
 pub mod profile;
 mod segment;
 mod segment_time;
+mod sharding;
 mod simulate;
 mod stage_kernels;
 mod stage_time;
@@ -31,6 +32,7 @@ pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, StreamPrices, scal
 pub use profile::{Executor, Profile};
 pub use segment::{ChoiceBytes, MemoryRows, OpTimes, PricedSpace, decode_assignment, pass_time};
 pub use segment_time::{PassTimesMin, SegmentTime};
+pub use sharding::ShardingMin;
 pub use simulate::{
     BucketSpan, PassSpan, SimulatedStep, StageSync, Timeline, schedule_time, simulate,
     simulate_schedules,

@@ -1,7 +1,7 @@
 //! Prices the search space of a segment: every choice by the kernels of its templates.
 //!
 //! ```text
-//! time(op choice)  = m·(forward + backward + [recompute]) + step
+//! time(op choice)  = m·(forward + backward + [recompute] + sharding) + step
 //! time(flow)       = m·(forward reshards + recomputed reshards + backward reshards and sums)
 //! ```
 //! for one instance of the segment, m microbatches a step. A collective beside a weight-gradient GEMM counts with its
@@ -172,8 +172,9 @@ impl PricedSpace {
         let microbatches = context.workload.microbatches(&context.mesh);
         let of_op = |id: OpId| {
             let time = |(option, time): (&OpOption, &SegmentTime)| {
-                let step_phase = step_phases.of(id, option.choice.strategy).time;
-                (time.total(microbatches) + step_phase).0
+                let step = step_phases.of(id, option.choice.strategy);
+                let sharding = step.passes.forward + step.passes.backward;
+                (time.total(microbatches) + sharding * microbatches as f64 + step.time).0
             };
             let options = &self.space.ops[id.0 as usize];
             options.iter().zip(&self.ops.0[id.0 as usize]).map(time).collect()

@@ -64,46 +64,81 @@ impl StageKernels {
     }
 }
 
-/// Begin and end of each instruction of a pass, from the begin of the pass. A collective and the instructions beside it
+/// Begin and end of each instruction of a pass, from the begin of the pass. Collectives and the instructions beside them
 /// begin together.
 pub fn instruction_spans(instructions: &[Instr], prices: StreamPrices) -> Vec<[Seconds; 2]> {
     let time = |instr: &Instr| (prices.kernel)(&instr.kernel());
+    let total = |instructions: &[Instr]| -> Seconds { instructions.iter().map(time).sum() };
     let mut spans = Vec::with_capacity(instructions.len());
     let mut now = Seconds(0.0);
     let mut rest = instructions;
-    while let Some((instr, following)) = rest.split_first() {
-        let slowdown = prices.overlap.filter(|_| instr.overlapped_instrs > 0);
-        let (beside, later) = following.split_at(slowdown.map_or(0, |_| instr.overlapped_instrs));
-        let alone: Seconds = beside.iter().map(time).sum();
-        let [end, beside_end] =
-            slowdown.map_or([time(instr), alone], |s| s.ends(time(instr), alone));
-        spans.push([now, now + end]);
-        let stretch = if alone.0 > 0.0 { beside_end.0 / alone.0 } else { 1.0 };
-        let mut begin = now;
-        for other in beside {
-            let end = begin + time(other) * stretch;
-            spans.push([begin, end]);
-            begin = end;
+    while !rest.is_empty() {
+        let OverlappedGroup { collectives, beside } = OverlappedGroup::first_of(rest, prices);
+        let alone = [total(collectives), total(beside)];
+        let ends = match prices.overlap {
+            Some(slowdown) if !beside.is_empty() => slowdown.ends(alone[0], alone[1]),
+            _ => alone,
+        };
+        let mut last = now;
+        for (index, stream) in [collectives, beside].into_iter().enumerate() {
+            let stretch = if alone[index].0 > 0.0 { ends[index].0 / alone[index].0 } else { 1.0 };
+            let mut begin = now;
+            for instr in stream {
+                let end = begin + time(instr) * stretch;
+                spans.push([begin, end]);
+                begin = end;
+            }
+            last = Seconds(last.0.max(begin.0));
         }
-        now = Seconds(begin.0.max((now + end).0));
-        rest = later;
+        now = last;
+        rest = &rest[collectives.len() + beside.len()..];
     }
     spans
 }
 
-/// The time that each instruction of a pass adds to it: its time alone, and that of a collective beside others what it
-/// adds to theirs.
-fn added_times(instructions: &[Instr], prices: StreamPrices) -> impl Iterator<Item = Seconds> {
-    let time = move |instr: &Instr| (prices.kernel)(&instr.kernel());
-    instructions.iter().enumerate().map(move |(at, instr)| {
-        let beside = instructions[at + 1..].iter().take(instr.overlapped_instrs);
+/// Collectives one after the other, beside the same computation.
+struct OverlappedGroup<'a> {
+    /// The collectives; one instruction of any kind where nothing runs beside it.
+    collectives: &'a [Instr],
+    beside: &'a [Instr],
+}
+
+impl<'a> OverlappedGroup<'a> {
+    /// The group that instructions begin with. There are some.
+    fn first_of(instructions: &'a [Instr], prices: StreamPrices) -> OverlappedGroup<'a> {
+        let window = match prices.overlap {
+            Some(_) => 1 + instructions[0].overlapped_instrs.min(instructions.len() - 1),
+            None => 1,
+        };
+        let is_collective = |instr: &&Instr| instr.overlapped_instrs > 0;
+        let collectives = instructions[..window].iter().take_while(is_collective).count().max(1);
+        let (collectives, beside) = instructions[..window].split_at(collectives);
+        OverlappedGroup { collectives, beside }
+    }
+}
+
+/// The time that each instruction of a pass adds to it: its time alone, and that of collectives beside others what they
+/// add to theirs, in proportion to their times.
+fn added_times(instructions: &[Instr], prices: StreamPrices) -> Vec<Seconds> {
+    let time = |instr: &Instr| (prices.kernel)(&instr.kernel());
+    let total = |instructions: &[Instr]| -> Seconds { instructions.iter().map(time).sum() };
+    let mut added = Vec::with_capacity(instructions.len());
+    let mut rest = instructions;
+    while !rest.is_empty() {
+        let OverlappedGroup { collectives, beside } = OverlappedGroup::first_of(rest, prices);
         match prices.overlap {
-            Some(slowdown) if instr.overlapped_instrs > 0 => {
-                slowdown.exposed(time(instr), beside.map(time).sum())
+            Some(slowdown) if !beside.is_empty() => {
+                let alone = total(collectives);
+                let exposed = slowdown.exposed(alone, total(beside));
+                let share = |instr: &Instr| time(instr).0 / alone.0.max(f64::MIN_POSITIVE);
+                added.extend(collectives.iter().map(|instr| exposed * share(instr)));
             }
-            _ => time(instr),
+            _ => added.extend(collectives.iter().map(time)),
         }
-    })
+        added.extend(beside.iter().map(time));
+        rest = &rest[collectives.len() + beside.len()..];
+    }
+    added
 }
 
 /// The times of a stage's gradient buckets.
@@ -111,9 +146,10 @@ fn bucket_times(stage: &StageProgram, prices: StreamPrices) -> Vec<BucketTime> {
     let last_pass = stage.instructions(stage.last_phase());
     let (mut ready, mut priced) = (Seconds(0.0), 0);
     let of_bucket = |GradientBucket { after, reductions }: &GradientBucket| {
-        ready += added_times(&last_pass[priced..*after], prices).sum();
+        ready += added_times(&last_pass[priced..*after], prices).into_iter().sum();
         priced = *after;
-        let reduction = added_times(&stage.step[reductions.clone()], prices).sum();
+        let reductions = added_times(&stage.step[reductions.clone()], prices);
+        let reduction = reductions.into_iter().sum();
         BucketTime { ready, reduction }
     };
     stage.gradient_buckets.iter().map(of_bucket).collect()
@@ -152,7 +188,7 @@ mod tests {
         let spans = |overlap: Option<OverlapSlowdown>| -> Vec<[f64; 2]> {
             let prices = StreamPrices { kernel: &kernel, overlap };
             let spans = instruction_spans(&pass, prices);
-            let total: Seconds = added_times(&pass, prices).sum();
+            let total: Seconds = added_times(&pass, prices).into_iter().sum();
             assert!((spans[3][1].0 - total.0).abs() < 1e-12);
             spans.into_iter().map(|span| span.map(|time| time.0)).collect()
         };

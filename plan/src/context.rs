@@ -3,11 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::mesh::{Axis, Mesh, Workload};
+use crate::mesh::{Axis, DeviceGroup, Mesh, Workload};
 use crate::program::StageSchedule;
 use crate::{DType, Dim, Layout, Precision};
 
-/// Optimizer sharding over the data axis.
+/// Sharding of optimizer states, gradients and weights over the data axis.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -18,6 +18,31 @@ pub enum Zero {
     /// ZeRO-1: gradients are reduce-scattered, each replica updates its part of the fp32 states,
     /// new weights are all-gathered.
     One,
+    /// ZeRO-2: as ZeRO-1, and each replica accumulates only its part of the gradients of blocks, which are
+    /// reduce-scattered in the backward pass of every microbatch.
+    Two,
+    /// ZeRO-3: as ZeRO-2, and each replica stores only its part of the weights of blocks, which are all-gathered before
+    /// each pass that reads them.
+    Three,
+}
+
+impl Zero {
+    /// The name in reports, with the replicas of a shard group where these are not all: "ZeRO-3 in groups of 8". `None`
+    /// without ZeRO.
+    pub fn label(self, shard_size: Option<u64>) -> Option<String> {
+        let groups = shard_size.map_or(String::new(), |size| format!(" in groups of {size}"));
+        (self != Zero::Off).then(|| format!("ZeRO-{}{groups}", self.stage()))
+    }
+
+    /// The number of the stage; 0 without ZeRO.
+    pub fn stage(self) -> u64 {
+        match self {
+            Zero::Off => 0,
+            Zero::One => 1,
+            Zero::Two => 2,
+            Zero::Three => 3,
+        }
+    }
 }
 
 /// The order in which pipeline stages run the passes of their microbatches.
@@ -68,11 +93,15 @@ pub struct Context {
     pub workload: Workload,
     /// Number formats.
     pub precision: Precision,
-    /// Optimizer sharding.
+    /// Sharding of optimizer states, gradients and weights over replicas.
     pub zero: Zero,
+    /// Neighbouring replicas that share one copy of what ZeRO shards; 1 without ZeRO. Where there are more replicas,
+    /// each such group has a copy (hybrid sharding).
+    pub shard_size: u64,
     /// The order of passes.
     pub schedule: PipelineSchedule,
-    /// Whether reductions of gradients over the data axis run beside the last backward pass.
+    /// Whether collectives over the data axis run beside computation: reductions of gradients beside the last backward
+    /// pass, and the collectives that ZeRO-2 and ZeRO-3 have in every pass.
     pub overlap_grad_reduce: bool,
     /// Whether tensor-axis collectives of activation gradients run beside the weight-gradient GEMMs of the linears that
     /// computed them.
@@ -80,17 +109,46 @@ pub struct Context {
 }
 
 impl Context {
-    /// A context with the 1F1B schedule and without overlap.
+    /// A context with the 1F1B schedule and without overlap, in which ZeRO shards over all replicas.
     pub fn new(mesh: Mesh, workload: Workload, precision: Precision, zero: Zero) -> Context {
         Context {
             mesh,
             workload,
             precision,
             zero,
+            shard_size: if zero == Zero::Off { 1 } else { mesh.data },
             schedule: PipelineSchedule::OneForwardOneBackward,
             overlap_grad_reduce: false,
             overlap_tensor_collectives: false,
         }
+    }
+
+    /// Whether each replica accumulates only its part of the gradients of blocks.
+    pub fn shards_gradients(&self) -> bool {
+        self.zero >= Zero::Two && self.shard_size > 1
+    }
+
+    /// Whether each replica stores only its part of the weights of blocks.
+    pub fn shards_weights(&self) -> bool {
+        self.zero == Zero::Three && self.shard_size > 1
+    }
+
+    /// Whether reduced parts of sharded gradients are added to those of earlier microbatches. With one microbatch a step
+    /// they are the sums.
+    pub fn accumulates_parts(&self) -> bool {
+        self.shards_gradients() && self.workload.microbatches(&self.mesh) > 1
+    }
+
+    /// The replicas that share one copy of what ZeRO shards.
+    pub fn shard_group(&self) -> DeviceGroup {
+        DeviceGroup { size: self.shard_size, ..self.mesh.group(Axis::Data) }
+    }
+
+    /// The replicas that hold the same shard: all replicas without ZeRO, one where ZeRO shards over all.
+    pub fn replica_group(&self) -> DeviceGroup {
+        let data = self.mesh.group(Axis::Data);
+        let size = data.size / self.shard_size;
+        DeviceGroup { size, stride: data.stride * self.shard_size, ..data }
     }
 
     /// The position of a stage in the schedule.
@@ -154,6 +212,12 @@ impl Context {
     /// Whether a shard of tokens is one contiguous piece of memory.
     pub(crate) fn tokens_contiguous(&self, dim: Dim) -> bool {
         dim == Dim::Sequence || self.workload.micro_batch == 1
+    }
+
+    /// Replicas of a shard group; `None` without ZeRO, and where these are all replicas.
+    pub fn partial_shard_size(&self) -> Option<u64> {
+        let is_partial = self.zero != Zero::Off && self.shard_size != self.mesh.data;
+        is_partial.then_some(self.shard_size)
     }
 
     /// Devices along `axis`.

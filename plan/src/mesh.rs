@@ -48,7 +48,9 @@ pub struct Mesh {
 }
 
 /// The shape of a communication group, on which prices depend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceGroup {
     /// The axis along which the members differ.

@@ -31,7 +31,10 @@ fn programs_of_drawn_plans_pass_the_check() {
         for (name, occurs) in [
             ("tied", drawn.model.tied),
             ("tied over stages", drawn.model.tied && mesh.pipeline > 1),
-            ("zero over replicas", mesh.data > 1 && drawn.plan.zero == Zero::One),
+            ("ZeRO-1 over replicas", mesh.data > 1 && drawn.plan.zero == Zero::One),
+            ("ZeRO-2 over replicas", mesh.data > 1 && drawn.plan.zero == Zero::Two),
+            ("ZeRO-3 over replicas", mesh.data > 1 && drawn.plan.zero == Zero::Three),
+            ("shard groups", drawn.plan.shard_size.is_some()),
             ("three stages", mesh.pipeline == 3),
             ("eight devices", mesh.tensor == 8),
         ] {
@@ -41,7 +44,7 @@ fn programs_of_drawn_plans_pass_the_check() {
     println!("{counts:?}");
     // The drawn plans must cover the space.
     let strategies = 12;
-    assert!(counts.len() >= strategies + 5 && counts.values().all(|n| *n > 5), "{counts:?}");
+    assert!(counts.len() >= strategies + 8 && counts.values().all(|n| *n > 5), "{counts:?}");
 }
 
 fn large() -> Program {

@@ -1,4 +1,4 @@
-//! Enumerates the contexts of a request: meshes, microbatch sizes, ZeRO stages, schedules and overlap.
+//! Enumerates the contexts of a request: meshes, microbatch sizes, ZeRO stages and shard groups, schedules and overlap.
 
 use narrows_plan::{Context, GEMM_SIZE_MAX, Mesh, PipelineSchedule, Workload, Zero};
 
@@ -15,17 +15,18 @@ pub fn contexts(request: &Request) -> Vec<Context> {
                 sequence_length: request.sequence_length,
                 micro_batch,
             };
-            for zero in zero_stages(request, &mesh) {
+            for (zero, shard_size) in shardings(request, &mesh) {
                 let precision = request.profile.precision();
-                let context = Context::new(mesh, workload, precision, zero);
-                for (schedule, overlap_tensor_collectives) in schedules(request, &mesh) {
+                let context =
+                    Context { shard_size, ..Context::new(mesh, workload, precision, zero) };
+                for (schedule, overlap_tensor_collectives) in schedules(request, &context) {
                     let of_overlap = |overlap_grad_reduce| Context {
                         schedule,
                         overlap_grad_reduce,
                         overlap_tensor_collectives,
                         ..context
                     };
-                    contexts.extend(overlaps(request, &mesh).into_iter().map(of_overlap));
+                    contexts.extend(overlaps(request, &context).into_iter().map(of_overlap));
                 }
             }
         }
@@ -67,36 +68,60 @@ fn micro_batches(request: &Request, mesh: &Mesh) -> Vec<u64> {
     sizes
 }
 
-fn zero_stages(request: &Request, mesh: &Mesh) -> Vec<Zero> {
-    match request.zero {
-        Some(Zero::One) | None if mesh.data == 1 => vec![Zero::Off],
+/// Largest number of nodes that a shard group smaller than all replicas spans: more lower the memory of a device by little.
+const SHARD_NODES_MAX: u64 = 8;
+
+/// ZeRO stages, each with the replicas of a shard group: all of them, or those of up to [`SHARD_NODES_MAX`] nodes.
+fn shardings(request: &Request, mesh: &Mesh) -> Vec<(Zero, u64)> {
+    let stages = match request.zero {
+        _ if mesh.data == 1 => vec![Zero::Off],
         Some(zero) => vec![zero],
-        None => vec![Zero::Off, Zero::One],
-    }
+        None => vec![Zero::Off, Zero::One, Zero::Two, Zero::Three],
+    };
+    let within_node = request.profile.devices_per_node() / mesh.tensor;
+    let groups = |zero: Zero| match request.shard_size {
+        _ if zero == Zero::Off => vec![1],
+        Some(size) if mesh.data.is_multiple_of(size) => vec![size],
+        Some(_) => vec![],
+        None => {
+            // What ZeRO-1 shards is small within a node already.
+            let nodes = if zero == Zero::One { 1 } else { SHARD_NODES_MAX };
+            let sizes = (0..=nodes.ilog2()).map(|log2| within_node << log2);
+            let is_group =
+                |size: &u64| 1 < *size && *size < mesh.data && mesh.data.is_multiple_of(*size);
+            sizes.filter(is_group).chain([mesh.data]).collect()
+        }
+    };
+    stages
+        .into_iter()
+        .flat_map(|zero| groups(zero).into_iter().map(move |size| (zero, size)))
+        .collect()
 }
 
-/// Whether gradients may be reduced beside the last backward pass, where there are replicas and collectives run beside
-/// computation.
-fn overlaps(request: &Request, mesh: &Mesh) -> Vec<bool> {
+/// Whether collectives over the data axis run beside computation, where there are replicas and the hardware can.
+fn overlaps(request: &Request, context: &Context) -> Vec<bool> {
+    let mesh = &context.mesh;
     let Some(overlap) = request.profile.file().overlap.as_ref().filter(|_| mesh.data > 1) else {
         return vec![false];
     };
+    // On one stage, and in every pass, a collective that adds less than its time where it is hidden never slows a step.
+    // Stages that slow their last backward passes delay each other.
+    let is_never_slower = mesh.pipeline == 1 || context.shards_gradients();
     match request.overlap_grad_reduce {
         Some(overlap) => vec![overlap],
-        // On one stage, a reduction that adds less than its time where it is hidden never slows a step. Stages that
-        // slow their last backward passes delay each other.
-        None if mesh.pipeline == 1 && overlap.slowdown().hidden_cost() < 1.0 => vec![true],
+        None if is_never_slower && overlap.slowdown().hidden_cost() < 1.0 => vec![true],
         None => vec![true, false],
     }
 }
 
 /// The orders of passes, each with whether tensor-axis collectives run beside weight-gradient GEMMs. With the zero-bubble
-/// schedule a GEMM is either beside a collective or in a pass of its own, so that both are searched.
-fn schedules(request: &Request, mesh: &Mesh) -> Vec<(PipelineSchedule, bool)> {
+/// schedule a GEMM is either beside a collective or in a pass of its own, so that both are searched. It has nothing to
+/// defer where gradients are reduced in every backward pass.
+fn schedules(request: &Request, context: &Context) -> Vec<(PipelineSchedule, bool)> {
     use PipelineSchedule::{OneForwardOneBackward, ZeroBubble};
-    let overlaps = overlaps_tensor_collectives(request, mesh);
+    let overlaps = overlaps_tensor_collectives(request, &context.mesh);
     let mut schedules = vec![(OneForwardOneBackward, overlaps)];
-    if mesh.pipeline > 1 {
+    if context.mesh.pipeline > 1 && !context.shards_gradients() {
         schedules.push((ZeroBubble, false));
         schedules.extend(overlaps.then_some((ZeroBubble, true)));
     }

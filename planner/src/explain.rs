@@ -63,8 +63,11 @@ pub struct MeshRow {
     pub mesh: Mesh,
     /// Sequences in a microbatch.
     pub micro_batch: u64,
-    /// Optimizer sharding.
+    /// Sharding over replicas.
     pub zero: Zero,
+    /// Replicas of a shard group; absent where these are all replicas.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard_size: Option<u64>,
     /// The order of passes.
     pub schedule: PipelineSchedule,
     /// Whether gradients are reduced beside the last backward pass.
@@ -283,14 +286,17 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
     if let Some(layout) = plan.plan.crossing_layout {
         parts.push(format!("crossing latents {}", layout.edge().forward));
     }
-    if context.zero == Zero::One {
-        parts.push("ZeRO-1".into());
-    }
+    parts.extend(context.zero.label(context.partial_shard_size()));
     if context.schedule == PipelineSchedule::ZeroBubble {
         parts.push("zero-bubble schedule".into());
     }
     if context.overlap_grad_reduce {
-        parts.push("gradient reductions overlapped".into());
+        let collectives = if context.shards_gradients() {
+            "data-axis collectives"
+        } else {
+            "gradient reductions"
+        };
+        parts.push(format!("{collectives} overlapped"));
     }
     if context.overlap_tensor_collectives {
         parts.push("tensor-axis collectives overlapped".into());
@@ -321,6 +327,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
         mesh: report.context.mesh,
         micro_batch: report.context.workload.micro_batch,
         zero: report.context.zero,
+        shard_size: report.context.partial_shard_size(),
         schedule: report.context.schedule,
         overlap_grad_reduce: report.context.overlap_grad_reduce,
         overlap_tensor_collectives: report.context.overlap_tensor_collectives,

@@ -44,6 +44,7 @@ pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,
+        shard_size: context.partial_shard_size(),
         schedule: context.schedule,
         overlap_grad_reduce: context.overlap_grad_reduce,
         overlap_tensor_collectives: context.overlap_tensor_collectives,

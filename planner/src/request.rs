@@ -40,6 +40,8 @@ pub struct Request {
     pub data: Option<u64>,
     /// ZeRO stage.
     pub zero: Option<Zero>,
+    /// Neighbouring replicas that share one copy of what ZeRO shards.
+    pub shard_size: Option<u64>,
     /// The order of passes; on one stage, all orders are 1F1B.
     pub schedule: Option<PipelineSchedule>,
     /// Whether gradients are reduced beside the last backward pass.
@@ -77,6 +79,8 @@ pub enum RequestField {
     Pipeline,
     /// [`Request::data`].
     Data,
+    /// [`Request::shard_size`].
+    ShardSize,
 }
 
 /// The name in messages.
@@ -91,6 +95,7 @@ impl fmt::Display for RequestField {
             RequestField::TensorMax => "largest tensor axis",
             RequestField::Pipeline => "pipeline axis",
             RequestField::Data => "data axis",
+            RequestField::ShardSize => "shard group",
         })
     }
 }
@@ -177,6 +182,7 @@ impl Request {
             pipeline: None,
             data: None,
             zero: None,
+            shard_size: None,
             schedule: None,
             overlap_grad_reduce: None,
             overlap_tensor_collectives: true,
@@ -232,6 +238,7 @@ impl Request {
             (RequestField::TensorMax, self.tensor_max, 1 << 20),
             (RequestField::Pipeline, self.pipeline, 1 << 20),
             (RequestField::Data, self.data, 1 << 20),
+            (RequestField::ShardSize, self.shard_size, 1 << 20),
         ];
         for (field, size, max) in sizes {
             if let Some(size) = size.filter(|size| *size == 0 || *size > max) {
@@ -273,6 +280,14 @@ impl Request {
         }
         if defects.is_empty() {
             defects.extend(self.defect_of_fixed_axes());
+        }
+        if let (Some(size), Some(data)) = (self.shard_size, self.data)
+            && size > 0
+            && !data.is_multiple_of(size)
+        {
+            let problem = format!("{data} replicas do not divide into groups of {size}");
+            let hint = Some("a divisor of the data axis".to_owned());
+            defects.push(RequestDefect { field: RequestField::ShardSize, problem, hint });
         }
         if defects.is_empty() { Ok(()) } else { Err(RequestDefects(defects)) }
     }

@@ -10,7 +10,7 @@ use narrows_plan::emit::{
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, BoundaryLayout, Rules, TiedWeightLayout, op_parameters};
-use narrows_plan::{CheckedProgram, Kernel, Seconds, lower};
+use narrows_plan::{CheckedProgram, Kernel, Seconds, Zero, lower};
 use narrows_planner::{
     Deadline, MemoryLimit, ModelDecisions, Request, SegmentSolver, SegmentSpec, SolvedSegment,
     contexts, search, write_plan,
@@ -129,8 +129,8 @@ fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
     assert!(agreed >= 8 && overlapped >= 2, "{agreed} of {seen}, {overlapped} with overlap");
 }
 
-/// Partitions with overlap simulate like their programs, and no plan is faster than its bound. The same decisions without
-/// overlap are never faster on one stage.
+/// Partitions with overlap simulate like their programs up to ZeRO-1, and no plan is faster than its bound. The same
+/// decisions without overlap are never faster on one stage.
 #[test]
 fn partitions_with_overlap_take_the_time_of_their_programs() {
     let mut overlapped = 0;
@@ -146,6 +146,7 @@ fn partitions_with_overlap_take_the_time_of_their_programs() {
             pipeline: Some(pipeline),
             data: Some(data),
             global_batch: 4 * data,
+            zero: Some(Zero::One),
             overlap_grad_reduce: Some(true),
             ..base
         };

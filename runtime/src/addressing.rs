@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
-use narrows_plan::program::{Access, BufferRole, Phase, StageProgram};
-use narrows_plan::{Context, Zero};
+use narrows_plan::Context;
+use narrows_plan::program::{Access, Action, FusedOp, Phase, StageProgram};
+
+use crate::instruction_order::ScheduledInstruction;
 
 /// The byte range of an operand in the arena. Offsets saturate, so that an impossible range lies
 /// outside every arena.
@@ -14,20 +16,23 @@ pub fn operand_range(stage: &StageProgram, access: &Access, slot: u64) -> Range<
     start..start.saturating_add(access.extent.bytes().0)
 }
 
-/// The byte range of an operand on the device at position `replica` of the data axis: with ZeRO-1
-/// the step phase accesses only the part of parameters and gradients that the replica updates.
+/// The byte range of an instruction's operand on the device at position `replica` of the data axis. With ZeRO, the step
+/// phase and the accumulation of gradients access only the part of a weight or gradient that the replica updates.
 pub fn replica_operand_range(
     stage: &StageProgram,
     (context, replica): (&Context, u64),
-    (access, phase, slot): (&Access, Phase, u64),
+    (scheduled, access): (&ScheduledInstruction, &Access),
 ) -> Range<u64> {
-    let range = operand_range(stage, access, slot);
+    let range = operand_range(stage, access, scheduled.slot);
     let buffer = stage.buffer(access.buffer);
     let (accessed, stored) = (access.extent.bytes().0, buffer.extent.bytes().0);
-    let partitioned = phase == Phase::Step
-        && matches!(buffer.role, BufferRole::Weight | BufferRole::WeightGradient)
-        && context.zero == Zero::One
+    let accesses_parts = scheduled.pass.phase == Phase::Step
+        || matches!(scheduled.instr.action, Action::Fused(FusedOp::AddInto));
+    let is_part = accesses_parts
+        && (buffer.role.is_weight() || buffer.role.is_gradient())
+        && context.shard_size > 1
         && accessed < stored;
-    let skipped = if partitioned { accessed.saturating_mul(replica) } else { 0 };
+    let position = replica % context.shard_size.max(1);
+    let skipped = if is_part { accessed.saturating_mul(position) } else { 0 };
     range.start.saturating_add(skipped)..range.end.saturating_add(skipped)
 }

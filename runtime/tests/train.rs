@@ -67,6 +67,7 @@ fn the_loss_falls_equally_under_every_plan() {
     for (mesh, zero, plan_seed) in [
         (mesh(2, 1, 1), Zero::Off, 2),
         (mesh(1, 2, 2), Zero::One, 3),
+        (mesh(1, 1, 2), Zero::Three, 5),
         (mesh(2, 2, 1), Zero::Off, 4),
     ] {
         let losses = losses(&mut trainer(mesh, zero, plan_seed, 7), 20);

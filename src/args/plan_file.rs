@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use narrows_cost_model::Profile;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::Rules;
-use narrows_plan::{Defect, Executor, Mesh, Plan, PlanSource};
+use narrows_plan::{Defect, Executor, Mesh, Plan, PlanSource, Zero};
 use narrows_planner::{GroupingRule, MemoryLimit, Objective, Request, RequestDefect, RequestField};
 
 use crate::calibrate::cache::{self, CachedProfileKey};
@@ -79,6 +79,7 @@ impl PlanFile {
             pipeline: Some(plan.mesh.pipeline),
             data: Some(plan.mesh.data),
             zero: Some(plan.zero),
+            shard_size: plan.shard_size,
             schedule: Some(plan.schedule),
             overlap_grad_reduce: Some(plan.overlap_grad_reduce),
             overlap_tensor_collectives: plan.overlap_tensor_collectives,
@@ -148,6 +149,7 @@ impl PlanFile {
         if let Some(zero) = args.zero.and_then(ZeroArg::stage) {
             plan.zero = zero;
         }
+        plan.shard_size = args.shard_size.or(plan.shard_size).filter(|_| plan.zero != Zero::Off);
         if let Some(schedule) = args.schedule.and_then(ScheduleArg::schedule) {
             plan.schedule = schedule;
         }
@@ -190,6 +192,7 @@ fn in_plan(file: &str, defect: RequestDefect) -> Problem {
         RequestField::Tensor | RequestField::TensorMax => "mesh.tensor",
         RequestField::Pipeline => "mesh.pipeline",
         RequestField::Data => "mesh.data",
+        RequestField::ShardSize => "shard_size",
     };
     let RequestDefect { problem, hint, .. } = defect;
     Problem::in_file(file, Defect { field: field.into(), problem, hint })

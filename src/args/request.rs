@@ -78,9 +78,12 @@ pub struct RequestArgs {
     /// Replicas of the data axis [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub data_parallel: Option<u64>,
-    /// Sharding of the optimizer states over the replicas [default: auto]
+    /// Sharding of optimizer states, gradients and weights over the replicas [default: auto]
     #[arg(long, value_name = "STAGE", value_enum)]
     pub zero: Option<ZeroArg>,
+    /// Neighbouring replicas that share one copy of what ZeRO shards [default: searched]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub shard_size: Option<u64>,
     /// Order of the passes of pipeline stages [default: auto]
     #[arg(long, value_enum)]
     pub schedule: Option<ScheduleArg>,
@@ -201,6 +204,7 @@ impl RequestArgs {
             ("--data-parallel", self.data_parallel.is_some()),
             ("--micro-batch", self.micro_batch.is_some()),
             ("--zero", self.zero.is_some()),
+            ("--shard-size", self.shard_size.is_some()),
             ("--schedule", self.schedule.is_some()),
             ("--overlap", self.overlap.is_some()),
         ];
@@ -222,6 +226,7 @@ impl RequestArgs {
             pipeline: self.pipeline,
             data: self.data_parallel,
             zero: self.zero.and_then(ZeroArg::stage),
+            shard_size: self.shard_size,
             schedule: self.schedule.and_then(ScheduleArg::schedule),
             overlap_grad_reduce: self.overlap.and_then(OverlapArg::grad_reduce),
             overlap_tensor_collectives: self.overlap != Some(OverlapArg::Off),

@@ -16,6 +16,12 @@ pub enum ZeroArg {
     /// ZeRO-1: optimizer states are sharded over the replicas
     #[value(name = "1", alias = "one")]
     One,
+    /// ZeRO-2: and the gradients of blocks
+    #[value(name = "2", alias = "two")]
+    Two,
+    /// ZeRO-3: and the weights of blocks
+    #[value(name = "3", alias = "three")]
+    Three,
 }
 
 impl ZeroArg {
@@ -25,6 +31,8 @@ impl ZeroArg {
             ZeroArg::Auto => None,
             ZeroArg::Off => Some(Zero::Off),
             ZeroArg::One => Some(Zero::One),
+            ZeroArg::Two => Some(Zero::Two),
+            ZeroArg::Three => Some(Zero::Three),
         }
     }
 }
@@ -280,6 +288,8 @@ mod tests {
             ("0", ZeroArg::Off),
             ("1", ZeroArg::One),
             ("one", ZeroArg::One),
+            ("2", ZeroArg::Two),
+            ("three", ZeroArg::Three),
         ] {
             assert_eq!(ZeroArg::from_str(typed, false), Ok(expected), "{typed}");
         }

@@ -90,13 +90,15 @@ fn warn_of_ineffective_strategy(request: &Request, mesh: Mesh) {
     }
 }
 
-/// Warns of ZeRO-1, which shards optimizer states over replicas, on a mesh with one replica.
+/// Warns of ZeRO, which shards over replicas, on a mesh with one replica.
 fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
-    if request.zero == Some(Zero::One) && mesh.data == 1 {
-        output::warn(
-            "`--zero 1` has no effect on this plan: optimizer states are sharded over replicas, and there is \
+    let requested = request.zero.filter(|zero| *zero != Zero::Off && mesh.data == 1);
+    if let Some(zero) = requested {
+        output::warn(&format!(
+            "`--zero {}` has no effect on this plan: optimizer states are sharded over replicas, and there is \
              one; --data-parallel sets their number",
-        );
+            zero.stage()
+        ));
     }
 }
 

@@ -66,6 +66,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(&'static str, Value)> {
         ("workload.sequence_length", json!(plan.workload.sequence_length)),
         ("workload.micro_batch", json!(plan.workload.micro_batch)),
         ("zero", json!(plan.zero)),
+        ("shard_size", json!(plan.shard_size)),
         ("schedule", json!(plan.schedule)),
         ("overlap_grad_reduce", json!(plan.overlap_grad_reduce)),
         ("overlap_tensor_collectives", json!(plan.overlap_tensor_collectives)),

@@ -213,7 +213,7 @@ fn throughput_map(
             .map(|(row, column)| cell(row, column))
             .collect(),
         legend: "darker: more tokens/s; lines separate meshes and ZeRO stages; T, P, D: devices along the tensor, \
-                 pipeline and data axes; Z1: ZeRO-1"
+                 pipeline and data axes; Z: stage of ZeRO"
             .into(),
     })
 }

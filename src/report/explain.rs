@@ -1,6 +1,6 @@
 //! The explanation of a plan: its bottlenecks, and the costs of the alternatives.
 
-use narrows_plan::{Bytes, Mesh, Seconds, Zero};
+use narrows_plan::{Bytes, Mesh, Seconds};
 use narrows_planner::{
     Bottleneck, ContextOutcome, Explanation, MemoryBinding, MeshRow, Prediction, Request, Resource,
     SearchReport,
@@ -224,7 +224,11 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
         vec![
             format!("{tensor} × {pipeline} × {data}"),
             row.micro_batch.to_string(),
-            if row.zero == Zero::One { "1" } else { "" }.into(),
+            match (row.zero.stage(), row.shard_size) {
+                (0, _) => String::new(),
+                (stage, None) => stage.to_string(),
+                (stage, Some(size)) => format!("{stage}/{size}"),
+            },
             if pipeline > 1 { row.schedule.name() } else { "" }.into(),
             match (row.overlap_grad_reduce, row.overlap_tensor_collectives) {
                 (true, true) => "data, tensor",

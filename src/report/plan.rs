@@ -5,7 +5,8 @@ use std::ffi::OsStr;
 use narrows_cost_model::{Prices, Profile, TrainingRunEstimate, simulate};
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
-use narrows_plan::{Bytes, CheckedProgram, Kernel, Plan, PlanLayout, ResolvedPlan, Zero};
+use narrows_plan::program::{Action, Program};
+use narrows_plan::{Axis, Bytes, CheckedProgram, Kernel, Plan, PlanLayout, ResolvedPlan};
 use narrows_planner::SearchReport;
 use serde::Serialize;
 
@@ -156,19 +157,8 @@ impl<'a> PlanReport<'a> {
             1 => "1 microbatch".into(),
             many => format!("{} microbatches", thousands(many)),
         };
-        let zero = match plan.zero {
-            Zero::Off => "",
-            Zero::One => ", ZeRO-1",
-        };
-        let program = self.program.program();
-        let reductions = program.stages.iter().any(|stage| !stage.gradient_buckets.is_empty());
-        let collectives = program.instructions().any(|instr| instr.overlapped_instrs > 0);
-        let overlap = match (reductions, collectives) {
-            (true, true) => "gradient reductions and tensor-axis collectives",
-            (true, false) => "gradients are reduced beside the last backward pass",
-            (false, true) => "tensor-axis collectives beside weight-gradient GEMMs",
-            (false, false) => "none",
-        };
+        let zero =
+            plan.zero.label(plan.shard_size).map_or(String::new(), |zero| format!(", {zero}"));
         let is_pipeline = plan.mesh.pipeline > 1;
         let crossing = match plan.crossing_layout {
             Some(layout) => format!("; crossing latents {}", layout_phrase(layout)),
@@ -189,7 +179,7 @@ impl<'a> PlanReport<'a> {
         ];
         fields.extend(is_pipeline.then(|| ("schedule", plan.schedule.name().into())));
         fields.extend([
-            ("overlap", overlap.into()),
+            ("overlap", overlap_text(self.program.program()).into()),
             (
                 "hidden state",
                 format!("{} between blocks{crossing}", layout_phrase(plan.hidden_layout)),
@@ -310,5 +300,27 @@ fn layout_phrase(layout: PlanLayout) -> &'static str {
         PlanLayout::Feature => "sharded on features",
         PlanLayout::Sequence => "sharded on sequences",
         PlanLayout::Position => "sharded on positions",
+    }
+}
+
+/// The collectives that run beside computation, in words.
+fn overlap_text(program: &Program) -> &'static str {
+    let beside = |axis: Axis| {
+        program.instructions().any(|instr| {
+            let is_on_axis = matches!(&instr.action, Action::Collective(c) if c.axis == axis);
+            is_on_axis && instr.overlapped_instrs > 0
+        })
+    };
+    let in_last_pass = program.stages.iter().any(|stage| !stage.gradient_buckets.is_empty());
+    match (beside(Axis::Data), in_last_pass, beside(Axis::Tensor)) {
+        (true, _, true) => "data-axis and tensor-axis collectives",
+        (true, _, false) if program.context.shards_weights() => {
+            "weights are gathered and gradients reduced beside the passes"
+        }
+        (true, _, false) => "gradients are reduced beside the backward passes",
+        (false, true, true) => "gradient reductions and tensor-axis collectives",
+        (false, true, false) => "gradients are reduced beside the last backward pass",
+        (false, false, true) => "tensor-axis collectives beside weight-gradient GEMMs",
+        (false, false, false) => "none",
     }
 }

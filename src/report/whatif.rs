@@ -299,7 +299,7 @@ fn title(name: &str) -> String {
 }
 
 /// Legend of the letters of a plan.
-const PLAN_LEGEND: &str = "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z1: ZeRO-1.";
+const PLAN_LEGEND: &str = "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z: stage of ZeRO, and the replicas of a shard group where these are not all.";
 
 /// Cells of the two alternatives of one value.
 fn pair_cells(pair: &[PointReport]) -> [String; 6] {

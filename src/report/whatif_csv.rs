@@ -1,7 +1,7 @@
 //! The rows of a sweep as CSV.
 
 use narrows_cost_model::TrainingRunEstimate;
-use narrows_plan::{Mesh, Zero};
+use narrows_plan::Mesh;
 use narrows_runtime::TimeCategory;
 
 use super::whatif::{PointResult, WhatIfReport};
@@ -95,10 +95,7 @@ impl PointResult<'_> {
         let Mesh { tensor, pipeline, data } = decisions.mesh;
         let [low, high] = prediction.step_time_interval_s;
         let memory = prediction.peak_memory_bytes.iter().max().copied().unwrap_or_default();
-        let zero = match decisions.zero {
-            Zero::Off => 0,
-            Zero::One => 1,
-        };
+        let zero = decisions.zero.stage();
         let times = [prediction.step_time_s, low, high, prediction.tokens_per_s, prediction.mfu];
         let sizes = [memory, tensor, pipeline, data, decisions.workload.micro_batch, zero];
         let parts = TimeCategory::ALL.map(|c| predicted_s(&prediction.breakdown_s, c).to_string());

@@ -24,7 +24,7 @@ fn invalid_flags_are_reported_by_name() {
         ("plan --model cola-7b --memory-limit lots", "64GiB"),
         ("plan --model cola-7b --time-limit -1", "expected between 0"),
         ("plan --model cola-7b --devices -2", "--devices"),
-        ("plan --model cola-7b --zero 3", "--zero"),
+        ("plan --model cola-7b --zero 4", "--zero"),
         ("plan --model nowhere.json", "nowhere.json: cannot be read"),
         ("plan --model src", "config.json: cannot be read"),
         ("check nowhere.json", "nowhere.json: cannot be read"),

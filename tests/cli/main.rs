@@ -23,6 +23,7 @@ mod training_run;
 mod ui;
 mod validate;
 mod whatif;
+mod zero;
 
 use assert_cmd::Command;
 use serde_json::Value;

@@ -140,7 +140,8 @@ fn in_step(defect: RequestDefect) -> Defect {
         | RequestField::Tensor
         | RequestField::TensorMax
         | RequestField::Pipeline
-        | RequestField::Data => "",
+        | RequestField::Data
+        | RequestField::ShardSize => "",
     };
     Defect { field: field.into(), problem: defect.problem, hint: defect.hint }
 }

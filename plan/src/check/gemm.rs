@@ -3,7 +3,7 @@
 //! result where no side is sharded.
 
 use crate::Dim;
-use crate::program::{Extent, GemmOp, GemmRole};
+use crate::program::{BufferRole, Extent, GemmOp, GemmRole};
 
 use super::error::{CheckResult, ensure, fault};
 use super::lattice::{
@@ -71,7 +71,10 @@ fn weight_gradient(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<V
     check_sizes(operands, gemm)?;
     let pending = contraction_is_sharded(x.rows, dy.rows)?;
     let pending = result_pending(operands, pending, &[x.columns, dy.columns])?;
-    ensure(gemm.accumulate && operands.reads.len() == 3, || {
+    ensure(gemm.accumulate == (operands.reads.len() == 3), || accumulate_mismatch(gemm))?;
+    let of_microbatch = operands.checker.stage.buffer(operands.instr.writes[0].buffer).role
+        == BufferRole::MicrobatchGradient;
+    ensure(gemm.accumulate || of_microbatch, || {
         "overwrites the weight gradient of earlier microbatches instead of accumulating".into()
     })?;
     ensure(x.columns.size.is_multiple_of(gemm.batch), || {
@@ -82,9 +85,9 @@ fn weight_gradient(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<V
     let node = operands.checker.graph.differentiated_op(input, 0, dy.value, |k| k == kind)?;
     let gradient = operands.checker.graph.contribution(node, 1);
     let rows = ShardedExtent { size: x.columns.size / gemm.batch, ..x.columns };
-    let dtype = operands.reads[2].dtype;
+    let dtype = operands.instr.writes[0].extent.dtype;
     let state = AbstractState::new(gradient, rows, dy.columns, dtype).with_pending(pending);
-    Ok(vec![operands.accumulate(Some(2), state)?])
+    Ok(vec![operands.accumulate(gemm.accumulate.then_some(2), state)?])
 }
 
 fn accumulate_mismatch(gemm: &GemmOp) -> String {

@@ -34,8 +34,10 @@
 //! - In the *backward pass*, an operation reads the complete gradient of its output and the inputs of its
 //!   forward pass, and adds one contribution to the gradient of each input. A gradient is complete when
 //!   every use of the value has contributed.
+//! - *Parameters of which each replica has a part* (ZeRO-2 and ZeRO-3) are gathered before a pass reads them. The complete
+//!   gradient of a microbatch is reduce-scattered, and each replica adds its part to its sum, once.
 //! - In the *step phase*, every gradient is reduced once over each axis on which it is partial, its square
-//!   is counted once, its weight is updated once, and ZeRO-1 parts are gathered.
+//!   is counted once, its weight is updated once, and the parts of a whole weight are gathered.
 //!
 //! # Where an error is found
 //!
@@ -50,6 +52,7 @@
 //! | an activation reduced twice | `collective.rs`, `check_operand` |
 //! | a gradient contribution added twice | `values.rs`, `ForwardGraph::sum` |
 //! | a missing gradient contribution | `stage.rs`, `check_gradients` |
+//! | a part read as a whole weight, an incomplete gradient reduced | `stage.rs`, `read`; `sharded_parameters.rs` |
 //! | a weight gradient reduced twice | `step/mod.rs`, `reshard` |
 //! | a weight gradient not reduced | `step/mod.rs`, `reduced_gradient` |
 //! | a weight updated twice, or not at all | `step/update.rs` |
@@ -67,6 +70,7 @@ mod overlap;
 mod passes;
 mod schedule;
 mod sections;
+mod sharded_parameters;
 mod shards;
 mod stage;
 mod step;

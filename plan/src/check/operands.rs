@@ -1,6 +1,6 @@
 //! The input of a transfer function: an instruction with the abstract states of its operands.
 
-use crate::program::{BufferRole, Instr};
+use crate::program::Instr;
 
 use super::error::{CheckResult, ensure, fault};
 use super::lattice::{
@@ -129,8 +129,8 @@ impl InstrOperands<'_, '_> {
         };
         let sum = self.reads[port];
         if sum.value == AbstractValue::Zero {
-            let parameter = self.checker.stage.buffer(self.instr.reads[port].buffer).role
-                == BufferRole::WeightGradient;
+            let summed = self.checker.stage.buffer(self.instr.reads[port].buffer);
+            let parameter = summed.role.is_gradient();
             let same_extent = sum.extent(self.devices()) == contribution.extent(self.devices());
             let same_sides =
                 !parameter || (sum.rows, sum.columns) == (contribution.rows, contribution.columns);

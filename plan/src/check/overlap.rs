@@ -36,8 +36,13 @@ fn check_overlap(stage: &StageProgram, instr: &Instr, following: &[Instr]) -> Ch
     ensure(count <= following.len(), || {
         format!("runs beside the next {count} instructions, but {} follow", following.len())
     })?;
-    for other in &following[..count] {
-        ensure(!is_communication(other), || {
+    let first_computation = following[..count].iter().position(|other| !is_communication(other));
+    for (at, other) in following[..count].iter().enumerate() {
+        // Collectives at the begin run one after the other, all beside the same computation.
+        let is_next = first_computation.is_some_and(|first| at < first)
+            && matches!(other.action, Action::Collective(_))
+            && other.overlapped_instrs == count - at - 1;
+        ensure(is_next || !is_communication(other), || {
             format!("runs beside {}, which is communication too", other.action.name())
         })?;
         let conflicts = |written: &[Access], accessed: &[Access]| {

@@ -1,6 +1,6 @@
 //! Checks of parameter shards: the shards of all devices must tile each parameter.
 
-use crate::context::{Context, Zero};
+use crate::context::Context;
 use crate::layout::WeightSplit;
 use crate::model::WeightShape;
 use crate::program::{Buffer, BufferRole, ParameterShard, StageProgram};
@@ -32,8 +32,7 @@ pub(super) fn check_shards(
 
 fn check_shard(buffer: &Buffer, shard: &ParameterShard, context: &Context) -> CheckResult {
     let devices = context.tensor_size();
-    let dtype =
-        if buffer.role == BufferRole::Weight { context.compute_dtype() } else { DType::F32 };
+    let dtype = if buffer.role.is_weight() { context.compute_dtype() } else { DType::F32 };
     ensure(buffer.extent.dtype == dtype, || {
         format!("is stored as {}, not as {}", buffer.extent.dtype.name(), dtype.name())
     })?;
@@ -70,21 +69,38 @@ fn check_shard(buffer: &Buffer, shard: &ParameterShard, context: &Context) -> Ch
             )
         })?;
     }
-    let (rows, columns) = sharded_extents(shard, devices);
-    let whole = rows.local(devices) * columns.local(devices);
-    let part = match context.zero {
-        Zero::Off => whole,
-        Zero::One => whole.div_ceil(context.mesh.data),
-    };
-    let expected = if context.zero == Zero::Off || buffer.role.is_optimizer_state() {
-        part
-    } else {
-        part * context.mesh.data
-    };
+    let part = replica_part(shard, context);
+    let is_part = buffer.role.is_optimizer_state() || is_replica_part(buffer, context);
+    let expected = if is_part { part } else { part * context.shard_size };
     let elements = buffer.extent.rows * buffer.extent.columns;
     ensure(elements == expected, || {
         format!("has {elements} elements, but its shard of the parameter has {expected}")
     })
+}
+
+/// Elements of the part of a parameter that one replica updates, on one device of the tensor axis.
+pub(super) fn replica_part(shard: &ParameterShard, context: &Context) -> u64 {
+    let (rows, columns) = sharded_extents(shard, context.tensor_size());
+    let devices = context.tensor_size();
+    (rows.local(devices) * columns.local(devices)).div_ceil(context.shard_size)
+}
+
+/// Whether the parts of the replicas have more elements than the parameter.
+pub(super) fn is_padded(shard: &ParameterShard, context: &Context) -> bool {
+    let (rows, columns) = sharded_extents(shard, context.tensor_size());
+    let devices = context.tensor_size();
+    !(rows.local(devices) * columns.local(devices)).is_multiple_of(context.shard_size)
+}
+
+/// Whether each replica stores only its part of a weight or gradient: the gradients of blocks with ZeRO-2, and also
+/// their weights with ZeRO-3.
+pub(super) fn is_replica_part(buffer: &Buffer, context: &Context) -> bool {
+    let is_sharded = match buffer.role {
+        BufferRole::Weight => context.shards_weights(),
+        BufferRole::WeightGradient => context.shards_gradients(),
+        _ => false,
+    };
+    is_sharded && buffer.shard.as_ref().is_some_and(|shard| shard.block.is_some())
 }
 
 /// Rows and columns of the members side by side, with their sharding over the tensor axis.

@@ -3,9 +3,11 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::context::Context;
-use crate::program::{Access, Action, BufferId, BufferRole, FusedOp, Instr, Phase, StageProgram};
+use crate::program::{
+    Access, Action, Buffer, BufferId, BufferRole, FusedOp, Instr, Phase, StageProgram,
+};
 
-use super::error::{CheckErrors, CheckFault, CheckResult, ensure, fault};
+use super::error::{CheckErrors, CheckFault, CheckResult, ensure, fault, fault_hint};
 use super::lattice::{
     AbstractState, AbstractValue, ForwardValueId, OperandWrite, ShardedExtent, WriteTarget,
 };
@@ -26,6 +28,8 @@ pub(super) enum BufferContents {
     Unknown,
     /// A tensor in this state.
     Tensor(AbstractState),
+    /// A tensor of which each replica has one part, in this state once gathered.
+    ReplicaPart(AbstractState),
 }
 
 /// Checker of one stage.
@@ -38,6 +42,8 @@ pub(super) struct StageChecker<'a> {
     pub contents: Vec<BufferContents>,
     /// The buffer of each weight.
     pub weights: HashMap<ForwardValueId, BufferId>,
+    /// Gradients of the microbatch that were zeroed, their padding too.
+    pub zeroed_gradients: HashSet<BufferId>,
     /// Sections of the values.
     pub known_sections: HashMap<ForwardValueId, Vec<u64>>,
     /// Tensors sent by the previous stage of the pass.
@@ -52,6 +58,16 @@ pub(super) struct StageChecker<'a> {
     /// Whether each buffer has an unread result of a collective or fill.
     unread: Vec<bool>,
     pub errors: CheckErrors,
+}
+
+impl BufferContents {
+    /// The state of a tensor, or of one whose parts are gathered.
+    pub fn state(&self) -> Option<AbstractState> {
+        match self {
+            BufferContents::Tensor(state) | BufferContents::ReplicaPart(state) => Some(*state),
+            _ => None,
+        }
+    }
 }
 
 impl<'a> StageChecker<'a> {
@@ -69,6 +85,7 @@ impl<'a> StageChecker<'a> {
             graph: ForwardGraph::default(),
             contents: vec![BufferContents::Unwritten; stage.buffers.len()],
             weights: HashMap::new(),
+            zeroed_gradients: HashSet::new(),
             known_sections: HashMap::new(),
             incoming: VecDeque::new(),
             outgoing: VecDeque::new(),
@@ -94,22 +111,14 @@ impl<'a> StageChecker<'a> {
                 let (rows, columns) = shards::sharded_extents(shard, self.context.tensor_size());
                 let value = self.graph.add_input(&buffer.name);
                 self.weights.insert(value, id);
-                BufferContents::Tensor(AbstractState::new(
-                    AbstractValue::Value(value),
-                    rows,
-                    columns,
-                    dtype,
-                ))
+                let state = AbstractState::new(AbstractValue::Value(value), rows, columns, dtype);
+                self.parameter_contents(buffer, state)
             }
             // Sums of earlier microbatches have the layout of the contribution of this one.
             (BufferRole::WeightGradient, Some(shard)) => {
                 let (rows, columns) = shards::sharded_extents(shard, self.context.tensor_size());
-                BufferContents::Tensor(AbstractState::new(
-                    AbstractValue::Zero,
-                    rows,
-                    columns,
-                    dtype,
-                ))
+                let state = AbstractState::new(AbstractValue::Zero, rows, columns, dtype);
+                self.parameter_contents(buffer, state)
             }
             (BufferRole::Tokens | BufferRole::Targets, _) => {
                 match self.tokens(buffer.extent.rows) {
@@ -130,6 +139,14 @@ impl<'a> StageChecker<'a> {
         }
     }
 
+    /// The contents of a stored weight or gradient: whole, or one part per replica.
+    fn parameter_contents(&self, buffer: &Buffer, state: AbstractState) -> BufferContents {
+        match shards::is_replica_part(buffer, self.context) {
+            true => BufferContents::ReplicaPart(state),
+            false => BufferContents::Tensor(state),
+        }
+    }
+
     /// The token side of a tensor with this many rows on a device; `None` for other row counts.
     pub fn tokens(&self, rows: u64) -> Option<ShardedExtent> {
         let (tokens, devices) = (self.context.tokens(), self.context.tensor_size());
@@ -143,8 +160,8 @@ impl<'a> StageChecker<'a> {
     /// Marks the single copies of activations as overwritten by other microbatches.
     pub(super) fn expire(&mut self) {
         for (buffer, content) in self.stage.buffers.iter().zip(&mut self.contents) {
-            let single_copy = buffer.role == BufferRole::Activation && buffer.copies == 1;
-            if single_copy && matches!(content, BufferContents::Tensor(_)) {
+            let single_copy = !buffer.role.is_resident() && buffer.copies == 1;
+            if single_copy && content.state().is_some() {
                 *content = BufferContents::Expired;
             }
         }
@@ -183,6 +200,12 @@ impl<'a> StageChecker<'a> {
                     "reads `{}` from an earlier pass, but it has a single copy, which other microbatches in between overwrote",
                     buffer.name
                 ));
+            }
+            BufferContents::ReplicaPart(_) => {
+                return fault_hint(
+                    format!("reads `{}`, of which each replica has only a part", buffer.name),
+                    "gather the parts of a weight first",
+                );
             }
         };
         self.unread[access.buffer.0 as usize] = false;
@@ -258,17 +281,23 @@ impl<'a> StageChecker<'a> {
             let table = self.reads_transposed_table(instr, 1)
                 && matches!(state.value, AbstractValue::Gradient { .. });
             let state = if table { state.transposed() } else { state };
-            self.write(at, instr, access.buffer, state)?;
+            self.write(at, instr, access.buffer, BufferContents::Tensor(state))?;
         }
         Ok(())
     }
 
-    fn write(
+    /// Marks an operand as read.
+    pub(super) fn mark_read(&mut self, id: BufferId) {
+        self.unread[id.0 as usize] = false;
+    }
+
+    /// Writes the result of an instruction to a buffer.
+    pub(super) fn write(
         &mut self,
         at: usize,
         instr: &Instr,
         id: BufferId,
-        state: AbstractState,
+        contents: BufferContents,
     ) -> CheckResult {
         let name = &self.stage.buffer(id).name;
         // An overwritten unread result is a duplicated collective, or zeros to which nothing was added.
@@ -278,7 +307,7 @@ impl<'a> StageChecker<'a> {
             format!("overwrites `{name}`, the result of a collective or fill that nothing has read")
         })?;
         self.unread[id.0 as usize] = must_be_read;
-        let overwritten = self.store(at, id, BufferContents::Tensor(state));
+        let overwritten = self.store(at, id, contents);
         let is_operand = |lost: &BufferId| {
             instr.reads.iter().chain(&instr.writes).any(|access| access.buffer == *lost)
         };
@@ -300,13 +329,13 @@ impl<'a> StageChecker<'a> {
     ) -> Vec<BufferId> {
         self.contents[id.0 as usize] = content;
         let buffer = self.stage.buffer(id);
-        if buffer.role != BufferRole::Activation {
+        if buffer.role.is_resident() {
             return vec![];
         }
         let overwritten = self.owners.claim(buffer, id);
         for buffer in &overwritten {
             let contents = &mut self.contents[buffer.0 as usize];
-            if matches!(contents, BufferContents::Tensor(_)) {
+            if contents.state().is_some() {
                 *contents = BufferContents::Overwritten(self.phase, at, id);
             }
         }
@@ -324,19 +353,16 @@ impl<'a> StageChecker<'a> {
         let loss = matches!(instr.action, Action::Fused(FusedOp::LossGradient));
         let fits = match buffer.role {
             BufferRole::Activation => !parameter,
-            BufferRole::WeightGradient => parameter,
+            role if role.is_gradient() => parameter,
             BufferRole::Loss => loss,
             _ => false,
         };
         ensure(fits, || format!("writes {} to `{}`", self.graph.describe(state.value), buffer.name))
     }
 
-    /// State of a weight's buffer.
+    /// State of a weight's buffer, once gathered.
     pub fn weight_state(&self, id: BufferId) -> Option<AbstractState> {
-        match self.contents[id.0 as usize] {
-            BufferContents::Tensor(state) => Some(state),
-            _ => None,
-        }
+        self.contents[id.0 as usize].state()
     }
 
     /// The weight that an operation of this kind reads at its second port.
@@ -373,7 +399,7 @@ impl<'a> StageChecker<'a> {
         for (_, content) in buffers.filter(|(buffer, _)| buffer.role == BufferRole::WeightGradient)
         {
             match content {
-                BufferContents::Tensor(state) => {
+                BufferContents::Tensor(state) | BufferContents::ReplicaPart(state) => {
                     complete.extend(self.graph.completed_values(state.value))
                 }
                 // After a reported error, the buffer may be the gradient of any weight.

@@ -31,6 +31,9 @@ impl<'a> StageChecker<'a> {
     }
 
     fn instruction(&mut self, at: usize, instr: &'a Instr) -> CheckResult {
+        if let Some(checked) = self.sharded_parameters(at, instr) {
+            return checked;
+        }
         let mut reads = Vec::with_capacity(instr.reads.len());
         for (port, access) in instr.reads.iter().enumerate() {
             match self.read(instr, port, access)? {

@@ -41,13 +41,17 @@ pub struct Plan {
     pub mesh: Mesh,
     /// The work of a step.
     pub workload: Workload,
-    /// Optimizer sharding over the data axis.
+    /// Sharding of optimizer states, gradients and weights over the data axis.
     pub zero: Zero,
+    /// Neighbouring replicas that share one copy of what ZeRO shards, a divisor of `mesh.data`; absent where all do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard_size: Option<u64>,
     /// The order in which pipeline stages run the passes of their microbatches; absent for 1F1B.
     #[serde(default, skip_serializing_if = "PipelineSchedule::is_default")]
     pub schedule: PipelineSchedule,
-    /// Whether reductions of gradients over the data axis run beside the backward pass of the last microbatch; absent
-    /// where they run after it.
+    /// Whether collectives over the data axis run beside computation: reductions of gradients beside the backward pass of
+    /// the last microbatch, and the gathers and reductions that ZeRO-2 and ZeRO-3 have in every pass. Absent where they
+    /// do not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_grad_reduce: bool,
     /// Whether tensor-axis collectives of activation gradients run beside the weight-gradient GEMMs of the linears that

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::context::Context;
+use crate::context::{Context, Zero};
 use crate::graph::{
     BlockShape, BoundaryTensor, Segment, ValueId, block_segment, embedding_segment, head_segment,
 };
@@ -57,6 +57,14 @@ pub struct ResolvedPlan {
 }
 
 impl Plan {
+    /// Neighbouring replicas that share one copy of what ZeRO shards.
+    fn shard_size(&self) -> u64 {
+        match self.zero {
+            Zero::Off => 1,
+            _ => self.shard_size.unwrap_or(self.mesh.data),
+        }
+    }
+
     /// The context of the plan.
     ///
     /// # Errors
@@ -87,11 +95,24 @@ impl Plan {
                 defects.push(Defect::new("workload.global_batch", problem));
             }
         }
+        if defects.0.is_empty() && !self.mesh.data.is_multiple_of(self.shard_size()) {
+            let problem = format!(
+                "{} replicas do not divide into groups of {}",
+                self.mesh.data,
+                self.shard_size()
+            );
+            defects.push(Defect::new("shard_size", problem).hint("a divisor of mesh.data"));
+        }
+        if self.zero == Zero::Off && self.shard_size.is_some() {
+            let problem = "is set, but without ZeRO nothing is sharded over replicas";
+            defects.push(Defect::new("shard_size", problem).hint("leave it out"));
+        }
         let context = Context {
             mesh: self.mesh,
             workload: self.workload,
             precision: self.precision,
             zero: self.zero,
+            shard_size: self.shard_size(),
             schedule: self.schedule,
             overlap_grad_reduce: self.overlap_grad_reduce,
             overlap_tensor_collectives: self.overlap_tensor_collectives,

@@ -101,7 +101,7 @@ pub fn overlapped_weight_gradient(
 /// Whether the weight-gradient GEMM of an op may run in a pass of its own, after the backward pass: a linear of a block
 /// whose GEMM does not run beside a collective, and whose output gradient stays as it is. That of a linear that adds to
 /// the hidden state or crosses into another block shares a buffer with gradients that are added to later. The operands of
-/// the head's GEMM are too large to be kept.
+/// the head's GEMM are too large to be kept. Gradients that replicas shard are reduced in the backward pass.
 pub fn is_weight_gradient_deferrable(
     segment: &Segment,
     op: OpId,
@@ -114,6 +114,7 @@ pub fn is_weight_gradient_deferrable(
         overlapped_weight_gradient(segment, *value, flow, context) == Some(op)
     };
     segment.kind == SegmentKind::Block
+        && !context.shards_gradients()
         && matches!(node.op, Op::Linear(_))
         && !node.outputs.iter().any(|output| shares_gradient(segment, *output))
         && !node.inputs.iter().any(is_overlapped)

@@ -1,13 +1,15 @@
-//! Templates of the step phase of a parameter.
+//! Templates of the step phase of a parameter, and the collectives of a sharded one within passes.
 //!
-//! Partial gradients are all-reduced over the tensor axis, then all gradients over the data axis
-//! (ZeRO-1: reduce-scattered), beside the last backward pass where `Context::overlap_grad_reduce` is set. Squares are
-//! summed for clipping, AdamW is applied, and with ZeRO-1 the new weights are all-gathered.
+//! Partial gradients are all-reduced over the tensor axis, then all gradients over the data axis: reduce-scattered over
+//! the shard group of ZeRO, and all-reduced over the replicas that hold the same shard, beside the last backward pass
+//! where `Context::overlap_grad_reduce` is set. Squares are summed for clipping, AdamW is applied, and with ZeRO the new
+//! weights are all-gathered. With ZeRO-2 the passes reduce-scatter the gradients of blocks, and with ZeRO-3 they gather
+//! their weights, so that the step phase does not.
 
-use crate::context::{Context, Zero};
+use crate::context::Context;
 use crate::extent::Extent;
-use crate::graph::SegmentKind;
-use crate::mesh::Axis;
+use crate::graph::{Op, SegmentKind};
+use crate::mesh::{Axis, DeviceGroup};
 use crate::model::WeightId;
 use crate::program::{Action, CollectiveFunction, CollectiveOp, FusedOp, Reduction};
 use crate::strategy::OpParameters;
@@ -30,20 +32,9 @@ pub fn reduce_gradient(parameters: &OpParameters, context: &Context) -> Vec<Inst
     let gradient = gradient(parameters, context);
     let mut templates = vec![];
     if parameters.gradient_partial {
-        templates.push(reduce(
-            Axis::Tensor,
-            CollectiveFunction::AllReduce(Reduction::Sum),
-            gradient,
-            context,
-        ));
+        templates.push(all_reduce(context.mesh.group(Axis::Tensor), gradient));
     }
-    if context.mesh.data > 1 {
-        let kind = match context.zero {
-            Zero::Off => CollectiveFunction::AllReduce(Reduction::Sum),
-            Zero::One => CollectiveFunction::ReduceScatter,
-        };
-        templates.push(reduce(Axis::Data, kind, gradient, context));
-    }
+    templates.extend(reduce_over_data(parameters, context));
     let square_sum =
         TemplateOperand { slot: OperandSlot::SquareSum, extent: Extent::flat(1, DType::F32) };
     templates.push(InstrTemplate {
@@ -54,11 +45,25 @@ pub fn reduce_gradient(parameters: &OpParameters, context: &Context) -> Vec<Inst
     templates
 }
 
+/// The reductions of a gradient over the data axis in the step phase.
+fn reduce_over_data(parameters: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
+    let gradient = gradient(parameters, context);
+    let mut templates = vec![];
+    if context.shard_size > 1 && !parameters.has_sharded_gradient(context) {
+        templates.push(in_place(reduce_scatter(gradient.extent.bytes(), context), gradient));
+    }
+    if context.replica_group().size > 1 {
+        let part = updated_part(gradient, parameters, context);
+        templates.push(all_reduce(context.replica_group(), part));
+    }
+    templates
+}
+
 /// The step phase of a gradient before the update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GradientReductions {
-    /// The reduction over the data axis, where it may run beside the last backward pass.
-    pub overlapped: Option<InstrTemplate>,
+    /// The reductions over the data axis, where they may run beside the last backward pass.
+    pub overlapped: Vec<InstrTemplate>,
     /// The other reductions, and the addition of its square to the square sum.
     pub rest: Vec<InstrTemplate>,
 }
@@ -87,16 +92,13 @@ pub fn reduce_owned_gradient(
     }
     let is_tied = tied && parameters.members.iter().any(|member| member.weight == WeightId::Head);
     let is_complete_early = kind != SegmentKind::Embedding && !is_tied;
-    let overlaps = context.overlap_grad_reduce
-        && context.mesh.data > 1
-        && is_complete_early
-        && !parameters.gradient_partial;
-    // Without a reduction over the tensor axis, the one over the data axis comes first.
-    let overlapped = overlaps.then(|| rest.remove(0));
-    GradientReductions { overlapped, rest }
+    let overlaps = context.overlap_grad_reduce && is_complete_early && !parameters.gradient_partial;
+    // Without a reduction over the tensor axis, those over the data axis come first.
+    let overlapped = if overlaps { reduce_over_data(parameters, context).len() } else { 0 };
+    GradientReductions { overlapped: rest.drain(..overlapped).collect(), rest }
 }
 
-/// AdamW on a parameter and, with ZeRO-1, the all-gather of the new weights.
+/// AdamW on a parameter and, where ZeRO shards only its states and gradient, the all-gather of the new weights.
 pub fn update_parameter(parameters: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
     let (weight, gradient) = (weight(parameters, context), gradient(parameters, context));
     let weight_part = updated_part(weight, parameters, context);
@@ -111,10 +113,45 @@ pub fn update_parameter(parameters: &OpParameters, context: &Context) -> Vec<Ins
     writes.extend(states);
     let mut templates =
         vec![InstrTemplate { action: Action::Fused(FusedOp::AdamW), reads, writes }];
-    if context.zero == Zero::One && context.mesh.data > 1 {
-        templates.push(gather_weights(weight, context));
+    if context.shard_size > 1 && !parameters.has_sharded_weight(context) {
+        templates.push(in_place(all_gather(weight.extent.bytes(), context), weight));
     }
     templates
+}
+
+/// The all-gather of weights of this many bytes over the shard group.
+pub fn all_gather(payload: Bytes, context: &Context) -> CollectiveOp {
+    let layouts = (Layout::Sharded(Dim::Feature), Layout::Replicated);
+    collective(CollectiveFunction::AllGather, layouts, payload, context.shard_group())
+}
+
+/// The reduce-scatter of gradients of this many bytes over the shard group.
+pub fn reduce_scatter(payload: Bytes, context: &Context) -> CollectiveOp {
+    let layouts = (Layout::Partial, Layout::Sharded(Dim::Feature));
+    collective(CollectiveFunction::ReduceScatter, layouts, payload, context.shard_group())
+}
+
+/// Zeroes the gradient of a microbatch: ops other than linears add to it, and where it is padded to equal parts, the padding
+/// counts in the gradient norm. `None` where the GEMM of a linear writes all of it.
+pub fn zero_microbatch_gradient(
+    op: &Op,
+    parameters: &OpParameters,
+    context: &Context,
+) -> Option<InstrTemplate> {
+    let is_padded = !parameters.elements(context).is_multiple_of(context.shard_size);
+    let extent = parameters.whole_gradient_extent(context);
+    let gradient = TemplateOperand { slot: OperandSlot::MicrobatchGradient(0), extent };
+    let action = Action::Fused(FusedOp::Fill);
+    let template = InstrTemplate { action, reads: vec![], writes: vec![gradient] };
+    (is_padded || !matches!(op, Op::Linear(_))).then_some(template)
+}
+
+/// Adds the reduced part of a microbatch's gradient to the accumulated one.
+pub fn accumulate_gradient_part(parameters: &OpParameters, context: &Context) -> InstrTemplate {
+    let sum = gradient(parameters, context);
+    let part = TemplateOperand { slot: OperandSlot::MicrobatchGradient(0), ..sum };
+    let action = Action::Fused(FusedOp::AddInto);
+    InstrTemplate { action, reads: vec![part, sum], writes: vec![sum] }
 }
 
 fn weight(parameters: &OpParameters, context: &Context) -> TemplateOperand {
@@ -145,39 +182,21 @@ fn updated_part(
     TemplateOperand { extent: Extent { columns, ..whole.extent }, ..whole }
 }
 
-fn reduce(
-    axis: Axis,
-    function: CollectiveFunction,
-    gradient: TemplateOperand,
-    context: &Context,
-) -> InstrTemplate {
-    let to = match function {
-        CollectiveFunction::ReduceScatter => Layout::Sharded(Dim::Feature),
-        _ => Layout::Replicated,
-    };
-    collective(axis, function, (Layout::Partial, to), gradient, context)
+fn all_reduce(group: DeviceGroup, operand: TemplateOperand) -> InstrTemplate {
+    let function = CollectiveFunction::AllReduce(Reduction::Sum);
+    let layouts = (Layout::Partial, Layout::Replicated);
+    in_place(collective(function, layouts, operand.extent.bytes(), group), operand)
 }
 
-fn gather_weights(weight: TemplateOperand, context: &Context) -> InstrTemplate {
-    let layouts = (Layout::Sharded(Dim::Feature), Layout::Replicated);
-    collective(Axis::Data, CollectiveFunction::AllGather, layouts, weight, context)
+fn in_place(op: CollectiveOp, operand: TemplateOperand) -> InstrTemplate {
+    InstrTemplate { action: Action::Collective(op), reads: vec![operand], writes: vec![operand] }
 }
 
 fn collective(
-    axis: Axis,
     function: CollectiveFunction,
     (from, to): (Layout, Layout),
-    operand: TemplateOperand,
-    context: &Context,
-) -> InstrTemplate {
-    let op = CollectiveOp {
-        function,
-        axis,
-        from,
-        to,
-        payload: operand.extent.bytes(),
-        statistic: Bytes(0),
-        group: context.mesh.group(axis),
-    };
-    InstrTemplate { action: Action::Collective(op), reads: vec![operand], writes: vec![operand] }
+    payload: Bytes,
+    group: DeviceGroup,
+) -> CollectiveOp {
+    CollectiveOp { function, axis: group.axis, from, to, payload, statistic: Bytes(0), group }
 }

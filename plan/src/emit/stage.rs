@@ -1,9 +1,9 @@
 //! Templates of a stage beside those of its segments: transfers between stages, and the part of the step
 //! phase that belongs to no op.
 
-use crate::context::{Context, Zero};
+use crate::context::Context;
 use crate::graph::BoundaryTensor;
-use crate::mesh::Axis;
+use crate::mesh::{Axis, DeviceGroup};
 use crate::program::{
     Action, CollectiveFunction, CollectiveOp, Extent, FusedOp, P2pTransfer, Reduction,
 };
@@ -94,21 +94,21 @@ pub fn clear_square_sum() -> InstrTemplate {
 
 /// All-reduces the square sum over every axis along which devices have different gradients.
 pub fn reduce_square_sum(context: &Context) -> Vec<InstrTemplate> {
-    let sharded_over_data = context.zero == Zero::One;
-    [(Axis::Tensor, true), (Axis::Data, sharded_over_data), (Axis::Pipeline, true)]
+    let mesh = &context.mesh;
+    [mesh.group(Axis::Tensor), context.shard_group(), mesh.group(Axis::Pipeline)]
         .into_iter()
-        .filter(|(axis, sharded)| *sharded && context.axis_size(*axis) > 1)
-        .map(|(axis, _)| all_reduce(axis, square_sum(), context))
+        .filter(|group| group.size > 1)
+        .map(|group| all_reduce(group, square_sum()))
         .collect()
 }
 
 /// All-reduces the gradient of a tied weight between the first and the last stage.
 pub fn reduce_tied_gradient(gradient: Extent, context: &Context) -> InstrTemplate {
     let operand = TemplateOperand { slot: OperandSlot::WeightGradient(0), extent: gradient };
-    let mut template = all_reduce(Axis::Pipeline, operand, context);
+    let pipeline = context.mesh.group(Axis::Pipeline);
+    let stride = pipeline.stride * (context.mesh.pipeline - 1);
+    let mut template = all_reduce(DeviceGroup { size: 2, stride, ..pipeline }, operand);
     if let Action::Collective(collective) = &mut template.action {
-        collective.group.size = 2;
-        collective.group.stride *= context.mesh.pipeline - 1;
         collective.payload = gradient.bytes();
         collective.statistic = Bytes(0);
     }
@@ -122,15 +122,15 @@ fn square_sum() -> TemplateOperand {
     }
 }
 
-fn all_reduce(axis: Axis, operand: TemplateOperand, context: &Context) -> InstrTemplate {
+fn all_reduce(group: DeviceGroup, operand: TemplateOperand) -> InstrTemplate {
     let collective = CollectiveOp {
         function: CollectiveFunction::AllReduce(Reduction::Sum),
-        axis,
+        axis: group.axis,
         from: Layout::Partial,
         to: Layout::Replicated,
         payload: Bytes(0),
         statistic: operand.extent.bytes(),
-        group: context.mesh.group(axis),
+        group,
     };
     InstrTemplate {
         action: Action::Collective(collective),

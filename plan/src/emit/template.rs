@@ -18,6 +18,8 @@ pub enum OperandSlot {
     Weight(u8),
     /// The gradient of the n-th weight, fp32, accumulated over microbatches.
     WeightGradient(u8),
+    /// The gradient of the n-th weight for one microbatch, of which replicas accumulate their parts.
+    MicrobatchGradient(u8),
     /// AdamW's first moment, fp32.
     FirstMoment(u8),
     /// AdamW's second moment, fp32.

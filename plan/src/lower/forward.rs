@@ -138,7 +138,7 @@ impl StageLowering<'_> {
             | OperandSlot::Targets
             | OperandSlot::Loss
             | OperandSlot::SquareSum => self.buffer_of(BufferKey::Shared(operand.slot)),
-            slot => self.buffer_of(BufferKey::Parameter(instance, op, slot)),
+            slot => self.parameter_in_pass(site, op, slot),
         }
     }
 

@@ -7,6 +7,7 @@
 
 mod backward;
 mod forward;
+mod sharded_parameters;
 mod stage;
 mod stage_lowering;
 mod step;

@@ -201,8 +201,11 @@ impl StageLowering<'_> {
             let buffers = self.push_receive(receive, "");
             self.bind_inputs(sites[0], &buffers);
         }
+        self.gather_first_weights(&sites[0]);
         for (index, site) in sites.iter().enumerate() {
+            let collectives = self.begin_forward(*site, sites.get(index + 1));
             self.forward_segment(*site);
+            self.overlap(collectives);
             let outputs: Vec<BufferId> = site
                 .plan
                 .segment
@@ -248,10 +251,13 @@ impl StageLowering<'_> {
             let buffers = self.push_receive(receive, " gradient");
             self.bind_output_gradients(last, &buffers);
         }
+        self.gather_first_weights(&last);
         for (index, site) in sites.iter().enumerate().rev() {
+            let previous = index.checked_sub(1).map(|previous| &sites[previous]);
+            let collectives = self.begin_backward(*site, previous, sites.get(index + 1));
             self.backward_segment(*site);
-            let ends = [self.program.backward.len(), self.program.weight_gradient.len()];
-            self.gradient_ends.insert(site.instance, ends);
+            self.overlap(collectives);
+            self.end_backward(*site, sites.get(index + 1));
             let gradients: Vec<BufferId> = site
                 .plan
                 .segment
@@ -268,6 +274,7 @@ impl StageLowering<'_> {
                 }
             }
         }
+        self.reduce_last_gradients(&sites[0]);
     }
 
     /// Binds the gradients of a segment's outputs, whose first contributions the next segment computed.

@@ -22,6 +22,10 @@ pub(super) enum BufferKey {
     Gradient(SegmentInstance, ValueId, usize),
     /// An op's resident buffer (weight, gradient, optimizer state).
     Parameter(SegmentInstance, OpId, OperandSlot),
+    /// The whole weight of an op whose parts the replicas store, in the current pass.
+    GatheredWeight(SegmentInstance, OpId),
+    /// The whole gradient of an op's weight for one microbatch, of which the replicas accumulate their parts.
+    MicrobatchGradient(SegmentInstance, OpId),
     /// The statistic that an op saves for its backward pass.
     Statistic(SegmentInstance, OpId),
     /// The gradient of an online norm's statistic.
@@ -158,12 +162,16 @@ impl<'a> StageLowering<'a> {
             .map(|operand| Access { buffer: bind(self, *operand), extent: operand.extent })
             .collect();
         let (action, origin) = (template.action, origin.clone());
-        let instr = Instr { action, reads, writes, origin, overlapped_instrs: 0 };
+        self.instructions().push(Instr { action, reads, writes, origin, overlapped_instrs: 0 });
+    }
+
+    /// The instructions of the current phase.
+    pub(super) fn instructions(&mut self) -> &mut Vec<Instr> {
         match self.phase {
-            Phase::Forward => self.program.forward.push(instr),
-            Phase::Backward => self.program.backward.push(instr),
-            Phase::WeightGradient => self.program.weight_gradient.push(instr),
-            Phase::Step => self.program.step.push(instr),
+            Phase::Forward => &mut self.program.forward,
+            Phase::Backward => &mut self.program.backward,
+            Phase::WeightGradient => &mut self.program.weight_gradient,
+            Phase::Step => &mut self.program.step,
         }
     }
 

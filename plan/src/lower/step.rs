@@ -44,7 +44,7 @@ impl StageLowering<'_> {
             let kind = site.plan.segment.kind;
             for (_, op, parameter) in self.owned_parameters(std::slice::from_ref(site)) {
                 let reductions = reduce_owned_gradient(kind, &parameter, self.plan.tied, &context);
-                self.push_parameter(*site, op, reductions.overlapped.into_iter().collect());
+                self.push_parameter(*site, op, reductions.overlapped);
             }
             let reductions = start..self.program.step.len();
             if !reductions.is_empty() {
@@ -56,7 +56,7 @@ impl StageLowering<'_> {
         }
     }
 
-    fn owned_parameters<'b>(
+    pub(super) fn owned_parameters<'b>(
         &self,
         sites: &[SegmentSite<'b>],
     ) -> Vec<(SegmentSite<'b>, OpId, OpParameters)> {

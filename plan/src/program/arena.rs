@@ -6,7 +6,7 @@
 //! microbatches between them, has copies, one for each microbatch that needs it at once. All other buffers are placed
 //! by lifetime, in one area that all passes share.
 
-use super::{BufferId, BufferRole, Instr, Phase, StageProgram};
+use super::{BufferId, Instr, Phase, StageProgram};
 use crate::Bytes;
 
 /// Alignment of every buffer, in bytes.
@@ -90,7 +90,7 @@ fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
     let passes = Phase::PASSES.into_iter().flat_map(|phase| stage.instructions(phase));
     for (position, instr) in passes.enumerate() {
         for id in accessed_buffers(instr) {
-            if stage.buffers[id.0 as usize].role == BufferRole::Activation {
+            if !stage.buffers[id.0 as usize].role.is_resident() {
                 let last = position + instr.overlapped_instrs;
                 let span = spans[id.0 as usize].get_or_insert(Lifetime { first: position, last });
                 span.last = span.last.max(last);

@@ -22,6 +22,10 @@
 //!   instructions of the step phase follow them.
 //! - *Overlapped instructions.* A collective may run beside the [`overlapped_instrs`](Instr::overlapped_instrs)
 //!   instructions after it. It begins when all instructions before it have ended, and ends before any later one begins.
+//!   If the first of them are collectives themselves, they run one after the other.
+//! - *Parts of replicas.* With ZeRO, replica i of a shard group holds or updates the i-th of equal parts of a parameter's
+//!   padded buffer. Where the step phase, or an addition within a pass, accesses fewer elements of a weight or gradient than
+//!   its buffer has, it accesses the part of the device's own replica.
 
 mod action;
 mod arena;
@@ -56,6 +60,11 @@ pub enum BufferRole {
     Weight,
     /// The fp32 gradient of a weight, accumulated over microbatches.
     WeightGradient,
+    /// A whole weight, gathered from the parts of the replicas (ZeRO-3) for one pass and placed by lifetime.
+    GatheredWeight,
+    /// The whole fp32 gradient of a weight for one microbatch, until the replicas have reduced their parts of it (ZeRO-2
+    /// and ZeRO-3). Placed by lifetime.
+    MicrobatchGradient,
     /// AdamW's first moment of a weight, fp32.
     FirstMoment,
     /// AdamW's second moment of a weight, fp32.
@@ -78,18 +87,29 @@ impl BufferRole {
     /// Whether the buffer holds a parameter, its gradient or its optimizer state, and so has a
     /// [`ParameterShard`].
     pub fn is_parameter(self) -> bool {
-        matches!(self, BufferRole::Weight | BufferRole::WeightGradient) || self.is_optimizer_state()
+        self.is_weight() || self.is_gradient() || self.is_optimizer_state()
     }
 
-    /// Whether the buffer holds a moment or a master copy, of which ZeRO-1 keeps a part per replica.
+    /// Whether the buffer holds a weight in the compute format.
+    pub fn is_weight(self) -> bool {
+        matches!(self, BufferRole::Weight | BufferRole::GatheredWeight)
+    }
+
+    /// Whether the buffer holds the gradient of a weight.
+    pub fn is_gradient(self) -> bool {
+        matches!(self, BufferRole::WeightGradient | BufferRole::MicrobatchGradient)
+    }
+
+    /// Whether the buffer holds a moment or a master copy, of which ZeRO keeps a part per replica.
     pub fn is_optimizer_state(self) -> bool {
         use BufferRole::{FirstMoment, MasterWeight, SecondMoment};
         matches!(self, FirstMoment | SecondMoment | MasterWeight)
     }
 
     /// Whether the buffer keeps its bytes for the whole step and shares them with no other.
-    pub(crate) fn is_resident(self) -> bool {
-        self != BufferRole::Activation
+    pub fn is_resident(self) -> bool {
+        use BufferRole::{Activation, GatheredWeight, MicrobatchGradient};
+        !matches!(self, Activation | GatheredWeight | MicrobatchGradient)
     }
 }
 

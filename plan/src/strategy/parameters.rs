@@ -1,6 +1,6 @@
 //! The parameters of an op: shapes, sharding over the tensor axis, and resident bytes.
 
-use crate::context::{Context, Zero};
+use crate::context::Context;
 use crate::extent::Extent;
 use crate::graph::{Op, OpNode};
 use crate::layout::WeightSplit;
@@ -27,31 +27,55 @@ impl OpParameters {
         if self.split == WeightSplit::Whole { whole } else { whole / context.tensor_size() }
     }
 
-    /// Elements that one device updates: with ZeRO-1 its part along the data axis, rounded up.
+    /// Elements that one device updates: with ZeRO its part of a shard group's copy, rounded up.
     pub(crate) fn updated_elements(&self, context: &Context) -> u64 {
-        let elements = self.elements(context);
-        match context.zero {
-            Zero::Off => elements,
-            Zero::One => elements.div_ceil(context.mesh.data),
-        }
+        self.elements(context).div_ceil(context.shard_size)
     }
 
-    /// Elements of the buffers of weight and gradient. With ZeRO-1 they are padded to equal parts, because
-    /// reduce-scatter and all-gather work in place.
+    /// Elements of all parts together: with ZeRO, padded to equal parts.
     fn padded_elements(&self, context: &Context) -> u64 {
-        match context.zero {
-            Zero::Off => self.elements(context),
-            Zero::One => self.updated_elements(context) * context.mesh.data,
+        self.updated_elements(context) * context.shard_size
+    }
+
+    /// Whether the parameters belong to a block. ZeRO-2 and ZeRO-3 treat those of embedding and head like ZeRO-1.
+    fn belongs_to_block(&self) -> bool {
+        use WeightId::{Embedding, FinalNorm, Head};
+        !self.members.iter().any(|member| matches!(member.weight, Embedding | FinalNorm | Head))
+    }
+
+    /// Whether each replica accumulates only its part of the gradient.
+    pub fn has_sharded_gradient(&self, context: &Context) -> bool {
+        context.shards_gradients() && self.belongs_to_block()
+    }
+
+    /// Whether each replica stores only its part of the weight.
+    pub fn has_sharded_weight(&self, context: &Context) -> bool {
+        context.shards_weights() && self.belongs_to_block()
+    }
+
+    /// Extent of the stored weight, in the compute format.
+    pub(crate) fn weight_extent(&self, context: &Context) -> Extent {
+        match self.has_sharded_weight(context) {
+            true => Extent { dtype: context.compute_dtype(), ..self.state_extent(context) },
+            false => self.whole_weight_extent(context),
         }
     }
 
-    /// Extent of the weight, in the compute format.
-    pub(crate) fn weight_extent(&self, context: &Context) -> Extent {
+    /// Extent of the accumulated fp32 gradient.
+    pub fn gradient_extent(&self, context: &Context) -> Extent {
+        match self.has_sharded_gradient(context) {
+            true => self.state_extent(context),
+            false => self.whole_gradient_extent(context),
+        }
+    }
+
+    /// Extent of the weight as the passes read it.
+    pub fn whole_weight_extent(&self, context: &Context) -> Extent {
         Extent::flat(self.padded_elements(context), context.compute_dtype())
     }
 
-    /// Extent of the fp32 gradient.
-    pub fn gradient_extent(&self, context: &Context) -> Extent {
+    /// Extent of the fp32 gradient as the passes write it.
+    pub fn whole_gradient_extent(&self, context: &Context) -> Extent {
         Extent::flat(self.padded_elements(context), DType::F32)
     }
 

@@ -158,12 +158,13 @@ pub(super) fn min_microbatch_time(
     Some(blocks + end(SegmentKind::Embedding)? + end(SegmentKind::Head)?)
 }
 
-/// The parameters of a device on a stage of average size: all of them, split evenly.
+/// The parameters of a device on a stage of average size: all of them, split evenly. They count as parameters of blocks,
+/// of which ZeRO shards no less than of embedding and head.
 fn average_stage(request: &Request, context: &Context) -> OpParameters {
     let mesh = context.mesh;
     let elements = request.model.parameters() / (mesh.tensor * mesh.pipeline);
     OpParameters {
-        members: vec![WeightShape::new(WeightId::Head, mesh.tensor, elements)],
+        members: vec![WeightShape::new(WeightId::Norm1, mesh.tensor, elements)],
         split: WeightSplit::Columns,
         gradient_partial: false,
     }

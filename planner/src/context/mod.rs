@@ -5,6 +5,7 @@
 //! | `lower_bound` | bounds before any block is divided |
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
 //! | `reduction_bound` | bound of a step that waits for gradient reductions |
+//! | `sharding_bound` | bound of a step that waits for the collectives of sharded parameters |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
 //! | `lowering` | arenas of a partition, and its plan, checked and simulated |
 //! | `progress` | best plan and proof so far |
@@ -18,6 +19,7 @@ mod min_memory;
 mod partition_bounds;
 mod progress;
 mod reduction_bound;
+mod sharding_bound;
 mod solver;
 mod warm_start;
 

@@ -6,6 +6,7 @@ use narrows_plan::{Bytes, Context, Seconds};
 
 use super::bounds::{ContextBounds, LayoutBound};
 use super::reduction_bound::reduction_bound;
+use super::sharding_bound::sharding_bound;
 use super::solver::{ContextSolver, PartitionResult};
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::pipeline::{EmbeddingAndHead, StageOverhead};
@@ -17,9 +18,13 @@ impl ContextSolver<'_> {
         let mut layouts = vec![];
         for fastest in EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context) {
             let layout = (fastest.boundary, fastest.tied_weight);
-            let reductions = reduction_bound(self.segments, context, layout);
-            let bound = if fastest.bound.0.max(reductions) < incumbent {
-                self.layout_bound(context, &fastest, incumbent).at_least(Seconds(reductions))
+            let collectives = reduction_bound(self.segments, context, layout).max(sharding_bound(
+                self.segments,
+                context,
+                layout,
+            ));
+            let bound = if fastest.bound.0.max(collectives) < incumbent {
+                self.layout_bound(context, &fastest, incumbent).at_least(Seconds(collectives))
             } else {
                 LayoutBound::NoImprovement
             };

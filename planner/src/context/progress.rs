@@ -36,9 +36,12 @@ impl FitProgress {
         FitProgress { best, bound, incumbent, is_open: false, is_interrupted: false }
     }
 
-    /// Accepts a plan that is faster than all earlier plans.
+    /// Accepts a plan if it is faster than the incumbent: a plan may take longer than its partition let expect.
     pub(super) fn accept(&mut self, plan: FeasiblePlan) {
-        self.incumbent = self.incumbent.min(plan.time.0);
+        if plan.time.0 >= self.incumbent {
+            return self.record_no_improvement();
+        }
+        self.incumbent = plan.time.0;
         self.best = Ok(Some(plan));
     }
 

@@ -10,6 +10,7 @@
 //! | `partitioner` | assignments for every run of blocks of one context, cached |
 //! | `relaxation` | lower bounds on the blocks of one stage, for all numbers of blocks |
 //! | `refinement` | integer programs for stages where memory binds |
+//! | `sharding` | work of sharded parameters that blocks do not count |
 //! | `simulation` | step times of partitions before lowering |
 //! | `step_phase_weights` | assignments that weigh the step phase of a stage less or more |
 
@@ -21,6 +22,7 @@ mod partition;
 mod partitioner;
 mod refinement;
 mod relaxation;
+mod sharding;
 mod simulation;
 mod step_bound;
 mod step_phase_weights;

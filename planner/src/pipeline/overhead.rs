@@ -10,6 +10,7 @@ use narrows_plan::strategy::{BoundaryLayout, op_parameters};
 use narrows_plan::{Context, Seconds};
 
 use super::embedding_and_head::EmbeddingAndHead;
+use super::sharding::sharding_beside_blocks;
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
 
@@ -109,6 +110,10 @@ impl StageOverhead {
                 overhead.first_block_min =
                     first_block_min(segments, context, stage, embedding_and_head.boundary);
                 overhead.step_phase += overhead.first_block_min;
+                let [forward, backward] =
+                    sharding_beside_blocks(segments, context, stage, embedding_and_head);
+                overhead.forward += forward;
+                overhead.backward += backward;
                 overhead.step_phase_min = overhead.step_phase;
                 overhead
             })

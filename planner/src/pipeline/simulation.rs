@@ -10,7 +10,8 @@ use super::assignment::StageAssignment;
 use super::overhead::{BeforeBlocks, StageOverhead, StepSyncs};
 use super::partition::Partition;
 
-/// Simulates a step of a partition from its stage times. The result equals the simulation of the lowered program.
+/// Simulates a step of a partition from its stage times. The result equals the simulation of the lowered program, and for
+/// ZeRO-2 and ZeRO-3 with overlap is a lower bound: which collectives a pass hides depends on its neighbours.
 pub(crate) fn simulate_partition(
     context: &Context,
     partition: &Partition,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::{PassTimesMin, PricedSpace, Prices, StepPhases};
+use narrows_cost_model::{PassTimesMin, PricedSpace, Prices, ShardingMin, StepPhases};
 use narrows_plan::graph::{
     BlockShape, BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
@@ -211,6 +211,19 @@ impl<'a> SegmentSolver<'a> {
         self.groupings(spec).iter().map(of_grouping).reduce(f64::min).unwrap_or(0.0)
     }
 
+    /// Lower bounds on the passes of a segment with sharded parameters; zero where replicas do not shard them.
+    pub(crate) fn sharding_min(&self, spec: SegmentSpec, context: &Context) -> ShardingMin {
+        if !context.shards_gradients() {
+            return ShardingMin::default();
+        }
+        let of_grouping = |grouping: &Grouping| {
+            let prepared = self.prepare(spec, *grouping, context);
+            self.step_phases(&prepared, (spec, *grouping), context).sharding_min()
+        };
+        let least = self.groupings(spec).iter().map(of_grouping).reduce(ShardingMin::min);
+        least.unwrap_or_default()
+    }
+
     /// Lower bounds on the passes of one microbatch.
     pub(crate) fn min_pass_times(&self, spec: SegmentSpec, context: &Context) -> PassTimesMin {
         let key = (spec, self.pass_key(context));
@@ -283,15 +296,20 @@ impl<'a> SegmentSolver<'a> {
         }
     }
 
-    /// The key of the times of one microbatch, which do not depend on the number of microbatches, on ZeRO, on overlapped
-    /// gradient reductions, or on the numbers of replicas and stages.
+    /// The key of the times of one microbatch without what ZeRO adds. They do not depend on the number of microbatches, on
+    /// overlapped gradient reductions, on the numbers of replicas and stages, or on ZeRO besides whether gradients are
+    /// sharded.
     fn pass_key(&self, context: &Context) -> PassKey {
         let mut shared = *context;
-        shared.mesh = Mesh { pipeline: 1, data: 1, ..context.mesh };
-        shared.zero = Zero::Off;
+        // Gradients that replicas shard are those of one microbatch, to which nothing is added.
+        let (zero, replicas) =
+            if context.shards_gradients() { (Zero::Two, 2) } else { (Zero::Off, 1) };
+        shared.mesh = Mesh { pipeline: 1, data: replicas, ..context.mesh };
+        shared.zero = zero;
+        shared.shard_size = replicas;
         shared.overlap_grad_reduce = false;
         shared.schedule = PipelineSchedule::default();
-        shared.workload.global_batch = shared.workload.micro_batch;
+        shared.workload.global_batch = shared.workload.micro_batch * replicas;
         (shared, self.prices.group_links(&context.mesh.group(Axis::Tensor)))
     }
 

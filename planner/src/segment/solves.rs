@@ -74,14 +74,18 @@ impl SegmentSolver<'_> {
         let mut shared = *context;
         // Blocks do not depend on the number of stages. Embedding and head do: on two stages they have two
         // copies of a tied weight.
-        if spec.kind == SegmentKind::Block {
+        if spec.kind == SegmentKind::Block && !context.shards_gradients() {
             shared.mesh.data *= shared.mesh.pipeline;
             shared.mesh.pipeline = 1;
         }
-        shared.zero = Zero::Off;
-        shared.overlap_grad_reduce = false;
-        let many = Self::asymptotic(&shared);
+        // Without sharded gradients, the passes do not depend on ZeRO and the replicas.
+        if !context.shards_gradients() {
+            shared.zero = Zero::Off;
+            shared.shard_size = 1;
+            shared.overlap_grad_reduce = false;
+        }
         let spec = SegmentSpec { tied_weight: None, ..spec };
+        let many = Self::asymptotic(&shared);
         let solved = self.fastest(spec, &many)?;
         // With M microbatches M·t + u is minimal, so any other t' is at least t − (u' − u)/M.
         let [_, step_max] = self.step_phase_range(spec, &many);

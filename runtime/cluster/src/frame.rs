@@ -33,12 +33,16 @@ pub(crate) enum FrameChannel {
     Axis(Axis),
     /// Collectives of the first and the last stage.
     TiedStages,
+    /// Collectives of the replicas that share one copy of what ZeRO shards.
+    ShardGroup,
+    /// Collectives of the replicas that hold the same shard.
+    ShardReplicas,
     /// Transfers between neighbouring stages.
     Transfers,
 }
 
 /// Number of channels.
-pub(crate) const CHANNEL_COUNT: usize = 6;
+pub(crate) const CHANNEL_COUNT: usize = 8;
 
 impl FrameChannel {
     /// The channel of a device group's collectives.
@@ -46,6 +50,8 @@ impl FrameChannel {
         match scope {
             GroupScope::Axis(axis) => FrameChannel::Axis(axis),
             GroupScope::TiedStages => FrameChannel::TiedStages,
+            GroupScope::ShardGroup => FrameChannel::ShardGroup,
+            GroupScope::ShardReplicas => FrameChannel::ShardReplicas,
         }
     }
 
@@ -58,6 +64,8 @@ impl FrameChannel {
             FrameChannel::Axis(Axis::Pipeline) => 3,
             FrameChannel::TiedStages => 4,
             FrameChannel::Transfers => 5,
+            FrameChannel::ShardGroup => 6,
+            FrameChannel::ShardReplicas => 7,
         }
     }
 
@@ -70,6 +78,8 @@ impl FrameChannel {
             FrameChannel::Axis(Axis::Pipeline) => "the pipeline axis",
             FrameChannel::TiedStages => "the first and the last stage",
             FrameChannel::Transfers => "the pipeline",
+            FrameChannel::ShardGroup => "the shard group",
+            FrameChannel::ShardReplicas => "the replicas of a shard",
         }
     }
 }

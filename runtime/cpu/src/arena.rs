@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 /// The largest number of operands that an instruction reads, and that it writes.
-pub(crate) const OPERANDS_MAX: usize = 16;
+pub(crate) const OPERANDS_MAX: usize = 64;
 
 /// The memory of all buffers of one device.
 pub(crate) struct Arena {
@@ -67,7 +67,8 @@ impl Arena {
             }
         }
         let base = self.elements.as_mut_ptr();
-        let mut operands = ArenaOperands { reads: [&[]; OPERANDS_MAX], writes: Default::default() };
+        let writes_none = [const { None }; OPERANDS_MAX];
+        let mut operands = ArenaOperands { reads: [&[]; OPERANDS_MAX], writes: writes_none };
         for (read, range) in operands.reads.iter_mut().zip(reads) {
             if !writes.contains(range) {
                 // SAFETY: the range is inside the allocation, and no written range overlaps it. The

@@ -83,15 +83,10 @@ impl CpuDevice<'_> {
         }
     }
 
-    /// Elements of an operand in the arena. In the step phase with ZeRO-1, a parameter is the part
-    /// that this replica updates.
+    /// Elements of an operand in the arena. With ZeRO, a part of a parameter is that of this replica.
     pub fn operand_range(&self, scheduled: &ScheduledInstruction, access: &Access) -> Range<usize> {
         let replica = (&self.program.context, self.coordinates.data);
-        let bytes = replica_operand_range(
-            self.stage,
-            replica,
-            (access, scheduled.pass.phase, scheduled.slot),
-        );
+        let bytes = replica_operand_range(self.stage, replica, (scheduled, access));
         let element = |byte: u64| usize::try_from(byte / 4).unwrap_or(usize::MAX);
         element(bytes.start)..element(bytes.end)
     }

@@ -9,7 +9,7 @@ use narrows_plan::{Axis, DeviceGroup};
 use narrows_runtime::process_group::{
     ClusterError, Communicator, GroupScope, PeerLink, ProcessGroup,
 };
-use narrows_runtime::session::{MeshCoordinates, group_sizes};
+use narrows_runtime::session::{MeshCoordinates, collective_groups};
 
 use crate::abort::AbortFlag;
 use crate::shared_memory_group::{SharedMemoryCommunicator, SharedMemoryGroup};
@@ -18,8 +18,7 @@ use crate::stage_traffic::{StageTraffic, stage_traffic};
 
 /// The links of one device to others.
 pub(crate) struct DeviceLinks {
-    /// Groups by axis and size.
-    communicators: HashMap<(Axis, u64), Box<dyn Communicator>>,
+    communicators: HashMap<DeviceGroup, Box<dyn Communicator>>,
     /// Pipes by neighbouring pipeline stage.
     peers: HashMap<u64, Box<dyn PeerLink>>,
     /// Outgoing pipes within the process.
@@ -33,25 +32,24 @@ impl DeviceLinks {
     pub fn in_memory(program: &Program) -> Vec<DeviceLinks> {
         let mesh = &program.context.mesh;
         let abort = Arc::new(AbortFlag::default());
-        let mut groups: HashMap<(Axis, u64, u64), Arc<SharedMemoryGroup>> = HashMap::new();
+        // By shape and first member.
+        let mut groups: HashMap<(DeviceGroup, u64), Arc<SharedMemoryGroup>> = HashMap::new();
+        let shapes = collective_groups(program);
         let mut pipes: HashMap<(u64, u64, u64, u64), Arc<StagePipe>> = HashMap::new();
         let traffic: HashMap<(u64, u64), StageTraffic> =
             stage_traffic(program).map(|traffic| ((traffic.from, traffic.to), traffic)).collect();
         let devices = (0..mesh.devices()).map(|device| {
             let coordinates = MeshCoordinates::of_device(device, mesh);
             let mut links = DeviceLinks::without_any(abort.clone());
-            for (axis, size) in all_groups(program) {
-                let Some(rank) =
-                    coordinates.members(axis, size, mesh).position(|member| member == device)
-                else {
-                    continue;
-                };
+            for shape in &shapes {
+                let Some(members) = coordinates.members(shape, mesh) else { continue };
+                let rank = members.iter().take_while(|member| **member != device).count();
                 let group = groups
-                    .entry((axis, coordinates.group_index(axis, mesh), size))
-                    .or_insert_with(|| Arc::new(SharedMemoryGroup::new(size as usize)))
+                    .entry((*shape, members[0]))
+                    .or_insert_with(|| Arc::new(SharedMemoryGroup::new(members.len())))
                     .clone();
                 let communicator = SharedMemoryCommunicator { group, rank, abort: abort.clone() };
-                links.communicators.insert((axis, size), Box::new(communicator));
+                links.communicators.insert(*shape, Box::new(communicator));
             }
             let mut pipe = |from: u64, to: u64| {
                 let traffic = traffic.get(&(from, to))?;
@@ -77,12 +75,10 @@ impl DeviceLinks {
         let mesh = &program.context.mesh;
         let coordinates = MeshCoordinates::of_device(group.rank(), mesh);
         let mut links = DeviceLinks::without_any(Arc::default());
-        for (axis, size) in all_groups(program) {
-            let whole_axis = size == mesh.axis_size(axis);
-            let scope = if whole_axis { GroupScope::Axis(axis) } else { GroupScope::TiedStages };
-            let members: Vec<u64> = coordinates.members(axis, size, mesh).collect();
-            if let Some(communicator) = group.communicator(&members, scope) {
-                links.communicators.insert((axis, size), communicator);
+        for shape in collective_groups(program) {
+            let Some(members) = coordinates.members(&shape, mesh) else { continue };
+            if let Some(communicator) = group.communicator(&members, scope(program, &shape)) {
+                links.communicators.insert(shape, communicator);
             }
         }
         for traffic in stage_traffic(program).filter(|traffic| traffic.from == coordinates.stage) {
@@ -101,10 +97,10 @@ impl DeviceLinks {
         DeviceLinks { communicators, peers, outgoing: vec![], abort }
     }
 
-    /// The communicator of the device's group along an axis; `None` if the mesh has no such group, or
+    /// The communicator of the device's group of this shape; `None` if the program has no such group, or
     /// the process is not connected with all members.
     pub fn communicator(&self, group: &DeviceGroup) -> Option<&dyn Communicator> {
-        self.communicators.get(&(group.axis, group.size)).map(|communicator| &**communicator)
+        self.communicators.get(group).map(|communicator| &**communicator)
     }
 
     /// The link to a neighbouring stage; `None` if it is no neighbour, or not connected.
@@ -134,9 +130,12 @@ impl PeerLink for TwoWayLink {
     }
 }
 
-fn all_groups(program: &Program) -> impl Iterator<Item = (Axis, u64)> {
-    let mesh = program.context.mesh;
-    Axis::ALL.into_iter().flat_map(move |axis| {
-        group_sizes(axis, &mesh).map(move |size| (axis, size)).collect::<Vec<_>>()
-    })
+fn scope(program: &Program, group: &DeviceGroup) -> GroupScope {
+    let context = &program.context;
+    match group.axis {
+        axis if *group == context.mesh.group(axis) => GroupScope::Axis(axis),
+        Axis::Data if *group == context.shard_group() => GroupScope::ShardGroup,
+        Axis::Data => GroupScope::ShardReplicas,
+        Axis::Tensor | Axis::Pipeline => GroupScope::TiedStages,
+    }
 }

@@ -2,11 +2,11 @@
 //! all linears, fewer KV heads than devices, one block, one token, norms with large and tiny ε.
 
 use narrows_plan::model::Model;
-use narrows_plan::{CheckedProgram, Context, Mesh, Precision, Workload, Zero};
+use narrows_plan::{CheckedProgram, Context, Mesh, Precision, Workload};
 use narrows_reference::Miniature;
 use narrows_runtime::RunError;
 use narrows_runtime::session::Session;
-use narrows_test_support::plans::{TestRng, draw_plan, to_json};
+use narrows_test_support::plans::{TestRng, draw_plan, draw_zero, to_json};
 use narrows_test_support::small_models::{pick_copied, unusual_model};
 
 fn open(model: &Model, program: CheckedProgram) -> Result<Session, RunError> {
@@ -25,8 +25,8 @@ fn context(rng: &mut TestRng, model: &Model) -> Context {
     let global_batch = micro_batch * mesh.data * pick_copied(rng, &[1, 2, 3, 5]);
     let sequence_length = pick_copied(rng, &[1, 2, 3, 7, 8]);
     let workload = Workload { global_batch, sequence_length, micro_batch };
-    let zero = pick_copied(rng, &[Zero::Off, Zero::One]);
-    Context::new(mesh, workload, Precision::Fp32, zero)
+    let (zero, shard_size) = draw_zero(rng, mesh.data);
+    Context { shard_size, ..Context::new(mesh, workload, Precision::Fp32, zero) }
 }
 
 #[test]

@@ -49,6 +49,6 @@ pub use matmul::{
     recommended_workspace,
 };
 pub use schedule::{
-    CollectiveBuffer, DeviceSchedule, GraphNode, GraphSegment, GroupKey, NcclCollective, NodeWork,
-    P2pKind, P2pOp, PipelineDirection, ScheduleItem, SchedulePass, StreamId,
+    CollectiveBuffer, DeviceSchedule, GraphNode, GraphSegment, NcclCollective, NodeWork, P2pKind,
+    P2pOp, PipelineDirection, ScheduleItem, SchedulePass, StreamId,
 };

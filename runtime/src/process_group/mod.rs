@@ -79,6 +79,10 @@ pub enum GroupScope {
     Axis(Axis),
     /// The first and the last pipeline stage, which share a tied weight.
     TiedStages,
+    /// The replicas that share one copy of what ZeRO shards, where these are not all replicas.
+    ShardGroup,
+    /// The replicas that hold the same shard, where these are not all replicas.
+    ShardReplicas,
 }
 
 /// Collectives of a device group, as one member calls them. Reductions combine operands in the order

@@ -1,6 +1,9 @@
 //! Positions of devices on the mesh, and the members of their groups.
 
-use narrows_plan::{Axis, Mesh};
+use std::collections::BTreeSet;
+
+use narrows_plan::program::{Action, Program};
+use narrows_plan::{Axis, DeviceGroup, Mesh};
 
 /// Position of a device on the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,19 +31,25 @@ impl MeshCoordinates {
         self.tensor + mesh.tensor * (self.data + mesh.data * self.stage)
     }
 
-    /// Members of the device's group of `size` along an axis, in order. A pipeline group that is
-    /// smaller than the axis consists of the first and the last stage.
-    pub fn members(self, axis: Axis, size: u64, mesh: &Mesh) -> impl Iterator<Item = u64> {
-        let (mesh, last) = (*mesh, mesh.axis_size(axis) - 1);
-        (0..size).map(move |position| {
-            let position = if size <= last && position > 0 { last } else { position };
-            let member = match axis {
-                Axis::Tensor => MeshCoordinates { tensor: position, ..self },
-                Axis::Data => MeshCoordinates { data: position, ..self },
-                Axis::Pipeline => MeshCoordinates { stage: position, ..self },
-            };
-            member.device(&mesh)
-        })
+    /// Members of the device's group of this shape, in order; `None` for a device in no such group: of those of the first
+    /// and the last stage, a device of another stage.
+    pub fn members(self, group: &DeviceGroup, mesh: &Mesh) -> Option<Vec<u64>> {
+        // Positions along the axis between neighbouring members.
+        let step = group.stride / mesh.group(group.axis).stride;
+        let position = self.position(group.axis);
+        let first = position / (step * group.size) * (step * group.size) + position % step;
+        let members = (0..group.size).map(|member| first + member * step);
+        let is_group = members.clone().all(|member| member < mesh.axis_size(group.axis));
+        is_group.then(|| members.map(|member| self.at(group.axis, member).device(mesh)).collect())
+    }
+
+    /// These coordinates with another position along an axis.
+    fn at(self, axis: Axis, position: u64) -> MeshCoordinates {
+        match axis {
+            Axis::Tensor => MeshCoordinates { tensor: position, ..self },
+            Axis::Data => MeshCoordinates { data: position, ..self },
+            Axis::Pipeline => MeshCoordinates { stage: position, ..self },
+        }
     }
 
     /// Position along an axis.
@@ -52,29 +61,26 @@ impl MeshCoordinates {
         }
     }
 
-    /// Index of the device's group among the groups along an axis.
-    pub fn group_index(&self, axis: Axis, mesh: &Mesh) -> u64 {
-        match axis {
-            Axis::Tensor => self.data + mesh.data * self.stage,
-            Axis::Data => self.tensor + mesh.tensor * self.stage,
-            Axis::Pipeline => self.tensor + mesh.tensor * self.data,
-        }
+    /// Index of the device's pipeline among all pipelines.
+    pub fn pipeline_index(&self, mesh: &Mesh) -> u64 {
+        self.tensor + mesh.tensor * self.data
     }
 }
 
-/// Sizes of the groups along an axis. A pipeline of more than two stages also has groups of two: the
-/// first and the last stage, which share a tied weight.
-pub fn group_sizes(axis: Axis, mesh: &Mesh) -> impl Iterator<Item = u64> {
-    let size = mesh.axis_size(axis);
-    std::iter::once(size).chain((axis == Axis::Pipeline && size > 2).then_some(2))
+/// The device groups of a program's collectives.
+pub fn collective_groups(program: &Program) -> BTreeSet<DeviceGroup> {
+    let groups = program.instructions().filter_map(|instr| match &instr.action {
+        Action::Collective(collective) => Some(collective.group),
+        _ => None,
+    });
+    groups.collect()
 }
 
 /// Devices that a device shares collectives or transfers with, in ascending order.
 pub fn peers(device: u64, mesh: &Mesh) -> Vec<u64> {
     let own = MeshCoordinates::of_device(device, mesh);
-    let groups =
-        Axis::ALL.into_iter().flat_map(|axis| own.members(axis, mesh.axis_size(axis), mesh));
-    let mut peers: Vec<u64> = groups.filter(|peer| *peer != device).collect();
+    let groups = Axis::ALL.into_iter().filter_map(|axis| own.members(&mesh.group(axis), mesh));
+    let mut peers: Vec<u64> = groups.flatten().filter(|peer| *peer != device).collect();
     peers.sort_unstable();
     peers.dedup();
     peers

@@ -37,7 +37,7 @@ use crate::random::fnv1a;
 use crate::report::DeviceId;
 use crate::time_breakdown::InstructionSpan;
 
-pub use coordinates::{MeshCoordinates, group_sizes, peers};
+pub use coordinates::{MeshCoordinates, collective_groups, peers};
 pub use engine::{Engine, OptimizerUpdate, StepRequest};
 pub use model_program::ModelProgram;
 pub use step_result::{DeviceStep, LocalStepResult, StepResult};

@@ -7,7 +7,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use narrows_plan::Zero;
 use narrows_plan::model::ParameterId;
 use narrows_plan::program::{Buffer, BufferRole, Program, StageProgram};
 use rayon::prelude::*;
@@ -153,8 +152,7 @@ fn copy_to_whole(
     else {
         return;
     };
-    let duplicate = (shards.is_replicated() && coordinates.tensor > 0)
-        || (window.is_whole() && coordinates.data > 0);
+    let duplicate = (shards.is_replicated() && coordinates.tensor > 0) || window.is_duplicate;
     if duplicate {
         return;
     }
@@ -234,27 +232,34 @@ fn element_count(buffer: &Buffer) -> usize {
     (buffer.extent.rows * buffer.extent.columns) as usize
 }
 
-/// The elements of a shard that belong to one replica: with ZeRO-1 each replica has its own part of
-/// moments and master copies, and of the reduced gradients.
+/// The elements of a shard that belong to one replica: with ZeRO each replica has its own part of
+/// moments and master copies, of the reduced gradients, and with ZeRO-3 of the weights of blocks.
 struct ReplicaWindow {
     /// Elements of the shard that belong to the replica; `None` for all.
     part: Option<Range<u64>>,
     /// Whether the buffer holds only that part.
     buffer_is_part: bool,
+    /// Whether another replica before this one holds the same elements.
+    is_duplicate: bool,
 }
 
 impl ReplicaWindow {
     fn new(buffer: &Buffer, program: &Program, replica: u64) -> ReplicaWindow {
-        let buffer_is_part = buffer.role.is_optimizer_state();
-        let partitioned = program.context.zero == Zero::One && buffer.role != BufferRole::Weight;
-        let replicas = if buffer_is_part { 1 } else { program.context.mesh.data };
-        let size = element_count(buffer) as u64 / replicas;
-        let part = partitioned.then_some(replica * size..(replica + 1) * size);
-        ReplicaWindow { part, buffer_is_part }
-    }
-
-    fn is_whole(&self) -> bool {
-        self.part.is_none()
+        let context = &program.context;
+        let (position, shard_size) = (replica % context.shard_size, context.shard_size);
+        let is_block = buffer.shard.as_ref().is_some_and(|shard| shard.block.is_some());
+        let buffer_is_part = match buffer.role {
+            BufferRole::Weight => context.shards_weights() && is_block,
+            BufferRole::WeightGradient => context.shards_gradients() && is_block,
+            role => role.is_optimizer_state(),
+        };
+        let partitioned = buffer_is_part || buffer.role != BufferRole::Weight;
+        let parts = if buffer_is_part { 1 } else { shard_size };
+        let size = element_count(buffer) as u64 / parts;
+        let part =
+            (partitioned && shard_size > 1).then_some(position * size..(position + 1) * size);
+        let first = if part.is_some() { position } else { 0 };
+        ReplicaWindow { part, buffer_is_part, is_duplicate: replica != first }
     }
 
     /// The elements of a run that belong to the replica, and their range in the buffer. The run starts

@@ -13,12 +13,13 @@ use narrows_runtime::session::{ModelTensors, TensorKind};
 use crate::support::*;
 
 /// Meshes of few devices, because devices wait for each other when the machine has other work.
-fn meshes(tied: bool) -> [(Mesh, Zero); 5] {
+fn meshes(tied: bool) -> [(Mesh, Zero); 6] {
     [
         (mesh(1, 1, 1), Zero::Off),
         (mesh(2, 1, 1), Zero::Off),
         (mesh(1, 2, 1), Zero::Off),
         (mesh(1, 1, 2), Zero::One),
+        (mesh(1, 1, 2), Zero::Three),
         if tied { (mesh(2, 2, 1), Zero::Off) } else { (mesh(2, 1, 2), Zero::One) },
     ]
 }
@@ -107,7 +108,12 @@ fn restored_tensors_are_equal_under_every_plan() {
         train(&mut before, 2);
         let saved = checkpoint_of(&before, &model);
         assert!(saved.second_moments.values().all(|v| v.iter().any(|element| *element > 0.0)));
-        let more = [(mesh(4, 1, 1), Zero::Off), (mesh(4, 2, 2), Zero::One)];
+        let more = [
+            (mesh(4, 1, 1), Zero::Off),
+            (mesh(4, 2, 2), Zero::One),
+            (mesh(2, 1, 2), Zero::Two),
+            (mesh(1, 2, 4), Zero::Three),
+        ];
         for (seed, (mesh, zero)) in meshes(tied).into_iter().chain(more).enumerate() {
             let mut after = session(&model, &plan(&model, seed as u64, mesh, zero));
             saved.restore(&mut after).unwrap();

@@ -160,13 +160,13 @@ fn baselines_stand_beside_the_plan() {
     let common = "--model cola-60m --devices 4 --sequence-length 512";
     for (name, flags) in [
         ("pure data parallelism", "--tensor 1 --pipeline 1"),
-        ("btp, tensor axis 2", "--strategy btp --tensor 2"),
-        ("vanilla-tp, tensor axis 2", "--strategy vanilla-tp --tensor 2"),
+        ("btp, tensor axis 4", "--strategy btp --tensor 4"),
+        ("vanilla-tp, tensor axis 4", "--strategy vanilla-tp --tensor 4"),
     ] {
         let plan = json(&format!("plan {common} {flags}"));
         assert_eq!(step_time(name), plan["prediction"]["step_time_s"].as_f64().expect("a time"));
     }
-    assert!(answer["details"].as_str().is_some_and(|text| text.contains("btp, tensor axis 2")));
+    assert!(answer["details"].as_str().is_some_and(|text| text.contains("btp, tensor axis 4")));
 }
 
 /// Neither pages of other sites nor names that resolve to this machine reach the server.

@@ -240,14 +240,14 @@ fn overlap_live_buffer(rng: &mut TestRng, program: &mut Program) -> Option<Strin
     // The last read, and the last write before it.
     let end = timeline.iter().rposition(|instr| reads(instr))?;
     let begin = match stage.buffer(live).role {
-        BufferRole::Activation => timeline[..end].iter().rposition(|instr| writes(instr))?,
+        role if !role.is_resident() => timeline[..end].iter().rposition(|instr| writes(instr))?,
         _ => 0,
     };
     let candidates: Vec<BufferId> = timeline[(begin + 1).min(end)..end]
         .iter()
         .flat_map(|instr| &instr.writes)
         .map(|access| access.buffer)
-        .filter(|id| *id != live && stage.buffer(*id).role == BufferRole::Activation)
+        .filter(|id| *id != live && !stage.buffer(*id).role.is_resident())
         .collect();
     let moved = *rng.pick(&candidates)?;
     stage.buffers[moved.0 as usize].offset = stage.buffer(live).offset;

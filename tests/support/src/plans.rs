@@ -133,7 +133,7 @@ fn draw_context(rng: &mut TestRng) -> Context {
     let mesh = Mesh {
         tensor: [1, 2, 2, 4, 4, 8][rng.below(6)],
         pipeline: 1 + rng.below(3) as u64,
-        data: 1 + rng.below(2) as u64,
+        data: [1, 2, 4][rng.below(3)],
     };
     let micro_batch = [1, 2, 4, 8][rng.below(4)];
     let microbatches = 1 + rng.below(5) as u64;
@@ -143,14 +143,26 @@ fn draw_context(rng: &mut TestRng) -> Context {
         micro_batch,
     };
     let precision = [Precision::MixedBf16, Precision::Fp32][rng.below(2)];
-    let zero = [Zero::Off, Zero::One][rng.below(2)];
+    let (zero, shard_size) = draw_zero(rng, mesh.data);
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
     let schedules = [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::ZeroBubble];
     Context {
         schedule: schedules[rng.below(2)],
         overlap_grad_reduce,
         overlap_tensor_collectives,
+        shard_size,
         ..Context::new(mesh, workload, precision, zero)
+    }
+}
+
+/// A random ZeRO stage, and the replicas of a shard group.
+pub fn draw_zero(rng: &mut TestRng, replicas: u64) -> (Zero, u64) {
+    let zero = [Zero::Off, Zero::One, Zero::Two, Zero::Three][rng.below(4)];
+    let sizes: Vec<u64> = (2..=replicas).filter(|size| replicas.is_multiple_of(*size)).collect();
+    match rng.pick(&sizes) {
+        Some(size) if zero != Zero::Off => (zero, *size),
+        _ if zero == Zero::Off => (zero, 1),
+        _ => (zero, replicas),
     }
 }
 
@@ -221,6 +233,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,
+        shard_size: context.partial_shard_size(),
         schedule: context.schedule,
         overlap_grad_reduce: context.overlap_grad_reduce,
         overlap_tensor_collectives: context.overlap_tensor_collectives,

@@ -1,9 +1,9 @@
 //! Small models and contexts for random plans.
 
 use narrows_plan::model::{self, Model};
-use narrows_plan::{Context, Mesh, PipelineSchedule, Precision, Workload, Zero};
+use narrows_plan::{Context, Mesh, PipelineSchedule, Precision, Workload};
 
-use crate::plans::{TestRng, drawable_models};
+use crate::plans::{TestRng, draw_zero, drawable_models};
 
 /// The drawable models of width 128 or 256, whose plans run in milliseconds.
 pub fn small_models() -> Vec<Model> {
@@ -18,16 +18,20 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
         pipeline: 1 + rng.below(2) as u64,
         data: 1 + rng.below(2) as u64,
     };
+    // Four replicas have shard groups of two.
+    let data = if mesh.tensor <= 2 && rng.random_bool() { 4 } else { mesh.data };
+    let mesh = Mesh { data, ..mesh };
     let micro_batch = [1, 2, 4][rng.below(3)];
     let global_batch = micro_batch * mesh.data * (1 + rng.below(3) as u64);
     let workload = Workload { global_batch, sequence_length: 8, micro_batch };
-    let zero = [Zero::Off, Zero::One][rng.below(2)];
+    let (zero, shard_size) = draw_zero(rng, mesh.data);
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
     let schedules = [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::ZeroBubble];
     Context {
         schedule: pick_copied(rng, &schedules),
         overlap_grad_reduce,
         overlap_tensor_collectives,
+        shard_size,
         ..Context::new(mesh, workload, precision, zero)
     }
 }

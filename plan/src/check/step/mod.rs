@@ -2,8 +2,9 @@
 //! square is counted once, and every weight is updated once.
 //!
 //! The backward pass leaves a gradient partial over the tensor axis where tokens are sharded, over the
-//! data axis where there are replicas, and over the pipeline axis for a tied weight on two stages. The
-//! square sum is partial over every axis with more than one device, except the data axis without ZeRO.
+//! data axis where there are replicas, and over the pipeline axis for a tied weight on two stages. With ZeRO the data
+//! axis is that of the shard group, whose members have different parts, and of the replicas of one part. The
+//! square sum is partial over every axis with more than one device, except over replicas of one part.
 //! AdamW clips by the norm of all gradients, so it needs the square sum reduced over all axes.
 //!
 //! For every gradient, weight and the square sum, the checker tracks the layout over each axis.
@@ -14,11 +15,9 @@ mod update;
 
 use std::collections::HashMap;
 
-use crate::context::Zero;
+use crate::context::Context;
 use crate::kernel::CollectiveKind;
-use crate::layout::WeightSplit;
 use crate::mesh::{Axis, DeviceGroup};
-use crate::model::WeightShape;
 use crate::program::{
     Access, Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, ParameterShard, Phase,
     Reduction,
@@ -28,32 +27,37 @@ use crate::{Bytes, Dim, Layout};
 use super::collective::{check_group, check_kind};
 use super::error::{CheckFault, CheckResult, ensure, fault};
 use super::lattice::{AbstractValue, ForwardValueId, PendingReduction};
+use super::shards::replica_part;
 use super::stage::{BufferContents, StageChecker};
 
-/// Layout over the data axis of a buffer of which each replica has one part (ZeRO-1).
+/// Layout over the shard group of a buffer of which each member has one part.
 const REPLICA_PARTS: Layout = Layout::Sharded(Dim::Feature);
 
-/// Layouts of a buffer over the three axes: replicated, partial or, over the data axis, in parts.
+/// Layouts of a buffer over the axes: replicated, partial or, over the shard group, in parts.
 struct AxisLayouts {
     tensor: Layout,
-    data: Layout,
+    /// Over the shard group of ZeRO.
+    shards: Layout,
+    /// Over the replicas that hold the same shard; over all replicas without ZeRO.
+    replicas: Layout,
     pipeline: Layout,
 }
 
 impl AxisLayouts {
-    fn axis_mut(&mut self, axis: Axis) -> &mut Layout {
-        match axis {
+    fn layout_mut(&mut self, collective: &CollectiveOp, context: &Context) -> &mut Layout {
+        match collective.axis {
             Axis::Tensor => &mut self.tensor,
-            Axis::Data => &mut self.data,
+            Axis::Data if collective.group == context.shard_group() => &mut self.shards,
+            Axis::Data => &mut self.replicas,
             Axis::Pipeline => &mut self.pipeline,
         }
     }
 
-    /// The first axis on which the buffer is not reduced, given its layout over the data axis once reduced.
-    fn unreduced_axis(&self, data: Layout) -> Option<Axis> {
+    /// The first axis on which the buffer is not reduced, given its layout over the shard group once reduced.
+    fn unreduced_axis(&self, shards: Layout) -> Option<Axis> {
         let axes = [
             (self.tensor == Layout::Replicated, Axis::Tensor),
-            (self.data == data, Axis::Data),
+            (self.shards == shards && self.replicas == Layout::Replicated, Axis::Data),
             (self.pipeline == Layout::Replicated, Axis::Pipeline),
         ];
         axes.into_iter().find(|(reduced, _)| !reduced).map(|(_, axis)| axis)
@@ -64,6 +68,8 @@ impl AxisLayouts {
 struct GradientState {
     weight: Option<ForwardValueId>,
     layouts: AxisLayouts,
+    /// Whether each member of the shard group stores only its part.
+    is_stored_in_parts: bool,
     square_counted: bool,
     zeroed: bool,
 }
@@ -72,8 +78,10 @@ struct GradientState {
 struct WeightState {
     value: ForwardValueId,
     updated: bool,
-    /// Layout over the data axis.
-    data: Layout,
+    /// Layout over the shard group.
+    shards: Layout,
+    /// Whether each member of the shard group stores only its part.
+    is_stored_in_parts: bool,
 }
 
 /// State of the sum of squared gradients.
@@ -120,7 +128,6 @@ fn partial_if(partial: bool) -> Layout {
 
 impl<'c, 'a> StepChecker<'c, 'a> {
     fn new(checker: &'c StageChecker<'a>, tied: Option<ForwardValueId>) -> Self {
-        let replicas = checker.context.mesh.data > 1;
         let mut step = StepChecker {
             checker,
             gradients: HashMap::new(),
@@ -133,24 +140,37 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         for (index, (buffer, contents)) in buffers.enumerate() {
             let id = BufferId(index as u32);
             match (buffer.role, contents) {
-                (BufferRole::WeightGradient, BufferContents::Tensor(state)) => {
+                (BufferRole::WeightGradient, contents) => {
+                    let Some(state) = contents.state() else { continue };
                     let weight = match state.value {
                         AbstractValue::Gradient { of, .. } => Some(of),
                         _ => None,
                     };
                     let layouts = AxisLayouts {
                         tensor: partial_if(state.pending == PendingReduction::Sum),
-                        data: partial_if(replicas),
+                        shards: match contents {
+                            BufferContents::ReplicaPart(_) => REPLICA_PARTS,
+                            _ => partial_if(checker.context.shard_size > 1),
+                        },
+                        replicas: partial_if(checker.context.replica_group().size > 1),
                         pipeline: partial_if(weight.is_some() && weight == tied),
                     };
-                    let gradient =
-                        GradientState { weight, layouts, square_counted: false, zeroed: false };
+                    let is_stored_in_parts = matches!(contents, BufferContents::ReplicaPart(_));
+                    let (square_counted, zeroed) = (false, false);
+                    let gradient = GradientState {
+                        weight,
+                        layouts,
+                        is_stored_in_parts,
+                        square_counted,
+                        zeroed,
+                    };
                     step.gradients.insert(id, gradient);
                 }
-                (BufferRole::Weight, BufferContents::Tensor(state)) => {
-                    if let AbstractValue::Value(value) = state.value {
-                        let weight =
-                            WeightState { value, updated: false, data: Layout::Replicated };
+                (BufferRole::Weight, contents) => {
+                    if let Some(AbstractValue::Value(value)) = contents.state().map(|s| s.value) {
+                        let is_stored_in_parts = matches!(contents, BufferContents::ReplicaPart(_));
+                        let (updated, shards) = (false, Layout::Replicated);
+                        let weight = WeightState { value, updated, shards, is_stored_in_parts };
                         step.weights.insert(id, weight);
                     }
                 }
@@ -169,8 +189,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
 
     /// Whether each replica updates only its part of every parameter.
     fn has_replica_parts(&self) -> bool {
-        let context = self.checker.context;
-        context.zero == Zero::One && context.mesh.data > 1
+        self.checker.context.shard_size > 1
     }
 
     fn instruction(&mut self, instr: &Instr) -> CheckResult {
@@ -196,20 +215,17 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         let context = self.checker.context;
         let layouts = AxisLayouts {
             tensor: partial_if(context.axis_size(Axis::Tensor) > 1),
-            data: partial_if(self.has_replica_parts()),
+            shards: partial_if(self.has_replica_parts()),
+            replicas: Layout::Replicated,
             pipeline: partial_if(context.axis_size(Axis::Pipeline) > 1),
         };
         self.square_sum = Some(SquareSumState { buffer: written.buffer, layouts, reduced: false });
         Ok(())
     }
 
-    /// Elements that one replica updates: its whole shard, or its part with ZeRO-1.
+    /// Elements that one replica updates: its whole shard, or its part with ZeRO.
     fn updated_elements(&self, shard: &ParameterShard) -> u64 {
-        let context = self.checker.context;
-        let whole: u64 = shard.members.iter().map(WeightShape::elements).sum();
-        let devices = if shard.split == WeightSplit::Whole { 1 } else { context.tensor_size() };
-        let replicas = if context.zero == Zero::One { context.mesh.data } else { 1 };
-        (whole / devices).div_ceil(replicas)
+        replica_part(shard, self.checker.context)
     }
 
     fn check_elements(&self, access: &Access, expected: u64) -> CheckResult {
@@ -294,23 +310,45 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         ensure(collective.function.reduction() == Reduction::Sum, || {
             "takes the maximum of a partial sum".into()
         })?;
-        let group = self.checker.context.mesh.group(collective.axis);
-        let tied_gradient = collective.axis == Axis::Pipeline && self.gradients.contains_key(&id);
-        check_group(collective, if tied_gradient { first_and_last_stage(group) } else { group })?;
+        check_group(collective, self.expected_group(id, collective))?;
         let buffer = self.checker.stage.buffer(id);
         let bytes = read.extent.bytes();
         let declared = (collective.payload, collective.statistic);
         let is_sum = buffer.role == BufferRole::SquareSum;
         let expected = if is_sum { (Bytes(0), bytes) } else { (bytes, Bytes(0)) };
-        ensure(declared == expected && bytes == buffer.extent.bytes(), || {
+        // Of a whole gradient that has been reduce-scattered, replicas reduce their parts.
+        let is_part = self.gradients.get(&id).is_some_and(|g| g.layouts.shards == REPLICA_PARTS);
+        let accessed = match &buffer.shard {
+            Some(shard) if is_part => {
+                buffer.extent.dtype.bytes(replica_part(shard, self.checker.context))
+            }
+            _ => buffer.extent.bytes(),
+        };
+        ensure(declared == expected && bytes == accessed, || {
             format!(
                 "declares a payload of {} bytes for {}, which has {}",
                 declared.0.0,
                 self.name(id),
-                bytes.0
+                accessed.0
             )
         })?;
         self.apply_collective(id, collective)
+    }
+
+    /// The device group that a collective on this buffer runs over.
+    fn expected_group(&self, id: BufferId, collective: &CollectiveOp) -> DeviceGroup {
+        let context = self.checker.context;
+        let is_gradient = self.gradients.contains_key(&id);
+        match collective.axis {
+            Axis::Pipeline if is_gradient => {
+                first_and_last_stage(context.mesh.group(Axis::Pipeline))
+            }
+            Axis::Data if is_gradient && collective.to == Layout::Replicated => {
+                context.replica_group()
+            }
+            Axis::Data => context.shard_group(),
+            axis => context.mesh.group(axis),
+        }
     }
 
     fn apply_collective(&mut self, id: BufferId, collective: &CollectiveOp) -> CheckResult {
@@ -320,18 +358,22 @@ impl<'c, 'a> StepChecker<'c, 'a> {
             ensure(!gradient.square_counted, || {
                 format!("changes {name} after its square was counted")
             })?;
-            ensure(gradient.layouts.data != REPLICA_PARTS, || {
+            // After the reduce-scatter of a whole gradient, only replicas of one part reduce it.
+            let is_reduced =
+                gradient.layouts.shards == REPLICA_PARTS && !gradient.is_stored_in_parts;
+            let of_replicas = collective.group == self.checker.context.replica_group();
+            ensure(!is_reduced || of_replicas, || {
                 format!("changes {name} after its reduce-scatter over the data axis")
             })?;
-            gradient.layouts.axis_mut(collective.axis)
+            gradient.layouts.layout_mut(collective, self.checker.context)
         } else if let Some(sum) = self.square_sum.as_mut().filter(|sum| sum.buffer == id) {
             sum.reduced = true;
-            sum.layouts.axis_mut(collective.axis)
+            sum.layouts.layout_mut(collective, self.checker.context)
         } else if let Some(weight) = self.weights.get_mut(&id) {
             ensure(collective.axis == Axis::Data && weight.updated, || {
                 format!("gathers {name} before it was updated, or over another axis than data")
             })?;
-            &mut weight.data
+            &mut weight.shards
         } else {
             return fault(format!(
                 "changes {name}, which is not a gradient, a weight or the sum of squares"
@@ -341,11 +383,10 @@ impl<'c, 'a> StepChecker<'c, 'a> {
     }
 
     /// Checks that the step phase may change the layout of a buffer like this: partial sums are reduced
-    /// and, with ZeRO-1, gradients reduce-scattered and weights all-gathered over the data axis.
+    /// and, with ZeRO, gradients reduce-scattered and weights all-gathered over the shard group.
     fn check_layout_change(&self, id: BufferId, collective: &CollectiveOp) -> CheckResult {
         let scatters = self.gradients.contains_key(&id)
-            && collective.axis == Axis::Data
-            && self.checker.context.zero == Zero::One;
+            && collective.group == self.checker.context.shard_group();
         let allowed = match (collective.from, collective.to) {
             (REPLICA_PARTS, Layout::Replicated) => self.weights.contains_key(&id),
             (Layout::Partial, Layout::Replicated) => !self.weights.contains_key(&id),

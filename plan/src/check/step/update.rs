@@ -31,7 +31,7 @@ impl StepChecker<'_, '_> {
         ensure(in_place, || "does not update its operands in place".into())?;
         self.check_gradient_norm()?;
         let reduced = self.reduced_gradient(gradient.buffer)?;
-        let (gradient_of, data) = (reduced.weight, reduced.layouts.data);
+        let (gradient_of, shards) = (reduced.weight, reduced.layouts.shards);
         for access in &writes[2..] {
             match self.optimizer_states.get_mut(&access.buffer) {
                 Some(used) if !*used => *used = true,
@@ -48,7 +48,7 @@ impl StepChecker<'_, '_> {
             Some(state) if state.updated => return fault(format!("updates {name} twice")),
             Some(state) if Some(state.value) == gradient_of => {
                 state.updated = true;
-                state.data = data;
+                state.shards = if state.is_stored_in_parts { Layout::Replicated } else { shards };
             }
             _ => return fault(format!("updates {name} from the gradient of another parameter")),
         }
@@ -86,7 +86,7 @@ impl StepChecker<'_, '_> {
         problems.extend(self.weights.iter().filter_map(|(id, weight)| {
             let problem = match weight {
                 WeightState { updated: false, .. } => "is not updated",
-                WeightState { data: Layout::Replicated, .. } => return None,
+                WeightState { shards: Layout::Replicated, .. } => return None,
                 _ => "differs between replicas: each updated its part, and no all-gather followed",
             };
             Some((*id, problem))

@@ -1,4 +1,5 @@
-//! GEMMs of a linear: Y = X·W forward, dX = dY·Wᵀ and dW += Xᵀ·dY backward.
+//! GEMMs of a linear: Y = X·W forward, dX = dY·Wᵀ and dW += Xᵀ·dY backward. Where replicas accumulate only their parts
+//! of gradients, a microbatch has gradients of its own: dW = Xᵀ·dY.
 
 use crate::graph::{LinearForm, LinearOp};
 use crate::program::{Action, Extent, FusedOp, GemmOp, GemmRole};
@@ -91,9 +92,10 @@ pub(super) fn backward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTempl
         n: shape.d_out,
         k: shape.rows,
         batch: shape.batch,
-        accumulate: true,
+        accumulate: !emitter.has_microbatch_gradients(),
     };
-    let reads = vec![emitter.activation(OperandSlot::Input(0)), gradient, weight_gradient];
+    let mut reads = vec![emitter.activation(OperandSlot::Input(0)), gradient];
+    reads.extend(gemm.accumulate.then_some(weight_gradient));
     templates.push(InstrTemplate {
         action: Action::Gemm(gemm),
         reads,

@@ -9,7 +9,7 @@ mod linear;
 mod norm;
 
 use crate::context::Context;
-use crate::graph::{Op, OpId, OpNode, Segment};
+use crate::graph::{Op, OpId, OpNode, Segment, SegmentKind};
 use crate::program::{Action, Extent, FusedOp};
 use crate::strategy::OpChoice;
 use crate::{DType, Dim, Layout};
@@ -146,6 +146,11 @@ impl<'a> OpEmitter<'a> {
     /// Whether the gradient of an input is accumulated onto the contributions of other consumers.
     fn accumulates(&self, port: usize) -> bool {
         self.segment.accumulates(self.id, port)
+    }
+
+    /// Whether weight gradients are those of one microbatch, of which replicas accumulate their parts.
+    fn has_microbatch_gradients(&self) -> bool {
+        self.segment.kind == SegmentKind::Block && self.context.shards_gradients()
     }
 
     /// The gradient of an input as a write of an instruction; also pushed to its reads when accumulated.

@@ -1,6 +1,6 @@
 //! GEMMs. The weight of a tied head is stored as its transpose, the embedding.
 
-use narrows_plan::program::{Access, BufferRole, GemmOp, GemmRole, ParameterShard};
+use narrows_plan::program::{Access, GemmOp, GemmRole, ParameterShard};
 use narrows_runtime::ScheduledInstruction;
 
 use super::operands::{view, view_mut, write_mode};
@@ -64,7 +64,7 @@ fn weight_matrix<'a>(elements: &'a [f32], access: &Access, transposed: bool) -> 
 
 fn is_stored_transposed(device: &CpuDevice, weight: &Access) -> bool {
     let buffer = device.stage.buffer(weight.buffer);
-    let is_parameter = matches!(buffer.role, BufferRole::Weight | BufferRole::WeightGradient);
+    let is_parameter = buffer.role.is_weight() || buffer.role.is_gradient();
     let is_head = buffer.shard.as_ref().is_some_and(ParameterShard::holds_head);
     device.program.tied && is_parameter && is_head
 }

@@ -1,6 +1,6 @@
 //! The gradient norm and AdamW.
 
-use narrows_plan::{WeightSplit, Zero};
+use narrows_plan::WeightSplit;
 use narrows_runtime::ScheduledInstruction;
 use narrows_runtime::session::OptimizerUpdate;
 
@@ -27,7 +27,7 @@ pub(crate) fn square_sum(
 }
 
 /// Operands read: gradient, moments, weight. Operands written: weight, gradient, moments. The gradient
-/// is zeroed whole; with ZeRO-1, the others are the part of the parameter that this replica updates.
+/// is zeroed whole; with ZeRO, the others are the part of the parameter that this replica updates.
 pub(crate) fn adamw(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
@@ -54,8 +54,9 @@ pub(crate) fn adamw(
         step: u32::try_from(step).unwrap_or(u32::MAX),
     };
     let elements = writes[0].extent.columns as usize;
-    let moments_sharded = device.program.context.zero == Zero::One;
-    let start = if moments_sharded { device.coordinates.data as usize * elements } else { 0 };
+    let is_whole_gradient = written_gradient.extent != read_gradient.extent;
+    let position = (device.coordinates.data % device.program.context.shard_size) as usize;
+    let start = if is_whole_gradient { position * elements } else { 0 };
     // The kernel reads the gradient through the written operand, which contains the read one.
     let mut operands = device.operands_at(scheduled, |device, access| {
         if *access == read_gradient && read_gradient != written_gradient {

@@ -10,7 +10,7 @@
 //! No call blocks. Where NCCL waits for other processes, its state is polled up to a timeout. A process that gives up
 //! aborts its communicators, which ends the waiting operations on the GPU.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::mpsc;
@@ -20,8 +20,8 @@ use std::{ptr, thread};
 use cudarc::driver::CudaStream;
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys::{self, ncclDataType_t, ncclRedOp_t};
-use narrows_plan::program::{Action, CollectiveFunction, Program, Reduction};
-use narrows_plan::{Axis, DType, Mesh};
+use narrows_plan::program::{CollectiveFunction, Program, Reduction};
+use narrows_plan::{DType, DeviceGroup, Mesh};
 
 use super::communicator::{
     JOINING, NCCL_VERSION_MIN, NcclCommunicator, NcclConfig, WaitContext, call_error, nccl_error,
@@ -30,10 +30,10 @@ use super::gpu::{DeviceMemory, OpenGpu};
 use crate::discovery;
 use crate::error::CudaError;
 use crate::libraries::CudaLibrary;
-use crate::schedule::{GroupKey, NcclCollective, P2pKind, P2pOp, PipelineDirection};
+use crate::schedule::{NcclCollective, P2pKind, P2pOp, PipelineDirection};
 use narrows_runtime::RunError;
 use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
-use narrows_runtime::session::MeshCoordinates;
+use narrows_runtime::session::{MeshCoordinates, collective_groups};
 
 /// Maximum number of thread blocks of a transfer, and of a collective. Transfers over different stage boundaries must
 /// progress concurrently with each other, with a collective of the pass and with a gradient reduction beside it, whatever
@@ -47,21 +47,11 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// All communicators of a device.
 pub(crate) struct NcclCommunicators {
-    groups: BTreeMap<GroupKey, NcclCommunicator>,
+    groups: BTreeMap<DeviceGroup, NcclCommunicator>,
     /// Indexed by direction, then by [`P2pKind`].
     stage_links: [[Option<NcclCommunicator>; 2]; 2],
     world: NcclCommunicator,
     timeout: Duration,
-}
-
-/// The device groups of a program's collectives.
-fn collective_groups(program: &Program) -> BTreeSet<GroupKey> {
-    let all = program.instructions();
-    all.filter_map(|instr| match &instr.action {
-        Action::Collective(op) => Some(GroupKey { axis: op.axis, size: op.group.size }),
-        _ => None,
-    })
-    .collect()
 }
 
 impl NcclCommunicators {
@@ -115,15 +105,14 @@ impl NcclCommunicators {
             world,
             timeout,
         };
-        for group_key in collective_groups(program) {
-            let color = is_member(&coordinates, group_key, &mesh)
-                .then(|| coordinates.group_index(group_key.axis, &mesh));
-            let title =
-                format!("{} devices over the {} axis", group_key.size, group_key.axis.name());
-            let key = coordinates.position(group_key.axis);
+        for group in collective_groups(program) {
+            // The first member is in no other group of this shape.
+            let color = coordinates.members(&group, &mesh).map(|members| members[0]);
+            let title = format!("{} devices over the {} axis", group.size, group.axis.name());
+            let key = coordinates.position(group.axis);
             let split =
                 communicators.split((color, key), title, COLLECTIVE_BLOCKS_MAX, &wait_context)?;
-            communicators.groups.extend(split.map(|communicator| (group_key, communicator)));
+            communicators.groups.extend(split.map(|communicator| (group, communicator)));
         }
         communicators.split_stage_links(coordinates, &mesh, &wait_context)?;
         Ok(communicators)
@@ -145,7 +134,7 @@ impl NcclCommunicators {
                     false => coordinates.stage.checked_sub(1),
                 };
                 let earlier = earlier.filter(|earlier| earlier + 1 < mesh.pipeline);
-                let column = coordinates.group_index(Axis::Pipeline, mesh);
+                let column = coordinates.pipeline_index(mesh);
                 let color = earlier.map(|earlier| column * mesh.pipeline + earlier);
                 let title = match direction {
                     PipelineDirection::Downstream => "transfers to the next stage",
@@ -214,7 +203,7 @@ impl NcclCommunicators {
         stream: &CudaStream,
         processes: &dyn ProcessGroup,
     ) -> Result<(), RunError> {
-        let Some(communicator) = self.groups.get(&collective.group_key) else {
+        let Some(communicator) = self.groups.get(&collective.group) else {
             return Err(nccl_error(
                 collective.function.kind().name(),
                 "no communicator for its device group".into(),
@@ -222,7 +211,7 @@ impl NcclCommunicators {
             .into());
         };
         let (raw, stream) = (communicator.raw, stream.cu_stream().cast());
-        let members = collective.group_key.size;
+        let members = collective.group.size;
         let reduction = match collective.function.reduction() {
             Reduction::Sum => ncclRedOp_t::ncclSum,
             Reduction::Maximum => ncclRedOp_t::ncclMax,
@@ -377,12 +366,4 @@ fn grouped(calls: impl FnOnce() -> Result<(), NcclError>) -> Result<NcclStatus, 
     let result = calls();
     let ended = result::group_end();
     result.and(ended)
-}
-
-/// Whether a device belongs to a group. Groups of two along a longer pipeline axis contain the first and the last
-/// stage.
-fn is_member(coordinates: &MeshCoordinates, group_key: GroupKey, mesh: &Mesh) -> bool {
-    let size = mesh.axis_size(group_key.axis);
-    let position = coordinates.position(group_key.axis);
-    group_key.size == size || position == 0 || position + 1 == size
 }

@@ -1,7 +1,7 @@
 //! The optimizer: the sum of squared gradients, and AdamW.
 
 use narrows_plan::program::BufferRole;
-use narrows_plan::{DType, WeightSplit, Zero};
+use narrows_plan::{DType, WeightSplit};
 
 use super::grid::VectorFormat;
 use super::operand::{
@@ -73,9 +73,9 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
     let count = weight.elements();
     expect_dtype(DType::F32, &[&gradient, &first, &second])?;
     expect_elements(count, &[&first, &second])?;
-    let sharded = site.device.context.zero == Zero::One;
-    let begin = if sharded { site.device.data * count } else { 0 };
     let whole = gradient.elements();
+    let position = site.device.data % site.device.context.shard_size;
+    let begin = if whole > count { position * count } else { 0 };
     if begin + count > whole {
         return Err(format!(
             "weights {begin} to {} have a gradient of {whole} elements",

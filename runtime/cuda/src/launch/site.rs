@@ -87,8 +87,8 @@ impl<Op> InstrSite<'_, Op> {
     /// part.
     pub fn operand(&self, access: &Access) -> MatrixOperand {
         let InstrSite { device, scheduled, .. } = self;
-        let site = (access, scheduled.pass.phase, scheduled.slot);
-        let begin = replica_operand_range(device.stage, (device.context, device.data), site).start;
+        let replica = (device.context, device.data);
+        let begin = replica_operand_range(device.stage, replica, (scheduled, access)).start;
         let shape = (access.extent.rows, access.extent.columns);
         MatrixOperand::contiguous(MemorySpace::Arena, begin, shape, access.extent.dtype)
     }

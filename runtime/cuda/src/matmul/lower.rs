@@ -1,6 +1,6 @@
 //! Lowering of a program's GEMMs to matmuls.
 
-use narrows_plan::program::{Access, Action, BufferRole, GemmOp, GemmRole, ParameterShard, Phase};
+use narrows_plan::program::{Access, Action, GemmOp, GemmRole, ParameterShard, Phase};
 use narrows_plan::{Bytes, DType};
 use narrows_runtime::{ScheduledInstruction, operand_range};
 
@@ -194,7 +194,7 @@ fn check_formats(
 /// Whether a weight or a gradient is the embedding table as the weight of a tied head, which stores the transpose.
 fn is_tied_table(context: &MatmulContext, weight: &Access) -> bool {
     let buffer = context.device.stage.buffer(weight.buffer);
-    let is_parameter = matches!(buffer.role, BufferRole::Weight | BufferRole::WeightGradient);
+    let is_parameter = buffer.role.is_weight() || buffer.role.is_gradient();
     let is_head = buffer.shard.as_ref().is_some_and(ParameterShard::holds_head);
     context.tied && is_parameter && is_head
 }

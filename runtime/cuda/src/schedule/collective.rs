@@ -4,29 +4,17 @@ use std::ops::Range;
 
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{Access, CollectiveFunction, CollectiveOp};
-use narrows_plan::{Axis, DType, DeviceGroup};
+use narrows_plan::{DType, DeviceGroup};
 use narrows_runtime::{ScheduledInstruction, replica_operand_range};
 
 use crate::launch::{LaunchContext, UnsupportedInstr};
-
-/// Identifies the device group of a collective: the axis, and the number of devices along it. Along the pipeline
-/// axis these may be only the first and the last stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct GroupKey {
-    /// The axis.
-    pub axis: Axis,
-    /// Number of devices.
-    pub size: u64,
-}
 
 /// A collective.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NcclCollective {
     /// Function that the collective computes.
     pub function: CollectiveFunction,
-    /// Key of the device group.
-    pub group_key: GroupKey,
-    /// The device group, as in the program.
+    /// The device group.
     pub group: DeviceGroup,
     /// Operands, all in one NCCL group call.
     pub buffers: Vec<CollectiveBuffer>,
@@ -62,8 +50,8 @@ impl NcclCollective {
             return Err(unsupported("its all-reduce is not in place"));
         }
         let bytes = |access: &Access| {
-            let site = (access, scheduled.pass.phase, scheduled.slot);
-            replica_operand_range(device.stage, (device.context, device.data), site)
+            let replica = (device.context, device.data);
+            replica_operand_range(device.stage, replica, (scheduled, access))
         };
         let buffers = instr.writes.iter().enumerate().map(|(port, target)| {
             let source = if in_place { target } else { &instr.reads[port] };
@@ -82,12 +70,7 @@ impl NcclCollective {
                 return Err(unsupported("its parts are not equal"));
             }
         }
-        Ok(NcclCollective {
-            function: op.function,
-            group_key: GroupKey { axis: op.axis, size: members },
-            group: op.group,
-            buffers,
-        })
+        Ok(NcclCollective { function: op.function, group: op.group, buffers })
     }
 
     /// Bytes of the unsharded tensors.
@@ -95,7 +78,7 @@ impl NcclCollective {
         let local: u64 = self.buffers.iter().map(CollectiveBuffer::bytes).sum();
         match self.function {
             // Every device has a part before and after an all-to-all.
-            CollectiveFunction::AllToAll => local * self.group_key.size,
+            CollectiveFunction::AllToAll => local * self.group.size,
             _ => local,
         }
     }

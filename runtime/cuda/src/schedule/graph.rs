@@ -161,7 +161,7 @@ impl GraphSegment {
                     payload: Bytes(nccl.payload_bytes()),
                     group: nccl.group,
                 };
-                report.count_collective(nccl.group_key.axis, &collective);
+                report.count_collective(nccl.group.axis, &collective);
             }
         }
     }

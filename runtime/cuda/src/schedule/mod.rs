@@ -22,7 +22,7 @@ mod graph;
 mod transfer;
 mod waits;
 
-pub use collective::{CollectiveBuffer, GroupKey, NcclCollective};
+pub use collective::{CollectiveBuffer, NcclCollective};
 pub use graph::{
     DeviceSchedule, GraphNode, GraphSegment, NodeWork, ScheduleItem, SchedulePass, StreamId,
 };

@@ -10,7 +10,7 @@ use narrows_plan::{Context, Dim, Mesh, Precision, Workload, Zero, lower};
 use super::bounds_check::check_launches;
 use super::case::for_each_instruction;
 use super::shim;
-use narrows_test_support::plans::{TestRng, draw_plan, drawable_models};
+use narrows_test_support::plans::{TestRng, draw_plan, draw_zero, drawable_models};
 use narrows_test_support::small_models::{pick_copied, small_context, unusual_model};
 
 /// One fused op of each kind.
@@ -68,8 +68,8 @@ fn context(rng: &mut TestRng, precision: Precision) -> Context {
         sequence_length: [8, 64][rng.below(2)],
         micro_batch,
     };
-    let zero = [Zero::Off, Zero::One][rng.below(2)];
-    Context::new(mesh, workload, precision, zero)
+    let (zero, shard_size) = draw_zero(rng, mesh.data);
+    Context { shard_size, ..Context::new(mesh, workload, precision, zero) }
 }
 
 /// Fused ops and kernels of the programs that were checked.

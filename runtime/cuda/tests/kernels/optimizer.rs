@@ -59,6 +59,7 @@ fn update(
     let mut case = KernelCase::new(FusedOp::AdamW, 1, (1, 1));
     case.context.mesh.data = replicas;
     case.context.zero = if replicas > 1 { Zero::One } else { Zero::Off };
+    case.context.shard_size = replicas;
     if dtype == DType::F32 {
         case.context.precision = Precision::Fp32;
     }

@@ -180,13 +180,13 @@ impl ShimEngine {
         let mesh = self.model_program.program().context.mesh;
         let first = self.devices[index].next_collective().expect("a collective").clone();
         let coordinates = self.devices[index].coordinates;
-        let members = coordinates.members(first.group_key.axis, first.group_key.size, &mesh);
-        let members: Vec<usize> = members.map(|device| device as usize).collect();
+        let members = coordinates.members(&first.group, &mesh).expect("a group of the device");
+        let members: Vec<usize> = members.into_iter().map(|device| device as usize).collect();
         let collectives: Option<Vec<NcclCollective>> =
             members.iter().map(|member| self.devices[*member].next_collective().cloned()).collect();
         let Some(collectives) = collectives else { return false };
         let matches_first = |collective: &NcclCollective| {
-            (collective.function, collective.group_key) == (first.function, first.group_key)
+            (collective.function, collective.group) == (first.function, first.group)
         };
         if !collectives.iter().all(matches_first) {
             return false;

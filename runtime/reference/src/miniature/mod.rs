@@ -39,7 +39,7 @@ pub use compare::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, NumericError, 
 ///   and a width is divisible by the size of the tensor axis if it was before;
 /// - *blocks*: two of each sequence of consecutive blocks of equal shape and equal decisions remain;
 /// - *the batch*: few sequences, few tokens, and at most the microbatches that fill the pipeline twice;
-/// - *replicas*: at most two, if the mesh has more devices than can be threads.
+/// - *replicas*: at most two, or two shard groups of two, if the mesh has more devices than can be threads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Miniature {
     /// The scaled-down model.
@@ -60,7 +60,12 @@ impl Miniature {
         small_model.blocks =
             layers.into_iter().map(|layer| small_model.blocks[layer].clone()).collect();
         small_model.name = format!("{} (miniature)", model.name);
-        let (mesh, workload) = workload::shrink_workload(plan.mesh, plan.workload);
+        let replicas_max = if plan.shard_size.is_some() { 4 } else { 2 };
+        let (mesh, workload) = workload::shrink_workload(plan.mesh, plan.workload, replicas_max);
+        let shard_size = match mesh.data < plan.mesh.data {
+            true => plan.shard_size.map(|size| size.min(2)),
+            false => plan.shard_size,
+        };
         let origin =
             PlanSource { name: small_model.name.clone(), fingerprint: small_model.fingerprint() };
         let plan = Plan {
@@ -68,6 +73,7 @@ impl Miniature {
             precision: Precision::Fp32,
             mesh,
             workload,
+            shard_size,
             stages,
             ..plan.clone()
         };

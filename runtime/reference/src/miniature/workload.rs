@@ -9,8 +9,12 @@ const DEVICES_MAX: u64 = 64;
 const LENGTH_MIN: u64 = 8;
 
 /// Scales down a mesh and a workload.
-pub(super) fn shrink_workload(mesh: Mesh, workload: Workload) -> (Mesh, Workload) {
-    let data = if mesh.devices() > DEVICES_MAX { mesh.data.min(2) } else { mesh.data };
+pub(super) fn shrink_workload(
+    mesh: Mesh,
+    workload: Workload,
+    replicas_max: u64,
+) -> (Mesh, Workload) {
+    let data = if mesh.devices() > DEVICES_MAX { mesh.data.min(replicas_max) } else { mesh.data };
     // Tokens are sharded by sequences or by positions depending on which the tensor axis divides, and
     // are packed differently if there is one sequence.
     let micro_batch = match workload.micro_batch {
@@ -42,7 +46,7 @@ mod tests {
         let [global_batch, sequence_length, micro_batch] = workload;
         let mesh = Mesh { tensor, pipeline: 2, data: 2 };
         let workload = Workload { global_batch, sequence_length, micro_batch };
-        let (mesh, workload) = shrink_workload(mesh, workload);
+        let (mesh, workload) = shrink_workload(mesh, workload, 2);
         assert_eq!(mesh.data, 2);
         [workload.global_batch, workload.sequence_length, workload.micro_batch]
     }
@@ -60,7 +64,7 @@ mod tests {
     fn meshes_of_many_devices_keep_two_replicas() {
         let mesh = Mesh { tensor: 8, pipeline: 4, data: 16 };
         let workload = Workload { global_batch: 512, sequence_length: 4096, micro_batch: 1 };
-        let (mesh, workload) = shrink_workload(mesh, workload);
+        let (mesh, workload) = shrink_workload(mesh, workload, 2);
         assert_eq!((mesh.data, workload.global_batch), (2, 16));
     }
 }

@@ -92,7 +92,7 @@ pub(super) fn enqueue_node(
                 communicators.enqueue_collective(collective, arena, stream, &**processes)?;
             }
             // A collective of one device does nothing.
-            None => debug_assert_eq!(collective.group_key.size, 1),
+            None => debug_assert_eq!(collective.group.size, 1),
         },
         _ => {}
     }

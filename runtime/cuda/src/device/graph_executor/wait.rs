@@ -195,6 +195,6 @@ fn activity_lines(activities: impl Iterator<Item = (String, bool)>) -> Vec<Strin
 }
 
 fn describe_collective(node: &GraphNode, collective: &NcclCollective) -> String {
-    let (kind, axis) = (collective.function.kind().name(), collective.group_key.axis.name());
+    let (kind, axis) = (collective.function.kind().name(), collective.group.axis.name());
     format!("{kind} over {axis} of {} bytes ({})", collective.payload_bytes(), node.origin)
 }

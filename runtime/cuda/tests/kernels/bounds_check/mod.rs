@@ -271,12 +271,15 @@ fn within_range(
     let Range { start, end } = operand_range(device.stage, access, scheduled.slot);
     let buffer = device.stage.buffer(access.buffer);
     let size = end - start;
-    // With ZeRO-1 a replica updates its own part, and the operand is as large as that part.
-    let sharded = scheduled.pass.phase == Phase::Step
-        && device.context.zero == Zero::One
-        && matches!(buffer.role, BufferRole::Weight | BufferRole::WeightGradient)
+    // With ZeRO a replica updates its own part, and the operand is as large as that part. In passes, replicas access parts
+    // only where they add gradients.
+    let is_addition = scheduled.instr.action == Action::Fused(FusedOp::AddInto);
+    let sharded = (scheduled.pass.phase == Phase::Step || is_addition)
+        && device.context.zero != Zero::Off
+        && (buffer.role.is_weight() || buffer.role.is_gradient())
         && access.extent.bytes() < buffer.extent.bytes();
-    let start = if sharded { start + device.data * size } else { start };
+    let position = device.data % device.context.shard_size;
+    let start = if sharded { start + position * size } else { start };
     let last = span.row_range(span.rows - 1);
     span.begin >= start && last.end <= start + size
 }

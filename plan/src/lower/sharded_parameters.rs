@@ -1,0 +1,247 @@
+//! Parameters of blocks of which each replica has a part (ZeRO-2 and ZeRO-3), within the passes.
+//!
+//! With ZeRO-3 the weights of a block are gathered before each pass that reads them, into buffers that live until its last
+//! reader. With ZeRO-2 and ZeRO-3 the backward pass of a block writes whole gradients of the microbatch, which are
+//! reduce-scattered; then each replica adds its part to its sum. A block has one collective of each kind, for all of its
+//! parameters.
+//!
+//! With `overlap_grad_reduce`, collectives run beside the pass of a neighbouring block: the weights of the next block are
+//! gathered beside it, and the gradients of the previous one reduced beside it. Where the tensor axis has collectives, only
+//! the instructions before the first of them run beside the others.
+
+use std::ops::Range;
+
+use crate::emit::{
+    OperandSlot, accumulate_gradient_part, all_gather, reduce_scatter, zero_microbatch_gradient,
+};
+use crate::graph::{OpId, SegmentKind};
+use crate::program::{
+    Access, Action, Buffer, BufferId, BufferRole, CollectiveOp, Extent, Instr, ParameterShard,
+};
+use crate::strategy::OpParameters;
+use crate::{Bytes, Context};
+
+use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
+
+impl StageLowering<'_> {
+    /// The buffer of a parameter as the passes access it.
+    pub(super) fn parameter_in_pass(
+        &mut self,
+        site: SegmentSite,
+        op: OpId,
+        slot: OperandSlot,
+    ) -> BufferId {
+        let context = &self.plan.context;
+        let is_block = site.plan.segment.kind == SegmentKind::Block;
+        match slot {
+            OperandSlot::Weight(_) if is_block && context.shards_weights() => {
+                self.buffer_of(BufferKey::GatheredWeight(site.instance, op))
+            }
+            OperandSlot::WeightGradient(_) if is_block && context.shards_gradients() => {
+                self.microbatch_gradient(site, op)
+            }
+            slot => self.buffer_of(BufferKey::Parameter(site.instance, op, slot)),
+        }
+    }
+
+    /// The buffer of a microbatch's gradient, created when its op first writes it.
+    fn microbatch_gradient(&mut self, site: SegmentSite, op: OpId) -> BufferId {
+        let key = BufferKey::MicrobatchGradient(site.instance, op);
+        if let Some(buffer) = self.buffers.get(&key) {
+            return *buffer;
+        }
+        let parameter = self.owned_parameters(&[site]).into_iter().find(|(_, of, _)| *of == op);
+        let (_, _, parameters) =
+            parameter.unwrap_or_else(|| unreachable!("an op with a weight gradient has a weight"));
+        let extent = parameters.whole_gradient_extent(&self.plan.context);
+        let role = BufferRole::MicrobatchGradient;
+        let buffer = self.add_parameter_buffer((site, op, &parameters), extent, role);
+        self.buffers.insert(key, buffer);
+        let node = site.plan.segment.op(op);
+        let zeroes = zero_microbatch_gradient(&node.op, &parameters, &self.plan.context);
+        if let Some(template) = zeroes {
+            self.push(template, &site.origin(&node.name), |_, _| buffer);
+        }
+        buffer
+    }
+
+    fn add_parameter_buffer(
+        &mut self,
+        (site, op, parameters): (SegmentSite, OpId, &OpParameters),
+        extent: Extent,
+        role: BufferRole,
+    ) -> BufferId {
+        let kind = match role {
+            BufferRole::GatheredWeight => "gathered weight",
+            _ => "microbatch gradient",
+        };
+        let name = format!("{} {} {kind}", site.name, site.plan.segment.op(op).name);
+        let id = self.add_buffer(&name, extent, role);
+        let devices = self.plan.context.tensor_size();
+        let OpParameters { members, split, .. } = parameters;
+        let shard = ParameterShard::new(site.block, members.clone(), *split, devices);
+        self.program.buffers[id.0 as usize].shard = Some(shard);
+        id
+    }
+
+    /// Gathers the weights of the first segment of a pass.
+    pub(super) fn gather_first_weights(&mut self, site: &SegmentSite) {
+        if self.plan.context.overlap_grad_reduce {
+            self.gather_weights(*site);
+        }
+    }
+
+    /// Emits the collectives before the forward pass of a segment. Returns those that may run beside it.
+    pub(super) fn begin_forward(
+        &mut self,
+        site: SegmentSite,
+        next: Option<&SegmentSite>,
+    ) -> Range<usize> {
+        let begin = self.instructions().len();
+        match next {
+            _ if !self.plan.context.overlap_grad_reduce => self.gather_weights(site),
+            Some(next) => self.gather_weights(*next),
+            None => {}
+        }
+        begin..self.instructions().len()
+    }
+
+    /// Emits the collectives before the backward pass of a segment: the weights of the segment before it in the model, and
+    /// the gradients of the one after it. Returns those that may run beside it.
+    pub(super) fn begin_backward(
+        &mut self,
+        site: SegmentSite,
+        previous: Option<&SegmentSite>,
+        next: Option<&SegmentSite>,
+    ) -> Range<usize> {
+        let begin = self.instructions().len();
+        if !self.plan.context.overlap_grad_reduce {
+            self.gather_weights(site);
+        } else {
+            previous.into_iter().for_each(|previous| self.gather_weights(*previous));
+            next.into_iter().for_each(|next| self.reduce_gradients(*next));
+        }
+        begin..self.instructions().len()
+    }
+
+    /// Emits what follows the backward pass of a segment: each replica adds its reduced parts, of the segment after it
+    /// where collectives run beside passes.
+    pub(super) fn end_backward(&mut self, site: SegmentSite, next: Option<&SegmentSite>) {
+        self.record_gradient_end(site);
+        if !self.plan.context.overlap_grad_reduce {
+            self.reduce_gradients(site);
+            self.accumulate_parts(site);
+        } else if let Some(next) = next {
+            self.accumulate_parts(*next);
+        }
+    }
+
+    /// Reduces the gradients of the segment that the backward pass ends with.
+    pub(super) fn reduce_last_gradients(&mut self, site: &SegmentSite) {
+        if self.plan.context.overlap_grad_reduce {
+            self.reduce_gradients(*site);
+            self.accumulate_parts(*site);
+        }
+    }
+
+    /// Records that the gradients of a segment are complete here.
+    fn record_gradient_end(&mut self, site: SegmentSite) {
+        let ends = [self.program.backward.len(), self.program.weight_gradient.len()];
+        self.gradient_ends.insert(site.instance, ends);
+    }
+
+    /// Lets collectives run beside the instructions after them, up to the next communication.
+    pub(super) fn overlap(&mut self, collectives: Range<usize>) {
+        if !self.plan.context.overlap_grad_reduce {
+            return;
+        }
+        let instructions = self.instructions();
+        let is_communication = |instr: &Instr| {
+            matches!(instr.action, Action::Collective(_) | Action::Send(_) | Action::Receive(_))
+        };
+        let beside = instructions[collectives.end..].iter();
+        let end = collectives.end + beside.take_while(|instr| !is_communication(instr)).count();
+        if end > collectives.end {
+            for at in collectives {
+                instructions[at].overlapped_instrs = end - at - 1;
+            }
+        }
+    }
+
+    /// Gathers the weights of a block from the parts of the replicas.
+    fn gather_weights(&mut self, site: SegmentSite) {
+        let context = self.plan.context;
+        let mut operands = vec![];
+        for (site, op, parameters) in self.owned_parameters(&[site]) {
+            if !parameters.has_sharded_weight(&context) {
+                continue;
+            }
+            let part = BufferKey::Parameter(site.instance, op, OperandSlot::Weight(0));
+            let part = self.whole_access(self.buffer_of(part));
+            let extent = parameters.whole_weight_extent(&context);
+            let role = BufferRole::GatheredWeight;
+            let buffer = self.add_parameter_buffer((site, op, &parameters), extent, role);
+            self.buffers.insert(BufferKey::GatheredWeight(site.instance, op), buffer);
+            operands.push((part, Access { buffer, extent }));
+        }
+        self.push_collective(site, "weights", operands, all_gather);
+    }
+
+    /// Reduces the gradients of a block's microbatch. Each replica gets its part: in place, or where there is one
+    /// microbatch as the sum.
+    fn reduce_gradients(&mut self, site: SegmentSite) {
+        let context = self.plan.context;
+        let mut operands = vec![];
+        for (site, op, parameters) in self.owned_parameters(&[site]) {
+            if parameters.has_sharded_gradient(&context) {
+                let whole = self.microbatch_gradient(site, op);
+                let sum = BufferKey::Parameter(site.instance, op, OperandSlot::WeightGradient(0));
+                let to = if context.accumulates_parts() { whole } else { self.buffer_of(sum) };
+                operands.push((self.whole_access(whole), self.whole_access(to)));
+            }
+        }
+        self.push_collective(site, "gradients", operands, reduce_scatter);
+    }
+
+    /// Adds the reduced parts of a block's gradients to those of earlier microbatches, where there are any.
+    fn accumulate_parts(&mut self, site: SegmentSite) {
+        let context = self.plan.context;
+        for (site, op, parameters) in self.owned_parameters(&[site]) {
+            if !parameters.has_sharded_gradient(&context) {
+                continue;
+            }
+            let origin = site.origin(&site.plan.segment.op(op).name);
+            if context.accumulates_parts() {
+                let template = accumulate_gradient_part(&parameters, &context);
+                self.push(template, &origin, |lowering, operand| match operand.slot {
+                    OperandSlot::MicrobatchGradient(_) => lowering.microbatch_gradient(site, op),
+                    slot => lowering.buffer_of(BufferKey::Parameter(site.instance, op, slot)),
+                });
+            }
+            self.record_gradient_end(site);
+        }
+    }
+
+    fn push_collective(
+        &mut self,
+        site: SegmentSite,
+        what: &str,
+        operands: Vec<(Access, Access)>,
+        collective: fn(Bytes, &Context) -> CollectiveOp,
+    ) {
+        if operands.is_empty() {
+            return;
+        }
+        let (reads, writes): (Vec<Access>, Vec<Access>) = operands.into_iter().unzip();
+        let bytes = |side: &[Access]| side.iter().map(|access| access.extent.bytes()).sum();
+        let payload = Bytes::max(bytes(&reads), bytes(&writes));
+        let action = Action::Collective(collective(payload, &self.plan.context));
+        let origin = site.origin(what);
+        self.instructions().push(Instr { action, reads, writes, origin, overlapped_instrs: 0 });
+    }
+
+    fn whole_access(&self, buffer: BufferId) -> Access {
+        let Buffer { extent, .. } = *self.program.buffer(buffer);
+        Access { buffer, extent }
+    }
+}

@@ -1,0 +1,58 @@
+//! Lower bound on a step in which collectives of sharded parameters take longer than the passes beside them.
+//!
+//! On one stage and one device of the tensor axis, the weights of a block are gathered beside the forward pass of another
+//! block, and beside the backward pass of a block another one's weights are gathered and a third one's gradients reduced.
+//! A pass and the collectives beside it end no earlier where the pass takes longer, so that the least pass of each block
+//! bounds both:
+//!
+//! ```text
+//! m·Σ (f + exposed(gather, f) + b + exposed(gather + reduction, b)) + embedding and head
+//! ```
+
+use narrows_cost_model::ShardingMin;
+use narrows_plan::graph::SegmentKind;
+use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
+use narrows_plan::{Context, Seconds};
+
+use crate::segment::{SegmentSolver, SegmentSpec};
+
+/// Lower bound in seconds on the plans of a context with this boundary layout; 0 without sharded parameters whose
+/// collectives run beside passes, with several stages, and on several devices of the tensor axis.
+pub(super) fn sharding_bound(
+    segments: &SegmentSolver,
+    context: &Context,
+    (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
+) -> f64 {
+    let Some(slowdown) = segments.prices().overlap_slowdown() else { return 0.0 };
+    let is_covered = context.overlap_grad_reduce && context.shards_gradients();
+    if !is_covered || context.mesh.pipeline > 1 || context.tensor_size() > 1 {
+        return 0.0;
+    }
+    let blocks = |shape: &usize| SegmentSpec::block(*shape, boundary);
+    // The collectives beside a block are those of its neighbours, of any shape.
+    let of_shape = |shape: usize| segments.sharding_min(blocks(&shape), context);
+    let least = (0..segments.shape_count()).map(of_shape).reduce(ShardingMin::min);
+    let ShardingMin { gather, reduction, .. } = least.unwrap_or_default();
+    let with_collectives =
+        |pass: f64, collectives: Seconds| pass + slowdown.exposed(collectives, Seconds(pass)).0;
+    let mut microbatch = 0.0;
+    for shape in segments.layer_shapes() {
+        let least = segments.min_pass_times(blocks(shape), context);
+        microbatch += with_collectives(least.forward, gather);
+        microbatch += with_collectives(least.backward, gather + reduction);
+    }
+    // The first block has no gather beside its forward pass of others, and the last no reduction.
+    microbatch -= with_collectives(0.0, gather) + with_collectives(0.0, reduction);
+    let mut step_phase = 0.0;
+    for kind in [SegmentKind::Embedding, SegmentKind::Head] {
+        let spec = SegmentSpec::embedding_or_head(kind, boundary, tied_weight);
+        let least = segments.min_pass_times(spec, context);
+        microbatch += least.forward + least.backward;
+        step_phase += segments.step_phase_range(spec, context)[0];
+    }
+    for shape in segments.layer_shapes() {
+        step_phase += segments.step_phase_range(blocks(shape), context)[0];
+    }
+    let microbatches = context.workload.microbatches(&context.mesh) as f64;
+    microbatches * microbatch + step_phase
+}
