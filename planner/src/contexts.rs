@@ -78,7 +78,8 @@ fn shardings(request: &Request, mesh: &Mesh) -> Vec<(Zero, u64)> {
         Some(zero) => vec![zero],
         None => vec![Zero::Off, Zero::One, Zero::Two, Zero::Three],
     };
-    let within_node = request.profile.devices_per_node() / mesh.tensor;
+    let per_node = request.profile.devices_per_node();
+    let within_node = if per_node.is_multiple_of(mesh.tensor) { per_node / mesh.tensor } else { 0 };
     let groups = |zero: Zero| match request.shard_size {
         _ if zero == Zero::Off => vec![1],
         Some(size) if mesh.data.is_multiple_of(size) => vec![size],

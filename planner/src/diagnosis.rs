@@ -1,5 +1,7 @@
 //! Explains why no plan was found, and suggests changes of the request.
 
+use std::collections::HashSet;
+
 use narrows_plan::strategy::{Baseline, Recompute, WeightRule};
 use narrows_plan::{Bytes, Mesh, Zero};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
@@ -140,8 +142,11 @@ fn memory_hint(request: &Request) -> String {
     if request.rules.recompute != Recompute::Auto {
         changes.push("--recompute auto");
     }
-    if request.zero == Some(Zero::Off) {
+    if request.zero.is_some_and(|zero| zero != Zero::Three) {
         changes.push("--zero auto");
+    }
+    if request.shard_size.is_some() {
+        changes.push("a larger --shard-size");
     }
     match changes.split_last() {
         Some((last, [])) => (*last).into(),
@@ -172,7 +177,7 @@ fn ops_without_strategy(request: &Request, report: &SearchReport) -> Option<Stri
 }
 
 /// Meshes, by least memory, that are lowered to find a sufficient memory limit.
-const LOWERED_MAX: usize = 6;
+const LOWERED_MAX: usize = 8;
 
 /// A memory limit under which a plan exists, and its mesh.
 fn sufficient_memory(request: &Request, report: &SearchReport) -> Option<(Bytes, Mesh)> {
@@ -192,6 +197,9 @@ fn sufficient_memory(request: &Request, report: &SearchReport) -> Option<(Bytes,
         })
         .collect();
     contexts.sort_by_key(|(needed, _)| *needed);
+    // Contexts of a mesh differ little, besides in what replicas shard.
+    let mut meshes = HashSet::new();
+    contexts.retain(|(_, context)| meshes.insert((context.mesh, context.shards_gradients())));
     let smallest = contexts
         .iter()
         .take(LOWERED_MAX)

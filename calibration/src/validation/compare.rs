@@ -244,6 +244,7 @@ fn plan_step(
         pipeline: Some(mesh.pipeline),
         data: Some(mesh.data),
         zero: Some(step.zero),
+        shard_size: Some(mesh.data),
         schedule: Some(PipelineSchedule::OneForwardOneBackward),
         overlap_tensor_collectives: step.overlap_tensor_collectives,
         rules: Rules { baseline: step.strategy, weights: step.weights, norm: step.norm, recompute },

@@ -6,8 +6,8 @@
 //! parameters.
 //!
 //! With `overlap_grad_reduce`, collectives run beside the pass of a neighbouring block: the weights of the next block are
-//! gathered beside it, and the gradients of the previous one reduced beside it. Where the tensor axis has collectives, only
-//! the instructions before the first of them run beside the others.
+//! gathered beside it, and the gradients of the previous one reduced beside it. Where the block has collectives over the
+//! tensor axis, they run beside the part between two of these that has the most work.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::program::{
     Access, Action, Buffer, BufferId, BufferRole, CollectiveOp, Extent, Instr, ParameterShard,
 };
 use crate::strategy::OpParameters;
-use crate::{Bytes, Context};
+use crate::{Bytes, Context, Kernel};
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
 
@@ -150,21 +150,16 @@ impl StageLowering<'_> {
         self.gradient_ends.insert(site.instance, ends);
     }
 
-    /// Lets collectives run beside the instructions after them, up to the next communication.
+    /// Moves collectives before the run of instructions beside which they are hidden best, and lets them run beside it.
     pub(super) fn overlap(&mut self, collectives: Range<usize>) {
-        if !self.plan.context.overlap_grad_reduce {
+        if !self.plan.context.overlap_grad_reduce || collectives.is_empty() {
             return;
         }
         let instructions = self.instructions();
-        let is_communication = |instr: &Instr| {
-            matches!(instr.action, Action::Collective(_) | Action::Send(_) | Action::Receive(_))
-        };
-        let beside = instructions[collectives.end..].iter();
-        let end = collectives.end + beside.take_while(|instr| !is_communication(instr)).count();
-        if end > collectives.end {
-            for at in collectives {
-                instructions[at].overlapped_instrs = end - at - 1;
-            }
+        let Some(beside) = longest_run(instructions, collectives.end) else { return };
+        instructions[collectives.start..beside.start].rotate_left(collectives.len());
+        for at in beside.start - collectives.len()..beside.start {
+            instructions[at].overlapped_instrs = beside.end - at - 1;
         }
     }
 
@@ -243,5 +238,30 @@ impl StageLowering<'_> {
     fn whole_access(&self, buffer: BufferId) -> Access {
         let Buffer { extent, .. } = *self.program.buffer(buffer);
         Access { buffer, extent }
+    }
+}
+
+/// The first of the runs of instructions from this index on that have the most work, without communication and without
+/// what runs beside it.
+fn longest_run(instructions: &[Instr], from: usize) -> Option<Range<usize>> {
+    let mut runs = vec![];
+    let mut begin = from;
+    for (at, instr) in instructions.iter().enumerate().skip(from) {
+        if matches!(instr.action, Action::Collective(_) | Action::Send(_) | Action::Receive(_)) {
+            runs.push(begin..at);
+            begin = at + 1 + instr.overlapped_instrs;
+        }
+    }
+    runs.push(begin..instructions.len());
+    let work = |run: &Range<usize>| -> f64 { instructions[run.clone()].iter().map(flops).sum() };
+    let runs = runs.into_iter().filter(|run| !run.is_empty());
+    runs.reduce(|best, run| if work(&run) > work(&best) { run } else { best })
+}
+
+fn flops(instr: &Instr) -> f64 {
+    match instr.kernel() {
+        Kernel::Gemm(gemm) => gemm.flops().0,
+        Kernel::Attention(attention) => attention.flops().0,
+        _ => 0.0,
     }
 }
