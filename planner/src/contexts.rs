@@ -105,24 +105,25 @@ fn overlaps(request: &Request, context: &Context) -> Vec<bool> {
     let Some(overlap) = request.profile.file().overlap.as_ref().filter(|_| mesh.data > 1) else {
         return vec![false];
     };
-    // On one stage, and in every pass, a collective that adds less than its time where it is hidden never slows a step.
-    // Stages that slow their last backward passes delay each other.
-    let is_never_slower = mesh.pipeline == 1 || context.shards_gradients();
+    // On one stage, a reduction that adds less than its time where it is hidden never slows a step. Stages that slow their
+    // last backward passes delay each other, and sharded parameters of two blocks need more memory than of one.
+    let is_never_worse = mesh.pipeline == 1 && !context.shards_gradients();
     match request.overlap_grad_reduce {
         Some(overlap) => vec![overlap],
-        None if is_never_slower && overlap.slowdown().hidden_cost() < 1.0 => vec![true],
+        None if is_never_worse && overlap.slowdown().hidden_cost() < 1.0 => vec![true],
         None => vec![true, false],
     }
 }
 
 /// The orders of passes, each with whether tensor-axis collectives run beside weight-gradient GEMMs. With the zero-bubble
-/// schedule a GEMM is either beside a collective or in a pass of its own, so that both are searched. It has nothing to
-/// defer where gradients are reduced in every backward pass.
+/// schedule a GEMM is either beside a collective or in a pass of its own, so that both are searched. Where gradients are
+/// reduced in every backward pass it has nothing to defer, and is 1F1B.
 fn schedules(request: &Request, context: &Context) -> Vec<(PipelineSchedule, bool)> {
     use PipelineSchedule::{OneForwardOneBackward, ZeroBubble};
     let overlaps = overlaps_tensor_collectives(request, &context.mesh);
     let mut schedules = vec![(OneForwardOneBackward, overlaps)];
-    if context.mesh.pipeline > 1 && !context.shards_gradients() {
+    let has_deferrable = !context.shards_gradients() || request.schedule == Some(ZeroBubble);
+    if context.mesh.pipeline > 1 && has_deferrable {
         schedules.push((ZeroBubble, false));
         schedules.extend(overlaps.then_some((ZeroBubble, true)));
     }

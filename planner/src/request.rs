@@ -281,13 +281,24 @@ impl Request {
         if defects.is_empty() {
             defects.extend(self.defect_of_fixed_axes());
         }
-        if let (Some(size), Some(data)) = (self.shard_size, self.data)
-            && size > 0
-            && !data.is_multiple_of(size)
-        {
-            let problem = format!("{data} replicas do not divide into groups of {size}");
-            let hint = Some("a divisor of the data axis".to_owned());
-            defects.push(RequestDefect { field: RequestField::ShardSize, problem, hint });
+        if let Some(size) = self.shard_size.filter(|_| defects.is_empty()) {
+            let defect = |problem: String, hint: &str| {
+                let (field, hint) = (RequestField::ShardSize, Some(hint.to_owned()));
+                RequestDefect { field, problem, hint }
+            };
+            let (replicas, what) = match self.data {
+                Some(data) => (data, "replicas"),
+                None => (self.devices, "devices"),
+            };
+            if size == 1 {
+                defects.push(defect("one replica shares nothing".into(), "at least 2"));
+            } else if self.zero == Some(Zero::Off) {
+                let problem = "without ZeRO nothing is sharded over replicas".into();
+                defects.push(defect(problem, "leave it out, or another ZeRO stage"));
+            } else if !replicas.is_multiple_of(size) {
+                let problem = format!("{replicas} {what} do not divide into groups of {size}");
+                defects.push(defect(problem, "a divisor of the data axis"));
+            }
         }
         if defects.is_empty() { Ok(()) } else { Err(RequestDefects(defects)) }
     }

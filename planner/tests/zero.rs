@@ -1,9 +1,9 @@
 //! ZeRO-2 and ZeRO-3: prices equal the simulation, bounds hold, and memory falls from stage to stage.
 
 use narrows_cost_model::profile;
-use narrows_plan::Zero;
 use narrows_plan::model::presets;
-use narrows_planner::{Request, search};
+use narrows_plan::{Bytes, Zero};
+use narrows_planner::{MemoryLimit, Request, search};
 
 fn request(model: &str, devices: u64) -> Request {
     let model = presets::find(model).expect("a preset");
@@ -102,4 +102,19 @@ fn every_stage_needs_less_memory() {
     let least = of_stage(Zero::Three);
     assert!(peaks.is_sorted_by(|larger, smaller| larger > smaller), "{peaks:?}");
     assert!(peaks.iter().all(|peak| *peak > least) && peak(Zero::Three, Some(4)) > least);
+}
+
+/// With overlap, the sharded parameters of two blocks are in memory at once.
+#[test]
+fn plans_without_overlap_are_found_where_overlap_does_not_fit() {
+    let request = Request {
+        tensor: Some(1),
+        pipeline: Some(1),
+        micro_batch: Some(1),
+        memory_limit: MemoryLimit::Bytes(Bytes(1_850_000_000)),
+        ..request("cola-1b", 8)
+    };
+    let best = search(&request).best.expect("a plan fits");
+    assert!(!best.decisions.context.overlap_grad_reduce);
+    assert!(search(&Request { overlap_grad_reduce: Some(true), ..request }).best.is_none());
 }

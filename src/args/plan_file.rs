@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use narrows_cost_model::Profile;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::Rules;
-use narrows_plan::{Defect, Executor, Mesh, Plan, PlanSource, Zero};
+use narrows_plan::{Defect, Executor, Mesh, Plan, PlanSource};
 use narrows_planner::{GroupingRule, MemoryLimit, Objective, Request, RequestDefect, RequestField};
 
 use crate::calibrate::cache::{self, CachedProfileKey};
@@ -149,7 +149,10 @@ impl PlanFile {
         if let Some(zero) = args.zero.and_then(ZeroArg::stage) {
             plan.zero = zero;
         }
-        plan.shard_size = args.shard_size.or(plan.shard_size).filter(|_| plan.zero != Zero::Off);
+        if args.zero == Some(ZeroArg::Off) {
+            plan.shard_size = None;
+        }
+        plan.shard_size = args.shard_size.or(plan.shard_size);
         if let Some(schedule) = args.schedule.and_then(ScheduleArg::schedule) {
             plan.schedule = schedule;
         }

@@ -61,4 +61,12 @@ fn shard_groups_divide_the_replicas() {
     let message = failure("plan --model cola-tiny --devices 4 --data-parallel 4 --shard-size 3", 2);
     assert!(message.contains("4 replicas do not divide into groups of 3"), "{message}");
     assert!(message.contains("a divisor of the data axis"), "{message}");
+    for (flags, expected) in [
+        ("--shard-size 3", "4 devices do not divide into groups of 3"),
+        ("--zero 3 --shard-size 1", "one replica shares nothing"),
+        ("--zero 0 --shard-size 2", "without ZeRO nothing is sharded over replicas"),
+    ] {
+        let message = failure(&format!("plan --model cola-tiny --devices 4 {flags}"), 2);
+        assert!(message.contains(expected), "{message}");
+    }
 }

@@ -10,7 +10,7 @@ use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Recompute, Rules};
-use narrows_plan::{DType, Defect, Defects, Kernel, PipelineSchedule};
+use narrows_plan::{DType, Defect, Defects, Kernel, PipelineSchedule, Zero};
 use narrows_planner::{
     MemoryLimit, Prediction, Request, RequestDefect, RequestField, kernels as kernels_of_step,
     predict_program, search,
@@ -244,7 +244,7 @@ fn plan_step(
         pipeline: Some(mesh.pipeline),
         data: Some(mesh.data),
         zero: Some(step.zero),
-        shard_size: Some(mesh.data),
+        shard_size: (step.zero != Zero::Off && mesh.data > 1).then_some(mesh.data),
         schedule: Some(PipelineSchedule::OneForwardOneBackward),
         overlap_tensor_collectives: step.overlap_tensor_collectives,
         rules: Rules { baseline: step.strategy, weights: step.weights, norm: step.norm, recompute },

@@ -103,6 +103,10 @@ impl Plan {
             );
             defects.push(Defect::new("shard_size", problem).hint("a divisor of mesh.data"));
         }
+        if self.shard_size == Some(1) {
+            let defect = Defect::new("shard_size", "one replica shares nothing");
+            defects.push(defect.hint("at least 2, or leave it out"));
+        }
         if self.zero == Zero::Off && self.shard_size.is_some() {
             let problem = "is set, but without ZeRO nothing is sharded over replicas";
             defects.push(Defect::new("shard_size", problem).hint("leave it out"));

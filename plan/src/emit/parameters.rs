@@ -79,7 +79,9 @@ impl GradientReductions {
 /// counted on the stage of the head only.
 ///
 /// Gradients that are partial over the tensor axis are reduced over it first, so nothing of theirs overlaps. The
-/// gradients of the embedding and of a tied weight are complete when the backward pass has ended.
+/// gradients of the embedding and of a tied weight are complete when the backward pass has ended. Where passes have
+/// collectives over the shard group, whole gradients are reduced over it in the step phase: one communicator serves one
+/// stream at a time.
 pub fn reduce_owned_gradient(
     kind: SegmentKind,
     parameters: &OpParameters,
@@ -92,7 +94,11 @@ pub fn reduce_owned_gradient(
     }
     let is_tied = tied && parameters.members.iter().any(|member| member.weight == WeightId::Head);
     let is_complete_early = kind != SegmentKind::Embedding && !is_tied;
-    let overlaps = context.overlap_grad_reduce && is_complete_early && !parameters.gradient_partial;
+    let uses_other_group = !context.shards_gradients() || parameters.has_sharded_gradient(context);
+    let overlaps = context.overlap_grad_reduce
+        && is_complete_early
+        && uses_other_group
+        && !parameters.gradient_partial;
     // Without a reduction over the tensor axis, those over the data axis come first.
     let overlapped = if overlaps { reduce_over_data(parameters, context).len() } else { 0 };
     GradientReductions { overlapped: rest.drain(..overlapped).collect(), rest }

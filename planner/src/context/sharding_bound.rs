@@ -41,8 +41,9 @@ pub(super) fn sharding_bound(
         microbatch += with_collectives(least.forward, gather);
         microbatch += with_collectives(least.backward, gather + reduction);
     }
-    // The first block has no gather beside its forward pass of others, and the last no reduction.
-    microbatch -= with_collectives(0.0, gather) + with_collectives(0.0, reduction);
+    // Beside the last block no weights are gathered forward and no gradients reduced backward, and beside the first block
+    // none are gathered backward. These collectives run beside embedding and head, or add as much as alone at most.
+    microbatch -= with_collectives(0.0, gather + gather + reduction);
     let mut step_phase = 0.0;
     for kind in [SegmentKind::Embedding, SegmentKind::Head] {
         let spec = SegmentSpec::embedding_or_head(kind, boundary, tied_weight);
