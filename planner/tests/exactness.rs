@@ -69,7 +69,8 @@ fn check_objectives(sizes: &[&str]) {
     assert_eq!(checked, sizes.len() * 14);
 }
 
-/// Candidates are all contexts with all layouts of the hidden state and of a tied weight, not only the fastest.
+/// Candidates are all contexts with all layouts of the hidden state and of a tied weight, not only the fastest. With overlap
+/// and with sharded gradients, the objective is a bound.
 #[test]
 fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
     let mut seen = 0;
@@ -115,7 +116,7 @@ fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
                         .sum();
                     let simulated = simulate(&program, prices.streams(&price)).step_time.0;
                     let case = format!("{model} {context:?}");
-                    if context.overlap_grad_reduce {
+                    if context.overlap_grad_reduce || context.shards_gradients() {
                         assert!(expected + once <= simulated * (1.0 + 1e-9), "{case}");
                         overlapped += 1;
                     } else {
