@@ -158,8 +158,9 @@ impl StageLowering<'_> {
         let instructions = self.instructions();
         let Some(beside) = longest_run(instructions, collectives.end) else { return };
         instructions[collectives.start..beside.start].rotate_left(collectives.len());
-        for at in beside.start - collectives.len()..beside.start {
-            instructions[at].overlapped_instrs = beside.end - at - 1;
+        let moved = instructions[..beside.start].iter_mut().enumerate().rev();
+        for (at, collective) in moved.take(collectives.len()) {
+            collective.overlapped_instrs = beside.end - at - 1;
         }
     }
 
