@@ -94,9 +94,14 @@ fn sizes_phrase<const N: usize>(plan: &Plan, sizes: [(&str, u64); N]) -> String 
     let axes = [("T", tensor), ("P", pipeline), ("D", data)];
     let axes = axes.into_iter().filter(|(_, size)| *size > 1);
     let parts = axes.chain(sizes).map(|(name, size)| format!("{name}{size}"));
-    let groups = plan.shard_size.map_or(String::new(), |size| format!("/{size}"));
-    let zero = (plan.zero != Zero::Off).then(|| format!("Z{}{groups}", plan.zero.stage()));
+    let zero = zero_stage(plan.zero, plan.shard_size).map(|stage| format!("Z{stage}"));
     parts.chain(zero).collect::<Vec<_>>().join(" ")
+}
+
+/// Stage of ZeRO, and the replicas of a shard group where these are not all: `3/8`. `None` without ZeRO.
+pub fn zero_stage(zero: Zero, shard_size: Option<u64>) -> Option<String> {
+    let groups = shard_size.map_or(String::new(), |size| format!("/{size}"));
+    (zero != Zero::Off).then(|| format!("{}{groups}", zero.stage()))
 }
 
 /// Rows with a header as CSV (RFC 4180).

@@ -3,9 +3,9 @@
 //! While a collective and computation share a device, computation is slower by one factor (multiprocessors that the
 //! collective occupies) and the collective by another (memory bandwidth). Three kinds of collectives run so: those of
 //! activation gradients, beside weight-gradient GEMMs; with ZeRO-2 and ZeRO-3, gathers of the weights of a block and
-//! reductions of its gradients, beside the pass of another block; and gradient reductions, beside the last pass of a stage, the
-//! backward or the weight-gradient pass of the last microbatch. The reductions have a stream of their own, which runs the buckets of gradients in order, each from the
-//! point of the pass at which its gradients are complete.
+//! reductions of its gradients, beside the pass of another block; and gradient reductions, beside the last pass of a
+//! stage, the backward or the weight-gradient pass of the last microbatch. The last have a stream of their own, which runs
+//! the buckets of gradients in order, each from the point of the pass at which its gradients are complete.
 
 use narrows_plan::Seconds;
 

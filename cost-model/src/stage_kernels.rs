@@ -71,9 +71,7 @@ pub fn instruction_spans(instructions: &[Instr], prices: StreamPrices) -> Vec<[S
     let total = |instructions: &[Instr]| -> Seconds { instructions.iter().map(time).sum() };
     let mut spans = Vec::with_capacity(instructions.len());
     let mut now = Seconds(0.0);
-    let mut rest = instructions;
-    while !rest.is_empty() {
-        let OverlappedGroup { collectives, beside } = OverlappedGroup::first_of(rest, prices);
+    for OverlappedGroup { collectives, beside } in overlapped_groups(instructions, prices) {
         let alone = [total(collectives), total(beside)];
         let ends = match prices.overlap {
             Some(slowdown) if !beside.is_empty() => slowdown.ends(alone[0], alone[1]),
@@ -91,7 +89,6 @@ pub fn instruction_spans(instructions: &[Instr], prices: StreamPrices) -> Vec<[S
             last = Seconds(last.0.max(begin.0));
         }
         now = last;
-        rest = &rest[collectives.len() + beside.len()..];
     }
     spans
 }
@@ -103,18 +100,23 @@ struct OverlappedGroup<'a> {
     beside: &'a [Instr],
 }
 
-impl<'a> OverlappedGroup<'a> {
-    /// The group that instructions begin with. There are some.
-    fn first_of(instructions: &'a [Instr], prices: StreamPrices) -> OverlappedGroup<'a> {
-        let window = match prices.overlap {
-            Some(_) => 1 + instructions[0].overlapped_instrs.min(instructions.len() - 1),
-            None => 1,
-        };
+/// The instructions of a pass in their order, in groups that begin together.
+fn overlapped_groups<'a>(
+    instructions: &'a [Instr],
+    prices: StreamPrices,
+) -> impl Iterator<Item = OverlappedGroup<'a>> {
+    let has_overlap = prices.overlap.is_some();
+    let mut rest = instructions;
+    std::iter::from_fn(move || {
+        let first = rest.first()?;
+        let window = if has_overlap { 1 + first.overlapped_instrs.min(rest.len() - 1) } else { 1 };
+        let (group, later) = rest.split_at(window);
+        rest = later;
         let is_collective = |instr: &&Instr| instr.overlapped_instrs > 0;
-        let collectives = instructions[..window].iter().take_while(is_collective).count().max(1);
-        let (collectives, beside) = instructions[..window].split_at(collectives);
-        OverlappedGroup { collectives, beside }
-    }
+        let collectives = group.iter().take_while(is_collective).count().max(1);
+        let (collectives, beside) = group.split_at(collectives);
+        Some(OverlappedGroup { collectives, beside })
+    })
 }
 
 /// The time that each instruction of a pass adds to it: its time alone, and that of collectives beside others what they
@@ -123,9 +125,7 @@ fn added_times(instructions: &[Instr], prices: StreamPrices) -> Vec<Seconds> {
     let time = |instr: &Instr| (prices.kernel)(&instr.kernel());
     let total = |instructions: &[Instr]| -> Seconds { instructions.iter().map(time).sum() };
     let mut added = Vec::with_capacity(instructions.len());
-    let mut rest = instructions;
-    while !rest.is_empty() {
-        let OverlappedGroup { collectives, beside } = OverlappedGroup::first_of(rest, prices);
+    for OverlappedGroup { collectives, beside } in overlapped_groups(instructions, prices) {
         match prices.overlap {
             Some(slowdown) if !beside.is_empty() => {
                 let alone = total(collectives);
@@ -136,7 +136,6 @@ fn added_times(instructions: &[Instr], prices: StreamPrices) -> Vec<Seconds> {
             _ => added.extend(collectives.iter().map(time)),
         }
         added.extend(beside.iter().map(time));
-        rest = &rest[collectives.len() + beside.len()..];
     }
     added
 }

@@ -144,6 +144,11 @@ impl Context {
         DeviceGroup { size: self.shard_size, ..self.mesh.group(Axis::Data) }
     }
 
+    /// Position of a replica in its shard group, which is the index of its part.
+    pub fn shard_position(&self, replica: u64) -> u64 {
+        replica % self.shard_size.max(1)
+    }
+
     /// The replicas that hold the same shard: all replicas without ZeRO, one where ZeRO shards over all.
     pub fn replica_group(&self) -> DeviceGroup {
         let data = self.mesh.group(Axis::Data);

@@ -32,7 +32,7 @@ pub fn replica_operand_range(
         && (buffer.role.is_weight() || buffer.role.is_gradient())
         && context.shard_size > 1
         && accessed < stored;
-    let position = replica % context.shard_size.max(1);
+    let position = context.shard_position(replica);
     let skipped = if is_part { accessed.saturating_mul(position) } else { 0 };
     range.start.saturating_add(skipped)..range.end.saturating_add(skipped)
 }

@@ -13,7 +13,7 @@ use super::prediction::assumed;
 use super::search::SearchSummary;
 use crate::args::Detail;
 use crate::plot::{Figure, PlotKind, step_time_picture};
-use crate::text::{plural, plural_with};
+use crate::text::{plural, plural_with, zero_stage};
 
 /// A plan file with its prediction, to compare with the plan that the search finds.
 pub struct PricedFile {
@@ -224,11 +224,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
         vec![
             format!("{tensor} × {pipeline} × {data}"),
             row.micro_batch.to_string(),
-            match (row.zero.stage(), row.shard_size) {
-                (0, _) => String::new(),
-                (stage, None) => stage.to_string(),
-                (stage, Some(size)) => format!("{stage}/{size}"),
-            },
+            zero_stage(row.zero, row.shard_size).unwrap_or_default(),
             if pipeline > 1 { row.schedule.name() } else { "" }.into(),
             match (row.overlap_grad_reduce, row.overlap_tensor_collectives) {
                 (true, true) => "data, tensor",

@@ -53,7 +53,7 @@
 //! | a gradient contribution added twice | `values.rs`, `ForwardGraph::sum` |
 //! | a missing gradient contribution | `stage.rs`, `check_gradients` |
 //! | a part read as a whole weight, an incomplete gradient reduced | `stage.rs`, `read`; `sharded_parameters.rs` |
-//! | a weight gradient reduced twice | `step/mod.rs`, `reshard` |
+//! | a weight gradient reduced twice | `step/collective.rs`, `reshard` |
 //! | a weight gradient not reduced | `step/mod.rs`, `reduced_gradient` |
 //! | a weight updated twice, or not at all | `step/update.rs` |
 

@@ -36,13 +36,14 @@ fn check_overlap(stage: &StageProgram, instr: &Instr, following: &[Instr]) -> Ch
     ensure(count <= following.len(), || {
         format!("runs beside the next {count} instructions, but {} follow", following.len())
     })?;
-    let first_computation = following[..count].iter().position(|other| !is_communication(other));
+    let first_computation =
+        following[..count].iter().position(|other| !other.action.is_communication());
     for (at, other) in following[..count].iter().enumerate() {
         // Collectives at the begin run one after the other, all beside the same computation.
         let is_next = first_computation.is_some_and(|first| at < first)
             && matches!(other.action, Action::Collective(_))
             && other.overlapped_instrs == count - at - 1;
-        ensure(is_next || !is_communication(other), || {
+        ensure(is_next || !other.action.is_communication(), || {
             format!("runs beside {}, which is communication too", other.action.name())
         })?;
         let conflicts = |written: &[Access], accessed: &[Access]| {
@@ -57,10 +58,6 @@ fn check_overlap(stage: &StageProgram, instr: &Instr, following: &[Instr]) -> Ch
         })?;
     }
     Ok(())
-}
-
-fn is_communication(instr: &Instr) -> bool {
-    matches!(instr.action, Action::Collective(_) | Action::Send(_) | Action::Receive(_))
 }
 
 /// The bytes of the first copy of an operand's whole buffer. Buffers with several copies overlap no other buffer.

@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::layout::WeightSplit;
 use crate::model::WeightShape;
-use crate::program::{Buffer, BufferRole, ParameterShard, StageProgram};
+use crate::program::{Buffer, ParameterShard, StageProgram};
 use crate::{DType, Dim};
 
 use super::error::{CheckErrors, CheckResult, ensure, fault, fault_hint};
@@ -70,37 +70,28 @@ fn check_shard(buffer: &Buffer, shard: &ParameterShard, context: &Context) -> Ch
         })?;
     }
     let part = replica_part(shard, context);
-    let is_part = buffer.role.is_optimizer_state() || is_replica_part(buffer, context);
-    let expected = if is_part { part } else { part * context.shard_size };
+    let expected = if buffer.is_replica_part(context) { part } else { part * context.shard_size };
     let elements = buffer.extent.rows * buffer.extent.columns;
     ensure(elements == expected, || {
         format!("has {elements} elements, but its shard of the parameter has {expected}")
     })
 }
 
+/// Elements of a parameter on one device of the tensor axis.
+fn local_elements(shard: &ParameterShard, context: &Context) -> u64 {
+    let devices = context.tensor_size();
+    let (rows, columns) = sharded_extents(shard, devices);
+    rows.local(devices) * columns.local(devices)
+}
+
 /// Elements of the part of a parameter that one replica updates, on one device of the tensor axis.
 pub(super) fn replica_part(shard: &ParameterShard, context: &Context) -> u64 {
-    let (rows, columns) = sharded_extents(shard, context.tensor_size());
-    let devices = context.tensor_size();
-    (rows.local(devices) * columns.local(devices)).div_ceil(context.shard_size)
+    local_elements(shard, context).div_ceil(context.shard_size)
 }
 
 /// Whether the parts of the replicas have more elements than the parameter.
 pub(super) fn is_padded(shard: &ParameterShard, context: &Context) -> bool {
-    let (rows, columns) = sharded_extents(shard, context.tensor_size());
-    let devices = context.tensor_size();
-    !(rows.local(devices) * columns.local(devices)).is_multiple_of(context.shard_size)
-}
-
-/// Whether each replica stores only its part of a weight or gradient: the gradients of blocks with ZeRO-2, and also
-/// their weights with ZeRO-3.
-pub(super) fn is_replica_part(buffer: &Buffer, context: &Context) -> bool {
-    let is_sharded = match buffer.role {
-        BufferRole::Weight => context.shards_weights(),
-        BufferRole::WeightGradient => context.shards_gradients(),
-        _ => false,
-    };
-    is_sharded && buffer.shard.as_ref().is_some_and(|shard| shard.block.is_some())
+    !local_elements(shard, context).is_multiple_of(context.shard_size)
 }
 
 /// Rows and columns of the members side by side, with their sharding over the tensor axis.

@@ -61,6 +61,11 @@ pub(super) struct StageChecker<'a> {
 }
 
 impl BufferContents {
+    /// Whether each replica has one part of a tensor.
+    pub fn is_replica_part(&self) -> bool {
+        matches!(self, BufferContents::ReplicaPart(_))
+    }
+
     /// The state of a tensor, or of one whose parts are gathered.
     pub fn state(&self) -> Option<AbstractState> {
         match self {
@@ -141,7 +146,7 @@ impl<'a> StageChecker<'a> {
 
     /// The contents of a stored weight or gradient: whole, or one part per replica.
     fn parameter_contents(&self, buffer: &Buffer, state: AbstractState) -> BufferContents {
-        match shards::is_replica_part(buffer, self.context) {
+        match buffer.is_replica_part(self.context) {
             true => BufferContents::ReplicaPart(state),
             false => BufferContents::Tensor(state),
         }

@@ -4,6 +4,7 @@
 //! Layouts, reshards, buffers and instructions follow from it ([`resolve`](Plan::resolve),
 //! [`lower`](crate::lower)).
 
+mod context;
 mod resolve;
 mod saves;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::context::{Context, Zero};
+use crate::context::Context;
 use crate::graph::{
     BlockShape, BoundaryTensor, Segment, ValueId, block_segment, embedding_segment, head_segment,
 };
@@ -57,73 +57,6 @@ pub struct ResolvedPlan {
 }
 
 impl Plan {
-    /// Neighbouring replicas that share one copy of what ZeRO shards.
-    fn shard_size(&self) -> u64 {
-        match self.zero {
-            Zero::Off => 1,
-            _ => self.shard_size.unwrap_or(self.mesh.data),
-        }
-    }
-
-    /// The context of the plan.
-    ///
-    /// # Errors
-    /// Sizes out of range, or a global batch that does not divide into microbatches.
-    pub fn context(&self) -> Result<Context, Defects> {
-        let mut defects = Defects::default();
-        let sizes = [
-            ("mesh.tensor", self.mesh.tensor),
-            ("mesh.pipeline", self.mesh.pipeline),
-            ("mesh.data", self.mesh.data),
-            ("workload.global_batch", self.workload.global_batch),
-            ("workload.sequence_length", self.workload.sequence_length),
-            ("workload.micro_batch", self.workload.micro_batch),
-        ];
-        for (field, size) in sizes {
-            if size == 0 || size > 1 << 24 {
-                defects.push(Defect::new(field, format!("{size} is not between 1 and 16777216")));
-            }
-        }
-        let mut defects = defects.into_result(()).err().unwrap_or_default();
-        if defects.0.is_empty() {
-            let sequences = self.mesh.data * self.workload.micro_batch;
-            if !self.workload.global_batch.is_multiple_of(sequences) {
-                let problem = format!(
-                    "{} sequences do not divide into microbatches of {} on {} replicas",
-                    self.workload.global_batch, self.workload.micro_batch, self.mesh.data
-                );
-                defects.push(Defect::new("workload.global_batch", problem));
-            }
-        }
-        if defects.0.is_empty() && !self.mesh.data.is_multiple_of(self.shard_size()) {
-            let problem = format!(
-                "{} replicas do not divide into groups of {}",
-                self.mesh.data,
-                self.shard_size()
-            );
-            defects.push(Defect::new("shard_size", problem).hint("a divisor of mesh.data"));
-        }
-        if self.shard_size == Some(1) {
-            let defect = Defect::new("shard_size", "one replica shares nothing");
-            defects.push(defect.hint("at least 2, or leave it out"));
-        }
-        if self.zero == Zero::Off && self.shard_size.is_some() {
-            let problem = "is set, but without ZeRO nothing is sharded over replicas";
-            defects.push(Defect::new("shard_size", problem).hint("leave it out"));
-        }
-        let context = Context {
-            mesh: self.mesh,
-            workload: self.workload,
-            precision: self.precision,
-            zero: self.zero,
-            shard_size: self.shard_size(),
-            schedule: self.schedule,
-            overlap_grad_reduce: self.overlap_grad_reduce,
-            overlap_tensor_collectives: self.overlap_tensor_collectives,
-        };
-        defects.into_result(context)
-    }
-
     /// Resolves every name and layout of the plan against its model.
     ///
     /// # Errors

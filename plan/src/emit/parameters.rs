@@ -188,7 +188,8 @@ fn updated_part(
     TemplateOperand { extent: Extent { columns, ..whole.extent }, ..whole }
 }
 
-fn all_reduce(group: DeviceGroup, operand: TemplateOperand) -> InstrTemplate {
+/// The all-reduce of a gradient over a device group.
+pub(super) fn all_reduce(group: DeviceGroup, operand: TemplateOperand) -> InstrTemplate {
     let function = CollectiveFunction::AllReduce(Reduction::Sum);
     let layouts = (Layout::Partial, Layout::Replicated);
     in_place(collective(function, layouts, operand.extent.bytes(), group), operand)

@@ -10,6 +10,7 @@ use crate::program::{
 use crate::strategy::BoundaryLayout;
 use crate::{Bytes, DType, EdgeLayout, Layout};
 
+use super::parameters::all_reduce;
 use super::reshard::activation;
 use super::{InstrTemplate, OperandSlot, TemplateOperand};
 
@@ -98,7 +99,7 @@ pub fn reduce_square_sum(context: &Context) -> Vec<InstrTemplate> {
     [mesh.group(Axis::Tensor), context.shard_group(), mesh.group(Axis::Pipeline)]
         .into_iter()
         .filter(|group| group.size > 1)
-        .map(|group| all_reduce(group, square_sum()))
+        .map(|group| all_reduce_statistic(group, square_sum()))
         .collect()
 }
 
@@ -107,12 +108,7 @@ pub fn reduce_tied_gradient(gradient: Extent, context: &Context) -> InstrTemplat
     let operand = TemplateOperand { slot: OperandSlot::WeightGradient(0), extent: gradient };
     let pipeline = context.mesh.group(Axis::Pipeline);
     let stride = pipeline.stride * (context.mesh.pipeline - 1);
-    let mut template = all_reduce(DeviceGroup { size: 2, stride, ..pipeline }, operand);
-    if let Action::Collective(collective) = &mut template.action {
-        collective.payload = gradient.bytes();
-        collective.statistic = Bytes(0);
-    }
-    template
+    all_reduce(DeviceGroup { size: 2, stride, ..pipeline }, operand)
 }
 
 fn square_sum() -> TemplateOperand {
@@ -122,7 +118,7 @@ fn square_sum() -> TemplateOperand {
     }
 }
 
-fn all_reduce(group: DeviceGroup, operand: TemplateOperand) -> InstrTemplate {
+fn all_reduce_statistic(group: DeviceGroup, operand: TemplateOperand) -> InstrTemplate {
     let collective = CollectiveOp {
         function: CollectiveFunction::AllReduce(Reduction::Sum),
         axis: group.axis,

@@ -15,9 +15,7 @@ use crate::emit::{
     OperandSlot, accumulate_gradient_part, all_gather, reduce_scatter, zero_microbatch_gradient,
 };
 use crate::graph::{OpId, SegmentKind};
-use crate::program::{
-    Access, Action, Buffer, BufferId, BufferRole, CollectiveOp, Extent, Instr, ParameterShard,
-};
+use crate::program::{Access, Action, Buffer, BufferId, BufferRole, CollectiveOp, Instr};
 use crate::strategy::OpParameters;
 use crate::{Bytes, Context, Kernel};
 
@@ -50,14 +48,15 @@ impl StageLowering<'_> {
         if let Some(buffer) = self.buffers.get(&key) {
             return *buffer;
         }
-        let parameter = self.owned_parameters(&[site]).into_iter().find(|(_, of, _)| *of == op);
-        let (_, _, parameters) =
-            parameter.unwrap_or_else(|| unreachable!("an op with a weight gradient has a weight"));
+        let Some(parameters) = self.parameters(site, op) else {
+            unreachable!("an op with a weight gradient has a weight")
+        };
         let extent = parameters.whole_gradient_extent(&self.plan.context);
-        let role = BufferRole::MicrobatchGradient;
-        let buffer = self.add_parameter_buffer((site, op, &parameters), extent, role);
-        self.buffers.insert(key, buffer);
         let node = site.plan.segment.op(op);
+        let name = format!("{} {} microbatch gradient", site.name, node.name);
+        let shard = Some(self.parameter_shard(site, &parameters));
+        let role = BufferRole::MicrobatchGradient;
+        let buffer = self.add_bound_buffer(key, &name, extent, role, shard);
         let zeroes = zero_microbatch_gradient(&node.op, &parameters, &self.plan.context);
         if let Some(template) = zeroes {
             self.push(template, &site.origin(&node.name), |_, _| buffer);
@@ -65,23 +64,13 @@ impl StageLowering<'_> {
         buffer
     }
 
-    fn add_parameter_buffer(
-        &mut self,
-        (site, op, parameters): (SegmentSite, OpId, &OpParameters),
-        extent: Extent,
-        role: BufferRole,
-    ) -> BufferId {
-        let kind = match role {
-            BufferRole::GatheredWeight => "gathered weight",
-            _ => "microbatch gradient",
-        };
-        let name = format!("{} {} {kind}", site.name, site.plan.segment.op(op).name);
-        let id = self.add_buffer(&name, extent, role);
-        let devices = self.plan.context.tensor_size();
-        let OpParameters { members, split, .. } = parameters;
-        let shard = ParameterShard::new(site.block, members.clone(), *split, devices);
-        self.program.buffers[id.0 as usize].shard = Some(shard);
-        id
+    /// The parameters of which replicas accumulate their parts of gradients, by op.
+    fn sharded_parameters(&self, site: SegmentSite) -> Vec<(OpId, OpParameters)> {
+        let segment = &site.plan.segment;
+        if segment.kind != SegmentKind::Block || !self.plan.context.shards_gradients() {
+            return vec![];
+        }
+        segment.op_ids().filter_map(|op| Some((op, self.parameters(site, op)?))).collect()
     }
 
     /// Gathers the weights of the first segment of a pass.
@@ -167,17 +156,19 @@ impl StageLowering<'_> {
     /// Gathers the weights of a block from the parts of the replicas.
     fn gather_weights(&mut self, site: SegmentSite) {
         let context = self.plan.context;
+        if !context.shards_weights() {
+            return;
+        }
         let mut operands = vec![];
-        for (site, op, parameters) in self.owned_parameters(&[site]) {
-            if !parameters.has_sharded_weight(&context) {
-                continue;
-            }
+        for (op, parameters) in self.sharded_parameters(site) {
             let part = BufferKey::Parameter(site.instance, op, OperandSlot::Weight(0));
             let part = self.whole_access(self.buffer_of(part));
             let extent = parameters.whole_weight_extent(&context);
-            let role = BufferRole::GatheredWeight;
-            let buffer = self.add_parameter_buffer((site, op, &parameters), extent, role);
-            self.buffers.insert(BufferKey::GatheredWeight(site.instance, op), buffer);
+            let name = format!("{} {} gathered weight", site.name, site.plan.segment.op(op).name);
+            let shard = Some(self.parameter_shard(site, &parameters));
+            let (key, role) =
+                (BufferKey::GatheredWeight(site.instance, op), BufferRole::GatheredWeight);
+            let buffer = self.add_bound_buffer(key, &name, extent, role, shard);
             operands.push((part, Access { buffer, extent }));
         }
         self.push_collective(site, "weights", operands, all_gather);
@@ -186,15 +177,13 @@ impl StageLowering<'_> {
     /// Reduces the gradients of a block's microbatch. Each replica gets its part: in place, or where there is one
     /// microbatch as the sum.
     fn reduce_gradients(&mut self, site: SegmentSite) {
-        let context = self.plan.context;
         let mut operands = vec![];
-        for (site, op, parameters) in self.owned_parameters(&[site]) {
-            if parameters.has_sharded_gradient(&context) {
-                let whole = self.microbatch_gradient(site, op);
-                let sum = BufferKey::Parameter(site.instance, op, OperandSlot::WeightGradient(0));
-                let to = if context.accumulates_parts() { whole } else { self.buffer_of(sum) };
-                operands.push((self.whole_access(whole), self.whole_access(to)));
-            }
+        for (op, _) in self.sharded_parameters(site) {
+            let whole = self.microbatch_gradient(site, op);
+            let sum = BufferKey::Parameter(site.instance, op, OperandSlot::WeightGradient(0));
+            let accumulates = self.plan.context.accumulates_parts();
+            let to = if accumulates { whole } else { self.buffer_of(sum) };
+            operands.push((self.whole_access(whole), self.whole_access(to)));
         }
         self.push_collective(site, "gradients", operands, reduce_scatter);
     }
@@ -202,12 +191,9 @@ impl StageLowering<'_> {
     /// Adds the reduced parts of a block's gradients to those of earlier microbatches, where there are any.
     fn accumulate_parts(&mut self, site: SegmentSite) {
         let context = self.plan.context;
-        for (site, op, parameters) in self.owned_parameters(&[site]) {
-            if !parameters.has_sharded_gradient(&context) {
-                continue;
-            }
-            let origin = site.origin(&site.plan.segment.op(op).name);
+        for (op, parameters) in self.sharded_parameters(site) {
             if context.accumulates_parts() {
+                let origin = site.origin(&site.plan.segment.op(op).name);
                 let template = accumulate_gradient_part(&parameters, &context);
                 self.push(template, &origin, |lowering, operand| match operand.slot {
                     OperandSlot::MicrobatchGradient(_) => lowering.microbatch_gradient(site, op),
@@ -248,7 +234,7 @@ fn longest_run(instructions: &[Instr], from: usize) -> Option<Range<usize>> {
     let mut runs = vec![];
     let mut begin = from;
     for (at, instr) in instructions.iter().enumerate().skip(from) {
-        if matches!(instr.action, Action::Collective(_) | Action::Send(_) | Action::Receive(_)) {
+        if instr.action.is_communication() {
             runs.push(begin..at);
             begin = at + 1 + instr.overlapped_instrs;
         }

@@ -1,10 +1,10 @@
 //! One stage: its segments in order, the transfers to its neighbours, and the step phase.
 
-use crate::decisions::ResolvedPlan;
+use crate::decisions::{ResolvedPlan, SegmentPlan};
 use crate::emit::{
     InstrTemplate, OperandSlot, StageBoundary, TemplateOperand, parameter_buffers, stage_transfers,
 };
-use crate::graph::{SegmentKind, ValueId};
+use crate::graph::{OpId, SegmentKind, ValueId};
 use crate::program::{
     Action, BufferId, BufferRole, Extent, InstrOrigin, ParameterShard, Phase, StageProgram,
 };
@@ -70,7 +70,7 @@ fn segment_sites<'a>(
 impl StageLowering<'_> {
     fn add_stage_buffers(&mut self, sites: &[SegmentSite]) {
         let scalar = Extent::flat(1, DType::F32);
-        self.add_resident(
+        self.add_bound_buffer(
             BufferKey::Shared(OperandSlot::SquareSum),
             "square sum",
             scalar,
@@ -89,7 +89,7 @@ impl StageLowering<'_> {
                 SegmentKind::Embedding => {
                     let layout = site.plan.choice.ops[0].choice.outputs[0].forward;
                     let extent = rows(layout);
-                    self.add_resident(
+                    self.add_bound_buffer(
                         BufferKey::Shared(OperandSlot::Tokens),
                         "tokens",
                         extent,
@@ -102,27 +102,39 @@ impl StageLowering<'_> {
                     let layout = site.plan.choice.ops[loss].choice.inputs[0].forward;
                     let extent = rows(layout);
                     let targets = BufferKey::Shared(OperandSlot::Targets);
-                    self.add_resident(targets, "targets", extent, BufferRole::Targets, None);
+                    self.add_bound_buffer(targets, "targets", extent, BufferRole::Targets, None);
                     let loss = BufferKey::Shared(OperandSlot::Loss);
-                    self.add_resident(loss, "loss", scalar, BufferRole::Loss, None);
+                    self.add_bound_buffer(loss, "loss", scalar, BufferRole::Loss, None);
                 }
                 SegmentKind::Block => {}
             }
         }
     }
 
+    /// The parameters that an op owns; `None` for ops without any.
+    pub(super) fn parameters(&self, site: SegmentSite, op: OpId) -> Option<OpParameters> {
+        let SegmentPlan { segment, choice } = site.plan;
+        let strategy = choice.ops[op.0 as usize].choice.strategy;
+        owned_parameters(segment, op, strategy, self.plan.tied, &self.plan.context)
+    }
+
+    /// The shard of an op's parameters in each of their buffers.
+    pub(super) fn parameter_shard(
+        &self,
+        site: SegmentSite,
+        parameters: &OpParameters,
+    ) -> ParameterShard {
+        let OpParameters { members, split, .. } = parameters;
+        let devices = self.plan.context.tensor_size();
+        ParameterShard::new(site.block, members.clone(), *split, devices)
+    }
+
     fn add_parameters(&mut self, site: SegmentSite) {
         let context = self.plan.context;
         let segment = &site.plan.segment;
         for op in segment.op_ids() {
-            let strategy = site.plan.choice.ops[op.0 as usize].choice.strategy;
-            let Some(parameter) = owned_parameters(segment, op, strategy, self.plan.tied, &context)
-            else {
-                continue;
-            };
-            let OpParameters { members, split, .. } = &parameter;
-            let devices = context.tensor_size();
-            let shard = ParameterShard::new(site.block, members.clone(), *split, devices);
+            let Some(parameter) = self.parameters(site, op) else { continue };
+            let shard = self.parameter_shard(site, &parameter);
             for TemplateOperand { slot, extent } in parameter_buffers(&parameter, &context) {
                 let (kind, role) = match slot {
                     OperandSlot::Weight(_) => ("weight", BufferRole::Weight),
@@ -134,7 +146,7 @@ impl StageLowering<'_> {
                 };
                 let name = format!("{} {} {kind}", site.name, segment.op(op).name);
                 let key = BufferKey::Parameter(site.instance, op, slot);
-                self.add_resident(key, &name, extent, role, Some(shard.clone()));
+                self.add_bound_buffer(key, &name, extent, role, Some(shard.clone()));
             }
         }
     }

@@ -124,17 +124,19 @@ impl<'a> StageLowering<'a> {
         id
     }
 
-    pub(super) fn add_resident(
+    /// A new buffer of this role that the key is bound to.
+    pub(super) fn add_bound_buffer(
         &mut self,
         key: BufferKey,
         name: &str,
         extent: Extent,
         role: BufferRole,
         shard: Option<ParameterShard>,
-    ) {
+    ) -> BufferId {
         let id = self.add_buffer(name, extent, role);
         self.program.buffers[id.0 as usize].shard = shard;
         self.buffers.insert(key, id);
+        id
     }
 
     pub(super) fn buffer_of(&self, key: BufferKey) -> BufferId {

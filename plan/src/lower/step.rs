@@ -6,7 +6,7 @@ use crate::emit::{
 };
 use crate::graph::{OpId, SegmentKind};
 use crate::program::{GradientBucket, Phase};
-use crate::strategy::{OpParameters, owned_parameters};
+use crate::strategy::OpParameters;
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
 
@@ -56,21 +56,15 @@ impl StageLowering<'_> {
         }
     }
 
-    pub(super) fn owned_parameters<'b>(
+    fn owned_parameters<'b>(
         &self,
         sites: &[SegmentSite<'b>],
     ) -> Vec<(SegmentSite<'b>, OpId, OpParameters)> {
-        let mut owned = vec![];
-        for site in sites {
-            let segment = &site.plan.segment;
-            for op in segment.op_ids() {
-                let strategy = site.plan.choice.ops[op.0 as usize].choice.strategy;
-                let parameter =
-                    owned_parameters(segment, op, strategy, self.plan.tied, &self.plan.context);
-                owned.extend(parameter.map(|parameter| (*site, op, parameter)));
-            }
-        }
-        owned
+        let ops = sites
+            .iter()
+            .copied()
+            .flat_map(|site| site.plan.segment.op_ids().map(move |op| (site, op)));
+        ops.filter_map(|(site, op)| Some((site, op, self.parameters(site, op)?))).collect()
     }
 
     fn push_parameter(&mut self, site: SegmentSite, op: OpId, templates: Vec<InstrTemplate>) {

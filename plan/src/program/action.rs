@@ -138,6 +138,11 @@ pub struct P2pTransfer {
 }
 
 impl Action {
+    /// Whether this is a collective or a transfer.
+    pub fn is_communication(&self) -> bool {
+        matches!(self, Action::Collective(_) | Action::Send(_) | Action::Receive(_))
+    }
+
     /// Whether this is the GEMM of a weight gradient.
     pub fn is_weight_gradient(&self) -> bool {
         matches!(self, Action::Gemm(gemm) if gemm.role == GemmRole::WeightGradient)

@@ -366,6 +366,17 @@ impl ModelConstants {
 }
 
 impl Buffer {
+    /// Whether each replica stores only its part of the parameters: optimizer states with ZeRO, gradients of blocks from
+    /// ZeRO-2 on, and weights of blocks with ZeRO-3.
+    pub fn is_replica_part(&self, context: &Context) -> bool {
+        let of_block = self.shard.as_ref().is_some_and(|shard| shard.block.is_some());
+        match self.role {
+            BufferRole::Weight => of_block && context.shards_weights(),
+            BufferRole::WeightGradient => of_block && context.shards_gradients(),
+            role => role.is_optimizer_state() && context.shard_size > 1,
+        }
+    }
+
     /// Bytes between the copies of the buffer.
     pub fn copy_stride(&self) -> u64 {
         self.extent.bytes().0.div_ceil(ALIGNMENT) * ALIGNMENT

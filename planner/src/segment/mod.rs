@@ -1,5 +1,6 @@
 //! Segments: the embedding, the blocks and the head, each solved once and cached.
 
+mod bounds;
 mod cache;
 mod elimination_orders;
 mod hulls;

@@ -246,18 +246,13 @@ struct ReplicaWindow {
 impl ReplicaWindow {
     fn new(buffer: &Buffer, program: &Program, replica: u64) -> ReplicaWindow {
         let context = &program.context;
-        let (position, shard_size) = (replica % context.shard_size, context.shard_size);
-        let is_block = buffer.shard.as_ref().is_some_and(|shard| shard.block.is_some());
-        let buffer_is_part = match buffer.role {
-            BufferRole::Weight => context.shards_weights() && is_block,
-            BufferRole::WeightGradient => context.shards_gradients() && is_block,
-            role => role.is_optimizer_state(),
-        };
-        let partitioned = buffer_is_part || buffer.role != BufferRole::Weight;
-        let parts = if buffer_is_part { 1 } else { shard_size };
+        let position = context.shard_position(replica);
+        let buffer_is_part = buffer.is_replica_part(context);
+        let has_part =
+            buffer_is_part || (context.shard_size > 1 && buffer.role != BufferRole::Weight);
+        let parts = if buffer_is_part { 1 } else { context.shard_size };
         let size = element_count(buffer) as u64 / parts;
-        let part =
-            (partitioned && shard_size > 1).then_some(position * size..(position + 1) * size);
+        let part = has_part.then_some(position * size..(position + 1) * size);
         let first = if part.is_some() { position } else { 0 };
         ReplicaWindow { part, buffer_is_part, is_duplicate: replica != first }
     }

@@ -8,27 +8,23 @@
 //! AdamW clips by the norm of all gradients, so it needs the square sum reduced over all axes.
 //!
 //! For every gradient, weight and the square sum, the checker tracks the layout over each axis.
-//! [`reshard`] compares it with the source layout of a collective: a second reduction of a gradient
+//! [`collective`] compares it with the source layout of a collective: a second reduction of a gradient
 //! over one axis finds the gradient replicated, and is refused there.
 
+mod collective;
 mod update;
 
 use std::collections::HashMap;
 
-use crate::context::Context;
-use crate::kernel::CollectiveKind;
-use crate::mesh::{Axis, DeviceGroup};
-use crate::program::{
-    Access, Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, ParameterShard, Phase,
-    Reduction,
-};
-use crate::{Bytes, Dim, Layout};
+use crate::mesh::Axis;
+use crate::program::{Access, Action, BufferId, BufferRole, FusedOp, Instr, ParameterShard, Phase};
+use crate::{Dim, Layout};
 
-use super::collective::{check_group, check_kind};
 use super::error::{CheckFault, CheckResult, ensure, fault};
 use super::lattice::{AbstractValue, ForwardValueId, PendingReduction};
 use super::shards::replica_part;
-use super::stage::{BufferContents, StageChecker};
+use super::stage::StageChecker;
+pub(super) use collective::first_and_last_stage;
 
 /// Layout over the shard group of a buffer of which each member has one part.
 const REPLICA_PARTS: Layout = Layout::Sharded(Dim::Feature);
@@ -44,15 +40,6 @@ struct AxisLayouts {
 }
 
 impl AxisLayouts {
-    fn layout_mut(&mut self, collective: &CollectiveOp, context: &Context) -> &mut Layout {
-        match collective.axis {
-            Axis::Tensor => &mut self.tensor,
-            Axis::Data if collective.group == context.shard_group() => &mut self.shards,
-            Axis::Data => &mut self.replicas,
-            Axis::Pipeline => &mut self.pipeline,
-        }
-    }
-
     /// The first axis on which the buffer is not reduced, given its layout over the shard group once reduced.
     fn unreduced_axis(&self, shards: Layout) -> Option<Axis> {
         let axes = [
@@ -146,16 +133,16 @@ impl<'c, 'a> StepChecker<'c, 'a> {
                         AbstractValue::Gradient { of, .. } => Some(of),
                         _ => None,
                     };
+                    let is_stored_in_parts = contents.is_replica_part();
                     let layouts = AxisLayouts {
                         tensor: partial_if(state.pending == PendingReduction::Sum),
-                        shards: match contents {
-                            BufferContents::ReplicaPart(_) => REPLICA_PARTS,
-                            _ => partial_if(checker.context.shard_size > 1),
+                        shards: match is_stored_in_parts {
+                            true => REPLICA_PARTS,
+                            false => partial_if(step.has_replica_parts()),
                         },
                         replicas: partial_if(checker.context.replica_group().size > 1),
                         pipeline: partial_if(weight.is_some() && weight == tied),
                     };
-                    let is_stored_in_parts = matches!(contents, BufferContents::ReplicaPart(_));
                     let (square_counted, zeroed) = (false, false);
                     let gradient = GradientState {
                         weight,
@@ -168,7 +155,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
                 }
                 (BufferRole::Weight, contents) => {
                     if let Some(AbstractValue::Value(value)) = contents.state().map(|s| s.value) {
-                        let is_stored_in_parts = matches!(contents, BufferContents::ReplicaPart(_));
+                        let is_stored_in_parts = contents.is_replica_part();
                         let (updated, shards) = (false, Layout::Replicated);
                         let weight = WeightState { value, updated, shards, is_stored_in_parts };
                         step.weights.insert(id, weight);
@@ -299,132 +286,4 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         }
         Ok(())
     }
-
-    fn collective(&mut self, instr: &Instr, collective: &CollectiveOp) -> CheckResult {
-        let ([read], [written]) = (&instr.reads[..], &instr.writes[..]) else {
-            return fault("needs one operand, in place");
-        };
-        ensure(read == written, || "does not work in place".into())?;
-        let id = read.buffer;
-        check_kind(collective)?;
-        ensure(collective.function.reduction() == Reduction::Sum, || {
-            "takes the maximum of a partial sum".into()
-        })?;
-        check_group(collective, self.expected_group(id, collective))?;
-        let buffer = self.checker.stage.buffer(id);
-        let bytes = read.extent.bytes();
-        let declared = (collective.payload, collective.statistic);
-        let is_sum = buffer.role == BufferRole::SquareSum;
-        let expected = if is_sum { (Bytes(0), bytes) } else { (bytes, Bytes(0)) };
-        // Of a whole gradient that has been reduce-scattered, replicas reduce their parts.
-        let is_part = self.gradients.get(&id).is_some_and(|g| g.layouts.shards == REPLICA_PARTS);
-        let accessed = match &buffer.shard {
-            Some(shard) if is_part => {
-                buffer.extent.dtype.bytes(replica_part(shard, self.checker.context))
-            }
-            _ => buffer.extent.bytes(),
-        };
-        ensure(declared == expected && bytes == accessed, || {
-            format!(
-                "declares a payload of {} bytes for {}, which has {}",
-                declared.0.0,
-                self.name(id),
-                accessed.0
-            )
-        })?;
-        self.apply_collective(id, collective)
-    }
-
-    /// The device group that a collective on this buffer runs over.
-    fn expected_group(&self, id: BufferId, collective: &CollectiveOp) -> DeviceGroup {
-        let context = self.checker.context;
-        let is_gradient = self.gradients.contains_key(&id);
-        match collective.axis {
-            Axis::Pipeline if is_gradient => {
-                first_and_last_stage(context.mesh.group(Axis::Pipeline))
-            }
-            Axis::Data if is_gradient && collective.to == Layout::Replicated => {
-                context.replica_group()
-            }
-            Axis::Data => context.shard_group(),
-            axis => context.mesh.group(axis),
-        }
-    }
-
-    fn apply_collective(&mut self, id: BufferId, collective: &CollectiveOp) -> CheckResult {
-        let name = self.name(id);
-        self.check_layout_change(id, collective)?;
-        let layout = if let Some(gradient) = self.gradients.get_mut(&id) {
-            ensure(!gradient.square_counted, || {
-                format!("changes {name} after its square was counted")
-            })?;
-            // After the reduce-scatter of a whole gradient, only replicas of one part reduce it.
-            let is_reduced =
-                gradient.layouts.shards == REPLICA_PARTS && !gradient.is_stored_in_parts;
-            let of_replicas = collective.group == self.checker.context.replica_group();
-            ensure(!is_reduced || of_replicas, || {
-                format!("changes {name} after its reduce-scatter over the data axis")
-            })?;
-            gradient.layouts.layout_mut(collective, self.checker.context)
-        } else if let Some(sum) = self.square_sum.as_mut().filter(|sum| sum.buffer == id) {
-            sum.reduced = true;
-            sum.layouts.layout_mut(collective, self.checker.context)
-        } else if let Some(weight) = self.weights.get_mut(&id) {
-            ensure(collective.axis == Axis::Data && weight.updated, || {
-                format!("gathers {name} before it was updated, or over another axis than data")
-            })?;
-            &mut weight.shards
-        } else {
-            return fault(format!(
-                "changes {name}, which is not a gradient, a weight or the sum of squares"
-            ));
-        };
-        reshard(layout, collective, &name)
-    }
-
-    /// Checks that the step phase may change the layout of a buffer like this: partial sums are reduced
-    /// and, with ZeRO, gradients reduce-scattered and weights all-gathered over the shard group.
-    fn check_layout_change(&self, id: BufferId, collective: &CollectiveOp) -> CheckResult {
-        let scatters = self.gradients.contains_key(&id)
-            && collective.group == self.checker.context.shard_group();
-        let allowed = match (collective.from, collective.to) {
-            (REPLICA_PARTS, Layout::Replicated) => self.weights.contains_key(&id),
-            (Layout::Partial, Layout::Replicated) => !self.weights.contains_key(&id),
-            (Layout::Partial, REPLICA_PARTS) => !self.weights.contains_key(&id) && scatters,
-            _ => false,
-        };
-        ensure(allowed, || {
-            format!(
-                "turns {} from {} into {}, but the step phase only reduces over the {} axis and gathers weights",
-                self.name(id),
-                collective.from,
-                collective.to,
-                collective.axis.name()
-            )
-        })
-    }
-}
-
-/// The group of the first and the last stage.
-pub(super) fn first_and_last_stage(pipeline: DeviceGroup) -> DeviceGroup {
-    DeviceGroup { size: 2, stride: pipeline.stride * (pipeline.size - 1), ..pipeline }
-}
-
-/// Changes the layout of a buffer over the collective's axis. Refuses a collective whose source layout
-/// is not that of the buffer, such as a second reduction of a gradient.
-fn reshard(layout: &mut Layout, collective: &CollectiveOp, name: &str) -> CheckResult {
-    ensure(*layout == collective.from, || match (collective.kind(), *layout) {
-        (CollectiveKind::AllReduce | CollectiveKind::ReduceScatter, Layout::Replicated) => format!(
-            "sums {name} over the {} axis, where it is whole already: the result would be {} times too large",
-            collective.axis.name(),
-            collective.group.size
-        ),
-        _ => format!(
-            "expects {name} to be {} over the {} axis, but it is {layout}",
-            collective.from,
-            collective.axis.name()
-        ),
-    })?;
-    *layout = collective.to;
-    Ok(())
 }
