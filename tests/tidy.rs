@@ -198,6 +198,32 @@ fn the_search_has_no_special_case_for_a_baseline() {
     assert!(violations.is_empty(), "only {NAME_BASELINES:?} may name a baseline: {violations:#?}");
 }
 
+/// A file that the test program of its crate does not name would never run.
+#[test]
+fn every_file_of_tests_belongs_to_a_program() {
+    let mut left_out = vec![];
+    let mut found = 0;
+    for package in packages() {
+        let manifest = PathBuf::from(package["manifest_path"].as_str().expect("a path"));
+        let folder = manifest.parent().expect("a folder").join("tests");
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        let targets = package["targets"].as_array().expect("targets").iter();
+        let programs: Vec<PathBuf> =
+            targets.filter_map(|target| target["src_path"].as_str()).map(PathBuf::from).collect();
+        let main = fs::read_to_string(folder.join("main.rs")).unwrap_or_default();
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let is_rust = path.extension().is_some_and(|extension| extension == "rs");
+            let module = format!("mod {};", path.file_stem().expect("a name").to_string_lossy());
+            if is_rust && !programs.contains(&path) && !main.lines().any(|line| line == module) {
+                left_out.push(shown(&path));
+            }
+            found += usize::from(is_rust);
+        }
+    }
+    assert!(left_out.is_empty(), "not in tests/main.rs: {left_out:#?}");
+    assert!(found > 30, "only {found} files");
+}
+
 /// Words of unfinished work, concatenated so that this file passes the test.
 const UNFINISHED: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const LOCAL: [&str; 4] =

@@ -5,7 +5,7 @@ use std::process::Command;
 
 #[path = "../examples/run_plan.rs"]
 #[allow(dead_code, reason = "`main` reads the command line")]
-mod run_plan;
+mod example;
 
 /// Output of `narrows plan --model cola-tiny --hardware cpu-local --devices 4 --tensor 2 --pipeline 2
 /// --global-batch 4 --micro-batch 1 --sequence-length 16 --weights sharded`.
@@ -13,7 +13,7 @@ const PLAN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/support/dat
 
 #[test]
 fn the_loss_of_the_example_falls() {
-    let losses = run_plan::run(PLAN, "cola-tiny", 8).unwrap_or_else(|error| panic!("{error}"));
+    let losses = example::run(PLAN, "cola-tiny", 8).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(losses.len(), 8);
     assert!((losses[0] - 256.0_f64.ln()).abs() < 0.5, "{losses:?}");
     assert!(losses[7] < losses[0] - 0.5, "{losses:?}");

@@ -1,0 +1,4 @@
+//! Tests of prices and profiles. One program, which is linked once and runs its tests on all cores.
+
+mod prices;
+mod profiles;

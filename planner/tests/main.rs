@@ -1,0 +1,15 @@
+//! Tests of searches, one file for each property. One program, which is linked once and runs its tests on all cores.
+
+mod exactness;
+mod intervals;
+mod memory;
+mod meshes;
+mod metamorphic;
+mod needed_memory;
+mod objectives;
+mod rediscovery;
+mod shared_cache;
+mod solve;
+mod stages;
+mod threads;
+mod zero;

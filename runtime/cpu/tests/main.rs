@@ -1,0 +1,8 @@
+//! Tests of the CPU backend. One program, which is linked once and runs its tests on all cores. Allocations are counted in
+//! a program of their own.
+
+mod cpu;
+mod exact_report;
+mod measure;
+mod run_plan;
+mod unusual;
