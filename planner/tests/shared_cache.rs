@@ -46,24 +46,30 @@ fn outcome(result: &SearchResult) -> impl PartialEq + std::fmt::Debug + use<> {
     (plan, report.status, report.bound.0, report.gap, contexts)
 }
 
-/// On two nodes.
+/// On two nodes: half of the requests, in which every bandwidth, batch and limit occurs.
 #[test]
 fn a_cache_filled_by_other_requests_changes_no_result() {
-    shared_and_own_results_agree(8);
+    let requests = shuffled_requests(&[8]);
+    shared_and_own_results_agree(&requests[..requests.len() / 2]);
+}
+
+#[test]
+#[ignore = "second level: twice as many searches"]
+fn a_cache_filled_by_all_other_requests_changes_no_result() {
+    shared_and_own_results_agree(&shuffled_requests(&[8]));
 }
 
 #[test]
 #[ignore = "second level: searches 16 devices"]
 fn a_cache_filled_by_other_requests_changes_no_result_on_four_nodes() {
-    shared_and_own_results_agree(16);
+    shared_and_own_results_agree(&shuffled_requests(&[16]));
 }
 
 /// Compares searches that share a cache with searches without one, which run beside them.
-fn shared_and_own_results_agree(devices: u64) {
-    let requests = shuffled_requests(&[devices]);
+fn shared_and_own_results_agree(requests: &[Request]) {
     let cache = SearchCache::default();
     let mut pipelines = 0;
-    for request in &requests {
+    for request in requests {
         let (shared, alone) =
             rayon::join(|| search_with_cache(request, &cache), || search(request));
         let links = &request.profile.file().links.inter_node;
@@ -91,7 +97,20 @@ fn shared_and_own_results_agree(devices: u64) {
 /// was asked for.
 #[test]
 fn links_that_no_device_uses_need_no_search() {
-    let requests = shuffled_requests(&[4]);
+    let mut requests = shuffled_requests(&[4]);
+    requests.retain(|request| request.global_batch == 32);
+    one_search_serves_all_bandwidths(&requests);
+    let nodes = shuffled_requests(&[8]);
+    assert_eq!(equal_searches(&nodes.iter().collect::<Vec<_>>()).len(), nodes.len());
+}
+
+#[test]
+#[ignore = "second level: twice as many searches"]
+fn links_that_no_device_uses_need_no_search_for_any_batch() {
+    one_search_serves_all_bandwidths(&shuffled_requests(&[4]));
+}
+
+fn one_search_serves_all_bandwidths(requests: &[Request]) {
     let all: Vec<&Request> = requests.iter().collect();
     let groups = equal_searches(&all);
     assert_eq!(groups.len() * 2, requests.len());
@@ -107,6 +126,4 @@ fn links_that_no_device_uses_need_no_search() {
             assert!(hardware.is_none_or(|hardware| hardware == request.profile.fingerprint()));
         }
     }
-    let nodes = shuffled_requests(&[8]);
-    assert_eq!(equal_searches(&nodes.iter().collect::<Vec<_>>()).len(), nodes.len());
 }
