@@ -109,16 +109,26 @@ fn variations() -> Vec<(String, Rules, GroupingRule)> {
 
 /// Checks the plans of all variations on a mesh.
 fn check_mesh(models: Vec<Model>, mesh: Mesh, micro_batch: u64, weights: WeightRule) {
+    check_variations(models, &variations(), mesh, micro_batch, weights);
+}
+
+fn check_variations(
+    models: Vec<Model>,
+    variations: &[(String, Rules, GroupingRule)],
+    mesh: Mesh,
+    micro_batch: u64,
+    weights: WeightRule,
+) {
     let mut unplanned: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut largest = LargestErrors::default();
     for model in models {
         let step = ReferenceGradients::new(model);
         for baseline in small_models::baselines(&step.model) {
-            for (name, rules, grouping) in variations() {
+            for (name, rules, grouping) in variations {
                 let case = format!("{} {} {name}, {mesh}", step.model.name, baseline.name());
                 let request = Request {
-                    rules: Rules { baseline, weights, ..rules },
-                    grouping,
+                    rules: Rules { baseline, weights, ..*rules },
+                    grouping: *grouping,
                     micro_batch: Some(micro_batch),
                     zero: Some(if mesh.data > 1 { Zero::One } else { Zero::Off }),
                     ..request(&step.model, mesh)
@@ -136,13 +146,28 @@ fn check_mesh(models: Vec<Model>, mesh: Mesh, micro_batch: u64, weights: WeightR
 
 #[test]
 fn every_rule_on_two_devices() {
+    check_mesh(distinct_models(), mesh(2, 1, 1), 4, WeightRule::Any);
+}
+
+#[test]
+fn every_model_on_two_devices() {
+    check_variations(models(), &variations()[..1], mesh(2, 1, 1), 4, WeightRule::Any);
+}
+
+#[test]
+#[ignore = "second level: every rule for every model"]
+fn every_rule_for_every_model_on_two_devices() {
     check_mesh(models(), mesh(2, 1, 1), 4, WeightRule::Any);
+}
+
+/// The model with the most ops.
+fn largest_model() -> Vec<Model> {
+    models().into_iter().filter(|model| model.name == "lax-released").collect()
 }
 
 #[test]
 fn every_rule_in_two_stages() {
-    let models = models().into_iter().filter(|model| model.name == "lax-released");
-    check_mesh(models.collect(), mesh(2, 2, 1), 2, WeightRule::Sharded);
+    check_mesh(largest_model(), mesh(2, 2, 1), 2, WeightRule::Sharded);
 }
 
 #[test]
@@ -153,5 +178,11 @@ fn every_rule_on_four_in_two_stages() {
 
 #[test]
 fn every_rule_on_two_replicas_of_two() {
+    check_mesh(largest_model(), mesh(2, 1, 2), 2, WeightRule::Sharded);
+}
+
+#[test]
+#[ignore = "second level: three models"]
+fn every_rule_for_distinct_models_on_two_replicas_of_two() {
     check_mesh(distinct_models(), mesh(2, 1, 2), 2, WeightRule::Sharded);
 }

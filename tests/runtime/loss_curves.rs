@@ -91,10 +91,23 @@ fn train(model: &Model, plan: &Plan, expected: &ReferenceRun, case: &str) -> Tra
 /// Baselines with the rule for their weights.
 type Strategies = &'static [(Baseline, WeightRule)];
 
-/// Trains under every strategy on every mesh with this many devices on the tensor axis.
-fn check_training(model: &Model, expected: &ReferenceRun, strategies: Strategies, tensor: u64) {
+/// Numbers of devices on the pipeline and on the data axis.
+type OuterAxes = &'static [(u64, u64)];
+
+const STAGES_OR_REPLICAS: OuterAxes = &[(1, 2), (2, 1)];
+const NEITHER_OR_BOTH: OuterAxes = &[(1, 1), (2, 2)];
+const ALL_OUTER_AXES: OuterAxes = &[(1, 1), (1, 2), (2, 1), (2, 2)];
+
+/// Trains under every strategy on meshes with this many devices on the tensor axis.
+fn check_training(
+    model: &Model,
+    expected: &ReferenceRun,
+    strategies: Strategies,
+    tensor: u64,
+    outer_axes: OuterAxes,
+) {
     check_reference(expected, optimizer(model).clip_norm);
-    for (pipeline, data) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
+    for &(pipeline, data) in outer_axes {
         let mesh = mesh(tensor, pipeline, data);
         for &(baseline, weights) in strategies {
             let case = format!("{} {} weights {weights:?}, {mesh}", model.name, baseline.name());
@@ -164,46 +177,62 @@ const DENSE: Strategies = &[
     (Baseline::Auto, WeightRule::Sharded),
 ];
 
-fn low_rank(strategies: Strategies, tensor: u64) {
+fn low_rank(tensor: u64, outer_axes: OuterAxes) {
     static REFERENCE: OnceLock<ReferenceRun> = OnceLock::new();
     let model = small_models::cola();
-    check_training(&model, REFERENCE.get_or_init(|| reference_run(&model)), strategies, tensor);
+    let expected = REFERENCE.get_or_init(|| reference_run(&model));
+    check_training(&model, expected, LOW_RANK, tensor, outer_axes);
 }
 
-fn dense(strategies: Strategies, tensor: u64) {
+fn dense(tensor: u64, outer_axes: OuterAxes) {
     static REFERENCE: OnceLock<ReferenceRun> = OnceLock::new();
     let model = small_models::dense();
-    check_training(&model, REFERENCE.get_or_init(|| reference_run(&model)), strategies, tensor);
+    let expected = REFERENCE.get_or_init(|| reference_run(&model));
+    check_training(&model, expected, DENSE, tensor, outer_axes);
 }
 
 #[test]
 fn low_rank_plans_without_a_tensor_axis() {
-    low_rank(LOW_RANK, 1);
+    low_rank(1, STAGES_OR_REPLICAS);
 }
 
 #[test]
 fn low_rank_plans_on_a_tensor_axis_of_two() {
-    low_rank(LOW_RANK, 2);
+    low_rank(2, STAGES_OR_REPLICAS);
+}
+
+#[test]
+#[ignore = "second level: one device, and stages with replicas"]
+fn low_rank_plans_on_other_meshes() {
+    low_rank(1, NEITHER_OR_BOTH);
+    low_rank(2, NEITHER_OR_BOTH);
 }
 
 #[test]
 #[ignore = "second level: up to 16 devices"]
 fn low_rank_plans_on_a_tensor_axis_of_four() {
-    low_rank(LOW_RANK, 4);
+    low_rank(4, ALL_OUTER_AXES);
 }
 
 #[test]
 fn dense_plans_without_a_tensor_axis() {
-    dense(DENSE, 1);
+    dense(1, STAGES_OR_REPLICAS);
 }
 
 #[test]
 fn dense_plans_on_a_tensor_axis_of_two() {
-    dense(DENSE, 2);
+    dense(2, STAGES_OR_REPLICAS);
+}
+
+#[test]
+#[ignore = "second level: one device, and stages with replicas"]
+fn dense_plans_on_other_meshes() {
+    dense(1, NEITHER_OR_BOTH);
+    dense(2, NEITHER_OR_BOTH);
 }
 
 #[test]
 #[ignore = "second level: up to 16 devices"]
 fn dense_plans_on_a_tensor_axis_of_four() {
-    dense(DENSE, 4);
+    dense(4, ALL_OUTER_AXES);
 }
