@@ -8,7 +8,8 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::{env, fs};
+use std::sync::OnceLock;
+use std::{env, fs, thread};
 
 /// Stands for any text.
 const ANY: &str = "…";
@@ -84,8 +85,8 @@ fn check_document(name: &str, folder: &Path) {
     let mut updated: Vec<String> = document.lines().map(str::to_string).collect();
     let mut mismatches = vec![];
     let mut replacements = vec![];
-    for example in &examples {
-        let Some(printed) = run(example, folder) else { continue };
+    for (example, printed) in examples.iter().zip(run_all(&examples, folder)) {
+        let Some(printed) = printed else { continue };
         let Some(expected) = &example.output else { continue };
         if !matches(expected, &printed) {
             mismatches.push(format!("$ {}\n{}", example.line, printed.join("\n")));
@@ -162,6 +163,26 @@ fn words(line: &str) -> Vec<&str> {
 
 fn split_comment(line: &str) -> (&str, &str) {
     line.split_once(" #").map_or((line, ""), |(command, comment)| (command, comment.trim()))
+}
+
+/// Outputs of the commands, in their order. A command may read files of those before it, but for questions that read
+/// none: these run beside the others.
+fn run_all(examples: &[Example], folder: &Path) -> Vec<Option<Vec<String>>> {
+    let is_question = |example: &Example| {
+        program(example).is_some_and(|words| ["whatif", "sensitivity"].contains(&words[0]))
+    };
+    let (questions, others): (Vec<usize>, Vec<usize>) =
+        (0..examples.len()).partition(|index| is_question(&examples[*index]));
+    let outputs: Vec<OnceLock<Option<Vec<String>>>> =
+        examples.iter().map(|_| OnceLock::new()).collect();
+    let run_at = |index: usize| {
+        outputs[index].get_or_init(|| run(&examples[index], folder));
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| others.iter().for_each(|index| run_at(*index)));
+        questions.iter().for_each(|index| run_at(*index));
+    });
+    outputs.into_iter().map(|output| output.into_inner().flatten()).collect()
 }
 
 /// The output of a command, standard output first; `None` for commands of other programs.
