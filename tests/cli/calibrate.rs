@@ -1,6 +1,7 @@
 //! `narrows calibrate` on processors.
 
 use std::fs;
+use std::path::Path;
 use std::sync::LazyLock;
 
 use serde_json::Value;
@@ -10,14 +11,20 @@ use super::{failure, json, narrows, stdout};
 /// The smallest measurement: plans on one device.
 const LEAST: &str = "calibrate --quick --threads 1 --devices 1";
 
-/// The answer of [`LEAST`] and the text of its profile, measured once for the tests that only read them.
+/// The answer of [`LEAST`] and the text of its profile, measured once for the tests that only read them. The answer names
+/// the file in an empty cache, which is gone.
 static MEASURED: LazyLock<(Value, String)> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("here.json");
-    let file = path.to_str().unwrap();
-    let answer = json(&format!("{LEAST} --output {file}"));
-    assert_eq!(answer["output"], file);
-    (answer, fs::read_to_string(&path).unwrap())
+    let mut command = narrows(&format!("{LEAST} --format json"));
+    let output = command.env("XDG_CACHE_HOME", folder.path()).assert().success();
+    let output = output.get_output();
+    let messages = String::from_utf8(output.stderr.clone()).unwrap();
+    assert!(!messages.contains("keeps predicting"), "the cache was empty: {messages}");
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let path = answer["output"].as_str().unwrap();
+    assert!(path.starts_with(folder.path().to_str().unwrap()), "{path}");
+    let text = fs::read_to_string(path).unwrap();
+    (answer, text)
 });
 
 /// The correction of a measured kernel does not cancel a change of the hardware.
@@ -134,6 +141,7 @@ fn a_comparison_gives_the_interval_of_the_next_step() {
     let path = folder.path().join("here.json");
     let file = path.to_str().unwrap();
     let answer = json(&format!("{LEAST} --compare --output {file}"));
+    assert_eq!(answer["output"], file);
     let comparison = &answer["comparison"];
     let (plans, interval) = (comparison["plans"].as_array().unwrap(), &comparison["interval"]);
     assert_eq!((plans.len(), &interval["groups"]), (6, &3.into()));
@@ -270,23 +278,23 @@ fn an_unwritable_cache_fails_before_the_measurement() {
 /// A quick profile is cached beside the full one, which `run` prefers.
 #[test]
 fn a_quick_calibration_leaves_the_full_profile() {
-    let folder = tempfile::tempdir().unwrap();
-    let measure = |flags: &str| {
-        let mut command = narrows(&format!("{LEAST} --format json {flags}"));
-        let output = command.env("XDG_CACHE_HOME", folder.path()).assert().success();
-        let output = output.get_output();
-        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let file = answer["output"].as_str().unwrap().to_owned();
-        (file, String::from_utf8(output.stderr.clone()).unwrap())
-    };
-    let (quick, messages) = measure("");
-    assert!(!messages.contains("keeps predicting"), "the cache was empty: {messages}");
+    let (folder, (answer, measured)) = (tempfile::tempdir().unwrap(), &*MEASURED);
+    let name = Path::new(answer["output"].as_str().unwrap()).file_name().unwrap();
+    let cache = folder.path().join("narrows");
+    fs::create_dir(&cache).unwrap();
+    let quick = cache.join(name).to_str().unwrap().to_owned();
+    fs::write(&quick, measured).unwrap();
     // A stand-in for the profile of a full calibration, which takes minutes.
     let full = quick.strip_suffix("-quick.json").unwrap().to_owned() + ".json";
-    let text = fs::read_to_string(&quick).unwrap().replace("cpu-measured", "cpu-full");
+    let text = measured.replace("cpu-measured", "cpu-full");
     fs::write(&full, &text).unwrap();
-    let (second, messages) = measure("");
-    assert_eq!(second, quick);
+    let mut command = narrows(&format!("{LEAST} --format json"));
+    let output = command.env("XDG_CACHE_HOME", folder.path()).assert().success();
+    let output = output.get_output();
+    let second: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let messages = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(second["output"], *quick);
+    assert_ne!(fs::read_to_string(&quick).unwrap(), *measured, "measured again");
     assert!(messages.contains(&full) && messages.contains("--output FILE"), "{messages}");
     assert_eq!(fs::read_to_string(&full).unwrap(), text, "the full profile was changed");
     let line = "run --global-batch 2 --sequence-length 16 --threads 1 --steps 1 --output -";

@@ -258,7 +258,7 @@ fn bad_sweeps_are_located() {
 /// On both sides of the break-even point, plans of separate requests are in the order that the answer states.
 #[test]
 fn break_even_points_are_enclosed() {
-    let request = "--model cola-1b --devices 8";
+    let request = "--model cola-350m --devices 8";
     let field = "hardware.links.inter_node.bandwidth_gbps";
     let question = format!(
         "whatif {request} --break-even {field}=2..100 --between tensor=4+btp,data-parallel"
