@@ -164,7 +164,7 @@ impl SolvedContext {
         }
         let assignments = (0..stages)
             .map(|stage| {
-                let in_flight = context.stage_schedule(stage).microbatches_in_flight();
+                let in_flight = context.stage_schedule(stage).microbatches_in_flight(0);
                 let assignment =
                     |count| Arc::new(StageAssignment::new(vec![block.clone(); count], in_flight));
                 (1..=blocks).map(assignment).collect()

@@ -38,7 +38,9 @@ pub use simulate::{
     simulate_schedules,
 };
 pub use stage_kernels::instruction_spans;
-pub use stage_time::{StageOverlap, StageTime, StepPart, SyncedStages, stage_sync_group};
+pub use stage_time::{
+    PassTimes, StageOverlap, StageTime, StepPart, SyncedStages, stage_sync_group,
+};
 pub use step_phases::StepPhases;
 pub use table::{
     Assignment, CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,

@@ -1,8 +1,8 @@
 //! Simulates a step of a program from the times of its kernels.
 //!
 //! Each device runs its instructions in order, a collective beside computation where the program says so. The passes of a
-//! stage follow each other; a forward pass waits for that of the previous stage, a backward pass for that of the next
-//! stage, and a weight-gradient pass for no other stage. In the step phase, stages synchronize wherever an instruction
+//! stage follow each other; a forward pass waits for that of the previous virtual stage, a backward pass for that of the
+//! next one, and a weight-gradient pass for no other stage. In the step phase, stages synchronize wherever an instruction
 //! is a collective over the pipeline axis: no weight is updated before the norm of all stages' gradients is known. A
 //! synchronization begins when the last of its stages arrives. With one stage and without gradient buckets the step time
 //! is
@@ -29,10 +29,8 @@ const ROUNDING: f64 = 1e-12;
 pub struct PassSpan {
     /// The stage.
     pub stage: usize,
-    /// Phase of the pass.
-    pub phase: Phase,
-    /// The microbatch; 0 for the step phase.
-    pub microbatch: u64,
+    /// The pass, or the step phase.
+    pub pass: MicrobatchPass,
     /// Begin of the pass.
     pub begin: Seconds,
     /// End of the pass.
@@ -106,12 +104,13 @@ pub fn simulate(program: &CheckedProgram, prices: StreamPrices) -> Timeline {
         simulate_schedules(&times, &schedules);
     let mut breakdown = Breakdown::default();
     for (costs, stage) in stages.iter().zip(&program.stages) {
-        let last_phase = stage.last_phase();
-        let busy: Seconds = Phase::ALL.into_iter().map(|phase| costs.time.pass(phase)).sum();
+        let last = stage.schedule.last().map(|pass| pass.chunk_phase());
+        let busy = costs.time.microbatch();
         let step: Seconds = costs.time.step_phase.iter().map(StepPart::time).sum();
-        let overlapped = costs.time.overlapped_pass(last_phase);
-        let exposed =
-            overlapped.map_or(0.0, |pass| pass.all_ended() - costs.time.pass(last_phase).0);
+        let exposed = last.and_then(|last| {
+            Some(costs.time.overlapped_pass(last)?.all_ended() - costs.time.pass(last).0)
+        });
+        let exposed = exposed.unwrap_or(0.0);
         let busy = busy * microbatches as f64 + step + Seconds(exposed);
         breakdown.add(&costs.parts(microbatches), 1.0 / stages.len() as f64);
         breakdown.collective_exposed += exposed / stages.len() as f64;
@@ -154,8 +153,9 @@ fn simulate_passes(
 ) -> Seconds {
     let stages = times.len();
     let passes = schedules.first().map_or(0, |passes| passes.len());
-    // End of each forward and backward pass by stage and microbatch; negative until the pass is simulated.
-    let mut ends = vec![[vec![-1.0_f64; passes], vec![-1.0_f64; passes]]; stages];
+    let virtual_stages = times.iter().map(|time| time.chunks.len()).sum::<usize>();
+    // End of each forward and backward pass by virtual stage and microbatch; negative until the pass is simulated.
+    let mut ends = vec![[vec![-1.0_f64; passes], vec![-1.0_f64; passes]]; virtual_stages];
     let direction = |phase: Phase| usize::from(phase == Phase::Backward);
     let mut clock = vec![0.0_f64; stages];
     let mut next = vec![0_usize; stages];
@@ -163,9 +163,10 @@ fn simulate_passes(
         let mut progressed = false;
         for stage in 0..stages {
             while let Some(pass) = schedules[stage].get(next[stage]) {
+                let own = pass.chunk * stages + stage;
                 let awaited = match pass.phase {
-                    Phase::Forward if stage > 0 => Some(stage - 1),
-                    Phase::Backward if stage + 1 < stages => Some(stage + 1),
+                    Phase::Forward if own > 0 => Some(own - 1),
+                    Phase::Backward if own + 1 < virtual_stages => Some(own + 1),
                     _ => None,
                 };
                 let ready = match awaited {
@@ -182,13 +183,13 @@ fn simulate_passes(
                 next[stage] += 1;
                 let is_last = next[stage] == schedules[stage].len();
                 let overlapped =
-                    if is_last { times[stage].overlapped_pass(pass.phase) } else { None };
+                    if is_last { times[stage].overlapped_pass(pass.chunk_phase()) } else { None };
                 let end = match &overlapped {
                     Some(overlapped) => begin + overlapped.end,
-                    None => begin + times[stage].pass(pass.phase).0,
+                    None => begin + times[stage].pass(pass.chunk_phase()).0,
                 };
                 if pass.phase != Phase::WeightGradient {
-                    ends[stage][direction(pass.phase)][pass.microbatch as usize] = end;
+                    ends[own][direction(pass.phase)][pass.microbatch as usize] = end;
                 }
                 clock[stage] = end;
                 if let Some(overlapped) = overlapped {
@@ -200,9 +201,8 @@ fn simulate_passes(
                     }
                 }
                 progressed = true;
-                let (phase, microbatch) = (pass.phase, pass.microbatch);
                 let (begin, end) = (Seconds(begin), Seconds(end));
-                report(StepEvent::Pass(PassSpan { stage, phase, microbatch, begin, end }));
+                report(StepEvent::Pass(PassSpan { stage, pass: *pass, begin, end }));
             }
         }
         if !progressed {
@@ -213,8 +213,8 @@ fn simulate_passes(
     simulate_step_phases(times, &mut clock, |sync| report(StepEvent::Sync(sync)));
     for (stage, (begin, end)) in step_begins.into_iter().zip(&clock).enumerate() {
         let (begin, end) = (Seconds(begin), Seconds(*end));
-        let (phase, microbatch) = (Phase::Step, 0);
-        report(StepEvent::Pass(PassSpan { stage, phase, microbatch, begin, end }));
+        let pass = MicrobatchPass::STEP;
+        report(StepEvent::Pass(PassSpan { stage, pass, begin, end }));
     }
     Seconds(clock.into_iter().fold(0.0, f64::max))
 }

@@ -1,19 +1,23 @@
 //! The kernels of a stage, priced: the times of its passes and their kinds of work.
 
-use narrows_plan::program::{GradientBucket, Instr, Phase, StageProgram};
+use narrows_plan::program::{ChunkPhase, GradientBucket, Instr, Phase, StageProgram};
 use narrows_plan::{Mesh, Seconds};
 
 use crate::breakdown::Breakdown;
 use crate::overlap::BucketTime;
 use crate::price::StreamPrices;
-use crate::stage_time::{StageOverlap, StageTime, StepPart, SyncedStages, stage_sync_group};
+use crate::stage_time::{
+    PassTimes, StageOverlap, StageTime, StepPart, SyncedStages, stage_sync_group,
+};
 
 /// A stage's kernels, priced and summed by kind.
 pub(crate) struct StageKernels {
     /// The times of the stage's passes.
     pub time: StageTime,
-    /// Kinds of work by phase, in the order of [`Phase::ALL`].
-    kinds: [Breakdown; 4],
+    /// Kinds of work of each pass of one microbatch through each chunk.
+    passes: Vec<Breakdown>,
+    /// Kinds of work of the step phase.
+    step: Breakdown,
 }
 
 impl StageKernels {
@@ -28,38 +32,47 @@ impl StageKernels {
             .filter(|_| !stage.gradient_buckets.is_empty())
             .map(|slowdown| StageOverlap { buckets: bucket_times(stage, prices), slowdown });
         let beside_last = overlap.as_ref().map_or(0, |_| stage.bucket_reductions());
-        let mut kinds = [Breakdown::default(); 4];
-        let mut passes = [Seconds(0.0); 3];
-        let (mut step, mut local) = (vec![], Seconds(0.0));
-        for (index_of_phase, phase) in Phase::ALL.into_iter().enumerate() {
-            let skipped = if phase == Phase::Step { beside_last } else { 0 };
-            let list = &stage.instructions(phase)[skipped..];
+        let mut passes = vec![];
+        let mut pass_time = |at: ChunkPhase| -> Seconds {
+            let list = stage.instructions(at);
+            let (mut kinds, mut total) = (Breakdown::default(), Seconds(0.0));
             for (instr, time) in list.iter().zip(added_times(list, prices)) {
-                *kinds[index_of_phase].part_mut(instr) += time.0;
-                match (passes.get_mut(index_of_phase), stage_sync_group(instr)) {
-                    (Some(total), _) => *total += time,
-                    (None, None) => local += time,
-                    (None, Some(group)) => {
-                        step.push(StepPart::Local(std::mem::take(&mut local)));
-                        let members = SyncedStages::containing(index, group, mesh);
-                        step.push(StepPart::Synchronized(members, time));
-                    }
+                *kinds.part_mut(instr) += time.0;
+                total += time;
+            }
+            passes.push(kinds);
+            total
+        };
+        let chunk_times = (0..stage.chunks.len()).map(|chunk| {
+            let [forward, backward, weight_gradient] =
+                Phase::PASSES.map(|phase| pass_time(ChunkPhase { chunk, phase }));
+            PassTimes { forward, backward, weight_gradient }
+        });
+        let chunks = chunk_times.collect();
+        let (mut step, mut local) = (Breakdown::default(), Seconds(0.0));
+        let mut step_phase = vec![];
+        let list = &stage.step[beside_last..];
+        for (instr, time) in list.iter().zip(added_times(list, prices)) {
+            *step.part_mut(instr) += time.0;
+            match stage_sync_group(instr) {
+                None => local += time,
+                Some(group) => {
+                    step_phase.push(StepPart::Local(std::mem::take(&mut local)));
+                    let members = SyncedStages::containing(index, group, mesh);
+                    step_phase.push(StepPart::Synchronized(members, time));
                 }
             }
         }
-        step.push(StepPart::Local(local));
-        let [forward, backward, weight_gradient] = passes;
-        let time = StageTime { forward, backward, weight_gradient, step_phase: step, overlap };
-        StageKernels { time, kinds }
+        step_phase.push(StepPart::Local(local));
+        let time = StageTime { chunks, step_phase, overlap };
+        StageKernels { time, passes, step }
     }
 
     /// The times of a step of this many microbatches by kind of work, without waiting.
     pub(crate) fn parts(&self, microbatches: u64) -> Breakdown {
         let mut parts = Breakdown::default();
-        for (phase, kinds) in Phase::ALL.into_iter().zip(&self.kinds) {
-            let runs = if phase == Phase::Step { 1.0 } else { microbatches as f64 };
-            parts.add(kinds, runs);
-        }
+        self.passes.iter().for_each(|kinds| parts.add(kinds, microbatches as f64));
+        parts.add(&self.step, 1.0);
         parts
     }
 }
@@ -142,7 +155,7 @@ fn added_times(instructions: &[Instr], prices: StreamPrices) -> Vec<Seconds> {
 
 /// The times of a stage's gradient buckets.
 fn bucket_times(stage: &StageProgram, prices: StreamPrices) -> Vec<BucketTime> {
-    let last_pass = stage.instructions(stage.last_phase());
+    let last_pass = stage.last_pass_instructions();
     let (mut ready, mut priced) = (Seconds(0.0), 0);
     let of_bucket = |GradientBucket { after, reductions }: &GradientBucket| {
         ready += added_times(&last_pass[priced..*after], prices).into_iter().sum();

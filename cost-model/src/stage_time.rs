@@ -1,19 +1,26 @@
 //! The times of a stage's passes and of the parts of its step phase.
 
-use narrows_plan::program::{Action, Instr, Phase};
+use narrows_plan::program::{Action, ChunkPhase, Instr, Phase};
 use narrows_plan::{Axis, DeviceGroup, Mesh, Seconds};
 
 use crate::overlap::{BucketTime, OverlapSlowdown, OverlappedPass};
 
+/// Times of the passes of one microbatch through a chunk.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PassTimes {
+    /// Forward pass, transfers included.
+    pub forward: Seconds,
+    /// Backward pass, transfers included.
+    pub backward: Seconds,
+    /// Weight-gradient pass; zero where the backward pass computes all weight gradients.
+    pub weight_gradient: Seconds,
+}
+
 /// Times of one stage's passes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageTime {
-    /// Forward pass of a microbatch, transfers included.
-    pub forward: Seconds,
-    /// Backward pass of a microbatch, transfers included.
-    pub backward: Seconds,
-    /// Weight-gradient pass of a microbatch; zero where the backward pass computes all weight gradients.
-    pub weight_gradient: Seconds,
+    /// The passes through each chunk.
+    pub chunks: Vec<PassTimes>,
     /// Parts of the step phase, in order.
     pub step_phase: Vec<StepPart>,
     /// Reductions beside the last pass, in order, with what the streams cost each other.
@@ -48,17 +55,23 @@ pub struct SyncedStages {
 
 impl StageTime {
     /// Time of a pass of one microbatch; zero for the step phase, which is no pass.
-    pub(crate) fn pass(&self, phase: Phase) -> Seconds {
-        match phase {
-            Phase::Forward => self.forward,
-            Phase::Backward => self.backward,
-            Phase::WeightGradient => self.weight_gradient,
+    pub(crate) fn pass(&self, at: ChunkPhase) -> Seconds {
+        let passes = self.chunks[at.chunk];
+        match at.phase {
+            Phase::Forward => passes.forward,
+            Phase::Backward => passes.backward,
+            Phase::WeightGradient => passes.weight_gradient,
             Phase::Step => Seconds(0.0),
         }
     }
 
-    /// The last pass, of this phase, with the reductions beside it; `None` without any.
-    pub(crate) fn overlapped_pass(&self, last: Phase) -> Option<OverlappedPass> {
+    /// Time of all passes of one microbatch through all chunks.
+    pub(crate) fn microbatch(&self) -> Seconds {
+        self.chunks.iter().map(|c| c.forward + c.backward + c.weight_gradient).sum()
+    }
+
+    /// The last pass with the reductions beside it; `None` without any.
+    pub(crate) fn overlapped_pass(&self, last: ChunkPhase) -> Option<OverlappedPass> {
         let StageOverlap { buckets, slowdown } = self.overlap.as_ref()?;
         Some(OverlappedPass::new(self.pass(last), buckets, *slowdown))
     }

@@ -68,6 +68,9 @@ pub enum PipelineSchedule {
     /// 1F1B with the weight gradients of blocks in passes of their own, which fill the time in which stages would wait.
     #[serde(rename = "zero-bubble")]
     ZeroBubble,
+    /// 1F1B through several chunks of the model on each stage.
+    #[serde(rename = "interleaved")]
+    Interleaved,
 }
 
 impl PipelineSchedule {
@@ -76,6 +79,7 @@ impl PipelineSchedule {
         match self {
             PipelineSchedule::OneForwardOneBackward => "1F1B",
             PipelineSchedule::ZeroBubble => "zero-bubble",
+            PipelineSchedule::Interleaved => "interleaved 1F1B",
         }
     }
 
@@ -100,6 +104,8 @@ pub struct Context {
     pub shard_size: u64,
     /// The order of passes.
     pub schedule: PipelineSchedule,
+    /// Chunks of the model on each stage; 1 unless the schedule is interleaved.
+    pub chunks: u64,
     /// Whether collectives over the data axis run beside computation: reductions of gradients beside the last backward
     /// pass, and the collectives that ZeRO-2 and ZeRO-3 have in every pass.
     pub overlap_grad_reduce: bool,
@@ -118,6 +124,7 @@ impl Context {
             zero,
             shard_size: if zero == Zero::Off { 1 } else { mesh.data },
             schedule: PipelineSchedule::OneForwardOneBackward,
+            chunks: 1,
             overlap_grad_reduce: false,
             overlap_tensor_collectives: false,
         }
@@ -162,8 +169,14 @@ impl Context {
             schedule: self.schedule,
             stage,
             stages: self.mesh.pipeline,
+            chunks: self.chunks,
             microbatches: self.workload.microbatches(&self.mesh),
         }
+    }
+
+    /// Number of chunks of all stages: virtual stage k of the model runs on stage k mod P, of P stages.
+    pub fn virtual_stages(&self) -> u64 {
+        self.mesh.pipeline * self.chunks
     }
 
     /// Devices along the tensor axis.

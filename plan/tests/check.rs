@@ -63,8 +63,7 @@ fn large() -> Program {
 #[test]
 fn a_large_program_is_checked_within_a_second() {
     let program = large();
-    let instructions: usize =
-        program.stages.iter().map(|s| s.forward.len() + s.backward.len() + s.step.len()).sum();
+    let instructions: usize = program.instructions().count();
     let fastest = (0..3)
         .map(|_| {
             let copy = program.clone();
@@ -90,7 +89,7 @@ fn first_error(change: impl Fn(&mut Program)) -> String {
 #[test]
 fn errors_name_place_and_reason() {
     let first_all_reduce = |program: &Program| {
-        program.stages[0]
+        program.stages[0].chunks[0]
             .forward
             .iter()
             .position(|instr| instr.action.name() == "all_reduce")
@@ -98,15 +97,15 @@ fn errors_name_place_and_reason() {
     };
     let doubled = first_error(|program| {
         let at = first_all_reduce(program);
-        let again = program.stages[0].forward[at].clone();
-        program.stages[0].forward.insert(at, again);
+        let again = program.stages[0].chunks[0].forward[at].clone();
+        program.stages[0].chunks[0].forward.insert(at, again);
     });
     for part in ["stage 0, forward instruction", "which is whole already", "4 times", "(try: "] {
         assert!(doubled.contains(part), "{part}: {doubled}");
     }
     let removed = first_error(|program| {
         let at = first_all_reduce(program);
-        program.stages[0].forward.remove(at);
+        program.stages[0].chunks[0].forward.remove(at);
     });
     assert!(removed.contains("each device has only a partial sum"), "{removed}");
     let outside = first_error(|program| program.stages[0].arena.0 /= 2);

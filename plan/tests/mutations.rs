@@ -65,9 +65,9 @@ fn several_mutations_never_panic() {
             let (_, mutation) = MUTATIONS[rng.below(MUTATIONS.len())];
             // A mutation reads instructions that earlier mutations may have emptied.
             let is_mutable = program.stages.iter().all(|stage| {
-                let instrs = stage.forward.iter().chain(&stage.backward).chain(&stage.step);
+                let mut instrs = stage.all_instructions();
                 !stage.schedule.is_empty()
-                    && instrs.clone().all(|i| !i.reads.is_empty() || !i.writes.is_empty())
+                    && instrs.all(|i| !i.reads.is_empty() || !i.writes.is_empty())
             });
             if is_mutable {
                 mutation(&mut rng, &mut program);

@@ -171,9 +171,9 @@ pub fn kernels(program: &Program) -> Vec<(Kernel, f64)> {
     let mut counts: IndexMap<Kernel, f64> = IndexMap::new();
     let microbatches = program.context.workload.microbatches(&program.context.mesh) as f64;
     for stage in &program.stages {
-        for phase in Phase::ALL {
-            let times = if phase == Phase::Step { 1.0 } else { microbatches };
-            for instr in stage.instructions(phase) {
+        for at in stage.chunk_phases() {
+            let times = if at.phase == Phase::Step { 1.0 } else { microbatches };
+            for instr in stage.instructions(at) {
                 *counts.entry(instr.kernel()).or_default() += times;
             }
         }

@@ -1,5 +1,5 @@
 //! The order in which a device executes its instructions in a step: the passes of the stage's
-//! schedule, each a whole pass of one microbatch, then the step phase once.
+//! schedule, each a whole pass of one microbatch through a chunk, then the step phase once.
 //! Reductions of gradient buckets come as early as they may, within the last pass.
 
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub struct PassPart {
     pub pass: MicrobatchPass,
     /// The slot of its microbatch.
     pub slot: u64,
-    /// The instructions, by index in the list of the phase.
+    /// The instructions, by index in the list of the pass.
     pub instructions: Range<usize>,
     /// Whether they are gradient reductions that may run beside the rest of the last pass.
     pub beside_backward: bool,
@@ -37,7 +37,7 @@ impl PassPart {
         stage: &'a StageProgram,
     ) -> impl Iterator<Item = ScheduledInstruction<'a>> + use<'a> {
         let (pass, slot) = (self.pass, self.slot);
-        let instructions = &stage.instructions(pass.phase)[self.instructions.clone()];
+        let instructions = &stage.instructions(pass.chunk_phase())[self.instructions.clone()];
         instructions.iter().map(move |instr| ScheduledInstruction { instr, pass, slot })
     }
 }
@@ -45,10 +45,11 @@ impl PassPart {
 /// The parts of all passes that a device of this stage executes in a step, in order.
 pub fn pass_parts(stage: &StageProgram) -> impl Iterator<Item = PassPart> {
     let part = |pass: MicrobatchPass, instructions| {
-        let slot = microbatch_slot(stage, pass.microbatch);
+        let slot = stage.slot(pass);
         PassPart { pass, slot, instructions, beside_backward: false }
     };
-    let whole = move |pass: &MicrobatchPass| part(*pass, 0..stage.instructions(pass.phase).len());
+    let length = |pass: MicrobatchPass| stage.instructions(pass.chunk_phase()).len();
+    let whole = move |pass: &MicrobatchPass| part(*pass, 0..length(*pass));
     let buckets = &stage.gradient_buckets[..];
     let split = usize::from(!buckets.is_empty()).min(stage.schedule.len());
     let (passes, last) = stage.schedule.split_at(stage.schedule.len() - split);
@@ -60,7 +61,7 @@ pub fn pass_parts(stage: &StageProgram) -> impl Iterator<Item = PassPart> {
             [part(*pass, begin..after), PassPart { beside_backward: true, ..reductions }]
         });
         let begin = buckets.last().map_or(0, |bucket| bucket.after);
-        parts.chain([part(*pass, begin..stage.instructions(pass.phase).len())])
+        parts.chain([part(*pass, begin..length(*pass))])
     });
     let rest = part(MicrobatchPass::STEP, stage.bucket_reductions()..stage.step.len());
     passes.iter().map(whole).chain(overlapped).chain([rest])
@@ -71,10 +72,4 @@ pub fn scheduled_instructions(
     stage: &StageProgram,
 ) -> impl Iterator<Item = ScheduledInstruction<'_>> {
     pass_parts(stage).flat_map(move |part| part.scheduled(stage))
-}
-
-/// The slot of a microbatch, which decides the copies of buffers that it uses. Microbatches in
-/// flight are consecutive, so their remainders differ.
-pub fn microbatch_slot(stage: &StageProgram, microbatch: u64) -> u64 {
-    microbatch % stage.slots.max(1)
 }

@@ -29,6 +29,7 @@ mod measure;
 mod null;
 mod optimizer;
 mod parameters;
+mod pipeline_direction;
 pub mod process_group;
 mod random;
 mod report;
@@ -40,13 +41,12 @@ pub use addressing::{operand_range, replica_operand_range};
 pub use atomic_file::AtomicFile;
 pub use digest::{Sha256Digest, sha256};
 pub use error::{DeviceError, RunError};
-pub use instruction_order::{
-    PassPart, ScheduledInstruction, microbatch_slot, pass_parts, scheduled_instructions,
-};
+pub use instruction_order::{PassPart, ScheduledInstruction, pass_parts, scheduled_instructions};
 pub use measure::{InstructionTimings, KernelSample, MeasurementEffort, time_instructions};
 pub use null::count_step;
 pub use optimizer::{Optimizer, StepCoefficients};
 pub use parameters::{Initialisation, LogicalParameter, ParameterKind, logical_parameters};
+pub use pipeline_direction::PipelineDirection;
 pub use random::{CounterRng, fnv1a, random_stream_name};
 pub use report::{
     BytesByKindAndAxis, CollectiveCount, DeviceId, DeviceReport, StepReport, bytes_sent_per_member,

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use narrows_plan::program::{Access, Action, Program, StageProgram};
+use narrows_plan::program::{Access, Action, Phase, Program, StageProgram};
 use narrows_plan::{Bytes, CheckedProgram};
 
 use crate::addressing::operand_range;
@@ -25,8 +25,8 @@ pub fn count_step(program: &CheckedProgram) -> Result<StepReport, RunError> {
     execute(program.program())
 }
 
-/// Transfers that were sent and not yet received, by sending and receiving stage.
-type InFlight = BTreeMap<(usize, usize), VecDeque<Bytes>>;
+/// Transfers that were sent and not yet received, by sending stage, receiving stage and phase.
+type InFlight = BTreeMap<(usize, usize, Phase), VecDeque<Bytes>>;
 
 fn execute(program: &Program) -> Result<StepReport, RunError> {
     let stages = program.stages.iter().enumerate();
@@ -98,14 +98,15 @@ impl<'a> NullDevice<'a> {
             Action::Send(transfer) => {
                 let sent = bytes_of(&instr.reads);
                 in_flight
-                    .entry((self.stage_index, transfer.peer_stage as usize))
+                    .entry((self.stage_index, transfer.peer_stage as usize, scheduled.pass.phase))
                     .or_default()
                     .push_back(sent);
                 self.report.sent += sent;
             }
             Action::Receive(transfer) => {
+                let from = transfer.peer_stage as usize;
                 let queue =
-                    in_flight.entry((transfer.peer_stage as usize, self.stage_index)).or_default();
+                    in_flight.entry((from, self.stage_index, scheduled.pass.phase)).or_default();
                 let Some(sent) = queue.pop_front() else { return Ok(false) };
                 let received = bytes_of(&instr.writes);
                 if sent != received {
@@ -147,8 +148,8 @@ fn bytes_of(operands: &[Access]) -> Bytes {
 #[cfg(test)]
 mod tests {
     use narrows_plan::program::{
-        Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, MicrobatchPass, ModelConstants,
-        P2pTransfer, Phase,
+        Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, MicrobatchPass, ModelChunk,
+        ModelConstants, P2pTransfer,
     };
     use narrows_plan::{Axis, Context, DType, Mesh, Precision, Workload, Zero};
 
@@ -177,13 +178,10 @@ mod tests {
         };
         StageProgram {
             buffers: vec![buffer],
-            forward,
-            backward: vec![],
-            weight_gradient: vec![],
+            chunks: vec![ModelChunk { forward, slots: 2, ..ModelChunk::empty() }],
             step: vec![],
             gradient_buckets: vec![],
             schedule,
-            slots: 2,
             arena: Bytes(768),
         }
     }
@@ -236,7 +234,7 @@ mod tests {
     #[test]
     fn a_receive_without_a_send_is_a_deadlock() {
         let mut program = two_stage_program();
-        program.stages[0].forward.pop();
+        program.stages[0].chunks[0].forward.pop();
         let error = execute(&program).expect_err("no send");
         assert_eq!(error, RunError::Deadlock { stage: 1, origin: "test".into() });
     }
@@ -244,7 +242,7 @@ mod tests {
     #[test]
     fn a_transfer_of_another_size_is_an_error() {
         let mut program = two_stage_program();
-        program.stages[1].forward[0].writes[0].extent.rows = 1;
+        program.stages[1].chunks[0].forward[0].writes[0].extent.rows = 1;
         let error = execute(&program).expect_err("half the size");
         assert!(matches!(error, RunError::TransferSizeMismatch { stage: 1, .. }), "{error}");
     }

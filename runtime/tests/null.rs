@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::presets;
-use narrows_plan::program::{Action, CollectiveOp, Instr};
+use narrows_plan::program::{Action, ChunkPhase, CollectiveOp, Instr};
 use narrows_plan::{Axis, Bytes, CheckedProgram, Plan, lower};
 use narrows_runtime::{DeviceId, StepReport, count_step};
 
@@ -28,16 +28,12 @@ fn count(program: &CheckedProgram) -> StepReport {
 }
 
 /// Every phase of a stage, and how often it is executed in a step.
-fn phases(program: &CheckedProgram, stage: usize) -> [(&[Instr], u64); 4] {
+fn phases(program: &CheckedProgram, stage: usize) -> Vec<(&[Instr], u64)> {
     let program = program.program();
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
     let stage = &program.stages[stage];
-    [
-        (&stage.forward, microbatches),
-        (&stage.backward, microbatches),
-        (&stage.weight_gradient, microbatches),
-        (&stage.step, 1),
-    ]
+    let times = |at: ChunkPhase| if at == ChunkPhase::STEP { 1 } else { microbatches };
+    stage.chunk_phases().map(|at| (stage.instructions(at), times(at))).collect()
 }
 
 /// The collectives among instructions.
@@ -113,7 +109,7 @@ fn btp_all_reduces_seven_ranks_per_block_and_token() {
     let program = checked(text);
     let stage = &program.program().stages[0];
     let (rank, tokens, blocks, bf16) = (128, 4 * 1024, 8, 2);
-    for pass in [&stage.forward, &stage.backward] {
+    for pass in [&stage.chunks[0].forward, &stage.chunks[0].backward] {
         let of_blocks = pass.iter().filter(|instr| instr.origin.block.is_some());
         let all_reduces = collectives(of_blocks).filter(|collective| {
             (collective.kind(), collective.axis) == (CollectiveKind::AllReduce, Axis::Tensor)

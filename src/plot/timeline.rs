@@ -33,7 +33,7 @@ pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
     let mut picture = Picture::new((WIDTH, bottom + 66));
     picture.text(title, (20, 20), Anchor::Start, 19);
     let has_phase = |(phase, _, _): &(Phase, &str, RGBColor)| {
-        *phase != Phase::WeightGradient || spans.iter().any(|span| span.phase == *phase)
+        *phase != Phase::WeightGradient || spans.iter().any(|span| span.pass.phase == *phase)
     };
     for (index, (_, name, colour)) in PHASES.into_iter().filter(has_phase).enumerate() {
         let left = 20 + 150 * index as i32;
@@ -57,7 +57,7 @@ pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
         // Passes that follow each other at once are told apart by a gap.
         let end = if end - begin >= GAPPED { end - 1 } else { end.max(begin + 1) };
         let lower = upper + 1 + (row - 2).max(1);
-        picture.rectangle([(begin, upper + 1), (end, lower)], colour(span.phase));
+        picture.rectangle([(begin, upper + 1), (end, lower)], colour(span.pass.phase));
     }
     picture.path([(LEFT, TOP), (LEFT, bottom)], INK, 1);
     Some(picture)

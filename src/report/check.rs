@@ -47,6 +47,9 @@ struct StageSummary {
 #[derive(Clone, Serialize)]
 struct CheckProblem {
     stage: Option<usize>,
+    /// The chunk of a stage with several; absent for the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunk: Option<usize>,
     phase: Option<&'static str>,
     instruction: Option<usize>,
     origin: Option<String>,
@@ -109,7 +112,8 @@ impl CheckProblem {
         let at = error.instruction.as_ref();
         CheckProblem {
             stage: error.stage,
-            phase: at.map(|(phase, ..)| phase.name()),
+            chunk: at.map(|(at, ..)| at.chunk).filter(|chunk| *chunk > 0),
+            phase: at.map(|(at, ..)| at.phase.name()),
             instruction: at.map(|(_, index, _)| *index),
             origin: at.map(|(.., origin)| origin.to_string()),
             problem: error.problem.clone(),
@@ -120,6 +124,7 @@ impl CheckProblem {
     fn memory(stage: usize, needed: Bytes, limit: Bytes) -> CheckProblem {
         CheckProblem {
             stage: Some(stage),
+            chunk: None,
             phase: None,
             instruction: None,
             origin: None,
@@ -133,7 +138,8 @@ impl CheckProblem {
         if let (Some(phase), Some(index), Some(origin)) =
             (self.phase, self.instruction, &self.origin)
         {
-            field += &format!(", {phase} instruction {index} ({origin})");
+            let chunk = self.chunk.map_or(String::new(), |chunk| format!(", chunk {chunk}"));
+            field += &format!("{chunk}, {phase} instruction {index} ({origin})");
         }
         let hints = self.hint.iter().cloned().collect();
         Problem { field, hints, ..Problem::new(name, &self.problem) }
@@ -155,7 +161,7 @@ impl StageSummary {
             collectives,
             transfers: stage.all_instructions().filter(|instr| is_transfer(&instr.action)).count()
                 as u64,
-            microbatches_in_flight: stage.slots,
+            microbatches_in_flight: stage.chunks.iter().map(|chunk| chunk.slots).sum(),
             peak_memory_bytes: stage.arena.0,
         }
     }

@@ -12,7 +12,9 @@ use narrows_plan::strategy::Recompute;
 use narrows_plan::{Kernel, Mesh, PipelineSchedule, Seconds};
 
 use narrows_cost_model::profile::ProfileFile;
-use narrows_cost_model::{Executor, Prices, Profile, StageTime, StepPart, schedule_time};
+use narrows_cost_model::{
+    Executor, PassTimes, Prices, Profile, StageTime, StepPart, schedule_time,
+};
 
 use super::operators::{MicrobatchShape, OperatorList};
 use crate::measurements::{TrainedModel, TrainingStep};
@@ -145,7 +147,7 @@ impl StepWork {
             schedules: (0..mesh.pipeline)
                 .map(|stage| {
                     let (schedule, stages) = (PipelineSchedule::default(), mesh.pipeline);
-                    StageSchedule { schedule, stage, stages, microbatches }.passes(false)
+                    StageSchedule { schedule, stage, stages, chunks: 1, microbatches }.passes(false)
                 })
                 .collect(),
             tensor_devices: mesh.tensor,
@@ -160,7 +162,8 @@ impl StepWork {
                 .map(|work| Seconds(work.time_s(self.tensor_devices, framework) + transfer_s));
             let step = Seconds(stage.reductions_s * framework.collective_factor);
             let step_phase = vec![StepPart::Local(step)];
-            StageTime { forward, backward, step_phase, ..StageTime::default() }
+            let passes = PassTimes { forward, backward, weight_gradient: Seconds(0.0) };
+            StageTime { chunks: vec![passes], step_phase, overlap: None }
         };
         let stages: Vec<StageTime> = self.stages.iter().map(time).collect();
         let schedules: Vec<_> = self.schedules.iter().map(|passes| passes.as_slice()).collect();

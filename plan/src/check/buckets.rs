@@ -13,7 +13,7 @@ use super::error::{CheckResult, ensure};
 
 /// Checks the buckets of one stage. Ids of buffers are valid.
 pub(super) fn check_buckets(stage: &StageProgram) -> CheckResult {
-    let last_pass = stage.instructions(stage.last_phase());
+    let last_pass = stage.last_pass_instructions();
     let last_access = last_accesses(last_pass);
     let overlapped = last_pass.iter().enumerate().filter(|(_, i)| i.overlapped_instrs > 0);
     let overlapped: Vec<(usize, usize)> =

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::program::{Instr, InstrOrigin, Phase};
+use crate::program::{ChunkPhase, Instr, InstrOrigin};
 
 /// Most errors that are reported: later ones usually follow from the first.
 const REPORTED_MAX: usize = 8;
@@ -12,8 +12,8 @@ const REPORTED_MAX: usize = 8;
 pub struct CheckError {
     /// The pipeline stage; `None` for errors of the whole program.
     pub stage: Option<usize>,
-    /// The instruction, by phase, index in the phase and origin; `None` for errors of a stage.
-    pub instruction: Option<(Phase, usize, InstrOrigin)>,
+    /// The instruction, by phase of a chunk, index in the phase and origin; `None` for errors of a stage.
+    pub instruction: Option<(ChunkPhase, usize, InstrOrigin)>,
     /// The problem and its reason, as one sentence without a full stop.
     pub problem: String,
     /// A possible correction.
@@ -62,12 +62,12 @@ impl CheckErrors {
 
     pub(super) fn push_instruction(
         &mut self,
-        (stage, phase, index): (usize, Phase, usize),
+        (stage, at, index): (usize, ChunkPhase, usize),
         instr: &Instr,
         fault: CheckFault,
     ) {
         let CheckFault { problem, hint } = fault;
-        let instruction = Some((phase, index, instr.origin.clone()));
+        let instruction = Some((at, index, instr.origin.clone()));
         self.push(CheckError { stage: Some(stage), instruction, problem, hint });
     }
 
@@ -86,8 +86,8 @@ impl fmt::Display for CheckError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(stage) = self.stage {
             write!(f, "stage {stage}")?;
-            if let Some((phase, index, origin)) = &self.instruction {
-                write!(f, ", {} instruction {index} ({origin})", phase.name())?;
+            if let Some((at, index, origin)) = &self.instruction {
+                write!(f, ", {at} instruction {index} ({origin})")?;
             }
             write!(f, ": ")?;
         }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::DType;
 use crate::program::{
-    ALIGNMENT, Access, Buffer, BufferId, BufferRole, Extent, Instr, Phase, StageProgram,
+    ALIGNMENT, Access, Buffer, BufferId, BufferRole, Extent, Instr, StageProgram,
 };
 
 use super::error::{CheckErrors, CheckResult, ensure, fault};
@@ -48,14 +48,14 @@ pub(super) fn check_placement(index: usize, stage: &StageProgram, errors: &mut C
     if let Err(fault) = check_arena(stage) {
         return errors.push_stage(index, fault);
     }
-    for phase in Phase::ALL {
+    for phase in stage.chunk_phases() {
         for (at, instr) in stage.instructions(phase).iter().enumerate() {
             if let Err(fault) = check_operands(stage, instr) {
                 errors.push_instruction((index, phase, at), instr, fault);
             }
         }
     }
-    for check in [check_copies, check_disjoint, check_roles] {
+    for check in [check_copied_roles, check_disjoint, check_roles] {
         if let Err(fault) = check(stage) {
             errors.push_stage(index, fault);
         }
@@ -116,12 +116,10 @@ fn check_arena(stage: &StageProgram) -> CheckResult {
     Ok(())
 }
 
-fn check_copies(stage: &StageProgram) -> CheckResult {
+fn check_copied_roles(stage: &StageProgram) -> CheckResult {
     for buffer in &stage.buffers {
         let (name, copies) = (&buffer.name, buffer.copies);
-        ensure(copies > 0 && stage.slots.is_multiple_of(copies), || {
-            format!("`{name}` has {copies} copies, which do not divide the {} slots", stage.slots)
-        })?;
+        ensure(copies > 0, || format!("`{name}` has no copy"))?;
         ensure(copies == 1 || !buffer.role.is_resident(), || {
             format!("`{name}` has {copies} copies but is not an activation")
         })?;

@@ -78,8 +78,9 @@ mod transfer;
 mod values;
 mod walk;
 
+use crate::PipelineSchedule;
 use crate::mesh::Axis;
-use crate::program::{Phase, Program};
+use crate::program::{ChunkPhase, Phase, Program};
 
 pub use error::{CheckError, CheckErrors};
 use error::{CheckFault, fault};
@@ -125,7 +126,7 @@ fn check(program: &Program) -> CheckErrors {
     for (index, stage) in program.stages.iter().enumerate() {
         memory::check_placement(index, stage, &mut errors);
         shards::check_shards(index, stage, &program.context, &mut errors);
-        if let Err(fault) = passes::check_passes(stage, microbatches) {
+        if let Err(fault) = passes::check_passes(stage, program.context.chunks, microbatches) {
             errors.push_stage(index, fault);
         }
         passes::check_weight_gradient_pass(index, stage, &mut errors);
@@ -164,6 +165,14 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
             work.global_batch, work.micro_batch, mesh.data
         ));
     }
+    let is_interleaved = context.schedule == PipelineSchedule::Interleaved;
+    if context.chunks == 0 || context.chunks > 1 << 24 || (context.chunks > 1) != is_interleaved {
+        return fault(format!(
+            "the {} schedule cannot have {} chunks a stage",
+            context.schedule.name(),
+            context.chunks
+        ));
+    }
     if program.stages.len() as u64 != mesh.pipeline {
         return fault(format!(
             "the program has {} stages, but the mesh has {}",
@@ -174,7 +183,8 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
     Ok(())
 }
 
-/// Walks all stages: forward from the first, backward from the last with the weight-gradient passes, then the step phase.
+/// Walks all virtual stages: forward from the first, backward from the last with the weight-gradient passes; then the step
+/// phase of each stage.
 fn walk(program: &Program, errors: &mut CheckErrors) {
     let mut stages: Vec<StageChecker> = program
         .stages
@@ -183,17 +193,22 @@ fn walk(program: &Program, errors: &mut CheckErrors) {
         .map(|(index, stage)| StageChecker::new(&program.context, stage, index, program.tied))
         .collect();
     let mut in_transfer = std::collections::VecDeque::new();
-    for stage in &mut stages {
+    let count = stages.len();
+    let virtual_stages =
+        || (0..program.context.virtual_stages() as usize).map(|at| (at / count, at % count));
+    for (chunk, stage) in virtual_stages() {
+        let stage = &mut stages[stage];
         stage.incoming = std::mem::take(&mut in_transfer);
-        stage.walk(Phase::Forward);
+        stage.walk(ChunkPhase { chunk, phase: Phase::Forward });
         in_transfer = std::mem::take(&mut stage.outgoing);
     }
     in_transfer.clear();
-    for stage in stages.iter_mut().rev() {
+    for (chunk, stage) in virtual_stages().rev() {
+        let stage = &mut stages[stage];
         stage.incoming = std::mem::take(&mut in_transfer);
-        stage.walk(Phase::Backward);
+        stage.walk(ChunkPhase { chunk, phase: Phase::Backward });
         in_transfer = std::mem::take(&mut stage.outgoing);
-        stage.walk(Phase::WeightGradient);
+        stage.walk(ChunkPhase { chunk, phase: Phase::WeightGradient });
     }
     let last = stages.len() - 1;
     for (index, stage) in stages.iter_mut().enumerate() {

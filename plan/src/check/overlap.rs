@@ -11,11 +11,11 @@ use super::error::{CheckErrors, CheckResult, ensure, fault};
 
 /// Checks the overlapped instructions of one stage. Ids of buffers are valid and sizes are within the arena.
 pub(super) fn check_overlaps(index: usize, stage: &StageProgram, errors: &mut CheckErrors) {
-    for phase in Phase::ALL {
+    for phase in stage.chunk_phases() {
         let instructions = stage.instructions(phase);
         for (at, instr) in instructions.iter().enumerate().filter(|(_, i)| i.overlapped_instrs > 0)
         {
-            let check = match phase {
+            let check = match phase.phase {
                 // AdamW reads the gradient norm, which is no operand.
                 Phase::Step => fault("runs beside other instructions of the step phase"),
                 _ => check_overlap(stage, instr, &instructions[at + 1..]),

@@ -3,9 +3,10 @@
 //! All devices of a stage run one instruction list, so the devices of a tensor or data group run their
 //! collectives in the same order. Between stages, three properties are checked:
 //!
-//! - sends and receives of neighbouring stages match one by one, in tensors and extents;
-//! - there is no deadlock: with rendezvous semantics, all schedules end. A receive waits for its send. A
-//!   send may be pending during the receives after it, but ends before the next send of its stage;
+//! - sends and receives of neighbouring virtual stages match one by one, in tensors and extents;
+//! - there is no deadlock: with rendezvous semantics, all schedules end. A receive waits for its send, the n-th of a phase
+//!   from one stage to another. A send may be pending during the transfers after it, but ends before the next send of its
+//!   stage in the same phase;
 //! - all stages run the collectives over the pipeline axis in the same order.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -15,7 +16,9 @@ use petgraph::graph::{DiGraph, NodeIndex};
 
 use crate::graph::BoundaryTensorId;
 use crate::mesh::{Axis, Mesh};
-use crate::program::{Action, CollectiveOp, Extent, Instr, Phase, Program, StageProgram};
+use crate::program::{
+    Action, ChunkPhase, CollectiveOp, Extent, Instr, MicrobatchPass, Phase, Program, StageProgram,
+};
 
 use super::error::{CheckError, CheckErrors};
 use super::step::first_and_last_stage;
@@ -25,8 +28,7 @@ use super::step::first_and_last_stage;
 struct ScheduledTransfer<'a> {
     send: bool,
     peer: usize,
-    microbatch: u64,
-    phase: Phase,
+    pass: MicrobatchPass,
     index: usize,
     instr: &'a Instr,
 }
@@ -46,7 +48,7 @@ impl ScheduledTransfer<'_> {
     fn error(&self, stage: usize, problem: String, hint: Option<&str>) -> CheckError {
         CheckError {
             stage: Some(stage),
-            instruction: Some((self.phase, self.index, self.instr.origin.clone())),
+            instruction: Some((self.pass.chunk_phase(), self.index, self.instr.origin.clone())),
             problem,
             hint: hint.map(String::from),
         }
@@ -55,7 +57,7 @@ impl ScheduledTransfer<'_> {
     /// For messages: `stage 0 cannot send microbatch 1 to stage 1`.
     fn wait(&self, stage: usize) -> String {
         let (verb, preposition) = if self.send { ("send", "to") } else { ("receive", "from") };
-        let (microbatch, peer) = (self.microbatch, self.peer);
+        let (microbatch, peer) = (self.pass.microbatch, self.peer);
         format!("stage {stage} cannot {verb} microbatch {microbatch} {preposition} stage {peer}")
     }
 }
@@ -66,41 +68,39 @@ fn payload_text(payload: &[(BoundaryTensorId, Extent)]) -> String {
     tensors.collect::<Vec<_>>().join(", ")
 }
 
-fn transfers(stage: &StageProgram, phase: Phase, microbatch: u64) -> Vec<ScheduledTransfer<'_>> {
-    let list = stage.instructions(phase).iter().enumerate();
+fn transfers(stage: &StageProgram, pass: MicrobatchPass) -> Vec<ScheduledTransfer<'_>> {
+    let list = stage.instructions(pass.chunk_phase()).iter().enumerate();
     list.filter_map(|(index, instr)| {
         let (send, transfer) = match &instr.action {
             Action::Send(transfer) => (true, transfer),
             Action::Receive(transfer) => (false, transfer),
             _ => return None,
         };
-        Some(ScheduledTransfer {
-            send,
-            peer: transfer.peer_stage as usize,
-            microbatch,
-            phase,
-            index,
-            instr,
-        })
+        Some(ScheduledTransfer { send, peer: transfer.peer_stage as usize, pass, index, instr })
     })
     .collect()
 }
 
-/// Checks that the sends and receives of one microbatch between neighbours match one by one.
+/// Checks that the sends and receives of one microbatch between neighbouring virtual stages match one by one.
 pub(super) fn check_transfers_match(program: &Program, errors: &mut CheckErrors) {
+    let stages = program.stages.len();
     for phase in [Phase::Forward, Phase::Backward] {
+        let of_virtual_stage = |at: usize| {
+            let pass = MicrobatchPass { phase, chunk: at / stages, microbatch: 0 };
+            transfers(&program.stages[at % stages], pass)
+        };
         let lists: Vec<Vec<ScheduledTransfer>> =
-            program.stages.iter().map(|stage| transfers(stage, phase, 0)).collect();
-        for stage in 1..lists.len() {
+            (0..program.context.virtual_stages() as usize).map(of_virtual_stage).collect();
+        for later in 1..lists.len() {
             let (from, to) = match phase {
-                Phase::Forward => (stage - 1, stage),
-                _ => (stage, stage - 1),
+                Phase::Forward => (later - 1, later),
+                _ => (later, later - 1),
             };
             let sends: Vec<&ScheduledTransfer> =
-                lists[from].iter().filter(|t| t.send && t.peer == to).collect();
+                lists[from].iter().filter(|t| t.send && t.peer == to % stages).collect();
             let receives: Vec<&ScheduledTransfer> =
-                lists[to].iter().filter(|t| !t.send && t.peer == from).collect();
-            check_pair((from, to), &sends, &receives, errors);
+                lists[to].iter().filter(|t| !t.send && t.peer == from % stages).collect();
+            check_pair((from % stages, to % stages), &sends, &receives, errors);
         }
     }
 }
@@ -141,7 +141,7 @@ fn check_pair(
 
 /// Checks that the schedules of all stages end: the dependencies between transfers have no cycle.
 ///
-/// A node of the graph is a rendezvous of a send with its receive: the n-th send from one stage to another
+/// A node of the graph is a rendezvous of a send with its receive: the n-th send of a phase from one stage to another
 /// with the n-th receive. An edge states that a stage begins a transfer only after another has ended. A
 /// cycle, or a transfer without counterpart, blocks all transfers that depend on it.
 pub(super) fn check_deadlock_free(program: &Program, errors: &mut CheckErrors) {
@@ -150,11 +150,11 @@ pub(super) fn check_deadlock_free(program: &Program, errors: &mut CheckErrors) {
         .iter()
         .map(|stage| {
             let passes = stage.schedule.iter();
-            passes.flat_map(|pass| transfers(stage, pass.phase, pass.microbatch)).collect()
+            passes.flat_map(|pass| transfers(stage, *pass)).collect()
         })
         .collect();
     let mut graph: DiGraph<Rendezvous, ()> = DiGraph::new();
-    let mut unmatched: HashMap<(usize, usize), VecDeque<NodeIndex>> = HashMap::new();
+    let mut unmatched = Unmatched::new();
     let nodes: Vec<Vec<NodeIndex>> = schedules
         .iter()
         .enumerate()
@@ -171,10 +171,10 @@ pub(super) fn check_deadlock_free(program: &Program, errors: &mut CheckErrors) {
     let matched = graph.node_indices().filter(|node| !blocked.contains(node));
     for (send, receive) in matched.filter_map(|node| graph[node].send.zip(graph[node].receive)) {
         let (sent, received) = (&schedules[send.0][send.1], &schedules[receive.0][receive.1]);
-        if (sent.microbatch, sent.phase) != (received.microbatch, received.phase) {
+        if expected_pass(sent.pass, (send.0, receive.0), program) != Some(received.pass) {
             let problem = format!(
-                "sends microbatch {} where stage {} expects microbatch {}",
-                sent.microbatch, receive.0, received.microbatch
+                "sends the {} where stage {} expects the {}",
+                sent.pass, receive.0, received.pass
             );
             errors.push(sent.error(send.0, problem, None));
             return;
@@ -196,6 +196,24 @@ pub(super) fn check_deadlock_free(program: &Program, errors: &mut CheckErrors) {
     }
 }
 
+/// The pass that receives what a pass of one stage sends to another; `None` for stages that are not neighbours.
+fn expected_pass(
+    sent: MicrobatchPass,
+    (from, to): (usize, usize),
+    program: &Program,
+) -> Option<MicrobatchPass> {
+    let stages = program.stages.len();
+    let own = sent.chunk * stages + from;
+    let other = match sent.phase {
+        Phase::Forward => own + 1,
+        _ => own.checked_sub(1)?,
+    };
+    (other % stages == to).then_some(MicrobatchPass { chunk: other / stages, ..sent })
+}
+
+/// Rendezvous that wait for their other side, by sending stage, receiving stage and phase.
+type Unmatched = HashMap<(usize, usize, Phase), VecDeque<NodeIndex>>;
+
 /// A send and its receive, each by stage and index among the transfers of the stage.
 #[derive(Default)]
 struct Rendezvous {
@@ -206,13 +224,13 @@ struct Rendezvous {
 /// The rendezvous of a transfer: one that waits for this side, or a new one.
 fn join_rendezvous(
     graph: &mut DiGraph<Rendezvous, ()>,
-    unmatched: &mut HashMap<(usize, usize), VecDeque<NodeIndex>>,
+    unmatched: &mut Unmatched,
     place: (usize, usize),
     transfer: &ScheduledTransfer,
 ) -> NodeIndex {
     let (stage, peer) = (place.0, transfer.peer);
-    let pair = if transfer.send { (stage, peer) } else { (peer, stage) };
-    let waiting = unmatched.entry(pair).or_default();
+    let (from, to) = if transfer.send { (stage, peer) } else { (peer, stage) };
+    let waiting = unmatched.entry((from, to, transfer.pass.phase)).or_default();
     let is_free = |rendezvous: &Rendezvous| {
         if transfer.send { rendezvous.send.is_none() } else { rendezvous.receive.is_none() }
     };
@@ -230,29 +248,29 @@ fn join_rendezvous(
     node
 }
 
-/// Adds the order of the transfers of one stage. A transfer begins after all transfers before it have
-/// ended, except that a receive need not wait for the last send before it.
+/// Adds the order of the transfers of one stage. A transfer begins after all receives before it have ended, and all sends
+/// but the last one of each phase. A send follows that of its own phase too.
 fn add_dependencies(
     graph: &mut DiGraph<Rendezvous, ()>,
     schedule: &[ScheduledTransfer],
     nodes: &[NodeIndex],
 ) {
-    // The last two sends before a transfer.
-    let (mut second_last, mut last): (Option<usize>, Option<usize>) = (None, None);
-    for (at, transfer) in schedule.iter().enumerate() {
-        // A send depends on all transfers before it, so dependencies before the last send are implied.
-        let before = if transfer.send {
-            last.unwrap_or(0)..at
-        } else if at > 0 && last == Some(at - 1) {
-            second_last.unwrap_or(0)..at - 1
-        } else {
-            at.saturating_sub(1)..at
-        };
-        for earlier in before {
-            graph.add_edge(nodes[earlier], nodes[at], ());
+    // Receives follow each other, as do the sends of a phase: the last one that has ended implies the others.
+    let mut last_receive = None;
+    let mut last_sends: HashMap<Phase, NodeIndex> = HashMap::new();
+    let mut ended_sends: HashMap<Phase, NodeIndex> = HashMap::new();
+    for (transfer, node) in schedule.iter().zip(nodes) {
+        let phase = transfer.pass.phase;
+        if transfer.send
+            && let Some(earlier) = last_sends.insert(phase, *node)
+        {
+            ended_sends.insert(phase, earlier);
         }
-        if transfer.send {
-            (second_last, last) = (last, Some(at));
+        for earlier in ended_sends.values().copied().chain(last_receive) {
+            graph.add_edge(earlier, *node, ());
+        }
+        if !transfer.send {
+            last_receive = Some(*node);
         }
     }
 }
@@ -297,7 +315,7 @@ pub(super) fn check_pipeline_order(program: &Program, errors: &mut CheckErrors) 
             let other = mismatched.copied().unwrap_or(stage);
             errors.push(CheckError {
                 stage: Some(stage),
-                instruction: Some((Phase::Step, at, instr.origin.clone())),
+                instruction: Some((ChunkPhase::STEP, at, instr.origin.clone())),
                 problem: format!(
                     "runs a collective over the pipeline axis that is not the next one of stage {other}"
                 ),

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::context::Context;
 use crate::program::{
-    Access, Action, Buffer, BufferId, BufferRole, FusedOp, Instr, Phase, StageProgram,
+    Access, Action, Buffer, BufferId, BufferRole, ChunkPhase, FusedOp, Instr, Phase, StageProgram,
 };
 
 use super::error::{CheckErrors, CheckFault, CheckResult, ensure, fault, fault_hint};
@@ -21,7 +21,7 @@ pub(super) enum BufferContents {
     /// Not written in this microbatch.
     Unwritten,
     /// Overwritten by the instruction at this phase and index, which wrote this buffer to the same bytes.
-    Overwritten(Phase, usize, BufferId),
+    Overwritten(ChunkPhase, usize, BufferId),
     /// Overwritten by other microbatches, which share the single copy.
     Expired,
     /// Unknown after a reported error.
@@ -30,6 +30,13 @@ pub(super) enum BufferContents {
     Tensor(AbstractState),
     /// A tensor of which each replica has one part, in this state once gathered.
     ReplicaPart(AbstractState),
+}
+
+/// Values at the ends of a chunk, in the order of their transfers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ChunkBoundary {
+    pub received: Vec<ForwardValueId>,
+    pub sent: Vec<ForwardValueId>,
 }
 
 /// Checker of one stage.
@@ -50,10 +57,10 @@ pub(super) struct StageChecker<'a> {
     pub incoming: VecDeque<AbstractState>,
     /// Tensors sent to the next stage of the pass.
     pub outgoing: VecDeque<AbstractState>,
-    /// Values received and sent in the forward pass, in order.
-    pub received: Vec<ForwardValueId>,
-    pub sent: Vec<ForwardValueId>,
-    pub phase: Phase,
+    /// Values received and sent in the forward pass through each chunk.
+    pub boundaries: Vec<ChunkBoundary>,
+    /// The phase that is walked.
+    pub at: ChunkPhase,
     owners: ByteOwners,
     /// Whether each buffer has an unread result of a collective or fill.
     unread: Vec<bool>,
@@ -94,9 +101,8 @@ impl<'a> StageChecker<'a> {
             known_sections: HashMap::new(),
             incoming: VecDeque::new(),
             outgoing: VecDeque::new(),
-            received: vec![],
-            sent: vec![],
-            phase: Phase::Forward,
+            boundaries: vec![ChunkBoundary::default(); stage.chunks.len()],
+            at: ChunkPhase { chunk: 0, phase: Phase::Forward },
             owners: ByteOwners::default(),
             unread: vec![false; stage.buffers.len()],
             errors: CheckErrors::default(),
@@ -162,7 +168,12 @@ impl<'a> StageChecker<'a> {
         (rows * devices == tokens).then_some(ShardedExtent { size: tokens, sharded: Some(dim) })
     }
 
-    /// Marks the single copies of activations as overwritten by other microbatches.
+    /// The values at the ends of the chunk that is walked.
+    pub fn boundary(&mut self) -> &mut ChunkBoundary {
+        &mut self.boundaries[self.at.chunk]
+    }
+
+    /// Marks the single copies of activations as overwritten by other passes.
     pub(super) fn expire(&mut self) {
         for (buffer, content) in self.stage.buffers.iter().zip(&mut self.contents) {
             let single_copy = !buffer.role.is_resident() && buffer.copies == 1;
@@ -175,7 +186,7 @@ impl<'a> StageChecker<'a> {
     pub fn report(&mut self, at: usize, instr: &Instr, fault: CheckFault) {
         let problem = format!("{} {}", instr.action.name(), fault.problem);
         let fault = CheckFault { problem, ..fault };
-        self.errors.push_instruction((self.index, self.phase, at), instr, fault);
+        self.errors.push_instruction((self.index, self.at, at), instr, fault);
     }
 
     /// State of an operand as the instruction accesses it; `None` after a reported error.
@@ -196,7 +207,7 @@ impl<'a> StageChecker<'a> {
                 return fault(format!(
                     "reads `{}`, but {} instruction {at} overwrote it with `{}`: their bytes overlap",
                     buffer.name,
-                    phase.name(),
+                    phase,
                     self.stage.buffer(by).name
                 ));
             }
@@ -341,7 +352,7 @@ impl<'a> StageChecker<'a> {
         for buffer in &overwritten {
             let contents = &mut self.contents[buffer.0 as usize];
             if contents.state().is_some() {
-                *contents = BufferContents::Overwritten(self.phase, at, id);
+                *contents = BufferContents::Overwritten(self.at, at, id);
             }
         }
         overwritten

@@ -14,17 +14,16 @@ fn check_neighbour(
     towards_loss: bool,
 ) -> CheckResult {
     let check = &operands.checker;
-    let other = if towards_loss { check.index.checked_add(1) } else { check.index.checked_sub(1) };
     let stages = check.context.mesh.pipeline as usize;
-    ensure(
-        other == Some(transfer.peer_stage as usize) && (transfer.peer_stage as usize) < stages,
-        || {
-            format!(
-                "addresses stage {}, which is not the neighbour in this pass's direction",
-                transfer.peer_stage
-            )
-        },
-    )?;
+    let own = check.at.chunk * stages + check.index;
+    let other = if towards_loss { own.checked_add(1) } else { own.checked_sub(1) };
+    let other = other.filter(|other| (*other as u64) < check.context.virtual_stages());
+    ensure(other.map(|other| other % stages) == Some(transfer.peer_stage as usize), || {
+        format!(
+            "addresses stage {}, which is not the neighbour in this pass's direction",
+            transfer.peer_stage
+        )
+    })?;
     ensure(transfer.group == check.context.mesh.group(Axis::Pipeline), || {
         "does not use the mesh's pipeline group".into()
     })
@@ -46,7 +45,7 @@ pub(super) fn send(
     operands: &mut InstrOperands,
     transfer: &P2pTransfer,
 ) -> CheckResult<Vec<OperandWrite>> {
-    let forward = operands.checker.phase == Phase::Forward;
+    let forward = operands.checker.at.phase == Phase::Forward;
     check_counts(operands, transfer, 1, 0)?;
     check_neighbour(operands, transfer, forward)?;
     operands.check_no_pending_norm()?;
@@ -55,12 +54,12 @@ pub(super) fn send(
         ensure(state.packed.is_none(), || "sends a tensor that is packed for a collective".into())?;
         if forward {
             let value = operands.value(port)?;
-            ensure(!operands.checker.sent.contains(&value), || {
+            ensure(!operands.checker.boundary().sent.contains(&value), || {
                 format!("sends {} twice", operands.operand_name(port))
             })?;
             // The send is a use of the value: the neighbour sends its gradient contribution back.
             operands.checker.graph.apply(ForwardOpKind::Send, vec![value], &[])?;
-            operands.checker.sent.push(value);
+            operands.checker.boundary().sent.push(value);
             operands.checker.outgoing.push_back(state);
         } else {
             send_gradient(operands, &state)?;
@@ -71,11 +70,12 @@ pub(super) fn send(
 
 fn send_gradient(operands: &mut InstrOperands, state: &AbstractState) -> CheckResult {
     let check = &mut *operands.checker;
-    let index = check.received.iter().position(|v| check.graph.is_complete(state.value, *v));
+    let received = &check.boundaries[check.at.chunk].received;
+    let index = received.iter().position(|v| check.graph.is_complete(state.value, *v));
     match index {
         Some(index) => {
             // The neighbour identifies the tensor by its position among those it sent.
-            let tensor = check.received[index];
+            let tensor = received[index];
             check.outgoing.push_back(
                 state.with_value(AbstractValue::Gradient { of: tensor, uses: index as u64 }),
             );
@@ -94,7 +94,7 @@ pub(super) fn receive(
     transfer: &P2pTransfer,
 ) -> CheckResult<Option<Vec<OperandWrite>>> {
     check_counts(operands, transfer, 0, 1)?;
-    let forward = operands.checker.phase == Phase::Forward;
+    let forward = operands.checker.at.phase == Phase::Forward;
     check_neighbour(operands, transfer, !forward)?;
     let mut writes = vec![];
     for access in &operands.instr.writes {
@@ -103,11 +103,13 @@ pub(super) fn receive(
         let Some(state) = check.incoming.pop_front() else { return Ok(None) };
         let value = if forward {
             let value = check.graph.add_input(&name);
-            check.received.push(value);
+            check.boundary().received.push(value);
             AbstractValue::Value(value)
         } else {
             let AbstractValue::Gradient { uses: at, .. } = state.value else { return Ok(None) };
-            let Some(value) = check.sent.get(at as usize).copied() else { return Ok(None) };
+            let Some(value) = check.boundary().sent.get(at as usize).copied() else {
+                return Ok(None);
+            };
             match check.graph.find(ForwardOpKind::Send, &[value]) {
                 Some(node) => check.graph.contribution(node, 0),
                 None => return fault("receives the gradient of a tensor that was not sent"),

@@ -1,6 +1,6 @@
 //! Walks the passes of one stage and applies the transfer function of every instruction.
 
-use crate::program::{Action, Instr, Phase};
+use crate::program::{Action, ChunkPhase, Instr, Phase};
 
 use super::error::CheckResult;
 use super::operands::InstrOperands;
@@ -8,16 +8,16 @@ use super::stage::{BufferContents, StageChecker};
 use super::{attention, collective, fused, gemm, transfer};
 
 impl<'a> StageChecker<'a> {
-    /// Walks a pass. Unless it directly follows the previous pass of its microbatch, other microbatches run between them.
-    pub fn walk(&mut self, phase: Phase) {
-        self.phase = phase;
-        if phase != Phase::Forward {
-            self.graph.recompute_only = true;
-            if !self.stage.follows_at_once(phase) {
-                self.expire();
-            }
+    /// Walks a pass. Unless it directly follows the previous pass of its microbatch through the same chunk, other passes
+    /// run between them.
+    pub fn walk(&mut self, at: ChunkPhase) {
+        self.at = at;
+        let is_forward = at.phase == Phase::Forward;
+        self.graph.recompute_only = !is_forward;
+        if is_forward || !self.stage.follows_at_once(at) {
+            self.expire();
         }
-        for (at, instr) in self.stage.instructions(phase).iter().enumerate() {
+        for (at, instr) in self.stage.instructions(at).iter().enumerate() {
             if self.errors.is_full() {
                 return;
             }

@@ -1,6 +1,6 @@
 //! The context of a plan file, whose sizes are checked.
 
-use crate::context::{Context, Zero};
+use crate::context::{Context, PipelineSchedule, Zero};
 use crate::{Defect, Defects};
 
 use super::Plan;
@@ -12,6 +12,42 @@ impl Plan {
             Zero::Off => 1,
             _ => self.shard_size.unwrap_or(self.mesh.data),
         }
+    }
+
+    /// Chunks of each pipeline stage: as many as the listed stages are of the mesh's, with an interleaved schedule.
+    fn chunks(&self) -> u64 {
+        match self.schedule {
+            PipelineSchedule::Interleaved => self.stages.len() as u64 / self.mesh.pipeline.max(1),
+            _ => 1,
+        }
+    }
+
+    /// An interleaved schedule without several stages of several chunks, or with microbatches that do not divide.
+    fn interleaving_defects(&self, microbatches: u64) -> Vec<Defect> {
+        let stages = self.mesh.pipeline;
+        if self.schedule != PipelineSchedule::Interleaved {
+            return vec![];
+        }
+        let mut defects = vec![];
+        if stages == 1 {
+            let problem = "is interleaved, but the mesh has one stage";
+            defects.push(Defect::new("schedule", problem).hint("1f1b"));
+        } else if self.chunks() < 2 || !(self.stages.len() as u64).is_multiple_of(stages) {
+            let problem = format!(
+                "{} runs of blocks are listed, but an interleaved schedule has several for each of {stages} stages",
+                self.stages.len()
+            );
+            let hint = format!("{} of them, or the schedule 1f1b", 2 * stages);
+            defects.push(Defect::new("stages", problem).hint(hint));
+        }
+        if !microbatches.is_multiple_of(stages) {
+            let problem = format!(
+                "is interleaved, but {microbatches} microbatches do not divide into groups of {stages}"
+            );
+            let hint = "1f1b, or a number of microbatches that the stages divide";
+            defects.push(Defect::new("schedule", problem).hint(hint));
+        }
+        defects
     }
 
     /// The context of the plan.
@@ -44,6 +80,10 @@ impl Plan {
                 defects.push(Defect::new("workload.global_batch", problem));
             }
         }
+        if defects.0.is_empty() {
+            let microbatches = self.workload.microbatches(&self.mesh);
+            self.interleaving_defects(microbatches).into_iter().for_each(|d| defects.push(d));
+        }
         if defects.0.is_empty() && !self.mesh.data.is_multiple_of(self.shard_size()) {
             let problem = format!(
                 "{} replicas do not divide into groups of {}",
@@ -67,6 +107,7 @@ impl Plan {
             zero: self.zero,
             shard_size: self.shard_size(),
             schedule: self.schedule,
+            chunks: self.chunks(),
             overlap_grad_reduce: self.overlap_grad_reduce,
             overlap_tensor_collectives: self.overlap_tensor_collectives,
         };

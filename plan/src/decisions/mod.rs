@@ -64,7 +64,8 @@ pub struct Plan {
     /// Layout of the latents that cross between blocks (LaX); absent for models without crossings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crossing_layout: Option<PlanLayout>,
-    /// The blocks of each pipeline stage, in order.
+    /// The blocks of each pipeline stage, in order. With an interleaved schedule, those of each chunk in the order of the
+    /// model: entry k is chunk k / P of stage k mod P, of P stages.
     pub stages: Vec<StagePlan>,
     /// Decisions for the embedding.
     pub embedding: SegmentDecisions,
@@ -130,7 +131,7 @@ pub enum PlanLayout {
     Position,
 }
 
-/// The blocks of one stage.
+/// The blocks of one stage, or of one of its chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StagePlan {

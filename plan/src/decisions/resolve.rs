@@ -50,7 +50,7 @@ pub struct ResolvedPlan {
     pub tied: bool,
     /// The embedding.
     pub embedding: SegmentPlan,
-    /// The blocks of each stage.
+    /// The blocks of each virtual stage.
     pub stages: Vec<Vec<ResolvedBlock>>,
     /// The head.
     pub head: SegmentPlan,
@@ -133,7 +133,7 @@ impl Plan {
 }
 
 impl ResolvedPlan {
-    /// The tensors that a stage passes to the next stage; empty for the last stage.
+    /// The tensors that a virtual stage passes to the next one; empty for the last.
     pub(crate) fn boundary_tensors(&self, stage: usize) -> &[BoundaryTensor] {
         let last = self.stages.get(stage).and_then(|blocks| blocks.last());
         last.map_or(&[], |block| &block.outgoing)
@@ -185,7 +185,7 @@ impl PlanResolver<'_> {
     }
 
     fn stages(&mut self, plan: &Plan, model: &Model) -> Vec<Vec<ResolvedBlock>> {
-        if plan.stages.len() as u64 != self.context.mesh.pipeline {
+        if plan.stages.len() as u64 != self.context.virtual_stages() {
             let problem = format!(
                 "{} stages are listed, but the mesh has {}",
                 plan.stages.len(),

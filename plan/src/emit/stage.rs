@@ -67,22 +67,25 @@ impl StageBoundary<'_> {
     }
 }
 
-/// The transfers of one microbatch on a stage: (forward pass, backward pass). `before` is the boundary to
-/// the previous stage, `after` that to the next.
+/// The transfers of one microbatch through a virtual stage: (forward pass, backward pass). `before` is the boundary to
+/// the previous virtual stage, `after` that to the next.
 pub fn stage_transfers(
     before: &StageBoundary,
     after: &StageBoundary,
-    stage: u64,
+    virtual_stage: u64,
     context: &Context,
 ) -> (Vec<InstrTemplate>, Vec<InstrTemplate>) {
+    let stage_of = |virtual_stage: u64| virtual_stage % context.mesh.pipeline;
     let (mut forward, mut backward) = (vec![], vec![]);
-    if stage > 0 {
-        forward.push(before.receive(stage - 1, |edge| edge.forward, context));
-        backward.push(before.send(stage - 1, |edge| edge.backward, context));
+    if virtual_stage > 0 {
+        let peer = stage_of(virtual_stage - 1);
+        forward.push(before.receive(peer, |edge| edge.forward, context));
+        backward.push(before.send(peer, |edge| edge.backward, context));
     }
-    if stage + 1 < context.mesh.pipeline {
-        forward.push(after.send(stage + 1, |edge| edge.forward, context));
-        backward.insert(0, after.receive(stage + 1, |edge| edge.backward, context));
+    if virtual_stage + 1 < context.virtual_stages() {
+        let peer = stage_of(virtual_stage + 1);
+        forward.push(after.send(peer, |edge| edge.forward, context));
+        backward.insert(0, after.receive(peer, |edge| edge.backward, context));
     }
     (forward, backward)
 }

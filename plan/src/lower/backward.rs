@@ -42,7 +42,7 @@ impl StageLowering<'_> {
             let flow = &site.plan.choice.flows[value.0 as usize];
             let beside = overlapped_weight_gradient(segment, *value, flow, &self.plan.context);
             if beside == Some(op) {
-                let gemm = self.program.backward.pop();
+                let gemm = self.current_chunk().backward.pop();
                 debug_assert!(gemm.as_ref().is_some_and(|gemm| gemm.action.is_weight_gradient()));
                 self.overlapped_gemms.extend(gemm.map(|gemm| ((site.instance, *value), gemm)));
             }
@@ -58,16 +58,16 @@ impl StageLowering<'_> {
         {
             return;
         }
-        let gemm = self.program.backward.pop();
+        let gemm = self.current_chunk().backward.pop();
         debug_assert!(gemm.as_ref().is_some_and(|gemm| gemm.action.is_weight_gradient()));
-        self.program.weight_gradient.extend(gemm);
+        self.current_chunk().weight_gradient.extend(gemm);
     }
 
     /// Emits the GEMM that was held back for a value after the collective among the last instructions, which begin at
     /// `begin`.
     fn release_weight_gradient(&mut self, site: SegmentSite, value: ValueId, begin: usize) {
         let Some(gemm) = self.overlapped_gemms.remove(&(site.instance, value)) else { return };
-        let backward = &mut self.program.backward;
+        let backward = &mut self.current_chunk().backward;
         let is_collective = |instr: &Instr| matches!(instr.action, Action::Collective(_));
         let collective = backward[begin..].iter().position(is_collective).map(|at| begin + at);
         if let Some(collective) = collective {
@@ -144,7 +144,7 @@ impl StageLowering<'_> {
         let node = segment.value(value);
         let flow = &site.plan.choice.flows[value.0 as usize];
         let origin = site.origin(&format!("d({})", node.name));
-        let begin = self.program.backward.len();
+        let begin = self.current_chunk().backward.len();
         let mut total: Option<BufferId> = None;
         for (index, path) in gradient_paths(node, flow, &self.plan.context).into_iter().enumerate()
         {

@@ -19,6 +19,7 @@ use stage::lower_stage;
 
 /// Lowers every stage of a plan.
 pub fn lower(plan: &ResolvedPlan) -> Program {
-    let stages = (0..plan.stages.len()).map(|stage| lower_stage(plan, stage)).collect();
+    let stages = (0..plan.context.mesh.pipeline as usize).map(|stage| lower_stage(plan, stage));
+    let stages = stages.collect();
     Program { context: plan.context, constants: plan.constants, tied: plan.tied, stages }
 }

@@ -135,7 +135,8 @@ impl StageLowering<'_> {
 
     /// Records that the gradients of a segment are complete here.
     fn record_gradient_end(&mut self, site: SegmentSite) {
-        let ends = [self.program.backward.len(), self.program.weight_gradient.len()];
+        let chunk = self.current_chunk();
+        let ends = [chunk.backward.len(), chunk.weight_gradient.len()];
         self.gradient_ends.insert(site.instance, ends);
     }
 

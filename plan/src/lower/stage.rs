@@ -15,51 +15,62 @@ use super::stage_lowering::{BufferKey, SegmentInstance, SegmentSite, StageLoweri
 
 /// Lowers one stage of a plan.
 pub(super) fn lower_stage(plan: &ResolvedPlan, stage: usize) -> StageProgram {
-    let names: Vec<String> = segment_names(plan, stage);
-    let sites = segment_sites(plan, stage, &names);
+    let virtual_stages: Vec<usize> =
+        (stage..plan.stages.len()).step_by(plan.context.mesh.pipeline as usize).collect();
+    let names: Vec<String> =
+        virtual_stages.iter().flat_map(|stage| segment_names(plan, *stage)).collect();
+    let sites = segment_sites(plan, &virtual_stages, &names);
     let mut lowering = StageLowering::new(plan, stage);
     lowering.add_stage_buffers(&sites);
     for site in &sites {
         lowering.add_parameters(*site);
     }
     lowering.share_tied_weight(&sites);
-    lowering.forward(&sites);
-    lowering.backward(&sites);
+    for chunk in sites.chunk_by(|a, b| a.chunk == b.chunk) {
+        lowering.chunk = chunk[0].chunk;
+        lowering.forward(chunk);
+        lowering.backward(chunk);
+    }
     lowering.step(&sites);
     lowering.finish()
 }
 
-fn segment_names(plan: &ResolvedPlan, stage: usize) -> Vec<String> {
+fn segment_names(plan: &ResolvedPlan, virtual_stage: usize) -> Vec<String> {
     let mut names: Vec<String> = vec![];
-    if stage == 0 {
+    if virtual_stage == 0 {
         names.push("embedding".into());
     }
-    names.extend(plan.stages[stage].iter().map(|block| format!("layer {}", block.layer)));
-    if stage + 1 == plan.stages.len() {
+    names.extend(plan.stages[virtual_stage].iter().map(|block| format!("layer {}", block.layer)));
+    if virtual_stage + 1 == plan.stages.len() {
         names.push("head".into());
     }
     names
 }
 
+/// The segments of the chunks of a stage, of which each is a virtual stage.
 fn segment_sites<'a>(
     plan: &'a ResolvedPlan,
-    stage: usize,
+    virtual_stages: &[usize],
     names: &'a [String],
 ) -> Vec<SegmentSite<'a>> {
     let mut segments = vec![];
-    if stage == 0 {
-        segments.push((None, &plan.embedding));
-    }
-    segments.extend(plan.stages[stage].iter().map(|block| (Some(block.layer), &*block.plan)));
-    if stage + 1 == plan.stages.len() {
-        segments.push((None, &plan.head));
+    for (chunk, virtual_stage) in virtual_stages.iter().enumerate() {
+        if *virtual_stage == 0 {
+            segments.push((chunk, None, &plan.embedding));
+        }
+        let blocks = plan.stages[*virtual_stage].iter();
+        segments.extend(blocks.map(|block| (chunk, Some(block.layer), &*block.plan)));
+        if virtual_stage + 1 == plan.stages.len() {
+            segments.push((chunk, None, &plan.head));
+        }
     }
     segments
         .into_iter()
         .zip(names)
         .enumerate()
-        .map(|(index, ((block, plan), name))| SegmentSite {
+        .map(|(index, ((chunk, block, plan), name))| SegmentSite {
             instance: index as SegmentInstance,
+            chunk,
             block,
             name,
             plan,
@@ -153,7 +164,7 @@ impl StageLowering<'_> {
 
     /// Binds the weight and gradient of a tied embedding to the head's buffers, where one stage has both.
     fn share_tied_weight(&mut self, sites: &[SegmentSite]) {
-        if !self.plan.tied || self.plan.stages.len() > 1 {
+        if !self.plan.tied || self.plan.context.mesh.pipeline > 1 {
             return;
         }
         let find = |kind: SegmentKind| {
@@ -169,16 +180,18 @@ impl StageLowering<'_> {
         }
     }
 
-    /// The transfers of one microbatch on this stage: (forward pass, backward pass).
+    /// The virtual stage of the current chunk.
+    fn virtual_stage(&self) -> usize {
+        self.chunk * self.plan.context.mesh.pipeline as usize + self.stage
+    }
+
+    /// The transfers of one microbatch through the current chunk: (forward pass, backward pass).
     fn p2p_transfers(&self) -> (Vec<InstrTemplate>, Vec<InstrTemplate>) {
-        let (boundary, stage) = (self.plan.boundary, self.stage as u64);
-        let before = StageBoundary {
-            tensors: self.plan.boundary_tensors(self.stage.wrapping_sub(1)),
-            layout: boundary,
-        };
-        let after =
-            StageBoundary { tensors: self.plan.boundary_tensors(self.stage), layout: boundary };
-        stage_transfers(&before, &after, stage, &self.plan.context)
+        let (layout, stage) = (self.plan.boundary, self.virtual_stage());
+        let boundary =
+            |stage: usize| StageBoundary { tensors: self.plan.boundary_tensors(stage), layout };
+        let (before, after) = (boundary(stage.wrapping_sub(1)), boundary(stage));
+        stage_transfers(&before, &after, stage as u64, &self.plan.context)
     }
 
     /// Receives into new buffers, one for each transferred tensor.
@@ -207,7 +220,7 @@ impl StageLowering<'_> {
     fn forward(&mut self, sites: &[SegmentSite]) {
         self.phase = Phase::Forward;
         let mut transfers = self.p2p_transfers().0.into_iter();
-        if self.stage > 0
+        if self.virtual_stage() > 0
             && let Some(receive) = transfers.next()
         {
             let buffers = self.push_receive(receive, "");

@@ -6,8 +6,8 @@ use crate::decisions::{ResolvedPlan, SegmentPlan};
 use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand};
 use crate::graph::{OpId, Value, ValueId};
 use crate::program::{
-    Access, Buffer, BufferId, BufferRole, Extent, Instr, InstrOrigin, ParameterShard, Phase,
-    StageProgram, place_buffers,
+    Access, Buffer, BufferId, BufferRole, Extent, Instr, InstrOrigin, ModelChunk, ParameterShard,
+    Phase, StageProgram, place_buffers,
 };
 
 /// Index of a segment within its stage: the embedding, a block, or the head.
@@ -39,6 +39,8 @@ pub(super) struct StageLowering<'a> {
     pub(super) plan: &'a ResolvedPlan,
     pub(super) stage: usize,
     pub(super) phase: Phase,
+    /// Index of the chunk being lowered.
+    pub(super) chunk: usize,
     pub(super) program: StageProgram,
     pub(super) buffers: HashMap<BufferKey, BufferId>,
     pub(super) name_counts: HashMap<String, u32>,
@@ -52,6 +54,8 @@ pub(super) struct StageLowering<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct SegmentSite<'a> {
     pub(super) instance: SegmentInstance,
+    /// Index of the chunk in its stage.
+    pub(super) chunk: usize,
     /// The block, for a block's segment.
     pub(super) block: Option<u64>,
     /// `embedding`, `layer 3` or `head`: the first part of buffer names.
@@ -63,19 +67,17 @@ impl<'a> StageLowering<'a> {
     pub(super) fn new(plan: &'a ResolvedPlan, stage: usize) -> Self {
         let program = StageProgram {
             buffers: vec![],
-            forward: vec![],
-            backward: vec![],
-            weight_gradient: vec![],
+            chunks: vec![ModelChunk::empty(); plan.context.chunks as usize],
             step: vec![],
             gradient_buckets: vec![],
             schedule: vec![],
-            slots: 1,
             arena: crate::Bytes(0),
         };
         StageLowering {
             plan,
             stage,
             phase: Phase::Forward,
+            chunk: 0,
             program,
             buffers: HashMap::new(),
             name_counts: HashMap::new(),
@@ -87,9 +89,14 @@ impl<'a> StageLowering<'a> {
     pub(super) fn finish(mut self) -> StageProgram {
         debug_assert!(self.overlapped_gemms.is_empty());
         let schedule = self.plan.context.stage_schedule(self.stage as u64);
-        self.program.schedule = schedule.passes(!self.program.weight_gradient.is_empty());
-        let last = self.program.last_phase();
-        self.program.slots = self.program.microbatches_between(Phase::Forward, last);
+        let has_weight_gradient_passes =
+            self.program.chunks.iter().any(|chunk| !chunk.weight_gradient.is_empty());
+        self.program.schedule = schedule.passes(has_weight_gradient_passes);
+        for chunk in 0..self.program.chunks.len() {
+            let last = self.program.chunks[chunk].last_phase();
+            let slots = self.program.microbatches_between(chunk, Phase::Forward, last);
+            self.program.chunks[chunk].slots = slots;
+        }
         place_buffers(&mut self.program);
         self.program
     }
@@ -167,14 +174,15 @@ impl<'a> StageLowering<'a> {
         self.instructions().push(Instr { action, reads, writes, origin, overlapped_instrs: 0 });
     }
 
-    /// The instructions of the current phase.
+    /// The instructions of the current phase of the current chunk.
     pub(super) fn instructions(&mut self) -> &mut Vec<Instr> {
-        match self.phase {
-            Phase::Forward => &mut self.program.forward,
-            Phase::Backward => &mut self.program.backward,
-            Phase::WeightGradient => &mut self.program.weight_gradient,
-            Phase::Step => &mut self.program.step,
-        }
+        let StageProgram { chunks, step, .. } = &mut self.program;
+        chunks[self.chunk].instructions_mut(self.phase).unwrap_or(step)
+    }
+
+    /// The current chunk.
+    pub(super) fn current_chunk(&mut self) -> &mut ModelChunk {
+        &mut self.program.chunks[self.chunk]
     }
 
     /// Emits reshards with slot `Before` bound to `from`, `After` to `to` and `NormStatistic` to `statistic`.

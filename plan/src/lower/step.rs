@@ -49,8 +49,13 @@ impl StageLowering<'_> {
             let reductions = start..self.program.step.len();
             if !reductions.is_empty() {
                 let [backward, weight_gradient] = self.gradient_ends[&site.instance];
-                let is_deferred = self.program.last_phase() == Phase::WeightGradient;
-                let after = if is_deferred { weight_gradient } else { backward };
+                let is_deferred = self.program.chunks[0].last_phase() == Phase::WeightGradient;
+                let after = match site.chunk {
+                    0 if is_deferred => weight_gradient,
+                    0 => backward,
+                    // The last pass is one through the first chunk.
+                    _ => 0,
+                };
                 self.program.gradient_buckets.push(GradientBucket { after, reductions });
             }
         }
@@ -80,7 +85,7 @@ impl StageLowering<'_> {
 
     /// All-reduces the gradient of a tied weight that the first and the last stage both have.
     fn reduce_tied_gradients(&mut self, sites: &[SegmentSite]) {
-        if !self.plan.tied || self.plan.stages.len() == 1 {
+        if !self.plan.tied || self.plan.context.mesh.pipeline == 1 {
             return;
         }
         for site in sites {

@@ -2,11 +2,11 @@
 //!
 //! Resident buffers come first, one after the other. Activations are placed by lifetime, largest
 //! first, each at the lowest offset where it overlaps no buffer that is alive at the same time. Passes of one microbatch
-//! that follow each other at once are one timeline. A buffer that lives from a pass to a later one, with passes of other
-//! microbatches between them, has copies, one for each microbatch that needs it at once. All other buffers are placed
-//! by lifetime, in one area that all passes share.
+//! that follow each other at once are one timeline. A buffer that lives from a pass to a later one, with other passes
+//! between them, has copies, one for each microbatch that needs it at once. All other buffers are placed by lifetime, in
+//! one area that all passes of all chunks share.
 
-use super::{BufferId, Instr, Phase, StageProgram};
+use super::{BufferId, ChunkPhase, Instr, Phase, StageProgram};
 use crate::Bytes;
 
 /// Alignment of every buffer, in bytes.
@@ -46,48 +46,55 @@ pub(crate) fn place_buffers(stage: &mut StageProgram) {
 
 /// The numbers of copies of activations, by the passes between which they live.
 struct CopyCounts {
-    /// The positions of the timeline at which each pass ends.
-    pass_ends: [usize; 3],
-    /// For each first and last pass: the number of copies, by [`copies_between`].
-    copies: [[Option<u64>; 3]; 3],
+    /// The positions of the timeline at which the passes of each chunk end.
+    pass_ends: Vec<usize>,
+    /// For each chunk, first and last pass: the number of copies, by [`copies_between`].
+    copies: Vec<[[Option<u64>; 3]; 3]>,
 }
 
 impl CopyCounts {
     fn new(stage: &StageProgram) -> CopyCounts {
         let mut end = 0;
-        let pass_ends = Phase::PASSES.map(|phase| {
-            end += stage.instructions(phase).len();
+        let pass_ends = stage.pass_phases().map(|at| {
+            end += stage.instructions(at).len();
             end
         });
-        let copies =
-            Phase::PASSES.map(|first| Phase::PASSES.map(|last| copies_between(stage, first, last)));
-        CopyCounts { pass_ends, copies }
+        let of_chunk = |chunk: usize| {
+            Phase::PASSES
+                .map(|first| Phase::PASSES.map(|last| copies_between(stage, chunk, [first, last])))
+        };
+        let copies = (0..stage.chunks.len()).map(of_chunk).collect();
+        CopyCounts { pass_ends: pass_ends.collect(), copies }
     }
 
     fn of(&self, span: Lifetime) -> Option<u64> {
-        let pass_at = |position| self.pass_ends.iter().position(|end| position < *end);
-        let (first, last) = pass_at(span.first).zip(pass_at(span.last))?;
-        self.copies[first][last]
+        let pass_at = |position| {
+            let pass = self.pass_ends.partition_point(|end| *end <= position);
+            (pass / Phase::PASSES.len(), pass % Phase::PASSES.len())
+        };
+        let ((chunk, first), (_, last)) = (pass_at(span.first), pass_at(span.last));
+        *self.copies.get(chunk)?.get(first)?.get(last)?
     }
 }
 
-/// The number of copies of a buffer that lives from one pass to another; `None` where these are one timeline.
-fn copies_between(stage: &StageProgram, first: Phase, last: Phase) -> Option<u64> {
+/// The number of copies of a buffer that lives from one pass of a chunk to another; `None` where these are one timeline.
+fn copies_between(stage: &StageProgram, chunk: usize, [first, last]: [Phase; 2]) -> Option<u64> {
     let mut later = Phase::PASSES.into_iter().filter(|phase| first < *phase && *phase <= last);
-    if later.all(|phase| stage.follows_at_once(phase)) {
+    if later.all(|phase| stage.follows_at_once(ChunkPhase { chunk, phase })) {
         return None;
     }
     // A divisor, so that a slot decides which copies a microbatch uses.
-    let divides = |count: &u64| stage.slots.is_multiple_of(*count);
-    let needed = stage.microbatches_between(first, last);
-    Some((needed..stage.slots).find(divides).unwrap_or(stage.slots))
+    let slots = stage.chunks[chunk].slots;
+    let divides = |count: &u64| slots.is_multiple_of(*count);
+    let needed = stage.microbatches_between(chunk, first, last);
+    Some((needed..slots).find(divides).unwrap_or(slots))
 }
 
 /// First and last position of the timeline that accesses each activation. Operands of a collective are accessed while
 /// the instructions beside it run.
 fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
     let mut spans: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
-    let passes = Phase::PASSES.into_iter().flat_map(|phase| stage.instructions(phase));
+    let passes = stage.pass_phases().flat_map(|at| stage.instructions(at));
     for (position, instr) in passes.enumerate() {
         for id in accessed_buffers(instr) {
             if !stage.buffers[id.0 as usize].role.is_resident() {

@@ -1,8 +1,12 @@
 //! Programs: the instructions, buffers and schedule of each pipeline stage.
 //!
 //! All devices of a stage run the same instructions on their own shards. A step of a
-//! stage is a *schedule* of passes, each the forward or backward pass of one microbatch, followed by the
-//! step phase. Instructions name numbered buffers, and every buffer has an offset in the arena.
+//! stage is a *schedule* of passes, each the forward or backward pass of one microbatch through a chunk of the model,
+//! followed by the step phase. Instructions name numbered buffers, and every buffer has an offset in the arena.
+//!
+//! A stage has one chunk, a run of consecutive segments, or with an interleaved schedule several: chunk c of stage p is
+//! virtual stage c·P + p of the model, on P stages. Each virtual stage sends to the next, so the last stage
+//! sends activations to the first.
 //!
 //! # Rules for executors
 //!
@@ -12,11 +16,11 @@
 //!   output-major, vocabulary × hidden, as the embedding's passes see it; its gradient, moments and
 //!   master copy have the same layout. The head's GEMMs read the transpose, and the buffer's shard is
 //!   described as hidden × vocabulary.
-//! - *Transfers.* A send may still be pending while its stage does its next receive. 1F1B needs
-//!   this: between warm-up and cool-down, one stage sends an activation forward while its neighbour
-//!   sends a gradient back, and each receives only after its own send. A send ends before the next
-//!   send of its stage begins. Placement assumes that a send ends at once, so a receive may write to
-//!   the bytes of a pending send: an executor must send from a copy.
+//! - *Transfers.* Sends from one stage to another in one phase are received in their order. A send may still be pending
+//!   while its stage does other transfers. 1F1B needs this: between warm-up and cool-down, one stage sends an activation
+//!   forward while its neighbour sends a gradient back, and each receives only after its own send. A send ends before the
+//!   next send of its stage in the same phase begins. Placement assumes that a send ends at once, so a receive may write
+//!   to the bytes of a pending send: an executor must send from a copy.
 //! - *Gradient buckets.* The reductions of a [`GradientBucket`] may run from the point that the bucket
 //!   names in the last pass, on a stream of their own and in the order of the buckets. All other
 //!   instructions of the step phase follow them.
@@ -163,8 +167,8 @@ pub struct Buffer {
     pub role: BufferRole,
     /// Offset in the arena, in bytes.
     pub offset: u64,
-    /// Number of copies, a divisor of the stage's [`slots`](StageProgram::slots): a microbatch in slot i uses copy
-    /// i mod `copies`. Copy k begins at `offset + k·`[`copy_stride`](Buffer::copy_stride).
+    /// Number of copies, a divisor of the [`slots`](ModelChunk::slots) of the chunk that uses it: a microbatch in slot i
+    /// uses copy i mod `copies`. Copy k begins at `offset + k·`[`copy_stride`](Buffer::copy_stride).
     pub copies: u64,
     /// The parameters in the buffer; `None` for roles other than parameters.
     pub shard: Option<ParameterShard>,
@@ -250,27 +254,63 @@ impl fmt::Display for Phase {
     }
 }
 
-/// The forward, backward or weight-gradient pass of a microbatch, or the step phase. Schedules of stages have passes of
-/// microbatches only.
+/// A phase of a chunk, which is a list of instructions of its stage; or the step phase of the stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChunkPhase {
+    /// Index of the chunk in its stage; 0 in the step phase.
+    pub chunk: usize,
+    /// The phase.
+    pub phase: Phase,
+}
+
+impl ChunkPhase {
+    /// The step phase.
+    pub const STEP: ChunkPhase = ChunkPhase { chunk: 0, phase: Phase::Step };
+}
+
+/// The forward, backward or weight-gradient pass of a microbatch through a chunk, or the step phase. Schedules of stages
+/// have passes of microbatches only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MicrobatchPass {
     /// Phase of the pass.
     pub phase: Phase,
+    /// Index of the chunk in its stage; 0 in the step phase.
+    pub chunk: usize,
     /// Index of the microbatch; 0 in the step phase.
     pub microbatch: u64,
 }
 
-impl MicrobatchPass {
-    /// The step phase.
-    pub const STEP: MicrobatchPass = MicrobatchPass { phase: Phase::Step, microbatch: 0 };
+/// The name in messages: "forward", or "chunk 1, forward".
+impl fmt::Display for ChunkPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.chunk > 0 {
+            write!(f, "chunk {}, ", self.chunk)?;
+        }
+        f.write_str(self.phase.name())
+    }
 }
 
-/// The name in messages: "forward pass of microbatch 3". The step phase has no microbatch.
+impl MicrobatchPass {
+    /// The step phase.
+    pub const STEP: MicrobatchPass = MicrobatchPass { phase: Phase::Step, chunk: 0, microbatch: 0 };
+
+    /// The instructions of the pass.
+    pub fn chunk_phase(self) -> ChunkPhase {
+        ChunkPhase { chunk: self.chunk, phase: self.phase }
+    }
+}
+
+/// The name in messages: "forward pass of microbatch 3", or "forward pass of microbatch 3 through chunk 1". The step phase
+/// has no microbatch.
 impl fmt::Display for MicrobatchPass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.phase {
-            Phase::Step => write!(f, "{}", self.phase),
-            phase => write!(f, "{phase} of microbatch {}", self.microbatch),
+            Phase::Step => return write!(f, "{}", self.phase),
+            phase => write!(f, "{phase} of microbatch {}", self.microbatch)?,
+        }
+        match self.chunk {
+            0 => Ok(()),
+            chunk => write!(f, " through chunk {chunk}"),
         }
     }
 }
@@ -286,25 +326,32 @@ pub struct GradientBucket {
     pub reductions: Range<usize>,
 }
 
-/// Program of the devices of one pipeline stage.
+/// Passes through consecutive segments of the model on a stage.
 #[derive(Clone, Debug, PartialEq)]
-pub struct StageProgram {
-    /// All buffers.
-    pub buffers: Vec<Buffer>,
+pub struct ModelChunk {
     /// Forward pass of one microbatch.
     pub forward: Vec<Instr>,
     /// Backward pass of one microbatch.
     pub backward: Vec<Instr>,
     /// Weight-gradient pass of one microbatch; empty where the backward pass computes all weight gradients.
     pub weight_gradient: Vec<Instr>,
+    /// Microbatches that have begun their forward pass and not ended their last pass at once, at most.
+    pub slots: u64,
+}
+
+/// Program of the devices of one pipeline stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageProgram {
+    /// All buffers.
+    pub buffers: Vec<Buffer>,
+    /// The chunks, in the order of the model. One, unless the schedule is interleaved.
+    pub chunks: Vec<ModelChunk>,
     /// The step phase, once per step.
     pub step: Vec<Instr>,
     /// The reductions of the step phase that may run beside the last pass, in order.
     pub gradient_buckets: Vec<GradientBucket>,
     /// The order of passes.
     pub schedule: Vec<MicrobatchPass>,
-    /// Microbatches that have begun and not ended at once, at most.
-    pub slots: u64,
     /// Size of the arena: the peak memory of a device, and the bytes that an engine allocates.
     pub arena: Bytes,
 }
@@ -392,20 +439,84 @@ impl Instr {
     }
 }
 
-impl StageProgram {
-    /// The instructions of a phase.
+impl ModelChunk {
+    /// A chunk without instructions.
+    pub fn empty() -> ModelChunk {
+        ModelChunk { forward: vec![], backward: vec![], weight_gradient: vec![], slots: 1 }
+    }
+
+    /// The instructions of a pass; none in the step phase, which belongs to the stage.
     pub fn instructions(&self, phase: Phase) -> &[Instr] {
         match phase {
             Phase::Forward => &self.forward,
             Phase::Backward => &self.backward,
             Phase::WeightGradient => &self.weight_gradient,
-            Phase::Step => &self.step,
+            Phase::Step => &[],
         }
+    }
+
+    /// The instructions of a pass, to change; `None` in the step phase.
+    pub fn instructions_mut(&mut self, phase: Phase) -> Option<&mut Vec<Instr>> {
+        match phase {
+            Phase::Forward => Some(&mut self.forward),
+            Phase::Backward => Some(&mut self.backward),
+            Phase::WeightGradient => Some(&mut self.weight_gradient),
+            Phase::Step => None,
+        }
+    }
+
+    /// The phase that ends the passes of a microbatch and completes its weight gradients.
+    pub fn last_phase(&self) -> Phase {
+        match self.weight_gradient.is_empty() {
+            true => Phase::Backward,
+            false => Phase::WeightGradient,
+        }
+    }
+
+    /// The slot of a microbatch, which decides the copies of buffers that it uses. Microbatches in flight are
+    /// consecutive, so their remainders differ.
+    pub fn slot(&self, microbatch: u64) -> u64 {
+        microbatch % self.slots.max(1)
+    }
+}
+
+impl StageProgram {
+    /// The instructions of a phase of a chunk, or of the step phase; none where the stage has no such chunk.
+    pub fn instructions(&self, at: ChunkPhase) -> &[Instr] {
+        match at.phase {
+            Phase::Step => &self.step,
+            phase => self.chunks.get(at.chunk).map_or(&[], |chunk| chunk.instructions(phase)),
+        }
+    }
+
+    /// All lists of instructions: the passes of each chunk, then the step phase.
+    pub fn chunk_phases(&self) -> impl Iterator<Item = ChunkPhase> + use<> {
+        self.pass_phases().chain([ChunkPhase::STEP])
+    }
+
+    /// The passes of each chunk.
+    pub fn pass_phases(&self) -> impl Iterator<Item = ChunkPhase> + use<> {
+        let of_chunk =
+            |chunk: usize| Phase::PASSES.into_iter().map(move |phase| ChunkPhase { chunk, phase });
+        (0..self.chunks.len()).flat_map(of_chunk)
     }
 
     /// The instructions of all phases, each once.
     pub fn all_instructions(&self) -> impl Iterator<Item = &Instr> {
-        Phase::ALL.into_iter().flat_map(|phase| self.instructions(phase))
+        self.chunk_phases().flat_map(|at| self.instructions(at))
+    }
+
+    /// The slot of a pass's microbatch in its chunk; 0 in the step phase.
+    pub fn slot(&self, pass: MicrobatchPass) -> u64 {
+        match pass.phase {
+            Phase::Step => 0,
+            _ => self.chunks.get(pass.chunk).map_or(0, |chunk| chunk.slot(pass.microbatch)),
+        }
+    }
+
+    /// The instructions of the last pass of the schedule, beside which gradients are reduced; none without passes.
+    pub fn last_pass_instructions(&self) -> &[Instr] {
+        self.schedule.last().map_or(&[], |pass| self.instructions(pass.chunk_phase()))
     }
 
     /// Number of instructions at the begin of the step phase that are reductions of gradient buckets.

@@ -10,8 +10,13 @@
 //!   after the backward pass. So the previous stage gets its gradient earlier, and weight gradients fill the time in
 //!   which a stage would wait. With equal stages of forward time f, backward time b and weight-gradient time w, the idle
 //!   time of a step falls from (S − 1)·(f + b + w) to (S − 1)·(f + b − w), where m ≥ S.
+//! - *Interleaved 1F1B* (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+//!   Megatron-LM", arXiv 2104.04473): every stage has v chunks of the model, and runs S microbatches through each of them
+//!   in turn. Microbatches are a multiple of S. Stage s runs min(m·v, 2·(S − s − 1) + (v − 1)·S) forward passes first. With
+//!   equal chunks, the idle time of a step falls from (S − 1)·(f + b) to (S − 1)·(f + b)/v, for more transfers and more
+//!   microbatches in flight.
 
-use super::{MicrobatchPass, Phase, StageProgram};
+use super::{ChunkPhase, MicrobatchPass, Phase, StageProgram};
 use crate::PipelineSchedule;
 
 /// A stage of a pipeline, with what its schedule depends on.
@@ -23,6 +28,8 @@ pub struct StageSchedule {
     pub stage: u64,
     /// Number of stages.
     pub stages: u64,
+    /// Chunks of each stage; 1 unless the schedule is interleaved.
+    pub chunks: u64,
     /// Microbatches of a step.
     pub microbatches: u64,
 }
@@ -33,15 +40,31 @@ impl StageSchedule {
         self.schedule == PipelineSchedule::ZeroBubble && self.stage > 0
     }
 
-    /// Number of microbatches that run forward and have not run backward, at most.
-    pub fn microbatches_in_flight(&self) -> u64 {
-        (self.stages - self.stage).min(self.microbatches)
+    /// Number of microbatches that have run forward through a chunk and not backward, at most.
+    pub fn microbatches_in_flight(&self, chunk: u64) -> u64 {
+        match self.schedule {
+            PipelineSchedule::Interleaved => {
+                let of_chunk = |pass: &MicrobatchPass| pass.chunk as u64 == chunk;
+                most_between(
+                    self.interleaved_passes().filter(of_chunk),
+                    [Phase::Forward, Phase::Backward],
+                )
+            }
+            _ => (self.stages - self.stage).min(self.microbatches),
+        }
     }
 
     /// The passes of the stage, in order, with or without weight-gradient passes.
     pub fn passes(&self, has_weight_gradient_passes: bool) -> Vec<MicrobatchPass> {
+        match self.schedule {
+            PipelineSchedule::Interleaved => self.interleaved_passes().collect(),
+            _ => self.passes_of_one_chunk(has_weight_gradient_passes),
+        }
+    }
+
+    fn passes_of_one_chunk(&self, has_weight_gradient_passes: bool) -> Vec<MicrobatchPass> {
         let microbatches = self.microbatches;
-        let pass = |phase, microbatch| MicrobatchPass { phase, microbatch };
+        let pass = |phase, microbatch| MicrobatchPass { phase, chunk: 0, microbatch };
         let warm_up = (self.stages - self.stage - 1).min(microbatches);
         let deferred = has_weight_gradient_passes.then(|| self.stage.min(microbatches));
         let mut passes: Vec<MicrobatchPass> =
@@ -57,40 +80,63 @@ impl StageSchedule {
         passes.extend(last.map(|microbatch| pass(Phase::WeightGradient, microbatch)));
         passes
     }
+
+    /// The passes through chunks, with microbatches in groups of as many as there are stages.
+    fn interleaved_passes(&self) -> impl Iterator<Item = MicrobatchPass> + use<> {
+        let StageSchedule { stage, stages, chunks, microbatches, .. } = *self;
+        let all = microbatches * chunks;
+        let warm_up = (2 * (stages - stage - 1) + (chunks - 1) * stages).min(all);
+        let pass = move |phase, at: u64| {
+            let (group, within) = (at / (stages * chunks), at % (stages * chunks));
+            let chunk = match phase {
+                Phase::Forward => within / stages,
+                _ => chunks - 1 - within / stages,
+            };
+            let microbatch = group * stages + within % stages;
+            MicrobatchPass { phase, chunk: chunk as usize, microbatch }
+        };
+        let in_turn = (0..all).flat_map(move |at| {
+            let forward = at + warm_up;
+            let forward = (forward < all).then(|| pass(Phase::Forward, forward));
+            forward.into_iter().chain([pass(Phase::Backward, at)])
+        });
+        (0..warm_up).map(move |at| pass(Phase::Forward, at)).chain(in_turn)
+    }
+}
+
+/// The largest number of microbatches that have begun the first phase and not ended the last one.
+fn most_between(passes: impl Iterator<Item = MicrobatchPass>, [first, last]: [Phase; 2]) -> u64 {
+    let (mut between, mut most) = (0_u64, 0);
+    for pass in passes {
+        between += u64::from(pass.phase == first);
+        most = most.max(between);
+        between = between.saturating_sub(u64::from(pass.phase == last));
+    }
+    most
 }
 
 impl StageProgram {
-    /// The largest number of microbatches that have begun phase `from` and not ended phase `to`.
-    pub(crate) fn microbatches_between(&self, from: Phase, to: Phase) -> u64 {
-        let (mut between, mut most) = (0_u64, 0);
-        for pass in &self.schedule {
-            between += u64::from(pass.phase == from);
-            most = most.max(between);
-            between = between.saturating_sub(u64::from(pass.phase == to));
-        }
-        most
+    /// The passes through a chunk, in order.
+    fn passes_through(&self, chunk: usize) -> impl Iterator<Item = MicrobatchPass> {
+        self.schedule.iter().copied().filter(move |pass| pass.chunk == chunk)
     }
 
-    /// Whether every pass of a phase directly follows the previous pass of its microbatch.
-    pub(crate) fn follows_at_once(&self, phase: Phase) -> bool {
-        let previous = match phase {
+    /// The largest number of microbatches that have begun phase `from` of a chunk and not ended phase `to`.
+    pub(crate) fn microbatches_between(&self, chunk: usize, from: Phase, to: Phase) -> u64 {
+        most_between(self.passes_through(chunk), [from, to])
+    }
+
+    /// Whether every pass of a phase directly follows the previous pass of its microbatch through the same chunk.
+    pub(crate) fn follows_at_once(&self, at: ChunkPhase) -> bool {
+        let previous = match at.phase {
             Phase::WeightGradient => Phase::Backward,
             _ => Phase::Forward,
         };
-        self.schedule.iter().enumerate().filter(|(_, pass)| pass.phase == phase).all(
-            |(at, pass)| {
-                let before = at.checked_sub(1).map(|before| self.schedule[before]);
-                before == Some(MicrobatchPass { phase: previous, ..*pass })
-            },
-        )
-    }
-
-    /// The phase that ends the passes of a microbatch and completes its weight gradients.
-    pub fn last_phase(&self) -> Phase {
-        match self.weight_gradient.is_empty() {
-            true => Phase::Backward,
-            false => Phase::WeightGradient,
-        }
+        let passes = self.schedule.iter().enumerate();
+        passes.filter(|(_, pass)| pass.chunk_phase() == at).all(|(at, pass)| {
+            let before = at.checked_sub(1).map(|before| self.schedule[before]);
+            before == Some(MicrobatchPass { phase: previous, ..*pass })
+        })
     }
 }
 
@@ -99,7 +145,7 @@ mod tests {
     use super::*;
 
     fn text(schedule: PipelineSchedule, stage: u64, microbatches: u64) -> String {
-        let schedule = StageSchedule { schedule, stage, stages: 4, microbatches };
+        let schedule = StageSchedule { schedule, stage, stages: 4, chunks: 1, microbatches };
         let pass = |pass: MicrobatchPass| match pass.phase {
             Phase::Forward => format!("F{}", pass.microbatch),
             Phase::Backward => format!("B{}", pass.microbatch),
@@ -123,5 +169,22 @@ mod tests {
         assert_eq!(of(1), "F0 F1 F2 B0 F3 B1 W0 B2 W1 B3 W2 W3");
         assert_eq!(of(3), "F0 B0 F1 B1 F2 B2 F3 B3 W0 W1 W2 W3");
         assert_eq!(text(PipelineSchedule::ZeroBubble, 3, 2), "F0 B0 F1 B1 W0 W1");
+    }
+
+    #[test]
+    fn stages_interleave_the_passes_through_their_chunks() {
+        let of = |stage, microbatches| {
+            let schedule = PipelineSchedule::Interleaved;
+            let schedule = StageSchedule { schedule, stage, stages: 2, chunks: 2, microbatches };
+            let pass = |pass: MicrobatchPass| {
+                let chunk = ["a", "b"][pass.chunk];
+                let phase = if pass.phase == Phase::Forward { "F" } else { "B" };
+                format!("{phase}{}{chunk}", pass.microbatch)
+            };
+            schedule.passes(false).into_iter().map(pass).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(of(0, 2), "F0a F1a F0b F1b B0b B1b B0a B1a");
+        assert_eq!(of(1, 2), "F0a F1a F0b B0b F1b B1b B0a B1a");
+        assert_eq!(of(1, 4), "F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b B2a B3a");
     }
 }

@@ -75,13 +75,16 @@ impl StageProgram {
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, stage) in self.stages.iter().enumerate() {
-            writeln!(f, "stage {index}: arena {}, {} in flight", stage.arena, stage.slots)?;
-            for phase in Phase::ALL {
-                if phase == Phase::WeightGradient && stage.weight_gradient.is_empty() {
+            let slots: Vec<String> =
+                stage.chunks.iter().map(|chunk| chunk.slots.to_string()).collect();
+            writeln!(f, "stage {index}: arena {}, {} in flight", stage.arena, slots.join(" + "))?;
+            for at in stage.chunk_phases() {
+                let instructions = stage.instructions(at);
+                if at.phase == Phase::WeightGradient && instructions.is_empty() {
                     continue;
                 }
-                writeln!(f, "  {}:", phase.name())?;
-                for instr in stage.instructions(phase) {
+                writeln!(f, "  {at}:")?;
+                for instr in instructions {
                     writeln!(f, "    {:<24} {}", instr.origin, stage.line(instr))?;
                 }
             }

@@ -1,7 +1,7 @@
 //! Step times of partitions before lowering.
 
 use narrows_cost_model::{
-    BucketTime, StageOverlap, StageTime, StepPart, SyncedStages, schedule_time,
+    BucketTime, PassTimes, StageOverlap, StageTime, StepPart, SyncedStages, schedule_time,
 };
 use narrows_plan::program::MicrobatchPass;
 use narrows_plan::{Context, Seconds};
@@ -23,10 +23,13 @@ pub(crate) fn simulate_partition(
         let is_deferred =
             schedule.defers_weight_gradients() && stage.weight_gradient > Seconds(0.0);
         let weight_gradient = if is_deferred { stage.weight_gradient } else { Seconds(0.0) };
-        times.push(StageTime {
+        let times_of_passes = PassTimes {
             forward: stage.forward + overhead.forward,
             backward: stage.backward + overhead.backward - weight_gradient,
             weight_gradient,
+        };
+        times.push(StageTime {
+            chunks: vec![times_of_passes],
             step_phase: step_parts(overhead, stage, partition.stages.len()),
             overlap: stage_overlap(overhead, stage, is_deferred),
         });

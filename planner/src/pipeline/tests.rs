@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use narrows_cost_model::{
-    PassTimesMin, SimulatedStep, StageTime, StepPart, SyncedStages, simulate_schedules,
+    PassTimes, PassTimesMin, SimulatedStep, StageTime, StepPart, SyncedStages, simulate_schedules,
 };
 use narrows_plan::PipelineSchedule::{self, OneForwardOneBackward, ZeroBubble};
 use narrows_plan::Seconds;
@@ -18,8 +18,8 @@ fn partition(times: &[StageTime]) -> Partition {
     let stages = times
         .iter()
         .map(|time| {
-            let (forward, weight_gradient) = (time.forward, time.weight_gradient);
-            let backward = time.backward + weight_gradient;
+            let PassTimes { forward, backward, weight_gradient } = time.chunks[0];
+            let backward = backward + weight_gradient;
             let step = time.step_phase.iter().map(|part| part.time()).sum();
             Arc::new(StageAssignment {
                 forward,
@@ -42,7 +42,7 @@ fn simulate(times: &[StageTime], step: StepSchedule) -> SimulatedStep {
     let StepSchedule { schedule, microbatches, .. } = step;
     let stages = times.len() as u64;
     let of_stage = |stage| {
-        let stage = StageSchedule { schedule, stage, stages, microbatches };
+        let stage = StageSchedule { schedule, stage, stages, chunks: 1, microbatches };
         stage.passes(stage.defers_weight_gradients())
     };
     let schedules: Vec<Vec<MicrobatchPass>> = (0..stages).map(of_stage).collect();
@@ -73,10 +73,13 @@ fn no_simulated_step_is_shorter_than_its_bound() {
         for stage in 0..stages {
             let mut time = || Ok(f64::from(u.int_in_range(1..=1000)?) / 100.0);
             let is_deferred = schedule == ZeroBubble && stage > 0;
-            times.push(StageTime {
+            let passes = PassTimes {
                 forward: Seconds(time()?),
                 backward: Seconds(time()?),
                 weight_gradient: Seconds(if is_deferred { time()? } else { 0.0 }),
+            };
+            times.push(StageTime {
+                chunks: vec![passes],
                 step_phase: step_phase(stages, [time()?, 0.25, time()?]),
                 overlap: None,
             });
@@ -91,11 +94,15 @@ fn no_simulated_step_is_shorter_than_its_bound() {
 fn equal_stages_attain_the_bound() {
     for stages in 1..=8 {
         for microbatches in [stages as u64 + 1, 3 * stages as u64] {
-            let time = StageTime {
+            let passes = PassTimes {
                 forward: Seconds(1.0),
                 backward: Seconds(2.0),
+                weight_gradient: Seconds(0.0),
+            };
+            let time = StageTime {
+                chunks: vec![passes],
                 step_phase: step_phase(stages, [0.25, 0.125, 0.125]),
-                ..StageTime::default()
+                overlap: None,
             };
             let times = vec![time; stages];
             let step = step_schedule(OneForwardOneBackward, microbatches);
@@ -110,11 +117,13 @@ fn equal_stages_attain_the_bound() {
 fn equal_zero_bubble_stages_leave_the_published_idle_time() {
     for stages in 2..=8_usize {
         for microbatches in [stages as u64, 3 * stages as u64] {
-            let of_stage = |stage: usize| StageTime {
-                forward: Seconds(1.0),
-                backward: Seconds(if stage == 0 { 2.25 } else { 1.5 }),
-                weight_gradient: Seconds(if stage == 0 { 0.0 } else { 0.75 }),
-                ..StageTime::default()
+            let of_stage = |stage: usize| {
+                let passes = PassTimes {
+                    forward: Seconds(1.0),
+                    backward: Seconds(if stage == 0 { 2.25 } else { 1.5 }),
+                    weight_gradient: Seconds(if stage == 0 { 0.0 } else { 0.75 }),
+                };
+                StageTime { chunks: vec![passes], ..StageTime::default() }
             };
             let times: Vec<StageTime> = (0..stages).map(of_stage).collect();
             let step = step_schedule(ZeroBubble, microbatches);
@@ -137,7 +146,8 @@ fn stages_synchronize_in_the_step_phase() {
             tied.then_some(StepPart::Synchronized(SyncedStages::first_and_last(3), Seconds(2.0))),
         );
         step.extend(step_phase(3, [reduce, 1.0, update]));
-        StageTime { step_phase: step, ..StageTime::default() }
+        let chunks = vec![PassTimes::default()];
+        StageTime { chunks, step_phase: step, overlap: None }
     };
     // First and last: until 4, then together until 6. Reductions: until 9, 3 and 7; then until 10.
     let times =

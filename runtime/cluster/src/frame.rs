@@ -14,6 +14,7 @@
 use std::io::{self, Read};
 
 use narrows_plan::Axis;
+use narrows_runtime::PipelineDirection;
 use narrows_runtime::process_group::GroupScope;
 
 const MAGIC: [u8; 4] = *b"NRWF";
@@ -37,12 +38,12 @@ pub(crate) enum FrameChannel {
     ShardGroup,
     /// Collectives of the replicas that hold the same shard.
     ShardReplicas,
-    /// Transfers between neighbouring stages.
-    Transfers,
+    /// Transfers between neighbouring stages in one direction.
+    Transfers(PipelineDirection),
 }
 
 /// Number of channels.
-pub(crate) const CHANNEL_COUNT: usize = 8;
+pub(crate) const CHANNEL_COUNT: usize = 9;
 
 impl FrameChannel {
     /// The channel of a device group's collectives.
@@ -63,9 +64,10 @@ impl FrameChannel {
             FrameChannel::Axis(Axis::Data) => 2,
             FrameChannel::Axis(Axis::Pipeline) => 3,
             FrameChannel::TiedStages => 4,
-            FrameChannel::Transfers => 5,
+            FrameChannel::Transfers(PipelineDirection::Downstream) => 5,
             FrameChannel::ShardGroup => 6,
             FrameChannel::ShardReplicas => 7,
+            FrameChannel::Transfers(PipelineDirection::Upstream) => 8,
         }
     }
 
@@ -77,7 +79,7 @@ impl FrameChannel {
             FrameChannel::Axis(Axis::Data) => "the data axis",
             FrameChannel::Axis(Axis::Pipeline) => "the pipeline axis",
             FrameChannel::TiedStages => "the first and the last stage",
-            FrameChannel::Transfers => "the pipeline",
+            FrameChannel::Transfers(_) => "the pipeline",
             FrameChannel::ShardGroup => "the shard group",
             FrameChannel::ShardReplicas => "the replicas of a shard",
         }

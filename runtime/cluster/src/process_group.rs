@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use narrows_runtime::PipelineDirection;
 use narrows_runtime::process_group::{
     ClusterError, ClusterFault, CombineFn, Communicator, GroupScope, PeerLink, ProcessGroup,
     gather_and_broadcast,
@@ -220,8 +221,9 @@ impl ProcessGroup for TcpProcessGroup {
         Some(Box::new(TcpCommunicator::new(own_index, members?, channel)))
     }
 
-    fn peer_link(&self, rank: u64) -> Option<Box<dyn PeerLink>> {
+    fn peer_link(&self, rank: u64, direction: PipelineDirection) -> Option<Box<dyn PeerLink>> {
         let peer = self.peers.get(&rank)?.clone();
-        Some(Box::new(TcpPeerLink::new(peer, self.open_channel(FrameChannel::Transfers))))
+        let channel = self.open_channel(FrameChannel::Transfers(direction));
+        Some(Box::new(TcpPeerLink::new(peer, channel)))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use narrows_plan::program::{Access, BufferId, Phase, Program, StageProgram};
+use narrows_plan::program::{Access, BufferId, ChunkPhase, Program, StageProgram};
 use narrows_runtime::session::{MeshCoordinates, StepRequest, TokenRows};
 use narrows_runtime::{
     DeviceReport, RunError, ScheduledInstruction, TimeCategory, replica_operand_range,
@@ -37,18 +37,19 @@ pub(crate) struct CpuDevice<'a> {
     pub loss: f64,
 }
 
-/// Time categories of the instructions of a stage, by phase in the order of [`Phase::ALL`].
-pub(crate) struct InstructionCategories([Vec<TimeCategory>; Phase::ALL.len()]);
+/// Time categories of the instructions of a stage, by phase of its chunks.
+pub(crate) struct InstructionCategories(HashMap<ChunkPhase, Vec<TimeCategory>>);
 
 impl InstructionCategories {
     pub fn new(stage: &StageProgram) -> InstructionCategories {
-        InstructionCategories(Phase::ALL.map(|phase| {
-            stage.instructions(phase).iter().map(TimeCategory::of_instruction).collect()
-        }))
+        let of_phase = |at: ChunkPhase| {
+            (at, stage.instructions(at).iter().map(TimeCategory::of_instruction).collect())
+        };
+        InstructionCategories(stage.chunk_phases().map(of_phase).collect())
     }
 
-    pub fn phase(&self, phase: Phase) -> &[TimeCategory] {
-        &self.0[phase as usize]
+    pub fn of(&self, at: ChunkPhase) -> &[TimeCategory] {
+        self.0.get(&at).map_or(&[], Vec::as_slice)
     }
 }
 

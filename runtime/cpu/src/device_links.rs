@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use narrows_plan::program::Program;
 use narrows_plan::{Axis, DeviceGroup};
-use narrows_runtime::process_group::{
-    ClusterError, Communicator, GroupScope, PeerLink, ProcessGroup,
-};
+use narrows_runtime::PipelineDirection;
+use narrows_runtime::process_group::{Communicator, GroupScope, PeerLink, ProcessGroup};
 use narrows_runtime::session::{MeshCoordinates, collective_groups};
 
 use crate::abort::AbortFlag;
@@ -19,12 +18,19 @@ use crate::stage_traffic::{StageTraffic, stage_traffic};
 /// The links of one device to others.
 pub(crate) struct DeviceLinks {
     communicators: HashMap<DeviceGroup, Box<dyn Communicator>>,
-    /// Pipes by neighbouring pipeline stage.
-    peers: HashMap<u64, Box<dyn PeerLink>>,
+    /// Links to neighbouring stages by direction: those that the device sends to, and those that it receives from.
+    outgoing: HashMap<PipelineDirection, StageLink>,
+    incoming: HashMap<PipelineDirection, StageLink>,
     /// Outgoing pipes within the process.
-    outgoing: Vec<Arc<StagePipe>>,
+    outgoing_pipes: Vec<Arc<StagePipe>>,
     /// Raised when this device fails, for the other devices of the process.
     pub abort: Arc<AbortFlag>,
+}
+
+/// One direction of the transfers with a neighbouring stage.
+struct StageLink {
+    stage: u64,
+    link: Box<dyn PeerLink>,
 }
 
 impl DeviceLinks {
@@ -35,9 +41,9 @@ impl DeviceLinks {
         // By shape and first member.
         let mut groups: HashMap<(DeviceGroup, u64), Arc<SharedMemoryGroup>> = HashMap::new();
         let shapes = collective_groups(program);
-        let mut pipes: HashMap<(u64, u64, u64, u64), Arc<StagePipe>> = HashMap::new();
-        let traffic: HashMap<(u64, u64), StageTraffic> =
-            stage_traffic(program).map(|traffic| ((traffic.from, traffic.to), traffic)).collect();
+        // By tensor and data coordinate, and traffic.
+        let mut pipes: HashMap<(u64, u64, usize), Arc<StagePipe>> = HashMap::new();
+        let traffic: Vec<StageTraffic> = stage_traffic(program).collect();
         let devices = (0..mesh.devices()).map(|device| {
             let coordinates = MeshCoordinates::of_device(device, mesh);
             let mut links = DeviceLinks::without_any(abort.clone());
@@ -51,18 +57,25 @@ impl DeviceLinks {
                 let communicator = SharedMemoryCommunicator { group, rank, abort: abort.clone() };
                 links.communicators.insert(*shape, Box::new(communicator));
             }
-            let mut pipe = |from: u64, to: u64| {
-                let traffic = traffic.get(&(from, to))?;
-                let new = || Arc::new(StagePipe::new(traffic.transfers as usize, traffic.elements));
-                let key = (coordinates.tensor, coordinates.data, from, to);
-                Some(pipes.entry(key).or_insert_with(new).clone())
-            };
-            for peer in [coordinates.stage.wrapping_sub(1), coordinates.stage.wrapping_add(1)] {
-                let pair = (pipe(coordinates.stage, peer), pipe(peer, coordinates.stage));
-                let (Some(outgoing), Some(incoming)) = pair else { continue };
-                links.outgoing.push(outgoing.clone());
-                let link = SharedMemoryLink { outgoing, incoming, abort: abort.clone() };
-                links.peers.insert(peer, Box::new(link));
+            for (index, traffic) in traffic.iter().enumerate() {
+                let StageTraffic { from, to, direction, transfers, elements } = *traffic;
+                if coordinates.stage != from && coordinates.stage != to {
+                    continue;
+                }
+                let new = || Arc::new(StagePipe::new(transfers as usize, elements));
+                let key = (coordinates.tensor, coordinates.data, index);
+                let pipe = pipes.entry(key).or_insert_with(new).clone();
+                let end = || SharedMemoryLink { pipe: pipe.clone(), abort: abort.clone() };
+                if coordinates.stage == from {
+                    links
+                        .outgoing
+                        .insert(direction, StageLink { stage: to, link: Box::new(end()) });
+                    links.outgoing_pipes.push(pipe.clone());
+                } else {
+                    links
+                        .incoming
+                        .insert(direction, StageLink { stage: from, link: Box::new(end()) });
+                }
             }
             links
         });
@@ -81,20 +94,25 @@ impl DeviceLinks {
                 links.communicators.insert(shape, communicator);
             }
         }
-        for traffic in stage_traffic(program).filter(|traffic| traffic.from == coordinates.stage) {
-            let peer = MeshCoordinates { stage: traffic.to, ..coordinates }.device(mesh);
-            // A link counts its transfers, so each direction has a link of its own.
-            if let (Some(outgoing), Some(incoming)) = (group.peer_link(peer), group.peer_link(peer))
-            {
-                links.peers.insert(traffic.to, Box::new(TwoWayLink { outgoing, incoming }));
+        let link = |stage: u64, direction: PipelineDirection| {
+            let peer = MeshCoordinates { stage, ..coordinates }.device(mesh);
+            Some(StageLink { stage, link: group.peer_link(peer, direction)? })
+        };
+        // A link counts its transfers, so sends and receives have links of their own.
+        for StageTraffic { from, to, direction, .. } in stage_traffic(program) {
+            if from == coordinates.stage {
+                links.outgoing.extend(link(to, direction).map(|link| (direction, link)));
+            } else if to == coordinates.stage {
+                links.incoming.extend(link(from, direction).map(|link| (direction, link)));
             }
         }
         links
     }
 
     fn without_any(abort: Arc<AbortFlag>) -> DeviceLinks {
-        let (communicators, peers) = (HashMap::new(), HashMap::new());
-        DeviceLinks { communicators, peers, outgoing: vec![], abort }
+        let (outgoing, incoming) = (HashMap::new(), HashMap::new());
+        let (communicators, outgoing_pipes) = (HashMap::new(), vec![]);
+        DeviceLinks { communicators, outgoing, incoming, outgoing_pipes, abort }
     }
 
     /// The communicator of the device's group of this shape; `None` if the program has no such group, or
@@ -103,30 +121,20 @@ impl DeviceLinks {
         self.communicators.get(group).map(|communicator| &**communicator)
     }
 
-    /// The link to a neighbouring stage; `None` if it is no neighbour, or not connected.
-    pub fn peer(&self, stage: u64) -> Option<&dyn PeerLink> {
-        self.peers.get(&stage).map(|link| &**link)
+    /// The link for sends to a neighbouring stage; `None` if the device sends nothing to it in this direction, or is not
+    /// connected.
+    pub fn outgoing(&self, stage: u64, direction: PipelineDirection) -> Option<&dyn PeerLink> {
+        self.outgoing.get(&direction).filter(|link| link.stage == stage).map(|link| &*link.link)
+    }
+
+    /// The link for receives from a neighbouring stage; `None` if it sends nothing in this direction, or is not connected.
+    pub fn incoming(&self, stage: u64, direction: PipelineDirection) -> Option<&dyn PeerLink> {
+        self.incoming.get(&direction).filter(|link| link.stage == stage).map(|link| &*link.link)
     }
 
     /// Bytes of the buffers that hold this device's outgoing transfers.
     pub fn buffer_bytes(&self) -> u64 {
-        self.outgoing.iter().map(|pipe| pipe.buffer_bytes()).sum()
-    }
-}
-
-/// Two links to one peer, for sending and for receiving.
-struct TwoWayLink {
-    outgoing: Box<dyn PeerLink>,
-    incoming: Box<dyn PeerLink>,
-}
-
-impl PeerLink for TwoWayLink {
-    fn send(&self, operands: &[&[f32]]) -> Result<(), ClusterError> {
-        self.outgoing.send(operands)
-    }
-
-    fn receive(&self, on_receive: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError> {
-        self.incoming.receive(on_receive)
+        self.outgoing_pipes.iter().map(|pipe| pipe.buffer_bytes()).sum()
     }
 }
 

@@ -64,20 +64,19 @@ impl StagePipe {
     }
 }
 
-/// The link of a device to a neighbouring stage of the same process.
+/// One end of a pipe between two stages of the same process.
 pub(crate) struct SharedMemoryLink {
-    pub outgoing: Arc<StagePipe>,
-    pub incoming: Arc<StagePipe>,
+    pub pipe: Arc<StagePipe>,
     pub abort: Arc<AbortFlag>,
 }
 
 impl PeerLink for SharedMemoryLink {
     fn send(&self, operands: &[&[f32]]) -> Result<(), ClusterError> {
-        self.outgoing.send(operands);
+        self.pipe.send(operands);
         Ok(())
     }
 
     fn receive(&self, on_receive: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError> {
-        self.incoming.receive(&self.abort, on_receive)
+        self.pipe.receive(&self.abort, on_receive)
     }
 }

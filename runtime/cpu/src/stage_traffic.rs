@@ -1,16 +1,19 @@
 //! Transfers between the pipeline stages of a program, and the buffers that they need.
 
-use narrows_plan::program::{Action, Program, StageProgram};
+use narrows_plan::program::{Action, Phase, Program, StageProgram};
+use narrows_runtime::PipelineDirection;
 
-/// Transfers from a stage to a neighbour that can be in flight at the same time.
+/// Transfers in one direction from a stage to a neighbour that can be in flight at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StageTraffic {
     /// Sending stage.
     pub from: u64,
     /// Receiving stage.
     pub to: u64,
+    /// Direction of the transfers.
+    pub direction: PipelineDirection,
     /// Maximum number of transfers that are sent and not yet received. Each belongs to a microbatch
-    /// that the earlier of the two stages has in flight.
+    /// that the one of the two stages with the earlier segments has in flight in a chunk.
     pub transfers: u64,
     /// Elements of the largest transfer.
     pub elements: usize,
@@ -26,21 +29,27 @@ impl StageTraffic {
 /// The traffic between all neighbouring stages, in both directions. Every device of a stage has the
 /// traffic of its stage.
 pub(crate) fn stage_traffic(program: &Program) -> impl Iterator<Item = StageTraffic> {
-    let later_stages = 1..program.stages.len() as u64;
-    let pairs = later_stages.flat_map(|stage| [(stage - 1, stage), (stage, stage - 1)]);
-    pairs.map(|(from, to)| StageTraffic {
-        from,
-        to,
-        transfers: program.stages[from.min(to) as usize].slots,
-        elements: largest_transfer_elements(&program.stages[from as usize], to),
+    let stages = program.stages.len() as u64;
+    let all = PipelineDirection::ALL.into_iter().flat_map(move |direction| {
+        (0..stages).map(move |from| (from, direction.receiver(from, stages), direction))
+    });
+    all.filter_map(|(from, to, direction)| {
+        let elements = largest_transfer_elements(&program.stages[from as usize], direction)?;
+        let earlier = if direction == PipelineDirection::Downstream { from } else { to };
+        let chunks = program.stages[earlier as usize].chunks.iter();
+        let transfers = chunks.map(|chunk| chunk.slots).sum();
+        Some(StageTraffic { from, to, direction, transfers, elements })
     })
 }
 
-fn largest_transfer_elements(stage: &StageProgram, to: u64) -> usize {
-    let sends = stage.all_instructions().filter(
-        |instr| matches!(&instr.action, Action::Send(transfer) if u64::from(transfer.peer_stage) == to),
-    );
-    let bytes =
-        sends.map(|instr| instr.reads.iter().map(|read| read.extent.bytes().0).sum::<u64>());
-    (bytes.max().unwrap_or(0) / 4) as usize
+/// Elements of the largest transfer that a stage sends in a direction; `None` where it sends none.
+fn largest_transfer_elements(stage: &StageProgram, direction: PipelineDirection) -> Option<usize> {
+    let phase = match direction {
+        PipelineDirection::Downstream => Phase::Forward,
+        PipelineDirection::Upstream => Phase::Backward,
+    };
+    let instructions = stage.chunks.iter().flat_map(|chunk| chunk.instructions(phase));
+    let sends = instructions.filter(|instr| matches!(instr.action, Action::Send(_)));
+    let bytes = sends.map(|instr| instr.reads.iter().map(|a| a.extent.bytes().0).sum::<u64>());
+    Some((bytes.max()? / 4) as usize)
 }

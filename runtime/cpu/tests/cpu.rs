@@ -1,6 +1,6 @@
 //! Random plans of the search space compute the function of the reference interpreter.
 
-use narrows_plan::PipelineSchedule::{self, OneForwardOneBackward, ZeroBubble};
+use narrows_plan::PipelineSchedule::{self, Interleaved, OneForwardOneBackward, ZeroBubble};
 use narrows_plan::program::GradientBucket;
 use narrows_plan::{CheckedProgram, Precision, lower};
 use narrows_runtime::Optimizer;
@@ -39,8 +39,8 @@ fn overlap_and_schedules_change_no_bit() {
                 of_stages.map(|bucket: &GradientBucket| bucket.reductions.len()).sum::<usize>();
             overlapped_gemms +=
                 program.instructions().map(|instr| instr.overlapped_instrs).sum::<usize>();
-            deferred_gemms +=
-                program.stages.iter().map(|stage| stage.weight_gradient.len()).sum::<usize>();
+            let chunks = program.stages.iter().flat_map(|stage| &stage.chunks);
+            deferred_gemms += chunks.map(|chunk| chunk.weight_gradient.len()).sum::<usize>();
             let program = CheckedProgram::check(program).unwrap();
             let mut session = narrows_cpu::session(&case.model, program, 1).unwrap();
             session.initialise(&case.model, 7).unwrap();
@@ -52,10 +52,15 @@ fn overlap_and_schedules_change_no_bit() {
             }
             session.gather_tensors(TensorKind::Weights).unwrap()
         };
-        let in_order = weights_after(false, OneForwardOneBackward);
-        for (overlaps, schedule) in
-            [(true, OneForwardOneBackward), (false, ZeroBubble), (true, ZeroBubble)]
-        {
+        // An interleaved plan divides its blocks among chunks, which no other schedule has.
+        let schedules = match case.plan.schedule {
+            Interleaved => vec![Interleaved],
+            _ => vec![OneForwardOneBackward, ZeroBubble],
+        };
+        let in_order = weights_after(false, schedules[0]);
+        let with_overlap = schedules.iter().map(|schedule| (true, *schedule));
+        let without = schedules.iter().skip(1).map(|schedule| (false, *schedule));
+        for (overlaps, schedule) in with_overlap.chain(without) {
             let weights = weights_after(overlaps, schedule);
             assert!(weights == in_order, "{}: {overlaps}, {schedule:?}", case.model.name);
         }

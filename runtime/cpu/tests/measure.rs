@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use narrows_plan::model::presets;
-use narrows_plan::program::{Action, Instr};
+use narrows_plan::program::{Action, ChunkPhase, Instr};
 use narrows_plan::{Axis, CheckedProgram, Kernel, Plan, lower};
 use narrows_runtime::{DeviceId, InstructionTimings, MeasurementEffort, time_instructions};
 
@@ -47,13 +47,11 @@ fn kernel_counts(program: &CheckedProgram) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     for device in 0..mesh.devices() {
         let stage = &program.stages[DeviceId(device).stage(&mesh)];
-        for (list, times) in [
-            (&stage.forward, microbatches),
-            (&stage.backward, microbatches),
-            (&stage.weight_gradient, microbatches),
-            (&stage.step, 1),
-        ] {
-            for instr in list.iter().filter(|instr| !waits_for_another_stage(instr)) {
+        for at in stage.chunk_phases() {
+            let times = if at == ChunkPhase::STEP { 1 } else { microbatches };
+            for instr in
+                stage.instructions(at).iter().filter(|instr| !waits_for_another_stage(instr))
+            {
                 *counts.entry(format!("{:?}", instr.kernel())).or_default() += times;
             }
         }

@@ -50,5 +50,5 @@ pub use matmul::{
 };
 pub use schedule::{
     CollectiveBuffer, DeviceSchedule, GraphNode, GraphSegment, NcclCollective, NodeWork, P2pKind,
-    P2pOp, PipelineDirection, ScheduleItem, SchedulePass, StreamId,
+    P2pOp, ScheduleItem, SchedulePass, StreamId,
 };

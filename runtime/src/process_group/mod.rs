@@ -12,6 +12,8 @@ use narrows_plan::program::CollectiveFunction;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::PipelineDirection;
+
 pub use error::{ClusterError, ClusterFault};
 
 /// Combines the messages of all processes, in rank order, into the answer that all receive.
@@ -68,8 +70,9 @@ pub trait ProcessGroup: Send + Sync {
     /// is not connected with all other members.
     fn communicator(&self, ranks: &[u64], scope: GroupScope) -> Option<Box<dyn Communicator>>;
 
-    /// Point-to-point transfers with another rank; `None` when this process is not connected with it.
-    fn peer_link(&self, rank: u64) -> Option<Box<dyn PeerLink>>;
+    /// Point-to-point transfers with another rank in one direction of the pipeline; `None` when this process is not
+    /// connected with it.
+    fn peer_link(&self, rank: u64, direction: PipelineDirection) -> Option<Box<dyn PeerLink>>;
 }
 
 /// The devices that a communicator connects.

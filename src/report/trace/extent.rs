@@ -1,6 +1,6 @@
 //! The part of a simulated step that a trace contains, so that viewers can show it.
 
-use narrows_plan::program::{MicrobatchPass, Phase, Program, StageProgram};
+use narrows_plan::program::{MicrobatchPass, Phase, Program};
 use narrows_runtime::DeviceId;
 
 use crate::text::{plural_with, thousands};
@@ -29,12 +29,11 @@ impl TraceExtent {
     fn within(program: &Program, instructions_max: u64) -> TraceExtent {
         let mesh = program.context.mesh;
         let total = microbatches(program);
-        let steps: Vec<u64> =
-            program.stages.iter().map(|stage| length(stage, Phase::Step)).collect();
+        let steps: Vec<u64> = program.stages.iter().map(|stage| stage.step.len() as u64).collect();
         let passes: Vec<u64> = program
             .stages
             .iter()
-            .map(|stage| Phase::PASSES.iter().map(|phase| length(stage, *phase)).sum())
+            .map(|stage| stage.pass_phases().map(|at| stage.instructions(at).len() as u64).sum())
             .collect();
         let (step, pass) = (steps.iter().sum::<u64>(), passes.iter().sum::<u64>());
         let devices = (0..mesh.devices()).map(DeviceId);
@@ -88,8 +87,4 @@ impl TraceExtent {
 fn microbatches(program: &Program) -> u64 {
     let passes = program.stages.iter().flat_map(|stage| &stage.schedule);
     passes.map(|pass| pass.microbatch + 1).max().unwrap_or_default()
-}
-
-fn length(stage: &StageProgram, phase: Phase) -> u64 {
-    stage.instructions(phase).len() as u64
 }

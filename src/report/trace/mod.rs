@@ -13,8 +13,7 @@ use narrows_cost_model::{StreamPrices, Timeline, instruction_spans, stage_sync_g
 use narrows_plan::Kernel;
 use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program};
 use narrows_runtime::{
-    DeviceId, InstructionSpan, ScheduledInstruction, TimeCategory, Trainer, microbatch_slot,
-    scheduled_instructions,
+    DeviceId, InstructionSpan, ScheduledInstruction, TimeCategory, Trainer, scheduled_instructions,
 };
 use serde_json::{Map, Value, json};
 
@@ -144,9 +143,9 @@ impl TraceProcess {
             (MicrobatchPass::STEP, &stage_program.step[range], bucket.begin, Some(length))
         });
         let spans = timeline.spans.iter().filter(|span| span.stage == stage).map(|span| {
-            let pass = MicrobatchPass { phase: span.phase, microbatch: span.microbatch };
-            let list = stage_program.instructions(span.phase);
-            match span.phase {
+            let pass = span.pass;
+            let list = stage_program.instructions(pass.chunk_phase());
+            match pass.phase {
                 Phase::Step => (pass, &list[reductions..], span.begin, None),
                 _ => (pass, list, span.begin, Some(span.end - span.begin)),
             }
@@ -161,7 +160,7 @@ impl TraceProcess {
             let spans = instruction_spans(list, prices);
             let alone = spans.iter().map(|[_, end]| end.0).fold(0.0, f64::max);
             let slowdown = length.filter(|_| alone > 0.0).map_or(1.0, |length| length.0 / alone);
-            let slot = microbatch_slot(stage_program, pass.microbatch);
+            let slot = stage_program.slot(pass);
             // Time by which collectives of several stages have shifted the instructions after them.
             let mut shift = begin.0;
             for (instr, [begin, end]) in list.iter().zip(spans) {
@@ -214,14 +213,17 @@ impl TraceProcess {
     }
 
     fn pass(self, pass: MicrobatchPass, span: (f64, f64)) -> TraceEvent {
-        let MicrobatchPass { phase, microbatch } = pass;
-        let (title, args) = match phase {
+        let MicrobatchPass { phase, chunk, microbatch } = pass;
+        let (title, mut args) = match phase {
             Phase::Step => ("update".into(), json!({ "step": self.step })),
             _ => (
                 format!("{} {microbatch}", phase.name()),
                 json!({ "step": self.step, "microbatch": microbatch }),
             ),
         };
+        if chunk > 0 {
+            args["chunk"] = json!(chunk);
+        }
         self.event(title, "pass", PASSES, span, args)
     }
 

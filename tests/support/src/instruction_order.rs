@@ -1,7 +1,7 @@
 //! Dependences between instructions of a stage, and pairs of dependent instructions that commute.
 
 use narrows_plan::program::{
-    Access, Action, BufferId, BufferRole, CollectiveFunction, CollectiveOp, FusedOp, Instr,
+    Access, Action, BufferId, BufferRole, CollectiveFunction, CollectiveOp, FusedOp, Instr, Phase,
     Reduction, StageProgram,
 };
 
@@ -91,5 +91,6 @@ pub fn is_written_twice(stage: &StageProgram, id: BufferId) -> bool {
         let written = instr.writes.iter().any(|access| access.buffer == id);
         written && !instr.reads.iter().any(|access| access.buffer == id)
     };
-    stage.forward.iter().chain(&stage.backward).filter(overwrites).count() > 1
+    let passes = stage.pass_phases().filter(|at| at.phase != Phase::WeightGradient);
+    passes.flat_map(|at| stage.instructions(at)).filter(overwrites).count() > 1
 }

@@ -6,8 +6,8 @@ mod overlap;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::{Activation, GatedProduct as Product};
 use narrows_plan::program::{
-    Access, Action, BufferId, BufferRole, CollectiveFunction, CollectiveOp, FusedOp, Instr, Phase,
-    Program, Reduction, StageProgram,
+    Access, Action, BufferId, BufferRole, ChunkPhase, CollectiveFunction, CollectiveOp, FusedOp,
+    Instr, Program, Reduction, StageProgram,
 };
 use narrows_plan::{Axis, DType, Dim, Layout, WeightSplit};
 
@@ -42,19 +42,15 @@ pub const MUTATIONS: [(&str, Mutation); 21] = [
     ("wrong sections", change_sections),
 ];
 
-/// Stage, phase, and index of an instruction in its list.
-type Location = (usize, Phase, usize);
+/// Stage, phase of a chunk, and index of an instruction in its list.
+type Location = (usize, ChunkPhase, usize);
 
-fn instructions_mut(stage: &mut StageProgram, phase: Phase) -> &mut Vec<Instr> {
-    match phase {
-        Phase::Forward => &mut stage.forward,
-        Phase::Backward => &mut stage.backward,
-        Phase::WeightGradient => &mut stage.weight_gradient,
-        Phase::Step => &mut stage.step,
-    }
+fn instructions_mut(stage: &mut StageProgram, at: ChunkPhase) -> &mut Vec<Instr> {
+    let StageProgram { chunks, step, .. } = stage;
+    chunks[at.chunk].instructions_mut(at.phase).unwrap_or(step)
 }
 
-/// The location of a random instruction that satisfies a predicate: stage, phase and index.
+/// The location of a random instruction that satisfies a predicate: stage, phase of a chunk and index.
 fn random_instruction(
     rng: &mut TestRng,
     program: &Program,
@@ -62,7 +58,7 @@ fn random_instruction(
 ) -> Option<Location> {
     let mut locations = vec![];
     for (index, stage) in program.stages.iter().enumerate() {
-        for phase in Phase::ALL {
+        for phase in stage.chunk_phases() {
             let fitting = stage.instructions(phase).iter().enumerate().filter(|(_, i)| fits(i));
             locations.extend(fitting.map(|(at, _)| (index, phase, at)));
         }
@@ -81,7 +77,7 @@ fn describe((stage, phase, at): Location, program: &Program) -> String {
     };
     let (writes, reads) = (names(&instr.writes), names(&instr.reads));
     let name = instr.action.name();
-    format!("stage {stage} {phase:?} {at} {}: {writes:?} = {name}{reads:?}", instr.origin)
+    format!("stage {stage}, {phase} {at} {}: {writes:?} = {name}{reads:?}", instr.origin)
 }
 
 fn remove_collective(rng: &mut TestRng, program: &mut Program) -> Option<String> {
@@ -216,7 +212,7 @@ fn change_buffer_dtype(rng: &mut TestRng, program: &mut Program) -> Option<Strin
     let buffer = &mut stage.buffers[id.0 as usize];
     buffer.extent.dtype = other_dtype(rng, buffer.extent.dtype);
     let (dtype, name) = (buffer.extent.dtype, buffer.name.clone());
-    for phase in Phase::ALL {
+    for phase in stage.chunk_phases().collect::<Vec<_>>() {
         for instr in instructions_mut(stage, phase) {
             for access in instr.reads.iter_mut().chain(&mut instr.writes) {
                 if access.buffer == id {
@@ -232,8 +228,7 @@ fn change_buffer_dtype(rng: &mut TestRng, program: &mut Program) -> Option<Strin
 fn overlap_live_buffer(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     let index = rng.below(program.stages.len());
     let stage = &mut program.stages[index];
-    let passes = Phase::PASSES.into_iter();
-    let timeline: Vec<&Instr> = passes.flat_map(|phase| stage.instructions(phase)).collect();
+    let timeline: Vec<&Instr> = stage.pass_phases().flat_map(|at| stage.instructions(at)).collect();
     let live = BufferId(rng.below(stage.buffers.len()) as u32);
     let writes = |instr: &Instr| instr.writes.iter().any(|access| access.buffer == live);
     let reads = |instr: &Instr| instr.reads.iter().any(|access| access.buffer == live);

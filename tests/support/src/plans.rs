@@ -145,14 +145,26 @@ fn draw_context(rng: &mut TestRng) -> Context {
     let precision = [Precision::MixedBf16, Precision::Fp32][rng.below(2)];
     let (zero, shard_size) = draw_zero(rng, mesh.data);
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
-    let schedules = [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::ZeroBubble];
-    Context {
-        schedule: schedules[rng.below(2)],
+    let context = Context {
         overlap_grad_reduce,
         overlap_tensor_collectives,
         shard_size,
         ..Context::new(mesh, workload, precision, zero)
+    };
+    use PipelineSchedule::{Interleaved, OneForwardOneBackward, ZeroBubble};
+    match [OneForwardOneBackward, ZeroBubble, Interleaved][rng.below(3)] {
+        Interleaved if mesh.pipeline > 1 => interleaved(context, 2),
+        Interleaved => context,
+        schedule => Context { schedule, ..context },
     }
+}
+
+/// The context with this many chunks a stage, and as many microbatches for each stage as it had before in all.
+pub fn interleaved(context: Context, chunks: u64) -> Context {
+    let schedule = PipelineSchedule::Interleaved;
+    let global_batch = context.workload.global_batch * context.mesh.pipeline;
+    let workload = Workload { global_batch, ..context.workload };
+    Context { schedule, chunks, workload, ..context }
 }
 
 /// A random ZeRO stage, and the replicas of a shard group.
@@ -199,13 +211,13 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
     let head = segment(rng, head_segment(model), tied)?;
     let mut blocks = IndexMap::new();
     let mut stages = vec![];
-    let (layers, count) = (model.blocks.len() as u64, context.mesh.pipeline);
+    let (layers, count) = (model.blocks.len() as u64, context.virtual_stages());
     if layers < count {
         return None;
     }
     let mut first = 0;
     for stage in 0..count {
-        // At least one block a stage; every block has its own decisions.
+        // At least one block a stage or chunk; every block has its own decisions.
         let later_stages = count - stage - 1;
         let end = match later_stages {
             0 => layers,

@@ -1,8 +1,8 @@
 //! Schedules of pipelines end.
 
-use crate::PipelineSchedule::{OneForwardOneBackward, ZeroBubble};
+use crate::PipelineSchedule::{self, Interleaved, OneForwardOneBackward, ZeroBubble};
 use crate::check::passes::check_passes;
-use crate::program::{FusedOp, P2pTransfer, StageSchedule};
+use crate::program::{FusedOp, ModelChunk, P2pTransfer, StageSchedule};
 use crate::{Bytes, Context, Precision, Workload, Zero};
 
 use super::*;
@@ -12,56 +12,82 @@ fn instr(action: Action) -> Instr {
     Instr { action, reads, writes, origin: "test".into(), overlapped_instrs: 0 }
 }
 
-/// A stage that receives from one neighbour and sends to the other in each pass, and computes nothing.
+/// A stage whose chunks receive from one neighbour and send to the other in each pass, and compute nothing.
 fn stage(schedule: &StageSchedule, mesh: &Mesh) -> StageProgram {
     let transfer = |peer: u64| P2pTransfer {
         tensors: vec![BoundaryTensorId::Hidden],
         peer_stage: peer as u32,
         group: mesh.group(Axis::Pipeline),
     };
-    let (before, after) = (schedule.stage.checked_sub(1), schedule.stage + 1);
-    let after = (after < schedule.stages).then_some(after);
     let pass = |from: Option<u64>, to: Option<u64>| {
         let receive = from.map(|peer| instr(Action::Receive(transfer(peer))));
         let send = to.map(|peer| instr(Action::Send(transfer(peer))));
         receive.into_iter().chain(send).collect::<Vec<_>>()
     };
     let is_deferred = schedule.defers_weight_gradients();
-    let weight_gradient = is_deferred.then(|| instr(Action::Fused(FusedOp::Fill)));
+    let chunk = |chunk: u64| {
+        let virtual_stage = chunk * schedule.stages + schedule.stage;
+        let stage_of = |virtual_stage: u64| virtual_stage % schedule.stages;
+        let before = virtual_stage.checked_sub(1).map(stage_of);
+        let after = (virtual_stage + 1 < schedule.stages * schedule.chunks)
+            .then(|| stage_of(virtual_stage + 1));
+        let weight_gradient = is_deferred.then(|| instr(Action::Fused(FusedOp::Fill)));
+        ModelChunk {
+            forward: pass(before, after),
+            backward: pass(after, before),
+            weight_gradient: weight_gradient.into_iter().collect(),
+            slots: 1,
+        }
+    };
     let mut stage = StageProgram {
         buffers: vec![],
-        forward: pass(before, after),
-        backward: pass(after, before),
-        weight_gradient: weight_gradient.into_iter().collect(),
+        chunks: (0..schedule.chunks).map(chunk).collect(),
         step: vec![],
         gradient_buckets: vec![],
         schedule: schedule.passes(is_deferred),
-        slots: 1,
         arena: Bytes(0),
     };
-    stage.slots = stage.microbatches_between(Phase::Forward, stage.last_phase());
+    for chunk in 0..stage.chunks.len() {
+        let last = stage.chunks[chunk].last_phase();
+        stage.chunks[chunk].slots = stage.microbatches_between(chunk, Phase::Forward, last);
+    }
     stage
 }
 
-/// Every schedule ends, for up to 16 stages and 64 microbatches, with at most as many microbatches in flight as stages.
-/// They would not end if the last stage ran all of its forward passes first.
+/// The schedules of a pipeline, with their numbers of chunks.
+fn schedules(stages: u64, microbatches: u64) -> Vec<(PipelineSchedule, u64)> {
+    let mut schedules = vec![(OneForwardOneBackward, 1), (ZeroBubble, 1)];
+    if stages > 1 && microbatches.is_multiple_of(stages) {
+        schedules.extend((2..=4).map(|chunks| (Interleaved, chunks)));
+    }
+    schedules
+}
+
+/// Every schedule ends, for up to 16 stages, 64 microbatches and 4 chunks, with as many microbatches in flight as the
+/// schedule states. They would not end if the last stage ran all of its forward passes first.
 #[test]
 fn no_schedule_has_a_deadlock() {
-    for (stages, schedule) in
-        (1..=16).flat_map(|stages| [(stages, OneForwardOneBackward), (stages, ZeroBubble)])
+    for (stages, microbatches) in
+        (1..=16).flat_map(|stages| (1..=64).map(move |microbatches| (stages, microbatches)))
     {
-        for microbatches in 1..=64 {
+        for (schedule, chunks) in schedules(stages, microbatches) {
             let mesh = Mesh { tensor: 1, pipeline: stages, data: 1 };
             let workload =
                 Workload { global_batch: microbatches, sequence_length: 1, micro_batch: 1 };
             let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
-            let context = Context { schedule, ..context };
+            let context = Context { schedule, chunks, ..context };
             let of_stage = |at| stage(&context.stage_schedule(at), &mesh);
             let programs: Vec<StageProgram> = (0..stages).map(of_stage).collect();
-            let case = format!("{schedule:?}, {stages} stages, {microbatches} microbatches");
-            for program in &programs {
-                check_passes(program, microbatches).unwrap_or_else(|e| panic!("{case}: {e:?}"));
-                assert!(program.slots <= stages.min(microbatches), "{case}");
+            let case = format!("{schedule:?}, {stages} stages of {chunks}, {microbatches}");
+            for (at, program) in programs.iter().enumerate() {
+                check_passes(program, chunks, microbatches)
+                    .unwrap_or_else(|e| panic!("{case}: {e:?}"));
+                for (chunk, of_chunk) in program.chunks.iter().enumerate() {
+                    let in_flight =
+                        context.stage_schedule(at as u64).microbatches_in_flight(chunk as u64);
+                    assert!(of_chunk.slots >= in_flight, "{case}");
+                    assert!(of_chunk.slots <= (2 * stages).min(microbatches), "{case}");
+                }
             }
             let constants = crate::program::ModelConstants {
                 hidden: 1,
@@ -74,7 +100,7 @@ fn no_schedule_has_a_deadlock() {
             check_transfers_match(&program, &mut errors);
             check_deadlock_free(&program, &mut errors);
             assert!(errors.0.is_empty(), "{case}: {errors}");
-            if stages > 1 && microbatches > stages {
+            if stages > 1 && microbatches > stages && chunks == 1 {
                 let last = program.stages.last_mut().unwrap();
                 last.schedule.sort_by_key(|pass| pass.phase);
                 check_deadlock_free(&program, &mut errors);

@@ -17,7 +17,9 @@ mod update;
 use std::collections::HashMap;
 
 use crate::mesh::Axis;
-use crate::program::{Access, Action, BufferId, BufferRole, FusedOp, Instr, ParameterShard, Phase};
+use crate::program::{
+    Access, Action, BufferId, BufferRole, ChunkPhase, FusedOp, Instr, ParameterShard,
+};
 use crate::{Dim, Layout};
 
 use super::error::{CheckFault, CheckResult, ensure, fault};
@@ -92,7 +94,7 @@ struct StepChecker<'c, 'a> {
 
 /// Walks the step phase. `tied` is the weight of this stage that is tied to one on another stage.
 pub(super) fn walk(checker: &mut StageChecker, tied: Option<ForwardValueId>) {
-    checker.phase = Phase::Step;
+    checker.at = ChunkPhase::STEP;
     let stage = checker.stage;
     let mut step = StepChecker::new(checker, tied);
     let mut instructions = stage.step.iter().enumerate();

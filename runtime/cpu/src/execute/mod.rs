@@ -31,7 +31,7 @@ pub(crate) fn run_step(device: &mut CpuDevice) -> Result<(), StopReason> {
             load_tokens(device, part.pass.microbatch);
             device.clock.read(TimeCategory::Other);
         }
-        let categories = &device.categories.phase(part.pass.phase)[part.instructions.clone()];
+        let categories = &device.categories.of(part.pass.chunk_phase())[part.instructions.clone()];
         for (scheduled, category) in part.scheduled(stage).zip(categories) {
             let start = device.clock.last_reading();
             run_instruction(device, &scheduled)?;

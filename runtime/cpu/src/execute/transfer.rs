@@ -1,7 +1,7 @@
 //! Transfers to and from neighbouring pipeline stages.
 
 use narrows_plan::program::P2pTransfer;
-use narrows_runtime::{ScheduledInstruction, TimeCategory};
+use narrows_runtime::{PipelineDirection, ScheduledInstruction, TimeCategory};
 
 use crate::abort::StopReason;
 use crate::arena::OPERANDS_MAX;
@@ -12,7 +12,8 @@ pub(crate) fn send(
     scheduled: &ScheduledInstruction,
     transfer: &P2pTransfer,
 ) -> Result<(), StopReason> {
-    let Some(link) = device.links.peer(u64::from(transfer.peer_stage)) else {
+    let direction = PipelineDirection::of_phase(scheduled.pass.phase);
+    let Some(link) = device.links.outgoing(u64::from(transfer.peer_stage), direction) else {
         return Err(device.unsupported(scheduled, "it sends to a stage that is not connected"));
     };
     let reads = &scheduled.instr.reads;
@@ -35,7 +36,8 @@ pub(crate) fn receive(
     transfer: &P2pTransfer,
 ) -> Result<(), StopReason> {
     let links = device.links;
-    let Some(link) = links.peer(u64::from(transfer.peer_stage)) else {
+    let direction = PipelineDirection::of_phase(scheduled.pass.phase);
+    let Some(link) = links.incoming(u64::from(transfer.peer_stage), direction) else {
         return Err(device.unsupported(scheduled, "it receives from a stage that is not connected"));
     };
     let mut fits = true;

@@ -21,7 +21,7 @@ use cudarc::driver::CudaStream;
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys::{self, ncclDataType_t, ncclRedOp_t};
 use narrows_plan::program::{CollectiveFunction, Program, Reduction};
-use narrows_plan::{DType, DeviceGroup, Mesh};
+use narrows_plan::{DType, DeviceGroup};
 
 use super::communicator::{
     JOINING, NCCL_VERSION_MIN, NcclCommunicator, NcclConfig, WaitContext, call_error, nccl_error,
@@ -30,10 +30,10 @@ use super::gpu::{DeviceMemory, OpenGpu};
 use crate::discovery;
 use crate::error::CudaError;
 use crate::libraries::CudaLibrary;
-use crate::schedule::{NcclCollective, P2pKind, P2pOp, PipelineDirection};
-use narrows_runtime::RunError;
+use crate::schedule::{NcclCollective, P2pKind, P2pOp};
 use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
 use narrows_runtime::session::{MeshCoordinates, collective_groups};
+use narrows_runtime::{PipelineDirection, RunError};
 
 /// Maximum number of thread blocks of a transfer, and of a collective. Transfers over different stage boundaries must
 /// progress concurrently with each other, with a collective of the pass and with a gradient reduction beside it, whatever
@@ -114,42 +114,44 @@ impl NcclCommunicators {
                 communicators.split((color, key), title, COLLECTIVE_BLOCKS_MAX, &wait_context)?;
             communicators.groups.extend(split.map(|communicator| (group, communicator)));
         }
-        communicators.split_stage_links(coordinates, &mesh, &wait_context)?;
+        communicators.split_stage_links(coordinates, program, &wait_context)?;
         Ok(communicators)
     }
 
     /// Splits off a communicator for each direction of each stage boundary. Boundaries of the same stage are split one
-    /// after the other.
+    /// after the other; with several chunks a stage, the boundary from the last stage to the first comes last.
     fn split_stage_links(
         &mut self,
         coordinates: MeshCoordinates,
-        mesh: &Mesh,
+        program: &Program,
         wait_context: &WaitContext,
     ) -> Result<(), RunError> {
+        let (mesh, own) = (&program.context.mesh, coordinates.stage);
+        let last = mesh.pipeline - 1;
+        // The earlier stage of the device's boundary of each round.
+        let of_parity = |parity: u64| {
+            let earlier = if own % 2 == parity { Some(own) } else { own.checked_sub(1) };
+            earlier.filter(|earlier| *earlier < last)
+        };
+        let mut rounds: Vec<Option<u64>> = (0..2.min(last)).map(of_parity).collect();
+        if program.context.chunks > 1 {
+            rounds.push((own == 0 || own == last).then_some(last));
+        }
         for direction in PipelineDirection::ALL {
-            for parity in 0..2.min(mesh.pipeline - 1) {
-                // The boundary after the stages of this parity.
-                let earlier = match coordinates.stage % 2 == parity {
-                    true => Some(coordinates.stage),
-                    false => coordinates.stage.checked_sub(1),
-                };
-                let earlier = earlier.filter(|earlier| earlier + 1 < mesh.pipeline);
+            for earlier in rounds.iter().copied() {
                 let column = coordinates.pipeline_index(mesh);
                 let color = earlier.map(|earlier| column * mesh.pipeline + earlier);
+                let is_later = u64::from(earlier != Some(own));
                 let title = match direction {
                     PipelineDirection::Downstream => "transfers to the next stage",
                     PipelineDirection::Upstream => "transfers to the previous stage",
                 };
-                let split = self.split(
-                    (color, coordinates.stage),
-                    title.into(),
-                    P2P_BLOCKS_MAX,
-                    wait_context,
-                )?;
+                let split =
+                    self.split((color, is_later), title.into(), P2P_BLOCKS_MAX, wait_context)?;
                 if let (Some(earlier), Some(communicator)) = (earlier, split) {
                     // The earlier stage sends downstream, the later one upstream.
                     let downstream = direction == PipelineDirection::Downstream;
-                    let kind = match (earlier == coordinates.stage) == downstream {
+                    let kind = match (earlier == own) == downstream {
                         true => P2pKind::Send,
                         false => P2pKind::Recv,
                     };

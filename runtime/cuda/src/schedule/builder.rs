@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use narrows_plan::program::{Action, FusedOp, P2pTransfer, Phase};
-use narrows_runtime::{PassPart, ScheduledInstruction, TimeCategory, operand_range, pass_parts};
+use narrows_plan::program::{Action, ChunkPhase, FusedOp, P2pTransfer};
+use narrows_runtime::{
+    PassPart, PipelineDirection, ScheduledInstruction, TimeCategory, operand_range, pass_parts,
+};
 
 use super::collective::NcclCollective;
 use super::graph::{
     DeviceSchedule, GraphNode, GraphSegment, NodeWork, ScheduleItem, SchedulePass, StreamId,
 };
-use super::transfer::{P2pKind, P2pOp, PipelineDirection};
+use super::transfer::{P2pKind, P2pOp};
 use super::waits;
 use crate::launch::{self, UnsupportedInstr};
 use crate::matmul::{self, MatmulContext};
@@ -23,13 +25,14 @@ impl DeviceSchedule {
     pub fn new(context: &MatmulContext, stage: u64) -> Result<DeviceSchedule, UnsupportedInstr> {
         let device = context.device;
         let mut builder = ScheduleBuilder { context, stage, scratch_bytes: 0, segments: vec![] };
-        let mut known: HashMap<(Phase, u64), Vec<ScheduleItem>> = HashMap::new();
+        let mut known: HashMap<(ChunkPhase, u64), Vec<ScheduleItem>> = HashMap::new();
         let mut passes: Vec<SchedulePass> = vec![];
         for part in pass_parts(device.stage) {
             let scheduled = || part.scheduled(device.stage).collect::<Vec<ScheduledInstruction>>();
             let PassPart { pass, slot, ref instructions, beside_backward } = part;
-            let is_whole = instructions.len() == device.stage.instructions(pass.phase).len();
-            let key = (pass.phase, slot);
+            let at = pass.chunk_phase();
+            let is_whole = instructions.len() == device.stage.instructions(at).len();
+            let key = (at, slot);
             let items = match known.get(&key).filter(|_| is_whole) {
                 Some(items) => items.clone(),
                 None if beside_backward => vec![builder.reductions(&scheduled())?],
@@ -156,21 +159,19 @@ impl ScheduleBuilder<'_> {
     ) -> Result<P2pOp, UnsupportedInstr> {
         let device = self.context.device;
         let instr = scheduled.instr;
+        let sends = kind == P2pKind::Send;
+        let direction = PipelineDirection::of_phase(scheduled.pass.phase);
+        let stages = device.context.mesh.pipeline;
         let (stage, peer) = (self.stage, u64::from(transfer.peer_stage));
-        if stage.abs_diff(peer) != 1 {
+        if kind.peer(direction, stage, stages) != peer {
             let reason = format!("stage {peer} is not a neighbour of stage {stage}");
             return Err(UnsupportedInstr::new(scheduled, reason));
         }
-        let sends = kind == P2pKind::Send;
         let accesses = if sends { &instr.reads } else { &instr.writes };
         let operands = accesses
             .iter()
             .map(|access| operand_range(device.stage, access, scheduled.slot))
             .collect();
-        let direction = match (peer > stage) == sends {
-            true => PipelineDirection::Downstream,
-            false => PipelineDirection::Upstream,
-        };
         Ok(P2pOp {
             direction,
             kind,

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use narrows_plan::Bytes;
 use narrows_plan::kernel::Collective;
 use narrows_plan::program::MicrobatchPass;
-use narrows_runtime::{DeviceReport, TimeCategory};
+use narrows_runtime::{DeviceReport, PipelineDirection, TimeCategory};
 
 use super::collective::NcclCollective;
-use super::transfer::{P2pKind, P2pOp, PipelineDirection};
+use super::transfer::{P2pKind, P2pOp};
 use crate::kernel_source::KernelFamily;
 use crate::launch::Launch;
 use crate::matmul::Matmul;

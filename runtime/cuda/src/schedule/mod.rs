@@ -26,4 +26,4 @@ pub use collective::{CollectiveBuffer, NcclCollective};
 pub use graph::{
     DeviceSchedule, GraphNode, GraphSegment, NodeWork, ScheduleItem, SchedulePass, StreamId,
 };
-pub use transfer::{P2pKind, P2pOp, PipelineDirection};
+pub use transfer::{P2pKind, P2pOp};

@@ -2,27 +2,7 @@
 
 use std::ops::Range;
 
-use narrows_runtime::TimeCategory;
-
-/// Direction of a transfer along the pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PipelineDirection {
-    /// Towards later stages: activations.
-    Downstream,
-    /// Towards earlier stages: gradients.
-    Upstream,
-}
-
-impl PipelineDirection {
-    /// Both directions, in the order of their [`index`](PipelineDirection::index).
-    pub const ALL: [PipelineDirection; 2] =
-        [PipelineDirection::Downstream, PipelineDirection::Upstream];
-
-    /// Index of the direction in arrays.
-    pub fn index(self) -> usize {
-        self as usize
-    }
-}
+use narrows_runtime::{PipelineDirection, TimeCategory};
 
 /// The two sides of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +20,14 @@ impl P2pKind {
     /// Index of the kind in arrays.
     pub fn index(self) -> usize {
         self as usize
+    }
+
+    /// The stage on the other side of a stage's transfer, of this many stages.
+    pub fn peer(self, direction: PipelineDirection, stage: u64, stages: u64) -> u64 {
+        match self {
+            P2pKind::Send => direction.receiver(stage, stages),
+            P2pKind::Recv => direction.sender(stage, stages),
+        }
     }
 }
 
@@ -72,8 +60,13 @@ impl P2pOp {
         }
     }
 
-    /// Whether the peer is the next stage; otherwise it is the previous one.
+    /// Whether the peer comes after this device in the model; otherwise it comes before it.
     pub fn peer_is_next_stage(&self) -> bool {
         (self.direction == PipelineDirection::Downstream) == (self.kind == P2pKind::Send)
+    }
+
+    /// The stage of the peer of a device of this stage, of this many stages.
+    pub fn peer(&self, stage: u64, stages: u64) -> u64 {
+        self.kind.peer(self.direction, stage, stages)
     }
 }

@@ -12,7 +12,7 @@ use narrows_cuda::{
 };
 use narrows_plan::program::{
     Access, Action, Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, MicrobatchPass,
-    ModelConstants, Phase, Program, StageProgram,
+    ModelChunk, ModelConstants, Phase, Program, StageProgram,
 };
 use narrows_plan::{Bytes, Context, DType, Mesh, Precision, Workload, Zero};
 use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
@@ -68,13 +68,10 @@ impl KernelCase {
             ModelConstants { hidden: 1, vocab: 1, norm_epsilon: 1e-5, rope_theta: 10_000.0 };
         let stage = StageProgram {
             buffers: vec![],
-            forward: vec![],
-            backward: vec![],
-            weight_gradient: vec![],
+            chunks: vec![ModelChunk::empty()],
             step: vec![],
             gradient_buckets: vec![],
             schedule: vec![],
-            slots: 1,
             arena: Bytes(0),
         };
         KernelCase {
@@ -177,7 +174,7 @@ impl KernelCase {
         let instr = self.instr();
         let scheduled = ScheduledInstruction {
             instr: &instr,
-            pass: MicrobatchPass { phase: self.phase, microbatch: 0 },
+            pass: MicrobatchPass { phase: self.phase, chunk: 0, microbatch: 0 },
             slot: 0,
         };
         let device = LaunchContext {

@@ -236,7 +236,7 @@ impl SingleGemm {
         let device =
             LaunchContext { context, constants, stage, tensor: 0, data: 0, weight_decay_applies };
         let context = MatmulContext { device: &device, tied: self.tied, workspace: Bytes(1 << 20) };
-        let pass = MicrobatchPass { phase: *phase, microbatch: 0 };
+        let pass = MicrobatchPass { phase: *phase, chunk: 0, microbatch: 0 };
         work(&context, &ScheduledInstruction { instr: &self.instr, pass, slot: 0 })
     }
 

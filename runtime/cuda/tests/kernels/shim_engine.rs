@@ -13,9 +13,7 @@ use narrows_cuda::{
     optimizer_coefficients, recommended_workspace, rotary_table,
 };
 use narrows_plan::model::Model;
-use narrows_plan::program::{
-    Action, Buffer, CollectiveFunction, FusedOp, Phase, Program, Reduction,
-};
+use narrows_plan::program::{Buffer, CollectiveFunction, Phase, Program, Reduction};
 use narrows_plan::{CheckedProgram, DType};
 use narrows_runtime::session::{
     DeviceStep, Engine, LocalStepResult, MeshCoordinates, ModelProgram, StepRequest, TokenRows,
@@ -87,11 +85,7 @@ impl ShimEngine {
             ShimDevice { coordinates, arena, schedule, position, loss: [0.0], report }
         });
         let devices = devices.collect();
-        let head_dim = program.stages[0].forward.iter().find_map(|instr| match &instr.action {
-            Action::Fused(FusedOp::Rope { head_dim }) => Some(*head_dim),
-            Action::Attention(attention) => Some(attention.head_dim),
-            _ => None,
-        });
+        let head_dim = program.head_dim();
         let positions = program.context.workload.sequence_length;
         let rotary = rotary_table(positions, head_dim.unwrap_or(2), program.constants.rope_theta);
         ShimEngine { model_program, devices, rotary, sent: HashMap::new() }
@@ -118,8 +112,8 @@ impl ShimEngine {
             let completed = match item {
                 ScheduleItem::Transfer(transfer) => {
                     let stage = device.coordinates.stage;
-                    let peer = if transfer.peer_is_next_stage() { stage + 1 } else { stage - 1 };
                     let mesh = &model_program.program().context.mesh;
+                    let peer = transfer.peer(stage, mesh.pipeline);
                     let peer = MeshCoordinates { stage: peer, ..device.coordinates }.device(mesh);
                     self.transfer(
                         index as u64,

@@ -14,7 +14,7 @@ pub(super) fn change_bucket(rng: &mut TestRng, program: &mut Program) -> Option<
     let stage = &mut program.stages[index];
     let at = rng.below(stage.gradient_buckets.len());
     let variant = rng.below(3);
-    let last_pass = stage.instructions(stage.last_phase());
+    let last_pass = stage.last_pass_instructions();
     match variant {
         0 => {
             let reductions = &stage.step[stage.gradient_buckets[at].reductions.clone()];

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use narrows_plan::program::{MicrobatchPass, Phase, Program};
-use narrows_runtime::RunError;
 use narrows_runtime::session::{MeshCoordinates, StepRequest};
+use narrows_runtime::{PipelineDirection, RunError};
 
 use super::queue_limit::awaited_items;
 use super::resources::ExecutorResources;
@@ -19,7 +19,7 @@ use crate::device::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
 use crate::device::timers::{InstructionTimers, TimedInstruction, TimedNode};
 use crate::error::CudaError;
 use crate::launch::{OPTIMIZER_COEFFICIENTS, optimizer_coefficients};
-use crate::schedule::{DeviceSchedule, P2pKind, PipelineDirection, ScheduleItem, StreamId};
+use crate::schedule::{DeviceSchedule, P2pKind, ScheduleItem, StreamId};
 
 /// Nodes that are enqueued between two waits for the GPU.
 const NODES_PER_THROTTLE: usize = 256;
@@ -266,7 +266,7 @@ impl GraphExecutor {
         let reductions = self.streams[StreamId::Reductions as usize].clone();
         let (mut queued, mut has_reductions) = (0, false);
         for pass in 0..self.schedule.passes.len() {
-            let MicrobatchPass { phase, microbatch } = self.schedule.passes[pass].pass;
+            let MicrobatchPass { phase, microbatch, .. } = self.schedule.passes[pass].pass;
             if phase != Phase::Step {
                 let arena = &self.resources.buffers.arena;
                 let copied = self.resources.inputs.copy_microbatch(microbatch, arena, &compute);
