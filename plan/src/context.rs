@@ -74,12 +74,20 @@ pub enum PipelineSchedule {
 }
 
 impl PipelineSchedule {
-    /// The name in reports.
+    /// The name in reports, with the number of chunks of a stage where there are several.
+    pub fn label(self, chunks: u64) -> String {
+        match self {
+            PipelineSchedule::Interleaved => format!("{} ({chunks} chunks)", self.name()),
+            _ => self.name().into(),
+        }
+    }
+
+    /// The name in messages.
     pub fn name(self) -> &'static str {
         match self {
             PipelineSchedule::OneForwardOneBackward => "1F1B",
             PipelineSchedule::ZeroBubble => "zero-bubble",
-            PipelineSchedule::Interleaved => "interleaved 1F1B",
+            PipelineSchedule::Interleaved => "interleaved",
         }
     }
 

@@ -19,13 +19,9 @@ pub fn contexts(request: &Request) -> Vec<Context> {
                 let precision = request.profile.precision();
                 let context =
                     Context { shard_size, ..Context::new(mesh, workload, precision, zero) };
-                for (schedule, overlap_tensor_collectives) in schedules(request, &context) {
-                    let of_overlap = |overlap_grad_reduce| Context {
-                        schedule,
-                        overlap_grad_reduce,
-                        overlap_tensor_collectives,
-                        ..context
-                    };
+                for context in schedules(request, &context) {
+                    let of_overlap =
+                        |overlap_grad_reduce| Context { overlap_grad_reduce, ..context };
                     contexts.extend(overlaps(request, &context).into_iter().map(of_overlap));
                 }
             }
@@ -115,20 +111,42 @@ fn overlaps(request: &Request, context: &Context) -> Vec<bool> {
     }
 }
 
-/// The orders of passes, each with whether tensor-axis collectives run beside weight-gradient GEMMs. With the zero-bubble
-/// schedule a GEMM is either beside a collective or in a pass of its own, so that both are searched. Where gradients are
-/// reduced in every backward pass it has nothing to defer, and is 1F1B.
-fn schedules(request: &Request, context: &Context) -> Vec<(PipelineSchedule, bool)> {
-    use PipelineSchedule::{OneForwardOneBackward, ZeroBubble};
+/// The context with each order of passes, each with whether tensor-axis collectives run beside weight-gradient GEMMs. With
+/// the zero-bubble schedule a GEMM is either beside a collective or in a pass of its own, so that both are searched. Where
+/// gradients are reduced in every backward pass it has nothing to defer, and is 1F1B.
+fn schedules(request: &Request, context: &Context) -> Vec<Context> {
+    use PipelineSchedule::{Interleaved, OneForwardOneBackward, ZeroBubble};
     let overlaps = overlaps_tensor_collectives(request, &context.mesh);
-    let mut schedules = vec![(OneForwardOneBackward, overlaps)];
+    let of = |schedule, overlap_tensor_collectives| Context {
+        schedule,
+        overlap_tensor_collectives,
+        ..*context
+    };
+    let mut schedules = vec![of(OneForwardOneBackward, overlaps)];
     let has_deferrable = !context.shards_gradients() || request.schedule == Some(ZeroBubble);
     if context.mesh.pipeline > 1 && has_deferrable {
-        schedules.push((ZeroBubble, false));
-        schedules.extend(overlaps.then_some((ZeroBubble, true)));
+        schedules.push(of(ZeroBubble, false));
+        schedules.extend(overlaps.then_some(of(ZeroBubble, true)));
     }
-    schedules.retain(|(schedule, _)| request.schedule.is_none_or(|fixed| fixed == *schedule));
+    let interleaved = |chunks| Context { chunks, ..of(Interleaved, overlaps) };
+    schedules.extend(chunk_counts(request, context).into_iter().map(interleaved));
+    schedules.retain(|context| request.schedule.is_none_or(|fixed| fixed == context.schedule));
     schedules
+}
+
+/// Largest number of chunks of a stage. More halve the idle time again, but need more memory and transfers.
+const CHUNKS_MAX: u64 = 4;
+
+/// Numbers of chunks of a stage that divide the blocks evenly, where the stages divide the microbatches.
+fn chunk_counts(request: &Request, context: &Context) -> Vec<u64> {
+    let stages = context.mesh.pipeline;
+    let microbatches = context.workload.microbatches(&context.mesh);
+    // Each pass through a chunk would have collectives of its own.
+    if stages == 1 || context.shards_gradients() || !microbatches.is_multiple_of(stages) {
+        return vec![];
+    }
+    let blocks = request.model.blocks.len() as u64;
+    (2..=CHUNKS_MAX).filter(|chunks| blocks.is_multiple_of(stages * chunks)).collect()
 }
 
 /// Whether collectives of activation gradients run beside weight-gradient GEMMs: where they add less to a step than

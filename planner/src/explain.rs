@@ -70,6 +70,9 @@ pub struct MeshRow {
     pub shard_size: Option<u64>,
     /// The order of passes.
     pub schedule: PipelineSchedule,
+    /// Chunks of the model on each stage; absent for one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<u64>,
     /// Whether gradients are reduced beside the last backward pass.
     pub overlap_grad_reduce: bool,
     /// Whether tensor-axis collectives of activation gradients run beside weight-gradient GEMMs.
@@ -287,8 +290,12 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
         parts.push(format!("crossing latents {}", layout.edge().forward));
     }
     parts.extend(context.zero.label(context.partial_shard_size()));
-    if context.schedule == PipelineSchedule::ZeroBubble {
-        parts.push("zero-bubble schedule".into());
+    match context.schedule {
+        PipelineSchedule::OneForwardOneBackward => {}
+        PipelineSchedule::ZeroBubble => parts.push("zero-bubble schedule".into()),
+        PipelineSchedule::Interleaved => {
+            parts.push(format!("interleaved schedule with {} chunks a stage", context.chunks));
+        }
     }
     if context.overlap_grad_reduce {
         let collectives = if context.shards_gradients() {
@@ -329,6 +336,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
         zero: report.context.zero,
         shard_size: report.context.partial_shard_size(),
         schedule: report.context.schedule,
+        chunks: (report.context.chunks > 1).then_some(report.context.chunks),
         overlap_grad_reduce: report.context.overlap_grad_reduce,
         overlap_tensor_collectives: report.context.overlap_tensor_collectives,
         bound_s: report.bound.map(|bound| bound.0),

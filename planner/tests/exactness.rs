@@ -10,7 +10,7 @@ use narrows_plan::emit::{
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, BoundaryLayout, Rules, TiedWeightLayout, op_parameters};
-use narrows_plan::{CheckedProgram, Kernel, Seconds, Zero, lower};
+use narrows_plan::{CheckedProgram, Kernel, PipelineSchedule, Seconds, Zero, lower};
 use narrows_planner::{
     Deadline, MemoryLimit, ModelDecisions, Request, SegmentSolver, SegmentSpec, SolvedSegment,
     contexts, search, write_plan,
@@ -167,6 +167,45 @@ fn partitions_with_overlap_take_the_time_of_their_programs() {
     assert!(overlapped > 50, "{overlapped}");
 }
 
+/// Interleaved partitions simulate like their programs, with and without overlap, and none is faster than its bound. Where
+/// transfers take less than the idle time that they save, steps are shorter than with 1F1B.
+#[test]
+fn interleaved_partitions_take_the_time_of_their_programs() {
+    let mut shorter = 0;
+    for (model, tensor, pipeline, data) in [
+        ("cola-60m", 1, 2, 1),
+        ("cola-1b", 2, 4, 1),
+        ("llama-350m", 1, 3, 2),
+        ("lax-130m", 1, 2, 2),
+        ("svd-60m", 2, 4, 2),
+    ] {
+        for overlap_grad_reduce in [false, true] {
+            let search_schedule = |schedule| {
+                search(&Request {
+                    pipeline: Some(pipeline),
+                    data: Some(data),
+                    global_batch: 2 * pipeline * data,
+                    micro_batch: Some(1),
+                    zero: Some(Zero::Off),
+                    overlap_grad_reduce: Some(overlap_grad_reduce),
+                    schedule: Some(schedule),
+                    ..request(model, Baseline::Auto, tensor * pipeline * data, Some(tensor))
+                })
+            };
+            let case = format!("{model}, overlap {overlap_grad_reduce}");
+            let searched = search_schedule(PipelineSchedule::Interleaved);
+            let best = searched.best.unwrap_or_else(|| panic!("{case}"));
+            assert!(best.decisions.context.chunks > 1, "{case}");
+            assert_same(best.partition_time.0, best.time.0, &case);
+            assert!(searched.report.bound.0 <= best.time.0 * (1.0 + 1e-9), "{case}");
+            assert!(best.objective.0 <= best.time.0 * (1.0 + 1e-9), "{case}");
+            let one_chunk = search_schedule(PipelineSchedule::OneForwardOneBackward).best;
+            shorter += usize::from(best.time < one_chunk.unwrap().time);
+        }
+    }
+    assert!(shorter > 0, "none is faster than with 1F1B");
+}
+
 /// With several stages, the step phase that the partition assumes for each stage is that of its lowered program,
 /// and both simulate alike. A tied weight has two copies, and its square is counted once.
 #[test]
@@ -221,9 +260,10 @@ fn step_phase(
     price: &dyn Fn(&Kernel) -> Seconds,
 ) -> f64 {
     let context = &decisions.context;
-    let mut segments: Vec<&SolvedSegment> =
-        decisions.stages[stage].iter().map(|solved| &**solved).collect();
-    let (is_first, is_last) = (stage == 0, stage + 1 == decisions.stages.len());
+    let stages = context.mesh.pipeline as usize;
+    let chunks = decisions.stages.iter().skip(stage).step_by(stages);
+    let mut segments: Vec<&SolvedSegment> = chunks.flatten().map(|solved| &**solved).collect();
+    let (is_first, is_last) = (stage == 0, stage + 1 == stages);
     segments.extend(is_first.then_some(&*decisions.embedding));
     segments.extend(is_last.then_some(&*decisions.head));
     let once = reduce_square_sum(context);

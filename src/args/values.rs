@@ -47,6 +47,8 @@ pub enum ScheduleArg {
     OneForwardOneBackward,
     /// 1F1B with weight gradients in passes of their own, which fill waiting time
     ZeroBubble,
+    /// 1F1B through several chunks of the model on each stage
+    Interleaved,
 }
 
 impl ScheduleArg {
@@ -56,6 +58,7 @@ impl ScheduleArg {
             ScheduleArg::Auto => None,
             ScheduleArg::OneForwardOneBackward => Some(PipelineSchedule::OneForwardOneBackward),
             ScheduleArg::ZeroBubble => Some(PipelineSchedule::ZeroBubble),
+            ScheduleArg::Interleaved => Some(PipelineSchedule::Interleaved),
         }
     }
 }

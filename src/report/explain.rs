@@ -225,7 +225,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
             format!("{tensor} × {pipeline} × {data}"),
             row.micro_batch.to_string(),
             zero_stage(row.zero, row.shard_size).unwrap_or_default(),
-            if pipeline > 1 { row.schedule.name() } else { "" }.into(),
+            if pipeline > 1 { row.schedule.label(row.chunks.unwrap_or(1)) } else { String::new() },
             match (row.overlap_grad_reduce, row.overlap_tensor_collectives) {
                 (true, true) => "data, tensor",
                 (true, false) => "data",

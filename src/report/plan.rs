@@ -177,7 +177,7 @@ impl<'a> PlanReport<'a> {
             ),
             ("mesh", format!("{}{zero}", plan.mesh)),
         ];
-        fields.extend(is_pipeline.then(|| ("schedule", plan.schedule.name().into())));
+        fields.extend(is_pipeline.then(|| ("schedule", plan.schedule.label(plan.chunks()))));
         fields.extend([
             ("overlap", overlap_text(self.program.program()).into()),
             (

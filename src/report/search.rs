@@ -43,6 +43,9 @@ fn status_name<S: Serializer>(status: &SearchStatus, serializer: S) -> Result<S:
     serializer.serialize_str(status.name())
 }
 
+/// The smallest gap in sentences: smaller ones would be printed as none.
+const PRINTED_GAP_MIN: f64 = 1e-3;
+
 impl SearchSummary {
     /// The summary of a search that found a plan.
     pub fn new(report: &SearchReport) -> SearchSummary {
@@ -96,10 +99,13 @@ impl SearchSummary {
             Objective::Memory => "the plan with the least memory",
             Objective::Cost => "the cheapest plan",
         };
-        let none_better = |gap: f64| match self.objective {
-            Objective::StepTime => format!("no plan is more than {} faster", percent(gap)),
-            Objective::Memory => format!("no plan saves more than {} of the memory", percent(gap)),
-            Objective::Cost => format!("no plan is more than {} cheaper", percent(gap)),
+        let none_better = |gap: f64| {
+            let gap = percent(gap.max(PRINTED_GAP_MIN));
+            match self.objective {
+                Objective::StepTime => format!("no plan is more than {gap} faster"),
+                Objective::Memory => format!("no plan saves more than {gap} of the memory"),
+                Objective::Cost => format!("no plan is more than {gap} cheaper"),
+            }
         };
         match (self.status, self.gap) {
             (SearchStatus::Optimal, _) => format!("proven {best} of the search space"),

@@ -110,7 +110,12 @@ pub fn wait_for_steps(metrics: &Path, steps: usize) {
 
 #[test]
 fn processes_and_threads_have_equal_results() {
-    for mesh in ["--tensor 2 --pipeline 1", "--tensor 1 --pipeline 2", "--data-parallel 2"] {
+    for mesh in [
+        "--tensor 2 --pipeline 1",
+        "--tensor 1 --pipeline 2",
+        "--tensor 1 --pipeline 2 --micro-batch 1 --schedule interleaved",
+        "--data-parallel 2",
+    ] {
         let processes = Processes::new(2);
         let outputs = wait_for_success(processes.all(&format!("{} {mesh}", processes.flags(4))));
         let threads = Processes::new(1);

@@ -15,7 +15,7 @@ impl Plan {
     }
 
     /// Chunks of each pipeline stage: as many as the listed stages are of the mesh's, with an interleaved schedule.
-    fn chunks(&self) -> u64 {
+    pub fn chunks(&self) -> u64 {
         match self.schedule {
             PipelineSchedule::Interleaved => self.stages.len() as u64 / self.mesh.pipeline.max(1),
             _ => 1,

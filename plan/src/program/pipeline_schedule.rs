@@ -44,9 +44,12 @@ impl StageSchedule {
     pub fn microbatches_in_flight(&self, chunk: u64) -> u64 {
         match self.schedule {
             PipelineSchedule::Interleaved => {
+                // The first passes fill fewer than two groups of microbatches; then as many end as begin.
+                let microbatches = self.microbatches.min(4 * self.stages);
+                let first = StageSchedule { microbatches, ..*self };
                 let of_chunk = |pass: &MicrobatchPass| pass.chunk as u64 == chunk;
                 most_between(
-                    self.interleaved_passes().filter(of_chunk),
+                    first.interleaved_passes().filter(of_chunk),
                     [Phase::Forward, Phase::Backward],
                 )
             }

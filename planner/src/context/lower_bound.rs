@@ -8,6 +8,7 @@ use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds, WeightSplit};
 
 use super::solver::ContextSolver;
 use crate::infeasible::{Infeasible, MemoryEvidence};
+use crate::pipeline::{chunk_blocks, passes_bound, stage_blocks};
 use crate::predict::model_flops;
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec};
@@ -85,11 +86,9 @@ fn filled_by_forward_passes(segments: &SegmentSolver, context: &Context) -> f64 
     layouts.filter_map(of_layout).min_by(f64::total_cmp).unwrap_or(0.0)
 }
 
-/// Lower bound on an interleaved pipeline of equal chunks: stage s begins after the forward passes of the first chunks of
-/// the stages before it, and after its last pass these run the backward passes of theirs. Then the first stage updates.
+/// Lower bound on an interleaved pipeline of equal chunks. The first stage ends its passes last, and then updates.
 fn interleaved_bound(segments: &SegmentSolver, context: &Context) -> f64 {
-    let stages = context.mesh.pipeline as usize;
-    let microbatches = context.workload.microbatches(&context.mesh) as f64;
+    let layers = segments.layer_shapes();
     let of_layout = |boundary: BoundaryLayout| {
         let block = |shape: usize| SegmentSpec::block(shape, boundary);
         let end = |kind| {
@@ -99,34 +98,21 @@ fn interleaved_bound(segments: &SegmentSolver, context: &Context) -> f64 {
         let of_shape = |shape: usize| segments.min_microbatch_time(block(shape), context);
         let of_shapes: Vec<f64> =
             (0..segments.shape_count()).map(of_shape).collect::<Option<_>>()?;
-        let mut chunks: Vec<f64> = interleaved_chunks(segments.layer_shapes(), context)
-            .map(|shapes| shapes.iter().map(|shape| of_shapes[*shape]).sum())
-            .collect();
+        let blocks = layers.len();
+        let chunk_time = |at: usize| {
+            chunk_blocks(context, at, blocks).map(|layer| of_shapes[layers[layer]]).sum()
+        };
+        let mut chunks: Vec<f64> = (0..context.virtual_stages() as usize).map(chunk_time).collect();
         *chunks.first_mut()? += end(SegmentKind::Embedding)?;
         *chunks.last_mut()? += end(SegmentKind::Head)?;
-        let (mut before, mut passes) = (0.0, 0.0_f64);
-        for stage in 0..stages {
-            let own: f64 = chunks.iter().skip(stage).step_by(stages).sum();
-            passes = passes.max(before + microbatches * own);
-            before += chunks[stage];
-        }
-        let of_first_stage = interleaved_chunks(segments.layer_shapes(), context).step_by(stages);
-        let step_phase: f64 = of_first_stage
-            .flatten()
-            .map(|shape| segments.step_phase_range(block(*shape), context)[0])
+        let step_phase: f64 = stage_blocks(context, 0, blocks)
+            .map(|layer| segments.step_phase_range(block(layers[layer]), context)[0])
             .sum();
-        Some(passes + step_phase)
+        let microbatches = context.workload.microbatches(&context.mesh);
+        Some(passes_bound(&chunks, context.mesh.pipeline as usize, microbatches) + step_phase)
     };
     let layouts = segments.boundary_layouts(context).into_iter();
     layouts.filter_map(of_layout).min_by(f64::total_cmp).unwrap_or(0.0)
-}
-
-/// The shapes of the blocks of each virtual stage, which all have as many.
-fn interleaved_chunks<'a>(
-    layer_shapes: &'a [usize],
-    context: &Context,
-) -> impl Iterator<Item = &'a [usize]> {
-    layer_shapes.chunks((layer_shapes.len() / context.virtual_stages() as usize).max(1))
 }
 
 /// Lower bound that needs no solver: the model's FLOPs at the devices' peak.

@@ -46,7 +46,7 @@ impl ContextSolver<'_> {
             context: *context,
             boundary: embedding_and_head.boundary,
             embedding: embedding_and_head.embedding.clone(),
-            stages: partition.stages.iter().map(|stage| stage.blocks.clone()).collect(),
+            stages: partition.virtual_stages(context.chunks as usize),
             head: embedding_and_head.head.clone(),
         };
         let plan = write_plan(self.request, &decisions);

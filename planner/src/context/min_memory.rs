@@ -9,7 +9,10 @@ use narrows_plan::{Bytes, Context, Seconds};
 use super::lowering::SizedPlan;
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;
-use crate::pipeline::{EmbeddingAndHead, Partition, StageAssignment, in_flight};
+use crate::pipeline::{
+    EmbeddingAndHead, Partition, StageAssignment, chunk_blocks, in_flight, in_flight_in_chunk,
+    stage_blocks,
+};
 use crate::request::Request;
 use crate::segment::{SegmentSpec, SolvedSegment};
 
@@ -120,12 +123,21 @@ impl ContextSolver<'_> {
         let bytes = |stage: usize, block: usize| {
             blocks[stage][block].bytes.total(in_flight(context, stage))
         };
-        let (_, ranges) = smallest_division(context, embedding_and_head, shapes.len(), &bytes)?;
-        let assign = |(stage, range): (usize, Range<usize>)| {
-            let blocks = blocks[stage][range].to_vec();
+        let assign = |(stage, layers): (usize, &[usize])| {
+            let blocks = layers.iter().map(|layer| blocks[stage][*layer].clone()).collect();
             Arc::new(StageAssignment::new(blocks, in_flight(context, stage)))
         };
-        Some(ranges.into_iter().enumerate().map(assign).collect())
+        let layers: Vec<Vec<usize>> = match context.chunks {
+            1 => smallest_division(context, embedding_and_head, shapes.len(), &bytes)?
+                .1
+                .into_iter()
+                .map(Iterator::collect)
+                .collect(),
+            _ => (0..stages)
+                .map(|stage| stage_blocks(context, stage, shapes.len()).collect())
+                .collect(),
+        };
+        Some(layers.iter().map(Vec::as_slice).enumerate().map(assign).collect())
     }
 
     /// Lower bound on the memory of the fullest stage over all divisions of the blocks: every block has the fewest bytes
@@ -136,14 +148,29 @@ impl ContextSolver<'_> {
         embedding_and_head: &EmbeddingAndHead,
     ) -> Option<Bytes> {
         let shapes = self.segments.layer_shapes();
-        let mut bytes: Vec<Vec<Bytes>> = vec![];
-        for stage in 0..context.mesh.pipeline as usize {
-            let in_flight = in_flight(context, stage);
-            let smallest = |shape: &usize| {
-                let spec = SegmentSpec::block(*shape, embedding_and_head.boundary);
-                let hull = self.segments.hull(spec, context, in_flight, Some(Bytes(0)));
-                hull.last().map(|solved| solved.bytes.total(in_flight))
+        let smallest = |shape: &usize, in_flight: u64| {
+            let spec = SegmentSpec::block(*shape, embedding_and_head.boundary);
+            let hull = self.segments.hull(spec, context, in_flight, Some(Bytes(0)));
+            hull.last().map(|solved| solved.bytes.total(in_flight))
+        };
+        let stages = context.mesh.pipeline as usize;
+        if context.chunks > 1 {
+            let of_stage = |stage: usize| -> Option<Bytes> {
+                let mut needed = embedding_and_head.bytes(context, stage);
+                for chunk in 0..context.chunks as usize {
+                    let in_flight = in_flight_in_chunk(context, stage, chunk as u64);
+                    let blocks = chunk_blocks(context, chunk * stages + stage, shapes.len());
+                    for layer in blocks {
+                        needed += smallest(&shapes[layer], in_flight)?;
+                    }
+                }
+                Some(needed)
             };
+            return (0..stages).map(of_stage).collect::<Option<Vec<_>>>()?.into_iter().max();
+        }
+        let mut bytes: Vec<Vec<Bytes>> = vec![];
+        for stage in 0..stages {
+            let smallest = |shape: &usize| smallest(shape, in_flight(context, stage));
             bytes.push(shapes.iter().map(smallest).collect::<Option<_>>()?);
         }
         let bytes = |stage: usize, block: usize| bytes[stage][block];

@@ -9,7 +9,7 @@ use super::reduction_bound::reduction_bound;
 use super::sharding_bound::sharding_bound;
 use super::solver::{ContextSolver, PartitionResult};
 use crate::infeasible::{Infeasible, MemoryEvidence};
-use crate::pipeline::{EmbeddingAndHead, StageOverhead};
+use crate::pipeline::{EmbeddingAndHead, StageOverhead, StagePartitioner};
 use crate::segment::SegmentSpec;
 
 impl ContextSolver<'_> {
@@ -57,6 +57,20 @@ impl ContextSolver<'_> {
                 solved.time.step_phase.0 - self.segments.step_phase_range(spec, context)[0];
             overheads[stage].step_phase_min =
                 Seconds(overheads[stage].step_phase_min.0 - step_phase_savings.max(0.0));
+        }
+        // Whether equal chunks fit is known by their least bytes: assignments to all chunks of a stage count averages.
+        if context.chunks > 1
+            && let Some(needed) = self.memory_bound(context, &relaxed)
+            && needed <= self.request.arena_limit()
+        {
+            let budgets = vec![self.request.arena_limit(); overheads.len()];
+            let partitioner =
+                StagePartitioner::new(self.segments, context, fastest.boundary, budgets);
+            let bound = partitioner.interleaved_bound(&overheads).max(fastest.bound.0);
+            return match bound < incumbent {
+                true => LayoutBound::Bound(Seconds(bound)),
+                false => LayoutBound::NoImprovement,
+            };
         }
         match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
             PartitionResult::Partitions(_, partitions) => LayoutBound::Bound(partitions[0].bound),

@@ -7,7 +7,7 @@ use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{Bytes, Context, Seconds};
 
-use super::in_flight::in_flight;
+use super::in_flight::in_flight_in_chunk;
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
 
@@ -81,7 +81,11 @@ impl EmbeddingAndHead {
             Arc::new(SolvedSegment { time, bytes, ..SolvedSegment::clone(fastest) })
         };
         EmbeddingAndHead {
-            embedding: relaxed(&self.embedding, SegmentKind::Embedding, in_flight(context, 0)),
+            embedding: relaxed(
+                &self.embedding,
+                SegmentKind::Embedding,
+                in_flight_in_chunk(context, 0, 0),
+            ),
             head: relaxed(&self.head, SegmentKind::Head, 0),
             ..self.clone()
         }
@@ -91,7 +95,7 @@ impl EmbeddingAndHead {
     pub(crate) fn bytes(&self, context: &Context, stage: usize) -> Bytes {
         let mut bytes = Bytes(0);
         if stage == 0 {
-            bytes += self.embedding.bytes.total(in_flight(context, stage));
+            bytes += self.embedding.bytes.total(in_flight_in_chunk(context, stage, 0));
         }
         if stage as u64 + 1 == context.mesh.pipeline {
             bytes += self.head.bytes.resident;
@@ -113,7 +117,7 @@ impl EmbeddingAndHead {
             let spec = SegmentSpec::embedding_or_head(kind, self.boundary, self.tied_weight);
             segments.hull(spec, context, in_flight, None)
         };
-        let embeddings = vertices(SegmentKind::Embedding, in_flight(context, 0));
+        let embeddings = vertices(SegmentKind::Embedding, in_flight_in_chunk(context, 0, 0));
         // The backward pass of the head follows its forward pass at once: no microbatch is in flight.
         let heads = vertices(SegmentKind::Head, 0);
         let mut pairs = vec![];

@@ -5,6 +5,7 @@
 //! | `embedding_and_head` | solutions for embedding and head |
 //! | `overhead` | times of a stage besides its blocks: embedding, head, transfers, the step phase |
 //! | `assignment` | solutions for the blocks of one stage within its memory |
+//! | `interleaved` | stages with several chunks |
 //! | `step_bound` | lower bounds on the step of a pipeline, by schedule |
 //! | `partition` | blocks divided among stages: the best divisions by their bounds |
 //! | `partitioner` | assignments for every run of blocks of one context, cached |
@@ -17,6 +18,7 @@
 mod assignment;
 mod embedding_and_head;
 mod in_flight;
+mod interleaved;
 mod overhead;
 mod partition;
 mod partitioner;
@@ -31,7 +33,8 @@ mod tests;
 
 pub use assignment::{AssignmentMethod, StageAssignment};
 pub(crate) use embedding_and_head::EmbeddingAndHead;
-pub(crate) use in_flight::in_flight;
+pub(crate) use in_flight::{in_flight, in_flight_in_chunk};
+pub(crate) use interleaved::{chunk_blocks, passes_bound, stage_blocks};
 pub use overhead::StageOverhead;
 pub use partition::{Partition, PruningCutoff, StageBlocks, undominated_partitions};
 pub(crate) use partitioner::StagePartitioner;

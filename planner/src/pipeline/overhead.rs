@@ -1,6 +1,6 @@
 //! Times of a stage besides its blocks.
 
-use narrows_cost_model::{OverlapSlowdown, SegmentTime};
+use narrows_cost_model::OverlapSlowdown;
 use narrows_plan::emit::{
     InstrTemplate, StageBoundary, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
     stage_transfers,
@@ -15,12 +15,14 @@ use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
 
 /// Times of a stage besides its blocks.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct StageOverhead {
     /// Forward pass of one microbatch: embedding, head, transfers.
     pub forward: Seconds,
     /// Backward pass of one microbatch.
     pub backward: Seconds,
+    /// The parts of the forward and the backward pass that belong to each chunk.
+    pub(crate) chunks: Vec<[Seconds; 2]>,
     /// Step phase.
     pub step_phase: Seconds,
     /// Lower bound on the step phase under other solutions of embedding and head.
@@ -80,27 +82,38 @@ impl StageOverhead {
                     tensors: segments.narrowest_carried(),
                     layout: embedding_and_head.boundary,
                 };
-                let (forward, backward) = stage_transfers(&boundary, &boundary, stage, context);
+                let transfers = |chunk: u64| {
+                    stage_transfers(&boundary, &boundary, chunk * stages + stage, context)
+                };
+                let total = |templates: &[InstrTemplate]| templates.iter().map(price).sum();
+                let chunks: Vec<[Seconds; 2]> = (0..context.chunks)
+                    .map(transfers)
+                    .map(|(forward, backward)| [total(&forward), total(&backward)])
+                    .collect();
                 let mut overhead = StageOverhead {
-                    forward: forward.iter().map(price).sum(),
-                    backward: backward.iter().map(price).sum(),
+                    forward: chunks.iter().map(|[forward, _]| *forward).sum(),
+                    backward: chunks.iter().map(|[_, backward]| *backward).sum(),
+                    chunks,
                     step_phase: once,
                     syncs,
                     slowdown: prices.overlap_slowdown(),
                     ..StageOverhead::default()
                 };
                 if stage == 0 {
-                    overhead.add(&embedding_and_head.embedding);
+                    overhead.add(0, &embedding_and_head.embedding);
                 }
-                if stage + 1 == stages {
-                    let SegmentTime { backward, overlapped, .. } = embedding_and_head.head.time;
-                    overhead.before_blocks = BeforeBlocks { backward, overlapped };
-                    overhead.add(&embedding_and_head.head);
-                } else {
-                    // The gradient from the next stage.
-                    overhead.before_blocks.backward =
-                        backward.first().map(price).unwrap_or_default();
+                // Before the blocks of the first chunk, the last to run backward: the head, or the gradient from the next
+                // virtual stage.
+                let head = &embedding_and_head.head;
+                let is_last = stage + 1 == stages;
+                if is_last {
+                    overhead.before_blocks.overlapped = head.time.overlapped;
+                    overhead.add(context.chunks as usize - 1, head);
                 }
+                overhead.before_blocks.backward = match transfers(0).1.first() {
+                    _ if is_last && context.chunks == 1 => head.time.backward,
+                    received => received.map(price).unwrap_or_default(),
+                };
                 if request.model.tied && stages > 1 && (stage == 0 || stage + 1 == stages) {
                     let tied = tied_gradient(&embedding_and_head.head, context);
                     overhead.syncs.tied =
@@ -120,9 +133,12 @@ impl StageOverhead {
             .collect()
     }
 
-    fn add(&mut self, solved: &SolvedSegment) {
+    fn add(&mut self, chunk: usize, solved: &SolvedSegment) {
         self.forward += solved.time.forward;
         self.backward += solved.time.backward;
+        let [forward, backward] = &mut self.chunks[chunk];
+        *forward += solved.time.forward;
+        *backward += solved.time.backward;
         self.step_phase += solved.time.step_phase;
         self.syncs.update += solved.time.update;
     }

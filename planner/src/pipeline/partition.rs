@@ -227,6 +227,17 @@ impl Partition {
         Some(Partition { bound: Seconds(0.0), counts, stages })
     }
 
+    /// The blocks of each virtual stage: with several chunks a stage, these have equal numbers of blocks.
+    pub(crate) fn virtual_stages(&self, chunks: usize) -> Vec<Vec<Arc<SolvedSegment>>> {
+        let of_chunk = |chunk: usize| {
+            self.stages.iter().map(move |stage| {
+                let count = stage.blocks.len() / chunks;
+                stage.blocks[chunk * count..(chunk + 1) * count].to_vec()
+            })
+        };
+        (0..chunks).flat_map(of_chunk).collect()
+    }
+
     /// Identities of the blocks' solutions by stage. Partitions of one search with equal identities
     /// lead to the same program.
     pub(crate) fn solution_ids(&self) -> Vec<Vec<*const SolvedSegment>> {

@@ -9,6 +9,7 @@ use narrows_plan::{Bytes, Context, Seconds};
 
 use super::assignment::{StageAssignment, assign_points};
 use super::in_flight::in_flight;
+use super::interleaved::{chunk_blocks, passes_bound, stage_blocks};
 use super::overhead::StageOverhead;
 use super::partition::{
     Partition, PruningCutoff, StageBlocks, StageChoice, is_excluded, undominated_partitions,
@@ -70,6 +71,12 @@ impl<'a> StagePartitioner<'a> {
         overheads: &[StageOverhead],
         cutoff: f64,
     ) -> (Vec<Partition>, u64) {
+        if self.context.chunks > 1 {
+            let partition = self.even_partition(overheads, f64::INFINITY);
+            let bound = Seconds(self.interleaved_bound(overheads));
+            let partition = partition.map(|partition| Partition { bound, ..partition });
+            return (partition.into_iter().collect(), 1);
+        }
         let cutoff = self.pruning_cutoff(cutoff);
         let step = StepSchedule::of(self.context);
         let choice = |blocks| self.best_assignment(blocks);
@@ -92,6 +99,23 @@ impl<'a> StagePartitioner<'a> {
         let (partitions, labels) =
             undominated_partitions(overheads, step, &cutoff, &choice, relaxed);
         (partitions, priced + labels)
+    }
+
+    /// Lower bound on the step of an interleaved pipeline, without a memory limit.
+    pub(crate) fn interleaved_bound(&self, overheads: &[StageOverhead]) -> f64 {
+        let (context, stages) = (self.context, overheads.len());
+        let least = self.pruning_cutoff(f64::INFINITY);
+        let blocks = least.microbatch_times_min.len();
+        let chunk = |at: usize| {
+            let [forward, backward] = overheads[at % stages].chunks[at / stages];
+            let own = chunk_blocks(context, at, blocks);
+            (forward + backward).0 + own.map(|block| least.microbatch_times_min[block]).sum::<f64>()
+        };
+        let chunks: Vec<f64> = (0..context.virtual_stages() as usize).map(chunk).collect();
+        let of_first = stage_blocks(context, 0, blocks);
+        let step_phase: f64 = of_first.map(|block| least.step_phase_times_min[block]).sum();
+        let microbatches = context.workload.microbatches(&context.mesh);
+        passes_bound(&chunks, stages, microbatches) + overheads[0].step_phase_min.0 + step_phase
     }
 
     /// Relaxations of all stages by `relax`; `None` where they would exclude nothing, or cost as much as the
@@ -249,9 +273,13 @@ impl<'a> StagePartitioner<'a> {
     }
 
     fn specs(&self, blocks: StageBlocks) -> impl Iterator<Item = SegmentSpec> {
-        let StageBlocks { first, count, .. } = blocks;
-        let shapes = &self.segments.layer_shapes()[first..first + count];
-        shapes.iter().map(|&shape| SegmentSpec::block(shape, self.boundary))
+        let StageBlocks { stage, first, count } = blocks;
+        let shapes = self.segments.layer_shapes();
+        let layers: Vec<usize> = match self.context.chunks {
+            1 => (first..first + count).collect(),
+            _ => stage_blocks(self.context, stage, shapes.len()).collect(),
+        };
+        layers.into_iter().map(|layer| SegmentSpec::block(shapes[layer], self.boundary))
     }
 
     /// The fastest assignment for a run of blocks on a stage.

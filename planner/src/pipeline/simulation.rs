@@ -7,6 +7,7 @@ use narrows_plan::program::MicrobatchPass;
 use narrows_plan::{Context, Seconds};
 
 use super::assignment::StageAssignment;
+use super::interleaved::chunk_passes;
 use super::overhead::{BeforeBlocks, StageOverhead, StepSyncs};
 use super::partition::Partition;
 
@@ -23,15 +24,18 @@ pub(crate) fn simulate_partition(
         let is_deferred =
             schedule.defers_weight_gradients() && stage.weight_gradient > Seconds(0.0);
         let weight_gradient = if is_deferred { stage.weight_gradient } else { Seconds(0.0) };
-        let times_of_passes = PassTimes {
+        let of_one_chunk = || PassTimes {
             forward: stage.forward + overhead.forward,
             backward: stage.backward + overhead.backward - weight_gradient,
             weight_gradient,
         };
         times.push(StageTime {
-            chunks: vec![times_of_passes],
+            chunks: match context.chunks {
+                1 => vec![of_one_chunk()],
+                _ => chunk_passes(stage, overhead),
+            },
             step_phase: step_parts(overhead, stage, partition.stages.len()),
-            overlap: stage_overlap(overhead, stage, is_deferred),
+            overlap: stage_overlap(overhead, stage, is_deferred, context.chunks as usize),
         });
         passes.push(schedule.passes(is_deferred));
     }
@@ -40,17 +44,26 @@ pub(crate) fn simulate_partition(
 }
 
 /// The reductions beside the last pass of a stage, one bucket for each segment that has any. The last pass is a
-/// weight-gradient pass, to which only blocks contribute, where weight gradients are deferred.
+/// weight-gradient pass, to which only blocks contribute, where weight gradients are deferred. It is one through the first
+/// chunk: the gradients of other chunks are complete before.
 fn stage_overlap(
     overhead: &StageOverhead,
     blocks: &StageAssignment,
     is_deferred: bool,
+    chunks: usize,
 ) -> Option<StageOverlap> {
     let slowdown = overhead.slowdown?;
     let BeforeBlocks { backward, overlapped } = overhead.before_blocks;
-    let mut ready = if is_deferred { Seconds(0.0) } else { backward };
-    let mut buckets = vec![BucketTime { ready, reduction: overlapped }];
-    for block in blocks.blocks.iter().skip(1).rev() {
+    let (first_chunk, later_chunks) = blocks.blocks.split_at(blocks.blocks.len() / chunks);
+    let begin = Seconds(0.0);
+    let mut ready = if is_deferred { begin } else { backward };
+    let head_ready = if chunks > 1 { begin } else { ready };
+    let mut buckets = vec![BucketTime { ready: head_ready, reduction: overlapped }];
+    let complete = later_chunks.iter().rev();
+    buckets.extend(
+        complete.map(|block| BucketTime { ready: begin, reduction: block.time.overlapped }),
+    );
+    for block in first_chunk.iter().skip(1).rev() {
         ready += if is_deferred { block.time.weight_gradient } else { block.time.backward };
         buckets.push(BucketTime { ready, reduction: block.time.overlapped });
     }

@@ -32,10 +32,11 @@
 
 use std::ops::Range;
 
-use narrows_cost_model::PassTimesMin;
+use narrows_cost_model::{PassTimes, PassTimesMin};
 use narrows_plan::{Context, PipelineSchedule, Seconds};
 
 use super::assignment::StageAssignment;
+use super::interleaved::{chunk_passes, passes_bound};
 use super::overhead::StageOverhead;
 use super::partition::{Partition, PruningCutoff};
 
@@ -277,6 +278,16 @@ impl Partition {
         let step_phase =
             |stage: usize| (self.stages[stage].step_phase + overheads[stage].step_phase).0;
         let position = |stage: usize| StagePosition { stage, stages: times.len(), step };
+        if step.schedule == PipelineSchedule::Interleaved {
+            let of_stages: Vec<Vec<PassTimes>> =
+                stages().map(|(stage, overhead)| chunk_passes(stage, overhead)).collect();
+            let time = |passes: &PassTimes| (passes.forward + passes.backward).0;
+            let chunks = of_stages.first().map_or(0, Vec::len);
+            let chunks: Vec<f64> = (0..chunks)
+                .flat_map(|chunk| of_stages.iter().map(move |stage| time(&stage[chunk])))
+                .collect();
+            return passes_bound(&chunks, times.len(), step.microbatches) + step_phase(0);
+        }
         if step.schedule == PipelineSchedule::ZeroBubble {
             let forward: Vec<f64> =
                 stages().map(|(stage, overhead)| (stage.forward + overhead.forward).0).collect();

@@ -26,9 +26,16 @@ impl StagePartitioner<'_> {
         bound: impl Fn(&Partition) -> f64,
         time: impl Fn(&Partition) -> f64,
     ) -> (Partition, f64, u64) {
+        // Chunks of an interleaved pipeline have equal numbers of blocks.
+        let may_move_blocks = self.context().chunks == 1;
         let own = |blocks| self.best_assignment(blocks);
-        let (mut best, mut best_time, mut priced) =
-            partition.local_search(&own, cutoff, &bound, &time);
+        let (mut best, mut best_time, mut priced) = match may_move_blocks {
+            true => partition.local_search(&own, cutoff, &bound, &time),
+            false => {
+                let partition_time = time(&partition);
+                (partition, partition_time, 1)
+            }
+        };
         let weights = step_phase_weights(self.context());
         if best.counts.len() == 1 {
             return (best, best_time, priced);
@@ -67,7 +74,7 @@ impl StagePartitioner<'_> {
                 candidate[stage] = weight;
                 attempt(candidate, &mut best, &mut chosen);
             }
-            if !is_improved {
+            if !is_improved || !may_move_blocks {
                 return (best, best_time, priced);
             }
             let choice = |blocks: StageBlocks| self.assignment_at(blocks, chosen[blocks.stage]);

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use narrows_cost_model::{
     PassTimes, PassTimesMin, SimulatedStep, StageTime, StepPart, SyncedStages, simulate_schedules,
 };
-use narrows_plan::PipelineSchedule::{self, OneForwardOneBackward, ZeroBubble};
+use narrows_plan::PipelineSchedule::{self, Interleaved, OneForwardOneBackward, ZeroBubble};
 use narrows_plan::Seconds;
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
 
 use super::partition::{StageBlocks, division_bound};
 use super::step_bound::StepSchedule;
-use super::{Partition, PruningCutoff, StageAssignment, StageOverhead, undominated_partitions};
+use super::{
+    Partition, PruningCutoff, StageAssignment, StageOverhead, passes_bound, undominated_partitions,
+};
 
 fn partition(times: &[StageTime]) -> Partition {
     let stages = times
@@ -88,6 +90,67 @@ fn no_simulated_step_is_shorter_than_its_bound() {
         assert!(bound <= simulated * (1.0 + 1e-12), "{bound} > {simulated}: {times:?}");
         Ok(())
     });
+}
+
+/// The passes of an interleaved pipeline, without a step phase.
+fn simulate_interleaved(chunks: &[Vec<PassTimes>], microbatches: u64) -> f64 {
+    let stages = chunks.len() as u64;
+    let of_stage = |stage| StageSchedule {
+        schedule: Interleaved,
+        stage,
+        stages,
+        chunks: chunks[0].len() as u64,
+        microbatches,
+    };
+    let schedules: Vec<Vec<MicrobatchPass>> =
+        (0..stages).map(|stage| of_stage(stage).passes(false)).collect();
+    let schedules: Vec<&[MicrobatchPass]> = schedules.iter().map(Vec::as_slice).collect();
+    let time = |chunks: &Vec<PassTimes>| StageTime { chunks: chunks.clone(), ..Default::default() };
+    let times: Vec<StageTime> = chunks.iter().map(time).collect();
+    simulate_schedules(&times, &schedules).time.0
+}
+
+/// The bound on the passes through these chunks, which are listed by stage.
+fn interleaved_bound(chunks: &[Vec<PassTimes>], microbatches: u64) -> f64 {
+    let time = |passes: &PassTimes| (passes.forward + passes.backward).0;
+    let of_chunk = |chunk: usize| chunks.iter().map(move |stage| time(&stage[chunk]));
+    let times: Vec<f64> = (0..chunks[0].len()).flat_map(of_chunk).collect();
+    passes_bound(&times, chunks.len(), microbatches)
+}
+
+#[test]
+fn no_interleaved_pipeline_is_shorter_than_its_bound() {
+    arbtest::arbtest(|u| {
+        let (stages, chunks) = (u.int_in_range(2..=6)?, u.int_in_range(2..=4)?);
+        let microbatches = stages as u64 * u.int_in_range(1..=4)?;
+        let mut times = vec![vec![PassTimes::default(); chunks]; stages];
+        for passes in times.iter_mut().flatten() {
+            let mut time = || Ok(Seconds(f64::from(u.int_in_range(1..=1000)?) / 100.0));
+            *passes = PassTimes { forward: time()?, backward: time()?, ..*passes };
+        }
+        let bound = interleaved_bound(&times, microbatches);
+        let simulated = simulate_interleaved(&times, microbatches);
+        assert!(bound <= simulated * (1.0 + 1e-12), "{bound} > {simulated}: {times:?}");
+        Ok(())
+    });
+}
+
+/// Equal chunks are idle for (S − 1)·(f + b)/v of an interleaved step, as published, and attain the bound.
+#[test]
+fn equal_chunks_leave_the_published_idle_time() {
+    for (stages, chunks) in (2..=8_usize).flat_map(|stages| (2..=4).map(move |c| (stages, c))) {
+        for microbatches in [stages as u64, 3 * stages as u64] {
+            let (forward, backward) = (Seconds(1.0 / chunks as f64), Seconds(2.0 / chunks as f64));
+            let passes = PassTimes { forward, backward, weight_gradient: Seconds(0.0) };
+            let times = vec![vec![passes; chunks]; stages];
+            let simulated = simulate_interleaved(&times, microbatches);
+            let idle = simulated - 3.0 * microbatches as f64;
+            let published = 3.0 * (stages - 1) as f64 / chunks as f64;
+            assert!((idle - published).abs() < 1e-9, "{stages} {chunks} {microbatches}: {idle}");
+            let bound = interleaved_bound(&times, microbatches);
+            assert!((bound - simulated).abs() < 1e-9, "{stages} {chunks} {microbatches}");
+        }
+    }
 }
 
 #[test]

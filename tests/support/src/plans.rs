@@ -151,9 +151,14 @@ fn draw_context(rng: &mut TestRng) -> Context {
         shard_size,
         ..Context::new(mesh, workload, precision, zero)
     };
+    draw_schedule(rng, context)
+}
+
+/// The context with a random schedule.
+pub fn draw_schedule(rng: &mut TestRng, context: Context) -> Context {
     use PipelineSchedule::{Interleaved, OneForwardOneBackward, ZeroBubble};
     match [OneForwardOneBackward, ZeroBubble, Interleaved][rng.below(3)] {
-        Interleaved if mesh.pipeline > 1 => interleaved(context, 2),
+        Interleaved if context.mesh.pipeline > 1 => interleaved(context, 2),
         Interleaved => context,
         schedule => Context { schedule, ..context },
     }

@@ -1,17 +1,17 @@
 //! Small models and contexts for random plans.
 
 use narrows_plan::model::{self, Model};
-use narrows_plan::{Context, Mesh, PipelineSchedule, Precision, Workload};
+use narrows_plan::{Context, Mesh, Precision, Workload};
 
-use crate::plans::{TestRng, draw_zero, drawable_models};
+use crate::plans::{TestRng, draw_schedule, draw_zero, drawable_models};
 
 /// The drawable models of width 128 or 256, whose plans run in milliseconds.
 pub fn small_models() -> Vec<Model> {
     drawable_models().into_iter().filter(|model| model.hidden <= 256).collect()
 }
 
-/// A context with up to 8 × 2 × 2 devices, one to three microbatches of at most 32 tokens, with ZeRO-1 or
-/// without.
+/// A context with up to 8 × 2 × 2 devices and one to six microbatches of at most 32 tokens, with any stage of ZeRO and any
+/// schedule.
 pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
     let mesh = Mesh {
         tensor: [1, 2, 4, 8][rng.below(4)],
@@ -26,14 +26,13 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
     let workload = Workload { global_batch, sequence_length: 8, micro_batch };
     let (zero, shard_size) = draw_zero(rng, mesh.data);
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
-    let schedules = [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::ZeroBubble];
-    Context {
-        schedule: pick_copied(rng, &schedules),
+    let context = Context {
         overlap_grad_reduce,
         overlap_tensor_collectives,
         shard_size,
         ..Context::new(mesh, workload, precision, zero)
-    }
+    };
+    draw_schedule(rng, context)
 }
 
 /// A random element of a list.

@@ -14,7 +14,7 @@ use super::{device_choice, plans};
 
 fn plan_on(tensor: u64, pipeline: u64) -> (narrows_plan::model::Model, narrows_plan::Plan) {
     let mesh = Mesh { tensor, pipeline, data: 1 };
-    plans(mesh, Precision::Fp32, 5, 1).pop().unwrap()
+    plans(mesh, 1, Precision::Fp32, 5, 1).pop().unwrap()
 }
 
 /// Longer than any item of a step takes on a busy machine.

@@ -9,18 +9,27 @@ mod training;
 
 use narrows_plan::model::Model;
 use narrows_plan::{Context, Mesh, PipelineSchedule, Plan, Precision, Workload, Zero};
-use narrows_test_support::plans::{TestRng, draw_plan, to_json};
+use narrows_test_support::plans::{TestRng, draw_plan, interleaved, to_json};
 use narrows_test_support::small_models::small_models;
 use narrows_test_support::{max_relative_error, relative_error};
 use training::{Trained, cache_folder, program, train, train_on_gpus};
 
-/// Random plans on a mesh, for models small enough for the fake GPUs.
-fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Model, Plan)> {
+/// Random plans on a mesh, for models small enough for the fake GPUs. With several chunks a stage, their schedule is
+/// interleaved.
+fn plans(
+    mesh: Mesh,
+    chunks: u64,
+    precision: Precision,
+    seed: u64,
+    count: usize,
+) -> Vec<(Model, Plan)> {
     let models = small_models();
     let mut rng = TestRng::new(seed);
     let mut plans = vec![];
     for _ in 0..50 * count {
-        let model = rng.pick(&models).unwrap().clone();
+        let mut model = rng.pick(&models).unwrap().clone();
+        let blocks = model.blocks.len().max((mesh.pipeline * chunks) as usize);
+        model.blocks = model.blocks.iter().cycle().take(blocks).cloned().collect();
         let global_batch = 4 * mesh.data;
         let workload = Workload { global_batch, sequence_length: 8, micro_batch: 2 };
         let zero = [Zero::Off, Zero::One][rng.below(2)];
@@ -36,6 +45,7 @@ fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Mode
             overlap_tensor_collectives: overlaps,
             ..Context::new(mesh, workload, precision, zero)
         };
+        let context = if chunks > 1 { interleaved(context, chunks) } else { context };
         if let Some(plan) = draw_plan(&mut rng, &model, context) {
             plans.push((model, plan));
         }
@@ -52,12 +62,12 @@ fn match_the_cpu(
     test: &str,
     seeds: impl IntoIterator<Item = u32>,
     (tensor, pipeline, data): (u64, u64, u64),
-    count: usize,
+    (chunks, count): (u64, usize),
 ) {
     let mesh = Mesh { tensor, pipeline, data };
     device_choice::under_seeds(test, seeds, mesh.devices(), |seed| {
         let folder = cache_folder();
-        for (model, plan) in plans(mesh, Precision::Fp32, 100 + seed, count) {
+        for (model, plan) in plans(mesh, chunks, Precision::Fp32, 100 + seed, count) {
             let description = to_json(&plan);
             let mut cpu = narrows_cpu::session(&model, program(&plan, &model), 1).unwrap();
             let expected = train(&mut cpu, &model, &plan);
@@ -92,7 +102,7 @@ fn match_f32(test: &str, seeds: impl IntoIterator<Item = u32>, (tensor, data): (
     let mesh = Mesh { tensor, pipeline: 1, data };
     device_choice::under_seeds(test, seeds, mesh.devices(), |seed| {
         let folder = cache_folder();
-        for (model, plan) in plans(mesh, Precision::MixedBf16, 7 + seed, 1) {
+        for (model, plan) in plans(mesh, 1, Precision::MixedBf16, 7 + seed, 1) {
             let description = to_json(&plan);
             let f32_plan = Plan { precision: Precision::Fp32, ..plan.clone() };
             let mut cpu = narrows_cpu::session(&model, program(&f32_plan, &model), 1).unwrap();
@@ -131,15 +141,19 @@ macro_rules! under_policies {
 
 under_policies! {
     one_gpu_matches_the_cpu, one_gpu_matches_the_cpu_under_other_policies:
-        match_the_cpu, 0, (1, 1, 1), 2;
+        match_the_cpu, 0, (1, 1, 1), (1, 2);
     tensor_parallel_gpus_match_the_cpu, tensor_parallel_gpus_match_the_cpu_under_other_policies:
-        match_the_cpu, 1, (2, 1, 1), 2;
+        match_the_cpu, 1, (2, 1, 1), (1, 2);
     data_parallel_gpus_match_the_cpu, data_parallel_gpus_match_the_cpu_under_other_policies:
-        match_the_cpu, 2, (1, 1, 2), 1;
+        match_the_cpu, 2, (1, 1, 2), (1, 1);
     pipeline_parallel_gpus_match_the_cpu, pipeline_parallel_gpus_match_the_cpu_under_other_policies:
-        match_the_cpu, 3, (1, 3, 1), 1;
+        match_the_cpu, 3, (1, 3, 1), (1, 1);
+    two_interleaved_stages_match_the_cpu, two_interleaved_stages_match_the_cpu_under_other_policies:
+        match_the_cpu, 1, (1, 2, 1), (2, 1);
+    three_interleaved_stages_match_the_cpu, three_interleaved_stages_match_the_cpu_under_other_policies:
+        match_the_cpu, 2, (1, 3, 1), (2, 1);
     gpus_along_all_axes_match_the_cpu, gpus_along_all_axes_match_the_cpu_under_other_policies:
-        match_the_cpu, 0, (2, 2, 2), 1;
+        match_the_cpu, 0, (2, 2, 2), (1, 1);
     tensor_parallel_mixed_precision_is_near_f32, tensor_parallel_mixed_precision_under_other_policies:
         match_f32, 1, (2, 1);
     data_parallel_mixed_precision_is_near_f32, data_parallel_mixed_precision_under_other_policies:

@@ -45,7 +45,7 @@ fn check_timings(test: &str, (tensor, pipeline, data): (u64, u64, u64)) {
     let mesh = Mesh { tensor, pipeline, data };
     device_choice::under_seeds(test, [0], mesh.devices(), |seed| {
         let folder = cache_folder();
-        let (model, plan) = plans(mesh, Precision::MixedBf16, 40 + seed, 1).remove(0);
+        let (model, plan) = plans(mesh, 1, Precision::MixedBf16, 40 + seed, 1).remove(0);
         let options = |rank| options(&folder, device_choice::ordinal(rank), false);
         let timings: Vec<InstructionTimings> =
             on_each_device((&model, &plan), Duration::from_secs(120), options, |session, rank| {
