@@ -134,7 +134,7 @@ fn schedules(request: &Request, context: &Context) -> Vec<Context> {
     schedules
 }
 
-/// Largest number of chunks of a stage. More halve the idle time again, but need more memory and transfers.
+/// Largest number of chunks of a stage. More would shorten the idle time further, with more memory and transfers.
 const CHUNKS_MAX: u64 = 4;
 
 /// Numbers of chunks of a stage that divide the blocks evenly, where the stages divide the microbatches.
