@@ -1,5 +1,7 @@
 //! Enumerates the contexts of a request: meshes, microbatch sizes, ZeRO stages and shard groups, schedules and overlap.
 
+use std::ops::RangeInclusive;
+
 use narrows_plan::{Context, GEMM_SIZE_MAX, Mesh, PipelineSchedule, Workload, Zero};
 
 use crate::request::Request;
@@ -134,8 +136,9 @@ fn schedules(request: &Request, context: &Context) -> Vec<Context> {
     schedules
 }
 
-/// Largest number of chunks of a stage. More would shorten the idle time further, with more memory and transfers.
-const CHUNKS_MAX: u64 = 4;
+/// Numbers of chunks of a stage in interleaved pipelines. More would shorten the idle time further, with more memory and
+/// transfers.
+pub(crate) const CHUNKS: RangeInclusive<u64> = 2..=4;
 
 /// Numbers of chunks of a stage that divide the blocks evenly, where the stages divide the microbatches.
 fn chunk_counts(request: &Request, context: &Context) -> Vec<u64> {
@@ -146,7 +149,7 @@ fn chunk_counts(request: &Request, context: &Context) -> Vec<u64> {
         return vec![];
     }
     let blocks = request.model.blocks.len() as u64;
-    (2..=CHUNKS_MAX).filter(|chunks| blocks.is_multiple_of(stages * chunks)).collect()
+    CHUNKS.filter(|chunks| blocks.is_multiple_of(stages * chunks)).collect()
 }
 
 /// Whether collectives of activation gradients run beside weight-gradient GEMMs: where they add less to a step than

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use narrows_plan::strategy::{Baseline, Recompute, WeightRule};
-use narrows_plan::{Bytes, Mesh, Zero};
+use narrows_plan::{Bytes, Mesh, PipelineSchedule, Zero};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use crate::contexts::may_need_least_memory;
+use crate::contexts::{CHUNKS, contexts, may_need_least_memory};
 use crate::deadline::Deadline;
 use crate::device_counts::ContextSolvers;
 use crate::infeasible::{Infeasible, MemoryEvidence};
@@ -53,17 +53,8 @@ pub fn diagnose(request: &Request, report: &SearchReport) -> Diagnosis {
     let mut caveat = None;
     let mut hints = vec![];
     if report.contexts.is_empty() {
-        let devices = match (request.devices, request.objective) {
-            (1, _) => "1 device".into(),
-            (devices, Objective::Cost) => format!("up to {devices} devices"),
-            (devices, _) => format!("{devices} devices"),
-        };
-        causes.push(format!(
-            "because no mesh of {devices} with these axes divides {} sequences into microbatches",
-            request.global_batch
-        ));
-        hints.push("another --global-batch or --micro-batch, or fewer fixed axes".into());
-        return Diagnosis { causes, conclusion, caveat, hints };
+        let (cause, hint) = reason_of_empty_space(request);
+        return Diagnosis { causes: vec![cause], conclusion, caveat, hints: vec![hint] };
     }
     let smallest = report
         .contexts
@@ -131,6 +122,55 @@ pub fn diagnose(request: &Request, report: &SearchReport) -> Diagnosis {
         hints.push("a longer --time-limit".into());
     }
     Diagnosis { causes, conclusion, caveat, hints }
+}
+
+/// Why no mesh, microbatch, sharding and schedule fit together, and a change to try.
+fn reason_of_empty_space(request: &Request) -> (String, String) {
+    let has_contexts = |request: &Request| {
+        request.by_devices().iter().any(|request| !contexts(request).is_empty())
+    };
+    if let Some(schedule) = request.schedule
+        && has_contexts(&Request { schedule: None, ..request.clone() })
+    {
+        return reason_of_schedule(request, schedule);
+    }
+    let devices = match (request.devices, request.objective) {
+        (1, _) => "1 device".into(),
+        (devices, Objective::Cost) => format!("up to {devices} devices"),
+        (devices, _) => format!("{devices} devices"),
+    };
+    let cause = format!(
+        "because no mesh of {devices} with these axes divides {} sequences into microbatches",
+        request.global_batch
+    );
+    (cause, "another --global-batch or --micro-batch, or fewer fixed axes".into())
+}
+
+/// Why no mesh allows the schedule that a request fixes, and a change to try.
+fn reason_of_schedule(request: &Request, schedule: PipelineSchedule) -> (String, String) {
+    let blocks = request.model.blocks.len();
+    let gradients = match request.zero {
+        Some(Zero::Two | Zero::Three) => ", and gradients that replicas do not shard",
+        _ => "",
+    };
+    let needs = match schedule {
+        PipelineSchedule::Interleaved => format!(
+            "several stages, {} to {} chunks of each that divide the {blocks} blocks equally, and a multiple of the \
+             stages as the number of microbatches{gradients}",
+            CHUNKS.start(),
+            CHUNKS.end()
+        ),
+        _ => "several pipeline stages".into(),
+    };
+    let cause = format!(
+        "because the {} schedule needs {needs}, which no mesh of this request has",
+        schedule.name()
+    );
+    let hint = match request.pipeline {
+        Some(1) => "--schedule auto, or more than one stage by --pipeline",
+        _ => "--schedule auto, or fewer fixed axes",
+    };
+    (cause, hint.into())
 }
 
 /// Changes of the request that lead to smaller plans.

@@ -95,7 +95,7 @@ fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
     let requested = request.zero.filter(|zero| *zero != Zero::Off && mesh.data == 1);
     if let Some(zero) = requested {
         output::warn(&format!(
-            "`--zero {}` has no effect on this plan: optimizer states are sharded over replicas, and there is \
+            "`--zero {}` has no effect on this plan: ZeRO shards over replicas, and there is \
              one; --data-parallel sets their number",
             zero.stage()
         ));
