@@ -155,8 +155,8 @@ fn reason_of_schedule(request: &Request, schedule: PipelineSchedule) -> (String,
     };
     let needs = match schedule {
         PipelineSchedule::Interleaved => format!(
-            "several stages, {} to {} chunks of each that divide the {blocks} blocks equally, and a multiple of the \
-             stages as the number of microbatches{gradients}",
+            "several stages that divide the number of microbatches, and {} to {} chunks a stage that divide the {blocks} \
+             blocks equally{gradients}",
             CHUNKS.start(),
             CHUNKS.end()
         ),

@@ -446,16 +446,16 @@ fn interleaved_pipelines_are_searched_checked_and_priced() {
 fn schedules_that_no_mesh_allows_say_what_they_need() {
     for (flags, needs) in [
         (
-            "--pipeline 1 --schedule zero-bubble",
+            "--pipeline 1 --global-batch 4 --schedule zero-bubble",
             "zero-bubble schedule needs several pipeline stages",
         ),
-        // 24 blocks, and three microbatches for two stages.
+        // Three microbatches for two stages.
         (
-            "--pipeline 2 --micro-batch 1 --schedule interleaved",
-            "a multiple of the stages as the number of microbatches",
+            "--pipeline 2 --global-batch 3 --micro-batch 1 --schedule interleaved",
+            "needs several stages that divide the number of microbatches",
         ),
     ] {
-        let request = "plan --model cola-1b --devices 2 --tensor 1 --global-batch 3";
+        let request = "plan --model cola-1b --devices 2 --tensor 1";
         let message = failure(&format!("{request} {flags}"), 1);
         assert!(message.contains(needs), "{message}");
     }
