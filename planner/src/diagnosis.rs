@@ -124,7 +124,7 @@ pub fn diagnose(request: &Request, report: &SearchReport) -> Diagnosis {
     Diagnosis { causes, conclusion, caveat, hints }
 }
 
-/// Why no mesh, microbatch, sharding and schedule fit together, and a change to try.
+/// The reason why no mesh, microbatch, sharding and schedule fit together, and a change to try.
 fn reason_of_empty_space(request: &Request) -> (String, String) {
     let has_contexts = |request: &Request| {
         request.by_devices().iter().any(|request| !contexts(request).is_empty())
@@ -146,7 +146,7 @@ fn reason_of_empty_space(request: &Request) -> (String, String) {
     (cause, "another --global-batch or --micro-batch, or fewer fixed axes".into())
 }
 
-/// Why no mesh allows the schedule that a request fixes, and a change to try.
+/// The reason why no mesh allows the schedule that a request fixes, and a change to try.
 fn reason_of_schedule(request: &Request, schedule: PipelineSchedule) -> (String, String) {
     let blocks = request.model.blocks.len();
     let gradients = match request.zero {
