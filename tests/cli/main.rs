@@ -16,6 +16,7 @@ mod interrupts;
 mod objective;
 mod plan;
 mod run;
+mod schedule;
 mod sensitivity;
 mod text;
 mod trace;

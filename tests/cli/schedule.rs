@@ -1,0 +1,69 @@
+//! `--schedule`: pipelines are searched, checked and priced with each schedule.
+
+use serde_json::Value;
+
+use super::{failure, json, stdout};
+
+/// The zero-bubble schedule shortens a pipeline with few microbatches. `cost` prices a plan with either schedule, and the
+/// program of a plan runs weight-gradient passes.
+#[test]
+fn schedules_are_searched_fixed_and_priced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.json").display().to_string();
+    let request = "--model cola-1b --hardware a100-80gb --devices 4 --global-batch 8 \
+                   --sequence-length 1024 --tensor 1 --pipeline 4";
+    let plan = |flags: &str| json(&format!("plan {request} {flags}"));
+    let step = |answer: &Value| answer["prediction"]["step_time_s"].as_f64().expect("a time");
+    let auto = plan(&format!("--output {file}"));
+    let (zero_bubble, one_f_one_b) = (plan("--schedule zero-bubble"), plan("--schedule 1f1b"));
+    assert_eq!(auto["decisions"]["schedule"], "zero-bubble");
+    assert_eq!(one_f_one_b["decisions"].get("schedule"), None);
+    assert_eq!(step(&auto), step(&zero_bubble));
+    assert!(step(&auto) < 0.95 * step(&one_f_one_b), "{auto:#}\n{one_f_one_b:#}");
+    let cost = |flags: &str| step(&json(&format!("cost {file} {flags}")));
+    assert_eq!(cost(""), step(&auto));
+    assert!(cost("--schedule 1f1b") >= step(&one_f_one_b));
+    let page = stdout(&format!("plan {request}"));
+    assert!(page.contains("zero-bubble"), "{page}");
+}
+
+/// An interleaved pipeline lists the blocks of every chunk, is proven correct and priced alike, and its stages are idle for
+/// less time than with 1F1B.
+#[test]
+fn interleaved_pipelines_are_searched_checked_and_priced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.json").display().to_string();
+    let request = "--model llama-7b --hardware a100-80gb --devices 4 --global-batch 8 \
+                   --sequence-length 2048 --tensor 1 --pipeline 4 --micro-batch 1";
+    let plan = |flags: &str| json(&format!("plan {request} {flags}"));
+    let interleaved = plan(&format!("--schedule interleaved --output {file}"));
+    let stages = interleaved["decisions"]["stages"].as_array().expect("stages").len();
+    assert!(stages > 4 && stages.is_multiple_of(4), "{stages} virtual stages");
+    let part = |answer: &Value, name: &str| answer["prediction"]["breakdown_s"][name].as_f64();
+    let one_f_one_b = plan("--schedule 1f1b");
+    assert!(part(&interleaved, "bubble") < part(&one_f_one_b, "bubble"), "{interleaved:#}");
+    let cost = json(&format!("cost {file}"));
+    assert_eq!(cost["prediction"]["step_time_s"], interleaved["prediction"]["step_time_s"]);
+    assert!(stdout(&format!("check {file}")).contains("is proven correct"));
+    let page = stdout(&format!("plan {request} --schedule interleaved"));
+    assert!(page.contains(&format!("interleaved ({} chunks)", stages / 4)), "{page}");
+}
+
+#[test]
+fn schedules_that_no_mesh_allows_say_what_they_need() {
+    for (flags, needs) in [
+        (
+            "--pipeline 1 --global-batch 4 --schedule zero-bubble",
+            "zero-bubble schedule needs several pipeline stages",
+        ),
+        // Three microbatches for two stages.
+        (
+            "--pipeline 2 --global-batch 3 --micro-batch 1 --schedule interleaved",
+            "needs several stages that divide the number of microbatches",
+        ),
+    ] {
+        let request = "plan --model cola-1b --devices 2 --tensor 1";
+        let message = failure(&format!("{request} {flags}"), 1);
+        assert!(message.contains(needs), "{message}");
+    }
+}
