@@ -1,6 +1,6 @@
 //! Formats numbers and plans for messages and reports.
 
-use narrows_plan::{Mesh, Plan, Zero};
+use narrows_plan::{Mesh, PipelineSchedule, Plan, Zero};
 
 /// A number with thousands separators: `36,000`.
 pub fn thousands(number: u64) -> String {
@@ -78,24 +78,45 @@ pub fn plural_with(number: u64, singular: &str, plural: &str) -> String {
     format!("{} {noun}", thousands(number))
 }
 
-/// Mesh axes longer than one, microbatch and ZeRO stage: `T4 D8 b2 Z1`.
-pub fn plan_phrase(plan: &Plan) -> String {
-    sizes_phrase(plan, [("b", plan.workload.micro_batch)])
+/// The mesh, and of several pipeline stages their schedule: `tensor 1 × pipeline 4 × data 2, zero-bubble`.
+pub fn mesh_and_schedule(plan: &Plan) -> String {
+    let schedule = schedule(plan).map_or(String::new(), |schedule| format!(", {schedule}"));
+    format!("{}{schedule}", plan.mesh)
 }
 
-/// As [`plan_phrase`], without the microbatch; `1 device` where no axis is longer than one.
+/// The schedule of several pipeline stages: `interleaved (2 chunks)`. `None` for one stage.
+pub fn schedule(plan: &Plan) -> Option<String> {
+    (plan.mesh.pipeline > 1).then(|| plan.schedule.label(plan.chunks()))
+}
+
+/// Mesh axes longer than one, schedule of a pipeline, microbatch and ZeRO stage: `T4 P2 D8 1F1B b2 Z1`.
+pub fn plan_phrase(plan: &Plan) -> String {
+    let schedule = (plan.mesh.pipeline > 1).then(|| match plan.schedule {
+        PipelineSchedule::OneForwardOneBackward => "1F1B".into(),
+        PipelineSchedule::ZeroBubble => "ZB".into(),
+        PipelineSchedule::Interleaved => format!("v{}", plan.chunks()),
+    });
+    let micro_batch = format!("b{}", plan.workload.micro_batch);
+    let parts = axes(plan).into_iter().chain(schedule).chain([micro_batch]).chain(zero(plan));
+    parts.collect::<Vec<_>>().join(" ")
+}
+
+/// As [`plan_phrase`], without schedule and microbatch; `1 device` where no axis is longer than one.
 pub fn mesh_phrase(plan: &Plan) -> String {
-    let phrase = sizes_phrase(plan, []);
+    let phrase = axes(plan).into_iter().chain(zero(plan)).collect::<Vec<_>>().join(" ");
     if phrase.is_empty() { "1 device".into() } else { phrase }
 }
 
-fn sizes_phrase<const N: usize>(plan: &Plan, sizes: [(&str, u64); N]) -> String {
+/// Mesh axes longer than one: `T4`, `D8`.
+fn axes(plan: &Plan) -> Vec<String> {
     let Mesh { tensor, pipeline, data } = plan.mesh;
-    let axes = [("T", tensor), ("P", pipeline), ("D", data)];
-    let axes = axes.into_iter().filter(|(_, size)| *size > 1);
-    let parts = axes.chain(sizes).map(|(name, size)| format!("{name}{size}"));
-    let zero = zero_stage(plan.zero, plan.shard_size).map(|stage| format!("Z{stage}"));
-    parts.chain(zero).collect::<Vec<_>>().join(" ")
+    let axes = [("T", tensor), ("P", pipeline), ("D", data)].into_iter();
+    axes.filter(|(_, size)| *size > 1).map(|(name, size)| format!("{name}{size}")).collect()
+}
+
+/// The ZeRO stage: `Z1`. `None` without ZeRO.
+fn zero(plan: &Plan) -> Option<String> {
+    zero_stage(plan.zero, plan.shard_size).map(|stage| format!("Z{stage}"))
 }
 
 /// Stage of ZeRO, and the replicas of a shard group where these are not all: `3/8`. `None` without ZeRO.

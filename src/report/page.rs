@@ -98,6 +98,15 @@ impl Page {
         number_widths(&columns, rows).iter().any(Option::is_some)
     }
 
+    /// Whether the title and each row of a table fit into a line of the page.
+    pub fn fits_in_lines(columns: &[(&str, Align)], rows: &[Vec<String>]) -> bool {
+        let width = |(index, (title, _)): (usize, &(&str, Align))| {
+            let cells = rows.iter().map(|row| row[index].chars().count());
+            cells.chain([title.chars().count()]).max().unwrap_or(0) + 2
+        };
+        columns.iter().enumerate().map(width).sum::<usize>() <= WIDTH - INDENT
+    }
+
     /// Appends another page.
     pub fn extend(&mut self, page: Page) {
         self.0.extend(page.0);

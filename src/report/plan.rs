@@ -22,7 +22,7 @@ use crate::plot::{
 };
 use crate::priced_plan::PricedPlan;
 use crate::step_cost::StepCost;
-use crate::text::{count, plural, thousands};
+use crate::text::{count, plural, schedule, thousands};
 
 /// Largest number of passes in a picture: with more, their borders are no longer visible.
 const SPANS_MAX: usize = 4000;
@@ -159,7 +159,6 @@ impl<'a> PlanReport<'a> {
         };
         let zero =
             plan.zero.label(plan.shard_size).map_or(String::new(), |zero| format!(", {zero}"));
-        let is_pipeline = plan.mesh.pipeline > 1;
         let crossing = match plan.crossing_layout {
             Some(layout) => format!("; crossing latents {}", layout_phrase(layout)),
             None => String::new(),
@@ -177,7 +176,7 @@ impl<'a> PlanReport<'a> {
             ),
             ("mesh", format!("{}{zero}", plan.mesh)),
         ];
-        fields.extend(is_pipeline.then(|| ("schedule", plan.schedule.label(plan.chunks()))));
+        fields.extend(schedule(plan).map(|schedule| ("schedule", schedule)));
         fields.extend([
             ("overlap", overlap_text(self.program.program()).into()),
             (

@@ -131,6 +131,15 @@ impl<'a> WhatIfReport<'a> {
         WhatIfReport { solution: Some(solution), is_complete, ..self }
     }
 
+    /// The legend of the plans that the points have.
+    fn plan_legend(&self, page: &mut Page) {
+        let is_pipeline = |point: &PointReport| matches!(&point.result, PointResult::Planned { decisions, .. } if decisions.mesh.pipeline > 1);
+        page.paragraph(PLAN_LEGEND);
+        if self.points.iter().any(is_pipeline) {
+            page.paragraph(SCHEDULE_LEGEND);
+        }
+    }
+
     /// Whether any point has a plan.
     pub fn has_plan(&self) -> bool {
         self.planned().next().is_some()
@@ -147,6 +156,13 @@ impl<'a> WhatIfReport<'a> {
             }
             PointResult::Failed { .. } => None,
         })
+    }
+
+    /// The rows of the points that have a plan; those of the others end with a message, which may be wrapped.
+    fn rows_of_plans(&self, rows: &[Vec<String>]) -> Vec<Vec<String>> {
+        let rows = self.points.iter().zip(rows);
+        let planned = rows.filter(|(point, _)| matches!(point.result, PointResult::Planned { .. }));
+        planned.map(|(_, row)| row.clone()).collect()
     }
 
     /// Whether training runs are estimated.
@@ -301,6 +317,9 @@ fn title(name: &str) -> String {
 /// Legend of the letters of a plan.
 const PLAN_LEGEND: &str = "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z: stage of ZeRO, and the replicas of a shard group where these are not all.";
 
+/// Legend of the schedules of pipelines.
+const SCHEDULE_LEGEND: &str = "Schedule of a pipeline: 1F1B; ZB: zero-bubble; v: interleaved, with this many model chunks a stage.";
+
 /// Cells of the two alternatives of one value.
 fn pair_cells(pair: &[PointReport]) -> [String; 6] {
     let value = pair[0].settings.values().next().map(|value| text_of(value)).unwrap_or_default();
@@ -337,7 +356,7 @@ impl Report for WhatIfReport<'_> {
         if let Some(break_even) = &self.break_even {
             let rows: Vec<[String; 6]> = self.points.chunks(2).map(pair_cells).collect();
             break_even.table(&mut page, &rows);
-            page.paragraph(PLAN_LEGEND);
+            self.plan_legend(&mut page);
             return page;
         }
         let titles: Vec<String> = first.settings.keys().map(|name| title(name)).collect();
@@ -355,7 +374,9 @@ impl Report for WhatIfReport<'_> {
         let mut left_out = vec![];
         for title in DISPENSABLE {
             let index = columns.iter().rposition(|(known, _)| *known == title);
-            let Some(index) = index.filter(|_| !Page::fits(&columns, &rows)) else { continue };
+            let fits = Page::fits(&columns, &rows)
+                && Page::fits_in_lines(&columns, &self.rows_of_plans(&rows));
+            let Some(index) = index.filter(|_| !fits) else { continue };
             columns.remove(index);
             rows.iter_mut().for_each(|row| drop(row.remove(index)));
             left_out.push(title);
@@ -365,7 +386,7 @@ impl Report for WhatIfReport<'_> {
         if !left_out.is_empty() {
             page.paragraph(&format!("Left out, and in --csv: {}.", left_out.join(", ")));
         }
-        page.paragraph(PLAN_LEGEND);
+        self.plan_legend(&mut page);
         page
     }
 }

@@ -21,7 +21,7 @@ use crate::report::{
     BaselinePlan, BaselinesReport, InfeasibleReport, PlanReport, Report, html_fragment,
 };
 use crate::step_cost::StepCost;
-use crate::text::{percent, plan_phrase, thousands};
+use crate::text::{mesh_and_schedule, percent, plan_phrase, thousands};
 use crate::whatif::Point;
 
 /// Searches with a cache that all requests share.
@@ -197,7 +197,7 @@ fn highlights(request: &Request, priced: &PricedPlan) -> Vec<Highlight> {
     };
     let highlight = |name, value, note| Highlight { name, value, note };
     vec![
-        highlight("Plan", plan_phrase(plan), plan.mesh.to_string()),
+        highlight("Plan", plan_phrase(plan), mesh_and_schedule(plan)),
         highlight(
             "Step time",
             Seconds(prediction.step_time_s).to_string(),

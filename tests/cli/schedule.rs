@@ -67,3 +67,44 @@ fn schedules_that_no_mesh_allows_say_what_they_need() {
         assert!(message.contains(needs), "{message}");
     }
 }
+
+/// The reports that name a mesh name the schedule of its pipeline too, and none of a single stage.
+#[test]
+fn reports_name_the_schedule_of_a_pipeline() {
+    let run = "run --hardware cpu-local --model cola-tiny --devices 2 --tensor 1 --micro-batch 1 \
+               --global-batch 4 --sequence-length 16 --threads 1 --steps 1";
+    for (flags, schedule) in [
+        ("--pipeline 2 --schedule interleaved", ", interleaved (2 chunks)"),
+        ("--pipeline 2 --schedule zero-bubble", ", zero-bubble"),
+        ("--pipeline 2 --schedule 1f1b", ", 1F1B"),
+        ("--pipeline 1", ""),
+    ] {
+        for backend in ["cpu", "null"] {
+            let steps = if backend == "null" { "--backend null" } else { "" };
+            let line = match backend {
+                "null" => run.replace(" --threads 1 --steps 1", ""),
+                _ => run.to_owned(),
+            };
+            let text = stdout(&format!("{line} {flags} {steps}"));
+            let mesh = text.lines().find(|line| line.contains("tensor 1 × ")).expect("a mesh");
+            let (_, after) = mesh.split_once(" × data ").expect("an axis");
+            assert_eq!(&after[1..], schedule, "{backend}: {text}");
+        }
+    }
+    let sweep = "whatif --model cola-tiny --hardware a100-80gb --devices 2 --micro-batch 1 \
+                 --global-batch 4 --sequence-length 128";
+    let swept = format!("{sweep} --pipeline 2 --sweep schedule=1f1b,zero-bubble,interleaved");
+    let text = stdout(&swept);
+    for plan in ["P2 1F1B b1\n", "P2 ZB b1\n", "P2 v2 b1\n", "Schedule of a pipeline: 1F1B; ZB"] {
+        assert!(text.contains(plan), "{plan}: {text}");
+    }
+    // Columns are left out before plans are wrapped.
+    let large = "whatif --model cola-1b --hardware a100-80gb-8 --global-batch 256 --pipeline 4";
+    let text = stdout(&format!("{large} --sweep devices=8 --sweep schedule=1f1b --micro-batch 2"));
+    assert!(
+        text.contains("P4 D2 1F1B b2 Z1\n") && text.contains("Left out, and in --csv: MFU"),
+        "{text}"
+    );
+    let text = stdout(&format!("{sweep} --pipeline 1 --sweep zero=off,1"));
+    assert!(text.contains("D2 b1\n") && !text.contains("1F1B"), "{text}");
+}

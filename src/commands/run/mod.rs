@@ -174,7 +174,7 @@ fn search_plan(
 
 fn count(planned: &PlannedRun, output: &OutputSettings) -> CommandResult<()> {
     let step = count_step(&planned.program).map_err(|error| Failure::execution(&error))?;
-    let report = NullRunReport::new("null", &planned.model, &step);
+    let report = NullRunReport::new("null", &planned.model, &planned.plan, &step);
     report::print(&report, output.format, Detail::Summary, output.plan_on_stdout())
 }
 

@@ -18,7 +18,7 @@ use super::Report;
 use super::page::{Align, Page};
 use crate::args::{Detail, ExecutionTarget, RunOrigin, TrainSettings};
 use crate::breakdown;
-use crate::text::{plural, thousands};
+use crate::text::{mesh_and_schedule, plural, thousands};
 
 pub use history::RunHistory;
 pub use null::NullRunReport;
@@ -59,7 +59,7 @@ impl RunHeader<'_> {
         let (file, tokens) = (sampler.file().path().display(), sampler.file().token_count());
         let step_time = Seconds(prediction.step_time_s);
         let mut fields = vec![
-            ("plan", mesh.to_string()),
+            ("plan", mesh_and_schedule(plan)),
             ("data", format!("{} tokens of {file}", thousands(tokens))),
             (
                 "steps",

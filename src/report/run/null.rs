@@ -1,14 +1,14 @@
 //! The report of the null backend: instructions and bytes of a step, counted without executing it.
 
 use narrows_plan::model::Model;
-use narrows_plan::{Bytes, Mesh};
+use narrows_plan::{Bytes, Mesh, Plan};
 use narrows_runtime::{BytesByKindAndAxis, DeviceReport, StepReport};
 use serde::Serialize;
 
 use crate::args::Detail;
 use crate::report::Report;
 use crate::report::page::{Align, Page};
-use crate::text::{plural, thousands};
+use crate::text::{mesh_and_schedule, plural, thousands};
 
 /// Output of `run --backend null`.
 #[derive(Serialize)]
@@ -18,6 +18,9 @@ pub struct NullRunReport {
     mesh: Mesh,
     /// All devices of a stage do the same amounts of work.
     stages: Vec<StageActivity>,
+    /// Mesh and schedule in words.
+    #[serde(skip)]
+    mesh_and_schedule: String,
 }
 
 /// The work of each device of a stage in a step.
@@ -34,7 +37,12 @@ struct StageActivity {
 
 impl NullRunReport {
     /// The report of a counted step.
-    pub fn new(backend: &'static str, model: &Model, report: &StepReport) -> NullRunReport {
+    pub fn new(
+        backend: &'static str,
+        model: &Model,
+        plan: &Plan,
+        report: &StepReport,
+    ) -> NullRunReport {
         let stage = |device: &DeviceReport| StageActivity {
             instructions: device.instructions.clone(),
             collectives: device.collectives.values().map(|count| count.calls).sum(),
@@ -45,7 +53,13 @@ impl NullRunReport {
             allocated_bytes: device.allocated.0,
         };
         let stages = report.stages.iter().map(stage).collect();
-        NullRunReport { backend, model: model.name.clone(), mesh: report.mesh, stages }
+        NullRunReport {
+            backend,
+            model: model.name.clone(),
+            mesh: report.mesh,
+            stages,
+            mesh_and_schedule: mesh_and_schedule(plan),
+        }
     }
 }
 
@@ -54,7 +68,7 @@ impl Report for NullRunReport {
         let mut page = Page::default();
         let devices = plural(self.mesh.devices(), "device");
         page.heading(format!("One step of {} on {devices}, counted", self.model));
-        page.line(self.mesh);
+        page.line(&self.mesh_and_schedule);
         page.heading("Per device");
         let row = |(index, stage): (usize, &StageActivity)| {
             let sent = stage.collective_sent_bytes.values().flat_map(|axes| axes.values()).sum();
