@@ -11,7 +11,7 @@ use super::page::{Align, Page};
 use super::{Report, finite_limit};
 use crate::args::{Detail, PlanFile};
 use crate::errors::Problem;
-use crate::text::{plural, thousands};
+use crate::text::{mesh_and_schedule, plural, thousands};
 
 /// Output of `check`.
 #[derive(Serialize)]
@@ -39,7 +39,11 @@ struct StageSummary {
     buffers: u64,
     collectives: BTreeMap<&'static str, u64>,
     transfers: u64,
+    /// Sum over the model chunks of the stage: a microbatch counts once in each chunk that keeps it.
     microbatches_in_flight: u64,
+    /// Microbatches in flight in each model chunk of a stage with several; absent for one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chunk_microbatches_in_flight: Option<Vec<u64>>,
     peak_memory_bytes: u64,
 }
 
@@ -80,7 +84,7 @@ impl CheckReport {
             errors,
             numeric: None,
             file: name.clone(),
-            subject: format!("{} on {devices}: {}", model.name, plan.mesh),
+            subject: format!("{} on {devices}: {}", model.name, mesh_and_schedule(plan)),
         }
     }
 
@@ -155,15 +159,25 @@ impl StageSummary {
             }
         }
         let is_transfer = |action: &Action| matches!(action, Action::Send(_) | Action::Receive(_));
+        let in_flight: Vec<u64> = stage.chunks.iter().map(|chunk| chunk.slots).collect();
         StageSummary {
             instructions: stage.all_instructions().count() as u64,
             buffers: stage.buffers.len() as u64,
             collectives,
             transfers: stage.all_instructions().filter(|instr| is_transfer(&instr.action)).count()
                 as u64,
-            microbatches_in_flight: stage.chunks.iter().map(|chunk| chunk.slots).sum(),
+            microbatches_in_flight: in_flight.iter().sum(),
+            chunk_microbatches_in_flight: (in_flight.len() > 1).then_some(in_flight),
             peak_memory_bytes: stage.arena.0,
         }
+    }
+
+    /// The microbatches in flight in words; of several model chunks, those of each one: `4+2`.
+    fn in_flight(&self) -> String {
+        let Some(chunks) = &self.chunk_microbatches_in_flight else {
+            return thousands(self.microbatches_in_flight);
+        };
+        chunks.iter().map(|slots| thousands(*slots)).collect::<Vec<_>>().join("+")
     }
 }
 
@@ -185,7 +199,7 @@ impl Report for CheckReport {
                 thousands(stage.buffers),
                 thousands(stage.collectives.values().sum()),
                 thousands(stage.transfers),
-                thousands(stage.microbatches_in_flight),
+                stage.in_flight(),
                 Bytes(stage.peak_memory_bytes).to_string(),
             ]
         };
@@ -193,6 +207,9 @@ impl Report for CheckReport {
         let columns =
             ["stage", "instructions", "buffers", "collectives", "transfers", "in flight", "memory"];
         page.table(&columns.map(|name| (name, Align::Right)), &rows);
+        if self.stages.iter().any(|stage| stage.chunk_microbatches_in_flight.is_some()) {
+            page.line("In flight: microbatches in each model chunk of a stage.");
+        }
         page.line(match self.memory_limit_bytes {
             Some(limit) => format!("Memory limit of a device: {}", Bytes(limit)),
             None => "No memory limit".into(),

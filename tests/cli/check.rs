@@ -1,4 +1,4 @@
-//! `narrows check --numeric`.
+//! `narrows check`: stages of a proven plan, miniatures, edited plans.
 
 use super::{json, narrows, stdout};
 
@@ -58,4 +58,29 @@ fn duplicate_and_unused_entries_of_a_plan_are_rejected() {
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("h100-sxm"), "{message}");
     assert!(narrows(&check(&plan)).assert().code(0).get_output().stderr.is_empty());
+}
+
+/// Microbatches in flight are those of each model chunk, because one microbatch may be in several.
+#[test]
+fn microbatches_in_flight_are_those_of_a_chunk() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.json").display().to_string();
+    let request = "--model cola-tiny --hardware a100-80gb --devices 2 --pipeline 2 --micro-batch 1 \
+                   --global-batch 4 --sequence-length 128";
+    stdout(&format!("plan {request} --schedule interleaved --output {file}"));
+    let stage = &json(&format!("check {file}"))["stages"][0];
+    assert_eq!(stage["chunk_microbatches_in_flight"], serde_json::json!([4, 2]));
+    assert_eq!(stage["microbatches_in_flight"], 6);
+    let text = stdout(&format!("check {file}"));
+    assert!(text.contains("× data 1, interleaved (2 chunks)\n"), "{text}");
+    assert!(text.contains("  4+2  "), "{text}");
+    assert!(text.contains("In flight: microbatches in each model chunk of a stage.\n"), "{text}");
+    stdout(&format!("plan {request} --schedule 1f1b --output {file}"));
+    let stage = &json(&format!("check {file}"))["stages"][0];
+    assert_eq!(
+        (stage.get("chunk_microbatches_in_flight"), &stage["microbatches_in_flight"]),
+        (None, &2.into())
+    );
+    let text = stdout(&format!("check {file}"));
+    assert!(text.contains("× data 1, 1F1B\n") && !text.contains("chunk"), "{text}");
 }
