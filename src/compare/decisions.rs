@@ -51,10 +51,16 @@ pub fn plan_differences(plans: &[ComparedPlan]) -> Vec<DecisionDifference> {
     differences(plans.iter().map(|plan| plan_decisions(&plan.priced.plan)).collect())
 }
 
+/// The order of passes.
+pub const SCHEDULE: &str = "schedule";
+/// The number of model chunks of each stage.
+pub const CHUNKS: &str = "chunks of each stage";
+/// The numbers of blocks of the stages; of an interleaved pipeline, of its virtual stages.
+pub const STAGE_BLOCKS: &str = "blocks of each stage";
+
 /// Decisions of a plan outside of segments.
 fn plan_decisions(plan: &Plan) -> Vec<(&'static str, Value)> {
-    let blocks = |stage: &narrows_plan::StagePlan| stage.runs.iter().map(|run| run.count).sum();
-    let blocks: Vec<u64> = plan.stages.iter().map(blocks).collect();
+    let blocks = virtual_stage_blocks(plan);
     vec![
         ("hardware", json!(plan.hardware.name)),
         ("executor", json!(plan.executor)),
@@ -67,13 +73,20 @@ fn plan_decisions(plan: &Plan) -> Vec<(&'static str, Value)> {
         ("workload.micro_batch", json!(plan.workload.micro_batch)),
         ("zero", json!(plan.zero)),
         ("shard_size", json!(plan.shard_size)),
-        ("schedule", json!(plan.schedule)),
+        (SCHEDULE, json!(plan.schedule)),
+        (CHUNKS, json!(plan.chunks())),
         ("overlap_grad_reduce", json!(plan.overlap_grad_reduce)),
         ("overlap_tensor_collectives", json!(plan.overlap_tensor_collectives)),
         ("hidden_layout", json!(plan.hidden_layout)),
         ("crossing_layout", json!(plan.crossing_layout)),
-        ("blocks of each stage", json!(blocks)),
+        (STAGE_BLOCKS, json!(blocks)),
     ]
+}
+
+/// Numbers of blocks of the stages, or of the virtual stages of an interleaved pipeline.
+pub fn virtual_stage_blocks(plan: &Plan) -> Vec<u64> {
+    let blocks = |stage: &narrows_plan::StagePlan| stage.runs.iter().map(|run| run.count).sum();
+    plan.stages.iter().map(blocks).collect()
 }
 
 /// Keeps the decisions whose values differ. All lists have the same names, in the same order.

@@ -14,11 +14,12 @@ use super::{Report, finite_limit, training_run};
 use crate::args::Detail;
 use crate::breakdown;
 use crate::compare::{
-    ComparedPlan, DecisionDifference, PLANS_MAX, PartDifference, SegmentDifference,
-    communication_parts, memory_parts, plan_differences, ranking, segment_differences, time_parts,
+    CHUNKS, ComparedPlan, DecisionDifference, PLANS_MAX, PartDifference, SCHEDULE, STAGE_BLOCKS,
+    SegmentDifference, communication_parts, memory_parts, plan_differences, ranking,
+    segment_differences, time_parts, virtual_stage_blocks,
 };
 use crate::op_decisions::OpDecision;
-use crate::text::{half_width, percent, thousands};
+use crate::text::{half_width, percent, schedule, thousands};
 
 /// Names of the plans in tables.
 const LABELS: [&str; PLANS_MAX] = ["A", "B", "C", "D", "E"];
@@ -227,11 +228,11 @@ impl<'a> CompareReport<'a> {
 
     fn decisions(&self, page: &mut Page, detail: Detail) {
         page.heading("Decisions that differ");
+        let mut rows = self.plan_decisions();
         let row = |prefix: &str, difference: &DecisionDifference| {
             let name = format!("{prefix}{}", difference.decision);
             [name].into_iter().chain(difference.values.iter().map(text)).collect::<Vec<String>>()
         };
-        let mut rows: Vec<Vec<String>> = self.decisions.iter().map(|d| row("", d)).collect();
         for segment in &self.segments {
             let prefix = format!("{}: ", place(segment));
             rows.extend(segment.decisions.iter().map(|difference| row(&prefix, difference)));
@@ -266,6 +267,27 @@ impl<'a> CompareReport<'a> {
         {
             page.line("--details lists the ops.");
         }
+    }
+
+    /// Rows of the decisions for the whole plan. A schedule names its chunks, and blocks are grouped by stage.
+    fn plan_decisions(&self) -> Vec<Vec<String>> {
+        let of_plans = |cell: fn(&Plan) -> String| {
+            self.plans.iter().map(|entry| cell(entry.decisions)).collect::<Vec<String>>()
+        };
+        let cells = |difference: &DecisionDifference| match &*difference.decision {
+            SCHEDULE => of_plans(|plan| schedule(plan).unwrap_or_else(|| "–".into())),
+            STAGE_BLOCKS => of_plans(stage_blocks),
+            _ => difference.values.iter().map(text).collect(),
+        };
+        let names_chunks = self.decisions.iter().any(|difference| difference.decision == SCHEDULE);
+        self.decisions
+            .iter()
+            .filter(|difference| difference.decision != CHUNKS || !names_chunks)
+            .map(|difference| {
+                let name = difference.decision.clone();
+                std::iter::once(name).chain(cells(difference)).collect()
+            })
+            .collect()
     }
 
     fn columns(&self, first: &'static str, align: Align) -> Vec<(&'static str, Align)> {
@@ -357,6 +379,23 @@ fn place(segment: &SegmentDifference) -> String {
         None => segment.segment.to_owned(),
         Some([first, last]) if first == last => format!("block {first}"),
         Some([first, last]) => format!("blocks {first}–{last}"),
+    }
+}
+
+/// Numbers of blocks of the stages, of equal ones as a product: `5 + 3`, `4 × 2`. Those of an interleaved pipeline by their
+/// chunks: `(2 + 1) + (1 + 2)`, `4 × (1 + 1)`.
+fn stage_blocks(plan: &Plan) -> String {
+    let blocks = virtual_stage_blocks(plan);
+    let (stages, chunks) = (plan.mesh.pipeline as usize, plan.chunks());
+    let stage = |stage: usize| {
+        let of_chunks = blocks.iter().skip(stage).step_by(stages).map(u64::to_string);
+        let sum = of_chunks.collect::<Vec<_>>().join(" + ");
+        if chunks > 1 { format!("({sum})") } else { sum }
+    };
+    let of_stages: Vec<String> = (0..stages).map(stage).collect();
+    match of_stages.iter().all(|blocks| *blocks == of_stages[0]) && stages > 1 {
+        true => format!("{stages} × {}", of_stages[0]),
+        false => of_stages.join(" + "),
     }
 }
 

@@ -156,3 +156,34 @@ fn bad_comparisons_are_located() {
     let message = failure(&format!("compare {a} --with-search --memory-limit 1MiB"), 1);
     assert!(message.contains("no plan exists"), "{message}");
 }
+
+/// Schedules name their model chunks, and the blocks of a stage are those of its chunks.
+#[test]
+fn chunks_of_interleaved_pipelines_are_compared() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let request = "--model cola-60m --hardware a100-80gb --devices 2 --pipeline 2 --micro-batch 1 \
+                   --global-batch 8 --sequence-length 512";
+    let interleaved = plan(folder.path(), "a.json", &format!("{request} --schedule interleaved"));
+    let one_f_one_b = plan(folder.path(), "b.json", &format!("{request} --schedule 1f1b"));
+    let (a, b) = (interleaved.display(), one_f_one_b.display());
+    let text = fs::read_to_string(&interleaved).expect("a plan");
+    let stages = serde_json::from_str::<Value>(&text).expect("JSON")["stages"].clone();
+    let (stages, blocks) = (stages.as_array().expect("stages").len(), 8);
+    let chunks = stages / 2;
+    let of_stage = vec![(blocks / stages).to_string(); chunks].join(" + ");
+    let text = stdout(&format!("compare {a} {b}"));
+    let row = |name: &str| text.lines().find(|line| line.trim().starts_with(name)).expect(name);
+    let schedule = row("schedule");
+    assert!(schedule.contains(&format!("interleaved ({chunks} chunks)")), "{text}");
+    assert!(schedule.ends_with(" 1F1B"), "{text}");
+    assert!(row("blocks of each stage").contains(&format!("2 × ({of_stage})")), "{text}");
+    assert!(!text.contains("chunks of each stage"), "{text}");
+    let compared = answer(&format!("compare {a} {b}"));
+    let decisions = compared["decisions"].as_array().expect("a list");
+    for (decision, values) in
+        [("schedule", json!(["interleaved", "1f1b"])), ("chunks of each stage", json!([chunks, 1]))]
+    {
+        let expected = json!({"decision": decision, "values": values});
+        assert!(decisions.contains(&expected), "{compared:#}");
+    }
+}
