@@ -256,3 +256,38 @@ fn a_large_simulated_trace_is_bounded() {
     assert_eq!(of_stages(&format!("backward {}", microbatches - 1)), 2);
     assert_eq!((of_stages(&format!("forward {microbatches}")), of_stages("update")), (0, 2));
 }
+
+/// Events of a pipeline with several model chunks name the chunk of their pass, in a simulated and in a measured step.
+#[test]
+fn events_name_their_model_chunk() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let mesh = "--devices 2 --tensor 1 --pipeline 2 --micro-batch 1";
+    for (schedule, chunks) in [("interleaved", &[0, 1][..]), ("1f1b", &[])] {
+        let line = format!("{SMALL} {mesh} --schedule {schedule} --steps 1");
+        stdout(&format!("{line} --trace {}", trace.display()));
+        let events: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
+        let threads = threads(&events);
+        for process in [0, 1, 1_000_000, 1_000_001] {
+            let of = |thread: u64| threads[&(process, thread)].iter();
+            let named = |chunk: u64| {
+                let passes = of(0).filter(|e| e["cat"] == "pass" && e["args"]["chunk"] == chunk);
+                let instructions = of(1).filter(|e| e["args"]["chunk"] == chunk);
+                (
+                    passes.map(|e| e["name"].as_str().unwrap()).collect::<Vec<_>>(),
+                    instructions.count(),
+                )
+            };
+            for chunk in chunks {
+                let (passes, instructions) = named(*chunk);
+                let forward = format!("forward 1 (chunk {chunk})");
+                assert!(passes.len() == 4 && passes.contains(&&*forward), "{passes:?}");
+                assert!(instructions > 0, "process {process}, chunk {chunk}");
+            }
+            let in_chunks = of(0).chain(of(1)).filter(|e| e["args"].get("chunk").is_some());
+            assert_eq!(in_chunks.count() == 0, chunks.is_empty());
+            let update = of(0).find(|e| e["name"] == "update").unwrap();
+            assert_eq!(update["args"].get("chunk"), None);
+        }
+    }
+}

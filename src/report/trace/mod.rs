@@ -43,6 +43,8 @@ pub struct MeasuredTrace {
 struct TraceProcess {
     pid: u64,
     step: u64,
+    /// Whether the stage has several model chunks, which events then name.
+    has_chunks: bool,
 }
 
 impl MeasuredTrace {
@@ -72,7 +74,8 @@ pub fn add_measured_steps(trace: &mut TraceText, program: &Program, steps: &[Mea
         trace.extend(&metadata(device.0, &name));
         let mut begin = Duration::ZERO;
         for measured in steps {
-            let process = TraceProcess { pid: device.0, step: measured.step };
+            let has_chunks = program.stages[stage].chunks.len() > 1;
+            let process = TraceProcess { pid: device.0, step: measured.step, has_chunks };
             let spans = measured.spans[device.0 as usize]
                 .iter()
                 .map(|span| (micros(begin + span.start), micros(begin + span.end)));
@@ -93,7 +96,8 @@ pub fn add_predicted_step(
     prices: StreamPrices,
 ) {
     for stage in 0..program.stages.len() {
-        let process = TraceProcess { pid: PREDICTED + stage as u64, step: 0 };
+        let has_chunks = program.stages[stage].chunks.len() > 1;
+        let process = TraceProcess { pid: PREDICTED + stage as u64, step: 0, has_chunks };
         trace.extend(&metadata(process.pid, &format!("predicted: each device of stage {stage}")));
         process.simulated_step(program, stage, timeline, prices, |_| true, trace);
     }
@@ -109,7 +113,8 @@ pub fn add_simulated_step(
 ) {
     for device in &extent.devices {
         let stage = device.stage(&program.context.mesh);
-        let process = TraceProcess { pid: device.0, step: 0 };
+        let has_chunks = program.stages[stage].chunks.len() > 1;
+        let process = TraceProcess { pid: device.0, step: 0, has_chunks };
         trace.extend(&metadata(device.0, &format!("device {} (stage {stage})", device.0)));
         process.simulated_step(
             program,
@@ -214,17 +219,23 @@ impl TraceProcess {
 
     fn pass(self, pass: MicrobatchPass, span: (f64, f64)) -> TraceEvent {
         let MicrobatchPass { phase, chunk, microbatch } = pass;
-        let (title, mut args) = match phase {
+        let (mut title, mut args) = match phase {
             Phase::Step => ("update".into(), json!({ "step": self.step })),
             _ => (
                 format!("{} {microbatch}", phase.name()),
                 json!({ "step": self.step, "microbatch": microbatch }),
             ),
         };
-        if chunk > 0 {
+        if self.names_chunk_of(pass) {
+            title += &format!(" (chunk {chunk})");
             args["chunk"] = json!(chunk);
         }
         self.event(title, "pass", PASSES, span, args)
+    }
+
+    /// Whether the events of a pass name its chunk. The step phase is one for all chunks.
+    fn names_chunk_of(self, pass: MicrobatchPass) -> bool {
+        self.has_chunks && pass.phase != Phase::Step
     }
 
     fn instruction(self, instr: &Instr, pass: MicrobatchPass, span: (f64, f64)) -> TraceEvent {
@@ -240,6 +251,9 @@ impl TraceProcess {
             "microbatch": pass.microbatch,
             "step": self.step,
         });
+        if self.names_chunk_of(pass) {
+            args["chunk"] = json!(pass.chunk);
+        }
         if let Value::Object(args) = &mut args {
             args.append(&mut work(&instr.kernel()));
         }
