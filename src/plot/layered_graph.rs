@@ -6,7 +6,7 @@
 use plotters::style::RGBColor;
 
 use super::picture::{Anchor, Picture, Place};
-use super::{INK, blended};
+use super::{INK, PAPER, blended};
 
 /// A graph without cycles.
 #[derive(Clone, Debug)]
@@ -127,7 +127,7 @@ impl LayeredGraph {
         for (index, node) in self.nodes.iter().enumerate() {
             let (centre, upper, lower) = layout.place(index);
             let left = centre - NODE.0 / 2;
-            let tint = blended(node.colour, RGBColor(255, 255, 255), TINT);
+            let tint = blended(node.colour, PAPER, TINT);
             picture.rectangle([(left, upper), (left + NODE.0, lower)], tint);
             picture.rectangle([(left, upper), (left + STRIP, lower)], node.colour);
             for (line, text) in node.lines.iter().enumerate() {

@@ -47,6 +47,8 @@ pub const PALETTE: [RGBColor; 8] = [
 
 /// Text and axes.
 pub const INK: RGBColor = RGBColor(40, 40, 40);
+/// The background.
+const PAPER: RGBColor = RGBColor(255, 255, 255);
 /// Grid lines.
 pub const GRID: RGBColor = RGBColor(222, 222, 222);
 

@@ -6,7 +6,7 @@ use plotters::style::RGBColor;
 
 use super::picture::{Anchor, Picture};
 use super::scale::{Scale, label};
-use super::{GRID, INK, PALETTE};
+use super::{GRID, INK, PALETTE, PAPER, blended};
 
 const WIDTH: i32 = 900;
 const LEFT: i32 = 90;
@@ -18,6 +18,10 @@ const ROW: i32 = 26;
 const ROWS_MAX: i32 = 520;
 /// Least width of a pass with a gap to the next.
 const GAPPED: i32 = 4;
+/// Side of the colours of the legend.
+const SWATCH: i32 = 14;
+/// Share of white in the colours of the last model chunk of a stage.
+const LIGHTEST: f64 = 0.65;
 
 /// The timeline of `spans`; `None` without any.
 pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
@@ -36,9 +40,14 @@ pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
         *phase != Phase::WeightGradient || spans.iter().any(|span| span.pass.phase == *phase)
     };
     for (index, (_, name, colour)) in PHASES.into_iter().filter(has_phase).enumerate() {
-        let left = 20 + 150 * index as i32;
-        picture.rectangle([(left, 54), (left + 14, 68)], colour);
-        picture.text(name, (left + 20, 54), Anchor::Start, 14);
+        let left = legend_left(index);
+        picture.rectangle([(left, 54), (left + SWATCH, 54 + SWATCH)], colour);
+        picture.text(name, (left + SWATCH + 6, 54), Anchor::Start, 14);
+    }
+    let chunks = spans.iter().map(|span| span.pass.chunk + 1).max().unwrap_or(1);
+    if chunks > 1 {
+        let left = legend_left(PHASES.into_iter().filter(has_phase).count());
+        chunk_legend(&mut picture, left, chunks);
     }
     for tick in scale.ticks() {
         picture.path([(across(tick), TOP), (across(tick), bottom)], GRID, 1);
@@ -57,18 +66,45 @@ pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
         // Passes that follow each other at once are told apart by a gap.
         let end = if end - begin >= GAPPED { end - 1 } else { end.max(begin + 1) };
         let lower = upper + 1 + (row - 2).max(1);
-        picture.rectangle([(begin, upper + 1), (end, lower)], colour(span.pass.phase));
+        let colour = shade(colour(span.pass.phase), span.pass.chunk, chunks);
+        picture.rectangle([(begin, upper + 1), (end, lower)], colour);
     }
     picture.path([(LEFT, TOP), (LEFT, bottom)], INK, 1);
     Some(picture)
 }
 
-/// Name and colour of each phase. Most schedules have no weight-gradient passes.
+/// The left end of an entry of the legend.
+fn legend_left(index: usize) -> i32 {
+    20 + 150 * index as i32
+}
+
+/// The entry of the legend for model chunks: the shades of a forward pass above those of a backward pass.
+fn chunk_legend(picture: &mut Picture, left: i32, chunks: usize) {
+    let width = (8 * SWATCH / chunks as i32).clamp(2, SWATCH);
+    for chunk in 0..chunks {
+        let begin = left + width * chunk as i32;
+        for (phase, upper) in [(Phase::Forward, 54), (Phase::Backward, 54 + SWATCH / 2)] {
+            let corners = [(begin, upper), (begin + width, upper + SWATCH / 2)];
+            picture.rectangle(corners, shade(colour(phase), chunk, chunks));
+        }
+    }
+    let text = format!("{chunks} model chunks a stage: the later, the lighter");
+    picture.text(text, (left + width * chunks as i32 + 6, 54), Anchor::Start, 14);
+}
+
+/// The colour of a pass through a model chunk, of so many of a stage.
+fn shade(colour: RGBColor, chunk: usize, chunks: usize) -> RGBColor {
+    let share = chunk as f64 / (chunks - 1).max(1) as f64;
+    blended(colour, PAPER, LIGHTEST * share)
+}
+
+/// Name and colour of each phase. Light shades of one are no shades of another. Most schedules have no weight-gradient
+/// passes.
 const PHASES: [(Phase, &str, RGBColor); 4] = [
-    (Phase::Forward, "forward", PALETTE[5]),
-    (Phase::Backward, "backward", PALETTE[0]),
+    (Phase::Forward, "forward", PALETTE[0]),
+    (Phase::Backward, "backward", PALETTE[1]),
     (Phase::WeightGradient, "weight gradients", PALETTE[2]),
-    (Phase::Step, "step phase", PALETTE[4]),
+    (Phase::Step, "step phase", PALETTE[7]),
 ];
 
 fn colour(phase: Phase) -> RGBColor {

@@ -120,7 +120,13 @@ impl<'a> PlanReport<'a> {
             let spans = simulate(self.program, prices.streams(&price)).spans;
             let few = spans.len() <= SPANS_MAX;
             let timeline = few.then(|| timeline_picture(&of("pipeline"), &spans)).flatten();
-            let caption = "Simulated passes of every microbatch; white is idle time.";
+            let caption = match self.decisions.chunks() {
+                1 => "Simulated passes of every microbatch; white is idle time.",
+                _ => {
+                    "Simulated passes of every microbatch through every model chunk, later chunks in lighter colours; \
+                     white is idle time."
+                }
+            };
             figures.extend(Figure::of(PlotKind::Pipeline, timeline, caption));
         }
         let blocks: Vec<_> = self.resolved.stages.iter().flatten().collect();

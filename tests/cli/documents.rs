@@ -124,6 +124,27 @@ fn the_roofline_has_every_gemm_below_its_roof() {
     assert!(picture.contains("peak 312 TFLOP/s") && picture.contains("memory 2.04 TB/s"));
 }
 
+/// Passes through later model chunks of a stage are lighter, and the legend says so.
+#[test]
+fn the_pipeline_shows_model_chunks() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pipeline.svg");
+    let request = format!("plan {SMALL} --tensor 1 --micro-batch 1");
+    for (schedule, light_passes) in [("interleaved", 4 * 2), ("1f1b", 0)] {
+        let flags = format!("--schedule {schedule} --plot-kind pipeline --plot {}", file.display());
+        stdout(&format!("{request} {flags}"));
+        let svg = fs::read_to_string(&file).unwrap();
+        let passes = |colour: &str| svg.matches(&format!("fill=\"#{colour}\"")).count();
+        // Forward and backward passes through the second chunk, and their colours in the legend.
+        for colour in ["A6CEE4", "F0C7A6"] {
+            let in_legend = usize::from(light_passes > 0);
+            assert_eq!(passes(colour), light_passes + in_legend, "{schedule} {colour}");
+        }
+        let legend = "2 model chunks a stage: the later, the lighter";
+        assert_eq!(svg.contains(legend), light_passes > 0, "{schedule}");
+    }
+}
+
 #[test]
 fn a_picture_that_an_answer_does_not_have_is_an_error_with_the_others_as_a_hint() {
     let folder = tempfile::tempdir().unwrap();
