@@ -2,8 +2,8 @@
 
 use narrows_plan::{Bytes, Mesh, Seconds};
 use narrows_planner::{
-    Bottleneck, ContextOutcome, Explanation, MemoryBinding, MeshRow, Prediction, Request, Resource,
-    SearchReport,
+    Bottleneck, ContextOutcome, Explanation, Infeasible, MemoryBinding, MemoryEvidence, MeshRow,
+    Prediction, Request, Resource, SearchReport,
 };
 use serde::Serialize;
 
@@ -221,36 +221,42 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
     let time = |seconds: Option<f64>| seconds.map_or(String::new(), |s| Seconds(s).to_string());
     let row = |row: &&MeshRow| {
         let Mesh { tensor, pipeline, data } = row.mesh;
+        let schedule = match row.chunks {
+            _ if pipeline == 1 => String::new(),
+            Some(chunks) if chunks > 1 => format!("{} ({chunks})", row.schedule.name()),
+            _ => row.schedule.name().into(),
+        };
         vec![
             format!("{tensor} × {pipeline} × {data}"),
             row.micro_batch.to_string(),
             zero_stage(row.zero, row.shard_size).unwrap_or_default(),
-            if pipeline > 1 { row.schedule.label(row.chunks.unwrap_or(1)) } else { String::new() },
+            schedule,
             match (row.overlap_grad_reduce, row.overlap_tensor_collectives) {
-                (true, true) => "data, tensor",
+                (true, true) => "both",
                 (true, false) => "data",
                 (false, true) => "tensor",
                 (false, false) => "",
             }
             .into(),
             time(row.bound_s),
-            time(row.step_time_s),
-            outcome(&row.outcome),
+            row.step_time_s
+                .map_or_else(|| outcome(&row.outcome).into(), |s| Seconds(s).to_string()),
         ]
     };
     let columns = [
-        ("tensor × pipeline × data", Align::Left),
+        ("mesh", Align::Left),
         ("microbatch", Align::Right),
         ("ZeRO", Align::Right),
         ("schedule", Align::Left),
         ("overlap", Align::Left),
         ("bound", Align::Right),
         ("step time", Align::Right),
-        ("", Align::Left),
     ];
     if !listed.is_empty() {
         page.table(&columns, &listed.iter().map(row).collect::<Vec<_>>());
+        page.paragraph(&mesh_legend(&listed));
     }
+    without_plan(page, &listed);
     let summarized = |predicate: fn(&ContextOutcome) -> bool| {
         meshes.iter().filter(move |row| detail == Detail::Summary && predicate(&row.outcome))
     };
@@ -267,6 +273,54 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
         if meshes > 0 {
             page.line(format!("{} {reason}.", plural_with(meshes, "mesh", "meshes")));
         }
+    }
+}
+
+/// Legend of the meshes in the table.
+fn mesh_legend(listed: &[&MeshRow]) -> String {
+    let has_chunks = listed.iter().any(|row| row.chunks.is_some_and(|chunks| chunks > 1));
+    let is_overlapped =
+        listed.iter().any(|row| row.overlap_grad_reduce || row.overlap_tensor_collectives);
+    let parts = [
+        Some("Mesh: tensor × pipeline × data"),
+        has_chunks.then_some("in parentheses: model chunks a stage"),
+        is_overlapped.then_some("overlap: collectives of the data or tensor axis, or of both"),
+    ];
+    format!("{}.", parts.into_iter().flatten().collect::<Vec<_>>().join("; "))
+}
+
+/// The reasons why meshes have no plan, with the numbers of meshes.
+fn without_plan(page: &mut Page, listed: &[&MeshRow]) {
+    let reasons = listed.iter().filter_map(|row| match &row.outcome {
+        ContextOutcome::Infeasible(reason) => Some(reason),
+        _ => None,
+    });
+    let without_strategy =
+        reasons.clone().filter(|reason| matches!(reason, Infeasible::NoStrategy));
+    let mut counted = vec![(without_strategy.count(), "some op has no legal strategy".to_owned())];
+    for known in [MemoryEvidence::AllPlans, MemoryEvidence::OnePlan, MemoryEvidence::TriedPlans] {
+        let of_evidence = reasons.clone().filter_map(|reason| match reason {
+            Infeasible::Memory { needed, limit, evidence, .. } if *evidence == known => {
+                Some((*needed, *limit))
+            }
+            _ => None,
+        });
+        let mut memory: Vec<(Bytes, Bytes)> = of_evidence.collect();
+        memory.sort();
+        let (Some((low, limit)), Some((high, _))) = (memory.first(), memory.last()) else {
+            continue;
+        };
+        let range = if low == high { low.to_string() } else { format!("{low} to {high}") };
+        let reason = match known {
+            MemoryEvidence::AllPlans => format!("every plan needs at least {range}"),
+            MemoryEvidence::OnePlan => format!("the smallest plan that was found needs {range}"),
+            MemoryEvidence::TriedPlans => "no plan that was tried fits".into(),
+        };
+        counted.push((memory.len(), format!("{reason}; the limit is {limit} per device")));
+    }
+    for (meshes, reason) in counted.into_iter().filter(|(meshes, _)| *meshes > 0) {
+        let meshes = plural_with(meshes as u64, "mesh", "meshes");
+        page.paragraph(&format!("{meshes} without a plan: {reason}."));
     }
 }
 
@@ -287,12 +341,13 @@ fn is_summarized(outcome: &ContextOutcome) -> bool {
     is_pruned(outcome) || is_not_improved(outcome) || is_not_reached(outcome)
 }
 
-fn outcome(outcome: &ContextOutcome) -> String {
+/// The outcome of a mesh, in place of a step time.
+fn outcome(outcome: &ContextOutcome) -> &'static str {
     match outcome {
-        ContextOutcome::Solved(_) => String::new(),
-        ContextOutcome::Pruned => "pruned".into(),
-        ContextOutcome::NoImprovement => "no faster plan found".into(),
-        ContextOutcome::NotReached => "not reached".into(),
-        ContextOutcome::Infeasible(infeasible) => infeasible.to_string(),
+        ContextOutcome::Solved(_) => "",
+        ContextOutcome::Pruned => "pruned",
+        ContextOutcome::NoImprovement => "not faster",
+        ContextOutcome::NotReached => "not reached",
+        ContextOutcome::Infeasible(_) => "no plan",
     }
 }

@@ -108,3 +108,29 @@ fn reports_name_the_schedule_of_a_pipeline() {
     let text = stdout(&format!("{sweep} --pipeline 1 --sweep zero=off,1"));
     assert!(text.contains("D2 b1\n") && !text.contains("1F1B"), "{text}");
 }
+
+/// Every mesh of the explanation is one line of the table, and reasons why one has no plan follow it.
+#[test]
+fn each_mesh_of_an_explanation_is_one_line() {
+    let request = "explain --model cola-350m --hardware a100-80gb-8 --devices 16 --global-batch 64 \
+                   --sequence-length 1024 --pipeline 2";
+    for flags in ["", "--details", "--details --schedule interleaved"] {
+        let text = stdout(&format!("{request} {flags}"));
+        let (_, table) = text.split_once("\nMeshes, by their lower bounds\n").expect("a table");
+        let table: Vec<&str> = table.lines().collect();
+        assert!(table[1].trim().starts_with('─'), "{text}");
+        let rows = table[2..].iter().take_while(|line| !line.contains("Mesh: tensor"));
+        let rows: Vec<&&str> = rows.collect();
+        assert!(!rows.is_empty(), "{text}");
+        for row in &rows {
+            let mesh = row.trim().split("  ").next().expect("a mesh");
+            let sizes: Vec<u64> = mesh.split(" × ").filter_map(|size| size.parse().ok()).collect();
+            assert_eq!((sizes.len(), sizes.get(1)), (3, Some(&2)), "{row}\n{text}");
+            assert!(row.chars().count() <= 80, "{row}");
+        }
+        if flags.contains("interleaved") {
+            assert!(rows.iter().all(|row| row.contains("  interleaved (")), "{text}");
+            assert!(text.contains("in parentheses: model chunks a stage"), "{text}");
+        }
+    }
+}
