@@ -146,16 +146,22 @@ enum StepEvent {
     Bucket(BucketSpan),
 }
 
+/// Number of microbatches of a schedule.
+fn microbatches(passes: &[MicrobatchPass]) -> usize {
+    passes.iter().map(|pass| pass.microbatch as usize + 1).max().unwrap_or(0)
+}
+
 fn simulate_passes(
     times: &[StageTime],
     schedules: &[&[MicrobatchPass]],
     mut report: impl FnMut(StepEvent),
 ) -> Seconds {
     let stages = times.len();
-    let passes = schedules.first().map_or(0, |passes| passes.len());
+    let microbatches = schedules.first().map_or(0, |passes| microbatches(passes));
     let virtual_stages = times.iter().map(|time| time.chunks.len()).sum::<usize>();
     // End of each forward and backward pass by virtual stage and microbatch; negative until the pass is simulated.
-    let mut ends = vec![[vec![-1.0_f64; passes], vec![-1.0_f64; passes]]; virtual_stages];
+    let mut ends =
+        vec![[vec![-1.0_f64; microbatches], vec![-1.0_f64; microbatches]]; virtual_stages];
     let direction = |phase: Phase| usize::from(phase == Phase::Backward);
     let mut clock = vec![0.0_f64; stages];
     let mut next = vec![0_usize; stages];

@@ -182,9 +182,20 @@ impl Context {
         }
     }
 
-    /// Number of chunks of all stages: virtual stage k of the model runs on stage k mod P, of P stages.
-    pub fn virtual_stages(&self) -> u64 {
-        self.mesh.pipeline * self.chunks
+    /// Number of chunks of all stages.
+    pub fn virtual_stages(&self) -> usize {
+        (self.mesh.pipeline * self.chunks) as usize
+    }
+
+    /// The virtual stage that is this chunk of a stage.
+    pub fn virtual_stage(&self, stage: usize, chunk: usize) -> usize {
+        chunk * self.mesh.pipeline as usize + stage
+    }
+
+    /// The stage of a virtual stage, and its chunk there.
+    pub fn stage_and_chunk(&self, virtual_stage: usize) -> (usize, usize) {
+        let stages = self.mesh.pipeline as usize;
+        (virtual_stage % stages, virtual_stage / stages)
     }
 
     /// Devices along the tensor axis.

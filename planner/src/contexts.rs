@@ -161,8 +161,8 @@ fn overlaps_tensor_collectives(request: &Request, mesh: &Mesh) -> bool {
         && slowdown.is_some_and(|slowdown| slowdown.hidden_cost() < 1.0)
 }
 
-/// Whether a context may have the plan with the least memory: a zero-bubble pipeline needs no less than with 1F1B, which is
-/// searched as well unless the request fixes the schedule.
+/// Whether a context may have the plan with the least memory: zero-bubble and interleaved pipelines need no less than with
+/// 1F1B, which is searched as well unless the request fixes the schedule.
 pub(crate) fn may_need_least_memory(request: &Request, context: &Context) -> bool {
     context.schedule == PipelineSchedule::OneForwardOneBackward || request.schedule.is_some()
 }

@@ -193,17 +193,16 @@ fn walk(program: &Program, errors: &mut CheckErrors) {
         .map(|(index, stage)| StageChecker::new(&program.context, stage, index, program.tied))
         .collect();
     let mut in_transfer = std::collections::VecDeque::new();
-    let count = stages.len();
-    let virtual_stages =
-        || (0..program.context.virtual_stages() as usize).map(|at| (at / count, at % count));
-    for (chunk, stage) in virtual_stages() {
+    let context = &program.context;
+    let virtual_stages = || (0..context.virtual_stages()).map(|at| context.stage_and_chunk(at));
+    for (stage, chunk) in virtual_stages() {
         let stage = &mut stages[stage];
         stage.incoming = std::mem::take(&mut in_transfer);
         stage.walk(ChunkPhase { chunk, phase: Phase::Forward });
         in_transfer = std::mem::take(&mut stage.outgoing);
     }
     in_transfer.clear();
-    for (chunk, stage) in virtual_stages().rev() {
+    for (stage, chunk) in virtual_stages().rev() {
         let stage = &mut stages[stage];
         stage.incoming = std::mem::take(&mut in_transfer);
         stage.walk(ChunkPhase { chunk, phase: Phase::Backward });

@@ -14,6 +14,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use petgraph::algo::tarjan_scc;
 use petgraph::graph::{DiGraph, NodeIndex};
 
+use crate::context::Context;
 use crate::graph::BoundaryTensorId;
 use crate::mesh::{Axis, Mesh};
 use crate::program::{
@@ -83,24 +84,25 @@ fn transfers(stage: &StageProgram, pass: MicrobatchPass) -> Vec<ScheduledTransfe
 
 /// Checks that the sends and receives of one microbatch between neighbouring virtual stages match one by one.
 pub(super) fn check_transfers_match(program: &Program, errors: &mut CheckErrors) {
-    let stages = program.stages.len();
+    let context = &program.context;
     for phase in [Phase::Forward, Phase::Backward] {
         let of_virtual_stage = |at: usize| {
-            let pass = MicrobatchPass { phase, chunk: at / stages, microbatch: 0 };
-            transfers(&program.stages[at % stages], pass)
+            let (stage, chunk) = context.stage_and_chunk(at);
+            transfers(&program.stages[stage], MicrobatchPass { phase, chunk, microbatch: 0 })
         };
         let lists: Vec<Vec<ScheduledTransfer>> =
-            (0..program.context.virtual_stages() as usize).map(of_virtual_stage).collect();
+            (0..context.virtual_stages()).map(of_virtual_stage).collect();
         for later in 1..lists.len() {
             let (from, to) = match phase {
                 Phase::Forward => (later - 1, later),
                 _ => (later, later - 1),
             };
+            let [from_stage, to_stage] = [from, to].map(|at| context.stage_and_chunk(at).0);
             let sends: Vec<&ScheduledTransfer> =
-                lists[from].iter().filter(|t| t.send && t.peer == to % stages).collect();
+                lists[from].iter().filter(|t| t.send && t.peer == to_stage).collect();
             let receives: Vec<&ScheduledTransfer> =
-                lists[to].iter().filter(|t| !t.send && t.peer == from % stages).collect();
-            check_pair((from % stages, to % stages), &sends, &receives, errors);
+                lists[to].iter().filter(|t| !t.send && t.peer == from_stage).collect();
+            check_pair((from_stage, to_stage), &sends, &receives, errors);
         }
     }
 }
@@ -171,7 +173,7 @@ pub(super) fn check_deadlock_free(program: &Program, errors: &mut CheckErrors) {
     let matched = graph.node_indices().filter(|node| !blocked.contains(node));
     for (send, receive) in matched.filter_map(|node| graph[node].send.zip(graph[node].receive)) {
         let (sent, received) = (&schedules[send.0][send.1], &schedules[receive.0][receive.1]);
-        if expected_pass(sent.pass, (send.0, receive.0), program) != Some(received.pass) {
+        if expected_pass(sent.pass, (send.0, receive.0), &program.context) != Some(received.pass) {
             let problem = format!(
                 "sends the {} where stage {} expects the {}",
                 sent.pass, receive.0, received.pass
@@ -200,15 +202,14 @@ pub(super) fn check_deadlock_free(program: &Program, errors: &mut CheckErrors) {
 fn expected_pass(
     sent: MicrobatchPass,
     (from, to): (usize, usize),
-    program: &Program,
+    context: &Context,
 ) -> Option<MicrobatchPass> {
-    let stages = program.stages.len();
-    let own = sent.chunk * stages + from;
-    let other = match sent.phase {
+    let own = context.virtual_stage(from, sent.chunk);
+    let (stage, chunk) = context.stage_and_chunk(match sent.phase {
         Phase::Forward => own + 1,
         _ => own.checked_sub(1)?,
-    };
-    (other % stages == to).then_some(MicrobatchPass { chunk: other / stages, ..sent })
+    });
+    (stage == to).then_some(MicrobatchPass { chunk, ..sent })
 }
 
 /// Rendezvous that wait for their other side, by sending stage, receiving stage and phase.

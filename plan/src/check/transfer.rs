@@ -14,11 +14,12 @@ fn check_neighbour(
     towards_loss: bool,
 ) -> CheckResult {
     let check = &operands.checker;
-    let stages = check.context.mesh.pipeline as usize;
-    let own = check.at.chunk * stages + check.index;
+    let context = check.context;
+    let own = context.virtual_stage(check.index, check.at.chunk);
     let other = if towards_loss { own.checked_add(1) } else { own.checked_sub(1) };
-    let other = other.filter(|other| (*other as u64) < check.context.virtual_stages());
-    ensure(other.map(|other| other % stages) == Some(transfer.peer_stage as usize), || {
+    let other = other.filter(|other| *other < context.virtual_stages());
+    let neighbour = other.map(|other| context.stage_and_chunk(other).0);
+    ensure(neighbour == Some(transfer.peer_stage as usize), || {
         format!(
             "addresses stage {}, which is not the neighbour in this pass's direction",
             transfer.peer_stage

@@ -185,7 +185,7 @@ impl PlanResolver<'_> {
     }
 
     fn stages(&mut self, plan: &Plan, model: &Model) -> Vec<Vec<ResolvedBlock>> {
-        if plan.stages.len() as u64 != self.context.virtual_stages() {
+        if plan.stages.len() != self.context.virtual_stages() {
             let problem = format!(
                 "{} stages are listed, but the mesh has {}",
                 plan.stages.len(),

@@ -72,10 +72,10 @@ impl StageBoundary<'_> {
 pub fn stage_transfers(
     before: &StageBoundary,
     after: &StageBoundary,
-    virtual_stage: u64,
+    virtual_stage: usize,
     context: &Context,
 ) -> (Vec<InstrTemplate>, Vec<InstrTemplate>) {
-    let stage_of = |virtual_stage: u64| virtual_stage % context.mesh.pipeline;
+    let stage_of = |virtual_stage: usize| context.stage_and_chunk(virtual_stage).0 as u64;
     let (mut forward, mut backward) = (vec![], vec![]);
     if virtual_stage > 0 {
         let peer = stage_of(virtual_stage - 1);

@@ -182,7 +182,7 @@ impl StageLowering<'_> {
 
     /// The virtual stage of the current chunk.
     fn virtual_stage(&self) -> usize {
-        self.chunk * self.plan.context.mesh.pipeline as usize + self.stage
+        self.plan.context.virtual_stage(self.stage, self.chunk)
     }
 
     /// The transfers of one microbatch through the current chunk: (forward pass, backward pass).
@@ -191,7 +191,7 @@ impl StageLowering<'_> {
         let boundary =
             |stage: usize| StageBoundary { tensors: self.plan.boundary_tensors(stage), layout };
         let (before, after) = (boundary(stage.wrapping_sub(1)), boundary(stage));
-        stage_transfers(&before, &after, stage as u64, &self.plan.context)
+        stage_transfers(&before, &after, stage, &self.plan.context)
     }
 
     /// Receives into new buffers, one for each transferred tensor.

@@ -8,7 +8,7 @@ use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds, WeightSplit};
 
 use super::solver::ContextSolver;
 use crate::infeasible::{Infeasible, MemoryEvidence};
-use crate::pipeline::{chunk_blocks, passes_bound, stage_blocks};
+use crate::pipeline::BlockTimesMin;
 use crate::predict::model_flops;
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec};
@@ -88,28 +88,28 @@ fn filled_by_forward_passes(segments: &SegmentSolver, context: &Context) -> f64 
 
 /// Lower bound on an interleaved pipeline of equal chunks. The first stage ends its passes last, and then updates.
 fn interleaved_bound(segments: &SegmentSolver, context: &Context) -> f64 {
-    let layers = segments.layer_shapes();
     let of_layout = |boundary: BoundaryLayout| {
-        let block = |shape: usize| SegmentSpec::block(shape, boundary);
         let end = |kind| {
             segments
                 .min_microbatch_time(SegmentSpec::embedding_or_head(kind, boundary, None), context)
         };
-        let of_shape = |shape: usize| segments.min_microbatch_time(block(shape), context);
-        let of_shapes: Vec<f64> =
-            (0..segments.shape_count()).map(of_shape).collect::<Option<_>>()?;
-        let blocks = layers.len();
-        let chunk_time = |at: usize| {
-            chunk_blocks(context, at, blocks).map(|layer| of_shapes[layers[layer]]).sum()
+        let [embedding, head] = [end(SegmentKind::Embedding)?, end(SegmentKind::Head)?];
+        let of_shape = |shape: usize| {
+            let spec = SegmentSpec::block(shape, boundary);
+            let step_phase = segments.step_phase_range(spec, context)[0];
+            Some((segments.min_microbatch_time(spec, context)?, step_phase))
         };
-        let mut chunks: Vec<f64> = (0..context.virtual_stages() as usize).map(chunk_time).collect();
-        *chunks.first_mut()? += end(SegmentKind::Embedding)?;
-        *chunks.last_mut()? += end(SegmentKind::Head)?;
-        let step_phase: f64 = stage_blocks(context, 0, blocks)
-            .map(|layer| segments.step_phase_range(block(layers[layer]), context)[0])
-            .sum();
-        let microbatches = context.workload.microbatches(&context.mesh);
-        Some(passes_bound(&chunks, context.mesh.pipeline as usize, microbatches) + step_phase)
+        let of_shapes: Vec<(f64, f64)> =
+            (0..segments.shape_count()).map(of_shape).collect::<Option<_>>()?;
+        let (microbatch, step_phase): (Vec<f64>, Vec<f64>) =
+            segments.layer_shapes().iter().map(|shape| of_shapes[*shape]).unzip();
+        let blocks = BlockTimesMin { microbatch: &microbatch, step_phase: &step_phase };
+        let last = context.virtual_stages() - 1;
+        Some(blocks.step_bound(context, |at| match at {
+            0 => embedding,
+            at if at == last => head,
+            _ => 0.0,
+        }))
     };
     let layouts = segments.boundary_layouts(context).into_iter();
     layouts.filter_map(of_layout).min_by(f64::total_cmp).unwrap_or(0.0)

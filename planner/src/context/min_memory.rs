@@ -111,21 +111,19 @@ impl ContextSolver<'_> {
         let stages = context.mesh.pipeline as usize;
         let shapes = self.segments.layer_shapes();
         let mut blocks: Vec<Vec<Arc<SolvedSegment>>> = vec![];
-        for stage in 0..stages {
-            let in_flight = in_flight(context, stage);
+        let in_flight: Vec<u64> = (0..stages).map(|stage| in_flight(context, stage)).collect();
+        for in_flight in &in_flight {
             let vertex = |shape: &usize| {
                 let spec = SegmentSpec::block(*shape, embedding_and_head.boundary);
-                let hull = self.segments.hull(spec, context, in_flight, None);
+                let hull = self.segments.hull(spec, context, *in_flight, None);
                 hull.iter().rev().nth(level.min(hull.len().checked_sub(1)?)).cloned()
             };
             blocks.push(shapes.iter().map(vertex).collect::<Option<_>>()?);
         }
-        let bytes = |stage: usize, block: usize| {
-            blocks[stage][block].bytes.total(in_flight(context, stage))
-        };
+        let bytes = |stage: usize, block: usize| blocks[stage][block].bytes.total(in_flight[stage]);
         let assign = |(stage, layers): (usize, &[usize])| {
             let blocks = layers.iter().map(|layer| blocks[stage][*layer].clone()).collect();
-            Arc::new(StageAssignment::new(blocks, in_flight(context, stage)))
+            Arc::new(StageAssignment::new(blocks, in_flight[stage]))
         };
         let layers: Vec<Vec<usize>> = match context.chunks {
             1 => smallest_division(context, embedding_and_head, shapes.len(), &bytes)?
@@ -159,7 +157,8 @@ impl ContextSolver<'_> {
                 let mut needed = embedding_and_head.bytes(context, stage);
                 for chunk in 0..context.chunks as usize {
                     let in_flight = in_flight_in_chunk(context, stage, chunk as u64);
-                    let blocks = chunk_blocks(context, chunk * stages + stage, shapes.len());
+                    let virtual_stage = context.virtual_stage(stage, chunk);
+                    let blocks = chunk_blocks(context, virtual_stage, shapes.len());
                     for layer in blocks {
                         needed += smallest(&shapes[layer], in_flight)?;
                     }
@@ -170,7 +169,8 @@ impl ContextSolver<'_> {
         }
         let mut bytes: Vec<Vec<Bytes>> = vec![];
         for stage in 0..stages {
-            let smallest = |shape: &usize| smallest(shape, in_flight(context, stage));
+            let in_flight = in_flight(context, stage);
+            let smallest = |shape: &usize| smallest(shape, in_flight);
             bytes.push(shapes.iter().map(smallest).collect::<Option<_>>()?);
         }
         let bytes = |stage: usize, block: usize| bytes[stage][block];

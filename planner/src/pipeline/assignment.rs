@@ -64,6 +64,12 @@ impl StageAssignment {
         StageAssignment { blocks, ..total }
     }
 
+    /// The solutions of each of this many equal chunks.
+    pub(super) fn chunks(&self, chunks: usize) -> impl Iterator<Item = &[Arc<SolvedSegment>]> {
+        let count = self.blocks.len() / chunks;
+        (0..chunks).map(move |chunk| &self.blocks[chunk * count..(chunk + 1) * count])
+    }
+
     /// Forward plus backward time of one microbatch, in seconds.
     pub(crate) fn microbatch_time(&self, overhead: &StageOverhead) -> f64 {
         (self.forward + overhead.forward + self.backward + overhead.backward).0

@@ -13,7 +13,7 @@ use super::overhead::StageOverhead;
 
 /// The blocks of a virtual stage, of this many blocks of the model.
 pub(crate) fn chunk_blocks(context: &Context, virtual_stage: usize, blocks: usize) -> Range<usize> {
-    let count = blocks / context.virtual_stages() as usize;
+    let count = blocks / context.virtual_stages();
     virtual_stage * count..(virtual_stage + 1) * count
 }
 
@@ -23,18 +23,15 @@ pub(crate) fn stage_blocks(
     stage: usize,
     blocks: usize,
 ) -> impl Iterator<Item = usize> {
-    let virtual_stages =
-        (stage..context.virtual_stages() as usize).step_by(context.mesh.pipeline as usize);
     let context = *context;
-    virtual_stages.flat_map(move |virtual_stage| chunk_blocks(&context, virtual_stage, blocks))
+    (0..context.chunks as usize)
+        .flat_map(move |chunk| chunk_blocks(&context, context.virtual_stage(stage, chunk), blocks))
 }
 
 /// The passes of one microbatch through each chunk of a stage.
 pub(super) fn chunk_passes(blocks: &StageAssignment, overhead: &StageOverhead) -> Vec<PassTimes> {
-    let chunks = overhead.chunks.iter();
-    let count = (blocks.blocks.len() / overhead.chunks.len().max(1)).max(1);
+    let chunks = overhead.chunks.iter().zip(blocks.chunks(overhead.chunks.len()));
     chunks
-        .zip(blocks.blocks.chunks(count))
         .map(|([forward, backward], blocks)| PassTimes {
             forward: *forward + blocks.iter().map(|block| block.time.forward).sum::<Seconds>(),
             backward: *backward + blocks.iter().map(|block| block.time.backward).sum::<Seconds>(),
@@ -43,11 +40,41 @@ pub(super) fn chunk_passes(blocks: &StageAssignment, overhead: &StageOverhead) -
         .collect()
 }
 
+/// Lower bounds on the blocks of the model, in seconds and in model order.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockTimesMin<'a> {
+    /// Forward plus backward time of one microbatch.
+    pub microbatch: &'a [f64],
+    /// Step phase.
+    pub step_phase: &'a [f64],
+}
+
+impl BlockTimesMin<'_> {
+    /// Lower bound in seconds on an interleaved step of equal chunks. The first stage ends its passes last, and then runs
+    /// its step phase. `beside_blocks` is the time of one microbatch through a virtual stage besides its blocks.
+    pub(crate) fn step_bound(
+        &self,
+        context: &Context,
+        beside_blocks: impl Fn(usize) -> f64,
+    ) -> f64 {
+        let blocks = self.microbatch.len();
+        let virtual_stage = |at: usize| {
+            let own: f64 = self.microbatch[chunk_blocks(context, at, blocks)].iter().sum();
+            own + beside_blocks(at)
+        };
+        let times: Vec<f64> = (0..context.virtual_stages()).map(virtual_stage).collect();
+        let step_phase: f64 =
+            stage_blocks(context, 0, blocks).map(|block| self.step_phase[block]).sum();
+        let microbatches = context.workload.microbatches(&context.mesh);
+        passes_bound(&times, context.mesh.pipeline as usize, microbatches) + step_phase
+    }
+}
+
 /// Lower bound in seconds on the passes of a step. `chunks` are the times of one microbatch through each virtual stage.
 ///
 /// Stage s begins after the forward passes of the first chunks of the stages before it, and after its last pass these
 /// run the backward passes of theirs.
-pub(crate) fn passes_bound(chunks: &[f64], stages: usize, microbatches: u64) -> f64 {
+pub(super) fn passes_bound(chunks: &[f64], stages: usize, microbatches: u64) -> f64 {
     let (mut before, mut bound) = (0.0, 0.0_f64);
     for stage in 0..stages {
         let own: f64 = chunks.iter().skip(stage).step_by(stages).sum();

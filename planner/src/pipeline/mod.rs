@@ -34,7 +34,7 @@ mod tests;
 pub use assignment::{AssignmentMethod, StageAssignment};
 pub(crate) use embedding_and_head::EmbeddingAndHead;
 pub(crate) use in_flight::{in_flight, in_flight_in_chunk};
-pub(crate) use interleaved::{chunk_blocks, passes_bound, stage_blocks};
+pub(crate) use interleaved::{BlockTimesMin, chunk_blocks, stage_blocks};
 pub use overhead::StageOverhead;
 pub use partition::{Partition, PruningCutoff, StageBlocks, undominated_partitions};
 pub(crate) use partitioner::StagePartitioner;

@@ -82,14 +82,16 @@ impl StageOverhead {
                     tensors: segments.narrowest_carried(),
                     layout: embedding_and_head.boundary,
                 };
-                let transfers = |chunk: u64| {
-                    stage_transfers(&boundary, &boundary, chunk * stages + stage, context)
+                let transfers = |chunk| {
+                    let virtual_stage = context.virtual_stage(stage as usize, chunk);
+                    stage_transfers(&boundary, &boundary, virtual_stage, context)
                 };
                 let total = |templates: &[InstrTemplate]| templates.iter().map(price).sum();
-                let chunks: Vec<[Seconds; 2]> = (0..context.chunks)
-                    .map(transfers)
-                    .map(|(forward, backward)| [total(&forward), total(&backward)])
-                    .collect();
+                let transfers: Vec<_> = (0..context.chunks as usize).map(transfers).collect();
+                let times = |(forward, backward): &(Vec<_>, Vec<_>)| {
+                    [forward, backward].map(|pass| total(pass))
+                };
+                let chunks: Vec<[Seconds; 2]> = transfers.iter().map(times).collect();
                 let mut overhead = StageOverhead {
                     forward: chunks.iter().map(|[forward, _]| *forward).sum(),
                     backward: chunks.iter().map(|[_, backward]| *backward).sum(),
@@ -110,7 +112,7 @@ impl StageOverhead {
                     overhead.before_blocks.overlapped = head.time.overlapped;
                     overhead.add(context.chunks as usize - 1, head);
                 }
-                overhead.before_blocks.backward = match transfers(0).1.first() {
+                overhead.before_blocks.backward = match transfers[0].1.first() {
                     _ if is_last && context.chunks == 1 => head.time.backward,
                     received => received.map(price).unwrap_or_default(),
                 };

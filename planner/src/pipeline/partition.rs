@@ -229,12 +229,9 @@ impl Partition {
 
     /// The blocks of each virtual stage: with several chunks a stage, these have equal numbers of blocks.
     pub(crate) fn virtual_stages(&self, chunks: usize) -> Vec<Vec<Arc<SolvedSegment>>> {
-        let of_chunk = |chunk: usize| {
-            self.stages.iter().map(move |stage| {
-                let count = stage.blocks.len() / chunks;
-                stage.blocks[chunk * count..(chunk + 1) * count].to_vec()
-            })
-        };
+        let of_stages: Vec<Vec<_>> =
+            self.stages.iter().map(|stage| stage.chunks(chunks).collect()).collect();
+        let of_chunk = |chunk: usize| of_stages.iter().map(move |stage| stage[chunk].to_vec());
         (0..chunks).flat_map(of_chunk).collect()
     }
 

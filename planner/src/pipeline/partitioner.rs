@@ -9,7 +9,7 @@ use narrows_plan::{Bytes, Context, Seconds};
 
 use super::assignment::{StageAssignment, assign_points};
 use super::in_flight::in_flight;
-use super::interleaved::{chunk_blocks, passes_bound, stage_blocks};
+use super::interleaved::{BlockTimesMin, stage_blocks};
 use super::overhead::StageOverhead;
 use super::partition::{
     Partition, PruningCutoff, StageBlocks, StageChoice, is_excluded, undominated_partitions,
@@ -28,12 +28,21 @@ type CachedAssignment = Option<Arc<StageAssignment>>;
 /// Relative error of sums of times.
 const ROUNDING: f64 = 1e-9;
 
+/// What the blocks of a stage may take.
+#[derive(Clone, Copy)]
+struct StageMemory {
+    /// Bytes of all blocks.
+    budget: Bytes,
+    /// Microbatches whose activations the stage stores at once.
+    in_flight: u64,
+}
+
 /// Divides the blocks of one context among its stages.
 pub(crate) struct StagePartitioner<'a> {
     segments: &'a SegmentSolver<'a>,
     context: &'a Context,
     boundary: BoundaryLayout,
-    budgets: Vec<Bytes>,
+    stages: Vec<StageMemory>,
     /// Assignments by run of blocks; the first block is 0 when all blocks have one shape.
     assignments: RefCell<HashMap<StageBlocks, CachedAssignment>>,
     /// Assignments with other numbers of microbatches, by run and number.
@@ -49,11 +58,12 @@ impl<'a> StagePartitioner<'a> {
         boundary: BoundaryLayout,
         budgets: Vec<Bytes>,
     ) -> Self {
+        let memory = |(stage, budget)| StageMemory { budget, in_flight: in_flight(context, stage) };
         StagePartitioner {
             segments,
             context,
             boundary,
-            budgets,
+            stages: budgets.into_iter().enumerate().map(memory).collect(),
             assignments: RefCell::default(),
             weighted: RefCell::default(),
             is_interrupted: Cell::new(false),
@@ -103,33 +113,32 @@ impl<'a> StagePartitioner<'a> {
 
     /// Lower bound on the step of an interleaved pipeline, without a memory limit.
     pub(crate) fn interleaved_bound(&self, overheads: &[StageOverhead]) -> f64 {
-        let (context, stages) = (self.context, overheads.len());
+        let context = self.context;
         let least = self.pruning_cutoff(f64::INFINITY);
-        let blocks = least.microbatch_times_min.len();
-        let chunk = |at: usize| {
-            let [forward, backward] = overheads[at % stages].chunks[at / stages];
-            let own = chunk_blocks(context, at, blocks);
-            (forward + backward).0 + own.map(|block| least.microbatch_times_min[block]).sum::<f64>()
+        let beside_blocks = |at: usize| {
+            let (stage, chunk) = context.stage_and_chunk(at);
+            let [forward, backward] = overheads[stage].chunks[chunk];
+            (forward + backward).0
         };
-        let chunks: Vec<f64> = (0..context.virtual_stages() as usize).map(chunk).collect();
-        let of_first = stage_blocks(context, 0, blocks);
-        let step_phase: f64 = of_first.map(|block| least.step_phase_times_min[block]).sum();
-        let microbatches = context.workload.microbatches(&context.mesh);
-        passes_bound(&chunks, stages, microbatches) + overheads[0].step_phase_min.0 + step_phase
+        let blocks = BlockTimesMin {
+            microbatch: &least.microbatch_times_min,
+            step_phase: &least.step_phase_times_min,
+        };
+        blocks.step_bound(context, beside_blocks) + overheads[0].step_phase_min.0
     }
 
     /// Relaxations of all stages by `relax`; `None` where they would exclude nothing, or cost as much as the
     /// assignments.
     fn relaxed_stages(&self, cutoff: f64, relax: Relax) -> Option<Vec<RelaxedStage>> {
-        let is_worthwhile = cutoff.is_finite() && self.budgets.len() > 1;
+        let is_worthwhile = cutoff.is_finite() && self.stages.len() > 1;
         if !is_worthwhile || self.segments.shape_count() > 1 {
             return None;
         }
         let spec = SegmentSpec::block(0, self.boundary);
-        let relaxed = |(stage, budget): (usize, &Bytes)| {
-            relax(self.segments, self.context, spec, stage, *budget)
+        let relaxed = |(stage, memory): (usize, &StageMemory)| {
+            relax(self.segments, self.context, spec, stage, memory.budget)
         };
-        self.budgets.iter().enumerate().map(relaxed).collect()
+        self.stages.iter().enumerate().map(relaxed).collect()
     }
 
     /// Lower bounds on the blocks, with the step time to beat.
@@ -237,7 +246,7 @@ impl<'a> StagePartitioner<'a> {
         overheads: &[StageOverhead],
         cutoff: f64,
     ) -> Option<Partition> {
-        let (blocks, stages) = (self.segments.layer_shapes().len(), self.budgets.len());
+        let (blocks, stages) = (self.segments.layer_shapes().len(), self.stages.len());
         let counts: Vec<usize> = (0..stages)
             .map(|stage| blocks / stages + usize::from(stage < blocks % stages))
             .collect();
@@ -261,7 +270,7 @@ impl<'a> StagePartitioner<'a> {
             let count = assignment.blocks.len();
             let specs: Vec<SegmentSpec> = self.specs(StageBlocks { stage, first, count }).collect();
             first += count;
-            let in_flight = in_flight(self.context, stage);
+            let in_flight = self.stages[stage].in_flight;
             let budget = assignment.bytes + unused[stage];
             let refinement = StageRefinement::new(self.segments, self.context, in_flight, budget);
             let refined = refinement.refine(&specs, assignment);
@@ -275,34 +284,34 @@ impl<'a> StagePartitioner<'a> {
     fn specs(&self, blocks: StageBlocks) -> impl Iterator<Item = SegmentSpec> {
         let StageBlocks { stage, first, count } = blocks;
         let shapes = self.segments.layer_shapes();
-        let layers: Vec<usize> = match self.context.chunks {
-            1 => (first..first + count).collect(),
-            _ => stage_blocks(self.context, stage, shapes.len()).collect(),
-        };
-        layers.into_iter().map(|layer| SegmentSpec::block(shapes[layer], self.boundary))
+        let is_interleaved = self.context.chunks > 1;
+        let run = if is_interleaved { 0..0 } else { first..first + count };
+        let of_chunks = is_interleaved.then(|| stage_blocks(self.context, stage, shapes.len()));
+        let layers = run.chain(of_chunks.into_iter().flatten());
+        layers.map(|layer| SegmentSpec::block(shapes[layer], self.boundary))
     }
 
     /// The fastest assignment for a run of blocks on a stage.
     fn assign(&self, context: &Context, blocks: StageBlocks) -> Option<StageAssignment> {
         let segments = self.segments;
         let StageBlocks { stage, count, .. } = blocks;
-        let in_flight = in_flight(self.context, stage);
+        let StageMemory { budget, in_flight } = self.stages[stage];
         let fastest: Option<Vec<Arc<SolvedSegment>>> =
             self.specs(blocks).map(|spec| segments.fastest(spec, context)).collect();
         let fastest = StageAssignment::new(fastest?, in_flight);
-        if fastest.bytes <= self.budgets[stage] {
+        if fastest.bytes <= budget {
             return Some(fastest);
         }
         // Blocks of one shape mix the two vertices around their average bytes; blocks of several shapes
         // may need any vertex.
         let hull = |spec, average| segments.hull(spec, context, in_flight, average);
         let hulls: Vec<_> = if segments.shape_count() == 1 {
-            let average = Some(self.budgets[stage] / count as u64);
+            let average = Some(budget / count as u64);
             vec![hull(SegmentSpec::block(0, self.boundary), average); count]
         } else {
             self.specs(blocks).map(|spec| hull(spec, None)).collect()
         };
         let microbatches = context.workload.microbatches(&context.mesh);
-        assign_points(&hulls, in_flight, microbatches, self.budgets[stage])
+        assign_points(&hulls, in_flight, microbatches, budget)
     }
 }

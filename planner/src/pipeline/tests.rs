@@ -10,11 +10,10 @@ use narrows_plan::PipelineSchedule::{self, Interleaved, OneForwardOneBackward, Z
 use narrows_plan::Seconds;
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
 
+use super::interleaved::passes_bound;
 use super::partition::{StageBlocks, division_bound};
 use super::step_bound::StepSchedule;
-use super::{
-    Partition, PruningCutoff, StageAssignment, StageOverhead, passes_bound, undominated_partitions,
-};
+use super::{Partition, PruningCutoff, StageAssignment, StageOverhead, undominated_partitions};
 
 fn partition(times: &[StageTime]) -> Partition {
     let stages = times

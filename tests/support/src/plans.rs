@@ -216,7 +216,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
     let head = segment(rng, head_segment(model), tied)?;
     let mut blocks = IndexMap::new();
     let mut stages = vec![];
-    let (layers, count) = (model.blocks.len() as u64, context.virtual_stages());
+    let (layers, count) = (model.blocks.len() as u64, context.virtual_stages() as u64);
     if layers < count {
         return None;
     }

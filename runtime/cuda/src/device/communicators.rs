@@ -295,7 +295,7 @@ impl NcclCommunicators {
         };
         let (raw, stream) = (communicator.raw, stream.cu_stream().cast());
         // The communicator has two ranks, the earlier stage first.
-        let peer = c_int::from(transfer.peer_is_next_stage());
+        let peer = c_int::from(transfer.peer_is_downstream());
         let bytes = ncclDataType_t::ncclUint8;
         let calls = || -> Result<(), NcclError> {
             for (address, range) in addresses.zip(&transfer.operands) {

@@ -60,8 +60,8 @@ impl P2pOp {
         }
     }
 
-    /// Whether the peer comes after this device in the model; otherwise it comes before it.
-    pub fn peer_is_next_stage(&self) -> bool {
+    /// Whether the peer is downstream of this device: its virtual stage is the next one.
+    pub fn peer_is_downstream(&self) -> bool {
         (self.direction == PipelineDirection::Downstream) == (self.kind == P2pKind::Send)
     }
 
