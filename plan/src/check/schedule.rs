@@ -9,9 +9,9 @@
 //!   stage in the same phase;
 //! - all stages run the collectives over the pipeline axis in the same order.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
-use petgraph::algo::tarjan_scc;
+use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 
 use crate::context::Context;
@@ -170,7 +170,7 @@ pub(super) fn check_deadlock_free(program: &Program, errors: &mut CheckErrors) {
         add_dependencies(&mut graph, schedule, nodes);
     }
     let blocked = blocked(&graph);
-    let matched = graph.node_indices().filter(|node| !blocked.contains(node));
+    let matched = graph.node_indices().filter(|node| !blocked[node.index()]);
     for (send, receive) in matched.filter_map(|node| graph[node].send.zip(graph[node].receive)) {
         let (sent, received) = (&schedules[send.0][send.1], &schedules[receive.0][receive.1]);
         if expected_pass(sent.pass, (send.0, receive.0), &program.context) != Some(received.pass) {
@@ -186,7 +186,7 @@ pub(super) fn check_deadlock_free(program: &Program, errors: &mut CheckErrors) {
         .iter()
         .enumerate()
         .filter_map(|(stage, schedule)| {
-            let at = nodes[stage].iter().position(|node| blocked.contains(node))?;
+            let at = nodes[stage].iter().position(|node| blocked[node.index()])?;
             Some((stage, &schedule[at]))
         })
         .collect();
@@ -276,20 +276,24 @@ fn add_dependencies(
     }
 }
 
-/// The rendezvous that never take place: those on a cycle, those with one side only, and all that depend
-/// on them.
-fn blocked(graph: &DiGraph<Rendezvous, ()>) -> HashSet<NodeIndex> {
-    let unmatched =
-        |node: &NodeIndex| graph[*node].send.is_none() || graph[*node].receive.is_none();
-    let on_cycle = |component: &Vec<NodeIndex>| {
-        component.len() > 1 || graph.contains_edge(component[0], component[0])
-    };
-    let cycles = tarjan_scc(graph).into_iter().filter(on_cycle).flatten();
-    let mut stack: Vec<NodeIndex> = graph.node_indices().filter(unmatched).chain(cycles).collect();
-    let mut blocked = HashSet::new();
-    while let Some(node) = stack.pop() {
-        if blocked.insert(node) {
-            stack.extend(graph.neighbors(node));
+/// Whether each rendezvous never takes place: those on a cycle, those with one side only, and all that depend on them.
+/// All others have a topological order.
+fn blocked(graph: &DiGraph<Rendezvous, ()>) -> Vec<bool> {
+    let is_matched = |node: NodeIndex| graph[node].send.is_some() && graph[node].receive.is_some();
+    let mut dependencies: Vec<usize> = graph
+        .node_indices()
+        .map(|node| graph.neighbors_directed(node, Direction::Incoming).count())
+        .collect();
+    let is_free = |node: &NodeIndex| dependencies[node.index()] == 0 && is_matched(*node);
+    let mut ready: Vec<NodeIndex> = graph.node_indices().filter(is_free).collect();
+    let mut blocked = vec![true; graph.node_count()];
+    while let Some(node) = ready.pop() {
+        blocked[node.index()] = false;
+        for next in graph.neighbors(node) {
+            dependencies[next.index()] -= 1;
+            if dependencies[next.index()] == 0 && is_matched(next) {
+                ready.push(next);
+            }
         }
     }
     blocked

@@ -2,8 +2,8 @@
 
 use crate::PipelineSchedule::{self, Interleaved, OneForwardOneBackward, ZeroBubble};
 use crate::check::passes::check_passes;
-use crate::program::{FusedOp, ModelChunk, P2pTransfer, StageSchedule};
-use crate::{Bytes, Context, Precision, Workload, Zero};
+use crate::program::{FusedOp, ModelChunk, ModelConstants, P2pTransfer, StageSchedule};
+use crate::{Bytes, Precision, Workload, Zero};
 
 use super::*;
 
@@ -63,6 +63,25 @@ fn schedules(stages: u64, microbatches: u64) -> Vec<(PipelineSchedule, u64)> {
     schedules
 }
 
+/// A pipeline whose stages compute nothing.
+fn pipeline(schedule: PipelineSchedule, [stages, chunks, microbatches]: [u64; 3]) -> Program {
+    let mesh = Mesh { tensor: 1, pipeline: stages, data: 1 };
+    let workload = Workload { global_batch: microbatches, sequence_length: 1, micro_batch: 1 };
+    let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
+    let context = Context { schedule, chunks, ..context };
+    let constants = ModelConstants { hidden: 1, vocab: 1, norm_epsilon: 1.0, rope_theta: 1.0 };
+    let stages = (0..stages).map(|at| stage(&context.stage_schedule(at), &mesh)).collect();
+    Program { context, constants, tied: false, stages }
+}
+
+/// The errors of the transfers of a pipeline.
+fn transfer_errors(program: &Program) -> CheckErrors {
+    let mut errors = CheckErrors::default();
+    check_transfers_match(program, &mut errors);
+    check_deadlock_free(program, &mut errors);
+    errors
+}
+
 /// Every schedule ends, for up to 16 stages, 64 microbatches and 4 chunks, with as many microbatches in flight as the
 /// schedule states. They would not end if the last stage ran all of its forward passes first.
 #[test]
@@ -71,42 +90,35 @@ fn no_schedule_has_a_deadlock() {
         (1..=16).flat_map(|stages| (1..=64).map(move |microbatches| (stages, microbatches)))
     {
         for (schedule, chunks) in schedules(stages, microbatches) {
-            let mesh = Mesh { tensor: 1, pipeline: stages, data: 1 };
-            let workload =
-                Workload { global_batch: microbatches, sequence_length: 1, micro_batch: 1 };
-            let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
-            let context = Context { schedule, chunks, ..context };
-            let of_stage = |at| stage(&context.stage_schedule(at), &mesh);
-            let programs: Vec<StageProgram> = (0..stages).map(of_stage).collect();
+            let mut program = pipeline(schedule, [stages, chunks, microbatches]);
             let case = format!("{schedule:?}, {stages} stages of {chunks}, {microbatches}");
-            for (at, program) in programs.iter().enumerate() {
-                check_passes(program, chunks, microbatches)
+            for (at, stage) in program.stages.iter().enumerate() {
+                check_passes(stage, chunks, microbatches)
                     .unwrap_or_else(|e| panic!("{case}: {e:?}"));
-                for (chunk, of_chunk) in program.chunks.iter().enumerate() {
-                    let in_flight =
-                        context.stage_schedule(at as u64).microbatches_in_flight(chunk as u64);
+                let schedule_of_stage = program.context.stage_schedule(at as u64);
+                for (chunk, of_chunk) in stage.chunks.iter().enumerate() {
+                    let in_flight = schedule_of_stage.microbatches_in_flight(chunk as u64);
                     assert!(of_chunk.slots >= in_flight, "{case}");
                     assert!(of_chunk.slots == in_flight || schedule == ZeroBubble, "{case}");
                     assert!(of_chunk.slots <= (2 * stages).min(microbatches), "{case}");
                 }
             }
-            let constants = crate::program::ModelConstants {
-                hidden: 1,
-                vocab: 1,
-                norm_epsilon: 1.0,
-                rope_theta: 1.0,
-            };
-            let mut program = Program { context, constants, tied: false, stages: programs };
-            let mut errors = CheckErrors::default();
-            check_transfers_match(&program, &mut errors);
-            check_deadlock_free(&program, &mut errors);
+            let errors = transfer_errors(&program);
             assert!(errors.0.is_empty(), "{case}: {errors}");
             if stages > 1 && microbatches > stages && chunks == 1 {
                 let last = program.stages.last_mut().unwrap();
                 last.schedule.sort_by_key(|pass| pass.phase);
-                check_deadlock_free(&program, &mut errors);
-                assert!(!errors.0.is_empty(), "{case}");
+                assert!(!transfer_errors(&program).0.is_empty(), "{case}");
             }
         }
+    }
+}
+
+/// The dependencies between the transfers of a step form chains as long as the step has microbatches.
+#[test]
+fn schedules_of_very_many_microbatches_are_checked() {
+    for (schedule, chunks) in [(OneForwardOneBackward, 1), (ZeroBubble, 1), (Interleaved, 4)] {
+        let errors = transfer_errors(&pipeline(schedule, [2, chunks, 50_000]));
+        assert!(errors.0.is_empty(), "{schedule:?}: {errors}");
     }
 }
