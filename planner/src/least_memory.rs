@@ -41,6 +41,9 @@ const SHRUNK_MAX: usize = 3;
 /// Limits tried in such a context.
 const LIMITS_MAX: usize = 7;
 
+/// Searches under restricted rules for plans that are smaller than the smallest one.
+const RESTRICTED_MAX: usize = 3;
+
 /// A context with a lower bound on the memory of its plans.
 struct SmallContext {
     context: Context,
@@ -176,6 +179,21 @@ fn smallest_plan(
             limit = Bytes(low.0 + (high.0 - low.0) / 2);
         }
     }
+    for _ in 0..RESTRICTED_MAX {
+        let Some(smallest) = &best else { break };
+        if deadline.is_half_over() {
+            break;
+        }
+        // Within less memory than any plan so far.
+        let (context, limit) = (smallest.decisions.context, smallest.peak_arena() - Bytes(1));
+        let smaller = solve_within(request, segments, limit, |solver| {
+            solver.faster_plan_restricted(&context, f64::INFINITY)
+        });
+        if smaller.is_none() {
+            break;
+        }
+        best = smaller;
+    }
     best
 }
 
@@ -186,9 +204,20 @@ fn plan_within(
     context: &Context,
     limit: Bytes,
 ) -> Option<FeasiblePlan> {
+    solve_within(request, segments, limit, |solver| {
+        let bounds = solver.bounds(context, f64::INFINITY);
+        solver.solve(context, &bounds, f64::INFINITY).best.ok().flatten()
+    })
+}
+
+/// A plan that a solver finds within a memory limit.
+fn solve_within(
+    request: &Request,
+    segments: &SegmentSolver,
+    limit: Bytes,
+    solve: impl Fn(&ContextSolver) -> Option<FeasiblePlan>,
+) -> Option<FeasiblePlan> {
     let request = Request { memory_limit: MemoryLimit::Bytes(limit), ..request.clone() };
     let segments = segments.for_request(&request);
-    let solver = ContextSolver::new(&request, &segments);
-    let bounds = solver.bounds(context, f64::INFINITY);
-    solver.solve(context, &bounds, f64::INFINITY).best.ok().flatten()
+    solve(&ContextSolver::new(&request, &segments))
 }

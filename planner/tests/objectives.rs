@@ -221,3 +221,28 @@ fn objectives_keep_time_limits() {
         assert!(limited.report.objective_bound <= value(&whole), "{objective:?}");
     }
 }
+
+/// Smaller plans that only restricted rules lead to are found in every space.
+#[test]
+#[ignore = "second level: takes a minute"]
+fn no_schedule_leads_to_less_memory() {
+    let text = r#"{"format": "narrows-model/1", "hidden": 256, "vocab": 4096, "heads": 8, "d_ff": 768,
+        "blocks": {"count": 4, "default": {"product": "plain", "all": {"rank": 64, "activation": "silu",
+        "crossing": {"form": "released", "gate": "identity"}}}}}"#;
+    let model = model::read("drawn.json", text).unwrap();
+    let any = Request {
+        objective: Objective::Memory,
+        tensor: Some(2),
+        pipeline: Some(2),
+        micro_batch: Some(1),
+        ..Request::new(model, profile::preset("cpu-local").unwrap(), 8, 8, 256)
+    };
+    let least = |schedule| {
+        let request = Request { schedule, ..any.clone() };
+        search(&request).best.expect("a plan").peak_arena()
+    };
+    use PipelineSchedule::{Interleaved, OneForwardOneBackward, ZeroBubble};
+    for schedule in [OneForwardOneBackward, ZeroBubble, Interleaved] {
+        assert!(least(None) <= least(Some(schedule)), "{schedule:?}");
+    }
+}
