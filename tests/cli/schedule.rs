@@ -1,8 +1,8 @@
 //! `--schedule`: pipelines are searched, checked and priced with each schedule.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{failure, json, stdout};
+use super::{failure, json, narrows, stdout};
 
 /// The zero-bubble schedule shortens a pipeline with few microbatches. `cost` prices a plan with either schedule, and the
 /// program of a plan runs weight-gradient passes.
@@ -65,6 +65,41 @@ fn schedules_that_no_mesh_allows_say_what_they_need() {
         let request = "plan --model cola-1b --devices 2 --tensor 1";
         let message = failure(&format!("{request} {flags}"), 1);
         assert!(message.contains(needs), "{message}");
+    }
+}
+
+/// A plan file whose entries, schedule and microbatches contradict each other is refused with what they need.
+#[test]
+fn edited_interleaved_plans_are_refused_with_a_hint() {
+    let request = "plan --model cola-60m --hardware cpu-local --devices 2 --pipeline 2 --global-batch 4 \
+                   --micro-batch 1 --sequence-length 64 --schedule interleaved --output -";
+    let plan: Value = serde_json::from_str(&stdout(request)).expect("a plan");
+    let chunks = plan["stages"].as_array().expect("stages").len() / 2;
+    let one_f_one_b = |plan: &mut Value| plan["schedule"] = json!("1f1b");
+    let one_entry_less = |plan: &mut Value| {
+        plan["stages"].as_array_mut().expect("stages").pop();
+    };
+    let no_block = |plan: &mut Value| {
+        let moved = plan["stages"][1]["runs"].as_array().expect("runs").clone();
+        plan["stages"][1]["runs"] = json!([]);
+        plan["stages"][0]["runs"].as_array_mut().expect("runs").extend(moved);
+    };
+    let odd_batch = |plan: &mut Value| plan["workload"]["global_batch"] = json!(3);
+    let listed = format!("stages: {} stages are listed, but the mesh has 2", 2 * chunks);
+    let less = format!("stages: {} entries are listed", 2 * chunks - 1);
+    type Edit<'a> = &'a dyn Fn(&mut Value);
+    let cases: [(Edit, &str, &str); 4] = [
+        (&one_f_one_b, &listed, "hint: the schedule interleaved"),
+        (&one_entry_less, &less, "hint: 4 entries for 2 chunks a stage"),
+        (&no_block, "stages[1].runs: the model chunk has no block", "hint: at least one block"),
+        (&odd_batch, "schedule: is interleaved, which needs a multiple of 2", "hint: 1f1b"),
+    ];
+    for (edit, problem, hint) in cases {
+        let mut edited = plan.clone();
+        edit(&mut edited);
+        let output = narrows("check -").write_stdin(edited.to_string()).assert().code(2);
+        let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(message.contains(problem) && message.contains(hint), "{message}");
     }
 }
 

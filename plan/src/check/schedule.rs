@@ -58,8 +58,15 @@ impl ScheduledTransfer<'_> {
     /// For messages: `stage 0 cannot send microbatch 1 to stage 1`.
     fn wait(&self, stage: usize) -> String {
         let (verb, preposition) = if self.send { ("send", "to") } else { ("receive", "from") };
-        let (microbatch, peer) = (self.pass.microbatch, self.peer);
-        format!("stage {stage} cannot {verb} microbatch {microbatch} {preposition} stage {peer}")
+        let (pass, peer) = (self.pass, self.peer);
+        let chunk = match pass.chunk {
+            0 => String::new(),
+            chunk => format!(" of chunk {chunk}"),
+        };
+        format!(
+            "stage {stage} cannot {verb} microbatch {}{chunk} {preposition} stage {peer}",
+            pass.microbatch
+        )
     }
 }
 

@@ -34,17 +34,19 @@ impl Plan {
             defects.push(Defect::new("schedule", problem).hint("1f1b"));
         } else if self.chunks() < 2 || !(self.stages.len() as u64).is_multiple_of(stages) {
             let problem = format!(
-                "{} runs of blocks are listed, but an interleaved schedule has several for each of {stages} stages",
+                "{} entries are listed, but an interleaved schedule has one for each of several model chunks on {stages} \
+                 pipeline stages",
                 self.stages.len()
             );
-            let hint = format!("{} of them, or the schedule 1f1b", 2 * stages);
+            let hint = format!("{} entries for 2 chunks a stage, or the schedule 1f1b", 2 * stages);
             defects.push(Defect::new("stages", problem).hint(hint));
         }
         if !microbatches.is_multiple_of(stages) {
             let problem = format!(
-                "is interleaved, but {microbatches} microbatches do not divide into groups of {stages}"
+                "is interleaved, which needs a multiple of {stages} microbatches, one for each pipeline stage; a step has \
+                 {microbatches}"
             );
-            let hint = "1f1b, or a number of microbatches that the stages divide";
+            let hint = "1f1b, or another global batch or microbatch size";
             defects.push(Defect::new("schedule", problem).hint(hint));
         }
         defects

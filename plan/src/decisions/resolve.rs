@@ -186,12 +186,15 @@ impl PlanResolver<'_> {
 
     fn stages(&mut self, plan: &Plan, model: &Model) -> Vec<Vec<ResolvedBlock>> {
         if plan.stages.len() != self.context.virtual_stages() {
-            let problem = format!(
-                "{} stages are listed, but the mesh has {}",
-                plan.stages.len(),
-                self.context.mesh.pipeline
-            );
-            self.defects.push(Defect::new("stages", problem));
+            let (listed, pipeline) = (plan.stages.len(), self.context.mesh.pipeline);
+            let problem = format!("{listed} stages are listed, but the mesh has {pipeline}");
+            let hint = match (listed as u64).is_multiple_of(pipeline) && pipeline > 1 {
+                true => {
+                    "the schedule interleaved, with several model chunks a stage, or another mesh.pipeline"
+                }
+                false => "one entry for each pipeline stage, or another mesh.pipeline",
+            };
+            self.defects.push(Defect::new("stages", problem).hint(hint));
         }
         let layers = model.blocks.len() as u64;
         let mut next = 0;
@@ -238,9 +241,13 @@ impl PlanResolver<'_> {
                 }
             }
             if stage.runs.is_empty() {
-                let defect = Defect::new(format!("stages[{s}].runs"), "the stage has no block");
-                self.defects
-                    .push(defect.hint("at least one block on every stage, or fewer stages"));
+                let [part, parts] = match self.context.chunks {
+                    1 => ["stage", "stages"],
+                    _ => ["model chunk", "chunks"],
+                };
+                let problem = format!("the {part} has no block");
+                let hint = format!("at least one block for every {part}, or fewer {parts}");
+                self.defects.push(Defect::new(format!("stages[{s}].runs"), problem).hint(hint));
             }
             stages.push(blocks);
         }
