@@ -28,10 +28,10 @@ type CachedAssignment = Option<Arc<StageAssignment>>;
 /// Relative error of sums of times.
 const ROUNDING: f64 = 1e-9;
 
-/// What the blocks of a stage may take.
+/// The memory of the blocks of a stage.
 #[derive(Clone, Copy)]
 struct StageMemory {
-    /// Bytes of all blocks.
+    /// Bytes that all blocks may take.
     budget: Bytes,
     /// Microbatches whose activations the stage stores at once.
     in_flight: u64,
