@@ -54,7 +54,7 @@ fn check_objectives(sizes: &[&str]) {
     let mut checked = 0;
     for size in sizes {
         for family in ["cola", "svd", "lax", "llama"] {
-            let dense = [Baseline::Auto, Baseline::FullrankTp];
+            let dense = [Baseline::Auto, Baseline::FullrankTp, Baseline::MegatronSp];
             let baselines = if family == "llama" { &dense[..] } else { &low_rank[..] };
             for &baseline in baselines {
                 let name = format!("{family}-{size}");
@@ -66,7 +66,7 @@ fn check_objectives(sizes: &[&str]) {
             }
         }
     }
-    assert_eq!(checked, sizes.len() * 14);
+    assert_eq!(checked, sizes.len() * 15);
 }
 
 /// Candidates are all contexts with all layouts of the hidden state and of a tied weight, not only the fastest. With overlap

@@ -114,6 +114,28 @@ fn collective_bytes_equal_the_published_bytes() {
     assert_eq!(published, (1328.0, (3.0 * d + d_ff) * tokens));
 }
 
+/// Sequence parallelism gathers two inputs of a block and reduce-scatters two outputs, each of the width of the hidden
+/// state, instead of reducing them (Korthikanti et al., arXiv 2205.05198, §4.2.2). What it shards it need not keep.
+#[test]
+fn sequence_parallelism_has_the_published_collectives_and_less_memory() {
+    let of = |baseline| {
+        let request = published("llama-7b", baseline, WeightRule::Any);
+        let request =
+            Request { rules: Rules { recompute: Recompute::None, ..request.rules }, ..request };
+        let result = search(&request);
+        prediction(&request, best(&result))
+    };
+    let (tensor, sequence) = (of(Baseline::FullrankTp), of(Baseline::MegatronSp));
+    let published = Bytes(2 * 4096 * 4 * 4096 * 2);
+    let volumes = &sequence.block_collective_bytes;
+    for pass in [&volumes.forward, &volumes.backward] {
+        assert_eq!(pass.of(CollectiveKind::AllGather), published, "{pass:?}");
+        assert_eq!(pass.of(CollectiveKind::ReduceScatter), published, "{pass:?}");
+        assert_eq!(pass.of(CollectiveKind::AllReduce), Bytes(0), "{pass:?}");
+    }
+    assert!(sequence.peak_memory_bytes[0] < tensor.peak_memory_bytes[0]);
+}
+
 #[test]
 fn tight_memory_keeps_latents_and_recomputes_without_collectives() {
     let mut request = published("cola-7b", Baseline::Btp, WeightRule::Sharded);

@@ -15,7 +15,7 @@ use crate::host::cores;
 use crate::{input, output};
 
 use super::request::{
-    ModelArgs, RequestArgs, RequestSizes, at_most_one_stdin, reject_fullrank_tp_of_low_rank,
+    ModelArgs, RequestArgs, RequestSizes, at_most_one_stdin, reject_dense_baseline_of_low_rank,
 };
 use super::values::{OverlapArg, ScheduleArg, ZeroArg};
 
@@ -112,7 +112,7 @@ impl PlanFile {
         let request = args.assemble(sizes, self.model.clone(), self.profile.clone());
         let request = Request { executor, ..request };
         request.validate().map_err(Failure::request)?;
-        reject_fullrank_tp_of_low_rank(&request)?;
+        reject_dense_baseline_of_low_rank(&request)?;
         Ok(request)
     }
 

@@ -280,7 +280,7 @@ fn set_flags<const N: usize>(flags: [(&'static str, bool); N]) -> Vec<&'static s
 pub fn validate(request: &Request) -> CommandResult<()> {
     let mut problems = Problems::default();
     problems.take(request.validate().map_err(Failure::request));
-    problems.take(reject_fullrank_tp_of_low_rank(request));
+    problems.take(reject_dense_baseline_of_low_rank(request));
     problems.take(reject_cost_of_shared_machine(request));
     problems.into_result()
 }
@@ -311,14 +311,16 @@ fn reject_cost_of_shared_machine(request: &Request) -> CommandResult<()> {
     ))
 }
 
-/// Rejects FullRank-TP, which shards dense linears, for a low-rank model.
-pub fn reject_fullrank_tp_of_low_rank(request: &Request) -> CommandResult<()> {
+/// Rejects baselines that shard dense linears for a low-rank model.
+pub fn reject_dense_baseline_of_low_rank(request: &Request) -> CommandResult<()> {
     let model = &request.model;
-    if request.rules.baseline != Baseline::FullrankTp || !model.is_low_rank() {
+    let baseline = request.rules.baseline;
+    if !baseline.is_for_dense_models() || !model.is_low_rank() {
         return Ok(());
     }
     let dense = model.dense_counterpart().name;
-    let message = format!("`fullrank-tp` is for dense models, and `{}` is low-rank", model.name);
+    let message =
+        format!("`{}` is for dense models, and `{}` is low-rank", baseline.name(), model.name);
     let problem = Problem::new("--strategy", message);
     let problem = if presets::find(&dense).is_ok() {
         problem.hint(format!("--model {dense}, its dense counterpart"))

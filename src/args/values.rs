@@ -92,6 +92,8 @@ pub enum StrategyArg {
     Auto,
     /// Dense models: Megatron's column and row pairs
     FullrankTp,
+    /// As fullrank-tp with sequence parallelism: the residual stream and norms are sharded on tokens
+    MegatronSp,
     /// Factor pairs: column then row, with heads and d_ff sharded in between
     VanillaTp,
     /// As vanilla-tp, with attention and the gated MLP product replicated, as published
@@ -105,6 +107,7 @@ impl From<StrategyArg> for Baseline {
         match strategy {
             StrategyArg::Auto => Baseline::Auto,
             StrategyArg::FullrankTp => Baseline::FullrankTp,
+            StrategyArg::MegatronSp => Baseline::MegatronSp,
             StrategyArg::VanillaTp => Baseline::VanillaTp,
             StrategyArg::VanillaTpPublished => Baseline::VanillaTpPublished,
             StrategyArg::Btp => Baseline::Btp,

@@ -103,7 +103,7 @@ fn every_strategy_is_planned_and_auto_is_no_slower() {
         answer["prediction"]["step_time_s"].as_f64().expect("a time")
     };
     let baselines = ["vanilla-tp", "vanilla-tp-published", "btp"];
-    for (model, more) in [("cola-7b", &[][..]), ("llama-7b", &["fullrank-tp"][..])] {
+    for (model, more) in [("cola-7b", &[][..]), ("llama-7b", &["fullrank-tp", "megatron-sp"][..])] {
         let best = time(model, "auto");
         for strategy in baselines.iter().chain(more) {
             assert!(best <= time(model, strategy) * (1.0 + 1e-9), "{model} {strategy}");
@@ -112,10 +112,10 @@ fn every_strategy_is_planned_and_auto_is_no_slower() {
 }
 
 #[test]
-fn fullrank_tp_of_a_low_rank_model_hints_at_the_dense_counterpart() {
+fn a_dense_baseline_of_a_low_rank_model_hints_at_the_dense_counterpart() {
     let message = failure("plan --model cola-7b --strategy fullrank-tp", 2);
     assert!(message.contains("--model llama-7b"), "{message}");
-    let message = failure("plan --model models/mixed-ranks.json --strategy fullrank-tp", 2);
+    let message = failure("plan --model models/mixed-ranks.json --strategy megatron-sp", 2);
     assert!(message.contains("mixed-ranks-dense"), "{message}");
 }
 
@@ -236,7 +236,13 @@ fn explain_compares_with_baselines_and_the_dense_counterpart() {
         .iter()
         .filter_map(|alternative| alternative["name"].as_str())
         .collect();
-    for expected in ["btp", "vanilla-tp", "vanilla-tp-published", "fullrank-tp of llama-1b"] {
+    for expected in [
+        "btp",
+        "vanilla-tp",
+        "vanilla-tp-published",
+        "fullrank-tp of llama-1b",
+        "megatron-sp of llama-1b",
+    ] {
         assert!(names.iter().any(|name| name.starts_with(expected)), "{expected} in {names:?}");
     }
     assert!(answer["binds"].as_array().is_some_and(|binds| !binds.is_empty()));

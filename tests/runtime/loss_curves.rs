@@ -127,10 +127,11 @@ fn check_training(
 
 /// Checks that a plan has the strategies that distinguish its baseline, so that the compared plans differ.
 fn check_strategy(plan: &Plan, baseline: Baseline) {
-    use Strategy::{Column, Feature, Heads, Replicate, Row};
+    use Strategy::{Column, Feature, Heads, Replicate, Row, Token};
     let distinctive: &[(&str, Strategy)] = match baseline {
         Baseline::Auto => &[],
         Baseline::FullrankTp => &[("attention", Heads), ("o", Row), ("product", Feature)],
+        Baseline::MegatronSp => &[("attention", Heads), ("o", Row), ("add1", Token)],
         Baseline::VanillaTp => &[("attention", Heads), ("down.a", Column), ("product", Feature)],
         Baseline::VanillaTpPublished => {
             &[("attention", Replicate), ("down.a", Column), ("product", Replicate)]
@@ -173,6 +174,7 @@ const LOW_RANK: Strategies = &[
 
 const DENSE: Strategies = &[
     (Baseline::FullrankTp, WeightRule::Any),
+    (Baseline::MegatronSp, WeightRule::Any),
     (Baseline::Auto, WeightRule::Any),
     (Baseline::Auto, WeightRule::Sharded),
 ];

@@ -41,8 +41,7 @@ pub fn baselines(model: &Model) -> impl Iterator<Item = Baseline> {
     let low_rank = model.is_low_rank();
     Baseline::ALL.into_iter().filter(move |baseline| match baseline {
         Baseline::Auto => true,
-        Baseline::FullrankTp => !low_rank,
-        _ => low_rank,
+        other => other.is_for_dense_models() != low_rank,
     })
 }
 

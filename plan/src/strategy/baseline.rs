@@ -18,6 +18,10 @@ pub enum Baseline {
     Auto,
     /// Megatron-LM's column-row pairs on dense linears, with a replicated residual stream.
     FullrankTp,
+    /// As [`FullrankTp`](Baseline::FullrankTp) with sequence parallelism (Korthikanti et al., arXiv 2205.05198): norms,
+    /// additions and the residual stream are sharded on tokens, which are gathered before column linears and
+    /// reduce-scattered after row linears. Attention never keeps its scores, which is selective recomputation.
+    MegatronSp,
     /// A column, B row; heads and d_ff sharded between.
     VanillaTp,
     /// A column, B row; attention and the product of gate and up replicated, as published.
@@ -29,9 +33,10 @@ pub enum Baseline {
 
 impl Baseline {
     /// Every baseline, `auto` first.
-    pub const ALL: [Baseline; 5] = [
+    pub const ALL: [Baseline; 6] = [
         Baseline::Auto,
         Baseline::FullrankTp,
+        Baseline::MegatronSp,
         Baseline::VanillaTp,
         Baseline::VanillaTpPublished,
         Baseline::Btp,
@@ -42,10 +47,16 @@ impl Baseline {
         match self {
             Baseline::Auto => "auto",
             Baseline::FullrankTp => "fullrank-tp",
+            Baseline::MegatronSp => "megatron-sp",
             Baseline::VanillaTp => "vanilla-tp",
             Baseline::VanillaTpPublished => "vanilla-tp-published",
             Baseline::Btp => "btp",
         }
+    }
+
+    /// Whether the baseline shards dense linears, and so is one of models without factor pairs.
+    pub fn is_for_dense_models(self) -> bool {
+        matches!(self, Baseline::FullrankTp | Baseline::MegatronSp)
     }
 
     /// Whether the baseline allows these layouts of the residual stream and of crossing latents.
@@ -56,14 +67,21 @@ impl Baseline {
                 boundary.hidden == EdgeLayout::sharded(Dim::Feature)
                     && boundary.latents == EdgeLayout::REPLICATED
             }
-            _ => boundary.hidden == EdgeLayout::REPLICATED,
+            Baseline::MegatronSp => {
+                let tokens = [Dim::Sequence, Dim::Position].map(EdgeLayout::sharded);
+                tokens.contains(&boundary.hidden)
+            }
+            Baseline::FullrankTp | Baseline::VanillaTp | Baseline::VanillaTpPublished => {
+                boundary.hidden == EdgeLayout::REPLICATED
+            }
         }
     }
 
     /// Whether the baseline allows a strategy for an op of a block, on more than one device.
     pub fn allows(self, node: &OpNode, strategy: Strategy, devices: u64) -> bool {
         use Strategy::{
-            Column, Feature, Heads, Online, PendingNormRow, Recover, Replicate, Row, SharedKv, Sync,
+            Column, Feature, Heads, Online, PendingNormRow, Recover, Replicate, Row, SharedKv,
+            Sync, Token,
         };
         let allowed: &[Strategy] = match (self, &node.op) {
             (Baseline::Auto, _) => return true,
@@ -88,11 +106,14 @@ impl Baseline {
             },
             (Baseline::Btp, Op::Latent(_)) => &[Replicate, Recover],
             (Baseline::Btp, Op::Add { .. } | Op::GatedProduct { .. }) => &[Feature],
+            (Baseline::MegatronSp, Op::Norm { .. } | Op::Add { .. }) => &[Token],
             (_, Op::Norm { .. } | Op::Add { .. }) => &[Replicate],
-            (Baseline::FullrankTp, Op::Linear(linear)) => match linear.members[0].parameter {
-                WeightId::Dense(LinearKind::O | LinearKind::Down) => &[Row],
-                _ => &[Column],
-            },
+            (_, Op::Linear(linear)) if self.is_for_dense_models() => {
+                match linear.members[0].parameter {
+                    WeightId::Dense(LinearKind::O | LinearKind::Down) => &[Row],
+                    _ => &[Column],
+                }
+            }
             (_, Op::Linear(linear)) => match factor_role(linear) {
                 FactorRole::First => &[Column],
                 FactorRole::Second => &[Row],

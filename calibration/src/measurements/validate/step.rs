@@ -90,12 +90,13 @@ impl MeasurementValidator {
         }
         let mut linears = model.blocks.iter().flat_map(|block| block.linears());
         let low_rank = linears.any(|(_, linear)| linear.rank().is_some());
-        if step.strategy == Baseline::FullrankTp && low_rank {
+        if step.strategy.is_for_dense_models() && low_rank {
             let problem = format!(
-                "`fullrank-tp` shards dense linears, and `{}` has factor pairs",
+                "`{}` shards dense linears, and `{}` has factor pairs",
+                step.strategy.name(),
                 model.name
             );
-            let others = Baseline::ALL.into_iter().filter(|other| *other != step.strategy);
+            let others = Baseline::ALL.into_iter().filter(|other| !other.is_for_dense_models());
             let others: Vec<&str> = others.map(Baseline::name).collect();
             let hint = format!("{}; or the dense model, if that was measured", others.join(", "));
             self.defect_with_hint(&format!("{at}.strategy"), problem, &hint);
