@@ -28,8 +28,9 @@ const MESHES: [(&str, u64, u64); 5] =
     [("1b", 1, 1), ("3b", 2, 1), ("7b", 4, 1), ("13b", 4, 2), ("30b", 4, 4)];
 
 /// Label, family of the model, part of the space.
-const BARS: [(&str, &str, Baseline); 5] = [
+const BARS: [(&str, &str, Baseline); 6] = [
     ("full rank, FullRank-TP", "llama", Baseline::FullrankTp),
+    ("full rank, Megatron SP", "llama", Baseline::MegatronSp),
     ("Vanilla-TP as published", "cola", Baseline::VanillaTpPublished),
     ("Vanilla-TP", "cola", Baseline::VanillaTp),
     ("BTP", "cola", Baseline::Btp),
