@@ -165,8 +165,12 @@ impl SolvedContext {
         let assignments = (0..stages)
             .map(|stage| {
                 let in_flight = context.stage_schedule(stage).microbatches_in_flight(0);
-                let assignment =
-                    |count| Arc::new(StageAssignment::new(vec![block.clone(); count], in_flight));
+                let assignment = |count| {
+                    Arc::new(StageAssignment::new(
+                        vec![block.clone(); count],
+                        std::iter::repeat(in_flight),
+                    ))
+                };
                 (1..=blocks).map(assignment).collect()
             })
             .collect();

@@ -1,9 +1,9 @@
 //! Searches where memory binds: no restricted search refutes a bound, an optimum or infeasibility.
 
 use narrows_cost_model::profile;
-use narrows_plan::Bytes;
 use narrows_plan::model::{self, Model, presets};
 use narrows_plan::strategy::{Recompute, Rules, WeightRule};
+use narrows_plan::{Bytes, PipelineSchedule};
 use narrows_planner::{AssignmentMethod, MemoryLimit, Request, SearchStatus, search};
 
 fn request(model: Model, micro_batch: u64, global_batch: u64, length: u64) -> Request {
@@ -161,4 +161,27 @@ fn a_plan_of_less_memory_does_not_beat_one_of_more() {
         more = less;
     }
     assert!(more <= fastest.time.0 * 1.05, "{more} s, without a limit {}", fastest.time);
+}
+
+/// Limits at which more memory led to slower interleaved plans: reserves for one stage kept others from fitting, and blocks
+/// counted the average of the microbatches in flight of their stage's chunks.
+#[test]
+fn more_memory_leads_to_no_slower_interleaved_plan() {
+    let text = r#"{"format": "narrows-model/1", "hidden": 256, "vocab": 4096, "heads": 8, "d_ff": 768, "tied": true,
+        "blocks": {"count": 8, "default": {"product": "plain", "all": {"rank": 64, "activation": "silu"}}}}"#;
+    let model = model::read("drawn.json", text).unwrap();
+    let profile = profile::preset("a100-80gb").unwrap();
+    let request = Request {
+        tensor: Some(1),
+        pipeline: Some(4),
+        micro_batch: Some(1),
+        schedule: Some(PipelineSchedule::Interleaved),
+        ..Request::new(model, profile, 8, 24, 256)
+    };
+    let mut times = vec![];
+    for limit in [28_965_542, 32_899_134, 36_832_726, 40_766_318] {
+        let request = Request { memory_limit: MemoryLimit::Bytes(Bytes(limit)), ..request.clone() };
+        times.push(search(&request).best.expect("a plan").time.0);
+    }
+    assert!(times.is_sorted_by(|fewer, more| more <= fewer), "{times:?}");
 }

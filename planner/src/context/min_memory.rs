@@ -10,11 +10,11 @@ use super::lowering::SizedPlan;
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{
-    EmbeddingAndHead, Partition, StageAssignment, chunk_blocks, in_flight, in_flight_in_chunk,
-    stage_blocks,
+    EmbeddingAndHead, Partition, StageAssignment, chunk_blocks, in_flight_in_chunk,
+    in_flight_in_chunks,
 };
 use crate::request::Request;
-use crate::segment::{SegmentSpec, SolvedSegment};
+use crate::segment::SegmentSpec;
 
 /// Number of hull vertices that are lowered, from the smallest up: recomputation needs temporary memory, so the
 /// fewest kept bytes do not always give the smallest arena.
@@ -110,32 +110,40 @@ impl ContextSolver<'_> {
     ) -> Option<Vec<Arc<StageAssignment>>> {
         let stages = context.mesh.pipeline as usize;
         let shapes = self.segments.layer_shapes();
-        let mut blocks: Vec<Vec<Arc<SolvedSegment>>> = vec![];
-        let in_flight: Vec<u64> = (0..stages).map(|stage| in_flight(context, stage)).collect();
-        for in_flight in &in_flight {
-            let vertex = |shape: &usize| {
-                let spec = SegmentSpec::block(*shape, embedding_and_head.boundary);
-                let hull = self.segments.hull(spec, context, *in_flight, None);
-                hull.iter().rev().nth(level.min(hull.len().checked_sub(1)?)).cloned()
-            };
-            blocks.push(shapes.iter().map(vertex).collect::<Option<_>>()?);
-        }
-        let bytes = |stage: usize, block: usize| blocks[stage][block].bytes.total(in_flight[stage]);
-        let assign = |(stage, layers): (usize, &[usize])| {
-            let blocks = layers.iter().map(|layer| blocks[stage][*layer].clone()).collect();
-            Arc::new(StageAssignment::new(blocks, in_flight[stage]))
+        let vertex = |shape: usize, in_flight: u64| {
+            let spec = SegmentSpec::block(shape, embedding_and_head.boundary);
+            let hull = self.segments.hull(spec, context, in_flight, None);
+            hull.iter().rev().nth(level.min(hull.len().checked_sub(1)?)).cloned()
         };
-        let layers: Vec<Vec<usize>> = match context.chunks {
-            1 => smallest_division(context, embedding_and_head, shapes.len(), &bytes)?
-                .1
-                .into_iter()
-                .map(Iterator::collect)
-                .collect(),
-            _ => (0..stages)
-                .map(|stage| stage_blocks(context, stage, shapes.len()).collect())
-                .collect(),
+        let divided = match context.chunks {
+            1 => {
+                let mut bytes: Vec<Vec<Bytes>> = vec![];
+                for stage in 0..stages {
+                    let in_flight = in_flight_in_chunk(context, stage, 0);
+                    let total =
+                        |shape: &usize| Some(vertex(*shape, in_flight)?.bytes.total(in_flight));
+                    bytes.push(shapes.iter().map(total).collect::<Option<_>>()?);
+                }
+                let bytes = |stage: usize, block: usize| bytes[stage][block];
+                smallest_division(context, embedding_and_head, shapes.len(), &bytes)?.1
+            }
+            _ => vec![],
         };
-        Some(layers.iter().map(Vec::as_slice).enumerate().map(assign).collect())
+        let assign = |stage: usize| {
+            let (mut blocks, mut all_in_flight) = (vec![], vec![]);
+            for (chunk, in_flight) in in_flight_in_chunks(context, stage).into_iter().enumerate() {
+                let layers = match context.chunks {
+                    1 => divided[stage].clone(),
+                    _ => chunk_blocks(context, context.virtual_stage(stage, chunk), shapes.len()),
+                };
+                for layer in layers {
+                    blocks.push(vertex(shapes[layer], in_flight)?);
+                    all_in_flight.push(in_flight);
+                }
+            }
+            Some(Arc::new(StageAssignment::new(blocks, all_in_flight)))
+        };
+        (0..stages).map(assign).collect()
     }
 
     /// Lower bound on the memory of the fullest stage over all divisions of the blocks: every block has the fewest bytes
@@ -169,7 +177,7 @@ impl ContextSolver<'_> {
         }
         let mut bytes: Vec<Vec<Bytes>> = vec![];
         for stage in 0..stages {
-            let in_flight = in_flight(context, stage);
+            let in_flight = in_flight_in_chunk(context, stage, 0);
             let smallest = |shape: &usize| smallest(shape, in_flight);
             bytes.push(shapes.iter().map(smallest).collect::<Option<_>>()?);
         }

@@ -58,7 +58,7 @@ impl ContextSolver<'_> {
             overheads[stage].step_phase_min =
                 Seconds(overheads[stage].step_phase_min.0 - step_phase_savings.max(0.0));
         }
-        // Whether equal chunks fit is known by their least bytes: assignments to all chunks of a stage count averages.
+        // Equal chunks are one division, whose bound needs no assignments.
         if context.chunks > 1
             && let Some(needed) = self.memory_bound(context, &relaxed)
             && needed <= self.request.arena_limit()

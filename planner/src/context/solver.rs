@@ -1,11 +1,11 @@
 //! Solves one context: partitions its blocks, lowers the result, places its memory, simulates it.
 //!
 //! The arena of a stage is known once the stage is lowered. The first attempt gives the blocks all
-//! memory besides embedding and head. The bytes by which an arena then exceeds the limit are reserved, and
-//! the blocks are partitioned again; reserves that do not suffice grow faster, and a reserve that leaves no partition is
-//! halved towards the last one that left some. A plan that fits may reserve more than it needs, so reserves between its
-//! own and the last too small ones follow. The bound of a context is that of the first attempt with the relaxed embedding and head, so the
-//! corrections show in the gap and never in a proof.
+//! memory besides embedding and head. Where an arena then exceeds the limit, the bytes of the arena that no block counts are
+//! reserved on its stage, and the blocks are partitioned again. Reserves that do not suffice grow faster, and a reserve that
+//! leaves no partition is halved towards the last one of its stage that left some. A plan that fits may reserve more than it
+//! needs, so reserves between its own and the last too small ones follow. The bound of a context is that of the first attempt
+//! with the relaxed embedding and head, so the corrections show in the gap and never in a proof.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +33,7 @@ pub(crate) struct ContextSolver<'a> {
 const CORRECTIONS_MAX: usize = 12;
 
 /// Corrections after which reserves at least double.
-const CORRECTIONS_BY_EXCESS: usize = 3;
+const CORRECTIONS_BY_ARENA: usize = 3;
 
 /// Largest number of corrections after a plan fits.
 const IMPROVEMENTS_MAX: usize = 4;
@@ -47,8 +47,13 @@ const SIMULATED_MAX: usize = 4;
 /// Partitions whose arenas are too large: slightly different budgets lead to the same solutions.
 #[derive(Default)]
 struct OversizedPartitions {
-    /// First stage that is too large, and its arena, by the solutions of each stage.
-    arenas: HashMap<Vec<Vec<*const SolvedSegment>>, (usize, Bytes)>,
+    /// First stage that is too large, and the uncounted bytes of its arena, by the solutions of each stage.
+    uncounted: HashMap<Vec<Vec<*const SolvedSegment>>, (usize, Bytes)>,
+}
+
+/// The middle of two numbers of bytes, rounded down to the lower one.
+fn midpoint(low: Bytes, high: Bytes) -> Bytes {
+    Bytes(low.0 + (high.0 - low.0) / 2)
 }
 
 /// Result of dividing the blocks among the stages.
@@ -67,7 +72,8 @@ enum LoweringResult {
     Fits(Box<FeasiblePlan>, Partition),
     /// No partition is faster than the incumbent.
     NoImprovement,
-    /// The first stage whose arena exceeds the limit, and its arena.
+    /// The first stage whose arena exceeds the limit, and the bytes of its arena beside those counted for blocks, embedding
+    /// and head: the reserve that would have kept the blocks small enough, if other blocks need no more beside them.
     TooLarge(usize, Bytes),
     /// The deadline passed.
     Interrupted,
@@ -167,8 +173,11 @@ impl<'a> ContextSolver<'a> {
         let overheads = self.overheads(context, embedding_and_head);
         let mut reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let mut first_bound = None;
-        // `low` leads to an arena that is too large, `high` leaves no partition or leads to a plan that fits.
+        // `low` leads to an arena that is too large, `high` to a plan that fits.
         let (mut low, mut high) = (reserve.clone(), None);
+        // Until a plan fits: the stage whose reserve was changed last, and the least reserves of stages that left no
+        // partition.
+        let (mut changed, mut too_high) = (None, vec![None; reserve.len()]);
         let mut oversized = OversizedPartitions::default();
         let mut improvements: Option<usize> = None;
         for correction in 0..CORRECTIONS_MAX {
@@ -184,7 +193,14 @@ impl<'a> ContextSolver<'a> {
                 progress.incumbent,
             ) {
                 PartitionResult::NoneFits if reserve == low => break,
-                PartitionResult::NoneFits => high = Some(reserve.clone()),
+                PartitionResult::NoneFits if high.is_some() => high = Some(reserve.clone()),
+                PartitionResult::NoneFits => {
+                    let Some(stage) = changed else { break };
+                    let stage: usize = stage;
+                    too_high[stage] = Some(reserve[stage]);
+                    reserve[stage] = midpoint(low[stage], reserve[stage]);
+                    continue;
+                }
                 PartitionResult::Interrupted => {
                     progress.interrupt();
                     return None;
@@ -229,15 +245,19 @@ impl<'a> ContextSolver<'a> {
                             progress.interrupt();
                             return first_bound;
                         }
-                        LoweringResult::TooLarge(stage, arena) => {
+                        LoweringResult::TooLarge(stage, uncounted) => {
                             low.clone_from(&reserve);
                             if high.is_none() {
-                                let excess = arena - self.request.arena_limit();
-                                let least = match correction < CORRECTIONS_BY_EXCESS {
-                                    true => Bytes(0),
-                                    false => reserve[stage],
+                                let least = match correction < CORRECTIONS_BY_ARENA {
+                                    true => reserve[stage] + Bytes(1),
+                                    false => reserve[stage] * 2,
                                 };
-                                reserve[stage] += excess.max(least);
+                                let raised = uncounted.max(least);
+                                reserve[stage] = match too_high[stage] {
+                                    Some(high) if raised >= high => midpoint(reserve[stage], high),
+                                    _ => raised,
+                                };
+                                changed = Some(stage);
                                 continue;
                             }
                         }
@@ -245,7 +265,7 @@ impl<'a> ContextSolver<'a> {
                 }
             }
             if let Some(high) = &high {
-                let between = |(low, high): (&Bytes, &Bytes)| Bytes(low.0 + (high.0 - low.0) / 2);
+                let between = |(low, high): (&Bytes, &Bytes)| midpoint(*low, *high);
                 reserve = low.iter().zip(high).map(between).collect();
             }
             if let Some(improvements) = &mut improvements {
@@ -321,8 +341,8 @@ impl<'a> ContextSolver<'a> {
             };
         };
         let solutions = partition.solution_ids();
-        if let Some((stage, arena)) = oversized.arenas.get(&solutions) {
-            return LoweringResult::TooLarge(*stage, *arena);
+        if let Some((stage, uncounted)) = oversized.uncounted.get(&solutions) {
+            return LoweringResult::TooLarge(*stage, *uncounted);
         }
         // Lowering cannot be interrupted.
         if self.segments.out_of_time() {
@@ -332,9 +352,11 @@ impl<'a> ContextSolver<'a> {
         let limit = self.request.arena_limit();
         match sized.arenas.iter().position(|arena| *arena > limit) {
             Some(stage) => {
-                let arena = sized.arenas[stage];
-                oversized.arenas.insert(solutions, (stage, arena));
-                LoweringResult::TooLarge(stage, arena)
+                let counted =
+                    partition.stages[stage].bytes + embedding_and_head.bytes(context, stage);
+                let uncounted = sized.arenas[stage].saturating_sub(counted);
+                oversized.uncounted.insert(solutions, (stage, uncounted));
+                LoweringResult::TooLarge(stage, uncounted)
             }
             None => LoweringResult::Fits(Box::new(self.complete(sized)), partition),
         }

@@ -49,10 +49,13 @@ pub struct StageAssignment {
 }
 
 impl StageAssignment {
-    /// The assignment of these solutions.
-    pub fn new(blocks: Vec<Arc<SolvedSegment>>, in_flight: u64) -> StageAssignment {
+    /// The assignment of these solutions, each with the microbatches in flight of its block.
+    pub fn new(
+        blocks: Vec<Arc<SolvedSegment>>,
+        in_flight: impl IntoIterator<Item = u64>,
+    ) -> StageAssignment {
         let mut total = StageAssignment::default();
-        for block in &blocks {
+        for (block, in_flight) in blocks.iter().zip(in_flight) {
             total.forward += block.time.forward;
             total.backward += block.time.backward;
             total.weight_gradient += block.time.weight_gradient;
@@ -78,18 +81,21 @@ impl StageAssignment {
 
 /// The fastest assignment of hull vertices to blocks within a budget, up to one block's step along its
 /// hull; `None` when even the smallest vertices exceed the budget. `hulls` holds the vertices of each
-/// block, from the fastest to the smallest.
+/// block, from the fastest to the smallest, and `in_flight` its microbatches in flight.
 ///
 /// Greedy solution of the linear relaxation: starting from the smallest vertices, hull edges are climbed in
 /// descending order of time saved per byte. The relaxation climbs a part of the first edge that does not fit;
 /// the time saved by this part is the assignment's integrality slack.
 pub(super) fn assign_points(
     hulls: &[Vec<Arc<SolvedSegment>>],
-    in_flight: u64,
+    in_flight: &[u64],
     microbatches: u64,
     budget: Bytes,
 ) -> Option<StageAssignment> {
-    let bytes = |solved: &SolvedSegment| solved.bytes.total(in_flight);
+    let bytes = |block: usize, vertex: usize| {
+        let solved: &SolvedSegment = &hulls[block][vertex];
+        solved.bytes.total(in_flight[block])
+    };
     let time = |solved: &SolvedSegment| solved.time.total(microbatches).0;
     let mut level: Vec<usize> = vec![];
     let mut used = Bytes(0);
@@ -98,10 +104,10 @@ pub(super) fn assign_points(
     for (block, hull) in hulls.iter().enumerate() {
         let smallest = hull.len().checked_sub(1)?;
         level.push(smallest);
-        used += bytes(&hull[smallest]);
+        used += bytes(block, smallest);
         for to in 0..smallest {
             let (faster, slower) = (&hull[to], &hull[to + 1]);
-            let more = (bytes(faster) - bytes(slower)).as_f64();
+            let more = (bytes(block, to) - bytes(block, to + 1)).as_f64();
             edges.push(((time(slower) - time(faster)) / more, block, to));
         }
     }
@@ -111,7 +117,7 @@ pub(super) fn assign_points(
     edges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(b.2.cmp(&a.2)));
     let mut slack = None;
     for (rate, block, to) in edges {
-        let more = bytes(&hulls[block][to]) - bytes(&hulls[block][to + 1]);
+        let more = bytes(block, to) - bytes(block, to + 1);
         if level[block] == to + 1 && used + more <= budget {
             level[block] = to;
             used += more;
@@ -122,5 +128,6 @@ pub(super) fn assign_points(
     let blocks = hulls.iter().zip(&level).map(|(hull, level)| hull[*level].clone()).collect();
     let integrality_slack = Seconds(slack.unwrap_or(0.0));
     let method = AssignmentMethod::Hull;
-    Some(StageAssignment { integrality_slack, method, ..StageAssignment::new(blocks, in_flight) })
+    let assignment = StageAssignment::new(blocks, in_flight.iter().copied());
+    Some(StageAssignment { integrality_slack, method, ..assignment })
 }

@@ -8,13 +8,13 @@ use narrows_plan::strategy::BoundaryLayout;
 use narrows_plan::{Bytes, Context, Seconds};
 
 use super::assignment::{StageAssignment, assign_points};
-use super::in_flight::in_flight;
-use super::interleaved::{BlockTimesMin, stage_blocks};
+use super::in_flight::in_flight_in_chunks;
+use super::interleaved::{BlockTimesMin, chunk_blocks};
 use super::overhead::StageOverhead;
 use super::partition::{
     Partition, PruningCutoff, StageBlocks, StageChoice, is_excluded, undominated_partitions,
 };
-use super::refinement::StageRefinement;
+use super::refinement::{BlockInFlight, StageRefinement};
 use super::relaxation::RelaxedStage;
 use super::step_bound::StepSchedule;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
@@ -29,12 +29,11 @@ type CachedAssignment = Option<Arc<StageAssignment>>;
 const ROUNDING: f64 = 1e-9;
 
 /// The memory of the blocks of a stage.
-#[derive(Clone, Copy)]
 struct StageMemory {
     /// Bytes that all blocks may take.
     budget: Bytes,
-    /// Microbatches whose activations the stage stores at once.
-    in_flight: u64,
+    /// Microbatches whose activations each chunk stores at once.
+    in_flight: Vec<u64>,
 }
 
 /// Divides the blocks of one context among its stages.
@@ -58,7 +57,10 @@ impl<'a> StagePartitioner<'a> {
         boundary: BoundaryLayout,
         budgets: Vec<Bytes>,
     ) -> Self {
-        let memory = |(stage, budget)| StageMemory { budget, in_flight: in_flight(context, stage) };
+        let memory = |(stage, budget)| StageMemory {
+            budget,
+            in_flight: in_flight_in_chunks(context, stage),
+        };
         StagePartitioner {
             segments,
             context,
@@ -190,8 +192,8 @@ impl<'a> StagePartitioner<'a> {
             assignment.microbatch_time_min = fastest.map_or(Seconds(0.0), |fastest| {
                 // M·t + u is minimal up to the integrality slack, and u is at most `step_max`.
                 let step_max: f64 = self
-                    .specs(blocks)
-                    .map(|spec| self.segments.step_phase_range(spec, &many)[1])
+                    .blocks(blocks)
+                    .map(|block| self.segments.step_phase_range(block.spec, &many)[1])
                     .sum();
                 let once = (step_max - (fastest.step_phase - fastest.integrality_slack).0).max(0.0)
                     / ASYMPTOTIC_MICROBATCHES as f64;
@@ -268,12 +270,12 @@ impl<'a> StagePartitioner<'a> {
         let mut stages = vec![];
         for (stage, assignment) in partition.stages.iter().enumerate() {
             let count = assignment.blocks.len();
-            let specs: Vec<SegmentSpec> = self.specs(StageBlocks { stage, first, count }).collect();
+            let blocks: Vec<BlockInFlight> =
+                self.blocks(StageBlocks { stage, first, count }).collect();
             first += count;
-            let in_flight = self.stages[stage].in_flight;
             let budget = assignment.bytes + unused[stage];
-            let refinement = StageRefinement::new(self.segments, self.context, in_flight, budget);
-            let refined = refinement.refine(&specs, assignment);
+            let refinement = StageRefinement::new(self.segments, self.context, budget);
+            let refined = refinement.refine(&blocks, assignment);
             is_refined |= refined.is_some();
             stages.push(refined.map_or_else(|| assignment.clone(), Arc::new));
         }
@@ -281,37 +283,48 @@ impl<'a> StagePartitioner<'a> {
         is_refined.then_some(Partition { bound, counts, stages })
     }
 
-    fn specs(&self, blocks: StageBlocks) -> impl Iterator<Item = SegmentSpec> {
+    /// A run of blocks on a stage, or the blocks of its chunks.
+    fn blocks(&self, blocks: StageBlocks) -> impl Iterator<Item = BlockInFlight> {
         let StageBlocks { stage, first, count } = blocks;
-        let shapes = self.segments.layer_shapes();
-        let is_interleaved = self.context.chunks > 1;
-        let run = if is_interleaved { 0..0 } else { first..first + count };
-        let of_chunks = is_interleaved.then(|| stage_blocks(self.context, stage, shapes.len()));
-        let layers = run.chain(of_chunks.into_iter().flatten());
-        layers.map(|layer| SegmentSpec::block(shapes[layer], self.boundary))
+        let (context, shapes) = (self.context, self.segments.layer_shapes());
+        let of_chunk = move |chunk: usize| match context.chunks {
+            1 => first..first + count,
+            _ => chunk_blocks(context, context.virtual_stage(stage, chunk), shapes.len()),
+        };
+        let in_flight = self.stages[stage].in_flight.iter().enumerate();
+        in_flight.flat_map(move |(chunk, in_flight)| {
+            of_chunk(chunk).map(move |layer| BlockInFlight {
+                spec: SegmentSpec::block(shapes[layer], self.boundary),
+                in_flight: *in_flight,
+            })
+        })
     }
 
     /// The fastest assignment for a run of blocks on a stage.
     fn assign(&self, context: &Context, blocks: StageBlocks) -> Option<StageAssignment> {
         let segments = self.segments;
         let StageBlocks { stage, count, .. } = blocks;
-        let StageMemory { budget, in_flight } = self.stages[stage];
+        let budget = self.stages[stage].budget;
         let fastest: Option<Vec<Arc<SolvedSegment>>> =
-            self.specs(blocks).map(|spec| segments.fastest(spec, context)).collect();
-        let fastest = StageAssignment::new(fastest?, in_flight);
+            self.blocks(blocks).map(|block| segments.fastest(block.spec, context)).collect();
+        let in_flight: Vec<u64> = self.blocks(blocks).map(|block| block.in_flight).collect();
+        let fastest = StageAssignment::new(fastest?, in_flight.iter().copied());
         if fastest.bytes <= budget {
             return Some(fastest);
         }
-        // Blocks of one shape mix the two vertices around their average bytes; blocks of several shapes
-        // may need any vertex.
-        let hull = |spec, average| segments.hull(spec, context, in_flight, average);
-        let hulls: Vec<_> = if segments.shape_count() == 1 {
+        // Blocks of one shape mix the two vertices around their average bytes; blocks of several shapes, or with different
+        // microbatches in flight, may need any vertex.
+        let hull = |block: BlockInFlight, average| {
+            segments.hull(block.spec, context, block.in_flight, average)
+        };
+        let hulls: Vec<_> = if segments.shape_count() == 1 && context.chunks == 1 {
             let average = Some(budget / count as u64);
-            vec![hull(SegmentSpec::block(0, self.boundary), average); count]
+            let spec = SegmentSpec::block(0, self.boundary);
+            vec![hull(BlockInFlight { spec, in_flight: in_flight[0] }, average); count]
         } else {
-            self.specs(blocks).map(|spec| hull(spec, None)).collect()
+            self.blocks(blocks).map(|block| hull(block, None)).collect()
         };
         let microbatches = context.workload.microbatches(&context.mesh);
-        assign_points(&hulls, in_flight, microbatches, budget)
+        assign_points(&hulls, &in_flight, microbatches, budget)
     }
 }

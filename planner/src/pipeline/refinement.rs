@@ -22,9 +22,24 @@ const SLACK_MIN: f64 = 1e-6;
 /// Smallest relative distance at which new columns are computed, in tens to hundreds of milliseconds each.
 const SLACK_MIN_FOR_COLUMNS: f64 = 1e-3;
 
-/// Blocks of one shape on a stage, with the solutions to choose from.
+/// A block of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BlockInFlight {
+    /// The block's segment.
+    pub spec: SegmentSpec,
+    /// Microbatches whose activations the block stores at once.
+    pub in_flight: u64,
+}
+
+impl BlockInFlight {
+    fn bytes(&self, solved: &SolvedSegment) -> Bytes {
+        solved.bytes.total(self.in_flight)
+    }
+}
+
+/// Equal blocks of a stage, with the solutions to choose from.
 struct BlockGroup {
-    spec: SegmentSpec,
+    block: BlockInFlight,
     count: u64,
     columns: Vec<Arc<SolvedSegment>>,
     /// Number of blocks of each column.
@@ -42,26 +57,24 @@ impl BlockGroup {
 pub(super) struct StageRefinement<'a> {
     segments: &'a SegmentSolver<'a>,
     context: &'a Context,
-    in_flight: u64,
     budget: Bytes,
 }
 
 impl<'a> StageRefinement<'a> {
-    /// The blocks of a stage with `in_flight` microbatches may use `budget` bytes.
+    /// The blocks of a stage may use `budget` bytes.
     pub(super) fn new(
         segments: &'a SegmentSolver<'a>,
         context: &'a Context,
-        in_flight: u64,
         budget: Bytes,
     ) -> StageRefinement<'a> {
-        StageRefinement { segments, context, in_flight, budget }
+        StageRefinement { segments, context, budget }
     }
 
-    /// An assignment for the blocks `specs` that is faster than `assignment` and within the budget, if one is
+    /// An assignment for these blocks that is faster than `assignment` and within the budget, if one is
     /// found.
     pub(super) fn refine(
         &self,
-        specs: &[SegmentSpec],
+        blocks: &[BlockInFlight],
         assignment: &StageAssignment,
     ) -> Option<StageAssignment> {
         let time = self.blocks_step_time_s(&assignment.blocks);
@@ -69,7 +82,7 @@ impl<'a> StageRefinement<'a> {
             return None;
         }
         let bound = time - assignment.integrality_slack.0;
-        let mut groups = self.groups(specs, assignment);
+        let mut groups = self.groups(blocks, assignment);
         self.choose(&mut groups);
         let chosen: f64 = groups
             .iter()
@@ -80,8 +93,9 @@ impl<'a> StageRefinement<'a> {
         if !is_close && !self.segments.out_of_time() && self.add_columns(&mut groups) {
             self.choose(&mut groups);
         }
-        let blocks = blocks_in_order(specs, &groups);
-        let refined = StageAssignment::new(blocks, self.in_flight);
+        let solutions = solutions_in_order(blocks, &groups);
+        let in_flight = blocks.iter().map(|block| block.in_flight);
+        let refined = StageAssignment::new(solutions, in_flight);
         let is_faster = self.blocks_step_time_s(&refined.blocks) < time * (1.0 - 1e-12);
         (is_faster && refined.bytes <= self.budget).then_some(StageAssignment {
             integrality_slack: assignment.integrality_slack,
@@ -101,20 +115,18 @@ impl<'a> StageRefinement<'a> {
         solved.time.total(microbatches).0
     }
 
-    fn bytes(&self, solved: &SolvedSegment) -> Bytes {
-        solved.bytes.total(self.in_flight)
-    }
-
-    /// The shapes of the stage, with all vertices of their hulls and the current choice.
-    fn groups(&self, specs: &[SegmentSpec], assignment: &StageAssignment) -> Vec<BlockGroup> {
+    /// The groups of a stage's blocks, with all vertices of their hulls and the current choice.
+    fn groups(&self, blocks: &[BlockInFlight], assignment: &StageAssignment) -> Vec<BlockGroup> {
         let mut groups: Vec<BlockGroup> = vec![];
-        for (spec, solved) in specs.iter().zip(&assignment.blocks) {
-            let index = groups.iter().position(|group| group.spec == *spec).unwrap_or_else(|| {
-                let columns = self.segments.hull(*spec, self.context, self.in_flight, None);
-                let chosen = vec![0; columns.len()];
-                groups.push(BlockGroup { spec: *spec, count: 0, columns, chosen });
-                groups.len() - 1
-            });
+        for (block, solved) in blocks.iter().zip(&assignment.blocks) {
+            let index =
+                groups.iter().position(|group| group.block == *block).unwrap_or_else(|| {
+                    let BlockInFlight { spec, in_flight } = *block;
+                    let columns = self.segments.hull(spec, self.context, in_flight, None);
+                    let chosen = vec![0; columns.len()];
+                    groups.push(BlockGroup { block: *block, count: 0, columns, chosen });
+                    groups.len() - 1
+                });
             let group = &mut groups[index];
             group.count += 1;
             match group.columns.iter().position(|column| Arc::ptr_eq(column, solved)) {
@@ -138,7 +150,7 @@ impl<'a> StageRefinement<'a> {
                 columns: group
                     .columns
                     .iter()
-                    .map(|c| (self.step_time_s(c), self.bytes(c).0))
+                    .map(|c| (self.step_time_s(c), group.block.bytes(c).0))
                     .collect(),
             })
             .collect();
@@ -155,24 +167,27 @@ impl<'a> StageRefinement<'a> {
 
     /// Adds columns that use the unused bytes. Returns whether any was added.
     fn add_columns(&self, groups: &mut [BlockGroup]) -> bool {
-        let used: Bytes =
-            groups.iter().flat_map(BlockGroup::chosen).map(|(c, n)| self.bytes(c) * n).sum();
+        let used = |group: &BlockGroup| -> Bytes {
+            group.chosen().map(|(column, count)| group.block.bytes(column) * count).sum()
+        };
+        let used: Bytes = groups.iter().map(used).sum();
         let unused = self.budget.saturating_sub(used);
         let mut any = false;
         for group in groups {
+            let block = group.block;
             let chosen: Vec<_> = group.chosen().map(|(column, _)| column.clone()).collect();
             for column in chosen {
-                let limit = self.bytes(&column) + unused;
+                let limit = block.bytes(&column) + unused;
                 let faster = self.segments.fastest_within(
-                    group.spec,
+                    block.spec,
                     self.context,
-                    self.in_flight,
+                    block.in_flight,
                     column.grouping,
                     limit,
                 );
                 let Some(faster) = faster else { continue };
                 let is_dominated = group.columns.iter().any(|known| {
-                    self.bytes(known) <= self.bytes(&faster)
+                    block.bytes(known) <= block.bytes(&faster)
                         && self.step_time_s(known) <= self.step_time_s(&faster)
                 });
                 if self.step_time_s(&faster) < self.step_time_s(&column) && !is_dominated {
@@ -186,9 +201,9 @@ impl<'a> StageRefinement<'a> {
     }
 }
 
-/// The chosen solutions in the order of the blocks, the fastest of each shape first.
-fn blocks_in_order(specs: &[SegmentSpec], groups: &[BlockGroup]) -> Vec<Arc<SolvedSegment>> {
-    let mut queues: Vec<(SegmentSpec, Vec<Arc<SolvedSegment>>)> = groups
+/// The chosen solutions in the order of the blocks, the fastest of each group first.
+fn solutions_in_order(blocks: &[BlockInFlight], groups: &[BlockGroup]) -> Vec<Arc<SolvedSegment>> {
+    let mut queues: Vec<(BlockInFlight, Vec<Arc<SolvedSegment>>)> = groups
         .iter()
         .map(|group| {
             let mut queue: Vec<Arc<SolvedSegment>> = group
@@ -198,11 +213,11 @@ fn blocks_in_order(specs: &[SegmentSpec], groups: &[BlockGroup]) -> Vec<Arc<Solv
             // Blocks pop from the end.
             let time = |s: &SolvedSegment| (s.time.forward + s.time.backward).0;
             queue.sort_by(|a, b| time(b).total_cmp(&time(a)));
-            (group.spec, queue)
+            (group.block, queue)
         })
         .collect();
-    let mut next = |spec: &SegmentSpec| {
-        queues.iter_mut().find(|(known, _)| known == spec).and_then(|(_, queue)| queue.pop())
+    let mut next = |block: &BlockInFlight| {
+        queues.iter_mut().find(|(known, _)| known == block).and_then(|(_, queue)| queue.pop())
     };
-    specs.iter().filter_map(&mut next).collect()
+    blocks.iter().filter_map(&mut next).collect()
 }

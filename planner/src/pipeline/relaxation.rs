@@ -14,7 +14,7 @@ use std::sync::Arc;
 use narrows_plan::{Bytes, Context, Seconds};
 
 use super::assignment::StageAssignment;
-use super::in_flight::in_flight;
+use super::in_flight::in_flight_in_chunk;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec};
 use crate::solve::SupportingLine;
 
@@ -41,7 +41,7 @@ impl RelaxedStage {
     ) -> Option<RelaxedStage> {
         let blocks = segments.layer_shapes().len() as u64;
         let average = Bytes((budget.0 / blocks).saturating_mul(context.mesh.pipeline));
-        let in_flight = in_flight(context, stage);
+        let in_flight = in_flight_in_chunk(context, stage, 0);
         let line =
             |context: &Context, _| segments.supporting_line(spec, context, in_flight, average);
         let relaxed = RelaxedStage::with_lines(segments, context, spec, budget, line)?;
@@ -64,7 +64,7 @@ impl RelaxedStage {
         let Some(prices) = known(stage).or_else(|| known(0)) else {
             return RelaxedStage::new(segments, context, spec, stage, budget);
         };
-        let in_flight = in_flight(context, stage);
+        let in_flight = in_flight_in_chunk(context, stage, 0);
         let line = |context: &Context, number: usize| {
             let price = prices[number] * microbatches(context);
             segments.line_at_price(spec, context, in_flight, price)
