@@ -333,7 +333,8 @@ impl ValidationReport<'_> {
         for ([hardware, recompute, vocabulary], count) in counts {
             page.paragraph(&format!(
                 "** fitted: the GPT prices were fitted to {} under other conditions than the file's: \
-                 hardware `{hardware}`, recomputation `{recompute}`, a vocabulary of {vocabulary}. Their \
+                 hardware `{hardware}`, recomputation `{recompute}`, a vocabulary of {vocabulary}, \
+                 `fullrank-tp` with one chunk a stage. Their \
                  predictions here are neither a test nor errors of that fit.",
                 plural(count, "measurement"),
             ));

@@ -15,10 +15,9 @@ use std::sync::LazyLock;
 
 use narrows_cost_model::profile::{Profile, preset};
 use narrows_plan::Mesh;
-use narrows_plan::strategy::Recompute;
 use sha2::{Digest, Sha256};
 
-use crate::measurements::{TrainedModel, TrainingStep};
+use crate::measurements::{StepRecompute, TrainedModel, TrainingStep};
 
 const ROWS: &str = include_str!("../../data/fits/gpt-a100-rows.txt");
 
@@ -31,7 +30,7 @@ pub struct FitConditions {
     /// The name of a preset.
     pub hardware: String,
     /// Recomputation in the backward pass.
-    pub recompute: Recompute,
+    pub recompute: StepRecompute,
     /// Rows of the embedding.
     pub vocabulary: u64,
 }
@@ -42,8 +41,8 @@ impl FitConditions {
         let mut words = line.split_whitespace();
         let hardware = words.next()?.to_owned();
         let recompute = match words.next()? {
-            "none" => Recompute::None,
-            "block" => Recompute::Block,
+            "none" => StepRecompute::None,
+            "block" => StepRecompute::Block,
             _ => return None,
         };
         Some(FitConditions { hardware, recompute, vocabulary: words.next()?.parse().ok()? })
@@ -51,16 +50,19 @@ impl FitConditions {
 
     /// Hardware, recomputation and vocabulary, as in the heading of the digests and in messages.
     pub fn labels(&self) -> [String; 3] {
-        let recompute = if self.recompute == Recompute::None { "none" } else { "block" };
+        let recompute = if self.recompute == StepRecompute::None { "none" } else { "block" };
         [self.hardware.clone(), recompute.to_owned(), self.vocabulary.to_string()]
     }
 
-    /// Whether a step on a profile has these conditions. The profile must equal the preset, not only in name.
+    /// Whether a step on a profile has these conditions, which include `fullrank-tp` and one chunk a stage. The profile
+    /// must equal the preset, not only in name.
     pub fn apply_to(&self, step: &TrainingStep, profile: &Profile) -> bool {
         let TrainedModel::Gpt(gpt) = step.model else { return false };
         let hardware = preset(&self.hardware);
         hardware.is_ok_and(|hardware| hardware.fingerprint() == profile.fingerprint())
             && step.recompute == self.recompute
+            && !step.shards_tokens()
+            && step.interleaving == 1
             && gpt.vocabulary == self.vocabulary
     }
 }
@@ -128,7 +130,8 @@ mod tests {
             model: TrainedModel::Gpt(model),
             workload: Workload { global_batch: 16, sequence_length: 1024, micro_batch: 2 },
             strategy: Baseline::FullrankTp,
-            recompute: Recompute::None,
+            recompute: StepRecompute::None,
+            interleaving: 1,
             norm: NormRule::Auto,
             weights: WeightRule::Any,
             zero: Zero::Off,

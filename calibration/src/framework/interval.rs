@@ -1,7 +1,7 @@
 //! Intervals of GPT step times, from the draws and residuals of a fit.
 //!
 //! Residuals are taken from steps of the same category: within a node or across nodes, and with the same recomputation
-//! ("Mondrian" conformal prediction). For a measured model they are leave-row-out residuals, for an unseen model
+//! ("Mondrian" conformal prediction). No step of the fit has sequence parallelism or interleaved stages. For a measured model they are leave-row-out residuals, for an unseen model
 //! leave-model-out residuals: the network and an unseen model make a step less certain than the draws of a few
 //! coefficients show. Residuals are scaled by the distance, in octaves, from the box of measured sizes. The rows
 //! themselves are not needed, and are not part of the repository.
@@ -19,14 +19,13 @@ use narrows_cost_model::interval::{draw_error, prediction_interval};
 use narrows_cost_model::profile::{Profile, Provenance, RelativeError, preset};
 use narrows_cost_model::{NEAR_OCTAVES, error_scale};
 use narrows_plan::random::SplitMix64;
-use narrows_plan::strategy::Recompute;
 use narrows_plan::{Defects, Mesh, json};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::coefficients::{Coefficients, NETWORK, with_network_efficiency};
 use super::model::{Framework, StepWork};
-use crate::measurements::{GptModel, TrainedModel, TrainingStep};
+use crate::measurements::{GptModel, StepRecompute, TrainedModel, TrainingStep};
 
 /// Number of draws on hardware without measured steps.
 const HARDWARE_DRAWS: usize = 400;
@@ -45,10 +44,10 @@ pub(crate) struct IntervalModel {
     /// Digests of the models measured across nodes.
     pub models_across_nodes: BTreeSet<String>,
     /// Recomputation of the steps within a node.
-    pub recomputed_within_a_node: Vec<Recompute>,
+    pub recomputed_within_a_node: Vec<StepRecompute>,
     /// Recomputation of the steps across nodes.
-    pub recomputed_across_nodes: Vec<Recompute>,
-    /// Fit for steps of measured models with measured recomputation: draws that leave out rows.
+    pub recomputed_across_nodes: Vec<StepRecompute>,
+    /// Fit for steps of measured models with measured recomputation, sharding and schedule: draws that leave out rows.
     #[serde(rename = "known")]
     pub by_row: BootstrapFit,
     /// Fit for all other steps: draws that leave out models.
@@ -124,9 +123,10 @@ impl IntervalModel {
             true => (&self.models_across_nodes, &self.recomputed_across_nodes),
             false => (&self.models_within_a_node, &self.recomputed_within_a_node),
         };
-        let known_recompute = recomputed.contains(&step.recompute);
+        let known_execution =
+            recomputed.contains(&step.recompute) && !step.shards_tokens() && step.interleaving == 1;
         let known_model = models.contains(&model_digest(gpt));
-        let fit = if known_recompute && known_model { &self.by_row } else { &self.by_model };
+        let fit = if known_execution && known_model { &self.by_row } else { &self.by_model };
         let draw = |ratios: &Coefficients| {
             let drawn: Coefficients = std::array::from_fn(|index| fitted[index] * ratios[index]);
             let work = if across {
@@ -151,10 +151,11 @@ impl IntervalModel {
             };
             (0..HARDWARE_DRAWS).filter_map(&mut draw_on_other_hardware).collect::<Vec<f64>>()
         };
-        let residuals = match (known_recompute, across) {
+        let residuals = match (known_execution, across) {
             (true, true) => fit.across_nodes.as_slice(),
             (true, false) => &fit.within_a_node,
-            // No step with this recomputation was measured in this category: take the wider of the two lists.
+            // No step with this recomputation, sharding and schedule was measured in this category: take the wider of
+            // the two lists.
             (false, _) => wider(&fit.within_a_node, &fit.across_nodes),
         };
         let scale = error_scale(NEAR_OCTAVES + self.distance_octaves(step, mesh));

@@ -4,11 +4,11 @@
 //! pass  = ((Σ kernels of the device)ᵖ + (operators · h)ᵖ)^(1/p)
 //! step  = 1F1B over the stages' passes + reductions of gradients + fixed
 //! ```
+//! With several chunks a stage, the schedule is interleaved 1F1B, and every pass through a chunk has its transfer.
 //! The host needs h seconds for each operator. Where kernels are shorter, the device waits for the host.
 //! [`operators`](super::operators) counts operators and their bytes.
 
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
-use narrows_plan::strategy::Recompute;
 use narrows_plan::{Kernel, Mesh, PipelineSchedule, Seconds};
 
 use narrows_cost_model::profile::ProfileFile;
@@ -16,8 +16,8 @@ use narrows_cost_model::{
     Executor, PassTimes, Prices, Profile, StageTime, StepPart, schedule_time,
 };
 
-use super::operators::{MicrobatchShape, OperatorList};
-use crate::measurements::{TrainedModel, TrainingStep};
+use super::operators::{MicrobatchShape, OperatorList, ResidualStream};
+use crate::measurements::{StepRecompute, TrainedModel, TrainingStep};
 
 /// Fitted coefficients of a framework on its host.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -64,17 +64,23 @@ pub(super) struct StepWork {
     tensor_devices: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug)]
 struct StageWork {
-    forward: PassWork,
-    backward: PassWork,
+    chunks: Vec<ChunkWork>,
     /// Seconds of a P2P transfer to the next stage.
     transfer_s: f64,
     /// Seconds of the reductions of gradients.
     reductions_s: f64,
 }
 
-/// One pass of a stage, without launch gaps, which are part of the host's time.
+/// The passes of a microbatch through a chunk.
+#[derive(Clone, Copy, Debug, Default)]
+struct ChunkWork {
+    forward: PassWork,
+    backward: PassWork,
+}
+
+/// One pass through a chunk, without launch gaps, which are part of the host's time.
 #[derive(Clone, Copy, Debug, Default)]
 struct PassWork {
     gemm_s: f64,
@@ -87,7 +93,7 @@ struct PassWork {
 
 impl PassWork {
     fn of(operators: &OperatorList, prices: &Prices) -> PassWork {
-        let count = operators.kernels.len() as f64;
+        let count = (operators.kernels.len() + operators.overlapped.len()) as f64;
         let mut work = PassWork { operators: count, segments: 1.0, ..PassWork::default() };
         for kernel in &operators.kernels {
             let time_s = execution_s(kernel, prices);
@@ -96,6 +102,11 @@ impl PassWork {
                 Kernel::Fused(_) => work.elementwise_s += time_s,
                 Kernel::Collective(_) | Kernel::Transfer(_) => work.collectives_s += time_s,
             }
+        }
+        for overlapped in &operators.overlapped {
+            let hidden_s = execution_s(&overlapped.gemm, prices);
+            let exposed_s = execution_s(&overlapped.collective, prices) - hidden_s;
+            work.collectives_s += exposed_s.max(0.0);
         }
         work
     }
@@ -136,18 +147,26 @@ impl StepWork {
         let TrainedModel::Gpt(gpt) = step.model else { return None };
         let workload = step.workload;
         let (sequences, length) = (workload.micro_batch, workload.sequence_length);
-        let shape = MicrobatchShape { gpt, mesh, sequences, length };
+        // Without a tensor axis the framework turns sequence parallelism off.
+        let residual = match step.shards_tokens() && mesh.tensor > 1 {
+            true => ResidualStream::Sharded,
+            false => ResidualStream::Replicated,
+        };
+        let shape = MicrobatchShape { gpt, mesh, sequences, length, residual };
         let prices = Prices::from_file(file, Executor::Eager, &mesh);
-        let recompute = step.recompute != Recompute::None;
+        let (stages, chunks) = (mesh.pipeline, step.interleaving);
+        let schedule = match chunks {
+            1 => PipelineSchedule::OneForwardOneBackward,
+            _ => PipelineSchedule::Interleaved,
+        };
         let microbatches = workload.microbatches(&mesh);
         Some(StepWork {
             stages: (0..mesh.pipeline)
-                .map(|stage| StageWork::of(&shape, stage, recompute, &prices))
+                .map(|stage| StageWork::of(&shape, stage, step, &prices))
                 .collect(),
             schedules: (0..mesh.pipeline)
                 .map(|stage| {
-                    let (schedule, stages) = (PipelineSchedule::default(), mesh.pipeline);
-                    StageSchedule { schedule, stage, stages, chunks: 1, microbatches }.passes(false)
+                    StageSchedule { schedule, stage, stages, chunks, microbatches }.passes(false)
                 })
                 .collect(),
             tensor_devices: mesh.tensor,
@@ -158,12 +177,15 @@ impl StepWork {
     pub fn step_time_s(&self, framework: &Framework) -> f64 {
         let time = |stage: &StageWork| {
             let transfer_s = stage.transfer_s * framework.collective_factor;
-            let [forward, backward] = [stage.forward, stage.backward]
-                .map(|work| Seconds(work.time_s(self.tensor_devices, framework) + transfer_s));
+            let passes = |chunk: &ChunkWork| {
+                let [forward, backward] = [chunk.forward, chunk.backward]
+                    .map(|work| Seconds(work.time_s(self.tensor_devices, framework) + transfer_s));
+                PassTimes { forward, backward, weight_gradient: Seconds(0.0) }
+            };
             let step = Seconds(stage.reductions_s * framework.collective_factor);
             let step_phase = vec![StepPart::Local(step)];
-            let passes = PassTimes { forward, backward, weight_gradient: Seconds(0.0) };
-            StageTime { chunks: vec![passes], step_phase, overlap: None }
+            let chunks = stage.chunks.iter().map(passes).collect();
+            StageTime { chunks, step_phase, overlap: None }
         };
         let stages: Vec<StageTime> = self.stages.iter().map(time).collect();
         let schedules: Vec<_> = self.schedules.iter().map(|passes| passes.as_slice()).collect();
@@ -172,15 +194,37 @@ impl StepWork {
 }
 
 impl StageWork {
-    fn of(shape: &MicrobatchShape, stage: u64, recompute: bool, prices: &Prices) -> StageWork {
-        let blocks = (shape.gpt.layers / shape.mesh.pipeline) as f64;
-        let (first, last) = (stage == 0, stage + 1 == shape.mesh.pipeline);
+    fn of(shape: &MicrobatchShape, stage: u64, step: &TrainingStep, prices: &Prices) -> StageWork {
+        let chunks = 0..step.interleaving;
+        let reductions = shape.gradient_reductions(stage, GRADIENT_BYTES);
+        StageWork {
+            chunks: chunks
+                .map(|chunk| ChunkWork::of(shape, [stage, chunk], step, prices))
+                .collect(),
+            transfer_s: execution_s(&shape.transfer(), prices),
+            reductions_s: PassWork::of(&reductions, prices).collectives_s,
+        }
+    }
+}
+
+impl ChunkWork {
+    fn of(
+        shape: &MicrobatchShape,
+        [stage, chunk]: [u64; 2],
+        step: &TrainingStep,
+        prices: &Prices,
+    ) -> ChunkWork {
+        let blocks = (shape.gpt.layers / (shape.mesh.pipeline * step.interleaving)) as f64;
+        let first = stage == 0 && chunk == 0;
+        let last = stage + 1 == shape.mesh.pipeline && chunk + 1 == step.interleaving;
         let work = |operators: OperatorList| PassWork::of(&operators, prices);
         let (mut forward, mut backward) = (PassWork::default(), PassWork::default());
         forward.add(&work(shape.block_forward()), blocks);
         backward.add(&work(shape.block_backward()), blocks);
-        if recompute {
-            backward.add(&work(shape.block_forward()), blocks);
+        match step.recompute {
+            StepRecompute::Block => backward.add(&work(shape.block_forward()), blocks),
+            StepRecompute::Selective => backward.add(&work(shape.attention_core()), blocks),
+            StepRecompute::Auto | StepRecompute::None | StepRecompute::Latents => {}
         }
         if first {
             forward.add(&work(shape.embedding_forward()), 1.0);
@@ -190,10 +234,7 @@ impl StageWork {
             forward.add(&work(shape.head_forward()), 1.0);
             backward.add(&work(shape.head_backward()), 1.0);
         }
-        let reductions = work(shape.gradient_reductions(stage, GRADIENT_BYTES));
-        let (transfer_s, reductions_s) =
-            (execution_s(&shape.transfer(), prices), reductions.collectives_s);
-        StageWork { forward, backward, transfer_s, reductions_s }
+        ChunkWork { forward, backward }
     }
 }
 

@@ -14,6 +14,16 @@
 //! | bias and GELU | 4·4nh/t | | the same | 8·4nh/t |
 //! | | | | sums of the residual's gradients, twice | 6·nh |
 //! | | | | gradients of weights added up | 6 a weight |
+//!
+//! With sequence parallelism (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv
+//! 2205.05198), LayerNorms, dropout and additions of the residual stream have n/t rows: nh becomes nh/t. An all-reduce of
+//! a block becomes a reduce-scatter, and an all-gather before the next column linear; the backward pass mirrors both. It
+//! also gathers the sharded inputs of column linears again for the gradients of their weights, beside the GEMM of the
+//! input's gradient: of such an all-gather only the time beyond this GEMM counts. Gradients of the scales and biases on
+//! sharded rows are summed over the tensor axis once a step, and stages send shards to each other.
+//!
+//! Selective recomputation repeats the core of attention in the backward pass: both GEMMs, softmax, dropout, and the
+//! transposed context.
 
 use narrows_plan::kernel::{
     Collective, CollectiveKind, FusedKernel, FusedKind, Gemm, Kernel, Transfer,
@@ -27,6 +37,26 @@ use crate::measurements::GptModel;
 pub(crate) struct OperatorList {
     /// One kernel for each operator.
     pub kernels: Vec<Kernel>,
+    /// Collectives beside a GEMM, which is one of `kernels`.
+    pub overlapped: Vec<OverlappedCollective>,
+}
+
+/// A collective beside a GEMM.
+#[derive(Clone, Debug)]
+pub(crate) struct OverlappedCollective {
+    /// The collective.
+    pub collective: Kernel,
+    /// The GEMM.
+    pub gemm: Kernel,
+}
+
+/// Rows of the residual stream on one device of the tensor axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ResidualStream {
+    /// All rows.
+    Replicated,
+    /// A share of the tokens (sequence parallelism).
+    Sharded,
 }
 
 /// The sizes of one microbatch on one device.
@@ -40,13 +70,13 @@ pub(crate) struct MicrobatchShape {
     pub sequences: u64,
     /// Tokens of a sequence.
     pub length: u64,
+    /// The residual stream.
+    pub residual: ResidualStream,
 }
 
 impl OperatorList {
     fn gemm(&mut self, m: u64, k: u64, n: u64, batch: u64) {
-        let (input, output) = (DType::Bf16, DType::Bf16);
-        let gemm = Gemm { m, n, k, batch, accumulate: false, input, output };
-        self.kernels.push(Kernel::Gemm(gemm));
+        self.kernels.push(gemm(m, k, n, batch));
     }
 
     /// The GEMMs of the gradients of A\[m,k\] and B\[k,n\].
@@ -67,9 +97,18 @@ impl OperatorList {
     }
 
     fn all_reduce(&mut self, bytes: u64, group: DeviceGroup) {
-        let (kind, payload) = (CollectiveKind::AllReduce, Bytes(bytes));
-        self.kernels.push(Kernel::Collective(Collective { kind, payload, group }));
+        self.kernels.push(collective(CollectiveKind::AllReduce, bytes, group));
     }
+}
+
+fn gemm(m: u64, k: u64, n: u64, batch: u64) -> Kernel {
+    let (input, output) = (DType::Bf16, DType::Bf16);
+    Kernel::Gemm(Gemm { m, n, k, batch, accumulate: false, input, output })
+}
+
+/// A collective on `bytes` bytes of the whole tensor.
+fn collective(kind: CollectiveKind, bytes: u64, group: DeviceGroup) -> Kernel {
+    Kernel::Collective(Collective { kind, payload: Bytes(bytes), group })
 }
 
 impl MicrobatchShape {
@@ -81,6 +120,49 @@ impl MicrobatchShape {
 
     fn rows(&self) -> u64 {
         self.sequences * self.length
+    }
+
+    /// Rows of the residual stream on one device.
+    fn residual_rows(&self) -> u64 {
+        match self.residual {
+            ResidualStream::Replicated => self.rows(),
+            ResidualStream::Sharded => self.rows() / self.mesh.tensor,
+        }
+    }
+
+    /// Adds the sum of partial results of all rows: an all-reduce, or a reduce-scatter to the rows of each device.
+    fn reduce(&self, operators: &mut OperatorList) {
+        let kind = match self.residual {
+            ResidualStream::Replicated => CollectiveKind::AllReduce,
+            ResidualStream::Sharded => CollectiveKind::ReduceScatter,
+        };
+        operators.kernels.push(collective(kind, self.stream_bytes(), self.tensor_group()));
+    }
+
+    /// Adds the all-gather of a sharded residual stream.
+    fn gather(&self, operators: &mut OperatorList) {
+        if self.residual == ResidualStream::Sharded {
+            operators.kernels.push(self.all_gather());
+        }
+    }
+
+    /// Adds the all-gather of the sharded input of a column linear of width `width`, which runs beside the GEMM of this
+    /// input's gradient.
+    fn gather_for_weight_gradient(&self, operators: &mut OperatorList, width: u64) {
+        if self.residual == ResidualStream::Sharded {
+            let gemm = gemm(self.rows(), width, self.gpt.hidden, 1);
+            let collective = self.all_gather();
+            operators.overlapped.push(OverlappedCollective { collective, gemm });
+        }
+    }
+
+    fn all_gather(&self) -> Kernel {
+        collective(CollectiveKind::AllGather, self.stream_bytes(), self.tensor_group())
+    }
+
+    /// Bytes of all rows of the residual stream.
+    fn stream_bytes(&self) -> u64 {
+        2 * self.rows() * self.gpt.hidden
     }
 
     fn tensor_group(&self) -> DeviceGroup {
@@ -115,30 +197,52 @@ impl MicrobatchShape {
         [(self.length, head, self.length, batch), (self.length, self.length, head, batch)]
     }
 
+    /// Bytes of the element-wise operators of attention's core with a fused softmax: softmax, dropout, context.
+    fn core_bytes(&self) -> [u64; 3] {
+        [4 * self.scores(), 5 * self.scores(), 4 * self.rows() * self.shard_width()]
+    }
+
+    /// Bytes of the operators that an unfused softmax adds: cast to fp32, scale, mask, cast to 16 bits.
+    fn unfused_softmax_bytes(&self) -> Vec<u64> {
+        let bytes: &[u64] = if self.fused_softmax() { &[] } else { &[6, 8, 9, 6] };
+        bytes.iter().map(|bytes| bytes * self.scores()).collect()
+    }
+
+    /// The core of attention, forward, as selective recomputation repeats it.
+    pub fn attention_core(&self) -> OperatorList {
+        let mut operators = OperatorList::default();
+        for (m, k, width, batch) in self.attention() {
+            operators.gemm(m, k, width, batch);
+        }
+        for bytes in self.core_bytes().into_iter().chain(self.unfused_softmax_bytes()) {
+            operators.elementwise(bytes);
+        }
+        operators
+    }
+
     /// A block, forward.
     pub fn block_forward(&self) -> OperatorList {
         let mut operators = OperatorList::default();
         let (n, h, shard) = (self.rows(), self.gpt.hidden, self.shard_width());
+        let stream = self.residual_rows() * h;
         for (k, width) in self.linears() {
             operators.gemm(n, k, width, 1);
         }
         for (m, k, width, batch) in self.attention() {
             operators.gemm(m, k, width, batch);
         }
-        for bytes in [4 * n * h, 4 * n * h, 7 * n * h, 7 * n * h] {
+        for bytes in [4 * stream, 4 * stream, 7 * stream, 7 * stream] {
             operators.elementwise(bytes);
         }
-        for bytes in [4 * self.scores(), 5 * self.scores(), 4 * n * shard, 16 * n * shard] {
+        for bytes in self.core_bytes().into_iter().chain([16 * n * shard]) {
             operators.elementwise(bytes);
         }
-        if !self.fused_softmax() {
-            // Cast to fp32, scale, mask, cast to 16 bits.
-            for bytes in [6, 8, 9, 6] {
-                operators.elementwise(bytes * self.scores());
-            }
+        for bytes in self.unfused_softmax_bytes() {
+            operators.elementwise(bytes);
         }
         for _ in 0..2 {
-            operators.all_reduce(2 * n * h, self.tensor_group());
+            self.gather(&mut operators);
+            self.reduce(&mut operators);
         }
         operators
     }
@@ -147,13 +251,14 @@ impl MicrobatchShape {
     pub fn block_backward(&self) -> OperatorList {
         let mut operators = OperatorList::default();
         let (n, h, shard) = (self.rows(), self.gpt.hidden, self.shard_width());
+        let stream = self.residual_rows() * h;
         for (k, width) in self.linears() {
             operators.gradient_gemms(n, k, width, 1);
         }
         for (m, k, width, batch) in self.attention() {
             operators.gradient_gemms(m, k, width, batch);
         }
-        for bytes in [10 * n * h, 7 * n * h, 6 * n * h] {
+        for bytes in [10 * stream, 7 * stream, 6 * stream] {
             operators.elementwise(bytes);
             operators.elementwise(bytes);
         }
@@ -166,8 +271,11 @@ impl MicrobatchShape {
             }
         }
         operators.elementwise(6 * self.block_weights());
-        for _ in 0..2 {
-            operators.all_reduce(2 * n * h, self.tensor_group());
+        // The linears of the residual stream are those of q, k and v, and the first of the MLP.
+        for width in [3 * shard, 4 * shard] {
+            self.gather(&mut operators);
+            self.gather_for_weight_gradient(&mut operators, width);
+            self.reduce(&mut operators);
         }
         operators
     }
@@ -175,22 +283,27 @@ impl MicrobatchShape {
     /// The embedding of tokens and positions, forward.
     pub fn embedding_forward(&self) -> OperatorList {
         let mut operators = OperatorList::default();
-        let bytes = self.rows() * self.gpt.hidden;
-        for times in [4, 6, 5] {
-            operators.elementwise(times * bytes);
+        let (all, stream) = (self.rows() * self.gpt.hidden, self.residual_rows() * self.gpt.hidden);
+        operators.elementwise(4 * all);
+        operators.elementwise(6 * all);
+        if self.residual == ResidualStream::Sharded {
+            // Each device copies its rows of the sum.
+            operators.elementwise(4 * stream);
         }
-        operators.all_reduce(2 * bytes, self.tensor_group());
+        operators.elementwise(5 * stream);
+        operators.all_reduce(self.stream_bytes(), self.tensor_group());
         operators
     }
 
     /// The embedding's gradients.
     pub fn embedding_backward(&self) -> OperatorList {
         let mut operators = OperatorList::default();
-        let bytes = self.rows() * self.gpt.hidden;
-        for times in [5, 6, 6] {
-            operators.elementwise(times * bytes);
+        let (all, stream) = (self.rows() * self.gpt.hidden, self.residual_rows() * self.gpt.hidden);
+        for bytes in [5 * stream, 6 * all, 6 * all] {
+            operators.elementwise(bytes);
         }
         operators.elementwise(6 * self.gpt.vocabulary / self.mesh.tensor * self.gpt.hidden);
+        self.gather(&mut operators);
         operators
     }
 
@@ -200,7 +313,8 @@ impl MicrobatchShape {
         let mut operators = OperatorList::default();
         let (n, h) = (self.rows(), self.gpt.hidden);
         let width = self.gpt.vocabulary / self.mesh.tensor;
-        operators.elementwise(4 * n * h);
+        operators.elementwise(4 * self.residual_rows() * h);
+        self.gather(&mut operators);
         operators.gemm(n, h, width, 1);
         for bytes in [6, 4, 8, 8, 4, 8] {
             operators.elementwise(bytes * n * width);
@@ -220,9 +334,10 @@ impl MicrobatchShape {
             operators.elementwise(bytes * n * width);
         }
         operators.gradient_gemms(n, h, width, 1);
-        operators.elementwise(10 * n * h);
+        operators.elementwise(10 * self.residual_rows() * h);
         operators.elementwise(6 * width * h);
-        operators.all_reduce(2 * n * h, self.tensor_group());
+        self.gather_for_weight_gradient(&mut operators, width);
+        self.reduce(&mut operators);
         operators
     }
 
@@ -230,7 +345,10 @@ impl MicrobatchShape {
     pub fn transfer(&self) -> Kernel {
         let stride = self.mesh.tensor * self.mesh.data;
         let group = DeviceGroup { axis: Axis::Pipeline, size: self.mesh.pipeline, stride };
-        Kernel::Transfer(Transfer { bytes: Bytes(2 * self.rows() * self.gpt.hidden), group })
+        Kernel::Transfer(Transfer {
+            bytes: Bytes(2 * self.residual_rows() * self.gpt.hidden),
+            group,
+        })
     }
 
     /// The weights of a stage on one device.
@@ -241,8 +359,16 @@ impl MicrobatchShape {
         self.gpt.layers / self.mesh.pipeline * self.block_weights() + tables * table
     }
 
-    /// The gradient reductions of a stage, with `gradient_bytes` bytes per gradient: over the replicas, and between the
-    /// first and the last stage, which share the embedding.
+    /// Scales and biases of a stage that are applied to rows of the residual stream: those of two LayerNorms and two
+    /// biases of row linears in a block, and those of the last LayerNorm.
+    fn stream_vectors(&self, stage: u64) -> u64 {
+        let last = u64::from(stage + 1 == self.mesh.pipeline);
+        (6 * self.gpt.layers / self.mesh.pipeline + 2 * last) * self.gpt.hidden
+    }
+
+    /// The gradient reductions of a stage, with `gradient_bytes` bytes per gradient: over the replicas, between the
+    /// first and the last stage, which share the embedding, and over the devices that have rows of a sharded residual
+    /// stream.
     pub fn gradient_reductions(&self, stage: u64, gradient_bytes: u64) -> OperatorList {
         let mut operators = OperatorList::default();
         let data = DeviceGroup { axis: Axis::Data, size: self.mesh.data, stride: self.mesh.tensor };
@@ -253,6 +379,9 @@ impl MicrobatchShape {
             let stride = self.mesh.tensor * self.mesh.data * (self.mesh.pipeline - 1);
             let ends = DeviceGroup { axis: Axis::Pipeline, size: 2, stride };
             operators.all_reduce(gradient_bytes * table, ends);
+        }
+        if self.residual == ResidualStream::Sharded {
+            operators.all_reduce(gradient_bytes * self.stream_vectors(stage), self.tensor_group());
         }
         operators
     }

@@ -1,24 +1,25 @@
 //! Prices of GPT steps and their intervals.
 
 use narrows_cost_model::profile::{Profile, preset};
-use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
+use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
 use narrows_plan::{Mesh, Workload, Zero};
 
 use super::interval::built_in_interval_model;
 use super::{FITTED_FRAMEWORK, step_time_s};
-use crate::measurements::{GptModel, TrainedModel, TrainingStep};
+use crate::measurements::{GptModel, StepRecompute, TrainedModel, TrainingStep};
 
 /// Tests that need the rows of the fit, which are not part of the repository.
 mod needs_rows;
 
 /// A step of global batch, sequence length and microbatch `batch`.
-fn gpt_step(gpt: GptModel, batch: [u64; 3], recompute: Recompute) -> TrainingStep {
+fn gpt_step(gpt: GptModel, batch: [u64; 3], recompute: StepRecompute) -> TrainingStep {
     let [global_batch, sequence_length, micro_batch] = batch;
     TrainingStep {
         model: TrainedModel::Gpt(gpt),
         workload: Workload { global_batch, sequence_length, micro_batch },
         strategy: Baseline::FullrankTp,
         recompute,
+        interleaving: 1,
         norm: NormRule::Auto,
         weights: WeightRule::Any,
         zero: Zero::Off,
@@ -45,7 +46,7 @@ fn intervals_are_deterministic_and_contain_the_prediction() {
     let mut widths = vec![];
     for (tensor, data, hidden) in [(2, 1, 2048), (2, 1, 32_768), (8, 8, 2048)] {
         let mesh = Mesh { tensor, pipeline: 1, data };
-        let step = gpt_step(gpt(24, hidden), [64, 2048, 1], Recompute::Block);
+        let step = gpt_step(gpt(24, hidden), [64, 2048, 1], StepRecompute::Block);
         let time = step_time_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         let interval = || intervals.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         let [low, high] = interval();
@@ -60,7 +61,7 @@ fn intervals_are_deterministic_and_contain_the_prediction() {
 #[test]
 fn intervals_of_unmeasured_models_and_hardware_are_wider() {
     let width = |profile: &Profile, layers: u64| {
-        let step = gpt_step(gpt(layers, 2048), [16, 1024, 2], Recompute::None);
+        let step = gpt_step(gpt(layers, 2048), [16, 1024, 2], StepRecompute::None);
         interval_width(&step, Mesh { tensor: 2, pipeline: 1, data: 1 }, profile)
     };
     let a100 = preset("a100-80gb-8").unwrap();
@@ -87,7 +88,7 @@ fn intervals_of_models_not_measured_across_nodes_are_wider() {
     let profile = preset("a100-80gb-8-4nic").unwrap();
     let width = |layers: u64, hidden: u64, heads: u64| {
         let gpt = GptModel { heads, ..gpt(layers, hidden) };
-        let step = gpt_step(gpt, [64, 2048, 1], Recompute::Block);
+        let step = gpt_step(gpt, [64, 2048, 1], StepRecompute::Block);
         interval_width(&step, Mesh { tensor: 8, pipeline: 1, data: 8 }, &profile)
     };
     // The model of 3.6 B parameters was measured across nodes, that of width 2048 within a node only.
@@ -107,6 +108,6 @@ fn intervals_of_unmeasured_recomputation_are_wider() {
         let step = gpt_step(gpt(20, 2048), [16, 1024, 2], recompute);
         interval_width(&step, Mesh { tensor: 2, pipeline: 1, data: 1 }, &profile)
     };
-    let (measured, unmeasured) = (width(Recompute::None), width(Recompute::Block));
+    let (measured, unmeasured) = (width(StepRecompute::None), width(StepRecompute::Block));
     assert!(unmeasured > 1.1 * measured, "{measured} {unmeasured}");
 }

@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use narrows_cost_model::Executor;
 use narrows_plan::model::ModelFile;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
-use narrows_plan::{Bytes, Mesh, Workload, Zero};
+use narrows_plan::{Bytes, Defect, Mesh, Workload, Zero};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -184,10 +184,13 @@ pub struct TrainingStep {
     pub model: TrainedModel,
     /// Batch and sequence.
     pub workload: Workload,
-    /// Sharding over the tensor axis. For a GPT: `fullrank-tp`.
+    /// Sharding over the tensor axis. For a GPT: one of dense models.
     pub strategy: Baseline,
     /// Activations that the backward pass recomputed.
-    pub recompute: Recompute,
+    pub recompute: StepRecompute,
+    /// Model chunks of each pipeline stage: more than one ran interleaved 1F1B. GPTs only.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub interleaving: u64,
     /// Reduction of the statistic of a norm over sharded features.
     #[serde(default = "any_norm")]
     pub norm: NormRule,
@@ -200,6 +203,60 @@ pub struct TrainingStep {
     /// Whether tensor-axis collectives of activation gradients ran beside weight-gradient GEMMs.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_tensor_collectives: bool,
+}
+
+impl TrainingStep {
+    /// Whether the residual stream of a GPT is sharded on tokens (sequence parallelism).
+    pub fn shards_tokens(&self) -> bool {
+        self.strategy.is_for_dense_models() && self.strategy != Baseline::FullrankTp
+    }
+}
+
+/// Activations that the backward pass of a measured step recomputed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StepRecompute {
+    /// Those of the fastest plan.
+    Auto,
+    /// Nothing was recomputed.
+    None,
+    /// Only the latents and the block's input were kept (the published communication-free scheme).
+    Latents,
+    /// The core of attention: scores, softmax, dropout and context. GPTs only.
+    Selective,
+    /// Only the block's input was kept.
+    Block,
+}
+
+impl StepRecompute {
+    /// The restriction of a plan for this recomputation.
+    ///
+    /// # Errors
+    /// `selective`, at the field `recompute`.
+    pub fn of_plan(self) -> Result<Recompute, Defect> {
+        match self {
+            StepRecompute::Auto => Ok(Recompute::Auto),
+            StepRecompute::None => Ok(Recompute::None),
+            StepRecompute::Latents => Ok(Recompute::Latents),
+            StepRecompute::Block => Ok(Recompute::Block),
+            StepRecompute::Selective => {
+                let problem =
+                    "`selective` is for GPTs: attention of planned models never keeps its scores";
+                Err(Defect::new("recompute", problem).hint("none"))
+            }
+        }
+    }
+}
+
+impl From<Recompute> for StepRecompute {
+    fn from(recompute: Recompute) -> StepRecompute {
+        match recompute {
+            Recompute::Auto => StepRecompute::Auto,
+            Recompute::None => StepRecompute::None,
+            Recompute::Latents => StepRecompute::Latents,
+            Recompute::Block => StepRecompute::Block,
+        }
+    }
 }
 
 fn any_norm() -> NormRule {

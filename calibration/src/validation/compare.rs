@@ -188,7 +188,8 @@ fn predict_step(
         let interval_s = intervals.interval_s(step, mesh, profile, &FITTED_FRAMEWORK);
         return Ok(PredictedTime { time_s, interval_s: interval_s.unwrap_or([time_s; 2]) });
     }
-    let PlannedStep { prediction, .. } = plan_step(step, measurement, profile, step.recompute)?;
+    let recompute = step.recompute.of_plan()?;
+    let PlannedStep { prediction, .. } = plan_step(step, measurement, profile, recompute)?;
     let interval_s = prediction.step_time_interval_s;
     Ok(PredictedTime { time_s: prediction.step_time_s, interval_s })
 }
@@ -201,7 +202,7 @@ fn predict_recomputation(
     profile: &Profile,
 ) -> Result<PredictedTime, Defects> {
     let keeping = plan_step(step, measurement, profile, Recompute::None)?;
-    let recomputing = plan_step(step, measurement, profile, step.recompute)?;
+    let recomputing = plan_step(step, measurement, profile, step.recompute.of_plan()?)?;
     let peak_bytes =
         |step: &PlannedStep| step.prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
     let freed_bytes = peak_bytes(&keeping) as f64 - peak_bytes(&recomputing) as f64;

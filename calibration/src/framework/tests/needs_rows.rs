@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 
 use narrows_cost_model::profile::{Profile, preset};
-use narrows_plan::strategy::Recompute;
 use narrows_test_support::rows::rows_folder;
 
 use super::super::coefficients::COEFFICIENT_NAMES;
@@ -15,7 +14,7 @@ use super::super::interval::IntervalModel;
 use super::super::model::Framework;
 use super::super::refit::{DRAWS, FrameworkRows, ROW_FILES, SEED, gpt_step, provenance};
 use super::super::{FITTED_FRAMEWORK, fit_conditions_of, step_time_s};
-use crate::measurements::{Measurement, TrainingStep};
+use crate::measurements::{Measurement, StepRecompute, TrainingStep};
 use crate::validation::ErrorSummary;
 
 /// Largest accepted mean errors of [`ROW_FILES`], in percent.
@@ -175,8 +174,8 @@ fn rows_of_the_fit_are_recognized() {
             );
         }
         let recompute = match step.recompute {
-            Recompute::None => Recompute::Block,
-            _ => Recompute::None,
+            StepRecompute::None => StepRecompute::Block,
+            _ => StepRecompute::None,
         };
         let assumed = TrainingStep { recompute, ..step.clone() };
         assert_eq!(fit_conditions_of(&assumed, mesh, measured_s), Some(conditions));

@@ -2,18 +2,18 @@
 
 use narrows_cost_model::Executor;
 use narrows_plan::model::{Model, presets};
-use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
+use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
 use narrows_plan::{Defect, Defects, Mesh, Zero};
 
 use super::{MeasurementValidator, nested};
-use crate::measurements::file::{GptModel, Measurement, TrainedModel, TrainingStep};
+use crate::measurements::file::{GptModel, Measurement, StepRecompute, TrainedModel, TrainingStep};
 
-/// Limits the simulation, which has two passes for each microbatch.
+/// Limits the simulation, which has two passes for each microbatch and chunk of a stage.
 const MICROBATCHES_MAX: u64 = 1 << 16;
 
 impl MeasurementValidator {
     pub(super) fn recomputation(&mut self, step: &TrainingStep) {
-        if matches!(step.recompute, Recompute::Auto | Recompute::None) {
+        if matches!(step.recompute, StepRecompute::Auto | StepRecompute::None) {
             let problem = "must name what is recomputed".into();
             self.defect_with_hint("measured.recomputation.recompute", problem, "latents, block");
         }
@@ -36,6 +36,7 @@ impl MeasurementValidator {
         ] {
             self.size(&format!("{at}.workload.{name}"), size);
         }
+        self.size(&format!("{at}.interleaving"), step.interleaving);
         if self.is_valid() {
             self.microbatches(&at, step, mesh);
         }
@@ -70,6 +71,13 @@ impl MeasurementValidator {
             self.defect(&field, problem);
         } else if work.global_batch / sequences > MICROBATCHES_MAX {
             self.defect(&field, format!("more than {MICROBATCHES_MAX} microbatches"));
+        } else if work.global_batch / sequences * step.interleaving > MICROBATCHES_MAX {
+            let problem = format!(
+                "{} microbatches through {} chunks are more than {MICROBATCHES_MAX} passes",
+                work.global_batch / sequences,
+                step.interleaving
+            );
+            self.defect(&format!("{at}.interleaving"), problem);
         }
     }
 
@@ -82,6 +90,14 @@ impl MeasurementValidator {
                 work.sequence_length, model.max_sequence_length, model.name
             );
             self.defect(&format!("{at}.workload.sequence_length"), problem);
+        }
+        if let Err(defect) = step.recompute.of_plan() {
+            self.defects_at(at, defect.into());
+        }
+        if step.interleaving != 1 {
+            let problem =
+                "the chunks of a stage are for GPTs: planned models are predicted with 1F1B";
+            self.defect_with_hint(&format!("{at}.interleaving"), problem.into(), "leave it out");
         }
         let blocks = model.blocks.len() as u64;
         if mesh.pipeline > blocks {
@@ -103,7 +119,7 @@ impl MeasurementValidator {
         }
     }
 
-    /// A step of a GPT: only one sharding is priced.
+    /// A step of a GPT: only the shardings of dense models are priced.
     fn gpt_step(
         &mut self,
         at: &str,
@@ -116,14 +132,13 @@ impl MeasurementValidator {
             self.defect_with_hint("executor", problem, "eager");
         }
         let field = |name: &str| format!("{at}.{name}");
-        if !matches!(step.recompute, Recompute::None | Recompute::Block) {
-            let problem =
-                "a GPT's step is predicted without recomputation or with that of whole blocks"
-                    .into();
-            self.defect_with_hint(&field("recompute"), problem, "none, block");
+        if matches!(step.recompute, StepRecompute::Auto | StepRecompute::Latents) {
+            let problem = "a GPT's step is predicted without recomputation, or with that of attention's core or of \
+                           whole blocks";
+            self.defect_with_hint(&field("recompute"), problem.into(), "none, selective, block");
         }
         if step.norm != NormRule::Auto {
-            let problem = "the LayerNorms of a GPT are replicated, not sharded".into();
+            let problem = "the LayerNorms of a GPT have whole rows: no statistic is reduced".into();
             self.defect_with_hint(&field("norm"), problem, "leave it out");
         }
         if step.weights != WeightRule::Any {
@@ -133,15 +148,45 @@ impl MeasurementValidator {
         if step.zero != Zero::Off {
             self.defect_with_hint(&field("zero"), "a GPT is predicted without ZeRO".into(), "off");
         }
-        if step.strategy != Baseline::FullrankTp {
-            let problem =
-                format!("a GPT is predicted with `fullrank-tp`, not `{}`", step.strategy.name());
-            self.defect_with_hint(&field("strategy"), problem, "fullrank-tp");
+        if !step.strategy.is_for_dense_models() {
+            let dense = Baseline::ALL.into_iter().filter(|baseline| baseline.is_for_dense_models());
+            let names: Vec<&str> = dense.map(Baseline::name).collect();
+            let problem = format!(
+                "a GPT is predicted with `{}`, not `{}`",
+                names.join("` or `"),
+                step.strategy.name()
+            );
+            self.defect_with_hint(&field("strategy"), problem, &names.join(", "));
         }
-        self.gpt_sizes(&field("model.gpt"), gpt, step, measurement.mesh);
+        self.gpt_sizes(at, gpt, step, measurement.mesh);
     }
 
-    fn gpt_sizes(&mut self, model: &str, gpt: &GptModel, step: &TrainingStep, mesh: Mesh) {
+    /// The schedule of interleaved stages runs groups of as many microbatches as there are stages.
+    fn gpt_chunks(&mut self, at: &str, step: &TrainingStep, mesh: Mesh) {
+        if step.interleaving == 1 {
+            return;
+        }
+        let (work, pipeline) = (step.workload, mesh.pipeline);
+        let microbatches = work.microbatches(&mesh);
+        if pipeline == 1 {
+            let problem =
+                format!("{} chunks of a stage, and `mesh.pipeline` is 1", step.interleaving);
+            self.defect_with_hint(
+                &format!("{at}.interleaving"),
+                problem,
+                "leave it out, or set `mesh.pipeline` to the stages",
+            );
+        } else if !microbatches.is_multiple_of(pipeline) {
+            let problem =
+                format!("{microbatches} microbatches are not divisible by {pipeline} stages");
+            let hint =
+                "interleaved stages run microbatches in groups of as many as there are stages";
+            self.defect_with_hint(&format!("{at}.workload.global_batch"), problem, hint);
+        }
+    }
+
+    fn gpt_sizes(&mut self, at: &str, gpt: &GptModel, step: &TrainingStep, mesh: Mesh) {
+        let model = &format!("{at}.model.gpt");
         let sizes = [("layers", gpt.layers), ("hidden", gpt.hidden), ("heads", gpt.heads)];
         for (name, size) in sizes.into_iter().chain([("vocabulary", gpt.vocabulary)]) {
             self.size(&format!("{model}.{name}"), size);
@@ -156,7 +201,7 @@ impl MeasurementValidator {
         self.fits_device(model, &[tokens[0], tokens[1], inner.max(gpt.vocabulary)]);
         self.fits_device(model, &[tokens[0], gpt.heads, tokens[1], tokens[1]]);
         for (name, size, divisor) in [
-            ("layers", gpt.layers, mesh.pipeline),
+            ("layers", gpt.layers, mesh.pipeline.saturating_mul(step.interleaving)),
             ("heads", gpt.heads, mesh.tensor),
             ("hidden", gpt.hidden, gpt.heads),
             ("vocabulary", gpt.vocabulary, mesh.tensor),
@@ -168,5 +213,13 @@ impl MeasurementValidator {
                 );
             }
         }
+        if step.shards_tokens() && !work.sequence_length.is_multiple_of(mesh.tensor) {
+            let problem = format!(
+                "{} tokens are not divisible by {} devices that share them",
+                work.sequence_length, mesh.tensor
+            );
+            self.defect(&format!("{at}.workload.sequence_length"), problem);
+        }
+        self.gpt_chunks(at, step, mesh);
     }
 }
