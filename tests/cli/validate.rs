@@ -112,6 +112,16 @@ fn damaged_measurements_are_located() {
             "measurements[50].measured.step.model.preset: there is no",
         ),
         ("/measurements/50/measured/step/workload/global_batch", json!(5), "do not divide"),
+        (
+            "/measurements/50/measured/step/recompute",
+            json!("selective"),
+            "measurements[50].measured.step.recompute: `selective` is for GPTs",
+        ),
+        (
+            "/measurements/60/measured/recomputation/recompute",
+            json!("selective"),
+            "measured.recomputation.recompute: `selective` is for GPTs",
+        ),
         ("/format", json!("narrows-measurements/9"), "format"),
     ] {
         let mut file: Value = serde_json::from_str(text).unwrap();
@@ -122,6 +132,12 @@ fn damaged_measurements_are_located() {
         assert!(message.contains("m.json: "), "the file is not named: {message}");
         assert!(message.lines().all(|line| line.len() < 300), "a line is too long: {message}");
     }
+    let mut file: Value = serde_json::from_str(text).unwrap();
+    file["measurements"][50]["measured"]["step"]["interleaving"] = json!(2);
+    fs::write(&path, file.to_string()).unwrap();
+    let message = failure(&format!("validate --measurements {}", path.display()), 2);
+    let problem = "measured.step.interleaving: the chunks of a stage are for GPTs";
+    assert!(message.contains(problem) && message.contains("leave it out"), "{message}");
     let duplicate = text.replacen("\"boost-all-reduces\": {", "\"boost-products\": {", 1);
     assert_ne!(duplicate, text);
     fs::write(&path, duplicate).unwrap();
@@ -137,26 +153,28 @@ fn gpt_steps_without_a_price_are_rejected_by_field() {
     let good = answer_of_convert(&rows);
     let line = format!("validate --measurements {}", path.display());
     for (field, value, problem, hint) in [
+        ("recompute", json!("auto"), "predicted without recomputation", "none, selective, block"),
         (
             "recompute",
-            "auto",
-            "predicted without recomputation or with that of whole blocks",
-            "none, block",
+            json!("latents"),
+            "predicted without recomputation",
+            "none, selective, block",
         ),
+        ("norm", json!("sync"), "LayerNorms of a GPT have whole rows", "leave it out"),
+        ("norm", json!("online"), "LayerNorms of a GPT have whole rows", "leave it out"),
+        ("weights", json!("sharded"), "sharding of a GPT's weights is fixed", "leave it out"),
+        ("zero", json!("one"), "without ZeRO", "off"),
         (
-            "recompute",
-            "latents",
-            "predicted without recomputation or with that of whole blocks",
-            "none, block",
+            "strategy",
+            json!("btp"),
+            "`fullrank-tp` or `megatron-sp`, not `btp`",
+            "fullrank-tp, megatron-sp",
         ),
-        ("norm", "sync", "LayerNorms of a GPT are replicated", "leave it out"),
-        ("norm", "online", "LayerNorms of a GPT are replicated", "leave it out"),
-        ("weights", "sharded", "sharding of a GPT's weights is fixed", "leave it out"),
-        ("zero", "one", "without ZeRO", "off"),
-        ("strategy", "btp", "`fullrank-tp`, not `btp`", "fullrank-tp"),
+        ("interleaving", json!(0), "0 is not between 1 and", ""),
+        ("interleaving", json!(1 << 15), "4 microbatches through 32768 chunks", ""),
     ] {
         let mut file = good.clone();
-        file["measurements"][0]["measured"]["step"][field] = json!(value);
+        file["measurements"][0]["measured"]["step"][field] = value;
         fs::write(&path, file.to_string()).unwrap();
         let message = failure(&line, 2);
         let place = format!("measurements[0].measured.step.{field}: ");
@@ -169,10 +187,63 @@ fn gpt_steps_without_a_price_are_rejected_by_field() {
     fs::write(&path, file.to_string()).unwrap();
     let message = failure(&line, 2);
     assert!(message.contains("measured.step.model: a GPT is priced in 16 bits"), "{message}");
+    for (pipeline, interleaving, batch, problem) in [
+        (2, 5, 16, "model.gpt.layers: 24 is not divisible by 10"),
+        (1, 3, 16, "interleaving: 3 chunks of a stage, and `mesh.pipeline` is 1"),
+        (2, 3, 12, "workload.global_batch: 3 microbatches are not divisible by 2 stages"),
+    ] {
+        let mut file = good.clone();
+        file["measurements"][0]["mesh"]["pipeline"] = json!(pipeline);
+        let step = &mut file["measurements"][0]["measured"]["step"];
+        step["interleaving"] = json!(interleaving);
+        step["workload"]["global_batch"] = json!(batch);
+        fs::write(&path, file.to_string()).unwrap();
+        let message = failure(&line, 2);
+        assert!(message.contains(&format!("measurements[0].measured.step.{problem}")), "{message}");
+    }
+    let mut file = good.clone();
+    let step = &mut file["measurements"][0]["measured"]["step"];
+    step["strategy"] = json!("megatron-sp");
+    step["workload"]["sequence_length"] = json!(1023);
+    fs::write(&path, file.to_string()).unwrap();
+    let message = failure(&line, 2);
+    let problem = "workload.sequence_length: 1023 tokens are not divisible by 2 devices";
+    assert!(message.contains(problem), "{message}");
     for flags in ["--recompute latents --hardware a100-80gb-8", "--recompute none", "--hardware x"]
     {
         failure(&format!("convert {} {flags}", rows.display()), 2);
     }
+}
+
+/// Sequence parallelism, selective recomputation and interleaved stages.
+#[test]
+fn published_megatron_steps_are_predicted() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/measurements/megatron-a100.json");
+    let file: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let schema: Value = serde_json::from_str(&stdout("schema measurements")).unwrap();
+    assert!(jsonschema::is_valid(&schema, &file));
+    let document = answer(&format!("validate --measurements {path}"));
+    let figures = document["figures"].as_array().unwrap();
+    assert_eq!(figures.len(), 4);
+    let predicted = |index: usize| figures[index]["predicted_s"].as_f64().unwrap();
+    for (index, figure) in figures.iter().enumerate() {
+        assert_eq!((&figure["fitted"], &figure["inside"]), (&false.into(), &true.into()));
+        let error = predicted(index) / figure["measured_s"].as_f64().unwrap() - 1.0;
+        assert!(error.abs() < 0.12, "{figure}");
+    }
+    assert!(predicted(1) < predicted(0) && predicted(3) < predicted(2), "{figures:?}");
+    // The bubble of 280 equal microbatches on 35 stages is 34/280 of their time without chunks, and with three a third of
+    // that. Transfers of all chunks and the loss on the last stage leave less of the difference.
+    let mut plain = file;
+    for row in plain["measurements"].as_array_mut().unwrap() {
+        row["measured"]["step"].as_object_mut().unwrap().remove("interleaving");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plain.json");
+    fs::write(&path, plain.to_string()).unwrap();
+    let document = answer(&format!("validate --measurements {}", path.display()));
+    let ratio = document["figures"][3]["predicted_s"].as_f64().unwrap() / predicted(3);
+    assert!((1.05..314.0 / (280.0 + 34.0 / 3.0)).contains(&ratio), "{ratio}");
 }
 
 /// Each fitted step is predicted by a fit to the others, in JSON and in text.

@@ -123,10 +123,9 @@ mod tests {
     use super::*;
     use crate::measurements::GptModel;
 
-    #[test]
-    fn digests_do_not_change() {
+    fn step() -> TrainingStep {
         let model = GptModel { layers: 24, hidden: 2048, heads: 16, vocabulary: 51_200 };
-        let step = TrainingStep {
+        TrainingStep {
             model: TrainedModel::Gpt(model),
             workload: Workload { global_batch: 16, sequence_length: 1024, micro_batch: 2 },
             strategy: Baseline::FullrankTp,
@@ -136,7 +135,29 @@ mod tests {
             weights: WeightRule::Any,
             zero: Zero::Off,
             overlap_tensor_collectives: false,
-        };
+        }
+    }
+
+    #[test]
+    fn conditions_of_the_fit_include_sharding_and_schedule() {
+        let hardware = "a100-80gb-8".to_owned();
+        let profile = preset(&hardware).unwrap();
+        let conditions =
+            FitConditions { hardware, recompute: StepRecompute::None, vocabulary: 51_200 };
+        assert!(conditions.apply_to(&step(), &profile));
+        for strategy in Baseline::ALL.into_iter().filter(|other| other.is_for_dense_models()) {
+            let same = strategy == Baseline::FullrankTp;
+            let step = TrainingStep { strategy, ..step() };
+            assert_eq!(conditions.apply_to(&step, &profile), same, "{strategy:?}");
+        }
+        assert!(!conditions.apply_to(&TrainingStep { interleaving: 2, ..step() }, &profile));
+        let selective = TrainingStep { recompute: StepRecompute::Selective, ..step() };
+        assert!(!conditions.apply_to(&selective, &profile));
+    }
+
+    #[test]
+    fn digests_do_not_change() {
+        let step = step();
         let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
         assert_eq!(time_bin(0.5), -15);
         assert_eq!(row_digest(&step, mesh, 0.5).as_deref(), Some("99c87ab439e3"));
