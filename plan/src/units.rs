@@ -54,6 +54,11 @@ impl Bytes {
     pub fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
     }
+
+    /// The middle of two numbers, rounded down.
+    pub fn midpoint(self, other: Bytes) -> Bytes {
+        Bytes(self.0.midpoint(other.0))
+    }
 }
 
 impl fmt::Display for Bytes {

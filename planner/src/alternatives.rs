@@ -36,9 +36,6 @@ fn with_tensor_axis(
     other
 }
 
-/// The baselines of dense models to which plans are compared.
-const DENSE_BASELINES: [Baseline; 2] = [Baseline::FullrankTp, Baseline::MegatronSp];
-
 /// Requests for the published baselines to which a plan is compared, with their names: on a tensor-parallel mesh, for a
 /// low-rank model also that of its dense counterpart.
 pub fn baseline_requests(request: &Request, best: &FeasiblePlan) -> Vec<(String, Request)> {
@@ -53,16 +50,14 @@ pub fn baseline_requests(request: &Request, best: &FeasiblePlan) -> Vec<(String,
                 requests.push((name(baseline.name()), on_mesh(baseline)));
             }
         }
-        for baseline in DENSE_BASELINES {
+        for baseline in Baseline::of_dense_models() {
             let mut dense = on_mesh(baseline);
             dense.model = dense.model.dense_counterpart();
             requests.push((name(&format!("{} of {}", baseline.name(), dense.model.name)), dense));
         }
     } else if tensor > 1 {
-        for baseline in DENSE_BASELINES.into_iter().filter(|other| *other != request.rules.baseline)
-        {
-            requests.push((name(baseline.name()), on_mesh(baseline)));
-        }
+        let others = Baseline::of_dense_models().filter(|other| *other != request.rules.baseline);
+        requests.extend(others.map(|baseline| (name(baseline.name()), on_mesh(baseline))));
     }
     requests
 }

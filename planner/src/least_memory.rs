@@ -176,7 +176,7 @@ fn smallest_plan(
             if low >= high {
                 break;
             }
-            limit = Bytes(low.0 + (high.0 - low.0) / 2);
+            limit = low.midpoint(high);
         }
     }
     for _ in 0..RESTRICTED_MAX {

@@ -223,8 +223,8 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
         let Mesh { tensor, pipeline, data } = row.mesh;
         let schedule = match row.chunks {
             _ if pipeline == 1 => String::new(),
-            Some(chunks) if chunks > 1 => format!("{} ({chunks})", row.schedule.name()),
-            _ => row.schedule.name().into(),
+            Some(chunks) => format!("{} ({chunks})", row.schedule.name()),
+            None => row.schedule.name().into(),
         };
         vec![
             format!("{tensor} × {pipeline} × {data}"),
@@ -278,7 +278,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
 
 /// Legend of the meshes in the table.
 fn mesh_legend(listed: &[&MeshRow]) -> String {
-    let has_chunks = listed.iter().any(|row| row.chunks.is_some_and(|chunks| chunks > 1));
+    let has_chunks = listed.iter().any(|row| row.chunks.is_some());
     let is_overlapped =
         listed.iter().any(|row| row.overlap_grad_reduce || row.overlap_tensor_collectives);
     let parts = [

@@ -99,7 +99,7 @@ impl Page {
     }
 
     /// Whether the title and each row of a table fit into a line of the page.
-    pub fn fits_in_lines(columns: &[(&str, Align)], rows: &[Vec<String>]) -> bool {
+    pub fn fits_in_lines(columns: &[(&str, Align)], rows: &[&Vec<String>]) -> bool {
         let width = |(index, (title, _)): (usize, &(&str, Align))| {
             let cells = rows.iter().map(|row| row[index].chars().count());
             cells.chain([title.chars().count()]).max().unwrap_or(0) + 2

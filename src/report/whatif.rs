@@ -133,7 +133,10 @@ impl<'a> WhatIfReport<'a> {
 
     /// The legend of the plans that the points have.
     fn plan_legend(&self, page: &mut Page) {
-        let is_pipeline = |point: &PointReport| matches!(&point.result, PointResult::Planned { decisions, .. } if decisions.mesh.pipeline > 1);
+        let is_pipeline = |point: &PointReport| match &point.result {
+            PointResult::Planned { decisions, .. } => decisions.mesh.pipeline > 1,
+            PointResult::Failed { .. } => false,
+        };
         page.paragraph(PLAN_LEGEND);
         if self.points.iter().any(is_pipeline) {
             page.paragraph(SCHEDULE_LEGEND);
@@ -159,10 +162,10 @@ impl<'a> WhatIfReport<'a> {
     }
 
     /// The rows of the points that have a plan; those of the others end with a message, which may be wrapped.
-    fn rows_of_plans(&self, rows: &[Vec<String>]) -> Vec<Vec<String>> {
+    fn rows_of_plans<'r>(&self, rows: &'r [Vec<String>]) -> Vec<&'r Vec<String>> {
         let rows = self.points.iter().zip(rows);
         let planned = rows.filter(|(point, _)| matches!(point.result, PointResult::Planned { .. }));
-        planned.map(|(_, row)| row.clone()).collect()
+        planned.map(|(_, row)| row).collect()
     }
 
     /// Whether training runs are estimated.

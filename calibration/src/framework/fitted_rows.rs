@@ -61,8 +61,7 @@ impl FitConditions {
         let hardware = preset(&self.hardware);
         hardware.is_ok_and(|hardware| hardware.fingerprint() == profile.fingerprint())
             && step.recompute == self.recompute
-            && !step.shards_tokens()
-            && step.interleaving == 1
+            && step.has_fitted_sharding_and_schedule()
             && gpt.vocabulary == self.vocabulary
     }
 }

@@ -1,10 +1,10 @@
 //! Intervals of GPT step times, from the draws and residuals of a fit.
 //!
 //! Residuals are taken from steps of the same category: within a node or across nodes, and with the same recomputation
-//! ("Mondrian" conformal prediction). No step of the fit has sequence parallelism or interleaved stages. For a measured model they are leave-row-out residuals, for an unseen model
-//! leave-model-out residuals: the network and an unseen model make a step less certain than the draws of a few
-//! coefficients show. Residuals are scaled by the distance, in octaves, from the box of measured sizes. The rows
-//! themselves are not needed, and are not part of the repository.
+//! ("Mondrian" conformal prediction). No step of the fit has sequence parallelism or interleaved stages. For a measured
+//! model they are leave-row-out residuals, for an unseen model leave-model-out residuals: the network and an unseen model
+//! make a step less certain than the draws of a few coefficients show. Residuals are scaled by the distance, in octaves, from
+//! the box of measured sizes. The rows themselves are not needed, and are not part of the repository.
 //!
 //! These intervals are valid on the hardware and hosts of the fit. On other hardware a draw also contains errors of that
 //! profile's GEMMs, fused ops and links, and of its steps:
@@ -124,7 +124,7 @@ impl IntervalModel {
             false => (&self.models_within_a_node, &self.recomputed_within_a_node),
         };
         let known_execution =
-            recomputed.contains(&step.recompute) && !step.shards_tokens() && step.interleaving == 1;
+            recomputed.contains(&step.recompute) && step.has_fitted_sharding_and_schedule();
         let known_model = models.contains(&model_digest(gpt));
         let fit = if known_execution && known_model { &self.by_row } else { &self.by_model };
         let draw = |ratios: &Coefficients| {

@@ -208,7 +208,13 @@ pub struct TrainingStep {
 impl TrainingStep {
     /// Whether the residual stream of a GPT is sharded on tokens (sequence parallelism).
     pub fn shards_tokens(&self) -> bool {
-        self.strategy.is_for_dense_models() && self.strategy != Baseline::FullrankTp
+        self.strategy.shards_tokens()
+    }
+
+    /// Whether the step has neither sequence parallelism nor interleaved stages: all steps that prices were fitted to have
+    /// neither.
+    pub fn has_fitted_sharding_and_schedule(&self) -> bool {
+        !self.shards_tokens() && self.interleaving == 1
     }
 }
 

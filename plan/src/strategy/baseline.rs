@@ -59,6 +59,16 @@ impl Baseline {
         matches!(self, Baseline::FullrankTp | Baseline::MegatronSp)
     }
 
+    /// Whether the baseline shards the residual stream on tokens (sequence parallelism).
+    pub fn shards_tokens(self) -> bool {
+        self == Baseline::MegatronSp
+    }
+
+    /// The baselines of dense models.
+    pub fn of_dense_models() -> impl Iterator<Item = Baseline> {
+        Baseline::ALL.into_iter().filter(|baseline| baseline.is_for_dense_models())
+    }
+
     /// Whether the baseline allows these layouts of the residual stream and of crossing latents.
     pub fn allows_boundary(self, boundary: BoundaryLayout) -> bool {
         match self {

@@ -10,11 +10,11 @@ use super::lowering::SizedPlan;
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{
-    EmbeddingAndHead, Partition, StageAssignment, chunk_blocks, in_flight_in_chunk,
-    in_flight_in_chunks,
+    EmbeddingAndHead, Partition, StageAssignment, in_flight_in_chunk, in_flight_in_chunks,
+    stage_chunks,
 };
 use crate::request::Request;
-use crate::segment::SegmentSpec;
+use crate::segment::{SegmentSpec, SolvedSegment};
 
 /// Number of hull vertices that are lowered, from the smallest up: recomputation needs temporary memory, so the
 /// fewest kept bytes do not always give the smallest arena.
@@ -115,35 +115,40 @@ impl ContextSolver<'_> {
             let hull = self.segments.hull(spec, context, in_flight, None);
             hull.iter().rev().nth(level.min(hull.len().checked_sub(1)?)).cloned()
         };
-        let divided = match context.chunks {
-            1 => {
-                let mut bytes: Vec<Vec<Bytes>> = vec![];
-                for stage in 0..stages {
-                    let in_flight = in_flight_in_chunk(context, stage, 0);
-                    let total =
-                        |shape: &usize| Some(vertex(*shape, in_flight)?.bytes.total(in_flight));
-                    bytes.push(shapes.iter().map(total).collect::<Option<_>>()?);
-                }
-                let bytes = |stage: usize, block: usize| bytes[stage][block];
-                smallest_division(context, embedding_and_head, shapes.len(), &bytes)?.1
-            }
-            _ => vec![],
+        let of_shapes = |in_flight: u64| {
+            let shapes = 0..self.segments.shape_count();
+            Some((in_flight, shapes.map(|shape| vertex(shape, in_flight)).collect::<Option<_>>()?))
         };
-        let assign = |stage: usize| {
+        // Microbatches in flight and the vertex of each shape, by stage and chunk.
+        let mut chunks: Vec<Vec<(u64, Vec<Arc<SolvedSegment>>)>> = vec![];
+        for stage in 0..stages {
+            let in_flight = in_flight_in_chunks(context, stage).into_iter();
+            chunks.push(in_flight.map(of_shapes).collect::<Option<_>>()?);
+        }
+        let bytes = |stage: usize, block: usize| {
+            let (in_flight, vertices) = &chunks[stage][0];
+            vertices[shapes[block]].bytes.total(*in_flight)
+        };
+        let runs: Vec<Vec<Range<usize>>> = match context.chunks {
+            1 => smallest_division(context, embedding_and_head, shapes.len(), &bytes)?
+                .1
+                .into_iter()
+                .map(|run| vec![run])
+                .collect(),
+            _ => (0..stages)
+                .map(|stage| stage_chunks(context, stage, shapes.len()).collect())
+                .collect(),
+        };
+        let assign = |(chunks, runs): (&Vec<(u64, Vec<_>)>, &Vec<Range<usize>>)| {
             let (mut blocks, mut all_in_flight) = (vec![], vec![]);
-            for (chunk, in_flight) in in_flight_in_chunks(context, stage).into_iter().enumerate() {
-                let layers = match context.chunks {
-                    1 => divided[stage].clone(),
-                    _ => chunk_blocks(context, context.virtual_stage(stage, chunk), shapes.len()),
-                };
-                for layer in layers {
-                    blocks.push(vertex(shapes[layer], in_flight)?);
-                    all_in_flight.push(in_flight);
-                }
+            for ((in_flight, vertices), run) in chunks.iter().zip(runs) {
+                blocks
+                    .extend(shapes[run.clone()].iter().map(|shape| Arc::clone(&vertices[*shape])));
+                all_in_flight.extend(run.clone().map(|_| *in_flight));
             }
-            Some(Arc::new(StageAssignment::new(blocks, all_in_flight)))
+            Arc::new(StageAssignment::new(blocks, all_in_flight))
         };
-        (0..stages).map(assign).collect()
+        Some(chunks.iter().zip(&runs).map(assign).collect())
     }
 
     /// Lower bound on the memory of the fullest stage over all divisions of the blocks: every block has the fewest bytes
@@ -163,12 +168,11 @@ impl ContextSolver<'_> {
         if context.chunks > 1 {
             let of_stage = |stage: usize| -> Option<Bytes> {
                 let mut needed = embedding_and_head.bytes(context, stage);
-                for chunk in 0..context.chunks as usize {
-                    let in_flight = in_flight_in_chunk(context, stage, chunk as u64);
-                    let virtual_stage = context.virtual_stage(stage, chunk);
-                    let blocks = chunk_blocks(context, virtual_stage, shapes.len());
-                    for layer in blocks {
-                        needed += smallest(&shapes[layer], in_flight)?;
+                let in_flight = in_flight_in_chunks(context, stage);
+                for (chunk, in_flight) in stage_chunks(context, stage, shapes.len()).zip(in_flight)
+                {
+                    for shape in &shapes[chunk] {
+                        needed += smallest(shape, in_flight)?;
                     }
                 }
                 Some(needed)

@@ -7,6 +7,7 @@
 //! | `reduction_bound` | bound of a step that waits for gradient reductions |
 //! | `sharding_bound` | bound of a step that waits for the collectives of sharded parameters |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
+//! | `reserves` | bytes that stages keep free, corrected by their arenas |
 //! | `lowering` | arenas of a partition, and its plan, checked and simulated |
 //! | `progress` | best plan and proof so far |
 //! | `warm_start` | quick first plans |
@@ -19,6 +20,7 @@ mod min_memory;
 mod partition_bounds;
 mod progress;
 mod reduction_bound;
+mod reserves;
 mod sharding_bound;
 mod solver;
 mod warm_start;

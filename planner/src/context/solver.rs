@@ -1,11 +1,9 @@
 //! Solves one context: partitions its blocks, lowers the result, places its memory, simulates it.
 //!
 //! The arena of a stage is known once the stage is lowered. The first attempt gives the blocks all
-//! memory besides embedding and head. Where an arena then exceeds the limit, the bytes of the arena that no block counts are
-//! reserved on its stage, and the blocks are partitioned again. Reserves that do not suffice grow faster, and a reserve that
-//! leaves no partition is halved towards the last one of its stage that left some. A plan that fits may reserve more than it
-//! needs, so reserves between its own and the last too small ones follow. The bound of a context is that of the first attempt
-//! with the relaxed embedding and head, so the corrections show in the gap and never in a proof.
+//! memory besides embedding and head. Where an arena then exceeds the limit, or a plan that fits may reserve more than it
+//! needs, the blocks are partitioned again with other [reserves](StageReserves). The bound of a context is that of the first
+//! attempt with the relaxed embedding and head, so the corrections show in the gap and never in a proof.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +13,7 @@ use narrows_plan::{Bytes, Context};
 
 use super::bounds::{ContextBounds, LayoutBound};
 use super::progress::{ContextSolution, FitProgress};
+use super::reserves::StageReserves;
 use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{
     EmbeddingAndHead, Partition, StageOverhead, StagePartitioner, StepSchedule, simulate_partition,
@@ -29,14 +28,8 @@ pub(crate) struct ContextSolver<'a> {
     candidates_priced: AtomicU64,
 }
 
-/// Largest number of corrections of a stage's reserve by its arena.
-const CORRECTIONS_MAX: usize = 12;
-
-/// Corrections after which reserves at least double.
-const CORRECTIONS_BY_ARENA: usize = 3;
-
-/// Largest number of corrections after a plan fits.
-const IMPROVEMENTS_MAX: usize = 4;
+/// Largest number of reserves tried.
+const RESERVES_MAX: usize = 12;
 
 /// Distance from the bound, relative to the step, from which on plans that fit are improved.
 const IMPROVED_GAP_MIN: f64 = 0.01;
@@ -49,11 +42,6 @@ const SIMULATED_MAX: usize = 4;
 struct OversizedPartitions {
     /// First stage that is too large, and the uncounted bytes of its arena, by the solutions of each stage.
     uncounted: HashMap<Vec<Vec<*const SolvedSegment>>, (usize, Bytes)>,
-}
-
-/// The middle of two numbers of bytes, rounded down to the lower one.
-fn midpoint(low: Bytes, high: Bytes) -> Bytes {
-    Bytes(low.0 + (high.0 - low.0) / 2)
 }
 
 /// Result of dividing the blocks among the stages.
@@ -171,43 +159,29 @@ impl<'a> ContextSolver<'a> {
         progress: &mut FitProgress,
     ) -> Option<f64> {
         let overheads = self.overheads(context, embedding_and_head);
-        let mut reserve = vec![Bytes(0); context.mesh.pipeline as usize];
+        let mut reserves = StageReserves::none(context.mesh.pipeline as usize);
         let mut first_bound = None;
-        // `low` leads to an arena that is too large, `high` to a plan that fits.
-        let (mut low, mut high) = (reserve.clone(), None);
-        // Until a plan fits: the stage whose reserve was changed last, and the least reserves of stages that left no
-        // partition.
-        let (mut changed, mut too_high) = (None, vec![None; reserve.len()]);
         let mut oversized = OversizedPartitions::default();
-        let mut improvements: Option<usize> = None;
-        for correction in 0..CORRECTIONS_MAX {
+        for _ in 0..RESERVES_MAX {
             if self.segments.out_of_time() {
                 progress.interrupt();
                 return None;
             }
-            match self.partition(
+            let incumbent = progress.incumbent;
+            let may_improve = match self.partition(
                 context,
                 embedding_and_head,
                 &overheads,
-                &reserve,
-                progress.incumbent,
+                reserves.current(),
+                incumbent,
             ) {
-                PartitionResult::NoneFits if reserve == low => break,
-                PartitionResult::NoneFits if high.is_some() => high = Some(reserve.clone()),
-                PartitionResult::NoneFits => {
-                    let Some(stage) = changed else { break };
-                    let stage: usize = stage;
-                    too_high[stage] = Some(reserve[stage]);
-                    reserve[stage] = midpoint(low[stage], reserve[stage]);
-                    continue;
-                }
+                PartitionResult::NoneFits => reserves.lower_without_partition(),
                 PartitionResult::Interrupted => {
                     progress.interrupt();
                     return None;
                 }
                 PartitionResult::Partitions(partitioner, partitions) => {
                     first_bound.get_or_insert(partitions[0].bound.0);
-                    let incumbent = progress.incumbent;
                     match self.lower_best(
                         embedding_and_head,
                         partitions,
@@ -228,15 +202,12 @@ impl<'a> ContextSolver<'a> {
                             progress.accept(refined.filter(is_faster).unwrap_or(*plan));
                             let bound = first_bound.unwrap_or(0.0);
                             let gap = 1.0 - bound / progress.incumbent;
-                            if reserve == low || gap < IMPROVED_GAP_MIN {
+                            if reserves.are_least() || gap < IMPROVED_GAP_MIN {
                                 return first_bound;
                             }
-                            improvements.get_or_insert(0);
-                            high = Some(reserve.clone());
+                            reserves.lower()
                         }
-                        LoweringResult::NoImprovement if improvements.is_some() => {
-                            high = Some(reserve.clone());
-                        }
+                        LoweringResult::NoImprovement if reserves.have_plan() => reserves.lower(),
                         LoweringResult::NoImprovement => {
                             progress.record_no_improvement();
                             return first_bound;
@@ -246,36 +217,16 @@ impl<'a> ContextSolver<'a> {
                             return first_bound;
                         }
                         LoweringResult::TooLarge(stage, uncounted) => {
-                            low.clone_from(&reserve);
-                            if high.is_none() {
-                                let least = match correction < CORRECTIONS_BY_ARENA {
-                                    true => reserve[stage] + Bytes(1),
-                                    false => reserve[stage] * 2,
-                                };
-                                let raised = uncounted.max(least);
-                                reserve[stage] = match too_high[stage] {
-                                    Some(high) if raised >= high => midpoint(reserve[stage], high),
-                                    _ => raised,
-                                };
-                                changed = Some(stage);
-                                continue;
-                            }
+                            reserves.raise(stage, uncounted)
                         }
                     }
                 }
-            }
-            if let Some(high) = &high {
-                let between = |(low, high): (&Bytes, &Bytes)| midpoint(*low, *high);
-                reserve = low.iter().zip(high).map(between).collect();
-            }
-            if let Some(improvements) = &mut improvements {
-                *improvements += 1;
-                if *improvements > IMPROVEMENTS_MAX || reserve == low {
-                    return first_bound;
-                }
+            };
+            if !may_improve {
+                break;
             }
         }
-        if improvements.is_some() {
+        if reserves.have_plan() {
             return first_bound;
         }
         progress.record_oversized(self.request.arena_limit());

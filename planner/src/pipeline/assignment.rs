@@ -5,7 +5,7 @@ use std::sync::Arc;
 use narrows_plan::{Bytes, Seconds};
 
 use super::overhead::StageOverhead;
-use crate::segment::SolvedSegment;
+use crate::segment::{SegmentSpec, SolvedSegment};
 
 /// The method that assigned the blocks of a stage; later methods compare greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +17,22 @@ pub enum AssignmentMethod {
     Hull,
     /// An integer program chose the solutions.
     IntegerProgram,
+}
+
+/// A block of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BlockInFlight {
+    /// The block's segment.
+    pub spec: SegmentSpec,
+    /// Microbatches whose activations the block stores at once.
+    pub in_flight: u64,
+}
+
+impl BlockInFlight {
+    /// Bytes of the block with a solution.
+    pub(super) fn bytes(&self, solved: &SolvedSegment) -> Bytes {
+        solved.bytes.total(self.in_flight)
+    }
 }
 
 /// One solution for each block of a stage, with their total cost.
@@ -67,6 +83,14 @@ impl StageAssignment {
         StageAssignment { blocks, ..total }
     }
 
+    /// The assignment of these solutions to blocks.
+    pub(super) fn of_blocks(
+        blocks: &[BlockInFlight],
+        solutions: Vec<Arc<SolvedSegment>>,
+    ) -> StageAssignment {
+        StageAssignment::new(solutions, blocks.iter().map(|block| block.in_flight))
+    }
+
     /// The solutions of each of this many equal chunks.
     pub(super) fn chunks(&self, chunks: usize) -> impl Iterator<Item = &[Arc<SolvedSegment>]> {
         let count = self.blocks.len() / chunks;
@@ -81,21 +105,18 @@ impl StageAssignment {
 
 /// The fastest assignment of hull vertices to blocks within a budget, up to one block's step along its
 /// hull; `None` when even the smallest vertices exceed the budget. `hulls` holds the vertices of each
-/// block, from the fastest to the smallest, and `in_flight` its microbatches in flight.
+/// of `blocks`, from the fastest to the smallest.
 ///
 /// Greedy solution of the linear relaxation: starting from the smallest vertices, hull edges are climbed in
 /// descending order of time saved per byte. The relaxation climbs a part of the first edge that does not fit;
 /// the time saved by this part is the assignment's integrality slack.
 pub(super) fn assign_points(
     hulls: &[Vec<Arc<SolvedSegment>>],
-    in_flight: &[u64],
+    blocks: &[BlockInFlight],
     microbatches: u64,
     budget: Bytes,
 ) -> Option<StageAssignment> {
-    let bytes = |block: usize, vertex: usize| {
-        let solved: &SolvedSegment = &hulls[block][vertex];
-        solved.bytes.total(in_flight[block])
-    };
+    let bytes = |block: usize, vertex: usize| blocks[block].bytes(&hulls[block][vertex]);
     let time = |solved: &SolvedSegment| solved.time.total(microbatches).0;
     let mut level: Vec<usize> = vec![];
     let mut used = Bytes(0);
@@ -125,9 +146,9 @@ pub(super) fn assign_points(
             slack.get_or_insert(rate * (budget - used).as_f64());
         }
     }
-    let blocks = hulls.iter().zip(&level).map(|(hull, level)| hull[*level].clone()).collect();
+    let solutions = hulls.iter().zip(&level).map(|(hull, level)| hull[*level].clone()).collect();
     let integrality_slack = Seconds(slack.unwrap_or(0.0));
     let method = AssignmentMethod::Hull;
-    let assignment = StageAssignment::new(blocks, in_flight.iter().copied());
+    let assignment = StageAssignment::of_blocks(blocks, solutions);
     Some(StageAssignment { integrality_slack, method, ..assignment })
 }

@@ -12,20 +12,19 @@ use super::assignment::StageAssignment;
 use super::overhead::StageOverhead;
 
 /// The blocks of a virtual stage, of this many blocks of the model.
-pub(crate) fn chunk_blocks(context: &Context, virtual_stage: usize, blocks: usize) -> Range<usize> {
+fn chunk_blocks(context: &Context, virtual_stage: usize, blocks: usize) -> Range<usize> {
     let count = blocks / context.virtual_stages();
     virtual_stage * count..(virtual_stage + 1) * count
 }
 
-/// The blocks of the chunks of a stage, in order.
-pub(crate) fn stage_blocks(
+/// The blocks of each chunk of a stage, of this many blocks of the model.
+pub(crate) fn stage_chunks(
     context: &Context,
     stage: usize,
     blocks: usize,
-) -> impl Iterator<Item = usize> {
-    let context = *context;
+) -> impl Iterator<Item = Range<usize>> {
     (0..context.chunks as usize)
-        .flat_map(move |chunk| chunk_blocks(&context, context.virtual_stage(stage, chunk), blocks))
+        .map(move |chunk| chunk_blocks(context, context.virtual_stage(stage, chunk), blocks))
 }
 
 /// The passes of one microbatch through each chunk of a stage.
@@ -64,7 +63,7 @@ impl BlockTimesMin<'_> {
         };
         let times: Vec<f64> = (0..context.virtual_stages()).map(virtual_stage).collect();
         let step_phase: f64 =
-            stage_blocks(context, 0, blocks).map(|block| self.step_phase[block]).sum();
+            stage_chunks(context, 0, blocks).flatten().map(|block| self.step_phase[block]).sum();
         let microbatches = context.workload.microbatches(&context.mesh);
         passes_bound(&times, context.mesh.pipeline as usize, microbatches) + step_phase
     }

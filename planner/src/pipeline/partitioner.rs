@@ -7,14 +7,14 @@ use std::sync::Arc;
 use narrows_plan::strategy::BoundaryLayout;
 use narrows_plan::{Bytes, Context, Seconds};
 
-use super::assignment::{StageAssignment, assign_points};
+use super::assignment::{BlockInFlight, StageAssignment, assign_points};
 use super::in_flight::in_flight_in_chunks;
-use super::interleaved::{BlockTimesMin, chunk_blocks};
+use super::interleaved::{BlockTimesMin, stage_chunks};
 use super::overhead::StageOverhead;
 use super::partition::{
     Partition, PruningCutoff, StageBlocks, StageChoice, is_excluded, undominated_partitions,
 };
-use super::refinement::{BlockInFlight, StageRefinement};
+use super::refinement::StageRefinement;
 use super::relaxation::RelaxedStage;
 use super::step_bound::StepSchedule;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
@@ -286,14 +286,12 @@ impl<'a> StagePartitioner<'a> {
     /// A run of blocks on a stage, or the blocks of its chunks.
     fn blocks(&self, blocks: StageBlocks) -> impl Iterator<Item = BlockInFlight> {
         let StageBlocks { stage, first, count } = blocks;
-        let (context, shapes) = (self.context, self.segments.layer_shapes());
-        let of_chunk = move |chunk: usize| match context.chunks {
-            1 => first..first + count,
-            _ => chunk_blocks(context, context.virtual_stage(stage, chunk), shapes.len()),
-        };
-        let in_flight = self.stages[stage].in_flight.iter().enumerate();
-        in_flight.flat_map(move |(chunk, in_flight)| {
-            of_chunk(chunk).map(move |layer| BlockInFlight {
+        let shapes = self.segments.layer_shapes();
+        let is_interleaved = self.context.chunks > 1;
+        let chunks = stage_chunks(self.context, stage, shapes.len());
+        chunks.zip(&self.stages[stage].in_flight).flat_map(move |(chunk, in_flight)| {
+            let layers = if is_interleaved { chunk } else { first..first + count };
+            layers.map(move |layer| BlockInFlight {
                 spec: SegmentSpec::block(shapes[layer], self.boundary),
                 in_flight: *in_flight,
             })
@@ -301,30 +299,28 @@ impl<'a> StagePartitioner<'a> {
     }
 
     /// The fastest assignment for a run of blocks on a stage.
-    fn assign(&self, context: &Context, blocks: StageBlocks) -> Option<StageAssignment> {
+    fn assign(&self, context: &Context, run: StageBlocks) -> Option<StageAssignment> {
         let segments = self.segments;
-        let StageBlocks { stage, count, .. } = blocks;
-        let budget = self.stages[stage].budget;
+        let budget = self.stages[run.stage].budget;
+        let blocks: Vec<BlockInFlight> = self.blocks(run).collect();
         let fastest: Option<Vec<Arc<SolvedSegment>>> =
-            self.blocks(blocks).map(|block| segments.fastest(block.spec, context)).collect();
-        let in_flight: Vec<u64> = self.blocks(blocks).map(|block| block.in_flight).collect();
-        let fastest = StageAssignment::new(fastest?, in_flight.iter().copied());
+            blocks.iter().map(|block| segments.fastest(block.spec, context)).collect();
+        let fastest = StageAssignment::of_blocks(&blocks, fastest?);
         if fastest.bytes <= budget {
             return Some(fastest);
         }
         // Blocks of one shape mix the two vertices around their average bytes; blocks of several shapes, or with different
         // microbatches in flight, may need any vertex.
-        let hull = |block: BlockInFlight, average| {
+        let hull = |block: &BlockInFlight, average| {
             segments.hull(block.spec, context, block.in_flight, average)
         };
         let hulls: Vec<_> = if segments.shape_count() == 1 && context.chunks == 1 {
-            let average = Some(budget / count as u64);
-            let spec = SegmentSpec::block(0, self.boundary);
-            vec![hull(BlockInFlight { spec, in_flight: in_flight[0] }, average); count]
+            let average = Some(budget / run.count as u64);
+            vec![hull(blocks.first()?, average); run.count]
         } else {
-            self.blocks(blocks).map(|block| hull(block, None)).collect()
+            blocks.iter().map(|block| hull(block, None)).collect()
         };
         let microbatches = context.workload.microbatches(&context.mesh);
-        assign_points(&hulls, &in_flight, microbatches, budget)
+        assign_points(&hulls, &blocks, microbatches, budget)
     }
 }

@@ -13,29 +13,14 @@ use std::sync::Arc;
 
 use narrows_plan::{Bytes, Context};
 
-use super::assignment::{AssignmentMethod, StageAssignment};
-use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
+use super::assignment::{AssignmentMethod, BlockInFlight, StageAssignment};
+use crate::segment::{SegmentSolver, SolvedSegment};
 use crate::solve::{ColumnCounts, ColumnGroup, SolveLimits, choose_columns};
 
 /// Smallest distance from the linear relaxation, relative to the step, at which columns are chosen again.
 const SLACK_MIN: f64 = 1e-6;
 /// Smallest relative distance at which new columns are computed, in tens to hundreds of milliseconds each.
 const SLACK_MIN_FOR_COLUMNS: f64 = 1e-3;
-
-/// A block of a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BlockInFlight {
-    /// The block's segment.
-    pub spec: SegmentSpec,
-    /// Microbatches whose activations the block stores at once.
-    pub in_flight: u64,
-}
-
-impl BlockInFlight {
-    fn bytes(&self, solved: &SolvedSegment) -> Bytes {
-        solved.bytes.total(self.in_flight)
-    }
-}
 
 /// Equal blocks of a stage, with the solutions to choose from.
 struct BlockGroup {
@@ -94,8 +79,7 @@ impl<'a> StageRefinement<'a> {
             self.choose(&mut groups);
         }
         let solutions = solutions_in_order(blocks, &groups);
-        let in_flight = blocks.iter().map(|block| block.in_flight);
-        let refined = StageAssignment::new(solutions, in_flight);
+        let refined = StageAssignment::of_blocks(blocks, solutions);
         let is_faster = self.blocks_step_time_s(&refined.blocks) < time * (1.0 - 1e-12);
         (is_faster && refined.bytes <= self.budget).then_some(StageAssignment {
             integrality_slack: assignment.integrality_slack,

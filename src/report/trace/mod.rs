@@ -43,7 +43,7 @@ pub struct MeasuredTrace {
 struct TraceProcess {
     pid: u64,
     step: u64,
-    /// Whether the stage has several model chunks, which events then name.
+    /// Whether stages have several model chunks, which events then name.
     has_chunks: bool,
 }
 
@@ -74,8 +74,7 @@ pub fn add_measured_steps(trace: &mut TraceText, program: &Program, steps: &[Mea
         trace.extend(&metadata(device.0, &name));
         let mut begin = Duration::ZERO;
         for measured in steps {
-            let has_chunks = program.stages[stage].chunks.len() > 1;
-            let process = TraceProcess { pid: device.0, step: measured.step, has_chunks };
+            let process = TraceProcess::new(device.0, measured.step, program);
             let spans = measured.spans[device.0 as usize]
                 .iter()
                 .map(|span| (micros(begin + span.start), micros(begin + span.end)));
@@ -96,8 +95,7 @@ pub fn add_predicted_step(
     prices: StreamPrices,
 ) {
     for stage in 0..program.stages.len() {
-        let has_chunks = program.stages[stage].chunks.len() > 1;
-        let process = TraceProcess { pid: PREDICTED + stage as u64, step: 0, has_chunks };
+        let process = TraceProcess::new(PREDICTED + stage as u64, 0, program);
         trace.extend(&metadata(process.pid, &format!("predicted: each device of stage {stage}")));
         process.simulated_step(program, stage, timeline, prices, |_| true, trace);
     }
@@ -113,8 +111,7 @@ pub fn add_simulated_step(
 ) {
     for device in &extent.devices {
         let stage = device.stage(&program.context.mesh);
-        let has_chunks = program.stages[stage].chunks.len() > 1;
-        let process = TraceProcess { pid: device.0, step: 0, has_chunks };
+        let process = TraceProcess::new(device.0, 0, program);
         trace.extend(&metadata(device.0, &format!("device {} (stage {stage})", device.0)));
         process.simulated_step(
             program,
@@ -128,6 +125,10 @@ pub fn add_simulated_step(
 }
 
 impl TraceProcess {
+    fn new(pid: u64, step: u64, program: &Program) -> TraceProcess {
+        TraceProcess { pid, step, has_chunks: program.context.chunks > 1 }
+    }
+
     /// Adds the events of the predicted step of a stage, of the passes that are selected.
     fn simulated_step(
         self,

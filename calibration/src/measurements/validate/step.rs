@@ -149,8 +149,7 @@ impl MeasurementValidator {
             self.defect_with_hint(&field("zero"), "a GPT is predicted without ZeRO".into(), "off");
         }
         if !step.strategy.is_for_dense_models() {
-            let dense = Baseline::ALL.into_iter().filter(|baseline| baseline.is_for_dense_models());
-            let names: Vec<&str> = dense.map(Baseline::name).collect();
+            let names: Vec<&str> = Baseline::of_dense_models().map(Baseline::name).collect();
             let problem = format!(
                 "a GPT is predicted with `{}`, not `{}`",
                 names.join("` or `"),
