@@ -215,8 +215,11 @@ fn print_ratios() {
 #[divan::bench]
 fn price_of_a_gemm(bencher: Bencher) {
     let profile = profile::preset("a100-80gb").expect("a profile");
-    let prices =
-        Prices::new(&profile, Executor::Captured, &Mesh { tensor: 4, pipeline: 1, data: 1 });
+    let prices = Prices::new(
+        &profile,
+        Executor::Captured,
+        &Mesh { tensor: 4, pipeline: 1, data: 1, context: 1 },
+    );
     let (input, output) = (DType::Bf16, DType::F32);
     let gemm = |n| Gemm { m: 4096, n, k: 1024, batch: 1, accumulate: true, input, output };
     let kernels: Vec<Kernel> = (256..1280).map(|n| Kernel::Gemm(gemm(n))).collect();

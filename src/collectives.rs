@@ -1,19 +1,19 @@
-//! Collectives over the tensor axis, as reports and pictures list them.
+//! Collectives of activations, as reports and pictures list them.
 
 use std::collections::BTreeMap;
 
+use narrows_plan::Bytes;
 use narrows_plan::emit::InstrTemplate;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::Action;
-use narrows_plan::{Axis, Bytes};
 
-/// Bytes of the unsharded tensors of the tensor-axis collectives of some instructions, by kind. A statistic that is
+/// Bytes of the unsharded tensors of the tensor-axis and context-axis collectives of some instructions, by kind. A statistic that is
 /// reduced along with a payload is left out.
-pub fn tensor_collectives(templates: &[InstrTemplate]) -> BTreeMap<CollectiveKind, Bytes> {
+pub fn activation_collectives(templates: &[InstrTemplate]) -> BTreeMap<CollectiveKind, Bytes> {
     let mut kinds: BTreeMap<CollectiveKind, Bytes> = BTreeMap::new();
     for template in templates {
         if let Action::Collective(collective) = &template.action
-            && collective.axis == Axis::Tensor
+            && collective.axis.shards_activations()
         {
             let alone = collective.payload == Bytes(0);
             *kinds.entry(collective.kind()).or_default() +=

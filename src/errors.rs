@@ -126,6 +126,7 @@ fn flag(field: RequestField) -> &'static str {
         RequestField::TensorMax => "--max-tensor",
         RequestField::Pipeline => "--pipeline",
         RequestField::Data => "--data-parallel",
+        RequestField::Context => "--context",
         RequestField::ShardSize => "--shard-size",
     }
 }

@@ -12,7 +12,7 @@ use narrows_plan::{Bytes, Context, SegmentPlan, WeightSplit};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::collectives::tensor_collectives;
+use crate::collectives::activation_collectives;
 
 /// One op, or an input of a block, with its decisions in words.
 pub struct OpRow {
@@ -147,7 +147,7 @@ fn value_backward(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<Ins
 /// The tensor-axis collectives of some instructions: `AR 96.0 MiB`. Statistics beside payloads are listed in the table of
 /// payloads.
 fn collectives(templates: &[InstrTemplate]) -> String {
-    let kinds = tensor_collectives(templates).into_iter();
+    let kinds = activation_collectives(templates).into_iter();
     let kinds: BTreeMap<&str, Bytes> =
         kinds.map(|(kind, bytes)| (abbreviation(kind), bytes)).collect();
     let phrases: Vec<String> =

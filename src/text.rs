@@ -109,8 +109,8 @@ pub fn mesh_phrase(plan: &Plan) -> String {
 
 /// Mesh axes longer than one: `T4`, `D8`.
 fn axes(plan: &Plan) -> Vec<String> {
-    let Mesh { tensor, pipeline, data } = plan.mesh;
-    let axes = [("T", tensor), ("P", pipeline), ("D", data)].into_iter();
+    let Mesh { tensor, context, pipeline, data } = plan.mesh;
+    let axes = [("T", tensor), ("C", context), ("P", pipeline), ("D", data)].into_iter();
     axes.filter(|(_, size)| *size > 1).map(|(name, size)| format!("{name}{size}")).collect()
 }
 

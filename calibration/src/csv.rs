@@ -173,6 +173,7 @@ impl CsvRow<'_> {
             tensor: self.size("tensor parallelism"),
             pipeline: self.size("pipeline parallelism"),
             data: self.size("data parallelism"),
+            context: 1,
         };
         let axes = [mesh.tensor, mesh.pipeline, mesh.data];
         if self.cell(GPUS).is_some() {

@@ -61,7 +61,7 @@ fn kernels() -> Vec<Kernel> {
 }
 
 const fn mesh(devices: u64) -> Mesh {
-    Mesh { tensor: devices, pipeline: 1, data: 1 }
+    Mesh { tensor: devices, pipeline: 1, data: 1, context: 1 }
 }
 
 /// Prices of `truth` with noise, on one device and on two that share the memory.

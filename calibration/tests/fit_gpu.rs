@@ -91,7 +91,7 @@ fn link_kernels(devices: u64) -> Vec<Kernel> {
 }
 
 const fn mesh(devices: u64) -> Mesh {
-    Mesh { tensor: devices, pipeline: 1, data: 1 }
+    Mesh { tensor: devices, pipeline: 1, data: 1, context: 1 }
 }
 
 fn truth(per_node: u32) -> Profile {

@@ -143,7 +143,7 @@ fn all_reduce(mib: u64, size: u64, stride: u64) -> Kernel {
 }
 
 fn ratios(profile: &Profile, kernel: Kernel) -> [f64; 2] {
-    let mesh = Mesh { tensor: 4, pipeline: 1, data: 2 };
+    let mesh = Mesh { tensor: 4, pipeline: 1, data: 2, context: 1 };
     let [low, high] =
         ErrorModel::new(profile, Executor::Eager, &mesh).kernels_interval(&[(kernel, 3.0)]);
     assert!(low <= 1.0 && 1.0 <= high && low > 0.0 && high.is_finite(), "{low} {high}");
@@ -226,7 +226,7 @@ fn intervals_of_profiles_derived_from_others_are_no_narrower() {
 
 #[test]
 fn unmeasured_kernels_are_listed_by_share() {
-    let mesh = Mesh { tensor: 4, pipeline: 1, data: 1 };
+    let mesh = Mesh { tensor: 4, pipeline: 1, data: 1, context: 1 };
     let kernels = [
         (gemm(16_384, 4096, 4096, false), 2.0),
         (gemm(64, 64, 64, false), 1.0),

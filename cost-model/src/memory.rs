@@ -66,7 +66,9 @@ fn log_sum_exp(space: &SegmentSpace, id: ValueId, layout: Layout) -> Bytes {
     let Some(op) = space.segment.value(id).producer else { return Bytes(0) };
     let Op::Attention(attention) = &space.segment.op(op).op else { return Bytes(0) };
     let heads = match layout {
-        Layout::Sharded(Dim::Feature) => attention.heads / space.context.tensor_size(),
+        Layout::Sharded(Dim::Feature) | Layout::Heads => {
+            space.context.columns(attention.heads, layout)
+        }
         _ => attention.heads,
     };
     Bytes(4 * heads * space.context.rows(layout))

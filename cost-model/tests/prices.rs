@@ -15,10 +15,10 @@ use narrows_plan::kernel::{
 use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
 
 const MESHES: [Mesh; 4] = [
-    Mesh { tensor: 4, pipeline: 1, data: 1 },
-    Mesh { tensor: 2, pipeline: 2, data: 4 },
-    Mesh { tensor: 8, pipeline: 4, data: 2 },
-    Mesh { tensor: 3, pipeline: 1, data: 5 },
+    Mesh { tensor: 4, pipeline: 1, data: 1, context: 1 },
+    Mesh { tensor: 2, pipeline: 2, data: 4, context: 1 },
+    Mesh { tensor: 8, pipeline: 4, data: 2, context: 1 },
+    Mesh { tensor: 3, pipeline: 1, data: 5, context: 1 },
 ];
 
 fn any_prices(u: &mut Unstructured) -> Result<(Prices, Mesh)> {
@@ -189,7 +189,7 @@ fn prices_of_extreme_sizes_are_finite() {
     let wide = Prices::new(
         &preset("h100-sxm").unwrap(),
         Executor::Eager,
-        &Mesh { tensor: 64, pipeline: 1, data: 64 },
+        &Mesh { tensor: 64, pipeline: 1, data: 64, context: 1 },
     );
     assert!(wide.kernel_time(&Kernel::Collective(collective)).0.is_finite());
 }
@@ -206,7 +206,7 @@ fn a_collective_of_one_device_is_free() {
 #[test]
 fn collectives_across_nodes_are_limited_by_network_cards() {
     let a100 = preset("a100-80gb").unwrap();
-    let mesh = Mesh { tensor: 4, pipeline: 1, data: 4 };
+    let mesh = Mesh { tensor: 4, pipeline: 1, data: 4, context: 1 };
     let prices = Prices::new(&a100, Executor::Captured, &mesh);
     let price = |axis, mib: u64| {
         let (kind, payload) = (CollectiveKind::AllReduce, Bytes(mib * Bytes::MIB));
@@ -223,7 +223,7 @@ fn collectives_across_nodes_are_limited_by_network_cards() {
 #[test]
 fn short_messages_use_a_low_latency_protocol() {
     let a100 = preset("a100-80gb-8").unwrap();
-    let mesh = Mesh { tensor: 8, pipeline: 1, data: 1 };
+    let mesh = Mesh { tensor: 8, pipeline: 1, data: 1, context: 1 };
     let prices = Prices::new(&a100, Executor::Captured, &mesh);
     let (kind, payload) = (CollectiveKind::AllReduce, Bytes(16 << 10));
     let group = mesh.group(Axis::Tensor);

@@ -190,7 +190,7 @@ fn measured_prices_follow_changed_hardware() {
         |file| file.device.memory_bandwidth_bytes_per_s /= 5.0,
         |file| file.gemm.start_s *= 7.0,
     ];
-    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1, context: 1 };
     for threads in [json!(2), Value::Null] {
         let mut value = measured();
         value["measured"]["threads"] = threads;

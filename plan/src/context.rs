@@ -130,7 +130,7 @@ impl Context {
             workload,
             precision,
             zero,
-            shard_size: if zero == Zero::Off { 1 } else { mesh.data },
+            shard_size: if zero == Zero::Off { 1 } else { mesh.replicas() },
             schedule: PipelineSchedule::OneForwardOneBackward,
             chunks: 1,
             overlap_grad_reduce: false,
@@ -198,6 +198,11 @@ impl Context {
         (virtual_stage % stages, virtual_stage / stages)
     }
 
+    /// Whether passes may have collectives of activations, which other collectives do not run beside.
+    pub fn has_activation_collectives(&self) -> bool {
+        self.mesh.tensor > 1 || self.mesh.context > 1
+    }
+
     /// Devices along the tensor axis.
     pub fn tensor_size(&self) -> u64 {
         self.mesh.tensor
@@ -218,22 +223,28 @@ impl Context {
             None
         } else if self.workload.micro_batch.is_multiple_of(devices) {
             Some(Dim::Sequence)
-        } else if self.workload.sequence_length.is_multiple_of(devices) {
+        } else if self.positions().is_multiple_of(devices) {
             Some(Dim::Position)
         } else {
             None
         }
     }
 
-    /// Tokens of one microbatch.
+    /// Positions of a sequence at one place of the context axis.
+    pub fn positions(&self) -> u64 {
+        self.workload.sequence_length / self.mesh.context
+    }
+
+    /// Tokens of one microbatch at one place of the context axis.
     pub fn tokens(&self) -> u64 {
-        self.workload.tokens()
+        self.workload.micro_batch * self.positions()
     }
 
     /// Rows (tokens) of an activation in `layout` on one device.
     pub fn rows(&self, layout: Layout) -> u64 {
         match layout {
             Layout::Sharded(Dim::Sequence | Dim::Position) => self.tokens() / self.tensor_size(),
+            Layout::Heads => self.workload.tokens(),
             _ => self.tokens(),
         }
     }
@@ -242,7 +253,17 @@ impl Context {
     pub fn columns(&self, width: u64, layout: Layout) -> u64 {
         match layout {
             Layout::Sharded(Dim::Feature) => width / self.tensor_size(),
+            Layout::Heads => width / (self.tensor_size() * self.mesh.context),
             _ => width,
+        }
+    }
+
+    /// The layout at each place of the context axis of a tensor that is made of heads, before and after attention
+    /// exchanges positions for heads.
+    pub(crate) fn heads_by_position(&self) -> Layout {
+        match self.tensor_size() {
+            1 => Layout::Replicated,
+            _ => Layout::Sharded(Dim::Feature),
         }
     }
 
@@ -253,7 +274,7 @@ impl Context {
 
     /// Replicas of a shard group; `None` without ZeRO, and where these are all replicas.
     pub fn partial_shard_size(&self) -> Option<u64> {
-        let is_partial = self.zero != Zero::Off && self.shard_size != self.mesh.data;
+        let is_partial = self.zero != Zero::Off && self.shard_size != self.mesh.replicas();
         is_partial.then_some(self.shard_size)
     }
 

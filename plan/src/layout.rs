@@ -1,4 +1,4 @@
-//! Layouts of tensors over the tensor axis.
+//! Layouts of tensors over the tensor axis, and of the heads of attention over the context axis.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,9 @@ pub enum Layout {
     Replicated,
     /// Device i has the i-th of equal parts along the dimension.
     Sharded(Dim),
+    /// Attention with a context axis: whole heads, split over the tensor axis and each part over the context axis, with
+    /// all positions of each sequence.
+    Heads,
     /// Every device has a summand of the tensor: a sum still to be reduced.
     Partial,
 }
@@ -82,6 +85,9 @@ impl EdgeLayout {
         EdgeLayout::new(Layout::Sharded(dim), Layout::Sharded(dim))
     }
 
+    /// Whole heads in both directions, with all positions.
+    pub(crate) const HEADS: EdgeLayout = EdgeLayout::new(Layout::Heads, Layout::Heads);
+
     /// The same layouts, with the division of the norm pending.
     pub(crate) const fn with_norm_pending(self) -> Self {
         EdgeLayout { norm_pending: true, ..self }
@@ -95,6 +101,7 @@ impl std::fmt::Display for Layout {
             Layout::Sharded(Dim::Feature) => "feature",
             Layout::Sharded(Dim::Sequence) => "sequence",
             Layout::Sharded(Dim::Position) => "position",
+            Layout::Heads => "heads",
             Layout::Partial => "partial",
         })
     }

@@ -1,11 +1,14 @@
 //! The device mesh and the workload.
 //!
-//! Devices are numbered with the tensor axis fastest, then data, then pipeline:
-//! `device = tensor + T·(data + D·stage)`. A tensor group is contiguous, and lies within one node if it
-//! fits.
+//! Devices are numbered with the tensor axis fastest, then context, data and pipeline, as Megatron-LM does:
+//! `device = tensor + T·(context + C·(data + D·stage))`. A tensor group is contiguous, and lies within one node if it
+//! fits. The devices that differ in `context` and `data` alone are the replicas of the weights,
+//! `replica = context + C·data`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::model::Model;
 
 /// An axis of the device mesh.
 #[derive(
@@ -15,7 +18,10 @@ use serde::{Deserialize, Serialize};
 pub enum Axis {
     /// Splits single tensors.
     Tensor,
-    /// Splits the batch; every member holds the same parameters.
+    /// Splits the positions of each sequence; every member holds the same parameters.
+    Context,
+    /// All replicas of the parameters. Splits the batch, and the positions of sequences where there is a context axis,
+    /// which is its inner part.
     Data,
     /// Splits the layers.
     Pipeline,
@@ -23,12 +29,18 @@ pub enum Axis {
 
 impl Axis {
     /// All axes.
-    pub const ALL: [Axis; 3] = [Axis::Tensor, Axis::Data, Axis::Pipeline];
+    pub const ALL: [Axis; 4] = [Axis::Tensor, Axis::Context, Axis::Data, Axis::Pipeline];
+
+    /// Whether devices along this axis hold parts of the same activations, and run passes in lockstep.
+    pub fn shards_activations(self) -> bool {
+        matches!(self, Axis::Tensor | Axis::Context)
+    }
 
     /// The name used in programs and messages.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Tensor => "tensor",
+            Axis::Context => "context",
             Axis::Data => "data",
             Axis::Pipeline => "pipeline",
         }
@@ -43,8 +55,19 @@ pub struct Mesh {
     pub tensor: u64,
     /// Pipeline stages.
     pub pipeline: u64,
-    /// Replicas along the data axis.
+    /// Parts of the batch that are computed side by side.
     pub data: u64,
+    /// Parts of each sequence that are computed side by side.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub context: u64,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn is_one(size: &u64) -> bool {
+    *size == 1
 }
 
 /// The shape of a communication group, on which prices depend.
@@ -64,14 +87,27 @@ pub struct DeviceGroup {
 impl Mesh {
     /// All devices.
     pub fn devices(&self) -> u64 {
-        self.tensor * self.pipeline * self.data
+        self.tensor * self.pipeline * self.replicas()
+    }
+
+    /// Replicas of the parameters.
+    pub fn replicas(&self) -> u64 {
+        self.context * self.data
+    }
+
+    /// Whether attention can divide the heads of a model over the context axis, where there is one.
+    pub fn divides_heads(&self, model: &Model) -> bool {
+        let parts = self.tensor * self.context;
+        let divides = |heads: u64| heads.is_multiple_of(parts);
+        self.context == 1 || divides(model.heads) && divides(model.kv_heads)
     }
 
     /// Devices along `axis`.
     pub fn axis_size(&self, axis: Axis) -> u64 {
         match axis {
             Axis::Tensor => self.tensor,
-            Axis::Data => self.data,
+            Axis::Context => self.context,
+            Axis::Data => self.replicas(),
             Axis::Pipeline => self.pipeline,
         }
     }
@@ -80,8 +116,8 @@ impl Mesh {
     pub fn group(&self, axis: Axis) -> DeviceGroup {
         let stride = match axis {
             Axis::Tensor => 1,
-            Axis::Data => self.tensor,
-            Axis::Pipeline => self.tensor * self.data,
+            Axis::Context | Axis::Data => self.tensor,
+            Axis::Pipeline => self.tensor * self.replicas(),
         };
         DeviceGroup { axis, size: self.axis_size(axis), stride }
     }
@@ -89,7 +125,11 @@ impl Mesh {
 
 impl std::fmt::Display for Mesh {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "tensor {} × pipeline {} × data {}", self.tensor, self.pipeline, self.data)
+        write!(f, "tensor {}", self.tensor)?;
+        if self.context > 1 {
+            write!(f, " × context {}", self.context)?;
+        }
+        write!(f, " × pipeline {} × data {}", self.pipeline, self.data)
     }
 }
 
@@ -101,17 +141,17 @@ pub struct Workload {
     pub global_batch: u64,
     /// Tokens in one sequence.
     pub sequence_length: u64,
-    /// Sequences one replica processes at a time.
+    /// Sequences that the devices of one part of the batch process at a time.
     pub micro_batch: u64,
 }
 
 impl Workload {
-    /// Microbatches each replica runs in a step.
+    /// Microbatches that each device runs in a step.
     pub fn microbatches(&self, mesh: &Mesh) -> u64 {
         self.global_batch / (mesh.data * self.micro_batch)
     }
 
-    /// Tokens of one microbatch before any sharding.
+    /// Tokens of the sequences of one microbatch.
     pub fn tokens(&self) -> u64 {
         self.micro_batch * self.sequence_length
     }

@@ -31,10 +31,12 @@ fn programs_of_drawn_plans_pass_the_check() {
         for (name, occurs) in [
             ("tied", drawn.model.tied),
             ("tied over stages", drawn.model.tied && mesh.pipeline > 1),
-            ("ZeRO-1 over replicas", mesh.data > 1 && drawn.plan.zero == Zero::One),
-            ("ZeRO-2 over replicas", mesh.data > 1 && drawn.plan.zero == Zero::Two),
-            ("ZeRO-3 over replicas", mesh.data > 1 && drawn.plan.zero == Zero::Three),
+            ("ZeRO-1 over replicas", mesh.replicas() > 1 && drawn.plan.zero == Zero::One),
+            ("ZeRO-2 over replicas", mesh.replicas() > 1 && drawn.plan.zero == Zero::Two),
+            ("ZeRO-3 over replicas", mesh.replicas() > 1 && drawn.plan.zero == Zero::Three),
             ("shard groups", drawn.plan.shard_size.is_some()),
+            ("context axis", mesh.context > 1 && mesh.tensor == 1),
+            ("context and tensor axes", mesh.context > 1 && mesh.tensor > 1),
             ("three stages", mesh.pipeline == 3),
             ("eight devices", mesh.tensor == 8),
         ] {
@@ -44,13 +46,13 @@ fn programs_of_drawn_plans_pass_the_check() {
     println!("{counts:?}");
     // The drawn plans must cover the space.
     let strategies = 12;
-    assert!(counts.len() >= strategies + 8 && counts.values().all(|n| *n > 5), "{counts:?}");
+    assert!(counts.len() >= strategies + 10 && counts.values().all(|n| *n > 5), "{counts:?}");
 }
 
 fn large() -> Program {
     let model = presets::find("cola-7b").expect("a preset");
     let context = Context::new(
-        Mesh { tensor: 4, pipeline: 1, data: 2 },
+        Mesh { tensor: 4, pipeline: 1, data: 2, context: 1 },
         Workload { global_batch: 32, sequence_length: 4096, micro_batch: 4 },
         Precision::MixedBf16,
         Zero::One,
@@ -117,7 +119,7 @@ fn errors_name_place_and_reason() {
 #[test]
 fn sequences_longer_than_the_model_supports_are_refused() {
     let mut model = presets::find("cola-tiny").unwrap();
-    let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
+    let mesh = Mesh { tensor: 2, pipeline: 1, data: 1, context: 1 };
     let workload = Workload { global_batch: 2, sequence_length: 64, micro_batch: 2 };
     let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
     let plan = draw_plan(&mut TestRng::new(3), &model, context).unwrap();

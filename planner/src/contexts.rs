@@ -38,17 +38,31 @@ fn meshes(request: &Request) -> Vec<Mesh> {
     let tensor_sizes = divisors(request.devices).into_iter();
     for tensor in tensor_sizes.filter(|size| request.allows_tensor(*size)) {
         for pipeline in divisors(request.devices / tensor) {
-            let data = request.devices / tensor / pipeline;
+            let replicas = request.devices / tensor / pipeline;
             let allowed = |fixed: Option<u64>, size| fixed.is_none_or(|fixed| fixed == size);
-            if allowed(request.tensor, tensor)
-                && allowed(request.pipeline, pipeline)
-                && allowed(request.data, data)
-            {
-                meshes.push(Mesh { tensor, pipeline, data });
+            if !allowed(request.tensor, tensor) || !allowed(request.pipeline, pipeline) {
+                continue;
+            }
+            for context in context_sizes(request, replicas) {
+                let mesh = Mesh { tensor, pipeline, data: replicas / context, context };
+                let is_legal = mesh.divides_heads(&request.model)
+                    && request.sequence_length.is_multiple_of(context);
+                if allowed(request.data, mesh.data) && is_legal {
+                    meshes.push(mesh);
+                }
             }
         }
     }
     meshes
+}
+
+/// The sizes of the context axis among this many replicas.
+fn context_sizes(request: &Request, replicas: u64) -> Vec<u64> {
+    match request.fixed_context() {
+        Some(size) if replicas.is_multiple_of(size) => vec![size],
+        Some(_) => vec![],
+        None => divisors(replicas),
+    }
 }
 
 /// The microbatch sizes of a mesh whose tokens kernels can index.
@@ -72,7 +86,7 @@ const SHARD_NODES_MAX: u64 = 8;
 /// ZeRO stages, each with the replicas of a shard group: all of them, or those of up to [`SHARD_NODES_MAX`] nodes.
 fn shardings(request: &Request, mesh: &Mesh) -> Vec<(Zero, u64)> {
     let stages = match request.zero {
-        _ if mesh.data == 1 => vec![Zero::Off],
+        _ if mesh.replicas() == 1 => vec![Zero::Off],
         Some(zero) => vec![zero],
         None => vec![Zero::Off, Zero::One, Zero::Two, Zero::Three],
     };
@@ -80,15 +94,16 @@ fn shardings(request: &Request, mesh: &Mesh) -> Vec<(Zero, u64)> {
     let within_node = if per_node.is_multiple_of(mesh.tensor) { per_node / mesh.tensor } else { 0 };
     let groups = |zero: Zero| match request.shard_size {
         _ if zero == Zero::Off => vec![1],
-        Some(size) if mesh.data.is_multiple_of(size) => vec![size],
+        Some(size) if mesh.replicas().is_multiple_of(size) => vec![size],
         Some(_) => vec![],
         None => {
             // What ZeRO-1 shards is small within a node already.
             let nodes = if zero == Zero::One { 1 } else { SHARD_NODES_MAX };
             let sizes = (0..=nodes.ilog2()).map(|log2| within_node << log2);
+            let replicas = mesh.replicas();
             let is_group =
-                |size: &u64| 1 < *size && *size < mesh.data && mesh.data.is_multiple_of(*size);
-            sizes.filter(is_group).chain([mesh.data]).collect()
+                |size: &u64| 1 < *size && *size < replicas && replicas.is_multiple_of(*size);
+            sizes.filter(is_group).chain([replicas]).collect()
         }
     };
     stages
@@ -100,7 +115,8 @@ fn shardings(request: &Request, mesh: &Mesh) -> Vec<(Zero, u64)> {
 /// Whether collectives over the data axis run beside computation, where there are replicas and the hardware can.
 fn overlaps(request: &Request, context: &Context) -> Vec<bool> {
     let mesh = &context.mesh;
-    let Some(overlap) = request.profile.file().overlap.as_ref().filter(|_| mesh.data > 1) else {
+    let Some(overlap) = request.profile.file().overlap.as_ref().filter(|_| mesh.replicas() > 1)
+    else {
         return vec![false];
     };
     // On one stage, a reduction that adds less than its time where it is hidden never slows a step. Stages that slow their
@@ -118,7 +134,7 @@ fn overlaps(request: &Request, context: &Context) -> Vec<bool> {
 /// gradients are reduced in every backward pass it has nothing to defer, and is 1F1B.
 fn schedules(request: &Request, context: &Context) -> Vec<Context> {
     use PipelineSchedule::{Interleaved, OneForwardOneBackward, ZeroBubble};
-    let overlaps = overlaps_tensor_collectives(request, &context.mesh);
+    let overlaps = overlaps_tensor_collectives(request, context);
     let of = |schedule, overlap_tensor_collectives| Context {
         schedule,
         overlap_tensor_collectives,
@@ -154,10 +170,10 @@ fn chunk_counts(request: &Request, context: &Context) -> Vec<u64> {
 
 /// Whether collectives of activation gradients run beside weight-gradient GEMMs: where they add less to a step than
 /// alone, unless the request forbids it.
-fn overlaps_tensor_collectives(request: &Request, mesh: &Mesh) -> bool {
+fn overlaps_tensor_collectives(request: &Request, context: &Context) -> bool {
     let slowdown = request.profile.file().overlap.as_ref().map(|overlap| overlap.slowdown());
     request.overlap_tensor_collectives
-        && mesh.tensor > 1
+        && context.has_activation_collectives()
         && slowdown.is_some_and(|slowdown| slowdown.hidden_cost() < 1.0)
 }
 

@@ -14,8 +14,7 @@ use narrows_plan::kernel::{Attention, CollectiveKind, Direction};
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Phase, Program};
 use narrows_plan::{
-    Axis, Bytes, CheckErrors, CheckedProgram, DType, Defects, Flops, Kernel, Plan, ResolvedPlan,
-    lower,
+    Bytes, CheckErrors, CheckedProgram, DType, Defects, Flops, Kernel, Plan, ResolvedPlan, lower,
 };
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
@@ -232,7 +231,7 @@ fn block_collectives(resolved: &ResolvedPlan) -> BlockCollectives {
 fn count(templates: &[InstrTemplate], payloads: &mut CollectivePayloads) {
     for template in templates {
         let Action::Collective(collective) = &template.action else { continue };
-        if collective.axis != Axis::Tensor {
+        if !collective.axis.shards_activations() {
             continue;
         }
         if collective.payload > Bytes(0) {

@@ -7,7 +7,7 @@ use narrows_cost_model::{Executor, Profile};
 use narrows_plan::graph::Grouping;
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Rules, TiedWeightLayout};
-use narrows_plan::{Bytes, GEMM_SIZE_MAX, PipelineSchedule, Zero};
+use narrows_plan::{Bytes, GEMM_SIZE_MAX, Mesh, PipelineSchedule, Zero};
 
 use crate::objective::Objective;
 
@@ -36,8 +36,10 @@ pub struct Request {
     pub tensor_within_node: bool,
     /// Pipeline stages.
     pub pipeline: Option<u64>,
-    /// Data-parallel replicas.
+    /// Parts of the batch that are computed side by side.
     pub data: Option<u64>,
+    /// Parts of each sequence that are computed side by side.
+    pub context: Option<u64>,
     /// ZeRO stage.
     pub zero: Option<Zero>,
     /// Neighbouring replicas that share one copy of what ZeRO shards.
@@ -60,6 +62,10 @@ pub struct Request {
     pub time_limit: Option<Duration>,
 }
 
+/// Least length of the sequences that are searched with a context axis of any size. Shorter ones leave attention and the
+/// GEMMs of a part too small for the collectives to pay, unless the batch has fewer sequences than replicas.
+const CONTEXT_LENGTH_MIN: u64 = 8192;
+
 /// A size of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestField {
@@ -79,6 +85,8 @@ pub enum RequestField {
     Pipeline,
     /// [`Request::data`].
     Data,
+    /// [`Request::context`].
+    Context,
     /// [`Request::shard_size`].
     ShardSize,
 }
@@ -95,6 +103,7 @@ impl fmt::Display for RequestField {
             RequestField::TensorMax => "largest tensor axis",
             RequestField::Pipeline => "pipeline axis",
             RequestField::Data => "data axis",
+            RequestField::Context => "context axis",
             RequestField::ShardSize => "shard group",
         })
     }
@@ -181,6 +190,7 @@ impl Request {
             tensor_within_node: false,
             pipeline: None,
             data: None,
+            context: None,
             zero: None,
             shard_size: None,
             schedule: None,
@@ -238,6 +248,7 @@ impl Request {
             (RequestField::TensorMax, self.tensor_max, 1 << 20),
             (RequestField::Pipeline, self.pipeline, 1 << 20),
             (RequestField::Data, self.data, 1 << 20),
+            (RequestField::Context, self.context, 1 << 20),
             (RequestField::ShardSize, self.shard_size, 1 << 20),
         ];
         for (field, size, max) in sizes {
@@ -279,6 +290,9 @@ impl Request {
             );
         }
         if defects.is_empty() {
+            defects.extend(self.defect_of_context_axis());
+        }
+        if defects.is_empty() {
             defects.extend(self.defect_of_fixed_axes());
         }
         if let Some(size) = self.shard_size.filter(|_| defects.is_empty()) {
@@ -286,9 +300,10 @@ impl Request {
                 let (field, hint) = (RequestField::ShardSize, Some(hint.to_owned()));
                 RequestDefect { field, problem, hint }
             };
-            let (replicas, what) = match self.data {
-                Some(data) => (data, "replicas"),
-                None => (self.devices, "devices"),
+            let (replicas, what, divided) = match (self.data, self.fixed_context()) {
+                (Some(data), Some(1)) => (data, "replicas", "the data axis"),
+                (Some(data), Some(context)) => (data * context, "replicas", "data × context"),
+                _ => (self.devices, "devices", "the data axis"),
             };
             if size == 1 {
                 defects.push(defect("one replica shares nothing".into(), "at least 2"));
@@ -297,16 +312,49 @@ impl Request {
                 defects.push(defect(problem, "leave it out, or another ZeRO stage"));
             } else if !replicas.is_multiple_of(size) {
                 let problem = format!("{replicas} {what} do not divide into groups of {size}");
-                defects.push(defect(problem, "a divisor of the data axis"));
+                defects.push(defect(problem, &format!("a divisor of {divided}")));
             }
         }
         if defects.is_empty() { Ok(()) } else { Err(RequestDefects(defects)) }
     }
 
+    /// The size of the context axis where it is not searched.
+    pub(crate) fn fixed_context(&self) -> Option<u64> {
+        self.context.or((self.sequence_length < CONTEXT_LENGTH_MIN).then_some(1))
+    }
+
     /// The product of the fixed axes.
     pub(crate) fn fixed_axes(&self) -> u64 {
-        let fixed = [self.tensor, self.pipeline, self.data].into_iter().flatten();
+        let fixed = [self.tensor, self.pipeline, self.context, self.data].into_iter().flatten();
         fixed.fold(1_u64, |product, size| product.saturating_mul(size))
+    }
+
+    /// A fixed context axis that divides no sequence, or not the heads of attention on any tensor axis.
+    fn defect_of_context_axis(&self) -> Option<RequestDefect> {
+        let context = self.context?;
+        let tensor = self.tensor.unwrap_or(1);
+        let mesh = Mesh { tensor, pipeline: 1, data: 1, context };
+        let Model { heads, kv_heads, .. } = self.model;
+        let (problem, hint) = if !self.sequence_length.is_multiple_of(context) {
+            let problem = format!(
+                "{context} devices do not divide {} positions evenly",
+                self.sequence_length
+            );
+            (problem, "a divisor of the sequence length")
+        } else if !mesh.divides_heads(&self.model) {
+            let devices = match self.tensor {
+                Some(tensor) => format!("tensor × context = {} devices", tensor * context),
+                None => format!("{context} devices"),
+            };
+            let problem = format!(
+                "{devices} do not divide {heads} query heads and {kv_heads} KV heads evenly"
+            );
+            (problem, "a smaller context or tensor axis")
+        } else {
+            return None;
+        };
+        let (field, hint) = (RequestField::Context, Some(hint.to_owned()));
+        Some(RequestDefect { field, problem, hint })
     }
 
     fn defect_of_fixed_axes(&self) -> Option<RequestDefect> {

@@ -75,11 +75,17 @@ fn check_objectives(sizes: &[&str]) {
 fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
     let mut seen = 0;
     let (mut agreed, mut overlapped) = (0, 0);
-    for (model, devices) in
-        [("cola-60m", 8), ("lax-60m", 4), ("svd-130m", 4), ("llama-350m", 8), ("cola-1b", 8)]
-    {
+    for (model, devices, context_size) in [
+        ("cola-60m", 8, 1),
+        ("lax-60m", 4, 1),
+        ("svd-130m", 4, 1),
+        ("llama-350m", 8, 1),
+        ("cola-1b", 8, 1),
+        ("cola-60m", 8, 2),
+        ("lax-130m", 8, 4),
+    ] {
         let mut request = request(model, Baseline::Auto, devices, None);
-        request.global_batch = 64;
+        (request.global_batch, request.context) = (64, Some(context_size));
         let segments = SegmentSolver::new(&request, Deadline::none());
         for context in contexts(&request) {
             for boundary in segments.boundary_layouts(&context) {

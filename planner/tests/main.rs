@@ -1,5 +1,6 @@
 //! Tests of searches, one file for each property. One program, which is linked once and runs its tests on all cores.
 
+mod context_axis;
 mod exactness;
 mod intervals;
 mod memory;

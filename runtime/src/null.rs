@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    const MESH: Mesh = Mesh { tensor: 1, pipeline: 2, data: 1 };
+    const MESH: Mesh = Mesh { tensor: 1, pipeline: 2, data: 1, context: 1 };
     const EXTENT: Extent = Extent { rows: 2, columns: 32, dtype: DType::F32 };
 
     fn instr(action: Action, reads: &[u32], writes: &[u32]) -> Instr {

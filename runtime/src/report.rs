@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use narrows_plan::kernel::{Collective, CollectiveKind};
 use narrows_plan::{Axis, Bytes, Kernel, Mesh};
 
-/// Number of a device on the mesh: the tensor axis varies fastest, then data, then pipeline.
+/// Number of a device on the mesh: see [`Mesh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u64);
 
 impl DeviceId {
     /// Pipeline stage of the device.
     pub fn stage(self, mesh: &Mesh) -> usize {
-        (self.0 / (mesh.tensor * mesh.data)) as usize
+        (self.0 / (mesh.tensor * mesh.replicas())) as usize
     }
 }
 
@@ -144,14 +144,14 @@ mod tests {
 
     #[test]
     fn devices_of_a_stage_are_consecutive() {
-        let mesh = Mesh { tensor: 2, pipeline: 2, data: 3 };
+        let mesh = Mesh { tensor: 2, pipeline: 2, data: 3, context: 1 };
         let stages: Vec<usize> = (0..12).map(|id| DeviceId(id).stage(&mesh)).collect();
         assert_eq!(stages, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]);
     }
 
     #[test]
     fn members_send_minimal_volumes() {
-        let group = Mesh { tensor: 4, pipeline: 1, data: 1 }.group(Axis::Tensor);
+        let group = Mesh { tensor: 4, pipeline: 1, data: 1, context: 1 }.group(Axis::Tensor);
         let sent =
             |kind| bytes_sent_per_member(&Collective { kind, payload: Bytes(1600), group }).0;
         assert_eq!(sent(CollectiveKind::AllReduce), 2400);

@@ -357,21 +357,29 @@ fn a_step_has_the_same_tokens_on_every_mesh() {
     arbtest::arbtest(|u| {
         let (data, micro_batch, microbatches) =
             (u.int_in_range(1..=4)?, u.int_in_range(1..=3)?, u.int_in_range(1..=3)?);
-        let mesh = Mesh { tensor: u.int_in_range(1..=4)?, pipeline: u.int_in_range(1..=4)?, data };
-        let length = 5;
+        let (tensor, pipeline) = (u.int_in_range(1..=4)?, u.int_in_range(1..=4)?);
+        let mesh = Mesh { tensor, pipeline, data, context: u.int_in_range(1..=3)? };
+        let length = 5 * mesh.context;
         let global_batch = data * micro_batch * microbatches;
         let workload = Workload { global_batch, sequence_length: length, micro_batch };
-        let sampler = sampler(u.int_in_range(6..=300)?, length, u.arbitrary()?);
+        let sampler = sampler(u.int_in_range(length + 1..=300)?, length, u.arbitrary()?);
         let step_first = u.int_in_range(0..=100_u64)? * global_batch;
         let (whole, whole_targets) =
             sequence(&sampler, step_first, (global_batch * length) as usize);
         let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
         let (mut inputs, mut targets) = (vec![], vec![]);
-        for replica in 0..data {
-            let coordinates = MeshCoordinates { tensor: 0, data: replica, stage: 0 };
-            let rows = TokenRows::of_device(&context, &coordinates, context.tokens());
+        for part in 0..data {
             for microbatch in 0..workload.microbatches(&mesh) {
-                for ids in rows.id_ranges(&context, &coordinates, microbatch) {
+                // Of each sequence, the devices of the context axis have one part of its positions after the other.
+                let ranges = (0..mesh.context).flat_map(|place| {
+                    let replica = part * mesh.context + place;
+                    let coordinates = MeshCoordinates { tensor: 0, replica, stage: 0 };
+                    let rows = TokenRows::of_device(&context, &coordinates, context.tokens());
+                    rows.id_ranges(&context, &coordinates, microbatch)
+                });
+                let mut ranges: Vec<_> = ranges.collect();
+                ranges.sort_by_key(|ids| ids.start);
+                for ids in ranges {
                     inputs.extend(&whole[ids.clone()]);
                     targets.extend(&whole_targets[ids]);
                 }

@@ -71,7 +71,7 @@ fn collective_volumes_equal_those_of_the_program() {
         let program = checked(text);
         let report = count(&program);
         for (index, stage) in report.stages.iter().enumerate() {
-            for axis in [Axis::Tensor, Axis::Data, Axis::Pipeline] {
+            for axis in Axis::ALL {
                 let mut expected = 0;
                 for (list, times) in phases(&program, index) {
                     let over_axis = collectives(list).filter(|collective| collective.axis == axis);

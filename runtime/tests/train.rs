@@ -21,7 +21,7 @@ fn model() -> Model {
 }
 
 fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
-    Mesh { tensor, pipeline, data }
+    Mesh { tensor, pipeline, data, context: 1 }
 }
 
 fn session(model: &Model, mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> Session {

@@ -78,6 +78,7 @@ impl PlanFile {
             tensor_within_node: false,
             pipeline: Some(plan.mesh.pipeline),
             data: Some(plan.mesh.data),
+            context: Some(plan.mesh.context),
             zero: Some(plan.zero),
             shard_size: plan.shard_size,
             schedule: Some(plan.schedule),
@@ -139,6 +140,7 @@ impl PlanFile {
             (args.tensor, &mut mesh.tensor),
             (args.pipeline, &mut mesh.pipeline),
             (args.data_parallel, &mut mesh.data),
+            (args.context, &mut mesh.context),
             (args.global_batch, &mut workload.global_batch),
             (args.sequence_length, &mut workload.sequence_length),
             (args.micro_batch, &mut workload.micro_batch),
@@ -162,7 +164,7 @@ impl PlanFile {
         }
         if args.devices.is_some_and(|requested| Some(requested) != devices(plan.mesh)) {
             let message = format!("the mesh of the plan is {}", plan.mesh);
-            let hint = "--tensor, --pipeline and --data-parallel change it";
+            let hint = "--tensor, --pipeline, --context and --data-parallel change it";
             problems.push(Problem::new("--devices", message).hint(hint));
         }
         problems.into_result()
@@ -182,7 +184,7 @@ impl PlanFile {
 
 /// The devices of a mesh that was not validated; `None` on overflow.
 fn devices(mesh: Mesh) -> Option<u64> {
-    mesh.tensor.checked_mul(mesh.pipeline)?.checked_mul(mesh.data)
+    mesh.tensor.checked_mul(mesh.pipeline)?.checked_mul(mesh.data)?.checked_mul(mesh.context)
 }
 
 /// A defect of the request that a plan was turned into, at the field of the plan.
@@ -195,6 +197,7 @@ fn in_plan(file: &str, defect: RequestDefect) -> Problem {
         RequestField::Tensor | RequestField::TensorMax => "mesh.tensor",
         RequestField::Pipeline => "mesh.pipeline",
         RequestField::Data => "mesh.data",
+        RequestField::Context => "mesh.context",
         RequestField::ShardSize => "shard_size",
     };
     let RequestDefect { problem, hint, .. } = defect;

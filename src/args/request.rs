@@ -75,7 +75,10 @@ pub struct RequestArgs {
     /// Pipeline stages [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
-    /// Replicas of the data axis [default: searched]
+    /// Devices that share each sequence: those of the context axis [default: searched]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub context: Option<u64>,
+    /// Parts of the batch that are computed side by side: the data axis [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub data_parallel: Option<u64>,
     /// Sharding of optimizer states, gradients and weights over the replicas [default: auto]
@@ -201,6 +204,7 @@ impl RequestArgs {
             ("--devices", self.devices.is_some()),
             ("--tensor", self.tensor.is_some()),
             ("--pipeline", self.pipeline.is_some()),
+            ("--context", self.context.is_some()),
             ("--data-parallel", self.data_parallel.is_some()),
             ("--micro-batch", self.micro_batch.is_some()),
             ("--zero", self.zero.is_some()),
@@ -225,6 +229,7 @@ impl RequestArgs {
             tensor_within_node: self.within_node == Some(WithinNodeArg::Tensor),
             pipeline: self.pipeline,
             data: self.data_parallel,
+            context: self.context,
             zero: self.zero.and_then(ZeroArg::stage),
             shard_size: self.shard_size,
             schedule: self.schedule.and_then(ScheduleArg::schedule),

@@ -92,7 +92,7 @@ fn warn_of_ineffective_strategy(request: &Request, mesh: Mesh) {
 
 /// Warns of ZeRO, which shards over replicas, on a mesh with one replica.
 fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
-    let requested = request.zero.filter(|zero| *zero != Zero::Off && mesh.data == 1);
+    let requested = request.zero.filter(|zero| *zero != Zero::Off && mesh.replicas() == 1);
     if let Some(zero) = requested {
         output::warn(&format!(
             "`--zero {}` has no effect on this plan: ZeRO shards over replicas, and there is \

@@ -66,6 +66,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(&'static str, Value)> {
         ("executor", json!(plan.executor)),
         ("precision", json!(plan.precision)),
         ("mesh.tensor", json!(plan.mesh.tensor)),
+        ("mesh.context", json!(plan.mesh.context)),
         ("mesh.pipeline", json!(plan.mesh.pipeline)),
         ("mesh.data", json!(plan.mesh.data)),
         ("workload.global_batch", json!(plan.workload.global_batch)),

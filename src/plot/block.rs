@@ -15,7 +15,7 @@ use super::category_colour;
 use super::layered_graph::{DrawnEdge, DrawnNode, LayeredGraph};
 use super::picture::Picture;
 use crate::breakdown;
-use crate::collectives::tensor_collectives;
+use crate::collectives::activation_collectives;
 use crate::text::thousands;
 
 const NOTE: &str = "↓ forward and ↑ backward: times of one microbatch on one device; bytes of the unsharded tensors";
@@ -30,7 +30,7 @@ pub fn block_picture(
     let mut drawing =
         BlockDrawing { plan, context, price, nodes: vec![], edges: vec![], routes: vec![] };
     drawing.draw();
-    let has_collectives = context.tensor_size() > 1;
+    let has_collectives = context.has_activation_collectives();
     let legend = [
         TimeCategory::Gemm,
         TimeCategory::Attention,
@@ -204,7 +204,7 @@ impl BlockDrawing<'_> {
         backward: &[InstrTemplate],
     ) -> Vec<String> {
         let line = |(arrow, templates): (&str, &[InstrTemplate])| {
-            let kinds: Vec<String> = tensor_collectives(templates)
+            let kinds: Vec<String> = activation_collectives(templates)
                 .into_iter()
                 .map(|(kind, bytes): (_, Bytes)| {
                     format!("{} {bytes}", kind.name().replace('_', "-"))
@@ -226,6 +226,7 @@ fn boundary_lines(place: &str, value: &str) -> Vec<String> {
 /// Layout of a copy, and whether the backward pass reads it from memory.
 fn copy_label(flow: &Flow, copy: usize, context: &Context) -> String {
     let layout = match flow.copies()[copy] {
+        Layout::Heads => "split on heads",
         _ if context.tensor_size() == 1 => "",
         Layout::Replicated => "replicated",
         Layout::Sharded(Dim::Feature) => "split on features",

@@ -203,6 +203,13 @@ fn throughput_map(
         Some(Cell { value, label, region: mesh_phrase(&planned.plan) })
     };
     let (columns, rows) = (axes[x].values.len(), axes[y].values.len());
+    let has_context_axis = outcomes.iter().any(|outcome| {
+        matches!(outcome, PointOutcome::Planned(planned) if planned.plan.mesh.context > 1)
+    });
+    let letters = match has_context_axis {
+        true => "T, C, P, D: tensor, context, pipeline and data axes",
+        false => "T, P, D: devices along the tensor, pipeline and data axes",
+    };
     let names = |axis: &SweepAxis| (axis.field.name(), axis.values.iter().map(text_of).collect());
     Some(HeatMap {
         title: format!("{}tokens per second of the fastest plan", subject(axes, points)?),
@@ -212,9 +219,9 @@ fn throughput_map(
             .flat_map(|row| (0..columns).map(move |column| (row, column)))
             .map(|(row, column)| cell(row, column))
             .collect(),
-        legend: "darker: more tokens/s; lines separate meshes and ZeRO stages; T, P, D: devices along the tensor, \
-                 pipeline and data axes; Z: stage of ZeRO"
-            .into(),
+        legend: format!(
+            "darker: more tokens/s; lines separate meshes and ZeRO stages; {letters}; Z: stage of ZeRO"
+        ),
     })
 }
 

@@ -15,8 +15,18 @@ const COLUMNS: [(&str, Align); 5] = [
     ("backward", Align::Left),
 ];
 
-const LEGEND: &str = "* stored for the backward pass, + recomputed in it. Collectives over the \
-    tensor axis, per microbatch: AR all-reduce, RS reduce-scatter, AG all-gather, A2A all-to-all.";
+/// Meaning of the marks and abbreviations in the tables.
+fn legend(context: &Context) -> String {
+    let axes = match (context.mesh.tensor > 1, context.mesh.context > 1) {
+        (true, true) => "tensor and, around attention, the context axis",
+        (false, true) => "context axis",
+        _ => "tensor axis",
+    };
+    format!(
+        "* stored for the backward pass, + recomputed in it. Collectives over the {axes}, per \
+         microbatch: AR all-reduce, RS reduce-scatter, AG all-gather, A2A all-to-all."
+    )
+}
 
 /// The decisions for the embedding, the head and each kind of block.
 pub fn tables(page: &mut Page, plan: &Plan, resolved: &ResolvedPlan, detail: Detail) {
@@ -39,8 +49,8 @@ pub fn tables(page: &mut Page, plan: &Plan, resolved: &ResolvedPlan, detail: Det
         page.line(grouping(decisions.grouping));
         table(page, &op_rows(&block.plan, context), context, detail);
     }
-    if context.tensor_size() > 1 {
-        page.paragraph(LEGEND);
+    if context.has_activation_collectives() {
+        page.paragraph(&legend(context));
     }
 }
 
@@ -70,9 +80,9 @@ fn grouping(grouping: Grouping) -> String {
     [phrase(grouping.qkv, "q, k, v"), phrase(grouping.gate_up, "gate, up")].join("; ")
 }
 
-/// A table where ops are split over the tensor axis; without one, what is stored and recomputed.
+/// A table where activations are split over devices; where they are not, what is stored and recomputed.
 fn table(page: &mut Page, rows: &[OpRow], context: &Context, detail: Detail) {
-    if context.tensor_size() == 1 {
+    if !context.has_activation_collectives() {
         names(page, "Stored for the backward pass", rows, |row| row.stored);
         names(page, "Recomputed in the backward pass", rows, |row| row.recomputed);
         return;

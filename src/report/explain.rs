@@ -219,15 +219,20 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
         .filter(|row| detail == Detail::Full || !is_summarized(&row.outcome))
         .collect();
     let time = |seconds: Option<f64>| seconds.map_or(String::new(), |s| Seconds(s).to_string());
+    let has_context_axis = listed.iter().any(|row| row.mesh.context > 1);
     let row = |row: &&MeshRow| {
-        let Mesh { tensor, pipeline, data } = row.mesh;
+        let Mesh { tensor, pipeline, data, context } = row.mesh;
+        let mesh = match has_context_axis {
+            true => format!("{tensor} × {context} × {pipeline} × {data}"),
+            false => format!("{tensor} × {pipeline} × {data}"),
+        };
         let schedule = match row.chunks {
             _ if pipeline == 1 => String::new(),
             Some(chunks) => format!("{} ({chunks})", row.schedule.name()),
             None => row.schedule.name().into(),
         };
         vec![
-            format!("{tensor} × {pipeline} × {data}"),
+            mesh,
             row.micro_batch.to_string(),
             zero_stage(row.zero, row.shard_size).unwrap_or_default(),
             schedule,
@@ -278,11 +283,15 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
 
 /// Legend of the meshes in the table.
 fn mesh_legend(listed: &[&MeshRow]) -> String {
+    let has_context_axis = listed.iter().any(|row| row.mesh.context > 1);
     let has_chunks = listed.iter().any(|row| row.chunks.is_some());
     let is_overlapped =
         listed.iter().any(|row| row.overlap_grad_reduce || row.overlap_tensor_collectives);
     let parts = [
-        Some("Mesh: tensor × pipeline × data"),
+        Some(match has_context_axis {
+            true => "Mesh: tensor × context × pipeline × data",
+            false => "Mesh: tensor × pipeline × data",
+        }),
         has_chunks.then_some("in parentheses: model chunks a stage"),
         is_overlapped.then_some("overlap: collectives of the data or tensor axis, or of both"),
     ];

@@ -310,14 +310,22 @@ fn layout_phrase(layout: PlanLayout) -> &'static str {
 
 /// The collectives that run beside computation, in words.
 fn overlap_text(program: &Program) -> &'static str {
-    let beside = |axis: Axis| {
+    let beside = |is_axis: fn(Axis) -> bool| {
         program.instructions().any(|instr| {
-            let is_on_axis = matches!(&instr.action, Action::Collective(c) if c.axis == axis);
+            let is_on_axis = matches!(&instr.action, Action::Collective(c) if is_axis(c.axis));
             is_on_axis && instr.overlapped_instrs > 0
         })
     };
     let in_last_pass = program.stages.iter().any(|stage| !stage.gradient_buckets.is_empty());
-    match (beside(Axis::Data), in_last_pass, beside(Axis::Tensor)) {
+    let of_activations = beside(Axis::shards_activations);
+    match (beside(|axis| axis == Axis::Data), in_last_pass, of_activations) {
+        _ if of_activations && program.context.mesh.tensor == 1 => {
+            match (beside(|axis| axis == Axis::Data), in_last_pass) {
+                (true, _) => "data-axis and context-axis collectives",
+                (false, true) => "gradient reductions and context-axis collectives",
+                (false, false) => "context-axis collectives beside weight-gradient GEMMs",
+            }
+        }
         (true, _, true) => "data-axis and tensor-axis collectives",
         (true, _, false) if program.context.shards_weights() => {
             "weights are gathered and gradients reduced beside the passes"

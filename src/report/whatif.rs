@@ -2,7 +2,7 @@
 
 use indexmap::IndexMap;
 use narrows_cost_model::TrainingRunEstimate;
-use narrows_plan::{Plan, Seconds};
+use narrows_plan::{Mesh, Plan, Seconds};
 use narrows_planner::Prediction;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -133,12 +133,17 @@ impl<'a> WhatIfReport<'a> {
 
     /// The legend of the plans that the points have.
     fn plan_legend(&self, page: &mut Page) {
-        let is_pipeline = |point: &PointReport| match &point.result {
-            PointResult::Planned { decisions, .. } => decisions.mesh.pipeline > 1,
-            PointResult::Failed { .. } => false,
+        let any_mesh = |predicate: fn(&Mesh) -> bool| {
+            self.points.iter().any(|point| match &point.result {
+                PointResult::Planned { decisions, .. } => predicate(&decisions.mesh),
+                PointResult::Failed { .. } => false,
+            })
         };
         page.paragraph(PLAN_LEGEND);
-        if self.points.iter().any(is_pipeline) {
+        if any_mesh(|mesh| mesh.context > 1) {
+            page.paragraph(CONTEXT_LEGEND);
+        }
+        if any_mesh(|mesh| mesh.pipeline > 1) {
             page.paragraph(SCHEDULE_LEGEND);
         }
     }
@@ -319,6 +324,9 @@ fn title(name: &str) -> String {
 
 /// Legend of the letters of a plan.
 const PLAN_LEGEND: &str = "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z: stage of ZeRO, and the replicas of a shard group where these are not all.";
+
+/// Legend of meshes with a context axis.
+const CONTEXT_LEGEND: &str = "C: devices along the context axis, which share each sequence.";
 
 /// Legend of the schedules of pipelines.
 const SCHEDULE_LEGEND: &str = "Schedule of a pipeline: 1F1B; ZB: zero-bubble; v: interleaved, with this many model chunks a stage.";

@@ -11,7 +11,7 @@ use crate::text::csv_table;
 use crate::whatif::text_of;
 
 /// Columns of the CSV between the settings and the parts of the step.
-const CSV_RESULTS: [&str; 13] = [
+const CSV_RESULTS: [&str; 14] = [
     "step_time_s",
     "step_time_low_s",
     "step_time_high_s",
@@ -21,6 +21,7 @@ const CSV_RESULTS: [&str; 13] = [
     "tensor",
     "pipeline",
     "data",
+    "context",
     "micro_batch",
     "zero",
     "status",
@@ -92,12 +93,13 @@ impl PointResult<'_> {
             return cells;
         };
         let prediction = prediction.prediction;
-        let Mesh { tensor, pipeline, data } = decisions.mesh;
+        let Mesh { tensor, pipeline, data, context } = decisions.mesh;
         let [low, high] = prediction.step_time_interval_s;
         let memory = prediction.peak_memory_bytes.iter().max().copied().unwrap_or_default();
         let zero = decisions.zero.stage();
         let times = [prediction.step_time_s, low, high, prediction.tokens_per_s, prediction.mfu];
-        let sizes = [memory, tensor, pipeline, data, decisions.workload.micro_batch, zero];
+        let micro_batch = decisions.workload.micro_batch;
+        let sizes = [memory, tensor, pipeline, data, context, micro_batch, zero];
         let parts = TimeCategory::ALL.map(|c| predicted_s(&prediction.breakdown_s, c).to_string());
         times
             .map(|time| time.to_string())

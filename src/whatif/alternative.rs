@@ -20,10 +20,10 @@ pub struct Alternative {
 }
 
 /// Forms of parallelism along one axis of the mesh: name, and the axes that have one device.
-const PURE: [(&str, [&str; 2]); 3] = [
-    ("data-parallel", ["tensor", "pipeline"]),
-    ("tensor-parallel", ["pipeline", "data_parallel"]),
-    ("pipeline-parallel", ["tensor", "data_parallel"]),
+const PURE: [(&str, [&str; 3]); 3] = [
+    ("data-parallel", ["tensor", "context", "pipeline"]),
+    ("tensor-parallel", ["context", "pipeline", "data_parallel"]),
+    ("pipeline-parallel", ["tensor", "context", "data_parallel"]),
 ];
 
 impl Alternative {

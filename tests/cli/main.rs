@@ -6,6 +6,7 @@ mod check;
 mod checkpoints;
 mod cluster;
 mod compare;
+mod context;
 mod cuda;
 mod data;
 mod doctor;

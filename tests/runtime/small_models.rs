@@ -51,7 +51,7 @@ pub fn open(model: &Model, program: CheckedProgram) -> Result<Session, narrows_r
 }
 
 pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
-    Mesh { tensor, pipeline, data }
+    Mesh { tensor, pipeline, data, context: 1 }
 }
 
 /// A request for a plan in f32 on a mesh.

@@ -161,7 +161,7 @@ pub(super) fn with_relative_errors(
     measured: &Provenance,
 ) -> Result<Profile, Defects> {
     let profile = file.clone().resolve()?;
-    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1, context: 1 };
     let prices = Prices::new(&profile, Executor::Captured, &mesh);
     for class in KernelClass::ALL {
         let Some(mut residuals) = prices.leave_one_out_residuals(class) else { return Ok(profile) };

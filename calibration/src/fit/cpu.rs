@@ -159,7 +159,7 @@ fn set_peak_rates(file: &mut ProfileFile, points: &[MeasuredPoint]) {
 /// Mean logarithmic error with the prices of the curves alone.
 fn curve_error(file: &ProfileFile, points: &[MeasuredPoint]) -> f64 {
     let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
-    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1, context: 1 };
     let prices = Prices::new(&profile, Executor::Captured, &mesh);
     mean_log_error(points, |point| {
         let devices_sharing = match KernelClass::of(&point.kernel) {

@@ -295,7 +295,7 @@ fn within_node(points: Vec<MeasuredPoint>, file: &ProfileFile) -> Vec<MeasuredPo
 
 /// Prices of captured graphs on a mesh of this number of devices.
 fn prices_on(file: &ProfileFile, devices: u64) -> Prices {
-    let mesh = Mesh { tensor: devices, pipeline: 1, data: 1 };
+    let mesh = Mesh { tensor: devices, pipeline: 1, data: 1, context: 1 };
     Prices::from_file(file, Executor::Captured, &mesh)
 }
 

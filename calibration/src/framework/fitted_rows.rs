@@ -78,7 +78,7 @@ pub(super) fn row_digest(step: &TrainingStep, mesh: Mesh, measured_s: f64) -> Op
 
 fn digest(step: &TrainingStep, mesh: Mesh, time_bin: i64) -> Option<String> {
     let TrainedModel::Gpt(gpt) = step.model else { return None };
-    let (Mesh { tensor, pipeline, data }, work) = (mesh, step.workload);
+    let (Mesh { tensor, pipeline, data, .. }, work) = (mesh, step.workload);
     let (batch, length, micro) = (work.global_batch, work.sequence_length, work.micro_batch);
     let sizes = [gpt.layers, gpt.hidden, gpt.heads, tensor, pipeline, data, batch, length, micro];
     // The shipped digests depend on every byte of this text.
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn digests_do_not_change() {
         let step = step();
-        let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
+        let mesh = Mesh { tensor: 2, pipeline: 1, data: 1, context: 1 };
         assert_eq!(time_bin(0.5), -15);
         assert_eq!(row_digest(&step, mesh, 0.5).as_deref(), Some("99c87ab439e3"));
     }

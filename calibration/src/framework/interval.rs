@@ -81,7 +81,7 @@ pub(super) fn model_digest(gpt: &GptModel) -> String {
 pub(super) fn log_sizes(step: &TrainingStep, mesh: Mesh) -> Option<[f64; 7]> {
     let TrainedModel::Gpt(gpt) = step.model else { return None };
     let tokens = step.workload.micro_batch * step.workload.sequence_length;
-    let (Mesh { tensor, pipeline, data }, length) = (mesh, step.workload.sequence_length);
+    let (Mesh { tensor, pipeline, data, .. }, length) = (mesh, step.workload.sequence_length);
     let sizes = [gpt.hidden, gpt.layers, length, tokens, tensor, pipeline, data];
     Some(sizes.map(|size| (size as f64).log2()))
 }

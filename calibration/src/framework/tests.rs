@@ -62,7 +62,7 @@ fn intervals_are_deterministic_and_contain_the_prediction() {
     let profile = preset("a100-80gb-8-4nic").unwrap();
     let mut widths = vec![];
     for (tensor, data, hidden) in [(2, 1, 2048), (2, 1, 32_768), (8, 8, 2048)] {
-        let mesh = Mesh { tensor, pipeline: 1, data };
+        let mesh = Mesh { tensor, pipeline: 1, data, context: 1 };
         let step = gpt_step(gpt(24, hidden), [64, 2048, 1], StepRecompute::Block);
         let time = step_time_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         let interval = || intervals.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
@@ -79,7 +79,7 @@ fn intervals_are_deterministic_and_contain_the_prediction() {
 fn intervals_of_unmeasured_models_and_hardware_are_wider() {
     let width = |profile: &Profile, layers: u64| {
         let step = gpt_step(gpt(layers, 2048), [16, 1024, 2], StepRecompute::None);
-        interval_width(&step, Mesh { tensor: 2, pipeline: 1, data: 1 }, profile)
+        interval_width(&step, Mesh { tensor: 2, pipeline: 1, data: 1, context: 1 }, profile)
     };
     let a100 = preset("a100-80gb-8").unwrap();
     let own = width(&a100, 20);
@@ -106,7 +106,7 @@ fn intervals_of_models_not_measured_across_nodes_are_wider() {
     let width = |layers: u64, hidden: u64, heads: u64| {
         let gpt = GptModel { heads, ..gpt(layers, hidden) };
         let step = gpt_step(gpt, [64, 2048, 1], StepRecompute::Block);
-        interval_width(&step, Mesh { tensor: 8, pipeline: 1, data: 8 }, &profile)
+        interval_width(&step, Mesh { tensor: 8, pipeline: 1, data: 8, context: 1 }, &profile)
     };
     // The model of 3.6 B parameters was measured across nodes, that of width 2048 within a node only.
     let (measured, within_a_node, unmeasured) =
@@ -122,7 +122,7 @@ fn intervals_of_models_not_measured_across_nodes_are_wider() {
 fn intervals_of_unmeasured_execution_are_wider() {
     let profile = preset("a100-80gb-8").unwrap();
     let step = |recompute| gpt_step(gpt(20, 2048), [16, 1024, 2], recompute);
-    let mesh = Mesh { tensor: 2, pipeline: 2, data: 1 };
+    let mesh = Mesh { tensor: 2, pipeline: 2, data: 1, context: 1 };
     let width = |step: &TrainingStep| interval_width(step, mesh, &profile);
     let measured = step(StepRecompute::None);
     for unmeasured in [
@@ -141,7 +141,7 @@ fn sequence_parallelism_needs_a_tensor_axis() {
     let profile = preset("a100-80gb-8").unwrap();
     let step = gpt_step(gpt(24, 2048), [16, 2048, 4], StepRecompute::Block);
     let times = |tensor| {
-        let mesh = Mesh { tensor, pipeline: 2, data: 1 };
+        let mesh = Mesh { tensor, pipeline: 2, data: 1, context: 1 };
         [&step, &sequence_parallel(&step)].map(|step| time_s(step, mesh, &profile))
     };
     let [replicated, sharded] = times(1);
@@ -173,7 +173,7 @@ fn sequence_parallelism_shards_the_residual_stream() {
     for tensor in [2, 8] {
         let shape = |residual| MicrobatchShape {
             gpt: gpt(24, 2048),
-            mesh: Mesh { tensor, pipeline: 1, data: 1 },
+            mesh: Mesh { tensor, pipeline: 1, data: 1, context: 1 },
             sequences: 4,
             length: 1024,
             residual,
@@ -204,7 +204,7 @@ fn sequence_parallelism_shards_the_residual_stream() {
 fn gathers_for_weight_gradients_cost_the_time_beyond_their_gemm() {
     let ratio = |profile: &Profile| {
         let step = gpt_step(gpt(96, 8192), [4, 2048, 4], StepRecompute::None);
-        let mesh = Mesh { tensor: 8, pipeline: 1, data: 1 };
+        let mesh = Mesh { tensor: 8, pipeline: 1, data: 1, context: 1 };
         time_s(&sequence_parallel(&step), mesh, profile) / time_s(&step, mesh, profile)
     };
     let preset = preset("a100-80gb-8").unwrap();
@@ -222,7 +222,7 @@ fn selective_recomputation_costs_less_than_that_of_blocks() {
     let profile = preset("a100-80gb-8").unwrap();
     // In the second shape a device has 2 score matrices, for which there is no fused softmax.
     for (tensor, micro_batch) in [(4, 1), (8, 1), (2, 4)] {
-        let mesh = Mesh { tensor, pipeline: 1, data: 1 };
+        let mesh = Mesh { tensor, pipeline: 1, data: 1, context: 1 };
         let of = |recompute| gpt_step(gpt(24, 4096), [8, 2048, micro_batch], recompute);
         let steps = [StepRecompute::None, StepRecompute::Selective, StepRecompute::Block].map(of);
         for steps in [steps.each_ref().map(sequence_parallel), steps] {
@@ -241,7 +241,7 @@ fn selective_recomputation_costs_less_than_that_of_blocks() {
 #[test]
 fn interleaving_shortens_the_bubble() {
     let profile = preset("a100-80gb-8").unwrap();
-    let mesh = Mesh { tensor: 2, pipeline: 4, data: 1 };
+    let mesh = Mesh { tensor: 2, pipeline: 4, data: 1, context: 1 };
     // A small vocabulary, so that the stages are equal.
     let model = GptModel { vocabulary: 512, ..gpt(96, 4096) };
     let time = |microbatches: u64, interleaving: u64| {

@@ -292,7 +292,7 @@ mod tests {
             interval_s: None,
             memory_exact: true,
             kernels: vec![(kernel(), 1.0)],
-            mesh: Mesh { tensor: 1, pipeline: 1, data: 1 },
+            mesh: Mesh { tensor: 1, pipeline: 1, data: 1, context: 1 },
         }
     }
 

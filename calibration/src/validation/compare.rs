@@ -141,6 +141,7 @@ fn in_step(defect: RequestDefect) -> Defect {
         | RequestField::TensorMax
         | RequestField::Pipeline
         | RequestField::Data
+        | RequestField::Context
         | RequestField::ShardSize => "",
     };
     Defect { field: field.into(), problem: defect.problem, hint: defect.hint }
@@ -238,14 +239,15 @@ fn plan_step(
     let (mesh, work) = (measurement.mesh, step.workload);
     let (model, profile) = (resolve_model(&step.model)?, profile.clone());
     let (batch, length) = (work.global_batch, work.sequence_length);
-    let devices = mesh.tensor * mesh.pipeline * mesh.data;
+    let (devices, replicas) = (mesh.devices(), mesh.replicas());
     let request = Request {
         micro_batch: Some(work.micro_batch),
         tensor: Some(mesh.tensor),
         pipeline: Some(mesh.pipeline),
         data: Some(mesh.data),
+        context: Some(mesh.context),
         zero: Some(step.zero),
-        shard_size: (step.zero != Zero::Off && mesh.data > 1).then_some(mesh.data),
+        shard_size: (step.zero != Zero::Off && replicas > 1).then_some(replicas),
         schedule: Some(PipelineSchedule::OneForwardOneBackward),
         overlap_tensor_collectives: step.overlap_tensor_collectives,
         rules: Rules { baseline: step.strategy, weights: step.weights, norm: step.norm, recompute },

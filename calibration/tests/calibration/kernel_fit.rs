@@ -9,7 +9,7 @@ use crate::published::{PublishedTables, PublishedTime};
 
 /// The executor of the measurements: PyTorch, operator by operator.
 pub fn prices(profile: &Profile) -> Prices {
-    Prices::new(profile, Executor::Eager, &Mesh { tensor: 4, pipeline: 1, data: 1 })
+    Prices::new(profile, Executor::Eager, &Mesh { tensor: 4, pipeline: 1, data: 1, context: 1 })
 }
 
 pub fn tables(published: &PublishedTables) -> [&[PublishedTime]; 5] {

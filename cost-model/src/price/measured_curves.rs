@@ -41,7 +41,7 @@ pub fn scale_measurements(file: &mut ProfileFile, measured_on: &ProfileFile, exe
     let Some(mut measured) = file.measured.take() else { return };
     let devices_share_machine = measured.devices_share_machine();
     for MeasuredPoint { kernel, devices, time_s, .. } in &mut measured.points {
-        let mesh = Mesh { tensor: *devices, pipeline: 1, data: 1 };
+        let mesh = Mesh { tensor: *devices, pipeline: 1, data: 1, context: 1 };
         let price = |file: &ProfileFile| {
             let prices = Prices::without_correction(file, executor, &mesh);
             MeasuredCurves { prices: &prices, file, devices_share_machine }.time_s(kernel, *devices)

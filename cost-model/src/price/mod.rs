@@ -50,7 +50,7 @@ pub struct StreamPrices<'a> {
 /// use narrows_plan::{DType, Mesh};
 ///
 /// let a100 = profile::preset("a100-80gb").unwrap();
-/// let prices = Prices::new(&a100, Executor::Captured, &Mesh { tensor: 4, pipeline: 1, data: 1 });
+/// let prices = Prices::new(&a100, Executor::Captured, &Mesh { tensor: 4, pipeline: 1, data: 1, context: 1 });
 /// let gemm = |n, k| {
 ///     let (input, output) = (DType::Bf16, DType::Bf16);
 ///     Kernel::Gemm(Gemm { m: 16_384, n, k, batch: 1, accumulate: false, input, output })

@@ -1,6 +1,7 @@
 //! Transfer functions of attention. Tokens may be sharded by whole sequences. Features may be sharded by
 //! whole heads: all heads or, with fewer KV heads than devices, the query heads alone. Then every device
-//! reads one KV head, and the gradients of keys and values are partial.
+//! reads one KV head, and the gradients of keys and values are partial. With a context axis, its devices have all
+//! positions of a part of the heads.
 
 use crate::kernel::{Attention, Direction};
 use crate::{DType, Dim};
@@ -50,13 +51,18 @@ fn result_states(
     let q = operands.reads[0];
     check_tokens(operands, attention, &q)?;
     let hd = attention.head_dim;
-    let heads = ShardedExtent { size: attention.heads, sharded: None };
+    let exchanged = q.exchanged_parts(operands.checker.context);
+    let heads = ShardedExtent { size: attention.heads * exchanged, sharded: None };
     let heads = match q.columns.sharded {
         None => heads,
-        Some(_) => ShardedExtent { size: attention.heads * devices, sharded: Some(Dim::Feature) },
+        Some(_) => ShardedExtent { size: heads.size * devices, sharded: Some(Dim::Feature) },
     };
-    let widths: u64 = operands.reads[..inputs].iter().map(|s| s.columns.local(devices)).sum();
+    let local_widths = operands.reads[..inputs].iter().map(|s| s.columns.local(devices));
+    let widths = local_widths.sum::<u64>() / exchanged;
     if has_replicated_kv(operands, inputs) {
+        ensure(exchanged == 1, || {
+            "reads replicated keys and values, whose heads the context axis cannot divide".into()
+        })?;
         let kv_width = widths - q.columns.local(devices);
         let kv_heads = kv_width / (2 * hd);
         let fits = q.columns.local(devices) == attention.heads * hd
@@ -84,15 +90,15 @@ fn result_states(
         })?;
     }
     for state in &operands.reads[1..inputs] {
-        ensure(state.rows == q.rows, || {
+        ensure(state.rows == q.rows && state.over_heads == q.over_heads, || {
             format!("reads queries {q} and keys or values {state}: their tokens do not match")
         })?;
     }
     // Whole width of keys and of values.
     let kv_width = match (q.columns.sharded, has_replicated_kv(operands, inputs)) {
         (_, true) => (widths - q.columns.local(devices)) / 2,
-        (None, _) => attention.kv_heads * hd,
-        (Some(_), _) => attention.kv_heads * hd * devices,
+        (None, _) => attention.kv_heads * hd * exchanged,
+        (Some(_), _) => attention.kv_heads * hd * exchanged * devices,
     };
     operands.check_sections(0..inputs, &[heads.times(hd).size, kv_width, kv_width])?;
     let output = AbstractState { columns: heads.times(hd), ..q };
@@ -102,7 +108,9 @@ fn result_states(
 
 fn check_tokens(operands: &InstrOperands, attention: &Attention, q: &AbstractState) -> CheckResult {
     let workload = &operands.checker.context.workload;
-    ensure(q.rows.sharded != Some(Dim::Position), || {
+    let has_all_positions = q.rows.sharded != Some(Dim::Position)
+        && (q.over_heads || operands.checker.context.mesh.context == 1);
+    ensure(has_all_positions, || {
         "reads tokens sharded by position, but every position attends to all before it".into()
     })?;
     let sequences =

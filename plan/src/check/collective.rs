@@ -1,6 +1,6 @@
-//! Transfer function of collectives within a pass, which run over the tensor axis. Source layout and
-//! reduction must be those of the operands, the kind must match the layouts, and the group must be that of
-//! the mesh. The reduction of a replicated tensor is refused: it would add the tensor once per device.
+//! Transfer function of collectives within a pass, which run over the tensor axis or, around attention, over the context
+//! axis. Source layout and reduction must be those of the operands, the kind must match the layouts, and the group must be
+//! that of the mesh. The reduction of a replicated tensor is refused: it would add the tensor once per device.
 
 use crate::kernel::CollectiveKind;
 use crate::mesh::{Axis, DeviceGroup};
@@ -8,23 +8,28 @@ use crate::program::{CollectiveOp, Reduction};
 use crate::{Bytes, Dim, Layout};
 
 use super::error::{CheckResult, ensure, fault, fault_hint};
-use super::lattice::{AbstractState, OperandWrite, PendingReduction, ShardedExtent, WriteTarget};
+use super::lattice::{
+    AbstractState, OperandWrite, PackedParts, PendingReduction, ShardedExtent, WriteTarget,
+};
 use super::operands::InstrOperands;
 
 pub(super) fn transfer(
     operands: &mut InstrOperands,
     collective: &CollectiveOp,
 ) -> CheckResult<Vec<OperandWrite>> {
-    ensure(collective.axis == Axis::Tensor, || {
+    ensure(collective.axis.shards_activations(), || {
         format!(
-            "runs over the {} axis within a pass: only devices of the tensor axis run passes in lockstep",
+            "runs over the {} axis within a pass: only devices of the tensor and context axes run passes in lockstep",
             collective.axis.name()
         )
     })?;
-    check_group(collective, operands.checker.context.mesh.group(Axis::Tensor))?;
+    check_group(collective, operands.checker.context.mesh.group(collective.axis))?;
     check_kind(collective)?;
     ensure(!operands.reads.is_empty(), || "has no operand".into())?;
     operands.check_arity(operands.reads.len()..=operands.reads.len(), operands.reads.len())?;
+    if collective.axis == Axis::Context {
+        return exchange_heads(operands, collective);
+    }
     for port in 0..operands.reads.len() {
         check_operand(operands, collective, port)?;
     }
@@ -38,21 +43,68 @@ pub(super) fn transfer(
     }
     ensure(operands.reads.len() == 1, || "moves more than one tensor".into())?;
     let state = operands.reads[0];
-    let packed = |layout| packed_dim(operands, layout, collective.kind());
-    ensure(state.packed == packed(collective.to), || {
-        format!("reads {state}, which is not packed as sharding it by {} requires", collective.to)
-    })?;
-    let state =
-        AbstractState { packed: packed(collective.from), ..resharded(state, collective.to) };
+    check_packed(operands, collective)?;
+    let state = AbstractState {
+        packed: packed_parts(operands, collective.axis, collective.from),
+        ..resharded(state, collective.to)
+    };
     Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
 }
 
-/// The dimension to pack by before the collective, or to unpack by after it, for shards that are not
-/// contiguous in memory.
-fn packed_dim(operands: &InstrOperands, layout: Layout, kind: CollectiveKind) -> Option<Dim> {
+/// An all-to-all over the context axis: the features of each position for all positions of a part of the features, or
+/// back.
+fn exchange_heads(
+    operands: &mut InstrOperands,
+    collective: &CollectiveOp,
+) -> CheckResult<Vec<OperandWrite>> {
+    const POSITIONS: Layout = Layout::Sharded(Dim::Position);
+    const FEATURES: Layout = Layout::Sharded(Dim::Feature);
+    let context = operands.checker.context;
+    ensure(operands.reads.len() == 1, || "moves more than one tensor".into())?;
+    operands.check_all_reduced()?;
+    operands.check_no_pending_norm()?;
+    let state = operands.reads[0];
+    let layout = if state.over_heads { FEATURES } else { POSITIONS };
+    let fits = [(POSITIONS, FEATURES), (FEATURES, POSITIONS)]
+        .contains(&(collective.from, collective.to))
+        && collective.from == layout;
+    ensure(fits, || {
+        format!(
+            "turns {} from {} into {} over the context axis, over which it is {layout}",
+            operands.operand_name(0),
+            collective.from,
+            collective.to
+        )
+    })?;
+    ensure(state.rows.sharded.is_none(), || {
+        format!("reads tokens that the tensor axis shards too ({state})")
+    })?;
+    check_packed(operands, collective)?;
+    let bytes = state.extent(context).bytes() * context.mesh.context;
+    ensure((collective.payload, collective.statistic) == (bytes, Bytes(0)), || {
+        format!(
+            "declares {} bytes of payload and {} of statistics, but its tensors have {}",
+            collective.payload.0, collective.statistic.0, bytes.0
+        )
+    })?;
+    let packed = packed_parts(operands, Axis::Context, collective.from);
+    let state = AbstractState { packed, over_heads: !state.over_heads, ..state };
+    Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
+}
+
+/// Checks that an operand is packed as its result's layout requires.
+fn check_packed(operands: &InstrOperands, collective: &CollectiveOp) -> CheckResult {
+    let state = operands.reads[0];
+    ensure(state.packed == packed_parts(operands, collective.axis, collective.to), || {
+        format!("reads {state}, which is not packed as sharding it by {} requires", collective.to)
+    })
+}
+
+/// The parts to pack before the collective, or to unpack after it, for shards that are not contiguous in memory.
+fn packed_parts(operands: &InstrOperands, axis: Axis, layout: Layout) -> Option<PackedParts> {
     let Layout::Sharded(dim) = layout else { return None };
     let contiguous = dim != Dim::Feature && operands.checker.context.tokens_contiguous(dim);
-    (kind == CollectiveKind::AllToAll || !contiguous).then_some(dim)
+    (!contiguous).then_some(PackedParts { dim, axis })
 }
 
 fn resharded(state: AbstractState, to: Layout) -> AbstractState {

@@ -1,5 +1,7 @@
 //! The lattice of the abstract interpretation: known properties of the contents of a buffer.
 
+use crate::context::Context;
+use crate::mesh::Axis;
 use crate::program::Extent;
 use crate::{DType, Dim, Layout};
 
@@ -51,9 +53,21 @@ pub(super) struct AbstractState {
     pub pending: PendingReduction,
     /// The statistic of the norm whose division is pending.
     pub pending_norm: Option<ForwardValueId>,
-    /// The dimension whose parts are packed one after the other, before or after a collective.
-    pub packed: Option<Dim>,
+    /// The parts that are packed one after the other, before or after a collective.
+    pub packed: Option<PackedParts>,
+    /// Whether each device of the context axis has all positions of a part of the features, instead of all features of
+    /// its positions, of which `rows` counts the tokens.
+    pub over_heads: bool,
     pub dtype: DType,
+}
+
+/// Parts of a tensor that are contiguous in memory, one for each member of a device group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PackedParts {
+    /// The dimension along which the tensor is divided.
+    pub dim: Dim,
+    /// The axis of the group.
+    pub axis: Axis,
 }
 
 /// A result and its allowed target.
@@ -103,6 +117,7 @@ impl AbstractState {
             pending: PendingReduction::None,
             pending_norm: None,
             packed: None,
+            over_heads: false,
             dtype,
         }
     }
@@ -140,12 +155,20 @@ impl AbstractState {
         }
     }
 
-    pub fn extent(&self, devices: u64) -> Extent {
+    /// Extent on one device.
+    pub fn extent(&self, context: &Context) -> Extent {
+        let devices = context.tensor_size();
+        let exchanged = self.exchanged_parts(context);
         Extent {
-            rows: self.rows.local(devices),
-            columns: self.columns.local(devices),
+            rows: self.rows.local(devices) * exchanged,
+            columns: self.columns.local(devices) / exchanged,
             dtype: self.dtype,
         }
+    }
+
+    /// Parts of the features over the context axis.
+    pub fn exchanged_parts(&self, context: &Context) -> u64 {
+        if self.over_heads { context.mesh.context } else { 1 }
     }
 
     /// Whether both have the same extent and layout.
@@ -154,12 +177,20 @@ impl AbstractState {
             && self.columns == other.columns
             && self.pending == other.pending
             && self.packed == other.packed
+            && self.over_heads == other.over_heads
             && self.dtype == other.dtype
     }
 
     /// Checks that the axis shards the tensor at most once, into equal parts.
-    pub fn consistent(self, devices: u64) -> CheckResult<AbstractState> {
+    pub fn consistent(self, context: &Context) -> CheckResult<AbstractState> {
+        let devices = context.tensor_size();
         let sides = [self.rows, self.columns];
+        let features = self.columns.local(devices);
+        if !features.is_multiple_of(self.exchanged_parts(context)) {
+            return fault(format!(
+                "{features} features do not divide into equal parts over the context axis"
+            ));
+        }
         if let Some(side) =
             sides.iter().find(|s| s.sharded.is_some() && !s.size.is_multiple_of(devices))
         {
@@ -184,6 +215,12 @@ fn side_text(side: ShardedExtent) -> String {
     format!("{} sharded by {name}", side.size)
 }
 
+impl std::fmt::Display for PackedParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} over the {} axis", Layout::Sharded(self.dim), self.axis.name())
+    }
+}
+
 impl std::fmt::Display for AbstractState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
@@ -201,8 +238,11 @@ impl std::fmt::Display for AbstractState {
         if self.pending_norm.is_some() {
             write!(f, ", norm division pending")?;
         }
-        if let Some(dim) = self.packed {
-            write!(f, ", packed by {}", Layout::Sharded(dim))?;
+        if self.over_heads {
+            write!(f, ", features over the context axis")?;
+        }
+        if let Some(parts) = self.packed {
+            write!(f, ", packed by {parts}")?;
         }
         Ok(())
     }

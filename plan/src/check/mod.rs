@@ -153,8 +153,12 @@ fn check(program: &Program) -> CheckErrors {
 fn check_context(program: &Program) -> Result<(), CheckFault> {
     let context = &program.context;
     let (mesh, work) = (context.mesh, context.workload);
-    let sizes = [mesh.tensor, mesh.pipeline, mesh.data, work.micro_batch, work.sequence_length];
-    if sizes.into_iter().chain([work.global_batch]).any(|size| size == 0 || size > 1 << 24) {
+    let sizes = [mesh.tensor, mesh.context, mesh.pipeline, mesh.data].into_iter().chain([
+        work.micro_batch,
+        work.sequence_length,
+        work.global_batch,
+    ]);
+    if sizes.into_iter().any(|size| size == 0 || size > 1 << 24) {
         return fault(format!(
             "every size of the mesh {mesh} and of the workload must be between 1 and 16777216"
         ));
@@ -163,6 +167,12 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
         return fault(format!(
             "{} sequences do not divide into microbatches of {} on {} replicas",
             work.global_batch, work.micro_batch, mesh.data
+        ));
+    }
+    if !work.sequence_length.is_multiple_of(mesh.context) {
+        return fault(format!(
+            "{} positions of a sequence do not divide over {} devices of the context axis",
+            work.sequence_length, mesh.context
         ));
     }
     let is_interleaved = context.schedule == PipelineSchedule::Interleaved;

@@ -131,7 +131,8 @@ impl InstrOperands<'_, '_> {
         if sum.value == AbstractValue::Zero {
             let summed = self.checker.stage.buffer(self.instr.reads[port].buffer);
             let parameter = summed.role.is_gradient();
-            let same_extent = sum.extent(self.devices()) == contribution.extent(self.devices());
+            let same_extent =
+                sum.extent(self.checker.context) == contribution.extent(self.checker.context);
             let same_sides =
                 !parameter || (sum.rows, sum.columns) == (contribution.rows, contribution.columns);
             ensure(same_extent && same_sides, || format!("accumulates {contribution} onto {sum}"))?;

@@ -232,9 +232,13 @@ impl<'a> StageChecker<'a> {
         ensure(accepts_packed || state.packed.is_none(), || {
             format!("reads `{}`, which is packed for a collective", buffer.name)
         })?;
+        let accepts_heads = accepts_packed || matches!(instr.action, Action::Attention(_));
+        ensure(accepts_heads || !state.over_heads, || {
+            format!("reads `{}`, whose features are divided over the context axis", buffer.name)
+        })?;
         let state =
             if self.reads_transposed_table(instr, port) { state.transposed() } else { state };
-        let (accessed, stored) = (access.extent, state.extent(self.context.tensor_size()));
+        let (accessed, stored) = (access.extent, state.extent(self.context));
         let is_prefix = matches!(
             instr.action,
             Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })
@@ -280,9 +284,9 @@ impl<'a> StageChecker<'a> {
                 }
                 _ => format!("writes `{name}` while reading it"),
             })?;
-            let state = state.consistent(self.context.tensor_size())?;
+            let state = state.consistent(self.context)?;
             let accessed = access.extent;
-            let computed = state.extent(self.context.tensor_size());
+            let computed = state.extent(self.context);
             let is_prefix = matches!(
                 instr.action,
                 Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })

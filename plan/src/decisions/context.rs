@@ -10,7 +10,7 @@ impl Plan {
     fn shard_size(&self) -> u64 {
         match self.zero {
             Zero::Off => 1,
-            _ => self.shard_size.unwrap_or(self.mesh.data),
+            _ => self.shard_size.unwrap_or(self.mesh.replicas()),
         }
     }
 
@@ -62,6 +62,7 @@ impl Plan {
             ("mesh.tensor", self.mesh.tensor),
             ("mesh.pipeline", self.mesh.pipeline),
             ("mesh.data", self.mesh.data),
+            ("mesh.context", self.mesh.context),
             ("workload.global_batch", self.workload.global_batch),
             ("workload.sequence_length", self.workload.sequence_length),
             ("workload.micro_batch", self.workload.micro_batch),
@@ -81,15 +82,22 @@ impl Plan {
                 );
                 defects.push(Defect::new("workload.global_batch", problem));
             }
+            if !self.workload.sequence_length.is_multiple_of(self.mesh.context) {
+                let problem = format!(
+                    "{} devices do not divide the {} positions of a sequence evenly",
+                    self.mesh.context, self.workload.sequence_length
+                );
+                defects.push(Defect::new("mesh.context", problem));
+            }
         }
         if defects.0.is_empty() {
             let microbatches = self.workload.microbatches(&self.mesh);
             self.interleaving_defects(microbatches).into_iter().for_each(|d| defects.push(d));
         }
-        if defects.0.is_empty() && !self.mesh.data.is_multiple_of(self.shard_size()) {
+        if defects.0.is_empty() && !self.mesh.replicas().is_multiple_of(self.shard_size()) {
             let problem = format!(
                 "{} replicas do not divide into groups of {}",
-                self.mesh.data,
+                self.mesh.replicas(),
                 self.shard_size()
             );
             defects.push(Defect::new("shard_size", problem).hint("a divisor of mesh.data"));

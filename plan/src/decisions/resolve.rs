@@ -66,6 +66,9 @@ impl Plan {
         if context.workload.sequence_length > model.max_sequence_length {
             return Err(sequence_too_long(&context, model).into());
         }
+        if !context.mesh.divides_heads(model) {
+            return Err(heads_do_not_divide(&context, model).into());
+        }
         let shapes = BlockShape::all(model);
         let boundary = self.boundary_layout(&shapes, model, &context)?;
         let mut defects = Defects::default();
@@ -138,6 +141,17 @@ impl ResolvedPlan {
         let last = self.stages.get(stage).and_then(|blocks| blocks.last());
         last.map_or(&[], |block| &block.outgoing)
     }
+}
+
+fn heads_do_not_divide(context: &Context, model: &Model) -> Defect {
+    let Context { mesh, .. } = context;
+    let problem = format!(
+        "attention divides {} query heads and {} KV heads evenly over tensor × context = {} devices",
+        model.heads,
+        model.kv_heads,
+        mesh.tensor * mesh.context
+    );
+    Defect::new("mesh.context", problem).hint("a smaller context or tensor axis")
 }
 
 fn sequence_too_long(context: &Context, model: &Model) -> Defect {

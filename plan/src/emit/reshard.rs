@@ -14,6 +14,10 @@ use super::{InstrTemplate, OperandSlot, TemplateOperand};
 /// Format of the statistic that is reduced in the launch of a latent's all-reduce: one fp32 per token.
 const STATISTIC: DType = DType::F32;
 
+/// An all-reduce within a pass.
+const SUM_OVER_TENSOR: (CollectiveFunction, Axis) =
+    (CollectiveFunction::AllReduce(Reduction::Sum), Axis::Tensor);
+
 /// Layouts before and after an all-reduce.
 const SUM: (Layout, Layout) = (Layout::Partial, Layout::Replicated);
 
@@ -36,6 +40,8 @@ pub(super) fn activation(width: u64, layout: Layout, context: &Context) -> Exten
 ///
 /// With `statistic`, the all-reduce reduces the statistic of an online norm in the same launch. An
 /// all-reduce works in place: `Before` and `After` are then one buffer.
+///
+/// Attention's heads are exchanged for positions over the context axis, before or after the reshard over the tensor axis.
 pub(super) fn reshard(
     width: u64,
     from: Layout,
@@ -43,33 +49,69 @@ pub(super) fn reshard(
     statistic: bool,
     context: &Context,
 ) -> Option<Vec<InstrTemplate>> {
-    use Layout::{Partial, Replicated, Sharded};
+    let by_position = context.heads_by_position();
+    let between = |one: Layout, other: Layout| one == Layout::Heads && other != by_position;
+    if from == to || !(between(from, to) || between(to, from)) {
+        return single_reshard(width, (from, to), statistic, context);
+    }
+    let mut first = single_reshard(width, (from, by_position), false, context)?;
+    let mut second = single_reshard(width, (by_position, to), false, context)?;
+    rename_slots(&mut first, |slot| match slot {
+        OperandSlot::After => BETWEEN,
+        slot => slot,
+    });
+    rename_slots(&mut second, |slot| match slot {
+        OperandSlot::Before => BETWEEN,
+        OperandSlot::Temporary(index) => OperandSlot::Temporary(index + 2),
+        slot => slot,
+    });
+    first.append(&mut second);
+    Some(first)
+}
+
+/// The tensor between a reshard over the tensor axis and one over the context axis. Each has up to two other temporary
+/// tensors.
+const BETWEEN: OperandSlot = OperandSlot::Temporary(4);
+
+fn rename_slots(templates: &mut [InstrTemplate], rename: impl Fn(OperandSlot) -> OperandSlot) {
+    let operands = templates.iter_mut().flat_map(|t| t.reads.iter_mut().chain(&mut t.writes));
+    operands.for_each(|operand| operand.slot = rename(operand.slot));
+}
+
+/// A reshard over one axis.
+fn single_reshard(
+    width: u64,
+    (from, to): (Layout, Layout),
+    statistic: bool,
+    context: &Context,
+) -> Option<Vec<InstrTemplate>> {
+    use Layout::{Heads, Partial, Replicated, Sharded};
     if from == to {
         return Some(vec![]);
     }
     let before = operand(OperandSlot::Before, width, from, context);
     let after = operand(OperandSlot::After, width, to, context);
-    let function = match (from, to) {
+    let (positions, heads) = (Sharded(Dim::Position), Sharded(Dim::Feature));
+    let (axis, on_axis, function) = match (from, to) {
         (_, Partial) => return None,
         (Replicated, Sharded(dim)) => {
             return Some(vec![fused(FusedOp::Slice { dim }, before, after)]);
         }
-        (Partial, Replicated) => CollectiveFunction::AllReduce(Reduction::Sum),
-        (Partial, Sharded(_)) => CollectiveFunction::ReduceScatter,
-        (Sharded(_), Replicated) => CollectiveFunction::AllGather,
-        (Sharded(_), Sharded(_)) => CollectiveFunction::AllToAll,
+        (Partial, Replicated) => return Some(vec![all_reduce(before, after, statistic, context)]),
+        (_, Heads) => (Axis::Context, (positions, heads), CollectiveFunction::AllToAll),
+        (Heads, _) => (Axis::Context, (heads, positions), CollectiveFunction::AllToAll),
+        (Partial, Sharded(_)) => (Axis::Tensor, (from, to), CollectiveFunction::ReduceScatter),
+        (Sharded(_), Replicated) => (Axis::Tensor, (from, to), CollectiveFunction::AllGather),
+        (Sharded(_), Sharded(_)) => (Axis::Tensor, (from, to), CollectiveFunction::AllToAll),
         (Replicated, Replicated) => return Some(vec![]),
     };
-    if let CollectiveFunction::AllReduce(_) = function {
-        return Some(vec![all_reduce(before, after, statistic, context)]);
-    }
-    let pack = packed_dim(to, function, context);
-    let unpack = packed_dim(from, function, context);
+    let pack = packed_dim(on_axis.1, context);
+    let unpack = packed_dim(on_axis.0, context);
     let mut templates = vec![];
     let mut source = before;
     if let Some(dim) = pack {
         let packed = TemplateOperand { slot: OperandSlot::Temporary(0), ..before };
-        templates.push(fused(FusedOp::Pack { dim }, before, packed));
+        templates.push(fused(FusedOp::Pack { dim, axis }, before, packed));
         source = packed;
     }
     let target = if unpack.is_some() {
@@ -77,20 +119,31 @@ pub(super) fn reshard(
     } else {
         after
     };
-    let payload = (activation_bytes(width, Replicated, context), Bytes(0));
-    templates.push(collective(function, (from, to), payload, vec![source], vec![target], context));
+    let payload = match axis {
+        Axis::Context => before.extent.bytes() * context.mesh.context,
+        _ => activation_bytes(width, Replicated, context),
+    };
+    let bytes = (payload, Bytes(0));
+    templates.push(collective(
+        (function, axis),
+        on_axis,
+        bytes,
+        vec![source],
+        vec![target],
+        context,
+    ));
     if let Some(dim) = unpack {
-        templates.push(fused(FusedOp::Unpack { dim }, target, after));
+        templates.push(fused(FusedOp::Unpack { dim, axis }, target, after));
     }
     Some(templates)
 }
 
 /// The dimension to pack by before the collective, or to unpack by after it; `None` for shards that are
 /// contiguous already.
-fn packed_dim(layout: Layout, function: CollectiveFunction, context: &Context) -> Option<Dim> {
+fn packed_dim(layout: Layout, context: &Context) -> Option<Dim> {
     let Layout::Sharded(dim) = layout else { return None };
     let contiguous = dim != Dim::Feature && context.tokens_contiguous(dim);
-    (function == CollectiveFunction::AllToAll || !contiguous).then_some(dim)
+    (!contiguous).then_some(dim)
 }
 
 fn all_reduce(
@@ -108,27 +161,20 @@ fn all_reduce(
     }
     let statistics = reads[1..].iter().map(|operand| operand.extent.bytes()).sum();
     let payload = (before.extent.bytes(), statistics);
-    collective(CollectiveFunction::AllReduce(Reduction::Sum), SUM, payload, reads, writes, context)
+    collective(SUM_OVER_TENSOR, SUM, payload, reads, writes, context)
 }
 
 fn collective(
-    function: CollectiveFunction,
+    (function, axis): (CollectiveFunction, Axis),
     (from, to): (Layout, Layout),
     (payload, statistic): (Bytes, Bytes),
     reads: Vec<TemplateOperand>,
     writes: Vec<TemplateOperand>,
     context: &Context,
 ) -> InstrTemplate {
-    let group = context.mesh.group(Axis::Tensor);
-    let action = Action::Collective(CollectiveOp {
-        function,
-        axis: Axis::Tensor,
-        from,
-        to,
-        payload,
-        statistic,
-        group,
-    });
+    let group = context.mesh.group(axis);
+    let action =
+        Action::Collective(CollectiveOp { function, axis, from, to, payload, statistic, group });
     InstrTemplate { action, reads, writes }
 }
 
@@ -136,14 +182,7 @@ fn collective(
 pub(super) fn all_reduce_statistic(operand: TemplateOperand, context: &Context) -> InstrTemplate {
     let payload = (Bytes(0), operand.extent.bytes());
     let operands = vec![operand];
-    collective(
-        CollectiveFunction::AllReduce(Reduction::Sum),
-        SUM,
-        payload,
-        operands.clone(),
-        operands,
-        context,
-    )
+    collective(SUM_OVER_TENSOR, SUM, payload, operands.clone(), operands, context)
 }
 
 /// Zeroes a gradient whose consumers all accumulate.

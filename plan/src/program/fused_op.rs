@@ -4,6 +4,7 @@
 
 use crate::extent::Extent;
 use crate::kernel::{FusedKernel, FusedKind};
+use crate::mesh::Axis;
 use crate::model::{Activation, GatedProduct};
 use crate::{Bytes, Dim};
 
@@ -118,12 +119,16 @@ pub enum FusedOp {
     Pack {
         /// The sharded dim.
         dim: Dim,
+        /// The axis of the collective.
+        axis: Axis,
     },
     /// Inverse of `Pack`: copies parts that a collective received, part i from device i, to their places
     /// along a dim.
     Unpack {
         /// The dim that was sharded.
         dim: Dim,
+        /// The axis of the collective.
+        axis: Axis,
     },
     /// Copies the part of this device along a dim from a replicated tensor.
     Slice {

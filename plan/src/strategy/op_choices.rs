@@ -20,6 +20,11 @@ pub(crate) fn op_choices(
     let devices = context.tensor_size();
     let ports = (node.inputs.len(), node.outputs.len());
     let mut choices = ChoiceList { ports, list: vec![] };
+    // Every position attends to all before it, so devices along the context axis exchange positions for heads.
+    if context.mesh.context > 1 && matches!(node.op, Op::Attention(_)) {
+        choices.uniform(Strategy::Heads, EdgeLayout::HEADS);
+        return choices.list;
+    }
     let replicable = weights == WeightRule::Any || devices == 1 || !holds_matrix(&node.op);
     if replicable {
         choices.uniform(Strategy::Replicate, WHOLE);

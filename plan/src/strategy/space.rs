@@ -108,13 +108,14 @@ impl SegmentSpace {
         SegmentSpace { segment, boundary, context, tied, ops, flows }
     }
 
-    /// The same alternatives in another context, which must have the same tensor axis and the same
-    /// [`token_dim`](Context::token_dim): alternatives depend on nothing else of a context.
+    /// The same alternatives in another context, which must have the same tensor axis, the same
+    /// [`token_dim`](Context::token_dim) and a context axis only if this one has: alternatives depend on nothing else of a
+    /// context.
     pub fn in_context(&self, context: Context) -> SegmentSpace {
-        debug_assert_eq!(
-            (context.tensor_size(), context.token_dim()),
-            (self.context.tensor_size(), self.context.token_dim()),
-        );
+        let read = |context: &Context| {
+            (context.tensor_size(), context.token_dim(), context.mesh.context > 1)
+        };
+        debug_assert_eq!(read(&context), read(&self.context));
         SegmentSpace { context, ..self.clone() }
     }
 

@@ -1,6 +1,6 @@
 //! Lower bound on a step in which collectives of sharded parameters take longer than the passes beside them.
 //!
-//! On one stage and one device of the tensor axis, the weights of a block are gathered beside the forward pass of another
+//! On one stage and without collectives of activations, the weights of a block are gathered beside the forward pass of another
 //! block, and beside the backward pass of a block another one's weights are gathered and a third one's gradients reduced.
 //! A pass and the collectives beside it end no earlier where the pass takes longer, so that the least pass of each block
 //! bounds both:
@@ -17,7 +17,7 @@ use narrows_plan::{Context, Seconds};
 use crate::segment::{SegmentSolver, SegmentSpec};
 
 /// Lower bound in seconds on the plans of a context with this boundary layout; 0 without sharded parameters whose
-/// collectives run beside passes, with several stages, and on several devices of the tensor axis.
+/// collectives run beside passes, with several stages, and on several devices of the tensor or context axis.
 pub(super) fn sharding_bound(
     segments: &SegmentSolver,
     context: &Context,
@@ -25,7 +25,7 @@ pub(super) fn sharding_bound(
 ) -> f64 {
     let Some(slowdown) = segments.prices().overlap_slowdown() else { return 0.0 };
     let is_covered = context.overlap_grad_reduce && context.shards_gradients();
-    if !is_covered || context.mesh.pipeline > 1 || context.tensor_size() > 1 {
+    if !is_covered || context.mesh.pipeline > 1 || context.has_activation_collectives() {
         return 0.0;
     }
     let blocks = |shape: &usize| SegmentSpec::block(*shape, boundary);

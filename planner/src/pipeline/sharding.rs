@@ -44,8 +44,8 @@ fn at_ends(
     of_shape: impl Fn(&usize) -> ShardingMin,
 ) -> [Seconds; 2] {
     let Some(slowdown) = segments.prices().overlap_slowdown() else { return Default::default() };
-    // Strategies over the tensor axis differ in the instructions beside a collective.
-    if !context.overlap_grad_reduce || context.tensor_size() > 1 {
+    // Strategies with collectives of activations differ in the instructions beside another collective.
+    if !context.overlap_grad_reduce || context.has_activation_collectives() {
         return Default::default();
     }
     // The first block of a later stage, and the last of an earlier one, is any of them.

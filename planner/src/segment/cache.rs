@@ -28,17 +28,17 @@ use crate::arenas::ArenaCache;
 use crate::lock::lock;
 use crate::request::{GroupingRule, Request};
 
-/// All that the alternatives of a segment depend on besides model and rules: its grouping, the tensor axis, and the dim
-/// on which tokens may be sharded.
-pub(super) type AlternativesKey = (SegmentSpec, Grouping, u64, Option<Dim>);
+/// All that the alternatives of a segment depend on besides model and rules: its grouping, the tensor axis, the dim on
+/// which tokens may be sharded, and whether there is a context axis.
+pub(super) type AlternativesKey = (SegmentSpec, Grouping, u64, Option<Dim>, bool);
 
 /// All that the times of one microbatch depend on: the context without its data and pipeline axes, and the links of its
-/// tensor axis.
-pub(super) type PassKey = (Context, GroupLinks);
+/// tensor and context axes.
+pub(super) type PassKey = (Context, [GroupLinks; 2]);
 
-/// All that the times of a step depend on besides stages and their transfers: the context, and the links of its tensor
-/// and data axes.
-pub(super) type StepKey = (Context, [GroupLinks; 2]);
+/// All that the times of a step depend on besides stages and their transfers: the context, and the links of its tensor,
+/// context and data axes.
+pub(super) type StepKey = (Context, [GroupLinks; 3]);
 
 /// A segment without its boundary layout, on which the times of ops do not depend: its kind and shape, the layout of a
 /// tied weight, and its grouping.
@@ -92,7 +92,7 @@ impl PricedCache {
         let key = (request.profile.fingerprint().to_owned(), request.devices);
         let new = || {
             // Prices depend on the number of devices alone.
-            let mesh = Mesh { tensor: 1, pipeline: 1, data: request.devices };
+            let mesh = Mesh { tensor: 1, pipeline: 1, data: request.devices, context: 1 };
             Arc::new(Prices::new(&request.profile, request.executor, &mesh))
         };
         lock(&self.prices).entry(key).or_insert_with(new).clone()

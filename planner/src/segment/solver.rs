@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::{PricedSpace, Prices, StepPhases};
+use narrows_cost_model::{GroupLinks, PricedSpace, Prices, StepPhases};
 use narrows_plan::graph::{
     BlockShape, BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
@@ -241,7 +241,7 @@ impl<'a> SegmentSolver<'a> {
         shared.overlap_grad_reduce = false;
         shared.schedule = PipelineSchedule::default();
         shared.workload.global_batch = shared.workload.micro_batch * replicas;
-        (shared, self.prices.group_links(&context.mesh.group(Axis::Tensor)))
+        (shared, self.links(context, [Axis::Tensor, Axis::Context]))
     }
 
     /// The key of a segment's times in a step. Blocks do not depend on the number of stages. Embedding and head do: on
@@ -251,8 +251,12 @@ impl<'a> SegmentSolver<'a> {
         let stages_max = if spec.kind == SegmentKind::Block { 1 } else { 2 };
         shared.mesh.pipeline = shared.mesh.pipeline.min(stages_max);
         shared.schedule = PipelineSchedule::default();
-        let links = |axis| self.prices.group_links(&context.mesh.group(axis));
-        (shared, [links(Axis::Tensor), links(Axis::Data)])
+        (shared, self.links(context, [Axis::Tensor, Axis::Context, Axis::Data]))
+    }
+
+    /// The links of a context's groups along these axes.
+    fn links<const N: usize>(&self, context: &Context, axes: [Axis; N]) -> [GroupLinks; N] {
+        axes.map(|axis| self.prices.group_links(&context.mesh.group(axis)))
     }
 
     /// The key of a segment's times in the step phase.
@@ -289,7 +293,9 @@ impl<'a> SegmentSolver<'a> {
         }
         let ops_key = (ops_key(spec, grouping), pass_key);
         let op_times = lock(&self.priced.op_times).get(&ops_key).cloned();
-        let alternatives_key = (spec, grouping, shared.tensor_size(), shared.token_dim());
+        let has_context_axis = shared.mesh.context > 1;
+        let alternatives_key =
+            (spec, grouping, shared.tensor_size(), shared.token_dim(), has_context_axis);
         let similar = lock(&self.alternatives.prepared).get(&alternatives_key).cloned();
         let kernel_price = self.price();
         let prices = self.prices().streams(&kernel_price);

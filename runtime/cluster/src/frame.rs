@@ -43,7 +43,7 @@ pub(crate) enum FrameChannel {
 }
 
 /// Number of channels.
-pub(crate) const CHANNEL_COUNT: usize = 9;
+pub(crate) const CHANNEL_COUNT: usize = 10;
 
 impl FrameChannel {
     /// The channel of a device group's collectives.
@@ -68,6 +68,7 @@ impl FrameChannel {
             FrameChannel::ShardGroup => 6,
             FrameChannel::ShardReplicas => 7,
             FrameChannel::Transfers(PipelineDirection::Upstream) => 8,
+            FrameChannel::Axis(Axis::Context) => 9,
         }
     }
 
@@ -76,6 +77,7 @@ impl FrameChannel {
         match self {
             FrameChannel::Control => "all processes",
             FrameChannel::Axis(Axis::Tensor) => "the tensor axis",
+            FrameChannel::Axis(Axis::Context) => "the context axis",
             FrameChannel::Axis(Axis::Data) => "the data axis",
             FrameChannel::Axis(Axis::Pipeline) => "the pipeline axis",
             FrameChannel::TiedStages => "the first and the last stage",

@@ -106,7 +106,7 @@ fn steps_of_processes_equal_steps_of_threads_bit_for_bit() {
     {
         for _ in 0..3 {
             let model = rng.pick(&models).unwrap();
-            let mesh = Mesh { tensor, pipeline, data };
+            let mesh = Mesh { tensor, pipeline, data, context: 1 };
             let workload = Workload { global_batch: 4 * data, sequence_length: 8, micro_batch: 2 };
             let zero = [Zero::Off, Zero::One][rng.below(2)];
             let context = Context::new(mesh, workload, Precision::Fp32, zero);
@@ -145,7 +145,7 @@ fn fail_second_step(
     second: impl Fn(&mut Session, &Arc<TcpProcessGroup>) + Sync,
 ) -> (RunError, Duration) {
     let model = narrows_plan::model::presets::find("cola-tiny").unwrap();
-    let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
+    let mesh = Mesh { tensor: 2, pipeline: 1, data: 1, context: 1 };
     let workload = Workload { global_batch: 2, sequence_length: 8, micro_batch: 2 };
     let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
     let mut rng = TestRng::new(1);

@@ -86,7 +86,7 @@ impl CpuDevice<'_> {
 
     /// Elements of an operand in the arena. With ZeRO, a part of a parameter is that of this replica.
     pub fn operand_range(&self, scheduled: &ScheduledInstruction, access: &Access) -> Range<usize> {
-        let replica = (&self.program.context, self.coordinates.data);
+        let replica = (&self.program.context, self.coordinates.replica);
         let bytes = replica_operand_range(self.stage, replica, (scheduled, access));
         let element = |byte: u64| usize::try_from(byte / 4).unwrap_or(usize::MAX);
         element(bytes.start)..element(bytes.end)

@@ -41,7 +41,7 @@ impl DeviceLinks {
         // By shape and first member.
         let mut groups: HashMap<(DeviceGroup, u64), Arc<SharedMemoryGroup>> = HashMap::new();
         let shapes = collective_groups(program);
-        // By tensor and data coordinate, and traffic.
+        // By tensor coordinate, replica and traffic.
         let mut pipes: HashMap<(u64, u64, usize), Arc<StagePipe>> = HashMap::new();
         let traffic: Vec<StageTraffic> = stage_traffic(program).collect();
         let devices = (0..mesh.devices()).map(|device| {
@@ -63,7 +63,7 @@ impl DeviceLinks {
                     continue;
                 }
                 let new = || Arc::new(StagePipe::new(transfers as usize, elements));
-                let key = (coordinates.tensor, coordinates.data, index);
+                let key = (coordinates.tensor, coordinates.replica, index);
                 let pipe = pipes.entry(key).or_insert_with(new).clone();
                 let end = || SharedMemoryLink { pipe: pipe.clone(), abort: abort.clone() };
                 if coordinates.stage == from {
@@ -144,6 +144,6 @@ fn scope(program: &Program, group: &DeviceGroup) -> GroupScope {
         axis if *group == context.mesh.group(axis) => GroupScope::Axis(axis),
         Axis::Data if *group == context.shard_group() => GroupScope::ShardGroup,
         Axis::Data => GroupScope::ShardReplicas,
-        Axis::Tensor | Axis::Pipeline => GroupScope::TiedStages,
+        Axis::Tensor | Axis::Context | Axis::Pipeline => GroupScope::TiedStages,
     }
 }

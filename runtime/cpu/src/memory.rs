@@ -46,7 +46,7 @@ pub fn node_memory_lower_bound(
 /// Lower bound on the memory of a session whose devices are all in this process.
 pub fn memory_lower_bound(model: &Model, program: &Program, gathered: GatheredTensors) -> Bytes {
     let mesh = program.context.mesh;
-    let devices_per_stage = u128::from(mesh.tensor) * u128::from(mesh.data);
+    let devices_per_stage = u128::from(mesh.tensor) * u128::from(mesh.replicas());
     let arenas: u128 = program.stages.iter().map(|stage| u128::from(stage.arena.0)).sum();
     let transfers: u128 = stage_traffic(program).map(|traffic| u128::from(traffic.bytes())).sum();
     let total = devices_per_stage * (arenas + transfers) + gathered_bytes(model, gathered);

@@ -103,7 +103,7 @@ fn allocations_max(mesh: Mesh, threads: usize) -> u64 {
 
 fn context(mesh: [u64; 3], microbatches: u64, zero: Zero) -> Context {
     let [tensor, pipeline, data] = mesh;
-    let mesh = Mesh { tensor, pipeline, data };
+    let mesh = Mesh { tensor, pipeline, data, context: 1 };
     let global_batch = 2 * data * microbatches;
     let workload = Workload { global_batch, sequence_length: 8, micro_batch: 2 };
     Context::new(mesh, workload, Precision::Fp32, zero)

@@ -20,12 +20,13 @@ fn context(rng: &mut TestRng, model: &Model) -> Context {
         tensor: pick_copied(rng, &[1, 2, 2, 3, 4, 8]),
         pipeline: 1 + rng.below(model.blocks.len().min(3)) as u64,
         data: 1 + rng.below(3) as u64,
+        context: pick_copied(rng, &[1, 1, 1, 2, 3]),
     };
     let micro_batch = pick_copied(rng, &[1, 1, 2, 3, 4]);
     let global_batch = micro_batch * mesh.data * pick_copied(rng, &[1, 2, 3, 5]);
-    let sequence_length = pick_copied(rng, &[1, 2, 3, 7, 8]);
+    let sequence_length = mesh.context * pick_copied(rng, &[1, 2, 3, 7, 8]);
     let workload = Workload { global_batch, sequence_length, micro_batch };
-    let (zero, shard_size) = draw_zero(rng, mesh.data);
+    let (zero, shard_size) = draw_zero(rng, mesh.replicas());
     Context { shard_size, ..Context::new(mesh, workload, Precision::Fp32, zero) }
 }
 

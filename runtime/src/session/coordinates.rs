@@ -10,8 +10,8 @@ use narrows_plan::{Axis, DeviceGroup, Mesh};
 pub struct MeshCoordinates {
     /// Position along the tensor axis.
     pub tensor: u64,
-    /// Position along the data axis.
-    pub data: u64,
+    /// Position among the replicas, which are the data axis.
+    pub replica: u64,
     /// Pipeline stage.
     pub stage: u64,
 }
@@ -21,14 +21,14 @@ impl MeshCoordinates {
     pub fn of_device(device: u64, mesh: &Mesh) -> MeshCoordinates {
         MeshCoordinates {
             tensor: device % mesh.tensor,
-            data: device / mesh.tensor % mesh.data,
-            stage: device / (mesh.tensor * mesh.data),
+            replica: device / mesh.tensor % mesh.replicas(),
+            stage: device / (mesh.tensor * mesh.replicas()),
         }
     }
 
     /// Number of the device at this position.
     pub fn device(&self, mesh: &Mesh) -> u64 {
-        self.tensor + mesh.tensor * (self.data + mesh.data * self.stage)
+        self.tensor + mesh.tensor * (self.replica + mesh.replicas() * self.stage)
     }
 
     /// Members of the device's group of this shape, in order; `None` for a device in no such group: of those of the first
@@ -36,34 +36,45 @@ impl MeshCoordinates {
     pub fn members(self, group: &DeviceGroup, mesh: &Mesh) -> Option<Vec<u64>> {
         // Positions along the axis between neighbouring members.
         let step = group.stride / mesh.group(group.axis).stride;
-        let position = self.position(group.axis);
+        let position = self.position(group.axis, mesh);
         let first = position / (step * group.size) * (step * group.size) + position % step;
         let members = (0..group.size).map(|member| first + member * step);
         let is_group = members.clone().all(|member| member < mesh.axis_size(group.axis));
-        is_group.then(|| members.map(|member| self.at(group.axis, member).device(mesh)).collect())
+        is_group
+            .then(|| members.map(|member| self.at(group.axis, member, mesh).device(mesh)).collect())
     }
 
     /// These coordinates with another position along an axis.
-    fn at(self, axis: Axis, position: u64) -> MeshCoordinates {
+    fn at(self, axis: Axis, position: u64, mesh: &Mesh) -> MeshCoordinates {
         match axis {
             Axis::Tensor => MeshCoordinates { tensor: position, ..self },
-            Axis::Data => MeshCoordinates { data: position, ..self },
+            Axis::Context => {
+                let first = self.batch_part(mesh) * mesh.context;
+                MeshCoordinates { replica: first + position, ..self }
+            }
+            Axis::Data => MeshCoordinates { replica: position, ..self },
             Axis::Pipeline => MeshCoordinates { stage: position, ..self },
         }
     }
 
     /// Position along an axis.
-    pub fn position(&self, axis: Axis) -> u64 {
+    pub fn position(&self, axis: Axis, mesh: &Mesh) -> u64 {
         match axis {
             Axis::Tensor => self.tensor,
-            Axis::Data => self.data,
+            Axis::Context => self.replica % mesh.context,
+            Axis::Data => self.replica,
             Axis::Pipeline => self.stage,
         }
     }
 
     /// Index of the device's pipeline among all pipelines.
     pub fn pipeline_index(&self, mesh: &Mesh) -> u64 {
-        self.tensor + mesh.tensor * self.data
+        self.tensor + mesh.tensor * self.replica
+    }
+
+    /// Index of the part of the batch that the device computes on.
+    pub fn batch_part(&self, mesh: &Mesh) -> u64 {
+        self.replica / mesh.context
     }
 }
 

@@ -74,11 +74,11 @@ impl LocalStepResult {
         let sharded =
             targets.is_some_and(|id| stage.buffer(id).extent.rows < program.context.tokens());
         for device in devices {
-            let MeshCoordinates { tensor, data, stage } = device.coordinates;
+            let MeshCoordinates { tensor, replica, stage } = device.coordinates;
             if stage == last && (sharded || tensor == 0) {
                 local.loss += device.loss;
             }
-            if tensor == 0 && data == 0 {
+            if tensor == 0 && replica == 0 {
                 local.gradient_square_sum = Some(device.gradient_square_sum);
             }
             let report = local.stages[stage as usize].get_or_insert_with(|| device.report.clone());

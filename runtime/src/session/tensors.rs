@@ -68,7 +68,7 @@ where
             if fills.is_empty() {
                 continue;
             }
-            let window = ReplicaWindow::new(buffer, program, coordinates.data);
+            let window = ReplicaWindow::new(buffer, program, coordinates.replica);
             engine.modify_buffer(device, buffer, &mut |buffer_elements| {
                 let mut runs = vec![];
                 shards.for_each_run(|id, elements, offset| {
@@ -147,7 +147,7 @@ fn copy_to_whole(
     let program = model_program.program();
     let mesh = program.context.mesh;
     let coordinates = MeshCoordinates::of_device(device, &mesh);
-    let window = ReplicaWindow::new(buffer, program, coordinates.data);
+    let window = ReplicaWindow::new(buffer, program, coordinates.replica);
     let Some(shards) = ShardedParameter::new(buffer, coordinates.tensor, mesh.tensor, program.tied)
     else {
         return;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use narrows_plan::{Context, Dim};
+use narrows_plan::{Axis, Context, Dim};
 
 use super::coordinates::MeshCoordinates;
 
@@ -20,8 +20,8 @@ pub struct TokenRows {
 }
 
 impl TokenRows {
-    /// The tokens of a buffer of `rows` rows: the whole microbatch, or the shard of the device along
-    /// the tensor axis.
+    /// The tokens of a buffer of `rows` rows: those at the device's place of the context axis, their shard along the
+    /// tensor axis, or the whole microbatch.
     pub fn of_device(context: &Context, coordinates: &MeshCoordinates, rows: u64) -> TokenRows {
         let work = &context.workload;
         let whole = TokenRows {
@@ -30,6 +30,12 @@ impl TokenRows {
             first_sequence: 0,
             first_position: 0,
         };
+        if rows == work.tokens() {
+            return whole;
+        }
+        let positions = context.positions() as usize;
+        let place = coordinates.position(Axis::Context, &context.mesh) as usize;
+        let whole = TokenRows { positions, first_position: positions * place, ..whole };
         if rows == context.tokens() {
             return whole;
         }
@@ -37,7 +43,8 @@ impl TokenRows {
         match context.token_dim() {
             Some(Dim::Position) => {
                 let positions = whole.positions / devices;
-                TokenRows { positions, first_position: positions * index, ..whole }
+                let first_position = whole.first_position + positions * index;
+                TokenRows { positions, first_position, ..whole }
             }
             _ => {
                 let sequences = whole.sequences / devices;
@@ -55,7 +62,8 @@ impl TokenRows {
     ) -> impl Iterator<Item = Range<usize>> + use<> {
         let (work, rows) = (context.workload, *self);
         let microbatches = work.microbatches(&context.mesh);
-        let first = (coordinates.data * microbatches + microbatch) * work.micro_batch;
+        let first =
+            (coordinates.batch_part(&context.mesh) * microbatches + microbatch) * work.micro_batch;
         let length = work.sequence_length as usize;
         (0..rows.sequences).map(move |row| {
             let sequence = first as usize + rows.first_sequence + row;

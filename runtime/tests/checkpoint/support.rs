@@ -37,7 +37,7 @@ pub fn small_model(tied: bool) -> Model {
 
 /// A mesh by its tensor, pipeline and data axes.
 pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
-    Mesh { tensor, pipeline, data }
+    Mesh { tensor, pipeline, data, context: 1 }
 }
 
 /// A random plan for a batch of eight sequences.

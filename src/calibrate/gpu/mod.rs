@@ -55,7 +55,7 @@ pub fn describe(gpu: GpuModel, devices: u64, command: &str) -> GpuMachine {
 
 /// Measured steps of the plans on one device. A kernel with a price above zero counts as a launch.
 pub fn measured_steps(benchmarks: &[PlannedBenchmark], base: &Profile) -> Vec<MeasuredStep> {
-    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1, context: 1 };
     let prices = Prices::new(base, Executor::Captured, &mesh);
     let one_device = benchmarks.iter().filter(|planned| planned.benchmark.request.devices == 1);
     let step = |planned: &PlannedBenchmark| {

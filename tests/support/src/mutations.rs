@@ -176,7 +176,7 @@ fn change_group(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     let location = random_instruction(rng, program, is_collective)?;
     let description = describe(location, program);
     let mesh = program.context.mesh;
-    let (variant, axis) = (rng.below(4), *rng.pick(&[Axis::Tensor, Axis::Data, Axis::Pipeline])?);
+    let (variant, axis) = (rng.below(4), *rng.pick(&Axis::ALL)?);
     let collective = collective_at(program, location)?;
     match variant {
         0 => collective.group.size += 1,
@@ -418,8 +418,8 @@ fn other_function(op: FusedOp) -> Option<FusedOp> {
         RopeBackward { head_dim } => RopeBackward { head_dim: head_dim / 2 },
         GatedProduct { product } => GatedProduct { product: gated(product) },
         GatedProductBackward { product } => GatedProductBackward { product: gated(product) },
-        Pack { dim } => Pack { dim: along(dim) },
-        Unpack { dim } => Unpack { dim: along(dim) },
+        Pack { dim, axis } => Pack { dim: along(dim), axis },
+        Unpack { dim, axis } => Unpack { dim: along(dim), axis },
         Slice { dim } => Slice { dim: along(dim) },
         _ => return None,
     })

@@ -134,6 +134,7 @@ fn draw_context(rng: &mut TestRng) -> Context {
         tensor: [1, 2, 2, 4, 4, 8][rng.below(6)],
         pipeline: 1 + rng.below(3) as u64,
         data: [1, 2, 4][rng.below(3)],
+        context: [1, 1, 2, 4][rng.below(4)],
     };
     let micro_batch = [1, 2, 4, 8][rng.below(4)];
     let microbatches = 1 + rng.below(5) as u64;
@@ -143,7 +144,7 @@ fn draw_context(rng: &mut TestRng) -> Context {
         micro_batch,
     };
     let precision = [Precision::MixedBf16, Precision::Fp32][rng.below(2)];
-    let (zero, shard_size) = draw_zero(rng, mesh.data);
+    let (zero, shard_size) = draw_zero(rng, mesh.replicas());
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
     let context = Context {
         overlap_grad_reduce,
@@ -196,6 +197,9 @@ pub fn draw_case(rng: &mut TestRng, models: &[Model]) -> DrawnPlan {
 
 /// A random plan of a model in a context, or `None` when the draws lead to no consistent plan.
 pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<Plan> {
+    if !context.mesh.divides_heads(model) {
+        return None;
+    }
     let shapes = BlockShape::all(model);
     let crossing = BlockShape::crossing_widths(&shapes);
     let boundary = *rng.pick(&boundary_layouts(model.hidden, &crossing, &context))?;

@@ -10,21 +10,23 @@ pub fn small_models() -> Vec<Model> {
     drawable_models().into_iter().filter(|model| model.hidden <= 256).collect()
 }
 
-/// A context with up to 8 × 2 × 2 devices and one to six microbatches of at most 32 tokens, with any stage of ZeRO and any
+/// A context with up to 16 × 2 × 2 devices and one to six microbatches of at most 32 tokens, with any stage of ZeRO and any
 /// schedule.
 pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
     let mesh = Mesh {
         tensor: [1, 2, 4, 8][rng.below(4)],
         pipeline: 1 + rng.below(2) as u64,
         data: 1 + rng.below(2) as u64,
+        context: 1,
     };
     // Four replicas have shard groups of two.
     let data = if mesh.tensor <= 2 && rng.random_bool() { 4 } else { mesh.data };
-    let mesh = Mesh { data, ..mesh };
+    let context = [1, 1, 2][rng.below(3)];
+    let mesh = Mesh { data, context, ..mesh };
     let micro_batch = [1, 2, 4][rng.below(3)];
     let global_batch = micro_batch * mesh.data * (1 + rng.below(3) as u64);
     let workload = Workload { global_batch, sequence_length: 8, micro_batch };
-    let (zero, shard_size) = draw_zero(rng, mesh.data);
+    let (zero, shard_size) = draw_zero(rng, mesh.replicas());
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
     let context = Context {
         overlap_grad_reduce,

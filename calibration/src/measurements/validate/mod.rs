@@ -156,12 +156,15 @@ impl MeasurementValidator {
             self.printable("race", group, false);
         }
         self.value(measurement);
-        let Mesh { tensor, pipeline, data } = measurement.mesh;
-        for (axis, size) in [("tensor", tensor), ("pipeline", pipeline), ("data", data)] {
+        let Mesh { tensor, context, pipeline, data } = measurement.mesh;
+        let axes =
+            [("tensor", tensor), ("context", context), ("pipeline", pipeline), ("data", data)];
+        for (axis, size) in axes {
             self.size(&format!("mesh.{axis}"), size);
         }
-        // The product of three sizes up to 2²⁴ fits 128 bits.
-        if [tensor, pipeline, data].map(u128::from).iter().product::<u128>() > DEVICES_MAX.into() {
+        // The product of four sizes up to 2²⁴ fits 128 bits.
+        let devices: u128 = axes.iter().map(|(_, size)| u128::from(*size)).product();
+        if devices > DEVICES_MAX.into() {
             self.defect("mesh", format!("more than {DEVICES_MAX} devices"));
         }
         let unit = measurement.unit;

@@ -148,6 +148,10 @@ impl MeasurementValidator {
         if step.zero != Zero::Off {
             self.defect_with_hint(&field("zero"), "a GPT is predicted without ZeRO".into(), "off");
         }
+        if measurement.mesh.context > 1 {
+            let problem = "a GPT is predicted without context parallelism".into();
+            self.defect_with_hint("mesh.context", problem, "leave it out");
+        }
         if !step.strategy.is_for_dense_models() {
             let names: Vec<&str> = Baseline::of_dense_models().map(Baseline::name).collect();
             let problem = format!(

@@ -69,7 +69,7 @@ fn latent_outputs(
     let devices = operands.devices();
     let widths: Vec<u64> = operands.instr.writes.iter().map(|w| w.extent.columns).collect();
     let total: u64 = widths.iter().sum();
-    let Extent { columns, .. } = h.extent(devices);
+    let Extent { columns, .. } = h.extent(operands.checker.context);
     ensure(total == columns && !widths.is_empty(), || {
         format!("computes {total} features from {columns}")
     })?;

@@ -9,7 +9,7 @@ mod row;
 use crate::program::FusedOp;
 
 use super::error::{CheckResult, fault};
-use super::lattice::OperandWrite;
+use super::lattice::{OperandWrite, PackedParts};
 use super::operands::InstrOperands;
 
 pub(super) fn transfer(
@@ -37,8 +37,8 @@ pub(super) fn transfer(
         Add => row::add(operands),
         AddInto => row::add_into(operands),
         Fill => row::fill(operands),
-        Pack { dim } => row::pack(operands, dim),
-        Unpack { dim } => row::unpack(operands, dim),
+        Pack { dim, axis } => row::pack(operands, PackedParts { dim, axis }),
+        Unpack { dim, axis } => row::unpack(operands, PackedParts { dim, axis }),
         Slice { dim } => row::slice(operands, dim),
         Gather => embedding_and_loss::gather(operands),
         ScatterAdd => embedding_and_loss::scatter(operands),

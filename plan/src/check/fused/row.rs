@@ -1,11 +1,13 @@
 //! Transfer functions of element-wise and per-row ops, and of copies.
 
+use crate::mesh::Axis;
 use crate::model::GatedProduct;
 use crate::{Dim, Layout};
 
 use super::super::error::{CheckResult, ensure, fault};
 use super::super::lattice::{
-    AbstractState, AbstractValue, OperandWrite, PendingReduction, ShardedExtent, WriteTarget,
+    AbstractState, AbstractValue, OperandWrite, PackedParts, PendingReduction, ShardedExtent,
+    WriteTarget,
 };
 use super::super::operands::InstrOperands;
 use super::super::values::ForwardOpKind;
@@ -161,33 +163,54 @@ pub(super) fn fill(operands: &mut InstrOperands) -> CheckResult<Vec<OperandWrite
 }
 
 /// Packs the parts along a dimension that is not sharded.
-pub(super) fn pack(operands: &mut InstrOperands, dim: Dim) -> CheckResult<Vec<OperandWrite>> {
+pub(super) fn pack(
+    operands: &mut InstrOperands,
+    parts: PackedParts,
+) -> CheckResult<Vec<OperandWrite>> {
     operands.check_arity(1..=1, 1)?;
     let state = operands.reads[0];
     ensure(state.packed.is_none(), || {
         format!("reads {}, which is already packed", operands.operand_name(0))
     })?;
-    ensure(state.layout() != Layout::Sharded(dim), || {
+    let is_divided = match parts.axis {
+        Axis::Context => state.over_heads == (parts.dim == Dim::Feature),
+        _ => state.layout() == Layout::Sharded(parts.dim),
+    };
+    ensure(!is_divided, || {
         format!(
             "packs {} along a dimension that is already sharded ({state})",
             operands.operand_name(0)
         )
     })?;
-    fresh(AbstractState { packed: Some(dim), ..state })
+    check_parts(operands, &state, parts)?;
+    fresh(AbstractState { packed: Some(parts), ..state })
+}
+
+/// Checks that a part of the features is an equal part of each section.
+fn check_parts(operands: &InstrOperands, state: &AbstractState, parts: PackedParts) -> CheckResult {
+    let context = operands.checker.context;
+    if parts.dim != Dim::Feature {
+        return Ok(());
+    }
+    let whole = state.columns.size / state.columns.local(operands.devices()).max(1);
+    let divisor = whole * context.axis_size(parts.axis);
+    let sections = operands.operand_sections(0);
+    ensure(sections.iter().all(|width| width.is_multiple_of(divisor)), || {
+        format!("packs sections of {sections:?} features into {divisor} parts of each")
+    })
 }
 
 /// Unpacks the parts along the dimension that was sharded before the collective.
-pub(super) fn unpack(operands: &mut InstrOperands, dim: Dim) -> CheckResult<Vec<OperandWrite>> {
+pub(super) fn unpack(
+    operands: &mut InstrOperands,
+    parts: PackedParts,
+) -> CheckResult<Vec<OperandWrite>> {
     operands.check_arity(1..=1, 1)?;
     let state = operands.reads[0];
-    ensure(state.packed == Some(dim), || match state.packed {
+    ensure(state.packed == Some(parts), || match state.packed {
         None => format!("reads {}, which is not packed", operands.operand_name(0)),
         Some(other) => {
-            format!(
-                "reads a tensor packed by {}, but unpacks by {}",
-                Layout::Sharded(other),
-                Layout::Sharded(dim)
-            )
+            format!("reads a tensor packed by {other}, but unpacks by {parts}")
         }
     })?;
     fresh(AbstractState { packed: None, ..state })

@@ -65,7 +65,7 @@ fn schedules(stages: u64, microbatches: u64) -> Vec<(PipelineSchedule, u64)> {
 
 /// A pipeline whose stages compute nothing.
 fn pipeline(schedule: PipelineSchedule, [stages, chunks, microbatches]: [u64; 3]) -> Program {
-    let mesh = Mesh { tensor: 1, pipeline: stages, data: 1 };
+    let mesh = Mesh { tensor: 1, pipeline: stages, data: 1, context: 1 };
     let workload = Workload { global_batch: microbatches, sequence_length: 1, micro_batch: 1 };
     let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
     let context = Context { schedule, chunks, ..context };

@@ -16,7 +16,7 @@ impl AxisLayouts {
         match collective.axis {
             Axis::Tensor => &mut self.tensor,
             Axis::Data if collective.group == context.shard_group() => &mut self.shards,
-            Axis::Data => &mut self.replicas,
+            Axis::Context | Axis::Data => &mut self.replicas,
             Axis::Pipeline => &mut self.pipeline,
         }
     }
@@ -28,6 +28,9 @@ impl StepChecker<'_, '_> {
             return fault("needs one operand, in place");
         };
         ensure(read == written, || "does not work in place".into())?;
+        ensure(collective.axis != Axis::Context, || {
+            "runs over the context axis, which is only a part of the replicas".into()
+        })?;
         let id = read.buffer;
         check_kind(collective)?;
         ensure(collective.function.reduction() == Reduction::Sum, || {

@@ -35,7 +35,7 @@ pub(super) fn backward(emitter: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
 
 /// Query heads and KV heads on one device.
 fn heads(emitter: &OpEmitter, op: &AttentionOp) -> (u64, u64) {
-    let devices = emitter.context.tensor_size();
+    let devices = emitter.context.tensor_size() * emitter.context.mesh.context;
     match emitter.choice.strategy {
         Strategy::Heads => (op.heads / devices, op.kv_heads / devices),
         // The number of devices is a multiple of the KV heads, so the query heads of a device share one KV head.

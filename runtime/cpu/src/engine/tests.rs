@@ -37,6 +37,7 @@ fn miniatures(seed: u64, count: usize) -> Vec<Miniature> {
             tensor: [1, 2, 4, 8][rng.below(4)],
             pipeline: 1 + rng.below(3) as u64,
             data: 1 + rng.below(2) as u64,
+            context: [1, 1, 2][rng.below(3)],
         };
         let micro_batch = [1, 2, 4][rng.below(3)];
         let workload =
@@ -202,7 +203,7 @@ fn a_device_holds_its_shard_of_every_tensor_and_nothing_else() {
             fill_with_nan(&engine);
             session.load_tensors(tensors, &whole).unwrap();
             let program = session.program();
-            let zero = mesh.data > 1 && program.context.zero == Zero::One;
+            let zero = mesh.replicas() > 1 && program.context.zero == Zero::One;
             // With ZeRO-1, each data-parallel replica holds a part of its tensor shard.
             let replicas_hold_parts = zero && tensors != TensorKind::Weights;
             let (mut elements_held, mut parts, mut shards) = (0, BTreeSet::new(), BTreeSet::new());

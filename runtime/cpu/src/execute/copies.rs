@@ -1,7 +1,7 @@
 //! Copies before and after the collective of a reshard.
 
-use narrows_plan::Dim;
 use narrows_plan::program::Access;
+use narrows_plan::{Axis, Dim};
 use narrows_runtime::ScheduledInstruction;
 
 use crate::abort::StopReason;
@@ -20,7 +20,7 @@ const SECTIONS_MAX: usize = 8;
 pub(crate) fn run(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
-    dim: Dim,
+    (dim, axis): (Dim, Axis),
     kind: ShardCopyKind,
 ) -> Result<(), StopReason> {
     let parallel = device.parallel;
@@ -37,7 +37,7 @@ pub(crate) fn run(
         positions: tokens.positions,
         sections,
         dim,
-        shards: device.program.context.tensor_size() as usize,
+        shards: device.program.context.axis_size(axis) as usize,
     };
     let shard = device.coordinates.tensor as usize;
     let mut operands = device.operands(scheduled)?;

@@ -1,5 +1,6 @@
 //! Fused ops: the kernel of each.
 
+use narrows_plan::Axis;
 use narrows_plan::program::FusedOp;
 use narrows_runtime::ScheduledInstruction;
 
@@ -47,9 +48,9 @@ pub(crate) fn run(
         Gather => vocabulary::gather(device, scheduled),
         ScatterAdd => vocabulary::scatter_add(device, scheduled),
         LossMaximum | LossSum | LossGradient => vocabulary::loss(device, scheduled, op),
-        Pack { dim } => copies::run(device, scheduled, dim, ShardCopyKind::Pack),
-        Unpack { dim } => copies::run(device, scheduled, dim, ShardCopyKind::Unpack),
-        Slice { dim } => copies::run(device, scheduled, dim, ShardCopyKind::Slice),
+        Pack { dim, axis } => copies::run(device, scheduled, (dim, axis), ShardCopyKind::Pack),
+        Unpack { dim, axis } => copies::run(device, scheduled, (dim, axis), ShardCopyKind::Unpack),
+        Slice { dim } => copies::run(device, scheduled, (dim, Axis::Tensor), ShardCopyKind::Slice),
         SquareSum => optimizer::square_sum(device, scheduled),
         AdamW => optimizer::adamw(device, scheduled),
     }

@@ -55,7 +55,7 @@ pub(crate) fn adamw(
     };
     let elements = writes[0].extent.columns as usize;
     let is_whole_gradient = written_gradient.extent != read_gradient.extent;
-    let position = device.program.context.shard_position(device.coordinates.data) as usize;
+    let position = device.program.context.shard_position(device.coordinates.replica) as usize;
     let start = if is_whole_gradient { position * elements } else { 0 };
     // The kernel reads the gradient through the written operand, which contains the read one.
     let mut operands = device.operands_at(scheduled, |device, access| {

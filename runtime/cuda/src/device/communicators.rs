@@ -109,7 +109,7 @@ impl NcclCommunicators {
             // The first member is in no other group of this shape.
             let color = coordinates.members(&group, &mesh).map(|members| members[0]);
             let title = format!("{} devices over the {} axis", group.size, group.axis.name());
-            let key = coordinates.position(group.axis);
+            let key = coordinates.position(group.axis, &mesh);
             let split =
                 communicators.split((color, key), title, COLLECTIVE_BLOCKS_MAX, &wait_context)?;
             communicators.groups.extend(split.map(|communicator| (group, communicator)));

@@ -113,7 +113,7 @@ impl GpuEngine {
             constants: &program.constants,
             stage,
             tensor: coordinates.tensor,
-            data: coordinates.data,
+            replica: coordinates.replica,
             weight_decay_applies: model_program.weight_decay_applies(coordinates.stage as usize),
         };
         let workspace = matmul::recommended_workspace(gpu.capability);

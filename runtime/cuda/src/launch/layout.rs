@@ -1,7 +1,7 @@
 //! Packing, unpacking and slicing around reshards.
 
-use narrows_plan::Dim;
 use narrows_plan::program::Access;
+use narrows_plan::{Axis, Dim};
 
 use super::grid::VectorFormat;
 use super::operand::{Argument, LaunchResult, expect_dtype, expect_elements, to_u32};
@@ -40,14 +40,18 @@ fn section_widths(site: &InstrSite, access: &Access) -> LaunchResult<Vec<u64>> {
 
 /// A copy between a whole tensor and its parts along `dim`. The whole is seen as rows, in which each part has
 /// an equal share of every section.
-pub(super) fn copy(site: &InstrSite, dim: Dim, kind: CopyKind) -> LaunchResult<Launches> {
+pub(super) fn copy(
+    site: &InstrSite,
+    (dim, axis): (Dim, Axis),
+    kind: CopyKind,
+) -> LaunchResult<Launches> {
     let (from, to) = (site.input(0)?, site.output(0)?);
     let instr = site.scheduled.instr;
     let (whole, access) = match kind {
         CopyKind::Pack | CopyKind::Slice => (from, &instr.reads[0]),
         CopyKind::Unpack => (to, &instr.writes[0]),
     };
-    let parts = site.device.context.tensor_size();
+    let parts = site.device.context.axis_size(axis);
     let copied = if kind == CopyKind::Slice { 1 } else { parts };
     expect_dtype(whole.dtype, &[&from, &to])?;
     expect_elements(

@@ -20,6 +20,7 @@ mod optimizer;
 mod rotary;
 mod site;
 
+use narrows_plan::Axis;
 use narrows_plan::program::{Action, FusedOp};
 use narrows_runtime::ScheduledInstruction;
 
@@ -103,9 +104,9 @@ fn fused_op(site: &InstrSite) -> LaunchResult<Launches> {
         LossMaximum => loss::maximum(site),
         LossSum => loss::sum(site),
         LossGradient => loss::gradient(site),
-        Pack { dim } => layout::copy(site, dim, CopyKind::Pack),
-        Unpack { dim } => layout::copy(site, dim, CopyKind::Unpack),
-        Slice { dim } => layout::copy(site, dim, CopyKind::Slice),
+        Pack { dim, axis } => layout::copy(site, (dim, axis), CopyKind::Pack),
+        Unpack { dim, axis } => layout::copy(site, (dim, axis), CopyKind::Unpack),
+        Slice { dim } => layout::copy(site, (dim, Axis::Tensor), CopyKind::Slice),
         SquareSum => optimizer::square_sum(site),
         AdamW => optimizer::adamw(site),
     }

@@ -74,7 +74,7 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
     expect_dtype(DType::F32, &[&gradient, &first, &second])?;
     expect_elements(count, &[&first, &second])?;
     let whole = gradient.elements();
-    let position = site.device.context.shard_position(site.device.data);
+    let position = site.device.context.shard_position(site.device.replica);
     let begin = if whole > count { position * count } else { 0 };
     if begin + count > whole {
         return Err(format!(

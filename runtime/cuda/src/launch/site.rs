@@ -20,8 +20,8 @@ pub struct LaunchContext<'a> {
     pub stage: &'a StageProgram,
     /// Coordinate of the device along the tensor axis.
     pub tensor: u64,
-    /// Coordinate of the device along the data axis.
-    pub data: u64,
+    /// Position of the device among the replicas.
+    pub replica: u64,
     /// Whether weight decay applies to a weight; it does not apply to weights that are missing here.
     pub weight_decay_applies: &'a HashMap<BufferId, bool>,
 }
@@ -87,18 +87,25 @@ impl<Op> InstrSite<'_, Op> {
     /// part.
     pub fn operand(&self, access: &Access) -> MatrixOperand {
         let InstrSite { device, scheduled, .. } = self;
-        let replica = (device.context, device.data);
+        let replica = (device.context, device.replica);
         let begin = replica_operand_range(device.stage, replica, (scheduled, access)).start;
         let shape = (access.extent.rows, access.extent.columns);
         MatrixOperand::contiguous(MemorySpace::Arena, begin, shape, access.extent.dtype)
     }
 
-    /// The tokens of an operand with this many rows.
+    /// The tokens of an operand with this many rows: those at the device's place of the context axis, their shard along
+    /// the tensor axis, or the whole microbatch.
     pub fn local_tokens(&self, rows: u64) -> LocalTokens {
         let context = self.device.context;
         let work = &context.workload;
         let (sequences, positions) = (work.micro_batch, work.sequence_length);
         let all = LocalTokens { sequences, positions, first_position: 0 };
+        if rows == work.tokens() {
+            return all;
+        }
+        let positions = context.positions();
+        let place = self.device.replica % context.mesh.context;
+        let all = LocalTokens { positions, first_position: positions * place, ..all };
         if rows == context.tokens() {
             return all;
         }
@@ -106,7 +113,8 @@ impl<Op> InstrSite<'_, Op> {
         match context.token_dim() {
             Some(Dim::Position) => {
                 let positions = positions / devices;
-                LocalTokens { positions, first_position: positions * self.device.tensor, ..all }
+                let first_position = all.first_position + positions * self.device.tensor;
+                LocalTokens { positions, first_position, ..all }
             }
             _ => LocalTokens { sequences: sequences / devices, ..all },
         }

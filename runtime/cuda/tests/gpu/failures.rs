@@ -13,7 +13,7 @@ use super::training::{cache_folder, on_each_device, options, tokens};
 use super::{device_choice, plans};
 
 fn plan_on(tensor: u64, pipeline: u64) -> (narrows_plan::model::Model, narrows_plan::Plan) {
-    let mesh = Mesh { tensor, pipeline, data: 1 };
+    let mesh = Mesh { tensor, pipeline, data: 1, context: 1 };
     plans(mesh, 1, Precision::Fp32, 5, 1).pop().unwrap()
 }
 

@@ -64,7 +64,7 @@ fn match_the_cpu(
     (tensor, pipeline, data): (u64, u64, u64),
     (chunks, count): (u64, usize),
 ) {
-    let mesh = Mesh { tensor, pipeline, data };
+    let mesh = Mesh { tensor, pipeline, data, context: 1 };
     device_choice::under_seeds(test, seeds, mesh.devices(), |seed| {
         let folder = cache_folder();
         for (model, plan) in plans(mesh, chunks, Precision::Fp32, 100 + seed, count) {
@@ -99,7 +99,7 @@ fn match_the_cpu(
 
 /// For each seed: losses in mixed precision are near those in f32, and captured graphs give the bits of single launches.
 fn match_f32(test: &str, seeds: impl IntoIterator<Item = u32>, (tensor, data): (u64, u64)) {
-    let mesh = Mesh { tensor, pipeline: 1, data };
+    let mesh = Mesh { tensor, pipeline: 1, data, context: 1 };
     device_choice::under_seeds(test, seeds, mesh.devices(), |seed| {
         let folder = cache_folder();
         for (model, plan) in plans(mesh, 1, Precision::MixedBf16, 7 + seed, 1) {

@@ -42,7 +42,7 @@ fn kernel_counts(program: &Program) -> BTreeMap<String, u64> {
 
 /// All processes obtain the times of all devices.
 fn check_timings(test: &str, (tensor, pipeline, data): (u64, u64, u64)) {
-    let mesh = Mesh { tensor, pipeline, data };
+    let mesh = Mesh { tensor, pipeline, data, context: 1 };
     device_choice::under_seeds(test, [0], mesh.devices(), |seed| {
         let folder = cache_folder();
         let (model, plan) = plans(mesh, 1, Precision::MixedBf16, 40 + seed, 1).remove(0);

@@ -31,7 +31,7 @@ pub struct KernelCase {
     pub context: Context,
     pub constants: ModelConstants,
     pub tensor: u64,
-    pub data: u64,
+    pub replica: u64,
     pub phase: Phase,
     pub weight_decay_applies: HashMap<BufferId, bool>,
     pub stage: StageProgram,
@@ -60,7 +60,7 @@ impl KernelCase {
 
     /// Any instruction.
     pub fn of(action: Action, tensor: u64, (sequences, length): (u64, u64)) -> KernelCase {
-        let mesh = Mesh { tensor, pipeline: 1, data: 1 };
+        let mesh = Mesh { tensor, pipeline: 1, data: 1, context: 1 };
         let workload =
             Workload { global_batch: sequences, sequence_length: length, micro_batch: sequences };
         let context = Context::new(mesh, workload, Precision::MixedBf16, Zero::Off);
@@ -78,7 +78,7 @@ impl KernelCase {
             context,
             constants,
             tensor: 0,
-            data: 0,
+            replica: 0,
             phase: Phase::Forward,
             weight_decay_applies: HashMap::new(),
             stage,
@@ -182,7 +182,7 @@ impl KernelCase {
             constants: &self.constants,
             stage: &self.stage,
             tensor: self.tensor,
-            data: self.data,
+            replica: self.replica,
             weight_decay_applies: &self.weight_decay_applies,
         };
         work(&device, &scheduled)
@@ -273,14 +273,14 @@ pub fn for_each_instruction(
     let Program { context, constants, .. } = program;
     let weight_decay_applies = HashMap::new();
     for stage in &program.stages {
-        for at in 0..context.tensor_size() * context.mesh.data {
-            let (tensor, data) = (at % context.tensor_size(), at / context.tensor_size());
+        for at in 0..context.tensor_size() * context.mesh.replicas() {
+            let (tensor, replica) = (at % context.tensor_size(), at / context.tensor_size());
             let device = LaunchContext {
                 context,
                 constants,
                 stage,
                 tensor,
-                data,
+                replica,
                 weight_decay_applies: &weight_decay_applies,
             };
             scheduled_instructions(stage).for_each(|scheduled| visit(&device, &scheduled));

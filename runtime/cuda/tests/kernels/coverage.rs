@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use narrows_cuda::{KernelFamily, kernel_launches};
 use narrows_plan::model::{self, Activation, presets};
 use narrows_plan::program::{Action, FusedOp, Program};
-use narrows_plan::{Context, Dim, Mesh, Precision, Workload, Zero, lower};
+use narrows_plan::{Axis, Context, Dim, Mesh, Precision, Workload, Zero, lower};
 
 use super::bounds_check::check_launches;
 use super::case::for_each_instruction;
@@ -48,8 +48,8 @@ fn fused_ops() -> Vec<FusedOp> {
         LossMaximum,
         LossSum,
         LossGradient,
-        Pack { dim },
-        Unpack { dim },
+        Pack { dim, axis: Axis::Tensor },
+        Unpack { dim, axis: Axis::Tensor },
         Slice { dim },
         SquareSum,
         AdamW,
@@ -61,6 +61,7 @@ fn context(rng: &mut TestRng, precision: Precision) -> Context {
         tensor: [1, 2, 4][rng.below(3)],
         pipeline: 1 + rng.below(2) as u64,
         data: 1 + rng.below(3) as u64,
+        context: [1, 1, 2, 4][rng.below(4)],
     };
     let micro_batch = [1, 2, 4][rng.below(3)];
     let workload = Workload {
@@ -68,7 +69,7 @@ fn context(rng: &mut TestRng, precision: Precision) -> Context {
         sequence_length: [8, 64][rng.below(2)],
         micro_batch,
     };
-    let (zero, shard_size) = draw_zero(rng, mesh.data);
+    let (zero, shard_size) = draw_zero(rng, mesh.replicas());
     Context { shard_size, ..Context::new(mesh, workload, precision, zero) }
 }
 
@@ -162,7 +163,7 @@ fn programs_of_the_largest_presets_have_kernels() {
     let mut coverage = KernelCoverage::default();
     for (seed, name) in [(1, "cola-7b"), (2, "llama-40b"), (3, "lax-7b"), (4, "cola-30b")] {
         let model = presets::find(name).unwrap();
-        let mesh = Mesh { tensor: 4, pipeline: 1, data: 2 };
+        let mesh = Mesh { tensor: 4, pipeline: 1, data: 2, context: 1 };
         let workload = Workload { global_batch: 8, sequence_length: 4096, micro_batch: 4 };
         let precision = Precision::MixedBf16;
         let context = Context::new(mesh, workload, precision, Zero::One);

@@ -2,7 +2,7 @@
 
 use narrows_cpu::kernels::{Parallel, PartitionShape, pack_shards, slice_shard, unpack_shards};
 use narrows_plan::program::FusedOp;
-use narrows_plan::{DType, Dim};
+use narrows_plan::{Axis, DType, Dim};
 
 use super::case::KernelCase;
 use super::formats::{random_values, rounded};
@@ -38,9 +38,21 @@ fn copies_match_the_cpu() {
                 dim,
                 shards: parts as usize,
             };
-            for op in [FusedOp::Pack { dim }, FusedOp::Unpack { dim }, FusedOp::Slice { dim }] {
-                let mut case = KernelCase::new(op, parts, (sequences, positions));
-                case.tensor = parts - 1;
+            let [tensor, context] = [Axis::Tensor, Axis::Context];
+            for (op, axis) in [
+                (FusedOp::Pack { dim, axis: tensor }, tensor),
+                (FusedOp::Unpack { dim, axis: tensor }, tensor),
+                (FusedOp::Slice { dim }, tensor),
+                (FusedOp::Pack { dim, axis: context }, context),
+                (FusedOp::Unpack { dim, axis: context }, context),
+            ] {
+                let tensor_size = if axis == tensor { parts } else { 1 };
+                let mut case = KernelCase::new(op, tensor_size, (sequences, positions));
+                if axis == context {
+                    case.context.mesh.context = parts;
+                    case.context.workload.sequence_length *= parts;
+                }
+                case.tensor = tensor_size - 1;
                 let part = match dim {
                     Dim::Feature => (rows, width / parts),
                     _ => (rows / parts, width),
@@ -68,7 +80,8 @@ fn copies_match_the_cpu() {
 
 #[test]
 fn unequal_parts_are_unsupported() {
-    let mut case = KernelCase::new(FusedOp::Pack { dim: Dim::Feature }, 2, (1, 4));
+    let mut case =
+        KernelCase::new(FusedOp::Pack { dim: Dim::Feature, axis: Axis::Tensor }, 2, (1, 4));
     let [from, to] = [(); 2].map(|()| case.buffer((4, 8), DType::F32, None));
     case.stage.buffers[from.0 as usize].sections = vec![5, 3];
     case.reads(&[from]).writes(&[to]);

@@ -233,8 +233,14 @@ impl SingleGemm {
 
     fn on_device<R>(&self, work: impl FnOnce(&MatmulContext, &ScheduledInstruction) -> R) -> R {
         let KernelCase { context, constants, stage, weight_decay_applies, phase, .. } = &self.case;
-        let device =
-            LaunchContext { context, constants, stage, tensor: 0, data: 0, weight_decay_applies };
+        let device = LaunchContext {
+            context,
+            constants,
+            stage,
+            tensor: 0,
+            replica: 0,
+            weight_decay_applies,
+        };
         let context = MatmulContext { device: &device, tied: self.tied, workspace: Bytes(1 << 20) };
         let pass = MicrobatchPass { phase: *phase, chunk: 0, microbatch: 0 };
         work(&context, &ScheduledInstruction { instr: &self.instr, pass, slot: 0 })
@@ -374,7 +380,7 @@ fn gemms_of_the_largest_presets_are_supported() {
     let mut wide = 0;
     for (seed, name) in [(1, "cola-7b"), (2, "llama-40b"), (3, "lax-7b"), (4, "cola-30b")] {
         let model = presets::find(name).unwrap();
-        let mesh = Mesh { tensor: 4, pipeline: 1, data: 2 };
+        let mesh = Mesh { tensor: 4, pipeline: 1, data: 2, context: 1 };
         let workload = Workload { global_batch: 8, sequence_length: 4096, micro_batch: 4 };
         for precision in [Precision::MixedBf16, Precision::Fp32] {
             let context = Context::new(mesh, workload, precision, Zero::One);

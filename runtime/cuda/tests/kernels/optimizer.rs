@@ -63,7 +63,7 @@ fn update(
     if dtype == DType::F32 {
         case.context.precision = Precision::Fp32;
     }
-    (case.phase, case.data) = (Phase::Step, replica);
+    (case.phase, case.replica) = (Phase::Step, replica);
     case.coefficients = optimizer_coefficients(options, 3);
     let whole = count * replicas;
     let master = random_values(1, whole);

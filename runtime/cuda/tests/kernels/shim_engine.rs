@@ -416,7 +416,7 @@ fn launch_context<'a>(
         constants: &program.constants,
         stage: &program.stages[coordinates.stage as usize],
         tensor: coordinates.tensor,
-        data: coordinates.data,
+        replica: coordinates.replica,
         weight_decay_applies: model_program.weight_decay_applies(coordinates.stage as usize),
     }
 }

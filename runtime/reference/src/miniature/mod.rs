@@ -39,7 +39,8 @@ pub use compare::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, NumericError, 
 ///   and a width is divisible by the size of the tensor axis if it was before;
 /// - *blocks*: two of each sequence of consecutive blocks of equal shape and equal decisions remain;
 /// - *the batch*: few sequences, few tokens, and at most the microbatches that fill the pipeline twice;
-/// - *replicas*: at most two, or two shard groups of two, if the mesh has more devices than can be threads.
+/// - *replicas*: at most two parts of the batch, or two shard groups of two, and as many parts of a sequence as the least
+///   factor of the context axis, if the mesh has more devices than can be threads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Miniature {
     /// The scaled-down model.
@@ -56,13 +57,13 @@ impl Miniature {
     pub fn new(plan: &Plan, model: &Model) -> Result<Miniature, Defects> {
         plan.resolve(model)?;
         let (stages, layers) = blocks::shrink_stages(plan, model);
-        let mut small_model = widths::shrink_model(model, plan.mesh.tensor);
+        let mut small_model = widths::shrink_model(model, &plan.mesh);
         small_model.blocks =
             layers.into_iter().map(|layer| small_model.blocks[layer].clone()).collect();
         small_model.name = format!("{} (miniature)", model.name);
         let replicas_max = if plan.shard_size.is_some() { 4 } else { 2 };
         let (mesh, workload) = workload::shrink_workload(plan.mesh, plan.workload, replicas_max);
-        let shard_size = match mesh.data < plan.mesh.data {
+        let shard_size = match mesh.replicas() < plan.mesh.replicas() {
             true => plan.shard_size.map(|size| size.min(2)),
             false => plan.shard_size,
         };

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use narrows_plan::Mesh;
 use narrows_plan::model::{CrossingGate, Model, Weight};
 
 use super::workload::smallest_alike;
@@ -24,13 +25,13 @@ struct ShrunkHeads {
 }
 
 /// Scales down the widths of a model; it keeps all blocks.
-pub(super) fn shrink_model(model: &Model, tensor: u64) -> Model {
+pub(super) fn shrink_model(model: &Model, mesh: &Mesh) -> Model {
     let heads = shrink_heads(
         ShrunkHeads { query: model.heads, key_value: model.kv_heads, head_dim: model.head_dim },
-        tensor,
+        mesh.tensor * mesh.context,
     );
     let (query, key_value) = (heads.query * heads.head_dim, heads.key_value * heads.head_dim);
-    let small = shrink_widths(model, tensor);
+    let small = shrink_widths(model, mesh.tensor);
     let scaled = |width: u64| small.get(&width).copied().unwrap_or(width);
     let mut shrunk = model.clone();
     (shrunk.hidden, shrunk.vocab) = (scaled(model.hidden), scaled(model.vocab));
@@ -79,15 +80,15 @@ fn shrink_widths(model: &Model, tensor: u64) -> BTreeMap<u64, u64> {
     small
 }
 
-/// The least numbers of heads with the same divisibility and the same sharing of KV heads.
-fn shrink_heads(large: ShrunkHeads, tensor: u64) -> ShrunkHeads {
+/// The least numbers of heads with the same divisibility by the devices that divide them, and the same sharing of KV heads.
+fn shrink_heads(large: ShrunkHeads, devices: u64) -> ShrunkHeads {
     let is_alike = |small: &ShrunkHeads| {
         let properties = |heads: &ShrunkHeads| {
             let widths = [heads.query * heads.head_dim, heads.key_value * heads.head_dim];
             let split = [heads.query, heads.key_value].into_iter().chain(widths);
-            let split: Vec<bool> = split.map(|size| size.is_multiple_of(tensor)).collect();
+            let split: Vec<bool> = split.map(|size| size.is_multiple_of(devices)).collect();
             // KV heads that cannot be sharded may be replicated.
-            let replicated = !split[1] && tensor.is_multiple_of(heads.key_value);
+            let replicated = !split[1] && devices.is_multiple_of(heads.key_value);
             (split, replicated, heads.query == heads.key_value)
         };
         properties(small) == properties(&large)

@@ -14,22 +14,28 @@ pub(super) fn shrink_workload(
     workload: Workload,
     replicas_max: u64,
 ) -> (Mesh, Workload) {
-    let data = if mesh.devices() > DEVICES_MAX { mesh.data.min(replicas_max) } else { mesh.data };
+    let (data, context) = match mesh.devices() > DEVICES_MAX {
+        true => (mesh.data.min(replicas_max), least_factor(mesh.context)),
+        false => (mesh.data, mesh.context),
+    };
     // Tokens are sharded by sequences or by positions depending on which the tensor axis divides, and
     // are packed differently if there is one sequence.
     let micro_batch = match workload.micro_batch {
         1 => 1,
         sequences => smallest_alike(2, sequences, mesh.tensor),
     };
-    let sequence_length = smallest_alike(
-        LENGTH_MIN.min(workload.sequence_length),
-        workload.sequence_length,
-        mesh.tensor,
-    );
+    let positions = workload.sequence_length / mesh.context;
+    let positions = smallest_alike(LENGTH_MIN.min(positions), positions, mesh.tensor);
+    let sequence_length = positions * context;
     // Enough for the warm-up, the steady state and the cool-down of the schedule.
     let microbatches = workload.microbatches(&mesh).min(2 * mesh.pipeline);
     let global_batch = micro_batch * data * microbatches;
-    (Mesh { data, ..mesh }, Workload { global_batch, sequence_length, micro_batch })
+    (Mesh { data, context, ..mesh }, Workload { global_batch, sequence_length, micro_batch })
+}
+
+/// The least factor greater than 1, of a number greater than 1.
+fn least_factor(number: u64) -> u64 {
+    (2..number).find(|factor| number.is_multiple_of(*factor)).unwrap_or(number)
 }
 
 /// The least number from `min` on that is divisible by `divisor` if and only if `number` is.
@@ -44,7 +50,7 @@ mod tests {
 
     fn shrink(tensor: u64, workload: [u64; 3]) -> [u64; 3] {
         let [global_batch, sequence_length, micro_batch] = workload;
-        let mesh = Mesh { tensor, pipeline: 2, data: 2 };
+        let mesh = Mesh { tensor, pipeline: 2, data: 2, context: 1 };
         let workload = Workload { global_batch, sequence_length, micro_batch };
         let (mesh, workload) = shrink_workload(mesh, workload, 2);
         assert_eq!(mesh.data, 2);
@@ -62,7 +68,7 @@ mod tests {
 
     #[test]
     fn meshes_of_many_devices_keep_two_replicas() {
-        let mesh = Mesh { tensor: 8, pipeline: 4, data: 16 };
+        let mesh = Mesh { tensor: 8, pipeline: 4, data: 16, context: 1 };
         let workload = Workload { global_batch: 512, sequence_length: 4096, micro_batch: 1 };
         let (mesh, workload) = shrink_workload(mesh, workload, 2);
         assert_eq!((mesh.data, workload.global_batch), (2, 16));

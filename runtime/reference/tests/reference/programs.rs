@@ -39,7 +39,7 @@ fn weights_of_programs_are_logical_parameters() {
 #[test]
 fn parameters_of_op_graphs_are_logical_parameters() {
     let context = Context::new(
-        Mesh { tensor: 1, pipeline: 1, data: 1 },
+        Mesh { tensor: 1, pipeline: 1, data: 1, context: 1 },
         Workload { global_batch: 1, sequence_length: 4, micro_batch: 1 },
         Precision::Fp32,
         Zero::Off,

@@ -1,0 +1,111 @@
+//! `--context`: sequences sharded over devices, planned, proven, priced, compared and executed.
+
+use serde_json::Value;
+
+use super::{failure, json, stdout};
+
+/// One sequence for each of two parts of the batch.
+const REQUEST: &str =
+    "--model cola-tiny --devices 4 --global-batch 4 --sequence-length 128 --pipeline 1";
+
+#[test]
+fn plans_with_a_context_axis_are_written_and_proven() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plan = folder.path().join("plan.json");
+    let plan = plan.display();
+    for (tensor, context, data) in [(1, 2, 2), (2, 2, 1)] {
+        let flags = format!("--tensor {tensor} --context {context}");
+        let planned = json(&format!("plan {REQUEST} {flags} --output {plan}"));
+        let mesh = &planned["decisions"]["mesh"];
+        assert_eq!((&mesh["context"], &mesh["data"]), (&context.into(), &data.into()));
+        let text = stdout(&format!("cost {plan}"));
+        let axes = format!("tensor {tensor} × context 2 × pipeline 1 × data {data}");
+        assert!(text.contains(&axes), "{text}");
+        assert!(text.contains("A2A all-to-all"), "{text}");
+        let numeric = json(&format!("check {plan} --numeric"));
+        assert_eq!(numeric["numeric"]["equal"], true, "{numeric}");
+    }
+}
+
+/// A step has the same loss whether sequences are sharded or not, and a run resumes under another mesh.
+#[test]
+fn every_context_axis_trains_alike() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let planned = |name: &str, flags: &str| {
+        let plan = at(name);
+        stdout(&format!("plan {REQUEST} --hardware cpu-local {flags} --output {plan}"));
+        plan
+    };
+    let plans = [
+        planned("whole.json", "--tensor 1 --context 1 --zero 0"),
+        planned("context.json", "--tensor 1 --context 2 --zero 3"),
+        planned("both.json", "--tensor 2 --context 2 --zero 1"),
+    ];
+    let loss = |flags: &str| {
+        let run = json(&format!("run {flags} --seed 3 --threads 1"));
+        run["loss_last"].as_f64().expect("a loss")
+    };
+    let expected = loss(&format!("{} --steps 4", plans[0]));
+    for plan in &plans[1..] {
+        let trained = loss(&format!("{plan} --steps 4"));
+        assert!((trained / expected - 1.0).abs() < 1e-5, "{plan}: {trained}, not {expected}");
+    }
+    let resumed = |first: usize, second: usize| {
+        let checkpoints = at(&format!("checkpoints-{first}-{second}"));
+        loss(&format!("{} --steps 2 --checkpoint-dir {checkpoints}", plans[first]));
+        loss(&format!("{} --steps 4 --checkpoint-dir {checkpoints} --resume", plans[second]))
+    };
+    let expected = resumed(0, 0);
+    for (first, second) in [(1, 2), (2, 0)] {
+        let trained = resumed(first, second);
+        assert!((trained / expected - 1.0).abs() < 1e-5, "{trained}, not {expected}");
+    }
+}
+
+#[test]
+fn sizes_that_divide_nothing_are_refused() {
+    for (flags, message) in [
+        ("--context 3", "--context: 3 devices do not divide 128 positions evenly"),
+        (
+            "--context 4 --tensor 4 --devices 16",
+            "--context: tensor × context = 16 devices do not divide",
+        ),
+        ("--context 0", "--context: 0 is not between 1 and"),
+        ("--context 2 --data-parallel 4", "product of the fixed axes"),
+    ] {
+        let request = REQUEST
+            .replace("--devices 4", if flags.contains("--devices") { "" } else { "--devices 4" });
+        let error = failure(&format!("plan {request} {flags}"), 2);
+        assert!(error.contains(message), "{flags}: {error}");
+    }
+}
+
+/// A plan file with a context axis that its sequences or heads do not allow is refused at that field.
+#[test]
+fn edited_plans_are_refused_at_the_field() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.json");
+    let path = file.display();
+    stdout(&format!("plan {REQUEST} --tensor 1 --context 2 --output {path}"));
+    let text = std::fs::read_to_string(&file).expect("a plan");
+    for (size, problem) in [(3, "do not divide"), (16, "heads"), (0, "0 is not between 1 and")] {
+        let mut plan: Value = serde_json::from_str(&text).expect("JSON");
+        plan["mesh"]["context"] = size.into();
+        std::fs::write(&file, plan.to_string()).expect("written");
+        for command in ["check", "cost"] {
+            let error = failure(&format!("{command} {path}"), 2);
+            assert!(error.contains("mesh.context") && error.contains(problem), "{error}");
+        }
+    }
+}
+
+#[test]
+fn sweeps_and_explanations_show_the_context_axis() {
+    let request =
+        "--model cola-tiny --hardware a100-80gb --devices 4 --global-batch 2 --sequence-length 256";
+    let page = stdout(&format!("whatif {request} --sweep context=1,2"));
+    assert!(page.contains("C2") && page.contains("C: devices along the context axis"), "{page}");
+    let page = stdout(&format!("explain {request} --context 2"));
+    assert!(page.contains("Mesh: tensor × context × pipeline × data"), "{page}");
+}
