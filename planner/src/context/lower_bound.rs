@@ -73,11 +73,15 @@ fn filled_pipeline(context: &Context, microbatch_time: f64, fraction: f64) -> f6
 /// spend at least the fraction φ of their least microbatch time on these.
 fn filled_by_forward_passes(segments: &SegmentSolver, context: &Context) -> f64 {
     let of_layout = |boundary: BoundaryLayout| {
-        let (mut blocks, mut fraction) = (0.0, 1.0_f64);
-        for shape in segments.layer_shapes() {
-            let spec = SegmentSpec::block(*shape, boundary);
+        let of_layers = segments.of_layers(|shape| {
+            let spec = SegmentSpec::block(shape, boundary);
             let time = segments.min_microbatch_time(spec, context)?;
-            fraction = fraction.min(segments.min_pass_times(spec, context).forward / time);
+            Some((time, segments.min_pass_times(spec, context).forward / time))
+        });
+        let (mut blocks, mut fraction) = (0.0, 1.0_f64);
+        for of_layer in of_layers {
+            let (time, forward) = of_layer?;
+            fraction = fraction.min(forward);
             blocks += time;
         }
         Some(filled_pipeline(context, blocks, fraction))
@@ -99,10 +103,8 @@ fn interleaved_bound(segments: &SegmentSolver, context: &Context) -> f64 {
             let step_phase = segments.step_phase_range(spec, context)[0];
             Some((segments.min_microbatch_time(spec, context)?, step_phase))
         };
-        let of_shapes: Vec<(f64, f64)> =
-            (0..segments.shape_count()).map(of_shape).collect::<Option<_>>()?;
-        let (microbatch, step_phase): (Vec<f64>, Vec<f64>) =
-            segments.layer_shapes().iter().map(|shape| of_shapes[*shape]).unzip();
+        let of_layers: Option<Vec<(f64, f64)>> = segments.of_layers(of_shape).into_iter().collect();
+        let (microbatch, step_phase): (Vec<f64>, Vec<f64>) = of_layers?.into_iter().unzip();
         let blocks = BlockTimesMin { microbatch: &microbatch, step_phase: &step_phase };
         let last = context.virtual_stages() - 1;
         Some(blocks.step_bound(context, |at| match at {
@@ -162,10 +164,9 @@ fn min_step_phase(request: &Request, segments: &SegmentSolver, context: &Context
 /// Lower bound on the forward pass of one microbatch over the blocks of the model.
 fn min_forward_time(segments: &SegmentSolver, context: &Context) -> f64 {
     let of_layout = |boundary: BoundaryLayout| -> f64 {
-        let of_shape = |shape: &usize| {
-            segments.min_pass_times(SegmentSpec::block(*shape, boundary), context).forward
-        };
-        segments.layer_shapes().iter().map(of_shape).sum()
+        let of_shape =
+            |shape| segments.min_pass_times(SegmentSpec::block(shape, boundary), context).forward;
+        segments.of_layers(of_shape).into_iter().sum()
     };
     let layouts = segments.boundary_layouts(context).into_iter();
     layouts.map(of_layout).min_by(f64::total_cmp).unwrap_or(0.0)
@@ -178,13 +179,8 @@ pub(super) fn min_microbatch_time(
     boundary: BoundaryLayout,
 ) -> Option<f64> {
     let time = |spec| segments.min_microbatch_time(spec, context);
-    let mut by_shape = vec![None; segments.shape_count()];
-    for &shape in segments.layer_shapes() {
-        if by_shape[shape].is_none() {
-            by_shape[shape] = Some(time(SegmentSpec::block(shape, boundary))?);
-        }
-    }
-    let blocks: f64 = segments.layer_shapes().iter().filter_map(|shape| by_shape[*shape]).sum();
+    let of_layers = segments.of_layers(|shape| time(SegmentSpec::block(shape, boundary)));
+    let blocks: f64 = of_layers.into_iter().sum::<Option<f64>>()?;
     let end = |kind| time(SegmentSpec::embedding_or_head(kind, boundary, None));
     Some(blocks + end(SegmentKind::Embedding)? + end(SegmentKind::Head)?)
 }

@@ -28,16 +28,15 @@ pub(super) fn sharding_bound(
     if !is_covered || context.mesh.pipeline > 1 || context.has_activation_collectives() {
         return 0.0;
     }
-    let blocks = |shape: &usize| SegmentSpec::block(*shape, boundary);
+    let blocks = |shape: usize| SegmentSpec::block(shape, boundary);
     // The collectives beside a block are those of its neighbours, of any shape.
-    let of_shape = |shape: usize| segments.sharding_min(blocks(&shape), context);
+    let of_shape = |shape: usize| segments.sharding_min(blocks(shape), context);
     let least = (0..segments.shape_count()).map(of_shape).reduce(ShardingMin::min);
     let ShardingMin { gather, reduction, .. } = least.unwrap_or_default();
     let with_collectives =
         |pass: f64, collectives: Seconds| pass + slowdown.exposed(collectives, Seconds(pass)).0;
     let mut microbatch = 0.0;
-    for shape in segments.layer_shapes() {
-        let least = segments.min_pass_times(blocks(shape), context);
+    for least in segments.of_layers(|shape| segments.min_pass_times(blocks(shape), context)) {
         microbatch += with_collectives(least.forward, gather);
         microbatch += with_collectives(least.backward, gather + reduction);
     }
@@ -51,8 +50,9 @@ pub(super) fn sharding_bound(
         microbatch += least.forward + least.backward;
         step_phase += segments.step_phase_range(spec, context)[0];
     }
-    for shape in segments.layer_shapes() {
-        step_phase += segments.step_phase_range(blocks(shape), context)[0];
+    let of_layers = segments.of_layers(|shape| segments.step_phase_range(blocks(shape), context));
+    for [least, _] in of_layers {
+        step_phase += least;
     }
     let microbatches = context.workload.microbatches(&context.mesh) as f64;
     microbatches * microbatch + step_phase

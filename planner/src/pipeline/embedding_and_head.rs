@@ -36,13 +36,15 @@ impl EmbeddingAndHead {
         let microbatches = context.workload.microbatches(&context.mesh);
         let mut per_layout = vec![];
         for boundary in segments.boundary_layouts(context) {
-            let fastest =
-                |shape: &usize| segments.fastest(SegmentSpec::block(*shape, boundary), context);
-            let blocks: Option<Vec<Arc<SolvedSegment>>> =
-                segments.layer_shapes().iter().map(fastest).collect();
-            let Some(blocks) = blocks else { continue };
             let total = |solved: &Arc<SolvedSegment>| solved.time.total(microbatches);
-            let blocks_time: Seconds = blocks.iter().map(total).sum();
+            let blocks = segments.of_layers(|shape| {
+                let solved = segments.fastest(SegmentSpec::block(shape, boundary), context);
+                solved.map(|solved| total(&solved))
+            });
+            let Some(blocks) = blocks.into_iter().collect::<Option<Vec<Seconds>>>() else {
+                continue;
+            };
+            let blocks_time: Seconds = blocks.into_iter().sum();
             for tied_weight in request.tied_weights() {
                 let fastest = |kind| {
                     let spec = SegmentSpec::embedding_or_head(kind, boundary, tied_weight);

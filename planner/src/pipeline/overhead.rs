@@ -155,11 +155,13 @@ fn first_block_min(
 ) -> Seconds {
     let Some(slowdown) = segments.prices().overlap_slowdown() else { return Seconds(0.0) };
     // The first block of a later stage is any of them.
-    let shapes = if stage == 0 { 0..1 } else { 0..segments.layer_shapes().len() };
-    let shapes = &segments.layer_shapes()[shapes];
+    let shapes = match (stage, segments.layer_shapes().first()) {
+        (0, Some(first)) => *first..first + 1,
+        _ => 0..segments.shape_count(),
+    };
     let overlapped =
-        |shape: &usize| segments.overlapped_min(SegmentSpec::block(*shape, boundary), context);
-    let least = shapes.iter().map(overlapped).reduce(f64::min).unwrap_or(0.0);
+        |shape: usize| segments.overlapped_min(SegmentSpec::block(shape, boundary), context);
+    let least = shapes.map(overlapped).reduce(f64::min).unwrap_or(0.0);
     Seconds(least * (1.0 - slowdown.hidden_cost()))
 }
 

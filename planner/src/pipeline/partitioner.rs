@@ -1,11 +1,11 @@
 //! Divides the blocks of one context among its stages, within the memory of each stage.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use narrows_plan::strategy::BoundaryLayout;
 use narrows_plan::{Bytes, Context, Seconds};
+use rustc_hash::FxHashMap;
 
 use super::assignment::{BlockInFlight, StageAssignment, assign_points};
 use super::in_flight::in_flight_in_chunks;
@@ -43,9 +43,9 @@ pub(crate) struct StagePartitioner<'a> {
     boundary: BoundaryLayout,
     stages: Vec<StageMemory>,
     /// Assignments by run of blocks; the first block is 0 when all blocks have one shape.
-    assignments: RefCell<HashMap<StageBlocks, CachedAssignment>>,
+    assignments: RefCell<FxHashMap<StageBlocks, CachedAssignment>>,
     /// Assignments with other numbers of microbatches, by run and number.
-    weighted: RefCell<HashMap<(StageBlocks, u64), CachedAssignment>>,
+    weighted: RefCell<FxHashMap<(StageBlocks, u64), CachedAssignment>>,
     is_interrupted: Cell<bool>,
 }
 
@@ -149,13 +149,20 @@ impl<'a> StagePartitioner<'a> {
         let (mut passes_min, mut uncounted_reductions_min) = (vec![], vec![]);
         let slowdown = self.segments.prices().overlap_slowdown();
         let uncounted = slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
-        for shape in self.segments.layer_shapes() {
-            let spec = SegmentSpec::block(*shape, self.boundary);
-            microbatch_times_min.extend(self.segments.min_microbatch_time(spec, self.context));
-            passes_min.push(self.segments.min_pass_times(spec, self.context));
-            let reductions = self.segments.overlapped_min(spec, self.context);
+        let of_layers = self.segments.of_layers(|shape| {
+            let spec = SegmentSpec::block(shape, self.boundary);
+            (
+                self.segments.min_microbatch_time(spec, self.context),
+                self.segments.min_pass_times(spec, self.context),
+                self.segments.overlapped_min(spec, self.context),
+                self.segments.step_phase_range(spec, self.context)[0],
+            )
+        });
+        for (microbatch_time, passes, reductions, step_phase) in of_layers {
+            microbatch_times_min.extend(microbatch_time);
+            passes_min.push(passes);
             uncounted_reductions_min.push(uncounted * reductions);
-            step_phase_times_min.push(self.segments.step_phase_range(spec, self.context)[0]);
+            step_phase_times_min.push(step_phase);
         }
         PruningCutoff {
             microbatch_times_min,

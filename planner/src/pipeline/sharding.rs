@@ -23,14 +23,15 @@ pub(super) fn sharding_beside_blocks(
     if !context.shards_gradients() {
         return Default::default();
     }
-    let of_shape = |shape: &usize| {
-        segments.sharding_min(SegmentSpec::block(*shape, embedding_and_head.boundary), context)
+    let of_shape = |shape: usize| {
+        segments.sharding_min(SegmentSpec::block(shape, embedding_and_head.boundary), context)
     };
-    let [forward, mut backward] = at_ends(segments, context, stage, embedding_and_head, of_shape);
+    let shapes: Vec<ShardingMin> = (0..segments.shape_count()).map(of_shape).collect();
+    let [forward, mut backward] = at_ends(segments, context, stage, embedding_and_head, &shapes);
     // On several stages, the blocks of this one are not known.
     if context.accumulates_parts() && context.mesh.pipeline == 1 {
-        let shapes = segments.layer_shapes().iter();
-        backward += shapes.map(|shape| of_shape(shape).additions).sum();
+        let layers = segments.layer_shapes().iter();
+        backward += layers.map(|shape| shapes[*shape].additions).sum();
     }
     [forward, backward]
 }
@@ -41,7 +42,7 @@ fn at_ends(
     context: &Context,
     stage: u64,
     embedding_and_head: &EmbeddingAndHead,
-    of_shape: impl Fn(&usize) -> ShardingMin,
+    shapes: &[ShardingMin],
 ) -> [Seconds; 2] {
     let Some(slowdown) = segments.prices().overlap_slowdown() else { return Default::default() };
     // Strategies with collectives of activations differ in the instructions beside another collective.
@@ -49,9 +50,8 @@ fn at_ends(
         return Default::default();
     }
     // The first block of a later stage, and the last of an earlier one, is any of them.
-    let shapes = segments.layer_shapes();
-    let any = shapes.iter().map(&of_shape).reduce(ShardingMin::min).unwrap_or_default();
-    let first = if stage == 0 { of_shape(&shapes[0]) } else { any };
+    let any = shapes.iter().copied().reduce(ShardingMin::min).unwrap_or_default();
+    let first = if stage == 0 { shapes[segments.layer_shapes()[0]] } else { any };
     // The embedding has one solution on one device of the tensor axis.
     let (boundary, tied) = (embedding_and_head.boundary, embedding_and_head.tied_weight);
     let spec = SegmentSpec::embedding_or_head(SegmentKind::Embedding, boundary, tied);

@@ -4,6 +4,7 @@ use narrows_cost_model::{PassTimesMin, ShardingMin};
 use narrows_plan::Context;
 use narrows_plan::graph::Grouping;
 
+use super::cache::StepPhaseBounds;
 use super::solver::SegmentSolver;
 use super::spec::SegmentSpec;
 use crate::lock::lock;
@@ -11,43 +12,48 @@ use crate::lock::lock;
 impl SegmentSolver<'_> {
     /// Bounds on the time of a segment in the step phase: `[min, max]` in seconds.
     pub(crate) fn step_phase_range(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
-        let key = (spec, self.step_phase_key(spec, context));
-        if let Some(cached) = lock(&self.priced.step_phase_ranges).get(&key) {
-            return *cached;
-        }
-        let mut range = [f64::INFINITY, 0.0_f64];
-        for grouping in self.groupings(spec) {
-            let prepared = self.prepare(spec, grouping, context);
-            let [min, max] = self.step_phases(&prepared, (spec, grouping), context).bounds();
-            range = [range[0].min(min.0), range[1].max(max.0)];
-        }
-        lock(&self.priced.step_phase_ranges).insert(key, range);
-        range
+        self.step_phase_bounds(spec, context).range
     }
 
     /// Lower bound on the segment's reductions beside the last backward pass, in seconds.
     pub(crate) fn overlapped_min(&self, spec: SegmentSpec, context: &Context) -> f64 {
-        if !context.overlap_grad_reduce {
-            return 0.0;
+        match context.overlap_grad_reduce {
+            true => self.step_phase_bounds(spec, context).overlapped_min,
+            false => 0.0,
         }
-        let of_grouping = |grouping: &Grouping| {
-            let prepared = self.prepare(spec, *grouping, context);
-            self.step_phases(&prepared, (spec, *grouping), context).overlapped_min().0
-        };
-        self.groupings(spec).iter().map(of_grouping).reduce(f64::min).unwrap_or(0.0)
     }
 
     /// Lower bounds on the passes of a segment with sharded parameters; zero where replicas do not shard them.
     pub(crate) fn sharding_min(&self, spec: SegmentSpec, context: &Context) -> ShardingMin {
-        if !context.shards_gradients() {
-            return ShardingMin::default();
+        match context.shards_gradients() {
+            true => self.step_phase_bounds(spec, context).sharding_min,
+            false => ShardingMin::default(),
+        }
+    }
+
+    fn step_phase_bounds(&self, spec: SegmentSpec, context: &Context) -> StepPhaseBounds {
+        let key = (spec, self.step_phase_key(spec, context));
+        if let Some(cached) = lock(&self.priced.step_phase_bounds).get(&key) {
+            return *cached;
         }
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.prepare(spec, *grouping, context);
-            self.step_phases(&prepared, (spec, *grouping), context).sharding_min()
+            let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
+            StepPhaseBounds {
+                range: step_phases.bounds().map(|seconds| seconds.0),
+                overlapped_min: step_phases.overlapped_min().0,
+                sharding_min: step_phases.sharding_min(),
+            }
         };
-        let least = self.groupings(spec).iter().map(of_grouping).reduce(ShardingMin::min);
-        least.unwrap_or_default()
+        let widest = |a: StepPhaseBounds, b: StepPhaseBounds| StepPhaseBounds {
+            range: [a.range[0].min(b.range[0]), a.range[1].max(b.range[1])],
+            overlapped_min: a.overlapped_min.min(b.overlapped_min),
+            sharding_min: a.sharding_min.min(b.sharding_min),
+        };
+        let bounds = self.groupings(spec).iter().map(of_grouping).reduce(widest);
+        let bounds = bounds.unwrap_or_else(|| unreachable!("every segment has a grouping"));
+        lock(&self.priced.step_phase_bounds).insert(key, bounds);
+        bounds
     }
 
     /// Lower bounds on the passes of one microbatch.

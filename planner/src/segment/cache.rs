@@ -12,14 +12,16 @@
 //! All entries are functions of their keys, so that a shared cache changes no result. Hulls, which are refined on
 //! demand, stay with their search.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::{Executor, GroupLinks, OpTimes, PassTimesMin, Prices, StepPhases};
+use narrows_cost_model::{
+    Executor, GroupLinks, OpTimes, PassTimesMin, Prices, ShardingMin, StepPhases,
+};
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Rules, TiedWeightLayout};
 use narrows_plan::{Bytes, Context, Dim, Mesh};
+use rustc_hash::FxHashMap;
 
 use super::elimination_orders::EliminationOrders;
 use super::prepared::{PreparedSegment, Sweepers};
@@ -50,6 +52,17 @@ pub(super) type StepPhaseKey = (StepKey, Option<Dim>);
 /// A segment on a stage, in a context whose number of microbatches does not matter, under a memory limit.
 pub(super) type BytePricesKey = (SegmentSpec, Context, usize, Bytes);
 
+/// Bounds on the step phase of a segment, and on what sharded parameters add to its passes, over all of its choices.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepPhaseBounds {
+    /// Least and largest time, in seconds.
+    pub range: [f64; 2],
+    /// Least reductions beside the last backward pass, in seconds.
+    pub overlapped_min: f64,
+    /// Least additions to the passes.
+    pub sharding_min: ShardingMin,
+}
+
 /// The fastest solution of a segment; `None` for a segment without legal decisions.
 pub(super) type FastestSolution = Option<Arc<SolvedSegment>>;
 
@@ -57,7 +70,7 @@ pub(super) type FastestSolution = Option<Arc<SolvedSegment>>;
 #[derive(Default)]
 pub(super) struct AlternativesCache {
     /// The first segment prepared with each set of alternatives.
-    pub prepared: Mutex<HashMap<AlternativesKey, Arc<PreparedSegment>>>,
+    pub prepared: Mutex<FxHashMap<AlternativesKey, Arc<PreparedSegment>>>,
     pub elimination_orders: EliminationOrders,
 }
 
@@ -65,17 +78,17 @@ pub(super) struct AlternativesCache {
 #[derive(Default)]
 pub(super) struct PricedCache {
     /// Prices by profile and number of devices.
-    prices: Mutex<HashMap<(String, u64), Arc<Prices>>>,
-    pub prepared: Mutex<HashMap<(SegmentSpec, Grouping, PassKey), Arc<PreparedSegment>>>,
-    pub op_times: Mutex<HashMap<(OpsKey, PassKey), OpTimes>>,
-    pub step_phases: Mutex<HashMap<(OpsKey, StepPhaseKey), Arc<StepPhases>>>,
-    pub step_phase_ranges: Mutex<HashMap<(SegmentSpec, StepPhaseKey), [f64; 2]>>,
-    pub pass_times: Mutex<HashMap<(SegmentSpec, PassKey), PassTimesMin>>,
-    pub fastest: Mutex<HashMap<(SegmentSpec, StepKey), FastestSolution>>,
-    pub sweepers: Mutex<HashMap<(SegmentSpec, StepKey), Sweepers>>,
+    prices: Mutex<FxHashMap<(String, u64), Arc<Prices>>>,
+    pub prepared: Mutex<FxHashMap<(SegmentSpec, Grouping, PassKey), Arc<PreparedSegment>>>,
+    pub op_times: Mutex<FxHashMap<(OpsKey, PassKey), OpTimes>>,
+    pub step_phases: Mutex<FxHashMap<(OpsKey, StepPhaseKey), Arc<StepPhases>>>,
+    pub step_phase_bounds: Mutex<FxHashMap<(SegmentSpec, StepPhaseKey), StepPhaseBounds>>,
+    pub pass_times: Mutex<FxHashMap<(SegmentSpec, PassKey), PassTimesMin>>,
+    pub fastest: Mutex<FxHashMap<(SegmentSpec, StepKey), FastestSolution>>,
+    pub sweepers: Mutex<FxHashMap<(SegmentSpec, StepKey), Sweepers>>,
     /// Prices of a byte at which the bounds of a stage were tight, for one microbatch: of a step, and of very many
     /// microbatches. Any prices give valid bounds, so that plans and proofs do not depend on these.
-    pub byte_prices: Mutex<HashMap<BytePricesKey, [f64; 2]>>,
+    pub byte_prices: Mutex<FxHashMap<BytePricesKey, [f64; 2]>>,
 }
 
 impl PricedCache {

@@ -1,11 +1,11 @@
 //! Hulls of segments: the fastest decisions for each number of bytes.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use narrows_plan::graph::Grouping;
 use narrows_plan::{Bytes, Context};
 use rayon::prelude::*;
+use rustc_hash::FxHashMap;
 
 use super::prepared::Sweepers;
 use super::solver::SegmentSolver;
@@ -19,11 +19,11 @@ type HullKey = (SegmentSpec, Context, u64);
 /// The hulls of one search. They are refined on demand, so that their vertices depend on earlier calls.
 #[derive(Default)]
 pub(super) struct Hulls {
-    by_key: Mutex<HashMap<HullKey, Arc<Mutex<Option<CachedHull>>>>>,
+    by_key: Mutex<FxHashMap<HullKey, Arc<Mutex<Option<CachedHull>>>>>,
 }
 
 /// Solutions of a hull's vertices, by the vertex.
-type VertexSolutions = HashMap<VertexId, Arc<SolvedSegment>>;
+type VertexSolutions = FxHashMap<VertexId, Arc<SolvedSegment>>;
 
 /// A partly refined hull, with the solutions of its vertices.
 struct CachedHull {
@@ -127,7 +127,7 @@ impl SegmentSolver<'_> {
             let sweepers = sweepers.map(|(_, sweeper)| sweeper.clone()).collect();
             // A microbatch in flight multiplies the row of kept activations.
             let hull = Hull::new(sweepers, *in_flight as f64);
-            CachedHull { hull, solutions: VertexSolutions::new() }
+            CachedHull { hull, solutions: VertexSolutions::default() }
         });
         let hull = hull.as_mut()?;
         let before = hull.sweeps();

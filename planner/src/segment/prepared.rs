@@ -1,6 +1,5 @@
 //! Segments and their cost tables, prepared for solves and sweeps.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use narrows_cost_model::{
@@ -9,6 +8,7 @@ use narrows_cost_model::{
 use narrows_plan::Bytes;
 use narrows_plan::graph::Grouping;
 use narrows_plan::strategy::SegmentChoice;
+use rustc_hash::FxHashMap;
 
 use crate::lock::lock;
 use crate::solve::{EliminationOrder, Sweeper};
@@ -19,7 +19,7 @@ pub(super) struct PreparedSegment {
     /// `None` when the links are too far from a tree for elimination.
     pub order: Option<Arc<EliminationOrder>>,
     /// Decoded assignments.
-    solutions: Mutex<HashMap<Arc<[u32]>, Arc<PassSolution>>>,
+    solutions: Mutex<FxHashMap<Arc<[u32]>, Arc<PassSolution>>>,
 }
 
 /// An assignment of a segment's table, decoded, with all of its cost that does not depend on the step phase.

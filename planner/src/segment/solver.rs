@@ -1,6 +1,6 @@
 //! The segments of one request: built, priced, and shared where other requests need the same.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -12,6 +12,7 @@ use narrows_plan::graph::{
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{BoundaryLayout, SegmentSpace, boundary_layouts};
 use narrows_plan::{Axis, Context, Kernel, Mesh, PipelineSchedule, Seconds, Workload, Zero};
+use rustc_hash::FxHashMap;
 
 use super::cache::{
     AlternativesCache, BytePricesKey, FastestSolution, OpsKey, PassKey, PricedCache, SegmentCache,
@@ -40,7 +41,7 @@ pub struct SegmentSolver<'a> {
     pub(super) priced: Arc<PricedCache>,
     prices: Arc<Prices>,
     /// Fastest solutions that no proof covers. They stay with their search.
-    pub(super) unproven: Mutex<HashMap<(SegmentSpec, StepKey), FastestSolution>>,
+    pub(super) unproven: Mutex<FxHashMap<(SegmentSpec, StepKey), FastestSolution>>,
     pub(super) hulls: Hulls,
     deadline: Deadline,
     solve_count: AtomicU64,
@@ -100,6 +101,12 @@ impl<'a> SegmentSolver<'a> {
     /// Index of each layer's block shape.
     pub fn layer_shapes(&self) -> &[usize] {
         &self.layer_shapes
+    }
+
+    /// The value of each layer, computed once for each block shape.
+    pub(crate) fn of_layers<T: Clone>(&self, of_shape: impl Fn(usize) -> T) -> Vec<T> {
+        let shapes: Vec<T> = (0..self.shapes.len()).map(of_shape).collect();
+        self.layer_shapes.iter().map(|shape| shapes[*shape].clone()).collect()
     }
 
     /// Number of distinct block shapes.
@@ -228,8 +235,8 @@ impl<'a> SegmentSolver<'a> {
     }
 
     /// The key of the times of one microbatch without what ZeRO adds. They do not depend on the number of microbatches, on
-    /// overlapped gradient reductions, on the numbers of replicas and stages, or on ZeRO besides whether gradients are
-    /// sharded.
+    /// overlapped gradient reductions, on the schedule, on the numbers of replicas and stages, or on ZeRO besides whether
+    /// gradients are sharded.
     pub(super) fn pass_key(&self, context: &Context) -> PassKey {
         let mut shared = *context;
         // Gradients that replicas shard are those of one microbatch, to which nothing is added.
@@ -239,18 +246,19 @@ impl<'a> SegmentSolver<'a> {
         shared.zero = zero;
         shared.shard_size = replicas;
         shared.overlap_grad_reduce = false;
-        shared.schedule = PipelineSchedule::default();
+        (shared.schedule, shared.chunks) = (PipelineSchedule::default(), 1);
         shared.workload.global_batch = shared.workload.micro_batch * replicas;
         (shared, self.links(context, [Axis::Tensor, Axis::Context]))
     }
 
-    /// The key of a segment's times in a step. Blocks do not depend on the number of stages. Embedding and head do: on
+    /// The key of a segment's times in a step. They do not depend on the schedule, and those of blocks not on the number of
+    /// stages. Embedding and head do: on
     /// two stages they have two copies of a tied weight.
     pub(super) fn step_key(&self, spec: SegmentSpec, context: &Context) -> StepKey {
         let mut shared = *context;
         let stages_max = if spec.kind == SegmentKind::Block { 1 } else { 2 };
         shared.mesh.pipeline = shared.mesh.pipeline.min(stages_max);
-        shared.schedule = PipelineSchedule::default();
+        (shared.schedule, shared.chunks) = (PipelineSchedule::default(), 1);
         (shared, self.links(context, [Axis::Tensor, Axis::Context, Axis::Data]))
     }
 

@@ -10,11 +10,11 @@
 //! that average must be known.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use narrows_cost_model::ChoiceBytes;
 use narrows_plan::{Bytes, Seconds};
+use rustc_hash::FxHashMap;
 
 use super::elimination::EliminationOrder;
 use crate::lock::lock;
@@ -36,7 +36,7 @@ pub(crate) struct Sweeper {
     /// Bytes in the second row by node and choice.
     pub second_row: ChoiceBytes,
     /// Vertices found so far.
-    pub swept: Mutex<HashMap<SweepKey, Option<Vertex>>>,
+    pub swept: Mutex<FxHashMap<SweepKey, Option<Vertex>>>,
 }
 
 /// The bits of all that a sweep depends on: the weight of the second row, and the prices of time and of bytes.
