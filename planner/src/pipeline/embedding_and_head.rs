@@ -5,7 +5,7 @@ use std::sync::Arc;
 use narrows_cost_model::SegmentTime;
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
-use narrows_plan::{Bytes, Context, Seconds};
+use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds};
 
 use super::in_flight::in_flight_in_chunk;
 use crate::request::Request;
@@ -70,12 +70,20 @@ impl EmbeddingAndHead {
         let microbatches = context.workload.microbatches(&context.mesh);
         let relaxed = |fastest: &Arc<SolvedSegment>, kind, in_flight| {
             let spec = SegmentSpec::embedding_or_head(kind, self.boundary, self.tied_weight);
-            let microbatch_time = segments.min_microbatch_time(spec, context).unwrap_or(0.0);
+            // Only the bounds of zero-bubble pipelines tell the passes apart.
+            let [forward, backward] = match context.schedule {
+                PipelineSchedule::ZeroBubble => {
+                    let least = segments.min_pass_times(spec, context);
+                    [least.forward, least.backward]
+                }
+                _ => [segments.min_microbatch_time(spec, context).unwrap_or(0.0), 0.0],
+            };
             let total = fastest.time.total(microbatches).0;
+            let passes = microbatches as f64 * (forward + backward);
             let time = SegmentTime {
-                forward: Seconds(microbatch_time),
-                backward: Seconds(0.0),
-                step_phase: Seconds((total - microbatches as f64 * microbatch_time).max(0.0)),
+                forward: Seconds(forward),
+                backward: Seconds(backward),
+                step_phase: Seconds((total - passes).max(0.0)),
                 ..SegmentTime::default()
             };
             let smallest = segments.hull(spec, context, in_flight, Some(Bytes(0)));

@@ -4,16 +4,25 @@
 use std::sync::Arc;
 
 use narrows_cost_model::{
-    PassTimes, PassTimesMin, SimulatedStep, StageTime, StepPart, SyncedStages, simulate_schedules,
+    PassTimes, PassTimesMin, SegmentTime, SimulatedStep, StageTime, StepPart, SyncedStages,
+    profile, simulate_schedules,
 };
 use narrows_plan::PipelineSchedule::{self, Interleaved, OneForwardOneBackward, ZeroBubble};
 use narrows_plan::Seconds;
+use narrows_plan::model::presets;
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
 
 use super::interleaved::passes_bound;
 use super::partition::{StageBlocks, division_bound};
 use super::step_bound::StepSchedule;
-use super::{Partition, PruningCutoff, StageAssignment, StageOverhead, undominated_partitions};
+use super::{
+    EmbeddingAndHead, Partition, PruningCutoff, StageAssignment, StageOverhead,
+    undominated_partitions,
+};
+use crate::contexts::contexts;
+use crate::deadline::Deadline;
+use crate::request::Request;
+use crate::segment::SegmentSolver;
 
 fn partition(times: &[StageTime]) -> Partition {
     let stages = times
@@ -303,4 +312,39 @@ fn the_best_partition_equals_the_best_by_enumeration() {
         assert!((best - least).abs() <= 1e-9 * least.max(1.0), "{best} is not {least}");
         Ok(())
     });
+}
+
+/// The bound of a zero-bubble pipeline tells passes apart, so neither pass of the relaxed embedding and head may take longer
+/// than that of a solution.
+#[test]
+fn relaxed_passes_are_no_longer_than_those_of_solutions() {
+    let request = Request {
+        pipeline: Some(2),
+        schedule: Some(ZeroBubble),
+        ..Request::new(
+            presets::find("cola-60m").expect("a preset"),
+            profile::preset("a100-80gb").expect("a preset"),
+            8,
+            8,
+            512,
+        )
+    };
+    let segments = SegmentSolver::new(&request, Deadline::none());
+    let passes = |time: &SegmentTime| [time.forward, time.backward];
+    let mut compared = 0;
+    for context in contexts(&request) {
+        for solved in EmbeddingAndHead::fastest_per_layout(&request, &segments, &context) {
+            let relaxed = solved.relaxation(&segments, &context);
+            for (relaxed, solved) in
+                [(&relaxed.embedding, &solved.embedding), (&relaxed.head, &solved.head)]
+            {
+                for (relaxed, solved) in passes(&relaxed.time).into_iter().zip(passes(&solved.time))
+                {
+                    assert!(relaxed.0 <= solved.0 * (1.0 + 1e-9), "{relaxed} and {solved}");
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared > 100, "{compared}");
 }
