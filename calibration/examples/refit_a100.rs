@@ -5,10 +5,10 @@
 //! cargo run --release -p narrows-calibration --example refit_a100
 //! ```
 
-#[path = "../tests/calibration/kernel_fit.rs"]
+#[path = "../tests/published/kernel_fit.rs"]
 mod kernel_fit;
-#[path = "../tests/calibration/published.rs"]
-mod published;
+#[path = "../tests/published/times.rs"]
+mod times;
 
 use kernel_fit::{
     GEMM, LINKS, Parameter, distance_octaves, kernels_of, mean, prices, search, tables,
@@ -17,8 +17,8 @@ use narrows_calibration::{Bootstrap, bootstrap, independent_units};
 use narrows_cost_model::error_scale;
 use narrows_cost_model::profile::{ProfileFile, preset};
 use narrows_plan::Kernel;
-use published::{PublishedTime, load};
 use serde_json::json;
+use times::{PublishedTime, load};
 
 /// First relative step of a fit to all measurements.
 const FIRST_STEP: f64 = 0.2;

@@ -1,9 +1,6 @@
 //! Fits of CPU profiles to simulated measurements.
 
-#[path = "support/kernels.rs"]
-mod kernels;
-
-use kernels::{collective, fused};
+use crate::kernels::{self, collective, fused};
 use narrows_calibration::fit::{CpuMachine, fit_cpu_profile, step_error, with_step_error};
 use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::profile::{

@@ -1,9 +1,6 @@
 //! Fits of GPU profiles to simulated measurements, on meshes of one device, of two, and of a whole node.
 
-#[path = "support/kernels.rs"]
-mod kernels;
-
-use kernels::{collective, fused};
+use crate::kernels::{self, collective, fused};
 use narrows_calibration::fit::{GpuMachine, GpuModel, MeasuredStep, fit_gpu_profile};
 use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::profile::{

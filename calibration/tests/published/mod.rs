@@ -1,10 +1,10 @@
 //! Errors of `a100-80gb` on the published micro-benchmarks of its fit.
 //!
-//! `cargo test -p narrows-calibration --test calibration -- --nocapture` prints the tables;
+//! `cargo test -p narrows-calibration --test calibration published -- --nocapture` prints the tables;
 //! `cargo run --release -p narrows-calibration --example refit_a100` repeats the fit.
 
 mod kernel_fit;
-mod published;
+mod times;
 
 use kernel_fit::{GEMM, LINKS, distance_octaves, mean, prices, search, tables};
 use narrows_calibration::validation::IntervalCoverage;
@@ -13,7 +13,7 @@ use narrows_cost_model::profile::{Profile, preset};
 use narrows_cost_model::{Prices, error_scale};
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
 use narrows_plan::{Axis, Bytes, DType, DeviceGroup};
-use published::{PublishedTime, load};
+use times::{PublishedTime, load};
 
 /// Recorded mean absolute errors in percent. The test accepts half a point more.
 const RECORDED: [(&str, f64); 5] = [

@@ -5,7 +5,7 @@ use narrows_cost_model::profile::{Profile, ProfileFile, preset};
 use narrows_cost_model::{Executor, MeasuredShapes, Prices};
 use narrows_plan::{Kernel, Mesh};
 
-use crate::published::{PublishedTables, PublishedTime};
+use super::times::{PublishedTables, PublishedTime};
 
 /// The executor of the measurements: PyTorch, operator by operator.
 pub fn prices(profile: &Profile) -> Prices {

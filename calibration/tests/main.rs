@@ -1,0 +1,7 @@
+//! Tests of fits and their intervals. One program, which is linked once and runs its tests on all cores.
+
+mod fit;
+mod fit_gpu;
+mod intervals;
+mod kernels;
+mod published;
