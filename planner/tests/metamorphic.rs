@@ -157,7 +157,7 @@ fn easier_requests_lead_to_no_slower_plans() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "second level: takes minutes"]
 fn many_easier_requests_lead_to_no_slower_plans() {
     check_laws(16, 100);
 }

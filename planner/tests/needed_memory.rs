@@ -14,7 +14,7 @@ fn the_memory_that_is_said_to_be_needed_is_neither_too_much_nor_too_little() {
 
 /// As above, with more models and limits.
 #[test]
-#[ignore = "takes a minute"]
+#[ignore = "second level: takes a minute"]
 fn the_memory_that_many_models_need_is_neither_too_much_nor_too_little() {
     check_needed_memory(20, 8);
 }
