@@ -323,16 +323,18 @@ mod tests {
         let mut slower_gemms = profile.file().clone();
         slower_gemms.gemm.memory_efficiency *= 0.9;
         let rules = Rules { recompute: Recompute::None, ..Rules::ALL };
+        // Links between nodes are in the prices of the other axes.
+        let two_nodes = Request { devices: 16, tensor: Some(8), ..base.clone() };
         let requests = [
             base.clone(),
             Request { global_batch: 16, ..base.clone() },
             Request { sequence_length: 512, ..base.clone() },
-            Request { devices: 16, ..base.clone() },
+            two_nodes.clone(),
             Request { executor: Executor::Eager, ..base.clone() },
             Request { rules, ..base.clone() },
             Request { grouping: GroupingRule::Off, ..base.clone() },
             Request { model: Model { tied: true, ..model }, ..base.clone() },
-            Request { profile: slower_links.resolve().unwrap(), devices: 16, ..base.clone() },
+            Request { profile: slower_links.resolve().unwrap(), ..two_nodes },
             Request { profile: slower_gemms.resolve().unwrap(), ..base.clone() },
             Request { memory_limit: MemoryLimit::Bytes(Bytes(2 << 30)), ..base.clone() },
             Request { zero: Some(Zero::One), ..base.clone() },

@@ -7,6 +7,17 @@ use narrows_planner::{MemoryLimit, Request, search};
 
 #[test]
 fn the_effort_of_a_search_does_not_depend_on_threads() {
+    check_threads(&[8]);
+}
+
+#[test]
+#[ignore = "second level: three times as many searches on several threads"]
+fn the_effort_of_repeated_searches_does_not_depend_on_threads() {
+    check_threads(&[2, 8, 8]);
+}
+
+/// Compares searches on these numbers of threads with those on one.
+fn check_threads(numbers: &[usize]) {
     for (model, hardware, devices, batch, limit) in [
         ("cola-1b", "a100-80gb", 8, 16, MemoryLimit::Auto),
         ("llama-60m", "a100-80gb-8", 12, 24, MemoryLimit::Auto),
@@ -31,8 +42,8 @@ fn the_effort_of_a_search_does_not_depend_on_threads() {
             )
         };
         let alone = outcome(1);
-        for threads in [2, 8, 8] {
-            assert_eq!(outcome(threads), alone, "{threads} threads");
+        for threads in numbers {
+            assert_eq!(outcome(*threads), alone, "{threads} threads");
         }
     }
 }
