@@ -245,14 +245,30 @@ fn check(problem: &AttentionProblem) -> Option<()> {
 /// Widths of the tiles that are copied in vectors.
 const WIDTHS: [u64; 3] = [32, 64, 128];
 
-/// Lengths around every tile size: 16, 32, 64 and 128 tokens.
+/// Every length with one width, and every width with a third of the lengths.
 #[test]
 fn ragged_lengths_match_the_cpu() {
+    check_ragged_lengths(|at, width| at % WIDTHS.len() == width);
+}
+
+#[test]
+#[ignore = "second level: the other pairs of a length and a width"]
+fn ragged_lengths_of_the_other_widths_match_the_cpu() {
+    check_ragged_lengths(|at, width| at % WIDTHS.len() != width);
+}
+
+/// Lengths around every tile size: 16, 32, 64 and 128 tokens. `includes` selects by the numbers of the length and the
+/// width.
+fn check_ragged_lengths(includes: fn(usize, usize) -> bool) {
     let lengths = [1, 2, 15, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 177, 200];
     let heads = [(1, 1), (2, 1), (4, 1), (2, 2), (4, 2)];
     for (at, length) in lengths.into_iter().enumerate() {
         let (heads, kv_heads) = heads[at % heads.len()];
-        for (dtype, head_dim) in FORMATS.into_iter().flat_map(|f| WIDTHS.map(|w| (f, w))) {
+        let widths = (0..WIDTHS.len()).filter(|width| includes(at, *width));
+        let widths: Vec<u64> = widths.map(|width| WIDTHS[width]).collect();
+        for (dtype, head_dim) in
+            FORMATS.into_iter().flat_map(|f| widths.iter().map(move |w| (f, *w)))
+        {
             let sequences = 1 + (at as u64 + head_dim / 64) % 2;
             let mut problem = problem((sequences, length), (heads, kv_heads, head_dim), dtype);
             problem.operands = OPERAND_SHARINGS[at % 4];
