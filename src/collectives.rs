@@ -7,8 +7,8 @@ use narrows_plan::emit::InstrTemplate;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::Action;
 
-/// Bytes of the unsharded tensors of the tensor-axis and context-axis collectives of some instructions, by kind. A statistic that is
-/// reduced along with a payload is left out.
+/// Bytes of the unsharded tensors of the tensor-axis and context-axis collectives of some instructions, by kind. A
+/// statistic that is reduced along with a payload is left out.
 pub fn activation_collectives(templates: &[InstrTemplate]) -> BTreeMap<CollectiveKind, Bytes> {
     let mut kinds: BTreeMap<CollectiveKind, Bytes> = BTreeMap::new();
     for template in templates {

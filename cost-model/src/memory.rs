@@ -8,7 +8,7 @@
 use narrows_plan::emit::activation_bytes;
 use narrows_plan::graph::{Op, OpId, ValueId};
 use narrows_plan::strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace};
-use narrows_plan::{Bytes, Dim, Layout};
+use narrows_plan::{Bytes, Layout};
 
 /// Bytes that one instance of a segment occupies between its passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,11 +65,6 @@ pub(crate) fn flow_kept_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) ->
 fn log_sum_exp(space: &SegmentSpace, id: ValueId, layout: Layout) -> Bytes {
     let Some(op) = space.segment.value(id).producer else { return Bytes(0) };
     let Op::Attention(attention) = &space.segment.op(op).op else { return Bytes(0) };
-    let heads = match layout {
-        Layout::Sharded(Dim::Feature) | Layout::Heads => {
-            space.context.columns(attention.heads, layout)
-        }
-        _ => attention.heads,
-    };
-    Bytes(4 * heads * space.context.rows(layout))
+    let context = &space.context;
+    Bytes(4 * context.columns(attention.heads, layout) * context.rows(layout))
 }

@@ -184,7 +184,7 @@ impl<'a> PlanReport<'a> {
         ];
         fields.extend(schedule(plan).map(|schedule| ("schedule", schedule)));
         fields.extend([
-            ("overlap", overlap_text(self.program.program()).into()),
+            ("overlap", overlap_text(self.program.program())),
             (
                 "hidden state",
                 format!("{} between blocks{crossing}", layout_phrase(plan.hidden_layout)),
@@ -309,7 +309,7 @@ fn layout_phrase(layout: PlanLayout) -> &'static str {
 }
 
 /// The collectives that run beside computation, in words.
-fn overlap_text(program: &Program) -> &'static str {
+fn overlap_text(program: &Program) -> String {
     let beside = |is_axis: fn(Axis) -> bool| {
         program.instructions().any(|instr| {
             let is_on_axis = matches!(&instr.action, Action::Collective(c) if is_axis(c.axis));
@@ -317,23 +317,20 @@ fn overlap_text(program: &Program) -> &'static str {
         })
     };
     let in_last_pass = program.stages.iter().any(|stage| !stage.gradient_buckets.is_empty());
-    let of_activations = beside(Axis::shards_activations);
-    match (beside(|axis| axis == Axis::Data), in_last_pass, of_activations) {
-        _ if of_activations && program.context.mesh.tensor == 1 => {
-            match (beside(|axis| axis == Axis::Data), in_last_pass) {
-                (true, _) => "data-axis and context-axis collectives",
-                (false, true) => "gradient reductions and context-axis collectives",
-                (false, false) => "context-axis collectives beside weight-gradient GEMMs",
-            }
-        }
-        (true, _, true) => "data-axis and tensor-axis collectives",
+    let activations = match program.context.mesh.tensor {
+        1 => "context-axis collectives",
+        _ => "tensor-axis collectives",
+    };
+    let of_data = beside(|axis| axis == Axis::Data);
+    match (of_data, in_last_pass, beside(Axis::shards_activations)) {
+        (true, _, true) => format!("data-axis and {activations}"),
         (true, _, false) if program.context.shards_weights() => {
-            "weights are gathered and gradients reduced beside the passes"
+            "weights are gathered and gradients reduced beside the passes".into()
         }
-        (true, _, false) => "gradients are reduced beside the backward passes",
-        (false, true, true) => "gradient reductions and tensor-axis collectives",
-        (false, true, false) => "gradients are reduced beside the last backward pass",
-        (false, false, true) => "tensor-axis collectives beside weight-gradient GEMMs",
-        (false, false, false) => "none",
+        (true, _, false) => "gradients are reduced beside the backward passes".into(),
+        (false, true, true) => format!("gradient reductions and {activations}"),
+        (false, true, false) => "gradients are reduced beside the last backward pass".into(),
+        (false, false, true) => format!("{activations} beside weight-gradient GEMMs"),
+        (false, false, false) => "none".into(),
     }
 }

@@ -52,11 +52,9 @@ fn result_states(
     check_tokens(operands, attention, &q)?;
     let hd = attention.head_dim;
     let exchanged = q.exchanged_parts(operands.checker.context);
-    let heads = ShardedExtent { size: attention.heads * exchanged, sharded: None };
-    let heads = match q.columns.sharded {
-        None => heads,
-        Some(_) => ShardedExtent { size: heads.size * devices, sharded: Some(Dim::Feature) },
-    };
+    // Parts of the heads over both axes.
+    let parts = exchanged * q.columns.sharded.map_or(1, |_| devices);
+    let heads = ShardedExtent { size: attention.heads * parts, sharded: q.columns.sharded };
     let local_widths = operands.reads[..inputs].iter().map(|s| s.columns.local(devices));
     let widths = local_widths.sum::<u64>() / exchanged;
     if has_replicated_kv(operands, inputs) {
@@ -95,10 +93,9 @@ fn result_states(
         })?;
     }
     // Whole width of keys and of values.
-    let kv_width = match (q.columns.sharded, has_replicated_kv(operands, inputs)) {
-        (_, true) => (widths - q.columns.local(devices)) / 2,
-        (None, _) => attention.kv_heads * hd * exchanged,
-        (Some(_), _) => attention.kv_heads * hd * exchanged * devices,
+    let kv_width = match has_replicated_kv(operands, inputs) {
+        true => (widths - q.columns.local(devices)) / 2,
+        false => attention.kv_heads * hd * parts,
     };
     operands.check_sections(0..inputs, &[heads.times(hd).size, kv_width, kv_width])?;
     let output = AbstractState { columns: heads.times(hd), ..q };

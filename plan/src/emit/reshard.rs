@@ -50,8 +50,8 @@ pub(super) fn reshard(
     context: &Context,
 ) -> Option<Vec<InstrTemplate>> {
     let by_position = context.heads_by_position();
-    let between = |one: Layout, other: Layout| one == Layout::Heads && other != by_position;
-    if from == to || !(between(from, to) || between(to, from)) {
+    let exchanges_heads = (from == Layout::Heads) != (to == Layout::Heads);
+    if !exchanges_heads || from == by_position || to == by_position {
         return single_reshard(width, (from, to), statistic, context);
     }
     let mut first = single_reshard(width, (from, by_position), false, context)?;

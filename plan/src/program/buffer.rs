@@ -120,8 +120,8 @@ pub struct Buffer {
     pub role: BufferRole,
     /// Offset in the arena, in bytes.
     pub offset: u64,
-    /// Number of copies, a divisor of the [`slots`](super::ModelChunk::slots) of the chunk that uses it: a microbatch in slot i
-    /// uses copy i mod `copies`. Copy k begins at `offset + k·`[`copy_stride`](Buffer::copy_stride).
+    /// Number of copies, a divisor of the [`slots`](super::ModelChunk::slots) of the chunk that uses it: a microbatch in
+    /// slot i uses copy i mod `copies`. Copy k begins at `offset + k·`[`copy_stride`](Buffer::copy_stride).
     pub copies: u64,
     /// The parameters in the buffer; `None` for roles other than parameters.
     pub shard: Option<ParameterShard>,

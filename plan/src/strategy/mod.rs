@@ -33,7 +33,7 @@ pub(crate) use op_choices::op_choices;
 pub use parameters::{OpParameters, op_parameters};
 pub use rules::{NormRule, Recompute, Rules, WeightRule};
 pub(crate) use space::owned_parameters;
-pub use space::{OpOption, SegmentChoice, SegmentSpace, TiedWeightLayout};
+pub use space::{AlternativesContext, OpOption, SegmentChoice, SegmentSpace, TiedWeightLayout};
 
 /// Sharding strategy of an op over the tensor axis.
 #[derive(

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::Layout;
 use crate::context::Context;
 use crate::graph::{OpId, Segment, SegmentKind, ValueId};
+use crate::{Dim, Layout};
 
 use super::rules::{NormRule, Recompute, Rules};
 use super::{
@@ -71,6 +71,25 @@ impl TiedWeightLayout {
     }
 }
 
+/// All of a context that the alternatives of a segment depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AlternativesContext {
+    tensor: u64,
+    token_dim: Option<Dim>,
+    has_context_axis: bool,
+}
+
+impl AlternativesContext {
+    /// That of a context.
+    pub fn of(context: &Context) -> AlternativesContext {
+        AlternativesContext {
+            tensor: context.tensor_size(),
+            token_dim: context.token_dim(),
+            has_context_axis: context.mesh.context > 1,
+        }
+    }
+}
+
 impl SegmentSpace {
     /// Enumerates the space of a segment under `rules`. `tied_weight` fixes the layout of the weight of
     /// embedding or head.
@@ -108,14 +127,9 @@ impl SegmentSpace {
         SegmentSpace { segment, boundary, context, tied, ops, flows }
     }
 
-    /// The same alternatives in another context, which must have the same tensor axis, the same
-    /// [`token_dim`](Context::token_dim) and a context axis only if this one has: alternatives depend on nothing else of a
-    /// context.
+    /// The same alternatives in another context with the same [`AlternativesContext`].
     pub fn in_context(&self, context: Context) -> SegmentSpace {
-        let read = |context: &Context| {
-            (context.tensor_size(), context.token_dim(), context.mesh.context > 1)
-        };
-        debug_assert_eq!(read(&context), read(&self.context));
+        debug_assert_eq!(AlternativesContext::of(&context), AlternativesContext::of(&self.context));
         SegmentSpace { context, ..self.clone() }
     }
 

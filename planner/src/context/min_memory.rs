@@ -10,8 +10,7 @@ use super::lowering::SizedPlan;
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{
-    EmbeddingAndHead, Partition, StageAssignment, in_flight_in_chunk, in_flight_in_chunks,
-    stage_chunks,
+    EmbeddingAndHead, Partition, StageAssignment, in_flight_in_chunks, stage_chunks,
 };
 use crate::request::Request;
 use crate::segment::{SegmentSpec, SolvedSegment};
@@ -19,6 +18,19 @@ use crate::segment::{SegmentSpec, SolvedSegment};
 /// Number of hull vertices that are lowered, from the smallest up: recomputation needs temporary memory, so the
 /// fewest kept bytes do not always give the smallest arena.
 const LEVELS_MAX: usize = 5;
+
+/// A solution of each block shape with the microbatches in flight of one chunk.
+struct ChunkSolutions {
+    in_flight: u64,
+    of_shapes: Vec<Arc<SolvedSegment>>,
+}
+
+impl ChunkSolutions {
+    /// Bytes of a block of this shape.
+    fn bytes(&self, shape: usize) -> Bytes {
+        self.of_shapes[shape].bytes.total(self.in_flight)
+    }
+}
 
 impl ContextSolver<'_> {
     /// The plan with the smallest memory by the bytes of its segments: segments near their smallest vertex, and
@@ -108,47 +120,51 @@ impl ContextSolver<'_> {
         embedding_and_head: &EmbeddingAndHead,
         level: usize,
     ) -> Option<Vec<Arc<StageAssignment>>> {
-        let stages = context.mesh.pipeline as usize;
         let shapes = self.segments.layer_shapes();
-        let vertex = |shape: usize, in_flight: u64| {
+        let chunks = self.chunk_solutions(context, |shape, in_flight| {
             let spec = SegmentSpec::block(shape, embedding_and_head.boundary);
             let hull = self.segments.hull(spec, context, in_flight, None);
             hull.iter().rev().nth(level.min(hull.len().checked_sub(1)?)).cloned()
-        };
-        let of_shapes = |in_flight: u64| {
-            let shapes = 0..self.segments.shape_count();
-            Some((in_flight, shapes.map(|shape| vertex(shape, in_flight)).collect::<Option<_>>()?))
-        };
-        // Microbatches in flight and the vertex of each shape, by stage and chunk.
-        let mut chunks: Vec<Vec<(u64, Vec<Arc<SolvedSegment>>)>> = vec![];
-        for stage in 0..stages {
-            let in_flight = in_flight_in_chunks(context, stage).into_iter();
-            chunks.push(in_flight.map(of_shapes).collect::<Option<_>>()?);
-        }
-        let bytes = |stage: usize, block: usize| {
-            let (in_flight, vertices) = &chunks[stage][0];
-            vertices[shapes[block]].bytes.total(*in_flight)
-        };
+        })?;
         let runs: Vec<Vec<Range<usize>>> = match context.chunks {
-            1 => smallest_division(context, embedding_and_head, shapes.len(), &bytes)?
-                .1
-                .into_iter()
-                .map(|run| vec![run])
-                .collect(),
-            _ => (0..stages)
+            1 => {
+                let bytes = |stage: usize, block: usize| chunks[stage][0].bytes(shapes[block]);
+                let division =
+                    smallest_division(context, embedding_and_head, shapes.len(), &bytes)?;
+                division.1.into_iter().map(|run| vec![run]).collect()
+            }
+            _ => (0..chunks.len())
                 .map(|stage| stage_chunks(context, stage, shapes.len()).collect())
                 .collect(),
         };
-        let assign = |(chunks, runs): (&Vec<(u64, Vec<_>)>, &Vec<Range<usize>>)| {
+        let assign = |(chunks, runs): (&Vec<ChunkSolutions>, &Vec<Range<usize>>)| {
             let (mut blocks, mut all_in_flight) = (vec![], vec![]);
-            for ((in_flight, vertices), run) in chunks.iter().zip(runs) {
-                blocks
-                    .extend(shapes[run.clone()].iter().map(|shape| Arc::clone(&vertices[*shape])));
-                all_in_flight.extend(run.clone().map(|_| *in_flight));
+            for (chunk, run) in chunks.iter().zip(runs) {
+                let solutions = shapes[run.clone()].iter().map(|shape| &chunk.of_shapes[*shape]);
+                blocks.extend(solutions.cloned());
+                all_in_flight.extend(run.clone().map(|_| chunk.in_flight));
             }
             Arc::new(StageAssignment::new(blocks, all_in_flight))
         };
         Some(chunks.iter().zip(&runs).map(assign).collect())
+    }
+
+    /// A solution of each block shape, by stage and chunk; `None` when a shape has none. `solution` is given a shape and the
+    /// microbatches in flight.
+    fn chunk_solutions(
+        &self,
+        context: &Context,
+        solution: impl Fn(usize, u64) -> Option<Arc<SolvedSegment>>,
+    ) -> Option<Vec<Vec<ChunkSolutions>>> {
+        let of_chunk = |in_flight: u64| {
+            let shapes = 0..self.segments.shape_count();
+            let of_shapes =
+                shapes.map(|shape| solution(shape, in_flight)).collect::<Option<_>>()?;
+            Some(ChunkSolutions { in_flight, of_shapes })
+        };
+        let of_stage =
+            |stage| in_flight_in_chunks(context, stage).into_iter().map(of_chunk).collect();
+        (0..context.mesh.pipeline as usize).map(of_stage).collect()
     }
 
     /// Lower bound on the memory of the fullest stage over all divisions of the blocks: every block has the fewest bytes
@@ -159,33 +175,22 @@ impl ContextSolver<'_> {
         embedding_and_head: &EmbeddingAndHead,
     ) -> Option<Bytes> {
         let shapes = self.segments.layer_shapes();
-        let smallest = |shape: &usize, in_flight: u64| {
-            let spec = SegmentSpec::block(*shape, embedding_and_head.boundary);
-            let hull = self.segments.hull(spec, context, in_flight, Some(Bytes(0)));
-            hull.last().map(|solved| solved.bytes.total(in_flight))
-        };
-        let stages = context.mesh.pipeline as usize;
+        let chunks = self.chunk_solutions(context, |shape, in_flight| {
+            let spec = SegmentSpec::block(shape, embedding_and_head.boundary);
+            self.segments.hull(spec, context, in_flight, Some(Bytes(0))).pop()
+        })?;
         if context.chunks > 1 {
-            let of_stage = |stage: usize| -> Option<Bytes> {
-                let mut needed = embedding_and_head.bytes(context, stage);
-                let in_flight = in_flight_in_chunks(context, stage);
-                for (chunk, in_flight) in stage_chunks(context, stage, shapes.len()).zip(in_flight)
-                {
-                    for shape in &shapes[chunk] {
-                        needed += smallest(shape, in_flight)?;
-                    }
-                }
-                Some(needed)
+            let of_stage = |(stage, chunks): (usize, &Vec<ChunkSolutions>)| {
+                let runs = stage_chunks(context, stage, shapes.len());
+                let blocks = chunks
+                    .iter()
+                    .zip(runs)
+                    .flat_map(|(chunk, run)| shapes[run].iter().map(|shape| chunk.bytes(*shape)));
+                embedding_and_head.bytes(context, stage) + blocks.sum()
             };
-            return (0..stages).map(of_stage).collect::<Option<Vec<_>>>()?.into_iter().max();
+            return chunks.iter().enumerate().map(of_stage).max();
         }
-        let mut bytes: Vec<Vec<Bytes>> = vec![];
-        for stage in 0..stages {
-            let in_flight = in_flight_in_chunk(context, stage, 0);
-            let smallest = |shape: &usize| smallest(shape, in_flight);
-            bytes.push(shapes.iter().map(smallest).collect::<Option<_>>()?);
-        }
-        let bytes = |stage: usize, block: usize| bytes[stage][block];
+        let bytes = |stage: usize, block: usize| chunks[stage][0].bytes(shapes[block]);
         Some(smallest_division(context, embedding_and_head, shapes.len(), &bytes)?.0)
     }
 }

@@ -33,7 +33,7 @@ mod tests;
 
 pub use assignment::{AssignmentMethod, StageAssignment};
 pub(crate) use embedding_and_head::EmbeddingAndHead;
-pub(crate) use in_flight::{in_flight_in_chunk, in_flight_in_chunks};
+pub(crate) use in_flight::in_flight_in_chunks;
 pub(crate) use interleaved::{BlockTimesMin, stage_chunks};
 pub use overhead::StageOverhead;
 pub use partition::{Partition, PruningCutoff, StageBlocks, undominated_partitions};

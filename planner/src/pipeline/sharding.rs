@@ -30,8 +30,7 @@ pub(super) fn sharding_beside_blocks(
     let [forward, mut backward] = at_ends(segments, context, stage, embedding_and_head, &shapes);
     // On several stages, the blocks of this one are not known.
     if context.accumulates_parts() && context.mesh.pipeline == 1 {
-        let layers = segments.layer_shapes().iter();
-        backward += layers.map(|shape| shapes[*shape].additions).sum();
+        backward += segments.of_layers(|shape| shapes[shape].additions).into_iter().sum();
     }
     [forward, backward]
 }

@@ -19,7 +19,7 @@ use narrows_cost_model::{
 };
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{Rules, TiedWeightLayout};
+use narrows_plan::strategy::{AlternativesContext, Rules, TiedWeightLayout};
 use narrows_plan::{Bytes, Context, Dim, Mesh};
 use rustc_hash::FxHashMap;
 
@@ -30,9 +30,8 @@ use crate::arenas::ArenaCache;
 use crate::lock::lock;
 use crate::request::{GroupingRule, Request};
 
-/// All that the alternatives of a segment depend on besides model and rules: its grouping, the tensor axis, the dim on
-/// which tokens may be sharded, and whether there is a context axis.
-pub(super) type AlternativesKey = (SegmentSpec, Grouping, u64, Option<Dim>, bool);
+/// All that the alternatives of a segment depend on besides model and rules.
+pub(super) type AlternativesKey = (SegmentSpec, Grouping, AlternativesContext);
 
 /// All that the times of one microbatch depend on: the context without its data and pipeline axes, and the links of its
 /// tensor and context axes.

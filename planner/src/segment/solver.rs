@@ -10,7 +10,7 @@ use narrows_plan::graph::{
     embedding_segment, head_segment,
 };
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{BoundaryLayout, SegmentSpace, boundary_layouts};
+use narrows_plan::strategy::{AlternativesContext, BoundaryLayout, SegmentSpace, boundary_layouts};
 use narrows_plan::{Axis, Context, Kernel, Mesh, PipelineSchedule, Seconds, Workload, Zero};
 use rustc_hash::FxHashMap;
 
@@ -251,9 +251,8 @@ impl<'a> SegmentSolver<'a> {
         (shared, self.links(context, [Axis::Tensor, Axis::Context]))
     }
 
-    /// The key of a segment's times in a step. They do not depend on the schedule, and those of blocks not on the number of
-    /// stages. Embedding and head do: on
-    /// two stages they have two copies of a tied weight.
+    /// The key of a segment's times in a step, which do not depend on the schedule. Blocks do not depend on the number of
+    /// stages either. Embedding and head do: on two stages they have two copies of a tied weight.
     pub(super) fn step_key(&self, spec: SegmentSpec, context: &Context) -> StepKey {
         let mut shared = *context;
         let stages_max = if spec.kind == SegmentKind::Block { 1 } else { 2 };
@@ -301,9 +300,7 @@ impl<'a> SegmentSolver<'a> {
         }
         let ops_key = (ops_key(spec, grouping), pass_key);
         let op_times = lock(&self.priced.op_times).get(&ops_key).cloned();
-        let has_context_axis = shared.mesh.context > 1;
-        let alternatives_key =
-            (spec, grouping, shared.tensor_size(), shared.token_dim(), has_context_axis);
+        let alternatives_key = (spec, grouping, AlternativesContext::of(&shared));
         let similar = lock(&self.alternatives.prepared).get(&alternatives_key).cloned();
         let kernel_price = self.price();
         let prices = self.prices().streams(&kernel_price);

@@ -112,8 +112,7 @@ impl GpuEngine {
             context: &program.context,
             constants: &program.constants,
             stage,
-            tensor: coordinates.tensor,
-            replica: coordinates.replica,
+            coordinates,
             weight_decay_applies: model_program.weight_decay_applies(coordinates.stage as usize),
         };
         let workspace = matmul::recommended_workspace(gpu.capability);

@@ -135,7 +135,7 @@ fn head_operands(
     }
     let used = if local > op.kv_heads {
         let all_queries = op.heads * site.device.context.tensor_size();
-        op.heads * site.device.tensor / (all_queries / local).max(1)
+        op.heads * site.device.coordinates.tensor / (all_queries / local).max(1)
     } else {
         0
     };

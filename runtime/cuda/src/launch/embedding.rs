@@ -13,7 +13,7 @@ use crate::kernel_source::KernelFamily;
 /// The first token id of this device's shard of the vocabulary, of which it holds `local` entries.
 pub(super) fn first_token(site: &InstrSite, local: u64) -> LaunchResult<Argument> {
     let sharded = local < site.device.constants.vocab;
-    Ok(Argument::U32(to_u32(if sharded { site.device.tensor * local } else { 0 })?))
+    Ok(Argument::U32(to_u32(if sharded { site.device.coordinates.tensor * local } else { 0 })?))
 }
 
 /// Views an operand as one token id per row.

@@ -59,11 +59,12 @@ pub(super) fn copy(
         &[if kind == CopyKind::Unpack { &from } else { &to }],
     )?;
 
-    let tokens = site.local_tokens(whole.rows);
+    let tokens = site.token_rows(whole.rows);
+    let [sequences, positions] = [tokens.sequences, tokens.positions].map(|size| size as u64);
     let rows = match dim {
         Dim::Sequence => 1,
-        Dim::Position => tokens.sequences,
-        Dim::Feature => tokens.sequences * tokens.positions,
+        Dim::Position => sequences,
+        Dim::Feature => sequences * positions,
     };
     let whole_row = whole.elements() / rows.max(1);
     let sections = match dim {
@@ -71,8 +72,8 @@ pub(super) fn copy(
         _ => vec![whole_row],
     };
     let divides = match dim {
-        Dim::Sequence => tokens.sequences.is_multiple_of(parts),
-        Dim::Position => tokens.positions.is_multiple_of(parts),
+        Dim::Sequence => sequences.is_multiple_of(parts),
+        Dim::Position => positions.is_multiple_of(parts),
         Dim::Feature => sections.iter().all(|width| width.is_multiple_of(parts)),
     };
     if !divides || sections.iter().sum::<u64>() != whole_row {
@@ -95,7 +96,7 @@ pub(super) fn copy(
     for section in 0..SECTIONS_MAX {
         arguments.push(Argument::U32(to_u32(shares.get(section).copied().unwrap_or(0))?));
     }
-    let first = if kind == CopyKind::Slice { site.device.tensor } else { 0 };
+    let first = if kind == CopyKind::Slice { site.device.coordinates.tensor } else { 0 };
     for size in [rows, parts, first, CHUNK_ELEMENTS] {
         arguments.push(Argument::U32(to_u32(size)?));
     }

@@ -42,7 +42,9 @@ pub fn optimizer_coefficients(
 pub(super) fn square_sum(site: &InstrSite) -> LaunchResult<Launches> {
     let access = site.scheduled.instr.reads.first().ok_or("it reads nothing")?;
     let shard = &site.device.stage.buffer(access.buffer).shard;
-    if site.device.tensor > 0 && shard.as_ref().is_some_and(|s| s.split == WeightSplit::Whole) {
+    if site.device.coordinates.tensor > 0
+        && shard.as_ref().is_some_and(|s| s.split == WeightSplit::Whole)
+    {
         return Ok(Launches::default());
     }
     let (gradient, total) = (site.input(0)?.flat(), site.output(0)?.flat());
@@ -74,7 +76,7 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
     expect_dtype(DType::F32, &[&gradient, &first, &second])?;
     expect_elements(count, &[&first, &second])?;
     let whole = gradient.elements();
-    let position = site.device.context.shard_position(site.device.replica);
+    let position = site.device.context.shard_position(site.device.coordinates.replica);
     let begin = if whole > count { position * count } else { 0 };
     if begin + count > whole {
         return Err(format!(

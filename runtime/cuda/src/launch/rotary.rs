@@ -20,15 +20,15 @@ pub(super) fn rope(site: &InstrSite, head_dim: u64, sign: f32) -> LaunchResult<L
             x.columns, x.stride
         ));
     }
-    let tokens = site.local_tokens(x.rows);
+    let tokens = site.token_rows(x.rows);
+    let token_sizes = [tokens.first_position, tokens.positions].map(|size| size as u64);
     let positions = site.device.context.workload.sequence_length;
     let table =
         MatrixOperand::contiguous(MemorySpace::Rotary, 0, (positions, head_dim), DType::F32);
     let mut format = VectorFormat::common(x.dtype, &[x])?;
     format.require((head_dim / 2).is_multiple_of(format.vector));
     let mut arguments = vec![x.update(), table.read()];
-    let sizes = [x.rows, x.columns, x.stride, head_dim, tokens.first_position, tokens.positions];
-    for size in sizes {
+    for size in [x.rows, x.columns, x.stride, head_dim].into_iter().chain(token_sizes) {
         arguments.push(Argument::U32(to_u32(size)?));
     }
     arguments.push(Argument::F32(sign));

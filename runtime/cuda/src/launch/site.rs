@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use narrows_plan::Context;
 use narrows_plan::program::{Access, BufferId, FusedOp, ModelConstants, StageProgram};
-use narrows_plan::{Context, Dim};
+use narrows_runtime::session::{MeshCoordinates, TokenRows};
 use narrows_runtime::{ScheduledInstruction, replica_operand_range};
 
 use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace};
@@ -18,10 +19,8 @@ pub struct LaunchContext<'a> {
     pub constants: &'a ModelConstants,
     /// The program of the device's pipeline stage.
     pub stage: &'a StageProgram,
-    /// Coordinate of the device along the tensor axis.
-    pub tensor: u64,
-    /// Position of the device among the replicas.
-    pub replica: u64,
+    /// Position of the device on the mesh.
+    pub coordinates: MeshCoordinates,
     /// Whether weight decay applies to a weight; it does not apply to weights that are missing here.
     pub weight_decay_applies: &'a HashMap<BufferId, bool>,
 }
@@ -60,13 +59,6 @@ pub(super) struct InstrSite<'a, Op = FusedOp> {
     pub op: Op,
 }
 
-/// The tokens of the microbatch that are rows of an operand on this device.
-pub(super) struct LocalTokens {
-    pub sequences: u64,
-    pub positions: u64,
-    pub first_position: u64,
-}
-
 impl<Op> InstrSite<'_, Op> {
     /// The read operand of a port.
     pub fn input(&self, port: usize) -> LaunchResult<MatrixOperand> {
@@ -87,37 +79,15 @@ impl<Op> InstrSite<'_, Op> {
     /// part.
     pub fn operand(&self, access: &Access) -> MatrixOperand {
         let InstrSite { device, scheduled, .. } = self;
-        let replica = (device.context, device.replica);
+        let replica = (device.context, device.coordinates.replica);
         let begin = replica_operand_range(device.stage, replica, (scheduled, access)).start;
         let shape = (access.extent.rows, access.extent.columns);
         MatrixOperand::contiguous(MemorySpace::Arena, begin, shape, access.extent.dtype)
     }
 
-    /// The tokens of an operand with this many rows: those at the device's place of the context axis, their shard along
-    /// the tensor axis, or the whole microbatch.
-    pub fn local_tokens(&self, rows: u64) -> LocalTokens {
-        let context = self.device.context;
-        let work = &context.workload;
-        let (sequences, positions) = (work.micro_batch, work.sequence_length);
-        let all = LocalTokens { sequences, positions, first_position: 0 };
-        if rows == work.tokens() {
-            return all;
-        }
-        let positions = context.positions();
-        let place = self.device.replica % context.mesh.context;
-        let all = LocalTokens { positions, first_position: positions * place, ..all };
-        if rows == context.tokens() {
-            return all;
-        }
-        let devices = context.tensor_size();
-        match context.token_dim() {
-            Some(Dim::Position) => {
-                let positions = positions / devices;
-                let first_position = all.first_position + positions * self.device.tensor;
-                LocalTokens { positions, first_position, ..all }
-            }
-            _ => LocalTokens { sequences: sequences / devices, ..all },
-        }
+    /// The tokens of an operand with this many rows.
+    pub fn token_rows(&self, rows: u64) -> TokenRows {
+        TokenRows::of_device(self.device.context, &self.device.coordinates, rows)
     }
 }
 

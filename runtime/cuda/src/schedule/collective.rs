@@ -50,7 +50,7 @@ impl NcclCollective {
             return Err(unsupported("its all-reduce is not in place"));
         }
         let bytes = |access: &Access| {
-            let replica = (device.context, device.replica);
+            let replica = (device.context, device.coordinates.replica);
             replica_operand_range(device.stage, replica, (scheduled, access))
         };
         let buffers = instr.writes.iter().enumerate().map(|(port, target)| {

@@ -15,6 +15,7 @@ use narrows_plan::program::{
     ModelChunk, ModelConstants, Phase, Program, StageProgram,
 };
 use narrows_plan::{Bytes, Context, DType, Mesh, Precision, Workload, Zero};
+use narrows_runtime::session::MeshCoordinates;
 use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
 
 use super::bounds_check::{AccessedBytes, check_launches};
@@ -181,8 +182,7 @@ impl KernelCase {
             context: &self.context,
             constants: &self.constants,
             stage: &self.stage,
-            tensor: self.tensor,
-            replica: self.replica,
+            coordinates: MeshCoordinates { tensor: self.tensor, replica: self.replica, stage: 0 },
             weight_decay_applies: &self.weight_decay_applies,
         };
         work(&device, &scheduled)
@@ -272,19 +272,17 @@ pub fn for_each_instruction(
 ) {
     let Program { context, constants, .. } = program;
     let weight_decay_applies = HashMap::new();
-    for stage in &program.stages {
-        for at in 0..context.tensor_size() * context.mesh.replicas() {
-            let (tensor, replica) = (at % context.tensor_size(), at / context.tensor_size());
-            let device = LaunchContext {
-                context,
-                constants,
-                stage,
-                tensor,
-                replica,
-                weight_decay_applies: &weight_decay_applies,
-            };
-            scheduled_instructions(stage).for_each(|scheduled| visit(&device, &scheduled));
-        }
+    for device in 0..context.mesh.devices() {
+        let coordinates = MeshCoordinates::of_device(device, &context.mesh);
+        let stage = &program.stages[coordinates.stage as usize];
+        let device = LaunchContext {
+            context,
+            constants,
+            stage,
+            coordinates,
+            weight_decay_applies: &weight_decay_applies,
+        };
+        scheduled_instructions(stage).for_each(|scheduled| visit(&device, &scheduled));
     }
 }
 

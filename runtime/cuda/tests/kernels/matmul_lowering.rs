@@ -16,6 +16,7 @@ use narrows_plan::program::{
     Phase, Program, StageProgram,
 };
 use narrows_plan::{Bytes, Context, DType, Mesh, Precision, WeightSplit, Workload, Zero, lower};
+use narrows_runtime::session::MeshCoordinates;
 use narrows_runtime::{ScheduledInstruction, operand_range};
 
 use super::bounds_check::check_matmul;
@@ -237,8 +238,7 @@ impl SingleGemm {
             context,
             constants,
             stage,
-            tensor: 0,
-            replica: 0,
+            coordinates: MeshCoordinates { tensor: 0, replica: 0, stage: 0 },
             weight_decay_applies,
         };
         let context = MatmulContext { device: &device, tied: self.tied, workspace: Bytes(1 << 20) };

@@ -415,8 +415,7 @@ fn launch_context<'a>(
         context: &program.context,
         constants: &program.constants,
         stage: &program.stages[coordinates.stage as usize],
-        tensor: coordinates.tensor,
-        replica: coordinates.replica,
+        coordinates,
         weight_decay_applies: model_program.weight_decay_applies(coordinates.stage as usize),
     }
 }

@@ -278,7 +278,7 @@ fn within_range(
         && device.context.zero != Zero::Off
         && (buffer.role.is_weight() || buffer.role.is_gradient())
         && access.extent.bytes() < buffer.extent.bytes();
-    let position = device.replica % device.context.shard_size;
+    let position = device.coordinates.replica % device.context.shard_size;
     let start = if sharded { start + position * size } else { start };
     let last = span.row_range(span.rows - 1);
     span.begin >= start && last.end <= start + size
