@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use narrows_cuda::{
     Argument, DeviceSchedule, KernelFamily, Launch, LaunchContext, MatmulContext, MemorySpace,
-    NcclCollective, NodeWork, OPTIMIZER_COEFFICIENTS, P2pKind, ScheduleItem,
+    NcclCollective, NodeWork, OPTIMIZER_COEFFICIENTS, P2pKind, ScheduleItem, SchedulePass,
     optimizer_coefficients, recommended_workspace, rotary_table,
 };
 use narrows_plan::model::Model;
@@ -99,13 +99,8 @@ impl ShimEngine {
             let device = &mut self.devices[index];
             let SchedulePosition { pass: pass_index, item: item_index, node } = device.position;
             let Some(pass) = device.schedule.passes.get(pass_index) else { return advanced };
-            if item_index == 0 && node == 0 && pass.pass.phase != Phase::Step {
-                device.load_tokens(model_program.program(), pass_index, step);
-            }
-            let device = &mut self.devices[index];
-            let items = &device.schedule.passes[pass_index].items;
-            let Some(item) = items.get(item_index).cloned() else {
-                device.position = SchedulePosition { pass: pass_index + 1, ..Default::default() };
+            let Some(item) = pass.items.get(item_index).cloned() else {
+                device.begin_pass(model_program.program(), pass_index + 1, step);
                 advanced = true;
                 continue;
             };
@@ -272,10 +267,16 @@ impl ShimDevice {
         }
     }
 
-    /// Writes the token ids of this device's rows to the arena.
-    fn load_tokens(&mut self, program: &Program, pass: usize, step: &StepRequest) {
+    /// Moves to the begin of a pass and writes the token ids of this device's rows to the arena. The tokens must be there
+    /// before another device executes a collective with which the pass begins.
+    fn begin_pass(&mut self, program: &Program, pass: usize, step: &StepRequest) {
+        self.position = SchedulePosition { pass, ..SchedulePosition::default() };
+        let Some(SchedulePass { pass, .. }) = self.schedule.passes.get(pass) else { return };
+        if pass.phase == Phase::Step {
+            return;
+        }
         let (context, coordinates) = (&program.context, self.coordinates);
-        let microbatch = self.schedule.passes[pass].pass.microbatch;
+        let microbatch = pass.microbatch;
         for buffer in &program.stages[coordinates.stage as usize].buffers {
             let Some(ids) = step.input_ids(buffer) else { continue };
             let rows = TokenRows::of_device(context, &coordinates, buffer.extent.rows);
@@ -334,12 +335,13 @@ impl Engine for ShimEngine {
     }
 
     fn run_step(&mut self, step: StepRequest) -> Result<LocalStepResult, RunError> {
-        for device in &mut self.devices {
-            (device.position, device.loss) = (SchedulePosition::default(), [0.0]);
-        }
-        while (0..self.devices.len()).filter(|index| self.advance(*index, &step)).count() > 0 {}
         let model_program = self.model_program.clone();
         let program = model_program.program();
+        for device in &mut self.devices {
+            device.loss = [0.0];
+            device.begin_pass(program, 0, &step);
+        }
+        while (0..self.devices.len()).filter(|index| self.advance(*index, &step)).count() > 0 {}
         let results: Vec<_> = self
             .devices
             .iter_mut()
