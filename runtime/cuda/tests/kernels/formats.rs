@@ -30,13 +30,10 @@ pub fn rounded(dtype: DType, values: Vec<f32>) -> Vec<f32> {
 pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
     match dtype {
         DType::Bf16 => {
-            let halves = bytes.chunks_exact(2);
-            halves.map(|half| bf16_value(u16::from_le_bytes([half[0], half[1]]))).collect()
+            let halves = bytes.as_chunks().0.iter();
+            halves.map(|half| bf16_value(u16::from_le_bytes(*half))).collect()
         }
-        _ => {
-            let words = bytes.chunks_exact(4);
-            words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
-        }
+        _ => bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect(),
     }
 }
 
@@ -44,7 +41,7 @@ pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
 pub fn encode(elements: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::Bf16 => elements.iter().flat_map(|x| bf16_bits(*x).to_le_bytes()).collect(),
-        _ => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        _ => bytemuck::cast_slice(elements).to_vec(),
     }
 }
 

@@ -44,6 +44,7 @@ struct SchedulePosition {
 struct ShimDevice {
     coordinates: MeshCoordinates,
     arena: AlignedBytes,
+    scratch: AlignedBytes,
     schedule: DeviceSchedule,
     /// Position in the schedule.
     position: SchedulePosition,
@@ -82,7 +83,8 @@ impl ShimEngine {
             }
             let report = DeviceReport { allocated: stage.arena, ..DeviceReport::default() };
             let position = SchedulePosition::default();
-            ShimDevice { coordinates, arena, schedule, position, loss: [0.0], report }
+            let scratch = AlignedBytes::of(&vec![0; schedule.scratch_bytes as usize]);
+            ShimDevice { coordinates, arena, scratch, schedule, position, loss: [0.0], report }
         });
         let devices = devices.collect();
         let head_dim = program.head_dim();
@@ -190,8 +192,8 @@ impl ShimEngine {
                     self.devices[*member].read(&collective.buffers[port].source, dtype)
                 })
                 .collect();
-            for (rank, (member, collective)) in members.iter().zip(&collectives).enumerate() {
-                let result = collective_result(&first, &sources, rank, in_place);
+            let results = collective_results(&first, &sources, in_place);
+            for ((member, collective), result) in members.iter().zip(&collectives).zip(results) {
                 self.devices[*member].write(&collective.buffers[port].target, dtype, &result);
             }
         }
@@ -206,37 +208,48 @@ fn indices(range: &Range<u64>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
 
-/// Result of a collective on one member. Sums are in f32 and rounded once. In place, each member's part lies at its
+/// Results of a collective on its members. Sums are in f32 and rounded once. In place, each member's part lies at its
 /// place in the whole.
-fn collective_result(
+fn collective_results(
     collective: &NcclCollective,
     sources: &[Vec<f32>],
-    rank: usize,
     in_place: bool,
-) -> Vec<f32> {
-    let count = sources[0].len();
-    let combine = |a: f32, b: f32| match collective.function.reduction() {
-        Reduction::Sum => a + b,
-        Reduction::Maximum => a.max(b),
+) -> Vec<Vec<f32>> {
+    let members = sources.len();
+    let part = sources[0].len() / members;
+    let local = |rank: usize| rank * part..(rank + 1) * part;
+    let reduced = |combine: fn(f32, f32) -> f32| {
+        let mut reduced = sources[0].clone();
+        for source in &sources[1..] {
+            reduced.iter_mut().zip(source).for_each(|(to, x)| *to = combine(*to, *x));
+        }
+        reduced
     };
-    let sum = |i: usize| sources.iter().map(|source| source[i]).reduce(combine).expect("a member");
-    let part = count / sources.len();
-    let local = rank * part..(rank + 1) * part;
+    let for_each_rank = |result: &dyn Fn(usize) -> Vec<f32>| (0..members).map(result).collect();
     match collective.function {
-        CollectiveFunction::AllReduce(_) => (0..count).map(sum).collect(),
-        CollectiveFunction::ReduceScatter if in_place => {
-            let mut result = sources[rank].clone();
-            local.for_each(|i| result[i] = sum(i));
-            result
+        CollectiveFunction::AllReduce(Reduction::Sum) => vec![reduced(|a, b| a + b); members],
+        CollectiveFunction::AllReduce(Reduction::Maximum) => vec![reduced(f32::max); members],
+        CollectiveFunction::ReduceScatter => {
+            let sum = reduced(|a, b| a + b);
+            for_each_rank(&|rank| {
+                if !in_place {
+                    return sum[local(rank)].to_vec();
+                }
+                let mut result = sources[rank].clone();
+                result[local(rank)].copy_from_slice(&sum[local(rank)]);
+                result
+            })
         }
-        CollectiveFunction::ReduceScatter => local.map(sum).collect(),
         CollectiveFunction::AllGather if in_place => {
-            (0..count).map(|i| sources[(i / part).min(sources.len() - 1)][i]).collect()
+            let parts = sources.iter().enumerate();
+            let whole: Vec<f32> =
+                parts.flat_map(|(rank, source)| source[local(rank)].to_vec()).collect();
+            vec![whole; members]
         }
-        CollectiveFunction::AllGather => sources.concat(),
-        CollectiveFunction::AllToAll => {
-            sources.iter().flat_map(|source| source[local.clone()].to_vec()).collect()
-        }
+        CollectiveFunction::AllGather => vec![sources.concat(); members],
+        CollectiveFunction::AllToAll => for_each_rank(&|rank| {
+            sources.iter().flat_map(|source| source[local(rank)].to_vec()).collect()
+        }),
     }
 }
 
@@ -294,7 +307,8 @@ impl ShimDevice {
             }
             NodeWork::Collective(_) => unreachable!("all members execute collectives together"),
             NodeWork::Launches(launches) => {
-                let mut scratch = AlignedBytes::of(&vec![0xff; scratch_bytes(launches)]);
+                let scratch = &mut self.scratch.as_mut_slice()[..scratch_bytes(launches)];
+                scratch.fill(0xff);
                 let mut coefficients = [f32::NAN; OPTIMIZER_COEFFICIENTS as usize];
                 if let Some(update) = step.update {
                     coefficients = optimizer_coefficients(update.optimizer, update.step);
@@ -302,7 +316,7 @@ impl ShimDevice {
                 for launch in launches {
                     let mut memory = ShimMemory {
                         arena: self.arena.as_mut_slice(),
-                        scratch: scratch.as_mut_slice(),
+                        scratch,
                         rotary,
                         coefficients: &mut coefficients,
                         loss: &mut self.loss,
