@@ -147,7 +147,7 @@ fn reports_name_the_schedule_of_a_pipeline() {
 /// Every mesh of the explanation is one line of the table, and reasons why one has no plan follow it.
 #[test]
 fn each_mesh_of_an_explanation_is_one_line() {
-    let request = "explain --model cola-60m --hardware a100-80gb-8 --devices 8 --global-batch 16 \
+    let request = "explain --model cola-60m --hardware a100-80gb-8 --devices 4 --global-batch 8 \
                    --sequence-length 1024 --pipeline 2";
     for flags in ["", "--details", "--details --schedule interleaved"] {
         let text = stdout(&format!("{request} {flags}"));

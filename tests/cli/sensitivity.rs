@@ -50,7 +50,7 @@ fn elasticities_of_rates_and_times_add_up() {
 /// Elasticities, gains and changes of the plan are those of separate what-if questions.
 #[test]
 fn answers_are_those_of_sweeps() {
-    let request = "--model cola-60m --devices 2 --tensor 2 --sequence-length 512";
+    let request = "--model cola-60m --devices 2 --tensor 2 --micro-batch 1 --sequence-length 512";
     let answer = json(&format!("sensitivity {request}"));
     assert_eq!(answer["is_complete"], true);
     let sweep = |field: &str, values: &[f64]| -> Vec<Value> {
