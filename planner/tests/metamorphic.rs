@@ -153,7 +153,7 @@ fn check_laws(seed: u64, draws: usize) {
 
 #[test]
 fn easier_requests_lead_to_no_slower_plans() {
-    check_laws(15, 6);
+    check_laws(15, 4);
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn no_number_of_devices_beats_the_bound_on_the_cost() {
 
 #[test]
 fn the_least_memory_is_never_more_than_that_of_a_plan_within_a_limit() {
-    check_least_memory(3, 4);
+    check_least_memory(2, 4);
 }
 
 /// As above, with more models and limits.
@@ -221,7 +221,7 @@ fn check_one_result(case: &Request) {
 /// The shortest time limit yields a plan, and proves nothing that the whole search refutes.
 #[test]
 fn objectives_keep_time_limits() {
-    let case = request("cola-60m", 4, 8, 512);
+    let case = request("cola-60m", 2, 4, 512);
     for objective in [Objective::Memory, Objective::Cost] {
         let value = |result: &SearchResult| match objective {
             Objective::Memory => result.best.as_ref().unwrap().peak_arena().as_f64(),

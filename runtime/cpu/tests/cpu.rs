@@ -23,13 +23,13 @@ fn random_plans_agree_with_the_reference() {
 /// change no bit.
 #[test]
 fn overlap_and_schedules_change_no_bit() {
-    check_orders((0..conformance::CASES).step_by(2));
+    check_orders((0..conformance::CASES).step_by(3));
 }
 
 #[test]
-#[ignore = "second level: three times as many plans"]
+#[ignore = "second level: six times as many plans"]
 fn overlap_and_schedules_change_no_bit_in_more_plans() {
-    check_orders((1..3 * conformance::CASES).step_by(2));
+    check_orders((0..3 * conformance::CASES).filter(|number| number % 3 > 0));
 }
 
 /// Compares the weights after two steps of the cases with these numbers, with and without overlap and with each schedule.
