@@ -11,7 +11,7 @@ use crate::text::csv_table;
 use crate::whatif::text_of;
 
 /// Columns of the CSV between the settings and the parts of the step.
-const CSV_RESULTS: [&str; 14] = [
+const CSV_RESULTS: [&str; 15] = [
     "step_time_s",
     "step_time_low_s",
     "step_time_high_s",
@@ -24,6 +24,7 @@ const CSV_RESULTS: [&str; 14] = [
     "context",
     "micro_batch",
     "zero",
+    "schedule",
     "status",
     "gap",
 ];
@@ -105,6 +106,7 @@ impl PointResult<'_> {
             .map(|time| time.to_string())
             .into_iter()
             .chain(sizes.map(|size| size.to_string()))
+            .chain([decisions.schedule.name().to_lowercase()])
             .chain([search.status().to_owned(), search.gap().unwrap_or_default().to_string()])
             .chain(parts)
             .chain(training_run.as_ref().map(csv_run).into_iter().flatten())

@@ -115,6 +115,7 @@ fn processes_and_threads_have_equal_results() {
         "--tensor 1 --pipeline 2",
         "--tensor 1 --pipeline 2 --micro-batch 1 --schedule interleaved",
         "--data-parallel 2",
+        "--tensor 1 --pipeline 1 --context 2",
     ] {
         let processes = Processes::new(2);
         let outputs = wait_for_success(processes.all(&format!("{} {mesh}", processes.flags(4))));

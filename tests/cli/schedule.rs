@@ -133,6 +133,12 @@ fn reports_name_the_schedule_of_a_pipeline() {
     for plan in ["P2 1F1B b1\n", "P2 ZB b1\n", "P2 v2 b1\n", "Schedule of a pipeline: 1F1B; ZB"] {
         assert!(text.contains(plan), "{plan}: {text}");
     }
+    let csv = stdout(&format!("{swept} --csv -"));
+    let mut rows = csv.lines().map(|row| row.split(',').collect::<Vec<_>>());
+    let header = rows.next().expect("a header");
+    let column = header.iter().rposition(|name| *name == "schedule").expect("a column");
+    let schedules: Vec<&str> = rows.map(|row| row[column]).collect();
+    assert_eq!(schedules, ["1f1b", "zero-bubble", "interleaved"], "{csv}");
     // Columns are left out before plans are wrapped.
     let large = "whatif --model cola-1b --hardware a100-80gb-8 --global-batch 256 --pipeline 4";
     let text = stdout(&format!("{large} --sweep devices=8 --sweep schedule=1f1b --micro-batch 2"));
