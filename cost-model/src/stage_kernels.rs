@@ -132,8 +132,8 @@ fn overlapped_groups<'a>(
     })
 }
 
-/// The time that each instruction of a pass adds to it: its time alone, and that of collectives beside others what they
-/// add to theirs, in proportion to their times.
+/// Time that each instruction adds to its pass: its own time or, for an overlapped collective, its share of the exposed
+/// time of its group, in proportion to the times of the group's collectives.
 fn added_times(instructions: &[Instr], prices: StreamPrices) -> Vec<Seconds> {
     let time = |instr: &Instr| (prices.kernel)(&instr.kernel());
     let total = |instructions: &[Instr]| -> Seconds { instructions.iter().map(time).sum() };

@@ -2,8 +2,8 @@
 //!
 //! A [`CostTable`] is a factor graph. Every *node* (an op, or a value's flow from its producer to its consumers) takes
 //! exactly one of its *choices*. A *link* makes a choice of one node demand something of the choice of another:
-//! layouts must match, a tensor that the backward pass reads must be kept or recomputed. A *row* limits the bytes
-//! alive at one point of the step.
+//! layouts must match, a tensor that the backward pass reads must be kept or recomputed. A *row* limits a
+//! sum of bytes over all choices.
 //!
 //! ```text
 //! minimise    Σ time[node, choice]
@@ -53,10 +53,10 @@ pub struct TableLink {
     pub offer: Vec<u64>,
 }
 
-/// A memory limit at one point of the step.
+/// A limit on a sum of bytes over all choices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryRow {
-    /// The point of the step, for messages.
+    /// The bytes that are limited, for messages.
     pub name: String,
     /// The limit of the sum over all choices.
     pub limit: Bytes,

@@ -13,7 +13,7 @@ pub(crate) struct BoundedContext {
     pub context: Context,
     /// Bound on the step time.
     pub bound: Result<Seconds, Infeasible>,
-    /// Value of a second.
+    /// Objective value of one second of step time: 1 or, of the cost, the number of devices.
     weight: f64,
     /// Bounds within the memory limit, once computed.
     bounds: Option<ContextBounds>,

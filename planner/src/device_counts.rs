@@ -1,4 +1,4 @@
-//! The numbers of devices that a search covers, and what solves the contexts of each.
+//! The numbers of devices that a search covers, and the context solvers of each.
 
 use indexmap::IndexMap;
 use narrows_plan::Context;

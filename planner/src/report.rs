@@ -9,7 +9,7 @@ use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::objective::Objective;
 use crate::solve::SolveMethod;
 
-/// The end of a search: status, bound and statistics.
+/// Status, bound and statistics of a finished search.
 #[derive(Clone, Debug)]
 pub struct SearchReport {
     /// The objective of the search.

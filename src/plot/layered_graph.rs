@@ -87,7 +87,7 @@ struct LayerPlacement {
     lanes: Vec<Option<usize>>,
     /// Upper and lower end of each layer.
     heights: Vec<(i32, i32)>,
-    /// Left end of the lanes.
+    /// Right end of the slots, where the lanes begin.
     right: i32,
 }
 

@@ -215,10 +215,13 @@ impl<'a> WhatIfReport<'a> {
             format!(" Lowest cost: ${}, at {}.", rounded(dollars), settings(point))
         });
         let have = self.planned().count();
-        let all = if have == total { "all of them" } else { "of them" };
-        let have = if have == total { String::new() } else { format!("{have} ") };
+        let with_plan = match (have == total, total) {
+            (true, 1) => String::new(),
+            (true, _) => "all of them ".into(),
+            (false, _) => format!("{have} of them "),
+        };
         format!(
-            "{}, {have}{all} with a plan. Highest throughput: {rate} tokens/s, at {}.{cheapest}",
+            "{}, {with_plan}with a plan. Highest throughput: {rate} tokens/s, at {}.{cheapest}",
             plural(total as u64, "point"),
             settings(best)
         )

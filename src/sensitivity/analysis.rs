@@ -61,9 +61,9 @@ pub struct ElasticityOfNumber {
     pub number: VariedNumber,
     /// Lower and higher value of the difference, relative to the present one.
     pub factors: [f64; 2],
-    /// Of the fastest plan for each value.
+    /// Elasticity of the fastest plan for each value.
     pub replanned: Estimate,
-    /// Of the present plan; `None` where it does not fit other values.
+    /// Elasticity of the present plan; `None` where it does not fit other values.
     pub kept: Option<Estimate>,
 }
 
@@ -373,7 +373,7 @@ fn exceeds_memory(variant: &Variant) -> bool {
 mod tests {
     use super::*;
 
-    /// Between the present value and the change lies a range without plans, or of values that round to the present one.
+    /// A range without plans, or of values that round to the present one, separates the present value from the change.
     #[test]
     fn points_without_a_plan_do_not_stop_a_bisection() {
         let mut found = vec![];

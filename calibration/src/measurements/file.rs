@@ -222,7 +222,7 @@ impl TrainingStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StepRecompute {
-    /// Those of the fastest plan.
+    /// The activations that the fastest plan recomputes.
     Auto,
     /// Nothing was recomputed.
     None,

@@ -39,7 +39,7 @@ pub fn shipped() -> Result<Vec<MeasurementsFile>, Defects> {
 /// Reads and validates measurements. `name` is the file's name, for messages.
 ///
 /// # Errors
-/// Every defect with the path of its field; a syntax error or an unknown field alone, because it ends the reading.
+/// Every defect, with the path of its field. A syntax error or an unknown field is reported alone, because parsing stops there.
 pub fn read(name: &str, text: &str) -> Result<MeasurementsFile, Defects> {
     let file: MeasurementsFile = json::read(text).map_err(|defect| {
         let problem = format!("{name} is not a measurements file: {}", defect.problem);

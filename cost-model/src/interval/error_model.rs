@@ -210,9 +210,9 @@ impl<'a> ErrorModel<'a> {
 #[derive(Clone, Copy)]
 enum StepError<'a> {
     None,
-    /// In addition to the errors of the kernels.
+    /// An error in addition to those of the kernels.
     BeyondKernels(&'a RelativeError),
-    /// Of whole steps: includes the errors of the kernels.
+    /// The error of whole steps, which includes those of the kernels.
     Whole(&'a RelativeError),
 }
 

@@ -9,8 +9,11 @@ use std::collections::HashMap;
 
 use crate::model::{Activation, GatedProduct};
 
-use super::error::{CheckResult, fault};
+use super::error::{CheckResult, ensure, fault};
 use super::lattice::{AbstractValue, ForwardValueId};
+
+/// Largest number of operations that use a value: contributions to its gradient are one bit each.
+const USES_MAX: usize = 64;
 
 /// An operation of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,6 +137,9 @@ impl ForwardGraph {
         let node = ForwardOpId(self.ops.len() as u32);
         for (port, input) in inputs.iter().enumerate() {
             if kind.differentiates(port) {
+                ensure(self.uses(*input).len() < USES_MAX, || {
+                    format!("is one of more than {USES_MAX} uses of {}", self.name(*input))
+                })?;
                 self.values[input.0 as usize].uses.push((node, port));
             }
         }
@@ -192,15 +198,13 @@ impl ForwardGraph {
     /// The contribution of one operation to the gradient of its input.
     pub fn contribution(&self, node: ForwardOpId, port: usize) -> AbstractValue {
         let value = self.ops[node.0 as usize].inputs[port];
-        let at = self.uses(value).iter().position(|u| *u == (node, port)).unwrap_or(63);
-        AbstractValue::Gradient { of: value, uses: 1 << at.min(63) }
+        let uses = self.uses(value).iter().zip(0..);
+        let uses = uses.filter(|(at, _)| **at == (node, port)).map(|(_, bit)| 1_u64 << bit).sum();
+        AbstractValue::Gradient { of: value, uses }
     }
 
     fn all_uses(&self, value: ForwardValueId) -> u64 {
-        match self.uses(value).len() {
-            n @ 0..64 => (1 << n) - 1,
-            _ => u64::MAX,
-        }
+        (0..self.uses(value).len()).map(|bit| 1_u64 << bit).sum()
     }
 
     /// The contributions to the gradient of `value` in `gradient`, one bit per use; `None` for the

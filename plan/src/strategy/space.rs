@@ -80,7 +80,7 @@ pub struct AlternativesContext {
 }
 
 impl AlternativesContext {
-    /// That of a context.
+    /// The properties of a context.
     pub fn of(context: &Context) -> AlternativesContext {
         AlternativesContext {
             tensor: context.tensor_size(),

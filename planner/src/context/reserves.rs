@@ -1,4 +1,4 @@
-//! Bytes that the stages of a context keep free for what their blocks do not count.
+//! Bytes that the stages of a context keep free for memory outside the counts of their blocks.
 //!
 //! Where an arena is too large, its stage reserves the bytes that no block counts; reserves that do not suffice grow faster.
 //! A reserve that leaves no partition is halved towards the last one of its stage that left some. Once a plan fits, reserves
@@ -12,7 +12,7 @@ const CORRECTIONS_BY_ARENA: usize = 3;
 /// Largest number of corrections after a plan fits.
 const IMPROVEMENTS_MAX: usize = 4;
 
-/// The reserves of all stages, corrected by what they led to. Corrections return whether there are other reserves to try.
+/// The reserves of all stages, corrected by the arenas that they led to. Corrections return whether there are other reserves to try.
 pub(super) struct StageReserves {
     current: Vec<Bytes>,
     /// The last reserves that led to an arena that was too large; none at first.

@@ -60,8 +60,8 @@ enum LoweringResult {
     Fits(Box<FeasiblePlan>, Partition),
     /// No partition is faster than the incumbent.
     NoImprovement,
-    /// The first stage whose arena exceeds the limit, and the bytes of its arena beside those counted for blocks, embedding
-    /// and head: the reserve that would have kept the blocks small enough, if other blocks need no more beside them.
+    /// The first stage whose arena exceeds the limit, and the bytes that its arena needs beyond those counted for blocks,
+    /// embedding and head: the next reserve to try.
     TooLarge(usize, Bytes),
     /// The deadline passed.
     Interrupted,

@@ -61,8 +61,8 @@ impl SegmentSolver<'_> {
         vertices.unwrap_or_default()
     }
 
-    /// A line below all decisions of a segment, through the edge of the hull over `average` bytes; `None` for a
-    /// segment without legal decisions.
+    /// Supporting line of a segment's hull along the edge that spans `average` bytes; `None` for a segment without legal
+    /// decisions.
     pub(crate) fn supporting_line(
         &self,
         spec: SegmentSpec,
@@ -74,8 +74,7 @@ impl SegmentSolver<'_> {
         self.with_hull(key, |hull, _| hull.supporting_line(average.as_f64()))
     }
 
-    /// A line below all decisions of a segment at a price of a byte in seconds; `None` for a segment without legal
-    /// decisions.
+    /// Supporting line of a segment's hull at a price of a byte, in seconds; `None` for a segment without legal decisions.
     pub(crate) fn line_at_price(
         &self,
         spec: SegmentSpec,

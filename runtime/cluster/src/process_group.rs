@@ -22,9 +22,9 @@ use super::rendezvous::{RunFact, connect};
 /// Timeouts of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterTimeouts {
-    /// For all processes to join, at the start.
+    /// Longest wait for all processes to join, at the start.
     pub join: Duration,
-    /// For another process, in a collective or a transfer.
+    /// Longest wait for another process in a collective or a transfer.
     pub collective: Duration,
 }
 

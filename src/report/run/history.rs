@@ -59,7 +59,7 @@ impl RunHistory {
 /// Steps below which a run is too short to tell whether its loss collapsed.
 const COLLAPSE_STEPS_MIN: usize = 20;
 
-/// A loss that grew again by this share of what it had fallen has collapsed.
+/// A loss has collapsed when it regains this share of its earlier decrease.
 const COLLAPSE_SHARE: f64 = 0.5;
 
 /// Whether the loss grew back: the mean of the last tenth of the steps lies above the lowest mean of a tenth by more than

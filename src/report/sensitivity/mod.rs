@@ -88,7 +88,7 @@ impl<'a> SensitivityReport<'a> {
         if let Some(row) = hardware {
             let change = signed_percents(row.replanned.value, 2);
             sentences.push(format!(
-                "The hardware number that it depends on the most is {}: {change} for +1 %.",
+                "Of all hardware parameters, the step time is most sensitive to {}: {change} for +1 %.",
                 short_name(&row.number)
             ));
         }

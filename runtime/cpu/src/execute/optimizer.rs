@@ -43,7 +43,7 @@ pub(crate) fn adamw(
     }
     let (reads, writes) = (&scheduled.instr.reads, &scheduled.instr.writes);
     let (read_gradient, written_gradient) = (reads[0], writes[1]);
-    let decays = device.weight_decay_applies.get(&writes[0].buffer).copied().unwrap_or(false);
+    let decays = device.weight_decay_applies[&writes[0].buffer];
     let adamw = AdamWStep {
         gradient_factor: optimizer.clip_factor(f64::from(square_sum).sqrt()) as f32,
         learning_rate: coefficients.learning_rate as f32,

@@ -99,7 +99,9 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
     let weight_argument = weight.write_or_update(weight.dtype != DType::Bf16);
     let format = VectorFormat::common_quads(weight.dtype, &operands)?;
     let buffer = site.scheduled.instr.writes[0].buffer;
-    let decays = site.device.weight_decay_applies.get(&buffer).copied().unwrap_or(false);
+    let Some(&decays) = site.device.weight_decay_applies.get(&buffer) else {
+        return Err("whether weight decay applies to its weight is not known".into());
+    };
     let coefficients = MatrixOperand::contiguous(
         MemorySpace::Coefficients,
         0,

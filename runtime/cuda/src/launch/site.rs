@@ -21,7 +21,7 @@ pub struct LaunchContext<'a> {
     pub stage: &'a StageProgram,
     /// Position of the device on the mesh.
     pub coordinates: MeshCoordinates,
-    /// Whether weight decay applies to a weight; it does not apply to weights that are missing here.
+    /// Whether weight decay applies, by weight buffer of the stage.
     pub weight_decay_applies: &'a HashMap<BufferId, bool>,
 }
 

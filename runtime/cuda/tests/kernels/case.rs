@@ -271,10 +271,12 @@ pub fn for_each_instruction(
     mut visit: impl FnMut(&LaunchContext, &ScheduledInstruction),
 ) {
     let Program { context, constants, .. } = program;
-    let weight_decay_applies = HashMap::new();
     for device in 0..context.mesh.devices() {
         let coordinates = MeshCoordinates::of_device(device, &context.mesh);
         let stage = &program.stages[coordinates.stage as usize];
+        let weights = stage.buffers.iter().zip(0..);
+        let weights = weights.filter(|(buffer, _)| buffer.role == BufferRole::Weight);
+        let weight_decay_applies = weights.map(|(_, id)| (BufferId(id), false)).collect();
         let device = LaunchContext {
             context,
             constants,
