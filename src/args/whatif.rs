@@ -9,8 +9,8 @@ use crate::errors::{CommandResult, Failure, Problem};
 use crate::plot::PlotKind;
 use crate::text::thousands;
 use crate::whatif::{
-    Alternative, BreakEvenValues, Condition, Extreme, Scenario, Sweep, SweepAxis, SweepField,
-    parse_range, parse_values, sorted_numbers,
+    BreakEvenAlternative, BreakEvenValues, Condition, Extreme, Scenario, Sweep, SweepAxis,
+    SweepField, parse_range, parse_values, sorted_numbers,
 };
 
 use super::documents::DocumentFiles;
@@ -112,7 +112,7 @@ pub enum WhatIfTask {
         /// Values of the field.
         values: BreakEvenValues,
         /// The alternatives.
-        between: [Alternative; 2],
+        between: [BreakEvenAlternative; 2],
         /// File for the rows.
         csv: Option<OsString>,
         /// Picture and page.
@@ -240,14 +240,17 @@ fn alternatives(
     text: &str,
     varied: &SweepField,
     scenario: &mut Scenario,
-) -> CommandResult<[Alternative; 2]> {
+) -> CommandResult<[BreakEvenAlternative; 2]> {
     let [first, second] = text.split(',').collect::<Vec<_>>()[..] else {
         return Err(no_two_alternatives(text));
     };
     if first.trim() == second.trim() {
         return Err(no_two_alternatives(text));
     }
-    let between = [Alternative::parse(first, scenario)?, Alternative::parse(second, scenario)?];
+    let between = [
+        BreakEvenAlternative::parse(first, scenario)?,
+        BreakEvenAlternative::parse(second, scenario)?,
+    ];
     for alternative in &between {
         let set = alternative.settings.iter().find(|(field, _)| varied.replaces(field));
         if let Some((field, _)) = set {

@@ -17,7 +17,7 @@ use crate::progress;
 use crate::report::{self, BreakEvenReport, WhatIfReport, write_documents};
 use crate::signals::stop_on_signals;
 use crate::whatif::{
-    Alternative, BreakEvenValues, FasterAlternative, Point, PointOutcome, Scenario, Sweep,
+    BreakEvenAlternative, BreakEvenValues, FasterAlternative, Point, PointOutcome, Scenario, Sweep,
     SweepAxis, SweepField, number, plan_points, regions,
 };
 
@@ -28,7 +28,7 @@ pub struct BreakEvenQuestion {
     /// Values of the field.
     pub values: BreakEvenValues,
     /// The alternatives.
-    pub between: [Alternative; 2],
+    pub between: [BreakEvenAlternative; 2],
 }
 
 /// The points of one value, one for each alternative.
@@ -114,7 +114,7 @@ pub fn run(
 fn point(
     scenario: &Scenario,
     question: &BreakEvenQuestion,
-    alternative: &Alternative,
+    alternative: &BreakEvenAlternative,
     value: f64,
 ) -> CommandResult<Point> {
     let value = number(value);

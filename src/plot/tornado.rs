@@ -4,7 +4,7 @@ use super::figure::{Figure, PlotKind};
 use super::picture::{Anchor, Picture};
 use super::scale::{Scale, label};
 use super::{GRID, INK, PALETTE};
-use crate::sensitivity::{Analysis, ElasticityOfNumber};
+use crate::sensitivity::{Analysis, ParameterElasticity};
 
 const WIDTH: i32 = 900;
 /// Ends of the axis.
@@ -28,9 +28,9 @@ pub fn sensitivity_figures(analysis: &Analysis) -> Vec<Figure> {
     Figure::of(PlotKind::Tornado, tornado(&analysis.elasticities), caption).into_iter().collect()
 }
 
-fn tornado(elasticities: &[ElasticityOfNumber]) -> Option<Picture> {
-    let is_drawn = |of: &&ElasticityOfNumber| of.replanned.value.abs() >= SIZE_MIN;
-    let bars: Vec<&ElasticityOfNumber> =
+fn tornado(elasticities: &[ParameterElasticity]) -> Option<Picture> {
+    let is_drawn = |of: &&ParameterElasticity| of.replanned.value.abs() >= SIZE_MIN;
+    let bars: Vec<&ParameterElasticity> =
         elasticities.iter().filter(is_drawn).take(BARS_MAX).collect();
     if bars.is_empty() {
         return None;

@@ -15,7 +15,7 @@ use crate::text::{percents, signed_percents};
 const MEASUREMENTS_MAX: usize = 60;
 
 /// A measured value, its prediction, and the interval of that.
-struct Comparison {
+struct MeasuredPair {
     name: String,
     measured: f64,
     predicted: f64,
@@ -37,7 +37,7 @@ pub fn validation_figures(
     ];
     let figure = |(kind, title, axis): (PlotKind, &str, &str)| {
         let of_kind = compared.iter().filter_map(|entry| comparison(entry, kind, profile));
-        let (comparisons, total): (Vec<Comparison>, usize) =
+        let (comparisons, total): (Vec<MeasuredPair>, usize) =
             (of_kind.clone().take(MEASUREMENTS_MAX).collect(), of_kind.count());
         let shown = match total > MEASUREMENTS_MAX {
             true => format!(" The first {MEASUREMENTS_MAX} of {total} measurements."),
@@ -57,7 +57,7 @@ fn comparison(
     entry: &ComparedMeasurement,
     kind: PlotKind,
     profile: &dyn Fn(&str) -> Option<Profile>,
-) -> Option<Comparison> {
+) -> Option<MeasuredPair> {
     let measurement = entry.measurement;
     let profile = profile(&measurement.hardware)?;
     let input = profile.precision().compute_dtype();
@@ -90,7 +90,7 @@ fn comparison(
     };
     let fitted = if entry.fitted { " *" } else { "" };
     let [low, high] = entry.interval_s.map(&value);
-    Some(Comparison {
+    Some(MeasuredPair {
         name: format!("{}{note}{fitted}", measurement.name),
         measured: value(entry.measured_s),
         predicted: value(entry.predicted_s),
@@ -100,7 +100,12 @@ fn comparison(
 }
 
 /// Two bars for each measurement.
-fn picture(kind: PlotKind, title: &str, axis: &str, comparisons: &[Comparison]) -> Option<Picture> {
+fn picture(
+    kind: PlotKind,
+    title: &str,
+    axis: &str,
+    comparisons: &[MeasuredPair],
+) -> Option<Picture> {
     let note = |value: f64| match kind {
         PlotKind::GemmEfficiency => percents(value, 1),
         _ => Seconds(value / 1e3).to_string(),

@@ -1,7 +1,7 @@
-//! Comparison of the miniature of a plan with unsharded training.
+//! NumericComparison of the miniature of a plan with unsharded training.
 
 use narrows_plan::model::ParameterId;
-use narrows_reference::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature};
+use narrows_reference::{GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature, NumericComparison};
 use serde::Serialize;
 
 use super::Report;
@@ -40,7 +40,7 @@ struct GradientDifference {
 
 impl NumericReport {
     /// The comparison of a miniature with the reference.
-    pub fn new(miniature: &Miniature, comparison: &Comparison) -> NumericReport {
+    pub fn new(miniature: &Miniature, comparison: &NumericComparison) -> NumericReport {
         let furthest = comparison.gradient_errors.iter().take(REPORTED);
         let difference = |(id, relative_difference): &(ParameterId, f64)| GradientDifference {
             name: id.to_string(),

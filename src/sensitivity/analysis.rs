@@ -11,7 +11,7 @@ use crate::errors::CommandResult;
 use crate::whatif::{Scenario, geometric_mean};
 
 use super::difference::{Estimate, elasticity, gain};
-use super::number::{VariedNumber, assumed_zeros};
+use super::number::{VariedParameter, assumed_zeros};
 use super::variant::{StepSample, Variant};
 
 /// Factors of improvements of the hardware.
@@ -41,11 +41,11 @@ const BOUGHT: [(&str, bool); 6] = [
 #[derive(Debug)]
 pub struct Analysis {
     /// Elasticities, the largest first.
-    pub elasticities: Vec<ElasticityOfNumber>,
+    pub elasticities: Vec<ParameterElasticity>,
     /// Improvements of the hardware, the largest gain first.
     pub upgrades: Vec<Upgrade>,
     /// Assumed numbers, those whose error costs the most first.
-    pub assumed: Vec<AssumedNumber>,
+    pub assumed: Vec<AssumedParameter>,
     /// Names of assumed numbers that are zero, so that no factor varies them.
     pub not_varied: Vec<String>,
     /// Whether every variant was planned; `false` after Ctrl-C.
@@ -56,9 +56,9 @@ pub struct Analysis {
 
 /// Elasticity of the step time with respect to one number.
 #[derive(Debug)]
-pub struct ElasticityOfNumber {
+pub struct ParameterElasticity {
     /// The number.
-    pub number: VariedNumber,
+    pub number: VariedParameter,
     /// Lower and higher value of the difference, relative to the present one.
     pub factors: [f64; 2],
     /// Elasticity of the fastest plan for each value.
@@ -71,7 +71,7 @@ pub struct ElasticityOfNumber {
 #[derive(Debug)]
 pub struct Upgrade {
     /// The number.
-    pub number: VariedNumber,
+    pub number: VariedParameter,
     /// Whether less of it is better, so that it is divided by the factor.
     pub is_reduced: bool,
     /// Share of the step time saved by each factor; `None` where no plan was found.
@@ -80,9 +80,9 @@ pub struct Upgrade {
 
 /// An assumed number, and what its error would do to the choice of the plan.
 #[derive(Debug)]
-pub struct AssumedNumber {
+pub struct AssumedParameter {
     /// The number.
-    pub number: VariedNumber,
+    pub number: VariedParameter,
     /// Scanned range, relative to the present value.
     pub range: [f64; 2],
     /// The nearest value at which another plan is the fastest, if one was found.
@@ -107,7 +107,7 @@ pub struct PlanChange {
     pub plan: Plan,
 }
 
-impl AssumedNumber {
+impl AssumedParameter {
     /// The largest loss at an end of the range; infinite where the present plan does not fit.
     pub fn worst_loss(&self) -> f64 {
         let losses = self.losses.iter().flatten().copied();
@@ -123,7 +123,7 @@ type VariantKey = (usize, f64);
 struct Variants<'a> {
     scenario: &'a Scenario,
     present: &'a Plan,
-    numbers: &'a [VariedNumber],
+    numbers: &'a [VariedParameter],
     cache: SearchCache,
     stop: &'a Arc<AtomicBool>,
     planned: Vec<(VariantKey, Variant)>,
@@ -192,7 +192,7 @@ pub fn analyse(
     begin: &dyn Fn(u64),
     progress: &(dyn Fn() + Sync),
 ) -> CommandResult<Analysis> {
-    let numbers = VariedNumber::all(scenario, request)?;
+    let numbers = VariedParameter::all(scenario, request)?;
     let cache = SearchCache::default();
     let mut variants =
         Variants { scenario, present, numbers: &numbers, cache, stop, planned: vec![] };
@@ -213,8 +213,9 @@ pub fn analyse(
     let doubled = |upgrade: &Upgrade| upgrade.gains[1].map_or(f64::NEG_INFINITY, |gain| gain.value);
     upgrades.sort_by(|a, b| doubled(b).total_cmp(&doubled(a)));
     let mut assumed = assumed_numbers(&variants, changes, &elasticities);
-    let rank =
-        |number: &AssumedNumber| (number.worst_loss(), number.elasticity.unwrap_or_default().abs());
+    let rank = |number: &AssumedParameter| {
+        (number.worst_loss(), number.elasticity.unwrap_or_default().abs())
+    };
     assumed.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
     let failed_solves = variants.planned.iter().map(|(_, variant)| variant.failed_solves).sum();
     let is_complete = !stop.load(Ordering::Relaxed);
@@ -223,7 +224,7 @@ pub fn analyse(
 }
 
 /// Whether less of a number is better, if money buys it.
-fn bought(number: &VariedNumber) -> Option<bool> {
+fn bought(number: &VariedParameter) -> Option<bool> {
     let found = BOUGHT.iter().find(|(part, _)| number.name.contains(part));
     found.map(|(_, is_reduced)| *is_reduced)
 }
@@ -232,9 +233,9 @@ fn upgraded(factor: f64, is_reduced: bool) -> f64 {
     if is_reduced { 1.0 / factor } else { factor }
 }
 
-fn elasticities(variants: &Variants, present: &StepSample) -> Vec<ElasticityOfNumber> {
+fn elasticities(variants: &Variants, present: &StepSample) -> Vec<ParameterElasticity> {
     let numbers = variants.numbers.iter().enumerate();
-    let mut found: Vec<ElasticityOfNumber> = numbers
+    let mut found: Vec<ParameterElasticity> = numbers
         .filter_map(|(index, number)| {
             let ends = number.ends().map(|factor| variants.get(index, factor));
             let replanned = |variant: &&Variant| {
@@ -247,10 +248,10 @@ fn elasticities(variants: &Variants, present: &StepSample) -> Vec<ElasticityOfNu
                 quotient(ends.map(|v| v.as_ref().and_then(replanned)), present)?;
             let kept = quotient(ends.map(|v| v.as_ref().and_then(kept)), present);
             let kept = kept.map(|(_, estimate)| estimate);
-            Some(ElasticityOfNumber { number: number.clone(), factors, replanned, kept })
+            Some(ParameterElasticity { number: number.clone(), factors, replanned, kept })
         })
         .collect();
-    let size = |of: &ElasticityOfNumber| of.replanned.value.abs();
+    let size = |of: &ParameterElasticity| of.replanned.value.abs();
     found.sort_by(|a, b| size(b).total_cmp(&size(a)));
     found
 }
@@ -270,7 +271,7 @@ fn quotient(
 
 fn upgrades(variants: &Variants, present: &StepSample) -> Vec<Upgrade> {
     let numbers = variants.numbers.iter().enumerate();
-    let upgrade = |(index, number): (usize, &VariedNumber)| {
+    let upgrade = |(index, number): (usize, &VariedParameter)| {
         let is_reduced = bought(number)?;
         let gains = UPGRADES.map(|factor| {
             let variant = variants.get(index, upgraded(factor, is_reduced))?;
@@ -329,10 +330,10 @@ fn narrowed(ends: [f64; 2], middle_is_changed: Option<bool>) -> [f64; 2] {
 fn assumed_numbers(
     variants: &Variants,
     changes: Vec<(usize, f64)>,
-    elasticities: &[ElasticityOfNumber],
-) -> Vec<AssumedNumber> {
+    elasticities: &[ParameterElasticity],
+) -> Vec<AssumedParameter> {
     let numbers = variants.numbers.iter().enumerate().filter(|(_, number)| number.is_assumed);
-    let assumed = |(index, number): (usize, &VariedNumber)| {
+    let assumed = |(index, number): (usize, &VariedParameter)| {
         let ends = [SCANNED[0], SCANNED[SCANNED.len() - 1]];
         let at_ends = ends.map(|factor| variants.get(index, factor));
         let nearest = changes
@@ -344,8 +345,8 @@ fn assumed_numbers(
             let plan = variant.replanned.as_ref()?.plan.clone();
             Some(PlanChange { factor: variant.factor, saved: loss(variant), plan })
         });
-        let of_number = |of: &&ElasticityOfNumber| of.number.name == number.name;
-        AssumedNumber {
+        let of_number = |of: &&ParameterElasticity| of.number.name == number.name;
+        AssumedParameter {
             number: number.clone(),
             range: at_ends.map(|variant| variant.map_or(1.0, |variant| variant.factor)),
             change,

@@ -22,7 +22,7 @@ mod number;
 mod variant;
 
 pub use analysis::UPGRADES;
-pub use analysis::{Analysis, AssumedNumber, ElasticityOfNumber, Upgrade, analyse};
+pub use analysis::{Analysis, AssumedParameter, ParameterElasticity, Upgrade, analyse};
 pub use difference::Estimate;
-pub use number::{NumberKind, VariedNumber, short_name};
+pub use number::{ParameterGroup, VariedParameter, short_name};
 pub use variant::StepSample;

@@ -36,7 +36,7 @@ const SHAPES: [&str; 8] = [
 /// Subject of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum NumberKind {
+pub enum ParameterGroup {
     /// The hardware profile.
     Hardware,
     /// The model file.
@@ -47,11 +47,11 @@ pub enum NumberKind {
 
 /// A number that is varied, or several that are scaled together.
 #[derive(Clone, Debug)]
-pub struct VariedNumber {
+pub struct VariedParameter {
     /// Name as in `whatif --list`; for the points of a curve that of the curve.
     pub name: String,
     /// Subject of the number.
-    pub kind: NumberKind,
+    pub kind: ParameterGroup,
     /// Whether the profile calls it assumed.
     pub is_assumed: bool,
     /// Fields with their present values, at least one.
@@ -73,12 +73,12 @@ pub struct ScaledValue {
     pub settings: Vec<(SweepField, Value)>,
 }
 
-impl VariedNumber {
+impl VariedParameter {
     /// All numbers of a request that are varied: of the hardware, the model and the workload.
     ///
     /// # Errors
     /// A name that is no field, which would be a bug.
-    pub fn all(scenario: &Scenario, request: &Request) -> CommandResult<Vec<VariedNumber>> {
+    pub fn all(scenario: &Scenario, request: &Request) -> CommandResult<Vec<VariedParameter>> {
         let mut numbers = hardware_numbers(scenario, request)?;
         numbers.extend(model_numbers(scenario)?);
         let Request { devices, global_batch, sequence_length, .. } = request;
@@ -89,8 +89,12 @@ impl VariedNumber {
         ] {
             let value = *value as f64;
             let fields = vec![(scenario.field(name)?, value)];
-            let mut number =
-                VariedNumber::whole(name, NumberKind::Workload, fields, shape_granule(value));
+            let mut number = VariedParameter::whole(
+                name,
+                ParameterGroup::Workload,
+                fields,
+                shape_granule(value),
+            );
             if name != "sequence_length" {
                 (number.granule, number.ends) = (1.0, [0.5, 2.0]);
             }
@@ -99,10 +103,10 @@ impl VariedNumber {
         Ok(numbers)
     }
 
-    fn real(name: String, fields: Vec<(SweepField, f64)>) -> VariedNumber {
-        VariedNumber {
+    fn real(name: String, fields: Vec<(SweepField, f64)>) -> VariedParameter {
+        VariedParameter {
             name,
-            kind: NumberKind::Hardware,
+            kind: ParameterGroup::Hardware,
             is_assumed: false,
             fields,
             granule: 0.0,
@@ -113,12 +117,12 @@ impl VariedNumber {
 
     fn whole(
         name: &str,
-        kind: NumberKind,
+        kind: ParameterGroup,
         fields: Vec<(SweepField, f64)>,
         granule: f64,
-    ) -> VariedNumber {
+    ) -> VariedParameter {
         let ends = [1.0 - SHAPE_STEP, 1.0 + SHAPE_STEP];
-        VariedNumber { kind, granule, ends, ..VariedNumber::real(name.to_owned(), fields) }
+        VariedParameter { kind, granule, ends, ..VariedParameter::real(name.to_owned(), fields) }
     }
 
     /// The present value; of a curve, that of its first point.
@@ -172,7 +176,7 @@ pub fn short_name(name: &str) -> String {
 }
 
 /// Numbers of the profile that the step time of a request may depend on, without those that are zero.
-fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec<VariedNumber>> {
+fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec<VariedParameter>> {
     let document = scenario.hardware();
     let unused_executor = match request.executor {
         Executor::Captured => "executors.eager.",
@@ -182,7 +186,7 @@ fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec
         DType::F32 => "device.peak_flops_per_s.bf16",
         _ => "device.peak_flops_per_s.f32",
     };
-    let mut numbers: Vec<VariedNumber> = vec![];
+    let mut numbers: Vec<VariedParameter> = vec![];
     for field in document.fields() {
         let path = field.path;
         let Some(value) = field.value.as_ref().and_then(Value::as_f64) else { continue };
@@ -197,7 +201,7 @@ fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec
         let fields = vec![(scenario.field(&name)?, value)];
         let is_whole = field.value.as_ref().is_some_and(|value| !value.is_f64());
         let granule = if is_whole { 1.0 } else { 0.0 };
-        numbers.push(VariedNumber { granule, ..VariedNumber::real(name, fields) });
+        numbers.push(VariedParameter { granule, ..VariedParameter::real(name, fields) });
     }
     for (curve, paths) in curves(document) {
         let fields = paths.iter().map(|path| {
@@ -205,7 +209,7 @@ fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec
             Ok((scenario.field(&format!("hardware.{path}"))?, value))
         });
         let fields = fields.collect::<CommandResult<_>>()?;
-        numbers.push(VariedNumber::real(format!("hardware.{curve}"), fields));
+        numbers.push(VariedParameter::real(format!("hardware.{curve}"), fields));
     }
     for number in &mut numbers {
         if number.name.contains("efficiency") {
@@ -259,7 +263,7 @@ fn is_assumed(request: &Request, path: &str) -> bool {
         || provenance.assumed.iter().any(|assumed| within(field, assumed))
 }
 
-fn model_numbers(scenario: &Scenario) -> CommandResult<Vec<VariedNumber>> {
+fn model_numbers(scenario: &Scenario) -> CommandResult<Vec<VariedParameter>> {
     let document = scenario.model();
     let mut numbers = vec![];
     for shape in SHAPES {
@@ -267,7 +271,7 @@ fn model_numbers(scenario: &Scenario) -> CommandResult<Vec<VariedNumber>> {
             let name = format!("model.{shape}");
             let fields = vec![(scenario.field(&name)?, value)];
             let granule = shape_granule(value);
-            numbers.push(VariedNumber::whole(&name, NumberKind::Model, fields, granule));
+            numbers.push(VariedParameter::whole(&name, ParameterGroup::Model, fields, granule));
         }
     }
     let ranks = document.paths_of("rank").into_iter().map(|path| {
@@ -278,7 +282,7 @@ fn model_numbers(scenario: &Scenario) -> CommandResult<Vec<VariedNumber>> {
     let smallest = ranks.iter().map(|(_, rank)| *rank).min_by(f64::total_cmp);
     if let Some(smallest) = smallest {
         let granule = ranks.iter().map(|(_, rank)| shape_granule(*rank)).fold(smallest, f64::min);
-        numbers.push(VariedNumber::whole("rank", NumberKind::Model, ranks, granule));
+        numbers.push(VariedParameter::whole("rank", ParameterGroup::Model, ranks, granule));
     }
     Ok(numbers)
 }
@@ -306,11 +310,12 @@ mod tests {
     #[test]
     fn values_are_rounded_and_stay_in_their_range() {
         let field = || SweepField::Flag("devices".into());
-        let rank = VariedNumber::whole("rank", NumberKind::Model, vec![(field(), 1024.0)], 128.0);
+        let rank =
+            VariedParameter::whole("rank", ParameterGroup::Model, vec![(field(), 1024.0)], 128.0);
         let scaled = rank.scaled(1.1).unwrap();
         assert_eq!((scaled.factor, &scaled.settings[0].1), (1.125, &Value::from(1152)));
         assert!(rank.scaled(1.01).is_none(), "rounds to the present value");
-        let mut share = VariedNumber::real("efficiency".into(), vec![(field(), 0.8)]);
+        let mut share = VariedParameter::real("efficiency".into(), vec![(field(), 0.8)]);
         share.factor_max = 1.25;
         assert_eq!(share.scaled(2.0).unwrap().factor, 1.25);
     }

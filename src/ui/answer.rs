@@ -29,12 +29,12 @@ use crate::whatif::Point;
 pub struct Planner {
     cache: SearchCache,
     /// The last search that ended without a limit.
-    last: Mutex<Option<(SearchKey, Arc<SearchResult>)>>,
+    last: Mutex<Option<(PageRequestKey, Arc<SearchResult>)>>,
 }
 
 /// Inputs of a search: the settings, and the content of the files that they name, which may be edited meanwhile.
 #[derive(PartialEq)]
-struct SearchKey {
+struct PageRequestKey {
     settings: Settings,
     /// Fingerprint of the model.
     model: String,
@@ -151,7 +151,7 @@ impl Planner {
         request: &Request,
         stop: &Arc<AtomicBool>,
     ) -> Arc<SearchResult> {
-        let key = SearchKey {
+        let key = PageRequestKey {
             settings: settings.clone(),
             model: request.model.fingerprint(),
             profile: request.profile.fingerprint().to_owned(),

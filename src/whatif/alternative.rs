@@ -12,7 +12,7 @@ use super::values::scalar;
 
 /// A restriction of the request under a name.
 #[derive(Clone, Debug)]
-pub struct Alternative {
+pub struct BreakEvenAlternative {
     /// The name as typed.
     pub name: String,
     /// The fields that it sets.
@@ -26,13 +26,13 @@ const PURE: [(&str, [&str; 3]); 3] = [
     ("pipeline-parallel", ["tensor", "context", "data_parallel"]),
 ];
 
-impl Alternative {
+impl BreakEvenAlternative {
     /// Parses terms separated by `+`: a strategy, `data-parallel`, `tensor-parallel`, `pipeline-parallel`, or
     /// FIELD=VALUE. Reads models and profiles that it names.
     ///
     /// # Errors
     /// A word that is none of these, an unknown field, and inputs that cannot be read.
-    pub fn parse(text: &str, scenario: &mut Scenario) -> CommandResult<Alternative> {
+    pub fn parse(text: &str, scenario: &mut Scenario) -> CommandResult<BreakEvenAlternative> {
         let mut settings = vec![];
         for term in text.split('+').map(str::trim) {
             settings.extend(term_settings(term, scenario)?);
@@ -44,7 +44,7 @@ impl Alternative {
             }
         }
         scenario.read_inputs_of(&settings)?;
-        Ok(Alternative { name: text.trim().to_owned(), settings })
+        Ok(BreakEvenAlternative { name: text.trim().to_owned(), settings })
     }
 }
 

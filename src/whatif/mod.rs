@@ -20,7 +20,7 @@ mod solve;
 mod sweep;
 mod values;
 
-pub use alternative::Alternative;
+pub use alternative::BreakEvenAlternative;
 pub use break_even::{
     BreakEvenRegion, BreakEvenValues, FasterAlternative, parse_range, regions, sorted_numbers,
 };

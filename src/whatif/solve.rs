@@ -27,7 +27,7 @@ pub enum Condition {
         /// The quantity.
         quantity: Quantity,
         /// The side, and whether the bound belongs to it.
-        comparison: Comparison,
+        comparison: ComparisonOperator,
         /// The bound.
         bound: f64,
     },
@@ -58,7 +58,7 @@ pub enum Quantity {
 
 /// A comparison with a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Comparison {
+pub enum ComparisonOperator {
     /// Below the bound.
     Less,
     /// At most the bound.
@@ -154,30 +154,30 @@ impl Quantity {
     }
 }
 
-impl Comparison {
+impl ComparisonOperator {
     /// All comparisons; a symbol precedes those that it begins with.
-    const ALL: [Comparison; 4] = [
-        Comparison::LessOrEqual,
-        Comparison::GreaterOrEqual,
-        Comparison::Less,
-        Comparison::Greater,
+    const ALL: [ComparisonOperator; 4] = [
+        ComparisonOperator::LessOrEqual,
+        ComparisonOperator::GreaterOrEqual,
+        ComparisonOperator::Less,
+        ComparisonOperator::Greater,
     ];
 
     fn symbol(self) -> &'static str {
         match self {
-            Comparison::Less => "<",
-            Comparison::LessOrEqual => "<=",
-            Comparison::Greater => ">",
-            Comparison::GreaterOrEqual => ">=",
+            ComparisonOperator::Less => "<",
+            ComparisonOperator::LessOrEqual => "<=",
+            ComparisonOperator::Greater => ">",
+            ComparisonOperator::GreaterOrEqual => ">=",
         }
     }
 
     fn holds(self, value: f64, bound: f64) -> bool {
         match self {
-            Comparison::Less => value < bound,
-            Comparison::LessOrEqual => value <= bound,
-            Comparison::Greater => value > bound,
-            Comparison::GreaterOrEqual => value >= bound,
+            ComparisonOperator::Less => value < bound,
+            ComparisonOperator::LessOrEqual => value <= bound,
+            ComparisonOperator::Greater => value > bound,
+            ComparisonOperator::GreaterOrEqual => value >= bound,
         }
     }
 }
@@ -192,7 +192,7 @@ impl Condition {
         if text.trim() == "fits" {
             return Ok(Condition::Fits);
         }
-        let split = Comparison::ALL.into_iter().find_map(|comparison| {
+        let split = ComparisonOperator::ALL.into_iter().find_map(|comparison| {
             let (name, bound) = text.split_once(comparison.symbol())?;
             Some((name.trim(), comparison, bound.trim()))
         });

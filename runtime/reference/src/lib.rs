@@ -51,7 +51,7 @@ pub use error::ReferenceError;
 pub use float::Float;
 pub use matrix::Matrix;
 pub use miniature::{
-    Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature, NumericError, OpenSession,
+    GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature, NumericComparison, NumericError, OpenSession,
 };
 pub use parameters::Parameters;
 

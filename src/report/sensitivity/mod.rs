@@ -17,7 +17,7 @@ use super::search::SearchSummary;
 use super::{Report, finite_limit};
 use crate::args::Detail;
 use crate::priced_plan::PricedPlan;
-use crate::sensitivity::{Analysis, Estimate, NumberKind, short_name};
+use crate::sensitivity::{Analysis, Estimate, ParameterGroup, short_name};
 use crate::text::{mesh_phrase, percent, plural, signed_percents};
 
 /// Rows of a table without `--details`.
@@ -84,7 +84,7 @@ impl<'a> SensitivityReport<'a> {
     fn verdict(&self) -> String {
         let step = Seconds(self.prediction.prediction.step_time_s);
         let mut sentences = vec![format!("The fastest plan takes {step} a step.")];
-        let hardware = self.elasticities.iter().find(|row| row.kind == NumberKind::Hardware);
+        let hardware = self.elasticities.iter().find(|row| row.kind == ParameterGroup::Hardware);
         if let Some(row) = hardware {
             let change = signed_percents(row.replanned.value, 2);
             sentences.push(format!(

@@ -5,7 +5,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::sensitivity::{
-    AssumedNumber, ElasticityOfNumber, Estimate, NumberKind, UPGRADES, Upgrade, VariedNumber,
+    AssumedParameter, Estimate, ParameterElasticity, ParameterGroup, UPGRADES, Upgrade,
+    VariedParameter,
 };
 
 /// Percent by which the step time changes for one percent of a number.
@@ -14,7 +15,7 @@ pub struct ElasticityRow {
     /// Name as in `whatif --list`; a curve such as `hardware.attention.forward.efficiency` is scaled as a whole.
     pub number: String,
     /// Subject of the number.
-    pub kind: NumberKind,
+    pub kind: ParameterGroup,
     /// Present value; of a curve, that of its first point.
     pub value: f64,
     /// Smallest and largest value where several are scaled together.
@@ -82,9 +83,9 @@ pub struct ChangeRow {
     pub decisions: Plan,
 }
 
-impl From<&ElasticityOfNumber> for ElasticityRow {
-    fn from(of: &ElasticityOfNumber) -> ElasticityRow {
-        let VariedNumber { name, kind, is_assumed, .. } = &of.number;
+impl From<&ParameterElasticity> for ElasticityRow {
+    fn from(of: &ParameterElasticity) -> ElasticityRow {
+        let VariedParameter { name, kind, is_assumed, .. } = &of.number;
         ElasticityRow {
             number: name.clone(),
             kind: *kind,
@@ -112,8 +113,8 @@ impl From<&Upgrade> for UpgradeRow {
     }
 }
 
-impl From<&AssumedNumber> for AssumedRow {
-    fn from(assumed: &AssumedNumber) -> AssumedRow {
+impl From<&AssumedParameter> for AssumedRow {
+    fn from(assumed: &AssumedParameter) -> AssumedRow {
         let value = assumed.number.value();
         AssumedRow {
             number: assumed.number.name.clone(),

@@ -1,4 +1,4 @@
-//! Comparison of one step of a miniature with the reference interpreter.
+//! NumericComparison of one step of a miniature with the reference interpreter.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub type OpenSession<'a> = &'a dyn Fn(&Model, CheckedProgram) -> Result<Session,
 pub const LOSS_TOLERANCE: f64 = 1e-5;
 
 /// Largest accepted relative error of a well-conditioned gradient, in norm: see
-/// [`Comparison::tolerance`].
+/// [`NumericComparison::tolerance`].
 pub const GRADIENT_TOLERANCE: f64 = 1e-5;
 
 /// Largest accepted relative error of any gradient, in norm.
@@ -36,7 +36,7 @@ const CONSTANTS_DEVIATION: f64 = 0.1;
 
 /// Errors of a miniature relative to the reference.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Comparison {
+pub struct NumericComparison {
     /// Loss of the miniature.
     pub loss: f64,
     /// Loss of the reference.
@@ -66,7 +66,7 @@ pub enum NumericError {
     Reference(#[from] ReferenceError),
 }
 
-impl Comparison {
+impl NumericComparison {
     /// Relative error of the loss.
     pub fn loss_error(&self) -> f64 {
         let error = (self.loss - self.reference_loss).abs();
@@ -102,7 +102,7 @@ impl Miniature {
     ///
     /// # Errors
     /// When the miniature or the reference cannot run. Large differences are not an error.
-    pub fn compare(&self, open: OpenSession, seed: u64) -> Result<Comparison, NumericError> {
+    pub fn compare(&self, open: OpenSession, seed: u64) -> Result<NumericComparison, NumericError> {
         self.compare_with(open, &self.model, seed)
     }
 
@@ -116,7 +116,7 @@ impl Miniature {
         open: OpenSession,
         other: &Model,
         seed: u64,
-    ) -> Result<Comparison, NumericError> {
+    ) -> Result<NumericComparison, NumericError> {
         let program = CheckedProgram::check(lower(&self.plan.resolve(&self.model)?))?;
         self.compare_program(open, program, other, seed)
     }
@@ -131,7 +131,7 @@ impl Miniature {
         program: CheckedProgram,
         other: &Model,
         seed: u64,
-    ) -> Result<Comparison, NumericError> {
+    ) -> Result<NumericComparison, NumericError> {
         let Miniature { model, plan } = self;
         let mut session = open(model, program)?;
         let weights = random_weights(model, seed);
@@ -188,7 +188,12 @@ impl Miniature {
                 add(id, relative_error(in_f32.elements(), expected.elements(), total_norm));
             }
         }
-        Ok(Comparison { loss: result.loss, reference_loss, gradient_errors, rounding_sensitivity })
+        Ok(NumericComparison {
+            loss: result.loss,
+            reference_loss,
+            gradient_errors,
+            rounding_sensitivity,
+        })
     }
 }
 

@@ -28,7 +28,9 @@ mod workload;
 use narrows_plan::model::Model;
 use narrows_plan::{Defects, Plan, PlanSource, Precision};
 
-pub use compare::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, NumericError, OpenSession};
+pub use compare::{
+    GRADIENT_TOLERANCE, LOSS_TOLERANCE, NumericComparison, NumericError, OpenSession,
+};
 
 /// A model and a plan of the same structure as larger ones.
 ///
