@@ -27,7 +27,7 @@ fn programs_of_drawn_plans_pass_the_check() {
         for (_, strategy) in ops.chain(&drawn.plan.embedding.ops).chain(&drawn.plan.head.ops) {
             *counts.entry(strategy.name().to_string()).or_default() += 1;
         }
-        let mesh = drawn.plan.mesh;
+        let (mesh, stages) = (drawn.plan.mesh, &drawn.plan.stages);
         for (name, occurs) in [
             ("tied", drawn.model.tied),
             ("tied over stages", drawn.model.tied && mesh.pipeline > 1),
@@ -39,6 +39,8 @@ fn programs_of_drawn_plans_pass_the_check() {
             ("context and tensor axes", mesh.context > 1 && mesh.tensor > 1),
             ("three stages", mesh.pipeline == 3),
             ("eight devices", mesh.tensor == 8),
+            ("first stage without blocks", stages[0].runs.is_empty()),
+            ("last stage without blocks", stages[stages.len() - 1].runs.is_empty()),
         ] {
             *counts.entry(name.into()).or_default() += u64::from(occurs);
         }
@@ -46,7 +48,7 @@ fn programs_of_drawn_plans_pass_the_check() {
     println!("{counts:?}");
     // The drawn plans must cover the space.
     let strategies = 12;
-    assert!(counts.len() >= strategies + 10 && counts.values().all(|n| *n > 5), "{counts:?}");
+    assert!(counts.len() >= strategies + 12 && counts.values().all(|n| *n > 5), "{counts:?}");
 }
 
 fn large() -> Program {

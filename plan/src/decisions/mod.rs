@@ -65,7 +65,8 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crossing_layout: Option<PlanLayout>,
     /// The blocks of each pipeline stage, in order. With an interleaved schedule, those of each chunk in the order of the
-    /// model: entry k is chunk k / P of stage k mod P, of P stages.
+    /// model: entry k is chunk k / P of stage k mod P, of P stages. Of several entries the first and the last may have no
+    /// blocks: they have the embedding and the head.
     pub stages: Vec<StagePlan>,
     /// Decisions for the embedding.
     pub embedding: SegmentDecisions,

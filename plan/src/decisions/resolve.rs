@@ -50,7 +50,9 @@ pub struct ResolvedPlan {
     pub tied: bool,
     /// The embedding.
     pub embedding: SegmentPlan,
-    /// The blocks of each virtual stage.
+    /// The tensors passed to the first block: the hidden state.
+    pub embedding_outgoing: Vec<BoundaryTensor>,
+    /// The blocks of each virtual stage; the first and the last of several may have none.
     pub stages: Vec<Vec<ResolvedBlock>>,
     /// The head.
     pub head: SegmentPlan,
@@ -84,6 +86,7 @@ impl Plan {
             constants: ModelConstants::of(model),
             tied: model.tied,
             embedding,
+            embedding_outgoing: vec![BoundaryTensor::hidden(model.hidden)],
             stages,
             head,
         };
@@ -136,10 +139,11 @@ impl Plan {
 }
 
 impl ResolvedPlan {
-    /// The tensors that a virtual stage passes to the next one; empty for the last.
+    /// The tensors that a virtual stage passes to the next one; empty for an index without a stage.
     pub(crate) fn boundary_tensors(&self, stage: usize) -> &[BoundaryTensor] {
-        let last = self.stages.get(stage).and_then(|blocks| blocks.last());
-        last.map_or(&[], |block| &block.outgoing)
+        let Some(stages) = self.stages.get(..=stage) else { return &[] };
+        let last = stages.iter().flatten().next_back();
+        last.map_or(&self.embedding_outgoing, |block| &block.outgoing)
     }
 }
 
@@ -254,13 +258,16 @@ impl PlanResolver<'_> {
                     blocks.push(ResolvedBlock { layer, outgoing, plan });
                 }
             }
-            if stage.runs.is_empty() {
+            // The first has the embedding, the last the head.
+            if stage.runs.is_empty() && 0 < s && s + 1 < plan.stages.len() {
                 let [part, parts] = match self.context.chunks {
                     1 => ["stage", "stages"],
                     _ => ["model chunk", "chunks"],
                 };
                 let problem = format!("the {part} has no block");
-                let hint = format!("at least one block for every {part}, or fewer {parts}");
+                let hint = format!(
+                    "at least one block for every {part} between the first and the last, or fewer {parts}"
+                );
                 self.defects.push(Defect::new(format!("stages[{s}].runs"), problem).hint(hint));
             }
             stages.push(blocks);

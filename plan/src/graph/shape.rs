@@ -24,6 +24,13 @@ pub struct BoundaryTensor {
     pub width: u64,
 }
 
+impl BoundaryTensor {
+    /// The hidden state of this width.
+    pub fn hidden(width: u64) -> BoundaryTensor {
+        BoundaryTensor { id: BoundaryTensorId::Hidden, width }
+    }
+}
+
 /// Identity of a tensor that one block passes to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BoundaryTensorId {
@@ -80,7 +87,7 @@ impl BlockShape {
 
     /// Tensors passed to the next block, the hidden state of this width first.
     pub fn outgoing_tensors(&self, hidden: u64) -> Vec<BoundaryTensor> {
-        let mut tensors = vec![BoundaryTensor { id: BoundaryTensorId::Hidden, width: hidden }];
+        let mut tensors = vec![BoundaryTensor::hidden(hidden)];
         for ((kind, linear), crosses_out) in self.block.linears().into_iter().zip(self.crosses_out)
         {
             if crosses_out && let Some(width) = linear.rank() {

@@ -323,6 +323,11 @@ impl Model {
         dense
     }
 
+    /// Largest number of pipeline stages: one for each block, and of several one for the embedding and one for the head.
+    pub fn stages_max(&self) -> u64 {
+        self.blocks.len() as u64 + 2
+    }
+
     /// Whether latents cross between any two blocks (LaX).
     pub fn has_crossings(&self) -> bool {
         let crosses = |linear: &Linear| match &linear.weight {

@@ -226,7 +226,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
     }
     let mut first = 0;
     for stage in 0..count {
-        // At least one block a stage or chunk; every block has its own decisions.
+        // At least one block a stage or chunk, at first; every block has its own decisions.
         let later_stages = count - stage - 1;
         let end = match later_stages {
             0 => layers,
@@ -244,6 +244,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         first = end;
         stages.push(StagePlan { runs });
     }
+    empty_ends(rng, &mut stages);
     let origin = PlanSource { name: model.name.clone(), fingerprint: String::new() };
     Some(Plan {
         format: PLAN_FORMAT.into(),
@@ -265,6 +266,21 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         blocks,
         head,
     })
+}
+
+/// Of one in four pipelines, the blocks of the first stage or chunk join those of the next; of one in four, the blocks of
+/// the last join those of the one before.
+fn empty_ends(rng: &mut TestRng, stages: &mut [StagePlan]) {
+    let last = stages.len() - 1;
+    if last > 0 && rng.below(4) == 0 {
+        let mut runs = std::mem::take(&mut stages[0].runs);
+        runs.append(&mut stages[1].runs);
+        stages[1].runs = runs;
+    }
+    if last > 0 && rng.below(4) == 0 {
+        let mut runs = std::mem::take(&mut stages[last].runs);
+        stages[last - 1].runs.append(&mut runs);
+    }
 }
 
 /// A random consistent choice for all ops and values of a segment, or `None` when the ops and values drawn
