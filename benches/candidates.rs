@@ -180,7 +180,8 @@ impl SolvedContext {
             microbatch_times_min: vec![microbatch_time; blocks],
             passes_min: vec![PassTimesMin::default(); blocks],
             uncounted_reductions_min: vec![0.0; blocks],
-            step_phase_times_min: steps,
+            step_phase_times_min: steps.clone(),
+            single_microbatch_steps_min: steps,
             step_time: f64::INFINITY,
         };
         Some(SolvedContext { step, overheads, cutoff, assignments })

@@ -9,8 +9,8 @@ use crate::request::Request;
 /// Every context that a request allows, in no particular order.
 pub fn contexts(request: &Request) -> Vec<Context> {
     let mut contexts = vec![];
-    let blocks = request.model.blocks.len() as u64;
-    for mesh in meshes(request).into_iter().filter(|mesh| mesh.pipeline <= blocks) {
+    let stages_max = request.model.stages_max();
+    for mesh in meshes(request).into_iter().filter(|mesh| mesh.pipeline <= stages_max) {
         for micro_batch in micro_batches(request, &mesh) {
             let workload = Workload {
                 global_batch: request.global_batch,

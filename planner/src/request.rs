@@ -272,10 +272,14 @@ impl Request {
             );
             push(RequestField::MicroBatch, problem, Some("a smaller --micro-batch"));
         }
-        let blocks = self.model.blocks.len() as u64;
-        if let Some(stages) = self.pipeline.filter(|stages| *stages > blocks) {
-            let problem = format!("{stages} stages exceed the model's {blocks} blocks");
-            push(RequestField::Pipeline, problem, Some("at most one stage per block"));
+        let stages_max = self.model.stages_max();
+        if let Some(stages) = self.pipeline.filter(|stages| *stages > stages_max) {
+            let problem = format!(
+                "{stages} stages exceed the model's {} blocks, embedding and head",
+                self.model.blocks.len()
+            );
+            let hint = "at most one stage per block, one for the embedding and one for the head";
+            push(RequestField::Pipeline, problem, Some(hint));
         }
         if let Some(tensor) = self.tensor.filter(|tensor| !self.allows_tensor(*tensor)) {
             let per_node = self.profile.devices_per_node();

@@ -2,8 +2,8 @@
 
 use narrows_cost_model::profile;
 use narrows_plan::model::presets;
-use narrows_plan::{PipelineSchedule, Plan};
-use narrows_planner::{Request, predict, search};
+use narrows_plan::{BlockRun, PipelineSchedule, Plan, Zero};
+use narrows_planner::{MemoryLimit, Request, predict, search};
 
 fn request(model: &str, hardware: &str, [tensor, pipeline]: [u64; 2], batch: u64) -> Request {
     let model = presets::find(model).unwrap();
@@ -69,4 +69,106 @@ fn stages_weigh_their_step_phases_apart() {
         }
     }
     assert!(own_decisions > 0, "no plan has decisions of its own for a stage");
+}
+
+/// Every division of this many blocks among stages, of which the first and the last may have none.
+fn divisions(blocks: u64, stages: usize) -> Vec<Vec<u64>> {
+    let mut divisions: Vec<Vec<u64>> = vec![vec![]];
+    for stage in 0..stages {
+        let least = u64::from(0 < stage && stage + 1 < stages);
+        let with_next = |counts: Vec<u64>| {
+            let left = blocks - counts.iter().sum::<u64>();
+            let next = if stage + 1 == stages { left..=left } else { least..=left };
+            next.filter(move |count| *count >= least)
+                .map(move |count| counts.iter().copied().chain([count]).collect())
+        };
+        divisions = divisions.into_iter().flat_map(with_next).collect();
+    }
+    divisions
+}
+
+/// The plan with its blocks divided like this. Blocks keep their decisions unless all have `decisions`.
+fn divided(plan: &Plan, counts: &[u64], decisions: Option<&String>) -> Plan {
+    let runs = plan.stages.iter().flat_map(|stage| &stage.runs);
+    let mut of_blocks =
+        runs.flat_map(|run| (0..run.count).map(|at| (run.first + at, &run.decisions)));
+    let mut edited = plan.clone();
+    for (stage, count) in edited.stages.iter_mut().zip(counts) {
+        let of_stage = of_blocks.by_ref().take(*count as usize);
+        let run = |(first, own): (u64, &String)| {
+            let decisions = decisions.unwrap_or(own).clone();
+            BlockRun { first, count: 1, decisions }
+        };
+        stage.runs = of_stage.map(run).collect();
+    }
+    edited.blocks.retain(|name, _| decisions.is_none_or(|decisions| name == decisions));
+    edited
+}
+
+/// No other division of the blocks is faster than the plan, nor than the bound of the search, also where the first or the
+/// last stage has no block; and stages without blocks are found where they are the fastest.
+#[test]
+fn no_division_of_the_blocks_is_faster() {
+    use PipelineSchedule::{OneForwardOneBackward, ZeroBubble};
+    let (mut empty_first, mut empty_last, mut priced) = (0, 0, 0);
+    for (model, [tensor, pipeline, data], zero, overlap) in [
+        ("llama-60m", [1, 2, 1], Zero::Off, false),
+        ("llama-60m", [1, 4, 1], Zero::Off, false),
+        ("llama-60m", [1, 3, 2], Zero::Off, true),
+        ("llama-60m", [1, 4, 2], Zero::One, true),
+        ("llama-60m", [1, 4, 2], Zero::Two, true),
+        ("cola-60m", [1, 4, 2], Zero::Three, false),
+        ("cola-60m", [1, 4, 2], Zero::Three, true),
+        ("cola-60m", [2, 4, 1], Zero::Off, false),
+        ("lax-60m", [1, 4, 1], Zero::Off, false),
+        ("lax-60m", [1, 3, 2], Zero::One, true),
+        ("cola-60m", [1, 8, 1], Zero::Off, false),
+        ("cola-tiny", [1, 6, 1], Zero::Off, false),
+    ] {
+        for schedule in [OneForwardOneBackward, ZeroBubble] {
+            let request = Request {
+                data: Some(data),
+                zero: Some(zero),
+                overlap_grad_reduce: Some(overlap),
+                schedule: Some(schedule),
+                memory_limit: MemoryLimit::None,
+                devices: tensor * pipeline * data,
+                ..request(model, "a100-80gb-8", [tensor, pipeline], 8 * data)
+            };
+            let searched = search(&request);
+            let best = searched.best.expect("a plan");
+            let (bound, time) = (searched.report.bound.0, best.time.0);
+            let case =
+                format!("{model}, {}, {schedule:?}, {zero:?}, overlap {overlap}", best.plan.mesh);
+            assert!(bound <= time * (1.0 + 1e-9), "{case}: {bound} is more than {time}");
+            let is_exact = matches!(zero, Zero::Off | Zero::One);
+            if is_exact {
+                let partition = best.partition_time.0;
+                assert!(
+                    ((partition - time) / time).abs() < 1e-9,
+                    "{case}: {partition} is not {time}"
+                );
+            }
+            empty_first += usize::from(best.plan.stages[0].runs.is_empty());
+            empty_last += usize::from(best.plan.stages[pipeline as usize - 1].runs.is_empty());
+            let blocks = request.model.blocks.len() as u64;
+            for counts in divisions(blocks, pipeline as usize) {
+                // The first block of a model with crossings has decisions of its own.
+                let names = best.plan.blocks.keys().filter(|_| !request.model.has_crossings());
+                for name in names.map(Some).chain([None]) {
+                    let plan = divided(&best.plan, &counts, name);
+                    let (prediction, _) =
+                        predict(&request.model, &request.profile, request.executor, &plan).unwrap();
+                    let edited = prediction.step_time_s;
+                    let case = format!("{case}: {counts:?} with {name:?}");
+                    assert!(edited >= bound * (1.0 - 1e-9), "{case}: {edited} is below {bound}");
+                    if is_exact {
+                        assert!(edited >= time * (1.0 - 1e-9), "{case}: {edited} < {time}");
+                    }
+                    priced += 1;
+                }
+            }
+        }
+    }
+    assert!(empty_first > 0 && empty_last > 0, "{empty_first} and {empty_last} of {priced}");
 }

@@ -94,6 +94,15 @@ fn edited_interleaved_plans_are_refused_with_a_hint() {
         (&no_block, "stages[1].runs: the model chunk has no block", "hint: at least one block"),
         (&odd_batch, "schedule: is interleaved, which needs a multiple of 2", "hint: 1f1b"),
     ];
+    // The embedding may be a chunk of its own.
+    let mut first_moved = plan.clone();
+    let first = first_moved["stages"][0]["runs"].take();
+    first_moved["stages"][0]["runs"] = json!([]);
+    first_moved["stages"][1]["runs"]
+        .as_array_mut()
+        .expect("runs")
+        .splice(0..0, first.as_array().expect("runs").clone());
+    narrows("check -").write_stdin(first_moved.to_string()).assert().success();
     for (edit, problem, hint) in cases {
         let mut edited = plan.clone();
         edit(&mut edited);
@@ -174,4 +183,38 @@ fn each_mesh_of_an_explanation_is_one_line() {
             assert!(text.contains("in parentheses: model chunks a stage"), "{text}");
         }
     }
+}
+
+/// Embedding and head of a small model with a large vocabulary take as long as several blocks, so that the head alone on
+/// the last of four stages is faster than one block beside it. Of four blocks, six stages leave none for both ends.
+#[test]
+fn embedding_and_head_may_have_stages_of_their_own() {
+    let request = "plan --model llama-60m --hardware a100-80gb --devices 4 --pipeline 4 --global-batch 16 \
+                   --sequence-length 1024";
+    let counts = |answer: &Value| -> Vec<u64> {
+        let stages = answer["decisions"]["stages"].as_array().expect("stages").iter();
+        let runs = stages.map(|stage| stage["runs"].as_array().expect("runs").iter());
+        runs.map(|runs| runs.map(|run| run["count"].as_u64().expect("a count")).sum()).collect()
+    };
+    let step = |answer: &Value| answer["prediction"]["step_time_s"].as_f64().expect("a time");
+    let answer = json(&format!("{request} --schedule 1f1b"));
+    assert_eq!(counts(&answer), [3, 3, 2, 0]);
+    assert!((step(&answer) - 0.0175346).abs() < 1e-7, "{}", step(&answer));
+    let gap = answer["search"]["gap"].as_f64().expect("a gap");
+    assert!((0.0..1e-6).contains(&gap), "{gap}");
+    assert!(step(&json(request)) <= step(&answer));
+
+    let request = "--model cola-tiny --hardware cpu-local --tensor 1 --data-parallel 1 --global-batch 4 \
+                   --micro-batch 1 --sequence-length 16";
+    let plan = json(&format!("plan {request} --devices 6 --pipeline 6"));
+    assert_eq!(counts(&plan), [0, 1, 1, 1, 1, 0]);
+    let plan = plan["decisions"].to_string();
+    for command in ["cost -", "check - --numeric", "run - --threads 1 --steps 1"] {
+        narrows(command).write_stdin(plan.clone()).assert().success();
+    }
+    let message = failure(&format!("plan {request} --devices 7 --pipeline 7"), 2);
+    assert!(
+        message.contains("7 stages exceed the model's 4 blocks, embedding and head"),
+        "{message}"
+    );
 }

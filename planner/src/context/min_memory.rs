@@ -196,7 +196,7 @@ impl ContextSolver<'_> {
 }
 
 /// The division of the blocks whose fullest stage is smallest, with the bytes of that stage; `None` with fewer blocks than
-/// stages. `bytes` are those of a block on a stage.
+/// stages between the first and the last. `bytes` are those of a block on a stage.
 fn smallest_division(
     context: &Context,
     embedding_and_head: &EmbeddingAndHead,
@@ -205,14 +205,16 @@ fn smallest_division(
 ) -> Option<(Bytes, Vec<Range<usize>>)> {
     let stages = context.mesh.pipeline as usize;
     let embedding_and_head_bytes = |stage: usize| embedding_and_head.bytes(context, stage);
-    // Fills each stage up to a cap, leaving one block for each stage after it.
+    let blocks_min = |stage: usize| usize::from(0 < stage && stage + 1 < stages);
+    // Fills each stage up to a cap, leaving one block for each stage after it that needs one.
     let fill = |cap: Bytes| {
         let (mut ranges, mut first) = (vec![], 0);
         for stage in 0..stages {
-            let last = blocks.checked_sub(stages - stage - 1)?;
+            let last = blocks.checked_sub((stage + 1..stages).map(blocks_min).sum())?;
             let mut used = embedding_and_head_bytes(stage);
             let mut end = first;
-            while end < last && (end == first || used + bytes(stage, end) <= cap) {
+            while end < last && (end < first + blocks_min(stage) || used + bytes(stage, end) <= cap)
+            {
                 used += bytes(stage, end);
                 end += 1;
             }

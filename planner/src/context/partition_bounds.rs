@@ -9,7 +9,7 @@ use super::reduction_bound::reduction_bound;
 use super::sharding_bound::sharding_bound;
 use super::solver::{ContextSolver, PartitionResult};
 use crate::infeasible::{Infeasible, MemoryEvidence};
-use crate::pipeline::{EmbeddingAndHead, StageOverhead, StagePartitioner};
+use crate::pipeline::{EmbeddingAndHead, PipelineOverheads, StagePartitioner};
 use crate::segment::SegmentSpec;
 
 impl ContextSolver<'_> {
@@ -43,10 +43,9 @@ impl ContextSolver<'_> {
     ) -> LayoutBound {
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let relaxed = fastest.relaxation(self.segments, context);
-        let mut overheads =
-            StageOverhead::of_stages(self.request, self.segments, context, &relaxed);
+        let mut overheads = PipelineOverheads::new(self.request, self.segments, context, &relaxed);
         // Other solutions of embedding and head may spend less in the step phase.
-        let last = overheads.len() - 1;
+        let last = context.mesh.pipeline as usize - 1;
         for (stage, kind) in [(0, SegmentKind::Embedding), (last, SegmentKind::Head)] {
             let spec = SegmentSpec::embedding_or_head(kind, fastest.boundary, fastest.tied_weight);
             let solved = match kind {
@@ -55,15 +54,17 @@ impl ContextSolver<'_> {
             };
             let step_phase_savings =
                 solved.time.step_phase.0 - self.segments.step_phase_range(spec, context)[0];
-            overheads[stage].step_phase_min =
-                Seconds(overheads[stage].step_phase_min.0 - step_phase_savings.max(0.0));
+            for overhead in overheads.of_stage_mut(stage) {
+                overhead.step_phase_min =
+                    Seconds(overhead.step_phase_min.0 - step_phase_savings.max(0.0));
+            }
         }
         // Equal chunks are one division, whose bound needs no assignments.
         if context.chunks > 1
             && let Some(needed) = self.memory_bound(context, &relaxed)
             && needed <= self.request.arena_limit()
         {
-            let budgets = vec![self.request.arena_limit(); overheads.len()];
+            let budgets = vec![self.request.arena_limit(); no_reserve.len()];
             let partitioner =
                 StagePartitioner::new(self.segments, context, fastest.boundary, budgets);
             let bound = partitioner.interleaved_bound(&overheads).max(fastest.bound.0);

@@ -16,7 +16,8 @@ use super::progress::{ContextSolution, FitProgress};
 use super::reserves::StageReserves;
 use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{
-    EmbeddingAndHead, Partition, StageOverhead, StagePartitioner, StepSchedule, simulate_partition,
+    EmbeddingAndHead, Partition, PipelineOverheads, StagePartitioner, StepSchedule,
+    simulate_partition,
 };
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SolvedSegment};
@@ -184,7 +185,7 @@ impl<'a> ContextSolver<'a> {
                     first_bound.get_or_insert(partitions[0].bound.0);
                     match self.lower_best(
                         embedding_and_head,
-                        partitions,
+                        &partitions,
                         &overheads,
                         &partitioner,
                         incumbent,
@@ -238,7 +239,7 @@ impl<'a> ContextSolver<'a> {
         &self,
         context: &'a Context,
         embedding_and_head: &EmbeddingAndHead,
-        overheads: &[StageOverhead],
+        overheads: &PipelineOverheads,
         reserve: &[Bytes],
         incumbent: f64,
     ) -> PartitionResult<'a> {
@@ -262,24 +263,29 @@ impl<'a> ContextSolver<'a> {
     fn lower_best(
         &self,
         embedding_and_head: &EmbeddingAndHead,
-        partitions: Vec<Partition>,
-        overheads: &[StageOverhead],
+        partitions: &[Partition],
+        overheads: &PipelineOverheads,
         partitioner: &StagePartitioner,
         incumbent: f64,
         oversized: &mut OversizedPartitions,
     ) -> LoweringResult {
         let context = partitioner.context();
         let mut best: Option<(f64, Partition)> = None;
-        for partition in partitions.into_iter().take(SIMULATED_MAX) {
+        // Partitions with empty stages do not displace others, whose steps may be shorter.
+        let (all, has_empty) = (partitions.iter(), Partition::has_empty_stages);
+        let full = all.clone().filter(|partition| !has_empty(partition)).take(SIMULATED_MAX);
+        let with_empty = all.take(SIMULATED_MAX).filter(|partition| has_empty(partition));
+        for partition in full.chain(with_empty) {
             let cutoff = best.as_ref().map_or(incumbent, |(time, _)| *time);
             if partition.bound.0 >= cutoff {
-                break;
+                continue;
             }
             let time = |partition: &Partition| simulate_partition(context, partition, overheads).0;
-            let bound =
-                |partition: &Partition| partition.step_bound(overheads, StepSchedule::of(context));
+            let bound = |partition: &Partition| {
+                partition.step_bound(overheads.of(&partition.counts), StepSchedule::of(context))
+            };
             let (partition, time, priced) =
-                partitioner.local_search(partition, cutoff, bound, time);
+                partitioner.local_search(partition.clone(), cutoff, bound, time);
             self.candidates_priced.fetch_add(priced, Ordering::Relaxed);
             if time < cutoff {
                 best = Some((time, partition));
@@ -320,7 +326,7 @@ impl<'a> ContextSolver<'a> {
         embedding_and_head: &EmbeddingAndHead,
         plan: &FeasiblePlan,
         partition: &Partition,
-        overheads: &[StageOverhead],
+        overheads: &PipelineOverheads,
         partitioner: &StagePartitioner,
     ) -> Option<FeasiblePlan> {
         let context = partitioner.context();
@@ -343,12 +349,12 @@ impl<'a> ContextSolver<'a> {
         &self,
         context: &Context,
         embedding_and_head: &EmbeddingAndHead,
-    ) -> Vec<StageOverhead> {
-        StageOverhead::of_stages(self.request, self.segments, context, embedding_and_head)
+    ) -> PipelineOverheads {
+        PipelineOverheads::new(self.request, self.segments, context, embedding_and_head)
     }
 
     /// The bytes of each stage for its blocks; `Err` with the bytes that a stage needs without blocks, where
-    /// these reach the limit.
+    /// these exceed the limit.
     pub(super) fn block_budgets(
         &self,
         context: &Context,
@@ -361,7 +367,7 @@ impl<'a> ContextSolver<'a> {
             .enumerate()
             .map(|(stage, reserve)| {
                 let used = *reserve + embedding_and_head.bytes(context, stage);
-                if used < limit { Ok(limit - used) } else { Err(used) }
+                if used <= limit { Ok(limit - used) } else { Err(used) }
             })
             .collect()
     }

@@ -143,7 +143,9 @@ impl ContextSolver<'_> {
             let Some(mut partition) = partitioner.even_partition(&overheads, time_min) else {
                 continue;
             };
-            partition.bound = Seconds(partition.step_bound(&overheads, StepSchedule::of(context)));
+            partition.bound = Seconds(
+                partition.step_bound(overheads.of(&partition.counts), StepSchedule::of(context)),
+            );
             let time = simulate_partition(context, &partition, &overheads).0;
             if best.as_ref().is_none_or(|(fastest, ..)| time < *fastest) {
                 best = Some((time, embedding_and_head, partition));

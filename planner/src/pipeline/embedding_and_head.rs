@@ -70,13 +70,15 @@ impl EmbeddingAndHead {
         let microbatches = context.workload.microbatches(&context.mesh);
         let relaxed = |fastest: &Arc<SolvedSegment>, kind, in_flight| {
             let spec = SegmentSpec::embedding_or_head(kind, self.boundary, self.tied_weight);
-            // Only the bounds of zero-bubble pipelines tell the passes apart.
+            let least = || segments.min_pass_times(spec, context);
+            let both = || segments.min_microbatch_time(spec, context).unwrap_or(0.0);
+            // Only the bounds of pipelines tell the passes apart, and only those of zero-bubble ones use backward passes alone.
             let [forward, backward] = match context.schedule {
-                PipelineSchedule::ZeroBubble => {
-                    let least = segments.min_pass_times(spec, context);
-                    [least.forward, least.backward]
+                PipelineSchedule::ZeroBubble => [least().forward, least().backward],
+                _ if context.mesh.pipeline > 1 => {
+                    [least().forward, (both() - least().forward).max(0.0)]
                 }
-                _ => [segments.min_microbatch_time(spec, context).unwrap_or(0.0), 0.0],
+                _ => [both(), 0.0],
             };
             let total = fastest.time.total(microbatches).0;
             let passes = microbatches as f64 * (forward + backward);

@@ -35,6 +35,7 @@ pub use assignment::{AssignmentMethod, StageAssignment};
 pub(crate) use embedding_and_head::EmbeddingAndHead;
 pub(crate) use in_flight::in_flight_in_chunks;
 pub(crate) use interleaved::{BlockTimesMin, stage_chunks};
+pub(crate) use overhead::PipelineOverheads;
 pub use overhead::StageOverhead;
 pub use partition::{Partition, PruningCutoff, StageBlocks, undominated_partitions};
 pub(crate) use partitioner::StagePartitioner;

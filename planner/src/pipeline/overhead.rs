@@ -5,6 +5,7 @@ use narrows_plan::emit::{
     InstrTemplate, StageBoundary, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
     stage_transfers,
 };
+use narrows_plan::graph::BoundaryTensor;
 use narrows_plan::program::Extent;
 use narrows_plan::strategy::{BoundaryLayout, op_parameters};
 use narrows_plan::{Context, Seconds};
@@ -14,9 +15,104 @@ use super::sharding::sharding_beside_blocks;
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
 
+/// The stages of a pipeline without blocks: any of the first and the last one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct EmptyStages {
+    first: bool,
+    last: bool,
+}
+
+impl EmptyStages {
+    /// The stages without blocks of a division.
+    fn of(counts: &[usize]) -> EmptyStages {
+        let is_empty = |count: Option<&usize>| counts.len() > 1 && count == Some(&0);
+        EmptyStages { first: is_empty(counts.first()), last: is_empty(counts.last()) }
+    }
+
+    /// All that allow a division of this many blocks, with a block on every other stage.
+    fn all(context: &Context, blocks: usize) -> impl Iterator<Item = EmptyStages> {
+        let stages = context.mesh.pipeline as usize;
+        // Chunks of an interleaved pipeline have equal numbers of blocks.
+        let may_be_empty = context.chunks == 1;
+        let all = [[false, false], [true, false], [false, true], [true, true]];
+        all.into_iter().map(|[first, last]| EmptyStages { first, last }).filter(move |empty| {
+            let with_blocks = stages.saturating_sub(empty.count());
+            (1..=blocks).contains(&with_blocks) && (may_be_empty || empty.count() == 0)
+        })
+    }
+
+    fn count(self) -> usize {
+        usize::from(self.first) + usize::from(self.last)
+    }
+
+    fn contains(self, stage: u64, stages: u64) -> bool {
+        self.first && stage == 0 || self.last && stage + 1 == stages
+    }
+}
+
+/// The overheads of all stages, for all choices of stages without blocks.
+pub(crate) struct PipelineOverheads {
+    of_choices: Vec<(EmptyStages, Vec<StageOverhead>)>,
+}
+
+impl PipelineOverheads {
+    /// The overheads of the stages of a context.
+    pub(crate) fn new(
+        request: &Request,
+        segments: &SegmentSolver,
+        context: &Context,
+        embedding_and_head: &EmbeddingAndHead,
+    ) -> PipelineOverheads {
+        let stages = context.mesh.pipeline;
+        let of_stage = |stage, empty| {
+            StageOverhead::of_stage(request, segments, context, embedding_and_head, stage, empty)
+        };
+        let with_blocks: Vec<StageOverhead> =
+            (0..stages).map(|stage| of_stage(stage, EmptyStages::default())).collect();
+        let of_choice = |empty: EmptyStages| {
+            let mut overheads = with_blocks.clone();
+            // An empty stage and its neighbour exchange the hidden state alone.
+            for (stage, overhead) in (0..stages).zip(&mut overheads) {
+                let is_changed = [stage.wrapping_sub(1), stage, stage + 1]
+                    .into_iter()
+                    .any(|near| near < stages && empty.contains(near, stages));
+                if is_changed {
+                    *overhead = of_stage(stage, empty);
+                }
+            }
+            (empty, overheads)
+        };
+        let of_choices = EmptyStages::all(context, segments.layer_shapes().len()).map(of_choice);
+        PipelineOverheads { of_choices: of_choices.collect() }
+    }
+
+    /// The overheads of the stages of a division.
+    pub(crate) fn of(&self, counts: &[usize]) -> &[StageOverhead] {
+        let empty = EmptyStages::of(counts);
+        let found = self.of_choices.iter().find(|(other, _)| *other == empty);
+        let (_, overheads) = found.unwrap_or_else(|| unreachable!("{counts:?} is no division"));
+        overheads
+    }
+
+    /// The overheads of all stages by the choice of stages without blocks.
+    pub(super) fn choices(&self) -> impl Iterator<Item = &[StageOverhead]> {
+        self.of_choices.iter().map(|(_, overheads)| overheads.as_slice())
+    }
+
+    /// All overheads of one stage.
+    pub(crate) fn of_stage_mut(
+        &mut self,
+        stage: usize,
+    ) -> impl Iterator<Item = &mut StageOverhead> {
+        self.of_choices.iter_mut().map(move |(_, overheads)| &mut overheads[stage])
+    }
+}
+
 /// Times of a stage besides its blocks.
 #[derive(Clone, Debug, Default)]
 pub struct StageOverhead {
+    /// Whether the stage has no block.
+    pub(crate) is_empty: bool,
     /// Forward pass of one microbatch: embedding, head, transfers.
     pub forward: Seconds,
     /// Backward pass of one microbatch.
@@ -61,13 +157,15 @@ pub(crate) struct StepSyncs {
 }
 
 impl StageOverhead {
-    /// The overheads of all stages.
-    pub(crate) fn of_stages(
+    /// The overhead of a stage.
+    fn of_stage(
         request: &Request,
         segments: &SegmentSolver,
         context: &Context,
         embedding_and_head: &EmbeddingAndHead,
-    ) -> Vec<StageOverhead> {
+        stage: u64,
+        empty: EmptyStages,
+    ) -> StageOverhead {
         let prices = segments.prices();
         let price = |template: &InstrTemplate| prices.kernel_time(&template.kernel());
         let stages = context.mesh.pipeline;
@@ -76,63 +174,65 @@ impl StageOverhead {
         // The reduction over the stages is the last one.
         let norm = reduce_square_sum(context).last().filter(|_| stages > 1).map(price);
         let syncs = StepSyncs { begin: price(&clear_square_sum()), norm, ..StepSyncs::default() };
-        (0..stages)
-            .map(|stage| {
-                let boundary = StageBoundary {
-                    tensors: segments.narrowest_carried(),
-                    layout: embedding_and_head.boundary,
-                };
-                let transfers = |chunk| {
-                    let virtual_stage = context.virtual_stage(stage as usize, chunk);
-                    stage_transfers(&boundary, &boundary, virtual_stage, context)
-                };
-                let total = |templates: &[InstrTemplate]| templates.iter().map(price).sum();
-                let transfers: Vec<_> = (0..context.chunks as usize).map(transfers).collect();
-                let times = |(forward, backward): &(Vec<_>, Vec<_>)| {
-                    [forward, backward].map(|pass| total(pass))
-                };
-                let chunks: Vec<[Seconds; 2]> = transfers.iter().map(times).collect();
-                let mut overhead = StageOverhead {
-                    forward: chunks.iter().map(|[forward, _]| *forward).sum(),
-                    backward: chunks.iter().map(|[_, backward]| *backward).sum(),
-                    chunks,
-                    step_phase: once,
-                    syncs,
-                    slowdown: prices.overlap_slowdown(),
-                    ..StageOverhead::default()
-                };
-                if stage == 0 {
-                    overhead.add(0, &embedding_and_head.embedding);
-                }
-                // Before the blocks of the first chunk, the last to run backward: the head, or the gradient from the next
-                // virtual stage.
-                let head = &embedding_and_head.head;
-                let is_last = stage + 1 == stages;
-                if is_last {
-                    overhead.before_blocks.overlapped = head.time.overlapped;
-                    overhead.add(context.chunks as usize - 1, head);
-                }
-                overhead.before_blocks.backward = match transfers[0].1.first() {
-                    _ if is_last && context.chunks == 1 => head.time.backward,
-                    received => received.map(price).unwrap_or_default(),
-                };
-                if request.model.tied && stages > 1 && (stage == 0 || stage + 1 == stages) {
-                    let tied = tied_gradient(&embedding_and_head.head, context);
-                    overhead.syncs.tied =
-                        tied.map(|extent| price(&reduce_tied_gradient(extent, context)));
-                    overhead.step_phase += overhead.syncs.tied.unwrap_or_default();
-                }
-                overhead.first_block_min =
-                    first_block_min(segments, context, stage, embedding_and_head.boundary);
-                overhead.step_phase += overhead.first_block_min;
-                let [forward, backward] =
-                    sharding_beside_blocks(segments, context, stage, embedding_and_head);
-                overhead.forward += forward;
-                overhead.backward += backward;
-                overhead.step_phase_min = overhead.step_phase;
-                overhead
-            })
-            .collect()
+        let hidden = [BoundaryTensor::hidden(request.model.hidden)];
+        let boundary = |stage: u64| StageBoundary {
+            tensors: match empty.contains(stage, stages) || empty.contains(stage + 1, stages) {
+                true => &hidden,
+                false => segments.narrowest_carried(),
+            },
+            layout: embedding_and_head.boundary,
+        };
+        let (before, after) = (boundary(stage.saturating_sub(1)), boundary(stage));
+        let transfers = |chunk| {
+            let virtual_stage = context.virtual_stage(stage as usize, chunk);
+            stage_transfers(&before, &after, virtual_stage, context)
+        };
+        let total = |templates: &[InstrTemplate]| templates.iter().map(price).sum();
+        let transfers: Vec<_> = (0..context.chunks as usize).map(transfers).collect();
+        let times =
+            |(forward, backward): &(Vec<_>, Vec<_>)| [forward, backward].map(|pass| total(pass));
+        let chunks: Vec<[Seconds; 2]> = transfers.iter().map(times).collect();
+        let mut overhead = StageOverhead {
+            is_empty: empty.contains(stage, stages),
+            forward: chunks.iter().map(|[forward, _]| *forward).sum(),
+            backward: chunks.iter().map(|[_, backward]| *backward).sum(),
+            chunks,
+            step_phase: once,
+            syncs,
+            slowdown: prices.overlap_slowdown(),
+            ..StageOverhead::default()
+        };
+        if stage == 0 {
+            overhead.add(0, &embedding_and_head.embedding);
+        }
+        // Before the blocks of the first chunk, the last to run backward: the head, or the gradient from the next
+        // virtual stage.
+        let head = &embedding_and_head.head;
+        let is_last = stage + 1 == stages;
+        if is_last {
+            overhead.before_blocks.overlapped = head.time.overlapped;
+            overhead.add(context.chunks as usize - 1, head);
+        }
+        overhead.before_blocks.backward = match transfers[0].1.first() {
+            _ if is_last && context.chunks == 1 => head.time.backward,
+            received => received.map(price).unwrap_or_default(),
+        };
+        if request.model.tied && stages > 1 && (stage == 0 || is_last) {
+            let tied = tied_gradient(&embedding_and_head.head, context);
+            overhead.syncs.tied = tied.map(|extent| price(&reduce_tied_gradient(extent, context)));
+            overhead.step_phase += overhead.syncs.tied.unwrap_or_default();
+        }
+        if !overhead.is_empty {
+            overhead.first_block_min =
+                first_block_min(segments, context, stage, embedding_and_head.boundary);
+            overhead.step_phase += overhead.first_block_min;
+            let [forward, backward] =
+                sharding_beside_blocks(segments, context, stage, embedding_and_head);
+            overhead.forward += forward;
+            overhead.backward += backward;
+        }
+        overhead.step_phase_min = overhead.step_phase;
+        overhead
     }
 
     fn add(&mut self, chunk: usize, solved: &SolvedSegment) {

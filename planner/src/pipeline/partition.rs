@@ -18,7 +18,7 @@ use crate::segment::SolvedSegment;
 pub struct Partition {
     /// Lower bound on the step time.
     pub bound: Seconds,
-    /// Number of blocks of each stage.
+    /// Number of blocks of each stage; the first and the last of several may have none.
     pub counts: Vec<usize>,
     /// The assignment of each stage.
     pub stages: Vec<Arc<StageAssignment>>,
@@ -56,8 +56,12 @@ pub(super) fn division_bound(
         let run = begin..begin + count;
         let here = prefix.of_stage(stage, run.clone(), &assignment, overhead, first_step_phase);
         bound = bound.max(here);
-        if stage == 0 {
-            first_step_phase = prefix.first_stage_bound(overhead, &run, &assignment);
+        match stage {
+            0 => first_step_phase = prefix.first_stage_bound(overhead, &run, &assignment),
+            1 if overheads[0].is_empty => {
+                first_step_phase = first_step_phase.max(prefix.second_stage_bound(overhead, &run));
+            }
+            _ => {}
         }
         begin += count;
     }
@@ -88,6 +92,8 @@ pub struct PruningCutoff {
     pub uncounted_reductions_min: Vec<f64>,
     /// Lower bound on each block's step phase.
     pub step_phase_times_min: Vec<f64>,
+    /// Lower bound on each block's microbatch time plus its step phase, without a memory limit.
+    pub single_microbatch_steps_min: Vec<f64>,
     /// Step time to beat.
     pub step_time: f64,
 }
@@ -105,7 +111,7 @@ impl PruningCutoff {
 }
 
 /// The undominated partitions of the blocks into `overheads.len()` stages that can beat the cutoff, best
-/// bound first. Every stage has at least one block. Blocks that cannot beat the cutoff with their `relaxed`
+/// bound first. Every stage has blocks unless its overhead is that of an empty stage. Blocks that cannot beat the cutoff with their `relaxed`
 /// assignment are not assigned. Also returns the number of partial partitions priced.
 pub fn undominated_partitions(
     overheads: &[StageOverhead],
@@ -151,12 +157,16 @@ fn undominated_labels(
         passes_min: vec![],
         uncounted_reductions_min: vec![],
         step_phase_times_min: vec![],
+        single_microbatch_steps_min: vec![],
         step_time: cutoff.step_time,
     };
     let mut later_max = vec![0; stages + 1];
     for stage in (0..stages).rev() {
-        later_max[stage] =
-            later_max[stage + 1] + of_fastest.blocks_max(0, &overheads[stage], microbatches);
+        let own_max = match overheads[stage].is_empty {
+            true => 0,
+            false => of_fastest.blocks_max(0, &overheads[stage], microbatches),
+        };
+        later_max[stage] = later_max[stage + 1] + own_max;
     }
     let prefix = PrefixBounds::new(overheads, step, cutoff);
     let mut priced = 0;
@@ -168,22 +178,30 @@ fn undominated_labels(
         counts: vec![],
     });
     for (stage, overhead) in overheads.iter().enumerate() {
-        let later = stages - stage - 1;
+        // Stages after this one with at least one block each.
+        let later = overheads[stage + 1..].iter().filter(|later| !later.is_empty).count();
         let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
         for (used, list) in labels.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
             let remaining = blocks - used;
-            let count_max = cutoff
-                .blocks_max(used, overhead, microbatches)
-                .min(remaining.saturating_sub(later));
-            let count_min = remaining.saturating_sub(later_max[stage + 1]).max(1);
+            let [least, most] = match overhead.is_empty {
+                true => [0, 0],
+                false => [1, cutoff.blocks_max(used, overhead, microbatches)],
+            };
+            let count_max = most.min(remaining.saturating_sub(later));
+            let count_min = remaining.saturating_sub(later_max[stage + 1]).max(least);
             for count in count_min..=count_max {
                 let (blocks, run) = (StageBlocks { stage, first: used, count }, used..used + count);
                 let extend = |label: &Label, assignment: &StageAssignment| {
-                    let (own, later) = if stage == 0 {
-                        let own = prefix.step_phase_bound(overhead, &run);
-                        (own, prefix.first_stage_bound(overhead, &run, assignment))
-                    } else {
-                        (label.first_step_phase, label.first_step_phase)
+                    let first = label.first_step_phase;
+                    let (own, later) = match stage {
+                        0 => {
+                            let own = prefix.step_phase_bound(overhead, &run);
+                            (own, prefix.first_stage_bound(overhead, &run, assignment))
+                        }
+                        1 if overheads[0].is_empty => {
+                            (first, first.max(prefix.second_stage_bound(overhead, &run)))
+                        }
+                        _ => (first, first),
                     };
                     let here = prefix.of_stage(stage, run.clone(), assignment, overhead, own);
                     (later, label.bound.max(here))
@@ -227,6 +245,11 @@ impl Partition {
         Some(Partition { bound: Seconds(0.0), counts, stages })
     }
 
+    /// Whether a stage has no block.
+    pub(crate) fn has_empty_stages(&self) -> bool {
+        self.counts.contains(&0)
+    }
+
     /// The blocks of each virtual stage: with several chunks a stage, these have equal numbers of blocks.
     pub(crate) fn virtual_stages(&self, chunks: usize) -> Vec<Vec<Arc<SolvedSegment>>> {
         let of_stages: Vec<Vec<_>> =
@@ -257,7 +280,11 @@ impl Partition {
         loop {
             let mut better: Option<(Partition, f64)> = None;
             for from in 0..self.counts.len() {
-                for to in (0..self.counts.len()).filter(|to| *to != from && self.counts[from] > 1) {
+                let is_end = from == 0 || from + 1 == self.counts.len();
+                let least = if is_end { 0 } else { 1 };
+                for to in
+                    (0..self.counts.len()).filter(|to| *to != from && self.counts[from] > least)
+                {
                     let mut counts = self.counts.clone();
                     counts[from] -= 1;
                     counts[to] += 1;

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use super::assignment::{BlockInFlight, StageAssignment, assign_points};
 use super::in_flight::in_flight_in_chunks;
 use super::interleaved::{BlockTimesMin, stage_chunks};
-use super::overhead::StageOverhead;
+use super::overhead::{PipelineOverheads, StageOverhead};
 use super::partition::{
     Partition, PruningCutoff, StageBlocks, StageChoice, is_excluded, undominated_partitions,
 };
@@ -80,7 +80,7 @@ impl<'a> StagePartitioner<'a> {
     /// The best partitions that may take less than `cutoff`, and the number priced.
     pub(crate) fn partitions(
         &self,
-        overheads: &[StageOverhead],
+        overheads: &PipelineOverheads,
         cutoff: f64,
     ) -> (Vec<Partition>, u64) {
         if self.context.chunks > 1 {
@@ -89,6 +89,7 @@ impl<'a> StagePartitioner<'a> {
             let partition = partition.map(|partition| Partition { bound, ..partition });
             return (partition.into_iter().collect(), 1);
         }
+        let mut open: Vec<&[StageOverhead]> = overheads.choices().collect();
         let cutoff = self.pruning_cutoff(cutoff);
         let step = StepSchedule::of(self.context);
         let choice = |blocks| self.best_assignment(blocks);
@@ -99,23 +100,33 @@ impl<'a> StagePartitioner<'a> {
             relaxed = self.relaxed_stages(cutoff.step_time, relax);
             let Some(stages) = &relaxed else { continue };
             let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.count);
-            let (is_excluded, labels) = is_excluded(overheads, step, &cutoff, &relaxed);
-            priced += labels;
-            if is_excluded {
+            open.retain(|overheads| {
+                let (is_excluded, labels) = is_excluded(overheads, step, &cutoff, &relaxed);
+                priced += labels;
+                !is_excluded
+            });
+            if open.is_empty() {
                 return (vec![], priced);
             }
         }
         let relaxed = relaxed
             .map(|stages| move |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.count));
         let relaxed = relaxed.as_ref().map(|relaxed| relaxed as StageChoice);
-        let (partitions, labels) =
-            undominated_partitions(overheads, step, &cutoff, &choice, relaxed);
-        (partitions, priced + labels)
+        let mut partitions = vec![];
+        for overheads in open {
+            let (undominated, labels) =
+                undominated_partitions(overheads, step, &cutoff, &choice, relaxed);
+            partitions.extend(undominated);
+            priced += labels;
+        }
+        partitions.sort_by(|a, b| a.bound.0.total_cmp(&b.bound.0));
+        (partitions, priced)
     }
 
     /// Lower bound on the step of an interleaved pipeline, without a memory limit.
-    pub(crate) fn interleaved_bound(&self, overheads: &[StageOverhead]) -> f64 {
+    pub(crate) fn interleaved_bound(&self, overheads: &PipelineOverheads) -> f64 {
         let context = self.context;
+        let overheads = overheads.of(&self.even_counts());
         let least = self.pruning_cutoff(f64::INFINITY);
         let beside_blocks = |at: usize| {
             let (stage, chunk) = context.stage_and_chunk(at);
@@ -147,6 +158,9 @@ impl<'a> StagePartitioner<'a> {
     fn pruning_cutoff(&self, step_time: f64) -> PruningCutoff {
         let (mut microbatch_times_min, mut step_phase_times_min) = (vec![], vec![]);
         let (mut passes_min, mut uncounted_reductions_min) = (vec![], vec![]);
+        let mut single_microbatch_steps_min = vec![];
+        let single = SegmentSolver::with_microbatches(self.context, 1);
+        let may_have_empty_stages = self.context.mesh.pipeline > 1 && self.context.chunks == 1;
         let slowdown = self.segments.prices().overlap_slowdown();
         let uncounted = slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
         let of_layers = self.segments.of_layers(|shape| {
@@ -156,19 +170,23 @@ impl<'a> StagePartitioner<'a> {
                 self.segments.min_pass_times(spec, self.context),
                 self.segments.overlapped_min(spec, self.context),
                 self.segments.step_phase_range(spec, self.context)[0],
+                may_have_empty_stages.then(|| self.segments.fastest(spec, &single)).flatten(),
             )
         });
-        for (microbatch_time, passes, reductions, step_phase) in of_layers {
+        for (microbatch_time, passes, reductions, step_phase, single) in of_layers {
             microbatch_times_min.extend(microbatch_time);
             passes_min.push(passes);
             uncounted_reductions_min.push(uncounted * reductions);
             step_phase_times_min.push(step_phase);
+            let step_min = single.map_or(0.0, |single| single.time.total(1).0);
+            single_microbatch_steps_min.push(step_min);
         }
         PruningCutoff {
             microbatch_times_min,
             passes_min,
             uncounted_reductions_min,
             step_phase_times_min,
+            single_microbatch_steps_min,
             step_time,
         }
     }
@@ -244,21 +262,30 @@ impl<'a> StagePartitioner<'a> {
 
     /// The run of blocks that stands for this one: blocks of one shape are equal.
     fn cached_run(&self, blocks: StageBlocks) -> StageBlocks {
-        let first = if self.segments.shape_count() == 1 { 0 } else { blocks.first };
+        let stands_for_any = self.segments.shape_count() == 1 || blocks.count == 0;
+        let first = if stands_for_any { 0 } else { blocks.first };
         StageBlocks { first, ..blocks }
     }
 
-    /// Equal numbers of blocks on all stages, with the remainder on the first stages, each stage as fast as its
-    /// bytes allow; `None` when a stage does not fit, or alone takes more than `cutoff` seconds of a step.
+    /// Equal numbers of blocks on all stages, with the remainder on the first stages. With fewer blocks than stages, the
+    /// last stage has none, and then the first.
+    fn even_counts(&self) -> Vec<usize> {
+        let (blocks, stages) = (self.segments.layer_shapes().len(), self.stages.len());
+        let first = usize::from(stages > blocks + 1);
+        let remainder = first..first + blocks % stages;
+        let count = |stage| blocks / stages + usize::from(remainder.contains(&stage));
+        (0..stages).map(count).collect()
+    }
+
+    /// [Even numbers of blocks](Self::even_counts) on all stages, each stage as fast as its bytes allow; `None` when a stage
+    /// does not fit, or alone takes more than `cutoff` seconds of a step.
     pub(crate) fn even_partition(
         &self,
-        overheads: &[StageOverhead],
+        overheads: &PipelineOverheads,
         cutoff: f64,
     ) -> Option<Partition> {
-        let (blocks, stages) = (self.segments.layer_shapes().len(), self.stages.len());
-        let counts: Vec<usize> = (0..stages)
-            .map(|stage| blocks / stages + usize::from(stage < blocks % stages))
-            .collect();
+        let counts = self.even_counts();
+        let overheads = overheads.of(&counts);
         let microbatches = self.context.workload.microbatches(&self.context.mesh) as f64;
         let choice = |blocks: StageBlocks| {
             let overhead = &overheads[blocks.stage];

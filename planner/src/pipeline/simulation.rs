@@ -8,7 +8,7 @@ use narrows_plan::{Context, Seconds};
 
 use super::assignment::StageAssignment;
 use super::interleaved::chunk_passes;
-use super::overhead::{BeforeBlocks, StageOverhead, StepSyncs};
+use super::overhead::{BeforeBlocks, PipelineOverheads, StageOverhead, StepSyncs};
 use super::partition::Partition;
 
 /// Simulates a step of a partition from its stage times. The result equals the simulation of the lowered program, and for
@@ -16,8 +16,9 @@ use super::partition::Partition;
 pub(crate) fn simulate_partition(
     context: &Context,
     partition: &Partition,
-    overheads: &[StageOverhead],
+    overheads: &PipelineOverheads,
 ) -> Seconds {
+    let overheads = overheads.of(&partition.counts);
     let (mut times, mut passes) = (vec![], vec![]);
     for (index, (stage, overhead)) in partition.stages.iter().zip(overheads).enumerate() {
         let schedule = context.stage_schedule(index as u64);

@@ -11,7 +11,8 @@
 //! after its last backward pass these run theirs. Second bound: stage s also waits twice for the later
 //! stages. Its first backward pass follows wₛ forward passes and the round trip of the first microbatch to
 //! the last stage; its last backward pass follows the round trip of the last microbatch. The first stage
-//! ends last and then runs its step phase. Equal stages attain both bounds.
+//! ends last and then runs its step phase. Equal stages attain both bounds. Where the first stage has no block and so a short
+//! step phase, u₁ less the first stage's backward pass takes the place of u₀ for later stages, if it is longer.
 //!
 //! With the zero-bubble schedule, weight gradients follow the backward passes, so that no earlier stage waits for them. With
 //! fₛ the forward time of a stage, bₛ its backward time with all weight gradients, and b'ₛ without those that have passes
@@ -20,7 +21,8 @@
 //! ```text
 //! maxₛ uₛ + Σ_{j<s} fⱼ + m·tₛ
 //! maxₛ uₛ + Σⱼ fⱼ + Σ_{j>s} b'ⱼ + (m − v)·tₛ + v·bₛ           where v = min(m, wₛ)
-//! maxₛ uₛ + Σ_{j<s} fⱼ + (m − 1)·tₛ + fₛ + b'ₛ + r'ₛ          fₛ alone where s has no weight-gradient passes
+//! maxₛ uₛ + Σ_{j<s} fⱼ + (m − 1)·tₛ + fₛ + b'ₛ + r'ₛ          fₛ alone where s has no weight-gradient passes,
+//!                                                     as without blocks
 //! ```
 //! Second bound: the first backward pass of stage s follows the round trip of the first microbatch, and until then the
 //! stage has run at most v forward passes and no backward pass. Third bound: all gradient reductions begin after the last
@@ -47,7 +49,7 @@ pub struct StepSchedule {
     pub schedule: PipelineSchedule,
     /// Microbatches of a step.
     pub microbatches: u64,
-    /// Whether all stages but the first have weight-gradient passes, whatever their assignments.
+    /// Whether all stages with blocks but the first have weight-gradient passes, whatever their assignments.
     pub has_weight_gradient_passes: bool,
 }
 
@@ -127,6 +129,10 @@ pub(super) struct PrefixBounds {
     uncounted_reductions: Vec<f64>,
     /// Step phase of the blocks before b.
     step_phase_times: Vec<f64>,
+    /// Microbatch time and step phase of the blocks before b, minimised together.
+    single_microbatch_steps: Vec<f64>,
+    /// Backward pass of the overhead of the first stage.
+    first_backward: f64,
     step: StepSchedule,
 }
 
@@ -157,6 +163,11 @@ impl PrefixBounds {
             step_phase_times: prefix_sums(cutoff.step_phase_times_min.iter().copied(), |a, b| {
                 a + b
             }),
+            single_microbatch_steps: prefix_sums(
+                cutoff.single_microbatch_steps_min.iter().copied(),
+                |a, b| a + b,
+            ),
+            first_backward: overheads[0].backward.0,
             step,
         }
     }
@@ -178,6 +189,15 @@ impl PrefixBounds {
         let together = (overhead.step_phase_min + assignment.single_microbatch_step_min).0
             - (self.microbatch_times[run.end] - self.microbatch_times[run.start]);
         self.step_phase_bound(overhead, run).max(together)
+    }
+
+    /// Lower bound on the time by which the second stage with the blocks of `run`, after a first stage without blocks, delays
+    /// a step beyond both stages' microbatch times: its own passes and its step phase, minimised together, less the backward
+    /// pass of the first stage, which the step phase need not follow.
+    pub(super) fn second_stage_bound(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
+        let of_run = |sums: &[f64]| sums[run.end] - sums[run.start];
+        let step_phase = of_run(&self.single_microbatch_steps) - of_run(&self.microbatch_times);
+        overhead.step_phase_min.0 + step_phase - self.first_backward
     }
 
     /// Lower bound on a step because stage `stage` has the blocks of `run`; `first_step_phase` is the lower
@@ -211,7 +231,7 @@ impl PrefixBounds {
                 let of_blocks = |pass: fn(&PassTimesMin) -> f64| {
                     pass(&self.passes[run.end]) - pass(&self.passes[run.start])
                 };
-                let last = match self.step.has_weight_gradient_passes {
+                let last = match self.step.has_weight_gradient_passes && !run.is_empty() {
                     true => {
                         (overhead.forward + overhead.backward).0
                             + of_blocks(|passes| passes.without_weight_gradients)
@@ -219,8 +239,9 @@ impl PrefixBounds {
                     false => overhead.forward.0 + of_blocks(|passes| passes.forward),
                 };
                 // Those of the first block are counted.
+                let later_blocks = (run.start + 1).min(run.end);
                 let reductions =
-                    self.uncounted_reductions[run.end] - self.uncounted_reductions[run.start + 1];
+                    self.uncounted_reductions[run.end] - self.uncounted_reductions[later_blocks];
                 let before = around.forward_before + (microbatches - 1.0) * own;
                 passes = passes.max(before + last + reductions);
             }

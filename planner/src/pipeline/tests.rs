@@ -51,11 +51,12 @@ fn step_schedule(schedule: PipelineSchedule, microbatches: u64) -> StepSchedule 
 fn simulate(times: &[StageTime], step: StepSchedule) -> SimulatedStep {
     let StepSchedule { schedule, microbatches, .. } = step;
     let stages = times.len() as u64;
-    let of_stage = |stage| {
+    let of_stage = |(stage, time): (u64, &StageTime)| {
+        let has_weight_gradients = time.chunks[0].weight_gradient > Seconds(0.0);
         let stage = StageSchedule { schedule, stage, stages, chunks: 1, microbatches };
-        stage.passes(stage.defers_weight_gradients())
+        stage.passes(stage.defers_weight_gradients() && has_weight_gradients)
     };
-    let schedules: Vec<Vec<MicrobatchPass>> = (0..stages).map(of_stage).collect();
+    let schedules: Vec<Vec<MicrobatchPass>> = (0..stages).zip(times).map(of_stage).collect();
     let schedules: Vec<&[MicrobatchPass]> = schedules.iter().map(Vec::as_slice).collect();
     simulate_schedules(times, &schedules)
 }
@@ -81,8 +82,10 @@ fn no_simulated_step_is_shorter_than_its_bound() {
         let step = step_schedule(schedule, u.int_in_range(1..=20)?);
         let mut times = vec![];
         for stage in 0..stages {
+            // The last stage may have no block, and then no weight-gradient passes.
+            let is_empty = stage + 1 == stages && u.arbitrary()?;
             let mut time = || Ok(f64::from(u.int_in_range(1..=1000)?) / 100.0);
-            let is_deferred = schedule == ZeroBubble && stage > 0;
+            let is_deferred = schedule == ZeroBubble && stage > 0 && !is_empty;
             let passes = PassTimes {
                 forward: Seconds(time()?),
                 backward: Seconds(time()?),
@@ -235,19 +238,17 @@ fn stages_synchronize_in_the_step_phase() {
     assert_eq!(syncs_of_stage(2), [(1.0, 6.0), (7.0, 10.0)]);
 }
 
-/// Every way of writing `blocks` as a sum of `stages` counts.
-fn compositions(blocks: usize, stages: usize) -> Vec<Vec<usize>> {
-    if stages == 1 {
-        return vec![vec![blocks]];
-    }
-    let first = 1..=blocks + 1 - stages;
-    first
-        .flat_map(|count| {
-            compositions(blocks - count, stages - 1)
-                .into_iter()
-                .map(move |rest| std::iter::once(count).chain(rest).collect())
-        })
-        .collect()
+/// Every division of `blocks` among these stages: at least one block on each, and none on empty ones.
+fn divisions(blocks: usize, stages: &[StageOverhead]) -> Vec<Vec<usize>> {
+    let Some((first, later)) = stages.split_first() else {
+        return if blocks == 0 { vec![vec![]] } else { vec![] };
+    };
+    let counts = if first.is_empty { 0..=0 } else { 1..=blocks };
+    let of_count = |count: usize| {
+        let later = divisions(blocks - count, later).into_iter();
+        later.map(move |rest| std::iter::once(count).chain(rest).collect())
+    };
+    counts.flat_map(of_count).collect()
 }
 
 #[test]
@@ -273,6 +274,11 @@ fn the_best_partition_equals_the_best_by_enumeration() {
                 ..StageOverhead::default()
             });
         }
+        if stages > 1 {
+            overheads[0].is_empty = u.arbitrary()?;
+            overheads[stages - 1].is_empty =
+                (stages > 2 || !overheads[0].is_empty) && u.arbitrary()?;
+        }
         let choice = |blocks: StageBlocks| {
             let StageBlocks { first, count, .. } = blocks;
             let run = &times[first..first + count];
@@ -287,6 +293,7 @@ fn the_best_partition_equals_the_best_by_enumeration() {
         };
         let microbatch_times = times.iter().map(|time| (time.0 + time.1).0).collect();
         let steps = times.iter().map(|time| time.2.0).collect();
+        let steps_min = times.iter().map(|time| (time.0 + time.1 + time.2).0).collect();
         let passes = times.iter().map(|time| PassTimesMin {
             forward: time.0.0,
             backward: time.1.0,
@@ -298,11 +305,12 @@ fn the_best_partition_equals_the_best_by_enumeration() {
             passes_min: passes.collect(),
             uncounted_reductions_min: vec![0.0; blocks],
             step_phase_times_min: steps,
+            single_microbatch_steps_min: steps_min,
             step_time: f64::INFINITY,
         };
         let (partitions, _) =
             undominated_partitions(&overheads, step_schedule, &cutoff, &choice, None);
-        let least = compositions(blocks, stages)
+        let least = divisions(blocks, &overheads)
             .into_iter()
             .filter_map(|counts| {
                 division_bound(&counts, &overheads, step_schedule, &cutoff, &choice)

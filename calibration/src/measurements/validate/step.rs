@@ -99,10 +99,11 @@ impl MeasurementValidator {
                 "the chunks of a stage are for GPTs: planned models are predicted with 1F1B";
             self.defect_with_hint(&format!("{at}.interleaving"), problem.into(), "leave it out");
         }
-        let blocks = model.blocks.len() as u64;
-        if mesh.pipeline > blocks {
-            let problem = format!("{} stages for {blocks} blocks", mesh.pipeline);
-            self.defect_with_hint("mesh.pipeline", problem, "at most one stage a block");
+        if mesh.pipeline > model.stages_max() {
+            let (stages, blocks) = (mesh.pipeline, model.blocks.len());
+            let problem = format!("{stages} stages for {blocks} blocks, embedding and head");
+            let hint = "at most one stage a block, one for the embedding and one for the head";
+            self.defect_with_hint("mesh.pipeline", problem, hint);
         }
         let mut linears = model.blocks.iter().flat_map(|block| block.linears());
         let low_rank = linears.any(|(_, linear)| linear.rank().is_some());
