@@ -127,6 +127,7 @@ fn flag(field: RequestField) -> &'static str {
         RequestField::Pipeline => "--pipeline",
         RequestField::Data => "--data-parallel",
         RequestField::Context => "--context",
+        RequestField::GradReduceDtype => "--grad-reduce-dtype",
         RequestField::ShardSize => "--shard-size",
     }
 }

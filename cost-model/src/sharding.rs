@@ -1,16 +1,18 @@
-//! What ZeRO-2 and ZeRO-3 add to the passes of a block: all-gathers of its weights, reduce-scatters of its gradients, and
-//! the addition of the reduced parts.
+//! What ZeRO-2 and ZeRO-3 add to the passes of a block: all-gathers of its weights, reduce-scatters of its gradients with the
+//! casts before them, and the addition of the reduced parts.
 //!
 //! A block has one collective of each kind for all of its parameters, so that its price is no sum over ops. Each op
 //! counts with its bytes at the least time per byte that the block's choices allow: exact where they all have the same
 //! bytes, as on one device of the tensor axis, and a lower bound otherwise. A collective beside computation counts with
-//! what it adds at least. The additions, which a step of one microbatch does not have, count for none of the ops.
+//! what it adds at least. The additions, which a step of one microbatch does not have unless gradients are rounded, count
+//! for none of the ops.
 
 use narrows_plan::emit::{
-    accumulate_gradient_part, all_gather, reduce_scatter, zero_microbatch_gradient,
+    accumulate_gradient_part, all_gather, reduce_scatter, round_microbatch_gradient,
+    zero_microbatch_gradient,
 };
 use narrows_plan::graph::Op;
-use narrows_plan::program::{Action, CollectiveOp};
+use narrows_plan::program::{Action, CollectiveOp, Extent};
 use narrows_plan::strategy::OpParameters;
 use narrows_plan::{Bytes, Context, Seconds};
 
@@ -90,14 +92,18 @@ impl<'a> ShardingPrices<'a> {
     pub(crate) fn of(&self, op: &Op, parameters: &OpParameters) -> ShardingTime {
         let gather = self.per_byte[0] * gathered_bytes(parameters, self.context).as_f64();
         let reduction = self.per_byte[1] * reduced_bytes(parameters, self.context).as_f64();
-        let zeroes = match parameters.has_sharded_gradient(self.context) {
-            true => zero_microbatch_gradient(op, parameters, self.context),
-            false => None,
+        let computed = match parameters.has_sharded_gradient(self.context) {
+            true => [
+                zero_microbatch_gradient(op, parameters, self.context),
+                round_microbatch_gradient(parameters, self.context),
+            ],
+            false => [None, None],
         };
-        let zeroes = zeroes.map_or(Seconds(0.0), |template| (self.price)(&template.kernel()));
+        let computed: Seconds =
+            computed.iter().flatten().map(|template| (self.price)(&template.kernel())).sum();
         ShardingTime {
             forward: Seconds(self.counted * gather),
-            backward: Seconds(self.counted * (gather + reduction)) + zeroes,
+            backward: Seconds(self.counted * (gather + reduction)) + computed,
         }
     }
 }
@@ -158,8 +164,9 @@ fn gathered_bytes(parameters: &OpParameters, context: &Context) -> Bytes {
 }
 
 fn reduced_bytes(parameters: &OpParameters, context: &Context) -> Bytes {
+    let Extent { rows, columns, .. } = parameters.whole_gradient_extent(context);
     match parameters.has_sharded_gradient(context) {
-        true => parameters.whole_gradient_extent(context).bytes(),
+        true => context.grad_reduce_dtype.dtype().bytes(rows * columns),
         false => Bytes(0),
     }
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mesh::{Axis, DeviceGroup, Mesh, Workload};
 use crate::program::StageSchedule;
-use crate::{DType, Dim, Layout, Precision};
+use crate::{DType, Dim, GradReduceDtype, Layout, Precision};
 
 /// Sharding of optimizer states, gradients and weights over the data axis.
 #[derive(
@@ -105,6 +105,8 @@ pub struct Context {
     pub workload: Workload,
     /// Number formats.
     pub precision: Precision,
+    /// Format in which gradients are reduced over the replicas.
+    pub grad_reduce_dtype: GradReduceDtype,
     /// Sharding of optimizer states, gradients and weights over replicas.
     pub zero: Zero,
     /// Neighbouring replicas that share one copy of what ZeRO shards; 1 without ZeRO. Where there are more replicas,
@@ -123,12 +125,14 @@ pub struct Context {
 }
 
 impl Context {
-    /// A context with the 1F1B schedule and without overlap, in which ZeRO shards over all replicas.
+    /// A context with the 1F1B schedule and without overlap, in which gradients are reduced in fp32 and ZeRO shards over all
+    /// replicas.
     pub fn new(mesh: Mesh, workload: Workload, precision: Precision, zero: Zero) -> Context {
         Context {
             mesh,
             workload,
             precision,
+            grad_reduce_dtype: GradReduceDtype::Fp32,
             zero,
             shard_size: if zero == Zero::Off { 1 } else { mesh.replicas() },
             schedule: PipelineSchedule::OneForwardOneBackward,
@@ -148,10 +152,16 @@ impl Context {
         self.zero == Zero::Three && self.shard_size > 1
     }
 
+    /// Whether gradients are rounded for their reduction over the replicas.
+    pub fn rounds_gradients(&self) -> bool {
+        self.grad_reduce_dtype == GradReduceDtype::Bf16
+    }
+
     /// Whether reduced parts of sharded gradients are added to those of earlier microbatches. With one microbatch a step
-    /// they are the sums.
+    /// they are the sums, unless they are rounded: adding them to zeros widens them.
     pub fn accumulates_parts(&self) -> bool {
-        self.shards_gradients() && self.workload.microbatches(&self.mesh) > 1
+        let has_several = self.workload.microbatches(&self.mesh) > 1;
+        self.shards_gradients() && (has_several || self.rounds_gradients())
     }
 
     /// The replicas that share one copy of what ZeRO shards.

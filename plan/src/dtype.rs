@@ -44,7 +44,7 @@ impl DType {
 }
 
 /// Number formats of a run (DESIGN §5). Gradients, master weights, moments and the
-/// statistics of norms are always fp32.
+/// statistics of norms are always fp32; [`GradReduceDtype`] is the format in which gradients are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
@@ -62,5 +62,44 @@ impl Precision {
             Precision::MixedBf16 => DType::Bf16,
             Precision::Fp32 => DType::F32,
         }
+    }
+}
+
+/// The number format in which gradients are reduced over the replicas. Before the reduction they are accumulated in fp32,
+/// after it the norm and the optimizer read them in fp32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum GradReduceDtype {
+    /// As accumulated.
+    #[default]
+    Fp32,
+    /// Rounded to bf16 before the reduction, and summed in bf16. Half the bytes; needs mixed precision.
+    Bf16,
+}
+
+impl GradReduceDtype {
+    /// The format of the operands of the reductions.
+    pub fn dtype(self) -> DType {
+        match self {
+            GradReduceDtype::Fp32 => DType::F32,
+            GradReduceDtype::Bf16 => DType::Bf16,
+        }
+    }
+
+    /// The name in plans and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            GradReduceDtype::Fp32 => "fp32",
+            GradReduceDtype::Bf16 => "bf16",
+        }
+    }
+
+    /// Whether runs of this precision may reduce gradients in this format.
+    pub fn suits(self, precision: Precision) -> bool {
+        self == GradReduceDtype::Fp32 || precision == Precision::MixedBf16
+    }
+
+    pub(crate) fn is_default(&self) -> bool {
+        *self == GradReduceDtype::default()
     }
 }

@@ -31,7 +31,7 @@ pub use decisions::{
     ResolvedPlan, SegmentDecisions, SegmentPlan, StagePlan,
 };
 pub use defect::{Defect, Defects};
-pub use dtype::{DType, Precision};
+pub use dtype::{DType, GradReduceDtype, Precision};
 pub use kernel::Kernel;
 pub use layout::{Dim, EdgeLayout, Layout, WeightSplit};
 pub use lower::lower;

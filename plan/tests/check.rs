@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use narrows_plan::model::presets;
-use narrows_plan::program::Program;
+use narrows_plan::program::{Action, FusedOp, Instr, Program};
 use narrows_plan::{CheckedProgram, Context, Mesh, Precision, Workload, Zero};
 use narrows_test_support::plans::{TestRng, draw_case, draw_plan, drawable_models, to_json};
 
@@ -35,6 +35,8 @@ fn programs_of_drawn_plans_pass_the_check() {
             ("ZeRO-2 over replicas", mesh.replicas() > 1 && drawn.plan.zero == Zero::Two),
             ("ZeRO-3 over replicas", mesh.replicas() > 1 && drawn.plan.zero == Zero::Three),
             ("shard groups", drawn.plan.shard_size.is_some()),
+            ("rounded gradients", is_rounded(&program)),
+            ("rounded gradients in buckets", is_rounded_in_buckets(&program)),
             ("context axis", mesh.context > 1 && mesh.tensor == 1),
             ("context and tensor axes", mesh.context > 1 && mesh.tensor > 1),
             ("three stages", mesh.pipeline == 3),
@@ -49,6 +51,18 @@ fn programs_of_drawn_plans_pass_the_check() {
     // The drawn plans must cover the space.
     let strategies = 12;
     assert!(counts.len() >= strategies + 12 && counts.values().all(|n| *n > 5), "{counts:?}");
+}
+
+fn is_cast(instr: &Instr) -> bool {
+    instr.action == Action::Fused(FusedOp::Cast)
+}
+
+fn is_rounded(program: &Program) -> bool {
+    program.instructions().any(is_cast)
+}
+
+fn is_rounded_in_buckets(program: &Program) -> bool {
+    program.stages.iter().any(|stage| stage.step[..stage.bucket_reductions()].iter().any(is_cast))
 }
 
 fn large() -> Program {

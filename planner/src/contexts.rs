@@ -19,8 +19,11 @@ pub fn contexts(request: &Request) -> Vec<Context> {
             };
             for (zero, shard_size) in shardings(request, &mesh) {
                 let precision = request.profile.precision();
-                let context =
-                    Context { shard_size, ..Context::new(mesh, workload, precision, zero) };
+                let context = Context {
+                    grad_reduce_dtype: request.grad_reduce_dtype,
+                    shard_size,
+                    ..Context::new(mesh, workload, precision, zero)
+                };
                 for context in schedules(request, &context) {
                     let of_overlap =
                         |overlap_grad_reduce| Context { overlap_grad_reduce, ..context };

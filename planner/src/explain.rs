@@ -290,6 +290,9 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
         parts.push(format!("crossing latents {}", layout.edge().forward));
     }
     parts.extend(context.zero.label(context.partial_shard_size()));
+    if context.rounds_gradients() {
+        parts.push("gradients reduced in bf16".into());
+    }
     match context.schedule {
         PipelineSchedule::OneForwardOneBackward => {}
         PipelineSchedule::ZeroBubble => parts.push("zero-bubble schedule".into()),

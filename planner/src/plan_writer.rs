@@ -41,6 +41,7 @@ pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
         },
         executor: request.executor,
         precision: context.precision,
+        grad_reduce_dtype: context.grad_reduce_dtype,
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,

@@ -7,7 +7,7 @@ use narrows_cost_model::{Executor, Profile};
 use narrows_plan::graph::Grouping;
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Rules, TiedWeightLayout};
-use narrows_plan::{Bytes, GEMM_SIZE_MAX, Mesh, PipelineSchedule, Zero};
+use narrows_plan::{Bytes, GEMM_SIZE_MAX, GradReduceDtype, Mesh, PipelineSchedule, Zero};
 
 use crate::objective::Objective;
 
@@ -40,6 +40,9 @@ pub struct Request {
     pub data: Option<u64>,
     /// Parts of each sequence that are computed side by side.
     pub context: Option<u64>,
+    /// Format in which gradients are reduced over the replicas. It changes the gradients that are computed, so it is not
+    /// searched.
+    pub grad_reduce_dtype: GradReduceDtype,
     /// ZeRO stage.
     pub zero: Option<Zero>,
     /// Neighbouring replicas that share one copy of what ZeRO shards.
@@ -87,6 +90,8 @@ pub enum RequestField {
     Data,
     /// [`Request::context`].
     Context,
+    /// [`Request::grad_reduce_dtype`].
+    GradReduceDtype,
     /// [`Request::shard_size`].
     ShardSize,
 }
@@ -104,6 +109,7 @@ impl fmt::Display for RequestField {
             RequestField::Pipeline => "pipeline axis",
             RequestField::Data => "data axis",
             RequestField::Context => "context axis",
+            RequestField::GradReduceDtype => "gradient reduction",
             RequestField::ShardSize => "shard group",
         })
     }
@@ -191,6 +197,7 @@ impl Request {
             pipeline: None,
             data: None,
             context: None,
+            grad_reduce_dtype: GradReduceDtype::Fp32,
             zero: None,
             shard_size: None,
             schedule: None,
@@ -271,6 +278,13 @@ impl Request {
                 self.sequence_length
             );
             push(RequestField::MicroBatch, problem, Some("a smaller --micro-batch"));
+        }
+        let precision = self.profile.precision();
+        if !self.grad_reduce_dtype.suits(precision) {
+            let name = self.profile.name();
+            let problem = format!("`bf16` needs mixed precision, but `{name}` computes in fp32");
+            let hint = "fp32, or hardware with the precision mixed-bf16";
+            push(RequestField::GradReduceDtype, problem, Some(hint));
         }
         let stages_max = self.model.stages_max();
         if let Some(stages) = self.pipeline.filter(|stages| *stages > stages_max) {

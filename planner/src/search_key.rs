@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use narrows_cost_model::{Executor, GroupLinks};
 use narrows_plan::strategy::Rules;
-use narrows_plan::{Bytes, PipelineSchedule, Zero};
+use narrows_plan::{Bytes, GradReduceDtype, PipelineSchedule, Zero};
 
 use crate::objective::Objective;
 use crate::request::{GroupingRule, Request};
@@ -20,6 +20,7 @@ pub struct SearchKey {
     sizes: [u64; 3],
     fixed: [Option<u64>; 5],
     tensor_limits: (Option<u64>, bool),
+    grad_reduce_dtype: GradReduceDtype,
     zero: (Option<Zero>, Option<u64>),
     schedule: Option<PipelineSchedule>,
     overlap_grad_reduce: Option<bool>,
@@ -47,6 +48,7 @@ impl SearchKey {
             pipeline,
             data,
             context,
+            grad_reduce_dtype,
             zero,
             shard_size,
             schedule,
@@ -72,6 +74,7 @@ impl SearchKey {
             sizes: [*devices, *global_batch, *sequence_length],
             fixed: [*micro_batch, *tensor, *pipeline, *data, *context],
             tensor_limits: (*tensor_max, *tensor_within_node),
+            grad_reduce_dtype: *grad_reduce_dtype,
             zero: (*zero, *shard_size),
             schedule: *schedule,
             overlap_grad_reduce: *overlap_grad_reduce,

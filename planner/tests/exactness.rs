@@ -10,7 +10,9 @@ use narrows_plan::emit::{
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, BoundaryLayout, Rules, TiedWeightLayout, op_parameters};
-use narrows_plan::{CheckedProgram, Kernel, PipelineSchedule, Seconds, Zero, lower};
+use narrows_plan::{
+    CheckedProgram, Context, GradReduceDtype, Kernel, PipelineSchedule, Seconds, Zero, lower,
+};
 use narrows_planner::{
     Deadline, MemoryLimit, ModelDecisions, Request, SegmentSolver, SegmentSpec, SolvedSegment,
     contexts, search, write_plan,
@@ -87,7 +89,9 @@ fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
         let mut request = request(model, Baseline::Auto, devices, None);
         (request.global_batch, request.context) = (64, Some(context_size));
         let segments = SegmentSolver::new(&request, Deadline::none());
-        for context in contexts(&request) {
+        for (index, context) in contexts(&request).into_iter().enumerate() {
+            let grad_reduce_dtype = [GradReduceDtype::Fp32, GradReduceDtype::Bf16][index % 2];
+            let context = Context { grad_reduce_dtype, ..context };
             for boundary in segments.boundary_layouts(&context) {
                 for tied in TiedWeightLayout::ALL {
                     seen += 1;
@@ -141,12 +145,14 @@ fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
 #[test]
 fn partitions_with_overlap_take_the_time_of_their_programs() {
     let mut overlapped = 0;
-    for (model, tensor, pipeline, data) in [
-        ("cola-60m", 1, 1, 8),
-        ("cola-1b", 2, 1, 4),
-        ("llama-350m", 1, 2, 2),
-        ("lax-130m", 1, 3, 4),
-        ("svd-60m", 2, 2, 2),
+    for (model, tensor, pipeline, data, grad_reduce_dtype) in [
+        ("cola-60m", 1, 1, 8, GradReduceDtype::Fp32),
+        ("cola-1b", 2, 1, 4, GradReduceDtype::Fp32),
+        ("llama-350m", 1, 2, 2, GradReduceDtype::Fp32),
+        ("lax-130m", 1, 3, 4, GradReduceDtype::Fp32),
+        ("svd-60m", 2, 2, 2, GradReduceDtype::Fp32),
+        ("cola-60m", 1, 1, 8, GradReduceDtype::Bf16),
+        ("lax-130m", 1, 3, 4, GradReduceDtype::Bf16),
     ] {
         let base = request(model, Baseline::Auto, tensor * pipeline * data, Some(tensor));
         let request = Request {
@@ -154,6 +160,7 @@ fn partitions_with_overlap_take_the_time_of_their_programs() {
             data: Some(data),
             global_batch: 4 * data,
             zero: Some(Zero::One),
+            grad_reduce_dtype,
             overlap_grad_reduce: Some(true),
             ..base
         };

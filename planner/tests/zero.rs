@@ -2,7 +2,8 @@
 
 use narrows_cost_model::profile;
 use narrows_plan::model::presets;
-use narrows_plan::{Bytes, Zero};
+use narrows_plan::program::BufferRole;
+use narrows_plan::{Bytes, GradReduceDtype, Zero};
 use narrows_planner::{MemoryLimit, Request, search};
 
 fn request(model: &str, devices: u64) -> Request {
@@ -14,13 +15,16 @@ fn request(model: &str, devices: u64) -> Request {
 /// On one device of the tensor axis, all choices of a block have the same collectives.
 #[test]
 fn without_overlap_prices_are_those_of_the_simulation() {
-    for (model, zero, shard_size, micro_batch) in [
-        ("cola-60m", Zero::Two, 8, 4),
-        ("cola-60m", Zero::Three, 4, 2),
-        ("lax-130m", Zero::Three, 8, 4),
-        ("llama-350m", Zero::Three, 2, 1),
+    for (model, zero, shard_size, micro_batch, grad_reduce_dtype) in [
+        ("cola-60m", Zero::Two, 8, 4, GradReduceDtype::Fp32),
+        ("cola-60m", Zero::Three, 4, 2, GradReduceDtype::Fp32),
+        ("lax-130m", Zero::Three, 8, 4, GradReduceDtype::Fp32),
+        ("llama-350m", Zero::Three, 2, 1, GradReduceDtype::Fp32),
+        ("cola-60m", Zero::Two, 8, 4, GradReduceDtype::Bf16),
+        ("lax-130m", Zero::Three, 4, 2, GradReduceDtype::Bf16),
     ] {
         let request = Request {
+            grad_reduce_dtype,
             data: Some(8),
             zero: Some(zero),
             shard_size: Some(shard_size),
@@ -42,13 +46,17 @@ fn no_plan_is_faster_than_the_bound_of_its_context() {
     let mut slow_links = profile::preset("a100-80gb").expect("a preset").file().clone();
     slow_links.links.inter_node.bandwidth_bytes_per_s /= 20.0;
     let mut waiting = 0;
-    for (model, [tensor, pipeline, data], zero, shard_size, micro_batch) in [
-        ("cola-60m", [1, 1, 8], Zero::Two, 8, 2),
-        ("cola-1b", [1, 1, 8], Zero::Three, 4, 4),
-        ("cola-1b", [1, 1, 8], Zero::Three, 8, 1),
-        ("lax-130m", [2, 1, 4], Zero::Three, 4, 2),
-        ("svd-350m", [1, 2, 4], Zero::Three, 2, 1),
-        ("llama-1b", [2, 2, 2], Zero::Two, 2, 2),
+    let (fp32, bf16) = (GradReduceDtype::Fp32, GradReduceDtype::Bf16);
+    for (model, [tensor, pipeline, data], zero, shard_size, micro_batch, grad_reduce_dtype) in [
+        ("cola-60m", [1, 1, 8], Zero::Two, 8, 2, fp32),
+        ("cola-1b", [1, 1, 8], Zero::Three, 4, 4, fp32),
+        ("cola-1b", [1, 1, 8], Zero::Three, 8, 1, fp32),
+        ("lax-130m", [2, 1, 4], Zero::Three, 4, 2, fp32),
+        ("svd-350m", [1, 2, 4], Zero::Three, 2, 1, fp32),
+        ("llama-1b", [2, 2, 2], Zero::Two, 2, 2, fp32),
+        ("cola-1b", [1, 1, 8], Zero::Three, 4, 4, bf16),
+        ("cola-60m", [1, 1, 8], Zero::Two, 8, 4, bf16),
+        ("svd-350m", [2, 2, 2], Zero::Two, 2, 2, bf16),
     ] {
         for profile in [
             profile::preset("a100-80gb").expect("a preset").clone(),
@@ -61,6 +69,7 @@ fn no_plan_is_faster_than_the_bound_of_its_context() {
                 zero: Some(zero),
                 shard_size: Some(shard_size),
                 micro_batch: Some(micro_batch),
+                grad_reduce_dtype,
                 overlap_grad_reduce: Some(true),
                 profile,
                 ..request(model, 8)
@@ -117,4 +126,31 @@ fn plans_without_overlap_are_found_where_overlap_does_not_fit() {
     let best = search(&request).best.expect("a plan fits");
     assert!(!best.decisions.context.overlap_grad_reduce);
     assert!(search(&Request { overlap_grad_reduce: Some(true), ..request }).best.is_none());
+}
+
+/// Reductions of bf16 gradients take less time where they are exposed. Beside the last pass they are rounded one after the
+/// other, in the bytes of the largest.
+#[test]
+fn rounded_gradients_shorten_reductions() {
+    for (zero, overlap) in [(Zero::Off, false), (Zero::One, true), (Zero::Three, true)] {
+        let plan = |grad_reduce_dtype| {
+            let request = Request {
+                data: Some(8),
+                zero: Some(zero),
+                micro_batch: Some(1),
+                overlap_grad_reduce: Some(overlap),
+                global_batch: 8,
+                grad_reduce_dtype,
+                ..request("cola-1b", 8)
+            };
+            search(&request).best.expect("a plan")
+        };
+        let [fp32, bf16] = [GradReduceDtype::Fp32, GradReduceDtype::Bf16].map(plan);
+        assert!(bf16.time < fp32.time, "{zero:?}: {} and {}", bf16.time, fp32.time);
+        let stage = &bf16.program.program().stages[0];
+        let rounded = stage.buffers.iter().filter(|b| b.role == BufferRole::RoundedGradient);
+        let largest = rounded.map(|buffer| buffer.copy_stride()).max().unwrap_or(0);
+        let arena = fp32.program.program().stages[0].arena.0;
+        assert!(stage.arena.0 <= arena + largest, "{zero:?}: {} and {arena}", stage.arena.0);
+    }
 }

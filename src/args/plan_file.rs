@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use narrows_cost_model::Profile;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::Rules;
-use narrows_plan::{Defect, Executor, Mesh, Plan, PlanSource};
+use narrows_plan::{Defect, Executor, GradReduceDtype, Mesh, Plan, PlanSource};
 use narrows_planner::{GroupingRule, MemoryLimit, Objective, Request, RequestDefect, RequestField};
 
 use crate::calibrate::cache::{self, CachedProfileKey};
@@ -79,6 +79,8 @@ impl PlanFile {
             pipeline: Some(plan.mesh.pipeline),
             data: Some(plan.mesh.data),
             context: Some(plan.mesh.context),
+            // The precision is the plan's, which resolving it compares with the format of reductions.
+            grad_reduce_dtype: GradReduceDtype::Fp32,
             zero: Some(plan.zero),
             shard_size: plan.shard_size,
             schedule: Some(plan.schedule),
@@ -98,7 +100,8 @@ impl PlanFile {
         }
     }
 
-    /// The request that the plan answers: its model, hardware, devices and batch, with the rest searched.
+    /// The request that the plan answers: its model, hardware, devices, batch and format of gradient reductions, with the
+    /// rest searched.
     ///
     /// # Errors
     /// Invalid sizes of the plan, and invalid values of flags.
@@ -111,7 +114,9 @@ impl PlanFile {
         };
         let executor = args.executor.map_or(self.plan.executor, Executor::from);
         let request = args.assemble(sizes, self.model.clone(), self.profile.clone());
-        let request = Request { executor, ..request };
+        let dtype = args.grad_reduce_dtype.map(GradReduceDtype::from);
+        let grad_reduce_dtype = dtype.unwrap_or(self.plan.grad_reduce_dtype);
+        let request = Request { executor, grad_reduce_dtype, ..request };
         request.validate().map_err(Failure::request)?;
         reject_dense_baseline_of_low_rank(&request)?;
         Ok(request)
@@ -147,6 +152,9 @@ impl PlanFile {
         ];
         for (value, size) in sizes {
             *size = value.unwrap_or(*size);
+        }
+        if let Some(dtype) = args.grad_reduce_dtype {
+            plan.grad_reduce_dtype = dtype.into();
         }
         if let Some(zero) = args.zero.and_then(ZeroArg::stage) {
             plan.zero = zero;
@@ -198,6 +206,7 @@ fn in_plan(file: &str, defect: RequestDefect) -> Problem {
         RequestField::Pipeline => "mesh.pipeline",
         RequestField::Data => "mesh.data",
         RequestField::Context => "mesh.context",
+        RequestField::GradReduceDtype => "grad_reduce_dtype",
         RequestField::ShardSize => "shard_size",
     };
     let RequestDefect { problem, hint, .. } = defect;

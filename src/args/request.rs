@@ -16,8 +16,8 @@ use crate::input;
 
 use super::units;
 use super::values::{
-    ExecutorArg, GroupingArg, NormArg, ObjectiveArg, OverlapArg, RecomputeArg, ScheduleArg,
-    StrategyArg, WeightsArg, WithinNodeArg, ZeroArg,
+    ExecutorArg, GradReduceDtypeArg, GroupingArg, NormArg, ObjectiveArg, OverlapArg, RecomputeArg,
+    ScheduleArg, StrategyArg, WeightsArg, WithinNodeArg, ZeroArg,
 };
 
 /// Model and hardware.
@@ -81,6 +81,12 @@ pub struct RequestArgs {
     /// Parts of the batch that are computed side by side: the data axis [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub data_parallel: Option<u64>,
+    /// Format in which gradients are reduced over the replicas [default: fp32]
+    ///
+    /// bf16 halves the bytes of these reductions, and needs hardware with mixed precision. It changes the gradients that
+    /// are computed, so it is not searched. With a plan file, the default is the format of the plan.
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub grad_reduce_dtype: Option<GradReduceDtypeArg>,
     /// Sharding of optimizer states, gradients and weights over the replicas [default: auto]
     #[arg(long, value_name = "STAGE", value_enum)]
     pub zero: Option<ZeroArg>,
@@ -207,6 +213,7 @@ impl RequestArgs {
             ("--context", self.context.is_some()),
             ("--data-parallel", self.data_parallel.is_some()),
             ("--micro-batch", self.micro_batch.is_some()),
+            ("--grad-reduce-dtype", self.grad_reduce_dtype.is_some()),
             ("--zero", self.zero.is_some()),
             ("--shard-size", self.shard_size.is_some()),
             ("--schedule", self.schedule.is_some()),
@@ -230,6 +237,7 @@ impl RequestArgs {
             pipeline: self.pipeline,
             data: self.data_parallel,
             context: self.context,
+            grad_reduce_dtype: self.grad_reduce_dtype.map(Into::into).unwrap_or_default(),
             zero: self.zero.and_then(ZeroArg::stage),
             shard_size: self.shard_size,
             schedule: self.schedule.and_then(ScheduleArg::schedule),

@@ -2,8 +2,26 @@
 
 use clap::ValueEnum;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
-use narrows_plan::{Executor, PipelineSchedule, Zero};
+use narrows_plan::{Executor, GradReduceDtype, PipelineSchedule, Zero};
 use narrows_planner::{GroupingRule, Objective};
+
+/// `--grad-reduce-dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GradReduceDtypeArg {
+    /// As they are accumulated
+    Fp32,
+    /// Rounded before the reduction, widened after it
+    Bf16,
+}
+
+impl From<GradReduceDtypeArg> for GradReduceDtype {
+    fn from(dtype: GradReduceDtypeArg) -> GradReduceDtype {
+        match dtype {
+            GradReduceDtypeArg::Fp32 => GradReduceDtype::Fp32,
+            GradReduceDtypeArg::Bf16 => GradReduceDtype::Bf16,
+        }
+    }
+}
 
 /// `--zero`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -72,6 +72,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(&'static str, Value)> {
         ("workload.global_batch", json!(plan.workload.global_batch)),
         ("workload.sequence_length", json!(plan.workload.sequence_length)),
         ("workload.micro_batch", json!(plan.workload.micro_batch)),
+        ("grad_reduce_dtype", json!(plan.grad_reduce_dtype)),
         ("zero", json!(plan.zero)),
         ("shard_size", json!(plan.shard_size)),
         (SCHEDULE, json!(plan.schedule)),

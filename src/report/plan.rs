@@ -6,7 +6,9 @@ use narrows_cost_model::{Prices, Profile, TrainingRunEstimate, simulate};
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Program};
-use narrows_plan::{Axis, Bytes, CheckedProgram, Kernel, Plan, PlanLayout, ResolvedPlan};
+use narrows_plan::{
+    Axis, Bytes, CheckedProgram, GradReduceDtype, Kernel, Plan, PlanLayout, ResolvedPlan,
+};
 use narrows_planner::SearchReport;
 use serde::Serialize;
 
@@ -182,6 +184,9 @@ impl<'a> PlanReport<'a> {
             ),
             ("mesh", format!("{}{zero}", plan.mesh)),
         ];
+        if plan.grad_reduce_dtype != GradReduceDtype::Fp32 {
+            fields.push(("gradients", format!("reduced in {}", plan.grad_reduce_dtype.name())));
+        }
         fields.extend(schedule(plan).map(|schedule| ("schedule", schedule)));
         fields.extend([
             ("overlap", overlap_text(self.program.program())),

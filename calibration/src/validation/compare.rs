@@ -142,6 +142,7 @@ fn in_step(defect: RequestDefect) -> Defect {
         | RequestField::Pipeline
         | RequestField::Data
         | RequestField::Context
+        | RequestField::GradReduceDtype
         | RequestField::ShardSize => "",
     };
     Defect { field: field.into(), problem: defect.problem, hint: defect.hint }

@@ -1,15 +1,17 @@
 //! Checks that gradient buckets may run beside the last pass of a stage.
 //!
-//! The reductions of a bucket run from the bucket's point in the last pass on, in any interleaving with the
-//! instructions after that point. The walk of the step phase proves them correct after the whole pass; here, no
-//! instruction from the point on accesses their operands, so every interleaving gives the same contents.
+//! The reductions of a bucket, with the casts around them, run from the bucket's point in the last pass on, in any
+//! interleaving with the instructions after that point. The walk of the step phase proves them correct after the whole pass;
+//! here, no instruction from the point on accesses the bytes of their operands, so every interleaving gives the same contents.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::mesh::Axis;
-use crate::program::{Action, BufferId, GradientBucket, Instr, StageProgram};
+use crate::program::{Action, Buffer, BufferId, FusedOp, GradientBucket, Instr, StageProgram};
 
 use super::error::{CheckResult, ensure};
+use super::overlap::overlaps;
 
 /// Checks the buckets of one stage. Ids of buffers are valid.
 pub(super) fn check_buckets(stage: &StageProgram) -> CheckResult {
@@ -38,11 +40,11 @@ pub(super) fn check_buckets(stage: &StageProgram) -> CheckResult {
                 )
             })?;
             for access in instr.reads.iter().chain(&instr.writes) {
-                let last = last_access.get(&access.buffer);
-                ensure(last.is_none_or(|last| last < after), || {
+                let last = last_access_of_bytes(stage, &last_access, access.buffer);
+                ensure(last.is_none_or(|last| last < *after), || {
                     let name = &stage.buffer(access.buffer).name;
                     format!(
-                        "gradient bucket {index} reduces `{name}` before the last pass is done with it"
+                        "gradient bucket {index} accesses `{name}` before the last pass is done with its bytes"
                     )
                 })?;
             }
@@ -52,8 +54,32 @@ pub(super) fn check_buckets(stage: &StageProgram) -> CheckResult {
     ensure(in_order, || "its gradient buckets are not in the order of the last pass".into())
 }
 
+/// Whether an instruction reduces over the data axis, or changes the format of a gradient for that.
 fn is_data_reduction(instr: &Instr) -> bool {
-    matches!(&instr.action, Action::Collective(collective) if collective.axis == Axis::Data)
+    match &instr.action {
+        Action::Collective(collective) => collective.axis == Axis::Data,
+        action => *action == Action::Fused(FusedOp::Cast),
+    }
+}
+
+/// Index of the last instruction that accesses a byte of a buffer. Resident buffers share no bytes with others.
+fn last_access_of_bytes(
+    stage: &StageProgram,
+    last_access: &HashMap<BufferId, usize>,
+    id: BufferId,
+) -> Option<usize> {
+    let buffer = stage.buffer(id);
+    if buffer.role.is_resident() {
+        return last_access.get(&id).copied();
+    }
+    let bytes = all_copies(buffer);
+    let shares_bytes = |other: &BufferId| overlaps(&bytes, &all_copies(stage.buffer(*other)));
+    last_access.iter().filter(|(other, _)| shares_bytes(other)).map(|(_, last)| *last).max()
+}
+
+/// The bytes of all copies of a buffer.
+fn all_copies(buffer: &Buffer) -> Range<u64> {
+    buffer.offset..buffer.offset + buffer.copies * buffer.copy_stride()
 }
 
 /// Index of the last instruction that accesses each buffer.

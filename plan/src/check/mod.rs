@@ -38,6 +38,8 @@
 //!   gradient of a microbatch is reduce-scattered, and each replica adds its part to its sum, once.
 //! - In the *step phase*, every gradient is reduced once over each axis on which it is partial, its square
 //!   is counted once, its weight is updated once, and the parts of a whole weight are gathered.
+//! - *Casts* round gradients for their reductions over the data axis, and for nothing else: these have operands in the
+//!   format of the context, and all others in fp32.
 //!
 //! # Where an error is found
 //!
@@ -55,6 +57,7 @@
 //! | a part read as a whole weight, an incomplete gradient reduced | `stage.rs`, `read`; `sharded_parameters.rs` |
 //! | a weight gradient reduced twice | `step/collective.rs`, `reshard` |
 //! | a weight gradient not reduced | `step/mod.rs`, `reduced_gradient` |
+//! | a gradient rounded although it is not reduced in bf16, or not widened after it | `step/rounding.rs` |
 //! | a weight updated twice, or not at all | `step/update.rs` |
 
 mod attention;
@@ -182,6 +185,9 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
             context.schedule.name(),
             context.chunks
         ));
+    }
+    if !context.grad_reduce_dtype.suits(context.precision) {
+        return fault("gradients cannot be reduced in bf16 where weights are fp32");
     }
     if program.stages.len() as u64 != mesh.pipeline {
         return fault(format!(

@@ -66,6 +66,6 @@ fn bytes(stage: &StageProgram, access: &Access) -> Range<u64> {
     buffer.offset..buffer.offset + buffer.extent.bytes().0
 }
 
-fn overlaps(a: &Range<u64>, b: &Range<u64>) -> bool {
+pub(super) fn overlaps(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }

@@ -1,11 +1,11 @@
-//! Instructions of a pass on parameters of which each replica has a part: all-gathers of weights, reduce-scatters of the
-//! gradients of a microbatch, and the addition of a part to the sum over microbatches.
+//! Instructions of a pass on parameters of which each replica has a part: all-gathers of weights, casts and reduce-scatters of
+//! the gradients of a microbatch, and the addition of a part to the sum over microbatches.
 
-use crate::Bytes;
 use crate::mesh::Axis;
 use crate::program::{
     Access, Action, BufferId, BufferRole, CollectiveFunction, CollectiveOp, FusedOp, Instr,
 };
+use crate::{Bytes, DType};
 
 use super::collective::{check_group, check_kind};
 use super::error::{CheckResult, ensure, fault};
@@ -23,6 +23,9 @@ impl StageChecker<'_> {
             }
             Action::Fused(FusedOp::AddInto) if written.role.is_gradient() => {
                 Some(self.accumulate_part(at, instr))
+            }
+            Action::Fused(FusedOp::Cast) if written.role == BufferRole::MicrobatchGradient => {
+                Some(self.round_microbatch_gradient(at, instr))
             }
             Action::Fused(FusedOp::Fill) if written.role == BufferRole::MicrobatchGradient => {
                 Some(self.zero_microbatch_gradient(at, instr))
@@ -95,6 +98,15 @@ impl StageChecker<'_> {
         ensure(fits && buffer.role == BufferRole::MicrobatchGradient, || {
             format!("reduces `{}` to `{}`: not a gradient of one microbatch", buffer.name, to.name)
         })?;
+        let dtype = self.context.grad_reduce_dtype.dtype();
+        ensure(buffer.extent.dtype == dtype && to.extent.dtype == dtype, || {
+            let (from, name) = (buffer.extent.dtype.name(), &to.name);
+            format!(
+                "reduces `{}`, which is {from}, to `{name}`, not in {}",
+                buffer.name,
+                dtype.name()
+            )
+        })?;
         if let (true, Some(sum)) = (is_sum, self.contents[written.0 as usize].state()) {
             ensure(sum.value == AbstractValue::Zero, || format!("reduces `{}` twice", to.name))?;
         }
@@ -116,6 +128,34 @@ impl StageChecker<'_> {
             format!("reduces `{}`, which is not the complete gradient of its weight", buffer.name)
         })?;
         Ok(BufferContents::ReplicaPart(state))
+    }
+
+    /// Rounds the gradient of a microbatch for its reduction.
+    fn round_microbatch_gradient(&mut self, at: usize, instr: &Instr) -> CheckResult {
+        let ([read], [written]) = (&instr.reads[..], &instr.writes[..]) else {
+            return fault("needs one operand and one result");
+        };
+        let (from, to) = (self.stage.buffer(read.buffer), self.stage.buffer(written.buffer));
+        let dtypes = (from.extent.dtype, to.extent.dtype);
+        let fits = from.role == BufferRole::MicrobatchGradient
+            && from.shard == to.shard
+            && dtypes == (DType::F32, DType::Bf16);
+        ensure(fits, || format!("rounds `{}` to `{}`: not its bf16 copy", from.name, to.name))?;
+        for access in [read, written] {
+            self.check_whole(access)?;
+        }
+        let contents = match self.contents[read.buffer.0 as usize] {
+            BufferContents::Tensor(state) => {
+                BufferContents::Tensor(AbstractState { dtype: to.extent.dtype, ..state })
+            }
+            BufferContents::Unknown => BufferContents::Unknown,
+            _ => return fault(format!("rounds `{}`, which is not a whole gradient", from.name)),
+        };
+        if self.zeroed_gradients.contains(&read.buffer) {
+            self.zeroed_gradients.insert(written.buffer);
+        }
+        self.mark_read(read.buffer);
+        self.write(at, instr, written.buffer, contents)
     }
 
     /// Adds this replica's part of a microbatch's gradient to the sum over microbatches.
@@ -143,7 +183,7 @@ impl StageChecker<'_> {
                 ensure(sum.value == AbstractValue::Zero, || {
                     format!("adds a microbatch to `{}` twice", to.name)
                 })?;
-                BufferContents::ReplicaPart(part)
+                BufferContents::ReplicaPart(AbstractState { dtype: sum.dtype, ..part })
             }
             (_, BufferContents::ReplicaPart(_)) => {
                 return fault(format!("adds `{}` before its reduction", from.name));

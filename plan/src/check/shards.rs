@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::layout::WeightSplit;
 use crate::model::WeightShape;
-use crate::program::{Buffer, ParameterShard, StageProgram};
+use crate::program::{Buffer, BufferRole, ParameterShard, StageProgram};
 use crate::{DType, Dim};
 
 use super::error::{CheckErrors, CheckResult, ensure, fault, fault_hint};
@@ -32,8 +32,14 @@ pub(super) fn check_shards(
 
 fn check_shard(buffer: &Buffer, shard: &ParameterShard, context: &Context) -> CheckResult {
     let devices = context.tensor_size();
-    let dtype = if buffer.role.is_weight() { context.compute_dtype() } else { DType::F32 };
-    ensure(buffer.extent.dtype == dtype, || {
+    let dtype = match buffer.role {
+        role if role.is_weight() => context.compute_dtype(),
+        BufferRole::RoundedGradient => context.grad_reduce_dtype.dtype(),
+        _ => DType::F32,
+    };
+    let is_rounded = buffer.role == BufferRole::MicrobatchGradient
+        && buffer.extent.dtype == context.grad_reduce_dtype.dtype();
+    ensure(buffer.extent.dtype == dtype || is_rounded, || {
         format!("is stored as {}, not as {}", buffer.extent.dtype.name(), dtype.name())
     })?;
     ensure(!shard.members.is_empty() && shard.members.len() == shard.offset_stride.len(), || {

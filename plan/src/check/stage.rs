@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use crate::DType;
 use crate::context::Context;
 use crate::program::{
     Access, Action, Buffer, BufferId, BufferRole, ChunkPhase, FusedOp, Instr, Phase, StageProgram,
@@ -373,11 +374,14 @@ impl<'a> StageChecker<'a> {
         let loss = matches!(instr.action, Action::Fused(FusedOp::LossGradient));
         let fits = match buffer.role {
             BufferRole::Activation => !parameter,
-            role if role.is_gradient() => parameter,
+            role if role.is_gradient() => parameter && state.dtype == DType::F32,
             BufferRole::Loss => loss,
             _ => false,
         };
-        ensure(fits, || format!("writes {} to `{}`", self.graph.describe(state.value), buffer.name))
+        ensure(fits, || {
+            let (value, dtype) = (self.graph.describe(state.value), state.dtype.name());
+            format!("writes {value} to `{}` in {dtype}", buffer.name)
+        })
     }
 
     /// State of a weight's buffer, once gathered.

@@ -110,10 +110,16 @@ impl Plan {
             let problem = "is set, but without ZeRO nothing is sharded over replicas";
             defects.push(Defect::new("shard_size", problem).hint("leave it out"));
         }
+        if !self.grad_reduce_dtype.suits(self.precision) {
+            let problem = "`bf16` needs mixed precision, but weights and activations are fp32";
+            let hint = "fp32, or the precision mixed-bf16";
+            defects.push(Defect::new("grad_reduce_dtype", problem).hint(hint));
+        }
         let context = Context {
             mesh: self.mesh,
             workload: self.workload,
             precision: self.precision,
+            grad_reduce_dtype: self.grad_reduce_dtype,
             zero: self.zero,
             shard_size: self.shard_size(),
             schedule: self.schedule,

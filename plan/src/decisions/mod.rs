@@ -16,7 +16,7 @@ use crate::context::{PipelineSchedule, Zero};
 use crate::graph::Grouping;
 use crate::mesh::{Mesh, Workload};
 use crate::strategy::Strategy;
-use crate::{Defect, Defects, Precision, json};
+use crate::{Defect, Defects, GradReduceDtype, Precision, json};
 
 pub use resolve::{ResolvedBlock, ResolvedPlan, SegmentPlan};
 
@@ -38,6 +38,10 @@ pub struct Plan {
     pub executor: Executor,
     /// Number formats.
     pub precision: Precision,
+    /// Number format in which gradients are reduced over the replicas, `fp32` or, with mixed precision, `bf16`; absent for
+    /// fp32.
+    #[serde(default, skip_serializing_if = "GradReduceDtype::is_default")]
+    pub grad_reduce_dtype: GradReduceDtype,
     /// The device mesh.
     pub mesh: Mesh,
     /// The work of a step.

@@ -20,7 +20,8 @@ pub use op::{op_backward, op_forward, op_recompute};
 pub(crate) use parameters::parameter_buffers;
 pub use parameters::{
     GradientReductions, accumulate_gradient_part, all_gather, reduce_gradient,
-    reduce_owned_gradient, reduce_scatter, update_parameter, zero_microbatch_gradient,
+    reduce_owned_gradient, reduce_scatter, round_microbatch_gradient, update_parameter,
+    zero_microbatch_gradient,
 };
 pub use reshard::activation_bytes;
 use reshard::{gradient_fill, gradient_sum, reshard};

@@ -5,6 +5,9 @@
 //! where `Context::overlap_grad_reduce` is set. Squares are summed for clipping, AdamW is applied, and with ZeRO the new
 //! weights are all-gathered. With ZeRO-2 the passes reduce-scatter the gradients of blocks, and with ZeRO-3 they gather
 //! their weights, so that the step phase does not.
+//!
+//! Where `Context::grad_reduce_dtype` is bf16, reductions over the data axis are those of a rounded copy. Its sums are
+//! widened for the norm and the update; with ZeRO-2 and ZeRO-3, they are added to the fp32 sum over microbatches.
 
 use crate::context::Context;
 use crate::extent::Extent;
@@ -45,16 +48,21 @@ pub fn reduce_gradient(parameters: &OpParameters, context: &Context) -> Vec<Inst
     templates
 }
 
-/// The reductions of a gradient over the data axis in the step phase.
+/// The reductions of a gradient over the data axis in the step phase, with the casts around them where they are in bf16.
 fn reduce_over_data(parameters: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
     let gradient = gradient(parameters, context);
+    let reduced = if context.rounds_gradients() { rounded(gradient) } else { gradient };
+    let part = |whole| updated_part(whole, parameters, context);
     let mut templates = vec![];
     if context.shard_size > 1 && !parameters.has_sharded_gradient(context) {
-        templates.push(in_place(reduce_scatter(gradient.extent.bytes(), context), gradient));
+        templates.push(in_place(reduce_scatter(reduced.extent.bytes(), context), reduced));
     }
     if context.replica_group().size > 1 {
-        let part = updated_part(gradient, parameters, context);
-        templates.push(all_reduce(context.replica_group(), part));
+        templates.push(all_reduce(context.replica_group(), part(reduced)));
+    }
+    if context.rounds_gradients() && !templates.is_empty() {
+        templates.insert(0, cast(gradient, reduced));
+        templates.push(cast(part(reduced), part(gradient)));
     }
     templates
 }
@@ -152,10 +160,23 @@ pub fn zero_microbatch_gradient(
     (is_padded || !matches!(op, Op::Linear(_))).then_some(template)
 }
 
+/// Rounds the gradient of a microbatch for its reduction. `None` where it is reduced as it is.
+pub fn round_microbatch_gradient(
+    parameters: &OpParameters,
+    context: &Context,
+) -> Option<InstrTemplate> {
+    let extent = parameters.whole_gradient_extent(context);
+    let gradient = TemplateOperand { slot: OperandSlot::MicrobatchGradient(0), extent };
+    context.rounds_gradients().then(|| cast(gradient, rounded(gradient)))
+}
+
 /// Adds the reduced part of a microbatch's gradient to the accumulated one.
 pub fn accumulate_gradient_part(parameters: &OpParameters, context: &Context) -> InstrTemplate {
     let sum = gradient(parameters, context);
-    let part = TemplateOperand { slot: OperandSlot::MicrobatchGradient(0), ..sum };
+    let part = match context.rounds_gradients() {
+        true => rounded(sum),
+        false => TemplateOperand { slot: OperandSlot::MicrobatchGradient(0), ..sum },
+    };
     let action = Action::Fused(FusedOp::AddInto);
     InstrTemplate { action, reads: vec![part, sum], writes: vec![sum] }
 }
@@ -167,6 +188,17 @@ fn weight(parameters: &OpParameters, context: &Context) -> TemplateOperand {
 fn gradient(parameters: &OpParameters, context: &Context) -> TemplateOperand {
     let extent = parameters.gradient_extent(context);
     TemplateOperand { slot: OperandSlot::WeightGradient(0), extent }
+}
+
+/// The bf16 copy of a gradient.
+fn rounded(gradient: TemplateOperand) -> TemplateOperand {
+    let extent = Extent { dtype: DType::Bf16, ..gradient.extent };
+    TemplateOperand { slot: OperandSlot::RoundedGradient(0), extent }
+}
+
+fn cast(from: TemplateOperand, to: TemplateOperand) -> InstrTemplate {
+    let action = Action::Fused(FusedOp::Cast);
+    InstrTemplate { action, reads: vec![from], writes: vec![to] }
 }
 
 fn optimizer_states(parameters: &OpParameters, context: &Context) -> Vec<TemplateOperand> {

@@ -20,6 +20,8 @@ pub enum OperandSlot {
     WeightGradient(u8),
     /// The gradient of the n-th weight for one microbatch, of which replicas accumulate their parts.
     MicrobatchGradient(u8),
+    /// The bf16 copy of one of these gradients, for its reduction over the replicas.
+    RoundedGradient(u8),
     /// AdamW's first moment, fp32.
     FirstMoment(u8),
     /// AdamW's second moment, fp32.

@@ -2,8 +2,8 @@
 //!
 //! With ZeRO-3 the weights of a block are gathered before each pass that reads them, into buffers that live until its last
 //! reader. With ZeRO-2 and ZeRO-3 the backward pass of a block writes whole gradients of the microbatch, which are
-//! reduce-scattered; then each replica adds its part to its sum. A block has one collective of each kind, for all of its
-//! parameters.
+//! reduce-scattered, rounded where gradients are reduced in bf16; then each replica adds its part to its sum. A block has one
+//! collective of each kind, for all of its parameters.
 //!
 //! With `overlap_grad_reduce`, collectives run beside the pass of a neighbouring block: the weights of the next block are
 //! gathered beside it, and the gradients of the previous one reduced beside it. Where the block has collectives over the
@@ -12,7 +12,8 @@
 use std::ops::Range;
 
 use crate::emit::{
-    OperandSlot, accumulate_gradient_part, all_gather, reduce_scatter, zero_microbatch_gradient,
+    OperandSlot, accumulate_gradient_part, all_gather, reduce_scatter, round_microbatch_gradient,
+    zero_microbatch_gradient,
 };
 use crate::graph::{OpId, SegmentKind};
 use crate::program::{Access, Action, Buffer, BufferId, BufferRole, CollectiveOp, Instr};
@@ -113,10 +114,11 @@ impl StageLowering<'_> {
         begin..self.instructions().len()
     }
 
-    /// Emits what follows the backward pass of a segment: each replica adds its reduced parts, of the segment after it
-    /// where collectives run beside passes.
+    /// Emits what follows the backward pass of a segment: gradients are rounded, and each replica adds its reduced parts, of
+    /// the segment after it where collectives run beside passes.
     pub(super) fn end_backward(&mut self, site: SegmentSite, next: Option<&SegmentSite>) {
         self.record_gradient_end(site);
+        self.round_gradients(site);
         if !self.plan.context.overlap_grad_reduce {
             self.reduce_gradients(site);
             self.accumulate_parts(site);
@@ -175,12 +177,38 @@ impl StageLowering<'_> {
         self.push_collective(site, "weights", operands, all_gather);
     }
 
-    /// Reduces the gradients of a block's microbatch. Each replica gets its part: in place, or where there is one
-    /// microbatch as the sum.
+    /// Rounds the gradients of a block's microbatch, where they are reduced in bf16.
+    fn round_gradients(&mut self, site: SegmentSite) {
+        let context = self.plan.context;
+        for (op, parameters) in self.sharded_parameters(site) {
+            let Some(template) = round_microbatch_gradient(&parameters, &context) else { continue };
+            let node = &site.plan.segment.op(op).name;
+            let name = format!("{} {node} rounded microbatch gradient", site.name);
+            let shard = Some(self.parameter_shard(site, &parameters));
+            let key = BufferKey::RoundedMicrobatchGradient(site.instance, op);
+            let (extent, role) = (template.writes[0].extent, BufferRole::MicrobatchGradient);
+            let rounded = self.add_bound_buffer(key, &name, extent, role, shard);
+            self.push(template, &site.origin(node), |lowering, operand| match operand.slot {
+                OperandSlot::RoundedGradient(_) => rounded,
+                _ => lowering.microbatch_gradient(site, op),
+            });
+        }
+    }
+
+    /// The buffer of a microbatch's gradient in which the replicas reduce it.
+    fn reduced_gradient(&mut self, site: SegmentSite, op: OpId) -> BufferId {
+        match self.plan.context.rounds_gradients() {
+            true => self.buffer_of(BufferKey::RoundedMicrobatchGradient(site.instance, op)),
+            false => self.microbatch_gradient(site, op),
+        }
+    }
+
+    /// Reduces the gradients of a block's microbatch. Each replica gets its part: in place, or where these are not added to
+    /// others as the sum.
     fn reduce_gradients(&mut self, site: SegmentSite) {
         let mut operands = vec![];
         for (op, _) in self.sharded_parameters(site) {
-            let whole = self.microbatch_gradient(site, op);
+            let whole = self.reduced_gradient(site, op);
             let sum = BufferKey::Parameter(site.instance, op, OperandSlot::WeightGradient(0));
             let accumulates = self.plan.context.accumulates_parts();
             let to = if accumulates { whole } else { self.buffer_of(sum) };
@@ -197,8 +225,10 @@ impl StageLowering<'_> {
                 let origin = site.origin(&site.plan.segment.op(op).name);
                 let template = accumulate_gradient_part(&parameters, &context);
                 self.push(template, &origin, |lowering, operand| match operand.slot {
-                    OperandSlot::MicrobatchGradient(_) => lowering.microbatch_gradient(site, op),
-                    slot => lowering.buffer_of(BufferKey::Parameter(site.instance, op, slot)),
+                    OperandSlot::WeightGradient(_) => {
+                        lowering.buffer_of(BufferKey::Parameter(site.instance, op, operand.slot))
+                    }
+                    _ => lowering.reduced_gradient(site, op),
                 });
             }
             self.record_gradient_end(site);

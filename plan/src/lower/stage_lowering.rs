@@ -26,6 +26,8 @@ pub(super) enum BufferKey {
     GatheredWeight(SegmentInstance, OpId),
     /// The whole gradient of an op's weight for one microbatch, of which the replicas accumulate their parts.
     MicrobatchGradient(SegmentInstance, OpId),
+    /// The bf16 copy of that gradient, for its reduction over the replicas.
+    RoundedMicrobatchGradient(SegmentInstance, OpId),
     /// The statistic that an op saves for its backward pass.
     Statistic(SegmentInstance, OpId),
     /// The gradient of an online norm's statistic.

@@ -1,11 +1,11 @@
 //! The step phase: reduces all gradients, computes their norm, updates all weights.
 
 use crate::emit::{
-    InstrTemplate, OperandSlot, clear_square_sum, reduce_owned_gradient, reduce_square_sum,
-    reduce_tied_gradient, update_parameter,
+    InstrTemplate, OperandSlot, TemplateOperand, clear_square_sum, reduce_owned_gradient,
+    reduce_square_sum, reduce_tied_gradient, update_parameter,
 };
 use crate::graph::{OpId, SegmentKind};
-use crate::program::{GradientBucket, Phase};
+use crate::program::{BufferId, BufferRole, GradientBucket, Phase};
 use crate::strategy::OpParameters;
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
@@ -78,9 +78,26 @@ impl StageLowering<'_> {
         for template in templates {
             self.push(template, &origin, |lowering, operand| match operand.slot {
                 OperandSlot::SquareSum => square_sum,
+                OperandSlot::RoundedGradient(_) => lowering.rounded_gradient(site, op, operand),
                 slot => lowering.buffer_of(BufferKey::Parameter(site.instance, op, slot)),
             });
         }
+    }
+
+    /// The bf16 copy of a gradient, created when the gradient is rounded.
+    fn rounded_gradient(
+        &mut self,
+        site: SegmentSite,
+        op: OpId,
+        TemplateOperand { slot, extent }: TemplateOperand,
+    ) -> BufferId {
+        let key = BufferKey::Parameter(site.instance, op, slot);
+        if let Some(buffer) = self.buffers.get(&key) {
+            return *buffer;
+        }
+        let shard = self.parameters(site, op).map(|own| self.parameter_shard(site, &own));
+        let name = format!("{} {} rounded gradient", site.name, site.plan.segment.op(op).name);
+        self.add_bound_buffer(key, &name, extent, BufferRole::RoundedGradient, shard)
     }
 
     /// All-reduces the gradient of a tied weight that the first and the last stage both have.

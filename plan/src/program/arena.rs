@@ -4,7 +4,8 @@
 //! first, each at the lowest offset where it overlaps no buffer that is alive at the same time. Passes of one microbatch
 //! that follow each other at once are one timeline. A buffer that lives from a pass to a later one, with other passes
 //! between them, has copies, one for each microbatch that needs it at once. All other buffers are placed by lifetime, in
-//! one area that all passes of all chunks share.
+//! one area that all passes of all chunks and the step phase share. Those of gradient buckets, which run beside the last
+//! pass but one after the other, have an area of their own.
 
 use super::{BufferId, ChunkPhase, Instr, Phase, StageProgram};
 use crate::Bytes;
@@ -28,10 +29,15 @@ pub(crate) fn place_buffers(stage: &mut StageProgram) {
         end += buffer.copy_stride();
     }
     let copies = CopyCounts::new(stage);
-    let mut within_pass = vec![];
+    let step = copies.pass_ends.last().copied().unwrap_or(0);
+    let buckets = step..step + stage.bucket_reductions();
+    let (mut within_pass, mut in_buckets) = (vec![], vec![]);
     for (index, span) in spans.into_iter().enumerate() {
         let Some(span) = span else { continue };
         match copies.of(span) {
+            None if buckets.contains(&span.first) => {
+                in_buckets.push((BufferId(index as u32), span))
+            }
             None => within_pass.push((BufferId(index as u32), span)),
             Some(copies) => {
                 let buffer = &mut stage.buffers[index];
@@ -41,6 +47,7 @@ pub(crate) fn place_buffers(stage: &mut StageProgram) {
             }
         }
     }
+    let end = place_by_lifetime(stage, &in_buckets, end);
     stage.arena = Bytes(place_by_lifetime(stage, &within_pass, end));
 }
 
@@ -90,12 +97,11 @@ fn copies_between(stage: &StageProgram, chunk: usize, [first, last]: [Phase; 2])
     Some((needed..slots).find(divides).unwrap_or(slots))
 }
 
-/// First and last position of the timeline that accesses each activation. Operands of a collective are accessed while
-/// the instructions beside it run.
+/// First and last position of the timeline, which ends with the step phase, that accesses each buffer placed by lifetime.
+/// Operands of a collective are accessed while the instructions beside it run.
 fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
     let mut spans: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
-    let passes = stage.pass_phases().flat_map(|at| stage.instructions(at));
-    for (position, instr) in passes.enumerate() {
+    for (position, instr) in stage.all_instructions().enumerate() {
         for id in accessed_buffers(instr) {
             if !stage.buffers[id.0 as usize].role.is_resident() {
                 let last = position + instr.overlapped_instrs;

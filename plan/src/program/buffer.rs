@@ -19,9 +19,12 @@ pub enum BufferRole {
     WeightGradient,
     /// A whole weight, gathered from the parts of the replicas (ZeRO-3) for one pass and placed by lifetime.
     GatheredWeight,
-    /// The whole fp32 gradient of a weight for one microbatch, until the replicas have reduced their parts of it (ZeRO-2
-    /// and ZeRO-3). Placed by lifetime.
+    /// The whole gradient of a weight for one microbatch, until the replicas have reduced their parts of it (ZeRO-2 and
+    /// ZeRO-3): in fp32 and, where gradients are reduced in bf16, rounded. Placed by lifetime.
     MicrobatchGradient,
+    /// The accumulated gradient of a weight, or the part of it that a replica has, rounded to bf16 for its reduction in the
+    /// step phase. Placed by lifetime.
+    RoundedGradient,
     /// AdamW's first moment of a weight, fp32.
     FirstMoment,
     /// AdamW's second moment of a weight, fp32.
@@ -54,7 +57,8 @@ impl BufferRole {
 
     /// Whether the buffer holds the gradient of a weight.
     pub fn is_gradient(self) -> bool {
-        matches!(self, BufferRole::WeightGradient | BufferRole::MicrobatchGradient)
+        use BufferRole::{MicrobatchGradient, RoundedGradient, WeightGradient};
+        matches!(self, WeightGradient | MicrobatchGradient | RoundedGradient)
     }
 
     /// Whether the buffer holds a moment or a master copy, of which ZeRO keeps a part per replica.
@@ -65,8 +69,8 @@ impl BufferRole {
 
     /// Whether the buffer keeps its bytes for the whole step and shares them with no other.
     pub fn is_resident(self) -> bool {
-        use BufferRole::{Activation, GatheredWeight, MicrobatchGradient};
-        !matches!(self, Activation | GatheredWeight | MicrobatchGradient)
+        use BufferRole::{Activation, GatheredWeight, MicrobatchGradient, RoundedGradient};
+        !matches!(self, Activation | GatheredWeight | MicrobatchGradient | RoundedGradient)
     }
 }
 
@@ -137,7 +141,9 @@ impl Buffer {
         let of_block = self.shard.as_ref().is_some_and(|shard| shard.block.is_some());
         match self.role {
             BufferRole::Weight => of_block && context.shards_weights(),
-            BufferRole::WeightGradient => of_block && context.shards_gradients(),
+            BufferRole::WeightGradient | BufferRole::RoundedGradient => {
+                of_block && context.shards_gradients()
+            }
             role => role.is_optimizer_state() && context.shard_size > 1,
         }
     }

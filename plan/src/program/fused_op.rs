@@ -100,8 +100,10 @@ pub enum FusedOp {
     },
     /// x, y → x + y.
     Add,
-    /// a, b → a + b, in place of b.
+    /// a, b → a + b, in place of b and in its format.
     AddInto,
+    /// x → x in the format of the result, rounded to nearest even.
+    Cast,
     /// Zeros.
     Fill,
     /// tokens, table → rows of the table.
@@ -180,6 +182,7 @@ impl FusedOp {
             Pack { .. } => ("pack", FusedKind::Copy),
             Unpack { .. } => ("unpack", FusedKind::Copy),
             Slice { .. } => ("slice", FusedKind::Copy),
+            Cast => ("cast", FusedKind::Copy),
             SquareSum => ("square_sum", FusedKind::Optimizer),
             AdamW => ("adamw", FusedKind::Optimizer),
         }

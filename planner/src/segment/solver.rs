@@ -11,7 +11,9 @@ use narrows_plan::graph::{
 };
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{AlternativesContext, BoundaryLayout, SegmentSpace, boundary_layouts};
-use narrows_plan::{Axis, Context, Kernel, Mesh, PipelineSchedule, Seconds, Workload, Zero};
+use narrows_plan::{
+    Axis, Context, GradReduceDtype, Kernel, Mesh, PipelineSchedule, Seconds, Workload, Zero,
+};
 use rustc_hash::FxHashMap;
 
 use super::cache::{
@@ -235,7 +237,7 @@ impl<'a> SegmentSolver<'a> {
     }
 
     /// The key of the times of one microbatch without what ZeRO adds. They do not depend on the number of microbatches, on
-    /// overlapped gradient reductions, on the schedule, on the numbers of replicas and stages, or on ZeRO besides whether
+    /// overlapped gradient reductions and their format, on the schedule, on the numbers of replicas and stages, or on ZeRO besides whether
     /// gradients are sharded.
     pub(super) fn pass_key(&self, context: &Context) -> PassKey {
         let mut shared = *context;
@@ -244,6 +246,7 @@ impl<'a> SegmentSolver<'a> {
             if context.shards_gradients() { (Zero::Two, 2) } else { (Zero::Off, 1) };
         shared.mesh = Mesh { pipeline: 1, data: replicas, ..context.mesh };
         shared.zero = zero;
+        shared.grad_reduce_dtype = GradReduceDtype::Fp32;
         shared.shard_size = replicas;
         shared.overlap_grad_reduce = false;
         (shared.schedule, shared.chunks) = (PipelineSchedule::default(), 1);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use narrows_cost_model::{Assignment, CostTable, MemoryRow, MemoryRowId, MemoryRows, SegmentBytes};
 use narrows_plan::graph::{Grouping, SegmentKind};
-use narrows_plan::{Bytes, Context, Zero};
+use narrows_plan::{Bytes, Context, GradReduceDtype, Zero};
 use rayon::prelude::*;
 
 use super::solver::SegmentSolver;
@@ -78,9 +78,10 @@ impl SegmentSolver<'_> {
             shared.mesh.data *= shared.mesh.pipeline;
             shared.mesh.pipeline = 1;
         }
-        // Without sharded gradients, the passes do not depend on ZeRO and the replicas.
+        // Without sharded gradients, the passes do not depend on ZeRO, the replicas and the format of reductions.
         if !context.shards_gradients() {
             shared.zero = Zero::Off;
+            shared.grad_reduce_dtype = GradReduceDtype::Fp32;
             shared.shard_size = 1;
             shared.overlap_grad_reduce = false;
         }

@@ -9,7 +9,7 @@ use narrows_plan::program::{
     Access, Action, BufferId, BufferRole, ChunkPhase, CollectiveFunction, CollectiveOp, FusedOp,
     Instr, Program, Reduction, StageProgram,
 };
-use narrows_plan::{Axis, DType, Dim, Layout, WeightSplit};
+use narrows_plan::{Axis, DType, Dim, GradReduceDtype, Layout, WeightSplit};
 
 use crate::instruction_order::{commutes, depends, is_written_twice};
 use crate::plans::TestRng;
@@ -18,7 +18,7 @@ use crate::plans::TestRng;
 /// random choices allow no mutation.
 pub type Mutation = fn(&mut TestRng, &mut Program) -> Option<String>;
 
-pub const MUTATIONS: [(&str, Mutation); 21] = [
+pub const MUTATIONS: [(&str, Mutation); 22] = [
     ("collective removed", remove_collective),
     ("collective duplicated", duplicate_collective),
     ("collective moved", move_collective),
@@ -40,6 +40,7 @@ pub const MUTATIONS: [(&str, Mutation); 21] = [
     ("missing operand", drop_operand),
     ("wrong function", change_function),
     ("wrong sections", change_sections),
+    ("gradient reduced in the wrong format", change_rounding),
 ];
 
 /// Stage, phase of a chunk, and index of an instruction in its list.
@@ -442,4 +443,26 @@ fn change_sections(rng: &mut TestRng, program: &mut Program) -> Option<String> {
         }
     }
     Some(format!("stage {stage} `{}` has sections {:?}", buffer.name, buffer.sections))
+}
+
+/// Removes a cast of a gradient, or changes the format in which the context reduces gradients.
+fn change_rounding(rng: &mut TestRng, program: &mut Program) -> Option<String> {
+    let is_cast = |instr: &Instr| instr.action == Action::Fused(FusedOp::Cast);
+    let reduces_gradient = |instr: &Instr| match &instr.action {
+        Action::Collective(op) => op.axis == Axis::Data && op.from == Layout::Partial,
+        _ => is_cast(instr),
+    };
+    let location = random_instruction(rng, program, reduces_gradient)?;
+    let description = describe(location, program);
+    let list = instructions_mut(&mut program.stages[location.0], location.1);
+    if is_cast(&list[location.2]) {
+        list.remove(location.2);
+        return Some(description);
+    }
+    let dtype = &mut program.context.grad_reduce_dtype;
+    *dtype = match dtype {
+        GradReduceDtype::Fp32 => GradReduceDtype::Bf16,
+        GradReduceDtype::Bf16 => GradReduceDtype::Fp32,
+    };
+    Some(format!("{description} in {}", dtype.name()))
 }

@@ -12,8 +12,9 @@ use narrows_plan::strategy::{
     backward_reads_input, backward_reads_output, boundary_layouts, flow_is_legal,
 };
 use narrows_plan::{
-    BlockDecisions, BlockRun, Context, EdgeLayout, Mesh, PLAN_FORMAT, PipelineSchedule, Plan,
-    PlanLayout, PlanSource, Precision, SegmentDecisions, StagePlan, Workload, Zero, lower,
+    BlockDecisions, BlockRun, Context, EdgeLayout, GradReduceDtype, Mesh, PLAN_FORMAT,
+    PipelineSchedule, Plan, PlanLayout, PlanSource, Precision, SegmentDecisions, StagePlan,
+    Workload, Zero, lower,
 };
 
 /// SplitMix64 with the distributions that tests need.
@@ -36,6 +37,11 @@ impl TestRng {
     /// A random element, or `None` of an empty list, without drawing.
     pub fn pick<'a, T>(&mut self, list: &'a [T]) -> Option<&'a T> {
         if list.is_empty() { None } else { Some(&list[self.below(list.len())]) }
+    }
+
+    /// A random bit of the next draw, which is not consumed: later draws stay as they are.
+    pub fn peek_bool(&self) -> bool {
+        self.0.clone().next_u64() >> 63 == 1
     }
 
     pub fn random_bool(&mut self) -> bool {
@@ -147,12 +153,21 @@ fn draw_context(rng: &mut TestRng) -> Context {
     let (zero, shard_size) = draw_zero(rng, mesh.replicas());
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
     let context = Context {
+        grad_reduce_dtype: peek_grad_reduce_dtype(rng, precision),
         overlap_grad_reduce,
         overlap_tensor_collectives,
         shard_size,
         ..Context::new(mesh, workload, precision, zero)
     };
     draw_schedule(rng, context)
+}
+
+/// The format in which gradients are reduced: a random one in mixed precision.
+pub fn peek_grad_reduce_dtype(rng: &TestRng, precision: Precision) -> GradReduceDtype {
+    match precision == Precision::MixedBf16 && rng.peek_bool() {
+        true => GradReduceDtype::Bf16,
+        false => GradReduceDtype::Fp32,
+    }
 }
 
 /// The context with a random schedule.
@@ -252,6 +267,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         hardware: origin,
         executor: Default::default(),
         precision: context.precision,
+        grad_reduce_dtype: context.grad_reduce_dtype,
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,

@@ -3,7 +3,7 @@
 use narrows_plan::model::{self, Model};
 use narrows_plan::{Context, Mesh, Precision, Workload};
 
-use crate::plans::{TestRng, draw_schedule, draw_zero, drawable_models};
+use crate::plans::{TestRng, draw_schedule, draw_zero, drawable_models, peek_grad_reduce_dtype};
 
 /// The drawable models of width 128 or 256, whose plans run in milliseconds.
 pub fn small_models() -> Vec<Model> {
@@ -29,6 +29,7 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
     let (zero, shard_size) = draw_zero(rng, mesh.replicas());
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
     let context = Context {
+        grad_reduce_dtype: peek_grad_reduce_dtype(rng, precision),
         overlap_grad_reduce,
         overlap_tensor_collectives,
         shard_size,

@@ -45,6 +45,7 @@ pub(super) fn transfer(
         LossMaximum => embedding_and_loss::loss_maximum(operands),
         LossSum => embedding_and_loss::loss_sum(operands),
         LossGradient => embedding_and_loss::loss_gradient(operands),
+        Cast => fault("changes the format of a tensor other than a gradient to be reduced"),
         SquareSum | AdamW => fault("belongs to the step phase"),
     }
 }

@@ -31,13 +31,14 @@ impl StepChecker<'_, '_> {
         ensure(collective.axis != Axis::Context, || {
             "runs over the context axis, which is only a part of the replicas".into()
         })?;
-        let id = read.buffer;
+        let id = self.gradient_in(read.buffer).unwrap_or(read.buffer);
+        self.check_format(id, read.buffer, collective)?;
         check_kind(collective)?;
         ensure(collective.function.reduction() == Reduction::Sum, || {
             "takes the maximum of a partial sum".into()
         })?;
         check_group(collective, self.expected_group(id, collective))?;
-        let buffer = self.checker.stage.buffer(id);
+        let buffer = self.checker.stage.buffer(read.buffer);
         let bytes = read.extent.bytes();
         let declared = (collective.payload, collective.statistic);
         let is_sum = buffer.role == BufferRole::SquareSum;

@@ -12,6 +12,7 @@
 //! over one axis finds the gradient replicated, and is refused there.
 
 mod collective;
+mod rounding;
 mod update;
 
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ use crate::{Dim, Layout};
 
 use super::error::{CheckFault, CheckResult, ensure, fault};
 use super::lattice::{AbstractValue, ForwardValueId, PendingReduction};
+use super::memory::ByteOwners;
 use super::shards::replica_part;
 use super::stage::StageChecker;
 pub(super) use collective::first_and_last_stage;
@@ -59,6 +61,8 @@ struct GradientState {
     layouts: AxisLayouts,
     /// Whether each member of the shard group stores only its part.
     is_stored_in_parts: bool,
+    /// The bf16 copy, while it is reduced over the data axis.
+    rounded: Option<BufferId>,
     square_counted: bool,
     zeroed: bool,
 }
@@ -90,6 +94,8 @@ struct StepChecker<'c, 'a> {
     square_sum: Option<SquareSumState>,
     /// The weight of this stage that is tied to one on the other end of the pipeline.
     tied: Option<ForwardValueId>,
+    /// The rounded gradient last written to each byte range.
+    owners: ByteOwners,
 }
 
 /// Walks the step phase. `tied` is the weight of this stage that is tied to one on another stage.
@@ -124,6 +130,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
             optimizer_states: HashMap::new(),
             square_sum: None,
             tied,
+            owners: ByteOwners::default(),
         };
         let buffers = checker.stage.buffers.iter().zip(&checker.contents);
         for (index, (buffer, contents)) in buffers.enumerate() {
@@ -150,6 +157,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
                         weight,
                         layouts,
                         is_stored_in_parts,
+                        rounded: None,
                         square_counted,
                         zeroed,
                     };
@@ -186,6 +194,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
             Action::Fused(FusedOp::Fill) => self.zero_square_sum(instr),
             Action::Fused(FusedOp::SquareSum) => self.count_square(instr),
             Action::Fused(FusedOp::AdamW) => self.update(instr),
+            Action::Fused(FusedOp::Cast) => self.cast(instr),
             Action::Collective(collective) => self.collective(instr, collective),
             _ => fault("does not belong to the step phase"),
         }
@@ -239,16 +248,24 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         let Some(gradient) = self.gradients.get(&id) else {
             return fault(format!("reads {} as a gradient", self.name(id)));
         };
-        let data = if self.has_replica_parts() { REPLICA_PARTS } else { Layout::Replicated };
-        if let Some(axis) = gradient.layouts.unreduced_axis(data) {
+        if let Some(axis) = self.unreduced_axis(gradient) {
             return fault(format!(
                 "reads {} before its reduction over the {} axis",
                 self.name(id),
                 axis.name()
             ));
         }
+        ensure(gradient.rounded.is_none(), || {
+            format!("reads {}, whose reduced copy has not been widened", self.name(id))
+        })?;
         ensure(!gradient.zeroed, || format!("reads {} after it was zeroed", self.name(id)))?;
         Ok(gradient)
+    }
+
+    /// The first axis over which a gradient is not reduced, in the part of this replica.
+    fn unreduced_axis(&self, gradient: &GradientState) -> Option<Axis> {
+        let data = if self.has_replica_parts() { REPLICA_PARTS } else { Layout::Replicated };
+        gradient.layouts.unreduced_axis(data)
     }
 
     /// Whether a gradient is that of a tied weight whose square the last stage counts.

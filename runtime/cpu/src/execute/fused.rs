@@ -44,6 +44,7 @@ pub(crate) fn run(
         }
         Add => elementwise::add(device, scheduled),
         AddInto => elementwise::add_into(device, scheduled),
+        Cast => Err(device.unsupported(scheduled, "this backend stores f32 only")),
         Fill => elementwise::fill(device, scheduled),
         Gather => vocabulary::gather(device, scheduled),
         ScatterAdd => vocabulary::scatter_add(device, scheduled),

@@ -1,8 +1,9 @@
-// Element-wise sums and fills of flat arrays, and the reduction of the partial sums of blocks.
+// Element-wise sums, casts and fills of flat arrays, and the reduction of the partial sums of blocks.
 #include "reduce.cuh"
 
-template <class T, int V>
-DEVICE void add_elements(const T* x, const T* y, T* sum, u64 elements) {
+// sum[i] = x[i] + y[i], where x may have another format.
+template <class X, class T, int V>
+DEVICE void add_elements(const X* x, const T* y, T* sum, u64 elements) {
     each_element<V>(elements, [&](auto count, u64 at) {
         constexpr int COUNT = decltype(count)::value;
         float of_x[COUNT], of_y[COUNT];
@@ -16,10 +17,10 @@ DEVICE void add_elements(const T* x, const T* y, T* sum, u64 elements) {
 
 #define SUMS(T, V, ending)                                                              \
     KERNEL(256, 4, add_##ending, const T* x, const T* y, T* sum, u64 elements) {        \
-        add_elements<T, V>(x, y, sum, elements);                                        \
+        add_elements<T, T, V>(x, y, sum, elements);                                     \
     }                                                                                   \
     KERNEL(256, 4, add_into_##ending, const T* x, T* sum, u64 elements) {               \
-        add_elements<T, V>(x, sum, sum, elements);                                      \
+        add_elements<T, T, V>(x, sum, sum, elements);                                   \
     }                                                                                   \
     KERNEL(256, 4, fill_##ending, T* to, u64 elements) {                                \
         each_element<V>(elements, [&](auto count, u64 at) {                              \
@@ -28,6 +29,29 @@ DEVICE void add_elements(const T* x, const T* y, T* sum, u64 elements) {
         });                                                                             \
     }
 EACH_FORMAT(SUMS)
+
+// to[i] = from[i], rounded to nearest even where it is narrower.
+template <class From, class To, int V>
+DEVICE void cast_elements(const From* from, To* to, u64 elements) {
+    each_element<V>(elements, [&](auto count, u64 at) {
+        float values[decltype(count)::value];
+        load(from + at, values);
+        store(to + at, values);
+    });
+}
+
+#define MIXED(V)                                                                                  \
+    KERNEL(256, 4, cast_to_bf16_v##V, const float* from, bf16* to, u64 elements) {                \
+        cast_elements<float, bf16, V>(from, to, elements);                                        \
+    }                                                                                             \
+    KERNEL(256, 4, cast_to_f32_v##V, const bf16* from, float* to, u64 elements) {                 \
+        cast_elements<bf16, float, V>(from, to, elements);                                        \
+    }                                                                                             \
+    KERNEL(256, 4, add_bf16_into_f32_v##V, const bf16* x, float* sum, u64 elements) {             \
+        add_elements<bf16, float, V>(x, sum, sum, elements);                                      \
+    }
+MIXED(4)
+MIXED(1)
 
 // into[c] += Σ_p parts[p, c]. The order of additions is by p mod 8, then p. A block is (32, 8).
 KERNEL(256, 4, sum_parts, const float* parts, float* into, u32 count, u32 columns) {

@@ -98,6 +98,7 @@ fn fused_op(site: &InstrSite) -> LaunchResult<Launches> {
         RopeBackward { head_dim } => rotary::rope(site, head_dim, -1.0),
         Add => elementwise::add(site),
         AddInto => elementwise::add_into(site),
+        Cast => elementwise::cast(site),
         Fill => elementwise::fill(site),
         Gather => embedding::gather(site),
         ScatterAdd => embedding::scatter_add(site),

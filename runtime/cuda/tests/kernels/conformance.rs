@@ -3,8 +3,12 @@
 //!
 //! The formats alternate: of two models that differ in tying the head only, one runs in f32 and the other in bf16.
 
-use narrows_plan::Precision;
-use narrows_test_support::conformance::{self, CASES};
+use narrows_plan::{
+    CheckedProgram, Context, GradReduceDtype, Mesh, Precision, Workload, Zero, lower,
+};
+use narrows_test_support::conformance::{self, CASES, ConformanceCase};
+use narrows_test_support::plans::{TestRng, draw_plan};
+use narrows_test_support::small_models::small_models;
 
 use super::shim_engine;
 
@@ -21,6 +25,36 @@ fn f32_programs_match_the_reference() {
 #[test]
 fn bf16_programs_match_the_reference() {
     conformance::check_cases(Precision::MixedBf16, IN_BF16, shim_engine::session);
+}
+
+/// Gradients are rounded for reductions of whole gradients and of parts, over all replicas and over groups of two, in the
+/// step phase, in passes, and beside both.
+#[test]
+fn gradients_reduced_in_bf16_match_the_reference() {
+    let models = small_models();
+    let (mesh, precision) =
+        (Mesh { tensor: 1, pipeline: 1, data: 4, context: 1 }, Precision::MixedBf16);
+    for (seed, (zero, shard_size, microbatches)) in
+        [(Zero::Off, 1, 1), (Zero::One, 2, 2), (Zero::Two, 4, 1), (Zero::Three, 2, 2)]
+            .into_iter()
+            .enumerate()
+    {
+        let workload =
+            Workload { global_batch: 4 * microbatches, sequence_length: 8, micro_batch: 1 };
+        let context = Context {
+            shard_size,
+            grad_reduce_dtype: GradReduceDtype::Bf16,
+            overlap_grad_reduce: seed % 2 == 1,
+            ..Context::new(mesh, workload, precision, zero)
+        };
+        let model = models[seed].clone();
+        let mut rng = TestRng::new(seed as u64);
+        let plan = (0..20).find_map(|_| draw_plan(&mut rng, &model, context)).expect("a plan");
+        let program = CheckedProgram::check(lower(&plan.resolve(&model).unwrap())).unwrap();
+        let Some(mut session) = shim_engine::session(&model, program) else { return };
+        let deviation = ConformanceCase { model, plan }.check_session(&mut session);
+        println!("{zero:?}: {deviation}");
+    }
 }
 
 #[test]

@@ -10,7 +10,9 @@ use narrows_plan::{Axis, Context, Dim, Mesh, Precision, Workload, Zero, lower};
 use super::bounds_check::check_launches;
 use super::case::for_each_instruction;
 use super::shim;
-use narrows_test_support::plans::{TestRng, draw_plan, draw_zero, drawable_models};
+use narrows_test_support::plans::{
+    TestRng, draw_plan, draw_zero, drawable_models, peek_grad_reduce_dtype,
+};
 use narrows_test_support::small_models::{pick_copied, small_context, unusual_model};
 
 /// One fused op of each kind.
@@ -42,6 +44,7 @@ fn fused_ops() -> Vec<FusedOp> {
         GatedProductBackward { product },
         Add,
         AddInto,
+        Cast,
         Fill,
         Gather,
         ScatterAdd,
@@ -70,7 +73,8 @@ fn context(rng: &mut TestRng, precision: Precision) -> Context {
         micro_batch,
     };
     let (zero, shard_size) = draw_zero(rng, mesh.replicas());
-    Context { shard_size, ..Context::new(mesh, workload, precision, zero) }
+    let grad_reduce_dtype = peek_grad_reduce_dtype(rng, precision);
+    Context { grad_reduce_dtype, shard_size, ..Context::new(mesh, workload, precision, zero) }
 }
 
 /// Fused ops and kernels of the programs that were checked.

@@ -40,6 +40,35 @@ fn sums_and_fills_match_the_cpu() {
     }
 }
 
+/// Casts, and additions of bf16 to f32, widen exactly and round once.
+#[test]
+fn casts_and_mixed_sums_match_the_cpu() {
+    for (count, narrow) in COUNTS.into_iter().flat_map(|n| [(n, true), (n, false)]) {
+        let (from, to) = match narrow {
+            true => (DType::F32, DType::Bf16),
+            false => (DType::Bf16, DType::F32),
+        };
+        let x = rounded(from, random_values(1, count));
+        let mut case = KernelCase::new(FusedOp::Cast, 1, (1, 1));
+        let read = case.buffer((1, count), from, Some(&x));
+        let written = case.buffer((1, count), to, None);
+        case.reads(&[read]).writes(&[written]);
+        let Some(outcome) = case.run() else { return };
+        assert_eq!(outcome.elements(written), rounded(to, x.clone()));
+
+        if narrow {
+            continue;
+        }
+        let y = random_values(2, count);
+        let mut case = KernelCase::new(FusedOp::AddInto, 1, (1, 1));
+        let read = case.buffer((1, count), DType::Bf16, Some(&x));
+        let sum = case.buffer((1, count), DType::F32, Some(&y));
+        case.reads(&[read, sum]).writes(&[sum]);
+        let expected: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
+        assert_eq!(case.run().map(|outcome| outcome.elements(sum)), Some(expected));
+    }
+}
+
 /// A launch of a conversion kernel of `probes.cu`, which loads and stores elements as all kernels do.
 fn cast(kernel: &str, elements: u64, from: u64, to: u64) -> Launch {
     let vectors = from.is_multiple_of(16) && to.is_multiple_of(16);

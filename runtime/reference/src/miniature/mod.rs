@@ -26,7 +26,7 @@ mod widths;
 mod workload;
 
 use narrows_plan::model::Model;
-use narrows_plan::{Defects, Plan, PlanSource, Precision};
+use narrows_plan::{Defects, GradReduceDtype, Plan, PlanSource, Precision};
 
 pub use compare::{
     GRADIENT_TOLERANCE, LOSS_TOLERANCE, NumericComparison, NumericError, OpenSession,
@@ -74,6 +74,7 @@ impl Miniature {
         let plan = Plan {
             model: origin,
             precision: Precision::Fp32,
+            grad_reduce_dtype: GradReduceDtype::Fp32,
             mesh,
             workload,
             shard_size,

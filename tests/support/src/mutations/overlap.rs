@@ -1,19 +1,20 @@
 //! Mutations of what runs at the same time.
 
-use narrows_plan::program::{BufferId, Instr, Program};
+use narrows_plan::program::{BufferId, GradientBucket, Instr, Program};
 
 use super::{describe, instructions_mut, is_collective, random_instruction};
 use crate::instruction_order::depends;
 use crate::plans::TestRng;
 
-/// Moves a gradient bucket to a place where its gradients are not complete, or adds an instruction to it.
+/// Moves a gradient bucket to a place where its gradients are not complete, adds an instruction to it, or moves a rounded
+/// gradient over a buffer that the instructions beside the bucket access.
 pub(super) fn change_bucket(rng: &mut TestRng, program: &mut Program) -> Option<String> {
     let with_buckets = |index: &usize| !program.stages[*index].gradient_buckets.is_empty();
     let stages: Vec<usize> = (0..program.stages.len()).filter(with_buckets).collect();
     let index = *rng.pick(&stages)?;
     let stage = &mut program.stages[index];
     let at = rng.below(stage.gradient_buckets.len());
-    let variant = rng.below(3);
+    let variant = rng.below(4);
     let last_pass = stage.last_pass_instructions();
     match variant {
         0 => {
@@ -28,7 +29,18 @@ pub(super) fn change_bucket(rng: &mut TestRng, program: &mut Program) -> Option<
             stage.gradient_buckets[at].after = rng.below(last + 1);
         }
         1 => stage.gradient_buckets[at].after = last_pass.len() + 1,
-        _ => stage.gradient_buckets[at].reductions.end += 1,
+        2 => stage.gradient_buckets[at].reductions.end += 1,
+        _ => {
+            let GradientBucket { after, reductions } = stage.gradient_buckets[at].clone();
+            let placed = |instr: &Instr| -> Vec<BufferId> {
+                let ids = instr.reads.iter().chain(&instr.writes).map(|access| access.buffer);
+                ids.filter(|id| !stage.buffer(*id).role.is_resident()).collect()
+            };
+            let rounded: Vec<BufferId> = stage.step[reductions].iter().flat_map(placed).collect();
+            let beside: Vec<BufferId> = last_pass.get(after..)?.iter().flat_map(placed).collect();
+            let (rounded, over) = (*rng.pick(&rounded)?, *rng.pick(&beside)?);
+            stage.buffers[rounded.0 as usize].offset = stage.buffer(over).offset;
+        }
     }
     Some(format!("stage {index} bucket {at} variant {variant}"))
 }
