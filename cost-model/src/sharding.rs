@@ -95,7 +95,7 @@ impl<'a> ShardingPrices<'a> {
         let computed = match parameters.has_sharded_gradient(self.context) {
             true => [
                 zero_microbatch_gradient(op, parameters, self.context),
-                round_microbatch_gradient(parameters, self.context),
+                round_microbatch_gradient(op, parameters, self.context),
             ],
             false => [None, None],
         };

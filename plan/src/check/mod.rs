@@ -39,7 +39,7 @@
 //! - In the *step phase*, every gradient is reduced once over each axis on which it is partial, its square
 //!   is counted once, its weight is updated once, and the parts of a whole weight are gathered.
 //! - *Casts* round gradients for their reductions over the data axis, and for nothing else: these have operands in the
-//!   format of the context, and all others in fp32.
+//!   format of the context, and all others in fp32. The GEMM that writes the whole gradient of a microbatch may round it too.
 //!
 //! # Where an error is found
 //!

@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use crate::DType;
 use crate::context::Context;
 use crate::program::{
-    Access, Action, Buffer, BufferId, BufferRole, ChunkPhase, FusedOp, Instr, Phase, StageProgram,
+    Access, Action, Buffer, BufferId, BufferRole, ChunkPhase, FusedOp, GemmRole, Instr, Phase,
+    StageProgram,
 };
 
 use super::error::{CheckErrors, CheckFault, CheckResult, ensure, fault, fault_hint};
@@ -374,7 +375,9 @@ impl<'a> StageChecker<'a> {
         let loss = matches!(instr.action, Action::Fused(FusedOp::LossGradient));
         let fits = match buffer.role {
             BufferRole::Activation => !parameter,
-            role if role.is_gradient() => parameter && state.dtype == DType::F32,
+            role if role.is_gradient() => {
+                parameter && (state.dtype == DType::F32 || writes_once(&instr.action))
+            }
             BufferRole::Loss => loss,
             _ => false,
         };
@@ -441,4 +444,9 @@ impl<'a> StageChecker<'a> {
             self.errors.push_stage(self.index, CheckFault { problem, hint: None });
         }
     }
+}
+
+/// Whether an instruction writes all contributions to the gradient of a weight at once, and so may round their sum.
+fn writes_once(action: &Action) -> bool {
+    matches!(action, Action::Gemm(gemm) if gemm.role == GemmRole::WeightGradient && !gemm.accumulate)
 }

@@ -17,12 +17,12 @@ pub use flow::{
     is_weight_gradient_deferrable, overlapped_weight_gradient,
 };
 pub use op::{op_backward, op_forward, op_recompute};
-pub(crate) use parameters::parameter_buffers;
 pub use parameters::{
     GradientReductions, accumulate_gradient_part, all_gather, reduce_gradient,
     reduce_owned_gradient, reduce_scatter, round_microbatch_gradient, update_parameter,
     zero_microbatch_gradient,
 };
+pub(crate) use parameters::{microbatch_gradient_extent, parameter_buffers};
 pub use reshard::activation_bytes;
 use reshard::{gradient_fill, gradient_sum, reshard};
 pub use stage::{

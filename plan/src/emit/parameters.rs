@@ -6,8 +6,9 @@
 //! weights are all-gathered. With ZeRO-2 the passes reduce-scatter the gradients of blocks, and with ZeRO-3 they gather
 //! their weights, so that the step phase does not.
 //!
-//! Where `Context::grad_reduce_dtype` is bf16, reductions over the data axis are those of a rounded copy. Its sums are
-//! widened for the norm and the update; with ZeRO-2 and ZeRO-3, they are added to the fp32 sum over microbatches.
+//! Where `Context::grad_reduce_dtype` is bf16, reductions over the data axis in the step phase are those of a rounded copy,
+//! which is widened for the norm and the update. With ZeRO-2 and ZeRO-3 the gradients of a microbatch are rounded, those of
+//! linears by the GEMM that computes them, and their reduced parts added to the fp32 sum over microbatches.
 
 use crate::context::Context;
 use crate::extent::Extent;
@@ -153,30 +154,44 @@ pub fn zero_microbatch_gradient(
     context: &Context,
 ) -> Option<InstrTemplate> {
     let is_padded = !parameters.elements(context).is_multiple_of(context.shard_size);
-    let extent = parameters.whole_gradient_extent(context);
+    let extent = microbatch_gradient_extent(op, parameters, context);
     let gradient = TemplateOperand { slot: OperandSlot::MicrobatchGradient(0), extent };
     let action = Action::Fused(FusedOp::Fill);
     let template = InstrTemplate { action, reads: vec![], writes: vec![gradient] };
     (is_padded || !matches!(op, Op::Linear(_))).then_some(template)
 }
 
-/// Rounds the gradient of a microbatch for its reduction. `None` where it is reduced as it is.
+/// Extent of the gradient of a microbatch as the pass writes it. One GEMM writes that of a linear, in the format of its
+/// reduction; other ops add to theirs in fp32.
+pub(crate) fn microbatch_gradient_extent(
+    op: &Op,
+    parameters: &OpParameters,
+    context: &Context,
+) -> Extent {
+    let whole = parameters.whole_gradient_extent(context);
+    match op {
+        Op::Linear(_) => Extent { dtype: context.grad_reduce_dtype.dtype(), ..whole },
+        _ => whole,
+    }
+}
+
+/// Rounds the gradient of a microbatch for its reduction. `None` where it has the format of its reduction.
 pub fn round_microbatch_gradient(
+    op: &Op,
     parameters: &OpParameters,
     context: &Context,
 ) -> Option<InstrTemplate> {
-    let extent = parameters.whole_gradient_extent(context);
+    let extent = microbatch_gradient_extent(op, parameters, context);
     let gradient = TemplateOperand { slot: OperandSlot::MicrobatchGradient(0), extent };
-    context.rounds_gradients().then(|| cast(gradient, rounded(gradient)))
+    let is_rounded = extent.dtype == context.grad_reduce_dtype.dtype();
+    (!is_rounded).then(|| cast(gradient, rounded(gradient)))
 }
 
 /// Adds the reduced part of a microbatch's gradient to the accumulated one.
 pub fn accumulate_gradient_part(parameters: &OpParameters, context: &Context) -> InstrTemplate {
     let sum = gradient(parameters, context);
-    let part = match context.rounds_gradients() {
-        true => rounded(sum),
-        false => TemplateOperand { slot: OperandSlot::MicrobatchGradient(0), ..sum },
-    };
+    let extent = Extent { dtype: context.grad_reduce_dtype.dtype(), ..sum.extent };
+    let part = TemplateOperand { slot: OperandSlot::MicrobatchGradient(0), extent };
     let action = Action::Fused(FusedOp::AddInto);
     InstrTemplate { action, reads: vec![part, sum], writes: vec![sum] }
 }

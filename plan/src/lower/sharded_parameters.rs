@@ -12,8 +12,8 @@
 use std::ops::Range;
 
 use crate::emit::{
-    OperandSlot, accumulate_gradient_part, all_gather, reduce_scatter, round_microbatch_gradient,
-    zero_microbatch_gradient,
+    OperandSlot, accumulate_gradient_part, all_gather, microbatch_gradient_extent, reduce_scatter,
+    round_microbatch_gradient, zero_microbatch_gradient,
 };
 use crate::graph::{OpId, SegmentKind};
 use crate::program::{Access, Action, Buffer, BufferId, BufferRole, CollectiveOp, Instr};
@@ -52,8 +52,8 @@ impl StageLowering<'_> {
         let Some(parameters) = self.parameters(site, op) else {
             unreachable!("an op with a weight gradient has a weight")
         };
-        let extent = parameters.whole_gradient_extent(&self.plan.context);
         let node = site.plan.segment.op(op);
+        let extent = microbatch_gradient_extent(&node.op, &parameters, &self.plan.context);
         let name = format!("{} {} microbatch gradient", site.name, node.name);
         let shard = Some(self.parameter_shard(site, &parameters));
         let role = BufferRole::MicrobatchGradient;
@@ -177,18 +177,19 @@ impl StageLowering<'_> {
         self.push_collective(site, "weights", operands, all_gather);
     }
 
-    /// Rounds the gradients of a block's microbatch, where they are reduced in bf16.
+    /// Rounds the gradients of a block's microbatch that have another format than their reduction.
     fn round_gradients(&mut self, site: SegmentSite) {
         let context = self.plan.context;
         for (op, parameters) in self.sharded_parameters(site) {
-            let Some(template) = round_microbatch_gradient(&parameters, &context) else { continue };
-            let node = &site.plan.segment.op(op).name;
-            let name = format!("{} {node} rounded microbatch gradient", site.name);
+            let node = site.plan.segment.op(op);
+            let template = round_microbatch_gradient(&node.op, &parameters, &context);
+            let Some(template) = template else { continue };
+            let name = format!("{} {} rounded microbatch gradient", site.name, node.name);
             let shard = Some(self.parameter_shard(site, &parameters));
             let key = BufferKey::RoundedMicrobatchGradient(site.instance, op);
             let (extent, role) = (template.writes[0].extent, BufferRole::MicrobatchGradient);
             let rounded = self.add_bound_buffer(key, &name, extent, role, shard);
-            self.push(template, &site.origin(node), |lowering, operand| match operand.slot {
+            self.push(template, &site.origin(&node.name), |lowering, operand| match operand.slot {
                 OperandSlot::RoundedGradient(_) => rounded,
                 _ => lowering.microbatch_gradient(site, op),
             });
@@ -197,9 +198,9 @@ impl StageLowering<'_> {
 
     /// The buffer of a microbatch's gradient in which the replicas reduce it.
     fn reduced_gradient(&mut self, site: SegmentSite, op: OpId) -> BufferId {
-        match self.plan.context.rounds_gradients() {
-            true => self.buffer_of(BufferKey::RoundedMicrobatchGradient(site.instance, op)),
-            false => self.microbatch_gradient(site, op),
+        match self.buffers.get(&BufferKey::RoundedMicrobatchGradient(site.instance, op)) {
+            Some(rounded) => *rounded,
+            None => self.microbatch_gradient(site, op),
         }
     }
 

@@ -20,7 +20,7 @@ pub enum BufferRole {
     /// A whole weight, gathered from the parts of the replicas (ZeRO-3) for one pass and placed by lifetime.
     GatheredWeight,
     /// The whole gradient of a weight for one microbatch, until the replicas have reduced their parts of it (ZeRO-2 and
-    /// ZeRO-3): in fp32 and, where gradients are reduced in bf16, rounded. Placed by lifetime.
+    /// ZeRO-3): as computed, or rounded for the reduction. Placed by lifetime.
     MicrobatchGradient,
     /// The accumulated gradient of a weight, or the part of it that a replica has, rounded to bf16 for its reduction in the
     /// step phase. Placed by lifetime.

@@ -74,7 +74,7 @@ impl OpParameters {
         Extent::flat(self.padded_elements(context), context.compute_dtype())
     }
 
-    /// Extent of the fp32 gradient as the passes write it.
+    /// Extent of the whole fp32 gradient.
     pub fn whole_gradient_extent(&self, context: &Context) -> Extent {
         Extent::flat(self.padded_elements(context), DType::F32)
     }

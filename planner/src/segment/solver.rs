@@ -237,8 +237,8 @@ impl<'a> SegmentSolver<'a> {
     }
 
     /// The key of the times of one microbatch without what ZeRO adds. They do not depend on the number of microbatches, on
-    /// overlapped gradient reductions and their format, on the schedule, on the numbers of replicas and stages, or on ZeRO besides whether
-    /// gradients are sharded.
+    /// overlapped gradient reductions, on the schedule, on the numbers of replicas and stages, or on ZeRO besides whether
+    /// gradients are sharded, and then on the format of their reduction.
     pub(super) fn pass_key(&self, context: &Context) -> PassKey {
         let mut shared = *context;
         // Gradients that replicas shard are those of one microbatch, to which nothing is added.
@@ -246,7 +246,9 @@ impl<'a> SegmentSolver<'a> {
             if context.shards_gradients() { (Zero::Two, 2) } else { (Zero::Off, 1) };
         shared.mesh = Mesh { pipeline: 1, data: replicas, ..context.mesh };
         shared.zero = zero;
-        shared.grad_reduce_dtype = GradReduceDtype::Fp32;
+        if !context.shards_gradients() {
+            shared.grad_reduce_dtype = GradReduceDtype::Fp32;
+        }
         shared.shard_size = replicas;
         shared.overlap_grad_reduce = false;
         (shared.schedule, shared.chunks) = (PipelineSchedule::default(), 1);

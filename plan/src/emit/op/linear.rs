@@ -1,5 +1,5 @@
 //! GEMMs of a linear: Y = X·W forward, dX = dY·Wᵀ and dW += Xᵀ·dY backward. Where replicas accumulate only their parts
-//! of gradients, a microbatch has gradients of its own: dW = Xᵀ·dY.
+//! of gradients, a microbatch has gradients of its own, in the format of their reduction: dW = Xᵀ·dY.
 
 use crate::graph::{LinearForm, LinearOp};
 use crate::program::{Action, Extent, FusedOp, GemmOp, GemmRole};
@@ -85,7 +85,11 @@ pub(super) fn backward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTempl
         writes: vec![input_gradient],
     });
 
-    let weight_gradient = shape.weight(OperandSlot::WeightGradient(0), DType::F32);
+    let dtype = match emitter.has_microbatch_gradients() {
+        true => emitter.context.grad_reduce_dtype.dtype(),
+        false => DType::F32,
+    };
+    let weight_gradient = shape.weight(OperandSlot::WeightGradient(0), dtype);
     let gemm = GemmOp {
         role: GemmRole::WeightGradient,
         m: shape.d_in,
