@@ -13,6 +13,7 @@ mod doctor;
 mod documents;
 mod errors;
 mod files;
+mod grad_reduce_dtype;
 mod interrupts;
 mod objective;
 mod plan;
