@@ -1,8 +1,8 @@
 //! Searches with a cache that other requests filled have the results of searches without one.
 
 use narrows_cost_model::{Profile, profile};
-use narrows_plan::Bytes;
 use narrows_plan::model::presets;
+use narrows_plan::{Bytes, GradReduceDtype};
 use narrows_planner::{
     ContextOutcome, MemoryLimit, Request, SearchCache, SearchResult, equal_searches, search,
     search_with_cache,
@@ -55,6 +55,16 @@ fn a_cache_filled_by_other_requests_changes_no_result() {
     let mut requests = shuffled_requests(&[8]);
     requests.retain(|request| request.memory_limit != TIGHTEST);
     shared_and_own_results_agree(&requests[..4]);
+}
+
+#[test]
+fn a_cache_filled_in_another_format_of_reductions_changes_no_result() {
+    let mut requests = shuffled_requests(&[8]);
+    requests.retain(|request| request.memory_limit != TIGHTEST);
+    let fp32 = requests.swap_remove(0);
+    let bf16 = Request { grad_reduce_dtype: GradReduceDtype::Bf16, ..fp32.clone() };
+    assert_eq!(equal_searches(&[&fp32, &bf16]).len(), 2);
+    shared_and_own_results_agree(&[fp32, bf16]);
 }
 
 #[test]
