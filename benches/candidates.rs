@@ -20,6 +20,7 @@ use narrows_cost_model::{Executor, PassTimesMin, Prices, profile};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::kernel::{Gemm, Kernel};
 use narrows_plan::model::{Model, Weight, presets};
+use narrows_plan::program::StageSchedule;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{Context, DType, Mesh};
 use narrows_planner::{
@@ -164,7 +165,7 @@ impl SolvedContext {
         }
         let assignments = (0..stages)
             .map(|stage| {
-                let in_flight = context.stage_schedule(stage).microbatches_in_flight(0);
+                let in_flight = StageSchedule::of(context, stage).microbatches_in_flight(0);
                 let assignment = |count| {
                     Arc::new(StageAssignment::new(
                         vec![block.clone(); count],

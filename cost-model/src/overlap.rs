@@ -1,11 +1,12 @@
-//! Collectives beside computation.
+//! Collectives overlapped with computation.
 //!
 //! While a collective and computation share a device, computation is slower by one factor (multiprocessors that the
 //! collective occupies) and the collective by another (memory bandwidth). Three kinds of collectives run so: those of
-//! activation gradients, beside weight-gradient GEMMs; with ZeRO-2 and ZeRO-3, gathers of the weights of a block and
-//! reductions of its gradients, beside the pass of another block; and gradient reductions, beside the last pass of a
-//! stage, the backward or the weight-gradient pass of the last microbatch. The last have a stream of their own, which runs
-//! the buckets of gradients in order, each from the point of the pass at which its gradients are complete.
+//! activation gradients, overlapped with weight-gradient GEMMs; with ZeRO-2 and ZeRO-3, gathers of the weights of a
+//! block and reductions of its gradients, beside the pass of another block; and gradient reductions, during the last
+//! pass of a stage, the backward or the weight-gradient pass of the last microbatch. The last have a stream of their
+//! own, which runs the buckets of gradients in order, each from the point of the pass at which its gradients are
+//! complete.
 
 use narrows_plan::Seconds;
 
@@ -132,7 +133,8 @@ mod tests {
         assert!((exposed.all_ended() - (6.0 + 4.0 / 3.0)).abs() < 1e-12);
     }
 
-    /// A collective beside a longer computation adds no more, and never less than its hidden cost or more than its time.
+    /// A collective beside a longer computation adds no more, and never less than its hidden cost or more than its
+    /// time.
     #[test]
     fn a_collective_adds_at_most_its_time() {
         let slowdown = OverlapSlowdown { compute: 1.25, collective: 1.2 };

@@ -18,7 +18,8 @@ pub struct SegmentTime {
     pub step_phase: Seconds,
     /// The part of `step_phase` that needs the norm of all gradients: the updates.
     pub update: Seconds,
-    /// Gradient reductions that run beside the last pass of a stage. `step_phase` has the least that they add to a step.
+    /// Gradient reductions that run during the last pass of a stage. `step_phase` has the least that they add to a
+    /// step.
     pub overlapped: Seconds,
 }
 

@@ -1,11 +1,11 @@
-//! What ZeRO-2 and ZeRO-3 add to the passes of a block: all-gathers of its weights, reduce-scatters of its gradients with the
-//! casts before them, and the addition of the reduced parts.
+//! What ZeRO-2 and ZeRO-3 add to the passes of a block: all-gathers of its weights, reduce-scatters of its gradients
+//! with the casts before them, and the addition of the reduced parts.
 //!
-//! A block has one collective of each kind for all of its parameters, so that its price is no sum over ops. Each op
+//! A block has one collective of each kind for all of its parameters, so its price is not a sum over ops. Each op
 //! counts with its bytes at the least time per byte that the block's choices allow: exact where they all have the same
-//! bytes, as on one device of the tensor axis, and a lower bound otherwise. A collective beside computation counts with
-//! what it adds at least. The additions, which a step of one microbatch does not have unless gradients are rounded, count
-//! for none of the ops.
+//! bytes, as on one device of the tensor axis, and a lower bound otherwise. A collective overlapped with computation
+//! counts the least time it can add. The additions, which a step of one microbatch does not have unless gradients are
+//! rounded, count for none of the ops.
 
 use narrows_plan::emit::{
     accumulate_gradient_part, all_gather, reduce_scatter, round_microbatch_gradient,

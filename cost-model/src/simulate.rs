@@ -1,17 +1,17 @@
 //! Simulates a step of a program from the times of its kernels.
 //!
-//! Each device runs its instructions in order, a collective beside computation where the program says so. The passes of a
-//! stage follow each other; a forward pass waits for that of the previous virtual stage, a backward pass for that of the
-//! next one, and a weight-gradient pass for no other stage. In the step phase, stages synchronize wherever an instruction
-//! is a collective over the pipeline axis: no weight is updated before the norm of all stages' gradients is known. A
-//! synchronization begins when the last of its stages arrives. With one stage and without gradient buckets the step time
-//! is
+//! Each device runs its instructions in order, a collective overlapped with computation where the program says so. The
+//! passes of a stage follow each other; a forward pass waits for that of the previous virtual stage, a backward pass
+//! for that of the next one, and a weight-gradient pass for no other stage. In the step phase, stages synchronize
+//! wherever an instruction is a collective over the pipeline axis: no weight is updated before the norm of all stages'
+//! gradients is known. A synchronization begins when the last of its stages arrives. With one stage and without
+//! gradient buckets the step time is
 //!
 //! ```text
 //! m·(forward + backward) + step
 //! ```
-//! the sum over all instructions of the time that each adds, which is the sum that the solver minimised. Gradient buckets
-//! run on a stream of their own beside the last pass, and the step phase begins when both have ended.
+//! the sum over all instructions of the time that each adds, which is the sum that the solver minimised. Gradient
+//! buckets run on a stream of their own during the last pass, and the step phase begins when both have ended.
 
 use narrows_plan::program::{MicrobatchPass, Phase};
 use narrows_plan::{CheckedProgram, Seconds};
@@ -48,7 +48,7 @@ pub struct Timeline {
     pub spans: Vec<PassSpan>,
     /// Every synchronization of every stage, in the order of the step phase.
     pub stage_syncs: Vec<StageSync>,
-    /// The reductions of every gradient bucket that runs beside the last pass of a stage.
+    /// The reductions of every gradient bucket that runs during the last pass of a stage.
     pub buckets: Vec<BucketSpan>,
 }
 
@@ -85,7 +85,7 @@ pub struct SimulatedStep {
     pub spans: Vec<PassSpan>,
     /// Every synchronization of every stage, in the order of the step phase.
     pub stage_syncs: Vec<StageSync>,
-    /// The reductions of every gradient bucket that runs beside the last pass of a stage.
+    /// The reductions of every gradient bucket that runs during the last pass of a stage.
     pub buckets: Vec<BucketSpan>,
 }
 

@@ -23,11 +23,11 @@ pub struct StageTime {
     pub chunks: Vec<PassTimes>,
     /// Parts of the step phase, in order.
     pub step_phase: Vec<StepPart>,
-    /// Reductions beside the last pass, in order, with what the streams cost each other.
+    /// Reductions during the last pass, in order, with what the streams cost each other.
     pub overlap: Option<StageOverlap>,
 }
 
-/// Gradient reductions beside the last pass of a stage.
+/// Gradient reductions during the last pass of a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageOverlap {
     /// Time of each bucket, in order.

@@ -1,5 +1,5 @@
-//! Prices of parameters in a context: the step phase with its gradient reductions and updates, and what ZeRO-2 and ZeRO-3
-//! add to the passes.
+//! Prices of parameters in a context: the step phase with its gradient reductions and updates, and what ZeRO-2 and
+//! ZeRO-3 add to the passes.
 
 use narrows_plan::emit::{reduce_owned_gradient, update_parameter};
 use narrows_plan::graph::OpId;
@@ -18,7 +18,7 @@ pub(crate) struct OpStep {
     pub time: Seconds,
     /// The updates.
     pub update: Seconds,
-    /// Gradient reductions beside the last backward pass, of which `time` has the least that they add to a step.
+    /// Gradient reductions during the last backward pass, of which `time` has the least that they add to a step.
     pub overlapped: Seconds,
     /// Bytes of the parameters with their gradients and optimizer states.
     pub resident: Bytes,
@@ -36,7 +36,7 @@ pub struct StepPhases {
 
 impl StepPhases {
     /// Prices the step phases of all ops of `space` in a context with the same tensor axis, with the least that
-    /// reductions beside the last backward pass add to a step.
+    /// reductions during the last backward pass add to a step.
     pub fn new(space: &SegmentSpace, context: &Context, prices: StreamPrices) -> StepPhases {
         let of_op = |id: OpId| {
             let mut steps: Vec<(Strategy, OpStep)> = vec![];
@@ -80,7 +80,7 @@ impl StepPhases {
         self.sharding_min
     }
 
-    /// Lower bound on the segment's reductions beside the last backward pass.
+    /// Lower bound on the segment's reductions during the last backward pass.
     pub fn overlapped_min(&self) -> Seconds {
         let least = |steps: &Vec<(Strategy, OpStep)>| {
             Seconds(steps.iter().map(|(_, step)| step.overlapped.0).reduce(f64::min).unwrap_or(0.0))

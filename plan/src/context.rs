@@ -4,7 +4,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::mesh::{Axis, DeviceGroup, Mesh, Workload};
-use crate::program::StageSchedule;
 use crate::{DType, Dim, GradReduceDtype, Layout, Precision};
 
 /// Sharding of optimizer states, gradients and weights over the data axis.
@@ -109,24 +108,24 @@ pub struct Context {
     pub grad_reduce_dtype: GradReduceDtype,
     /// Sharding of optimizer states, gradients and weights over replicas.
     pub zero: Zero,
-    /// Neighbouring replicas that share one copy of what ZeRO shards; 1 without ZeRO. Where there are more replicas,
-    /// each such group has a copy (hybrid sharding).
+    /// Neighbouring replicas that together hold one copy of the states that ZeRO shards; 1 without ZeRO. Where there
+    /// are more replicas, each such group has a copy (hybrid sharding).
     pub shard_size: u64,
     /// The order of passes.
     pub schedule: PipelineSchedule,
     /// Chunks of the model on each stage; 1 unless the schedule is interleaved.
     pub chunks: u64,
-    /// Whether collectives over the data axis run beside computation: reductions of gradients beside the last backward
-    /// pass, and the collectives that ZeRO-2 and ZeRO-3 have in every pass.
+    /// Whether collectives over the data axis overlap with computation: reductions of gradients during the last
+    /// backward pass, and the collectives that ZeRO-2 and ZeRO-3 have in every pass.
     pub overlap_grad_reduce: bool,
-    /// Whether tensor-axis collectives of activation gradients run beside the weight-gradient GEMMs of the linears that
-    /// computed them.
+    /// Whether tensor-axis collectives of activation gradients overlap with the weight-gradient GEMMs of the linears
+    /// that computed them.
     pub overlap_tensor_collectives: bool,
 }
 
 impl Context {
-    /// A context with the 1F1B schedule and without overlap, in which gradients are reduced in fp32 and ZeRO shards over all
-    /// replicas.
+    /// A context with the 1F1B schedule and without overlap, in which gradients are reduced in fp32 and ZeRO shards
+    /// over all replicas.
     pub fn new(mesh: Mesh, workload: Workload, precision: Precision, zero: Zero) -> Context {
         Context {
             mesh,
@@ -157,14 +156,14 @@ impl Context {
         self.grad_reduce_dtype == GradReduceDtype::Bf16
     }
 
-    /// Whether reduced parts of sharded gradients are added to those of earlier microbatches. With one microbatch a step
-    /// they are the sums, unless they are rounded: adding them to zeros widens them.
+    /// Whether reduced parts of sharded gradients are added to those of earlier microbatches. With one microbatch a
+    /// step they are the sums, unless they are rounded: adding them to zeros widens them.
     pub fn accumulates_parts(&self) -> bool {
         let has_several = self.workload.microbatches(&self.mesh) > 1;
         self.shards_gradients() && (has_several || self.rounds_gradients())
     }
 
-    /// The replicas that share one copy of what ZeRO shards.
+    /// The replicas that share one copy of the states that ZeRO shards.
     pub fn shard_group(&self) -> DeviceGroup {
         DeviceGroup { size: self.shard_size, ..self.mesh.group(Axis::Data) }
     }
@@ -179,17 +178,6 @@ impl Context {
         let data = self.mesh.group(Axis::Data);
         let size = data.size / self.shard_size;
         DeviceGroup { size, stride: data.stride * self.shard_size, ..data }
-    }
-
-    /// The position of a stage in the schedule.
-    pub fn stage_schedule(&self, stage: u64) -> StageSchedule {
-        StageSchedule {
-            schedule: self.schedule,
-            stage,
-            stages: self.mesh.pipeline,
-            chunks: self.chunks,
-            microbatches: self.workload.microbatches(&self.mesh),
-        }
     }
 
     /// Number of chunks of all stages.
@@ -208,7 +196,7 @@ impl Context {
         (virtual_stage % stages, virtual_stage / stages)
     }
 
-    /// Whether passes may have collectives of activations, which other collectives do not run beside.
+    /// Whether passes may have collectives of activations, with which other collectives do not overlap.
     pub fn has_activation_collectives(&self) -> bool {
         self.mesh.tensor > 1 || self.mesh.context > 1
     }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use narrows_cost_model::profile;
 use narrows_plan::Bytes;
 use narrows_plan::model::presets;
-use narrows_planner::solve::SolveMethod;
-use narrows_planner::{AssignmentMethod, MemoryLimit, Request, SearchStatus, TableSolves, search};
+use narrows_planner::solve::{SolveMethod, TableSolves};
+use narrows_planner::{AssignmentMethod, MemoryLimit, Request, SearchStatus, search};
 
 const MODELS: [&str; 10] = [
     "cola-60m",

@@ -83,7 +83,8 @@ fn micro_batches(request: &Request, mesh: &Mesh) -> Vec<u64> {
     sizes
 }
 
-/// Largest number of nodes that a shard group smaller than all replicas spans: more lower the memory of a device by little.
+/// Largest number of nodes that a shard group smaller than all replicas spans: more lower the memory of a device by
+/// little.
 const SHARD_NODES_MAX: u64 = 8;
 
 /// ZeRO stages, each with the replicas of a shard group: all of them, or those of up to [`SHARD_NODES_MAX`] nodes.
@@ -115,7 +116,7 @@ fn shardings(request: &Request, mesh: &Mesh) -> Vec<(Zero, u64)> {
         .collect()
 }
 
-/// Whether collectives over the data axis run beside computation, where there are replicas and the hardware can.
+/// Whether collectives over the data axis overlap with computation, where there are replicas and the hardware can.
 fn overlaps(request: &Request, context: &Context) -> Vec<bool> {
     let mesh = &context.mesh;
     let Some(overlap) = request.profile.file().overlap.as_ref().filter(|_| mesh.replicas() > 1)
@@ -132,9 +133,9 @@ fn overlaps(request: &Request, context: &Context) -> Vec<bool> {
     }
 }
 
-/// The context with each order of passes, each with whether tensor-axis collectives run beside weight-gradient GEMMs. With
-/// the zero-bubble schedule a GEMM is either beside a collective or in a pass of its own, so that both are searched. Where
-/// gradients are reduced in every backward pass it has nothing to defer, and is 1F1B.
+/// The context with each order of passes, each with whether tensor-axis collectives overlap with weight-gradient GEMMs.
+/// With the zero-bubble schedule a GEMM is either beside a collective or in a pass of its own, so that both are
+/// searched. Where gradients are reduced in every backward pass it has nothing to defer, and is 1F1B.
 fn schedules(request: &Request, context: &Context) -> Vec<Context> {
     use PipelineSchedule::{Interleaved, OneForwardOneBackward, ZeroBubble};
     let overlaps = overlaps_tensor_collectives(request, context);
@@ -155,8 +156,8 @@ fn schedules(request: &Request, context: &Context) -> Vec<Context> {
     schedules
 }
 
-/// Numbers of chunks of a stage in interleaved pipelines. More would shorten the idle time further, with more memory and
-/// transfers.
+/// Numbers of chunks of a stage in interleaved pipelines. More would shorten the idle time further, with more memory
+/// and transfers.
 pub(crate) const CHUNKS: RangeInclusive<u64> = 2..=4;
 
 /// Numbers of chunks of a stage that divide the blocks evenly, where the stages divide the microbatches.
@@ -171,7 +172,7 @@ fn chunk_counts(request: &Request, context: &Context) -> Vec<u64> {
     CHUNKS.filter(|chunks| blocks.is_multiple_of(stages * chunks)).collect()
 }
 
-/// Whether collectives of activation gradients run beside weight-gradient GEMMs: where they add less to a step than
+/// Whether collectives of activation gradients overlap with weight-gradient GEMMs: where they add less to a step than
 /// alone, unless the request forbids it.
 fn overlaps_tensor_collectives(request: &Request, context: &Context) -> bool {
     let slowdown = request.profile.file().overlap.as_ref().map(|overlap| overlap.slowdown());
@@ -180,8 +181,8 @@ fn overlaps_tensor_collectives(request: &Request, context: &Context) -> bool {
         && slowdown.is_some_and(|slowdown| slowdown.hidden_cost() < 1.0)
 }
 
-/// Whether a context may have the plan with the least memory: zero-bubble and interleaved pipelines need no less than with
-/// 1F1B, which is searched as well unless the request fixes the schedule.
+/// Whether a context may have the plan with the least memory: zero-bubble and interleaved pipelines need no less than
+/// with 1F1B, which is searched as well unless the request fixes the schedule.
 pub(crate) fn may_need_least_memory(request: &Request, context: &Context) -> bool {
     context.schedule == PipelineSchedule::OneForwardOneBackward || request.schedule.is_some()
 }

@@ -73,9 +73,9 @@ pub struct MeshRow {
     /// Chunks of the model on each stage; absent for one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunks: Option<u64>,
-    /// Whether gradients are reduced beside the last backward pass.
+    /// Whether gradients are reduced during the last backward pass.
     pub overlap_grad_reduce: bool,
-    /// Whether tensor-axis collectives of activation gradients run beside weight-gradient GEMMs.
+    /// Whether tensor-axis collectives of activation gradients overlap with weight-gradient GEMMs.
     pub overlap_tensor_collectives: bool,
     /// Lower bound on the step time of its plans, in seconds.
     pub bound_s: Option<f64>,

@@ -68,7 +68,7 @@ pub use predict::{
     BlockCollectives, CollectivePayloads, PredictError, Prediction, kernels, predict,
     predict_program,
 };
-pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus, TableSolves};
+pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 pub use request::{
     GroupingRule, MemoryLimit, Request, RequestDefect, RequestDefects, RequestField,
 };

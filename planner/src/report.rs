@@ -7,7 +7,7 @@ use narrows_plan::{Context, Seconds};
 
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::objective::Objective;
-use crate::solve::SolveMethod;
+use crate::solve::{SolveMethod, TableSolves};
 
 /// Status, bound and statistics of a finished search.
 #[derive(Clone, Debug)]
@@ -39,15 +39,6 @@ pub struct SearchReport {
     pub wall_time: Duration,
     /// Reports of all contexts, best bound first.
     pub contexts: Vec<ContextReport>,
-}
-
-/// Number of solves of cost tables that one method ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TableSolves {
-    /// Solves that ended with a proof: optimal, or infeasible.
-    pub proven: u64,
-    /// Solves that a limit ended.
-    pub limited: u64,
 }
 
 /// The reason why a search ended.

@@ -40,18 +40,18 @@ pub struct Request {
     pub data: Option<u64>,
     /// Parts of each sequence that are computed side by side.
     pub context: Option<u64>,
-    /// Format in which gradients are reduced over the replicas. It changes the gradients that are computed, so it is not
-    /// searched.
+    /// Format in which gradients are reduced over the replicas. It changes the gradients that are computed, so it is
+    /// not searched.
     pub grad_reduce_dtype: GradReduceDtype,
     /// ZeRO stage.
     pub zero: Option<Zero>,
-    /// Neighbouring replicas that share one copy of what ZeRO shards.
+    /// Neighbouring replicas that together hold one copy of the states that ZeRO shards.
     pub shard_size: Option<u64>,
     /// The order of passes; on one stage, all orders are 1F1B.
     pub schedule: Option<PipelineSchedule>,
-    /// Whether gradients are reduced beside the last backward pass.
+    /// Whether gradients are reduced during the last backward pass.
     pub overlap_grad_reduce: Option<bool>,
-    /// Whether collectives of activation gradients may run beside weight-gradient GEMMs.
+    /// Whether collectives of activation gradients may overlap with weight-gradient GEMMs.
     pub overlap_tensor_collectives: bool,
     /// Restrictions on strategies.
     pub rules: Rules,
@@ -65,8 +65,8 @@ pub struct Request {
     pub time_limit: Option<Duration>,
 }
 
-/// Least length of the sequences that are searched with a context axis of any size. Shorter ones leave attention and the
-/// GEMMs of a part too small for the collectives to pay, unless the batch has fewer sequences than replicas.
+/// Least length of the sequences that are searched with a context axis of any size. Shorter ones leave attention and
+/// the GEMMs of a part too small for the collectives to pay, unless the batch has fewer sequences than replicas.
 const CONTEXT_LENGTH_MIN: u64 = 8192;
 
 /// A size of a request.
@@ -174,8 +174,8 @@ impl GroupingRule {
 }
 
 impl Request {
-    /// A request for the fastest plan of the whole search space: all sizes are searched, the memory is the profile's, kernels are
-    /// captured in graphs, and there is no time limit.
+    /// A request for the fastest plan of the whole search space: all sizes are searched, the memory is the profile's,
+    /// kernels are captured in graphs, and there is no time limit.
     pub fn new(
         model: Model,
         profile: Profile,

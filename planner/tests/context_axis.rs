@@ -34,7 +34,8 @@ fn a_context_axis_divides_positions_and_heads() {
     assert!(!contexts(&fixed).is_empty());
 }
 
-/// Attention exchanges queries, keys, values and its output once in each pass: heads for positions, over the context axis.
+/// Attention exchanges queries, keys, values and its output once in each pass: heads for positions, over the context
+/// axis.
 #[test]
 fn attention_exchanges_heads_for_positions() {
     let request = Request {
@@ -68,7 +69,8 @@ fn attention_exchanges_heads_for_positions() {
     assert!(payload <= 2 * once * blocks as u64, "{payload} bytes");
 }
 
-/// No plan of a context is faster than the bound of its search, with data-axis collectives beside the passes and without.
+/// No plan of a context is faster than the bound of its search, with data-axis collectives during the passes and
+/// without.
 #[test]
 fn no_plan_with_a_context_axis_is_faster_than_its_bound() {
     for (model, mesh, zero) in [

@@ -149,7 +149,7 @@ fn bytes_of(operands: &[Access]) -> Bytes {
 mod tests {
     use narrows_plan::program::{
         Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, MicrobatchPass, ModelChunk,
-        ModelConstants, P2pTransfer,
+        ModelConstants, P2pTransfer, StageSchedule,
     };
     use narrows_plan::{Axis, Context, DType, Mesh, Precision, Workload, Zero};
 
@@ -202,7 +202,7 @@ mod tests {
             Precision::MixedBf16,
             Zero::Off,
         );
-        let schedule = |at| context.stage_schedule(at).passes(false);
+        let schedule = |at| StageSchedule::of(&context, at).passes(false);
         let sends = vec![
             instr(Action::Fused(FusedOp::Fill), &[], &[0]),
             instr(Action::Send(transfer(1)), &[0], &[]),

@@ -51,7 +51,7 @@ pub struct CalibrateArgs {
     /// Other processes.
     #[command(flatten)]
     pub launch: LaunchArgs,
-    /// Form of the answer.
+    /// Output format.
     #[command(flatten)]
     pub format: FormatArgs,
     /// Detail of the report.
@@ -102,7 +102,7 @@ pub struct CalibrateSettings {
     pub extent: BenchmarkExtent,
     /// Whether other plans are compared with the profile.
     pub compare: bool,
-    /// Form of the answer.
+    /// Output format.
     pub format: OutputFormat,
     /// Detail of the report.
     pub detail: Detail,

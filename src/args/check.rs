@@ -29,7 +29,7 @@ pub struct CheckArgs {
     /// threads of this machine.
     #[arg(long)]
     pub numeric: bool,
-    /// Form of the answer.
+    /// Output format.
     #[command(flatten)]
     pub format: FormatArgs,
 }
@@ -43,7 +43,7 @@ pub struct CheckSettings {
     pub memory_limit: Bytes,
     /// Whether the miniature is run.
     pub numeric: bool,
-    /// Form of the answer.
+    /// Output format.
     pub format: OutputFormat,
 }
 

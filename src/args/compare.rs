@@ -26,7 +26,7 @@ pub struct CompareArgs {
     /// Planning request.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// Form of the answer.
+    /// Output format.
     #[command(flatten)]
     pub format: FormatArgs,
     /// Detail of the report.

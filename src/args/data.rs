@@ -31,7 +31,7 @@ pub struct DataArgs {
     /// Print the header of a token file (of this program or of llm.c) and verify its contents
     #[arg(long, value_name = "FILE", conflicts_with_all = ["texts", "output", "tokenizer"])]
     pub inspect: Option<OsString>,
-    /// Form of the answer.
+    /// Output format.
     #[command(flatten)]
     pub format: FormatArgs,
 }

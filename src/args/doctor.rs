@@ -7,7 +7,7 @@ use super::output::{DetailArgs, FormatArgs};
 /// Flags of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Form of the answer.
+    /// Output format.
     #[command(flatten)]
     pub format: FormatArgs,
     /// Detail of the report.

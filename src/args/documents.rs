@@ -11,7 +11,7 @@ use crate::plot::{PlotKind, check_picture_file};
 /// `--plot` and `--report`: files for people beside the answer.
 #[derive(Clone, Debug, Args)]
 pub struct DocumentFiles {
-    /// Draw the answer to this file, .svg or .png
+    /// Draw a picture of the result to this file, .svg or .png
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
     /// Picture to draw with --plot [default: the first that the command has]
@@ -21,7 +21,7 @@ pub struct DocumentFiles {
     /// `validate` has step-time, gemm-efficiency and communication.
     #[arg(long, value_name = "KIND", requires = "plot")]
     pub plot_kind: Option<PlotKind>,
-    /// Write the answer with pictures to this HTML file
+    /// Write the result with its pictures to this HTML file
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }

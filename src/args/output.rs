@@ -20,7 +20,7 @@ pub enum OutputFormat {
 /// `--format` alone.
 #[derive(Debug, Args)]
 pub struct FormatArgs {
-    /// Form of the answer
+    /// Output format
     #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
     pub format: OutputFormat,
 }
@@ -31,7 +31,7 @@ pub struct OutputArgs {
     /// Write the plan to this file, or `-`
     #[arg(long, value_name = "FILE")]
     pub output: Option<OsString>,
-    /// Form of the answer
+    /// Output format
     #[command(flatten)]
     pub format: FormatArgs,
 }

@@ -63,7 +63,7 @@ pub struct RequestArgs {
     /// Sequences in a microbatch of one replica [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub micro_batch: Option<u64>,
-    /// Devices of the tensor axis [default: searched]
+    /// Devices along the tensor axis [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub tensor: Option<u64>,
     /// Largest tensor axis to search [default: any]
@@ -75,28 +75,28 @@ pub struct RequestArgs {
     /// Pipeline stages [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
-    /// Devices that share each sequence: those of the context axis [default: searched]
+    /// Devices along the context axis, which share each sequence [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub context: Option<u64>,
-    /// Parts of the batch that are computed side by side: the data axis [default: searched]
+    /// Devices along the data axis, each with its part of the batch [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub data_parallel: Option<u64>,
     /// Format in which gradients are reduced over the replicas [default: fp32]
     ///
-    /// bf16 halves the bytes of these reductions, and needs hardware with mixed precision. It changes the gradients that
-    /// are computed, so it is not searched. With a plan file, the default is the format of the plan.
+    /// bf16 halves the bytes of these reductions, and needs hardware with mixed precision. It changes the gradients
+    /// that are computed, so it is not searched. With a plan file, the default is the format of the plan.
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub grad_reduce_dtype: Option<GradReduceDtypeArg>,
     /// Sharding of optimizer states, gradients and weights over the replicas [default: auto]
     #[arg(long, value_name = "STAGE", value_enum)]
     pub zero: Option<ZeroArg>,
-    /// Neighbouring replicas that share one copy of what ZeRO shards [default: searched]
+    /// Replicas of a ZeRO shard group: neighbours that together hold one copy of the sharded states [default: searched]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub shard_size: Option<u64>,
     /// Order of the passes of pipeline stages [default: auto]
     #[arg(long, value_enum)]
     pub schedule: Option<ScheduleArg>,
-    /// Collectives beside the backward pass [default: auto]
+    /// Overlap of collectives with computation [default: auto]
     #[arg(long, value_enum)]
     pub overlap: Option<OverlapArg>,
     /// Plans to search: all of them, or those of a published baseline [default: auto]

@@ -27,7 +27,7 @@ pub struct SensitivityArgs {
     /// Planning request.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// Form of the answer.
+    /// Output format.
     #[command(flatten)]
     pub format: FormatArgs,
     /// Detail of the report.

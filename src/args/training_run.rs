@@ -28,10 +28,10 @@ pub struct TrainingRunArgs {
     /// Mean time between failures of one device, in hours; needs --checkpoint-seconds
     #[arg(long, value_name = "HOURS", value_parser = units::positive)]
     pub mtbf_hours: Option<f64>,
-    /// Time that training waits for a checkpoint; the interval between checkpoints is the best one
+    /// Seconds that training pauses for a checkpoint; the interval between checkpoints is assumed optimal
     #[arg(long, value_name = "SECONDS", value_parser = units::positive)]
     pub checkpoint_seconds: Option<f64>,
-    /// Time from a failure to the next step [default: 300]
+    /// Seconds from a failure to the next step [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = units::non_negative)]
     pub restart_seconds: Option<f64>,
 }
@@ -40,8 +40,8 @@ impl TrainingRunArgs {
     /// The terms of the run; `None` without `--tokens`. The price is that of the flag.
     ///
     /// # Errors
-    /// Flags of a run without `--tokens`, apart from the price where the cost of a step is reported, and failures without
-    /// the time of a checkpoint or the reverse.
+    /// Flags of a run without `--tokens`, apart from the price where the cost of a step is reported, and failures
+    /// without the time of a checkpoint or the reverse.
     pub fn resolve(&self, reports_cost: bool) -> CommandResult<Option<TrainingRunTerms>> {
         let Some(tokens) = self.tokens else {
             return self.reject_without_tokens(reports_cost).map(|()| None);

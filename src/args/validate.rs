@@ -29,7 +29,7 @@ pub struct ValidateArgs {
     /// Picture and page.
     #[command(flatten)]
     pub documents: DocumentFiles,
-    /// Form of the answer.
+    /// Output format.
     #[command(flatten)]
     pub format: FormatArgs,
     /// Detail of the report.

@@ -34,10 +34,10 @@ pub enum ZeroArg {
     /// ZeRO-1: optimizer states are sharded over the replicas
     #[value(name = "1", alias = "one")]
     One,
-    /// ZeRO-2: and the gradients of blocks
+    /// ZeRO-2: as ZeRO-1, and the gradients of blocks are sharded
     #[value(name = "2", alias = "two")]
     Two,
-    /// ZeRO-3: and the weights of blocks
+    /// ZeRO-3: as ZeRO-2, and the weights of blocks are sharded
     #[value(name = "3", alias = "three")]
     Three,
 }
@@ -84,16 +84,16 @@ impl ScheduleArg {
 /// `--overlap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OverlapArg {
-    /// All overlap that shortens the step, where the hardware can
+    /// All overlap that shortens the step, where the hardware supports it
     Auto,
-    /// All overlap, where the hardware can
+    /// All overlap, where the hardware supports it
     On,
     /// Collectives and computation run one after the other
     Off,
 }
 
 impl OverlapArg {
-    /// Whether gradients are reduced beside the last backward pass; `None` for a search.
+    /// Whether gradients are reduced during the last backward pass; `None` for a search.
     pub fn grad_reduce(self) -> Option<bool> {
         match self {
             OverlapArg::Auto => None,

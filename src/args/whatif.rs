@@ -76,7 +76,7 @@ pub struct WhatIfArgs {
     /// Planning request.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// Form of the answer.
+    /// Output format.
     #[command(flatten)]
     pub format: FormatArgs,
     /// Detail of the report.
@@ -155,7 +155,7 @@ impl WhatIfArgs {
             return Ok(WhatIfSettings { scenario, task, format, detail });
         }
         if axes.is_empty() {
-            let problem = Problem::new("--sweep", "is missing");
+            let problem = Problem::new("--sweep", "names no field to sweep");
             let hint =
                 "--sweep devices=8..64*2; `narrows whatif --list --model NAME` names all fields";
             return Err(Failure::input(problem.hint(hint)));

@@ -101,8 +101,8 @@ impl<'a> PlanReport<'a> {
         self.program
     }
 
-    /// Pictures of the plan: its step time by part, its memory, and the passes of its pipeline stages on the hardware of
-    /// `profile`.
+    /// Pictures of the plan: its step time by part, its memory, and the passes of its pipeline stages on the hardware
+    /// of `profile`.
     pub fn figures(&self, profile: &Profile) -> Vec<Figure> {
         let PredictionReport { prediction, memory_limit_bytes } = &self.prediction;
         let title = self.title();
@@ -313,7 +313,7 @@ fn layout_phrase(layout: PlanLayout) -> &'static str {
     }
 }
 
-/// The collectives that run beside computation, in words.
+/// The collectives that overlap with computation, in words.
 fn overlap_text(program: &Program) -> String {
     let beside = |is_axis: fn(Axis) -> bool| {
         program.instructions().any(|instr| {
@@ -330,12 +330,12 @@ fn overlap_text(program: &Program) -> String {
     match (of_data, in_last_pass, beside(Axis::shards_activations)) {
         (true, _, true) => format!("data-axis and {activations}"),
         (true, _, false) if program.context.shards_weights() => {
-            "weights are gathered and gradients reduced beside the passes".into()
+            "weights are gathered and gradients reduced during the passes".into()
         }
-        (true, _, false) => "gradients are reduced beside the backward passes".into(),
+        (true, _, false) => "gradients are reduced during the backward passes".into(),
         (false, true, true) => format!("gradient reductions and {activations}"),
-        (false, true, false) => "gradients are reduced beside the last backward pass".into(),
-        (false, false, true) => format!("{activations} beside weight-gradient GEMMs"),
+        (false, true, false) => "gradients are reduced during the last backward pass".into(),
+        (false, false, true) => format!("{activations} overlapped with weight-gradient GEMMs"),
         (false, false, false) => "none".into(),
     }
 }

@@ -379,7 +379,7 @@ fn check_overlap_follows_flag_and_profile(request: &str, key: &str) {
     assert_eq!(on_cpus["decisions"].get(key), None);
 }
 
-/// Reductions of gradients run beside the last backward pass.
+/// Reductions of gradients run during the last backward pass.
 #[test]
 fn gradient_reductions_overlap_where_the_hardware_lets_them() {
     check_overlap_follows_flag_and_profile(&overlapped_request(1), "overlap_grad_reduce");
@@ -394,11 +394,14 @@ fn microbatches_stay_within_what_kernels_index() {
     assert!(micro_batch > 1 && micro_batch * 256 < 1 << 31, "{micro_batch}");
 }
 
-/// Tensor-axis collectives run beside weight-gradient GEMMs, and the report says so.
+/// Tensor-axis collectives overlap with weight-gradient GEMMs, and the report says so.
 #[test]
 fn tensor_collectives_overlap_where_the_hardware_lets_them() {
     let request = overlapped_request(4);
     check_overlap_follows_flag_and_profile(&request, "overlap_tensor_collectives");
     let text = super::stdout(&format!("plan --hardware a100-80gb {request}"));
-    assert!(text.contains("tensor-axis collectives beside weight-gradient GEMMs"), "{text}");
+    assert!(
+        text.contains("tensor-axis collectives overlapped with weight-gradient GEMMs"),
+        "{text}"
+    );
 }

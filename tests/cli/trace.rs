@@ -194,7 +194,7 @@ fn a_simulated_trace_is_as_long_as_the_predicted_step() {
         let ends = instructions().flat_map(|(_, events)| events);
         let end = ends.map(|e| number(e, "ts") + number(e, "dur")).fold(0.0, f64::max);
         assert!((end - step_us).abs() < SLACK, "{end} µs in the trace, {step_us} µs predicted");
-        // Gradients are reduced beside the last backward pass, before the update begins.
+        // Gradients are reduced during the last backward pass, before the update begins.
         for device in 0..8 {
             let update = threads[&(device, 0)].iter().find(|e| e["name"] == "update");
             let begin = number(update.expect("an update"), "ts");

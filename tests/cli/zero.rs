@@ -17,7 +17,7 @@ fn plans_with_shard_groups_are_written_and_proven() {
     let text = stdout(&format!("cost {plan}"));
     assert!(text.contains("data 4, ZeRO-3 in groups of 2"), "{text}");
     assert!(
-        text.contains("weights are gathered and gradients reduced beside the passes"),
+        text.contains("weights are gathered and gradients reduced during the passes"),
         "{text}"
     );
     let numeric = json(&format!("check {plan} --numeric"));

@@ -200,7 +200,7 @@ pub struct TrainingStep {
     /// Sharding of optimizer states over replicas.
     #[serde(default = "no_zero")]
     pub zero: Zero,
-    /// Whether tensor-axis collectives of activation gradients ran beside weight-gradient GEMMs.
+    /// Whether tensor-axis collectives of activation gradients overlapped with weight-gradient GEMMs.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_tensor_collectives: bool,
 }
@@ -211,8 +211,8 @@ impl TrainingStep {
         self.strategy.shards_tokens()
     }
 
-    /// Whether the step has neither sequence parallelism nor interleaved stages: all steps that prices were fitted to have
-    /// neither.
+    /// Whether the step has neither sequence parallelism nor interleaved stages: all steps that prices were fitted to
+    /// have neither.
     pub fn has_fitted_sharding_and_schedule(&self) -> bool {
         !self.shards_tokens() && self.interleaving == 1
     }

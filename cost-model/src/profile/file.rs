@@ -42,7 +42,7 @@ pub struct ProfileFile {
     pub fused: FusedCurve,
     /// Links between the devices.
     pub links: LinkSpec,
-    /// Collectives beside computation. Absent where they do not run at the same time.
+    /// Collectives overlapped with computation. Absent where they do not run at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap: Option<OverlapSpec>,
     /// Costs of launching kernels.
@@ -336,7 +336,7 @@ pub struct InterNodeLinks {
 pub struct OverlapSpec {
     /// Factor on the time of computation beside a collective, which occupies some compute units. At least 1.
     pub compute_slowdown: f64,
-    /// Factor on the time of a collective beside computation, which uses memory bandwidth. At least 1.
+    /// Factor on the time of a collective overlapped with computation, which uses memory bandwidth. At least 1.
     pub collective_slowdown: f64,
     /// Provenance of these numbers.
     pub provenance: Provenance,

@@ -1,8 +1,9 @@
-//! Checks that gradient buckets may run beside the last pass of a stage.
+//! Checks that gradient buckets may run during the last pass of a stage.
 //!
 //! The reductions of a bucket, with the casts around them, run from the bucket's point in the last pass on, in any
-//! interleaving with the instructions after that point. The walk of the step phase proves them correct after the whole pass;
-//! here, no instruction from the point on accesses the bytes of their operands, so every interleaving gives the same contents.
+//! interleaving with the instructions after that point. The walk of the step phase proves them correct after the whole
+//! pass; here, no instruction from the point on accesses the bytes of their operands, so every interleaving gives the
+//! same contents.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -6,7 +6,7 @@ use crate::{Defect, Defects};
 use super::Plan;
 
 impl Plan {
-    /// Neighbouring replicas that share one copy of what ZeRO shards.
+    /// Neighbouring replicas that together hold one copy of the states that ZeRO shards.
     fn shard_size(&self) -> u64 {
         match self.zero {
             Zero::Off => 1,

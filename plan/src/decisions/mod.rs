@@ -38,8 +38,8 @@ pub struct Plan {
     pub executor: Executor,
     /// Number formats.
     pub precision: Precision,
-    /// Number format in which gradients are reduced over the replicas, `fp32` or, with mixed precision, `bf16`; absent for
-    /// fp32.
+    /// Number format in which gradients are reduced over the replicas, `fp32` or, with mixed precision, `bf16`; absent
+    /// for fp32.
     #[serde(default, skip_serializing_if = "GradReduceDtype::is_default")]
     pub grad_reduce_dtype: GradReduceDtype,
     /// The device mesh.
@@ -48,15 +48,16 @@ pub struct Plan {
     pub workload: Workload,
     /// Sharding of optimizer states, gradients and weights over the data axis.
     pub zero: Zero,
-    /// Neighbouring replicas that share one copy of what ZeRO shards, a divisor of `mesh.data`; absent where all do.
+    /// Neighbouring replicas that together hold one copy of the states that ZeRO shards, a divisor of `mesh.data`;
+    /// absent where all do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard_size: Option<u64>,
     /// The order in which pipeline stages run the passes of their microbatches; absent for 1F1B.
     #[serde(default, skip_serializing_if = "PipelineSchedule::is_default")]
     pub schedule: PipelineSchedule,
-    /// Whether collectives over the data axis run beside computation: reductions of gradients beside the backward pass of
-    /// the last microbatch, and the gathers and reductions that ZeRO-2 and ZeRO-3 have in every pass. Absent where they
-    /// do not.
+    /// Whether collectives over the data axis overlap with computation: reductions of gradients during the backward
+    /// pass of the last microbatch, and the gathers and reductions that ZeRO-2 and ZeRO-3 have in every pass. Absent
+    /// where they do not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_grad_reduce: bool,
     /// Whether tensor-axis collectives of activation gradients run beside the weight-gradient GEMMs of the linears that
@@ -68,9 +69,9 @@ pub struct Plan {
     /// Layout of the latents that cross between blocks (LaX); absent for models without crossings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crossing_layout: Option<PlanLayout>,
-    /// The blocks of each pipeline stage, in order. With an interleaved schedule, those of each chunk in the order of the
-    /// model: entry k is chunk k / P of stage k mod P, of P stages. Of several entries the first and the last may have no
-    /// blocks: they have the embedding and the head.
+    /// The blocks of each pipeline stage, in order. With an interleaved schedule, those of each chunk in the order of
+    /// the model: entry k is chunk k / P of stage k mod P, of P stages. Of several entries the first and the last may
+    /// have no blocks: they have the embedding and the head.
     pub stages: Vec<StagePlan>,
     /// Decisions for the embedding.
     pub embedding: SegmentDecisions,

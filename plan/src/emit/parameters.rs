@@ -1,14 +1,15 @@
 //! Templates of the step phase of a parameter, and the collectives of a sharded one within passes.
 //!
 //! Partial gradients are all-reduced over the tensor axis, then all gradients over the data axis: reduce-scattered over
-//! the shard group of ZeRO, and all-reduced over the replicas that hold the same shard, beside the last backward pass
-//! where `Context::overlap_grad_reduce` is set. Squares are summed for clipping, AdamW is applied, and with ZeRO the new
-//! weights are all-gathered. With ZeRO-2 the passes reduce-scatter the gradients of blocks, and with ZeRO-3 they gather
-//! their weights, so that the step phase does not.
+//! the shard group of ZeRO, and all-reduced over the replicas that hold the same shard, during the last backward pass
+//! where `Context::overlap_grad_reduce` is set. Squares are summed for clipping, AdamW is applied, and with ZeRO the
+//! new weights are all-gathered. With ZeRO-2 the passes reduce-scatter the gradients of blocks, and with ZeRO-3 they
+//! gather their weights, so that the step phase does not.
 //!
-//! Where `Context::grad_reduce_dtype` is bf16, reductions over the data axis in the step phase are those of a rounded copy,
-//! which is widened for the norm and the update. With ZeRO-2 and ZeRO-3 the gradients of a microbatch are rounded, those of
-//! linears by the GEMM that computes them, and their reduced parts added to the fp32 sum over microbatches.
+//! Where `Context::grad_reduce_dtype` is bf16, reductions over the data axis in the step phase are those of a rounded
+//! copy, which is widened for the norm and the update. With ZeRO-2 and ZeRO-3 the gradients of a microbatch are
+//! rounded, those of linears by the GEMM that computes them, and their reduced parts added to the fp32 sum over
+//! microbatches.
 
 use crate::context::Context;
 use crate::extent::Extent;
@@ -49,7 +50,8 @@ pub fn reduce_gradient(parameters: &OpParameters, context: &Context) -> Vec<Inst
     templates
 }
 
-/// The reductions of a gradient over the data axis in the step phase, with the casts around them where they are in bf16.
+/// The reductions of a gradient over the data axis in the step phase, with the casts around them where they are in
+/// bf16.
 fn reduce_over_data(parameters: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
     let gradient = gradient(parameters, context);
     let reduced = if context.rounds_gradients() { rounded(gradient) } else { gradient };
@@ -71,7 +73,7 @@ fn reduce_over_data(parameters: &OpParameters, context: &Context) -> Vec<InstrTe
 /// The step phase of a gradient before the update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GradientReductions {
-    /// The reductions over the data axis, where they may run beside the last backward pass.
+    /// The reductions over the data axis, where they may run during the last backward pass.
     pub overlapped: Vec<InstrTemplate>,
     /// The other reductions, and the addition of its square to the square sum.
     pub rest: Vec<InstrTemplate>,
@@ -146,8 +148,8 @@ pub fn reduce_scatter(payload: Bytes, context: &Context) -> CollectiveOp {
     collective(CollectiveFunction::ReduceScatter, layouts, payload, context.shard_group())
 }
 
-/// Zeroes the gradient of a microbatch: ops other than linears add to it, and where it is padded to equal parts, the padding
-/// counts in the gradient norm. `None` where the GEMM of a linear writes all of it.
+/// Zeroes the gradient of a microbatch: ops other than linears add to it, and where it is padded to equal parts, the
+/// padding counts in the gradient norm. `None` where the GEMM of a linear writes all of it.
 pub fn zero_microbatch_gradient(
     op: &Op,
     parameters: &OpParameters,

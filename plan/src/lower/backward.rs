@@ -6,7 +6,7 @@ use crate::emit::{
     op_recompute, overlapped_weight_gradient,
 };
 use crate::graph::{Op, OpId, ValueId};
-use crate::program::{Action, BufferId, Instr};
+use crate::program::{Action, BufferId, Instr, StageSchedule};
 use crate::strategy::{Save, backward_reads_input, backward_reads_output};
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
@@ -52,7 +52,7 @@ impl StageLowering<'_> {
     /// Moves the weight-gradient GEMM of a linear, its last instruction, to the weight-gradient pass if it may run there.
     fn defer_weight_gradient(&mut self, site: SegmentSite, op: OpId) {
         let SegmentPlan { segment, choice } = site.plan;
-        let schedule = self.plan.context.stage_schedule(self.stage as u64);
+        let schedule = StageSchedule::of(&self.plan.context, self.stage as u64);
         if !schedule.defers_weight_gradients()
             || !is_weight_gradient_deferrable(segment, op, choice, &self.plan.context)
         {

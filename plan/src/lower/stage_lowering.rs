@@ -7,7 +7,7 @@ use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand};
 use crate::graph::{OpId, Value, ValueId};
 use crate::program::{
     Access, Buffer, BufferId, BufferRole, Extent, Instr, InstrOrigin, ModelChunk, ParameterShard,
-    Phase, StageProgram, place_buffers,
+    Phase, StageProgram, StageSchedule, place_buffers,
 };
 
 /// Index of a segment within its stage: the embedding, a block, or the head.
@@ -90,7 +90,7 @@ impl<'a> StageLowering<'a> {
 
     pub(super) fn finish(mut self) -> StageProgram {
         debug_assert!(self.overlapped_gemms.is_empty());
-        let schedule = self.plan.context.stage_schedule(self.stage as u64);
+        let schedule = StageSchedule::of(&self.plan.context, self.stage as u64);
         let has_weight_gradient_passes =
             self.program.chunks.iter().any(|chunk| !chunk.weight_gradient.is_empty());
         self.program.schedule = schedule.passes(has_weight_gradient_passes);

@@ -35,8 +35,8 @@ impl StageLowering<'_> {
         }
     }
 
-    /// The reductions that run beside the last pass, one bucket for each segment: when its part of the pass has ended, its
-    /// gradients are complete.
+    /// The reductions that run during the last pass, one bucket for each segment: when its part of the pass has ended,
+    /// its gradients are complete.
     fn gradient_buckets(&mut self, sites: &[SegmentSite]) {
         let context = self.plan.context;
         for site in sites.iter().rev().filter(|site| is_reduced_early(site, sites)) {
@@ -120,7 +120,7 @@ impl StageLowering<'_> {
     }
 }
 
-/// Whether a segment's reductions may run beside the last pass of the segments before it. After that of a stage's first
+/// Whether a segment's reductions may run during the last pass of the segments before it. After that of a stage's first
 /// block at most the embedding's is left, too short to hide a reduction.
 fn is_reduced_early(site: &SegmentSite, sites: &[SegmentSite]) -> bool {
     let is_block = |site: &&SegmentSite| site.plan.segment.kind == SegmentKind::Block;

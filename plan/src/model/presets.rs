@@ -168,7 +168,7 @@ fn unknown_preset(name: &str) -> Defect {
         format!("did you mean {}?", names.join(" or "))
     } else {
         let sizes = SIZES.map(|size| size.name).join(", ");
-        format!("llama-, cola-, svd- or lax- with {sizes}; cola-tiny; or a path to a file")
+        format!("llama-, cola-, svd- or lax- with {sizes}; or cola-tiny")
     };
     Defect::new("model", format!("there is no preset `{name}`")).hint(hint)
 }

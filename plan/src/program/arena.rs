@@ -10,9 +10,6 @@
 use super::{BufferId, ChunkPhase, Instr, Phase, StageProgram};
 use crate::Bytes;
 
-/// Alignment of every buffer, in bytes.
-pub(crate) const ALIGNMENT: u64 = 256;
-
 /// First and last position of a timeline at which a buffer is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lifetime {

@@ -1,10 +1,12 @@
 //! Buffers: tensors in a device's arena.
 
-use super::arena::ALIGNMENT;
 use crate::context::Context;
 use crate::extent::Extent;
 use crate::layout::WeightSplit;
 use crate::model::{WeightId, WeightShape};
+
+/// Alignment of every buffer, in bytes.
+pub(crate) const ALIGNMENT: u64 = 256;
 
 /// Index of a buffer within its stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

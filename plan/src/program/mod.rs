@@ -47,7 +47,8 @@ pub use crate::extent::Extent;
 pub use action::{
     Action, CollectiveFunction, CollectiveOp, GemmOp, GemmRole, P2pTransfer, Reduction,
 };
-pub(crate) use arena::{ALIGNMENT, place_buffers};
+pub(crate) use arena::place_buffers;
+pub(crate) use buffer::ALIGNMENT;
 pub use buffer::{Buffer, BufferId, BufferRole, ParameterShard};
 pub use fused_op::FusedOp;
 pub use phase::{ChunkPhase, MicrobatchPass, Phase};

@@ -17,7 +17,7 @@
 //!   microbatches in flight.
 
 use super::{ChunkPhase, MicrobatchPass, Phase, StageProgram};
-use crate::PipelineSchedule;
+use crate::{Context, PipelineSchedule};
 
 /// A stage of a pipeline, with what its schedule depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,17 @@ pub struct StageSchedule {
 }
 
 impl StageSchedule {
+    /// The schedule of a stage of a context.
+    pub fn of(context: &Context, stage: u64) -> StageSchedule {
+        StageSchedule {
+            schedule: context.schedule,
+            stage,
+            stages: context.mesh.pipeline,
+            chunks: context.chunks,
+            microbatches: context.workload.microbatches(&context.mesh),
+        }
+    }
+
     /// Whether weight gradients of blocks may have passes of their own. No stage waits for a gradient of the first.
     pub fn defers_weight_gradients(&self) -> bool {
         self.schedule == PipelineSchedule::ZeroBubble && self.stage > 0

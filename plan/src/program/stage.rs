@@ -5,9 +5,9 @@ use std::ops::Range;
 use super::{Buffer, BufferId, BufferRole, ChunkPhase, Instr, MicrobatchPass, Phase};
 use crate::Bytes;
 
-/// Reductions of gradients over the data axis that run beside the last pass of a stage: the backward pass of the last
-/// microbatch, or its weight-gradient pass. Their instructions are the first of the step phase, where executors without a
-/// second stream run them.
+/// Reductions of gradients over the data axis that run during the last pass of a stage: the backward pass of the last
+/// microbatch, or its weight-gradient pass. Their instructions are the first of the step phase, where executors without
+/// a second stream run them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GradientBucket {
     /// Instructions of the last pass that end before the reductions begin. No later one accesses their operands.
@@ -38,7 +38,7 @@ pub struct StageProgram {
     pub chunks: Vec<ModelChunk>,
     /// The step phase, once per step.
     pub step: Vec<Instr>,
-    /// The reductions of the step phase that may run beside the last pass, in order.
+    /// The reductions of the step phase that may run during the last pass, in order.
     pub gradient_buckets: Vec<GradientBucket>,
     /// The order of passes.
     pub schedule: Vec<MicrobatchPass>,

@@ -92,7 +92,7 @@ impl fmt::Display for Program {
                 let Range { start, end } = reductions;
                 writeln!(
                     f,
-                    "  step {start}..{end}: beside the last pass, after its first {after}"
+                    "  step {start}..{end}: during the last pass, after its first {after}"
                 )?;
             }
         }

@@ -137,7 +137,7 @@ pub(crate) fn flops_bound(request: &Request, context: &Context) -> Result<Second
 struct StepPhaseMin {
     /// The reductions.
     reductions: f64,
-    /// The least that the reductions add to a step beside computation.
+    /// The least time that the reductions add to a step where they overlap with computation.
     counted_reductions: f64,
     /// The updates.
     updates: f64,
@@ -185,8 +185,8 @@ pub(super) fn min_microbatch_time(
     Some(blocks + end(SegmentKind::Embedding)? + end(SegmentKind::Head)?)
 }
 
-/// The parameters of a device on a stage of average size: all of them, split evenly. They count as parameters of blocks,
-/// of which ZeRO shards no less than of embedding and head.
+/// The parameters of a device on a stage of average size: all of them, split evenly. They count as parameters of
+/// blocks, of which ZeRO shards no less than of embedding and head.
 fn average_stage(request: &Request, context: &Context) -> OpParameters {
     let mesh = context.mesh;
     let elements = request.model.parameters() / (mesh.tensor * mesh.pipeline);

@@ -1,9 +1,9 @@
 //! Lower bound on a step in which collectives of sharded parameters take longer than the passes beside them.
 //!
 //! On one stage and without collectives of activations, the weights of a block are gathered beside the forward pass of
-//! another block, and beside the backward pass of a block another one's weights are gathered and a third one's gradients
-//! reduced. A pass and the collectives beside it end no earlier where the pass takes longer, so that the least pass of each
-//! block bounds both:
+//! another block, and during the backward pass of a block another one's weights are gathered and a third one's
+//! gradients reduced. A pass and the collectives beside it end no earlier where the pass takes longer, so that the
+//! least pass of each block bounds both:
 //!
 //! ```text
 //! m·Σ (f + exposed(gather, f) + b + exposed(gather + reduction, b)) + embedding and head

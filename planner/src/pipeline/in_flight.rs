@@ -1,6 +1,7 @@
 //! Microbatches in flight.
 
 use narrows_plan::Context;
+use narrows_plan::program::StageSchedule;
 
 /// Number of microbatches whose activations each chunk of a stage stores at once, at least.
 pub(crate) fn in_flight_in_chunks(context: &Context, stage: usize) -> Vec<u64> {
@@ -9,5 +10,5 @@ pub(crate) fn in_flight_in_chunks(context: &Context, stage: usize) -> Vec<u64> {
 
 /// Number of microbatches whose activations a chunk of a stage stores at once, at least.
 pub(crate) fn in_flight_in_chunk(context: &Context, stage: usize, chunk: u64) -> u64 {
-    context.stage_schedule(stage as u64).microbatches_in_flight(chunk)
+    StageSchedule::of(context, stage as u64).microbatches_in_flight(chunk)
 }

@@ -128,7 +128,7 @@ pub struct StageOverhead {
     /// The backward pass before the stage's blocks.
     pub(crate) before_blocks: BeforeBlocks,
     /// Lower bound on what the reductions of the stage's first block add to those of other blocks: none of them runs
-    /// beside the last backward pass. Counted in `step_phase`.
+    /// during the last backward pass. Counted in `step_phase`.
     pub(crate) first_block_min: Seconds,
     /// Slowdown of the last backward pass and reductions beside it.
     pub(crate) slowdown: Option<OverlapSlowdown>,

@@ -1,9 +1,9 @@
 //! Work of sharded parameters that the blocks of a stage do not count.
 //!
-//! Beside computation, a gather of a block's weights or a reduction of its gradients runs beside the pass of another block,
-//! and counts with what it adds at least. The first block that a pass reads and the last whose gradients it completes have
-//! no other block beside theirs. The additions of reduced parts, which a step of one microbatch does not have, are the same
-//! for every choice of a block on one device of the tensor axis.
+//! Where they overlap with computation, a gather of a block's weights or a reduction of its gradients runs during the
+//! pass of another block and counts the least time it can add. The gather for the first block of a pass and the
+//! reduction of the last have no such pass. The additions of reduced parts, which a step of one microbatch does not
+//! have, are the same for every choice of a block on one device of the tensor axis.
 
 use narrows_cost_model::{OverlapSlowdown, ShardingMin};
 use narrows_plan::graph::SegmentKind;
@@ -12,8 +12,8 @@ use narrows_plan::{Context, Seconds};
 use super::embedding_and_head::EmbeddingAndHead;
 use crate::segment::{SegmentSolver, SegmentSpec};
 
-/// Lower bounds on what sharded parameters add to the forward and to the backward pass of a stage, beyond what its blocks
-/// count.
+/// Lower bounds on what sharded parameters add to the forward and to the backward pass of a stage, beyond what its
+/// blocks count.
 pub(super) fn sharding_beside_blocks(
     segments: &SegmentSolver,
     context: &Context,

@@ -3,7 +3,7 @@
 use narrows_cost_model::{
     BucketTime, PassTimes, StageOverlap, StageTime, StepPart, SyncedStages, schedule_time,
 };
-use narrows_plan::program::MicrobatchPass;
+use narrows_plan::program::{MicrobatchPass, StageSchedule};
 use narrows_plan::{Context, Seconds};
 
 use super::assignment::StageAssignment;
@@ -11,8 +11,8 @@ use super::interleaved::chunk_passes;
 use super::overhead::{BeforeBlocks, PipelineOverheads, StageOverhead, StepSyncs};
 use super::partition::Partition;
 
-/// Simulates a step of a partition from its stage times. The result equals the simulation of the lowered program, and for
-/// ZeRO-2 and ZeRO-3 with overlap is a lower bound: which collectives a pass hides depends on its neighbours.
+/// Simulates a step of a partition from its stage times. The result equals the simulation of the lowered program, and
+/// for ZeRO-2 and ZeRO-3 with overlap is a lower bound: which collectives a pass hides depends on its neighbours.
 pub(crate) fn simulate_partition(
     context: &Context,
     partition: &Partition,
@@ -21,7 +21,7 @@ pub(crate) fn simulate_partition(
     let overheads = overheads.of(&partition.counts);
     let (mut times, mut passes) = (vec![], vec![]);
     for (index, (stage, overhead)) in partition.stages.iter().zip(overheads).enumerate() {
-        let schedule = context.stage_schedule(index as u64);
+        let schedule = StageSchedule::of(context, index as u64);
         let is_deferred =
             schedule.defers_weight_gradients() && stage.weight_gradient > Seconds(0.0);
         let weight_gradient = if is_deferred { stage.weight_gradient } else { Seconds(0.0) };
@@ -44,9 +44,9 @@ pub(crate) fn simulate_partition(
     schedule_time(&times, &passes)
 }
 
-/// The reductions beside the last pass of a stage, one bucket for each segment that has any. The last pass is a
-/// weight-gradient pass, to which only blocks contribute, where weight gradients are deferred. It is one through the first
-/// chunk: the gradients of other chunks are complete before.
+/// The reductions during the last pass of a stage, one bucket for each segment that has any. The last pass is a
+/// weight-gradient pass, to which only blocks contribute, where weight gradients are deferred. It is one through the
+/// first chunk: the gradients of other chunks are complete before.
 fn stage_overlap(
     overhead: &StageOverhead,
     blocks: &StageAssignment,
@@ -79,7 +79,7 @@ fn step_parts(overhead: &StageOverhead, blocks: &StageAssignment, stages: usize)
     let syncs = begin + tied.unwrap_or_default() + norm.unwrap_or_default();
     let reductions = blocks.blocks.iter().map(|block| block.time.overlapped);
     let overlapped = reductions.sum::<Seconds>() + overhead.before_blocks.overlapped;
-    // The step phase of a segment has the least that its reductions add beside the backward pass; those of the first
+    // The step phase of a segment has the least that its reductions add during the backward pass; those of the first
     // block run after it.
     let hidden =
         overhead.slowdown.map_or(Seconds(0.0), |slowdown| overlapped * slowdown.hidden_cost());

@@ -15,7 +15,7 @@ impl SegmentSolver<'_> {
         self.step_phase_bounds(spec, context).range
     }
 
-    /// Lower bound on the segment's reductions beside the last backward pass, in seconds.
+    /// Lower bound on the segment's reductions during the last backward pass, in seconds.
     pub(crate) fn overlapped_min(&self, spec: SegmentSpec, context: &Context) -> f64 {
         match context.overlap_grad_reduce {
             true => self.step_phase_bounds(spec, context).overlapped_min,

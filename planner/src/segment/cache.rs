@@ -56,7 +56,7 @@ pub(super) type BytePricesKey = (SegmentSpec, Context, usize, Bytes);
 pub(super) struct StepPhaseBounds {
     /// Least and largest time, in seconds.
     pub range: [f64; 2],
-    /// Least reductions beside the last backward pass, in seconds.
+    /// Least reductions during the last backward pass, in seconds.
     pub overlapped_min: f64,
     /// Least additions to the passes.
     pub sharding_min: ShardingMin,

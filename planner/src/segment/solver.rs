@@ -26,9 +26,8 @@ use super::spec::SegmentSpec;
 use crate::arenas::ArenaCache;
 use crate::deadline::Deadline;
 use crate::lock::lock;
-use crate::report::TableSolves;
 use crate::request::Request;
-use crate::solve::SolveMethod;
+use crate::solve::{SolveMethod, TableSolves};
 
 /// Solves the segments of one request.
 pub struct SegmentSolver<'a> {

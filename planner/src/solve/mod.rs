@@ -38,7 +38,9 @@ use fixedbitset::FixedBitSet;
 pub(crate) use column_ilp::{ColumnCounts, ColumnGroup, choose_columns};
 pub use elimination::{EliminationOrder, MinCostAssignment, choice_times};
 pub(crate) use hull::{Hull, SupportingLine, Sweeper, Vertex, VertexId};
-pub use outcome::{Conflict, SolveError, SolveLimits, SolveMethod, SolveOutcome, SolveStatus};
+pub use outcome::{
+    Conflict, SolveError, SolveLimits, SolveMethod, SolveOutcome, SolveStatus, TableSolves,
+};
 pub use presolve::{ReducedTable, presolve};
 pub use table_solver::{solve_by_ilp, solve_table};
 

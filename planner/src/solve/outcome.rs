@@ -170,3 +170,12 @@ impl SolveClock {
         (self.started.elapsed() >= limit).then_some(SolveStatus::TimeLimit(limit))
     }
 }
+
+/// Number of solves of cost tables that one method ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableSolves {
+    /// Solves that ended with a proof: optimal, or infeasible.
+    pub proven: u64,
+    /// Solves that a limit ended.
+    pub limited: u64,
+}

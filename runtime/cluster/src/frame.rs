@@ -34,7 +34,7 @@ pub(crate) enum FrameChannel {
     Axis(Axis),
     /// Collectives of the first and the last stage.
     TiedStages,
-    /// Collectives of the replicas that share one copy of what ZeRO shards.
+    /// Collectives of the replicas that share one copy of the states that ZeRO shards.
     ShardGroup,
     /// Collectives of the replicas that hold the same shard.
     ShardReplicas,

@@ -19,8 +19,8 @@ fn random_plans_agree_with_the_reference() {
     );
 }
 
-/// Collectives beside the backward pass come earlier in the order of instructions, and weight-gradient passes later. Both
-/// change no bit.
+/// Collectives during the backward pass come earlier in the order of instructions, and weight-gradient passes later.
+/// Both change no bit.
 #[test]
 fn overlap_and_schedules_change_no_bit() {
     check_orders((0..conformance::CASES).step_by(3));
@@ -32,7 +32,8 @@ fn overlap_and_schedules_change_no_bit_in_more_plans() {
     check_orders((0..3 * conformance::CASES).filter(|number| number % 3 > 0));
 }
 
-/// Compares the weights after two steps of the cases with these numbers, with and without overlap and with each schedule.
+/// Compares the weights after two steps of the cases with these numbers, with and without overlap and with each
+/// schedule.
 fn check_orders(numbers: impl Iterator<Item = usize>) {
     let (mut buckets, mut overlapped_gemms, mut deferred_gemms) = (0, 0, 0);
     for case in conformance::cases(Precision::Fp32, numbers) {

@@ -82,7 +82,7 @@ pub enum GroupScope {
     Axis(Axis),
     /// The first and the last pipeline stage, which share a tied weight.
     TiedStages,
-    /// The replicas that share one copy of what ZeRO shards, where these are not all replicas.
+    /// The replicas that share one copy of the states that ZeRO shards, where these are not all replicas.
     ShardGroup,
     /// The replicas that hold the same shard, where these are not all replicas.
     ShardReplicas,

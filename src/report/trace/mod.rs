@@ -2,7 +2,8 @@
 //!
 //! A process of the trace is a device, or in the trace of a run a stage of the predicted step, whose devices are equal.
 //! A process has four threads: the step and its passes, compute instructions, communication, and the gradient
-//! reductions beside the last backward pass. Times are microseconds from the start of the first traced step, which is also the start of the predicted step.
+//! reductions during the last backward pass. Times are microseconds from the start of the first traced step, which is
+//! also the start of the predicted step.
 
 mod extent;
 mod file;
@@ -185,7 +186,7 @@ impl TraceProcess {
     }
 
     /// Adds the events of a step, of its passes and of its instructions. The first instructions of the step phase,
-    /// `reductions` of them, run beside the last backward pass.
+    /// `reductions` of them, run during the last backward pass.
     fn step<'a>(
         self,
         scheduled: impl Iterator<Item = (ScheduledInstruction<'a>, (f64, f64))>,
@@ -279,8 +280,8 @@ impl TraceProcess {
     }
 }
 
-/// The kernel in words, with its FLOPs and bytes: those that cross the memory bus, or those of the unsharded tensors of a
-/// collective.
+/// The kernel in words, with its FLOPs and bytes: those that cross the memory bus, or those of the unsharded tensors of
+/// a collective.
 fn work(kernel: &Kernel) -> Map<String, Value> {
     let (flops, bytes) = match kernel {
         Kernel::Gemm(gemm) => (Some(gemm.flops()), Some(gemm.traffic())),

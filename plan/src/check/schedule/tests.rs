@@ -70,7 +70,7 @@ fn pipeline(schedule: PipelineSchedule, [stages, chunks, microbatches]: [u64; 3]
     let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
     let context = Context { schedule, chunks, ..context };
     let constants = ModelConstants { hidden: 1, vocab: 1, norm_epsilon: 1.0, rope_theta: 1.0 };
-    let stages = (0..stages).map(|at| stage(&context.stage_schedule(at), &mesh)).collect();
+    let stages = (0..stages).map(|at| stage(&StageSchedule::of(&context, at), &mesh)).collect();
     Program { context, constants, tied: false, stages }
 }
 
@@ -95,7 +95,7 @@ fn no_schedule_has_a_deadlock() {
             for (at, stage) in program.stages.iter().enumerate() {
                 check_passes(stage, chunks, microbatches)
                     .unwrap_or_else(|e| panic!("{case}: {e:?}"));
-                let schedule_of_stage = program.context.stage_schedule(at as u64);
+                let schedule_of_stage = StageSchedule::of(&program.context, at as u64);
                 for (chunk, of_chunk) in stage.chunks.iter().enumerate() {
                     let in_flight = schedule_of_stage.microbatches_in_flight(chunk as u64);
                     assert!(of_chunk.slots >= in_flight, "{case}");

@@ -3,9 +3,9 @@
 //! There is one communicator per device group of the program's collectives, and one per direction of each stage
 //! boundary. Each is split off the communicator of all processes with separate streams and buffers: shared ones would
 //! queue the operations of one communicator behind those of another. A communicator is used on one stream at a time, so
-//! its operations execute in the order of the calls: gradient reductions beside the last backward pass have a stream of
-//! their own, and the step phase, which uses the same communicator in captured graphs, begins when they have ended. NCCL
-//! allows both uses of a communicator unless `NCCL_GRAPH_MIXING_SUPPORT` is 0.
+//! its operations execute in the order of the calls: gradient reductions during the last backward pass have a stream of
+//! their own, and the step phase, which uses the same communicator in captured graphs, begins when they have ended.
+//! NCCL allows both uses of a communicator unless `NCCL_GRAPH_MIXING_SUPPORT` is 0.
 //!
 //! No call blocks. Where NCCL waits for other processes, its state is polled up to a timeout. A process that gives up
 //! aborts its communicators, which ends the waiting operations on the GPU.
@@ -36,8 +36,8 @@ use narrows_runtime::session::{MeshCoordinates, collective_groups};
 use narrows_runtime::{PipelineDirection, RunError};
 
 /// Maximum number of thread blocks of a transfer, and of a collective. Transfers over different stage boundaries must
-/// progress concurrently with each other, with a collective of the pass and with a gradient reduction beside it, whatever
-/// the other devices do first: four transfers and two collectives together take 96 blocks, fewer than the 108
+/// progress concurrently with each other, with a collective of the pass and with a gradient reduction beside it,
+/// whatever the other devices do first: four transfers and two collectives together take 96 blocks, fewer than the 108
 /// multiprocessors of an A100, so that all are resident.
 const P2P_BLOCKS_MAX: c_int = 8;
 const COLLECTIVE_BLOCKS_MAX: c_int = 32;

@@ -94,7 +94,7 @@ pub enum StreamId {
     Compute,
     /// Collectives.
     Collectives,
-    /// Gradient reductions beside the last backward pass.
+    /// Gradient reductions during the last backward pass.
     Reductions,
 }
 

@@ -8,7 +8,7 @@
 //! streams of their own: a graph ends when everything in it has ended, and a stage that waited for its send before
 //! receiving would deadlock with a neighbour that does the same.
 //!
-//! Gradient reductions that may run beside the last backward pass divide that pass further: each is a
+//! Gradient reductions that may run during the last backward pass divide that pass further: each is a
 //! [`ScheduleItem::Reductions`] on a stream of its own.
 //!
 //! Within a segment, collectives run on a stream beside that of the computation ([`StreamId`]). `waits` derives

@@ -42,7 +42,7 @@ pub(crate) struct GraphExecutor {
     fork: CudaEvent,
     /// Recorded where both streams of a segment have ended.
     join: CudaEvent,
-    /// Recorded where gradient reductions beside the last backward pass begin and end.
+    /// Recorded where gradient reductions during the last backward pass begin and end.
     reductions: [CudaEvent; 2],
     /// Recorded after each item of a step, in their order.
     pub(super) item_events: Vec<CudaEvent>,
