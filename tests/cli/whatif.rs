@@ -207,7 +207,7 @@ fn fields_are_listed() {
 #[test]
 fn bad_sweeps_are_located() {
     for (arguments, part) in [
-        ("", "--sweep: is missing"),
+        ("", "--sweep: names no field to sweep"),
         ("--sweep devices", "has no `=`"),
         ("--sweep devices=", "a value is missing"),
         ("--sweep devices=8..4+1", "ends before it begins"),
