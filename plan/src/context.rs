@@ -196,6 +196,11 @@ impl Context {
         (virtual_stage % stages, virtual_stage / stages)
     }
 
+    /// The axis that names the collectives of activations in reports: tensor where there is one.
+    pub fn activation_axis(&self) -> Axis {
+        if self.mesh.tensor == 1 { Axis::Context } else { Axis::Tensor }
+    }
+
     /// Whether passes may have collectives of activations, with which other collectives do not overlap.
     pub fn has_activation_collectives(&self) -> bool {
         self.mesh.tensor > 1 || self.mesh.context > 1

@@ -309,7 +309,8 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
         parts.push(format!("{collectives} overlapped"));
     }
     if context.overlap_tensor_collectives {
-        parts.push("tensor-axis collectives overlapped".into());
+        let axis = context.activation_axis().name();
+        parts.push(format!("{axis}-axis collectives overlapped"));
     }
     let blocks: Vec<_> = plan.decisions.stages.iter().flatten().collect();
     if let Some(block) = blocks.get(blocks.len() / 2)

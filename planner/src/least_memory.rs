@@ -20,11 +20,11 @@ use crate::contexts::{contexts, may_need_least_memory};
 use crate::deadline::Deadline;
 use crate::device_counts::ContextSolvers;
 use crate::feasible_plan::FeasiblePlan;
+use crate::least_time::search_least_time;
 use crate::objective::Objective;
 use crate::proof::ProofState;
 use crate::report::{SearchReport, SearchStatus};
 use crate::request::{MemoryLimit, Request};
-use crate::search::search_times;
 use crate::search_cache::SearchCache;
 use crate::search_result::SearchResult;
 use crate::segment::SegmentSolver;
@@ -74,7 +74,7 @@ pub(crate) fn search_least_memory(
     let known = smallest.filter(|plan| plan.peak_arena() <= arena_limit);
     let limit = known.as_ref().map_or(arena_limit, FeasiblePlan::peak_arena);
     let within = Request { memory_limit: MemoryLimit::Bytes(limit), ..requests[0].clone() };
-    let SearchResult { best, report } = search_times(&within, deadline, cache, known);
+    let SearchResult { best, report } = search_least_time(&within, deadline, cache, known);
     let mut report = match &best {
         None => SearchReport { objective: request.objective, objective_bound: bound, ..report },
         Some(plan) => {

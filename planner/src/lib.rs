@@ -33,6 +33,7 @@ mod explain;
 mod feasible_plan;
 mod infeasible;
 mod least_memory;
+mod least_time;
 mod lock;
 mod objective;
 mod pipeline;

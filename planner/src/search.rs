@@ -1,40 +1,17 @@
-//! The outer search: bounds every context from below and solves the promising ones.
-//!
-//! 1. Contexts (mesh, microbatch, ZeRO stage) that cannot hold the model are dropped.
-//! 2. Each context gets a bound: with T the smallest microbatch time of the whole model, u the smallest
-//!    step phase of an average stage, m microbatches and P stages, no 1F1B step is shorter than
-//!    m·T/P + u, nor than T / (1 − (1 − 1/m)ᴾ), which stages of the best proportion would reach.
-//! 3. The most promising contexts get a better bound, from dividing the blocks among the stages within
-//!    the memory limit. The contexts that remain most promising are solved (lowered, placed in memory,
-//!    simulated) until no bound is better than the best plan.
+//! Searches: the result that a cache has, or the search for the least value of the objective.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use narrows_plan::Context;
-use rayon::prelude::*;
-
-use crate::bounded_context::{BoundedContext, ContextResult};
-use crate::context::flops_bound;
-use crate::contexts::contexts;
 use crate::deadline::Deadline;
-use crate::device_counts::ContextSolvers;
-use crate::feasible_plan::FeasiblePlan;
 use crate::least_memory::search_least_memory;
+use crate::least_time::search_least_time;
 use crate::objective::Objective;
-use crate::proof::ProofState;
-use crate::report::{ContextOutcome, ContextReport};
 use crate::request::Request;
-use crate::restricted::{feasible_plan_restricted, improve_restricted};
 use crate::search_cache::SearchCache;
 use crate::search_key::SearchKey;
 use crate::search_result::SearchResult;
-use crate::segment::SegmentSolver;
-
-/// Contexts that are solved in parallel.
-const CHUNK: usize = 4;
 
 /// Searches the whole space of a request, until its time limit.
 pub fn search(request: &Request) -> SearchResult {
@@ -80,128 +57,9 @@ fn search_until(request: &Request, deadline: &Deadline, cache: &SearchCache) -> 
 /// Searches the whole space of a request until a deadline.
 fn search_space(request: &Request, deadline: &Deadline, cache: &SearchCache) -> SearchResult {
     match request.objective {
-        Objective::StepTime | Objective::Cost => search_times(request, deadline, cache, None),
+        Objective::StepTime | Objective::Cost => search_least_time(request, deadline, cache, None),
         Objective::Memory => search_least_memory(request, deadline, cache),
     }
-}
-
-/// Searches the whole space of a request for the least step time or cost until a deadline. `known` is a plan of the space,
-/// if one is known.
-pub(crate) fn search_times(
-    request: &Request,
-    deadline: &Deadline,
-    cache: &SearchCache,
-    known: Option<FeasiblePlan>,
-) -> SearchResult {
-    let begin = Instant::now();
-    let objective = request.objective;
-    let requests = request.by_devices();
-    let segments: Vec<SegmentSolver> = requests
-        .iter()
-        .map(|request| SegmentSolver::with_cache(request, deadline.clone(), cache.segments()))
-        .collect();
-    let solvers = ContextSolvers::new(&requests, &segments);
-    // Under a time limit, a first plan comes before any bound.
-    let mut best = match known {
-        None if deadline.exists() => solvers.first_feasible(),
-        known => known,
-    };
-    // Bounds take at most half of the time, and the solution of contexts the rest.
-    let contexts: Vec<Context> = requests.iter().flat_map(contexts).collect();
-    let open: Vec<BoundedContext> = contexts
-        .into_par_iter()
-        .map(|context| {
-            let solver = solvers.of(&context);
-            let bound = match deadline.is_half_over() {
-                false => solver.lower_bound(&context),
-                true => flops_bound(request, &context),
-            };
-            BoundedContext::new(objective, context, bound)
-        })
-        .collect();
-    // Contexts are taken from the front, of up to hundreds of thousands.
-    let mut open = VecDeque::from(open);
-    sort_by_bound(&mut open);
-    if !deadline.is_half_over() {
-        best = objective.better(best, solvers.warm_start(&open));
-    }
-    let mut reports = vec![];
-    let mut bound = f64::INFINITY;
-    let mut is_out_of_time = false;
-    // The contexts of a chunk are solved in parallel against one incumbent, so that the outcome does
-    // not depend on the number of threads.
-    while !open.is_empty() {
-        sort_by_bound(&mut open);
-        let incumbent = best.as_ref().map_or(f64::INFINITY, |plan| objective.value(plan));
-        let deadline_passed = deadline.is_over();
-        let is_decided = deadline_passed || open[0].lower_bound() >= incumbent;
-        let size = if is_decided { open.len() } else { CHUNK.min(open.len()) };
-        let mut unrefined: Vec<&mut BoundedContext> = open
-            .range_mut(..size)
-            .filter(|b| b.needs_refinement() && b.lower_bound() < incumbent && !deadline_passed)
-            .collect();
-        if !unrefined.is_empty() {
-            unrefined
-                .par_iter_mut()
-                .for_each(|open| open.refine(solvers.of(&open.context), incumbent));
-            continue;
-        }
-        let chunk: Vec<BoundedContext> = open.drain(..size).collect();
-        let results: Vec<ContextResult> =
-            chunk.par_iter().map(|open| open.solve(solvers.of(&open.context), incumbent)).collect();
-        for (bounded, result) in chunk.into_iter().zip(results) {
-            bound = bound.min(result.bound);
-            is_out_of_time |= result.is_interrupted;
-            best = objective.better(best, result.plan);
-            // Solving proves more than the bound that ordered the contexts.
-            let (context, outcome) = (bounded.context, result.outcome);
-            let bound = bounded.proven_bound(&outcome, result.bound.min(incumbent));
-            reports.push(ContextReport { context, bound, outcome });
-        }
-    }
-    best = match best {
-        best if deadline.is_over() => {
-            is_out_of_time |= best.is_none();
-            best
-        }
-        None => feasible_plan_restricted(request, &solvers, &reports),
-        Some(best) => Some(improve_restricted(request, &solvers, &reports, best, bound)),
-    };
-    if let Some(best) = &best {
-        record_best(best, &mut reports);
-    }
-    let proof = ProofState { bound, is_out_of_time, has_unproven: solvers.have_unproven() };
-    let value = best.as_ref().map(|plan| objective.value(plan));
-    let mut report = proof.report(request, value, reports);
-    solvers.add_effort(&mut report);
-    report.wall_time = begin.elapsed();
-    let step_factor = request.profile.launch_costs(request.executor).step_factor;
-    SearchResult { best, report: report.scaled_to_steps(step_factor) }
-}
-
-/// Records the best plan as the solution of its context: the warm start may be the best plan.
-fn record_best(best: &FeasiblePlan, reports: &mut [ContextReport]) {
-    // Plans without overlapped collectives are found under restricted rules only, and belong to the same report.
-    let context = best.decisions.context;
-    let of_best = |report: &&mut ContextReport| {
-        let overlap_tensor_collectives = report.context.overlap_tensor_collectives;
-        report.context == Context { overlap_tensor_collectives, ..context }
-    };
-    let equal = reports.iter().position(|report| report.context == context);
-    let report = match equal {
-        Some(index) => reports.get_mut(index),
-        None => reports.iter_mut().find(of_best),
-    };
-    if let Some(report) = report {
-        report.outcome = ContextOutcome::Solved(best.time);
-    }
-}
-
-/// Sorts contexts by their bounds, the lowest first.
-fn sort_by_bound(contexts: &mut VecDeque<BoundedContext>) {
-    let bounds =
-        |a: &BoundedContext, b: &BoundedContext| a.lower_bound().total_cmp(&b.lower_bound());
-    contexts.make_contiguous().sort_by(bounds);
 }
 
 #[cfg(test)]
@@ -212,7 +70,7 @@ mod tests {
     use narrows_plan::{Bytes, Zero};
 
     use super::*;
-    use crate::report::SearchStatus;
+    use crate::report::{ContextOutcome, ContextReport, SearchStatus};
     use crate::request::{GroupingRule, MemoryLimit};
 
     /// A memory limit so tight that even partitions do not fit and budgets are corrected often.

@@ -293,7 +293,7 @@ fn mesh_legend(listed: &[&MeshRow]) -> String {
             false => "Mesh: tensor × pipeline × data",
         }),
         has_chunks.then_some("in parentheses: model chunks a stage"),
-        is_overlapped.then_some("overlap: collectives of the data or tensor axis, or of both"),
+        is_overlapped.then_some("overlap: collectives of the data axis, of activations, or both"),
     ];
     format!("{}.", parts.into_iter().flatten().collect::<Vec<_>>().join("; "))
 }

@@ -322,10 +322,7 @@ fn overlap_text(program: &Program) -> String {
         })
     };
     let in_last_pass = program.stages.iter().any(|stage| !stage.gradient_buckets.is_empty());
-    let activations = match program.context.mesh.tensor {
-        1 => "context-axis collectives",
-        _ => "tensor-axis collectives",
-    };
+    let activations = format!("{}-axis collectives", program.context.activation_axis().name());
     let of_data = beside(|axis| axis == Axis::Data);
     match (of_data, in_last_pass, beside(Axis::shards_activations)) {
         (true, _, true) => format!("data-axis and {activations}"),

@@ -7,6 +7,7 @@
 //! | `values.rs` | lists and ranges of values as they are typed |
 //! | `field.rs` | the fields that can be swept, and their names |
 //! | `document.rs` | model and hardware as JSON documents, in which fields are set |
+//! | `point.rs` | swept fields and the combinations of their values |
 //! | `scenario.rs` | the base request, and the request of one point |
 //! | `solve.rs` | the smallest or largest value that satisfies a condition |
 //! | `sweep.rs` | the points of a sweep, and their plans |
@@ -15,6 +16,7 @@ mod alternative;
 mod break_even;
 mod document;
 mod field;
+mod point;
 mod scenario;
 mod solve;
 mod sweep;
@@ -26,7 +28,8 @@ pub use break_even::{
 };
 pub use document::{Document, ScalarField};
 pub use field::SweepField;
+pub use point::{Point, SweepAxis};
 pub use scenario::{Scenario, text_of};
 pub use solve::{Condition, Extreme, Method, solve};
-pub use sweep::{PlannedPoint, Point, PointOutcome, Sweep, SweepAxis, plan_points};
+pub use sweep::{PlannedPoint, PointOutcome, Sweep, plan_points};
 pub use values::{geometric_mean, number, parse_values};

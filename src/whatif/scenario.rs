@@ -17,7 +17,7 @@ use crate::step_cost::priced_terms;
 
 use super::document::Document;
 use super::field::{SweepField, field_names};
-use super::sweep::{Point, SweepAxis};
+use super::point::{Point, SweepAxis};
 use super::values::parse_values;
 
 /// A base request whose fields can be set.

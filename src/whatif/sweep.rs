@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use narrows_cost_model::{TrainingRunEstimate, TrainingRunTerms};
+use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{Bytes, Plan};
 use narrows_planner::{
     Prediction, Request, SearchCache, SearchReport, SearchStatus, equal_searches,
@@ -18,16 +18,8 @@ use crate::priced_plan::PricedPlan;
 use crate::step_cost::StepCost;
 
 use super::field::SweepField;
+use super::point::{Point, SweepAxis};
 use super::scenario::Scenario;
-
-/// A swept field with its values.
-#[derive(Clone, Debug)]
-pub struct SweepAxis {
-    /// The field.
-    pub field: SweepField,
-    /// Values of the field, at least one.
-    pub values: Vec<Value>,
-}
 
 /// Combination of the axes of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,21 +28,6 @@ pub enum Sweep {
     Product,
     /// The first values of all axes, then the second values, and so on.
     Zip,
-}
-
-/// One combination of values, with its request.
-#[derive(Debug)]
-pub struct Point {
-    /// A value for each axis.
-    pub values: Vec<Value>,
-    /// Request of the point, not validated.
-    pub request: Request,
-    /// The training run to estimate.
-    pub training_run: Option<TrainingRunTerms>,
-    /// Whether the cost of a step is minimised, or compared with its minimum.
-    pub reports_cost: bool,
-    /// Price of one device for one hour, if it is known.
-    pub price_per_device_hour: Option<f64>,
 }
 
 /// Result of planning one point.

@@ -100,7 +100,8 @@ impl Plan {
                 self.mesh.replicas(),
                 self.shard_size()
             );
-            defects.push(Defect::new("shard_size", problem).hint("a divisor of mesh.data"));
+            let hint = "a divisor of mesh.data, times mesh.context";
+            defects.push(Defect::new("shard_size", problem).hint(hint));
         }
         if self.shard_size == Some(1) {
             let defect = Defect::new("shard_size", "one replica shares nothing");

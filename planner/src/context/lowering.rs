@@ -3,34 +3,14 @@
 use std::sync::Arc;
 
 use narrows_cost_model::simulate;
-use narrows_plan::program::Program;
-use narrows_plan::{Bytes, CheckedProgram, Context, Kernel, Plan, ResolvedPlan, Seconds, lower};
+use narrows_plan::{Bytes, CheckedProgram, Context, Kernel, Plan, ResolvedPlan, lower};
 
+use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
 use crate::arenas::PlanDigest;
 use crate::feasible_plan::{FeasiblePlan, ModelDecisions};
-use crate::pipeline::{AssignmentMethod, EmbeddingAndHead, Partition, simulate_partition};
+use crate::pipeline::{EmbeddingAndHead, Partition, simulate_partition};
 use crate::plan_writer::write_plan;
-
-/// A plan whose memory is known.
-pub(super) struct SizedPlan {
-    decisions: ModelDecisions,
-    plan: Plan,
-    /// `None` where the arenas were known without lowering.
-    program: Option<Program>,
-    /// Arena of each stage.
-    pub arenas: Arc<[Bytes]>,
-    partition_time: Seconds,
-    objective: Seconds,
-    method: AssignmentMethod,
-}
-
-impl SizedPlan {
-    /// Arena of the fullest stage.
-    pub(super) fn peak_arena(&self) -> Bytes {
-        self.arenas.iter().copied().max().unwrap_or_default()
-    }
-}
 
 impl ContextSolver<'_> {
     /// The arenas of a partition.

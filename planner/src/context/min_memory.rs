@@ -6,7 +6,7 @@ use std::sync::Arc;
 use narrows_plan::strategy::{NormRule, Recompute, Rules};
 use narrows_plan::{Bytes, Context, Seconds};
 
-use super::lowering::SizedPlan;
+use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{

@@ -8,6 +8,7 @@
 //! | `sharding_bound` | bound of a step that waits for the collectives of sharded parameters |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
 //! | `reserves` | bytes that stages keep free, corrected by their arenas |
+//! | `sized_plan` | a plan whose arenas are known |
 //! | `lowering` | arenas of a partition, and its plan, checked and simulated |
 //! | `progress` | best plan and proof so far |
 //! | `warm_start` | quick first plans |
@@ -22,6 +23,7 @@ mod progress;
 mod reduction_bound;
 mod reserves;
 mod sharding_bound;
+mod sized_plan;
 mod solver;
 mod warm_start;
 

@@ -2,7 +2,7 @@
 
 use narrows_plan::{Bytes, Seconds};
 
-use super::lowering::SizedPlan;
+use super::sized_plan::SizedPlan;
 use crate::feasible_plan::FeasiblePlan;
 use crate::infeasible::{Infeasible, MemoryEvidence};
 

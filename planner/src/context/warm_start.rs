@@ -4,7 +4,7 @@ use narrows_plan::{Bytes, Context, Seconds};
 use rayon::prelude::*;
 
 use super::lower_bound::flops_bound;
-use super::lowering::SizedPlan;
+use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;
 use crate::pipeline::{
