@@ -7,7 +7,8 @@
 //! | `assignment` | solutions for the blocks of one stage within its memory |
 //! | `interleaved` | stages with several chunks |
 //! | `step_bound` | lower bounds on the step of a pipeline, by schedule |
-//! | `partition` | blocks divided among stages: the best divisions by their bounds |
+//! | `partition` | blocks divided among stages |
+//! | `undominated` | the best divisions by their bounds |
 //! | `partitioner` | assignments for every run of blocks of one context, cached |
 //! | `relaxation` | lower bounds on the blocks of one stage, for all numbers of blocks |
 //! | `refinement` | integer programs for stages where memory binds |
@@ -30,6 +31,7 @@ mod step_bound;
 mod step_phase_weights;
 #[cfg(test)]
 mod tests;
+mod undominated;
 
 pub use assignment::{AssignmentMethod, StageAssignment};
 pub(crate) use embedding_and_head::EmbeddingAndHead;
@@ -37,7 +39,8 @@ pub(crate) use in_flight::in_flight_in_chunks;
 pub(crate) use interleaved::{BlockTimesMin, stage_chunks};
 pub(crate) use overhead::PipelineOverheads;
 pub use overhead::StageOverhead;
-pub use partition::{Partition, PruningCutoff, StageBlocks, undominated_partitions};
+pub use partition::{Partition, PruningCutoff, StageBlocks};
 pub(crate) use partitioner::StagePartitioner;
 pub(crate) use simulation::simulate_partition;
 pub use step_bound::StepSchedule;
+pub use undominated::undominated_partitions;

@@ -11,12 +11,11 @@ use super::assignment::{BlockInFlight, StageAssignment, assign_points};
 use super::in_flight::in_flight_in_chunks;
 use super::interleaved::{BlockTimesMin, stage_chunks};
 use super::overhead::{PipelineOverheads, StageOverhead};
-use super::partition::{
-    Partition, PruningCutoff, StageBlocks, StageChoice, is_excluded, undominated_partitions,
-};
+use super::partition::{Partition, PruningCutoff, StageBlocks, StageChoice};
 use super::refinement::StageRefinement;
 use super::relaxation::RelaxedStage;
 use super::step_bound::StepSchedule;
+use super::undominated::{is_excluded, undominated_partitions};
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
 
 /// Relaxes a stage with a budget.

@@ -13,8 +13,9 @@ use narrows_plan::model::presets;
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
 
 use super::interleaved::passes_bound;
-use super::partition::{StageBlocks, division_bound};
+use super::partition::StageBlocks;
 use super::step_bound::StepSchedule;
+use super::undominated::division_bound;
 use super::{
     EmbeddingAndHead, Partition, PruningCutoff, StageAssignment, StageOverhead,
     undominated_partitions,

@@ -3,7 +3,8 @@
 use narrows_plan::model::{Block, Linear, Model, ParameterId, WeightId};
 
 use super::attention::{self, BatchShape};
-use super::linear::{self, LinearBackwardInput, LinearId};
+use super::linear::{self, LinearBackwardInput};
+use super::linear_id::LinearId;
 use super::rope::{RotationDirection, rotate};
 use super::{Float, Matrix, Parameters, gated_product, norm};
 

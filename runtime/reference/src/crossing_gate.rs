@@ -12,7 +12,7 @@
 
 use narrows_plan::model::{CrossingGate, WeightId};
 
-use super::linear::LinearId;
+use super::linear_id::LinearId;
 use super::{Float, Matrix, Parameters};
 
 /// The latent after the gate of a linear.

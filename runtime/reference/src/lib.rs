@@ -35,6 +35,7 @@ mod error;
 mod float;
 mod gated_product;
 mod linear;
+mod linear_id;
 mod matrix;
 mod miniature;
 mod model_pass;

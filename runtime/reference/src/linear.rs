@@ -11,25 +11,10 @@
 //! taken before the crossing of that block is added, in the released form after it. Block 0 has no p,
 //! and so no crossing.
 
-use narrows_plan::model::{
-    CrossingForm, FactorPair, Linear, LinearKind, ParameterId, Weight, WeightId,
-};
+use narrows_plan::model::{CrossingForm, FactorPair, Linear, Weight, WeightId};
 
+use super::linear_id::LinearId;
 use super::{Float, Matrix, Parameters, activation, crossing_gate, norm};
-
-/// A linear of the model.
-#[derive(Clone, Copy)]
-pub(super) struct LinearId {
-    pub block: u64,
-    pub kind: LinearKind,
-}
-
-impl LinearId {
-    /// A parameter of the linear: `id.parameter(WeightId::FactorA)`.
-    pub(super) fn parameter(self, weight: fn(LinearKind) -> WeightId) -> ParameterId {
-        ParameterId { block: Some(self.block), weight: weight(self.kind) }
-    }
-}
 
 /// The intermediate values that the backward pass of a linear reads, besides its input.
 pub(super) enum LinearTape<T> {

@@ -1,0 +1,196 @@
+//! Divides the blocks among the pipeline stages.
+//!
+//! Partitions are enumerated exactly by the bound of `step_bound`, with labels (Σt, bound so far) of which only the
+//! undominated are kept; the best are then simulated.
+
+use narrows_plan::Seconds;
+
+use super::assignment::StageAssignment;
+use super::overhead::StageOverhead;
+use super::partition::{Partition, PruningCutoff, StageBlocks, StageChoice};
+use super::step_bound::{PrefixBounds, StepSchedule};
+
+/// Lower bound on a step with these block counts over all assignments within the stages' bytes: the value
+/// that [`undominated_partitions`] minimises. `None` when a stage does not fit.
+#[cfg(test)]
+pub(super) fn division_bound(
+    counts: &[usize],
+    overheads: &[StageOverhead],
+    step: StepSchedule,
+    cutoff: &PruningCutoff,
+    choice: StageChoice,
+) -> Option<f64> {
+    let prefix = PrefixBounds::new(overheads, step, cutoff);
+    let mut first_step_phase = prefix.step_phase_bound(&overheads[0], &(0..counts[0]));
+    let (mut begin, mut bound) = (0, 0.0_f64);
+    for (stage, (count, overhead)) in counts.iter().zip(overheads).enumerate() {
+        let assignment = choice(StageBlocks { stage, first: begin, count: *count })?;
+        let run = begin..begin + count;
+        let here = prefix.of_stage(stage, run.clone(), &assignment, overhead, first_step_phase);
+        bound = bound.max(here);
+        match stage {
+            0 => first_step_phase = prefix.first_stage_bound(overhead, &run, &assignment),
+            1 if overheads[0].is_empty => {
+                first_step_phase = first_step_phase.max(prefix.second_stage_bound(overhead, &run));
+            }
+            _ => {}
+        }
+        begin += count;
+    }
+    Some(bound)
+}
+
+/// A division of the first blocks among the first stages.
+#[derive(Clone, Debug)]
+struct Label {
+    /// Σt of the stages so far, as assigned: of two labels with equal bounds, less time leads to
+    /// shorter steps.
+    microbatch_times: f64,
+    /// Bound so far.
+    bound: f64,
+    /// Lower bound on the first stage's step phase, or on what it adds to the stage's least microbatch time.
+    first_step_phase: f64,
+    counts: Vec<usize>,
+}
+
+/// The undominated partitions of the blocks into `overheads.len()` stages that can beat the cutoff, best
+/// bound first. Every stage has blocks unless its overhead is that of an empty stage. Blocks that cannot beat the cutoff with their `relaxed`
+/// assignment are not assigned. Also returns the number of partial partitions priced.
+pub fn undominated_partitions(
+    overheads: &[StageOverhead],
+    step: StepSchedule,
+    cutoff: &PruningCutoff,
+    choice: StageChoice,
+    relaxed: Option<StageChoice>,
+) -> (Vec<Partition>, u64) {
+    let (labels, priced) = undominated_labels(overheads, step, cutoff, choice, relaxed);
+    let partitions = labels.iter().filter_map(|label| {
+        Partition::with_counts(label.counts.clone(), choice)
+            .map(|partition| Partition { bound: Seconds(label.bound), ..partition })
+    });
+    (partitions.collect(), priced)
+}
+
+/// Whether no partition can beat the cutoff by its `relaxed` assignments, and the number of partial partitions
+/// priced.
+pub(super) fn is_excluded(
+    overheads: &[StageOverhead],
+    step: StepSchedule,
+    cutoff: &PruningCutoff,
+    relaxed: StageChoice,
+) -> (bool, u64) {
+    let (labels, priced) = undominated_labels(overheads, step, cutoff, relaxed, None);
+    (labels.is_empty(), priced)
+}
+
+/// The undominated labels of all blocks, best bound first, and the number of labels priced.
+fn undominated_labels(
+    overheads: &[StageOverhead],
+    step: StepSchedule,
+    cutoff: &PruningCutoff,
+    choice: StageChoice,
+    relaxed: Option<StageChoice>,
+) -> (Vec<Label>, u64) {
+    let (blocks, stages) = (cutoff.microbatch_times_min.len(), overheads.len());
+    let microbatches = step.microbatches;
+    // Largest number of blocks of the stages from s on, if all blocks were as fast as the fastest one.
+    let fastest = cutoff.microbatch_times_min.iter().copied().fold(f64::INFINITY, f64::min);
+    let of_fastest = PruningCutoff {
+        microbatch_times_min: vec![fastest; blocks],
+        passes_min: vec![],
+        uncounted_reductions_min: vec![],
+        step_phase_times_min: vec![],
+        single_microbatch_steps_min: vec![],
+        step_time: cutoff.step_time,
+    };
+    let mut later_max = vec![0; stages + 1];
+    for stage in (0..stages).rev() {
+        let own_max = match overheads[stage].is_empty {
+            true => 0,
+            false => of_fastest.blocks_max(0, &overheads[stage], microbatches),
+        };
+        later_max[stage] = later_max[stage + 1] + own_max;
+    }
+    let prefix = PrefixBounds::new(overheads, step, cutoff);
+    let mut priced = 0;
+    let mut labels: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
+    labels[0].push(Label {
+        microbatch_times: 0.0,
+        bound: 0.0,
+        first_step_phase: 0.0,
+        counts: vec![],
+    });
+    for (stage, overhead) in overheads.iter().enumerate() {
+        // Stages after this one with at least one block each.
+        let later = overheads[stage + 1..].iter().filter(|later| !later.is_empty).count();
+        let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
+        for (used, list) in labels.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
+            let remaining = blocks - used;
+            let [least, most] = match overhead.is_empty {
+                true => [0, 0],
+                false => [1, cutoff.blocks_max(used, overhead, microbatches)],
+            };
+            let count_max = most.min(remaining.saturating_sub(later));
+            let count_min = remaining.saturating_sub(later_max[stage + 1]).max(least);
+            for count in count_min..=count_max {
+                let (blocks, run) = (StageBlocks { stage, first: used, count }, used..used + count);
+                let extend = |label: &Label, assignment: &StageAssignment| {
+                    let first = label.first_step_phase;
+                    let (own, later) = match stage {
+                        0 => {
+                            let own = prefix.step_phase_bound(overhead, &run);
+                            (own, prefix.first_stage_bound(overhead, &run, assignment))
+                        }
+                        1 if overheads[0].is_empty => {
+                            (first, first.max(prefix.second_stage_bound(overhead, &run)))
+                        }
+                        _ => (first, first),
+                    };
+                    let here = prefix.of_stage(stage, run.clone(), assignment, overhead, own);
+                    (later, label.bound.max(here))
+                };
+                if let Some(relaxed) = relaxed {
+                    let Some(assignment) = relaxed(blocks) else { break };
+                    let is_open = |label| extend(label, &assignment).1 < cutoff.step_time;
+                    if !list.iter().any(is_open) {
+                        continue;
+                    }
+                }
+                let Some(assignment) = choice(blocks) else { break };
+                for label in list {
+                    priced += 1;
+                    let (first_step_phase, bound) = extend(label, &assignment);
+                    if bound < cutoff.step_time {
+                        let counts = label.counts.iter().copied().chain([count]).collect();
+                        let microbatch_times =
+                            label.microbatch_times + assignment.microbatch_time(overhead);
+                        let label = Label { microbatch_times, bound, first_step_phase, counts };
+                        next[used + count].push(label);
+                    }
+                }
+            }
+        }
+        next.iter_mut().for_each(keep_undominated);
+        labels = next;
+    }
+    (std::mem::take(&mut labels[blocks]), priced)
+}
+
+/// Removes dominated labels: another label is at least as good in all three values.
+fn keep_undominated(list: &mut Vec<Label>) {
+    list.sort_by(|a, b| {
+        a.bound.total_cmp(&b.bound).then(a.microbatch_times.total_cmp(&b.microbatch_times))
+    });
+    let mut kept: Vec<Label> = vec![];
+    for label in list.drain(..) {
+        let dominated = kept.iter().any(|other| {
+            other.bound <= label.bound
+                && other.microbatch_times <= label.microbatch_times
+                && other.first_step_phase <= label.first_step_phase
+        });
+        if !dominated {
+            kept.push(label);
+        }
+    }
+    *list = kept;
+}
