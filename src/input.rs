@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{self, Model, presets};
-use narrows_plan::{Defect, Plan};
+use narrows_plan::{Defect, Plan, json};
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
@@ -194,9 +194,8 @@ pub fn plan(argument: &OsString) -> CommandResult<(String, Plan)> {
 }
 
 fn read_plan(text: &str) -> Result<Plan, narrows_plan::Defects> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let value: serde_json::Value = serde_json::from_str(text).map_err(|error| {
-        Defect::new("", format!("is not JSON: {error}"))
+    let value: serde_json::Value = json::read(text).map_err(|defect| {
+        Defect::new("", format!("is not JSON: {}", defect.problem))
             .hint("a plan written by `narrows plan --output`")
     })?;
     match value.get("decisions") {

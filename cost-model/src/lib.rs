@@ -12,8 +12,8 @@ mod kernel_shape;
 mod memory;
 mod overlap;
 mod price;
+mod priced_space;
 pub mod profile;
-mod segment;
 mod segment_time;
 mod sharding;
 mod simulate;
@@ -29,8 +29,10 @@ pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use memory::{SegmentBytes, kept_bytes};
 pub use overlap::{BucketTime, OverlapSlowdown};
 pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, StreamPrices, scale_measurements};
+pub use priced_space::{
+    ChoiceBytes, MemoryRows, OpTimes, PricedSpace, decode_assignment, pass_time,
+};
 pub use profile::{Executor, Profile};
-pub use segment::{ChoiceBytes, MemoryRows, OpTimes, PricedSpace, decode_assignment, pass_time};
 pub use segment_time::{PassTimesMin, SegmentTime};
 pub use sharding::ShardingMin;
 pub use simulate::{

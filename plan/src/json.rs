@@ -10,13 +10,18 @@ use serde_json::de::Read;
 
 use crate::Defect;
 
-/// Parses a JSON document of one value.
+/// The text without a byte order mark, which some editors write and JSON does not allow.
+pub fn without_byte_order_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
+}
+
+/// Parses a JSON document of one value, which may follow a byte order mark.
 ///
 /// # Errors
 /// The first defect: a syntax error, a wrong type, an unknown or missing field, or text after the value.
 /// The field is a path such as `blocks.default.all`, empty for the document itself.
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Defect> {
-    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let mut deserializer = serde_json::Deserializer::from_str(without_byte_order_mark(text));
     let value = read_value(&mut deserializer)?;
     deserializer.end().map_err(|error| Defect::new("", error.to_string()))?;
     Ok(value)
@@ -89,5 +94,6 @@ mod tests {
         assert_eq!(field(r#"{"items": []} {}"#), "");
         let mut two_values = serde_json::Deserializer::from_str(r#"{"items": []} {}"#);
         assert!(read_value::<Outer, _>(&mut two_values).is_ok());
+        assert!(read::<Outer>("\u{feff}{\"items\": []}").is_ok());
     }
 }

@@ -5,7 +5,7 @@ use narrows_plan::Context;
 
 use crate::bounded_context::BoundedContext;
 use crate::context::ContextSolver;
-use crate::contexts::contexts;
+use crate::context_space::contexts;
 use crate::feasible_plan::FeasiblePlan;
 use crate::objective::Objective;
 use crate::report::SearchReport;

@@ -6,7 +6,7 @@ use narrows_plan::strategy::{Baseline, Recompute, WeightRule};
 use narrows_plan::{Bytes, Mesh, PipelineSchedule, Zero};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-use crate::contexts::{CHUNKS, contexts, may_need_least_memory};
+use crate::context_space::{CHUNKS, contexts, may_need_least_memory};
 use crate::deadline::Deadline;
 use crate::device_counts::ContextSolvers;
 use crate::infeasible::{Infeasible, MemoryEvidence};

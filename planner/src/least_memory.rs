@@ -16,7 +16,7 @@ use narrows_plan::{Bytes, Context};
 use rayon::prelude::*;
 
 use crate::context::{ContextSolver, resident_bytes_min};
-use crate::contexts::{contexts, may_need_least_memory};
+use crate::context_space::{contexts, may_need_least_memory};
 use crate::deadline::Deadline;
 use crate::device_counts::ContextSolvers;
 use crate::feasible_plan::FeasiblePlan;

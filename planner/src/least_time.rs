@@ -16,7 +16,7 @@ use rayon::prelude::*;
 
 use crate::bounded_context::{BoundedContext, ContextResult};
 use crate::context::flops_bound;
-use crate::contexts::contexts;
+use crate::context_space::contexts;
 use crate::deadline::Deadline;
 use crate::device_counts::ContextSolvers;
 use crate::feasible_plan::FeasiblePlan;

@@ -25,7 +25,7 @@ mod alternatives;
 mod arenas;
 mod bounded_context;
 mod context;
-mod contexts;
+mod context_space;
 mod deadline;
 mod device_counts;
 mod diagnosis;
@@ -51,7 +51,7 @@ mod segment;
 pub mod solve;
 
 pub use alternatives::baseline_requests;
-pub use contexts::contexts;
+pub use context_space::contexts;
 pub use deadline::Deadline;
 pub use diagnosis::{Diagnosis, diagnose};
 pub use explain::{

@@ -1,6 +1,6 @@
 //! Plans under restricted rules, which fit or are better where memory binds.
 
-use crate::contexts::may_need_least_memory;
+use crate::context_space::may_need_least_memory;
 use crate::device_counts::ContextSolvers;
 use crate::feasible_plan::FeasiblePlan;
 use crate::infeasible::{Infeasible, MemoryEvidence};

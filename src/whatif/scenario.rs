@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 
 use narrows_cost_model::{Profile, profile, scale_measurements};
 use narrows_plan::model::{self, Model};
+use narrows_plan::{Defect, json};
 use narrows_planner::{Objective, Request};
 use serde_json::Value;
 
@@ -306,9 +307,10 @@ fn read_profile(argument: &OsStr) -> CommandResult<(Document, Profile)> {
 }
 
 fn document(name: String, text: &str) -> CommandResult<Document> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let invalid = |error| Failure::input(Problem::new(&name, format!("is not JSON: {error}")));
-    let value = serde_json::from_str(text).map_err(invalid)?;
+    let invalid = |defect: Defect| {
+        Failure::input(Problem::new(&name, format!("is not JSON: {}", defect.problem)))
+    };
+    let value = json::read(text).map_err(invalid)?;
     Ok(Document { name, value, schema: Value::Null })
 }
 

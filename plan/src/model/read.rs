@@ -14,8 +14,7 @@ use crate::json;
 /// # Errors
 /// Every defect, each with its field; errors of syntax and of type also with line and column.
 pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
-    // Some editors write a byte order mark, which is not JSON.
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let text = json::without_byte_order_mark(text);
     let Value::Object(fields) = json::read::<Value>(text)? else {
         return Err(unknown_format("the file is not a JSON object"));
     };

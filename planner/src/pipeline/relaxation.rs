@@ -119,7 +119,7 @@ mod tests {
 
     use super::super::{StageBlocks, StagePartitioner};
     use super::*;
-    use crate::contexts::contexts;
+    use crate::context_space::contexts;
     use crate::deadline::Deadline;
     use crate::request::Request;
 

@@ -20,7 +20,7 @@ use super::{
     EmbeddingAndHead, Partition, PruningCutoff, StageAssignment, StageOverhead,
     undominated_partitions,
 };
-use crate::contexts::contexts;
+use crate::context_space::contexts;
 use crate::deadline::Deadline;
 use crate::request::Request;
 use crate::segment::SegmentSolver;

@@ -5,32 +5,13 @@ use std::sync::{Arc, Mutex};
 use narrows_plan::graph::Grouping;
 use narrows_plan::{Bytes, Context};
 use rayon::prelude::*;
-use rustc_hash::FxHashMap;
 
+use super::hull_cache::{CachedHull, HullKey, VertexSolutions};
 use super::prepared::Sweepers;
 use super::solver::SegmentSolver;
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::lock::lock;
-use crate::solve::{Hull, SupportingLine, Sweeper, Vertex, VertexId};
-
-/// A segment in a context, and the microbatches in flight.
-type HullKey = (SegmentSpec, Context, u64);
-
-/// The hulls of one search. They are refined on demand, so that their vertices depend on earlier calls.
-#[derive(Default)]
-pub(super) struct Hulls {
-    by_key: Mutex<FxHashMap<HullKey, Arc<Mutex<Option<CachedHull>>>>>,
-}
-
-/// Solutions of a hull's vertices, by the vertex.
-type VertexSolutions = FxHashMap<VertexId, Arc<SolvedSegment>>;
-
-/// A partly refined hull, with the solutions of its vertices.
-struct CachedHull {
-    /// `None` for a segment without legal decisions.
-    hull: Option<Hull>,
-    solutions: VertexSolutions,
-}
+use crate::solve::{Hull, SupportingLine, Sweeper, Vertex};
 
 impl SegmentSolver<'_> {
     /// Vertices of the lower convex hull of time against bytes with `in_flight` microbatches, over all
@@ -174,7 +155,7 @@ mod tests {
     use narrows_plan::model::presets;
 
     use super::*;
-    use crate::contexts::contexts;
+    use crate::context_space::contexts;
     use crate::deadline::Deadline;
     use crate::request::Request;
 

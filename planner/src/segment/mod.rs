@@ -3,13 +3,14 @@
 mod bounds;
 mod cache;
 mod elimination_orders;
+mod fastest;
+mod hull_cache;
 mod hulls;
 mod prepared;
 mod solver;
-mod solves;
 mod spec;
 
 pub(crate) use cache::SegmentCache;
+pub(crate) use fastest::ASYMPTOTIC_MICROBATCHES;
 pub use solver::SegmentSolver;
-pub(crate) use solves::ASYMPTOTIC_MICROBATCHES;
 pub use spec::{SegmentSpec, SolvedSegment};

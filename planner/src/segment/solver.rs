@@ -20,7 +20,7 @@ use super::cache::{
     AlternativesCache, BytePricesKey, FastestSolution, OpsKey, PassKey, PricedCache, SegmentCache,
     StepKey, StepPhaseKey,
 };
-use super::hulls::Hulls;
+use super::hull_cache::Hulls;
 use super::prepared::PreparedSegment;
 use super::spec::SegmentSpec;
 use crate::arenas::ArenaCache;

@@ -27,20 +27,30 @@ fn bf16_programs_match_the_reference() {
     conformance::check_cases(Precision::MixedBf16, IN_BF16, shim_engine::session);
 }
 
-/// Gradients are rounded for reductions of whole gradients and of parts, over all replicas and over groups of two, in the
-/// step phase, in passes, and beside both.
+/// Gradients are rounded for reductions of whole gradients in the step phase, and of parts beside passes.
 #[test]
 fn gradients_reduced_in_bf16_match_the_reference() {
+    check_bf16_reductions(2, &[(Zero::Off, 1, 1), (Zero::Three, 2, 1)]);
+}
+
+/// As above, over all replicas and over groups of two, with one microbatch and with several.
+#[test]
+#[ignore = "second level: more replicas and microbatches"]
+fn gradients_reduced_in_bf16_match_the_reference_on_more_replicas() {
+    let of_each_stage =
+        [(Zero::Off, 1, 1), (Zero::One, 2, 2), (Zero::Two, 4, 1), (Zero::Three, 2, 2)];
+    check_bf16_reductions(4, &of_each_stage);
+}
+
+/// Compares programs of so many replicas with the reference, one for each stage of ZeRO with its shard size and number of
+/// microbatches. Every second one has overlap.
+fn check_bf16_reductions(data: u64, cases: &[(Zero, u64, u64)]) {
     let models = small_models();
     let (mesh, precision) =
-        (Mesh { tensor: 1, pipeline: 1, data: 4, context: 1 }, Precision::MixedBf16);
-    for (seed, (zero, shard_size, microbatches)) in
-        [(Zero::Off, 1, 1), (Zero::One, 2, 2), (Zero::Two, 4, 1), (Zero::Three, 2, 2)]
-            .into_iter()
-            .enumerate()
-    {
+        (Mesh { tensor: 1, pipeline: 1, data, context: 1 }, Precision::MixedBf16);
+    for (seed, &(zero, shard_size, microbatches)) in cases.iter().enumerate() {
         let workload =
-            Workload { global_batch: 4 * microbatches, sequence_length: 8, micro_batch: 1 };
+            Workload { global_batch: data * microbatches, sequence_length: 8, micro_batch: 1 };
         let context = Context {
             shard_size,
             grad_reduce_dtype: GradReduceDtype::Bf16,
