@@ -16,7 +16,7 @@
 use indexmap::IndexMap;
 use narrows_cost_model::Executor;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
-use narrows_plan::{Defect, Defects, Mesh, Workload, Zero, short_number};
+use narrows_plan::{Defect, Defects, Mesh, Workload, Zero, json, short_number};
 
 use crate::framework::fit_conditions_of;
 use crate::measurements::{
@@ -66,7 +66,7 @@ pub fn measurements_from_csv(
     text: &str,
     defaults: &CsvDefaults,
 ) -> Result<MeasurementsFile, Defects> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let text = json::without_byte_order_mark(text);
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let header = lines.next().map_or("", |(_, line)| line);
     let columns: Vec<String> = cells(header).map(str::to_ascii_lowercase).collect();

@@ -10,7 +10,7 @@ use serde_json::de::Read;
 
 use crate::Defect;
 
-/// The text without a byte order mark, which some editors write and JSON does not allow.
+/// The text without a byte order mark, which some editors write and no format here allows.
 pub fn without_byte_order_mark(text: &str) -> &str {
     text.strip_prefix('\u{feff}').unwrap_or(text)
 }

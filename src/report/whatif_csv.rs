@@ -3,6 +3,7 @@
 use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::Mesh;
 use narrows_runtime::TimeCategory;
+use serde_json::json;
 
 use super::whatif::{PointResult, WhatIfReport};
 use crate::breakdown::predicted_s;
@@ -106,7 +107,7 @@ impl PointResult<'_> {
             .map(|time| time.to_string())
             .into_iter()
             .chain(sizes.map(|size| size.to_string()))
-            .chain([decisions.schedule.name().to_lowercase()])
+            .chain([text_of(&json!(decisions.schedule))])
             .chain([search.status().to_owned(), search.gap().unwrap_or_default().to_string()])
             .chain(parts)
             .chain(training_run.as_ref().map(csv_run).into_iter().flatten())

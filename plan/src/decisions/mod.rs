@@ -145,6 +145,14 @@ pub struct StagePlan {
     pub runs: Vec<BlockRun>,
 }
 
+impl StagePlan {
+    /// Least number of blocks of a stage or chunk: of several, the first has the embedding and the last the head, and they
+    /// may have none.
+    pub fn blocks_min(stage: usize, stages: usize) -> usize {
+        usize::from(0 < stage && stage + 1 < stages)
+    }
+}
+
 /// Consecutive blocks that share decisions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

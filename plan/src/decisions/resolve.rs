@@ -15,7 +15,7 @@ use crate::strategy::{
 use crate::{Defect, Defects, EdgeLayout};
 
 use super::saves::{SaveDecisions, check_saves};
-use super::{Plan, SegmentDecisions};
+use super::{Plan, SegmentDecisions, StagePlan};
 
 /// A segment with its decisions.
 #[derive(Clone, Debug)]
@@ -258,8 +258,7 @@ impl PlanResolver<'_> {
                     blocks.push(ResolvedBlock { layer, outgoing, plan });
                 }
             }
-            // The first has the embedding, the last the head.
-            if stage.runs.is_empty() && 0 < s && s + 1 < plan.stages.len() {
+            if stage.runs.is_empty() && StagePlan::blocks_min(s, plan.stages.len()) > 0 {
                 let [part, parts] = match self.context.chunks {
                     1 => ["stage", "stages"],
                     _ => ["model chunk", "chunks"],

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use narrows_plan::strategy::{NormRule, Recompute, Rules};
-use narrows_plan::{Bytes, Context, Seconds};
+use narrows_plan::{Bytes, Context, Seconds, StagePlan};
 
 use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
@@ -205,7 +205,7 @@ fn smallest_division(
 ) -> Option<(Bytes, Vec<Range<usize>>)> {
     let stages = context.mesh.pipeline as usize;
     let embedding_and_head_bytes = |stage: usize| embedding_and_head.bytes(context, stage);
-    let blocks_min = |stage: usize| usize::from(0 < stage && stage + 1 < stages);
+    let blocks_min = |stage: usize| StagePlan::blocks_min(stage, stages);
     // Fills each stage up to a cap, leaving one block for each stage after it that needs one.
     let fill = |cap: Bytes| {
         let (mut ranges, mut first) = (vec![], 0);

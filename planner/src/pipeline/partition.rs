@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use narrows_cost_model::PassTimesMin;
-use narrows_plan::Seconds;
+use narrows_plan::{Seconds, StagePlan};
 
 use super::assignment::StageAssignment;
 use super::overhead::StageOverhead;
@@ -115,11 +115,9 @@ impl Partition {
         loop {
             let mut better: Option<(Partition, f64)> = None;
             for from in 0..self.counts.len() {
-                let is_end = from == 0 || from + 1 == self.counts.len();
-                let least = if is_end { 0 } else { 1 };
-                for to in
-                    (0..self.counts.len()).filter(|to| *to != from && self.counts[from] > least)
-                {
+                let stages = self.counts.len();
+                let least = StagePlan::blocks_min(from, stages);
+                for to in (0..stages).filter(|to| *to != from && self.counts[from] > least) {
                     let mut counts = self.counts.clone();
                     counts[from] -= 1;
                     counts[to] += 1;

@@ -13,6 +13,9 @@ use super::{GradientState, StepChecker};
 impl StepChecker<'_, '_> {
     /// The gradient whose rounded copy a buffer holds.
     pub(super) fn gradient_in(&self, rounded: BufferId) -> Option<BufferId> {
+        if self.checker.stage.buffer(rounded).role != BufferRole::RoundedGradient {
+            return None;
+        }
         let mut gradients = self.gradients.iter();
         gradients.find(|(_, state)| state.rounded == Some(rounded)).map(|(id, _)| *id)
     }

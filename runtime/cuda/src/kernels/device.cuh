@@ -147,6 +147,16 @@ DEVICE void each_element(u64 elements, Body body) {
     }
 }
 
+// to[i] = from[i], rounded to nearest even where it is narrower.
+template <class From, class To, int V>
+DEVICE void cast_elements(const From* from, To* to, u64 elements) {
+    each_element<V>(elements, [&](auto count, u64 at) {
+        float values[decltype(count)::value];
+        load(from + at, values);
+        store(to + at, values);
+    });
+}
+
 // The row that a thread works on. A block is (lanes per row, rows). Threads beyond the last row have
 // `live` false and must not return before the last barrier.
 struct RowTeam {

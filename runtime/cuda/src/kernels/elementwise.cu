@@ -30,16 +30,6 @@ DEVICE void add_elements(const X* x, const T* y, T* sum, u64 elements) {
     }
 EACH_FORMAT(SUMS)
 
-// to[i] = from[i], rounded to nearest even where it is narrower.
-template <class From, class To, int V>
-DEVICE void cast_elements(const From* from, To* to, u64 elements) {
-    each_element<V>(elements, [&](auto count, u64 at) {
-        float values[decltype(count)::value];
-        load(from + at, values);
-        store(to + at, values);
-    });
-}
-
 #define MIXED(V)                                                                                  \
     KERNEL(256, 4, cast_to_bf16_v##V, const float* from, bf16* to, u64 elements) {                \
         cast_elements<float, bf16, V>(from, to, elements);                                        \

@@ -86,15 +86,6 @@ KERNEL(32, 1, matmul, const bf16* a, const bf16* b, float* c, u32 waits) {
     c[(row + 8) * 8 + column + 1] = sums[3];
 }
 
-template <class From, class To, int V>
-DEVICE void cast_elements(const From* from, To* to, u64 elements) {
-    each_element<V>(elements, [&](auto count, u64 at) {
-        float values[decltype(count)::value];
-        load(from + at, values);
-        store(to + at, values);
-    });
-}
-
 #define CASTS(V, ending)                                                                    \
     KERNEL(256, 4, cast_f32_to_bf16_##ending, const float* from, bf16* to, u64 elements) {  \
         cast_elements<float, bf16, V>(from, to, elements);                                  \
