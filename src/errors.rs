@@ -176,6 +176,17 @@ impl Failure {
         })
     }
 
+    /// Bad input: a checkpoint that cannot be loaded. Damaged ones have a hint.
+    pub fn loading_checkpoint(error: CheckpointError) -> Failure {
+        let is_corruption = error.fault.is_corruption();
+        let mut failure = Failure::checkpoint(error);
+        if is_corruption {
+            let hint = "move it out of the folder, and --resume takes the checkpoint before it";
+            failure.problems.iter_mut().for_each(|problem| problem.hints.push(hint.into()));
+        }
+        failure
+    }
+
     /// A step that could not be executed.
     pub fn execution(error: &RunError) -> Failure {
         let hint = error.hint();

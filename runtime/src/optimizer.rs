@@ -1,7 +1,7 @@
-//! AdamW with gradient clipping, warm-up and cosine decay, as all backends compute it.
+//! AdamW with gradient clipping and a learning-rate schedule, as all backends compute it.
 //!
-//! Steps t count from 1. The gradients g are those of the mean loss over all tokens of the step, each
-//! multiplied by min(1, clip/G), where G is the norm of all gradients together. Then, for every
+//! Steps t count from 1. The gradients g are those of the mean loss over all predicted tokens of the step,
+//! each multiplied by min(1, clip/G), where G is the norm of all gradients together. Then, for every
 //! element (AdamW: Kingma & Ba 2015, Loshchilov & Hutter 2019):
 //!
 //! ```text
@@ -9,30 +9,59 @@
 //! w ← (1−ηλ)·w − η·(m / (1−β₁ᵗ)) / (√(v / (1−β₂ᵗ)) + ε)
 //! ```
 //!
-//! λ is 0 for scales and biases of norms. η rises linearly to its peak at the last step of the
-//! warm-up, and falls from there along half a cosine to `final_fraction` of the peak at the last step.
+//! λ is 0 for scales and biases of norms unless [`DecayedWeights::All`] are decayed. η follows the
+//! schedule (`learning_rate.rs`).
 
 use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::learning_rate::{LearningRateSchedule, ScheduleSpan, StepCount};
+use crate::parameters::ParameterKind;
+
+/// Weights that decay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecayedWeights {
+    /// Matrices: linears, factors, gates, embedding and head.
+    #[default]
+    Matrices,
+    /// Also scales and biases of norms, as PyTorch's AdamW without parameter groups.
+    All,
+}
+
+impl DecayedWeights {
+    /// Whether parameters of a kind decay.
+    pub fn contain(self, kind: ParameterKind) -> bool {
+        self == DecayedWeights::All || kind == ParameterKind::Matrix
+    }
+}
 
 /// Hyper-parameters of the optimizer and the learning rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
     /// Largest learning rate η.
     pub peak_learning_rate: f64,
+    /// Course of the learning rate after the warm-up.
+    pub schedule: LearningRateSchedule,
     /// Steps until the learning rate reaches its peak; with 0 it starts there.
     pub warm_up_steps: u64,
     /// Steps until the learning rate reaches its final value, which it then keeps.
     pub total_steps: u64,
     /// Final learning rate over the peak.
     pub final_fraction: f64,
+    /// Position of the first step in the schedule.
+    pub step_count: StepCount,
     /// Decay β₁ of the first moment.
     pub beta1: f64,
     /// Decay β₂ of the second moment.
     pub beta2: f64,
     /// ε, added to the root of the second moment.
     pub epsilon: f64,
-    /// Decoupled weight decay λ of matrices.
+    /// Decoupled weight decay λ.
     pub weight_decay: f64,
+    /// Weights that decay.
+    pub decayed: DecayedWeights,
     /// Largest norm of all gradients together; larger gradients are scaled down to it.
     pub clip_norm: f64,
 }
@@ -55,37 +84,48 @@ impl fmt::Display for Optimizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Optimizer {
             peak_learning_rate,
+            schedule,
             warm_up_steps,
             total_steps,
             final_fraction,
+            step_count,
             beta1,
             beta2,
             epsilon,
             weight_decay,
+            decayed,
             clip_norm,
         } = self;
+        let decayed = match decayed {
+            DecayedWeights::Matrices => "matrices",
+            DecayedWeights::All => "all weights",
+        };
+        let first_position = step_count.position(1);
         write!(
             f,
-            "peak learning rate {peak_learning_rate}, {warm_up_steps} warm-up steps, {total_steps} decay steps, \
-             final fraction {final_fraction}, beta1 {beta1}, beta2 {beta2}, epsilon {epsilon}, weight decay \
-             {weight_decay}, clip norm {clip_norm}"
+            "peak learning rate {peak_learning_rate}, schedule {schedule} from position {first_position}, \
+             {warm_up_steps} warm-up steps, {total_steps} decay steps, final fraction {final_fraction}, beta1 {beta1}, \
+             beta2 {beta2}, epsilon {epsilon}, weight decay {weight_decay} of {decayed}, clip norm {clip_norm}"
         )
     }
 }
 
 impl Optimizer {
     /// The hyper-parameters of LLaMA (Touvron et al. 2023, §2.3): β = (0.9, 0.95), ε = 1e-8, λ = 0.1,
-    /// clipping at 1, and a tenth of the peak as the final learning rate.
+    /// clipping at 1, and a cosine to a tenth of the peak.
     pub fn new(peak_learning_rate: f64, warm_up_steps: u64, total_steps: u64) -> Optimizer {
         Optimizer {
             peak_learning_rate,
+            schedule: LearningRateSchedule::Cosine,
             warm_up_steps,
             total_steps,
             final_fraction: 0.1,
+            step_count: StepCount::FromOne,
             beta1: 0.9,
             beta2: 0.95,
             epsilon: 1e-8,
             weight_decay: 0.1,
+            decayed: DecayedWeights::Matrices,
             clip_norm: 1.0,
         }
     }
@@ -101,22 +141,21 @@ impl Optimizer {
     /// assert_eq!(optimizer.learning_rate(99), 0.1);
     /// ```
     pub fn learning_rate(&self, step: u64) -> f64 {
-        let Optimizer { peak_learning_rate, warm_up_steps, total_steps, final_fraction, .. } =
-            *self;
-        if step < warm_up_steps {
-            return peak_learning_rate * step as f64 / warm_up_steps as f64;
-        }
-        if step >= total_steps {
-            return peak_learning_rate * final_fraction;
-        }
-        let progress = (step - warm_up_steps) as f64 / (total_steps - warm_up_steps) as f64;
-        let cosine = 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
-        peak_learning_rate * (final_fraction + (1.0 - final_fraction) * cosine)
+        let Optimizer { warm_up_steps, total_steps, final_fraction, .. } = *self;
+        let span = ScheduleSpan { warm_up_steps, total_steps, final_fraction };
+        let position = self.step_count.position(step);
+        self.peak_learning_rate * self.schedule.fraction(position, &span)
     }
 
     /// Clipping factor of every gradient, for this norm of all gradients together.
     pub fn clip_factor(&self, norm: f64) -> f64 {
-        if norm > self.clip_norm { self.clip_norm / norm } else { 1.0 }
+        self.gradient_factor(norm, 1.0)
+    }
+
+    /// Factor on every gradient that scales it by `scale` and clips the result; `norm` is the norm of all
+    /// gradients together before both.
+    pub fn gradient_factor(&self, norm: f64, scale: f64) -> f64 {
+        if norm * scale > self.clip_norm { self.clip_norm / norm } else { scale }
     }
 
     /// Coefficients of a step, counted from 1.

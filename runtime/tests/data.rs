@@ -7,11 +7,11 @@ use std::sync::Arc;
 use arbtest::arbitrary::{self, Unstructured};
 use narrows_plan::{Context, Mesh, Precision, Workload, Zero};
 use narrows_runtime::data::{
-    Cursor, DataError, DataFault, Sampler, SamplerConfig, TokenFile, TokenFileInfo,
-    TokenFileLayout, TokenWidth, TokenWriter, TokenizerId,
+    Cursor, DataError, DataFault, LastTarget, Sampler, SamplerConfig, TargetRule, TokenFile,
+    TokenFileInfo, TokenFileLayout, TokenWidth, TokenWriter, TokenizerId,
 };
 use narrows_runtime::session::{MeshCoordinates, TokenRows};
-use narrows_runtime::sha256;
+use narrows_runtime::{IGNORED_TARGET, sha256};
 
 fn info(vocabulary: u32) -> TokenFileInfo {
     let tokenizer = TokenizerId { name: "test-é".into(), fingerprint: sha256(b"test") };
@@ -231,7 +231,12 @@ fn exercise(bytes: Vec<u8>) {
     let Ok(file) = open_bytes(bytes) else { return };
     let _ =
         (file.verify_checksum(), file.validate_tokens(50_257), read_all(&file), file.fingerprint());
-    let config = SamplerConfig { sequence_length: 3, vocabulary: u32::MAX, seed: 1 };
+    let config = SamplerConfig {
+        sequence_length: 3,
+        vocabulary: u32::MAX,
+        seed: 1,
+        targets: TargetRule::default(),
+    };
     let Ok(sampler) = Sampler::new(Arc::new(file), config) else { return };
     let (mut inputs, mut targets) = ([0; 6], [0; 6]);
     for first in [0, 5, u64::MAX - 2, u64::MAX] {
@@ -300,7 +305,12 @@ fn counting_file(tokens: u64) -> Arc<TokenFile> {
 fn sampler(tokens: u64, sequence_length: u64, seed: u64) -> Sampler {
     Sampler::new(
         counting_file(tokens),
-        SamplerConfig { sequence_length, vocabulary: 1 << 20, seed },
+        SamplerConfig {
+            sequence_length,
+            vocabulary: 1 << 20,
+            seed,
+            targets: TargetRule::default(),
+        },
     )
     .unwrap()
 }
@@ -310,6 +320,30 @@ fn sequence(sampler: &Sampler, number: u64, length: usize) -> (Vec<u32>, Vec<u32
     let (mut inputs, mut targets) = (vec![0; length], vec![0; length]);
     sampler.fill(number, &mut inputs, &mut targets).unwrap();
     (inputs, targets)
+}
+
+#[test]
+fn targets_follow_their_rule() {
+    const IGNORED: u32 = IGNORED_TARGET;
+    for (last, pad_id, tokens, windows, targets) in [
+        (LastTarget::Next, None, 9, 2, [5, 6, 7, 8]),
+        (LastTarget::Next, Some(6), 9, 2, [5, IGNORED, 7, 8]),
+        (LastTarget::Ignored, None, 9, 2, [5, 6, 7, IGNORED]),
+        (LastTarget::Ignored, Some(5), 8, 2, [IGNORED, 6, 7, IGNORED]),
+        (LastTarget::Ignored, None, 7, 1, [1, 2, 3, IGNORED]),
+        (LastTarget::Next, None, 8, 1, [1, 2, 3, 4]),
+    ] {
+        let targets_rule = TargetRule { last, pad_id };
+        let (sequence_length, vocabulary) = (4, 1 << 20);
+        let config = SamplerConfig { sequence_length, vocabulary, seed: 1, targets: targets_rule };
+        let sampler = Sampler::new(counting_file(tokens), config).unwrap();
+        assert_eq!(sampler.windows(), windows, "{last:?} of {tokens}");
+        let (mut inputs, mut actual) = ([0; 4], [0; 4]);
+        sampler.fill_window(windows - 1, &mut inputs, &mut actual).unwrap();
+        assert_eq!(actual, targets, "{last:?}, {pad_id:?} of {tokens}");
+        let text = serde_json::to_string(&sampler.cursor(1)).unwrap();
+        assert_eq!(serde_json::from_str::<Cursor>(&text).unwrap(), sampler.cursor(1));
+    }
 }
 
 #[test]
@@ -419,7 +453,8 @@ fn a_cursor_resumes_where_the_run_stopped() {
 #[test]
 fn too_few_tokens_and_larger_vocabularies_are_rejected() {
     let rejection = |file: Arc<TokenFile>, sequence_length, vocabulary| {
-        let config = SamplerConfig { sequence_length, vocabulary, seed: 0 };
+        let config =
+            SamplerConfig { sequence_length, vocabulary, seed: 0, targets: TargetRule::default() };
         let error = Sampler::new(file, config).unwrap_err();
         (error.to_string(), error.fault.hint().unwrap())
     };
@@ -435,7 +470,12 @@ fn too_few_tokens_and_larger_vocabularies_are_rejected() {
 
     // llm.c's files have no vocabulary size: the token itself is rejected.
     let file = Arc::new(open_bytes(llm_c(20_240_520, 1, 3, &[1, 0, 2, 0, 9, 0])).unwrap());
-    let config = SamplerConfig { sequence_length: 2, vocabulary: 9, seed: 0 };
+    let config = SamplerConfig {
+        sequence_length: 2,
+        vocabulary: 9,
+        seed: 0,
+        targets: TargetRule::default(),
+    };
     let sampler = Sampler::new(file, config).unwrap();
     let error = sampler.fill(0, &mut [0; 2], &mut [0; 2]).unwrap_err();
     assert!(error.to_string().contains("byte 1028 (token 2): id 9 is not below"), "{error}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use narrows_plan::model::{Model, presets};
 use narrows_plan::{Bytes, CheckedProgram, Context, Mesh, Precision, Workload, Zero, lower};
-use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
+use narrows_runtime::data::{Sampler, SamplerConfig, TargetRule, TokenFile};
 use narrows_runtime::session::{Session, TensorKind};
 use narrows_runtime::train::{
     MetricsRecord, StepPrediction, TrainControl, TrainEnd, TrainError, TrainedStep,
@@ -38,7 +38,11 @@ fn session(model: &Model, mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> 
 fn sampler(model: &Model, text: &[u8], seed: u64) -> Sampler {
     let file = Arc::new(TokenFile::from_text(Path::new("text"), text).unwrap());
     let vocabulary = model.vocab as u32;
-    Sampler::new(file, SamplerConfig { sequence_length: LENGTH, vocabulary, seed }).unwrap()
+    Sampler::new(
+        file,
+        SamplerConfig { sequence_length: LENGTH, vocabulary, seed, targets: TargetRule::default() },
+    )
+    .unwrap()
 }
 
 fn trainer(mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> Trainer {
@@ -49,7 +53,7 @@ fn trainer(mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> Trainer {
 
 fn losses(trainer: &mut Trainer, until: u64) -> Vec<f64> {
     let mut losses = vec![];
-    let on_step = |_: &Trainer, trained: &TrainedStep| {
+    let on_step = |_: &mut Trainer, trained: &TrainedStep| {
         losses.push(trained.loss);
         Ok::<_, TrainError>(TrainControl::Continue)
     };
@@ -117,7 +121,7 @@ fn a_callback_can_stop_the_run() {
     }
     let mut trainer = trainer(mesh(1, 1, 1), Zero::Off, 1, 1);
     let mut stop_at = |at: u64, until: u64| {
-        let on_step = |_: &Trainer, trained: &TrainedStep| {
+        let on_step = |_: &mut Trainer, trained: &TrainedStep| {
             Ok::<_, Never>(if trained.step == at {
                 TrainControl::Stop
             } else {

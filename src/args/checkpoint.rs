@@ -4,6 +4,9 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::Args;
+use narrows_runtime::checkpoint::{self, CheckpointOutline};
+
+use crate::errors::{CommandResult, Failure};
 
 /// Default number of steps between checkpoints.
 const EVERY: NonZeroU64 = NonZeroU64::new(100).unwrap();
@@ -23,6 +26,9 @@ pub struct CheckpointArgs {
     /// Number of checkpoints to keep; older ones are deleted [default: 3]
     #[arg(long, value_name = "K", requires = "checkpoint_dir")]
     pub keep: Option<NonZeroUsize>,
+    /// Keep the checkpoint with the lowest evaluation loss too, in the folder `best` of --checkpoint-dir
+    #[arg(long, requires = "checkpoint_dir")]
+    pub keep_best: bool,
     /// Resume from the last complete checkpoint in the folder, if there is one
     #[arg(long, requires = "checkpoint_dir")]
     pub resume: bool,
@@ -46,8 +52,25 @@ pub struct CheckpointSettings {
     pub every: NonZeroU64,
     /// Number of checkpoints to keep.
     pub keep: NonZeroUsize,
+    /// Whether the checkpoint of the lowest evaluation loss is kept too.
+    pub keep_best: bool,
     /// Start of the run.
     pub origin: RunOrigin,
+}
+
+impl CheckpointSettings {
+    /// The state of the checkpoint that the run resumes from, without its tensors; `None` at the first step.
+    ///
+    /// # Errors
+    /// A folder or a checkpoint that cannot be read.
+    pub fn outline(&self) -> CommandResult<Option<CheckpointOutline>> {
+        if self.origin == RunOrigin::FirstStep {
+            return Ok(None);
+        }
+        let latest = checkpoint::latest(&self.dir).map_err(Failure::loading_checkpoint)?;
+        let outline = latest.map(|path| checkpoint::outline(&path)).transpose();
+        outline.map_err(Failure::loading_checkpoint)
+    }
 }
 
 impl CheckpointArgs {
@@ -58,6 +81,7 @@ impl CheckpointArgs {
             dir: dir.clone(),
             every: self.checkpoint_every.unwrap_or(EVERY),
             keep: self.keep.unwrap_or(KEEP),
+            keep_best: self.keep_best,
             origin,
         })
     }

@@ -16,6 +16,8 @@ mod launch;
 mod output;
 mod plan;
 mod plan_file;
+mod recipe;
+mod recipe_file;
 mod request;
 mod run;
 mod schema;
@@ -25,6 +27,7 @@ mod training_run;
 mod ui;
 mod units;
 mod validate;
+mod validation;
 mod values;
 mod whatif;
 
@@ -44,6 +47,8 @@ pub use plan::{
     CostArgs, CostSettings, ExplainSettings, PlanArgs, PlanFileArgs, PlanSelection, PlanSettings,
 };
 pub use plan_file::PlanFile;
+pub use recipe::{Recipe, flags_of_recipe};
+pub use recipe_file::schema as recipe_schema;
 pub use request::{RequestArgs, validate};
 pub use run::{ExecutionTarget, RunArgs, RunSettings, RunTask, TokenSource, TrainSettings};
 pub use schema::{SchemaArgs, SchemaKind};
@@ -52,6 +57,7 @@ pub use trace::TraceSettings;
 pub use training_run::TrainingRunArgs;
 pub use ui::UiArgs;
 pub use validate::{MeasurementInput, ValidateArgs, ValidateSettings};
+pub use validation::ValidationSettings;
 pub use values::StrategyArg;
 pub use whatif::{WhatIfArgs, WhatIfSettings, WhatIfTask};
 

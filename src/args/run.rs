@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use narrows_runtime::Optimizer;
+use narrows_runtime::checkpoint::CheckpointOutline;
 
 use crate::cluster::LaunchedProcess;
 use crate::defaults::RequestDefaults;
@@ -19,18 +19,14 @@ use super::launch::LaunchArgs;
 use super::output::{OutputArgs, OutputFormat, OutputSettings};
 use super::plan::PlanSelection;
 use super::plan_file::PlanFile;
+use super::recipe::{Recipe, RecipeArgs};
+use super::recipe_file;
 use super::request::RequestArgs;
 use super::trace::{TraceArgs, TraceSettings};
-use super::units;
+use super::validation::{ValidationArgs, ValidationSettings};
 
 /// Limit of the threads per device on machines with fewer cores, so that tests can use several per core.
 const THREADS_MAX: u64 = 64;
-
-/// Steps of the learning-rate schedule per step of the default warm-up.
-const STEPS_PER_WARM_UP: u64 = 10;
-
-/// Longest default warm-up.
-const WARM_UP_STEPS_MAX: u64 = 100;
 
 /// Flags of `run`.
 #[derive(Debug, Args)]
@@ -41,15 +37,15 @@ pub struct RunArgs {
     /// Token file to train on, as `narrows data` makes it [default: a built-in book]
     #[arg(long, value_name = "FILE")]
     pub data: Option<OsString>,
-    /// Optimizer steps, including those before a checkpoint that is resumed
-    #[arg(long, value_name = "N", default_value = "200")]
-    pub steps: NonZeroU64,
-    /// Steps until the learning rate has decayed to its minimum [default: --steps]
-    #[arg(long, value_name = "N")]
-    pub decay_steps: Option<NonZeroU64>,
-    /// Seed of the initial weights and of the order of sequences
-    #[arg(long, value_name = "S", default_value_t = 1)]
-    pub seed: u64,
+    /// Recipe file, TOML or JSON: flags of the recipe as fields, such as `beta2 = 0.999`; a flag overrides its field
+    #[arg(long, value_name = "FILE")]
+    pub recipe: Option<OsString>,
+    /// Recipe.
+    #[command(flatten)]
+    pub recipe_flags: RecipeArgs,
+    /// Validation.
+    #[command(flatten)]
+    pub validation: ValidationArgs,
     /// Write one JSON object per step to this file, or `-`
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<OsString>,
@@ -68,19 +64,6 @@ pub struct RunArgs {
     /// Threads per device [default: the cores of the machine, divided among its devices]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroU64>,
-    /// Peak learning rate
-    #[arg(long, value_name = "RATE", default_value_t = 3e-3, value_parser = units::positive)]
-    pub learning_rate: f64,
-    /// Steps until the learning rate peaks; from there it decays to a tenth of the peak
-    /// [default: a tenth of --decay-steps, at most 100]
-    #[arg(long, value_name = "N")]
-    pub warm_up_steps: Option<u64>,
-    /// Decoupled weight decay of matrices
-    #[arg(long, value_name = "LAMBDA", default_value_t = 0.1, value_parser = units::non_negative)]
-    pub weight_decay: f64,
-    /// Global norm to which gradients are clipped
-    #[arg(long, value_name = "NORM", default_value_t = 1.0, value_parser = units::positive)]
-    pub clip_norm: f64,
     /// Other processes.
     #[command(flatten)]
     pub launch: LaunchArgs,
@@ -140,16 +123,14 @@ pub struct TrainSettings {
     pub target: ExecutionTarget,
     /// Source of the tokens.
     pub tokens: TokenSource,
-    /// Steps of the whole run.
-    pub steps: u64,
-    /// Seed of the initial weights and of the order of sequences.
-    pub seed: u64,
+    /// The recipe.
+    pub recipe: Recipe,
     /// The metrics file.
     pub metrics: Option<OsString>,
     /// Threads per device, if given.
     pub threads: Option<u64>,
-    /// The optimizer and its schedule.
-    pub optimizer: Optimizer,
+    /// Validation, if any.
+    pub validation: Option<ValidationSettings>,
     /// Checkpoints, if any.
     pub checkpoints: Option<CheckpointSettings>,
     /// The trace, if any.
@@ -203,14 +184,23 @@ impl RunArgs {
     /// Inputs that cannot be read, flags that contradict each other, and a missing GPU.
     pub fn resolve(&self) -> CommandResult<RunSettings> {
         let output = self.output.resolve()?;
-        let task = self.task()?;
+        let flags = self.recipe_flags.clone();
+        let recipe = match &self.recipe {
+            Some(file) => flags.or(recipe_file::read(file)?),
+            None => flags,
+        };
+        let checkpoints = self.checkpoints.resolve();
+        let resumed = checkpoints.as_ref().map_or(Ok(None), CheckpointSettings::outline)?;
+        let task = self.task(&recipe, resumed.as_ref())?;
         self.reject_two_documents_on_stdout(&output)?;
-        self.reject_overwritten_inputs()?;
+        self.reject_overwritten_inputs(&recipe)?;
+        let mut request = self.request.clone();
+        recipe.fill_request(&mut request);
         let selection = match &self.plan {
             Some(argument) => {
-                let mut file = PlanFile::read(argument, &self.request.model)?;
-                file.override_sizes(&self.request)?;
-                file.override_executor(&self.request);
+                let mut file = PlanFile::read(argument, &request.model)?;
+                file.override_sizes(&request)?;
+                file.override_executor(&request);
                 PlanSelection::File(Box::new(file))
             }
             None if self.request.minimises_cost() => {
@@ -219,18 +209,23 @@ impl RunArgs {
                 return Err(Failure::input(problem.hint(hint)));
             }
             None => {
+                fill_sizes(&mut request, resumed.as_ref());
                 let defaults = match &task {
                     RunTask::Count => RequestDefaults::RUN,
                     RunTask::Train(training) => request_defaults(training),
                 };
-                PlanSelection::Search(Box::new(self.request.resolve(&defaults)?))
+                PlanSelection::Search(Box::new(request.resolve(&defaults)?))
             }
         };
         let hardware_is_explicit = self.request.model.hardware.is_some();
         Ok(RunSettings { selection, hardware_is_explicit, task, output })
     }
 
-    fn task(&self) -> CommandResult<RunTask> {
+    fn task(
+        &self,
+        recipe: &RecipeArgs,
+        resumed: Option<&CheckpointOutline>,
+    ) -> CommandResult<RunTask> {
         let target = match self.backend {
             BackendArg::Cpu => ExecutionTarget::Cpu,
             BackendArg::Cuda => {
@@ -242,13 +237,19 @@ impl RunArgs {
                 return Ok(RunTask::Count);
             }
         };
-        Ok(RunTask::Train(Box::new(self.training(target)?)))
+        Ok(RunTask::Train(Box::new(self.training(target, recipe, resumed)?)))
+    }
+
+    /// The token file of the flag or else of the recipe.
+    fn data(&self, recipe: &RecipeArgs) -> Option<OsString> {
+        self.data.clone().or_else(|| recipe.data.clone().map(OsString::from))
     }
 
     fn reject_flags_of_training(&self) -> CommandResult<()> {
         let flags = [
             ("--metrics", self.metrics.is_some()),
             ("--data", self.data.is_some()),
+            ("--eval-data", self.validation.eval_data.is_some()),
             ("--trace", self.trace.trace.is_some()),
             ("--checkpoint-dir", self.checkpoints.checkpoint_dir.is_some()),
         ];
@@ -262,8 +263,13 @@ impl RunArgs {
         }
     }
 
-    fn training(&self, target: ExecutionTarget) -> CommandResult<TrainSettings> {
-        let tokens = match &self.data {
+    fn training(
+        &self,
+        target: ExecutionTarget,
+        recipe: &RecipeArgs,
+        resumed: Option<&CheckpointOutline>,
+    ) -> CommandResult<TrainSettings> {
+        let tokens = match &self.data(recipe) {
             None => TokenSource::BuiltIn,
             Some(file) if input::is_stdin(file) => {
                 return Err(Failure::input(token_stream("--data")));
@@ -278,29 +284,24 @@ impl RunArgs {
             let hint = "the number of cores, divided among the devices";
             return Err(Failure::input(Problem::new("--threads", message).hint(hint)));
         }
-        let steps = self.steps.get();
-        let decay_steps = self.decay_steps.map_or(steps, NonZeroU64::get);
-        let warm_up_steps = self
-            .warm_up_steps
-            .unwrap_or((decay_steps / STEPS_PER_WARM_UP).clamp(1, WARM_UP_STEPS_MAX));
         let process = self.launch.resolve()?;
         // One process writes for all.
         let is_rank_0 = process.as_ref().is_none_or(LaunchedProcess::is_rank_0);
-        let optimizer = Optimizer {
-            weight_decay: self.weight_decay,
-            clip_norm: self.clip_norm,
-            ..Optimizer::new(self.learning_rate, warm_up_steps, decay_steps)
-        };
+        let validation = recipe;
+        let recipe = recipe.resolve(resumed)?;
         Ok(TrainSettings {
             target,
             tokens,
-            steps,
-            seed: self.seed,
             metrics: self.metrics.clone().filter(|_| is_rank_0),
             threads,
-            optimizer,
+            validation: self.validation.resolve(
+                validation,
+                recipe.steps,
+                self.checkpoints.keep_best,
+            )?,
             checkpoints: self.checkpoints.resolve(),
-            trace: self.trace.resolve(steps)?.filter(|_| is_rank_0),
+            trace: self.trace.resolve(recipe.steps)?.filter(|_| is_rank_0),
+            recipe,
             process,
         })
     }
@@ -335,10 +336,12 @@ impl RunArgs {
 
     /// Rejects outputs that are also inputs or other outputs: truncating a memory-mapped token file would kill the
     /// program.
-    fn reject_overwritten_inputs(&self) -> CommandResult<()> {
+    fn reject_overwritten_inputs(&self, recipe: &RecipeArgs) -> CommandResult<()> {
         let model = &self.request.model;
-        let inputs =
-            || self.data.iter().chain(&self.plan).chain(&model.model).chain(&model.hardware);
+        let models = || model.model.iter().chain(&model.hardware);
+        let (data, eval_data) = (self.data(recipe), self.validation.file(recipe));
+        let files = || data.iter().chain(&eval_data).chain(&self.plan).chain(&self.recipe);
+        let inputs = || files().chain(models());
         let outputs = [
             ("--metrics", &self.metrics),
             ("--output", &self.output.output),
@@ -363,6 +366,13 @@ impl RunArgs {
         }
         Ok(())
     }
+}
+
+/// Sets the sizes of a step that no flag and no recipe sets to those of the checkpoint that is resumed.
+fn fill_sizes(request: &mut RequestArgs, resumed: Option<&CheckpointOutline>) {
+    let Some(resumed) = resumed else { return };
+    request.sequence_length = request.sequence_length.or(Some(resumed.sequence_length));
+    request.global_batch = request.global_batch.or(resumed.global_batch);
 }
 
 /// Request defaults of a training run: one device per process, and the hardware of the backend.

@@ -19,6 +19,8 @@ pub enum SchemaKind {
     Profile,
     /// Plans
     Plan,
+    /// Recipes of training runs
+    Recipe,
     /// Measurements
     Measurements,
     /// Answers of `compare`

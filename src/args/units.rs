@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use narrows_plan::Bytes;
 use narrows_planner::MemoryLimit;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// Prefixes of units: each is 1024 or 1000 times the one before it.
 const PREFIXES: [&str; 6] = ["", "k", "m", "g", "t", "p"];
@@ -50,6 +52,44 @@ fn bytes(text: &str) -> Result<Bytes, String> {
     };
     if bytes == 0 { Err("expected more than 0 bytes".into()) } else { Ok(Bytes(bytes)) }
 }
+
+/// Defines a finite number of a range, for flags and for fields of files.
+macro_rules! number_in_range {
+    ($name:ident, $description:literal, $schema:tt, $accepts:expr) => {
+        #[doc = concat!("A finite number: ", $description, ".")]
+        #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+        #[serde(try_from = "f64")]
+        #[schemars(extend $schema)]
+        pub struct $name(pub f64);
+
+        impl TryFrom<f64> for $name {
+            type Error = &'static str;
+
+            fn try_from(number: f64) -> Result<$name, Self::Error> {
+                let accepts: fn(f64) -> bool = $accepts;
+                let is_valid = number.is_finite() && accepts(number);
+                is_valid.then_some($name(number)).ok_or(concat!("expected ", $description))
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = &'static str;
+
+            fn from_str(text: &str) -> Result<$name, Self::Err> {
+                text.parse().unwrap_or(f64::NAN).try_into()
+            }
+        }
+    };
+}
+
+number_in_range!(Positive, "a number above 0", ("exclusiveMinimum" = 0), |number| number > 0.0);
+number_in_range!(NonNegative, "a non-negative number", ("minimum" = 0), |number| number >= 0.0);
+number_in_range!(
+    BelowOne,
+    "a number from 0 to below 1",
+    ("minimum" = 0, "exclusiveMaximum" = 1),
+    |number| (0.0..1.0).contains(&number)
+);
 
 /// Parses a number above zero.
 pub fn positive(text: &str) -> Result<f64, String> {

@@ -4,7 +4,7 @@ use narrows_calibration::measurements;
 use narrows_cost_model::profile;
 use narrows_plan::{Plan, model};
 
-use crate::args::{SchemaArgs, SchemaKind};
+use crate::args::{SchemaArgs, SchemaKind, recipe_schema};
 use crate::errors::CommandResult;
 use crate::output;
 use crate::report::{self, CompareReport, SensitivityReport, WhatIfReport};
@@ -16,6 +16,7 @@ pub fn run(args: &SchemaArgs) -> CommandResult<()> {
         SchemaKind::Profile => profile::schema(),
         SchemaKind::Measurements => measurements::schema(),
         SchemaKind::Plan => Plan::schema(),
+        SchemaKind::Recipe => recipe_schema(),
         SchemaKind::Compare => report::schema::<CompareReport>(),
         SchemaKind::WhatIf => report::schema::<WhatIfReport>(),
         SchemaKind::Sensitivity => report::schema::<SensitivityReport>(),

@@ -28,8 +28,8 @@ pub(crate) struct CpuDevice<'a> {
     pub links: &'a DeviceLinks,
     /// `None` when the model has no attention heads.
     pub rope_table: Option<&'a RopeTable>,
-    /// Whether weight decay applies, by the buffer of the weight.
-    pub weight_decay_applies: &'a HashMap<BufferId, bool>,
+    /// Whether a weight is a matrix, by its buffer.
+    pub weight_is_matrix: &'a HashMap<BufferId, bool>,
     pub categories: &'a InstructionCategories,
     pub parallel: Parallel,
     pub step: StepRequest<'a>,

@@ -171,7 +171,7 @@ impl Engine for CpuEngine {
                     clock: &mut state.clock,
                     links: &state.links,
                     rope_table: self.rope_table.as_ref(),
-                    weight_decay_applies: self.model_program.weight_decay_applies(stage),
+                    weight_is_matrix: self.model_program.weight_is_matrix(stage),
                     categories: &self.categories[stage],
                     parallel: self.parallel,
                     step,

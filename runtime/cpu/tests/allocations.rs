@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use narrows_plan::graph::Grouping;
 use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
-use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
+use narrows_runtime::data::{Sampler, SamplerConfig, TargetRule, TokenFile};
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, Trainer};
 use narrows_test_support::plans::{TestRng, draw_plan, to_json};
@@ -199,7 +199,12 @@ fn test_trainer() {
     session.initialise(&model, 1).unwrap();
     let text = "all that is read is read from here ".repeat(40);
     let file = Arc::new(TokenFile::from_text(Path::new("text"), text.as_bytes()).unwrap());
-    let sampling = SamplerConfig { sequence_length: 8, vocabulary: model.vocab as u32, seed: 1 };
+    let sampling = SamplerConfig {
+        sequence_length: 8,
+        vocabulary: model.vocab as u32,
+        seed: 1,
+        targets: TargetRule::default(),
+    };
     let sampler = Sampler::new(file, sampling).unwrap();
     let mut trainer = Trainer::new(session, sampler, optimizer()).unwrap();
     for step in 1..80 {

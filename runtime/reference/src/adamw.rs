@@ -1,7 +1,7 @@
 //! AdamW, with the formulas of [`Optimizer`].
 
 use narrows_plan::model::Model;
-use narrows_runtime::{Optimizer, ParameterKind, logical_parameters};
+use narrows_runtime::{Optimizer, logical_parameters};
 
 use super::{Float, Parameters};
 
@@ -50,9 +50,9 @@ impl<T: Float> AdamWMoments<T> {
             [coefficients.bias_correction1, coefficients.bias_correction2].map(T::from_f64);
         for parameter in logical_parameters(model) {
             let id = parameter.id;
-            let decay = match parameter.kind {
-                ParameterKind::Matrix => T::from_f64(coefficients.decay_factor),
-                ParameterKind::Vector => T::one(),
+            let decay = match optimizer.decayed.contain(parameter.kind) {
+                true => T::from_f64(coefficients.decay_factor),
+                false => T::one(),
             };
             let g = gradients.checked(id);
             let (Some(w), Some(m), Some(v)) =

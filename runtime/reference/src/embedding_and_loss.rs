@@ -4,8 +4,10 @@
 //! of the gradients of its tokens.
 //!
 //! Cross-entropy of logits l with the target t: log Σ_j e^(l_j) − l_t, with the gradient
-//! softmax(l) − onehot(t). Both are divided by the number of tokens of the whole step, which may have
-//! several microbatches.
+//! softmax(l) − onehot(t). Both are divided by the number of predicted tokens of the whole step, which may
+//! have several microbatches. A token whose target is [`IGNORED_TARGET`] is not predicted.
+
+use narrows_runtime::IGNORED_TARGET;
 
 use super::{Float, Matrix};
 
@@ -32,12 +34,15 @@ pub(super) fn embedding_backward<T: Float>(
 pub(super) fn cross_entropy<T: Float>(
     logits: &Matrix<T>,
     targets: &[u32],
-    tokens_in_step: usize,
+    predicted_in_step: usize,
 ) -> (T, Matrix<T>) {
-    let factor = T::one() / T::from_f64(tokens_in_step as f64);
+    let factor = T::one() / T::from_f64(predicted_in_step as f64);
     let mut loss = T::zero();
     let mut dlogits = Matrix::zeros(logits.rows(), logits.columns());
     for (row, target) in targets.iter().enumerate() {
+        if *target == IGNORED_TARGET {
+            continue;
+        }
         let logits = logits.row(row);
         let largest = logits.iter().copied().fold(T::neg_infinity(), T::max);
         let sum: T = logits.iter().map(|x| (*x - largest).exp()).sum();

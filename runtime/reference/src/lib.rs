@@ -45,7 +45,7 @@ mod rope;
 
 use narrows_plan::model::Model;
 
-use narrows_runtime::Optimizer;
+use narrows_runtime::{IGNORED_TARGET, Optimizer};
 
 pub use adamw::ReferenceStep;
 pub use error::ReferenceError;
@@ -61,7 +61,8 @@ pub use parameters::Parameters;
 pub struct Batch<'a> {
     /// `sequences × length` token ids.
     pub tokens: &'a [u32],
-    /// The token to predict at each position, `sequences × length`.
+    /// The token to predict at each position, or [`IGNORED_TARGET`](narrows_runtime::IGNORED_TARGET),
+    /// `sequences × length`.
     pub targets: &'a [u32],
     /// Number of sequences.
     pub sequences: usize,
@@ -100,19 +101,19 @@ impl<T: Float> Reference<T> {
     /// # Errors
     /// When the batch is empty, its sizes do not match, or a token is outside the vocabulary.
     pub fn logits(&self, batch: Batch<'_>) -> Result<Matrix<T>, ReferenceError> {
-        self.count_tokens(&[batch])?;
+        self.count_predicted(&[batch])?;
         Ok(model_pass::forward(&self.model, &self.parameters, batch).logits)
     }
 
-    /// The mean cross-entropy over all tokens of all microbatches, in nats.
+    /// The mean cross-entropy over the predicted tokens of all microbatches, in nats; 0 without any.
     ///
     /// # Errors
     /// As [`logits`](Self::logits), and when there are no microbatches.
     pub fn loss(&self, microbatches: &[Batch<'_>]) -> Result<T, ReferenceError> {
-        let tokens = self.count_tokens(microbatches)?;
+        let predicted = self.count_predicted(microbatches)?;
         let microbatch_loss = |batch: &Batch<'_>| {
             let logits = model_pass::forward(&self.model, &self.parameters, *batch).logits;
-            embedding_and_loss::cross_entropy(&logits, batch.targets, tokens).0
+            embedding_and_loss::cross_entropy(&logits, batch.targets, predicted).0
         };
         Ok(microbatches.iter().map(microbatch_loss).sum())
     }
@@ -125,14 +126,14 @@ impl<T: Float> Reference<T> {
         &self,
         microbatches: &[Batch<'_>],
     ) -> Result<(T, Parameters<T>), ReferenceError> {
-        let tokens = self.count_tokens(microbatches)?;
+        let predicted = self.count_predicted(microbatches)?;
         let (model, parameters) = (&self.model, &self.parameters);
         let mut loss = T::zero();
         let mut gradients = Parameters::zeros(model);
         for batch in microbatches {
             let tape = model_pass::forward(model, parameters, *batch);
             let (microbatch_loss, dlogits) =
-                embedding_and_loss::cross_entropy(&tape.logits, batch.targets, tokens);
+                embedding_and_loss::cross_entropy(&tape.logits, batch.targets, predicted);
             loss += microbatch_loss;
             model_pass::backward(model, parameters, *batch, &tape, &dlogits, &mut gradients);
         }
@@ -156,13 +157,14 @@ impl<T: Float> Reference<T> {
         Ok(ReferenceStep { loss, gradient_norm, learning_rate })
     }
 
-    /// Checks the microbatches of a step and counts their tokens.
-    fn count_tokens(&self, microbatches: &[Batch<'_>]) -> Result<usize, ReferenceError> {
+    /// Checks the microbatches of a step and counts their predicted tokens, at least one.
+    fn count_predicted(&self, microbatches: &[Batch<'_>]) -> Result<usize, ReferenceError> {
         if microbatches.is_empty() {
             return Err(ReferenceError::NoMicrobatch);
         }
         microbatches.iter().try_for_each(|batch| batch.validate(self.model.vocab))?;
-        Ok(microbatches.iter().map(|batch| batch.tokens.len()).sum())
+        let targets = microbatches.iter().flat_map(|batch| batch.targets);
+        Ok(targets.filter(|target| **target != IGNORED_TARGET).count().max(1))
     }
 }
 
@@ -175,7 +177,9 @@ impl Batch<'_> {
             return Err(ReferenceError::BatchSizeMismatch { sequences, length, tokens, targets });
         }
         for (kind, ids) in [("token", tokens), ("target", targets)] {
-            if let Some(position) = ids.iter().position(|id| u64::from(*id) >= vocab) {
+            let is_valid =
+                |id: u32| u64::from(id) < vocab || kind == "target" && id == IGNORED_TARGET;
+            if let Some(position) = ids.iter().position(|id| !is_valid(*id)) {
                 let token = ids[position];
                 return Err(ReferenceError::TokenOutOfVocabulary { kind, position, token, vocab });
             }

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::error::CheckpointFault;
 use super::tensors::check_sizes;
-use crate::data::{Cursor, DataError};
+use crate::data::{Cursor, DataError, TargetRule};
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
 use crate::session::{ModelTensors, Session, TensorKind};
-use crate::train::Trainer;
+use crate::train::{EvaluationHistory, Trainer};
 
 /// The state of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,9 +23,11 @@ pub struct Checkpoint {
     pub cursor: Cursor,
     /// Hyper-parameters of the run.
     pub optimizer: Optimizer,
+    /// Evaluations of the run so far.
+    pub evaluations: EvaluationHistory,
     /// [`Model::fingerprint`] of the run's model.
     pub model_fingerprint: String,
-    /// Outline of the plan, for information.
+    /// Outline of the plan. A run that resumes takes its batch from there.
     pub origin: Option<CheckpointOrigin>,
     /// Weights.
     pub weights: ModelTensors,
@@ -35,7 +37,24 @@ pub struct Checkpoint {
     pub second_moments: ModelTensors,
 }
 
-/// Outline of the plan of the run that wrote a checkpoint, for information only.
+/// The state of a run without its tensors: the values with which the run continues.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckpointOutline {
+    /// Number of optimizer steps.
+    pub step: u64,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Tokens of a sequence.
+    pub sequence_length: u64,
+    /// The inputs whose next token is predicted.
+    pub targets: TargetRule,
+    /// Hyper-parameters of the run.
+    pub optimizer: Optimizer,
+    /// Sequences of a step, where the checkpoint has its plan.
+    pub global_batch: Option<u64>,
+}
+
+/// Outline of the plan of the run that wrote a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointOrigin {
@@ -78,7 +97,9 @@ impl Checkpoint {
         seed: u64,
     ) -> Result<Option<Checkpoint>, RunError> {
         let (session, optimizer) = (trainer.session(), trainer.optimizer());
-        Checkpoint::of_session(session, model, optimizer, trainer.cursor(), seed)
+        let evaluations = trainer.evaluations();
+        let checkpoint = Checkpoint::of_session(session, model, optimizer, trainer.cursor(), seed)?;
+        Ok(checkpoint.map(|checkpoint| Checkpoint { evaluations, ..checkpoint }))
     }
 
     /// The state of a session. `cursor` is its position in the tokens, `seed` that of
@@ -105,6 +126,7 @@ impl Checkpoint {
             cursor,
             seed,
             optimizer: *optimizer,
+            evaluations: EvaluationHistory::default(),
             model_fingerprint: model.fingerprint(),
             origin: Some(session.program().context.into()),
             weights,
@@ -123,6 +145,7 @@ impl Checkpoint {
         trainer.sampler().sequence_to_resume(&self.cursor)?;
         self.restore(trainer.session_mut()).map_err(ResumeError::Checkpoint)?;
         trainer.resume(&self.cursor, self.step)?;
+        trainer.set_evaluations(self.evaluations);
         Ok(())
     }
 

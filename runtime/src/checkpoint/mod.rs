@@ -42,9 +42,9 @@ mod state;
 mod storage;
 mod tensors;
 
-pub use contents::{Checkpoint, CheckpointOrigin, ResumeError};
+pub use contents::{Checkpoint, CheckpointOrigin, CheckpointOutline, ResumeError};
 pub use error::{CheckpointError, CheckpointFault, TensorFault};
 pub use folder::{CheckpointFolder, folder_name, latest, list};
 pub use lock::{FolderLock, lock};
 pub use names::{StoredParameter, stored_parameters};
-pub use storage::{load, save};
+pub use storage::{load, outline, save};

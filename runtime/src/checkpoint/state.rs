@@ -8,7 +8,10 @@ use super::contents::{Checkpoint, CheckpointOrigin};
 use super::error::CheckpointFault;
 use super::format::format_field;
 use crate::data::Cursor;
-use crate::optimizer::Optimizer;
+use crate::learning_rate::{LearningRateSchedule, StepCount};
+use crate::optimizer::{DecayedWeights, Optimizer};
+use crate::serde_default::is_default;
+use crate::train::EvaluationHistory;
 
 /// Contents of the file.
 #[derive(Serialize, Deserialize)]
@@ -22,6 +25,9 @@ pub(super) struct RunState {
     pub optimizer: HyperParameters,
     #[serde(rename = "made_under")]
     pub origin: Option<CheckpointOrigin>,
+    /// Absent in runs without evaluations.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub evaluations: EvaluationHistory,
 }
 
 #[derive(PartialEq, Serialize, Deserialize)]
@@ -44,6 +50,7 @@ impl RunState {
             cursor: checkpoint.cursor.clone(),
             optimizer: HyperParameters::of(&checkpoint.optimizer),
             origin: checkpoint.origin,
+            evaluations: checkpoint.evaluations,
         }
     }
 
@@ -74,6 +81,13 @@ pub(super) struct HyperParameters {
     epsilon: ExactF64,
     weight_decay: ExactF64,
     clip_norm: ExactF64,
+    // Fields that earlier versions did not write are absent where they have the value of those versions.
+    #[serde(default, skip_serializing_if = "is_default")]
+    schedule: LearningRateSchedule,
+    #[serde(default, skip_serializing_if = "is_default")]
+    step_count: StepCount,
+    #[serde(default, skip_serializing_if = "is_default")]
+    decayed: DecayedWeights,
 }
 
 impl HyperParameters {
@@ -88,6 +102,9 @@ impl HyperParameters {
             epsilon: ExactF64(optimizer.epsilon),
             weight_decay: ExactF64(optimizer.weight_decay),
             clip_norm: ExactF64(optimizer.clip_norm),
+            schedule: optimizer.schedule,
+            step_count: optimizer.step_count,
+            decayed: optimizer.decayed,
         }
     }
 
@@ -102,6 +119,9 @@ impl HyperParameters {
             epsilon: self.epsilon.0,
             weight_decay: self.weight_decay.0,
             clip_norm: self.clip_norm.0,
+            schedule: self.schedule,
+            step_count: self.step_count,
+            decayed: self.decayed,
         }
     }
 }

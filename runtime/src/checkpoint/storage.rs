@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use narrows_plan::model::Model;
 
-use super::contents::Checkpoint;
+use super::contents::{Checkpoint, CheckpointOutline};
 use super::error::CheckpointError;
 use super::folder;
 use super::format::{MANIFEST, MODEL, OPTIMIZER, STATE, parse_json};
@@ -88,11 +88,29 @@ pub fn load(path: &Path, model: &Model) -> Result<Checkpoint, CheckpointError> {
         seed: state.seed,
         cursor: state.cursor,
         optimizer: state.optimizer.to_optimizer(),
+        evaluations: state.evaluations,
         model_fingerprint: state.model.fingerprint,
         origin: state.origin,
         weights,
         first_moments,
         second_moments,
+    })
+}
+
+/// Reads the state of a checkpoint without its tensors.
+///
+/// # Errors
+/// A manifest or a state that is missing or damaged.
+pub fn outline(path: &Path) -> Result<CheckpointOutline, CheckpointError> {
+    let manifest = Manifest::read(path)?;
+    let state: RunState = parse_json(&path.join(STATE), &manifest.read_file(path, STATE)?)?;
+    Ok(CheckpointOutline {
+        step: state.step,
+        seed: state.seed,
+        sequence_length: state.cursor.sequence_length,
+        targets: state.cursor.targets,
+        optimizer: state.optimizer.to_optimizer(),
+        global_batch: state.origin.map(|origin| origin.workload.global_batch),
     })
 }
 

@@ -19,6 +19,6 @@ mod token_writer;
 
 pub use error::{DataError, DataFault};
 pub use header::{TokenFileHeader, TokenFileLayout, TokenWidth, TokenizerId};
-pub use sampler::{Cursor, Sampler, SamplerConfig};
+pub use sampler::{Cursor, LastTarget, Sampler, SamplerConfig, TargetRule};
 pub use token_file::TokenFile;
 pub use token_writer::{TokenFileInfo, TokenWriter};

@@ -9,9 +9,11 @@
 //! window π(g mod n) of the permutation π of epoch ⌊g / n⌋
 //! ```
 //!
-//! so the position of a run is one number. The order does not depend on the mesh: with G sequences in a
+//! With [`LastTarget::Ignored`], windows have no token in common: n = ⌊T / L⌋, and the last input of a window
+//! has no target. The position of a run is one number. The order does not depend on the mesh: with G sequences in a
 //! step, sequence i of step s is g = sG + i.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -19,8 +21,42 @@ use serde::{Deserialize, Serialize};
 use super::error::{DataError, DataFault};
 use super::permutation::Permutation;
 use super::token_file::TokenFile;
+use crate::serde_default::is_default;
+use crate::session::IGNORED_TARGET;
 
-/// Everything that the order of sequences depends on, besides the tokens.
+/// Target of the last input of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LastTarget {
+    /// The token that follows in the file: all L inputs of a sequence have a target.
+    #[default]
+    Next,
+    /// None, as where labels are the inputs themselves and are shifted within the sequence: L − 1 inputs
+    /// have a target.
+    Ignored,
+}
+
+/// The inputs of a sequence whose next token is predicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TargetRule {
+    /// Target of the last input.
+    pub last: LastTarget,
+    /// Token that is never a target: that with which short documents are padded.
+    pub pad_id: Option<u32>,
+}
+
+impl fmt::Display for TargetRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.last {
+            LastTarget::Next => "for every input",
+            LastTarget::Ignored => "for every input but the last",
+        })?;
+        self.pad_id.map_or(Ok(()), |id| write!(f, ", except token {id}"))
+    }
+}
+
+/// Everything that the sequences depend on, besides the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SamplerConfig {
     /// Tokens of a sequence.
@@ -29,6 +65,8 @@ pub struct SamplerConfig {
     pub vocabulary: u32,
     /// Seed of the order.
     pub seed: u64,
+    /// The inputs whose next token is predicted.
+    pub targets: TargetRule,
 }
 
 /// Position of a run in its tokens, for checkpoints.
@@ -43,6 +81,9 @@ pub struct Cursor {
     pub sequence_length: u64,
     /// SHA-256 of the tokens, in hexadecimal digits.
     pub tokens_sha256: String,
+    /// The inputs whose next token is predicted. Absent where all are, as in files of earlier versions.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub targets: TargetRule,
 }
 
 /// Reads the sequences of a run.
@@ -91,7 +132,7 @@ impl Sampler {
     }
 
     /// Fills buffers with as many sequences as they hold, from sequence `first` on: the inputs, and for
-    /// each the token that follows. Allocates nothing.
+    /// each the token that follows, or [`IGNORED_TARGET`]. Allocates nothing.
     ///
     /// # Errors
     /// When a token is not below the model's vocabulary.
@@ -116,12 +157,39 @@ impl Sampler {
         }
         let rows = inputs.chunks_exact_mut(length).zip(targets.chunks_exact_mut(length));
         for ((inputs, targets), sequence) in rows.zip(first..) {
-            let start = self.window(sequence) * length as u64;
-            let vocabulary = self.config.vocabulary;
-            self.file.read_tokens(start, vocabulary, inputs)?;
-            let (shared, last) = targets.split_at_mut(length - 1);
-            shared.copy_from_slice(&inputs[1..]);
-            self.file.read_tokens(start + length as u64, vocabulary, last)?;
+            self.fill_window(self.window(sequence), inputs, targets)?;
+        }
+        Ok(())
+    }
+
+    /// Fills the inputs and targets of one sequence with a window.
+    ///
+    /// # Errors
+    /// When a token is not below the model's vocabulary.
+    ///
+    /// # Panics
+    /// When there is no such window, or the buffers do not hold one sequence.
+    pub fn fill_window(
+        &self,
+        window: u64,
+        inputs: &mut [u32],
+        targets: &mut [u32],
+    ) -> Result<(), DataError> {
+        let SamplerConfig { sequence_length, vocabulary, targets: rule, .. } = self.config;
+        assert!(window < self.windows, "the file has the window");
+        let start = window * sequence_length;
+        self.file.read_tokens(start, vocabulary, inputs)?;
+        let (shared, last) = targets.split_at_mut(inputs.len() - 1);
+        shared.copy_from_slice(&inputs[1..]);
+        match rule.last {
+            LastTarget::Next => {
+                self.file.read_tokens(start + sequence_length, vocabulary, last)?;
+            }
+            LastTarget::Ignored => last.fill(IGNORED_TARGET),
+        }
+        if let Some(pad_id) = rule.pad_id {
+            let padding = targets.iter_mut().filter(|target| **target == pad_id);
+            padding.for_each(|target| *target = IGNORED_TARGET);
         }
         Ok(())
     }
@@ -133,6 +201,7 @@ impl Sampler {
             seed: self.config.seed,
             sequence_length: self.config.sequence_length,
             tokens_sha256: hex::encode(self.file.fingerprint()),
+            targets: self.config.targets,
         }
     }
 
@@ -150,6 +219,7 @@ impl Sampler {
                 own.sequence_length.to_string(),
             ),
             ("tokens with SHA-256", cursor.tokens_sha256.clone(), own.tokens_sha256),
+            ("targets", cursor.targets.to_string(), own.targets.to_string()),
         ];
         match differences.into_iter().find(|(_, cursor, own)| cursor != own) {
             None => Ok(cursor.next_sequence),
@@ -162,12 +232,15 @@ impl Sampler {
 }
 
 fn window_count(file: &TokenFile, config: SamplerConfig) -> Result<u64, DataFault> {
-    let SamplerConfig { sequence_length, vocabulary, .. } = config;
+    let SamplerConfig { sequence_length, vocabulary, targets, .. } = config;
     if sequence_length == 0 {
         return Err(DataFault::ZeroSequenceLength);
     }
     let tokens = file.token_count();
-    let windows = tokens.saturating_sub(1) / sequence_length;
+    let windows = match targets.last {
+        LastTarget::Next => tokens.saturating_sub(1) / sequence_length,
+        LastTarget::Ignored => tokens / sequence_length,
+    };
     if windows == 0 {
         return Err(DataFault::TooFewTokens { tokens, sequence_length });
     }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use narrows_plan::program::{Buffer, BufferRole};
+use narrows_plan::program::{Buffer, BufferRole, Phase};
 
 use super::step_result::LocalStepResult;
 use crate::error::RunError;
@@ -74,10 +74,29 @@ pub trait Engine: Send {
 pub struct StepRequest<'a> {
     /// Token ids of the global batch, sequence after sequence.
     pub tokens: &'a [u32],
-    /// The id to predict at each of them.
+    /// The id to predict at each of them, or [`IGNORED_TARGET`](super::IGNORED_TARGET).
     pub targets: &'a [u32],
-    /// The update of the weights; `None` leaves weights and gradients as they are.
-    pub update: Option<OptimizerUpdate<'a>>,
+    /// Results of the step.
+    pub task: StepTask<'a>,
+}
+
+/// Results that a step computes.
+#[derive(Clone, Copy)]
+pub enum StepTask<'a> {
+    /// The loss: forward passes alone. Weights, gradients and moments are neither read beyond that nor
+    /// written.
+    Loss,
+    /// Loss and gradients, reduced over all axes. Weights and gradients stay as they are.
+    Gradients,
+    /// Loss, gradients and new weights.
+    Update(OptimizerUpdate<'a>),
+}
+
+impl StepTask<'_> {
+    /// Whether passes of a phase are executed.
+    pub fn includes(self, phase: Phase) -> bool {
+        !matches!(self, StepTask::Loss) || phase == Phase::Forward
+    }
 }
 
 /// The optimizer update of a step.
@@ -89,9 +108,27 @@ pub struct OptimizerUpdate<'a> {
     pub coefficients: StepCoefficients,
     /// Number of the step, counted from 1.
     pub step: u64,
+    /// Factor that turns the gradients of the program, those of the loss summed over predicted tokens
+    /// and divided by all tokens, into those of the mean over predicted tokens.
+    pub gradient_scale: f64,
+}
+
+impl OptimizerUpdate<'_> {
+    /// Factor on every gradient, for the norm of all gradients together as the program computes them.
+    pub fn gradient_factor(&self, norm: f64) -> f64 {
+        self.optimizer.gradient_factor(norm, self.gradient_scale)
+    }
 }
 
 impl<'a> StepRequest<'a> {
+    /// The update of the weights, if there is one.
+    pub fn update(&self) -> Option<&OptimizerUpdate<'a>> {
+        match &self.task {
+            StepTask::Update(update) => Some(update),
+            StepTask::Loss | StepTask::Gradients => None,
+        }
+    }
+
     /// The ids that an input buffer is filled from; `None` for other buffers.
     pub fn input_ids(&self, buffer: &Buffer) -> Option<&'a [u32]> {
         match buffer.role {

@@ -9,6 +9,7 @@
 //! | `engine` | the trait that backends implement |
 //! | `model_program` | a program with the properties of its model's parameters |
 //! | `step_result` | the result of a step, combined over devices and processes |
+//! | `targets` | the tokens of a step that are predicted |
 //! | `tensors` | whole parameters, gradients and moments, into and out of the arenas |
 //! | `sharded_parameter` | which elements of which logical parameters a buffer holds |
 //! | `coordinates` | positions on the mesh and members of device groups |
@@ -19,6 +20,7 @@ mod engine;
 mod model_program;
 mod sharded_parameter;
 mod step_result;
+mod targets;
 mod tensors;
 mod token_rows;
 
@@ -38,9 +40,10 @@ use crate::report::DeviceId;
 use crate::time_breakdown::InstructionSpan;
 
 pub use coordinates::{MeshCoordinates, collective_groups, peers};
-pub use engine::{Engine, OptimizerUpdate, StepRequest};
+pub use engine::{Engine, OptimizerUpdate, StepRequest, StepTask};
 pub use model_program::ModelProgram;
 pub use step_result::{DeviceStep, LocalStepResult, StepResult};
+pub use targets::IGNORED_TARGET;
 pub use tensors::{ModelTensors, TensorKind};
 pub use token_rows::TokenRows;
 
@@ -52,6 +55,8 @@ pub struct Session {
     engine: Box<dyn Engine>,
     process_group: Option<Arc<dyn ProcessGroup>>,
     steps: u64,
+    /// Factor on the gradients in the buffers of the engine.
+    gradient_scale: f64,
 }
 
 /// Token ids of a step: the global batch, sequence after sequence.
@@ -59,8 +64,17 @@ pub struct Session {
 pub struct StepInput<'a> {
     /// Input ids.
     pub tokens: &'a [u32],
-    /// The id to predict at each of them.
+    /// The id to predict at each of them, or [`IGNORED_TARGET`].
     pub targets: &'a [u32],
+}
+
+/// The loss of a batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchLoss {
+    /// Mean cross-entropy over the predicted tokens, in nats; 0 without any.
+    pub loss: f64,
+    /// Number of predicted tokens.
+    pub predicted_tokens: u64,
 }
 
 impl Session {
@@ -71,7 +85,7 @@ impl Session {
         engine: Box<dyn Engine>,
         process_group: Option<Arc<dyn ProcessGroup>>,
     ) -> Session {
-        Session { program, engine, process_group, steps: 0 }
+        Session { program, engine, process_group, steps: 0, gradient_scale: 1.0 }
     }
 
     /// Name of the backend on the command line.
@@ -169,10 +183,13 @@ impl Session {
         input: StepInput,
     ) -> Result<StepResult, RunError> {
         let step = self.steps + 1;
-        let update =
-            OptimizerUpdate { optimizer, coefficients: optimizer.coefficients(step), step };
-        let StepInput { tokens, targets } = input;
-        let result = self.run(StepRequest { tokens, targets, update: Some(update) })?;
+        let update = OptimizerUpdate {
+            optimizer,
+            coefficients: optimizer.coefficients(step),
+            step,
+            gradient_scale: targets::gradient_scale(input.targets),
+        };
+        let result = self.run(input, StepTask::Update(update))?;
         if !result.gradient_norm.is_finite() || !result.loss.is_finite() {
             self.clear_gradients()?;
             return Err(RunError::NonFiniteGradients { step, loss: result.loss });
@@ -188,7 +205,20 @@ impl Session {
     /// As [`step`](Session::step).
     pub fn compute_gradients(&mut self, input: StepInput) -> Result<StepResult, RunError> {
         self.clear_gradients()?;
-        self.run(StepRequest { tokens: input.tokens, targets: input.targets, update: None })
+        self.gradient_scale = targets::gradient_scale(input.targets);
+        self.run(input, StepTask::Gradients)
+    }
+
+    /// Computes the loss of a batch by the forward passes of the program alone. Nothing that a later step
+    /// reads changes. All processes must call this method.
+    ///
+    /// # Errors
+    /// When the batch does not fit the program, a token is outside the vocabulary, or a device or process
+    /// is lost.
+    pub fn evaluate(&mut self, input: StepInput) -> Result<BatchLoss, RunError> {
+        let predicted_tokens = targets::predicted_tokens(input.targets);
+        let result = self.run(input, StepTask::Loss)?;
+        Ok(BatchLoss { loss: result.loss, predicted_tokens })
     }
 
     /// Sets all gradients to zero.
@@ -245,7 +275,7 @@ impl Session {
     /// # Errors
     /// When a device is lost.
     pub fn local_tensors(&self, kind: TensorKind) -> Result<ModelTensors, RunError> {
-        local_tensors(&self.program, &*self.engine, kind)
+        Ok(self.scaled(kind, local_tensors(&self.program, &*self.engine, kind)?))
     }
 
     /// Whole tensors of all processes, gathered at rank 0; other ranks return none. All processes must
@@ -256,8 +286,20 @@ impl Session {
     pub fn gather_tensors(&self, kind: TensorKind) -> Result<ModelTensors, RunError> {
         match self.process_group() {
             None => self.local_tensors(kind),
-            Some(group) => gather_tensors(&self.program, &*self.engine, &**group, kind),
+            Some(group) => {
+                let whole = gather_tensors(&self.program, &*self.engine, &**group, kind)?;
+                Ok(self.scaled(kind, whole))
+            }
         }
+    }
+
+    /// Gradients of the mean over predicted tokens, from those in the buffers; other tensors unchanged.
+    fn scaled(&self, kind: TensorKind, mut tensors: ModelTensors) -> ModelTensors {
+        if kind == TensorKind::Gradients && self.gradient_scale != 1.0 {
+            let factor = self.gradient_scale as f32;
+            tensors.values_mut().flatten().for_each(|element| *element *= factor);
+        }
+        tensors
     }
 
     fn check_batch(&self, step: &StepRequest) -> Result<(), RunError> {
@@ -270,7 +312,9 @@ impl Session {
         }
         let vocab = program.constants.vocab;
         for ids in [step.tokens, step.targets] {
-            if let Some(position) = ids.iter().position(|id| u64::from(*id) >= vocab) {
+            let is_target = std::ptr::eq(ids, step.targets);
+            let is_valid = |id: u32| u64::from(id) < vocab || is_target && id == IGNORED_TARGET;
+            if let Some(position) = ids.iter().position(|id| !is_valid(*id)) {
                 return Err(RunError::TokenOutOfVocabulary {
                     token: ids[position],
                     position,
@@ -281,12 +325,22 @@ impl Session {
         Ok(())
     }
 
-    /// Runs a step on the devices of all processes.
-    fn run(&mut self, step: StepRequest) -> Result<StepResult, RunError> {
-        let local = self.run_local(step);
-        let Some(group) = &self.process_group else { return Ok(local?.into_result()) };
-        let result = local.and_then(|local| local.reduce(&**group, self.program()));
-        result.inspect_err(|error| error.abort_run(&**group))
+    /// Runs a step on the devices of all processes. Loss and gradient norm of the result are those of the
+    /// mean over predicted tokens.
+    fn run(&mut self, input: StepInput, task: StepTask) -> Result<StepResult, RunError> {
+        let StepInput { tokens, targets } = input;
+        let local = self.run_local(StepRequest { tokens, targets, task });
+        let mut result = match &self.process_group {
+            None => local?.into_result(),
+            Some(group) => {
+                let result = local.and_then(|local| local.reduce(&**group, self.program()));
+                result.inspect_err(|error| error.abort_run(&**group))?
+            }
+        };
+        let scale = targets::gradient_scale(targets);
+        result.loss *= scale;
+        result.gradient_norm *= scale;
+        Ok(result)
     }
 
     /// Runs a step on the devices of this process.

@@ -13,8 +13,8 @@ use crate::parameters::{LogicalParameter, ParameterKind, logical_parameters};
 /// A checked program of a model.
 pub struct ModelProgram {
     program: CheckedProgram,
-    /// Whether weight decay applies, by stage and weight buffer.
-    weight_decay_applies: Vec<HashMap<BufferId, bool>>,
+    /// Whether a weight is a matrix, and so always decays, by stage and weight buffer.
+    weight_is_matrix: Vec<HashMap<BufferId, bool>>,
     /// Elements of every logical parameter.
     parameter_elements: HashMap<ParameterId, usize>,
 }
@@ -33,15 +33,15 @@ impl ModelProgram {
         let parameters = logical_parameters(model);
         let kinds: HashMap<ParameterId, ParameterKind> =
             parameters.iter().map(|parameter| (parameter.id, parameter.kind)).collect();
-        let weight_decay_applies = whole
+        let weight_is_matrix = whole
             .stages
             .iter()
-            .map(|stage| weight_decay_by_buffer(whole, stage, &kinds))
+            .map(|stage| matrices_by_buffer(whole, stage, &kinds))
             .collect::<Option<_>>()
             .ok_or_else(mismatch)?;
         let elements = |parameter: &LogicalParameter| parameter.elements() as usize;
         let parameter_elements = parameters.iter().map(|p| (p.id, elements(p))).collect();
-        Ok(ModelProgram { program, weight_decay_applies, parameter_elements })
+        Ok(ModelProgram { program, weight_is_matrix, parameter_elements })
     }
 
     /// The program.
@@ -49,9 +49,9 @@ impl ModelProgram {
         self.program.program()
     }
 
-    /// Whether weight decay applies, by weight buffer of a stage.
-    pub fn weight_decay_applies(&self, stage: usize) -> &HashMap<BufferId, bool> {
-        &self.weight_decay_applies[stage]
+    /// Whether a weight is a matrix, and so always decays, by weight buffer of a stage.
+    pub fn weight_is_matrix(&self, stage: usize) -> &HashMap<BufferId, bool> {
+        &self.weight_is_matrix[stage]
     }
 
     /// Number of elements of every logical parameter.
@@ -60,14 +60,14 @@ impl ModelProgram {
     }
 }
 
-/// Whether weight decay applies to the weights of a stage; `None` when a weight is not one of the
-/// model's parameters.
-fn weight_decay_by_buffer(
+/// Whether the weights of a stage are matrices; `None` when a weight is not one of the model's
+/// parameters.
+fn matrices_by_buffer(
     program: &Program,
     stage: &StageProgram,
     kinds: &HashMap<ParameterId, ParameterKind>,
 ) -> Option<HashMap<BufferId, bool>> {
-    let mut applies = HashMap::new();
+    let mut matrices = HashMap::new();
     for (index, buffer) in stage.buffers.iter().enumerate() {
         if buffer.role != BufferRole::Weight {
             continue;
@@ -75,8 +75,8 @@ fn weight_decay_by_buffer(
         let shards = ShardedParameter::new(buffer, 0, program.context.tensor_size(), program.tied)?;
         for id in shards.parameter_ids() {
             let kind = kinds.get(&id)?;
-            applies.insert(BufferId(index as u32), *kind == ParameterKind::Matrix);
+            matrices.insert(BufferId(index as u32), *kind == ParameterKind::Matrix);
         }
     }
-    Some(applies)
+    Some(matrices)
 }

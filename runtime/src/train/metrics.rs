@@ -6,6 +6,7 @@ use std::time::Duration;
 use narrows_plan::Bytes;
 use serde::Serialize;
 
+use super::evaluation::Evaluation;
 use crate::report::{BytesByKindAndAxis, DeviceReport, StepReport};
 use crate::time_breakdown::TimeBreakdown;
 
@@ -76,6 +77,19 @@ pub struct MetricsRecord {
     collective_sent_bytes: Vec<BytesByKindAndAxis>,
     /// Bytes sent to neighbouring stages.
     transfer_sent_bytes: Vec<u64>,
+    /// Absent where the step was not followed by an evaluation.
+    #[serde(flatten)]
+    evaluation: Option<EvaluationRecord>,
+}
+
+/// The part of a line that reports an evaluation of the weights after the step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct EvaluationRecord {
+    eval_loss: f64,
+    eval_perplexity: f64,
+    /// Predicted tokens.
+    eval_tokens: u64,
+    eval_time_s: f64,
 }
 
 impl MetricsRecord {
@@ -103,7 +117,19 @@ impl MetricsRecord {
             collective_bytes: by_device(report, |device| device.collective_bytes(|c| c.payload)),
             collective_sent_bytes: by_device(report, |device| device.collective_bytes(|c| c.sent)),
             transfer_sent_bytes: by_device(report, |device| device.sent.0),
+            evaluation: None,
         }
+    }
+
+    /// Adds the evaluation that followed the step, if one did.
+    pub fn with_evaluation(self, evaluation: Option<&Evaluation>) -> MetricsRecord {
+        let record = |evaluation: &Evaluation| EvaluationRecord {
+            eval_loss: evaluation.loss,
+            eval_perplexity: evaluation.perplexity(),
+            eval_tokens: evaluation.predicted_tokens,
+            eval_time_s: evaluation.time.as_secs_f64(),
+        };
+        MetricsRecord { evaluation: evaluation.map(record), ..self }
     }
 }
 

@@ -8,6 +8,8 @@
 //! steps, and [`Trainer::cursor`] the position in the tokens; [`Trainer::session_mut`] and
 //! [`Trainer::resume`] restore them.
 
+mod collapse;
+mod evaluation;
 mod metrics;
 
 use std::time::{Duration, Instant};
@@ -18,6 +20,8 @@ use crate::optimizer::Optimizer;
 use crate::session::{Session, StepInput};
 use crate::time_breakdown::TimeCategory;
 
+pub use collapse::{Collapse, CollapseWatch};
+pub use evaluation::{Evaluation, EvaluationHistory, Evaluator};
 pub use metrics::{MetricsRecord, StepPrediction, TrainedStep};
 
 /// A training run: a session, a sampler of its tokens, and an optimizer.
@@ -28,6 +32,7 @@ pub struct Trainer {
     next_sequence: u64,
     tokens: Vec<u32>,
     targets: Vec<u32>,
+    evaluations: EvaluationHistory,
 }
 
 /// Whether a run continues after a step.
@@ -37,6 +42,8 @@ pub enum TrainControl {
     Continue,
     /// Stop after this step.
     Stop,
+    /// Stop after this step, because evaluations no longer improve.
+    StopEarly,
 }
 
 /// End of a run.
@@ -46,6 +53,8 @@ pub enum TrainEnd {
     Completed,
     /// The caller stopped the run.
     Stopped,
+    /// The caller stopped the run, because evaluations no longer improve.
+    StoppedEarly,
 }
 
 /// Error of a step. The weights are those of the previous step.
@@ -86,7 +95,8 @@ impl Trainer {
         }
         let count = (work.global_batch * program) as usize;
         let (tokens, targets) = (vec![0; count], vec![0; count]);
-        Ok(Trainer { session, sampler, optimizer, next_sequence: 0, tokens, targets })
+        let evaluations = EvaluationHistory::default();
+        Ok(Trainer { session, sampler, optimizer, next_sequence: 0, tokens, targets, evaluations })
     }
 
     /// Executes one step.
@@ -132,16 +142,44 @@ impl Trainer {
     pub fn train<E: From<TrainError>>(
         &mut self,
         last_step: u64,
-        mut on_step: impl FnMut(&Trainer, &TrainedStep) -> Result<TrainControl, E>,
+        mut on_step: impl FnMut(&mut Trainer, &TrainedStep) -> Result<TrainControl, E>,
     ) -> Result<TrainEnd, E> {
         while self.session.steps() < last_step {
             let trained = self.step()?;
             let control = on_step(self, &trained)?;
-            if control == TrainControl::Stop && self.session.steps() < last_step {
-                return Ok(TrainEnd::Stopped);
+            let end = match control {
+                TrainControl::Continue => continue,
+                TrainControl::Stop => TrainEnd::Stopped,
+                TrainControl::StopEarly => TrainEnd::StoppedEarly,
+            };
+            if self.session.steps() < last_step {
+                return Ok(end);
             }
         }
         Ok(TrainEnd::Completed)
+    }
+
+    /// Evaluates the current weights. Returns the evaluation, and whether its loss is the lowest of the run.
+    /// All processes of a run must call this method.
+    ///
+    /// # Errors
+    /// When the tokens cannot be read, or a device or process is lost.
+    pub fn evaluate(
+        &mut self,
+        evaluator: &mut Evaluator,
+    ) -> Result<(Evaluation, bool), TrainError> {
+        let evaluation = evaluator.evaluate(&mut self.session)?;
+        Ok((evaluation, self.evaluations.push(evaluation.loss)))
+    }
+
+    /// The evaluations of the run so far.
+    pub fn evaluations(&self) -> EvaluationHistory {
+        self.evaluations
+    }
+
+    /// Sets the evaluations so far, to resume a run.
+    pub fn set_evaluations(&mut self, evaluations: EvaluationHistory) {
+        self.evaluations = evaluations;
     }
 
     /// The session: weights, moments, and the number of steps.

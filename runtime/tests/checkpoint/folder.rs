@@ -6,6 +6,8 @@ use std::path::Path;
 use narrows_runtime::checkpoint::{
     Checkpoint, CheckpointFault, TensorFault, latest, list, load, save, stored_parameters,
 };
+use narrows_runtime::data::{LastTarget, TargetRule};
+use narrows_runtime::{DecayedWeights, LearningRateSchedule, StepCount};
 use safetensors::SafeTensors;
 
 use crate::support::*;
@@ -91,6 +93,11 @@ fn extreme_values_round_trip() {
     checkpoint.optimizer.clip_norm = f64::INFINITY;
     checkpoint.optimizer.peak_learning_rate = 0.1 + 0.2;
     checkpoint.optimizer.epsilon = f64::MIN_POSITIVE / 4.0;
+    checkpoint.optimizer.schedule =
+        LearningRateSchedule::CosineRestarts { restart_every: u64::MAX, restart_warm_up_steps: 0 };
+    checkpoint.optimizer.step_count = StepCount::FromZero;
+    checkpoint.optimizer.decayed = DecayedWeights::All;
+    checkpoint.cursor.targets = TargetRule { last: LastTarget::Ignored, pad_id: Some(u32::MAX) };
     checkpoint.step = u64::MAX;
     checkpoint.origin = None;
     let dir = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@ use narrows_plan::model::ParameterId;
 use narrows_plan::{Mesh, Zero};
 use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{Checkpoint, ResumeError, load, save};
-use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
+use narrows_runtime::data::{Sampler, SamplerConfig, TargetRule, TokenFile};
 use narrows_runtime::session::{ModelTensors, TensorKind};
 
 use crate::support::*;
@@ -130,7 +130,12 @@ fn a_run_resumes_at_its_position_in_the_tokens() {
     let run = |text: &[u8]| {
         let text: Vec<u8> = text.iter().map(|byte| byte % 64).collect();
         let file = Arc::new(TokenFile::from_text(Path::new("text"), &text).unwrap());
-        let config = SamplerConfig { sequence_length: 8, vocabulary: 256, seed: 9 };
+        let config = SamplerConfig {
+            sequence_length: 8,
+            vocabulary: 256,
+            seed: 9,
+            targets: TargetRule::default(),
+        };
         let sampler = Sampler::new(file, config).unwrap();
         Trainer::new(initialised_session(&model, &plan), sampler, optimizer()).unwrap()
     };

@@ -6,7 +6,7 @@ use narrows_plan::model::{self, LinearKind, Model, ParameterId, WeightId};
 use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
 use narrows_runtime::Optimizer;
 use narrows_runtime::checkpoint::Checkpoint;
-use narrows_runtime::data::Cursor;
+use narrows_runtime::data::{Cursor, TargetRule};
 use narrows_runtime::session::{Session, StepInput};
 
 use narrows_test_support::plans::{TestRng, draw_plan};
@@ -84,6 +84,7 @@ pub fn checkpoint_of(session: &Session, model: &Model) -> Checkpoint {
         seed: u64::MAX,
         sequence_length: 8,
         tokens_sha256: "ab".repeat(32),
+        targets: TargetRule::default(),
     };
     Checkpoint::of_session(session, model, &optimizer(), cursor, SEED).unwrap().unwrap()
 }

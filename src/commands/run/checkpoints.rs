@@ -1,14 +1,19 @@
 //! The checkpoints of a run: resuming from one, and writing new ones.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
+use narrows_plan::Workload;
 use narrows_plan::model::Model;
+use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{self, Checkpoint, CheckpointError, FolderLock, ResumeError};
-use narrows_runtime::{Optimizer, Trainer};
 
-use crate::args::{CheckpointSettings, RunOrigin};
+use crate::args::{CheckpointSettings, RunOrigin, flags_of_recipe};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
+
+/// Folder of the checkpoint with the lowest evaluation loss, within the folder of the run.
+const BEST_FOLDER: &str = "best";
 
 /// Resumes from and writes the checkpoints of a run.
 pub struct CheckpointKeeper<'a> {
@@ -83,7 +88,7 @@ impl<'a> CheckpointKeeper<'a> {
         else {
             return Ok(());
         };
-        let Some(path) = checkpoint::latest(dir).map_err(load_failure)? else {
+        let Some(path) = checkpoint::latest(dir).map_err(Failure::loading_checkpoint)? else {
             return Ok(());
         };
         let newest = checkpoint::list(dir).map_err(Failure::checkpoint)?.into_iter().next();
@@ -91,14 +96,14 @@ impl<'a> CheckpointKeeper<'a> {
             let (newest, path) = (newest.path.display(), path.display());
             output::warn(&format!("{newest} is incomplete: the run resumes from {path}"));
         }
-        let loaded = checkpoint::load(&path, self.model).map_err(load_failure)?;
+        let loaded = checkpoint::load(&path, self.model).map_err(Failure::loading_checkpoint)?;
         if loaded.step > steps {
             let message = format!("{} is already of step {}", path.display(), loaded.step);
             let hint = format!("{} or more, since --steps counts all steps", loaded.step);
             return Err(Failure::input(Problem::new("--steps", message).hint(hint)));
         }
         loaded.resume(trainer).map_err(|error| resume_failure(&path, error))?;
-        warn_of_other_optimizer(&path, &loaded.optimizer, trainer.optimizer());
+        warn_of_other_recipe(&path, &loaded, trainer);
         let saved = CheckpointEntry { step: loaded.step, path };
         (self.resumed, self.last) = (Some(saved.clone()), Some(saved));
         Ok(())
@@ -141,6 +146,23 @@ impl<'a> CheckpointKeeper<'a> {
         Ok(())
     }
 
+    /// Writes the checkpoint of the lowest evaluation loss, if it is kept, in place of the one before it.
+    ///
+    /// # Errors
+    /// A checkpoint that cannot be written, or a lost process.
+    pub fn save_best(&self, trainer: &Trainer) -> CommandResult<()> {
+        let Some(settings) = self.settings.filter(|settings| settings.keep_best) else {
+            return Ok(());
+        };
+        let checkpoint = Checkpoint::of_trainer(trainer, self.model, self.seed)
+            .map_err(|error| Failure::execution(&error))?;
+        let Some(checkpoint) = checkpoint else { return Ok(()) };
+        let dir = settings.dir.join(BEST_FOLDER);
+        checkpoint::save(&dir, &checkpoint, self.model, NonZeroUsize::MIN)
+            .map_err(Failure::checkpoint)?;
+        Ok(())
+    }
+
     /// The checkpoint from which a run that ended early can resume, as a clause; `None` without checkpoints.
     pub fn resumption(&self) -> Option<String> {
         let CheckpointSettings { dir, .. } = self.settings?;
@@ -154,17 +176,6 @@ impl<'a> CheckpointKeeper<'a> {
     }
 }
 
-/// The failure of a checkpoint that cannot be loaded, with a hint for damaged ones.
-fn load_failure(error: CheckpointError) -> Failure {
-    let is_corruption = error.fault.is_corruption();
-    let mut failure = Failure::checkpoint(error);
-    if is_corruption {
-        let hint = "move it out of the folder, and --resume takes the checkpoint before it";
-        failure.problems.iter_mut().for_each(|problem| problem.hints.push(hint.into()));
-    }
-    failure
-}
-
 fn resume_failure(path: &Path, error: ResumeError) -> Failure {
     match error {
         ResumeError::Checkpoint(fault) => Failure::checkpoint(CheckpointError::new(path, fault)),
@@ -176,27 +187,19 @@ fn resume_failure(path: &Path, error: ResumeError) -> Failure {
     }
 }
 
-/// Warns of other hyperparameters, with which the loss curve is not that of a single run.
-fn warn_of_other_optimizer(path: &Path, before: &Optimizer, now: &Optimizer) {
-    let flags = |optimizer: &Optimizer| {
-        [
-            ("--learning-rate", optimizer.peak_learning_rate.to_string()),
-            ("--warm-up-steps", optimizer.warm_up_steps.to_string()),
-            ("--decay-steps", optimizer.total_steps.to_string()),
-            ("--weight-decay", optimizer.weight_decay.to_string()),
-            ("--clip-norm", optimizer.clip_norm.to_string()),
-        ]
-    };
-    let pairs = flags(before).into_iter().zip(flags(now));
-    let differences: Vec<String> = pairs
-        .filter(|(before, now)| before != now)
-        .map(|((flag, before), (_, now))| format!("{flag} {before}, now {now}"))
-        .collect();
-    if !differences.is_empty() {
-        output::warn(&format!(
-            "{} was made with {}: the loss curve is not that of a single run",
-            path.display(),
-            differences.join("; ")
-        ));
+/// Warns of each value that is not the checkpoint's, with which the loss curve is not that of a single run.
+fn warn_of_other_recipe(path: &Path, checkpoint: &Checkpoint, trainer: &Trainer) {
+    let batch = |workload: Workload| workload.global_batch;
+    let batch_now = batch(trainer.session().program().context.workload);
+    let batch_before = checkpoint.origin.map_or(batch_now, |origin| batch(origin.workload));
+    let before = flags_of_recipe(&checkpoint.optimizer, batch_before);
+    let now = flags_of_recipe(trainer.optimizer(), batch_now);
+    for ((flag, before), (_, now)) in before.into_iter().zip(now) {
+        if before != now {
+            let path = path.display();
+            output::warn(&format!(
+                "{flag} is {now}, and {before} in {path}: the loss curve is not that of a single run"
+            ));
+        }
     }
 }

@@ -4,6 +4,7 @@ mod checkpoints;
 mod processes;
 mod trace;
 mod train;
+mod validation;
 
 use std::ffi::OsStr;
 

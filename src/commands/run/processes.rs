@@ -8,7 +8,9 @@ use narrows_runtime::session::Session;
 use narrows_runtime::{RunError, sha256};
 
 use super::PlannedRun;
-use crate::args::{CheckpointSettings, ExecutionTarget, RunOrigin, TokenSource, TrainSettings};
+use crate::args::{
+    CheckpointSettings, ExecutionTarget, RunOrigin, TokenSource, TrainSettings, ValidationSettings,
+};
 use crate::cluster::{self, cluster_failure, with_label};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 
@@ -29,7 +31,8 @@ pub fn join(
     Ok(Some(cluster::join(process, facts(planned, training), &neighbours)?))
 }
 
-/// Checks that all processes start at the same step with the same tokens. Each process reads the files itself.
+/// Checks that all processes start at the same step with the same tokens; `tokens_sha256` has a digest of each token file.
+/// Each process reads the files itself.
 pub fn require_same_start(
     group: &TcpProcessGroup,
     step: u64,
@@ -65,12 +68,20 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
     };
     let checkpoints = match &training.checkpoints {
         None => "none".into(),
-        Some(CheckpointSettings { dir, every, origin, .. }) => {
+        Some(CheckpointSettings { dir, every, origin, keep_best, .. }) => {
             let origin = match origin {
                 RunOrigin::FirstStep => "the first step",
                 RunOrigin::LastCheckpoint => "the last checkpoint",
             };
-            format!("every {every} steps in {}, starting at {origin}", dir.display())
+            let best = if *keep_best { " and the best" } else { "" };
+            format!("every {every} steps{best} in {}, starting at {origin}", dir.display())
+        }
+    };
+    let evaluations = match &training.validation {
+        None => "none".into(),
+        Some(ValidationSettings { file, every, tokens, early_stop }) => {
+            let (file, tokens) = (file.display(), tokens.unwrap_or(u64::MAX));
+            format!("{tokens} tokens of {file} every {every} steps, early stop {early_stop:?}")
         }
     };
     let backend = match training.target {
@@ -84,9 +95,11 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
         fact("model", model.fingerprint()),
         fact("plan", hex::encode(sha256(&plan))),
         fact("tokens", tokens),
-        fact("steps", training.steps.to_string()),
-        fact("seed", training.seed.to_string()),
-        fact("schedule and optimizer", training.optimizer.to_string()),
+        fact("steps", training.recipe.steps.to_string()),
+        fact("evaluations", evaluations),
+        fact("seed", training.recipe.seed.to_string()),
+        fact("targets", training.recipe.targets.to_string()),
+        fact("schedule and optimizer", training.recipe.optimizer.to_string()),
         fact("checkpoints", checkpoints),
     ]
 }

@@ -16,12 +16,13 @@ use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;
 use narrows_runtime::train::{
-    MetricsRecord, StepPrediction, TrainControl, TrainEnd, TrainError, TrainedStep,
+    CollapseWatch, MetricsRecord, StepPrediction, TrainControl, TrainEnd, TrainError, TrainedStep,
 };
 use narrows_runtime::{DeviceId, RunError, Trainer};
 
 use super::checkpoints::{CheckpointEntry, CheckpointKeeper};
 use super::trace::Tracer;
+use super::validation::Validation;
 use super::{PlannedRun, TextOutput, processes};
 use crate::args::{Detail, ExecutionTarget, OutputSettings, TokenSource, TrainSettings};
 use crate::breakdown::seconds_by_category;
@@ -75,16 +76,24 @@ fn train_in_group(
     let process_group = group.clone().map(|group| group as Arc<dyn ProcessGroup>);
     let mut session = session(&model, program, (training, threads), process_group)
         .map_err(|error| Failure::execution(&error))?;
-    session.initialise(&model, training.seed).map_err(|error| Failure::execution(&error))?;
+    session.initialise(&model, training.recipe.seed).map_err(|error| Failure::execution(&error))?;
     if tracer.is_some() {
         session.record_instruction_spans();
     }
-    let mut trainer = Trainer::new(session, sampler, training.optimizer)?;
-    let mut keeper = CheckpointKeeper::new(training.checkpoints.as_ref(), &model, training.seed);
-    keeper.resume(&mut trainer, training.steps)?;
+    let mut trainer = Trainer::new(session, sampler, training.recipe.optimizer)?;
+    let mut keeper =
+        CheckpointKeeper::new(training.checkpoints.as_ref(), &model, training.recipe.seed);
+    keeper.resume(&mut trainer, training.recipe.steps)?;
     let first_step = trainer.session().steps();
+    let recipe = &training.recipe;
+    let validation = training.validation.as_ref();
+    let mut validation = validation
+        .map(|settings| Validation::new(settings, &model, recipe, trainer.session()))
+        .transpose()?;
     if let Some(group) = &group {
-        processes::require_same_start(group, first_step, trainer.cursor().tokens_sha256)?;
+        let evaluated = validation.as_ref().map_or(String::new(), Validation::tokens_sha256);
+        let tokens_sha256 = trainer.cursor().tokens_sha256 + &evaluated;
+        processes::require_same_start(group, first_step, tokens_sha256)?;
     }
     let mut metrics =
         training.metrics.as_deref().map(|file| metrics_file(file, &keeper)).transpose()?;
@@ -94,22 +103,41 @@ fn train_in_group(
     let resumed = keeper.resumed().map(|checkpoint| (checkpoint.step, checkpoint.path.as_path()));
     text.print(&header.text(trainer.sampler(), resumed))?;
     let stop = stop_on_signals("Ctrl-C will end the run without finishing its step");
-    let progress = progress_bar(first_step, training.steps, text);
-    let line_every = (training.steps / PROGRESS_LINES).max(1);
+    let progress = progress_bar(first_step, training.recipe.steps, text);
+    let line_every = (training.recipe.steps / PROGRESS_LINES).max(1);
     let mut history = RunHistory::default();
-    let after_step = |trainer: &Trainer, trained: &TrainedStep| {
-        if let Some(metrics) = &mut metrics {
-            metrics.write(&MetricsRecord::new(trained, Some(&predicted)))?;
-        }
-        history.push(trained);
+    let mut collapse = CollapseWatch::new(model.vocab, recipe.optimizer.warm_up_steps);
+    let after_step = |trainer: &mut Trainer, trained: &TrainedStep| {
         if let Some(tracer) = &mut tracer {
             tracer.record(trainer, trained);
+        }
+        let verdict = match &mut validation {
+            Some(validation) => validation.evaluate_if_due(trainer, recipe.steps),
+            None => Ok(None),
+        };
+        if let Some(metrics) = &mut metrics {
+            let evaluation = verdict.as_ref().ok().and_then(Option::as_ref);
+            let evaluation = evaluation.map(|verdict| &verdict.evaluation);
+            let record = MetricsRecord::new(trained, Some(&predicted));
+            metrics.write(&record.with_evaluation(evaluation))?;
+        }
+        history.push(trained);
+        let collapsed = collapse.push(trained.step, trained.loss, trained.gradient_norm);
+        if let Some(collapse) = collapsed.filter(|_| training.is_rank_0()) {
+            progress.suspend(|| output::warn(&format!("step {}: {collapse}", trained.step)));
         }
         progress.set_message(format!("loss {:.4}", trained.loss));
         progress.inc(1);
         if trained.step == first_step + 1 || trained.step.is_multiple_of(line_every) {
-            let line = progress_line(trained, training.steps);
+            let line = progress_line(trained, training.recipe.steps);
             progress.suspend(|| text.print(&line))?;
+        }
+        let verdict = verdict?;
+        if let Some(verdict) = &verdict {
+            progress.suspend(|| text.print(&verdict.line(trained.step)))?;
+            if verdict.is_best {
+                keeper.save_best(trainer)?;
+            }
         }
         // Processes write checkpoints together, so they first agree whether to continue.
         let stop =
@@ -117,10 +145,13 @@ fn train_in_group(
         if stop {
             return Ok(TrainControl::Stop);
         }
-        keeper.save_if_due(trainer, training.steps)?;
-        Ok::<_, Failure>(TrainControl::Continue)
+        let control = verdict.map_or(TrainControl::Continue, |verdict| verdict.control);
+        if control == TrainControl::Continue {
+            keeper.save_if_due(trainer, recipe.steps)?;
+        }
+        Ok::<_, Failure>(control)
     };
-    let result = trainer.train(training.steps, after_step);
+    let result = trainer.train(training.recipe.steps, after_step);
     progress.finish_and_clear();
     let result = result.and_then(|end| keeper.save(&trainer).map(|()| end));
     let end = match result {
@@ -130,7 +161,9 @@ fn train_in_group(
             return Err(with_leftovers(failure, metrics.as_ref(), trace, &keeper, &history));
         }
     };
+    let last_evaluation = validation.as_ref().and_then(Validation::last);
     let report = RunReport::new(&header, &trainer, &history, end)
+        .with_evaluations(last_evaluation.map(|last| last.loss), trainer.evaluations().best_loss)
         .with_files(
             metrics.as_ref().map(MetricsFile::name),
             training.trace.as_ref().map(|trace| trace.file.as_path()),
@@ -147,7 +180,7 @@ fn train_in_group(
         _ => text.print(&report.page(Detail::Summary).text())?,
     }
     match end {
-        TrainEnd::Completed => Ok(()),
+        TrainEnd::Completed | TrainEnd::StoppedEarly => Ok(()),
         TrainEnd::Stopped => Err(stopped(&trainer, &keeper, training)),
     }
 }
@@ -219,7 +252,8 @@ fn sampler(model: &Model, plan: &Plan, training: &TrainSettings) -> CommandResul
     let sampling = SamplerConfig {
         sequence_length: plan.workload.sequence_length,
         vocabulary: u32::try_from(model.vocab).unwrap_or(u32::MAX),
-        seed: training.seed,
+        seed: training.recipe.seed,
+        targets: training.recipe.targets,
     };
     Sampler::new(Arc::new(file), sampling).map_err(|error| TrainError::from(error).into())
 }
@@ -251,7 +285,7 @@ fn with_leftovers(
 /// Prints that the run was stopped, and the checkpoint to resume from. Returns the failure, without problems.
 fn stopped(trainer: &Trainer, keeper: &CheckpointKeeper, training: &TrainSettings) -> Failure {
     if training.is_rank_0() {
-        let (step, steps) = (trainer.session().steps(), training.steps);
+        let (step, steps) = (trainer.session().steps(), training.recipe.steps);
         let resumption = keeper.resumption().map_or(String::new(), |clause| format!("; {clause}"));
         output::eprint(&format!("stopped after step {step} of {steps}{resumption}\n"));
     }

@@ -65,7 +65,7 @@ impl RunHeader<'_> {
                 "steps",
                 format!(
                     "{} of {} of {} tokens",
-                    thousands(training.steps),
+                    thousands(training.recipe.steps),
                     plural(work.global_batch, "sequence"),
                     thousands(work.sequence_length)
                 ),
@@ -121,6 +121,10 @@ pub struct RunReport {
     tokens: u64,
     loss_first: Option<f64>,
     loss_last: Option<f64>,
+    /// Loss of the last evaluation of this run.
+    eval_loss_last: Option<f64>,
+    /// The lowest loss of an evaluation, including those before a checkpoint that was resumed.
+    eval_loss_best: Option<f64>,
     tokens_per_s: f64,
     /// The median of the measured step times.
     step_time_s: f64,
@@ -173,18 +177,21 @@ impl RunReport {
             status: match end {
                 TrainEnd::Completed => "done",
                 TrainEnd::Stopped => "stopped",
+                TrainEnd::StoppedEarly => "stopped_early",
             },
             backend: trainer.session().backend(),
             model: model.name.clone(),
             mesh: plan.mesh,
             threads_per_device: (training.target == ExecutionTarget::Cpu).then_some(*threads),
-            seed: training.seed,
+            seed: training.recipe.seed,
             data: trainer.sampler().file().path().display().to_string(),
             steps: history.steps(),
-            requested_steps: training.steps,
+            requested_steps: training.recipe.steps,
             tokens: history.tokens,
             loss_first: history.losses.first().copied(),
             loss_last: history.losses.last().copied(),
+            eval_loss_last: None,
+            eval_loss_best: None,
             tokens_per_s: history.tokens_per_s(),
             step_time_s: time.as_secs_f64(),
             breakdown_s,
@@ -204,6 +211,11 @@ impl RunReport {
             trace: None,
             losses: history.losses.clone(),
         }
+    }
+
+    /// Adds the last and the lowest loss of evaluations.
+    pub fn with_evaluations(self, last: Option<f64>, best: Option<f64>) -> RunReport {
+        RunReport { eval_loss_last: last, eval_loss_best: best, ..self }
     }
 
     /// Adds the metrics file and the trace file.
@@ -294,10 +306,13 @@ impl Report for RunReport {
         page.heading(format!("{} in {}", plural(self.steps, "step"), Seconds(self.wall_time_s)));
         match (self.loss_first, self.loss_last) {
             (Some(first), Some(last)) => {
-                page.fields(&[
-                    ("loss", format!("from {first:.4} to {last:.4}")),
-                    ("seen", format!("{} tokens", thousands(self.tokens))),
-                ]);
+                let mut fields = vec![("loss", format!("from {first:.4} to {last:.4}"))];
+                if let (Some(last), Some(best)) = (self.eval_loss_last, self.eval_loss_best) {
+                    let value = format!("{last:.4}, and {best:.4} at its lowest");
+                    fields.push(("eval loss", value));
+                }
+                fields.push(("seen", format!("{} tokens", thousands(self.tokens))));
+                page.fields(&fields);
                 self.comparison(&mut page);
             }
             _ => page.line("The checkpoint already contains all steps."),

@@ -2,8 +2,9 @@
 //!
 //! A case is a small model and a random plan of its search space: a mesh with tensor, pipeline and data axis,
 //! microbatches, with ZeRO-1 or without. It runs three batches: loss and gradients of the first, then two
-//! optimizer steps. Compared with the reference are the losses, every gradient, the norm of all gradients, and the
-//! change of every weight. The reference computes in f64, with weights in the program's format: in f32, the norm
+//! optimizer steps, some with ignored targets. Compared with the reference are the losses, every gradient, the norm of
+//! all gradients, and the change of every weight. Before each step the batch is evaluated by the forward passes alone,
+//! with the same bits of the loss. The reference computes in f64, with weights in the program's format: in f32, the norm
 //! of three million gradients has an error of 2e-3.
 //!
 //! A backend takes part with a test that calls [`check_cases`] with its precision, all [`CASES`] and a function that
@@ -16,7 +17,9 @@ use narrows_plan::model::{Model, ParameterId};
 use narrows_plan::{CheckedProgram, DType, Plan, Precision, lower};
 use narrows_reference::{Batch, Matrix, Parameters, Reference};
 use narrows_runtime::session::{ModelTensors, Session, StepInput, TensorKind};
-use narrows_runtime::{CounterRng, Optimizer, RunError, random_stream_name};
+use narrows_runtime::{
+    CounterRng, DecayedWeights, IGNORED_TARGET, Optimizer, RunError, random_stream_name,
+};
 
 use crate::plans::{TestRng, draw_plan, to_json};
 use crate::relative_errors::{
@@ -195,6 +198,8 @@ impl ConformanceCase {
         let (loss, gradients) = reference.loss_and_gradients(&[batch]).expect("a batch");
         let actual_loss =
             session.compute_gradients(StepInput { tokens: &tokens, targets: &targets })?.loss;
+        // An evaluation leaves the gradients as they are.
+        session.evaluate(StepInput { tokens: &targets_as_inputs(&targets), targets: &targets })?;
         let actual = session.gather_tensors(TensorKind::Gradients)?;
         let is_rank_0 = session.devices().start == 0;
         deviation.loss = relative_error(actual_loss, loss);
@@ -205,13 +210,16 @@ impl ConformanceCase {
         }
         session.clear_gradients()?;
 
-        let optimizer = Optimizer::new(LEARNING_RATE, 0, 2 * STEPS);
         for step in 1..=STEPS {
+            let decayed = if step == 1 { DecayedWeights::Matrices } else { DecayedWeights::All };
+            let optimizer = Optimizer { decayed, ..Optimizer::new(LEARNING_RATE, 0, 2 * STEPS) };
             let (tokens, targets) = self.tokens(step);
             let batch = self.batch(&tokens, &targets);
             let expected = reference.step(&optimizer, &[batch]).expect("a batch");
-            let actual =
-                session.step(&optimizer, StepInput { tokens: &tokens, targets: &targets })?;
+            let input = StepInput { tokens: &tokens, targets: &targets };
+            let evaluated = session.evaluate(input)?;
+            let actual = session.step(&optimizer, input)?;
+            assert_eq!(evaluated.loss.to_bits(), actual.loss.to_bits(), "forward passes alone");
             deviation.loss = deviation.loss.max(relative_error(actual.loss, expected.loss));
             let norm = relative_error(actual.gradient_norm, expected.gradient_norm);
             keep_larger(&mut deviation.gradient, (norm, "all parameters".into()));
@@ -242,15 +250,24 @@ impl ConformanceCase {
         Parameters::<f32>::initial(&self.model, SEED).iter().map(noisy).collect()
     }
 
-    /// Inputs and targets of a step.
+    /// Inputs and targets of a step. In all but step 1, a quarter of the targets is ignored.
     fn tokens(&self, step: u64) -> (Vec<u32>, Vec<u32>) {
         let work = self.plan.workload;
         let mut rng = TestRng::new(SEED + step);
-        let mut ids = || {
-            let count = work.global_batch * work.sequence_length;
+        let count = work.global_batch * work.sequence_length;
+        let mut ids = || -> Vec<u32> {
             (0..count).map(|_| rng.below(self.model.vocab as usize) as u32).collect()
         };
-        (ids(), ids())
+        let (tokens, mut targets) = (ids(), ids());
+        if step != 1 {
+            // At least one target is left.
+            for target in &mut targets[1..] {
+                if rng.below(4) == 0 {
+                    *target = IGNORED_TARGET;
+                }
+            }
+        }
+        (tokens, targets)
     }
 
     fn batch<'a>(&self, tokens: &'a [u32], targets: &'a [u32]) -> Batch<'a> {
@@ -258,6 +275,11 @@ impl ConformanceCase {
         let (sequences, length) = (work.global_batch as usize, work.sequence_length as usize);
         Batch { tokens, targets, sequences, length }
     }
+}
+
+/// Ids that are other inputs than those of the batch.
+fn targets_as_inputs(targets: &[u32]) -> Vec<u32> {
+    targets.iter().map(|target| if *target == IGNORED_TARGET { 0 } else { *target }).collect()
 }
 
 /// The nearest value of a format, ties to even.

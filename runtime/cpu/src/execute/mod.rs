@@ -23,10 +23,11 @@ use crate::device::CpuDevice;
 
 pub(crate) use optimizer::gradient_square_sum;
 
-/// Executes a whole step.
+/// Executes the passes of a step that its task includes.
 pub(crate) fn run_step(device: &mut CpuDevice) -> Result<(), StopReason> {
     let stage = device.stage;
-    for part in pass_parts(stage) {
+    let task = device.step.task;
+    for part in pass_parts(stage).filter(|part| task.includes(part.pass.phase)) {
         if part.pass.phase != Phase::Step && part.instructions.start == 0 {
             load_tokens(device, part.pass.microbatch);
             device.clock.read(TimeCategory::Other);

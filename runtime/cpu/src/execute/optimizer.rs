@@ -1,8 +1,8 @@
 //! The gradient norm and AdamW.
 
 use narrows_plan::WeightSplit;
-use narrows_runtime::ScheduledInstruction;
-use narrows_runtime::session::OptimizerUpdate;
+use narrows_runtime::session::{OptimizerUpdate, StepTask};
+use narrows_runtime::{DecayedWeights, ScheduledInstruction};
 
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
@@ -32,9 +32,8 @@ pub(crate) fn adamw(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
 ) -> Result<(), StopReason> {
-    let Some(OptimizerUpdate { optimizer, coefficients, step }) = device.step.update else {
-        return Ok(());
-    };
+    let StepTask::Update(update) = device.step.task else { return Ok(()) };
+    let OptimizerUpdate { optimizer, coefficients, step, .. } = update;
     let parallel = device.parallel;
     let square_sum = gradient_square_sum(device);
     if !square_sum.is_finite() {
@@ -43,9 +42,10 @@ pub(crate) fn adamw(
     }
     let (reads, writes) = (&scheduled.instr.reads, &scheduled.instr.writes);
     let (read_gradient, written_gradient) = (reads[0], writes[1]);
-    let decays = device.weight_decay_applies[&writes[0].buffer];
+    let decays =
+        device.weight_is_matrix[&writes[0].buffer] || optimizer.decayed == DecayedWeights::All;
     let adamw = AdamWStep {
-        gradient_factor: optimizer.clip_factor(f64::from(square_sum).sqrt()) as f32,
+        gradient_factor: update.gradient_factor(f64::from(square_sum).sqrt()) as f32,
         learning_rate: coefficients.learning_rate as f32,
         beta1: optimizer.beta1 as f32,
         beta2: optimizer.beta2 as f32,

@@ -7,7 +7,9 @@
 //!
 //! Shapes: logits `[tokens, vocabulary shard]`, maximum `[tokens]`, packed `[tokens, 2]` with Σ and
 //! the target's logit. The shard begins at token id `first_id`. The factor is 1 over the number of
-//! tokens of a step.
+//! tokens of a step. A token whose target is [`IGNORED_TARGET`] has no loss and no gradient.
+
+use narrows_runtime::IGNORED_TARGET;
 
 use super::embedding::local_index;
 use super::matrix::{MatrixView, MatrixViewMut};
@@ -99,10 +101,12 @@ pub fn loss_gradient(
         SharedOperand((first_id, factor)),
     );
     parallel.for_rows::<GradientRows, _>(rows, operands);
-    let loss = |(maximum, packed): (&f32, &[f32])| {
+    let rows = maximum.iter().zip(packed.chunks_exact(2)).zip(targets);
+    let predicted = rows.filter(|(_, target)| **target != IGNORED_TARGET);
+    let loss = |((maximum, packed), _): ((&f32, &[f32]), &u32)| {
         f64::from(*maximum) + f64::from(packed[0]).ln() - f64::from(packed[1])
     };
-    f64::from(factor) * maximum.iter().zip(packed.chunks_exact(2)).map(loss).sum::<f64>()
+    f64::from(factor) * predicted.map(loss).sum::<f64>()
 }
 
 type LossGradientOperands<'a> =
@@ -120,6 +124,10 @@ impl SimdBody<LossGradientOperands<'_>> for GradientRows {
         let rows = maximum.iter().zip(targets).zip(packed.operand.chunks_exact(2)).enumerate();
         for (row, ((maximum, target), packed)) in rows {
             let logits = logits.row_mut(row);
+            if *target == IGNORED_TARGET {
+                logits.fill(0.0);
+                continue;
+            }
             let scale = factor / packed[0];
             for logit in logits.iter_mut() {
                 *logit = exp::<S>(*logit - maximum) * scale;

@@ -113,7 +113,7 @@ impl GpuEngine {
             constants: &program.constants,
             stage,
             coordinates,
-            weight_decay_applies: model_program.weight_decay_applies(coordinates.stage as usize),
+            weight_is_matrix: model_program.weight_is_matrix(coordinates.stage as usize),
         };
         let workspace = matmul::recommended_workspace(gpu.capability);
         let matmul_context =

@@ -1,8 +1,11 @@
 // Cross-entropy over a shard of the vocabulary, in the three passes of cpu/src/kernels/loss.rs.
 //
 // logits [rows, columns] begin at token id `first`; maximum is [rows]; packed is [rows, 2]: the sum of
-// exp(logit − maximum), and the logit of the target, 0 where another device holds it.
+// exp(logit − maximum), and the logit of the target, 0 where another device holds it. A row whose target is
+// IGNORED has no loss and no gradient.
 #include "reduce.cuh"
+
+constexpr u32 IGNORED = 0xffffffffu;
 
 template <class T, int V>
 DEVICE float lane_maximum(const T* logits, u32 columns, const RowTeam& team) {
@@ -35,6 +38,7 @@ DEVICE void loss_gradient(T* logits, const float* maximum, const float* packed, 
     const RowTeam team = row_team(rows);
     if (!team.live) return;
     const u32 target = targets[team.row] - first;  // Beyond all columns where another device holds it.
+    const bool ignored = targets[team.row] == IGNORED;
     const float max_logit = maximum[team.row], share = factor / packed[2 * team.row];
     logits += team.row * columns;
     each<V>(columns, team.lane, team.lanes, [&](auto size, u32 column) {
@@ -43,17 +47,19 @@ DEVICE void loss_gradient(T* logits, const float* maximum, const float* packed, 
         load(logits + column, values);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            values[i] = expf(values[i] - max_logit) * share - (column + i == target ? factor : 0.0f);
+            const float gradient = expf(values[i] - max_logit) * share - (column + i == target ? factor : 0.0f);
+            values[i] = ignored ? 0.0f : gradient;
         }
         store(logits + column, values);
     });
 }
 
 // The sum of the losses of these rows times `factor`, in f64, in one block. Also added to the loss of the step.
-KERNEL(256, 1, loss_total, const float* maximum, const float* packed, float* loss, double* step,
-       u32 rows, float factor) {
+KERNEL(256, 1, loss_total, const float* maximum, const float* packed, const u32* targets, float* loss,
+       double* step, u32 rows, float factor) {
     double sum = 0.0;
     for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
+        if (targets[row] == IGNORED) continue;
         sum += double(maximum[row]) + log(double(packed[2 * row])) - double(packed[2 * row + 1]);
     }
     sum = over_block(sum) * double(factor);

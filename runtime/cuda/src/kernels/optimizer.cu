@@ -36,7 +36,8 @@ KERNEL(256, 1, square_total, const float* parts, float* total, u32 count) {
 
 // Scalars of a step, in the layout of launch/optimizer.rs.
 struct Coefficients {
-    float clip_norm, step_size, second_moment_correction, epsilon, beta1, beta2, decay_factor, unused;
+    float clip_norm, clip_threshold, gradient_scale, step_size, second_moment_correction, epsilon, beta1, beta2;
+    float decay_factor, vector_decay_factor;
 };
 
 // Updates the moments and weights of elements `begin` to `begin + count` of the gradient, the part of this
@@ -50,8 +51,8 @@ DEVICE void adamw_update(T* weights, float* gradient, float* first, float* secon
     if (!(total < __uint_as_float(0x7f800000u))) return;
     const Coefficients c = *reinterpret_cast<const Coefficients*>(coefficients);
     const float norm = sqrtf(total);
-    const float clip = norm > c.clip_norm ? c.clip_norm / norm : 1.0f;
-    const float decay = decays ? c.decay_factor : 1.0f;
+    const float clip = norm > c.clip_threshold ? c.clip_norm / norm : c.gradient_scale;
+    const float decay = decays ? c.decay_factor : c.vector_decay_factor;
     each_element<V>(count, [&](auto size, u64 at) {
         constexpr int COUNT = decltype(size)::value;
         float g[COUNT], m[COUNT], v[COUNT], w[COUNT];

@@ -52,6 +52,7 @@ pub(super) fn gradient(site: &InstrSite) -> LaunchResult<Launches> {
     let arguments = vec![
         maximum.read(),
         packed.read(),
+        targets.read(),
         loss.write(),
         step_loss.update(),
         Argument::U32(to_u32(rows)?),

@@ -9,30 +9,35 @@ use super::operand::{
 };
 use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
-use narrows_runtime::{Optimizer, operand_range};
+use narrows_runtime::session::OptimizerUpdate;
+use narrows_runtime::{DecayedWeights, operand_range};
 
 /// Elements whose squares one block sums.
 const SQUARES_PER_BLOCK: u64 = 16_384;
 
 /// Number of f32 values in [`MemorySpace::Coefficients`].
-pub const OPTIMIZER_COEFFICIENTS: u64 = 8;
+pub const OPTIMIZER_COEFFICIENTS: u64 = 10;
 
-/// Contents of [`MemorySpace::Coefficients`] in a step, counted from 1: clip norm, η/(1 − β₁ᵗ), (1 − β₂ᵗ)^-½, ε,
-/// β₁, β₂, 1 − ηλ, and a zero. The memory is written before every step, so that captured graphs can be replayed.
-pub fn optimizer_coefficients(
-    optimizer: &Optimizer,
-    step: u64,
-) -> [f32; OPTIMIZER_COEFFICIENTS as usize] {
-    let step_coefficients = optimizer.coefficients(step);
+/// Contents of [`MemorySpace::Coefficients`] in a step: clip norm, norm of unscaled gradients from which on they are
+/// clipped, scale of gradients that are not, η/(1 − β₁ᵗ), (1 − β₂ᵗ)^-½, ε, β₁, β₂, and the factors 1 − ηλ of
+/// matrices and of vectors. The memory is written before every step, so that captured graphs can be replayed.
+pub fn optimizer_coefficients(update: &OptimizerUpdate) -> [f32; OPTIMIZER_COEFFICIENTS as usize] {
+    let OptimizerUpdate { optimizer, coefficients: step_coefficients, gradient_scale, .. } =
+        *update;
     [
         optimizer.clip_norm,
+        optimizer.clip_norm / gradient_scale,
+        gradient_scale,
         step_coefficients.learning_rate / step_coefficients.bias_correction1,
         1.0 / step_coefficients.bias_correction2.sqrt(),
         optimizer.epsilon,
         optimizer.beta1,
         optimizer.beta2,
         step_coefficients.decay_factor,
-        0.0,
+        match optimizer.decayed {
+            DecayedWeights::Matrices => 1.0,
+            DecayedWeights::All => step_coefficients.decay_factor,
+        },
     ]
     .map(|coefficient| coefficient as f32)
 }
@@ -99,8 +104,8 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
     let weight_argument = weight.write_or_update(weight.dtype != DType::Bf16);
     let format = VectorFormat::common_quads(weight.dtype, &operands)?;
     let buffer = site.scheduled.instr.writes[0].buffer;
-    let Some(&decays) = site.device.weight_decay_applies.get(&buffer) else {
-        return Err("whether weight decay applies to its weight is not known".into());
+    let Some(&is_matrix) = site.device.weight_is_matrix.get(&buffer) else {
+        return Err("whether its weight is a matrix is not known".into());
     };
     let coefficients = MatrixOperand::contiguous(
         MemorySpace::Coefficients,
@@ -119,7 +124,7 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
         Argument::U64(begin),
         Argument::U64(count),
         Argument::U64(whole),
-        flag(decays),
+        flag(is_matrix),
     ];
     let launch = Launch::new(KernelFamily::Optimizer, format.kernel_name("adamw"), arguments);
     Ok(launch.over_elements(whole, format.vector)?.into())

@@ -22,7 +22,7 @@ pub struct LaunchContext<'a> {
     /// Position of the device on the mesh.
     pub coordinates: MeshCoordinates,
     /// Whether weight decay applies, by weight buffer of the stage.
-    pub weight_decay_applies: &'a HashMap<BufferId, bool>,
+    pub weight_is_matrix: &'a HashMap<BufferId, bool>,
 }
 
 /// One launch of a kernel.

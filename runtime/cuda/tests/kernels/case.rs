@@ -34,7 +34,7 @@ pub struct KernelCase {
     pub tensor: u64,
     pub replica: u64,
     pub phase: Phase,
-    pub weight_decay_applies: HashMap<BufferId, bool>,
+    pub weight_is_matrix: HashMap<BufferId, bool>,
     pub stage: StageProgram,
     pub rotary: Vec<f32>,
     pub coefficients: [f32; OPTIMIZER_COEFFICIENTS as usize],
@@ -81,7 +81,7 @@ impl KernelCase {
             tensor: 0,
             replica: 0,
             phase: Phase::Forward,
-            weight_decay_applies: HashMap::new(),
+            weight_is_matrix: HashMap::new(),
             stage,
             rotary: vec![],
             coefficients: [f32::NAN; OPTIMIZER_COEFFICIENTS as usize],
@@ -183,7 +183,7 @@ impl KernelCase {
             constants: &self.constants,
             stage: &self.stage,
             coordinates: MeshCoordinates { tensor: self.tensor, replica: self.replica, stage: 0 },
-            weight_decay_applies: &self.weight_decay_applies,
+            weight_is_matrix: &self.weight_is_matrix,
         };
         work(&device, &scheduled)
     }
@@ -276,13 +276,13 @@ pub fn for_each_instruction(
         let stage = &program.stages[coordinates.stage as usize];
         let weights = stage.buffers.iter().zip(0..);
         let weights = weights.filter(|(buffer, _)| buffer.role == BufferRole::Weight);
-        let weight_decay_applies = weights.map(|(_, id)| (BufferId(id), false)).collect();
+        let weight_is_matrix = weights.map(|(_, id)| (BufferId(id), false)).collect();
         let device = LaunchContext {
             context,
             constants,
             stage,
             coordinates,
-            weight_decay_applies: &weight_decay_applies,
+            weight_is_matrix: &weight_is_matrix,
         };
         scheduled_instructions(stage).for_each(|scheduled| visit(&device, &scheduled));
     }

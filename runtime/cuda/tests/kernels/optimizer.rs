@@ -6,7 +6,8 @@ use narrows_cpu::kernels::{
 use narrows_cuda::optimizer_coefficients;
 use narrows_plan::program::{Access, BufferRole, Extent, FusedOp, ParameterShard, Phase};
 use narrows_plan::{DType, Precision, WeightSplit, Zero};
-use narrows_runtime::Optimizer;
+use narrows_runtime::session::OptimizerUpdate;
+use narrows_runtime::{DecayedWeights, Optimizer};
 
 use super::case::{KernelCase, Outcome};
 use super::formats::{assert_near, random_values, rounded};
@@ -54,7 +55,7 @@ fn update(
     (count, replica, replicas): (u64, u64, u64),
     squares: f32,
     decays: bool,
-    options: &Optimizer,
+    options: &OptimizerUpdate,
 ) -> Option<Updated> {
     let mut case = KernelCase::new(FusedOp::AdamW, 1, (1, 1));
     case.context.mesh.data = replicas;
@@ -64,7 +65,7 @@ fn update(
         case.context.precision = Precision::Fp32;
     }
     (case.phase, case.replica) = (Phase::Step, replica);
-    case.coefficients = optimizer_coefficients(options, 3);
+    case.coefficients = optimizer_coefficients(options);
     let whole = count * replicas;
     let master = random_values(1, whole);
     let part = (count * replica) as usize..(count * (replica + 1)) as usize;
@@ -85,7 +86,7 @@ fn update(
     ] {
         case.stage.buffers[buffer.0 as usize].role = role;
     }
-    case.weight_decay_applies.insert(weight, decays);
+    case.weight_is_matrix.insert(weight, decays);
     let access = |buffer, dtype| Access { buffer, extent: Extent::flat(count, dtype) };
     let states: Vec<_> = [Some(first), Some(second), copy]
         .into_iter()
@@ -109,13 +110,28 @@ fn update(
     })
 }
 
+/// The update of step 3.
+fn update_of(optimizer: &Optimizer, gradient_scale: f64) -> OptimizerUpdate<'_> {
+    let coefficients = optimizer.coefficients(3);
+    OptimizerUpdate { optimizer, coefficients, step: 3, gradient_scale }
+}
+
 #[test]
 fn updates_match_the_cpu() {
     let options = Optimizer { clip_norm: 0.5, ..Optimizer::new(1e-2, 4, 100) };
+    let all = Optimizer { decayed: DecayedWeights::All, ..options };
     for (parts, dtype) in PARTS.into_iter().flat_map(|p| [(p, DType::Bf16), (p, DType::F32)]) {
         let (count, replica, replicas) = parts;
-        for (squares, decays) in [(0.01, true), (4.0, false), (9.0, true)] {
-            let Some(updated) = update(dtype, parts, squares, decays, &options) else { return };
+        for (squares, is_matrix, options, gradient_scale) in [
+            (0.01, true, options, 1.0),
+            (4.0, false, options, 1.0),
+            (9.0, true, options, 1.0),
+            (0.01, false, all, 1.5),
+            (0.16, true, all, 1.5),
+        ] {
+            let step = update_of(&options, gradient_scale);
+            let Some(updated) = update(dtype, parts, squares, is_matrix, &step) else { return };
+            let decays = is_matrix || options.decayed == DecayedWeights::All;
             let part = (count * replica) as usize..(count * (replica + 1)) as usize;
             let mut weights = random_values(1, count * replicas)[part.clone()].to_vec();
             let mut gradient = random_values(2, count * replicas);
@@ -124,7 +140,7 @@ fn updates_match_the_cpu() {
             let mut second: Vec<f32> =
                 random_values(4, count).iter().map(|x| (0.01 * x).abs()).collect();
             let values = AdamWStep {
-                gradient_factor: options.clip_factor(f64::from(squares).sqrt()) as f32,
+                gradient_factor: step.gradient_factor(f64::from(squares).sqrt()) as f32,
                 learning_rate: options.coefficients(3).learning_rate as f32,
                 beta1: options.beta1 as f32,
                 beta2: options.beta2 as f32,
@@ -155,8 +171,9 @@ fn updates_match_the_cpu() {
 #[test]
 fn non_finite_square_sums_skip_the_update() {
     let options = Optimizer::new(1e-2, 4, 100);
+    let step = update_of(&options, 1.0);
     for squares in [f32::NAN, f32::INFINITY] {
-        let Some(updated) = update(DType::Bf16, (333, 2, 3), squares, true, &options) else {
+        let Some(updated) = update(DType::Bf16, (333, 2, 3), squares, true, &step) else {
             return;
         };
         assert_eq!(updated.weights, rounded(DType::Bf16, random_values(1, 999)));

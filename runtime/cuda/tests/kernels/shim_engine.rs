@@ -107,6 +107,7 @@ impl ShimEngine {
                 continue;
             };
             let completed = match item {
+                ScheduleItem::Transfer(_) if !step.task.includes(pass.pass.phase) => true,
                 ScheduleItem::Transfer(transfer) => {
                     let stage = device.coordinates.stage;
                     let mesh = &model_program.program().context.mesh;
@@ -120,7 +121,9 @@ impl ShimEngine {
                     )
                 }
                 ScheduleItem::Segment(segment) | ScheduleItem::Reductions(segment) => {
+                    let skipped = !step.task.includes(pass.pass.phase);
                     match device.schedule.segments[segment].nodes.get(node) {
+                        _ if skipped => true,
                         None => true,
                         Some(next) if matches!(next.work, NodeWork::Collective(_)) => {
                             if !self.run_collective(index) {
@@ -130,7 +133,7 @@ impl ShimEngine {
                             continue;
                         }
                         Some(next) => {
-                            if step.update.is_some() || !next.updates_weights {
+                            if step.update().is_some() || !next.updates_weights {
                                 device.execute(segment, node, &mut self.rotary, step);
                             }
                             device.position.node += 1;
@@ -310,8 +313,8 @@ impl ShimDevice {
                 let scratch = &mut self.scratch.as_mut_slice()[..scratch_bytes(launches)];
                 scratch.fill(0xff);
                 let mut coefficients = [f32::NAN; OPTIMIZER_COEFFICIENTS as usize];
-                if let Some(update) = step.update {
-                    coefficients = optimizer_coefficients(update.optimizer, update.step);
+                if let Some(update) = step.update() {
+                    coefficients = optimizer_coefficients(update);
                 }
                 for launch in launches {
                     let mut memory = ShimMemory {
@@ -432,6 +435,6 @@ fn launch_context<'a>(
         constants: &program.constants,
         stage: &program.stages[coordinates.stage as usize],
         coordinates,
-        weight_decay_applies: model_program.weight_decay_applies(coordinates.stage as usize),
+        weight_is_matrix: model_program.weight_is_matrix(coordinates.stage as usize),
     }
 }

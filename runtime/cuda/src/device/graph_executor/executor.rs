@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use narrows_plan::program::{MicrobatchPass, Phase, Program};
-use narrows_runtime::session::{MeshCoordinates, StepRequest};
+use narrows_runtime::session::{MeshCoordinates, StepRequest, StepTask};
 use narrows_runtime::{PipelineDirection, RunError};
 
 use super::queue_limit::awaited_items;
@@ -204,7 +204,8 @@ impl GraphExecutor {
             let ordinal = self.gpu.ordinal;
             return Err(CudaError::Driver { ordinal, call, message, hint: None }.into());
         }
-        self.steps += 1;
+        // The first step that trains is never captured, whatever was evaluated before it.
+        self.steps += u64::from(!matches!(step.task, StepTask::Loss));
         self.progress = StepProgress::of_step(self.steps);
         let result =
             self.enqueue_step(step, program, coordinates).and_then(|()| self.wait_for_step());
@@ -238,8 +239,9 @@ impl GraphExecutor {
         let gpu = &self.gpu;
         gpu.check("its context", gpu.context.bind_to_thread())?;
         let compute = self.compute_stream().clone();
-        if let Some(update) = step.update {
-            let coefficients = optimizer_coefficients(update.optimizer, update.step);
+        let updates = step.update().is_some();
+        if let Some(update) = step.update() {
+            let coefficients = optimizer_coefficients(update);
             self.coefficients.bytes_mut().copy_from_slice(bytemuck::cast_slice(&coefficients));
         }
         let buffers = &self.resources.buffers;
@@ -261,12 +263,16 @@ impl GraphExecutor {
             self.gpu.check("timing", timers.start(&compute))?;
         }
         // Graphs contain the updates, and the first step is never captured.
-        let use_graphs =
-            !self.eager && self.timers.is_none() && self.steps > 1 && step.update.is_some();
+        let use_graphs = !self.eager && self.timers.is_none() && self.steps > 1 && updates;
         let reductions = self.streams[StreamId::Reductions as usize].clone();
         let (mut queued, mut has_reductions) = (0, false);
         for pass in 0..self.schedule.passes.len() {
             let MicrobatchPass { phase, microbatch, .. } = self.schedule.passes[pass].pass;
+            if !step.task.includes(phase) {
+                // The events of an item have its number among all items of a step.
+                queued += self.schedule.passes[pass].items.len();
+                continue;
+            }
             if phase != Phase::Step {
                 let arena = &self.resources.buffers.arena;
                 let copied = self.resources.inputs.copy_microbatch(microbatch, arena, &compute);
@@ -282,7 +288,7 @@ impl GraphExecutor {
                 match self.schedule.passes[pass].items[item].clone() {
                     ScheduleItem::Segment(segment) if use_graphs => self.launch_graph(segment)?,
                     ScheduleItem::Segment(segment) => {
-                        self.enqueue_segment(segment, step.update.is_some(), false)?
+                        self.enqueue_segment(segment, updates, false)?
                     }
                     ScheduleItem::Reductions(segment) => {
                         self.enqueue_reductions(segment)?;

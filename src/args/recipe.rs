@@ -1,0 +1,413 @@
+//! The recipe of a training run: what decides its loss curve, apart from the plan.
+//!
+//! A value is that of the flag, or else of the recipe file, or else of the checkpoint that is resumed, or else the
+//! default.
+
+use std::ffi::OsString;
+use std::num::NonZeroU64;
+
+use clap::{Args, ValueEnum};
+use narrows_runtime::checkpoint::CheckpointOutline;
+use narrows_runtime::data::{LastTarget, TargetRule};
+use narrows_runtime::{DecayedWeights, LearningRateSchedule, Optimizer, StepCount};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::errors::{CommandResult, Failure, Problem};
+
+use super::request::RequestArgs;
+use super::units::{BelowOne, NonNegative, Positive};
+
+/// Default number of steps of a run.
+const STEPS: u64 = 200;
+
+/// Default seed.
+const SEED: u64 = 1;
+
+/// Default peak learning rate.
+const PEAK_LEARNING_RATE: f64 = 3e-3;
+
+/// Steps of the learning-rate schedule per step of the default warm-up, of the default cooldown and of the default
+/// warm-up after a restart.
+const STEPS_PER_RAMP: u64 = 10;
+
+/// Longest default warm-up.
+const WARM_UP_STEPS_MAX: u64 = 100;
+
+/// Flags of a recipe, and the fields of a recipe file.
+#[derive(Args, Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RecipeArgs {
+    /// Model to train: a preset such as cola-60m, a model file or a Hugging Face config.json
+    #[arg(skip)]
+    pub model: Option<String>,
+    /// Token file to train on, as `narrows data` makes it
+    #[arg(skip)]
+    pub data: Option<String>,
+    /// Token file to evaluate
+    #[arg(skip)]
+    pub eval_data: Option<String>,
+    /// Sequences in one optimizer step, over all devices
+    #[arg(skip)]
+    pub global_batch: Option<NonZeroU64>,
+    /// Tokens in a sequence
+    #[arg(skip)]
+    pub sequence_length: Option<NonZeroU64>,
+    /// Optimizer steps, including those before a checkpoint that is resumed [default: 200]
+    #[arg(long, value_name = "N")]
+    pub steps: Option<NonZeroU64>,
+    /// Seed of the initial weights and of the order of sequences [default: 1]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// Peak learning rate [default: 0.003]
+    #[arg(long, value_name = "RATE")]
+    pub learning_rate: Option<Positive>,
+    /// Course of the learning rate after the warm-up [default: cosine]
+    #[arg(long, value_name = "SCHEDULE", value_enum)]
+    pub lr_schedule: Option<LrScheduleArg>,
+    /// Learning rate at the end of the schedule [default: a tenth of --learning-rate]
+    #[arg(long, value_name = "RATE")]
+    pub min_learning_rate: Option<NonNegative>,
+    /// Steps until the learning rate peaks [default: a tenth of --decay-steps, at most 100]
+    #[arg(long, value_name = "N")]
+    pub warm_up_steps: Option<u64>,
+    /// Steps until the learning rate has decayed to its minimum [default: --steps]
+    #[arg(long, value_name = "N")]
+    pub decay_steps: Option<NonZeroU64>,
+    /// With --lr-schedule wsd: steps of the decay at its end [default: a tenth of --decay-steps]
+    #[arg(long, value_name = "N")]
+    pub cooldown_steps: Option<NonZeroU64>,
+    /// With --lr-schedule cosine-restarts: steps between restarts [default: a tenth of --decay-steps]
+    #[arg(long, value_name = "N")]
+    pub restart_every: Option<NonZeroU64>,
+    /// With --lr-schedule cosine-restarts: steps of the warm-up after a restart [default: a tenth of --restart-every]
+    #[arg(long, value_name = "N")]
+    pub restart_warm_up_steps: Option<u64>,
+    /// Number of the first step in the schedule: from-zero as PyTorch's LambdaLR, whose first step has learning rate 0
+    /// [default: from-one]
+    #[arg(long, value_name = "COUNT", value_enum)]
+    pub lr_step_count: Option<StepCountArg>,
+    /// Decay β₁ of AdamW's first moment [default: 0.9]
+    #[arg(long, value_name = "BETA")]
+    pub beta1: Option<BelowOne>,
+    /// Decay β₂ of AdamW's second moment [default: 0.95]
+    #[arg(long, value_name = "BETA")]
+    pub beta2: Option<BelowOne>,
+    /// ε, added to the root of AdamW's second moment [default: 1e-8]
+    #[arg(long, value_name = "EPSILON")]
+    pub epsilon: Option<Positive>,
+    /// Decoupled weight decay [default: 0.1]
+    #[arg(long, value_name = "LAMBDA", allow_negative_numbers = true)]
+    pub weight_decay: Option<NonNegative>,
+    /// Decay scales and biases of norms too, not matrices alone [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub decay_norms: Option<bool>,
+    /// Global norm to which gradients are clipped [default: 1]
+    #[arg(long, value_name = "NORM")]
+    pub clip_norm: Option<Positive>,
+    /// Target of the last input of a sequence: the token that follows in the file, or none, so that of L tokens L − 1 are
+    /// predicted, as where labels are shifted within a sequence [default: next]
+    #[arg(long, value_name = "TARGET", value_enum)]
+    pub last_target: Option<LastTargetArg>,
+    /// Token that is not predicted: that with which `narrows data --pad-to` pads documents [default: none]
+    #[arg(long, value_name = "ID")]
+    pub pad_id: Option<u32>,
+    /// Steps between evaluations of --eval-data, which also follow the last step [default: a tenth of --steps]
+    #[arg(long, value_name = "N")]
+    pub eval_every: Option<NonZeroU64>,
+    /// Tokens of --eval-data that are evaluated, in whole sequences from its beginning [default: all]
+    #[arg(long, value_name = "M")]
+    pub eval_tokens: Option<NonZeroU64>,
+}
+
+/// `--lr-schedule`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LrScheduleArg {
+    /// The peak
+    Constant,
+    /// A straight line to the minimum
+    Linear,
+    /// Half a cosine to the minimum
+    Cosine,
+    /// Half a cosine with a warm-up from 0 after every restart, as the code of CoLA, GaLore and ReLoRA computes it
+    CosineRestarts,
+    /// Warm-up, stable, decay: the peak, and a straight line to the minimum over the last steps
+    Wsd,
+}
+
+/// `--lr-step-count`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StepCountArg {
+    /// The first step is step 0
+    FromZero,
+    /// The first step is step 1
+    FromOne,
+}
+
+impl From<StepCountArg> for StepCount {
+    fn from(count: StepCountArg) -> StepCount {
+        match count {
+            StepCountArg::FromZero => StepCount::FromZero,
+            StepCountArg::FromOne => StepCount::FromOne,
+        }
+    }
+}
+
+/// `--last-target`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LastTargetArg {
+    /// The token that follows
+    Next,
+    /// None
+    Ignored,
+}
+
+impl From<LastTargetArg> for LastTarget {
+    fn from(target: LastTargetArg) -> LastTarget {
+        match target {
+            LastTargetArg::Next => LastTarget::Next,
+            LastTargetArg::Ignored => LastTarget::Ignored,
+        }
+    }
+}
+
+/// A recipe with all of its values.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// Seed of the initial weights and of the order of sequences.
+    pub seed: u64,
+    /// The optimizer and its schedule.
+    pub optimizer: Optimizer,
+    /// The inputs whose next token is predicted.
+    pub targets: TargetRule,
+}
+
+impl RecipeArgs {
+    /// These values, and those of `below` for values that are not set.
+    pub fn or(self, below: RecipeArgs) -> RecipeArgs {
+        RecipeArgs {
+            model: self.model.or(below.model),
+            global_batch: self.global_batch.or(below.global_batch),
+            sequence_length: self.sequence_length.or(below.sequence_length),
+            steps: self.steps.or(below.steps),
+            seed: self.seed.or(below.seed),
+            learning_rate: self.learning_rate.or(below.learning_rate),
+            lr_schedule: self.lr_schedule.or(below.lr_schedule),
+            min_learning_rate: self.min_learning_rate.or(below.min_learning_rate),
+            warm_up_steps: self.warm_up_steps.or(below.warm_up_steps),
+            decay_steps: self.decay_steps.or(below.decay_steps),
+            cooldown_steps: self.cooldown_steps.or(below.cooldown_steps),
+            restart_every: self.restart_every.or(below.restart_every),
+            restart_warm_up_steps: self.restart_warm_up_steps.or(below.restart_warm_up_steps),
+            lr_step_count: self.lr_step_count.or(below.lr_step_count),
+            beta1: self.beta1.or(below.beta1),
+            beta2: self.beta2.or(below.beta2),
+            epsilon: self.epsilon.or(below.epsilon),
+            weight_decay: self.weight_decay.or(below.weight_decay),
+            decay_norms: self.decay_norms.or(below.decay_norms),
+            clip_norm: self.clip_norm.or(below.clip_norm),
+            last_target: self.last_target.or(below.last_target),
+            pad_id: self.pad_id.or(below.pad_id),
+            data: self.data.or(below.data),
+            eval_data: self.eval_data.or(below.eval_data),
+            eval_every: self.eval_every.or(below.eval_every),
+            eval_tokens: self.eval_tokens.or(below.eval_tokens),
+        }
+    }
+
+    /// Sets the flags of a planning request that are not set, from the values of this recipe.
+    pub fn fill_request(&self, request: &mut RequestArgs) {
+        let size = |number: Option<NonZeroU64>| number.map(NonZeroU64::get);
+        request.model.model =
+            request.model.model.take().or_else(|| self.model.clone().map(OsString::from));
+        request.global_batch = request.global_batch.or(size(self.global_batch));
+        request.sequence_length = request.sequence_length.or(size(self.sequence_length));
+    }
+
+    /// The recipe, with values of the checkpoint that is resumed, or else defaults, where none is set.
+    ///
+    /// # Errors
+    /// Values that contradict each other.
+    pub fn resolve(&self, resumed: Option<&CheckpointOutline>) -> CommandResult<Recipe> {
+        let steps = self.steps.map_or(STEPS, NonZeroU64::get);
+        let targets = resumed.map(|checkpoint| checkpoint.targets).unwrap_or_default();
+        Ok(Recipe {
+            steps,
+            seed: self.seed.or(resumed.map(|checkpoint| checkpoint.seed)).unwrap_or(SEED),
+            optimizer: self.optimizer(steps, resumed.map(|checkpoint| &checkpoint.optimizer))?,
+            targets: TargetRule {
+                last: self.last_target.map_or(targets.last, LastTarget::from),
+                pad_id: self.pad_id.or(targets.pad_id),
+            },
+        })
+    }
+
+    fn optimizer(&self, steps: u64, resumed: Option<&Optimizer>) -> CommandResult<Optimizer> {
+        let total_steps = self
+            .decay_steps
+            .map(NonZeroU64::get)
+            .or(resumed.map(|optimizer| optimizer.total_steps))
+            .unwrap_or(steps);
+        let warm_up_steps = (total_steps / STEPS_PER_RAMP).clamp(1, WARM_UP_STEPS_MAX);
+        let base = match resumed {
+            Some(resumed) => *resumed,
+            None => Optimizer::new(PEAK_LEARNING_RATE, warm_up_steps, total_steps),
+        };
+        let peak = self.learning_rate.map_or(base.peak_learning_rate, |rate| rate.0);
+        let schedule = self.schedule(total_steps, base.schedule)?;
+        let final_fraction = match self.min_learning_rate {
+            Some(NonNegative(min)) if min > peak => {
+                let message = format!("{min} is larger than the peak {peak}");
+                let hint = "at most --learning-rate";
+                return Err(Failure::input(
+                    Problem::new("--min-learning-rate", message).hint(hint),
+                ));
+            }
+            Some(NonNegative(min)) => min / peak,
+            None => base.final_fraction,
+        };
+        let decayed = match self.decay_norms {
+            None => base.decayed,
+            Some(true) => DecayedWeights::All,
+            Some(false) => DecayedWeights::Matrices,
+        };
+        Ok(Optimizer {
+            peak_learning_rate: peak,
+            schedule,
+            warm_up_steps: self.warm_up_steps.unwrap_or(base.warm_up_steps),
+            total_steps,
+            final_fraction,
+            step_count: self.lr_step_count.map_or(base.step_count, StepCount::from),
+            beta1: self.beta1.map_or(base.beta1, |beta| beta.0),
+            beta2: self.beta2.map_or(base.beta2, |beta| beta.0),
+            epsilon: self.epsilon.map_or(base.epsilon, |epsilon| epsilon.0),
+            weight_decay: self.weight_decay.map_or(base.weight_decay, |decay| decay.0),
+            decayed,
+            clip_norm: self.clip_norm.map_or(base.clip_norm, |norm| norm.0),
+        })
+    }
+
+    /// The schedule. Its own lengths are those of the schedule of the checkpoint where that has the same shape.
+    fn schedule(
+        &self,
+        total_steps: u64,
+        base: LearningRateSchedule,
+    ) -> CommandResult<LearningRateSchedule> {
+        let schedule = self.lr_schedule.unwrap_or(LrScheduleArg::of(base));
+        self.reject_lengths_of_other_schedules(schedule)?;
+        let tenth = |steps: u64| (steps / STEPS_PER_RAMP).max(1);
+        Ok(match schedule {
+            LrScheduleArg::Constant => LearningRateSchedule::Constant,
+            LrScheduleArg::Linear => LearningRateSchedule::Linear,
+            LrScheduleArg::Cosine => LearningRateSchedule::Cosine,
+            LrScheduleArg::CosineRestarts => {
+                let (every, warm_up_steps) = match base {
+                    LearningRateSchedule::CosineRestarts {
+                        restart_every,
+                        restart_warm_up_steps,
+                    } => (Some(restart_every), Some(restart_warm_up_steps)),
+                    _ => (None, None),
+                };
+                let restart_every = self.restart_every.map(NonZeroU64::get).or(every);
+                let restart_every = restart_every.unwrap_or(tenth(total_steps));
+                let restart_warm_up_steps = self.restart_warm_up_steps.or(warm_up_steps);
+                LearningRateSchedule::CosineRestarts {
+                    restart_every,
+                    restart_warm_up_steps: restart_warm_up_steps.unwrap_or(tenth(restart_every)),
+                }
+            }
+            LrScheduleArg::Wsd => {
+                let resumed = match base {
+                    LearningRateSchedule::WarmUpStableDecay { cooldown_steps } => {
+                        Some(cooldown_steps)
+                    }
+                    _ => None,
+                };
+                let cooldown_steps = self.cooldown_steps.map(NonZeroU64::get).or(resumed);
+                LearningRateSchedule::WarmUpStableDecay {
+                    cooldown_steps: cooldown_steps.unwrap_or(tenth(total_steps)),
+                }
+            }
+        })
+    }
+
+    fn reject_lengths_of_other_schedules(&self, schedule: LrScheduleArg) -> CommandResult<()> {
+        let (wsd, restarts) = (LrScheduleArg::Wsd, LrScheduleArg::CosineRestarts);
+        for (flag, is_set, applies, hint) in [
+            ("--cooldown-steps", self.cooldown_steps.is_some(), schedule == wsd, "wsd"),
+            (
+                "--restart-every",
+                self.restart_every.is_some(),
+                schedule == restarts,
+                "cosine-restarts",
+            ),
+            (
+                "--restart-warm-up-steps",
+                self.restart_warm_up_steps.is_some(),
+                schedule == restarts,
+                "cosine-restarts",
+            ),
+            (
+                "--min-learning-rate",
+                self.min_learning_rate.is_some(),
+                schedule != LrScheduleArg::Constant,
+                "cosine",
+            ),
+        ] {
+            if is_set && !applies {
+                let message = format!("has no effect with --lr-schedule {}", schedule.name());
+                let problem = Problem::new(flag, message);
+                return Err(Failure::input(problem.hint(format!("--lr-schedule {hint}"))));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The values of a recipe that a resumed run may change, each as the flag that sets it and in text that is equal for equal
+/// values alone.
+pub fn flags_of_recipe(optimizer: &Optimizer, global_batch: u64) -> Vec<(&'static str, String)> {
+    let Optimizer { schedule, step_count, decayed, .. } = optimizer;
+    vec![
+        ("--global-batch", global_batch.to_string()),
+        ("--learning-rate", optimizer.peak_learning_rate.to_string()),
+        ("--lr-schedule", schedule.to_string()),
+        ("--warm-up-steps", optimizer.warm_up_steps.to_string()),
+        ("--decay-steps", optimizer.total_steps.to_string()),
+        ("--min-learning-rate", format!("{} of the peak", optimizer.final_fraction)),
+        ("--lr-step-count", format!("from {}", step_count.position(1))),
+        ("--beta1", optimizer.beta1.to_string()),
+        ("--beta2", optimizer.beta2.to_string()),
+        ("--epsilon", optimizer.epsilon.to_string()),
+        ("--weight-decay", optimizer.weight_decay.to_string()),
+        ("--decay-norms", (*decayed == DecayedWeights::All).to_string()),
+        ("--clip-norm", optimizer.clip_norm.to_string()),
+    ]
+}
+
+impl LrScheduleArg {
+    fn of(schedule: LearningRateSchedule) -> LrScheduleArg {
+        match schedule {
+            LearningRateSchedule::Constant => LrScheduleArg::Constant,
+            LearningRateSchedule::Linear => LrScheduleArg::Linear,
+            LearningRateSchedule::Cosine => LrScheduleArg::Cosine,
+            LearningRateSchedule::CosineRestarts { .. } => LrScheduleArg::CosineRestarts,
+            LearningRateSchedule::WarmUpStableDecay { .. } => LrScheduleArg::Wsd,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            LrScheduleArg::Constant => "constant",
+            LrScheduleArg::Linear => "linear",
+            LrScheduleArg::Cosine => "cosine",
+            LrScheduleArg::CosineRestarts => "cosine-restarts",
+            LrScheduleArg::Wsd => "wsd",
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Validation of a run: evaluations on a held-out token file, and what follows from them.
+
+use std::sync::Arc;
+
+use narrows_plan::model::Model;
+use narrows_runtime::Trainer;
+use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
+use narrows_runtime::session::Session;
+use narrows_runtime::train::{Evaluation, Evaluator, TrainControl};
+
+use crate::args::{Recipe, ValidationSettings};
+use crate::errors::{CommandResult, Failure};
+use crate::text::thousands;
+
+/// Evaluates the weights of a run at regular steps.
+pub struct Validation<'a> {
+    settings: &'a ValidationSettings,
+    evaluator: Evaluator,
+    last: Option<Evaluation>,
+}
+
+/// An evaluation, and what it means for the run.
+pub struct Verdict {
+    /// The evaluation.
+    pub evaluation: Evaluation,
+    /// Whether its loss is the lowest of the run.
+    pub is_best: bool,
+    /// Whether the run continues.
+    pub control: TrainControl,
+}
+
+impl Verdict {
+    /// The progress line.
+    pub fn line(&self, step: u64) -> String {
+        let Evaluation { loss, predicted_tokens, .. } = self.evaluation;
+        let (perplexity, tokens) = (self.evaluation.perplexity(), thousands(predicted_tokens));
+        let best = if self.is_best { ", the lowest so far" } else { "" };
+        format!(
+            "  step {step}  eval loss {loss:.4}  perplexity {perplexity:.2}  of {tokens} tokens{best}\n"
+        )
+    }
+}
+
+impl<'a> Validation<'a> {
+    /// Opens the token file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is shorter than a sequence, or has a larger vocabulary than the model.
+    pub fn new(
+        settings: &'a ValidationSettings,
+        model: &Model,
+        recipe: &Recipe,
+        session: &Session,
+    ) -> CommandResult<Validation<'a>> {
+        let file = TokenFile::open(&settings.file).map_err(Failure::token_file)?;
+        let sampling = SamplerConfig {
+            sequence_length: session.program().context.workload.sequence_length,
+            vocabulary: u32::try_from(model.vocab).unwrap_or(u32::MAX),
+            seed: recipe.seed,
+            targets: recipe.targets,
+        };
+        let sampler = Sampler::new(Arc::new(file), sampling).map_err(Failure::token_file)?;
+        let evaluator = Evaluator::new(sampler, session, settings.tokens)?;
+        Ok(Validation { settings, evaluator, last: None })
+    }
+
+    /// SHA-256 of the tokens, in hexadecimal digits.
+    pub fn tokens_sha256(&self) -> String {
+        hex::encode(self.evaluator.sampler().file().fingerprint())
+    }
+
+    /// The last evaluation.
+    pub fn last(&self) -> Option<&Evaluation> {
+        self.last.as_ref()
+    }
+
+    /// Evaluates the weights after a step, if that is due: every few steps, and after the last of `steps`.
+    ///
+    /// # Errors
+    /// Tokens that cannot be read, or a lost device or process.
+    pub fn evaluate_if_due(
+        &mut self,
+        trainer: &mut Trainer,
+        steps: u64,
+    ) -> CommandResult<Option<Verdict>> {
+        let step = trainer.session().steps();
+        if !step.is_multiple_of(self.settings.every.get()) && step != steps {
+            return Ok(None);
+        }
+        let (evaluation, is_best) = trainer.evaluate(&mut self.evaluator)?;
+        self.last = Some(evaluation);
+        let since_best = trainer.evaluations().since_best;
+        let ends = self.settings.early_stop.is_some_and(|patience| since_best >= patience.get());
+        let control = if ends { TrainControl::StopEarly } else { TrainControl::Continue };
+        Ok(Some(Verdict { evaluation, is_best, control }))
+    }
+}

@@ -1,0 +1,144 @@
+//! Recipes of training runs: flags, files, schedules, and the tokens that are predicted.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::run::{SMALL, lines};
+use super::{failure, stdout};
+
+/// Learning rates of the steps of a run.
+fn learning_rates(flags: &str) -> Vec<f64> {
+    let folder = tempfile::tempdir().unwrap();
+    let metrics = folder.path().join("m.jsonl");
+    stdout(&format!("{SMALL} {flags} --metrics {}", metrics.display()));
+    lines(&metrics).iter().map(|line| line["learning_rate"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn schedules_follow_their_flags() {
+    let base = "--steps 4 --learning-rate 8 --clip-norm 1e-9";
+    for (flags, expected) in [
+        ("--lr-schedule constant --warm-up-steps 0", [8.0, 8.0, 8.0, 8.0]),
+        ("--lr-schedule linear --warm-up-steps 0 --min-learning-rate 0", [6.0, 4.0, 2.0, 0.0]),
+        (
+            "--lr-schedule linear --warm-up-steps 2 --min-learning-rate 4 --lr-step-count from-zero",
+            [0.0, 4.0, 8.0, 6.0],
+        ),
+        (
+            "--lr-schedule wsd --cooldown-steps 2 --warm-up-steps 0 --min-learning-rate 0",
+            [8.0, 8.0, 4.0, 0.0],
+        ),
+        (
+            "--lr-schedule cosine-restarts --restart-every 2 --restart-warm-up-steps 1 --warm-up-steps 1 \
+             --min-learning-rate 8",
+            [8.0, 0.0, 8.0, 8.0],
+        ),
+        ("--lr-schedule cosine --warm-up-steps 0 --min-learning-rate 8", [8.0; 4]),
+    ] {
+        assert_eq!(learning_rates(&format!("{base} {flags}")), expected, "{flags}");
+    }
+}
+
+/// Flags override the file, and the file overrides the defaults.
+#[test]
+fn a_recipe_file_has_the_values_of_flags() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = folder.path().join("recipe.toml");
+    let text = "steps = 2\nlearning_rate = 0.5\nlr_schedule = 'constant'\nwarm_up_steps = 0\nglobal_batch = 3";
+    fs::write(&recipe, text).unwrap();
+    let metrics = folder.path().join("m.jsonl");
+    let run = |flags: &str| {
+        let small = "run --hardware cpu-local --sequence-length 16 --threads 1";
+        let (recipe, metrics) = (recipe.display(), metrics.display());
+        stdout(&format!("{small} --recipe {recipe} {flags} --metrics {metrics}"));
+        lines(folder.path().join("m.jsonl").as_path())
+    };
+    let rates = |lines: &[Value]| -> Vec<f64> {
+        lines.iter().map(|line| line["learning_rate"].as_f64().unwrap()).collect()
+    };
+    let of_file = run("");
+    assert_eq!(rates(&of_file), [0.5, 0.5]);
+    assert_eq!(of_file[0]["tokens"], 3 * 16);
+    let of_flags = run("--steps 1 --learning-rate 0.25 --global-batch 2");
+    assert_eq!(rates(&of_flags), [0.25]);
+    assert_eq!(of_flags[0]["tokens"], 2 * 16);
+}
+
+#[test]
+fn every_shipped_recipe_follows_the_schema_and_is_accepted() {
+    let schema: Value = serde_json::from_str(&stdout("schema recipe")).expect("a schema");
+    jsonschema::meta::validate(&schema).expect("a JSON Schema");
+    let mut count = 0;
+    for entry in fs::read_dir("recipes").unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        let recipe: Value = toml::from_str(&text).unwrap();
+        jsonschema::validate(&schema, &recipe).unwrap();
+        // The null backend plans the model in the sizes of the recipe.
+        let flags = "--backend null --hardware a100-80gb --micro-batch 16 --time-limit 5";
+        let report = stdout(&format!("run --recipe {} {flags}", path.display()));
+        assert!(report.contains(recipe["model"].as_str().unwrap()), "{report}");
+        count += 1;
+    }
+    assert!(count >= 3, "{count} recipes");
+}
+
+#[test]
+fn contradictions_are_rejected() {
+    let folder = tempfile::tempdir().unwrap();
+    let bad = folder.path().join("bad.toml");
+    fs::write(&bad, "beta_2 = 0.9").unwrap();
+    let file = bad.display();
+    for (flags, part) in [
+        (format!("--recipe {file}"), "bad.toml: beta_2: is no field of a recipe"),
+        (format!("--recipe {file}"), "did you mean `beta2`?"),
+        ("--recipe nowhere.toml".into(), "nowhere.toml: cannot be read"),
+        ("--beta2 1".into(), "expected a number from 0 to below 1"),
+        ("--epsilon 0".into(), "expected a number above 0"),
+        ("--min-learning-rate 1 --learning-rate 0.5".into(), "1 is larger than the peak 0.5"),
+        ("--cooldown-steps 3".into(), "--cooldown-steps: has no effect with --lr-schedule cosine"),
+        ("--restart-every 3 --lr-schedule wsd".into(), "--lr-schedule cosine-restarts"),
+        (
+            "--lr-schedule constant --min-learning-rate 0".into(),
+            "--min-learning-rate: has no effect with --lr-schedule constant",
+        ),
+    ] {
+        let message = failure(&format!("{SMALL} {flags}"), 2);
+        assert!(message.contains(part), "{flags}: {message}");
+    }
+}
+
+/// A run that resumes without flags has the values of its checkpoint, and each flag that changes one is named.
+#[test]
+fn a_resumed_run_keeps_the_recipe_of_its_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dir, metrics) = (folder.path().join("kept"), folder.path().join("m.jsonl"));
+    let run = |flags: &str| {
+        let small = "run --hardware cpu-local --threads 1";
+        let (dir, metrics) = (dir.display(), metrics.display());
+        let flags = format!("{small} --checkpoint-dir {dir} --metrics {metrics} {flags}");
+        let output = super::narrows(&flags).assert().success();
+        String::from_utf8(output.get_output().stderr.clone()).unwrap()
+    };
+    let recipe = "--global-batch 3 --sequence-length 8 --seed 5 --beta2 0.99 --epsilon 1e-7 --decay-norms \
+        --lr-schedule linear --learning-rate 0.01 --min-learning-rate 0.002 --decay-steps 20 --last-target ignored \
+        --pad-id 32";
+    run(&format!("{recipe} --steps 6"));
+    let expected = super::checkpoints::curve(&metrics);
+    fs::remove_dir_all(&dir).unwrap();
+    run(&format!("{recipe} --steps 3"));
+    // Another world has another default batch.
+    let message = run("--steps 6 --resume");
+    assert!(!message.contains("warning"), "{message}");
+    assert_eq!(super::checkpoints::curve(&metrics), expected);
+    let message = run("--steps 7 --resume --beta2 0.95 --global-batch 2 --decay-norms=false");
+    for part in [
+        "--beta2 is 0.95, and 0.99 in ",
+        "--global-batch is 2, and 3 in ",
+        "--decay-norms is false, and true in ",
+    ] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    assert_eq!(message.matches("warning").count(), 3, "{message}");
+}
