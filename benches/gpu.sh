@@ -1,43 +1,53 @@
 #!/usr/bin/env bash
-# Runs everything that needs a GPU, and writes one table of the results.
+# Runs what needs a GPU, part after part in the order of worth, and keeps one table of the results.
 #
-#     benches/gpu.sh                                  # builds, runs all parts, writes bench-gpu-DATE/table.md
-#     benches/gpu.sh --python VENV/bin/python         # compares with the PyTorch of that environment
-#     benches/gpu.sh --only speed,predict --output D  # runs some parts; the table keeps the others' results in D
+#     benches/gpu.sh                              # all parts, into bench-gpu-DATE/table.md and bench-gpu-DATE.tar.gz
+#     benches/gpu.sh speed                        # one part; with --output DIR the table keeps the others' results in DIR
+#     benches/gpu.sh --python VENV/bin/python     # compares with the PyTorch of that environment
 #
+# | part      | contents |
+# |-----------|----------|
+# | speed     | tokens a second, MFU and the predicted step, beside PyTorch eager, compiled, and compiled with cuDNN's attention |
+# | kernels   | TFLOP/s or GB/s of each instruction, beside its limit and its prediction |
+# | right     | conformance tests, loss curves on CPU and GPU, compute-sanitizer |
+# | calibrate | a measured profile, and the predicted step with it |
+# | nccl      | several processes on one GPU against one process |
+#
+# A part ends within its time limit; what it has found until then is kept, and the table is written after every part.
 # Without a usable GPU every part is skipped with the reason, and the exit code is 0. A part that fails does not stop
-# the others; the exit code is then 1. Requires bash and python3, and cargo unless programs are given.
+# the others; the exit code is then 1. Requires bash and python3, and cargo unless programs are given or lie in bin/, as
+# in the archive of benches/pack.sh.
 #
 # | option                 | default              | meaning |
 # |------------------------|----------------------|---------|
 # | --output DIR           | bench-gpu-DATE       | raw outputs, one folder per part, and table.md |
-# | --only A,B, --skip A,B | all parts            | which parts run (--list names them) |
-# | --binary FILE          | built by cargo       | the program `narrows` |
-# | --gpu-tests FILE       | built by cargo       | the test program of runtime/cuda/tests/gpu |
+# | --time-limit S         | 460                  | seconds for each part |
+# | --binary FILE          | bin/narrows, or built | the program `narrows` |
+# | --gpu-tests FILE       | bin/gpu-tests, or built | the test program of runtime/cuda/tests/gpu |
 # | --python FILE          | python3              | a Python; with torch, for `speed` |
 # | --peak-flops N         | by the GPU's name    | dense bf16 FLOP/s that MFU refers to |
-# | --curve M,B,L,N        | cola-60m,4,256,100   | model, sequences, their length and steps of `curve` |
-# | --calibrate FLAGS      | none                 | further flags of `narrows calibrate --backend cuda`, such as --quick |
-# | --speed M,B,L,N        | cola-1b,4,4096,20    | as --curve, for `speed`, `predict` and `trace` |
-# | --btp M,B,L,N          | cola-60m,4,256,10    | as --curve, for `btp` |
-# | --sanitize M,B,L,N     | cola-60m,1,128,2     | as --curve, for `sanitize` |
+# | --curve M,B,L,N        | cola-60m,4,256,40    | model, sequences, their length and steps of the loss curves |
+# | --calibrate FLAGS      | --quick              | further flags of `narrows calibrate --backend cuda` |
+# | --speed M,B,L,N        | cola-1b,4,4096,20    | as --curve, for `speed` and `kernels` |
+# | --nccl M,B,L,N         | cola-60m,4,256,10    | as --curve, for `nccl` |
+# | --sanitize M,B,L,N     | cola-60m,1,128,2     | as --curve, for compute-sanitizer |
 # | --warm-up N            | 5                    | first steps of `speed` that are not timed |
-# | --processes N,M        | 2,4                  | numbers of processes of `btp` |
+# | --processes N,M        | 2,4                  | numbers of processes of `nccl` |
 # | --one-gpu-by WAY       | host                 | how NCCL accepts several processes on one GPU: `host` (each claims to be another host, connected by sockets), or `multi-rank` (NCCL 2.30.3 or newer) |
 # | --torch-device D       | cuda                 | where PyTorch runs: `cpu` tests this script |
 # shellcheck disable=SC2329 # parts are called by their names
 set -euo pipefail
 
-PARTS=(conformance curve calibrate speed predict btp sanitize trace)
+PARTS=(speed kernels right calibrate nccl)
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 figures=$here/benches/gpu_figures.py
 torch_step=$here/benches/step/torch_step.py
 
 out=bench-gpu-$(date -u +%Y-%m-%dT%H%M)
-only='' skipped='' binary='' gpu_tests='' python=python3 peak_flops=''
-curve=cola-60m,4,256,100 speed=cola-1b,4,4096,20 btp=cola-60m,4,256,10 sanitize=cola-60m,1,128,2
-calibrate='' warm_up=5 processes=2,4 one_gpu_by=host torch_device=cuda
+selected=() time_limit=460 binary='' gpu_tests='' python=python3 peak_flops=''
+curve=cola-60m,4,256,40 speed=cola-1b,4,4096,20 nccl=cola-60m,4,256,10 sanitize=cola-60m,1,128,2
+calibrate=--quick warm_up=5 processes=2,4 one_gpu_by=host torch_device=cuda
 command_line="benches/gpu.sh $*"
 
 usage() {
@@ -53,12 +63,18 @@ while (($#)); do
     case $1 in
         --help) usage; exit ;;
         --list) printf '%s\n' "${PARTS[@]}"; exit ;;
+        -*) ;;
+        *)
+            [[ " ${PARTS[*]} " == *" $1 "* ]] || refuse "there is no part $1"
+            selected+=("$1")
+            shift
+            continue
+            ;;
     esac
     (($# > 1)) || refuse "$1 is unknown, or needs a value"
     case $1 in
         --output) out=$2 ;;
-        --only) only=$2 ;;
-        --skip) skipped=$2 ;;
+        --time-limit) time_limit=$2 ;;
         --binary) binary=$2 ;;
         --gpu-tests) gpu_tests=$2 ;;
         --python) python=$2 ;;
@@ -66,7 +82,7 @@ while (($#)); do
         --curve) curve=$2 ;;
         --calibrate) calibrate=$2 ;;
         --speed) speed=$2 ;;
-        --btp) btp=$2 ;;
+        --nccl) nccl=$2 ;;
         --sanitize) sanitize=$2 ;;
         --warm-up) warm_up=$2 ;;
         --processes) processes=$2 ;;
@@ -76,9 +92,7 @@ while (($#)); do
     esac
     shift 2
 done
-for name in ${only//,/ } ${skipped//,/ }; do
-    [[ " ${PARTS[*]} " == *" $name "* ]] || refuse "there is no part $name"
-done
+((${#selected[@]})) || selected=("${PARTS[@]}")
 [[ $one_gpu_by == host || $one_gpu_by == multi-rank ]] || refuse "--one-gpu-by takes host or multi-rank, not $one_gpu_by"
 
 # ---- Shared by all parts
@@ -120,36 +134,6 @@ run_flags() {
 
 # ---- The parts, each in a process of its own with $dir as its folder
 
-# The tests of the CUDA backend on this GPU: conformance with the reference, graphs against eager launches, failures.
-part_conformance() {
-    local -a tests=("$gpu_tests")
-    if [[ -z $gpu_tests ]]; then
-        command -v cargo >/dev/null || skip 'cargo is missing, which builds the tests: install it, or pass --gpu-tests'
-        tests=(cargo test --release --manifest-path "$here/Cargo.toml" -p narrows-cuda --test gpu --)
-    fi
-    logged tests NARROWS_TEST_GPU=1 "${tests[@]}" --nocapture --test-threads 1
-    rows conformance "$dir/tests.out"
-}
-
-# The loss curve on the CPU, on the GPU in f32, and on the GPU in mixed precision.
-part_curve() {
-    local -a run
-    read -ra run <<<"run $(run_flags "$curve") --learning-rate 1e-3 --format json"
-    logged cpu "$binary" "${run[@]}" --hardware cpu-local --metrics "$dir/cpu.jsonl"
-    # With a CPU profile the plan is in f32 on every backend.
-    logged f32 "$binary" "${run[@]}" --backend cuda --hardware cpu-local --metrics "$dir/f32.jsonl"
-    logged bf16 "$binary" "${run[@]}" --backend cuda --metrics "$dir/bf16.jsonl"
-    rows curve "$curve" "$dir/cpu.jsonl" "$dir/f32.jsonl" "$dir/bf16.jsonl"
-}
-
-# A hardware profile of this GPU.
-part_calibrate() {
-    local -a extra_flags
-    read -ra extra_flags <<<"$calibrate"
-    logged calibrate "$binary" calibrate --backend cuda "${extra_flags[@]}" --output "$dir/profile.json" --format json
-    rows calibrate "$dir/profile.json"
-}
-
 # Tokens a second and MFU, compared with PyTorch from the same weights on the same tokens.
 part_speed() {
     local model sequences length steps
@@ -162,45 +146,120 @@ part_speed() {
     logged narrows "$binary" "${run[@]}" --backend cuda \
         --metrics "$dir/narrows.jsonl" --output "$dir/plan.json"
     logged flops "$binary" cost "$dir/plan.json" --format json
-    local -a torch=()
-    if "$python" -c 'import torch' 2>/dev/null; then
-        # The initial weights, as a checkpoint after one step whose learning rate changes no weight. Needs no GPU.
-        logged weights "$binary" run --model "$model" --hardware cpu-local --global-batch 1 --sequence-length 8 \
-            --steps 1 --learning-rate 1e-30 --weight-decay 0 --checkpoint-dir "$dir/weights"
-        rows rates "$dir/narrows.jsonl" "$dir/rates"
-        local mode
-        for mode in eager compile; do
-            # shellcheck disable=SC2016 # the inner shell expands them
-            if logged "torch-$mode" bash -c '"$@" <"$0"' "$dir/rates" "$python" "$torch_step" "$mode" \
-                --model "$model" --sequences "$sequences" --length "$length" --device "$torch_device" \
-                --dtype bfloat16 --checkpoint "$dir/weights/step-00000001" --tokens "$dir/batch.tokens"; then
-                torch+=("$mode=$dir/torch-$mode.out")
-            else
-                torch+=("$mode=")
-            fi
-        done
-        # The checkpoint takes three times the memory of the weights in f32.
-        rm -rf "$dir/weights"
+    rows speed "$speed" --warm-up "$warm_up" --peak-flops "$peak_flops" --cost "$dir/flops.out" "$dir/narrows.jsonl"
+    rows predict --warm-up "$warm_up" "$dir/narrows.jsonl" "data sheet=$dir/flops.out"
+    microbatches || true
+    if ! "$python" -c 'import torch' 2>/dev/null; then
+        printf 'PyTorch\tleft out\tthis Python has no torch: pass --python\t\n' >>"$dir/rows.tsv"
+        return
     fi
-    rows speed "$speed" --warm-up "$warm_up" --peak-flops "$peak_flops" --cost "$dir/flops.out" "$dir/narrows.jsonl" \
-        "${torch[@]}"
+    # The initial weights, as a checkpoint after one step whose learning rate changes no weight. Needs no GPU.
+    logged weights "$binary" run --model "$model" --hardware cpu-local --global-batch 1 --sequence-length 8 \
+        --steps 1 --learning-rate 1e-30 --weight-decay 0 --checkpoint-dir "$dir/weights"
+    rows rates "$dir/narrows.jsonl" "$dir/rates"
+    local mode failed=0
+    for mode in compile eager compile-cudnn; do
+        # shellcheck disable=SC2016 # the inner shell expands them
+        logged "torch-$mode" bash -c '"$@" <"$0"' "$dir/rates" "$python" "$torch_step" "$mode" \
+            --model "$model" --sequences "$sequences" --length "$length" --device "$torch_device" \
+            --dtype bfloat16 --checkpoint "$dir/weights/step-00000001" --tokens "$dir/batch.tokens" || true
+        rows torch "$speed" --warm-up "$warm_up" --peak-flops "$peak_flops" "$dir/narrows.jsonl" "$mode" "$dir/torch-$mode.out" || failed=1
+    done
+    # The checkpoint takes three times the memory of the weights in f32.
+    rm -rf "$dir/weights" "$dir/reason"
+    return "$failed"
 }
 
-# The predicted step time with the published profile, and with the one that `calibrate` measured.
-part_predict() {
-    [[ -s $out/speed/narrows.jsonl ]] || skip 'the part speed has no steps to compare with'
-    local -a predictions=("data sheet=$out/speed/flops.out")
-    if [[ -s $out/calibrate/profile.json ]]; then
-        logged calibrated "$binary" cost "$out/speed/plan.json" --hardware "$out/calibrate/profile.json" --format json
-        predictions+=("calibrated=$dir/calibrated.out")
+# Tokens a second with other sizes of the microbatch than the planned one.
+microbatches() {
+    local model sequences length steps size
+    IFS=, read -r model sequences length steps <<<"$speed"
+    local -a run
+    read -ra run <<<"run $(run_flags "$speed") --learning-rate 1e-3 --backend cuda --format json"
+    for size in 1 2 4 8; do
+        ((sequences % size == 0)) || continue
+        # A size that does not fit has no row.
+        logged "microbatch-$size" "$binary" "${run[@]}" --micro-batch "$size" --metrics "$dir/microbatch-$size.jsonl" || continue
+        rows microbatch "$speed" --warm-up "$warm_up" --peak-flops "$peak_flops" "$size" "$dir/microbatch-$size.jsonl"
+    done
+    rm -f "$dir/reason"
+}
+
+# The time of a step by instruction, with the rate of each.
+part_kernels() {
+    local -a run
+    read -ra run <<<"run $(run_flags "$speed") --learning-rate 1e-3 --backend cuda --eager --format json"
+    logged eager "$binary" "${run[@]}" --trace "$dir/trace.json" --metrics "$dir/eager.jsonl"
+    rows trace "$speed" --peak-flops "$peak_flops" "$dir/eager.out" "$dir/trace.json"
+}
+
+# The tests of the CUDA backend, the loss curves of CPU and GPU, and compute-sanitizer.
+part_right() {
+    local failed=0
+    conformance_tests || failed=1
+    loss_curves || failed=1
+    sanitizer || failed=1
+    return "$failed"
+}
+
+# Conformance with the reference, graphs against eager launches, failures.
+conformance_tests() {
+    local -a tests=("$gpu_tests")
+    if [[ -z $gpu_tests ]]; then
+        if ! command -v cargo >/dev/null; then
+            printf 'conformance suite\tleft out\tcargo is missing, which builds the tests: pass --gpu-tests\t\n' >>"$dir/rows.tsv"
+            return
+        fi
+        tests=(cargo test --release --manifest-path "$here/Cargo.toml" -p narrows-cuda --test gpu --)
     fi
-    rows predict --warm-up "$warm_up" "$out/speed/narrows.jsonl" "${predictions[@]}"
+    logged tests NARROWS_TEST_GPU=1 "${tests[@]}" --nocapture --test-threads 1 && rows conformance "$dir/tests.out"
+}
+
+# The loss curve on the CPU, on the GPU in f32, and on the GPU in mixed precision.
+loss_curves() {
+    local -a run
+    read -ra run <<<"run $(run_flags "$curve") --learning-rate 1e-3 --format json"
+    # With a CPU profile the plan is in f32 on every backend.
+    logged cpu "$binary" "${run[@]}" --hardware cpu-local --metrics "$dir/cpu.jsonl" &&
+        logged f32 "$binary" "${run[@]}" --backend cuda --hardware cpu-local --metrics "$dir/f32.jsonl" &&
+        logged bf16 "$binary" "${run[@]}" --backend cuda --metrics "$dir/bf16.jsonl" &&
+        rows curve "$curve" "$dir/cpu.jsonl" "$dir/f32.jsonl" "$dir/bf16.jsonl"
+}
+
+# Memory errors, and races in shared memory, over a few eager steps.
+sanitizer() {
+    if ! command -v compute-sanitizer >/dev/null; then
+        printf 'compute-sanitizer\tleft out\tnot installed: it is part of the CUDA toolkit\t\n' >>"$dir/rows.tsv"
+        return
+    fi
+    local tool failed=0
+    local -a run
+    read -ra run <<<"run $(run_flags "$sanitize") --backend cuda --eager"
+    for tool in memcheck racecheck; do
+        local code=0
+        logged "$tool" compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 9 \
+            "$binary" "${run[@]}" || code=$?
+        rows sanitize "$sanitize" "$tool" "$code" "$dir/$tool.out" || failed=1
+    done
+    return "$failed"
+}
+
+# A hardware profile of this GPU, and the predicted step time with it.
+part_calibrate() {
+    local -a extra_flags
+    read -ra extra_flags <<<"$calibrate"
+    logged calibrate "$binary" calibrate --backend cuda "${extra_flags[@]}" --output "$dir/profile.json" --format json
+    rows calibrate "$dir/profile.json"
+    if [[ -s $out/speed/narrows.jsonl ]]; then
+        logged calibrated "$binary" cost "$out/speed/plan.json" --hardware "$dir/profile.json" --format json
+        rows predict --warm-up "$warm_up" "$out/speed/narrows.jsonl" "calibrated=$dir/calibrated.out"
+    fi
 }
 
 # Losses of several processes on one GPU that shard every layer, compared with those of one process.
-part_btp() {
+part_nccl() {
     local -a run
-    read -ra run <<<"run $(run_flags "$btp") --learning-rate 1e-3 --backend cuda --format json"
+    read -ra run <<<"run $(run_flags "$nccl") --learning-rate 1e-3 --backend cuda --format json"
     local precision count
     for precision in f32 bf16; do
         local -a command=("${run[@]}")
@@ -210,7 +269,7 @@ part_btp() {
         for count in ${processes//,/ }; do
             launch "$precision-$count" "$count" "${command[@]}" --strategy btp --tensor "$count" --pipeline 1 \
                 --metrics "$dir/$precision-$count.jsonl"
-            rows btp "$btp" "$precision" "$count" "$dir/$precision-1.jsonl" "$dir/$precision-$count.jsonl"
+            rows btp "$nccl" "$precision" "$count" "$dir/$precision-1.jsonl" "$dir/$precision-$count.jsonl"
         done
     done
 }
@@ -235,26 +294,20 @@ launch() {
     return "$failed"
 }
 
-# Memory errors, and races in shared memory, over a few eager steps.
-part_sanitize() {
-    command -v compute-sanitizer >/dev/null || skip 'compute-sanitizer is not installed: it is part of the CUDA toolkit'
-    local tool
-    local -a run
-    read -ra run <<<"run $(run_flags "$sanitize") --backend cuda --eager"
-    for tool in memcheck racecheck; do
-        local code=0
-        logged "$tool" compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 9 \
-            "$binary" "${run[@]}" || code=$?
-        rows sanitize "$sanitize" "$tool" "$code" "$dir/$tool.out"
-    done
-}
-
-# The time of a step by instruction.
-part_trace() {
-    local -a run
-    read -ra run <<<"run $(run_flags "$speed") --learning-rate 1e-3 --backend cuda --eager --format json"
-    logged eager "$binary" "${run[@]}" --trace "$dir/trace.json" --metrics "$dir/eager.jsonl"
-    rows trace "$speed" "$dir/eager.out" "$dir/trace.json"
+# Runs a part within the time limit, in a process group of its own, and returns its exit code. Must not be part of a
+# condition, which would disable `set -e` in the part.
+limited() {
+    set -m
+    (set -e; "part_$1") &
+    local part=$! code
+    (sleep "$time_limit"; touch "$dir/out-of-time"; kill -TERM -- "-$part") 2>/dev/null &
+    local watchdog=$!
+    set +m
+    wait "$part" 2>/dev/null
+    code=$?
+    kill -TERM -- "-$watchdog" 2>/dev/null
+    wait "$watchdog" 2>/dev/null
+    return "$code"
 }
 
 # ---- Main
@@ -262,6 +315,8 @@ part_trace() {
 command -v python3 >/dev/null || refuse 'python3 is missing'
 mkdir -p "$out/machine"
 out=$(cd "$out" && pwd)
+[[ -n $binary || ! -x $here/bin/narrows ]] || binary=$here/bin/narrows
+[[ -n $gpu_tests || ! -x $here/bin/gpu-tests ]] || gpu_tests=$here/bin/gpu-tests
 if [[ -z $binary ]]; then
     command -v cargo >/dev/null || refuse 'cargo is missing, which builds narrows: install it, or pass --binary'
     cargo build --release --manifest-path "$here/Cargo.toml"
@@ -272,7 +327,7 @@ binary=$(realpath "$binary")
 
 "$binary" doctor --format json >"$out/machine/doctor.json"
 nvidia-smi >"$out/machine/nvidia-smi" 2>&1 || echo 'nvidia-smi failed' >"$out/machine/nvidia-smi"
-{ git -C "$here" describe --always --dirty 2>/dev/null || echo unknown; } >"$out/machine/commit"
+{ cat "$here/bin/commit" 2>/dev/null || git -C "$here" describe --always --dirty 2>/dev/null || echo unknown; } >"$out/machine/commit"
 "$python" -c 'import torch; print(torch.__version__, torch.version.cuda)' >"$out/machine/torch" 2>/dev/null ||
     echo none >"$out/machine/torch"
 echo "$command_line" >"$out/machine/command"
@@ -281,24 +336,30 @@ no_gpu=$(python3 "$figures" why-no-gpu "$out/machine/doctor.json")
 
 any_failed=0
 for part in "${PARTS[@]}"; do
+    # Results of an earlier call are kept.
+    [[ -e $out/$part/state ]] || { mkdir -p "$out/$part"; echo 'skipped: not selected' >"$out/$part/state"; }
+done
+for part in "${selected[@]}"; do
     dir=$out/$part
-    if [[ -n $only && ",$only," != *",$part,"* || ",$skipped," == *",$part,"* ]]; then
-        # Results of an earlier call are kept.
-        [[ -e $dir/state ]] || { mkdir -p "$dir"; echo 'skipped: not selected' >"$dir/state"; }
-        continue
-    fi
     rm -rf "$dir"
     mkdir -p "$dir"
     if [[ -n $no_gpu ]]; then
         echo "skipped: $no_gpu" >"$dir/state"
     else
         echo "$part: started" >&2
-        # Not as a condition, which would disable `set -e`.
+        nvidia-smi --query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu --format=csv,noheader,nounits --loop=2 \
+            >"$dir/clocks" 2>/dev/null &
+        sampler=$!
         set +e
-        (set -e; "part_$part")
+        limited "$part"
         code=$?
+        kill "$sampler" 2>/dev/null
+        wait "$sampler" 2>/dev/null
         set -e
         reason=$(cat "$dir/reason" 2>/dev/null || true)
+        if [[ -e $dir/out-of-time ]]; then
+            code=124 reason="not finished after $time_limit s"
+        fi
         case $code in
             0) echo 'done' ;;
             77) echo "skipped: $reason" ;;
@@ -308,6 +369,8 @@ for part in "${PARTS[@]}"; do
     state=$(<"$dir/state")
     echo "$part: $state" >&2
     [[ $state != failed* ]] || any_failed=1
+    python3 "$figures" table "$out" "${PARTS[@]}" >"$out/table.md"
 done
-python3 "$figures" table "$out" "${PARTS[@]}" | tee "$out/table.md"
+cat "$out/table.md"
+tar -C "$(dirname "$out")" -czf "$out.tar.gz" "$(basename "$out")"
 exit "$any_failed"

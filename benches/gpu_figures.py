@@ -34,6 +34,9 @@ DEVICES_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}
 # PyTorch in bf16, which rounds other values to bf16 than this runtime does.
 TORCH_TOLERANCE = 2e-2
 
+# Instructions whose times are listed, the longest first.
+KERNELS_MAX = 40
+
 SPEEDUP_OVER_COMPILE_TARGET = 1.2
 MFU_TARGET = 0.40
 
@@ -182,7 +185,6 @@ def calibrate(args, rows):
 def speed(args, rows):
     model, sequences, length, _ = parse_workload(args.workload)
     steps = read_metrics(args.narrows)
-    losses = [step["loss"] for step in steps]
     step_time_s = statistics.median(step["step_time_s"] for step in steps[args.warm_up :])
     step_flops = SIZES[model].flops_of_sequence(length) * sequences
     rows.add("workload", f"{model}, {sequences} sequences of {length}", f"{step_flops:.4e} model FLOPs a step")
@@ -193,40 +195,54 @@ def speed(args, rows):
         counted = cost["prediction"]["mfu"] * profile_peak * cost["prediction"]["step_time_s"]
         same = abs(counted / step_flops - 1) < 1e-6
         rows.check("FLOPs as `narrows cost` counts them", f"{counted:.4e}", "equal to 1e-6", same)
-    peak_flops = float(args.peak_flops) if args.peak_flops else peak_flops_by_name(gpu_name(args.narrows))
-
-    def add_speed(name, step_time_s):
-        value = f"{sequences * length / step_time_s:,.0f} tokens/s, {1e3 * step_time_s:.2f} ms a step"
-        utilization = f"MFU {mfu(model, sequences, length, step_time_s, peak_flops):.1%}" if peak_flops else "MFU unknown"
-        rows.add(name, value, utilization)
-
-    add_speed("narrows, captured graphs", step_time_s)
+    peak_flops = peak_of(args, args.narrows)
+    add_speed(rows, "narrows, captured graphs", args.workload, step_time_s, peak_flops)
     if peak_flops:
         utilization = mfu(model, sequences, length, step_time_s, peak_flops)
         target = f"{MFU_TARGET:.0%} of {peak_flops / 1e12:.0f} TFLOP/s"
         rows.target("MFU of narrows", f"{utilization:.1%}", target, utilization >= MFU_TARGET)
     else:
         rows.add("MFU of narrows", "unknown", "the peak of this GPU is not known: pass --peak-flops")
-    if not args.torch:
-        rows.add("PyTorch", "left out", "this Python has no torch: pass --python")
-    for entry in args.torch:
-        mode, _, path = entry.partition("=")
-        if not path:
-            rows.add(f"PyTorch {mode}", "failed", f"torch-{mode}.err has the error", FAIL)
-            continue
-        version, parameters, torch_steps = read_torch_steps(path)
+
+
+def peak_of(args, file):
+    """Peak FLOP/s of --peak-flops, or of the GPU's name; None if unknown."""
+    return float(args.peak_flops) if args.peak_flops else peak_flops_by_name(gpu_name(file))
+
+
+def add_speed(rows, name, workload, step_time_s, peak_flops):
+    model, sequences, length, _ = parse_workload(workload)
+    value = f"{sequences * length / step_time_s:,.0f} tokens/s, {1e3 * step_time_s:.2f} ms a step"
+    utilization = f"MFU {mfu(model, sequences, length, step_time_s, peak_flops):.1%}" if peak_flops else "MFU unknown"
+    rows.add(name, value, utilization)
+
+
+def microbatch(args, rows):
+    step_time_s = statistics.median(step["step_time_s"] for step in read_metrics(args.metrics)[args.warm_up :])
+    add_speed(rows, f"narrows, microbatch of {args.size}", args.workload, step_time_s, peak_of(args, args.metrics))
+
+
+def torch(args, rows):
+    """The steps of PyTorch in one mode, beside those of narrows."""
+    mode, model = args.mode, parse_workload(args.workload)[0]
+    steps = read_metrics(args.narrows)
+    try:
+        version, parameters, torch_steps = read_torch_steps(args.output)
         torch_step_time_s = statistics.median(seconds for seconds, _ in torch_steps[args.warm_up :])
-        add_speed(f"PyTorch {version} {mode}", torch_step_time_s)
-        speedup = torch_step_time_s / step_time_s
-        if mode == "compile":
-            target, reached = f"{SPEEDUP_OVER_COMPILE_TARGET}×", speedup >= SPEEDUP_OVER_COMPILE_TARGET
-            rows.target("narrows over PyTorch compile", f"{speedup:.2f}×", target, reached)
-        else:
-            rows.add(f"narrows over PyTorch {mode}", f"{speedup:.2f}×")
-        difference = largest_difference([loss for _, loss in torch_steps], losses)
-        same = difference <= TORCH_TOLERANCE and parameters == SIZES[model].parameters()
-        value = f"differ by at most {difference:.1e}"
-        rows.check(f"losses of PyTorch {mode}", value, f"tolerance {TORCH_TOLERANCE:.0e}", same)
+    except (OSError, ValueError):
+        rows.add(f"PyTorch {mode}", "failed", f"torch-{mode}.err has the error", FAIL)
+        return
+    add_speed(rows, f"PyTorch {version} {mode}", args.workload, torch_step_time_s, peak_of(args, args.narrows))
+    speedup = torch_step_time_s / statistics.median(step["step_time_s"] for step in steps[args.warm_up :])
+    if mode.startswith("compile"):
+        target, reached = f"{SPEEDUP_OVER_COMPILE_TARGET}×", speedup >= SPEEDUP_OVER_COMPILE_TARGET
+        rows.target(f"narrows over PyTorch {mode}", f"{speedup:.2f}×", target, reached)
+    else:
+        rows.add(f"narrows over PyTorch {mode}", f"{speedup:.2f}×")
+    difference = largest_difference([loss for _, loss in torch_steps], [step["loss"] for step in steps])
+    same = difference <= TORCH_TOLERANCE and parameters == SIZES[model].parameters()
+    value = f"differ by at most {difference:.1e}"
+    rows.check(f"losses of PyTorch {mode}", value, f"tolerance {TORCH_TOLERANCE:.0e}", same)
 
 
 def gpu_name(metrics):
@@ -289,19 +305,48 @@ def trace(args, rows):
         if seconds > 0:
             value = f"{1e3 * seconds:.3f} ms ({seconds / total:.1%})"
             rows.add(f"time in {category}", value, f"predicted {1e3 * predicted.get(category, 0.0):.3f} ms")
-    # The longest instructions of the traced step, by pass.
-    times = {}
+    # Microseconds of each instruction in the traced step by op, phase and kernel: measured and predicted, with its work.
+    instructions = {}
     for event in read_json(args.trace)["traceEvents"]:
         details = event.get("args", {})
-        # Measured devices are numbered from 0, predicted stages from a million.
-        if event["ph"] == "X" and "instruction" in details and event["pid"] < 1_000_000:
-            key = (details["op"], details["phase"], details["instruction"])
-            times[key] = times.get(key, 0.0) + event["dur"]
-    for (op, phase, instruction), micros in sorted(times.items(), key=lambda item: -item[1])[:8]:
-        rows.add(f"longest: {op}, {phase}", f"{micros / 1e3:.3f} ms", instruction)
+        if event["ph"] == "X" and "instruction" in details:
+            key = (details["op"], details["phase"], details["instruction"], details.get("kernel", ""))
+            entry = instructions.setdefault(key, {"measured": 0.0, "predicted": 0.0, "flops": 0, "bytes": 0})
+            # Measured devices are numbered from 0, predicted stages from a million.
+            is_measured = event["pid"] < 1_000_000
+            entry["measured" if is_measured else "predicted"] += event["dur"]
+            for work in ("flops", "bytes"):
+                entry[work] += details.get(work, 0) if is_measured else 0
+    peak_flops = peak_of(args, args.eager)
+    for (op, phase, instruction, kernel), entry in sorted(instructions.items(), key=lambda item: -item[1]["measured"])[:KERNELS_MAX]:
+        micros = entry["measured"]
+        if not micros:
+            continue
+        rate = f"{entry['bytes'] / micros / 1e3:,.0f} GB/s"
+        if entry["flops"]:
+            rate = f"{entry['flops'] / micros / 1e6:,.1f} TFLOP/s"
+            rate += f", {entry['flops'] / micros * 1e6 / peak_flops:.0%} of the peak" if peak_flops else ""
+        value = f"{micros / 1e3:.3f} ms, {rate}"
+        predicted = f"predicted {entry['predicted'] / 1e3:.3f} ms"
+        rows.add(f"{op}, {phase}: {kernel or instruction}", value, predicted)
 
 
 # ---- The table
+
+
+def describe_clocks(path):
+    """Medians of the samples of nvidia-smi: clocks in MHz, power in W and temperature in °C; empty without samples."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    samples = []
+    for line in lines:
+        try:
+            samples.append([float(cell) for cell in line.split(",")])
+        except ValueError:
+            continue
+    if not samples:
+        return ""
+    multiprocessors, memory, power, temperature = (statistics.median(column) for column in zip(*samples))
+    return f"{multiprocessors:.0f} MHz, memory {memory:.0f} MHz, {power:.0f} W, {temperature:.0f} °C"
 
 
 def table(args, _rows):
@@ -327,6 +372,9 @@ def table(args, _rows):
         rows = out / part / "rows.tsv"
         for row in rows.read_text().splitlines() if rows.exists() else []:
             print(f"| {part} | " + " | ".join(cell.replace("|", "\\|") for cell in row.split("\t")) + " |")
+        clocks = describe_clocks(out / part / "clocks")
+        if clocks:
+            print(f"| {part} | clocks and power, medians while it ran | {clocks} | | |")
         if state != "done":
             verdict = FAIL if state.startswith("failed") else INFO
             print(f"| {part} | {state.replace('|', ' ')} | | | {verdict} |")
@@ -347,11 +395,13 @@ COMMANDS = {
     "conformance": (conformance, ["output"]),
     "curve": (curve, ["workload", "cpu", "f32", "bf16"]),
     "calibrate": (calibrate, ["profile"]),
-    "speed": (speed, ["workload", "--warm-up:int", "--peak-flops", "--cost", "narrows", "torch*"]),
+    "speed": (speed, ["workload", "--warm-up:int", "--peak-flops", "--cost", "narrows"]),
+    "microbatch": (microbatch, ["workload", "--warm-up:int", "--peak-flops", "size", "metrics"]),
+    "torch": (torch, ["workload", "--warm-up:int", "--peak-flops", "narrows", "mode", "output"]),
     "predict": (predict, ["--warm-up:int", "narrows", "predictions*"]),
     "btp": (btp, ["workload", "precision", "processes:int", "one", "many"]),
     "sanitize": (sanitize, ["workload", "tool", "exit_code:int", "output"]),
-    "trace": (trace, ["workload", "eager", "trace"]),
+    "trace": (trace, ["workload", "--peak-flops", "eager", "trace"]),
     "table": (table, ["folder", "parts*"]),
 }
 

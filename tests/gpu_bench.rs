@@ -76,7 +76,7 @@ fn table_rows(table: &str) -> Vec<Vec<String>> {
 fn parts() -> Vec<String> {
     let list = successful_output(command("bash").args(["benches/gpu.sh", "--list"]));
     let parts: Vec<String> = list.lines().map(str::to_owned).collect();
-    assert!(parts.len() > 5, "{parts:?}");
+    assert_eq!(parts, ["speed", "kernels", "right", "calibrate", "nccl"]);
     parts
 }
 
@@ -100,18 +100,109 @@ fn without_a_gpu_every_part_is_skipped_with_a_reason() {
 }
 
 /// Beginnings of rows that each part must have.
-const EXPECTED_ROWS: [(&str, &[&str]); 6] = [
-    ("calibrate", &["profile of this GPU"]),
-    ("curve", &["loss curve on the GPU, f32", "loss curve on the GPU, bf16"]),
-    ("speed", &["workload", "FLOPs as", "narrows, captured graphs", "MFU of narrows", "PyTorch"]),
-    ("predict", &["predicted step (data sheet)", "predicted step (calibrated)"]),
-    ("btp", &["BTP over NCCL, 2 processes, f32", "BTP over NCCL, 2 processes, bf16"]),
-    ("trace", &["eager step", "time in gemm", "time in attention", "longest: "]),
+const EXPECTED_ROWS: [(&str, &[&str]); 4] = [
+    (
+        "speed",
+        &[
+            "workload",
+            "FLOPs as",
+            "narrows, captured graphs",
+            "MFU of narrows",
+            "predicted step (data sheet)",
+            "narrows, microbatch of 1",
+            "PyTorch",
+        ],
+    ),
+    ("kernels", &["eager step", "time in gemm", "time in attention", "q, "]),
+    ("calibrate", &["profile of this GPU", "predicted step (calibrated)"]),
+    ("nccl", &["BTP over NCCL, 2 processes, f32", "BTP over NCCL, 2 processes, bf16"]),
 ];
+
+/// Rows of a part, which ended with this state.
+fn check_part(out: &Path, table: &str, part: &str, expected_state: &str) -> Vec<Vec<String>> {
+    let state = fs::read_to_string(out.join(part).join("state")).unwrap();
+    assert!(state.starts_with(expected_state), "{part}: {state}{table}");
+    let rows: Vec<_> = table_rows(table).into_iter().filter(|row| row[0] == part).collect();
+    assert!(!rows.is_empty(), "{part} is missing in {table}");
+    rows
+}
+
+/// The fake libraries where CUDA 13's Python packages have theirs, in an environment of its own; the driver apart, as
+/// the system has it. Returns the folders of the environment's programs and of the driver.
+fn python_environment(libraries: &Path, root: &Path) -> (PathBuf, PathBuf) {
+    let packages = root.join("env/lib/python3.12/site-packages/nvidia");
+    let (driver, bin) = (root.join("driver"), root.join("env/bin"));
+    for entry in fs::read_dir(libraries).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = entry.file_name().unwrap().to_str().unwrap();
+        let place = match name.split_once(".so").map_or(name, |(stem, _)| stem) {
+            "libcublasLt" => packages.join("cu13/lib/libcublasLt.so.13"),
+            "libnvrtc" => packages.join("cu13/lib/libnvrtc.so.13"),
+            "libcudnn" => packages.join("cudnn/lib/libcudnn.so.9"),
+            "libnccl" => packages.join("nccl/lib/libnccl.so.2"),
+            _ => driver.join(name),
+        };
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        let _ = fs::copy(&entry, place).unwrap();
+    }
+    fs::create_dir_all(&bin).unwrap();
+    let python =
+        successful_output(command("python3").args(["-c", "import sys; print(sys.executable)"]));
+    std::os::unix::fs::symlink(python.trim(), bin.join("python3")).unwrap();
+    (bin, driver)
+}
 
 #[test]
 #[ignore = "second level: runs the whole bench, calibration and training included"]
-fn with_fake_libraries_every_part_has_its_rows() {
+fn every_part_has_its_rows_from_a_bare_folder() {
+    if !can_run_scripts() {
+        return;
+    }
+    let libraries = match narrows_fake_cuda::build() {
+        Ok(libraries) => libraries,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let archive = folder.path().join("bench.tar.gz");
+    // A failing test program: the other parts still run, and the exit code is 1.
+    successful_output(
+        command("bash").arg("benches/pack.sh").arg(&archive).arg(narrows()).arg("/bin/false"),
+    );
+    successful_output(command("tar").arg("-C").arg(folder.path()).arg("-xzf").arg(&archive));
+    let (bin, driver) = python_environment(&libraries, folder.path());
+    let out = folder.path().join("out");
+    let mut script = Command::new("bash");
+    script.current_dir(folder.path()).env_clear().arg("narrows-gpu/benches/gpu.sh");
+    let path = env::join_paths([bin.as_path(), Path::new("/usr/bin"), Path::new("/bin")]).unwrap();
+    script.env("PATH", path).env("HOME", folder.path()).env("TMPDIR", folder.path());
+    script.env("LD_LIBRARY_PATH", driver).arg("--output").arg(&out);
+    script.args(["--curve", "cola-tiny,1,8,2", "--nccl", "cola-tiny,1,8,2", "--processes", "2"]);
+    script.args(["--speed", "cola-tiny,1,8,3", "--warm-up", "1", "--peak-flops", "1e12"]);
+    script.args(["--calibrate", "--quick --global-batch 2 --sequence-length 16"]);
+    script.args(["--time-limit", "900"]);
+    let output = output_of(&mut script);
+    let (table, errors) = (stdout(&output), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{table}{errors}");
+    for (part, expected) in EXPECTED_ROWS {
+        let rows = check_part(&out, &table, part, "done");
+        for row_start in expected {
+            let exists = rows.iter().any(|row| row[1].starts_with(row_start));
+            assert!(exists, "{row_start}: {table}");
+        }
+        assert!(rows.iter().all(|row| row.last().unwrap() != "FAIL"), "{table}");
+    }
+    let right = check_part(&out, &table, "right", "failed: tests exited with");
+    assert!(right.iter().any(|row| row[1].starts_with("loss curve on the GPU, bf16")), "{table}");
+    assert_eq!(right.last().unwrap().last().unwrap(), "FAIL", "{table}");
+    // Commands are listed without the path of the output folder.
+    assert!(table.contains("run --model cola-tiny") && table.contains("OUT/nccl/f32-2.jsonl"));
+    let commands: Vec<&str> = table.lines().skip_while(|line| *line != "```sh").collect();
+    assert!(commands.iter().all(|line| !line.contains(out.to_str().unwrap())), "{table}");
+    let list = successful_output(command("tar").arg("-tzf").arg(out.with_extension("tar.gz")));
+    assert!(list.contains("out/table.md") && list.contains("out/speed/narrows.jsonl"), "{list}");
+}
+
+#[test]
+fn a_part_ends_with_its_time_and_keeps_its_rows() {
     if !can_run_scripts() {
         return;
     }
@@ -121,47 +212,24 @@ fn with_fake_libraries_every_part_has_its_rows() {
     };
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
-    let mut script = script(&out);
-    script.env("LD_LIBRARY_PATH", libraries).env("TMPDIR", folder.path());
-    script.args(["--curve", "cola-tiny,1,8,2", "--btp", "cola-tiny,1,8,2", "--processes", "2"]);
-    script.args(["--speed", "cola-tiny,1,8,3", "--warm-up", "1", "--peak-flops", "1e12"]);
-    script.args(["--calibrate", "--quick --global-batch 2 --sequence-length 16"]);
-    // With a failing test program, the other parts still run, and the exit code is 1.
-    script.args(["--gpu-tests", "/bin/sh", "--skip", "sanitize"]);
-    let output = output_of(&mut script);
-    let (table, errors) = (stdout(&output), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(1), "{table}{errors}");
-    let rows = table_rows(&table);
-    for part in parts() {
-        let part_rows: Vec<_> = rows.iter().filter(|row| row[0] == part).collect();
-        assert!(!part_rows.is_empty(), "{part} is missing in {table}");
-        let state = fs::read_to_string(out.join(&part).join("state")).unwrap();
-        match part.as_str() {
-            "conformance" => {
-                assert!(state.starts_with("failed: tests exited with"), "{state}");
-                assert_eq!(part_rows[0].last().unwrap(), "FAIL", "{table}");
-            }
-            "sanitize" => assert_eq!(part_rows[0][1], "skipped: not selected"),
-            _ => {
-                assert_eq!(state, "done\n", "{part}: {table}{errors}");
-                let (_, expected) =
-                    EXPECTED_ROWS.iter().find(|(name, _)| *name == part).expect(&part);
-                for row_start in *expected {
-                    let exists = part_rows.iter().any(|row| row[1].starts_with(row_start));
-                    assert!(exists, "{row_start}: {table}");
-                }
-                assert!(part_rows.iter().all(|row| row.last().unwrap() != "FAIL"), "{table}");
-            }
-        }
-    }
-    // Commands are listed without the path of the output folder.
-    assert!(table.contains("run --model cola-tiny") && table.contains("OUT/btp/f32-2.jsonl"));
-    assert!(
-        !table
-            .lines()
-            .skip_while(|line| *line != "```sh")
-            .any(|l| l.contains(out.to_str().unwrap()))
+    // Measures nothing, and does not end.
+    let slow = folder.path().join("slow");
+    let text = format!(
+        "#!/bin/sh\ncase $1 in doctor) exec {} \"$@\" ;; *) sleep 600 ;; esac\n",
+        narrows().display()
     );
+    fs::write(&slow, text).unwrap();
+    successful_output(command("chmod").arg("+x").arg(&slow));
+    let mut script = command("bash");
+    script.args(["benches/gpu.sh", "kernels", "--time-limit", "2", "--binary"]).arg(&slow);
+    script.arg("--output").arg(&out).env("LD_LIBRARY_PATH", libraries).env("TMPDIR", folder.path());
+    let begin = std::time::Instant::now();
+    let output = output_of(&mut script);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(begin.elapsed().as_secs() < 300, "the part was not ended");
+    let table = fs::read_to_string(out.join("table.md")).unwrap();
+    check_part(&out, &table, "kernels", "failed: not finished after 2 s");
+    check_part(&out, &table, "speed", "skipped: not selected");
 }
 
 /// The script and the program count FLOPs independently.

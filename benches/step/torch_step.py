@@ -25,7 +25,7 @@ HEADER_BYTES, WIDTH_OFFSET, COUNT_OFFSET = 256, 12, 24
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=["eager", "compile"])
+    parser.add_argument("mode", choices=["eager", "compile", "compile-cudnn"])
     parser.add_argument("--model", choices=list(SIZES), default="cola-60m")
     parser.add_argument("--sequences", type=int, required=True, help="sequences of a step")
     parser.add_argument("--length", type=int, required=True, help="tokens of a sequence")
@@ -97,9 +97,11 @@ def main():
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.device == "cuda":
-        # Leaves flash attention as the only kernel, so that a fallback is an error; float32 needs the math kernel.
+        # Leaves one kernel of attention, so that a fallback is an error; float32 needs the math kernel.
+        with_cudnn = args.mode == "compile-cudnn"
         torch.backends.cuda.enable_mem_efficient_sdp(False)
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.backends.cuda.enable_flash_sdp(not with_cudnn)
+        torch.backends.cuda.enable_cudnn_sdp(with_cudnn)
         torch.backends.cuda.enable_math_sdp(args.dtype == "float32")
     model = Cola(SIZES[args.model], args.length)
     ids = load(args, model)
@@ -115,7 +117,7 @@ def main():
     tokens, targets = (ids[start : start + count].view(shape).to(args.device) for start in (0, 1))
     micro_batch = args.micro_batch or args.sequences
     microbatches = list(zip(tokens.split(micro_batch), targets.split(micro_batch)))
-    mean_loss = torch.compile(model, dynamic=False) if args.mode == "compile" else model
+    mean_loss = torch.compile(model, dynamic=False) if args.mode.startswith("compile") else model
 
     def step(learning_rate):
         step_loss = 0.0
