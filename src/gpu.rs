@@ -3,8 +3,8 @@
 use narrows_calibration::fit::GpuModel;
 use narrows_cluster::ClusterTimeouts;
 use narrows_cuda::{
-    CudaError, CudaLibrary, GpuOptions, gpu_count, gpus, library_loads, library_version,
-    outdated_driver,
+    AttentionKernels, CudaError, CudaLibrary, GpuOptions, gpu_count, gpus, library_loads,
+    library_version, outdated_driver,
 };
 use narrows_runtime::RunError;
 
@@ -57,8 +57,10 @@ pub fn description() -> Option<String> {
         version(CudaLibrary::Driver, "driver"),
         version(CudaLibrary::CublasLt, "cuBLASLt"),
     ];
-    if library_loads(CudaLibrary::Nccl) {
-        parts.push(version(CudaLibrary::Nccl, "NCCL"));
+    for (library, name) in [(CudaLibrary::Cudnn, "cuDNN"), (CudaLibrary::Nccl, "NCCL")] {
+        if library_loads(library) {
+            parts.push(version(library, name));
+        }
     }
     Some(parts.join(", "))
 }
@@ -84,13 +86,20 @@ pub fn nearest_preset() -> &'static str {
     first(None).map_or(FALLBACK_PRESET, |gpu| gpu.nearest_preset().0)
 }
 
-/// Options of the session of a process on the GPU of its rank within the node.
-pub fn session_options(process: Option<&LaunchedProcess>, eager: bool) -> GpuOptions {
+/// Options of the session of a process on the GPU of its rank within the node, with graphs and the fastest kernels.
+pub fn session_options(process: Option<&LaunchedProcess>) -> GpuOptions {
     let local_rank = process.map_or(0, |process| process.launch.local_rank);
     // If a launcher makes a single GPU visible to a process, its ordinal is 0.
     let ordinal = if gpu_count() == Ok(1) { 0 } else { local_rank };
     let folder = cache_dir().unwrap_or_default();
     let (cubin_folder, algorithm_folder) = (folder.join("cubins"), folder.join("algorithms"));
     let timeout = process.map_or(ClusterTimeouts::DEFAULT, |process| process.timeouts).collective;
-    GpuOptions { ordinal, eager, cubin_folder, algorithm_folder, timeout }
+    GpuOptions {
+        ordinal,
+        eager: false,
+        attention: AttentionKernels::Fastest,
+        cubin_folder,
+        algorithm_folder,
+        timeout,
+    }
 }

@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use narrows_cuda::AttentionKernels;
 use narrows_runtime::checkpoint::CheckpointOutline;
 
 use crate::cluster::LaunchedProcess;
@@ -58,9 +59,12 @@ pub struct RunArgs {
     /// Backend that executes the plan
     #[arg(long, value_enum, default_value_t = BackendArg::Cpu)]
     pub backend: BackendArg,
-    /// GPUs: launch kernels one by one instead of capturing graphs; the results are bitwise equal
+    /// GPUs: launch kernels one by one instead of capturing graphs; with --deterministic the results are bitwise equal
     #[arg(long)]
     pub eager: bool,
+    /// GPUs: the same bits in every run: attention runs on kernels whose sums have a fixed order, not on cuDNN's
+    #[arg(long)]
+    pub deterministic: bool,
     /// Threads per device [default: the cores of the machine, divided among its devices]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroU64>,
@@ -113,6 +117,8 @@ pub enum ExecutionTarget {
     Gpus {
         /// Whether kernels are launched one by one.
         eager: bool,
+        /// Which kernels compute attention.
+        attention: AttentionKernels,
     },
 }
 
@@ -230,7 +236,11 @@ impl RunArgs {
             BackendArg::Cpu => ExecutionTarget::Cpu,
             BackendArg::Cuda => {
                 gpu::require_cuda()?;
-                ExecutionTarget::Gpus { eager: self.eager }
+                let attention = match self.deterministic {
+                    true => AttentionKernels::Deterministic,
+                    false => AttentionKernels::Fastest,
+                };
+                ExecutionTarget::Gpus { eager: self.eager, attention }
             }
             BackendArg::Null => {
                 self.reject_flags_of_training()?;
@@ -311,6 +321,7 @@ impl RunArgs {
         for (flag, is_set, backend, applies) in [
             ("--threads", self.threads.is_some(), "cpu", on_cpu),
             ("--eager", self.eager, "cuda", !on_cpu),
+            ("--deterministic", self.deterministic, "cuda", !on_cpu),
         ] {
             if is_set && !applies {
                 let problem = Problem::new(flag, format!("applies to --backend {backend} only"));

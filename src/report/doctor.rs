@@ -75,6 +75,8 @@ struct GpuReport {
     multiprocessors: u32,
     memory_bytes: u64,
     free_memory_bytes: Option<u64>,
+    /// Memory that matmuls take besides the arena of a program, as part of the profile's reserve.
+    matmul_workspace_bytes: u64,
 }
 
 /// The GPUs and their profile.
@@ -237,6 +239,7 @@ impl DoctorReport {
             ("SMs", Align::Right),
             ("memory", Align::Right),
             ("free", Align::Right),
+            ("workspace", Align::Right),
         ];
         let row = |device: &GpuReport| {
             vec![
@@ -246,6 +249,7 @@ impl DoctorReport {
                 device.multiprocessors.to_string(),
                 Bytes(device.memory_bytes).to_string(),
                 size(device.free_memory_bytes),
+                Bytes(device.matmul_workspace_bytes).to_string(),
             ]
         };
         page.table(&columns, &self.devices.iter().map(row).collect::<Vec<_>>());
@@ -271,11 +275,13 @@ impl GpuReport {
             multiprocessors: gpu.multiprocessors,
             memory_bytes: gpu.memory.0,
             free_memory_bytes: narrows_cuda::free_gpu_memory(gpu.ordinal).map(|free| free.0),
+            matmul_workspace_bytes: narrows_cuda::recommended_workspace(gpu.capability).0,
         }
     }
 }
 
-/// Whether the CUDA backend can run. NCCL is needed for several GPUs only, and cuBLAS only as a dependency of cuBLASLt.
+/// Whether the CUDA backend can run. NCCL is needed for several GPUs only, and without cuDNN
+/// attention runs on own kernels.
 fn cuda_availability(
     libraries: &[LibraryReport],
     gpus: &Result<Vec<GpuInfo>, String>,
@@ -287,7 +293,7 @@ fn cuda_availability(
         let state = if report.path.is_some() { "does not load" } else { "not found" };
         reasons.push(format!("{} ({}) {state}", report.name, report.purpose));
         hints.push(library.install_hint().to_owned());
-        usable &= matches!(library, CudaLibrary::Nccl | CudaLibrary::Cublas);
+        usable &= matches!(library, CudaLibrary::Nccl | CudaLibrary::Cudnn);
     }
     if let Some(outdated) = narrows_cuda::outdated_driver() {
         reasons.push(outdated);

@@ -180,6 +180,7 @@ fn contradictory_flags_are_rejected() {
     stdout(&format!("data {} --output {tokens}", at("few.txt")));
     for (arguments, part) in [
         ("run --eager".to_owned(), "--eager: applies to --backend cuda only"),
+        ("run --deterministic".to_owned(), "--deterministic: applies to --backend cuda only"),
         ("run --backend null --metrics m.jsonl".into(), "--metrics: the null backend computes"),
         ("run --steps 0".into(), "--steps"),
         ("run --learning-rate 0".into(), "expected a number above 0"),

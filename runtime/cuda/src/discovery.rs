@@ -6,7 +6,7 @@ use std::ptr;
 
 use cudarc::driver::result::{DriverError, device, init, primary_ctx};
 use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::{cublas, cublaslt, driver, nccl, nvrtc};
+use cudarc::{cublaslt, cudnn, driver, nccl, nvrtc};
 use narrows_plan::Bytes;
 
 use super::libraries::CudaLibrary;
@@ -55,10 +55,16 @@ pub fn library_loads(library: CudaLibrary) -> bool {
                 "cuGraphInstantiateWithFlags"
             ),
             CudaLibrary::Nvrtc => exports!(nvrtc::sys, "nvrtcVersion"),
-            CudaLibrary::Cublas => exports!(cublas::sys),
             CudaLibrary::CublasLt => {
                 exports!(cublaslt::sys, "cublasLtGetVersion", "cublasLtMatmul")
             }
+            // Of cuDNN 9, which has the last of them.
+            CudaLibrary::Cudnn => exports!(
+                cudnn::sys,
+                "cudnnGetVersion",
+                "cudnnBackendExecute",
+                "cudnnGetLastErrorString"
+            ),
             CudaLibrary::Nccl => exports!(nccl::sys, "ncclGetVersion"),
         }
     }
@@ -78,17 +84,22 @@ pub fn library_version(library: CudaLibrary) -> Option<String> {
             unsafe { nvrtc::sys::nvrtcVersion(&raw mut number, &raw mut minor) }.result().ok()?;
             Some(format!("{number}.{minor}"))
         }
-        CudaLibrary::Cublas => None,
         CudaLibrary::CublasLt => {
             // SAFETY: the library is loaded.
             let number = unsafe { cublaslt::sys::cublasLtGetVersion() };
             Some(format!("{}.{}.{}", number / 10_000, number % 10_000 / 100, number % 100))
         }
+        CudaLibrary::Cudnn => Some(cudnn_version(cudnn::result::get_version())),
         CudaLibrary::Nccl => {
             let number = nccl::result::get_nccl_version().ok()?;
             Some(format!("{}.{}.{}", number / 10_000, number % 10_000 / 100, number % 100))
         }
     }
+}
+
+/// A version in cuDNN's encoding since its major version 9: 90,600 is 9.6.0.
+pub(crate) fn cudnn_version(number: usize) -> String {
+    format!("{}.{}.{}", number / 10_000, number % 10_000 / 100, number % 100)
 }
 
 /// The oldest CUDA version that the driver may support: that of the 525 drivers.

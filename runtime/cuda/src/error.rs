@@ -75,6 +75,14 @@ pub enum CudaError {
         /// Advice for the user.
         hint: Option<&'static str>,
     },
+    /// cuDNN failed.
+    #[error("cuDNN, attention {attention}: {message}")]
+    Attention {
+        /// Shape of the attention.
+        attention: String,
+        /// The library's message.
+        message: String,
+    },
     /// NCCL failed.
     #[error("NCCL, {call}: {message}{}", on_own_lines(recent_activity))]
     Nccl {
@@ -134,6 +142,9 @@ impl CudaError {
                 Some("a plan with `--memory-limit`, or stop other programs on that GPU")
             }
             CudaError::Driver { hint, .. } | CudaError::Matmul { hint, .. } => *hint,
+            CudaError::Attention { .. } => {
+                Some("--deterministic, for own kernels of attention; or another version of cuDNN")
+            }
             CudaError::Nccl { .. } => Some("NCCL_DEBUG=INFO, for NCCL's own log"),
             CudaError::Stalled { eager: true, .. } => Some(
                 "the output of the other processes shows which of them is late; or a longer \

@@ -16,7 +16,8 @@
 //! verifies which bytes each launch accesses.
 //!
 //! Results depend on shapes alone, not on the device or on scheduling: sums over rows are split into a number
-//! of parts that follows from the shape and added in a fixed order, and no kernel uses atomic additions.
+//! of parts that follows from the shape and added in a fixed order, and no kernel uses atomic additions. The exception
+//! is attention by cuDNN ([`AttentionKernels`]).
 
 mod compile;
 mod device;
@@ -29,7 +30,7 @@ mod matmul;
 mod schedule;
 
 pub use compile::{CompileError, CompileUnit, Cubin, CubinCache, CubinOrigin};
-pub use device::{GpuOptions, session};
+pub use device::{AttentionKernels, GpuOptions, attention_workspace_without_gpu, session};
 pub use discovery::{
     COMPUTE_CAPABILITY_MIN, GpuInfo, free_gpu_memory, gpu_count, gpus, library_loads,
     library_version, outdated_driver,
@@ -37,9 +38,9 @@ pub use discovery::{
 pub use error::CudaError;
 pub use kernel_source::{KERNEL_HEADERS, KernelFamily, KernelHeader, NVRTC_OPTIONS};
 pub use launch::{
-    Argument, ByteRows, Launch, LaunchContext, Launches, MemoryAccess, MemorySpace,
-    OPTIMIZER_COEFFICIENTS, UnsupportedInstr, kernel_launches, optimizer_coefficients,
-    rotary_table,
+    Argument, AttentionKey, AttentionTensor, ByteRows, FusedAttention, Launch, LaunchContext,
+    Launches, MemoryAccess, MemorySpace, OPTIMIZER_COEFFICIENTS, UnsupportedInstr, kernel_launches,
+    optimizer_coefficients, rotary_table,
 };
 pub use libraries::{
     CudaLibrary, LibraryFile, find_libraries, library_search_folders, link_libraries,

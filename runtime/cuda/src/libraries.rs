@@ -17,10 +17,10 @@ pub enum CudaLibrary {
     Driver,
     /// The kernel compiler.
     Nvrtc,
-    /// Matmuls; other libraries load it.
-    Cublas,
     /// Matmuls.
     CublasLt,
+    /// Attention; optional.
+    Cudnn,
     /// Collectives.
     Nccl,
 }
@@ -30,8 +30,8 @@ impl CudaLibrary {
     pub const ALL: [CudaLibrary; 5] = [
         CudaLibrary::Driver,
         CudaLibrary::Nvrtc,
-        CudaLibrary::Cublas,
         CudaLibrary::CublasLt,
+        CudaLibrary::Cudnn,
         CudaLibrary::Nccl,
     ];
 
@@ -40,8 +40,8 @@ impl CudaLibrary {
         match self {
             CudaLibrary::Driver => "cuda",
             CudaLibrary::Nvrtc => "nvrtc",
-            CudaLibrary::Cublas => "cublas",
             CudaLibrary::CublasLt => "cublasLt",
+            CudaLibrary::Cudnn => "cudnn",
             CudaLibrary::Nccl => "nccl",
         }
     }
@@ -51,7 +51,8 @@ impl CudaLibrary {
         match self {
             CudaLibrary::Driver => "the driver",
             CudaLibrary::Nvrtc => "the kernel compiler",
-            CudaLibrary::Cublas | CudaLibrary::CublasLt => "matmuls",
+            CudaLibrary::CublasLt => "matmuls",
+            CudaLibrary::Cudnn => "attention",
             CudaLibrary::Nccl => "collectives",
         }
     }
@@ -61,9 +62,8 @@ impl CudaLibrary {
         match self {
             CudaLibrary::Driver => "NVIDIA's driver for this system, 525 or newer",
             CudaLibrary::Nvrtc => "`pip install nvidia-cuda-nvrtc-cu12`, or the CUDA toolkit",
-            CudaLibrary::Cublas | CudaLibrary::CublasLt => {
-                "`pip install nvidia-cublas-cu12`, or the CUDA toolkit"
-            }
+            CudaLibrary::CublasLt => "`pip install nvidia-cublas-cu12`, or the CUDA toolkit",
+            CudaLibrary::Cudnn => "`pip install nvidia-cudnn-cu12`, or cuDNN's own package",
             CudaLibrary::Nccl => "`pip install nvidia-nccl-cu12`, or NCCL's own package",
         }
     }
@@ -191,8 +191,8 @@ fn version_numbers(version: &str) -> Vec<u64> {
 }
 
 /// Prefixes of files that libraries load by their own names, and that are therefore linked too.
-const DEPENDENCY_PREFIXES: [&str; 5] =
-    ["libnvrtc", "libcublas", "libnccl", "libnvJitLink", "libcudart"];
+const DEPENDENCY_PREFIXES: [&str; 6] =
+    ["libnvrtc", "libcublas", "libcudnn", "libnccl", "libnvJitLink", "libcudart"];
 
 /// Creates a folder of symbolic links to these libraries under the names that `cudarc` uses, and to their
 /// dependencies in the same folders. The driver is not linked: it must match the system's kernel module.
@@ -314,6 +314,45 @@ mod tests {
         let libraries: Vec<_> =
             libraries.iter().map(|(library, file)| (*library, &*file.version)).collect();
         assert_eq!(libraries, [(CudaLibrary::CublasLt, "13"), (CudaLibrary::Nccl, "2")]);
+    }
+
+    /// The layout of CUDA 13's Python packages, in an environment that is on the PATH and not active.
+    #[cfg(unix)]
+    #[test]
+    fn packages_of_cuda_13_are_found_and_linked() {
+        let packages = "env/lib/python3.12/site-packages/nvidia";
+        let files = [
+            "cu13/lib/libcublas.so.13",
+            "cu13/lib/libcublasLt.so.13",
+            "cu13/lib/libnvrtc-builtins.so.13.0",
+            "cu13/lib/libnvrtc.so.13",
+            "cudnn/lib/libcudnn.so.9",
+            "cudnn/lib/libcudnn_graph.so.9",
+            "nccl/lib/libnccl.so.2",
+        ];
+        let inside = files.map(|file| format!("{packages}/{file}"));
+        let mut all: Vec<&str> = inside.iter().map(String::as_str).collect();
+        all.push("env/bin/python3");
+        let root = folder_with(&all);
+        let folders = library_search_folders(|name| match name {
+            "PATH" => Some(root.path().join("env/bin").into()),
+            _ => None,
+        });
+        let within: Vec<PathBuf> =
+            folders.into_iter().filter(|folder| folder.starts_with(root.path())).collect();
+        let libraries = find_libraries(&within);
+        let found: Vec<CudaLibrary> = libraries.keys().copied().collect();
+        use CudaLibrary::{CublasLt, Cudnn, Nccl, Nvrtc};
+        assert_eq!(found, [Nvrtc, CublasLt, Cudnn, Nccl]);
+        let links = root.path().join("links");
+        link_libraries(&libraries, &links).unwrap();
+        for file in files {
+            let name = Path::new(file).file_name().unwrap();
+            assert!(links.join(name).is_file(), "{file} is not linked under its own name");
+        }
+        for name in ["libcublasLt.so", "libcudnn.so", "libnccl.so", "libnvrtc.so"] {
+            assert!(links.join(name).is_file(), "{name}");
+        }
     }
 
     #[cfg(unix)]

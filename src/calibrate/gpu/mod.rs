@@ -106,7 +106,7 @@ impl GpuProcesses {
         let session = narrows_cuda::session(
             &request.model,
             planned.program.clone(),
-            &gpu::session_options(self.process.as_ref(), false),
+            &gpu::session_options(self.process.as_ref()),
             group.map(|group| group as Arc<dyn ProcessGroup>),
             &mut |warning| output::warn(warning),
         );

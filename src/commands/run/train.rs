@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use indicatif::ProgressBar;
 use narrows_cluster::TcpProcessGroup;
 use narrows_cpu::{GatheredTensors, memory_lower_bound, node_memory_lower_bound};
+use narrows_cuda::GpuOptions;
 use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
@@ -221,8 +222,10 @@ fn session(
     (training, threads): (&TrainSettings, u64),
     group: Option<Arc<dyn ProcessGroup>>,
 ) -> Result<Session, RunError> {
-    let eager = match training.target {
-        ExecutionTarget::Gpus { eager } => eager,
+    let options = match training.target {
+        ExecutionTarget::Gpus { eager, attention } => {
+            GpuOptions { eager, attention, ..gpu::session_options(training.process.as_ref()) }
+        }
         ExecutionTarget::Cpu => {
             let threads = usize::try_from(threads).unwrap_or(usize::MAX);
             return match group {
@@ -231,7 +234,6 @@ fn session(
             };
         }
     };
-    let options = gpu::session_options(training.process.as_ref(), eager);
     narrows_cuda::session(model, program, &options, group, &mut |warning| output::warn(warning))
 }
 

@@ -63,10 +63,26 @@ struct Matmul {
         }
     }
 
-    // Overwrites the workspace: its first pages densely, then a little of each.
+    // Whether A is zero in all elements of the first batch member.
+    bool is_of_zeros() const {
+        const Matrix first = matrix(a, at_a, 0, 0);
+        for (u64 column = 0; column < a.columns; column++) {
+            for (u64 row = 0; row < a.rows; row++) {
+                const u64 at = column * first.leading + row;
+                if (first.is_bf16 ? static_cast<const u16*>(first.first)[at] != 0
+                                  : static_cast<const float*>(first.first)[at] != 0) {
+                    return false;
+                }
+            }
+        }
+        return true;
+    }
+
+    // Overwrites the workspace: its first pages densely, then a few places.
     void overwrite_workspace() const {
-        constexpr u64 DENSE = 64 << 10, STRIDE = 64 << 10, PIECE = 64;
-        for (u64 at = 0; at < workspace_bytes; at += at < DENSE ? PIECE : STRIDE) {
+        constexpr u64 DENSE = 64 << 10, PLACES = 256, PIECE = 64;
+        const u64 stride = (workspace_bytes / PLACES + PIECE) / PIECE * PIECE;
+        for (u64 at = 0; at < workspace_bytes; at += at < DENSE ? PIECE : stride) {
             const u64 left = workspace_bytes - at;
             memset(workspace + at, 0xff, left < PIECE ? left : PIECE);
         }
@@ -87,6 +103,7 @@ struct MatmulRun : fake_cuda::Run {
     Step step(int device) override {
         const Matmul& of = *matmul;
         if (!of.within(device)) return Step::done;
+        if (!parts_done && of.is_of_zeros()) fake_cuda::log("zeros in " + of.name);
         const u64 each = of.d.rows * of.d.columns, members = u64(of.d.batch);
         if (of.choice.splits == 1) {
             of.overwrite_workspace();

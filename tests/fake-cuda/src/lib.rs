@@ -10,7 +10,7 @@
 //! | `libnvrtc` | returns an image that names the kernel family, for the families of `narrows-cuda` |
 //! | `libcublasLt` | matmuls on streams, which overwrite their workspace |
 //! | `libnccl` | collectives among processes and threads of one machine, through files |
-//! | `libcublas` | no functions: it only loads |
+//! | `libcudnn` | graphs of operations, interpreted one by one |
 //!
 //! | variable | meaning and default |
 //! |---|---|
@@ -19,12 +19,14 @@
 //! | `NARROWS_FAKE_CUDA_MEMORY` | bytes of memory per device; 4 GiB |
 //! | `NARROWS_FAKE_CUDA_CAPABILITY` | compute capability; 9.0 |
 //! | `NARROWS_FAKE_CUDA_DRIVER` | version that `cuDriverGetVersion` returns; 12090 |
+//! | `NARROWS_FAKE_CUDA_CUDNN` | version that `cudnnGetVersion` returns; 91002 |
 //! | `NARROWS_FAKE_CUDA_ONE_COLLECTIVE` | 1: a device runs one collective at a time, over all communicators |
 //! | `NARROWS_FAKE_CUDA_LOG` | file that receives a line for every operation and host call |
 //!
 //! A line of the log begins with `process=…`. `run device=0 stream=1 launch norm_bf16_v8` is an operation that has
 //! completed; in a graph `graph=3 node=5` precedes its name. `host synchronises`, `host launches graph=3` and
-//! `host captures graph=3 nodes=9` are host calls; `failed device=0 result=700` is a sticky error.
+//! `host captures graph=3 nodes=9` are host calls; `failed device=0 result=700` is a sticky error; `zeros in` precedes a
+//! matmul whose first factor is zero.
 
 mod build_unit;
 pub mod child;
@@ -194,13 +196,13 @@ fn library_units() -> Vec<BuildUnit> {
         let flags = linker.iter().chain(flags).map(|flag| flag.to_string()).collect();
         BuildUnit { name: name.into(), files, flags, aliases, links_driver }
     };
-    let cublas = files!("operation.h", "cublas.cpp");
+    let cudnn = files!("operation.h", "gemm.h", "cudnn.h", "cudnn.cpp", "cudnn_graph.cpp");
     let mut units = vec![
         library(DRIVER, driver, &["-O2"], &["libcuda.so"], false),
         library("libcublasLt.so.12", cublaslt, &["-O3"], &["libcublasLt.so"], true),
         library("libnccl.so.2", nccl, &["-O2"], &["libnccl.so"], true),
         library("libnvrtc.so.12", nvrtc, &["-O1"], &["libnvrtc.so"], false),
-        library("libcublas.so.12", cublas, &["-O1"], &["libcublas.so"], false),
+        library("libcudnn.so.9", cudnn, &["-O2"], &["libcudnn.so"], true),
     ];
     units.extend(KernelFamily::ALL.map(|family| kernel_unit(family.name(), family.source())));
     units

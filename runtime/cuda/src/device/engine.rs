@@ -1,7 +1,7 @@
 //! The engine of a session whose device is a GPU.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -16,6 +16,7 @@ use narrows_plan::{Bytes, CheckedProgram, DType};
 
 use super::communicators::NcclCommunicators;
 use super::cublaslt::{CublasLt, MatmulPointers};
+use super::cudnn::Cudnn;
 use super::gpu::{DeviceMemory, OpenGpu};
 use super::graph_executor::{ExecutorResources, GraphExecutor};
 use super::inputs::TokenInputs;
@@ -24,7 +25,7 @@ use super::timers::InstructionTimers;
 use crate::compile::CubinCache;
 use crate::discovery;
 use crate::error::CudaError;
-use crate::launch::{LaunchContext, OPTIMIZER_COEFFICIENTS, rotary_table};
+use crate::launch::{AttentionKey, LaunchContext, OPTIMIZER_COEFFICIENTS, rotary_table};
 use crate::libraries::CudaLibrary;
 use crate::matmul::{self, AlgorithmStore, MatmulAlgorithm, MatmulContext, MatmulKey, Platform};
 use crate::schedule::{DeviceSchedule, P2pKind, ScheduleItem};
@@ -41,6 +42,8 @@ pub struct GpuOptions {
     pub ordinal: u64,
     /// Whether instructions are launched one by one in every step, and no graph is captured.
     pub eager: bool,
+    /// Which kernels compute attention.
+    pub attention: AttentionKernels,
     /// Folder of the cubin cache.
     pub cubin_folder: PathBuf,
     /// Folder of the files with the fastest matmul algorithms.
@@ -48,6 +51,15 @@ pub struct GpuOptions {
     /// Maximum time without progress in a step of a single GPU; with several processes, their collective timeout
     /// applies.
     pub timeout: Duration,
+}
+
+/// Choice of the kernels of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionKernels {
+    /// cuDNN's where it has some, whose gradients of the queries may differ in the last bits between runs.
+    Fastest,
+    /// Own kernels, which compute the same bits in every run.
+    Deterministic,
 }
 
 /// Executes one device of a program on a GPU.
@@ -127,7 +139,8 @@ impl GpuEngine {
         let modules = KernelModules::load(&gpu, &schedule.kernels(), &mut cubins)?;
         let mut cublaslt = CublasLt::open(&gpu, workspace.0)?;
         let matmuls = matmul_pointers(&schedule, &buffers.arena);
-        let mut store = select_algorithms(&gpu, &matmuls, &cublaslt, options, warn)?;
+        let mut store =
+            select_algorithms(&gpu, (&buffers.arena, &matmuls), &cublaslt, options, warn)?;
         if let Some(processes) = &processes {
             // Replicas compute the same bits only with the same algorithms.
             let stored = |key: &MatmulKey| Some((*key, *store.get(key)?));
@@ -140,6 +153,13 @@ impl GpuEngine {
             let path = store.path().display();
             warn(&format!("{path}: the algorithms of matmuls cannot be saved: {error}"));
         }
+        let attentions: BTreeSet<AttentionKey> = match options.attention {
+            AttentionKernels::Fastest => {
+                schedule.fused_attentions().map(|fused| fused.key).collect()
+            }
+            AttentionKernels::Deterministic => BTreeSet::new(),
+        };
+        let cudnn = Cudnn::open(&gpu, attentions, warn)?;
         let inputs = TokenInputs::new(&gpu, program, coordinates)?;
         let timeout =
             processes.as_ref().map_or(options.timeout, |processes| processes.collective_timeout());
@@ -151,7 +171,8 @@ impl GpuEngine {
                 Some((processes, communicators))
             }
         };
-        let resources = ExecutorResources { cublaslt, buffers, inputs, modules, peers, timeout };
+        let resources =
+            ExecutorResources { cublaslt, cudnn, buffers, inputs, modules, peers, timeout };
         let mut executor =
             GraphExecutor::new(gpu, schedule, resources, program, coordinates, options.eager)?;
         if options.eager {
@@ -236,7 +257,7 @@ fn matmul_pointers(
 /// The fastest algorithm of every matmul, from the file or selected now.
 fn select_algorithms(
     gpu: &OpenGpu,
-    matmuls: &BTreeMap<MatmulKey, MatmulPointers>,
+    (arena, matmuls): (&DeviceMemory, &BTreeMap<MatmulKey, MatmulPointers>),
     cublaslt: &CublasLt,
     options: &GpuOptions,
     warn: &mut dyn FnMut(&str),
@@ -248,7 +269,7 @@ fn select_algorithms(
         warn(&unusable.to_string());
     }
     let stream = gpu.stream(false)?;
-    cublaslt.tune(gpu, matmuls, &mut store, &stream)?;
+    cublaslt.tune(gpu, arena, matmuls, &mut store, &stream)?;
     Ok(store)
 }
 

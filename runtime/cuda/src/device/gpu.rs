@@ -7,11 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+use half::bf16;
 use narrows_plan::Bytes;
+use narrows_plan::random::SplitMix64;
 
 use crate::discovery;
 use crate::error::CudaError;
 use crate::libraries::CudaLibrary;
+
+/// Pseudo-random numbers after which they repeat: 1 MiB of them.
+const RANDOM_NUMBERS: usize = 1 << 19;
 
 /// A GPU with a context.
 pub(crate) struct OpenGpu {
@@ -77,7 +82,7 @@ impl OpenGpu {
     }
 }
 
-/// Zero-initialised memory of a GPU.
+/// Memory of a GPU.
 pub(crate) struct DeviceMemory {
     context: Arc<CudaContext>,
     abandoned: Arc<AtomicBool>,
@@ -86,8 +91,19 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates memory; messages name its `purpose`.
+    /// Allocates memory and zeroes it; messages name its `purpose`.
     pub fn new(
+        gpu: &OpenGpu,
+        purpose: &'static str,
+        bytes: u64,
+    ) -> Result<DeviceMemory, CudaError> {
+        let memory = DeviceMemory::uninitialized(gpu, purpose, bytes)?;
+        gpu.check(purpose, memory.zero(0..bytes))?;
+        Ok(memory)
+    }
+
+    /// Allocates memory whose contents are undefined; messages name its `purpose`.
+    pub fn uninitialized(
         gpu: &OpenGpu,
         purpose: &'static str,
         bytes: u64,
@@ -95,7 +111,7 @@ impl DeviceMemory {
         gpu.check("its context", gpu.context.bind_to_thread())?;
         // An allocation of 0 bytes would have no valid pointer.
         let size = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
-        // SAFETY: the context is bound, and the memory is zeroed below.
+        // SAFETY: the context is bound.
         let pointer = unsafe { result::malloc_sync(size) }.map_err(|error| {
             let out_of_memory = cudarc::driver::sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
             match (error.0 == out_of_memory, gpu.context.mem_get_info()) {
@@ -110,9 +126,7 @@ impl DeviceMemory {
             }
         })?;
         let (context, lost) = (gpu.context.clone(), gpu.abandoned.clone());
-        let memory = DeviceMemory { context, abandoned: lost, pointer, bytes };
-        gpu.check(purpose, memory.zero(0..bytes))?;
-        Ok(memory)
+        Ok(DeviceMemory { context, abandoned: lost, pointer, bytes })
     }
 
     /// Address of the byte at an offset.
@@ -170,6 +184,29 @@ impl DeviceMemory {
         // SAFETY: as above.
         unsafe { result::memset_d8_sync(self.address(range.start), 0, length) }?;
         // cuMemset is asynchronous, and non-blocking streams do not wait for it.
+        self.context.synchronize()
+    }
+}
+
+impl DeviceMemory {
+    /// Fills the memory with pseudo-random numbers that are between −1 and 1 both as bf16 and as f32, after all streams
+    /// have finished.
+    pub fn fill_pseudorandom(&self) -> Result<(), DriverError> {
+        let mut random = SplitMix64::new(1);
+        let mut number = || bf16::from_f64(2.0 * random.uniform() - 1.0).to_bits();
+        let numbers: Vec<u16> = (0..RANDOM_NUMBERS).map(|_| number()).collect();
+        let pattern: &[u8] = bytemuck::cast_slice(&numbers);
+        let mut filled = self.bytes.min(pattern.len() as u64);
+        self.write(0..filled, &pattern[..filled as usize])?;
+        while filled < self.bytes {
+            let piece = filled.min(self.bytes - filled);
+            // SAFETY: both ranges are in bounds and do not overlap, and nothing else runs.
+            unsafe {
+                result::memcpy_dtod_sync(self.address(filled), self.address(0), piece as usize)
+            }?;
+            filled += piece;
+        }
+        // Copies within the device are asynchronous, and non-blocking streams do not wait for them.
         self.context.synchronize()
     }
 }

@@ -15,6 +15,7 @@
 mod communicator;
 mod communicators;
 mod cublaslt;
+mod cudnn;
 mod engine;
 mod gpu;
 mod graph_executor;
@@ -22,4 +23,5 @@ mod inputs;
 mod modules;
 mod timers;
 
-pub use engine::{GpuOptions, session};
+pub use cudnn::attention_workspace_without_gpu;
+pub use engine::{AttentionKernels, GpuOptions, session};

@@ -99,19 +99,16 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
         head.key_value_gradients(rows, inner, sums, padded, is_used ? group : 0, dk, dv);      \
     }
 template <int W>
-using VectorF32 = ScalarAttention<float, 4, W>;
+using AlignedF32 = ScalarAttention<float, 4, W>;
 template <int W>
 using UnalignedF32 = ScalarAttention<float, 1, W>;
 template <int W>
 using UnalignedBf16 = ScalarAttention<bf16, 1, W>;
 
-ATTENTION(bf16, 8, Forward, Backward, 32, 3, bf16_w32)
 ATTENTION(bf16, 8, Forward, Backward, 64, 3, bf16_w64)
 ATTENTION(bf16, 8, Forward, Backward, 128, 2, bf16_w128)
 ATTENTION(bf16, 1, UnalignedBf16, UnalignedBf16, 32, 4, bf16_w32_v1)
 ATTENTION(bf16, 1, UnalignedBf16, UnalignedBf16, 256, 2, bf16_w256_v1)
-ATTENTION(float, 4, VectorF32, VectorF32, 32, 4, f32_w32)
-ATTENTION(float, 4, VectorF32, VectorF32, 64, 4, f32_w64)
-ATTENTION(float, 4, VectorF32, VectorF32, 128, 3, f32_w128)
+ATTENTION(float, 4, AlignedF32, AlignedF32, 128, 3, f32_w128)
 ATTENTION(float, 1, UnalignedF32, UnalignedF32, 32, 4, f32_w32_v1)
 ATTENTION(float, 1, UnalignedF32, UnalignedF32, 256, 2, f32_w256_v1)

@@ -23,7 +23,8 @@ const BACKWARD_TILE_TOKENS: u64 = 64;
 /// Choice of kernels for a head: the narrowest tiles that hold it.
 ///
 /// If every head is aligned to 16 bytes and has at most 128 features, elements are copied in vectors of 16
-/// bytes. Otherwise they are accessed one at a time, and bf16 does not use tensor cores.
+/// bytes. Otherwise, and for small heads in f32, they are accessed one at a time; then bf16 does not use tensor
+/// cores either.
 struct AttentionTiles {
     /// Suffix of the kernels' names.
     kernel_suffix: String,
@@ -42,9 +43,14 @@ impl AttentionTiles {
         let (head, format) = (op.head_dim, op.input.name());
         let vector = 16 / op.input.width();
         let vectors = head <= 128
+            && (op.input == DType::Bf16 || head > 32)
             && head.is_multiple_of(vector)
             && operands.iter().all(|operand| operand.is_aligned(vector));
-        let widths: &[u64] = if vectors { &[32, 64, 128] } else { &[32, 256] };
+        let widths: &[u64] = match (vectors, op.input) {
+            (true, DType::Bf16) => &[64, 128],
+            (true, _) => &[128],
+            (false, _) => &[32, 256],
+        };
         let Some(&width) = widths.iter().find(|width| head <= **width) else {
             return Err(format!("heads of {head} features exceed the widest tile, 256"));
         };
@@ -78,18 +84,34 @@ impl AttentionTiles {
 }
 
 /// Queries, keys and values as matrices.
-struct HeadOperands {
+pub(super) struct HeadOperands {
     /// The queries, and the keys and values that they attend to.
-    q: MatrixOperand,
-    k: MatrixOperand,
-    v: MatrixOperand,
+    pub q: MatrixOperand,
+    pub k: MatrixOperand,
+    pub v: MatrixOperand,
     /// All keys and values of this device.
-    all_k: MatrixOperand,
-    all_v: MatrixOperand,
+    pub all_k: MatrixOperand,
+    pub all_v: MatrixOperand,
     /// The first KV head that is attended to.
-    first_kv_head: u64,
+    pub first_kv_head: u64,
     /// KV heads that this device holds.
-    local_kv_heads: u64,
+    pub local_kv_heads: u64,
+}
+
+/// Operands of the forward pass.
+pub(super) struct ForwardOperands {
+    pub heads: HeadOperands,
+    pub out: MatrixOperand,
+    pub lse: MatrixOperand,
+}
+
+/// Operands of the backward pass: queries, keys and values, and their gradients in the same places.
+pub(super) struct BackwardOperands {
+    pub read: HeadOperands,
+    pub written: HeadOperands,
+    pub out: MatrixOperand,
+    pub lse: MatrixOperand,
+    pub out_gradient: MatrixOperand,
 }
 
 pub(super) fn launches(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
@@ -200,17 +222,45 @@ fn score_scale(op: &Attention) -> Argument {
     Argument::F32(1.0 / (op.head_dim as f32).sqrt())
 }
 
-fn forward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
+/// Operands of a forward instruction, with verified shapes and formats.
+pub(super) fn forward_operands(site: &InstrSite<'_, &Attention>) -> LaunchResult<ForwardOperands> {
     let op = site.op;
     let inputs = site.scheduled.instr.reads.len();
     let operands: Vec<MatrixOperand> =
         (0..inputs).map(|port| site.input(port)).collect::<LaunchResult<_>>()?;
-    let HeadOperands { q, k, v, .. } = head_operands(site, &operands)?;
+    let heads = head_operands(site, &operands)?;
     let (out, lse) = (site.output(0)?, site.output(1)?);
     expect_dtype(op.input, &[&out])?;
     expect_dtype(DType::F32, &[&lse])?;
-    expect_shape((q.rows, q.columns), &[&out])?;
-    expect_shape((q.rows, op.heads), &[&lse])?;
+    expect_shape((heads.q.rows, heads.q.columns), &[&out])?;
+    expect_shape((heads.q.rows, op.heads), &[&lse])?;
+    Ok(ForwardOperands { heads, out, lse })
+}
+
+/// Operands of a backward instruction, with verified shapes and formats.
+pub(super) fn backward_operands(
+    site: &InstrSite<'_, &Attention>,
+) -> LaunchResult<BackwardOperands> {
+    let op = site.op;
+    let inputs = site.scheduled.instr.writes.len();
+    let operands: Vec<MatrixOperand> =
+        (0..inputs).map(|port| site.input(port)).collect::<LaunchResult<_>>()?;
+    let gradients: Vec<MatrixOperand> =
+        (0..inputs).map(|port| site.output(port)).collect::<LaunchResult<_>>()?;
+    let read = head_operands(site, &operands)?;
+    let written = head_operands(site, &gradients)?;
+    let (out, lse, out_gradient) =
+        (site.input(inputs)?, site.input(inputs + 1)?, site.input(inputs + 2)?);
+    expect_dtype(op.input, &[&out, &out_gradient])?;
+    expect_dtype(DType::F32, &[&lse])?;
+    expect_shape((read.q.rows, read.q.columns), &[&out, &out_gradient])?;
+    expect_shape((read.q.rows, op.heads), &[&lse])?;
+    Ok(BackwardOperands { read, written, out, lse, out_gradient })
+}
+
+fn forward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
+    let op = site.op;
+    let ForwardOperands { heads: HeadOperands { q, k, v, .. }, out, lse } = forward_operands(site)?;
     if tokens(op) == 0 {
         return Ok(Launches::default());
     }
@@ -234,20 +284,9 @@ fn forward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
 
 fn backward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     let op = site.op;
-    let inputs = site.scheduled.instr.writes.len();
-    let operands: Vec<MatrixOperand> =
-        (0..inputs).map(|port| site.input(port)).collect::<LaunchResult<_>>()?;
-    let gradients: Vec<MatrixOperand> =
-        (0..inputs).map(|port| site.output(port)).collect::<LaunchResult<_>>()?;
-    let read = head_operands(site, &operands)?;
-    let written = head_operands(site, &gradients)?;
+    let BackwardOperands { read, written, out, lse, out_gradient: dout } = backward_operands(site)?;
     let (q, k, v) = (read.q, read.k, read.v);
     let (dq, dk, dv) = (written.q, written.all_k, written.all_v);
-    let (out, lse, dout) = (site.input(inputs)?, site.input(inputs + 1)?, site.input(inputs + 2)?);
-    expect_dtype(op.input, &[&out, &dout])?;
-    expect_dtype(DType::F32, &[&lse])?;
-    expect_shape((q.rows, q.columns), &[&out, &dout])?;
-    expect_shape((q.rows, op.heads), &[&lse])?;
     if tokens(op) == 0 {
         return Ok(Launches::default());
     }

@@ -9,6 +9,7 @@ mod attention;
 mod crossing;
 mod elementwise;
 mod embedding;
+mod fused_attention;
 mod gated;
 mod grid;
 mod latent;
@@ -28,6 +29,8 @@ use layout::CopyKind;
 use operand::LaunchResult;
 use site::InstrSite;
 
+pub(crate) use fused_attention::ATTENTION_ALIGNMENT;
+pub use fused_attention::{AttentionKey, AttentionTensor, FusedAttention};
 pub use operand::{Argument, ByteRows, MemoryAccess, MemorySpace};
 pub use optimizer::{OPTIMIZER_COEFFICIENTS, optimizer_coefficients};
 pub use rotary::rotary_table;
@@ -76,6 +79,19 @@ pub fn kernel_launches(
         other => Err(format!("`{}` is neither a fused op nor attention", other.name())),
     };
     launches.map_err(|reason| UnsupportedInstr::new(scheduled, reason))
+}
+
+/// The fused form of an instruction that is attention; `None` for any other, and where there is none.
+///
+/// # Errors
+/// As [`kernel_launches`].
+pub fn fused_attention(
+    device: &LaunchContext,
+    scheduled: &ScheduledInstruction,
+) -> Result<Option<FusedAttention>, UnsupportedInstr> {
+    let Action::Attention(op) = &scheduled.instr.action else { return Ok(None) };
+    let fused = fused_attention::fused(&InstrSite { device, scheduled, op });
+    fused.map_err(|reason| UnsupportedInstr::new(scheduled, reason))
 }
 
 fn fused_op(site: &InstrSite) -> LaunchResult<Launches> {

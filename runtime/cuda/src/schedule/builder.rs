@@ -132,7 +132,10 @@ impl ScheduleBuilder<'_> {
             _ => {
                 let launches = launch::kernel_launches(device, scheduled)?;
                 self.scratch_bytes = self.scratch_bytes.max(launches.scratch_bytes);
-                NodeWork::Launches(launches.launches)
+                match launch::fused_attention(device, scheduled)? {
+                    Some(fused) => NodeWork::Attention(Box::new(fused), launches.launches),
+                    None => NodeWork::Launches(launches.launches),
+                }
             }
         };
         let stream = match &work {

@@ -11,7 +11,7 @@ use narrows_runtime::{DeviceReport, PipelineDirection, TimeCategory};
 use super::collective::NcclCollective;
 use super::transfer::{P2pKind, P2pOp};
 use crate::kernel_source::KernelFamily;
-use crate::launch::Launch;
+use crate::launch::{FusedAttention, Launch};
 use crate::matmul::Matmul;
 
 /// The work of a device in one step.
@@ -81,6 +81,8 @@ pub struct GraphNode {
 pub enum NodeWork {
     /// Kernel launches, one after the other.
     Launches(Vec<Launch>),
+    /// Attention: by cuDNN where it has a plan for it, otherwise by launches.
+    Attention(Box<FusedAttention>, Vec<Launch>),
     /// A matmul.
     Matmul(Box<Matmul>),
     /// A collective.
@@ -114,8 +116,16 @@ impl DeviceSchedule {
     /// All kernel launches.
     pub fn launches(&self) -> impl Iterator<Item = &Launch> {
         self.node_works().flat_map(|work| match work {
-            NodeWork::Launches(launches) => launches.as_slice(),
+            NodeWork::Launches(launches) | NodeWork::Attention(_, launches) => launches.as_slice(),
             _ => &[],
+        })
+    }
+
+    /// All attentions that have a fused form.
+    pub fn fused_attentions(&self) -> impl Iterator<Item = &FusedAttention> {
+        self.node_works().filter_map(|work| match work {
+            NodeWork::Attention(fused, _) => Some(&**fused),
+            _ => None,
         })
     }
 

@@ -1,11 +1,13 @@
 //! Sessions on GPUs through CUDA's API: on the fake CUDA libraries, which execute in the least convenient order that
 //! CUDA allows; with `NARROWS_TEST_GPU=1` on this machine's GPUs.
 
+mod attention;
 mod conformance;
 mod device_choice;
 mod failures;
 mod timings;
 mod training;
+mod tuning;
 
 use narrows_plan::model::Model;
 use narrows_plan::{Context, Mesh, PipelineSchedule, Plan, Precision, Workload, Zero};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narrows_cluster::{Address, ClusterTimeouts, LaunchInfo, Launcher, RunFact, TcpProcessGroup};
-use narrows_cuda::GpuOptions;
+use narrows_cuda::{AttentionKernels, GpuOptions};
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, lower};
 use narrows_runtime::process_group::ProcessGroup;
@@ -39,13 +39,17 @@ pub fn tokens(plan: &Plan, step: u64, vocab: u64) -> Vec<u32> {
 
 /// Folder of cubins and algorithms of this process.
 pub fn cache_folder() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gpu-{}", std::process::id()))
+    // The program may run on another machine than the one that built it.
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = if built.is_dir() { built.to_owned() } else { std::env::temp_dir() };
+    folder.join(format!("gpu-{}", std::process::id()))
 }
 
 pub fn options(folder: &Path, ordinal: u64, eager: bool) -> GpuOptions {
     GpuOptions {
         ordinal,
         eager,
+        attention: AttentionKernels::Fastest,
         cubin_folder: folder.join("cubins"),
         algorithm_folder: folder.join("algorithms"),
         timeout: Duration::from_secs(600),

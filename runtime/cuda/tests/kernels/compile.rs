@@ -24,7 +24,7 @@ fn cubins_are_cached() {
         println!("{PASSED}");
         return;
     }
-    let Some(library) = super::nvrtc::find() else {
+    let Some(library) = super::nvrtc::find("NARROWS_NVRTC", "libnvrtc.so") else {
         println!(
             "skipped: no libnvrtc; `pip install nvidia-cuda-nvrtc-cu12` into a virtual environment \
              and set NARROWS_NVRTC to its folder"

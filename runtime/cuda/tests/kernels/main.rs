@@ -9,6 +9,8 @@ mod compile;
 mod conformance;
 mod coverage;
 mod crossing;
+#[cfg(unix)]
+mod cudnn;
 mod elementwise;
 mod embedding;
 mod formats;

@@ -20,15 +20,12 @@ const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90"];
 /// With 256 threads per block, four blocks per multiprocessor leave 64 registers per thread.
 const REGISTERS_MAX: u32 = 64;
 /// Limits of the kernels with 128 threads per block and tiles in registers: two to four blocks per multiprocessor.
-const TILE_REGISTERS_MAX: [(&str, u32); 10] = [
+const TILE_REGISTERS_MAX: [(&str, u32); 7] = [
     ("bf16_w128", 255),
     ("bf16_w64", 168),
-    ("bf16_w32", 168),
     ("bf16_w256_v1", 255),
     ("bf16_w32_v1", 128),
     ("f32_w128", 168),
-    ("f32_w64", 128),
-    ("f32_w32", 128),
     ("f32_w256_v1", 255),
     ("f32_w32_v1", 128),
 ];
@@ -47,7 +44,7 @@ struct Usage {
 
 #[test]
 fn kernels_compile_and_fit() {
-    let Some(library) = find() else {
+    let Some(library) = find("NARROWS_NVRTC", "libnvrtc.so") else {
         println!(
             "skipped: no libnvrtc; `pip install nvidia-cuda-nvrtc-cu12` into a virtual environment \
              and set NARROWS_NVRTC to its folder"
@@ -166,29 +163,33 @@ fn usages(log: &str) -> Vec<Usage> {
     usages
 }
 
-/// Path of libnvrtc, if it is installed.
-pub fn find() -> Option<PathBuf> {
+/// Path of the library whose file name begins with `prefix`, if it is installed. `variable` names folders that are
+/// searched first, or the file.
+pub fn find(variable: &str, prefix: &str) -> Option<PathBuf> {
     let list = |name: &str| env::var_os(name).unwrap_or_default();
-    let mut places: Vec<PathBuf> = env::split_paths(&list("NARROWS_NVRTC")).collect();
+    let mut places: Vec<PathBuf> = env::split_paths(&list(variable)).collect();
     places.extend(env::split_paths(&list("LD_LIBRARY_PATH")));
     places.extend(["CUDA_HOME", "VIRTUAL_ENV"].map(|name| PathBuf::from(list(name))));
     places.push("/usr/local/cuda".into());
-    places.iter().filter(|place| !place.as_os_str().is_empty()).find_map(|place| within(place, 7))
+    let mut places = places.iter().filter(|place| !place.as_os_str().is_empty());
+    places.find_map(|place| within(place, prefix, 7))
 }
 
-/// A file of the library at most `depth` folders below a place.
-fn within(place: &Path, depth: u32) -> Option<PathBuf> {
+/// A file with this beginning at most `depth` folders below a place.
+fn within(place: &Path, prefix: &str, depth: u32) -> Option<PathBuf> {
     if place.is_file() {
         let name = place.file_name()?.to_string_lossy().into_owned();
-        return name.starts_with("libnvrtc.so").then(|| place.to_path_buf());
+        return name.starts_with(prefix).then(|| place.to_path_buf());
     }
     let mut entries: Vec<PathBuf> =
         fs::read_dir(place).ok()?.flatten().map(|entry| entry.path()).collect();
     entries.sort();
     let files = entries.iter().filter(|path| path.is_file());
-    let here = files.into_iter().find_map(|path| within(path, 0));
+    let here = files.into_iter().find_map(|path| within(path, prefix, 0));
     let folders = entries.iter().filter(|path| path.is_dir() && !path.is_symlink());
-    here.or_else(|| folders.into_iter().find_map(|path| within(path, depth.checked_sub(1)?)))
+    here.or_else(|| {
+        folders.into_iter().find_map(|path| within(path, prefix, depth.checked_sub(1)?))
+    })
 }
 
 type NvrtcProgram = *mut c_void;

@@ -309,7 +309,7 @@ impl ShimDevice {
                 reference_matmul::execute(self.arena.as_mut_slice(), matmul)
             }
             NodeWork::Collective(_) => unreachable!("all members execute collectives together"),
-            NodeWork::Launches(launches) => {
+            NodeWork::Launches(launches) | NodeWork::Attention(_, launches) => {
                 let scratch = &mut self.scratch.as_mut_slice()[..scratch_bytes(launches)];
                 scratch.fill(0xff);
                 let mut coefficients = [f32::NAN; OPTIMIZER_COEFFICIENTS as usize];

@@ -15,6 +15,7 @@ use super::queue_limit::awaited_items;
 use super::resources::ExecutorResources;
 use super::segment::{CapturedGraph, ReadySegment, enqueue_node};
 use super::stage_link::StageLink;
+use crate::device::cudnn::Cudnn;
 use crate::device::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
 use crate::device::timers::{InstructionTimers, TimedInstruction, TimedNode};
 use crate::error::CudaError;
@@ -181,10 +182,11 @@ impl GraphExecutor {
     pub fn scratch_bytes(&self) -> u64 {
         let links = self.stage_links.iter().flatten().flatten();
         let send_buffers = links.filter_map(|link| link.send_buffer.as_ref());
-        let ExecutorResources { buffers, inputs, cublaslt, .. } = &self.resources;
+        let ExecutorResources { buffers, inputs, cublaslt, cudnn, .. } = &self.resources;
         buffers.auxiliary_bytes()
             + inputs.bytes()
             + cublaslt.workspace_bytes()
+            + cudnn.as_ref().map_or(0, Cudnn::workspace_bytes)
             + send_buffers.map(DeviceMemory::bytes).sum::<u64>()
     }
 

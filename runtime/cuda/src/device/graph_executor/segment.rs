@@ -4,9 +4,11 @@ use cudarc::driver::{CudaEvent, CudaGraph, CudaStream};
 use narrows_runtime::RunError;
 
 use crate::device::cublaslt::MatmulPointers;
+use crate::device::cudnn::AttentionPointers;
 use crate::device::gpu::OpenGpu;
 use crate::device::modules::ReadyLaunch;
 use crate::error::CudaError;
+use crate::launch::Launch;
 use crate::schedule::{GraphNode, GraphSegment, NodeWork};
 
 use super::resources::ExecutorResources;
@@ -29,6 +31,7 @@ unsafe impl Send for CapturedGraph {}
 /// The work of a node with resolved addresses.
 pub(super) enum ReadyWork {
     Launches(Vec<ReadyLaunch>),
+    Attention(AttentionPointers),
     Matmul(MatmulPointers),
     Collective,
 }
@@ -44,16 +47,24 @@ impl ReadySegment {
         let mut nodes = vec![];
         let mut events = vec![];
         for node in &segment.nodes {
+            let ready_launches = |launches: &[Launch]| {
+                let ready = launches.iter().map(|launch| {
+                    resources.modules.prepare(launch, &resources.buffers).ok_or_else(|| {
+                        let (call, message) =
+                            (launch.kernel.clone(), "the kernel is not loaded".into());
+                        CudaError::Driver { ordinal: gpu.ordinal, call, message, hint: None }
+                    })
+                });
+                ready.collect::<Result<_, CudaError>>().map(ReadyWork::Launches)
+            };
             nodes.push(match &node.work {
-                NodeWork::Launches(launches) => {
-                    let ready = launches.iter().map(|launch| {
-                        resources.modules.prepare(launch, &resources.buffers).ok_or_else(|| {
-                            let (call, message) =
-                                (launch.kernel.clone(), "the kernel is not loaded".into());
-                            CudaError::Driver { ordinal: gpu.ordinal, call, message, hint: None }
-                        })
-                    });
-                    ReadyWork::Launches(ready.collect::<Result<_, _>>()?)
+                NodeWork::Launches(launches) => ready_launches(launches)?,
+                NodeWork::Attention(fused, launches) => {
+                    let cudnn = resources.cudnn.as_ref();
+                    match cudnn.map(|cudnn| cudnn.prepare(fused, arena)).transpose()?.flatten() {
+                        Some(pointers) => ReadyWork::Attention(pointers),
+                        None => ready_launches(launches)?,
+                    }
                 }
                 NodeWork::Matmul(matmul) => ReadyWork::Matmul(
                     [matmul.a, matmul.b, matmul.c].map(|matrix| arena.address(matrix.offset)),
@@ -81,6 +92,11 @@ pub(super) fn enqueue_node(
                     let call = format!("{} of {}", node.name, node.origin);
                     return Err(CudaError::driver(gpu.ordinal, &call, error).into());
                 }
+            }
+        }
+        (ReadyWork::Attention(pointers), NodeWork::Attention(fused, _)) => {
+            if let Some(cudnn) = &resources.cudnn {
+                cudnn.enqueue(&fused.key, pointers, stream)?;
             }
         }
         (ReadyWork::Matmul(pointers), NodeWork::Matmul(matmul)) => {
