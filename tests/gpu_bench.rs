@@ -113,7 +113,7 @@ const EXPECTED_ROWS: [(&str, &[&str]); 4] = [
             "PyTorch",
         ],
     ),
-    ("kernels", &["eager step", "time in gemm", "time in attention", "q, "]),
+    ("kernels", &["eager step", "time in gemm", "time in attention", "gate_up.b, backward: GEMM"]),
     ("calibrate", &["profile of this GPU", "predicted step (calibrated)"]),
     ("nccl", &["BTP over NCCL, 2 processes, f32", "BTP over NCCL, 2 processes, bf16"]),
 ];
