@@ -1,6 +1,7 @@
 //! Attention by cuDNN and by own kernels, from the same weights on the same tokens. The fake cuDNN interprets the graph
 //! of operations that it is given; on this machine's GPUs sequences are longer.
 
+use std::collections::BTreeSet;
 use std::{env, fs};
 
 use narrows_cuda::{AttentionKernels, GpuOptions};
@@ -10,7 +11,7 @@ use narrows_runtime::session::ModelTensors;
 use narrows_test_support::plans::{TestRng, draw_plan};
 use narrows_test_support::relative_error;
 
-use super::training::{Trained, cache_folder, options, train};
+use super::training::{Trained, cache_folder, options, train, train_on_gpus};
 use super::{device_choice, training};
 
 const LOG: &str = "NARROWS_FAKE_CUDA_LOG";
@@ -29,8 +30,8 @@ fn small_model((heads, kv_heads, head_dim): (u64, u64, u64)) -> Model {
     model::read("attentive", &text).unwrap()
 }
 
-fn plan(model: &Model, seed: u64) -> Plan {
-    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1, context: 1 };
+fn plan(model: &Model, tensor: u64, seed: u64) -> Plan {
+    let mesh = Mesh { tensor, pipeline: 1, data: 1, context: 1 };
     let sequence_length = if device_choice::uses_real_gpus() { 1024 } else { 13 };
     let workload = Workload { global_batch: 4, sequence_length, micro_batch: 2 };
     let context = Context::new(mesh, workload, Precision::MixedBf16, Zero::Off);
@@ -73,7 +74,7 @@ fn cudnn_trains_as_own_kernels_do() {
     let compare = || {
         for (heads, seed) in HEADS.into_iter().zip(0..) {
             let model = small_model(heads);
-            let plan = plan(&model, seed);
+            let plan = plan(&model, 1, seed);
             let (fastest, by_cudnn, warnings) = run(&model, &plan, AttentionKernels::Fastest);
             let (own, none, _) = run(&model, &plan, AttentionKernels::Deterministic);
             if let Some(warning) = warnings.first().filter(|_| device_choice::uses_real_gpus()) {
@@ -104,12 +105,36 @@ fn cudnn_trains_as_own_kernels_do() {
     }
 }
 
+/// Devices that compute the same attention must have the same bits, and cuDNN's query gradients have no fixed order.
+#[test]
+fn devices_of_a_tensor_axis_run_backward_on_own_kernels() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let test = "attention::devices_of_a_tensor_axis_run_backward_on_own_kernels";
+    let variables = [(LOG, log.to_str().unwrap()), ("NARROWS_FAKE_CUDA_DEVICES", "2")];
+    device_choice::on_fake_gpus(test, &variables, || {
+        // Numbers of operations of the graphs: one forward, another backward.
+        let graphs = |devices: u64| -> BTreeSet<String> {
+            let model = small_model(HEADS[1]);
+            let file = env::var(LOG).unwrap();
+            let before = fs::read_to_string(&file).unwrap_or_default().len();
+            train_on_gpus(&model, &plan(&model, devices, 2), false, &cache_folder());
+            let log = fs::read_to_string(&file).unwrap()[before..].to_owned();
+            let calls = log.lines().filter_map(|line| line.split_once(BY_CUDNN));
+            calls.map(|(_, operations)| operations.to_owned()).collect()
+        };
+        let (one, two) = (graphs(1), graphs(2));
+        assert_eq!((one.len(), two.len()), (2, 1), "{one:?} and {two:?}");
+        assert!(two.is_subset(&one), "{one:?} and {two:?}");
+    });
+}
+
 #[test]
 fn an_old_cudnn_is_not_used_and_said_once() {
     let test = "attention::an_old_cudnn_is_not_used_and_said_once";
     device_choice::on_fake_gpus(test, &[("NARROWS_FAKE_CUDA_CUDNN", "90500")], || {
         let model = small_model(HEADS[1]);
-        let plan = plan(&model, 1);
+        let plan = plan(&model, 1, 1);
         let (fallback, _, warnings) = run(&model, &plan, AttentionKernels::Fastest);
         let (own, _, _) = run(&model, &plan, AttentionKernels::Deterministic);
         assert!(fallback == own, "the same kernels, and the same bits");
