@@ -85,9 +85,6 @@ impl TextDocument {
             InputSource::File(path) => {
                 let metadata = fs::metadata(path)
                     .map_err(|error| source.failure(&format!("cannot be read: {error}")))?;
-                if metadata.is_dir() {
-                    return Err(source.failure("is a folder: pass the files in it"));
-                }
                 metadata.is_file().then_some(metadata.len())
             }
         };
@@ -97,6 +94,14 @@ impl TextDocument {
     /// The name in messages.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The path; `None` for standard input.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.source {
+            InputSource::Stdin => None,
+            InputSource::File(path) => Some(path),
+        }
     }
 
     /// Size in bytes; `None` for streams.

@@ -12,6 +12,7 @@ mod cluster;
 mod collectives;
 mod commands;
 mod compare;
+mod corpus;
 mod cuda_loader;
 mod defaults;
 mod errors;

@@ -2,24 +2,47 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::errors::{CommandResult, Problem, Problems};
+use crate::corpus::{Corpus, CorpusFile, DocumentLayout, InputFormat, files_of_folder};
+use crate::errors::{CommandResult, Failure, Problem, Problems};
 use crate::input::{self, TextDocument};
 use crate::output;
 use crate::tokenize::{HuggingFace, Tokenizer};
 
 use super::output::FormatArgs;
 use super::request::at_most_one_stdin;
+use super::units::Positive;
 
 /// Flags of `data`.
 #[derive(Debug, Args)]
 pub struct DataArgs {
-    /// Text files, or `-`
-    #[arg(value_name = "TEXT", required_unless_present = "inspect")]
+    /// Files, folders of files, or `-`: text, JSON lines, Parquet, or tokens of Megatron-LM or nanotron; text may be
+    /// compressed with gzip or zstd
+    #[arg(value_name = "INPUT", required_unless_present = "inspect")]
     pub texts: Vec<OsString>,
+    /// Format of all inputs [default: of each file, what its name says]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub input_format: Option<InputFormat>,
+    /// Field of JSON lines, and column of Parquet files, with the text of a document
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    pub text_field: String,
+    /// Shares of the inputs in the tokens, one number each: documents are interleaved until an input that is next has no more
+    /// [default: one input after the other]
+    #[arg(long, value_name = "W,W,…", value_delimiter = ',')]
+    pub weights: Vec<Positive>,
+    /// Put the tokenizer's end-of-text token after every document, instead of between two documents
+    #[arg(long)]
+    pub append_eos: bool,
+    /// Cut or pad every document to this number of tokens, instead of packing documents
+    #[arg(long, value_name = "L", requires = "pad_id")]
+    pub pad_to: Option<NonZeroU64>,
+    /// Token that documents are padded with
+    #[arg(long, value_name = "ID", requires = "pad_to")]
+    pub pad_id: Option<u32>,
     /// Write the token file here
     #[arg(long, value_name = "FILE", required_unless_present = "inspect")]
     pub output: Option<OsString>,
@@ -40,7 +63,7 @@ pub struct DataArgs {
 #[derive(Debug)]
 pub enum DataTask {
     /// Makes a token file.
-    Make(TokenFileSettings),
+    Make(Box<TokenFileSettings>),
     /// Inspects one.
     Inspect(PathBuf),
 }
@@ -48,10 +71,16 @@ pub enum DataTask {
 /// A token file to make.
 #[derive(Debug)]
 pub struct TokenFileSettings {
-    /// The texts, in order.
-    pub documents: Vec<TextDocument>,
+    /// The inputs, in order.
+    pub corpora: Vec<Corpus>,
+    /// The weight of each input, if they are interleaved.
+    pub weights: Option<Vec<f64>>,
+    /// Field or column of the text.
+    pub text_field: String,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
+    /// Order and separators of documents.
+    pub layout: DocumentLayout,
     /// The token file.
     pub output: PathBuf,
 }
@@ -71,22 +100,89 @@ impl DataArgs {
         }
         let inputs = self.texts.iter().chain(&self.tokenizer);
         at_most_one_stdin(inputs.clone())?;
-        let documents: Vec<TextDocument> =
-            self.texts.iter().filter_map(|text| problems.take(TextDocument::find(text))).collect();
+        let corpora: Vec<Corpus> =
+            self.texts.iter().filter_map(|input| problems.take(self.corpus(input))).collect();
         let tokenizer = problems.take(tokenizer(self.tokenizer.as_ref()));
         let output = self.output.clone().unwrap_or_default();
         if output::is_stdout(&output) {
             let message = "a token file cannot go to a stream, because its header is written last";
             problems.push(Problem::new("--output", message).hint("the name of a file"));
         }
-        if let Some(input) =
-            inputs.into_iter().find(|input| is_same_file(input, Path::new(&output)))
+        let files = corpora.iter().flat_map(|corpus| &corpus.files);
+        let paths = files.filter_map(|file| Some(file.path.as_ref()?.clone().into_os_string()));
+        let inputs = paths.chain(inputs.cloned());
+        if let Some(input) = inputs.into_iter().find(|file| is_same_file(file, Path::new(&output)))
         {
-            problems.push(output_is_input("--output", input));
+            problems.push(output_is_input("--output", &input));
         }
-        problems.into_result()?;
+        if !self.weights.is_empty() && self.weights.len() != self.texts.len() {
+            let (weights, inputs) = (self.weights.len(), self.texts.len());
+            let message = format!("there are {weights} weights for {inputs} inputs");
+            problems.push(Problem::new("--weights", message).hint("a number for each input"));
+        }
+        let mut files = corpora.iter().flat_map(|corpus| &corpus.files);
+        if let (Some(file), None) = (files.find(|file| file.has_tokens()), &self.tokenizer) {
+            let message = "has tokens, of which the vocabulary is not known";
+            let problem = Problem::new(file.document.name(), message);
+            problems.push(problem.hint("--tokenizer FILE, the tokenizer that made them"));
+        }
         let tokenizer = tokenizer.unwrap_or(Tokenizer::Bytes);
-        Ok(DataTask::Make(TokenFileSettings { documents, tokenizer, output: output.into() }))
+        let layout = problems.take(self.layout(&tokenizer));
+        problems.into_result()?;
+        let weights = self.weights.iter().map(|weight| weight.0).collect();
+        Ok(DataTask::Make(Box::new(TokenFileSettings {
+            corpora,
+            weights: Some(weights).filter(|weights: &Vec<f64>| !weights.is_empty()),
+            text_field: self.text_field.clone(),
+            layout: layout.unwrap_or(DocumentLayout::Separated(None)),
+            tokenizer,
+            output: output.into(),
+        })))
+    }
+
+    /// The files of an input.
+    fn corpus(&self, input: &OsString) -> CommandResult<Corpus> {
+        let document = TextDocument::find(input)?;
+        let name = document.name().to_owned();
+        let folder = document.path().filter(|path| path.is_dir());
+        let Some(folder) = folder else {
+            let files = vec![CorpusFile::new(document, self.input_format)];
+            return Ok(Corpus { name, files });
+        };
+        let files = files_of_folder(folder)?;
+        if files.is_empty() {
+            return Err(Failure::input(Problem::new(name, "is a folder without files")));
+        }
+        let file = |path: PathBuf| {
+            Ok(CorpusFile::new(TextDocument::find(path.as_os_str())?, self.input_format))
+        };
+        Ok(Corpus { name, files: files.into_iter().map(file).collect::<CommandResult<_>>()? })
+    }
+
+    /// Order and separators of documents.
+    fn layout(&self, tokenizer: &Tokenizer) -> CommandResult<DocumentLayout> {
+        let description = tokenizer.description();
+        let end = match (self.append_eos, description.end_of_text) {
+            (true, None) => {
+                let problem =
+                    Problem::new("--append-eos", "the tokenizer has no end-of-text token");
+                return Err(Failure::input(problem.hint("a --tokenizer that has one")));
+            }
+            (true, end) => end,
+            (false, _) => None,
+        };
+        let (Some(length), Some(pad_id)) = (self.pad_to, self.pad_id) else {
+            return Ok(match end {
+                Some(end) => DocumentLayout::Ended(end),
+                None => DocumentLayout::Separated(description.end_of_text),
+            });
+        };
+        if pad_id >= description.vocabulary {
+            let message =
+                format!("{pad_id} is not below the vocabulary size {}", description.vocabulary);
+            return Err(Failure::input(Problem::new("--pad-id", message)));
+        }
+        Ok(DocumentLayout::Padded { length: length.get(), pad_id, end })
     }
 }
 

@@ -10,6 +10,7 @@ use serde::{Serialize, Serializer};
 use super::Report;
 use super::page::Page;
 use crate::args::Detail;
+use crate::corpus::DocumentLayout;
 use crate::text::{plural, thousands};
 
 /// Output of `data --inspect`.
@@ -56,10 +57,23 @@ pub struct NewTokenFileReport {
     #[serde(flatten)]
     contents: TokenFileReport,
     document_count: u64,
-    /// The token between documents; `null` without one.
+    /// The token between or after documents; `null` without one.
     document_separator: Option<&'static str>,
+    /// Tokens of each document where all are cut or padded to one length; `null` where documents are packed.
+    document_tokens: Option<u64>,
+    /// The inputs, in order.
+    inputs: Vec<InputReport>,
     text_bytes: u64,
     bytes_per_token: f64,
+}
+
+/// An input of a token file.
+#[derive(Serialize)]
+struct InputReport {
+    /// The name as typed.
+    name: String,
+    /// Tokens of the input in the file, with separators and padding.
+    tokens: u64,
 }
 
 impl TokenFileReport {
@@ -143,13 +157,21 @@ impl NewTokenFileReport {
         contents: TokenFileReport,
         document_count: u64,
         text_bytes: u64,
-        document_separator: Option<&'static str>,
+        (layout, end_of_text): (DocumentLayout, Option<&'static str>),
+        inputs: Vec<(String, u64)>,
     ) -> NewTokenFileReport {
+        let (separates, document_tokens) = match layout {
+            DocumentLayout::Separated(separator) => (separator.is_some(), None),
+            DocumentLayout::Ended(_) => (true, None),
+            DocumentLayout::Padded { length, end, .. } => (end.is_some(), Some(length)),
+        };
         let bytes_per_token = text_bytes as f64 / contents.token_count.max(1) as f64;
         NewTokenFileReport {
             contents,
             document_count,
-            document_separator,
+            document_separator: end_of_text.filter(|_| separates),
+            document_tokens,
+            inputs: inputs.into_iter().map(|(name, tokens)| InputReport { name, tokens }).collect(),
             text_bytes,
             bytes_per_token,
         }
@@ -162,6 +184,7 @@ impl Report for NewTokenFileReport {
         page.heading(&self.contents.file);
         let documents = match (self.document_count, self.document_separator) {
             (1, _) => "1 document".into(),
+            (count, _) if self.document_tokens.is_some() => plural(count, "document"),
             (count, Some(name)) => format!("{}, `{name}` between them", plural(count, "document")),
             (count, None) => {
                 format!("{}, joined without an end-of-text token", plural(count, "document"))
@@ -171,6 +194,16 @@ impl Report for NewTokenFileReport {
         let text = format!("{bytes}, {:.2} per token; {documents}", self.bytes_per_token);
         let mut fields = self.contents.fields();
         fields.insert(0, ("text", text));
+        if let Some(tokens) = self.document_tokens {
+            fields
+                .push(("documents", format!("cut or padded to {} each", plural(tokens, "token"))));
+        }
+        let all = self.contents.token_count.max(1) as f64;
+        for InputReport { name, tokens } in self.inputs.iter().filter(|_| self.inputs.len() > 1) {
+            let share = 100.0 * *tokens as f64 / all;
+            fields
+                .push(("input", format!("{} tokens, {share:.1} %, of {name}", thousands(*tokens))));
+        }
         page.fields(&fields);
         page
     }

@@ -8,12 +8,14 @@ mod hugging_face;
 
 use std::io::{self, Read};
 
-use narrows_runtime::data::{TokenFileInfo, TokenWriter};
+use narrows_runtime::data::TokenFileInfo;
 
 pub use error::TokenizeError;
 pub use hugging_face::HuggingFace;
 
 use chunks::TextChunks;
+
+use crate::corpus::DocumentWriter;
 
 /// Bytes per read where every byte is a token.
 const READ_BYTES: usize = 64 << 10;
@@ -47,30 +49,37 @@ impl Tokenizer {
         }
     }
 
-    /// Writes the tokens of one document. `progress` is called with the size of each part that is written.
+    /// The tokens of each text.
+    ///
+    /// # Errors
+    /// The message of the tokenizer.
+    pub fn encode(&self, texts: Vec<String>) -> Result<Vec<Vec<u32>>, String> {
+        match self {
+            Tokenizer::Bytes => {
+                let tokens = |text: String| text.bytes().map(u32::from).collect();
+                Ok(texts.into_iter().map(tokens).collect())
+            }
+            Tokenizer::HuggingFace(tokenizer) => tokenizer.encode(texts),
+        }
+    }
+
+    /// Writes the tokens of one document, and counts its text.
     ///
     /// # Errors
     /// A document that cannot be read or tokenized, and a token file that cannot be written.
     pub fn tokenize(
         &self,
         document: impl Read,
-        writer: &mut TokenWriter,
-        progress: impl FnMut(u64),
+        writer: &mut DocumentWriter,
     ) -> Result<(), TokenizeError> {
         match self {
-            Tokenizer::Bytes => write_bytes(document, writer, progress),
-            Tokenizer::HuggingFace(tokenizer) => {
-                write_tokens(tokenizer, document, writer, progress)
-            }
+            Tokenizer::Bytes => write_bytes(document, writer),
+            Tokenizer::HuggingFace(tokenizer) => write_tokens(tokenizer, document, writer),
         }
     }
 }
 
-fn write_bytes(
-    mut document: impl Read,
-    writer: &mut TokenWriter,
-    mut progress: impl FnMut(u64),
-) -> Result<(), TokenizeError> {
+fn write_bytes(mut document: impl Read, writer: &mut DocumentWriter) -> Result<(), TokenizeError> {
     let mut buffer = vec![0; READ_BYTES];
     let mut tokens = Vec::with_capacity(READ_BYTES);
     loop {
@@ -83,15 +92,14 @@ fn write_bytes(
         tokens.clear();
         tokens.extend(buffer[..read].iter().map(|byte| u32::from(*byte)));
         writer.push(&tokens)?;
-        progress(read as u64);
+        writer.count_text(read as u64);
     }
 }
 
 fn write_tokens(
     tokenizer: &HuggingFace,
     document: impl Read,
-    writer: &mut TokenWriter,
-    mut progress: impl FnMut(u64),
+    writer: &mut DocumentWriter,
 ) -> Result<(), TokenizeError> {
     let mut chunks = TextChunks::new(document);
     let mut first_byte = 0;
@@ -111,6 +119,6 @@ fn write_tokens(
             writer.push(&tokens)?;
         }
         first_byte += length as u64;
-        progress(length as u64);
+        writer.count_text(length as u64);
     }
 }

@@ -1,8 +1,15 @@
 //! Token files on the command line.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 use serde_json::{Value, json};
 
 use super::{failure, json as answer_of, narrows, stdout};
@@ -172,10 +179,10 @@ fn bad_input_is_located_and_leaves_no_files() {
     for (arguments, part) in [
         ("data", "--output <FILE>"),
         ("data @a.txt", "--output <FILE>"),
-        ("data --output @t", "<TEXT>"),
+        ("data --output @t", "<INPUT>"),
         ("data --inspect @t --output @t", "--inspect"),
         ("data @no.txt @never.txt --output @t", "never.txt: cannot be read: No such file"),
-        ("data @ --output @t", "is a folder"),
+        ("data @ --output @b.txt", "b.txt` is an input too"),
         ("data @a.txt --output @", "cannot be written: it exists and is not a regular file"),
         ("data @a.txt --output @no/t", "no/t: cannot be written: there is no folder"),
         ("data @a.txt --output -", "--output: a token file cannot go to a stream"),
@@ -254,4 +261,180 @@ fn a_damaged_file_fails_the_check() {
     fs::write(&path, &changed).unwrap();
     let message = failure(&line, 2);
     assert!(message.contains("byte 224 (header checksum): the header does not have"), "{message}");
+}
+
+/// A Parquet file with the columns `id` and `content`.
+fn write_parquet(path: &Path, texts: &[&str]) {
+    let schema = "message m { required int64 id; optional binary content (UTF8); }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let file = fs::File::create(path).unwrap();
+    let mut writer = SerializedFileWriter::new(file, schema, Arc::default()).unwrap();
+    for texts in texts.chunks(2) {
+        let mut group = writer.next_row_group().unwrap();
+        let mut ids = group.next_column().unwrap().unwrap();
+        let values = vec![7; texts.len()];
+        ids.typed::<Int64Type>().write_batch(&values, None, None).unwrap();
+        ids.close().unwrap();
+        let mut contents = group.next_column().unwrap().unwrap();
+        let values: Vec<ByteArray> = texts.iter().map(|text| ByteArray::from(*text)).collect();
+        let present = vec![1; texts.len()];
+        contents.typed::<ByteArrayType>().write_batch(&values, Some(&present), None).unwrap();
+        contents.close().unwrap();
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+}
+
+/// An indexed dataset of Megatron-LM with u16 tokens and one sequence per document, whose first document has two.
+fn write_megatron(path: &Path) {
+    let tokens: [u16; 5] = [1, 2, 3, 2, 1];
+    let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    fs::write(path.with_extension("bin"), bytes).unwrap();
+    let mut index = b"MMIDIDX\0\0".to_vec();
+    index.extend(1u64.to_le_bytes());
+    index.push(8);
+    index.extend([3u64, 3].iter().flat_map(|count| count.to_le_bytes()));
+    index.extend([1i32, 2, 2].iter().flat_map(|length| length.to_le_bytes()));
+    index.extend([0i64, 2, 6].iter().flat_map(|start| start.to_le_bytes()));
+    index.extend([0i64, 2, 3].iter().flat_map(|document| document.to_le_bytes()));
+    fs::write(path.with_extension("idx"), index).unwrap();
+}
+
+/// A nanoset with u16 tokens and two documents.
+fn write_nanoset(path: &Path) {
+    let tokens: [u16; 4] = [3, 1, 2, 2];
+    let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    fs::write(path, bytes).unwrap();
+    let beside = |ending: &str| format!("{}{ending}", path.display());
+    let ends: Vec<u8> = [1u64, 4].iter().flat_map(|end| end.to_le_bytes()).collect();
+    fs::write(beside(".index"), ends).unwrap();
+    fs::write(beside(".metadata"), "some/tokenizer|2\n4\n0.0K tokens").unwrap();
+}
+
+/// A folder with a corpus in every format.
+fn corpora() -> tempfile::TempDir {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    let lines = "{\"text\": \"call me\", \"id\": 1}\n\n{\"id\": 2, \"text\": \"ishmael\"}\n";
+    fs::write(at("a.jsonl"), lines).unwrap();
+    fs::write(at("lines.txt"), lines).unwrap();
+    fs::create_dir_all(at("parts/deep")).unwrap();
+    let mut gzip = GzEncoder::new(vec![], Compression::fast());
+    gzip.write_all(&lines.as_bytes()[..lines.len() / 2]).unwrap();
+    let mut bytes = gzip.finish().unwrap();
+    // As `cat a.gz b.gz` joins them.
+    let mut gzip = GzEncoder::new(vec![], Compression::fast());
+    gzip.write_all(&lines.as_bytes()[lines.len() / 2..]).unwrap();
+    bytes.extend(gzip.finish().unwrap());
+    fs::write(at("parts/1.json.gz"), bytes).unwrap();
+    let compressed = zstd::encode_all(&b"me me"[..], 1).unwrap();
+    fs::write(at("parts/deep/2.txt.zst"), compressed).unwrap();
+    fs::write(at("parts/.hidden"), "call").unwrap();
+    write_parquet(&at("a.parquet"), &["call me", "", "ishmael"]);
+    write_megatron(&at("m"));
+    write_nanoset(&at("n.ds"));
+    folder
+}
+
+#[test]
+fn corpora_of_every_format_are_read() {
+    let folder = corpora();
+    for (inputs, expected) in [
+        ("@a.jsonl", &[1, 2, 4, 3][..]),
+        ("@lines.txt --input-format jsonl", &[1, 2, 4, 3]),
+        ("@a.jsonl --append-eos", &[1, 2, 4, 3, 4]),
+        ("@a.jsonl --pad-to 3 --pad-id 0", &[1, 2, 0, 3, 0, 0]),
+        ("@a.jsonl --pad-to 2 --pad-id 0 --append-eos", &[1, 4, 3, 4]),
+        ("@parts", &[1, 2, 4, 3, 4, 2, 2]),
+        ("@a.parquet --text-field content", &[1, 2, 4, 4, 3]),
+        ("@m.idx", &[1, 2, 3, 4, 2, 1]),
+        ("@m.bin @n.ds", &[1, 2, 3, 4, 2, 1, 4, 3, 4, 1, 2, 2]),
+        ("@a.txt @a.jsonl", &[1, 2, 3, 4, 1, 2, 4, 3]),
+    ] {
+        let line = format!("data {inputs} --tokenizer @tokenizer.json --output @t.tokens");
+        let answer = answer_of(&within(folder.path(), &line));
+        assert_eq!(tokens(&folder.path().join("t.tokens")), expected, "{inputs}");
+        assert_eq!(answer["token_count"], expected.len(), "{inputs}");
+    }
+    let bytes = within(folder.path(), "data @a.jsonl --output @t.tokens");
+    assert_eq!(answer_of(&bytes)["text_bytes"], 14);
+    assert_eq!(tokens(&folder.path().join("t.tokens")).len(), 14);
+}
+
+#[test]
+fn weights_are_shares_of_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = |word: &str, count: usize| format!("{{\"text\": \"{word}\"}}\n").repeat(count);
+    fs::write(folder.path().join("a.jsonl"), lines("aaaa", 300)).unwrap();
+    fs::write(folder.path().join("b.jsonl"), lines("bb", 400)).unwrap();
+    let line = within(folder.path(), "data @a.jsonl @b.jsonl --weights 3,1 --output @t.tokens");
+    let answer = answer_of(&line);
+    let inputs = answer["inputs"].as_array().unwrap();
+    let tokens_of = |index: usize| inputs[index]["tokens"].as_u64().unwrap();
+    // All of the first, which is exhausted before the second, and a third as much of that.
+    assert_eq!((tokens_of(0), tokens_of(1)), (1200, 400));
+    let tokens = tokens(&folder.path().join("t.tokens"));
+    for part in tokens.chunks(160) {
+        let share = part.iter().filter(|token| **token == u16::from(b'a')).count();
+        assert!((116..=124).contains(&share), "{share} of 160");
+    }
+    let report = stdout(&line);
+    assert!(report.contains("1,200 tokens, 75.0 %, of "), "{report}");
+}
+
+#[test]
+fn damaged_corpora_are_located() {
+    let folder = corpora();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("bad.jsonl"), "{\"text\": \"call\"}\n{\"body\": \"me\"}\n").unwrap();
+    fs::write(at("cut.jsonl"), "{\"text\": \"call\"}\n{\"text\": \"me\n").unwrap();
+    fs::write(at("number.jsonl"), "{\"text\": 1}\n").unwrap();
+    fs::copy(at("a.parquet"), at("parquet.txt")).unwrap();
+    let gzip = fs::read(at("parts/1.json.gz")).unwrap();
+    fs::write(at("cut.json.gz"), &gzip[..gzip.len() - 12]).unwrap();
+    let parquet = fs::read(at("a.parquet")).unwrap();
+    fs::write(at("cut.parquet"), &parquet[..parquet.len() / 2]).unwrap();
+    fs::write(at("short.bin"), [1, 0]).unwrap();
+    fs::copy(at("m.idx"), at("short.idx")).unwrap();
+    let index = fs::read(at("m.idx")).unwrap();
+    fs::write(at("x.bin"), "").unwrap();
+    fs::write(at("x.idx"), &index[..index.len() - 1]).unwrap();
+    fs::create_dir(at("empty")).unwrap();
+    for (inputs, part) in [
+        ("@lines.txt", "lines.txt: has JSON lines, and its name says text"),
+        ("@lines.txt", "--input-format jsonl"),
+        ("@parquet.txt", "parquet.txt: has a Parquet file, and its name says text"),
+        ("@bad.jsonl", "bad.jsonl: line 2: has no field `text`"),
+        ("@bad.jsonl", "--text-field body"),
+        ("@cut.jsonl", "cut.jsonl: line 2: is no JSON object"),
+        ("@number.jsonl", "number.jsonl: line 1: `text` is no text"),
+        ("@cut.json.gz", "cut.json.gz: "),
+        ("@a.parquet", "a.parquet: has no column `text`"),
+        ("@a.parquet", "--text-field id or content"),
+        ("@cut.parquet", "cut.parquet: is no Parquet file"),
+        ("@a.parquet --text-field id", "a.parquet: row 1: column `id` has no texts"),
+        ("@short.idx", "short.idx: has a document of 3 tokens from byte 0 on, and "),
+        ("@x.idx", "x.idx: has 93 bytes, which 3 sequences and 3 document boundaries do not take"),
+        ("@n.ds.index --input-format nanoset", "n.ds.index.metadata: cannot be read"),
+        ("- --input-format parquet", "is a stream, and this format needs a file"),
+        ("@empty", "empty: is a folder without files"),
+        ("@a.jsonl --weights 1,2", "--weights: there are 2 weights for 1 inputs"),
+        ("@a.jsonl --pad-to 4 --pad-id 5", "--pad-id: 5 is not below the vocabulary size 5"),
+        ("@a.jsonl --pad-to 4", "--pad-id"),
+    ] {
+        let line = format!("data {inputs} --tokenizer @tokenizer.json --output @new.tokens");
+        let message = failure(&within(folder.path(), &line), 2);
+        assert!(message.contains(part), "{inputs}: {message}");
+        assert!(!at("new.tokens").exists(), "{inputs}");
+    }
+    for (inputs, part) in [
+        ("@m.idx", "m.idx: has tokens, of which the vocabulary is not known"),
+        ("@a.jsonl --append-eos", "--append-eos: the tokenizer has no end-of-text token"),
+    ] {
+        let message = failure(&within(folder.path(), &format!("data {inputs} --output @n")), 2);
+        assert!(message.contains(part), "{inputs}: {message}");
+    }
+    // A flag says that the lines are one text.
+    let line = within(folder.path(), "data @lines.txt --input-format text --output @t.tokens");
+    assert_eq!(answer_of(&line)["document_count"], 1);
 }

@@ -1,0 +1,82 @@
+//! Parquet files: one column of texts.
+
+use std::fs::File;
+use std::path::Path;
+
+use indicatif::ProgressBar;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::Field;
+use parquet::record::reader::RowIter;
+use parquet::schema::types::Type;
+
+use crate::errors::{CommandResult, Failure, Problem};
+
+/// Reads the texts of a file.
+pub struct ParquetFile {
+    name: String,
+    field: String,
+    rows: RowIter<'static>,
+    row: u64,
+    progress: ProgressBar,
+    /// Bytes of the file per row, on average.
+    bytes_per_row: f64,
+}
+
+impl ParquetFile {
+    /// Opens a file whose column `field` has the texts.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is no Parquet file, or has no such column.
+    pub fn open(path: &Path, field: &str, progress: ProgressBar) -> CommandResult<ParquetFile> {
+        let name = path.display().to_string();
+        let failure = |message: String| Failure::input(Problem::new(&name, message));
+        let file = File::open(path).map_err(|error| failure(format!("cannot be read: {error}")))?;
+        let bytes = file.metadata().map_or(0, |metadata| metadata.len());
+        let reader = SerializedFileReader::new(file)
+            .map_err(|error| failure(format!("is no Parquet file: {error}")))?;
+        let metadata = reader.metadata().file_metadata();
+        let root = metadata.schema_descr().root_schema_ptr();
+        let column = root.get_fields().iter().find(|column| column.name() == field).cloned();
+        let Some(column) = column else {
+            let names: Vec<&str> = root.get_fields().iter().map(|column| column.name()).collect();
+            let problem = Problem::new(&name, format!("has no column `{field}`"));
+            return Err(Failure::input(
+                problem.hint(format!("--text-field {}", names.join(" or "))),
+            ));
+        };
+        let rows = metadata.num_rows().max(1);
+        let projection = Type::group_type_builder(root.name()).with_fields(vec![column]).build();
+        let rows_of_column = projection
+            .and_then(|projection| {
+                RowIter::from_file_into(Box::new(reader)).project(Some(projection))
+            })
+            .map_err(|error| failure(error.to_string()))?;
+        let (field, bytes_per_row) = (field.to_owned(), bytes as f64 / rows as f64);
+        Ok(ParquetFile { name, field, rows: rows_of_column, row: 0, progress, bytes_per_row })
+    }
+
+    /// The next text; `None` at the end. A row without a text is an empty document.
+    ///
+    /// # Errors
+    /// A row that cannot be read, and a column of another type.
+    pub fn next_text(&mut self) -> CommandResult<Option<String>> {
+        let Some(row) = self.rows.next() else { return Ok(None) };
+        self.row += 1;
+        self.progress.inc(self.bytes_per_row as u64);
+        let row = row.map_err(|error| self.failure(format!("cannot be read: {error}")))?;
+        let column = row.get_column_iter().next().map(|(_, value)| value);
+        match column {
+            Some(Field::Str(text)) => Ok(Some(text.clone())),
+            Some(Field::Null) | None => Ok(Some(String::new())),
+            Some(Field::Bytes(bytes)) => match std::str::from_utf8(bytes.data()) {
+                Ok(text) => Ok(Some(text.to_owned())),
+                Err(_) => Err(self.failure(format!("`{}` is not UTF-8", self.field))),
+            },
+            Some(_) => Err(self.failure(format!("column `{}` has no texts", self.field))),
+        }
+    }
+
+    fn failure(&self, message: String) -> Failure {
+        Failure::input(Problem::new(&self.name, message).field(format!("row {}", self.row)))
+    }
+}

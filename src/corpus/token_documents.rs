@@ -1,0 +1,144 @@
+//! Documents that are tokens already, in files without a header: integers of one width, and the end of every document.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use indicatif::ProgressBar;
+
+use crate::errors::{CommandResult, Failure, Problem};
+
+/// Tokens that are read at once.
+const CHUNK_TOKENS: u64 = 64 << 10;
+
+/// Width of a token in a file, as a little-endian integer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenFormat {
+    /// One byte.
+    U8,
+    /// Two bytes.
+    U16,
+    /// Four bytes.
+    U32,
+}
+
+impl TokenFormat {
+    fn bytes(self) -> usize {
+        match self {
+            TokenFormat::U8 => 1,
+            TokenFormat::U16 => 2,
+            TokenFormat::U32 => 4,
+        }
+    }
+
+    fn decode(self, bytes: &[u8]) -> Vec<u32> {
+        match self {
+            TokenFormat::U8 => bytes.iter().map(|byte| u32::from(*byte)).collect(),
+            TokenFormat::U16 => {
+                bytes.as_chunks().0.iter().map(|pair| u16::from_le_bytes(*pair).into()).collect()
+            }
+            TokenFormat::U32 => {
+                bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+            }
+        }
+    }
+}
+
+/// The part of a token file that a document is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DocumentSpan {
+    /// First byte.
+    pub start: u64,
+    /// Number of tokens.
+    pub tokens: u64,
+}
+
+/// Reads the documents of a token file. Their places come from an index, which is read as a stream.
+pub struct TokenDocuments {
+    path: PathBuf,
+    format: TokenFormat,
+    file: File,
+    file_bytes: u64,
+    spans: Box<dyn Iterator<Item = io::Result<DocumentSpan>>>,
+    index: PathBuf,
+    progress: ProgressBar,
+}
+
+impl TokenDocuments {
+    /// The documents of the token file `path` at `spans`, which the file `index` has.
+    ///
+    /// # Errors
+    /// A file that cannot be opened.
+    pub fn open(
+        path: &Path,
+        format: TokenFormat,
+        index: &Path,
+        spans: Box<dyn Iterator<Item = io::Result<DocumentSpan>>>,
+        progress: ProgressBar,
+    ) -> CommandResult<TokenDocuments> {
+        let file = open(path)?;
+        let file_bytes = file.metadata().map_or(0, |metadata| metadata.len());
+        let (path, index) = (path.to_path_buf(), index.to_path_buf());
+        Ok(TokenDocuments { path, format, file, file_bytes, spans, index, progress })
+    }
+
+    /// Passes the tokens of the next document to `push`, in pieces; false at the end.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is too short for its index, and the errors of `push`.
+    pub fn next_document(
+        &mut self,
+        mut push: impl FnMut(&[u32]) -> CommandResult<()>,
+    ) -> CommandResult<bool> {
+        let Some(span) = self.spans.next() else { return Ok(false) };
+        let DocumentSpan { start, tokens } =
+            span.map_err(|error| unreadable(&self.index, &error))?;
+        let width = self.format.bytes() as u64;
+        let end = tokens.checked_mul(width).and_then(|bytes| bytes.checked_add(start));
+        if end.is_none_or(|end| end > self.file_bytes) {
+            let message = format!(
+                "has a document of {tokens} tokens from byte {start} on, and {} has {} bytes",
+                self.path.display(),
+                self.file_bytes
+            );
+            let problem = Problem::new(self.index.display().to_string(), message);
+            return Err(Failure::input(problem.hint("the index of this token file")));
+        }
+        let failure = |error: io::Error| unreadable(&self.path, &error);
+        self.file.seek(SeekFrom::Start(start)).map_err(failure)?;
+        let mut left = tokens;
+        while left > 0 {
+            let count = left.min(CHUNK_TOKENS);
+            let mut bytes = vec![0; (count * width) as usize];
+            self.file.read_exact(&mut bytes).map_err(failure)?;
+            push(&self.format.decode(&bytes))?;
+            self.progress.inc(bytes.len() as u64);
+            left -= count;
+        }
+        Ok(true)
+    }
+}
+
+/// Opens a file.
+pub fn open(path: &Path) -> CommandResult<File> {
+    File::open(path).map_err(|error| unreadable(path, &error))
+}
+
+/// Reads little-endian integers of eight bytes from a position of a file on.
+pub fn integers_at(
+    path: &Path,
+    position: u64,
+) -> CommandResult<impl Iterator<Item = io::Result<u64>> + use<>> {
+    let mut file = open(path)?;
+    file.seek(SeekFrom::Start(position)).map_err(|error| unreadable(path, &error))?;
+    let mut reader = BufReader::new(file);
+    Ok(std::iter::from_fn(move || {
+        let mut bytes = [0; 8];
+        Some(reader.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes)))
+    }))
+}
+
+/// The failure of a file that cannot be read.
+pub fn unreadable(path: &Path, error: &io::Error) -> Failure {
+    Failure::input(Problem::new(path.display().to_string(), format!("cannot be read: {error}")))
+}
