@@ -21,6 +21,55 @@ struct StepNumber {
     step: u64,
 }
 
+/// The fields of a line that are drawn. Lines of other programs may lack some.
+#[derive(Debug, Deserialize)]
+pub struct MetricsLine {
+    /// Number of the step.
+    pub step: u64,
+    /// Loss of the step.
+    pub loss: Option<f64>,
+    /// Loss of the evaluation that followed the step.
+    pub eval_loss: Option<f64>,
+    /// Gradient norm before clipping.
+    pub grad_norm: Option<f64>,
+    /// Learning rate.
+    pub learning_rate: Option<f64>,
+    /// Measured step time.
+    pub step_time_s: Option<f64>,
+    /// Predicted step time.
+    pub predicted_step_time_s: Option<f64>,
+}
+
+/// The complete lines of a metrics file.
+///
+/// # Errors
+/// A file that cannot be read, and a complete line that is no metrics record.
+pub fn read(input: &OsStr) -> CommandResult<Vec<MetricsLine>> {
+    let name = input.to_string_lossy();
+    let unreadable = |error: io::Error| {
+        Failure::input(Problem::new(name.as_ref(), format!("cannot be read: {error}")))
+    };
+    let mut reader = BufReader::new(fs::File::open(input).map_err(unreadable)?);
+    let (mut lines, mut line) = (vec![], vec![]);
+    // The last line may still be written.
+    while reader.read_until(b'\n', &mut line).map_err(unreadable)? > 0
+        && line.last() == Some(&b'\n')
+    {
+        lines.push(parse_line(&name, lines.len() as u64 + 1, &line)?);
+        line.clear();
+    }
+    Ok(lines)
+}
+
+/// Reads a line, which is line `number` of the file.
+fn parse_line<'a, T: Deserialize<'a>>(name: &str, number: u64, line: &'a [u8]) -> CommandResult<T> {
+    serde_json::from_slice(line).map_err(|error| {
+        let problem = Problem::new(name, format!("is not a line of metrics: {error}"));
+        let hint = "another file name, or the metrics file of this run";
+        Failure::input(problem.field(format!("line {number}")).hint(hint))
+    })
+}
+
 impl MetricsFile {
     /// Creates a file, or opens standard output. An existing file is truncated.
     pub fn create(output: &OsStr) -> CommandResult<MetricsFile> {
@@ -84,11 +133,7 @@ fn length_until(name: &str, file: &fs::File, step: u64) -> CommandResult<u64> {
         if line.last() != Some(&b'\n') && is_truncated_record(&line) {
             return Ok(length);
         }
-        let record: StepNumber = serde_json::from_slice(&line).map_err(|error| {
-            let problem = Problem::new(name, format!("is not a line of metrics: {error}"));
-            let hint = "another file name, or the metrics file of this run";
-            Failure::input(problem.field(format!("line {number}")).hint(hint))
-        })?;
+        let record: StepNumber = parse_line(name, number, &line)?;
         if record.step > step {
             return Ok(length);
         }

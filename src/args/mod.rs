@@ -16,6 +16,7 @@ mod launch;
 mod output;
 mod plan;
 mod plan_file;
+mod plot;
 mod recipe;
 mod recipe_file;
 mod request;
@@ -47,6 +48,7 @@ pub use plan::{
     CostArgs, CostSettings, ExplainSettings, PlanArgs, PlanFileArgs, PlanSelection, PlanSettings,
 };
 pub use plan_file::PlanFile;
+pub use plot::PlotArgs;
 pub use recipe::{Recipe, flags_of_recipe};
 pub use recipe_file::schema as recipe_schema;
 pub use request::{RequestArgs, validate};
@@ -132,9 +134,13 @@ pub enum Command {
         mut_arg("sequence_length", |arg| arg.help(SEQUENCE_LENGTH_OF_RUN)),
     )]
     Run(Box<RunArgs>),
+    /// Draw the metrics of training runs: loss, gradient norm, learning rate, measured and predicted step time
+    ///
+    /// Several runs are drawn in one picture. Example: plot run.jsonl other.jsonl --output runs.svg
+    Plot(PlotArgs),
     /// Make a token file from texts, or inspect one
     ///
-    /// Texts are joined in the order given. Without --tokenizer every byte is a token.
+    /// Inputs are joined in the order given, or interleaved by --weights. Without --tokenizer every byte is a token.
     Data(DataArgs),
     /// Compare predictions with measurements
     ///

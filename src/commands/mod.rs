@@ -10,6 +10,7 @@ mod data;
 mod doctor;
 mod explain;
 mod plan;
+mod plot;
 mod run;
 mod schema;
 mod search;
@@ -60,6 +61,7 @@ fn execute(command: &Command) -> CommandResult<()> {
         Command::Ui(args) => ui::run(args),
         Command::Check(args) => check::run(args),
         Command::Run(args) => run::run(args),
+        Command::Plot(args) => plot::run(args),
         Command::Data(args) => data::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Validate(args) => validate::run(args),

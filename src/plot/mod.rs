@@ -17,6 +17,7 @@ mod stacked_bars;
 mod sweep;
 mod timeline;
 mod tornado;
+mod training_curves;
 mod validation;
 
 pub use block::block_picture;
@@ -27,6 +28,7 @@ pub use roofline::roofline_picture;
 pub use sweep::{check_pictures, sweep_figures};
 pub use timeline::timeline_picture;
 pub use tornado::sensitivity_figures;
+pub use training_curves::{RUNS_MAX, TrainingCurves, training_picture};
 pub use validation::validation_figures;
 
 use narrows_runtime::TimeCategory;

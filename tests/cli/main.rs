@@ -18,6 +18,7 @@ mod grad_reduce_dtype;
 mod interrupts;
 mod objective;
 mod plan;
+mod plot;
 mod recipe;
 mod run;
 mod schedule;

@@ -1,0 +1,53 @@
+//! Pictures of metrics files.
+
+use std::fs;
+
+use super::run::SMALL;
+use super::{failure, stdout};
+
+#[test]
+fn runs_are_drawn_in_one_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (tokens, text) = (at("eval.tokens"), at("eval.txt"));
+    fs::write(&text, "Call me Ishmael. ".repeat(9)).unwrap();
+    stdout(&format!("data {text} --output {tokens}"));
+    for (name, flags) in [("a.jsonl", format!("--eval-data {tokens}")), ("b.jsonl", String::new())]
+    {
+        stdout(&format!("{SMALL} --steps 3 --metrics {} {flags}", at(name)));
+    }
+    // A line that is still being written is left out.
+    let mut lines = fs::read_to_string(at("b.jsonl")).unwrap();
+    lines.push_str("{\"step\":4,\"lo");
+    fs::write(at("b.jsonl"), lines).unwrap();
+    let files = format!("{} {}", at("a.jsonl"), at("b.jsonl"));
+    stdout(&format!("plot {files} --output {}", at("runs.svg")));
+    let svg = fs::read_to_string(at("runs.svg")).unwrap();
+    for part in ["loss (nats)", "gradient norm", "learning rate", "step time (s)", ">\nb.jsonl"] {
+        assert!(svg.contains(part), "{part}");
+    }
+    assert!(svg.contains("<circle"), "evaluations are discs");
+    stdout(&format!("plot {files} --output {}", at("runs.png")));
+    assert!(fs::read(at("runs.png")).unwrap().starts_with(b"\x89PNG"));
+}
+
+#[test]
+fn other_files_are_rejected() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(at("empty.jsonl"), "").unwrap();
+    fs::write(at("text.jsonl"), "step 1\n").unwrap();
+    for (arguments, part) in [
+        (format!("{} --output {}", at("no.jsonl"), at("a.svg")), "no.jsonl: cannot be read"),
+        (format!("{} --output {}", at("empty.jsonl"), at("a.svg")), "empty.jsonl: has no steps"),
+        (
+            format!("{} --output {}", at("text.jsonl"), at("a.svg")),
+            "line 1: is not a line of metrics",
+        ),
+        (format!("{} --output {}", at("empty.jsonl"), at("a.gif")), "neither .svg nor .png"),
+        (format!("{} --output {}", "x ".repeat(9), at("a.svg")), "9 runs are too many"),
+    ] {
+        let message = failure(&format!("plot {arguments}"), 2);
+        assert!(message.contains(part), "{arguments}: {message}");
+    }
+}
