@@ -311,9 +311,8 @@ impl Session {
             return Err(RunError::BatchSizeMismatch { expected, tokens, targets });
         }
         let vocab = program.constants.vocab;
-        for ids in [step.tokens, step.targets] {
-            let is_target = std::ptr::eq(ids, step.targets);
-            let is_valid = |id: u32| u64::from(id) < vocab || is_target && id == IGNORED_TARGET;
+        for (ids, ignored) in [(step.tokens, None), (step.targets, Some(IGNORED_TARGET))] {
+            let is_valid = |id: u32| u64::from(id) < vocab || Some(id) == ignored;
             if let Some(position) = ids.iter().position(|id| !is_valid(*id)) {
                 return Err(RunError::TokenOutOfVocabulary {
                     token: ids[position],
