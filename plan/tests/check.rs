@@ -1,10 +1,10 @@
 //! Every plan of the search space lowers to a program that the check accepts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use narrows_plan::model::presets;
-use narrows_plan::program::{Action, FusedOp, Instr, Program};
+use narrows_plan::program::{Action, BufferRole, FusedOp, Instr, Phase, Program};
 use narrows_plan::{CheckedProgram, Context, Mesh, Precision, Workload, Zero};
 use narrows_test_support::plans::{TestRng, draw_case, draw_plan, drawable_models, to_json};
 
@@ -146,4 +146,38 @@ fn sequences_longer_than_the_model_supports_are_refused() {
     assert_eq!(defects.0.len(), 1);
     assert_eq!(defects.0[0].field, "workload.sequence_length");
     assert!(defects.to_string().contains("64 tokens are more than the 63"), "{defects}");
+}
+
+/// A forward pass reads weights, ids, and what it has written itself: forward passes alone, without the passes between them,
+/// compute the loss of a step.
+#[test]
+fn forward_passes_read_nothing_of_other_passes() {
+    let models = drawable_models();
+    let mut rng = TestRng::new(2);
+    for index in 0..count() / 2 {
+        let drawn = draw_case(&mut rng, &models);
+        let program = drawn.program();
+        for stage in &program.stages {
+            for at in stage.chunk_phases().filter(|at| at.phase == Phase::Forward) {
+                let mut written = BTreeSet::new();
+                for instr in stage.instructions(at) {
+                    for access in &instr.reads {
+                        let role = stage.buffer(access.buffer).role;
+                        let is_given = matches!(
+                            role,
+                            BufferRole::Weight | BufferRole::Tokens | BufferRole::Targets
+                        );
+                        assert!(
+                            is_given || written.contains(&access.buffer.0),
+                            "plan {index}: {} reads {role:?} {}\n{}",
+                            instr.origin,
+                            access.buffer.0,
+                            to_json(&drawn.plan)
+                        );
+                    }
+                    written.extend(instr.writes.iter().map(|access| access.buffer.0));
+                }
+            }
+        }
+    }
 }

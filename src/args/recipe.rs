@@ -53,7 +53,8 @@ pub struct RecipeArgs {
     /// Tokens in a sequence
     #[arg(skip)]
     pub sequence_length: Option<NonZeroU64>,
-    /// Optimizer steps, including those before a checkpoint that is resumed [default: 200]
+    /// Optimizer steps, including those before a checkpoint that is resumed [default: 200, or with
+    /// --resume the --decay-steps of the checkpoint]
     #[arg(long, value_name = "N")]
     pub steps: Option<NonZeroU64>,
     /// Seed of the initial weights and of the order of sequences [default: 1]
@@ -234,7 +235,8 @@ impl RecipeArgs {
     /// # Errors
     /// Values that contradict each other.
     pub fn resolve(&self, resumed: Option<&CheckpointOutline>) -> CommandResult<Recipe> {
-        let steps = self.steps.map_or(STEPS, NonZeroU64::get);
+        let end_of_schedule = resumed.map(|checkpoint| checkpoint.optimizer.total_steps);
+        let steps = self.steps.map(NonZeroU64::get).or(end_of_schedule).unwrap_or(STEPS);
         let targets = resumed.map(|checkpoint| checkpoint.targets).unwrap_or_default();
         Ok(Recipe {
             steps,

@@ -118,11 +118,23 @@ fn processes_and_threads_have_equal_results() {
         "--tensor 1 --pipeline 1 --context 2",
     ] {
         let processes = Processes::new(2);
-        let outputs = wait_for_success(processes.all(&format!("{} {mesh}", processes.flags(4))));
+        let (text, tokens) = (processes.at("eval.txt"), processes.at("eval.tokens"));
+        fs::write(&text, "Call me Ishmael. ".repeat(20)).unwrap();
+        stdout(&format!("data {} --output {}", text.display(), tokens.display()));
+        let eval = format!("--eval-data {} --eval-every 2 --keep-best", tokens.display());
+        let flags = format!("{} {mesh} {eval}", processes.flags(4));
+        let outputs = wait_for_success(processes.all(&flags));
+        assert!(processes.at("kept/best/step-00000004").exists(), "{mesh}");
         let threads = Processes::new(1);
-        stdout(&format!("{} --devices 2 {mesh}", threads.flags(4)));
+        stdout(&format!("{} --devices 2 {mesh} {eval}", threads.flags(4)));
         let metrics = [&processes, &threads].map(|run| run.at("m.jsonl"));
         assert_eq!(curve(&metrics[0]), curve(&metrics[1]), "{mesh}");
+        let eval_loss =
+            |step: usize| [0, 1].map(|run| lines(&metrics[run])[step]["eval_loss"].clone());
+        for step in [1, 3] {
+            let [of_processes, of_threads] = eval_loss(step);
+            assert!(of_processes.is_f64() && of_processes == of_threads, "{mesh}");
+        }
         let bytes = metrics.map(|file| {
             let keys = ["allocated_bytes", "collective_bytes", "transfer_sent_bytes"];
             keys.map(|key| lines(&file)[3][key].clone())

@@ -132,6 +132,8 @@ fn a_resumed_run_keeps_the_recipe_of_its_checkpoint() {
     let message = run("--steps 6 --resume");
     assert!(!message.contains("warning"), "{message}");
     assert_eq!(super::checkpoints::curve(&metrics), expected);
+    let last = |metrics: &std::path::Path| lines(metrics).pop().unwrap()["step"].as_u64();
+    assert_eq!(last(&metrics), Some(6));
     let message = run("--steps 7 --resume --beta2 0.95 --global-batch 2 --decay-norms=false");
     for part in [
         "--beta2 is 0.95, and 0.99 in ",
@@ -141,4 +143,6 @@ fn a_resumed_run_keeps_the_recipe_of_its_checkpoint() {
         assert!(message.contains(part), "{part} in {message}");
     }
     assert_eq!(message.matches("warning").count(), 3, "{message}");
+    run("--resume");
+    assert_eq!(last(&metrics), Some(20), "the end of the schedule");
 }

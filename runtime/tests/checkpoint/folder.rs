@@ -106,6 +106,31 @@ fn extreme_values_round_trip() {
     assert_eq!(latest(dir.path()).unwrap(), Some(path));
 }
 
+/// Fields that earlier versions did not write are absent where they have their defaults, so that those versions read
+/// the file, and files of those versions are read.
+#[test]
+fn a_default_run_writes_the_fields_of_earlier_versions() {
+    let model = small_model(false);
+    let dir = tempfile::tempdir().unwrap();
+    let path = save(dir.path(), &trained(&model), &model, keep(1)).unwrap();
+    let text = fs::read_to_string(path.join("state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let keys = |value: &serde_json::Value| -> Vec<String> {
+        value.as_object().unwrap().keys().cloned().collect()
+    };
+    assert_eq!(
+        keys(&state),
+        ["format", "step", "seed", "model", "cursor", "optimizer", "made_under"]
+    );
+    assert_eq!(
+        keys(&state["cursor"]),
+        ["next_sequence", "seed", "sequence_length", "tokens_sha256"]
+    );
+    let of_optimizer = "peak_learning_rate warm_up_steps total_steps final_fraction beta1 beta2 epsilon weight_decay \
+        clip_norm";
+    assert_eq!(keys(&state["optimizer"]), of_optimizer.split_whitespace().collect::<Vec<_>>());
+}
+
 #[test]
 fn the_newest_checkpoints_are_kept() {
     let model = small_model(false);
