@@ -198,6 +198,7 @@ impl CsvRow<'_> {
             workload,
             strategy: Baseline::FullrankTp,
             recompute: defaults.recompute.into(),
+            framework: None,
             interleaving: 1,
             norm: NormRule::Auto,
             weights: WeightRule::Any,

@@ -11,10 +11,16 @@ pub mod fit;
 mod framework;
 pub mod measurements;
 mod statistics;
+mod step_rows;
+mod step_terms;
 pub mod validation;
 
 pub use bootstrap::{Bootstrap, bootstrap, independent_units};
 pub use coordinate_descent::CoordinateDescent;
 pub use csv::{CsvDefaults, measurements_from_csv};
-pub use framework::{FrameworkFit, FrameworkRows};
+pub use framework::{
+    FrameworkFit, FrameworkRows, LeftOut, PredictedRow, TableParameter, TableRows,
+};
 pub use statistics::upper_median;
+pub use step_rows::measurements_from_rows;
+pub use step_terms::StepTerm;

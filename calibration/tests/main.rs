@@ -2,6 +2,7 @@
 
 mod fit;
 mod fit_gpu;
+mod frameworks;
 mod intervals;
 mod kernels;
 mod published;

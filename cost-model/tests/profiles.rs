@@ -282,8 +282,12 @@ fn the_fingerprint_covers_numbers_only() {
 #[test]
 fn assumed_values_are_labelled() {
     let h100 = preset("h100-sxm").unwrap();
-    for group in ["gemm", "attention", "passes", "links.intra_node", "links.inter_node"] {
-        assert!(h100.assumed_paths().iter().any(|path| path == group), "{group}");
+    let assumed = h100.assumed_paths();
+    for path in ["gemm.exposed_epilogue", "passes", "links.intra_node", "links.inter_node"] {
+        assert!(assumed.iter().any(|known| known == path), "{path}");
+    }
+    for path in ["gemm", "gemm.efficiency_max", "attention"] {
+        assert!(!assumed.iter().any(|known| known == path), "published: {path}");
     }
     let network = preset("a100-80gb-8-4nic").unwrap().assumed_paths();
     let of_network = |field: &str| network.contains(&format!("links.inter_node{field}"));
@@ -364,8 +368,8 @@ fn fingerprints_of_presets_are_unchanged() {
         ("a100-80gb-8", "a4bcee0dbd7da07a02ad3f2e9874f438d219382f05bdb8f35663c5e71c010ce0"),
         ("a100-80gb-8-4nic", "44b7e7069bc7793799aa92d06faebca8c924309056b7276a92be656ffa54a42d"),
         ("cpu-local", "1843f2be9a41b8a110f03740c6c7ced6287002c404f37169d341c7b89ef4903e"),
-        ("h100-sxm", "3820470b626ea97d741a53e5c1637247bb1b5119d42ce9a1176db948285fe3ed"),
-        ("h200-sxm", "cabe32dac35dc81c1de5050cdfe00cd9924fa4303402729997261c08085e6324"),
+        ("h100-sxm", "490a8f3bdc44923a1d9857ce0328074b55e697bfaca7be1d8cf930efb07601b8"),
+        ("h200-sxm", "853dc6c7f03610a0084a42f9dab7a9d0345c9844b8fa3301a87e11920ca6e8e5"),
     ];
     let mut names: Vec<&str> = preset_names().collect();
     names.sort();

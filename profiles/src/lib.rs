@@ -1,7 +1,7 @@
-//! The hardware profiles that come with Narrows, as JSON text.
+//! The hardware profiles and the tables of frameworks that come with Narrows, as JSON text.
 //!
-//! `narrows-cost-model` reads and validates them. To add a profile, write `profiles/NAME.json` and add its name to
-//! [`PROFILES`]; `cost-model/tests/profiles.rs` checks every entry.
+//! `narrows-cost-model` reads and validates profiles. To add one, write `profiles/NAME.json` and add its name to
+//! [`PROFILES`]; `cost-model/tests/profiles.rs` checks every entry. `narrows-calibration` reads the tables of frameworks.
 
 macro_rules! profiles {
     ($($name:literal),* $(,)?) => {
@@ -18,4 +18,12 @@ pub const PROFILES: &[(&str, &str)] = profiles![
     "h100-sxm",
     "h200-sxm",
     "cpu-local",
+];
+
+/// Name and JSON text of every table of a framework.
+pub const FRAMEWORKS: &[(&str, &str)] = profiles![
+    "frameworks/fsdp",
+    "frameworks/torchtitan",
+    "frameworks/torchtitan-compiled",
+    "frameworks/nanotron",
 ];

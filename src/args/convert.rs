@@ -6,12 +6,14 @@ use clap::Args;
 use narrows_calibration::CsvDefaults;
 use narrows_calibration::measurements::Citation;
 
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+
 use super::values::GptRecomputeArg;
 
 /// Flags of `convert`.
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
-    /// A CSV file, or `-`
+    /// A file of rows, in CSV or in JSON, or `-`
     #[arg(value_name = "ROWS")]
     pub rows: OsString,
     /// Name of the measurements
@@ -21,37 +23,63 @@ pub struct ConvertArgs {
     #[arg(long, default_value = "unspecified")]
     pub source: String,
     /// Hardware of the measurements: a preset such as a100-80gb-8, or the name of a profile passed to
-    /// `validate`
+    /// `validate`. Required for CSV; rows in JSON state a device, which this replaces
     ///
     /// The profile also sets the number of devices per node and the interconnect, which the rows omit.
     #[arg(long, value_name = "NAME")]
-    pub hardware: String,
-    /// Activations that were recomputed
+    pub hardware: Option<String>,
+    /// Activations that were recomputed. Required for CSV; rows in JSON state it
     #[arg(long, value_name = "WHAT", value_enum)]
-    pub recompute: GptRecomputeArg,
-    /// Vocabulary size
+    pub recompute: Option<GptRecomputeArg>,
+    /// Vocabulary size, for CSV
     #[arg(long, value_name = "N", default_value_t = 51_200)]
     pub vocabulary: u64,
 }
 
 impl ConvertArgs {
-    /// The properties that the rows share.
-    pub fn csv_defaults(&self) -> CsvDefaults {
+    /// The properties that CSV rows share.
+    ///
+    /// # Errors
+    /// Flags that are missing.
+    pub fn csv_defaults(&self) -> CommandResult<CsvDefaults> {
+        let (Some(hardware), Some(recompute)) = (&self.hardware, self.recompute) else {
+            let hardware = self.hardware.is_none().then(|| {
+                let problem = "is missing: CSV rows do not state their hardware";
+                Problem::new("--hardware", problem).hint("a100-80gb-8")
+            });
+            let recompute = self.recompute.is_none().then(|| {
+                let problem = "is missing: CSV rows do not state what was recomputed";
+                Problem::new("--recompute", problem).hint("none, block")
+            });
+            let problems = hardware.into_iter().chain(recompute).collect();
+            return Err(Failure { status: ExitStatus::BadInput, problems });
+        };
         let source = Citation {
             citation: self.source.clone(),
             conditions: format!(
-                "Not specified by the rows: recomputation `{}`, a vocabulary of {}, hardware `{}`.",
-                self.recompute.name(),
+                "Not specified by the rows: recomputation `{}`, a vocabulary of {}, hardware `{hardware}`.",
+                recompute.name(),
                 self.vocabulary,
-                self.hardware
             ),
         };
-        CsvDefaults {
+        Ok(CsvDefaults {
             name: self.name.clone(),
             source,
-            hardware: self.hardware.clone(),
+            hardware: hardware.clone(),
             vocabulary: self.vocabulary,
-            recompute: self.recompute.into(),
+            recompute: recompute.into(),
+        })
+    }
+
+    /// Checks that no flag states what rows in JSON state themselves.
+    ///
+    /// # Errors
+    /// Such a flag.
+    pub fn check_json_rows(&self) -> CommandResult<()> {
+        if self.recompute.is_some() {
+            let problem = Problem::new("--recompute", "is for CSV: each row in JSON states it");
+            return Err(Failure::input(problem.hint("leave it out")));
         }
+        Ok(())
     }
 }

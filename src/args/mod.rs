@@ -146,11 +146,12 @@ pub enum Command {
     ///
     /// Without --measurements, with the published measurements that are built in.
     Validate(ValidateArgs),
-    /// Convert CSV rows of GPT step times into a measurements file
+    /// Convert rows of step times, in CSV or in JSON, into a measurements file
     ///
-    /// The first line names the columns: global batch, micro batch, hidden size, attention heads,
-    /// # layers, sequence length, tensor parallelism, data parallelism, pipeline parallelism, iteration
-    /// time (ms). The flags give what the rows do not.
+    /// CSV rows are GPTs. The first line names the columns: global batch, micro batch, hidden size, attention
+    /// heads, # layers, sequence length, tensor parallelism, data parallelism, pipeline parallelism, iteration
+    /// time (ms). The flags give what the rows do not. Rows in JSON are decoders under FSDP, torchtitan,
+    /// Nanotron or Megatron-LM; docs/measurements-format.md has their fields.
     Convert(ConvertArgs),
     /// Measure this machine and write its hardware profile
     ///

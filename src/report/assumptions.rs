@@ -1,15 +1,19 @@
 //! Names of the parts of a profile that a prediction assumes.
 
 /// Parts of a profile, by their paths in its file.
-const PARTS: [(&str, &str); 22] = [
+const PARTS: [(&str, &str); 26] = [
     ("device", "peak rates and memory"),
     ("device.peak_flops_per_s.bf16", "peak rate in bf16"),
     ("device.compute_units", "number of compute units"),
     ("device.reserve", "memory reserve"),
     ("gemm", "GEMMs"),
     ("gemm.memory_efficiency", "memory-bound GEMMs"),
+    ("gemm.exposed_epilogue", "epilogues of GEMMs"),
+    ("gemm.tile_overhead_elements", "operand loads of GEMMs"),
+    ("gemm.start_s", "starts of GEMMs"),
     ("gemm.relative_error", "the error of GEMMs"),
     ("attention", "attention kernels"),
+    ("attention.start_s", "starts of attention"),
     ("attention.relative_error", "the error of attention"),
     ("passes", "fused ops"),
     ("passes.relative_error", "the error of fused ops"),

@@ -1,9 +1,11 @@
 //! The report of `validate`: measurements, their predictions, and statistics of the errors.
 
+use narrows_calibration::StepTerm;
 use narrows_calibration::measurements::{Citation, MeasurementUnit, MeasurementsFile};
 use narrows_calibration::validation::{
-    ComparedMeasurement, ErrorSummary, IntervalCoverage, LeftOutMeasurement, MeasurementSummary,
-    Orderings, leave_one_out, overall, summarize_by_source, summarize_by_table,
+    ComparedMeasurement, ErrorCell, ErrorSummary, IntervalCoverage, LeftOutMeasurement,
+    MeasurementSummary, MendingTerm, Orderings, leave_one_out, overall, summarize_by_source,
+    summarize_by_table, worst_cells,
 };
 use narrows_plan::{Executor, Seconds};
 use serde::Serialize;
@@ -16,6 +18,9 @@ use crate::text::{percents, plural, signed_percents};
 /// A table with more measurements than this is summarized.
 const LISTED_MAX: usize = 60;
 
+/// Cells of steps that are printed.
+const CELLS_MAX: usize = 5;
+
 /// Output of `validate`.
 #[derive(Serialize)]
 pub struct ValidationReport<'a> {
@@ -23,6 +28,8 @@ pub struct ValidationReport<'a> {
     measurements: Vec<MeasurementReport<'a>>,
     /// Fitted step times, each predicted by a fit to the other ones.
     left_out: Vec<LeftOutReport<'a>>,
+    /// Cells of steps with the largest errors.
+    cells: Vec<CellReport>,
     hardware: Vec<HardwareReport<'a>>,
     tables: Vec<SummaryReport>,
     sources: Vec<SummaryReport>,
@@ -73,6 +80,25 @@ struct LeftOutReport<'a> {
     measured_s: f64,
     predicted_s: f64,
     error_percent: f64,
+}
+
+/// Steps of one model width, tensor axis and microbatch, with the term that would mend their error.
+#[derive(Serialize)]
+struct CellReport {
+    table: String,
+    name: String,
+    figures: usize,
+    mean_signed_percent: f64,
+    mended_by: Option<MendingReport>,
+}
+
+/// A factor on a term of the prediction that removes the mean error of a cell.
+#[derive(Serialize)]
+struct MendingReport {
+    term: StepTerm,
+    factor: f64,
+    table_mean_absolute_percent: f64,
+    table_mean_absolute_percent_mended: f64,
 }
 
 /// A profile that measurements name.
@@ -136,6 +162,7 @@ impl<'a> ValidationReport<'a> {
         ValidationReport {
             measurements: compared.iter().map(MeasurementReport::new).collect(),
             left_out: left_out.iter().map(LeftOutReport::new).collect(),
+            cells: worst_cells(compared, CELLS_MAX).into_iter().map(CellReport::new).collect(),
             hardware: hardware(settings, compared),
             tables: summaries(summarize_by_table(compared)),
             sources: summaries(summarize_by_source(compared)),
@@ -193,6 +220,25 @@ impl<'a> MeasurementReport<'a> {
             (true, Some(_), false) => " **!",
             (false, _, true) => "",
             (false, _, false) => " !",
+        }
+    }
+}
+
+impl CellReport {
+    fn new(cell: ErrorCell) -> CellReport {
+        let mending =
+            |MendingTerm { term, factor, table_error, table_error_mended }| MendingReport {
+                term,
+                factor,
+                table_mean_absolute_percent: table_error * 100.0,
+                table_mean_absolute_percent_mended: table_error_mended * 100.0,
+            };
+        CellReport {
+            table: cell.table,
+            name: cell.name,
+            figures: cell.count,
+            mean_signed_percent: cell.mean_error * 100.0,
+            mended_by: cell.mended_by.map(mending),
         }
     }
 }
@@ -265,6 +311,7 @@ impl Report for ValidationReport<'_> {
              predicted in the measured order. In interval: measurements within their 90 % interval.",
         );
         self.left_out(&mut page);
+        self.cells(&mut page);
         for table in &self.tables {
             self.table(&mut page, &table.name, detail);
         }
@@ -361,6 +408,42 @@ impl ValidationReport<'_> {
             ("error", Align::Right),
         ];
         page.table(&columns, &self.left_out.iter().map(row).collect::<Vec<_>>());
+    }
+
+    /// Cells of steps with large errors.
+    fn cells(&self, page: &mut Page) {
+        if self.cells.is_empty() {
+            return;
+        }
+        page.heading("Steps with the largest errors, and what would mend them");
+        let row = |cell: &CellReport| {
+            let (mended_by, table) = match &cell.mended_by {
+                Some(mending) => (
+                    format!("{} × {:.2}", mending.term.name(), mending.factor),
+                    format!(
+                        "{} → {}",
+                        percents(mending.table_mean_absolute_percent, 1),
+                        percents(mending.table_mean_absolute_percent_mended, 1)
+                    ),
+                ),
+                None => ("no single term".to_owned(), String::new()),
+            };
+            vec![
+                cell.name.clone(),
+                cell.figures.to_string(),
+                signed_percents(cell.mean_signed_percent, 1),
+                mended_by,
+                table,
+            ]
+        };
+        let columns = [
+            ("model, tensor axis, microbatch", Align::Left),
+            ("n", Align::Right),
+            ("error", Align::Right),
+            ("mended by", Align::Left),
+            ("mean of its table", Align::Left),
+        ];
+        page.table(&columns, &self.cells.iter().map(row).collect::<Vec<_>>());
     }
 
     /// The profiles, where files replace or extend the presets.

@@ -215,6 +215,121 @@ fn gpt_steps_without_a_price_are_rejected_by_field() {
     }
 }
 
+const JSON_ROW: &str = r#"{"source": "own runs", "framework": "torchtitan FSDP2 eager", "family": "torchtitan",
+ "model": {"layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 8, "d_ff": 8192, "gated": true, "vocab": 128256,
+ "tied": true}, "device": "A100-80GB", "devices": 8, "tensor": 1, "pipeline": 1, "data": 8, "sharding": "FULL_SHARD",
+ "micro_batch": 2, "global_batch": 16, "sequence": 4096, "dtype": "bf16", "recompute": "none", "step_s": 0.9}"#;
+
+/// Rows of other frameworks in JSON are predicted, and their worst cells name a term.
+#[test]
+fn rows_in_json_are_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    let row: Value = serde_json::from_str(JSON_ROW).unwrap();
+    let with = |changes: &[(&str, Value)]| {
+        let mut row = row.clone();
+        for (field, value) in changes {
+            row[*field] = value.clone();
+        }
+        row
+    };
+    let throughput = with(&[("step_s", json!(null)), ("tokens_per_s", json!(60000.0))]);
+    let rows = json!({"rows": [
+        row,
+        with(&[("recompute", json!("selective op"))]),
+        throughput,
+        with(&[("family", json!("mpt")), ("device", json!("H100-80GB"))]),
+        with(&[("framework", json!("torchtitan, torch.compile"))]),
+    ]});
+    let path = folder.path().join("rows.json");
+    fs::write(&path, rows.to_string()).unwrap();
+    let converted = stdout(&format!("convert {} --name theirs", path.display()));
+    let file: Value = serde_json::from_str(&converted).unwrap();
+    let schema: Value = serde_json::from_str(&stdout("schema measurements")).unwrap();
+    assert!(jsonschema::is_valid(&schema, &file));
+    let of = |index: usize| &file["measurements"][index];
+    assert_eq!(of(2)["value"].as_f64(), Some(16.0 * 4096.0 / 60000.0));
+    assert_eq!(
+        (&of(3)["hardware"], &of(0)["hardware"]),
+        (&"h100-sxm".into(), &"a100-80gb-8".into())
+    );
+    assert_eq!(of(4)["measured"]["step"]["framework"], "torchtitan-compiled");
+    fs::write(&path, &converted).unwrap();
+    let document = answer(&format!("validate --measurements {}", path.display()));
+    for figure in document["figures"].as_array().unwrap() {
+        let [low, high] = [0, 1].map(|end| figure["interval_s"][end].as_f64().unwrap());
+        let predicted = figure["predicted_s"].as_f64().unwrap();
+        assert!(
+            0.2 < predicted && predicted < 3.0 && low < predicted && predicted < high,
+            "{figure}"
+        );
+        assert_eq!(figure["fitted"], false);
+    }
+    let cells = document["cells"].as_array().unwrap();
+    assert!(!cells.is_empty() && cells.iter().any(|cell| cell["mended_by"]["term"].is_string()));
+}
+
+/// The rows that the tables of frameworks were fitted to are labelled, and their errors are those of the README.
+#[test]
+fn rows_of_the_tables_are_labelled_as_fitted() {
+    let rows = concat!(env!("CARGO_MANIFEST_DIR"), "/calibration/data/fits/framework-rows.json");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("converted.json");
+    fs::write(&path, stdout(&format!("convert {rows} --name frameworks"))).unwrap();
+    let document = answer(&format!("validate --measurements {}", path.display()));
+    let figures = document["figures"].as_array().unwrap();
+    assert!(figures.len() == 73 && figures.iter().all(|figure| figure["fitted"] == true));
+    for (table, largest) in [
+        ("mpt on H100-80GB", 4.0),
+        ("mpt on A100-80GB", 4.0),
+        ("nanotron on H100-80GB", 3.0),
+        ("torchtitan on A100-80GB", 2.0),
+    ] {
+        let tables = document["tables"].as_array().unwrap();
+        let of = tables.iter().find(|known| known["name"] == format!("frameworks: {table}"));
+        let mean = of.unwrap()["mean_absolute_percent"].as_f64().unwrap();
+        assert!(mean < largest, "{table}: {mean}");
+    }
+}
+
+/// Figures that no fit contains keep the errors that are documented.
+#[test]
+fn unseen_figures_are_predicted() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/measurements/boost-a100-unseen.json");
+    let document = answer(&format!("validate --measurements {path}"));
+    let overall = &document["overall"][0];
+    assert_eq!((&overall["figures"], &overall["fitted"]), (&19.into(), &0.into()));
+    assert!(overall["mean_absolute_percent"].as_f64().unwrap() < 10.8, "{overall}");
+}
+
+#[test]
+fn rows_in_json_report_every_defect() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.json");
+    let row: Value = serde_json::from_str(JSON_ROW).unwrap();
+    for (field, value, problem) in [
+        ("family", json!("gpt"), "rows[0].family: `gpt` has no prices"),
+        ("device", json!("B200"), "rows[0].device: no preset is known for `B200`"),
+        ("devices", json!(4), "rows[0].devices: 4 is not tensor × pipeline × data"),
+        ("dtype", json!("fp8"), "rows[0].dtype: `fp8` is not a format of 16 bits"),
+        ("recompute", json!("some"), "rows[0].recompute: `some` is not a known recomputation"),
+        ("sharding", json!("half"), "rows[0].sharding: `half` is not a known sharding"),
+        ("step_s", json!(null), "rows[0].step_s: is missing"),
+        ("step_s", json!(-1.0), "rows[0], value: -1 is not a time"),
+        ("global_batch", json!(17), "17 sequences do not divide"),
+        ("model", json!({"layers": 16}), "is not a file of rows"),
+    ] {
+        let mut row = row.clone();
+        row[field] = value;
+        fs::write(&path, json!({"rows": [row]}).to_string()).unwrap();
+        let message = failure(&format!("convert {}", path.display()), 2);
+        assert!(message.contains(problem), "{message}");
+    }
+    fs::write(&path, json!({"rows": []}).to_string()).unwrap();
+    assert!(failure(&format!("convert {}", path.display()), 2).contains("rows: is empty"));
+    let message = failure(&format!("convert {} --recompute none", path.display()), 2);
+    assert!(message.contains("--recompute: is for CSV"), "{message}");
+}
+
 /// Sequence parallelism, selective recomputation and interleaved stages.
 #[test]
 fn published_megatron_steps_are_predicted() {

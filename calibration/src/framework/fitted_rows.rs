@@ -129,6 +129,7 @@ mod tests {
             workload: Workload { global_batch: 16, sequence_length: 1024, micro_batch: 2 },
             strategy: Baseline::FullrankTp,
             recompute: StepRecompute::None,
+            framework: None,
             interleaving: 1,
             norm: NormRule::Auto,
             weights: WeightRule::Any,

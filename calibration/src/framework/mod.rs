@@ -12,10 +12,13 @@ mod interval;
 mod model;
 mod operators;
 mod refit;
+mod table;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use fitted_rows::{FitConditions, fit_conditions_of};
 pub(crate) use interval::built_in_interval_model;
-pub(crate) use model::{FITTED_FRAMEWORK, step_time_s};
+pub(crate) use model::{FITTED_FRAMEWORK, step_time_s, term_shares};
 pub use refit::{FrameworkFit, FrameworkRows};
+pub(crate) use table::{FrameworkTable, decoder_step_time_s, decoder_term_shares, is_fitted_step};
+pub use table::{LeftOut, PredictedRow, TableParameter, TableRows};

@@ -18,6 +18,7 @@ use narrows_cost_model::{
 
 use super::operators::{MicrobatchShape, OperatorList, ResidualStream};
 use crate::measurements::{StepRecompute, TrainedModel, TrainingStep};
+use crate::step_terms::{StepTerm, TermShare, probed_shares};
 
 /// Fitted coefficients of a framework on its host.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -224,7 +225,11 @@ impl ChunkWork {
         match step.recompute {
             StepRecompute::Block => backward.add(&work(shape.block_forward()), blocks),
             StepRecompute::Selective => backward.add(&work(shape.attention_core()), blocks),
-            StepRecompute::Auto | StepRecompute::None | StepRecompute::Latents => {}
+            StepRecompute::Auto
+            | StepRecompute::None
+            | StepRecompute::Latents
+            | StepRecompute::SelectiveLayers
+            | StepRecompute::SelectiveOps => {}
         }
         if first {
             forward.add(&work(shape.embedding_forward()), 1.0);
@@ -236,6 +241,32 @@ impl ChunkWork {
         }
         ChunkWork { forward, backward }
     }
+}
+
+/// The shares of a step time that its terms have; `None` for a model that is not a GPT.
+pub(crate) fn term_shares(
+    step: &TrainingStep,
+    mesh: Mesh,
+    profile: &Profile,
+    framework: &Framework,
+) -> Option<Vec<TermShare>> {
+    let work = StepWork::new(step, mesh, profile)?;
+    let scaled_time_s = |term: StepTerm, factor: f64| {
+        let mut scaled = *framework;
+        match term {
+            StepTerm::Gemm => scaled.gemm_factor *= factor,
+            // The GEMMs and the softmax of attention are terms of their kinds.
+            StepTerm::Attention => {}
+            StepTerm::Memory => scaled.elementwise_factor *= factor,
+            StepTerm::Collective => scaled.collective_factor *= factor,
+            StepTerm::Host => {
+                scaled.operator_s *= factor;
+                scaled.fixed_s *= factor;
+            }
+        }
+        work.step_time_s(&scaled)
+    };
+    Some(probed_shares(work.step_time_s(framework), scaled_time_s))
 }
 
 /// The step time in seconds; `None` for a model that is not a GPT.

@@ -21,6 +21,7 @@ fn gpt_step(gpt: GptModel, batch: [u64; 3], recompute: StepRecompute) -> Trainin
         workload: Workload { global_batch, sequence_length, micro_batch },
         strategy: Baseline::FullrankTp,
         recompute,
+        framework: None,
         interleaving: 1,
         norm: NormRule::Auto,
         weights: WeightRule::Any,

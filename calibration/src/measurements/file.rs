@@ -188,6 +188,9 @@ pub struct TrainingStep {
     pub strategy: Baseline,
     /// Activations that the backward pass recomputed.
     pub recompute: StepRecompute,
+    /// The framework that ran a `decoder`: a table of `profiles/frameworks`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub framework: Option<String>,
     /// Model chunks of each pipeline stage: more than one ran interleaved 1F1B. GPTs only.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub interleaving: u64,
@@ -228,8 +231,14 @@ pub enum StepRecompute {
     None,
     /// Only the latents and the block's input were kept (the published communication-free scheme).
     Latents,
-    /// The core of attention: scores, softmax, dropout and context. GPTs only.
+    /// The core of attention: scores, softmax, dropout and context. GPTs and decoders only.
     Selective,
+    /// Every second block. Decoders only.
+    #[serde(rename = "selective-layers")]
+    SelectiveLayers,
+    /// All but attention and every second GEMM. Decoders only.
+    #[serde(rename = "selective-ops")]
+    SelectiveOps,
     /// Only the block's input was kept.
     Block,
 }
@@ -249,6 +258,10 @@ impl StepRecompute {
                 let problem =
                     "`selective` is for GPTs: attention of planned models never keeps its scores";
                 Err(Defect::new("recompute", problem).hint("none"))
+            }
+            StepRecompute::SelectiveLayers | StepRecompute::SelectiveOps => {
+                let problem = "a plan has no such recomputation: it is that of a `decoder`";
+                Err(Defect::new("recompute", problem).hint("auto, none, latents, block"))
             }
         }
     }
@@ -287,6 +300,8 @@ pub enum TrainedModel {
     Described(Box<ModelFile>),
     /// A full-rank GPT.
     Gpt(GptModel),
+    /// A full-rank decoder under the framework that the step names.
+    Decoder(DecoderModel),
 }
 
 /// A GPT like GPT-2 and GPT-3: LayerNorm, learned positions, biases, a GELU MLP of width 4h,
@@ -302,4 +317,46 @@ pub struct GptModel {
     pub heads: u64,
     /// Rows of the embedding, padding included.
     pub vocabulary: u64,
+}
+
+/// A full-rank decoder, as a framework's table prices it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DecoderModel {
+    /// Blocks.
+    pub layers: u64,
+    /// Width h.
+    pub hidden: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// Key and value heads.
+    pub kv_heads: u64,
+    /// Inner width of the MLP.
+    pub d_ff: u64,
+    /// Whether the MLP has a gate.
+    pub mlp: MlpKind,
+    /// Rows of the embedding.
+    pub vocabulary: u64,
+    /// Whether the logits have weights of their own.
+    pub embedding: EmbeddingKind,
+}
+
+/// The MLP of a decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum MlpKind {
+    /// Two linears and an activation.
+    Plain,
+    /// Three linears: the activation of one gates the other.
+    Gated,
+}
+
+/// The weights of the logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EmbeddingKind {
+    /// Those of the embedding.
+    Tied,
+    /// Their own.
+    Untied,
 }

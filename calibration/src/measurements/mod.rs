@@ -14,7 +14,8 @@ pub use kernels::priced_kernels;
 pub use sources::Citation;
 
 pub(crate) use file::{
-    GptModel, KernelRun, Measurement, MeasurementsFormat, StepRecompute, TrainedModel, TrainingStep,
+    DecoderModel, EmbeddingKind, GptModel, KernelRun, Measurement, MeasurementsFormat, MlpKind,
+    StepRecompute, TrainedModel, TrainingStep,
 };
 pub(crate) use kernels::predicted_time_s;
 pub(crate) use validate::{nested, validate};

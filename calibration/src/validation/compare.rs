@@ -7,22 +7,24 @@
 use std::collections::BTreeMap;
 
 use narrows_cost_model::interval::ErrorModel;
-use narrows_cost_model::{Profile, profile};
+use narrows_cost_model::{Breakdown, Profile, profile};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Recompute, Rules};
-use narrows_plan::{DType, Defect, Defects, Kernel, PipelineSchedule, Zero};
+use narrows_plan::{DType, Defect, Defects, Kernel, Mesh, PipelineSchedule, Zero};
 use narrows_planner::{
     MemoryLimit, Prediction, Request, RequestDefect, RequestField, kernels as kernels_of_step,
     predict_program, search,
 };
 
 use crate::framework::{
-    FITTED_FRAMEWORK, FitConditions, built_in_interval_model, fit_conditions_of, step_time_s,
+    FITTED_FRAMEWORK, FitConditions, FrameworkTable, built_in_interval_model, decoder_step_time_s,
+    decoder_term_shares, fit_conditions_of, is_fitted_step, step_time_s, term_shares,
 };
 use crate::measurements::{
-    KernelRun, MeasuredQuantity, Measurement, MeasurementsFile, TrainedModel, TrainingStep, nested,
-    predicted_time_s, priced_kernels,
+    DecoderModel, KernelRun, MeasuredQuantity, Measurement, MeasurementsFile, TrainedModel,
+    TrainingStep, nested, predicted_time_s, priced_kernels,
 };
+use crate::step_terms::{StepTerm, TermShare};
 
 /// A measurement and its prediction.
 pub struct ComparedMeasurement<'a> {
@@ -40,6 +42,8 @@ pub struct ComparedMeasurement<'a> {
     pub fitted: bool,
     /// The conditions of that fit where the file has others: the error is then not an error of the fit.
     pub fit_conditions: Option<&'static FitConditions>,
+    /// Terms of a step with their shares of its predicted time; empty for other measurements.
+    pub terms: Vec<(StepTerm, f64)>,
     /// The fitted factor of a step's time over that of its kernels on this hardware.
     pub step_factor: f64,
 }
@@ -57,6 +61,8 @@ pub struct FileDefects {
 struct PredictedTime {
     time_s: f64,
     interval_s: [f64; 2],
+    /// Shares of the terms of a step.
+    terms: Vec<TermShare>,
 }
 
 /// Predicts every measurement of `files`, on `profiles` and on presets. A profile replaces the preset of its name.
@@ -103,7 +109,8 @@ pub fn compare<'a>(
                 measured_s,
                 predicted_s: predicted.time_s,
                 interval_s: predicted.interval_s,
-                fitted: measurement.fitted || fit.is_some(),
+                terms: predicted.terms,
+                fitted: measurement.fitted || fit.is_some() || table_fit(measurement, measured_s),
                 fit_conditions: fit.and_then(|(conditions, step)| {
                     (!conditions.apply_to(step, profile)).then_some(conditions)
                 }),
@@ -122,6 +129,14 @@ fn fit_conditions(
 ) -> Option<(&'static FitConditions, &TrainingStep)> {
     let MeasuredQuantity::Step(step) = &measurement.measured else { return None };
     Some((fit_conditions_of(step, measurement.mesh, measured_s)?, step))
+}
+
+/// Whether a framework's table was fitted to this measurement. Independent of the file's own label.
+fn table_fit(measurement: &Measurement, measured_s: f64) -> bool {
+    match &measurement.measured {
+        MeasuredQuantity::Step(step) => is_fitted_step(step, measurement.mesh, measured_s),
+        _ => false,
+    }
 }
 
 /// Defects of a step as a whole, instead of fields of its plan or of other files.
@@ -156,7 +171,9 @@ fn resolve_model(model: &TrainedModel) -> Result<Model, Defects> {
             let model = file.as_ref().clone().resolve();
             model.map_err(|defects| nested("model.described", defects))
         }
-        TrainedModel::Gpt(_) => Err(Defect::new("model", "a GPT has no plan").into()),
+        TrainedModel::Gpt(_) | TrainedModel::Decoder(_) => {
+            Err(Defect::new("model", "the model of a framework has no plan").into())
+        }
     }
 }
 
@@ -170,7 +187,8 @@ fn predict_kernels(
     let errors = ErrorModel::new(profile, measurement.executor, &measurement.mesh);
     let input = profile.precision().compute_dtype();
     let interval = errors.kernels_interval(&priced_kernels(runs, measurement.mesh, input));
-    PredictedTime { time_s, interval_s: interval.map(|ratio| time_s * ratio) }
+    let interval_s = interval.map(|ratio| time_s * ratio);
+    PredictedTime { time_s, interval_s, terms: vec![] }
 }
 
 /// Predicts a step; defects have their field within the step.
@@ -188,12 +206,45 @@ fn predict_step(
         }
         let intervals = built_in_interval_model()?;
         let interval_s = intervals.interval_s(step, mesh, profile, &FITTED_FRAMEWORK);
-        return Ok(PredictedTime { time_s, interval_s: interval_s.unwrap_or([time_s; 2]) });
+        let terms = term_shares(step, mesh, profile, &FITTED_FRAMEWORK).unwrap_or_default();
+        let interval_s = interval_s.unwrap_or([time_s; 2]);
+        return Ok(PredictedTime { time_s, interval_s, terms });
+    }
+    if let TrainedModel::Decoder(model) = step.model {
+        return predict_decoder(model, step, mesh, profile);
     }
     let recompute = step.recompute.of_plan()?;
     let PlannedStep { prediction, .. } = plan_step(step, measurement, profile, recompute)?;
     let interval_s = prediction.step_time_interval_s;
-    Ok(PredictedTime { time_s: prediction.step_time_s, interval_s })
+    let terms = shares(&prediction.breakdown_s);
+    Ok(PredictedTime { time_s: prediction.step_time_s, interval_s, terms })
+}
+
+/// Predicts a step under a framework's table.
+fn predict_decoder(
+    model: DecoderModel,
+    step: &TrainingStep,
+    mesh: Mesh,
+    profile: &Profile,
+) -> Result<PredictedTime, Defects> {
+    let table = FrameworkTable::built_in(step.framework.as_deref().unwrap_or_default())?;
+    let time_s = decoder_step_time_s(&table, model, step, mesh, profile);
+    let interval_s = table.errors.interval_of(profile).map(|ratio| time_s * ratio);
+    let terms = decoder_term_shares(&table, model, step, mesh, profile);
+    Ok(PredictedTime { time_s, interval_s, terms })
+}
+
+/// The shares of the terms of a planned step. Launches are part of the kernels.
+fn shares(breakdown: &Breakdown) -> Vec<TermShare> {
+    let total = breakdown.total();
+    [
+        (StepTerm::Gemm, breakdown.gemm),
+        (StepTerm::Attention, breakdown.attention),
+        (StepTerm::Memory, breakdown.elementwise + breakdown.optimizer),
+        (StepTerm::Collective, breakdown.collective_exposed + breakdown.other),
+    ]
+    .map(|(term, time_s)| (term, time_s / total))
+    .to_vec()
 }
 
 /// Predicts the time that recomputation adds to a step per 10⁹ bytes of peak memory that it frees on the fullest stage.
@@ -220,7 +271,7 @@ fn predict_recomputation(
     let errors = ErrorModel::new(profile, measurement.executor, &measurement.mesh);
     let time_s = added_s / freed_bytes * 1e9;
     let interval_s = errors.step_interval(&difference).map(|ratio| time_s * ratio);
-    Ok(PredictedTime { time_s, interval_s })
+    Ok(PredictedTime { time_s, interval_s, terms: vec![] })
 }
 
 /// The fastest plan under the restrictions of a measurement.

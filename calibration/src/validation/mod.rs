@@ -1,5 +1,6 @@
 //! Comparison of predictions with measurements.
 
+mod cells;
 mod closed_loop;
 mod compare;
 mod errors;
@@ -7,6 +8,7 @@ mod leave_one_out;
 mod preset_coverage;
 mod summary;
 
+pub use cells::{ErrorCell, MendingTerm, worst_cells};
 pub use closed_loop::{ClosedLoop, ClosedLoopPlan, MeasuredPlan, StepInterval, closed_loop};
 pub use compare::{ComparedMeasurement, compare};
 pub use errors::{ErrorSummary, IntervalCoverage, Orderings};

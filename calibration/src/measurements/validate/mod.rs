@@ -1,5 +1,6 @@
 //! Validation of measurements: references that resolve, sizes that divide, measurements in range.
 
+mod decoder;
 mod step;
 
 use std::collections::HashMap;

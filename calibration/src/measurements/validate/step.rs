@@ -17,13 +17,15 @@ impl MeasurementValidator {
             let problem = "must name what is recomputed".into();
             self.defect_with_hint("measured.recomputation.recompute", problem, "latents, block");
         }
-        if let TrainedModel::Gpt(_) = step.model {
-            let problem = "the memory of a GPT is not predicted".into();
-            self.defect_with_hint(
-                "measured.recomputation.model.gpt",
-                problem,
-                "its step, as `measured.step`",
-            );
+        let unplanned = match step.model {
+            TrainedModel::Gpt(_) => Some(("gpt", "GPT")),
+            TrainedModel::Decoder(_) => Some(("decoder", "decoder")),
+            TrainedModel::Preset(_) | TrainedModel::Described(_) => None,
+        };
+        if let Some((field, name)) = unplanned {
+            let field = format!("measured.recomputation.model.{field}");
+            let problem = format!("the memory of a {name} is not predicted");
+            self.defect_with_hint(&field, problem, "its step, as `measured.step`");
         }
     }
 
@@ -40,8 +42,14 @@ impl MeasurementValidator {
         if self.is_valid() {
             self.microbatches(&at, step, mesh);
         }
+        if step.framework.is_some() && !matches!(step.model, TrainedModel::Decoder(_)) {
+            let problem = "names a framework, and the model is no `decoder`".into();
+            let hint = "leave it out, or describe the model as a `decoder`";
+            self.defect_with_hint(&format!("{at}.framework"), problem, hint);
+        }
         match &step.model {
             TrainedModel::Gpt(gpt) => self.gpt_step(&at, gpt, step, measurement),
+            TrainedModel::Decoder(model) => self.decoder_step(&at, model, step, measurement),
             TrainedModel::Preset(name) => match presets::find(name) {
                 Ok(model) => self.planned_step(&at, &model, step, mesh),
                 Err(defect) => {
@@ -133,7 +141,8 @@ impl MeasurementValidator {
             self.defect_with_hint("executor", problem, "eager");
         }
         let field = |name: &str| format!("{at}.{name}");
-        if matches!(step.recompute, StepRecompute::Auto | StepRecompute::Latents) {
+        let priced = [StepRecompute::None, StepRecompute::Selective, StepRecompute::Block];
+        if !priced.contains(&step.recompute) {
             let problem = "a GPT's step is predicted without recomputation, or with that of attention's core or of \
                            whole blocks";
             self.defect_with_hint(&field("recompute"), problem.into(), "none, selective, block");
@@ -166,7 +175,7 @@ impl MeasurementValidator {
     }
 
     /// The schedule of interleaved stages runs groups of as many microbatches as there are stages.
-    fn gpt_chunks(&mut self, at: &str, step: &TrainingStep, mesh: Mesh) {
+    pub(super) fn chunks(&mut self, at: &str, step: &TrainingStep, mesh: Mesh) {
         if step.interleaving == 1 {
             return;
         }
@@ -224,6 +233,6 @@ impl MeasurementValidator {
             );
             self.defect(&format!("{at}.workload.sequence_length"), problem);
         }
-        self.gpt_chunks(at, step, mesh);
+        self.chunks(at, step, mesh);
     }
 }

@@ -1,0 +1,45 @@
+//! Recognizes the steps that the tables were fitted to, which must not count as predicted.
+//!
+//! A step is recognized by its model, workload, mesh and execution, and by a time within 5 % of the published one, so that
+//! rounded times are recognized too.
+
+use std::sync::LazyLock;
+
+use narrows_plan::Mesh;
+
+use crate::measurements::{MeasuredQuantity, Measurement, TrainingStep};
+use crate::step_rows::measurements_from_rows;
+
+/// The rows of the fits; `refit_tables` repeats the fits.
+const ROWS: &str = include_str!("../../../data/fits/framework-rows.json");
+
+/// Largest relative difference of a time from that of its row.
+const TIME_TOLERANCE: f64 = 0.05;
+
+/// Whether a table was fitted to this step.
+pub(crate) fn is_fitted_step(step: &TrainingStep, mesh: Mesh, measured_s: f64) -> bool {
+    static KNOWN: LazyLock<Vec<Measurement>> = LazyLock::new(|| {
+        measurements_from_rows(ROWS, "rows", None).map_or_else(|_| vec![], |file| file.measurements)
+    });
+    KNOWN.iter().any(|row| {
+        matches!(&row.measured, MeasuredQuantity::Step(known) if **known == *step)
+            && row.mesh == mesh
+            && (measured_s / row.value - 1.0).abs() < TIME_TOLERANCE
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rows_of_the_fits_are_recognized() {
+        let file = measurements_from_rows(ROWS, "rows", None).unwrap();
+        assert_eq!(file.measurements.len(), 73);
+        for row in &file.measurements {
+            let MeasuredQuantity::Step(step) = &row.measured else { panic!("a step") };
+            assert!(is_fitted_step(step, row.mesh, 1.01 * row.value), "{}", row.name);
+            assert!(!is_fitted_step(step, row.mesh, 1.2 * row.value), "{}", row.name);
+        }
+    }
+}

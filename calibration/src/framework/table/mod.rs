@@ -1,0 +1,20 @@
+//! Step times of full-rank decoders under other frameworks, by tables in `profiles/frameworks`.
+//!
+//! [`FrameworkTable`] says what a framework launches; the kernels of a decoder ([`shape`]) have the prices of the
+//! hardware profile; [`queue`] is the law of the host's launches, and [`step`] puts the passes together.
+
+mod file;
+mod fitted_steps;
+mod queue;
+mod refit;
+mod shape;
+mod step;
+mod terms;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use file::FrameworkTable;
+pub(crate) use fitted_steps::is_fitted_step;
+pub use refit::{LeftOut, PredictedRow, TableParameter, TableRows};
+pub(crate) use step::decoder_step_time_s;
+pub(crate) use terms::decoder_term_shares;

@@ -1,0 +1,325 @@
+//! Measurements of training steps from rows in JSON, as people publish throughput.
+//!
+//! ```json
+//! {"rows": [{"source": "…", "framework": "torchtitan FSDP2 eager", "family": "torchtitan", "device": "A100-80GB",
+//!   "model": {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "d_ff": 14336, "gated": true,
+//!             "vocab": 128256, "tied": false},
+//!   "devices": 64, "tensor": 1, "pipeline": 1, "data": 64, "sharding": "FULL_SHARD", "micro_batch": 1,
+//!   "global_batch": 64, "sequence": 8192, "dtype": "bf16", "recompute": "block", "step_s": 2.8}]}
+//! ```
+//! Other fields are ignored. `step_s` may be left out where `tokens_per_s` is stated. The family chooses the prices: a
+//! table of `profiles/frameworks`, or for `megatron` those of GPTs.
+
+use indexmap::IndexMap;
+use narrows_cost_model::Executor;
+use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
+use narrows_plan::{Defect, Defects, Mesh, Workload, Zero, json};
+use serde::Deserialize;
+
+use crate::measurements::{
+    Citation, DecoderModel, EmbeddingKind, GptModel, MeasuredQuantity, Measurement,
+    MeasurementUnit, MeasurementsFile, MeasurementsFormat, MlpKind, StepRecompute, TrainedModel,
+    TrainingStep, validate,
+};
+
+/// Devices of rows, and the preset of each: eight a node.
+const DEVICES: [(&str, &str); 4] = [
+    ("A100-40GB", "a100-40gb"),
+    ("A100-80GB", "a100-80gb-8"),
+    ("H100-80GB", "h100-sxm"),
+    ("H200-141GB", "h200-sxm"),
+];
+/// Number formats of 16 bits.
+const DTYPES: [&str; 4] = ["bf16", "amp_bf16", "fp16", "amp_fp16"];
+const FAMILIES: &str = "mpt, nanotron, torchtitan, megatron";
+const RECOMPUTATIONS: &str =
+    "none, block, selective layer, selective op, selective, selective + sequence parallel";
+const SHARDINGS: &str = "none, ZeRO-1, SHARD_GRAD_OP, FULL_SHARD";
+
+/// A file of rows.
+#[derive(Deserialize)]
+struct RowsFile {
+    #[serde(default)]
+    about: String,
+    rows: Vec<StepRow>,
+}
+
+/// A published step or throughput.
+#[derive(Deserialize)]
+struct StepRow {
+    source: String,
+    framework: String,
+    family: String,
+    model: RowModel,
+    device: String,
+    devices: u64,
+    tensor: u64,
+    pipeline: u64,
+    data: u64,
+    sharding: String,
+    micro_batch: u64,
+    global_batch: u64,
+    sequence: u64,
+    dtype: String,
+    recompute: String,
+    #[serde(default = "one")]
+    interleaving: u64,
+    tokens_per_s: Option<f64>,
+    step_s: Option<f64>,
+}
+
+#[derive(Clone, PartialEq, Deserialize)]
+struct RowModel {
+    layers: u64,
+    hidden: u64,
+    heads: u64,
+    kv_heads: u64,
+    d_ff: u64,
+    gated: bool,
+    vocab: u64,
+    tied: bool,
+}
+
+fn one() -> u64 {
+    1
+}
+
+/// Reads rows in JSON. `name` becomes the name of the measurements; `hardware` replaces the preset of every row's device.
+///
+/// # Errors
+/// A syntax error or a missing field; else every value without a price, and the defects of the measurements, with their
+/// rows.
+pub fn measurements_from_rows(
+    text: &str,
+    name: &str,
+    hardware: Option<&str>,
+) -> Result<MeasurementsFile, Defects> {
+    let file: RowsFile = json::read(text).map_err(|defect| {
+        let problem = format!("is not a file of rows: {}", defect.problem);
+        Defects::single(Defect::new(defect.field, problem))
+    })?;
+    if file.rows.is_empty() {
+        return Err(Defect::new("rows", "is empty").into());
+    }
+    let mut defects = Defects::default();
+    let mut sources: IndexMap<String, Citation> = IndexMap::new();
+    let mut measurements = vec![];
+    for (index, row) in file.rows.iter().enumerate() {
+        let mut reader = RowReader { index, row, defects: &mut defects };
+        let step = reader.step();
+        let value = reader.time_s();
+        let hardware = hardware.map_or_else(|| reader.hardware(), str::to_owned);
+        let citation = Citation { citation: row.source.clone(), conditions: row.framework.clone() };
+        let key = source_key(&mut sources, &row.family, citation);
+        measurements.push(Measurement {
+            name: row.name(index),
+            table: format!("{} on {}", row.family, row.device),
+            source: key,
+            hardware,
+            executor: Executor::Eager,
+            mesh: row.mesh(),
+            measured: MeasuredQuantity::Step(Box::new(step)),
+            value,
+            unit: MeasurementUnit::S,
+            comparison_group: row.comparison_group(&file.rows),
+            fitted: false,
+        });
+    }
+    defects.into_result(())?;
+    let (format, name, description) = (MeasurementsFormat::V1, name.to_owned(), file.about);
+    let file = MeasurementsFile { format, name, description, sources, measurements };
+    validate(&file, |index| format!("rows[{index}], "))?;
+    Ok(file)
+}
+
+/// The sharding of dense models whose residual stream is, or is not, sharded on tokens.
+fn strategy(shards_tokens: bool) -> Baseline {
+    let mut strategies = Baseline::of_dense_models();
+    strategies.find(|known| known.shards_tokens() == shards_tokens).unwrap_or(Baseline::FullrankTp)
+}
+
+/// The key of a source, which is added where it is new: the family with a number.
+fn source_key(
+    sources: &mut IndexMap<String, Citation>,
+    family: &str,
+    citation: Citation,
+) -> String {
+    if let Some((key, _)) = sources.iter().find(|(_, known)| **known == citation) {
+        return key.clone();
+    }
+    let key = format!("{family}-{}", sources.len() + 1);
+    sources.insert(key.clone(), citation);
+    key
+}
+
+impl StepRow {
+    fn mesh(&self) -> Mesh {
+        Mesh { tensor: self.tensor, pipeline: self.pipeline, data: self.data, context: 1 }
+    }
+
+    fn name(&self, index: usize) -> String {
+        let RowModel { layers, hidden, .. } = self.model;
+        let Mesh { tensor, pipeline, data, .. } = self.mesh();
+        format!(
+            "row {index}: {hidden} × {layers}, {} × {} tokens, T{tensor} P{pipeline} D{data}, {}",
+            self.micro_batch, self.sequence, self.recompute
+        )
+    }
+
+    /// The work of the row, where another row of the file does the same.
+    fn comparison_group(&self, rows: &[StepRow]) -> Option<String> {
+        let work = |row: &StepRow| (row.devices, row.global_batch, row.sequence);
+        let same = |row: &&StepRow| {
+            row.family == self.family
+                && row.device == self.device
+                && row.model == self.model
+                && work(row) == work(self)
+        };
+        let RowModel { layers, hidden, .. } = self.model;
+        let (devices, batch, length) = work(self);
+        (rows.iter().filter(same).count() > 1).then(|| {
+            format!(
+                "{} {hidden} × {layers} on {devices} {}, {batch} × {length}",
+                self.family, self.device
+            )
+        })
+    }
+}
+
+/// Reads one row and reports its defects.
+struct RowReader<'a> {
+    index: usize,
+    row: &'a StepRow,
+    defects: &'a mut Defects,
+}
+
+impl RowReader<'_> {
+    fn defect(&mut self, field: &str, problem: String, hint: &str) {
+        let place = format!("rows[{}].{field}", self.index);
+        self.defects.push(Defect::new(place, problem).hint(hint));
+    }
+
+    fn hardware(&mut self) -> String {
+        let device = self.row.device.as_str();
+        if let Some((_, preset)) = DEVICES.iter().find(|(name, _)| *name == device) {
+            return (*preset).to_owned();
+        }
+        let names = DEVICES.map(|(name, _)| name).join(", ");
+        let problem = format!("no preset is known for `{device}`");
+        self.defect("device", problem, &format!("{names}; or `--hardware NAME`"));
+        String::new()
+    }
+
+    fn time_s(&mut self) -> f64 {
+        let tokens = (self.row.global_batch * self.row.sequence) as f64;
+        match (self.row.step_s, self.row.tokens_per_s) {
+            (Some(time_s), _) => time_s,
+            (None, Some(tokens_per_s)) => tokens / tokens_per_s,
+            (None, None) => {
+                self.defect("step_s", "is missing".into(), "step_s, or tokens_per_s");
+                1.0
+            }
+        }
+    }
+
+    fn step(&mut self) -> TrainingStep {
+        let row = self.row;
+        if row.mesh().devices() != row.devices {
+            let problem = format!("{} is not tensor × pipeline × data", row.devices);
+            self.defect("devices", problem, "the product of the three axes");
+        }
+        if !DTYPES.contains(&row.dtype.as_str()) {
+            let problem = format!("`{}` is not a format of 16 bits", row.dtype);
+            self.defect("dtype", problem, &DTYPES.join(", "));
+        }
+        let (recompute, shards_tokens) = self.recompute();
+        let (model, framework) = self.model();
+        // Megatron-LM states its sequence parallelism; other frameworks shard tokens wherever they have a tensor axis.
+        let shards_tokens = shards_tokens || (framework.is_some() && row.tensor > 1);
+        TrainingStep {
+            model,
+            workload: Workload {
+                global_batch: row.global_batch,
+                sequence_length: row.sequence,
+                micro_batch: row.micro_batch,
+            },
+            strategy: strategy(shards_tokens),
+            recompute,
+            framework,
+            interleaving: row.interleaving,
+            norm: NormRule::Auto,
+            weights: WeightRule::Any,
+            zero: self.zero(),
+            overlap_tensor_collectives: false,
+        }
+    }
+
+    /// Recomputation, and whether the row states sequence parallelism.
+    fn recompute(&mut self) -> (StepRecompute, bool) {
+        match self.row.recompute.as_str() {
+            "none" => (StepRecompute::None, false),
+            "block" | "full" => (StepRecompute::Block, false),
+            "selective layer" => (StepRecompute::SelectiveLayers, false),
+            "selective op" => (StepRecompute::SelectiveOps, false),
+            "selective" => (StepRecompute::Selective, false),
+            "selective + sequence parallel" => (StepRecompute::Selective, true),
+            other => {
+                let problem = format!("`{other}` is not a known recomputation");
+                self.defect("recompute", problem, RECOMPUTATIONS);
+                (StepRecompute::None, false)
+            }
+        }
+    }
+
+    fn zero(&mut self) -> Zero {
+        match self.row.sharding.as_str() {
+            "none" => Zero::Off,
+            "ZeRO-1" => Zero::One,
+            "SHARD_GRAD_OP" | "ZeRO-2" => Zero::Two,
+            "FULL_SHARD" | "ZeRO-3" => Zero::Three,
+            other => {
+                self.defect("sharding", format!("`{other}` is not a known sharding"), SHARDINGS);
+                Zero::Off
+            }
+        }
+    }
+
+    /// The model, and the framework's table; none for Megatron-LM.
+    fn model(&mut self) -> (TrainedModel, Option<String>) {
+        let RowModel { layers, hidden, heads, kv_heads, d_ff, gated, vocab, tied } = self.row.model;
+        let decoder = |framework: &str| {
+            let mlp = if gated { MlpKind::Gated } else { MlpKind::Plain };
+            let embedding = if tied { EmbeddingKind::Tied } else { EmbeddingKind::Untied };
+            let model = DecoderModel {
+                layers,
+                hidden,
+                heads,
+                kv_heads,
+                d_ff,
+                mlp,
+                vocabulary: vocab,
+                embedding,
+            };
+            (TrainedModel::Decoder(model), Some(framework.to_owned()))
+        };
+        let compiled = self.row.framework.to_ascii_lowercase().contains("compile");
+        match self.row.family.as_str() {
+            "mpt" => decoder("fsdp"),
+            "nanotron" => decoder("nanotron"),
+            "torchtitan" if compiled => decoder("torchtitan-compiled"),
+            "torchtitan" => decoder("torchtitan"),
+            "megatron" => {
+                if gated || kv_heads != heads || d_ff != 4 * hidden {
+                    let problem = "a Megatron-LM row is priced with a plain MLP of width 4h and as many key as query heads";
+                    self.defect("model", problem.into(), "a row of such a GPT");
+                }
+                let gpt = GptModel { layers, hidden, heads, vocabulary: vocab };
+                (TrainedModel::Gpt(gpt), None)
+            }
+            other => {
+                self.defect("family", format!("`{other}` has no prices"), FAMILIES);
+                decoder("fsdp")
+            }
+        }
+    }
+}
