@@ -8,6 +8,7 @@ use narrows_planner::{RequestDefect, RequestDefects, RequestField};
 use narrows_runtime::RunError;
 use narrows_runtime::checkpoint::CheckpointError;
 use narrows_runtime::data::DataError;
+use narrows_runtime::interchange::WeightsError;
 use narrows_runtime::train::TrainError;
 
 use crate::text::thousands;
@@ -185,6 +186,16 @@ impl Failure {
             failure.problems.iter_mut().for_each(|problem| problem.hints.push(hint.into()));
         }
         failure
+    }
+
+    /// Bad input: weights that cannot be read, do not fit the model, or cannot be written.
+    pub fn weights(WeightsError { path, defects }: WeightsError) -> Failure {
+        let name = path.display().to_string();
+        let in_tensor = |defect: Defect| match defect.field.is_empty() {
+            true => defect,
+            false => Defect { field: format!("tensor `{}`", defect.field), ..defect },
+        };
+        Failure::file(&name, Defects(defects.0.into_iter().map(in_tensor).collect()))
     }
 
     /// A step that could not be executed.

@@ -142,7 +142,15 @@ fn looks_like_path(argument: &OsStr) -> bool {
 /// Reads the model of a preset, a file, a folder with a `config.json`, or `-`.
 pub fn model(argument: &OsStr) -> CommandResult<Model> {
     let (name, text) = model_text(argument)?;
+    warn_of_ignored_fields(&name, &text);
     read_model(&name, &text)
+}
+
+/// Prints a warning for each field of a model file that the original code ignores.
+pub fn warn_of_ignored_fields(name: &str, text: &str) {
+    for warning in model::read_with_warnings(name, text).map(|(_, all)| all).unwrap_or_default() {
+        output::warn(&format!("{name}: {warning}"));
+    }
 }
 
 /// Reads a model from the text of a file. `name` is the name of the file in messages.

@@ -32,6 +32,7 @@ mod step_cost;
 mod text;
 mod tokenize;
 mod ui;
+mod weight_files;
 mod whatif;
 
 /// A search allocates millions of small lists on all threads.

@@ -106,12 +106,23 @@ fn the_dense_counterpart_is_the_dense_preset() {
 #[test]
 fn examples_equal_the_presets_of_their_names() {
     for (file, preset) in [
-        ("cola-7b.config.json", "cola-7b"),
+        ("boost-cola-7b.config.json", "cola-7b"),
         ("llama-7b.config.json", "llama-7b"),
         ("lax-1b.json", "lax-1b"),
     ] {
-        assert_eq!(read_example(file), presets::find(preset).unwrap(), "{file}");
+        let example = Model { name: preset.to_owned(), ..read_example(file) };
+        assert_eq!(example, presets::find(preset).unwrap(), "{file}");
     }
+}
+
+/// The 7B model of CoLA's repository has an untied head and a padding token; the preset is BOOST's.
+#[test]
+fn cola_and_boost_differ_in_their_7b_models() {
+    let cola = read_example("cola-7b.config.json");
+    assert_eq!((cola.tied, cola.padding_token), (false, Some(0)));
+    let (tied, max_sequence_length) = (true, 4096);
+    let boost = Model { tied, padding_token: None, max_sequence_length, ..cola };
+    assert_eq!(boost, presets::find("cola-7b").unwrap());
 }
 
 #[test]
@@ -174,7 +185,20 @@ fn fingerprints_are_stable_and_ignore_names() {
     let cola = presets::find("cola-7b").unwrap();
     let renamed = Model { name: "another".to_owned(), ..cola.clone() };
     assert_eq!(cola.fingerprint(), renamed.fingerprint());
-    assert_eq!(cola.fingerprint(), read_example("cola-7b.config.json").fingerprint());
+    assert_eq!(cola.fingerprint(), read_example("boost-cola-7b.config.json").fingerprint());
+    for other in [
+        Model { padding_token: Some(0), ..cola.clone() },
+        Model { padding_token: Some(1), ..cola.clone() },
+        Model { initial_std: 0.01, ..cola.clone() },
+    ] {
+        assert_ne!(cola.fingerprint(), other.fingerprint());
+    }
+    // Without a LayerNorm over latents, its ε has no effect.
+    let other_epsilon = Model { latent_norm_epsilon: 1e-5, ..cola.clone() };
+    assert_eq!(cola.fingerprint(), other_epsilon.fingerprint());
+    let lax = presets::find("lax-60m").unwrap();
+    let other_epsilon = Model { latent_norm_epsilon: 1e-5, ..lax.clone() };
+    assert_ne!(lax.fingerprint(), other_epsilon.fingerprint());
     // Plans name their models by fingerprint, so it must not change.
     let stable = "aff20da4c2b09a028f66118b4859fe6614c4355a5730194b7ceca57bfd7f9328";
     assert_eq!(presets::find("cola-tiny").unwrap().fingerprint(), stable);

@@ -1,6 +1,6 @@
 //! Accepted fields of a `config.json`, and their defaults.
 
-use narrows_plan::model::{self, Activation, GatedProduct, Model, Weight, presets};
+use narrows_plan::model::{self, Activation, ConfigClass, GatedProduct, Model, Weight, presets};
 use serde_json::{Value, json};
 
 /// The required fields, and `more`.
@@ -64,13 +64,80 @@ fn both_dialects_of_cola_are_read() {
         (json!({}), (16, 16, Silu, Plain)),
         (json!({"rank": null}), (16, 16, Silu, Plain)),
         (json!({"rank": 24, "only_lr_act": false}), (24, 24, Silu, SwiGlu)),
-        (json!({"rank": 24, "lr_act_type": "linear"}), (24, 24, Identity, Plain)),
+        (json!({"rank": 24, "lr_act_type": "linear"}), (24, 24, Silu, Plain)),
+        (json!({"rank": 24, "hidden_act": "linear"}), (24, 24, Identity, Plain)),
+        (json!({"hidden_act": "linear", "only_lr_act": false}), (16, 16, Identity, Plain)),
+        (json!({"cola_act": "linear", "only_lr_act": false}), (16, 16, Identity, SwiGlu)),
         (json!({"cola_act": "silu", "hidden_act": "silu"}), (16, 16, Silu, Plain)),
         (json!({"attn_rank": 8, "mlp_rank": 12}), (8, 12, Silu, Plain)),
-        (json!({"attn_rank": 8}), (8, 16, Silu, Plain)),
-        (json!({"mlp_rank": 8, "both_act": true}), (16, 8, Silu, SwiGlu)),
+        (json!({"attn_rank": 8}), (8, 1024, Silu, Plain)),
+        (json!({"mlp_rank": 8, "both_act": true}), (1024, 8, Silu, SwiGlu)),
+        (json!({"is_cola_llama_config": true}), (1024, 1024, Silu, Plain)),
+        (json!({"architectures": ["ColaLlamaForTraining"]}), (1024, 1024, Silu, Plain)),
     ] {
         assert_eq!(block(&config("cola", more.clone())), expected, "{more}");
+    }
+}
+
+/// CoLA's classes pass `hidden_act` to their layers in place of `lr_act_type`.
+#[test]
+fn an_ignored_activation_is_a_warning() {
+    for (more, field) in [
+        (json!({"lr_act_type": "linear"}), Some("lr_act_type")),
+        (json!({"lr_act_type": "gelu"}), Some("lr_act_type")),
+        (json!({"lr_act_type": "silu"}), None),
+        (json!({"lr_act_type": "swish", "hidden_act": "silu"}), None),
+        (json!({"lr_act_type": "linear", "cola_act": "linear"}), None),
+        (json!({}), None),
+    ] {
+        let text = config("cola", more.clone()).to_string();
+        let (_, warnings) = model::read_with_warnings("config.json", &text).unwrap();
+        let fields: Vec<&str> = warnings.iter().map(|warning| &*warning.field).collect();
+        assert_eq!(fields, field.as_slice(), "{more}");
+    }
+}
+
+/// The five `colam_*.json` files of the CoLA repository differ in these sizes.
+#[test]
+fn official_configs_of_cola_m_are_read() {
+    for (hidden, d_ff, heads, layers, rank, only_lr_act) in [
+        (512, 1376, 8, 8, 128, Some(false)),
+        (768, 2048, 12, 12, 256, Some(false)),
+        (1024, 2736, 16, 24, 256, None),
+        (2048, 5461, 32, 24, 512, None),
+        (4096, 11_008, 32, 32, 1024, None),
+    ] {
+        let mut official = json!({
+            "architectures": ["ColaMForCausalLM"], "bos_token_id": 0, "eos_token_id": 1,
+            "hidden_act": "silu", "hidden_size": hidden, "intermediate_size": d_ff,
+            "initializer_range": 0.02, "max_sequence_length": 1024, "model_type": "cola_m",
+            "num_attention_heads": heads, "num_hidden_layers": layers, "pad_token_id": 0,
+            "rms_norm_eps": 1e-06, "use_cache": false, "vocab_size": 32000, "rank": rank
+        });
+        let product = match only_lr_act {
+            Some(value) => {
+                official["only_lr_act"] = json!(value);
+                GatedProduct::SwiGlu
+            }
+            None => GatedProduct::Plain,
+        };
+        let model = read(&official);
+        assert_eq!(block(&official), (rank, rank, Activation::Silu, product));
+        assert_eq!((model.tied, model.padding_token), (false, Some(0)));
+    }
+}
+
+#[test]
+fn padding_and_initialisation_are_those_of_the_original_classes() {
+    for (family, more, expected) in [
+        ("cola", json!({"pad_token_id": 0, "initializer_range": 0.01}), (Some(0), 0.01)),
+        ("llama", json!({"pad_token_id": -1, "initializer_range": 0.03}), (Some(255), 0.03)),
+        ("llama", json!({"pad_token_id": null}), (None, 0.02)),
+        // BOOST's classes take the initial standard deviation from the YAML file of a run.
+        ("cola", json!({"attn_rank": 8, "initializer_range": 0.01}), (None, 0.02)),
+    ] {
+        let model = read(&config(family, more.clone()));
+        assert_eq!((model.padding_token, model.initial_std), expected, "{more}");
     }
 }
 
@@ -99,6 +166,8 @@ fn galore_configs_equal_the_dense_preset() {
         "vocab_size": 32000
     });
     let expected = presets::find("llama-60m").unwrap();
+    // PyTorch counts a negative `padding_idx` from the end of the vocabulary.
+    let expected = Model { padding_token: Some(31_999), ..expected };
     assert_eq!(read(&galore).fingerprint(), expected.fingerprint());
 }
 
@@ -111,4 +180,66 @@ fn fields_without_effect_are_accepted() {
         "id2label": {"0": "LABEL_0"}, "top_p": 0.9, "is_encoder_decoder": false, "dtype": "float32"
     });
     read(&config("llama", more));
+}
+
+/// A written config reads as the same model, and what a class does not have is refused by its place.
+#[test]
+fn written_configs_read_as_the_same_model() {
+    use ConfigClass::{Cola, Llama, Nanotron};
+    let cola = presets::find("cola-60m").unwrap();
+    let padded = Model { padding_token: Some(0), initial_std: 0.03, ..cola.clone() };
+    let tied = presets::find("cola-1b").unwrap();
+    let linear = read(&config("cola", json!({"hidden_act": "linear"})));
+    let halves = json!({"attn_rank": 8, "mlp_rank": 12, "num_key_value_heads": 2});
+    let boost = read(&config("cola", halves));
+    let dense = read(&config("llama", json!({"num_key_value_heads": 2, "head_dim": 32})));
+    let svd = presets::find("svd-60m").unwrap();
+    let lax = presets::find("lax-60m").unwrap();
+    let mixed = model::read("mixed", include_str!("../../models/mixed-ranks.json")).unwrap();
+    for (model, class, refusal) in [
+        (&cola, Cola, None),
+        (&padded, Cola, None),
+        (&tied, Cola, None),
+        (&tied, Nanotron, None),
+        (&linear, Cola, None),
+        (&boost, Nanotron, None),
+        (&dense, Llama, None),
+        (&dense, Nanotron, None),
+        (&svd.folded().unwrap(), Llama, None),
+        (&cola, Llama, Some("layer 0 q: is a factor pair")),
+        (&cola, Nanotron, Some("layer 0: has SiLU on the gate")),
+        (&svd, Cola, Some("layer 0: has SiLU on the gate and not in the latents")),
+        (&svd, Nanotron, Some("layer 0 q: has no activation")),
+        (&boost, Cola, Some("layer 0 gate: has rank 12, and q has 8")),
+        (&dense, Cola, Some("layer 0 q: is dense")),
+        (&lax, Cola, Some("layer 1 q: has a latent crossing")),
+        (&mixed, Llama, Some("layer 1 q: differs from layer 0")),
+    ] {
+        let written = model.hugging_face_config(class);
+        match (written, refusal) {
+            (Ok(config), None) => {
+                let again = Model { name: model.name.clone(), ..read(&config) };
+                assert_eq!(again, *model, "{class:?}");
+            }
+            (Err(defect), Some(words)) => {
+                assert!(defect.to_string().starts_with(words), "{words}: {defect}");
+            }
+            (written, _) => panic!("{class:?} of {}: {written:?}", model.name),
+        }
+    }
+}
+
+#[test]
+fn pairs_are_folded_where_their_function_is_linear() {
+    let svd = presets::find("svd-60m").unwrap();
+    let folded = svd.folded().unwrap();
+    assert!(!folded.is_low_rank());
+    assert_eq!(folded.blocks[0].product, svd.blocks[0].product);
+    for (name, words) in [
+        ("cola-60m", "layer 0 q: has SiLU between its factors"),
+        ("lax-60m", "layer 0 q: has SiLU between its factors"),
+    ] {
+        let defect = presets::find(name).unwrap().folded().unwrap_err();
+        assert!(defect.to_string().starts_with(words), "{name}: {defect}");
+    }
 }

@@ -8,8 +8,9 @@ use narrows_plan::model::{
 };
 use serde_json::Value;
 
-const EXAMPLES: [&str; 5] = [
+const EXAMPLES: [&str; 6] = [
     include_str!("../../models/cola-7b.config.json"),
+    include_str!("../../models/boost-cola-7b.config.json"),
     include_str!("../../models/llama-7b.config.json"),
     include_str!("../../models/mixed-ranks.json"),
     include_str!("../../models/lax-1b.json"),

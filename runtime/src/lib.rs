@@ -13,6 +13,7 @@
 //! | [`train`] | the training loop and its metrics |
 //! | [`data`] | token files and the sampler |
 //! | [`checkpoint`] | checkpoints: saving, loading, resuming |
+//! | [`interchange`] | weights in the files of other training codes |
 //! | [`process_group`] | traits of a run of many processes, and their errors |
 //!
 //! The crate root exports what engines and reports share: the order of a step's instructions, operand
@@ -25,6 +26,7 @@ pub mod data;
 mod digest;
 mod error;
 mod instruction_order;
+pub mod interchange;
 mod learning_rate;
 mod measure;
 mod null;

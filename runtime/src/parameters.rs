@@ -7,21 +7,22 @@
 //!
 //! | name | rows × columns | initial value |
 //! |---|---|---|
-//! | `embedding` | vocab × hidden | N(0, 0.02²) |
+//! | `embedding` | vocab × hidden | N(0, s²); zeros in the row of the padding token |
 //! | `layer N norm1`, `norm2` | 1 × hidden | 1 |
-//! | `layer N q` (dense) | d_in × d_out | N(0, 0.02²) |
+//! | `layer N q` (dense) | d_in × d_out | N(0, s²) |
 //! | `layer N q.a` | d_in × r | N(0, σ²), σ = r^(-1/4)·(d_in + d_out)^(-1/4) |
 //! | `layer N q.b` | r × d_out | the same σ |
 //! | `layer N q.gate` | r_prev × r | identity |
 //! | `layer N q.gate.u`, `q.gate.v` | a × a, b × b | identity |
 //! | `layer N q.latent_norm.scale`, `.bias` | 1 × r | 1, 0 |
 //! | `final_norm` | 1 × hidden | 1 |
-//! | `head`, unless tied | hidden × vocab | N(0, 0.02²) |
+//! | `head`, unless tied | hidden × vocab | N(0, s²) |
 //!
-//! Likewise for k, v, o, gate, up and down. Matrices are row-major, (in, out): `y = x·W`. The σ of
+//! Likewise for k, v, o, gate, up and down; s is [`Model::initial_std`], 0.02 as in LLaMA unless the
+//! model sets it. Matrices are row-major, (in, out): `y = x·W`. The σ of
 //! factors is that of CoLA's released code; an entry of A·B, a sum of r terms, then has standard
 //! deviation σ²·√r = (d_in + d_out)^(-1/2), whatever the rank: 0.022 between widths of 1024, where
-//! a dense matrix has LLaMA's 0.02. All gates start as the identity gate, so that the three kinds
+//! a dense matrix has 0.02. All gates start as the identity gate, so that the three kinds
 //! compute the same function at first; a dense gate between unequal ranks starts with ones on its
 //! diagonal and zeros elsewhere.
 //!
@@ -36,9 +37,6 @@ use narrows_plan::model::{
 };
 
 use crate::random::{CounterRng, random_stream_name};
-
-/// Initial standard deviation of dense matrices and of the embedding, as in LLaMA.
-const DENSE_STD: f64 = 0.02;
 
 /// One whole, unsharded parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +75,8 @@ pub enum Initialisation {
     Normal {
         /// Standard deviation.
         std: f64,
+        /// A row of zeros: that of the padding token in the embedding.
+        zero_row: Option<u64>,
     },
 }
 
@@ -94,7 +94,8 @@ impl LogicalParameter {
             Initialisation::Zeros => 0.0,
             Initialisation::Ones => 1.0,
             Initialisation::Identity => f64::from(u8::from(row == column)),
-            Initialisation::Normal { std } => std * stream.normal(row * columns + column),
+            Initialisation::Normal { zero_row, .. } if zero_row == Some(row) => 0.0,
+            Initialisation::Normal { std, .. } => std * stream.normal(row * columns + column),
         }
     }
 }
@@ -102,11 +103,10 @@ impl LogicalParameter {
 /// All parameters of a model, in the order of the forward pass. A tied head is not among them.
 pub fn logical_parameters(model: &Model) -> Vec<LogicalParameter> {
     let outside_blocks = |weight| ParameterId { block: None, weight };
-    let normal = |weight, rows, columns| {
-        let initial = Initialisation::Normal { std: DENSE_STD };
-        matrix(outside_blocks(weight), rows, columns, initial)
-    };
-    let mut parameters = vec![normal(WeightId::Embedding, model.vocab, model.hidden)];
+    let std = model.initial_std;
+    let table = Initialisation::Normal { std, zero_row: model.padding_token };
+    let embedding = outside_blocks(WeightId::Embedding);
+    let mut parameters = vec![matrix(embedding, model.vocab, model.hidden, table)];
     for (index, block) in model.blocks.iter().enumerate() {
         let previous = index.checked_sub(1).map(|previous| model.blocks[previous].linears());
         let in_block = |weight| ParameterId { block: Some(index as u64), weight };
@@ -118,29 +118,32 @@ pub fn logical_parameters(model: &Model) -> Vec<LogicalParameter> {
             };
             parameters.extend(norm.map(|norm| scale(in_block(norm), model.hidden)));
             let previous_rank = previous.as_ref().and_then(|previous| previous[slot].1.rank());
-            parameters.extend(linear_parameters((index as u64, kind), linear, previous_rank));
+            let place = (index as u64, kind);
+            parameters.extend(linear_parameters(place, linear, previous_rank, std));
         }
     }
     parameters.push(scale(outside_blocks(WeightId::FinalNorm), model.hidden));
     if !model.tied {
-        parameters.push(normal(WeightId::Head, model.hidden, model.vocab));
+        let head = outside_blocks(WeightId::Head);
+        parameters.push(matrix(head, model.hidden, model.vocab, normal(std)));
     }
     parameters
 }
 
-/// The parameters of one linear; `previous_rank` is the rank of the same linear in the previous block.
+/// The parameters of one linear; `previous_rank` is the rank of the same linear in the previous block, and
+/// `dense_std` the initial standard deviation of a dense matrix.
 fn linear_parameters(
     (block, kind): (u64, LinearKind),
     linear: &Linear,
     previous_rank: Option<u64>,
+    dense_std: f64,
 ) -> Vec<LogicalParameter> {
     let &Linear { d_in, d_out, .. } = linear;
     let in_block = |weight| ParameterId { block: Some(block), weight };
     let Weight::Pair(FactorPair { rank, crossing, .. }) = &linear.weight else {
-        let initial = Initialisation::Normal { std: DENSE_STD };
-        return vec![matrix(in_block(WeightId::Dense(kind)), d_in, d_out, initial)];
+        return vec![matrix(in_block(WeightId::Dense(kind)), d_in, d_out, normal(dense_std))];
     };
-    let initial = Initialisation::Normal { std: factor_std(d_in, d_out, *rank) };
+    let initial = normal(factor_std(d_in, d_out, *rank));
     let mut parameters = vec![
         matrix(in_block(WeightId::FactorA(kind)), d_in, *rank, initial),
         matrix(in_block(WeightId::FactorB(kind)), *rank, d_out, initial),
@@ -182,6 +185,10 @@ fn factor_std(d_in: u64, d_out: u64, rank: u64) -> f64 {
     (rank as f64 * (d_in + d_out) as f64).powf(-0.25)
 }
 
+fn normal(std: f64) -> Initialisation {
+    Initialisation::Normal { std, zero_row: None }
+}
+
 fn matrix(id: ParameterId, rows: u64, columns: u64, initial: Initialisation) -> LogicalParameter {
     let kind = ParameterKind::Matrix;
     LogicalParameter { id, rows, columns, kind, initialisation: initial }
@@ -219,7 +226,7 @@ mod tests {
                     crossing: None,
                 }),
             };
-            let factors = linear_parameters((0, LinearKind::Q), &linear, None);
+            let factors = linear_parameters((0, LinearKind::Q), &linear, None, 0.02);
             let (a, b) = (factors[0].initial_value(1), factors[1].initial_value(1));
             let entry = |i, j| (0..rank).map(|k| a(i, k) * b(k, j)).sum::<f64>();
             let squares = (0..d_in * d_out).map(|n| entry(n / d_out, n % d_out).powi(2));

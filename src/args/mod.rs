@@ -11,7 +11,9 @@ mod convert;
 mod data;
 mod doctor;
 mod documents;
+mod export_weights;
 mod flags;
+mod initial_weights;
 mod launch;
 mod output;
 mod plan;
@@ -42,6 +44,7 @@ pub use convert::ConvertArgs;
 pub use data::{DataArgs, DataTask, TokenFileSettings};
 pub use doctor::DoctorArgs;
 pub use documents::DocumentFiles;
+pub use export_weights::{ExportClassArg, ExportSettings, ExportWeightsArgs};
 pub use flags::{flags, set_flag};
 pub use output::{Detail, OutputFormat, OutputSettings};
 pub use plan::{
@@ -142,6 +145,11 @@ pub enum Command {
     ///
     /// Inputs are joined in the order given, or interleaved by --weights. Without --tokenizer every byte is a token.
     Data(DataArgs),
+    /// Write the weights of a checkpoint for the classes of another training code
+    ///
+    /// Writes the weights and a config.json, so that `from_pretrained` of the class loads the folder;
+    /// for Nanotron, the folder of a checkpoint. Weights are F32.
+    ExportWeights(ExportWeightsArgs),
     /// Compare predictions with measurements
     ///
     /// Without --measurements, with the published measurements that are built in.

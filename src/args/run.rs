@@ -16,6 +16,7 @@ use crate::{gpu, input, output};
 
 use super::checkpoint::{CheckpointArgs, CheckpointSettings};
 use super::data::{is_same_file, output_is_input, token_stream};
+use super::initial_weights::InitialWeightsArgs;
 use super::launch::LaunchArgs;
 use super::output::{OutputArgs, OutputFormat, OutputSettings};
 use super::plan::PlanSelection;
@@ -53,6 +54,9 @@ pub struct RunArgs {
     /// Checkpoints.
     #[command(flatten)]
     pub checkpoints: CheckpointArgs,
+    /// Initial weights.
+    #[command(flatten)]
+    pub initial_weights: InitialWeightsArgs,
     /// Traces.
     #[command(flatten)]
     pub trace: TraceArgs,
@@ -139,6 +143,8 @@ pub struct TrainSettings {
     pub validation: Option<ValidationSettings>,
     /// Checkpoints, if any.
     pub checkpoints: Option<CheckpointSettings>,
+    /// File or folder of the initial weights, if they are not random.
+    pub init_from: Option<PathBuf>,
     /// The trace, if any.
     pub trace: Option<TraceSettings>,
     /// Rank and rendezvous of this process, if there are several.
@@ -262,6 +268,7 @@ impl RunArgs {
             ("--eval-data", self.validation.eval_data.is_some()),
             ("--trace", self.trace.trace.is_some()),
             ("--checkpoint-dir", self.checkpoints.checkpoint_dir.is_some()),
+            ("--init-from", self.initial_weights.init_from.is_some()),
         ];
         match flags.into_iter().find(|(_, is_set)| *is_set) {
             None => Ok(()),
@@ -310,6 +317,7 @@ impl RunArgs {
                 self.checkpoints.keep_best,
             )?,
             checkpoints: self.checkpoints.resolve(),
+            init_from: self.initial_weights.init_from.clone(),
             trace: self.trace.resolve(recipe.steps)?.filter(|_| is_rank_0),
             recipe,
             process,

@@ -9,6 +9,7 @@ mod cost;
 mod data;
 mod doctor;
 mod explain;
+mod export_weights;
 mod plan;
 mod plot;
 mod run;
@@ -63,6 +64,7 @@ fn execute(command: &Command) -> CommandResult<()> {
         Command::Run(args) => run::run(args),
         Command::Plot(args) => plot::run(args),
         Command::Data(args) => data::run(args),
+        Command::ExportWeights(args) => export_weights::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Validate(args) => validate::run(args),
         Command::Calibrate(args) => calibrate::run(args),

@@ -290,6 +290,7 @@ fn is_flag_of_run(flag: &str) -> bool {
 
 fn read_model(argument: &OsStr) -> CommandResult<(Document, Model)> {
     let (name, text) = input::model_text(argument)?;
+    input::warn_of_ignored_fields(&name, &text);
     let model = input::read_model(&name, &text)?;
     let mut document = document(name, &text)?;
     // Hugging Face configs have another form, whose optional fields are not known.

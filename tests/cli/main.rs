@@ -28,6 +28,7 @@ mod trace;
 mod training_run;
 mod ui;
 mod validate;
+mod weights;
 mod whatif;
 mod zero;
 

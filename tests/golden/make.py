@@ -65,8 +65,8 @@ class Weights(dict):
 
 
 class DenseLinear:
-    def __init__(self, weights, name, d_in, d_out):
-        self.w = weights.make(name, (d_in, d_out), 0.02)
+    def __init__(self, weights, name, d_in, d_out, std):
+        self.w = weights.make(name, (d_in, d_out), std)
 
     def __call__(self, x, crossing_latent):
         return x @ self.w, None
@@ -109,7 +109,7 @@ class ReleasedLaxLinear(PaperLaxLinear):
 
     def __call__(self, x, crossing_latent):
         latent = x @ self.a + self.gate(crossing_latent)
-        latent = F.layer_norm(latent, (self.rank,), self.scale[0], self.bias[0], eps=1e-5)
+        latent = F.layer_norm(latent, (self.rank,), self.scale[0], self.bias[0], eps=1e-6)
         z = self.phi(latent)
         return z @ self.b, z
 
@@ -126,9 +126,9 @@ def make_gate(weights, name, gate, rank_before, rank):
     return lambda h: torch.einsum("...ij,ik,jl->...kl", h.unflatten(-1, (a, b)), u, v).flatten(-2)
 
 
-def make_linear(weights, name, d_in, d_out, spec, spec_before):
+def make_linear(weights, name, d_in, d_out, spec, spec_before, dense_std):
     if spec == "dense":
-        return DenseLinear(weights, name, d_in, d_out)
+        return DenseLinear(weights, name, d_in, d_out, dense_std)
     crossing = spec.get("crossing") if spec_before is not None else None
     if crossing is None or crossing == "none":
         return ColaLinear(weights, name, d_in, d_out, spec)
@@ -168,7 +168,7 @@ class Block:
                       gate=(hidden, d_ff), up=(hidden, d_ff), down=(d_ff, hidden))
         self.linears = {
             name: make_linear(weights, f"layer {index} {name}", *widths[name], spec[name],
-                              spec_before.get(name))
+                              spec_before.get(name), config.get("initial_std", 0.02))
             for name in LINEARS
         }
         self.norm1 = RmsNorm(weights, f"layer {index} norm1", hidden, config["norm_epsilon"])
@@ -201,15 +201,20 @@ class Block:
 
 class Model:
     def __init__(self, config, weights):
-        hidden, vocab = config["hidden"], config["vocab"]
-        self.embedding = weights.make("embedding", (vocab, hidden), 0.02)
+        hidden, vocab, std = config["hidden"], config["vocab"], config.get("initial_std", 0.02)
+        self.padding = config.get("padding_token")
+        table = std * normal(weights.seed, "embedding", vocab * hidden).reshape(vocab, hidden)
+        if self.padding is not None:
+            table[self.padding] = 0.0
+        self.embedding = weights.make("embedding", (vocab, hidden), table)
         self.blocks = [Block(weights, index, config) for index in range(len(config["blocks"]))]
         self.final_norm = RmsNorm(weights, "final_norm", hidden, config["norm_epsilon"])
-        self.head = None if config["tied"] else weights.make("head", (hidden, vocab), 0.02)
+        self.head = None if config["tied"] else weights.make("head", (hidden, vocab), std)
 
     def logits(self, tokens):
         """Logits of tokens [sequences, length]."""
-        x, crossing_latents = F.embedding(tokens, self.embedding), {}
+        x = F.embedding(tokens, self.embedding, padding_idx=self.padding)
+        crossing_latents = {}
         for block in self.blocks:
             x, crossing_latents = block(x, crossing_latents)
         return self.final_norm(x) @ (self.embedding.T if self.head is None else self.head)
@@ -306,6 +311,8 @@ def cases():
         "lax-released-dense": dict(base, blocks=lax("released", "dense", [4, 6, 3])),
         "lax-released-tensor": dict(base, blocks=lax("released", tensor, [6, 6, 6])),
         "lax-mixed": dict(base, blocks=mixed_forms()),
+        "padding": dict(base, padding_token=2, initial_std=0.05, blocks=cola),
+        "padding-tied": dict(base, tied=True, padding_token=2, blocks=cola),
     }
 
 
@@ -340,6 +347,8 @@ def golden(name, config, seed):
         row = tokens[used:used + sequences * (length + 1)].view(sequences, length + 1)
         microbatches.append((row[:, :-1], row[:, 1:]))
         used += row.numel()
+    padding = config.get("padding_token")
+    assert padding is None or any(padding in inputs for inputs, _ in microbatches)
 
     logits = model.logits(microbatches[0][0])
     loss = model.loss(microbatches)

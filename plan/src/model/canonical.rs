@@ -25,7 +25,10 @@ impl From<&Model> for ModelFile {
             d_ff: typical.gate.d_out,
             max_sequence_length: model.max_sequence_length,
             norm_epsilon: model.norm_epsilon,
+            latent_norm_epsilon: model.latent_norm_epsilon,
             rope_theta: model.rope_theta,
+            initial_std: model.initial_std,
+            padding_token: model.padding_token,
             tied: model.tied,
             blocks: BlocksFile {
                 count: model.blocks.len() as u64,

@@ -19,8 +19,8 @@
 //! assert_eq!(model.blocks[5].down.rank(), None);
 //! ```
 //!
-//! Activation and product have no default, because published models differ in them. ε and θ default to
-//! the values of LLaMA, and latents do not cross by default.
+//! Activation and product have no default, because published models differ in them. ε, θ and the initial
+//! standard deviation default to the values of LLaMA, and latents do not cross by default.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -35,6 +35,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::json;
 
 use super::{Activation, GatedProduct, LatentCrossing};
+
+/// ε of the LayerNorm over a crossed latent unless a file sets it: that of the released LaX.
+pub(super) const DEFAULT_LATENT_NORM_EPSILON: f64 = 1e-6;
+
+/// Initial standard deviation of dense weights unless a file sets it: that of LLaMA.
+pub(super) const DEFAULT_INITIAL_STD: f64 = 0.02;
 
 /// A model file, not yet checked: [`ModelFile::resolve`] returns the [`Model`](super::Model).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -79,9 +85,24 @@ pub struct ModelFile {
     /// ε of every RMSNorm.
     #[serde(default = "default_norm_epsilon")]
     pub norm_epsilon: f64,
+    /// ε of the LayerNorm over a crossed latent, in the released form of LaX.
+    #[serde(
+        default = "default_latent_norm_epsilon",
+        skip_serializing_if = "is_default_latent_norm_epsilon"
+    )]
+    pub latent_norm_epsilon: f64,
     /// Base θ of the rotary position embedding.
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f64,
+    /// Initial standard deviation of embedding, head and dense linears. That of factors follows from
+    /// their shapes.
+    #[serde(default = "default_initial_std", skip_serializing_if = "is_default_initial_std")]
+    pub initial_std: f64,
+    /// Token whose embedding starts at zero and gets no gradient from the lookup, as PyTorch's
+    /// `padding_idx`; by default none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 16_777_215))]
+    pub padding_token: Option<u64>,
     /// Whether embedding and head are one weight.
     #[serde(default)]
     pub tied: bool,
@@ -197,6 +218,22 @@ fn default_norm_epsilon() -> f64 {
 
 fn default_rope_theta() -> f64 {
     10_000.0
+}
+
+fn default_latent_norm_epsilon() -> f64 {
+    DEFAULT_LATENT_NORM_EPSILON
+}
+
+fn is_default_latent_norm_epsilon(epsilon: &f64) -> bool {
+    *epsilon == DEFAULT_LATENT_NORM_EPSILON
+}
+
+fn default_initial_std() -> f64 {
+    DEFAULT_INITIAL_STD
+}
+
+fn is_default_initial_std(std: &f64) -> bool {
+    *std == DEFAULT_INITIAL_STD
 }
 
 /// The JSON Schema of [`ModelFile`].

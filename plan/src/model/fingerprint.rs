@@ -2,6 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
+use super::file::DEFAULT_INITIAL_STD;
 use super::{
     Activation, Block, CrossingForm, CrossingGate, GatedProduct, LatentCrossing, Linear, Model,
     Weight,
@@ -40,6 +41,22 @@ impl CanonicalWriter {
         self.number(model.tied.into());
         self.number(model.blocks.len() as u64);
         model.blocks.iter().for_each(|block| self.block(block));
+        self.extensions(model);
+    }
+
+    /// Fields that the first version did not have. Each is a number of its own and its value, and is left
+    /// out where it has the value that earlier fingerprints imply.
+    fn extensions(&mut self, model: &Model) {
+        if let Some(token) = model.padding_token {
+            [1, token].into_iter().for_each(|number| self.number(number));
+        }
+        if model.initial_std != DEFAULT_INITIAL_STD {
+            [2, model.initial_std.to_bits()].into_iter().for_each(|number| self.number(number));
+        }
+        if model.has_latent_norms() {
+            let epsilon = model.latent_norm_epsilon.to_bits();
+            [3, epsilon].into_iter().for_each(|number| self.number(number));
+        }
     }
 
     fn block(&mut self, block: &Block) {

@@ -7,10 +7,13 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::defect::Defect;
+
 mod canonical;
 mod defect_report;
 mod file;
 mod fingerprint;
+mod fold;
 mod hugging_face;
 mod layers;
 mod limits;
@@ -23,8 +26,9 @@ mod resolve;
 pub use file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile, schema,
 };
+pub use hugging_face::ConfigClass;
 pub use parameter::{LinearKind, ParameterId, WeightId, WeightShape};
-pub use read::read;
+pub use read::{read, read_with_warnings};
 
 /// A LLaMA-style decoder (DESIGN §3.1) whose every linear is dense or a factor pair.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,8 +47,15 @@ pub struct Model {
     pub head_dim: u64,
     /// ε of every RMSNorm.
     pub norm_epsilon: f64,
+    /// ε of the LayerNorm over a crossed latent, where a crossing has the released form.
+    pub latent_norm_epsilon: f64,
     /// Base θ of the rotary position embedding.
     pub rope_theta: f64,
+    /// Initial standard deviation of embedding, head and dense linears.
+    pub initial_std: f64,
+    /// Token whose row of the embedding starts at zero and gets no gradient from the lookup, as PyTorch's
+    /// `padding_idx`. The row of a tied embedding still gets the gradient of the head.
+    pub padding_token: Option<u64>,
     /// Longest supported sequence, in tokens.
     pub max_sequence_length: u64,
     /// Whether embedding and head are one weight.
@@ -323,6 +334,14 @@ impl Model {
         dense
     }
 
+    /// The `config.json` of the model for a published class, which reads as an equal model.
+    ///
+    /// # Errors
+    /// The first property of the model that the class does not have, with its place, such as `layer 3 q`.
+    pub fn hugging_face_config(&self, class: ConfigClass) -> Result<serde_json::Value, Defect> {
+        hugging_face::config(self, class)
+    }
+
     /// Largest number of pipeline stages: one for each block, and of several one for the embedding and one for the head.
     pub fn stages_max(&self) -> u64 {
         self.blocks.len() as u64 + 2
@@ -335,6 +354,18 @@ impl Model {
             Weight::Dense => false,
         };
         self.blocks.iter().any(|block| block.linears().iter().any(|(_, l)| crosses(l)))
+    }
+
+    /// Whether any crossing has the released form, whose LayerNorm reads
+    /// [`latent_norm_epsilon`](Model::latent_norm_epsilon).
+    fn has_latent_norms(&self) -> bool {
+        let is_released = |linear: &Linear| match &linear.weight {
+            Weight::Pair(FactorPair { crossing: Some(crossing), .. }) => {
+                crossing.form == CrossingForm::Released
+            }
+            _ => false,
+        };
+        self.blocks.iter().any(|block| block.linears().iter().any(|(_, l)| is_released(l)))
     }
 
     /// Whether any linear of any block is a factor pair.

@@ -4,13 +4,19 @@
 //! product; `svd` has no activation in the latents and LLaMA's SwiGLU; `lax` is `cola` with a latent
 //! crossing. CoLA's 60M and 130M keep the SiLU on the gate, so their product is SwiGLU.
 //!
+//! The shapes of 60M, 130M and 350M are CoLA's, those from 1B up BOOST's: tied embeddings, and 5472 inner
+//! features in 1B, where CoLA has 5461 and an untied head. No preset has a padding token, whereas all
+//! configs of CoLA have token 0: `models/cola-7b.config.json` is CoLA's own 7B, and
+//! `models/boost-cola-7b.config.json` the preset.
+//!
 //! The crossing of `lax` is the released code's form (LayerNorm and φ after the sum) with the
 //! identity gate, which the paper uses for equal ranks, as all presets have. The released vision
 //! configurations use a tensor gate; no language model was released. `models/lax-1b.json` shows the field
 //! of the gate.
 
 use super::file::{
-    BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile,
+    BlockFile, BlocksFile, CrossingFile, DEFAULT_INITIAL_STD, DEFAULT_LATENT_NORM_EPSILON,
+    LinearFile, ModelFile, ModelFormat, PairFile,
 };
 use super::{Activation, CrossingForm, CrossingGate, GatedProduct, LatentCrossing, Model};
 use crate::defect::Defect;
@@ -137,7 +143,10 @@ fn file(name: String, family: ModelFamily, size: &ModelSize) -> ModelFile {
         d_ff: size.d_ff,
         max_sequence_length: SEQUENCE_LENGTH,
         norm_epsilon: 1e-6,
+        latent_norm_epsilon: DEFAULT_LATENT_NORM_EPSILON,
         rope_theta: 10_000.0,
+        initial_std: DEFAULT_INITIAL_STD,
+        padding_token: None,
         tied: size.tied,
         blocks: BlocksFile { count: size.layers, default, overrides: Default::default() },
     }

@@ -6,14 +6,26 @@ use super::{Model, ModelFile, hugging_face, repeated};
 use crate::defect::{Defect, Defects};
 use crate::json;
 
+/// Reads a model as [`read_with_warnings`] does, without the warnings.
+///
+/// # Errors
+/// As [`read_with_warnings`].
+pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
+    read_with_warnings(name_for_messages, text).map(|(model, _)| model)
+}
+
 /// Reads a model from the text of a `narrows-model/1` file, which has a `format`, or of a Hugging Face
 /// `config.json`, which has a `model_type`, `architectures` or `hidden_size`.
 ///
-/// `name_for_messages` is the path of the file; a model without a name of its own is named after it.
+/// `name_for_messages` is the path of the file; a model without a name of its own is named after it. A warning
+/// names a field that the original code ignores, although it seems to change the function.
 ///
 /// # Errors
 /// Every defect, each with its field; errors of syntax and of type also with line and column.
-pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
+pub fn read_with_warnings(
+    name_for_messages: &str,
+    text: &str,
+) -> Result<(Model, Vec<Defect>), Defects> {
     let text = json::without_byte_order_mark(text);
     let Value::Object(fields) = json::read::<Value>(text)? else {
         return Err(unknown_format("the file is not a JSON object"));
@@ -25,7 +37,7 @@ pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
         check_required(&fields)?;
         let mut file: ModelFile = json::read(text)?;
         file.name.get_or_insert(name);
-        file.resolve()
+        Ok((file.resolve()?, vec![]))
     } else if looks_like_hugging_face(&fields) {
         hugging_face::resolve(name, &fields)
     } else {

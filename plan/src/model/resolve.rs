@@ -45,7 +45,10 @@ impl ModelFile {
             kv_heads,
             head_dim,
             norm_epsilon: self.norm_epsilon,
+            latent_norm_epsilon: self.latent_norm_epsilon,
             rope_theta: self.rope_theta,
+            initial_std: self.initial_std,
+            padding_token: self.padding_token,
             max_sequence_length: self.max_sequence_length,
             tied: self.tied,
             blocks: blocks.into_iter().map(|block| block.finish(&widths)).collect(),
@@ -104,7 +107,18 @@ impl ModelFile {
         report.size("d_ff", self.d_ff, MAX_WIDTH);
         report.size("max_sequence_length", self.max_sequence_length, MAX_SEQUENCE_LENGTH);
         report.positive("norm_epsilon", self.norm_epsilon);
+        report.positive("latent_norm_epsilon", self.latent_norm_epsilon);
         report.positive("rope_theta", self.rope_theta);
+        report.positive("initial_std", self.initial_std);
+        if let Some(token) = self.padding_token
+            && token >= self.vocab
+        {
+            report.hint(
+                "padding_token",
+                format!("is {token}, but the vocabulary has {} tokens", self.vocab),
+                format!("a token below {}", self.vocab),
+            );
+        }
         if self.name.as_deref() == Some("") {
             report.hint("name", "is empty", "remove it: the name of the file is used");
         }

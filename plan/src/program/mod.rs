@@ -97,8 +97,12 @@ pub struct ModelConstants {
     pub vocab: u64,
     /// ε of every RMSNorm.
     pub norm_epsilon: f64,
+    /// ε of the LayerNorm over a crossed latent.
+    pub latent_norm_epsilon: f64,
     /// Base θ of the rotary position embedding.
     pub rope_theta: f64,
+    /// Token whose row of the embedding gets no gradient from the lookup.
+    pub padding_token: Option<u64>,
 }
 
 /// The lowered plan.
@@ -139,7 +143,9 @@ impl ModelConstants {
             hidden: model.hidden,
             vocab: model.vocab,
             norm_epsilon: model.norm_epsilon,
+            latent_norm_epsilon: model.latent_norm_epsilon,
             rope_theta: model.rope_theta,
+            padding_token: model.padding_token,
         }
     }
 }

@@ -233,7 +233,7 @@ fn embedding_scatter_add<const N: usize>(bencher: Bencher<'_, '_>) {
     run(bencher.counter(fused_bytes(3, D)), N, |parallel| {
         let dtable = MatrixViewMut::new(&mut dtable, VOCABULARY, D);
         kernels::embedding_scatter_add(
-            &tokens,
+            kernels::LookupTokens { ids: &tokens, padding: None },
             MatrixView::new(&dy, TOKENS, D),
             0,
             dtable,

@@ -73,7 +73,8 @@ impl<T: Float> BlockContext<'_, T> {
     fn linear(&self, slot: usize, x: &Matrix<T>) -> (Matrix<T>, linear::LinearTape<T>) {
         let (id, linear) = self.linear_at(slot);
         let previous = self.previous.and_then(|previous| previous[slot].sent());
-        linear::forward(linear, id, self.parameters, x, previous)
+        let epsilon = self.model.latent_norm_epsilon;
+        linear::forward(linear, id, self.parameters, x, previous, epsilon)
     }
 
     /// The output of the block for the input x.
@@ -152,6 +153,7 @@ impl<T: Float> BlockBackward<'_, T> {
             tape: &self.tape.linears[slot],
             dy,
             dsent: self.dsent[slot].as_ref(),
+            norm_epsilon: context.model.latent_norm_epsilon,
         };
         let (dx, dprevious) =
             linear::backward(linear, id, context.parameters, self.gradients, input);

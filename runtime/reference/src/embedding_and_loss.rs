@@ -1,13 +1,15 @@
 //! Embedding and cross-entropy loss.
 //!
 //! Embedding: row t of the result is the table row of token t. The gradient of a table row is the sum
-//! of the gradients of its tokens.
+//! of the gradients of its tokens; that of the padding token is zero.
 //!
 //! Cross-entropy of logits l with the target t: log Σ_j e^(l_j) − l_t, with the gradient
 //! softmax(l) − onehot(t). Both are divided by the number of predicted tokens of the whole step, which may
 //! have several microbatches. A token whose target is [`IGNORED_TARGET`] is not predicted.
 
 use narrows_runtime::IGNORED_TARGET;
+
+use narrows_plan::model::Model;
 
 use super::{Float, Matrix};
 
@@ -17,12 +19,13 @@ pub(super) fn embedding_forward<T: Float>(table: &Matrix<T>, tokens: &[u32]) -> 
 
 /// The gradient of the table.
 pub(super) fn embedding_backward<T: Float>(
-    vocab: usize,
+    model: &Model,
     tokens: &[u32],
     gradient: &Matrix<T>,
 ) -> Matrix<T> {
-    let mut dtable = Matrix::zeros(vocab, gradient.columns());
-    for (row, token) in tokens.iter().enumerate() {
+    let mut dtable = Matrix::zeros(model.vocab as usize, gradient.columns());
+    let is_trained = |token: u32| model.padding_token != Some(token.into());
+    for (row, token) in tokens.iter().enumerate().filter(|(_, token)| is_trained(**token)) {
         for (sum, dy) in dtable.row_mut(*token as usize).iter_mut().zip(gradient.row(row)) {
             *sum += *dy;
         }

@@ -43,13 +43,15 @@ impl<T> LinearTape<T> {
     }
 }
 
-/// Returns y and the tape; `previous` is the latent of the same linear in the previous block.
+/// Returns y and the tape; `previous` is the latent of the same linear in the previous block, and
+/// `norm_epsilon` the ε of its LayerNorm.
 pub(super) fn forward<T: Float>(
     linear: &Linear,
     id: LinearId,
     parameters: &Parameters<T>,
     x: &Matrix<T>,
     previous: Option<&Matrix<T>>,
+    norm_epsilon: f64,
 ) -> (Matrix<T>, LinearTape<T>) {
     let Weight::Pair(pair) = &linear.weight else {
         return (x.times(parameters.checked(id.parameter(WeightId::Dense))), LinearTape::Dense);
@@ -63,7 +65,7 @@ pub(super) fn forward<T: Float>(
             let v = u.plus(&gated);
             let scale = parameters.checked(id.parameter(WeightId::LatentNormScale));
             let bias = parameters.checked(id.parameter(WeightId::LatentNormBias));
-            let unactivated = norm::layer_forward(&v, scale, bias);
+            let unactivated = norm::layer_forward(&v, scale, bias, norm_epsilon);
             let h = activation::forward(pair.activation, &unactivated);
             LatentTape { unnormed: Some(v), unactivated, h, crossed: None }
         }
@@ -89,6 +91,8 @@ pub(super) struct LinearBackwardInput<'a, T> {
     pub dy: &'a Matrix<T>,
     /// The gradient of the latent from the crossing of the next block, if it has one.
     pub dsent: Option<&'a Matrix<T>>,
+    /// ε of the LayerNorm of the latent.
+    pub norm_epsilon: f64,
 }
 
 /// Returns the gradients of x and, with a crossing, of `previous`. Adds those of the weights to
@@ -100,7 +104,7 @@ pub(super) fn backward<T: Float>(
     gradients: &mut Parameters<T>,
     input: LinearBackwardInput<'_, T>,
 ) -> (Matrix<T>, Option<Matrix<T>>) {
-    let LinearBackwardInput { x, previous, tape, dy, dsent } = input;
+    let LinearBackwardInput { x, previous, tape, dy, dsent, norm_epsilon } = input;
     let (Weight::Pair(pair), LinearTape::Pair(latent)) = (&linear.weight, tape) else {
         gradients.add(id.parameter(WeightId::Dense), &x.transposed_times(dy));
         return (dy.times_transposed(parameters.checked(id.parameter(WeightId::Dense))), None);
@@ -116,7 +120,8 @@ pub(super) fn backward<T: Float>(
     let mut du = activation::backward(pair.activation, &latent.unactivated, &dh);
     if let Some(v) = &latent.unnormed {
         let scale = id.parameter(WeightId::LatentNormScale);
-        let (dv, dscale, dbias) = norm::layer_backward(v, parameters.checked(scale), &du);
+        let (dv, dscale, dbias) =
+            norm::layer_backward(v, parameters.checked(scale), norm_epsilon, &du);
         gradients.add(scale, &dscale);
         gradients.add(id.parameter(WeightId::LatentNormBias), &dbias);
         du = dv;

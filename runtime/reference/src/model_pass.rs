@@ -65,8 +65,7 @@ pub(super) fn backward<T: Float>(
         let context = block_context(model, parameters, batch, &tape.blocks, index);
         (dx, dsent) = context.backward(&tape.blocks[index], dx, &dsent, gradients);
     }
-    let vocab = model.vocab as usize;
-    gradients.add(EMBEDDING, &embedding_and_loss::embedding_backward(vocab, batch.tokens, &dx));
+    gradients.add(EMBEDDING, &embedding_and_loss::embedding_backward(model, batch.tokens, &dx));
 }
 
 fn block_context<'a, T>(

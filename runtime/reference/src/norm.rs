@@ -15,9 +15,6 @@
 
 use super::{Float, Matrix};
 
-/// ε of the LayerNorm in a crossing: the default of PyTorch, which the released LaX code uses.
-const LAYER_EPSILON: f64 = 1e-5;
-
 pub(super) fn rms_forward<T: Float>(x: &Matrix<T>, scale: &Matrix<T>, epsilon: f64) -> Matrix<T> {
     let mut y = Matrix::zeros(x.rows(), x.columns());
     for row in 0..x.rows() {
@@ -61,10 +58,11 @@ pub(super) fn layer_forward<T: Float>(
     x: &Matrix<T>,
     scale: &Matrix<T>,
     bias: &Matrix<T>,
+    epsilon: f64,
 ) -> Matrix<T> {
     let mut y = Matrix::zeros(x.rows(), x.columns());
     for row in 0..x.rows() {
-        let (n, _) = normalized(x.row(row));
+        let (n, _) = normalized(x.row(row), epsilon);
         for (j, n) in n.into_iter().enumerate() {
             y[(row, j)] = scale[(0, j)] * n + bias[(0, j)];
         }
@@ -76,6 +74,7 @@ pub(super) fn layer_forward<T: Float>(
 pub(super) fn layer_backward<T: Float>(
     x: &Matrix<T>,
     scale: &Matrix<T>,
+    epsilon: f64,
     dy: &Matrix<T>,
 ) -> (Matrix<T>, Matrix<T>, Matrix<T>) {
     let mut dx = Matrix::zeros(x.rows(), x.columns());
@@ -83,7 +82,7 @@ pub(super) fn layer_backward<T: Float>(
     let mut dbias = Matrix::zeros(1, x.columns());
     let width = T::from_f64(x.columns() as f64);
     for row in 0..x.rows() {
-        let (n, rho) = normalized(x.row(row));
+        let (n, rho) = normalized(x.row(row), epsilon);
         let g: Vec<T> = zip(scale.row(0), dy.row(row), |scale, dy| scale * dy);
         let mean_g = g.iter().copied().sum::<T>() / width;
         let mean_gn = dot(&g, &n) / width;
@@ -97,12 +96,12 @@ pub(super) fn layer_backward<T: Float>(
 }
 
 /// n and ρ of one row.
-fn normalized<T: Float>(x: &[T]) -> (Vec<T>, T) {
+fn normalized<T: Float>(x: &[T], epsilon: f64) -> (Vec<T>, T) {
     let width = T::from_f64(x.len() as f64);
     let mean = x.iter().copied().sum::<T>() / width;
     let centred: Vec<T> = x.iter().map(|x| *x - mean).collect();
     let variance = dot(&centred, &centred) / width;
-    let rho = T::one() / (variance + T::from_f64(LAYER_EPSILON)).sqrt();
+    let rho = T::one() / (variance + T::from_f64(epsilon)).sqrt();
     (centred.into_iter().map(|x| rho * x).collect(), rho)
 }
 

@@ -47,4 +47,5 @@ pub use error::{CheckpointError, CheckpointFault, TensorFault};
 pub use folder::{CheckpointFolder, folder_name, latest, list};
 pub use lock::{FolderLock, lock};
 pub use names::{StoredParameter, stored_parameters};
-pub use storage::{load, outline, save};
+pub use storage::{is_checkpoint, load, outline, save};
+pub(crate) use tensors::transpose;

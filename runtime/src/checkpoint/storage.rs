@@ -114,6 +114,11 @@ pub fn outline(path: &Path) -> Result<CheckpointOutline, CheckpointError> {
     })
 }
 
+/// Whether a folder is a checkpoint, complete or not, rather than the folder of a run's checkpoints.
+pub fn is_checkpoint(path: &Path) -> bool {
+    path.join(MANIFEST).exists()
+}
+
 fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<FileEntry> {
     let mut file = HashingWriter::create(path)?;
     let mut text = serde_json::to_vec_pretty(value)?;

@@ -159,7 +159,7 @@ fn header_fault(error: SafeTensorError) -> CheckpointFault {
 }
 
 /// The transpose of a matrix, computed in tiles of a cache line.
-fn transpose(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+pub(crate) fn transpose(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     const TILE: usize = 16;
     let mut result = vec![0.0; matrix.len()];
     for first in (0..columns).step_by(TILE) {

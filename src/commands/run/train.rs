@@ -14,8 +14,9 @@ use narrows_plan::program::Program;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
 use narrows_planner::Prediction;
 use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
+use narrows_runtime::interchange::import_weights;
 use narrows_runtime::process_group::ProcessGroup;
-use narrows_runtime::session::Session;
+use narrows_runtime::session::{Session, TensorKind};
 use narrows_runtime::train::{
     CollapseWatch, MetricsRecord, StepPrediction, TrainControl, TrainEnd, TrainError, TrainedStep,
 };
@@ -85,6 +86,9 @@ fn train_in_group(
     let mut keeper =
         CheckpointKeeper::new(training.checkpoints.as_ref(), &model, training.recipe.seed);
     keeper.resume(&mut trainer, training.recipe.steps)?;
+    if keeper.resumed().is_none() {
+        load_initial_weights(&mut trainer, &model, training)?;
+    }
     let first_step = trainer.session().steps();
     let recipe = &training.recipe;
     let validation = training.validation.as_ref();
@@ -320,6 +324,20 @@ fn require_memory(model: &Model, program: &Program, training: &TrainSettings) ->
         .hint("a smaller model, --global-batch, --micro-batch or --sequence-length")
         .hint("--backend null, which counts what the devices would do and allocates nothing");
     Err(Failure::failed(vec![problem]))
+}
+
+/// Replaces the random initial weights by those of `--init-from`, if any. Every process reads the file.
+fn load_initial_weights(
+    trainer: &mut Trainer,
+    model: &Model,
+    training: &TrainSettings,
+) -> CommandResult<()> {
+    let Some(path) = &training.init_from else { return Ok(()) };
+    let imported = import_weights(path, model).map_err(Failure::weights)?;
+    let session = trainer.session_mut();
+    session
+        .load_tensors(TensorKind::Weights, &imported.weights)
+        .map_err(|error| Failure::execution(&error))
 }
 
 fn progress_bar(first_step: u64, steps: u64, text: TextOutput) -> ProgressBar {

@@ -73,6 +73,9 @@ impl RunHeader<'_> {
             ("predicted", format!("{step_time} per step on `{}`", plan.hardware.name)),
         ];
         fields.extend(self.origin(resumed).map(|origin| ("starts", origin)));
+        if let (Some(path), None) = (&training.init_from, resumed) {
+            fields.push(("weights", format!("from {}", path.display())));
+        }
         page.fields(&fields);
         page.heading("Loss");
         page.text()

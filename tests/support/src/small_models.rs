@@ -73,6 +73,7 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
     let tied = rng.random_bool();
     let epsilon = pick_copied(rng, &["1e-12", "1e-5", "0.1", "10.0"]);
     let theta = pick_copied(rng, &["1.5", "10000.0", "1e7"]);
+    let padding = if vocab == 17 { r#""padding_token": 5,"# } else { "" };
     let gated_product = pick_copied(rng, &["plain", "swiglu"]);
     let crossing = pick_copied(
         rng,
@@ -90,7 +91,7 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
     let text = format!(
         r#"{{"format": "narrows-model/1", "name": "unusual", "hidden": {hidden}, "vocab": {vocab},
         "heads": {heads}, "kv_heads": {kv_heads}, "head_dim": {head_dim}, "d_ff": {d_ff},
-        "tied": {tied}, "norm_epsilon": {epsilon}, "rope_theta": {theta},
+        "tied": {tied}, "norm_epsilon": {epsilon}, "rope_theta": {theta}, {padding}
         "blocks": {{"count": {count}, "default": {{"product": "{gated_product}", "all": "dense"}},
         "overrides": {{{}}}}}}}"#,
         blocks.join(", ")

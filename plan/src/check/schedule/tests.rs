@@ -69,7 +69,14 @@ fn pipeline(schedule: PipelineSchedule, [stages, chunks, microbatches]: [u64; 3]
     let workload = Workload { global_batch: microbatches, sequence_length: 1, micro_batch: 1 };
     let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
     let context = Context { schedule, chunks, ..context };
-    let constants = ModelConstants { hidden: 1, vocab: 1, norm_epsilon: 1.0, rope_theta: 1.0 };
+    let constants = ModelConstants {
+        hidden: 1,
+        vocab: 1,
+        norm_epsilon: 1.0,
+        latent_norm_epsilon: 1.0,
+        rope_theta: 1.0,
+        padding_token: None,
+    };
     let stages = (0..stages).map(|at| stage(&StageSchedule::of(&context, at), &mesh)).collect();
     Program { context, constants, tied: false, stages }
 }

@@ -15,6 +15,8 @@ pub(super) struct ConfigFields<'a> {
     map: &'a Map<String, Value>,
     known: HashSet<&'static str>,
     pub defects: Defects,
+    /// Fields that the original code ignores although they seem to change the function.
+    pub warnings: Vec<Defect>,
     /// Whether all fields that were read had the expected type. Otherwise placeholders stand in for some,
     /// and checks of other fields against them would be misleading.
     pub well_typed: bool,
@@ -28,7 +30,13 @@ fn whole_number(value: &Value) -> Option<u64> {
 
 impl<'a> ConfigFields<'a> {
     pub fn new(map: &'a Map<String, Value>) -> Self {
-        ConfigFields { map, known: HashSet::new(), defects: Defects::default(), well_typed: true }
+        ConfigFields {
+            map,
+            known: HashSet::new(),
+            defects: Defects::default(),
+            warnings: vec![],
+            well_typed: true,
+        }
     }
 
     /// The value of `field`, `None` when absent or `null`.
@@ -61,6 +69,11 @@ impl<'a> ConfigFields<'a> {
     /// A whole number; `None` when absent or, after a defect, invalid.
     pub fn size(&mut self, field: &'static str) -> Option<u64> {
         self.typed(field, "a whole number", whole_number)
+    }
+
+    /// A whole number that may be negative; `None` when absent or, after a defect, invalid.
+    pub fn integer(&mut self, field: &'static str) -> Option<i64> {
+        self.typed(field, "a whole number", Value::as_i64)
     }
 
     /// A required whole number; 1 after a defect.

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 /// Fields without effect on the function of a model in training: bookkeeping, special tokens, generation,
-/// initialisation, and return values of Python calls.
+/// and return values of Python calls.
 pub(super) const IGNORED_FIELDS: &[&str] = &[
     // Bookkeeping.
     "$schema",
@@ -24,9 +24,6 @@ pub(super) const IGNORED_FIELDS: &[&str] = &[
     "tokenizer_class",
     "torch_dtype",
     "transformers_version",
-    // Initialisation and checkpoint layout.
-    "initializer_range",
-    "is_llama_config",
     // Special tokens; some of them are lists in newer files.
     "begin_suppress_tokens",
     "bos_token_id",
@@ -34,7 +31,6 @@ pub(super) const IGNORED_FIELDS: &[&str] = &[
     "eos_token_id",
     "forced_bos_token_id",
     "forced_eos_token_id",
-    "pad_token_id",
     "sep_token_id",
     "suppress_tokens",
     "unk_token_id",

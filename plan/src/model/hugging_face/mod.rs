@@ -1,9 +1,14 @@
-//! Hugging Face `config.json`: LLaMA and Mistral (dense), and CoLA (factor pairs).
+//! Hugging Face `config.json`: LLaMA and Mistral (dense), and CoLA, CoLA-M and BOOST (factor pairs).
 //!
-//! CoLA has two dialects. The CoLA code has `rank` (default: a quarter of the width), `lr_act_type` (φ;
-//! default: SiLU) and `only_lr_act` (true: no SiLU on the gate). BOOST has `attn_rank` and `mlp_rank` for
-//! the two halves of a block, and `both_act` (true: SiLU on the gate as well). Both are accepted, and
-//! `cola_act` as another name of φ. A config with any rank is CoLA, whatever its `model_type`.
+//! CoLA has two dialects. The CoLA code has `rank` (default: a quarter of the width) and `only_lr_act`
+//! (true: no activation on the gate); CoLA-M has the same fields. BOOST has `attn_rank` and `mlp_rank`
+//! (default: 1024) for the two halves of a block, and `both_act` (true: an activation on the gate as well).
+//! In both, φ is `hidden_act`: the classes of CoLA read `lr_act_type` and do not use it, which is a warning
+//! where it differs. `cola_act` sets φ alone. A config with any rank is CoLA, whatever its `model_type`.
+//!
+//! `initializer_range` is the initial standard deviation of dense weights, except in BOOST, whose classes
+//! ignore it. `pad_token_id` is the padding token; like PyTorch, a negative one counts from the end of the
+//! vocabulary.
 //!
 //! A config is converted to a [`ModelFile`] with one default block, so that sizes are checked in one
 //! place; defects then get the name of the field of the config.
@@ -11,11 +16,18 @@
 mod fields;
 mod known;
 mod rope;
+mod write;
 
 use serde_json::{Map, Value};
 
+pub use self::write::ConfigClass;
+pub(super) use self::write::config;
+
 use self::fields::{ConfigFields, excerpt};
-use super::file::{BlockFile, BlocksFile, LinearFile, ModelFile, ModelFormat, PairFile};
+use super::file::{
+    BlockFile, BlocksFile, DEFAULT_INITIAL_STD, DEFAULT_LATENT_NORM_EPSILON, LinearFile, ModelFile,
+    ModelFormat, PairFile,
+};
 use super::{Activation, GatedProduct, Model};
 use crate::defect::{Defect, Defects};
 
@@ -24,8 +36,19 @@ use crate::defect::{Defect, Defects};
 enum Architecture {
     Llama,
     Mistral,
+    /// CoLA and CoLA-M, which differ in what they recompute.
     Cola,
+    Boost,
 }
+
+impl Architecture {
+    fn is_low_rank(self) -> bool {
+        matches!(self, Architecture::Cola | Architecture::Boost)
+    }
+}
+
+/// Default of `attn_rank` and `mlp_rank` in BOOST's classes.
+const BOOST_RANK: u64 = 1024;
 
 /// Supported classes in lower case, since their capitalisation varies.
 const ARCHITECTURES: [(&str, Architecture); 8] = [
@@ -34,25 +57,29 @@ const ARCHITECTURES: [(&str, Architecture); 8] = [
     ("colaforcausallm", Architecture::Cola),
     ("colamforcausallm", Architecture::Cola),
     ("colallamaforcausallm", Architecture::Cola),
-    ("colallamafortraining", Architecture::Cola),
-    ("basiccolallamafortraining", Architecture::Cola),
-    ("vanillacolallamafortraining", Architecture::Cola),
+    ("colallamafortraining", Architecture::Boost),
+    ("basiccolallamafortraining", Architecture::Boost),
+    ("vanillacolallamafortraining", Architecture::Boost),
 ];
 
-/// Resolves the fields of a `config.json`.
+/// Resolves the fields of a `config.json`, with a warning for each field that the original code ignores.
 ///
 /// # Errors
 /// Every defect, each with its field in the config.
-pub(super) fn resolve(name: String, map: &Map<String, Value>) -> Result<Model, Defects> {
+pub(super) fn resolve(
+    name: String,
+    map: &Map<String, Value>,
+) -> Result<(Model, Vec<Defect>), Defects> {
     let mut fields = ConfigFields::new(map);
     let architecture = resolve_architecture(&mut fields);
     let file = model_file(name, architecture, &mut fields);
     let rank_field = |field| if fields.is_present(field) { field } else { "rank" };
     let (attention, mlp) = (rank_field("attn_rank"), rank_field("mlp_rank"));
     let readable = fields.well_typed;
+    let warnings = std::mem::take(&mut fields.warnings);
     let mut defects = fields.finish();
     match file.resolve() {
-        Ok(model) => defects.into_result(model),
+        Ok(model) => defects.into_result((model, warnings)),
         Err(_) if !readable => Err(defects),
         Err(of_file) => {
             for defect in of_file.0 {
@@ -79,6 +106,8 @@ fn config_field(field: &str, attention: &str, mlp: &str) -> String {
         "d_ff" => "intermediate_size",
         "max_sequence_length" => "max_position_embeddings",
         "norm_epsilon" => "rms_norm_eps",
+        "initial_std" => "initializer_range",
+        "padding_token" => "pad_token_id",
         "blocks.count" => "num_hidden_layers",
         "blocks.default.all.rank" => attention,
         "blocks.default.gate.rank" | "blocks.default.up.rank" | "blocks.default.down.rank" => mlp,
@@ -88,28 +117,31 @@ fn config_field(field: &str, attention: &str, mlp: &str) -> String {
 }
 
 fn resolve_architecture(fields: &mut ConfigFields<'_>) -> Architecture {
-    let ranks = ["rank", "attn_rank", "mlp_rank"];
-    let has_rank = ranks.map(|field| fields.get(field).is_some()).contains(&true);
-    let boost = fields.flag("is_cola_llama_config") == Some(true);
+    let has = |fields: &mut ConfigFields<'_>, field| fields.get(field).is_some();
+    let boost_ranks = ["attn_rank", "mlp_rank"].map(|field| has(fields, field)).contains(&true);
+    let has_rank = has(fields, "rank") || boost_ranks;
+    let boost = fields.flag("is_cola_llama_config") == Some(true) || boost_ranks;
+    let nanotron = fields.flag("is_llama_config") == Some(true);
     let by_type = fields.string("model_type").map(|name| match name {
         "llama" => Ok(Architecture::Llama),
         "mistral" => Ok(Architecture::Mistral),
-        "cola" => Ok(Architecture::Cola),
+        "cola" | "cola_m" => Ok(Architecture::Cola),
         other => Err(other),
     });
     if let Some(Err(other)) = by_type {
         let problem = format!("unsupported model type `{other}`");
-        let hint = "llama, mistral or cola; or write the model as narrows-model/1";
+        let hint = "llama, mistral, cola or cola_m; or write the model as narrows-model/1";
         fields.defects.push(Defect::new("model_type", problem).hint(hint));
     }
     let by_class = architecture(fields);
-    if by_type.is_none() && by_class.is_none() && !boost && !has_rank {
+    if by_type.is_none() && by_class.is_none() && !boost && !nanotron && !has_rank {
         let hint = "\"llama\", \"mistral\" or \"cola\"";
         fields.defects.push(Defect::new("model_type", "is missing").hint(hint));
     }
     let by_type = by_type.and_then(Result::ok);
     if let (Some(by_type), Some(by_class)) = (by_type, by_class)
         && by_type != by_class
+        && !(by_type.is_low_rank() && by_class.is_low_rank())
         && !(has_rank || boost)
     {
         let problem = format!(
@@ -127,7 +159,8 @@ fn resolve_architecture(fields: &mut ConfigFields<'_>) -> Architecture {
             fields.defects.push(Defect::new("model_type", problem).hint("\"cola\""));
             Architecture::Cola
         }
-        _ if has_rank || boost => Architecture::Cola,
+        _ if boost || by_class == Some(Architecture::Boost) => Architecture::Boost,
+        _ if has_rank => Architecture::Cola,
         declared => declared.unwrap_or(Architecture::Llama),
     }
 }
@@ -171,17 +204,19 @@ fn model_file(
                 ..Default::default()
             }
         }
-        Architecture::Cola => cola_block(hidden, fields),
+        Architecture::Cola | Architecture::Boost => cola_block(hidden, architecture, fields),
     };
     // Configs of GaLore and its successors have the length under this name.
     let trained_length = fields.size("max_sequence_length");
+    let vocab = fields.required_size("vocab_size");
+    let initial_std = fields.number("initializer_range");
     ModelFile {
         schema: None,
         format: ModelFormat::V1,
         name: Some(name),
         description: None,
         hidden,
-        vocab: fields.required_size("vocab_size"),
+        vocab,
         heads: fields.required_size("num_attention_heads"),
         kv_heads: fields.size("num_key_value_heads"),
         head_dim: fields.size("head_dim"),
@@ -191,7 +226,12 @@ fn model_file(
             .or(trained_length)
             .unwrap_or(2048),
         norm_epsilon: fields.number("rms_norm_eps").unwrap_or(1e-6),
+        latent_norm_epsilon: DEFAULT_LATENT_NORM_EPSILON,
         rope_theta: rope::theta(fields),
+        initial_std: initial_std
+            .filter(|_| architecture != Architecture::Boost)
+            .unwrap_or(DEFAULT_INITIAL_STD),
+        padding_token: padding_token(vocab, fields),
         tied: fields.flag("tie_word_embeddings").unwrap_or(false),
         blocks: BlocksFile {
             count: fields.required_size("num_hidden_layers"),
@@ -199,6 +239,17 @@ fn model_file(
             overrides: Default::default(),
         },
     }
+}
+
+/// The row that `padding_idx` of PyTorch's embedding freezes: negative ids count from the end.
+fn padding_token(vocab: u64, fields: &mut ConfigFields<'_>) -> Option<u64> {
+    let id = fields.integer("pad_token_id")?;
+    let token = if id < 0 { vocab.checked_sub(id.unsigned_abs()) } else { Some(id as u64) };
+    if token.is_none() {
+        let problem = format!("is {id}, but the vocabulary has {vocab} tokens");
+        fields.defects.push(Defect::new("pad_token_id", problem).hint("null, without padding"));
+    }
+    token
 }
 
 /// Requires the fields whose defaults Mistral's class sets, a sliding window among them.
@@ -225,15 +276,19 @@ fn require_silu(fields: &mut ConfigFields<'_>, field: &'static str) {
     }
 }
 
-fn cola_block(hidden: u64, fields: &mut ConfigFields<'_>) -> BlockFile {
-    let rank = fields.size("rank").unwrap_or(hidden / 4);
+fn cola_block(hidden: u64, architecture: Architecture, fields: &mut ConfigFields<'_>) -> BlockFile {
+    let default_rank = if architecture == Architecture::Boost { BOOST_RANK } else { hidden / 4 };
+    let rank = fields.size("rank").unwrap_or(default_rank);
     let attention = fields.size("attn_rank").unwrap_or(rank);
     let mlp = fields.size("mlp_rank").unwrap_or(rank);
-    let activation = Some(latent_activation(fields));
+    let hidden_activation = activation(fields, "hidden_act").unwrap_or(Activation::Silu);
+    let latent = activation(fields, "cola_act").unwrap_or(hidden_activation);
+    warn_of_ignored_activation(fields, latent);
+    let activation = Some(latent);
     let pair = |rank| LinearFile::Pair(PairFile { rank: Some(rank), activation, crossing: None });
     let mlp = (mlp != attention).then(|| pair(mlp));
     BlockFile {
-        product: Some(cola_product(fields)),
+        product: Some(cola_product(fields, hidden_activation)),
         all: Some(pair(attention)),
         gate: mlp.clone(),
         up: mlp.clone(),
@@ -242,32 +297,40 @@ fn cola_block(hidden: u64, fields: &mut ConfigFields<'_>) -> BlockFile {
     }
 }
 
-fn latent_activation(fields: &mut ConfigFields<'_>) -> Activation {
-    require_silu(fields, "hidden_act");
-    let both = ["lr_act_type", "cola_act"].map(|field| (field, fields.string(field)));
-    if let [(_, Some(one)), (_, Some(other))] = both
-        && one != other
-    {
-        let problem = format!("is `{other}`, but `lr_act_type` is `{one}`");
-        fields.defects.push(Defect::new("cola_act", problem).hint("one of the two"));
+/// The activation that a field names; `None` when absent or, after a defect, unknown.
+fn activation(fields: &mut ConfigFields<'_>, field: &'static str) -> Option<Activation> {
+    let name = fields.string(field)?;
+    let activation = activation_by_name(name);
+    if activation.is_none() {
+        let problem = format!("activation `{name}` is not supported in a latent");
+        fields.defects.push(Defect::new(field, problem).hint("\"silu\" or \"linear\""));
     }
-    let Some((field, name)) = both.into_iter().find_map(|(field, name)| Some((field, name?)))
-    else {
-        return Activation::Silu;
-    };
+    activation
+}
+
+fn activation_by_name(name: &str) -> Option<Activation> {
     match name {
-        "silu" | "swish" => Activation::Silu,
-        "linear" | "identity" => Activation::Identity,
-        other => {
-            let problem = format!("activation `{other}` is not supported in a latent");
-            let hint = "\"silu\" or \"linear\"";
-            fields.defects.push(Defect::new(field, problem).hint(hint));
-            Activation::Silu
-        }
+        "silu" | "swish" => Some(Activation::Silu),
+        "linear" | "identity" => Some(Activation::Identity),
+        _ => None,
     }
 }
 
-fn cola_product(fields: &mut ConfigFields<'_>) -> GatedProduct {
+/// Warns of an `lr_act_type` other than the activation of the latents. CoLA's layers get `hidden_act` in its
+/// place.
+fn warn_of_ignored_activation(fields: &mut ConfigFields<'_>, latent: Activation) {
+    let Some(name) = fields.string("lr_act_type") else { return };
+    if activation_by_name(name) != Some(latent) {
+        let problem = format!(
+            "is `{name}`, which CoLA's classes ignore: latents have the activation of `hidden_act`"
+        );
+        let hint = "\"cola_act\" for another activation of the latents";
+        fields.warnings.push(Defect::new("lr_act_type", problem).hint(hint));
+    }
+}
+
+/// The product of gate and up, where an activation on the gate is `hidden_act`.
+fn cola_product(fields: &mut ConfigFields<'_>, activation: Activation) -> GatedProduct {
     let only_latent = fields.flag("only_lr_act");
     let both = fields.flag("both_act");
     if let (Some(only_latent), Some(both)) = (only_latent, both)
@@ -276,8 +339,8 @@ fn cola_product(fields: &mut ConfigFields<'_>) -> GatedProduct {
         let problem = format!("is {both} like `only_lr_act`, which contradicts it");
         fields.defects.push(Defect::new("both_act", problem).hint("one of the two"));
     }
-    match only_latent.unwrap_or(both != Some(true)) {
-        true => GatedProduct::Plain,
-        false => GatedProduct::SwiGlu,
+    match (only_latent.unwrap_or(both != Some(true)), activation) {
+        (true, _) | (false, Activation::Identity) => GatedProduct::Plain,
+        (false, Activation::Silu) => GatedProduct::SwiGlu,
     }
 }

@@ -11,13 +11,14 @@ use crate::kernels::{
     TensorGateGradients, layer_norm_backward, layer_norm_forward,
 };
 
-/// ε of the LayerNorm of a crossing latent: the default of PyTorch, which the published LaX uses.
-const EPSILON: f32 = 1e-5;
-
 /// The weight is the scale followed by the bias.
-fn layer_norm(weight: &[f32], activation: Activation) -> LayerNorm<'_> {
+fn layer_norm(weight: &[f32], epsilon: f32, activation: Activation) -> LayerNorm<'_> {
     let (scale, bias) = weight.split_at(weight.len() / 2);
-    LayerNorm { scale, bias, epsilon: EPSILON, phi: activation }
+    LayerNorm { scale, bias, epsilon, phi: activation }
+}
+
+fn epsilon(device: &CpuDevice) -> f32 {
+    device.program.constants.latent_norm_epsilon as f32
 }
 
 pub(crate) fn norm(
@@ -25,10 +26,10 @@ pub(crate) fn norm(
     scheduled: &ScheduledInstruction,
     activation: Activation,
 ) -> Result<(), StopReason> {
-    let parallel = device.parallel;
+    let (parallel, epsilon) = (device.parallel, epsilon(device));
     let (input, output) = (scheduled.instr.reads[0].extent, scheduled.instr.writes[0].extent);
     let mut operands = device.operands(scheduled)?;
-    let norm = layer_norm(operands.read(1), activation);
+    let norm = layer_norm(operands.read(1), epsilon, activation);
     let z = view_mut(operands.write(0), output);
     layer_norm_forward(view(operands.read(0), input), norm, z, parallel);
     Ok(())
@@ -39,7 +40,7 @@ pub(crate) fn norm_backward(
     scheduled: &ScheduledInstruction,
     activation: Activation,
 ) -> Result<(), StopReason> {
-    let parallel = device.parallel;
+    let (parallel, epsilon) = (device.parallel, epsilon(device));
     let reads = &scheduled.instr.reads;
     if reads.len() > 4 {
         return Err(device.unsupported(scheduled, "it accumulates the gradient of a LayerNorm"));
@@ -50,7 +51,7 @@ pub(crate) fn norm_backward(
         parallel.reduction_scratch_elements(2 * v_extent.columns as usize),
         |device, scratch| {
             let mut operands = device.operands(scheduled)?;
-            let norm = layer_norm(operands.read(2), activation);
+            let norm = layer_norm(operands.read(2), epsilon, activation);
             let (dz, v) = (view(operands.read(0), dz_extent), view(operands.read(1), v_extent));
             let dv = view_mut(operands.write(0), v_extent);
             let dweight = operands.write(1);

@@ -7,8 +7,8 @@ use super::operands::{view, view_mut};
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
 use crate::kernels::{
-    ReducedStatistics, embedding_gather, embedding_scatter_add, loss_gradient, loss_maximum,
-    loss_sum,
+    LookupTokens, ReducedStatistics, embedding_gather, embedding_scatter_add, loss_gradient,
+    loss_maximum, loss_sum,
 };
 
 /// First token id of this device's shard of a vocabulary, of which it holds `ids` ids.
@@ -37,10 +37,11 @@ pub(crate) fn scatter_add(
     scheduled: &ScheduledInstruction,
 ) -> Result<(), StopReason> {
     let parallel = device.parallel;
+    let padding = device.program.constants.padding_token.map(|token| token as u32);
     let (dy, table) = (scheduled.instr.reads[2].extent, scheduled.instr.writes[0].extent);
     let first_id = first_id(device, table.rows);
     let mut operands = device.operands(scheduled)?;
-    let tokens = bytemuck::cast_slice(operands.read(0));
+    let tokens = LookupTokens { ids: bytemuck::cast_slice(operands.read(0)), padding };
     let dtable = view_mut(operands.write(0), table);
     embedding_scatter_add(tokens, view(operands.read(2), dy), first_id, dtable, parallel);
     Ok(())

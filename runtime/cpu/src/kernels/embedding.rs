@@ -47,16 +47,25 @@ pub(super) fn local_index(token: u32, first_id: usize, count: usize) -> Option<u
     (token as usize).checked_sub(first_id).filter(|index| *index < count)
 }
 
-/// `ScatterAdd`: adds the gradient of each token to its row of the table's gradient, in the order of
-/// the tokens. Threads divide the columns, so the sums do not depend on their number.
+/// Tokens of a lookup whose gradient is scattered.
+#[derive(Clone, Copy)]
+pub struct LookupTokens<'a> {
+    /// Token ids, also those of other shards.
+    pub ids: &'a [u32],
+    /// The token whose row gets no gradient.
+    pub padding: Option<u32>,
+}
+
+/// `ScatterAdd`: adds the gradient of each token but the padding token to its row of the table's gradient,
+/// in the order of the tokens. Threads divide the columns, so the sums do not depend on their number.
 pub fn embedding_scatter_add(
-    tokens: &[u32],
+    tokens: LookupTokens<'_>,
     dy: MatrixView<'_>,
     first_id: usize,
     dtable: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
-    assert!(dy.rows() == tokens.len() && dy.columns() == dtable.columns());
+    assert!(dy.rows() == tokens.ids.len() && dy.columns() == dtable.columns());
     let shared = (SharedOperand(tokens), SharedOperand(first_id));
     let operands = (ColumnRows(dy), ColumnRows(dtable), shared);
     parallel.for_rows::<ScatterAddColumns, _>(dy.columns(), operands);
@@ -65,7 +74,7 @@ pub fn embedding_scatter_add(
 type ScatterAddOperands<'a> = (
     ColumnRows<MatrixView<'a>>,
     ColumnRows<MatrixViewMut<'a>>,
-    (SharedOperand<&'a [u32]>, SharedOperand<usize>),
+    (SharedOperand<LookupTokens<'a>>, SharedOperand<usize>),
 );
 
 struct ScatterAddColumns;
@@ -74,7 +83,10 @@ impl SimdBody<ScatterAddOperands<'_>> for ScatterAddColumns {
     #[inline(always)]
     fn run<S: Simd>((ColumnRows(dy), ColumnRows(mut dtable), shared): ScatterAddOperands<'_>) {
         let (SharedOperand(tokens), SharedOperand(first_id)) = shared;
-        for (row, token) in tokens.iter().enumerate() {
+        for (row, token) in tokens.ids.iter().enumerate() {
+            if tokens.padding == Some(*token) {
+                continue;
+            }
             if let Some(local_row) = local_index(*token, first_id, dtable.rows()) {
                 for (sum, dy) in dtable.row_mut(local_row).iter_mut().zip(dy.row(row)) {
                     *sum += dy;
@@ -122,18 +134,19 @@ mod tests {
 
     #[test]
     fn scatter_add_is_bitwise_equal_with_any_number_of_threads() {
-        let (tokens, dy) = (tokens(), random(2, 200 * WIDTH));
+        let (ids, dy) = (tokens(), random(2, 200 * WIDTH));
         let dy = MatrixView::new(&dy, 200, WIDTH);
-        let mut expected = vec![0.5; VOCABULARY * WIDTH];
-        for (row, token) in tokens.iter().enumerate() {
-            let sums = &mut expected[*token as usize * WIDTH..][..WIDTH];
-            sums.iter_mut().zip(dy.row(row)).for_each(|(sum, dy)| *sum += dy);
-        }
-        for threads in [1, 2, 3] {
+        for (threads, padding) in [(1, None), (2, Some(ids[3])), (3, Some(ids[0]))] {
+            let mut expected = vec![0.5; VOCABULARY * WIDTH];
+            for (row, id) in ids.iter().enumerate().filter(|(_, id)| padding != Some(**id)) {
+                let sums = &mut expected[*id as usize * WIDTH..][..WIDTH];
+                sums.iter_mut().zip(dy.row(row)).for_each(|(sum, dy)| *sum += dy);
+            }
             let mut dtable = vec![0.5; VOCABULARY * WIDTH];
+            let (parallel, tokens) = (Parallel::new(threads), LookupTokens { ids: &ids, padding });
             for (device, shard) in dtable.chunks_exact_mut(10 * WIDTH).enumerate() {
                 let shard = MatrixViewMut::new(shard, 10, WIDTH);
-                embedding_scatter_add(&tokens, dy, device * 10, shard, Parallel::new(threads));
+                embedding_scatter_add(tokens, dy, device * 10, shard, parallel);
             }
             assert_eq!(dtable, expected);
         }

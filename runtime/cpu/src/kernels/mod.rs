@@ -38,7 +38,7 @@ pub use attention::{
 };
 pub use elementwise::add;
 pub(crate) use elementwise::{add_into, fill_zero, fill_zero_view};
-pub use embedding::{embedding_gather, embedding_scatter_add};
+pub use embedding::{LookupTokens, embedding_gather, embedding_scatter_add};
 pub use gated_product::{GatedProductSaved, gated_product_backward, gated_product_forward};
 pub use gemm::{gemm_forward, gemm_input_gradient, gemm_weight_gradient};
 pub(crate) use latent::latent_recover_in_place;

@@ -1,6 +1,7 @@
 // The embedding: gather of table rows, and scatter-add of their gradients.
 //
 // The table is [table_rows, columns] and begins at token id `first`; other tokens belong to another device.
+// The row of the token `padding` gets no gradient.
 // The scatter-add is deterministic: tokens are sorted first, and one row of blocks sums all gradient rows of
 // one token in the order of their positions. Each thread finds the rank of its token by counting the tokens
 // before it: tokens² comparisons of a few instructions each.
@@ -58,12 +59,12 @@ KERNEL(256, 4, scatter_order, const u32* tokens, u32* order, u32* runs, u32 coun
 // Block (k, y) sums the y-th slice of the columns for the run of tokens that begins at k.
 template <class T, int V>
 DEVICE void scatter_rows(const u32* tokens, const u32* order, const u32* runs, const T* dy,
-                         float* dtable, u32 columns, u32 first, u32 table_rows) {
+                         float* dtable, u32 columns, u32 first, u32 table_rows, u32 padding) {
     const u32 length = runs[blockIdx.x];
     if (length == 0) return;
     order += blockIdx.x;
-    const u32 at = tokens[order[0]] - first;
-    if (at >= table_rows) return;
+    const u32 token_id = tokens[order[0]], at = token_id - first;
+    if (at >= table_rows || token_id == padding) return;
     dtable += u64(at) * columns;
     const u32 lanes = gridDim.y * blockDim.x, lane = blockIdx.y * blockDim.x + threadIdx.x;
     each<V>(columns, lane, lanes, [&](auto size, u32 column) {
@@ -88,7 +89,8 @@ DEVICE void scatter_rows(const u32* tokens, const u32* order, const u32* runs, c
         gather_rows<T, V>(tokens, table, out, rows, columns, first, table_rows);                \
     }                                                                                           \
     KERNEL(256, 4, scatter_add_##ending, const u32* tokens, const u32* order, const u32* runs,  \
-           const T* dy, float* dtable, u32 columns, u32 first, u32 table_rows) {                \
-        scatter_rows<T, V>(tokens, order, runs, dy, dtable, columns, first, table_rows);        \
+           const T* dy, float* dtable, u32 columns, u32 first, u32 table_rows, u32 padding) {   \
+        scatter_rows<T, V>(tokens, order, runs, dy, dtable, columns, first, table_rows,         \
+                           padding);                                                            \
     }
 EACH_FORMAT(EMBEDDING)

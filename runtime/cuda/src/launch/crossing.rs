@@ -11,9 +11,6 @@ use super::operand::{
 use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
-/// ε of the LayerNorm: PyTorch's default, as in the published LaX.
-const EPSILON: f32 = 1e-5;
-
 /// Tokens that a block of the tensor gate processes at a time.
 const TOKENS_PER_BLOCK: u64 = 4;
 
@@ -23,8 +20,9 @@ fn scale_and_bias(weight: MatrixOperand, width: u64) -> LaunchResult<[MatrixOper
     Ok([weight.column_range(0, width)?, weight.column_range(width, width)?])
 }
 
-fn norm_constants(phi: Activation) -> [Argument; 2] {
-    [Argument::F32(EPSILON), flag(phi == Activation::Silu)]
+fn norm_constants(site: &InstrSite, phi: Activation) -> [Argument; 2] {
+    let epsilon = site.device.constants.latent_norm_epsilon as f32;
+    [Argument::F32(epsilon), flag(phi == Activation::Silu)]
 }
 
 pub(super) fn layer_norm(site: &InstrSite, phi: Activation) -> LaunchResult<Launches> {
@@ -34,7 +32,7 @@ pub(super) fn layer_norm(site: &InstrSite, phi: Activation) -> LaunchResult<Laun
     let [scale, bias] = scale_and_bias(weight, v.columns)?;
     let mut arguments = vec![v.read(), weight.read(), z.write()];
     arguments.extend(row_and_column_counts(&v)?);
-    arguments.extend(norm_constants(phi));
+    arguments.extend(norm_constants(site, phi));
     let format = VectorFormat::common(v.dtype, &[v, z, scale, bias])?;
     let launch = Launch::new(KernelFamily::Crossing, format.kernel_name("latent_norm"), arguments);
     Ok(launch.over_rows(v.rows, v.columns, format)?.into())
@@ -53,7 +51,7 @@ pub(super) fn layer_norm_backward(site: &InstrSite, phi: Activation) -> LaunchRe
     let mut arguments =
         vec![dz.read(), v.read(), weight.read(), dv.write(), parts.scratch().write()];
     arguments.extend(row_and_column_counts(&v)?);
-    arguments.extend(norm_constants(phi));
+    arguments.extend(norm_constants(site, phi));
     let format = VectorFormat::common(v.dtype, &[dz, v, dv, scale, bias])?;
     let launch =
         Launch::new(KernelFamily::Crossing, format.kernel_name("latent_norm_backward"), arguments)

@@ -16,6 +16,11 @@ pub(super) fn first_token(site: &InstrSite, local: u64) -> LaunchResult<Argument
     Ok(Argument::U32(to_u32(if sharded { site.device.coordinates.tensor * local } else { 0 })?))
 }
 
+/// The token whose row gets no gradient; without one, an id that no token has.
+fn padding_token(site: &InstrSite) -> LaunchResult<Argument> {
+    Ok(Argument::U32(site.device.constants.padding_token.map_or(Ok(u32::MAX), to_u32)?))
+}
+
 /// Views an operand as one token id per row.
 pub(super) fn token_ids(operand: MatrixOperand, rows: u64) -> LaunchResult<MatrixOperand> {
     expect_dtype(DType::U32, &[&operand])?;
@@ -63,6 +68,7 @@ pub(super) fn scatter_add(site: &InstrSite) -> LaunchResult<Launches> {
         Argument::U32(to_u32(dy.columns)?),
         first_token(site, table.rows)?,
         Argument::U32(to_u32(table.rows)?),
+        padding_token(site)?,
     ]);
     let add = Launch::new(KernelFamily::Embedding, format.kernel_name("scatter_add"), arguments)
         .over_columns(dy.rows, dy.columns, format)?;

@@ -65,8 +65,14 @@ impl KernelCase {
         let workload =
             Workload { global_batch: sequences, sequence_length: length, micro_batch: sequences };
         let context = Context::new(mesh, workload, Precision::MixedBf16, Zero::Off);
-        let constants =
-            ModelConstants { hidden: 1, vocab: 1, norm_epsilon: 1e-5, rope_theta: 10_000.0 };
+        let constants = ModelConstants {
+            hidden: 1,
+            vocab: 1,
+            norm_epsilon: 1e-5,
+            latent_norm_epsilon: 1e-6,
+            rope_theta: 10_000.0,
+            padding_token: None,
+        };
         let stage = StageProgram {
             buffers: vec![],
             chunks: vec![ModelChunk::empty()],

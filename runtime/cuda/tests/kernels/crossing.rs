@@ -29,7 +29,7 @@ fn layer_norms_match_the_cpu() {
         let weight = rounded(dtype, random_values(2, 2 * columns));
         let dz = rounded(dtype, random_values(3, rows * columns));
         let (scale, bias) = weight.split_at(columns as usize);
-        let layer_norm = LayerNorm { scale, bias, epsilon: 1e-5, phi };
+        let layer_norm = LayerNorm { scale, bias, epsilon: 1e-6, phi };
         let (shape, sides) = ((rows, columns), (rows as usize, columns as usize));
         let view = |of| MatrixView::new(of, sides.0, sides.1);
 

@@ -1,7 +1,7 @@
 //! The embedding.
 
 use narrows_cpu::kernels::{
-    MatrixView, MatrixViewMut, Parallel, embedding_gather, embedding_scatter_add,
+    LookupTokens, MatrixView, MatrixViewMut, Parallel, embedding_gather, embedding_scatter_add,
 };
 use narrows_plan::DType;
 use narrows_plan::program::FusedOp;
@@ -48,6 +48,8 @@ fn embeddings_match_the_cpu() {
             );
             let mut case = KernelCase::new(FusedOp::ScatterAdd, VOCABULARY / local, (1, count));
             (case.tensor, case.constants.vocab) = (device, VOCABULARY);
+            let padding = (dtype == DType::F32).then_some(ids[0]);
+            case.constants.padding_token = padding.map(u64::from);
             let ids_buffer = case.token_ids(&ids);
             let sum = case.buffer((local, columns), DType::F32, Some(&before));
             let dy_buffer = case.buffer((count, columns), dtype, Some(&dy));
@@ -55,7 +57,8 @@ fn embeddings_match_the_cpu() {
             let Some(outcome) = case.run() else { return };
             let mut expected = before;
             let result = MatrixViewMut::new(&mut expected, table_rows, width);
-            embedding_scatter_add(&ids, MatrixView::new(&dy, rows, width), first, result, SERIAL);
+            let tokens = LookupTokens { ids: &ids, padding };
+            embedding_scatter_add(tokens, MatrixView::new(&dy, rows, width), first, result, SERIAL);
             assert_near(DType::F32, &outcome.elements(sum), &expected, 2e-6);
         }
     }

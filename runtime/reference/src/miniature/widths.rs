@@ -35,6 +35,7 @@ pub(super) fn shrink_model(model: &Model, mesh: &Mesh) -> Model {
     let scaled = |width: u64| small.get(&width).copied().unwrap_or(width);
     let mut shrunk = model.clone();
     (shrunk.hidden, shrunk.vocab) = (scaled(model.hidden), scaled(model.vocab));
+    shrunk.padding_token = model.padding_token.map(|token| token.min(shrunk.vocab - 1));
     (shrunk.heads, shrunk.kv_heads, shrunk.head_dim) =
         (heads.query, heads.key_value, heads.head_dim);
     for block in &mut shrunk.blocks {

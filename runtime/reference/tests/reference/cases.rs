@@ -7,7 +7,7 @@ use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
 use narrows_runtime::{CounterRng, Optimizer, random_stream_name};
 use serde_json::Value;
 
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 12] = [
     "llama",
     "cola",
     "svd",
@@ -18,6 +18,8 @@ pub const NAMES: [&str; 10] = [
     "lax-released-dense",
     "lax-released-tensor",
     "lax-mixed",
+    "padding",
+    "padding-tied",
 ];
 
 /// One file of `tests/golden`.

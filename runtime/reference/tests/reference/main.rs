@@ -1,5 +1,5 @@
 //! The reference interpreter compared with central differences and with results of PyTorch
-//! (`tests/golden`), and its errors.
+//! (`tests/golden`), and its errors; imported weights.
 
 mod cases;
 mod differences;
@@ -7,3 +7,4 @@ mod errors;
 mod golden;
 mod programs;
 mod training;
+mod weights;

@@ -1,0 +1,182 @@
+//! Writes a model as the `config.json` of a published class.
+//!
+//! [`resolve`](super::resolve) reads the file as an equal model. A class has one shape for all blocks; what it
+//! cannot express is refused with the linear or block and the reason.
+
+use serde_json::{Value, json};
+
+use crate::defect::Defect;
+use crate::model::{Activation, Block, FactorPair, GatedProduct, LinearKind, Model, Weight};
+
+/// A published class, whose constructor takes a `config.json`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigClass {
+    /// `ColaForCausalLM` of the CoLA repository.
+    Cola,
+    /// `LlamaForCausalLM` of Hugging Face transformers.
+    Llama,
+    /// Nanotron: BOOST's `ColaLlamaForTraining`, or `LlamaForTraining` for a dense model.
+    Nanotron,
+}
+
+/// The linears of attention, and those of the MLP.
+const HALVES: [&[LinearKind]; 2] = [
+    &[LinearKind::Q, LinearKind::K, LinearKind::V, LinearKind::O],
+    &[LinearKind::Gate, LinearKind::Up, LinearKind::Down],
+];
+
+/// The `config.json` of a model for a class.
+///
+/// # Errors
+/// The first property of the model that the class does not have.
+pub(in crate::model) fn config(model: &Model, class: ConfigClass) -> Result<Value, Defect> {
+    let block = uniform_block(model)?;
+    let mut config = shared_fields(model, block);
+    let own = match class {
+        ConfigClass::Llama => llama_fields(block)?,
+        ConfigClass::Cola => cola_fields(model, block)?,
+        ConfigClass::Nanotron if model.is_low_rank() => boost_fields(block)?,
+        ConfigClass::Nanotron => {
+            llama_fields(block)?;
+            json!({"hidden_act": "silu", "is_llama_config": true, "rope_interleaved": false})
+        }
+    };
+    if let (Value::Object(config), Value::Object(mut own)) = (&mut config, own) {
+        config.append(&mut own);
+    }
+    Ok(config)
+}
+
+/// Block 0, which all others must equal.
+fn uniform_block(model: &Model) -> Result<&Block, Defect> {
+    for (index, block) in model.blocks.iter().enumerate() {
+        for (kind, linear) in block.linears() {
+            if matches!(&linear.weight, Weight::Pair(FactorPair { crossing: Some(_), .. })) {
+                let problem = "has a latent crossing, which no class has";
+                return Err(Defect::new(format!("layer {index} {kind}"), problem));
+            }
+            if linear != model.blocks[0].linear(kind) {
+                let problem = "differs from layer 0, and a config.json has one shape for all";
+                return Err(Defect::new(format!("layer {index} {kind}"), problem));
+            }
+        }
+        if block.product != model.blocks[0].product {
+            let problem = "has another product of gate and up than layer 0";
+            return Err(Defect::new(format!("layer {index}"), problem));
+        }
+    }
+    Ok(&model.blocks[0])
+}
+
+fn shared_fields(model: &Model, block: &Block) -> Value {
+    json!({
+        "hidden_size": model.hidden,
+        "intermediate_size": block.up.d_out,
+        "num_hidden_layers": model.blocks.len(),
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.max_sequence_length,
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_theta": model.rope_theta,
+        "initializer_range": model.initial_std,
+        "pad_token_id": model.padding_token,
+        "tie_word_embeddings": model.tied,
+        "torch_dtype": "float32",
+    })
+}
+
+fn llama_fields(block: &Block) -> Result<Value, Defect> {
+    if let Some((kind, _)) = block.linears().into_iter().find(|(_, l)| l.rank().is_some()) {
+        let problem = "is a factor pair, and LLaMA's linears are dense";
+        return Err(Defect::new(format!("layer 0 {kind}"), problem));
+    }
+    if block.product == GatedProduct::Plain {
+        let problem = "has a plain product of gate and up, and LLaMA has SiLU on the gate";
+        return Err(Defect::new("layer 0", problem));
+    }
+    Ok(json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "mlp_bias": false,
+    }))
+}
+
+fn cola_fields(model: &Model, block: &Block) -> Result<Value, Defect> {
+    let (rank, activation) = common_pair(block, &LinearKind::ALL)?;
+    if model.kv_heads != model.heads {
+        let problem = format!(
+            "has {} KV heads for {} query heads, and CoLA's projections of keys have as many as \
+             queries",
+            model.kv_heads, model.heads
+        );
+        return Err(Defect::new("layer 0 k", problem));
+    }
+    let (hidden_act, only_latent) = match (activation, block.product) {
+        (Activation::Silu, GatedProduct::Plain) => ("silu", true),
+        (Activation::Silu, GatedProduct::SwiGlu) => ("silu", false),
+        (Activation::Identity, GatedProduct::Plain) => ("linear", true),
+        (Activation::Identity, GatedProduct::SwiGlu) => {
+            let problem = "has SiLU on the gate and not in the latents, and CoLA's class has one \
+                           activation for both";
+            return Err(Defect::new("layer 0", problem).hint("--to llama, which folds the pairs"));
+        }
+    };
+    Ok(json!({
+        "architectures": ["ColaForCausalLM"],
+        "model_type": "cola",
+        "hidden_act": hidden_act,
+        "lr_act_type": hidden_act,
+        "only_lr_act": only_latent,
+        "rank": rank,
+        "attention_bias": false,
+        "mlp_bias": false,
+    }))
+}
+
+fn boost_fields(block: &Block) -> Result<Value, Defect> {
+    let [attention, mlp] = HALVES.map(|half| common_pair(block, half));
+    let ((attn_rank, activation), (mlp_rank, mlp_activation)) = (attention?, mlp?);
+    for (activation, place) in [(activation, "layer 0 q"), (mlp_activation, "layer 0 gate")] {
+        if activation != Activation::Silu {
+            let problem = "has no activation between the factors, and BOOST's class has SiLU";
+            return Err(Defect::new(place, problem));
+        }
+    }
+    if block.product != GatedProduct::Plain {
+        let problem = "has SiLU on the gate, and BOOST's class has a plain product";
+        return Err(Defect::new("layer 0", problem));
+    }
+    Ok(json!({
+        "hidden_act": "silu",
+        "is_cola_llama_config": true,
+        "attn_rank": attn_rank,
+        "mlp_rank": mlp_rank,
+        "rope_interleaved": false,
+    }))
+}
+
+/// Rank and activation that linears have in common.
+fn common_pair(block: &Block, kinds: &[LinearKind]) -> Result<(u64, Activation), Defect> {
+    let mut common: Option<&FactorPair> = None;
+    for kind in kinds {
+        let place = format!("layer 0 {kind}");
+        let Weight::Pair(pair) = &block.linear(*kind).weight else {
+            return Err(Defect::new(place, "is dense, and the class has factor pairs only"));
+        };
+        let first = *common.get_or_insert(pair);
+        if pair.rank != first.rank {
+            let problem = format!("has rank {}, and {} has {}", pair.rank, kinds[0], first.rank);
+            return Err(Defect::new(place, problem));
+        }
+        if pair.activation != first.activation {
+            let problem = format!("has another activation than {}", kinds[0]);
+            return Err(Defect::new(place, problem));
+        }
+    }
+    let common = common.ok_or_else(|| Defect::new("layer 0", "has no linears"))?;
+    Ok((common.rank, common.activation))
+}

@@ -1,0 +1,36 @@
+//! Weights in the files of other training codes.
+//!
+//! Weights are read from and written to safetensors files under the names of a [`WeightFormat`]. As in
+//! checkpoints, tensors are whole: an import can be loaded under every plan of the model.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `format` | the formats, and how files are recognised |
+//! | `layout` | the parameters that lie in a tensor of a file |
+//! | `names` | names of tensors, by format |
+//! | `boost` | the fused tensors of BOOST and Nanotron |
+//! | `safetensors_file` | one file: its header, and its tensors in f32 |
+//! | `source` | a file, a folder with an index, or a Nanotron checkpoint as one set of tensors |
+//! | `nanotron_folder` | the files of a Nanotron checkpoint, and the slices of sharded tensors |
+//! | `import`, `export` | both directions |
+//! | `fold` | products of factor pairs |
+//!
+//! Messages name the file and the tensor, and report every defect of a file at once.
+
+mod boost;
+mod error;
+mod export;
+mod fold;
+mod format;
+mod import;
+mod layout;
+mod names;
+mod nanotron_folder;
+mod safetensors_file;
+mod source;
+
+pub use error::WeightsError;
+pub use export::write_weights;
+pub use fold::fold_weights;
+pub use format::WeightFormat;
+pub use import::{ImportedWeights, import_weights};

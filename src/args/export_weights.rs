@@ -1,0 +1,70 @@
+//! Flags of `export-weights`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use narrows_plan::model::Model;
+
+use crate::errors::CommandResult;
+use crate::input;
+use crate::weight_files::require_new_folder;
+
+use super::output::FormatArgs;
+
+/// Flags of `export-weights`.
+#[derive(Debug, Args)]
+pub struct ExportWeightsArgs {
+    /// The folder of a checkpoint or of a run's checkpoints, or weights as --init-from reads them
+    #[arg(value_name = "CHECKPOINT")]
+    pub checkpoint: PathBuf,
+    /// Model of the weights: a preset, a model file or a Hugging Face config.json
+    #[arg(long, value_name = "NAME|FILE")]
+    pub model: OsString,
+    /// Class that is to load the weights
+    #[arg(long, value_enum)]
+    pub to: ExportClassArg,
+    /// New folder for the weights and the configuration
+    #[arg(long, short, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Output format.
+    #[command(flatten)]
+    pub format: FormatArgs,
+}
+
+/// `--to` of `export-weights`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportClassArg {
+    /// CoLA's ColaForCausalLM
+    Cola,
+    /// LlamaForCausalLM of transformers; factor pairs without an activation become dense
+    Llama,
+    /// Nanotron: BOOST's ColaLlamaForTraining, or LlamaForTraining for dense models
+    Nanotron,
+}
+
+/// Settings of `export-weights`.
+#[derive(Debug)]
+pub struct ExportSettings<'a> {
+    /// Folder of the checkpoint, or file or folder of weights.
+    pub checkpoint: &'a Path,
+    /// The model.
+    pub model: Model,
+    /// Class that is to load the weights.
+    pub class: ExportClassArg,
+    /// The new folder.
+    pub output: &'a Path,
+}
+
+impl ExportWeightsArgs {
+    /// The settings.
+    ///
+    /// # Errors
+    /// A model that cannot be read, and an output folder that is not empty.
+    pub fn resolve(&self) -> CommandResult<ExportSettings<'_>> {
+        let model = input::model(&self.model)?;
+        require_new_folder(&self.output)?;
+        let ExportWeightsArgs { checkpoint, output, .. } = self;
+        Ok(ExportSettings { checkpoint, model, class: self.to, output })
+    }
+}

@@ -1,0 +1,17 @@
+//! Flags for initial weights.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Flags for initial weights.
+#[derive(Debug, Args)]
+pub struct InitialWeightsArgs {
+    /// Start from these weights instead of random ones: a safetensors file, or a folder of them
+    ///
+    /// Names are recognised: those of LLaMA and CoLA in Hugging Face's format, of CoLA-M, of LORO, and of
+    /// Nanotron and BOOST (the folder of a checkpoint). A folder may have an index of several files. Elements
+    /// are F32, BF16 or F16. A run that resumes from a checkpoint does not read the file.
+    #[arg(long, value_name = "FILE|DIR")]
+    pub init_from: Option<PathBuf>,
+}

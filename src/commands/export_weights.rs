@@ -1,0 +1,58 @@
+//! `narrows export-weights`: writes the weights of a checkpoint for another training code.
+
+use narrows_plan::model::{ConfigClass, Model};
+use narrows_plan::{Defect, Defects};
+use narrows_runtime::interchange::{WeightFormat, fold_weights, write_weights};
+
+use crate::args::{Detail, ExportClassArg, ExportSettings, ExportWeightsArgs};
+use crate::errors::{CommandResult, Failure};
+use crate::output;
+use crate::report::{self, ExportReport};
+use crate::weight_files::{create_folder, read_weights, write_text};
+
+/// Writes weights and configuration into a new folder.
+pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
+    let ExportSettings { checkpoint, model, class, output } = args.resolve()?;
+    let target = ExportTarget::new(&model, class)
+        .map_err(|defect| Failure::file(&model.name, Defects::single(defect)))?;
+    let weights = read_weights(checkpoint, &model)?;
+    let weights = if target.model == model { weights } else { fold_weights(&model, weights) };
+    create_folder(output)?;
+    let written =
+        write_weights(output, &target.model, &weights, target.format).map_err(Failure::weights)?;
+    let config_file = output.join(match target.format {
+        WeightFormat::Nanotron => "model_config.json",
+        _ => "config.json",
+    });
+    write_text(&config_file, &output::json_text(&target.config)?)?;
+    let report = ExportReport::new(&model, &target.model, &written, &config_file);
+    report::print(&report, args.format.format, Detail::Summary, false)
+}
+
+/// Model, format and configuration that a class loads.
+struct ExportTarget {
+    /// The model, or its folded counterpart.
+    model: Model,
+    format: WeightFormat,
+    config: serde_json::Value,
+}
+
+impl ExportTarget {
+    /// The model as it is, where the class has it; else folded, except for CoLA, whose class has factor pairs only.
+    fn new(model: &Model, class: ExportClassArg) -> Result<ExportTarget, Defect> {
+        let (config_class, format) = match class {
+            ExportClassArg::Cola => (ConfigClass::Cola, WeightFormat::HuggingFace),
+            ExportClassArg::Llama => (ConfigClass::Llama, WeightFormat::HuggingFace),
+            ExportClassArg::Nanotron => (ConfigClass::Nanotron, WeightFormat::Nanotron),
+        };
+        let target = |model: Model| {
+            let config = model.hugging_face_config(config_class)?;
+            Ok(ExportTarget { model, format, config })
+        };
+        match (target(model.clone()), class) {
+            (Err(defect), ExportClassArg::Cola) => Err(defect),
+            (Err(_), _) if model.is_low_rank() => target(model.folded()?),
+            (result, _) => result,
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Weights of other training codes: `--init-from` and `export-weights`.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::json;
+
+use super::checkpoints::curve;
+use super::run::SMALL;
+use super::{failure, json, narrows, stdout};
+
+/// A trained model is exported, and a run starts from the export as from its own checkpoint, under another plan too.
+#[test]
+fn exported_weights_start_a_run_as_their_checkpoint_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    stdout(&format!("{SMALL} --steps 4 --learning-rate 0.01 --checkpoint-dir {}", at("kept")));
+    let answer = json(&format!(
+        "export-weights {} --model cola-tiny --to cola --output {}",
+        at("kept"),
+        at("cola")
+    ));
+    assert_eq!(answer["weights"], json!(at("cola/model.safetensors")));
+    assert_eq!(answer["folded_pairs"], json!(0));
+    let nanotron = format!("--model {} --to nanotron --output {}", at("cola"), at("nanotron"));
+    stdout(&format!("export-weights {} {nanotron}", at("cola")));
+    let losses = |from: &str, more: &str| {
+        let metrics = at("m.jsonl");
+        stdout(&format!("{SMALL} --steps 1 {more} --init-from {} --metrics {metrics}", at(from)));
+        let [[_, loss, ..]] = curve(Path::new(&metrics))[..] else { panic!("one step") };
+        f64::from_bits(loss)
+    };
+    let own = losses("kept/step-00000004/model.safetensors", "");
+    assert_eq!(losses("cola", ""), own);
+    assert_eq!(losses("nanotron", ""), own);
+    let model = format!("--model {}", at("cola"));
+    assert_eq!(losses("cola", &model), own);
+    assert!((losses("cola", "--devices 2 --tensor 2") - own).abs() < 1e-4);
+    // The logarithm of the vocabulary of 256 is 5.545: the weights are not the initial ones.
+    assert!(own < 5.3, "{own}");
+}
+
+#[test]
+fn weights_that_a_class_or_a_model_cannot_have_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("new").display().to_string();
+    let export = |to: &str, from: &str| {
+        failure(&format!("export-weights {from} --model cola-tiny --to {to} --output {output}"), 2)
+    };
+    let golden = "tests/golden/weights/cola-m";
+    let error = export("llama", golden);
+    assert!(error.contains("layer 0 q: has SiLU between its factors"), "{error}");
+    let error = export("cola", golden);
+    assert!(error.contains("cola_a`: has the shape [16, 6]"), "{error}");
+    assert!(error.contains("is missing"), "{error}");
+    assert!(!Path::new(&output).exists());
+    let error = failure(&format!("{SMALL} --init-from {golden}"), 2);
+    assert!(error.contains("tensor `model.layers.0.input_layernorm.weight`"), "{error}");
+    let error = failure("run --backend null --init-from weights", 2);
+    assert!(error.contains("--init-from: the null backend computes nothing"), "{error}");
+    fs::create_dir(&output).unwrap();
+    fs::write(format!("{output}/file"), "").unwrap();
+    let error = export("cola", golden);
+    assert!(error.contains("is not an empty folder"), "{error}");
+}
+
+#[test]
+fn a_field_that_the_original_code_ignores_is_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("linear.json");
+    let config = json!({
+        "model_type": "cola", "hidden_size": 64, "vocab_size": 256, "num_attention_heads": 4,
+        "intermediate_size": 172, "num_hidden_layers": 2, "lr_act_type": "linear"
+    });
+    fs::write(&file, config.to_string()).unwrap();
+    let plan = format!("plan --hardware cpu-local --model {}", file.display());
+    let assert = narrows(&plan).assert().success();
+    let warning = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(warning.contains("lr_act_type: is `linear`, which CoLA's classes ignore"), "{warning}");
+}
