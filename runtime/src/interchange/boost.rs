@@ -39,7 +39,7 @@ pub(super) fn file_tensors(model: &Model) -> Result<Vec<FileTensor>, Defect> {
         logical_parameters(model).into_iter().map(|parameter| (parameter.id, parameter)).collect();
     let mut tensors = vec![];
     for (id, parameter) in &parameters {
-        let prefix = id.block.map_or(String::new(), |block| block_prefix(block));
+        let prefix = id.block.map_or(String::new(), block_prefix);
         let (name, transposed) = match id.weight {
             WeightId::Embedding => {
                 ("model.token_position_embeddings.pp_block.token_embedding.weight", false)

@@ -77,7 +77,8 @@ fn check(
     }
     let known: BTreeSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     for name in source.names().filter(|name| !known.contains(name)) {
-        if !is_derived(name) && !(model.tied && name == HEAD) {
+        let is_tied_head = model.tied && name == HEAD;
+        if !is_tied_head && !is_derived(name) {
             let problem = format!("is not a tensor of {} in the {format} format", model.name);
             unknown.push(Defect::new(name, problem));
         }
