@@ -12,6 +12,7 @@ mod data;
 mod doctor;
 mod documents;
 mod export_weights;
+mod factor;
 mod flags;
 mod initial_weights;
 mod launch;
@@ -45,6 +46,7 @@ pub use data::{DataArgs, DataTask, TokenFileSettings};
 pub use doctor::DoctorArgs;
 pub use documents::DocumentFiles;
 pub use export_weights::{ExportClassArg, ExportSettings, ExportWeightsArgs};
+pub use factor::{FactorArgs, FactorSettings};
 pub use flags::{flags, set_flag};
 pub use output::{Detail, OutputFormat, OutputSettings};
 pub use plan::{
@@ -150,6 +152,11 @@ pub enum Command {
     /// Writes the weights and a config.json, so that `from_pretrained` of the class loads the folder;
     /// for Nanotron, the folder of a checkpoint. Weights are F32.
     ExportWeights(ExportWeightsArgs),
+    /// Make a low-rank model from a dense one by singular value decomposition
+    ///
+    /// Writes the factors of every linear and a model file, with the error of each. Train them with
+    /// `run --model DIR/model.json --init-from DIR`.
+    Factor(FactorArgs),
     /// Compare predictions with measurements
     ///
     /// Without --measurements, with the published measurements that are built in.

@@ -10,6 +10,7 @@ mod data;
 mod doctor;
 mod explain;
 mod export_weights;
+mod factor;
 mod plan;
 mod plot;
 mod run;
@@ -65,6 +66,7 @@ fn execute(command: &Command) -> CommandResult<()> {
         Command::Plot(args) => plot::run(args),
         Command::Data(args) => data::run(args),
         Command::ExportWeights(args) => export_weights::run(args),
+        Command::Factor(args) => factor::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Validate(args) => validate::run(args),
         Command::Calibrate(args) => calibrate::run(args),

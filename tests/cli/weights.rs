@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::checkpoints::curve;
 use super::run::SMALL;
@@ -77,4 +77,41 @@ fn a_field_that_the_original_code_ignores_is_a_warning() {
     let assert = narrows(&plan).assert().success();
     let warning = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
     assert!(warning.contains("lr_act_type: is `linear`, which CoLA's classes ignore"), "{warning}");
+}
+
+/// Factors are written with the model file that has their ranks, and fold back to the approximated matrices.
+#[test]
+fn dense_weights_are_factored_with_their_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let cases = fs::read_to_string("tests/golden/weights/cases.json").unwrap();
+    let cases: Value = serde_json::from_str(&cases).unwrap();
+    fs::write(at("dense.json"), cases["llama"]["config"].to_string()).unwrap();
+    let factor = |choice: &str, output: &str| {
+        format!(
+            "factor tests/golden/weights/llama --model {} {choice} --output {}",
+            at("dense.json"),
+            at(output)
+        )
+    };
+    let answer = json(&factor("--rank 4", "low"));
+    let linears = answer["linears"].as_array().unwrap();
+    assert_eq!(linears.len(), 14);
+    for linear in linears {
+        assert_eq!(linear["rank"], json!(4));
+        let error = linear["relative_error"].as_f64().unwrap();
+        assert!(0.1 < error && error < 0.9, "{linear}");
+    }
+    assert!(answer["parameters"].as_u64() < answer["dense_parameters"].as_u64());
+    let model = format!("--model {}", at("low/model.json"));
+    let folded = format!("export-weights {} {model} --to llama --output {}", at("low"), at("back"));
+    assert_eq!(json(&folded)["folded_pairs"], json!(14));
+    // The factors of all singular values would have more parameters than the matrices.
+    let whole = json(&factor("--energy 1", "whole"));
+    assert!(whole["linears"].as_array().unwrap().iter().all(|linear| linear["rank"].is_null()));
+    let error = failure(&factor("--rank 16", "wide"), 2);
+    assert!(error.contains("layer 0 k: has rank 8 at most"), "{error}");
+    let error = failure(&factor("--energy 1.5", "wide"), 2);
+    assert!(error.contains("--energy: is 1.5"), "{error}");
+    failure(&factor("", "wide"), 2);
 }

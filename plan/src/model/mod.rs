@@ -244,6 +244,19 @@ impl Block {
         }
     }
 
+    /// One of the seven linears, mutable.
+    pub fn linear_mut(&mut self, kind: LinearKind) -> &mut Linear {
+        match kind {
+            LinearKind::Q => &mut self.q,
+            LinearKind::K => &mut self.k,
+            LinearKind::V => &mut self.v,
+            LinearKind::O => &mut self.o,
+            LinearKind::Gate => &mut self.gate,
+            LinearKind::Up => &mut self.up,
+            LinearKind::Down => &mut self.down,
+        }
+    }
+
     /// The seven linears, in the order in which they are computed.
     pub fn linears(&self) -> [(LinearKind, &Linear); 7] {
         LinearKind::ALL.map(|kind| (kind, self.linear(kind)))

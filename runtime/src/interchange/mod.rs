@@ -13,13 +13,14 @@
 //! | `source` | a file, a folder with an index, or a Nanotron checkpoint as one set of tensors |
 //! | `nanotron_folder` | the files of a Nanotron checkpoint, and the slices of sharded tensors |
 //! | `import`, `export` | both directions |
-//! | `fold` | products of factor pairs |
+//! | `fold`, `factor` | products of factor pairs, and factor pairs of dense matrices |
 //!
 //! Messages name the file and the tensor, and report every defect of a file at once.
 
 mod boost;
 mod error;
 mod export;
+mod factor;
 mod fold;
 mod format;
 mod import;
@@ -31,6 +32,7 @@ mod source;
 
 pub use error::WeightsError;
 pub use export::write_weights;
+pub use factor::{FactoredLinear, FactoredModel, RankChoice, factor_weights};
 pub use fold::fold_weights;
 pub use format::WeightFormat;
 pub use import::{ImportedWeights, import_weights};

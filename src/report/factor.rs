@@ -1,0 +1,84 @@
+//! Report on factored weights.
+
+use std::path::Path;
+
+use narrows_plan::model::{LinearKind, Model};
+use narrows_runtime::interchange::FactoredModel;
+use serde::Serialize;
+
+use super::Report;
+use super::page::{Align, Page};
+use crate::args::Detail;
+use crate::text::thousands;
+
+/// Output of `factor`.
+#[derive(Serialize)]
+pub struct FactorReport {
+    model: String,
+    weights: String,
+    model_file: String,
+    dense_parameters: u64,
+    parameters: u64,
+    linears: Vec<LinearReport>,
+}
+
+/// A linear, and what its factors lose.
+#[derive(Serialize)]
+struct LinearReport {
+    block: u64,
+    linear: &'static str,
+    /// `null` where the linear stays dense.
+    rank: Option<u64>,
+    /// ‖W − A·B‖/‖W‖ in the Frobenius norm.
+    relative_error: f64,
+}
+
+impl FactorReport {
+    /// The report on a model that was factored, and the files that were written.
+    pub fn new(
+        dense: &Model,
+        factored: &FactoredModel,
+        weights: &Path,
+        model_file: &Path,
+    ) -> FactorReport {
+        let linears = factored.linears.iter().map(|linear| LinearReport {
+            block: linear.block,
+            linear: linear.kind.name(),
+            rank: linear.rank,
+            relative_error: linear.relative_error,
+        });
+        FactorReport {
+            model: factored.model.name.clone(),
+            weights: weights.display().to_string(),
+            model_file: model_file.display().to_string(),
+            dense_parameters: dense.parameters(),
+            parameters: factored.model.parameters(),
+            linears: linears.collect(),
+        }
+    }
+}
+
+impl Report for FactorReport {
+    fn page(&self, _: Detail) -> Page {
+        let mut page = Page::default();
+        page.heading(format!("Factors of {}", self.model));
+        let parameters = [self.parameters, self.dense_parameters].map(thousands);
+        page.fields(&[
+            ("weights", self.weights.clone()),
+            ("model", self.model_file.clone()),
+            ("parameters", format!("{} of {} dense", parameters[0], parameters[1])),
+        ]);
+        page.heading("Rank and relative error of each linear");
+        let names = LinearKind::ALL.map(|kind| (kind.name(), Align::Right));
+        let columns: Vec<_> = [("layer", Align::Right)].into_iter().chain(names).collect();
+        let rows = self.linears.chunks(LinearKind::ALL.len()).map(|block| {
+            let cells = block.iter().map(|linear| match linear.rank {
+                Some(rank) => format!("{rank}: {:.3}", linear.relative_error),
+                None => "dense".to_owned(),
+            });
+            [block[0].block.to_string()].into_iter().chain(cells).collect::<Vec<String>>()
+        });
+        page.table(&columns, &rows.collect::<Vec<_>>());
+        page
+    }
+}
