@@ -36,7 +36,7 @@ pub struct FactoredLinear {
     pub block: u64,
     /// The linear.
     pub kind: LinearKind,
-    /// Its rank; `None` where it stays dense.
+    /// Rank of the pair; `None` where the linear stays dense.
     pub rank: Option<u64>,
     /// ‖W − A·B‖/‖W‖ in the Frobenius norm, of the factors in f32.
     pub relative_error: f64,
@@ -47,7 +47,7 @@ pub struct FactoredLinear {
 pub struct FactoredModel {
     /// The model: factor pairs without an activation.
     pub model: Model,
-    /// Its weights.
+    /// Weights of the model.
     pub weights: ModelTensors,
     /// All linears, by block.
     pub linears: Vec<FactoredLinear>,
