@@ -82,7 +82,7 @@ impl StepChecker<'_, '_> {
         let name = self.name(id);
         self.check_layout_change(id, collective)?;
         let layout = if let Some(gradient) = self.gradients.get_mut(&id) {
-            ensure(!gradient.square_counted, || {
+            ensure(self.uncounted.contains(&id), || {
                 format!("changes {name} after its square was counted")
             })?;
             // After the reduce-scatter of a whole gradient, only replicas of one part reduce it.

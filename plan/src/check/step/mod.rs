@@ -15,7 +15,7 @@ mod collective;
 mod rounding;
 mod update;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::mesh::Axis;
 use crate::program::{
@@ -63,7 +63,6 @@ struct GradientState {
     is_stored_in_parts: bool,
     /// The bf16 copy, while it is reduced over the data axis.
     rounded: Option<BufferId>,
-    square_counted: bool,
     zeroed: bool,
 }
 
@@ -88,6 +87,10 @@ struct SquareSumState {
 struct StepChecker<'c, 'a> {
     checker: &'c StageChecker<'a>,
     gradients: HashMap<BufferId, GradientState>,
+    /// Gradients whose squares have not been counted.
+    uncounted: BTreeSet<BufferId>,
+    /// The gradient that each rounded copy is of, while it is reduced.
+    rounded_of: HashMap<BufferId, BufferId>,
     weights: HashMap<BufferId, WeightState>,
     /// Optimizer states, with whether an update has used them.
     optimizer_states: HashMap<BufferId, bool>,
@@ -126,6 +129,8 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         let mut step = StepChecker {
             checker,
             gradients: HashMap::new(),
+            uncounted: BTreeSet::new(),
+            rounded_of: HashMap::new(),
             weights: HashMap::new(),
             optimizer_states: HashMap::new(),
             square_sum: None,
@@ -152,16 +157,15 @@ impl<'c, 'a> StepChecker<'c, 'a> {
                         replicas: partial_if(checker.context.replica_group().size > 1),
                         pipeline: partial_if(weight.is_some() && weight == tied),
                     };
-                    let (square_counted, zeroed) = (false, false);
                     let gradient = GradientState {
                         weight,
                         layouts,
                         is_stored_in_parts,
                         rounded: None,
-                        square_counted,
-                        zeroed,
+                        zeroed: false,
                     };
                     step.gradients.insert(id, gradient);
+                    step.uncounted.insert(id);
                 }
                 (BufferRole::Weight, contents) => {
                     if let Some(AbstractValue::Value(value)) = contents.state().map(|s| s.value) {
@@ -279,7 +283,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         };
         self.check_elements(gradient, self.updated_elements(self.shard(gradient.buffer)?))?;
         let state = self.reduced_gradient(gradient.buffer)?;
-        ensure(!state.square_counted, || {
+        ensure(self.uncounted.contains(&gradient.buffer), || {
             format!("counts the square of {} twice", self.name(gradient.buffer))
         })?;
         ensure(!self.is_counted_on_last_stage(state), || {
@@ -300,9 +304,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
                 ));
             }
         }
-        if let Some(state) = self.gradients.get_mut(&gradient.buffer) {
-            state.square_counted = true;
-        }
+        self.uncounted.remove(&gradient.buffer);
         Ok(())
     }
 }

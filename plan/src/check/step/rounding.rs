@@ -13,11 +13,7 @@ use super::{GradientState, StepChecker};
 impl StepChecker<'_, '_> {
     /// The gradient whose rounded copy a buffer holds.
     pub(super) fn gradient_in(&self, rounded: BufferId) -> Option<BufferId> {
-        if self.checker.stage.buffer(rounded).role != BufferRole::RoundedGradient {
-            return None;
-        }
-        let mut gradients = self.gradients.iter();
-        gradients.find(|(_, state)| state.rounded == Some(rounded)).map(|(id, _)| *id)
+        self.rounded_of.get(&rounded).copied()
     }
 
     /// Checks that a gradient is reduced over the data axis in the format of the context, and over others in fp32.
@@ -109,8 +105,12 @@ impl StepChecker<'_, '_> {
     }
 
     fn set_rounded(&mut self, gradient: BufferId, rounded: Option<BufferId>) {
-        if let Some(state) = self.gradients.get_mut(&gradient) {
-            state.rounded = rounded;
+        let Some(state) = self.gradients.get_mut(&gradient) else { return };
+        if let Some(copy) = std::mem::replace(&mut state.rounded, rounded) {
+            self.rounded_of.remove(&copy);
+        }
+        if let Some(copy) = rounded {
+            self.rounded_of.insert(copy, gradient);
         }
     }
 }

@@ -63,11 +63,10 @@ impl StepChecker<'_, '_> {
         let Some(sum) = &self.square_sum else {
             return fault("clips by the norm of the gradients, but nothing summed their squares");
         };
-        let uncounted = self.gradients.iter().filter(|(_, gradient)| {
-            !gradient.square_counted && !self.is_counted_on_last_stage(gradient)
-        });
-        if let Some(id) = uncounted.map(|(id, _)| *id).min() {
-            let name = self.name(id);
+        let mut uncounted = self.uncounted.iter();
+        let is_missing = |id: &&BufferId| !self.is_counted_on_last_stage(&self.gradients[id]);
+        if let Some(id) = uncounted.find(is_missing) {
+            let name = self.name(*id);
             return fault(format!("clips by the norm of the gradients, but {name} is not in it"));
         }
         match sum.layouts.unreduced_axis(Layout::Replicated) {

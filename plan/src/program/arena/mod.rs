@@ -7,8 +7,11 @@
 //! one area that all passes of all chunks and the step phase share. Those of gradient buckets, which run beside the last
 //! pass but one after the other, have an area of their own.
 
+mod occupancy;
+
 use super::{BufferId, ChunkPhase, Instr, Phase, StageProgram};
 use crate::Bytes;
+use occupancy::Occupancy;
 
 /// First and last position of a timeline at which a buffer is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,25 +124,12 @@ fn place_by_lifetime(stage: &mut StageProgram, list: &[(BufferId, Lifetime)], ba
         .map(|&(id, span)| (id, span, stage.buffers[id.0 as usize].copy_stride()))
         .collect();
     order.sort_by_key(|&(id, _, bytes)| (std::cmp::Reverse(bytes), id));
-    // (begin, end, span) of the placed buffers, ordered by begin.
-    let mut placed: Vec<(u64, u64, Lifetime)> = vec![];
+    let mut occupancy = Occupancy::new(list.iter().map(|(_, span)| *span));
     let mut end = base;
     for (id, span, bytes) in order {
-        let mut offset = base;
-        for &(begin, stop, other) in &placed {
-            let overlaps = span.first <= other.last && other.first <= span.last;
-            if !overlaps || stop <= offset {
-                continue;
-            }
-            if begin >= offset + bytes {
-                break;
-            }
-            offset = stop;
-        }
+        let offset = occupancy.place(span, bytes, base);
         stage.buffers[id.0 as usize].offset = offset;
         end = end.max(offset + bytes);
-        let at = placed.partition_point(|&(begin, _, _)| begin <= offset);
-        placed.insert(at, (offset, offset + bytes, span));
     }
     end
 }
