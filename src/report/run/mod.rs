@@ -1,6 +1,7 @@
 //! Reports of runs.
 
 mod history;
+mod loss_curve;
 mod null;
 
 use std::path::Path;
@@ -23,7 +24,7 @@ use crate::text::{mesh_and_schedule, plural, thousands};
 pub use history::RunHistory;
 pub use null::NullRunReport;
 
-use history::{curve, curve_axes, is_collapsed};
+use loss_curve::LossCurve;
 
 /// Properties of a run before its first step.
 #[derive(Clone, Copy)]
@@ -86,7 +87,7 @@ impl RunHeader<'_> {
         let checkpoints = self.training.checkpoints.as_ref()?;
         match (checkpoints.origin, resumed) {
             (_, Some((step, path))) => Some(format!("after step {step}: {}", path.display())),
-            (RunOrigin::LastCheckpoint, None) => {
+            (RunOrigin::LastCheckpoint | RunOrigin::NewestUndamaged, None) => {
                 let dir = checkpoints.dir.display();
                 Some(format!("at the first step: there is no checkpoint in {dir}"))
             }
@@ -148,7 +149,7 @@ pub struct RunReport {
     /// The trace file.
     trace: Option<String>,
     #[serde(skip)]
-    losses: Vec<f64>,
+    losses: LossCurve,
 }
 
 /// The prediction for a step.
@@ -191,14 +192,14 @@ impl RunReport {
             steps: history.steps(),
             requested_steps: training.recipe.steps,
             tokens: history.tokens,
-            loss_first: history.losses.first().copied(),
-            loss_last: history.losses.last().copied(),
+            loss_first: history.losses.first(),
+            loss_last: history.losses.last(),
             eval_loss_last: None,
             eval_loss_best: None,
             tokens_per_s: history.tokens_per_s(),
             step_time_s: time.as_secs_f64(),
             breakdown_s,
-            wall_time_s: history.time().as_secs_f64(),
+            wall_time_s: history.time.as_secs_f64(),
             prediction: PredictedStep {
                 step_time_s: prediction.step_time_s,
                 step_time_interval_s: prediction.step_time_interval_s,
@@ -296,11 +297,11 @@ impl RunReport {
 impl Report for RunReport {
     fn page(&self, _: Detail) -> Page {
         let mut page = Page::default();
-        if !self.losses.is_empty() {
-            page.line(curve(&self.losses));
-            page.line(curve_axes(&self.losses, self.resumed_step.unwrap_or(0) + 1));
+        if self.losses.steps() > 0 {
+            page.line(self.losses.line());
+            page.line(self.losses.axes(self.resumed_step.unwrap_or(0) + 1));
         }
-        if is_collapsed(&self.losses) {
+        if self.losses.is_collapsed() {
             page.paragraph(
                 "Warning: the loss has collapsed: it grew back after it had fallen. Try a lower --learning-rate or more \
                  --warm-up-steps.",
