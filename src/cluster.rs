@@ -6,7 +6,7 @@ use narrows_cluster::{ClusterError, ClusterTimeouts, LaunchInfo, RunFact, TcpPro
 use narrows_runtime::RunError;
 use narrows_runtime::process_group::ProcessGroup;
 
-use crate::errors::{CommandResult, ExitStatus, Failure};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 
 /// One of several processes that a launcher started.
 #[derive(Clone, Debug)]
@@ -58,6 +58,16 @@ pub fn leave(
             Err(with_label(failure, label))
         }
     }
+}
+
+/// Tells the other processes that this one has failed before it could join them.
+pub fn report_failure(process: &LaunchedProcess, failure: Failure) -> Failure {
+    let reason = failure.problems.first().map_or("it failed".into(), |problem| {
+        let Problem { location, message, .. } = problem;
+        if location.is_empty() { message.clone() } else { format!("{location}: {message}") }
+    });
+    TcpProcessGroup::report_failure(&process.launch, &reason, process.timeouts.join);
+    with_label(failure, &process.label())
 }
 
 /// A failure of the process group.

@@ -1,7 +1,10 @@
 //! Flags of runs with several processes.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use clap::{Args, ValueEnum};
-use narrows_cluster::{ClusterTimeouts, LaunchError, LaunchInfo, Launcher};
+use narrows_cluster::{ClusterTimeouts, JobToken, LaunchError, LaunchInfo, Launcher};
 
 use crate::cluster::LaunchedProcess;
 use crate::errors::{CommandResult, Failure, Problem};
@@ -14,6 +17,9 @@ pub struct LaunchArgs {
     /// Launcher of a run of several processes, one per device; it sets the environment of each process
     #[arg(long, value_enum, default_value_t = LauncherArg::Auto)]
     pub launcher: LauncherArg,
+    /// File with the secret of the job, by which its processes refuse strangers [default: the job id of the launcher]
+    #[arg(long, value_name = "FILE")]
+    pub job_token_file: Option<PathBuf>,
     /// Time to wait for all processes to join
     #[arg(long, value_name = "SECONDS", default_value_t = Timeout(ClusterTimeouts::DEFAULT.join))]
     pub join_timeout: Timeout,
@@ -65,9 +71,35 @@ impl LaunchArgs {
             let hint = "--launcher none, for all devices in this process";
             return Err(Failure::input(Problem::new("--launcher", message).hint(hint)));
         }
+        let Some(mut launch) = launch else { return Ok(None) };
+        if let Some(file) = &self.job_token_file {
+            launch.job = read_token(file)?;
+        }
         let timeouts =
             ClusterTimeouts { join: self.join_timeout.0, collective: self.collective_timeout.0 };
-        Ok(launch.map(|launch| LaunchedProcess { launch, timeouts }))
+        Ok(Some(LaunchedProcess { launch, timeouts }))
+    }
+}
+
+/// Longest token: a secret of a few lines.
+const TOKEN_BYTES_MAX: usize = 64 << 10;
+
+/// Reads a token. White space at its end, which editors add, does not count.
+fn read_token(file: &Path) -> CommandResult<JobToken> {
+    let problem =
+        |message: String| {
+            Failure::input(Problem::new(file.display().to_string(), message).hint(
+                "a file with a secret of this job, equal on all nodes and readable by you alone",
+            ))
+        };
+    let token = fs::read(file).map_err(|error| problem(format!("cannot be read: {error}")))?;
+    let token = token.trim_ascii_end();
+    match token.len() {
+        0 => Err(problem("is empty, so every process would know the token".into())),
+        bytes if bytes > TOKEN_BYTES_MAX => {
+            Err(problem(format!("has {bytes} bytes, and a token at most {TOKEN_BYTES_MAX}")))
+        }
+        _ => Ok(JobToken::new(token)),
     }
 }
 

@@ -340,15 +340,68 @@ fn a_join_timeout_names_the_missing_processes() {
 #[test]
 fn batch_scripts_are_valid() {
     let help = stdout("run --help");
-    let known: Vec<&str> = help.split_whitespace().collect();
+    // A flag may have a value: `--resume[=<auto>]`.
+    let flag = |word: &str| word.split(['[', '=']).next().unwrap_or_default().to_owned();
+    let known: Vec<String> = help.split_whitespace().map(flag).collect();
     for name in ["run.sbatch", "run-gpus.sbatch"] {
         let path = format!("{}/examples/cluster/{name}", env!("CARGO_MANIFEST_DIR"));
         assert!(Command::new("bash").args(["-n", &path]).status().unwrap().success());
         let script = fs::read_to_string(path).unwrap();
         let (_, run) = script.split_once("narrows run ").unwrap();
-        let flags: Vec<&str> =
-            run.split_whitespace().filter(|word| word.starts_with("--")).collect();
+        let flags: Vec<String> =
+            run.split_whitespace().filter(|word| word.starts_with("--")).map(flag).collect();
         assert!(flags.len() > 5, "{flags:?}");
         assert!(flags.iter().all(|flag| known.contains(flag)), "{flags:?}");
     }
+}
+
+/// One process cannot read its token; the others do not wait for it until their timeout.
+#[test]
+fn a_process_that_fails_before_it_joins_ends_the_run_of_all() {
+    let processes = Processes::new(2);
+    let start = |rank: usize| {
+        let data = if rank == 1 { "nowhere.bin.json" } else { "" };
+        let arguments =
+            format!("{data} {SMALL}").replace(&format!("{data} run"), &format!("run {data}"));
+        processes.start(rank, &format!("{arguments} --steps 2"), processes.torchrun(rank))
+    };
+    let begin = Instant::now();
+    let outputs = wait_all((0..2).map(start).collect());
+    assert!(begin.elapsed() < TIMEOUT);
+    let (first, second) = (stderr(&outputs[0]), stderr(&outputs[1]));
+    assert!(
+        second.starts_with("error: process 1 of 2: nowhere.bin.json: cannot be read"),
+        "{second}"
+    );
+    assert!(
+        first.contains("process 1 aborted the run: nowhere.bin.json: cannot be read"),
+        "{first}"
+    );
+}
+
+#[test]
+fn processes_with_different_job_tokens_do_not_meet() {
+    let processes = Processes::new(2);
+    let token = |rank: usize, text: &str| {
+        let path = processes.at(&format!("token-{rank}"));
+        fs::write(&path, text).unwrap();
+        format!("{SMALL} --steps 2 --tensor 2 --job-token-file {}", path.display())
+    };
+    let start = |texts: [&str; 2], flags: &str| {
+        let one = |rank: usize| {
+            let arguments = format!("{} {flags}", token(rank, texts[rank]));
+            processes.start(rank, &arguments, processes.torchrun(rank))
+        };
+        wait_all((0..2).map(one).collect())
+    };
+    let outputs = start(["a secret", "another"], "--join-timeout 6");
+    assert!(outputs.iter().all(|output| output.status.code() == Some(1)), "{outputs:#?}");
+    assert!(stderr(&outputs[0]).contains("1 of 2 processes did not join"), "{outputs:#?}");
+    assert!(stderr(&outputs[1]).contains("its job token differs"), "{outputs:#?}");
+    // White space at the end does not count.
+    let outputs = start(["a secret", "a secret\n"], "");
+    assert!(outputs.iter().all(|output| output.status.success()), "{outputs:#?}");
+    let outputs = start(["", ""], "");
+    assert!(outputs.iter().all(|output| output.status.code() == Some(2)), "{outputs:#?}");
+    assert!(stderr(&outputs[0]).contains("token-0: is empty"), "{outputs:#?}");
 }

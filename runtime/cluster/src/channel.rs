@@ -12,6 +12,13 @@ use super::frame::{FrameChannel, FrameHeader, FrameKind};
 use super::operation::{PendingOp, WireOp};
 use super::peer::{Frame, Peer};
 
+/// CRC-32 of the concatenation of some parts.
+fn crc_of<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    parts.for_each(|part| crc.update(part));
+    crc.finalize()
+}
+
 /// One sequence of operations.
 pub(crate) struct Channel {
     channel: FrameChannel,
@@ -57,6 +64,7 @@ impl Channel {
             operation: pending.operation.code(),
             sequence: pending.sequence,
             payload_bytes: parts.clone().map(|part| part.len() as u64).sum(),
+            payload_crc: crc_of(parts.clone()),
         };
         peer.send(header, parts, || pending.to_string())
     }

@@ -9,7 +9,8 @@
 //! | 6..8 | code of the operation |
 //! | 8..16 | number of earlier operations of the channel |
 //! | 16..24 | bytes of the payload |
-//! | 24..32 | zeros |
+//! | 24..28 | CRC-32 of the payload |
+//! | 28..32 | CRC-32 of bytes 0 to 27 |
 
 use std::io::{self, Read};
 
@@ -24,6 +25,12 @@ pub(crate) const HEADER_BYTES: usize = 32;
 
 /// Larger than any buffer of a program: headers of larger payloads are rejected.
 const PAYLOAD_BYTES_MAX: u64 = 1 << 40;
+
+/// Longest payload of frames that belong to no operation.
+const CONTROL_BYTES_MAX: u64 = 64 << 10;
+
+/// Bytes of a header before its own checksum.
+const CHECKED_BYTES: usize = 28;
 
 /// Independent sequences of operations between two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +104,21 @@ pub(crate) enum FrameKind {
     Abort,
     /// The sender has finished and will close the connection.
     Shutdown,
+    /// The sender has waited for long, and asks what the receiver is doing.
+    Question,
+    /// The sender answers a question; its activity is in the place of the sequence number.
+    Answer,
+}
+
+impl FrameKind {
+    /// All kinds, by their code in headers.
+    const ALL: [FrameKind; 5] = [
+        FrameKind::Data,
+        FrameKind::Abort,
+        FrameKind::Shutdown,
+        FrameKind::Question,
+        FrameKind::Answer,
+    ];
 }
 
 /// Header of a frame.
@@ -111,26 +133,28 @@ pub(crate) struct FrameHeader {
     pub sequence: u64,
     /// Bytes of the payload.
     pub payload_bytes: u64,
+    /// CRC-32 of the payload.
+    pub payload_crc: u32,
 }
 
 impl FrameHeader {
     /// Header of a frame that belongs to no operation.
-    pub fn control(kind: FrameKind, payload_bytes: u64) -> FrameHeader {
-        FrameHeader { kind, channel: 0, operation: 0, sequence: 0, payload_bytes }
+    pub fn control(kind: FrameKind, payload: &[u8]) -> FrameHeader {
+        let (payload_bytes, payload_crc) = (payload.len() as u64, crc32fast::hash(payload));
+        FrameHeader { kind, channel: 0, operation: 0, sequence: 0, payload_bytes, payload_crc }
     }
 
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4] = match self.kind {
-            FrameKind::Data => 0,
-            FrameKind::Abort => 1,
-            FrameKind::Shutdown => 2,
-        };
+        bytes[4] = self.kind as u8;
         bytes[5] = self.channel;
         bytes[6..8].copy_from_slice(&self.operation.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.payload_bytes.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.payload_crc.to_le_bytes());
+        let crc = crc32fast::hash(&bytes[..CHECKED_BYTES]);
+        bytes[CHECKED_BYTES..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 
@@ -141,22 +165,25 @@ impl FrameHeader {
             eight.copy_from_slice(&bytes[offset..offset + 8]);
             u64::from_le_bytes(eight)
         };
-        let kind = match bytes[4] {
-            0 => FrameKind::Data,
-            1 => FrameKind::Abort,
-            2 => FrameKind::Shutdown,
-            _ => return None,
+        let u32_at = |offset: usize| {
+            let mut four = [0; 4];
+            four.copy_from_slice(&bytes[offset..offset + 4]);
+            u32::from_le_bytes(four)
         };
+        let kind = *FrameKind::ALL.get(usize::from(bytes[4]))?;
         let header = FrameHeader {
             kind,
             channel: bytes[5],
             operation: u16::from_le_bytes([bytes[6], bytes[7]]),
             sequence: u64_at(8),
             payload_bytes: u64_at(16),
+            payload_crc: u32_at(24),
         };
+        let bytes_max = if kind == FrameKind::Data { PAYLOAD_BYTES_MAX } else { CONTROL_BYTES_MAX };
         let valid = bytes[..4] == MAGIC
+            && u32_at(CHECKED_BYTES) == crc32fast::hash(&bytes[..CHECKED_BYTES])
             && usize::from(header.channel) < CHANNEL_COUNT
-            && header.payload_bytes <= PAYLOAD_BYTES_MAX;
+            && header.payload_bytes <= bytes_max;
         valid.then_some(header)
     }
 
@@ -174,7 +201,7 @@ impl FrameHeader {
             }
         }
         let invalid =
-            || io::Error::new(io::ErrorKind::InvalidData, "it sent an invalid frame header");
+            || io::Error::new(io::ErrorKind::InvalidData, "a frame header from it is damaged");
         FrameHeader::decode(&bytes).map(Some).ok_or_else(invalid)
     }
 }
@@ -191,15 +218,18 @@ mod tests {
             operation: 258,
             sequence: 7,
             payload_bytes: 4096,
+            payload_crc: 99,
         };
         let bytes = header.encode();
         assert_eq!(FrameHeader::read(&mut &bytes[..]).unwrap(), Some(header));
         assert_eq!(FrameHeader::read(&mut &[][..]).unwrap(), None);
         assert!(FrameHeader::read(&mut &bytes[..9]).is_err(), "truncated");
-        for offset in [0, 4, 5, 23] {
+        for bit in 0..8 * HEADER_BYTES {
             let mut damaged = bytes;
-            damaged[offset] ^= 0x80;
-            assert!(FrameHeader::read(&mut &damaged[..]).is_err(), "byte {offset}");
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(FrameHeader::read(&mut &damaged[..]).is_err(), "bit {bit}");
         }
+        let abort = FrameHeader { kind: FrameKind::Abort, payload_bytes: 1 << 20, ..header };
+        assert!(FrameHeader::read(&mut &abort.encode()[..]).is_err(), "a reason of 1 MiB");
     }
 }

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use super::job_token::JobToken;
+
 /// One process of a run, as its launcher describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchInfo {
@@ -19,6 +21,8 @@ pub struct LaunchInfo {
     pub local_world_size: u64,
     /// Address where rank 0 waits for the other processes.
     pub rendezvous: Address,
+    /// Token that tells the processes of the job from strangers: the id that the launcher gives to the job, if it gives one.
+    pub job: JobToken,
 }
 
 /// Error of an environment that does not describe a process of a run.
@@ -118,6 +122,19 @@ impl Launcher {
             Launcher::Slurm => "slurm",
             Launcher::OpenMpi => "openmpi",
         }
+    }
+
+    /// The token of a job from its id. Processes that no launcher gives an id share the empty token.
+    fn job(self, variable: impl Fn(&str) -> Option<String>) -> JobToken {
+        let names: &[&str] = match self {
+            // A restarted agent counts its restarts anew, so that their number may differ between nodes.
+            Launcher::Torchrun => &["TORCHELASTIC_RUN_ID"],
+            Launcher::Slurm => &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"],
+            Launcher::OpenMpi => &["PMIX_NAMESPACE"],
+        };
+        let ids: Vec<String> =
+            names.iter().map(|name| variable(name).unwrap_or_default()).collect();
+        JobToken::new(ids.join(" "))
     }
 
     fn variables(self) -> &'static LauncherVariables {
@@ -228,6 +245,7 @@ impl LaunchInfo {
             local_rank,
             local_world_size,
             rendezvous,
+            job: launcher.job(&variable),
         }))
     }
 }

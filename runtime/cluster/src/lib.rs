@@ -13,25 +13,32 @@
 //! | file | contents |
 //! |---|---|
 //! | `launch` | rank, world size and rendezvous address from the environment |
+//! | `job_token`, `handshake` | how processes prove that they belong to one job |
 //! | `rendezvous` | how processes find each other and check that they belong to one run |
 //! | `process_group` | all processes: control exchanges, gathering, abort, shutdown |
 //! | `communicator` | collectives of a device group, transfers between two processes |
 //! | `channel` | one sequence of operations with its peers, checked to be the same on both sides |
 //! | `operation` | operations of several processes, as named in frames and messages |
 //! | `peer` | a connection: received frames, and why it ended |
+//! | `activity`, `wait` | what a process answers to one that waits for it, and how long that one waits |
 //! | `frame` | the wire format |
 //! | `flight_recorder` | the last operations of this process |
 
+mod activity;
 mod channel;
 mod communicator;
 mod flight_recorder;
 mod frame;
+mod handshake;
+mod job_token;
 mod launch;
 mod operation;
 mod peer;
 mod process_group;
 mod rendezvous;
+mod wait;
 
+pub use job_token::JobToken;
 pub use launch::{Address, LaunchError, LaunchInfo, Launcher};
 pub use narrows_runtime::process_group::{ClusterError, ClusterFault};
 pub use process_group::{ClusterTimeouts, TcpProcessGroup};

@@ -7,15 +7,14 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use narrows_runtime::process_group::ClusterFault;
+use narrows_runtime::process_group::{ClusterFault, excerpt};
 
+use super::activity::{Activity, CurrentActivity};
 use super::frame::{CHANNEL_COUNT, FrameHeader, FrameKind};
+use super::wait::{Wait, WaitStep};
 
 /// Elements that are read from the connection at once.
 const READ_ELEMENTS: usize = 4 << 20;
-
-/// Time for frames that have arrived to be read, after the timeout of a receive.
-const ARRIVED_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Time that a failed write waits for the peer's reason to arrive.
 const REASON_TIMEOUT: Duration = Duration::from_millis(500);
@@ -43,14 +42,16 @@ impl Frame {
 pub(crate) struct Peer {
     pub rank: u64,
     stream: TcpStream,
-    writer: Mutex<TcpStream>,
     shared: Arc<PeerShared>,
 }
 
 /// State shared with the receiving thread.
 struct PeerShared {
+    writer: Mutex<TcpStream>,
     inbox: Mutex<Inbox>,
     changed: Condvar,
+    /// The present activity of this process.
+    activity: Arc<CurrentActivity>,
 }
 
 struct Inbox {
@@ -58,7 +59,10 @@ struct Inbox {
     frames: [VecDeque<Frame>; CHANNEL_COUNT],
     /// Memory of recycled frames.
     free: Vec<Vec<f32>>,
+    /// The last arrival of any bytes of a frame.
     last_receive: Instant,
+    /// The answer to the last question.
+    answer: Option<Activity>,
     disconnect: Option<Disconnect>,
 }
 
@@ -77,11 +81,25 @@ impl PeerShared {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Writes a frame that belongs to no operation, unless another is being written: its peer then sees bytes arrive, and
+    /// waiting here could keep both sides from reading.
+    fn try_send(&self, header: FrameHeader, payload: &[u8]) {
+        if let Ok(mut writer) = self.writer.try_lock() {
+            let _ = writer.write_all(&[&header.encode()[..], payload].concat());
+        }
+    }
 }
 
 impl Peer {
     /// Takes over a connection. A write that does not end within the timeout fails.
-    pub fn new(rank: u64, stream: TcpStream, write_timeout: Duration) -> io::Result<Peer> {
+    /// `activity` is what this process is doing.
+    pub fn new(
+        rank: u64,
+        stream: TcpStream,
+        write_timeout: Duration,
+        activity: Arc<CurrentActivity>,
+    ) -> io::Result<Peer> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(None)?;
@@ -90,15 +108,17 @@ impl Peer {
             frames: Default::default(),
             free: vec![],
             last_receive: Instant::now(),
+            answer: None,
             disconnect: None,
         };
-        let shared = Arc::new(PeerShared { inbox: Mutex::new(inbox), changed: Condvar::new() });
         let (reader, writer) = (stream.try_clone()?, Mutex::new(stream.try_clone()?));
+        let (inbox, changed) = (Mutex::new(inbox), Condvar::new());
+        let shared = Arc::new(PeerShared { writer, inbox, changed, activity });
         let receiver = shared.clone();
         std::thread::Builder::new()
             .name(format!("from process {rank}"))
             .spawn(move || receive_frames(reader, &receiver))?;
-        Ok(Peer { rank, stream, writer, shared })
+        Ok(Peer { rank, stream, shared })
     }
 
     /// Sends one frame whose payload is the concatenation of `parts`; the header has their size.
@@ -109,7 +129,8 @@ impl Peer {
         parts: impl Iterator<Item = &'a [u8]>,
         operation: impl Fn() -> String,
     ) -> Result<(), ClusterFault> {
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let _waiting = self.shared.activity.start(Activity::WaitingFor(self.rank));
+        let mut writer = self.shared.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let start = Instant::now();
         let write = || -> io::Result<()> {
             writer.write_all(&header.encode())?;
@@ -134,8 +155,8 @@ impl Peer {
         timeout: Duration,
         operation: impl Fn() -> String,
     ) -> Result<Frame, ClusterFault> {
-        let start = Instant::now();
-        let mut is_overdue = false;
+        let _waiting = self.shared.activity.start(Activity::WaitingFor(self.rank));
+        let mut wait = Wait::new(timeout);
         let mut inbox = self.shared.inbox();
         loop {
             if let Some(frame) = inbox.frames[usize::from(channel)].pop_front() {
@@ -145,23 +166,24 @@ impl Peer {
                 drop(inbox);
                 return Err(self.disconnect_fault(operation(), CLOSED));
             }
-            let remaining = match timeout.checked_sub(start.elapsed()) {
-                Some(remaining) => remaining,
-                // A process that was stopped finds its time over before its receiving thread has read what
-                // arrived meanwhile.
-                None if !is_overdue => {
-                    is_overdue = true;
-                    ARRIVED_TIMEOUT
+            let answer = inbox.answer.take();
+            match wait.next(answer, inbox.last_receive) {
+                WaitStep::Sleep(time) => {
+                    inbox = match self.shared.changed.wait_timeout(inbox, time) {
+                        Ok((inbox, _)) => inbox,
+                        Err(poisoned) => poisoned.into_inner().0,
+                    };
                 }
-                None => {
+                WaitStep::Ask => {
                     drop(inbox);
-                    return Err(self.timeout_fault(operation(), start));
+                    self.shared.try_send(FrameHeader::control(FrameKind::Question, &[]), &[]);
+                    inbox = self.shared.inbox();
                 }
-            };
-            inbox = match self.shared.changed.wait_timeout(inbox, remaining) {
-                Ok((inbox, _)) => inbox,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+                WaitStep::TimedOut => {
+                    drop(inbox);
+                    return Err(self.timeout_fault(operation(), wait.start()));
+                }
+            }
         }
     }
 
@@ -173,20 +195,16 @@ impl Peer {
     /// Tells the peer that `rank` aborts the run, and why. If a write is in progress, the connection is
     /// only closed.
     pub fn send_abort(&self, rank: u64, reason: &str) {
-        let payload = format!("{rank} {reason}");
-        let header = FrameHeader::control(FrameKind::Abort, payload.len() as u64);
-        if let Ok(mut writer) = self.writer.try_lock() {
-            let _ = writer.set_write_timeout(Some(Duration::from_secs(1)));
-            let _ = writer.write_all(&[&header.encode()[..], payload.as_bytes()].concat());
-        }
+        let payload = format!("{rank} {}", excerpt(reason));
+        let header = FrameHeader::control(FrameKind::Abort, payload.as_bytes());
+        let _ = self.stream.set_write_timeout(Some(Duration::from_secs(1)));
+        self.shared.try_send(header, payload.as_bytes());
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
     /// Tells the peer that this process has finished.
     pub fn send_shutdown(&self) {
-        if let Ok(mut writer) = self.writer.try_lock() {
-            let _ = writer.write_all(&FrameHeader::control(FrameKind::Shutdown, 0).encode());
-        }
+        self.shared.try_send(FrameHeader::control(FrameKind::Shutdown, &[]), &[]);
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
@@ -229,6 +247,8 @@ impl Peer {
 
 const CLOSED: &str = "it closed the connection";
 
+const DAMAGED: &str = "a frame from it was damaged on the way: its checksum does not match; look at the network cards and memory of both machines";
+
 impl Drop for Peer {
     fn drop(&mut self) {
         // Ends the receiving thread.
@@ -256,18 +276,23 @@ fn receive_frame(from: &mut TcpStream, shared: &PeerShared) -> io::Result<Option
     };
     let payload_bytes = header.payload_bytes as usize;
     let count = payload_bytes.div_ceil(4);
-    let mut elements = {
-        let mut inbox = shared.inbox();
-        inbox.last_receive = Instant::now();
-        inbox.free.pop().unwrap_or_default()
-    };
+    let mut elements = shared.inbox().free.pop().unwrap_or_default();
     // Memory grows with the bytes that arrive, because a header may announce more than will follow.
     elements.clear();
+    let mut crc = crc32fast::Hasher::new();
     while elements.len() < count {
         let start = elements.len();
         elements.resize(count.min(start + READ_ELEMENTS), 0.0);
         let end = (4 * elements.len()).min(payload_bytes);
-        from.read_exact(&mut bytemuck::cast_slice_mut::<f32, u8>(&mut elements)[4 * start..end])?;
+        let part = &mut bytemuck::cast_slice_mut::<f32, u8>(&mut elements)[4 * start..end];
+        from.read_exact(part)?;
+        crc.update(part);
+        if header.kind == FrameKind::Data {
+            shared.inbox().last_receive = Instant::now();
+        }
+    }
+    if crc.finalize() != header.payload_crc {
+        return Ok(Some(Disconnect::Broken(DAMAGED.into())));
     }
     match header.kind {
         FrameKind::Shutdown => return Ok(Some(Disconnect::Shutdown)),
@@ -275,8 +300,19 @@ fn receive_frame(from: &mut TcpStream, shared: &PeerShared) -> io::Result<Option
             let payload = &bytemuck::cast_slice::<f32, u8>(&elements)[..payload_bytes];
             let payload = String::from_utf8_lossy(payload);
             let (rank, reason) = payload.split_once(' ').unwrap_or(("", &payload));
-            let (rank, reason) = (rank.parse().unwrap_or(0), reason.to_string());
+            let (rank, reason) = (rank.parse().unwrap_or(0), excerpt(reason));
             return Ok(Some(Disconnect::Aborted { rank, reason }));
+        }
+        FrameKind::Question => {
+            let mut answer = FrameHeader::control(FrameKind::Answer, &[]);
+            answer.sequence = shared.activity.get().code();
+            shared.try_send(answer, &[]);
+            return Ok(None);
+        }
+        FrameKind::Answer => {
+            shared.inbox().answer = Some(Activity::from_code(header.sequence));
+            shared.changed.notify_all();
+            return Ok(None);
         }
         FrameKind::Data => {}
     }

@@ -10,6 +10,7 @@ use narrows_runtime::process_group::{
     gather_and_broadcast,
 };
 
+use super::activity::{Activity, CurrentActivity};
 use super::channel::Channel;
 use super::communicator::{TcpCommunicator, TcpPeerLink};
 use super::flight_recorder::FlightRecorder;
@@ -17,7 +18,7 @@ use super::frame::FrameChannel;
 use super::launch::LaunchInfo;
 use super::operation::{PendingOp, WireOp};
 use super::peer::Peer;
-use super::rendezvous::{RunFact, connect};
+use super::rendezvous::{RunFact, connect, report_failure};
 
 /// Timeouts of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,7 @@ pub struct TcpProcessGroup {
     recorder: Arc<FlightRecorder>,
     /// Control exchanges and gathering through rank 0.
     control: Channel,
+    activity: Arc<CurrentActivity>,
 }
 
 impl TcpProcessGroup {
@@ -68,8 +70,10 @@ impl TcpProcessGroup {
         timeouts: ClusterTimeouts,
     ) -> Result<TcpProcessGroup, ClusterError> {
         let mut connected = BTreeMap::new();
+        let activity = Arc::new(CurrentActivity::default());
         for (rank, stream) in connect(launch, facts, peers, timeouts.join)? {
-            let peer = Peer::new(rank, stream, timeouts.collective).map_err(|error| {
+            let peer = Peer::new(rank, stream, timeouts.collective, activity.clone());
+            let peer = peer.map_err(|error| {
                 let (operation, reason) = ("the rendezvous".into(), error.to_string());
                 ClusterFault::Disconnected { rank, operation, reason }
             })?;
@@ -80,7 +84,13 @@ impl TcpProcessGroup {
         let control =
             Channel::new(FrameChannel::Control, timeouts.collective + grace, recorder.clone());
         let launch = launch.clone();
-        Ok(TcpProcessGroup { launch, timeouts, peers: connected, recorder, control })
+        Ok(TcpProcessGroup { launch, timeouts, peers: connected, recorder, control, activity })
+    }
+
+    /// Tells the other processes of a run that this one has failed before it could [join](TcpProcessGroup::join) them.
+    /// Ends within `timeout`, and within ten seconds.
+    pub fn report_failure(launch: &LaunchInfo, reason: &str, timeout: Duration) {
+        report_failure(launch, reason, timeout);
     }
 
     /// Rank, world size and rendezvous address of this process.
@@ -171,6 +181,10 @@ impl ProcessGroup for TcpProcessGroup {
 
     fn collective_timeout(&self) -> Duration {
         self.timeouts.collective
+    }
+
+    fn set_saving(&self, is_saving: bool) {
+        self.activity.set(if is_saving { Activity::Saving } else { Activity::Computing });
     }
 
     fn gather_and_broadcast_bytes(

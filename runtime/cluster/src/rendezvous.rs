@@ -1,22 +1,23 @@
 //! Rendezvous of the processes of a run.
 //!
-//! Rank 0 listens at the rendezvous address. Every other process connects with it and sends a
-//! [`JoinRequest`]: rank, world size, the port where it listens itself, and the facts of its run. When
-//! all have joined, rank 0 answers with the addresses of all ranks; on a conflict or a timeout it
-//! rejects every process with the reason. Then each process connects with those of its peers that
-//! have a lower rank, and accepts connections from those that have a higher one.
-//!
-//! A message is the 8 bytes of [`GREETING`], the length of the text (u32, little-endian), and JSON.
+//! Rank 0 listens at the rendezvous address. Every other process connects with it, both prove that they belong to the job
+//! ([`handshake`](super::handshake)), and the process sends a [`JoinRequest`]: rank, world size, the port where it listens
+//! itself, and the facts of its run. When all have joined, rank 0 answers with the addresses of all ranks; on a conflict
+//! or a timeout it rejects every process with the reason. A process that has failed before it joins sends the reason
+//! instead. Then each process connects with those of its peers that have a lower rank, and accepts connections from those
+//! that have a higher one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use narrows_runtime::process_group::{ClusterError, ClusterFault};
-use serde::de::DeserializeOwned;
+use narrows_runtime::process_group::{ClusterError, ClusterFault, excerpt};
 use serde::{Deserialize, Serialize};
 
+use super::handshake::{
+    HANDSHAKE_TIMEOUT, Listener, POLL_INTERVAL, introduce, read_message, send_message,
+};
 use super::launch::{Address, LaunchInfo};
 
 /// A property that all processes of a run must share.
@@ -29,15 +30,6 @@ pub struct RunFact {
     pub value: String,
 }
 
-/// Start of every message.
-const GREETING: [u8; 8] = *b"narrows\x01";
-
-/// Longest message: the addresses of many processes.
-const MESSAGE_BYTES_MAX: u32 = 64 << 20;
-
-/// Pause of loops between attempts.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
 /// Message of a joining process to rank 0.
 #[derive(Serialize, Deserialize)]
 struct JoinRequest {
@@ -47,6 +39,9 @@ struct JoinRequest {
     /// Port at which the process listens for its peers.
     port: u16,
     facts: Vec<RunFact>,
+    /// Reason why the process has failed, if it has.
+    #[serde(default)]
+    failure: Option<String>,
 }
 
 /// Answer of rank 0.
@@ -64,6 +59,9 @@ enum JoinReply {
     /// The run does not start.
     #[serde(rename = "Go")]
     Rejected {
+        /// The process that failed first.
+        #[serde(default)]
+        rank: u64,
         #[serde(rename = "why")]
         reason: String,
     },
@@ -91,6 +89,35 @@ pub(super) fn connect(
     }
 }
 
+/// Longest time that a process which has failed waits to tell the others.
+const FAILURE_REPORT_TIME: Duration = Duration::from_secs(10);
+
+/// Tells the processes of a run that this one has failed before it could join them. Ends when all have been told that can
+/// be reached soon.
+pub(super) fn report_failure(launch: &LaunchInfo, reason: &str, timeout: Duration) {
+    let deadline =
+        JoinDeadline { start: Instant::now(), timeout: timeout.min(FAILURE_REPORT_TIME) };
+    let (rank, world_size, reason) = (launch.rank, launch.world_size, excerpt(reason));
+    if rank == 0 {
+        let Ok(listener) = listen_at(&launch.rendezvous) else { return };
+        let mut listener = Listener::new(listener, launch.job.clone());
+        let reply = JoinReply::Rejected { rank, reason };
+        return reject_joiners(&mut listener, &reply, world_size - 1, &deadline);
+    }
+    let address = launch.rendezvous.to_string();
+    let resolve_rendezvous = || resolve(&launch.rendezvous);
+    let Ok((mut stream, _)) =
+        connect_with_retry(0, &address, launch, &deadline, resolve_rendezvous)
+    else {
+        return;
+    };
+    let (port, facts, failure) = (0, vec![], Some(reason));
+    if send_message(&mut stream, &JoinRequest { rank, world_size, port, facts, failure }).is_ok() {
+        // The answer shows that the request has arrived.
+        let _ = read_message::<JoinReply>(&stream, deadline.end());
+    }
+}
+
 struct JoinDeadline {
     start: Instant,
     timeout: Duration,
@@ -103,6 +130,10 @@ impl JoinDeadline {
 
     fn has_passed(&self) -> bool {
         self.start.elapsed() >= self.timeout
+    }
+
+    fn end(&self) -> Instant {
+        self.start + self.timeout
     }
 
     fn missing(&self, ranks: Vec<u64>, world_size: u64, address: &Address) -> ClusterFault {
@@ -119,7 +150,7 @@ fn accept_all(
 ) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
     let listener = listen_at(&launch.rendezvous)?;
     let own_address = listener.local_addr().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
-    let mut listener = Listener::new(listener);
+    let mut listener = Listener::new(listener, launch.job.clone());
     let mut joined: BTreeMap<u64, (TcpStream, SocketAddr)> = BTreeMap::new();
     let outcome = loop {
         if joined.len() as u64 + 1 == launch.world_size {
@@ -133,7 +164,7 @@ fn accept_all(
         let Some((mut stream, request, ip)) = listener.poll::<JoinRequest>() else { continue };
         let duplicate = joined.contains_key(&request.rank);
         if let Some(fault) = check_request(launch, facts, &request, duplicate) {
-            let _ = send_message(&mut stream, &JoinReply::Rejected { reason: fault.to_string() });
+            let _ = send_message(&mut stream, &rejection(&fault));
             break Err(fault);
         }
         joined.insert(request.rank, (stream, SocketAddr::new(ip, request.port)));
@@ -144,7 +175,7 @@ fn accept_all(
             let addresses = std::iter::once(own_address).chain(others).collect();
             JoinReply::Accepted { run_id: new_run_id(), addresses }
         }
-        Err(fault) => JoinReply::Rejected { reason: fault.to_string() },
+        Err(fault) => rejection(fault),
     };
     let sent: Vec<(u64, io::Result<()>)> = joined
         .iter_mut()
@@ -153,7 +184,9 @@ fn accept_all(
     if let Err(fault) = outcome {
         // The process whose request was rejected has its answer already.
         let pending = (launch.world_size - 1).saturating_sub(sent.len() as u64 + 1);
-        reject_late_joiners(&mut listener, &reply, pending, deadline);
+        let timeout = REJECTION_TIME.min(deadline.timeout.saturating_sub(deadline.start.elapsed()));
+        let deadline = JoinDeadline { start: Instant::now(), timeout };
+        reject_joiners(&mut listener, &reply, pending, &deadline);
         return Err(fault.into());
     }
     for (rank, result) in sent {
@@ -165,15 +198,24 @@ fn accept_all(
 /// Time that rank 0 stays to reject processes that join after the run has failed.
 const REJECTION_TIME: Duration = Duration::from_secs(2);
 
+/// The rejection of all processes after a fault.
+fn rejection(fault: &ClusterFault) -> JoinReply {
+    match fault {
+        ClusterFault::Aborted { rank, reason } => {
+            JoinReply::Rejected { rank: *rank, reason: reason.clone() }
+        }
+        fault => JoinReply::Rejected { rank: 0, reason: fault.to_string() },
+    }
+}
+
 /// Rejects processes that are still to join, which would otherwise wait for a listener.
-fn reject_late_joiners(
+fn reject_joiners(
     listener: &mut Listener,
     reply: &JoinReply,
     mut pending: u64,
     deadline: &JoinDeadline,
 ) {
-    let start = Instant::now();
-    while pending > 0 && start.elapsed() < REJECTION_TIME && !deadline.has_passed() {
+    while pending > 0 && !deadline.has_passed() {
         if let Some((mut stream, _, _)) = listener.poll::<JoinRequest>() {
             let _ = send_message(&mut stream, reply);
             pending -= 1;
@@ -189,6 +231,9 @@ fn check_request(
     duplicate: bool,
 ) -> Option<ClusterFault> {
     let (rank, world_size) = (request.rank, launch.world_size);
+    if let Some(reason) = &request.failure {
+        return Some(ClusterFault::Aborted { rank, reason: excerpt(reason) });
+    }
     if duplicate || rank == 0 || rank >= world_size || request.world_size != world_size {
         return Some(ClusterFault::RankConflict { rank, world_size });
     }
@@ -201,6 +246,7 @@ fn check_request(
     });
     let (peer_value, rank_0_value, fact) =
         pairs.find(|(peer_value, rank_0_value, _)| peer_value != rank_0_value)?;
+    let (fact, peer_value) = (excerpt(&fact), excerpt(&peer_value));
     Some(ClusterFault::RunMismatch { rank, fact, peer_value, rank_0_value })
 }
 
@@ -213,37 +259,37 @@ fn join_rank_0(
 ) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
     let address = launch.rendezvous.to_string();
     let resolve_rendezvous = || resolve(&launch.rendezvous);
-    let (mut first, first_address) = connect_with_retry(0, &address, deadline, resolve_rendezvous)?;
+    let (mut first, first_address) =
+        connect_with_retry(0, &address, launch, deadline, resolve_rendezvous)?;
     // With rank 0 on this machine, no process of another machine needs to reach this one.
     let loopback = first_address.ip().is_loopback();
     let ip = if loopback { first_address.ip() } else { Ipv4Addr::UNSPECIFIED.into() };
     let own_address = Address { host: ip.to_string(), port: 0 };
     let listener = listen_at(&own_address)?;
     let port = listener.local_addr().map_or(0, |address| address.port());
-    let request = JoinRequest { rank: launch.rank, world_size: launch.world_size, port, facts };
+    let (rank, world_size, failure) = (launch.rank, launch.world_size, None);
+    let request = JoinRequest { rank, world_size, port, facts, failure };
     let lost_rank_0 = |error: io::Error| disconnected(0, &error);
     send_message(&mut first, &request).map_err(lost_rank_0)?;
     // Rank 0 waits for the whole timeout; a little longer here lets its report of the missing
     // processes arrive.
-    let remaining = deadline.timeout.saturating_sub(deadline.start.elapsed());
-    let read_timeout = remaining + Duration::from_secs(5);
-    first.set_read_timeout(Some(read_timeout)).map_err(lost_rank_0)?;
-    let (run_id, addresses) = match read_message(&mut first).map_err(lost_rank_0)? {
+    let answer_deadline = deadline.end() + Duration::from_secs(5);
+    let (run_id, addresses) = match read_message(&first, answer_deadline).map_err(lost_rank_0)? {
         JoinReply::Accepted { run_id, addresses } => (run_id, addresses),
-        JoinReply::Rejected { reason } => {
-            return Err(ClusterFault::Aborted { rank: 0, reason }.into());
+        JoinReply::Rejected { rank, reason } => {
+            return Err(ClusterFault::Aborted { rank, reason: excerpt(&reason) }.into());
         }
     };
     let mut streams = BTreeMap::from([(0, first)]);
     for rank in peers.iter().copied().filter(|rank| (1..launch.rank).contains(rank)) {
         let Some(address) = addresses.get(rank as usize).copied() else { continue };
         let (mut stream, _) =
-            connect_with_retry(rank, &address.to_string(), deadline, || Ok(vec![address]))?;
+            connect_with_retry(rank, &address.to_string(), launch, deadline, || Ok(vec![address]))?;
         let hello = PeerHello { run_id, rank: launch.rank };
         send_message(&mut stream, &hello).map_err(|error| disconnected(rank, &error))?;
         streams.insert(rank, stream);
     }
-    let mut listener = Listener::new(listener);
+    let mut listener = Listener::new(listener, launch.job.clone());
     let mut awaited: BTreeSet<u64> =
         peers.iter().copied().filter(|rank| *rank > launch.rank).collect();
     while !awaited.is_empty() {
@@ -282,10 +328,11 @@ fn listen_at(address: &Address) -> Result<TcpListener, ClusterError> {
     })
 }
 
-/// Tries to connect until the deadline.
+/// Tries until the deadline to connect with a process of the same job.
 fn connect_with_retry(
     rank: u64,
     address: &str,
+    launch: &LaunchInfo,
     deadline: &JoinDeadline,
     addresses: impl Fn() -> io::Result<Vec<SocketAddr>>,
 ) -> Result<(TcpStream, SocketAddr), ClusterError> {
@@ -293,137 +340,50 @@ fn connect_with_retry(
         let mut last_error = io::Error::from(io::ErrorKind::NotFound);
         for address in addresses()? {
             match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
-                Ok(stream) => return Ok((stream, address)),
+                Ok(mut stream) => {
+                    let end = deadline.end().min(Instant::now() + HANDSHAKE_TIMEOUT);
+                    match introduce(&mut stream, &launch.job, end) {
+                        Ok(()) => return Ok((stream, address)),
+                        Err(error) => last_error = error,
+                    }
+                }
                 Err(error) => last_error = error,
             }
         }
         Err(last_error)
     };
+    let mut stranger = None;
     loop {
-        match try_all() {
+        let error = match try_all() {
             Ok(connection) => return Ok(connection),
-            Err(error) if deadline.has_passed() => {
-                let (address, reason) = (address.to_string(), error.to_string());
-                let waited_s = deadline.waited_s();
-                return Err(ClusterFault::Unreachable { rank, address, waited_s, reason }.into());
-            }
-            Err(_) => std::thread::sleep(POLL_INTERVAL),
+            Err(error) => error,
+        };
+        let reason = reason_of(&error);
+        // Says more than that the last attempt had no answer in time.
+        if error.kind() == io::ErrorKind::InvalidData {
+            stranger = Some(reason.clone());
         }
-    }
-}
-
-/// Accepts connections and reads their first messages without blocking, so that a silent or slow
-/// client does not keep others out.
-struct Listener {
-    listener: TcpListener,
-    handshakes: Vec<Handshake>,
-}
-
-/// A connection whose first message has not been read completely.
-struct Handshake {
-    stream: TcpStream,
-    ip: IpAddr,
-    start: Instant,
-    received: Vec<u8>,
-}
-
-/// Time that a client may take to send its first message.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Concurrent handshakes: further clients are accepted when others have ended.
-const HANDSHAKES_MAX: usize = 1024;
-
-impl Listener {
-    fn new(listener: TcpListener) -> Listener {
-        Listener { listener, handshakes: vec![] }
-    }
-
-    /// The next client whose message is complete; clients that send anything else are disconnected.
-    /// Sleeps and returns `None` when there is none at the moment.
-    fn poll<T: DeserializeOwned>(&mut self) -> Option<(TcpStream, T, IpAddr)> {
-        while self.handshakes.len() < HANDSHAKES_MAX {
-            let Ok((stream, address)) = self.listener.accept() else { break };
-            if stream.set_nonblocking(true).is_ok() {
-                let (start, ip) = (Instant::now(), address.ip());
-                self.handshakes.push(Handshake { stream, ip, start, received: vec![] });
-            }
-        }
-        self.handshakes.retain(|handshake| handshake.start.elapsed() < HANDSHAKE_TIMEOUT);
-        let mut index = 0;
-        while index < self.handshakes.len() {
-            match self.handshakes[index].advance() {
-                Ok(false) => index += 1,
-                Err(_) => drop(self.handshakes.swap_remove(index)),
-                Ok(true) => {
-                    let Handshake { stream, ip, received, .. } = self.handshakes.swap_remove(index);
-                    let message = serde_json::from_slice(&received[HEAD_BYTES..]);
-                    if let (Ok(message), Ok(())) = (message, stream.set_nonblocking(false)) {
-                        return Some((stream, message, ip));
-                    }
-                }
-            }
+        if deadline.has_passed() {
+            let (address, reason) = (address.to_string(), stranger.unwrap_or(reason));
+            let waited_s = deadline.waited_s();
+            return Err(ClusterFault::Unreachable { rank, address, waited_s, reason }.into());
         }
         std::thread::sleep(POLL_INTERVAL);
-        None
     }
-}
-
-impl Handshake {
-    /// Reads what has arrived. Returns whether the message is complete.
-    fn advance(&mut self) -> io::Result<bool> {
-        loop {
-            let expected = match self.received.get(..HEAD_BYTES) {
-                None => HEAD_BYTES,
-                Some(head) => HEAD_BYTES + message_bytes(head)?,
-            };
-            if expected == self.received.len() && expected > HEAD_BYTES {
-                return Ok(true);
-            }
-            let mut buffer = [0; 4096];
-            let room = buffer.len().min(expected - self.received.len());
-            match self.stream.read(&mut buffer[..room]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => self.received.extend_from_slice(&buffer[..count]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-/// Bytes before the text of a message: the greeting and the length.
-const HEAD_BYTES: usize = 12;
-
-/// The length of a message according to its head; at least 1, because JSON is never empty.
-fn message_bytes(head: &[u8]) -> io::Result<usize> {
-    let length = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
-    if head[..8] != GREETING || length == 0 || length > MESSAGE_BYTES_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is another program"));
-    }
-    Ok(length as usize)
-}
-
-fn send_message(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
-    let message = serde_json::to_vec(message)?;
-    let length = (message.len() as u32).to_le_bytes();
-    stream.write_all(&[&GREETING[..], &length, &message].concat())
-}
-
-fn read_message<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
-    let mut head = [0; HEAD_BYTES];
-    stream.read_exact(&mut head)?;
-    let mut message = vec![0; message_bytes(&head)?];
-    stream.read_exact(&mut message)?;
-    Ok(serde_json::from_slice(&message)?)
 }
 
 fn disconnected(rank: u64, error: &io::Error) -> ClusterError {
-    let reason = match error.kind() {
+    let (operation, reason) = ("the rendezvous".into(), reason_of(error));
+    ClusterFault::Disconnected { rank, operation, reason }.into()
+}
+
+/// The error of a connection, in words.
+fn reason_of(error: &io::Error) -> String {
+    match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it does not answer".into(),
         io::ErrorKind::UnexpectedEof => "it closed the connection".into(),
         _ => error.to_string(),
-    };
-    ClusterFault::Disconnected { rank, operation: "the rendezvous".into(), reason }.into()
+    }
 }
 
 /// A number that differs from those of other runs.

@@ -187,3 +187,29 @@ fn list_ranks(ranks: &[u64]) -> String {
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     shown.join(", ") + &more
 }
+
+/// Longest text of another process in a message.
+const EXCERPT_CHARS_MAX: usize = 1000;
+
+/// A text of another process, fit to be printed: control characters are escaped, and a long text is cut.
+pub fn excerpt(text: &str) -> String {
+    let escape = |c: char| match c {
+        '\n' => c.to_string(),
+        c if c.is_control() => c.escape_default().to_string(),
+        c => c.to_string(),
+    };
+    let shown: String = text.chars().take(EXCERPT_CHARS_MAX).map(escape).collect();
+    let is_cut = text.chars().nth(EXCERPT_CHARS_MAX).is_some();
+    if is_cut { shown + "…" } else { shown }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::excerpt;
+
+    #[test]
+    fn texts_of_other_processes_are_cut_and_escaped() {
+        assert_eq!(excerpt("rank 3: a\u{1b}[2Jb"), "rank 3: a\\u{1b}[2Jb");
+        assert_eq!(excerpt(&"é".repeat(5000)).chars().count(), 1001);
+    }
+}

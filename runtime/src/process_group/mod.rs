@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 use crate::PipelineDirection;
 
-pub use error::{ClusterError, ClusterFault};
+pub use error::{ClusterError, ClusterFault, excerpt};
 
 /// Combines the messages of all processes, in rank order, into the answer that all receive.
 ///
@@ -32,6 +32,9 @@ pub trait ProcessGroup: Send + Sync {
 
     /// Time that a process waits for another in a collective or a transfer.
     fn collective_timeout(&self) -> Duration;
+
+    /// Says whether this process writes a checkpoint, so that others wait for it beyond their timeout.
+    fn set_saving(&self, is_saving: bool);
 
     /// Sends `message` to rank 0, which combines the messages of all ranks, and returns the combined
     /// answer. Every process must call this method. See [`gather_and_broadcast`] for values instead of bytes.

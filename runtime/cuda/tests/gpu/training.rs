@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use narrows_cluster::{Address, ClusterTimeouts, LaunchInfo, Launcher, RunFact, TcpProcessGroup};
+use narrows_cluster::{
+    Address, ClusterTimeouts, JobToken, LaunchInfo, Launcher, RunFact, TcpProcessGroup,
+};
 use narrows_cuda::{AttentionKernels, GpuOptions};
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, lower};
@@ -86,6 +88,7 @@ fn launches(world: u64) -> Vec<LaunchInfo> {
             local_rank: rank,
             local_world_size: world,
             rendezvous,
+            job: JobToken::new("a job"),
         }
     };
     (0..world).map(launch).collect()

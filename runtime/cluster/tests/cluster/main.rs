@@ -1,18 +1,22 @@
 //! Runs of several processes over loopback. Each process is a thread with a process group of its own, and
 //! shares only TCP connections with the others. The tests of the command line start real processes.
 
+mod checkpoints;
+mod meeting;
+
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narrows_cluster::{
-    Address, ClusterError, ClusterFault, ClusterTimeouts, LaunchInfo, Launcher, RunFact,
+    Address, ClusterError, ClusterFault, ClusterTimeouts, JobToken, LaunchInfo, Launcher, RunFact,
     TcpProcessGroup,
 };
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
+use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::{ModelTensors, Session, StepInput, StepResult, TensorKind};
-use narrows_runtime::{Optimizer, RunError};
+use narrows_runtime::{Optimizer, PipelineDirection, RunError};
 use narrows_test_support::plans::{TestRng, draw_plan, to_json};
 use narrows_test_support::small_models::small_models;
 
@@ -35,6 +39,7 @@ fn launches(world_size: u64) -> Vec<LaunchInfo> {
             local_rank: rank,
             local_world_size: world_size,
             rendezvous,
+            job: JobToken::new("a job"),
         }
     };
     (0..world_size).map(launch).collect()
@@ -310,4 +315,49 @@ fn other_connections_do_not_prevent_joining_and_equal_ranks_are_errors() {
     });
     let fault = errors[0].as_ref().map(|error| error.fault.clone());
     assert_eq!(fault, Some(ClusterFault::RankConflict { rank: 1, world_size: 3 }));
+}
+
+/// Process 0 waits for process 1, which waits for process 2. The first wait begins first.
+#[test]
+fn the_process_that_stalls_is_named_and_not_one_that_waits_for_it() {
+    let timeouts = ClusterTimeouts { collective: Duration::from_secs(1), ..TIMEOUTS };
+    let faults = run_processes(&launches(3), |launch| {
+        let neighbours: &[u64] = [&[1][..], &[0, 2], &[1]][launch.rank as usize];
+        let group = join(launch, neighbours, timeouts);
+        if launch.rank == 2 {
+            std::thread::sleep(Duration::from_secs(5));
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(400 * launch.rank));
+        let link = group.peer_link(launch.rank + 1, PipelineDirection::Upstream).unwrap();
+        let error = link.receive(&mut |_| {}).unwrap_err();
+        group.abort(launch.rank, &error.fault.to_string());
+        // The connection stays open until the others have read the reason.
+        std::thread::sleep(Duration::from_millis(200));
+        Some(error.fault)
+    });
+    assert!(matches!(faults[1], Some(ClusterFault::Timeout { rank: 2, .. })), "{faults:?}");
+    let Some(ClusterFault::Aborted { rank: 1, reason }) = &faults[0] else { panic!("{faults:?}") };
+    assert!(reason.starts_with("process 2 did not take part in receive 0"), "{reason}");
+}
+
+#[test]
+fn a_process_that_writes_a_checkpoint_is_waited_for() {
+    let timeouts = ClusterTimeouts { collective: Duration::from_millis(300), ..TIMEOUTS };
+    let received = run_processes(&launches(2), |launch| {
+        let group = join(launch, &[1 - launch.rank], timeouts);
+        let link = group.peer_link(1 - launch.rank, PipelineDirection::Upstream).unwrap();
+        let mut received = vec![];
+        if launch.rank == 1 {
+            group.set_saving(true);
+            std::thread::sleep(Duration::from_secs(2));
+            group.set_saving(false);
+            link.send(&[&[1.0, 2.0]]).unwrap();
+        } else {
+            link.receive(&mut |elements| received.extend_from_slice(elements)).unwrap();
+        }
+        group.shut_down().unwrap();
+        received
+    });
+    assert_eq!(received[0], [1.0, 2.0]);
 }

@@ -1,0 +1,252 @@
+//! The first bytes of a connection: both sides prove that they belong to the job, before either sends or reserves more.
+//!
+//! | sender | bytes | contents |
+//! |---|---|---|
+//! | visitor | 8, 16 | [`GREETING`], its nonce |
+//! | host | 8, 16, 32 | [`GREETING`], its nonce, its proof |
+//! | visitor | 32 | its proof |
+//!
+//! Messages follow: the length of the text (u32, little-endian), and JSON. A stranger is disconnected and the host listens
+//! on. Every handshake has one deadline, however slowly its bytes arrive.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::job_token::{JobToken, NONCE_BYTES, Nonce, PROOF_BYTES, Proof, Role, new_nonce};
+
+/// Start of the bytes of either side.
+const GREETING: [u8; 8] = *b"narrows\x02";
+
+/// Bytes before a visitor's message: greeting, nonce and proof.
+const HEAD_BYTES: usize = GREETING.len() + NONCE_BYTES;
+
+/// Bytes of a host.
+const HOST_BYTES: usize = HEAD_BYTES + PROOF_BYTES;
+
+/// Longest message: the addresses of many processes.
+const MESSAGE_BYTES_MAX: u32 = 64 << 20;
+
+/// Time that a whole handshake may take, with the visitor's first message.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Concurrent handshakes: further visitors are accepted when others have ended.
+const HANDSHAKES_MAX: usize = 1024;
+
+/// Pause of loops between attempts.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A stream whose reads all end at one deadline.
+struct Until<'s> {
+    stream: &'s TcpStream,
+    deadline: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(remaining))?;
+        (&mut &*self.stream).read(buffer)
+    }
+}
+
+fn invalid(problem: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+/// The nonce of the other side, after its greeting.
+fn nonce_of(head: &[u8]) -> io::Result<Nonce> {
+    match head.strip_prefix(&GREETING) {
+        Some(nonce) if nonce.len() >= NONCE_BYTES => {
+            let mut copy = Nonce::default();
+            copy.copy_from_slice(&nonce[..NONCE_BYTES]);
+            Ok(copy)
+        }
+        _ => Err(invalid("another program, or another version of this one, listens there")),
+    }
+}
+
+/// The visitor's side of a handshake.
+///
+/// # Errors
+/// The host is another program or belongs to another job, or does not answer until the deadline.
+pub(crate) fn introduce(
+    stream: &mut TcpStream,
+    token: &JobToken,
+    deadline: Instant,
+) -> io::Result<()> {
+    let visitor = new_nonce();
+    stream.write_all(&[&GREETING[..], &visitor].concat())?;
+    let mut answer = [0; HOST_BYTES];
+    Until { stream, deadline }.read_exact(&mut answer)?;
+    let (head, proof) = answer.split_at(HEAD_BYTES);
+    let host = nonce_of(head)?;
+    let mut copy = Proof::default();
+    copy.copy_from_slice(proof);
+    if !token.verify(&copy, Role::Host, &visitor, &host) {
+        return Err(invalid("a process of another job listens there: its job token differs"));
+    }
+    stream.write_all(&token.prove(Role::Visitor, &visitor, &host))
+}
+
+/// Sends a message.
+pub(crate) fn send_message(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
+    let message = serde_json::to_vec(message)?;
+    let length = (message.len() as u32).to_le_bytes();
+    stream.write_all(&[&length[..], &message].concat())
+}
+
+/// Receives a message before a deadline.
+pub(crate) fn read_message<T: DeserializeOwned>(
+    stream: &TcpStream,
+    deadline: Instant,
+) -> io::Result<T> {
+    let mut from = Until { stream, deadline };
+    let mut length = [0; 4];
+    from.read_exact(&mut length)?;
+    let mut message = vec![];
+    // Memory grows with the bytes that arrive.
+    let length = message_bytes(length)?;
+    if from.take(length as u64).read_to_end(&mut message)? < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(serde_json::from_slice(&message)?)
+}
+
+/// The length of a message; at least 1, because JSON is never empty.
+fn message_bytes(length: [u8; 4]) -> io::Result<usize> {
+    match u32::from_le_bytes(length) {
+        length @ 1..=MESSAGE_BYTES_MAX => Ok(length as usize),
+        _ => Err(invalid("a message has an impossible length")),
+    }
+}
+
+/// Accepts visitors and reads their first messages without blocking, so that a silent or slow one keeps no other out.
+pub(crate) struct Listener {
+    listener: TcpListener,
+    token: JobToken,
+    handshakes: Vec<Handshake>,
+}
+
+/// A visitor whose first message has not been read completely.
+struct Handshake {
+    stream: TcpStream,
+    ip: IpAddr,
+    start: Instant,
+    host: Nonce,
+    state: HandshakeState,
+    received: Vec<u8>,
+}
+
+/// Part of a handshake that is read next.
+#[derive(Clone, Copy)]
+enum HandshakeState {
+    Head,
+    Proof { visitor: Nonce },
+    Length,
+    Message { bytes: usize },
+}
+
+impl Listener {
+    /// Takes over a listener that does not block.
+    pub fn new(listener: TcpListener, token: JobToken) -> Listener {
+        Listener { listener, token, handshakes: vec![] }
+    }
+
+    /// The next visitor of the job with its message; strangers are disconnected. Sleeps and returns `None` when there is
+    /// none at the moment.
+    pub fn poll<T: DeserializeOwned>(&mut self) -> Option<(TcpStream, T, IpAddr)> {
+        while self.handshakes.len() < HANDSHAKES_MAX {
+            let Ok((stream, address)) = self.listener.accept() else { break };
+            if stream.set_nonblocking(true).is_ok() {
+                self.handshakes.push(Handshake::new(stream, address.ip()));
+            }
+        }
+        self.handshakes.retain(|handshake| handshake.start.elapsed() < HANDSHAKE_TIMEOUT);
+        let mut index = 0;
+        while index < self.handshakes.len() {
+            match self.handshakes[index].advance(&self.token) {
+                Ok(false) => index += 1,
+                Err(_) => drop(self.handshakes.swap_remove(index)),
+                Ok(true) => {
+                    let Handshake { stream, ip, received, .. } = self.handshakes.swap_remove(index);
+                    let message = serde_json::from_slice(&received);
+                    if let (Ok(message), Ok(())) = (message, stream.set_nonblocking(false)) {
+                        return Some((stream, message, ip));
+                    }
+                }
+            }
+        }
+        std::thread::sleep(POLL_INTERVAL);
+        None
+    }
+}
+
+impl Handshake {
+    fn new(stream: TcpStream, ip: IpAddr) -> Handshake {
+        let (start, host) = (Instant::now(), new_nonce());
+        Handshake { stream, ip, start, host, state: HandshakeState::Head, received: vec![] }
+    }
+
+    /// Reads what has arrived and answers it. Returns whether the message is complete.
+    fn advance(&mut self, token: &JobToken) -> io::Result<bool> {
+        loop {
+            let expected = match self.state {
+                HandshakeState::Head => HEAD_BYTES,
+                HandshakeState::Proof { .. } => PROOF_BYTES,
+                HandshakeState::Length => 4,
+                HandshakeState::Message { bytes } => bytes,
+            };
+            let mut buffer = [0; 4096];
+            let room = buffer.len().min(expected - self.received.len());
+            match self.stream.read(&mut buffer[..room]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.received.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if self.received.len() == expected {
+                match self.complete(token)? {
+                    Some(state) => self.state = state,
+                    None => return Ok(true),
+                }
+                self.received.clear();
+            }
+        }
+    }
+
+    /// The next state; `None` after the message.
+    fn complete(&mut self, token: &JobToken) -> io::Result<Option<HandshakeState>> {
+        let received = &self.received;
+        Ok(Some(match self.state {
+            HandshakeState::Head => {
+                let visitor = nonce_of(received)?;
+                let proof = token.prove(Role::Host, &visitor, &self.host);
+                // Fits the empty buffer of a new connection.
+                self.stream.write_all(&[&GREETING[..], &self.host, &proof].concat())?;
+                HandshakeState::Proof { visitor }
+            }
+            HandshakeState::Proof { visitor } => {
+                let mut proof = Proof::default();
+                proof.copy_from_slice(received);
+                if !token.verify(&proof, Role::Visitor, &visitor, &self.host) {
+                    return Err(invalid("the visitor belongs to another job"));
+                }
+                HandshakeState::Length
+            }
+            HandshakeState::Length => {
+                let mut length = [0; 4];
+                length.copy_from_slice(received);
+                HandshakeState::Message { bytes: message_bytes(length)? }
+            }
+            HandshakeState::Message { .. } => return Ok(None),
+        }))
+    }
+}

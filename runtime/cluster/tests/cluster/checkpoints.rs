@@ -1,0 +1,108 @@
+//! Checkpoints that all processes write together, and read under any plan.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use narrows_plan::model::Model;
+use narrows_plan::{Context, Mesh, Plan, Precision, Workload, Zero};
+use narrows_runtime::checkpoint::{self, Checkpoint};
+use narrows_runtime::data::{Sampler, SamplerConfig, TargetRule, TokenFile};
+use narrows_runtime::session::Session;
+use narrows_runtime::train::TrainedStep;
+use narrows_runtime::{Optimizer, Trainer};
+use narrows_test_support::plans::{TestRng, draw_plan, to_json};
+use narrows_test_support::small_models::small_models;
+
+use super::{TIMEOUTS, join, launches, program, run_processes};
+
+fn trainer(session: Session, model: &Model) -> Trainer {
+    let text: Vec<u8> = (0..2000u32).map(|n| (n * n % 31) as u8).collect();
+    let file = TokenFile::from_text(Path::new("text"), &text).unwrap();
+    let vocabulary = u32::try_from(model.vocab.max(256)).unwrap();
+    let targets = TargetRule::default();
+    let sampling = SamplerConfig { sequence_length: 8, vocabulary, seed: 5, targets };
+    let sampler = Sampler::new(Arc::new(file), sampling).unwrap();
+    Trainer::new(session, sampler, Optimizer::new(1e-2, 1, 10)).unwrap()
+}
+
+/// Loss and gradient norm of each step, as bits.
+fn curve(steps: &[TrainedStep]) -> Vec<[u64; 2]> {
+    steps.iter().map(|step| [step.loss.to_bits(), step.gradient_norm.to_bits()]).collect()
+}
+
+/// Runs steps of a plan by processes, from a checkpoint if there is one, and saves another. Returns the steps and the
+/// checkpoint.
+fn run(
+    (model, plan): (&Model, &Plan),
+    resumed: Option<&Path>,
+    steps: u64,
+    dir: &Path,
+) -> (Vec<[u64; 2]>, PathBuf) {
+    let program = program(plan, model);
+    let results = run_processes(&launches(plan.mesh.devices()), |launch| {
+        let neighbours = Session::peers(program.program(), launch.rank);
+        let group = join(launch, &neighbours, TIMEOUTS);
+        let process_group = group.clone();
+        let mut session =
+            narrows_cpu::session_of_process(model, program.clone(), 1, process_group).unwrap();
+        session.initialise(model, 3).unwrap();
+        let mut trainer = trainer(session, model);
+        if let Some(path) = resumed {
+            checkpoint::resume(path, &mut trainer, model).unwrap();
+        }
+        let steps: Vec<TrainedStep> = (0..steps).map(|_| trainer.step().unwrap()).collect();
+        let keep = NonZeroUsize::new(9).unwrap();
+        let path = checkpoint::save_by_all(dir, &trainer, &*group, (model, 3), keep).unwrap();
+        group.shut_down().unwrap();
+        (curve(&steps), path)
+    });
+    results.into_iter().next().unwrap()
+}
+
+#[test]
+fn checkpoints_of_all_processes_are_those_of_one_process_and_resume_under_any_plan() {
+    let models: Vec<Model> =
+        small_models().into_iter().filter(|model| model.vocab >= 256 || model.vocab > 31).collect();
+    let mut rng = TestRng::new(19);
+    let mut plans = vec![];
+    for (tensor, pipeline, data) in
+        [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 3), (2, 2, 1), (2, 1, 2)]
+    {
+        for zero in [Zero::Off, Zero::One, Zero::Three] {
+            let model = rng.pick(&models).unwrap();
+            let mesh = Mesh { tensor, pipeline, data, context: 1 };
+            let workload = Workload { global_batch: 12, sequence_length: 8, micro_batch: 2 };
+            let context = Context::new(mesh, workload, Precision::Fp32, zero);
+            let Some(plan) = draw_plan(&mut rng, model, context) else { continue };
+            plans.push((model, plan));
+        }
+    }
+    assert!(plans.len() >= 10, "{}", plans.len());
+    for (model, plan) in &plans {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path();
+        let (_, saved) = run((model, plan), None, 2, dir);
+        // The same as threads of one process hold.
+        let mut session = narrows_cpu::session(model, program(plan, model), 1).unwrap();
+        session.initialise(model, 3).unwrap();
+        let mut threads = trainer(session, model);
+        threads.step().unwrap();
+        threads.step().unwrap();
+        let expected = Checkpoint::of_trainer(&threads, model, 3).unwrap().unwrap();
+        assert!(checkpoint::load(&saved, model).unwrap() == expected, "of\n{}", to_json(plan));
+        // Resuming is bitwise exact under the same plan.
+        let uninterrupted = [threads.step().unwrap(), threads.step().unwrap()];
+        let (resumed, last) = run((model, plan), Some(&saved), 2, dir);
+        assert_eq!(resumed, curve(&uninterrupted), "of\n{}", to_json(plan));
+        // Another plan holds the same state before its first step.
+        let Some((_, other)) = plans.iter().find(|(of, other)| of == model && other != plan) else {
+            continue;
+        };
+        let (_, resharded) = run((model, other), Some(&last), 0, &dir.join("resharded"));
+        let [before, after] =
+            [&last, &resharded].map(|path| checkpoint::load(path, model).unwrap());
+        assert!(before.weights == after.weights, "of\n{}", to_json(other));
+        assert!(before.second_moments == after.second_moments, "of\n{}", to_json(other));
+    }
+}
