@@ -191,6 +191,47 @@ fn damaged_checkpoints_are_located() {
     );
 }
 
+/// A schedule of restarts needs no person: a damaged checkpoint is set aside.
+#[test]
+fn resuming_automatically_sets_damaged_checkpoints_aside() {
+    let files = Files::new();
+    let expected = uninterrupted(6);
+    let decay = "--decay-steps 6 --checkpoint-every 1 --keep 6";
+    stdout(&format!("{} {decay} --resume=auto", files.flags(4)));
+    let weights = files.step(4).join("model.safetensors");
+    let mut flipped = fs::read(&weights).unwrap();
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 1;
+    fs::write(&weights, &flipped).unwrap();
+    fs::remove_file(files.step(3).join("state.json")).unwrap();
+    let resume = format!("{} {decay} --resume=auto", files.flags(6));
+    let output = narrows(&resume).assert().success().get_output().clone();
+    let message = String::from_utf8(output.stderr).unwrap();
+    for part in [
+        "warning: ",
+        "step-00000004/model.safetensors: the file has SHA-256",
+        "step-00000003/state.json: is missing; the checkpoint is now ",
+    ] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    assert_eq!(files.curve(), expected);
+    let aside = files.at("kept/step-00000004.damaged/model.safetensors");
+    assert!(fs::read(aside).unwrap() == flipped, "damaged contents may be worth inspecting");
+    // The run has written undamaged ones of the same steps.
+    assert!(files.step(4).exists() && files.at("kept/step-00000003.damaged").exists());
+    // A value belongs to the flag only after `=`: the next word is a plan.
+    let message = failure(&format!("{} --resume auto", files.flags(6)), 2);
+    assert!(message.contains("auto: cannot be read"), "{message}");
+}
+
+#[test]
+fn every_mth_checkpoint_is_kept_besides_the_last() {
+    let files = Files::new();
+    stdout(&format!("{} --checkpoint-every 1 --keep 2 --keep-every 3", files.flags(8)));
+    let present: Vec<u64> = (1..=8).filter(|step| files.step(*step).exists()).collect();
+    assert_eq!(present, [3, 6, 7, 8]);
+}
+
 #[test]
 fn a_failed_step_names_the_last_checkpoint() {
     let files = Files::new();

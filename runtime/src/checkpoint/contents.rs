@@ -4,7 +4,7 @@ use narrows_plan::model::Model;
 use narrows_plan::{Context, Mesh, Workload, Zero};
 use serde::{Deserialize, Serialize};
 
-use super::error::CheckpointFault;
+use super::error::{CheckpointError, CheckpointFault};
 use super::tensors::check_sizes;
 use crate::data::{Cursor, DataError, TargetRule};
 use crate::error::RunError;
@@ -79,6 +79,9 @@ pub enum ResumeError {
     /// The checkpoint does not fit the model.
     #[error("{}{_0}", _0.location().map_or(String::new(), |location| format!("{location}: ")))]
     Checkpoint(CheckpointFault),
+    /// A file of the checkpoint cannot be read, or is damaged.
+    #[error(transparent)]
+    File(#[from] CheckpointError),
     /// The run reads other tokens, or in another order.
     #[error(transparent)]
     Data(#[from] DataError),

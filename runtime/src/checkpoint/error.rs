@@ -32,6 +32,17 @@ pub enum CheckpointFault {
     /// Another run has locked the folder.
     #[error("is locked by another run that has not ended")]
     Locked,
+    /// The folder or its lock file was removed or renamed while the run held the lock.
+    #[error(
+        "is no longer the folder that this run has locked: it, or `.narrows-lock` in it, was removed or renamed"
+    )]
+    LockLost,
+    /// A file that another process has written is not in the folder of the first process.
+    #[error("has no `{file}`, which another process has written into its folder of that name")]
+    ShardNotShared {
+        /// Name of the file.
+        file: String,
+    },
     /// The file does not exist.
     #[error("is missing")]
     Missing,
@@ -131,6 +142,9 @@ pub enum TensorFault {
         /// Shape in the checkpoint.
         actual: Vec<u64>,
     },
+    /// The slices of the tensor are not all of its elements, or lie outside of it.
+    #[error("has slices that do not make up the model's tensor")]
+    Incomplete,
     /// The tensor has another number of elements than the model's.
     #[error("has {actual} elements, and the model's has {expected}")]
     ElementCountMismatch {
@@ -224,6 +238,13 @@ impl CheckpointFault {
             ),
             CheckpointFault::Locked => {
                 Some("another folder, or the same one after that run has ended")
+            }
+            CheckpointFault::LockLost => Some(
+                "put the folder back and resume from its last checkpoint; leave both in place while a run uses \
+                 them",
+            ),
+            CheckpointFault::ShardNotShared { .. } => {
+                Some("a folder that all nodes share, since every process writes its part")
             }
             CheckpointFault::UnknownFormat { .. } => {
                 Some("a folder that `narrows run --checkpoint-dir` wrote")

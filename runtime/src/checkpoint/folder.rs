@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `step-00000123` | a checkpoint, complete unless it was damaged afterwards |
 //! | `step-00000123.replaced` | the previous checkpoint of that step, while it is being replaced |
+//! | `step-00000123.damaged` | a damaged checkpoint that was [set aside](set_aside) |
 //! | `.narrows-checkpoint-….tmp` | a checkpoint that is being written or removed |
 //! | `.narrows-lock` | the file that a run [locks](super::lock) |
 //!
@@ -13,7 +14,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -23,6 +24,7 @@ use super::manifest::Manifest;
 
 const STEP: &str = "step-";
 const REPLACED: &str = ".replaced";
+const DAMAGED: &str = ".damaged";
 const TEMPORARY: (&str, &str) = (".narrows-checkpoint-", ".tmp");
 
 /// A folder with the name of a checkpoint. Its manifest says whether it is complete.
@@ -83,10 +85,22 @@ pub fn latest(dir: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     first_error.map_or(Ok(None), Err)
 }
 
+/// Creates a folder and its parents where they do not exist, and flushes the names of the new ones to the disk.
+pub(super) fn create(dir: &Path) -> Result<(), CheckpointError> {
+    let missing: Vec<&Path> = dir.ancestors().take_while(|folder| !folder.exists()).collect();
+    fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "created"))?;
+    let parents = missing.into_iter().filter_map(Path::parent);
+    for parent in parents {
+        // The parent of a relative name is empty.
+        sync(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?;
+    }
+    Ok(())
+}
+
 /// Creates a temporary folder for the files of a checkpoint. It is removed when it is dropped before it
 /// is [committed](commit).
 pub(super) fn create_temporary(dir: &Path) -> Result<TempDir, CheckpointError> {
-    fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "created"))?;
+    create(dir)?;
     remove_leftovers(dir);
     let mut builder = tempfile::Builder::new();
     builder.prefix(TEMPORARY.0).suffix(TEMPORARY.1);
@@ -121,20 +135,55 @@ pub(super) fn commit(
     Ok(target)
 }
 
-/// Removes the oldest checkpoints of steps before `step`, so that `keep` remain with that of `step`.
-/// Checkpoints of later steps, which belong to another run, and damaged ones remain. A failure to
-/// remove a checkpoint is ignored, and retried after the next save.
-pub(super) fn prune(dir: &Path, step: u64, keep: NonZeroUsize) {
+/// Which checkpoints of a run remain when a new one is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// Number of the newest checkpoints that remain, with the new one.
+    pub last: NonZeroUsize,
+    /// Checkpoints whose step is a multiple of this number remain too.
+    pub every: Option<NonZeroU64>,
+}
+
+impl From<NonZeroUsize> for Retention {
+    fn from(last: NonZeroUsize) -> Retention {
+        Retention { last, every: None }
+    }
+}
+
+/// Removes checkpoints of steps before `step` that need not remain. Checkpoints of later steps, which belong to another
+/// run, and damaged ones remain. A failure to remove a checkpoint is ignored, and retried after the next save.
+pub(super) fn prune(dir: &Path, step: u64, retention: Retention) {
     let checkpoints = list(dir).unwrap_or_default();
     let earlier = checkpoints.into_iter().filter(|checkpoint| checkpoint.step < step);
-    let mut kept = vec![step];
+    let (mut newest, mut kept) = (1, vec![step]);
     for old in earlier.filter(|checkpoint| Manifest::read(&checkpoint.path).is_ok()) {
-        if kept.len() < keep.get() && !kept.contains(&old.step) {
+        let is_new = newest < retention.last.get();
+        let is_multiple = retention.every.is_some_and(|every| old.step.is_multiple_of(every.get()));
+        if (is_new || is_multiple) && !kept.contains(&old.step) {
+            newest += 1;
             kept.push(old.step);
         } else {
             remove(&old.path);
         }
     }
+}
+
+/// Renames a damaged checkpoint, so that it is no longer found, and returns its new path.
+///
+/// # Errors
+/// When the folder cannot be renamed.
+pub fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
+    let name = path.file_name().unwrap_or_default().display();
+    // Another damaged checkpoint of the same step may lie there.
+    let free = (0u64..)
+        .map(|number| match number {
+            0 => path.with_file_name(format!("{name}{DAMAGED}")),
+            number => path.with_file_name(format!("{name}{DAMAGED}-{number}")),
+        })
+        .find(|target| fs::symlink_metadata(target).is_err());
+    let target = free.unwrap_or_else(|| path.to_path_buf());
+    fs::rename(path, &target).map_err(CheckpointError::io(path, "renamed"))?;
+    Ok(target)
 }
 
 /// Removes the temporary folders of processes that were killed.

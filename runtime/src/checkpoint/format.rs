@@ -7,8 +7,11 @@ use serde::de::DeserializeOwned;
 
 use super::error::{CheckpointError, CheckpointFault};
 
-/// The version of the format that is written and read.
-pub(crate) const FORMAT_VERSION: u64 = 1;
+/// The version of a checkpoint of whole tensors, which one process writes.
+pub(crate) const WHOLE_VERSION: u64 = 1;
+
+/// The version of a checkpoint of shards, which all processes write: the latest that is read.
+pub(crate) const SHARDS_VERSION: u64 = 2;
 
 pub(super) const MODEL: &str = "model.safetensors";
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
@@ -18,8 +21,8 @@ pub(super) const MANIFEST: &str = "manifest.json";
 const FORMAT_PREFIX: &str = "narrows-checkpoint/";
 
 /// The `format` field of the JSON files.
-pub(super) fn format_field() -> String {
-    format!("{FORMAT_PREFIX}{FORMAT_VERSION}")
+pub(super) fn format_field(version: u64) -> String {
+    format!("{FORMAT_PREFIX}{version}")
 }
 
 /// Parses a JSON file of a checkpoint. The format is checked first, because a later version may have
@@ -36,9 +39,10 @@ pub(super) fn parse_json<T: DeserializeOwned>(
     let format = value.get("format").and_then(|format| format.as_str());
     let version = format.and_then(|format| format.strip_prefix(FORMAT_PREFIX));
     match version.and_then(|version| version.parse().ok()) {
-        Some(FORMAT_VERSION) if format == Some(&format_field()) => {}
-        Some(version) if version > FORMAT_VERSION => {
-            let expected = FORMAT_VERSION;
+        Some(version @ (WHOLE_VERSION | SHARDS_VERSION))
+            if format == Some(&format_field(version)) => {}
+        Some(version) if version > SHARDS_VERSION => {
+            let expected = SHARDS_VERSION;
             return Err(error(CheckpointFault::NewerFormat { expected, actual: version }));
         }
         _ => {

@@ -1,11 +1,12 @@
 //! A lock that admits one run at a time to a folder. The operating system releases the lock when the
 //! process ends, however it ends; the lock file stays and means nothing by itself.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Metadata, TryLockError};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::error::{CheckpointError, CheckpointFault};
+use super::folder::create;
 
 /// Distinct from the names of checkpoints and of their temporary folders.
 const NAME: &str = ".narrows-lock";
@@ -13,8 +14,46 @@ const NAME: &str = ".narrows-lock";
 /// Locks a folder until it is dropped.
 #[derive(Debug)]
 pub struct FolderLock {
+    dir: PathBuf,
     /// Closing the file releases the lock.
-    _file: File,
+    file: File,
+}
+
+impl FolderLock {
+    /// Checks that the folder still has the locked file. Where the folder or the file was removed or renamed, another run
+    /// can lock a new file of the same name, and the two would remove each other's checkpoints.
+    ///
+    /// # Errors
+    /// [`CheckpointFault::LockLost`], or a file that cannot be examined.
+    pub fn verify(&self) -> Result<(), CheckpointError> {
+        let path = self.dir.join(NAME);
+        let lost = || Err(CheckpointError::new(&self.dir, CheckpointFault::LockLost));
+        let present = match fs::symlink_metadata(&path) {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                return lost();
+            }
+            result => result.map_err(CheckpointError::io(&path, "examined"))?,
+        };
+        let locked = self.file.metadata().map_err(CheckpointError::io(&path, "examined"))?;
+        if is_same_file(&present, &locked) { Ok(()) } else { lost() }
+    }
+}
+
+#[cfg(unix)]
+fn is_same_file(one: &Metadata, other: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+/// Other systems do not let a file be removed while it is open.
+#[cfg(not(unix))]
+fn is_same_file(_one: &Metadata, _other: &Metadata) -> bool {
+    true
 }
 
 /// Locks the checkpoint folder of a run, which is created if necessary. On file systems without locks
@@ -23,7 +62,7 @@ pub struct FolderLock {
 /// # Errors
 /// When another run has locked the folder, or it cannot be written to.
 pub fn lock(dir: &Path) -> Result<FolderLock, CheckpointError> {
-    fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "created"))?;
+    create(dir)?;
     let path = dir.join(NAME);
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(CheckpointError::io(&path, "written"))?;
@@ -32,6 +71,6 @@ pub fn lock(dir: &Path) -> Result<FolderLock, CheckpointError> {
         Err(TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => {
             Err(CheckpointError::io(&path, "locked")(error))
         }
-        _ => Ok(FolderLock { _file: file }),
+        _ => Ok(FolderLock { dir: dir.to_path_buf(), file }),
     }
 }

@@ -1,13 +1,18 @@
 //! `manifest.json`: the files of a checkpoint. It is written last, so that its presence implies theirs.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::error::{CheckpointError, CheckpointFault};
-use super::format::{MANIFEST, MODEL, OPTIMIZER, STATE, format_field, parse_json};
+use super::format::{
+    MANIFEST, MODEL, OPTIMIZER, SHARDS_VERSION, STATE, WHOLE_VERSION, format_field, parse_json,
+};
+use super::shards::is_shard;
 use crate::digest::sha256;
 
 /// Larger than any manifest or state.
@@ -33,7 +38,23 @@ impl Manifest {
     pub fn new(model: FileEntry, optimizer: FileEntry, state: FileEntry) -> Manifest {
         let files = [(MODEL, model), (OPTIMIZER, optimizer), (STATE, state)];
         let files = files.into_iter().map(|(name, entry)| (name.to_string(), entry)).collect();
-        Manifest { format: format_field(), files }
+        Manifest { format: format_field(WHOLE_VERSION), files }
+    }
+
+    /// The manifest of a checkpoint of shards.
+    pub fn of_shards(mut files: BTreeMap<String, FileEntry>, state: FileEntry) -> Manifest {
+        files.insert(STATE.to_owned(), state);
+        Manifest { format: format_field(SHARDS_VERSION), files }
+    }
+
+    /// Whether the checkpoint is one of shards.
+    pub fn is_of_shards(&self) -> bool {
+        self.format == format_field(SHARDS_VERSION)
+    }
+
+    /// Names of the files.
+    pub fn files(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().map(String::as_str)
     }
 
     /// Reads the manifest of a checkpoint, and checks that all files exist and have their sizes.
@@ -47,14 +68,17 @@ impl Manifest {
                 CheckpointFault::InvalidField { field, problem: problem.into() },
             ))
         };
-        let names = [MODEL, OPTIMIZER, STATE];
-        if let Some(other) = manifest.files.keys().find(|name| !names.contains(&name.as_str())) {
+        let required: &[&str] =
+            if manifest.is_of_shards() { &[STATE] } else { &[MODEL, OPTIMIZER, STATE] };
+        let is_known =
+            |name: &str| required.contains(&name) || (manifest.is_of_shards() && is_shard(name));
+        if let Some(other) = manifest.files.keys().find(|name| !is_known(name)) {
             return field_error(other, "is not a file of a checkpoint");
         }
-        for name in names {
-            let Some(entry) = manifest.files.get(name) else {
-                return field_error(name, "is missing");
-            };
+        if let Some(name) = required.iter().find(|name| !manifest.files.contains_key(**name)) {
+            return field_error(name, "is missing");
+        }
+        for (name, entry) in &manifest.files {
             let path = folder.join(name);
             let actual = regular_file_bytes(&path)?;
             if actual != entry.bytes {
@@ -63,6 +87,20 @@ impl Manifest {
             }
         }
         Ok(manifest)
+    }
+
+    /// Verifies the checksum of one of the files, which is read in parts.
+    pub fn verify_file(&self, folder: &Path, name: &str) -> Result<(), CheckpointError> {
+        let path = folder.join(name);
+        let actual = sha256_of(&path).map_err(CheckpointError::unreadable(&path))?;
+        let expected = self.files.get(name).map(|entry| entry.sha256.clone()).unwrap_or_default();
+        match actual == expected {
+            true => Ok(()),
+            false => {
+                let fault = CheckpointFault::ChecksumMismatch { expected, actual };
+                Err(CheckpointError::new(&path, fault))
+            }
+        }
     }
 
     /// Reads one of the files, and verifies its checksum.
@@ -78,6 +116,21 @@ impl Manifest {
             ));
         }
         Ok(bytes)
+    }
+}
+
+/// Bytes that are hashed at once.
+const HASH_CHUNK: usize = 1 << 20;
+
+/// SHA-256 of a file, in hexadecimal digits.
+fn sha256_of(path: &Path) -> io::Result<String> {
+    let (mut file, mut hash) = (File::open(path)?, Sha256::new());
+    let mut buffer = vec![0; HASH_CHUNK];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hex::encode(hash.finalize())),
+            count => hash.update(&buffer[..count]),
+        }
     }
 }
 

@@ -6,12 +6,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::contents::{Checkpoint, CheckpointOrigin};
 use super::error::CheckpointFault;
-use super::format::format_field;
+use super::format::{SHARDS_VERSION, WHOLE_VERSION, format_field};
 use crate::data::Cursor;
 use crate::learning_rate::{LearningRateSchedule, StepCount};
 use crate::optimizer::{DecayedWeights, Optimizer};
 use crate::serde_default::is_default;
-use crate::train::EvaluationHistory;
+use crate::train::{EvaluationHistory, Trainer};
 
 /// Contents of the file.
 #[derive(Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub(super) struct ModelName {
 impl RunState {
     pub fn new(checkpoint: &Checkpoint, model: &Model) -> RunState {
         RunState {
-            format: format_field(),
+            format: format_field(WHOLE_VERSION),
             step: checkpoint.step,
             seed: checkpoint.seed,
             model: ModelName {
@@ -51,6 +51,20 @@ impl RunState {
             optimizer: HyperParameters::of(&checkpoint.optimizer),
             origin: checkpoint.origin,
             evaluations: checkpoint.evaluations,
+        }
+    }
+
+    /// The state of a run whose tensors are in shards.
+    pub fn of_trainer(trainer: &Trainer, model: &Model, seed: u64) -> RunState {
+        RunState {
+            format: format_field(SHARDS_VERSION),
+            step: trainer.session().steps(),
+            seed,
+            model: ModelName { name: model.name.clone(), fingerprint: model.fingerprint() },
+            cursor: trainer.cursor(),
+            optimizer: HyperParameters::of(trainer.optimizer()),
+            origin: Some(trainer.session().program().context.into()),
+            evaluations: trainer.evaluations(),
         }
     }
 

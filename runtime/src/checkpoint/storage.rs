@@ -1,28 +1,30 @@
 //! Saving and loading checkpoints.
 
 use std::io;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use narrows_plan::model::Model;
 
-use super::contents::{Checkpoint, CheckpointOutline};
+use super::contents::{Checkpoint, CheckpointOrigin, CheckpointOutline, ResumeError};
 use super::error::CheckpointError;
-use super::folder;
+use super::folder::{self, Retention};
 use super::format::{MANIFEST, MODEL, OPTIMIZER, STATE, parse_json};
 use super::manifest::{FileEntry, Manifest};
 use super::names::stored_parameters;
+use super::shards::ShardReader;
 use super::state::RunState;
 use super::tensors::{self, HashingWriter, TensorGroup};
+use crate::optimizer::Optimizer;
+use crate::session::{ModelTensors, TensorKind};
+use crate::train::Trainer;
 
 /// Suffix of a parameter's name in the name of a tensor.
-const WEIGHT_SUFFIX: &str = "";
-const FIRST_MOMENT_SUFFIX: &str = ".first_moment";
-const SECOND_MOMENT_SUFFIX: &str = ".second_moment";
+pub(super) const WEIGHT_SUFFIX: &str = "";
+pub(super) const FIRST_MOMENT_SUFFIX: &str = ".first_moment";
+pub(super) const SECOND_MOMENT_SUFFIX: &str = ".second_moment";
 
 /// Writes a checkpoint into the checkpoint folder of a run, which is created if necessary, and removes
-/// the oldest checkpoints of earlier steps, so that at most `keep` remain with the new one. Only one
-/// run may write to a folder, which must be [locked](super::lock): two writers would remove each
+/// checkpoints of earlier steps that need not remain. Only one run may write to a folder, which must be [locked](super::lock): two writers would remove each
 /// other's unfinished files.
 ///
 /// # Errors
@@ -32,7 +34,7 @@ pub fn save(
     dir: &Path,
     checkpoint: &Checkpoint,
     model: &Model,
-    keep: NonZeroUsize,
+    retention: impl Into<Retention>,
 ) -> Result<PathBuf, CheckpointError> {
     let parameters = stored_parameters(model);
     let state = RunState::new(checkpoint, model);
@@ -58,7 +60,7 @@ pub fn save(
     let manifest = Manifest::new(weights, optimizer, state);
     write_json(&temporary.path().join(MANIFEST), &manifest).map_err(failed(MANIFEST))?;
     let path = folder::commit(temporary, dir, checkpoint.step)?;
-    folder::prune(dir, checkpoint.step, keep);
+    folder::prune(dir, checkpoint.step, retention.into());
     Ok(path)
 }
 
@@ -69,20 +71,17 @@ pub fn save(
 /// The first problem, with the file and the location in it.
 pub fn load(path: &Path, model: &Model) -> Result<Checkpoint, CheckpointError> {
     let manifest = Manifest::read(path)?;
-    let state_path = path.join(STATE);
-    let state: RunState = parse_json(&state_path, &manifest.read_file(path, STATE)?)?;
-    state.check_model(model).map_err(|fault| CheckpointError::new(&state_path, fault))?;
-    let parameters = stored_parameters(model);
-    let error = |name: &str| {
-        let path = path.join(name);
-        move |fault| CheckpointError::new(&path, fault)
+    let state = read_state(path, &manifest, model)?;
+    let (weights, first_moments, second_moments) = if manifest.is_of_shards() {
+        let mut reader = ShardReader::new(path, &manifest, model);
+        (
+            reader.whole(TensorKind::Weights)?,
+            reader.whole(TensorKind::FirstMoments)?,
+            reader.whole(TensorKind::SecondMoments)?,
+        )
+    } else {
+        read_whole(path, &manifest, model)?
     };
-    let [weights] = tensors::read(&manifest.read_file(path, MODEL)?, &parameters, [WEIGHT_SUFFIX])
-        .map_err(error(MODEL))?;
-    let suffixes = [FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX];
-    let [first_moments, second_moments] =
-        tensors::read(&manifest.read_file(path, OPTIMIZER)?, &parameters, suffixes)
-            .map_err(error(OPTIMIZER))?;
     Ok(Checkpoint {
         step: state.step,
         seed: state.seed,
@@ -119,7 +118,86 @@ pub fn is_checkpoint(path: &Path) -> bool {
     path.join(MANIFEST).exists()
 }
 
-fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<FileEntry> {
+/// State of the checkpoint from which a run was resumed, without what the run has taken over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ResumedState {
+    /// Number of optimizer steps.
+    pub step: u64,
+    /// Hyper-parameters of the run that wrote the checkpoint. The resumed run keeps its own.
+    pub optimizer: Optimizer,
+    /// Outline of the plan of that run.
+    pub origin: Option<CheckpointOrigin>,
+}
+
+/// Puts a run, under any plan of the model, into the state of a checkpoint, which is [checked](load). Of a checkpoint of
+/// shards, a process reads those only that its devices need.
+///
+/// # Errors
+/// The first problem, with the file and the location in it; or a run that reads other tokens, or in another order. The
+/// tensors of the run are then unspecified.
+pub fn resume(
+    path: &Path,
+    trainer: &mut Trainer,
+    model: &Model,
+) -> Result<ResumedState, ResumeError> {
+    let manifest = Manifest::read(path)?;
+    if !manifest.is_of_shards() {
+        let checkpoint = load(path, model)?;
+        checkpoint.resume(trainer)?;
+        let Checkpoint { step, optimizer, origin, .. } = checkpoint;
+        return Ok(ResumedState { step, optimizer, origin });
+    }
+    let state = read_state(path, &manifest, model)?;
+    trainer.sampler().sequence_to_resume(&state.cursor)?;
+    ShardReader::new(path, &manifest, model).restore(trainer.session_mut())?;
+    trainer.resume(&state.cursor, state.step)?;
+    trainer.set_evaluations(state.evaluations);
+    let RunState { step, optimizer, origin, .. } = state;
+    Ok(ResumedState { step, optimizer: optimizer.to_optimizer(), origin })
+}
+
+/// Verifies the contents of a checkpoint, without holding its tensors. Returns its step.
+///
+/// # Errors
+/// The first problem.
+pub fn verify(path: &Path, model: &Model) -> Result<u64, CheckpointError> {
+    let manifest = Manifest::read(path)?;
+    manifest.files().try_for_each(|file| manifest.verify_file(path, file))?;
+    read_state(path, &manifest, model).map(|state| state.step)
+}
+
+fn read_state(
+    path: &Path,
+    manifest: &Manifest,
+    model: &Model,
+) -> Result<RunState, CheckpointError> {
+    let state_path = path.join(STATE);
+    let state: RunState = parse_json(&state_path, &manifest.read_file(path, STATE)?)?;
+    state.check_model(model).map_err(|fault| CheckpointError::new(&state_path, fault))?;
+    Ok(state)
+}
+
+/// Weights, first and second moments from the files of whole tensors.
+fn read_whole(
+    path: &Path,
+    manifest: &Manifest,
+    model: &Model,
+) -> Result<(ModelTensors, ModelTensors, ModelTensors), CheckpointError> {
+    let parameters = stored_parameters(model);
+    let error = |name: &str| {
+        let path = path.join(name);
+        move |fault| CheckpointError::new(&path, fault)
+    };
+    let [weights] = tensors::read(&manifest.read_file(path, MODEL)?, &parameters, [WEIGHT_SUFFIX])
+        .map_err(error(MODEL))?;
+    let suffixes = [FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX];
+    let [first_moments, second_moments] =
+        tensors::read(&manifest.read_file(path, OPTIMIZER)?, &parameters, suffixes)
+            .map_err(error(OPTIMIZER))?;
+    Ok((weights, first_moments, second_moments))
+}
+
+pub(super) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<FileEntry> {
     let mut file = HashingWriter::create(path)?;
     let mut text = serde_json::to_vec_pretty(value)?;
     text.push(b'\n');

@@ -76,7 +76,6 @@ pub(super) fn write(
     header.resize(header.len().next_multiple_of(8), b' ');
     file.write(&(header.len() as u64).to_le_bytes())?;
     file.write(&header)?;
-    let mut bytes = Vec::with_capacity(BUFFER_BYTES);
     for (_, whole) in groups {
         for stored in parameters {
             let parameter = &stored.parameter;
@@ -86,11 +85,7 @@ pub(super) fn write(
             } else {
                 Cow::Borrowed(elements)
             };
-            for chunk in elements.chunks(BUFFER_BYTES / size_of::<f32>()) {
-                bytes.clear();
-                bytes.extend(chunk.iter().flat_map(|element| element.to_le_bytes()));
-                file.write(&bytes)?;
-            }
+            file.write_elements(&elements)?;
         }
     }
     file.finish()
@@ -190,6 +185,16 @@ impl HashingWriter {
         self.hash.update(bytes);
         self.bytes += bytes.len() as u64;
         self.file.write_all(bytes)
+    }
+
+    pub fn write_elements(&mut self, elements: &[f32]) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(BUFFER_BYTES.min(size_of_val(elements)));
+        for chunk in elements.chunks(BUFFER_BYTES / size_of::<f32>()) {
+            bytes.clear();
+            bytes.extend(chunk.iter().flat_map(|element| element.to_le_bytes()));
+            self.write(&bytes)?;
+        }
+        Ok(())
     }
 
     /// Flushes the file to the disk.

@@ -11,6 +11,7 @@
 //! | `step_result` | the result of a step, combined over devices and processes |
 //! | `targets` | the tokens of a step that are predicted |
 //! | `tensors` | whole parameters, gradients and moments, into and out of the arenas |
+//! | `slices` | what one device holds of a parameter, for checkpoints that all processes write |
 //! | `sharded_parameter` | which elements of which logical parameters a buffer holds |
 //! | `coordinates` | positions on the mesh and members of device groups |
 //! | `token_rows` | the tokens that a device computes on |
@@ -19,6 +20,7 @@ mod coordinates;
 mod engine;
 mod model_program;
 mod sharded_parameter;
+mod slices;
 mod step_result;
 mod targets;
 mod tensors;
@@ -42,6 +44,7 @@ use crate::time_breakdown::InstructionSpan;
 pub use coordinates::{MeshCoordinates, collective_groups, peers};
 pub use engine::{Engine, OptimizerUpdate, StepRequest, StepTask};
 pub use model_program::ModelProgram;
+pub use slices::{LocalSlice, TensorSlice};
 pub use step_result::{DeviceStep, LocalStepResult, StepResult};
 pub use targets::IGNORED_TARGET;
 pub use tensors::{ModelTensors, TensorKind};

@@ -94,6 +94,11 @@ impl<'a> ShardedParameter<'a> {
             .collect()
     }
 
+    /// Whether the buffer is a head that is tied to the embedding.
+    pub fn is_tied_head(&self) -> bool {
+        self.members().iter().any(|member| member.transposed)
+    }
+
     /// Whether every device of the tensor axis holds the whole buffer.
     pub fn is_replicated(&self) -> bool {
         self.shard.split == WeightSplit::Whole

@@ -131,7 +131,7 @@ pub(super) fn gather_tensors(
     Ok(whole)
 }
 
-fn stage_of(program: &ModelProgram, device: u64) -> &StageProgram {
+pub(super) fn stage_of(program: &ModelProgram, device: u64) -> &StageProgram {
     let program = program.program();
     &program.stages[DeviceId(device).stage(&program.context.mesh)]
 }
@@ -204,23 +204,39 @@ impl TensorKind {
         self,
         stage: &'a StageProgram,
     ) -> impl Iterator<Item = &'a Buffer> + use<'a> {
+        self.indexed_master_buffers(stage).map(|(_, buffer)| buffer)
+    }
+
+    /// The [master buffers](TensorKind::master_buffers) of a stage with their indices.
+    pub(super) fn indexed_master_buffers<'a>(
+        self,
+        stage: &'a StageProgram,
+    ) -> impl Iterator<Item = (usize, &'a Buffer)> + use<'a> {
         let has_masters = stage.buffers.iter().any(TensorKind::is_master);
-        self.buffers(stage).filter(move |buffer| {
-            self != TensorKind::Weights || !has_masters || TensorKind::is_master(buffer)
+        stage.buffers.iter().enumerate().filter(move |(_, buffer)| {
+            let is_master =
+                self != TensorKind::Weights || !has_masters || TensorKind::is_master(buffer);
+            is_master && self.is_in(buffer)
         })
     }
 
     /// Buffers of a stage that hold the tensors, including copies in another format.
-    fn buffers<'a>(self, stage: &'a StageProgram) -> impl Iterator<Item = &'a Buffer> + use<'a> {
+    pub(super) fn buffers<'a>(
+        self,
+        stage: &'a StageProgram,
+    ) -> impl Iterator<Item = &'a Buffer> + use<'a> {
+        stage.buffers.iter().filter(move |buffer| self.is_in(buffer))
+    }
+
+    /// Whether a buffer holds tensors of this kind.
+    fn is_in(self, buffer: &Buffer) -> bool {
         let role = match self {
             TensorKind::Weights => BufferRole::Weight,
             TensorKind::Gradients => BufferRole::WeightGradient,
             TensorKind::FirstMoments => BufferRole::FirstMoment,
             TensorKind::SecondMoments => BufferRole::SecondMoment,
         };
-        stage.buffers.iter().filter(move |buffer| {
-            buffer.role == role || (self == TensorKind::Weights && TensorKind::is_master(buffer))
-        })
+        buffer.role == role || (self == TensorKind::Weights && TensorKind::is_master(buffer))
     }
 
     fn is_master(buffer: &Buffer) -> bool {
@@ -228,13 +244,13 @@ impl TensorKind {
     }
 }
 
-fn element_count(buffer: &Buffer) -> usize {
+pub(super) fn element_count(buffer: &Buffer) -> usize {
     (buffer.extent.rows * buffer.extent.columns) as usize
 }
 
 /// The elements of a shard that belong to one replica: with ZeRO each replica has its own part of
 /// moments and master copies, of the reduced gradients, and with ZeRO-3 of the weights of blocks.
-struct ReplicaWindow {
+pub(super) struct ReplicaWindow {
     /// Elements of the shard that belong to the replica; `None` for all.
     part: Option<Range<u64>>,
     /// Whether the buffer holds only that part.
@@ -244,7 +260,7 @@ struct ReplicaWindow {
 }
 
 impl ReplicaWindow {
-    fn new(buffer: &Buffer, program: &Program, replica: u64) -> ReplicaWindow {
+    pub fn new(buffer: &Buffer, program: &Program, replica: u64) -> ReplicaWindow {
         let context = &program.context;
         let position = context.shard_position(replica);
         let buffer_is_part = buffer.is_replica_part(context);
@@ -257,9 +273,28 @@ impl ReplicaWindow {
         ReplicaWindow { part, buffer_is_part, is_duplicate: replica != first }
     }
 
+    /// Whether the replica holds the whole shard.
+    pub fn is_whole(&self) -> bool {
+        self.part.is_none()
+    }
+
+    /// Whether the replica holds a part of the shard that a replica before it holds too.
+    pub fn is_duplicate_part(&self) -> bool {
+        self.part.is_some() && self.is_duplicate
+    }
+
+    /// The window of a part of a whole shard.
+    pub fn of_part(part: Range<u64>) -> ReplicaWindow {
+        ReplicaWindow { part: Some(part), buffer_is_part: false, is_duplicate: false }
+    }
+
     /// The elements of a run that belong to the replica, and their range in the buffer. The run starts
     /// at `offset` in the shard.
-    fn intersect(&self, elements: Range<u64>, offset: u64) -> Option<(Range<u64>, Range<usize>)> {
+    pub fn intersect(
+        &self,
+        elements: Range<u64>,
+        offset: u64,
+    ) -> Option<(Range<u64>, Range<usize>)> {
         let length = elements.end - elements.start;
         let Some(part) = &self.part else {
             return Some((elements, offset as usize..(offset + length) as usize));

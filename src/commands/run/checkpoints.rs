@@ -6,9 +6,13 @@ use std::path::{Path, PathBuf};
 use narrows_plan::Workload;
 use narrows_plan::model::Model;
 use narrows_runtime::Trainer;
-use narrows_runtime::checkpoint::{self, Checkpoint, CheckpointError, FolderLock, ResumeError};
+use narrows_runtime::checkpoint::{
+    self, Checkpoint, CheckpointError, FolderLock, ResumeError, ResumedState, Retention,
+};
+use narrows_runtime::process_group::gather_and_broadcast;
 
 use crate::args::{CheckpointSettings, RunOrigin, flags_of_recipe};
+use crate::cluster::cluster_failure;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 
@@ -18,6 +22,8 @@ const BEST_FOLDER: &str = "best";
 /// Resumes from and writes the checkpoints of a run.
 pub struct CheckpointKeeper<'a> {
     settings: Option<&'a CheckpointSettings>,
+    /// Held by the process that writes.
+    lock: Option<&'a FolderLock>,
     model: &'a Model,
     seed: u64,
     resumed: Option<CheckpointEntry>,
@@ -63,10 +69,11 @@ impl<'a> CheckpointKeeper<'a> {
     /// The checkpoints of a model with this seed of its initial weights.
     pub fn new(
         settings: Option<&'a CheckpointSettings>,
+        lock: Option<&'a FolderLock>,
         model: &'a Model,
         seed: u64,
     ) -> CheckpointKeeper<'a> {
-        CheckpointKeeper { settings, model, seed, resumed: None, last: None }
+        CheckpointKeeper { settings, lock, model, seed, resumed: None, last: None }
     }
 
     /// The checkpoint that the run resumed from.
@@ -84,29 +91,43 @@ impl<'a> CheckpointKeeper<'a> {
     /// # Errors
     /// A checkpoint that is damaged, of another model or other data, or beyond the end of the run.
     pub fn resume(&mut self, trainer: &mut Trainer, steps: u64) -> CommandResult<()> {
-        let Some(CheckpointSettings { dir, origin: RunOrigin::LastCheckpoint, .. }) = self.settings
-        else {
-            return Ok(());
-        };
-        let Some(path) = checkpoint::latest(dir).map_err(Failure::loading_checkpoint)? else {
-            return Ok(());
-        };
-        let newest = checkpoint::list(dir).map_err(Failure::checkpoint)?.into_iter().next();
-        if let Some(newest) = newest.filter(|newest| newest.path != path) {
-            let (newest, path) = (newest.path.display(), path.display());
-            output::warn(&format!("{newest} is incomplete: the run resumes from {path}"));
-        }
-        let loaded = checkpoint::load(&path, self.model).map_err(Failure::loading_checkpoint)?;
+        let Some(path) = self.path_to_resume(trainer)? else { return Ok(()) };
+        let resumed = checkpoint::resume(&path, trainer, self.model);
+        let loaded = resumed.map_err(|error| resume_failure(&path, error))?;
         if loaded.step > steps {
             let message = format!("{} is already of step {}", path.display(), loaded.step);
             let hint = format!("{} or more, since --steps counts all steps", loaded.step);
             return Err(Failure::input(Problem::new("--steps", message).hint(hint)));
         }
-        loaded.resume(trainer).map_err(|error| resume_failure(&path, error))?;
         warn_of_other_recipe(&path, &loaded, trainer);
         let saved = CheckpointEntry { step: loaded.step, path };
         (self.resumed, self.last) = (Some(saved.clone()), Some(saved));
         Ok(())
+    }
+
+    /// The checkpoint to resume from.
+    fn path_to_resume(&self, trainer: &Trainer) -> CommandResult<Option<PathBuf>> {
+        let Some(CheckpointSettings { dir, origin, .. }) = self.settings else { return Ok(None) };
+        match origin {
+            RunOrigin::FirstStep => Ok(None),
+            RunOrigin::LastCheckpoint => last_complete(dir),
+            RunOrigin::NewestUndamaged => match trainer.session().process_group() {
+                None => newest_undamaged(dir, self.model),
+                // One process renames damaged checkpoints, and all take the one that it has found.
+                Some(group) => {
+                    let found = match group.rank() {
+                        0 => newest_undamaged(dir, self.model)?,
+                        _ => None,
+                    };
+                    let name = found.as_deref().and_then(Path::file_name);
+                    let name = name.map(|name| name.to_string_lossy().into_owned());
+                    let first = |all: Vec<Option<String>>| all.into_iter().next().flatten();
+                    let name =
+                        gather_and_broadcast(&**group, name, first).map_err(cluster_failure)?;
+                    Ok(name.map(|name| dir.join(name)))
+                }
+            },
+        }
     }
 
     /// Writes a checkpoint if one is due before the last step. The one at the end of a run is written by
@@ -125,23 +146,14 @@ impl<'a> CheckpointKeeper<'a> {
     /// Writes a checkpoint, unless there is one of this step.
     ///
     /// # Errors
-    /// A checkpoint that cannot be written, or a lost process.
+    /// A checkpoint that cannot be written, a folder that was removed, or a lost process.
     pub fn save(&mut self, trainer: &Trainer) -> CommandResult<()> {
         let step = trainer.session().steps();
         let Some(settings) = self.settings else { return Ok(()) };
         if self.last.as_ref().is_some_and(|last| last.step == step) {
             return Ok(());
         }
-        let checkpoint = Checkpoint::of_trainer(trainer, self.model, self.seed)
-            .map_err(|error| Failure::execution(&error))?;
-        let path = match checkpoint {
-            Some(checkpoint) => {
-                checkpoint::save(&settings.dir, &checkpoint, self.model, settings.keep)
-                    .map_err(Failure::checkpoint)?
-            }
-            // Another process writes it.
-            None => settings.dir.join(checkpoint::folder_name(step)),
-        };
+        let path = self.write(trainer, &settings.dir, settings.retention)?;
         self.last = Some(CheckpointEntry { step, path });
         Ok(())
     }
@@ -154,13 +166,30 @@ impl<'a> CheckpointKeeper<'a> {
         let Some(settings) = self.settings.filter(|settings| settings.keep_best) else {
             return Ok(());
         };
-        let checkpoint = Checkpoint::of_trainer(trainer, self.model, self.seed)
-            .map_err(|error| Failure::execution(&error))?;
-        let Some(checkpoint) = checkpoint else { return Ok(()) };
         let dir = settings.dir.join(BEST_FOLDER);
-        checkpoint::save(&dir, &checkpoint, self.model, NonZeroUsize::MIN)
-            .map_err(Failure::checkpoint)?;
-        Ok(())
+        self.write(trainer, &dir, NonZeroUsize::MIN.into()).map(drop)
+    }
+
+    /// Writes a checkpoint into a folder: with other processes, each writes its part.
+    fn write(&self, trainer: &Trainer, dir: &Path, retention: Retention) -> CommandResult<PathBuf> {
+        if let Some(lock) = self.lock {
+            lock.verify().map_err(Failure::checkpoint)?;
+        }
+        let saved = match trainer.session().process_group() {
+            Some(group) => {
+                let of = (self.model, self.seed);
+                checkpoint::save_by_all(dir, trainer, &**group, of, retention)
+            }
+            None => {
+                let checkpoint = Checkpoint::of_trainer(trainer, self.model, self.seed)
+                    .map_err(|error| Failure::execution(&error))?;
+                match checkpoint {
+                    Some(checkpoint) => checkpoint::save(dir, &checkpoint, self.model, retention),
+                    None => Ok(dir.to_path_buf()),
+                }
+            }
+        };
+        saved.map_err(Failure::checkpoint)
     }
 
     /// The checkpoint from which a run that ended early can resume, as a clause; `None` without checkpoints.
@@ -176,8 +205,37 @@ impl<'a> CheckpointKeeper<'a> {
     }
 }
 
+/// The last complete checkpoint, with a warning where a later one is incomplete.
+fn last_complete(dir: &Path) -> CommandResult<Option<PathBuf>> {
+    let Some(path) = checkpoint::latest(dir).map_err(Failure::loading_checkpoint)? else {
+        return Ok(None);
+    };
+    let newest = checkpoint::list(dir).map_err(Failure::checkpoint)?.into_iter().next();
+    if let Some(newest) = newest.filter(|newest| newest.path != path) {
+        let (newest, path) = (newest.path.display(), path.display());
+        output::warn(&format!("{newest} is incomplete: the run resumes from {path}"));
+    }
+    Ok(Some(path))
+}
+
+/// The newest checkpoint whose contents are undamaged. Newer ones are set aside, with a warning.
+fn newest_undamaged(dir: &Path, model: &Model) -> CommandResult<Option<PathBuf>> {
+    for found in checkpoint::list(dir).map_err(Failure::checkpoint)? {
+        match checkpoint::verify(&found.path, model) {
+            Ok(_) => return Ok(Some(found.path)),
+            Err(error) if error.fault.is_corruption() => {
+                let aside = checkpoint::set_aside(&found.path).map_err(Failure::checkpoint)?;
+                output::warn(&format!("{error}; the checkpoint is now {}", aside.display()));
+            }
+            Err(error) => return Err(Failure::checkpoint(error)),
+        }
+    }
+    Ok(None)
+}
+
 fn resume_failure(path: &Path, error: ResumeError) -> Failure {
     match error {
+        ResumeError::File(error) => Failure::loading_checkpoint(error),
         ResumeError::Checkpoint(fault) => Failure::checkpoint(CheckpointError::new(path, fault)),
         ResumeError::Data(error) => {
             let file = path.join("state.json").display().to_string();
@@ -188,7 +246,7 @@ fn resume_failure(path: &Path, error: ResumeError) -> Failure {
 }
 
 /// Warns of each value that is not the checkpoint's, with which the loss curve is not that of a single run.
-fn warn_of_other_recipe(path: &Path, checkpoint: &Checkpoint, trainer: &Trainer) {
+fn warn_of_other_recipe(path: &Path, checkpoint: &ResumedState, trainer: &Trainer) {
     let batch = |workload: Workload| workload.global_batch;
     let batch_now = batch(trainer.session().program().context.workload);
     let batch_before = checkpoint.origin.map_or(batch_now, |origin| batch(origin.workload));

@@ -1,0 +1,348 @@
+//! Checkpoints that all processes of a run write at once, and of which each reads what its device needs.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `model-00001-of-00004.safetensors` | the slices of weights that the first of four processes holds |
+//! | `optimizer-00001-of-00004.safetensors` | its slices of both moments |
+//! | `state.json`, `manifest.json` | as in other checkpoints; the manifest makes all files one checkpoint |
+//!
+//! A tensor of a shard is a [`TensorSlice`] of the tensor of that name, with one dimension. The metadata `slices` of its
+//! file says which elements it has. Slices have the orientation of the program, in which no matrix is transposed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use narrows_plan::model::{Model, ParameterId};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use tempfile::TempDir;
+
+use super::error::{CheckpointError, CheckpointFault, TensorFault};
+use super::folder::{self, Retention};
+use super::format::{MANIFEST, STATE};
+use super::manifest::{FileEntry, Manifest};
+use super::names::{StoredParameter, stored_parameters};
+use super::state::RunState;
+use super::storage::{FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX, WEIGHT_SUFFIX, write_json};
+use super::tensors::HashingWriter;
+use crate::error::RunError;
+use crate::process_group::{ProcessGroup, gather_and_broadcast};
+use crate::session::{LocalSlice, ModelTensors, Session, TensorKind, TensorSlice};
+use crate::train::Trainer;
+
+/// Kinds of tensors, with the start of their files' names and the suffix of their own names.
+const KINDS: [(TensorKind, &str, &str); 3] = [
+    (TensorKind::Weights, MODEL_SHARD, WEIGHT_SUFFIX),
+    (TensorKind::FirstMoments, OPTIMIZER_SHARD, FIRST_MOMENT_SUFFIX),
+    (TensorKind::SecondMoments, OPTIMIZER_SHARD, SECOND_MOMENT_SUFFIX),
+];
+
+/// Start of the names of shards.
+const MODEL_SHARD: &str = "model-";
+const OPTIMIZER_SHARD: &str = "optimizer-";
+
+/// The metadata of a shard that maps the names of its tensors to slices.
+const SLICES: &str = "slices";
+
+/// Larger than any header of a shard.
+const HEADER_BYTES_MAX: u64 = 256 << 20;
+
+/// Whether a file of this name may be a shard of a checkpoint.
+pub(super) fn is_shard(name: &str) -> bool {
+    let numbers = [MODEL_SHARD, OPTIMIZER_SHARD].iter().find_map(|start| name.strip_prefix(start));
+    let numbers = numbers.and_then(|rest| rest.strip_suffix(".safetensors"));
+    numbers.is_some_and(|numbers| {
+        numbers.split("-of-").count() == 2
+            && numbers.split("-of-").all(|number| number.parse::<u64>().is_ok())
+    })
+}
+
+/// Writes a checkpoint of a run of several processes, all of which must call this function: each writes the slices that it
+/// holds into files of its own, and the first one commits them as one checkpoint. The folder must be shared by all nodes.
+/// Otherwise as [`save`](super::save), and processes that have written their files do not wait for the commit.
+///
+/// # Errors
+/// When a file cannot be written, or a process is gone or late; existing checkpoints are then unchanged.
+pub fn save_by_all(
+    dir: &Path,
+    trainer: &Trainer,
+    group: &dyn ProcessGroup,
+    (model, seed): (&Model, u64),
+    retention: impl Into<Retention>,
+) -> Result<PathBuf, CheckpointError> {
+    let step = trainer.session().steps();
+    let target = dir.join(folder::folder_name(step));
+    let lost = |error| CheckpointError::new(&target, RunError::Cluster(error).into());
+    let temporary = (group.rank() == 0).then(|| folder::create_temporary(dir)).transpose()?;
+    let name = temporary.as_ref().and_then(|folder| folder.path().file_name());
+    let name = name.map(|name| name.to_string_lossy().into_owned());
+    let first = |all: Vec<Option<String>>| all.into_iter().next().flatten();
+    let name = gather_and_broadcast(group, name, first).map_err(lost)?.unwrap_or_default();
+    let own_files = while_saving(group, || {
+        write_shards(&dir.join(name), &target, trainer.session(), model, group)
+    })?;
+    let mut files = BTreeMap::new();
+    gather_and_broadcast(group, own_files, |all| files.extend(all.into_iter().flatten()))
+        .map_err(lost)?;
+    if let Some(temporary) = temporary {
+        while_saving(group, || {
+            let state = RunState::of_trainer(trainer, model, seed);
+            commit(temporary, dir, &target, files, &state, step)
+        })?;
+        folder::prune(dir, step, retention.into());
+    }
+    Ok(target)
+}
+
+/// Calls a function during which the other processes wait for this one beyond their timeout.
+fn while_saving<T>(group: &dyn ProcessGroup, save: impl FnOnce() -> T) -> T {
+    group.set_saving(true);
+    let result = save();
+    group.set_saving(false);
+    result
+}
+
+/// Writes the files of one process.
+fn write_shards(
+    folder: &Path,
+    target: &Path,
+    session: &Session,
+    model: &Model,
+    group: &dyn ProcessGroup,
+) -> Result<BTreeMap<String, FileEntry>, CheckpointError> {
+    let names: HashMap<ParameterId, String> = stored_parameters(model)
+        .into_iter()
+        .map(|stored| (stored.parameter.id, stored.name))
+        .collect();
+    let mut files = BTreeMap::new();
+    for start in [MODEL_SHARD, OPTIMIZER_SHARD] {
+        let of_file = KINDS.iter().filter(|(_, of, _)| *of == start);
+        let slices: Vec<(String, LocalSlice)> = of_file
+            .flat_map(|(kind, _, suffix)| {
+                let names = &names;
+                let slices = session.local_slices(*kind).into_iter();
+                slices.map(move |slice| (format!("{}{suffix}", names[&slice.id]), slice))
+            })
+            .collect();
+        if slices.is_empty() {
+            continue;
+        }
+        let (number, count) = (group.rank() + 1, group.world_size());
+        let name = format!("{start}{number:05}-of-{count:05}.safetensors");
+        // Errors name the final path, not the temporary one.
+        let entry = write_shard(&folder.join(&name), session, &slices)
+            .map_err(|fault| CheckpointError::new(&target.join(&name), fault))?;
+        files.insert(name, entry);
+    }
+    Ok(files)
+}
+
+fn write_shard(
+    path: &Path,
+    session: &Session,
+    slices: &[(String, LocalSlice)],
+) -> Result<FileEntry, CheckpointFault> {
+    let written = |source: io::Error| CheckpointFault::Io { action: "written", source };
+    let by_name: BTreeMap<&str, &TensorSlice> =
+        slices.iter().map(|(name, local)| (&**name, &local.slice)).collect();
+    let by_name = serde_json::to_string(&by_name).map_err(|error| written(error.into()))?;
+    let mut start = 0;
+    let infos = slices.iter().map(|(name, local)| {
+        let count = local.slice.count as usize;
+        let data_offsets = (start, start + count * size_of::<f32>());
+        start = data_offsets.1;
+        (name.clone(), TensorInfo { dtype: Dtype::F32, shape: vec![count], data_offsets })
+    });
+    let infos = infos.collect();
+    let metadata = HashMap::from([(SLICES.to_owned(), by_name)]);
+    let metadata =
+        Metadata::new(Some(metadata), infos).map_err(io::Error::other).map_err(written)?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|error| written(error.into()))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut file = HashingWriter::create(path).map_err(written)?;
+    file.write(&(header.len() as u64).to_le_bytes()).map_err(written)?;
+    file.write(&header).map_err(written)?;
+    for (_, local) in slices {
+        file.write_elements(&session.read_slice(local)?).map_err(written)?;
+    }
+    file.finish().map_err(written)
+}
+
+/// Completes a checkpoint whose shards all processes have written.
+fn commit(
+    temporary: TempDir,
+    dir: &Path,
+    target: &Path,
+    files: BTreeMap<String, FileEntry>,
+    state: &RunState,
+    step: u64,
+) -> Result<(), CheckpointError> {
+    for (name, entry) in &files {
+        let present = std::fs::metadata(temporary.path().join(name));
+        if !present.is_ok_and(|file| file.len() == entry.bytes) {
+            let fault = CheckpointFault::ShardNotShared { file: name.clone() };
+            return Err(CheckpointError::new(dir, fault));
+        }
+    }
+    let failed = |name: &str| CheckpointError::io(&target.join(name), "written");
+    let state = write_json(&temporary.path().join(STATE), state).map_err(failed(STATE))?;
+    let manifest = Manifest::of_shards(files, state);
+    write_json(&temporary.path().join(MANIFEST), &manifest).map_err(failed(MANIFEST))?;
+    folder::commit(temporary, dir, step).map(drop)
+}
+
+/// The shards of a checkpoint.
+pub(super) struct ShardReader<'a> {
+    folder: &'a Path,
+    manifest: &'a Manifest,
+    parameters: Vec<StoredParameter>,
+    /// Files whose checksums have been verified, by name.
+    open: HashMap<String, File>,
+}
+
+/// Place of a slice.
+#[derive(Clone, Debug)]
+pub(super) struct SliceLocation {
+    file: String,
+    offset: u64,
+}
+
+type SliceIndex = BTreeMap<ParameterId, Vec<(TensorSlice, SliceLocation)>>;
+
+impl<'a> ShardReader<'a> {
+    pub fn new(folder: &'a Path, manifest: &'a Manifest, model: &Model) -> ShardReader<'a> {
+        let (parameters, open) = (stored_parameters(model), HashMap::new());
+        ShardReader { folder, manifest, parameters, open }
+    }
+
+    /// Sets the tensors of a session. Reads the headers of all shards, and those shards only that hold elements which the
+    /// devices of this process need.
+    pub fn restore(&mut self, session: &mut Session) -> Result<(), CheckpointError> {
+        for (kind, start, suffix) in KINDS {
+            let index = self.index(start, suffix)?;
+            let folder = self.folder;
+            session.load_slices(
+                kind,
+                &index,
+                |slice, location| self.read_slice(slice, location),
+                |id| {
+                    CheckpointError::new(
+                        folder,
+                        CheckpointFault::tensor(id.to_string(), TensorFault::Incomplete),
+                    )
+                },
+                |error| CheckpointError::new(folder, error.into()),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Whole tensors of a kind.
+    pub fn whole(&mut self, wanted: TensorKind) -> Result<ModelTensors, CheckpointError> {
+        let mut tensors = ModelTensors::new();
+        for (_, start, suffix) in KINDS.into_iter().filter(|(kind, ..)| *kind == wanted) {
+            let index = self.index(start, suffix)?;
+            for stored in self.parameters.clone() {
+                let (id, elements) = (stored.parameter.id, stored.parameter.elements() as usize);
+                let mut tensor = vec![0.0; elements];
+                for (slice, location) in &index[&id] {
+                    slice.copy_to_whole(&self.read_slice(slice, location)?, &mut tensor);
+                }
+                tensors.insert(id, tensor);
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// The slices of every parameter, from the headers of the shards whose names begin with `start`.
+    fn index(&self, start: &str, suffix: &str) -> Result<SliceIndex, CheckpointError> {
+        let parameters: HashMap<String, &StoredParameter> =
+            self.parameters.iter().map(|p| (format!("{}{suffix}", p.name), p)).collect();
+        let mut index = SliceIndex::new();
+        for file in self.manifest.files().filter(|name| name.starts_with(start) && is_shard(name)) {
+            let path = self.folder.join(file);
+            let error = |fault| CheckpointError::new(&path, fault);
+            for (name, slice, offset) in read_header(&path)? {
+                let Some(stored) = parameters.get(&name) else { continue };
+                if !slice.fits(stored.parameter.elements()) {
+                    return Err(error(CheckpointFault::tensor(name, TensorFault::Incomplete)));
+                }
+                let location = SliceLocation { file: file.to_owned(), offset };
+                index.entry(stored.parameter.id).or_default().push((slice, location));
+            }
+        }
+        for (name, stored) in parameters {
+            let slices = index.get(&stored.parameter.id).into_iter().flatten();
+            let found: u64 = slices.map(|(slice, _)| slice.count).sum();
+            if found != stored.parameter.elements() {
+                let fault = CheckpointFault::tensor(name, TensorFault::Incomplete);
+                return Err(CheckpointError::new(self.folder, fault));
+            }
+        }
+        Ok(index)
+    }
+
+    fn read_slice(
+        &mut self,
+        slice: &TensorSlice,
+        location: &SliceLocation,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let path = self.folder.join(&location.file);
+        if !self.open.contains_key(&location.file) {
+            self.manifest.verify_file(self.folder, &location.file)?;
+            let file = File::open(&path).map_err(CheckpointError::unreadable(&path))?;
+            self.open.insert(location.file.clone(), file);
+        }
+        let mut bytes = vec![0; slice.count as usize * size_of::<f32>()];
+        let mut file = &self.open[&location.file];
+        file.seek(SeekFrom::Start(location.offset))
+            .and_then(|_| file.read_exact(&mut bytes))
+            .map_err(CheckpointError::unreadable(&path))?;
+        let (elements, _) = bytes.as_chunks::<4>();
+        Ok(elements.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+}
+
+/// The tensors of a shard: name, slice and offset in the file.
+fn read_header(path: &Path) -> Result<Vec<(String, TensorSlice, u64)>, CheckpointError> {
+    let error = |fault| CheckpointError::new(path, fault);
+    let invalid = |problem: &str| error(CheckpointFault::InvalidHeader { problem: problem.into() });
+    let mut file = File::open(path).map_err(CheckpointError::unreadable(path))?;
+    let bytes = file.metadata().map_err(CheckpointError::unreadable(path))?.len();
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(|_| invalid("the file is shorter than a header"))?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_BYTES_MAX.min(bytes - 8) {
+        return Err(invalid("the header is longer than the file, or than any header"));
+    }
+    let mut header = vec![0; length as usize];
+    file.read_exact(&mut header).map_err(CheckpointError::unreadable(path))?;
+    let header: Metadata = serde_json::from_slice(&header)
+        .map_err(|error| invalid(&format!("is not a safetensors header: {error}")))?;
+    let slices = header.metadata().as_ref().and_then(|metadata| metadata.get(SLICES));
+    let slices: BTreeMap<String, TensorSlice> = slices
+        .and_then(|slices| serde_json::from_str(slices).ok())
+        .ok_or_else(|| invalid("the metadata `slices` is missing or invalid"))?;
+    let mut tensors = vec![];
+    for (name, info) in header.tensors() {
+        let slice = slices.get(&name).copied();
+        let (start, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
+        match slice {
+            Some(slice)
+                if info.dtype == Dtype::F32
+                    && start <= end
+                    && slice.count.checked_mul(4) == Some(end - start)
+                    && end <= bytes - 8 - length =>
+            {
+                tensors.push((name, slice, 8 + length + start));
+            }
+            _ => {
+                let problem =
+                    format!("tensor `{name}` is not a slice in f32 that lies in the file");
+                return Err(invalid(&problem));
+            }
+        }
+    }
+    Ok(tensors)
+}

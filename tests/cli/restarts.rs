@@ -1,0 +1,88 @@
+//! Runs that a scheduler restarts whenever a process dies, as torchrun and Slurm do.
+#![cfg(target_os = "linux")]
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use narrows_test_support::plans::TestRng;
+
+use super::checkpoints::curve;
+use super::cluster::{Processes, signal, stderr, wait_all};
+use super::stdout;
+
+/// The mesh of the run, and how often it saves.
+const FLAGS: &str = "--tensor 2 --pipeline 1 --checkpoint-every 1 --collective-timeout 20";
+
+/// Ends processes that have not noticed within seconds that another died, as launchers do. They may wait for it to join.
+fn end_survivors(children: &mut [Child]) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    for child in children {
+        while child.try_wait().unwrap().is_none() {
+            if Instant::now() > deadline {
+                signal(child, "-KILL");
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Kills a random process of a run after a random time, and starts all again, until `time` is over. Then lets the run
+/// end, and compares its losses with those of an undisturbed one.
+fn kill_at_random(seed: u64, time: Duration, steps: u64) {
+    println!("seed {seed}");
+    let mut rng = TestRng::new(seed);
+    let processes = Processes::new(2);
+    let decay = format!("--decay-steps {steps}");
+    let flags = processes.flags(steps).replace("--decay-steps 12", &decay);
+    let flags = format!("{flags} {FLAGS} --resume=auto");
+    let (start, mut kills) = (Instant::now(), 0);
+    let mut children = processes.all(&flags);
+    loop {
+        let pause = Duration::from_millis(50 + rng.below(3000) as u64);
+        let is_over = start.elapsed() >= time;
+        let deadline = Instant::now() + pause;
+        while !is_over && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if !is_over {
+            // A process that has ended takes no signal.
+            let victim = &mut children[rng.below(2)];
+            if victim.try_wait().unwrap().is_none() {
+                signal(victim, ["-KILL", "-KILL", "-TERM"][rng.below(3)]);
+                kills += 1;
+            }
+        }
+        if !is_over {
+            end_survivors(&mut children);
+        }
+        let outputs = wait_all(children);
+        if outputs.iter().all(|output| output.status.success()) {
+            break;
+        }
+        // The survivor may have met the successor of its dead peer, and no other error.
+        for output in &outputs {
+            assert!(!stderr(output).contains("panicked"), "{}", stderr(output));
+            assert_ne!(output.status.code(), Some(2), "seed {seed}: {}", stderr(output));
+        }
+        children = processes.all(&flags);
+    }
+    println!("{kills} kills");
+    let undisturbed = Processes::new(1);
+    let flags = undisturbed.flags(steps).replace("--decay-steps 12", &decay);
+    stdout(&format!("{flags} --devices 2 {FLAGS}"));
+    let curves = [&processes, &undisturbed].map(|run| curve(&run.at("m.jsonl")));
+    assert!(curves[0] == curves[1], "seed {seed}: the losses differ");
+}
+
+#[test]
+fn losses_of_a_run_whose_processes_are_killed_equal_those_of_an_undisturbed_one() {
+    kill_at_random(11, Duration::from_secs(8), 40);
+}
+
+#[test]
+#[ignore = "second level: ten minutes"]
+fn losses_are_equal_after_ten_minutes_of_kills() {
+    let seed = std::process::id().into();
+    kill_at_random(seed, Duration::from_secs(600), 4000);
+}
