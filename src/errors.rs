@@ -1,13 +1,13 @@
 //! Failures of commands: what is wrong, where, why, and what to try.
 
-use std::fmt;
 use std::process::ExitCode;
+use std::{fmt, io};
 
 use narrows_plan::{Defect, Defects};
 use narrows_planner::{RequestDefect, RequestDefects, RequestField};
 use narrows_runtime::RunError;
-use narrows_runtime::checkpoint::CheckpointError;
-use narrows_runtime::data::DataError;
+use narrows_runtime::checkpoint::{CheckpointError, CheckpointFault};
+use narrows_runtime::data::{DataError, DataFault};
 use narrows_runtime::interchange::WeightsError;
 use narrows_runtime::train::TrainError;
 
@@ -20,17 +20,39 @@ pub enum ExitStatus {
     Failed,
     /// A flag or a file is invalid.
     BadInput,
+    /// The environment failed, as a full disk does: the same command may succeed later.
+    Environment,
     /// A signal stopped the run.
     Stopped,
 }
 
 impl ExitStatus {
-    /// The exit code, on which scripts rely. Shells report 130 for a program that Ctrl-C ended.
+    /// The exit code, on which scripts rely. Shells report 130 for a program that Ctrl-C ended; 75 is `EX_TEMPFAIL` of
+    /// `sysexits.h`, after which schedulers try again.
     pub fn code(self) -> u8 {
         match self {
             ExitStatus::Failed => 1,
             ExitStatus::BadInput => 2,
+            ExitStatus::Environment => 75,
             ExitStatus::Stopped => 130,
+        }
+    }
+
+    /// The status of a file that cannot be read or written: names and permissions are input, as is what this program
+    /// rejects itself (`Other`). All else, such as a full disk, a quota or a device error, is the environment.
+    pub fn of_io(error: &io::Error) -> ExitStatus {
+        match error.kind() {
+            io::ErrorKind::NotFound
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::IsADirectory
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::AlreadyExists
+            | io::ErrorKind::InvalidFilename
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::InvalidData
+            | io::ErrorKind::Unsupported
+            | io::ErrorKind::Other => ExitStatus::BadInput,
+            _ => ExitStatus::Environment,
         }
     }
 }
@@ -157,24 +179,36 @@ impl Failure {
         Failure { status: ExitStatus::BadInput, problems }
     }
 
-    /// Bad input: a token file that cannot be read or written.
+    /// A token file that is invalid, or cannot be read or written.
     pub fn token_file(error: DataError) -> Failure {
         let DataError { file, fault } = error;
-        Failure::input(Problem {
+        let status = match &fault {
+            DataFault::Io { source, .. } => ExitStatus::of_io(source),
+            DataFault::Truncated { .. } => ExitStatus::Environment,
+            _ => ExitStatus::BadInput,
+        };
+        let problem = Problem {
             field: fault.location().unwrap_or_default(),
             hints: fault.hint().into_iter().collect(),
             ..Problem::new(file.display().to_string(), fault.to_string())
-        })
+        };
+        Failure { status, problems: vec![problem] }
     }
 
-    /// Bad input: a checkpoint that cannot be read or written.
+    /// A checkpoint that is invalid, or cannot be read or written.
     pub fn checkpoint(error: CheckpointError) -> Failure {
         let CheckpointError { path, fault } = error;
-        Failure::input(Problem {
+        let status = match &fault {
+            CheckpointFault::Session(error) => return Failure::execution(error),
+            CheckpointFault::Io { source, .. } => ExitStatus::of_io(source),
+            _ => ExitStatus::BadInput,
+        };
+        let problem = Problem {
             field: fault.location().unwrap_or_default(),
             hints: fault.hint().into_iter().collect(),
             ..Problem::new(path.display().to_string(), fault.to_string())
-        })
+        };
+        Failure { status, problems: vec![problem] }
     }
 
     /// Bad input: a checkpoint that cannot be loaded. Damaged ones have a hint.

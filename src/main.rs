@@ -40,5 +40,6 @@ mod whatif;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
+    signals::catch_file_size_limit();
     commands::main(std::env::args_os())
 }

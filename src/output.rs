@@ -8,7 +8,7 @@ use std::path::Path;
 use narrows_plan::Plan;
 use narrows_runtime::AtomicFile;
 
-use crate::errors::{CommandResult, Failure, Problem, style};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem, style};
 
 /// Prints a text; styles are dropped where standard output is no terminal. A closed pipe is not an error.
 pub fn print(text: &str) -> CommandResult<()> {
@@ -80,7 +80,8 @@ pub fn check_writable(path: &Path) -> CommandResult<()> {
 
 /// A file or stream that cannot be written.
 pub fn write_failure(location: &str, error: &io::Error) -> Failure {
-    Failure::input(Problem::new(location, format!("cannot be written: {error}")))
+    let problem = Problem::new(location, format!("cannot be written: {error}"));
+    Failure { status: ExitStatus::of_io(error), problems: vec![problem] }
 }
 
 /// Writes an [`AtomicFile`], so that readers see the old content or the new one. Anything but a regular file (a pipe,

@@ -1,24 +1,62 @@
-//! Ctrl-C and SIGTERM.
+//! Signals: those that ask a command to stop, and those that must not end it.
 
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
+
+use signal_hook::consts::signal;
+use signal_hook::flag;
 
 use crate::errors::ExitStatus;
 use crate::output;
 
-/// A flag that the first signal sets, after which the command ends in order. A second signal ends the program. Where no
-/// handler can be installed, `warning` is printed.
+/// Signals that ask for an orderly end: Ctrl-C, a scheduler, and a closed terminal.
+#[cfg(unix)]
+const STOP_SIGNALS: [i32; 3] = [signal::SIGINT, signal::SIGTERM, signal::SIGHUP];
+#[cfg(not(unix))]
+const STOP_SIGNALS: [i32; 2] = [signal::SIGINT, signal::SIGTERM];
+
+/// A flag that the first signal sets, after which the command ends in order. A second signal ends the program. Signals
+/// that the program was started with as ignored stay ignored: `nohup` ignores that of a closed terminal, and shells
+/// without job control that of Ctrl-C for background jobs. Where no handler can be installed, `warning` is printed.
 pub fn stop_on_signals(warning: &str) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    let handler = move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            // Files that are being written have temporary names, so folders stay valid.
-            std::process::exit(ExitStatus::Stopped.code().into());
-        }
+    let status = ExitStatus::Stopped.code().into();
+    let register = |signal| -> io::Result<()> {
+        // Handlers run in this order. Files that are being written have temporary names, so folders stay valid.
+        flag::register_conditional_shutdown(signal, status, Arc::clone(&stop))?;
+        flag::register(signal, Arc::clone(&stop)).map(drop)
     };
-    if let Err(error) = ctrlc::set_handler(handler) {
+    let mut signals = STOP_SIGNALS.into_iter().filter(|signal| !is_ignored(*signal));
+    if let Err(error) = signals.try_for_each(register) {
         output::warn(&format!("{warning}: {error}"));
     }
     stop
+}
+
+/// Turns the signal of a file that exceeds the size limit of the process into an error of the write. Its default action
+/// ends the process without a message.
+pub fn catch_file_size_limit() {
+    #[cfg(unix)]
+    if let Err(error) = flag::register(signal::SIGXFSZ, Arc::default()) {
+        output::warn(&format!("a file beyond the size limit will end the program: {error}"));
+    }
+}
+
+/// Whether the parent of this process made it ignore a signal.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+fn is_ignored(signal: i32) -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: without a new action, the call only writes the present one, a plain struct for which zeros are valid.
+    let action = unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    action.sa_sigaction == libc::SIG_IGN
+}
+
+#[cfg(not(unix))]
+fn is_ignored(_signal: i32) -> bool {
+    false
 }

@@ -194,7 +194,7 @@ fn tokenizer(argument: Option<&OsString>) -> CommandResult<Tokenizer> {
 
 /// The problem of a stream in place of a token file.
 pub fn token_stream(flag: &str) -> Problem {
-    let message = "a token file is memory-mapped, which a stream cannot be";
+    let message = "a token file is read at any position, which a stream cannot be";
     Problem::new(flag, message).hint("the name of a file")
 }
 
@@ -208,7 +208,24 @@ pub fn output_is_input(flag: &str, input: &OsString) -> Problem {
 pub fn is_same_file(input: &OsString, output: &Path) -> bool {
     let input = if input::is_stdin(input) { Path::new("/dev/stdin") } else { Path::new(input) };
     match (fs::canonicalize(input), fs::canonicalize(output)) {
-        (Ok(input), Ok(output)) => input == output && output.is_file(),
+        (Ok(input), Ok(output)) => {
+            output.is_file() && (input == output || are_hard_links(&input, &output))
+        }
         _ => false,
+    }
+}
+
+/// Whether two existing files are hard links of one.
+fn are_hard_links(one: &Path, other: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let id = |path| fs::metadata(path).map(|file| (file.dev(), file.ino()));
+        matches!((id(one), id(other)), (Ok(one), Ok(other)) if one == other)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = (one, other);
+        false
     }
 }

@@ -57,7 +57,9 @@ pub use plot::PlotArgs;
 pub use recipe::{Recipe, flags_of_recipe};
 pub use recipe_file::schema as recipe_schema;
 pub use request::{RequestArgs, validate};
-pub use run::{ExecutionTarget, RunArgs, RunSettings, RunTask, TokenSource, TrainSettings};
+pub use run::{
+    BackendArg, ExecutionTarget, RunArgs, RunSettings, RunTask, TokenSource, TrainSettings,
+};
 pub use schema::{SchemaArgs, SchemaKind};
 pub use sensitivity::{SensitivityArgs, SensitivitySettings};
 pub use trace::TraceSettings;
@@ -132,7 +134,8 @@ pub enum Command {
     /// Without PLAN, the fastest plan is searched and run. By default that is cola-tiny on one device
     /// that uses all cores, in steps of 8 sequences of 128 tokens. This machine is measured for some
     /// seconds first, unless `calibrate` did so before. After Ctrl-C or SIGTERM the run finishes its
-    /// step, reports, and exits with code 130.
+    /// step, reports, and exits with code 130. Where a disk is full or a token file was truncated, it writes a
+    /// checkpoint, if there is a folder for them, and exits with code 75.
     #[command(
         mut_arg("hardware", |arg| arg.long_help(HARDWARE_OF_RUN)),
         mut_arg("global_batch", |arg| arg.help(GLOBAL_BATCH_OF_RUN)),

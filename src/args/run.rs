@@ -353,8 +353,8 @@ impl RunArgs {
         Err(Failure::input(Problem::new("--metrics", message).hint("the name of a file")))
     }
 
-    /// Rejects outputs that are also inputs or other outputs: truncating a memory-mapped token file would kill the
-    /// program.
+    /// Rejects outputs that are also inputs or other outputs: a truncated token file would end the
+    /// run.
     fn reject_overwritten_inputs(&self, recipe: &RecipeArgs) -> CommandResult<()> {
         let model = &self.request.model;
         let models = || model.model.iter().chain(&model.hardware);

@@ -203,7 +203,7 @@ fn bad_input_is_located_and_leaves_no_files() {
         ("data --inspect @a.txt", "a.txt: byte 0 (magic): \"call me\\n\" is not the magic number"),
         ("data --inspect @", "is not a regular file"),
         ("data --inspect @no", "no: cannot be read"),
-        ("data --inspect -", "--inspect: a token file is memory-mapped"),
+        ("data --inspect -", "--inspect: a token file is read at any position"),
     ] {
         let message = failure(&within(path, arguments), 2);
         assert!(message.contains(part), "{arguments}: {message}");

@@ -148,7 +148,7 @@ fn flags_without_evaluations_are_rejected() {
             "--keep-best: needs evaluations",
         ),
         (format!("--keep-best --eval-data {tokens}"), "--checkpoint-dir"),
-        ("--eval-data -".into(), "--eval-data: a token file is memory-mapped"),
+        ("--eval-data -".into(), "--eval-data: a token file is read at any position"),
         ("--eval-data nowhere.tokens".into(), "nowhere.tokens: cannot be read"),
         (format!("--eval-data {tokens} --metrics {tokens}"), "eval.tokens` is an input too"),
         (format!("--eval-data {tokens} --sequence-length 999"), "has 144 tokens, too few"),

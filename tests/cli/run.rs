@@ -186,7 +186,7 @@ fn contradictory_flags_are_rejected() {
         ("run --learning-rate 0".into(), "expected a number above 0"),
         ("run --clip-norm nan".into(), "expected a number above 0"),
         ("run --weight-decay=-1".into(), "expected a non-negative number"),
-        ("run --data -".into(), "--data: a token file is memory-mapped"),
+        ("run --data -".into(), "--data: a token file is read at any position"),
         ("run --data nowhere.tokens".into(), "nowhere.tokens: cannot be read"),
         ("run --data data/moby-dick.txt".into(), "is not the magic number of a token file"),
         (format!("run --data {tokens}"), "t.tokens: has 3 tokens, too few for one sequence"),

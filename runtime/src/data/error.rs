@@ -24,6 +24,12 @@ pub enum DataFault {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// The file has become shorter since it was opened.
+    #[error("has been truncated: it had {opened} bytes when it was opened")]
+    Truncated {
+        /// Bytes of the file when it was opened.
+        opened: u64,
+    },
     /// The path is a folder, a pipe or a device.
     #[error("is not a regular file")]
     NotRegularFile,
@@ -160,13 +166,14 @@ impl DataFault {
     /// Advice for the user.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            DataFault::NotRegularFile => "a regular file, which can be mapped into memory",
+            DataFault::NotRegularFile => "a regular file, which can be read at any position",
             DataFault::NotTokenFile { .. } => {
                 "`narrows data TEXT --output FILE` makes token files of texts"
             }
             DataFault::InvalidField { .. } | DataFault::ChecksumMismatch { .. } => {
                 "the file is damaged or of another program: make it again, or copy it again"
             }
+            DataFault::Truncated { .. } => "copy the file again, or make it again, and resume",
             DataFault::LengthMismatch { expected, actual } if actual < expected => {
                 "the file is truncated: copy it again, or make it again"
             }

@@ -1,6 +1,6 @@
 //! Token files, and the sequences that training steps read from them.
 //!
-//! - [`TokenFile`]: a memory-mapped file of token ids, in the Narrows format (`header.rs` has its
+//! - [`TokenFile`]: a file of token ids, in the Narrows format (`header.rs` has its
 //!   layout) or in one of the two formats of llm.c (`llm_c.rs`).
 //! - [`TokenWriter`]: writes a file in the Narrows format atomically.
 //! - [`Sampler`]: the tokens of sequence g of a run. They depend on the file, the sequence length and a
@@ -14,6 +14,7 @@ mod header;
 mod llm_c;
 mod permutation;
 mod sampler;
+mod token_bytes;
 mod token_file;
 mod token_writer;
 

@@ -92,22 +92,30 @@ pub struct Sampler {
     file: Arc<TokenFile>,
     config: SamplerConfig,
     windows: u64,
+    /// SHA-256 of the tokens, in hexadecimal digits.
+    tokens_sha256: String,
 }
 
 impl Sampler {
     /// A sampler of a file.
     ///
     /// # Errors
-    /// When the file is shorter than one sequence, or has a larger vocabulary than the model.
+    /// When the file cannot be read, is shorter than one sequence, or has a larger vocabulary than the model.
     pub fn new(file: Arc<TokenFile>, config: SamplerConfig) -> Result<Sampler, DataError> {
         let windows =
             window_count(&file, config).map_err(|fault| DataError::new(file.path(), fault))?;
-        Ok(Sampler { file, config, windows })
+        let tokens_sha256 = hex::encode(file.fingerprint()?);
+        Ok(Sampler { file, config, windows, tokens_sha256 })
     }
 
     /// The file.
     pub fn file(&self) -> &TokenFile {
         &self.file
+    }
+
+    /// SHA-256 of the tokens, in hexadecimal digits.
+    pub fn tokens_sha256(&self) -> &str {
+        &self.tokens_sha256
     }
 
     /// Tokens of a sequence.
@@ -135,7 +143,7 @@ impl Sampler {
     /// each the token that follows, or [`IGNORED_TARGET`]. Allocates nothing.
     ///
     /// # Errors
-    /// When a token is not below the model's vocabulary.
+    /// When the file cannot be read, or a token is not below the model's vocabulary.
     ///
     /// # Panics
     /// When the buffers do not hold the same whole number of sequences.
@@ -200,7 +208,7 @@ impl Sampler {
             next_sequence,
             seed: self.config.seed,
             sequence_length: self.config.sequence_length,
-            tokens_sha256: hex::encode(self.file.fingerprint()),
+            tokens_sha256: self.tokens_sha256.clone(),
             targets: self.config.targets,
         }
     }

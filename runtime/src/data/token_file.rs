@@ -1,21 +1,20 @@
-//! Reading token files: mapped into memory, checked when opened, copied out as `u32`.
+//! Reading token files: checked when opened, copied out as `u32`.
 
-use std::fs::File;
-use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-
-use memmap2::Mmap;
 
 use super::error::{DataError, DataFault};
-use super::header::{TokenFileHeader, TokenFileLayout, TokenWidth};
+use super::header::{LLM_C_HEADER_BYTES, TokenFileHeader, TokenFileLayout, TokenWidth};
 use super::llm_c;
+use super::token_bytes::TokenBytes;
 use super::token_writer::TokenFileInfo;
 use crate::digest::{Sha256Digest, sha256};
 
 /// Tokens that a validation reads at once.
 const VALIDATION_CHUNK: usize = 16 << 10;
+
+/// Bytes that are converted to tokens at once.
+const READ_BYTES: usize = 8 << 10;
 
 /// An open token file.
 #[derive(Debug)]
@@ -23,15 +22,8 @@ pub struct TokenFile {
     path: PathBuf,
     header: TokenFileHeader,
     /// Byte range of the tokens.
-    payload: Range<usize>,
-    bytes: FileBytes,
-    fingerprint: OnceLock<Sha256Digest>,
-}
-
-#[derive(Debug)]
-enum FileBytes {
-    Mapped(Mmap),
-    Owned(Vec<u8>),
+    payload: Range<u64>,
+    bytes: TokenBytes,
 }
 
 impl TokenFile {
@@ -41,7 +33,7 @@ impl TokenFile {
     /// # Errors
     /// The first problem.
     pub fn open(path: &Path) -> Result<TokenFile, DataError> {
-        let bytes = map_file(path).map_err(|fault| DataError::new(path, fault))?;
+        let bytes = TokenBytes::open(path).map_err(|fault| DataError::new(path, fault))?;
         TokenFile::new(path, bytes)
     }
 
@@ -50,7 +42,7 @@ impl TokenFile {
     /// # Errors
     /// As for [`TokenFile::open`].
     pub fn from_bytes(name: &Path, bytes: Vec<u8>) -> Result<TokenFile, DataError> {
-        TokenFile::new(name, FileBytes::Owned(bytes))
+        TokenFile::new(name, TokenBytes::of_memory(bytes))
     }
 
     /// A text as a token file in memory, with every byte as a token.
@@ -72,11 +64,10 @@ impl TokenFile {
         TokenFile::from_bytes(name, [&header.encode()[..], &tokens].concat())
     }
 
-    fn new(path: &Path, bytes: FileBytes) -> Result<TokenFile, DataError> {
+    fn new(path: &Path, bytes: TokenBytes) -> Result<TokenFile, DataError> {
         let (header, payload) =
-            decode_header(bytes.as_slice()).map_err(|fault| DataError::new(path, fault))?;
-        let (path, fingerprint) = (path.to_path_buf(), OnceLock::new());
-        Ok(TokenFile { path, header, payload, bytes, fingerprint })
+            decode_header(&bytes).map_err(|fault| DataError::new(path, fault))?;
+        Ok(TokenFile { path: path.to_path_buf(), header, payload, bytes })
     }
 
     /// Path of the file.
@@ -120,18 +111,23 @@ impl TokenFile {
         if first.checked_add(length).is_none_or(|end| end > tokens) {
             return Err(DataFault::OutOfRange { first, length, tokens });
         }
-        let width = self.header.width.bytes() as usize;
-        let start = first as usize * width;
-        let bytes = &self.payload()[start..start + target.len() * width];
-        match self.header.width {
-            TokenWidth::U16 => {
-                for (token, bytes) in target.iter_mut().zip(bytes.as_chunks().0) {
-                    *token = u16::from_le_bytes(*bytes).into();
+        let width = self.header.width.bytes();
+        let mut buffer = [0; READ_BYTES];
+        let mut offset = self.payload.start + first * width;
+        for chunk in target.chunks_mut(READ_BYTES / width as usize) {
+            let bytes = &mut buffer[..chunk.len() * width as usize];
+            self.bytes.read(offset, bytes)?;
+            offset += bytes.len() as u64;
+            match self.header.width {
+                TokenWidth::U16 => {
+                    for (token, bytes) in chunk.iter_mut().zip(bytes.as_chunks().0) {
+                        *token = u16::from_le_bytes(*bytes).into();
+                    }
                 }
-            }
-            TokenWidth::U32 => {
-                for (token, bytes) in target.iter_mut().zip(bytes.as_chunks().0) {
-                    *token = u32::from_le_bytes(*bytes);
+                TokenWidth::U32 => {
+                    for (token, bytes) in chunk.iter_mut().zip(bytes.as_chunks().0) {
+                        *token = u32::from_le_bytes(*bytes);
+                    }
                 }
             }
         }
@@ -164,10 +160,10 @@ impl TokenFile {
     /// Checks all bytes of the tokens against the checksum. A file without one passes.
     ///
     /// # Errors
-    /// [`DataFault::ChecksumMismatch`].
+    /// [`DataFault::ChecksumMismatch`], or a file that cannot be read.
     pub fn verify_checksum(&self) -> Result<(), DataError> {
         let Some(expected) = self.header.checksum else { return Ok(()) };
-        let actual = sha256(self.payload());
+        let actual = self.payload_sha256()?;
         if actual == expected {
             return Ok(());
         }
@@ -176,59 +172,33 @@ impl TokenFile {
         Err(DataError::new(&self.path, DataFault::ChecksumMismatch { offset, expected, actual }))
     }
 
-    /// SHA-256 of the tokens' bytes: the checksum of the header, or computed once for files without.
-    pub fn fingerprint(&self) -> Sha256Digest {
-        *self
-            .fingerprint
-            .get_or_init(|| self.header.checksum.unwrap_or_else(|| sha256(self.payload())))
+    /// SHA-256 of the tokens' bytes: the checksum of the header. For files without one, all tokens are read.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn fingerprint(&self) -> Result<Sha256Digest, DataError> {
+        self.header.checksum.map_or_else(|| self.payload_sha256(), Ok)
     }
 
-    fn payload(&self) -> &[u8] {
-        &self.bytes.as_slice()[self.payload.clone()]
-    }
-}
-
-impl FileBytes {
-    fn as_slice(&self) -> &[u8] {
-        match self {
-            FileBytes::Mapped(map) => map,
-            FileBytes::Owned(bytes) => bytes,
-        }
+    fn payload_sha256(&self) -> Result<Sha256Digest, DataError> {
+        let digest = self.bytes.sha256(self.payload.clone());
+        digest.map_err(|fault| DataError::new(&self.path, fault))
     }
 }
 
 /// Decodes the header of either format, and checks the length of the file.
-fn decode_header(bytes: &[u8]) -> Result<(TokenFileHeader, Range<usize>), DataFault> {
-    let header = match llm_c::decode(bytes)? {
+fn decode_header(bytes: &TokenBytes) -> Result<(TokenFileHeader, Range<u64>), DataFault> {
+    let actual = bytes.length();
+    let mut head = vec![0; actual.min(LLM_C_HEADER_BYTES) as usize];
+    bytes.read(0, &mut head)?;
+    let header = match llm_c::decode(&head)? {
         Some(header) => header,
-        None => TokenFileHeader::decode(bytes)?,
+        None => TokenFileHeader::decode(&head)?,
     };
-    let actual = bytes.len() as u64;
     let expected = header.file_bytes().unwrap_or(u64::MAX);
     if expected != actual {
         return Err(DataFault::LengthMismatch { expected, actual });
     }
-    let start = header.payload_offset() as usize;
-    Ok((header, start..bytes.len()))
-}
-
-fn map_file(path: &Path) -> Result<FileBytes, DataFault> {
-    let unreadable = |source: io::Error| DataFault::Io { action: "read", source };
-    // Checked before opening, because opening a pipe waits for a writer.
-    let metadata = std::fs::metadata(path).map_err(unreadable)?;
-    if !metadata.is_file() {
-        return Err(DataFault::NotRegularFile);
-    }
-    let file = File::open(path).map_err(unreadable)?;
-    map(&file).map(FileBytes::Mapped).map_err(|source| DataFault::Io { action: "mapped", source })
-}
-
-#[allow(unsafe_code)]
-fn map(file: &File) -> io::Result<Mmap> {
-    // SAFETY: the map is private to this process and never written to. Another process may still
-    // change or truncate the file. Writers of this project never do: they rename a new file into its
-    // place, and this map keeps the old one. For other writers, no value is trusted that could cause
-    // harm: the header is copied out before it is checked, and ids are checked after they are copied.
-    // Truncating a mapped file ends the process, as in every program that maps files.
-    unsafe { Mmap::map(file) }
+    let start = header.payload_offset();
+    Ok((header, start..actual))
 }

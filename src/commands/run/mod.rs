@@ -12,16 +12,18 @@ use narrows_cost_model::{Prices, Profile};
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_planner::{Prediction, Request};
+use narrows_runtime::checkpoint::FolderLock;
 use narrows_runtime::count_step;
 
 use super::calibrate::profile_of_this_machine;
 use super::cost::price;
 use super::search::search;
 use crate::args::{
-    Detail, ExecutionTarget, OutputFormat, OutputSettings, PlanFile, PlanSelection, RunArgs,
-    RunSettings, RunTask, TrainSettings,
+    BackendArg, Detail, ExecutionTarget, OutputFormat, OutputSettings, PlanFile, PlanSelection,
+    RunArgs, RunSettings, RunTask, TrainSettings,
 };
 use crate::calibrate::{cache, gpu, machine};
+use crate::cluster::report_failure;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::host::cores;
 use crate::output;
@@ -50,9 +52,27 @@ enum TextOutput {
 }
 
 /// Searches for a plan unless a plan file is given, and runs the plan.
+///
+/// # Errors
+/// Of several processes, one that fails before all have joined tells the others, which would wait for it otherwise.
 pub fn run(args: &RunArgs) -> CommandResult<()> {
-    let RunSettings { selection, hardware_is_explicit, task, output } = args.resolve()?;
-    let _lock = match &task {
+    let before_joining = |failure| match args.launch.resolve() {
+        Ok(Some(process)) if args.backend != BackendArg::Null => report_failure(&process, failure),
+        _ => failure,
+    };
+    let settings = args.resolve().map_err(before_joining)?;
+    let (task, output, planned, lock) = prepare(settings).map_err(before_joining)?;
+    match task {
+        RunTask::Count => count(&planned, &output),
+        RunTask::Train(training) => train::train(planned, &training, &output, lock.as_ref()),
+    }
+}
+
+/// Plans a run, and locks its folder of checkpoints.
+fn prepare(
+    RunSettings { selection, hardware_is_explicit, task, output }: RunSettings,
+) -> CommandResult<(RunTask, OutputSettings, PlannedRun, Option<FolderLock>)> {
+    let lock = match &task {
         RunTask::Train(training) if training.is_rank_0() => {
             checkpoints::lock_folder(training.checkpoints.as_ref())?
         }
@@ -70,10 +90,10 @@ pub fn run(args: &RunArgs) -> CommandResult<()> {
     if let Some(file) = output.plan_file.as_ref().filter(|_| task.is_rank_0()) {
         output::write_plan(file, &planned.plan)?;
     }
-    match task {
-        RunTask::Count => count(&planned, &output),
-        RunTask::Train(training) => train::train(planned, &training, &output),
+    if let RunTask::Train(training) = &task {
+        processes::require_one_per_device(&planned, training)?;
     }
+    Ok((task, output, planned, lock))
 }
 
 /// Replaces the profile of a request by the measured profile of this machine, if all processes would use the same one.

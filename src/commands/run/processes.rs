@@ -11,8 +11,20 @@ use super::PlannedRun;
 use crate::args::{
     CheckpointSettings, ExecutionTarget, RunOrigin, TokenSource, TrainSettings, ValidationSettings,
 };
-use crate::cluster::{self, cluster_failure, with_label};
+use crate::cluster::{self, cluster_failure};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+
+/// Checks that a run of several processes has one for each device of its plan.
+pub fn require_one_per_device(planned: &PlannedRun, training: &TrainSettings) -> CommandResult<()> {
+    let Some(process) = &training.process else { return Ok(()) };
+    let (devices, processes) = (planned.plan.mesh.devices(), process.launch.world_size);
+    if devices == processes {
+        return Ok(());
+    }
+    let mut failure = Failure::execution(&RunError::ProcessCountMismatch { devices, processes });
+    failure.status = ExitStatus::BadInput;
+    Err(failure)
+}
 
 /// Joins the process group of the run, if there are other processes.
 pub fn join(
@@ -20,13 +32,6 @@ pub fn join(
     training: &TrainSettings,
 ) -> CommandResult<Option<Arc<TcpProcessGroup>>> {
     let Some(process) = &training.process else { return Ok(None) };
-    let (devices, processes) = (planned.plan.mesh.devices(), process.launch.world_size);
-    if devices != processes {
-        let mut failure =
-            Failure::execution(&RunError::ProcessCountMismatch { devices, processes });
-        failure.status = ExitStatus::BadInput;
-        return Err(with_label(failure, &process.label()));
-    }
     let neighbours = Session::peers(planned.program.program(), process.launch.rank);
     Ok(Some(cluster::join(process, facts(planned, training), &neighbours)?))
 }
@@ -72,6 +77,7 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
             let origin = match origin {
                 RunOrigin::FirstStep => "the first step",
                 RunOrigin::LastCheckpoint => "the last checkpoint",
+                RunOrigin::NewestUndamaged => "the newest undamaged checkpoint",
             };
             let best = if *keep_best { " and the best" } else { "" };
             format!("every {every} steps{best} in {}, starting at {origin}", dir.display())

@@ -13,6 +13,7 @@ use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
 use narrows_planner::Prediction;
+use narrows_runtime::checkpoint::FolderLock;
 use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::interchange::import_weights;
 use narrows_runtime::process_group::ProcessGroup;
@@ -51,9 +52,10 @@ pub fn train(
     planned: PlannedRun,
     training: &TrainSettings,
     output: &OutputSettings,
+    lock: Option<&FolderLock>,
 ) -> CommandResult<()> {
     let group = processes::join(&planned, training)?;
-    let outcome = train_in_group(group.clone(), planned, training, output);
+    let outcome = train_in_group(group.clone(), planned, training, output, lock);
     match (group, &training.process) {
         (Some(group), Some(process)) => leave(&group, outcome, &process.label()),
         _ => outcome,
@@ -65,6 +67,7 @@ fn train_in_group(
     planned: PlannedRun,
     training: &TrainSettings,
     output: &OutputSettings,
+    lock: Option<&FolderLock>,
 ) -> CommandResult<()> {
     let PlannedRun { model, plan, program, prediction, prices } = planned;
     let threads = threads_per_device(&plan, training);
@@ -84,7 +87,7 @@ fn train_in_group(
     }
     let mut trainer = Trainer::new(session, sampler, training.recipe.optimizer)?;
     let mut keeper =
-        CheckpointKeeper::new(training.checkpoints.as_ref(), &model, training.recipe.seed);
+        CheckpointKeeper::new(training.checkpoints.as_ref(), lock, &model, training.recipe.seed);
     keeper.resume(&mut trainer, training.recipe.steps)?;
     if keeper.resumed().is_none() {
         load_initial_weights(&mut trainer, &model, training)?;
@@ -112,6 +115,8 @@ fn train_in_group(
     let line_every = (training.recipe.steps / PROGRESS_LINES).max(1);
     let mut history = RunHistory::default();
     let mut collapse = CollapseWatch::new(model.vocab, recipe.optimizer.warm_up_steps);
+    // Of this process. The run then stops in order, with a checkpoint, so that no step is lost.
+    let mut write_failure: Option<Failure> = None;
     let after_step = |trainer: &mut Trainer, trained: &TrainedStep| {
         if let Some(tracer) = &mut tracer {
             tracer.record(trainer, trained);
@@ -120,45 +125,66 @@ fn train_in_group(
             Some(validation) => validation.evaluate_if_due(trainer, recipe.steps),
             None => Ok(None),
         };
-        if let Some(metrics) = &mut metrics {
+        let written = metrics.as_mut().map_or(Ok(()), |metrics| {
             let evaluation = verdict.as_ref().ok().and_then(Option::as_ref);
             let evaluation = evaluation.map(|verdict| &verdict.evaluation);
             let record = MetricsRecord::new(trained, Some(&predicted));
-            metrics.write(&record.with_evaluation(evaluation))?;
+            metrics.write(&record.with_evaluation(evaluation))
+        });
+        if written.is_ok() {
+            history.push(trained);
         }
-        history.push(trained);
         let collapsed = collapse.push(trained.step, trained.loss, trained.gradient_norm);
         if let Some(collapse) = collapsed.filter(|_| training.is_rank_0()) {
             progress.suspend(|| output::warn(&format!("step {}: {collapse}", trained.step)));
         }
         progress.set_message(format!("loss {:.4}", trained.loss));
         progress.inc(1);
+        let mut lines = String::new();
         if trained.step == first_step + 1 || trained.step.is_multiple_of(line_every) {
-            let line = progress_line(trained, training.recipe.steps);
-            progress.suspend(|| text.print(&line))?;
+            lines += &progress_line(trained, training.recipe.steps);
         }
-        let verdict = verdict?;
+        let verdict = verdict.map_err(LoopError::Ended)?;
         if let Some(verdict) = &verdict {
-            progress.suspend(|| text.print(&verdict.line(trained.step)))?;
-            if verdict.is_best {
-                keeper.save_best(trainer)?;
-            }
+            lines += &verdict.line(trained.step);
+        }
+        let printed = match lines.is_empty() {
+            true => Ok(()),
+            false => progress.suspend(|| text.print(&lines)),
+        };
+        write_failure = written.and(printed).err();
+        if verdict.as_ref().is_some_and(|verdict| verdict.is_best) {
+            keeper.save_best(trainer).map_err(LoopError::Ended)?;
         }
         // Processes write checkpoints together, so they first agree whether to continue.
-        let stop =
-            trainer.session().any_rank(stop.load(Ordering::Relaxed)).map_err(TrainError::from)?;
-        if stop {
+        let stop = stop.load(Ordering::Relaxed) || write_failure.is_some();
+        if trainer.session().any_rank(stop).map_err(TrainError::from)? {
             return Ok(TrainControl::Stop);
         }
         let control = verdict.map_or(TrainControl::Continue, |verdict| verdict.control);
         if control == TrainControl::Continue {
-            keeper.save_if_due(trainer, recipe.steps)?;
+            keeper.save_if_due(trainer, recipe.steps).map_err(LoopError::Ended)?;
         }
-        Ok::<_, Failure>(control)
+        Ok::<_, LoopError>(control)
     };
     let result = trainer.train(training.recipe.steps, after_step);
     progress.finish_and_clear();
-    let result = result.and_then(|end| keeper.save(&trainer).map(|()| end));
+    let result = match result {
+        Ok(end) => keeper.save(&trainer).and_then(|()| write_failure.map_or(Ok(end), Err)),
+        Err(LoopError::Step(error)) => {
+            // Tokens are read before a step, so the state is that of the last one. Other processes are already in the
+            // step, and cannot take part in a checkpoint.
+            let is_whole = matches!(error, TrainError::Data(_)) && group.is_none();
+            let saved = match is_whole && trainer.session().steps() > first_step {
+                true => keeper.save(&trainer),
+                false => Ok(()),
+            };
+            let mut failure = Failure::from(error);
+            failure.problems.extend(saved.err().into_iter().flat_map(|failed| failed.problems));
+            Err(failure)
+        }
+        Err(LoopError::Ended(failure)) => Err(failure),
+    };
     let end = match result {
         Ok(end) => end,
         Err(failure) => {
@@ -187,6 +213,20 @@ fn train_in_group(
     match end {
         TrainEnd::Completed | TrainEnd::StoppedEarly => Ok(()),
         TrainEnd::Stopped => Err(stopped(&trainer, &keeper, training)),
+    }
+}
+
+/// Error that ends the loop of steps.
+enum LoopError {
+    /// A step failed.
+    Step(TrainError),
+    /// A checkpoint or an evaluation failed.
+    Ended(Failure),
+}
+
+impl From<TrainError> for LoopError {
+    fn from(error: TrainError) -> LoopError {
+        LoopError::Step(error)
     }
 }
 
@@ -300,9 +340,10 @@ fn stopped(trainer: &Trainer, keeper: &CheckpointKeeper, training: &TrainSetting
 
 /// Checks that the machine has the memory for a run. The system would kill a larger run without a message.
 fn require_memory(model: &Model, program: &Program, training: &TrainSettings) -> CommandResult<()> {
-    let gathered_tensors = match training.checkpoints {
-        Some(_) => GatheredTensors::WeightsAndMoments,
-        None => GatheredTensors::Weights,
+    // Of several processes, each saves what it holds.
+    let gathered_tensors = match (&training.checkpoints, &training.process) {
+        (Some(_), None) => GatheredTensors::WeightsAndMoments,
+        _ => GatheredTensors::Weights,
     };
     let needed = match &training.process {
         None => memory_lower_bound(model, program, gathered_tensors),

@@ -66,7 +66,7 @@ impl<'a> Validation<'a> {
 
     /// SHA-256 of the tokens, in hexadecimal digits.
     pub fn tokens_sha256(&self) -> String {
-        hex::encode(self.evaluator.sampler().file().fingerprint())
+        self.evaluator.sampler().tokens_sha256().to_owned()
     }
 
     /// The last evaluation.

@@ -1,0 +1,205 @@
+//! Faults of the environment: full disks, size limits, truncated inputs, folders that vanish. A run saves its state, says
+//! what happened, and ends with a code after which schedulers try again.
+#![cfg(target_os = "linux")]
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+use super::cluster::{Processes, signal, stderr, wait_all, wait_for_steps};
+use super::run::{SMALL, lines};
+use super::{failure, narrows, stdout};
+
+/// The exit code of faults of the environment.
+const ENVIRONMENT: i32 = 75;
+
+/// A run in a folder, with metrics there.
+struct Run {
+    folder: TempDir,
+}
+
+impl Run {
+    fn new() -> Run {
+        Run { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Flags of a run without metrics, with checkpoints in this folder.
+    fn flags(&self, steps: u64) -> String {
+        format!("{SMALL} --steps {steps} --checkpoint-dir {}", self.at("kept").display())
+    }
+
+    fn metrics(&self) -> String {
+        format!("--metrics {}", self.at("m.jsonl").display())
+    }
+
+    /// Starts `narrows` from a shell, after `prologue`.
+    fn start(&self, prologue: &str, arguments: &str) -> Child {
+        let program = assert_cmd::cargo::cargo_bin!("narrows").display();
+        Command::new("sh")
+            .args(["-c", &format!("{prologue} exec {program} {arguments}")])
+            .env("XDG_CACHE_HOME", crate::CACHE)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// The steps of the checkpoints.
+    fn checkpoints(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.at("kept")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("step-")).collect()
+    }
+
+    /// Makes a token file of a few hundred tokens.
+    fn tokens(&self) -> PathBuf {
+        let (text, tokens) = (self.at("text.txt"), self.at("tokens.bin"));
+        fs::write(&text, "a short text ".repeat(50)).unwrap();
+        stdout(&format!("data {} --output {}", text.display(), tokens.display()));
+        tokens
+    }
+}
+
+fn assert_ends(child: Child, code: i32, parts: &[&str]) -> Output {
+    let output = child.wait_with_output().unwrap();
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{message}");
+    for part in parts {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    output
+}
+
+#[test]
+fn signals_that_were_ignored_at_the_start_stay_ignored() {
+    let run = Run::new();
+    let flags = format!("{} {}", run.flags(1_000_000), run.metrics());
+    let child = run.start("trap '' HUP INT;", &flags);
+    wait_for_steps(&run.at("m.jsonl"), 1);
+    for name in ["-HUP", "-INT", "-INT"] {
+        signal(&child, name);
+    }
+    let steps = lines_of(&run.at("m.jsonl"));
+    wait_for_steps(&run.at("m.jsonl"), steps + 3);
+    signal(&child, "-TERM");
+    assert_ends(child, 130, &["stopped after step"]);
+    // A signal that was not ignored stops the run in order.
+    let other = Run::new();
+    let child = other.start("", &format!("{} {}", other.flags(1_000_000), other.metrics()));
+    wait_for_steps(&other.at("m.jsonl"), 1);
+    signal(&child, "-HUP");
+    assert_ends(child, 130, &["stopped after step", "the same command with --resume"]);
+}
+
+fn lines_of(path: &Path) -> usize {
+    fs::read_to_string(path).unwrap().matches('\n').count()
+}
+
+#[test]
+fn steps_are_saved_when_metrics_or_reports_cannot_be_written() {
+    for (redirection, metrics, place) in
+        [("", "--metrics /dev/full", "/dev/full"), (">/dev/full", "--metrics -", "-")]
+    {
+        let run = Run::new();
+        let child = run.start("", &format!("{} {metrics} {redirection}", run.flags(1_000_000)));
+        let written = format!("error: {place}: cannot be written: No space left on device");
+        assert_ends(child, ENVIRONMENT, &[&written, "the checkpoint of step 1 is "]);
+        assert_eq!(run.checkpoints(), ["step-00000001"]);
+        let resumed = format!("{} {} --resume", run.flags(2), run.metrics());
+        assert!(stdout(&resumed).contains("after step 1"), "{metrics}");
+    }
+}
+
+#[test]
+fn all_processes_save_a_step_whose_metrics_cannot_be_written() {
+    let processes = Processes::new(2);
+    let metrics = processes.at("m.jsonl").display().to_string();
+    let flags = processes.flags(1_000_000).replace(&metrics, "/dev/full");
+    let outputs = wait_all(processes.all(&flags));
+    let (first, second) = (stderr(&outputs[0]), stderr(&outputs[1]));
+    assert_eq!(outputs[0].status.code(), Some(ENVIRONMENT), "{first}");
+    assert!(first.contains("the checkpoint of step 1 is "), "{first}");
+    assert!(second.contains("process 0 aborted the run: cannot be written: No space"), "{second}");
+    assert!(processes.at("kept/step-00000001/manifest.json").exists());
+}
+
+#[test]
+fn files_beyond_the_size_limit_are_errors() {
+    let run = Run::new();
+    // In blocks of 512 bytes.
+    let child = run.start("ulimit -f 8;", &format!("{SMALL} --steps 1000000 {}", run.metrics()));
+    let written = "m.jsonl: cannot be written: File too large";
+    assert_ends(child, ENVIRONMENT, &[written, "the metrics of the "]);
+    assert!(fs::metadata(run.at("m.jsonl")).unwrap().len() <= 4096);
+    let child = run.start("ulimit -f 8;", &run.flags(2));
+    assert_ends(child, ENVIRONMENT, &["model.safetensors: cannot be written: File too large"]);
+    assert!(run.checkpoints().is_empty(), "an unfinished checkpoint remains");
+    let plan = run.at("plan.json");
+    let request = format!("plan --model cola-7b --devices 4 --output {}", plan.display());
+    let child = run.start("ulimit -f 1;", &request);
+    assert_ends(child, ENVIRONMENT, &["plan.json: cannot be written: File too large"]);
+    assert!(!plan.exists());
+}
+
+#[test]
+fn a_truncated_token_file_ends_a_run_with_a_checkpoint() {
+    let run = Run::new();
+    let tokens = run.tokens();
+    let whole = fs::read(&tokens).unwrap();
+    let flags =
+        |steps| format!("{} --data {} {}", run.flags(steps), tokens.display(), run.metrics());
+    let child = run.start("", &flags(1_000_000));
+    wait_for_steps(&run.at("m.jsonl"), 2);
+    File::options().write(true).open(&tokens).unwrap().set_len(257).unwrap();
+    let parts = ["tokens.bin: has been truncated: it had ", "the same command with --resume"];
+    assert_ends(child, ENVIRONMENT, &parts);
+    let last_step = lines(&run.at("m.jsonl")).len() as u64;
+    assert_eq!(run.checkpoints(), [format!("step-{last_step:08}")]);
+    fs::write(&tokens, whole).unwrap();
+    stdout(&format!("{} --resume", flags(last_step + 1)));
+}
+
+#[test]
+fn outputs_that_are_hard_links_of_inputs_are_rejected() {
+    let run = Run::new();
+    let (tokens, link) = (run.tokens(), run.at("link"));
+    let before = fs::read(&tokens).unwrap();
+    fs::hard_link(&tokens, &link).unwrap();
+    let flags = format!("{} --data {}", run.flags(1), tokens.display());
+    for flag in ["--metrics", "--trace", "--output"] {
+        let message = failure(&format!("{flags} {flag} {}", link.display()), 2);
+        assert!(message.contains("is an input too"), "{flag}: {message}");
+    }
+    assert_eq!(fs::read(&tokens).unwrap(), before);
+}
+
+#[test]
+fn a_run_stops_before_it_writes_into_a_folder_that_it_has_not_locked() {
+    for lose in [
+        |run: &Run| fs::remove_file(run.at("kept/.narrows-lock")).unwrap(),
+        |run: &Run| fs::rename(run.at("kept"), run.at("moved")).unwrap(),
+        // Another run has taken the place.
+        |run: &Run| {
+            fs::rename(run.at("kept"), run.at("moved")).unwrap();
+            narrows(&run.flags(1)).assert().success();
+        },
+    ] {
+        let run = Run::new();
+        let flags = format!("{} {} --checkpoint-every 20", run.flags(1_000_000), run.metrics());
+        let child = run.start("", &flags);
+        wait_for_steps(&run.at("m.jsonl"), 1);
+        lose(&run);
+        assert_ends(child, 2, &["kept: is no longer the folder that this run has locked"]);
+        // The other run's checkpoint is the only one in the new folder.
+        if run.at("moved").exists() && run.at("kept").exists() {
+            assert_eq!(run.checkpoints(), ["step-00000001"]);
+        }
+    }
+}
