@@ -346,3 +346,46 @@ fn read_header(path: &Path) -> Result<Vec<(String, TensorSlice, u64)>, Checkpoin
     }
     Ok(tensors)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A shard of one tensor of two elements.
+    fn shard() -> Vec<u8> {
+        let slices = r#"{\"a\":{\"first\":0,\"run\":2,\"stride\":2,\"from\":0,\"count\":2}}"#;
+        let tensor = r#""a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#;
+        let header = format!(r#"{{"__metadata__":{{"slices":"{slices}"}},{tensor}}}"#);
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat()
+    }
+
+    #[test]
+    fn damaged_headers_never_panic() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model-00001-of-00001.safetensors");
+        std::fs::write(&path, shard()).unwrap();
+        assert_eq!(read_header(&path).unwrap().len(), 1);
+        arbtest::arbtest(|draw| {
+            let mut bytes = shard();
+            for _ in 0..draw.int_in_range(1..=4)? {
+                let at = draw.int_in_range(0..=bytes.len() - 1)?;
+                bytes[at] = draw.arbitrary()?;
+            }
+            bytes.truncate(draw.int_in_range(0..=bytes.len())?);
+            std::fs::write(&path, &bytes).unwrap();
+            let _ = read_header(&path);
+            Ok(())
+        })
+        .budget_ms(500);
+    }
+
+    #[test]
+    fn names_of_shards_are_no_paths() {
+        assert!(is_shard("model-00001-of-00004.safetensors"));
+        for other in
+            ["model-/../x-of-1.safetensors", "model.safetensors", "model-1-of-2-of-3.safetensors"]
+        {
+            assert!(!is_shard(other), "{other}");
+        }
+    }
+}

@@ -61,6 +61,9 @@ struct SliceCopy {
 /// A run of a parameter's elements, and its place in a buffer.
 type BufferRun = (Range<u64>, Range<usize>);
 
+/// A run of a shard's elements, and the part of it that a device saves.
+type ShardRun = (Range<u64>, Option<BufferRun>);
+
 impl TensorSlice {
     /// Whether the slice lies in a tensor of so many elements.
     pub fn fits(&self, elements: u64) -> bool {
@@ -232,7 +235,7 @@ fn slices_of_buffer(
         }
         false => window,
     };
-    let mut members: BTreeMap<ParameterId, Vec<(Range<u64>, Option<BufferRun>)>> = BTreeMap::new();
+    let mut members: BTreeMap<ParameterId, Vec<ShardRun>> = BTreeMap::new();
     shards.for_each_run(|id, elements, offset| {
         let part = window.intersect(elements.clone(), offset);
         members.entry(id).or_default().push((elements, part));

@@ -165,9 +165,9 @@ fn other_models_are_rejected() {
 fn other_formats_are_rejected() {
     let saved = CheckpointFixture::new();
     let format = "\"narrows-checkpoint/1\"";
-    let newer = "this program reads 1";
+    let newer = "this program reads 2";
     for (written, expected) in [
-        ("\"narrows-checkpoint/2\"", newer),
+        ("\"narrows-checkpoint/3\"", newer),
         ("\"narrows-checkpoint/18446744073709551615\"", newer),
         ("\"narrows-checkpoint/01\"", "is not the format of a checkpoint"),
         ("\"narrows-model/1\"", "field `format`: `\"narrows-model/1\"` is not the format"),
