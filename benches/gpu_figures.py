@@ -89,7 +89,7 @@ def largest_difference(losses, expected):
 
 
 def mfu(model, sequences, length, step_time_s, peak_flops):
-    """Model FLOPs utilization: FLOPs of a step over those that the GPU could do in its time."""
+    """Model FLOPs utilisation: FLOPs of a step over those that the GPU could do in its time."""
     return SIZES[model].flops_of_sequence(length) * sequences / (step_time_s * peak_flops)
 
 
@@ -198,9 +198,9 @@ def speed(args, rows):
     peak_flops = peak_of(args, args.narrows)
     add_speed(rows, "narrows, captured graphs", args.workload, step_time_s, peak_flops)
     if peak_flops:
-        utilization = mfu(model, sequences, length, step_time_s, peak_flops)
+        utilisation = mfu(model, sequences, length, step_time_s, peak_flops)
         target = f"{MFU_TARGET:.0%} of {peak_flops / 1e12:.0f} TFLOP/s"
-        rows.target("MFU of narrows", f"{utilization:.1%}", target, utilization >= MFU_TARGET)
+        rows.target("MFU of narrows", f"{utilisation:.1%}", target, utilisation >= MFU_TARGET)
     else:
         rows.add("MFU of narrows", "unknown", "the peak of this GPU is not known: pass --peak-flops")
 
@@ -213,8 +213,8 @@ def peak_of(args, file):
 def add_speed(rows, name, workload, step_time_s, peak_flops):
     model, sequences, length, _ = parse_workload(workload)
     value = f"{sequences * length / step_time_s:,.0f} tokens/s, {1e3 * step_time_s:.2f} ms a step"
-    utilization = f"MFU {mfu(model, sequences, length, step_time_s, peak_flops):.1%}" if peak_flops else "MFU unknown"
-    rows.add(name, value, utilization)
+    utilisation = f"MFU {mfu(model, sequences, length, step_time_s, peak_flops):.1%}" if peak_flops else "MFU unknown"
+    rows.add(name, value, utilisation)
 
 
 def microbatch(args, rows):

@@ -37,7 +37,7 @@ pub fn require_cuda() -> CommandResult<()> {
                 .to_owned()
         }
         Ok(_) => return Ok(()),
-        Err(error) => format!("the NVIDIA driver does not initialize: {error}"),
+        Err(error) => format!("the NVIDIA driver does not initialise: {error}"),
     };
     let problem = Problem::new("--backend", message)
         .hint("`narrows doctor` reports what is missing")

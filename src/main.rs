@@ -16,6 +16,7 @@ mod corpus;
 mod cuda_loader;
 mod defaults;
 mod errors;
+mod field_name;
 mod gpu;
 mod host;
 mod input;
@@ -32,6 +33,7 @@ mod step_cost;
 mod text;
 mod tokenize;
 mod ui;
+mod unit;
 mod weight_files;
 mod whatif;
 

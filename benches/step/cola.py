@@ -1,4 +1,4 @@
-"""CoLA in PyTorch, optimized within plain PyTorch: fused attention and cross-entropy, and one GEMM for factors A that
+"""CoLA in PyTorch, optimised within plain PyTorch: fused attention and cross-entropy, and one GEMM for factors A that
 share an input. Weights come from Narrows: from a buffer in its order of parameters, or from a checkpoint by name."""
 
 import json

@@ -120,8 +120,8 @@ impl<'a> FlowPrices<'a> {
         templates.iter().map(|template| (self.prices.kernel)(&template.kernel())).collect()
     }
 
-    /// Times of the kernels that bring the gradient contributions of one layout to the producer. A collective that runs
-    /// beside a weight-gradient GEMM counts with its exposed time.
+    /// Times of the kernels that bring the gradient contributions of one layout to the producer. A collective that
+    /// overlaps with a weight-gradient GEMM counts with its exposed time.
     fn gradient_times(&self, flow: &Flow, gradient: usize) -> Vec<Seconds> {
         let (value, context) = (self.value, &self.space.context);
         let templates = gradient_backward(value, flow, gradient, context);
@@ -137,7 +137,7 @@ impl<'a> FlowPrices<'a> {
         times
     }
 
-    /// Time of the weight-gradient GEMM that runs beside the collective of a flow's gradient. Options of a linear that
+    /// Time of the weight-gradient GEMM that overlaps with the collective of a flow's gradient. Options of a linear that
     /// contribute to the gradient in the same layout have the same GEMM.
     fn overlapped_gemm_time(&self, flow: &Flow) -> Option<Seconds> {
         let (segment, context) = (&self.space.segment, &self.space.context);

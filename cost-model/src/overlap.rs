@@ -1,12 +1,13 @@
 //! Collectives overlapped with computation.
 //!
 //! While a collective and computation share a device, computation is slower by one factor (multiprocessors that the
-//! collective occupies) and the collective by another (memory bandwidth). Three kinds of collectives run so: those of
-//! activation gradients, overlapped with weight-gradient GEMMs; with ZeRO-2 and ZeRO-3, gathers of the weights of a
-//! block and reductions of its gradients, beside the pass of another block; and gradient reductions, during the last
-//! pass of a stage, the backward or the weight-gradient pass of the last microbatch. The last have a stream of their
-//! own, which runs the buckets of gradients in order, each from the point of the pass at which its gradients are
-//! complete.
+//! collective occupies) and the collective by another (memory bandwidth). Three kinds of collectives overlap:
+//! - collectives of activation gradients, with weight-gradient GEMMs;
+//! - with ZeRO-2 and ZeRO-3, gathers of the weights of a block and reductions of its gradients, with the pass of
+//!   another block;
+//! - gradient reductions, with the last pass of a stage: the backward or the weight-gradient pass of the last
+//!   microbatch. They have a stream of their own, which runs the buckets of gradients in order, each from the point of
+//!   the pass at which its gradients are complete.
 
 use narrows_plan::Seconds;
 
@@ -124,7 +125,7 @@ mod tests {
     #[test]
     fn streams_that_run_together_slow_each_other() {
         let slowdown = OverlapSlowdown { compute: 2.0, collective: 1.5 };
-        // Six seconds of reduction beside three of the pass, then the rest of the pass alone.
+        // Six seconds of reduction overlap with three of the pass, then the rest of the pass runs alone.
         let hidden = OverlappedPass::new(Seconds(10.0), &[bucket(2.0, 4.0)], slowdown);
         assert_eq!(hidden, OverlappedPass { end: 13.0, buckets: vec![[2.0, 8.0]] });
         // The pass ends after 4 s more; by then 8/3 s of the reduction are done, and the rest runs alone.
@@ -133,7 +134,7 @@ mod tests {
         assert!((exposed.all_ended() - (6.0 + 4.0 / 3.0)).abs() < 1e-12);
     }
 
-    /// A collective beside a longer computation adds no more, and never less than its hidden cost or more than its
+    /// A collective that overlaps with a longer computation adds no more, and never less than its hidden cost or more than its
     /// time.
     #[test]
     fn a_collective_adds_at_most_its_time() {

@@ -4,8 +4,8 @@
 //! time(op choice)  = m·(forward + backward + [recompute] + sharding) + step
 //! time(flow)       = m·(forward reshards + recomputed reshards + backward reshards and sums)
 //! ```
-//! for one instance of the segment, m microbatches a step. A collective beside a weight-gradient GEMM counts with its
-//! exposed time. The table's links demand equal layouts at the two ends of a port, and that values read by the backward
+//! for one instance of the segment, m microbatches a step. A collective overlapped with a weight-gradient GEMM counts with
+//! its exposed time. The table's links demand equal layouts at the two ends of a port, and that values read by the backward
 //! pass are kept or recomputed.
 
 use std::sync::{Arc, OnceLock};
@@ -55,7 +55,7 @@ pub type ChoiceBytes = Arc<[Vec<Bytes>]>;
 pub struct OpTimes(Arc<[Vec<SegmentTime>]>);
 
 impl PricedSpace {
-    /// Prices every choice of `space`. `op_times` are those of the same segment and context with another boundary
+    /// Prices every choice of `space`. `op_times` are the times of the same segment and context with another boundary
     /// layout, where they are known.
     pub fn new(
         space: SegmentSpace,

@@ -1,11 +1,11 @@
-//! What ZeRO-2 and ZeRO-3 add to the passes of a block: all-gathers of its weights, reduce-scatters of its gradients
+//! Work that ZeRO-2 and ZeRO-3 add to the passes of a block: all-gathers of its weights, reduce-scatters of its gradients
 //! with the casts before them, and the addition of the reduced parts.
 //!
 //! A block has one collective of each kind for all of its parameters, so its price is not a sum over ops. Each op
-//! counts with its bytes at the least time per byte that the block's choices allow: exact where they all have the same
+//! counts with its bytes at the least time per byte that the block's choices allow: exact where all choices have the same
 //! bytes, as on one device of the tensor axis, and a lower bound otherwise. A collective overlapped with computation
-//! counts the least time it can add. The additions, which a step of one microbatch does not have unless gradients are
-//! rounded, count for none of the ops.
+//! counts the least time it can add. The additions count for none of the ops; a step of one microbatch has them only
+//! with rounded gradients.
 
 use narrows_plan::emit::{
     accumulate_gradient_part, all_gather, reduce_scatter, round_microbatch_gradient,
@@ -18,7 +18,7 @@ use narrows_plan::{Bytes, Context, Seconds};
 
 use crate::price::{KernelPrice, StreamPrices};
 
-/// The least that sharded parameters add to the passes of one microbatch, without the additions of reduced parts.
+/// The least time that sharded parameters add to the passes of one microbatch, without the additions of reduced parts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ShardingTime {
     /// Forward pass.
@@ -34,12 +34,12 @@ pub struct ShardingMin {
     pub gather: Seconds,
     /// The reduction of the gradients, alone.
     pub reduction: Seconds,
-    /// The additions of the reduced parts to those of earlier microbatches.
+    /// The additions of the reduced parts to the parts of earlier microbatches.
     pub additions: Seconds,
 }
 
 impl ShardingMin {
-    /// The lesser of each.
+    /// The smaller value of each field.
     pub fn min(self, other: ShardingMin) -> ShardingMin {
         let least = |a: Seconds, b: Seconds| Seconds(a.0.min(b.0));
         ShardingMin {

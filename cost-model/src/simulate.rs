@@ -1,16 +1,16 @@
 //! Simulates a step of a program from the times of its kernels.
 //!
-//! Each device runs its instructions in order, a collective overlapped with computation where the program says so. The
-//! passes of a stage follow each other; a forward pass waits for that of the previous virtual stage, a backward pass
-//! for that of the next one, and a weight-gradient pass for no other stage. In the step phase, stages synchronize
+//! Each device runs its instructions in order, with collectives overlapped where the program says so. The passes of a
+//! stage follow each other. A forward pass waits for the forward pass of the previous virtual stage, a backward pass
+//! for the backward pass of the next one, and a weight-gradient pass for no other stage. In the step phase, stages synchronise
 //! wherever an instruction is a collective over the pipeline axis: no weight is updated before the norm of all stages'
-//! gradients is known. A synchronization begins when the last of its stages arrives. With one stage and without
+//! gradients is known. A synchronisation begins when the last of its stages arrives. With one stage and without
 //! gradient buckets the step time is
 //!
 //! ```text
 //! m·(forward + backward) + step
 //! ```
-//! the sum over all instructions of the time that each adds, which is the sum that the solver minimised. Gradient
+//! This is the sum over all instructions of the time that each adds, which the solver minimised. Gradient
 //! buckets run on a stream of their own during the last pass, and the step phase begins when both have ended.
 
 use narrows_plan::program::{MicrobatchPass, Phase};
@@ -46,7 +46,7 @@ pub struct Timeline {
     pub breakdown: Breakdown,
     /// Every pass of every stage.
     pub spans: Vec<PassSpan>,
-    /// Every synchronization of every stage, in the order of the step phase.
+    /// Every synchronisation of every stage, in the order of the step phase.
     pub stage_syncs: Vec<StageSync>,
     /// The reductions of every gradient bucket that runs during the last pass of a stage.
     pub buckets: Vec<BucketSpan>,
@@ -65,7 +65,7 @@ pub struct BucketSpan {
     pub end: Seconds,
 }
 
-/// A synchronization of one stage.
+/// A synchronisation of one stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageSync {
     /// The stage.
@@ -83,7 +83,7 @@ pub struct SimulatedStep {
     pub time: Seconds,
     /// Every pass of every stage.
     pub spans: Vec<PassSpan>,
-    /// Every synchronization of every stage, in the order of the step phase.
+    /// Every synchronisation of every stage, in the order of the step phase.
     pub stage_syncs: Vec<StageSync>,
     /// The reductions of every gradient bucket that runs during the last pass of a stage.
     pub buckets: Vec<BucketSpan>,
@@ -225,7 +225,7 @@ fn simulate_passes(
     Seconds(clock.into_iter().fold(0.0, f64::max))
 }
 
-/// Simulates the step phases, each from its stage's clock on. The stages of a checked program synchronize in one order.
+/// Simulates the step phases, each from its stage's clock on. The stages of a checked program synchronise in one order.
 fn simulate_step_phases(
     times: &[StageTime],
     clock: &mut [f64],
@@ -243,9 +243,9 @@ fn simulate_step_phases(
         }
         for stage in 0..times.len() {
             let part = |stage: usize| times[stage].step_phase.get(next[stage]);
-            let Some(StepPart::Synchronized(members, _)) = part(stage) else { continue };
+            let Some(StepPart::Synchronised(members, _)) = part(stage) else { continue };
             let arrived = |stage: usize| match part(stage) {
-                Some(StepPart::Synchronized(same, time)) if same == members => Some(time.0),
+                Some(StepPart::Synchronised(same, time)) if same == members => Some(time.0),
                 _ => None,
             };
             let lengths: Option<Vec<f64>> = members.stages().map(arrived).collect();

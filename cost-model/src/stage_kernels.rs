@@ -31,7 +31,7 @@ impl StageKernels {
             .overlap
             .filter(|_| !stage.gradient_buckets.is_empty())
             .map(|slowdown| StageOverlap { buckets: bucket_times(stage, prices), slowdown });
-        let beside_last = overlap.as_ref().map_or(0, |_| stage.bucket_reductions());
+        let overlapped_reductions = overlap.as_ref().map_or(0, |_| stage.bucket_reductions());
         let mut passes = vec![];
         let mut pass_time = |at: ChunkPhase| -> Seconds {
             let list = stage.instructions(at);
@@ -51,7 +51,7 @@ impl StageKernels {
         let chunks = chunk_times.collect();
         let (mut step, mut local) = (Breakdown::default(), Seconds(0.0));
         let mut step_phase = vec![];
-        let list = &stage.step[beside_last..];
+        let list = &stage.step[overlapped_reductions..];
         for (instr, time) in list.iter().zip(added_times(list, prices)) {
             *step.part_mut(instr) += time.0;
             match stage_sync_group(instr) {
@@ -59,7 +59,7 @@ impl StageKernels {
                 Some(group) => {
                     step_phase.push(StepPart::Local(std::mem::take(&mut local)));
                     let members = SyncedStages::containing(index, group, mesh);
-                    step_phase.push(StepPart::Synchronized(members, time));
+                    step_phase.push(StepPart::Synchronised(members, time));
                 }
             }
         }
@@ -77,21 +77,21 @@ impl StageKernels {
     }
 }
 
-/// Begin and end of each instruction of a pass, from the begin of the pass. Collectives and the instructions beside them
-/// begin together.
+/// Begin and end of each instruction of a pass, from the begin of the pass. Collectives and the instructions that they
+/// overlap with begin together.
 pub fn instruction_spans(instructions: &[Instr], prices: StreamPrices) -> Vec<[Seconds; 2]> {
     let time = |instr: &Instr| (prices.kernel)(&instr.kernel());
     let total = |instructions: &[Instr]| -> Seconds { instructions.iter().map(time).sum() };
     let mut spans = Vec::with_capacity(instructions.len());
     let mut now = Seconds(0.0);
-    for OverlappedGroup { collectives, beside } in overlapped_groups(instructions, prices) {
-        let alone = [total(collectives), total(beside)];
+    for OverlappedGroup { collectives, computation } in overlapped_groups(instructions, prices) {
+        let alone = [total(collectives), total(computation)];
         let ends = match prices.overlap {
-            Some(slowdown) if !beside.is_empty() => slowdown.ends(alone[0], alone[1]),
+            Some(slowdown) if !computation.is_empty() => slowdown.ends(alone[0], alone[1]),
             _ => alone,
         };
         let mut last = now;
-        for (index, stream) in [collectives, beside].into_iter().enumerate() {
+        for (index, stream) in [collectives, computation].into_iter().enumerate() {
             let stretch = if alone[index].0 > 0.0 { ends[index].0 / alone[index].0 } else { 1.0 };
             let mut begin = now;
             for instr in stream {
@@ -106,11 +106,11 @@ pub fn instruction_spans(instructions: &[Instr], prices: StreamPrices) -> Vec<[S
     spans
 }
 
-/// Collectives one after the other, beside the same computation.
+/// Consecutive collectives and the computation that they overlap with.
 struct OverlappedGroup<'a> {
-    /// The collectives; one instruction of any kind where nothing runs beside it.
+    /// The collectives; a single instruction of any kind where nothing overlaps.
     collectives: &'a [Instr],
-    beside: &'a [Instr],
+    computation: &'a [Instr],
 }
 
 /// The instructions of a pass in their order, in groups that begin together.
@@ -127,8 +127,8 @@ fn overlapped_groups<'a>(
         rest = later;
         let is_collective = |instr: &&Instr| instr.overlapped_instrs > 0;
         let collectives = group.iter().take_while(is_collective).count().max(1);
-        let (collectives, beside) = group.split_at(collectives);
-        Some(OverlappedGroup { collectives, beside })
+        let (collectives, computation) = group.split_at(collectives);
+        Some(OverlappedGroup { collectives, computation })
     })
 }
 
@@ -138,17 +138,17 @@ fn added_times(instructions: &[Instr], prices: StreamPrices) -> Vec<Seconds> {
     let time = |instr: &Instr| (prices.kernel)(&instr.kernel());
     let total = |instructions: &[Instr]| -> Seconds { instructions.iter().map(time).sum() };
     let mut added = Vec::with_capacity(instructions.len());
-    for OverlappedGroup { collectives, beside } in overlapped_groups(instructions, prices) {
+    for OverlappedGroup { collectives, computation } in overlapped_groups(instructions, prices) {
         match prices.overlap {
-            Some(slowdown) if !beside.is_empty() => {
+            Some(slowdown) if !computation.is_empty() => {
                 let alone = total(collectives);
-                let exposed = slowdown.exposed(alone, total(beside));
+                let exposed = slowdown.exposed(alone, total(computation));
                 let share = |instr: &Instr| time(instr).0 / alone.0.max(f64::MIN_POSITIVE);
                 added.extend(collectives.iter().map(|instr| exposed * share(instr)));
             }
             _ => added.extend(collectives.iter().map(time)),
         }
-        added.extend(beside.iter().map(time));
+        added.extend(computation.iter().map(time));
     }
     added
 }
@@ -179,9 +179,9 @@ mod tests {
         Instr { action, reads: vec![], writes: vec![], origin: "test".into(), overlapped_instrs }
     }
 
-    /// A collective of three seconds beside two fused ops of two seconds each, then another fused op.
+    /// A collective of three seconds, overlapped with two fused ops of two seconds each, then another fused op.
     #[test]
-    fn a_collective_and_the_instructions_beside_it_begin_together() {
+    fn a_collective_and_the_instructions_that_it_overlaps_with_begin_together() {
         let collective = Action::Collective(CollectiveOp {
             function: CollectiveFunction::AllReduce(Reduction::Sum),
             axis: Axis::Tensor,

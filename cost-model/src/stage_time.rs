@@ -23,7 +23,7 @@ pub struct StageTime {
     pub chunks: Vec<PassTimes>,
     /// Parts of the step phase, in order.
     pub step_phase: Vec<StepPart>,
-    /// Reductions during the last pass, in order, with what the streams cost each other.
+    /// Reductions during the last pass, in order, with the slowdown of the streams.
     pub overlap: Option<StageOverlap>,
 }
 
@@ -36,16 +36,16 @@ pub struct StageOverlap {
     pub slowdown: OverlapSlowdown,
 }
 
-/// A part of a stage's step phase, between or during synchronizations.
+/// A part of a stage's step phase, between or during synchronisations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepPart {
     /// Work of the stage alone.
     Local(Seconds),
     /// A collective with other stages: its time from the arrival of the last one.
-    Synchronized(SyncedStages, Seconds),
+    Synchronised(SyncedStages, Seconds),
 }
 
-/// The stages of a synchronization: `size` of them at distance `stride`.
+/// The stages of a synchronisation: `size` of them at distance `stride`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyncedStages {
     first: usize,
@@ -70,7 +70,7 @@ impl StageTime {
         self.chunks.iter().map(|c| c.forward + c.backward + c.weight_gradient).sum()
     }
 
-    /// The last pass with the reductions beside it; `None` without any.
+    /// The last pass with the reductions that overlap with it; `None` without reductions.
     pub(crate) fn overlapped_pass(&self, last: ChunkPhase) -> Option<OverlappedPass> {
         let StageOverlap { buckets, slowdown } = self.overlap.as_ref()?;
         Some(OverlappedPass::new(self.pass(last), buckets, *slowdown))
@@ -106,12 +106,12 @@ impl StepPart {
     /// Time of the part without waiting.
     pub fn time(&self) -> Seconds {
         match self {
-            StepPart::Local(time) | StepPart::Synchronized(_, time) => *time,
+            StepPart::Local(time) | StepPart::Synchronised(_, time) => *time,
         }
     }
 }
 
-/// The device group of an instruction that synchronizes stages: a collective over the pipeline axis.
+/// The device group of an instruction that synchronises stages: a collective over the pipeline axis.
 pub fn stage_sync_group(instr: &Instr) -> Option<&DeviceGroup> {
     match &instr.action {
         Action::Collective(collective) if collective.axis == Axis::Pipeline => {

@@ -1,5 +1,5 @@
-//! Prices of parameters in a context: the step phase with its gradient reductions and updates, and what ZeRO-2 and
-//! ZeRO-3 add to the passes.
+//! Prices of parameters in a context: the step phase with its gradient reductions and updates, and the collectives
+//! that ZeRO-2 and ZeRO-3 add to the passes.
 
 use narrows_plan::emit::{reduce_owned_gradient, update_parameter};
 use narrows_plan::graph::OpId;
@@ -75,7 +75,7 @@ impl StepPhases {
         }
     }
 
-    /// Lower bounds on what sharded parameters add to the passes of one microbatch.
+    /// Lower bounds on the time that sharded parameters add to the passes of one microbatch.
     pub fn sharding_min(&self) -> ShardingMin {
         self.sharding_min
     }
@@ -114,18 +114,18 @@ fn op_step(
     let resident = parameter.resident_bytes(context);
     let (kind, tied) = (space.segment.kind, space.tied);
     let reductions = reduce_owned_gradient(kind, &parameter, tied, context);
-    let beside = sum(&reductions.overlapped, price);
+    let overlappable = sum(&reductions.overlapped, price);
     let reduce = sum(&reductions.rest, price);
     let update = sum(&update_parameter(&parameter, context), price);
     let (hidden_cost, overlapped) = match slowdown {
-        Some(slowdown) => (beside * slowdown.hidden_cost(), beside),
-        None => (beside, Seconds(0.0)),
+        Some(slowdown) => (overlappable * slowdown.hidden_cost(), overlappable),
+        None => (overlappable, Seconds(0.0)),
     };
     let passes = ShardingTime::default();
     OpStep { time: reduce + update + hidden_cost, update, overlapped, resident, passes }
 }
 
-/// Adds what sharded parameters add to the passes, by strategy of each op. Returns lower bounds.
+/// Adds the times of the collectives of sharded parameters, by strategy of each op. Returns lower bounds.
 fn add_sharding_times(
     space: &SegmentSpace,
     context: &Context,

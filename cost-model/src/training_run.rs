@@ -39,7 +39,7 @@ pub struct TrainingRunTerms {
     pub failures: Option<FailureTerms>,
 }
 
-/// Failures of devices, and what checkpoints cost. All values are above zero, but for the restart.
+/// Failures of devices, and the time of checkpoints. All values are above zero; the time of a restart may be zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FailureTerms {
     /// Mean time between failures of one device, in seconds.
@@ -63,7 +63,7 @@ pub struct StepEstimate {
     pub interval_s: [f64; 2],
 }
 
-/// Time, cost and energy of a run. Intervals are those of the step time.
+/// Time, cost and energy of a run. Intervals follow from the interval of the step time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct TrainingRunEstimate {
     /// Tokens to train on.

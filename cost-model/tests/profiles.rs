@@ -182,7 +182,8 @@ fn invalid_measurements_are_rejected() {
     read("good.json", &other_devices.to_string()).unwrap();
 }
 
-/// A change of the hardware changes the corrected prices by as much as those of the curves, measured shapes included.
+/// A change of the hardware changes corrected prices by the same factor as the prices of the curves, also for measured
+/// shapes.
 #[test]
 fn measured_prices_follow_changed_hardware() {
     let changes: [fn(&mut ProfileFile); 3] = [

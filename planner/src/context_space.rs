@@ -87,7 +87,8 @@ fn micro_batches(request: &Request, mesh: &Mesh) -> Vec<u64> {
 /// little.
 const SHARD_NODES_MAX: u64 = 8;
 
-/// ZeRO stages, each with the replicas of a shard group: all of them, or those of up to [`SHARD_NODES_MAX`] nodes.
+/// ZeRO stages, each with the replicas of a shard group: all replicas, or the replicas of up to
+/// [`SHARD_NODES_MAX`] nodes.
 fn shardings(request: &Request, mesh: &Mesh) -> Vec<(Zero, u64)> {
     let stages = match request.zero {
         _ if mesh.replicas() == 1 => vec![Zero::Off],
@@ -134,8 +135,9 @@ fn overlaps(request: &Request, context: &Context) -> Vec<bool> {
 }
 
 /// The context with each order of passes, each with whether tensor-axis collectives overlap with weight-gradient GEMMs.
-/// With the zero-bubble schedule a GEMM is either beside a collective or in a pass of its own, so that both are
-/// searched. Where gradients are reduced in every backward pass it has nothing to defer, and is 1F1B.
+/// With the zero-bubble schedule, a weight-gradient GEMM either overlaps with a collective or has a pass of its own, so
+/// that contexts with and without this overlap are searched. Where gradients are reduced in every backward pass, the
+/// zero-bubble schedule defers nothing and equals 1F1B.
 fn schedules(request: &Request, context: &Context) -> Vec<Context> {
     use PipelineSchedule::{Interleaved, OneForwardOneBackward, ZeroBubble};
     let overlaps = overlaps_tensor_collectives(request, context);

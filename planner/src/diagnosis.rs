@@ -237,7 +237,7 @@ fn sufficient_memory(request: &Request, report: &SearchReport) -> Option<(Bytes,
         })
         .collect();
     contexts.sort_by_key(|(needed, _)| *needed);
-    // Contexts of a mesh differ little, besides in what replicas shard.
+    // Contexts of one mesh need nearly the same memory, unless they shard different states.
     let mut meshes = HashSet::new();
     contexts.retain(|(_, context)| meshes.insert((context.mesh, context.shards_gradients())));
     let smallest = contexts

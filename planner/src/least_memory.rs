@@ -157,7 +157,7 @@ fn smallest_plan(
         }
         let solver = ContextSolver::new(request, segments);
         let Some(plan) = solver.smallest_plan(&small.context) else { continue };
-        // Its collectives may be in order, which leaves more memory than beside GEMMs.
+        // The plan's collectives may run one after the other, which needs less memory than overlap with GEMMs.
         let context = plan.decisions.context;
         best = Objective::Memory.better(best, Some(plan));
         let mut low = small.bound;

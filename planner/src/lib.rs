@@ -12,7 +12,7 @@
 //! | `search`, `bounded_context`, `restricted`, `proof`, `report` | the outer search over contexts, its status and its report |
 //! | `device_counts` | the numbers of devices of a search for the least cost |
 //! | `least_memory` | the search for the least memory |
-//! | `search_cache`, `search_key`, `search_result` | what searches share |
+//! | `search_cache`, `search_key`, `search_result` | results and caches that searches share |
 //! | `context/` | one context: bounds, solution, warm start, smallest memory |
 //! | `pipeline/` | blocks divided among stages |
 //! | `segment/` | embedding, blocks and head, each solved once, with a cache that searches may share |

@@ -25,7 +25,7 @@ pub(crate) struct ProofState {
 
 impl ProofState {
     /// The report of a search whose plan has this value of the objective, or without a plan. Counts and wall time are
-    /// those of the contexts.
+    /// summed over the contexts.
     pub(crate) fn report(
         self,
         request: &Request,

@@ -1,4 +1,4 @@
-//! All that searches share: results, and the tables and solutions of segments.
+//! The cache that searches share: results, and the tables and solutions of segments.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -9,8 +9,7 @@ use crate::search_result::SearchResult;
 use crate::segment::SegmentCache;
 
 /// Results of searches, and tables and solutions of segments, for several searches. Searches on any threads may share
-/// one cache; their plans, times and proofs are those of searches without one.
-/// Clones share their contents.
+/// one cache: plans, times and proofs are the same as without a cache. Clones share their contents.
 #[derive(Clone, Default)]
 pub struct SearchCache {
     segments: SegmentCache,

@@ -19,7 +19,7 @@ pub struct SearchResult {
 
 impl SearchResult {
     /// The result for another request with the same [`SearchKey`](crate::SearchKey), found since `begin`. The counts of
-    /// the report remain those of the search.
+    /// the report are not changed.
     pub(crate) fn for_request(&self, request: &Request, begin: Instant) -> SearchResult {
         let mut result = self.clone();
         if let Some(best) = &mut result.best {

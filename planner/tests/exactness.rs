@@ -1,5 +1,5 @@
-//! The objective of the solver equals the simulated time of the lowered program, to 1e-9. With reductions beside the
-//! backward pass it is a lower bound, and the partition before lowering simulates like the program.
+//! The objective of the solver equals the simulated time of the lowered program, to 1e-9. With reductions that
+//! overlap with the backward pass the objective is a lower bound, and the partition before lowering simulates like the program.
 
 use std::sync::Arc;
 

@@ -82,7 +82,7 @@ fn slower_embedding_and_head_are_chosen_when_memory_requires_them() {
     assert!(best.peak_arena() <= Bytes(30 << 20));
 }
 
-/// The stage times of a partition equal those of its program, with several stages and where memory
+/// The stage times of a partition equal the stage times of its program, with several stages and where memory
 /// makes blocks recompute parts of their forward pass.
 #[test]
 fn partition_times_are_simulated_times() {

@@ -1,4 +1,4 @@
-//! The memory that messages name: a bound on what is needed, and a limit that is enough.
+//! The memory that messages name: a lower bound on the memory needed, and a limit that is enough.
 
 use narrows_cost_model::profile;
 use narrows_plan::random::SplitMix64;

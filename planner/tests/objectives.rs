@@ -1,4 +1,4 @@
-//! The objectives: least memory and least cost, beside searches for the fastest plan.
+//! The objectives of least memory and of least cost, compared with searches for the fastest plan.
 
 use std::time::Duration;
 

@@ -79,7 +79,7 @@ fn a_cache_filled_by_other_requests_changes_no_result_on_four_nodes() {
     shared_and_own_results_agree(&shuffled_requests(&[16]));
 }
 
-/// Compares searches that share a cache with searches without one, which run beside them.
+/// Compares searches that share a cache with searches without one, which run at the same time.
 fn shared_and_own_results_agree(requests: &[Request]) {
     let cache = SearchCache::default();
     let mut pipelines = 0;

@@ -16,7 +16,7 @@ fn the_effort_of_repeated_searches_does_not_depend_on_threads() {
     check_threads(&[2, 8, 8]);
 }
 
-/// Compares searches on these numbers of threads with those on one.
+/// Compares searches on these numbers of threads with searches on one thread.
 fn check_threads(numbers: &[usize]) {
     for (model, hardware, devices, batch, limit) in [
         ("cola-1b", "a100-80gb", 8, 16, MemoryLimit::Auto),

@@ -33,13 +33,13 @@ pub struct CalibrateArgs {
     /// CPU: threads that the devices share [default: the cores of the machine]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroU64>,
-    /// CPU: most devices that are measured together [default: one per thread, at most 8]
+    /// CPU: largest number of devices that are measured together [default: one per thread, at most 8]
     #[arg(long, value_name = "N")]
     pub devices: Option<NonZeroU64>,
-    /// GPUs: sequences in a step on one GPU [default: as suits each model]
+    /// GPUs: sequences in a step on one GPU [default: depends on the model]
     #[arg(long, value_name = "N")]
     pub global_batch: Option<NonZeroU64>,
-    /// GPUs: tokens in a sequence [default: as suits each model]
+    /// GPUs: tokens in a sequence [default: depends on the model]
     #[arg(long, value_name = "N")]
     pub sequence_length: Option<NonZeroU64>,
     /// Measure for a few seconds, and only what cola-tiny needs

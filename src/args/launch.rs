@@ -35,7 +35,7 @@ pub struct LaunchArgs {
 /// `--launcher`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LauncherArg {
-    /// Whichever set the environment; none if it is not set
+    /// The launcher that set the environment; none if no launcher did
     Auto,
     /// None: all devices are in this process
     None,

@@ -50,7 +50,8 @@ pub use factor::{FactorArgs, FactorSettings};
 pub use flags::{flags, set_flag};
 pub use output::{Detail, OutputFormat, OutputSettings};
 pub use plan::{
-    CostArgs, CostSettings, ExplainSettings, PlanArgs, PlanFileArgs, PlanSelection, PlanSettings,
+    CostArgs, CostSettings, ExplainSettings, PlanArgs, PlanFileArgs, PlanReportSettings,
+    PlanSelection, PlanSettings,
 };
 pub use plan_file::PlanFile;
 pub use plot::PlotArgs;
@@ -67,7 +68,6 @@ pub use training_run::TrainingRunArgs;
 pub use ui::UiArgs;
 pub use validate::{MeasurementInput, ValidateArgs, ValidateSettings};
 pub use validation::ValidationSettings;
-pub use values::StrategyArg;
 pub use whatif::{WhatIfArgs, WhatIfSettings, WhatIfTask};
 
 /// Plans the training of low-rank language models on many devices.
@@ -106,7 +106,7 @@ pub enum Command {
     /// Plan a request anew for every combination of swept values
     ///
     /// What if the rank were 512, the cluster had 64 devices, or the links between nodes half the bandwidth?
-    /// Every point is planned to its proof. Example: whatif --model cola-7b --devices 8
+    /// Every point is planned until its plan is proven the fastest. Example: whatif --model cola-7b --devices 8
     /// --sweep rank=256,512,1024 --sweep hardware.links.inter_node.bandwidth_gbps=12.5,25,50
     #[command(name = "whatif")]
     WhatIf(Box<WhatIfArgs>),
@@ -119,7 +119,7 @@ pub enum Command {
     /// Serve a page on which the plan follows sliders: model, cluster, rank, batch, bandwidth, memory
     ///
     /// The page needs no network and is served to this machine only. Ctrl-C ends the server. The flags below are what
-    /// the page begins with; those without a control hold for every plan.
+    /// the page begins with: flags without a control apply to every plan.
     #[command(
         mut_arg("model", |arg| arg.help(MODEL_OF_UI).long_help(MODEL_OF_UI)),
         mut_arg("hardware", |arg| arg.help(HARDWARE_OF_UI).long_help(HARDWARE_OF_UI)),
@@ -162,13 +162,13 @@ pub enum Command {
     Factor(FactorArgs),
     /// Compare predictions with measurements
     ///
-    /// Without --measurements, with the published measurements that are built in.
+    /// Without --measurements, the built-in published measurements are compared.
     Validate(ValidateArgs),
     /// Convert rows of step times, in CSV or in JSON, into a measurements file
     ///
     /// CSV rows are GPTs. The first line names the columns: global batch, micro batch, hidden size, attention
     /// heads, # layers, sequence length, tensor parallelism, data parallelism, pipeline parallelism, iteration
-    /// time (ms). The flags give what the rows do not. Rows in JSON are decoders under FSDP, torchtitan,
+    /// time (ms). Flags give the values that the rows omit. Rows in JSON are decoders under FSDP, torchtitan,
     /// Nanotron or Megatron-LM; docs/measurements-format.md has their fields.
     Convert(ConvertArgs),
     /// Measure this machine and write its hardware profile

@@ -86,12 +86,10 @@ pub enum PlanSelection {
     Search(Box<Request>),
 }
 
-/// Settings of `plan`.
+/// Content, forms and destinations of the report on one plan.
 #[derive(Debug)]
-pub struct PlanSettings {
-    /// Planning request.
-    pub request: Request,
-    /// Output settings.
+pub struct PlanReportSettings {
+    /// Format of the report, and the plan file.
     pub output: OutputSettings,
     /// Picture and page.
     pub documents: DocumentFiles,
@@ -105,6 +103,15 @@ pub struct PlanSettings {
     pub price_per_device_hour: Option<f64>,
 }
 
+/// Settings of `plan`.
+#[derive(Debug)]
+pub struct PlanSettings {
+    /// Planning request.
+    pub request: Request,
+    /// The report on its plan.
+    pub report: PlanReportSettings,
+}
+
 /// Settings of `cost`.
 #[derive(Debug)]
 pub struct CostSettings {
@@ -112,18 +119,8 @@ pub struct CostSettings {
     pub selection: PlanSelection,
     /// Memory that a device may use; `Bytes(u64::MAX)` without a limit.
     pub memory_limit: Bytes,
-    /// Output settings.
-    pub output: OutputSettings,
-    /// Picture and page.
-    pub documents: DocumentFiles,
-    /// File for the trace of the simulated step.
-    pub trace: Option<PathBuf>,
-    /// Detail of the report.
-    pub detail: Detail,
-    /// The training run to estimate.
-    pub training_run: Option<TrainingRunTerms>,
-    /// Price of one device for one hour, if it is known.
-    pub price_per_device_hour: Option<f64>,
+    /// The report on the plan.
+    pub report: PlanReportSettings,
 }
 
 /// Settings of `explain`.
@@ -152,17 +149,15 @@ impl PlanArgs {
         let documents = self.documents.resolve(PlotKind::OF_PLAN)?;
         let trace = self.trace.resolve()?;
         let request = self.request.resolve(&RequestDefaults::PLAN)?;
-        let detail = self.detail.resolve();
-        let price_per_device_hour = self.training_run.price(&request.profile);
-        Ok(PlanSettings {
-            training_run: training_run.map(|terms| priced_terms(terms, &request.profile)),
-            request,
+        let report = PlanReportSettings {
             output,
             documents,
             trace,
-            detail,
-            price_per_device_hour,
-        })
+            detail: self.detail.resolve(),
+            training_run: training_run.map(|terms| priced_terms(terms, &request.profile)),
+            price_per_device_hour: self.training_run.price(&request.profile),
+        };
+        Ok(PlanSettings { request, report })
     }
 }
 
@@ -192,21 +187,19 @@ impl CostArgs {
                 (PlanSelection::Search(Box::new(request)), memory_limit)
             }
         };
-        let detail = detail.resolve();
         let profile = match &selection {
             PlanSelection::File(file) => &file.profile,
             PlanSelection::Search(request) => &request.profile,
         };
-        Ok(CostSettings {
-            training_run: training_run.map(|terms| priced_terms(terms, profile)),
-            price_per_device_hour: self.training_run.price(profile),
-            selection,
-            memory_limit,
+        let report = PlanReportSettings {
             output,
             documents,
             trace,
-            detail,
-        })
+            detail: detail.resolve(),
+            training_run: training_run.map(|terms| priced_terms(terms, profile)),
+            price_per_device_hour: self.training_run.price(profile),
+        };
+        Ok(CostSettings { selection, memory_limit, report })
     }
 }
 

@@ -17,7 +17,7 @@ use crate::input;
 use super::units;
 use super::values::{
     ExecutorArg, GradReduceDtypeArg, GroupingArg, NormArg, ObjectiveArg, OverlapArg, RecomputeArg,
-    ScheduleArg, StrategyArg, WeightsArg, WithinNodeArg, ZeroArg,
+    ScheduleArg, WeightsArg, WithinNodeArg, ZeroArg, baselines,
 };
 
 /// Model and hardware.
@@ -40,7 +40,7 @@ pub struct ModelArgs {
 /// The memory limit.
 #[derive(Clone, Debug, Args)]
 pub struct MemoryArgs {
-    /// Memory of a device: `auto` (the profile's, less its reserve), `none`, or bytes such as 64GiB
+    /// Memory of a device: `auto` (that of the profile, less its reserve), `none`, or bytes such as 64GiB
     #[arg(long, value_name = "BYTES", default_value = "auto", allow_hyphen_values = true)]
     #[arg(value_parser = units::memory_limit)]
     pub memory_limit: MemoryLimit,
@@ -101,8 +101,8 @@ pub struct RequestArgs {
     #[arg(long, value_enum)]
     pub overlap: Option<OverlapArg>,
     /// Plans to search: all of them, or those of a published baseline [default: auto]
-    #[arg(long, value_enum)]
-    pub strategy: Option<StrategyArg>,
+    #[arg(long, value_parser = baselines())]
+    pub strategy: Option<Baseline>,
     /// Activations that the backward pass may recompute [default: auto]
     #[arg(long, value_name = "WHAT", value_enum)]
     pub recompute: Option<RecomputeArg>,
@@ -245,7 +245,7 @@ impl RequestArgs {
             overlap_grad_reduce: self.overlap.and_then(OverlapArg::grad_reduce),
             overlap_tensor_collectives: self.overlap != Some(OverlapArg::Off),
             rules: Rules {
-                baseline: self.strategy.map_or(Baseline::Auto, Baseline::from),
+                baseline: self.strategy.unwrap_or(Baseline::Auto),
                 weights: self.weights.map_or(WeightRule::Any, WeightRule::from),
                 norm: self.norm.map_or(NormRule::Auto, NormRule::from),
                 recompute: self.recompute.map_or(Recompute::Auto, Recompute::from),

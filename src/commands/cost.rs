@@ -4,7 +4,7 @@ use narrows_cost_model::Profile;
 use narrows_plan::{Bytes, CheckedProgram, Plan, PlanSource, lower};
 use narrows_planner::{Prediction, predict_program};
 
-use super::plan::{self, Delivery};
+use super::plan::{report_plan, report_search};
 use super::search::{search, warn_of_measurement};
 use crate::args::{CostArgs, CostSettings, PlanFile, PlanSelection};
 use crate::errors::{CommandResult, Failure};
@@ -14,23 +14,19 @@ use crate::report::{PlanReport, check_problems};
 
 /// Prices a plan file, or searches for a plan first.
 pub fn run(args: &CostArgs) -> CommandResult<()> {
-    let settings = args.resolve()?;
-    let CostSettings { selection, memory_limit, output, documents, trace, detail, .. } = settings;
-    let CostSettings { training_run, price_per_device_hour, .. } = settings;
-    let delivery =
-        Delivery { output, documents, trace, detail, training_run, price_per_device_hour };
+    let CostSettings { selection, memory_limit, report: settings } = args.resolve()?;
     let file = match selection {
         PlanSelection::File(file) => file,
         PlanSelection::Search(request) => {
-            let result = search(&request, delivery.output.format);
-            return plan::deliver_search(&request, result, &delivery);
+            let result = search(&request, settings.output.format);
+            return report_search(&request, result, &settings);
         }
     };
     let priced = price(&file)?;
     warn_of_exceeded_memory(&file.name, &priced.prediction, memory_limit);
     let report = PlanReport::new(&file.model, &priced, memory_limit)
-        .with_training_run(priced.training_run(delivery.training_run.as_ref())?);
-    plan::deliver(report, &file.profile, &delivery)
+        .with_training_run(priced.training_run(settings.training_run.as_ref())?);
+    report_plan(report, &file.profile, &settings)
 }
 
 /// Warns of a plan that needs more memory than a device may use.

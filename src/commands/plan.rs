@@ -1,14 +1,14 @@
 //! `narrows plan`: finds the fastest plan.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use narrows_cost_model::{Prices, Profile, TrainingRunTerms, simulate};
+use narrows_cost_model::{Prices, Profile, simulate};
 use narrows_plan::strategy::Baseline;
 use narrows_plan::{CheckedProgram, Kernel, Mesh, Plan, Zero};
 use narrows_planner::{Objective, Request, SearchResult};
 
 use super::search::search;
-use crate::args::{Detail, DocumentFiles, OutputFormat, OutputSettings, PlanArgs, PlanSettings};
+use crate::args::{OutputFormat, PlanArgs, PlanReportSettings, PlanSettings};
 use crate::errors::CommandResult;
 use crate::output;
 use crate::priced_plan::PricedPlan;
@@ -17,42 +17,22 @@ use crate::report::{
 };
 use crate::step_cost::StepCost;
 
-/// Content, forms and destinations of the answer on a priced plan.
-pub struct Delivery {
-    /// Format of the answer, and the plan file.
-    pub output: OutputSettings,
-    /// Picture and page.
-    pub documents: DocumentFiles,
-    /// File for the trace of the simulated step.
-    pub trace: Option<PathBuf>,
-    /// Detail of the report.
-    pub detail: Detail,
-    /// The training run to estimate.
-    pub training_run: Option<TrainingRunTerms>,
-    /// Price of one device for one hour, if it is known.
-    pub price_per_device_hour: Option<f64>,
-}
-
 /// Searches, writes the plan, reports.
 pub fn run(args: &PlanArgs) -> CommandResult<()> {
-    let settings = args.resolve()?;
-    let PlanSettings { request, output, documents, trace, detail, .. } = settings;
-    let PlanSettings { training_run, price_per_device_hour, .. } = settings;
-    let result = search(&request, output.format);
-    let delivery =
-        Delivery { output, documents, trace, detail, training_run, price_per_device_hour };
-    deliver_search(&request, result, &delivery)
+    let PlanSettings { request, report } = args.resolve()?;
+    let result = search(&request, report.output.format);
+    report_search(&request, result, &report)
 }
 
 /// Writes and reports the plan of a search, with the training run if one is to be estimated.
-pub fn deliver_search(
+pub fn report_search(
     request: &Request,
     result: SearchResult,
-    delivery: &Delivery,
+    settings: &PlanReportSettings,
 ) -> CommandResult<()> {
     let Some(best) = result.best else {
         let report = InfeasibleReport::new(request, &result.report);
-        if delivery.output.format == OutputFormat::Json {
+        if settings.output.format == OutputFormat::Json {
             output::print_json(&report)?;
         }
         return Err(report.into_failure());
@@ -63,14 +43,14 @@ pub fn deliver_search(
     let report = PlanReport::new(&request.model, &priced, request.arena_limit());
     let step_cost = (request.objective == Objective::Cost).then(|| {
         let (mesh, step_time_s) = (priced.plan.mesh, priced.prediction.step_time_s);
-        StepCost::new(request, mesh, step_time_s, delivery.price_per_device_hour)
+        StepCost::new(request, mesh, step_time_s, settings.price_per_device_hour)
     });
     let report = report.with_search(&result.report).with_step_cost(step_cost);
-    match priced.training_run(delivery.training_run.as_ref()) {
-        Ok(run) => deliver(report.with_training_run(run), &request.profile, delivery),
+    match priced.training_run(settings.training_run.as_ref()) {
+        Ok(run) => report_plan(report.with_training_run(run), &request.profile, settings),
         Err(failure) => {
             // The plan of a long search is not lost with the estimate.
-            let file = delivery.output.plan_file.as_ref();
+            let file = settings.output.plan_file.as_ref();
             file.map_or(Ok(()), |file| output::write_plan(file, report.plan()))?;
             Err(failure)
         }
@@ -103,8 +83,12 @@ fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
 }
 
 /// Writes the plan if requested, and reports it.
-pub fn deliver(report: PlanReport, profile: &Profile, delivery: &Delivery) -> CommandResult<()> {
-    let Delivery { output, documents, trace, detail, .. } = delivery;
+pub fn report_plan(
+    report: PlanReport,
+    profile: &Profile,
+    settings: &PlanReportSettings,
+) -> CommandResult<()> {
+    let PlanReportSettings { output, documents, trace, detail, .. } = settings;
     if let Some(file) = &output.plan_file {
         output::write_plan(file, report.plan())?;
     }

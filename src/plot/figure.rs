@@ -7,7 +7,7 @@ use super::picture::Picture;
 /// Kind of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlotKind {
-    /// Step time by part, as stacked bars; of measurements, measured beside predicted
+    /// Step time by part, as stacked bars; of measurements, measured and predicted
     StepTime,
     /// Memory of each pipeline stage; of a sweep, memory against step time
     Memory,

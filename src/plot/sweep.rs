@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use crate::errors::Problem;
+use crate::field_name::FieldName;
 use crate::text::{count, mesh_phrase};
 use crate::whatif::{PlannedPoint, Point, PointOutcome, Sweep, SweepAxis, text_of};
 
@@ -252,7 +253,7 @@ fn step_time_chart(
     }
     Some(LineChart {
         title: format!("{}step time of the fastest plan", subject(axes, points)?),
-        x_label: axis_label(&axes[x].field.name()),
+        x_label: axis_label(&axes[x].field.field_name()),
         y_label: "step time in seconds".into(),
         series,
         guides: vec![],
@@ -270,26 +271,14 @@ fn subject(axes: &[SweepAxis], points: &[Point]) -> Option<String> {
 }
 
 /// The last parts of a field's name, with its unit: `inter node bandwidth in GB/s`.
-fn axis_label(field: &str) -> String {
-    let units = [
-        ("_gbps", "GB/s"),
-        ("_bytes_per_s", "bytes/s"),
-        ("_flops_per_s", "FLOP/s"),
-        ("_bytes", "bytes"),
-        ("_s", "seconds"),
-        ("global_batch", "sequences"),
-        ("micro_batch", "sequences"),
-        ("sequence_length", "tokens"),
-    ];
-    let parts: Vec<&str> = field.split('.').collect();
-    let last = parts[parts.len().saturating_sub(2)..].join(" ");
-    let unit = units.into_iter().find(|(ending, _)| last.ends_with(ending));
-    let name = match unit {
-        Some((ending, _)) if ending.starts_with('_') => &last[..last.len() - ending.len()],
-        _ => &last,
-    };
-    let name = name.replace('_', " ");
-    unit.map_or(name.clone(), |(_, unit)| format!("{name} in {unit}"))
+fn axis_label(field: &FieldName) -> String {
+    let name = field.short();
+    let keys: Vec<&str> = name.split('.').collect();
+    let name = keys[keys.len().saturating_sub(2)..].join(" ").replace('_', " ");
+    match field.unit().symbol() {
+        "" => name,
+        symbol => format!("{name} in {symbol}"),
+    }
 }
 
 /// The axis with the most numbers.
@@ -315,7 +304,7 @@ fn series_name(axes: &[SweepAxis], x: Option<usize>, values: &[Value]) -> String
 
 #[cfg(test)]
 mod tests {
-    use super::axis_label;
+    use super::*;
 
     #[test]
     fn axes_have_units() {
@@ -323,10 +312,10 @@ mod tests {
             ("devices", "devices"),
             ("global_batch", "global batch in sequences"),
             ("hardware.links.inter_node.bandwidth_gbps", "inter node bandwidth in GB/s"),
-            ("hardware.executors.captured.gap_s", "captured gap in seconds"),
-            ("hardware.device.peak_flops_per_s.bf16", "peak flops per s bf16"),
+            ("hardware.executors.captured.gap_s", "captured gap in s"),
+            ("hardware.device.peak_flops_per_s.bf16", "peak flops bf16 in FLOP/s"),
         ] {
-            assert_eq!(axis_label(field), label);
+            assert_eq!(axis_label(&FieldName::new(field)), label);
         }
     }
 }

@@ -55,7 +55,7 @@ fn tornado(elasticities: &[ParameterElasticity]) -> Option<Picture> {
         let upper = TOP + (BAR[1] - BAR[0]) / 2 + BAR[1] * index as i32;
         let middle = upper + BAR[0] / 2;
         let mark = if of.number.is_assumed { "*" } else { "" };
-        let name = format!("{}{mark}", of.number.short_name());
+        let name = format!("{}{mark}", of.number.name.short());
         picture.text(name, (ACROSS[0] - 10, middle - 8), Anchor::End, 14);
         let mut sides = [across(0.0), across(of.replanned.value)];
         sides.sort_unstable();

@@ -4,13 +4,14 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::page::{Align, Page};
+use crate::field_name::FieldName;
 use crate::whatif::{BreakEvenRegion, FasterAlternative, SweepAxis, geometric_mean, text_of};
 
 /// Values of a field at which one of two alternatives overtakes the other.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct BreakEvenReport {
     /// The field.
-    field: String,
+    field: FieldName,
     /// The alternatives: the first and the second one.
     between: [String; 2],
     /// The faster alternative by values, in ascending order.
@@ -19,19 +20,6 @@ pub struct BreakEvenReport {
     break_even: Vec<[f64; 2]>,
 }
 
-/// Endings of fields, with their units in sentences.
-const UNITS: [(&str, &str); 9] = [
-    ("_gbps", " GB/s"),
-    ("_gb_per_s", " GB/s"),
-    ("_bytes_per_s", " bytes/s"),
-    ("_gib", " GiB"),
-    ("_bytes", " bytes"),
-    ("_ms", " ms"),
-    ("_us", " µs"),
-    ("_ns", " ns"),
-    ("_s", " s"),
-];
-
 impl BreakEvenReport {
     /// The answer for two axes: the field and its two alternatives.
     pub fn new(axes: &[SweepAxis; 2], regions: Vec<BreakEvenRegion>) -> BreakEvenReport {
@@ -39,7 +27,7 @@ impl BreakEvenReport {
             regions.windows(2).map(|pair| [pair[0].values[1], pair[1].values[0]]).collect();
         let name = |index: usize| axes[1].values.get(index).map(text_of).unwrap_or_default();
         let between = [name(0), name(1)];
-        BreakEvenReport { field: axes[0].field.name(), between, regions, break_even }
+        BreakEvenReport { field: axes[0].field.field_name(), between, regions, break_even }
     }
 
     /// The answer in words.
@@ -58,7 +46,8 @@ impl BreakEvenReport {
     /// The table of all values. Each row has the value, the step time and the plan of both
     /// alternatives, and the difference.
     pub fn table(&self, page: &mut Page, rows: &[[String; 6]]) {
-        let name = self.field.rsplit('.').next().unwrap_or(&self.field).replace('_', " ");
+        let name = self.field.as_str();
+        let name = name.rsplit('.').next().unwrap_or(name).replace('_', " ");
         let columns = [
             (name.as_str(), Align::Right),
             ("A", Align::Right),
@@ -87,10 +76,11 @@ impl BreakEvenReport {
 
     /// Place of a region in words: between the middles of the gaps around it.
     fn place(&self, index: usize) -> String {
-        let unit = UNITS.iter().find(|(ending, _)| self.field.ends_with(ending));
-        let (ending, unit) = unit.copied().unwrap_or_default();
-        let name = self.field.trim_start_matches("hardware.").trim_start_matches("model.");
-        let name = name.strip_suffix(ending).unwrap_or(name);
+        let name = self.field.short();
+        let unit = match self.field.unit().symbol() {
+            "" => String::new(),
+            symbol => format!(" {symbol}"),
+        };
         let below = index.checked_sub(1).map(|gap| self.boundary(gap));
         let above = (index < self.break_even.len()).then(|| self.boundary(index));
         match (below, above) {

@@ -302,7 +302,7 @@ fn cuda_availability(
     }
     hints.dedup();
     let problem = match gpus {
-        Err(error) => Some(format!("the driver does not initialize: {error}")),
+        Err(error) => Some(format!("the driver does not initialise: {error}")),
         Ok(gpus) if gpus.is_empty() => Some("there is no GPU".into()),
         Ok(gpus) if gpus.iter().all(|gpu| gpu.capability < COMPUTE_CAPABILITY_MIN) => {
             let (major, minor) = COMPUTE_CAPABILITY_MIN;

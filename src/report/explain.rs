@@ -216,7 +216,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
     page.heading("Meshes, by their lower bounds");
     let listed: Vec<&MeshRow> = meshes
         .iter()
-        .filter(|row| detail == Detail::Full || !is_summarized(&row.outcome))
+        .filter(|row| detail == Detail::Full || !is_summarised(&row.outcome))
         .collect();
     let time = |seconds: Option<f64>| seconds.map_or(String::new(), |s| Seconds(s).to_string());
     let has_context_axis = listed.iter().any(|row| row.mesh.context > 1);
@@ -262,11 +262,11 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
         page.paragraph(&mesh_legend(&listed));
     }
     without_plan(page, &listed);
-    let summarized = |predicate: fn(&ContextOutcome) -> bool| {
+    let summarised = |predicate: fn(&ContextOutcome) -> bool| {
         meshes.iter().filter(move |row| detail == Detail::Summary && predicate(&row.outcome))
     };
-    let count = |predicate| summarized(predicate).count() as u64;
-    let mut bounds: Vec<f64> = summarized(is_pruned).filter_map(|row| row.bound_s).collect();
+    let count = |predicate| summarised(predicate).count() as u64;
+    let mut bounds: Vec<f64> = summarised(is_pruned).filter_map(|row| row.bound_s).collect();
     bounds.sort_by(f64::total_cmp);
     let [low, high] = [bounds.first(), bounds.last()].map(|bound| time(bound.copied()));
     for (meshes, reason) in [
@@ -346,7 +346,7 @@ fn is_not_reached(outcome: &ContextOutcome) -> bool {
 }
 
 /// Whether meshes with this outcome are only counted in a summary.
-fn is_summarized(outcome: &ContextOutcome) -> bool {
+fn is_summarised(outcome: &ContextOutcome) -> bool {
     is_pruned(outcome) || is_not_improved(outcome) || is_not_reached(outcome)
 }
 

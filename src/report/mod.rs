@@ -1,6 +1,6 @@
 //! Reports of commands.
 //!
-//! A report is one struct. Its serialization is the output of `--format json`, whose keys have units and do not change.
+//! A report is one struct. Its serialisation is the output of `--format json`, whose keys have units and do not change.
 //! [`Report::page`] lays the same values out for people, as text or as HTML. Fields that are not serialized are needed by
 //! the page only.
 

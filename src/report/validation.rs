@@ -4,8 +4,8 @@ use narrows_calibration::StepTerm;
 use narrows_calibration::measurements::{Citation, MeasurementUnit, MeasurementsFile};
 use narrows_calibration::validation::{
     ComparedMeasurement, ErrorCell, ErrorSummary, IntervalCoverage, LeftOutMeasurement,
-    MeasurementSummary, MendingTerm, Orderings, leave_one_out, overall, summarize_by_source,
-    summarize_by_table, worst_cells,
+    MeasurementSummary, MendingTerm, Orderings, leave_one_out, overall, summarise_by_source,
+    summarise_by_table, worst_cells,
 };
 use narrows_plan::{Executor, Seconds};
 use serde::Serialize;
@@ -15,7 +15,7 @@ use super::page::{Align, Page};
 use crate::args::{Detail, MeasurementInput, ValidateSettings};
 use crate::text::{percents, plural, signed_percents};
 
-/// A table with more measurements than this is summarized.
+/// A table with more measurements than this is summarised.
 const LISTED_MAX: usize = 60;
 
 /// Cells of steps that are printed.
@@ -164,8 +164,8 @@ impl<'a> ValidationReport<'a> {
             left_out: left_out.iter().map(LeftOutReport::new).collect(),
             cells: worst_cells(compared, CELLS_MAX).into_iter().map(CellReport::new).collect(),
             hardware: hardware(settings, compared),
-            tables: summaries(summarize_by_table(compared)),
-            sources: summaries(summarize_by_source(compared)),
+            tables: summaries(summarise_by_table(compared)),
+            sources: summaries(summarise_by_source(compared)),
             overall: summaries(overall(compared)),
             citations: settings.files.iter().flat_map(|file| citations(&file.contents)).collect(),
             uses_profile_files: !settings.profiles.is_empty(),

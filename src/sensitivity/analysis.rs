@@ -8,6 +8,7 @@ use narrows_planner::{Request, SearchCache};
 use rayon::prelude::*;
 
 use crate::errors::CommandResult;
+use crate::field_name::FieldName;
 use crate::whatif::{Scenario, geometric_mean};
 
 use super::difference::{Estimate, elasticity, gain};
@@ -47,7 +48,7 @@ pub struct Analysis {
     /// Assumed numbers, those whose error costs the most first.
     pub assumed: Vec<AssumedParameter>,
     /// Names of assumed numbers that are zero, so that no factor varies them.
-    pub not_varied: Vec<String>,
+    pub not_varied: Vec<FieldName>,
     /// Whether every variant was planned; `false` after Ctrl-C.
     pub is_complete: bool,
     /// Integer programs that the library failed to solve.
@@ -225,7 +226,7 @@ pub fn analyse(
 
 /// Whether less of a number is better, if money buys it.
 fn bought(number: &VariedParameter) -> Option<bool> {
-    let found = BOUGHT.iter().find(|(part, _)| number.name.contains(part));
+    let found = BOUGHT.iter().find(|(part, _)| number.name.as_str().contains(part));
     found.map(|(_, is_reduced)| *is_reduced)
 }
 

@@ -24,5 +24,5 @@ mod variant;
 pub use analysis::UPGRADES;
 pub use analysis::{Analysis, AssumedParameter, ParameterElasticity, Upgrade, analyse};
 pub use difference::Estimate;
-pub use number::{ParameterGroup, VariedParameter, short_name};
+pub use number::{ParameterGroup, VariedParameter};
 pub use variant::StepSample;

@@ -9,6 +9,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::errors::CommandResult;
+use crate::field_name::FieldName;
+use crate::unit::Unit;
 use crate::whatif::{Document, ScalarField, Scenario, SweepField, number};
 
 /// Ratio of the higher value of a difference to the present value.
@@ -49,7 +51,7 @@ pub enum ParameterGroup {
 #[derive(Clone, Debug)]
 pub struct VariedParameter {
     /// Name as in `whatif --list`; for the points of a curve that of the curve.
-    pub name: String,
+    pub name: FieldName,
     /// Subject of the number.
     pub kind: ParameterGroup,
     /// Whether the profile calls it assumed.
@@ -103,7 +105,7 @@ impl VariedParameter {
         Ok(numbers)
     }
 
-    fn real(name: String, fields: Vec<(SweepField, f64)>) -> VariedParameter {
+    fn real(name: FieldName, fields: Vec<(SweepField, f64)>) -> VariedParameter {
         VariedParameter {
             name,
             kind: ParameterGroup::Hardware,
@@ -122,7 +124,12 @@ impl VariedParameter {
         granule: f64,
     ) -> VariedParameter {
         let ends = [1.0 - SHAPE_STEP, 1.0 + SHAPE_STEP];
-        VariedParameter { kind, granule, ends, ..VariedParameter::real(name.to_owned(), fields) }
+        VariedParameter {
+            kind,
+            granule,
+            ends,
+            ..VariedParameter::real(FieldName::new(name), fields)
+        }
     }
 
     /// The present value; of a curve, that of its first point.
@@ -134,11 +141,6 @@ impl VariedParameter {
     pub fn values(&self) -> [f64; 2] {
         let values = || self.fields.iter().map(|(_, value)| *value);
         [values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max)]
-    }
-
-    /// Name without its file and unit.
-    pub fn short_name(&self) -> String {
-        short_name(&self.name)
     }
 
     /// Factors of the ends of a difference.
@@ -162,17 +164,6 @@ impl VariedParameter {
         let settings = fields.zip(values.into_iter().map(number)).collect();
         (factor != 1.0 && factor > 0.0).then_some(ScaledValue { factor, settings })
     }
-}
-
-/// Endings of names with units.
-const UNITS: [&str; 4] = ["_bytes_per_s", "_bytes", "_elements", "_s"];
-
-/// A name without its file and unit: `links.intra_node.bandwidth`.
-pub fn short_name(name: &str) -> String {
-    let name = name.trim_start_matches("hardware.").trim_start_matches("model.");
-    let name = name.replace("peak_flops_per_s", "peak_flops");
-    let ending = UNITS.iter().find(|ending| name.ends_with(*ending));
-    ending.map_or(name.as_str(), |ending| name.trim_end_matches(ending)).to_owned()
 }
 
 /// Numbers of the profile that the step time of a request may depend on, without those that are zero.
@@ -199,6 +190,7 @@ fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec
         }
         let name = format!("hardware.{path}");
         let fields = vec![(scenario.field(&name)?, value)];
+        let name = FieldName::new(name);
         let is_whole = field.value.as_ref().is_some_and(|value| !value.is_f64());
         let granule = if is_whole { 1.0 } else { 0.0 };
         numbers.push(VariedParameter { granule, ..VariedParameter::real(name, fields) });
@@ -209,27 +201,27 @@ fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec
             Ok((scenario.field(&format!("hardware.{path}"))?, value))
         });
         let fields = fields.collect::<CommandResult<_>>()?;
-        numbers.push(VariedParameter::real(format!("hardware.{curve}"), fields));
+        numbers.push(VariedParameter::real(FieldName::new(format!("hardware.{curve}")), fields));
     }
     for number in &mut numbers {
-        if number.name.contains("efficiency") {
+        if number.name.unit() == Unit::Efficiency {
             let largest = number.fields.iter().map(|(_, value)| *value).fold(0.0, f64::max);
             number.factor_max = 1.0 / largest;
         }
-        let path = number.name.trim_start_matches("hardware.");
+        let path = number.name.as_str().trim_start_matches("hardware.");
         number.is_assumed = is_assumed(request, path);
     }
     Ok(numbers)
 }
 
 /// Names of the assumed numbers of the profile that are zero, so that no factor varies them.
-pub fn assumed_zeros(scenario: &Scenario, request: &Request) -> Vec<String> {
+pub fn assumed_zeros(scenario: &Scenario, request: &Request) -> Vec<FieldName> {
     let is_zero = |field: &ScalarField| {
         field.value.as_ref().and_then(Value::as_f64) == Some(0.0)
             && is_assumed(request, &field.path)
     };
     let zeros = scenario.hardware().fields().into_iter().filter(is_zero);
-    zeros.map(|field| format!("hardware.{}", field.path)).collect()
+    zeros.map(|field| FieldName::new(format!("hardware.{}", field.path))).collect()
 }
 
 /// Efficiencies in lists, by the name of their curve.
@@ -315,7 +307,7 @@ mod tests {
         let scaled = rank.scaled(1.1).unwrap();
         assert_eq!((scaled.factor, &scaled.settings[0].1), (1.125, &Value::from(1152)));
         assert!(rank.scaled(1.01).is_none(), "rounds to the present value");
-        let mut share = VariedParameter::real("efficiency".into(), vec![(field(), 0.8)]);
+        let mut share = VariedParameter::real(FieldName::new("efficiency"), vec![(field(), 0.8)]);
         share.factor_max = 1.25;
         assert_eq!(share.scaled(2.0).unwrap().factor, 1.25);
     }

@@ -1,9 +1,8 @@
 //! Alternatives whose step times are compared: strategies, forms of parallelism, or any settings.
 
-use clap::ValueEnum;
+use narrows_plan::strategy::Baseline;
 use serde_json::Value;
 
-use crate::args::StrategyArg;
 use crate::errors::{CommandResult, Failure, Problem};
 
 use super::field::SweepField;
@@ -55,14 +54,11 @@ fn term_settings(term: &str, scenario: &Scenario) -> CommandResult<Vec<(SweepFie
     if let Some((_, axes)) = PURE.iter().find(|(name, _)| *name == term) {
         return axes.iter().map(|axis| Ok((scenario.field(axis)?, Value::from(1)))).collect();
     }
-    if StrategyArg::from_str(term, false).is_ok() {
+    if Baseline::from_name(term).is_some() {
         return Ok(vec![(scenario.field("strategy")?, Value::from(term))]);
     }
-    let strategies = StrategyArg::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-    let names: Vec<String> = strategies
-        .map(|value| value.get_name().to_owned())
-        .chain(PURE.iter().map(|(name, _)| (*name).to_owned()))
-        .collect();
+    let strategies = Baseline::ALL.map(Baseline::name).into_iter();
+    let names: Vec<&str> = strategies.chain(PURE.iter().map(|(name, _)| *name)).collect();
     let problem = Problem::new("--between", format!("`{term}` is no alternative"));
     let problem = problem.hint(names.join(", "));
     Err(Failure::input(problem.hint("or settings such as tensor=8+strategy=btp")))

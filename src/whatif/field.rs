@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::args::{RequestArgs, TrainingRunArgs, flags};
 use crate::errors::Problem;
+use crate::field_name::FieldName;
 
 use super::document::{Document, ScalarField};
 use super::values::number;
@@ -31,7 +32,7 @@ pub struct HardwareField {
     /// Path in the profile, in its own unit.
     pub path: String,
     /// The name as typed.
-    typed: String,
+    typed: FieldName,
     /// One unit as typed in the unit of the profile.
     pub factor: f64,
 }
@@ -43,16 +44,6 @@ impl HardwareField {
         number(if is_whole { value.round() } else { value })
     }
 }
-
-/// Endings of names in units for people: ending, ending in the profile, factor.
-const UNITS: [(&str, &str, f64); 6] = [
-    ("_gbps", "_bytes_per_s", 1e9),
-    ("_gb_per_s", "_bytes_per_s", 1e9),
-    ("_gib", "_bytes", 1_073_741_824.0),
-    ("_ms", "_s", 1e-3),
-    ("_us", "_s", 1e-6),
-    ("_ns", "_s", 1e-9),
-];
 
 /// Flags that change the search rather than what is planned.
 const FLAGS_NOT_SWEPT: [&str; 1] = ["time-limit"];
@@ -88,13 +79,15 @@ impl SweepField {
             return Ok(SweepField::Model(path.to_owned()));
         }
         if let Some(path) = name.strip_prefix("hardware.") {
-            let mut spellings = std::iter::once((path.to_owned(), 1.0)).chain(
-                UNITS.iter().filter_map(|(ending, unit, factor)| {
-                    Some((format!("{}{unit}", path.strip_suffix(ending)?), *factor))
-                }),
-            );
-            if let Some((path, factor)) = spellings.find(|(path, _)| hardware.accepts(path)) {
-                let typed = name.to_owned();
+            let typed = FieldName::new(name);
+            let path = path.to_owned();
+            if hardware.accepts(&path) {
+                return Ok(SweepField::Hardware(HardwareField { path, typed, factor: 1.0 }));
+            }
+            if let Some(in_files) = FieldName::new(path).in_files()
+                && hardware.accepts(in_files.as_str())
+            {
+                let (path, (_, factor)) = (in_files.to_string(), typed.unit().in_files());
                 return Ok(SweepField::Hardware(HardwareField { path, typed, factor }));
             }
         }
@@ -118,9 +111,14 @@ impl SweepField {
             SweepField::Flag(flag) => flag.replace('-', "_"),
             SweepField::Rank => "rank".into(),
             SweepField::Model(path) => format!("model.{path}"),
-            SweepField::Hardware(field) => field.typed.clone(),
+            SweepField::Hardware(field) => field.typed.to_string(),
             SweepField::Alternative => "alternative".into(),
         }
+    }
+
+    /// The name with its unit.
+    pub fn field_name(&self) -> FieldName {
+        FieldName::new(self.name())
     }
 }
 
@@ -155,10 +153,8 @@ fn swept_flags() -> Vec<(String, String)> {
 
 fn unknown(name: &str, model: &Document, hardware: &Document) -> Problem {
     let problem = Problem::new("--sweep", format!("no field is called `{name}`"));
-    let in_profile_unit = UNITS
-        .iter()
-        .find_map(|(ending, unit, _)| Some(format!("{}{unit}", name.strip_suffix(ending)?)));
-    let name = in_profile_unit.as_deref().unwrap_or(name);
+    let in_files = FieldName::new(name).in_files();
+    let name = in_files.as_ref().map_or(name, FieldName::as_str);
     // The last part of a path names a field almost as well as the whole.
     let last = |name: &str| name.rsplit('.').next().unwrap_or(name).to_owned();
     let relative = |a: &str, b: &str| strsim::levenshtein(a, b) as f64 / a.len().max(1) as f64;

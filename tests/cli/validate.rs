@@ -441,7 +441,7 @@ fn rows_that_no_price_was_fitted_to_are_not_marked() {
 
 #[test]
 #[ignore = "needs NARROWS_ROWS"]
-fn needs_rows_the_rows_that_prices_were_fitted_to_are_recognized() {
+fn needs_rows_the_rows_that_prices_were_fitted_to_are_recognised() {
     let folder = tempfile::tempdir().unwrap();
     let written = folder.path().join("mine.json");
     let sample = rows_folder().join("vtrain-a100-single-sample.csv");

@@ -73,7 +73,7 @@ class DenseLinear:
 
 
 class ColaLinear:
-    """y = phi(x A) B; with the identity as phi a plain factorized layer."""
+    """y = phi(x A) B; with the identity as phi a plain factorised layer."""
 
     def __init__(self, weights, name, d_in, d_out, spec):
         self.name, self.rank = name, spec["rank"]

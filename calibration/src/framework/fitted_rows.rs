@@ -1,4 +1,4 @@
-//! Recognizes the steps that [`FITTED_FRAMEWORK`](super::FITTED_FRAMEWORK) was fitted to, which must not count as
+//! Recognises the steps that [`FITTED_FRAMEWORK`](super::FITTED_FRAMEWORK) was fitted to, which must not count as
 //! predicted.
 //!
 //! The rows are not part of the repository. `data/fits/gpt-a100-rows.txt` has a digest of each row: of the sizes of its

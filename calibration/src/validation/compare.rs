@@ -2,7 +2,7 @@
 //!
 //! Kernels are priced one by one. A step is planned with the mesh, microbatch and restrictions of its measurement, and
 //! its plan is simulated. A GPT's step is priced by [`framework`](crate::framework). Measurements that a prediction was fitted
-//! to are labelled, and summarized apart.
+//! to are labelled, and summarised apart.
 
 use std::collections::BTreeMap;
 

@@ -52,7 +52,7 @@ pub struct IntervalCoverage {
 }
 
 impl ErrorSummary {
-    /// Summarizes pairs of a predicted and a measured time; `None` for no pairs.
+    /// Summarises pairs of a predicted and a measured time; `None` for no pairs.
     pub fn of(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<ErrorSummary> {
         let errors: Vec<f64> = pairs.into_iter().map(|(p, m)| (p / m - 1.0) * 100.0).collect();
         let mut sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_summarized() {
+    fn errors_are_summarised() {
         let errors = ErrorSummary::of([(1.1, 1.0), (0.8, 1.0), (1.0, 1.0), (1.3, 1.0)]).unwrap();
         assert_eq!(errors.count, 4);
         assert!((errors.mean_absolute_percent - 15.0).abs() < 1e-9);

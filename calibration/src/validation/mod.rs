@@ -14,4 +14,4 @@ pub use compare::{ComparedMeasurement, compare};
 pub use errors::{ErrorSummary, IntervalCoverage, Orderings};
 pub use leave_one_out::{LeftOutMeasurement, leave_one_out};
 pub use preset_coverage::{PresetCoverage, preset_coverage};
-pub use summary::{MeasurementSummary, overall, summarize_by_source, summarize_by_table};
+pub use summary::{MeasurementSummary, overall, summarise_by_source, summarise_by_table};

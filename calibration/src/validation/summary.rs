@@ -20,17 +20,17 @@ pub struct MeasurementSummary<'a> {
 }
 
 /// A summary of each table, in the order in which they first appear.
-pub fn summarize_by_table<'a>(
+pub fn summarise_by_table<'a>(
     compared: &'a [ComparedMeasurement<'a>],
 ) -> Vec<MeasurementSummary<'a>> {
-    summarize_by(compared, |entry| format!("{}: {}", entry.file, entry.measurement.table))
+    summarise_by(compared, |entry| format!("{}: {}", entry.file, entry.measurement.table))
 }
 
 /// A summary of each source, in the order in which they first appear.
-pub fn summarize_by_source<'a>(
+pub fn summarise_by_source<'a>(
     compared: &'a [ComparedMeasurement<'a>],
 ) -> Vec<MeasurementSummary<'a>> {
-    summarize_by(compared, |entry| format!("{}: {}", entry.file, entry.measurement.source))
+    summarise_by(compared, |entry| format!("{}: {}", entry.file, entry.measurement.source))
 }
 
 /// Summaries of all measurements, and of those that no prediction was fitted to.
@@ -40,7 +40,7 @@ pub fn overall<'a>(compared: &'a [ComparedMeasurement<'a>]) -> Vec<MeasurementSu
     all.into_iter().chain(summary("not fitted to".into(), not_fitted)).collect()
 }
 
-fn summarize_by<'a>(
+fn summarise_by<'a>(
     compared: &'a [ComparedMeasurement<'a>],
     name: impl Fn(&ComparedMeasurement) -> String,
 ) -> Vec<MeasurementSummary<'a>> {

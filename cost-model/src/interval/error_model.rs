@@ -210,9 +210,9 @@ impl<'a> ErrorModel<'a> {
 #[derive(Clone, Copy)]
 enum StepError<'a> {
     None,
-    /// An error in addition to those of the kernels.
+    /// An error in addition to the errors of the kernels.
     BeyondKernels(&'a RelativeError),
-    /// The error of whole steps, which includes those of the kernels.
+    /// The error of whole steps, which includes the errors of the kernels.
     Whole(&'a RelativeError),
 }
 

@@ -25,8 +25,9 @@ use super::nccl::{self, NcclAlgorithm, NcclProtocol};
 use super::topology::{GroupPlacement, Topology};
 use crate::profile::{CollectiveLibrary, LinkSpec, NodeWiring, Profile};
 
-/// All that the prices of collectives and transfers in one device group depend on, besides their bytes and what
-/// profiles of equal [`Profile::fingerprint_within_nodes`](crate::Profile::fingerprint_within_nodes) share.
+/// Links of one device group: with the bytes and the values that profiles of equal
+/// [`Profile::fingerprint_within_nodes`](crate::Profile::fingerprint_within_nodes) share, they determine the prices of
+/// its collectives and transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupLinks {
     placement: GroupPlacement,

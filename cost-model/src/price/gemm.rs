@@ -13,11 +13,11 @@
 //! time     = start + max(compute, memory)
 //! ```
 //! o(a,b) = (1 + λ(1/a + 1/b)) / (1 + λ(1/a* + 1/b*)) grows as a tile reuses its operands less.
-//! The epilogue is what makes skinny GEMMs slow: the main loop is k/(k + k₀) of a tile's time, with
+//! The epilogue makes skinny GEMMs slow: the main loop is k/(k + k₀) of a tile's time, with
 //! k₀ = σ·η·peak·w / 2·bandwidth.
 //!
-//! Every term is a non-decreasing function of m, n, k and batch for every tile and split, hence so
-//! is the price: a larger GEMM is never the faster one. (A split is allowed only while C has
+//! Every term is a non-decreasing function of m, n, k and batch for every tile and split, and so is
+//! the price: a larger GEMM is never faster. (A split is allowed only while C has
 //! fewer than 2U tiles; such a GEMM takes at most the two waves that any larger one takes.)
 
 use narrows_plan::kernel::Gemm;

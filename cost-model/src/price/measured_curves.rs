@@ -32,11 +32,11 @@ impl MeasuredCurves<'_> {
     }
 }
 
-/// Scales the measured times of a profile, some of whose numbers differ from those of the profile `measured_on` that the
-/// kernels were measured on, by the ratio of the prices by the curves of both. The factors by which measurements
-/// correct the curves are then those of the measured hardware.
+/// Scales the measured times of a profile that was changed after its kernels had been measured on `measured_on`. Each
+/// time is multiplied by the price from the curves of `file` over the price from the curves of `measured_on`, so that
+/// measurements correct the curves by the same factors as on the measured hardware.
 ///
-/// Without it, the correction of a kernel that was measured would cancel every change of the hardware.
+/// Without this scaling, the correction of a measured kernel would cancel every change of the hardware.
 pub fn scale_measurements(file: &mut ProfileFile, measured_on: &ProfileFile, executor: Executor) {
     let Some(mut measured) = file.measured.take() else { return };
     let devices_share_machine = measured.devices_share_machine();

@@ -313,12 +313,12 @@ impl Prices {
         self.links.of_group(group)
     }
 
-    /// The slowdown of computation and a collective beside it; `None` where they do not run at the same time.
+    /// The slowdown of computation and of a collective that overlap; `None` where the hardware does not overlap them.
     pub fn overlap_slowdown(&self) -> Option<OverlapSlowdown> {
         self.overlap_slowdown
     }
 
-    /// These prices of kernels with the slowdown of those that run at the same time. `kernel` is
+    /// The prices of kernels with the slowdown of overlapped kernels. `kernel` is
     /// [`kernel_time`](Prices::kernel_time), or prices derived from it.
     pub fn streams<'a>(&self, kernel: KernelPrice<'a>) -> StreamPrices<'a> {
         StreamPrices { kernel, overlap: self.overlap_slowdown }
@@ -330,8 +330,8 @@ impl Prices {
     }
 
     /// Factor on the error of the kernel's class, by the distance to the nearest measurement. Where no kernel of the
-    /// class was measured here, the distance is to the shapes of the preset named in `form_of`; without those, all
-    /// shapes of the class have the same error.
+    /// class was measured here, the distance is to the shapes of the preset named in `form_of`; without such a
+    /// preset, all shapes of the class have the same error.
     pub(crate) fn error_scale(&self, kernel: &Kernel) -> f64 {
         let distance = self.distance_octaves(kernel);
         let within_node = self.source(kernel) != PriceSource::InterNode;

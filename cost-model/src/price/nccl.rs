@@ -1,11 +1,11 @@
 //! Constants of NCCL's tuner, `src/graph/tuning.cc`.
 //!
-//! The constants are those of the releases that support Blackwell (2.27 and later), compared entry by entry with the
-//! source in November 2026. A few differ from older releases: in 2.19, tree with Simple has 28 µs a hop and no base
+//! The constants are taken from the releases that support Blackwell (2.27 and later), and were compared entry by entry
+//! with the source in November 2026. A few differ from older releases: in 2.19, tree with Simple has 28 µs a hop and no base
 //! latency, and LL has the same bandwidth limit on Hopper as on Ampere.
 //!
-//! No constant here is fitted; the profile has corrections (`links.intra_node.efficiency`, `fill_s`). Not modelled: limits by channel, which do not bind with the
-//! channel counts of these machines, CollNet, and NVLS.
+//! No constant here is fitted; the profile has corrections (`links.intra_node.efficiency`, `fill_s`). Not modelled:
+//! limits by channel, which do not bind with the channel counts of these machines, CollNet, and NVLS.
 
 use crate::profile::CollectiveLibrary;
 

@@ -334,7 +334,7 @@ pub struct InterNodeLinks {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OverlapSpec {
-    /// Factor on the time of computation beside a collective, which occupies some compute units. At least 1.
+    /// Factor on the time of computation overlapped with a collective, which occupies some compute units. At least 1.
     pub compute_slowdown: f64,
     /// Factor on the time of a collective overlapped with computation, which uses memory bandwidth. At least 1.
     pub collective_slowdown: f64,

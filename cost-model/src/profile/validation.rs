@@ -25,7 +25,7 @@ const BANDWIDTH: RangeInclusive<f64> = 1e3..=1e18;
 const EFFICIENCY: RangeInclusive<f64> = 1e-4..=1.0;
 /// Latencies in seconds.
 const LATENCY_S: RangeInclusive<f64> = 0.0..=10.0;
-/// Factors of work that runs beside other work.
+/// Slowdown factors of overlapped work.
 const SLOWDOWN: RangeInclusive<f64> = 1.0..=10.0;
 /// Seconds of a measured kernel: more than zero, less than three hours.
 const TIME_S: RangeInclusive<f64> = 1e-10..=1e4;

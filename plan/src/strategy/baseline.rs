@@ -54,6 +54,11 @@ impl Baseline {
         }
     }
 
+    /// The baseline with this name on the command line.
+    pub fn from_name(name: &str) -> Option<Baseline> {
+        Baseline::ALL.into_iter().find(|baseline| baseline.name() == name)
+    }
+
     /// Whether the baseline shards dense linears, and so is one of models without factor pairs.
     pub fn is_for_dense_models(self) -> bool {
         matches!(self, Baseline::FullrankTp | Baseline::MegatronSp)

@@ -196,7 +196,7 @@ impl ContextSolver<'_> {
 }
 
 /// The division of the blocks whose fullest stage is smallest, with the bytes of that stage; `None` with fewer blocks than
-/// stages between the first and the last. `bytes` are those of a block on a stage.
+/// stages between the first and the last. `bytes` returns the bytes of a block on a stage.
 fn smallest_division(
     context: &Context,
     embedding_and_head: &EmbeddingAndHead,
@@ -255,7 +255,7 @@ fn restrictions(request: &Request, context: &Context) -> Vec<(Request, Context)>
     let mut searches: Vec<(Request, Context)> =
         restricted.iter().map(|rules| (with_rules(*rules), *context)).collect();
     if context.overlap_tensor_collectives {
-        // A collective beside a GEMM keeps the GEMM's operands for longer.
+        // A collective that overlaps with a GEMM keeps the GEMM's operands for longer.
         let in_order = Context { overlap_tensor_collectives: false, ..*context };
         let rules = restricted.into_iter().chain([rules]);
         searches.extend(rules.map(|rules| (with_rules(rules), in_order)));

@@ -99,7 +99,7 @@ impl StageReserves {
         true
     }
 
-    /// Halves the distance between the reserves that were too small and those of a plan.
+    /// Halves the distance between the reserves that were too small and the reserves of a plan.
     fn improve(&mut self) -> bool {
         for ((current, low), high) in
             self.current.iter_mut().zip(&self.low).zip(self.high.iter().flatten())

@@ -1,9 +1,9 @@
-//! Lower bound on a step in which collectives of sharded parameters take longer than the passes beside them.
+//! Lower bound on a step in which collectives of sharded parameters take longer than the passes that they overlap with.
 //!
-//! On one stage and without collectives of activations, the weights of a block are gathered beside the forward pass of
-//! another block, and during the backward pass of a block another one's weights are gathered and a third one's
-//! gradients reduced. A pass and the collectives beside it end no earlier where the pass takes longer, so that the
-//! least pass of each block bounds both:
+//! On one stage and without collectives of activations, the weights of a block are gathered during the forward pass of
+//! another block. During the backward pass of a block, the weights of a second block are gathered and the gradients of a
+//! third block are reduced. A longer pass never makes the pass and its collectives end earlier, so that the least pass
+//! of each block gives a bound:
 //!
 //! ```text
 //! m·Σ (f + exposed(gather, f) + b + exposed(gather + reduction, b)) + embedding and head
@@ -17,7 +17,7 @@ use narrows_plan::{Context, Seconds};
 use crate::segment::{SegmentSolver, SegmentSpec};
 
 /// Lower bound in seconds on the plans of a context with this boundary layout; 0 without sharded parameters whose
-/// collectives run beside passes, with several stages, and on several devices of the tensor or context axis.
+/// collectives overlap with passes, with several stages, and on several devices of the tensor or context axis.
 pub(super) fn sharding_bound(
     segments: &SegmentSolver,
     context: &Context,
@@ -29,7 +29,7 @@ pub(super) fn sharding_bound(
         return 0.0;
     }
     let blocks = |shape: usize| SegmentSpec::block(shape, boundary);
-    // The collectives beside a block are those of its neighbours, of any shape.
+    // The collectives during the pass of a block belong to its neighbours, which may have any shape.
     let of_shape = |shape: usize| segments.sharding_min(blocks(shape), context);
     let least = (0..segments.shape_count()).map(of_shape).reduce(ShardingMin::min);
     let ShardingMin { gather, reduction, .. } = least.unwrap_or_default();
@@ -40,8 +40,9 @@ pub(super) fn sharding_bound(
         microbatch += with_collectives(least.forward, gather);
         microbatch += with_collectives(least.backward, gather + reduction);
     }
-    // Beside the last block no weights are gathered forward and no gradients reduced backward, and beside the first block
-    // none are gathered backward. These collectives run beside embedding and head, or add as much as alone at most.
+    // During the passes of the last block, no weights are gathered forward and no gradients are reduced backward; during
+    // the backward pass of the first block, no weights are gathered. The missing collectives overlap with embedding and
+    // head, or add at most the time that they take alone.
     microbatch -= with_collectives(0.0, gather + gather + reduction);
     let mut step_phase = 0.0;
     for kind in [SegmentKind::Embedding, SegmentKind::Head] {

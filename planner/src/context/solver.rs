@@ -61,8 +61,8 @@ enum LoweringResult {
     Fits(Box<FeasiblePlan>, Partition),
     /// No partition is faster than the incumbent.
     NoImprovement,
-    /// The first stage whose arena exceeds the limit, and the bytes that its arena needs beyond those counted for blocks,
-    /// embedding and head: the next reserve to try.
+    /// The first stage whose arena exceeds the limit, and the bytes of its arena that blocks, embedding and head do not
+    /// count: the next reserve to try.
     TooLarge(usize, Bytes),
     /// The deadline passed.
     Interrupted,

@@ -72,7 +72,8 @@ impl EmbeddingAndHead {
             let spec = SegmentSpec::embedding_or_head(kind, self.boundary, self.tied_weight);
             let least = || segments.min_pass_times(spec, context);
             let both = || segments.min_microbatch_time(spec, context).unwrap_or(0.0);
-            // Only the bounds of pipelines tell the passes apart, and only those of zero-bubble ones use backward passes alone.
+            // Only bounds of pipelines use the times of single passes, and only bounds of zero-bubble pipelines use the
+            // time of a backward pass alone.
             let [forward, backward] = match context.schedule {
                 PipelineSchedule::ZeroBubble => [least().forward, least().backward],
                 _ if context.mesh.pipeline > 1 => {

@@ -11,7 +11,7 @@ use narrows_plan::strategy::{BoundaryLayout, op_parameters};
 use narrows_plan::{Context, Seconds};
 
 use super::embedding_and_head::EmbeddingAndHead;
-use super::sharding::sharding_beside_blocks;
+use super::sharding::uncounted_sharding;
 use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
 
@@ -127,19 +127,19 @@ pub struct StageOverhead {
     pub(crate) syncs: StepSyncs,
     /// The backward pass before the stage's blocks.
     pub(crate) before_blocks: BeforeBlocks,
-    /// Lower bound on what the reductions of the stage's first block add to those of other blocks: none of them runs
-    /// during the last backward pass. Counted in `step_phase`.
+    /// Lower bound on the time that the stage's first block adds because its reductions follow the last backward pass
+    /// instead of overlapping with it. Counted in `step_phase`.
     pub(crate) first_block_min: Seconds,
-    /// Slowdown of the last backward pass and reductions beside it.
+    /// Slowdown of the last backward pass and of the reductions that overlap with it.
     pub(crate) slowdown: Option<OverlapSlowdown>,
 }
 
-/// The backward pass of a stage before that of its blocks, with the head's reductions beside the last one.
+/// The part of a stage's backward pass that precedes its blocks, with the head's overlapped reductions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BeforeBlocks {
     /// Backward pass of one microbatch: the receive, or the head.
     pub backward: Seconds,
-    /// Gradient reductions of the head beside the rest of the pass.
+    /// Gradient reductions of the head, which overlap with the rest of the pass.
     pub overlapped: Seconds,
 }
 
@@ -227,7 +227,7 @@ impl StageOverhead {
                 first_block_min(segments, context, stage, embedding_and_head.boundary);
             overhead.step_phase += overhead.first_block_min;
             let [forward, backward] =
-                sharding_beside_blocks(segments, context, stage, embedding_and_head);
+                uncounted_sharding(segments, context, stage, embedding_and_head);
             overhead.forward += forward;
             overhead.backward += backward;
         }
@@ -246,7 +246,7 @@ impl StageOverhead {
     }
 }
 
-/// Lower bound on what the reductions of the first block of a stage add to those of other blocks.
+/// Lower bound on the time that the first block of a stage adds because its reductions follow the last backward pass.
 fn first_block_min(
     segments: &SegmentSolver,
     context: &Context,

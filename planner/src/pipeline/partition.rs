@@ -41,7 +41,7 @@ pub struct PruningCutoff {
     pub microbatch_times_min: Vec<f64>,
     /// Lower bounds on each block's passes without a memory limit.
     pub passes_min: Vec<PassTimesMin>,
-    /// Lower bound on the time of each block's gradient reductions beyond what its step phase counts for them.
+    /// Lower bound on the time of each block's gradient reductions that the step phase does not count.
     pub uncounted_reductions_min: Vec<f64>,
     /// Lower bound on each block's step phase.
     pub step_phase_times_min: Vec<f64>,

@@ -94,7 +94,7 @@ impl<'a> StagePartitioner<'a> {
         let choice = |blocks| self.best_assignment(blocks);
         let mut priced = 0;
         let mut relaxed = None;
-        // Lines at known prices cost less, and exclude most of what the others exclude.
+        // Relaxations at known prices are cheaper to compute, and exclude most of the partitions that the others exclude.
         for relax in [RelaxedStage::at_known_prices, RelaxedStage::new] {
             relaxed = self.relaxed_stages(cutoff.step_time, relax);
             let Some(stages) = &relaxed else { continue };

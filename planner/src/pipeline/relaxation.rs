@@ -90,8 +90,8 @@ impl RelaxedStage {
         })
     }
 
-    /// Times of `count` blocks, none of them longer than those of any assignment within the budget; `None` when no
-    /// assignment fits.
+    /// Lower bounds on the times of `count` blocks, over all assignments within the budget; `None` when no assignment
+    /// fits.
     pub(super) fn assignment(&self, count: usize) -> Option<Arc<StageAssignment>> {
         let (count, budget) = (count as f64, self.budget.as_f64());
         if count * self.step.bytes_min > budget {

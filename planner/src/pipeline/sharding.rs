@@ -1,9 +1,9 @@
 //! Work of sharded parameters that the blocks of a stage do not count.
 //!
-//! Where they overlap with computation, a gather of a block's weights or a reduction of its gradients runs during the
-//! pass of another block and counts the least time it can add. The gather for the first block of a pass and the
-//! reduction of the last have no such pass. The additions of reduced parts, which a step of one microbatch does not
-//! have, are the same for every choice of a block on one device of the tensor axis.
+//! With overlap, the gather of a block's weights and the reduction of its gradients run during the pass of another block,
+//! and a block counts the least time that they can add. The gather for the first block of a pass and the reduction of
+//! the last block overlap with no pass of a block. The additions of reduced parts are the same for every choice of a block
+//! on one device of the tensor axis; a step of one microbatch has none.
 
 use narrows_cost_model::{OverlapSlowdown, ShardingMin};
 use narrows_plan::graph::SegmentKind;
@@ -12,9 +12,9 @@ use narrows_plan::{Context, Seconds};
 use super::embedding_and_head::EmbeddingAndHead;
 use crate::segment::{SegmentSolver, SegmentSpec};
 
-/// Lower bounds on what sharded parameters add to the forward and to the backward pass of a stage, beyond what its
-/// blocks count.
-pub(super) fn sharding_beside_blocks(
+/// Lower bounds on the time that sharded parameters add to the forward and to the backward pass of a stage and that its
+/// blocks do not count.
+pub(super) fn uncounted_sharding(
     segments: &SegmentSolver,
     context: &Context,
     stage: u64,
@@ -35,7 +35,7 @@ pub(super) fn sharding_beside_blocks(
     [forward, backward]
 }
 
-/// Lower bounds on what the collectives at the ends of the passes add, beyond the least that is counted for all.
+/// Lower bounds on the time that the collectives at the ends of the passes add to the least time of every collective.
 fn at_ends(
     segments: &SegmentSolver,
     context: &Context,
@@ -44,21 +44,21 @@ fn at_ends(
     shapes: &[ShardingMin],
 ) -> [Seconds; 2] {
     let Some(slowdown) = segments.prices().overlap_slowdown() else { return Default::default() };
-    // Strategies with collectives of activations differ in the instructions beside another collective.
+    // Strategies with collectives of activations differ in the instructions that overlap with a gather or a reduction.
     if !context.overlap_grad_reduce || context.has_activation_collectives() {
         return Default::default();
     }
-    // The first block of a later stage, and the last of an earlier one, is any of them.
+    // The first block of a later stage and the last block of an earlier stage may have any shape.
     let any = shapes.iter().copied().reduce(ShardingMin::min).unwrap_or_default();
     let first = if stage == 0 { shapes[segments.layer_shapes()[0]] } else { any };
     // The embedding has one solution on one device of the tensor axis.
     let (boundary, tied) = (embedding_and_head.boundary, embedding_and_head.tied_weight);
     let spec = SegmentSpec::embedding_or_head(SegmentKind::Embedding, boundary, tied);
     let embedding = segments.fastest(spec, context).filter(|_| stage == 0);
-    let [beside_gather, beside_reduction] = embedding
+    let [during_gather, during_reduction] = embedding
         .map_or(Default::default(), |embedding| [embedding.time.forward, embedding.time.backward]);
-    let forward = added(first.gather, beside_gather, slowdown);
-    let mut backward = added(first.reduction, beside_reduction, slowdown);
+    let forward = added(first.gather, during_gather, slowdown);
+    let mut backward = added(first.reduction, during_reduction, slowdown);
     if stage + 1 < context.mesh.pipeline {
         // The last block's weights are gathered after the gradient has been received.
         backward += added(any.gather, Seconds(0.0), slowdown);
@@ -66,7 +66,7 @@ fn at_ends(
     [forward, backward]
 }
 
-/// The time that a collective beside this computation adds beyond the least that any adds.
-fn added(collective: Seconds, beside: Seconds, slowdown: OverlapSlowdown) -> Seconds {
-    slowdown.exposed(collective, beside) - collective * slowdown.hidden_cost()
+/// The time that a collective overlapped with `computation` adds to the least time that it adds to any computation.
+fn added(collective: Seconds, computation: Seconds, slowdown: OverlapSlowdown) -> Seconds {
+    slowdown.exposed(collective, computation) - collective * slowdown.hidden_cost()
 }

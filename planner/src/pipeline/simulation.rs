@@ -79,8 +79,8 @@ fn step_parts(overhead: &StageOverhead, blocks: &StageAssignment, stages: usize)
     let syncs = begin + tied.unwrap_or_default() + norm.unwrap_or_default();
     let reductions = blocks.blocks.iter().map(|block| block.time.overlapped);
     let overlapped = reductions.sum::<Seconds>() + overhead.before_blocks.overlapped;
-    // The step phase of a segment has the least that its reductions add during the backward pass; those of the first
-    // block run after it.
+    // The step phase of a segment counts the least time that its reductions add during the backward pass. The
+    // reductions of the first block run after that pass.
     let hidden =
         overhead.slowdown.map_or(Seconds(0.0), |slowdown| overlapped * slowdown.hidden_cost());
     let first = blocks.blocks.first().map_or(Seconds(0.0), |block| block.time.overlapped);
@@ -88,10 +88,10 @@ fn step_parts(overhead: &StageOverhead, blocks: &StageAssignment, stages: usize)
     let reduce = overhead.step_phase + blocks.step_phase - update - syncs - counted + first;
     let mut parts = vec![StepPart::Local(begin)];
     parts.extend(
-        tied.map(|time| StepPart::Synchronized(SyncedStages::first_and_last(stages), time)),
+        tied.map(|time| StepPart::Synchronised(SyncedStages::first_and_last(stages), time)),
     );
     parts.push(StepPart::Local(reduce));
-    parts.extend(norm.map(|time| StepPart::Synchronized(SyncedStages::all(stages), time)));
+    parts.extend(norm.map(|time| StepPart::Synchronised(SyncedStages::all(stages), time)));
     parts.push(StepPart::Local(update));
     parts
 }

@@ -7,16 +7,16 @@
 //! maxₛ u₀ + Σ_{j<s} tⱼ + m·tₛ
 //! maxₛ u₀ + Σ_{j<s} tⱼ + 2·Σ_{j>s} tⱼ + (m − wₛ + 1)·tₛ      where m > wₛ
 //! ```
-//! First bound: stage s begins after the forward passes of the first microbatch on all earlier stages, and
-//! after its last backward pass these run theirs. Second bound: stage s also waits twice for the later
+//! First bound: stage s begins after the forward passes of the first microbatch on all earlier stages, which
+//! run their own last backward passes after that of stage s. Second bound: stage s also waits twice for the later
 //! stages. Its first backward pass follows wₛ forward passes and the round trip of the first microbatch to
 //! the last stage; its last backward pass follows the round trip of the last microbatch. The first stage
-//! ends last and then runs its step phase. Equal stages attain both bounds. Where the first stage has no block and so a short
-//! step phase, u₁ less the first stage's backward pass takes the place of u₀ for later stages, if it is longer.
+//! ends last and then runs its step phase. Equal stages attain both bounds. A first stage without a block has a short step
+//! phase. For later stages, the larger of u₀ and u₁ less the first stage's backward pass then takes the place of u₀.
 //!
-//! With the zero-bubble schedule, weight gradients follow the backward passes, so that no earlier stage waits for them. With
-//! fₛ the forward time of a stage, bₛ its backward time with all weight gradients, and b'ₛ without those that have passes
-//! of their own, tₛ = fₛ + bₛ, a step takes at least
+//! With the zero-bubble schedule, weight gradients follow the backward passes, so that no earlier stage waits for them. Let fₛ
+//! be the forward time of a stage, bₛ its backward time with all weight gradients, b'ₛ its backward time without the weight
+//! gradients that have passes of their own, and tₛ = fₛ + bₛ. A step takes at least
 //!
 //! ```text
 //! maxₛ uₛ + Σ_{j<s} fⱼ + m·tₛ
@@ -26,7 +26,7 @@
 //! ```
 //! Second bound: the first backward pass of stage s follows the round trip of the first microbatch, and until then the
 //! stage has run at most v forward passes and no backward pass. Third bound: all gradient reductions begin after the last
-//! pass has begun, which is a short one; r' is what they take beyond what u counts for them.
+//! pass has begun, which is a short one; r' is the part of their time that u does not count.
 //!
 //! Blocks are assigned to minimise m·t + u. Another assignment may have a smaller t and a larger u,
 //! so the bounds use the smallest t that the stage's bytes allow, the smallest u, f, b and b', and the smallest
@@ -58,7 +58,7 @@ impl StepSchedule {
     pub fn of(context: &Context) -> StepSchedule {
         let microbatches = context.workload.microbatches(&context.mesh);
         let schedule = context.schedule;
-        // Blocks always have a GEMM that may run in such a pass, unless it runs beside a collective.
+        // Every block has a weight-gradient GEMM that may run in such a pass, unless it overlaps with a collective.
         let has_weight_gradient_passes =
             schedule == PipelineSchedule::ZeroBubble && !context.overlap_tensor_collectives;
         StepSchedule { schedule, microbatches, has_weight_gradient_passes }
@@ -125,7 +125,7 @@ pub(super) struct PrefixBounds {
     microbatch_times: Vec<f64>,
     /// Passes of the blocks before b.
     passes: Vec<PassTimesMin>,
-    /// Reductions of the blocks before b beyond what their step phases count.
+    /// Time of the reductions of the blocks before b that their step phases do not count.
     uncounted_reductions: Vec<f64>,
     /// Step phase of the blocks before b.
     step_phase_times: Vec<f64>,

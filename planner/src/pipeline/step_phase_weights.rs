@@ -1,11 +1,11 @@
 //! Assignments that weigh the step phase of a stage less, or more, than its passes.
 //!
-//! The best assignment of a stage minimises m·t + u, as if all its passes and its step phase delayed the step. Stages
-//! run their step phases side by side, however, and those of a stage that ends its passes early are hidden in part: a
-//! second of one stage's step phase delays the step by λ ≤ 1 seconds, and the λ of all stages add up to about 1. With few
-//! microbatches, all passes of all stages delay the step. So a stage may do better with an assignment that minimises
-//! M·t + u at M = m/λ, or at M < m where its passes wait for those of others. Stages choose among assignments at several
-//! M, one stage at a time, while the simulated step becomes shorter.
+//! The best assignment of a stage minimises m·t + u, as if all its passes and its step phase delayed the step. However,
+//! step phases of different stages run at the same time, and the step phase of a stage that ends its passes early is
+//! hidden in part: a second of one stage's step phase delays the step by λ ≤ 1 seconds, and the λ of all stages add up to
+//! about 1. With few microbatches, all passes of all stages delay the step. An assignment that minimises M·t + u may
+//! therefore give a shorter step, at M = m/λ, or at M < m where the stage's passes wait for passes of other stages. Stages
+//! choose among assignments at several M, one stage at a time, while the simulated step becomes shorter.
 
 use std::sync::Arc;
 
@@ -101,8 +101,8 @@ impl StagePartitioner<'_> {
 /// Smallest relative improvement.
 const IMPROVEMENT_MIN: f64 = 1e-9;
 
-/// The numbers of microbatches that assignments count: one, those of a step, equal shares of the step phase for all
-/// stages and some around them, and so many that the step phase does not count.
+/// The numbers of microbatches M that weigh the step phase: one, the microbatches of a step, the M at which all stages
+/// have equal shares of the step phase, some values around it, and one so large that the step phase has no weight.
 fn step_phase_weights(context: &Context) -> Vec<u64> {
     let microbatches = context.workload.microbatches(&context.mesh);
     let stages = context.mesh.pipeline;

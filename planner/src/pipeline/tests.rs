@@ -66,7 +66,7 @@ fn simulate(times: &[StageTime], step: StepSchedule) -> SimulatedStep {
 fn step_phase(stages: usize, [reduce, norm, update]: [f64; 3]) -> Vec<StepPart> {
     vec![
         StepPart::Local(Seconds(reduce)),
-        StepPart::Synchronized(SyncedStages::all(stages), Seconds(norm)),
+        StepPart::Synchronised(SyncedStages::all(stages), Seconds(norm)),
         StepPart::Local(Seconds(update)),
     ]
 }
@@ -214,11 +214,11 @@ fn equal_zero_bubble_stages_leave_the_published_idle_time() {
 /// One microbatch through three stages with passes of zero time: no stage updates before the slowest stage has
 /// reduced, and the middle stage does not wait for the tied weight of the first and last stages.
 #[test]
-fn stages_synchronize_in_the_step_phase() {
+fn stages_synchronise_in_the_step_phase() {
     let phase = |before: f64, tied: bool, reduce: f64, update: f64| {
         let mut step = vec![StepPart::Local(Seconds(before))];
         step.extend(
-            tied.then_some(StepPart::Synchronized(SyncedStages::first_and_last(3), Seconds(2.0))),
+            tied.then_some(StepPart::Synchronised(SyncedStages::first_and_last(3), Seconds(2.0))),
         );
         step.extend(step_phase(3, [reduce, 1.0, update]));
         let chunks = vec![PassTimes::default()];

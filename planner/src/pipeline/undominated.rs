@@ -48,7 +48,7 @@ struct Label {
     microbatch_times: f64,
     /// Bound so far.
     bound: f64,
-    /// Lower bound on the first stage's step phase, or on what it adds to the stage's least microbatch time.
+    /// Lower bound on the first stage's step phase, or on the time that it adds to the stage's least microbatch time.
     first_step_phase: f64,
     counts: Vec<usize>,
 }

@@ -51,7 +51,7 @@ pub(super) type StepPhaseKey = (StepKey, Option<Dim>);
 /// A segment on a stage, in a context whose number of microbatches does not matter, under a memory limit.
 pub(super) type BytePricesKey = (SegmentSpec, Context, usize, Bytes);
 
-/// Bounds on the step phase of a segment, and on what sharded parameters add to its passes, over all of its choices.
+/// Bounds on the step phase of a segment, and on the time that sharded parameters add to its passes, over all of its choices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepPhaseBounds {
     /// Least and largest time, in seconds.

@@ -235,12 +235,12 @@ impl<'a> SegmentSolver<'a> {
         }
     }
 
-    /// The key of the times of one microbatch without what ZeRO adds. They do not depend on the number of microbatches, on
-    /// overlapped gradient reductions, on the schedule, on the numbers of replicas and stages, or on ZeRO besides whether
-    /// gradients are sharded, and then on the format of their reduction.
+    /// The key of the times of one microbatch without the collectives of ZeRO. These times do not depend on the number of
+    /// microbatches, on overlapped gradient reductions, on the schedule, or on the numbers of replicas and stages. Of
+    /// ZeRO, only whether gradients are sharded matters; if so, also the format of their reduction.
     pub(super) fn pass_key(&self, context: &Context) -> PassKey {
         let mut shared = *context;
-        // Gradients that replicas shard are those of one microbatch, to which nothing is added.
+        // Sharded gradients are reduced in every microbatch, so that a GEMM does not accumulate into them.
         let (zero, replicas) =
             if context.shards_gradients() { (Zero::Two, 2) } else { (Zero::Off, 1) };
         shared.mesh = Mesh { pipeline: 1, data: replicas, ..context.mesh };

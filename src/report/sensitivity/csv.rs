@@ -24,7 +24,7 @@ pub fn csv(
         let change = error.and_then(|row| row.change.as_ref());
         let losses = error.map_or([None; 2], |row| row.losses);
         let kind = serde_json::to_value(row.kind).unwrap_or_default();
-        [row.number.clone(), kind.as_str().unwrap_or_default().into(), text(row.value)]
+        [row.number.to_string(), kind.as_str().unwrap_or_default().into(), text(row.value)]
             .into_iter()
             .chain([row.is_assumed.to_string()])
             .chain(row.factors.map(text))

@@ -1,7 +1,7 @@
 //! The report of `sensitivity`.
 
 mod csv;
-mod quantity;
+mod ratio;
 mod rows;
 
 use narrows_plan::{Bytes, Plan, Seconds};
@@ -9,15 +9,16 @@ use narrows_planner::SearchReport;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use self::quantity::{quantities, quantity, share, signed, times};
+use self::ratio::{share, signed, times};
 use self::rows::{AssumedRow, ElasticityRow, GainRow, UpgradeRow};
 use super::page::{Align, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
 use super::{Report, finite_limit};
 use crate::args::Detail;
+use crate::field_name::FieldName;
 use crate::priced_plan::PricedPlan;
-use crate::sensitivity::{Analysis, Estimate, ParameterGroup, short_name};
+use crate::sensitivity::{Analysis, Estimate, ParameterGroup};
 use crate::text::{mesh_phrase, percent, plural, signed_percents};
 
 /// Rows of a table without `--details`.
@@ -48,7 +49,7 @@ pub struct SensitivityReport<'a> {
     /// Assumed numbers of the profile, in the order in which to measure them.
     assumed: Vec<AssumedRow>,
     /// Assumed numbers that were not varied, because they are zero.
-    not_varied: Vec<String>,
+    not_varied: Vec<FieldName>,
 }
 
 impl<'a> SensitivityReport<'a> {
@@ -89,7 +90,7 @@ impl<'a> SensitivityReport<'a> {
             let change = signed_percents(row.replanned.value, 2);
             sentences.push(format!(
                 "Of all hardware parameters, the step time is most sensitive to {}: {change} for +1 %.",
-                short_name(&row.number)
+                row.number.short()
             ));
         }
         if let Some((upgrade, gain)) = self.upgrades.first().and_then(|upgrade| {
@@ -100,7 +101,7 @@ impl<'a> SensitivityReport<'a> {
             let amount = if factor < 1.0 { "Half" } else { "Twice" };
             sentences.push(format!(
                 "{amount} the {} would save {} of the step, the most of all that can be bought.",
-                short_name(&upgrade.number),
+                upgrade.number.short(),
                 percent(gain.value)
             ));
         }
@@ -121,15 +122,15 @@ impl<'a> SensitivityReport<'a> {
                 "None of {total} makes another plan more than {} faster between {range}; {} changes the step time the \
                  most.",
                 percent(LOSS_MIN),
-                short_name(&self.most_sensitive_assumed().number)
+                self.most_sensitive_assumed().number.short()
             ),
             (_, loss) if loss.is_infinite() => format!(
                 "Measure {} first: between {range}, the plan no longer fits in memory.",
-                short_name(&first.number)
+                first.number.short()
             ),
             (_, loss) => format!(
                 "Measure {} first: between {range}, keeping the plan costs up to {} of the step.",
-                short_name(&first.number),
+                first.number.short(),
                 percent(loss)
             ),
         }
@@ -149,10 +150,10 @@ impl<'a> SensitivityReport<'a> {
             .filter(|row| detail == Detail::Full || is_listed(row))
             .map(|row| {
                 let Estimate { value, interval: [low, high] } = row.replanned;
-                let name = short_name(&row.number);
+                let name = row.number.short();
                 vec![
                     if row.is_assumed { format!("{name}*") } else { name },
-                    quantities(&row.number, row.values),
+                    row.number.unit().format_range(row.values),
                     signed(value),
                     format!("±{:.2}", (high - low) / 2.0),
                     row.kept_plan.map_or(String::new(), |kept| signed(kept.value)),
@@ -192,8 +193,8 @@ impl<'a> SensitivityReport<'a> {
             .iter()
             .map(|row| {
                 let [small, double] = [&row.gains[0], &row.gains[1]];
-                let value = quantity(&row.number, row.value);
-                vec![short_name(&row.number), value, gain(small), gain(double), interval(double)]
+                let value = row.number.unit().format(row.value);
+                vec![row.number.short(), value, gain(small), gain(double), interval(double)]
             })
             .collect();
         page.heading("What to buy next: share of the step that better hardware saves");
@@ -222,12 +223,12 @@ impl<'a> SensitivityReport<'a> {
             .map(|row| {
                 let change = row.change.as_ref();
                 vec![
-                    short_name(&row.number),
-                    quantity(&row.number, row.value),
+                    row.number.short(),
+                    row.number.unit().format(row.value),
                     change.map_or("no change".into(), |change| {
                         format!(
                             "{} ({})",
-                            quantity(&row.number, change.value),
+                            row.number.unit().format(change.value),
                             times(change.factor)
                         )
                     }),
@@ -264,7 +265,7 @@ impl<'a> SensitivityReport<'a> {
 
     /// The numbers that are not varied, in words.
     fn zeros_phrase(&self) -> String {
-        let names: Vec<String> = self.not_varied.iter().map(|name| short_name(name)).collect();
+        let names: Vec<String> = self.not_varied.iter().map(FieldName::short).collect();
         match names.is_empty() {
             true => String::new(),
             false => format!(" Not varied, because zero: {}.", names.join(", ")),

@@ -4,6 +4,7 @@ use narrows_plan::Plan;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::field_name::FieldName;
 use crate::sensitivity::{
     AssumedParameter, Estimate, ParameterElasticity, ParameterGroup, UPGRADES, Upgrade,
     VariedParameter,
@@ -13,7 +14,7 @@ use crate::sensitivity::{
 #[derive(Serialize, JsonSchema)]
 pub struct ElasticityRow {
     /// Name as in `whatif --list`; a curve such as `hardware.attention.forward.efficiency` is scaled as a whole.
-    pub number: String,
+    pub number: FieldName,
     /// Subject of the number.
     pub kind: ParameterGroup,
     /// Present value; of a curve, that of its first point.
@@ -35,7 +36,7 @@ pub struct ElasticityRow {
 #[derive(Serialize, JsonSchema)]
 pub struct UpgradeRow {
     /// Name as in `whatif --list`.
-    pub number: String,
+    pub number: FieldName,
     /// Present value.
     pub value: f64,
     /// Gains by factor, smallest factor first.
@@ -55,7 +56,7 @@ pub struct GainRow {
 #[derive(Serialize, JsonSchema)]
 pub struct AssumedRow {
     /// Name as in `whatif --list`.
-    pub number: String,
+    pub number: FieldName,
     /// Present value.
     pub value: f64,
     /// Lowest and highest value for which the request was planned.

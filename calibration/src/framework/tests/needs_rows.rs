@@ -153,10 +153,10 @@ fn intervals_cover_the_models_that_are_left_out() {
     }
 }
 
-/// Rows are recognized whatever recomputation is assumed, and with rounded times.
+/// Rows are recognised whatever recomputation is assumed, and with rounded times.
 #[test]
 #[ignore = "needs NARROWS_ROWS"]
-fn rows_of_the_fit_are_recognized() {
+fn rows_of_the_fit_are_recognised() {
     let FrameworkRows { rows, profiles } = all_rows();
     assert_eq!(rows.iter().filter(|row| row.fitted).count(), 270);
     for row in &rows {

@@ -1,4 +1,4 @@
-//! Run-time SIMD dispatch, and vectorizable math functions and reductions.
+//! Run-time SIMD dispatch, and vectorisable math functions and reductions.
 //!
 //! [`dispatch_simd`] runs a [`SimdBody`] through `pulp`, which compiles it for AVX-512, AVX2 and the
 //! baseline instruction set and selects one at run time. Only inlined code is compiled for the

@@ -103,7 +103,7 @@ fn shrink_heads(large: ShrunkHeads, devices: u64) -> ShrunkHeads {
     all.filter(|small| small.query > 1 || large.query == 1).find(is_alike).unwrap_or(large)
 }
 
-/// The factorization a·b = rank with a ≤ b and a as large as possible.
+/// The factorisation a·b = rank with a ≤ b and a as large as possible.
 fn near_square(rank: u64) -> (u64, u64) {
     let a = (1..=rank.isqrt()).rev().find(|a| rank.is_multiple_of(*a)).unwrap_or(1);
     (a, rank / a)
