@@ -114,7 +114,25 @@ fn tests_depend_on_crates_of_the_workspace_without_a_version() {
     }
 }
 
-/// Tests of packages are exempt: they need crates that are not published.
+/// Tests need crates that are not published, and files of the whole repository.
+#[test]
+fn published_packages_leave_out_their_tests() {
+    for package in packages().iter().filter(|package| package["publish"].is_null()) {
+        let manifest = PathBuf::from(package["manifest_path"].as_str().expect("a path"));
+        if !manifest.with_file_name("tests").exists() {
+            continue;
+        }
+        let text = text(&manifest);
+        let excluded = text.lines().find(|line| line.starts_with("exclude = ")).unwrap_or_default();
+        assert!(
+            excluded.contains("\"/tests\""),
+            "{}: write exclude = [\"/tests\"] under [package]",
+            shown(&manifest)
+        );
+    }
+}
+
+/// Tests are exempt: packages leave them out.
 #[test]
 fn sources_include_files_of_their_own_package_only() {
     let mut included = 0;

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use narrows_cost_model::profile;
 use narrows_plan::Bytes;
 use narrows_plan::model::presets;
-use narrows_planner::solve::{SolveMethod, TableSolves};
-use narrows_planner::{AssignmentMethod, MemoryLimit, Request, SearchStatus, search};
+use narrows_planner::{
+    AssignmentMethod, MemoryLimit, Request, SearchStatus, SolveMethod, TableSolves, search,
+};
 
 const MODELS: [&str; 10] = [
     "cola-60m",

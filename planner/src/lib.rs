@@ -2,7 +2,7 @@
 //! optimum.
 //!
 //! [`search`] enumerates contexts (mesh, microbatch, ZeRO stage), bounds each from below, and solves the
-//! promising ones: every segment by an exact solver over a priced cost table ([`solve`]), the division
+//! promising ones: every segment by an exact solver over a priced cost table (`solve/`), the division
 //! into stages by exact enumeration, memory by lowering. Published baselines are not treated specially.
 //!
 //! | folder or file | contents |
@@ -16,7 +16,7 @@
 //! | `context/` | one context: bounds, solution, warm start, smallest memory |
 //! | `pipeline/` | blocks divided among stages |
 //! | `segment/` | embedding, blocks and head, each solved once, with a cache that searches may share |
-//! | [`solve`] | exact solvers of cost tables |
+//! | `solve/` | exact solvers of cost tables |
 //! | `arenas` | the memory of lowered plans, shared by searches |
 //! | `plan_writer`, `predict` | the plan file, and its prediction |
 //! | `alternatives`, `explain`, `diagnosis` | the alternatives to a plan; the causes of infeasibility |
@@ -48,7 +48,7 @@ mod search_cache;
 mod search_key;
 mod search_result;
 mod segment;
-pub mod solve;
+mod solve;
 
 pub use alternatives::baseline_requests;
 pub use context_space::contexts;
@@ -78,3 +78,4 @@ pub use search_cache::SearchCache;
 pub use search_key::{SearchKey, equal_searches};
 pub use search_result::SearchResult;
 pub use segment::{SegmentSolver, SegmentSpec, SolvedSegment};
+pub use solve::{SolveMethod, TableSolves};

@@ -29,7 +29,7 @@ pub struct SearchReport {
     pub candidates_pruned: u64,
     /// Number of segments solved to optimality; differs between runs like `candidates_priced`.
     pub segment_solves: u64,
-    /// Cost tables solved by [`solve_table`](crate::solve::solve_table), by the method that ended each solve. All
+    /// Cost tables solved by `solve_table`, by the method that ended each solve. All
     /// other segments are solved by variable elimination alone.
     pub table_solves: BTreeMap<SolveMethod, TableSolves>,
     /// Number of integer programs that the library failed to solve. Status and bound hold nevertheless; a faster

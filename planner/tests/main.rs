@@ -10,7 +10,6 @@ mod needed_memory;
 mod objectives;
 mod rediscovery;
 mod shared_cache;
-mod solve;
 mod stages;
 mod threads;
 mod zero;

@@ -31,18 +31,18 @@ mod lagrange;
 mod outcome;
 mod presolve;
 mod table_solver;
+#[cfg(test)]
+mod tests;
 mod window;
 
 use fixedbitset::FixedBitSet;
 
 pub(crate) use column_ilp::{ColumnCounts, ColumnGroup, choose_columns};
-pub use elimination::{EliminationOrder, MinCostAssignment, choice_times};
+pub(crate) use elimination::{EliminationOrder, MinCostAssignment};
 pub(crate) use hull::{Hull, SupportingLine, Sweeper, Vertex, VertexId};
-pub use outcome::{
-    Conflict, SolveError, SolveLimits, SolveMethod, SolveOutcome, SolveStatus, TableSolves,
-};
-pub use presolve::{ReducedTable, presolve};
-pub use table_solver::{solve_by_ilp, solve_table};
+pub(crate) use outcome::{SolveError, SolveLimits, SolveOutcome};
+pub use outcome::{SolveMethod, TableSolves};
+pub(crate) use table_solver::solve_table;
 
 /// A full set over `0..size`.
 fn full_set(size: usize) -> FixedBitSet {

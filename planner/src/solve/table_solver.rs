@@ -23,32 +23,6 @@ use super::window;
 ///
 /// # Errors
 /// The integer programming library failed.
-///
-/// ```
-/// use narrows_cost_model::{CostTable, TableChoice, TableLink, TableNode, TableNodeId};
-/// use narrows_plan::Seconds;
-/// use narrows_planner::solve::{SolveLimits, SolveStatus, solve_table};
-///
-/// let choice = |time| TableChoice { time: Seconds(time), bytes: vec![] };
-/// let node = |times: &[f64]| TableNode {
-///     name: String::new(),
-///     choices: times.iter().map(|&t| choice(t)).collect(),
-/// };
-/// let table = CostTable {
-///     nodes: vec![node(&[1.0, 2.0]), node(&[5.0, 1.0])],
-///     // The first choices go together, and the second ones.
-///     links: vec![TableLink {
-///         from: TableNodeId(0),
-///         to: TableNodeId(1),
-///         demand: vec![Some(0), Some(1)],
-///         offer: vec![0b01, 0b10],
-///     }],
-///     rows: vec![],
-/// };
-/// let outcome = solve_table(&table, &SolveLimits::default()).unwrap();
-/// assert_eq!(outcome.assignment, Some(vec![1, 1]));
-/// assert_eq!(outcome.status, SolveStatus::Optimal);
-/// ```
 pub fn solve_table(table: &CostTable, limits: &SolveLimits) -> Result<SolveOutcome, SolveError> {
     let clock = SolveClock::start(limits);
     let reduced = match presolve(table) {
@@ -81,25 +55,6 @@ pub fn solve_table(table: &CostTable, limits: &SolveLimits) -> Result<SolveOutco
             ilp::close(inner, limits, clock, known)?
         }
     };
-    outcome.assignment = outcome.assignment.map(|a| reduced.lift(&a));
-    outcome.time = outcome.assignment.as_ref().map(|a| table.time(a));
-    Ok(outcome)
-}
-
-/// Solves a table by presolve and the integer program alone: the check of [`solve_table`]'s bounds.
-///
-/// # Errors
-/// The integer programming library failed.
-pub fn solve_by_ilp(table: &CostTable, limits: &SolveLimits) -> Result<SolveOutcome, SolveError> {
-    let clock = SolveClock::start(limits);
-    let reduced = match presolve(table) {
-        Ok(reduced) => reduced,
-        Err(conflict) => {
-            return Ok(SolveOutcome::infeasible(SolveMethod::Presolve, Some(conflict)));
-        }
-    };
-    let known = Incumbent { bound: Seconds(0.0), assignment: None };
-    let mut outcome = ilp::close(&reduced.table, limits, clock, known)?;
     outcome.assignment = outcome.assignment.map(|a| reduced.lift(&a));
     outcome.time = outcome.assignment.as_ref().map(|a| table.time(a));
     Ok(outcome)

@@ -6,15 +6,11 @@
 //! | [`small_models`] | small models and contexts, whose plans run in milliseconds |
 //! | [`plan_files`] | plan files of small models |
 //! | [`mutations`] | mutations of programs that the check must reject |
-//! | [`tables`] | random cost tables for solvers |
 //! | [`rows`] | the folder of measurements that are not part of the repository |
 //! | [`conformance`] | cases in which every backend must agree with the reference |
-//!
-//! [`fastest_by_enumeration`] is the oracle of the solvers.
 #![allow(missing_docs, reason = "names and signatures document most items")]
 
 pub mod conformance;
-mod enumeration;
 mod instruction_order;
 pub mod mutations;
 pub mod plan_files;
@@ -23,8 +19,6 @@ mod random_elements;
 mod relative_errors;
 pub mod rows;
 pub mod small_models;
-pub mod tables;
 
-pub use enumeration::fastest_by_enumeration;
 pub use random_elements::uniform_f32;
 pub use relative_errors::{max_relative_error, relative_error};

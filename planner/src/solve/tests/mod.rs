@@ -1,22 +1,42 @@
 //! Every solver agrees with enumeration, and the status of its outcome is right.
 
+mod enumeration;
+mod tables;
+
 use std::time::Duration;
 
 use narrows_cost_model::{CostTable, MemoryRow};
 use narrows_plan::random::SplitMix64;
 use narrows_plan::{Bytes, Seconds};
-use narrows_planner::solve::{
-    Conflict, SolveError, SolveLimits, SolveMethod, SolveOutcome, SolveStatus, presolve,
-    solve_by_ilp, solve_table,
-};
-use narrows_test_support::fastest_by_enumeration;
-use narrows_test_support::tables::{
+
+use self::enumeration::fastest_by_enumeration;
+use self::tables::{
     Draws, chain_table, choice, draw_keep_recompute_table, draw_table, node, seeded_draws,
 };
+use super::ilp::{self, Incumbent};
+use super::outcome::{Conflict, SolveClock, SolveStatus};
+use super::presolve::presolve;
+use super::{SolveError, SolveLimits, SolveMethod, SolveOutcome, solve_table};
 
 type Solver = fn(&CostTable, &SolveLimits) -> Result<SolveOutcome, SolveError>;
 
 const SOLVERS: [(&str, Solver); 2] = [("solve_table", solve_table), ("solve_by_ilp", solve_by_ilp)];
+
+/// Solves a table by presolve and the integer program alone, without the bounds that [`solve_table`] gives it.
+fn solve_by_ilp(table: &CostTable, limits: &SolveLimits) -> Result<SolveOutcome, SolveError> {
+    let clock = SolveClock::start(limits);
+    let reduced = match presolve(table) {
+        Ok(reduced) => reduced,
+        Err(conflict) => {
+            return Ok(SolveOutcome::infeasible(SolveMethod::Presolve, Some(conflict)));
+        }
+    };
+    let known = Incumbent { bound: Seconds(0.0), assignment: None };
+    let mut outcome = ilp::close(&reduced.table, limits, clock, known)?;
+    outcome.assignment = outcome.assignment.map(|a| reduced.lift(&a));
+    outcome.time = outcome.assignment.as_ref().map(|a| table.time(a));
+    Ok(outcome)
+}
 
 fn close(a: Seconds, b: Seconds) -> bool {
     (a.0 - b.0).abs() <= 1e-9 * a.0.max(b.0)
