@@ -156,8 +156,8 @@ impl Context {
         self.grad_reduce_dtype == GradReduceDtype::Bf16
     }
 
-    /// Whether reduced parts of sharded gradients are added to those of earlier microbatches. With one microbatch a
-    /// step they are the sums, unless they are rounded: adding them to zeros widens them.
+    /// Whether reduced parts of sharded gradients are added to the parts of earlier microbatches. With one microbatch a
+    /// step the parts are the sums already. Rounded parts are added nevertheless, to zeros, which widens them.
     pub fn accumulates_parts(&self) -> bool {
         let has_several = self.workload.microbatches(&self.mesh) > 1;
         self.shards_gradients() && (has_several || self.rounds_gradients())

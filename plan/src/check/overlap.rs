@@ -1,6 +1,6 @@
-//! Checks that collectives may run beside the instructions after them.
+//! Checks that collectives may overlap with the instructions after them.
 //!
-//! The walk proves the instructions correct in their order. Here, no instruction beside a collective accesses bytes that
+//! The walk proves the instructions correct in their order. Here, no instruction that overlaps with a collective accesses bytes that
 //! the collective writes, or writes bytes that it reads, so every interleaving gives the same contents.
 
 use std::ops::Range;
@@ -17,7 +17,7 @@ pub(super) fn check_overlaps(index: usize, stage: &StageProgram, errors: &mut Ch
         {
             let check = match phase.phase {
                 // AdamW reads the gradient norm, which is no operand.
-                Phase::Step => fault("runs beside other instructions of the step phase"),
+                Phase::Step => fault("overlaps with other instructions of the step phase"),
                 _ => check_overlap(stage, instr, &instructions[at + 1..]),
             };
             if let Err(fault) = check {
@@ -27,24 +27,24 @@ pub(super) fn check_overlaps(index: usize, stage: &StageProgram, errors: &mut Ch
     }
 }
 
-/// Checks an instruction against those that follow it.
+/// Checks an instruction against the instructions that follow it.
 fn check_overlap(stage: &StageProgram, instr: &Instr, following: &[Instr]) -> CheckResult {
     let count = instr.overlapped_instrs;
     ensure(matches!(instr.action, Action::Collective(_)), || {
-        format!("runs beside the next {count} instructions, but is not a collective")
+        format!("overlaps with the next {count} instructions, but is not a collective")
     })?;
     ensure(count <= following.len(), || {
-        format!("runs beside the next {count} instructions, but {} follow", following.len())
+        format!("overlaps with the next {count} instructions, but {} follow", following.len())
     })?;
     let first_computation =
         following[..count].iter().position(|other| !other.action.is_communication());
     for (at, other) in following[..count].iter().enumerate() {
-        // Collectives at the begin run one after the other, all beside the same computation.
+        // Leading collectives run one after the other, and all overlap with the same computation.
         let is_next = first_computation.is_some_and(|first| at < first)
             && matches!(other.action, Action::Collective(_))
             && other.overlapped_instrs == count - at - 1;
         ensure(is_next || !other.action.is_communication(), || {
-            format!("runs beside {}, which is communication too", other.action.name())
+            format!("overlaps with {}, which is communication too", other.action.name())
         })?;
         let conflicts = |written: &[Access], accessed: &[Access]| {
             let overlap = |a: &Access, b: &Access| overlaps(&bytes(stage, a), &bytes(stage, b));
@@ -54,7 +54,7 @@ fn check_overlap(stage: &StageProgram, instr: &Instr, following: &[Instr]) -> Ch
             || conflicts(&instr.writes, &other.writes)
             || conflicts(&other.writes, &instr.reads);
         ensure(!races, || {
-            format!("runs beside `{}`, which accesses the same bytes", other.origin)
+            format!("overlaps with `{}`, which accesses the same bytes", other.origin)
         })?;
     }
     Ok(())

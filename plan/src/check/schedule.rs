@@ -205,7 +205,7 @@ pub(super) fn check_deadlock_free(program: &Program, errors: &mut CheckErrors) {
     }
 }
 
-/// The pass that receives what a pass of one stage sends to another; `None` for stages that are not neighbours.
+/// The pass that receives the tensors that a pass of one stage sends to another; `None` for stages that are not neighbours.
 fn expected_pass(
     sent: MicrobatchPass,
     (from, to): (usize, usize),
@@ -283,8 +283,8 @@ fn add_dependencies(
     }
 }
 
-/// Whether each rendezvous never takes place: those on a cycle, those with one side only, and all that depend on them.
-/// All others have a topological order.
+/// Whether each rendezvous never takes place, because it is on a cycle, has one side only, or depends on such a
+/// rendezvous. All others have a topological order.
 fn blocked(graph: &DiGraph<Rendezvous, ()>) -> Vec<bool> {
     let is_matched = |node: NodeIndex| graph[node].send.is_some() && graph[node].receive.is_some();
     let mut dependencies: Vec<usize> = graph

@@ -206,7 +206,7 @@ impl StageChecker<'_> {
         self.zeroed_gradients.insert(written.buffer);
         let zero = AbstractState::new(AbstractValue::Zero, rows, columns, buffer.extent.dtype);
         self.write(at, instr, written.buffer, BufferContents::Tensor(zero))?;
-        // A linear writes over the zeros, but not over those of the padding.
+        // A linear writes over the zeros, except for the zeros of the padding.
         self.mark_read(written.buffer);
         Ok(())
     }

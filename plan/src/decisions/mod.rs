@@ -60,7 +60,7 @@ pub struct Plan {
     /// where they do not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_grad_reduce: bool,
-    /// Whether tensor-axis collectives of activation gradients run beside the weight-gradient GEMMs of the linears that
+    /// Whether tensor-axis collectives of activation gradients overlap with the weight-gradient GEMMs of the linears that
     /// computed them; absent where they do not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_tensor_collectives: bool,
@@ -69,9 +69,9 @@ pub struct Plan {
     /// Layout of the latents that cross between blocks (LaX); absent for models without crossings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crossing_layout: Option<PlanLayout>,
-    /// The blocks of each pipeline stage, in order. With an interleaved schedule, those of each chunk in the order of
-    /// the model: entry k is chunk k / P of stage k mod P, of P stages. Of several entries the first and the last may
-    /// have no blocks: they have the embedding and the head.
+    /// The blocks of each pipeline stage, in order. With an interleaved schedule, the blocks of each chunk in the
+    /// order of the model: entry k is chunk k / P of stage k mod P, of P stages. The first and the last of several
+    /// entries may have no blocks: they have the embedding and the head.
     pub stages: Vec<StagePlan>,
     /// Decisions for the embedding.
     pub embedding: SegmentDecisions,

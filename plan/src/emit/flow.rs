@@ -78,7 +78,7 @@ fn gradient_path(
     }
 }
 
-/// The linear whose weight-gradient GEMM runs beside the collective that reshards a value's gradient: the consumer that
+/// The linear whose weight-gradient GEMM overlaps with the collective that reshards a value's gradient: the consumer that
 /// contributes last. `None` where the gradient has no such collective, or contributions in two layouts.
 pub fn overlapped_weight_gradient(
     segment: &Segment,
@@ -99,9 +99,9 @@ pub fn overlapped_weight_gradient(
 }
 
 /// Whether the weight-gradient GEMM of an op may run in a pass of its own, after the backward pass: a linear of a block
-/// whose GEMM does not run beside a collective, and whose output gradient stays as it is. That of a linear that adds to
-/// the hidden state or crosses into another block shares a buffer with gradients that are added to later. The operands of
-/// the head's GEMM are too large to be kept. Gradients that replicas shard are reduced in the backward pass.
+/// whose GEMM does not overlap with a collective, and whose output gradient is not overwritten. If a linear adds to the
+/// hidden state or crosses into another block, later gradients are added to the buffer of its output gradient. The operands
+/// of the head's GEMM are too large to be kept. Sharded gradients are reduced in the backward pass.
 pub fn is_weight_gradient_deferrable(
     segment: &Segment,
     op: OpId,

@@ -4,12 +4,11 @@
 //! the shard group of ZeRO, and all-reduced over the replicas that hold the same shard, during the last backward pass
 //! where `Context::overlap_grad_reduce` is set. Squares are summed for clipping, AdamW is applied, and with ZeRO the
 //! new weights are all-gathered. With ZeRO-2 the passes reduce-scatter the gradients of blocks, and with ZeRO-3 they
-//! gather their weights, so that the step phase does not.
+//! gather their weights; the step phase then has neither collective.
 //!
-//! Where `Context::grad_reduce_dtype` is bf16, reductions over the data axis in the step phase are those of a rounded
-//! copy, which is widened for the norm and the update. With ZeRO-2 and ZeRO-3 the gradients of a microbatch are
-//! rounded, those of linears by the GEMM that computes them, and their reduced parts added to the fp32 sum over
-//! microbatches.
+//! Where `Context::grad_reduce_dtype` is bf16, the step phase reduces a rounded copy of each gradient over the data axis, and
+//! widens the result for the norm and the update. With ZeRO-2 and ZeRO-3 the gradients of a microbatch are rounded, for
+//! linears by the GEMM that computes them, and their reduced parts are added to the fp32 sum over microbatches.
 
 use crate::context::Context;
 use crate::extent::Extent;
@@ -110,7 +109,7 @@ pub fn reduce_owned_gradient(
         && is_complete_early
         && uses_other_group
         && !parameters.gradient_partial;
-    // Without a reduction over the tensor axis, those over the data axis come first.
+    // Without a reduction over the tensor axis, the reductions over the data axis come first.
     let overlapped = if overlaps { reduce_over_data(parameters, context).len() } else { 0 };
     GradientReductions { overlapped: rest.drain(..overlapped).collect(), rest }
 }

@@ -1,4 +1,4 @@
-//! Templates of a stage beside those of its segments: transfers between stages, and the part of the step
+//! Templates of a stage outside its segments: transfers between stages, and the part of the step
 //! phase that belongs to no op.
 
 use crate::context::Context;

@@ -34,7 +34,7 @@ impl StageLowering<'_> {
         }
     }
 
-    /// Holds back the weight-gradient GEMM of a linear, its last instruction, if it runs beside the collective of its
+    /// Holds back the weight-gradient GEMM of a linear, its last instruction, if it overlaps with the collective of its
     /// input's gradient.
     fn hold_weight_gradient(&mut self, site: SegmentSite, op: OpId) {
         let segment = &site.plan.segment;

@@ -1,13 +1,13 @@
-//! Parameters of blocks of which each replica has a part (ZeRO-2 and ZeRO-3), within the passes.
+//! Collectives of sharded parameters of blocks (ZeRO-2 and ZeRO-3) within the passes.
 //!
 //! With ZeRO-3 the weights of a block are gathered before each pass that reads them, into buffers that live until its last
 //! reader. With ZeRO-2 and ZeRO-3 the backward pass of a block writes whole gradients of the microbatch, which are
 //! reduce-scattered, rounded where gradients are reduced in bf16; then each replica adds its part to its sum. A block has one
 //! collective of each kind, for all of its parameters.
 //!
-//! With `overlap_grad_reduce`, collectives run beside the pass of a neighbouring block: the weights of the next block are
-//! gathered beside it, and the gradients of the previous one reduced beside it. Where the block has collectives over the
-//! tensor axis, they run beside the part between two of these that has the most work.
+//! With `overlap_grad_reduce`, collectives overlap with the pass of a neighbouring block: during the pass of a block, the
+//! weights of the next block are gathered and the gradients of the previous block are reduced. If the pass has collectives
+//! over the tensor axis, they overlap with the part between two of these that has the most work.
 
 use std::ops::Range;
 
@@ -81,7 +81,7 @@ impl StageLowering<'_> {
         }
     }
 
-    /// Emits the collectives before the forward pass of a segment. Returns those that may run beside it.
+    /// Emits the collectives before the forward pass of a segment. Returns the collectives that may overlap with the pass.
     pub(super) fn begin_forward(
         &mut self,
         site: SegmentSite,
@@ -96,8 +96,8 @@ impl StageLowering<'_> {
         begin..self.instructions().len()
     }
 
-    /// Emits the collectives before the backward pass of a segment: the weights of the segment before it in the model, and
-    /// the gradients of the one after it. Returns those that may run beside it.
+    /// Emits the collectives before the backward pass of a segment: the weights of the previous segment of the
+    /// model, and the gradients of the next one. Returns the collectives that may overlap with the pass.
     pub(super) fn begin_backward(
         &mut self,
         site: SegmentSite,
@@ -114,8 +114,8 @@ impl StageLowering<'_> {
         begin..self.instructions().len()
     }
 
-    /// Emits what follows the backward pass of a segment: gradients are rounded, and each replica adds its reduced parts, of
-    /// the segment after it where collectives run beside passes.
+    /// Emits the instructions after the backward pass of a segment: gradients are rounded, and each replica adds its reduced
+    /// parts. With overlap, these are the parts of the next segment of the model.
     pub(super) fn end_backward(&mut self, site: SegmentSite, next: Option<&SegmentSite>) {
         self.record_gradient_end(site);
         self.round_gradients(site);
@@ -142,7 +142,7 @@ impl StageLowering<'_> {
         self.gradient_ends.insert(site.instance, ends);
     }
 
-    /// Moves collectives before the run of instructions beside which they are hidden best, and lets them run beside it.
+    /// Moves collectives before the run of instructions that hides them best, and lets them overlap with it.
     pub(super) fn overlap(&mut self, collectives: Range<usize>) {
         if !self.plan.context.overlap_grad_reduce || collectives.is_empty() {
             return;
@@ -218,7 +218,7 @@ impl StageLowering<'_> {
         self.push_collective(site, "gradients", operands, reduce_scatter);
     }
 
-    /// Adds the reduced parts of a block's gradients to those of earlier microbatches, where there are any.
+    /// Adds the reduced parts of a block's gradients to the parts of earlier microbatches, if there are any.
     fn accumulate_parts(&mut self, site: SegmentSite) {
         let context = self.plan.context;
         for (op, parameters) in self.sharded_parameters(site) {
@@ -260,8 +260,8 @@ impl StageLowering<'_> {
     }
 }
 
-/// The first of the runs of instructions from this index on that have the most work, without communication and without
-/// what runs beside it.
+/// The run of instructions from this index on that has the most work, without communication and without the instructions
+/// that overlap with it; the first of several.
 fn longest_run(instructions: &[Instr], from: usize) -> Option<Range<usize>> {
     let mut runs = vec![];
     let mut begin = from;

@@ -46,7 +46,7 @@ pub(super) struct StageLowering<'a> {
     pub(super) program: StageProgram,
     pub(super) buffers: HashMap<BufferKey, BufferId>,
     pub(super) name_counts: HashMap<String, u32>,
-    /// Weight-gradient GEMMs that run beside the collective of a value's gradient, until it is emitted.
+    /// Weight-gradient GEMMs that overlap with the collective of a value's gradient, held until this collective is emitted.
     pub(super) overlapped_gemms: HashMap<(SegmentInstance, ValueId), Instr>,
     /// Numbers of instructions of the backward and of the weight-gradient pass up to a segment's last, by segment.
     pub(super) gradient_ends: HashMap<SegmentInstance, [usize; 2]>,

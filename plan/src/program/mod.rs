@@ -24,9 +24,9 @@
 //! - *Gradient buckets.* The reductions of a [`GradientBucket`] may run from the point that the bucket
 //!   names in the last pass, on a stream of their own and in the order of the buckets. All other
 //!   instructions of the step phase follow them.
-//! - *Overlapped instructions.* A collective may run beside the [`overlapped_instrs`](Instr::overlapped_instrs)
-//!   instructions after it. It begins when all instructions before it have ended, and ends before any later one begins.
-//!   If the first of them are collectives themselves, they run one after the other.
+//! - *Overlapped instructions.* A collective may overlap with the [`overlapped_instrs`](Instr::overlapped_instrs)
+//!   instructions after it. It begins when all instructions before it have ended, and ends before any later instruction
+//!   begins. If the first overlapped instructions are collectives too, the collectives run one after the other.
 //! - *Parts of replicas.* With ZeRO, replica i of a shard group holds or updates the i-th of equal parts of a parameter's
 //!   padded buffer. Where the step phase, or an addition within a pass, accesses fewer elements of a weight or gradient than
 //!   its buffer has, it accesses the part of the device's own replica.
@@ -88,7 +88,7 @@ pub struct InstrOrigin {
     pub op: String,
 }
 
-/// Model constants that instructions need beside their operands.
+/// Model constants that instructions need in addition to their operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelConstants {
     /// Width d of the hidden state, which every RMSNorm divides its statistic by.

@@ -1,7 +1,7 @@
 //! Pipeline schedules: the order in which a stage runs the passes of its microbatches.
 //!
-//! Programs state the passes of every stage, and engines, the check and the simulation run what is stated. Bounds on the
-//! step time of a schedule are derived in `planner/src/pipeline/partition.rs`.
+//! Programs state the passes of every stage, and engines, the check and the simulation run these passes. Bounds on the step
+//! time of a schedule are derived in `planner/src/pipeline/step_bound.rs`.
 //!
 //! - *1F1B*: stage s of S runs min(m, S − s − 1) forward passes, then one forward and one backward pass in turn, then
 //!   the remaining backward passes.
@@ -19,7 +19,7 @@
 use super::{ChunkPhase, MicrobatchPass, Phase, StageProgram};
 use crate::{Context, PipelineSchedule};
 
-/// A stage of a pipeline, with what its schedule depends on.
+/// A stage of a pipeline, with the parameters of its schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageSchedule {
     /// The order of passes.

@@ -121,7 +121,7 @@ impl StageProgram {
         }
     }
 
-    /// The instructions of the last pass of the schedule, beside which gradients are reduced; none without passes.
+    /// The instructions of the last pass of the schedule, during which gradients are reduced; none without passes.
     pub fn last_pass_instructions(&self) -> &[Instr] {
         self.schedule.last().map_or(&[], |pass| self.instructions(pass.chunk_phase()))
     }

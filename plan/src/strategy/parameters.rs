@@ -37,7 +37,7 @@ impl OpParameters {
         self.updated_elements(context) * context.shard_size
     }
 
-    /// Whether the parameters belong to a block. ZeRO-2 and ZeRO-3 treat those of embedding and head like ZeRO-1.
+    /// Whether the parameters belong to a block. ZeRO-2 and ZeRO-3 treat parameters of embedding and head like ZeRO-1.
     fn belongs_to_block(&self) -> bool {
         use WeightId::{Embedding, FinalNorm, Head};
         !self.members.iter().any(|member| matches!(member.weight, Embedding | FinalNorm | Head))

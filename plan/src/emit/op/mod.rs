@@ -148,7 +148,7 @@ impl<'a> OpEmitter<'a> {
         self.segment.accumulates(self.id, port)
     }
 
-    /// Whether weight gradients are those of one microbatch, of which replicas accumulate their parts.
+    /// Whether a GEMM writes the weight gradients of one microbatch, whose reduced parts the replicas accumulate.
     fn has_microbatch_gradients(&self) -> bool {
         self.segment.kind == SegmentKind::Block && self.context.shards_gradients()
     }

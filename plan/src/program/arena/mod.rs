@@ -4,8 +4,8 @@
 //! first, each at the lowest offset where it overlaps no buffer that is alive at the same time. Passes of one microbatch
 //! that follow each other at once are one timeline. A buffer that lives from a pass to a later one, with other passes
 //! between them, has copies, one for each microbatch that needs it at once. All other buffers are placed by lifetime, in
-//! one area that all passes of all chunks and the step phase share. Those of gradient buckets, which run beside the last
-//! pass but one after the other, have an area of their own.
+//! one area that all passes of all chunks and the step phase share. Buffers of gradient buckets have an area of their
+//! own, because the buckets overlap with the last pass; they are reduced one after the other.
 
 mod occupancy;
 
@@ -98,7 +98,7 @@ fn copies_between(stage: &StageProgram, chunk: usize, [first, last]: [Phase; 2])
 }
 
 /// First and last position of the timeline, which ends with the step phase, that accesses each buffer placed by lifetime.
-/// Operands of a collective are accessed while the instructions beside it run.
+/// Operands of a collective are accessed until the instructions that it overlaps with have ended.
 fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
     let mut spans: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
     for (position, instr) in stage.all_instructions().enumerate() {
