@@ -132,6 +132,35 @@ fn published_packages_leave_out_their_tests() {
     }
 }
 
+/// A manifest turns off the test program or the examples of a library without any, since even an empty program is compiled.
+#[test]
+fn no_test_of_a_library_is_turned_off() {
+    for package in packages() {
+        let targets = package["targets"].as_array().expect("targets");
+        let Some(library) = targets.iter().find(|target| target["kind"][0] == "lib") else {
+            continue;
+        };
+        let folder = Path::new(library["src_path"].as_str().expect("a path")).parent();
+        let folder = folder.expect("a folder");
+        let sources = files().into_iter().filter(|path| path.starts_with(folder));
+        for path in sources.filter(|path| path.extension().is_some_and(|e| e == "rs")) {
+            let source = text(&path);
+            let has_tests = source.lines().any(|line| line.trim_start() == "#[test]");
+            let has_examples = source.lines().any(|line| {
+                let line = line.trim_start();
+                line.starts_with("/// use narrows_") || line.starts_with("//! use narrows_")
+            });
+            for (is_run, has_any, key) in [
+                (&library["test"], has_tests, "test"),
+                (&library["doctest"], has_examples, "doctest"),
+            ] {
+                let remedy = format!("remove `{key} = false` from its Cargo.toml");
+                assert!(*is_run == true || !has_any, "{} is not run: {remedy}", shown(&path));
+            }
+        }
+    }
+}
+
 /// Tests are exempt: packages leave them out.
 #[test]
 fn sources_include_files_of_their_own_package_only() {
