@@ -80,7 +80,7 @@ impl Unit {
         match self {
             Unit::FlopsPerSecond => format!("{} TFLOP/s", Rounded(value / 1e12)),
             Unit::BytesPerSecond => format!("{} GB/s", Rounded(value / 1e9)),
-            Unit::Bytes => Bytes(value as u64).to_string(),
+            Unit::Bytes => Bytes(value.round() as u64).to_string(),
             Unit::Seconds => Seconds(value).to_string(),
             _ => Rounded(value).to_string(),
         }

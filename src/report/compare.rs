@@ -20,6 +20,7 @@ use crate::compare::{
 };
 use crate::op_decisions::OpDecision;
 use crate::text::{half_width, percent, schedule, thousands};
+use crate::unit::Unit;
 
 /// Names of the plans in tables.
 const LABELS: [&str; PLANS_MAX] = ["A", "B", "C", "D", "E"];
@@ -308,10 +309,10 @@ impl<'a> CompareReport<'a> {
         ));
         let row = |name: &str, part: &PartDifference| {
             let difference = match part.values[..] {
-                [a, b] => unit.signed(b - a),
-                _ => unit.text(part.spread()),
+                [a, b] => signed(unit, b - a),
+                _ => unit.format(part.spread()),
             };
-            let values = part.values.iter().map(|value| unit.text(*value));
+            let values = part.values.iter().map(|value| unit.format(*value));
             std::iter::once(name.to_owned()).chain(values).chain([difference]).collect::<Vec<_>>()
         };
         let mut rows: Vec<Vec<String>> =
@@ -323,25 +324,10 @@ impl<'a> CompareReport<'a> {
     }
 }
 
-/// Unit of a table of parts.
-#[derive(Clone, Copy)]
-enum Unit {
-    Seconds,
-    Bytes,
-}
-
-impl Unit {
-    fn text(self, value: f64) -> String {
-        match self {
-            Unit::Seconds => Seconds(value).to_string(),
-            Unit::Bytes => Bytes(value.round() as u64).to_string(),
-        }
-    }
-
-    fn signed(self, value: f64) -> String {
-        let sign = if value < 0.0 { "-" } else { "+" };
-        if value == 0.0 { self.text(0.0) } else { format!("{sign}{}", self.text(value.abs())) }
-    }
+/// A value with its unit and its sign; zero has no sign.
+fn signed(unit: Unit, value: f64) -> String {
+    let sign = if value < 0.0 { "-" } else { "+" };
+    if value == 0.0 { unit.format(0.0) } else { format!("{sign}{}", unit.format(value.abs())) }
 }
 
 /// A sentence with a blank before it, if there is anything to list.
