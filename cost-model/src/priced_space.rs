@@ -196,12 +196,19 @@ impl PricedSpace {
         }
     }
 
-    /// The times of the [`table`](PricedSpace::table)'s choices for the passes of one microbatch without the weight
-    /// gradients of linears, in seconds, by node.
+    /// The times of the [`table`](PricedSpace::table)'s choices for the passes of one microbatch without what ZeRO adds, in
+    /// seconds, by node.
+    pub fn pass_times(&self) -> Vec<Vec<f64>> {
+        self.times_of_passes(|time| time.forward + time.backward)
+    }
+
+    /// As [`pass_times`](PricedSpace::pass_times), without the weight gradients of linears.
     pub fn times_without_weight_gradients(&self) -> Vec<Vec<f64>> {
-        let of_op = |times: &Vec<SegmentTime>| {
-            times.iter().map(|time| time.without_weight_gradients().0).collect()
-        };
+        self.times_of_passes(SegmentTime::without_weight_gradients)
+    }
+
+    fn times_of_passes(&self, of_option: impl Fn(&SegmentTime) -> Seconds) -> Vec<Vec<f64>> {
+        let of_op = |times: &Vec<SegmentTime>| times.iter().map(|time| of_option(time).0).collect();
         let of_value = |flows: &Vec<Seconds>| flows.iter().map(|time| time.0).collect();
         self.ops.0.iter().map(of_op).chain(self.flows.iter().map(of_value)).collect()
     }

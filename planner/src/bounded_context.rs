@@ -13,6 +13,10 @@ pub(crate) struct BoundedContext {
     pub context: Context,
     /// Bound on the step time.
     pub bound: Result<Seconds, Infeasible>,
+    /// Position in the enumeration of contexts.
+    index: usize,
+    /// Whether the bound is the one that other contexts share.
+    has_first_bound: bool,
     /// Objective value of one second of step time: 1 or, of the cost, the number of devices.
     weight: f64,
     /// Bounds within the memory limit, once computed.
@@ -35,18 +39,40 @@ impl ContextResult {
 }
 
 impl BoundedContext {
-    /// A context with a bound on its step time.
+    /// A context, with its position in the enumeration, and a first bound on its step time.
     pub(crate) fn new(
         objective: Objective,
-        context: Context,
+        (index, context): (usize, Context),
         bound: Result<Seconds, Infeasible>,
     ) -> BoundedContext {
-        BoundedContext { context, bound, weight: objective.weight(&context), bounds: None }
+        let (weight, has_first_bound) = (objective.weight(&context), bound.is_ok());
+        BoundedContext { context, bound, index, has_first_bound, weight, bounds: None }
+    }
+
+    /// Position in the enumeration of contexts.
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Whether the bound is still the one that other contexts share.
+    pub(crate) fn has_first_bound(&self) -> bool {
+        self.has_first_bound
+    }
+
+    /// Replaces the first bound by the context's own.
+    pub(crate) fn tighten(&mut self, solver: &ContextSolver) {
+        self.bound = solver.lower_bound(&self.context);
+        self.has_first_bound = false;
     }
 
     /// The lower bound; infinite for a context without a plan.
     pub(crate) fn lower_bound(&self) -> f64 {
-        self.bound.as_ref().map_or(f64::INFINITY, |bound| self.weight * bound.0)
+        self.weight * self.step_time_bound()
+    }
+
+    /// The lower bound on the step time, in seconds; infinite for a context without a plan.
+    pub(crate) fn step_time_bound(&self) -> f64 {
+        self.bound.as_ref().map_or(f64::INFINITY, |bound| bound.0)
     }
 
     /// Whether the bound must be refined before the context is solved.
@@ -58,7 +84,7 @@ impl BoundedContext {
     pub(crate) fn refine(&mut self, solver: &ContextSolver, incumbent: f64) {
         let cutoff = incumbent / self.weight;
         let bounds = solver.bounds(&self.context, cutoff);
-        let before = self.bound.as_ref().map_or(f64::INFINITY, |bound| bound.0);
+        let before = self.step_time_bound();
         self.bound = bounds.bound(cutoff).map(|refined| Seconds(refined.0.max(before)));
         self.bounds = Some(bounds);
     }

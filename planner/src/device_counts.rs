@@ -1,13 +1,12 @@
 //! The numbers of devices that a search covers, and the context solvers of each.
 
-use indexmap::IndexMap;
 use narrows_plan::Context;
 
-use crate::bounded_context::BoundedContext;
 use crate::context::ContextSolver;
 use crate::context_space::contexts;
 use crate::feasible_plan::FeasiblePlan;
 use crate::objective::Objective;
+use crate::open_contexts::OpenContexts;
 use crate::report::SearchReport;
 use crate::request::Request;
 use crate::segment::SegmentSolver;
@@ -85,18 +84,20 @@ impl<'a> ContextSolvers<'a> {
             .next()
     }
 
-    /// A first plan on the number of devices with the best bound on which one is found. The contexts come best first.
-    pub(crate) fn warm_start<'b>(
-        &self,
-        contexts: impl IntoIterator<Item = &'b BoundedContext>,
-    ) -> Option<FeasiblePlan> {
-        let mut feasible: IndexMap<u64, Vec<(Context, f64)>> = IndexMap::new();
-        for BoundedContext { context, bound, .. } in contexts {
-            if let Ok(bound) = bound {
-                feasible.entry(context.mesh.devices()).or_default().push((*context, bound.0));
+    /// A first plan on the number of devices with the best bound on which one is found.
+    pub(crate) fn warm_start(&self, open: &mut OpenContexts) -> Option<FeasiblePlan> {
+        let mut tried = vec![];
+        loop {
+            let is_untried = |context: &Context| !tried.contains(&context.mesh.devices());
+            let next = open.most_promising(1, is_untried, |_| true);
+            let context = next.first().filter(|open| open.bound.is_ok())?.context;
+            let devices = context.mesh.devices();
+            let warm_start = self.of(&context).warm_start(open);
+            if warm_start.is_some() {
+                return warm_start;
             }
+            tried.push(devices);
         }
-        feasible.values().find_map(|contexts| self.of(&contexts[0].0).warm_start(contexts))
     }
 
     /// Adds the effort of all solvers to the report of a search.

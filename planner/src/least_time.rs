@@ -3,23 +3,23 @@
 //! 1. Contexts (mesh, microbatch, ZeRO stage) that cannot hold the model are dropped.
 //! 2. Each context gets a bound: with T the smallest microbatch time of the whole model, u the smallest
 //!    step phase of an average stage, m microbatches and P stages, no 1F1B step is shorter than
-//!    m·T/P + u, nor than T / (1 − (1 − 1/m)ᴾ), which stages of the best proportion would reach.
+//!    m·T/P + u, nor than T / (1 − (1 − 1/m)ᴾ), which stages of the best proportion would reach. First, T leaves out what
+//!    ZeRO adds to the passes, so that many contexts share it; the most promising ones get their own.
 //! 3. The most promising contexts get a better bound, from dividing the blocks among the stages within
 //!    the memory limit. The contexts that remain most promising are solved (lowered, placed in memory,
 //!    simulated) until no bound is better than the best plan.
 
-use std::collections::VecDeque;
 use std::time::Instant;
 
 use narrows_plan::Context;
 use rayon::prelude::*;
 
-use crate::bounded_context::{BoundedContext, ContextResult};
-use crate::context::flops_bound;
+use crate::bounded_context::ContextResult;
 use crate::context_space::contexts;
 use crate::deadline::Deadline;
 use crate::device_counts::ContextSolvers;
 use crate::feasible_plan::FeasiblePlan;
+use crate::open_contexts::OpenContexts;
 use crate::proof::ProofState;
 use crate::report::{ContextOutcome, ContextReport};
 use crate::request::Request;
@@ -54,22 +54,9 @@ pub(crate) fn search_least_time(
     };
     // Bounds take at most half of the time, and the solution of contexts the rest.
     let contexts: Vec<Context> = requests.iter().flat_map(contexts).collect();
-    let open: Vec<BoundedContext> = contexts
-        .into_par_iter()
-        .map(|context| {
-            let solver = solvers.of(&context);
-            let bound = match deadline.is_half_over() {
-                false => solver.lower_bound(&context),
-                true => flops_bound(request, &context),
-            };
-            BoundedContext::new(objective, context, bound)
-        })
-        .collect();
-    // Contexts are taken from the front, of up to hundreds of thousands.
-    let mut open = VecDeque::from(open);
-    sort_by_bound(&mut open);
+    let mut open = OpenContexts::new(objective, contexts, &solvers, deadline);
     if !deadline.is_half_over() {
-        best = objective.better(best, solvers.warm_start(&open));
+        best = objective.better(best, solvers.warm_start(&mut open));
     }
     let mut reports = vec![];
     let mut bound = f64::INFINITY;
@@ -77,22 +64,17 @@ pub(crate) fn search_least_time(
     // The contexts of a chunk are solved in parallel against one incumbent, so that the outcome does
     // not depend on the number of threads.
     while !open.is_empty() {
-        sort_by_bound(&mut open);
         let incumbent = best.as_ref().map_or(f64::INFINITY, |plan| objective.value(plan));
         let deadline_passed = deadline.is_over();
-        let is_decided = deadline_passed || open[0].lower_bound() >= incumbent;
+        if !deadline_passed {
+            open.most_promising(CHUNK, |_| true, |open| open.lower_bound() < incumbent);
+        }
+        let is_decided = deadline_passed || open.least_bound() >= incumbent;
         let size = if is_decided { open.len() } else { CHUNK.min(open.len()) };
-        let mut unrefined: Vec<&mut BoundedContext> = open
-            .range_mut(..size)
-            .filter(|b| b.needs_refinement() && b.lower_bound() < incumbent && !deadline_passed)
-            .collect();
-        if !unrefined.is_empty() {
-            unrefined
-                .par_iter_mut()
-                .for_each(|open| open.refine(solvers.of(&open.context), incumbent));
+        if !deadline_passed && open.refine(size, incumbent) {
             continue;
         }
-        let chunk: Vec<BoundedContext> = open.drain(..size).collect();
+        let chunk = open.take(size);
         let results: Vec<ContextResult> =
             chunk.par_iter().map(|open| open.solve(solvers.of(&open.context), incumbent)).collect();
         for (bounded, result) in chunk.into_iter().zip(results) {
@@ -141,11 +123,4 @@ fn record_best(best: &FeasiblePlan, reports: &mut [ContextReport]) {
     if let Some(report) = report {
         report.outcome = ContextOutcome::Solved(best.time);
     }
-}
-
-/// Sorts contexts by their bounds, the lowest first.
-fn sort_by_bound(contexts: &mut VecDeque<BoundedContext>) {
-    let bounds =
-        |a: &BoundedContext, b: &BoundedContext| a.lower_bound().total_cmp(&b.lower_bound());
-    contexts.make_contiguous().sort_by(bounds);
 }

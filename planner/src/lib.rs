@@ -36,6 +36,7 @@ mod least_memory;
 mod least_time;
 mod lock;
 mod objective;
+mod open_contexts;
 mod pipeline;
 mod plan_writer;
 mod predict;

@@ -14,51 +14,94 @@ use crate::request::Request;
 use crate::segment::{SegmentSolver, SegmentSpec};
 
 impl ContextSolver<'_> {
+    /// Lower bound on the step time of a context that is quickly found: contexts that differ in replicas, stages, ZeRO and
+    /// schedule share its solves. [`lower_bound`](ContextSolver::lower_bound) is no smaller.
+    ///
+    /// # Errors
+    /// The reason why the context has no plan.
+    pub(crate) fn passes_bound(&self, context: &Context) -> Result<Seconds, Infeasible> {
+        let least = |spec| self.segments.least_passes(spec, context);
+        let average = AverageStage::new(self.request, self.segments, context, least)?;
+        let filled = match context.schedule {
+            PipelineSchedule::OneForwardOneBackward => average.filled_pipeline(context),
+            PipelineSchedule::ZeroBubble | PipelineSchedule::Interleaved => 0.0,
+        };
+        Ok(Seconds(average.step_time(context).max(filled)))
+    }
+
     /// Lower bound on the step time of a context, before its blocks are divided.
     ///
     /// # Errors
     /// The reason why the context has no plan.
     pub(crate) fn lower_bound(&self, context: &Context) -> Result<Seconds, Infeasible> {
-        lower_bound(self.request, self.segments, context)
+        let segments = self.segments;
+        let least = |spec| segments.min_microbatch_time(spec, context);
+        let average = AverageStage::new(self.request, segments, context, least)?;
+        let filled = match context.schedule {
+            PipelineSchedule::OneForwardOneBackward => average.filled_pipeline(context),
+            PipelineSchedule::ZeroBubble => {
+                let reduced = average.zero_bubble_step_time(context, segments);
+                reduced.max(filled_by_forward_passes(segments, context))
+            }
+            PipelineSchedule::Interleaved => interleaved_bound(segments, context),
+        };
+        Ok(Seconds(average.step_time(context).max(filled)))
     }
 }
 
-/// Lower bound on the step time of a context.
-///
-/// # Errors
-/// The reason why the context has no plan.
-fn lower_bound(
-    request: &Request,
-    segments: &SegmentSolver,
-    context: &Context,
-) -> Result<Seconds, Infeasible> {
-    if let Some(infeasible) = too_large(request, context) {
-        return Err(infeasible);
-    }
-    let mesh = context.mesh;
-    let microbatch_time = segments
-        .boundary_layouts(context)
-        .into_iter()
-        .filter_map(|boundary| min_microbatch_time(segments, context, boundary))
-        .min_by(f64::total_cmp)
-        .ok_or(Infeasible::NoStrategy)?;
-    let microbatches = context.workload.microbatches(&mesh) as f64;
-    let stages = mesh.pipeline as f64;
-    let StepPhaseMin { reductions, counted_reductions, updates } =
-        min_step_phase(request, segments, context);
-    let even = microbatches * microbatch_time / stages + counted_reductions + updates;
-    let filled = match context.schedule {
-        PipelineSchedule::OneForwardOneBackward => filled_pipeline(context, microbatch_time, 1.0),
-        PipelineSchedule::ZeroBubble => {
-            // All reductions follow the begin of the last pass, which is a backward pass on the first stage.
-            let last = min_forward_time(segments, context);
-            let passes = ((microbatches - 1.0) * microbatch_time + last) / stages;
-            let reduced = passes + reductions + updates;
-            reduced.max(filled_by_forward_passes(segments, context))
+/// Lower bounds on the model's microbatch time and on the step phase of a stage of average size.
+struct AverageStage {
+    /// Least forward and backward time of one microbatch on all stages, in seconds.
+    microbatch_time: f64,
+    step_phase: StepPhaseMin,
+}
+
+impl AverageStage {
+    /// The bounds of a context, with the least forward and backward time of a segment in seconds.
+    ///
+    /// # Errors
+    /// The reason why the context has no plan.
+    fn new(
+        request: &Request,
+        segments: &SegmentSolver,
+        context: &Context,
+        least: impl Fn(SegmentSpec) -> Option<f64>,
+    ) -> Result<AverageStage, Infeasible> {
+        if let Some(infeasible) = too_large(request, context) {
+            return Err(infeasible);
         }
-        PipelineSchedule::Interleaved => interleaved_bound(segments, context),
-    };
-    Ok(Seconds(even.max(filled)))
+        let microbatch_time = segments
+            .boundary_layouts(context)
+            .into_iter()
+            .filter_map(|boundary| model_time(segments, boundary, &least))
+            .min_by(f64::total_cmp)
+            .ok_or(Infeasible::NoStrategy)?;
+        let step_phase = min_step_phase(request, segments, context);
+        Ok(AverageStage { microbatch_time, step_phase })
+    }
+
+    /// No step is shorter: the slowest stage has no less than the average work.
+    fn step_time(&self, context: &Context) -> f64 {
+        let microbatches = context.workload.microbatches(&context.mesh) as f64;
+        let stages = context.mesh.pipeline as f64;
+        let StepPhaseMin { counted_reductions, updates, .. } = self.step_phase;
+        microbatches * self.microbatch_time / stages + counted_reductions + updates
+    }
+
+    /// As [`step_time`](AverageStage::step_time) with the zero-bubble schedule: all reductions follow the begin of the last
+    /// pass, which is a backward pass on the first stage.
+    fn zero_bubble_step_time(&self, context: &Context, segments: &SegmentSolver) -> f64 {
+        let microbatches = context.workload.microbatches(&context.mesh) as f64;
+        let last = min_forward_time(segments, context);
+        let passes = (microbatches - 1.0) * self.microbatch_time + last;
+        let StepPhaseMin { reductions, updates, .. } = self.step_phase;
+        passes / context.mesh.pipeline as f64 + reductions + updates
+    }
+
+    /// No 1F1B step is shorter, whatever the sizes of the stages.
+    fn filled_pipeline(&self, context: &Context) -> f64 {
+        filled_pipeline(context, self.microbatch_time, 1.0)
+    }
 }
 
 /// Lower bound on a pipeline whose stage s, of microbatch time tₛ, cannot end before φ·Σ_{j<s} tⱼ + m·tₛ. That is least
@@ -178,7 +221,15 @@ pub(super) fn min_microbatch_time(
     context: &Context,
     boundary: BoundaryLayout,
 ) -> Option<f64> {
-    let time = |spec| segments.min_microbatch_time(spec, context);
+    model_time(segments, boundary, |spec| segments.min_microbatch_time(spec, context))
+}
+
+/// The sum of a time over embedding, blocks and head.
+fn model_time(
+    segments: &SegmentSolver,
+    boundary: BoundaryLayout,
+    time: impl Fn(SegmentSpec) -> Option<f64>,
+) -> Option<f64> {
     let of_layers = segments.of_layers(|shape| time(SegmentSpec::block(shape, boundary)));
     let blocks: f64 = of_layers.into_iter().sum::<Option<f64>>()?;
     let end = |kind| time(SegmentSpec::embedding_or_head(kind, boundary, None));

@@ -6,7 +6,9 @@ use rayon::prelude::*;
 use super::lower_bound::flops_bound;
 use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
+use crate::bounded_context::BoundedContext;
 use crate::feasible_plan::FeasiblePlan;
+use crate::open_contexts::OpenContexts;
 use crate::pipeline::{
     EmbeddingAndHead, Partition, StagePartitioner, StepSchedule, simulate_partition,
 };
@@ -38,11 +40,11 @@ impl ContextSolver<'_> {
         for chunk in possible.chunks(CHUNK) {
             let mut even: Vec<_> = chunk
                 .par_iter()
-                .filter_map(|context| self.even_partition(context, f64::INFINITY))
+                .filter_map(|context| self.even_partition(**context, f64::INFINITY))
                 .collect();
             even.sort_by(|a, b| a.0.total_cmp(&b.0));
             for (_, context, embedding_and_head, partition) in even {
-                let sized = self.size(context, &embedding_and_head, partition);
+                let sized = self.size(&context, &embedding_and_head, partition);
                 if let Some(plan) = self.complete_within_limit(sized) {
                     return Some(plan);
                 }
@@ -58,35 +60,43 @@ impl ContextSolver<'_> {
     }
 
     /// The first incumbent: the fastest even partition, by its time before lowering, that fits after lowering.
-    /// `contexts` come with their bounds, best first.
-    pub(crate) fn warm_start(&self, contexts: &[(Context, f64)]) -> Option<FeasiblePlan> {
-        let mut even: Vec<(f64, &Context, EmbeddingAndHead, Partition)> = vec![];
-        for chunk in contexts.chunks(CHUNK) {
+    pub(crate) fn warm_start(&self, open: &mut OpenContexts) -> Option<FeasiblePlan> {
+        let devices = self.request.devices;
+        let mut even: Vec<(f64, Context, EmbeddingAndHead, Partition)> = vec![];
+        for chunk in 0.. {
             even.sort_by(|a, b| a.0.total_cmp(&b.0));
             let fastest = even.first().map_or(f64::INFINITY, |(time, ..)| *time);
             // At most LOWERED_MAX partitions are lowered: slower ones need no assignment.
             let cutoff = even.get(LOWERED_MAX - 1).map_or(f64::INFINITY, |(time, ..)| *time);
-            let open: Vec<_> = chunk.iter().filter(|(_, bound)| *bound < fastest).collect();
-            if open.is_empty() {
+            let is_faster = |open: &BoundedContext| open.step_time_bound() < fastest;
+            let on_devices = |context: &Context| context.mesh.devices() == devices;
+            let promising: Vec<Context> = open
+                .most_promising(CHUNK * (chunk + 1), on_devices, is_faster)
+                .into_iter()
+                .skip(CHUNK * chunk)
+                .filter(|open| is_faster(open))
+                .map(|open| open.context)
+                .collect();
+            if promising.is_empty() {
                 break;
             }
             even.par_extend(
-                open.par_iter().filter_map(|(context, _)| self.even_partition(context, cutoff)),
+                promising.par_iter().filter_map(|context| self.even_partition(*context, cutoff)),
             );
         }
         even.sort_by(|a, b| a.0.total_cmp(&b.0));
         let limit = self.request.arena_limit();
         let mut oversized = vec![];
         for (_, context, embedding_and_head, partition) in even.into_iter().take(LOWERED_MAX) {
-            let sized = self.size(context, &embedding_and_head, partition);
+            let sized = self.size(&context, &embedding_and_head, partition);
             if sized.peak_arena() <= limit {
                 return Some(self.complete(sized));
             }
             oversized.push((context, embedding_and_head, sized));
         }
-        oversized
-            .into_iter()
-            .find_map(|(context, ends, sized)| self.corrected_even_partition(context, &ends, sized))
+        oversized.into_iter().find_map(|(context, ends, sized)| {
+            self.corrected_even_partition(&context, &ends, sized)
+        })
     }
 
     /// The plan of an even partition whose stages reserve the bytes by which the arenas of `sized` are too large.
@@ -119,14 +129,14 @@ impl ContextSolver<'_> {
     }
 
     /// The fastest even partition of a context that takes at most `cutoff` seconds, with its time.
-    fn even_partition<'c>(
+    fn even_partition(
         &self,
-        context: &'c Context,
+        context: Context,
         cutoff: f64,
-    ) -> Option<(f64, &'c Context, EmbeddingAndHead, Partition)> {
+    ) -> Option<(f64, Context, EmbeddingAndHead, Partition)> {
         let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
         let mut layouts =
-            EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
+            EmbeddingAndHead::fastest_per_layout(self.request, self.segments, &context);
         layouts.sort_by(|a, b| a.bound.0.total_cmp(&b.bound.0));
         let mut best: Option<(f64, EmbeddingAndHead, Partition)> = None;
         for embedding_and_head in layouts {
@@ -134,19 +144,23 @@ impl ContextSolver<'_> {
             if embedding_and_head.bound.0 > time_min {
                 break;
             }
-            let Ok(budgets) = self.block_budgets(context, &embedding_and_head, &no_reserve) else {
+            let Ok(budgets) = self.block_budgets(&context, &embedding_and_head, &no_reserve) else {
                 continue;
             };
-            let partitioner =
-                StagePartitioner::new(self.segments, context, embedding_and_head.boundary, budgets);
-            let overheads = self.overheads(context, &embedding_and_head);
+            let partitioner = StagePartitioner::new(
+                self.segments,
+                &context,
+                embedding_and_head.boundary,
+                budgets,
+            );
+            let overheads = self.overheads(&context, &embedding_and_head);
             let Some(mut partition) = partitioner.even_partition(&overheads, time_min) else {
                 continue;
             };
             partition.bound = Seconds(
-                partition.step_bound(overheads.of(&partition.counts), StepSchedule::of(context)),
+                partition.step_bound(overheads.of(&partition.counts), StepSchedule::of(&context)),
             );
-            let time = simulate_partition(context, &partition, &overheads).0;
+            let time = simulate_partition(&context, &partition, &overheads).0;
             if best.as_ref().is_none_or(|(fastest, ..)| time < *fastest) {
                 best = Some((time, embedding_and_head, partition));
             }

@@ -83,6 +83,8 @@ pub(super) struct PricedCache {
     pub step_phases: Mutex<FxHashMap<(OpsKey, StepPhaseKey), Arc<StepPhases>>>,
     pub step_phase_bounds: Mutex<FxHashMap<(SegmentSpec, StepPhaseKey), StepPhaseBounds>>,
     pub pass_times: Mutex<FxHashMap<(SegmentSpec, PassKey), PassTimesMin>>,
+    /// Least time of both passes of one microbatch without what ZeRO adds; `None` for a segment without legal decisions.
+    pub least_passes: Mutex<FxHashMap<(SegmentSpec, PassKey), Option<f64>>>,
     pub fastest: Mutex<FxHashMap<(SegmentSpec, StepKey), FastestSolution>>,
     pub sweepers: Mutex<FxHashMap<(SegmentSpec, StepKey), Sweepers>>,
     /// Prices of a byte at which the bounds of a stage were tight, for one microbatch: of a step, and of very many

@@ -1,0 +1,118 @@
+//! The contexts that a search has not excluded or solved, the most promising first.
+//!
+//! A context begins with a bound that many contexts share. Only where that bound is among the best is it replaced by the
+//! context's own, so that most contexts of large clusters are excluded without a solve of their own.
+
+use std::collections::VecDeque;
+
+use narrows_plan::Context;
+use rayon::prelude::*;
+
+use crate::bounded_context::BoundedContext;
+use crate::context::flops_bound;
+use crate::deadline::Deadline;
+use crate::device_counts::ContextSolvers;
+use crate::objective::Objective;
+
+/// Contexts with their bounds.
+pub(crate) struct OpenContexts<'a> {
+    solvers: &'a ContextSolvers<'a>,
+    deadline: &'a Deadline,
+    /// Taken from the front, of up to hundreds of thousands.
+    contexts: VecDeque<BoundedContext>,
+}
+
+impl<'a> OpenContexts<'a> {
+    /// All contexts, with their first bounds. Once half of the time has passed, bounds need no solver.
+    pub(crate) fn new(
+        objective: Objective,
+        contexts: Vec<Context>,
+        solvers: &'a ContextSolvers<'a>,
+        deadline: &'a Deadline,
+    ) -> OpenContexts<'a> {
+        let bounded = |(index, context): (usize, Context)| {
+            let solver = solvers.of(&context);
+            let bound = match deadline.is_half_over() {
+                false => solver.passes_bound(&context),
+                true => flops_bound(solver.request, &context),
+            };
+            BoundedContext::new(objective, (index, context), bound)
+        };
+        let contexts: Vec<_> = contexts.into_par_iter().enumerate().map(bounded).collect();
+        let mut open = OpenContexts { solvers, deadline, contexts: contexts.into() };
+        open.sort();
+        open
+    }
+
+    /// Whether none is left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.contexts.is_empty()
+    }
+
+    /// Number of contexts left.
+    pub(crate) fn len(&self) -> usize {
+        self.contexts.len()
+    }
+
+    /// The least bound.
+    pub(crate) fn least_bound(&self) -> f64 {
+        self.contexts.front().map_or(f64::INFINITY, BoundedContext::lower_bound)
+    }
+
+    /// The first `count` contexts that satisfy a condition, sorted by their own bounds. Those after the last one that
+    /// `is_relevant` may have their first bounds.
+    pub(crate) fn most_promising(
+        &mut self,
+        count: usize,
+        condition: impl Fn(&Context) -> bool,
+        is_relevant: impl Fn(&BoundedContext) -> bool,
+    ) -> Vec<&BoundedContext> {
+        let OpenContexts { solvers, deadline, .. } = *self;
+        loop {
+            let mut first_bounds: Vec<&mut BoundedContext> = self
+                .contexts
+                .iter_mut()
+                .filter(|open| condition(&open.context))
+                .take(count)
+                .take_while(|open| is_relevant(open))
+                .filter(|open| open.has_first_bound() && !deadline.is_half_over())
+                .collect();
+            if first_bounds.is_empty() {
+                break;
+            }
+            first_bounds.par_iter_mut().for_each(|open| open.tighten(solvers.of(&open.context)));
+            self.sort();
+        }
+        self.contexts.iter().filter(|open| condition(&open.context)).take(count).collect()
+    }
+
+    /// Refines the bounds of the first `count` contexts that may be better than `incumbent` by the memory limit. Returns
+    /// whether one was refined: then others may have come first.
+    pub(crate) fn refine(&mut self, count: usize, incumbent: f64) -> bool {
+        let solvers = self.solvers;
+        let mut unrefined: Vec<&mut BoundedContext> = self
+            .contexts
+            .iter_mut()
+            .take(count)
+            .filter(|open| open.needs_refinement() && open.lower_bound() < incumbent)
+            .collect();
+        unrefined.par_iter_mut().for_each(|open| open.refine(solvers.of(&open.context), incumbent));
+        let has_refined = !unrefined.is_empty();
+        if has_refined {
+            self.sort();
+        }
+        has_refined
+    }
+
+    /// Removes the first `count` contexts.
+    pub(crate) fn take(&mut self, count: usize) -> Vec<BoundedContext> {
+        self.contexts.drain(..count).collect()
+    }
+
+    /// Sorts by bound, the lowest first. Equal bounds keep the order of enumeration, whichever was found first.
+    fn sort(&mut self) {
+        self.contexts.make_contiguous().sort_by(|a, b| {
+            a.lower_bound().total_cmp(&b.lower_bound()).then(a.index().cmp(&b.index()))
+        });
+    }
+}
