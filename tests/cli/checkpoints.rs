@@ -257,7 +257,7 @@ mod signals {
 
     /// Starts a run and waits for its first step.
     fn start(arguments: &str, metrics: &Path) -> Child {
-        let child = Command::new(env!("CARGO_BIN_EXE_narrows"))
+        let child = crate::interruptible(env!("CARGO_BIN_EXE_narrows"))
             .args(arguments.split_whitespace())
             .env("XDG_CACHE_HOME", crate::CACHE)
             .stdout(Stdio::piped())

@@ -41,7 +41,7 @@ impl Run {
     /// Starts `narrows` from a shell, after `prologue`.
     fn start(&self, prologue: &str, arguments: &str) -> Child {
         let program = assert_cmd::cargo::cargo_bin!("narrows").display();
-        Command::new("sh")
+        crate::interruptible("sh")
             .args(["-c", &format!("{prologue} exec {program} {arguments}")])
             .env("XDG_CACHE_HOME", crate::CACHE)
             .stdin(Stdio::null())

@@ -20,7 +20,7 @@ fn handles_interrupts(child: &Child) -> bool {
 
 /// The answer of a command that takes minutes, after Ctrl-C.
 fn interrupted(arguments: &str) -> Value {
-    let child = Command::new(env!("CARGO_BIN_EXE_narrows"))
+    let child = crate::interruptible(env!("CARGO_BIN_EXE_narrows"))
         .args(arguments.split_whitespace())
         .args(["--format", "json"])
         .stdout(Stdio::piped())

@@ -48,6 +48,18 @@ fn narrows(arguments: &str) -> Command {
     command
 }
 
+/// A program as a child that signals end. A program leaves ignored signals ignored, and shells start background jobs, such
+/// as these tests may be, with SIGINT ignored.
+fn interruptible(program: &str) -> std::process::Command {
+    if cfg!(target_os = "linux") {
+        let mut command = std::process::Command::new("env");
+        command.args(["--default-signal=INT,HUP,TERM", program]);
+        command
+    } else {
+        std::process::Command::new(program)
+    }
+}
+
 /// Standard output of a command that succeeds.
 fn stdout(arguments: &str) -> String {
     let output = narrows(arguments).assert().success().get_output().stdout.clone();

@@ -288,7 +288,7 @@ fn an_interrupted_run_reports_its_steps() {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
     let arguments = format!("{SMALL} --steps 1000000 --metrics -");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_narrows"))
+    let mut child = crate::interruptible(env!("CARGO_BIN_EXE_narrows"))
         .args(arguments.split_whitespace())
         .env("XDG_CACHE_HOME", crate::CACHE)
         .stdout(Stdio::piped())

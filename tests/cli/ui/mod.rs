@@ -28,7 +28,7 @@ struct Answer {
 
 impl Server {
     fn start(arguments: &str) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_narrows"))
+        let mut child = crate::interruptible(env!("CARGO_BIN_EXE_narrows"))
             .arg("ui")
             .args(arguments.split_whitespace())
             .env("XDG_CACHE_HOME", CACHE)
