@@ -274,6 +274,10 @@ impl From<TrainError> for Failure {
         match error {
             TrainError::Data(error) => Failure::token_file(error),
             TrainError::Run(error) => Failure::execution(&error),
+            TrainError::NoPredictedToken => {
+                let problem = Problem::new("--eval-data", "has no token that is predicted");
+                Failure::input(problem.hint("other tokens, or another --pad-id or --last-target"))
+            }
             TrainError::SequenceLengthMismatch { .. } => {
                 Failure::failed(vec![Problem::new("", error.to_string())])
             }

@@ -91,7 +91,9 @@ impl CheckpointSettings {
         }
         if self.origin == RunOrigin::NewestUndamaged {
             let found = checkpoint::list(&self.dir).map_err(Failure::loading_checkpoint)?;
-            return Ok(found.iter().find_map(|found| checkpoint::outline(&found.path).ok()));
+            return Ok(found
+                .iter()
+                .find_map(|found| checkpoint::verified_outline(&found.path).ok()));
         }
         let latest = checkpoint::latest(&self.dir).map_err(Failure::loading_checkpoint)?;
         let outline = latest.map(|path| checkpoint::outline(&path)).transpose();

@@ -215,6 +215,16 @@ pub fn is_same_file(input: &OsString, output: &Path) -> bool {
     }
 }
 
+/// Whether an output is an existing file of an input folder.
+pub fn is_file_of(folder: &OsString, output: &Path) -> bool {
+    match (fs::canonicalize(folder), fs::canonicalize(output)) {
+        (Ok(folder), Ok(output)) => {
+            folder.is_dir() && output.is_file() && output.starts_with(folder)
+        }
+        _ => false,
+    }
+}
+
 /// Whether two existing files are hard links of one.
 fn are_hard_links(one: &Path, other: &Path) -> bool {
     #[cfg(unix)]

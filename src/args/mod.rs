@@ -42,7 +42,7 @@ pub use check::{CheckArgs, CheckSettings};
 pub use checkpoint::{CheckpointSettings, RunOrigin};
 pub use compare::{CompareArgs, CompareSettings};
 pub use convert::ConvertArgs;
-pub use data::{DataArgs, DataTask, TokenFileSettings};
+pub use data::{DataArgs, DataTask, TokenFileSettings, is_same_file, output_is_input};
 pub use doctor::DoctorArgs;
 pub use documents::DocumentFiles;
 pub use export_weights::{ExportClassArg, ExportSettings, ExportWeightsArgs};

@@ -26,14 +26,19 @@ pub fn read(argument: &OsStr) -> CommandResult<RecipeArgs> {
 
 /// Reads the text of a recipe. TOML becomes JSON first, so that both have the same errors.
 fn parse(text: &str, is_json: bool) -> Result<RecipeArgs, Defect> {
+    let text = json::without_byte_order_mark(text);
     let fields: Map<String, Value> = match is_json {
         true => json::read(text)?,
-        false => toml::from_str(json::without_byte_order_mark(text)).map_err(|error| {
+        false => toml::from_str(text).map_err(|error| {
             let line = error.span().map(|span| 1 + text[..span.start].matches('\n').count());
             let place = line.map_or(String::new(), |line| format!("line {line}"));
             Defect::new(place, format!("is not TOML: {}", error.message()))
         })?,
     };
+    // TOML has no null; its numbers that are not finite become null.
+    if let Some((field, _)) = fields.iter().find(|(_, value)| !is_json && value.is_null()) {
+        return Err(Defect::new(field, "is not a finite number"));
+    }
     let known = known_fields();
     if let Some(unknown) = fields.keys().find(|field| !known.contains(field)) {
         return Err(unknown_field(unknown, &known));
@@ -85,6 +90,8 @@ mod tests {
             ("beta2 = 1.5", "beta2", "expected a number from 0 to below 1"),
             ("learning_rate = \"fast\"", "learning_rate", "invalid type"),
             ("steps = 0", "steps", "nonzero"),
+            ("learning_rate = nan", "learning_rate", "is not a finite number"),
+            ("\u{feff}a b", "line 1", "is not TOML: "),
         ] {
             let defect = parse(text, false).unwrap_err();
             assert_eq!(defect.field, field, "{text}: {defect:?}");

@@ -15,7 +15,7 @@ use crate::host::cores;
 use crate::{gpu, input, output};
 
 use super::checkpoint::{CheckpointArgs, CheckpointSettings};
-use super::data::{is_same_file, output_is_input, token_stream};
+use super::data::{is_file_of, is_same_file, output_is_input, token_stream};
 use super::initial_weights::InitialWeightsArgs;
 use super::launch::LaunchArgs;
 use super::output::{OutputArgs, OutputFormat, OutputSettings};
@@ -359,8 +359,10 @@ impl RunArgs {
         let model = &self.request.model;
         let models = || model.model.iter().chain(&model.hardware);
         let (data, eval_data) = (self.data(recipe), self.validation.file(recipe));
+        let init_from = self.initial_weights.init_from.clone().map(OsString::from);
+        let job_token = self.launch.job_token_file.clone().map(OsString::from);
         let files = || data.iter().chain(&eval_data).chain(&self.plan).chain(&self.recipe);
-        let inputs = || files().chain(models());
+        let inputs = || files().chain(&init_from).chain(&job_token).chain(models());
         let outputs = [
             ("--metrics", &self.metrics),
             ("--output", &self.output.output),
@@ -379,7 +381,11 @@ impl RunArgs {
                 let message = format!("{other} writes to `{}` too", output.display());
                 return Err(Failure::input(Problem::new(*flag, message).hint("another file name")));
             }
-            if let Some(input) = inputs().find(|input| is_same_file(input, Path::new(output))) {
+            let output = Path::new(output);
+            let is_overwritten = |input: &&OsString| is_same_file(input, output);
+            let is_in_folder = |folder: &&OsString| is_file_of(folder, output);
+            let folder = init_from.iter().find(is_in_folder);
+            if let Some(input) = inputs().find(is_overwritten).or(folder) {
                 return Err(Failure::input(output_is_input(flag, input)));
             }
         }

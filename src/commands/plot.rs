@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
-use crate::args::PlotArgs;
+use crate::args::{PlotArgs, is_same_file, output_is_input};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::metrics_file::{self, MetricsLine};
 use crate::plot::{RUNS_MAX, TrainingCurves, check_picture_file, training_picture};
@@ -13,6 +13,9 @@ use crate::plot::{RUNS_MAX, TrainingCurves, check_picture_file, training_picture
 pub fn run(args: &PlotArgs) -> CommandResult<()> {
     let PlotArgs { metrics, output } = args;
     check_picture_file(output)?;
+    if let Some(input) = metrics.iter().find(|file| is_same_file(file, Path::new(output))) {
+        return Err(Failure::input(output_is_input("--output", input)));
+    }
     if metrics.len() > RUNS_MAX {
         let message = format!("{} runs are too many for one picture", metrics.len());
         let problem = Problem::new("METRICS", message);

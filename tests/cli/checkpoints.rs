@@ -225,6 +225,26 @@ fn resuming_automatically_sets_damaged_checkpoints_aside() {
 }
 
 #[test]
+fn a_run_has_the_values_of_the_checkpoint_that_it_resumes_from() {
+    let files = Files::new();
+    let run = |steps, more: &str| {
+        let flags = format!("{} --decay-steps 9 --checkpoint-every 2 --keep 9", files.flags(steps));
+        let output = narrows(&format!("{flags} {more}")).assert().success().get_output().clone();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    run(2, "");
+    assert!(run(4, "--resume --learning-rate 0.02").contains("--learning-rate is 0.02"));
+    let weights = files.step(4).join("model.safetensors");
+    let mut flipped = fs::read(&weights).unwrap();
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 1;
+    fs::write(&weights, &flipped).unwrap();
+    let message = run(6, "--resume=auto");
+    assert!(message.contains("the checkpoint is now"), "{message}");
+    assert!(!message.contains("--learning-rate"), "{message}");
+}
+
+#[test]
 fn every_mth_checkpoint_is_kept_besides_the_last() {
     let files = Files::new();
     stdout(&format!("{} --checkpoint-every 1 --keep 2 --keep-every 3", files.flags(8)));

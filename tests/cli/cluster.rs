@@ -248,6 +248,19 @@ fn processes_with_different_tokens_fail() {
 }
 
 #[test]
+fn processes_start_from_the_same_weights() {
+    let processes = Processes::new(2);
+    let start = |rank: usize| {
+        let from = if rank == 0 { "--init-from weights" } else { "" };
+        processes.start(rank, &format!("{} {from}", processes.flags(2)), processes.torchrun(rank))
+    };
+    for output in wait_all((0..2).map(start).collect()) {
+        assert!(!output.status.success());
+        assert!(stderr(&output).contains("initial weights"), "{}", stderr(&output));
+    }
+}
+
+#[test]
 fn a_killed_process_ends_the_run() {
     let processes = Processes::new(3);
     let long = processes.flags(1).replace("--steps 1 ", "--steps 100000 ");

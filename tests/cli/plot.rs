@@ -37,6 +37,7 @@ fn other_files_are_rejected() {
     let at = |name: &str| folder.path().join(name).display().to_string();
     fs::write(at("empty.jsonl"), "").unwrap();
     fs::write(at("text.jsonl"), "step 1\n").unwrap();
+    fs::write(at("run.svg"), "").unwrap();
     for (arguments, part) in [
         (format!("{} --output {}", at("no.jsonl"), at("a.svg")), "no.jsonl: cannot be read"),
         (format!("{} --output {}", at("empty.jsonl"), at("a.svg")), "empty.jsonl: has no steps"),
@@ -44,6 +45,7 @@ fn other_files_are_rejected() {
             format!("{} --output {}", at("text.jsonl"), at("a.svg")),
             "line 1: is not a line of metrics",
         ),
+        (format!("{} --output {}", at("run.svg"), at("run.svg")), "is an input too"),
         (format!("{} --output {}", at("empty.jsonl"), at("a.gif")), "neither .svg nor .png"),
         (format!("{} --output {}", "x ".repeat(9), at("a.svg")), "9 runs are too many"),
     ] {

@@ -192,6 +192,11 @@ fn contradictory_flags_are_rejected() {
         (format!("run --data {tokens}"), "t.tokens: has 3 tokens, too few for one sequence"),
         (format!("run --metrics {}", folder.path().display()), "cannot be written"),
         (format!("run --data {tokens} --metrics {tokens}"), "is an input too"),
+        (format!("run --init-from {tokens} --metrics {tokens}"), "is an input too"),
+        (
+            format!("run --init-from {} --output {tokens}", folder.path().display()),
+            "is an input too",
+        ),
         ("run --metrics - --format json".into(), "the metrics and the JSON answer would both"),
         ("run --metrics - --output -".into(), "the metrics and the plan would both"),
         ("run --hardware a100-80gb".into(), "--hardware: plans for `a100-80gb` compute in"),

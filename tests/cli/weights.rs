@@ -36,6 +36,13 @@ fn exported_weights_start_a_run_as_their_checkpoint_does() {
     let model = format!("--model {}", at("cola"));
     assert_eq!(losses("cola", &model), own);
     assert!((losses("cola", "--devices 2 --tensor 2") - own).abs() < 1e-4);
+    let file = at("cola/model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&file, bytes).unwrap();
+    let error = failure(&format!("{SMALL} --steps 1 --init-from {}", at("cola")), 2);
+    assert!(error.contains("has elements that are not finite"), "{error}");
     // The logarithm of the vocabulary of 256 is 5.545: the weights are not the initial ones.
     assert!(own < 5.3, "{own}");
 }

@@ -36,6 +36,14 @@ pub enum LaunchError {
         /// Value of the variable.
         value: String,
     },
+    /// One of two variables is set without the other.
+    #[error("{set} is set, and {missing} is not: a process needs both")]
+    Incomplete {
+        /// The variable that is set.
+        set: &'static str,
+        /// The variable that is not.
+        missing: &'static str,
+    },
     /// A rank is not less than the number of processes.
     #[error("{variable} is {rank}, but the ranks of {world_size} processes count from 0")]
     RankOutOfRange {
@@ -70,6 +78,7 @@ impl LaunchError {
     /// Advice for the user.
     pub fn hint(&self) -> &'static str {
         match self {
+            LaunchError::Incomplete { .. } => "both for every process, or neither for one process",
             LaunchError::NotANumber { .. } | LaunchError::RankOutOfRange { .. } => {
                 "look at the program that started this process: it sets this variable"
             }
@@ -212,10 +221,20 @@ impl LaunchInfo {
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<LaunchInfo>, LaunchError> {
         let names = launcher.variables();
-        let (Some(rank), Some(world_size)) =
-            (number(&variable, names.rank)?, number(&variable, names.world_size)?)
-        else {
-            return Ok(None);
+        let rank = number(&variable, names.rank)?;
+        let world_size = number(&variable, names.world_size)?;
+        let (rank, world_size) = match (rank, world_size) {
+            (Some(rank), Some(world_size)) => (rank, world_size),
+            // Shells of other launchers may have the number of processes without a rank.
+            (None, Some(2..)) if launcher == Launcher::Torchrun => {
+                let (set, missing) = (names.world_size, names.rank);
+                return Err(LaunchError::Incomplete { set, missing });
+            }
+            (Some(1..), None) if launcher == Launcher::Torchrun => {
+                let (set, missing) = (names.rank, names.world_size);
+                return Err(LaunchError::Incomplete { set, missing });
+            }
+            _ => return Ok(None),
         };
         if rank >= world_size {
             return Err(LaunchError::RankOutOfRange { variable: names.rank, rank, world_size });
@@ -397,6 +416,8 @@ mod tests {
         assert_eq!(read(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Ok(None));
         let message = |variables: &[(&str, &str)]| read(variables).unwrap_err().to_string();
         assert!(message(&[("RANK", "2"), ("WORLD_SIZE", "2")]).starts_with("RANK is 2"));
+        assert!(message(&[("WORLD_SIZE", "2")]).contains("RANK is not"));
+        assert!(message(&[("RANK", "1")]).contains("WORLD_SIZE is not"));
         assert!(message(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("`x`"));
         let port =
             [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "70000")];

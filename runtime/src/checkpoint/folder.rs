@@ -73,13 +73,15 @@ pub fn list(dir: &Path) -> Result<Vec<CheckpointFolder>, CheckpointError> {
 /// sizes.
 ///
 /// # Errors
-/// When the folder cannot be read. When no checkpoint is complete, the error of the last one.
+/// When the folder, or a checkpoint after the last complete one, cannot be read or has a newer format. When no checkpoint is
+/// complete, the error of the last one.
 pub fn latest(dir: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     let mut first_error = None;
     for checkpoint in list(dir)? {
         match Manifest::read(&checkpoint.path) {
             Ok(_) => return Ok(Some(checkpoint.path)),
-            Err(error) => first_error.get_or_insert(error),
+            Err(error) if error.fault.is_corruption() => first_error.get_or_insert(error),
+            Err(error) => return Err(error),
         };
     }
     first_error.map_or(Ok(None), Err)

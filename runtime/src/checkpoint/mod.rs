@@ -51,5 +51,7 @@ pub use folder::{CheckpointFolder, Retention, folder_name, latest, list, set_asi
 pub use lock::{FolderLock, lock};
 pub use names::{StoredParameter, stored_parameters};
 pub use shards::save_by_all;
-pub use storage::{ResumedState, is_checkpoint, load, outline, resume, save, verify};
+pub use storage::{
+    ResumedState, is_checkpoint, load, outline, resume, save, verified_outline, verify,
+};
 pub(crate) use tensors::transpose;

@@ -113,6 +113,15 @@ pub fn outline(path: &Path) -> Result<CheckpointOutline, CheckpointError> {
     })
 }
 
+/// As [`outline`], after verifying the contents of all files.
+///
+/// # Errors
+/// The first problem.
+pub fn verified_outline(path: &Path) -> Result<CheckpointOutline, CheckpointError> {
+    verify_files(path)?;
+    outline(path)
+}
+
 /// Whether a folder is a checkpoint, complete or not, rather than the folder of a run's checkpoints.
 pub fn is_checkpoint(path: &Path) -> bool {
     path.join(MANIFEST).exists()
@@ -161,9 +170,14 @@ pub fn resume(
 /// # Errors
 /// The first problem.
 pub fn verify(path: &Path, model: &Model) -> Result<u64, CheckpointError> {
+    read_state(path, &verify_files(path)?, model).map(|state| state.step)
+}
+
+/// Verifies the checksums of all files.
+fn verify_files(path: &Path) -> Result<Manifest, CheckpointError> {
     let manifest = Manifest::read(path)?;
     manifest.files().try_for_each(|file| manifest.verify_file(path, file))?;
-    read_state(path, &manifest, model).map(|state| state.step)
+    Ok(manifest)
 }
 
 fn read_state(

@@ -33,7 +33,7 @@ pub struct ImportedWeights {
 ///
 /// # Errors
 /// A path that is none of these; every tensor that is missing, that the model lacks, or of another shape; and
-/// the first one of another type.
+/// the first one of another type, or with an element that is not finite.
 pub fn import_weights(path: &Path, model: &Model) -> Result<ImportedWeights, WeightsError> {
     let source = WeightSource::open(path)?;
     let format = WeightFormat::of_names(source.names());
@@ -43,6 +43,10 @@ pub fn import_weights(path: &Path, model: &Model) -> Result<ImportedWeights, Wei
     let mut weights = ModelTensors::new();
     for tensor in &tensors {
         let elements = source.read(&tensor.name).map_err(|defect| error(defect.into()))?;
+        if elements.iter().any(|element| !element.is_finite()) {
+            let defect = Defect::new(&tensor.name, "has elements that are not finite");
+            return Err(error(defect.into()));
+        }
         weights.extend(tensor.split(&elements));
     }
     if model.tied && source.shape(HEAD).is_some() {

@@ -80,7 +80,10 @@ impl Evaluator {
             loss_sum += batch.loss * batch.predicted_tokens as f64;
             predicted_tokens += batch.predicted_tokens;
         }
-        let loss = loss_sum / predicted_tokens.max(1) as f64;
+        if predicted_tokens == 0 {
+            return Err(TrainError::NoPredictedToken);
+        }
+        let loss = loss_sum / predicted_tokens as f64;
         Ok(Evaluation { loss, predicted_tokens, time: start.elapsed() })
     }
 

@@ -66,6 +66,9 @@ pub enum TrainError {
     /// The step could not be executed, or its gradients were not finite.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// Every target of an evaluation is ignored.
+    #[error("the evaluation predicts no token")]
+    NoPredictedToken,
     /// The sequences of the sampler have another length than those of the program.
     #[error(
         "the program runs sequences of {program} tokens, and the sampler reads sequences of {sampler}"

@@ -206,6 +206,22 @@ fn incomplete_checkpoints_are_skipped() {
     assert!(matches!(error.fault, CheckpointFault::Missing));
 }
 
+/// A newer program wrote them: an older checkpoint is no substitute.
+#[test]
+fn checkpoints_of_a_newer_format_are_not_skipped() {
+    let model = small_model(false);
+    let checkpoint = trained(&model);
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), &at_step(&checkpoint, 1), &model, keep(5)).unwrap();
+    let newer = save(dir.path(), &at_step(&checkpoint, 2), &model, keep(5)).unwrap();
+    let manifest = newer.join("manifest.json");
+    let text = fs::read_to_string(&manifest).unwrap();
+    let text = text.replace("narrows-checkpoint/1", "narrows-checkpoint/999");
+    fs::write(&manifest, text).unwrap();
+    let error = latest(dir.path()).unwrap_err();
+    assert!(matches!(error.fault, CheckpointFault::NewerFormat { .. }), "{error:?}");
+}
+
 #[test]
 fn incomplete_contents_are_not_saved() {
     let model = small_model(false);

@@ -6,6 +6,7 @@ use narrows_cluster::{RunFact, TcpProcessGroup};
 use narrows_runtime::process_group::gather_and_broadcast;
 use narrows_runtime::session::Session;
 use narrows_runtime::{RunError, sha256};
+use serde::{Deserialize, Serialize};
 
 use super::PlannedRun;
 use crate::args::{
@@ -36,28 +37,41 @@ pub fn join(
     Ok(Some(cluster::join(process, facts(planned, training), &neighbours)?))
 }
 
-/// Checks that all processes start at the same step with the same tokens; `tokens_sha256` has a digest of each token file.
-/// Each process reads the files itself.
-pub fn require_same_start(
-    group: &TcpProcessGroup,
-    step: u64,
-    tokens_sha256: String,
-) -> CommandResult<()> {
-    let all =
-        gather_and_broadcast(group, (step, tokens_sha256), |all| all).map_err(cluster_failure)?;
-    let (first_step, first_tokens) = &all[0];
-    let mut others = all.iter().enumerate();
-    let Some((rank, (step, tokens))) = others.find(|(_, other)| **other != all[0]) else {
+/// What a process starts from. Each process reads the files itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunStart {
+    /// The step after which the run starts.
+    pub step: u64,
+    /// Digest of the token file.
+    pub tokens_sha256: String,
+    /// Digest of the token file of evaluations; empty without evaluations.
+    pub evaluated_sha256: String,
+    /// Digest of the imported weights; empty without an import.
+    pub weights_sha256: String,
+}
+
+/// Checks that all processes start from the same.
+pub fn require_same_start(group: &TcpProcessGroup, start: RunStart) -> CommandResult<()> {
+    let all = gather_and_broadcast(group, start, |all| all).map_err(cluster_failure)?;
+    let first = &all[0];
+    let Some((rank, other)) = all.iter().enumerate().find(|(_, other)| *other != first) else {
         return Ok(());
     };
-    let problem = match tokens == first_tokens {
-        false => Problem::new(
-            "--data",
-            format!("process {rank} reads a different token file than process 0"),
-        ),
-        true => Problem::new(
+    let files = [
+        ("--data", "a different token file", other.tokens_sha256 == first.tokens_sha256),
+        ("--eval-data", "a different token file", other.evaluated_sha256 == first.evaluated_sha256),
+        ("--init-from", "different weights", other.weights_sha256 == first.weights_sha256),
+    ];
+    let problem = match files.into_iter().find(|(.., is_same)| !is_same) {
+        Some((flag, read, _)) => {
+            Problem::new(flag, format!("process {rank} reads {read} than process 0"))
+        }
+        None => Problem::new(
             "--checkpoint-dir",
-            format!("process {rank} resumes from step {step}, and process 0 from {first_step}"),
+            format!(
+                "process {rank} resumes from step {}, and process 0 from {}",
+                other.step, first.step
+            ),
         ),
     };
     Err(Failure::failed(vec![problem.hint("the same files for all processes")]))
@@ -86,9 +100,18 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
     let evaluations = match &training.validation {
         None => "none".into(),
         Some(ValidationSettings { file, every, tokens, early_stop }) => {
-            let (file, tokens) = (file.display(), tokens.unwrap_or(u64::MAX));
-            format!("{tokens} tokens of {file} every {every} steps, early stop {early_stop:?}")
+            let file = file.display();
+            let tokens = tokens.map_or("all".into(), |tokens| tokens.to_string());
+            let stop = match early_stop {
+                None => "without early stop".into(),
+                Some(patience) => format!("early stop after {patience}"),
+            };
+            format!("{tokens} tokens of {file}, steps between evaluations {every}, {stop}")
         }
+    };
+    let initial_weights = match &training.init_from {
+        None => "those of the seed".into(),
+        Some(path) => path.display().to_string(),
     };
     let backend = match training.target {
         ExecutionTarget::Cpu => "cpu",
@@ -101,6 +124,7 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
         fact("model", model.fingerprint()),
         fact("plan", hex::encode(sha256(&plan))),
         fact("tokens", tokens),
+        fact("initial weights", initial_weights),
         fact("steps", training.recipe.steps.to_string()),
         fact("evaluations", evaluations),
         fact("seed", training.recipe.seed.to_string()),

@@ -21,9 +21,10 @@ use narrows_runtime::session::{Session, TensorKind};
 use narrows_runtime::train::{
     CollapseWatch, MetricsRecord, StepPrediction, TrainControl, TrainEnd, TrainError, TrainedStep,
 };
-use narrows_runtime::{DeviceId, RunError, Trainer};
+use narrows_runtime::{DeviceId, RunError, Trainer, sha256};
 
 use super::checkpoints::{CheckpointEntry, CheckpointKeeper};
+use super::processes::RunStart;
 use super::trace::Tracer;
 use super::validation::Validation;
 use super::{PlannedRun, TextOutput, processes};
@@ -89,9 +90,10 @@ fn train_in_group(
     let mut keeper =
         CheckpointKeeper::new(training.checkpoints.as_ref(), lock, &model, training.recipe.seed);
     keeper.resume(&mut trainer, training.recipe.steps)?;
-    if keeper.resumed().is_none() {
-        load_initial_weights(&mut trainer, &model, training)?;
-    }
+    let weights_sha256 = match keeper.resumed() {
+        None => load_initial_weights(&mut trainer, &model, training)?,
+        Some(_) => String::new(),
+    };
     let first_step = trainer.session().steps();
     let recipe = &training.recipe;
     let validation = training.validation.as_ref();
@@ -99,9 +101,10 @@ fn train_in_group(
         .map(|settings| Validation::new(settings, &model, recipe, trainer.session()))
         .transpose()?;
     if let Some(group) = &group {
-        let evaluated = validation.as_ref().map_or(String::new(), Validation::tokens_sha256);
-        let tokens_sha256 = trainer.cursor().tokens_sha256 + &evaluated;
-        processes::require_same_start(group, first_step, tokens_sha256)?;
+        let evaluated_sha256 = validation.as_ref().map_or(String::new(), Validation::tokens_sha256);
+        let tokens_sha256 = trainer.cursor().tokens_sha256;
+        let start = RunStart { step: first_step, tokens_sha256, evaluated_sha256, weights_sha256 };
+        processes::require_same_start(group, start)?;
     }
     let mut metrics =
         training.metrics.as_deref().map(|file| metrics_file(file, &keeper)).transpose()?;
@@ -367,18 +370,27 @@ fn require_memory(model: &Model, program: &Program, training: &TrainSettings) ->
     Err(Failure::failed(vec![problem]))
 }
 
-/// Replaces the random initial weights by those of `--init-from`, if any. Every process reads the file.
+/// Replaces the random initial weights by those of `--init-from`, if any. Every process reads the file. Returns a digest of
+/// the weights where other processes compare it, else nothing.
 fn load_initial_weights(
     trainer: &mut Trainer,
     model: &Model,
     training: &TrainSettings,
-) -> CommandResult<()> {
-    let Some(path) = &training.init_from else { return Ok(()) };
+) -> CommandResult<String> {
+    let Some(path) = &training.init_from else { return Ok(String::new()) };
     let imported = import_weights(path, model).map_err(Failure::weights)?;
     let session = trainer.session_mut();
     session
         .load_tensors(TensorKind::Weights, &imported.weights)
-        .map_err(|error| Failure::execution(&error))
+        .map_err(|error| Failure::execution(&error))?;
+    if training.process.is_none() {
+        return Ok(String::new());
+    }
+    let digest = |elements: &Vec<f32>| {
+        sha256(&elements.iter().flat_map(|element| element.to_le_bytes()).collect::<Vec<u8>>())
+    };
+    let digests: Vec<u8> = imported.weights.values().flat_map(digest).collect();
+    Ok(hex::encode(sha256(&digests)))
 }
 
 fn progress_bar(first_step: u64, steps: u64, text: TextOutput) -> ProgressBar {
