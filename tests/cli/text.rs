@@ -87,7 +87,24 @@ fn every_report_fits_80_columns() {
         let mesh = "--devices 4 --tensor 2 --pipeline 2 --global-batch 8";
         stdout(&format!("plan {model} {mesh} --strategy {strategy} --output {file}"));
     }
+    let one_step = "--model cola-tiny --devices 1 --steps 1 --checkpoint-dir";
+    stdout(&format!("{} {one_step} {}", super::run::SMALL, at("kept")));
+    let cases = std::fs::read_to_string("tests/golden/weights/cases.json").unwrap();
+    let cases: serde_json::Value = serde_json::from_str(&cases).unwrap();
+    let dense = at("dense.json");
+    std::fs::write(&dense, cases["llama"]["config"].to_string()).unwrap();
     let reports = [
+        (
+            "export-weights",
+            format!("{} --model cola-tiny --to cola --output {}", at("kept"), at("cola")),
+        ),
+        (
+            "factor",
+            format!(
+                "tests/golden/weights/llama --model {dense} --rank 4 --output {}",
+                at("factors")
+            ),
+        ),
         ("plan", format!("{model} --devices 64 --pipeline 8 --global-batch 64")),
         ("plan", "--model models/mixed-ranks.json --devices 8 --tensor 4 --tokens 3e11".into()),
         ("cost", format!("{plan} --global-batch 16")),
@@ -135,7 +152,7 @@ fn every_report_fits_80_columns() {
     let (_, commands) = help.split_once("Commands:\n").unwrap();
     let names = commands.lines().take_while(|line| !line.is_empty());
     let names = names.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
-    let without_report = ["convert", "schema", "ui", "help", ""];
+    let without_report = ["convert", "plot", "schema", "ui", "help", ""];
     for name in names.filter(|name| !without_report.contains(name)) {
         assert!(listed(name), "the width of `{name}` is checked");
     }
