@@ -74,7 +74,8 @@ pub use whatif::{WhatIfArgs, WhatIfSettings, WhatIfTask};
 ///
 /// From a model and a hardware profile, narrows finds the fastest way of splitting the work, proves
 /// that no plan in its search space is faster or reports the gap, and writes the plan to a file. Exit
-/// codes: 0 success, 1 no plan exists or a check or a run failed, 2 bad input.
+/// codes: 0 success, 1 no plan exists or a check or a run failed, 2 bad input, 75 a fault of the
+/// environment such as a full disk, 130 stopped by a signal.
 #[derive(Debug, Parser)]
 #[command(name = "narrows", version, max_term_width = 100, arg_required_else_help = true)]
 pub struct CommandLine {

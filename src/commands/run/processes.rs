@@ -37,7 +37,7 @@ pub fn join(
     Ok(Some(cluster::join(process, facts(planned, training), &neighbours)?))
 }
 
-/// What a process starts from. Each process reads the files itself.
+/// Start of a process, which reads the files itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunStart {
     /// The step after which the run starts.
