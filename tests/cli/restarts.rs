@@ -84,5 +84,5 @@ fn losses_of_a_run_whose_processes_are_killed_equal_those_of_an_undisturbed_one(
 #[ignore = "second level: two minutes"]
 fn losses_are_equal_after_minutes_of_kills() {
     let seed = std::process::id().into();
-    kill_at_random(seed, Duration::from_secs(120), 800);
+    kill_at_random(seed, Duration::from_secs(120), 200);
 }
