@@ -61,7 +61,7 @@ pub use parameters::Parameters;
 pub struct Batch<'a> {
     /// `sequences × length` token ids.
     pub tokens: &'a [u32],
-    /// The token to predict at each position, or [`IGNORED_TARGET`](narrows_runtime::IGNORED_TARGET),
+    /// The token to predict at each position, or [`IGNORED_TARGET`],
     /// `sequences × length`.
     pub targets: &'a [u32],
     /// Number of sequences.
