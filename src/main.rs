@@ -16,6 +16,7 @@ mod corpus;
 mod cuda_loader;
 mod defaults;
 mod errors;
+mod export;
 mod field_name;
 mod gpu;
 mod host;

@@ -1,4 +1,4 @@
-//! Every command in README.md, in the gallery and in tests/errors.md runs and prints the output shown there, or draws
+//! Every command in README.md, in the gallery, in tests/errors.md and in tests/export.md runs and prints the output shown there, or draws
 //! the picture.
 //!
 //! A `sh` block contains commands; a `console` block contains commands after `$ ` and their output. In an expected line
@@ -40,6 +40,11 @@ fn commands_of_the_readme_print_the_shown_output() {
 #[test]
 fn error_messages_are_the_recorded_ones() {
     check_document("tests/errors.md", folder_with_inputs().path());
+}
+
+#[test]
+fn exported_plans_are_the_recorded_ones() {
+    check_document("tests/export.md", folder_with_inputs().path());
 }
 
 /// A temporary folder with the files that commands of documents read.

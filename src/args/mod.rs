@@ -11,6 +11,7 @@ mod convert;
 mod data;
 mod doctor;
 mod documents;
+mod export;
 mod export_weights;
 mod factor;
 mod flags;
@@ -45,6 +46,7 @@ pub use convert::ConvertArgs;
 pub use data::{DataArgs, DataTask, TokenFileSettings, is_same_file, output_is_input};
 pub use doctor::DoctorArgs;
 pub use documents::DocumentFiles;
+pub use export::{ExportArgs, PlanExportSettings};
 pub use export_weights::{ExportClassArg, ExportSettings, ExportWeightsArgs};
 pub use factor::{FactorArgs, FactorSettings};
 pub use flags::{flags, set_flag};
@@ -130,6 +132,11 @@ pub enum Command {
     Ui(Box<UiArgs>),
     /// Prove that a plan is correct: layouts, collectives, transfers, buffer lifetimes, memory
     Check(CheckArgs),
+    /// Write a plan as the configuration of another training framework
+    ///
+    /// Every decision of the plan is exact, approximated or not expressible there. Where any is not expressible, nothing is
+    /// written and the exit code is 1, unless --allow-loss is given. docs/export.md says which decisions survive.
+    Export(ExportArgs),
     /// Train a model under a plan, or count what a plan executes
     ///
     /// Without PLAN, the fastest plan is searched and run. By default that is cola-tiny on one device

@@ -25,6 +25,8 @@ pub enum SchemaKind {
     Measurements,
     /// Answers of `compare`
     Compare,
+    /// Answers of `export`
+    Export,
     /// Answers of `whatif`
     #[value(name = "whatif")]
     WhatIf,

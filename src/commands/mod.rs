@@ -9,6 +9,7 @@ mod cost;
 mod data;
 mod doctor;
 mod explain;
+mod export;
 mod export_weights;
 mod factor;
 mod plan;
@@ -62,6 +63,7 @@ fn execute(command: &Command) -> CommandResult<()> {
         Command::Sensitivity(args) => sensitivity::run(args),
         Command::Ui(args) => ui::run(args),
         Command::Check(args) => check::run(args),
+        Command::Export(args) => export::run(args),
         Command::Run(args) => run::run(args),
         Command::Plot(args) => plot::run(args),
         Command::Data(args) => data::run(args),

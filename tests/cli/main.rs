@@ -14,6 +14,7 @@ mod documents;
 mod environment;
 mod errors;
 mod evaluation;
+mod export;
 mod files;
 mod grad_reduce_dtype;
 mod interrupts;

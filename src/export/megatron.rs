@@ -1,0 +1,369 @@
+//! Megatron-LM: arguments of `pretrain_gpt.py`.
+//!
+//! Options are those of release core_v0.19.0 (commit 5be9626): `megatron/training/arguments.py`, and the fields of
+//! `TransformerConfig`, `ModelParallelConfig` and `DistributedDataParallelConfig`, from which it derives more of them.
+
+use std::collections::BTreeSet;
+
+use narrows_plan::model::{GatedProduct, Model};
+use narrows_plan::strategy::{Baseline, Strategy};
+use narrows_plan::{Executor, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero};
+use serde_json::json;
+
+use super::decision::{Decision, Translation, effective_schedule};
+use super::exported_plan::{ExportedPlan, Placement, Recomputation, StageRecomputation};
+use super::render::{comments, flag_words, options};
+use super::{ExportRow, TargetFramework};
+use crate::text::plural;
+
+/// Megatron-LM.
+pub struct Megatron;
+
+impl TargetFramework for Megatron {
+    fn name(&self, _: &ExportedPlan) -> &'static str {
+        "Megatron-LM core_v0.19.0"
+    }
+
+    fn translate(&self, decision: Decision, exported: &ExportedPlan) -> Translation {
+        let ExportedPlan { model, plan, .. } = exported;
+        let (mesh, workload) = (plan.mesh, plan.workload);
+        let size = |flag, size: u64| Translation::exact([(flag, json!(size))]);
+        match decision {
+            Decision::Model => shape(exported),
+            Decision::Linears => linears(model),
+            Decision::Precision => match plan.precision {
+                Precision::MixedBf16 => Translation::exact([("bf16", json!(true))]),
+                Precision::Fp32 => Translation::implied(),
+            },
+            Decision::GradReduceDtype => grad_reduce_dtype(exported),
+            Decision::Tensor => size("tensor-model-parallel-size", mesh.tensor),
+            Decision::Context => context(exported),
+            Decision::Pipeline => size("pipeline-model-parallel-size", mesh.pipeline),
+            // What the number of processes leaves.
+            Decision::Data => Translation::implied(),
+            Decision::GlobalBatch => size("global-batch-size", workload.global_batch),
+            Decision::SequenceLength => size("seq-length", workload.sequence_length),
+            Decision::MicroBatch => size("micro-batch-size", workload.micro_batch),
+            Decision::Zero => zero(plan.zero),
+            Decision::ShardSize => match exported.context().partial_shard_size() {
+                None => Translation::implied(),
+                Some(shard) => size("num-distributed-optimizer-instances", mesh.replicas() / shard),
+            },
+            Decision::Schedule => match effective_schedule(exported) {
+                PipelineSchedule::ZeroBubble => Translation::lost(
+                    "has no zero-bubble schedule: weight gradients stay in the backward passes of 1F1B",
+                ),
+                // Several chunks in the layout of stages select the interleaved schedule.
+                PipelineSchedule::OneForwardOneBackward | PipelineSchedule::Interleaved => {
+                    Translation::implied()
+                }
+            },
+            Decision::Stages => stages(exported),
+            Decision::OverlapGradReduce => overlap_grad_reduce(exported),
+            Decision::OverlapTensorCollectives => match plan.overlap_tensor_collectives {
+                false if mesh.tensor > 1 => Translation::near(
+                    [],
+                    "reductions of input gradients always overlap with weight-gradient GEMMs",
+                ),
+                _ => Translation::implied(),
+            },
+            Decision::HiddenLayout => hidden_layout(exported),
+            Decision::CrossingLayout => match plan.crossing_layout {
+                None => Translation::implied(),
+                Some(_) => Translation::lost("has no crossing latents"),
+            },
+            Decision::Ops => match exported.placement() {
+                Placement::OneDevice
+                | Placement::Published(Baseline::FullrankTp | Baseline::MegatronSp) => {
+                    Translation::implied()
+                }
+                placement => Translation::lost(format!(
+                    "splits linears in one way; the plan has {}",
+                    placement.sentence()
+                )),
+            },
+            Decision::Grouping => match exported.grouping() {
+                Some(grouping) if grouping.qkv && grouping.gate_up => Translation::implied(),
+                _ => Translation::near([], "q, k, v and gate, up are always one GEMM each"),
+            },
+            Decision::Saves => saves(exported),
+            Decision::Embedding => on_vocabulary(
+                mesh.tensor,
+                &[exported.embedding_strategy()],
+                &[Strategy::Vocabulary],
+                "the embedding is always split on the vocabulary",
+            ),
+            Decision::Head => on_vocabulary(
+                mesh.tensor,
+                &exported.head_strategies()[1..],
+                &[Strategy::Column, Strategy::Vocabulary],
+                "head and loss are always split on the vocabulary",
+            ),
+            Decision::Executor => match plan.executor {
+                Executor::Captured => Translation::near(
+                    [],
+                    "kernels are launched one by one; --cuda-graph-impl captures them",
+                ),
+                _ => Translation::implied(),
+            },
+        }
+    }
+
+    fn render(&self, exported: &ExportedPlan, head: &[String], rows: &[ExportRow]) -> String {
+        let mesh = exported.plan.mesh;
+        let usage = [
+            format!(
+                "Start {} processes. Data, tokenizer, optimizer and checkpoints are yours to add:",
+                mesh.devices()
+            ),
+            "  source FILE && torchrun … pretrain_gpt.py \"${MEGATRON_ARGS[@]}\" …".to_owned(),
+        ];
+        // Overlap of tensor-axis collectives relies on the order of one queue, which FSDP must not have.
+        let queues = match exported.plan.zero {
+            Zero::Two | Zero::Three => "",
+            Zero::Off | Zero::One if mesh.tensor * mesh.context == 1 => "",
+            Zero::Off | Zero::One => "export CUDA_DEVICE_MAX_CONNECTIONS=1\n",
+        };
+        let lines = options(rows).map(|(flag, value)| flag_words(flag, value).join(" "));
+        let arguments: String = lines.map(|line| format!("  {line}\n")).collect();
+        format!("{}{}{queues}MEGATRON_ARGS=(\n{arguments})\n", comments(head), comments(&usage))
+    }
+}
+
+/// Widths, heads, vocabulary and constants of a decoder.
+fn shape(exported: &ExportedPlan) -> Translation {
+    let model = exported.model;
+    let block = match exported.uniform_block() {
+        Ok(block) => block,
+        Err(difference) => {
+            return Translation::lost(format!("has one shape for all blocks: {difference}"));
+        }
+    };
+    let mut options = vec![
+        ("num-layers", json!(model.blocks.len())),
+        ("hidden-size", json!(model.hidden)),
+        ("ffn-hidden-size", json!(block.up.d_out)),
+        ("num-attention-heads", json!(model.heads)),
+        ("kv-channels", json!(model.head_dim)),
+        ("group-query-attention", json!(true)),
+        ("num-query-groups", json!(model.kv_heads)),
+        ("max-position-embeddings", json!(model.max_sequence_length)),
+        ("position-embedding-type", json!("rope")),
+        ("rotary-base", json!(model.rope_theta.round() as u64)),
+        ("normalization", json!("RMSNorm")),
+        ("norm-epsilon", json!(model.norm_epsilon)),
+        ("swiglu", json!(true)),
+        ("disable-bias-linear", json!(true)),
+        ("attention-dropout", json!(0.0)),
+        ("hidden-dropout", json!(0.0)),
+        ("init-method-std", json!(model.initial_std)),
+        ("vocab-size", json!(model.vocab)),
+        // The vocabulary is padded to a multiple of this number of rows on each device.
+        ("make-vocab-size-divisible-by", json!(1)),
+    ];
+    if !model.tied {
+        options.push(("untie-embeddings-and-output-weights", json!(true)));
+    }
+    if model.padding_token.is_some() {
+        return Translation::lost("trains the row of the padding token too").with(options);
+    }
+    let mut differences = vec![];
+    if model.rope_theta.fract() != 0.0 {
+        differences.push("--rotary-base is an integer".to_owned());
+    }
+    if !model.vocab.is_multiple_of(exported.plan.mesh.tensor) {
+        let rows = model.vocab.next_multiple_of(exported.plan.mesh.tensor);
+        differences.push(format!("the vocabulary is padded to {rows} rows"));
+    }
+    // The default divides the standard deviation of o and down by √(2 · layers).
+    differences.push("o and down start with a smaller standard deviation".to_owned());
+    Translation::near(options, differences.join("; "))
+}
+
+fn linears(model: &Model) -> Translation {
+    if model.is_low_rank() {
+        return Translation::lost("has no factor pairs: the arguments describe dense linears");
+    }
+    match model.blocks.iter().all(|block| block.product == GatedProduct::SwiGlu) {
+        true => Translation::implied(),
+        false => Translation::lost("always has SiLU on the gate"),
+    }
+}
+
+fn grad_reduce_dtype(exported: &ExportedPlan) -> Translation {
+    let plan = exported.plan;
+    if plan.precision == Precision::Fp32 {
+        return Translation::implied();
+    }
+    let is_fsdp = plan.zero >= Zero::Two;
+    match (plan.grad_reduce_dtype, is_fsdp) {
+        (GradReduceDtype::Fp32, false) => {
+            Translation::exact([("accumulate-allreduce-grads-in-fp32", json!(true))])
+        }
+        (GradReduceDtype::Bf16, false) => Translation::exact([
+            ("grad-reduce-in-bf16", json!(true)),
+            ("ddp-param-name-patterns-for-fp32-local-accumulation", json!(["all"])),
+        ]),
+        (dtype, true) => Translation::exact([
+            ("megatron-fsdp-main-grads-dtype", json!("fp32")),
+            ("megatron-fsdp-grad-comm-dtype", json!(dtype.name())),
+        ]),
+    }
+}
+
+fn context(exported: &ExportedPlan) -> Translation {
+    let (parts, length) = (exported.plan.mesh.context, exported.plan.workload.sequence_length);
+    if parts == 1 {
+        return Translation::implied();
+    }
+    let options = [("context-parallel-size", json!(parts)), ("cp-comm-type", json!(["a2a"]))];
+    match length.is_multiple_of(2 * parts) {
+        true => Translation::exact(options),
+        false => Translation::lost(format!(
+            "needs a sequence length that is a multiple of {}, two pieces for each device",
+            2 * parts
+        ))
+        .with(options),
+    }
+}
+
+fn zero(zero: Zero) -> Translation {
+    let sharded = |strategy| {
+        vec![
+            ("use-megatron-fsdp", json!(true)),
+            ("use-distributed-optimizer", json!(true)),
+            ("data-parallel-sharding-strategy", json!(strategy)),
+            ("ckpt-format", json!("fsdp_dtensor")),
+        ]
+    };
+    let difference = "embedding and head are sharded as blocks are";
+    match zero {
+        Zero::Off => Translation::implied(),
+        Zero::One => Translation::exact([("use-distributed-optimizer", json!(true))]),
+        Zero::Two => Translation::near(sharded("optim_grads"), difference),
+        Zero::Three => Translation::near(sharded("optim_grads_params"), difference),
+    }
+}
+
+/// `Ettt|ttt|tttL`: E embedding, t a block, L head and loss; stages in the order of the model.
+fn stages(exported: &ExportedPlan) -> Translation {
+    if exported.plan.mesh.pipeline == 1 {
+        return Translation::implied();
+    }
+    let blocks = exported.stage_blocks();
+    let stage = |(index, count): (usize, &u64)| {
+        let layers = match count {
+            0 => String::new(),
+            1 => "t".to_owned(),
+            count => format!("t*{count}"),
+        };
+        let embedding = if index == 0 { "E" } else { "" };
+        let head = if index + 1 == blocks.len() { "L" } else { "" };
+        format!("{embedding}{layers}{head}")
+    };
+    let layout = blocks.iter().enumerate().map(stage).collect::<Vec<_>>().join("|");
+    Translation::exact([("pipeline-model-parallel-layout", json!(layout))])
+}
+
+fn overlap_grad_reduce(exported: &ExportedPlan) -> Translation {
+    let plan = exported.plan;
+    match (plan.overlap_grad_reduce, plan.zero >= Zero::Two) {
+        (false, _) => Translation::implied(),
+        (true, true) => Translation::exact([
+            ("overlap-grad-reduce", json!(true)),
+            ("overlap-param-gather", json!(true)),
+        ]),
+        (true, false) => Translation::near(
+            [("overlap-grad-reduce", json!(true))],
+            "a bucket has a number of elements, not the gradients of one block",
+        ),
+    }
+}
+
+fn hidden_layout(exported: &ExportedPlan) -> Translation {
+    let sequence_parallel = ("sequence-parallel", json!(true));
+    match exported.plan.hidden_layout {
+        PlanLayout::Replicated => Translation::implied(),
+        PlanLayout::Position => Translation::exact([sequence_parallel]),
+        PlanLayout::Sequence => {
+            let difference =
+                "positions are sharded in place of whole sequences: the same bytes and kernels";
+            Translation::near([sequence_parallel], difference)
+        }
+        PlanLayout::Feature => {
+            Translation::lost("shards the hidden state on positions or not at all")
+        }
+    }
+}
+
+/// Ops whose split over the vocabulary is fixed.
+fn on_vocabulary(
+    tensor: u64,
+    strategies: &[Strategy],
+    fixed: &[Strategy],
+    difference: &str,
+) -> Translation {
+    match tensor == 1 || strategies == fixed {
+        true => Translation::implied(),
+        false => Translation::near([], difference),
+    }
+}
+
+/// Values whose recomputation is a module of `--recompute-modules`.
+const NORMS: [&str; 2] = ["n1", "n2"];
+const MLP: [&str; 2] = ["gate_up", "product"];
+
+/// Recomputation that stores no more in any stage than the plan does.
+fn saves(exported: &ExportedPlan) -> Translation {
+    let whole_blocks = |stages: &[StageRecomputation]| {
+        let most = stages.iter().map(|stage| stage.blocks).max().unwrap_or(0);
+        let options = vec![
+            ("recompute-granularity", json!("full")),
+            ("recompute-method", json!("block")),
+            ("recompute-num-layers", json!(most)),
+        ];
+        (most, options)
+    };
+    match exported.recomputation() {
+        Recomputation::Nothing => Translation::implied(),
+        Recomputation::WholeBlocks(stages) => {
+            let (most, options) = whole_blocks(&stages);
+            match stages.iter().all(|stage| stage.first && stage.blocks == most.min(stage.of)) {
+                true => Translation::exact(options),
+                false => Translation::near(
+                    options,
+                    format!("the first {} of every stage recompute", plural(most, "block")),
+                ),
+            }
+        }
+        Recomputation::Activations { values, stages } => match modules(&values) {
+            Some(modules) => Translation::near(
+                [
+                    ("recompute-granularity", json!("selective")),
+                    ("recompute-modules", json!(modules)),
+                ],
+                format!("every block recomputes {} as a whole", modules.join(" and ")),
+            ),
+            None => {
+                let (most, options) = whole_blocks(&stages);
+                Translation::near(
+                    options,
+                    format!(
+                        "the first {} of every stage recompute everything, not {} alone",
+                        plural(most, "block"),
+                        values.into_iter().collect::<Vec<_>>().join(", ")
+                    ),
+                )
+            }
+        },
+    }
+}
+
+/// The modules that recompute at least these values; `None` where there are none.
+fn modules(values: &BTreeSet<String>) -> Option<Vec<&'static str>> {
+    let has_any = |names: &[&str]| values.iter().any(|value| names.contains(&value.as_str()));
+    let is_known = |value: &String| [NORMS, MLP].concat().contains(&value.as_str());
+    let modules = [("layernorm", has_any(&NORMS)), ("mlp", has_any(&MLP))];
+    let modules = modules.into_iter().filter(|(_, is_used)| *is_used).map(|(name, _)| name);
+    values.iter().all(is_known).then(|| modules.collect())
+}

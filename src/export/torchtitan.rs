@@ -1,0 +1,397 @@
+//! torchtitan: the TOML of `train.py`.
+//!
+//! Options are the fields of `torchtitan/config/job_config.py` in release v0.2.2 (commit 73a0e69), the last one that is
+//! configured in TOML.
+
+use narrows_plan::model::{GatedProduct, Model};
+use narrows_plan::strategy::{Baseline, Strategy};
+use narrows_plan::{Executor, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero};
+use serde_json::json;
+
+use super::decision::{Decision, Translation, effective_schedule};
+use super::exported_plan::{ExportedPlan, Placement, Recomputation};
+use super::render::{comments, options, toml};
+use super::{ExportRow, TargetFramework};
+
+/// torchtitan.
+pub struct Torchtitan;
+
+impl TargetFramework for Torchtitan {
+    fn name(&self, _: &ExportedPlan) -> &'static str {
+        "torchtitan v0.2.2"
+    }
+
+    fn translate(&self, decision: Decision, exported: &ExportedPlan) -> Translation {
+        let plan = exported.plan;
+        let (mesh, workload) = (plan.mesh, plan.workload);
+        let size = |path, size: u64| Translation::exact([(path, json!(size))]);
+        match decision {
+            Decision::Model => shape(exported),
+            Decision::Linears => linears(exported.model),
+            Decision::Precision => precision(exported),
+            Decision::GradReduceDtype => match plan.grad_reduce_dtype {
+                GradReduceDtype::Fp32 => {
+                    Translation::exact([("training.mixed_precision_reduce", json!("float32"))])
+                }
+                GradReduceDtype::Bf16 => Translation::lost("reduces gradients in fp32 only"),
+            },
+            Decision::Tensor => size("parallelism.tensor_parallel_degree", mesh.tensor),
+            Decision::Context => context(exported),
+            Decision::Pipeline => pipeline(exported),
+            // Written with the shard group.
+            Decision::Data => Translation::implied(),
+            Decision::GlobalBatch => size("training.global_batch_size", workload.global_batch),
+            Decision::SequenceLength => {
+                let pieces = 2 * mesh.tensor * mesh.context;
+                let length = size("training.seq_len", workload.sequence_length);
+                match workload.sequence_length.is_multiple_of(pieces) {
+                    true => length,
+                    false => Translation::lost(format!("needs a multiple of {pieces} tokens"))
+                        .with(length.options),
+                }
+            }
+            Decision::MicroBatch => micro_batch(exported),
+            Decision::Zero => zero(exported),
+            Decision::ShardSize => shard_size(exported),
+            Decision::Schedule => schedule(exported),
+            Decision::Stages => stages(exported),
+            Decision::OverlapGradReduce => match plan.overlap_grad_reduce {
+                false if mesh.replicas() > 1 => {
+                    Translation::near([], "gathers and reductions always overlap with passes")
+                }
+                true if plan.zero == Zero::Off => {
+                    Translation::near([], "a bucket has 100 MB, not the gradients of one block")
+                }
+                _ => Translation::implied(),
+            },
+            Decision::OverlapTensorCollectives => {
+                match plan.overlap_tensor_collectives && mesh.tensor > 1 {
+                    false => Translation::implied(),
+                    true => Translation::near(
+                        [
+                            ("parallelism.enable_async_tensor_parallel", json!(true)),
+                            ("compile.enable", json!(true)),
+                        ],
+                        "collectives are pipelined with the GEMMs that they feed or follow",
+                    ),
+                }
+            }
+            Decision::HiddenLayout => hidden_layout(exported),
+            Decision::CrossingLayout => match plan.crossing_layout {
+                None => Translation::implied(),
+                Some(_) => Translation::lost("has no crossing latents"),
+            },
+            Decision::Ops => match exported.placement() {
+                Placement::OneDevice | Placement::Published(Baseline::MegatronSp) => {
+                    Translation::implied()
+                }
+                Placement::Published(Baseline::FullrankTp) => {
+                    Translation::near([], "norms and additions are sharded on positions")
+                }
+                placement => Translation::lost(format!(
+                    "splits linears in one way; the plan has {}",
+                    placement.sentence()
+                )),
+            },
+            Decision::Grouping => match exported.grouping() {
+                Some(grouping) if !grouping.qkv && !grouping.gate_up => Translation::implied(),
+                _ => Translation::near([], "q, k, v and gate, up are GEMMs of their own"),
+            },
+            Decision::Saves => saves(exported),
+            Decision::Embedding => match exported.embedding_strategy() {
+                _ if mesh.tensor == 1 => Translation::implied(),
+                Strategy::Vocabulary => Translation::implied(),
+                _ => Translation::near([], "the embedding is always split on the vocabulary"),
+            },
+            Decision::Head => match exported.head_strategies() {
+                _ if mesh.tensor == 1 => Translation::implied(),
+                [_, Strategy::Column, Strategy::Vocabulary] => Translation::implied(),
+                _ => Translation::near([], "head and loss are always split on the vocabulary"),
+            },
+            Decision::Executor => match plan.executor {
+                Executor::Captured => Translation::near([], "kernels are launched one by one"),
+                _ => Translation::implied(),
+            },
+        }
+    }
+
+    fn render(&self, exported: &ExportedPlan, head: &[String], rows: &[ExportRow]) -> String {
+        let usage = [
+            format!(
+                "Start {} processes. Tokenizer, dataset, optimizer and steps are yours to add.",
+                exported.plan.mesh.devices()
+            ),
+            "The sizes of the model are Python. Register them as this flavor, before training starts:"
+                .to_owned(),
+            flavor(exported.model),
+        ];
+        let all = options(rows);
+        format!("{}{}\n{}", comments(head), comments(&usage), toml(all))
+    }
+}
+
+/// A model of torchtitan that computes the function of LLaMA.
+#[derive(Clone, Copy, PartialEq)]
+enum TitanModel {
+    /// Tied embedding and head, or heads of another width than hidden / heads. It has no pipeline.
+    Qwen3,
+    /// All other models.
+    Llama3,
+}
+
+impl TitanModel {
+    fn of(model: &Model) -> TitanModel {
+        match model.tied || model.heads * model.head_dim != model.hidden {
+            true => TitanModel::Qwen3,
+            false => TitanModel::Llama3,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            TitanModel::Qwen3 => "qwen3",
+            TitanModel::Llama3 => "llama3",
+        }
+    }
+}
+
+/// The Python that registers the sizes of a model under its name.
+fn flavor(model: &Model) -> String {
+    let titan = TitanModel::of(model);
+    let d_ff = model.blocks[0].up.d_out;
+    let (class, own) = match titan {
+        TitanModel::Qwen3 => {
+            let tied = if model.tied { "True" } else { "False" };
+            let own = format!(
+                "head_dim={}, hidden_dim={d_ff}, qk_norm=False, enable_weight_tying={tied}",
+                model.head_dim
+            );
+            ("Qwen3ModelArgs", own)
+        }
+        TitanModel::Llama3 => ("TransformerModelArgs", llama_mlp(model.hidden, d_ff)),
+    };
+    let name = titan.name();
+    format!(
+        "  from torchtitan.models.{name} import {class}, {name}_args\n  \
+           {name}_args[{}] = {class}(\n      \
+               dim={}, n_layers={}, n_heads={}, n_kv_heads={}, vocab_size={},\n      \
+               {own},\n      \
+               norm_eps={:?}, rope_theta={:?}, max_seq_len={},\n  )",
+        json!(model.name),
+        model.hidden,
+        model.blocks.len(),
+        model.heads,
+        model.kv_heads,
+        model.vocab,
+        model.norm_epsilon,
+        model.rope_theta,
+        model.max_sequence_length,
+    )
+}
+
+/// The class computes d_ff: ⌊8/3 · dim⌋, times `ffn_dim_multiplier`, rounded up to `multiple_of`. Anything at most d_ff is
+/// rounded up to it.
+fn llama_mlp(hidden: u64, d_ff: u64) -> String {
+    let computed = 8 * hidden / 3;
+    match computed <= d_ff {
+        true => format!("multiple_of={d_ff}"),
+        false => {
+            let half = d_ff as f64 / computed as f64 / 2.0;
+            format!("multiple_of={d_ff}, ffn_dim_multiplier={half:.4}")
+        }
+    }
+}
+
+fn shape(exported: &ExportedPlan) -> Translation {
+    let model = exported.model;
+    let options =
+        [("model.name", json!(TitanModel::of(model).name())), ("model.flavor", json!(model.name))];
+    if let Err(difference) = exported.uniform_block() {
+        return Translation::lost(format!("has one shape for all blocks: {difference}"));
+    }
+    if model.padding_token.is_some() {
+        return Translation::lost("trains the row of the padding token too").with(options);
+    }
+    Translation::near(options, "weights start with standard deviations that depend on depth")
+}
+
+fn linears(model: &Model) -> Translation {
+    if model.is_low_rank() {
+        return Translation::lost("has no factor pairs: the flavor describes dense linears");
+    }
+    match model.blocks.iter().all(|block| block.product == GatedProduct::SwiGlu) {
+        true => Translation::implied(),
+        false => Translation::lost("always has SiLU on the gate"),
+    }
+}
+
+/// Whether torchtitan applies `fully_shard`, with which alone it mixes precisions along other axes.
+fn is_fully_sharded(exported: &ExportedPlan) -> bool {
+    let mesh = exported.plan.mesh;
+    mesh.context > 1 || mesh.data > 1 && exported.plan.zero != Zero::Off
+}
+
+fn precision(exported: &ExportedPlan) -> Translation {
+    let mesh = exported.plan.mesh;
+    let path = "training.mixed_precision_param";
+    match exported.plan.precision {
+        Precision::Fp32 => Translation::exact([(path, json!("float32"))]),
+        Precision::MixedBf16 => {
+            let options = [(path, json!("bfloat16"))];
+            if is_fully_sharded(exported) {
+                Translation::exact(options)
+            } else if mesh.tensor * mesh.pipeline == 1 {
+                let difference =
+                    "weights stay fp32 and are cast in each operator that computes in bf16";
+                Translation::near(options, difference)
+            } else {
+                Translation::lost("mixes precisions beside tensor or pipeline axes only under FSDP")
+                    .with(options)
+            }
+        }
+    }
+}
+
+fn context(exported: &ExportedPlan) -> Translation {
+    let parts = exported.plan.mesh.context;
+    let options = [("parallelism.context_parallel_degree", json!(parts))];
+    match parts {
+        1 => Translation::exact(options),
+        _ => {
+            Translation::near(options, "keys and values are gathered in place of exchanging heads")
+        }
+    }
+}
+
+fn pipeline(exported: &ExportedPlan) -> Translation {
+    let stages = exported.plan.mesh.pipeline;
+    let options = [("parallelism.pipeline_parallel_degree", json!(stages))];
+    match stages > 1 && TitanModel::of(exported.model) == TitanModel::Qwen3 {
+        true => Translation::lost("has no pipeline for tied embeddings and free head widths")
+            .with(options),
+        false => Translation::exact(options),
+    }
+}
+
+fn micro_batch(exported: &ExportedPlan) -> Translation {
+    let (mesh, workload) = (exported.plan.mesh, exported.plan.workload);
+    match mesh.pipeline {
+        1 => Translation::exact([("training.local_batch_size", json!(workload.micro_batch))]),
+        // A local batch is what runs through the pipeline at once.
+        _ => Translation::exact([
+            ("training.local_batch_size", json!(workload.global_batch / mesh.data)),
+            ("parallelism.pipeline_parallel_microbatch_size", json!(workload.micro_batch)),
+        ]),
+    }
+}
+
+fn zero(exported: &ExportedPlan) -> Translation {
+    let plan = exported.plan;
+    let reshard = |policy| [("parallelism.fsdp_reshard_after_forward", json!(policy))];
+    let whole_model = "embedding and head are sharded as blocks are";
+    match plan.zero {
+        _ if plan.mesh.replicas() == 1 => Translation::implied(),
+        Zero::Off if is_fully_sharded(exported) => Translation::near(
+            reshard("never"),
+            "optimizer states and gradients are sharded over the devices of the context axis",
+        ),
+        Zero::Off if plan.mesh.tensor * plan.mesh.pipeline > 1 => {
+            Translation::lost("has replicas without sharding only where they are the whole mesh")
+        }
+        Zero::Off => Translation::implied(),
+        Zero::One => Translation::near(reshard("never"), "gradients are sharded too: ZeRO-2"),
+        Zero::Two => Translation::near(reshard("never"), whole_model),
+        Zero::Three => Translation::near(reshard("always"), whole_model),
+    }
+}
+
+/// Replicas of a shard group are the product of the shard and the context degree.
+fn shard_size(exported: &ExportedPlan) -> Translation {
+    let mesh = exported.plan.mesh;
+    let degrees = |replicate: u64, shard: u64| {
+        [
+            ("parallelism.data_parallel_replicate_degree", json!(replicate)),
+            ("parallelism.data_parallel_shard_degree", json!(shard)),
+        ]
+    };
+    if exported.plan.zero == Zero::Off {
+        return Translation::exact(degrees(mesh.data, 1));
+    }
+    let shard = exported.context().shard_size;
+    match shard.is_multiple_of(mesh.context) {
+        true => Translation::exact(degrees(mesh.replicas() / shard, shard / mesh.context)),
+        false => Translation::lost(format!(
+            "shards over whole context axes: {shard} replicas are no multiple of {}",
+            mesh.context
+        )),
+    }
+}
+
+fn schedule(exported: &ExportedPlan) -> Translation {
+    let named =
+        |name| Translation::exact([("parallelism.pipeline_parallel_schedule", json!(name))]);
+    match effective_schedule(exported) {
+        _ if exported.plan.mesh.pipeline == 1 => Translation::implied(),
+        PipelineSchedule::OneForwardOneBackward => named("1F1B"),
+        PipelineSchedule::Interleaved => named("Interleaved1F1B"),
+        PipelineSchedule::ZeroBubble => {
+            Translation::lost("has zero-bubble schedules for several chunks of a stage only")
+                .with([("parallelism.pipeline_parallel_schedule", json!("1F1B"))])
+        }
+    }
+}
+
+/// Names of the modules of each virtual stage.
+fn stages(exported: &ExportedPlan) -> Translation {
+    if exported.plan.mesh.pipeline == 1 {
+        return Translation::implied();
+    }
+    let blocks = exported.stage_blocks();
+    let mut next = 0;
+    let mut parts: Vec<Vec<String>> = vec![];
+    for count in &blocks {
+        parts.push((next..next + count).map(|block| format!("layers.{block}")).collect());
+        next += count;
+    }
+    if let Some(first) = parts.first_mut() {
+        first.insert(0, "tok_embeddings".into());
+    }
+    if let Some(last) = parts.last_mut() {
+        last.extend(["norm".into(), "output".into()]);
+    }
+    Translation::exact([("parallelism.module_fqns_per_model_part", json!(parts))])
+}
+
+fn hidden_layout(exported: &ExportedPlan) -> Translation {
+    match exported.plan.hidden_layout {
+        _ if exported.plan.mesh.tensor == 1 => Translation::implied(),
+        PlanLayout::Position => Translation::implied(),
+        PlanLayout::Sequence => {
+            let difference =
+                "positions are sharded in place of whole sequences: the same bytes and kernels";
+            Translation::near([], difference)
+        }
+        PlanLayout::Replicated => Translation::near([], "the hidden state is sharded on positions"),
+        PlanLayout::Feature => Translation::lost("shards the hidden state on positions"),
+    }
+}
+
+/// Values that memory-bound kernels compute.
+const ELEMENTWISE: [&str; 3] = ["n1", "n2", "product"];
+
+fn saves(exported: &ExportedPlan) -> Translation {
+    let mode = |mode| ("activation_checkpoint.mode", json!(mode));
+    match exported.recomputation() {
+        Recomputation::Nothing => Translation::exact([mode("none")]),
+        all if all.is_everything() => Translation::exact([mode("full")]),
+        Recomputation::Activations { values, .. }
+            if values.iter().all(|value| ELEMENTWISE.contains(&value.as_str())) =>
+        {
+            Translation::near(
+                [mode("selective"), ("activation_checkpoint.selective_ac_option", json!("op"))],
+                "every block keeps attention and every second GEMM, and recomputes the rest",
+            )
+        }
+        _ => Translation::near([mode("full")], "every block recomputes everything"),
+    }
+}

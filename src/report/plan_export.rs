@@ -1,0 +1,135 @@
+//! Report on a plan that was written for another framework: what survives.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::Report;
+use super::page::{Align, Page};
+use crate::args::Detail;
+use crate::errors::Problem;
+use crate::export::{Export, Fate};
+use crate::text::plural;
+
+/// Output of `export`.
+#[derive(Serialize, JsonSchema)]
+pub struct PlanExportReport {
+    /// Name and version of the framework, whose options are written.
+    framework: &'static str,
+    /// Every decision of the plan.
+    decisions: Vec<DecisionFate>,
+    /// The configuration.
+    configuration: String,
+    /// The name of the plan file.
+    #[serde(skip)]
+    file: String,
+}
+
+/// A decision with its fate in the framework.
+#[derive(Serialize, JsonSchema)]
+struct DecisionFate {
+    /// The decision, by its field in plan files.
+    decision: &'static str,
+    /// Value in the plan, in words.
+    value: String,
+    /// Whether the framework does the same.
+    fate: FateName,
+    /// The difference, or the reason why the decision is lost; `null` for exact ones.
+    difference: Option<String>,
+    /// The options that express it.
+    options: Map<String, Value>,
+}
+
+/// `exact`, `approximated` or `not-expressible`.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+enum FateName {
+    Exact,
+    Approximated,
+    NotExpressible,
+}
+
+impl FateName {
+    fn words(self) -> &'static str {
+        match self {
+            FateName::Exact => "exact",
+            FateName::Approximated => "approximated",
+            FateName::NotExpressible => "not expressible",
+        }
+    }
+}
+
+impl PlanExportReport {
+    /// The report on the configuration of a plan file.
+    pub fn new(file: &str, export: &Export) -> PlanExportReport {
+        let decision = |row: &crate::export::ExportRow| {
+            let (fate, difference) = match &row.translation.fate {
+                Fate::Exact => (FateName::Exact, None),
+                Fate::Approximated(how) => (FateName::Approximated, Some(how.clone())),
+                Fate::NotExpressible(why) => (FateName::NotExpressible, Some(why.clone())),
+            };
+            let options = row.translation.options.iter();
+            DecisionFate {
+                decision: row.decision.name(),
+                value: row.value.clone(),
+                fate,
+                difference,
+                options: options.map(|(path, value)| ((*path).to_owned(), value.clone())).collect(),
+            }
+        };
+        PlanExportReport {
+            framework: export.framework,
+            decisions: export.rows.iter().map(decision).collect(),
+            configuration: export.text.clone(),
+            file: file.to_owned(),
+        }
+    }
+
+    /// An error for each decision that the framework cannot express.
+    pub fn losses(&self) -> Vec<Problem> {
+        let lost = self.decisions.iter().filter(|row| row.fate == FateName::NotExpressible);
+        let problem = |row: &DecisionFate| {
+            let reason = row.difference.as_deref().unwrap_or_default();
+            let message = format!("`{}` is lost: {} {reason}", row.value, self.framework);
+            Problem::new(&self.file, message).field(row.decision)
+        };
+        let mut problems: Vec<Problem> = lost.map(problem).collect();
+        if let Some(last) = problems.last_mut() {
+            let hint = "--allow-loss writes the rest, and lists at its head what is lost";
+            last.hints.push(hint.into());
+        }
+        problems
+    }
+
+    fn count(&self, fate: FateName) -> u64 {
+        self.decisions.iter().filter(|row| row.fate == fate).count() as u64
+    }
+}
+
+impl Report for PlanExportReport {
+    fn page(&self, _: Detail) -> Page {
+        let mut page = Page::default();
+        page.heading(format!("{} for {}", self.file, self.framework));
+        let others = [FateName::Approximated, FateName::NotExpressible]
+            .map(|fate| format!("{} {}", self.count(fate), fate.words()));
+        let exact = plural(self.count(FateName::Exact), "decision");
+        page.paragraph(&format!("{exact} exact, {}.", others.join(", ")));
+        let titles = [
+            (FateName::NotExpressible, "Not expressible", "reason"),
+            (FateName::Approximated, "Approximated", "difference"),
+        ];
+        for (fate, title, reason) in titles {
+            let rows = self.decisions.iter().filter(|row| row.fate == fate);
+            let cells = |row: &DecisionFate| {
+                let difference = row.difference.clone().unwrap_or_default();
+                vec![row.decision.into(), row.value.clone(), difference]
+            };
+            let rows: Vec<Vec<String>> = rows.map(cells).collect();
+            if !rows.is_empty() {
+                page.heading(title);
+                page.table(&["decision", "plan", reason].map(|c| (c, Align::Left)), &rows);
+            }
+        }
+        page
+    }
+}
