@@ -1,15 +1,15 @@
 //! Metrics files: one JSON object per line, appended after every step.
 
 use std::ffi::OsStr;
-use std::fs;
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::fs::{self, TryLockError};
+use std::io::{self, BufRead, BufReader, Write};
 
 use serde::Deserialize;
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output::{is_stdout, write_failure};
 
-/// A metrics file that is flushed after every line.
+/// A metrics file that is flushed after every line, and locked until it is dropped.
 pub struct MetricsFile {
     name: String,
     file: Box<dyn Write>,
@@ -72,32 +72,38 @@ fn parse_line<'a, T: Deserialize<'a>>(name: &str, number: u64, line: &'a [u8]) -
 
 impl MetricsFile {
     /// Creates a file, or opens standard output. An existing file is truncated.
+    ///
+    /// # Errors
+    /// A file that cannot be written, or into which another run writes; the file is then left unchanged.
     pub fn create(output: &OsStr) -> CommandResult<MetricsFile> {
         let name = output.to_string_lossy().into_owned();
-        let file: Box<dyn Write> = if is_stdout(output) {
-            Box::new(io::stdout())
-        } else {
-            Box::new(fs::File::create(output).map_err(|error| write_failure(&name, &error))?)
-        };
-        Ok(MetricsFile { name, file })
+        if is_stdout(output) {
+            return Ok(MetricsFile { name, file: Box::new(io::stdout()) });
+        }
+        let mut options = fs::OpenOptions::new();
+        let file = open_locked(&name, output, options.append(true).create(true))?;
+        // Pipes and devices have no length.
+        if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+            file.set_len(0).map_err(|error| write_failure(&name, &error))?;
+        }
+        Ok(MetricsFile { name, file: Box::new(file) })
     }
 
     /// Continues a file after the line of `step`. Lines of later steps and an incomplete line are removed, since the
     /// steps are repeated.
     ///
     /// # Errors
-    /// A line that is not a metrics record; the file is then left unchanged.
+    /// A line that is not a metrics record, or a file into which another run writes; the file is then left unchanged.
     pub fn resume(output: &OsStr, step: u64) -> CommandResult<MetricsFile> {
         let regular = fs::metadata(output).is_ok_and(|metadata| metadata.is_file());
         if is_stdout(output) || !regular {
             return MetricsFile::create(output);
         }
         let name = output.to_string_lossy().into_owned();
-        let failure = |error: io::Error| write_failure(&name, &error);
         let mut options = fs::OpenOptions::new();
-        let mut file = options.read(true).write(true).open(output).map_err(failure)?;
+        let file = open_locked(&name, output, options.read(true).append(true))?;
         let length = length_until(&name, &file, step)?;
-        file.set_len(length).and_then(|()| file.seek(SeekFrom::Start(length))).map_err(failure)?;
+        file.set_len(length).map_err(|error| write_failure(&name, &error))?;
         Ok(MetricsFile { name, file: Box::new(file) })
     }
 
@@ -117,6 +123,22 @@ impl MetricsFile {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Opens a file of which this process is the only writer until it is closed: lines of two runs would be mixed, or
+/// overwrite each other. On file systems without locks no run is refused.
+fn open_locked(name: &str, output: &OsStr, options: &fs::OpenOptions) -> CommandResult<fs::File> {
+    let file = options.open(output).map_err(|error| write_failure(name, &error))?;
+    // Several programs may write to a pipe or a device.
+    let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) if is_regular => {
+            let message = "is written by another run that has not ended";
+            let hint = "another --metrics file, or the same one after that run has ended";
+            Err(Failure::input(Problem::new(name, message).hint(hint)))
+        }
+        _ => Ok(file),
     }
 }
 
@@ -169,6 +191,24 @@ mod tests {
             lines.write(&line(step + 1)).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), expected, "{before:?}");
         }
+    }
+
+    #[test]
+    fn a_file_has_one_writer_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        let mut first = MetricsFile::create(path.as_os_str()).unwrap();
+        first.write(&serde_json::json!({ "step": 1 })).unwrap();
+        for second in [MetricsFile::create, |output: &OsStr| MetricsFile::resume(output, 1)] {
+            let Err(failure) = second(path.as_os_str()) else { panic!("not refused") };
+            assert!(failure.problems[0].message.contains("another run"), "{failure}");
+        }
+        first.write(&serde_json::json!({ "step": 2 })).unwrap();
+        drop(first);
+        let expected = "{\"step\":1}\n{\"step\":2}\n";
+        assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+        MetricsFile::create(path.as_os_str()).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "");
     }
 
     #[test]
