@@ -41,7 +41,12 @@ impl ExitStatus {
     /// The status of a file that cannot be read or written: names and permissions are input, as is what this program
     /// rejects itself (`Other`). All else, such as a full disk, a quota or a device error, is the environment.
     pub fn of_io(error: &io::Error) -> ExitStatus {
-        match error.kind() {
+        ExitStatus::of_kind(error.kind())
+    }
+
+    /// The status of an error of this kind, as [`of_io`](ExitStatus::of_io).
+    pub fn of_kind(kind: io::ErrorKind) -> ExitStatus {
+        match kind {
             io::ErrorKind::NotFound
             | io::ErrorKind::PermissionDenied
             | io::ErrorKind::IsADirectory
@@ -201,6 +206,7 @@ impl Failure {
         let status = match &fault {
             CheckpointFault::Session(error) => return Failure::execution(error),
             CheckpointFault::Io { source, .. } => ExitStatus::of_io(source),
+            CheckpointFault::OtherProcess { kind: Some(kind), .. } => ExitStatus::of_kind(*kind),
             _ => ExitStatus::BadInput,
         };
         let problem = Problem {
@@ -222,14 +228,16 @@ impl Failure {
         failure
     }
 
-    /// Bad input: weights that cannot be read, do not fit the model, or cannot be written.
-    pub fn weights(WeightsError { path, defects }: WeightsError) -> Failure {
+    /// Weights that do not fit the model, or cannot be read or written.
+    pub fn weights(WeightsError { path, defects, io }: WeightsError) -> Failure {
         let name = path.display().to_string();
         let in_tensor = |defect: Defect| match defect.field.is_empty() {
             true => defect,
             false => Defect { field: format!("tensor `{}`", defect.field), ..defect },
         };
-        Failure::file(&name, Defects(defects.0.into_iter().map(in_tensor).collect()))
+        let status = io.map_or(ExitStatus::BadInput, ExitStatus::of_kind);
+        let defects = Defects(defects.0.into_iter().map(in_tensor).collect());
+        Failure { status, ..Failure::file(&name, defects) }
     }
 
     /// A step that could not be executed.

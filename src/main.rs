@@ -8,6 +8,7 @@ mod args;
 mod breakdown;
 mod cache_dir;
 mod calibrate;
+mod checkpoint_folder;
 mod cluster;
 mod collectives;
 mod commands;

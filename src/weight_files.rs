@@ -1,15 +1,16 @@
 //! Folders of weights: reading checkpoints and other formats, and writing the files beside the weights.
 
-use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use narrows_plan::model::Model;
-use narrows_runtime::checkpoint;
-use narrows_runtime::interchange::import_weights;
+use narrows_runtime::interchange::{WeightFormat, WeightsError, import_weights, write_weights};
 use narrows_runtime::session::ModelTensors;
+use narrows_runtime::{AtomicFolder, checkpoint};
 
+use crate::checkpoint_folder::last_complete;
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::output::{write_atomically, write_failure};
 
 /// The weights of a checkpoint, of the last checkpoint of a run, or in another format.
 ///
@@ -19,7 +20,7 @@ pub fn read_weights(path: &Path, model: &Model) -> CommandResult<ModelTensors> {
     let folder = if checkpoint::is_checkpoint(path) {
         Some(path.to_path_buf())
     } else if path.is_dir() {
-        checkpoint::latest(path).map_err(Failure::checkpoint)?
+        last_complete(path, "the weights are those of")?
     } else {
         None
     };
@@ -29,20 +30,56 @@ pub fn read_weights(path: &Path, model: &Model) -> CommandResult<ModelTensors> {
     }
 }
 
-/// Creates a folder for weights.
-///
-/// # Errors
-/// A folder that cannot be created.
-pub fn create_folder(path: &Path) -> CommandResult<()> {
-    fs::create_dir_all(path).map_err(|error| unwritable(path, &error))
-}
+/// A folder of weights that appears under its name when all of its files are written, and not at all where one cannot be.
+pub struct WeightsFolder(AtomicFolder);
 
-/// Writes a file beside the weights.
-///
-/// # Errors
-/// A file that cannot be written.
-pub fn write_text(path: &Path, text: &str) -> CommandResult<()> {
-    fs::write(path, text).map_err(|error| unwritable(path, &error))
+impl WeightsFolder {
+    /// Starts a folder that will be `target`, whose parents are created.
+    ///
+    /// # Errors
+    /// A folder that cannot be written into.
+    pub fn create(target: &Path) -> CommandResult<WeightsFolder> {
+        AtomicFolder::create(target).map(WeightsFolder).map_err(|error| unwritable(target, &error))
+    }
+
+    /// Writes the weights of a model. Returns the path that they have in the end.
+    ///
+    /// # Errors
+    /// A model for which the format has no names, and files that cannot be written.
+    pub fn write_weights(
+        &self,
+        model: &Model,
+        weights: &ModelTensors,
+        format: WeightFormat,
+    ) -> CommandResult<PathBuf> {
+        match write_weights(self.0.path(), model, weights, format) {
+            Ok(written) => Ok(self.0.final_path(&written)),
+            Err(error) => {
+                let path = self.0.final_path(&error.path);
+                Err(Failure::weights(WeightsError { path, ..error }))
+            }
+        }
+    }
+
+    /// Writes a file beside the weights. Returns the path that it has in the end.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write_text(&self, name: &str, text: &str) -> CommandResult<PathBuf> {
+        let file = self.0.path().join(name);
+        let path = self.0.final_path(&file);
+        write_atomically(&file, text.as_bytes()).map_err(|error| unwritable(&path, &error))?;
+        Ok(path)
+    }
+
+    /// Gives the folder its name.
+    ///
+    /// # Errors
+    /// A name that is in use by now.
+    pub fn finish(self) -> CommandResult<()> {
+        let target = self.0.final_path(self.0.path());
+        self.0.finish().map_err(|error| unwritable(&target, &error))
+    }
 }
 
 /// Rejects an output that exists, unless it is an empty folder.
@@ -62,5 +99,5 @@ pub fn require_new_folder(path: &Path) -> CommandResult<()> {
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> Failure {
-    Failure::input(Problem::new(path.display().to_string(), format!("cannot be written: {error}")))
+    write_failure(&path.display().to_string(), error)
 }

@@ -1,11 +1,11 @@
-//! Files that are written atomically: under a temporary name, then renamed. Plans, profiles, token files
-//! and caches are written so; the folder of a checkpoint is committed by `checkpoint/folder.rs`.
+//! Files and folders that are written atomically: under a temporary name, then renamed. Plans, profiles, token files,
+//! caches and folders of weights are written so; the folder of a checkpoint is committed by `checkpoint/folder.rs`.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 
 const BUFFER_BYTES: usize = 1 << 20;
 
@@ -71,6 +71,67 @@ impl AtomicFile {
         sync_folder(parent_folder(&self.target));
         Ok(())
     }
+}
+
+/// A folder that is written under a temporary name beside its final name. It is removed when it is dropped before it is
+/// [finished](AtomicFolder::finish).
+#[derive(Debug)]
+pub struct AtomicFolder {
+    temporary: TempDir,
+    target: PathBuf,
+}
+
+impl AtomicFolder {
+    /// Starts a folder that will be `target`, whose parents are created.
+    ///
+    /// # Errors
+    /// When the parent folder cannot be written to.
+    pub fn create(target: &Path) -> io::Result<AtomicFolder> {
+        let parent = parent_folder(target);
+        fs::create_dir_all(parent)?;
+        let temporary = temporary_folder(parent, ".narrows-", ".tmp")?;
+        Ok(AtomicFolder { temporary, target: target.to_path_buf() })
+    }
+
+    /// The folder under its temporary name.
+    pub fn path(&self) -> &Path {
+        self.temporary.path()
+    }
+
+    /// The path that a file in the folder has in the end.
+    pub fn final_path(&self, path: &Path) -> PathBuf {
+        match path.strip_prefix(self.path()) {
+            Ok(name) if name.as_os_str().is_empty() => self.target.clone(),
+            Ok(name) => self.target.join(name),
+            Err(_) => path.to_path_buf(),
+        }
+    }
+
+    /// Renames the folder to its final name.
+    ///
+    /// # Errors
+    /// When there is a file or a folder with contents of that name.
+    pub fn finish(self) -> io::Result<()> {
+        sync_folder(self.path());
+        fs::rename(self.path(), &self.target)?;
+        let _ = self.temporary.keep();
+        sync_folder(parent_folder(&self.target));
+        Ok(())
+    }
+}
+
+/// Creates a folder with a temporary name that begins and ends so.
+pub(crate) fn temporary_folder(parent: &Path, prefix: &str, suffix: &str) -> io::Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(prefix).suffix(suffix);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // The default mode of new folders, which the umask restricts; `tempfile` uses 0700.
+        builder.permissions(fs::Permissions::from_mode(0o777));
+    }
+    // The kind alone, because the message of `tempfile` has the temporary name.
+    builder.tempdir_in(parent).map_err(|error| io::Error::from(error.kind()))
 }
 
 fn parent_folder(target: &Path) -> &Path {

@@ -42,7 +42,7 @@ mod time_breakdown;
 pub mod train;
 
 pub use addressing::{operand_range, replica_operand_range};
-pub use atomic_file::AtomicFile;
+pub use atomic_file::{AtomicFile, AtomicFolder};
 pub use digest::{Sha256Digest, sha256};
 pub use error::{DeviceError, RunError};
 pub use instruction_order::{PassPart, ScheduledInstruction, pass_parts, scheduled_instructions};

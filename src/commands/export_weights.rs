@@ -2,13 +2,13 @@
 
 use narrows_plan::model::{ConfigClass, Model};
 use narrows_plan::{Defect, Defects};
-use narrows_runtime::interchange::{WeightFormat, fold_weights, write_weights};
+use narrows_runtime::interchange::{WeightFormat, fold_weights};
 
 use crate::args::{Detail, ExportClassArg, ExportSettings, ExportWeightsArgs};
 use crate::errors::{CommandResult, Failure};
 use crate::output;
 use crate::report::{self, ExportReport};
-use crate::weight_files::{create_folder, read_weights, write_text};
+use crate::weight_files::{WeightsFolder, read_weights};
 
 /// Writes weights and configuration into a new folder.
 pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
@@ -17,14 +17,14 @@ pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
         .map_err(|defect| Failure::file(&model.name, Defects::single(defect)))?;
     let weights = read_weights(checkpoint, &model)?;
     let weights = if target.model == model { weights } else { fold_weights(&model, weights) };
-    create_folder(output)?;
-    let written =
-        write_weights(output, &target.model, &weights, target.format).map_err(Failure::weights)?;
-    let config_file = output.join(match target.format {
+    let folder = WeightsFolder::create(output)?;
+    let written = folder.write_weights(&target.model, &weights, target.format)?;
+    let config_file = match target.format {
         WeightFormat::Nanotron => "model_config.json",
         _ => "config.json",
-    });
-    write_text(&config_file, &output::json_text(&target.config)?)?;
+    };
+    let config_file = folder.write_text(config_file, &output::json_text(&target.config)?)?;
+    folder.finish()?;
     let report = ExportReport::new(&model, &target.model, &written, &config_file);
     report::print(&report, args.format.format, Detail::Summary, false)
 }

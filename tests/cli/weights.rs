@@ -48,6 +48,51 @@ fn exported_weights_start_a_run_as_their_checkpoint_does() {
 }
 
 #[test]
+fn an_export_names_the_checkpoint_before_a_damaged_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    stdout(&format!("{SMALL} --steps 2 --checkpoint-every 1 --checkpoint-dir {}", at("kept")));
+    fs::write(at("kept/step-00000002/model.safetensors"), "cut off").unwrap();
+    let export = format!("export-weights {} --model cola-tiny --to cola --output", at("kept"));
+    let output = narrows(&format!("{export} {}", at("one"))).assert().success();
+    let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    let warning = format!(
+        "warning: {} is incomplete: the weights are those of {}\n",
+        at("kept/step-00000002"),
+        at("kept/step-00000001")
+    );
+    assert_eq!(message, warning);
+}
+
+/// A limit of the file size acts as a full disk does.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_export_that_cannot_be_written_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    stdout(&format!("{SMALL} --steps 1 --checkpoint-dir {}", at("kept")));
+    let names = || fs::read_dir(folder.path()).unwrap().count();
+    let before = names();
+    let narrows = assert_cmd::cargo::cargo_bin!("narrows").display();
+    for (to, file) in [("cola", "model.safetensors"), ("nanotron", "model/")] {
+        let export = format!("export-weights {} --model cola-tiny --to {to}", at("kept"));
+        let limited = format!("ulimit -f 8; exec {narrows} {export} --output {}", at("new"));
+        let output = std::process::Command::new("sh").args(["-c", &limited]).output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(75), "{message}");
+        assert!(message.contains(&format!("error: {}{file}", at("new/"))), "{message}");
+        assert!(message.contains("cannot be written: "), "{message}");
+        assert_eq!(names(), before, "{message}");
+    }
+    // The same command succeeds once there is space, also where the folder exists and is empty.
+    fs::create_dir(at("new")).unwrap();
+    let export = format!("export-weights {} --model cola-tiny --to cola", at("kept"));
+    stdout(&format!("{export} --output {}", at("new")));
+    assert!(fs::exists(at("new/model.safetensors")).unwrap());
+    assert_eq!(names(), before + 1);
+}
+
+#[test]
 fn weights_that_a_class_or_a_model_cannot_have_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("new").display().to_string();

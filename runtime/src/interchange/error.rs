@@ -13,11 +13,13 @@ pub struct WeightsError {
     pub path: PathBuf,
     /// Every defect.
     pub defects: Defects,
+    /// Kind of the error, where the operating system reported one.
+    pub io: Option<io::ErrorKind>,
 }
 
 impl WeightsError {
     pub(super) fn new(path: &Path, defects: impl Into<Defects>) -> WeightsError {
-        WeightsError { path: path.to_path_buf(), defects: defects.into() }
+        WeightsError { path: path.to_path_buf(), defects: defects.into(), io: None }
     }
 
     /// A defect of the whole file or folder.
@@ -29,7 +31,8 @@ impl WeightsError {
     pub(super) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_path_buf();
         move |error| {
-            WeightsError::new(&path, Defect::new("", format!("cannot be {action}: {error}")))
+            let defect = Defect::new("", format!("cannot be {action}: {error}"));
+            WeightsError { io: Some(error.kind()), ..WeightsError::new(&path, defect) }
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Weights in the files of another training code.
 
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use narrows_plan::Defect;
 use narrows_plan::model::Model;
+use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::error::WeightsError;
@@ -66,7 +68,11 @@ fn write_file<'a>(
         .map_err(WeightsError::io(path, "written"))?;
     // Hugging Face's loaders require the format.
     let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
-    safetensors::serialize_to_file(views, Some(metadata), path)
-        .map_err(io::Error::other)
-        .map_err(WeightsError::io(path, "written"))
+    let written = safetensors::serialize_to_file(views, Some(metadata), path);
+    let written = written.map_err(|error| match error {
+        SafeTensorError::IoError(error) => error,
+        error => io::Error::other(error),
+    });
+    // Some disks report only now that they are full.
+    written.and_then(|()| File::open(path)?.sync_all()).map_err(WeightsError::io(path, "written"))
 }
