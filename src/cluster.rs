@@ -53,8 +53,7 @@ pub fn leave(
             left.and(outcome)
         }
         Err(failure) => {
-            let reason = failure.problems.first().map_or("it failed", |problem| &problem.message);
-            group.abort(group.rank(), reason);
+            group.abort(group.rank(), &reason_of(&failure));
             Err(with_label(failure, label))
         }
     }
@@ -62,12 +61,18 @@ pub fn leave(
 
 /// Tells the other processes that this one has failed before it could join them.
 pub fn report_failure(process: &LaunchedProcess, failure: Failure) -> Failure {
-    let reason = failure.problems.first().map_or("it failed".into(), |problem| {
-        let Problem { location, message, .. } = problem;
-        if location.is_empty() { message.clone() } else { format!("{location}: {message}") }
-    });
+    let reason = reason_of(&failure);
     TcpProcessGroup::report_failure(&process.launch, &reason, process.timeouts.join);
     with_label(failure, &process.label())
+}
+
+/// The first problem of a failure with its place, for other processes.
+fn reason_of(failure: &Failure) -> String {
+    failure.problems.first().map_or("it failed".into(), |problem| {
+        let Problem { location, field, message, .. } = problem;
+        let places = [location, field].into_iter().filter(|place| !place.is_empty());
+        places.chain([message]).cloned().collect::<Vec<String>>().join(": ")
+    })
 }
 
 /// A failure of the process group.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::signal;
 use signal_hook::flag;
@@ -20,18 +20,43 @@ const STOP_SIGNALS: [i32; 2] = [signal::SIGINT, signal::SIGTERM];
 /// that the program was started with as ignored stay ignored: `nohup` ignores that of a closed terminal, and shells
 /// without job control that of Ctrl-C for background jobs. Where no handler can be installed, `warning` is printed.
 pub fn stop_on_signals(warning: &str) -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let status = ExitStatus::Stopped.code().into();
-    let register = |signal| -> io::Result<()> {
-        // Handlers run in this order. Files that are being written have temporary names, so folders stay valid.
-        flag::register_conditional_shutdown(signal, status, Arc::clone(&stop))?;
-        flag::register(signal, Arc::clone(&stop)).map(drop)
-    };
-    let mut signals = STOP_SIGNALS.into_iter().filter(|signal| !is_ignored(*signal));
-    if let Err(error) = signals.try_for_each(register) {
-        output::warn(&format!("{warning}: {error}"));
+    StopSignals::register(warning, false).stop
+}
+
+/// Signals that end the program at once, with the exit code of one that is stopped, until it can stop in order.
+pub struct StopSignals {
+    stop: Arc<AtomicBool>,
+    ends_at_once: Arc<AtomicBool>,
+}
+
+impl StopSignals {
+    /// Installs the handlers, as [`stop_on_signals`].
+    pub fn install(warning: &str) -> StopSignals {
+        StopSignals::register(warning, true)
     }
-    stop
+
+    fn register(warning: &str, ends_at_once: bool) -> StopSignals {
+        let stop = Arc::new(AtomicBool::new(false));
+        let ends_at_once = Arc::new(AtomicBool::new(ends_at_once));
+        let status = ExitStatus::Stopped.code().into();
+        let register = |signal| -> io::Result<()> {
+            // Handlers run in this order. Files that are being written have temporary names, so folders stay valid.
+            flag::register_conditional_shutdown(signal, status, Arc::clone(&ends_at_once))?;
+            flag::register_conditional_shutdown(signal, status, Arc::clone(&stop))?;
+            flag::register(signal, Arc::clone(&stop)).map(drop)
+        };
+        let mut signals = STOP_SIGNALS.into_iter().filter(|signal| !is_ignored(*signal));
+        if let Err(error) = signals.try_for_each(register) {
+            output::warn(&format!("{warning}: {error}"));
+        }
+        StopSignals { stop, ends_at_once }
+    }
+
+    /// The flag that the first signal sets from now on.
+    pub fn stop_in_order(self) -> Arc<AtomicBool> {
+        self.ends_at_once.store(false, Ordering::Relaxed);
+        self.stop
+    }
 }
 
 /// Turns the signal of a file that exceeds the size limit of the process into an error of the write. Its default action

@@ -1,10 +1,10 @@
 //! Flags for checkpoints.
 
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use narrows_runtime::checkpoint::{self, CheckpointOutline, Retention};
+use narrows_runtime::checkpoint::{self, CheckpointOutline, FoundCheckpoint, Retention, SaveMode};
 
 use crate::errors::{CommandResult, Failure};
 
@@ -23,6 +23,9 @@ pub struct CheckpointArgs {
     /// Steps between checkpoints [default: 100]
     #[arg(long, value_name = "N", requires = "checkpoint_dir")]
     pub checkpoint_every: Option<NonZeroU64>,
+    /// Write checkpoints from a copy in memory while the next steps are executed; one at a time
+    #[arg(long, requires = "checkpoint_dir")]
+    pub checkpoint_async: bool,
     /// Number of checkpoints to keep; older ones are deleted [default: 3]
     #[arg(long, value_name = "K", requires = "checkpoint_dir")]
     pub keep: Option<NonZeroUsize>,
@@ -72,49 +75,70 @@ pub struct CheckpointSettings {
     pub dir: PathBuf,
     /// Steps between checkpoints.
     pub every: NonZeroU64,
+    /// Whether the run goes on while a checkpoint is written.
+    pub mode: SaveMode,
     /// Checkpoints to keep.
     pub retention: Retention,
     /// Whether the checkpoint of the lowest evaluation loss is kept too.
     pub keep_best: bool,
     /// Start of the run.
     pub origin: RunOrigin,
+    /// The checkpoint that the run resumes from, as it was found before the folder was locked. With
+    /// [`RunOrigin::NewestUndamaged`] its contents are verified.
+    pub found: Option<FoundCheckpoint>,
 }
 
 impl CheckpointSettings {
     /// The state of the checkpoint that the run resumes from, without its tensors; `None` at the first step.
     ///
     /// # Errors
-    /// A folder or a checkpoint that cannot be read.
+    /// A state that cannot be read.
     pub fn outline(&self) -> CommandResult<Option<CheckpointOutline>> {
-        if self.origin == RunOrigin::FirstStep {
-            return Ok(None);
-        }
-        if self.origin == RunOrigin::NewestUndamaged {
-            let found = checkpoint::list(&self.dir).map_err(Failure::loading_checkpoint)?;
-            return Ok(found
-                .iter()
-                .find_map(|found| checkpoint::verified_outline(&found.path).ok()));
-        }
-        let latest = checkpoint::latest(&self.dir).map_err(Failure::loading_checkpoint)?;
-        let outline = latest.map(|path| checkpoint::outline(&path)).transpose();
+        let outline = self.found.as_ref().map(FoundCheckpoint::outline).transpose();
         outline.map_err(Failure::loading_checkpoint)
     }
 }
 
+/// The checkpoint in a folder from which a run of this origin starts.
+fn find(dir: &Path, origin: RunOrigin) -> CommandResult<Option<FoundCheckpoint>> {
+    let found = match origin {
+        RunOrigin::FirstStep => Ok(None),
+        RunOrigin::LastCheckpoint => checkpoint::latest(dir)
+            .and_then(|latest| latest.map(|path| FoundCheckpoint::open(&path)).transpose()),
+        RunOrigin::NewestUndamaged => checkpoint::list(dir).map(|all| {
+            let mut verified = all.iter().map(|one| FoundCheckpoint::verify(&one.path));
+            verified.find_map(Result::ok)
+        }),
+    };
+    found.map_err(Failure::loading_checkpoint)
+}
+
 impl CheckpointArgs {
     /// The settings; `None` without `--checkpoint-dir`.
-    pub fn resolve(&self) -> Option<CheckpointSettings> {
+    ///
+    /// # Errors
+    /// A folder or a checkpoint that cannot be read.
+    pub fn resolve(&self) -> CommandResult<Option<CheckpointSettings>> {
+        let Some(dir) = &self.checkpoint_dir else { return Ok(None) };
         let origin = match self.resume {
             None => RunOrigin::FirstStep,
             Some(ResumeArg::Last) => RunOrigin::LastCheckpoint,
             Some(ResumeArg::Auto) => RunOrigin::NewestUndamaged,
         };
-        self.checkpoint_dir.as_ref().map(|dir| CheckpointSettings {
+        Ok(Some(CheckpointSettings {
             dir: dir.clone(),
             every: self.checkpoint_every.unwrap_or(EVERY),
-            retention: Retention { last: self.keep.unwrap_or(KEEP), every: self.keep_every },
+            mode: match self.checkpoint_async {
+                true => SaveMode::Background,
+                false => SaveMode::Blocking,
+            },
+            retention: Retention::Newest {
+                last: self.keep.unwrap_or(KEEP),
+                every: self.keep_every,
+            },
             keep_best: self.keep_best,
             origin,
-        })
+            found: find(dir, origin)?,
+        }))
     }
 }

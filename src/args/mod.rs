@@ -62,6 +62,7 @@ pub use recipe_file::schema as recipe_schema;
 pub use request::{RequestArgs, validate};
 pub use run::{
     BackendArg, ExecutionTarget, RunArgs, RunSettings, RunTask, TokenSource, TrainSettings,
+    VerifyData,
 };
 pub use schema::{SchemaArgs, SchemaKind};
 pub use sensitivity::{SensitivityArgs, SensitivitySettings};

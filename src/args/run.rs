@@ -39,6 +39,9 @@ pub struct RunArgs {
     /// Token file to train on, as `narrows data` makes it [default: a built-in book]
     #[arg(long, value_name = "FILE")]
     pub data: Option<OsString>,
+    /// When to verify that the tokens of --data and --eval-data have the checksum that their files claim
+    #[arg(long, value_name = "WHEN", value_enum)]
+    pub verify_data: Option<VerifyData>,
     /// Recipe file, TOML or JSON: flags of the recipe as fields, such as `beta2 = 0.999`; a flag overrides its field
     #[arg(long, value_name = "FILE")]
     pub recipe: Option<OsString>,
@@ -81,6 +84,20 @@ pub struct RunArgs {
     /// Output settings.
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// `--verify-data`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum VerifyData {
+    /// Before the first step for files up to 1 GiB, and while the run trains for larger ones: the default
+    #[default]
+    Auto,
+    /// Before the first step
+    Start,
+    /// While the run trains: damaged tokens end it with a checkpoint
+    Background,
+    /// Never
+    Never,
 }
 
 /// `--backend` of `run`.
@@ -133,6 +150,8 @@ pub struct TrainSettings {
     pub target: ExecutionTarget,
     /// Source of the tokens.
     pub tokens: TokenSource,
+    /// When the tokens are verified.
+    pub verify_data: VerifyData,
     /// The recipe.
     pub recipe: Recipe,
     /// The metrics file.
@@ -201,9 +220,9 @@ impl RunArgs {
             Some(file) => flags.or(recipe_file::read(file)?),
             None => flags,
         };
-        let checkpoints = self.checkpoints.resolve();
+        let checkpoints = self.checkpoints.resolve()?;
         let resumed = checkpoints.as_ref().map_or(Ok(None), CheckpointSettings::outline)?;
-        let task = self.task(&recipe, resumed.as_ref())?;
+        let task = self.task(&recipe, (checkpoints, resumed.as_ref()))?;
         self.reject_two_documents_on_stdout(&output)?;
         self.reject_overwritten_inputs(&recipe)?;
         let mut request = self.request.clone();
@@ -236,7 +255,7 @@ impl RunArgs {
     fn task(
         &self,
         recipe: &RecipeArgs,
-        resumed: Option<&CheckpointOutline>,
+        checkpoints: (Option<CheckpointSettings>, Option<&CheckpointOutline>),
     ) -> CommandResult<RunTask> {
         let target = match self.backend {
             BackendArg::Cpu => ExecutionTarget::Cpu,
@@ -253,7 +272,7 @@ impl RunArgs {
                 return Ok(RunTask::Count);
             }
         };
-        Ok(RunTask::Train(Box::new(self.training(target, recipe, resumed)?)))
+        Ok(RunTask::Train(Box::new(self.training(target, recipe, checkpoints)?)))
     }
 
     /// The token file of the flag or else of the recipe.
@@ -266,6 +285,7 @@ impl RunArgs {
             ("--metrics", self.metrics.is_some()),
             ("--data", self.data.is_some()),
             ("--eval-data", self.validation.eval_data.is_some()),
+            ("--verify-data", self.verify_data.is_some()),
             ("--trace", self.trace.trace.is_some()),
             ("--checkpoint-dir", self.checkpoints.checkpoint_dir.is_some()),
             ("--init-from", self.initial_weights.init_from.is_some()),
@@ -284,7 +304,7 @@ impl RunArgs {
         &self,
         target: ExecutionTarget,
         recipe: &RecipeArgs,
-        resumed: Option<&CheckpointOutline>,
+        (checkpoints, resumed): (Option<CheckpointSettings>, Option<&CheckpointOutline>),
     ) -> CommandResult<TrainSettings> {
         let tokens = match &self.data(recipe) {
             None => TokenSource::BuiltIn,
@@ -309,6 +329,7 @@ impl RunArgs {
         Ok(TrainSettings {
             target,
             tokens,
+            verify_data: self.verify_data.unwrap_or_default(),
             metrics: self.metrics.clone().filter(|_| is_rank_0),
             threads,
             validation: self.validation.resolve(
@@ -316,7 +337,7 @@ impl RunArgs {
                 recipe.steps,
                 self.checkpoints.keep_best,
             )?,
-            checkpoints: self.checkpoints.resolve(),
+            checkpoints,
             init_from: self.initial_weights.init_from.clone(),
             trace: self.trace.resolve(recipe.steps)?.filter(|_| is_rank_0),
             recipe,

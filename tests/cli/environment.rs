@@ -126,8 +126,27 @@ fn all_processes_save_a_step_whose_metrics_cannot_be_written() {
     let (first, second) = (stderr(&outputs[0]), stderr(&outputs[1]));
     assert_eq!(outputs[0].status.code(), Some(ENVIRONMENT), "{first}");
     assert!(first.contains("the checkpoint of step 1 is "), "{first}");
-    assert!(second.contains("process 0 aborted the run: cannot be written: No space"), "{second}");
+    let reason = "process 0 aborted the run: /dev/full: cannot be written: No space";
+    assert!(second.contains(reason), "{second}");
     assert!(processes.at("kept/step-00000001/manifest.json").exists());
+}
+
+#[test]
+fn a_metrics_file_has_one_run_at_a_time() {
+    let (run, other) = (Run::new(), Run::new());
+    let child = run.start("", &format!("{} {}", run.flags(1_000_000), run.metrics()));
+    wait_for_steps(&run.at("m.jsonl"), 2);
+    let message = failure(&format!("{} {}", other.flags(1), run.metrics()), 2);
+    assert!(message.contains("m.jsonl: is written by another run that has not ended"), "{message}");
+    wait_for_steps(&run.at("m.jsonl"), 4);
+    signal(&child, "-TERM");
+    assert_ends(child, 130, &["stopped after step"]);
+    let steps: Vec<u64> = lines(&run.at("m.jsonl")).iter().filter_map(step_of).collect();
+    assert_eq!(steps, (1..=steps.len() as u64).collect::<Vec<_>>());
+}
+
+fn step_of(line: &serde_json::Value) -> Option<u64> {
+    line["step"].as_u64()
 }
 
 #[test]
@@ -164,6 +183,182 @@ fn a_truncated_token_file_ends_a_run_with_a_checkpoint() {
     assert_eq!(run.checkpoints(), [format!("step-{last_step:08}")]);
     fs::write(&tokens, whole).unwrap();
     stdout(&format!("{} --resume", flags(last_step + 1)));
+}
+
+/// Process 1 of 2 writes files up to a limit, as onto a disk that becomes full.
+#[test]
+fn a_failed_save_ends_all_processes_with_the_reason_of_the_writer() {
+    for (limited, mode) in [(0, ""), (1, ""), (1, "--checkpoint-async")] {
+        let processes = Processes::new(2);
+        let dir = processes.at("kept");
+        let save = format!("--checkpoint-every 1 {mode} --checkpoint-dir {}", dir.display());
+        let arguments = format!("{SMALL} --steps 1000000 --tensor 2 {save}");
+        let start = |rank: usize| {
+            let limit = if rank == limited { "ulimit -f 8;" } else { "" };
+            let program = assert_cmd::cargo::cargo_bin!("narrows").display();
+            std::process::Command::new("sh")
+                .args(["-c", &format!("{limit} exec {program} {arguments}")])
+                .envs(processes.torchrun(rank))
+                .env("XDG_CACHE_HOME", processes.at("cache"))
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        let outputs = wait_all((0..2).map(start).collect());
+        let file = format!("model-0000{}-of-00002.safetensors", limited + 1);
+        for (rank, output) in outputs.iter().enumerate() {
+            let message = stderr(output);
+            assert_eq!(output.status.code(), Some(ENVIRONMENT), "{limited} {mode} {message}");
+            let reason = format!("{file}: cannot be written: File too large");
+            assert!(message.contains(&reason), "{limited} {mode} {message}");
+            let other = format!("process {limited} cannot write its part: ");
+            assert_eq!(message.contains(&other), rank != limited, "{message}");
+        }
+        let names = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(
+            names.collect::<Vec<_>>(),
+            [".narrows-lock"],
+            "an unfinished checkpoint remains"
+        );
+    }
+}
+
+#[test]
+fn all_processes_save_a_step_after_which_tokens_cannot_be_read() {
+    let run = Run::new();
+    let tokens = run.tokens();
+    let processes = Processes::new(2);
+    let flags = processes.flags(1_000_000);
+    let children = processes.all(&format!("{flags} --data {} --tensor 2", tokens.display()));
+    wait_for_steps(&processes.at("m.jsonl"), 2);
+    File::options().write(true).open(&tokens).unwrap().set_len(257).unwrap();
+    let outputs = wait_all(children);
+    assert_eq!(outputs[0].status.code(), Some(ENVIRONMENT), "{outputs:#?}");
+    assert!(stderr(&outputs[0]).contains("tokens.bin: has been truncated"), "{outputs:#?}");
+    let last_step = lines(&processes.at("m.jsonl")).len();
+    let checkpoint = processes.at(&format!("kept/step-{last_step:08}/manifest.json"));
+    assert!(checkpoint.exists(), "{outputs:#?}");
+}
+
+#[test]
+fn a_step_is_saved_after_which_evaluations_cannot_be_read() {
+    let run = Run::new();
+    let tokens = run.tokens();
+    let eval = format!("--eval-data {} --eval-every 2", tokens.display());
+    let child = run.start("", &format!("{} {eval} {}", run.flags(1_000_000), run.metrics()));
+    wait_for_steps(&run.at("m.jsonl"), 2);
+    File::options().write(true).open(&tokens).unwrap().set_len(257).unwrap();
+    let parts = ["tokens.bin: has been truncated: it had ", "the same command with --resume"];
+    assert_ends(child, ENVIRONMENT, &parts);
+    let last_step = lines(&run.at("m.jsonl")).len();
+    assert_eq!(run.checkpoints(), [format!("step-{last_step:08}")]);
+}
+
+#[test]
+fn damaged_tokens_end_a_run() {
+    let run = Run::new();
+    let tokens = run.tokens();
+    let mut bytes = fs::read(&tokens).unwrap();
+    let claimed = bytes.clone();
+    // Another byte of the text, which is a token of the vocabulary.
+    *bytes.get_mut(300).unwrap() ^= 1;
+    fs::write(&tokens, &bytes).unwrap();
+    let flags = format!("--data {} {}", tokens.display(), run.metrics());
+    let mismatch = "tokens.bin: byte 256 (tokens): the tokens have SHA-256 ";
+    let message = failure(&format!("{} {flags}", run.flags(1)), 2);
+    assert!(message.contains(mismatch), "{message}");
+    assert!(run.checkpoints().is_empty() && !run.at("m.jsonl").exists());
+    // Large files are verified while the run trains: steps that it has executed by then are saved.
+    let background = format!("{} {flags} --verify-data background", run.flags(1_000_000));
+    assert_ends(run.start("", &background), 2, &[mismatch, "the same command with --resume"]);
+    let last_step = lines(&run.at("m.jsonl")).len();
+    assert_eq!(run.checkpoints(), [format!("step-{last_step:08}")]);
+    let steps = last_step as u64 + 1;
+    let report = stdout(&format!("{} {flags} --verify-data never --resume", run.flags(steps)));
+    assert!(report.contains("tokens.bin, not verified"), "{report}");
+    fs::write(&tokens, claimed).unwrap();
+    let report = stdout(&format!("{} {flags} --resume", run.flags(steps + 1)));
+    assert!(report.contains("tokens.bin, verified\n"), "{report}");
+    // The tokens of evaluations are verified too.
+    fs::write(&tokens, bytes).unwrap();
+    let eval = format!("--eval-data {}", tokens.display());
+    assert!(failure(&format!("{SMALL} --steps 1 {eval}"), 2).contains(mismatch));
+}
+
+/// A process that does not yet train ends at once.
+#[test]
+fn a_run_that_is_stopped_before_its_first_step_exits_as_a_stopped_one() {
+    let processes = Processes::new(2);
+    let joining = format!("{SMALL} --tensor 2 --steps 2");
+    let sweep =
+        "--model cola-7b --hardware a100-80gb --devices 512 --backend null --sequence-length 4096";
+    let planning = format!("run {sweep} --global-batch 512");
+    for arguments in [joining, planning] {
+        let child =
+            crate::interruptible(assert_cmd::cargo::cargo_bin!("narrows").to_str().unwrap())
+                .args(arguments.split_whitespace())
+                .envs(processes.torchrun(0))
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+        super::interrupts::wait_for_handler(&child);
+        signal(&child, "-TERM");
+        assert_ends(child, 130, &[]);
+    }
+}
+
+#[test]
+fn checkpoints_written_behind_steps_are_those_of_a_run_that_waits() {
+    let files = |dir: &Path| {
+        let mut files = vec![];
+        for step in fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
+            for file in fs::read_dir(&step).into_iter().flatten() {
+                let path = file.unwrap().path();
+                files.push((path.strip_prefix(dir).unwrap().to_owned(), fs::read(&path).unwrap()));
+            }
+        }
+        files.sort();
+        files
+    };
+    for world in [1, 2] {
+        let [blocking, background] = ["", "--checkpoint-async"].map(|mode| {
+            let processes = Processes::new(world);
+            let flags = processes.flags(7);
+            let flags = format!("{flags} --checkpoint-every 2 --keep 9 --tensor {world} {mode}");
+            let children = match world {
+                1 => vec![Run::new().start("", &flags)],
+                _ => processes.all(&flags),
+            };
+            for output in wait_all(children) {
+                assert!(output.status.success(), "{}", stderr(&output));
+            }
+            files(&processes.at("kept"))
+        });
+        // The steps 2, 4, 6 and 7, and four files each or six.
+        assert_eq!(blocking.len(), 4 * (2 + 2 * world), "{world}");
+        assert!(blocking == background, "{world}: the checkpoints differ");
+    }
+}
+
+#[test]
+fn a_stopped_run_waits_for_the_checkpoint_that_is_being_written() {
+    let run = Run::new();
+    let flags =
+        format!("{} --checkpoint-every 1 --checkpoint-async --keep 1", run.flags(1_000_000));
+    let child = run.start("", &format!("{flags} {}", run.metrics()));
+    wait_for_steps(&run.at("m.jsonl"), 5);
+    signal(&child, "-TERM");
+    assert_ends(child, 130, &["stopped after step"]);
+    let last_step = lines(&run.at("m.jsonl")).len();
+    assert_eq!(run.checkpoints(), [format!("step-{last_step:08}")]);
+    assert_eq!(fs::read_dir(run.at("kept")).unwrap().count(), 2, "a temporary folder remains");
+    // A disk without space ends such a run at the next step.
+    let full = Run::new();
+    let flags = format!("{} --checkpoint-every 1 --checkpoint-async", full.flags(1_000_000));
+    let written = ["model.safetensors: cannot be written: File too large"];
+    assert_ends(full.start("ulimit -f 8;", &flags), ENVIRONMENT, &written);
 }
 
 #[test]

@@ -114,12 +114,75 @@ fn the_best_checkpoint_is_kept_and_a_run_ends_early() {
     assert!(last < 30);
     assert_eq!(answer["eval_loss_best"].as_f64(), Some(best.1));
     assert!(dir.join(format!("best/step-{:08}/model.safetensors", best.0)).exists());
-    assert_eq!(fs::read_dir(dir.join("best")).unwrap().count(), 1);
+    assert_eq!(folders(&dir.join("best")).len(), 1);
     assert!(dir.join(format!("step-{last:08}")).exists());
-    // The best loss so far survives a resumption: the first evaluation after it ends the run.
+    // As if killed between writing the best checkpoint and removing the one before it; the later one is of a run that was
+    // resumed from an earlier step.
+    let kept = dir.join(format!("best/step-{:08}", best.0));
+    for step in [best.0 - 1, 30] {
+        copy_folder(&kept, &dir.join(format!("best/step-{step:08}")));
+    }
+    // The same command again executes no step.
+    let before = fs::read(&metrics).unwrap();
     let answer = json(&format!("{line} {} --resume", metrics.display()));
     assert_eq!(answer["eval_loss_best"].as_f64(), Some(best.1));
-    assert_eq!(answer["steps"], 1);
+    assert_eq!((&answer["steps"], &answer["status"]), (&0.into(), &"stopped_early".into()));
+    assert_eq!(fs::read(&metrics).unwrap(), before);
+    assert_eq!(folders(&dir.join("best")), [kept.file_name().unwrap().to_str().unwrap()]);
+    let report = stdout(&format!("{line} {} --resume", metrics.display()));
+    let sentence = format!("The run stopped early after step {last}: the last 3 evaluations");
+    assert!(report.contains(&sentence), "{report}");
+    // More patience continues the run.
+    let patient = line.replace("--early-stop 3", "--early-stop 5");
+    let answer = json(&format!("{patient} {} --resume", metrics.display()));
+    assert_eq!((&answer["steps"], &answer["status"]), (&2.into(), &"stopped_early".into()));
+}
+
+/// The names in a folder that are not hidden.
+fn folders(path: &Path) -> Vec<String> {
+    let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = names.map(|name| name.into_string().unwrap());
+    names.filter(|name| !name.starts_with('.')).collect()
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn the_lowest_loss_of_other_tokens_does_not_count() {
+    let (folder, tokens) = folder();
+    let (text, other) = (folder.path().join("other.txt"), folder.path().join("other.tokens"));
+    fs::write(&text, "0123456789".repeat(30)).unwrap();
+    stdout(&format!("data {} --output {}", text.display(), other.display()));
+    let dir = folder.path().join("kept");
+    let line = |steps: u64, tokens: &Path| {
+        let (dir, tokens) = (dir.display(), tokens.display());
+        let eval = format!("--eval-data {tokens} --eval-every 1 --early-stop 9 --keep-best");
+        format!("{SMALL} --steps {steps} --decay-steps 9 {eval} --checkpoint-dir {dir}")
+    };
+    let best = |arguments: &str| {
+        let output = narrows(&format!("{arguments} --format json")).assert().success();
+        let output = output.get_output();
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let warning = String::from_utf8(output.stderr.clone()).unwrap();
+        (answer["eval_loss_best"].as_f64().unwrap(), warning)
+    };
+    let (of_text, _) = best(&line(4, &tokens));
+    let (same, warning) = best(&format!("{} --resume", line(5, &tokens)));
+    assert!(same <= of_text && warning.is_empty(), "{warning}");
+    for (steps, tokens, windows) in [(6, &other, ""), (7, &other, "--eval-tokens 32")] {
+        let (best, warning) = best(&format!("{} {windows} --resume", line(steps, tokens)));
+        let expected = format!("other.tokens: the evaluations until step {} were of", steps - 1);
+        assert!(warning.contains(&expected), "{warning}");
+        // Digits are predicted worse than words at this step, so an earlier loss would still be the lowest.
+        assert!(best > of_text, "{best} and {of_text}");
+        assert_eq!(folders(&dir.join("best")), [format!("step-{steps:08}")]);
+    }
 }
 
 #[test]

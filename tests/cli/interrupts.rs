@@ -18,6 +18,15 @@ fn handles_interrupts(child: &Child) -> bool {
         .is_some_and(|mask| mask & SIGINT_BIT != 0)
 }
 
+/// Waits until a process handles signals itself.
+pub fn wait_for_handler(child: &Child) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !handles_interrupts(child) {
+        assert!(Instant::now() < deadline, "no handler in two minutes");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// The answer of a command that takes minutes, after Ctrl-C.
 fn interrupted(arguments: &str) -> Value {
     let child = crate::interruptible(env!("CARGO_BIN_EXE_narrows"))
@@ -27,11 +36,7 @@ fn interrupted(arguments: &str) -> Value {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while !handles_interrupts(&child) {
-        assert!(Instant::now() < deadline, "{arguments}: no handler in two minutes");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_for_handler(&child);
     let id = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();

@@ -1,7 +1,7 @@
 //! What a process is doing, for the processes that wait for it. One that has waited for its whole timeout asks: a peer
 //! that waits for a third process, or writes a checkpoint, is not the one that stalls.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// An activity of a process, as it answers one that waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,23 +36,30 @@ impl Activity {
 
 /// The present activity of this process.
 #[derive(Default)]
-pub(crate) struct CurrentActivity(AtomicU64);
+pub(crate) struct CurrentActivity {
+    /// Code of the activity, of which saving is none: a thread may save while the process computes or waits.
+    code: AtomicU64,
+    is_saving: AtomicBool,
+}
 
 impl CurrentActivity {
-    /// The present activity.
+    /// The present activity. A process that computes while it saves may be slow for that reason.
     pub fn get(&self) -> Activity {
-        Activity::from_code(self.0.load(Ordering::Relaxed))
+        match Activity::from_code(self.code.load(Ordering::Relaxed)) {
+            Activity::Computing if self.is_saving.load(Ordering::Relaxed) => Activity::Saving,
+            activity => activity,
+        }
     }
 
     /// Starts an activity, which ends when the result is dropped.
     pub fn start(&self, activity: Activity) -> ActivityGuard<'_> {
-        let before = self.0.swap(activity.code(), Ordering::Relaxed);
+        let before = self.code.swap(activity.code(), Ordering::Relaxed);
         ActivityGuard { current: self, before }
     }
 
-    /// Replaces the activity.
-    pub fn set(&self, activity: Activity) {
-        self.0.store(activity.code(), Ordering::Relaxed);
+    /// Says whether a checkpoint is being written.
+    pub fn set_saving(&self, is_saving: bool) {
+        self.is_saving.store(is_saving, Ordering::Relaxed);
     }
 }
 
@@ -64,6 +71,24 @@ pub(crate) struct ActivityGuard<'a> {
 
 impl Drop for ActivityGuard<'_> {
     fn drop(&mut self) {
-        self.current.0.store(self.before, Ordering::Relaxed);
+        self.current.code.store(self.before, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_waits_while_it_saves_is_not_the_one_that_is_late() {
+        let current = CurrentActivity::default();
+        current.set_saving(true);
+        assert_eq!(current.get(), Activity::Saving);
+        let waiting = current.start(Activity::WaitingFor(3));
+        assert_eq!(current.get(), Activity::WaitingFor(3));
+        drop(waiting);
+        assert_eq!(current.get(), Activity::Saving);
+        current.set_saving(false);
+        assert_eq!(current.get(), Activity::Computing);
     }
 }

@@ -10,7 +10,7 @@ use narrows_runtime::process_group::{
     gather_and_broadcast,
 };
 
-use super::activity::{Activity, CurrentActivity};
+use super::activity::CurrentActivity;
 use super::channel::Channel;
 use super::communicator::{TcpCommunicator, TcpPeerLink};
 use super::flight_recorder::FlightRecorder;
@@ -184,7 +184,7 @@ impl ProcessGroup for TcpProcessGroup {
     }
 
     fn set_saving(&self, is_saving: bool) {
-        self.activity.set(if is_saving { Activity::Saving } else { Activity::Computing });
+        self.activity.set_saving(is_saving);
     }
 
     fn gather_and_broadcast_bytes(

@@ -100,7 +100,7 @@ impl Checkpoint {
         seed: u64,
     ) -> Result<Option<Checkpoint>, RunError> {
         let (session, optimizer) = (trainer.session(), trainer.optimizer());
-        let evaluations = trainer.evaluations();
+        let evaluations = trainer.evaluations().clone();
         let checkpoint = Checkpoint::of_session(session, model, optimizer, trainer.cursor(), seed)?;
         Ok(checkpoint.map(|checkpoint| Checkpoint { evaluations, ..checkpoint }))
     }
@@ -148,7 +148,7 @@ impl Checkpoint {
         trainer.sampler().sequence_to_resume(&self.cursor)?;
         self.restore(trainer.session_mut()).map_err(ResumeError::Checkpoint)?;
         trainer.resume(&self.cursor, self.step)?;
-        trainer.set_evaluations(self.evaluations);
+        trainer.set_evaluations(self.evaluations.clone());
         Ok(())
     }
 

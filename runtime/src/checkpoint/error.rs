@@ -37,6 +37,22 @@ pub enum CheckpointFault {
         "is no longer the folder that this run has locked: it, or `.narrows-lock` in it, was removed or renamed"
     )]
     LockLost,
+    /// Another process could not write its part of a checkpoint.
+    #[error("process {rank} cannot write its part: {reason}")]
+    OtherProcess {
+        /// The rank.
+        rank: u64,
+        /// The error of that process, with its file.
+        reason: String,
+        /// Kind of the error, where the operating system of that process reported one.
+        kind: Option<io::ErrorKind>,
+    },
+    /// A process writes into another folder than the first one, on a disk of its own.
+    #[error("is not the same folder for process {rank} as for process 0")]
+    NotShared {
+        /// The rank.
+        rank: u64,
+    },
     /// A file that another process has written is not in the folder of the first process.
     #[error("has no `{file}`, which another process has written into its folder of that name")]
     ShardNotShared {
@@ -243,7 +259,7 @@ impl CheckpointFault {
                 "put the folder back and resume from its last checkpoint; leave both in place while a run uses \
                  them",
             ),
-            CheckpointFault::ShardNotShared { .. } => {
+            CheckpointFault::NotShared { .. } | CheckpointFault::ShardNotShared { .. } => {
                 Some("a folder that all nodes share, since every process writes its part")
             }
             CheckpointFault::UnknownFormat { .. } => {
@@ -256,7 +272,7 @@ impl CheckpointFault {
                 Some("the model that the checkpoint was made with")
             }
             CheckpointFault::Session(error) => return error.hint(),
-            CheckpointFault::Io { .. } => None,
+            CheckpointFault::Io { .. } | CheckpointFault::OtherProcess { .. } => None,
         };
         hint.map(str::to_owned)
     }

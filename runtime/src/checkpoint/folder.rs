@@ -21,6 +21,7 @@ use tempfile::TempDir;
 
 use super::error::CheckpointError;
 use super::manifest::Manifest;
+use crate::atomic_file::temporary_folder;
 
 const STEP: &str = "step-";
 const REPLACED: &str = ".replaced";
@@ -35,6 +36,13 @@ pub struct CheckpointFolder {
     /// Path of the folder.
     pub path: PathBuf,
     replaced: bool,
+}
+
+impl CheckpointFolder {
+    /// Whether all files of the manifest exist and have their sizes.
+    fn is_complete(&self) -> bool {
+        Manifest::read(&self.path).is_ok()
+    }
 }
 
 /// Name of a step's checkpoint in the checkpoint folder of its run.
@@ -104,17 +112,8 @@ pub(super) fn create(dir: &Path) -> Result<(), CheckpointError> {
 pub(super) fn create_temporary(dir: &Path) -> Result<TempDir, CheckpointError> {
     create(dir)?;
     remove_leftovers(dir);
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(TEMPORARY.0).suffix(TEMPORARY.1);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // The default mode of new folders, which the umask restricts; `tempfile` uses 0700.
-        builder.permissions(fs::Permissions::from_mode(0o777));
-    }
-    builder
-        .tempdir_in(dir)
-        .map_err(|error| CheckpointError::io(dir, "written into")(io::Error::from(error.kind())))
+    temporary_folder(dir, TEMPORARY.0, TEMPORARY.1)
+        .map_err(CheckpointError::io(dir, "written into"))
 }
 
 /// Renames a folder whose files have been flushed to the disk to the name of its step.
@@ -137,37 +136,61 @@ pub(super) fn commit(
     Ok(target)
 }
 
-/// Which checkpoints of a run remain when a new one is written.
+/// Which checkpoints remain in a folder when a new one is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Retention {
-    /// Number of the newest checkpoints that remain, with the new one.
-    pub last: NonZeroUsize,
-    /// Checkpoints whose step is a multiple of this number remain too.
-    pub every: Option<NonZeroU64>,
+pub enum Retention {
+    /// The newest ones of a run.
+    Newest {
+        /// Number of the newest checkpoints that remain, with the new one.
+        last: NonZeroUsize,
+        /// Checkpoints whose step is a multiple of this number remain too.
+        every: Option<NonZeroU64>,
+    },
+    /// The new one alone, which replaces those of earlier and of later steps.
+    Only,
 }
 
 impl From<NonZeroUsize> for Retention {
     fn from(last: NonZeroUsize) -> Retention {
-        Retention { last, every: None }
+        Retention::Newest { last, every: None }
     }
 }
 
-/// Removes checkpoints of steps before `step` that need not remain. Checkpoints of later steps, which belong to another
-/// run, and damaged ones remain. A failure to remove a checkpoint is ignored, and retried after the next save.
+/// Removes checkpoints that need not remain besides that of `step`. Of the newest ones, those of later steps remain, which
+/// belong to another training history. Damaged ones always remain. A failure to remove a checkpoint is ignored, and retried
+/// after the next save.
 pub(super) fn prune(dir: &Path, step: u64, retention: Retention) {
-    let checkpoints = list(dir).unwrap_or_default();
-    let earlier = checkpoints.into_iter().filter(|checkpoint| checkpoint.step < step);
-    let (mut newest, mut kept) = (1, vec![step]);
-    for old in earlier.filter(|checkpoint| Manifest::read(&checkpoint.path).is_ok()) {
-        let is_new = newest < retention.last.get();
-        let is_multiple = retention.every.is_some_and(|every| old.step.is_multiple_of(every.get()));
-        if (is_new || is_multiple) && !kept.contains(&old.step) {
-            newest += 1;
-            kept.push(old.step);
-        } else {
-            remove(&old.path);
+    let complete = list(dir).unwrap_or_default().into_iter().filter(CheckpointFolder::is_complete);
+    match retention {
+        Retention::Only => {
+            complete.filter(|old| old.step != step).for_each(|old| remove(&old.path))
+        }
+        Retention::Newest { last, every } => {
+            let (mut newest, mut kept) = (1, vec![step]);
+            for old in complete.filter(|checkpoint| checkpoint.step < step) {
+                let is_new = newest < last.get();
+                let is_multiple = every.is_some_and(|every| old.step.is_multiple_of(every.get()));
+                if (is_new || is_multiple) && !kept.contains(&old.step) {
+                    newest += 1;
+                    kept.push(old.step);
+                } else {
+                    remove(&old.path);
+                }
+            }
         }
     }
+}
+
+/// Removes all complete checkpoints but that of `step`, if there is a complete one of that step: the end of a save with
+/// [`Retention::Only`] that was interrupted. Failures to remove a checkpoint are ignored.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn keep_only(dir: &Path, step: u64) -> Result<(), CheckpointError> {
+    if list(dir)?.iter().any(|found| found.step == step && found.is_complete()) {
+        prune(dir, step, Retention::Only);
+    }
+    Ok(())
 }
 
 /// Renames a damaged checkpoint, so that it is no longer found, and returns its new path.

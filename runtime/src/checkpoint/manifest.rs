@@ -9,9 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::error::{CheckpointError, CheckpointFault};
-use super::format::{
-    MANIFEST, MODEL, OPTIMIZER, SHARDS_VERSION, STATE, WHOLE_VERSION, format_field, parse_json,
-};
+use super::format::{MANIFEST, MODEL, OPTIMIZER, SHARDS_VERSION, STATE, format_field, parse_json};
 use super::shards::is_shard;
 use crate::digest::sha256;
 
@@ -19,11 +17,14 @@ use crate::digest::sha256;
 const JSON_BYTES_MAX: u64 = 1 << 20;
 
 /// Contents of the file.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
     format: String,
     files: BTreeMap<String, FileEntry>,
+    /// Whether the checksums of all files have been verified, so that reading a file does not compute its checksum again.
+    #[serde(skip)]
+    is_verified: bool,
 }
 
 /// Size and checksum of a file when it was written.
@@ -35,21 +36,20 @@ pub(super) struct FileEntry {
 }
 
 impl Manifest {
-    pub fn new(model: FileEntry, optimizer: FileEntry, state: FileEntry) -> Manifest {
-        let files = [(MODEL, model), (OPTIMIZER, optimizer), (STATE, state)];
-        let files = files.into_iter().map(|(name, entry)| (name.to_string(), entry)).collect();
-        Manifest { format: format_field(WHOLE_VERSION), files }
-    }
-
-    /// The manifest of a checkpoint of shards.
-    pub fn of_shards(mut files: BTreeMap<String, FileEntry>, state: FileEntry) -> Manifest {
+    /// The manifest of these files and of a state with this format.
+    pub fn new(format: &str, mut files: BTreeMap<String, FileEntry>, state: FileEntry) -> Manifest {
         files.insert(STATE.to_owned(), state);
-        Manifest { format: format_field(SHARDS_VERSION), files }
+        Manifest { format: format.to_owned(), files, is_verified: false }
     }
 
     /// Whether the checkpoint is one of shards.
     pub fn is_of_shards(&self) -> bool {
         self.format == format_field(SHARDS_VERSION)
+    }
+
+    /// Whether another manifest has the same files.
+    pub fn has_files_of(&self, other: &Manifest) -> bool {
+        (&self.format, &self.files) == (&other.format, &other.files)
     }
 
     /// Names of the files.
@@ -89,8 +89,18 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Verifies the checksums of all files.
+    pub fn verify(mut self, folder: &Path) -> Result<Manifest, CheckpointError> {
+        self.files().try_for_each(|file| self.verify_file(folder, file))?;
+        self.is_verified = true;
+        Ok(self)
+    }
+
     /// Verifies the checksum of one of the files, which is read in parts.
     pub fn verify_file(&self, folder: &Path, name: &str) -> Result<(), CheckpointError> {
+        if self.is_verified {
+            return Ok(());
+        }
         let path = folder.join(name);
         let actual = sha256_of(&path).map_err(CheckpointError::unreadable(&path))?;
         let expected = self.files.get(name).map(|entry| entry.sha256.clone()).unwrap_or_default();
@@ -107,6 +117,9 @@ impl Manifest {
     pub fn read_file(&self, folder: &Path, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let path = folder.join(name);
         let bytes = read_regular(&path, if name == STATE { JSON_BYTES_MAX } else { u64::MAX })?;
+        if self.is_verified {
+            return Ok(bytes);
+        }
         let expected = self.files.get(name).map(|entry| entry.sha256.clone()).unwrap_or_default();
         let actual = hex::encode(sha256(&bytes));
         if actual != expected {

@@ -11,9 +11,9 @@
 //! | `state.json` | step, seed, data cursor, hyper-parameters, fingerprint of the model |
 //! | `manifest.json` | size and SHA-256 of the other files |
 //!
-//! Runs of several processes write [shards](save_by_all) instead: the slices of the tensors that each process holds.
+//! Runs of several processes write shards instead: the slices of the tensors that each process holds.
 //!
-//! [`save`] writes them into a temporary folder, flushes them to the disk, and renames the folder;
+//! [`save`] and [`PendingSave`] write them into a temporary folder, flushes them to the disk, and renames the folder;
 //! [`latest`] looks for the last complete checkpoint, so that no pointer to it can be wrong; [`load`]
 //! verifies every byte. Invalid bytes are a [`CheckpointError`] with their location, never a panic.
 //!
@@ -40,18 +40,20 @@ mod format;
 mod lock;
 mod manifest;
 mod names;
+mod pending_save;
+mod shard_writer;
 mod shards;
+mod shared_fault;
 mod state;
 mod storage;
 mod tensors;
 
 pub use contents::{Checkpoint, CheckpointOrigin, CheckpointOutline, ResumeError};
 pub use error::{CheckpointError, CheckpointFault, TensorFault};
-pub use folder::{CheckpointFolder, Retention, folder_name, latest, list, set_aside};
+pub use folder::{CheckpointFolder, Retention, folder_name, keep_only, latest, list, set_aside};
 pub use lock::{FolderLock, lock};
 pub use names::{StoredParameter, stored_parameters};
-pub use shards::save_by_all;
-pub use storage::{
-    ResumedState, is_checkpoint, load, outline, resume, save, verified_outline, verify,
-};
+pub use pending_save::{PendingSave, SaveMode, save};
+pub use shared_fault::require_shared;
+pub use storage::{FoundCheckpoint, ResumedState, is_checkpoint, load};
 pub(crate) use tensors::transpose;

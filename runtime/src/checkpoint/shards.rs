@@ -1,4 +1,5 @@
-//! Checkpoints that all processes of a run write at once, and of which each reads what its device needs.
+//! Checkpoints that all processes of a run [write](super::pending_save) at once, and of which each reads what its device
+//! needs.
 //!
 //! | file | contents |
 //! |---|---|
@@ -11,39 +12,31 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
 
 use narrows_plan::model::{Model, ParameterId};
-use safetensors::tensor::{Dtype, Metadata, TensorInfo};
-use tempfile::TempDir;
+use safetensors::tensor::{Dtype, Metadata};
 
 use super::error::{CheckpointError, CheckpointFault, TensorFault};
-use super::folder::{self, Retention};
-use super::format::{MANIFEST, STATE};
-use super::manifest::{FileEntry, Manifest};
+use super::manifest::Manifest;
 use super::names::{StoredParameter, stored_parameters};
-use super::state::RunState;
-use super::storage::{FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX, WEIGHT_SUFFIX, write_json};
-use super::tensors::HashingWriter;
-use crate::error::RunError;
-use crate::process_group::{ProcessGroup, gather_and_broadcast};
-use crate::session::{LocalSlice, ModelTensors, Session, TensorKind, TensorSlice};
-use crate::train::Trainer;
+use super::storage::{FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX, WEIGHT_SUFFIX};
+use crate::session::{ModelTensors, Session, TensorKind, TensorSlice};
 
 /// Kinds of tensors, with the start of their files' names and the suffix of their own names.
-const KINDS: [(TensorKind, &str, &str); 3] = [
+pub(super) const KINDS: [(TensorKind, &str, &str); 3] = [
     (TensorKind::Weights, MODEL_SHARD, WEIGHT_SUFFIX),
     (TensorKind::FirstMoments, OPTIMIZER_SHARD, FIRST_MOMENT_SUFFIX),
     (TensorKind::SecondMoments, OPTIMIZER_SHARD, SECOND_MOMENT_SUFFIX),
 ];
 
 /// Start of the names of shards.
-const MODEL_SHARD: &str = "model-";
-const OPTIMIZER_SHARD: &str = "optimizer-";
+pub(super) const MODEL_SHARD: &str = "model-";
+pub(super) const OPTIMIZER_SHARD: &str = "optimizer-";
 
 /// The metadata of a shard that maps the names of its tensors to slices.
-const SLICES: &str = "slices";
+pub(super) const SLICES: &str = "slices";
 
 /// Larger than any header of a shard.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
@@ -56,140 +49,6 @@ pub(super) fn is_shard(name: &str) -> bool {
         numbers.split("-of-").count() == 2
             && numbers.split("-of-").all(|number| number.parse::<u64>().is_ok())
     })
-}
-
-/// Writes a checkpoint of a run of several processes, all of which must call this function: each writes the slices that it
-/// holds into files of its own, and the first one commits them as one checkpoint. The folder must be shared by all nodes.
-/// Otherwise as [`save`](super::save), and processes that have written their files do not wait for the commit.
-///
-/// # Errors
-/// When a file cannot be written, or a process is gone or late; existing checkpoints are then unchanged.
-pub fn save_by_all(
-    dir: &Path,
-    trainer: &Trainer,
-    group: &dyn ProcessGroup,
-    (model, seed): (&Model, u64),
-    retention: impl Into<Retention>,
-) -> Result<PathBuf, CheckpointError> {
-    let step = trainer.session().steps();
-    let target = dir.join(folder::folder_name(step));
-    let lost = |error| CheckpointError::new(&target, RunError::Cluster(error).into());
-    let temporary = (group.rank() == 0).then(|| folder::create_temporary(dir)).transpose()?;
-    let name = temporary.as_ref().and_then(|folder| folder.path().file_name());
-    let name = name.map(|name| name.to_string_lossy().into_owned());
-    let first = |all: Vec<Option<String>>| all.into_iter().next().flatten();
-    let name = gather_and_broadcast(group, name, first).map_err(lost)?.unwrap_or_default();
-    let own_files = while_saving(group, || {
-        write_shards(&dir.join(name), &target, trainer.session(), model, group)
-    })?;
-    let mut files = BTreeMap::new();
-    gather_and_broadcast(group, own_files, |all| files.extend(all.into_iter().flatten()))
-        .map_err(lost)?;
-    if let Some(temporary) = temporary {
-        while_saving(group, || {
-            let state = RunState::of_trainer(trainer, model, seed);
-            commit(temporary, dir, &target, files, &state, step)
-        })?;
-        folder::prune(dir, step, retention.into());
-    }
-    Ok(target)
-}
-
-/// Calls a function during which the other processes wait for this one beyond their timeout.
-fn while_saving<T>(group: &dyn ProcessGroup, save: impl FnOnce() -> T) -> T {
-    group.set_saving(true);
-    let result = save();
-    group.set_saving(false);
-    result
-}
-
-/// Writes the files of one process.
-fn write_shards(
-    folder: &Path,
-    target: &Path,
-    session: &Session,
-    model: &Model,
-    group: &dyn ProcessGroup,
-) -> Result<BTreeMap<String, FileEntry>, CheckpointError> {
-    let names: HashMap<ParameterId, String> = stored_parameters(model)
-        .into_iter()
-        .map(|stored| (stored.parameter.id, stored.name))
-        .collect();
-    let mut files = BTreeMap::new();
-    for start in [MODEL_SHARD, OPTIMIZER_SHARD] {
-        let of_file = KINDS.iter().filter(|(_, of, _)| *of == start);
-        let slices: Vec<(String, LocalSlice)> = of_file
-            .flat_map(|(kind, _, suffix)| {
-                let names = &names;
-                let slices = session.local_slices(*kind).into_iter();
-                slices.map(move |slice| (format!("{}{suffix}", names[&slice.id]), slice))
-            })
-            .collect();
-        if slices.is_empty() {
-            continue;
-        }
-        let (number, count) = (group.rank() + 1, group.world_size());
-        let name = format!("{start}{number:05}-of-{count:05}.safetensors");
-        // Errors name the final path, not the temporary one.
-        let entry = write_shard(&folder.join(&name), session, &slices)
-            .map_err(|fault| CheckpointError::new(&target.join(&name), fault))?;
-        files.insert(name, entry);
-    }
-    Ok(files)
-}
-
-fn write_shard(
-    path: &Path,
-    session: &Session,
-    slices: &[(String, LocalSlice)],
-) -> Result<FileEntry, CheckpointFault> {
-    let written = |source: io::Error| CheckpointFault::Io { action: "written", source };
-    let by_name: BTreeMap<&str, &TensorSlice> =
-        slices.iter().map(|(name, local)| (&**name, &local.slice)).collect();
-    let by_name = serde_json::to_string(&by_name).map_err(|error| written(error.into()))?;
-    let mut start = 0;
-    let infos = slices.iter().map(|(name, local)| {
-        let count = local.slice.count as usize;
-        let data_offsets = (start, start + count * size_of::<f32>());
-        start = data_offsets.1;
-        (name.clone(), TensorInfo { dtype: Dtype::F32, shape: vec![count], data_offsets })
-    });
-    let infos = infos.collect();
-    let metadata = HashMap::from([(SLICES.to_owned(), by_name)]);
-    let metadata =
-        Metadata::new(Some(metadata), infos).map_err(io::Error::other).map_err(written)?;
-    let mut header = serde_json::to_vec(&metadata).map_err(|error| written(error.into()))?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    let mut file = HashingWriter::create(path).map_err(written)?;
-    file.write(&(header.len() as u64).to_le_bytes()).map_err(written)?;
-    file.write(&header).map_err(written)?;
-    for (_, local) in slices {
-        file.write_elements(&session.read_slice(local)?).map_err(written)?;
-    }
-    file.finish().map_err(written)
-}
-
-/// Completes a checkpoint whose shards all processes have written.
-fn commit(
-    temporary: TempDir,
-    dir: &Path,
-    target: &Path,
-    files: BTreeMap<String, FileEntry>,
-    state: &RunState,
-    step: u64,
-) -> Result<(), CheckpointError> {
-    for (name, entry) in &files {
-        let present = std::fs::metadata(temporary.path().join(name));
-        if !present.is_ok_and(|file| file.len() == entry.bytes) {
-            let fault = CheckpointFault::ShardNotShared { file: name.clone() };
-            return Err(CheckpointError::new(dir, fault));
-        }
-    }
-    let failed = |name: &str| CheckpointError::io(&target.join(name), "written");
-    let state = write_json(&temporary.path().join(STATE), state).map_err(failed(STATE))?;
-    let manifest = Manifest::of_shards(files, state);
-    write_json(&temporary.path().join(MANIFEST), &manifest).map_err(failed(MANIFEST))?;
-    folder::commit(temporary, dir, step).map(drop)
 }
 
 /// The shards of a checkpoint.

@@ -17,7 +17,7 @@ use crate::train::{EvaluationHistory, Trainer};
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RunState {
-    format: String,
+    pub format: String,
     pub step: u64,
     pub seed: u64,
     pub model: ModelName,
@@ -50,7 +50,7 @@ impl RunState {
             cursor: checkpoint.cursor.clone(),
             optimizer: HyperParameters::of(&checkpoint.optimizer),
             origin: checkpoint.origin,
-            evaluations: checkpoint.evaluations,
+            evaluations: checkpoint.evaluations.clone(),
         }
     }
 
@@ -64,7 +64,7 @@ impl RunState {
             cursor: trainer.cursor(),
             optimizer: HyperParameters::of(trainer.optimizer()),
             origin: Some(trainer.session().program().context.into()),
-            evaluations: trainer.evaluations(),
+            evaluations: trainer.evaluations().clone(),
         }
     }
 

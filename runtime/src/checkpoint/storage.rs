@@ -1,13 +1,13 @@
-//! Saving and loading checkpoints.
+//! The files of checkpoints: writing those of whole tensors, and loading all.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use narrows_plan::model::Model;
 
 use super::contents::{Checkpoint, CheckpointOrigin, CheckpointOutline, ResumeError};
-use super::error::CheckpointError;
-use super::folder::{self, Retention};
+use super::error::{CheckpointError, CheckpointFault};
 use super::format::{MANIFEST, MODEL, OPTIMIZER, STATE, parse_json};
 use super::manifest::{FileEntry, Manifest};
 use super::names::stored_parameters;
@@ -23,45 +23,37 @@ pub(super) const WEIGHT_SUFFIX: &str = "";
 pub(super) const FIRST_MOMENT_SUFFIX: &str = ".first_moment";
 pub(super) const SECOND_MOMENT_SUFFIX: &str = ".second_moment";
 
-/// Writes a checkpoint into the checkpoint folder of a run, which is created if necessary, and removes
-/// checkpoints of earlier steps that need not remain. Only one run may write to a folder, which must be [locked](super::lock): two writers would remove each
-/// other's unfinished files.
-///
-/// # Errors
-/// When the checkpoint does not belong to the model, or a file cannot be written; existing checkpoints
-/// are then unchanged.
-pub fn save(
-    dir: &Path,
+/// Checks that a checkpoint with this state is one of the model.
+pub(super) fn check_whole(
+    checkpoint: &Checkpoint,
+    state: &RunState,
+    model: &Model,
+) -> Result<(), CheckpointFault> {
+    state.check_model(model)?;
+    let parameters = stored_parameters(model);
+    let tensors = [&checkpoint.weights, &checkpoint.first_moments, &checkpoint.second_moments];
+    tensors.into_iter().try_for_each(|whole| tensors::check(&parameters, whole))
+}
+
+/// Writes the files of whole tensors into a folder. Errors name files of `target`, the final folder. The checkpoint must be
+/// [checked](check_whole).
+pub(super) fn write_whole(
+    (folder, target): (&Path, &Path),
     checkpoint: &Checkpoint,
     model: &Model,
-    retention: impl Into<Retention>,
-) -> Result<PathBuf, CheckpointError> {
+) -> Result<BTreeMap<String, FileEntry>, CheckpointError> {
     let parameters = stored_parameters(model);
-    let state = RunState::new(checkpoint, model);
-    let target = dir.join(folder::folder_name(checkpoint.step));
-    let error = |fault| CheckpointError::new(&target, fault);
-    state.check_model(model).map_err(error)?;
-    for whole in [&checkpoint.weights, &checkpoint.first_moments, &checkpoint.second_moments] {
-        tensors::check(&parameters, whole).map_err(error)?;
-    }
-    let temporary = folder::create_temporary(dir)?;
-    // Errors name the final path, not the temporary one.
-    let failed = |name: &str| CheckpointError::io(&target.join(name), "written");
-    let write_tensors = |name, groups: &[TensorGroup]| {
-        tensors::write(&temporary.path().join(name), &parameters, groups).map_err(failed(name))
+    let write = |name: &str, groups: &[TensorGroup]| {
+        let written = tensors::write(&folder.join(name), &parameters, groups);
+        let entry = written.map_err(CheckpointError::io(&target.join(name), "written"))?;
+        Ok((name.to_owned(), entry))
     };
-    let weights = write_tensors(MODEL, &[(WEIGHT_SUFFIX, &checkpoint.weights)])?;
     let moments = [
         (FIRST_MOMENT_SUFFIX, &checkpoint.first_moments),
         (SECOND_MOMENT_SUFFIX, &checkpoint.second_moments),
     ];
-    let optimizer = write_tensors(OPTIMIZER, &moments)?;
-    let state = write_json(&temporary.path().join(STATE), &state).map_err(failed(STATE))?;
-    let manifest = Manifest::new(weights, optimizer, state);
-    write_json(&temporary.path().join(MANIFEST), &manifest).map_err(failed(MANIFEST))?;
-    let path = folder::commit(temporary, dir, checkpoint.step)?;
-    folder::prune(dir, checkpoint.step, retention.into());
-    Ok(path)
+    let weights = write(MODEL, &[(WEIGHT_SUFFIX, &checkpoint.weights)])?;
+    Ok(BTreeMap::from([weights, write(OPTIMIZER, &moments)?]))
 }
 
 /// Reads a checkpoint from its own folder, and checks that it is complete, undamaged, and of this
@@ -70,17 +62,24 @@ pub fn save(
 /// # Errors
 /// The first problem, with the file and the location in it.
 pub fn load(path: &Path, model: &Model) -> Result<Checkpoint, CheckpointError> {
-    let manifest = Manifest::read(path)?;
-    let state = read_state(path, &manifest, model)?;
+    load_files(path, &Manifest::read(path)?, model)
+}
+
+fn load_files(
+    path: &Path,
+    manifest: &Manifest,
+    model: &Model,
+) -> Result<Checkpoint, CheckpointError> {
+    let state = read_state(path, manifest, model)?;
     let (weights, first_moments, second_moments) = if manifest.is_of_shards() {
-        let mut reader = ShardReader::new(path, &manifest, model);
+        let mut reader = ShardReader::new(path, manifest, model);
         (
             reader.whole(TensorKind::Weights)?,
             reader.whole(TensorKind::FirstMoments)?,
             reader.whole(TensorKind::SecondMoments)?,
         )
     } else {
-        read_whole(path, &manifest, model)?
+        read_whole(path, manifest, model)?
     };
     Ok(Checkpoint {
         step: state.step,
@@ -96,30 +95,86 @@ pub fn load(path: &Path, model: &Model) -> Result<Checkpoint, CheckpointError> {
     })
 }
 
-/// Reads the state of a checkpoint without its tensors.
-///
-/// # Errors
-/// A manifest or a state that is missing or damaged.
-pub fn outline(path: &Path) -> Result<CheckpointOutline, CheckpointError> {
-    let manifest = Manifest::read(path)?;
-    let state: RunState = parse_json(&path.join(STATE), &manifest.read_file(path, STATE)?)?;
-    Ok(CheckpointOutline {
-        step: state.step,
-        seed: state.seed,
-        sequence_length: state.cursor.sequence_length,
-        targets: state.cursor.targets,
-        optimizer: state.optimizer.to_optimizer(),
-        global_batch: state.origin.map(|origin| origin.workload.global_batch),
-    })
+/// A checkpoint all of whose files exist and have their sizes.
+#[derive(Clone, Debug)]
+pub struct FoundCheckpoint {
+    path: PathBuf,
+    manifest: Manifest,
 }
 
-/// As [`outline`], after verifying the contents of all files.
-///
-/// # Errors
-/// The first problem.
-pub fn verified_outline(path: &Path) -> Result<CheckpointOutline, CheckpointError> {
-    verify_files(path)?;
-    outline(path)
+impl FoundCheckpoint {
+    /// Reads the manifest of a checkpoint.
+    ///
+    /// # Errors
+    /// A manifest that is missing or damaged, and a file that is missing or has another size.
+    pub fn open(path: &Path) -> Result<FoundCheckpoint, CheckpointError> {
+        Ok(FoundCheckpoint { path: path.to_path_buf(), manifest: Manifest::read(path)? })
+    }
+
+    /// As [`open`](FoundCheckpoint::open), and verifies the contents of all files, without holding them. Reading the
+    /// checkpoint then computes no checksum again.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub fn verify(path: &Path) -> Result<FoundCheckpoint, CheckpointError> {
+        let manifest = Manifest::read(path)?.verify(path)?;
+        let found = FoundCheckpoint { path: path.to_path_buf(), manifest };
+        found.outline().map(|_| found)
+    }
+
+    /// Whether the checkpoint still has the same manifest, and files of the same sizes.
+    pub fn is_unchanged(&self) -> bool {
+        Manifest::read(&self.path).is_ok_and(|manifest| manifest.has_files_of(&self.manifest))
+    }
+
+    /// Path of its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the state of the checkpoint without its tensors.
+    ///
+    /// # Errors
+    /// A state that is missing or damaged.
+    pub fn outline(&self) -> Result<CheckpointOutline, CheckpointError> {
+        let FoundCheckpoint { path, manifest } = self;
+        let state: RunState = parse_json(&path.join(STATE), &manifest.read_file(path, STATE)?)?;
+        Ok(CheckpointOutline {
+            step: state.step,
+            seed: state.seed,
+            sequence_length: state.cursor.sequence_length,
+            targets: state.cursor.targets,
+            optimizer: state.optimizer.to_optimizer(),
+            global_batch: state.origin.map(|origin| origin.workload.global_batch),
+        })
+    }
+
+    /// Puts a run, under any plan of the model, into the state of the checkpoint, which is checked as by [`load`]. Of a
+    /// checkpoint of shards, a process reads those only that its devices need.
+    ///
+    /// # Errors
+    /// The first problem, with the file and the location in it; or a run that reads other tokens, or in another order. The
+    /// tensors of the run are then unspecified.
+    pub fn resume(
+        &self,
+        trainer: &mut Trainer,
+        model: &Model,
+    ) -> Result<ResumedState, ResumeError> {
+        let FoundCheckpoint { path, manifest } = self;
+        if !manifest.is_of_shards() {
+            let checkpoint = load_files(path, manifest, model)?;
+            checkpoint.resume(trainer)?;
+            let Checkpoint { step, optimizer, origin, .. } = checkpoint;
+            return Ok(ResumedState { step, optimizer, origin });
+        }
+        let state = read_state(path, manifest, model)?;
+        trainer.sampler().sequence_to_resume(&state.cursor)?;
+        ShardReader::new(path, manifest, model).restore(trainer.session_mut())?;
+        trainer.resume(&state.cursor, state.step)?;
+        trainer.set_evaluations(state.evaluations);
+        let RunState { step, optimizer, origin, .. } = state;
+        Ok(ResumedState { step, optimizer: optimizer.to_optimizer(), origin })
+    }
 }
 
 /// Whether a folder is a checkpoint, complete or not, rather than the folder of a run's checkpoints.
@@ -136,48 +191,6 @@ pub struct ResumedState {
     pub optimizer: Optimizer,
     /// Outline of the plan of that run.
     pub origin: Option<CheckpointOrigin>,
-}
-
-/// Puts a run, under any plan of the model, into the state of a checkpoint, which is [checked](load). Of a checkpoint of
-/// shards, a process reads those only that its devices need.
-///
-/// # Errors
-/// The first problem, with the file and the location in it; or a run that reads other tokens, or in another order. The
-/// tensors of the run are then unspecified.
-pub fn resume(
-    path: &Path,
-    trainer: &mut Trainer,
-    model: &Model,
-) -> Result<ResumedState, ResumeError> {
-    let manifest = Manifest::read(path)?;
-    if !manifest.is_of_shards() {
-        let checkpoint = load(path, model)?;
-        checkpoint.resume(trainer)?;
-        let Checkpoint { step, optimizer, origin, .. } = checkpoint;
-        return Ok(ResumedState { step, optimizer, origin });
-    }
-    let state = read_state(path, &manifest, model)?;
-    trainer.sampler().sequence_to_resume(&state.cursor)?;
-    ShardReader::new(path, &manifest, model).restore(trainer.session_mut())?;
-    trainer.resume(&state.cursor, state.step)?;
-    trainer.set_evaluations(state.evaluations);
-    let RunState { step, optimizer, origin, .. } = state;
-    Ok(ResumedState { step, optimizer: optimizer.to_optimizer(), origin })
-}
-
-/// Verifies the contents of a checkpoint, without holding its tensors. Returns its step.
-///
-/// # Errors
-/// The first problem.
-pub fn verify(path: &Path, model: &Model) -> Result<u64, CheckpointError> {
-    read_state(path, &verify_files(path)?, model).map(|state| state.step)
-}
-
-/// Verifies the checksums of all files.
-fn verify_files(path: &Path) -> Result<Manifest, CheckpointError> {
-    let manifest = Manifest::read(path)?;
-    manifest.files().try_for_each(|file| manifest.verify_file(path, file))?;
-    Ok(manifest)
 }
 
 fn read_state(

@@ -109,11 +109,12 @@ impl Sampler {
     }
 
     /// The file.
-    pub fn file(&self) -> &TokenFile {
+    pub fn file(&self) -> &Arc<TokenFile> {
         &self.file
     }
 
-    /// SHA-256 of the tokens, in hexadecimal digits.
+    /// SHA-256 of the tokens, in hexadecimal digits: where the header of the file has one, what it claims, which
+    /// [`TokenFile::verify_checksum`] verifies.
     pub fn tokens_sha256(&self) -> &str {
         &self.tokens_sha256
     }

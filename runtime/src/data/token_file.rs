@@ -172,7 +172,7 @@ impl TokenFile {
         Err(DataError::new(&self.path, DataFault::ChecksumMismatch { offset, expected, actual }))
     }
 
-    /// SHA-256 of the tokens' bytes: the checksum of the header. For files without one, all tokens are read.
+    /// SHA-256 of the tokens' bytes as the header claims it. For files without a checksum, all tokens are read.
     ///
     /// # Errors
     /// A file that cannot be read.

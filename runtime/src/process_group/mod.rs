@@ -33,7 +33,8 @@ pub trait ProcessGroup: Send + Sync {
     /// Time that a process waits for another in a collective or a transfer.
     fn collective_timeout(&self) -> Duration;
 
-    /// Says whether this process writes a checkpoint, so that others wait for it beyond their timeout.
+    /// Says whether this process writes a checkpoint, alone or beside its steps, so that others wait for it beyond their
+    /// timeout.
     fn set_saving(&self, is_saving: bool);
 
     /// Sends `message` to rank 0, which combines the messages of all ranks, and returns the combined

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::TrainError;
 use crate::data::Sampler;
+use crate::serde_default::is_default;
 use crate::session::{IGNORED_TARGET, Session, StepInput};
 
 /// Evaluates the weights of a session on the first windows of a token file.
@@ -66,6 +67,12 @@ impl Evaluator {
         &self.sampler
     }
 
+    /// What is evaluated.
+    pub fn set(&self) -> EvaluationSet {
+        let tokens_sha256 = self.sampler.tokens_sha256().to_owned();
+        EvaluationSet { tokens_sha256, windows: self.windows }
+    }
+
     /// Evaluates the weights of a session. All processes of a run must call this method.
     ///
     /// # Errors
@@ -103,24 +110,78 @@ impl Evaluator {
     }
 }
 
+/// What an evaluation reads. Losses over other windows or other tokens are not comparable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvaluationSet {
+    /// SHA-256 of the tokens of the file, in hexadecimal digits.
+    pub tokens_sha256: String,
+    /// Number of windows that are evaluated, from the first one on.
+    pub windows: u64,
+}
+
 /// The best evaluation of a run, and how many evaluations followed it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvaluationHistory {
     /// Lowest loss; `None` before the first evaluation.
     pub best_loss: Option<f64>,
+    /// Step after which it was evaluated. Earlier versions did not record the step, nor the set.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub best_step: Option<u64>,
     /// Evaluations since then.
     pub since_best: u64,
+    /// What was evaluated.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub set: Option<EvaluationSet>,
 }
 
 impl EvaluationHistory {
-    /// Adds an evaluation. Returns whether its loss is the lowest so far. One that is not finite never is.
-    pub fn push(&mut self, loss: f64) -> bool {
+    /// Prepares the history for evaluations of this set. Returns whether it starts anew, because those so far were of another
+    /// set.
+    pub fn begin(&mut self, set: EvaluationSet) -> bool {
+        let is_other = self.set.as_ref().is_some_and(|before| *before != set);
+        if is_other {
+            *self = EvaluationHistory::default();
+        }
+        self.set = Some(set);
+        is_other
+    }
+
+    /// Adds the evaluation after a step. Returns whether its loss is the lowest so far. One that is not finite never is.
+    pub fn push(&mut self, loss: f64, step: u64) -> bool {
         let is_best = loss.is_finite() && self.best_loss.is_none_or(|best| loss < best);
-        *self = match is_best {
-            true => EvaluationHistory { best_loss: Some(loss), since_best: 0 },
-            false => EvaluationHistory { since_best: self.since_best + 1, ..*self },
-        };
+        if is_best {
+            (self.best_loss, self.best_step, self.since_best) = (Some(loss), Some(step), 0);
+        } else {
+            self.since_best += 1;
+        }
         is_best
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_of_other_sets_are_not_compared() {
+        let set = |tokens: &str, windows| EvaluationSet { tokens_sha256: tokens.into(), windows };
+        let mut history = EvaluationHistory::default();
+        assert!(!history.begin(set("a", 8)));
+        assert!(history.push(2.0, 10) && !history.push(3.0, 20) && !history.push(f64::NAN, 30));
+        assert_eq!((history.best_step, history.since_best), (Some(10), 2));
+        assert!(!history.begin(set("a", 8)), "a run that resumes evaluates the same");
+        assert_eq!(history.since_best, 2);
+        for other in [set("a", 7), set("b", 7)] {
+            assert!(history.begin(other.clone()));
+            assert_eq!(history, EvaluationHistory { set: Some(other), ..Default::default() });
+            assert!(history.push(9.0, 40), "the first evaluation of a set is its best");
+        }
+        // Written before sets were recorded.
+        let mut earlier: EvaluationHistory =
+            serde_json::from_str(r#"{"best_loss": 1.5, "since_best": 4}"#).unwrap();
+        assert!(!earlier.begin(set("a", 8)));
+        assert_eq!((earlier.best_loss, earlier.since_best), (Some(1.5), 4));
     }
 }

@@ -21,7 +21,7 @@ use crate::session::{Session, StepInput};
 use crate::time_breakdown::TimeCategory;
 
 pub use collapse::{Collapse, CollapseWatch};
-pub use evaluation::{Evaluation, EvaluationHistory, Evaluator};
+pub use evaluation::{Evaluation, EvaluationHistory, EvaluationSet, Evaluator};
 pub use metrics::{MetricsRecord, StepPrediction, TrainedStep};
 
 /// A training run: a session, a sampler of its tokens, and an optimizer.
@@ -32,6 +32,8 @@ pub struct Trainer {
     next_sequence: u64,
     tokens: Vec<u32>,
     targets: Vec<u32>,
+    /// Time that reading the tokens of the next step has taken, if they have been read.
+    read_ahead: Option<Duration>,
     evaluations: EvaluationHistory,
 }
 
@@ -98,8 +100,30 @@ impl Trainer {
         }
         let count = (work.global_batch * program) as usize;
         let (tokens, targets) = (vec![0; count], vec![0; count]);
-        let evaluations = EvaluationHistory::default();
-        Ok(Trainer { session, sampler, optimizer, next_sequence: 0, tokens, targets, evaluations })
+        Ok(Trainer {
+            session,
+            sampler,
+            optimizer,
+            next_sequence: 0,
+            tokens,
+            targets,
+            read_ahead: None,
+            evaluations: EvaluationHistory::default(),
+        })
+    }
+
+    /// Reads the tokens of the next step, so that the step itself need not. In a run of many processes, one that cannot read
+    /// them can tell the others before they are in the step, where they would wait for it.
+    ///
+    /// # Errors
+    /// When the tokens cannot be read; nothing has changed.
+    pub fn read_ahead(&mut self) -> Result<(), DataError> {
+        if self.read_ahead.is_none() {
+            let start = Instant::now();
+            self.sampler.fill(self.next_sequence, &mut self.tokens, &mut self.targets)?;
+            self.read_ahead = Some(start.elapsed());
+        }
+        Ok(())
     }
 
     /// Executes one step.
@@ -108,16 +132,15 @@ impl Trainer {
     /// When the tokens cannot be read, or loss or gradients are not finite: then neither the weights
     /// nor the position in the tokens have changed.
     pub fn step(&mut self) -> Result<TrainedStep, TrainError> {
-        let start = Instant::now();
-        let first_sequence = self.next_sequence;
-        self.sampler.fill(first_sequence, &mut self.tokens, &mut self.targets)?;
-        let data_time = start.elapsed();
+        self.read_ahead()?;
+        let data_time = self.read_ahead.take().unwrap_or_default();
+        let (start, first_sequence) = (Instant::now(), self.next_sequence);
         let input = StepInput { tokens: &self.tokens, targets: &self.targets };
         let result = self.session.step(&self.optimizer, input)?;
         self.next_sequence += self.session.program().context.workload.global_batch;
         let step = self.session.steps();
         // Never zero, because metrics divide by it.
-        let step_time = start.elapsed().max(Duration::from_nanos(1));
+        let step_time = (data_time + start.elapsed()).max(Duration::from_nanos(1));
         let mut time_breakdown = result.time_breakdown;
         let other = step_time.saturating_sub(time_breakdown.total());
         time_breakdown.add(TimeCategory::Other, other);
@@ -172,12 +195,18 @@ impl Trainer {
         evaluator: &mut Evaluator,
     ) -> Result<(Evaluation, bool), TrainError> {
         let evaluation = evaluator.evaluate(&mut self.session)?;
-        Ok((evaluation, self.evaluations.push(evaluation.loss)))
+        Ok((evaluation, self.evaluations.push(evaluation.loss, self.session.steps())))
     }
 
     /// The evaluations of the run so far.
-    pub fn evaluations(&self) -> EvaluationHistory {
-        self.evaluations
+    pub fn evaluations(&self) -> &EvaluationHistory {
+        &self.evaluations
+    }
+
+    /// Prepares the run for an evaluator. Returns whether the evaluations so far were of other windows or tokens: then
+    /// their lowest loss no longer counts.
+    pub fn begin_evaluations(&mut self, evaluator: &Evaluator) -> bool {
+        self.evaluations.begin(evaluator.set())
     }
 
     /// Sets the evaluations so far, to resume a run.
@@ -216,6 +245,7 @@ impl Trainer {
     /// When the cursor belongs to other tokens, or to another order of them.
     pub fn resume(&mut self, cursor: &Cursor, steps: u64) -> Result<(), DataError> {
         self.next_sequence = self.sampler.sequence_to_resume(cursor)?;
+        self.read_ahead = None;
         self.session.set_steps(steps);
         Ok(())
     }

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use narrows_runtime::checkpoint::{
-    Checkpoint, CheckpointFault, TensorFault, latest, list, load, save, stored_parameters,
+    Checkpoint, CheckpointFault, Retention, TensorFault, keep_only, latest, list, load, save,
+    stored_parameters,
 };
 use narrows_runtime::data::{LastTarget, TargetRule};
 use narrows_runtime::{DecayedWeights, LearningRateSchedule, StepCount};
@@ -149,6 +150,29 @@ fn the_newest_checkpoints_are_kept() {
     assert_eq!(names(&dir), ["step-00000051", "step-00000100", "step-00000101"]);
     let steps: Vec<u64> = list(&dir).unwrap().iter().map(|checkpoint| checkpoint.step).collect();
     assert_eq!(steps, [101, 100, 51]);
+}
+
+/// The folder of the best checkpoint.
+#[test]
+fn the_only_checkpoint_replaces_earlier_and_later_ones() {
+    let model = small_model(false);
+    let checkpoint = trained(&model);
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for step in [5, 20, 30] {
+        save(dir, &at_step(&checkpoint, step), &model, keep(9)).unwrap();
+    }
+    fs::write(dir.join("step-00000030/model.safetensors"), "damaged").unwrap();
+    save(dir, &at_step(&checkpoint, 10), &model, Retention::Only).unwrap();
+    assert_eq!(names(dir), ["step-00000010", "step-00000030"], "damaged ones remain");
+    // As if killed before the others were removed.
+    for step in [9, 20] {
+        save(dir, &at_step(&checkpoint, step), &model, keep(9)).unwrap();
+    }
+    keep_only(dir, 11).unwrap();
+    assert_eq!(names(dir).len(), 4, "nothing is removed where that checkpoint does not exist");
+    keep_only(dir, 10).unwrap();
+    assert_eq!(names(dir), ["step-00000010", "step-00000030"]);
 }
 
 #[test]

@@ -5,5 +5,6 @@ mod corruption;
 mod folder;
 mod interchange;
 mod kill;
+mod pending;
 mod resume;
 mod support;

@@ -1,13 +1,8 @@
 //! Resuming under the same plan and under another.
 
-use std::path::Path;
-use std::sync::Arc;
-
 use narrows_plan::model::ParameterId;
 use narrows_plan::{Mesh, Zero};
-use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{Checkpoint, ResumeError, load, save};
-use narrows_runtime::data::{Sampler, SamplerConfig, TargetRule, TokenFile};
 use narrows_runtime::session::{ModelTensors, TensorKind};
 
 use crate::support::*;
@@ -127,18 +122,7 @@ fn restored_tensors_are_equal_under_every_plan() {
 fn a_run_resumes_at_its_position_in_the_tokens() {
     let model = small_model(false);
     let plan = plan(&model, 3, mesh(2, 1, 1), Zero::Off);
-    let run = |text: &[u8]| {
-        let text: Vec<u8> = text.iter().map(|byte| byte % 64).collect();
-        let file = Arc::new(TokenFile::from_text(Path::new("text"), &text).unwrap());
-        let config = SamplerConfig {
-            sequence_length: 8,
-            vocabulary: 256,
-            seed: 9,
-            targets: TargetRule::default(),
-        };
-        let sampler = Sampler::new(file, config).unwrap();
-        Trainer::new(initialised_session(&model, &plan), sampler, optimizer()).unwrap()
-    };
+    let run = |text: &[u8]| trainer(&model, &plan, text);
     // An epoch has less than two steps, so that the run resumes within an epoch.
     let text = &b"It was the best of times, it was the worst of times, ".repeat(2);
     let mut uninterrupted = run(text);

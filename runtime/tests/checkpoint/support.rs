@@ -1,13 +1,15 @@
 //! Small models, random plans, and training on random tokens.
 
 use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
 
 use narrows_plan::model::{self, LinearKind, Model, ParameterId, WeightId};
 use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
-use narrows_runtime::Optimizer;
 use narrows_runtime::checkpoint::Checkpoint;
-use narrows_runtime::data::{Cursor, TargetRule};
+use narrows_runtime::data::{Cursor, Sampler, SamplerConfig, TargetRule, TokenFile};
 use narrows_runtime::session::{Session, StepInput};
+use narrows_runtime::{Optimizer, Trainer};
 
 use narrows_test_support::plans::{TestRng, draw_plan};
 
@@ -98,4 +100,14 @@ pub fn trained(model: &Model) -> Checkpoint {
 
 pub fn keep(count: usize) -> NonZeroUsize {
     NonZeroUsize::new(count).unwrap()
+}
+
+/// A run on a text, of which every byte is a token below 64.
+pub fn trainer(model: &Model, plan: &Plan, text: &[u8]) -> Trainer {
+    let text: Vec<u8> = text.iter().map(|byte| byte % 64).collect();
+    let file = Arc::new(TokenFile::from_text(Path::new("text"), &text).unwrap());
+    let targets = TargetRule::default();
+    let config = SamplerConfig { sequence_length: 8, vocabulary: 256, seed: 9, targets };
+    let sampler = Sampler::new(file, config).unwrap();
+    Trainer::new(initialised_session(model, plan), sampler, optimizer()).unwrap()
 }

@@ -1,17 +1,19 @@
 //! The checkpoints of a run: resuming from one, and writing new ones.
 
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use narrows_plan::Workload;
 use narrows_plan::model::Model;
 use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{
-    self, Checkpoint, CheckpointError, FolderLock, ResumeError, ResumedState, Retention,
+    self, CheckpointError, FolderLock, FoundCheckpoint, PendingSave, ResumeError, ResumedState,
+    Retention, SaveMode,
 };
 use narrows_runtime::process_group::gather_and_broadcast;
+use serde::{Deserialize, Serialize};
 
 use crate::args::{CheckpointSettings, RunOrigin, flags_of_recipe};
+use crate::checkpoint_folder::last_complete;
 use crate::cluster::cluster_failure;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
@@ -28,6 +30,26 @@ pub struct CheckpointKeeper<'a> {
     seed: u64,
     resumed: Option<CheckpointEntry>,
     last: Option<CheckpointEntry>,
+    /// The checkpoint that is being written, if any, and where it belongs.
+    pending: Option<(PendingSave, Place)>,
+}
+
+/// Place of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// The folder of the run.
+    Run,
+    /// The folder of the best checkpoint.
+    Best,
+}
+
+/// What processes tell each other after a step while a checkpoint is being written.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct SaveProgress {
+    /// Whether the run stops.
+    stop: bool,
+    /// Whether files are still being written.
+    is_writing: bool,
 }
 
 /// A checkpoint on disk.
@@ -73,7 +95,7 @@ impl<'a> CheckpointKeeper<'a> {
         model: &'a Model,
         seed: u64,
     ) -> CheckpointKeeper<'a> {
-        CheckpointKeeper { settings, lock, model, seed, resumed: None, last: None }
+        CheckpointKeeper { settings, lock, model, seed, resumed: None, last: None, pending: None }
     }
 
     /// The checkpoint that the run resumed from.
@@ -91,8 +113,9 @@ impl<'a> CheckpointKeeper<'a> {
     /// # Errors
     /// A checkpoint that is damaged, of another model or other data, or beyond the end of the run.
     pub fn resume(&mut self, trainer: &mut Trainer, steps: u64) -> CommandResult<()> {
-        let Some(path) = self.path_to_resume(trainer)? else { return Ok(()) };
-        let resumed = checkpoint::resume(&path, trainer, self.model);
+        let Some(found) = self.checkpoint_to_resume(trainer)? else { return Ok(()) };
+        let path = found.path().to_path_buf();
+        let resumed = found.resume(trainer, self.model);
         let loaded = resumed.map_err(|error| resume_failure(&path, error))?;
         if loaded.step > steps {
             let message = format!("{} is already of step {}", path.display(), loaded.step);
@@ -106,27 +129,35 @@ impl<'a> CheckpointKeeper<'a> {
     }
 
     /// The checkpoint to resume from.
-    fn path_to_resume(&self, trainer: &Trainer) -> CommandResult<Option<PathBuf>> {
-        let Some(CheckpointSettings { dir, origin, .. }) = self.settings else { return Ok(None) };
-        match origin {
-            RunOrigin::FirstStep => Ok(None),
-            RunOrigin::LastCheckpoint => last_complete(dir),
+    fn checkpoint_to_resume(&self, trainer: &Trainer) -> CommandResult<Option<FoundCheckpoint>> {
+        let Some(settings) = self.settings else { return Ok(None) };
+        let path = match settings.origin {
+            RunOrigin::FirstStep => return Ok(None),
+            RunOrigin::LastCheckpoint => last_complete(&settings.dir, "the run resumes from")?,
             RunOrigin::NewestUndamaged => match trainer.session().process_group() {
-                None => newest_undamaged(dir, self.model),
+                None => return newest_undamaged(settings),
                 // One process renames damaged checkpoints, and all take the one that it has found.
                 Some(group) => {
                     let found = match group.rank() {
-                        0 => newest_undamaged(dir, self.model)?,
+                        0 => newest_undamaged(settings)?,
                         _ => None,
                     };
-                    let name = found.as_deref().and_then(Path::file_name);
+                    let name = found.as_ref().and_then(|found| found.path().file_name());
                     let name = name.map(|name| name.to_string_lossy().into_owned());
                     let first = |all: Vec<Option<String>>| all.into_iter().next().flatten();
                     let name =
                         gather_and_broadcast(&**group, name, first).map_err(cluster_failure)?;
-                    Ok(name.map(|name| dir.join(name)))
+                    if found.is_some() {
+                        return Ok(found);
+                    }
+                    name.map(|name| settings.dir.join(name))
                 }
             },
+        };
+        let Some(path) = path else { return Ok(None) };
+        match found_before(settings, &path) {
+            Some(found) => Ok(Some(found.clone())),
+            None => FoundCheckpoint::open(&path).map(Some).map_err(Failure::loading_checkpoint),
         }
     }
 
@@ -140,56 +171,124 @@ impl<'a> CheckpointKeeper<'a> {
         let is_due = |settings: &CheckpointSettings| {
             step < steps && step.is_multiple_of(settings.every.get())
         };
-        if self.settings.is_some_and(is_due) { self.save(trainer) } else { Ok(()) }
+        match self.settings.is_some_and(is_due) {
+            true => self.write(trainer, Place::Run),
+            false => Ok(()),
+        }
     }
 
-    /// Writes a checkpoint, unless there is one of this step.
+    /// Writes a checkpoint, unless there is one of this step, and waits for it.
     ///
     /// # Errors
     /// A checkpoint that cannot be written, a folder that was removed, or a lost process.
     pub fn save(&mut self, trainer: &Trainer) -> CommandResult<()> {
-        let step = trainer.session().steps();
-        let Some(settings) = self.settings else { return Ok(()) };
-        if self.last.as_ref().is_some_and(|last| last.step == step) {
-            return Ok(());
-        }
-        let path = self.write(trainer, &settings.dir, settings.retention)?;
-        self.last = Some(CheckpointEntry { step, path });
-        Ok(())
+        self.start(trainer, Place::Run, SaveMode::Blocking)?;
+        self.finish_pending()
     }
 
     /// Writes the checkpoint of the lowest evaluation loss, if it is kept, in place of the one before it.
     ///
     /// # Errors
     /// A checkpoint that cannot be written, or a lost process.
-    pub fn save_best(&self, trainer: &Trainer) -> CommandResult<()> {
-        let Some(settings) = self.settings.filter(|settings| settings.keep_best) else {
-            return Ok(());
-        };
-        let dir = settings.dir.join(BEST_FOLDER);
-        self.write(trainer, &dir, NonZeroUsize::MIN.into()).map(drop)
+    pub fn save_best(&mut self, trainer: &Trainer) -> CommandResult<()> {
+        match self.settings.is_some_and(|settings| settings.keep_best) {
+            true => self.write(trainer, Place::Best),
+            false => Ok(()),
+        }
     }
 
-    /// Writes a checkpoint into a folder: with other processes, each writes its part.
-    fn write(&self, trainer: &Trainer, dir: &Path, retention: Retention) -> CommandResult<PathBuf> {
-        if let Some(lock) = self.lock {
-            lock.verify().map_err(Failure::checkpoint)?;
+    /// Removes all but the best checkpoint of a run that resumes, where a kill left others.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn finish_best(&self, trainer: &Trainer) -> CommandResult<()> {
+        let settings = self.settings.filter(|settings| settings.keep_best && self.lock.is_some());
+        match (settings, trainer.evaluations().best_step) {
+            (Some(settings), Some(step)) => {
+                checkpoint::keep_only(&settings.dir.join(BEST_FOLDER), step)
+                    .map_err(Failure::checkpoint)
+            }
+            _ => Ok(()),
         }
-        let saved = match trainer.session().process_group() {
-            Some(group) => {
-                let of = (self.model, self.seed);
-                checkpoint::save_by_all(dir, trainer, &**group, of, retention)
-            }
-            None => {
-                let checkpoint = Checkpoint::of_trainer(trainer, self.model, self.seed)
-                    .map_err(|error| Failure::execution(&error))?;
-                match checkpoint {
-                    Some(checkpoint) => checkpoint::save(dir, &checkpoint, self.model, retention),
-                    None => Ok(dir.to_path_buf()),
-                }
-            }
+    }
+
+    /// Agrees with the other processes after a step whether the run stops, which it does where `stop` is true in any process.
+    /// Completes the checkpoint that is being written where all its files are.
+    ///
+    /// # Errors
+    /// A checkpoint that could not be written, or a lost process.
+    pub fn agree(&mut self, trainer: &Trainer, stop: bool) -> CommandResult<bool> {
+        let lost = |error| Failure::execution(&error);
+        let Some((pending, _)) = &self.pending else {
+            return trainer.session().any_rank(stop).map_err(lost);
         };
-        saved.map_err(Failure::checkpoint)
+        let mut progress = SaveProgress { stop, is_writing: !pending.is_written() };
+        if let Some(group) = trainer.session().process_group() {
+            let any = |all: Vec<SaveProgress>| SaveProgress {
+                stop: all.iter().any(|one| one.stop),
+                is_writing: all.iter().any(|one| one.is_writing),
+            };
+            progress = gather_and_broadcast(&**group, progress, any).map_err(cluster_failure)?;
+        }
+        if !progress.is_writing {
+            self.finish_pending()?;
+        }
+        Ok(progress.stop)
+    }
+
+    /// Starts a checkpoint, and waits for it unless it is written behind the next steps.
+    fn write(&mut self, trainer: &Trainer, place: Place) -> CommandResult<()> {
+        let mode = self.settings.map_or(SaveMode::Blocking, |settings| settings.mode);
+        self.start(trainer, place, mode)?;
+        match mode {
+            SaveMode::Blocking => self.finish_pending(),
+            SaveMode::Background => Ok(()),
+        }
+    }
+
+    /// Starts a checkpoint when the one before it is complete; none in the folder of the run if that has one of this step.
+    fn start(&mut self, trainer: &Trainer, place: Place, mode: SaveMode) -> CommandResult<()> {
+        let Some(settings) = self.settings else { return Ok(()) };
+        self.finish_pending()?;
+        let step = trainer.session().steps();
+        let is_saved = self.last.as_ref().is_some_and(|last| last.step == step);
+        if place == Place::Run && is_saved {
+            return Ok(());
+        }
+        self.verify_lock()?;
+        let dir = match place {
+            Place::Run => settings.dir.clone(),
+            Place::Best => settings.dir.join(BEST_FOLDER),
+        };
+        let of = (self.model, self.seed);
+        let pending = PendingSave::begin(&dir, trainer, of, mode);
+        self.pending = Some((pending.map_err(Failure::checkpoint)?, place));
+        Ok(())
+    }
+
+    /// Waits for the checkpoint that is being written, if any, and completes it.
+    ///
+    /// # Errors
+    /// A checkpoint that could not be written, a folder that was removed, or a lost process.
+    pub fn finish_pending(&mut self) -> CommandResult<()> {
+        let (Some((pending, place)), Some(settings)) = (self.pending.take(), self.settings) else {
+            return Ok(());
+        };
+        self.verify_lock()?;
+        let step = pending.step();
+        let retention = match place {
+            Place::Run => settings.retention,
+            Place::Best => Retention::Only,
+        };
+        let path = pending.commit(retention).map_err(Failure::checkpoint)?;
+        if place == Place::Run {
+            self.last = Some(CheckpointEntry { step, path });
+        }
+        Ok(())
+    }
+
+    fn verify_lock(&self) -> CommandResult<()> {
+        self.lock.map_or(Ok(()), FolderLock::verify).map_err(Failure::checkpoint)
     }
 
     /// The checkpoint from which a run that ended early can resume, as a clause; `None` without checkpoints.
@@ -205,26 +304,21 @@ impl<'a> CheckpointKeeper<'a> {
     }
 }
 
-/// The last complete checkpoint, with a warning where a later one is incomplete.
-fn last_complete(dir: &Path) -> CommandResult<Option<PathBuf>> {
-    let Some(path) = checkpoint::latest(dir).map_err(Failure::loading_checkpoint)? else {
-        return Ok(None);
-    };
-    let newest = checkpoint::list(dir).map_err(Failure::checkpoint)?.into_iter().next();
-    if let Some(newest) = newest.filter(|newest| newest.path != path) {
-        let (newest, path) = (newest.path.display(), path.display());
-        output::warn(&format!("{newest} is incomplete: the run resumes from {path}"));
-    }
-    Ok(Some(path))
+/// The checkpoint of this path if it was found before the folder was locked, and is still the same.
+fn found_before<'a>(settings: &'a CheckpointSettings, path: &Path) -> Option<&'a FoundCheckpoint> {
+    settings.found.as_ref().filter(|found| found.path() == path && found.is_unchanged())
 }
 
 /// The newest checkpoint whose contents are undamaged. Newer ones are set aside, with a warning.
-fn newest_undamaged(dir: &Path, model: &Model) -> CommandResult<Option<PathBuf>> {
-    for found in checkpoint::list(dir).map_err(Failure::checkpoint)? {
-        match checkpoint::verify(&found.path, model) {
-            Ok(_) => return Ok(Some(found.path)),
+fn newest_undamaged(settings: &CheckpointSettings) -> CommandResult<Option<FoundCheckpoint>> {
+    for listed in checkpoint::list(&settings.dir).map_err(Failure::checkpoint)? {
+        if let Some(found) = found_before(settings, &listed.path) {
+            return Ok(Some(found.clone()));
+        }
+        match FoundCheckpoint::verify(&listed.path) {
+            Ok(found) => return Ok(Some(found)),
             Err(error) if error.fault.is_corruption() => {
-                let aside = checkpoint::set_aside(&found.path).map_err(Failure::checkpoint)?;
+                let aside = checkpoint::set_aside(&listed.path).map_err(Failure::checkpoint)?;
                 output::warn(&format!("{error}; the checkpoint is now {}", aside.display()));
             }
             Err(error) => return Err(Failure::checkpoint(error)),

@@ -1,6 +1,9 @@
 //! `narrows run`: trains a model under a plan, or counts what the plan executes.
 
 mod checkpoints;
+mod data_check;
+mod initial_weights;
+mod memory;
 mod processes;
 mod trace;
 mod train;
@@ -29,6 +32,7 @@ use crate::host::cores;
 use crate::output;
 use crate::priced_plan::PricedPlan;
 use crate::report::{self, InfeasibleReport, NullRunReport};
+use crate::signals::StopSignals;
 
 /// A plan to run, with its prediction.
 struct PlannedRun {
@@ -56,6 +60,7 @@ enum TextOutput {
 /// # Errors
 /// Of several processes, one that fails before all have joined tells the others, which would wait for it otherwise.
 pub fn run(args: &RunArgs) -> CommandResult<()> {
+    let signals = StopSignals::install("Ctrl-C will end the run without finishing its step");
     let before_joining = |failure| match args.launch.resolve() {
         Ok(Some(process)) if args.backend != BackendArg::Null => report_failure(&process, failure),
         _ => failure,
@@ -64,7 +69,9 @@ pub fn run(args: &RunArgs) -> CommandResult<()> {
     let (task, output, planned, lock) = prepare(settings).map_err(before_joining)?;
     match task {
         RunTask::Count => count(&planned, &output),
-        RunTask::Train(training) => train::train(planned, &training, &output, lock.as_ref()),
+        RunTask::Train(training) => {
+            train::train(planned, &training, &output, (lock.as_ref(), signals))
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use narrows_cluster::{RunFact, TcpProcessGroup};
+use narrows_runtime::checkpoint::SaveMode;
 use narrows_runtime::process_group::gather_and_broadcast;
 use narrows_runtime::session::Session;
 use narrows_runtime::{RunError, sha256};
@@ -87,14 +88,19 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
     };
     let checkpoints = match &training.checkpoints {
         None => "none".into(),
-        Some(CheckpointSettings { dir, every, origin, keep_best, .. }) => {
+        Some(CheckpointSettings { dir, every, mode, origin, keep_best, .. }) => {
             let origin = match origin {
                 RunOrigin::FirstStep => "the first step",
                 RunOrigin::LastCheckpoint => "the last checkpoint",
                 RunOrigin::NewestUndamaged => "the newest undamaged checkpoint",
             };
             let best = if *keep_best { " and the best" } else { "" };
-            format!("every {every} steps{best} in {}, starting at {origin}", dir.display())
+            let behind = match mode {
+                SaveMode::Blocking => "",
+                SaveMode::Background => " behind the next steps",
+            };
+            let dir = dir.display();
+            format!("every {every} steps{best}{behind} in {dir}, starting at {origin}")
         }
     };
     let evaluations = match &training.validation {

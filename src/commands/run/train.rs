@@ -7,23 +7,23 @@ use std::sync::atomic::Ordering;
 
 use indicatif::ProgressBar;
 use narrows_cluster::TcpProcessGroup;
-use narrows_cpu::{GatheredTensors, memory_lower_bound, node_memory_lower_bound};
 use narrows_cuda::GpuOptions;
 use narrows_plan::model::Model;
-use narrows_plan::program::Program;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
 use narrows_planner::Prediction;
-use narrows_runtime::checkpoint::FolderLock;
+use narrows_runtime::checkpoint::{self, FolderLock};
 use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
-use narrows_runtime::interchange::import_weights;
 use narrows_runtime::process_group::ProcessGroup;
-use narrows_runtime::session::{Session, TensorKind};
+use narrows_runtime::session::Session;
 use narrows_runtime::train::{
     CollapseWatch, MetricsRecord, StepPrediction, TrainControl, TrainEnd, TrainError, TrainedStep,
 };
-use narrows_runtime::{DeviceId, RunError, Trainer, sha256};
+use narrows_runtime::{DeviceId, RunError, Trainer};
 
 use super::checkpoints::{CheckpointEntry, CheckpointKeeper};
+use super::data_check::DataCheck;
+use super::initial_weights::load_initial_weights;
+use super::memory::require_memory;
 use super::processes::RunStart;
 use super::trace::Tracer;
 use super::validation::Validation;
@@ -31,11 +31,11 @@ use super::{PlannedRun, TextOutput, processes};
 use crate::args::{Detail, ExecutionTarget, OutputSettings, TokenSource, TrainSettings};
 use crate::breakdown::seconds_by_category;
 use crate::cluster::{LaunchedProcess, leave};
-use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
-use crate::host::{available_memory, cores};
+use crate::errors::{CommandResult, ExitStatus, Failure};
+use crate::host::cores;
 use crate::metrics_file::MetricsFile;
 use crate::report::{Report, RunHeader, RunHistory, RunReport, progress_line};
-use crate::signals::stop_on_signals;
+use crate::signals::StopSignals;
 use crate::text::plural;
 use crate::{gpu, output, progress};
 
@@ -53,10 +53,10 @@ pub fn train(
     planned: PlannedRun,
     training: &TrainSettings,
     output: &OutputSettings,
-    lock: Option<&FolderLock>,
+    (lock, signals): (Option<&FolderLock>, StopSignals),
 ) -> CommandResult<()> {
     let group = processes::join(&planned, training)?;
-    let outcome = train_in_group(group.clone(), planned, training, output, lock);
+    let outcome = train_in_group(group.clone(), planned, training, output, (lock, signals));
     match (group, &training.process) {
         (Some(group), Some(process)) => leave(&group, outcome, &process.label()),
         _ => outcome,
@@ -68,9 +68,12 @@ fn train_in_group(
     planned: PlannedRun,
     training: &TrainSettings,
     output: &OutputSettings,
-    lock: Option<&FolderLock>,
+    (lock, signals): (Option<&FolderLock>, StopSignals),
 ) -> CommandResult<()> {
     let PlannedRun { model, plan, program, prediction, prices } = planned;
+    if let (Some(group), Some(settings)) = (&group, &training.checkpoints) {
+        checkpoint::require_shared(&settings.dir, &**group).map_err(Failure::checkpoint)?;
+    }
     let threads = threads_per_device(&plan, training);
     let sampler = sampler(&model, &plan, training)?;
     let text = TextOutput::new(output, training.metrics.as_deref(), training.is_rank_0());
@@ -97,29 +100,39 @@ fn train_in_group(
     let first_step = trainer.session().steps();
     let recipe = &training.recipe;
     let validation = training.validation.as_ref();
+    let is_rank_0 = training.is_rank_0();
     let mut validation = validation
-        .map(|settings| Validation::new(settings, &model, recipe, trainer.session()))
+        .map(|settings| Validation::new(settings, &model, recipe, &mut trainer, is_rank_0))
         .transpose()?;
+    keeper.finish_best(&trainer)?;
     if let Some(group) = &group {
         let evaluated_sha256 = validation.as_ref().map_or(String::new(), Validation::tokens_sha256);
         let tokens_sha256 = trainer.cursor().tokens_sha256;
         let start = RunStart { step: first_step, tokens_sha256, evaluated_sha256, weights_sha256 };
         processes::require_same_start(group, start)?;
     }
+    let tokens = match training.tokens {
+        TokenSource::BuiltIn => None,
+        TokenSource::File(_) => Some(trainer.sampler().file()),
+    };
+    let evaluated = validation.as_ref().map(Validation::file);
+    let mut data_check = DataCheck::begin(tokens, evaluated, training)?;
     let mut metrics =
         training.metrics.as_deref().map(|file| metrics_file(file, &keeper)).transpose()?;
     let predicted = step_prediction(&plan, &prediction);
     let header =
         RunHeader { model: &model, plan: &plan, prediction: &prediction, threads, training };
     let resumed = keeper.resumed().map(|checkpoint| (checkpoint.step, checkpoint.path.as_path()));
-    text.print(&header.text(trainer.sampler(), resumed))?;
-    let stop = stop_on_signals("Ctrl-C will end the run without finishing its step");
+    text.print(&header.text(trainer.sampler(), data_check.clause(), resumed))?;
+    let stop = signals.stop_in_order();
     let progress = progress_bar(first_step, training.recipe.steps, text);
     let line_every = (training.recipe.steps / PROGRESS_LINES).max(1);
+    let ends = validation.as_ref().is_some_and(|validation| validation.ends(&trainer));
+    let had_stopped_early = ends && first_step < recipe.steps;
     let mut history = RunHistory::default();
     let mut collapse = CollapseWatch::new(model.vocab, recipe.optimizer.warm_up_steps);
-    // Of this process. The run then stops in order, with a checkpoint, so that no step is lost.
-    let mut write_failure: Option<Failure> = None;
+    // Of this process, and beside a step. The run then stops in order, with a checkpoint, so that no step is lost.
+    let mut fault: Option<Failure> = None;
     let after_step = |trainer: &mut Trainer, trained: &TrainedStep| {
         if let Some(tracer) = &mut tracer {
             tracer.record(trainer, trained);
@@ -147,7 +160,15 @@ fn train_in_group(
         if trained.step == first_step + 1 || trained.step.is_multiple_of(line_every) {
             lines += &progress_line(trained, training.recipe.steps);
         }
-        let verdict = verdict.map_err(LoopError::Ended)?;
+        let verdict = match verdict {
+            // Other processes are still in the evaluation, and cannot take part in a checkpoint.
+            Err(failure) if group.is_some() => return Err(LoopError::Ended(failure)),
+            Err(failure) => {
+                fault = Some(failure);
+                None
+            }
+            Ok(verdict) => verdict,
+        };
         if let Some(verdict) = &verdict {
             lines += &verdict.line(trained.step);
         }
@@ -155,31 +176,41 @@ fn train_in_group(
             true => Ok(()),
             false => progress.suspend(|| text.print(&lines)),
         };
-        write_failure = written.and(printed).err();
+        let control = verdict.as_ref().map_or(TrainControl::Continue, |verdict| verdict.control);
+        let tokens = match control == TrainControl::Continue && trained.step < recipe.steps {
+            true => trainer.read_ahead().map_err(Failure::token_file),
+            false => Ok(()),
+        };
+        fault =
+            fault.take().or(written.and(printed).and(tokens).err()).or_else(|| data_check.fault());
         if verdict.as_ref().is_some_and(|verdict| verdict.is_best) {
             keeper.save_best(trainer).map_err(LoopError::Ended)?;
         }
         // Processes write checkpoints together, so they first agree whether to continue.
-        let stop = stop.load(Ordering::Relaxed) || write_failure.is_some();
-        if trainer.session().any_rank(stop).map_err(TrainError::from)? {
+        let stop = stop.load(Ordering::Relaxed) || fault.is_some();
+        if keeper.agree(trainer, stop).map_err(LoopError::Ended)? {
             return Ok(TrainControl::Stop);
         }
-        let control = verdict.map_or(TrainControl::Continue, |verdict| verdict.control);
         if control == TrainControl::Continue {
             keeper.save_if_due(trainer, recipe.steps).map_err(LoopError::Ended)?;
         }
         Ok::<_, LoopError>(control)
     };
-    let result = trainer.train(training.recipe.steps, after_step);
+    let result = match had_stopped_early {
+        true => text
+            .print(&Validation::early_stop_line(&trainer))
+            .map_err(LoopError::Ended)
+            .map(|()| TrainEnd::StoppedEarly),
+        false => trainer.train(recipe.steps, after_step),
+    };
     progress.finish_and_clear();
     let result = match result {
-        Ok(end) => keeper.save(&trainer).and_then(|()| write_failure.map_or(Ok(end), Err)),
+        Ok(end) => keeper.save(&trainer).and_then(|()| fault.map_or(Ok(end), Err)),
         Err(LoopError::Step(error)) => {
-            // Tokens are read before a step, so the state is that of the last one. Other processes are already in the
-            // step, and cannot take part in a checkpoint.
-            let is_whole = matches!(error, TrainError::Data(_)) && group.is_none();
-            let saved = match is_whole && trainer.session().steps() > first_step {
-                true => keeper.save(&trainer),
+            // Other processes complete the checkpoint that is being written if they have failed in the same way.
+            let is_common = matches!(error, TrainError::Run(RunError::NonFiniteGradients { .. }));
+            let saved = match is_common || group.is_none() {
+                true => keeper.finish_pending(),
                 false => Ok(()),
             };
             let mut failure = Failure::from(error);
@@ -195,6 +226,7 @@ fn train_in_group(
             return Err(with_leftovers(failure, metrics.as_ref(), trace, &keeper, &history));
         }
     };
+    data_check.warn_if_unfinished();
     let last_evaluation = validation.as_ref().and_then(Validation::last);
     let report = RunReport::new(&header, &trainer, &history, end)
         .with_evaluations(last_evaluation.map(|last| last.loss), trainer.evaluations().best_loss)
@@ -339,58 +371,6 @@ fn stopped(trainer: &Trainer, keeper: &CheckpointKeeper, training: &TrainSetting
         output::eprint(&format!("stopped after step {step} of {steps}{resumption}\n"));
     }
     Failure { status: ExitStatus::Stopped, problems: vec![] }
-}
-
-/// Checks that the machine has the memory for a run. The system would kill a larger run without a message.
-fn require_memory(model: &Model, program: &Program, training: &TrainSettings) -> CommandResult<()> {
-    // Of several processes, each saves what it holds.
-    let gathered_tensors = match (&training.checkpoints, &training.process) {
-        (Some(_), None) => GatheredTensors::WeightsAndMoments,
-        _ => GatheredTensors::Weights,
-    };
-    let needed = match &training.process {
-        None => memory_lower_bound(model, program, gathered_tensors),
-        Some(LaunchedProcess { launch, .. }) => {
-            node_memory_lower_bound(model, program, gathered_tensors, launch.node_ranks())
-        }
-    };
-    let Some(available) = available_memory().filter(|available| needed > *available) else {
-        return Ok(());
-    };
-    let largest = Bytes(program.stages.iter().map(|stage| stage.arena.0).max().unwrap_or(0));
-    let message = format!("training {} needs {needed}, and {available} are free", model.name);
-    let cause = match program.context.mesh.devices() {
-        1 => format!("because its buffers take {largest}"),
-        devices => format!("because the buffers of each of {devices} devices take up to {largest}"),
-    };
-    let problem = Problem::new("memory", message)
-        .because([cause])
-        .hint("a smaller model, --global-batch, --micro-batch or --sequence-length")
-        .hint("--backend null, which counts what the devices would do and allocates nothing");
-    Err(Failure::failed(vec![problem]))
-}
-
-/// Replaces the random initial weights by those of `--init-from`, if any. Every process reads the file. Returns a digest of
-/// the weights where other processes compare it, else nothing.
-fn load_initial_weights(
-    trainer: &mut Trainer,
-    model: &Model,
-    training: &TrainSettings,
-) -> CommandResult<String> {
-    let Some(path) = &training.init_from else { return Ok(String::new()) };
-    let imported = import_weights(path, model).map_err(Failure::weights)?;
-    let session = trainer.session_mut();
-    session
-        .load_tensors(TensorKind::Weights, &imported.weights)
-        .map_err(|error| Failure::execution(&error))?;
-    if training.process.is_none() {
-        return Ok(String::new());
-    }
-    let digest = |elements: &Vec<f32>| {
-        sha256(&elements.iter().flat_map(|element| element.to_le_bytes()).collect::<Vec<u8>>())
-    };
-    let digests: Vec<u8> = imported.weights.values().flat_map(digest).collect();
-    Ok(hex::encode(sha256(&digests)))
 }
 
 fn progress_bar(first_step: u64, steps: u64, text: TextOutput) -> ProgressBar {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use narrows_plan::model::Model;
 use narrows_runtime::Trainer;
 use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
-use narrows_runtime::session::Session;
 use narrows_runtime::train::{Evaluation, Evaluator, TrainControl};
 
 use crate::args::{Recipe, ValidationSettings};
 use crate::errors::{CommandResult, Failure};
-use crate::text::thousands;
+use crate::output;
+use crate::text::{plural, thousands};
 
 /// Evaluates the weights of a run at regular steps.
 pub struct Validation<'a> {
@@ -42,7 +42,7 @@ impl Verdict {
 }
 
 impl<'a> Validation<'a> {
-    /// Opens the token file.
+    /// Opens the token file, and prepares a run for it, with a warning where the run was evaluated on other tokens before.
     ///
     /// # Errors
     /// A file that cannot be read, is shorter than a sequence, or has a larger vocabulary than the model.
@@ -50,8 +50,10 @@ impl<'a> Validation<'a> {
         settings: &'a ValidationSettings,
         model: &Model,
         recipe: &Recipe,
-        session: &Session,
+        trainer: &mut Trainer,
+        is_rank_0: bool,
     ) -> CommandResult<Validation<'a>> {
+        let session = trainer.session();
         let file = TokenFile::open(&settings.file).map_err(Failure::token_file)?;
         let sampling = SamplerConfig {
             sequence_length: session.program().context.workload.sequence_length,
@@ -61,12 +63,24 @@ impl<'a> Validation<'a> {
         };
         let sampler = Sampler::new(Arc::new(file), sampling).map_err(Failure::token_file)?;
         let evaluator = Evaluator::new(sampler, session, settings.tokens)?;
+        if trainer.begin_evaluations(&evaluator) && is_rank_0 {
+            output::warn(&format!(
+                "{}: the evaluations until step {} were of other tokens, so their lowest loss no longer counts",
+                settings.file.display(),
+                trainer.session().steps()
+            ));
+        }
         Ok(Validation { settings, evaluator, last: None })
     }
 
     /// SHA-256 of the tokens, in hexadecimal digits.
     pub fn tokens_sha256(&self) -> String {
         self.evaluator.sampler().tokens_sha256().to_owned()
+    }
+
+    /// The token file.
+    pub fn file(&self) -> &Arc<TokenFile> {
+        self.evaluator.sampler().file()
     }
 
     /// The last evaluation.
@@ -89,9 +103,26 @@ impl<'a> Validation<'a> {
         }
         let (evaluation, is_best) = trainer.evaluate(&mut self.evaluator)?;
         self.last = Some(evaluation);
-        let since_best = trainer.evaluations().since_best;
-        let ends = self.settings.early_stop.is_some_and(|patience| since_best >= patience.get());
-        let control = if ends { TrainControl::StopEarly } else { TrainControl::Continue };
+        let control = match self.ends(trainer) {
+            true => TrainControl::StopEarly,
+            false => TrainControl::Continue,
+        };
         Ok(Some(Verdict { evaluation, is_best, control }))
+    }
+
+    /// Says that the run had stopped early before it was resumed.
+    pub fn early_stop_line(trainer: &Trainer) -> String {
+        let (step, evaluations) = (trainer.session().steps(), trainer.evaluations());
+        let count = plural(evaluations.since_best, "evaluation");
+        format!(
+            "The run stopped early after step {step}: the last {count} have not lowered the loss. A larger --early-stop \
+             continues it\n"
+        )
+    }
+
+    /// Whether so many evaluations have not lowered the loss that the run ends, or has ended before it resumes.
+    pub fn ends(&self, trainer: &Trainer) -> bool {
+        let since_best = trainer.evaluations().since_best;
+        self.settings.early_stop.is_some_and(|patience| since_best >= patience.get())
     }
 }

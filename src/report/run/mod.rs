@@ -42,9 +42,14 @@ pub struct RunHeader<'a> {
 }
 
 impl RunHeader<'_> {
-    /// The lines before the first step. `resumed` is the step and the folder of the checkpoint that the run resumes
-    /// from.
-    pub fn text(&self, sampler: &Sampler, resumed: Option<(u64, &Path)>) -> String {
+    /// The lines before the first step. `verification` is a clause on the checksum of the tokens, `resumed` the step and the
+    /// folder of the checkpoint that the run resumes from.
+    pub fn text(
+        &self,
+        sampler: &Sampler,
+        verification: &str,
+        resumed: Option<(u64, &Path)>,
+    ) -> String {
         let RunHeader { model, plan, prediction, threads, training } = self;
         let mut page = Page::default();
         let mesh = plan.mesh;
@@ -61,7 +66,7 @@ impl RunHeader<'_> {
         let step_time = Seconds(prediction.step_time_s);
         let mut fields = vec![
             ("plan", mesh_and_schedule(plan)),
-            ("data", format!("{} tokens of {file}", thousands(tokens))),
+            ("data", format!("{} tokens of {file}{verification}", thousands(tokens))),
             (
                 "steps",
                 format!(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use narrows_plan::model::Model;
 use narrows_plan::{Context, Mesh, Plan, Precision, Workload, Zero};
-use narrows_runtime::checkpoint::{self, Checkpoint};
+use narrows_runtime::checkpoint::{self, Checkpoint, FoundCheckpoint, PendingSave, SaveMode};
 use narrows_runtime::data::{Sampler, SamplerConfig, TargetRule, TokenFile};
 use narrows_runtime::session::Session;
 use narrows_runtime::train::TrainedStep;
@@ -49,11 +49,12 @@ fn run(
         session.initialise(model, 3).unwrap();
         let mut trainer = trainer(session, model);
         if let Some(path) = resumed {
-            checkpoint::resume(path, &mut trainer, model).unwrap();
+            FoundCheckpoint::open(path).unwrap().resume(&mut trainer, model).unwrap();
         }
         let steps: Vec<TrainedStep> = (0..steps).map(|_| trainer.step().unwrap()).collect();
         let keep = NonZeroUsize::new(9).unwrap();
-        let path = checkpoint::save_by_all(dir, &trainer, &*group, (model, 3), keep).unwrap();
+        let pending = PendingSave::begin(dir, &trainer, (model, 3), SaveMode::Blocking).unwrap();
+        let path = pending.commit(keep).unwrap();
         group.shut_down().unwrap();
         (curve(&steps), path)
     });
@@ -104,5 +105,42 @@ fn checkpoints_of_all_processes_are_those_of_one_process_and_resume_under_any_pl
             [&last, &resharded].map(|path| checkpoint::load(path, model).unwrap());
         assert!(before.weights == after.weights, "of\n{}", to_json(other));
         assert!(before.second_moments == after.second_moments, "of\n{}", to_json(other));
+    }
+}
+
+#[test]
+fn a_folder_that_processes_do_not_share_is_refused_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let shared = folder.path().join("shared");
+    for (of_last, refused) in
+        [("shared", false), ("own", true), ("missing/folder", true), ("file", true)]
+    {
+        std::fs::create_dir_all(folder.path().join("own")).unwrap();
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        let results = run_processes(&launches(3), |launch| {
+            let group = join(launch, &[], TIMEOUTS);
+            let dir = if launch.rank == 2 { folder.path().join(of_last) } else { shared.clone() };
+            let result = checkpoint::require_shared(&dir, &*group);
+            group.shut_down().unwrap();
+            result.map_err(|error| error.to_string())
+        });
+        for (rank, result) in results.into_iter().enumerate() {
+            match (refused, result) {
+                (false, result) => assert_eq!(result, Ok(())),
+                (true, Ok(())) => panic!("process {rank} does not refuse {of_last}"),
+                (true, Err(message)) if of_last != "file" => {
+                    let sentence = "is not the same folder for process 2 as for process 0";
+                    assert!(message.contains(sentence), "{message}");
+                }
+                (true, Err(message)) if rank == 2 => {
+                    assert!(message.contains("file: cannot be written into: "), "{message}");
+                }
+                (true, Err(message)) => {
+                    let sentence = "process 2 cannot write its part: ";
+                    assert!(message.contains(sentence), "{message}");
+                }
+            }
+        }
+        assert_eq!(std::fs::read_dir(&shared).unwrap().count(), 0, "the probe remains");
     }
 }
