@@ -26,7 +26,7 @@ use super::storage::{check_whole, write_json, write_whole};
 use crate::process_group::ProcessGroup;
 use crate::train::Trainer;
 
-/// Who writes the files of a checkpoint.
+/// The thread that writes the files of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SaveMode {
     /// The calling thread, which returns when they are written.

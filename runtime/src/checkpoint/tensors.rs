@@ -188,11 +188,13 @@ impl HashingWriter {
     }
 
     pub fn write_elements(&mut self, elements: &[f32]) -> io::Result<()> {
-        let mut bytes = Vec::with_capacity(BUFFER_BYTES.min(size_of_val(elements)));
+        let mut buffer = vec![0; BUFFER_BYTES.min(size_of_val(elements))];
         for chunk in elements.chunks(BUFFER_BYTES / size_of::<f32>()) {
-            bytes.clear();
-            bytes.extend(chunk.iter().flat_map(|element| element.to_le_bytes()));
-            self.write(&bytes)?;
+            let bytes = &mut buffer[..size_of_val(chunk)];
+            for (bytes, element) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(chunk) {
+                *bytes = element.to_le_bytes();
+            }
+            self.write(bytes)?;
         }
         Ok(())
     }

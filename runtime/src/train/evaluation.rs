@@ -67,7 +67,7 @@ impl Evaluator {
         &self.sampler
     }
 
-    /// What is evaluated.
+    /// Tokens and windows that are evaluated.
     pub fn set(&self) -> EvaluationSet {
         let tokens_sha256 = self.sampler.tokens_sha256().to_owned();
         EvaluationSet { tokens_sha256, windows: self.windows }
@@ -110,7 +110,7 @@ impl Evaluator {
     }
 }
 
-/// What an evaluation reads. Losses over other windows or other tokens are not comparable.
+/// Tokens and windows of an evaluation. Losses over others are not comparable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvaluationSet {
@@ -131,7 +131,7 @@ pub struct EvaluationHistory {
     pub best_step: Option<u64>,
     /// Evaluations since then.
     pub since_best: u64,
-    /// What was evaluated.
+    /// Tokens and windows that were evaluated.
     #[serde(default, skip_serializing_if = "is_default")]
     pub set: Option<EvaluationSet>,
 }

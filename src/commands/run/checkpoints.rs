@@ -43,7 +43,7 @@ enum Place {
     Best,
 }
 
-/// What processes tell each other after a step while a checkpoint is being written.
+/// Message of each process to the others after a step while a checkpoint is being written.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct SaveProgress {
     /// Whether the run stops.

@@ -1,6 +1,5 @@
 //! Verification of token files: whether the tokens have the checksum that the header of their file claims.
 
-use std::mem;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -17,8 +16,14 @@ const AT_START_BYTES_MAX: u64 = 1 << 30;
 /// The verification of the token files of a run.
 pub struct DataCheck {
     /// Files that are being verified while the run trains.
-    running: Vec<(Arc<TokenFile>, JoinHandle<Result<(), DataError>>)>,
+    running: Vec<RunningCheck>,
     clause: &'static str,
+}
+
+/// The verification of a file by a thread.
+struct RunningCheck {
+    file: Arc<TokenFile>,
+    thread: JoinHandle<Result<(), DataError>>,
 }
 
 impl DataCheck {
@@ -65,7 +70,7 @@ impl DataCheck {
         let verified = file.clone();
         let builder = thread::Builder::new().name("verify data".into());
         match builder.spawn(move || verified.verify_checksum()) {
-            Ok(thread) => self.running.push((file.clone(), thread)),
+            Ok(thread) => self.running.push(RunningCheck { file: file.clone(), thread }),
             Err(_) => file.verify_checksum()?,
         }
         Ok(())
@@ -78,21 +83,17 @@ impl DataCheck {
 
     /// The failure of a file that was found damaged, or could not be read, since the last call.
     pub fn fault(&mut self) -> Option<Failure> {
-        let is_finished = |(_, thread): &(_, JoinHandle<_>)| thread.is_finished();
-        if !self.running.iter().any(is_finished) {
-            return None;
-        }
-        let (finished, running) = mem::take(&mut self.running).into_iter().partition(is_finished);
-        self.running = running;
-        let finished: Vec<(_, JoinHandle<_>)> = finished;
-        let results = finished.into_iter().filter_map(|(_, thread)| thread.join().ok());
-        results.filter_map(Result::err).next().map(Failure::token_file)
+        let position = self.running.iter().position(|check| check.thread.is_finished())?;
+        let finished = self.running.swap_remove(position);
+        // A panic has printed its message.
+        let result = finished.thread.join().ok()?;
+        result.err().map(Failure::token_file)
     }
 
     /// Warns of files that the run has read and not verified to the end.
     pub fn warn_if_unfinished(&self) {
-        for (file, _) in self.running.iter().filter(|(_, thread)| !thread.is_finished()) {
-            let file = file.path().display();
+        for check in self.running.iter().filter(|check| !check.thread.is_finished()) {
+            let file = check.file.path().display();
             output::warn(&format!("{file}: the run ended before its checksum was verified"));
         }
     }
