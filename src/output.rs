@@ -8,10 +8,14 @@ use std::path::Path;
 use narrows_plan::Plan;
 use narrows_runtime::AtomicFile;
 
+use crate::embedded;
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem, style};
 
 /// Prints a text; styles are dropped where standard output is no terminal. A closed pipe is not an error.
 pub fn print(text: &str) -> CommandResult<()> {
+    if embedded::keep_output(text) {
+        return Ok(());
+    }
     let mut stdout = anstream::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(write_failure("-", &error)),
@@ -28,6 +32,9 @@ pub fn print_json(value: &impl serde::Serialize) -> CommandResult<()> {
 
 /// Prints a text on standard error. Errors are ignored, because they cannot be reported.
 pub fn eprint(text: &str) {
+    if embedded::keep_message(text) {
+        return;
+    }
     let _ = anstream::stderr().lock().write_all(text.as_bytes());
 }
 

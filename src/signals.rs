@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::consts::signal;
 use signal_hook::flag;
 
+use crate::embedded;
 use crate::errors::ExitStatus;
 use crate::output;
 
@@ -36,6 +37,9 @@ impl StopSignals {
     }
 
     fn register(warning: &str, ends_at_once: bool) -> StopSignals {
+        if let Some(stop) = embedded::stop_flag() {
+            return StopSignals { stop, ends_at_once: Arc::default() };
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let ends_at_once = Arc::new(AtomicBool::new(ends_at_once));
         let status = ExitStatus::Stopped.code().into();

@@ -16,6 +16,7 @@ const GRAPH: &[(&str, &[&str])] = &[
         &["narrows-cost-model", "narrows-plan", "narrows-planner", "narrows-profiles"],
     ),
     ("narrows-planner", &["narrows-cost-model", "narrows-plan"]),
+    ("narrows-python", &["narrows"]),
     ("narrows-runtime", &["narrows-plan"]),
     ("narrows-cluster", &["narrows-plan", "narrows-runtime"]),
     ("narrows-cpu", &["narrows-plan", "narrows-runtime"]),

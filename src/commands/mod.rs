@@ -53,7 +53,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn execute(command: &Command) -> CommandResult<()> {
+/// Runs a command.
+pub fn execute(command: &Command) -> CommandResult<()> {
     match command {
         Command::Plan(args) => plan::run(args),
         Command::Cost(args) => cost::run(args),

@@ -3,9 +3,12 @@
 use std::sync::Once;
 
 use narrows_cost_model::Profile;
-use narrows_planner::{Request, SearchResult, search as search_plans};
+use narrows_planner::{
+    Request, SearchCache, SearchResult, search as search_plans, search_until_stopped,
+};
 
 use crate::args::OutputFormat;
+use crate::embedded::stop_flag;
 use crate::output;
 use crate::progress::with_spinner;
 use crate::text::plural;
@@ -15,7 +18,10 @@ pub fn search(request: &Request, format: OutputFormat) -> SearchResult {
     let Request { model, devices, profile, .. } = request;
     warn_of_measurement(profile);
     let message = format!("planning {} on {}", model.name, plural(*devices, "device"));
-    let result = with_spinner(&message, format == OutputFormat::Text, || search_plans(request));
+    let result = with_spinner(&message, format == OutputFormat::Text, || match stop_flag() {
+        Some(stop) => search_until_stopped(request, &SearchCache::default(), &stop),
+        None => search_plans(request),
+    });
     warn_of_failed_solves(result.report.failed_solves);
     result
 }

@@ -1,0 +1,125 @@
+"""Tests of the package `narrows`, with the standard library alone: `python -m unittest discover python/tests`."""
+
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+import unittest
+import warnings
+from pathlib import Path
+
+import narrows
+
+MODELS = Path(__file__).parents[2] / "models"
+REQUEST = {"devices": 2, "global_batch": 4, "sequence_length": 128}
+
+
+class Plans(unittest.TestCase):
+    def setUp(self) -> None:
+        self.plan = narrows.plan("cola-tiny", **REQUEST)
+
+    def test_a_plan_has_types_and_units(self) -> None:
+        prediction = self.plan.prediction
+        low, high = prediction.step_time_interval_s
+        self.assertLess(low, prediction.step_time_s)
+        self.assertLess(prediction.step_time_s, high)
+        self.assertAlmostEqual(sum(prediction.breakdown_s.values()), prediction.step_time_s)
+        self.assertIn(self.plan.search.status, ("optimal", "gap_limit"))
+        self.assertEqual(self.plan.row()["data"], self.plan.mesh["data"])
+
+    def test_plans_are_priced_checked_explained_and_compared(self) -> None:
+        priced = narrows.cost(self.plan)
+        self.assertEqual(priced.prediction, self.plan.prediction)
+        self.assertIsNone(priced.search)
+        self.assertGreater(narrows.cost(self.plan, global_batch=8).prediction.step_time_s, 0)
+        self.assertTrue(narrows.check(self.plan).proven)
+        explained = narrows.explain(self.plan)
+        self.assertEqual(explained.rows()[0]["step_time_s"], self.plan.prediction.step_time_s)
+        other = narrows.plan("cola-tiny", tensor=2, **REQUEST)
+        self.assertEqual(len(narrows.compare(self.plan, other)["plans"]), 2)
+
+    def test_a_file_a_path_and_its_content_are_one_plan(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "plan.json"
+            self.plan.save(path)
+            for same in (path, str(path), json.loads(path.read_text())):
+                self.assertEqual(narrows.cost(same).prediction, self.plan.prediction)
+
+    def test_an_edited_plan_is_not_proven_or_invalid(self) -> None:
+        edited = json.loads(json.dumps(self.plan.decisions))
+        edited["mesh"]["data"] = 3
+        with self.assertRaises(narrows.InvalidInput) as raised:
+            narrows.check(edited)
+        self.assertIn("workload.global_batch", str(raised.exception))
+
+    def test_a_plan_is_exported_or_refused(self) -> None:
+        with self.assertRaisesRegex(narrows.NoAnswer, "model.linears"):
+            narrows.export(self.plan, "megatron")
+        exported = narrows.export(self.plan, "megatron", allow_loss=True)
+        self.assertIn("--num-layers", exported.configuration)
+
+
+class Requests(unittest.TestCase):
+    def test_models_are_names_files_and_mappings(self) -> None:
+        path = MODELS / "mixed-ranks.json"
+        by_path = narrows.plan(path, devices=1)
+        by_content = narrows.plan(json.loads(path.read_text()), devices=1)
+        self.assertEqual(by_path.prediction.step_time_s, by_content.prediction.step_time_s)
+
+    def test_a_sweep_has_a_row_for_each_point(self) -> None:
+        sweep = {"rank": [16, 32], "devices": "1..2*2"}
+        result = narrows.whatif("cola-tiny", sweep=sweep, global_batch=4, sequence_length=128)
+        settings = [(row["rank"], row["devices"]) for row in result.rows]
+        self.assertEqual(settings, [(16, 1), (16, 2), (32, 1), (32, 2)])
+        times = [plan.prediction.step_time_s for plan in result.plans()]
+        self.assertEqual(times, [row["step_time_s"] for row in result.rows])
+
+    def test_errors_have_the_message_and_the_exit_code(self) -> None:
+        with self.assertRaises(narrows.InvalidInput) as raised:
+            narrows.plan("cola-7")
+        self.assertIsInstance(raised.exception, ValueError)
+        self.assertEqual(raised.exception.exit_code, 2)
+        self.assertIn("did you mean cola-7b?", str(raised.exception))
+        with self.assertRaisesRegex(narrows.InvalidInput, "--no-such-flag"):
+            narrows.plan("cola-tiny", no_such_flag=1)
+        with self.assertRaisesRegex(narrows.NoAnswer, "no plan exists") as raised:
+            narrows.plan("cola-7b", devices=4, memory_limit="8GiB")
+        self.assertEqual(raised.exception.exit_code, 1)
+
+    def test_warnings_are_warnings(self) -> None:
+        with self.assertWarnsRegex(narrows.NarrowsWarning, "has no effect on this plan"):
+            narrows.plan("cola-tiny", zero="1", devices=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            narrows.plan("cola-tiny", devices=1)
+
+
+class Threads(unittest.TestCase):
+    LONG = {"devices": 512, "global_batch": 4096}
+
+    def test_ctrl_c_stops_a_search(self) -> None:
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        begin = time.monotonic()
+        timer.start()
+        with self.assertRaises(KeyboardInterrupt):
+            narrows.plan("cola-30b", **self.LONG)
+        self.assertLess(time.monotonic() - begin, 5)
+
+    def test_other_threads_run_during_a_search(self) -> None:
+        counted = 0
+        done = threading.Event()
+        worker = threading.Thread(
+            target=lambda: (narrows.plan("cola-7b", devices=8, global_batch=64), done.set())
+        )
+        worker.start()
+        while not done.is_set() and counted < 1_000_000:
+            counted += 1
+            time.sleep(0.001)
+        worker.join()
+        self.assertGreater(counted, 20)
+
+
+if __name__ == "__main__":
+    unittest.main()

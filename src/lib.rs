@@ -1,0 +1,51 @@
+//! `narrows`: plans, prices, checks and runs the training of low-rank language models on many devices.
+//!
+//! `args` parses the command line and resolves it into settings, `commands` has one file per command, and `report`
+//! prints results as text or JSON. `tokenize` converts texts into tokens, and `calibrate` measures this machine.
+//! Prices, search, validation and training are in other crates.
+//!
+//! The library is the whole command line: [`main`] for the program, [`answer`] for a program that has it within.
+
+mod args;
+mod breakdown;
+mod cache_dir;
+mod calibrate;
+mod checkpoint_folder;
+mod cluster;
+mod collectives;
+mod commands;
+mod compare;
+mod corpus;
+mod cuda_loader;
+mod defaults;
+mod embedded;
+mod errors;
+mod export;
+mod field_name;
+mod gpu;
+mod host;
+mod input;
+mod metrics_file;
+mod op_decisions;
+mod output;
+mod plot;
+mod priced_plan;
+mod progress;
+mod report;
+mod sensitivity;
+mod signals;
+mod step_cost;
+mod text;
+mod tokenize;
+mod ui;
+mod unit;
+mod weight_files;
+mod whatif;
+
+pub use embedded::{Answer, answer};
+
+/// Runs the command line of this process.
+pub fn main() -> std::process::ExitCode {
+    signals::catch_file_size_limit();
+    commands::main(std::env::args_os())
+}
