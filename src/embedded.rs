@@ -13,7 +13,7 @@ use crate::args::CommandLine;
 use crate::commands;
 use crate::errors::ExitStatus;
 
-/// What a command of another program printed.
+/// Output and exit code of a command within another program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     /// The exit code that the program `narrows` would have.
@@ -24,7 +24,7 @@ pub struct Answer {
     pub messages: String,
 }
 
-/// What the thread prints, and what stops it.
+/// The answer so far of the thread's command, and the flag that stops it.
 struct Host {
     answer: Answer,
     stop: Arc<AtomicBool>,

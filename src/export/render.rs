@@ -87,7 +87,7 @@ fn tree<'a>(options: impl Iterator<Item = &'a (&'static str, Value)>) -> Map<Str
     root
 }
 
-/// A value without line breaks. YAML 1.1 reads `1e-5` as a string: a number with an exponent needs a point and a sign.
+/// A value without line breaks. YAML 1.1 reads `1e-6` as a string: a number with an exponent needs a point and a sign.
 fn scalar(value: &Value) -> String {
     let text = value.to_string();
     match (value.is_f64(), text.split_once('e')) {
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn numbers_with_exponents_have_a_point_and_a_sign() {
         for (number, text) in
-            [(1e-5, "1.0e-5"), (1.5e-7, "1.5e-7"), (1e30, "1.0e+30"), (0.02, "0.02")]
+            [(1e-6, "1.0e-6"), (1.5e-7, "1.5e-7"), (1e30, "1.0e+30"), (0.02, "0.02")]
         {
             assert_eq!(scalar(&json!(number)), text);
         }
