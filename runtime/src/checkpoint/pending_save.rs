@@ -186,24 +186,43 @@ impl PendingSave {
                 files
             }
         };
-        let Some(temporary) = temporary else { return Ok(target) };
-        for (name, entry) in &files {
-            let present = std::fs::metadata(temporary.path().join(name));
-            if !present.is_ok_and(|file| file.len() == entry.bytes) {
-                let fault = CheckpointFault::ShardNotShared { file: name.clone() };
-                return Err(CheckpointError::new(&dir, fault));
+        let is_first = temporary.is_some();
+        let complete = |temporary| complete(temporary, (&dir, &target), files, &state, step);
+        let completed = temporary.map_or(Ok(()), complete);
+        match &group {
+            None => completed?,
+            Some(SavingGroup(group)) => {
+                succeed_together(&**group, &target, completed, |_| ())?;
             }
         }
-        // Errors name the final path, not the temporary one.
-        let failed = |name: &str| CheckpointError::io(&target.join(name), "written");
-        let state_entry =
-            write_json(&temporary.path().join(STATE), &state).map_err(failed(STATE))?;
-        let manifest = Manifest::new(&state.format, files, state_entry);
-        write_json(&temporary.path().join(MANIFEST), &manifest).map_err(failed(MANIFEST))?;
-        folder::commit(temporary, &dir, step)?;
-        folder::prune(&dir, step, retention.into());
+        if is_first {
+            folder::prune(&dir, step, retention.into());
+        }
         Ok(target)
     }
+}
+
+/// Completes a checkpoint whose files are all written.
+fn complete(
+    temporary: TempDir,
+    (dir, target): (&Path, &Path),
+    files: BTreeMap<String, FileEntry>,
+    state: &RunState,
+    step: u64,
+) -> Result<(), CheckpointError> {
+    for (name, entry) in &files {
+        let present = std::fs::metadata(temporary.path().join(name));
+        if !present.is_ok_and(|file| file.len() == entry.bytes) {
+            let fault = CheckpointFault::ShardNotShared { file: name.clone() };
+            return Err(CheckpointError::new(dir, fault));
+        }
+    }
+    // Errors name the final path, not the temporary one.
+    let failed = |name: &str| CheckpointError::io(&target.join(name), "written");
+    let state_entry = write_json(&temporary.path().join(STATE), state).map_err(failed(STATE))?;
+    let manifest = Manifest::new(&state.format, files, state_entry);
+    write_json(&temporary.path().join(MANIFEST), &manifest).map_err(failed(MANIFEST))?;
+    folder::commit(temporary, dir, step).map(drop)
 }
 
 impl Writer {

@@ -144,3 +144,35 @@ fn a_folder_that_processes_do_not_share_is_refused_at_the_start() {
         assert_eq!(std::fs::read_dir(&shared).unwrap().count(), 0, "the probe remains");
     }
 }
+
+/// The first process cannot give the checkpoint its name; the others have written their files by then.
+#[cfg(unix)]
+#[test]
+fn a_checkpoint_that_cannot_be_committed_is_an_error_of_all_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let model = &small_models()[0];
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: 2, context: 1 };
+    let workload = Workload { global_batch: 4, sequence_length: 8, micro_batch: 2 };
+    let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
+    let plan = draw_plan(&mut TestRng::new(1), model, context).unwrap();
+    let program = program(&plan, model);
+    std::os::unix::fs::symlink("nowhere", dir.join("step-00000000")).unwrap();
+    for mode in [SaveMode::Blocking, SaveMode::Background] {
+        let messages = run_processes(&launches(2), |launch| {
+            let group = join(launch, &Session::peers(program.program(), launch.rank), TIMEOUTS);
+            let process_group = group.clone();
+            let session =
+                narrows_cpu::session_of_process(model, program.clone(), 1, process_group).unwrap();
+            let trainer = trainer(session, model);
+            let pending = PendingSave::begin(dir, &trainer, (model, 3), mode).unwrap();
+            let keep = NonZeroUsize::new(9).unwrap();
+            let message = pending.commit(keep).unwrap_err().to_string();
+            group.shut_down().unwrap();
+            message
+        });
+        assert!(messages[0].contains("step-00000000: cannot be renamed: "), "{messages:?}");
+        assert!(messages[1].contains("process 0 cannot write its part: "), "{messages:?}");
+        assert_eq!(std::fs::read_dir(dir).unwrap().count(), 1, "temporary folders remain");
+    }
+}
