@@ -28,14 +28,14 @@ fn end_survivors(children: &mut [Child]) {
 }
 
 /// Kills a random process of a run after a random time, and starts all again, until `time` is over. Then lets the run
-/// end, and compares its losses with those of an undisturbed one.
-fn kill_at_random(seed: u64, time: Duration, steps: u64) {
+/// end, and compares its losses with those of an undisturbed one. `mode` are flags of how checkpoints are written.
+fn kill_at_random(seed: u64, time: Duration, steps: u64, mode: &str) {
     println!("seed {seed}");
     let mut rng = TestRng::new(seed);
     let processes = Processes::new(2);
     let decay = format!("--decay-steps {steps}");
     let flags = processes.flags(steps).replace("--decay-steps 12", &decay);
-    let flags = format!("{flags} {FLAGS} --resume=auto");
+    let flags = format!("{flags} {FLAGS} {mode} --resume=auto");
     let (start, mut kills) = (Instant::now(), 0);
     let mut children = processes.all(&flags);
     loop {
@@ -77,12 +77,18 @@ fn kill_at_random(seed: u64, time: Duration, steps: u64) {
 
 #[test]
 fn losses_of_a_run_whose_processes_are_killed_equal_those_of_an_undisturbed_one() {
-    kill_at_random(11, Duration::from_secs(8), 40);
+    kill_at_random(11, Duration::from_secs(8), 40, "");
+}
+
+#[test]
+fn losses_are_equal_where_kills_interrupt_saves_behind_steps() {
+    kill_at_random(12, Duration::from_secs(8), 40, "--checkpoint-async");
 }
 
 #[test]
 #[ignore = "second level: two minutes"]
 fn losses_are_equal_after_minutes_of_kills() {
     let seed = std::process::id().into();
-    kill_at_random(seed, Duration::from_secs(120), 200);
+    kill_at_random(seed, Duration::from_secs(60), 200, "");
+    kill_at_random(seed, Duration::from_secs(60), 200, "--checkpoint-async");
 }

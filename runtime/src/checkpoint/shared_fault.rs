@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -101,6 +102,26 @@ pub(super) fn create_temporary(
     Ok((folder, succeed_together(group, dir, name, first)?))
 }
 
+/// Longest time until a node sees the folder that another one has created.
+const VISIBLE_TIME: Duration = Duration::from_secs(3);
+
+/// Creates a file in a folder that another process has just created.
+fn create_in_new_folder(file: &Path) -> io::Result<File> {
+    let start = Instant::now();
+    loop {
+        match File::create_new(file) {
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && start.elapsed() < VISIBLE_TIME =>
+            {
+                // NFS remembers that a name did not exist until the folder around it is opened again.
+                file.ancestors().skip(1).for_each(|folder| drop(std::fs::read_dir(folder)));
+                std::thread::sleep(VISIBLE_TIME / 30);
+            }
+            result => return result,
+        }
+    }
+}
+
 /// Checks that all processes of a run write into the same folder, before they have a checkpoint to write: each creates a
 /// file in a folder of the first one, which looks for all of them.
 ///
@@ -111,7 +132,7 @@ pub fn require_shared(dir: &Path, group: &dyn ProcessGroup) -> Result<(), Checkp
     let (folder, name) = create_temporary(dir, group)?;
     let file_of = |folder: &Path, rank: u64| folder.join(format!("process-{rank}"));
     let file = file_of(&dir.join(name), group.rank());
-    let is_written = match File::create_new(&file) {
+    let is_written = match create_in_new_folder(&file) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(CheckpointError::io(dir, "written into")(error)),

@@ -4,7 +4,6 @@ use narrows_cpu::{GatheredTensors, memory_lower_bound, node_memory_lower_bound};
 use narrows_plan::Bytes;
 use narrows_plan::model::Model;
 use narrows_plan::program::Program;
-use narrows_runtime::checkpoint::SaveMode;
 
 use crate::args::TrainSettings;
 use crate::cluster::LaunchedProcess;
@@ -17,13 +16,10 @@ pub fn require_memory(
     program: &Program,
     training: &TrainSettings,
 ) -> CommandResult<()> {
-    // Of several processes, each saves what it holds, and copies that only to save it behind the next steps.
-    let is_copied = training.checkpoints.as_ref().is_some_and(|settings| {
-        training.process.is_none() || settings.mode == SaveMode::Background
-    });
-    let gathered_tensors = match is_copied {
-        true => GatheredTensors::WeightsAndMoments,
-        false => GatheredTensors::Weights,
+    // Of several processes, each saves what it holds.
+    let gathered_tensors = match (&training.checkpoints, &training.process) {
+        (Some(_), None) => GatheredTensors::WeightsAndMoments,
+        _ => GatheredTensors::Weights,
     };
     let needed = match &training.process {
         None => memory_lower_bound(model, program, gathered_tensors),
