@@ -226,19 +226,21 @@ fn a_failed_save_ends_all_processes_with_the_reason_of_the_writer() {
 
 #[test]
 fn all_processes_save_a_step_after_which_tokens_cannot_be_read() {
-    let run = Run::new();
-    let tokens = run.tokens();
-    let processes = Processes::new(2);
-    let flags = processes.flags(1_000_000);
-    let children = processes.all(&format!("{flags} --data {} --tensor 2", tokens.display()));
-    wait_for_steps(&processes.at("m.jsonl"), 2);
-    File::options().write(true).open(&tokens).unwrap().set_len(257).unwrap();
-    let outputs = wait_all(children);
-    assert_eq!(outputs[0].status.code(), Some(ENVIRONMENT), "{outputs:#?}");
-    assert!(stderr(&outputs[0]).contains("tokens.bin: has been truncated"), "{outputs:#?}");
-    let last_step = lines(&processes.at("m.jsonl")).len();
-    let checkpoint = processes.at(&format!("kept/step-{last_step:08}/manifest.json"));
-    assert!(checkpoint.exists(), "{outputs:#?}");
+    for flag in ["--data", "--eval-every 2 --eval-data"] {
+        let run = Run::new();
+        let tokens = run.tokens();
+        let processes = Processes::new(2);
+        let flags = processes.flags(1_000_000);
+        let children = processes.all(&format!("{flags} --tensor 2 {flag} {}", tokens.display()));
+        wait_for_steps(&processes.at("m.jsonl"), 2);
+        File::options().write(true).open(&tokens).unwrap().set_len(257).unwrap();
+        let outputs = wait_all(children);
+        assert_eq!(outputs[0].status.code(), Some(ENVIRONMENT), "{outputs:#?}");
+        assert!(stderr(&outputs[0]).contains("tokens.bin: has been truncated"), "{outputs:#?}");
+        let last_step = lines(&processes.at("m.jsonl")).len();
+        let checkpoint = processes.at(&format!("kept/step-{last_step:08}/manifest.json"));
+        assert!(checkpoint.exists(), "{flag}: {outputs:#?}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::TrainError;
-use crate::data::Sampler;
+use crate::data::{DataError, Sampler};
 use crate::serde_default::is_default;
 use crate::session::{IGNORED_TARGET, Session, StepInput};
 
@@ -73,6 +73,19 @@ impl Evaluator {
         EvaluationSet { tokens_sha256, windows: self.windows }
     }
 
+    /// Reads all tokens, so that in a run of many processes one that cannot read them tells the others before they are in the
+    /// evaluation, where they would wait for it.
+    ///
+    /// # Errors
+    /// When the tokens cannot be read.
+    pub fn check_readable(&mut self) -> Result<(), DataError> {
+        let mut first = 0;
+        while first < self.windows {
+            first = self.fill(first)?;
+        }
+        Ok(())
+    }
+
     /// Evaluates the weights of a session. All processes of a run must call this method.
     ///
     /// # Errors
@@ -95,7 +108,7 @@ impl Evaluator {
     }
 
     /// Fills a batch with windows from `first` on. Returns the window after them.
-    fn fill(&mut self, first: u64) -> Result<u64, TrainError> {
+    fn fill(&mut self, first: u64) -> Result<u64, DataError> {
         let length = self.sampler.sequence_length() as usize;
         let inputs = self.tokens.chunks_exact_mut(length);
         let mut window = first;

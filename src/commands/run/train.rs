@@ -26,7 +26,7 @@ use super::initial_weights::load_initial_weights;
 use super::memory::require_memory;
 use super::processes::RunStart;
 use super::trace::Tracer;
-use super::validation::Validation;
+use super::validation::{EvaluationOutcome, Validation};
 use super::{PlannedRun, TextOutput, processes};
 use crate::args::{Detail, ExecutionTarget, OutputSettings, TokenSource, TrainSettings};
 use crate::breakdown::seconds_by_category;
@@ -137,13 +137,15 @@ fn train_in_group(
         if let Some(tracer) = &mut tracer {
             tracer.record(trainer, trained);
         }
-        let verdict = match &mut validation {
+        let outcome = match &mut validation {
             Some(validation) => validation.evaluate_if_due(trainer, recipe.steps),
-            None => Ok(None),
+            None => Ok(EvaluationOutcome::NotDue),
+        };
+        let evaluation = match &outcome {
+            Ok(EvaluationOutcome::Evaluated(verdict)) => Some(&verdict.evaluation),
+            _ => None,
         };
         let written = metrics.as_mut().map_or(Ok(()), |metrics| {
-            let evaluation = verdict.as_ref().ok().and_then(Option::as_ref);
-            let evaluation = evaluation.map(|verdict| &verdict.evaluation);
             let record = MetricsRecord::new(trained, Some(&predicted));
             metrics.write(&record.with_evaluation(evaluation))
         });
@@ -160,14 +162,13 @@ fn train_in_group(
         if trained.step == first_step + 1 || trained.step.is_multiple_of(line_every) {
             lines += &progress_line(trained, training.recipe.steps);
         }
-        let verdict = match verdict {
-            // Other processes are still in the evaluation, and cannot take part in a checkpoint.
-            Err(failure) if group.is_some() => return Err(LoopError::Ended(failure)),
-            Err(failure) => {
-                fault = Some(failure);
+        let verdict = match outcome? {
+            EvaluationOutcome::Evaluated(verdict) => Some(verdict),
+            EvaluationOutcome::NotDue => None,
+            EvaluationOutcome::Unreadable(error) => {
+                fault = error.map(Failure::token_file);
                 None
             }
-            Ok(verdict) => verdict,
         };
         if let Some(verdict) = &verdict {
             lines += &verdict.line(trained.step);

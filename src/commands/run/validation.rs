@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use narrows_plan::model::Model;
 use narrows_runtime::Trainer;
-use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
-use narrows_runtime::train::{Evaluation, Evaluator, TrainControl};
+use narrows_runtime::data::{DataError, Sampler, SamplerConfig, TokenFile};
+use narrows_runtime::train::{Evaluation, Evaluator, TrainControl, TrainError};
 
 use crate::args::{Recipe, ValidationSettings};
 use crate::errors::{CommandResult, Failure};
@@ -17,6 +17,16 @@ pub struct Validation<'a> {
     settings: &'a ValidationSettings,
     evaluator: Evaluator,
     last: Option<Evaluation>,
+}
+
+/// Outcome of a step's evaluation.
+pub enum EvaluationOutcome {
+    /// None is due after the step.
+    NotDue,
+    /// The evaluation.
+    Evaluated(Verdict),
+    /// A process cannot read the tokens, so that none has evaluated: the error of this process, if it is that one.
+    Unreadable(Option<DataError>),
 }
 
 /// An evaluation, and what it means for the run.
@@ -91,15 +101,19 @@ impl<'a> Validation<'a> {
     /// Evaluates the weights after a step, if that is due: every few steps, and after the last of `steps`.
     ///
     /// # Errors
-    /// Tokens that cannot be read, or a lost device or process.
+    /// A lost device or process.
     pub fn evaluate_if_due(
         &mut self,
         trainer: &mut Trainer,
         steps: u64,
-    ) -> CommandResult<Option<Verdict>> {
+    ) -> Result<EvaluationOutcome, TrainError> {
         let step = trainer.session().steps();
         if !step.is_multiple_of(self.settings.every.get()) && step != steps {
-            return Ok(None);
+            return Ok(EvaluationOutcome::NotDue);
+        }
+        let unreadable = self.evaluator.check_readable().err();
+        if trainer.session().any_rank(unreadable.is_some())? {
+            return Ok(EvaluationOutcome::Unreadable(unreadable));
         }
         let (evaluation, is_best) = trainer.evaluate(&mut self.evaluator)?;
         self.last = Some(evaluation);
@@ -107,7 +121,7 @@ impl<'a> Validation<'a> {
             true => TrainControl::StopEarly,
             false => TrainControl::Continue,
         };
-        Ok(Some(Verdict { evaluation, is_best, control }))
+        Ok(EvaluationOutcome::Evaluated(Verdict { evaluation, is_best, control }))
     }
 
     /// Says that the run had stopped early before it was resumed.
