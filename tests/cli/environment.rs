@@ -235,8 +235,12 @@ fn all_processes_save_a_step_after_which_tokens_cannot_be_read() {
         wait_for_steps(&processes.at("m.jsonl"), 2);
         File::options().write(true).open(&tokens).unwrap().set_len(257).unwrap();
         let outputs = wait_all(children);
-        assert_eq!(outputs[0].status.code(), Some(ENVIRONMENT), "{outputs:#?}");
-        assert!(stderr(&outputs[0]).contains("tokens.bin: has been truncated"), "{outputs:#?}");
+        // One process may have read the tokens of the step before they were cut off, and gets the reason of the other.
+        let has_failed = |output: &Output| output.status.code() == Some(ENVIRONMENT);
+        assert!(outputs.iter().any(has_failed), "{outputs:#?}");
+        for output in &outputs {
+            assert!(stderr(output).contains("tokens.bin: has been truncated"), "{outputs:#?}");
+        }
         let last_step = lines(&processes.at("m.jsonl")).len();
         let checkpoint = processes.at(&format!("kept/step-{last_step:08}/manifest.json"));
         assert!(checkpoint.exists(), "{flag}: {outputs:#?}");
