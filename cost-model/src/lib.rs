@@ -6,6 +6,7 @@
 //! time of a step into time, cost and energy of a whole run.
 
 mod breakdown;
+mod coalesced;
 mod flow_time;
 pub mod interval;
 mod kernel_shape;

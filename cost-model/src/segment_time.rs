@@ -14,8 +14,10 @@ pub struct SegmentTime {
     pub backward: Seconds,
     /// The part of `backward` that a zero-bubble schedule runs in weight-gradient passes.
     pub weight_gradient: Seconds,
-    /// Step phase: gradient reductions and updates, once a step.
+    /// Step phase: gradient reductions and updates, once a step. A lower bound: see `uncounted`.
     pub step_phase: Seconds,
+    /// Time of the step phase that `step_phase` leaves out, because the time of collectives that ops share is no sum over ops.
+    pub uncounted: Seconds,
     /// The part of `step_phase` that needs the norm of all gradients: the updates.
     pub update: Seconds,
     /// Gradient reductions that run during the last pass of a stage. `step_phase` has the least that they add to a
@@ -29,6 +31,7 @@ impl SegmentTime {
         self.backward += other.backward;
         self.weight_gradient += other.weight_gradient;
         self.step_phase += other.step_phase;
+        self.uncounted += other.uncounted;
         self.update += other.update;
         self.overlapped += other.overlapped;
     }

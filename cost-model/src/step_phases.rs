@@ -1,17 +1,22 @@
 //! Prices of parameters in a context: the step phase with its gradient reductions and updates, and the collectives
 //! that ZeRO-2 and ZeRO-3 add to the passes.
 
-use narrows_plan::emit::{reduce_owned_gradient, update_parameter};
+use narrows_plan::emit::{
+    InstrTemplate, count_square, reduce_over_tensor, round_gradient, update_parameter,
+    widen_gradient,
+};
 use narrows_plan::graph::OpId;
 use narrows_plan::strategy::{OpParameters, SegmentChoice, SegmentSpace, Strategy};
 use narrows_plan::{Bytes, Context, Seconds};
 
+use crate::coalesced::{CoalescedBytes, CoalescedLines, CoalescedTime};
 use crate::memory::SegmentBytes;
-use crate::price::StreamPrices;
-use crate::segment_time::{SegmentTime, sum};
+use crate::overlap::OverlapSlowdown;
+use crate::price::{KernelPrice, StreamPrices};
+use crate::segment_time::SegmentTime;
 use crate::sharding::{ShardingMin, ShardingPrices, ShardingTime};
 
-/// The step phase of an op under one strategy.
+/// The step phase of an op under one strategy, with its share of the collectives of its segment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpStep {
     /// Gradient reductions and updates.
@@ -24,6 +29,21 @@ pub(crate) struct OpStep {
     pub resident: Bytes,
     /// The least that a sharded parameter adds to the passes of one microbatch.
     pub passes: ShardingTime,
+    /// Work of the op alone.
+    own: OwnStep,
+    /// Operands of collectives that the ops of a segment share.
+    coalesced: CoalescedBytes,
+}
+
+/// Work of an op in the step phase that it does not share with other ops.
+#[derive(Clone, Copy, Debug, Default)]
+struct OwnStep {
+    /// The reduction over the tensor axis, and the square.
+    reduction: Seconds,
+    /// Casts around the reductions over the data axis.
+    casts: Seconds,
+    /// AdamW.
+    update: Seconds,
 }
 
 /// The step phases of a segment's ops in one context, by strategy. They depend on neither the boundary layout nor the
@@ -43,13 +63,22 @@ impl StepPhases {
             for option in &space.ops[id.0 as usize] {
                 let strategy = option.choice.strategy;
                 if steps.iter().all(|(known, _)| *known != strategy) {
-                    let step = op_step(space, (context, id, strategy), prices);
-                    steps.push((strategy, step));
+                    steps.push((strategy, op_step(space, (context, id, strategy), prices.kernel)));
                 }
             }
             steps
         };
         let mut ops: Vec<_> = space.segment.op_ids().map(of_op).collect();
+        let bytes = |steps: &Vec<(Strategy, OpStep)>| {
+            steps.iter().map(|(_, step)| step.coalesced).collect()
+        };
+        let lines =
+            CoalescedLines::new(&ops.iter().map(bytes).collect::<Vec<_>>(), context, prices);
+        for (op, steps) in ops.iter_mut().enumerate() {
+            for (_, step) in steps {
+                step.count(lines.share(op, &step.coalesced), prices.overlap);
+            }
+        }
         let sharding_min = match context.shards_gradients() {
             true => add_sharding_times(space, context, prices, &mut ops),
             false => ShardingMin::default(),
@@ -62,17 +91,41 @@ impl StepPhases {
         step.map(|(_, step)| *step).unwrap_or_default()
     }
 
-    /// Adds the step phase, the least that sharded parameters add to the passes, and the resident bytes of a choice.
-    pub fn add_to(&self, choice: &SegmentChoice, time: &mut SegmentTime, bytes: &mut SegmentBytes) {
-        for (op, option) in choice.ops.iter().enumerate() {
-            let step = self.of(OpId(op as u32), option.choice.strategy);
+    /// Adds the step phase, the least that sharded parameters add to the passes, and the resident bytes of a choice in
+    /// this context.
+    pub fn add_to(
+        &self,
+        choice: &SegmentChoice,
+        (context, prices): (&Context, StreamPrices),
+        time: &mut SegmentTime,
+        bytes: &mut SegmentBytes,
+    ) {
+        let chosen = choice.ops.iter().enumerate();
+        let steps: Vec<OpStep> =
+            chosen.map(|(op, option)| self.of(OpId(op as u32), option.choice.strategy)).collect();
+        let mut exact = OpStep::default();
+        for step in &steps {
             time.step_phase += step.time;
-            time.update += step.update;
-            time.overlapped += step.overlapped;
             time.forward += step.passes.forward;
             time.backward += step.passes.backward;
             bytes.resident += step.resident;
+            exact.own.reduction += step.own.reduction;
+            exact.own.update += step.own.update;
         }
+        let coalesced: Vec<CoalescedBytes> = steps.iter().map(|step| step.coalesced).collect();
+        let mut shared = CoalescedTime::of_ops(&coalesced, context, prices);
+        for step in &steps {
+            let casts = if step.coalesced.overlaps {
+                &mut shared.overlapped
+            } else {
+                &mut shared.reduction
+            };
+            *casts += step.own.casts;
+        }
+        exact.count(shared, prices.overlap);
+        time.update += exact.update;
+        time.overlapped += exact.overlapped;
+        time.uncounted += exact.time - steps.iter().map(|step| step.time).sum();
     }
 
     /// Lower bounds on the time that sharded parameters add to the passes of one microbatch.
@@ -102,27 +155,49 @@ impl StepPhases {
     }
 }
 
-/// The step phase of an op: the reductions of its gradients, and its updates.
+impl OpStep {
+    /// Counts times in the collectives that the ops of a segment share, after the op's own work.
+    fn count(&mut self, shared: CoalescedTime, slowdown: Option<OverlapSlowdown>) {
+        let OwnStep { reduction, casts, update } = self.own;
+        let [overlapped_casts, other_casts] =
+            if self.coalesced.overlaps { [casts, Seconds(0.0)] } else { [Seconds(0.0), casts] };
+        let overlapped = shared.overlapped + overlapped_casts;
+        let (hidden_cost, overlapped) = match slowdown {
+            Some(slowdown) => (overlapped * slowdown.hidden_cost(), overlapped),
+            None => (overlapped, Seconds(0.0)),
+        };
+        self.update = update + shared.gather;
+        self.overlapped = overlapped;
+        self.time = reduction + other_casts + shared.reduction + hidden_cost + self.update;
+    }
+}
+
+/// The step phase of an op without the collectives that it shares.
 fn op_step(
     space: &SegmentSpace,
     (context, id, strategy): (&Context, OpId, Strategy),
-    StreamPrices { kernel: price, overlap: slowdown }: StreamPrices,
+    price: KernelPrice,
 ) -> OpStep {
-    let Some(parameter) = space.parameters(id, strategy, context) else {
+    let Some(parameters) = space.parameters(id, strategy, context) else {
         return OpStep::default();
     };
-    let resident = parameter.resident_bytes(context);
     let (kind, tied) = (space.segment.kind, space.tied);
-    let reductions = reduce_owned_gradient(kind, &parameter, tied, context);
-    let overlappable = sum(&reductions.overlapped, price);
-    let reduce = sum(&reductions.rest, price);
-    let update = sum(&update_parameter(&parameter, context), price);
-    let (hidden_cost, overlapped) = match slowdown {
-        Some(slowdown) => (overlappable * slowdown.hidden_cost(), overlappable),
-        None => (overlappable, Seconds(0.0)),
+    let sum = |templates: [Option<InstrTemplate>; 2]| -> Seconds {
+        templates.iter().flatten().map(|template| price(&template.kernel())).sum()
     };
-    let passes = ShardingTime::default();
-    OpStep { time: reduce + update + hidden_cost, update, overlapped, resident, passes }
+    let square = count_square(kind, &parameters, tied, context);
+    let casts = [round_gradient(&parameters, context), widen_gradient(&parameters, context)];
+    let own = OwnStep {
+        reduction: sum([reduce_over_tensor(&parameters, context), square]),
+        casts: sum(casts),
+        update: price(&update_parameter(&parameters, context).kernel()),
+    };
+    OpStep {
+        own,
+        resident: parameters.resident_bytes(context),
+        coalesced: CoalescedBytes::new(kind, &parameters, tied, context),
+        ..OpStep::default()
+    }
 }
 
 /// Adds the times of the collectives of sharded parameters, by strategy of each op. Returns lower bounds.

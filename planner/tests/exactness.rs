@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::{Prices, StreamPrices, profile, simulate};
+use narrows_cost_model::{Prices, SegmentTime, StreamPrices, profile, simulate};
 use narrows_plan::emit::{
     InstrTemplate, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
 };
@@ -289,7 +289,8 @@ fn step_phase(
         once.push(reduce_tied_gradient(parameter.gradient_extent(context), context));
     }
     let once: f64 = once.iter().map(|template| price(&template.kernel()).0).sum();
-    once + segments.iter().map(|solved| solved.time.step_phase.0).sum::<f64>()
+    let of_segment = |time: &SegmentTime| (time.step_phase + time.uncounted).0;
+    once + segments.iter().map(|solved| of_segment(&solved.time)).sum::<f64>()
 }
 
 fn decide(

@@ -3,8 +3,10 @@
 //! Partial gradients are all-reduced over the tensor axis, then all gradients over the data axis: reduce-scattered over
 //! the shard group of ZeRO, and all-reduced over the replicas that hold the same shard, during the last backward pass
 //! where `Context::overlap_grad_reduce` is set. Squares are summed for clipping, AdamW is applied, and with ZeRO the
-//! new weights are all-gathered. With ZeRO-2 the passes reduce-scatter the gradients of blocks, and with ZeRO-3 they
-//! gather their weights; the step phase then has neither collective.
+//! new weights are all-gathered. Over the data axis, a segment has one collective of each kind for all of its parameters
+//! ([`CoalescedCollective`]), and a second one where only some gradients are reduced during the backward pass. With ZeRO-2 the passes
+//! reduce-scatter the gradients of blocks, and with ZeRO-3 they gather their weights; the step phase then has neither
+//! collective.
 //!
 //! Where `Context::grad_reduce_dtype` is bf16, the step phase reduces a rounded copy of each gradient over the data axis, and
 //! widens the result for the norm and the update. With ZeRO-2 and ZeRO-3 the gradients of a microbatch are rounded, for
@@ -31,91 +33,119 @@ pub(crate) fn parameter_buffers(
     buffers
 }
 
-/// Reductions of a parameter's gradient, and the addition of its square to the square sum.
-pub fn reduce_gradient(parameters: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
-    let gradient = gradient(parameters, context);
-    let mut templates = vec![];
-    if parameters.gradient_partial {
-        templates.push(all_reduce(context.mesh.group(Axis::Tensor), gradient));
+/// A collective of the step phase over the data axis, one for several parameters of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CoalescedCollective {
+    /// Reduces gradients to the parts that the members of the shard group update.
+    ReduceScatter,
+    /// Reduces gradients, or their parts, over the replicas that update the same elements.
+    AllReduce,
+    /// Gathers the updated weights.
+    AllGather,
+}
+
+impl CoalescedCollective {
+    /// The reductions of gradients, in their order.
+    pub const REDUCTIONS: [CoalescedCollective; 2] =
+        [CoalescedCollective::ReduceScatter, CoalescedCollective::AllReduce];
+
+    /// The operand of a parameter, in place: its gradient, rounded where gradients are reduced in bf16, or its weight. `None`
+    /// where the parameter does not need the collective.
+    pub fn operand(self, parameters: &OpParameters, context: &Context) -> Option<TemplateOperand> {
+        let (is_needed, operand) = match self {
+            CoalescedCollective::ReduceScatter => (
+                context.shard_size > 1 && !parameters.has_sharded_gradient(context),
+                reduced_gradient(parameters, context),
+            ),
+            CoalescedCollective::AllReduce => (
+                context.replica_group().size > 1,
+                updated_part(reduced_gradient(parameters, context), parameters, context),
+            ),
+            CoalescedCollective::AllGather => (
+                context.shard_size > 1 && !parameters.has_sharded_weight(context),
+                weight(parameters, context),
+            ),
+        };
+        is_needed.then_some(operand)
     }
-    templates.extend(reduce_over_data(parameters, context));
+
+    /// The collective of operands of this many bytes together.
+    pub fn op(self, payload: Bytes, context: &Context) -> CollectiveOp {
+        match self {
+            CoalescedCollective::ReduceScatter => reduce_scatter(payload, context),
+            CoalescedCollective::AllReduce => all_reduce_op(payload, context.replica_group()),
+            CoalescedCollective::AllGather => all_gather(payload, context),
+        }
+    }
+}
+
+/// The all-reduce over the tensor axis of a gradient that is partial over it.
+pub fn reduce_over_tensor(parameters: &OpParameters, context: &Context) -> Option<InstrTemplate> {
+    let group = context.mesh.group(Axis::Tensor);
+    parameters.gradient_partial.then(|| all_reduce(group, gradient(parameters, context)))
+}
+
+/// Rounds a gradient for its reductions over the data axis. `None` where it is reduced in fp32, or not at all.
+pub fn round_gradient(parameters: &OpParameters, context: &Context) -> Option<InstrTemplate> {
+    let gradient = gradient(parameters, context);
+    is_rounded(parameters, context).then(|| cast(gradient, rounded(gradient)))
+}
+
+/// Widens the reduced part of a rounded gradient. `None` where the gradient is not rounded.
+pub fn widen_gradient(parameters: &OpParameters, context: &Context) -> Option<InstrTemplate> {
+    let gradient = gradient(parameters, context);
+    let part = |whole| updated_part(whole, parameters, context);
+    is_rounded(parameters, context).then(|| cast(part(rounded(gradient)), part(gradient)))
+}
+
+fn is_rounded(parameters: &OpParameters, context: &Context) -> bool {
+    let reductions = CoalescedCollective::REDUCTIONS.into_iter();
+    context.rounds_gradients()
+        && reductions.filter_map(|reduction| reduction.operand(parameters, context)).count() > 0
+}
+
+/// Adds the square of a gradient to the square sum. `None` for the embedding's copy of a tied weight, whose square the
+/// head counts.
+pub fn count_square(
+    kind: SegmentKind,
+    parameters: &OpParameters,
+    tied: bool,
+    context: &Context,
+) -> Option<InstrTemplate> {
     let square_sum =
         TemplateOperand { slot: OperandSlot::SquareSum, extent: Extent::flat(1, DType::F32) };
-    templates.push(InstrTemplate {
+    let counted = updated_part(gradient(parameters, context), parameters, context);
+    let template = InstrTemplate {
         action: Action::Fused(FusedOp::SquareSum),
-        reads: vec![updated_part(gradient, parameters, context), square_sum],
+        reads: vec![counted, square_sum],
         writes: vec![square_sum],
-    });
-    templates
+    };
+    (!tied || kind != SegmentKind::Embedding).then_some(template)
 }
 
-/// The reductions of a gradient over the data axis in the step phase, with the casts around them where they are in
-/// bf16.
-fn reduce_over_data(parameters: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
-    let gradient = gradient(parameters, context);
-    let reduced = if context.rounds_gradients() { rounded(gradient) } else { gradient };
-    let part = |whole| updated_part(whole, parameters, context);
-    let mut templates = vec![];
-    if context.shard_size > 1 && !parameters.has_sharded_gradient(context) {
-        templates.push(in_place(reduce_scatter(reduced.extent.bytes(), context), reduced));
-    }
-    if context.replica_group().size > 1 {
-        templates.push(all_reduce(context.replica_group(), part(reduced)));
-    }
-    if context.rounds_gradients() && !templates.is_empty() {
-        templates.insert(0, cast(gradient, reduced));
-        templates.push(cast(part(reduced), part(gradient)));
-    }
-    templates
-}
-
-/// The step phase of a gradient before the update.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GradientReductions {
-    /// The reductions over the data axis, where they may run during the last backward pass.
-    pub overlapped: Vec<InstrTemplate>,
-    /// The other reductions, and the addition of its square to the square sum.
-    pub rest: Vec<InstrTemplate>,
-}
-
-impl GradientReductions {
-    /// All instructions, for gradients that are reduced after the last backward pass.
-    pub fn into_all(self) -> impl Iterator<Item = InstrTemplate> {
-        self.overlapped.into_iter().chain(self.rest)
-    }
-}
-
-/// As [`reduce_gradient`], for a parameter of a segment of this kind. The square of a tied weight on two stages is
-/// counted on the stage of the head only.
+/// Whether the reductions of a gradient over the data axis may run during the last backward pass.
 ///
 /// Gradients that are partial over the tensor axis are reduced over it first, so nothing of theirs overlaps. The
 /// gradients of the embedding and of a tied weight are complete when the backward pass has ended. Where passes have
 /// collectives over the shard group, whole gradients are reduced over it in the step phase: one communicator serves one
 /// stream at a time.
-pub fn reduce_owned_gradient(
+pub fn is_reduced_in_backward(
     kind: SegmentKind,
     parameters: &OpParameters,
     tied: bool,
     context: &Context,
-) -> GradientReductions {
-    let mut rest = reduce_gradient(parameters, context);
-    if tied && kind == SegmentKind::Embedding {
-        rest.retain(|template| template.action != Action::Fused(FusedOp::SquareSum));
-    }
+) -> bool {
     let is_tied = tied && parameters.members.iter().any(|member| member.weight == WeightId::Head);
     let is_complete_early = kind != SegmentKind::Embedding && !is_tied;
     let uses_other_group = !context.shards_gradients() || parameters.has_sharded_gradient(context);
-    let overlaps = context.overlap_grad_reduce
+    context.overlap_grad_reduce
         && is_complete_early
         && uses_other_group
-        && !parameters.gradient_partial;
-    // Without a reduction over the tensor axis, the reductions over the data axis come first.
-    let overlapped = if overlaps { reduce_over_data(parameters, context).len() } else { 0 };
-    GradientReductions { overlapped: rest.drain(..overlapped).collect(), rest }
+        && !parameters.gradient_partial
 }
 
-/// AdamW on a parameter and, where ZeRO shards only its states and gradient, the all-gather of the new weights.
-pub fn update_parameter(parameters: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
+/// AdamW on a parameter.
+pub fn update_parameter(parameters: &OpParameters, context: &Context) -> InstrTemplate {
     let (weight, gradient) = (weight(parameters, context), gradient(parameters, context));
     let weight_part = updated_part(weight, parameters, context);
     let states = optimizer_states(parameters, context);
@@ -127,12 +157,7 @@ pub fn update_parameter(parameters: &OpParameters, context: &Context) -> Vec<Ins
     // The whole gradient is zeroed: the parts that other replicas update have summands of this replica.
     let mut writes = vec![weight_part, gradient];
     writes.extend(states);
-    let mut templates =
-        vec![InstrTemplate { action: Action::Fused(FusedOp::AdamW), reads, writes }];
-    if context.shard_size > 1 && !parameters.has_sharded_weight(context) {
-        templates.push(in_place(all_gather(weight.extent.bytes(), context), weight));
-    }
-    templates
+    InstrTemplate { action: Action::Fused(FusedOp::AdamW), reads, writes }
 }
 
 /// The all-gather of weights of this many bytes over the shard group.
@@ -206,6 +231,12 @@ fn gradient(parameters: &OpParameters, context: &Context) -> TemplateOperand {
     TemplateOperand { slot: OperandSlot::WeightGradient(0), extent }
 }
 
+/// A gradient in the format of its reductions over the data axis.
+fn reduced_gradient(parameters: &OpParameters, context: &Context) -> TemplateOperand {
+    let gradient = gradient(parameters, context);
+    if context.rounds_gradients() { rounded(gradient) } else { gradient }
+}
+
 /// The bf16 copy of a gradient.
 fn rounded(gradient: TemplateOperand) -> TemplateOperand {
     let extent = Extent { dtype: DType::Bf16, ..gradient.extent };
@@ -238,13 +269,13 @@ fn updated_part(
 
 /// The all-reduce of a gradient over a device group.
 pub(super) fn all_reduce(group: DeviceGroup, operand: TemplateOperand) -> InstrTemplate {
-    let function = CollectiveFunction::AllReduce(Reduction::Sum);
-    let layouts = (Layout::Partial, Layout::Replicated);
-    in_place(collective(function, layouts, operand.extent.bytes(), group), operand)
+    let op = all_reduce_op(operand.extent.bytes(), group);
+    InstrTemplate { action: Action::Collective(op), reads: vec![operand], writes: vec![operand] }
 }
 
-fn in_place(op: CollectiveOp, operand: TemplateOperand) -> InstrTemplate {
-    InstrTemplate { action: Action::Collective(op), reads: vec![operand], writes: vec![operand] }
+fn all_reduce_op(payload: Bytes, group: DeviceGroup) -> CollectiveOp {
+    let function = CollectiveFunction::AllReduce(Reduction::Sum);
+    collective(function, (Layout::Partial, Layout::Replicated), payload, group)
 }
 
 fn collective(

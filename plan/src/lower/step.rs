@@ -1,11 +1,14 @@
 //! The step phase: reduces all gradients, computes their norm, updates all weights.
 
 use crate::emit::{
-    InstrTemplate, OperandSlot, TemplateOperand, clear_square_sum, reduce_owned_gradient,
-    reduce_square_sum, reduce_tied_gradient, update_parameter,
+    CoalescedCollective, InstrTemplate, OperandSlot, TemplateOperand, clear_square_sum,
+    count_square, is_reduced_in_backward, reduce_over_tensor, reduce_square_sum,
+    reduce_tied_gradient, round_gradient, update_parameter, widen_gradient,
 };
 use crate::graph::{OpId, SegmentKind};
-use crate::program::{BufferId, BufferRole, GradientBucket, Phase};
+use crate::program::{
+    Access, Action, BufferId, BufferRole, GradientBucket, Instr, InstrOrigin, Phase,
+};
 use crate::strategy::OpParameters;
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
@@ -18,34 +21,39 @@ impl StageLowering<'_> {
         let square_sum = self.buffer_of(BufferKey::Shared(OperandSlot::SquareSum));
         self.push(clear_square_sum(), &"step".into(), |_, _| square_sum);
         self.reduce_tied_gradients(sites);
-        for (site, op, parameter) in self.owned_parameters(sites) {
-            let kind = site.plan.segment.kind;
-            let reductions = reduce_owned_gradient(kind, &parameter, self.plan.tied, &context);
-            let templates = match is_reduced_early(&site, sites) {
-                true => reductions.rest,
-                false => reductions.into_all().collect(),
-            };
-            self.push_parameter(site, op, templates);
+        for site in sites {
+            let owned = self.owned_parameters(site);
+            for (op, parameters) in &owned {
+                self.push_parameter(site, *op, reduce_over_tensor(parameters, &context));
+            }
+            let [_, rest] = self.reduced_early_or_late(site, sites, &owned);
+            self.reduce_over_replicas(site, &rest);
+            for (op, parameters) in &owned {
+                let kind = site.plan.segment.kind;
+                let count = count_square(kind, parameters, self.plan.tied, &context);
+                self.push_parameter(site, *op, count);
+            }
         }
         for template in reduce_square_sum(&context) {
             self.push(template, &"step gradient norm".into(), |_, _| square_sum);
         }
-        for (site, op, parameter) in self.owned_parameters(sites) {
-            self.push_parameter(site, op, update_parameter(&parameter, &context));
+        for site in sites {
+            let owned = self.owned_parameters(site);
+            for (op, parameters) in &owned {
+                self.push_parameter(site, *op, Some(update_parameter(parameters, &context)));
+            }
+            self.push_coalesced(site, &owned, CoalescedCollective::AllGather);
         }
     }
 
     /// The reductions that run during the last pass, one bucket for each segment: when its part of the pass has ended,
     /// its gradients are complete.
     fn gradient_buckets(&mut self, sites: &[SegmentSite]) {
-        let context = self.plan.context;
-        for site in sites.iter().rev().filter(|site| is_reduced_early(site, sites)) {
+        for site in sites.iter().rev() {
             let start = self.program.step.len();
-            let kind = site.plan.segment.kind;
-            for (_, op, parameter) in self.owned_parameters(std::slice::from_ref(site)) {
-                let reductions = reduce_owned_gradient(kind, &parameter, self.plan.tied, &context);
-                self.push_parameter(*site, op, reductions.overlapped);
-            }
+            let owned = self.owned_parameters(site);
+            let [early, _] = self.reduced_early_or_late(site, sites, &owned);
+            self.reduce_over_replicas(site, &early);
             let reductions = start..self.program.step.len();
             if !reductions.is_empty() {
                 let [backward, weight_gradient] = self.gradient_ends[&site.instance];
@@ -61,26 +69,98 @@ impl StageLowering<'_> {
         }
     }
 
-    fn owned_parameters<'b>(
+    /// The parameters that are reduced during the last pass, and the others.
+    fn reduced_early_or_late(
         &self,
-        sites: &[SegmentSite<'b>],
-    ) -> Vec<(SegmentSite<'b>, OpId, OpParameters)> {
-        let ops = sites
-            .iter()
-            .copied()
-            .flat_map(|site| site.plan.segment.op_ids().map(move |op| (site, op)));
-        ops.filter_map(|(site, op)| Some((site, op, self.parameters(site, op)?))).collect()
+        site: &SegmentSite,
+        sites: &[SegmentSite],
+        owned: &[(OpId, OpParameters)],
+    ) -> [Vec<(OpId, OpParameters)>; 2] {
+        let (kind, context) = (site.plan.segment.kind, &self.plan.context);
+        let is_early = |(_, parameters): &(OpId, OpParameters)| {
+            is_reduced_early(site, sites)
+                && is_reduced_in_backward(kind, parameters, self.plan.tied, context)
+        };
+        let (early, late) = owned.iter().cloned().partition(is_early);
+        [early, late]
     }
 
-    fn push_parameter(&mut self, site: SegmentSite, op: OpId, templates: Vec<InstrTemplate>) {
+    /// Reduces gradients of a segment over the data axis, with the casts around that.
+    fn reduce_over_replicas(&mut self, site: &SegmentSite, owned: &[(OpId, OpParameters)]) {
+        let context = self.plan.context;
+        for (op, parameters) in owned {
+            self.push_parameter(site, *op, round_gradient(parameters, &context));
+        }
+        for reduction in CoalescedCollective::REDUCTIONS {
+            self.push_coalesced(site, owned, reduction);
+        }
+        for (op, parameters) in owned {
+            self.push_parameter(site, *op, widen_gradient(parameters, &context));
+        }
+    }
+
+    /// One collective for all parameters that need it.
+    fn push_coalesced(
+        &mut self,
+        site: &SegmentSite,
+        owned: &[(OpId, OpParameters)],
+        collective: CoalescedCollective,
+    ) {
+        let context = self.plan.context;
+        let needed = owned
+            .iter()
+            .filter_map(|(op, parameters)| Some((*op, collective.operand(parameters, &context)?)));
+        let mut operands = vec![];
+        for (op, operand) in needed.collect::<Vec<_>>() {
+            let buffer = self.parameter_buffer(site, op, operand);
+            operands.push((op, Access { buffer, extent: operand.extent }));
+        }
+        let origin = match &operands[..] {
+            [] => return,
+            [(op, _)] => site.origin(&site.plan.segment.op(*op).name),
+            _ => site.origin(match collective {
+                CoalescedCollective::AllGather => "weights",
+                _ => "gradients",
+            }),
+        };
+        let accesses: Vec<Access> = operands.into_iter().map(|(_, access)| access).collect();
+        let payload = accesses.iter().map(|access| access.extent.bytes()).sum();
+        self.program.step.push(Instr {
+            action: Action::Collective(collective.op(payload, &context)),
+            reads: accesses.clone(),
+            writes: accesses,
+            origin,
+            overlapped_instrs: 0,
+        });
+    }
+
+    /// The parameters of a segment that this stage updates.
+    fn owned_parameters(&self, site: &SegmentSite) -> Vec<(OpId, OpParameters)> {
+        let ops = site.plan.segment.op_ids();
+        ops.filter_map(|op| Some((op, self.parameters(*site, op)?))).collect()
+    }
+
+    fn push_parameter(&mut self, site: &SegmentSite, op: OpId, template: Option<InstrTemplate>) {
+        let Some(template) = template else { return };
         let square_sum = self.buffer_of(BufferKey::Shared(OperandSlot::SquareSum));
-        let origin = site.origin(&site.plan.segment.op(op).name);
-        for template in templates {
-            self.push(template, &origin, |lowering, operand| match operand.slot {
-                OperandSlot::SquareSum => square_sum,
-                OperandSlot::RoundedGradient(_) => lowering.rounded_gradient(site, op, operand),
-                slot => lowering.buffer_of(BufferKey::Parameter(site.instance, op, slot)),
-            });
+        let origin: InstrOrigin = site.origin(&site.plan.segment.op(op).name);
+        self.push(template, &origin, |lowering, operand| match operand.slot {
+            OperandSlot::SquareSum => square_sum,
+            _ => lowering.parameter_buffer(site, op, operand),
+        });
+    }
+
+    /// The buffer of an operand that belongs to a parameter. The bf16 copy of a gradient is created when the gradient is
+    /// rounded.
+    fn parameter_buffer(
+        &mut self,
+        site: &SegmentSite,
+        op: OpId,
+        operand: TemplateOperand,
+    ) -> BufferId {
+        match operand.slot {
+            OperandSlot::RoundedGradient(_) => self.rounded_gradient(*site, op, operand),
+            slot => self.buffer_of(BufferKey::Parameter(site.instance, op, slot)),
         }
     }
 

@@ -1,8 +1,9 @@
 //! Lower bounds on the step time of a context, before its blocks are divided.
 
-use narrows_plan::emit::{InstrTemplate, reduce_gradient, update_parameter};
+use narrows_plan::emit::{CoalescedCollective, update_parameter};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::{WeightId, WeightShape};
+use narrows_plan::program::Action;
 use narrows_plan::strategy::{BoundaryLayout, OpParameters};
 use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds, WeightSplit};
 
@@ -194,13 +195,18 @@ fn min_step_phase(request: &Request, segments: &SegmentSolver, context: &Context
     }
     let parameters = average_stage(request, context);
     let prices = segments.prices();
-    let price = |template: &InstrTemplate| prices.kernel_time(&template.kernel()).0;
+    let collective = |collective: CoalescedCollective| {
+        let operand = collective.operand(&parameters, context)?;
+        let action = Action::Collective(collective.op(operand.extent.bytes(), context));
+        Some(prices.kernel_time(&action.kernel(&[], &[])).0)
+    };
     let hidden_cost = match prices.overlap_slowdown() {
         Some(slowdown) if context.overlap_grad_reduce => slowdown.hidden_cost(),
         _ => 1.0,
     };
-    let reductions: f64 = reduce_gradient(&parameters, context).iter().map(price).sum();
-    let updates: f64 = update_parameter(&parameters, context).iter().map(price).sum();
+    let reductions = CoalescedCollective::REDUCTIONS.into_iter().filter_map(collective).sum();
+    let update = prices.kernel_time(&update_parameter(&parameters, context).kernel()).0;
+    let updates = update + collective(CoalescedCollective::AllGather).unwrap_or(0.0);
     StepPhaseMin { reductions, counted_reductions: hidden_cost * reductions, updates }
 }
 

@@ -121,6 +121,8 @@ pub struct StageOverhead {
     pub(crate) chunks: Vec<[Seconds; 2]>,
     /// Step phase.
     pub step_phase: Seconds,
+    /// Time of embedding and head in the step phase that `step_phase` leaves out.
+    pub(crate) uncounted: Seconds,
     /// Lower bound on the step phase under other solutions of embedding and head.
     pub step_phase_min: Seconds,
     /// The parts of the step phase around synchronisations of stages.
@@ -242,6 +244,7 @@ impl StageOverhead {
         *forward += solved.time.forward;
         *backward += solved.time.backward;
         self.step_phase += solved.time.step_phase;
+        self.uncounted += solved.time.uncounted;
         self.syncs.update += solved.time.update;
     }
 }

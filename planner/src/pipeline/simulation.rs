@@ -85,7 +85,10 @@ fn step_parts(overhead: &StageOverhead, blocks: &StageAssignment, stages: usize)
         overhead.slowdown.map_or(Seconds(0.0), |slowdown| overlapped * slowdown.hidden_cost());
     let first = blocks.blocks.first().map_or(Seconds(0.0), |block| block.time.overlapped);
     let counted = hidden + overhead.first_block_min;
-    let reduce = overhead.step_phase + blocks.step_phase - update - syncs - counted + first;
+    let uncounted = blocks.blocks.iter().map(|block| block.time.uncounted).sum::<Seconds>();
+    let uncounted = uncounted + overhead.uncounted;
+    let reduce =
+        overhead.step_phase + blocks.step_phase + uncounted - update - syncs - counted + first;
     let mut parts = vec![StepPart::Local(begin)];
     parts.extend(
         tied.map(|time| StepPart::Synchronised(SyncedStages::first_and_last(stages), time)),

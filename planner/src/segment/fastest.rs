@@ -169,12 +169,13 @@ impl SegmentSolver<'_> {
     ) -> SolvedSegment {
         let prepared = self.prepare(spec, grouping, context);
         let kernel_price = self.price();
-        let passes = prepared.solution(assignment, self.prices().streams(&kernel_price));
+        let prices = self.prices().streams(&kernel_price);
+        let passes = prepared.solution(assignment, prices);
         let choice = passes.choice.clone();
         let (mut time, mut bytes) =
             (passes.time, SegmentBytes { kept: passes.kept, ..SegmentBytes::default() });
         let step_phases = self.step_phases(&prepared, (spec, grouping), context);
-        step_phases.add_to(&choice, &mut time, &mut bytes);
+        step_phases.add_to(&choice, (context, prices), &mut time, &mut bytes);
         let segment = prepared.priced.space.segment.clone();
         SolvedSegment { grouping, choice, segment, time, bytes }
     }

@@ -18,7 +18,7 @@ use crate::plans::TestRng;
 /// random choices allow no mutation.
 pub type Mutation = fn(&mut TestRng, &mut Program) -> Option<String>;
 
-pub const MUTATIONS: [(&str, Mutation); 22] = [
+pub const MUTATIONS: [(&str, Mutation); 23] = [
     ("collective removed", remove_collective),
     ("collective duplicated", duplicate_collective),
     ("collective moved", move_collective),
@@ -41,6 +41,7 @@ pub const MUTATIONS: [(&str, Mutation); 22] = [
     ("wrong function", change_function),
     ("wrong sections", change_sections),
     ("gradient reduced in the wrong format", change_rounding),
+    ("parameter left out of a collective", leave_out_parameter),
 ];
 
 /// Stage, phase of a chunk, and index of an instruction in its list.
@@ -465,4 +466,20 @@ fn change_rounding(rng: &mut TestRng, program: &mut Program) -> Option<String> {
         GradReduceDtype::Bf16 => GradReduceDtype::Fp32,
     };
     Some(format!("{description} in {}", dtype.name()))
+}
+
+/// Removes a parameter from a collective over the data axis, with its bytes.
+fn leave_out_parameter(rng: &mut TestRng, program: &mut Program) -> Option<String> {
+    let is_coalesced = |instr: &Instr| match &instr.action {
+        Action::Collective(op) => op.axis == Axis::Data && instr.writes.len() > 1,
+        _ => false,
+    };
+    let location = random_instruction(rng, program, is_coalesced)?;
+    let description = describe(location, program);
+    let instr = &mut instructions_mut(&mut program.stages[location.0], location.1)[location.2];
+    let at = rng.below(instr.writes.len());
+    let (read, written) = (instr.reads.remove(at), instr.writes.remove(at));
+    let bytes = read.extent.bytes().max(written.extent.bytes());
+    collective_at(program, location)?.payload.0 -= bytes.0;
+    Some(format!("{description} without parameter {at}"))
 }

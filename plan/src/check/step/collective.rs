@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::kernel::CollectiveKind;
 use crate::mesh::{Axis, DeviceGroup};
-use crate::program::{BufferId, BufferRole, CollectiveOp, Instr, Reduction};
+use crate::program::{Access, BufferId, BufferRole, CollectiveOp, Instr, Reduction};
 use crate::{Bytes, Layout};
 
 use super::super::collective::{check_group, check_kind};
@@ -24,25 +24,47 @@ impl AxisLayouts {
 
 impl StepChecker<'_, '_> {
     pub(super) fn collective(&mut self, instr: &Instr, collective: &CollectiveOp) -> CheckResult {
-        let ([read], [written]) = (&instr.reads[..], &instr.writes[..]) else {
-            return fault("needs one operand, in place");
-        };
-        ensure(read == written, || "does not work in place".into())?;
+        ensure(!instr.reads.is_empty() && instr.reads == instr.writes, || {
+            "does not work in place on one or more operands".into()
+        })?;
         ensure(collective.axis != Axis::Context, || {
             "runs over the context axis, which is only a part of the replicas".into()
         })?;
-        let id = self.gradient_in(read.buffer).unwrap_or(read.buffer);
-        self.check_format(id, read.buffer, collective)?;
         check_kind(collective)?;
         ensure(collective.function.reduction() == Reduction::Sum, || {
             "takes the maximum of a partial sum".into()
         })?;
-        check_group(collective, self.expected_group(id, collective))?;
-        let buffer = self.checker.stage.buffer(read.buffer);
-        let bytes = read.extent.bytes();
+        let is_coalesced = instr.reads.len() > 1;
+        ensure(!is_coalesced || collective.axis == Axis::Data, || {
+            format!("has several operands over the {} axis", collective.axis.name())
+        })?;
+        let is_square_sum = |access: &Access| {
+            self.checker.stage.buffer(access.buffer).role == BufferRole::SquareSum
+        };
+        let reduces_norm = instr.reads.iter().any(is_square_sum);
+        ensure(!(is_coalesced && reduces_norm), || {
+            "reduces the sum of squares together with gradients".into()
+        })?;
+        for access in &instr.reads {
+            self.operand(access, collective)?;
+        }
+        let bytes: Bytes = instr.reads.iter().map(|access| access.extent.bytes()).sum();
         let declared = (collective.payload, collective.statistic);
-        let is_sum = buffer.role == BufferRole::SquareSum;
-        let expected = if is_sum { (Bytes(0), bytes) } else { (bytes, Bytes(0)) };
+        let expected = if reduces_norm { (Bytes(0), bytes) } else { (bytes, Bytes(0)) };
+        ensure(declared == expected, || {
+            format!(
+                "declares {} bytes of payload and {} of statistics, but its operands have {}",
+                collective.payload.0, collective.statistic.0, bytes.0
+            )
+        })
+    }
+
+    /// Checks and applies a collective to one of its operands.
+    fn operand(&mut self, access: &Access, collective: &CollectiveOp) -> CheckResult {
+        let id = self.gradient_in(access.buffer).unwrap_or(access.buffer);
+        self.check_format(id, access.buffer, collective)?;
+        check_group(collective, self.expected_group(id, collective))?;
+        let buffer = self.checker.stage.buffer(access.buffer);
         // Of a whole gradient that has been reduce-scattered, replicas reduce their parts.
         let is_part = self.gradients.get(&id).is_some_and(|g| g.layouts.shards == REPLICA_PARTS);
         let accessed = match &buffer.shard {
@@ -51,10 +73,10 @@ impl StepChecker<'_, '_> {
             }
             _ => buffer.extent.bytes(),
         };
-        ensure(declared == expected && bytes == accessed, || {
+        ensure(access.extent.bytes() == accessed, || {
             format!(
-                "declares a payload of {} bytes for {}, which has {}",
-                declared.0.0,
+                "accesses {} bytes of {}, which has {}",
+                access.extent.bytes().0,
                 self.name(id),
                 accessed.0
             )
