@@ -1,6 +1,7 @@
 //! Tests of searches, one file for each property. One program, which is linked once and runs its tests on all cores.
 
 mod context_axis;
+mod enumeration;
 mod exactness;
 mod intervals;
 mod memory;
