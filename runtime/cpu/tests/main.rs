@@ -2,6 +2,7 @@
 //! a program of their own.
 
 mod cpu;
+mod decoder;
 mod exact_report;
 mod measure;
 mod run_plan;

@@ -34,7 +34,8 @@ mod tensor_gate;
 mod testing;
 
 pub use attention::{
-    AttentionGradients, AttentionSaved, AttentionShape, attention_backward, attention_forward,
+    AttentionGradients, AttentionSaved, AttentionShape, attention_backward, attention_cached,
+    attention_forward, cached_attention_scratch_elements,
 };
 pub use elementwise::add;
 pub(crate) use elementwise::{add_into, fill_zero, fill_zero_view};

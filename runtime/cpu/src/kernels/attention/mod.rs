@@ -17,11 +17,13 @@
 //! matrix.
 
 mod backward;
+mod cached;
 mod forward;
 #[cfg(test)]
 mod tests;
 mod tiles;
 
 pub use backward::{AttentionGradients, AttentionSaved, attention_backward};
+pub use cached::{attention_cached, cached_attention_scratch_elements};
 pub use forward::attention_forward;
 pub use tiles::AttentionShape;

@@ -1,0 +1,101 @@
+//! One pre-norm block, for the new tokens of a sequence.
+
+use narrows_plan::model::{Model, ParameterId, WeightId};
+use narrows_runtime::session::ModelTensors;
+
+use super::cache::KvCache;
+use super::linear::{self, Latents};
+use super::norm;
+use crate::kernels::{
+    MatrixView, MatrixViewMut, Parallel, PositionRange, RopeTable, add_into, attention_cached,
+    cached_attention_scratch_elements, gated_product_forward, rope_forward,
+};
+
+/// A block, its weights, and the place of the new tokens.
+#[derive(Clone, Copy)]
+pub(super) struct BlockContext<'a> {
+    pub model: &'a Model,
+    pub index: usize,
+    pub weights: &'a ModelTensors,
+    pub rope: &'a RopeTable,
+    /// Position of the first new token.
+    pub first_position: usize,
+    /// Number of new tokens.
+    pub tokens: usize,
+    pub parallel: Parallel,
+}
+
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const O: usize = 3;
+const GATE: usize = 4;
+const UP: usize = 5;
+const DOWN: usize = 6;
+
+impl BlockContext<'_> {
+    /// A parameter of the block.
+    pub(super) fn weight(&self, weight: WeightId) -> &[f32] {
+        &self.weights[&ParameterId { block: Some(self.index as u64), weight }]
+    }
+
+    /// The output `[tokens, hidden]` for the input x of the same shape. Adds keys and values to the cache, and replaces
+    /// the latents of the previous block by those of this one.
+    pub(super) fn forward(
+        &self,
+        mut x: Vec<f32>,
+        cache: &mut KvCache,
+        latents: &mut Latents,
+    ) -> Vec<f32> {
+        let mut linear = |slot: usize, x: &[f32]| linear::forward(self, slot, x, &mut latents[slot]);
+        let epsilon = self.model.norm_epsilon;
+        let normed = norm(&x, self.weight(WeightId::Norm1), epsilon, self.parallel);
+        let (mut q, mut k) = (linear(Q, &normed), linear(K, &normed));
+        self.rotate(&mut q);
+        self.rotate(&mut k);
+        cache.keys.extend(k);
+        cache.values.extend(linear(V, &normed));
+        let attended = self.attention(&q, cache);
+        add_into(&linear(O, &attended), &mut x, self.parallel);
+
+        let normed = norm(&x, self.weight(WeightId::Norm2), epsilon, self.parallel);
+        let product = self.product(&linear(GATE, &normed), &linear(UP, &normed));
+        add_into(&linear(DOWN, &product), &mut x, self.parallel);
+        x
+    }
+
+    fn rotate(&self, x: &mut [f32]) {
+        let positions = PositionRange { first: self.first_position, count: self.tokens };
+        let columns = x.len() / self.tokens;
+        let x = MatrixViewMut::new(x, self.tokens, columns);
+        rope_forward(x, self.rope, positions, self.parallel);
+    }
+
+    /// Attention of the new queries to all tokens of the cache.
+    fn attention(&self, q: &[f32], cache: &KvCache) -> Vec<f32> {
+        let (head_dim, parallel) = (self.model.head_dim as usize, self.parallel);
+        let width = self.model.kv_heads as usize * head_dim;
+        let cached = cache.tokens(width);
+        let keys = MatrixView::new(&cache.keys, cached, width);
+        let values = MatrixView::new(&cache.values, cached, width);
+        let mut output = vec![0.0; q.len()];
+        let columns = q.len() / self.tokens;
+        let q = MatrixView::new(q, self.tokens, columns);
+        let y = MatrixViewMut::new(&mut output, self.tokens, columns);
+        let mut scratch =
+            vec![0.0; cached_attention_scratch_elements(self.tokens, cached, parallel)];
+        attention_cached(head_dim, q, (keys, values), y, &mut scratch, parallel);
+        output
+    }
+
+    fn product(&self, gate: &[f32], up: &[f32]) -> Vec<f32> {
+        let (tokens, columns) = (self.tokens, gate.len() / self.tokens);
+        let mut output = vec![0.0; gate.len()];
+        let y = MatrixViewMut::new(&mut output, tokens, columns);
+        let (gate, up) =
+            (MatrixView::new(gate, tokens, columns), MatrixView::new(up, tokens, columns));
+        let product = self.model.blocks[self.index].product;
+        gated_product_forward(gate, up, product, y, self.parallel);
+        output
+    }
+}
