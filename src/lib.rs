@@ -1,7 +1,7 @@
 //! `narrows`: plans, prices, checks and runs the training of low-rank language models on many devices.
 //!
 //! `args` parses the command line and resolves it into settings, `commands` has one file per command, and `report`
-//! prints results as text or JSON. `tokenize` converts texts into tokens, and `calibrate` measures this machine.
+//! prints results as text or JSON. `generate` continues texts, `tokenize` converts texts into tokens, and `calibrate` measures this machine.
 //! Prices, search, validation and training are in other crates.
 //!
 //! The library is the whole command line: [`main`] for the program, [`answer`] for a program that has it within.
@@ -22,6 +22,7 @@ mod embedded;
 mod errors;
 mod export;
 mod field_name;
+mod generate;
 mod gpu;
 mod host;
 mod input;
@@ -35,6 +36,7 @@ mod report;
 mod sensitivity;
 mod signals;
 mod step_cost;
+mod tensorboard;
 mod text;
 mod tokenize;
 mod ui;

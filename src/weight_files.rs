@@ -1,32 +1,94 @@
 //! Folders of weights: reading checkpoints and other formats, and writing the files beside the weights.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use narrows_plan::model::Model;
+use narrows_runtime::AtomicFolder;
+use narrows_runtime::checkpoint::{self, CONFIG_FILE, MODEL_FILE};
 use narrows_runtime::interchange::{WeightFormat, WeightsError, import_weights, write_weights};
 use narrows_runtime::session::ModelTensors;
-use narrows_runtime::{AtomicFolder, checkpoint};
 
 use crate::checkpoint_folder::last_complete;
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::input;
 use crate::output::{write_atomically, write_failure};
 
-/// The weights of a checkpoint, of the last checkpoint of a run, or in another format.
-///
-/// # Errors
-/// Files that cannot be read or do not fit the model.
-pub fn read_weights(path: &Path, model: &Model) -> CommandResult<ModelTensors> {
-    let folder = if checkpoint::is_checkpoint(path) {
-        Some(path.to_path_buf())
-    } else if path.is_dir() {
-        last_complete(path, "the weights are those of")?
-    } else {
-        None
-    };
-    match folder {
-        Some(folder) => Ok(checkpoint::load(&folder, model).map_err(Failure::checkpoint)?.weights),
-        None => Ok(import_weights(path, model).map_err(Failure::weights)?.weights),
+/// Name of the configuration in the folder of a Nanotron checkpoint.
+pub const NANOTRON_CONFIG_FILE: &str = "model_config.json";
+
+/// Weights of a model on disk.
+#[derive(Debug)]
+pub enum WeightFiles {
+    /// The folder of a checkpoint.
+    Checkpoint(PathBuf),
+    /// A file or folder in another format.
+    Other(PathBuf),
+}
+
+impl WeightFiles {
+    /// A checkpoint, the last checkpoint of a run, or weights in another format.
+    ///
+    /// # Errors
+    /// A folder that cannot be read, and checkpoints of which none is complete.
+    pub fn find(path: &Path) -> CommandResult<WeightFiles> {
+        let last = match path.is_dir() && !checkpoint::is_checkpoint(path) {
+            true => last_complete(path, "the weights are those of")?,
+            false => None,
+        };
+        Ok(match last {
+            Some(last) => WeightFiles::Checkpoint(last),
+            None if checkpoint::is_checkpoint(path) => WeightFiles::Checkpoint(path.to_path_buf()),
+            None => WeightFiles::Other(path.to_path_buf()),
+        })
+    }
+
+    /// The folder or the file.
+    pub fn path(&self) -> &Path {
+        let (WeightFiles::Checkpoint(path) | WeightFiles::Other(path)) = self;
+        path
+    }
+
+    /// A file beside the weights, if it exists.
+    pub fn companion(&self, name: &str) -> Option<PathBuf> {
+        let path = self.path();
+        let folder = if path.is_dir() { path } else { path.parent()? };
+        Some(folder.join(name)).filter(|file| file.is_file())
+    }
+
+    /// The model that `--model` names, or else the one that lies beside the weights.
+    ///
+    /// # Errors
+    /// A model that cannot be read, or that neither has.
+    pub fn model(&self, argument: Option<&OsStr>) -> CommandResult<Model> {
+        if let Some(argument) = argument {
+            return input::model(argument);
+        }
+        let names = [MODEL_FILE, CONFIG_FILE, NANOTRON_CONFIG_FILE];
+        match names.into_iter().find_map(|name| self.companion(name)) {
+            Some(file) => input::model(file.as_os_str()),
+            None => {
+                let message = format!("has no {MODEL_FILE} and no {CONFIG_FILE}");
+                let problem = Problem::new(self.path().display().to_string(), message);
+                Err(Failure::input(problem.hint("--model, the model of these weights")))
+            }
+        }
+    }
+
+    /// Reads the weights.
+    ///
+    /// # Errors
+    /// Files that cannot be read or do not fit the model.
+    pub fn read(&self, model: &Model) -> CommandResult<ModelTensors> {
+        match self {
+            WeightFiles::Checkpoint(folder) => {
+                checkpoint::load_weights(folder, model).map_err(Failure::checkpoint)
+            }
+            WeightFiles::Other(path) => {
+                Ok(import_weights(path, model).map_err(Failure::weights)?.weights)
+            }
+        }
     }
 }
 

@@ -11,10 +11,11 @@ use crate::corpus::{Corpus, CorpusFile, DocumentLayout, InputFormat, files_of_fo
 use crate::errors::{CommandResult, Failure, Problem, Problems};
 use crate::input::{self, TextDocument};
 use crate::output;
-use crate::tokenize::{HuggingFace, Tokenizer};
+use crate::tokenize::Tokenizer;
 
 use super::output::FormatArgs;
 use super::request::at_most_one_stdin;
+use super::tokenizer::read_tokenizer;
 use super::units::Positive;
 
 /// Flags of `data`.
@@ -102,7 +103,9 @@ impl DataArgs {
         at_most_one_stdin(inputs.clone())?;
         let corpora: Vec<Corpus> =
             self.texts.iter().filter_map(|input| problems.take(self.corpus(input))).collect();
-        let tokenizer = problems.take(tokenizer(self.tokenizer.as_ref()));
+        let tokenizer = problems.take(
+            self.tokenizer.as_ref().map_or(Ok(Tokenizer::Bytes), |file| read_tokenizer(file)),
+        );
         let output = self.output.clone().unwrap_or_default();
         if output::is_stdout(&output) {
             let message = "a token file cannot go to a stream, because its header is written last";
@@ -184,12 +187,6 @@ impl DataArgs {
         }
         Ok(DocumentLayout::Padded { length: length.get(), pad_id, end })
     }
-}
-
-fn tokenizer(argument: Option<&OsString>) -> CommandResult<Tokenizer> {
-    let Some(argument) = argument else { return Ok(Tokenizer::Bytes) };
-    let (name, text) = input::text(argument)?;
-    Ok(Tokenizer::HuggingFace(Box::new(HuggingFace::read(&name, &text)?)))
 }
 
 /// The problem of a stream in place of a token file.

@@ -7,8 +7,7 @@ use clap::{Args, ValueEnum};
 use narrows_plan::model::Model;
 
 use crate::errors::CommandResult;
-use crate::input;
-use crate::weight_files::require_new_folder;
+use crate::weight_files::{WeightFiles, require_new_folder};
 
 use super::output::FormatArgs;
 
@@ -18,9 +17,10 @@ pub struct ExportWeightsArgs {
     /// The folder of a checkpoint or of a run's checkpoints, or weights as --init-from reads them
     #[arg(value_name = "CHECKPOINT")]
     pub checkpoint: PathBuf,
-    /// Model of the weights: a preset, a model file or a Hugging Face config.json
+    /// Model of the weights: a preset, a model file or a Hugging Face config.json [default: the model.json or else the
+    /// config.json beside the weights]
     #[arg(long, value_name = "NAME|FILE")]
-    pub model: OsString,
+    pub model: Option<OsString>,
     /// Class that is to load the weights
     #[arg(long, value_enum)]
     pub to: ExportClassArg,
@@ -46,8 +46,8 @@ pub enum ExportClassArg {
 /// Settings of `export-weights`.
 #[derive(Debug)]
 pub struct ExportSettings<'a> {
-    /// Folder of the checkpoint, or file or folder of weights.
-    pub checkpoint: &'a Path,
+    /// The weights.
+    pub weights: WeightFiles,
     /// The model.
     pub model: Model,
     /// Class that is to load the weights.
@@ -60,11 +60,11 @@ impl ExportWeightsArgs {
     /// The settings.
     ///
     /// # Errors
-    /// A model that cannot be read, and an output folder that is not empty.
+    /// A model that cannot be found or read, and an output folder that is not empty.
     pub fn resolve(&self) -> CommandResult<ExportSettings<'_>> {
-        let model = input::model(&self.model)?;
+        let weights = WeightFiles::find(&self.checkpoint)?;
+        let model = weights.model(self.model.as_deref())?;
         require_new_folder(&self.output)?;
-        let ExportWeightsArgs { checkpoint, output, .. } = self;
-        Ok(ExportSettings { checkpoint, model, class: self.to, output })
+        Ok(ExportSettings { weights, model, class: self.to, output: &self.output })
     }
 }

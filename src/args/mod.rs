@@ -15,6 +15,7 @@ mod export;
 mod export_weights;
 mod factor;
 mod flags;
+mod generate;
 mod initial_weights;
 mod launch;
 mod output;
@@ -27,6 +28,8 @@ mod request;
 mod run;
 mod schema;
 mod sensitivity;
+mod shell;
+mod tokenizer;
 mod trace;
 mod training_run;
 mod ui;
@@ -50,6 +53,7 @@ pub use export::{ExportArgs, PlanExportSettings};
 pub use export_weights::{ExportClassArg, ExportSettings, ExportWeightsArgs};
 pub use factor::{FactorArgs, FactorSettings};
 pub use flags::{flags, set_flag};
+pub use generate::{GenerateArgs, GenerateSettings};
 pub use output::{Detail, OutputFormat, OutputSettings};
 pub use plan::{
     CostArgs, CostSettings, ExplainSettings, PlanArgs, PlanFileArgs, PlanReportSettings,
@@ -66,6 +70,8 @@ pub use run::{
 };
 pub use schema::{SchemaArgs, SchemaKind};
 pub use sensitivity::{SensitivityArgs, SensitivitySettings};
+pub use shell::{CompletionsArgs, ManArgs};
+pub use tokenizer::tokenizer_files_of;
 pub use trace::TraceSettings;
 pub use training_run::TrainingRunArgs;
 pub use ui::UiArgs;
@@ -159,6 +165,11 @@ pub enum Command {
     ///
     /// Inputs are joined in the order given, or interleaved by --weights. Without --tokenizer every byte is a token.
     Data(DataArgs),
+    /// Continue a text with the weights of a checkpoint
+    ///
+    /// Runs on the CPU, in f32, whatever plan the checkpoint was written under, and prints the text as it comes.
+    /// Example: generate checkpoints --prompt "Call me" --tokens 50
+    Generate(GenerateArgs),
     /// Write the weights of a checkpoint for the classes of another training code
     ///
     /// Writes the weights and a config.json, so that `from_pretrained` of the class loads the folder;
@@ -194,6 +205,14 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Print the JSON Schema of a file format, or of the answer of a command
     Schema(SchemaArgs),
+    /// Print completions of commands and flags for a shell
+    ///
+    /// Example: completions bash > ~/.local/share/bash-completion/completions/narrows
+    Completions(CompletionsArgs),
+    /// Write manual pages: one for the program, and one for each command
+    ///
+    /// Example: man ~/.local/share/man/man1
+    Man(ManArgs),
 }
 
 const HARDWARE_OF_RUN: &str = "Hardware to plan for: a preset such as cpu-local, a profile file, or `-` [default: \

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use narrows_cuda::AttentionKernels;
-use narrows_runtime::checkpoint::CheckpointOutline;
+use narrows_runtime::checkpoint::{CheckpointOutline, TokenizerFile};
 
 use crate::cluster::LaunchedProcess;
 use crate::defaults::RequestDefaults;
@@ -24,6 +24,7 @@ use super::plan_file::PlanFile;
 use super::recipe::{Recipe, RecipeArgs};
 use super::recipe_file;
 use super::request::RequestArgs;
+use super::tokenizer::tokenizer_files;
 use super::trace::{TraceArgs, TraceSettings};
 use super::validation::{ValidationArgs, ValidationSettings};
 
@@ -54,9 +55,16 @@ pub struct RunArgs {
     /// Write one JSON object per step to this file, or `-`
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<OsString>,
+    /// Write event files for TensorBoard to this folder
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
     /// Checkpoints.
     #[command(flatten)]
     pub checkpoints: CheckpointArgs,
+    /// Copy this tokenizer.json into each checkpoint, for `generate` and for other programs, and the files beside it that
+    /// belong to it
+    #[arg(long, value_name = "FILE", requires = "checkpoint_dir")]
+    pub tokenizer: Option<PathBuf>,
     /// Initial weights.
     #[command(flatten)]
     pub initial_weights: InitialWeightsArgs,
@@ -156,12 +164,16 @@ pub struct TrainSettings {
     pub recipe: Recipe,
     /// The metrics file.
     pub metrics: Option<OsString>,
+    /// The folder of event files.
+    pub tensorboard: Option<PathBuf>,
     /// Threads per device, if given.
     pub threads: Option<u64>,
     /// Validation, if any.
     pub validation: Option<ValidationSettings>,
     /// Checkpoints, if any.
     pub checkpoints: Option<CheckpointSettings>,
+    /// Files of the tokenizer for checkpoints, if any.
+    pub tokenizer: Vec<TokenizerFile>,
     /// File or folder of the initial weights, if they are not random.
     pub init_from: Option<PathBuf>,
     /// The trace, if any.
@@ -283,6 +295,7 @@ impl RunArgs {
     fn reject_flags_of_training(&self) -> CommandResult<()> {
         let flags = [
             ("--metrics", self.metrics.is_some()),
+            ("--tensorboard", self.tensorboard.is_some()),
             ("--data", self.data.is_some()),
             ("--eval-data", self.validation.eval_data.is_some()),
             ("--verify-data", self.verify_data.is_some()),
@@ -331,6 +344,7 @@ impl RunArgs {
             tokens,
             verify_data: self.verify_data.unwrap_or_default(),
             metrics: self.metrics.clone().filter(|_| is_rank_0),
+            tensorboard: self.tensorboard.clone().filter(|_| is_rank_0),
             threads,
             validation: self.validation.resolve(
                 validation,
@@ -338,6 +352,7 @@ impl RunArgs {
                 self.checkpoints.keep_best,
             )?,
             checkpoints,
+            tokenizer: self.tokenizer.as_deref().map_or(Ok(vec![]), tokenizer_files)?,
             init_from: self.initial_weights.init_from.clone(),
             trace: self.trace.resolve(recipe.steps)?.filter(|_| is_rank_0),
             recipe,
@@ -382,8 +397,10 @@ impl RunArgs {
         let (data, eval_data) = (self.data(recipe), self.validation.file(recipe));
         let init_from = self.initial_weights.init_from.clone().map(OsString::from);
         let job_token = self.launch.job_token_file.clone().map(OsString::from);
+        let tokenizer = self.tokenizer.clone().map(OsString::from);
         let files = || data.iter().chain(&eval_data).chain(&self.plan).chain(&self.recipe);
-        let inputs = || files().chain(&init_from).chain(&job_token).chain(models());
+        let inputs =
+            || files().chain(&init_from).chain(&job_token).chain(&tokenizer).chain(models());
         let outputs = [
             ("--metrics", &self.metrics),
             ("--output", &self.output.output),

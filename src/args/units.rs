@@ -85,6 +85,12 @@ macro_rules! number_in_range {
 number_in_range!(Positive, "a number above 0", ("exclusiveMinimum" = 0), |number| number > 0.0);
 number_in_range!(NonNegative, "a non-negative number", ("minimum" = 0), |number| number >= 0.0);
 number_in_range!(
+    Share,
+    "a number above 0, at most 1",
+    ("exclusiveMinimum" = 0, "maximum" = 1),
+    |number| number > 0.0 && number <= 1.0
+);
+number_in_range!(
     BelowOne,
     "a number from 0 to below 1",
     ("minimum" = 0, "exclusiveMaximum" = 1),

@@ -2,26 +2,27 @@
 
 use narrows_plan::model::{ConfigClass, Model};
 use narrows_plan::{Defect, Defects};
+use narrows_runtime::checkpoint::CONFIG_FILE;
 use narrows_runtime::interchange::{WeightFormat, fold_weights};
 
 use crate::args::{Detail, ExportClassArg, ExportSettings, ExportWeightsArgs};
 use crate::errors::{CommandResult, Failure};
 use crate::output;
 use crate::report::{self, ExportReport};
-use crate::weight_files::{WeightsFolder, read_weights};
+use crate::weight_files::{NANOTRON_CONFIG_FILE, WeightsFolder};
 
 /// Writes weights and configuration into a new folder.
 pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
-    let ExportSettings { checkpoint, model, class, output } = args.resolve()?;
+    let ExportSettings { weights, model, class, output } = args.resolve()?;
     let target = ExportTarget::new(&model, class)
         .map_err(|defect| Failure::file(&model.name, Defects::single(defect)))?;
-    let weights = read_weights(checkpoint, &model)?;
+    let weights = weights.read(&model)?;
     let weights = if target.model == model { weights } else { fold_weights(&model, weights) };
     let folder = WeightsFolder::create(output)?;
     let written = folder.write_weights(&target.model, &weights, target.format)?;
     let config_file = match target.format {
-        WeightFormat::Nanotron => "model_config.json",
-        _ => "config.json",
+        WeightFormat::Nanotron => NANOTRON_CONFIG_FILE,
+        _ => CONFIG_FILE,
     };
     let config_file = folder.write_text(config_file, &output::json_text(&target.config)?)?;
     folder.finish()?;

@@ -2,18 +2,19 @@
 
 use narrows_plan::Defects;
 use narrows_plan::model::ModelFile;
+use narrows_runtime::checkpoint::MODEL_FILE;
 use narrows_runtime::interchange::{WeightFormat, factor_weights};
 
 use crate::args::{Detail, FactorArgs, FactorSettings};
 use crate::errors::{CommandResult, Failure};
 use crate::output;
 use crate::report::{self, FactorReport};
-use crate::weight_files::{WeightsFolder, read_weights};
+use crate::weight_files::{WeightFiles, WeightsFolder};
 
 /// Writes the factors and the file of the low-rank model into a new folder.
 pub fn run(args: &FactorArgs) -> CommandResult<()> {
     let FactorSettings { weights, model, choice, output } = args.resolve()?;
-    let dense = read_weights(weights, &model)?;
+    let dense = WeightFiles::find(weights)?.read(&model)?;
     let mut factored = factor_weights(&model, dense, choice)
         .map_err(|defect| Failure::file(&model.name, Defects::single(defect)))?;
     factored.model.name = format!("{}-low-rank", model.name);
@@ -21,7 +22,7 @@ pub fn run(args: &FactorArgs) -> CommandResult<()> {
     let written =
         folder.write_weights(&factored.model, &factored.weights, WeightFormat::HuggingFace)?;
     let text = output::json_text(&ModelFile::from(&factored.model))?;
-    let file = folder.write_text("model.json", &text)?;
+    let file = folder.write_text(MODEL_FILE, &text)?;
     folder.finish()?;
     let report = FactorReport::new(&model, &factored, &written, &file);
     report::print(&report, args.format.format, Detail::Summary, false)

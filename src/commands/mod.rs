@@ -12,12 +12,14 @@ mod explain;
 mod export;
 mod export_weights;
 mod factor;
+mod generate;
 mod plan;
 mod plot;
 mod run;
 mod schema;
 mod search;
 mod sensitivity;
+mod shell;
 mod ui;
 mod validate;
 mod whatif;
@@ -68,6 +70,7 @@ pub fn execute(command: &Command) -> CommandResult<()> {
         Command::Run(args) => run::run(args),
         Command::Plot(args) => plot::run(args),
         Command::Data(args) => data::run(args),
+        Command::Generate(args) => generate::run(args),
         Command::ExportWeights(args) => export_weights::run(args),
         Command::Factor(args) => factor::run(args),
         Command::Convert(args) => convert::run(args),
@@ -75,5 +78,7 @@ pub fn execute(command: &Command) -> CommandResult<()> {
         Command::Calibrate(args) => calibrate::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Schema(args) => schema::run(args),
+        Command::Completions(args) => shell::completions(args),
+        Command::Man(args) => shell::man(args),
     }
 }

@@ -89,6 +89,14 @@ impl HuggingFace {
         let encoded = encoded.map_err(|error| error.to_string())?;
         Ok(encoded.into_iter().map(|encoding| encoding.get_ids().to_vec()).collect())
     }
+
+    /// The text of tokens, with special tokens spelled out.
+    ///
+    /// # Errors
+    /// The message of the tokenizer.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, String> {
+        catch_panic(|| self.tokenizer.decode(tokens, false))?.map_err(|error| error.to_string())
+    }
 }
 
 /// The last two components of a path: the folder names the model, and the rest is private.

@@ -63,6 +63,21 @@ impl Tokenizer {
         }
     }
 
+    /// The text of tokens. What is no character is U+FFFD.
+    ///
+    /// # Errors
+    /// The message of the tokenizer.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, String> {
+        match self {
+            Tokenizer::Bytes => {
+                // No character has the byte that stands for tokens which are no bytes.
+                let bytes = tokens.iter().map(|token| u8::try_from(*token).unwrap_or(u8::MAX));
+                Ok(String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned())
+            }
+            Tokenizer::HuggingFace(tokenizer) => tokenizer.decode(tokens),
+        }
+    }
+
     /// Writes the tokens of one document, and counts its text.
     ///
     /// # Errors

@@ -342,8 +342,8 @@ fn checkpoints_written_behind_steps_are_those_of_a_run_that_waits() {
             }
             files(&processes.at("kept"))
         });
-        // The steps 2, 4, 6 and 7, and four files each or six.
-        assert_eq!(blocking.len(), 4 * (2 + 2 * world), "{world}");
+        // The steps 2, 4, 6 and 7, and six files each or eight.
+        assert_eq!(blocking.len(), 4 * (4 + 2 * world), "{world}");
         assert!(blocking == background, "{world}: the checkpoints differ");
     }
 }

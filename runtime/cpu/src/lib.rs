@@ -9,7 +9,7 @@
 //! | `device_links` | communicators and peer links of a device |
 //! | `device_clock` | the time of a device by category |
 //! | `execute/` | the instructions, as calls of [`kernels`] |
-//! | `decoder/` | generation: the forward pass of one sequence with a cache of keys and values |
+//! | `cached_model/` | generation: the forward pass of one sequence with a cache of keys and values |
 //! | `arena` | memory of a device |
 //! | `shared_memory_group`, `stage_pipe`, `barrier`, `abort` | collectives, transfers and waiting within a process |
 //! | `memory`, `stage_traffic` | memory that a session needs |
@@ -17,7 +17,7 @@
 mod abort;
 mod arena;
 mod barrier;
-mod decoder;
+mod cached_model;
 mod device;
 mod device_clock;
 mod device_links;
@@ -30,6 +30,6 @@ mod shared_memory_group;
 mod stage_pipe;
 mod stage_traffic;
 
-pub use decoder::{DecodeError, Decoder};
+pub use cached_model::{CachedModel, SequenceError};
 pub use engine::{session, session_of_process};
 pub use memory::{GatheredTensors, memory_lower_bound, node_memory_lower_bound};

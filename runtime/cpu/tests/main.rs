@@ -1,8 +1,8 @@
 //! Tests of the CPU backend. One program, which is linked once and runs its tests on all cores. Allocations are counted in
 //! a program of their own.
 
+mod cached_model;
 mod cpu;
-mod decoder;
 mod exact_report;
 mod measure;
 mod run_plan;

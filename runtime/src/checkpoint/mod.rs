@@ -2,7 +2,8 @@
 //!
 //! A checkpoint holds whole, unsharded tensors under Hugging Face style names (`names.rs`), so nothing
 //! in it depends on the plan. A run resumes bit for bit under the same plan, and up to the rounding of
-//! f32 sums in another order under a different one. A checkpoint is a folder of four files:
+//! f32 sums in another order under a different one. A checkpoint is a folder of four files, and of
+//! [companions](SaveOptions) with which other programs load the weights:
 //!
 //! | file | contents |
 //! |---|---|
@@ -33,6 +34,7 @@
 //! # }
 //! ```
 
+mod companions;
 mod contents;
 mod error;
 mod folder;
@@ -48,6 +50,7 @@ mod state;
 mod storage;
 mod tensors;
 
+pub use companions::{CONFIG_FILE, MODEL_FILE, SaveOptions, TokenizerFile};
 pub use contents::{Checkpoint, CheckpointOrigin, CheckpointOutline, ResumeError};
 pub use error::{CheckpointError, CheckpointFault, TensorFault};
 pub use folder::{CheckpointFolder, Retention, folder_name, keep_only, latest, list, set_aside};
@@ -55,5 +58,5 @@ pub use lock::{FolderLock, lock};
 pub use names::{StoredParameter, stored_parameters};
 pub use pending_save::{PendingSave, SaveMode, save};
 pub use shared_fault::require_shared;
-pub use storage::{FoundCheckpoint, ResumedState, is_checkpoint, load};
+pub use storage::{FoundCheckpoint, ResumedState, is_checkpoint, load, load_weights};
 pub(crate) use tensors::transpose;

@@ -14,9 +14,10 @@ use std::thread::{self, JoinHandle};
 use narrows_plan::model::Model;
 use tempfile::TempDir;
 
+use super::companions::{self, SaveOptions};
 use super::contents::Checkpoint;
 use super::error::{CheckpointError, CheckpointFault};
-use super::folder::{self, Retention};
+use super::folder;
 use super::format::{MANIFEST, STATE};
 use super::manifest::{FileEntry, Manifest};
 use super::shard_writer::{copy_shards, local_shards, write_copies, write_local_shards};
@@ -41,18 +42,18 @@ pub enum SaveMode {
 /// # Errors
 /// When the checkpoint does not belong to the model, or a file cannot be written; existing checkpoints
 /// are then unchanged.
-pub fn save(
+pub fn save<'a>(
     dir: &Path,
     checkpoint: &Checkpoint,
     model: &Model,
-    retention: impl Into<Retention>,
+    options: impl Into<SaveOptions<'a>>,
 ) -> Result<PathBuf, CheckpointError> {
     let step = checkpoint.step;
     let (dir, target) = (dir.to_path_buf(), dir.join(folder::folder_name(step)));
     let (state, temporary) = start_whole(&dir, &target, checkpoint, model)?;
     let writer = Writer::Ended(write_whole((temporary.path(), &target), checkpoint, model));
-    let (temporary, group) = (Some(temporary), None);
-    PendingSave { dir, target, step, temporary, writer, state, group }.commit(retention)
+    let (temporary, group, model) = (Some(temporary), None, model.clone());
+    PendingSave { dir, target, step, temporary, writer, state, group, model }.commit(options)
 }
 
 /// Checks a checkpoint of whole tensors, and creates a folder for its files.
@@ -87,6 +88,7 @@ pub struct PendingSave {
     writer: Writer,
     state: RunState,
     group: Option<SavingGroup>,
+    model: Model,
 }
 
 /// The processes of a run, which wait for this one beyond their timeout until the value is dropped.
@@ -130,11 +132,11 @@ impl PendingSave {
             let checkpoint = checkpoint.ok_or_else(missing)?;
             let (state, temporary) = start_whole(&dir, &target, &checkpoint, model)?;
             let (folder, model) = (temporary.path().to_path_buf(), model.clone());
-            let final_folder = target.clone();
-            let write = move || write_whole((&folder, &final_folder), &checkpoint, &model);
+            let (final_folder, of) = (target.clone(), model.clone());
+            let write = move || write_whole((&folder, &final_folder), &checkpoint, &of);
             let writer = Writer::start(mode, write, &target)?;
             let (temporary, group) = (Some(temporary), None);
-            return Ok(PendingSave { dir, target, step, temporary, writer, state, group });
+            return Ok(PendingSave { dir, target, step, temporary, writer, state, group, model });
         };
         let (temporary, name) = create_temporary(&dir, &**group)?;
         let saving = SavingGroup::new(group.clone());
@@ -152,7 +154,8 @@ impl PendingSave {
             }
         };
         let state = RunState::of_trainer(trainer, model, seed);
-        Ok(PendingSave { dir, target, step, temporary, writer, state, group: Some(saving) })
+        let (group, model) = (Some(saving), model.clone());
+        Ok(PendingSave { dir, target, step, temporary, writer, state, group, model })
     }
 
     /// Number of steps of the run until the checkpoint.
@@ -173,8 +176,12 @@ impl PendingSave {
     ///
     /// # Errors
     /// When a file of any process could not be written, or a process is gone or late; existing checkpoints are then unchanged.
-    pub fn commit(self, retention: impl Into<Retention>) -> Result<PathBuf, CheckpointError> {
-        let PendingSave { dir, target, step, temporary, writer, state, group } = self;
+    pub fn commit<'a>(
+        self,
+        options: impl Into<SaveOptions<'a>>,
+    ) -> Result<PathBuf, CheckpointError> {
+        let SaveOptions { retention, tokenizer } = options.into();
+        let PendingSave { dir, target, step, temporary, writer, state, group, model } = self;
         let own_files = writer.wait(&target);
         let files = match &group {
             None => own_files?,
@@ -187,7 +194,10 @@ impl PendingSave {
             }
         };
         let is_first = temporary.is_some();
-        let complete = |temporary| complete(temporary, (&dir, &target), files, &state, step);
+        let complete = |temporary: TempDir| {
+            companions::write((temporary.path(), &target), &model, tokenizer)?;
+            complete(temporary, (&dir, &target), files, &state, step)
+        };
         let completed = temporary.map_or(Ok(()), complete);
         match &group {
             None => completed?,
@@ -196,7 +206,7 @@ impl PendingSave {
             }
         }
         if is_first {
-            folder::prune(&dir, step, retention.into());
+            folder::prune(&dir, step, retention);
         }
         Ok(target)
     }

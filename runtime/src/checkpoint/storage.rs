@@ -95,6 +95,19 @@ fn load_files(
     })
 }
 
+/// Reads the weights of a checkpoint, as [`load`] does, without the moments.
+///
+/// # Errors
+/// The first problem, with the file and the location in it.
+pub fn load_weights(path: &Path, model: &Model) -> Result<ModelTensors, CheckpointError> {
+    let manifest = Manifest::read(path)?;
+    read_state(path, &manifest, model)?;
+    match manifest.is_of_shards() {
+        true => ShardReader::new(path, &manifest, model).whole(TensorKind::Weights),
+        false => read_whole_weights(path, &manifest, model),
+    }
+}
+
 /// A checkpoint all of whose files exist and have their sizes.
 #[derive(Clone, Debug)]
 pub struct FoundCheckpoint {
@@ -210,18 +223,32 @@ fn read_whole(
     manifest: &Manifest,
     model: &Model,
 ) -> Result<(ModelTensors, ModelTensors, ModelTensors), CheckpointError> {
-    let parameters = stored_parameters(model);
-    let error = |name: &str| {
-        let path = path.join(name);
-        move |fault| CheckpointError::new(&path, fault)
-    };
-    let [weights] = tensors::read(&manifest.read_file(path, MODEL)?, &parameters, [WEIGHT_SUFFIX])
-        .map_err(error(MODEL))?;
+    let weights = read_whole_weights(path, manifest, model)?;
     let suffixes = [FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX];
-    let [first_moments, second_moments] =
-        tensors::read(&manifest.read_file(path, OPTIMIZER)?, &parameters, suffixes)
-            .map_err(error(OPTIMIZER))?;
+    let [first_moments, second_moments] = read_groups(path, manifest, model, OPTIMIZER, suffixes)?;
     Ok((weights, first_moments, second_moments))
+}
+
+fn read_whole_weights(
+    path: &Path,
+    manifest: &Manifest,
+    model: &Model,
+) -> Result<ModelTensors, CheckpointError> {
+    let [weights] = read_groups(path, manifest, model, MODEL, [WEIGHT_SUFFIX])?;
+    Ok(weights)
+}
+
+/// The tensors of a file with these suffixes.
+fn read_groups<const N: usize>(
+    path: &Path,
+    manifest: &Manifest,
+    model: &Model,
+    name: &str,
+    suffixes: [&'static str; N],
+) -> Result<[ModelTensors; N], CheckpointError> {
+    let bytes = manifest.read_file(path, name)?;
+    tensors::read(&bytes, &stored_parameters(model), suffixes)
+        .map_err(|fault| CheckpointError::new(&path.join(name), fault))
 }
 
 pub(super) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<FileEntry> {

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use narrows_plan::model::{self, presets};
 use narrows_runtime::checkpoint::{
-    Checkpoint, CheckpointFault, Retention, TensorFault, keep_only, latest, list, load, save,
-    stored_parameters,
+    CONFIG_FILE, Checkpoint, CheckpointFault, MODEL_FILE, Retention, SaveOptions, TensorFault,
+    TokenizerFile, keep_only, latest, list, load, load_weights, save, stored_parameters,
 };
 use narrows_runtime::data::{LastTarget, TargetRule};
 use narrows_runtime::{DecayedWeights, LearningRateSchedule, StepCount};
@@ -24,16 +25,46 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
+/// Nothing that a run reads depends on the companions, and weights are read without moments.
+#[test]
+fn companions_describe_the_model_and_its_tokens() {
+    let models = ["cola-tiny", "llama-60m", "lax-60m"].map(|name| {
+        let mut model = presets::find(name).unwrap();
+        model.blocks.truncate(2);
+        (model.vocab, model.max_sequence_length) = (256, 64);
+        model
+    });
+    for (model, class) in models.into_iter().zip([Some("cola"), Some("llama"), None]) {
+        let checkpoint = trained(&model);
+        let dir = tempfile::tempdir().unwrap();
+        let contents = b"{}".to_vec();
+        let tokenizer = [TokenizerFile { name: "tokenizer.json".into(), contents }];
+        let options = SaveOptions { retention: keep(1).into(), tokenizer: &tokenizer };
+        let path = save(dir.path(), &checkpoint, &model, options).unwrap();
+        let read = |name: &str| {
+            let text = fs::read_to_string(path.join(name)).ok()?;
+            Some(model::read(name, &text).unwrap())
+        };
+        assert_eq!(read(MODEL_FILE).as_ref(), Some(&model));
+        let config = read(CONFIG_FILE);
+        assert_eq!(config.map(|config| config.blocks), class.map(|_| model.blocks.clone()));
+        assert_eq!(fs::read(path.join("tokenizer.json")).unwrap(), b"{}");
+        assert!(load_weights(&path, &model).unwrap() == checkpoint.weights);
+        for name in [MODEL_FILE, "tokenizer.json"] {
+            fs::remove_file(path.join(name)).unwrap();
+        }
+        assert!(load(&path, &model).unwrap() == checkpoint);
+    }
+}
+
 #[test]
 fn files_have_the_names_and_layouts_of_hugging_face() {
     let model = small_model(false);
     let checkpoint = trained(&model);
     let dir = tempfile::tempdir().unwrap();
     let path = save(dir.path(), &checkpoint, &model, keep(1)).unwrap();
-    assert_eq!(
-        names(&path),
-        ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
-    );
+    let files = ["manifest.json", "model.json", "model.safetensors", "optimizer.safetensors"];
+    assert_eq!(names(&path), [&files[..], &["state.json"]].concat());
     let bytes = fs::read(path.join("model.safetensors")).unwrap();
     let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
     assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");

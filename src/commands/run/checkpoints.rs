@@ -7,12 +7,14 @@ use narrows_plan::model::Model;
 use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{
     self, CheckpointError, FolderLock, FoundCheckpoint, PendingSave, ResumeError, ResumedState,
-    Retention, SaveMode,
+    Retention, SaveMode, SaveOptions, TokenizerFile,
 };
 use narrows_runtime::process_group::gather_and_broadcast;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{CheckpointSettings, RunOrigin, flags_of_recipe};
+use crate::args::{
+    CheckpointSettings, RunOrigin, TrainSettings, flags_of_recipe, tokenizer_files_of,
+};
 use crate::checkpoint_folder::last_complete;
 use crate::cluster::cluster_failure;
 use crate::errors::{CommandResult, Failure, Problem};
@@ -28,6 +30,7 @@ pub struct CheckpointKeeper<'a> {
     lock: Option<&'a FolderLock>,
     model: &'a Model,
     seed: u64,
+    tokenizer: Vec<TokenizerFile>,
     resumed: Option<CheckpointEntry>,
     last: Option<CheckpointEntry>,
     /// The checkpoint that is being written, if any, and where it belongs.
@@ -88,14 +91,23 @@ fn reject_other_run(
 }
 
 impl<'a> CheckpointKeeper<'a> {
-    /// The checkpoints of a model with this seed of its initial weights.
+    /// The checkpoints of a run of a model.
     pub fn new(
-        settings: Option<&'a CheckpointSettings>,
+        training: &'a TrainSettings,
         lock: Option<&'a FolderLock>,
         model: &'a Model,
-        seed: u64,
     ) -> CheckpointKeeper<'a> {
-        CheckpointKeeper { settings, lock, model, seed, resumed: None, last: None, pending: None }
+        let TrainSettings { checkpoints, recipe, tokenizer, .. } = training;
+        CheckpointKeeper {
+            settings: checkpoints.as_ref(),
+            lock,
+            model,
+            seed: recipe.seed,
+            tokenizer: tokenizer.clone(),
+            resumed: None,
+            last: None,
+            pending: None,
+        }
     }
 
     /// The checkpoint that the run resumed from.
@@ -123,6 +135,9 @@ impl<'a> CheckpointKeeper<'a> {
             return Err(Failure::input(Problem::new("--steps", message).hint(hint)));
         }
         warn_of_other_recipe(&path, &loaded, trainer);
+        if self.tokenizer.is_empty() {
+            self.tokenizer = tokenizer_files_of(&path)?;
+        }
         let saved = CheckpointEntry { step: loaded.step, path };
         (self.resumed, self.last) = (Some(saved.clone()), Some(saved));
         Ok(())
@@ -280,7 +295,8 @@ impl<'a> CheckpointKeeper<'a> {
             Place::Run => settings.retention,
             Place::Best => Retention::Only,
         };
-        let path = pending.commit(retention).map_err(Failure::checkpoint)?;
+        let options = SaveOptions { retention, tokenizer: &self.tokenizer };
+        let path = pending.commit(options).map_err(Failure::checkpoint)?;
         if place == Place::Run {
             self.last = Some(CheckpointEntry { step, path });
         }

@@ -1,7 +1,6 @@
 //! The training run: prepares a session, trains, and reports.
 
 use std::ffi::OsStr;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -12,7 +11,6 @@ use narrows_plan::model::Model;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
 use narrows_planner::Prediction;
 use narrows_runtime::checkpoint::{self, FolderLock};
-use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;
 use narrows_runtime::train::{
@@ -25,6 +23,7 @@ use super::data_check::DataCheck;
 use super::initial_weights::load_initial_weights;
 use super::memory::require_memory;
 use super::processes::RunStart;
+use super::tokens::sampler;
 use super::trace::Tracer;
 use super::validation::{EvaluationOutcome, Validation};
 use super::{PlannedRun, TextOutput, processes};
@@ -36,14 +35,9 @@ use crate::host::cores;
 use crate::metrics_file::MetricsFile;
 use crate::report::{Report, RunHeader, RunHistory, RunReport, progress_line};
 use crate::signals::StopSignals;
+use crate::tensorboard::EventFile;
 use crate::text::plural;
 use crate::{gpu, output, progress};
-
-/// The built-in text.
-const BUILT_IN_TEXT: &[u8] = include_bytes!("../../../data/moby-dick.txt");
-
-/// The name of the built-in text in reports.
-const BUILT_IN_NAME: &str = "moby-dick.txt (within the program)";
 
 /// Number of progress lines in a run.
 const PROGRESS_LINES: u64 = 10;
@@ -90,8 +84,7 @@ fn train_in_group(
         session.record_instruction_spans();
     }
     let mut trainer = Trainer::new(session, sampler, training.recipe.optimizer)?;
-    let mut keeper =
-        CheckpointKeeper::new(training.checkpoints.as_ref(), lock, &model, training.recipe.seed);
+    let mut keeper = CheckpointKeeper::new(training, lock, &model);
     keeper.resume(&mut trainer, training.recipe.steps)?;
     let weights_sha256 = match keeper.resumed() {
         None => load_initial_weights(&mut trainer, &model, training)?,
@@ -119,6 +112,8 @@ fn train_in_group(
     let mut data_check = DataCheck::begin(tokens, evaluated, training)?;
     let mut metrics =
         training.metrics.as_deref().map(|file| metrics_file(file, &keeper)).transpose()?;
+    let folder = training.tensorboard.as_deref();
+    let mut events = folder.map(|folder| EventFile::create(folder, first_step + 1)).transpose()?;
     let predicted = step_prediction(&plan, &prediction);
     let header =
         RunHeader { model: &model, plan: &plan, prediction: &prediction, threads, training };
@@ -149,6 +144,8 @@ fn train_in_group(
             let record = MetricsRecord::new(trained, Some(&predicted));
             metrics.write(&record.with_evaluation(evaluation))
         });
+        let event = events.as_mut();
+        let event = event.map_or(Ok(()), |events| events.write(trained, &predicted, evaluation));
         if written.is_ok() {
             history.push(trained);
         }
@@ -182,8 +179,10 @@ fn train_in_group(
             true => trainer.read_ahead().map_err(Failure::token_file),
             false => Ok(()),
         };
-        fault =
-            fault.take().or(written.and(printed).and(tokens).err()).or_else(|| data_check.fault());
+        fault = fault
+            .take()
+            .or(written.and(event).and(printed).and(tokens).err())
+            .or_else(|| data_check.fault());
         if verdict.as_ref().is_some_and(|verdict| verdict.is_best) {
             keeper.save_best(trainer).map_err(LoopError::Ended)?;
         }
@@ -323,21 +322,6 @@ fn metrics_file(file: &OsStr, keeper: &CheckpointKeeper) -> CommandResult<Metric
         Some(checkpoint) => MetricsFile::resume(file, checkpoint.step),
         None => MetricsFile::create(file),
     }
-}
-
-fn sampler(model: &Model, plan: &Plan, training: &TrainSettings) -> CommandResult<Sampler> {
-    let file = match &training.tokens {
-        TokenSource::BuiltIn => TokenFile::from_text(Path::new(BUILT_IN_NAME), BUILT_IN_TEXT),
-        TokenSource::File(path) => TokenFile::open(path),
-    }
-    .map_err(Failure::token_file)?;
-    let sampling = SamplerConfig {
-        sequence_length: plan.workload.sequence_length,
-        vocabulary: u32::try_from(model.vocab).unwrap_or(u32::MAX),
-        seed: training.recipe.seed,
-        targets: training.recipe.targets,
-    };
-    Sampler::new(Arc::new(file), sampling).map_err(|error| TrainError::from(error).into())
 }
 
 /// The failure of a run, with the files that the run has written.

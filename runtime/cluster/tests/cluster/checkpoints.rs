@@ -92,6 +92,9 @@ fn checkpoints_of_all_processes_are_those_of_one_process_and_resume_under_any_pl
         threads.step().unwrap();
         let expected = Checkpoint::of_trainer(&threads, model, 3).unwrap().unwrap();
         assert!(checkpoint::load(&saved, model).unwrap() == expected, "of\n{}", to_json(plan));
+        let weights = checkpoint::load_weights(&saved, model).unwrap();
+        assert!(weights == expected.weights, "of\n{}", to_json(plan));
+        assert!(saved.join(checkpoint::MODEL_FILE).exists());
         // Resuming is bitwise exact under the same plan.
         let uninterrupted = [threads.step().unwrap(), threads.step().unwrap()];
         let (resumed, last) = run((model, plan), Some(&saved), 2, dir);

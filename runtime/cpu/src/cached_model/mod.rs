@@ -1,6 +1,6 @@
 //! Generation: the forward pass of one sequence, a few tokens at a time.
 //!
-//! A [`Decoder`] holds whole, unsharded weights, and the keys and values of the tokens so far, so that each new
+//! A [`CachedModel`] holds whole, unsharded weights, and the keys and values of the tokens so far, so that each new
 //! token costs one pass over the weights. It computes the function of the model with the kernels of training, on
 //! one device: the forms of a norm, which differ in their communication, are one form here.
 //!
@@ -29,7 +29,7 @@ use cache::KvCache;
 const CHUNK_TOKENS: usize = 128;
 
 /// A sequence, and the model that continues it.
-pub struct Decoder {
+pub struct CachedModel {
     model: Model,
     weights: ModelTensors,
     rope: RopeTable,
@@ -42,7 +42,7 @@ pub struct Decoder {
 
 /// Error of adding tokens to a sequence, which is then unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
+pub enum SequenceError {
     /// A token is not in the vocabulary.
     #[error("token {token} is not in the vocabulary of {vocab}")]
     TokenOutOfVocabulary {
@@ -61,7 +61,7 @@ pub enum DecodeError {
     },
 }
 
-impl Decoder {
+impl CachedModel {
     /// An empty sequence of at most `positions` tokens.
     ///
     /// # Panics
@@ -71,14 +71,14 @@ impl Decoder {
         weights: ModelTensors,
         positions: usize,
         parallel: Parallel,
-    ) -> Decoder {
+    ) -> CachedModel {
         for parameter in narrows_runtime::logical_parameters(model) {
             let actual = weights.get(&parameter.id).map(|tensor| tensor.len() as u64);
             assert_eq!(actual, Some(parameter.elements()), "elements of {}", parameter.id);
         }
         let rope = RopeTable::new(positions, model.head_dim as usize, model.rope_theta);
         let caches = vec![KvCache::default(); model.blocks.len()];
-        Decoder { model: model.clone(), weights, rope, positions, caches, parallel }
+        CachedModel { model: model.clone(), weights, rope, positions, caches, parallel }
     }
 
     /// Number of tokens of the sequence.
@@ -92,7 +92,7 @@ impl Decoder {
     ///
     /// # Errors
     /// A token outside the vocabulary, and a sequence that becomes too long.
-    pub fn push(&mut self, tokens: &[u32]) -> Result<Vec<f32>, DecodeError> {
+    pub fn push(&mut self, tokens: &[u32]) -> Result<Vec<f32>, SequenceError> {
         self.check(tokens)?;
         let mut last = vec![];
         for chunk in tokens.chunks(CHUNK_TOKENS) {
@@ -107,7 +107,7 @@ impl Decoder {
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    pub fn push_with_all_logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, DecodeError> {
+    pub fn push_with_all_logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, SequenceError> {
         self.check(tokens)?;
         let mut logits = vec![];
         for chunk in tokens.chunks(CHUNK_TOKENS) {
@@ -117,14 +117,14 @@ impl Decoder {
         Ok(logits)
     }
 
-    fn check(&self, tokens: &[u32]) -> Result<(), DecodeError> {
+    fn check(&self, tokens: &[u32]) -> Result<(), SequenceError> {
         let vocab = self.model.vocab;
         if let Some(&token) = tokens.iter().find(|token| u64::from(**token) >= vocab) {
-            return Err(DecodeError::TokenOutOfVocabulary { token, vocab });
+            return Err(SequenceError::TokenOutOfVocabulary { token, vocab });
         }
         let (tokens, positions) = (self.tokens() + tokens.len(), self.positions);
         if tokens > positions {
-            return Err(DecodeError::TooManyTokens { tokens, positions });
+            return Err(SequenceError::TooManyTokens { tokens, positions });
         }
         Ok(())
     }
@@ -132,7 +132,7 @@ impl Decoder {
     /// The output of the last block for new tokens, `[tokens, hidden]`.
     fn forward(&mut self, tokens: &[u32]) -> Vec<f32> {
         let first_position = self.tokens();
-        let Decoder { model, weights, rope, parallel, caches, .. } = self;
+        let CachedModel { model, weights, rope, parallel, caches, .. } = self;
         let (rows, width) = (tokens.len(), model.hidden as usize);
         let mut x = vec![0.0; rows * width];
         let table = MatrixView::new(&weights[&EMBEDDING], model.vocab as usize, width);
@@ -149,7 +149,7 @@ impl Decoder {
 
     /// Logits `[tokens, vocab]` for outputs of the last block, `[tokens, hidden]`.
     fn logits(&self, x: &[f32]) -> Vec<f32> {
-        let Decoder { model, weights, parallel, .. } = self;
+        let CachedModel { model, weights, parallel, .. } = self;
         let (hidden, vocab) = (model.hidden as usize, model.vocab as usize);
         let rows = x.len() / hidden;
         let normed = norm(x, &weights[&FINAL_NORM], model.norm_epsilon, *parallel);

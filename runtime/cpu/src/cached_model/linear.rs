@@ -130,15 +130,7 @@ fn add_gated(
             };
             let mut scratch = vec![0.0; gate.scratch_elements(block.parallel)];
             let (tokens, add) = (block.tokens, WriteMode::Add);
-            tensor_gate_forward(
-                tokens,
-                gate,
-                previous,
-                latent,
-                add,
-                &mut scratch,
-                block.parallel,
-            );
+            tensor_gate_forward(tokens, gate, previous, latent, add, &mut scratch, block.parallel);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Logits of the decoder equal those of the reference interpreter at every position, however the tokens are divided.
+//! Logits of a cached model equal those of the reference interpreter at every position, however the tokens are divided.
 
 use narrows_cpu::kernels::Parallel;
-use narrows_cpu::{DecodeError, Decoder};
+use narrows_cpu::{CachedModel, SequenceError};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::{CheckedProgram, Context, Mesh, Precision, Workload, Zero, lower};
 use narrows_reference::{Batch, Matrix, Parameters, Reference};
@@ -29,8 +29,8 @@ fn tokens(model: &Model, count: usize) -> Vec<u32> {
     (0..count as u64).map(|i| ((i * i * 31 + i * 7 + 5) % model.vocab) as u32).collect()
 }
 
-fn decoder(model: &Model, weights: &ModelTensors, positions: usize, threads: usize) -> Decoder {
-    Decoder::new(model, weights.clone(), positions, Parallel::new(threads))
+fn cached(model: &Model, weights: &ModelTensors, positions: usize, threads: usize) -> CachedModel {
+    CachedModel::new(model, weights.clone(), positions, Parallel::new(threads))
 }
 
 /// In f64, one row for each token.
@@ -64,8 +64,8 @@ fn models() -> Vec<Model> {
 fn logits_equal_those_of_the_reference_at_every_position() {
     for (index, model) in models().iter().enumerate() {
         let (weights, tokens) = (weights(model), tokens(model, 11));
-        let mut decoder = decoder(model, &weights, 11, 1 + index % 2);
-        let logits = decoder.push_with_all_logits(&tokens).unwrap();
+        let mut cached = cached(model, &weights, 11, 1 + index % 2);
+        let logits = cached.push_with_all_logits(&tokens).unwrap();
         let expected = reference_logits(model, &weights, &tokens);
         assert_equal_logits(&model.name, &logits, expected.elements());
     }
@@ -81,19 +81,19 @@ fn cached_tokens_give_the_logits_of_uncached_ones() {
         let (weights, tokens) = (weights(&model), tokens(&model, 150));
         let expected = reference_logits(&model, &weights, &tokens);
         for sizes in [&[150][..], &[1, 2, 3, 140, 4], &[149, 1]] {
-            let mut decoder = decoder(&model, &weights, 150, 2);
+            let mut cached = cached(&model, &weights, 150, 2);
             let mut end = 0;
             for size in sizes {
-                let logits = decoder.push(&tokens[end..end + size]).unwrap();
+                let logits = cached.push(&tokens[end..end + size]).unwrap();
                 end += size;
                 let name = format!("{name}, {end} tokens");
                 assert_equal_logits(&name, &logits, expected.row(end - 1));
             }
-            assert_eq!(decoder.tokens(), 150);
+            assert_eq!(cached.tokens(), 150);
         }
-        let mut decoder = decoder(&model, &weights, 150, 1);
+        let mut cached = cached(&model, &weights, 150, 1);
         for (position, token) in tokens.iter().enumerate().take(20) {
-            let logits = decoder.push(&[*token]).unwrap();
+            let logits = cached.push(&[*token]).unwrap();
             assert_equal_logits(name, &logits, expected.row(position));
         }
     }
@@ -120,7 +120,7 @@ fn the_loss_equals_that_of_an_evaluation_under_any_plan() {
         let expected = session.evaluate(input).unwrap().loss;
         let vocab = model.vocab as usize;
         let losses = inputs.chunks(8).zip(targets.chunks(8)).flat_map(|(inputs, targets)| {
-            let logits = decoder(&model, &weights, 8, 1).push_with_all_logits(inputs).unwrap();
+            let logits = cached(&model, &weights, 8, 1).push_with_all_logits(inputs).unwrap();
             let loss = |(row, target): (&[f32], &u32)| cross_entropy(row, *target);
             logits.chunks(vocab).zip(targets).map(loss).collect::<Vec<_>>()
         });
@@ -138,14 +138,15 @@ fn cross_entropy(logits: &[f32], target: u32) -> f64 {
 fn tokens_that_do_not_fit_change_nothing() {
     let model = presets::find("cola-tiny").unwrap();
     let weights = weights(&model);
-    let mut one = decoder(&model, &weights, 4, 1);
-    let mut other = decoder(&model, &weights, 4, 1);
+    let mut one = cached(&model, &weights, 4, 1);
+    let mut other = cached(&model, &weights, 4, 1);
     one.push(&[1, 2]).unwrap();
     other.push(&[1, 2]).unwrap();
     assert_eq!(
         one.push(&[3, 256]),
-        Err(DecodeError::TokenOutOfVocabulary { token: 256, vocab: 256 })
+        Err(SequenceError::TokenOutOfVocabulary { token: 256, vocab: 256 })
     );
-    assert_eq!(one.push(&[3, 4, 5]), Err(DecodeError::TooManyTokens { tokens: 5, positions: 4 }));
+    assert_eq!(one.push(&[3, 4, 5]), Err(SequenceError::TooManyTokens { tokens: 5, positions: 4 }));
+    assert_eq!(one.push(&[]), Ok(vec![]));
     assert_eq!(one.push(&[3, 4]), other.push(&[3, 4]));
 }

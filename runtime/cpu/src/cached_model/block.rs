@@ -47,7 +47,8 @@ impl BlockContext<'_> {
         cache: &mut KvCache,
         latents: &mut Latents,
     ) -> Vec<f32> {
-        let mut linear = |slot: usize, x: &[f32]| linear::forward(self, slot, x, &mut latents[slot]);
+        let mut linear =
+            |slot: usize, x: &[f32]| linear::forward(self, slot, x, &mut latents[slot]);
         let epsilon = self.model.norm_epsilon;
         let normed = norm(&x, self.weight(WeightId::Norm1), epsilon, self.parallel);
         let (mut q, mut k) = (linear(Q, &normed), linear(K, &normed));

@@ -1,0 +1,116 @@
+//! `narrows generate`: continues a text with the weights of a checkpoint.
+
+use narrows_cpu::CachedModel;
+use narrows_cpu::kernels::Parallel;
+use narrows_plan::Bytes;
+use narrows_plan::model::Model;
+
+use crate::args::{GenerateArgs, GenerateSettings, OutputFormat};
+use crate::errors::{CommandResult, Failure, Problem};
+use crate::generate::{GenerateError, GenerationLimits, TextStream, generate};
+use crate::host::{available_memory, cores};
+use crate::output;
+use crate::report::GenerationReport;
+use crate::tokenize::Tokenizer;
+
+/// Continues the text, and prints it as it comes.
+pub fn run(args: &GenerateArgs) -> CommandResult<()> {
+    let settings = args.resolve()?;
+    let GenerateSettings { weights, model, tokenizer, prompt, choice, .. } = &settings;
+    let prompt_tokens = prompt_tokens(prompt, tokenizer, model)?;
+    let positions = usize::try_from(model.max_sequence_length).unwrap_or(usize::MAX);
+    let limits = GenerationLimits {
+        tokens: settings.tokens as usize,
+        positions: positions.min(prompt_tokens.len() + settings.tokens as usize),
+        end_of_text: tokenizer.description().end_of_text,
+    };
+    require_memory(model, limits.positions)?;
+    let parallel = Parallel::new(cores() as usize);
+    let mut cached = CachedModel::new(model, weights.read(model)?, limits.positions, parallel);
+    let mut stream = TextStream::new(tokenizer, &prompt_tokens);
+    let mut text = String::new();
+    let mut print = |part: Result<String, String>| {
+        let part = part.map_err(|message| Failure::input(Problem::new("--tokenizer", message)))?;
+        text.push_str(&part);
+        match args.format.format {
+            OutputFormat::Text => output::print(&printable(&part)),
+            OutputFormat::Json => Ok(()),
+        }
+    };
+    if args.format.format == OutputFormat::Text {
+        output::print(prompt)?;
+    }
+    let emit = |token| print(stream.push(token));
+    let generated = generate(&mut cached, &prompt_tokens, limits, choice, emit);
+    let generation = generated.map_err(failure)?;
+    print(stream.finish())?;
+    let report = GenerationReport::new(&settings, prompt_tokens, text, &generation);
+    match args.format.format {
+        OutputFormat::Json => output::print_json(&report),
+        OutputFormat::Text => {
+            output::print("\n")?;
+            output::eprint(&report.summary());
+            Ok(())
+        }
+    }
+}
+
+/// The tokens of a prompt, of which there is at least one, and all within the model's vocabulary and positions.
+fn prompt_tokens(prompt: &str, tokenizer: &Tokenizer, model: &Model) -> CommandResult<Vec<u32>> {
+    let invalid =
+        |message: String, hint: &str| Failure::input(Problem::new("--prompt", message).hint(hint));
+    let tokens = tokenizer.encode(vec![prompt.to_owned()]);
+    let mut tokens = tokens.map_err(|message| invalid(message, "another --tokenizer"))?.concat();
+    if tokens.is_empty() {
+        // As at the beginning of a document in the training data.
+        tokens.extend(tokenizer.description().end_of_text);
+    }
+    if tokens.is_empty() {
+        let message = "has no token to continue, and the tokenizer no end-of-text token";
+        return Err(invalid(message.into(), "a text"));
+    }
+    if let Some(token) = tokens.iter().find(|token| u64::from(**token) >= model.vocab) {
+        let message =
+            format!("has token {token}, and the vocabulary of {} {}", model.name, model.vocab);
+        return Err(invalid(message, "--tokenizer, the tokenizer of the training data"));
+    }
+    if tokens.len() as u64 >= model.max_sequence_length {
+        let (count, longest) = (tokens.len(), model.max_sequence_length);
+        let message = format!("has {count} tokens, and {} has {longest} positions", model.name);
+        return Err(invalid(message, "a shorter text, which leaves a position for a new token"));
+    }
+    Ok(tokens)
+}
+
+/// Checks that the machine has the memory for weights, keys and values. The system would end the program without a message.
+fn require_memory(model: &Model, positions: usize) -> CommandResult<()> {
+    let cached = 2 * model.blocks.len() as u64 * model.kv_heads * model.head_dim;
+    let elements = model.parameters() + cached * positions as u64;
+    let needed = Bytes(elements * size_of::<f32>() as u64);
+    match available_memory().filter(|available| needed > *available) {
+        None => Ok(()),
+        Some(available) => {
+            let message = format!("{} needs {needed}, and {available} are free", model.name);
+            Err(Failure::failed(vec![
+                Problem::new("memory", message).hint("a machine with more memory"),
+            ]))
+        }
+    }
+}
+
+fn failure(error: GenerateError<Failure>) -> Failure {
+    match error {
+        GenerateError::Output(failure) => failure,
+        GenerateError::Prompt(error) => Failure::input(Problem::new("--prompt", error.to_string())),
+        GenerateError::NotFinite => {
+            let problem = Problem::new("CHECKPOINT", "the logits of the model are not finite");
+            Failure::failed(vec![problem.hint("a checkpoint of an earlier step")])
+        }
+    }
+}
+
+/// Text without the control characters that a terminal would obey.
+fn printable(text: &str) -> String {
+    let is_obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\t' | '\r');
+    text.replace(is_obeyed, "\u{fffd}")
+}

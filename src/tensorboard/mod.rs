@@ -1,0 +1,126 @@
+//! Event files of TensorBoard: the scalars of a run, one event for each step.
+//!
+//! [`record`] frames and checks records, [`event`] encodes events.
+
+mod event;
+mod record;
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use narrows_runtime::train::{Evaluation, StepPrediction, TrainedStep};
+
+use crate::errors::CommandResult;
+use crate::output::write_failure;
+
+use event::Event;
+
+/// An event file, which is flushed after every step.
+pub struct EventFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl EventFile {
+    /// Creates a new file in a folder of such files, which is created too. Of the files before it, readers ignore events
+    /// from step `first_step` on, which follow here: a run that resumes repeats them.
+    ///
+    /// # Errors
+    /// A folder or a file that cannot be created.
+    pub fn create(folder: &Path, first_step: u64) -> CommandResult<EventFile> {
+        let failure = |error: io::Error| write_failure(&folder.display().to_string(), &error);
+        fs::create_dir_all(folder).map_err(failure)?;
+        let now = now();
+        let (path, file) = create_new(folder, now.as_secs()).map_err(failure)?;
+        let mut events = EventFile { path, file };
+        events.append(&[Event::Version, Event::Start { step: first_step }], now)?;
+        Ok(events)
+    }
+
+    /// Appends the values of a step, and of the evaluation that followed it.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write(
+        &mut self,
+        trained: &TrainedStep,
+        predicted: &StepPrediction,
+        evaluation: Option<&Evaluation>,
+    ) -> CommandResult<()> {
+        let step_time_s = trained.step_time.as_secs_f64();
+        let mut scalars = vec![
+            ("train/loss", trained.loss),
+            ("train/learning_rate", trained.learning_rate),
+            ("train/grad_norm", trained.gradient_norm),
+            ("time/tokens_per_s", trained.tokens as f64 / step_time_s),
+            ("time/step_time_s", step_time_s),
+            ("time/predicted_step_time_s", predicted.step_time_s),
+        ];
+        scalars.extend(evaluation.map(|evaluation| ("eval/loss", evaluation.loss)));
+        self.append(&[Event::Scalars { step: trained.step, scalars }], now())
+    }
+
+    fn append(&mut self, events: &[Event], time: Duration) -> CommandResult<()> {
+        let records = events.iter().flat_map(|event| record::frame(&event.encode(time)));
+        let records: Vec<u8> = records.collect();
+        let written = self.file.write_all(&records);
+        written.map_err(|error| write_failure(&self.path.display().to_string(), &error))
+    }
+}
+
+/// The time since 1970.
+fn now() -> Duration {
+    SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()
+}
+
+/// Creates the file of a second. Readers take the files of a folder in the order of their names.
+fn create_new(folder: &Path, second: u64) -> io::Result<(PathBuf, File)> {
+    let mut number = 0;
+    loop {
+        let path = folder.join(format!("events.out.tfevents.{second:010}.{number:03}.narrows"));
+        match File::create_new(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            file => return file.map(|file| (path, file)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Records that TensorBoard 2.20 wrote, with its own protocol buffers and checksums.
+    #[test]
+    fn records_are_those_of_tensorboard() {
+        let scalars = vec![("train/loss", 2.5), ("eval/loss", f64::NAN)];
+        for (event, expected) in [
+            (
+                Event::Version,
+                "1800000000000000a37f4b220900001040fc54d9411a0d627261696e2e4576656e743a32338d2fe9",
+            ),
+            (
+                Event::Start { step: 301 },
+                "100000000000000095fbfe180900001040fc54d94110ad023a020801cb79b93b",
+            ),
+            (
+                Event::Scalars { step: 301, scalars },
+                "33000000000000000ca720560900001040fc54d94110ad022a250a110a0a747261696e2f6c6f737315\
+                 000020400a100a096576616c2f6c6f7373150000c07f86eac31e",
+            ),
+        ] {
+            let time = Duration::from_millis(1_700_000_000_250);
+            assert_eq!(hex::encode(record::frame(&event.encode(time))), expected, "{event:?}");
+        }
+    }
+
+    #[test]
+    fn files_of_one_second_are_read_in_the_order_of_their_creation() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths: Vec<PathBuf> =
+            (0..3).map(|_| create_new(folder.path(), 1_700_000_000).unwrap().0).collect();
+        assert!(paths.is_sorted(), "{paths:?}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+}
