@@ -7,6 +7,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use serde::Deserialize;
 
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::input::TextDocument;
 use crate::output::{is_stdout, write_failure};
 
 /// A metrics file that is flushed after every line, and locked until it is dropped.
@@ -40,16 +41,16 @@ pub struct MetricsLine {
     pub predicted_step_time_s: Option<f64>,
 }
 
-/// The complete lines of a metrics file.
+/// The name and the complete lines of a metrics file, or of standard input.
 ///
 /// # Errors
 /// A file that cannot be read, and a complete line that is no metrics record.
-pub fn read(input: &OsStr) -> CommandResult<Vec<MetricsLine>> {
-    let name = input.to_string_lossy();
-    let unreadable = |error: io::Error| {
-        Failure::input(Problem::new(name.as_ref(), format!("cannot be read: {error}")))
-    };
-    let mut reader = BufReader::new(fs::File::open(input).map_err(unreadable)?);
+pub fn read(input: &OsStr) -> CommandResult<(String, Vec<MetricsLine>)> {
+    let document = TextDocument::find(input)?;
+    let name = document.name().to_owned();
+    let unreadable =
+        |error: io::Error| Failure::input(Problem::new(&name, format!("cannot be read: {error}")));
+    let mut reader = BufReader::new(document.open()?);
     let (mut lines, mut line) = (vec![], vec![]);
     // The last line may still be written.
     while reader.read_until(b'\n', &mut line).map_err(unreadable)? > 0
@@ -58,7 +59,7 @@ pub fn read(input: &OsStr) -> CommandResult<Vec<MetricsLine>> {
         lines.push(parse_line(&name, lines.len() as u64 + 1, &line)?);
         line.clear();
     }
-    Ok(lines)
+    Ok((name, lines))
 }
 
 /// Reads a line, which is line `number` of the file.
@@ -171,6 +172,8 @@ fn is_truncated_record(line: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use narrows_test_support::damage::damaged;
+
     use super::*;
 
     #[test]
@@ -209,6 +212,21 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), expected);
         MetricsFile::create(path.as_os_str()).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "");
+    }
+
+    #[test]
+    fn damaged_lines_are_read_or_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        let lines =
+            "{\"step\":1,\"loss\":5.5,\"grad_norm\":1e-3}\n{\"step\":2,\"eval_loss\":null}\n";
+        arbtest::arbtest(|u| {
+            fs::write(&path, damaged(u, lines.as_bytes())?).unwrap();
+            let _ = read(path.as_os_str());
+            let _ = MetricsFile::resume(path.as_os_str(), 1);
+            Ok(())
+        })
+        .budget_ms(200);
     }
 
     #[test]

@@ -1,11 +1,17 @@
 //! Signals: those that ask a command to stop, and those that must not end it.
 
 use std::io;
+#[cfg(unix)]
+use std::io::Read as _;
+#[cfg(unix)]
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::signal;
 use signal_hook::flag;
+#[cfg(unix)]
+use signal_hook::low_level::pipe;
 
 use crate::embedded;
 use crate::errors::ExitStatus;
@@ -61,6 +67,40 @@ impl StopSignals {
         self.ends_at_once.store(false, Ordering::Relaxed);
         self.stop
     }
+}
+
+/// Ends the program with [`ExitStatus::Stopped`] on the first signal that asks for it, also while it waits for input. A
+/// thread runs `clean_up` first, while nothing is printed; the program continues where that returns `None`, because
+/// nothing was left to stop. Otherwise the sentence is printed. Signals that are ignored stay ignored. Where no handler can
+/// be installed, `warning` is printed.
+pub fn end_on_signals(warning: &str, clean_up: impl Fn() -> Option<String> + Send + 'static) {
+    if let Err(error) = watch_signals(clean_up) {
+        output::warn(&format!("{warning}: {error}"));
+    }
+}
+
+#[cfg(unix)]
+fn watch_signals(clean_up: impl Fn() -> Option<String> + Send + 'static) -> io::Result<()> {
+    let (mut received, sent) = UnixStream::pair()?;
+    let watch = move || {
+        while received.read_exact(&mut [0]).is_ok() {
+            // Meanwhile the command can neither report that its file is gone nor end.
+            let held = io::stderr().lock();
+            if let Some(sentence) = clean_up() {
+                output::eprint(&format!("{sentence}\n"));
+                std::process::exit(ExitStatus::Stopped.code().into());
+            }
+            drop(held);
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(watch)?;
+    let mut signals = STOP_SIGNALS.into_iter().filter(|signal| !is_ignored(*signal));
+    signals.try_for_each(|signal| pipe::register(signal, sent.try_clone()?).map(drop))
+}
+
+#[cfg(not(unix))]
+fn watch_signals(_clean_up: impl Fn() -> Option<String> + Send + 'static) -> io::Result<()> {
+    Ok(())
 }
 
 /// Turns the signal of a file that exceeds the size limit of the process into an error of the write. Its default action

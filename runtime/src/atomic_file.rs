@@ -49,6 +49,11 @@ impl AtomicFile {
         Ok(AtomicFile { file: BufWriter::with_capacity(BUFFER_BYTES, file), target })
     }
 
+    /// The temporary name until the file is [finished](AtomicFile::finish).
+    pub fn temporary_path(&self) -> &Path {
+        self.file.get_ref().path()
+    }
+
     /// Appends bytes.
     ///
     /// # Errors

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -11,12 +10,29 @@ use crate::corpus::{Corpus, CorpusFile, DocumentLayout, InputFormat, files_of_fo
 use crate::errors::{CommandResult, Failure, Problem, Problems};
 use crate::input::{self, TextDocument};
 use crate::output;
+use crate::text::plural;
 use crate::tokenize::Tokenizer;
 
 use super::output::FormatArgs;
 use super::request::at_most_one_stdin;
 use super::tokenizer::read_tokenizer;
 use super::units::Positive;
+
+/// Longest padded document: more than the context of any model.
+const DOCUMENT_TOKENS_MAX: u64 = 1 << 24;
+
+/// Flags that say how a file is made, and mean nothing for one that is inspected.
+const FLAGS_OF_MAKING: [&str; 9] = [
+    "texts",
+    "input_format",
+    "text_field",
+    "weights",
+    "append_eos",
+    "pad_to",
+    "pad_id",
+    "output",
+    "tokenizer",
+];
 
 /// Flags of `data`.
 #[derive(Debug, Args)]
@@ -33,14 +49,14 @@ pub struct DataArgs {
     pub text_field: String,
     /// Shares of the inputs in the tokens, one number each: documents are interleaved until an input that is next has no more
     /// [default: one input after the other]
-    #[arg(long, value_name = "W,W,…", value_delimiter = ',')]
+    #[arg(long, value_name = "W,W,…", value_delimiter = ',', allow_hyphen_values = true)]
     pub weights: Vec<Positive>,
     /// Put the tokenizer's end-of-text token after every document, instead of between two documents
     #[arg(long)]
     pub append_eos: bool,
     /// Cut or pad every document to this number of tokens, instead of packing documents
-    #[arg(long, value_name = "L", requires = "pad_id")]
-    pub pad_to: Option<NonZeroU64>,
+    #[arg(long, value_name = "L", requires = "pad_id", value_parser = clap::value_parser!(u64).range(1..=DOCUMENT_TOKENS_MAX))]
+    pub pad_to: Option<u64>,
     /// Token that documents are padded with
     #[arg(long, value_name = "ID", requires = "pad_to")]
     pub pad_id: Option<u32>,
@@ -53,7 +69,7 @@ pub struct DataArgs {
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<OsString>,
     /// Print the header of a token file (of this program or of llm.c) and verify its contents
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["texts", "output", "tokenizer"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = FLAGS_OF_MAKING)]
     pub inspect: Option<OsString>,
     /// Output format.
     #[command(flatten)]
@@ -119,8 +135,9 @@ impl DataArgs {
             problems.push(output_is_input("--output", &input));
         }
         if !self.weights.is_empty() && self.weights.len() != self.texts.len() {
-            let (weights, inputs) = (self.weights.len(), self.texts.len());
-            let message = format!("there are {weights} weights for {inputs} inputs");
+            let (weights, inputs) = (self.weights.len() as u64, self.texts.len() as u64);
+            let message =
+                format!("has {} for {}", plural(weights, "weight"), plural(inputs, "input"));
             problems.push(Problem::new("--weights", message).hint("a number for each input"));
         }
         let mut files = corpora.iter().flat_map(|corpus| &corpus.files);
@@ -185,7 +202,7 @@ impl DataArgs {
                 format!("{pad_id} is not below the vocabulary size {}", description.vocabulary);
             return Err(Failure::input(Problem::new("--pad-id", message)));
         }
-        Ok(DocumentLayout::Padded { length: length.get(), pad_id, end })
+        Ok(DocumentLayout::Padded { length, pad_id, end })
     }
 }
 

@@ -45,7 +45,7 @@ impl DocumentFiles {
                 return Err(Failure::input(problem.hint(format!("a file such as {example}"))));
             }
         }
-        self.plot.as_deref().map_or(Ok(()), check_picture_file)?;
+        self.plot.as_deref().map_or(Ok(()), |file| check_picture_file("--plot", file))?;
         self.report.as_deref().map_or(Ok(()), output::check_writable)?;
         Ok(self.clone())
     }

@@ -18,6 +18,7 @@ mod flags;
 mod generate;
 mod initial_weights;
 mod launch;
+mod lr_schedule;
 mod output;
 mod plan;
 mod plan_file;
@@ -39,7 +40,9 @@ mod validation;
 mod values;
 mod whatif;
 
-use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use calibrate::{CalibrateArgs, CalibrateSettings, CalibrateTarget};
 pub use check::{CheckArgs, CheckSettings};
@@ -63,7 +66,7 @@ pub use plan_file::PlanFile;
 pub use plot::PlotArgs;
 pub use recipe::{Recipe, flags_of_recipe};
 pub use recipe_file::schema as recipe_schema;
-pub use request::{RequestArgs, validate};
+pub use request::{RequestArgs, at_most_one_stdin, validate};
 pub use run::{
     BackendArg, ExecutionTarget, RunArgs, RunSettings, RunTask, TokenSource, TrainSettings,
     VerifyData,
@@ -215,6 +218,25 @@ pub enum Command {
     Man(ManArgs),
 }
 
+impl CommandLine {
+    /// Parses the words of a command line. A negative number is the value of the flag before it, so that its message says
+    /// which values are valid.
+    ///
+    /// # Errors
+    /// Unknown flags and invalid values, and requests for the help or the version.
+    pub fn parse_from_words(
+        words: impl IntoIterator<Item = OsString>,
+    ) -> Result<CommandLine, clap::Error> {
+        let takes_numbers = |arg: Arg| match arg.get_action().takes_values() {
+            true if !arg.is_positional() => arg.allow_negative_numbers(true),
+            _ => arg,
+        };
+        let command =
+            CommandLine::command().mut_subcommands(|subcommand| subcommand.mut_args(takes_numbers));
+        CommandLine::from_arg_matches(&command.try_get_matches_from(words)?)
+    }
+}
+
 const HARDWARE_OF_RUN: &str = "Hardware to plan for: a preset such as cpu-local, a profile file, or `-` [default: \
     this machine as measured; with --backend cuda the profile that `calibrate --backend cuda` cached for these GPUs, \
     or the preset nearest to them; cpu-local with --backend null]\n\n\
@@ -232,7 +254,6 @@ const GLOBAL_BATCH_OF_UI: &str = "Sequences in one optimizer step, over all devi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -259,7 +280,7 @@ mod tests {
             for _ in 0..u.int_in_range(0..=8)? {
                 line.push(u.choose(&words)?.to_string());
             }
-            let _ = CommandLine::try_parse_from(line);
+            let _ = CommandLine::parse_from_words(line.into_iter().map(OsString::from));
             Ok(())
         })
         .budget_ms(200);

@@ -8,7 +8,7 @@ use clap::Args;
 /// Flags of `plot`.
 #[derive(Debug, Args)]
 pub struct PlotArgs {
-    /// Metrics files, as `run --metrics` writes them
+    /// Metrics files, as `run --metrics` writes them, or `-`
     #[arg(value_name = "METRICS", required = true)]
     pub metrics: Vec<OsString>,
     /// Picture, .svg or .png

@@ -9,12 +9,13 @@ use std::num::NonZeroU64;
 use clap::{Args, ValueEnum};
 use narrows_runtime::checkpoint::CheckpointOutline;
 use narrows_runtime::data::{LastTarget, TargetRule};
-use narrows_runtime::{DecayedWeights, LearningRateSchedule, Optimizer, StepCount};
+use narrows_runtime::{DecayedWeights, Optimizer, StepCount};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::errors::{CommandResult, Failure, Problem};
 
+use super::lr_schedule::{LrScheduleArg, STEPS_PER_RAMP};
 use super::request::RequestArgs;
 use super::units::{BelowOne, NonNegative, Positive};
 
@@ -26,10 +27,6 @@ const SEED: u64 = 1;
 
 /// Default peak learning rate.
 const PEAK_LEARNING_RATE: f64 = 3e-3;
-
-/// Steps of the learning-rate schedule per step of the default warm-up, of the default cooldown and of the default
-/// warm-up after a restart.
-const STEPS_PER_RAMP: u64 = 10;
 
 /// Longest default warm-up.
 const WARM_UP_STEPS_MAX: u64 = 100;
@@ -98,7 +95,7 @@ pub struct RecipeArgs {
     #[arg(long, value_name = "EPSILON")]
     pub epsilon: Option<Positive>,
     /// Decoupled weight decay [default: 0.1]
-    #[arg(long, value_name = "LAMBDA", allow_negative_numbers = true)]
+    #[arg(long, value_name = "LAMBDA")]
     pub weight_decay: Option<NonNegative>,
     /// Decay scales and biases of norms too, not matrices alone [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -119,22 +116,6 @@ pub struct RecipeArgs {
     /// Tokens of --eval-data that are evaluated, in whole sequences from its beginning [default: all]
     #[arg(long, value_name = "M")]
     pub eval_tokens: Option<NonZeroU64>,
-}
-
-/// `--lr-schedule`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum LrScheduleArg {
-    /// The peak
-    Constant,
-    /// A straight line to the minimum
-    Linear,
-    /// Half a cosine to the minimum
-    Cosine,
-    /// Half a cosine with a warm-up from 0 after every restart, as the code of CoLA, GaLore and ReLoRA computes it
-    CosineRestarts,
-    /// Warm-up, stable, decay: the peak, and a straight line to the minimum over the last steps
-    Wsd,
 }
 
 /// `--lr-step-count`.
@@ -261,7 +242,8 @@ impl RecipeArgs {
             None => Optimizer::new(PEAK_LEARNING_RATE, warm_up_steps, total_steps),
         };
         let peak = self.learning_rate.map_or(base.peak_learning_rate, |rate| rate.0);
-        let schedule = self.schedule(total_steps, base.schedule)?;
+        let warm_up_steps = self.warm_up_steps.unwrap_or(base.warm_up_steps);
+        let schedule = self.schedule([warm_up_steps, total_steps], base.schedule)?;
         let final_fraction = match self.min_learning_rate {
             Some(NonNegative(min)) if min > peak => {
                 let message = format!("{min} is larger than the peak {peak}");
@@ -278,10 +260,10 @@ impl RecipeArgs {
             Some(true) => DecayedWeights::All,
             Some(false) => DecayedWeights::Matrices,
         };
-        Ok(Optimizer {
+        let optimizer = Optimizer {
             peak_learning_rate: peak,
             schedule,
-            warm_up_steps: self.warm_up_steps.unwrap_or(base.warm_up_steps),
+            warm_up_steps,
             total_steps,
             final_fraction,
             step_count: self.lr_step_count.map_or(base.step_count, StepCount::from),
@@ -291,83 +273,12 @@ impl RecipeArgs {
             weight_decay: self.weight_decay.map_or(base.weight_decay, |decay| decay.0),
             decayed,
             clip_norm: self.clip_norm.map_or(base.clip_norm, |norm| norm.0),
-        })
-    }
-
-    /// The schedule. Its own lengths are those of the schedule of the checkpoint where that has the same shape.
-    fn schedule(
-        &self,
-        total_steps: u64,
-        base: LearningRateSchedule,
-    ) -> CommandResult<LearningRateSchedule> {
-        let schedule = self.lr_schedule.unwrap_or(LrScheduleArg::of(base));
-        self.reject_lengths_of_other_schedules(schedule)?;
-        let tenth = |steps: u64| (steps / STEPS_PER_RAMP).max(1);
-        Ok(match schedule {
-            LrScheduleArg::Constant => LearningRateSchedule::Constant,
-            LrScheduleArg::Linear => LearningRateSchedule::Linear,
-            LrScheduleArg::Cosine => LearningRateSchedule::Cosine,
-            LrScheduleArg::CosineRestarts => {
-                let (every, warm_up_steps) = match base {
-                    LearningRateSchedule::CosineRestarts {
-                        restart_every,
-                        restart_warm_up_steps,
-                    } => (Some(restart_every), Some(restart_warm_up_steps)),
-                    _ => (None, None),
-                };
-                let restart_every = self.restart_every.map(NonZeroU64::get).or(every);
-                let restart_every = restart_every.unwrap_or(tenth(total_steps));
-                let restart_warm_up_steps = self.restart_warm_up_steps.or(warm_up_steps);
-                LearningRateSchedule::CosineRestarts {
-                    restart_every,
-                    restart_warm_up_steps: restart_warm_up_steps.unwrap_or(tenth(restart_every)),
-                }
-            }
-            LrScheduleArg::Wsd => {
-                let resumed = match base {
-                    LearningRateSchedule::WarmUpStableDecay { cooldown_steps } => {
-                        Some(cooldown_steps)
-                    }
-                    _ => None,
-                };
-                let cooldown_steps = self.cooldown_steps.map(NonZeroU64::get).or(resumed);
-                LearningRateSchedule::WarmUpStableDecay {
-                    cooldown_steps: cooldown_steps.unwrap_or(tenth(total_steps)),
-                }
-            }
-        })
-    }
-
-    fn reject_lengths_of_other_schedules(&self, schedule: LrScheduleArg) -> CommandResult<()> {
-        let (wsd, restarts) = (LrScheduleArg::Wsd, LrScheduleArg::CosineRestarts);
-        for (flag, is_set, applies, hint) in [
-            ("--cooldown-steps", self.cooldown_steps.is_some(), schedule == wsd, "wsd"),
-            (
-                "--restart-every",
-                self.restart_every.is_some(),
-                schedule == restarts,
-                "cosine-restarts",
-            ),
-            (
-                "--restart-warm-up-steps",
-                self.restart_warm_up_steps.is_some(),
-                schedule == restarts,
-                "cosine-restarts",
-            ),
-            (
-                "--min-learning-rate",
-                self.min_learning_rate.is_some(),
-                schedule != LrScheduleArg::Constant,
-                "cosine",
-            ),
-        ] {
-            if is_set && !applies {
-                let message = format!("has no effect with --lr-schedule {}", schedule.name());
-                let problem = Problem::new(flag, message);
-                return Err(Failure::input(problem.hint(format!("--lr-schedule {hint}"))));
-            }
+        };
+        // A run continues the schedule of its checkpoint, unless a flag changes its lengths.
+        match resumed.is_some() && !self.sets_schedule_lengths() {
+            true => Ok(optimizer),
+            false => self.require_possible_lengths(&optimizer).map(|()| optimizer),
         }
-        Ok(())
     }
 }
 
@@ -390,26 +301,4 @@ pub fn flags_of_recipe(optimizer: &Optimizer, global_batch: u64) -> Vec<(&'stati
         ("--decay-norms", (*decayed == DecayedWeights::All).to_string()),
         ("--clip-norm", optimizer.clip_norm.to_string()),
     ]
-}
-
-impl LrScheduleArg {
-    fn of(schedule: LearningRateSchedule) -> LrScheduleArg {
-        match schedule {
-            LearningRateSchedule::Constant => LrScheduleArg::Constant,
-            LearningRateSchedule::Linear => LrScheduleArg::Linear,
-            LearningRateSchedule::Cosine => LrScheduleArg::Cosine,
-            LearningRateSchedule::CosineRestarts { .. } => LrScheduleArg::CosineRestarts,
-            LearningRateSchedule::WarmUpStableDecay { .. } => LrScheduleArg::Wsd,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            LrScheduleArg::Constant => "constant",
-            LrScheduleArg::Linear => "linear",
-            LrScheduleArg::Cosine => "cosine",
-            LrScheduleArg::CosineRestarts => "cosine-restarts",
-            LrScheduleArg::Wsd => "wsd",
-        }
-    }
 }

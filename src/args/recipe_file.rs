@@ -43,7 +43,11 @@ fn parse(text: &str, is_json: bool) -> Result<RecipeArgs, Defect> {
     if let Some(unknown) = fields.keys().find(|field| !known.contains(field)) {
         return Err(unknown_field(unknown, &known));
     }
-    json::read(&Value::Object(fields).to_string())
+    // The text of JSON itself, in which a repeated field is an error.
+    match is_json {
+        true => json::read(text),
+        false => json::read(&Value::Object(fields).to_string()),
+    }
 }
 
 /// Names of the fields of a recipe.
@@ -97,6 +101,8 @@ mod tests {
             assert_eq!(defect.field, field, "{text}: {defect:?}");
             assert!(defect.problem.contains(problem), "{text}: {defect:?}");
         }
+        let repeated = parse(r#"{"steps": 7, "beta2": 0.9, "steps": 8}"#, true).unwrap_err();
+        assert_eq!(repeated.problem, "duplicate field `steps` at line 1 column 34");
         let hint = |text: &str| parse(text, false).unwrap_err().hint.unwrap_or_default();
         assert_eq!(hint("beta-2 = 0.9"), "did you mean `beta2`?");
         assert_eq!(hint("dropout_probability = 0"), "`narrows schema recipe` lists the fields");

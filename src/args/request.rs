@@ -53,34 +53,34 @@ pub struct RequestArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Number of devices [default: 1]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub devices: Option<u64>,
     /// Sequences in one optimizer step, over all devices [default: one per device]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub global_batch: Option<u64>,
     /// Tokens in a sequence [default: 4096, or the model's longest if that is less]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub sequence_length: Option<u64>,
     /// Sequences in a microbatch of one replica [default: searched]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub micro_batch: Option<u64>,
     /// Devices along the tensor axis [default: searched]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub tensor: Option<u64>,
     /// Largest tensor axis to search [default: any]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub max_tensor: Option<u64>,
     /// Axes whose devices must share a node
     #[arg(long, value_name = "AXIS", value_enum)]
     pub within_node: Option<WithinNodeArg>,
     /// Pipeline stages [default: searched]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub pipeline: Option<u64>,
     /// Devices along the context axis, which share each sequence [default: searched]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub context: Option<u64>,
     /// Devices along the data axis, each with its part of the batch [default: searched]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub data_parallel: Option<u64>,
     /// Format in which gradients are reduced over the replicas [default: fp32]
     ///
@@ -92,7 +92,7 @@ pub struct RequestArgs {
     #[arg(long, value_name = "STAGE", value_enum)]
     pub zero: Option<ZeroArg>,
     /// Replicas of a ZeRO shard group: neighbours that together hold one copy of the sharded states [default: searched]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub shard_size: Option<u64>,
     /// Order of the passes of pipeline stages [default: auto]
     #[arg(long, value_enum)]
@@ -127,7 +127,7 @@ pub struct RequestArgs {
     #[arg(long, value_enum, default_value_t = ObjectiveArg::StepTime)]
     pub objective: ObjectiveArg,
     /// Time limit of the search in seconds [default: until the plan is proven the fastest]
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = units::seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = units::seconds)]
     pub time_limit: Option<Duration>,
 }
 

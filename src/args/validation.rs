@@ -56,7 +56,12 @@ impl ValidationArgs {
         keep_best: bool,
     ) -> CommandResult<Option<ValidationSettings>> {
         let Some(file) = self.file(recipe) else {
-            let flags = [("--keep-best", keep_best), ("--early-stop", self.early_stop.is_some())];
+            let flags = [
+                ("--keep-best", keep_best),
+                ("--early-stop", self.early_stop.is_some()),
+                ("--eval-every", recipe.eval_every.is_some()),
+                ("--eval-tokens", recipe.eval_tokens.is_some()),
+            ];
             return match flags.into_iter().find(|(_, is_set)| *is_set) {
                 None => Ok(None),
                 Some((flag, _)) => {

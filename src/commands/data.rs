@@ -1,5 +1,6 @@
 //! `narrows data`: makes token files from texts, and inspects them.
 
+use std::fs;
 use std::path::Path;
 
 use indicatif::ProgressBar;
@@ -10,6 +11,7 @@ use crate::corpus::{Corpus, CorpusReader, DocumentWriter, write_mixture};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::progress;
 use crate::report::{self, NewTokenFileReport, TokenFileReport};
+use crate::signals::end_on_signals;
 
 /// Makes a token file, or inspects one.
 pub fn run(args: &DataArgs) -> CommandResult<()> {
@@ -23,6 +25,7 @@ fn make(settings: TokenFileSettings, format: OutputFormat) -> CommandResult<()> 
     let TokenFileSettings { corpora, weights, text_field, tokenizer, layout, output } = settings;
     let writer =
         TokenWriter::create(&output, tokenizer.description()).map_err(Failure::token_file)?;
+    remove_on_signals(writer.temporary_path(), &output);
     let mut writer = DocumentWriter::new(writer, layout);
     let progress = progress_bar(&corpora, format);
     let names: Vec<String> = corpora.iter().map(|corpus| corpus.name.clone()).collect();
@@ -32,7 +35,11 @@ fn make(settings: TokenFileSettings, format: OutputFormat) -> CommandResult<()> 
     progress.finish_and_clear();
     let (documents, text_bytes) = (writer.documents(), writer.text_bytes());
     if documents == 0 || writer.token_count() == 0 {
-        let message = if text_bytes == 0 { "there is no text" } else { "has no tokens" };
+        let message = match (documents, text_bytes) {
+            (0, _) => "has no documents",
+            (_, 0) => "there is no text",
+            _ => "has no tokens",
+        };
         return Err(Failure::input(Problem::new(names.join(", "), message)));
     }
     let header = writer.finish().map_err(Failure::token_file)?;
@@ -46,6 +53,16 @@ fn make(settings: TokenFileSettings, format: OutputFormat) -> CommandResult<()> 
         inputs,
     );
     report::print(&report, format, Detail::Summary, false)
+}
+
+/// Removes an unfinished file and ends the program when a signal asks for it.
+fn remove_on_signals(temporary: &Path, output: &Path) {
+    let (temporary, output) = (temporary.to_path_buf(), output.to_path_buf());
+    end_on_signals("Ctrl-C will leave a temporary file", move || {
+        // The file has no temporary name any more once it is complete.
+        fs::remove_file(&temporary).ok()?;
+        Some(format!("Stopped by a signal: nothing was written to {}", output.display()))
+    });
 }
 
 fn inspect(file: &Path, format: OutputFormat) -> CommandResult<()> {

@@ -27,16 +27,15 @@ mod whatif;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
 
 use crate::args::{Command, CommandLine};
-use crate::errors::{CommandResult, ExitStatus};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 
 /// Runs the command line.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let command_line = match CommandLine::try_parse_from(arguments) {
+    let command_line = match CommandLine::parse_from_words(arguments) {
         Ok(command_line) => command_line,
         Err(error) => {
             // Printing fails only if the stream is closed, and then there is nowhere to report it.
@@ -46,13 +45,22 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if requested { ExitCode::SUCCESS } else { ExitStatus::BadInput.into() };
         }
     };
-    match execute(&command_line.command) {
+    match start_threads().and_then(|()| execute(&command_line.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::eprint(&failure.to_string());
             failure.status.into()
         }
     }
+}
+
+/// Starts the threads that searches and texts share. Started on demand, they would panic where the system refuses them.
+fn start_threads() -> CommandResult<()> {
+    rayon::ThreadPoolBuilder::new().build_global().map_err(|error| {
+        let problem = Problem::new("threads", format!("the system refuses them: {error}"));
+        let problem = problem.hint("`ulimit -v`, `ulimit -u` and the limits of the container");
+        Failure { status: ExitStatus::Environment, problems: vec![problem] }
+    })
 }
 
 /// Runs a command.

@@ -4,15 +4,21 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
-use crate::args::{PlotArgs, is_same_file, output_is_input};
+use crate::args::{PlotArgs, at_most_one_stdin, is_same_file, output_is_input};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::metrics_file::{self, MetricsLine};
+use crate::output;
 use crate::plot::{RUNS_MAX, TrainingCurves, check_picture_file, training_picture};
 
 /// Draws the picture.
 pub fn run(args: &PlotArgs) -> CommandResult<()> {
     let PlotArgs { metrics, output } = args;
-    check_picture_file(output)?;
+    if output::is_stdout(output.as_os_str()) {
+        let problem = Problem::new("--output", "a picture does not go to standard output");
+        return Err(Failure::input(problem.hint("a file such as runs.svg")));
+    }
+    check_picture_file("--output", output)?;
+    at_most_one_stdin(metrics)?;
     if let Some(input) = metrics.iter().find(|file| is_same_file(file, Path::new(output))) {
         return Err(Failure::input(output_is_input("--output", input)));
     }
@@ -24,19 +30,19 @@ pub fn run(args: &PlotArgs) -> CommandResult<()> {
     let mut curves = metrics.iter().map(|file| curves(file)).collect::<CommandResult<Vec<_>>>()?;
     shorten_names(&mut curves);
     let Some(picture) = training_picture(&curves) else {
-        let names = metrics.iter().map(|file| file.to_string_lossy()).collect::<Vec<_>>();
+        let names: Vec<&str> = curves.iter().map(|curves| curves.name.as_str()).collect();
         return Err(Failure::input(Problem::new(names.join(", "), "has no steps")));
     };
     picture.write(output)
 }
 
 fn curves(file: &OsStr) -> CommandResult<TrainingCurves> {
-    let lines = metrics_file::read(file)?;
+    let (name, lines) = metrics_file::read(file)?;
     let curve = |value: fn(&MetricsLine) -> Option<f64>| {
         lines.iter().filter_map(|line| Some((line.step as f64, value(line)?))).collect()
     };
     Ok(TrainingCurves {
-        name: file.to_string_lossy().into_owned(),
+        name,
         loss: curve(|line| line.loss),
         eval_loss: curve(|line| line.eval_loss),
         gradient_norm: curve(|line| line.grad_norm),

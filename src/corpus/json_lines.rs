@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader, Read};
 
 use serde_json::{Map, Value};
 
+use narrows_plan::json;
+
 use crate::errors::{CommandResult, Failure, Problem};
 
 /// Longest line; a device such as `/dev/zero` would never end one.
@@ -40,15 +42,31 @@ impl JsonLines {
                 }
                 _ => {}
             }
-            if !self.line.trim().is_empty() {
+            if !self.text_of_line().trim().is_empty() {
                 return self.text().map(Some);
             }
         }
     }
 
+    /// The line, without the byte order mark that the file may begin with.
+    fn text_of_line(&self) -> &str {
+        match self.number {
+            1 => json::without_byte_order_mark(&self.line),
+            _ => &self.line,
+        }
+    }
+
     fn text(&self) -> CommandResult<String> {
-        let fields: Map<String, Value> = serde_json::from_str(&self.line)
-            .map_err(|error| self.failure(format!("is no JSON object: {error}")))?;
+        let line = self.text_of_line();
+        let fields: Map<String, Value> = serde_json::from_str(line).map_err(|error| {
+            let mut failure = self.failure(format!("is no JSON object: {error}"));
+            // The file is one array, or one object over several lines.
+            if line.trim_start().starts_with('[') || error.is_eof() {
+                let hint = "one object per line, as `jq -c '.[]'` writes those of an array";
+                failure.problems.iter_mut().for_each(|problem| problem.hints.push(hint.into()));
+            }
+            failure
+        })?;
         match fields.get(&self.field) {
             Some(Value::String(text)) => Ok(text.clone()),
             Some(_) => Err(self.failure(format!("`{}` is no text", self.field))),
@@ -72,6 +90,7 @@ impl JsonLines {
 
 /// Whether the beginning of a text is that of JSON lines: an object with a text in a field, and the end of its line.
 pub fn looks_like_json_lines(beginning: &[u8]) -> bool {
+    let beginning = beginning.strip_prefix("\u{feff}".as_bytes()).unwrap_or(beginning);
     let line = beginning.split(|byte| *byte == b'\n').find(|line| !line.trim_ascii().is_empty());
     let object = line.and_then(|line| serde_json::from_slice::<Map<String, Value>>(line).ok());
     object.is_some_and(|fields| fields.values().any(Value::is_string))

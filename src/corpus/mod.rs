@@ -4,6 +4,8 @@
 //! (`mixture.rs`). Files may be compressed with gzip or zstd, whatever their names.
 
 mod compressed;
+#[cfg(test)]
+mod damage_tests;
 mod document_writer;
 mod format;
 mod json_lines;

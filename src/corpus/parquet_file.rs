@@ -55,10 +55,10 @@ impl ParquetFile {
         Ok(ParquetFile { name, field, rows: rows_of_column, row: 0, progress, bytes_per_row })
     }
 
-    /// The next text; `None` at the end. A row without a text is an empty document.
+    /// The next text; `None` at the end.
     ///
     /// # Errors
-    /// A row that cannot be read, and a column of another type.
+    /// A row that cannot be read or has no text, and a column of another type.
     pub fn next_text(&mut self) -> CommandResult<Option<String>> {
         let Some(row) = self.rows.next() else { return Ok(None) };
         self.row += 1;
@@ -67,7 +67,12 @@ impl ParquetFile {
         let column = row.get_column_iter().next().map(|(_, value)| value);
         match column {
             Some(Field::Str(text)) => Ok(Some(text.clone())),
-            Some(Field::Null) | None => Ok(Some(String::new())),
+            Some(Field::Null) | None => {
+                let mut failure = self.failure(format!("`{}` is null", self.field));
+                let hint = "rows without a text left out, or an empty text in them";
+                failure.problems.iter_mut().for_each(|problem| problem.hints.push(hint.into()));
+                Err(failure)
+            }
             Some(Field::Bytes(bytes)) => match std::str::from_utf8(bytes.data()) {
                 Ok(text) => Ok(Some(text.to_owned())),
                 Err(_) => Err(self.failure(format!("`{}` is not UTF-8", self.field))),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::vec;
 
 use indicatif::ProgressBar;
+use narrows_runtime::data::TokenFile;
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::input::TextDocument;
@@ -23,6 +24,10 @@ use super::token_documents::TokenDocuments;
 
 /// First bytes of Parquet files.
 const PARQUET: &[u8; 4] = b"PAR1";
+
+/// Hints for files with documents in a field.
+const FIELD_OF_PARQUET: &str = "--input-format parquet, whose field --text-field is the text";
+const FIELD_OF_JSON_LINES: &str = "--input-format jsonl, whose field --text-field is the text";
 
 /// An input: a file, the files of a folder, or standard input.
 #[derive(Debug)]
@@ -201,8 +206,10 @@ impl<'a> CorpusReader<'a> {
                 return Ok(true);
             }
             Some(FileReader::Tokens(mut tokens)) => {
-                let has_document = tokens
-                    .next_document(|tokens| writer.push(tokens).map_err(Failure::token_file))?;
+                let vocabulary = tokenizer.description().vocabulary;
+                let has_document = tokens.next_document(vocabulary, |tokens| {
+                    writer.push(tokens).map_err(Failure::token_file)
+                })?;
                 self.current = has_document.then_some(FileReader::Tokens(tokens));
                 return Ok(has_document);
             }
@@ -226,7 +233,7 @@ impl<'a> CorpusReader<'a> {
     }
 }
 
-/// Refuses JSON lines and Parquet files that would be read as text, unless a flag says that they are.
+/// Refuses JSON lines, Parquet files and token files that would be read as text, unless a flag says that they are.
 fn refuse_other_formats(
     mut reader: BufReader<Box<dyn Read>>,
     document: &TextDocument,
@@ -237,17 +244,20 @@ fn refuse_other_formats(
     })?;
     let found = match beginning {
         _ if origin == FormatOrigin::Flag => None,
-        beginning if beginning.starts_with(PARQUET) => Some(("a Parquet file", "parquet")),
-        beginning if looks_like_json_lines(beginning) => Some(("JSON lines", "jsonl")),
+        beginning if beginning.starts_with(PARQUET) => {
+            Some(("has a Parquet file, and its name says text", FIELD_OF_PARQUET))
+        }
+        beginning if TokenFile::is_beginning(beginning) => {
+            Some(("is a token file already", "`narrows run --data` takes it as it is"))
+        }
+        beginning if looks_like_json_lines(beginning) => {
+            Some(("has JSON lines, and its name says text", FIELD_OF_JSON_LINES))
+        }
         _ => None,
     };
-    let Some((contents, format)) = found else { return Ok(reader) };
-    let problem = Problem::new(document.name(), format!("has {contents}, and its name says text"));
-    Err(Failure::input(
-        problem
-            .hint(format!("--input-format {format}, whose field --text-field is the text"))
-            .hint("--input-format text, to take the whole file as one text"),
-    ))
+    let Some((contents, hint)) = found else { return Ok(reader) };
+    let problem = Problem::new(document.name(), contents).hint(hint);
+    Err(Failure::input(problem.hint("--input-format text, to take the whole file as one text")))
 }
 
 fn tokenize_failure(name: &str, error: TokenizeError) -> Failure {

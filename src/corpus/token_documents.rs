@@ -85,9 +85,11 @@ impl TokenDocuments {
     /// Passes the tokens of the next document to `push`, in pieces; false at the end.
     ///
     /// # Errors
-    /// A file that cannot be read or is too short for its index, and the errors of `push`.
+    /// A file that cannot be read or is too short for its index, an id that is not below `vocabulary`, and the errors of
+    /// `push`.
     pub fn next_document(
         &mut self,
+        vocabulary: u32,
         mut push: impl FnMut(&[u32]) -> CommandResult<()>,
     ) -> CommandResult<bool> {
         let Some(span) = self.spans.next() else { return Ok(false) };
@@ -111,11 +113,26 @@ impl TokenDocuments {
             let count = left.min(CHUNK_TOKENS);
             let mut bytes = vec![0; (count * width) as usize];
             self.file.read_exact(&mut bytes).map_err(failure)?;
-            push(&self.format.decode(&bytes))?;
+            let ids = self.format.decode(&bytes);
+            if let Some(index) = ids.iter().position(|id| *id >= vocabulary) {
+                let byte = start + width * (tokens - left + index as u64);
+                return Err(self.unknown_id(ids[index], byte, vocabulary));
+            }
+            push(&ids)?;
             self.progress.inc(bytes.len() as u64);
             left -= count;
         }
         Ok(true)
+    }
+}
+
+impl TokenDocuments {
+    fn unknown_id(&self, id: u32, byte: u64, vocabulary: u32) -> Failure {
+        let message =
+            format!("id {id} is not below {vocabulary}, the vocabulary size of the tokenizer");
+        let problem = Problem::new(self.path.display().to_string(), message);
+        let problem = problem.field(format!("byte {byte}"));
+        Failure::input(problem.hint("--tokenizer FILE, the tokenizer that made these tokens"))
     }
 }
 

@@ -152,13 +152,13 @@ impl Picture {
     /// # Errors
     /// The file cannot be written.
     pub fn write(&self, file: &Path) -> CommandResult<()> {
-        match ImageFormat::of(file)? {
-            ImageFormat::Svg => output::write_file(file, self.svg()?.as_bytes()),
-            ImageFormat::Png => output::write_file(file, &self.png()?),
+        match ImageFormat::of(file) {
+            Some(ImageFormat::Png) => output::write_file(file, &self.png().map_err(draw_failure)?),
+            _ => output::write_file(file, self.svg()?.as_bytes()),
         }
     }
 
-    fn png(&self) -> CommandResult<Vec<u8>> {
+    fn png(&self) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| {
             // Text is left out of the picture if the embedded font cannot be read.
@@ -166,17 +166,14 @@ impl Picture {
         });
         let (width, height) = (self.size.0 * PNG_SCALE, self.size.1 * PNG_SCALE);
         let (width, height) = (width as u32, height as u32);
-        let mut pixels = vec![0; (3 * width * height) as usize];
+        let mut pixels = vec![0; 3 * width as usize * height as usize];
         let canvas = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
-        self.draw(&canvas, PNG_SCALE).map_err(draw_failure)?;
+        self.draw(&canvas, PNG_SCALE)?;
         drop(canvas);
         let mut png = vec![];
         let mut encoder = png::Encoder::new(&mut png, width, height);
         encoder.set_color(png::ColorType::Rgb);
-        encoder
-            .write_header()
-            .and_then(|mut writer| writer.write_image_data(&pixels))
-            .map_err(|error| draw_failure(error.into()))?;
+        encoder.write_header()?.write_image_data(&pixels)?;
         Ok(png)
     }
 
@@ -226,29 +223,29 @@ impl Picture {
 }
 
 impl ImageFormat {
-    fn of(file: &Path) -> CommandResult<ImageFormat> {
+    fn of(file: &Path) -> Option<ImageFormat> {
         match file.extension().and_then(OsStr::to_str).map(str::to_lowercase).as_deref() {
-            Some("svg") => Ok(ImageFormat::Svg),
-            Some("png") => Ok(ImageFormat::Png),
-            _ => {
-                let message = format!("`{}` ends in neither .svg nor .png", file.display());
-                Err(Failure::input(Problem::new("--plot", message).hint("plan.svg or plan.png")))
-            }
+            Some("svg") => Some(ImageFormat::Svg),
+            Some("png") => Some(ImageFormat::Png),
+            _ => None,
         }
     }
 }
 
-/// Checks that a picture can be written to a file, before a long computation.
+/// Checks that a picture can be written to the file of a flag, before a long computation.
 ///
 /// # Errors
 /// A name without a known ending, and a file that cannot be written.
-pub fn check_picture_file(file: &Path) -> CommandResult<()> {
-    ImageFormat::of(file)?;
+pub fn check_picture_file(flag: &str, file: &Path) -> CommandResult<()> {
+    if ImageFormat::of(file).is_none() {
+        let message = format!("`{}` ends in neither .svg nor .png", file.display());
+        return Err(Failure::input(Problem::new(flag, message).hint("plan.svg or plan.png")));
+    }
     output::check_writable(file)
 }
 
 fn draw_failure(error: Box<dyn std::error::Error>) -> Failure {
-    Failure::failed(vec![Problem::new("--plot", format!("the picture cannot be drawn: {error}"))])
+    Failure::failed(vec![Problem::new("", format!("the picture cannot be drawn: {error}"))])
 }
 
 #[cfg(test)]
@@ -291,7 +288,7 @@ mod tests {
     #[test]
     fn files_are_svg_or_png() {
         for (name, expected) in [("a.svg", true), ("b.PNG", true), ("c.pdf", false), ("d", false)] {
-            assert_eq!(ImageFormat::of(Path::new(name)).is_ok(), expected, "{name}");
+            assert_eq!(ImageFormat::of(Path::new(name)).is_some(), expected, "{name}");
         }
     }
 }

@@ -181,6 +181,11 @@ fn bad_input_is_located_and_leaves_no_files() {
         ("data @a.txt", "--output <FILE>"),
         ("data --output @t", "<INPUT>"),
         ("data --inspect @t --output @t", "--inspect"),
+        ("data --inspect @t --append-eos", "'--inspect <FILE>' cannot be used with '--append-eos'"),
+        ("data --inspect @t --text-field body", "cannot be used with '--text-field <NAME>'"),
+        ("data --inspect @t --weights 1", "cannot be used with '--weights <W,W,…>'"),
+        ("data --inspect @t --input-format text", "cannot be used with '--input-format <FORMAT>'"),
+        ("data --inspect @t --pad-to 3 --pad-id 0", "cannot be used with"),
         ("data @no.txt @never.txt --output @t", "never.txt: cannot be read: No such file"),
         ("data @ --output @b.txt", "b.txt` is an input too"),
         ("data @a.txt --output @", "cannot be written: it exists and is not a regular file"),
@@ -264,7 +269,7 @@ fn a_damaged_file_fails_the_check() {
 }
 
 /// A Parquet file with the columns `id` and `content`.
-fn write_parquet(path: &Path, texts: &[&str]) {
+fn write_parquet(path: &Path, texts: &[Option<&str>]) {
     let schema = "message m { required int64 id; optional binary content (UTF8); }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let file = fs::File::create(path).unwrap();
@@ -276,8 +281,9 @@ fn write_parquet(path: &Path, texts: &[&str]) {
         ids.typed::<Int64Type>().write_batch(&values, None, None).unwrap();
         ids.close().unwrap();
         let mut contents = group.next_column().unwrap().unwrap();
-        let values: Vec<ByteArray> = texts.iter().map(|text| ByteArray::from(*text)).collect();
-        let present = vec![1; texts.len()];
+        let present: Vec<i16> = texts.iter().map(|text| i16::from(text.is_some())).collect();
+        let values: Vec<ByteArray> =
+            texts.iter().flatten().map(|text| ByteArray::from(*text)).collect();
         contents.typed::<ByteArrayType>().write_batch(&values, Some(&present), None).unwrap();
         contents.close().unwrap();
         group.close().unwrap();
@@ -330,7 +336,8 @@ fn corpora() -> tempfile::TempDir {
     let compressed = zstd::encode_all(&b"me me"[..], 1).unwrap();
     fs::write(at("parts/deep/2.txt.zst"), compressed).unwrap();
     fs::write(at("parts/.hidden"), "call").unwrap();
-    write_parquet(&at("a.parquet"), &["call me", "", "ishmael"]);
+    fs::write(at("bom.jsonl"), format!("\u{feff}{lines}")).unwrap();
+    write_parquet(&at("a.parquet"), &[Some("call me"), Some(""), Some("ishmael")]);
     write_megatron(&at("m"));
     write_nanoset(&at("n.ds"));
     folder
@@ -342,6 +349,7 @@ fn corpora_of_every_format_are_read() {
     for (inputs, expected) in [
         ("@a.jsonl", &[1, 2, 4, 3][..]),
         ("@lines.txt --input-format jsonl", &[1, 2, 4, 3]),
+        ("@bom.jsonl", &[1, 2, 4, 3]),
         ("@a.jsonl --append-eos", &[1, 2, 4, 3, 4]),
         ("@a.jsonl --pad-to 3 --pad-id 0", &[1, 2, 0, 3, 0, 0]),
         ("@a.jsonl --pad-to 2 --pad-id 0 --append-eos", &[1, 4, 3, 4]),
@@ -400,6 +408,17 @@ fn damaged_corpora_are_located() {
     fs::write(at("x.bin"), "").unwrap();
     fs::write(at("x.idx"), &index[..index.len() - 1]).unwrap();
     fs::create_dir(at("empty")).unwrap();
+    fs::write(at("array.json"), "[{\"text\": \"call\"}]").unwrap();
+    fs::write(at("pretty.json"), "{\n  \"text\": \"call\"\n}\n").unwrap();
+    fs::write(at("null.jsonl"), "{\"text\": null}\n").unwrap();
+    write_parquet(&at("null.parquet"), &[Some("call me"), None]);
+    stdout(&within(folder.path(), "data @b.txt --output @t.tokens"));
+    fs::write(at("gpt2.dat"), 20_240_520_i32.to_le_bytes()).unwrap();
+    fs::write(at("bom.txt"), "\u{feff}{\"text\": \"call\"}\n").unwrap();
+    fs::copy(at("m.idx"), at("large.idx")).unwrap();
+    let mut tokens = fs::read(at("m.bin")).unwrap();
+    tokens[4] = 9;
+    fs::write(at("large.bin"), tokens).unwrap();
     for (inputs, part) in [
         ("@lines.txt", "lines.txt: has JSON lines, and its name says text"),
         ("@lines.txt", "--input-format jsonl"),
@@ -418,7 +437,20 @@ fn damaged_corpora_are_located() {
         ("@n.ds.index --input-format nanoset", "n.ds.index.metadata: cannot be read"),
         ("- --input-format parquet", "is a stream, and this format needs a file"),
         ("@empty", "empty: is a folder without files"),
-        ("@a.jsonl --weights 1,2", "--weights: there are 2 weights for 1 inputs"),
+        ("@array.json", "array.json: line 1: is no JSON object"),
+        ("@array.json", "`jq -c '.[]'`"),
+        ("@pretty.json", "`jq -c '.[]'`"),
+        ("@null.jsonl", "null.jsonl: line 1: `text` is no text"),
+        ("@null.parquet --text-field content", "null.parquet: row 2: `content` is null"),
+        ("@t.tokens", "t.tokens: is a token file already"),
+        ("@t.tokens", "`narrows run --data` takes it as it is"),
+        ("@gpt2.dat", "gpt2.dat: is a token file already"),
+        ("@bom.txt", "bom.txt: has JSON lines, and its name says text"),
+        ("@large.idx", "large.bin: byte 4: id 9 is not below 5, the vocabulary size"),
+        ("@large.idx", "--tokenizer FILE, the tokenizer that made these tokens"),
+        ("@a.jsonl --weights 1,2", "--weights: has 2 weights for 1 input\n"),
+        ("@a.jsonl @a.jsonl --weights 1", "--weights: has 1 weight for 2 inputs\n"),
+        ("@a.jsonl --pad-id 0 --pad-to 99999999999", "99999999999 is not in 1..=16777216"),
         ("@a.jsonl --pad-to 4 --pad-id 5", "--pad-id: 5 is not below the vocabulary size 5"),
         ("@a.jsonl --pad-to 4", "--pad-id"),
     ] {

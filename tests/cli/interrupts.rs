@@ -1,7 +1,8 @@
-//! Ctrl-C during long analyses: the answer has what is done.
+//! Ctrl-C during long analyses, whose answer has what is done, and during the making of a token file, which leaves nothing.
 #![cfg(target_os = "linux")]
 
 use std::fs;
+use std::io::Write as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,13 @@ pub fn wait_for_handler(child: &Child) {
     }
 }
 
+/// Waits until a command handles signals, and sends it one.
+fn signal(child: &Child, name: &str) {
+    wait_for_handler(child);
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
+}
+
 /// The answer of a command that takes minutes, after Ctrl-C.
 fn interrupted(arguments: &str) -> Value {
     let child = crate::interruptible(env!("CARGO_BIN_EXE_narrows"))
@@ -36,9 +44,7 @@ fn interrupted(arguments: &str) -> Value {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    wait_for_handler(&child);
-    let id = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    signal(&child, "-INT");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{arguments}: {output:?}");
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
@@ -58,4 +64,31 @@ fn interrupted_analyses_answer_with_what_is_done() {
     let answer = interrupted(&format!("sensitivity {request} --devices 16"));
     assert_eq!(answer["is_complete"], false);
     assert!(answer["prediction"]["step_time_s"].is_f64(), "the present plan is known: {answer}");
+}
+
+/// The input neither ends nor goes on, so that only the signal ends the command.
+#[test]
+fn a_token_file_that_is_stopped_leaves_nothing() {
+    for (name, before) in [("-INT", None), ("-TERM", Some("old")), ("-HUP", None)] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("t.tokens");
+        before.iter().for_each(|text| fs::write(&output, text).unwrap());
+        let mut child = crate::interruptible(env!("CARGO_BIN_EXE_narrows"))
+            .args(["data", "-", "--output"])
+            .arg(&output)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(b"Call me Ishmael.").unwrap();
+        signal(&child, name);
+        let status = child.wait_with_output().unwrap();
+        assert_eq!(status.status.code(), Some(130), "{name}: {status:?}");
+        let message = String::from_utf8(status.stderr).unwrap();
+        assert!(message.starts_with("Stopped by a signal: nothing was written to "), "{message}");
+        let files = fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(files, before.iter().count(), "{name}");
+        assert_eq!(fs::read_to_string(&output).ok().as_deref(), before, "{name}");
+    }
 }

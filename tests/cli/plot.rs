@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::run::SMALL;
-use super::{failure, stdout};
+use super::{failure, narrows, stdout};
 
 #[test]
 fn runs_are_drawn_in_one_picture() {
@@ -27,6 +27,13 @@ fn runs_are_drawn_in_one_picture() {
         assert!(svg.contains(part), "{part}");
     }
     assert!(svg.contains("<circle"), "evaluations are discs");
+    // The same lines from a pipe, as `run --metrics -` writes them.
+    let piped = narrows(&format!("plot {} - --output {}", at("a.jsonl"), at("piped.svg")))
+        .write_stdin(fs::read(at("b.jsonl")).unwrap())
+        .assert();
+    piped.success();
+    let piped = fs::read_to_string(at("piped.svg")).unwrap();
+    assert_eq!(piped.replace("&lt;stdin&gt;", "b.jsonl"), svg);
     stdout(&format!("plot {files} --output {}", at("runs.png")));
     assert!(fs::read(at("runs.png")).unwrap().starts_with(b"\x89PNG"));
 }
@@ -46,7 +53,11 @@ fn other_files_are_rejected() {
             "line 1: is not a line of metrics",
         ),
         (format!("{} --output {}", at("run.svg"), at("run.svg")), "is an input too"),
+        (format!("{} --output {}", at("empty.jsonl"), at("a.gif")), "--output: `"),
         (format!("{} --output {}", at("empty.jsonl"), at("a.gif")), "neither .svg nor .png"),
+        (format!("{} --output -", at("empty.jsonl")), "--output: a picture does not go to"),
+        (format!("- - --output {}", at("a.svg")), "two inputs are `-`"),
+        (format!("- --output {}", at("a.svg")), "<stdin>: has no steps"),
         (format!("{} --output {}", "x ".repeat(9), at("a.svg")), "9 runs are too many"),
     ] {
         let message = failure(&format!("plot {arguments}"), 2);

@@ -35,6 +35,8 @@ fn schedules_follow_their_flags() {
             [8.0, 0.0, 8.0, 8.0],
         ),
         ("--lr-schedule cosine --warm-up-steps 0 --min-learning-rate 8", [8.0; 4]),
+        // Nothing of a constant schedule depends on its length.
+        ("--lr-schedule constant --warm-up-steps 8", [1.0, 2.0, 3.0, 4.0]),
     ] {
         assert_eq!(learning_rates(&format!("{base} {flags}")), expected, "{flags}");
     }
@@ -90,11 +92,39 @@ fn contradictions_are_rejected() {
     let bad = folder.path().join("bad.toml");
     fs::write(&bad, "beta_2 = 0.9").unwrap();
     let file = bad.display();
+    let repeated = folder.path().join("repeated.json");
+    fs::write(&repeated, r#"{"steps": 2, "steps": 3}"#).unwrap();
     for (flags, part) in [
         (format!("--recipe {file}"), "bad.toml: beta_2: is no field of a recipe"),
         (format!("--recipe {file}"), "did you mean `beta2`?"),
         ("--recipe nowhere.toml".into(), "nowhere.toml: cannot be read"),
+        (format!("--recipe {}", repeated.display()), "repeated.json: duplicate field `steps`"),
         ("--beta2 1".into(), "expected a number from 0 to below 1"),
+        ("--beta2 -0.5".into(), "'-0.5' for '--beta2 <BETA>': expected a number from 0 to below 1"),
+        (
+            "--learning-rate -0.001".into(),
+            "'-0.001' for '--learning-rate <RATE>': expected a number",
+        ),
+        ("--steps -1".into(), "invalid value '-1' for '--steps <N>'"),
+        ("--eval-every 2".into(), "--eval-every: needs evaluations"),
+        ("--eval-tokens 2".into(), "--eval-tokens: needs evaluations"),
+        ("--pad-id 256".into(), "--pad-id: 256 is not below 256, the vocabulary size of cola-tiny"),
+        (
+            "--steps 5 --warm-up-steps 5".into(),
+            "--warm-up-steps: 5 steps leave nothing of the 5 steps of --decay-steps",
+        ),
+        (
+            "--steps 9 --warm-up-steps 4 --decay-steps 3 --lr-schedule linear".into(),
+            "--warm-up-steps: 4 steps leave nothing of the 3 steps of --decay-steps",
+        ),
+        (
+            "--steps 9 --warm-up-steps 4 --lr-schedule wsd --cooldown-steps 6".into(),
+            "--cooldown-steps: 6 steps are more than the 5 steps that --warm-up-steps leaves",
+        ),
+        (
+            "--lr-schedule cosine-restarts --restart-every 3 --restart-warm-up-steps 4".into(),
+            "--restart-warm-up-steps: 4 steps are more than the 3 steps of --restart-every",
+        ),
         ("--epsilon 0".into(), "expected a number above 0"),
         ("--min-learning-rate 1 --learning-rate 0.5".into(), "1 is larger than the peak 0.5"),
         ("--cooldown-steps 3".into(), "--cooldown-steps: has no effect with --lr-schedule cosine"),
@@ -107,6 +137,11 @@ fn contradictions_are_rejected() {
         let message = failure(&format!("{SMALL} {flags}"), 2);
         assert!(message.contains(part), "{flags}: {message}");
     }
+    let one_token = SMALL.replace("--sequence-length 16", "--sequence-length 1");
+    let message = failure(&format!("{one_token} --last-target ignored"), 2);
+    let part =
+        "--sequence-length: with --last-target ignored, a sequence of one token predicts none";
+    assert!(message.contains(part), "{message}");
 }
 
 /// A run that resumes without flags has the values of its checkpoint, and each flag that changes one is named.
@@ -143,6 +178,9 @@ fn a_resumed_run_keeps_the_recipe_of_its_checkpoint() {
         assert!(message.contains(part), "{part} in {message}");
     }
     assert_eq!(message.matches("warning").count(), 3, "{message}");
+    let others = format!("run --hardware cpu-local --threads 1 --checkpoint-dir {}", dir.display());
+    let message = failure(&format!("{others} --steps 7 --resume --pad-id 33"), 2);
+    assert!(message.contains("--last-target and --pad-id as before"), "{message}");
     run("--resume");
     assert_eq!(last(&metrics), Some(20), "the end of the schedule");
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::error::{DataError, DataFault};
-use super::header::{LLM_C_HEADER_BYTES, TokenFileHeader, TokenFileLayout, TokenWidth};
+use super::header::{LLM_C_HEADER_BYTES, MAGIC, TokenFileHeader, TokenFileLayout, TokenWidth};
 use super::llm_c;
 use super::token_bytes::TokenBytes;
 use super::token_writer::TokenFileInfo;
@@ -27,6 +27,11 @@ pub struct TokenFile {
 }
 
 impl TokenFile {
+    /// Whether the first bytes of a file are those of a token file, in any layout and maybe damaged.
+    pub fn is_beginning(bytes: &[u8]) -> bool {
+        bytes.starts_with(&MAGIC) || !matches!(llm_c::decode(bytes), Ok(None))
+    }
+
     /// Opens a file, and checks its header and its length. The tokens are not checked: see
     /// [`TokenFile::verify_checksum`] and [`TokenFile::validate_tokens`].
     ///

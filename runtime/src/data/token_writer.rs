@@ -65,6 +65,11 @@ impl TokenWriter {
         Ok(TokenWriter { path, file, header, checksum, bytes: vec![] })
     }
 
+    /// The temporary name until the file is [finished](TokenWriter::finish).
+    pub fn temporary_path(&self) -> &Path {
+        self.file.temporary_path()
+    }
+
     /// Number of tokens written so far.
     pub fn token_count(&self) -> u64 {
         self.header.token_count

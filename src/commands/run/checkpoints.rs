@@ -343,6 +343,10 @@ fn newest_undamaged(settings: &CheckpointSettings) -> CommandResult<Option<Found
     Ok(None)
 }
 
+/// Hint for a run whose sequences or targets are not those of its checkpoint.
+const SAME_DATA: &str =
+    "the same --data, --seed, --sequence-length, --last-target and --pad-id as before";
+
 fn resume_failure(path: &Path, error: ResumeError) -> Failure {
     match error {
         ResumeError::File(error) => Failure::loading_checkpoint(error),
@@ -350,7 +354,7 @@ fn resume_failure(path: &Path, error: ResumeError) -> Failure {
         ResumeError::Data(error) => {
             let file = path.join("state.json").display().to_string();
             let problem = Problem::new(file, error.fault.to_string()).field("field `cursor`");
-            Failure::input(problem.hint("the same --seed, --data and --sequence-length as before"))
+            Failure::input(problem.hint(SAME_DATA))
         }
     }
 }

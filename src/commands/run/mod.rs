@@ -18,6 +18,7 @@ use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_planner::{Prediction, Request};
 use narrows_runtime::checkpoint::FolderLock;
 use narrows_runtime::count_step;
+use narrows_runtime::data::{LastTarget, TargetRule};
 
 use super::calibrate::profile_of_this_machine;
 use super::cost::price;
@@ -100,8 +101,25 @@ fn prepare(
     }
     if let RunTask::Train(training) = &task {
         processes::require_one_per_device(&planned, training)?;
+        require_predicted_tokens(&planned, training.recipe.targets)?;
     }
     Ok((task, output, planned, lock))
+}
+
+/// Checks that the rule of predicted tokens suits the model and its sequences.
+fn require_predicted_tokens(planned: &PlannedRun, targets: TargetRule) -> CommandResult<()> {
+    let PlannedRun { model, plan, .. } = planned;
+    if targets.last == LastTarget::Ignored && plan.workload.sequence_length == 1 {
+        let message = "with --last-target ignored, a sequence of one token predicts none";
+        let problem = Problem::new("--sequence-length", message);
+        return Err(Failure::input(problem.hint("longer sequences, or --last-target next")));
+    }
+    if let Some(pad_id) = targets.pad_id.filter(|id| u64::from(*id) >= model.vocab) {
+        let (name, vocab) = (&model.name, model.vocab);
+        let message = format!("{pad_id} is not below {vocab}, the vocabulary size of {name}");
+        return Err(Failure::input(Problem::new("--pad-id", message)));
+    }
+    Ok(())
 }
 
 /// Replaces the profile of a request by the measured profile of this machine, if all processes would use the same one.

@@ -5,12 +5,14 @@
 //! | [`plans`] | random plans of the whole search space: many models, meshes and workloads |
 //! | [`small_models`] | small models and contexts, whose plans run in milliseconds |
 //! | [`plan_files`] | plan files of small models |
+//! | [`damage`] | damaged copies of files |
 //! | [`mutations`] | mutations of programs that the check must reject |
 //! | [`rows`] | the folder of measurements that are not part of the repository |
 //! | [`conformance`] | cases in which every backend must agree with the reference |
 #![allow(missing_docs, reason = "names and signatures document most items")]
 
 pub mod conformance;
+pub mod damage;
 mod instruction_order;
 pub mod mutations;
 pub mod plan_files;

@@ -1,0 +1,192 @@
+//! The learning-rate schedule of a recipe: its shape and its lengths.
+
+use std::num::NonZeroU64;
+
+use clap::ValueEnum;
+use narrows_runtime::{LearningRateSchedule, Optimizer};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::errors::{CommandResult, Failure, Problem};
+use crate::text::plural;
+
+use super::recipe::RecipeArgs;
+
+/// Steps of the learning-rate schedule per step of the default warm-up, of the default cooldown and of the default
+/// warm-up after a restart.
+pub(super) const STEPS_PER_RAMP: u64 = 10;
+
+/// `--lr-schedule`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LrScheduleArg {
+    /// The peak
+    Constant,
+    /// A straight line to the minimum
+    Linear,
+    /// Half a cosine to the minimum
+    Cosine,
+    /// Half a cosine with a warm-up from 0 after every restart, as the code of CoLA, GaLore and ReLoRA computes it
+    CosineRestarts,
+    /// Warm-up, stable, decay: the peak, and a straight line to the minimum over the last steps
+    Wsd,
+}
+
+impl RecipeArgs {
+    /// The schedule. Its own lengths are those of the schedule of the checkpoint where that has the same shape.
+    pub(super) fn schedule(
+        &self,
+        [warm_up_steps, total_steps]: [u64; 2],
+        base: LearningRateSchedule,
+    ) -> CommandResult<LearningRateSchedule> {
+        let schedule = self.lr_schedule.unwrap_or(LrScheduleArg::of(base));
+        self.reject_lengths_of_other_schedules(schedule)?;
+        let tenth = |steps: u64| (steps / STEPS_PER_RAMP).max(1);
+        Ok(match schedule {
+            LrScheduleArg::Constant => LearningRateSchedule::Constant,
+            LrScheduleArg::Linear => LearningRateSchedule::Linear,
+            LrScheduleArg::Cosine => LearningRateSchedule::Cosine,
+            LrScheduleArg::CosineRestarts => {
+                let (every, warm_up_steps) = match base {
+                    LearningRateSchedule::CosineRestarts {
+                        restart_every,
+                        restart_warm_up_steps,
+                    } => (Some(restart_every), Some(restart_warm_up_steps)),
+                    _ => (None, None),
+                };
+                let restart_every = self.restart_every.map(NonZeroU64::get).or(every);
+                let restart_every = restart_every.unwrap_or(tenth(total_steps));
+                let restart_warm_up_steps = self.restart_warm_up_steps.or(warm_up_steps);
+                LearningRateSchedule::CosineRestarts {
+                    restart_every,
+                    restart_warm_up_steps: restart_warm_up_steps.unwrap_or(tenth(restart_every)),
+                }
+            }
+            LrScheduleArg::Wsd => {
+                let resumed = match base {
+                    LearningRateSchedule::WarmUpStableDecay { cooldown_steps } => {
+                        Some(cooldown_steps)
+                    }
+                    _ => None,
+                };
+                let cooldown_steps = self.cooldown_steps.map(NonZeroU64::get).or(resumed);
+                let after_warm_up = total_steps.saturating_sub(warm_up_steps).max(1);
+                LearningRateSchedule::WarmUpStableDecay {
+                    cooldown_steps: cooldown_steps.unwrap_or(tenth(total_steps).min(after_warm_up)),
+                }
+            }
+        })
+    }
+
+    fn reject_lengths_of_other_schedules(&self, schedule: LrScheduleArg) -> CommandResult<()> {
+        let (wsd, restarts) = (LrScheduleArg::Wsd, LrScheduleArg::CosineRestarts);
+        for (flag, is_set, applies, hint) in [
+            ("--cooldown-steps", self.cooldown_steps.is_some(), schedule == wsd, "wsd"),
+            (
+                "--restart-every",
+                self.restart_every.is_some(),
+                schedule == restarts,
+                "cosine-restarts",
+            ),
+            (
+                "--restart-warm-up-steps",
+                self.restart_warm_up_steps.is_some(),
+                schedule == restarts,
+                "cosine-restarts",
+            ),
+            (
+                "--min-learning-rate",
+                self.min_learning_rate.is_some(),
+                schedule != LrScheduleArg::Constant,
+                "cosine",
+            ),
+        ] {
+            if is_set && !applies {
+                let message = format!("has no effect with --lr-schedule {}", schedule.name());
+                let problem = Problem::new(flag, message);
+                return Err(Failure::input(problem.hint(format!("--lr-schedule {hint}"))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a value sets the shape or a length of the schedule.
+    pub(super) fn sets_schedule_lengths(&self) -> bool {
+        self.lr_schedule.is_some()
+            || self.warm_up_steps.is_some()
+            || self.decay_steps.is_some()
+            || self.cooldown_steps.is_some()
+            || self.restart_every.is_some()
+            || self.restart_warm_up_steps.is_some()
+    }
+
+    /// Rejects lengths that do not fit into each other, of which the schedule would silently cut one.
+    pub(super) fn require_possible_lengths(&self, optimizer: &Optimizer) -> CommandResult<()> {
+        let Optimizer { schedule, warm_up_steps, total_steps, .. } = *optimizer;
+        let after_warm_up = total_steps.saturating_sub(warm_up_steps).max(1);
+        // The default warm-up of a schedule of one step is that step.
+        let fits = warm_up_steps < total_steps.max(2);
+        let (flag, message, hint) = match schedule {
+            LearningRateSchedule::Constant => return Ok(()),
+            _ if !fits => (
+                "--warm-up-steps",
+                format!(
+                    "{} leave nothing of the {} of --decay-steps, by default --steps",
+                    plural(warm_up_steps, "step"),
+                    plural(total_steps, "step"),
+                ),
+                "fewer --warm-up-steps, or --decay-steps with the length of the whole schedule",
+            ),
+            LearningRateSchedule::WarmUpStableDecay { cooldown_steps }
+                if cooldown_steps > after_warm_up =>
+            {
+                (
+                    "--cooldown-steps",
+                    format!(
+                        "{} are more than the {} that --warm-up-steps leaves of --decay-steps",
+                        plural(cooldown_steps, "step"),
+                        plural(after_warm_up, "step"),
+                    ),
+                    "fewer --cooldown-steps or --warm-up-steps, or more --decay-steps",
+                )
+            }
+            LearningRateSchedule::CosineRestarts { restart_every, restart_warm_up_steps }
+                if restart_warm_up_steps > restart_every =>
+            {
+                (
+                    "--restart-warm-up-steps",
+                    format!(
+                        "{} are more than the {} of --restart-every",
+                        plural(restart_warm_up_steps, "step"),
+                        plural(restart_every, "step"),
+                    ),
+                    "at most --restart-every",
+                )
+            }
+            _ => return Ok(()),
+        };
+        Err(Failure::input(Problem::new(flag, message).hint(hint)))
+    }
+}
+
+impl LrScheduleArg {
+    fn of(schedule: LearningRateSchedule) -> LrScheduleArg {
+        match schedule {
+            LearningRateSchedule::Constant => LrScheduleArg::Constant,
+            LearningRateSchedule::Linear => LrScheduleArg::Linear,
+            LearningRateSchedule::Cosine => LrScheduleArg::Cosine,
+            LearningRateSchedule::CosineRestarts { .. } => LrScheduleArg::CosineRestarts,
+            LearningRateSchedule::WarmUpStableDecay { .. } => LrScheduleArg::Wsd,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            LrScheduleArg::Constant => "constant",
+            LrScheduleArg::Linear => "linear",
+            LrScheduleArg::Cosine => "cosine",
+            LrScheduleArg::CosineRestarts => "cosine-restarts",
+            LrScheduleArg::Wsd => "wsd",
+        }
+    }
+}
