@@ -7,7 +7,7 @@
 //!   "devices": 64, "tensor": 1, "pipeline": 1, "data": 64, "sharding": "FULL_SHARD", "micro_batch": 1,
 //!   "global_batch": 64, "sequence": 8192, "dtype": "bf16", "recompute": "block", "step_s": 2.8}]}
 //! ```
-//! Other fields are ignored. `step_s` may be left out where `tokens_per_s` is stated. The family chooses the prices: a
+//! Other fields are ignored. One of `step_s` and `tokens_per_s` may be left out; otherwise they agree. The family chooses the prices: a
 //! table of `profiles/frameworks`, or for `megatron` those of GPTs.
 
 use indexmap::IndexMap;
@@ -31,6 +31,8 @@ const DEVICES: [(&str, &str); 4] = [
 ];
 /// Number formats of 16 bits.
 const DTYPES: [&str; 4] = ["bf16", "amp_bf16", "fp16", "amp_fp16"];
+/// Difference between a step time and a throughput that rounding explains.
+const ROUNDING_MAX: f64 = 0.05;
 const FAMILIES: &str = "mpt, nanotron, torchtitan, megatron";
 const RECOMPUTATIONS: &str =
     "none, block, selective layer, selective op, selective, selective + sequence parallel";
@@ -211,9 +213,22 @@ impl RowReader<'_> {
     }
 
     fn time_s(&mut self) -> f64 {
-        let tokens = (self.row.global_batch * self.row.sequence) as f64;
+        let tokens = self.row.global_batch as f64 * self.row.sequence as f64;
         match (self.row.step_s, self.row.tokens_per_s) {
-            (Some(time_s), _) => time_s,
+            (Some(time_s), Some(tokens_per_s)) => {
+                let of_throughput = tokens / tokens_per_s;
+                let agree = (time_s / of_throughput - 1.0).abs() <= ROUNDING_MAX;
+                if !agree {
+                    let problem = format!(
+                        "{time_s} contradicts `tokens_per_s`: at {tokens_per_s} tokens per second of all devices, \
+                         {} × {} tokens take {of_throughput:.4} s",
+                        self.row.global_batch, self.row.sequence
+                    );
+                    self.defect("step_s", problem, "one of the two, or both of the same step");
+                }
+                time_s
+            }
+            (Some(time_s), None) => time_s,
             (None, Some(tokens_per_s)) => tokens / tokens_per_s,
             (None, None) => {
                 self.defect("step_s", "is missing".into(), "step_s, or tokens_per_s");
@@ -224,7 +239,10 @@ impl RowReader<'_> {
 
     fn step(&mut self) -> TrainingStep {
         let row = self.row;
-        if row.mesh().devices() != row.devices {
+        let axes = [row.tensor, row.pipeline, row.data].map(u128::from);
+        // Three factors of 64 bits may exceed 128 bits.
+        let devices = axes[0].saturating_mul(axes[1]).saturating_mul(axes[2]);
+        if devices != u128::from(row.devices) {
             let problem = format!("{} is not tensor × pipeline × data", row.devices);
             self.defect("devices", problem, "the product of the three axes");
         }
@@ -309,7 +327,7 @@ impl RowReader<'_> {
             "torchtitan" if compiled => decoder("torchtitan-compiled"),
             "torchtitan" => decoder("torchtitan"),
             "megatron" => {
-                if gated || kv_heads != heads || d_ff != 4 * hidden {
+                if gated || kv_heads != heads || Some(d_ff) != hidden.checked_mul(4) {
                     let problem = "a Megatron-LM row is priced with a plain MLP of width 4h and as many key as query heads";
                     self.defect("model", problem.into(), "a row of such a GPT");
                 }

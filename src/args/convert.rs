@@ -6,9 +6,12 @@ use clap::Args;
 use narrows_calibration::CsvDefaults;
 use narrows_calibration::measurements::Citation;
 
-use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem, Problems};
 
 use super::values::GptRecomputeArg;
+
+/// Default vocabulary: that of GPT-2, rounded up for a tensor axis.
+const VOCABULARY: u64 = 51_200;
 
 /// Flags of `convert`.
 #[derive(Debug, Args)]
@@ -19,9 +22,9 @@ pub struct ConvertArgs {
     /// Name of the measurements
     #[arg(long, default_value = "rows")]
     pub name: String,
-    /// Citation of the source
-    #[arg(long, default_value = "unspecified")]
-    pub source: String,
+    /// Citation of the source, for CSV [default: unspecified]
+    #[arg(long)]
+    pub source: Option<String>,
     /// Hardware of the measurements: a preset such as a100-80gb-8, or the name of a profile passed to
     /// `validate`. Required for CSV; rows in JSON state a device, which this replaces
     ///
@@ -31,9 +34,9 @@ pub struct ConvertArgs {
     /// Activations that were recomputed. Required for CSV; rows in JSON state it
     #[arg(long, value_name = "WHAT", value_enum)]
     pub recompute: Option<GptRecomputeArg>,
-    /// Vocabulary size, for CSV
-    #[arg(long, value_name = "N", default_value_t = 51_200)]
-    pub vocabulary: u64,
+    /// Vocabulary size, for CSV [default: 51200]
+    #[arg(long, value_name = "N")]
+    pub vocabulary: Option<u64>,
 }
 
 impl ConvertArgs {
@@ -54,19 +57,19 @@ impl ConvertArgs {
             let problems = hardware.into_iter().chain(recompute).collect();
             return Err(Failure { status: ExitStatus::BadInput, problems });
         };
+        let vocabulary = self.vocabulary.unwrap_or(VOCABULARY);
         let source = Citation {
-            citation: self.source.clone(),
+            citation: self.source.clone().unwrap_or("unspecified".into()),
             conditions: format!(
-                "Not specified by the rows: recomputation `{}`, a vocabulary of {}, hardware `{hardware}`.",
+                "Not specified by the rows: recomputation `{}`, a vocabulary of {vocabulary}, hardware `{hardware}`.",
                 recompute.name(),
-                self.vocabulary,
             ),
         };
         Ok(CsvDefaults {
             name: self.name.clone(),
             source,
             hardware: hardware.clone(),
-            vocabulary: self.vocabulary,
+            vocabulary,
             recompute: recompute.into(),
         })
     }
@@ -76,10 +79,16 @@ impl ConvertArgs {
     /// # Errors
     /// Such a flag.
     pub fn check_json_rows(&self) -> CommandResult<()> {
-        if self.recompute.is_some() {
-            let problem = Problem::new("--recompute", "is for CSV: each row in JSON states it");
-            return Err(Failure::input(problem.hint("leave it out")));
+        let flags = [
+            ("--recompute", self.recompute.is_some()),
+            ("--source", self.source.is_some()),
+            ("--vocabulary", self.vocabulary.is_some()),
+        ];
+        let mut problems = Problems::default();
+        for (flag, _) in flags.into_iter().filter(|(_, is_set)| *is_set) {
+            let problem = Problem::new(flag, "is for CSV: each row in JSON states it");
+            problems.push(problem.hint("leave it out"));
         }
-        Ok(())
+        problems.into_result()
     }
 }

@@ -35,8 +35,10 @@ pub struct Bar {
 }
 
 const WIDTH: i32 = 900;
-/// Narrowest and widest column of names.
+/// Narrowest column of names, and the widest in a picture of the usual width: longer names make the picture wider.
 const NAMES: [i32; 2] = [90, 320];
+/// Letters of a name; longer ones are shortened.
+const NAME_LETTERS: usize = 120;
 /// Estimated width of a letter of a name.
 const LETTER: f64 = 7.8;
 /// Right end of the largest bar beside short notes, and of the picture's texts.
@@ -73,13 +75,15 @@ impl StackedBars {
             let letters = texts.map(|text| text.chars().count()).max().unwrap_or(0);
             (LETTER * letters as f64) as i32
         };
+        let shown: Vec<String> = self.bars.iter().map(|bar| shortened(&bar.name)).collect();
+        let names = 20 + longest(&mut shown.iter());
+        let left = names.max(NAMES[0]);
+        let wider = (names - NAMES[1]).max(0);
         let right_end =
-            RIGHT[0].min(RIGHT[1] - longest(&mut self.bars.iter().map(|bar| &bar.note)));
-        let mut picture = Picture::new((WIDTH, bottom + 66));
+            wider + RIGHT[0].min(RIGHT[1] - longest(&mut self.bars.iter().map(|bar| &bar.note)));
+        let mut picture = Picture::new((WIDTH + wider, bottom + 66));
         picture.text(&self.title, (20, 20), Anchor::Start, 19);
         self.legend(&mut picture);
-        let names = longest(&mut self.bars.iter().map(|bar| &bar.name));
-        let left = (20 + names).clamp(NAMES[0], NAMES[1]);
         let across = |value: f64| {
             left + (scale.position(value).clamp(0.0, 1.0) * f64::from(right_end - left)).round()
                 as i32
@@ -89,9 +93,9 @@ impl StackedBars {
             picture.text(label(tick), (across(tick), bottom + 8), Anchor::Middle, 14);
         }
         picture.text(&self.axis_label, ((left + right_end) / 2, bottom + 34), Anchor::Middle, 15);
-        for (bar, upper) in self.bars.iter().zip(uppers) {
+        for ((bar, name), upper) in self.bars.iter().zip(&shown).zip(uppers) {
             let middle = upper + bar_size[0] / 2;
-            picture.text(&bar.name, (left - 10, middle - 8), Anchor::End, 14);
+            picture.text(name, (left - 10, middle - 8), Anchor::End, 14);
             let mut begin = 0.0;
             for (value, (_, colour)) in bar.values.iter().zip(&self.parts) {
                 let corners =
@@ -145,5 +149,13 @@ impl StackedBars {
             picture.rectangle([(left, upper), (left + 14, upper + 14)], *colour);
             picture.text(name, (left + 20, upper), Anchor::Start, 14);
         }
+    }
+}
+
+/// A name that is no longer than its place.
+fn shortened(name: &str) -> String {
+    match name.char_indices().nth(NAME_LETTERS) {
+        Some(_) => name.chars().take(NAME_LETTERS - 1).chain(['…']).collect(),
+        None => name.to_owned(),
     }
 }

@@ -12,7 +12,7 @@ use super::stacked_bars::{Bar, StackedBars};
 use crate::text::{percents, signed_percents};
 
 /// Most measurements of a picture.
-const MEASUREMENTS_MAX: usize = 60;
+const MEASUREMENTS_MAX: usize = 200;
 
 /// A measured value, its prediction, and the interval of that.
 struct MeasuredPair {
@@ -39,15 +39,15 @@ pub fn validation_figures(
         let of_kind = compared.iter().filter_map(|entry| comparison(entry, kind, profile));
         let (comparisons, total): (Vec<MeasuredPair>, usize) =
             (of_kind.clone().take(MEASUREMENTS_MAX).collect(), of_kind.count());
-        let shown = match total > MEASUREMENTS_MAX {
-            true => format!(" The first {MEASUREMENTS_MAX} of {total} measurements."),
-            false => String::new(),
+        let title = match total > MEASUREMENTS_MAX {
+            true => format!("{title} (the first {MEASUREMENTS_MAX} of {total} measurements)"),
+            false => title.to_owned(),
         };
         let caption = format!(
             "{title}: measured beside predicted, with the error of the prediction; whiskers are 90 % intervals. \
-             * The prediction was fitted to this measurement.{shown}"
+             * The prediction was fitted to this measurement."
         );
-        Figure::of(kind, picture(kind, title, axis, &comparisons), &caption)
+        Figure::of(kind, picture(kind, &title, axis, &comparisons), &caption)
     };
     kinds.into_iter().filter_map(figure).collect()
 }

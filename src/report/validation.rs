@@ -437,7 +437,7 @@ impl ValidationReport<'_> {
             ]
         };
         let columns = [
-            ("model, tensor axis, microbatch", Align::Left),
+            ("model, tensor axis, microbatch, hardware", Align::Left),
             ("n", Align::Right),
             ("error", Align::Right),
             ("mended by", Align::Left),

@@ -265,6 +265,9 @@ fn rows_in_json_are_predicted() {
         assert_eq!(figure["fitted"], false);
     }
     let cells = document["cells"].as_array().unwrap();
+    let names: Vec<&str> = cells.iter().filter_map(|cell| cell["name"].as_str()).collect();
+    assert!(names.contains(&"width 2048, tensor 1, 2 × 4096 tokens, h100-sxm"), "{names:?}");
+    assert!(names.iter().all(|name| name.contains("-80gb") || name.contains("h100")), "{names:?}");
     assert!(!cells.is_empty() && cells.iter().any(|cell| cell["mended_by"]["term"].is_string()));
 }
 
@@ -411,7 +414,7 @@ fn invalid_rows_are_located_by_line() {
         ),
         (ROWS.replace(',', ";"), "line 1: there is no column `hidden size`"),
         (header.to_owned(), "there are no rows"),
-        (String::new(), "line 1: there is no column"),
+        (String::new(), "rows.csv: is empty"),
     ] {
         fs::write(&path, rows).unwrap();
         let message = failure(&format!("convert {} {ROW_FLAGS}", path.display()), 2);
@@ -529,4 +532,60 @@ fn eager_bounds_include_the_step_factor() {
     let ratio = step.as_f64().unwrap() / bound.as_f64().unwrap();
     assert_eq!(document["search"]["status"], "optimal");
     assert!((ratio - 1.0).abs() < 1e-6, "{ratio}");
+}
+
+/// The rows of a picture are all of the measurements, with their whole names.
+#[test]
+fn a_picture_has_every_measurement_with_its_whole_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let mut row: Value = serde_json::from_str(JSON_ROW).unwrap();
+    row["recompute"] = json!("selective op");
+    fs::write(at("rows.json"), json!({"rows": vec![row; 70]}).to_string()).unwrap();
+    fs::write(at("m.json"), stdout(&format!("convert {}", at("rows.json")))).unwrap();
+    stdout(&format!("validate --measurements {} --plot {}", at("m.json"), at("m.svg")));
+    let svg = fs::read_to_string(at("m.svg")).unwrap();
+    let name = "row 69: 2048 × 16, 2 × 4096 tokens, T1 P1 D8, selective op";
+    assert_eq!(svg.matches(&name[7..]).count(), 70);
+    assert!(svg.contains(name));
+    // A letter takes at most 8 of the picture's units, and a name ends at the left of its bars.
+    let left = svg.split(name).next().unwrap().rsplit(" x=\"").next().unwrap();
+    let left: f64 = left.split('"').next().unwrap().parse().unwrap();
+    assert!(left > 7.5 * name.chars().count() as f64, "the name ends at {left}");
+}
+
+/// A file of rows that is not read as its author meant is refused with the reason.
+#[test]
+fn files_of_rows_are_read_as_what_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows");
+    let convert = |text: &str, flags: &str| {
+        fs::write(&path, text).unwrap();
+        narrows(&format!("convert {} {flags}", path.display())).output().unwrap()
+    };
+    let rows = |row: &str| format!("{{\"rows\": [{row}]}}");
+    let slow = JSON_ROW.replace("\"step_s\": 0.9", "\"step_s\": 0.9, \"tokens_per_s\": 60000");
+    let agreeing = slow.replace("60000", "72000");
+    let huge = JSON_ROW.replace("\"hidden\": 2048", "\"hidden\": 9223372036854775807");
+    let csv = "--hardware a100-80gb-8 --recompute none";
+    for (text, flags, part) in [
+        ("", csv, "rows: is empty"),
+        ("\u{feff} \n", "", "rows: is empty"),
+        ("[{}]", "", "rows: is a JSON array"),
+        (&rows(JSON_ROW), "--source here", "--source: is for CSV"),
+        (&rows(JSON_ROW), "--vocabulary 9", "--vocabulary: is for CSV"),
+        (&rows(JSON_ROW), "--recompute none", "--recompute: is for CSV"),
+        (&rows(&slow), "", "rows[0].step_s: 0.9 contradicts `tokens_per_s`"),
+        (&rows(&huge), "", "hidden"),
+        (&rows(&huge.replace("torchtitan", "megatron")), "", "model"),
+    ] {
+        let output = convert(text, flags);
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{text} {flags}: {message}");
+        assert!(message.contains(part), "{text} {flags}: {message}");
+    }
+    for text in [rows(JSON_ROW), format!("\u{feff}{}", rows(&agreeing))] {
+        let output = convert(&text, "");
+        assert!(output.status.success(), "{text}: {output:?}");
+    }
 }

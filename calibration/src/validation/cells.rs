@@ -1,6 +1,6 @@
 //! Cells of measured steps with large errors, and the term of the prediction that would mend each.
 //!
-//! A cell is all steps of a table with the same model width, tensor axis and microbatch. A factor f on a term with the
+//! A cell is all steps of a table with the same model width, tensor axis, microbatch and hardware. A factor f on a term with the
 //! share s changes a prediction by 1 + s·(f − 1). Each term has a factor that removes the mean error of a cell; the term
 //! that mends it is the one whose factor, applied to the whole table, leaves the smallest mean error there. A term that
 //! mends a cell at the cost of others is therefore not named where another one mends both.
@@ -19,7 +19,7 @@ const ERROR_MIN: f64 = 0.05;
 pub struct ErrorCell {
     /// The name of its table, with that of the file.
     pub table: String,
-    /// Width or name of the model, tensor axis and microbatch.
+    /// Width or name of the model, tensor axis, microbatch and hardware.
     pub name: String,
     /// Number of measurements.
     pub count: usize,
@@ -84,9 +84,10 @@ impl<'a> Step<'a> {
         };
         let (tensor, work) = (measurement.mesh.tensor, step.workload);
         let (micro_batch, length) = (work.micro_batch, work.sequence_length);
+        let hardware = &measurement.hardware;
         Some(Step {
             table: format!("{}: {}", compared.file, measurement.table),
-            cell: format!("{model}, tensor {tensor}, {micro_batch} × {length} tokens"),
+            cell: format!("{model}, tensor {tensor}, {micro_batch} × {length} tokens, {hardware}"),
             ratio: compared.predicted_s / compared.measured_s,
             compared,
         })
