@@ -62,7 +62,11 @@ refuse() {
 while (($#)); do
     case $1 in
         --help) usage; exit ;;
-        --list) printf '%s\n' "${PARTS[@]}"; exit ;;
+        --list)
+            (($# == 1)) || refuse "--list takes nothing after it, and here is $2"
+            printf '%s\n' "${PARTS[@]}"
+            exit
+            ;;
         -*) ;;
         *)
             [[ " ${PARTS[*]} " == *" $1 "* ]] || refuse "there is no part $1"
@@ -93,6 +97,20 @@ while (($#)); do
     shift 2
 done
 ((${#selected[@]})) || selected=("${PARTS[@]}")
+
+# Refuses a value that does not have the form of its option.
+require() {
+    local option=$1 value=$2 form=$3 expected=$4
+    [[ $value =~ ^$form$ ]] || refuse "$option takes $expected, not '$value'"
+}
+number='[1-9][0-9]{0,8}'
+require --time-limit "$time_limit" "$number" 'a number of seconds'
+require --warm-up "$warm_up" "(0|$number)" 'a number of steps'
+require --processes "$processes" "$number(,$number)*" 'numbers of processes, as in 2,4'
+require --peak-flops "$peak_flops" '([0-9]+(\.[0-9]+)?(e[0-9]+)?)?' 'a number, as in 989e12'
+for option in curve speed nccl sanitize; do
+    require "--$option" "${!option}" "[^,[:space:]]+,$number,$number,$number" 'a model and three numbers, as in cola-60m,4,256,40'
+done
 [[ $one_gpu_by == host || $one_gpu_by == multi-rank ]] || refuse "--one-gpu-by takes host or multi-rank, not $one_gpu_by"
 
 # ---- Shared by all parts

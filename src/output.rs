@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use narrows_plan::Plan;
 use narrows_runtime::AtomicFile;
@@ -38,8 +39,19 @@ pub fn eprint(text: &str) {
     let _ = anstream::stderr().lock().write_all(text.as_bytes());
 }
 
+/// Whether this process prints warnings.
+static PRINTS_WARNINGS: AtomicBool = AtomicBool::new(true);
+
+/// Leaves warnings to another process, which has the same ones.
+pub fn leave_warnings_to_rank_0() {
+    PRINTS_WARNINGS.store(false, Ordering::Relaxed);
+}
+
 /// Prints a warning on standard error.
 pub fn warn(text: &str) {
+    if !PRINTS_WARNINGS.load(Ordering::Relaxed) {
+        return;
+    }
     let warning = style::WARNING;
     eprint(&format!("{warning}warning:{warning:#} {text}\n"));
 }

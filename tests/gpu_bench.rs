@@ -81,6 +81,33 @@ fn parts() -> Vec<String> {
 }
 
 #[test]
+fn options_are_read_or_refused_with_their_form() {
+    if !can_run_scripts() {
+        return;
+    }
+    for (arguments, part) in [
+        ("--list extra", "--list takes nothing after it, and here is extra"),
+        ("--time-limit abc", "--time-limit takes a number of seconds, not 'abc'"),
+        ("--time-limit 0", "--time-limit takes a number of seconds, not '0'"),
+        ("--time-limit", "--time-limit is unknown, or needs a value"),
+        ("--warm-up -1", "--warm-up takes a number of steps, not '-1'"),
+        ("--processes 2,", "--processes takes numbers of processes, as in 2,4, not '2,'"),
+        ("--peak-flops fast", "--peak-flops takes a number, as in 989e12, not 'fast'"),
+        ("--curve cola-60m,4,256", "--curve takes a model and three numbers"),
+        ("--speed cola-60m,4,256,x", "--speed takes a model and three numbers"),
+        ("--one-gpu-by force", "--one-gpu-by takes host or multi-rank, not force"),
+        ("--fast 1", "--fast is unknown"),
+        ("sped", "there is no part sped"),
+    ] {
+        let mut script = command("bash");
+        let output = output_of(script.arg("benches/gpu.sh").args(arguments.split(' ')));
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments}: {message}");
+        assert!(message.starts_with("error: ") && message.contains(part), "{arguments}: {message}");
+    }
+}
+
+#[test]
 fn without_a_gpu_every_part_is_skipped_with_a_reason() {
     if !can_run_scripts() {
         return;

@@ -8,6 +8,7 @@ use narrows_cluster::{ClusterTimeouts, JobToken, LaunchError, LaunchInfo, Launch
 
 use crate::cluster::LaunchedProcess;
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::output;
 
 use super::units::Timeout;
 
@@ -48,7 +49,8 @@ pub enum LauncherArg {
 }
 
 impl LaunchArgs {
-    /// The rank and rendezvous of this process; `None` for a process without a launcher.
+    /// The rank and rendezvous of this process; `None` for a process without a launcher. Of several processes, the one of
+    /// rank 0 prints the warnings of all.
     ///
     /// # Errors
     /// An environment that contradicts itself or the flag.
@@ -72,6 +74,9 @@ impl LaunchArgs {
             return Err(Failure::input(Problem::new("--launcher", message).hint(hint)));
         }
         let Some(mut launch) = launch else { return Ok(None) };
+        if launch.rank > 0 {
+            output::leave_warnings_to_rank_0();
+        }
         if let Some(file) = &self.job_token_file {
             launch.job = read_token(file)?;
         }

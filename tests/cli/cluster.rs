@@ -199,6 +199,18 @@ fn a_stopped_run_is_resumed() {
 }
 
 /// A checkpoint is due after every step: an interrupted process must still take part in saving it.
+/// Every process resumes with another recipe than the checkpoint's.
+#[test]
+fn one_process_prints_the_warnings_of_all() {
+    let processes = Processes::new(2);
+    let mesh = "--tensor 2 --pipeline 1";
+    wait_for_success(processes.all(&format!("{} {mesh}", processes.flags(1))));
+    let flags = format!("{} {mesh} --resume --beta2 0.5", processes.flags(2));
+    let outputs = wait_for_success(processes.all(&flags));
+    let printed = |output: &Output| stderr(output).matches("--beta2 is 0.5").count();
+    assert_eq!(outputs.iter().map(printed).collect::<Vec<_>>(), [1, 0]);
+}
+
 #[test]
 fn processes_stop_together_when_a_checkpoint_is_due() {
     for interrupted in [0, 1] {

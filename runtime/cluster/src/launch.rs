@@ -54,18 +54,23 @@ pub enum LaunchError {
         /// Number of processes of the run.
         world_size: u64,
     },
-    /// A port is 0 or above 65535.
-    #[error("{variable} is {port}, which is not a port")]
+    /// A port is not a number from 1 to 65535.
+    #[error("{variable} is `{value}`, which is not a port")]
     InvalidPort {
         /// The variable.
         variable: &'static str,
         /// Value of the variable.
-        port: u64,
+        value: String,
     },
+    /// torchrun's agent listens at the last port, and the rendezvous would be at the next.
+    #[error(
+        "MASTER_PORT is 65535, where torchrun's agent listens, and there is no next port for the rendezvous"
+    )]
+    NoNextPort,
     /// No variable gives the address of the rendezvous.
     #[error(
-        "{launcher} started processes on several nodes, and no variable gives the rendezvous \
-         address",
+        "no variable gives the address of the rendezvous, and {launcher} does not say that all processes are on one \
+         node",
         launcher = launcher.name()
     )]
     NoRendezvous {
@@ -82,9 +87,10 @@ impl LaunchError {
             LaunchError::NotANumber { .. } | LaunchError::RankOutOfRange { .. } => {
                 "look at the program that started this process: it sets this variable"
             }
-            LaunchError::InvalidPort { .. } => "a number from 1024 to 65535",
+            LaunchError::InvalidPort { .. } => "a number from 1 to 65535, equal for every process",
+            LaunchError::NoNextPort => "a smaller MASTER_PORT, or NARROWS_PORT for the rendezvous",
             LaunchError::NoRendezvous { .. } => {
-                "MASTER_ADDR set to the name of the first node, for every process"
+                "MASTER_ADDR set to the name of the first node for every process, or to 127.0.0.1 if all are on this one"
             }
         }
     }
@@ -246,8 +252,15 @@ impl LaunchInfo {
         // Slurm lists the counts of all nodes, with repetitions: `8(x2),4`.
         let counts = variable(names.local_world_size).unwrap_or_default();
         let first: String = counts.chars().take_while(char::is_ascii_digit).collect();
-        let local_world_size = first.parse().unwrap_or(world_size);
-        let one_node = local_world_size == world_size && !first.is_empty();
+        let local_world_size = match (first.parse(), counts.is_empty()) {
+            (Ok(count), _) => count,
+            (Err(_), true) => world_size,
+            (Err(_), false) => {
+                let variable = names.local_world_size;
+                return Err(LaunchError::NotANumber { variable, value: counts });
+            }
+        };
+        let one_node = local_world_size == world_size && !counts.is_empty();
         let host = match variable("MASTER_ADDR").filter(|host| !host.is_empty()) {
             Some(host) => host,
             None if one_node => "127.0.0.1".into(),
@@ -282,9 +295,9 @@ fn number(
 
 fn port(variable: impl Fn(&str) -> Option<String>) -> Result<u16, LaunchError> {
     let port_in = |name: &'static str| -> Result<Option<u16>, LaunchError> {
-        let Some(port) = number(&variable, name)? else { return Ok(None) };
-        let fits = u16::try_from(port).ok().filter(|port| *port > 0);
-        fits.map(Some).ok_or(LaunchError::InvalidPort { variable: name, port })
+        let Some(value) = variable(name) else { return Ok(None) };
+        let port = value.trim().parse().ok().filter(|port| *port > 0);
+        port.map(Some).ok_or(LaunchError::InvalidPort { variable: name, value })
     };
     if let Some(port) = port_in("NARROWS_PORT")? {
         return Ok(port);
@@ -293,9 +306,7 @@ fn port(variable: impl Fn(&str) -> Option<String>) -> Result<u16, LaunchError> {
         let agent = variable("TORCHELASTIC_USE_AGENT_STORE");
         let taken = agent.is_some_and(|value| value.eq_ignore_ascii_case("true"));
         return match taken {
-            true => port
-                .checked_add(1)
-                .ok_or(LaunchError::InvalidPort { variable: "MASTER_PORT", port: port.into() }),
+            true => port.checked_add(1).ok_or(LaunchError::NoNextPort),
             false => Ok(port),
         };
     }
@@ -307,21 +318,26 @@ fn port(variable: impl Fn(&str) -> Option<String>) -> Result<u16, LaunchError> {
 
 /// The first node of a Slurm step.
 fn first_node(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
-    let list = variable("SLURM_STEP_NODELIST").or_else(|| variable("SLURM_JOB_NODELIST"))?;
-    first_host(&list)
+    let names = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
+    names.into_iter().filter_map(variable).find_map(|list| first_host(&list))
 }
 
-/// The first host of a list in Slurm's notation: `gpu07` of `gpu[07-09,12],login1`.
+/// The first host of a list in Slurm's notation: `gpu07` of `gpu[07-09,12],login1`. `None` for what is no such list, as
+/// `(null)`, an empty list, and one whose bracket is not closed.
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
-    let mut rest = list.chars();
-    while let Some(character) = rest.next() {
+    let mut rest = list.trim();
+    while let Some(character) = rest.chars().next().filter(|character| *character != ',') {
+        rest = &rest[character.len_utf8()..];
         match character {
-            ',' => break,
             '[' => {
-                let inside: String = rest.by_ref().take_while(|c| *c != ']').collect();
-                host.push_str(inside.split([',', '-']).next()?);
+                let (numbers, after) = rest.split_once(']')?;
+                let first = numbers.split([',', '-']).next().filter(|first| !first.is_empty())?;
+                host.push_str(first);
+                rest = after;
             }
+            ']' | '(' | ')' => return None,
+            character if character.is_whitespace() => return None,
             character => host.push(character),
         }
     }
@@ -421,7 +437,24 @@ mod tests {
         assert!(message(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("`x`"));
         let port =
             [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "70000")];
-        assert!(message(&port).contains("70000"));
+        assert_eq!(message(&port), "MASTER_PORT is `70000`, which is not a port");
+        let of = |name: &'static str, value: &'static str| {
+            let run = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), (name, value)];
+            read(&run).unwrap_err()
+        };
+        for value in ["0", "-1", "http", ""] {
+            let error = of("MASTER_PORT", value);
+            assert!(matches!(error, LaunchError::InvalidPort { .. }), "{error}");
+            assert!(error.hint().contains("from 1 to 65535"), "{}", error.hint());
+        }
+        assert!(of("LOCAL_WORLD_SIZE", "all").to_string().contains("`all`, not a number"));
+        let agent = [("TORCHELASTIC_USE_AGENT_STORE", "True"), ("MASTER_PORT", "65535")];
+        let agent = [&port[..3], &agent].concat();
+        assert_eq!(read(&agent), Err(LaunchError::NoNextPort));
+        // A shell loop without MASTER_ADDR may be on one node or on several.
+        let error = read(&[("RANK", "0"), ("WORLD_SIZE", "2")]).unwrap_err();
+        assert!(error.to_string().starts_with("no variable gives the address"), "{error}");
+        assert!(error.hint().contains("127.0.0.1"), "{}", error.hint());
     }
 
     #[test]
@@ -432,10 +465,22 @@ mod tests {
             ("gpu[3]", "gpu3"),
             ("gpu[007-012,20],login", "gpu007"),
             ("r[1-2]n[03-04].cluster", "r1n03.cluster"),
+            (" gpu-a-[1,3-5] ", "gpu-a-1"),
+            ("[04-05]", "04"),
         ];
         for (list, host) in cases {
             assert_eq!(first_host(list).as_deref(), Some(host));
         }
-        assert_eq!(first_host(""), None);
+        for list in ["", "(null)", "gpu[", "gpu[]", "gpu[07-", ",a", "a b"] {
+            assert_eq!(first_host(list), None, "{list}");
+        }
+        let step = [
+            ("SLURM_PROCID", "0"),
+            ("SLURM_STEP_NUM_TASKS", "2"),
+            ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"),
+            ("SLURM_STEP_NODELIST", ""),
+            ("SLURM_JOB_NODELIST", "gpu[1-2]"),
+        ];
+        assert_eq!(rendezvous(&step), "gpu1:29500");
     }
 }
