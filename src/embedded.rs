@@ -7,8 +7,6 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use clap::Parser;
-
 use crate::args::CommandLine;
 use crate::commands;
 use crate::errors::ExitStatus;
@@ -39,7 +37,7 @@ thread_local! {
 pub fn answer(arguments: impl IntoIterator<Item = OsString>, stop: Arc<AtomicBool>) -> Answer {
     let program = OsString::from("narrows");
     let arguments = [program].into_iter().chain(arguments);
-    let command_line = match CommandLine::try_parse_from(arguments) {
+    let command_line = match CommandLine::parse_from_words(arguments) {
         Ok(command_line) => command_line,
         Err(error) => {
             let text = error.render().to_string();

@@ -262,7 +262,11 @@ impl Failure {
                 Problem { hints: hint.into_iter().collect(), ..Problem::new("", error.to_string()) }
             }
         };
-        Failure::failed(vec![problem])
+        let status = match error {
+            RunError::DeviceThreads { .. } => ExitStatus::Environment,
+            _ => ExitStatus::Failed,
+        };
+        Failure { status, problems: vec![problem] }
     }
 
     /// No plan exists, or a check failed.

@@ -6,6 +6,7 @@
 //!
 //! The library is the whole command line: [`main`] for the program, [`answer`] for a program that has it within.
 
+mod allocator;
 mod args;
 mod breakdown;
 mod cache_dir;
@@ -44,6 +45,7 @@ mod unit;
 mod weight_files;
 mod whatif;
 
+pub use allocator::Allocator;
 pub use embedded::{Answer, answer};
 
 /// Runs the command line of this process.

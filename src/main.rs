@@ -2,7 +2,7 @@
 
 /// A search allocates millions of small lists on all threads.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: narrows::Allocator = narrows::Allocator;
 
 fn main() -> std::process::ExitCode {
     narrows::main()

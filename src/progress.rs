@@ -24,6 +24,9 @@ pub fn styled(progress: ProgressBar, template: &str) -> ProgressBar {
     if let Ok(style) = ProgressStyle::with_template(template) {
         progress.set_style(style);
     }
-    progress.enable_steady_tick(TICK);
+    // The thread of the ticks is of use on a terminal alone.
+    if !progress.is_hidden() {
+        progress.enable_steady_tick(TICK);
+    }
     progress
 }

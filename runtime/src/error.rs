@@ -71,12 +71,15 @@ pub enum RunError {
         /// Name of the model.
         model: String,
     },
-    /// Threads could not be started, or one panicked.
-    #[error("device threads: {reason}")]
+    /// Threads could not be started.
+    #[error("device threads: the system refuses them: {reason}")]
     DeviceThreads {
-        /// The error of the operating system, or of the thread.
+        /// The error of the operating system.
         reason: String,
     },
+    /// The thread of a device panicked.
+    #[error("a device's thread panicked")]
+    DeviceThreadPanicked,
     /// Another process of the run is gone, late, or aborted the run.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
@@ -139,6 +142,7 @@ impl RunError {
             | RunError::TransferSizeMismatch { .. }
             | RunError::Deadlock { .. }
             | RunError::Unsupported { .. } => BUG,
+            RunError::DeviceThreadPanicked => "this is a bug of this program",
             RunError::UnsupportedPrecision => "a plan for cpu-local",
             RunError::ModelMismatch { .. } => "the model that the plan was made for",
             RunError::DeviceThreads { .. } => {

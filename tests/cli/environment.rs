@@ -404,3 +404,27 @@ fn a_run_stops_before_it_writes_into_a_folder_that_it_has_not_locked() {
         }
     }
 }
+
+/// From limits under which the program hardly starts to such that suffice, memory or threads are refused in many places.
+#[test]
+fn little_memory_ends_with_a_sentence() {
+    let run = Run::new();
+    let mut refused = 0;
+    for limit_kib in (50_000..=130_000).step_by(8_000) {
+        let prologue = format!("ulimit -v {limit_kib}; ");
+        let flags =
+            "run --hardware cpu-local --steps 1 --global-batch 2 --sequence-length 16 --threads 2";
+        let output = run.start(&prologue, flags).wait_with_output().unwrap();
+        let message = stderr(&output);
+        match output.status.code() {
+            // The system could not load the program, or the limit suffices.
+            None | Some(0) => continue,
+            code => assert_eq!(code, Some(ENVIRONMENT), "{limit_kib} KiB: {message}"),
+        }
+        let is_explained = message.contains("error: memory: the system refuses ")
+            || message.contains("threads: the system refuses them");
+        assert!(is_explained && message.matches("error:").count() == 1, "{limit_kib}: {message}");
+        refused += 1;
+    }
+    assert!(refused > 0, "no limit was too small");
+}

@@ -70,7 +70,7 @@ impl DeviceThreads {
             let mut slot = slots[index].lock().unwrap_or_else(PoisonError::into_inner);
             slot.stop_reason = run_device(&mut slot.device, self.kernels[index].as_ref()).err();
         };
-        let panicked = || RunError::DeviceThreads { reason: "a device's thread panicked".into() };
+        let panicked = || RunError::DeviceThreadPanicked;
         catch_unwind(AssertUnwindSafe(|| threads.broadcast(|thread| run_slot(thread.index()))))
             .map_err(|_| panicked())?;
         let outcomes = slots.into_iter().map(|slot| {
