@@ -1,0 +1,64 @@
+//! Arguments of the attack: its own, and those that `cargo test` gives to every test program.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+
+/// Selection of attacks, and their extent.
+#[derive(Debug, Default)]
+pub struct Arguments {
+    /// Whether each attack takes minutes.
+    pub is_long: bool,
+    /// The seed of the only attempt.
+    pub seed: Option<u64>,
+    /// Names of attacks; all if there is none.
+    names: Vec<String>,
+    /// Whether other tests are asked for, those that are ignored by default.
+    runs_ignored: bool,
+}
+
+impl Arguments {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// An unknown flag or name, and a seed that is no number.
+    pub fn parse(
+        words: impl IntoIterator<Item = String>,
+        known: &[&str],
+    ) -> Result<Arguments, String> {
+        let mut arguments = Arguments::default();
+        let mut words = words.into_iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--long" => arguments.is_long = true,
+                "--seed" => {
+                    let text = words.next().unwrap_or_default();
+                    let digits = text.strip_prefix("0x").unwrap_or(&text);
+                    let seed = u64::from_str_radix(digits, 16);
+                    arguments.seed = Some(
+                        seed.map_err(|_| format!("--seed: `{text}` is no hexadecimal number"))?,
+                    );
+                }
+                "--ignored" => arguments.runs_ignored = true,
+                // Flags of test programs that mean nothing here.
+                "--skip" | "--test-threads" => drop(words.next()),
+                "--nocapture" | "--include-ignored" | "--exact" | "--quiet" => {}
+                name if known.contains(&name) => arguments.names.push(name.into()),
+                flag if flag.starts_with('-') => return Err(format!("{flag} is unknown")),
+                // A filter of tests of all programs.
+                _ => arguments.names.push(word),
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// Whether an attack is run.
+    pub fn selects(&self, name: &str) -> bool {
+        !self.runs_ignored
+            && (self.names.is_empty() || self.names.iter().any(|known| known == name))
+    }
+}
+
+/// A seed that differs each time.
+pub fn random_seed() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}

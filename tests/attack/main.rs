@@ -1,0 +1,100 @@
+//! An attack on the program: damaged files, kills, failing system calls, and strangers.
+//!
+//! Whatever happens, no command panics or ends by a signal of its own, exit codes are the documented ones, messages name
+//! what is wrong, nothing half-written remains under a name, and no checkpoint is lost.
+//!
+//! ```sh
+//! cargo test --test attack                             # each attack for some seconds, as with all other tests
+//! cargo test --test attack -- --long                   # each for ten minutes
+//! cargo test --test attack -- files --seed 0x1f        # one attempt, as a failure prints it
+//! ```
+//!
+//! An attempt is a function of its seed, except for the moments of kills. `corpus/` has the undamaged files of other
+//! programs, and in `corpus/found/` what once broke a reader.
+
+mod arguments;
+mod files;
+mod fixture;
+#[cfg(target_os = "linux")]
+mod kills;
+mod readers;
+#[cfg(target_os = "linux")]
+mod strangers;
+#[cfg(target_os = "linux")]
+mod system_calls;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use arguments::Arguments;
+
+/// One kind of attack.
+struct Attack {
+    name: &'static str,
+    /// Time for the attempts of a bounded run.
+    time: Duration,
+    /// One attempt, which panics where the program breaks a rule.
+    attempt: fn(u64),
+    /// Reason why the attack cannot be made on this machine.
+    missing: fn() -> Option<String>,
+}
+
+const ATTACKS: &[Attack] = &[
+    attack("readers", 5, readers::attempt),
+    attack("files", 8, files::attempt),
+    #[cfg(target_os = "linux")]
+    attack("kills", 6, kills::attempt),
+    #[cfg(target_os = "linux")]
+    Attack { missing: system_calls::missing, ..attack("system-calls", 8, system_calls::attempt) },
+    #[cfg(target_os = "linux")]
+    attack("strangers", 4, strangers::attempt),
+];
+
+const fn attack(name: &'static str, seconds: u64, attempt: fn(u64)) -> Attack {
+    Attack { name, time: Duration::from_secs(seconds), attempt, missing: || None }
+}
+
+/// Time for the attempts of each attack with `--long`.
+const LONG: Duration = Duration::from_secs(600);
+
+fn main() -> ExitCode {
+    let names: Vec<&str> = ATTACKS.iter().map(|attack| attack.name).collect();
+    let arguments = match Arguments::parse(std::env::args().skip(1), &names) {
+        Ok(arguments) => arguments,
+        Err(message) => {
+            eprintln!("error: {message}");
+            return ExitCode::from(2);
+        }
+    };
+    let selected = ATTACKS.iter().filter(|attack| arguments.selects(attack.name));
+    // All are attempted, whichever fails.
+    match selected.filter(|attack| !run(attack, &arguments)).count() {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// Attempts an attack until its time is over. Returns whether the program has withstood it.
+fn run(attack: &Attack, arguments: &Arguments) -> bool {
+    let Attack { name, time, attempt, missing } = attack;
+    if let Some(reason) = missing() {
+        println!("{name}: skipped: {reason}");
+        return true;
+    }
+    let first = arguments.seed.unwrap_or_else(arguments::random_seed);
+    println!("{name}: seeds from {first:#x}");
+    let time = if arguments.is_long { LONG } else { *time };
+    let start = Instant::now();
+    let mut attempts: u64 = 0;
+    while attempts == 0 || arguments.seed.is_none() && start.elapsed() < time {
+        let seed = first.wrapping_add(attempts);
+        if catch_unwind(AssertUnwindSafe(|| attempt(seed))).is_err() {
+            println!("{name}: failed; again: cargo test --test attack -- {name} --seed {seed:#x}");
+            return false;
+        }
+        attempts += 1;
+    }
+    println!("{name}: {attempts} attempts withstood in {:.1} s", start.elapsed().as_secs_f64());
+    true
+}
