@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{self, Model, presets};
+use narrows_plan::strategy::NormRule;
 use narrows_plan::{Defect, Plan, json};
 
 use crate::errors::{CommandResult, Failure, Problem};
-use crate::output;
+use crate::{nanotron_model, output};
 
 /// Largest file that is read into memory; a device such as `/dev/zero` would never end.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -159,7 +160,8 @@ pub fn read_model(name: &str, text: &str) -> CommandResult<Model> {
     model::read(path, text).map_err(|defects| Failure::file(name, defects))
 }
 
-/// The name and the text of a model file: of a preset, a file, a folder with a `config.json`, or `-`.
+/// The name and the text of a model file: of a preset, a file, a folder with a `config.json`, or `-`. The text of YAML is
+/// its model in JSON.
 pub fn model_text(argument: &OsStr) -> CommandResult<(String, String)> {
     let name = argument.to_string_lossy();
     match presets::find_file(&name) {
@@ -175,9 +177,29 @@ pub fn model_text(argument: &OsStr) -> CommandResult<(String, String)> {
             {
                 path.push("config.json");
             }
-            Ok((source.name(), source.text()?))
+            let (name, text) = (source.name(), source.text()?);
+            match is_yaml(argument) {
+                true => nanotron_model::read(&text)
+                    .map_err(|defects| Failure::file(&name, defects))
+                    .and_then(|model| Ok((name, output::json_text(&model.config)?))),
+                false => Ok((name, text)),
+            }
         }
     }
+}
+
+/// Whether a file is YAML by its name.
+fn is_yaml(argument: &OsStr) -> bool {
+    let extension = Path::new(argument).extension().and_then(OsStr::to_str);
+    extension.is_some_and(|extension| matches!(extension, "yaml" | "yml"))
+}
+
+/// The norms that a model file states, which BOOST's do; [`NormRule::Auto`] for all others, and where the file cannot be
+/// read, which reading the model reports.
+pub fn norm_rule(model: Option<&OsStr>) -> NormRule {
+    let text = model.filter(|name| is_yaml(name)).map(|name| InputSource::of(name).text());
+    let read = text.and_then(Result::ok).and_then(|text| nanotron_model::read(&text).ok());
+    read.and_then(|model| model.norm).unwrap_or(NormRule::Auto)
 }
 
 /// Reads the hardware profile of a preset, a file, or `-`.

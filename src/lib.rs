@@ -28,6 +28,7 @@ mod gpu;
 mod host;
 mod input;
 mod metrics_file;
+mod nanotron_model;
 mod op_decisions;
 mod output;
 mod plot;
@@ -44,6 +45,7 @@ mod ui;
 mod unit;
 mod weight_files;
 mod whatif;
+mod yaml;
 
 pub use allocator::Allocator;
 pub use embedded::{Answer, answer};

@@ -23,7 +23,8 @@ use super::values::{
 /// Model and hardware.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
-    /// Model to train: a preset such as cola-7b, a model file, a Hugging Face config.json, or `-`
+    /// Model to train: a preset such as cola-7b, a model file, a Hugging Face config.json, the YAML of Nanotron or BOOST,
+    /// or `-`
     ///
     /// Presets: llama-, cola-, svd- or lax- with 60m, 130m, 350m, 1b, 3b, 7b, 13b, 30b or 40b, and
     /// cola-tiny. Sizes from 1b up are BOOST's, with tied embeddings; the others are CoLA's, without its
@@ -106,7 +107,7 @@ pub struct RequestArgs {
     /// Activations that the backward pass may recompute [default: auto]
     #[arg(long, value_name = "WHAT", value_enum)]
     pub recompute: Option<RecomputeArg>,
-    /// Reduction of the statistic of a norm over sharded features [default: auto]
+    /// Reduction of the statistic of a norm over sharded features [default: auto, or what BOOST's YAML states]
     #[arg(long, value_enum)]
     pub norm: Option<NormArg>,
     /// Whether factors that share an input run as one GEMM [default: auto]
@@ -247,7 +248,9 @@ impl RequestArgs {
             rules: Rules {
                 baseline: self.strategy.unwrap_or(Baseline::Auto),
                 weights: self.weights.map_or(WeightRule::Any, WeightRule::from),
-                norm: self.norm.map_or(NormRule::Auto, NormRule::from),
+                norm: self
+                    .norm
+                    .map_or_else(|| input::norm_rule(self.model.model.as_deref()), NormRule::from),
                 recompute: self.recompute.map_or(Recompute::Auto, Recompute::from),
             },
             grouping: self.grouping.map_or(GroupingRule::Auto, GroupingRule::from),

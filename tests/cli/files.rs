@@ -231,3 +231,79 @@ fn a_closed_pipe_is_no_failure() {
     assert!(output.status.success());
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+/// The YAML that BOOST and Nanotron train from, shortened to what their classes read.
+const BOOST_YAML: &str = "\
+model:
+  init_method:
+    std: 0.025
+  make_vocab_size_divisible_by: 1
+  model_config:
+    bos_token_id: 1
+    hidden_act: silu
+    hidden_size: 64
+    initializer_range: 0.02
+    intermediate_size: 64
+    is_cola_llama_config: true
+    max_position_embeddings: 256
+    num_attention_heads: 4
+    num_hidden_layers: 2
+    num_key_value_heads: 4
+    pad_token_id: null
+    pretraining_tp: 1
+    attn_rank: 16
+    mlp_rank: 16
+    rmsnorm_type: sync
+    rms_norm_eps: 1.0e-06
+    rope_scaling: null
+    tie_word_embeddings: true
+    use_cache: true
+    vocab_size: 256
+parallelism:
+  tp: 4
+";
+
+#[test]
+fn the_yaml_of_boost_is_a_model_with_its_norms() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tiny.yaml");
+    let plan = |text: &str, flags: &str| {
+        std::fs::write(&file, text).expect("a file");
+        format!(
+            "plan --model {} --devices 2 --tensor 2 --strategy btp --global-batch 4 --micro-batch 4 {flags}",
+            file.display()
+        )
+    };
+    let norms = |command: &str| {
+        let plan = answer(command)["decisions"].clone();
+        assert_eq!(plan["model"]["name"], "tiny");
+        let block =
+            plan["blocks"].as_object().expect("blocks").values().next().expect("one").clone();
+        block["ops"]["norm1"].as_str().expect("a strategy").to_owned()
+    };
+    let online = BOOST_YAML.replace("rmsnorm_type: sync", "rmsnorm_type: online");
+    assert_eq!(norms(&plan(BOOST_YAML, "")), "sync");
+    assert_eq!(norms(&plan(&online, "")), "online");
+    assert_eq!(norms(&plan(&online, "--norm sync")), "sync");
+
+    // A norm of each device's own features is another function, but on one device.
+    let local = BOOST_YAML.replace("    rmsnorm_type: sync\n", "");
+    let message = failure(&plan(&local, ""), 2);
+    for part in
+        ["tiny.yaml: model.model_config.rmsnorm_type: is missing", "4 devices", "sync, or online"]
+    {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    stdout(&plan(&local.replace("tp: 4", "tp: 1"), ""));
+    let message = failure(&plan("model: [1\n", ""), 2);
+    assert!(message.contains("is not YAML"), "{message}");
+    let message = failure(&plan("hidden_size: 64\n", ""), 2);
+    assert!(message.contains("model.model_config: is missing"), "{message}");
+
+    // A dense one, whose initial weights are drawn by `init_method`.
+    let dense = BOOST_YAML
+        .replace("is_cola_llama_config", "is_llama_config")
+        .replace("    attn_rank: 16\n    mlp_rank: 16\n    rmsnorm_type: sync\n", "");
+    let planned = answer(&plan(&dense, "").replace("btp", "fullrank-tp"));
+    assert_eq!(planned["search"]["status"], "optimal");
+}

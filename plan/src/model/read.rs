@@ -89,7 +89,8 @@ fn unknown_format(problem: &str) -> Defects {
 fn model_name(path: &str) -> String {
     let mut parts = path.rsplit(['/', '\\']).filter(|part| !part.is_empty());
     let stem = |part: &str| {
-        let part = part.strip_suffix(".json").unwrap_or(part);
+        let suffixes = [".json", ".yaml", ".yml"];
+        let part = suffixes.iter().find_map(|suffix| part.strip_suffix(suffix)).unwrap_or(part);
         part.strip_suffix(".config").unwrap_or(part).to_owned()
     };
     let is_generic = |name: &str| matches!(name, "" | "-" | "." | ".." | "config");
@@ -125,6 +126,7 @@ mod tests {
         assert_eq!(model_name("models/cola-7b.config.json"), "cola-7b");
         assert_eq!(model_name("hub/cola-7b/config.json"), "cola-7b");
         assert_eq!(model_name("mixed-ranks.json"), "mixed-ranks");
+        assert_eq!(model_name("cola/config_cola_llama_1b.yaml"), "config_cola_llama_1b");
         for path in ["-", "", "config.json", "../config.json", "/"] {
             assert_eq!(model_name(path), "model", "{path}");
         }
