@@ -1,6 +1,7 @@
 //! Weights of other training codes: `--init-from` and `export-weights`.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -37,6 +38,12 @@ fn exported_weights_start_a_run_as_their_checkpoint_does() {
     assert_eq!(losses("cola", &model), own);
     assert!((losses("cola", "--devices 2 --tensor 2") - own).abs() < 1e-4);
     let file = at("cola/model.safetensors");
+    let mode = |path: &str| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(
+        mode(&file),
+        mode(&at("m.jsonl")),
+        "others may read exports as they may read metrics"
+    );
     let mut bytes = fs::read(&file).unwrap();
     let last = bytes.len() - 4;
     bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());

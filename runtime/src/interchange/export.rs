@@ -68,11 +68,19 @@ fn write_file<'a>(
         .map_err(WeightsError::io(path, "written"))?;
     // Hugging Face's loaders require the format.
     let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
-    let written = safetensors::serialize_to_file(views, Some(metadata), path);
-    let written = written.map_err(|error| match error {
-        SafeTensorError::IoError(error) => error,
-        error => io::Error::other(error),
-    });
-    // Some disks report only now that they are full.
-    written.and_then(|()| File::open(path)?.sync_all()).map_err(WeightsError::io(path, "written"))
+    let write = || -> io::Result<()> {
+        // The file that the library makes can be read by its owner alone.
+        let permissions = File::create(path)?.metadata()?.permissions();
+        safetensors::serialize_to_file(views, Some(metadata), path).map_err(
+            |error| match error {
+                SafeTensorError::IoError(error) => error,
+                error => io::Error::other(error),
+            },
+        )?;
+        let file = File::open(path)?;
+        file.set_permissions(permissions)?;
+        // Some disks report only now that they are full.
+        file.sync_all()
+    };
+    write().map_err(WeightsError::io(path, "written"))
 }
