@@ -1,5 +1,7 @@
 //! Formats numbers and plans for messages and reports.
 
+use std::fmt::Display;
+
 use narrows_plan::{Mesh, PipelineSchedule, Plan, Zero};
 
 /// A number with thousands separators: `36,000`.
@@ -55,6 +57,20 @@ pub fn percents(number: f64, decimals: usize) -> String {
 pub fn signed_percents(number: f64, decimals: usize) -> String {
     let sign = if number.is_sign_negative() { "" } else { "+" };
     format!("{sign}{}", percents(number, decimals))
+}
+
+/// Least ratio of the ends of an interval at which the value counts as unknown.
+const UNKNOWN_RATIO: f64 = 4.0;
+
+/// A 90 % interval in words, from its ends and their texts. An interval that spans a factor of four says that the value is
+/// unknown.
+pub fn interval_90([low, high]: [f64; 2], ends: [impl Display; 2]) -> String {
+    let [low_text, high_text] = ends;
+    let interval = format!("90 % interval: {low_text} to {high_text}");
+    match high >= UNKNOWN_RATIO * low {
+        true => format!("unknown within a factor of {:.0}; {interval}", high / low),
+        false => interval,
+    }
 }
 
 /// Half the width of an interval: `±38.1 %`, and beyond ±100 % the factor either way, `×2.4`, `×1.2e3`.
@@ -168,5 +184,12 @@ mod tests {
         assert_eq!(signed_percents(6.66, 2), "+6.66 %");
         assert_eq!(half_width(0.381), "±38.1 %");
         assert_eq!((half_width(1.4), half_width(1.2e6)), ("×2.4".into(), "×1.2e6".into()));
+    }
+
+    #[test]
+    fn intervals_that_span_a_factor_of_four_are_unknown() {
+        let words = |ends| interval_90(ends, ends);
+        assert_eq!(words([1.0, 3.9]), "90 % interval: 1 to 3.9");
+        assert_eq!(words([0.5, 4.0]), "unknown within a factor of 8; 90 % interval: 0.5 to 4");
     }
 }

@@ -10,7 +10,7 @@ use super::page::{Align, Page};
 use super::{assumptions, kernels};
 use crate::args::Detail;
 use crate::breakdown;
-use crate::text::{percent, rate, thousands};
+use crate::text::{interval_90, percent, rate, thousands};
 
 /// A prediction with the memory limit that it is compared to.
 #[derive(Serialize, JsonSchema)]
@@ -26,12 +26,13 @@ impl PredictionReport<'_> {
     /// Step time, throughput and memory.
     pub fn fields(&self) -> Vec<(String, String)> {
         let prediction = self.prediction;
-        let [low, high] = prediction.step_time_interval_s.map(Seconds);
+        let interval_s = prediction.step_time_interval_s;
+        let interval = interval_90(interval_s, interval_s.map(Seconds));
         let step_time = Seconds(prediction.step_time_s);
         let tokens_per_s = thousands(prediction.tokens_per_s.round() as u64);
         let flop_rate = rate(prediction.flops_per_s_per_device, "FLOP");
         let mut fields = vec![
-            ("step time".to_owned(), format!("{step_time} (90 % interval: {low} to {high})")),
+            ("step time".to_owned(), format!("{step_time} ({interval})")),
             (
                 "throughput".into(),
                 format!(

@@ -4,7 +4,7 @@ use narrows_cost_model::{FailureEstimate, TrainingRunEstimate};
 use narrows_plan::Seconds;
 
 use super::page::{Align, Page};
-use crate::text::{count, percent, thousands};
+use crate::text::{count, interval_90, percent, thousands};
 
 /// Days below which a run is reported in hours.
 const DAYS_MIN: f64 = 2.0;
@@ -13,9 +13,8 @@ const DAYS_MIN: f64 = 2.0;
 pub fn section(page: &mut Page, run: &TrainingRunEstimate) {
     let tokens = count(run.tokens.round() as u64);
     page.heading(format!("Run of {tokens} tokens"));
-    let [low, high] = run.days_interval;
-    let time =
-        format!("{} (90 % interval: {} to {})", duration(run.days), duration(low), duration(high));
+    let interval = interval_90(run.days_interval, run.days_interval.map(duration));
+    let time = format!("{} ({interval})", duration(run.days));
     let mut fields = vec![
         ("steps", thousands(run.steps)),
         ("time", time),
@@ -69,13 +68,9 @@ pub fn rounded(value: f64) -> String {
     if value < 100.0 { format!("{value:.2}") } else { thousands(value.round() as u64) }
 }
 
-fn amount(value: f64, [low, high]: [f64; 2], unit: &str) -> String {
-    format!(
-        "{unit}{} (90 % interval: {unit}{} to {unit}{})",
-        rounded(value),
-        rounded(low),
-        rounded(high)
-    )
+fn amount(value: f64, interval: [f64; 2], unit: &str) -> String {
+    let text = |value: f64| format!("{unit}{}", rounded(value));
+    format!("{} ({})", text(value), interval_90(interval, interval.map(text)))
 }
 
 fn failures_phrase(failures: &FailureEstimate) -> String {

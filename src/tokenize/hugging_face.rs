@@ -83,19 +83,25 @@ impl HuggingFace {
     /// The tokens of each text, without special tokens at its start or end.
     ///
     /// # Errors
-    /// The message of the tokenizer.
+    /// The message of the tokenizer, after its name.
     pub fn encode(&self, texts: Vec<String>) -> Result<Vec<Vec<u32>>, String> {
-        let encoded = catch_panic(|| self.tokenizer.encode_batch_fast(texts, false))?;
-        let encoded = encoded.map_err(|error| error.to_string())?;
+        let encoded = self.call(|| self.tokenizer.encode_batch_fast(texts, false))?;
         Ok(encoded.into_iter().map(|encoding| encoding.get_ids().to_vec()).collect())
     }
 
     /// The text of tokens, with special tokens spelled out.
     ///
     /// # Errors
-    /// The message of the tokenizer.
+    /// The message of the tokenizer, after its name.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, String> {
-        catch_panic(|| self.tokenizer.decode(tokens, false))?.map_err(|error| error.to_string())
+        self.call(|| self.tokenizer.decode(tokens, false))
+    }
+
+    /// Calls the library. Its messages do not name the tokenizer.
+    fn call<T>(&self, task: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+        catch_panic(task)
+            .and_then(|result| result.map_err(|error| error.to_string()))
+            .map_err(|message| format!("{}: {message}", self.description.tokenizer.name))
     }
 }
 

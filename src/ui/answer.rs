@@ -21,7 +21,7 @@ use crate::report::{
     BaselinePlan, BaselinesReport, InfeasibleReport, PlanReport, Report, html_fragment,
 };
 use crate::step_cost::StepCost;
-use crate::text::{mesh_and_schedule, percent, plan_phrase, thousands};
+use crate::text::{interval_90, mesh_and_schedule, percent, plan_phrase, thousands};
 use crate::whatif::Point;
 
 /// Searches with a cache that all requests share.
@@ -188,7 +188,7 @@ fn time_limit(seconds: f64) -> CommandResult<Duration> {
 
 fn highlights(request: &Request, priced: &PricedPlan) -> Vec<Highlight> {
     let PricedPlan { plan, prediction, .. } = priced;
-    let [low, high] = prediction.step_time_interval_s.map(Seconds);
+    let interval_s = prediction.step_time_interval_s;
     let peak = Bytes(prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
     let limit = request.arena_limit();
     let room = match limit {
@@ -201,7 +201,7 @@ fn highlights(request: &Request, priced: &PricedPlan) -> Vec<Highlight> {
         highlight(
             "Step time",
             Seconds(prediction.step_time_s).to_string(),
-            format!("90 % interval: {low} to {high}"),
+            interval_90(interval_s, interval_s.map(Seconds)),
         ),
         highlight(
             "Tokens per second",

@@ -128,6 +128,8 @@ fn every_report_fits_80_columns() {
         ("sensitivity", format!("{model} --devices 2")),
         ("compare", format!("{plan} {other}")),
         ("check", plan.clone()),
+        ("export", format!("{other} --to nanotron --allow-loss --output {}", at("run.yaml"))),
+        ("export", format!("{plan} --to megatron --allow-loss --output {}", at("arguments.sh"))),
         ("data", format!("README.md --output {tokens}")),
         ("doctor", String::new()),
         ("calibrate", format!("--quick --threads 1 --devices 1 --output {profile}")),
@@ -152,7 +154,8 @@ fn every_report_fits_80_columns() {
     let (_, commands) = help.split_once("Commands:\n").unwrap();
     let names = commands.lines().take_while(|line| !line.is_empty());
     let names = names.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
-    let without_report = ["convert", "plot", "schema", "ui", "help", ""];
+    let without_report =
+        ["convert", "plot", "schema", "ui", "generate", "completions", "man", "help", ""];
     for name in names.filter(|name| !without_report.contains(name)) {
         assert!(listed(name), "the width of `{name}` is checked");
     }
