@@ -37,7 +37,7 @@ pub fn attempt(seed: u64) {
         kill(folder.path(), &saving_run(), random_delay(&mut rng));
         saved = assert_nothing_lost(folder.path(), saved);
     }
-    assert_completes(folder.path());
+    assert_completes(folder.path(), 0);
     let data = "data @docs.txt --output @killed.tokens";
     kill(folder.path(), data, random_delay(&mut rng) / 10);
     assert_whole_or_absent(folder.path(), "killed.tokens", "t.tokens");
@@ -82,8 +82,9 @@ pub fn assert_nothing_lost(folder: &Path, saved: u64) -> u64 {
     step
 }
 
-/// Lets a run end, and asserts that its losses are those of an undisturbed one and that nothing else remains.
-pub fn assert_completes(folder: &Path) {
+/// Lets a run end, and asserts that its losses are those of an undisturbed one and that nothing else remains. A run that
+/// cannot write the metrics of a step saves this step and ends, so that this many lines may be missing.
+pub fn assert_completes(folder: &Path, unwritten_max: usize) {
     static UNDISTURBED: OnceLock<Vec<[u64; 3]>> = OnceLock::new();
     let undisturbed = UNDISTURBED.get_or_init(|| {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -95,7 +96,14 @@ pub fn assert_completes(folder: &Path) {
     let ended = run(folder, &saving_run(), &[]);
     assert_orderly(&ended, &saving_run());
     assert!(ended.status.success(), "a run does not resume: {}", ended.message);
-    assert_eq!(&losses(folder), undisturbed, "losses after the disturbance");
+    let losses = losses(folder);
+    let mut steps = undisturbed.iter();
+    let in_order = losses.iter().all(|own| steps.any(|step| step == own));
+    let missing = undisturbed.len().saturating_sub(losses.len());
+    assert!(
+        in_order && missing <= unwritten_max,
+        "losses after the disturbance: {losses:?}, undisturbed: {undisturbed:?}"
+    );
     let entries = fs::read_dir(folder.join("saved")).expect("the checkpoints").flatten();
     for name in entries.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
         assert!(name.starts_with("step-") || name == ".narrows-lock", "{name} remains");
