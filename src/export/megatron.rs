@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 
 use narrows_plan::model::{GatedProduct, Model};
-use narrows_plan::strategy::{Baseline, Strategy};
+use narrows_plan::strategy::Baseline;
 use narrows_plan::{Executor, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero};
 use serde_json::json;
 
+use super::common;
 use super::decision::{Decision, Translation, effective_schedule};
 use super::exported_plan::{ExportedPlan, Placement, Recomputation, StageRecomputation};
 use super::render::{comments, flag_words, options};
@@ -68,10 +69,7 @@ impl TargetFramework for Megatron {
                 _ => Translation::implied(),
             },
             Decision::HiddenLayout => hidden_layout(exported),
-            Decision::CrossingLayout => match plan.crossing_layout {
-                None => Translation::implied(),
-                Some(_) => Translation::lost("has no crossing latents"),
-            },
+            Decision::CrossingLayout => common::crossing_layout(exported),
             Decision::Ops => match exported.placement() {
                 Placement::OneDevice
                 | Placement::Published(Baseline::FullrankTp | Baseline::MegatronSp) => {
@@ -87,18 +85,8 @@ impl TargetFramework for Megatron {
                 _ => Translation::near([], "q, k, v and gate, up are always one GEMM each"),
             },
             Decision::Saves => saves(exported),
-            Decision::Embedding => on_vocabulary(
-                mesh.tensor,
-                &[exported.embedding_strategy()],
-                &[Strategy::Vocabulary],
-                "the embedding is always split on the vocabulary",
-            ),
-            Decision::Head => on_vocabulary(
-                mesh.tensor,
-                &exported.head_strategies()[1..],
-                &[Strategy::Column, Strategy::Vocabulary],
-                "head and loss are always split on the vocabulary",
-            ),
+            Decision::Embedding => common::embedding(exported),
+            Decision::Head => common::head(exported),
             Decision::Executor => match plan.executor {
                 Executor::Captured => Translation::near(
                     [],
@@ -293,19 +281,6 @@ fn hidden_layout(exported: &ExportedPlan) -> Translation {
         PlanLayout::Feature => {
             Translation::lost("shards the hidden state on positions or not at all")
         }
-    }
-}
-
-/// Ops whose split over the vocabulary is fixed.
-fn on_vocabulary(
-    tensor: u64,
-    strategies: &[Strategy],
-    fixed: &[Strategy],
-    difference: &str,
-) -> Translation {
-    match tensor == 1 || strategies == fixed {
-        true => Translation::implied(),
-        false => Translation::near([], difference),
     }
 }
 

@@ -10,6 +10,7 @@
 //! | `megatron.rs`, `nanotron.rs`, `torchtitan.rs` | one framework each |
 //! | `render.rs` | options as shell words, YAML and TOML |
 
+mod common;
 mod decision;
 mod exported_plan;
 mod megatron;

@@ -6,11 +6,10 @@
 use narrows_plan::graph::Op;
 use narrows_plan::model::ConfigClass;
 use narrows_plan::strategy::{Baseline, Strategy};
-use narrows_plan::{
-    Defect, Executor, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero,
-};
+use narrows_plan::{Defect, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero};
 use serde_json::{Value, json};
 
+use super::common;
 use super::decision::{Decision, Translation, effective_schedule};
 use super::exported_plan::{ExportedPlan, Placement, Recomputation};
 use super::render::{comments, options, yaml};
@@ -90,30 +89,16 @@ impl TargetFramework for Nanotron {
                 }
             }
             Decision::HiddenLayout => hidden_layout(exported),
-            Decision::CrossingLayout => match plan.crossing_layout {
-                None => Translation::implied(),
-                Some(_) => Translation::lost("has no crossing latents"),
-            },
+            Decision::CrossingLayout => common::crossing_layout(exported),
             Decision::Ops => ops(exported),
             Decision::Grouping => match exported.grouping() {
                 Some(grouping) if grouping.qkv && grouping.gate_up => Translation::implied(),
                 _ => Translation::near([], "q, k, v and gate, up are always grouped"),
             },
             Decision::Saves => saves(exported),
-            Decision::Embedding => match exported.embedding_strategy() {
-                _ if mesh.tensor == 1 => Translation::implied(),
-                Strategy::Vocabulary => Translation::implied(),
-                _ => Translation::near([], "the embedding is always split on the vocabulary"),
-            },
-            Decision::Head => match exported.head_strategies() {
-                _ if mesh.tensor == 1 => Translation::implied(),
-                [_, Strategy::Column, Strategy::Vocabulary] => Translation::implied(),
-                _ => Translation::near([], "head and loss are always split on the vocabulary"),
-            },
-            Decision::Executor => match plan.executor {
-                Executor::Captured => Translation::near([], "kernels are launched one by one"),
-                _ => Translation::implied(),
-            },
+            Decision::Embedding => common::embedding(exported),
+            Decision::Head => common::head(exported),
+            Decision::Executor => common::executor(exported),
         }
     }
 

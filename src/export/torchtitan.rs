@@ -4,10 +4,11 @@
 //! configured in TOML.
 
 use narrows_plan::model::{GatedProduct, Model};
-use narrows_plan::strategy::{Baseline, Strategy};
-use narrows_plan::{Executor, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero};
+use narrows_plan::strategy::Baseline;
+use narrows_plan::{GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero};
 use serde_json::json;
 
+use super::common;
 use super::decision::{Decision, Translation, effective_schedule};
 use super::exported_plan::{ExportedPlan, Placement, Recomputation};
 use super::render::{comments, options, toml};
@@ -77,10 +78,7 @@ impl TargetFramework for Torchtitan {
                 }
             }
             Decision::HiddenLayout => hidden_layout(exported),
-            Decision::CrossingLayout => match plan.crossing_layout {
-                None => Translation::implied(),
-                Some(_) => Translation::lost("has no crossing latents"),
-            },
+            Decision::CrossingLayout => common::crossing_layout(exported),
             Decision::Ops => match exported.placement() {
                 Placement::OneDevice | Placement::Published(Baseline::MegatronSp) => {
                     Translation::implied()
@@ -98,20 +96,9 @@ impl TargetFramework for Torchtitan {
                 _ => Translation::near([], "q, k, v and gate, up are GEMMs of their own"),
             },
             Decision::Saves => saves(exported),
-            Decision::Embedding => match exported.embedding_strategy() {
-                _ if mesh.tensor == 1 => Translation::implied(),
-                Strategy::Vocabulary => Translation::implied(),
-                _ => Translation::near([], "the embedding is always split on the vocabulary"),
-            },
-            Decision::Head => match exported.head_strategies() {
-                _ if mesh.tensor == 1 => Translation::implied(),
-                [_, Strategy::Column, Strategy::Vocabulary] => Translation::implied(),
-                _ => Translation::near([], "head and loss are always split on the vocabulary"),
-            },
-            Decision::Executor => match plan.executor {
-                Executor::Captured => Translation::near([], "kernels are launched one by one"),
-                _ => Translation::implied(),
-            },
+            Decision::Embedding => common::embedding(exported),
+            Decision::Head => common::head(exported),
+            Decision::Executor => common::executor(exported),
         }
     }
 

@@ -1,0 +1,41 @@
+//! Decisions that all frameworks treat alike.
+
+use narrows_plan::Executor;
+use narrows_plan::strategy::Strategy;
+
+use super::decision::Translation;
+use super::exported_plan::ExportedPlan;
+
+/// Layouts of crossing latents.
+pub fn crossing_layout(exported: &ExportedPlan) -> Translation {
+    match exported.plan.crossing_layout {
+        None => Translation::implied(),
+        Some(_) => Translation::lost("has no crossing latents"),
+    }
+}
+
+/// Split of the embedding over the tensor axis.
+pub fn embedding(exported: &ExportedPlan) -> Translation {
+    match exported.embedding_strategy() {
+        _ if exported.plan.mesh.tensor == 1 => Translation::implied(),
+        Strategy::Vocabulary => Translation::implied(),
+        _ => Translation::near([], "the embedding is always split on the vocabulary"),
+    }
+}
+
+/// Split of head and loss over the tensor axis.
+pub fn head(exported: &ExportedPlan) -> Translation {
+    match exported.head_strategies() {
+        _ if exported.plan.mesh.tensor == 1 => Translation::implied(),
+        [_, Strategy::Column, Strategy::Vocabulary] => Translation::implied(),
+        _ => Translation::near([], "head and loss are always split on the vocabulary"),
+    }
+}
+
+/// Launches of kernels in a framework that captures none.
+pub fn executor(exported: &ExportedPlan) -> Translation {
+    match exported.plan.executor {
+        Executor::Captured => Translation::near([], "kernels are launched one by one"),
+        _ => Translation::implied(),
+    }
+}
