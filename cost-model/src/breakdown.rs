@@ -17,7 +17,7 @@ pub struct Breakdown {
     pub elementwise: f64,
     /// Collectives that no computation hides, and the time by which hidden ones slow the computation.
     pub collective_exposed: f64,
-    /// Idle time of stages that wait for others.
+    /// Idle time: stages that wait for others, and devices that wait for the launches of their host.
     pub bubble: f64,
     /// Gradient norm across stages, and AdamW.
     pub optimizer: f64,

@@ -10,6 +10,7 @@ mod coalesced;
 mod flow_time;
 pub mod interval;
 mod kernel_shape;
+mod launch_queue;
 mod memory;
 mod overlap;
 mod price;
@@ -27,6 +28,7 @@ mod training_run;
 
 pub use breakdown::Breakdown;
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
+pub use launch_queue::LaunchQueue;
 pub use memory::{SegmentBytes, kept_bytes};
 pub use overlap::{BucketTime, OverlapSlowdown};
 pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, StreamPrices, scale_measurements};

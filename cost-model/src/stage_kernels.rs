@@ -4,6 +4,7 @@ use narrows_plan::program::{ChunkPhase, GradientBucket, Instr, Phase, StageProgr
 use narrows_plan::{Mesh, Seconds};
 
 use crate::breakdown::Breakdown;
+use crate::launch_queue::LaunchQueue;
 use crate::overlap::BucketTime;
 use crate::price::StreamPrices;
 use crate::stage_time::{
@@ -35,13 +36,14 @@ impl StageKernels {
         let mut passes = vec![];
         let mut pass_time = |at: ChunkPhase| -> Seconds {
             let list = stage.instructions(at);
-            let (mut kinds, mut total) = (Breakdown::default(), Seconds(0.0));
+            let (mut kinds, mut queue) = (Breakdown::default(), LaunchQueue::default());
             for (instr, time) in list.iter().zip(added_times(list, prices)) {
                 *kinds.part_mut(instr) += time.0;
-                total += time;
+                queue = queue.then(launched(instr, time, prices));
             }
+            kinds.bubble += queue.wait_s();
             passes.push(kinds);
-            total
+            Seconds(queue.time_s())
         };
         let chunk_times = (0..stage.chunks.len()).map(|chunk| {
             let [forward, backward, weight_gradient] =
@@ -49,21 +51,23 @@ impl StageKernels {
             PassTimes { forward, backward, weight_gradient }
         });
         let chunks = chunk_times.collect();
-        let (mut step, mut local) = (Breakdown::default(), Seconds(0.0));
+        let (mut step, mut local) = (Breakdown::default(), LaunchQueue::default());
         let mut step_phase = vec![];
         let list = &stage.step[overlapped_reductions..];
         for (instr, time) in list.iter().zip(added_times(list, prices)) {
             *step.part_mut(instr) += time.0;
             match stage_sync_group(instr) {
-                None => local += time,
+                None => local = local.then(launched(instr, time, prices)),
                 Some(group) => {
-                    step_phase.push(StepPart::Local(std::mem::take(&mut local)));
+                    step.bubble += local.wait_s();
+                    step_phase.push(StepPart::Local(Seconds(std::mem::take(&mut local).time_s())));
                     let members = SyncedStages::containing(index, group, mesh);
                     step_phase.push(StepPart::Synchronised(members, time));
                 }
             }
         }
-        step_phase.push(StepPart::Local(local));
+        step.bubble += local.wait_s();
+        step_phase.push(StepPart::Local(Seconds(local.time_s())));
         let time = StageTime { chunks, step_phase, overlap };
         StageKernels { time, passes, step }
     }
@@ -83,8 +87,12 @@ pub fn instruction_spans(instructions: &[Instr], prices: StreamPrices) -> Vec<[S
     let time = |instr: &Instr| (prices.kernel)(&instr.kernel());
     let total = |instructions: &[Instr]| -> Seconds { instructions.iter().map(time).sum() };
     let mut spans = Vec::with_capacity(instructions.len());
-    let mut now = Seconds(0.0);
+    let (mut now, mut launched_s) = (Seconds(0.0), 0.0);
     for OverlappedGroup { collectives, computation } in overlapped_groups(instructions, prices) {
+        let launches = |list: &[Instr]| list.iter().map(|instr| host_s(instr, prices)).sum::<f64>();
+        let first_s = launches(&collectives[..1]);
+        now = Seconds(now.0.max(launched_s + first_s));
+        launched_s += launches(collectives) + launches(computation);
         let alone = [total(collectives), total(computation)];
         let ends = match prices.overlap {
             Some(slowdown) if !computation.is_empty() => slowdown.ends(alone[0], alone[1]),
@@ -104,6 +112,16 @@ pub fn instruction_spans(instructions: &[Instr], prices: StreamPrices) -> Vec<[S
         now = last;
     }
     spans
+}
+
+/// Time of the host for the launches of an instruction.
+fn host_s(instr: &Instr, prices: StreamPrices) -> f64 {
+    prices.host.map_or(0.0, |host| host.host_time(&instr.kernel()).0)
+}
+
+/// An instruction that adds `time` to the device, in a launch queue.
+fn launched(instr: &Instr, time: Seconds, prices: StreamPrices) -> LaunchQueue {
+    LaunchQueue::operator(host_s(instr, prices), time.0)
 }
 
 /// Consecutive collectives and the computation that they overlap with.
@@ -198,7 +216,7 @@ mod tests {
             _ => Seconds(2.0),
         };
         let spans = |overlap: Option<OverlapSlowdown>| -> Vec<[f64; 2]> {
-            let prices = StreamPrices { kernel: &kernel, overlap };
+            let prices = StreamPrices { kernel: &kernel, overlap, host: None };
             let spans = instruction_spans(&pass, prices);
             let total: Seconds = added_times(&pass, prices).into_iter().sum();
             assert!((spans[3][1].0 - total.0).abs() < 1e-12);

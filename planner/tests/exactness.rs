@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::{Prices, SegmentTime, StreamPrices, profile, simulate};
+use narrows_cost_model::{Executor, Prices, SegmentTime, StreamPrices, profile, simulate};
 use narrows_plan::emit::{
     InstrTemplate, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
 };
@@ -180,6 +180,21 @@ fn partitions_with_overlap_take_the_time_of_their_programs() {
     assert!(overlapped > 50, "{overlapped}");
 }
 
+/// The device waits for launches of the host in the simulation alone, so that the objective is a bound. Fused ops have fewer
+/// launches, and captured graphs none.
+#[test]
+fn launches_of_the_host_lengthen_the_simulated_step() {
+    let best = |executor| {
+        let request = Request { executor, ..request("cola-60m", Baseline::Auto, 4, Some(4)) };
+        search(&request).best.unwrap()
+    };
+    let [captured, compiled, eager] =
+        [Executor::Captured, Executor::Compiled, Executor::Eager].map(best);
+    assert_same(captured.objective.0, captured.time.0, "captured");
+    assert!(captured.time < compiled.time && compiled.time < eager.time);
+    assert!(eager.objective.0 < 0.99 * eager.time.0, "{} {}", eager.objective, eager.time);
+}
+
 /// Interleaved partitions simulate like their programs, with and without overlap, and none is faster than its bound. Where
 /// transfers take less than the idle time that they save, steps are shorter than with 1F1B.
 #[test]
@@ -251,7 +266,8 @@ fn stages_with_a_tied_weight_take_the_time_of_their_program() {
                 assert_same(expected, simulated, &format!("{name}: stage {stage}"));
                 checked += 1;
             }
-            let timeline = simulate(&best.program, StreamPrices { kernel: &price, overlap: None });
+            let timeline =
+                simulate(&best.program, StreamPrices { kernel: &price, overlap: None, host: None });
             let syncs = |stage| timeline.stage_syncs.iter().filter(move |sync| sync.stage == stage);
             for stage in 0..pipeline as usize {
                 let is_end = stage == 0 || stage + 1 == pipeline as usize;

@@ -244,7 +244,9 @@ impl From<WeightsArg> for WeightRule {
 pub enum ExecutorArg {
     /// As captured graphs, with fused ops
     Captured,
-    /// One launch per kernel
+    /// One launch per kernel, with fused ops
+    Compiled,
+    /// One launch per operator
     Eager,
 }
 
@@ -252,6 +254,7 @@ impl From<ExecutorArg> for Executor {
     fn from(executor: ExecutorArg) -> Executor {
         match executor {
             ExecutorArg::Captured => Executor::Captured,
+            ExecutorArg::Compiled => Executor::Compiled,
             ExecutorArg::Eager => Executor::Eager,
         }
     }

@@ -1,7 +1,7 @@
 //! Names of the parts of a profile that a prediction assumes.
 
 /// Parts of a profile, by their paths in its file.
-const PARTS: [(&str, &str); 26] = [
+const PARTS: [(&str, &str); 27] = [
     ("device", "peak rates and memory"),
     ("device.peak_flops_per_s.bf16", "peak rate in bf16"),
     ("device.compute_units", "number of compute units"),
@@ -27,6 +27,7 @@ const PARTS: [(&str, &str); 26] = [
     ("links.relative_error", "the error of links"),
     ("overlap", "slowdown by overlap"),
     ("executors.captured", "launch gaps of captured graphs"),
+    ("executors.compiled", "launches of fused ops"),
     ("executors.eager", "launch gaps of single kernels"),
 ];
 
@@ -47,7 +48,9 @@ pub fn phrase(paths: &[String]) -> String {
 /// The name of a part; its path for a part without a name.
 fn name(path: &str) -> &str {
     match path {
-        "executors.captured.step_error" | "executors.eager.step_error" => "the error of steps",
+        "executors.captured.step_error"
+        | "executors.compiled.step_error"
+        | "executors.eager.step_error" => "the error of steps",
         _ => PARTS.iter().find(|(known, _)| *known == path).map_or(path, |(_, name)| name),
     }
 }

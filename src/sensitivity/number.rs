@@ -169,9 +169,11 @@ impl VariedParameter {
 /// Numbers of the profile that the step time of a request may depend on, without those that are zero.
 fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec<VariedParameter>> {
     let document = scenario.hardware();
-    let unused_executor = match request.executor {
-        Executor::Captured => "executors.eager.",
-        Executor::Eager => "executors.captured.",
+    let executors = &request.profile.file().executors;
+    let used_executor = match (request.executor, &executors.compiled) {
+        (Executor::Captured, _) => "executors.captured.",
+        (Executor::Compiled, Some(_)) => "executors.compiled.",
+        (Executor::Compiled, None) | (Executor::Eager, _) => "executors.eager.",
     };
     let unused_peak = match request.profile.file().precision.compute_dtype() {
         DType::F32 => "device.peak_flops_per_s.bf16",
@@ -183,7 +185,7 @@ fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec
         let Some(value) = field.value.as_ref().and_then(Value::as_f64) else { continue };
         let is_varied = value > 0.0
             && !NOT_VARIED.iter().any(|ending| path.ends_with(ending))
-            && !path.starts_with(unused_executor)
+            && (!path.starts_with("executors.") || path.starts_with(used_executor))
             && path != unused_peak;
         if !is_varied {
             continue;

@@ -524,14 +524,25 @@ fn a_profile_file_replaces_the_preset_of_its_name() {
     assert!(warning.contains("no measurement names `h100-sxm`"), "{warning}");
 }
 
-/// Bounds include the step factor of the executor, as predictions do.
+/// Bounds include the step factor of the executor, as predictions do. Launches of the host lengthen the step alone.
 #[test]
 fn eager_bounds_include_the_step_factor() {
-    let document = answer("plan --model cola-tiny --devices 2 --tensor 2 --executor eager");
-    let (step, bound) = (&document["prediction"]["step_time_s"], &document["search"]["bound_s"]);
-    let ratio = step.as_f64().unwrap() / bound.as_f64().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a100.json");
+    let mut profile: Value =
+        serde_json::from_str(include_str!("../../profiles/a100-80gb.json")).unwrap();
+    let plan = "plan --model cola-tiny --devices 2 --tensor 2 --executor eager";
+    let ratio = |document: &Value| {
+        let (step, bound) =
+            (&document["prediction"]["step_time_s"], &document["search"]["bound_s"]);
+        step.as_f64().unwrap() / bound.as_f64().unwrap()
+    };
+    assert!(ratio(&answer(plan)) > 1.05);
+    profile["executors"]["eager"]["host_launch_s"] = json!(0.0);
+    fs::write(&path, profile.to_string()).unwrap();
+    let document = answer(&format!("{plan} --hardware {}", path.display()));
     assert_eq!(document["search"]["status"], "optimal");
-    assert!((ratio - 1.0).abs() < 1e-6, "{ratio}");
+    assert!((ratio(&document) - 1.0).abs() < 1e-6, "{}", ratio(&document));
 }
 
 /// The rows of a picture are all of the measurements, with their whole names.

@@ -348,7 +348,8 @@ fn derive_launch_gaps(file: &mut ProfileFile, steps: &[MeasuredStep], machine: &
         (&mut executors.eager, eager, "single launches of this runtime, with events between them,"),
     ] {
         let Some(gap) = gap else { continue };
-        launch_costs.launch_gap_s = gap;
+        // The gap of measured steps includes the time in which the device waits for the host.
+        (launch_costs.launch_gap_s, launch_costs.host_launch_s) = (gap, 0.0);
         let how = format!(
             "steps of {steps_of} less their instructions timed one by one, over their launches; the \
              median of {} plans on one GPU, at least 0",

@@ -5,7 +5,7 @@ use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
 use narrows_plan::model::Activation;
 use narrows_plan::program::{Action, Extent, FusedOp};
 use narrows_plan::strategy::NormRule;
-use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
+use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh, Seconds};
 
 use super::file::{KernelRun, MeasuredQuantity, Measurement, MeasurementUnit, NormRun};
 
@@ -56,18 +56,20 @@ fn norm(run: &NormRun, mesh: Mesh, input: DType) -> Vec<Kernel> {
     kernels
 }
 
-/// The predicted time of kernels in seconds, with launch gaps.
+/// The predicted time in seconds of kernels that are launched over and over: with launch gaps, and at least that of the
+/// host's launches.
 pub(crate) fn predicted_time_s(
     measurement: &Measurement,
     runs: &[KernelRun],
     profile: &Profile,
 ) -> f64 {
     let prices = Prices::new(profile, measurement.executor, &measurement.mesh);
-    let price = |(kernel, times): &(Kernel, f64)| prices.kernel_time(kernel).0 * times;
-    priced_kernels(runs, measurement.mesh, profile.precision().compute_dtype())
-        .iter()
-        .map(price)
-        .sum()
+    let kernels = priced_kernels(runs, measurement.mesh, profile.precision().compute_dtype());
+    let total_s = |price: &dyn Fn(&Kernel) -> Seconds| -> f64 {
+        kernels.iter().map(|(kernel, times)| price(kernel).0 * times).sum()
+    };
+    let device_s = total_s(&|kernel| prices.kernel_time(kernel));
+    device_s.max(total_s(&|kernel| prices.host_time(kernel)))
 }
 
 impl Measurement {

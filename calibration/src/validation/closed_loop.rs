@@ -172,7 +172,7 @@ fn compare(profile: &Profile, measured: &MeasuredPlan) -> ClosedLoopPlan {
     let prices = Prices::new(profile, Executor::Captured, &mesh);
     let instructions_s = simulate(
         measured.program,
-        StreamPrices { kernel: &|kernel| prices.kernel_time(kernel), overlap: None },
+        StreamPrices { kernel: &|kernel| prices.kernel_time(kernel), overlap: None, host: None },
     )
     .step_time
     .0;

@@ -90,12 +90,9 @@ impl<'a> ErrorModel<'a> {
     }
 
     fn step_error(&self) -> StepError<'a> {
-        let executors = &self.file.executors;
         let compared = self.file.measured.as_ref().and_then(|measured| measured.steps.as_ref());
-        let (launch_costs, compared) = match self.executor {
-            Executor::Captured => (&executors.captured, compared),
-            Executor::Eager => (&executors.eager, None),
-        };
+        let compared = compared.filter(|_| self.executor == Executor::Captured);
+        let launch_costs = self.file.executors.of(self.executor);
         let beyond_kernels = launch_costs.step_error.as_ref().map(StepError::BeyondKernels);
         compared.map(StepError::Whole).or(beyond_kernels).unwrap_or(StepError::None)
     }

@@ -3,7 +3,9 @@
 //! ```text
 //! time(kernel) = launch gap of the executor + start of its kind + max(work / rate, bytes / bandwidth)
 //! ```
-//! with one module for each kind of kernel. A price depends on the profile, the executor, the mesh and the kernel's
+//! with one module for each kind of kernel. The time of the host for the launches of a kernel is apart
+//! ([`Prices::host_time`]): the device waits for it only where it has nothing else to do
+//! ([`LaunchQueue`](crate::LaunchQueue)). A price depends on the profile, the executor, the mesh and the kernel's
 //! shape alone, so that the same kernel costs the same in the planner's table and in the simulator.
 
 mod attention;
@@ -15,6 +17,7 @@ mod measured_curves;
 mod nccl;
 mod topology;
 
+use narrows_plan::kernel::FusedKind;
 use narrows_plan::{DType, DeviceGroup, Kernel, Mesh, Seconds};
 
 use crate::kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
@@ -40,6 +43,8 @@ pub struct StreamPrices<'a> {
     pub kernel: KernelPrice<'a>,
     /// Slowdown of computation and collectives that run at the same time; `None` where they run one after the other.
     pub overlap: Option<OverlapSlowdown>,
+    /// Prices of launches on the host; `None` where the device never waits for its host.
+    pub host: Option<&'a Prices>,
 }
 
 /// The prices of one executor on one mesh of one kind of hardware.
@@ -61,6 +66,7 @@ pub struct StreamPrices<'a> {
 #[derive(Clone, Debug)]
 pub struct Prices {
     launch_gap: Seconds,
+    host_launch: Seconds,
     gemm: GemmPrice,
     attention: AttentionPrice,
     fused: FusedPrice,
@@ -132,10 +138,8 @@ impl Prices {
     fn without_correction(file: &ProfileFile, executor: Executor, mesh: &Mesh) -> Self {
         let devices_per_node = u64::from(file.links.devices_per_node);
         let topology = Topology::new(devices_per_node, mesh.devices());
-        let launch_costs = match executor {
-            Executor::Captured => &file.executors.captured,
-            Executor::Eager => &file.executors.eager,
-        };
+        let launch_costs = file.executors.of(executor);
+        let fuses_ops = file.executors.fuses_ops(executor);
         let errors = [
             &file.gemm.relative_error,
             &file.attention.relative_error,
@@ -146,9 +150,10 @@ impl Prices {
         let peak = &file.device.peak_flops_per_s;
         Prices {
             launch_gap: Seconds(launch_costs.launch_gap_s),
+            host_launch: Seconds(launch_costs.host_launch_s),
             gemm: GemmPrice::new(&file.gemm, &file.device),
             attention: AttentionPrice::new(&file.attention, &file.device, &file.fused),
-            fused: FusedPrice::new(&file.fused, &file.device, launch_costs.fuses_ops),
+            fused: FusedPrice::new(&file.fused, &file.device, fuses_ops),
             links: LinkPrice::new(&file.links, topology),
             half_widths: errors.map(|error: &RelativeError| error.half_width_90),
             devices_sharing: 1.0,
@@ -199,6 +204,24 @@ impl Prices {
         Some(times.collect())
     }
 
+    /// Number of launches of a kernel, if it is launched.
+    fn launches(&self, kernel: &Kernel) -> u32 {
+        match kernel {
+            Kernel::Fused(op) => self.fused.launches(op),
+            _ => 1,
+        }
+    }
+
+    /// The time of the host for the launches of a kernel; zero for a kernel that is never launched, and for updates, of
+    /// which frameworks launch many parameters' at once.
+    pub fn host_time(&self, kernel: &Kernel) -> Seconds {
+        let is_update = matches!(kernel, Kernel::Fused(op) if op.kind == FusedKind::Optimizer);
+        if is_update || self.curve_time(kernel, 1.0).is_none() {
+            return Seconds(0.0);
+        }
+        self.host_launch * f64::from(self.launches(kernel))
+    }
+
     /// Whether measurements correct the price of a kernel. On whole devices, links between nodes are not measured.
     fn is_corrected(&self, kernel: &Kernel) -> bool {
         !self.whole_devices || self.source(kernel) != PriceSource::InterNode
@@ -206,11 +229,8 @@ impl Prices {
 
     /// The corrected price. On whole devices, the launch gaps of the executor are not corrected.
     fn corrected_time_s(&self, kernel: &Kernel, curves_s: f64, factor: f64) -> f64 {
-        let launches = match kernel {
-            Kernel::Fused(op) => self.fused.launches(op),
-            _ => 1,
-        };
-        let gaps = if self.whole_devices { self.launch_gap.0 * f64::from(launches) } else { 0.0 };
+        let launches = f64::from(self.launches(kernel));
+        let gaps = if self.whole_devices { self.launch_gap.0 * launches } else { 0.0 };
         gaps + ((curves_s - gaps) * factor).max(self.peak_rate_time_s(kernel))
     }
 
@@ -320,8 +340,9 @@ impl Prices {
 
     /// The prices of kernels with the slowdown of overlapped kernels. `kernel` is
     /// [`kernel_time`](Prices::kernel_time), or prices derived from it.
-    pub fn streams<'a>(&self, kernel: KernelPrice<'a>) -> StreamPrices<'a> {
-        StreamPrices { kernel, overlap: self.overlap_slowdown }
+    pub fn streams<'a>(&'a self, kernel: KernelPrice<'a>) -> StreamPrices<'a> {
+        let host = (self.host_launch.0 > 0.0).then_some(self);
+        StreamPrices { kernel, overlap: self.overlap_slowdown, host }
     }
 
     /// The time between the end of a kernel and the start of the next one.

@@ -82,10 +82,7 @@ impl Profile {
 
     /// The costs of launching kernels with `executor`.
     pub fn launch_costs(&self, executor: Executor) -> &LaunchCosts {
-        match executor {
-            Executor::Captured => &self.file.executors.captured,
-            Executor::Eager => &self.file.executors.eager,
-        }
+        self.file.executors.of(executor)
     }
 
     /// SHA-256, in hex, of all fields that a price depends on. Names, descriptions and provenance are left out, so

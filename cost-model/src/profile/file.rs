@@ -3,7 +3,7 @@
 //! Units are in the keys. Every group of numbers has a `provenance`; a number that was not measured is labelled
 //! `assumed` there.
 
-use narrows_plan::{Bytes, Precision};
+use narrows_plan::{Bytes, Executor, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -84,7 +84,7 @@ impl ProfileFile {
             fused,
             links,
             overlap,
-            executors: ExecutorSpecs { captured, eager },
+            executors: ExecutorSpecs { captured, compiled, eager },
             measured,
             refits,
         } = self;
@@ -105,6 +105,14 @@ impl ProfileFile {
             ("overlap", overlap.as_ref().map(|overlap| &overlap.provenance)),
             ("executors.captured", Some(&captured.provenance)),
             ("executors.captured.step_error", captured.step_error.as_ref().map(|e| &e.provenance)),
+            ("executors.compiled", compiled.as_ref().map(|compiled| &compiled.provenance)),
+            (
+                "executors.compiled.step_error",
+                compiled
+                    .as_ref()
+                    .and_then(|costs| costs.step_error.as_ref())
+                    .map(|e| &e.provenance),
+            ),
             ("executors.eager", Some(&eager.provenance)),
             ("executors.eager.step_error", eager.step_error.as_ref().map(|e| &e.provenance)),
             ("measured", measured.as_ref().map(|measured| &measured.provenance)),
@@ -350,14 +358,33 @@ impl OverlapSpec {
     }
 }
 
-/// Both ways of launching kernels.
+/// The ways of launching kernels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExecutorSpecs {
     /// Captured graphs of fused ops: this project's runtime.
     pub captured: LaunchCosts,
+    /// Fused ops, launched one by one. Where absent, launches cost what those of `eager` cost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compiled: Option<LaunchCosts>,
     /// A framework that launches operator by operator.
     pub eager: LaunchCosts,
+}
+
+impl ExecutorSpecs {
+    /// The costs of launching kernels with `executor`.
+    pub fn of(&self, executor: Executor) -> &LaunchCosts {
+        match executor {
+            Executor::Captured => &self.captured,
+            Executor::Compiled => self.compiled.as_ref().unwrap_or(&self.eager),
+            Executor::Eager => &self.eager,
+        }
+    }
+
+    /// Whether `executor` runs a fused op as one kernel.
+    pub fn fuses_ops(&self, executor: Executor) -> bool {
+        executor == Executor::Compiled || self.of(executor).fuses_ops
+    }
 }
 
 /// One way of launching kernels.
@@ -366,6 +393,9 @@ pub struct ExecutorSpecs {
 pub struct LaunchCosts {
     /// Time between the end of a kernel and the start of the next one.
     pub launch_gap_s: f64,
+    /// Time of the host for one launch. Launches queue: the device waits where it has ended all that was launched.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_launch_s: f64,
     /// Whether a fused op is one kernel; otherwise it runs operator by operator.
     #[serde(rename = "fuses_passes")]
     pub fuses_ops: bool,
@@ -382,6 +412,10 @@ pub struct LaunchCosts {
 
 fn one() -> f64 {
     1.0
+}
+
+fn is_zero(time_s: &f64) -> bool {
+    *time_s == 0.0
 }
 
 fn is_one(factor: &f64) -> bool {

@@ -9,7 +9,9 @@ use std::ops::RangeInclusive;
 use narrows_plan::{Defect, Defects, short_number};
 
 use super::checked::Profile;
-use super::file::{AttentionCurve, DeviceSpec, EfficiencyPoint, GemmCurve, LinkSpec, ProfileFile};
+use super::file::{
+    AttentionCurve, DeviceSpec, EfficiencyPoint, ExecutorSpecs, GemmCurve, LinkSpec, ProfileFile,
+};
 use super::measured::{KernelMeasurements, Repeatability};
 use super::presets::{fitted_shapes, preset_names};
 use super::provenance::{Provenance, ProvenanceKind, RELATIVE_ERROR_MAX, RelativeError};
@@ -60,11 +62,13 @@ impl ProfileFile {
         check.relative_error("passes.relative_error", &self.fused.relative_error);
         check.provenance("passes", &self.fused.provenance);
         check.links(&self.links);
-        for (name, costs) in
-            [("captured", &self.executors.captured), ("eager", &self.executors.eager)]
-        {
+        let ExecutorSpecs { captured, compiled, eager } = &self.executors;
+        let present =
+            [("captured", Some(captured)), ("compiled", compiled.as_ref()), ("eager", Some(eager))];
+        for (name, costs) in present.into_iter().filter_map(|(name, costs)| Some((name, costs?))) {
             let path = format!("executors.{name}");
             check.latency(&format!("{path}.launch_gap_s"), costs.launch_gap_s);
+            check.latency(&format!("{path}.host_launch_s"), costs.host_launch_s);
             check.within(&format!("{path}.step_factor"), costs.step_factor, 0.5..=5.0);
             check.provenance(&path, &costs.provenance);
             if let Some(error) = &costs.step_error {

@@ -99,6 +99,8 @@ pub enum Executor {
     /// Captured graphs with fused ops: this project's runtime.
     #[default]
     Captured,
+    /// Fused ops, launched one by one.
+    Compiled,
     /// A framework that launches operators one by one.
     Eager,
 }
@@ -108,6 +110,7 @@ impl Executor {
     pub fn name(self) -> &'static str {
         match self {
             Executor::Captured => "captured",
+            Executor::Compiled => "compiled",
             Executor::Eager => "eager",
         }
     }

@@ -9,14 +9,14 @@
 //! reduction of a pass run alone.
 
 use narrows_cost_model::{
-    Executor, OverlapSlowdown, PassTimes, Prices, Profile, StageTime, StepPart, schedule_time,
+    Executor, LaunchQueue, OverlapSlowdown, PassTimes, Prices, Profile, StageTime, StepPart,
+    schedule_time,
 };
 use narrows_plan::kernel::{CollectiveKind, Direction, Gemm, Kernel};
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
 use narrows_plan::{Mesh, PipelineSchedule, Seconds, Zero};
 
 use super::file::{FrameworkTable, ParameterOverlap, StageDivision};
-use super::queue::LaunchQueue;
 use super::shape::DecoderShape;
 use crate::measurements::{DecoderModel, StepRecompute, TrainingStep};
 

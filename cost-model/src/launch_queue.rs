@@ -13,7 +13,7 @@
 
 /// A run of operators, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct LaunchQueue {
+pub struct LaunchQueue {
     /// Time of the host.
     host_s: f64,
     /// Time of the device without waiting.
@@ -54,6 +54,11 @@ impl LaunchQueue {
     /// Time of the device without waiting.
     pub fn device_s(&self) -> f64 {
         self.device_s
+    }
+
+    /// Time that the device waits for the host, when they begin together.
+    pub fn wait_s(&self) -> f64 {
+        self.time_s() - self.device_s
     }
 
     /// Time until both have ended, when they begin together.
