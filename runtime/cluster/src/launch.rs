@@ -4,6 +4,7 @@
 use std::fmt;
 
 use super::job_token::JobToken;
+use super::slurm::{TaskCounts, first_host};
 
 /// One process of a run, as its launcher describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +17,7 @@ pub struct LaunchInfo {
     pub world_size: u64,
     /// Rank on its node: the index of its GPU.
     pub local_rank: u64,
-    /// Number of processes on its node (on the first, if nodes differ); the world size where the
-    /// launcher does not set it.
+    /// Number of processes on its node; the world size where the launcher does not set it.
     pub local_world_size: u64,
     /// Address where rank 0 waits for the other processes.
     pub rendezvous: Address,
@@ -35,6 +35,22 @@ pub enum LaunchError {
         variable: &'static str,
         /// Value of the variable.
         value: String,
+    },
+    /// A variable is no list of the tasks of each node.
+    #[error("{variable} is `{value}`, not a list of numbers such as 8(x2),4")]
+    NotANumberPerNode {
+        /// The variable.
+        variable: &'static str,
+        /// Value of the variable.
+        value: String,
+    },
+    /// The node of a process is not in the list of the tasks of each node.
+    #[error("SLURM_NODEID is {node}, and SLURM_STEP_TASKS_PER_NODE has no such node: `{counts}`")]
+    NodeOutOfRange {
+        /// Index of the node in the step.
+        node: u64,
+        /// The list.
+        counts: String,
     },
     /// One of two variables is set without the other.
     #[error("{set} is set, and {missing} is not: a process needs both")]
@@ -84,7 +100,10 @@ impl LaunchError {
     pub fn hint(&self) -> &'static str {
         match self {
             LaunchError::Incomplete { .. } => "both for every process, or neither for one process",
-            LaunchError::NotANumber { .. } | LaunchError::RankOutOfRange { .. } => {
+            LaunchError::NotANumber { .. }
+            | LaunchError::NotANumberPerNode { .. }
+            | LaunchError::NodeOutOfRange { .. }
+            | LaunchError::RankOutOfRange { .. } => {
                 "look at the program that started this process: it sets this variable"
             }
             LaunchError::InvalidPort { .. } => "a number from 1 to 65535, equal for every process",
@@ -249,18 +268,15 @@ impl LaunchInfo {
             return Ok(None);
         }
         let local_rank = number(&variable, names.local_rank)?;
-        // Slurm lists the counts of all nodes, with repetitions: `8(x2),4`.
-        let counts = variable(names.local_world_size).unwrap_or_default();
-        let first: String = counts.chars().take_while(char::is_ascii_digit).collect();
-        let local_world_size = match (first.parse(), counts.is_empty()) {
-            (Ok(count), _) => count,
-            (Err(_), true) => world_size,
-            (Err(_), false) => {
-                let variable = names.local_world_size;
-                return Err(LaunchError::NotANumber { variable, value: counts });
+        let on_this_node = match launcher {
+            Launcher::Slurm => tasks_of_node(&variable, names.local_world_size)?,
+            Launcher::Torchrun | Launcher::OpenMpi => {
+                let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+                number(set, names.local_world_size)?
             }
         };
-        let one_node = local_world_size == world_size && !counts.is_empty();
+        let local_world_size = on_this_node.unwrap_or(world_size);
+        let one_node = on_this_node == Some(world_size);
         let host = match variable("MASTER_ADDR").filter(|host| !host.is_empty()) {
             Some(host) => host,
             None if one_node => "127.0.0.1".into(),
@@ -293,6 +309,22 @@ fn number(
     }
 }
 
+/// Number of the tasks of a Slurm step on this node; `None` where the variable is not set.
+fn tasks_of_node(
+    variable: impl Fn(&str) -> Option<String>,
+    name: &'static str,
+) -> Result<Option<u64>, LaunchError> {
+    let Some(value) = variable(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let node = number(&variable, "SLURM_NODEID")?.unwrap_or(0);
+    let Some(counts) = TaskCounts::parse(&value) else {
+        return Err(LaunchError::NotANumberPerNode { variable: name, value });
+    };
+    match counts.on_node(node) {
+        Some(count) => Ok(Some(count)),
+        None => Err(LaunchError::NodeOutOfRange { node, counts: value }),
+    }
+}
+
 fn port(variable: impl Fn(&str) -> Option<String>) -> Result<u16, LaunchError> {
     let port_in = |name: &'static str| -> Result<Option<u16>, LaunchError> {
         let Some(value) = variable(name) else { return Ok(None) };
@@ -320,28 +352,6 @@ fn port(variable: impl Fn(&str) -> Option<String>) -> Result<u16, LaunchError> {
 fn first_node(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     let names = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
     names.into_iter().filter_map(variable).find_map(|list| first_host(&list))
-}
-
-/// The first host of a list in Slurm's notation: `gpu07` of `gpu[07-09,12],login1`. `None` for what is no such list, as
-/// `(null)`, an empty list, and one whose bracket is not closed.
-fn first_host(list: &str) -> Option<String> {
-    let mut host = String::new();
-    let mut rest = list.trim();
-    while let Some(character) = rest.chars().next().filter(|character| *character != ',') {
-        rest = &rest[character.len_utf8()..];
-        match character {
-            '[' => {
-                let (numbers, after) = rest.split_once(']')?;
-                let first = numbers.split([',', '-']).next().filter(|first| !first.is_empty())?;
-                host.push_str(first);
-                rest = after;
-            }
-            ']' | '(' | ')' => return None,
-            character if character.is_whitespace() => return None,
-            character => host.push(character),
-        }
-    }
-    (!host.is_empty()).then_some(host)
 }
 
 #[cfg(test)]
@@ -406,6 +416,21 @@ mod tests {
             (launch.launcher, launch.rendezvous.to_string().as_str()),
             (Launcher::Slurm, "gpu07:19567")
         );
+        // Nodes may have different numbers of tasks.
+        let on_node = |node, counts| {
+            let uneven = [
+                ("SLURM_NODEID", node),
+                ("SLURM_STEP_TASKS_PER_NODE", counts),
+                ("SLURM_STEP_NUM_TASKS", "20"),
+            ];
+            let others = &step[..1];
+            read(&[&uneven[..], others, &step[2..3], &step[4..]].concat())
+        };
+        let local = |node| on_node(node, "8(x2),4").unwrap().unwrap().local_world_size;
+        assert_eq!(["0", "1", "2"].map(local), [8, 8, 4]);
+        let message = |node, counts| on_node(node, counts).unwrap_err().to_string();
+        assert!(message("3", "8(x2),4").contains("SLURM_NODEID is 3"));
+        assert!(message("0", "8(xx)").contains("`8(xx)`, not a list of numbers"));
         // A batch script is not one of the tasks.
         assert_eq!(read(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "16")]), Ok(None));
     }
@@ -458,22 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_first_host_of_a_slurm_list() {
-        let cases = [
-            ("a", "a"),
-            ("a,b", "a"),
-            ("gpu[3]", "gpu3"),
-            ("gpu[007-012,20],login", "gpu007"),
-            ("r[1-2]n[03-04].cluster", "r1n03.cluster"),
-            (" gpu-a-[1,3-5] ", "gpu-a-1"),
-            ("[04-05]", "04"),
-        ];
-        for (list, host) in cases {
-            assert_eq!(first_host(list).as_deref(), Some(host));
-        }
-        for list in ["", "(null)", "gpu[", "gpu[]", "gpu[07-", ",a", "a b"] {
-            assert_eq!(first_host(list), None, "{list}");
-        }
+    fn the_rendezvous_of_a_slurm_step_is_at_its_first_node() {
         let step = [
             ("SLURM_PROCID", "0"),
             ("SLURM_STEP_NUM_TASKS", "2"),

@@ -13,6 +13,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `launch` | rank, world size and rendezvous address from the environment |
+//! | `slurm` | Slurm's lists of hosts and of tasks |
 //! | `job_token`, `handshake` | how processes prove that they belong to one job |
 //! | `rendezvous` | how processes find each other and check that they belong to one run |
 //! | `process_group` | all processes: control exchanges, gathering, abort, shutdown |
@@ -36,6 +37,7 @@ mod operation;
 mod peer;
 mod process_group;
 mod rendezvous;
+mod slurm;
 mod wait;
 
 pub use job_token::JobToken;
