@@ -34,6 +34,15 @@ pub struct Evaluation {
     pub time: Duration,
 }
 
+/// Outcome of an evaluation, alike in all processes of a run.
+#[derive(Debug)]
+pub enum EvaluationOutcome {
+    /// The evaluation.
+    Evaluated(Evaluation),
+    /// A process could not read its tokens: the error of this process, if it is that one.
+    Unreadable(Option<DataError>),
+}
+
 impl Evaluation {
     /// Perplexity: e to the power of the loss.
     pub fn perplexity(&self) -> f64 {
@@ -73,53 +82,55 @@ impl Evaluator {
         EvaluationSet { tokens_sha256, windows: self.windows }
     }
 
-    /// Reads all tokens, so that in a run of many processes one that cannot read them tells the others before they are in the
-    /// evaluation, where they would wait for it.
+    /// Evaluates the weights of a session. All processes of a run must call this method. One that cannot read its tokens stays
+    /// in the evaluation, where the others would wait for it, and all learn of it at the end.
     ///
     /// # Errors
-    /// When the tokens cannot be read.
-    pub fn check_readable(&mut self) -> Result<(), DataError> {
-        let mut first = 0;
-        while first < self.windows {
-            first = self.fill(first)?;
-        }
-        Ok(())
-    }
-
-    /// Evaluates the weights of a session. All processes of a run must call this method.
-    ///
-    /// # Errors
-    /// When the tokens cannot be read, or a device or process is lost.
-    pub fn evaluate(&mut self, session: &mut Session) -> Result<Evaluation, TrainError> {
+    /// A lost device or process, and tokens of which none is predicted.
+    pub fn evaluate(&mut self, session: &mut Session) -> Result<EvaluationOutcome, TrainError> {
         let start = Instant::now();
-        let (mut loss_sum, mut predicted_tokens, mut first) = (0.0, 0, 0);
-        while first < self.windows {
-            first = self.fill(first)?;
+        let (mut loss_sum, mut predicted_tokens) = (0.0, 0);
+        let mut unreadable = None;
+        for first in (0..self.windows).step_by(self.windows_per_batch()) {
+            if unreadable.is_none() {
+                unreadable = self.fill(first).err();
+            }
+            if unreadable.is_some() {
+                self.tokens.fill(0);
+                self.targets.fill(IGNORED_TARGET);
+            }
             let input = StepInput { tokens: &self.tokens, targets: &self.targets };
             let batch = session.evaluate(input)?;
             loss_sum += batch.loss * batch.predicted_tokens as f64;
             predicted_tokens += batch.predicted_tokens;
         }
+        if session.any_rank(unreadable.is_some())? {
+            return Ok(EvaluationOutcome::Unreadable(unreadable));
+        }
         if predicted_tokens == 0 {
             return Err(TrainError::NoPredictedToken);
         }
         let loss = loss_sum / predicted_tokens as f64;
-        Ok(Evaluation { loss, predicted_tokens, time: start.elapsed() })
+        let evaluation = Evaluation { loss, predicted_tokens, time: start.elapsed() };
+        Ok(EvaluationOutcome::Evaluated(evaluation))
     }
 
-    /// Fills a batch with windows from `first` on. Returns the window after them.
-    fn fill(&mut self, first: u64) -> Result<u64, DataError> {
+    fn windows_per_batch(&self) -> usize {
+        self.tokens.len() / self.sampler.sequence_length() as usize
+    }
+
+    /// Fills a batch with windows from `first` on.
+    fn fill(&mut self, first: u64) -> Result<(), DataError> {
         let length = self.sampler.sequence_length() as usize;
         let inputs = self.tokens.chunks_exact_mut(length);
-        let mut window = first;
-        for (inputs, targets) in inputs.zip(self.targets.chunks_exact_mut(length)) {
+        let targets = self.targets.chunks_exact_mut(length);
+        for (window, (inputs, targets)) in (first..).zip(inputs.zip(targets)) {
             self.sampler.fill_window(window.min(self.windows - 1), inputs, targets)?;
             if window >= self.windows {
                 targets.fill(IGNORED_TARGET);
             }
-            window += 1;
         }
-        Ok(window)
+        Ok(())
     }
 }
 

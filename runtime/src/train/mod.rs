@@ -21,7 +21,7 @@ use crate::session::{Session, StepInput};
 use crate::time_breakdown::TimeCategory;
 
 pub use collapse::{Collapse, CollapseWatch};
-pub use evaluation::{Evaluation, EvaluationHistory, EvaluationSet, Evaluator};
+pub use evaluation::{Evaluation, EvaluationHistory, EvaluationOutcome, EvaluationSet, Evaluator};
 pub use metrics::{MetricsRecord, StepPrediction, TrainedStep};
 
 /// A training run: a session, a sampler of its tokens, and an optimizer.
@@ -185,17 +185,17 @@ impl Trainer {
         Ok(TrainEnd::Completed)
     }
 
-    /// Evaluates the current weights. Returns the evaluation, and whether its loss is the lowest of the run.
-    /// All processes of a run must call this method.
+    /// Evaluates the current weights. An evaluation joins [`evaluations`](Trainer::evaluations). All processes of a run must
+    /// call this method.
     ///
     /// # Errors
-    /// When the tokens cannot be read, or a device or process is lost.
-    pub fn evaluate(
-        &mut self,
-        evaluator: &mut Evaluator,
-    ) -> Result<(Evaluation, bool), TrainError> {
-        let evaluation = evaluator.evaluate(&mut self.session)?;
-        Ok((evaluation, self.evaluations.push(evaluation.loss, self.session.steps())))
+    /// As [`Evaluator::evaluate`].
+    pub fn evaluate(&mut self, evaluator: &mut Evaluator) -> Result<EvaluationOutcome, TrainError> {
+        let outcome = evaluator.evaluate(&mut self.session)?;
+        if let EvaluationOutcome::Evaluated(evaluation) = &outcome {
+            self.evaluations.push(evaluation.loss, self.session.steps());
+        }
+        Ok(outcome)
     }
 
     /// The evaluations of the run so far.

@@ -14,7 +14,8 @@ use narrows_runtime::checkpoint::{self, FolderLock};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;
 use narrows_runtime::train::{
-    CollapseWatch, MetricsRecord, StepPrediction, TrainControl, TrainEnd, TrainError, TrainedStep,
+    CollapseWatch, EvaluationOutcome, MetricsRecord, StepPrediction, TrainControl, TrainEnd,
+    TrainError, TrainedStep,
 };
 use narrows_runtime::{DeviceId, RunError, Trainer};
 
@@ -25,7 +26,7 @@ use super::memory::require_memory;
 use super::processes::RunStart;
 use super::tokens::sampler;
 use super::trace::Tracer;
-use super::validation::{EvaluationOutcome, Validation};
+use super::validation::Validation;
 use super::{PlannedRun, TextOutput, processes};
 use crate::args::{Detail, ExecutionTarget, OutputSettings, TokenSource, TrainSettings};
 use crate::breakdown::seconds_by_category;
@@ -134,18 +135,19 @@ fn train_in_group(
         }
         let outcome = match &mut validation {
             Some(validation) => validation.evaluate_if_due(trainer, recipe.steps),
-            None => Ok(EvaluationOutcome::NotDue),
+            None => Ok(None),
         };
         let evaluation = match &outcome {
-            Ok(EvaluationOutcome::Evaluated(verdict)) => Some(&verdict.evaluation),
+            Ok(Some(EvaluationOutcome::Evaluated(evaluation))) => Some(*evaluation),
             _ => None,
         };
         let written = metrics.as_mut().map_or(Ok(()), |metrics| {
             let record = MetricsRecord::new(trained, Some(&predicted));
-            metrics.write(&record.with_evaluation(evaluation))
+            metrics.write(&record.with_evaluation(evaluation.as_ref()))
         });
         let event = events.as_mut();
-        let event = event.map_or(Ok(()), |events| events.write(trained, &predicted, evaluation));
+        let event =
+            event.map_or(Ok(()), |events| events.write(trained, &predicted, evaluation.as_ref()));
         if written.is_ok() {
             history.push(trained);
         }
@@ -159,14 +161,11 @@ fn train_in_group(
         if trained.step == first_step + 1 || trained.step.is_multiple_of(line_every) {
             lines += &progress_line(trained, training.recipe.steps);
         }
-        let verdict = match outcome? {
-            EvaluationOutcome::Evaluated(verdict) => Some(verdict),
-            EvaluationOutcome::NotDue => None,
-            EvaluationOutcome::Unreadable(error) => {
-                fault = error.map(Failure::token_file);
-                None
-            }
-        };
+        if let Some(EvaluationOutcome::Unreadable(error)) = outcome? {
+            fault = error.map(Failure::token_file);
+        }
+        let judged = validation.as_mut().zip(evaluation);
+        let verdict = judged.map(|(validation, evaluation)| validation.judge(evaluation, trainer));
         if let Some(verdict) = &verdict {
             lines += &verdict.line(trained.step);
         }

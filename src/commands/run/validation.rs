@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use narrows_plan::model::Model;
 use narrows_runtime::Trainer;
-use narrows_runtime::data::{DataError, Sampler, SamplerConfig, TokenFile};
-use narrows_runtime::train::{Evaluation, Evaluator, TrainControl, TrainError};
+use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
+use narrows_runtime::train::{Evaluation, EvaluationOutcome, Evaluator, TrainControl, TrainError};
 
 use crate::args::{Recipe, ValidationSettings};
 use crate::errors::{CommandResult, Failure};
@@ -17,16 +17,6 @@ pub struct Validation<'a> {
     settings: &'a ValidationSettings,
     evaluator: Evaluator,
     last: Option<Evaluation>,
-}
-
-/// Outcome of a step's evaluation.
-pub enum EvaluationOutcome {
-    /// None is due after the step.
-    NotDue,
-    /// The evaluation.
-    Evaluated(Verdict),
-    /// A process cannot read the tokens, so that none has evaluated: the error of this process, if it is that one.
-    Unreadable(Option<DataError>),
 }
 
 /// An evaluation, and what it means for the run.
@@ -101,27 +91,26 @@ impl<'a> Validation<'a> {
     /// Evaluates the weights after a step, if that is due: every few steps, and after the last of `steps`.
     ///
     /// # Errors
-    /// A lost device or process.
+    /// As [`Evaluator::evaluate`].
     pub fn evaluate_if_due(
         &mut self,
         trainer: &mut Trainer,
         steps: u64,
-    ) -> Result<EvaluationOutcome, TrainError> {
+    ) -> Result<Option<EvaluationOutcome>, TrainError> {
         let step = trainer.session().steps();
-        if !step.is_multiple_of(self.settings.every.get()) && step != steps {
-            return Ok(EvaluationOutcome::NotDue);
-        }
-        let unreadable = self.evaluator.check_readable().err();
-        if trainer.session().any_rank(unreadable.is_some())? {
-            return Ok(EvaluationOutcome::Unreadable(unreadable));
-        }
-        let (evaluation, is_best) = trainer.evaluate(&mut self.evaluator)?;
+        let is_due = step.is_multiple_of(self.settings.every.get()) || step == steps;
+        is_due.then(|| trainer.evaluate(&mut self.evaluator)).transpose()
+    }
+
+    /// What an evaluation means for the run, of which it is the last so far.
+    pub fn judge(&mut self, evaluation: Evaluation, trainer: &Trainer) -> Verdict {
         self.last = Some(evaluation);
+        let is_best = trainer.evaluations().since_best == 0;
         let control = match self.ends(trainer) {
             true => TrainControl::StopEarly,
             false => TrainControl::Continue,
         };
-        Ok(EvaluationOutcome::Evaluated(Verdict { evaluation, is_best, control }))
+        Verdict { evaluation, is_best, control }
     }
 
     /// Says that the run had stopped early before it was resumed.
