@@ -85,11 +85,26 @@ impl WeightFiles {
             WeightFiles::Checkpoint(folder) => {
                 checkpoint::load_weights(folder, model).map_err(Failure::checkpoint)
             }
-            WeightFiles::Other(path) => {
-                Ok(import_weights(path, model).map_err(Failure::weights)?.weights)
-            }
+            WeightFiles::Other(path) => import(path, model),
         }
     }
+
+    /// Reads the weights as the initial ones of a run. The model of a checkpoint may differ in all but its parameters.
+    ///
+    /// # Errors
+    /// As [`read`](WeightFiles::read).
+    pub fn read_initial(&self, model: &Model) -> CommandResult<ModelTensors> {
+        match self {
+            WeightFiles::Checkpoint(folder) => {
+                checkpoint::load_initial_weights(folder, model).map_err(Failure::checkpoint)
+            }
+            WeightFiles::Other(path) => import(path, model),
+        }
+    }
+}
+
+fn import(path: &Path, model: &Model) -> CommandResult<ModelTensors> {
+    Ok(import_weights(path, model).map_err(Failure::weights)?.weights)
 }
 
 /// A folder of weights that appears under its name when all of its files are written, and not at all where one cannot be.

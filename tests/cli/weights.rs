@@ -7,7 +7,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::checkpoints::curve;
-use super::run::SMALL;
+use super::cluster::{Processes, wait_for_success};
+use super::run::{SMALL, lines};
 use super::{failure, json, narrows, stdout};
 
 /// A trained model is exported, and a run starts from the export as from its own checkpoint, under another plan too.
@@ -32,6 +33,7 @@ fn exported_weights_start_a_run_as_their_checkpoint_does() {
         f64::from_bits(loss)
     };
     let own = losses("kept/step-00000004/model.safetensors", "");
+    assert_eq!(losses("kept", ""), own);
     assert_eq!(losses("cola", ""), own);
     assert_eq!(losses("nanotron", ""), own);
     let model = format!("--model {}", at("cola"));
@@ -52,6 +54,30 @@ fn exported_weights_start_a_run_as_their_checkpoint_does() {
     assert!(error.contains("has elements that are not finite"), "{error}");
     // The logarithm of the vocabulary of 256 is 5.545: the weights are not the initial ones.
     assert!(own < 5.3, "{own}");
+}
+
+/// Of two processes, each writes shards. Damage that leaves all elements finite is found by the checksums.
+#[test]
+fn runs_start_from_whole_checkpoints_only() {
+    let processes = Processes::new(2);
+    wait_for_success(processes.all(&format!("{} --tensor 2", processes.flags(2))));
+    let start = |metrics: &str| {
+        let (kept, metrics) = (processes.at("kept"), processes.at(metrics));
+        format!("{SMALL} --steps 1 --init-from {} --metrics {}", kept.display(), metrics.display())
+    };
+    stdout(&start("whole.jsonl"));
+    let loss = |name: &str, step: usize| {
+        lines(&processes.at(name))[step]["loss"].as_f64().expect("a loss")
+    };
+    assert!(loss("whole.jsonl", 0) < loss("m.jsonl", 0), "the weights are not the initial ones");
+    let shard = processes.at("kept/step-00000002/model-00001-of-00002.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&0.5_f32.to_le_bytes());
+    fs::write(&shard, bytes).unwrap();
+    let error = failure(&start("damaged.jsonl"), 2);
+    assert!(error.contains("model-00001-of-00002.safetensors"), "{error}");
+    assert!(error.contains("the checkpoint is damaged or was edited"), "{error}");
 }
 
 #[test]

@@ -58,5 +58,7 @@ pub use lock::{FolderLock, lock};
 pub use names::{StoredParameter, stored_parameters};
 pub use pending_save::{PendingSave, SaveMode, save};
 pub use shared_fault::require_shared;
-pub use storage::{FoundCheckpoint, ResumedState, is_checkpoint, load, load_weights};
+pub use storage::{
+    FoundCheckpoint, ResumedState, is_checkpoint, load, load_initial_weights, load_weights,
+};
 pub(crate) use tensors::transpose;

@@ -102,9 +102,26 @@ fn load_files(
 pub fn load_weights(path: &Path, model: &Model) -> Result<ModelTensors, CheckpointError> {
     let manifest = Manifest::read(path)?;
     read_state(path, &manifest, model)?;
+    read_weights(path, &manifest, model)
+}
+
+/// Reads the weights of a checkpoint as the initial ones of a model whose parameters have the same names and shapes. All
+/// else may differ, as the positions of a model that is trained on longer sequences do.
+///
+/// # Errors
+/// The first problem, with the file and the location in it.
+pub fn load_initial_weights(path: &Path, model: &Model) -> Result<ModelTensors, CheckpointError> {
+    read_weights(path, &Manifest::read(path)?, model)
+}
+
+fn read_weights(
+    path: &Path,
+    manifest: &Manifest,
+    model: &Model,
+) -> Result<ModelTensors, CheckpointError> {
     match manifest.is_of_shards() {
-        true => ShardReader::new(path, &manifest, model).whole(TensorKind::Weights),
-        false => read_whole_weights(path, &manifest, model),
+        true => ShardReader::new(path, manifest, model).whole(TensorKind::Weights),
+        false => read_whole_weights(path, manifest, model),
     }
 }
 
