@@ -48,6 +48,10 @@ const TARGETS: &[Target] = &[
         "config.json",
         "plan --model @config.json --devices 2 --time-limit 1 --sequence-length 64",
     ),
+    target(
+        "boost.yaml",
+        "plan --model @boost.yaml --devices 2 --time-limit 1 --sequence-length 64",
+    ),
     target("profile.json", "plan --model @small.json --hardware @profile.json --time-limit 1"),
     Target {
         damaged: "recipe.toml",
@@ -112,7 +116,23 @@ const TARGETS: &[Target] = &[
         "run --init-from @exported --model @small.json --hardware cpu-local \
         --steps 1 --global-batch 2 --sequence-length 8 --threads 1",
     ),
+    target(
+        "kept/step-00000002/model.safetensors",
+        "run --init-from @kept --model @small.json --hardware cpu-local \
+        --steps 1 --global-batch 2 --sequence-length 8 --threads 1",
+    ),
+    target("kept/step-00000002/model.safetensors", "generate @kept --prompt Call --tokens 2"),
+    target("kept/step-00000002/model.json", "generate @kept --prompt Call --tokens 2"),
+    target(
+        "tokenizer.json",
+        "generate @exported --tokenizer @tokenizer.json --prompt Call --tokens 2",
+    ),
+    part("dense/model.safetensors.index.json", "dense", FACTOR),
+    part("dense/model-00001-of-00002.safetensors", "dense", FACTOR),
+    target("dense.json", FACTOR),
 ];
+
+const FACTOR: &str = "factor @dense --model @dense.json --rank 4 --output @factored";
 
 /// Part of a checkpoint that two processes have written.
 const SHARD: &str = "shards/step-00000002/model-00001-of-00002.safetensors";
@@ -146,8 +166,10 @@ pub fn attempt(seed: u64) {
         assert!(is_named, "{arguments}: does not name {name}: {message}");
     }
     assert_eq!(leftovers(folder.path()), [""; 0], "{arguments}");
-    let written = folder.path().join("new.tokens").exists();
-    assert!(!written || ended.status.success(), "{arguments}: {message}");
+    for output in ["new.tokens", "factored"] {
+        let written = folder.path().join(output).exists();
+        assert!(!written || ended.status.success(), "{arguments}: {message}");
+    }
     // A run removes later lines of its own metrics file, and nothing else changes its inputs.
     if !arguments.contains("--resume") {
         assert!(fs::read(&file).is_ok_and(|bytes| bytes == damaged_bytes), "{arguments}: changed");

@@ -45,6 +45,12 @@ fn make() -> std::io::Result<TempDir> {
     ] {
         fs::copy(root.join(from), at(to))?;
     }
+    let weights = root.join("tests/golden/weights");
+    let cases = fs::read_to_string(weights.join("cases.json"))?;
+    let cases: serde_json::Value = serde_json::from_str(&cases)?;
+    fs::write(at("dense.json"), cases["llama"]["config"].to_string())?;
+    fs::create_dir(at("dense"))?;
+    copy_folder(&weights.join("llama"), &at("dense"))?;
     let text = "Call me Ishmael. Some years ago, never mind how long precisely.\n".repeat(20);
     fs::write(at("docs.txt"), &text)?;
     let mut gzip = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
@@ -199,7 +205,8 @@ pub fn assert_orderly(ended: &Ended, arguments: &str) {
 }
 
 /// Outputs of commands, which may appear beside the files of the fixture.
-const OUTPUTS: [&str; 6] = ["new.tokens", "m.svg", "saved", "saved.jsonl", "weights", ".cache"];
+const OUTPUTS: [&str; 8] =
+    ["new.tokens", "m.svg", "saved", "saved.jsonl", "events", "weights", "factored", ".cache"];
 
 /// Names in a folder that are neither files of the fixture nor outputs.
 pub fn leftovers(folder: &Path) -> Vec<String> {

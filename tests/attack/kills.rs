@@ -19,11 +19,12 @@ const KILLS: usize = 4;
 /// Longest time before a kill: most runs are over by then.
 const DELAY_MAX: Duration = Duration::from_millis(300);
 
-/// Flags of a run that saves after every step, and continues from its newest checkpoint.
+/// Flags of a run that saves after every step, keeps its best checkpoint too, and continues from its newest checkpoint.
 pub fn saving_run() -> String {
     format!(
         "{SMALL_RUN} --data @t.tokens --steps {STEPS} --checkpoint-dir @saved --checkpoint-every 1 --keep 2 \
-         --metrics @saved.jsonl --resume=auto"
+         --eval-data @t.tokens --eval-tokens 32 --eval-every 2 --keep-best --metrics @saved.jsonl \
+         --tensorboard @events --resume=auto"
     )
 }
 
@@ -106,8 +107,11 @@ pub fn assert_completes(folder: &Path, unwritten_max: usize) {
     );
     let entries = fs::read_dir(folder.join("saved")).expect("the checkpoints").flatten();
     for name in entries.map(|entry| entry.file_name().to_string_lossy().into_owned()) {
-        assert!(name.starts_with("step-") || name == ".narrows-lock", "{name} remains");
+        let is_known = name.starts_with("step-") || [".narrows-lock", "best"].contains(&&*name);
+        assert!(is_known, "{name} remains");
     }
+    let best = checkpoint::list(&folder.join("saved/best")).expect("the best checkpoint");
+    assert_eq!(best.len(), 1, "best checkpoints: {best:?}");
 }
 
 /// Step, loss and gradient norm of every line of the metrics, to the bit.

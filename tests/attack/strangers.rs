@@ -17,6 +17,8 @@ pub fn attempt(seed: u64) {
         "{SMALL_RUN} --tensor 1 --pipeline 1 --steps 2 --data @t.tokens --join-timeout 30 --collective-timeout 30"
     );
     let mut rng = TestRng::new(seed);
+    let token = ["", " --job-token-file @docs.txt"][rng.below(2)];
+    let arguments = arguments + token;
     let folder = tempfile::tempdir().expect("a temporary folder");
     copy_folder(fixture(), folder.path()).expect("a copy");
     let port = free_port();
