@@ -102,7 +102,7 @@ impl<'a> Validation<'a> {
         is_due.then(|| trainer.evaluate(&mut self.evaluator)).transpose()
     }
 
-    /// What an evaluation means for the run, of which it is the last so far.
+    /// Compares an evaluation, the last one so far, with those before it.
     pub fn judge(&mut self, evaluation: Evaluation, trainer: &Trainer) -> Verdict {
         self.last = Some(evaluation);
         let is_best = trainer.evaluations().since_best == 0;
