@@ -332,7 +332,7 @@ fn the_tensor_axis_is_bounded() {
     assert!(tensor("--devices 4").as_u64().expect("a size") > 2);
     assert_eq!(tensor("--devices 4 --max-tensor 2"), json!(2));
     assert!(
-        tensor("--devices 16").as_u64().expect("a size") > 8,
+        tensor("--devices 16 --pipeline 1").as_u64().expect("a size") > 8,
         "one sequence, no more than one replica"
     );
     assert_eq!(tensor("--devices 16 --within-node tensor"), json!(8));

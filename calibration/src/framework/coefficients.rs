@@ -7,45 +7,33 @@ use super::model::Framework;
 
 /// Coefficients of a framework, and the fraction of the network's bandwidth that collectives reach, in the order of the fields
 /// of [`Framework`].
-pub(crate) type Coefficients = [f64; 9];
+pub(crate) type Coefficients = [f64; 7];
 
 /// The names of [`Coefficients`].
-pub(super) const COEFFICIENT_NAMES: [&str; 9] = [
+pub(super) const COEFFICIENT_NAMES: [&str; 7] = [
     "operator_s",
     "idle_operators",
-    "overlap",
     "elementwise_factor",
     "gemm_factor",
-    "collective_factor",
     "fixed_s",
     "lockstep",
     "links.inter_node.efficiency",
 ];
 
 /// The index of the network's efficiency.
-pub(super) const NETWORK: usize = 8;
+pub(super) const NETWORK: usize = 6;
 
 impl Framework {
     /// The framework part of fitted coefficients.
     pub fn from_coefficients(coefficients: &Coefficients) -> Framework {
-        let [
-            operator_s,
-            idle_operators,
-            overlap,
-            elementwise_factor,
-            gemm_factor,
-            collective_factor,
-            fixed_s,
-            lockstep,
-            _,
-        ] = *coefficients;
+        let [operator_s, idle_operators, elementwise_factor, gemm_factor, fixed_s, lockstep, _] =
+            *coefficients;
         Framework {
             operator_s,
             idle_operators,
-            overlap,
             elementwise_factor,
             gemm_factor,
-            collective_factor,
+            collective_factor: 1.0,
             fixed_s,
             lockstep,
         }
@@ -56,10 +44,8 @@ impl Framework {
         [
             self.operator_s,
             self.idle_operators,
-            self.overlap,
             self.elementwise_factor,
             self.gemm_factor,
-            self.collective_factor,
             self.fixed_s,
             self.lockstep,
             profile.file().links.inter_node.efficiency,

@@ -21,7 +21,11 @@ use crate::measurements::{TrainedModel, TrainingStep};
 /// More residuals than these are replaced by their quantiles.
 const RESIDUALS_MAX: usize = 99;
 /// Initial values of a fit: factors of 1 on the counted work, and an estimate of the host's time.
-const START: Coefficients = [70e-6, 2.0, 3.0, 1.0, 1.0, 1.0, 8e-3, 0.03, 0.85];
+const START: Coefficients = [70e-6, 2.0, 1.0, 1.0, 8e-3, 0.03, 0.85];
+
+/// Largest efficiency of the network: all-reduces of two to three nodes of eight A100s with four cards of 200 Gb/s reach
+/// 86 to 96 of 100 GB/s (NVIDIA/nccl-tests, issues 119 and 175).
+const NETWORK_EFFICIENCY_MAX: f64 = 0.96;
 
 /// The relative step with which a fit from [`START`] begins.
 const FIRST_STEP: f64 = 0.15;
@@ -129,7 +133,9 @@ impl<'a> StepRows<'a> {
         let scale = |point: &mut FitPoint, index: usize, factor: f64| {
             point.coefficients[index] *= factor;
             if index == NETWORK {
-                point.work = self.work(point.coefficients[NETWORK]);
+                let efficiency = &mut point.coefficients[NETWORK];
+                *efficiency = efficiency.min(NETWORK_EFFICIENCY_MAX);
+                point.work = self.work(*efficiency);
             }
         };
         let mut search = CoordinateDescent::new(start, loss);

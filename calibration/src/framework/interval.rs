@@ -15,7 +15,7 @@
 
 use std::collections::BTreeSet;
 
-use narrows_cost_model::interval::{draw_error, prediction_interval};
+use narrows_cost_model::interval::{draw_error, prediction_interval, small_sample_factor};
 use narrows_cost_model::profile::{Profile, Provenance, RelativeError, preset};
 use narrows_cost_model::{NEAR_OCTAVES, error_scale};
 use narrows_plan::random::SplitMix64;
@@ -126,7 +126,11 @@ impl IntervalModel {
         let known_execution =
             recomputed.contains(&step.recompute) && step.has_fitted_sharding_and_schedule();
         let known_model = models.contains(&model_digest(gpt));
-        let fit = if known_execution && known_model { &self.by_row } else { &self.by_model };
+        // Rows of one model err together, so that the errors of an unmeasured model are as few as the models.
+        let (fit, widening) = match known_execution && known_model {
+            true => (&self.by_row, 1.0),
+            false => (&self.by_model, small_sample_factor(models.len())),
+        };
         let draw = |ratios: &Coefficients| {
             let drawn: Coefficients = std::array::from_fn(|index| fitted[index] * ratios[index]);
             let work = if across {
@@ -158,7 +162,7 @@ impl IntervalModel {
             // the two lists.
             (false, _) => wider(&fit.within_a_node, &fit.across_nodes),
         };
-        let scale = error_scale(NEAR_OCTAVES + self.distance_octaves(step, mesh));
+        let scale = widening * error_scale(NEAR_OCTAVES + self.distance_octaves(step, mesh));
         let interval = prediction_interval(&log_ratios, residuals, scale);
         Some(interval.map(|logarithm| predicted_s * logarithm.exp()))
     }

@@ -130,13 +130,25 @@ impl MicrobatchShape {
         }
     }
 
-    /// Adds the sum of partial results of all rows: an all-reduce, or a reduce-scatter to the rows of each device.
-    fn reduce(&self, operators: &mut OperatorList) {
+    /// The sum of partial results of all rows: an all-reduce, or a reduce-scatter to the rows of each device.
+    fn reduction(&self) -> Kernel {
         let kind = match self.residual {
             ResidualStream::Replicated => CollectiveKind::AllReduce,
             ResidualStream::Sharded => CollectiveKind::ReduceScatter,
         };
-        operators.kernels.push(collective(kind, self.stream_bytes(), self.tensor_group()));
+        collective(kind, self.stream_bytes(), self.tensor_group())
+    }
+
+    /// Adds the sum of partial results of all rows.
+    fn reduce(&self, operators: &mut OperatorList) {
+        operators.kernels.push(self.reduction());
+    }
+
+    /// Adds the sum of the partial gradients of the input of a column linear of width `width`, which runs beside the GEMM
+    /// of its weight's gradient.
+    fn reduce_beside_weight_gradient(&self, operators: &mut OperatorList, width: u64) {
+        let gemm = gemm(self.gpt.hidden, self.rows(), width, 1);
+        operators.overlapped.push(OverlappedCollective { collective: self.reduction(), gemm });
     }
 
     /// Adds the all-gather of a sharded residual stream.
@@ -275,7 +287,7 @@ impl MicrobatchShape {
         for width in [3 * shard, 4 * shard] {
             self.gather(&mut operators);
             self.gather_for_weight_gradient(&mut operators, width);
-            self.reduce(&mut operators);
+            self.reduce_beside_weight_gradient(&mut operators, width);
         }
         operators
     }
@@ -337,18 +349,23 @@ impl MicrobatchShape {
         operators.elementwise(10 * self.residual_rows() * h);
         operators.elementwise(6 * width * h);
         self.gather_for_weight_gradient(&mut operators, width);
-        self.reduce(&mut operators);
+        self.reduce_beside_weight_gradient(&mut operators, width);
         operators
     }
 
-    /// The P2P transfer from a stage to the next one.
-    pub fn transfer(&self) -> Kernel {
+    /// The P2P transfer from a stage to the next one. Each device of the tensor axis sends its share, and replicated rows
+    /// are gathered from the shares of all (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+    /// Clusters Using Megatron-LM", arXiv 2104.04473, section 4.1).
+    pub fn transfer(&self) -> OperatorList {
         let stride = self.mesh.tensor * self.mesh.data;
         let group = DeviceGroup { axis: Axis::Pipeline, size: self.mesh.pipeline, stride };
-        Kernel::Transfer(Transfer {
-            bytes: Bytes(2 * self.residual_rows() * self.gpt.hidden),
-            group,
-        })
+        let bytes = Bytes(self.stream_bytes() / self.mesh.tensor);
+        let mut operators = OperatorList::default();
+        operators.kernels.push(Kernel::Transfer(Transfer { bytes, group }));
+        if self.residual == ResidualStream::Replicated && self.mesh.pipeline > 1 {
+            operators.kernels.push(self.all_gather());
+        }
+        operators
     }
 
     /// The weights of a stage on one device.

@@ -165,7 +165,7 @@ pub(super) fn provenance() -> Provenance {
         source: "240 steps on one node and 30 on 8 to 64 nodes of the validation rows of vTrain (KAIST); \
                  draws and residuals by `cargo run --release -p narrows-calibration --example refit_framework`"
             .into(),
-        date: "2026-11-22".into(),
+        date: "2026-11-24".into(),
         assumed: vec![],
     }
 }

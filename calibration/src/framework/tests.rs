@@ -62,9 +62,13 @@ fn intervals_are_deterministic_and_contain_the_prediction() {
     let intervals = built_in_interval_model().unwrap();
     let profile = preset("a100-80gb-8-4nic").unwrap();
     let mut widths = vec![];
-    for (tensor, data, hidden) in [(2, 1, 2048), (2, 1, 32_768), (8, 8, 2048)] {
+    for (tensor, data, hidden, recompute) in [
+        (2, 1, 2048, StepRecompute::None),
+        (2, 1, 32_768, StepRecompute::None),
+        (8, 8, 2048, StepRecompute::Block),
+    ] {
         let mesh = Mesh { tensor, pipeline: 1, data, context: 1 };
-        let step = gpt_step(gpt(24, hidden), [64, 2048, 1], StepRecompute::Block);
+        let step = gpt_step(gpt(24, hidden), [64, 2048, 1], recompute);
         let time = step_time_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         let interval = || intervals.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         let [low, high] = interval();
@@ -154,7 +158,8 @@ fn sequence_parallelism_needs_a_tensor_axis() {
 /// Bytes of element-wise operators, and bytes that collectives send by rings of `devices` devices.
 fn traffic(operators: &OperatorList, devices: u64) -> [u64; 2] {
     let (mut elementwise, mut sent) = (0, 0);
-    for kernel in &operators.kernels {
+    let overlapped = operators.overlapped.iter().map(|overlapped| &overlapped.collective);
+    for kernel in operators.kernels.iter().chain(overlapped) {
         match kernel {
             Kernel::Fused(fused) => elementwise += fused.traffic.0,
             Kernel::Collective(collective) => {
@@ -183,18 +188,23 @@ fn sequence_parallelism_shards_the_residual_stream() {
             [ResidualStream::Replicated, ResidualStream::Sharded].map(shape);
         let stream = 4 * 1024 * 2048;
         let saved = |bytes: u64| bytes * stream / tensor * (tensor - 1);
-        for (of_replicated, of_sharded, bytes) in [
-            (replicated.block_forward(), sharded.block_forward(), 2 * (4 + 7)),
-            (replicated.block_backward(), sharded.block_backward(), 2 * (10 + 7 + 6)),
+        // The backward pass gathers two inputs again for the gradients of weights.
+        for (of_replicated, of_sharded, bytes, gathers) in [
+            (replicated.block_forward(), sharded.block_forward(), 2 * (4 + 7), 0),
+            (replicated.block_backward(), sharded.block_backward(), 2 * (10 + 7 + 6), 2),
         ] {
             let [elementwise, sent] = traffic(&of_replicated, tensor);
-            assert_eq!(traffic(&of_sharded, tensor), [elementwise - saved(bytes), sent]);
+            let expected = [elementwise - saved(bytes), sent + gathers * saved(2)];
+            assert_eq!(traffic(&of_sharded, tensor), expected);
         }
         assert_eq!(sharded.block_forward().overlapped.len(), 0);
-        let again = sharded.block_backward();
-        assert_eq!(again.overlapped.len(), 2);
-        for overlapped in again.overlapped {
-            assert!(again.kernels.contains(&overlapped.gemm), "{overlapped:?}");
+        for (backward, overlapped) in
+            [(replicated.block_backward(), 2), (sharded.block_backward(), 4)]
+        {
+            assert_eq!(backward.overlapped.len(), overlapped);
+            for overlapped in &backward.overlapped {
+                assert!(backward.kernels.contains(&overlapped.gemm), "{overlapped:?}");
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use narrows_cost_model::profile::{Profile, preset};
 use narrows_test_support::rows::rows_folder;
 
-use super::super::coefficients::COEFFICIENT_NAMES;
+use super::super::coefficients::{COEFFICIENT_NAMES, NETWORK};
 use super::super::fit::{HoldOut, StepRow};
 use super::super::interval::IntervalModel;
 use super::super::model::Framework;
@@ -89,7 +89,7 @@ fn hold_out(
     let bootstrap = rest.bootstrap(unit, fitted, DRAWS, SEED);
     let intervals = IntervalModel::of(&rest, &fitted, &bootstrap, &bootstrap, provenance());
     let framework = Framework::from_coefficients(&fitted);
-    let efficiency = fitted[8].clamp(0.05, 1.0);
+    let efficiency = fitted[NETWORK].clamp(0.05, 1.0);
     let held_out_row = |(row, residual): (&StepRow, f64)| {
         let profile = profile(row.profile.name(), efficiency);
         let [low, high] = intervals.interval_s(row.step, row.mesh, &profile, &framework).unwrap();
