@@ -195,6 +195,15 @@ fn intervals_far_from_measured_shapes_are_wider() {
     assert!(width(&preset("h100-sxm").unwrap(), known) > 2.0 * near);
 }
 
+/// Widths of 192 and 768 are equally far from measured ones of 256 and 1024.
+#[test]
+fn intervals_of_gemms_narrower_than_all_measured_ones_are_wider() {
+    let a100 = preset("a100-80gb").unwrap();
+    let [narrow, wide, measured] = [[192, 3072], [768, 3072], [1024, 4096]]
+        .map(|[n, k]| width(&a100, gemm(16_384, n, k, false)));
+    assert!(narrow > 1.5 * wide && wide > 1.3 * measured, "{narrow} {wide} {measured}");
+}
+
 #[test]
 fn intervals_of_profiles_derived_from_others_are_no_narrower() {
     let base = preset("a100-80gb").unwrap();

@@ -12,11 +12,20 @@
 //! ```
 //! That each octave beyond the first adds as much again is an assumption. Residuals are divided by the scale at
 //! which they were taken, so that a measurement far from all other ones does not count twice.
+//!
+//! The error of a GEMM alone grows from the nearest measurement on, where a profile states the growth g
+//! ([`ErrorGrowth`](crate::profile::ErrorGrowth)):
+//!
+//! ```text
+//! scale(d) = min(1 + g·d, 8)
+//! ```
+//! No measurement says which tile a library chooses for a GEMM that is narrower than all measured ones: it counts as
+//! one of another kind.
 
 use std::collections::HashMap;
 
 use narrows_plan::Kernel;
-use narrows_plan::kernel::{CollectiveKind, Direction, FusedKind};
+use narrows_plan::kernel::{CollectiveKind, Direction, FusedKind, Gemm};
 
 /// A shape further than this from every measured one, a factor of two in one size, is unmeasured.
 pub const NEAR_OCTAVES: f64 = 1.0;
@@ -30,6 +39,15 @@ const SCALE_MAX: f64 = 8.0;
 pub fn error_scale(distance_octaves: f64) -> f64 {
     if distance_octaves.is_finite() {
         (1.0 + (distance_octaves - NEAR_OCTAVES).max(0.0)).min(SCALE_MAX)
+    } else {
+        1.0
+    }
+}
+
+/// As [`error_scale`], with a growth for each octave from the nearest measurement.
+pub(crate) fn growing_error_scale(distance_octaves: f64, growth_per_octave: f64) -> f64 {
+    if distance_octaves.is_finite() {
+        (1.0 + growth_per_octave * distance_octaves).min(SCALE_MAX)
     } else {
         1.0
     }
@@ -126,6 +144,18 @@ impl MeasuredShapes {
         same_class
             .map(|(_, measured)| nearest(measured) + OTHER_KIND_OCTAVES)
             .fold(f64::INFINITY, f64::min)
+    }
+
+    /// As [`distance_octaves`](MeasuredShapes::distance_octaves) for a GEMM on a whole device; one that is narrower than all
+    /// measured GEMMs counts as one of another kind.
+    pub(crate) fn gemm_distance_octaves(&self, gemm: &Gemm) -> f64 {
+        let kernel = Kernel::Gemm(gemm.clone());
+        let width = |shape: &LogShape| shape[..3].iter().copied().fold(f64::INFINITY, f64::min);
+        let gemms = self.0.iter().filter(|(kind, _)| kind.class() == KernelClass::Gemm);
+        let narrowest =
+            gemms.flat_map(|(_, shapes)| shapes).map(width).fold(f64::INFINITY, f64::min);
+        let is_narrower = width(&log_shape(&kernel, 1)) < narrowest;
+        self.distance_octaves(&kernel, 1) + if is_narrower { OTHER_KIND_OCTAVES } else { 0.0 }
     }
 }
 

@@ -365,9 +365,9 @@ fn collect(value: &Value, path: String, pointers: &mut Vec<String>) {
 fn fingerprints_of_presets_are_unchanged() {
     let expected = [
         ("a100-40gb", "0dce1f841c72397b4e9d5d734065abf373c4c3c97dfda69f90549dfe5a18952d"),
-        ("a100-80gb", "6638834a56af03d0f2fc6a7b38550aaa85e9073b8e293107fa387e5cd376d5f2"),
-        ("a100-80gb-8", "565022d2ee86f400d6b7afb6500075d9432ec5877bf028ff51818edadf814059"),
-        ("a100-80gb-8-4nic", "efc3d133cf665abc103648a1be628653754b38a5bdbe2916922e8d466561a581"),
+        ("a100-80gb", "077b24b14325bab0ffc2d9ee8a43d628972859774afb04061714f4a57c31d8e3"),
+        ("a100-80gb-8", "de0e15db8e2e41a40011fc3d2664812e3817a8ab9ddc291790c6dfe5f7c9104b"),
+        ("a100-80gb-8-4nic", "651212210f23647e4eb3661b8119c9b131bd1d8b7415e15f3bf3854fb62d4721"),
         ("cpu-local", "1843f2be9a41b8a110f03740c6c7ced6287002c404f37169d341c7b89ef4903e"),
         ("h100-sxm", "10f9d7a3c8f9efd0aae6d69a934a6f71cfcec9fb42317c8db37aff060be2f3e7"),
         ("h200-sxm", "0181c8d28a6533fe0a2da15e94c29f147886e35731a5a92f7489bc5751ff9697"),

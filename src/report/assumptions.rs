@@ -1,7 +1,7 @@
 //! Names of the parts of a profile that a prediction assumes.
 
 /// Parts of a profile, by their paths in its file.
-const PARTS: [(&str, &str); 27] = [
+const PARTS: [(&str, &str); 28] = [
     ("device", "peak rates and memory"),
     ("device.peak_flops_per_s.bf16", "peak rate in bf16"),
     ("device.compute_units", "number of compute units"),
@@ -12,6 +12,7 @@ const PARTS: [(&str, &str); 27] = [
     ("gemm.tile_overhead_elements", "operand loads of GEMMs"),
     ("gemm.start_s", "starts of GEMMs"),
     ("gemm.relative_error", "the error of GEMMs"),
+    ("gemm.error_growth", "the growth of errors of GEMMs"),
     ("attention", "attention kernels"),
     ("attention.start_s", "starts of attention"),
     ("attention.relative_error", "the error of attention"),

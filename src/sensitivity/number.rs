@@ -20,8 +20,13 @@ pub const STEP: f64 = 1.05;
 const SHAPE_STEP: f64 = 0.125;
 
 /// Endings of hardware numbers that no step time depends on, or that describe the wiring of nodes.
-const NOT_VARIED: [&str; 4] =
-    ["half_width_90", "devices_per_node", "nics_per_node", "price_per_device_hour"];
+const NOT_VARIED: [&str; 5] = [
+    "half_width_90",
+    "error_growth.per_octave",
+    "devices_per_node",
+    "nics_per_node",
+    "price_per_device_hour",
+];
 
 /// Sizes of model files and Hugging Face configs that are varied.
 const SHAPES: [&str; 8] = [

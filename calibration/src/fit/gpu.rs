@@ -142,6 +142,7 @@ pub fn fit_gpu_profile(
     (file.executors.captured, file.executors.eager) = (captured, eager);
     derive_launch_gaps(&mut file, steps, machine);
     // A class without measurements is as uncertain as in the preset of its curves.
+    file.gemm.error_growth = None;
     if file.refits.take().is_some() {
         file.form_of = Some(machine.gpu.nearest_preset().0.to_owned());
     }

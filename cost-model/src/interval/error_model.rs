@@ -103,7 +103,7 @@ impl<'a> ErrorModel<'a> {
 
     /// ln(time / predicted time) in every draw; all zero for kernels that take no time.
     fn log_ratios(&self, kernels: &[(Kernel, f64)], step_error: StepError) -> Vec<f64> {
-        let groups = self.groups(kernels);
+        let groups = self.groups(kernels, step_error);
         let total: f64 = groups.iter().map(|group| group.time_s).sum();
         if total <= 0.0 {
             return vec![0.0; DRAWS];
@@ -133,7 +133,7 @@ impl<'a> ErrorModel<'a> {
     }
 
     /// Sums over the kernels of one source and one scale.
-    fn groups(&self, kernels: &[(Kernel, f64)]) -> Vec<KernelGroup> {
+    fn groups(&self, kernels: &[(Kernel, f64)], step_error: StepError) -> Vec<KernelGroup> {
         let mut indices: HashMap<(PriceSource, u64), usize> = HashMap::new();
         let mut groups: Vec<KernelGroup> = vec![];
         for (kernel, count) in kernels {
@@ -142,7 +142,10 @@ impl<'a> ErrorModel<'a> {
                 continue;
             }
             let source = self.prices.source(kernel);
-            let scale = self.prices.error_scale(kernel);
+            let scale = match step_error {
+                StepError::None => self.prices.lone_error_scale(kernel),
+                _ => self.prices.error_scale(kernel),
+            };
             let index = *indices.entry((source, scale.to_bits())).or_insert_with(|| {
                 groups.push(KernelGroup { source, scale, time_s: 0.0, refitted_s: vec![] });
                 groups.len() - 1

@@ -20,7 +20,9 @@ mod topology;
 use narrows_plan::kernel::FusedKind;
 use narrows_plan::{DType, DeviceGroup, Kernel, Mesh, Seconds};
 
-use crate::kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
+use crate::kernel_shape::{
+    KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale, growing_error_scale,
+};
 use crate::overlap::OverlapSlowdown;
 use crate::profile::{Executor, OverlapSpec, Profile, ProfileFile, RelativeError, fitted_shapes};
 use attention::AttentionPrice;
@@ -80,6 +82,7 @@ pub struct Prices {
     peak_flops_per_s: f64,
     overlap_slowdown: Option<OverlapSlowdown>,
     correction: Option<MeasuredCorrection>,
+    gemm_error_growth: Option<f64>,
     /// The shapes that the curves were fitted to, in a profile without measurements of its own.
     fitted_shapes: Option<MeasuredShapes>,
     /// The shapes that the curves of the profile named in `form_of` were fitted to.
@@ -164,6 +167,7 @@ impl Prices {
             },
             overlap_slowdown: file.overlap.as_ref().map(OverlapSpec::slowdown),
             correction: None,
+            gemm_error_growth: file.gemm.error_growth.as_ref().map(|growth| growth.per_octave),
             fitted_shapes: file
                 .refits
                 .as_ref()
@@ -364,10 +368,21 @@ impl Prices {
         }
     }
 
-    /// The h for which nine measurements of `kernel` in ten lie between price / (1 + h) and price · (1 + h), by the
+    /// As [`error_scale`](Prices::error_scale), for a kernel that is priced alone: errors of the GEMMs of a step, which
+    /// have many shapes, partly cancel.
+    pub(crate) fn lone_error_scale(&self, kernel: &Kernel) -> f64 {
+        match (kernel, &self.fitted_shapes, self.gemm_error_growth) {
+            (Kernel::Gemm(gemm), Some(shapes), Some(growth)) => {
+                growing_error_scale(shapes.gemm_distance_octaves(gemm), growth)
+            }
+            _ => self.error_scale(kernel),
+        }
+    }
+
+    /// The h for which nine measurements of `kernel` alone in ten lie between price / (1 + h) and price · (1 + h), by the
     /// errors in the profile; [`Profile::assumed_paths`] lists the errors that were not measured.
     pub fn relative_half_width(&self, kernel: &Kernel) -> f64 {
         let half_width = self.half_widths[self.source(kernel) as usize];
-        (half_width.ln_1p() * self.error_scale(kernel)).exp_m1()
+        (half_width.ln_1p() * self.lone_error_scale(kernel)).exp_m1()
     }
 }

@@ -94,6 +94,7 @@ impl ProfileFile {
             ("device.reserve", Some(&device.reserve.provenance)),
             ("gemm", Some(&gemm.provenance)),
             ("gemm.relative_error", Some(&gemm.relative_error.provenance)),
+            ("gemm.error_growth", gemm.error_growth.as_ref().map(|growth| &growth.provenance)),
             ("attention", Some(&attention.provenance)),
             ("attention.relative_error", Some(&attention.relative_error.provenance)),
             ("passes", Some(&fused.provenance)),
@@ -207,7 +208,21 @@ pub struct GemmCurve {
     pub tiles: Vec<GemmTile>,
     /// Error of measurements relative to the price.
     pub relative_error: RelativeError,
+    /// Growth of the error of a GEMM alone with its distance from the shapes of `refits`. Where absent, the error grows as
+    /// that of other kernels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_growth: Option<ErrorGrowth>,
     /// Provenance of these numbers.
+    pub provenance: Provenance,
+}
+
+/// Growth of an error with the distance from measured shapes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ErrorGrowth {
+    /// Growth of the error for each octave, as a multiple of the error of a measured shape. At least 0.
+    pub per_octave: f64,
+    /// Provenance of the growth.
     pub provenance: Provenance,
 }
 

@@ -15,9 +15,9 @@ mod validation;
 
 pub use checked::Profile;
 pub use file::{
-    AttentionCurve, CollectiveLibrary, DeviceSpec, EfficiencyPoint, ExecutorSpecs, FusedCurve,
-    GemmCurve, GemmTile, InterNodeLinks, IntraNodeLinks, LaunchCosts, LinkSpec, MemoryReserve,
-    NodeWiring, OverlapSpec, PeakFlops, ProfileFile, ProfileFormat,
+    AttentionCurve, CollectiveLibrary, DeviceSpec, EfficiencyPoint, ErrorGrowth, ExecutorSpecs,
+    FusedCurve, GemmCurve, GemmTile, InterNodeLinks, IntraNodeLinks, LaunchCosts, LinkSpec,
+    MemoryReserve, NodeWiring, OverlapSpec, PeakFlops, ProfileFile, ProfileFormat,
 };
 pub use measured::{KernelMeasurements, MeasuredPoint, Repeatability};
 pub use narrows_plan::Executor;

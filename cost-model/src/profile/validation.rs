@@ -229,6 +229,10 @@ impl ProfileValidator {
             self.count(&format!("gemm.tiles[{index}].columns"), tile.columns, 4096);
         }
         self.relative_error("gemm.relative_error", &gemm.relative_error);
+        if let Some(growth) = &gemm.error_growth {
+            self.within("gemm.error_growth.per_octave", growth.per_octave, 0.0..=10.0);
+            self.provenance("gemm.error_growth", &growth.provenance);
+        }
         self.provenance("gemm", &gemm.provenance);
     }
 
