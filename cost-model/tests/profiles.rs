@@ -365,9 +365,9 @@ fn collect(value: &Value, path: String, pointers: &mut Vec<String>) {
 fn fingerprints_of_presets_are_unchanged() {
     let expected = [
         ("a100-40gb", "0dce1f841c72397b4e9d5d734065abf373c4c3c97dfda69f90549dfe5a18952d"),
-        ("a100-80gb", "077b24b14325bab0ffc2d9ee8a43d628972859774afb04061714f4a57c31d8e3"),
-        ("a100-80gb-8", "de0e15db8e2e41a40011fc3d2664812e3817a8ab9ddc291790c6dfe5f7c9104b"),
-        ("a100-80gb-8-4nic", "651212210f23647e4eb3661b8119c9b131bd1d8b7415e15f3bf3854fb62d4721"),
+        ("a100-80gb", "97c20b0008c4425759be7d63319cab984c56f3993179667a241883d09ac9b63b"),
+        ("a100-80gb-8", "c22ca975e93e10e477073363088979dfa70332696e25e564c778462e741c1689"),
+        ("a100-80gb-8-4nic", "992759348e051013c157905db5214dc3cb770a7f9c33e0a0348ae00c151019cb"),
         ("cpu-local", "1843f2be9a41b8a110f03740c6c7ced6287002c404f37169d341c7b89ef4903e"),
         ("h100-sxm", "10f9d7a3c8f9efd0aae6d69a934a6f71cfcec9fb42317c8db37aff060be2f3e7"),
         ("h200-sxm", "0181c8d28a6533fe0a2da15e94c29f147886e35731a5a92f7489bc5751ff9697"),
