@@ -6,3 +6,5 @@ mod models_hugging_face;
 mod models_properties;
 mod models_refusals;
 mod mutations;
+mod published;
+mod rope;

@@ -29,7 +29,7 @@ fn block(config: &Value) -> (u64, u64, Activation, GatedProduct) {
 fn defaults_are_those_of_transformers() {
     let model = read(&config("llama", json!({})));
     assert_eq!((model.kv_heads, model.head_dim, model.max_sequence_length), (4, 16, 2048));
-    assert_eq!((model.norm_epsilon, model.rope_theta, model.tied), (1e-6, 1e4, false));
+    assert_eq!((model.norm_epsilon, model.rope.theta, model.tied), (1e-6, 1e4, false));
     assert!(!model.is_low_rank());
     assert_eq!(model.blocks[0].product, GatedProduct::SwiGlu);
 }
@@ -52,7 +52,7 @@ fn all_forms_of_rope_parameters_are_read() {
         json!({"rope_parameters": {"rope_theta": 5e5}, "rope_theta": 5e5}),
         json!({"rope_scaling": {"type": "default", "factor": null}, "rope_theta": 5e5}),
     ] {
-        assert_eq!(read(&config("llama", more)).rope_theta, 5e5);
+        assert_eq!(read(&config("llama", more)).rope.theta, 5e5);
     }
 }
 
@@ -241,5 +241,48 @@ fn pairs_are_folded_where_their_function_is_linear() {
     ] {
         let defect = presets::find(name).unwrap().folded().unwrap_err();
         assert!(defect.to_string().starts_with(words), "{name}: {defect}");
+    }
+}
+
+/// Up to its length, a window has no effect.
+#[test]
+fn sliding_windows_limit_sequences() {
+    for (more, longest, warned) in [
+        (json!({}), 2048, false),
+        (json!({"sliding_window": null}), 2048, false),
+        (json!({"sliding_window": 512}), 512, true),
+        (json!({"sliding_window": 512, "use_sliding_window": true}), 512, true),
+        (json!({"sliding_window": 512, "use_sliding_window": false}), 2048, false),
+        (json!({"sliding_window": 4096}), 2048, false),
+        (json!({"sliding_window": 512, "layer_types": ["full_attention"]}), 2048, false),
+        (
+            json!({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}),
+            512,
+            true,
+        ),
+    ] {
+        let text = config("llama", more.clone()).to_string();
+        let (model, warnings) = model::read_with_warnings("config.json", &text).unwrap();
+        assert_eq!((model.max_sequence_length, warnings.len() == 1), (longest, warned), "{more}");
+    }
+}
+
+#[test]
+fn defaults_of_other_classes_than_llama_are_required() {
+    for (model_type, field) in [
+        ("mistral", "sliding_window"),
+        ("phi3", "rms_norm_eps"),
+        ("phi3", "pad_token_id"),
+        ("internlm2", "bias"),
+    ] {
+        let mut fields = json!({
+            "num_key_value_heads": 4, "max_position_embeddings": 2048, "sliding_window": null,
+            "rms_norm_eps": 1e-5, "pad_token_id": 0, "bias": false
+        });
+        read(&config(model_type, fields.clone()));
+        fields.as_object_mut().unwrap().remove(field);
+        let defects = model::read("c", &config(model_type, fields).to_string()).unwrap_err();
+        assert_eq!(defects.0.len(), 1, "{defects}");
+        assert_eq!(defects.0[0].field, field);
     }
 }

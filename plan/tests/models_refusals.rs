@@ -229,25 +229,46 @@ fn hugging_face_fields_that_change_the_function_are_refused() {
         ("mlp_bias", json!(true), "bias"),
         ("attention_dropout", json!(0.1), "dropout"),
         ("hidden_act", json!("gelu"), "\"silu\""),
-        ("sliding_window", json!(4096), "window"),
-        ("layer_types", json!(["full_attention", "sliding_attention"]), "window"),
+        ("layer_types", json!(["full_attention", "linear_attention"]), "linear_attention"),
         ("quantization_config", json!({"bits": 4}), "quantised"),
         ("pretraining_tp", json!(2), "1"),
         ("rope_interleaved", json!(true), "half-rotated"),
-        ("partial_rotary_factor", json!(0.5), "half-rotated"),
         ("pruned_heads", json!({"0": [1]}), "pruned"),
         ("num_experts", json!(8), "an unknown field"),
         ("qk_norm", json!(true), "an unknown field"),
         ("tie_word_embeddings", json!("yes"), "true or false"),
-        ("model_type", json!("gpt2"), "llama, mistral, cola or cola_m"),
+        ("model_type", json!("gpt5"), "llama, mistral, phi3, internlm2, cola or cola_m"),
+        ("model_type", json!("gpt2"), "learned positions"),
         ("architectures", json!(["LlamaForSequenceClassification"]), "LlamaForCausalLM"),
         ("rope_theta", json!("big"), "a number"),
     ] {
         check(with(llama(), &[(&format!("/{field}"), value)]), field, words);
     }
     for (value, field, words) in [
-        (json!({"rope_type": "llama3"}), "rope_scaling.rope_type", "\"default\""),
-        (json!({"type": "linear"}), "rope_scaling.type", "not supported"),
+        (json!({"rope_type": "mrope"}), "rope_scaling.rope_type", "\"default\""),
+        (json!({"type": "linear"}), "rope_scaling.factor", "missing"),
+        (json!({"type": "linear", "factor": 0}), "rope_scaling.factor", "positive"),
+        (json!({"type": "linear", "factor": 2, "beta": 1}), "rope_scaling.beta", "changes RoPE"),
+        (
+            json!({"type": "longrope", "short_factor": 1, "long_factor": [1, 1, 1, 1, 1, 1, 1, 1]}),
+            "rope_scaling.short_factor",
+            "a list",
+        ),
+        (
+            json!({"type": "su", "short_factor": [1], "long_factor": [1, 1, 1, 1, 1, 1, 1, 1]}),
+            "rope_scaling.short_factor",
+            "1 divisors for 8 pairs",
+        ),
+        (
+            json!({"type": "dynamic", "factor": 2, "original_max_position_embeddings": 512}),
+            "rope_scaling",
+            "from 512 tokens on",
+        ),
+        (
+            json!({"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}),
+            "rope_scaling.low_freq_factor",
+            "not below high_freq_factor",
+        ),
         (json!({"type": "default", "factor": 2.0}), "rope_scaling.factor", "changes RoPE"),
         (json!("yarn"), "rope_scaling", "an object"),
     ] {

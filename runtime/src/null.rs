@@ -147,6 +147,7 @@ fn bytes_of(operands: &[Access]) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use narrows_plan::model::Rope;
     use narrows_plan::program::{
         Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, MicrobatchPass, ModelChunk,
         ModelConstants, P2pTransfer, StageSchedule,
@@ -216,7 +217,7 @@ mod tests {
                 vocab: 32,
                 norm_epsilon: 1e-5,
                 latent_norm_epsilon: 1e-6,
-                rope_theta: 1e4,
+                rope: Rope::plain(1e4, 2),
                 padding_token: None,
             },
             tied: false,

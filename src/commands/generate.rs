@@ -24,6 +24,7 @@ pub fn run(args: &GenerateArgs) -> CommandResult<()> {
         positions: positions.min(prompt_tokens.len() + settings.tokens as usize),
         end_of_text: tokenizer.description().end_of_text,
     };
+    require_constant_frequencies(model, limits.positions as u64)?;
     require_memory(model, limits.positions)?;
     let parallel = Parallel::new(cores() as usize);
     let mut cached = CachedModel::new(model, weights.read(model)?, limits.positions, parallel);
@@ -80,6 +81,21 @@ fn prompt_tokens(prompt: &str, tokenizer: &Tokenizer, model: &Model) -> CommandR
         return Err(invalid(message, "a shorter text, which leaves a position for a new token"));
     }
     Ok(tokens)
+}
+
+/// Checks that RoPE has the same frequencies at all lengths of the text: cached keys keep those that they were rotated by.
+fn require_constant_frequencies(model: &Model, positions: u64) -> CommandResult<()> {
+    match model.rope.length_of_change().filter(|length| positions > *length) {
+        None => Ok(()),
+        Some(length) => {
+            let message = format!(
+                "leads to {positions} tokens, and {} has other frequencies of RoPE above {length}, which cached keys lack",
+                model.name
+            );
+            let hint = format!("fewer tokens, with the prompt at most {length}");
+            Err(Failure::input(Problem::new("--tokens", message).hint(hint)))
+        }
+    }
 }
 
 /// Checks that the machine has the memory for weights, keys and values. The system would end the program without a message.

@@ -1,10 +1,20 @@
 //! Decisions that all frameworks treat alike.
 
 use narrows_plan::Executor;
+use narrows_plan::model::Model;
 use narrows_plan::strategy::Strategy;
 
 use super::decision::Translation;
 use super::exported_plan::ExportedPlan;
+
+/// What distinguishes the RoPE of a model from the exported one, which rotates whole heads by unscaled frequencies.
+pub fn other_rope(model: &Model) -> Option<String> {
+    let (dim, head_dim) = (model.rope.dim, model.head_dim);
+    if dim != head_dim {
+        return Some(format!("would rotate all {head_dim} features of a head, not {dim}"));
+    }
+    model.rope.scaling.is_some().then(|| "would not scale the frequencies of RoPE".to_owned())
+}
 
 /// Layouts of crossing latents.
 pub fn crossing_layout(exported: &ExportedPlan) -> Translation {

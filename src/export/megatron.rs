@@ -137,7 +137,7 @@ fn shape(exported: &ExportedPlan) -> Translation {
         ("num-query-groups", json!(model.kv_heads)),
         ("max-position-embeddings", json!(model.max_sequence_length)),
         ("position-embedding-type", json!("rope")),
-        ("rotary-base", json!(model.rope_theta.round() as u64)),
+        ("rotary-base", json!(model.rope.theta.round() as u64)),
         ("normalization", json!("RMSNorm")),
         ("norm-epsilon", json!(model.norm_epsilon)),
         ("swiglu", json!(true)),
@@ -155,8 +155,11 @@ fn shape(exported: &ExportedPlan) -> Translation {
     if model.padding_token.is_some() {
         return Translation::lost("trains the row of the padding token too").with(options);
     }
+    if let Some(difference) = common::other_rope(model) {
+        return Translation::lost(difference).with(options);
+    }
     let mut differences = vec![];
-    if model.rope_theta.fract() != 0.0 {
+    if model.rope.theta.fract() != 0.0 {
         differences.push("--rotary-base is an integer".to_owned());
     }
     if !model.vocab.is_multiple_of(exported.plan.mesh.tensor) {

@@ -167,7 +167,7 @@ fn shape(exported: &ExportedPlan) -> Translation {
         ("model.model_config.vocab_size", json!(model.vocab)),
         ("model.model_config.max_position_embeddings", json!(model.max_sequence_length)),
         ("model.model_config.rms_norm_eps", json!(model.norm_epsilon)),
-        ("model.model_config.rope_theta", json!(model.rope_theta)),
+        ("model.model_config.rope_theta", json!(model.rope.theta)),
         ("model.model_config.rope_interleaved", json!(false)),
         ("model.model_config.hidden_act", json!("silu")),
         ("model.model_config.pad_token_id", json!(model.padding_token)),
@@ -182,6 +182,9 @@ fn shape(exported: &ExportedPlan) -> Translation {
         let reason =
             format!("has heads of hidden / heads features: {heads} is not {}", model.hidden);
         return Translation::lost(reason).with(options);
+    }
+    if let Some(difference) = common::other_rope(model) {
+        return Translation::lost(difference).with(options);
     }
     match exported.uniform_block() {
         Ok(_) => Translation::near(options, "o and down start with a smaller standard deviation"),

@@ -171,7 +171,7 @@ fn flavor(model: &Model) -> String {
         model.kv_heads,
         model.vocab,
         model.norm_epsilon,
-        model.rope_theta,
+        model.rope.theta,
         model.max_sequence_length,
     )
 }
@@ -198,6 +198,9 @@ fn shape(exported: &ExportedPlan) -> Translation {
     }
     if model.padding_token.is_some() {
         return Translation::lost("trains the row of the padding token too").with(options);
+    }
+    if let Some(difference) = common::other_rope(model) {
+        return Translation::lost(difference).with(options);
     }
     Translation::near(options, "weights start with standard deviations that depend on depth")
 }

@@ -99,7 +99,7 @@ impl Report for NumericReport {
 
 #[cfg(test)]
 mod tests {
-    use narrows_plan::model::{Model, presets};
+    use narrows_plan::model::{Model, Rope, presets};
     use narrows_planner::Request;
 
     use super::*;
@@ -114,7 +114,8 @@ mod tests {
         let open = |model: &Model, program| narrows_cpu::session(model, program, 1);
         let same = NumericReport::new(&miniature, &miniature.compare(&open, 1).unwrap());
         assert!(same.problem("plan.json").is_none());
-        let other = Model { rope_theta: 100.0, ..miniature.model.clone() };
+        let rope = Rope { theta: 100.0, ..miniature.model.rope.clone() };
+        let other = Model { rope, ..miniature.model.clone() };
         let numeric =
             NumericReport::new(&miniature, &miniature.compare_with(&open, &other, 1).unwrap());
         assert!(numeric.problem("plan.json").is_some());

@@ -177,3 +177,28 @@ fn an_empty_text_of_bytes_has_nothing_to_continue() {
     let message = error(&folder.path().join("none"), "a", "");
     assert!(message.contains("none"), "{message}");
 }
+
+/// LongRoPE has other frequencies in longer sequences: training sequences have one length, texts grow.
+#[test]
+fn texts_do_not_grow_beyond_the_length_at_which_frequencies_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let scaling =
+        json!({"short": [1, 2], "long": [3, 4], "attention_factor": 1.1, "original_length": 12});
+    let model = json!({
+        "format": "narrows-model/1", "hidden": 32, "vocab": 256, "heads": 2, "d_ff": 64,
+        "rotary_dim": 4, "rope_scaling": {"long_rope": scaling},
+        "blocks": {"count": 1, "default": {"product": "swiglu", "all": "dense"}}
+    });
+    fs::write(at("long.json"), model.to_string()).unwrap();
+    stdout(&format!(
+        "{SMALL} --model {} --steps 1 --checkpoint-dir {}",
+        at("long.json"),
+        at("kept")
+    ));
+    let kept = folder.path().join("kept");
+    assert_eq!(answer(&kept, "Call", GREEDY)["ended_by"], json!("tokens"));
+    let message = error(&kept, "Call m", "--tokens 7");
+    assert!(message.contains("--tokens: leads to 13 tokens"), "{message}");
+    assert!(message.contains("hint: fewer tokens, with the prompt at most 12"), "{message}");
+}

@@ -149,13 +149,45 @@ def rotate_half(x):
     return torch.cat((-second, first), dim=-1)
 
 
-def rotary(x, theta):
-    """Rotary position embedding of x, [sequences, heads, length, head_dim]."""
+def scaled(frequencies, theta, length, kind, options):
+    """Frequencies and attention factor of a scaled RoPE, after `modeling_rope_utils` of transformers."""
+    if kind == "linear":
+        return frequencies / options["factor"], 1.0
+    if kind == "llama3":
+        wavelengths = 2 * math.pi / frequencies
+        original, low, high = options["original_length"], options["low_freq_factor"], options["high_freq_factor"]
+        smooth = (original / wavelengths - low) / (high - low)
+        interpolated = (1 - smooth) * frequencies / options["factor"] + smooth * frequencies
+        result = torch.where(wavelengths > original / low, frequencies / options["factor"], frequencies)
+        between = (wavelengths <= original / low) & (wavelengths >= original / high)
+        return torch.where(between, interpolated, result), 1.0
+    if kind == "yarn":
+        dim = 2 * len(frequencies)
+        bound = lambda rotations: (
+            dim * math.log(options["original_length"] / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+        )
+        low = max(math.floor(bound(options["beta_fast"])), 0)
+        high = min(math.ceil(bound(options["beta_slow"])), dim - 1)
+        assert low != high
+        ramp = ((torch.arange(dim // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+        return frequencies / options["factor"] * ramp + frequencies * (1 - ramp), options["attention_factor"]
+    assert kind == "long_rope"
+    divisors = options["long" if length > options["original_length"] else "short"]
+    return frequencies / torch.tensor(divisors, dtype=torch.float64), options["attention_factor"]
+
+
+def rotary(x, config):
+    """Rotary position embedding of the first features of x, [sequences, heads, length, head_dim]."""
     length, head_dim = x.shape[-2:]
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    dim, theta = config.get("rotary_dim", head_dim), config["rope_theta"]
+    frequencies, factor = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim), 1.0
+    for kind, options in config.get("rope_scaling", {}).items():
+        frequencies, factor = scaled(frequencies, theta, length, kind, options)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
     angles = torch.cat((angles, angles), dim=-1)
-    return x * angles.cos() + rotate_half(x) * angles.sin()
+    first, rest = x[..., :dim], x[..., dim:]
+    rotated = first * angles.cos() * factor + rotate_half(first) * angles.sin() * factor
+    return torch.cat((rotated, rest), dim=-1)
 
 
 class Block:
@@ -186,7 +218,7 @@ class Block:
         n = self.norm1(x)
         heads = lambda y: y.unflatten(-1, (-1, self.config["head_dim"])).transpose(1, 2)
         q, k, v = (heads(linear(name, n)) for name in "qkv")
-        q, k = (rotary(y, self.config["rope_theta"]) for y in (q, k))
+        q, k = (rotary(y, self.config) for y in (q, k))
         k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
         scores = q @ k.transpose(-1, -2) / math.sqrt(self.config["head_dim"])
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
@@ -300,6 +332,7 @@ def cases():
     svd = [uniform(pair(rank, "identity"), "swiglu") for rank in (3, 5)]
     svd[0]["k"], svd[1]["o"] = pair(7, "identity"), pair(1, "identity")
     tensor = dict(tensor=dict(a=2, b=3))
+    rope = dict(base, head_dim=8, rope_theta=50.0, blocks=[uniform("dense", "swiglu")] * 2)
     return {
         "llama": dict(base, blocks=[uniform("dense", "swiglu")] * 2),
         "cola": dict(base, tied=True, kv_heads=4, blocks=cola),
@@ -313,6 +346,14 @@ def cases():
         "lax-mixed": dict(base, blocks=mixed_forms()),
         "padding": dict(base, padding_token=2, initial_std=0.05, blocks=cola),
         "padding-tied": dict(base, tied=True, padding_token=2, blocks=cola),
+        "rope-partial": dict(rope, rotary_dim=4, rope_scaling=dict(linear=dict(factor=4.0))),
+        "rope-llama3": dict(rope, rope_scaling=dict(llama3=dict(
+            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=64))),
+        "rope-yarn": dict(rope, rope_scaling=dict(yarn=dict(
+            factor=4.0, beta_fast=3.0, beta_slow=0.5, attention_factor=1.125, original_length=64))),
+        # One of the two microbatches is longer than `original_length`.
+        "rope-long": dict(rope, rotary_dim=6, rope_scaling=dict(long_rope=dict(
+            short=[1.0, 1.5, 3.0], long=[1.25, 4.0, 16.0], attention_factor=1.25, original_length=5))),
     }
 
 

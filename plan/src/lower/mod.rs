@@ -21,5 +21,6 @@ use stage::lower_stage;
 pub fn lower(plan: &ResolvedPlan) -> Program {
     let stages = (0..plan.context.mesh.pipeline as usize).map(|stage| lower_stage(plan, stage));
     let stages = stages.collect();
-    Program { context: plan.context, constants: plan.constants, tied: plan.tied, stages }
+    let constants = plan.constants.clone();
+    Program { context: plan.context, constants, tied: plan.tied, stages }
 }

@@ -34,7 +34,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::json;
 
-use super::{Activation, GatedProduct, LatentCrossing};
+use super::{Activation, GatedProduct, LatentCrossing, RopeScaling};
 
 /// ε of the LayerNorm over a crossed latent unless a file sets it: that of the released LaX.
 pub(super) const DEFAULT_LATENT_NORM_EPSILON: f64 = 1e-6;
@@ -94,6 +94,13 @@ pub struct ModelFile {
     /// Base θ of the rotary position embedding.
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f64,
+    /// Features of a head that RoPE rotates, the first ones; by default all. Even.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 16_777_216))]
+    pub rotary_dim: Option<u64>,
+    /// Scaling of the frequencies of RoPE; by default none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<RopeScaling>,
     /// Initial standard deviation of embedding, head and dense linears. That of factors follows from
     /// their shapes.
     #[serde(default = "default_initial_std", skip_serializing_if = "is_default_initial_std")]

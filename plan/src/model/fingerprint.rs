@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 use super::file::DEFAULT_INITIAL_STD;
 use super::{
     Activation, Block, CrossingForm, CrossingGate, GatedProduct, LatentCrossing, Linear, Model,
-    Weight,
+    RopeScaling, Weight,
 };
 
 impl Model {
@@ -36,7 +36,7 @@ impl CanonicalWriter {
             self.number(size);
         }
         self.number(model.norm_epsilon.to_bits());
-        self.number(model.rope_theta.to_bits());
+        self.number(model.rope.theta.to_bits());
         self.number(model.max_sequence_length);
         self.number(model.tied.into());
         self.number(model.blocks.len() as u64);
@@ -56,6 +56,45 @@ impl CanonicalWriter {
         if model.has_latent_norms() {
             let epsilon = model.latent_norm_epsilon.to_bits();
             [3, epsilon].into_iter().for_each(|number| self.number(number));
+        }
+        if model.rope.dim != model.head_dim {
+            [4, model.rope.dim].into_iter().for_each(|number| self.number(number));
+        }
+        if let Some(scaling) = &model.rope.scaling {
+            self.number(5);
+            self.rope_scaling(scaling);
+        }
+    }
+
+    fn rope_scaling(&mut self, scaling: &RopeScaling) {
+        let (kind, values, original_length, lists) = match scaling {
+            RopeScaling::Linear { factor } => (0, vec![factor], 0, [&[][..], &[]]),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_length } => (
+                1,
+                vec![factor, low_freq_factor, high_freq_factor],
+                *original_length,
+                [&[][..], &[]],
+            ),
+            RopeScaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                original_length,
+            } => {
+                let values = vec![factor, beta_fast, beta_slow, attention_factor];
+                (2, values, *original_length, [&[][..], &[]])
+            }
+            RopeScaling::LongRope { short, long, attention_factor, original_length } => {
+                (3, vec![attention_factor], *original_length, [&short[..], long])
+            }
+        };
+        self.number(kind);
+        values.into_iter().for_each(|value| self.number(value.to_bits()));
+        self.number(original_length);
+        for list in lists {
+            self.number(list.len() as u64);
+            list.iter().for_each(|value| self.number(value.to_bits()));
         }
     }
 

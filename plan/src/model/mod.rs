@@ -22,6 +22,7 @@ pub mod presets;
 mod read;
 mod repeated;
 mod resolve;
+mod rope;
 
 pub use file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile, schema,
@@ -29,6 +30,7 @@ pub use file::{
 pub use hugging_face::ConfigClass;
 pub use parameter::{LinearKind, ParameterId, WeightId, WeightShape};
 pub use read::{read, read_with_warnings};
+pub use rope::{Rope, RopeFrequencies, RopeScaling};
 
 /// A LLaMA-style decoder (DESIGN §3.1) whose every linear is dense or a factor pair.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,8 +51,8 @@ pub struct Model {
     pub norm_epsilon: f64,
     /// ε of the LayerNorm over a crossed latent, where a crossing has the released form.
     pub latent_norm_epsilon: f64,
-    /// Base θ of the rotary position embedding.
-    pub rope_theta: f64,
+    /// The rotary position embedding of queries and keys.
+    pub rope: Rope,
     /// Initial standard deviation of embedding, head and dense linears.
     pub initial_std: f64,
     /// Token whose row of the embedding starts at zero and gets no gradient from the lookup, as PyTorch's

@@ -145,6 +145,8 @@ fn file(name: String, family: ModelFamily, size: &ModelSize) -> ModelFile {
         norm_epsilon: 1e-6,
         latent_norm_epsilon: DEFAULT_LATENT_NORM_EPSILON,
         rope_theta: 10_000.0,
+        rotary_dim: None,
+        rope_scaling: None,
         initial_std: DEFAULT_INITIAL_STD,
         padding_token: None,
         tied: size.tied,

@@ -5,8 +5,8 @@ use super::file::{CrossingFile, LinearFile, ModelFile};
 use super::layers::{BlockDraft, BlockOverride, LinearDraft, layers};
 use super::limits::{MAX_BLOCKS, MAX_PARAMETERS, MAX_SEQUENCE_LENGTH, MAX_WIDTH};
 use super::{
-    Block, CrossingGate, FactorPair, GatedProduct, LatentCrossing, Linear, LinearKind, Model,
-    Weight,
+    Block, CrossingGate, FactorPair, GatedProduct, LatentCrossing, Linear, LinearKind, Model, Rope,
+    RopeScaling, Weight,
 };
 use crate::defect::{Defect, Defects};
 
@@ -26,12 +26,14 @@ impl ModelFile {
     pub fn resolve(self) -> Result<Model, Defects> {
         let mut report = DefectReport::default();
         let attention = self.check_attention(&mut report);
+        let rotary_dim = attention.and_then(|(_, head_dim)| self.check_rope(head_dim, &mut report));
         self.check_scalars(&mut report);
         let blocks = self.check_blocks(&mut report);
         report.take().into_result(())?;
 
         let missing = || Defects::single(Defect::new("", "the model could not be resolved"));
         let (kv_heads, head_dim) = attention.ok_or_else(missing)?;
+        let rotary_dim = rotary_dim.ok_or_else(missing)?;
         let widths = BlockWidths {
             hidden: self.hidden,
             query: self.heads * head_dim,
@@ -46,7 +48,7 @@ impl ModelFile {
             head_dim,
             norm_epsilon: self.norm_epsilon,
             latent_norm_epsilon: self.latent_norm_epsilon,
-            rope_theta: self.rope_theta,
+            rope: Rope { theta: self.rope_theta, dim: rotary_dim, scaling: self.rope_scaling },
             initial_std: self.initial_std,
             padding_token: self.padding_token,
             max_sequence_length: self.max_sequence_length,
@@ -102,6 +104,25 @@ impl ModelFile {
         Some((kv_heads?, head_dim))
     }
 
+    /// Number of rotated features of a head; `None` after a defect.
+    fn check_rope(&self, head_dim: u64, report: &mut DefectReport) -> Option<u64> {
+        let dim = self.rotary_dim.unwrap_or(head_dim);
+        if self.rotary_dim.is_some() && (dim < 2 || dim > head_dim || !dim.is_multiple_of(2)) {
+            let problem =
+                format!("is {dim}: RoPE rotates pairs of the {head_dim} features of a head");
+            report.hint("rotary_dim", problem, format!("an even number from 2 to {head_dim}"));
+            return None;
+        }
+        if let Some(scaling) = &self.rope_scaling {
+            check_rope_scaling(scaling, dim / 2, report);
+            if matches!(scaling, RopeScaling::Yarn { .. }) && self.rope_theta <= 1.0 {
+                let problem = format!("is {}, with which no frequency is low", self.rope_theta);
+                report.hint("rope_theta", problem, "more than 1");
+            }
+        }
+        Some(dim)
+    }
+
     fn check_scalars(&self, report: &mut DefectReport) {
         report.size("vocab", self.vocab, MAX_WIDTH);
         report.size("d_ff", self.d_ff, MAX_WIDTH);
@@ -154,6 +175,51 @@ impl ModelFile {
             });
         }
         blocks
+    }
+}
+
+/// Checks a scaling of the frequencies of `pairs` pairs.
+fn check_rope_scaling(scaling: &RopeScaling, pairs: u64, report: &mut DefectReport) {
+    let place = |kind: &str, name: &str| format!("rope_scaling.{kind}.{name}");
+    let mut ordered = |kind: &str, low: (&str, f64), high: (&str, f64)| {
+        if low.1 >= high.1 {
+            let problem = format!("is {}, which is not below {} of {}", low.1, high.0, high.1);
+            report.hint(place(kind, low.0), problem, format!("less than {}", high.1));
+        }
+    };
+    let (kind, values, original_length) = match scaling {
+        RopeScaling::Linear { factor } => ("linear", vec![("factor", *factor)], None),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_length } => {
+            let (low, high) =
+                (("low_freq_factor", *low_freq_factor), ("high_freq_factor", *high_freq_factor));
+            ordered("llama3", low, high);
+            ("llama3", vec![("factor", *factor), low, high], Some(*original_length))
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, attention_factor, original_length } => {
+            let (slow, fast) = (("beta_slow", *beta_slow), ("beta_fast", *beta_fast));
+            ordered("yarn", slow, fast);
+            let attention_factor = ("attention_factor", *attention_factor);
+            let values = vec![("factor", *factor), fast, slow, attention_factor];
+            ("yarn", values, Some(*original_length))
+        }
+        RopeScaling::LongRope { short, long, attention_factor, original_length } => {
+            let mut values = vec![("attention_factor", *attention_factor)];
+            for (name, divisors) in [("short", short), ("long", long)] {
+                values.extend(divisors.iter().map(|divisor| (name, *divisor)));
+                if divisors.len() as u64 != pairs {
+                    let problem = format!(
+                        "has {} divisors for {pairs} pairs of rotated features",
+                        divisors.len()
+                    );
+                    report.defect(place("long_rope", name), problem);
+                }
+            }
+            ("long_rope", values, Some(*original_length))
+        }
+    };
+    values.into_iter().for_each(|(name, value)| report.positive(&place(kind, name), value));
+    if let Some(length) = original_length {
+        report.size(&place(kind, "original_length"), length, MAX_SEQUENCE_LENGTH);
     }
 }
 

@@ -42,6 +42,7 @@ mod text;
 
 use crate::Kernel;
 use crate::context::Context;
+use crate::model::Rope;
 
 pub use crate::extent::Extent;
 pub use action::{
@@ -89,7 +90,7 @@ pub struct InstrOrigin {
 }
 
 /// Model constants that instructions need in addition to their operands.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelConstants {
     /// Width d of the hidden state, which every RMSNorm divides its statistic by.
     pub hidden: u64,
@@ -99,8 +100,8 @@ pub struct ModelConstants {
     pub norm_epsilon: f64,
     /// ε of the LayerNorm over a crossed latent.
     pub latent_norm_epsilon: f64,
-    /// Base θ of the rotary position embedding.
-    pub rope_theta: f64,
+    /// The rotary position embedding of queries and keys.
+    pub rope: Rope,
     /// Token whose row of the embedding gets no gradient from the lookup.
     pub padding_token: Option<u64>,
 }
@@ -144,7 +145,7 @@ impl ModelConstants {
             vocab: model.vocab,
             norm_epsilon: model.norm_epsilon,
             latent_norm_epsilon: model.latent_norm_epsilon,
-            rope_theta: model.rope_theta,
+            rope: model.rope.clone(),
             padding_token: model.padding_token,
         }
     }

@@ -13,7 +13,7 @@ use narrows_cpu::kernels::{
     MatrixView, MatrixViewMut, Parallel, ParameterState, PositionRange, ReducedStatistics, RmsNorm,
     RmsNormGradients, RmsNormSaved, RopeTable, WriteMode,
 };
-use narrows_plan::model::{Activation, GatedProduct};
+use narrows_plan::model::{Activation, GatedProduct, Rope};
 
 const TOKENS: usize = 1024;
 const LENGTH: usize = 256;
@@ -211,7 +211,7 @@ fn gated_product_swiglu_backward<const N: usize>(bencher: Bencher<'_, '_>) {
 #[divan::bench(consts = THREADS)]
 fn rope_forward<const N: usize>(bencher: Bencher<'_, '_>) {
     let mut x = elements(TOKENS * D);
-    let table = RopeTable::new(LENGTH, 64, 10_000.0);
+    let table = RopeTable::new(LENGTH, 64, &Rope::plain(10_000.0, 64));
     let positions = PositionRange { first: 0, count: LENGTH };
     run(bencher.counter(fused_bytes(2, D)), N, |parallel| {
         kernels::rope_forward(MatrixViewMut::new(&mut x, TOKENS, D), &table, positions, parallel);

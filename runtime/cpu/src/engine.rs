@@ -116,7 +116,7 @@ impl CpuEngine {
             .map_err(|error| RunError::DeviceThreads { reason: error.to_string() })?;
         let rope_table = program.head_dim().map(|head_dim| {
             let positions = program.context.workload.sequence_length as usize;
-            RopeTable::new(positions, head_dim as usize, program.constants.rope_theta)
+            RopeTable::new(positions, head_dim as usize, &program.constants.rope)
         });
         let categories = program.stages.iter().map(InstructionCategories::new).collect();
         Ok(CpuEngine {

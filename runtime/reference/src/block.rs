@@ -67,7 +67,7 @@ impl<T: Float> BlockContext<'_, T> {
     }
 
     fn rotate(&self, x: &mut Matrix<T>, direction: RotationDirection) {
-        rotate(x, self.shape.length, self.shape.head_dim, self.model.rope_theta, direction);
+        rotate(x, self.shape.length, self.shape.head_dim, &self.model.rope, direction);
     }
 
     fn linear(&self, slot: usize, x: &Matrix<T>) -> (Matrix<T>, linear::LinearTape<T>) {

@@ -74,6 +74,15 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
     let epsilon = pick_copied(rng, &["1e-12", "1e-5", "0.1", "10.0"]);
     let theta = pick_copied(rng, &["1.5", "10000.0", "1e7"]);
     let padding = if vocab == 17 { r#""padding_token": 5,"# } else { "" };
+    let rotary = if d_ff == 7 && head_dim > 2 { r#""rotary_dim": 2,"# } else { "" };
+    let scaling = match d_ff {
+        8 => r#""rope_scaling": {"linear": {"factor": 4.0}},"#,
+        16 => {
+            r#""rope_scaling": {"yarn": {"factor": 4.0, "beta_fast": 3.0, "beta_slow": 0.5,
+            "attention_factor": 1.25, "original_length": 8}},"#
+        }
+        _ => "",
+    };
     let gated_product = pick_copied(rng, &["plain", "swiglu"]);
     let crossing = pick_copied(
         rng,
@@ -92,6 +101,7 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
         r#"{{"format": "narrows-model/1", "name": "unusual", "hidden": {hidden}, "vocab": {vocab},
         "heads": {heads}, "kv_heads": {kv_heads}, "head_dim": {head_dim}, "d_ff": {d_ff},
         "tied": {tied}, "norm_epsilon": {epsilon}, "rope_theta": {theta}, {padding}
+        {rotary} {scaling}
         "blocks": {{"count": {count}, "default": {{"product": "{gated_product}", "all": "dense"}},
         "overrides": {{{}}}}}}}"#,
         blocks.join(", ")

@@ -2,6 +2,7 @@
 
 use crate::PipelineSchedule::{self, Interleaved, OneForwardOneBackward, ZeroBubble};
 use crate::check::passes::check_passes;
+use crate::model::Rope;
 use crate::program::{FusedOp, ModelChunk, ModelConstants, P2pTransfer, StageSchedule};
 use crate::{Bytes, Precision, Workload, Zero};
 
@@ -74,7 +75,7 @@ fn pipeline(schedule: PipelineSchedule, [stages, chunks, microbatches]: [u64; 3]
         vocab: 1,
         norm_epsilon: 1.0,
         latent_norm_epsilon: 1.0,
-        rope_theta: 1.0,
+        rope: Rope::plain(1.0, 2),
         padding_token: None,
     };
     let stages = (0..stages).map(|at| stage(&StageSchedule::of(&context, at), &mesh)).collect();

@@ -20,6 +20,8 @@ pub(super) const IGNORED_FIELDS: &[&str] = &[
     "auto_map",
     "dtype",
     "is_decoder",
+    // Layers with a window, which sequences do not exceed.
+    "max_window_layers",
     "name_or_path",
     "tokenizer_class",
     "torch_dtype",
@@ -82,8 +84,6 @@ pub(super) enum NeutralValue {
     Null,
     /// An empty list or object.
     Empty,
-    /// The string, or a list of equal strings.
-    Word(&'static str),
 }
 
 /// A field that is accepted with its neutral value only.
@@ -104,7 +104,6 @@ const fn neutral_field(
 
 const NO_BIAS: &str = "linears with a bias are not supported";
 const NO_DROPOUT: &str = "dropout is not supported";
-const NO_WINDOW: &str = "attention over a sliding window is not supported";
 const DECODER: &str = "only decoders are supported";
 const ROPE: &str = "only plain half-rotated RoPE is supported";
 
@@ -121,9 +120,7 @@ pub(super) const NEUTRAL_FIELDS: &[NeutralField] = &[
     neutral_field("embd_pdrop", NeutralValue::Zero, NO_DROPOUT),
     neutral_field("hidden_dropout", NeutralValue::Zero, NO_DROPOUT),
     neutral_field("is_encoder_decoder", NeutralValue::False, DECODER),
-    neutral_field("layer_types", NeutralValue::Word("full_attention"), NO_WINDOW),
     neutral_field("mlp_bias", NeutralValue::False, NO_BIAS),
-    neutral_field("partial_rotary_factor", NeutralValue::One, ROPE),
     neutral_field(
         "pretraining_tp",
         NeutralValue::One,
@@ -138,10 +135,8 @@ pub(super) const NEUTRAL_FIELDS: &[NeutralField] = &[
     ),
     neutral_field("resid_pdrop", NeutralValue::Zero, NO_DROPOUT),
     neutral_field("rope_interleaved", NeutralValue::False, ROPE),
-    neutral_field("sliding_window", NeutralValue::Null, NO_WINDOW),
     neutral_field("tie_encoder_decoder", NeutralValue::False, DECODER),
     neutral_field("use_bias", NeutralValue::False, NO_BIAS),
-    neutral_field("use_sliding_window", NeutralValue::False, NO_WINDOW),
 ];
 
 impl NeutralValue {
@@ -155,8 +150,6 @@ impl NeutralValue {
             (NeutralValue::Empty, Value::Array(list)) => list.is_empty(),
             (NeutralValue::Empty, Value::Object(map)) => map.is_empty(),
             (NeutralValue::Empty, _) => false,
-            (NeutralValue::Word(word), Value::Array(list)) => list.iter().all(|item| item == word),
-            (NeutralValue::Word(word), value) => value == word,
         }
     }
 
@@ -168,7 +161,6 @@ impl NeutralValue {
             NeutralValue::One => "1".to_owned(),
             NeutralValue::Null => "null".to_owned(),
             NeutralValue::Empty => "{}".to_owned(),
-            NeutralValue::Word(word) => format!("\"{word}\""),
         }
     }
 }

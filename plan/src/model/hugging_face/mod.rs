@@ -1,10 +1,14 @@
-//! Hugging Face `config.json`: LLaMA and Mistral (dense), and CoLA, CoLA-M and BOOST (factor pairs).
+//! Hugging Face `config.json`: LLaMA, Mistral, Phi-3 and InternLM2 (dense), and CoLA, CoLA-M and BOOST (factor
+//! pairs).
 //!
 //! CoLA has two dialects. The CoLA code has `rank` (default: a quarter of the width) and `only_lr_act`
 //! (true: no activation on the gate); CoLA-M has the same fields. BOOST has `attn_rank` and `mlp_rank`
 //! (default: 1024) for the two halves of a block, and `both_act` (true: an activation on the gate as well).
 //! In both, φ is `hidden_act`: the classes of CoLA read `lr_act_type` and do not use it, which is a warning
 //! where it differs. `cola_act` sets φ alone. A config with any rank is CoLA, whatever its `model_type`.
+//!
+//! The dense architectures compute the same function, but their classes have defaults of their own. A sliding
+//! window limits the sequences of a model to its length, up to which attention is that over whole sequences.
 //!
 //! `initializer_range` is the initial standard deviation of dense weights, except in BOOST, whose classes
 //! ignore it. `pad_token_id` is the padding token; like PyTorch, a negative one counts from the end of the
@@ -16,6 +20,8 @@
 mod fields;
 mod known;
 mod rope;
+mod unsupported;
+mod window;
 mod write;
 
 use serde_json::{Map, Value};
@@ -36,6 +42,8 @@ use crate::defect::{Defect, Defects};
 enum Architecture {
     Llama,
     Mistral,
+    Phi3,
+    InternLm2,
     /// CoLA and CoLA-M, which differ in what they recompute.
     Cola,
     Boost,
@@ -45,15 +53,51 @@ impl Architecture {
     fn is_low_rank(self) -> bool {
         matches!(self, Architecture::Cola | Architecture::Boost)
     }
+
+    /// Fields that a config must have, because the default of the class is not that of LLaMA; with this default
+    /// and a value to try.
+    fn required_fields(self) -> &'static [(&'static str, &'static str, &'static str)] {
+        match self {
+            Architecture::Mistral => &[
+                ("num_key_value_heads", "8", "8"),
+                ("max_position_embeddings", "131072", "131072"),
+                ("sliding_window", "4096", "null, if the model has no window"),
+            ],
+            Architecture::Phi3 => &[
+                ("max_position_embeddings", "4096", "4096"),
+                ("rms_norm_eps", "1e-05", "1e-05"),
+                ("pad_token_id", "32000", "32000"),
+            ],
+            Architecture::InternLm2 => &[
+                ("bias", "true", "false, if the linears have no bias"),
+                ("pad_token_id", "0", "null, without padding"),
+            ],
+            Architecture::Llama | Architecture::Cola | Architecture::Boost => &[],
+        }
+    }
+
+    /// Name in messages.
+    fn name(self) -> &'static str {
+        match self {
+            Architecture::Llama => "LLaMA",
+            Architecture::Mistral => "Mistral",
+            Architecture::Phi3 => "Phi-3",
+            Architecture::InternLm2 => "InternLM2",
+            Architecture::Cola => "CoLA",
+            Architecture::Boost => "BOOST",
+        }
+    }
 }
 
 /// Default of `attn_rank` and `mlp_rank` in BOOST's classes.
 const BOOST_RANK: u64 = 1024;
 
 /// Supported classes in lower case, since their capitalisation varies.
-const ARCHITECTURES: [(&str, Architecture); 8] = [
+const ARCHITECTURES: [(&str, Architecture); 10] = [
     ("llamaforcausallm", Architecture::Llama),
     ("mistralforcausallm", Architecture::Mistral),
+    ("phi3forcausallm", Architecture::Phi3),
+    ("internlm2forcausallm", Architecture::InternLm2),
     ("colaforcausallm", Architecture::Cola),
     ("colamforcausallm", Architecture::Cola),
     ("colallamaforcausallm", Architecture::Cola),
@@ -70,6 +114,12 @@ pub(super) fn resolve(
     name: String,
     map: &Map<String, Value>,
 ) -> Result<(Model, Vec<Defect>), Defects> {
+    // Other defects of a refused architecture would not help.
+    if let Some(defect) =
+        map.get("model_type").and_then(Value::as_str).and_then(unsupported::defect)
+    {
+        return Err(defect.into());
+    }
     let mut fields = ConfigFields::new(map);
     let architecture = resolve_architecture(&mut fields);
     let file = model_file(name, architecture, &mut fields);
@@ -98,6 +148,14 @@ pub(super) fn resolve(
 /// The field of a config that a field of [`ModelFile`] is read from; `attention` and `mlp` are the fields of
 /// the ranks.
 fn config_field(field: &str, attention: &str, mlp: &str) -> String {
+    // A config has no object for the kind of a scaling.
+    if let Some((_, name)) = field.strip_prefix("rope_scaling.").and_then(|of| of.split_once('.')) {
+        return match name {
+            "short" | "long" => format!("rope_scaling.{name}_factor"),
+            "original_length" => "rope_scaling.original_max_position_embeddings".to_owned(),
+            other => format!("rope_scaling.{other}"),
+        };
+    }
     let name = match field {
         "hidden" => "hidden_size",
         "vocab" => "vocab_size",
@@ -107,6 +165,7 @@ fn config_field(field: &str, attention: &str, mlp: &str) -> String {
         "max_sequence_length" => "max_position_embeddings",
         "norm_epsilon" => "rms_norm_eps",
         "initial_std" => "initializer_range",
+        "rotary_dim" => "partial_rotary_factor",
         "padding_token" => "pad_token_id",
         "blocks.count" => "num_hidden_layers",
         "blocks.default.all.rank" => attention,
@@ -125,13 +184,14 @@ fn resolve_architecture(fields: &mut ConfigFields<'_>) -> Architecture {
     let by_type = fields.string("model_type").map(|name| match name {
         "llama" => Ok(Architecture::Llama),
         "mistral" => Ok(Architecture::Mistral),
+        "phi3" => Ok(Architecture::Phi3),
+        "internlm2" => Ok(Architecture::InternLm2),
         "cola" | "cola_m" => Ok(Architecture::Cola),
         other => Err(other),
     });
     if let Some(Err(other)) = by_type {
         let problem = format!("unsupported model type `{other}`");
-        let hint = "llama, mistral, cola or cola_m; or write the model as narrows-model/1";
-        fields.defects.push(Defect::new("model_type", problem).hint(hint));
+        fields.defects.push(Defect::new("model_type", problem).hint(unsupported::SUPPORTED));
     }
     let by_class = architecture(fields);
     if by_type.is_none() && by_class.is_none() && !boost && !nanotron && !has_rank {
@@ -154,8 +214,10 @@ fn resolve_architecture(fields: &mut ConfigFields<'_>) -> Architecture {
     }
     let declared = by_type.or(by_class);
     match declared {
-        Some(Architecture::Mistral) if has_rank || boost => {
-            let problem = "Mistral models with ranks are not supported";
+        Some(declared @ (Architecture::Mistral | Architecture::Phi3 | Architecture::InternLm2))
+            if has_rank || boost =>
+        {
+            let problem = format!("{} models with ranks are not supported", declared.name());
             fields.defects.push(Defect::new("model_type", problem).hint("\"cola\""));
             Architecture::Cola
         }
@@ -191,12 +253,13 @@ fn model_file(
     architecture: Architecture,
     fields: &mut ConfigFields<'_>,
 ) -> ModelFile {
-    if architecture == Architecture::Mistral {
-        mistral_defaults(fields);
-    }
+    require_fields(architecture, fields);
     let hidden = fields.required_size("hidden_size");
     let default = match architecture {
-        Architecture::Llama | Architecture::Mistral => {
+        Architecture::Llama
+        | Architecture::Mistral
+        | Architecture::Phi3
+        | Architecture::InternLm2 => {
             require_silu(fields, "hidden_act");
             BlockFile {
                 product: Some(GatedProduct::SwiGlu),
@@ -208,7 +271,15 @@ fn model_file(
     };
     // Configs of GaLore and its successors have the length under this name.
     let trained_length = fields.size("max_sequence_length");
+    let max_sequence_length =
+        fields.size("max_position_embeddings").or(trained_length).unwrap_or(2048);
     let vocab = fields.required_size("vocab_size");
+    let heads = fields.required_size("num_attention_heads");
+    let head_dim = fields.size("head_dim");
+    let rope = {
+        let head_dim = head_dim.unwrap_or(hidden / heads.max(1));
+        rope::rope(max_sequence_length, head_dim, fields)
+    };
     let initial_std = fields.number("initializer_range");
     ModelFile {
         schema: None,
@@ -217,17 +288,16 @@ fn model_file(
         description: None,
         hidden,
         vocab,
-        heads: fields.required_size("num_attention_heads"),
+        heads,
         kv_heads: fields.size("num_key_value_heads"),
-        head_dim: fields.size("head_dim"),
+        head_dim,
         d_ff: fields.required_size("intermediate_size"),
-        max_sequence_length: fields
-            .size("max_position_embeddings")
-            .or(trained_length)
-            .unwrap_or(2048),
+        max_sequence_length: window::longest_sequence(max_sequence_length, fields),
         norm_epsilon: fields.number("rms_norm_eps").unwrap_or(1e-6),
         latent_norm_epsilon: DEFAULT_LATENT_NORM_EPSILON,
-        rope_theta: rope::theta(fields),
+        rope_theta: rope.theta,
+        rotary_dim: rope.rotary_dim,
+        rope_scaling: rope.scaling,
         initial_std: initial_std
             .filter(|_| architecture != Architecture::Boost)
             .unwrap_or(DEFAULT_INITIAL_STD),
@@ -252,15 +322,11 @@ fn padding_token(vocab: u64, fields: &mut ConfigFields<'_>) -> Option<u64> {
     token
 }
 
-/// Requires the fields whose defaults Mistral's class sets, a sliding window among them.
-fn mistral_defaults(fields: &mut ConfigFields<'_>) {
-    for (field, default, hint) in [
-        ("num_key_value_heads", "8", "8"),
-        ("max_position_embeddings", "131072", "131072"),
-        ("sliding_window", "4096", "null, if the model has no window"),
-    ] {
+/// Requires the fields whose default is that of the class.
+fn require_fields(architecture: Architecture, fields: &mut ConfigFields<'_>) {
+    for &(field, default, hint) in architecture.required_fields() {
         if !fields.is_present(field) {
-            let problem = format!("is missing, and Mistral's default is {default}");
+            let problem = format!("is missing, and {}'s default is {default}", architecture.name());
             fields.defects.push(Defect::new(field, problem).hint(hint));
         }
     }

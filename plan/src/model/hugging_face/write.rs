@@ -6,7 +6,9 @@
 use serde_json::{Value, json};
 
 use crate::defect::Defect;
-use crate::model::{Activation, Block, FactorPair, GatedProduct, LinearKind, Model, Weight};
+use crate::model::{
+    Activation, Block, FactorPair, GatedProduct, LinearKind, Model, RopeScaling, Weight,
+};
 
 /// A published class, whose constructor takes a `config.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +33,7 @@ const HALVES: [&[LinearKind]; 2] = [
 /// The first property of the model that the class does not have.
 pub(in crate::model) fn config(model: &Model, class: ConfigClass) -> Result<Value, Defect> {
     let block = uniform_block(model)?;
+    let rope_scaling = rope_scaling(model, class)?;
     let mut config = shared_fields(model, block);
     let own = match class {
         ConfigClass::Llama => llama_fields(block)?,
@@ -43,6 +46,7 @@ pub(in crate::model) fn config(model: &Model, class: ConfigClass) -> Result<Valu
     };
     if let (Value::Object(config), Value::Object(mut own)) = (&mut config, own) {
         config.append(&mut own);
+        config.extend(rope_scaling.map(|scaling| ("rope_scaling".to_owned(), scaling)));
     }
     Ok(config)
 }
@@ -68,6 +72,48 @@ fn uniform_block(model: &Model) -> Result<&Block, Defect> {
     Ok(&model.blocks[0])
 }
 
+/// The field of a scaling of RoPE, where the model has one.
+fn rope_scaling(model: &Model, class: ConfigClass) -> Result<Option<Value>, Defect> {
+    if model.rope.dim != model.head_dim {
+        let (dim, head_dim) = (model.rope.dim, model.head_dim);
+        let problem = format!("is {dim}, and the class rotates all {head_dim} features of a head");
+        return Err(Defect::new("rotary_dim", problem));
+    }
+    let Some(scaling) = &model.rope.scaling else { return Ok(None) };
+    if class != ConfigClass::Llama {
+        return Err(Defect::new("rope_scaling", "scales RoPE, which the class does not"));
+    }
+    Ok(Some(match scaling {
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_length } => {
+            json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_length,
+            })
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, attention_factor, original_length } => {
+            json!({
+                "rope_type": "yarn",
+                "factor": factor,
+                "beta_fast": beta_fast,
+                "beta_slow": beta_slow,
+                "attention_factor": attention_factor,
+                "original_max_position_embeddings": original_length,
+            })
+        }
+        RopeScaling::LongRope { short, long, attention_factor, original_length } => json!({
+            "rope_type": "longrope",
+            "short_factor": short,
+            "long_factor": long,
+            "attention_factor": attention_factor,
+            "original_max_position_embeddings": original_length,
+        }),
+    }))
+}
+
 fn shared_fields(model: &Model, block: &Block) -> Value {
     json!({
         "hidden_size": model.hidden,
@@ -79,7 +125,7 @@ fn shared_fields(model: &Model, block: &Block) -> Value {
         "vocab_size": model.vocab,
         "max_position_embeddings": model.max_sequence_length,
         "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": model.rope_theta,
+        "rope_theta": model.rope.theta,
         "initializer_range": model.initial_std,
         "pad_token_id": model.padding_token,
         "tie_word_embeddings": model.tied,

@@ -76,7 +76,7 @@ impl CachedModel {
             let actual = weights.get(&parameter.id).map(|tensor| tensor.len() as u64);
             assert_eq!(actual, Some(parameter.elements()), "elements of {}", parameter.id);
         }
-        let rope = RopeTable::new(positions, model.head_dim as usize, model.rope_theta);
+        let rope = RopeTable::new(positions, model.head_dim as usize, &model.rope);
         let caches = vec![KvCache::default(); model.blocks.len()];
         CachedModel { model: model.clone(), weights, rope, positions, caches, parallel }
     }

@@ -1,7 +1,10 @@
 //! Rotary position embedding on half-rotated pairs, in place.
 //!
-//! In a head of width w at position p, features i and i + w/2 rotate by the angle p·θ^(−2i/w):
-//! (a, b) becomes (a·cos − b·sin, b·cos + a·sin). Backward rotates gradients by the opposite angle.
+//! Of the first w features of a head, features i and i + w/2 rotate at position p by the angle of pair i:
+//! (a, b) becomes (a·cos − b·sin, b·cos + a·sin). Further features keep their values. Backward rotates
+//! gradients by the opposite angle.
+
+use narrows_plan::model::Rope;
 
 use super::matrix::MatrixViewMut;
 use super::parallel::{FirstRow, Parallel, SharedOperand};
@@ -12,30 +15,31 @@ use super::simd::{Simd, SimdBody};
 pub struct RopeTable {
     /// For every position, w/2 cosines and then w/2 sines.
     angles: Vec<f32>,
+    /// Features of a head that are rotated: w.
+    rotated: usize,
     head_dim: usize,
 }
 
 impl RopeTable {
-    /// The table of positions 0 to `positions` − 1.
-    pub fn new(positions: usize, head_dim: usize, theta: f64) -> Self {
+    /// The table of positions 0 to `positions` − 1, for heads of `head_dim` features.
+    ///
+    /// # Panics
+    /// When heads have fewer features than are rotated, or when these are not pairs.
+    pub fn new(positions: usize, head_dim: usize, rope: &Rope) -> Self {
+        let rotated = rope.dim as usize;
         assert!(
-            head_dim.is_multiple_of(2),
-            "rotary embedding rotates pairs of features: a head width of {head_dim} is odd"
+            rotated.is_multiple_of(2) && rotated <= head_dim,
+            "rotary embedding rotates pairs of features: {rotated} of a head of {head_dim}"
         );
-        let half = head_dim / 2;
-        let mut angles = Vec::with_capacity(positions * head_dim);
-        for position in 0..positions {
-            let angle = |i: usize| position as f64 * theta.powf(-2.0 * i as f64 / head_dim as f64);
-            angles.extend((0..half).map(|i| angle(i).cos() as f32));
-            angles.extend((0..half).map(|i| angle(i).sin() as f32));
-        }
-        RopeTable { angles, head_dim }
+        let frequencies = rope.frequencies(positions as u64);
+        let rows = (0..positions as u64).flat_map(|position| frequencies.row(position));
+        RopeTable { angles: rows.map(|value| value as f32).collect(), rotated, head_dim }
     }
 
     /// Cosines and sines at a position.
     #[inline(always)]
     fn at(&self, position: usize) -> (&[f32], &[f32]) {
-        self.angles[position * self.head_dim..][..self.head_dim].split_at(self.head_dim / 2)
+        self.angles[position * self.rotated..][..self.rotated].split_at(self.rotated / 2)
     }
 }
 
@@ -94,7 +98,7 @@ impl SimdBody<RotateOperands<'_>> for RotateRows {
         for row in 0..x.rows() {
             let (cos, sin) = table.at(positions.first + (first + row) % positions.count);
             for head in x.row_mut(row).chunks_exact_mut(table.head_dim) {
-                let (a, b) = head.split_at_mut(table.head_dim / 2);
+                let (a, b) = head[..table.rotated].split_at_mut(table.rotated / 2);
                 for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
                     let sin = sign * sin;
                     (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
@@ -129,7 +133,7 @@ mod tests {
                 }
             }
         }
-        let table = RopeTable::new(length, width, THETA);
+        let table = RopeTable::new(length, width, &Rope::plain(THETA, width as u64));
         let positions = PositionRange { first: 0, count: length };
         let mut rotated = x.clone();
         let view = MatrixViewMut::strided(&mut rotated, rows, heads * width, stride);
@@ -146,7 +150,7 @@ mod tests {
     fn a_shard_of_positions_rotates_like_the_whole() {
         let (sequences, length, columns) = (16, 32, 64);
         let x = random(1, sequences * length * columns);
-        let table = RopeTable::new(length, 64, THETA);
+        let table = RopeTable::new(length, 64, &Rope::plain(THETA, 64));
         let mut whole = x.clone();
         let view = MatrixViewMut::new(&mut whole, sequences * length, columns);
         rope_forward(view, &table, PositionRange { first: 0, count: length }, Parallel::SERIAL);

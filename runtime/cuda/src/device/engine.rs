@@ -219,10 +219,7 @@ fn allocate_buffers(
 ) -> Result<DeviceBuffers, CudaError> {
     let rotary = match program.head_dim() {
         None => vec![],
-        Some(head_dim) => {
-            let positions = program.context.workload.sequence_length;
-            rotary_table(positions, head_dim, program.constants.rope_theta)
-        }
+        Some(_) => rotary_table(program.context.workload.sequence_length, &program.constants.rope),
     };
     let bytes: &[u8] = bytemuck::cast_slice(&rotary);
     let buffers = DeviceBuffers {

@@ -1,20 +1,20 @@
-// Rotary position embedding, in place. In a head of width w, the pair of features (i, i + w/2) is rotated by
-// the angle of pair i at the position of the row.
+// Rotary position embedding, in place. Of the first w features of a head, the pair (i, i + w/2) is rotated by
+// the angle of pair i at the position of the row; further features of the head keep their values.
 //
-// x is the first `columns` columns of rows with stride `stride`. The table is [positions, w], f32: w/2 cosines
+// x is the first `heads` heads of rows with stride `stride`. The table is [positions, w], f32: w/2 cosines
 // followed by w/2 sines. Row r has position first + r mod count. The backward pass has sign −1.
 #include "device.cuh"
 
 template <class T, int V>
-DEVICE void rotate_rows(T* x, const float* table, u32 rows, u32 columns, u32 stride, u32 head_dim,
-                      u32 first, u32 count, float sign) {
+DEVICE void rotate_rows(T* x, const float* table, u32 rows, u32 heads, u32 stride, u32 head_dim,
+                        u32 rotated, u32 first, u32 count, float sign) {
     const RowTeam team = row_team(rows);
     if (!team.live) return;
-    const u32 half = head_dim / 2;
-    const float* cosines = table + u64(first + team.row % count) * head_dim;
+    const u32 half = rotated / 2;
+    const float* cosines = table + u64(first + team.row % count) * rotated;
     x += team.row * stride;
-    // V divides `half`, so that a vector of pairs lies within one head.
-    each<V>(columns / 2, team.lane, team.lanes, [&](auto size, u32 pair) {
+    // V divides `half` and `head_dim`, so that a vector of pairs lies within one head and is aligned.
+    each<V>(heads * half, team.lane, team.lanes, [&](auto size, u32 pair) {
         constexpr int COUNT = decltype(size)::value;
         const u32 head = pair / half, i = pair - head * half;
         T* lower = x + head * head_dim + i;
@@ -25,9 +25,9 @@ DEVICE void rotate_rows(T* x, const float* table, u32 rows, u32 columns, u32 str
         load(cosines + half + i, sine);
 #pragma unroll
         for (int at = 0; at < COUNT; at++) {
-            const float rotated = a[at] * cosine[at] - b[at] * sign * sine[at];
+            const float lower_value = a[at] * cosine[at] - b[at] * sign * sine[at];
             b[at] = b[at] * cosine[at] + a[at] * sign * sine[at];
-            a[at] = rotated;
+            a[at] = lower_value;
         }
         store(lower, a);
         store(lower + half, b);
@@ -35,8 +35,8 @@ DEVICE void rotate_rows(T* x, const float* table, u32 rows, u32 columns, u32 str
 }
 
 #define ROTARY(T, V, ending)                                                                     \
-    KERNEL(256, 4, rope_##ending, T* x, const float* table, u32 rows, u32 columns, u32 stride,   \
-           u32 head_dim, u32 first, u32 count, float sign) {                                     \
-        rotate_rows<T, V>(x, table, rows, columns, stride, head_dim, first, count, sign);          \
+    KERNEL(256, 4, rope_##ending, T* x, const float* table, u32 rows, u32 heads, u32 stride,     \
+           u32 head_dim, u32 rotated, u32 first, u32 count, float sign) {                        \
+        rotate_rows<T, V>(x, table, rows, heads, stride, head_dim, rotated, first, count, sign); \
     }
 EACH_FORMAT(ROTARY)

@@ -1,6 +1,7 @@
 //! Rotary position embedding.
 
 use narrows_plan::DType;
+use narrows_plan::model::Rope;
 
 use super::grid::VectorFormat;
 use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace, to_u32};
@@ -20,32 +21,31 @@ pub(super) fn rope(site: &InstrSite, head_dim: u64, sign: f32) -> LaunchResult<L
             x.columns, x.stride
         ));
     }
+    let rotated = site.device.constants.rope.dim;
+    if rotated > head_dim {
+        return Err(format!("heads of {head_dim} have no {rotated} features to rotate"));
+    }
     let tokens = site.token_rows(x.rows);
     let token_sizes = [tokens.first_position, tokens.positions].map(|size| size as u64);
     let positions = site.device.context.workload.sequence_length;
-    let table =
-        MatrixOperand::contiguous(MemorySpace::Rotary, 0, (positions, head_dim), DType::F32);
+    let table = MatrixOperand::contiguous(MemorySpace::Rotary, 0, (positions, rotated), DType::F32);
     let mut format = VectorFormat::common(x.dtype, &[x])?;
-    format.require((head_dim / 2).is_multiple_of(format.vector));
+    format.require((rotated / 2).is_multiple_of(format.vector));
+    format.require(head_dim.is_multiple_of(format.vector));
     let mut arguments = vec![x.update(), table.read()];
-    for size in [x.rows, x.columns, x.stride, head_dim].into_iter().chain(token_sizes) {
+    for size in
+        [x.rows, x.columns / head_dim, x.stride, head_dim, rotated].into_iter().chain(token_sizes)
+    {
         arguments.push(Argument::U32(to_u32(size)?));
     }
     arguments.push(Argument::F32(sign));
     let launch = Launch::new(KernelFamily::Rotary, format.kernel_name("rope"), arguments);
-    Ok(launch.over_rows(x.rows, x.columns / 2, format)?.into())
+    Ok(launch.over_rows(x.rows, x.columns / head_dim * rotated / 2, format)?.into())
 }
 
-/// Table of the rotary kernels, `[positions, head_dim]`: for each position the cosines of the pairs of a head,
-/// followed by their sines. Computed in f64 and rounded once.
-pub fn rotary_table(positions: u64, head_dim: u64, theta: f64) -> Vec<f32> {
-    let pairs = head_dim / 2;
-    let angle = |position: u64, pair: u64| {
-        position as f64 * theta.powf(-2.0 * pair as f64 / head_dim as f64)
-    };
-    let row = |position: u64| {
-        let cosines = (0..pairs).map(move |pair| angle(position, pair).cos() as f32);
-        cosines.chain((0..pairs).map(move |pair| angle(position, pair).sin() as f32))
-    };
-    (0..positions).flat_map(row).collect()
+/// Table of the rotary kernels, `[positions, rotated features of a head]`: for each position the cosines of the pairs of
+/// a head, followed by their sines. Computed in f64 and rounded once.
+pub fn rotary_table(positions: u64, rope: &Rope) -> Vec<f32> {
+    let frequencies = rope.frequencies(positions);
+    (0..positions).flat_map(|at| frequencies.row(at)).map(|value| value as f32).collect()
 }

@@ -10,6 +10,7 @@ use narrows_cuda::{
     Argument, LaunchContext, Launches, MemoryAccess, MemorySpace, OPTIMIZER_COEFFICIENTS,
     kernel_launches,
 };
+use narrows_plan::model::Rope;
 use narrows_plan::program::{
     Access, Action, Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, MicrobatchPass,
     ModelChunk, ModelConstants, Phase, Program, StageProgram,
@@ -70,7 +71,7 @@ impl KernelCase {
             vocab: 1,
             norm_epsilon: 1e-5,
             latent_norm_epsilon: 1e-6,
-            rope_theta: 10_000.0,
+            rope: Rope::plain(10_000.0, 2),
             padding_token: None,
         };
         let stage = StageProgram {

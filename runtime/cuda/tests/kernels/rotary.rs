@@ -5,6 +5,7 @@ use narrows_cpu::kernels::{
 };
 use narrows_cuda::rotary_table;
 use narrows_plan::DType;
+use narrows_plan::model::Rope;
 use narrows_plan::program::{Access, Extent, FusedOp};
 
 use super::case::KernelCase;
@@ -13,13 +14,22 @@ use super::formats::{assert_near, random_values, rounded};
 const FORMATS: [DType; 2] = [DType::Bf16, DType::F32];
 const SERIAL: Parallel = Parallel::SERIAL;
 
-/// Heads of several widths in rows with further columns; for all tokens, and for the last positions only.
+/// Heads of several widths in rows with further columns, rotated whole or in part; for all tokens, and for the last
+/// positions only.
 #[test]
 fn rotations_match_the_cpu() {
     let theta = 500.0;
-    for (head_dim, heads, other_columns) in
-        [(2, 1, 0), (6, 3, 5), (16, 2, 16), (64, 4, 8), (128, 20, 128)]
-    {
+    for (head_dim, rotated, heads, other_columns) in [
+        (2, 2, 1, 0),
+        (6, 6, 3, 5),
+        (6, 2, 3, 5),
+        (16, 16, 2, 16),
+        (64, 64, 4, 8),
+        (64, 48, 4, 8),
+        (96, 20, 2, 0),
+        (128, 128, 20, 128),
+    ] {
+        let rope = Rope::plain(theta, rotated);
         let columns = head_dim * heads;
         let stride = columns + other_columns;
         for (devices, sequences, positions) in [(1, 2, 5), (2, 1, 6)] {
@@ -32,7 +42,8 @@ fn rotations_match_the_cpu() {
                 };
                 let mut case = KernelCase::new(op, devices, (sequences, positions));
                 case.tensor = devices - 1;
-                case.rotary = rotary_table(positions, head_dim, theta);
+                case.rotary = rotary_table(positions, &rope);
+                case.constants.rope = rope.clone();
                 let x = rounded(dtype, random_values(1, rows * stride));
                 let buffer = case.buffer((rows, stride), dtype, Some(&x));
                 let part = Access { buffer, extent: Extent { rows, columns, dtype } };
@@ -40,7 +51,7 @@ fn rotations_match_the_cpu() {
                 let Some(outcome) = case.run() else { return };
 
                 let mut expected = x;
-                let table = RopeTable::new(positions as usize, head_dim as usize, theta);
+                let table = RopeTable::new(positions as usize, head_dim as usize, &rope);
                 let first = (count * case.tensor) as usize;
                 let at = PositionRange { first, count: count as usize };
                 let rotated_columns =

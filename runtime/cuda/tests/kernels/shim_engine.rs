@@ -87,9 +87,8 @@ impl ShimEngine {
             ShimDevice { coordinates, arena, scratch, schedule, position, loss: [0.0], report }
         });
         let devices = devices.collect();
-        let head_dim = program.head_dim();
         let positions = program.context.workload.sequence_length;
-        let rotary = rotary_table(positions, head_dim.unwrap_or(2), program.constants.rope_theta);
+        let rotary = rotary_table(positions, &program.constants.rope);
         ShimEngine { model_program, devices, rotary, sent: HashMap::new() }
     }
 

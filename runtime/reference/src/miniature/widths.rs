@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use narrows_plan::Mesh;
-use narrows_plan::model::{CrossingGate, Model, Weight};
+use narrows_plan::model::{CrossingGate, Model, Rope, RopeScaling, Weight};
 
 use super::workload::smallest_alike;
 
@@ -38,6 +38,7 @@ pub(super) fn shrink_model(model: &Model, mesh: &Mesh) -> Model {
     shrunk.padding_token = model.padding_token.map(|token| token.min(shrunk.vocab - 1));
     (shrunk.heads, shrunk.kv_heads, shrunk.head_dim) =
         (heads.query, heads.key_value, heads.head_dim);
+    shrunk.rope = shrink_rope(&model.rope, model.head_dim, heads.head_dim);
     for block in &mut shrunk.blocks {
         let d_ff = scaled(block.up.d_out);
         let hidden = shrunk.hidden;
@@ -59,6 +60,19 @@ pub(super) fn shrink_model(model: &Model, mesh: &Mesh) -> Model {
                 (*a, *b) = near_square(pair.rank);
             }
         }
+    }
+    shrunk
+}
+
+/// RoPE of heads of `small` in place of `large` features: of all of them, or else of half of them.
+fn shrink_rope(rope: &Rope, large: u64, small: u64) -> Rope {
+    let mut shrunk = rope.clone();
+    shrunk.dim = match rope.dim == large {
+        true => small,
+        false => (small / 4 * 2).max(2).min(rope.dim),
+    };
+    if let Some(RopeScaling::LongRope { short, long, .. }) = &mut shrunk.scaling {
+        [short, long].into_iter().for_each(|divisors| divisors.truncate(shrunk.dim as usize / 2));
     }
     shrunk
 }

@@ -7,7 +7,7 @@ use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
 use narrows_runtime::{CounterRng, Optimizer, random_stream_name};
 use serde_json::Value;
 
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 16] = [
     "llama",
     "cola",
     "svd",
@@ -20,6 +20,10 @@ pub const NAMES: [&str; 12] = [
     "lax-mixed",
     "padding",
     "padding-tied",
+    "rope-partial",
+    "rope-llama3",
+    "rope-yarn",
+    "rope-long",
 ];
 
 /// One file of `tests/golden`.

@@ -213,11 +213,13 @@ fn within_rotary_table(
     last: &Range<u64>,
     span: &ByteRows,
 ) -> Result<(), String> {
-    let head_dim = match scheduled.instr.action {
-        Action::Fused(FusedOp::Rope { head_dim } | FusedOp::RopeBackward { head_dim }) => head_dim,
+    let rotated = match scheduled.instr.action {
+        Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. }) => {
+            device.constants.rope.dim
+        }
         _ => 0,
     };
-    let size = 4 * head_dim * device.context.workload.sequence_length;
+    let size = 4 * rotated * device.context.workload.sequence_length;
     within_size(last, size, MemoryAccess::Read, span)
 }
 
