@@ -1,6 +1,8 @@
 //! Accepted fields of a `config.json`, and their defaults.
 
-use narrows_plan::model::{self, Activation, ConfigClass, GatedProduct, Model, Weight, presets};
+use narrows_plan::model::{
+    self, Activation, ConfigClass, GatedProduct, Model, Positions, Weight, presets,
+};
 use serde_json::{Value, json};
 
 /// The required fields, and `more`.
@@ -285,4 +287,30 @@ fn defaults_of_other_classes_than_llama_are_required() {
         assert_eq!(defects.0.len(), 1, "{defects}");
         assert_eq!(defects.0[0].field, field);
     }
+}
+
+#[test]
+fn blocks_without_rope_are_read() {
+    let shape = json!({
+        "num_key_value_heads": 4, "max_position_embeddings": 2048, "rope_theta": 1e4, "pad_token_id": 0,
+        "tie_word_embeddings": false, "num_hidden_layers": 4
+    });
+    for (more, without) in [
+        (json!({}), vec![3]),
+        (json!({"no_rope_layer_interval": 2}), vec![1, 3]),
+        (json!({"no_rope_layers": [0, 1, 1, 0], "no_rope_layer_interval": 2}), vec![0, 3]),
+    ] {
+        let mut fields = shape.clone();
+        fields.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
+        let model = read(&config("smollm3", fields));
+        let blocks = model.blocks.iter().enumerate();
+        let found: Vec<usize> =
+            blocks.filter(|(_, b)| b.positions == Positions::None).map(|(at, _)| at).collect();
+        assert_eq!(found, without, "{more}");
+        assert!(model.hugging_face_config(ConfigClass::Llama).is_err());
+    }
+    let mut fields = shape;
+    fields["no_rope_layers"] = json!([1, 0]);
+    let defects = model::read("c", &config("smollm3", fields).to_string()).unwrap_err();
+    assert_eq!(defects.0[0].field, "no_rope_layers", "{defects}");
 }

@@ -4,7 +4,7 @@ use arbtest::arbitrary::{Result, Unstructured};
 use arbtest::arbtest;
 use narrows_plan::model::{
     self, Activation, BlockFile, CrossingFile, CrossingForm, CrossingGate, GatedProduct,
-    LinearFile, Model, ModelFile, PairFile, presets,
+    LinearFile, Model, ModelFile, PairFile, Positions, presets,
 };
 use serde_json::Value;
 
@@ -181,6 +181,7 @@ fn layer(u: &mut Unstructured<'_>) -> Result<BlockFile> {
     Ok(BlockFile {
         d_ff: u.ratio(1, 4)?.then_some(u.int_in_range(1..=3)? * 64),
         product: u.ratio(1, 4)?.then_some(GatedProduct::SwiGlu),
+        positions: u.ratio(1, 4)?.then_some(*u.choose(&[Positions::Rotary, Positions::None])?),
         all: linear(u)?,
         q: linear(u)?,
         gate: linear(u)?,

@@ -67,6 +67,7 @@ fn published_models_have_their_numbers_of_parameters() {
         ("LLaMA 3.2", 1236),
         ("TinyLlama", 1101),
         ("SmolLM2", 135),
+        ("SmolLM3", 3076),
         ("Mistral 7B", 7242),
         ("Phi-3", 3822),
         ("Phi-4", 14_660),

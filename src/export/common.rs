@@ -1,7 +1,7 @@
 //! Decisions that all frameworks treat alike.
 
 use narrows_plan::Executor;
-use narrows_plan::model::Model;
+use narrows_plan::model::{Model, Positions};
 use narrows_plan::strategy::Strategy;
 
 use super::decision::Translation;
@@ -9,6 +9,9 @@ use super::exported_plan::ExportedPlan;
 
 /// What distinguishes the RoPE of a model from the exported one, which rotates whole heads by unscaled frequencies.
 pub fn other_rope(model: &Model) -> Option<String> {
+    if model.blocks.iter().any(|block| block.positions == Positions::None) {
+        return Some("would rotate queries and keys in all blocks".to_owned());
+    }
     let (dim, head_dim) = (model.rope.dim, model.head_dim);
     if dim != head_dim {
         return Some(format!("would rotate all {head_dim} features of a head, not {dim}"));

@@ -206,6 +206,7 @@ class Block:
         self.norm1 = RmsNorm(weights, f"layer {index} norm1", hidden, config["norm_epsilon"])
         self.norm2 = RmsNorm(weights, f"layer {index} norm2", hidden, config["norm_epsilon"])
         self.swiglu, self.config = spec["product"] == "swiglu", config
+        self.rotary = spec.get("positions") != "none"
 
     def __call__(self, x, crossing_latents):
         """The hidden state, and the latents that cross to the next block, by linear."""
@@ -218,7 +219,8 @@ class Block:
         n = self.norm1(x)
         heads = lambda y: y.unflatten(-1, (-1, self.config["head_dim"])).transpose(1, 2)
         q, k, v = (heads(linear(name, n)) for name in "qkv")
-        q, k = (rotary(y, self.config) for y in (q, k))
+        if self.rotary:
+            q, k = (rotary(y, self.config) for y in (q, k))
         k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
         scores = q @ k.transpose(-1, -2) / math.sqrt(self.config["head_dim"])
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
@@ -351,6 +353,7 @@ def cases():
             factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=64))),
         "rope-yarn": dict(rope, rope_scaling=dict(yarn=dict(
             factor=4.0, beta_fast=3.0, beta_slow=0.5, attention_factor=1.125, original_length=64))),
+        "rope-none": dict(base, blocks=[uniform("dense", "swiglu"), dict(uniform("dense", "swiglu"), positions="none")]),
         # One of the two microbatches is longer than `original_length`.
         "rope-long": dict(rope, rotary_dim=6, rope_scaling=dict(long_rope=dict(
             short=[1.0, 1.5, 3.0], long=[1.25, 4.0, 16.0], attention_factor=1.25, original_length=5))),
@@ -364,7 +367,7 @@ def model_file(name, config):
 
     blocks = {
         str(index): {
-            key: value if key == "product" else with_crossing(value) for key, value in block.items()
+            key: value if key in ("product", "positions") else with_crossing(value) for key, value in block.items()
         }
         for index, block in enumerate(config["blocks"])
     }

@@ -1,7 +1,8 @@
 //! Builds the segments of a model.
 
 use crate::model::{
-    Activation, CrossingForm, CrossingGate, FactorPair, Linear, LinearKind, Model, Weight, WeightId,
+    Activation, CrossingForm, CrossingGate, FactorPair, Linear, LinearKind, Model, Positions,
+    Weight, WeightId,
 };
 
 use super::shape::crossing;
@@ -48,7 +49,10 @@ pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> S
 
     let norm = Op::Norm { width: hidden, scale: WeightId::Norm1 };
     let n1 = builder.op("norm1", norm, &[x], &[("n1", vec![hidden])])[0];
-    let rotary = &[LinearKind::Q, LinearKind::K];
+    let rotary: &[LinearKind] = match block.positions {
+        Positions::Rotary => &[LinearKind::Q, LinearKind::K],
+        Positions::None => &[],
+    };
     let heads = HeadLayout { head_dim: Some(model.head_dim), rotary };
     let qkv = builder.linears(n1, "qkv", &[q, k, v], grouping.qkv, &heads);
     let attention =

@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use super::file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile,
 };
-use super::{Block, Linear, Model, Weight};
+use super::{Block, Linear, Model, Positions, Weight};
 
 impl From<&Model> for ModelFile {
     /// The canonical file: it resolves to an equal model, and equal models give equal files.
@@ -76,8 +76,12 @@ fn default_layer(block: &Block) -> BlockFile {
         }
     }
     let all = linears[most_frequent(&classes)].clone();
-    let mut layer =
-        BlockFile { product: Some(block.product), all: Some(all.clone()), ..Default::default() };
+    let mut layer = BlockFile {
+        product: Some(block.product),
+        positions: Some(block.positions).filter(|positions| *positions != Positions::default()),
+        all: Some(all.clone()),
+        ..Default::default()
+    };
     for (file, linear) in layer.linears_mut().into_iter().zip(linears) {
         *file = (linear != all).then_some(linear);
     }
@@ -122,6 +126,7 @@ fn difference(block: &Block, typical: &Block, first: bool) -> BlockFile {
     let mut layer = BlockFile {
         d_ff: (block.gate.d_out != typical.gate.d_out).then_some(block.gate.d_out),
         product: (block.product != typical.product).then_some(block.product),
+        positions: (block.positions != typical.positions).then_some(block.positions),
         ..Default::default()
     };
     let pairs = block.linears().into_iter().zip(typical.linears());

@@ -34,7 +34,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::json;
 
-use super::{Activation, GatedProduct, LatentCrossing, RopeScaling};
+use super::{Activation, GatedProduct, LatentCrossing, Positions, RopeScaling};
 
 /// ε of the LayerNorm over a crossed latent unless a file sets it: that of the released LaX.
 pub(super) const DEFAULT_LATENT_NORM_EPSILON: f64 = 1e-6;
@@ -155,6 +155,9 @@ pub struct BlockFile {
     /// Product of gate and up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub product: Option<GatedProduct>,
+    /// How queries and keys depend on their positions; by default by RoPE.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub positions: Option<Positions>,
     /// All seven linears; fields of single linears take precedence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub all: Option<LinearFile>,

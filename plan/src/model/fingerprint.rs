@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 use super::file::DEFAULT_INITIAL_STD;
 use super::{
     Activation, Block, CrossingForm, CrossingGate, GatedProduct, LatentCrossing, Linear, Model,
-    RopeScaling, Weight,
+    Positions, RopeScaling, Weight,
 };
 
 impl Model {
@@ -63,6 +63,11 @@ impl CanonicalWriter {
         if let Some(scaling) = &model.rope.scaling {
             self.number(5);
             self.rope_scaling(scaling);
+        }
+        for (index, block) in model.blocks.iter().enumerate() {
+            if block.positions == Positions::None {
+                [6, index as u64].into_iter().for_each(|number| self.number(number));
+            }
         }
     }
 

@@ -6,7 +6,7 @@
 use super::defect_report::DefectReport;
 use super::file::{BlockFile, BlocksFile, CrossingFile, LinearFile};
 use super::limits::MAX_BLOCKS;
-use super::{Activation, GatedProduct, LatentCrossing};
+use super::{Activation, GatedProduct, LatentCrossing, Positions};
 
 /// One layer of a model file, with its blocks and its field in the file.
 pub(super) struct BlockOverride<'a> {
@@ -21,6 +21,7 @@ pub(super) struct BlockOverride<'a> {
 pub(super) struct BlockDraft {
     pub d_ff: Option<u64>,
     pub product: Option<GatedProduct>,
+    pub positions: Option<Positions>,
     pub linears: [LinearDraft; 7],
 }
 
@@ -45,6 +46,7 @@ impl BlockDraft {
         for layer in layers.iter().filter(|layer| (layer.first..=layer.last).contains(&index)) {
             draft.d_ff = layer.file.d_ff.or(draft.d_ff);
             draft.product = layer.file.product.or(draft.product);
+            draft.positions = layer.file.positions.or(draft.positions);
             for (linear, (name, file)) in draft.linears.iter_mut().zip(layer.file.linears()) {
                 if let Some(all) = &layer.file.all {
                     linear.apply(all, || format!("{}.all", layer.field));

@@ -85,6 +85,32 @@ pub struct Block {
     pub down: Linear,
     /// Product of gate and up.
     pub product: GatedProduct,
+    /// How queries and keys depend on their positions.
+    pub positions: Positions,
+}
+
+/// How queries and keys depend on their positions.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Positions {
+    /// By the rotary position embedding.
+    #[default]
+    Rotary,
+    /// Not at all: only the causal mask distinguishes positions (NoPE).
+    None,
 }
 
 /// Product of gate and up.

@@ -5,8 +5,8 @@ use super::file::{CrossingFile, LinearFile, ModelFile};
 use super::layers::{BlockDraft, BlockOverride, LinearDraft, layers};
 use super::limits::{MAX_BLOCKS, MAX_PARAMETERS, MAX_SEQUENCE_LENGTH, MAX_WIDTH};
 use super::{
-    Block, CrossingGate, FactorPair, GatedProduct, LatentCrossing, Linear, LinearKind, Model, Rope,
-    RopeScaling, Weight,
+    Block, CrossingGate, FactorPair, GatedProduct, LatentCrossing, Linear, LinearKind, Model,
+    Positions, Rope, RopeScaling, Weight,
 };
 use crate::defect::{Defect, Defects};
 
@@ -171,6 +171,7 @@ impl ModelFile {
             blocks.push(CheckedBlock {
                 d_ff: draft.d_ff.unwrap_or(self.d_ff),
                 product: draft.product.unwrap_or(GatedProduct::SwiGlu),
+                positions: draft.positions.unwrap_or_default(),
                 weights,
             });
         }
@@ -227,6 +228,7 @@ fn check_rope_scaling(scaling: &RopeScaling, pairs: u64, report: &mut DefectRepo
 struct CheckedBlock {
     d_ff: u64,
     product: GatedProduct,
+    positions: Positions,
     weights: [Option<Weight>; 7],
 }
 
@@ -248,6 +250,7 @@ impl CheckedBlock {
             up: linear(hidden, d_ff, up),
             down: linear(d_ff, hidden, down),
             product: self.product,
+            positions: self.positions,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Forward and backward pass of one pre-norm block (DESIGN §3.1).
 
-use narrows_plan::model::{Block, Linear, Model, ParameterId, WeightId};
+use narrows_plan::model::{Block, Linear, Model, ParameterId, Positions, WeightId};
 
 use super::attention::{self, BatchShape};
 use super::linear::{self, LinearBackwardInput};
@@ -66,7 +66,11 @@ impl<T: Float> BlockContext<'_, T> {
         norm::rms_forward(x, scale, self.model.norm_epsilon)
     }
 
+    /// Rotates queries or keys, in blocks where these depend on their positions.
     fn rotate(&self, x: &mut Matrix<T>, direction: RotationDirection) {
+        if self.block().positions == Positions::None {
+            return;
+        }
         rotate(x, self.shape.length, self.shape.head_dim, &self.model.rope, direction);
     }
 

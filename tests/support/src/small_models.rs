@@ -83,6 +83,7 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
         }
         _ => "",
     };
+    let positions = if count == 3 { r#", "positions": "none""# } else { "" };
     let gated_product = pick_copied(rng, &["plain", "swiglu"]);
     let crossing = pick_copied(
         rng,
@@ -95,8 +96,11 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
             r#", "crossing": {"form": "released", "gate": {"tensor": {"a": 3, "b": 4}}}"#,
         ],
     );
-    let blocks: Vec<String> =
-        (0..count).map(|block| format!(r#""{block}": {{{}}}"#, linears(rng, crossing))).collect();
+    let block = |block| {
+        let positions = if block == 1 { positions } else { "" };
+        format!(r#""{block}": {{{}{positions}}}"#, linears(rng, crossing))
+    };
+    let blocks: Vec<String> = (0..count).map(block).collect();
     let text = format!(
         r#"{{"format": "narrows-model/1", "name": "unusual", "hidden": {hidden}, "vocab": {vocab},
         "heads": {heads}, "kv_heads": {kv_heads}, "head_dim": {head_dim}, "d_ff": {d_ff},

@@ -1,4 +1,4 @@
-//! Hugging Face `config.json`: LLaMA, Mistral, Phi-3 and InternLM2 (dense), and CoLA, CoLA-M and BOOST (factor
+//! Hugging Face `config.json`: LLaMA, Mistral, Phi-3, InternLM2 and SmolLM3 (dense), and CoLA, CoLA-M and BOOST (factor
 //! pairs).
 //!
 //! CoLA has two dialects. The CoLA code has `rank` (default: a quarter of the width) and `only_lr_act`
@@ -19,6 +19,7 @@
 
 mod fields;
 mod known;
+mod positions;
 mod rope;
 mod unsupported;
 mod window;
@@ -44,6 +45,7 @@ enum Architecture {
     Mistral,
     Phi3,
     InternLm2,
+    SmolLm3,
     /// CoLA and CoLA-M, which differ in what they recompute.
     Cola,
     Boost,
@@ -72,6 +74,13 @@ impl Architecture {
                 ("bias", "true", "false, if the linears have no bias"),
                 ("pad_token_id", "0", "null, without padding"),
             ],
+            Architecture::SmolLm3 => &[
+                ("num_key_value_heads", "4", "4"),
+                ("max_position_embeddings", "32768", "32768"),
+                ("rope_theta", "2000000.0", "2000000.0"),
+                ("pad_token_id", "128004", "128004"),
+                ("tie_word_embeddings", "true", "true"),
+            ],
             Architecture::Llama | Architecture::Cola | Architecture::Boost => &[],
         }
     }
@@ -83,6 +92,7 @@ impl Architecture {
             Architecture::Mistral => "Mistral",
             Architecture::Phi3 => "Phi-3",
             Architecture::InternLm2 => "InternLM2",
+            Architecture::SmolLm3 => "SmolLM3",
             Architecture::Cola => "CoLA",
             Architecture::Boost => "BOOST",
         }
@@ -93,11 +103,12 @@ impl Architecture {
 const BOOST_RANK: u64 = 1024;
 
 /// Supported classes in lower case, since their capitalisation varies.
-const ARCHITECTURES: [(&str, Architecture); 10] = [
+const ARCHITECTURES: [(&str, Architecture); 11] = [
     ("llamaforcausallm", Architecture::Llama),
     ("mistralforcausallm", Architecture::Mistral),
     ("phi3forcausallm", Architecture::Phi3),
     ("internlm2forcausallm", Architecture::InternLm2),
+    ("smollm3forcausallm", Architecture::SmolLm3),
     ("colaforcausallm", Architecture::Cola),
     ("colamforcausallm", Architecture::Cola),
     ("colallamaforcausallm", Architecture::Cola),
@@ -186,6 +197,7 @@ fn resolve_architecture(fields: &mut ConfigFields<'_>) -> Architecture {
         "mistral" => Ok(Architecture::Mistral),
         "phi3" => Ok(Architecture::Phi3),
         "internlm2" => Ok(Architecture::InternLm2),
+        "smollm3" => Ok(Architecture::SmolLm3),
         "cola" | "cola_m" => Ok(Architecture::Cola),
         other => Err(other),
     });
@@ -214,9 +226,12 @@ fn resolve_architecture(fields: &mut ConfigFields<'_>) -> Architecture {
     }
     let declared = by_type.or(by_class);
     match declared {
-        Some(declared @ (Architecture::Mistral | Architecture::Phi3 | Architecture::InternLm2))
-            if has_rank || boost =>
-        {
+        Some(
+            declared @ (Architecture::Mistral
+            | Architecture::Phi3
+            | Architecture::InternLm2
+            | Architecture::SmolLm3),
+        ) if has_rank || boost => {
             let problem = format!("{} models with ranks are not supported", declared.name());
             fields.defects.push(Defect::new("model_type", problem).hint("\"cola\""));
             Architecture::Cola
@@ -259,7 +274,8 @@ fn model_file(
         Architecture::Llama
         | Architecture::Mistral
         | Architecture::Phi3
-        | Architecture::InternLm2 => {
+        | Architecture::InternLm2
+        | Architecture::SmolLm3 => {
             require_silu(fields, "hidden_act");
             BlockFile {
                 product: Some(GatedProduct::SwiGlu),
@@ -271,6 +287,7 @@ fn model_file(
     };
     // Configs of GaLore and its successors have the length under this name.
     let trained_length = fields.size("max_sequence_length");
+    let count = fields.required_size("num_hidden_layers");
     let max_sequence_length =
         fields.size("max_position_embeddings").or(trained_length).unwrap_or(2048);
     let vocab = fields.required_size("vocab_size");
@@ -304,9 +321,12 @@ fn model_file(
         padding_token: padding_token(vocab, fields),
         tied: fields.flag("tie_word_embeddings").unwrap_or(false),
         blocks: BlocksFile {
-            count: fields.required_size("num_hidden_layers"),
+            count,
             default,
-            overrides: Default::default(),
+            overrides: match architecture {
+                Architecture::SmolLm3 => positions::overrides(count, fields),
+                _ => Default::default(),
+            },
         },
     }
 }

@@ -20,7 +20,6 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
         &["gemma", "gemma2", "gemma3", "gemma3_text"],
         "scaled embeddings, norms with scales of 1 + w, and GELU on the gate",
     ),
-    (&["smollm3"], "blocks without RoPE"),
     (&["olmo2", "olmo3"], "norms after attention and MLP, and of q and k"),
     (&["olmo"], "LayerNorm without parameters"),
     (&["stablelm"], "LayerNorm"),
@@ -53,5 +52,4 @@ pub(super) fn defect(model_type: &str) -> Option<Defect> {
 }
 
 /// The supported model types, as a hint.
-pub(super) const SUPPORTED: &str =
-    "llama, mistral, phi3, internlm2, cola or cola_m; or write the model as narrows-model/1";
+pub(super) const SUPPORTED: &str = "llama, mistral, phi3, internlm2, smollm3, cola or cola_m; or write the model as narrows-model/1";

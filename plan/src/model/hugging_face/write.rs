@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::defect::Defect;
 use crate::model::{
-    Activation, Block, FactorPair, GatedProduct, LinearKind, Model, RopeScaling, Weight,
+    Activation, Block, FactorPair, GatedProduct, LinearKind, Model, Positions, RopeScaling, Weight,
 };
 
 /// A published class, whose constructor takes a `config.json`.
@@ -63,6 +63,9 @@ fn uniform_block(model: &Model) -> Result<&Block, Defect> {
                 let problem = "differs from layer 0, and a config.json has one shape for all";
                 return Err(Defect::new(format!("layer {index} {kind}"), problem));
             }
+        }
+        if block.positions == Positions::None {
+            return Err(Defect::new(format!("layer {index}"), "has no RoPE, which no class lacks"));
         }
         if block.product != model.blocks[0].product {
             let problem = "has another product of gate and up than layer 0";

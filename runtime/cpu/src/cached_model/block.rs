@@ -1,6 +1,6 @@
 //! One pre-norm block, for the new tokens of a sequence.
 
-use narrows_plan::model::{Model, ParameterId, WeightId};
+use narrows_plan::model::{Model, ParameterId, Positions, WeightId};
 use narrows_runtime::session::ModelTensors;
 
 use super::cache::KvCache;
@@ -65,7 +65,11 @@ impl BlockContext<'_> {
         x
     }
 
+    /// Rotates queries or keys, in blocks where these depend on their positions.
     fn rotate(&self, x: &mut [f32]) {
+        if self.model.blocks[self.index].positions == Positions::None {
+            return;
+        }
         let positions = PositionRange { first: self.first_position, count: self.tokens };
         let columns = x.len() / self.tokens;
         let x = MatrixViewMut::new(x, self.tokens, columns);

@@ -7,7 +7,7 @@ use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
 use narrows_runtime::{CounterRng, Optimizer, random_stream_name};
 use serde_json::Value;
 
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 17] = [
     "llama",
     "cola",
     "svd",
@@ -23,6 +23,7 @@ pub const NAMES: [&str; 16] = [
     "rope-partial",
     "rope-llama3",
     "rope-yarn",
+    "rope-none",
     "rope-long",
 ];
 
