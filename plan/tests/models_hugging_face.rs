@@ -51,6 +51,7 @@ fn all_forms_of_rope_parameters_are_read() {
         json!({"rope_theta": 5e5}),
         json!({"rope_theta": 500000, "rope_scaling": null}),
         json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}),
+        json!({"rope_theta": 5e5, "rope_parameters": {"original_max_position_embeddings": 2048}}),
         json!({"rope_parameters": {"rope_theta": 5e5}, "rope_theta": 5e5}),
         json!({"rope_scaling": {"type": "default", "factor": null}, "rope_theta": 5e5}),
     ] {

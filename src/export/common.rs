@@ -7,7 +7,7 @@ use narrows_plan::strategy::Strategy;
 use super::decision::Translation;
 use super::exported_plan::ExportedPlan;
 
-/// What distinguishes the RoPE of a model from the exported one, which rotates whole heads by unscaled frequencies.
+/// Difference between the RoPE of a model and the exported one, which rotates whole heads by unscaled frequencies.
 pub fn other_rope(model: &Model) -> Option<String> {
     if model.blocks.iter().any(|block| block.positions == Positions::None) {
         return Some("would rotate queries and keys in all blocks".to_owned());

@@ -50,6 +50,10 @@ fn invalid_files_are_reported_with_location() {
         (br#"{"format": "narrows-model/1"}"#, "bad.json: hidden: is missing"),
         (br#"{"model_type": "bert"}"#, "bad.json: "),
         (
+            br#"{"model_type": "gpt2", "n_embd": 768}"#,
+            "bad.json: model_type: `gpt2` is not supported: it has learned positions",
+        ),
+        (
             br#"{"model_type": "llama", "hidden_size": 8, "hidden_size": 16}"#,
             "bad.json: hidden_size: is repeated",
         ),

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{failure, json, stdout};
+use super::{failure, json, narrows, stdout};
 
 /// Four A100s, four sequences of 4096 tokens in one microbatch: the published measurement.
 const PUBLISHED: &str = "--hardware a100-80gb --devices 4 --tensor 4 --global-batch 4 \
@@ -419,4 +419,30 @@ fn a_model_of_4096_blocks_is_planned_soon_after_its_time_limit() {
     let answer = json(&format!("plan --model {} {request}", path.display()));
     assert!(answer["prediction"]["step_time_s"].is_f64(), "{answer}");
     assert!(start.elapsed().as_secs() < 100, "{:?}", start.elapsed());
+}
+
+/// Frequencies of RoPE change no price, and a sliding window limits sequences to its length.
+#[test]
+fn configs_with_scaled_rope_and_windows_are_planned() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    let write = |more: Value| {
+        let mut config = json!({
+            "model_type": "llama", "hidden_size": 256, "vocab_size": 512, "num_attention_heads": 4,
+            "intermediate_size": 512, "num_hidden_layers": 2, "max_position_embeddings": 4096
+        });
+        config.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
+        std::fs::write(&path, config.to_string()).unwrap();
+        format!("plan --model {} --sequence-length 1024", path.display())
+    };
+    let plain = json(&write(json!({})));
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0});
+    let scaled = json(&write(json!({"rope_scaling": yarn, "partial_rotary_factor": 0.5})));
+    assert_eq!(scaled["prediction"], plain["prediction"]);
+    let windowed = write(json!({"sliding_window": 1024}));
+    let output = narrows(&windowed).assert().success().get_output().clone();
+    let warning = String::from_utf8(output.stderr).unwrap();
+    assert!(warning.contains("sliding_window: is 1024"), "{warning}");
+    let message = failure(&windowed.replace("1024", "2048"), 2);
+    assert!(message.contains("--sequence-length: 2048 tokens"), "{message}");
 }

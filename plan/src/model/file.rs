@@ -155,7 +155,7 @@ pub struct BlockFile {
     /// Product of gate and up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub product: Option<GatedProduct>,
-    /// How queries and keys depend on their positions; by default by RoPE.
+    /// Dependence of queries and keys on their positions; by default RoPE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub positions: Option<Positions>,
     /// All seven linears; fields of single linears take precedence.

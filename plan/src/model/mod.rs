@@ -85,11 +85,11 @@ pub struct Block {
     pub down: Linear,
     /// Product of gate and up.
     pub product: GatedProduct,
-    /// How queries and keys depend on their positions.
+    /// Dependence of queries and keys on their positions.
     pub positions: Positions,
 }
 
-/// How queries and keys depend on their positions.
+/// Dependence of queries and keys on their positions.
 #[derive(
     Clone,
     Copy,
@@ -106,10 +106,10 @@ pub struct Block {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Positions {
-    /// By the rotary position embedding.
+    /// The rotary position embedding.
     #[default]
     Rotary,
-    /// Not at all: only the causal mask distinguishes positions (NoPE).
+    /// None: only the causal mask distinguishes positions (NoPE).
     None,
 }
 

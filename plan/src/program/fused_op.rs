@@ -77,8 +77,9 @@ pub enum FusedOp {
         /// Columns of H.
         b: u64,
     },
-    /// Rotates q and k in place: feature i of a head with feature i + head_dim/2, by the token's
-    /// position in its sequence. The operand is the first features of each row.
+    /// Rotates q and k in place: of the first w features of a head, feature i with feature i + w/2, by the
+    /// token's position in its sequence, with w and the frequencies of the model constants. The operand
+    /// is the first features of each row.
     Rope {
         /// Features of a head.
         head_dim: u64,

@@ -9,6 +9,9 @@ use crate::model::RopeScaling;
 /// θ of LLaMA, the default.
 const DEFAULT_THETA: f64 = 10_000.0;
 
+/// Parameters without effect on kinds of RoPE that do not read them.
+const WITHOUT_EFFECT: [&str; 1] = ["original_max_position_embeddings"];
+
 /// RoPE as the fields of a model file.
 pub(super) struct RopeFields {
     pub theta: f64,
@@ -44,7 +47,7 @@ pub(super) fn rope(max_length: u64, head_dim: u64, fields: &mut ConfigFields<'_>
     let mut scaling = None;
     for field in ["rope_parameters", "rope_scaling"] {
         let Some(parameters) = fields.object(field) else { continue };
-        let nested = ParametersReader { field, parameters, fields, known: vec![] }.read(lengths);
+        let nested = ParametersReader { field, parameters, fields, known: WITHOUT_EFFECT.to_vec() }.read(lengths);
         for (name, nested, earlier) in [
             ("rope_theta", nested.theta, &mut theta),
             ("partial_rotary_factor", nested.partial_factor, &mut partial_factor),
