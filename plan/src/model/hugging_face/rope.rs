@@ -47,7 +47,8 @@ pub(super) fn rope(max_length: u64, head_dim: u64, fields: &mut ConfigFields<'_>
     let mut scaling = None;
     for field in ["rope_parameters", "rope_scaling"] {
         let Some(parameters) = fields.object(field) else { continue };
-        let nested = ParametersReader { field, parameters, fields, known: WITHOUT_EFFECT.to_vec() }.read(lengths);
+        let nested = ParametersReader { field, parameters, fields, known: WITHOUT_EFFECT.to_vec() }
+            .read(lengths);
         for (name, nested, earlier) in [
             ("rope_theta", nested.theta, &mut theta),
             ("partial_rotary_factor", nested.partial_factor, &mut partial_factor),
