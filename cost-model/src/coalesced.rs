@@ -8,9 +8,10 @@
 //! ```
 //! Each op counts `per_byte` for its bytes, and one op that always takes part counts `fixed` too. The line is exact where
 //! all choices have the same bytes, as on one device of the tensor axis. Gradients that are reduced during the last backward
-//! pass and the others have collectives of their own.
+//! pass and the others have collectives of their own, as have weights that are gathered during the next forward pass and
+//! the others.
 
-use narrows_plan::emit::{CoalescedCollective, is_reduced_in_backward};
+use narrows_plan::emit::{CoalescedCollective, is_gathered_in_forward, is_reduced_in_backward};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::program::Action;
 use narrows_plan::strategy::OpParameters;
@@ -28,7 +29,8 @@ pub(crate) struct CoalescedBytes {
     /// Whether the gradient is reduced during the last backward pass.
     pub overlaps: bool,
     reductions: [Bytes; 2],
-    gathered: Bytes,
+    /// Weights gathered during the next forward pass, and weights gathered in the step phase.
+    gathers: [Bytes; 2],
 }
 
 /// Times in the collectives of the step phase.
@@ -38,7 +40,9 @@ pub(crate) struct CoalescedTime {
     pub overlapped: Seconds,
     /// Other reductions.
     pub reduction: Seconds,
-    /// Gathers of updated weights.
+    /// Gathers of updated weights during the next forward pass.
+    pub gather_in_forward: Seconds,
+    /// Other gathers of updated weights.
     pub gather: Seconds,
 }
 
@@ -47,7 +51,8 @@ pub(crate) struct CoalescedTime {
 pub(crate) struct CoalescedLines {
     /// Reductions: during the last backward pass, after it.
     reductions: [[CoalescedLine; 2]; 2],
-    gather: CoalescedLine,
+    /// Gathers: during the next forward pass, in the step phase.
+    gathers: [CoalescedLine; 2],
 }
 
 /// A line below the time of a collective.
@@ -73,10 +78,12 @@ impl CoalescedBytes {
             let operand = collective.operand(parameters, context);
             operand.map_or(Bytes(0), |operand| operand.extent.bytes())
         };
+        let in_forward = is_gathered_in_forward(kind, parameters, tied, context);
+        let gathered = bytes(CoalescedCollective::AllGather);
         CoalescedBytes {
             overlaps: is_reduced_in_backward(kind, parameters, tied, context),
             reductions: CoalescedCollective::REDUCTIONS.map(bytes),
-            gathered: bytes(CoalescedCollective::AllGather),
+            gathers: if in_forward { [gathered, Bytes(0)] } else { [Bytes(0), gathered] },
         }
     }
 
@@ -99,10 +106,13 @@ impl CoalescedTime {
             let indexed = CoalescedCollective::REDUCTIONS.into_iter().enumerate();
             indexed.map(|(at, kind)| time(kind, &|op| op.reduced(overlaps, at))).sum()
         };
+        let [gather_in_forward, gather] =
+            [0, 1].map(|at| time(CoalescedCollective::AllGather, &|op| op.gathers[at]));
         CoalescedTime {
             overlapped: reductions(true),
             reduction: reductions(false),
-            gather: time(CoalescedCollective::AllGather, &|op| op.gathered),
+            gather_in_forward,
+            gather,
         }
     }
 }
@@ -128,7 +138,7 @@ impl CoalescedLines {
         };
         CoalescedLines {
             reductions: [true, false].map(reductions),
-            gather: line(CoalescedCollective::AllGather, &|op| op.gathered),
+            gathers: [0, 1].map(|at| line(CoalescedCollective::AllGather, &|op| op.gathers[at])),
         }
     }
 
@@ -138,10 +148,13 @@ impl CoalescedLines {
             let lines = self.reductions[usize::from(!overlaps)].iter().enumerate();
             lines.map(|(at, line)| line.share(op, bytes.reduced(overlaps, at))).sum()
         };
+        let [gather_in_forward, gather] =
+            [0, 1].map(|at| self.gathers[at].share(op, bytes.gathers[at]));
         CoalescedTime {
             overlapped: reductions(true),
             reduction: reductions(false),
-            gather: self.gather.share(op, bytes.gathered),
+            gather_in_forward,
+            gather,
         }
     }
 }

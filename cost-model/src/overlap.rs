@@ -1,13 +1,16 @@
 //! Collectives overlapped with computation.
 //!
 //! While a collective and computation share a device, computation is slower by one factor (multiprocessors that the
-//! collective occupies) and the collective by another (memory bandwidth). Three kinds of collectives overlap:
+//! collective occupies) and the collective by another (memory bandwidth). Four kinds of collectives overlap:
 //! - collectives of activation gradients, with weight-gradient GEMMs;
 //! - with ZeRO-2 and ZeRO-3, gathers of the weights of a block and reductions of its gradients, with the pass of
 //!   another block;
 //! - gradient reductions, with the last pass of a stage: the backward or the weight-gradient pass of the last
 //!   microbatch. They have a stream of their own, which runs the buckets of gradients in order, each from the point of
-//!   the pass at which its gradients are complete.
+//!   the pass at which its gradients are complete;
+//! - gathers of updated weights, with the first pass of a stage in the next step. They share that stream, begin with the
+//!   step, and the pass waits for each at the point at which it reads the weights. By periodicity, the step that is
+//!   priced begins with the gathers of the step before and leaves its own to the next.
 
 use narrows_plan::Seconds;
 
@@ -27,6 +30,25 @@ pub struct BucketTime {
     pub ready: Seconds,
     /// Time of the reductions alone.
     pub reduction: Seconds,
+}
+
+/// The gathers of a gather bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GatherTime {
+    /// Time of the first pass before it reads the bucket's weights.
+    pub needed: Seconds,
+    /// Time of the gathers alone.
+    pub gather: Seconds,
+}
+
+/// The first pass with the gathers that it waits for. Times count from the begin of the pass, before which gathers may
+/// have begun.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct GatheredPass {
+    /// End of the pass.
+    pub end: f64,
+    /// Begin and end of every bucket's gathers.
+    pub buckets: Vec<[f64; 2]>,
 }
 
 /// The last pass with its reductions. Times count from the begin of the pass.
@@ -97,6 +119,39 @@ impl OverlappedPass {
     }
 }
 
+impl GatheredPass {
+    /// Simulates a pass that takes this time without gathers, which begin `idle` seconds before the pass. Buckets are in
+    /// the order of the pass, and none is needed after its end.
+    pub(crate) fn new(
+        pass: Seconds,
+        idle: f64,
+        buckets: &[GatherTime],
+        slowdown: OverlapSlowdown,
+    ) -> Self {
+        // `computed` is the part of the pass that has ended by `now`, in seconds without gathers.
+        let (mut now, mut computed) = (-idle, 0.0);
+        let mut spans = Vec::with_capacity(buckets.len());
+        for GatherTime { needed, gather } in buckets {
+            let begin = now;
+            let before_pass = gather.0.min((-now).max(0.0));
+            now += before_pass;
+            let remaining = gather.0 - before_pass;
+            let needed_in = (needed.0 - computed).max(0.0) * slowdown.compute;
+            let gathered_in = remaining * slowdown.collective;
+            if gathered_in <= needed_in {
+                now += gathered_in;
+                computed += gathered_in / slowdown.compute;
+            } else {
+                // The pass waits for the rest.
+                now += needed_in + (remaining - needed_in / slowdown.collective);
+                computed += needed_in / slowdown.compute;
+            }
+            spans.push([begin, now]);
+        }
+        GatheredPass { end: now.max(0.0) + (pass.0 - computed), buckets: spans }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use narrows_plan::random::SplitMix64;
@@ -120,6 +175,54 @@ mod tests {
             pass,
             OverlappedPass { end: 10.0, buckets: vec![[2.0, 7.0], [7.0, 8.0], [10.0, 13.0]] }
         );
+    }
+
+    fn gathered(needed: f64, gather: f64) -> GatherTime {
+        GatherTime { needed: Seconds(needed), gather: Seconds(gather) }
+    }
+
+    #[test]
+    fn the_first_pass_waits_where_it_reads_weights_and_idle_time_hides_gathers() {
+        let buckets = [gathered(1.0, 2.0), gathered(3.0, 1.0), gathered(10.0, 3.0)];
+        // The pass waits for one second at its first second, and for nothing else.
+        let pass = GatheredPass::new(Seconds(12.0), 0.0, &buckets, FREE);
+        let spans = vec![[0.0, 2.0], [2.0, 3.0], [3.0, 6.0]];
+        assert_eq!(pass, GatheredPass { end: 13.0, buckets: spans });
+        let idle = GatheredPass::new(Seconds(12.0), 2.5, &buckets, FREE);
+        let spans = vec![[-2.5, -0.5], [-0.5, 0.5], [0.5, 3.5]];
+        assert_eq!(idle, GatheredPass { end: 12.0, buckets: spans });
+        // Three seconds of gathers slow three of the pass to six; one second of the second gather is left when it is needed.
+        let slowdown = OverlapSlowdown { compute: 2.0, collective: 1.5 };
+        let slowed = GatheredPass::new(
+            Seconds(5.0),
+            0.0,
+            &[gathered(3.0, 3.0), gathered(3.0, 2.0)],
+            slowdown,
+        );
+        assert_eq!(slowed, GatheredPass { end: 9.0, buckets: vec![[0.0, 4.5], [4.5, 7.0]] });
+    }
+
+    /// Gathers add no more than their time alone, and no less than their hidden cost, of which idle time before the pass
+    /// hides its own length at most. The planner's bounds rely on that.
+    #[test]
+    fn a_gather_adds_at_least_its_hidden_cost() {
+        let mut random = SplitMix64::new(12);
+        let mut draw = |end: f64| (random.next_u64() % 1_000_000) as f64 / 1e6 * end;
+        for round in 0..2000 {
+            let slowdown =
+                OverlapSlowdown { compute: 1.0 + draw(1.0), collective: 1.0 + draw(1.0) };
+            let (forward, idle) = (draw(10.0), if round % 2 == 0 { 0.0 } else { draw(8.0) });
+            let mut buckets: Vec<GatherTime> =
+                (0..4).map(|_| gathered(draw(forward), draw(4.0))).collect();
+            buckets.sort_by(|a, b| a.needed.0.total_cmp(&b.needed.0));
+            let all: f64 = buckets.iter().map(|bucket| bucket.gather.0).sum();
+            let pass = GatheredPass::new(Seconds(forward), idle, &buckets, slowdown);
+            let hidden_cost = slowdown.hidden_cost();
+            assert!(pass.end >= forward + (all - idle).max(0.0) * hidden_cost - 1e-9);
+            let slowed = slowdown.collective * (1.0 - 1.0 / slowdown.compute);
+            assert!(pass.end <= forward + all * slowed.max(1.0) + 1e-9);
+            assert!(pass.buckets.iter().all(|[_, end]| *end <= pass.end + 1e-9));
+        }
     }
 
     #[test]

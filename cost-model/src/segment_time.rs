@@ -23,6 +23,9 @@ pub struct SegmentTime {
     /// Gradient reductions that run during the last pass of a stage. `step_phase` has the least that they add to a
     /// step.
     pub overlapped: Seconds,
+    /// Gathers of updated weights that run during the first pass of a stage in the next step. `step_phase` has the least
+    /// that they add to a step.
+    pub gathered: Seconds,
 }
 
 impl SegmentTime {
@@ -34,6 +37,7 @@ impl SegmentTime {
         self.uncounted += other.uncounted;
         self.update += other.update;
         self.overlapped += other.overlapped;
+        self.gathered += other.gathered;
     }
 
     /// Forward and backward pass of one microbatch, without the weight gradients that may have passes of their own.

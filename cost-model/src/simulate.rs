@@ -11,7 +11,9 @@
 //! m·(forward + backward) + step
 //! ```
 //! This is the sum over all instructions of the time that each adds, which the solver minimised. Gradient
-//! buckets run on a stream of their own during the last pass, and the step phase begins when both have ended.
+//! buckets run on a stream of their own during the last pass, and the step phase begins when both have ended. Gather
+//! buckets of the step before run on that stream from the begin of the step, and the first pass waits for them where it
+//! reads their weights.
 
 use narrows_plan::program::{MicrobatchPass, Phase};
 use narrows_plan::{CheckedProgram, Seconds};
@@ -50,18 +52,20 @@ pub struct Timeline {
     pub stage_syncs: Vec<StageSync>,
     /// The reductions of every gradient bucket that runs during the last pass of a stage.
     pub buckets: Vec<BucketSpan>,
+    /// The gathers of every gather bucket that runs during the first pass of a stage.
+    pub gathers: Vec<BucketSpan>,
 }
 
-/// The reductions of a gradient bucket in the simulated step.
+/// The collectives of a gradient bucket or a gather bucket in the simulated step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BucketSpan {
     /// The stage.
     pub stage: usize,
     /// Index of the bucket in its stage.
     pub bucket: usize,
-    /// Begin of its first reduction.
+    /// Begin of its first collective.
     pub begin: Seconds,
-    /// End of its last reduction.
+    /// End of its last collective.
     pub end: Seconds,
 }
 
@@ -87,6 +91,8 @@ pub struct SimulatedStep {
     pub stage_syncs: Vec<StageSync>,
     /// The reductions of every gradient bucket that runs during the last pass of a stage.
     pub buckets: Vec<BucketSpan>,
+    /// The gathers of every gather bucket that runs during the first pass of a stage.
+    pub gathers: Vec<BucketSpan>,
 }
 
 /// Simulates a checked program. The prices must be for the program's mesh; without their `overlap`, all instructions of
@@ -100,17 +106,22 @@ pub fn simulate(program: &CheckedProgram, prices: StreamPrices) -> Timeline {
     let times: Vec<StageTime> = stages.iter().map(|costs| costs.time.clone()).collect();
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
     let schedules: Vec<_> = program.stages.iter().map(|s| s.schedule.as_slice()).collect();
-    let SimulatedStep { time: step_time, spans, stage_syncs, buckets } =
+    let SimulatedStep { time: step_time, spans, stage_syncs, buckets, gathers } =
         simulate_schedules(&times, &schedules);
     let mut breakdown = Breakdown::default();
-    for (costs, stage) in stages.iter().zip(&program.stages) {
+    for (index, (costs, stage)) in stages.iter().zip(&program.stages).enumerate() {
         let last = stage.schedule.last().map(|pass| pass.chunk_phase());
         let busy = costs.time.microbatch();
         let step: Seconds = costs.time.step_phase.iter().map(StepPart::time).sum();
         let exposed = last.and_then(|last| {
             Some(costs.time.overlapped_pass(last)?.all_ended() - costs.time.pass(last).0)
         });
-        let exposed = exposed.unwrap_or(0.0);
+        let waiting = gathers.iter().any(|bucket| bucket.stage == index);
+        let first = spans.iter().find(|span| waiting && span.stage == index);
+        let waited = first.map_or(0.0, |span| {
+            (span.end - span.begin - costs.time.pass(span.pass.chunk_phase())).0
+        });
+        let exposed = exposed.unwrap_or(0.0) + waited;
         let busy = busy * microbatches as f64 + step + Seconds(exposed);
         breakdown.add(&costs.parts(microbatches), 1.0 / stages.len() as f64);
         breakdown.collective_exposed += exposed / stages.len() as f64;
@@ -120,18 +131,20 @@ pub fn simulate(program: &CheckedProgram, prices: StreamPrices) -> Timeline {
             breakdown.bubble += idle.0 / stages.len() as f64;
         }
     }
-    Timeline { step_time, breakdown, spans, stage_syncs, buckets }
+    Timeline { step_time, breakdown, spans, stage_syncs, buckets, gathers }
 }
 
 /// Simulates the schedules of all stages, and then their step phases.
 pub fn simulate_schedules(times: &[StageTime], schedules: &[&[MicrobatchPass]]) -> SimulatedStep {
-    let (mut spans, mut stage_syncs, mut buckets) = (vec![], vec![], vec![]);
+    let (mut spans, mut stage_syncs) = (vec![], vec![]);
+    let (mut buckets, mut gathers) = (vec![], vec![]);
     let time = simulate_passes(times, schedules, |event| match event {
         StepEvent::Pass(span) => spans.push(span),
         StepEvent::Sync(sync) => stage_syncs.push(sync),
-        StepEvent::Bucket(bucket) => buckets.push(bucket),
+        StepEvent::Reductions(bucket) => buckets.push(bucket),
+        StepEvent::Gathers(bucket) => gathers.push(bucket),
     });
-    SimulatedStep { time, spans, stage_syncs, buckets }
+    SimulatedStep { time, spans, stage_syncs, buckets, gathers }
 }
 
 /// The step time of [`simulate_schedules`], without its spans.
@@ -143,7 +156,8 @@ pub fn schedule_time(times: &[StageTime], schedules: &[&[MicrobatchPass]]) -> Se
 enum StepEvent {
     Pass(PassSpan),
     Sync(StageSync),
-    Bucket(BucketSpan),
+    Reductions(BucketSpan),
+    Gathers(BucketSpan),
 }
 
 /// Number of microbatches of a schedule.
@@ -187,13 +201,22 @@ fn simulate_passes(
                 };
                 let begin = clock[stage].max(ready);
                 next[stage] += 1;
+                let gathered = match next[stage] {
+                    1 => times[stage].gathered_pass(pass.chunk_phase(), begin),
+                    _ => None,
+                };
                 let is_last = next[stage] == schedules[stage].len();
                 let overlapped =
                     if is_last { times[stage].overlapped_pass(pass.chunk_phase()) } else { None };
-                let end = match &overlapped {
-                    Some(overlapped) => begin + overlapped.end,
-                    None => begin + times[stage].pass(pass.chunk_phase()).0,
+                let end = match (&overlapped, &gathered) {
+                    (Some(overlapped), _) => begin + overlapped.end,
+                    (_, Some(gathered)) => begin + gathered.end,
+                    _ => begin + times[stage].pass(pass.chunk_phase()).0,
                 };
+                for (bucket, span) in gathered.iter().flat_map(|pass| &pass.buckets).enumerate() {
+                    let [begin, end] = span.map(|time| Seconds(begin + time));
+                    report(StepEvent::Gathers(BucketSpan { stage, bucket, begin, end }));
+                }
                 if pass.phase != Phase::WeightGradient {
                     ends[own][direction(pass.phase)][pass.microbatch as usize] = end;
                 }
@@ -203,7 +226,7 @@ fn simulate_passes(
                     clock[stage] = begin + overlapped.all_ended();
                     for (bucket, span) in overlapped.buckets.iter().enumerate() {
                         let [begin, end] = span.map(|time| Seconds(begin + time));
-                        report(StepEvent::Bucket(BucketSpan { stage, bucket, begin, end }));
+                        report(StepEvent::Reductions(BucketSpan { stage, bucket, begin, end }));
                     }
                 }
                 progressed = true;

@@ -1,11 +1,11 @@
 //! The kernels of a stage, priced: the times of its passes and their kinds of work.
 
-use narrows_plan::program::{ChunkPhase, GradientBucket, Instr, Phase, StageProgram};
+use narrows_plan::program::{ChunkPhase, GatherBucket, GradientBucket, Instr, Phase, StageProgram};
 use narrows_plan::{Mesh, Seconds};
 
 use crate::breakdown::Breakdown;
 use crate::launch_queue::LaunchQueue;
-use crate::overlap::BucketTime;
+use crate::overlap::{BucketTime, GatherTime};
 use crate::price::StreamPrices;
 use crate::stage_time::{
     PassTimes, StageOverlap, StageTime, StepPart, SyncedStages, stage_sync_group,
@@ -30,9 +30,16 @@ impl StageKernels {
     ) -> StageKernels {
         let overlap = prices
             .overlap
-            .filter(|_| !stage.gradient_buckets.is_empty())
-            .map(|slowdown| StageOverlap { buckets: bucket_times(stage, prices), slowdown });
-        let overlapped_reductions = overlap.as_ref().map_or(0, |_| stage.bucket_reductions());
+            .filter(|_| !(stage.gradient_buckets.is_empty() && stage.gather_buckets.is_empty()))
+            .map(|slowdown| StageOverlap {
+                buckets: bucket_times(stage, prices),
+                gathers: gather_times(stage, prices),
+                slowdown,
+            });
+        let in_step_phase = match &overlap {
+            Some(_) => stage.bucket_reductions()..stage.before_gathers(),
+            None => 0..stage.step.len(),
+        };
         let mut passes = vec![];
         let mut pass_time = |at: ChunkPhase| -> Seconds {
             let list = stage.instructions(at);
@@ -53,7 +60,7 @@ impl StageKernels {
         let chunks = chunk_times.collect();
         let (mut step, mut local) = (Breakdown::default(), LaunchQueue::default());
         let mut step_phase = vec![];
-        let list = &stage.step[overlapped_reductions..];
+        let list = &stage.step[in_step_phase];
         for (instr, time) in list.iter().zip(added_times(list, prices)) {
             *step.part_mut(instr) += time.0;
             match stage_sync_group(instr) {
@@ -173,16 +180,46 @@ fn added_times(instructions: &[Instr], prices: StreamPrices) -> Vec<Seconds> {
 
 /// The times of a stage's gradient buckets.
 fn bucket_times(stage: &StageProgram, prices: StreamPrices) -> Vec<BucketTime> {
-    let last_pass = stage.last_pass_instructions();
-    let (mut ready, mut priced) = (Seconds(0.0), 0);
+    let mut ready = PassPosition::new(stage.last_pass_instructions(), prices);
     let of_bucket = |GradientBucket { after, reductions }: &GradientBucket| {
-        ready += added_times(&last_pass[priced..*after], prices).into_iter().sum();
-        priced = *after;
         let reductions = added_times(&stage.step[reductions.clone()], prices);
         let reduction = reductions.into_iter().sum();
-        BucketTime { ready, reduction }
+        BucketTime { ready: ready.advance(*after), reduction }
     };
     stage.gradient_buckets.iter().map(of_bucket).collect()
+}
+
+/// The times of a stage's gather buckets.
+fn gather_times(stage: &StageProgram, prices: StreamPrices) -> Vec<GatherTime> {
+    let mut needed = PassPosition::new(stage.first_pass_instructions(), prices);
+    let of_bucket = |GatherBucket { before, gathers }: &GatherBucket| {
+        let gathers = added_times(&stage.step[gathers.clone()], prices);
+        GatherTime { needed: needed.advance(*before), gather: gathers.into_iter().sum() }
+    };
+    stage.gather_buckets.iter().map(of_bucket).collect()
+}
+
+/// A position in a pass that only advances.
+struct PassPosition<'a> {
+    instructions: &'a [Instr],
+    prices: StreamPrices<'a>,
+    /// Number of instructions before the position, and their time.
+    at: usize,
+    time: Seconds,
+}
+
+impl<'a> PassPosition<'a> {
+    fn new(instructions: &'a [Instr], prices: StreamPrices<'a>) -> Self {
+        PassPosition { instructions, prices, at: 0, time: Seconds(0.0) }
+    }
+
+    /// Time of the pass before an instruction, by index.
+    fn advance(&mut self, to: usize) -> Seconds {
+        let passed = added_times(&self.instructions[self.at..to], self.prices);
+        self.time += passed.into_iter().sum();
+        self.at = to;
+        self.time
+    }
 }
 
 #[cfg(test)]

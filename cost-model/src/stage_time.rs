@@ -3,7 +3,7 @@
 use narrows_plan::program::{Action, ChunkPhase, Instr, Phase};
 use narrows_plan::{Axis, DeviceGroup, Mesh, Seconds};
 
-use crate::overlap::{BucketTime, OverlapSlowdown, OverlappedPass};
+use crate::overlap::{BucketTime, GatherTime, GatheredPass, OverlapSlowdown, OverlappedPass};
 
 /// Times of the passes of one microbatch through a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -23,15 +23,17 @@ pub struct StageTime {
     pub chunks: Vec<PassTimes>,
     /// Parts of the step phase, in order.
     pub step_phase: Vec<StepPart>,
-    /// Reductions during the last pass, in order, with the slowdown of the streams.
+    /// Collectives during the first and the last pass, with the slowdown of the streams.
     pub overlap: Option<StageOverlap>,
 }
 
-/// Gradient reductions during the last pass of a stage.
+/// Gradient reductions during the last pass of a stage, and gathers of weights during its first pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageOverlap {
-    /// Time of each bucket, in order.
+    /// Time of each gradient bucket, in order.
     pub buckets: Vec<BucketTime>,
+    /// Time of each gather bucket, in order.
+    pub gathers: Vec<GatherTime>,
     /// The slowdown of the two streams.
     pub slowdown: OverlapSlowdown,
 }
@@ -72,8 +74,17 @@ impl StageTime {
 
     /// The last pass with the reductions that overlap with it; `None` without reductions.
     pub(crate) fn overlapped_pass(&self, last: ChunkPhase) -> Option<OverlappedPass> {
-        let StageOverlap { buckets, slowdown } = self.overlap.as_ref()?;
-        Some(OverlappedPass::new(self.pass(last), buckets, *slowdown))
+        let StageOverlap { buckets, slowdown, .. } = self.overlap.as_ref()?;
+        let pass = || OverlappedPass::new(self.pass(last), buckets, *slowdown);
+        (!buckets.is_empty()).then(pass)
+    }
+
+    /// The first pass, before which the stage is idle for a time in seconds, with the gathers that overlap with it; `None`
+    /// without gathers.
+    pub(crate) fn gathered_pass(&self, first: ChunkPhase, idle: f64) -> Option<GatheredPass> {
+        let StageOverlap { gathers, slowdown, .. } = self.overlap.as_ref()?;
+        let pass = || GatheredPass::new(self.pass(first), idle, gathers, *slowdown);
+        (!gathers.is_empty()).then(pass)
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct OpStep {
     pub update: Seconds,
     /// Gradient reductions during the last backward pass, of which `time` has the least that they add to a step.
     pub overlapped: Seconds,
+    /// Gathers of updated weights during the next forward pass, of which `time` has the least that they add to a step.
+    pub gathered: Seconds,
     /// Bytes of the parameters with their gradients and optimizer states.
     pub resident: Bytes,
     /// The least that a sharded parameter adds to the passes of one microbatch.
@@ -125,6 +127,7 @@ impl StepPhases {
         exact.count(shared, prices.overlap);
         time.update += exact.update;
         time.overlapped += exact.overlapped;
+        time.gathered += exact.gathered;
         time.uncounted += exact.time - steps.iter().map(|step| step.time).sum();
     }
 
@@ -135,10 +138,21 @@ impl StepPhases {
 
     /// Lower bound on the segment's reductions during the last backward pass.
     pub fn overlapped_min(&self) -> Seconds {
-        let least = |steps: &Vec<(Strategy, OpStep)>| {
-            Seconds(steps.iter().map(|(_, step)| step.overlapped.0).reduce(f64::min).unwrap_or(0.0))
+        self.least(|step| step.overlapped)
+    }
+
+    /// Lower bound on the segment's gathers during the next forward pass.
+    pub fn gathered_min(&self) -> Seconds {
+        self.least(|step| step.gathered)
+    }
+
+    /// The sum over the ops of their least times.
+    fn least(&self, time: impl Fn(&OpStep) -> Seconds) -> Seconds {
+        let of_op = |steps: &Vec<(Strategy, OpStep)>| {
+            let times = steps.iter().map(|(_, step)| time(step).0);
+            Seconds(times.reduce(f64::min).unwrap_or(0.0))
         };
-        self.ops.iter().map(least).sum()
+        self.ops.iter().map(of_op).sum()
     }
 
     /// Lower and upper bound of the segment's time in the step phase: sums of each op's least and largest time.
@@ -162,13 +176,19 @@ impl OpStep {
         let [overlapped_casts, other_casts] =
             if self.coalesced.overlaps { [casts, Seconds(0.0)] } else { [Seconds(0.0), casts] };
         let overlapped = shared.overlapped + overlapped_casts;
-        let (hidden_cost, overlapped) = match slowdown {
-            Some(slowdown) => (overlapped * slowdown.hidden_cost(), overlapped),
-            None => (overlapped, Seconds(0.0)),
-        };
         self.update = update + shared.gather;
-        self.overlapped = overlapped;
-        self.time = reduction + other_casts + shared.reduction + hidden_cost + self.update;
+        self.time = reduction + other_casts + shared.reduction;
+        match slowdown {
+            Some(slowdown) => {
+                (self.overlapped, self.gathered) = (overlapped, shared.gather_in_forward);
+                self.time += (self.overlapped + self.gathered) * slowdown.hidden_cost();
+            }
+            None => {
+                self.time += overlapped;
+                self.update += shared.gather_in_forward;
+            }
+        }
+        self.time += self.update;
     }
 }
 

@@ -118,6 +118,9 @@ pub struct Context {
     /// Whether collectives over the data axis overlap with computation: reductions of gradients during the last
     /// backward pass, and the collectives that ZeRO-2 and ZeRO-3 have in every pass.
     pub overlap_grad_reduce: bool,
+    /// Whether the gathers of updated weights at the end of a step overlap with the first forward pass of the next step,
+    /// where [`gathers_in_forward`](Context::gathers_in_forward) allows it.
+    pub overlap_param_gather: bool,
     /// Whether tensor-axis collectives of activation gradients overlap with the weight-gradient GEMMs of the linears
     /// that computed them.
     pub overlap_tensor_collectives: bool,
@@ -137,6 +140,7 @@ impl Context {
             schedule: PipelineSchedule::OneForwardOneBackward,
             chunks: 1,
             overlap_grad_reduce: false,
+            overlap_param_gather: false,
             overlap_tensor_collectives: false,
         }
     }
@@ -149,6 +153,15 @@ impl Context {
     /// Whether each replica stores only its part of the weights of blocks.
     pub fn shards_weights(&self) -> bool {
         self.zero == Zero::Three && self.shard_size > 1
+    }
+
+    /// Whether updated weights of blocks and of the head are gathered during the first forward pass of the next step: with
+    /// ZeRO-1 and ZeRO-2, whose passes read whole weights, and one chunk a stage.
+    pub fn gathers_in_forward(&self) -> bool {
+        self.overlap_param_gather
+            && self.shard_size > 1
+            && !self.shards_weights()
+            && self.chunks == 1
     }
 
     /// Whether gradients are rounded for their reduction over the replicas.

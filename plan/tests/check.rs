@@ -37,6 +37,7 @@ fn programs_of_drawn_plans_pass_the_check() {
             ("shard groups", drawn.plan.shard_size.is_some()),
             ("rounded gradients", is_rounded(&program)),
             ("rounded gradients in buckets", is_rounded_in_buckets(&program)),
+            ("gathers in forward passes", has_gather_buckets(&program)),
             ("context axis", mesh.context > 1 && mesh.tensor == 1),
             ("context and tensor axes", mesh.context > 1 && mesh.tensor > 1),
             ("three stages", mesh.pipeline == 3),
@@ -63,6 +64,10 @@ fn is_rounded(program: &Program) -> bool {
 
 fn is_rounded_in_buckets(program: &Program) -> bool {
     program.stages.iter().any(|stage| stage.step[..stage.bucket_reductions()].iter().any(is_cast))
+}
+
+fn has_gather_buckets(program: &Program) -> bool {
+    program.stages.iter().any(|stage| !stage.gather_buckets.is_empty())
 }
 
 fn large() -> Program {

@@ -25,8 +25,7 @@ pub fn contexts(request: &Request) -> Vec<Context> {
                     ..Context::new(mesh, workload, precision, zero)
                 };
                 for context in schedules(request, &context) {
-                    let of_overlap =
-                        |overlap_grad_reduce| Context { overlap_grad_reduce, ..context };
+                    let of_overlap = |overlap| with_data_overlap(&context, overlap);
                     contexts.extend(overlaps(request, &context).into_iter().map(of_overlap));
                 }
             }
@@ -132,6 +131,14 @@ fn overlaps(request: &Request, context: &Context) -> Vec<bool> {
         None if is_never_worse && overlap.slowdown().hidden_cost() < 1.0 => vec![true],
         None => vec![true, false],
     }
+}
+
+/// The context with or without overlap of collectives over the data axis. Gathers of updated weights overlap as gradient
+/// reductions do, where there are any that can.
+fn with_data_overlap(context: &Context, overlap: bool) -> Context {
+    let context =
+        Context { overlap_grad_reduce: overlap, overlap_param_gather: overlap, ..*context };
+    Context { overlap_param_gather: context.gathers_in_forward(), ..context }
 }
 
 /// The context with each order of passes, each with whether tensor-axis collectives overlap with weight-gradient GEMMs.

@@ -75,6 +75,8 @@ pub struct MeshRow {
     pub chunks: Option<u64>,
     /// Whether gradients are reduced during the last backward pass.
     pub overlap_grad_reduce: bool,
+    /// Whether updated weights are gathered during the next forward pass.
+    pub overlap_param_gather: bool,
     /// Whether tensor-axis collectives of activation gradients overlap with weight-gradient GEMMs.
     pub overlap_tensor_collectives: bool,
     /// Lower bound on the step time of its plans, in seconds.
@@ -308,6 +310,9 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
         };
         parts.push(format!("{collectives} overlapped"));
     }
+    if context.gathers_in_forward() {
+        parts.push("gathers of weights overlapped".into());
+    }
     if context.overlap_tensor_collectives {
         let axis = context.activation_axis().name();
         parts.push(format!("{axis}-axis collectives overlapped"));
@@ -342,6 +347,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
         schedule: report.context.schedule,
         chunks: (report.context.chunks > 1).then_some(report.context.chunks),
         overlap_grad_reduce: report.context.overlap_grad_reduce,
+        overlap_param_gather: report.context.overlap_param_gather,
         overlap_tensor_collectives: report.context.overlap_tensor_collectives,
         bound_s: report.bound.map(|bound| bound.0),
         step_time_s,

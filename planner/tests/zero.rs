@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use narrows_cost_model::profile;
+use narrows_cost_model::{Prices, profile};
 use narrows_plan::model::presets;
 use narrows_plan::program::{BufferId, BufferRole, Instr};
-use narrows_plan::{Bytes, GradReduceDtype, Zero};
-use narrows_planner::{MemoryLimit, Request, search};
+use narrows_plan::{Bytes, GradReduceDtype, Plan, Zero};
+use narrows_planner::{MemoryLimit, Request, predict, search};
 
 fn request(model: &str, devices: u64) -> Request {
     let model = presets::find(model).expect("a preset");
@@ -50,6 +50,9 @@ fn no_plan_is_faster_than_the_bound_of_its_context() {
     let mut waiting = 0;
     let (fp32, bf16) = (GradReduceDtype::Fp32, GradReduceDtype::Bf16);
     for (model, [tensor, pipeline, data], zero, shard_size, micro_batch, grad_reduce_dtype) in [
+        ("cola-60m", [1, 1, 8], Zero::One, 8, 2, fp32),
+        ("cola-1b", [1, 1, 8], Zero::One, 4, 4, fp32),
+        ("svd-350m", [1, 2, 4], Zero::One, 4, 1, bf16),
         ("cola-60m", [1, 1, 8], Zero::Two, 8, 2, fp32),
         ("cola-1b", [1, 1, 8], Zero::Three, 4, 4, fp32),
         ("cola-1b", [1, 1, 8], Zero::Three, 8, 1, fp32),
@@ -92,6 +95,36 @@ fn no_plan_is_faster_than_the_bound_of_its_context() {
         }
     }
     assert!(waiting > 0);
+}
+
+/// Gathers beside the next forward pass are hidden but for the first, which only the embedding can hide, and their slowdown.
+#[test]
+fn gathers_beside_the_next_forward_pass_shorten_steps() {
+    for zero in [Zero::One, Zero::Two] {
+        let request = Request {
+            tensor: Some(1),
+            data: Some(8),
+            zero: Some(zero),
+            shard_size: Some(8),
+            overlap_grad_reduce: Some(true),
+            ..request("cola-1b", 8)
+        };
+        let best = search(&request).best.expect("a plan");
+        assert!(best.plan.overlap_param_gather);
+        let stage = &best.program.program().stages[0];
+        let buckets = stage.gather_buckets.len() as f64;
+        let in_order = Plan { overlap_param_gather: false, ..best.plan.clone() };
+        let predict = |plan| predict(&request.model, &request.profile, request.executor, plan);
+        let (exposed, checked) = predict(&in_order).expect("a prediction");
+        assert!(checked.program().stages[0].gather_buckets.is_empty());
+        let prices = Prices::new(&request.profile, request.executor, &best.plan.mesh);
+        let gathers = stage.step[stage.before_gathers()..].iter();
+        let gathered: f64 = gathers.map(|instr| prices.kernel_time(&instr.kernel()).0).sum();
+        let saved = exposed.step_time_s - best.time.0;
+        let hidden_cost = prices.overlap_slowdown().expect("overlap").hidden_cost();
+        let hidden = gathered * (1.0 - hidden_cost);
+        assert!(saved < hidden && saved > hidden * (1.0 - 4.0 / buckets), "{saved} of {gathered}");
+    }
 }
 
 /// Each stage shards more than the one before, and two shard groups of four have two copies.

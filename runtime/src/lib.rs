@@ -45,7 +45,9 @@ pub use addressing::{operand_range, replica_operand_range};
 pub use atomic_file::{AtomicFile, AtomicFolder};
 pub use digest::{Sha256Digest, sha256};
 pub use error::{DeviceError, RunError};
-pub use instruction_order::{PassPart, ScheduledInstruction, pass_parts, scheduled_instructions};
+pub use instruction_order::{
+    PartOrder, PassPart, ScheduledInstruction, pass_parts, scheduled_instructions,
+};
 pub use learning_rate::{LearningRateSchedule, StepCount};
 pub use measure::{InstructionTimings, KernelSample, MeasurementEffort, time_instructions};
 pub use null::count_step;

@@ -182,6 +182,7 @@ mod tests {
             chunks: vec![ModelChunk { forward, slots: 2, ..ModelChunk::empty() }],
             step: vec![],
             gradient_buckets: vec![],
+            gather_buckets: vec![],
             schedule,
             arena: Bytes(768),
         }

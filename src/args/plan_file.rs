@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use narrows_cost_model::Profile;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::Rules;
-use narrows_plan::{Defect, Executor, GradReduceDtype, Mesh, Plan, PlanSource};
+use narrows_plan::{Defect, Executor, GradReduceDtype, Mesh, Plan, PlanSource, Zero};
 use narrows_planner::{GroupingRule, MemoryLimit, Objective, Request, RequestDefect, RequestField};
 
 use crate::calibrate::cache::{self, CachedProfileKey};
@@ -168,6 +168,7 @@ impl PlanFile {
         }
         if let Some(overlap) = args.overlap.and_then(OverlapArg::grad_reduce) {
             plan.overlap_grad_reduce = overlap;
+            plan.overlap_param_gather = overlap && matches!(plan.zero, Zero::One | Zero::Two);
             plan.overlap_tensor_collectives = overlap;
         }
         if args.devices.is_some_and(|requested| Some(requested) != devices(plan.mesh)) {

@@ -78,6 +78,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(&'static str, Value)> {
         (SCHEDULE, json!(plan.schedule)),
         (CHUNKS, json!(plan.chunks())),
         ("overlap_grad_reduce", json!(plan.overlap_grad_reduce)),
+        ("overlap_param_gather", json!(plan.overlap_param_gather)),
         ("overlap_tensor_collectives", json!(plan.overlap_tensor_collectives)),
         ("hidden_layout", json!(plan.hidden_layout)),
         ("crossing_layout", json!(plan.crossing_layout)),

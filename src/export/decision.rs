@@ -42,6 +42,8 @@ pub enum Decision {
     Stages,
     /// Overlap of collectives over the data axis.
     OverlapGradReduce,
+    /// Overlap of gathers of updated weights.
+    OverlapParamGather,
     /// Overlap of collectives over the tensor axis.
     OverlapTensorCollectives,
     /// Layout of the hidden state between blocks.
@@ -114,7 +116,7 @@ impl Translation {
 
 impl Decision {
     /// Every decision, in the order in which they constrain each other.
-    pub const ALL: [Decision; 25] = [
+    pub const ALL: [Decision; 26] = [
         Decision::Model,
         Decision::Linears,
         Decision::Precision,
@@ -131,6 +133,7 @@ impl Decision {
         Decision::Schedule,
         Decision::Stages,
         Decision::OverlapGradReduce,
+        Decision::OverlapParamGather,
         Decision::OverlapTensorCollectives,
         Decision::HiddenLayout,
         Decision::CrossingLayout,
@@ -161,6 +164,7 @@ impl Decision {
             Decision::Schedule => "schedule",
             Decision::Stages => "stages",
             Decision::OverlapGradReduce => "overlap_grad_reduce",
+            Decision::OverlapParamGather => "overlap_param_gather",
             Decision::OverlapTensorCollectives => "overlap_tensor_collectives",
             Decision::HiddenLayout => "hidden_layout",
             Decision::CrossingLayout => "crossing_layout",
@@ -202,6 +206,7 @@ impl Decision {
             Decision::Schedule => plan.schedule.label(plan.chunks()),
             Decision::Stages => stage_phrase(&exported.stage_blocks()),
             Decision::OverlapGradReduce => on(plan.overlap_grad_reduce),
+            Decision::OverlapParamGather => on(resolved.context.gathers_in_forward()),
             Decision::OverlapTensorCollectives => on(plan.overlap_tensor_collectives),
             Decision::HiddenLayout => name(serde_json::json!(plan.hidden_layout)),
             Decision::CrossingLayout => {

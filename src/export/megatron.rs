@@ -61,6 +61,7 @@ impl TargetFramework for Megatron {
             },
             Decision::Stages => stages(exported),
             Decision::OverlapGradReduce => overlap_grad_reduce(exported),
+            Decision::OverlapParamGather => overlap_param_gather(exported),
             Decision::OverlapTensorCollectives => match plan.overlap_tensor_collectives {
                 false if mesh.tensor > 1 => Translation::near(
                     [],
@@ -267,6 +268,22 @@ fn overlap_grad_reduce(exported: &ExportedPlan) -> Translation {
         (true, false) => Translation::near(
             [("overlap-grad-reduce", json!(true))],
             "a bucket has a number of elements, not the gradients of one block",
+        ),
+    }
+}
+
+fn overlap_param_gather(exported: &ExportedPlan) -> Translation {
+    let plan = exported.plan;
+    match (exported.context().gathers_in_forward(), plan.overlap_grad_reduce) {
+        (false, _) => Translation::implied(),
+        (true, false) => {
+            Translation::lost("gathers overlap only where reductions of gradients do too")
+        }
+        // Written with the overlap of gradient reductions.
+        (true, true) if plan.zero >= Zero::Two => Translation::implied(),
+        (true, true) => Translation::near(
+            [("overlap-param-gather", json!(true))],
+            "a bucket has a number of elements, not the weights of one block",
         ),
     }
 }

@@ -78,6 +78,10 @@ impl TargetFramework for Nanotron {
                 true => Translation::near([], "a bucket has 25 MB, not the gradients of one block"),
                 false => Translation::near([], "reductions of gradients always overlap"),
             },
+            Decision::OverlapParamGather => match exported.context().gathers_in_forward() {
+                true => Translation::lost("gathers all weights at the end of the step"),
+                false => Translation::implied(),
+            },
             Decision::OverlapTensorCollectives => {
                 let overlaps = plan.overlap_tensor_collectives && mesh.tensor > 1;
                 let path = "parallelism.tp_linear_async_communication";

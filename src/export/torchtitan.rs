@@ -65,6 +65,8 @@ impl TargetFramework for Torchtitan {
                 }
                 _ => Translation::implied(),
             },
+            // FSDP gathers weights before the passes that read them.
+            Decision::OverlapParamGather => Translation::implied(),
             Decision::OverlapTensorCollectives => {
                 match plan.overlap_tensor_collectives && mesh.tensor > 1 {
                     false => Translation::implied(),

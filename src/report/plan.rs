@@ -315,6 +315,17 @@ fn layout_phrase(layout: PlanLayout) -> &'static str {
 
 /// The collectives that overlap with computation, in words.
 fn overlap_text(program: &Program) -> String {
+    let in_first_pass = program.stages.iter().any(|stage| !stage.gather_buckets.is_empty());
+    match (beside_later_passes(program), in_first_pass) {
+        (Some(text), false) => text,
+        (Some(text), true) => format!("{text}; weights are gathered during the first forward pass"),
+        (None, true) => "weights are gathered during the first forward pass".into(),
+        (None, false) => "none".into(),
+    }
+}
+
+/// The collectives that overlap with computation other than gathers of updated weights, in words; `None` without any.
+fn beside_later_passes(program: &Program) -> Option<String> {
     let beside = |is_axis: fn(Axis) -> bool| {
         program.instructions().any(|instr| {
             let is_on_axis = matches!(&instr.action, Action::Collective(c) if is_axis(c.axis));
@@ -324,7 +335,7 @@ fn overlap_text(program: &Program) -> String {
     let in_last_pass = program.stages.iter().any(|stage| !stage.gradient_buckets.is_empty());
     let activations = format!("{}-axis collectives", program.context.activation_axis().name());
     let of_data = beside(|axis| axis == Axis::Data);
-    match (of_data, in_last_pass, beside(Axis::shards_activations)) {
+    Some(match (of_data, in_last_pass, beside(Axis::shards_activations)) {
         (true, _, true) => format!("data-axis and {activations}"),
         (true, _, false) if program.context.shards_weights() => {
             "weights are gathered and gradients reduced during the passes".into()
@@ -333,6 +344,6 @@ fn overlap_text(program: &Program) -> String {
         (false, true, true) => format!("gradient reductions and {activations}"),
         (false, true, false) => "gradients are reduced during the last backward pass".into(),
         (false, false, true) => format!("{activations} overlapped with weight-gradient GEMMs"),
-        (false, false, false) => "none".into(),
-    }
+        (false, false, false) => return None,
+    })
 }

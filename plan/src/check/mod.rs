@@ -50,6 +50,7 @@
 //! | a microbatch that does not run, a copy that another microbatch still needs | `passes.rs` |
 //! | a deadlock, an unmatched transfer | `schedule.rs` |
 //! | a gradient reduced while the last pass still adds to it | `buckets.rs` |
+//! | a weight gathered while the first pass of the next step already reads it | `gathers.rs` |
 //! | a read of unwritten, overwritten or expired contents | `stage.rs`, `read` |
 //! | an activation reduced twice | `collective.rs`, `check_operand` |
 //! | a gradient contribution added twice | `values.rs`, `ForwardGraph::sum` |
@@ -65,6 +66,7 @@ mod buckets;
 mod collective;
 mod error;
 mod fused;
+mod gathers;
 mod gemm;
 mod lattice;
 mod memory;
@@ -139,8 +141,10 @@ fn check(program: &Program) -> CheckErrors {
         return errors;
     }
     for (index, stage) in program.stages.iter().enumerate() {
-        if let Err(fault) = buckets::check_buckets(stage) {
-            errors.push_stage(index, fault);
+        for check in [buckets::check_buckets, gathers::check_gather_buckets] {
+            if let Err(fault) = check(stage) {
+                errors.push_stage(index, fault);
+            }
         }
         overlap::check_overlaps(index, stage, &mut errors);
     }

@@ -126,6 +126,7 @@ impl Plan {
             schedule: self.schedule,
             chunks: self.chunks(),
             overlap_grad_reduce: self.overlap_grad_reduce,
+            overlap_param_gather: self.overlap_param_gather,
             overlap_tensor_collectives: self.overlap_tensor_collectives,
         };
         defects.into_result(context)

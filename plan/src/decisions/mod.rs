@@ -60,6 +60,10 @@ pub struct Plan {
     /// where they do not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_grad_reduce: bool,
+    /// Whether the weights that ZeRO-1 and ZeRO-2 update in parts are gathered during the first forward pass of the next
+    /// step. Absent where a step ends with these gathers. Without effect on interleaved schedules.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub overlap_param_gather: bool,
     /// Whether tensor-axis collectives of activation gradients overlap with the weight-gradient GEMMs of the linears that
     /// computed them; absent where they do not.
     #[serde(default, skip_serializing_if = "is_false")]

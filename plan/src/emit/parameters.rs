@@ -3,8 +3,9 @@
 //! Partial gradients are all-reduced over the tensor axis, then all gradients over the data axis: reduce-scattered over
 //! the shard group of ZeRO, and all-reduced over the replicas that hold the same shard, during the last backward pass
 //! where `Context::overlap_grad_reduce` is set. Squares are summed for clipping, AdamW is applied, and with ZeRO the
-//! new weights are all-gathered. Over the data axis, a segment has one collective of each kind for all of its parameters
-//! ([`CoalescedCollective`]), and a second one where only some gradients are reduced during the backward pass. With ZeRO-2 the passes
+//! new weights are all-gathered, during the next forward pass where `Context::gathers_in_forward` holds. Over the data
+//! axis, a segment has one collective of each kind for all of its parameters ([`CoalescedCollective`]), and a second one
+//! where only some of them overlap with a pass. With ZeRO-2 the passes
 //! reduce-scatter the gradients of blocks, and with ZeRO-3 they gather their weights; the step phase then has neither
 //! collective.
 //!
@@ -135,13 +136,29 @@ pub fn is_reduced_in_backward(
     tied: bool,
     context: &Context,
 ) -> bool {
-    let is_tied = tied && parameters.members.iter().any(|member| member.weight == WeightId::Head);
-    let is_complete_early = kind != SegmentKind::Embedding && !is_tied;
+    let is_complete_early = kind != SegmentKind::Embedding && !is_tied_head(parameters, tied);
     let uses_other_group = !context.shards_gradients() || parameters.has_sharded_gradient(context);
     context.overlap_grad_reduce
         && is_complete_early
         && uses_other_group
         && !parameters.gradient_partial
+}
+
+/// Whether the updated weights of a parameter are gathered during the first forward pass of the next step. The pass begins
+/// with the embedding, which may read a tied weight.
+pub fn is_gathered_in_forward(
+    kind: SegmentKind,
+    parameters: &OpParameters,
+    tied: bool,
+    context: &Context,
+) -> bool {
+    context.gathers_in_forward()
+        && kind != SegmentKind::Embedding
+        && !is_tied_head(parameters, tied)
+}
+
+fn is_tied_head(parameters: &OpParameters, tied: bool) -> bool {
+    tied && parameters.members.iter().any(|member| member.weight == WeightId::Head)
 }
 
 /// AdamW on a parameter.

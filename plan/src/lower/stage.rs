@@ -228,6 +228,8 @@ impl StageLowering<'_> {
         }
         self.gather_first_weights(&sites[0]);
         for (index, site) in sites.iter().enumerate() {
+            let begin = self.instructions().len();
+            self.forward_begins.insert(site.instance, begin);
             let collectives = self.begin_forward(*site, sites.get(index + 1));
             self.forward_segment(*site);
             self.overlap(collectives);

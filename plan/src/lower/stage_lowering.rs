@@ -48,6 +48,8 @@ pub(super) struct StageLowering<'a> {
     pub(super) name_counts: HashMap<String, u32>,
     /// Weight-gradient GEMMs that overlap with the collective of a value's gradient, held until this collective is emitted.
     pub(super) overlapped_gemms: HashMap<(SegmentInstance, ValueId), Instr>,
+    /// Number of instructions of the forward pass before a segment's first, by segment.
+    pub(super) forward_begins: HashMap<SegmentInstance, usize>,
     /// Numbers of instructions of the backward and of the weight-gradient pass up to a segment's last, by segment.
     pub(super) gradient_ends: HashMap<SegmentInstance, [usize; 2]>,
 }
@@ -72,6 +74,7 @@ impl<'a> StageLowering<'a> {
             chunks: vec![ModelChunk::empty(); plan.context.chunks as usize],
             step: vec![],
             gradient_buckets: vec![],
+            gather_buckets: vec![],
             schedule: vec![],
             arena: crate::Bytes(0),
         };
@@ -84,6 +87,7 @@ impl<'a> StageLowering<'a> {
             buffers: HashMap::new(),
             name_counts: HashMap::new(),
             overlapped_gemms: HashMap::new(),
+            forward_begins: HashMap::new(),
             gradient_ends: HashMap::new(),
         }
     }

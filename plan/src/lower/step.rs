@@ -2,12 +2,12 @@
 
 use crate::emit::{
     CoalescedCollective, InstrTemplate, OperandSlot, TemplateOperand, clear_square_sum,
-    count_square, is_reduced_in_backward, reduce_over_tensor, reduce_square_sum,
-    reduce_tied_gradient, round_gradient, update_parameter, widen_gradient,
+    count_square, is_gathered_in_forward, is_reduced_in_backward, reduce_over_tensor,
+    reduce_square_sum, reduce_tied_gradient, round_gradient, update_parameter, widen_gradient,
 };
 use crate::graph::{OpId, SegmentKind};
 use crate::program::{
-    Access, Action, BufferId, BufferRole, GradientBucket, Instr, InstrOrigin, Phase,
+    Access, Action, BufferId, BufferRole, GatherBucket, GradientBucket, Instr, InstrOrigin, Phase,
 };
 use crate::strategy::OpParameters;
 
@@ -42,8 +42,40 @@ impl StageLowering<'_> {
             for (op, parameters) in &owned {
                 self.push_parameter(site, *op, Some(update_parameter(parameters, &context)));
             }
-            self.push_coalesced(site, &owned, CoalescedCollective::AllGather);
+            let [_, exposed] = self.gathered_in_forward_or_step(site, &owned);
+            self.push_coalesced(site, &exposed, CoalescedCollective::AllGather);
         }
+        self.gather_buckets(sites);
+    }
+
+    /// The gathers that run during the first pass of the next step, one bucket for each segment: its weights are whole
+    /// when its part of the pass begins.
+    fn gather_buckets(&mut self, sites: &[SegmentSite]) {
+        for site in sites {
+            let start = self.program.step.len();
+            let owned = self.owned_parameters(site);
+            let [in_forward, _] = self.gathered_in_forward_or_step(site, &owned);
+            self.push_coalesced(site, &in_forward, CoalescedCollective::AllGather);
+            let gathers = start..self.program.step.len();
+            if !gathers.is_empty() {
+                let before = self.forward_begins[&site.instance];
+                self.program.gather_buckets.push(GatherBucket { before, gathers });
+            }
+        }
+    }
+
+    /// The parameters whose weights are gathered during the first pass of the next step, and the others.
+    fn gathered_in_forward_or_step(
+        &self,
+        site: &SegmentSite,
+        owned: &[(OpId, OpParameters)],
+    ) -> [Vec<(OpId, OpParameters)>; 2] {
+        let (kind, context) = (site.plan.segment.kind, &self.plan.context);
+        let is_in_forward = |(_, parameters): &(OpId, OpParameters)| {
+            is_gathered_in_forward(kind, parameters, self.plan.tied, context)
+        };
+        let (in_forward, in_step) = owned.iter().cloned().partition(is_in_forward);
+        [in_forward, in_step]
     }
 
     /// The reductions that run during the last pass, one bucket for each segment: when its part of the pass has ended,

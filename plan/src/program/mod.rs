@@ -24,6 +24,9 @@
 //! - *Gradient buckets.* The reductions of a [`GradientBucket`] may run from the point that the bucket
 //!   names in the last pass, on a stream of their own and in the order of the buckets. All other
 //!   instructions of the step phase follow them.
+//! - *Gather buckets.* The gathers of a [`GatherBucket`] may run on a stream of their own from the end of all other
+//!   instructions of the step phase, in the order of the buckets, and end before the point that the bucket names in
+//!   the first pass of the next step. Whatever else reads weights between two steps follows them.
 //! - *Overlapped instructions.* A collective may overlap with the [`overlapped_instrs`](Instr::overlapped_instrs)
 //!   instructions after it. It begins when all instructions before it have ended, and ends before any later instruction
 //!   begins. If the first overlapped instructions are collectives too, the collectives run one after the other.
@@ -54,7 +57,7 @@ pub use buffer::{Buffer, BufferId, BufferRole, ParameterShard};
 pub use fused_op::FusedOp;
 pub use phase::{ChunkPhase, MicrobatchPass, Phase};
 pub use pipeline_schedule::StageSchedule;
-pub use stage::{GradientBucket, ModelChunk, StageProgram};
+pub use stage::{GatherBucket, GradientBucket, ModelChunk, StageProgram};
 
 /// An operand: a buffer accessed with an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -16,6 +16,17 @@ pub struct GradientBucket {
     pub reductions: Range<usize>,
 }
 
+/// Gathers of updated weights over the data axis that run during the first pass of the next step. Their instructions are
+/// the last of the step phase, where executors without a second stream run them. The first step after initialisation
+/// or loading finds whole weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatherBucket {
+    /// Instructions of the first pass that may run before the gathers have ended. None of them accesses their operands.
+    pub before: usize,
+    /// The gathers, by index in the step phase. Buckets run one after the other.
+    pub gathers: Range<usize>,
+}
+
 /// Passes through consecutive segments of the model on a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelChunk {
@@ -40,6 +51,8 @@ pub struct StageProgram {
     pub step: Vec<Instr>,
     /// The reductions of the step phase that may run during the last pass, in order.
     pub gradient_buckets: Vec<GradientBucket>,
+    /// The gathers of the step phase that may run during the first pass of the next step, in order.
+    pub gather_buckets: Vec<GatherBucket>,
     /// The order of passes.
     pub schedule: Vec<MicrobatchPass>,
     /// Size of the arena: the peak memory of a device, and the bytes that an engine allocates.
@@ -129,6 +142,17 @@ impl StageProgram {
     /// Number of instructions at the begin of the step phase that are reductions of gradient buckets.
     pub fn bucket_reductions(&self) -> usize {
         self.gradient_buckets.last().map_or(0, |bucket| bucket.reductions.end)
+    }
+
+    /// The instructions of the first pass of the schedule, during which the weights of the step before are gathered; none
+    /// without passes.
+    pub fn first_pass_instructions(&self) -> &[Instr] {
+        self.schedule.first().map_or(&[], |pass| self.instructions(pass.chunk_phase()))
+    }
+
+    /// Number of instructions of the step phase before the gathers of gather buckets.
+    pub fn before_gathers(&self) -> usize {
+        self.gather_buckets.first().map_or(self.step.len(), |bucket| bucket.gathers.start)
     }
 
     /// The buffer with this id.

@@ -3,7 +3,9 @@
 use std::fmt::{self, Write};
 use std::ops::Range;
 
-use super::{Access, Action, GradientBucket, Instr, InstrOrigin, Phase, Program, StageProgram};
+use super::{
+    Access, Action, GatherBucket, GradientBucket, Instr, InstrOrigin, Phase, Program, StageProgram,
+};
 
 impl Action {
     /// A short name: `gemm`, `attention`, `all_reduce`, `norm`, …
@@ -93,6 +95,13 @@ impl fmt::Display for Program {
                 writeln!(
                     f,
                     "  step {start}..{end}: during the last pass, after its first {after}"
+                )?;
+            }
+            for GatherBucket { before, gathers } in &stage.gather_buckets {
+                let Range { start, end } = gathers;
+                writeln!(
+                    f,
+                    "  step {start}..{end}: during the next first pass, before its instruction {before}"
                 )?;
             }
         }

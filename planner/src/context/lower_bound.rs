@@ -183,7 +183,7 @@ struct StepPhaseMin {
     reductions: f64,
     /// The least time that the reductions add to a step where they overlap with computation.
     counted_reductions: f64,
-    /// The updates.
+    /// The updates, with the least time that the gathers of updated weights add to a step.
     updates: f64,
 }
 
@@ -206,7 +206,12 @@ fn min_step_phase(request: &Request, segments: &SegmentSolver, context: &Context
     };
     let reductions = CoalescedCollective::REDUCTIONS.into_iter().filter_map(collective).sum();
     let update = prices.kernel_time(&update_parameter(&parameters, context).kernel()).0;
-    let updates = update + collective(CoalescedCollective::AllGather).unwrap_or(0.0);
+    let gather_cost = match prices.overlap_slowdown() {
+        Some(slowdown) if context.gathers_in_forward() => slowdown.hidden_cost(),
+        _ => 1.0,
+    };
+    let gather = collective(CoalescedCollective::AllGather).unwrap_or(0.0);
+    let updates = update + gather_cost * gather;
     StepPhaseMin { reductions, counted_reductions: hidden_cost * reductions, updates }
 }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `lower_bound` | bounds before any block is divided |
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
-//! | `reduction_bound` | bound of a step that waits for gradient reductions |
+//! | `bucket_bound` | bound of a step that waits for gradient reductions or gathers of weights |
 //! | `sharding_bound` | bound of a step that waits for the collectives of sharded parameters |
 //! | `solver` | the plan: partitions, corrected until their memory fits |
 //! | `reserves` | bytes that stages keep free, corrected by their arenas |
@@ -15,12 +15,12 @@
 //! | `min_memory` | the plan that needs the least memory |
 
 mod bounds;
+mod bucket_bound;
 mod lower_bound;
 mod lowering;
 mod min_memory;
 mod partition_bounds;
 mod progress;
-mod reduction_bound;
 mod reserves;
 mod sharding_bound;
 mod sized_plan;

@@ -5,7 +5,7 @@ use narrows_plan::graph::SegmentKind;
 use narrows_plan::{Bytes, Context, Seconds};
 
 use super::bounds::{ContextBounds, LayoutBound};
-use super::reduction_bound::reduction_bound;
+use super::bucket_bound::bucket_bound;
 use super::sharding_bound::sharding_bound;
 use super::solver::{ContextSolver, PartitionResult};
 use crate::infeasible::{Infeasible, MemoryEvidence};
@@ -18,7 +18,7 @@ impl ContextSolver<'_> {
         let mut layouts = vec![];
         for fastest in EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context) {
             let layout = (fastest.boundary, fastest.tied_weight);
-            let collectives = reduction_bound(self.segments, context, layout).max(sharding_bound(
+            let collectives = bucket_bound(self.segments, context, layout).max(sharding_bound(
                 self.segments,
                 context,
                 layout,

@@ -8,12 +8,14 @@
 //! ```text
 //! m·Σ (f + exposed(gather, f) + b + exposed(gather + reduction, b)) + embedding and head
 //! ```
+//! With ZeRO-2, gathers of updated weights may take longer than the first forward pass, and then add to it.
 
 use narrows_cost_model::ShardingMin;
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{BoundaryLayout, TiedWeightLayout};
 use narrows_plan::{Context, Seconds};
 
+use super::bucket_bound::uncounted_gathers;
 use crate::segment::{SegmentSolver, SegmentSpec};
 
 /// Lower bound in seconds on the plans of a context with this boundary layout; 0 without sharded parameters whose
@@ -56,5 +58,6 @@ pub(super) fn sharding_bound(
         step_phase += least;
     }
     let microbatches = context.workload.microbatches(&context.mesh) as f64;
-    microbatches * microbatch + step_phase
+    let gathers = uncounted_gathers(segments, context, (boundary, tied_weight));
+    microbatches * microbatch + step_phase + gathers
 }

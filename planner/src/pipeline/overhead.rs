@@ -129,10 +129,20 @@ pub struct StageOverhead {
     pub(crate) syncs: StepSyncs,
     /// The backward pass before the stage's blocks.
     pub(crate) before_blocks: BeforeBlocks,
+    /// Forward pass of one microbatch before the stage's blocks: the embedding, or the receive.
+    pub(crate) forward_before_blocks: Seconds,
+    /// Gathers of the head's updated weights, which overlap with the first forward pass of the next step.
+    pub(crate) head_gathered: Seconds,
+    /// Least time that gathers of updated weights add to a step, over their time alone, where they begin with their first
+    /// forward pass; 0 where no gathers overlap with passes.
+    pub(crate) gather_hidden_cost: f64,
+    /// Lower bound on the time that the stage's first block adds because only the embedding can hide the gather of its
+    /// weights. Counted in `step_phase`.
+    pub(crate) first_gather_min: Seconds,
     /// Lower bound on the time that the stage's first block adds because its reductions follow the last backward pass
     /// instead of overlapping with it. Counted in `step_phase`.
     pub(crate) first_block_min: Seconds,
-    /// Slowdown of the last backward pass and of the reductions that overlap with it.
+    /// Slowdown of passes and of the collectives over the data axis that overlap with them.
     pub(crate) slowdown: Option<OverlapSlowdown>,
 }
 
@@ -213,11 +223,20 @@ impl StageOverhead {
         let is_last = stage + 1 == stages;
         if is_last {
             overhead.before_blocks.overlapped = head.time.overlapped;
+            overhead.head_gathered = head.time.gathered;
             overhead.add(context.chunks as usize - 1, head);
         }
         overhead.before_blocks.backward = match transfers[0].1.first() {
             _ if is_last && context.chunks == 1 => head.time.backward,
             received => received.map(price).unwrap_or_default(),
+        };
+        overhead.forward_before_blocks = match (stage, transfers[0].0.first()) {
+            (0, _) => embedding_and_head.embedding.time.forward,
+            (_, received) => received.map(price).unwrap_or_default(),
+        };
+        overhead.gather_hidden_cost = match overhead.slowdown {
+            Some(slowdown) if context.gathers_in_forward() => slowdown.hidden_cost(),
+            _ => 0.0,
         };
         if request.model.tied && stages > 1 && (stage == 0 || is_last) {
             let tied = tied_gradient(&embedding_and_head.head, context);
@@ -227,7 +246,13 @@ impl StageOverhead {
         if !overhead.is_empty {
             overhead.first_block_min =
                 first_block_min(segments, context, stage, embedding_and_head.boundary);
-            overhead.step_phase += overhead.first_block_min;
+            overhead.first_gather_min = first_gather_min(
+                segments,
+                context,
+                (stage, embedding_and_head.boundary),
+                overhead.forward_before_blocks,
+            );
+            overhead.step_phase += overhead.first_block_min + overhead.first_gather_min;
             let [forward, backward] =
                 uncounted_sharding(segments, context, stage, embedding_and_head);
             overhead.forward += forward;
@@ -266,6 +291,23 @@ fn first_block_min(
         |shape: usize| segments.overlapped_min(SegmentSpec::block(shape, boundary), context);
     let least = shapes.map(overlapped).reduce(f64::min).unwrap_or(0.0);
     Seconds(least * (1.0 - slowdown.hidden_cost()))
+}
+
+/// Lower bound on the time that the first block of a stage adds because the gather of its weights overlaps with `before`
+/// alone, the forward pass before it. On later stages the gather also overlaps with the wait for the first microbatch.
+fn first_gather_min(
+    segments: &SegmentSolver,
+    context: &Context,
+    (stage, boundary): (u64, BoundaryLayout),
+    before: Seconds,
+) -> Seconds {
+    let (Some(slowdown), 0, Some(first)) =
+        (segments.prices().overlap_slowdown(), stage, segments.layer_shapes().first())
+    else {
+        return Seconds(0.0);
+    };
+    let gather = Seconds(segments.gathered_min(SegmentSpec::block(*first, boundary), context));
+    slowdown.exposed(gather, before) - gather * slowdown.hidden_cost()
 }
 
 /// The gradient of the weight that the first and the last stage share.

@@ -1,7 +1,8 @@
 //! Step times of partitions before lowering.
 
 use narrows_cost_model::{
-    BucketTime, PassTimes, StageOverlap, StageTime, StepPart, SyncedStages, schedule_time,
+    BucketTime, GatherTime, PassTimes, StageOverlap, StageTime, StepPart, SyncedStages,
+    schedule_time,
 };
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
 use narrows_plan::{Context, Seconds};
@@ -69,7 +70,22 @@ fn stage_overlap(
         buckets.push(BucketTime { ready, reduction: block.time.overlapped });
     }
     buckets.retain(|bucket| bucket.reduction > Seconds(0.0));
-    (!buckets.is_empty()).then_some(StageOverlap { buckets, slowdown })
+    let gathers = stage_gathers(overhead, blocks);
+    let is_empty = buckets.is_empty() && gathers.is_empty();
+    (!is_empty).then_some(StageOverlap { buckets, gathers, slowdown })
+}
+
+/// The gathers during the first pass of a stage, one bucket for each segment that has any.
+fn stage_gathers(overhead: &StageOverhead, blocks: &StageAssignment) -> Vec<GatherTime> {
+    let mut needed = overhead.forward_before_blocks;
+    let mut gathers = vec![];
+    for block in &blocks.blocks {
+        gathers.push(GatherTime { needed, gather: block.time.gathered });
+        needed += block.time.forward;
+    }
+    gathers.push(GatherTime { needed, gather: overhead.head_gathered });
+    gathers.retain(|bucket| bucket.gather > Seconds(0.0));
+    gathers
 }
 
 /// The step phase of a stage in the order of its lowered program.
@@ -79,12 +95,15 @@ fn step_parts(overhead: &StageOverhead, blocks: &StageAssignment, stages: usize)
     let syncs = begin + tied.unwrap_or_default() + norm.unwrap_or_default();
     let reductions = blocks.blocks.iter().map(|block| block.time.overlapped);
     let overlapped = reductions.sum::<Seconds>() + overhead.before_blocks.overlapped;
-    // The step phase of a segment counts the least time that its reductions add during the backward pass. The
-    // reductions of the first block run after that pass.
-    let hidden =
-        overhead.slowdown.map_or(Seconds(0.0), |slowdown| overlapped * slowdown.hidden_cost());
+    let gathers = blocks.blocks.iter().map(|block| block.time.gathered);
+    let gathered = gathers.sum::<Seconds>() + overhead.head_gathered;
+    // The step phase of a segment counts the least time that its reductions add during the backward pass, and its gathers
+    // during the forward pass. The reductions of the first block run after the backward pass.
+    let hidden = overhead
+        .slowdown
+        .map_or(Seconds(0.0), |slowdown| (overlapped + gathered) * slowdown.hidden_cost());
     let first = blocks.blocks.first().map_or(Seconds(0.0), |block| block.time.overlapped);
-    let counted = hidden + overhead.first_block_min;
+    let counted = hidden + overhead.first_block_min + overhead.first_gather_min;
     let uncounted = blocks.blocks.iter().map(|block| block.time.uncounted).sum::<Seconds>();
     let uncounted = uncounted + overhead.uncounted;
     let reduce =

@@ -28,6 +28,11 @@
 //! stage has run at most v forward passes and no backward pass. Third bound: all gradient reductions begin after the last
 //! pass has begun, which is a short one; r' is the part of their time that u does not count.
 //!
+//! Of uₛ, the gathers of updated weights run during the first forward pass, and before it. Each second of them adds at least h
+//! (`OverlapSlowdown::hidden_cost`) to that pass, but a later stage hides up to Σ_{j<s} fⱼ of them while it waits for its first
+//! microbatch. Bounds with uₛ of a later stage are therefore less by h·Σ_{j<s} fⱼ, except where they count no wait: the
+//! stage is then as long idle as gathers are hidden.
+//!
 //! Blocks are assigned to minimise m·t + u. Another assignment may have a smaller t and a larger u,
 //! so the bounds use the smallest t that the stage's bytes allow, the smallest u, f, b and b', and the smallest
 //! m·t + u where both are of one stage. For later stages of 1F1B, t₀ + u₀ is minimised together.
@@ -131,8 +136,10 @@ pub(super) struct PrefixBounds {
     step_phase_times: Vec<f64>,
     /// Microbatch time and step phase of the blocks before b, minimised together.
     single_microbatch_steps: Vec<f64>,
-    /// Backward pass of the overhead of the first stage.
-    first_backward: f64,
+    /// Forward and backward pass of the overhead of the first stage.
+    first_passes: [f64; 2],
+    /// Least time that gathers during a first forward pass add to a step, over their time alone.
+    gather_hidden_cost: f64,
     step: StepSchedule,
 }
 
@@ -167,7 +174,8 @@ impl PrefixBounds {
                 cutoff.single_microbatch_steps_min.iter().copied(),
                 |a, b| a + b,
             ),
-            first_backward: overheads[0].backward.0,
+            first_passes: [overheads[0].forward.0, overheads[0].backward.0],
+            gather_hidden_cost: overheads[0].gather_hidden_cost,
             step,
         }
     }
@@ -193,11 +201,12 @@ impl PrefixBounds {
 
     /// Lower bound on the time by which the second stage with the blocks of `run`, after a first stage without blocks, delays
     /// a step beyond both stages' microbatch times: its own passes and its step phase, minimised together, less the backward
-    /// pass of the first stage, which the step phase need not follow.
+    /// pass of the first stage, which the step phase need not follow, and less the gathers that its forward pass hides.
     pub(super) fn second_stage_bound(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
         let of_run = |sums: &[f64]| sums[run.end] - sums[run.start];
         let step_phase = of_run(&self.single_microbatch_steps) - of_run(&self.microbatch_times);
-        overhead.step_phase_min.0 + step_phase - self.first_backward
+        let [forward, backward] = self.first_passes;
+        overhead.step_phase_min.0 + step_phase - backward - self.gather_hidden_cost * forward
     }
 
     /// Lower bound on a step because stage `stage` has the blocks of `run`; `first_step_phase` is the lower
@@ -245,8 +254,10 @@ impl PrefixBounds {
                 let before = around.forward_before + (microbatches - 1.0) * own;
                 passes = passes.max(before + last + reductions);
             }
-            let step_phase = self.step_phase_bound(overhead, &run);
-            return (passes + step_phase).max(around.forward_before + all);
+            let hidden_gathers = self.gather_hidden_cost * around.forward_before;
+            let waited = around.forward_before - hidden_gathers;
+            let step_phase = self.step_phase_bound(overhead, &run) - hidden_gathers;
+            return (passes + step_phase).max(waited + all);
         }
         let after =
             self.overheads[stages] + self.microbatch_times[self.microbatch_times.len() - 1] - to;
@@ -332,7 +343,8 @@ impl Partition {
                     let busy = step.microbatches as f64 * times[stage] - deferred(stage);
                     passes = passes.max(around.forward_before + busy + uncounted * reductions.0);
                 }
-                passes + step_phase(stage)
+                let hidden_gathers = overheads[stage].gather_hidden_cost * around.forward_before;
+                passes + step_phase(stage) - hidden_gathers
             };
             return (0..times.len()).map(of_stage).fold(0.0, f64::max);
         }

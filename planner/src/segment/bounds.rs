@@ -23,6 +23,14 @@ impl SegmentSolver<'_> {
         }
     }
 
+    /// Lower bound on the gathers of the segment's updated weights during the next forward pass, in seconds.
+    pub(crate) fn gathered_min(&self, spec: SegmentSpec, context: &Context) -> f64 {
+        match context.gathers_in_forward() {
+            true => self.step_phase_bounds(spec, context).gathered_min,
+            false => 0.0,
+        }
+    }
+
     /// Lower bounds on the passes of a segment with sharded parameters; zero where replicas do not shard them.
     pub(crate) fn sharding_min(&self, spec: SegmentSpec, context: &Context) -> ShardingMin {
         match context.shards_gradients() {
@@ -42,12 +50,14 @@ impl SegmentSolver<'_> {
             StepPhaseBounds {
                 range: step_phases.bounds().map(|seconds| seconds.0),
                 overlapped_min: step_phases.overlapped_min().0,
+                gathered_min: step_phases.gathered_min().0,
                 sharding_min: step_phases.sharding_min(),
             }
         };
         let widest = |a: StepPhaseBounds, b: StepPhaseBounds| StepPhaseBounds {
             range: [a.range[0].min(b.range[0]), a.range[1].max(b.range[1])],
             overlapped_min: a.overlapped_min.min(b.overlapped_min),
+            gathered_min: a.gathered_min.min(b.gathered_min),
             sharding_min: a.sharding_min.min(b.sharding_min),
         };
         let bounds = self.groupings(spec).iter().map(of_grouping).reduce(widest);

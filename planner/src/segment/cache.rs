@@ -58,6 +58,8 @@ pub(super) struct StepPhaseBounds {
     pub range: [f64; 2],
     /// Least reductions during the last backward pass, in seconds.
     pub overlapped_min: f64,
+    /// Least gathers of updated weights during the next forward pass, in seconds.
+    pub gathered_min: f64,
     /// Least additions to the passes.
     pub sharding_min: ShardingMin,
 }

@@ -83,7 +83,7 @@ impl SegmentSolver<'_> {
             shared.zero = Zero::Off;
             shared.grad_reduce_dtype = GradReduceDtype::Fp32;
             shared.shard_size = 1;
-            shared.overlap_grad_reduce = false;
+            (shared.overlap_grad_reduce, shared.overlap_param_gather) = (false, false);
         }
         let spec = SegmentSpec { tied_weight: None, ..spec };
         let many = Self::asymptotic(&shared);

@@ -249,7 +249,7 @@ impl<'a> SegmentSolver<'a> {
             shared.grad_reduce_dtype = GradReduceDtype::Fp32;
         }
         shared.shard_size = replicas;
-        shared.overlap_grad_reduce = false;
+        (shared.overlap_grad_reduce, shared.overlap_param_gather) = (false, false);
         (shared.schedule, shared.chunks) = (PipelineSchedule::default(), 1);
         shared.workload.global_batch = shared.workload.micro_batch * replicas;
         (shared, self.links(context, [Axis::Tensor, Axis::Context]))
@@ -261,6 +261,8 @@ impl<'a> SegmentSolver<'a> {
         let mut shared = *context;
         let stages_max = if spec.kind == SegmentKind::Block { 1 } else { 2 };
         shared.mesh.pipeline = shared.mesh.pipeline.min(stages_max);
+        // Interleaved schedules do not overlap gathers.
+        shared.overlap_param_gather = context.gathers_in_forward();
         (shared.schedule, shared.chunks) = (PipelineSchedule::default(), 1);
         (shared, self.links(context, [Axis::Tensor, Axis::Context, Axis::Data]))
     }

@@ -35,7 +35,8 @@ fn overlap_and_schedules_change_no_bit_in_more_plans() {
 /// Compares the weights after two steps of the cases with these numbers, with and without overlap and with each
 /// schedule.
 fn check_orders(numbers: impl Iterator<Item = usize>) {
-    let (mut buckets, mut overlapped_gemms, mut deferred_gemms) = (0, 0, 0);
+    let (mut buckets, mut gather_buckets) = (0, 0);
+    let (mut overlapped_gemms, mut deferred_gemms) = (0, 0);
     for case in conformance::cases(Precision::Fp32, numbers) {
         if case.plan.mesh.devices() == 1 {
             continue;
@@ -44,11 +45,14 @@ fn check_orders(numbers: impl Iterator<Item = usize>) {
             let mut plan = case.plan.clone();
             plan.schedule = schedule;
             plan.overlap_grad_reduce = overlaps;
+            plan.overlap_param_gather = overlaps;
             plan.overlap_tensor_collectives = overlaps;
             let program = lower(&plan.resolve(&case.model).unwrap());
             let of_stages = program.stages.iter().flat_map(|stage| &stage.gradient_buckets);
             buckets +=
                 of_stages.map(|bucket: &GradientBucket| bucket.reductions.len()).sum::<usize>();
+            let of_stages = program.stages.iter().flat_map(|stage| &stage.gather_buckets);
+            gather_buckets += of_stages.count();
             overlapped_gemms +=
                 program.instructions().map(|instr| instr.overlapped_instrs).sum::<usize>();
             let chunks = program.stages.iter().flat_map(|stage| &stage.chunks);
@@ -78,5 +82,5 @@ fn check_orders(numbers: impl Iterator<Item = usize>) {
         }
     }
     assert!(buckets > 20 && overlapped_gemms > 20, "{buckets}, {overlapped_gemms}");
-    assert!(deferred_gemms > 20, "{deferred_gemms}");
+    assert!(deferred_gemms > 20 && gather_buckets > 20, "{deferred_gemms}, {gather_buckets}");
 }

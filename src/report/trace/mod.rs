@@ -1,18 +1,19 @@
 //! Trace events in the format of Perfetto and chrome://tracing.
 //!
 //! A process of the trace is a device, or in the trace of a run a stage of the predicted step, whose devices are equal.
-//! A process has four threads: the step and its passes, compute instructions, communication, and the gradient
-//! reductions during the last backward pass. Times are microseconds from the start of the first traced step, which is
+//! A process has four threads: the step and its passes, compute instructions, communication, and the collectives of
+//! buckets: gradient reductions during the last backward pass, and gathers of weights during the first forward pass. Times are microseconds from the start of the first traced step, which is
 //! also the start of the predicted step.
 
 mod extent;
 mod file;
 
+use std::ops::Range;
 use std::time::Duration;
 
-use narrows_cost_model::{StreamPrices, Timeline, instruction_spans, stage_sync_group};
+use narrows_cost_model::{BucketSpan, StreamPrices, Timeline, instruction_spans, stage_sync_group};
 use narrows_plan::Kernel;
-use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program};
+use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, Program, StageProgram};
 use narrows_runtime::{
     DeviceId, InstructionSpan, ScheduledInstruction, TimeCategory, Trainer, scheduled_instructions,
 };
@@ -27,7 +28,7 @@ pub use file::TraceText;
 const PASSES: u64 = 0;
 const COMPUTE: u64 = 1;
 const COMMUNICATION: u64 = 2;
-const REDUCTIONS: u64 = 3;
+const BUCKETS: u64 = 3;
 
 /// Number of the first process of the predicted step.
 const PREDICTED: u64 = 1_000_000;
@@ -81,8 +82,8 @@ pub fn add_measured_steps(trace: &mut TraceText, program: &Program, steps: &[Mea
                 .map(|span| (micros(begin + span.start), micros(begin + span.end)));
             let scheduled = scheduled_instructions(&program.stages[stage]).zip(spans);
             let end = micros(begin + measured.end());
-            let reductions = program.stages[stage].bucket_reductions();
-            process.step(scheduled, reductions, (micros(begin), end), trace);
+            let in_step_phase = outside_buckets(&program.stages[stage]);
+            process.step(scheduled, in_step_phase, (micros(begin), end), trace);
             begin += measured.end();
         }
     }
@@ -141,26 +142,36 @@ impl TraceProcess {
         trace: &mut TraceText,
     ) {
         let stage_program = &program.stages[stage];
-        let buckets = timeline.buckets.iter().filter(|bucket| bucket.stage == stage);
-        let reductions = buckets.clone().next().map_or(0, |_| stage_program.bucket_reductions());
-        // Reductions and the pass beside them slow each other; each is drawn as if all of it were slowed alike.
-        let buckets = buckets.map(|bucket| {
-            let range = stage_program.gradient_buckets[bucket.bucket].reductions.clone();
-            let length = bucket.end - bucket.begin;
-            (MicrobatchPass::STEP, &stage_program.step[range], bucket.begin, Some(length))
+        let of_stage = |bucket: &&BucketSpan| bucket.stage == stage;
+        let is_overlapped = timeline.buckets.iter().chain(&timeline.gathers).any(|b| of_stage(&b));
+        let in_step_phase = match is_overlapped {
+            true => outside_buckets(stage_program),
+            false => 0..stage_program.step.len(),
+        };
+        // Collectives and the pass beside them slow each other; each is drawn as if all of it were slowed alike.
+        let bucket = |span: &BucketSpan, range: Range<usize>| {
+            let length = span.end - span.begin;
+            (MicrobatchPass::STEP, &stage_program.step[range], span.begin, Some(length))
+        };
+        let buckets = timeline.buckets.iter().filter(of_stage).map(|span| {
+            bucket(span, stage_program.gradient_buckets[span.bucket].reductions.clone())
         });
+        let gathers =
+            timeline.gathers.iter().filter(of_stage).map(|span| {
+                bucket(span, stage_program.gather_buckets[span.bucket].gathers.clone())
+            });
         let spans = timeline.spans.iter().filter(|span| span.stage == stage).map(|span| {
             let pass = span.pass;
             let list = stage_program.instructions(pass.chunk_phase());
             match pass.phase {
-                Phase::Step => (pass, &list[reductions..], span.begin, None),
+                Phase::Step => (pass, &list[in_step_phase.clone()], span.begin, None),
                 _ => (pass, list, span.begin, Some(span.end - span.begin)),
             }
         });
         // The span of a collective of several stages begins at the stage's arrival, as in a measured step.
         let mut syncs = timeline.stage_syncs.iter().filter(|sync| sync.stage == stage);
         let mut scheduled = vec![];
-        for (pass, list, begin, length) in buckets.chain(spans) {
+        for (pass, list, begin, length) in buckets.chain(spans).chain(gathers) {
             if !is_selected(pass) {
                 continue;
             }
@@ -182,27 +193,28 @@ impl TraceProcess {
             }
         }
         let whole = (0.0, 1e6 * timeline.step_time.0);
-        self.step(scheduled.into_iter(), reductions, whole, trace);
+        self.step(scheduled.into_iter(), in_step_phase, whole, trace);
     }
 
-    /// Adds the events of a step, of its passes and of its instructions. The first instructions of the step phase,
-    /// `reductions` of them, run during the last backward pass.
+    /// Adds the events of a step, of its passes and of its instructions. Of the step phase, `in_step_phase` are the
+    /// instructions that overlap with no pass.
     fn step<'a>(
         self,
         scheduled: impl Iterator<Item = (ScheduledInstruction<'a>, (f64, f64))>,
-        mut reductions: usize,
+        in_step_phase: Range<usize>,
         whole: (f64, f64),
         trace: &mut TraceText,
     ) {
         let name = if self.step > 0 { format!("step {}", self.step) } else { "step".into() };
         trace.push(&self.event(name, "step", PASSES, whole, json!({ "step": self.step })));
         let mut current: Option<(MicrobatchPass, (f64, f64))> = None;
+        let mut step_instructions = 0..;
         for (instruction, span) in scheduled {
             let ScheduledInstruction { instr, pass, .. } = instruction;
-            if pass.phase == Phase::Step && reductions > 0 {
-                reductions -= 1;
+            let is_in_bucket = |index: usize| !in_step_phase.contains(&index);
+            if pass.phase == Phase::Step && step_instructions.next().is_some_and(is_in_bucket) {
                 let event = self.instruction(instr, pass, span);
-                trace.push(&TraceEvent { tid: REDUCTIONS, ..event });
+                trace.push(&TraceEvent { tid: BUCKETS, ..event });
                 continue;
             }
             current = match current {
@@ -297,6 +309,11 @@ fn work(kernel: &Kernel) -> Map<String, Value> {
     args.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
+/// The instructions of the step phase that are in no bucket.
+fn outside_buckets(stage: &StageProgram) -> Range<usize> {
+    stage.bucket_reductions()..stage.before_gathers()
+}
+
 /// The names of a process and of its threads.
 fn metadata(pid: u64, name: &str) -> [TraceEvent; 6] {
     let meta = |kind: &str, tid: u64, args: Value| {
@@ -310,7 +327,7 @@ fn metadata(pid: u64, name: &str) -> [TraceEvent; 6] {
         thread(PASSES, "passes"),
         thread(COMPUTE, "compute"),
         thread(COMMUNICATION, "communication"),
-        thread(REDUCTIONS, "overlapped gradient reductions"),
+        thread(BUCKETS, "overlapped gradient reductions and weight gathers"),
     ]
 }
 

@@ -18,7 +18,7 @@ use crate::plans::TestRng;
 /// random choices allow no mutation.
 pub type Mutation = fn(&mut TestRng, &mut Program) -> Option<String>;
 
-pub const MUTATIONS: [(&str, Mutation); 23] = [
+pub const MUTATIONS: [(&str, Mutation); 24] = [
     ("collective removed", remove_collective),
     ("collective duplicated", duplicate_collective),
     ("collective moved", move_collective),
@@ -35,6 +35,7 @@ pub const MUTATIONS: [(&str, Mutation); 23] = [
     ("dependent instructions swapped", swap_dependent),
     ("wrong schedule", change_schedule),
     ("gradient reduced too early", overlap::change_bucket),
+    ("weight gathered too late", overlap::change_gather_bucket),
     ("conflicting instructions overlapped", overlap::overlap_conflicting),
     ("wrong extent", change_extent),
     ("missing operand", drop_operand),

@@ -155,6 +155,8 @@ fn draw_context(rng: &mut TestRng) -> Context {
     let context = Context {
         grad_reduce_dtype: peek_grad_reduce_dtype(rng, precision),
         overlap_grad_reduce,
+        // No draw of its own, so that the cases stay those that they were.
+        overlap_param_gather: overlap_grad_reduce != overlap_tensor_collectives,
         overlap_tensor_collectives,
         shard_size,
         ..Context::new(mesh, workload, precision, zero)
@@ -274,6 +276,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         shard_size: context.partial_shard_size(),
         schedule: context.schedule,
         overlap_grad_reduce: context.overlap_grad_reduce,
+        overlap_param_gather: context.overlap_param_gather,
         overlap_tensor_collectives: context.overlap_tensor_collectives,
         hidden_layout: PlanLayout::from_edge(boundary.hidden)?,
         crossing_layout: (!crossing.is_empty()).then_some(PlanLayout::from_edge(boundary.latents)?),

@@ -31,6 +31,7 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
     let context = Context {
         grad_reduce_dtype: peek_grad_reduce_dtype(rng, precision),
         overlap_grad_reduce,
+        overlap_param_gather: overlap_grad_reduce != overlap_tensor_collectives,
         overlap_tensor_collectives,
         shard_size,
         ..Context::new(mesh, workload, precision, zero)

@@ -45,6 +45,7 @@ fn stage(schedule: &StageSchedule, mesh: &Mesh) -> StageProgram {
         chunks: (0..schedule.chunks).map(chunk).collect(),
         step: vec![],
         gradient_buckets: vec![],
+        gather_buckets: vec![],
         schedule: schedule.passes(is_deferred),
         arena: Bytes(0),
     };

@@ -193,17 +193,15 @@ impl GpuEngine {
         self.report.reset_counts();
         let schedule = &self.executor.schedule;
         for item in schedule.passes.iter().flat_map(|pass| &pass.items) {
-            match item {
-                ScheduleItem::Segment(segment) | ScheduleItem::Reductions(segment) => {
-                    schedule.segments[*segment].count(&mut self.report)
-                }
-                ScheduleItem::Transfer(transfer) => {
-                    self.report.count_instruction(transfer.name());
-                    let bytes = Bytes(transfer.bytes());
-                    match transfer.kind {
-                        P2pKind::Send => self.report.sent += bytes,
-                        P2pKind::Recv => self.report.received += bytes,
-                    }
+            if let Some(segment) = item.segment() {
+                schedule.segments[segment].count(&mut self.report);
+            }
+            if let ScheduleItem::Transfer(transfer) = item {
+                self.report.count_instruction(transfer.name());
+                let bytes = Bytes(transfer.bytes());
+                match transfer.kind {
+                    P2pKind::Send => self.report.sent += bytes,
+                    P2pKind::Recv => self.report.received += bytes,
                 }
             }
         }
@@ -324,6 +322,7 @@ impl Engine for GpuEngine {
     }
 
     fn read_buffer(&self, _: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
+        self.executor.wait_for_gathers()?;
         let bytes = buffer.extent.bytes().0;
         let range = buffer.offset..buffer.offset + bytes;
         let gpu = &self.executor.gpu;

@@ -175,7 +175,7 @@ mod tests {
             (TimedInstruction { node, category }, span)
         };
         let (compute, collectives) = (Some(StreamId::Compute), Some(StreamId::Collectives));
-        let reductions = Some(StreamId::Reductions);
+        let reductions = Some(StreamId::Buckets);
         let all = [
             timed(compute, TimeCategory::Gemm, 0, 10),
             timed(collectives, TimeCategory::CollectiveExposed, 5, 18),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use narrows_plan::program::{Action, ChunkPhase, FusedOp, P2pTransfer};
 use narrows_runtime::{
-    PassPart, PipelineDirection, ScheduledInstruction, TimeCategory, operand_range, pass_parts,
+    PartOrder, PassPart, PipelineDirection, ScheduledInstruction, TimeCategory, operand_range,
+    pass_parts,
 };
 
 use super::collective::NcclCollective;
@@ -29,23 +30,34 @@ impl DeviceSchedule {
         let mut passes: Vec<SchedulePass> = vec![];
         for part in pass_parts(device.stage) {
             let scheduled = || part.scheduled(device.stage).collect::<Vec<ScheduledInstruction>>();
-            let PassPart { pass, slot, ref instructions, beside_backward } = part;
+            let PassPart { pass, slot, ref instructions, order } = part;
             let at = pass.chunk_phase();
             let is_whole = instructions.len() == device.stage.instructions(at).len();
             let key = (at, slot);
-            let items = match known.get(&key).filter(|_| is_whole) {
-                Some(items) => items.clone(),
-                None if beside_backward => vec![builder.reductions(&scheduled())?],
-                None => {
+            let mut items = match order {
+                PartOrder::AfterGathers(bucket) => vec![ScheduleItem::AwaitGathers(bucket)],
+                _ => vec![],
+            };
+            items.extend(match (order, known.get(&key).filter(|_| is_whole)) {
+                (PartOrder::BesideLastPass, _) => {
+                    vec![ScheduleItem::Reductions(builder.beside_passes(&scheduled())?)]
+                }
+                (PartOrder::BesideNextStep(bucket), _) => {
+                    let segment = builder.beside_passes(&scheduled())?;
+                    vec![ScheduleItem::Gathers { bucket, segment }]
+                }
+                (_, Some(items)) => items.clone(),
+                (_, None) => {
                     let items = builder.pass_items(&scheduled())?;
                     if is_whole {
                         known.insert(key, items.clone());
                     }
                     items
                 }
-            };
+            });
+            let in_last_pass = order == PartOrder::BesideLastPass;
             match passes.last_mut() {
-                Some(last) if beside_backward || last.pass == pass => last.items.extend(items),
+                Some(last) if in_last_pass || last.pass == pass => last.items.extend(items),
                 _ => passes.push(SchedulePass { pass, items }),
             }
         }
@@ -97,17 +109,17 @@ impl ScheduleBuilder<'_> {
         Ok(items)
     }
 
-    /// The reductions of a gradient bucket.
-    fn reductions(
+    /// A segment of the collectives of a gradient bucket or a gather bucket, by its index.
+    fn beside_passes(
         &mut self,
         bucket: &[ScheduledInstruction],
-    ) -> Result<ScheduleItem, UnsupportedInstr> {
-        let nodes = bucket.iter().map(|scheduled| {
-            Ok(GraphNode { stream: StreamId::Reductions, ..self.node(scheduled)? })
-        });
+    ) -> Result<usize, UnsupportedInstr> {
+        let nodes = bucket
+            .iter()
+            .map(|scheduled| Ok(GraphNode { stream: StreamId::Buckets, ..self.node(scheduled)? }));
         let nodes = nodes.collect::<Result<_, UnsupportedInstr>>()?;
         self.segments.push(GraphSegment { nodes });
-        Ok(ScheduleItem::Reductions(self.segments.len() - 1))
+        Ok(self.segments.len() - 1)
     }
 
     fn close_segment(&mut self, segment: &mut OpenSegment, items: &mut Vec<ScheduleItem>) {

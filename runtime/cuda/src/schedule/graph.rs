@@ -44,6 +44,16 @@ pub enum ScheduleItem {
     /// A segment of gradient reductions, by its index in the schedule. It begins when all items before have ended, and
     /// runs beside those after it; the step phase begins when it has ended.
     Reductions(usize),
+    /// The segment of a gather bucket, by its index in the schedule. It begins when all items before have ended, and runs
+    /// beside the next step.
+    Gathers {
+        /// Index of the bucket in its stage.
+        bucket: usize,
+        /// Index of the segment.
+        segment: usize,
+    },
+    /// Items from here on begin after the gathers of this bucket of the step before, if there was one.
+    AwaitGathers(usize),
     /// A transfer.
     Transfer(Arc<P2pOp>),
 }
@@ -96,19 +106,29 @@ pub enum StreamId {
     Compute,
     /// Collectives.
     Collectives,
-    /// Gradient reductions during the last backward pass.
-    Reductions,
+    /// Gradient reductions during the last backward pass, and gathers of weights during the next forward pass.
+    Buckets,
 }
 
 impl StreamId {
     /// All streams.
-    pub const ALL: [StreamId; 3] = [StreamId::Compute, StreamId::Collectives, StreamId::Reductions];
+    pub const ALL: [StreamId; 3] = [StreamId::Compute, StreamId::Collectives, StreamId::Buckets];
 }
 
 impl ScheduleItem {
-    /// Whether the item is gradient reductions, which other items do not wait for.
-    pub fn is_reductions(&self) -> bool {
-        matches!(self, ScheduleItem::Reductions(_))
+    /// Whether the item is the collectives of a bucket, which have a stream of their own.
+    pub fn is_bucket(&self) -> bool {
+        matches!(self, ScheduleItem::Reductions(_) | ScheduleItem::Gathers { .. })
+    }
+
+    /// The segment of the item, by its index in the schedule.
+    pub fn segment(&self) -> Option<usize> {
+        match self {
+            ScheduleItem::Segment(segment)
+            | ScheduleItem::Reductions(segment)
+            | ScheduleItem::Gathers { segment, .. } => Some(*segment),
+            ScheduleItem::AwaitGathers(_) | ScheduleItem::Transfer(_) => None,
+        }
     }
 }
 

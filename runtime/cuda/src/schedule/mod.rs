@@ -4,12 +4,13 @@
 //! A pass of the pipeline schedule is split at its transfers. The instructions between two transfers are a
 //! [`GraphSegment`], which is captured as one CUDA graph. Passes of one phase whose microbatches use the same
 //! buffer slots share their segments, so there are at most two per microbatch in flight, plus those of the step
-//! phase and of a last backward pass with gradient reductions beside it. Transfers stay outside of graphs, on
-//! streams of their own: a graph ends when everything in it has ended, and a stage that waited for its send before
-//! receiving would deadlock with a neighbour that does the same.
+//! phase, of a last backward pass with gradient reductions beside it, and of a first forward pass that awaits weights.
+//! Transfers stay outside of graphs, on streams of their own: a graph ends when everything in it has ended, and a stage
+//! that waited for its send before receiving would deadlock with a neighbour that does the same.
 //!
 //! Gradient reductions that may run during the last backward pass divide that pass further: each is a
-//! [`ScheduleItem::Reductions`] on a stream of its own.
+//! [`ScheduleItem::Reductions`] on a stream of its own. Gathers of updated weights follow on that stream at the end of the
+//! step ([`ScheduleItem::Gathers`]); the first pass of the next step is divided where it awaits them.
 //!
 //! Within a segment, collectives run on a stream beside that of the computation ([`StreamId`]). `waits` derives
 //! the dependencies between the two streams from what the program overlaps.

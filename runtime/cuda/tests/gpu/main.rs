@@ -44,6 +44,7 @@ fn plans(
         let context = Context {
             schedule,
             overlap_grad_reduce: overlaps,
+            overlap_param_gather: overlaps,
             overlap_tensor_collectives: overlaps,
             ..Context::new(mesh, workload, precision, zero)
         };
@@ -121,6 +122,38 @@ fn match_f32(test: &str, seeds: impl IntoIterator<Item = u32>, (tensor, data): (
     });
 }
 
+/// For each seed: gathers beside the next step change no bit, although an evaluation, the next step and a reader of weights
+/// directly follow steps.
+fn gathers_change_no_bit(
+    test: &str,
+    seeds: impl IntoIterator<Item = u32>,
+    (pipeline, data): (u64, u64),
+    zero: Zero,
+) {
+    let mesh = Mesh { tensor: 1, pipeline, data, context: 1 };
+    device_choice::under_seeds(test, seeds, mesh.devices(), |seed| {
+        let folder = cache_folder();
+        let model = small_models().swap_remove(1);
+        let workload = Workload { global_batch: 4 * data, sequence_length: 8, micro_batch: 2 };
+        let context = Context {
+            overlap_grad_reduce: true,
+            overlap_param_gather: true,
+            ..Context::new(mesh, workload, Precision::MixedBf16, zero)
+        };
+        let mut rng = TestRng::new(seed);
+        let plan = (0..50).find_map(|_| draw_plan(&mut rng, &model, context)).expect("a plan");
+        let gathers = |plan: &Plan| {
+            let stages = program(plan, &model).into_inner().stages;
+            stages.iter().map(|stage| stage.gather_buckets.len()).sum::<usize>()
+        };
+        let in_order = Plan { overlap_param_gather: false, ..plan.clone() };
+        assert!(gathers(&plan) > 1 && gathers(&in_order) == 0);
+        let expected = train_on_gpus(&model, &in_order, false, &folder);
+        let overlapped = train_on_gpus(&model, &plan, false, &folder);
+        assert!(overlapped == expected, "gathers overlap in\n{}", to_json(&plan));
+    });
+}
+
 /// Number of policies of the fake scheduler: a seed selects the policy by its remainder.
 const POLICIES: u32 = 4;
 
@@ -158,6 +191,12 @@ under_policies! {
         match_the_cpu, 0, (2, 2, 2), (1, 1);
     tensor_parallel_mixed_precision_is_near_f32, tensor_parallel_mixed_precision_under_other_policies:
         match_f32, 1, (2, 1);
+    zero_1_gathers_change_no_bit, zero_1_gathers_change_no_bit_under_other_policies:
+        gathers_change_no_bit, 0, (1, 2), Zero::One;
+    zero_2_gathers_change_no_bit, zero_2_gathers_change_no_bit_under_other_policies:
+        gathers_change_no_bit, 1, (1, 2), Zero::Two;
+    gathers_of_two_stages_change_no_bit, gathers_of_two_stages_change_no_bit_under_other_policies:
+        gathers_change_no_bit, 3, (2, 2), Zero::One;
     data_parallel_mixed_precision_is_near_f32, data_parallel_mixed_precision_under_other_policies:
         match_f32, 2, (1, 2);
 }

@@ -58,7 +58,7 @@ pub fn options(folder: &Path, ordinal: u64, eager: bool) -> GpuOptions {
     }
 }
 
-/// Trains for a few steps from fixed weights.
+/// Trains for a few steps from fixed weights, with an evaluation directly after the first.
 pub fn train(session: &mut Session, model: &Model, plan: &Plan) -> Trained {
     session.initialise(model, 3).unwrap();
     let optimizer = Optimizer { clip_norm: 0.1, ..Optimizer::new(1e-3, 1, 10) };
@@ -70,6 +70,9 @@ pub fn train(session: &mut Session, model: &Model, plan: &Plan) -> Trained {
         let result = session.step(&optimizer, input).unwrap_or_else(|error| panic!("{error}"));
         losses.push(result.loss);
         reports.push(result.report);
+        if step == 0 {
+            losses.push(session.evaluate(input).unwrap_or_else(|error| panic!("{error}")).loss);
+        }
     }
     let kinds = [TensorKind::Weights, TensorKind::FirstMoments, TensorKind::SecondMoments];
     let tensors = kinds.map(|kind| session.gather_tensors(kind).unwrap()).into();

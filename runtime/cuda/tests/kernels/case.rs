@@ -79,6 +79,7 @@ impl KernelCase {
             chunks: vec![ModelChunk::empty()],
             step: vec![],
             gradient_buckets: vec![],
+            gather_buckets: vec![],
             schedule: vec![],
             arena: Bytes(0),
         };

@@ -55,6 +55,7 @@ fn check_bf16_reductions(data: u64, cases: &[(Zero, u64, u64)]) {
             shard_size,
             grad_reduce_dtype: GradReduceDtype::Bf16,
             overlap_grad_reduce: seed % 2 == 1,
+            overlap_param_gather: seed % 2 == 1,
             ..Context::new(mesh, workload, precision, zero)
         };
         let model = models[seed].clone();

@@ -119,7 +119,11 @@ impl ShimEngine {
                         transfer.kind == P2pKind::Send,
                     )
                 }
-                ScheduleItem::Segment(segment) | ScheduleItem::Reductions(segment) => {
+                // All items run in order.
+                ScheduleItem::AwaitGathers(_) => true,
+                ScheduleItem::Segment(segment)
+                | ScheduleItem::Reductions(segment)
+                | ScheduleItem::Gathers { segment, .. } => {
                     let skipped = !step.task.includes(pass.pass.phase);
                     match device.schedule.segments[segment].nodes.get(node) {
                         _ if skipped => true,
@@ -271,12 +275,8 @@ impl ShimDevice {
     /// The collective that comes next, if one does.
     fn next_collective(&self) -> Option<&NcclCollective> {
         let SchedulePosition { pass, item, node } = self.position;
-        let (ScheduleItem::Segment(segment) | ScheduleItem::Reductions(segment)) =
-            self.schedule.passes.get(pass)?.items.get(item)?
-        else {
-            return None;
-        };
-        match &self.schedule.segments[*segment].nodes.get(node)?.work {
+        let segment = self.schedule.passes.get(pass)?.items.get(item)?.segment()?;
+        match &self.schedule.segments[segment].nodes.get(node)?.work {
             NodeWork::Collective(collective) => Some(collective),
             _ => None,
         }

@@ -1,6 +1,6 @@
 //! Mutations of what runs at the same time.
 
-use narrows_plan::program::{BufferId, GradientBucket, Instr, Program};
+use narrows_plan::program::{Action, BufferId, FusedOp, GradientBucket, Instr, Program};
 
 use super::{describe, instructions_mut, is_collective, random_instruction};
 use crate::instruction_order::depends;
@@ -43,6 +43,42 @@ pub(super) fn change_bucket(rng: &mut TestRng, program: &mut Program) -> Option<
         }
     }
     Some(format!("stage {index} bucket {at} variant {variant}"))
+}
+
+/// Lets a gather bucket end after the first pass reads one of its weights, or changes which instructions it contains.
+pub(super) fn change_gather_bucket(rng: &mut TestRng, program: &mut Program) -> Option<String> {
+    let with_buckets = |index: &usize| !program.stages[*index].gather_buckets.is_empty();
+    let stages: Vec<usize> = (0..program.stages.len()).filter(with_buckets).collect();
+    let index = *rng.pick(&stages)?;
+    let stage = &mut program.stages[index];
+    let at = rng.below(stage.gather_buckets.len());
+    let variant = rng.below(5);
+    let length = stage.first_pass_instructions().len();
+    match variant {
+        0 => {
+            let gathers = &stage.step[stage.gather_buckets[at].gathers.clone()];
+            let gathered: Vec<BufferId> =
+                gathers.iter().flat_map(|instr| &instr.writes).map(|w| w.buffer).collect();
+            let reads = |instr: &Instr| instr.reads.iter().any(|r| gathered.contains(&r.buffer));
+            let first = stage.first_pass_instructions().iter().position(reads)?;
+            stage.gather_buckets[at].before = first + 1 + rng.below(length - first);
+        }
+        1 => stage.gather_buckets[at].before = length + 1,
+        2 => stage.gather_buckets[at].gathers.start -= 1,
+        3 => {
+            // An update takes the place of a gather.
+            let first = stage.before_gathers();
+            let is_update = |instr: &Instr| instr.action == Action::Fused(FusedOp::AdamW);
+            let last_update = stage.step[..first].iter().rposition(is_update)?;
+            stage.step.swap(last_update, first);
+        }
+        _ => {
+            // Without the first bucket, its gathers would be in the step phase.
+            (at > 0).then_some(())?;
+            stage.gather_buckets.remove(at);
+        }
+    }
+    Some(format!("stage {index} gather bucket {at} variant {variant}"))
 }
 
 /// Runs an instruction beside others that it may not run beside: those up to the first that depends on it, or any

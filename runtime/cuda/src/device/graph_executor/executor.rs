@@ -43,8 +43,10 @@ pub(crate) struct GraphExecutor {
     fork: CudaEvent,
     /// Recorded where both streams of a segment have ended.
     join: CudaEvent,
-    /// Recorded where gradient reductions during the last backward pass begin and end.
+    /// Recorded where the collectives of a bucket begin, and where gradient reductions during the last backward pass end.
     reductions: [CudaEvent; 2],
+    /// Recorded at the end of each gather bucket, which later steps await.
+    pub(super) gathers: Vec<CudaEvent>,
     /// Recorded after each item of a step, in their order.
     pub(super) item_events: Vec<CudaEvent>,
     /// For each item of a step, the earlier item whose end the host awaits before enqueuing it.
@@ -145,6 +147,8 @@ impl GraphExecutor {
         let throttle_events = [event()?, event()?];
         let (fork, join, step_end) = (event()?, event()?, event()?);
         let reductions = [event()?, event()?];
+        let gathers = program_stage.gather_buckets.iter().map(|_| event());
+        let gathers = gathers.collect::<Result<_, _>>()?;
         Ok(GraphExecutor {
             gpu,
             schedule,
@@ -155,6 +159,7 @@ impl GraphExecutor {
             fork,
             join,
             reductions,
+            gathers,
             item_events,
             awaited_items,
             throttle_events,
@@ -190,7 +195,8 @@ impl GraphExecutor {
             + send_buffers.map(DeviceMemory::bytes).sum::<u64>()
     }
 
-    /// Executes a step and waits for its end.
+    /// Executes a step and waits for its end. Gathers of updated weights may still run afterwards: the next step waits for
+    /// them, and other readers of weights call [`wait_for_gathers`](GraphExecutor::wait_for_gathers).
     ///
     /// # Errors
     /// When the GPU, NCCL or another process fails, or the step makes no progress before the timeout. The executor
@@ -216,11 +222,15 @@ impl GraphExecutor {
         result
     }
 
-    /// Aborts all work of NCCL. Graphs are destroyed first: aborting a communicator waits for the graphs that
-    /// contain its collectives.
+    /// Aborts all work of NCCL, once gathers of weights have ended. Graphs are destroyed first: aborting a communicator
+    /// waits for the graphs that contain its collectives.
     pub fn shut_down(&mut self) {
         // Destroying a graph does not bind the context itself.
         let _ = self.gpu.context.bind_to_thread();
+        if !self.gpu.abandoned.load(Ordering::Relaxed) {
+            // Other processes gather with this one. A failure abandons the device.
+            let _ = self.wait_for_gathers();
+        }
         self.segments.iter_mut().for_each(|segment| segment.graph = None);
         if let Some((_, communicators)) = self.resources.peers.take() {
             communicators.abort();
@@ -266,7 +276,7 @@ impl GraphExecutor {
         }
         // Graphs contain the updates, and the first step is never captured.
         let use_graphs = !self.eager && self.timers.is_none() && self.steps > 1 && updates;
-        let reductions = self.streams[StreamId::Reductions as usize].clone();
+        let buckets = self.streams[StreamId::Buckets as usize].clone();
         let (mut queued, mut has_reductions) = (0, false);
         for pass in 0..self.schedule.passes.len() {
             let MicrobatchPass { phase, microbatch, .. } = self.schedule.passes[pass].pass;
@@ -295,7 +305,17 @@ impl GraphExecutor {
                     ScheduleItem::Reductions(segment) => {
                         self.enqueue_reductions(segment)?;
                         has_reductions = true;
-                        stream = &reductions;
+                        stream = &buckets;
+                    }
+                    ScheduleItem::Gathers { bucket, segment } => {
+                        self.enqueue_bucket(segment)?;
+                        let ended = self.gathers[bucket].record(&buckets);
+                        self.gpu.check("the end of gathers", ended)?;
+                        stream = &buckets;
+                    }
+                    ScheduleItem::AwaitGathers(bucket) => {
+                        let awaited = compute.wait(&self.gathers[bucket]);
+                        self.gpu.check("awaiting the weights", awaited)?;
                     }
                     ScheduleItem::Transfer(transfer) => self.enqueue_transfer(&transfer)?,
                 }
@@ -304,7 +324,11 @@ impl GraphExecutor {
                 self.progress.queued = queued;
             }
         }
-        // The step ends when the last sends have ended.
+        if let (Some(_), Some(last)) = (&self.timers, self.gathers.last()) {
+            // The times of a step are read at its end.
+            self.gpu.check("awaiting the weights", compute.wait(last))?;
+        }
+        // The step ends when the last sends have ended; gathers of weights may still run.
         for link in self.stage_links.iter().flatten().flatten() {
             self.gpu.check("the last transfers", compute.wait(&link.done))?;
         }
@@ -360,16 +384,21 @@ impl GraphExecutor {
         Ok(())
     }
 
-    /// Enqueues gradient reductions on their stream, from here on beside the compute stream.
+    /// Enqueues gradient reductions, which the step phase awaits.
     fn enqueue_reductions(&mut self, segment: usize) -> Result<(), RunError> {
-        let [compute, _, reductions] = &self.streams;
-        let [begin, _] = &self.reductions;
-        let forked = begin.record(compute).and_then(|()| reductions.wait(begin));
-        self.gpu.check("synchronising the streams", forked)?;
-        self.enqueue_nodes(segment, 0..self.schedule.segments[segment].nodes.len(), true)?;
-        let [_, _, reductions] = &self.streams;
+        self.enqueue_bucket(segment)?;
         let [_, end] = &self.reductions;
-        Ok(self.gpu.check("synchronising the streams", end.record(reductions))?)
+        let ended = end.record(&self.streams[StreamId::Buckets as usize]);
+        Ok(self.gpu.check("synchronising the streams", ended)?)
+    }
+
+    /// Enqueues the collectives of a bucket on their stream, from here on beside the compute stream.
+    fn enqueue_bucket(&mut self, segment: usize) -> Result<(), RunError> {
+        let [compute, _, buckets] = &self.streams;
+        let [begin, _] = &self.reductions;
+        let forked = begin.record(compute).and_then(|()| buckets.wait(begin));
+        self.gpu.check("synchronising the streams", forked)?;
+        self.enqueue_nodes(segment, 0..self.schedule.segments[segment].nodes.len(), true)
     }
 
     fn enqueue_nodes(

@@ -6,13 +6,13 @@ use crate::schedule::ScheduleItem;
 const ITEMS_AHEAD_MAX: usize = 8;
 
 /// For each item, the item whose end the host awaits before enqueuing it: [`ITEMS_AHEAD_MAX`] items earlier, or the last
-/// one before that is not gradient reductions.
+/// one before that has no bucket.
 pub(super) fn awaited_items<'a>(
     items: impl Iterator<Item = &'a ScheduleItem>,
 ) -> Vec<Option<usize>> {
     let mut last = None;
     let in_order = items.enumerate().map(|(index, item)| {
-        last = if item.is_reductions() { last } else { Some(index) };
+        last = if item.is_bucket() { last } else { Some(index) };
         last
     });
     std::iter::repeat_n(None, ITEMS_AHEAD_MAX).chain(in_order).collect()
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_never_awaits_gradient_reductions() {
+    fn the_host_never_awaits_buckets() {
         let items: Vec<ScheduleItem> = (0..20)
             .map(|index| match index % 3 {
                 2 => ScheduleItem::Reductions(index),

@@ -1,13 +1,14 @@
 //! Waiting for the GPU, and diagnosis of steps that make no progress.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::DriverError;
 use narrows_plan::program::MicrobatchPass;
 use narrows_runtime::RunError;
 
-use super::executor::{DeviceStepResult, GraphExecutor, StepProgress};
+use super::executor::{DeviceStepResult, GraphExecutor};
 use crate::device::timers::InstructionTimers;
 use crate::error::CudaError;
 use crate::schedule::{GraphNode, NcclCollective, NodeWork, ScheduleItem, StreamId};
@@ -40,8 +41,8 @@ impl GraphExecutor {
         })
     }
 
-    /// Waits until the GPU is at most a few items behind the item of this index, which is enqueued next; gradient
-    /// reductions may be further behind. Streams hold a limited number of launches: beyond it, enqueuing would block, and
+    /// Waits until the GPU is at most a few items behind the item of this index, which is enqueued next; the collectives of
+    /// buckets may be further behind. Streams hold a limited number of launches: beyond it, enqueuing would block, and
     /// failures of other processes would go unnoticed.
     pub(super) fn limit_queued_items(&mut self, item: usize) -> Result<(), RunError> {
         match self.awaited_items[item] {
@@ -81,6 +82,33 @@ impl GraphExecutor {
         Ok(())
     }
 
+    /// Waits until all gathers of updated weights have ended, and meanwhile checks the other processes.
+    ///
+    /// # Errors
+    /// When the GPU, NCCL or another process fails, or the gathers do not end before the timeout. The executor cannot be
+    /// used afterwards.
+    pub fn wait_for_gathers(&self) -> Result<(), RunError> {
+        let Some(last) = self.gathers.last() else { return Ok(()) };
+        let gpu = &self.gpu;
+        let wait = || {
+            gpu.check("its context", gpu.context.bind_to_thread())?;
+            let began = Instant::now();
+            let mut last_check = began;
+            while !gpu.check("gathering weights", last.try_is_complete())? {
+                if last_check.elapsed() > HEALTH_CHECK_INTERVAL {
+                    last_check = Instant::now();
+                    self.check_peers()?;
+                    self.check_timeout(began.elapsed())?;
+                }
+                std::thread::sleep(POLL_INTERVAL);
+            }
+            Ok(())
+        };
+        let result: Result<(), RunError> = wait();
+        gpu.abandoned.fetch_or(result.is_err(), Ordering::Relaxed);
+        result
+    }
+
     fn check_health(&mut self) -> Result<(), RunError> {
         // Events of items that are not enqueued yet are still those of the previous step.
         let queued = self.item_events.iter().take(self.progress.queued);
@@ -88,30 +116,38 @@ impl GraphExecutor {
         if completed > self.progress.completed {
             (self.progress.completed, self.progress.last_advance) = (completed, Instant::now());
         }
-        let StepProgress { step, last_advance, .. } = self.progress;
-        if let Some((processes, communicators)) = &self.resources.peers {
-            if let Some(mut failure) = communicators.async_error() {
-                if let CudaError::Nccl { recent_activity, .. } = &mut failure {
-                    *recent_activity = self.recent_activity();
-                }
-                return Err(failure.into());
+        self.check_peers()?;
+        self.check_timeout(self.progress.last_advance.elapsed())
+    }
+
+    /// Checks NCCL and the other processes.
+    fn check_peers(&self) -> Result<(), RunError> {
+        let Some((processes, communicators)) = &self.resources.peers else { return Ok(()) };
+        if let Some(mut failure) = communicators.async_error() {
+            if let CudaError::Nccl { recent_activity, .. } = &mut failure {
+                *recent_activity = self.recent_activity();
             }
-            if let Some(failure) = processes.failure(&format!("step {step}")) {
-                return Err(failure.into());
-            }
+            return Err(failure.into());
         }
-        let waited = last_advance.elapsed();
-        if waited > self.resources.timeout {
-            let stalled = CudaError::Stalled {
-                ordinal: self.gpu.ordinal,
-                step,
-                waited_s: waited.as_secs_f64(),
-                eager: self.timers.is_some(),
-                recent_activity: self.recent_activity(),
-            };
-            return Err(stalled.into());
+        match processes.failure(&format!("step {}", self.progress.step)) {
+            Some(failure) => Err(failure.into()),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Fails where the GPU has made no progress for longer than the timeout.
+    fn check_timeout(&self, waited: Duration) -> Result<(), RunError> {
+        if waited <= self.resources.timeout {
+            return Ok(());
+        }
+        let stalled = CudaError::Stalled {
+            ordinal: self.gpu.ordinal,
+            step: self.progress.step,
+            waited_s: waited.as_secs_f64(),
+            eager: self.timers.is_some(),
+            recent_activity: self.recent_activity(),
+        };
+        Err(stalled.into())
     }
 
     /// The last items that have ended and the first that has not. Where instructions are timed, which makes their
@@ -123,7 +159,7 @@ impl GraphExecutor {
     }
 
     fn recent_collectives(&self, timers: &InstructionTimers) -> Vec<String> {
-        let collectives = [StreamId::Collectives, StreamId::Reductions];
+        let collectives = [StreamId::Collectives, StreamId::Buckets];
         let of_stream = |stream: StreamId| {
             activity_lines(timers.nodes(stream).filter_map(|(timed, ended)| {
                 let node = &self.schedule.segments[timed.segment].nodes[timed.index];
@@ -138,9 +174,9 @@ impl GraphExecutor {
         let passes = self.schedule.passes.iter();
         let items = passes.flat_map(|pass| pass.items.iter().map(move |item| (pass.pass, item)));
         let items = items.zip(&self.item_events).take(self.progress.queued);
-        // Gradient reductions end in an order of their own.
-        let lines = |reductions: bool| {
-            let own = items.clone().filter(|((_, item), _)| item.is_reductions() == reductions);
+        // The collectives of buckets end in an order of their own.
+        let lines = |of_buckets: bool| {
+            let own = items.clone().filter(|((_, item), _)| item.is_bucket() == of_buckets);
             activity_lines(own.map(|((pass, item), event)| {
                 (self.describe_item(pass, item), event.try_is_complete().unwrap_or(false))
             }))
@@ -154,7 +190,10 @@ impl GraphExecutor {
                 let (name, origin) = (transfer.name(), &transfer.origin);
                 format!("{pass}: {name} of {} bytes ({origin})", transfer.bytes())
             }
-            ScheduleItem::Segment(segment) | ScheduleItem::Reductions(segment) => {
+            ScheduleItem::AwaitGathers(_) => format!("{pass}: waits for gathered weights"),
+            ScheduleItem::Segment(segment)
+            | ScheduleItem::Reductions(segment)
+            | ScheduleItem::Gathers { segment, .. } => {
                 let nodes = &self.schedule.segments[*segment].nodes;
                 let collectives: Vec<String> = nodes
                     .iter()
