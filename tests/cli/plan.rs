@@ -384,6 +384,30 @@ fn gradient_reductions_overlap_where_the_hardware_lets_them() {
     check_overlap_follows_flag_and_profile(&overlapped_request(1), "overlap_grad_reduce");
 }
 
+/// Weights that ZeRO-1 has updated are gathered during the next forward pass where gradient reductions overlap, and the
+/// report says so. A plan without the key gathers them at the end of the step.
+#[test]
+fn weights_are_gathered_during_the_next_forward_pass() {
+    const KEY: &str = "overlap_param_gather";
+    let step = |answer: &Value| answer["prediction"]["step_time_s"].as_f64().expect("a step time");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.json");
+    let file = file.to_str().expect("a path");
+    let request = format!("plan --hardware a100-80gb {} --zero 1", overlapped_request(1));
+    let auto = json(&format!("{request} --output {file}"));
+    assert_eq!(auto["decisions"][KEY], json!(true));
+    assert_eq!(json(&format!("{request} --overlap off"))["decisions"].get(KEY), None);
+    assert_eq!(step(&json(&format!("cost {file}"))), step(&auto));
+    let plan = std::fs::read_to_string(file).expect("the plan");
+    std::fs::write(file, plan.replace(&format!("  \"{KEY}\": true,\n"), "")).expect("a file");
+    assert!(step(&json(&format!("cost {file}"))) > step(&auto));
+    assert_eq!(step(&json(&format!("cost {file} --overlap on"))), step(&auto));
+    let text = super::stdout(&request);
+    let overlap =
+        "during the last backward pass; weights are gathered during the first forward pass";
+    assert!(text.contains(overlap), "{text}");
+}
+
 /// Without a memory limit, the fastest microbatch would have more tokens than a kernel can index.
 #[test]
 fn microbatches_stay_within_what_kernels_index() {

@@ -5,7 +5,7 @@ use narrows_plan::emit::{
     InstrTemplate, StageBoundary, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
     stage_transfers,
 };
-use narrows_plan::graph::BoundaryTensor;
+use narrows_plan::graph::{BoundaryTensor, SegmentKind};
 use narrows_plan::program::Extent;
 use narrows_plan::strategy::{BoundaryLayout, op_parameters};
 use narrows_plan::{Context, Seconds};
@@ -246,12 +246,8 @@ impl StageOverhead {
         if !overhead.is_empty {
             overhead.first_block_min =
                 first_block_min(segments, context, stage, embedding_and_head.boundary);
-            overhead.first_gather_min = first_gather_min(
-                segments,
-                context,
-                (stage, embedding_and_head.boundary),
-                overhead.forward_before_blocks,
-            );
+            overhead.first_gather_min =
+                first_gather_min(segments, context, stage, embedding_and_head);
             overhead.step_phase += overhead.first_block_min + overhead.first_gather_min;
             let [forward, backward] =
                 uncounted_sharding(segments, context, stage, embedding_and_head);
@@ -293,21 +289,28 @@ fn first_block_min(
     Seconds(least * (1.0 - slowdown.hidden_cost()))
 }
 
-/// Lower bound on the time that the first block of a stage adds because the gather of its weights overlaps with `before`
-/// alone, the forward pass before it. On later stages the gather also overlaps with the wait for the first microbatch.
+/// Lower bound on the time that the first block of a stage adds because the gather of its weights overlaps with the embedding
+/// alone. On later stages the gather also overlaps with the wait for the first microbatch.
 fn first_gather_min(
     segments: &SegmentSolver,
     context: &Context,
-    (stage, boundary): (u64, BoundaryLayout),
-    before: Seconds,
+    stage: u64,
+    embedding_and_head: &EmbeddingAndHead,
 ) -> Seconds {
     let (Some(slowdown), 0, Some(first)) =
         (segments.prices().overlap_slowdown(), stage, segments.layer_shapes().first())
     else {
         return Seconds(0.0);
     };
-    let gather = Seconds(segments.gathered_min(SegmentSpec::block(*first, boundary), context));
-    slowdown.exposed(gather, before) - gather * slowdown.hidden_cost()
+    let EmbeddingAndHead { embedding, boundary, tied_weight, .. } = embedding_and_head;
+    let gather = Seconds(segments.gathered_min(SegmentSpec::block(*first, *boundary), context));
+    // The embedding has one solution on one device of the tensor axis. Of several, some may trade a shorter forward pass for
+    // a longer backward pass, but none has less time for both than a relaxed one.
+    let spec = SegmentSpec::embedding_or_head(SegmentKind::Embedding, *boundary, *tied_weight);
+    let only = segments.fastest(spec, context).filter(|_| context.tensor_size() == 1);
+    let during_gather =
+        only.map_or(embedding.time.forward + embedding.time.backward, |only| only.time.forward);
+    slowdown.exposed(gather, during_gather) - gather * slowdown.hidden_cost()
 }
 
 /// The gradient of the weight that the first and the last stage share.

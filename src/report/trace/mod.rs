@@ -2,8 +2,8 @@
 //!
 //! A process of the trace is a device, or in the trace of a run a stage of the predicted step, whose devices are equal.
 //! A process has four threads: the step and its passes, compute instructions, communication, and the collectives of
-//! buckets: gradient reductions during the last backward pass, and gathers of weights during the first forward pass. Times are microseconds from the start of the first traced step, which is
-//! also the start of the predicted step.
+//! buckets: gradient reductions during the last backward pass, and gathers of weights during the first forward pass. Times
+//! are microseconds from the start of the first traced step, which is also the start of the predicted step.
 
 mod extent;
 mod file;
