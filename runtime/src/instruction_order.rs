@@ -27,11 +27,11 @@ pub struct PassPart {
     pub slot: u64,
     /// The instructions, by index in the list of the pass.
     pub instructions: Range<usize>,
-    /// Where the part runs.
+    /// Position relative to other parts.
     pub order: PartOrder,
 }
 
-/// Where a part runs relative to other parts. Parts that may run beside others are correct in order too.
+/// Position of a part relative to other parts. Parts that may run beside others are correct in order too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartOrder {
     /// In order.

@@ -79,7 +79,7 @@ impl TargetFramework for Nanotron {
                 false => Translation::near([], "reductions of gradients always overlap"),
             },
             Decision::OverlapParamGather => match exported.context().gathers_in_forward() {
-                true => Translation::lost("gathers all weights at the end of the step"),
+                true => Translation::near([], "all weights are gathered at the end of the step"),
                 false => Translation::implied(),
             },
             Decision::OverlapTensorCollectives => {
