@@ -7,6 +7,7 @@ use narrows_plan::program::Action;
 use narrows_plan::strategy::{BoundaryLayout, OpParameters};
 use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds, WeightSplit};
 
+use super::memory_limited_bound::memory_limited_bound;
 use super::solver::ContextSolver;
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::pipeline::BlockTimesMin;
@@ -21,13 +22,20 @@ impl ContextSolver<'_> {
     /// # Errors
     /// The reason why the context has no plan.
     pub(crate) fn passes_bound(&self, context: &Context) -> Result<Seconds, Infeasible> {
-        let least = |spec| self.segments.least_passes(spec, context);
-        let average = AverageStage::new(self.request, self.segments, context, least)?;
+        if let Some(infeasible) = too_large(self.request, context) {
+            return Err(infeasible);
+        }
+        let (request, segments) = (self.request, self.segments);
+        let passes = segments.least_passes(context);
+        let fastest = passes.fastest().ok_or(Infeasible::NoStrategy)?;
+        let average = AverageStage::new(request, segments, context, fastest.total);
         let filled = match context.schedule {
             PipelineSchedule::OneForwardOneBackward => average.filled_pipeline(context),
             PipelineSchedule::ZeroBubble | PipelineSchedule::Interleaved => 0.0,
         };
-        Ok(Seconds(average.step_time(context).max(filled)))
+        let limited =
+            memory_limited_bound(request, segments, context, &passes, &average.step_phase);
+        Ok(Seconds(average.step_time(context).max(filled).max(limited.unwrap_or(0.0))))
     }
 
     /// Lower bound on the step time of a context, before its blocks are divided.
@@ -35,9 +43,12 @@ impl ContextSolver<'_> {
     /// # Errors
     /// The reason why the context has no plan.
     pub(crate) fn lower_bound(&self, context: &Context) -> Result<Seconds, Infeasible> {
+        let of_passes = self.passes_bound(context)?;
         let segments = self.segments;
-        let least = |spec| segments.min_microbatch_time(spec, context);
-        let average = AverageStage::new(self.request, segments, context, least)?;
+        let layouts = segments.boundary_layouts(context).into_iter();
+        let least = layouts.filter_map(|layout| min_microbatch_time(segments, context, layout));
+        let least = least.min_by(f64::total_cmp).ok_or(Infeasible::NoStrategy)?;
+        let average = AverageStage::new(self.request, segments, context, least);
         let filled = match context.schedule {
             PipelineSchedule::OneForwardOneBackward => average.filled_pipeline(context),
             PipelineSchedule::ZeroBubble => {
@@ -46,7 +57,7 @@ impl ContextSolver<'_> {
             }
             PipelineSchedule::Interleaved => interleaved_bound(segments, context),
         };
-        Ok(Seconds(average.step_time(context).max(filled)))
+        Ok(Seconds(average.step_time(context).max(filled).max(of_passes.0)))
     }
 }
 
@@ -58,27 +69,14 @@ struct AverageStage {
 }
 
 impl AverageStage {
-    /// The bounds of a context, with the least forward and backward time of a segment in seconds.
-    ///
-    /// # Errors
-    /// The reason why the context has no plan.
+    /// The bounds of a context, with the least forward and backward time of one microbatch in seconds.
     fn new(
         request: &Request,
         segments: &SegmentSolver,
         context: &Context,
-        least: impl Fn(SegmentSpec) -> Option<f64>,
-    ) -> Result<AverageStage, Infeasible> {
-        if let Some(infeasible) = too_large(request, context) {
-            return Err(infeasible);
-        }
-        let microbatch_time = segments
-            .boundary_layouts(context)
-            .into_iter()
-            .filter_map(|boundary| model_time(segments, boundary, &least))
-            .min_by(f64::total_cmp)
-            .ok_or(Infeasible::NoStrategy)?;
-        let step_phase = min_step_phase(request, segments, context);
-        Ok(AverageStage { microbatch_time, step_phase })
+        microbatch_time: f64,
+    ) -> AverageStage {
+        AverageStage { microbatch_time, step_phase: min_step_phase(request, segments, context) }
     }
 
     /// No step is shorter: the slowest stage has no less than the average work.
@@ -93,7 +91,7 @@ impl AverageStage {
     /// pass, which is a backward pass on the first stage.
     fn zero_bubble_step_time(&self, context: &Context, segments: &SegmentSolver) -> f64 {
         let microbatches = context.workload.microbatches(&context.mesh) as f64;
-        let last = min_forward_time(segments, context);
+        let last = segments.least_passes(context).forward();
         let passes = (microbatches - 1.0) * self.microbatch_time + last;
         let StepPhaseMin { reductions, updates, .. } = self.step_phase;
         passes / context.mesh.pipeline as f64 + reductions + updates
@@ -178,13 +176,13 @@ pub(crate) fn flops_bound(request: &Request, context: &Context) -> Result<Second
 /// Lower bounds on the step phase of a stage of average size, in seconds: its share of the gradients reduced in one
 /// collective over the data axis, and AdamW over the parameters it updates.
 #[derive(Default)]
-struct StepPhaseMin {
+pub(super) struct StepPhaseMin {
     /// The reductions.
     reductions: f64,
     /// The least time that the reductions add to a step where they overlap with computation.
-    counted_reductions: f64,
+    pub counted_reductions: f64,
     /// The updates, with the least time that the gathers of updated weights add to a step.
-    updates: f64,
+    pub updates: f64,
 }
 
 /// Zero where prices are corrected by measurements: one large collective may then cost more than several small
@@ -215,17 +213,6 @@ fn min_step_phase(request: &Request, segments: &SegmentSolver, context: &Context
     StepPhaseMin { reductions, counted_reductions: hidden_cost * reductions, updates }
 }
 
-/// Lower bound on the forward pass of one microbatch over the blocks of the model.
-fn min_forward_time(segments: &SegmentSolver, context: &Context) -> f64 {
-    let of_layout = |boundary: BoundaryLayout| -> f64 {
-        let of_shape =
-            |shape| segments.min_pass_times(SegmentSpec::block(shape, boundary), context).forward;
-        segments.of_layers(of_shape).into_iter().sum()
-    };
-    let layouts = segments.boundary_layouts(context).into_iter();
-    layouts.map(of_layout).min_by(f64::total_cmp).unwrap_or(0.0)
-}
-
 /// Lower bound on forward plus backward time of one microbatch over the whole model.
 pub(super) fn min_microbatch_time(
     segments: &SegmentSolver,
@@ -247,13 +234,17 @@ fn model_time(
     Some(blocks + end(SegmentKind::Embedding)? + end(SegmentKind::Head)?)
 }
 
-/// The parameters of a device on a stage of average size: all of them, split evenly. They count as parameters of
-/// blocks, of which ZeRO shards no less than of embedding and head.
+/// The parameters of a device on a stage of average size: all of them, split evenly.
 fn average_stage(request: &Request, context: &Context) -> OpParameters {
-    let mesh = context.mesh;
-    let elements = request.model.parameters() / (mesh.tensor * mesh.pipeline);
+    evenly_split(request.model.parameters() / context.mesh.pipeline, context)
+}
+
+/// A device's share of this many parameters. They count as parameters of blocks, of which ZeRO shards no less than of
+/// embedding and head.
+fn evenly_split(elements: u64, context: &Context) -> OpParameters {
+    let tensor = context.mesh.tensor;
     OpParameters {
-        members: vec![WeightShape::new(WeightId::Norm1, mesh.tensor, elements)],
+        members: vec![WeightShape::new(WeightId::Norm1, tensor, elements / tensor)],
         split: WeightSplit::Columns,
         gradient_partial: false,
     }
@@ -262,6 +253,11 @@ fn average_stage(request: &Request, context: &Context) -> OpParameters {
 /// Lower bound on the memory of the fullest stage that needs no solver: weights and optimizer states, split evenly.
 pub(crate) fn resident_bytes_min(request: &Request, context: &Context) -> Bytes {
     average_stage(request, context).resident_bytes(context)
+}
+
+/// Lower bound on the bytes of the weights and optimizer states of this many parameters on a device.
+pub(super) fn evenly_split_bytes(elements: u64, context: &Context) -> Bytes {
+    evenly_split(elements, context).resident_bytes(context)
 }
 
 /// Whether weights and optimizer states exceed the memory even when split evenly.

@@ -3,6 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `lower_bound` | bounds before any block is divided |
+//! | `memory_limited_bound` | bound of a step whose stages keep activations within their memory |
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
 //! | `bucket_bound` | bound of a step that waits for gradient reductions or gathers of weights |
 //! | `sharding_bound` | bound of a step that waits for the collectives of sharded parameters |
@@ -18,6 +19,7 @@ mod bounds;
 mod bucket_bound;
 mod lower_bound;
 mod lowering;
+mod memory_limited_bound;
 mod min_memory;
 mod partition_bounds;
 mod progress;

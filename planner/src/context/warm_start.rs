@@ -7,6 +7,7 @@ use super::lower_bound::flops_bound;
 use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
 use crate::bounded_context::BoundedContext;
+use crate::context_space::may_need_least_memory;
 use crate::feasible_plan::FeasiblePlan;
 use crate::open_contexts::OpenContexts;
 use crate::pipeline::{
@@ -59,8 +60,20 @@ impl ContextSolver<'_> {
         None
     }
 
-    /// The first incumbent: the fastest even partition, by its time before lowering, that fits after lowering.
+    /// The first incumbent: the fastest even partition, by its time before lowering, that fits after lowering. Where none of
+    /// the fastest fits, contexts whose plans may be larger than their bytes suggest are left out.
     pub(crate) fn warm_start(&self, open: &mut OpenContexts) -> Option<FeasiblePlan> {
+        let is_small = |context: &Context| may_need_least_memory(self.request, context);
+        self.fastest_even_partition(open, |_| true)
+            .or_else(|| self.fastest_even_partition(open, is_small))
+    }
+
+    /// The fastest even partition that fits, of the contexts that satisfy a condition.
+    fn fastest_even_partition(
+        &self,
+        open: &mut OpenContexts,
+        condition: impl Fn(&Context) -> bool,
+    ) -> Option<FeasiblePlan> {
         let devices = self.request.devices;
         let mut even: Vec<(f64, Context, EmbeddingAndHead, Partition)> = vec![];
         for chunk in 0.. {
@@ -69,9 +82,10 @@ impl ContextSolver<'_> {
             // At most LOWERED_MAX partitions are lowered: slower ones need no assignment.
             let cutoff = even.get(LOWERED_MAX - 1).map_or(f64::INFINITY, |(time, ..)| *time);
             let is_faster = |open: &BoundedContext| open.step_time_bound() < fastest;
-            let on_devices = |context: &Context| context.mesh.devices() == devices;
+            let is_tried =
+                |context: &Context| context.mesh.devices() == devices && condition(context);
             let promising: Vec<Context> = open
-                .most_promising(CHUNK * (chunk + 1), on_devices, is_faster)
+                .most_promising(CHUNK * (chunk + 1), is_tried, is_faster)
                 .into_iter()
                 .skip(CHUNK * chunk)
                 .filter(|open| is_faster(open))

@@ -66,27 +66,6 @@ impl SegmentSolver<'_> {
         bounds
     }
 
-    /// Lower bound on the forward and backward pass of one microbatch together, in seconds, without what ZeRO adds to
-    /// them: one solve serves all numbers of replicas and stages. `None` when the segment has no legal decisions.
-    pub(crate) fn least_passes(&self, spec: SegmentSpec, context: &Context) -> Option<f64> {
-        let key = (spec, self.pass_key(context));
-        if let Some(cached) = lock(&self.priced.least_passes).get(&key) {
-            return *cached;
-        }
-        let of_grouping = |grouping: &Grouping| {
-            let prepared = self.prepare(spec, *grouping, context);
-            let times = prepared.priced.pass_times();
-            match &prepared.order {
-                Some(order) => order.cheapest(&times).map(|cheapest| cheapest.cost),
-                // Too wide for elimination: the sum of each node's least.
-                None => times.iter().map(|node| node.iter().copied().reduce(f64::min)).sum(),
-            }
-        };
-        let least = self.groupings(spec).iter().filter_map(of_grouping).min_by(f64::total_cmp);
-        lock(&self.priced.least_passes).insert(key, least);
-        least
-    }
-
     /// Lower bounds on the passes of one microbatch.
     pub(crate) fn min_pass_times(&self, spec: SegmentSpec, context: &Context) -> PassTimesMin {
         let key = (spec, self.pass_key(context));

@@ -24,6 +24,7 @@ use narrows_plan::{Bytes, Context, Dim, Mesh};
 use rustc_hash::FxHashMap;
 
 use super::elimination_orders::EliminationOrders;
+use super::passes::PassLines;
 use super::prepared::{PreparedSegment, Sweepers};
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::arenas::ArenaCache;
@@ -85,8 +86,8 @@ pub(super) struct PricedCache {
     pub step_phases: Mutex<FxHashMap<(OpsKey, StepPhaseKey), Arc<StepPhases>>>,
     pub step_phase_bounds: Mutex<FxHashMap<(SegmentSpec, StepPhaseKey), StepPhaseBounds>>,
     pub pass_times: Mutex<FxHashMap<(SegmentSpec, PassKey), PassTimesMin>>,
-    /// Least time of both passes of one microbatch without what ZeRO adds; `None` for a segment without legal decisions.
-    pub least_passes: Mutex<FxHashMap<(SegmentSpec, PassKey), Option<f64>>>,
+    /// Least passes of one microbatch through the whole model.
+    pub passes: Mutex<FxHashMap<PassKey, Arc<PassLines>>>,
     pub fastest: Mutex<FxHashMap<(SegmentSpec, StepKey), FastestSolution>>,
     pub sweepers: Mutex<FxHashMap<(SegmentSpec, StepKey), Sweepers>>,
     /// Prices of a byte at which the bounds of a stage were tight, for one microbatch: of a step, and of very many
@@ -147,8 +148,9 @@ const MODELS_MAX: usize = 12;
 /// Largest number of priced caches of one model.
 const PRICED_MAX: usize = 8;
 
-/// Tables and solutions from which on a priced cache is replaced by an empty one: about 100 MB.
-const TABLES_MAX: usize = 20_000;
+/// Tables and solutions from which on a priced cache is replaced by an empty one: about 500 MB. Half of a sweep's time
+/// would be preparing tables again if a cache could not hold those of some dozens of points.
+const TABLES_MAX: usize = 100_000;
 
 impl SegmentCache {
     /// The arenas of all plans.

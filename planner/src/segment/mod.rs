@@ -6,11 +6,13 @@ mod elimination_orders;
 mod fastest;
 mod hull_cache;
 mod hulls;
+mod passes;
 mod prepared;
 mod solver;
 mod spec;
 
 pub(crate) use cache::SegmentCache;
 pub(crate) use fastest::ASYMPTOTIC_MICROBATCHES;
+pub(crate) use passes::{LeastPasses, PricedPasses};
 pub use solver::SegmentSolver;
 pub use spec::{SegmentSpec, SolvedSegment};

@@ -1,0 +1,158 @@
+//! Lower bound on a step whose stages keep activations within their memory, before any block is divided.
+//!
+//! Stage s of P has nₛ of the L blocks, which are all of one shape. For a price λₛ of a byte, let vₛ be the least time of a
+//! block with the price of the bytes that it keeps of a microbatch, and ρ the bytes of its weights and optimizer states. With
+//! wₛ microbatches in flight and Mₛ bytes of memory besides embedding and head, the stage keeps at most (Mₛ − nₛ·ρ)/wₛ bytes of
+//! a microbatch, so that its microbatch time is
+//!
+//! ```text
+//! tₛ ≥ nₛ·aₛ − cₛ      with aₛ = vₛ + λₛ·ρ/wₛ and cₛ = λₛ·Mₛ/wₛ
+//! ```
+//! A step S of m microbatches fills the pipeline, for at least ψ seconds with each block of the stages before s, and then runs m
+//! of these. Weights yₛ ≥ 0 add these bounds up so that every block counts once:
+//!
+//! ```text
+//! S ≥ ψ·Σ_{j<s} nⱼ + m·tₛ                               for every s
+//! S·Σ yₛ ≥ L − m·Σ yₛ·cₛ                                with m·aⱼ·yⱼ = 1 − ψ·Σ_{s>j} yₛ
+//! ```
+//! Embedding, head, and what a stage of average size takes in its step phase are added in the same proportions.
+
+use narrows_plan::{Bytes, Context, PipelineSchedule};
+
+use super::lower_bound::{StepPhaseMin, evenly_split_bytes};
+use crate::pipeline::in_flight_in_chunks;
+use crate::request::Request;
+use crate::segment::{LeastPasses, PricedPasses, SegmentSolver};
+
+/// A line below the microbatch time of a stage.
+struct StageLine {
+    /// Seconds for each block.
+    of_block: f64,
+    /// Seconds that the stage's memory saves.
+    saved: f64,
+}
+
+/// Lower bound in seconds on the step of a context, beside `step_phase`, that of a stage of average size. 0 for models with
+/// blocks of several shapes; `None` when a segment has no legal decisions.
+pub(super) fn memory_limited_bound(
+    request: &Request,
+    segments: &SegmentSolver,
+    context: &Context,
+    passes: &LeastPasses,
+    step_phase: &StepPhaseMin,
+) -> Option<f64> {
+    let fastest = passes.fastest()?;
+    if segments.shape_count() > 1 {
+        return Some(0.0);
+    }
+    let lines = stage_lines(request, segments, context, passes)?;
+    let blocks = segments.layer_shapes().len() as f64;
+    let microbatches = context.workload.microbatches(&context.mesh) as f64;
+    let bound = |fill: f64, step_phase: f64| {
+        let mut weights = vec![0.0; lines.len()];
+        let mut after = 0.0;
+        for (line, weight) in lines.iter().zip(&mut weights).rev() {
+            *weight = ((1.0 - fill * after) / (microbatches * line.of_block)).max(0.0);
+            after += *weight;
+        }
+        let total: f64 = weights.iter().sum();
+        let saved: f64 = lines.iter().zip(&weights).map(|(line, weight)| line.saved * weight).sum();
+        let ends = fastest.embedding * weights[0] + fastest.head * weights[weights.len() - 1];
+        let least = weights.iter().copied().fold(f64::INFINITY, f64::min);
+        let step_phase = step_phase * least * weights.len() as f64;
+        (blocks + microbatches * (ends - saved) + step_phase) / total
+    };
+    let StepPhaseMin { counted_reductions, updates, .. } = step_phase;
+    let step_phase = counted_reductions + updates;
+    // Seconds of a block in the passes that fill the pipeline.
+    let fill = match context.schedule {
+        PipelineSchedule::OneForwardOneBackward => fastest.blocks / blocks,
+        PipelineSchedule::ZeroBubble => passes.forward() / blocks,
+        PipelineSchedule::Interleaved => fastest.blocks / blocks / context.chunks as f64,
+    };
+    Some(match context.schedule {
+        // The stage with the longest passes may end before the step phase of the first stage.
+        PipelineSchedule::OneForwardOneBackward | PipelineSchedule::Interleaved => {
+            bound(0.0, step_phase).max(bound(fill, 0.0))
+        }
+        PipelineSchedule::ZeroBubble => bound(fill, step_phase),
+    })
+}
+
+/// The line of each stage at the price that is best for its memory if all stages have equally many blocks.
+fn stage_lines(
+    request: &Request,
+    segments: &SegmentSolver,
+    context: &Context,
+    passes: &LeastPasses,
+) -> Option<Vec<StageLine>> {
+    let model = &request.model;
+    let (blocks, stages) = (segments.layer_shapes().len() as u64, context.mesh.pipeline);
+    let vocabulary = model.vocab * model.hidden;
+    let ends = vocabulary * if model.tied { 1 } else { 2 } + model.hidden;
+    let of_elements = |elements: u64| evenly_split_bytes(elements, context).as_f64();
+    let of_block = of_elements((model.parameters() - ends) / blocks);
+    let limit: Bytes = request.arena_limit();
+    let line = |stage: u64| {
+        // A tied weight of a single stage is there once.
+        let ends = match (stages, stage) {
+            (1, _) => ends,
+            _ if stage == 0 || stage + 1 == stages => vocabulary,
+            _ => 0,
+        };
+        let memory = limit.as_f64() - of_elements(ends);
+        let in_flight =
+            in_flight_in_chunks(context, stage as usize).into_iter().min()?.max(1) as f64;
+        let kept_by_stage = (memory - of_block * blocks as f64 / stages as f64) / in_flight;
+        let PricedPasses { price, blocks: all, .. } =
+            passes.within(kept_by_stage * stages as f64)?;
+        let of_block = all / blocks as f64 + price * of_block / in_flight;
+        Some(StageLine { of_block, saved: price * memory / in_flight })
+    };
+    (0..stages).map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+    use narrows_plan::model::presets;
+
+    use crate::context::ContextSolver;
+    use crate::context_space::contexts;
+    use crate::deadline::Deadline;
+    use crate::request::{MemoryLimit, Request};
+    use crate::segment::SegmentSolver;
+
+    use super::*;
+
+    /// Every second context of pipelines and of one stage, of all schedules and stages of ZeRO.
+    #[test]
+    fn no_plan_within_the_memory_is_faster_than_the_bound() {
+        let model = presets::find("cola-350m").expect("a preset");
+        let profile = profile::preset("a100-80gb").expect("a preset");
+        let (mut solved, mut raised) = (0, 0);
+        for (devices, limit_gib) in [(1, 10), (2, 6), (4, 4), (4, 6)] {
+            let request = Request {
+                memory_limit: MemoryLimit::Bytes(Bytes(limit_gib << 30)),
+                ..Request::new(model.clone(), profile.clone(), devices, 16, 4096)
+            };
+            let unlimited = Request { memory_limit: MemoryLimit::None, ..request.clone() };
+            let segments = SegmentSolver::new(&request, Deadline::none());
+            let solver = ContextSolver::new(&request, &segments);
+            let without_limit = ContextSolver::new(&unlimited, &segments);
+            for context in contexts(&request).iter().step_by(2) {
+                let Ok(bound) = solver.passes_bound(context) else { continue };
+                let bounds = solver.bounds(context, f64::INFINITY);
+                let Ok(Some(plan)) = solver.solve(context, &bounds, f64::INFINITY).best else {
+                    continue;
+                };
+                let case = format!("{context:?} in {limit_gib} GiB: {bound} and {}", plan.time);
+                assert!(bound.0 <= plan.time.0 * (1.0 + 1e-9), "{case}");
+                solved += 1;
+                let least = without_limit.passes_bound(context).expect("more memory").0;
+                raised += usize::from(bound.0 > least * (1.0 + 1e-3));
+            }
+        }
+        assert!(solved > 50 && raised > 10, "{solved} solved, {raised} raised");
+    }
+}

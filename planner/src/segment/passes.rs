@@ -1,0 +1,182 @@
+//! Least passes of one microbatch at prices of a byte, without what ZeRO adds to them.
+//!
+//! Any price λ gives a line below all assignments of a block: time ≥ min (time + λ·kept bytes) − λ·kept bytes. The
+//! minimum takes one sweep. Prices are those of one grid, so that contexts with other replicas, stages, numbers of
+//! microbatches and memory limits share the sweeps, and a line does not depend on earlier searches.
+
+use std::sync::{Arc, OnceLock};
+
+use narrows_plan::Context;
+use narrows_plan::graph::{Grouping, SegmentKind};
+use narrows_plan::strategy::BoundaryLayout;
+
+use super::solver::SegmentSolver;
+use super::spec::SegmentSpec;
+use crate::lock::lock;
+
+/// Passes of one microbatch through the whole model at a price of a byte; every value is the least over all boundary
+/// layouts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PricedPasses {
+    /// Price of a kept byte, in seconds.
+    pub price: f64,
+    /// Forward and backward time of all blocks, with the price of the bytes that they keep, in seconds.
+    pub blocks: f64,
+    /// Forward and backward time of the embedding, in seconds.
+    pub embedding: f64,
+    /// Forward and backward time of the head, in seconds.
+    pub head: f64,
+    /// Forward and backward time of the whole model with the price, in seconds.
+    pub total: f64,
+    /// Bytes that all blocks keep in the fastest layout at this price.
+    kept_bytes: f64,
+}
+
+/// Number of prices: none, and from 1 fs to about 1 ns for a byte in steps of a fourth of an octave.
+const PRICES: usize = 80;
+
+/// Relative error of sums of times.
+const ROUNDING: f64 = 1e-12;
+
+/// The price of this number in the grid, in seconds per byte.
+fn price(number: usize) -> f64 {
+    match number {
+        0 => 0.0,
+        _ => 1e-15 * (0.25 * (number - 1) as f64).exp2(),
+    }
+}
+
+/// Passes by the number of their price, once computed; `None` where a segment has no legal decisions.
+pub(super) struct PassLines {
+    by_price: [OnceLock<Option<PricedPasses>>; PRICES],
+    /// Least forward time of all blocks, in seconds.
+    forward: OnceLock<f64>,
+}
+
+impl Default for PassLines {
+    fn default() -> PassLines {
+        PassLines { by_price: [const { OnceLock::new() }; PRICES], forward: OnceLock::new() }
+    }
+}
+
+/// The passes of the contexts with one tensor axis, context axis and microbatch.
+pub(crate) struct LeastPasses<'a> {
+    segments: &'a SegmentSolver<'a>,
+    context: &'a Context,
+    lines: Arc<PassLines>,
+}
+
+impl<'a> SegmentSolver<'a> {
+    /// The least passes of a context.
+    pub(crate) fn least_passes(&'a self, context: &'a Context) -> LeastPasses<'a> {
+        let lines = lock(&self.priced.passes).entry(self.pass_key(context)).or_default().clone();
+        LeastPasses { segments: self, context, lines }
+    }
+}
+
+impl LeastPasses<'_> {
+    /// The passes without a memory limit; `None` when a segment has no legal decisions.
+    pub(crate) fn fastest(&self) -> Option<PricedPasses> {
+        self.at(0)
+    }
+
+    /// The passes at the price whose line is highest where all blocks keep at most `kept_bytes_max` bytes.
+    pub(crate) fn within(&self, kept_bytes_max: f64) -> Option<PricedPasses> {
+        let mut best = self.at(0)?;
+        if best.kept_bytes <= kept_bytes_max {
+            return Some(best);
+        }
+        let value = |passes: &PricedPasses| passes.blocks - passes.price * kept_bytes_max;
+        // The higher the price, the fewer bytes are kept: the best price is where they fit.
+        let (mut low, mut high) = (0, PRICES);
+        while high - low > 1 {
+            let middle = usize::midpoint(low, high);
+            let passes = self.at(middle)?;
+            if value(&passes) > value(&best) {
+                best = passes;
+            }
+            match passes.kept_bytes > kept_bytes_max {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        Some(best)
+    }
+
+    /// Lower bound on the forward pass of one microbatch over all blocks, in seconds.
+    pub(crate) fn forward(&self) -> f64 {
+        *self.lines.forward.get_or_init(|| {
+            let of_layout = |boundary: BoundaryLayout| -> f64 {
+                let block = |shape| SegmentSpec::block(shape, boundary);
+                let times = |shape| self.segments.min_pass_times(block(shape), self.context);
+                self.segments.of_layers(times).iter().map(|times| times.forward).sum()
+            };
+            let layouts = self.segments.boundary_layouts(self.context).into_iter();
+            layouts.map(of_layout).min_by(f64::total_cmp).unwrap_or(0.0)
+        })
+    }
+
+    fn at(&self, number: usize) -> Option<PricedPasses> {
+        *self.lines.by_price[number].get_or_init(|| self.price_at(price(number)))
+    }
+
+    fn price_at(&self, price: f64) -> Option<PricedPasses> {
+        let layouts = self.segments.boundary_layouts(self.context).into_iter();
+        let of_layouts: Vec<PricedPasses> =
+            layouts.filter_map(|layout| self.of_layout(layout, price)).collect();
+        let fastest = of_layouts.iter().min_by(|a, b| a.total.total_cmp(&b.total))?;
+        let least = |value: fn(&PricedPasses) -> f64| {
+            of_layouts.iter().map(value).fold(f64::INFINITY, f64::min) * (1.0 - ROUNDING)
+        };
+        Some(PricedPasses {
+            price,
+            blocks: least(|passes| passes.blocks),
+            embedding: least(|passes| passes.embedding),
+            head: least(|passes| passes.head),
+            total: least(|passes| passes.total),
+            kept_bytes: fastest.kept_bytes,
+        })
+    }
+
+    fn of_layout(&self, boundary: BoundaryLayout, price: f64) -> Option<PricedPasses> {
+        let (mut blocks, mut kept_bytes) = (0.0, 0.0);
+        let block = |shape| self.of_segment(SegmentSpec::block(shape, boundary), price);
+        for block in self.segments.of_layers(block) {
+            let (cost, kept) = block?;
+            blocks += cost;
+            kept_bytes += kept;
+        }
+        // Microbatches in flight multiply the bytes of blocks, but not those of the head.
+        let end = |kind| {
+            let spec = SegmentSpec::embedding_or_head(kind, boundary, None);
+            Some(self.of_segment(spec, 0.0)?.0)
+        };
+        let (embedding, head) = (end(SegmentKind::Embedding)?, end(SegmentKind::Head)?);
+        let total = blocks + embedding + head;
+        Some(PricedPasses { price, blocks, embedding, head, total, kept_bytes })
+    }
+
+    /// Least time with the price of kept bytes, in seconds, and the bytes kept; `None` without legal decisions.
+    fn of_segment(&self, spec: SegmentSpec, price: f64) -> Option<(f64, f64)> {
+        let of_grouping = |grouping: &Grouping| {
+            let prepared = self.segments.prepare(spec, *grouping, self.context);
+            let (mut costs, kept) = (prepared.priced.pass_times(), prepared.priced.kept_bytes());
+            for (costs, kept) in costs.iter_mut().zip(kept.iter()) {
+                for (cost, kept) in costs.iter_mut().zip(kept) {
+                    *cost += price * kept.as_f64();
+                }
+            }
+            let Some(order) = &prepared.order else {
+                // Too wide for elimination: the sum of each node's least.
+                let least = costs.iter().map(|costs| costs.iter().copied().reduce(f64::min));
+                return Some((least.sum::<Option<f64>>()?, 0.0));
+            };
+            let cheapest = order.cheapest(&costs)?;
+            let chosen = cheapest.assignment.iter().zip(kept.iter());
+            let kept_bytes = chosen.map(|(choice, kept)| kept[*choice as usize].as_f64()).sum();
+            Some((cheapest.cost, kept_bytes))
+        };
+        let groupings = self.segments.groupings(spec);
+        groupings.iter().filter_map(of_grouping).min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+}
