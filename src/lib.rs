@@ -19,6 +19,7 @@ mod compare;
 mod corpus;
 mod cuda_loader;
 mod defaults;
+mod diagnosis;
 mod embedded;
 mod errors;
 mod export;

@@ -13,6 +13,7 @@ use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::objective::Objective;
 use crate::report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 use crate::request::Request;
+use crate::search_cache::SearchCache;
 use crate::segment::SegmentSolver;
 
 /// Reasons why no plan was found, and changes to try. Serialized as `causes`, which are all
@@ -46,8 +47,8 @@ impl Serialize for Diagnosis {
     }
 }
 
-/// Diagnoses a search without a plan.
-pub fn diagnose(request: &Request, report: &SearchReport) -> Diagnosis {
+/// Diagnoses a search without a plan, with the tables of the cache that the search used.
+pub fn diagnose(request: &Request, report: &SearchReport, cache: &SearchCache) -> Diagnosis {
     let mut causes = vec![];
     let mut conclusion = None;
     let mut caveat = None;
@@ -88,7 +89,7 @@ pub fn diagnose(request: &Request, report: &SearchReport) -> Diagnosis {
         causes.push(format!("and because a device may use {limit}"));
         let is_proof = report.status == SearchStatus::Infeasible;
         conclusion = Some(if is_proof { "no plan fits" } else { "no plan was found that fits" });
-        if let Some((sufficient_limit, mesh)) = sufficient_memory(request, report) {
+        if let Some((sufficient_limit, mesh)) = sufficient_memory(request, report, cache) {
             let hint = format!(
                 "--memory-limit {} is enough, if the devices have it: {mesh}",
                 sufficient_limit.0
@@ -97,7 +98,7 @@ pub fn diagnose(request: &Request, report: &SearchReport) -> Diagnosis {
         }
         hints.push(memory_hint(request));
     } else if report.contexts.iter().any(|c| matches!(c.outcome, ContextOutcome::Infeasible(_))) {
-        causes.extend(ops_without_strategy(request, report));
+        causes.extend(ops_without_strategy(request, report, cache));
         causes.push(format!(
             "because on every mesh some op has no legal strategy under `--strategy {}`{}",
             request.rules.baseline.name(),
@@ -199,13 +200,18 @@ fn memory_hint(request: &Request) -> String {
 const NAMED_MAX: usize = 4;
 
 /// Names the ops of the first mesh that have no strategy.
-fn ops_without_strategy(request: &Request, report: &SearchReport) -> Option<String> {
+fn ops_without_strategy(
+    request: &Request,
+    report: &SearchReport,
+    cache: &SearchCache,
+) -> Option<String> {
     let has_no_strategy = |report: &&ContextReport| {
         matches!(report.outcome, ContextOutcome::Infeasible(Infeasible::NoStrategy))
     };
     let context = report.contexts.iter().find(has_no_strategy)?.context;
     let request = request.on_devices(context.mesh.devices());
-    let names = SegmentSolver::new(&request, Deadline::none()).ops_without_strategy(&context);
+    let segments = SegmentSolver::with_cache(&request, Deadline::none(), cache.segments());
+    let names = segments.ops_without_strategy(&context);
     if names.is_empty() {
         return None;
     }
@@ -220,10 +226,14 @@ fn ops_without_strategy(request: &Request, report: &SearchReport) -> Option<Stri
 const LOWERED_MAX: usize = 8;
 
 /// A memory limit under which a plan exists, and its mesh.
-fn sufficient_memory(request: &Request, report: &SearchReport) -> Option<(Bytes, Mesh)> {
+fn sufficient_memory(
+    request: &Request,
+    report: &SearchReport,
+    cache: &SearchCache,
+) -> Option<(Bytes, Mesh)> {
     let requests = request.by_devices();
-    let segments: Vec<SegmentSolver> =
-        requests.iter().map(|request| SegmentSolver::new(request, Deadline::none())).collect();
+    let segments = |request| SegmentSolver::with_cache(request, Deadline::none(), cache.segments());
+    let segments: Vec<SegmentSolver> = requests.iter().map(segments).collect();
     let solvers = ContextSolvers::new(&requests, &segments);
     let mut contexts: Vec<_> = report
         .contexts

@@ -14,7 +14,8 @@ use crate::objective::Objective;
 use crate::predict::{Prediction, predict};
 use crate::report::{ContextOutcome, ContextReport};
 use crate::request::{MemoryLimit, Request};
-use crate::search::search;
+use crate::search::search_with_cache;
+use crate::search_cache::SearchCache;
 use crate::search_result::SearchResult;
 
 /// The explanation of a search's result.
@@ -210,8 +211,8 @@ fn outcome_sentence<S: Serializer>(
 /// Largest number of meshes in an explanation.
 const MESHES_MAX: usize = 12;
 
-/// Explains the result of a search.
-pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
+/// Explains the result of a search, with the cache that it used.
+pub fn explain(request: &Request, searched: &SearchResult, cache: &SearchCache) -> Explanation {
     let contexts = &searched.report.contexts;
     let meshes = contexts.iter().take(MESHES_MAX).map(mesh_row).collect();
     let meshes_not_listed = contexts.len().saturating_sub(MESHES_MAX);
@@ -222,16 +223,16 @@ pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
             meshes,
             meshes_not_listed,
             bottlenecks: vec![],
-            diagnosis: diagnose(request, &searched.report),
+            diagnosis: diagnose(request, &searched.report, cache),
         };
     };
     let chosen = alternative("chosen plan", request, best, None);
     let time = best.time;
     let alternatives = alternative_requests(request, best)
         .into_iter()
-        .map(|(name, other)| plan_alternative(name, &other, time))
+        .map(|(name, other)| plan_alternative(name, &other, time, cache))
         .collect();
-    let bottlenecks = bottlenecks(request, best, &chosen);
+    let bottlenecks = bottlenecks(request, best, &chosen, cache);
     Explanation {
         chosen: Some(chosen),
         alternatives,
@@ -242,8 +243,13 @@ pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
     }
 }
 
-fn plan_alternative(name: String, other: &Request, time: Seconds) -> Alternative {
-    let searched = search(other);
+fn plan_alternative(
+    name: String,
+    other: &Request,
+    time: Seconds,
+    cache: &SearchCache,
+) -> Alternative {
+    let searched = search_with_cache(other, cache);
     match &searched.best {
         Some(plan) => Alternative {
             status: Some(searched.report.status.name()),
@@ -257,7 +263,7 @@ fn plan_alternative(name: String, other: &Request, time: Seconds) -> Alternative
             summary: String::new(),
             prediction: None,
             ratio: None,
-            rejection_reason: Some(diagnose(other, &searched.report).clauses().join("; ")),
+            rejection_reason: Some(diagnose(other, &searched.report, cache).clauses().join("; ")),
         },
     }
 }
@@ -356,7 +362,12 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
 }
 
 /// The resources on which a step spends its time, and whether the memory limit changes the plan.
-fn bottlenecks(request: &Request, best: &FeasiblePlan, chosen: &Alternative) -> Vec<Bottleneck> {
+fn bottlenecks(
+    request: &Request,
+    best: &FeasiblePlan,
+    chosen: &Alternative,
+    cache: &SearchCache,
+) -> Vec<Bottleneck> {
     let Some(prediction) = &chosen.prediction else { return vec![] };
     let parts = &prediction.breakdown_s;
     let step = prediction.step_time_s;
@@ -372,14 +383,14 @@ fn bottlenecks(request: &Request, best: &FeasiblePlan, chosen: &Alternative) -> 
         .filter(|(_, time)| *time > 0.05 * step)
         .map(|&(resource, time)| Bottleneck::Resource { resource, percent: 100.0 * time / step })
         .collect();
-    bottlenecks.push(Bottleneck::Memory(memory_binding(request, best)));
+    bottlenecks.push(Bottleneck::Memory(memory_binding(request, best, cache)));
     if !prediction.assumed.is_empty() {
         bottlenecks.push(Bottleneck::Assumed(prediction.assumed.clone()));
     }
     bottlenecks
 }
 
-fn memory_binding(request: &Request, best: &FeasiblePlan) -> MemoryBinding {
+fn memory_binding(request: &Request, best: &FeasiblePlan, cache: &SearchCache) -> MemoryBinding {
     let limit = request.arena_limit();
     let peak = best.peak_arena();
     match request.memory_limit {
@@ -393,7 +404,7 @@ fn memory_binding(request: &Request, best: &FeasiblePlan) -> MemoryBinding {
         memory_limit: MemoryLimit::None,
         ..request.on_devices(best.decisions.context.mesh.devices())
     };
-    let free = search(&free);
+    let free = search_with_cache(&free, cache);
     match free.best.filter(|free| free.time.0 < best.time.0 * (1.0 - 1e-9)) {
         Some(free) => MemoryBinding::Binding {
             peak,

@@ -4,7 +4,8 @@ use narrows_cost_model::profile;
 use narrows_plan::random::SplitMix64;
 use narrows_plan::{Bytes, model};
 use narrows_planner::{
-    ContextOutcome, Infeasible, MemoryLimit, Request, SearchStatus, diagnose, search,
+    ContextOutcome, Infeasible, MemoryLimit, Request, SearchCache, SearchStatus, diagnose,
+    search_with_cache,
 };
 
 #[test]
@@ -45,14 +46,15 @@ fn check_needed_memory(draws: usize, parts: u64) {
             ..Request::new(model.clone(), profile.clone(), devices, batch, 128)
         };
         let smallest = limited(Bytes(1 << 16));
-        let report = search(&smallest).report;
+        let cache = SearchCache::default();
+        let report = search_with_cache(&smallest, &cache).report;
         assert_eq!(report.status, SearchStatus::Infeasible, "{text}");
         let needed = report.contexts.iter().filter_map(|context| match &context.outcome {
             ContextOutcome::Infeasible(Infeasible::Memory { needed, .. }) => Some(needed.0),
             _ => None,
         });
         let bound = needed.min().expect("some context needs more memory");
-        let hints = diagnose(&smallest, &report).hints;
+        let hints = diagnose(&smallest, &report, &cache).hints;
         let sufficient = hints.iter().find_map(|hint| {
             hint.strip_prefix("--memory-limit ")?.split(' ').next()?.parse::<u64>().ok()
         });
@@ -60,7 +62,7 @@ fn check_needed_memory(draws: usize, parts: u64) {
         assert!(bound <= sufficient, "{text}: at least {bound}, but {sufficient} is enough");
         for part in 0..=parts {
             let limit = bound - 1 + (sufficient + 1 - bound) * part / parts;
-            let result = search(&limited(Bytes(limit)));
+            let result = search_with_cache(&limited(Bytes(limit)), &cache);
             let case =
                 format!("{limit} of {bound} to {sufficient} for {batch} × {devices}: {text}");
             match result.best {

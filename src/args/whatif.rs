@@ -134,6 +134,18 @@ pub enum WhatIfTask {
 }
 
 impl WhatIfArgs {
+    /// The failure of a field with the flag that names it: --vary instead of --sweep, where there is one.
+    fn in_own_flag(&self, failure: Failure) -> Failure {
+        let own = |problem: Problem| match problem.location.strip_prefix("--sweep") {
+            Some(rest) if self.vary.is_some() => {
+                Problem { location: format!("--vary{rest}"), ..problem }
+            }
+            _ => problem,
+        };
+        let Failure { status, problems } = failure;
+        Failure { status, problems: problems.into_iter().map(own).collect() }
+    }
+
     /// The settings.
     ///
     /// # Errors
@@ -141,8 +153,8 @@ impl WhatIfArgs {
     pub fn resolve(&self) -> CommandResult<WhatIfSettings> {
         let (format, detail) = (self.format.format, self.detail.resolve());
         let fields: Vec<String> = self.sweep.iter().chain(&self.vary).cloned().collect();
-        let (mut scenario, mut axes) =
-            Scenario::new(self.request.clone(), self.training_run.clone(), &fields)?;
+        let scenario = Scenario::new(self.request.clone(), self.training_run.clone(), &fields);
+        let (mut scenario, mut axes) = scenario.map_err(|failure| self.in_own_flag(failure))?;
         if self.list {
             return Ok(WhatIfSettings { scenario, task: WhatIfTask::List, format, detail });
         }

@@ -1,5 +1,7 @@
 //! `narrows compare`: what differs between plans of one model.
 
+use narrows_planner::SearchCache;
+
 use super::cost::{price, warn_of_exceeded_memory};
 use super::search::search;
 use crate::args::{CompareArgs, CompareSettings};
@@ -24,9 +26,10 @@ pub fn run(args: &CompareArgs) -> CommandResult<()> {
         plans.push(ComparedPlan { name, priced, memory_limit, search: None, training_run });
     }
     if let Some(request) = request {
-        let result = search(&request, format);
+        let cache = SearchCache::default();
+        let result = search(&request, &cache, format);
         let Some(best) = result.best else {
-            return Err(InfeasibleReport::new(&request, &result.report).into_failure());
+            return Err(InfeasibleReport::new(&request, &result.report, &cache).into_failure());
         };
         let priced = PricedPlan::of_search(&request, best)?;
         let terms = training_run.map(|terms| priced_terms(terms, &request.profile));

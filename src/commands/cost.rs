@@ -2,7 +2,7 @@
 
 use narrows_cost_model::Profile;
 use narrows_plan::{Bytes, CheckedProgram, Plan, PlanSource, lower};
-use narrows_planner::{Prediction, predict_program};
+use narrows_planner::{Prediction, SearchCache, predict_program};
 
 use super::plan::{report_plan, report_search};
 use super::search::{search, warn_of_measurement};
@@ -18,8 +18,9 @@ pub fn run(args: &CostArgs) -> CommandResult<()> {
     let file = match selection {
         PlanSelection::File(file) => file,
         PlanSelection::Search(request) => {
-            let result = search(&request, settings.output.format);
-            return report_search(&request, result, &settings);
+            let cache = SearchCache::default();
+            let result = search(&request, &cache, settings.output.format);
+            return report_search(&request, result, &cache, &settings);
         }
     };
     let priced = price(&file)?;

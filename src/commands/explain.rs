@@ -1,6 +1,6 @@
 //! `narrows explain`: explains why a plan is the fastest, and what the alternatives cost.
 
-use narrows_planner::explain;
+use narrows_planner::{SearchCache, explain};
 
 use super::cost::price;
 use super::search::search;
@@ -21,13 +21,14 @@ pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
             Some(PricedFile { name: file.name, prediction })
         }
     };
-    let result = search(&request, output.format);
+    let cache = SearchCache::default();
+    let result = search(&request, &cache, output.format);
     if let (Some(file), Some(best)) = (&output.plan_file, &result.best) {
         output::write_plan(file, &best.plan)?;
     }
     let visible = output.format == OutputFormat::Text;
     let explanation =
-        with_spinner("pricing the alternatives", visible, || explain(&request, &result));
+        with_spinner("pricing the alternatives", visible, || explain(&request, &result, &cache));
     let explained = match &result.best {
         Some(best) => request.beside(best),
         None => request.clone(),
@@ -37,6 +38,6 @@ pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
     report::print(&report, output.format, detail, output.plan_on_stdout())?;
     match result.best {
         Some(_) => Ok(()),
-        None => Err(InfeasibleReport::new(&request, &result.report).into_failure()),
+        None => Err(InfeasibleReport::new(&request, &result.report, &cache).into_failure()),
     }
 }

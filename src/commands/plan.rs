@@ -5,7 +5,7 @@ use std::path::Path;
 use narrows_cost_model::{Prices, Profile, simulate};
 use narrows_plan::strategy::Baseline;
 use narrows_plan::{CheckedProgram, Kernel, Mesh, Plan, Zero};
-use narrows_planner::{Objective, Request, SearchResult};
+use narrows_planner::{Objective, Request, SearchCache, SearchResult};
 
 use super::search::search;
 use crate::args::{OutputFormat, PlanArgs, PlanReportSettings, PlanSettings};
@@ -20,18 +20,20 @@ use crate::step_cost::StepCost;
 /// Searches, writes the plan, reports.
 pub fn run(args: &PlanArgs) -> CommandResult<()> {
     let PlanSettings { request, report } = args.resolve()?;
-    let result = search(&request, report.output.format);
-    report_search(&request, result, &report)
+    let cache = SearchCache::default();
+    let result = search(&request, &cache, report.output.format);
+    report_search(&request, result, &cache, &report)
 }
 
-/// Writes and reports the plan of a search, with the training run if one is to be estimated.
+/// Writes and reports the plan of a search with this cache, with the training run if one is to be estimated.
 pub fn report_search(
     request: &Request,
     result: SearchResult,
+    cache: &SearchCache,
     settings: &PlanReportSettings,
 ) -> CommandResult<()> {
     let Some(best) = result.best else {
-        let report = InfeasibleReport::new(request, &result.report);
+        let report = InfeasibleReport::new(request, &result.report, cache);
         if settings.output.format == OutputFormat::Json {
             output::print_json(&report)?;
         }

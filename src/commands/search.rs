@@ -4,7 +4,7 @@ use std::sync::Once;
 
 use narrows_cost_model::Profile;
 use narrows_planner::{
-    Request, SearchCache, SearchResult, search as search_plans, search_until_stopped,
+    Request, SearchCache, SearchResult, search_until_stopped, search_with_cache,
 };
 
 use crate::args::OutputFormat;
@@ -13,14 +13,14 @@ use crate::output;
 use crate::progress::with_spinner;
 use crate::text::plural;
 
-/// Searches for the fastest plan, with a spinner on a terminal.
-pub fn search(request: &Request, format: OutputFormat) -> SearchResult {
+/// Searches for the fastest plan, with a spinner on a terminal. What follows the search may use its cache.
+pub fn search(request: &Request, cache: &SearchCache, format: OutputFormat) -> SearchResult {
     let Request { model, devices, profile, .. } = request;
     warn_of_measurement(profile);
     let message = format!("planning {} on {}", model.name, plural(*devices, "device"));
     let result = with_spinner(&message, format == OutputFormat::Text, || match stop_flag() {
-        Some(stop) => search_until_stopped(request, &SearchCache::default(), &stop),
-        None => search_plans(request),
+        Some(stop) => search_until_stopped(request, cache, &stop),
+        None => search_with_cache(request, cache),
     });
     warn_of_failed_solves(result.report.failed_solves);
     result

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use indicatif::ProgressBar;
+use narrows_planner::SearchCache;
 
 use super::search::{search, warn_of_failed_solves};
 use crate::args::{OutputFormat, SensitivityArgs, SensitivitySettings};
@@ -19,9 +20,10 @@ use crate::signals::stop_on_signals;
 pub fn run(args: &SensitivityArgs) -> CommandResult<()> {
     let SensitivitySettings { scenario, request, csv, documents, format, detail } =
         args.resolve()?;
-    let result = search(&request, format);
+    let cache = SearchCache::default();
+    let result = search(&request, &cache, format);
     let Some(best) = result.best else {
-        return Err(InfeasibleReport::new(&request, &result.report).into_failure());
+        return Err(InfeasibleReport::new(&request, &result.report, &cache).into_failure());
     };
     let priced = PricedPlan::of_search(&request, best)?;
     let step = StepSample::new(&request, &priced.prediction, &priced.program);

@@ -1,9 +1,10 @@
 //! The report of a search that found no plan.
 
-use narrows_planner::{Diagnosis, Objective, Request, SearchReport, SearchStatus};
+use narrows_planner::{Diagnosis, Objective, Request, SearchCache, SearchReport, SearchStatus};
 use serde::Serialize;
 
 use super::search::SearchSummary;
+use crate::diagnosis::diagnosis;
 use crate::errors::{Failure, Problem};
 use crate::text::plural;
 
@@ -20,8 +21,17 @@ pub struct InfeasibleReport {
 }
 
 impl InfeasibleReport {
-    /// The report of a search without a plan.
-    pub fn new(request: &Request, report: &SearchReport) -> InfeasibleReport {
+    /// The report of a search without a plan, with the cache that the search used.
+    pub fn new(request: &Request, report: &SearchReport, cache: &SearchCache) -> InfeasibleReport {
+        InfeasibleReport::diagnosed(request, report, diagnosis(request, report, cache))
+    }
+
+    /// The report of a search whose diagnosis is known.
+    pub fn diagnosed(
+        request: &Request,
+        report: &SearchReport,
+        diagnosis: Diagnosis,
+    ) -> InfeasibleReport {
         let Request { model, devices, profile, .. } = request;
         let devices = plural(*devices, "device");
         let devices = match request.objective {
@@ -34,7 +44,6 @@ impl InfeasibleReport {
             SearchStatus::Infeasible => format!("no plan exists {subject}"),
             _ => format!("no plan that fits was found {subject}"),
         };
-        let diagnosis = diagnosis(request, report);
         let search = SearchSummary::without_plan(report);
         InfeasibleReport { decisions: None, prediction: None, search, diagnosis, headline }
     }
@@ -45,20 +54,5 @@ impl InfeasibleReport {
         let Diagnosis { causes, conclusion: _, caveat, hints } = self.diagnosis;
         let problem = Problem { hints, ..Problem::new("", self.headline) };
         Failure::failed(vec![problem.because(causes).because(caveat)])
-    }
-}
-
-/// The reason why no plan was found, and corrections to try.
-fn diagnosis(request: &Request, report: &SearchReport) -> Diagnosis {
-    if report.status != SearchStatus::TimeLimit {
-        return narrows_planner::diagnose(request, report);
-    }
-    let limit = request.time_limit.unwrap_or_default().as_secs_f64();
-    let hint = "a longer --time-limit, or fewer candidates: fix --tensor or --pipeline";
-    Diagnosis {
-        causes: vec![format!("because the search was to end after {limit} s")],
-        conclusion: Some("no plan was found in time"),
-        caveat: None,
-        hints: vec![hint.into()],
     }
 }

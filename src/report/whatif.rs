@@ -242,8 +242,10 @@ impl<'a> PointResult<'a> {
                 step_cost: planned.step_cost.as_ref(),
                 training_run: planned.training_run,
             },
-            PointOutcome::Infeasible(search) => {
-                let failure = InfeasibleReport::new(&point.request, search).into_failure();
+            PointOutcome::Infeasible(search, diagnosis) => {
+                let failure =
+                    InfeasibleReport::diagnosed(&point.request, search, diagnosis.clone())
+                        .into_failure();
                 let search = Some(SearchSummary::without_plan(search));
                 PointResult::Failed { error: failure.problems.into(), search }
             }

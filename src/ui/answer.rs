@@ -78,7 +78,7 @@ impl Planner {
         validate(&request)?;
         let result = self.search(settings, &request, stop);
         let Some(best) = &result.best else {
-            let report = InfeasibleReport::new(&request, &result.report);
+            let report = InfeasibleReport::new(&request, &result.report, &self.cache);
             return match result.report.status {
                 SearchStatus::TimeLimit => json_value(&report),
                 _ => Err(report.into_failure()),
@@ -115,7 +115,7 @@ impl Planner {
         validate(&request)?;
         let result = self.search(settings, &request, stop);
         let Some(best) = &result.best else {
-            return Err(InfeasibleReport::new(&request, &result.report).into_failure());
+            return Err(InfeasibleReport::new(&request, &result.report, &self.cache).into_failure());
         };
         let chosen = PricedPlan::of_search(&request, best.clone())?;
         let mut plans = vec![];
@@ -132,7 +132,8 @@ impl Planner {
                     BaselinePlan::Planned { name, plan, prediction }
                 }
                 None => {
-                    let reasons = diagnose(&baseline, &result.report).clauses().join("; ");
+                    let reasons =
+                        diagnose(&baseline, &result.report, &self.cache).clauses().join("; ");
                     BaselinePlan::Impossible { name, reason: reasons }
                 }
             });

@@ -157,7 +157,8 @@ fn unknown(name: &str, model: &Document, hardware: &Document) -> Problem {
     let name = in_files.as_ref().map_or(name, FieldName::as_str);
     // The last part of a path names a field almost as well as the whole.
     let last = |name: &str| name.rsplit('.').next().unwrap_or(name).to_owned();
-    let relative = |a: &str, b: &str| strsim::levenshtein(a, b) as f64 / a.len().max(1) as f64;
+    let relative =
+        |a: &str, b: &str| strsim::damerau_levenshtein(a, b) as f64 / a.len().max(1) as f64;
     let distance = |known: &str| {
         relative(name, known).min(relative(&last(name), &last(known)) + LAST_PART_PENALTY)
     };

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{Bytes, Plan};
 use narrows_planner::{
-    Prediction, Request, SearchCache, SearchReport, SearchStatus, equal_searches,
+    Diagnosis, Prediction, Request, SearchCache, SearchReport, SearchStatus, equal_searches,
     search_until_stopped,
 };
 use rayon::prelude::*;
 use serde_json::Value;
 
 use crate::args::validate;
+use crate::diagnosis::diagnosis;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::priced_plan::PricedPlan;
 use crate::step_cost::StepCost;
@@ -35,8 +36,8 @@ pub enum Sweep {
 pub enum PointOutcome {
     /// The fastest plan.
     Planned(Box<PlannedPoint>),
-    /// The search found no plan.
-    Infeasible(SearchReport),
+    /// The search found no plan, for these reasons.
+    Infeasible(SearchReport, Diagnosis),
     /// The values do not fit each other.
     Invalid(Vec<Problem>),
     /// The sweep was stopped first.
@@ -65,7 +66,7 @@ impl PointOutcome {
     pub fn failed_solves(&self) -> u64 {
         match self {
             PointOutcome::Planned(planned) => planned.search.failed_solves,
-            PointOutcome::Infeasible(search) => search.failed_solves,
+            PointOutcome::Infeasible(search, _) => search.failed_solves,
             PointOutcome::Invalid(_) | PointOutcome::NotReached => 0,
         }
     }
@@ -186,7 +187,10 @@ fn plan_point(point: &Point, cache: &SearchCache, stop: &Arc<AtomicBool>) -> Poi
     if result.report.status == SearchStatus::TimeLimit && stop.load(Ordering::Relaxed) {
         return PointOutcome::NotReached;
     }
-    let Some(best) = result.best else { return PointOutcome::Infeasible(result.report) };
+    let Some(best) = result.best else {
+        let diagnosis = diagnosis(request, &result.report, cache);
+        return PointOutcome::Infeasible(result.report, diagnosis);
+    };
     let planned = || -> CommandResult<PlannedPoint> {
         let priced = PricedPlan::of_search(request, best)?;
         let training_run = priced.training_run(point.training_run.as_ref())?;

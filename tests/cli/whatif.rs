@@ -151,7 +151,8 @@ fn values_that_satisfy_a_condition_are_found() {
         ("soon", "rank=8", "not a condition"),
         ("dollars < 5", "rank=8", "needs --tokens"),
         ("fits", "strategy=btp,auto", "is not a number"),
-        ("fits", "ranks=8", "no field is called"),
+        ("fits", "ranks=8", "--vary: no field is called"),
+        ("fits", "devices", "--vary: `devices` has no `=`"),
     ] {
         let output = command(condition, vary).assert().code(2);
         let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
@@ -212,6 +213,7 @@ fn bad_sweeps_are_located() {
         ("--sweep devices=", "a value is missing"),
         ("--sweep devices=8..4+1", "ends before it begins"),
         ("--sweep device=4", "did you mean devices"),
+        ("--sweep rnak=4", "did you mean rank"),
         ("--sweep bandwidth_gbps=4", "hardware.links"),
         ("--sweep model.hiden=4", "did you mean model.hidden"),
         ("--sweep hardware.provenance=4", "no field is called"),

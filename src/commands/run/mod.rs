@@ -15,7 +15,7 @@ use std::ffi::OsStr;
 use narrows_cost_model::{Prices, Profile};
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, Precision};
-use narrows_planner::{Prediction, Request};
+use narrows_planner::{Prediction, Request, SearchCache};
 use narrows_runtime::checkpoint::FolderLock;
 use narrows_runtime::count_step;
 use narrows_runtime::data::{LastTarget, TargetRule};
@@ -210,9 +210,10 @@ fn search_plan(
         return Err(Failure::input(problem));
     }
     warn_of_other_machine(profile, task, request.devices);
-    let result = search(request, output.format);
+    let cache = SearchCache::default();
+    let result = search(request, &cache, output.format);
     let Some(best) = result.best else {
-        return Err(InfeasibleReport::new(request, &result.report).into_failure());
+        return Err(InfeasibleReport::new(request, &result.report, &cache).into_failure());
     };
     let PricedPlan { plan, program, prediction, .. } = PricedPlan::of_search(request, best)?;
     let prices = Prices::new(profile, *executor, &plan.mesh);
