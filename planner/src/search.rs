@@ -180,6 +180,8 @@ mod tests {
         slower_links.links.inter_node.bandwidth_bytes_per_s /= 2.0;
         let mut slower_gemms = profile.file().clone();
         slower_gemms.gemm.memory_efficiency *= 0.9;
+        let mut less_memory = profile.file().clone();
+        less_memory.device.memory_bytes = less_memory.device.reserve.bytes + Bytes(2 << 30);
         let rules = Rules { recompute: Recompute::None, ..Rules::ALL };
         // Links between nodes are in the prices of the other axes.
         let two_nodes = Request { devices: 16, tensor: Some(8), ..base.clone() };
@@ -194,6 +196,7 @@ mod tests {
             Request { model: Model { tied: true, ..model }, ..base.clone() },
             Request { profile: slower_links.resolve().unwrap(), ..two_nodes },
             Request { profile: slower_gemms.resolve().unwrap(), ..base.clone() },
+            Request { profile: less_memory.resolve().unwrap(), ..base.clone() },
             Request { memory_limit: MemoryLimit::Bytes(Bytes(2 << 30)), ..base.clone() },
             Request { zero: Some(Zero::One), ..base.clone() },
             Request { overlap_grad_reduce: Some(false), ..base.clone() },

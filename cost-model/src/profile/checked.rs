@@ -20,7 +20,7 @@ impl Profile {
     pub(super) fn new(file: ProfileFile) -> Self {
         let priced = priced_fields(&file);
         let mut within_nodes = priced.clone();
-        remove_field(&mut within_nodes, "links.inter_node");
+        UNPRICED_WITHIN_NODES.iter().for_each(|field| remove_field(&mut within_nodes, field));
         Profile {
             fingerprint: digest(&priced),
             fingerprint_within_nodes: digest(&within_nodes),
@@ -91,8 +91,8 @@ impl Profile {
         &self.fingerprint
     }
 
-    /// As [`Profile::fingerprint`], without the links between nodes: kernels within a node have equal prices in
-    /// profiles with equal fingerprints.
+    /// As [`Profile::fingerprint`], without the links between nodes and the memory of a device: kernels within a node have
+    /// equal prices in profiles with equal fingerprints.
     pub fn fingerprint_within_nodes(&self) -> &str {
         &self.fingerprint_within_nodes
     }
@@ -126,6 +126,10 @@ impl Profile {
 /// Fields besides provenance that no step time depends on.
 const UNPRICED: [&str; 5] =
     ["name", "description", "price_per_device_hour", "measured.machine", "measured.repeatability"];
+
+/// Fields besides [`UNPRICED`] that no price of a kernel within a node depends on.
+const UNPRICED_WITHIN_NODES: [&str; 3] =
+    ["links.inter_node", "device.memory_bytes", "device.reserve"];
 
 /// The JSON form without provenance and [`UNPRICED`] fields. All other fields, new ones included, remain.
 fn priced_fields(file: &ProfileFile) -> serde_json::Value {
