@@ -1,7 +1,7 @@
 //! Names of the parts of a profile that a prediction assumes.
 
 /// Parts of a profile, by their paths in its file.
-const PARTS: [(&str, &str); 28] = [
+const PARTS: &[(&str, &str)] = &[
     ("device", "peak rates and memory"),
     ("device.peak_flops_per_s.bf16", "peak rate in bf16"),
     ("device.compute_units", "number of compute units"),
@@ -19,6 +19,7 @@ const PARTS: [(&str, &str); 28] = [
     ("passes", "fused ops"),
     ("passes.relative_error", "the error of fused ops"),
     ("links.intra_node", "intra-node links"),
+    ("links.intra_node.fill_s", "start of collectives within a node"),
     ("links.intra_node.fill_half_bytes", "small messages within a node"),
     ("links.inter_node", "inter-node links"),
     ("links.inter_node.nics_per_node", "NICs per node"),
