@@ -56,14 +56,14 @@ impl PassPart {
     }
 }
 
-/// The parts of all passes that a device of this stage executes in a step, in order.
+/// The parts of all passes that a device of this stage executes in a step, in order. Nothing is allocated.
 pub fn pass_parts(stage: &StageProgram) -> impl Iterator<Item = PassPart> {
     let last = stage.schedule.len().saturating_sub(1);
     let passes = stage.schedule.iter().enumerate();
-    let passes = passes.flat_map(move |(index, pass)| match index {
-        0 if !stage.gather_buckets.is_empty() => first_pass(stage, *pass),
-        index if index == last => last_pass(stage, *pass),
-        _ => vec![whole(stage, *pass)],
+    let passes = passes.flat_map(move |(index, pass)| {
+        let gathers = if index == 0 { &stage.gather_buckets[..] } else { &[] };
+        let reductions = if index == last { &stage.gradient_buckets[..] } else { &[] };
+        divided_pass(stage, *pass, gathers, reductions)
     });
     let in_step = |instructions, order| part(stage, MicrobatchPass::STEP, instructions, order);
     let rest = in_step(stage.bucket_reductions()..stage.before_gathers(), PartOrder::InOrder);
@@ -83,37 +83,35 @@ fn part(
     PassPart { pass, slot: stage.slot(pass), instructions, order }
 }
 
-fn whole(stage: &StageProgram, pass: MicrobatchPass) -> PassPart {
+/// The parts of a pass: divided where the first pass waits for weights, or where gradients of the last pass are reduced. A
+/// first pass is a forward pass, and so never the last.
+fn divided_pass<'a>(
+    stage: &'a StageProgram,
+    pass: MicrobatchPass,
+    gathers: &'a [GatherBucket],
+    reductions: &'a [GradientBucket],
+) -> impl Iterator<Item = PassPart> {
     let length = stage.instructions(pass.chunk_phase()).len();
-    part(stage, pass, 0..length, PartOrder::InOrder)
-}
-
-/// The parts of the first pass, divided where it waits for weights. A first pass is a forward pass, and so never the last.
-fn first_pass(stage: &StageProgram, pass: MicrobatchPass) -> Vec<PassPart> {
-    let mut rest = whole(stage, pass);
-    let mut parts = vec![];
-    for (index, GatherBucket { before, .. }) in stage.gather_buckets.iter().enumerate() {
-        parts.push(PassPart { instructions: rest.instructions.start..*before, ..rest.clone() });
-        rest.instructions.start = *before;
-        rest.order = PartOrder::AfterGathers(index);
-    }
-    parts.push(rest);
-    parts
-}
-
-/// The parts of the last pass, with the gradient reductions between them.
-fn last_pass(stage: &StageProgram, pass: MicrobatchPass) -> Vec<PassPart> {
-    let mut rest = whole(stage, pass);
-    let mut parts = vec![];
-    for GradientBucket { after, reductions } in &stage.gradient_buckets {
-        let begin = rest.instructions.start;
-        parts.push(PassPart { instructions: begin..*after, ..rest.clone() });
-        let order = PartOrder::BesideLastPass;
-        parts.push(part(stage, MicrobatchPass::STEP, reductions.clone(), order));
-        rest.instructions.start = *after;
-    }
-    parts.push(rest);
-    parts
+    let cuts = gathers.len() + reductions.len();
+    let reduced_at = move |cut: usize| reductions.get(cut.checked_sub(gathers.len())?);
+    let cut_at = move |cut: usize| match gathers.get(cut) {
+        Some(bucket) => Some(bucket.before),
+        None => reduced_at(cut).map(|bucket| bucket.after),
+    };
+    (0..=cuts).flat_map(move |index| {
+        let cut_before = index.checked_sub(1);
+        let begin = cut_before.and_then(cut_at).unwrap_or(0);
+        let end = cut_at(index).unwrap_or(length);
+        let order = match cut_before {
+            Some(bucket) if bucket < gathers.len() => PartOrder::AfterGathers(bucket),
+            _ => PartOrder::InOrder,
+        };
+        let reduced = reduced_at(index).map(|bucket| {
+            let reductions = bucket.reductions.clone();
+            part(stage, MicrobatchPass::STEP, reductions, PartOrder::BesideLastPass)
+        });
+        [part(stage, pass, begin..end, order)].into_iter().chain(reduced)
+    })
 }
 
 /// Every instruction that a device of this stage executes in a step, in order.
