@@ -192,7 +192,7 @@ under_policies! {
     tensor_parallel_mixed_precision_is_near_f32, tensor_parallel_mixed_precision_under_other_policies:
         match_f32, 1, (2, 1);
     zero_1_gathers_change_no_bit, zero_1_gathers_change_no_bit_under_other_policies:
-        gathers_change_no_bit, 0, (1, 2), Zero::One;
+        gathers_change_no_bit, 2, (1, 2), Zero::One;
     zero_2_gathers_change_no_bit, zero_2_gathers_change_no_bit_under_other_policies:
         gathers_change_no_bit, 1, (1, 2), Zero::Two;
     gathers_of_two_stages_change_no_bit, gathers_of_two_stages_change_no_bit_under_other_policies:
