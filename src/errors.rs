@@ -131,6 +131,12 @@ impl Problem {
         self
     }
 
+    /// Sets the location, which the caller of a parser knows.
+    pub fn at(mut self, location: impl Into<String>) -> Problem {
+        self.location = location.into();
+        self
+    }
+
     /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Problem {
         self.hints.push(hint.into());

@@ -63,7 +63,8 @@ impl SensitivityArgs {
             let problem = Problem::new("--objective", "sensitivities are those of the step time");
             return Err(Failure::input(problem.hint("--objective step-time")));
         }
-        let (scenario, _) = Scenario::new(self.request.clone(), TrainingRunArgs::default(), &[])?;
+        let training_run = TrainingRunArgs::default();
+        let (scenario, _) = Scenario::new(self.request.clone(), training_run, ("--sweep", &[]))?;
         let request = scenario.request(&[])?;
         validate(&request)?;
         let csv = resolve_csv(self.csv.as_ref(), format)?;

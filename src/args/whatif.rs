@@ -134,18 +134,6 @@ pub enum WhatIfTask {
 }
 
 impl WhatIfArgs {
-    /// The failure of a field with the flag that names it: --vary instead of --sweep, where there is one.
-    fn in_own_flag(&self, failure: Failure) -> Failure {
-        let own = |problem: Problem| match problem.location.strip_prefix("--sweep") {
-            Some(rest) if self.vary.is_some() => {
-                Problem { location: format!("--vary{rest}"), ..problem }
-            }
-            _ => problem,
-        };
-        let Failure { status, problems } = failure;
-        Failure { status, problems: problems.into_iter().map(own).collect() }
-    }
-
     /// The settings.
     ///
     /// # Errors
@@ -153,8 +141,9 @@ impl WhatIfArgs {
     pub fn resolve(&self) -> CommandResult<WhatIfSettings> {
         let (format, detail) = (self.format.format, self.detail.resolve());
         let fields: Vec<String> = self.sweep.iter().chain(&self.vary).cloned().collect();
-        let scenario = Scenario::new(self.request.clone(), self.training_run.clone(), &fields);
-        let (mut scenario, mut axes) = scenario.map_err(|failure| self.in_own_flag(failure))?;
+        let flag = if self.vary.is_some() { "--vary" } else { "--sweep" };
+        let (mut scenario, mut axes) =
+            Scenario::new(self.request.clone(), self.training_run.clone(), (flag, &fields))?;
         if self.list {
             return Ok(WhatIfSettings { scenario, task: WhatIfTask::List, format, detail });
         }
@@ -221,12 +210,13 @@ fn break_even_values(
     text: &str,
     scenario: &Scenario,
 ) -> CommandResult<(SweepField, BreakEvenValues)> {
+    let in_flag = |problem: Problem| Failure::input(problem.at("--break-even"));
     let problem = |message: String| Problem::new("--break-even", message);
     let Some((name, values)) = text.split_once('=') else {
         let hint = "FIELD=LOW..HIGH such as hardware.links.inter_node.bandwidth_gbps=5..400";
         return Err(Failure::input(problem(format!("`{text}` has no `=`")).hint(hint)));
     };
-    let field = scenario.field(name.trim())?;
+    let field = scenario.field(name.trim()).map_err(in_flag)?;
     if let Some(range) = parse_range(values) {
         if scenario.is_continuous(&field) {
             return Ok((field, BreakEvenValues::Range(range)));
@@ -236,7 +226,7 @@ fn break_even_values(
         let hint = format!("values such as {field}={}..{}*2", range[0], range[1]);
         return Err(Failure::input(problem(message).hint(hint)));
     }
-    let values = parse_values(values).map_err(Failure::input)?;
+    let values = parse_values(values).map_err(in_flag)?;
     match sorted_numbers(&values) {
         Some(numbers) if numbers.len() > 1 => Ok((field, BreakEvenValues::List(numbers))),
         _ => {

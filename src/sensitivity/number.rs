@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::errors::CommandResult;
+use crate::errors::{CommandResult, Failure};
 use crate::field_name::FieldName;
 use crate::unit::Unit;
 use crate::whatif::{Document, ScalarField, Scenario, SweepField, number};
@@ -95,7 +95,7 @@ impl VariedParameter {
             ("sequence_length", sequence_length),
         ] {
             let value = *value as f64;
-            let fields = vec![(scenario.field(name)?, value)];
+            let fields = vec![(known_field(scenario, name)?, value)];
             let mut number = VariedParameter::whole(
                 name,
                 ParameterGroup::Workload,
@@ -171,6 +171,11 @@ impl VariedParameter {
     }
 }
 
+/// The field of a name that is not typed.
+fn known_field(scenario: &Scenario, name: &str) -> CommandResult<SweepField> {
+    scenario.field(name).map_err(Failure::input)
+}
+
 /// Numbers of the profile that the step time of a request may depend on, without those that are zero.
 fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec<VariedParameter>> {
     let document = scenario.hardware();
@@ -196,7 +201,7 @@ fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec
             continue;
         }
         let name = format!("hardware.{path}");
-        let fields = vec![(scenario.field(&name)?, value)];
+        let fields = vec![(known_field(scenario, &name)?, value)];
         let name = FieldName::new(name);
         let is_whole = field.value.as_ref().is_some_and(|value| !value.is_f64());
         let granule = if is_whole { 1.0 } else { 0.0 };
@@ -205,7 +210,7 @@ fn hardware_numbers(scenario: &Scenario, request: &Request) -> CommandResult<Vec
     for (curve, paths) in curves(document) {
         let fields = paths.iter().map(|path| {
             let value = document.number(path).unwrap_or_default();
-            Ok((scenario.field(&format!("hardware.{path}"))?, value))
+            Ok((known_field(scenario, &format!("hardware.{path}"))?, value))
         });
         let fields = fields.collect::<CommandResult<_>>()?;
         numbers.push(VariedParameter::real(FieldName::new(format!("hardware.{curve}")), fields));
@@ -268,14 +273,14 @@ fn model_numbers(scenario: &Scenario) -> CommandResult<Vec<VariedParameter>> {
     for shape in SHAPES {
         if let Some(value) = document.number(shape) {
             let name = format!("model.{shape}");
-            let fields = vec![(scenario.field(&name)?, value)];
+            let fields = vec![(known_field(scenario, &name)?, value)];
             let granule = shape_granule(value);
             numbers.push(VariedParameter::whole(&name, ParameterGroup::Model, fields, granule));
         }
     }
     let ranks = document.paths_of("rank").into_iter().map(|path| {
         let value = document.number(&path).unwrap_or_default();
-        Ok((scenario.field(&format!("model.{path}"))?, value))
+        Ok((known_field(scenario, &format!("model.{path}"))?, value))
     });
     let ranks = ranks.collect::<CommandResult<Vec<_>>>()?;
     let smallest = ranks.iter().map(|(_, rank)| *rank).min_by(f64::total_cmp);

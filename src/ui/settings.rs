@@ -89,7 +89,7 @@ impl PageSettings {
                 _ => fields.push(format!("{name}={text}")),
             }
         }
-        Scenario::new(request, self.training_run.clone(), &fields)
+        Scenario::new(request, self.training_run.clone(), ("--sweep", &fields))
     }
 
     /// A model that the page may name: a preset or the model of the command line. Other names are never opened as files.

@@ -34,7 +34,8 @@ impl BreakEvenAlternative {
     pub fn parse(text: &str, scenario: &mut Scenario) -> CommandResult<BreakEvenAlternative> {
         let mut settings = vec![];
         for term in text.split('+').map(str::trim) {
-            settings.extend(term_settings(term, scenario)?);
+            let of_term = term_settings(term, scenario);
+            settings.extend(of_term.map_err(|problem| Failure::input(problem.at("--between")))?);
         }
         for (index, (field, _)) in settings.iter().enumerate() {
             if settings[..index].iter().any(|(earlier, _)| field.replaces(earlier)) {
@@ -47,7 +48,8 @@ impl BreakEvenAlternative {
     }
 }
 
-fn term_settings(term: &str, scenario: &Scenario) -> CommandResult<Vec<(SweepField, Value)>> {
+/// The settings of a term. A problem has no location.
+fn term_settings(term: &str, scenario: &Scenario) -> Result<Vec<(SweepField, Value)>, Problem> {
     if let Some((field, value)) = term.split_once('=') {
         return Ok(vec![(scenario.field(field.trim())?, scalar(value.trim()))]);
     }
@@ -59,7 +61,6 @@ fn term_settings(term: &str, scenario: &Scenario) -> CommandResult<Vec<(SweepFie
     }
     let strategies = Baseline::ALL.map(Baseline::name).into_iter();
     let names: Vec<&str> = strategies.chain(PURE.iter().map(|(name, _)| *name)).collect();
-    let problem = Problem::new("--between", format!("`{term}` is no alternative"));
-    let problem = problem.hint(names.join(", "));
-    Err(Failure::input(problem.hint("or settings such as tensor=8+strategy=btp")))
+    let problem = Problem::new("", format!("`{term}` is no alternative"));
+    Err(problem.hint(names.join(", ")).hint("or settings such as tensor=8+strategy=btp"))
 }

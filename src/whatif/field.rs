@@ -64,7 +64,7 @@ impl SweepField {
     /// The field called `name`.
     ///
     /// # Errors
-    /// No field has this name; the hint has the nearest ones.
+    /// No field has this name; the hint has the nearest ones. The problem has no location.
     pub fn parse(name: &str, model: &Document, hardware: &Document) -> Result<SweepField, Problem> {
         let flag = name.replace('_', "-");
         if swept_flags().iter().any(|(known, _)| *known == flag) {
@@ -152,7 +152,7 @@ fn swept_flags() -> Vec<(String, String)> {
 }
 
 fn unknown(name: &str, model: &Document, hardware: &Document) -> Problem {
-    let problem = Problem::new("--sweep", format!("no field is called `{name}`"));
+    let problem = Problem::new("", format!("no field is called `{name}`"));
     let in_files = FieldName::new(name).in_files();
     let name = in_files.as_ref().map_or(name, FieldName::as_str);
     // The last part of a path names a field almost as well as the whole.

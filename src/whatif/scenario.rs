@@ -34,22 +34,24 @@ pub struct Scenario {
 
 impl Scenario {
     /// Reads the models and profiles of the base request and of sweeps of `model` and `hardware`, and parses the
-    /// sweeps: `FIELD=VALUES`.
+    /// sweeps, which are values of a flag: `FIELD=VALUES`.
     ///
     /// # Errors
     /// Inputs that cannot be read, unknown fields, and values that are no list.
     pub fn new(
         mut args: RequestArgs,
         training_run: TrainingRunArgs,
-        sweeps: &[String],
+        (flag, sweeps): (&str, &[String]),
     ) -> CommandResult<(Scenario, Vec<SweepAxis>)> {
         let mut typed = vec![];
         for sweep in sweeps {
             let Some((name, values)) = sweep.split_once('=') else {
-                let problem = Problem::new("--sweep", format!("`{sweep}` has no `=`"));
+                let problem = Problem::new(flag, format!("`{sweep}` has no `=`"));
                 return Err(Failure::input(problem.hint("FIELD=VALUES such as devices=8..64*2")));
             };
-            typed.push((name.trim(), parse_values(values).map_err(Failure::input)?));
+            let values =
+                parse_values(values).map_err(|problem| Failure::input(problem.at(flag)))?;
+            typed.push((name.trim(), values));
         }
         let names_of = |field: &str| -> Vec<OsString> {
             let axes = typed.iter().filter(|(name, _)| *name == field);
@@ -72,13 +74,13 @@ impl Scenario {
         let mut axes: Vec<SweepAxis> = vec![];
         for (name, values) in typed {
             let field = SweepField::parse(name, scenario.model(), scenario.hardware())
-                .map_err(Failure::input)?;
+                .map_err(|problem| Failure::input(problem.at(flag)))?;
             if let Some(axis) = axes.iter().find(|axis| field.replaces(&axis.field)) {
                 let message = match axis.field == field {
                     true => format!("`{name}` is swept twice"),
                     false => format!("`{name}` replaces every value of `{}`", axis.field),
                 };
-                let problem = Problem::new("--sweep", message);
+                let problem = Problem::new(flag, message);
                 return Err(Failure::input(problem.hint("one --sweep with all values")));
             }
             axes.push(SweepAxis { field, values });
@@ -223,9 +225,9 @@ impl Scenario {
     /// The field called `name`.
     ///
     /// # Errors
-    /// No field has this name.
-    pub fn field(&self, name: &str) -> CommandResult<SweepField> {
-        SweepField::parse(name, self.model(), self.hardware()).map_err(Failure::input)
+    /// No field has this name. The problem has no location.
+    pub fn field(&self, name: &str) -> Result<SweepField, Problem> {
+        SweepField::parse(name, self.model(), self.hardware())
     }
 
     /// Reads the models and profiles that settings name.

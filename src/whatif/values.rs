@@ -14,10 +14,10 @@ const END_TOLERANCE: f64 = 1e-9;
 /// Largest integer below which every integer is a `f64`.
 const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// Parses the values of `--sweep`, without repetitions, in the order typed.
+/// Parses the values of a field, without repetitions, in the order typed.
 ///
 /// # Errors
-/// An empty list, a range without values, or more than [`VALUES_MAX`] values together.
+/// An empty list, a range without values, or more than [`VALUES_MAX`] values together. The problem has no location.
 pub fn parse_values(text: &str) -> Result<Vec<Value>, Problem> {
     let mut values: IndexSet<Value> = IndexSet::new();
     let mut typed = 0;
@@ -109,7 +109,7 @@ fn rounded(value: f64) -> f64 {
 }
 
 fn problem(message: impl Into<String>) -> Problem {
-    Problem::new("--sweep", message)
+    Problem::new("", message)
 }
 
 #[cfg(test)]
