@@ -219,15 +219,7 @@ pub(super) fn min_microbatch_time(
     context: &Context,
     boundary: BoundaryLayout,
 ) -> Option<f64> {
-    model_time(segments, boundary, |spec| segments.min_microbatch_time(spec, context))
-}
-
-/// The sum of a time over embedding, blocks and head.
-fn model_time(
-    segments: &SegmentSolver,
-    boundary: BoundaryLayout,
-    time: impl Fn(SegmentSpec) -> Option<f64>,
-) -> Option<f64> {
+    let time = |spec| segments.min_microbatch_time(spec, context);
     let of_layers = segments.of_layers(|shape| time(SegmentSpec::block(shape, boundary)));
     let blocks: f64 = of_layers.into_iter().sum::<Option<f64>>()?;
     let end = |kind| time(SegmentSpec::embedding_or_head(kind, boundary, None));

@@ -49,13 +49,20 @@ fn price(number: usize) -> f64 {
 /// Passes by the number of their price, once computed; `None` where a segment has no legal decisions.
 pub(super) struct PassLines {
     by_price: [OnceLock<Option<PricedPasses>>; PRICES],
+    /// Forward and backward time of embedding and head with each boundary layout, in seconds. They have no price: microbatches
+    /// in flight multiply the bytes of blocks, but not those of the head.
+    ends: OnceLock<Vec<Option<[f64; 2]>>>,
     /// Least forward time of all blocks, in seconds.
     forward: OnceLock<f64>,
 }
 
 impl Default for PassLines {
     fn default() -> PassLines {
-        PassLines { by_price: [const { OnceLock::new() }; PRICES], forward: OnceLock::new() }
+        PassLines {
+            by_price: [const { OnceLock::new() }; PRICES],
+            ends: OnceLock::new(),
+            forward: OnceLock::new(),
+        }
     }
 }
 
@@ -122,8 +129,10 @@ impl LeastPasses<'_> {
 
     fn price_at(&self, price: f64) -> Option<PricedPasses> {
         let layouts = self.segments.boundary_layouts(self.context).into_iter();
-        let of_layouts: Vec<PricedPasses> =
-            layouts.filter_map(|layout| self.of_layout(layout, price)).collect();
+        let of_layouts: Vec<PricedPasses> = layouts
+            .zip(self.ends())
+            .filter_map(|(layout, ends)| self.of_layout(layout, (*ends)?, price))
+            .collect();
         let fastest = of_layouts.iter().min_by(|a, b| a.total.total_cmp(&b.total))?;
         let least = |value: fn(&PricedPasses) -> f64| {
             of_layouts.iter().map(value).fold(f64::INFINITY, f64::min) * (1.0 - ROUNDING)
@@ -138,7 +147,26 @@ impl LeastPasses<'_> {
         })
     }
 
-    fn of_layout(&self, boundary: BoundaryLayout, price: f64) -> Option<PricedPasses> {
+    /// The times of embedding and head with each boundary layout; `None` without legal decisions.
+    fn ends(&self) -> &[Option<[f64; 2]>] {
+        self.lines.ends.get_or_init(|| {
+            let of_layout = |boundary: BoundaryLayout| {
+                let end = |kind| {
+                    let spec = SegmentSpec::embedding_or_head(kind, boundary, None);
+                    Some(self.of_segment(spec, 0.0)?.0)
+                };
+                Some([end(SegmentKind::Embedding)?, end(SegmentKind::Head)?])
+            };
+            self.segments.boundary_layouts(self.context).into_iter().map(of_layout).collect()
+        })
+    }
+
+    fn of_layout(
+        &self,
+        boundary: BoundaryLayout,
+        [embedding, head]: [f64; 2],
+        price: f64,
+    ) -> Option<PricedPasses> {
         let (mut blocks, mut kept_bytes) = (0.0, 0.0);
         let block = |shape| self.of_segment(SegmentSpec::block(shape, boundary), price);
         for block in self.segments.of_layers(block) {
@@ -146,12 +174,6 @@ impl LeastPasses<'_> {
             blocks += cost;
             kept_bytes += kept;
         }
-        // Microbatches in flight multiply the bytes of blocks, but not those of the head.
-        let end = |kind| {
-            let spec = SegmentSpec::embedding_or_head(kind, boundary, None);
-            Some(self.of_segment(spec, 0.0)?.0)
-        };
-        let (embedding, head) = (end(SegmentKind::Embedding)?, end(SegmentKind::Head)?);
         let total = blocks + embedding + head;
         Some(PricedPasses { price, blocks, embedding, head, total, kept_bytes })
     }
