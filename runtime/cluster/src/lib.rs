@@ -13,6 +13,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `launch` | rank, world size and rendezvous address from the environment |
+//! | `launcher` | launchers, and the variables that each sets |
 //! | `slurm` | Slurm's lists of hosts and of tasks |
 //! | `job_token`, `handshake` | how processes prove that they belong to one job |
 //! | `rendezvous` | how processes find each other and check that they belong to one run |
@@ -33,6 +34,7 @@ mod frame;
 mod handshake;
 mod job_token;
 mod launch;
+mod launcher;
 mod operation;
 mod peer;
 mod process_group;
@@ -41,7 +43,8 @@ mod slurm;
 mod wait;
 
 pub use job_token::JobToken;
-pub use launch::{Address, LaunchError, LaunchInfo, Launcher};
+pub use launch::{Address, LaunchError, LaunchInfo};
+pub use launcher::Launcher;
 pub use narrows_runtime::process_group::{ClusterError, ClusterFault};
 pub use process_group::{ClusterTimeouts, TcpProcessGroup};
 pub use rendezvous::RunFact;
