@@ -1,6 +1,8 @@
 //! Mutations of what runs at the same time.
 
-use narrows_plan::program::{Action, BufferId, FusedOp, GradientBucket, Instr, Program};
+use narrows_plan::program::{
+    Action, BufferId, FusedOp, GradientBucket, Instr, Program, StageProgram,
+};
 
 use super::{describe, instructions_mut, is_collective, random_instruction};
 use crate::instruction_order::depends;
@@ -9,9 +11,7 @@ use crate::plans::TestRng;
 /// Moves a gradient bucket to a place where its gradients are not complete, adds an instruction to it, or moves a rounded
 /// gradient over a buffer that the instructions beside the bucket access.
 pub(super) fn change_bucket(rng: &mut TestRng, program: &mut Program) -> Option<String> {
-    let with_buckets = |index: &usize| !program.stages[*index].gradient_buckets.is_empty();
-    let stages: Vec<usize> = (0..program.stages.len()).filter(with_buckets).collect();
-    let index = *rng.pick(&stages)?;
+    let index = random_stage(rng, program, |stage| !stage.gradient_buckets.is_empty())?;
     let stage = &mut program.stages[index];
     let at = rng.below(stage.gradient_buckets.len());
     let variant = rng.below(4);
@@ -45,11 +45,20 @@ pub(super) fn change_bucket(rng: &mut TestRng, program: &mut Program) -> Option<
     Some(format!("stage {index} bucket {at} variant {variant}"))
 }
 
+/// The index of a stage that satisfies a condition.
+fn random_stage(
+    rng: &mut TestRng,
+    program: &Program,
+    condition: impl Fn(&StageProgram) -> bool,
+) -> Option<usize> {
+    let satisfies = |index: &usize| condition(&program.stages[*index]);
+    let stages: Vec<usize> = (0..program.stages.len()).filter(satisfies).collect();
+    rng.pick(&stages).copied()
+}
+
 /// Lets a gather bucket end after the first pass reads one of its weights, or changes which instructions it contains.
 pub(super) fn change_gather_bucket(rng: &mut TestRng, program: &mut Program) -> Option<String> {
-    let with_buckets = |index: &usize| !program.stages[*index].gather_buckets.is_empty();
-    let stages: Vec<usize> = (0..program.stages.len()).filter(with_buckets).collect();
-    let index = *rng.pick(&stages)?;
+    let index = random_stage(rng, program, |stage| !stage.gather_buckets.is_empty())?;
     let stage = &mut program.stages[index];
     let at = rng.below(stage.gather_buckets.len());
     let variant = rng.below(5);
