@@ -63,12 +63,12 @@ fn check_contexts(blocks: u64, hardware: &str, devices: u64, global_batch: u64) 
 #[test]
 fn no_single_context_beats_the_search_of_all() {
     check_contexts(4, "a100-80gb-8", 4, 8);
-    check_contexts(3, "a100-80gb", 8, 8);
 }
 
 #[test]
 #[ignore = "second level: takes minutes"]
 fn no_single_context_beats_the_search_of_all_on_more_devices() {
+    check_contexts(3, "a100-80gb", 8, 8);
     check_contexts(6, "a100-80gb-8", 16, 32);
     check_contexts(6, "h100-sxm", 16, 16);
     check_contexts(5, "a100-80gb", 12, 24);

@@ -9,8 +9,6 @@
 
 using fake_cuda::Step;
 
-constexpr u32 AVERAGE = 4;
-
 std::string Call::name() const {
     const char* names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "send", "receive"};
     return std::string(names[kind]) + " " + std::to_string(count * width_of(type));

@@ -31,6 +31,9 @@ enum {
     RESHAPE_OPERATION = 31,
 };
 
+// The attribute of a graph that lists its operations.
+constexpr int GRAPH_OPERATIONS = 801;
+
 // Types of elements.
 enum { OF_F32 = 0, OF_I32 = 4, OF_BF16 = 9, OF_BOOL = 11 };
 

@@ -14,6 +14,7 @@ enum Result {
     IN_PROGRESS = 7,
 };
 enum Kind : u32 { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE, SEND, RECEIVE };
+enum Reduction : u32 { SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE };
 
 struct Comm;
 using CommPtr = std::shared_ptr<Comm>;

@@ -4,7 +4,6 @@
 #include "nccl.h"
 
 enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, TYPES };
-enum { SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE };
 
 struct Bf16 {
     u16 bits;

@@ -49,7 +49,8 @@ impl BuildUnit {
         self.files.iter().map(|(_, text)| text.len()).sum()
     }
 
-    /// Path of the library, which is compiled unless it is in the store.
+    /// Path of the library, which is compiled unless it is in the store. The sources are one translation unit, because
+    /// most of the time goes to the standard headers that each of them includes.
     ///
     /// # Panics
     /// When it does not compile without warnings.
@@ -66,9 +67,10 @@ impl BuildUnit {
         }
         let mut command = Command::new(compiler);
         command.current_dir(build.path()).args(FLAGS).args(&self.flags);
-        command.args(["-o", "library.so", "-x", "c++"]);
-        command.args(self.files.iter().map(|(name, _)| name).filter(|name| is_source(name)));
-        command.args(["-x", "none", "-ldl"]);
+        let sources = self.files.iter().map(|(name, _)| name).filter(|name| is_source(name));
+        let includes: String = sources.map(|name| format!("#include \"{name}\"\n")).collect();
+        fs::write(build.path().join("library.cpp"), includes).expect("a source");
+        command.args(["-o", "library.so", "library.cpp", "-ldl"]);
         if let Some(driver) = driver.filter(|_| self.links_driver) {
             command.arg(fs::canonicalize(driver).expect("the driver's library"));
         }

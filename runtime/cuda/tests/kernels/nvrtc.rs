@@ -16,7 +16,6 @@ use narrows_cuda::{KERNEL_HEADERS, KernelFamily, NVRTC_OPTIONS};
 
 use super::probes;
 
-const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90"];
 /// With 256 threads per block, four blocks per multiprocessor leave 64 registers per thread.
 const REGISTERS_MAX: u32 = 64;
 /// Limits of the kernels with 128 threads per block and tiles in registers: two to four blocks per multiprocessor.
@@ -44,6 +43,17 @@ struct Usage {
 
 #[test]
 fn kernels_compile_and_fit() {
+    check_kernels("sm_80");
+}
+
+#[test]
+#[ignore = "second level: another architecture"]
+fn kernels_compile_and_fit_on_hopper() {
+    check_kernels("sm_90");
+}
+
+/// Compiles all kernels in child processes. In one of these, compiles a family and prints the report.
+fn check_kernels(architecture: &str) {
     let Some(library) = find("NARROWS_NVRTC", "libnvrtc.so") else {
         println!(
             "skipped: no libnvrtc; `pip install nvidia-cuda-nvrtc-cu12` into a virtual environment \
@@ -58,38 +68,33 @@ fn kernels_compile_and_fit() {
     }
     let has_vectors = |kernel: &str| kernel.ends_with("_v8") || kernel.ends_with("_v4");
     for name in KernelFamily::ALL.map(KernelFamily::name).into_iter().chain(["probes"]) {
-        for architecture in ARCHITECTURES {
-            let output = compile_in_child(&library, name, architecture);
-            let (log, ptx) = output.split_once(PTX).expect("a report and PTX");
-            let usages = usages(log);
-            let declared = source(name).matches("KERNEL(").count();
-            assert!(usages.len() >= declared, "{name}: {declared} kernels, compiled {usages:?}");
-            for usage in usages {
-                println!(
-                    "| `{}` | {architecture} | {} | {} |",
-                    usage.kernel, usage.registers, usage.spilled_bytes
-                );
-                let fits = usage.registers <= registers_max(&usage.kernel)
-                    && usage.spilled_bytes == 0
-                    && usage.stack_bytes == 0;
-                assert!(fits, "{architecture}: {usage:?}");
-            }
-            let kernels: Vec<&str> = ptx.split(".entry ").skip(1).collect();
-            assert!(kernels.len() >= declared, "{name}: {} kernels in PTX", kernels.len());
-            // Kernels named for vectors access 16 bytes at a time.
-            for kernel in kernels {
-                let entry = kernel.split('(').next().unwrap_or_default();
-                let missing: Vec<_> = required_instructions(entry)
-                    .iter()
-                    .filter(|name| !kernel.contains(**name))
-                    .collect();
-                assert!(missing.is_empty(), "{entry} has no {missing:?}");
-                let wide = kernel.contains("ld.global.v4") || kernel.contains("st.global.v4");
-                assert!(
-                    wide || !has_vectors(entry),
-                    "{entry} has no 16-byte memory access: {kernel}"
-                );
-            }
+        let output = compile_in_child(&library, name, architecture);
+        let (log, ptx) = output.split_once(PTX).expect("a report and PTX");
+        let usages = usages(log);
+        let declared = source(name).matches("KERNEL(").count();
+        assert!(usages.len() >= declared, "{name}: {declared} kernels, compiled {usages:?}");
+        for usage in usages {
+            println!(
+                "| `{}` | {architecture} | {} | {} |",
+                usage.kernel, usage.registers, usage.spilled_bytes
+            );
+            let fits = usage.registers <= registers_max(&usage.kernel)
+                && usage.spilled_bytes == 0
+                && usage.stack_bytes == 0;
+            assert!(fits, "{architecture}: {usage:?}");
+        }
+        let kernels: Vec<&str> = ptx.split(".entry ").skip(1).collect();
+        assert!(kernels.len() >= declared, "{name}: {} kernels in PTX", kernels.len());
+        // Kernels named for vectors access 16 bytes at a time.
+        for kernel in kernels {
+            let entry = kernel.split('(').next().unwrap_or_default();
+            let missing: Vec<_> = required_instructions(entry)
+                .iter()
+                .filter(|name| !kernel.contains(**name))
+                .collect();
+            assert!(missing.is_empty(), "{entry} has no {missing:?}");
+            let wide = kernel.contains("ld.global.v4") || kernel.contains("st.global.v4");
+            assert!(wide || !has_vectors(entry), "{entry} has no 16-byte memory access: {kernel}");
         }
     }
 }
