@@ -38,6 +38,7 @@ mod progress;
 mod report;
 mod sensitivity;
 mod signals;
+mod stage_memory;
 mod step_cost;
 mod tensorboard;
 mod text;

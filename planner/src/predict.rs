@@ -51,6 +51,13 @@ pub struct Prediction {
     pub warning: Option<String>,
 }
 
+impl Prediction {
+    /// Arena of the stage that needs the most memory: the memory that every device must have.
+    pub fn peak_memory(&self) -> Bytes {
+        Bytes(self.peak_memory_bytes.iter().copied().max().unwrap_or_default())
+    }
+}
+
 /// Payloads of the tensor-axis collectives of a block for one microbatch, by pass.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct BlockCollectives {

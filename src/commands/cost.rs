@@ -32,7 +32,7 @@ pub fn run(args: &CostArgs) -> CommandResult<()> {
 
 /// Warns of a plan that needs more memory than a device may use.
 pub fn warn_of_exceeded_memory(name: &str, prediction: &Prediction, memory_limit: Bytes) {
-    let peak = Bytes(prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
+    let peak = prediction.peak_memory();
     if peak > memory_limit {
         output::warn(&format!("{name} needs {peak} per device, the limit is {memory_limit}"));
     }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use narrows_plan::graph::Grouping;
-use narrows_plan::{BlockDecisions, Plan, ResolvedPlan, SegmentPlan};
+use narrows_plan::{BlockDecisions, Mesh, Plan, ResolvedPlan, SegmentPlan, Workload};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::op_decisions::{OpDecision, op_decisions};
@@ -17,7 +17,8 @@ use super::ComparedPlan;
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct DecisionDifference {
     /// The decision, by its place in the plan: `mesh.tensor`, `grouping`.
-    pub decision: String,
+    #[schemars(with = "String")]
+    pub decision: ComparedDecision,
     /// Value in every plan.
     pub values: Vec<Value>,
 }
@@ -51,38 +52,144 @@ pub fn plan_differences(plans: &[ComparedPlan]) -> Vec<DecisionDifference> {
     differences(plans.iter().map(|plan| plan_decisions(&plan.priced.plan)).collect())
 }
 
-/// The order of passes.
-pub const SCHEDULE: &str = "schedule";
-/// The number of model chunks of each stage.
-pub const CHUNKS: &str = "chunks of each stage";
-/// The numbers of blocks of the stages; of an interleaved pipeline, of its virtual stages.
-pub const STAGE_BLOCKS: &str = "blocks of each stage";
+/// A decision that plans are compared by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComparedDecision {
+    /// The hardware profile.
+    Hardware,
+    /// The launch mode of kernels.
+    Executor,
+    /// Number formats.
+    Precision,
+    /// Devices along the tensor axis.
+    Tensor,
+    /// Devices along the context axis.
+    Context,
+    /// Pipeline stages.
+    Pipeline,
+    /// Devices along the data axis.
+    Data,
+    /// Sequences of a step.
+    GlobalBatch,
+    /// Tokens of a sequence.
+    SequenceLength,
+    /// Sequences of a microbatch.
+    MicroBatch,
+    /// Format of gradient reductions.
+    GradReduceDtype,
+    /// The ZeRO stage.
+    Zero,
+    /// Replicas of a shard group.
+    ShardSize,
+    /// The pipeline schedule.
+    Schedule,
+    /// Model chunks of each stage.
+    Chunks,
+    /// Overlap of gradient reductions.
+    OverlapGradReduce,
+    /// Overlap of gathers of updated weights.
+    OverlapParamGather,
+    /// Overlap of collectives over the tensor axis.
+    OverlapTensorCollectives,
+    /// Layout of the hidden state between blocks.
+    HiddenLayout,
+    /// Layout of crossing latents between blocks.
+    CrossingLayout,
+    /// Blocks of each stage; of an interleaved pipeline, of each virtual stage.
+    StageBlocks,
+    /// Linears of a block that run as one GEMM.
+    Grouping,
+    /// Number of activations that a segment stores.
+    StoredActivations,
+    /// Number of activations that a segment recomputes.
+    RecomputedActivations,
+}
 
-/// Decisions of a plan outside of segments.
-fn plan_decisions(plan: &Plan) -> Vec<(&'static str, Value)> {
-    let blocks = virtual_stage_blocks(plan);
+impl ComparedDecision {
+    /// The name: a path in plan files, or a few words.
+    pub fn name(self) -> &'static str {
+        match self {
+            ComparedDecision::Hardware => "hardware",
+            ComparedDecision::Executor => "executor",
+            ComparedDecision::Precision => "precision",
+            ComparedDecision::Tensor => "mesh.tensor",
+            ComparedDecision::Context => "mesh.context",
+            ComparedDecision::Pipeline => "mesh.pipeline",
+            ComparedDecision::Data => "mesh.data",
+            ComparedDecision::GlobalBatch => "workload.global_batch",
+            ComparedDecision::SequenceLength => "workload.sequence_length",
+            ComparedDecision::MicroBatch => "workload.micro_batch",
+            ComparedDecision::GradReduceDtype => "grad_reduce_dtype",
+            ComparedDecision::Zero => "zero",
+            ComparedDecision::ShardSize => "shard_size",
+            ComparedDecision::Schedule => "schedule",
+            ComparedDecision::Chunks => "chunks of each stage",
+            ComparedDecision::OverlapGradReduce => "overlap_grad_reduce",
+            ComparedDecision::OverlapParamGather => "overlap_param_gather",
+            ComparedDecision::OverlapTensorCollectives => "overlap_tensor_collectives",
+            ComparedDecision::HiddenLayout => "hidden_layout",
+            ComparedDecision::CrossingLayout => "crossing_layout",
+            ComparedDecision::StageBlocks => "blocks of each stage",
+            ComparedDecision::Grouping => "grouping",
+            ComparedDecision::StoredActivations => "stored activations",
+            ComparedDecision::RecomputedActivations => "recomputed activations",
+        }
+    }
+}
+
+impl Serialize for ComparedDecision {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// Decisions of a plan outside of segments. A new field of plans must be named here.
+fn plan_decisions(plan: &Plan) -> Vec<(ComparedDecision, Value)> {
+    use ComparedDecision as Of;
+    let Plan {
+        format: _,
+        model: _,
+        hardware,
+        executor,
+        precision,
+        grad_reduce_dtype,
+        mesh: Mesh { tensor, pipeline, data, context },
+        workload: Workload { global_batch, sequence_length, micro_batch },
+        zero,
+        shard_size,
+        schedule,
+        overlap_grad_reduce,
+        overlap_param_gather,
+        overlap_tensor_collectives,
+        hidden_layout,
+        crossing_layout,
+        stages: _,
+        embedding: _,
+        blocks: _,
+        head: _,
+    } = plan;
     vec![
-        ("hardware", json!(plan.hardware.name)),
-        ("executor", json!(plan.executor)),
-        ("precision", json!(plan.precision)),
-        ("mesh.tensor", json!(plan.mesh.tensor)),
-        ("mesh.context", json!(plan.mesh.context)),
-        ("mesh.pipeline", json!(plan.mesh.pipeline)),
-        ("mesh.data", json!(plan.mesh.data)),
-        ("workload.global_batch", json!(plan.workload.global_batch)),
-        ("workload.sequence_length", json!(plan.workload.sequence_length)),
-        ("workload.micro_batch", json!(plan.workload.micro_batch)),
-        ("grad_reduce_dtype", json!(plan.grad_reduce_dtype)),
-        ("zero", json!(plan.zero)),
-        ("shard_size", json!(plan.shard_size)),
-        (SCHEDULE, json!(plan.schedule)),
-        (CHUNKS, json!(plan.chunks())),
-        ("overlap_grad_reduce", json!(plan.overlap_grad_reduce)),
-        ("overlap_param_gather", json!(plan.overlap_param_gather)),
-        ("overlap_tensor_collectives", json!(plan.overlap_tensor_collectives)),
-        ("hidden_layout", json!(plan.hidden_layout)),
-        ("crossing_layout", json!(plan.crossing_layout)),
-        (STAGE_BLOCKS, json!(blocks)),
+        (Of::Hardware, json!(hardware.name)),
+        (Of::Executor, json!(executor)),
+        (Of::Precision, json!(precision)),
+        (Of::Tensor, json!(tensor)),
+        (Of::Context, json!(context)),
+        (Of::Pipeline, json!(pipeline)),
+        (Of::Data, json!(data)),
+        (Of::GlobalBatch, json!(global_batch)),
+        (Of::SequenceLength, json!(sequence_length)),
+        (Of::MicroBatch, json!(micro_batch)),
+        (Of::GradReduceDtype, json!(grad_reduce_dtype)),
+        (Of::Zero, json!(zero)),
+        (Of::ShardSize, json!(shard_size)),
+        (Of::Schedule, json!(schedule)),
+        (Of::Chunks, json!(plan.chunks())),
+        (Of::OverlapGradReduce, json!(overlap_grad_reduce)),
+        (Of::OverlapParamGather, json!(overlap_param_gather)),
+        (Of::OverlapTensorCollectives, json!(overlap_tensor_collectives)),
+        (Of::HiddenLayout, json!(hidden_layout)),
+        (Of::CrossingLayout, json!(crossing_layout)),
+        (Of::StageBlocks, json!(virtual_stage_blocks(plan))),
     ]
 }
 
@@ -93,12 +200,12 @@ pub fn virtual_stage_blocks(plan: &Plan) -> Vec<u64> {
 }
 
 /// Keeps the decisions whose values differ. All lists have the same names, in the same order.
-fn differences(lists: Vec<Vec<(&'static str, Value)>>) -> Vec<DecisionDifference> {
+fn differences(lists: Vec<Vec<(ComparedDecision, Value)>>) -> Vec<DecisionDifference> {
     let Some(first) = lists.first() else { return vec![] };
     let row = |index: usize| {
         let values: Vec<Value> = lists.iter().map(|list| list[index].1.clone()).collect();
         let differ = values.iter().any(|value| *value != values[0]);
-        differ.then(|| DecisionDifference { decision: first[index].0.to_owned(), values })
+        differ.then(|| DecisionDifference { decision: first[index].0, values })
     };
     (0..first.len()).filter_map(row).collect()
 }
@@ -129,7 +236,7 @@ pub fn segment_differences(plans: &[ComparedPlan]) -> Vec<SegmentDifference> {
             .collect();
         let decisions = plans.iter().map(|plan| {
             let block = block_decisions(&plan.priced.plan, first)?;
-            let grouping = ("grouping", json!(grouping_phrase(block.grouping)));
+            let grouping = (ComparedDecision::Grouping, json!(grouping_phrase(block.grouping)));
             let saves = saves(block.keep.len(), block.recompute.len());
             Some([grouping].into_iter().chain(saves).collect::<Vec<_>>())
         });
@@ -147,8 +254,11 @@ impl SegmentDifference {
 }
 
 /// Numbers of activations that are stored and recomputed for the backward pass.
-fn saves(stored: usize, recomputed: usize) -> [(&'static str, Value); 2] {
-    [("stored activations", json!(stored)), ("recomputed activations", json!(recomputed))]
+fn saves(stored: usize, recomputed: usize) -> [(ComparedDecision, Value); 2] {
+    [
+        (ComparedDecision::StoredActivations, json!(stored)),
+        (ComparedDecision::RecomputedActivations, json!(recomputed)),
+    ]
 }
 
 fn grouping_phrase(grouping: Grouping) -> &'static str {
@@ -221,11 +331,11 @@ mod tests {
     #[test]
     fn only_decisions_that_differ_are_kept() {
         let lists = vec![
-            vec![("mesh.tensor", json!(1)), ("zero", json!("one"))],
-            vec![("mesh.tensor", json!(4)), ("zero", json!("one"))],
+            vec![(ComparedDecision::Tensor, json!(1)), (ComparedDecision::Zero, json!("one"))],
+            vec![(ComparedDecision::Tensor, json!(4)), (ComparedDecision::Zero, json!("one"))],
         ];
-        let expected =
-            DecisionDifference { decision: "mesh.tensor".into(), values: vec![json!(1), json!(4)] };
+        let decision = ComparedDecision::Tensor;
+        let expected = DecisionDifference { decision, values: vec![json!(1), json!(4)] };
         assert_eq!(differences(lists), [expected]);
         assert!(differences(vec![]).is_empty());
     }

@@ -14,10 +14,9 @@ use narrows_planner::SearchReport;
 
 use crate::priced_plan::PricedPlan;
 
-pub use decisions::{CHUNKS, SCHEDULE, STAGE_BLOCKS};
-pub use decisions::{DecisionDifference, OpDifference, SegmentDifference};
+pub use decisions::{ComparedDecision, DecisionDifference, OpDifference, SegmentDifference};
 pub use decisions::{plan_differences, segment_differences, virtual_stage_blocks};
-pub use parts::{PartDifference, communication_parts, memory_parts, time_parts};
+pub use parts::{PartDifference, communication_parts, memory_parts, spread, time_parts};
 
 /// Most plans of a comparison: more columns do not fit a page.
 pub const PLANS_MAX: usize = 5;

@@ -1,12 +1,12 @@
-//! Questions that frameworks ask about a plan.
+//! Queries on a plan that the exporters share.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 
-use narrows_plan::graph::{Grouping, Op};
+use narrows_plan::graph::{Grouping, Op, Segment, Value};
 use narrows_plan::model::{Block, Model};
 use narrows_plan::strategy::{Baseline, Save, Strategy};
-use narrows_plan::{Context, Plan, ResolvedBlock, ResolvedPlan};
+use narrows_plan::{Context, Layout, Plan, ResolvedBlock, ResolvedPlan};
 
 use crate::compare::virtual_stage_blocks;
 
@@ -46,11 +46,24 @@ pub enum Recomputation {
     WholeBlocks(Vec<StageRecomputation>),
     /// Some of them.
     Activations {
-        /// The recomputed values of all blocks.
-        values: BTreeSet<String>,
+        /// The recomputed values of all blocks, by name.
+        values: BTreeMap<String, ValueKind>,
         /// The blocks that recompute any.
         stages: Vec<StageRecomputation>,
     },
+}
+
+/// Kinds of values in a block that frameworks can recompute on their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueKind {
+    /// The output of a norm.
+    Norm,
+    /// Gate and up, or one of them.
+    GateOrUp,
+    /// The gated product.
+    GatedProduct,
+    /// Any other value.
+    Other,
 }
 
 /// Recomputation in a virtual stage.
@@ -68,6 +81,18 @@ impl Recomputation {
     /// Whether every block recomputes everything.
     pub fn is_everything(&self) -> bool {
         matches!(self, Recomputation::WholeBlocks(stages) if stages.iter().all(|s| s.blocks == s.of))
+    }
+}
+
+impl ValueKind {
+    fn of(segment: &Segment, value: &Value) -> ValueKind {
+        let is_gated_product = |op| matches!(segment.op(op).op, Op::GatedProduct { .. });
+        match value.producer {
+            Some(op) if matches!(segment.op(op).op, Op::Norm { .. }) => ValueKind::Norm,
+            Some(op) if is_gated_product(op) => ValueKind::GatedProduct,
+            _ if value.consumers.iter().any(|&(op, _)| is_gated_product(op)) => ValueKind::GateOrUp,
+            _ => ValueKind::Other,
+        }
     }
 }
 
@@ -191,12 +216,16 @@ impl<'a> ExportedPlan<'a> {
     /// The activations that the backward pass recomputes.
     pub fn recomputation(&self) -> Recomputation {
         let mut all_whole = true;
-        let mut values = BTreeSet::new();
+        let mut values = BTreeMap::new();
         let mut stages = vec![];
         for stage in &self.resolved.stages {
             let mut recomputing = vec![];
             for block in stage {
+                let segment = &block.plan.segment;
                 let recomputed = saved_values(block, Save::Recomputed);
+                let recomputed: Vec<_> = recomputed
+                    .map(|value| (value.name.clone(), ValueKind::of(segment, value)))
+                    .collect();
                 recomputing.push(!recomputed.is_empty());
                 all_whole &= recomputed.is_empty() || keeps_inputs_only(block);
                 values.extend(recomputed);
@@ -214,26 +243,30 @@ impl<'a> ExportedPlan<'a> {
 
     /// Whether any block keeps a tensor that was gathered over the tensor axis.
     pub fn keeps_gathered(&self) -> bool {
-        self.plan.blocks.values().any(|block| {
-            let is_gathered_norm =
-                |copy: &String| copy.starts_with('n') && copy.ends_with("@replicated");
-            block.keep.iter().any(is_gathered_norm)
+        self.blocks().any(|block| {
+            let segment = &block.plan.segment;
+            let mut values = segment.values.iter().zip(&block.plan.choice.flows);
+            values.any(|(value, flow)| {
+                ValueKind::of(segment, value) == ValueKind::Norm
+                    && flow
+                        .copies()
+                        .into_iter()
+                        .zip(&flow.saves)
+                        .any(|copy| copy == (Layout::Replicated, &Save::Kept))
+            })
         })
     }
 }
 
-/// Names of the values of a block with a copy that is saved in this way.
-fn saved_values(block: &ResolvedBlock, save: Save) -> Vec<String> {
+/// The values of a block with a copy that is saved in this way.
+fn saved_values(block: &ResolvedBlock, save: Save) -> impl Iterator<Item = &Value> {
     let values = block.plan.segment.values.iter().zip(&block.plan.choice.flows);
-    let saved = values.filter(|(_, flow)| flow.saves.contains(&save));
-    saved.map(|(value, _)| value.name.clone()).collect()
+    values.filter(move |(_, flow)| flow.saves.contains(&save)).map(|(value, _)| value)
 }
 
-/// Whether a block keeps nothing for its backward pass but what it was given.
+/// Whether a block keeps nothing for its backward pass but its inputs.
 fn keeps_inputs_only(block: &ResolvedBlock) -> bool {
-    let segment = &block.plan.segment;
-    let is_input = |name: &String| segment.inputs.iter().any(|id| segment.value(*id).name == *name);
-    saved_values(block, Save::Kept).iter().all(is_input)
+    saved_values(block, Save::Kept).all(|value| value.producer.is_none())
 }
 
 impl fmt::Display for Placement {

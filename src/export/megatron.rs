@@ -3,7 +3,7 @@
 //! Options are those of release core_v0.19.0 (commit 5be9626): `megatron/training/arguments.py`, and the fields of
 //! `TransformerConfig`, `ModelParallelConfig` and `DistributedDataParallelConfig`, from which it derives more of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use narrows_plan::model::{GatedProduct, Model};
 use narrows_plan::strategy::Baseline;
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::common;
 use super::decision::{Decision, Translation, effective_schedule};
-use super::exported_plan::{ExportedPlan, Placement, Recomputation, StageRecomputation};
+use super::exported_plan::{ExportedPlan, Placement, Recomputation, StageRecomputation, ValueKind};
 use super::render::{comments, flag_words, options};
 use super::{ExportRow, TargetFramework};
 use crate::text::plural;
@@ -304,10 +304,6 @@ fn hidden_layout(exported: &ExportedPlan) -> Translation {
     }
 }
 
-/// Values whose recomputation is a module of `--recompute-modules`.
-const NORMS: [&str; 2] = ["n1", "n2"];
-const MLP: [&str; 2] = ["gate_up", "product"];
-
 /// Recomputation that stores no more in any stage than the plan does.
 fn saves(exported: &ExportedPlan) -> Translation {
     let whole_blocks = |stages: &[StageRecomputation]| {
@@ -346,7 +342,7 @@ fn saves(exported: &ExportedPlan) -> Translation {
                     format!(
                         "the first {} of every stage recompute everything, not {} alone",
                         plural(most, "block"),
-                        values.into_iter().collect::<Vec<_>>().join(", ")
+                        values.into_keys().collect::<Vec<_>>().join(", ")
                     ),
                 )
             }
@@ -354,11 +350,13 @@ fn saves(exported: &ExportedPlan) -> Translation {
     }
 }
 
-/// The modules that recompute at least these values; `None` where there are none.
-fn modules(values: &BTreeSet<String>) -> Option<Vec<&'static str>> {
-    let has_any = |names: &[&str]| values.iter().any(|value| names.contains(&value.as_str()));
-    let is_known = |value: &String| [NORMS, MLP].concat().contains(&value.as_str());
-    let modules = [("layernorm", has_any(&NORMS)), ("mlp", has_any(&MLP))];
-    let modules = modules.into_iter().filter(|(_, is_used)| *is_used).map(|(name, _)| name);
-    values.iter().all(is_known).then(|| modules.collect())
+/// The modules of `--recompute-modules` that recompute at least these values; `None` where there are none.
+fn modules(values: &BTreeMap<String, ValueKind>) -> Option<Vec<&'static str>> {
+    let module = |kind: &ValueKind| match kind {
+        ValueKind::Norm => Some("layernorm"),
+        ValueKind::GateOrUp | ValueKind::GatedProduct => Some("mlp"),
+        ValueKind::Other => None,
+    };
+    let modules: Option<BTreeSet<_>> = values.values().map(module).collect();
+    modules.map(|modules| modules.into_iter().collect())
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::common;
 use super::decision::{Decision, Translation, effective_schedule};
-use super::exported_plan::{ExportedPlan, Placement, Recomputation};
+use super::exported_plan::{ExportedPlan, Placement, Recomputation, ValueKind};
 use super::render::{comments, options, toml};
 use super::{ExportRow, TargetFramework};
 
@@ -368,16 +368,15 @@ fn hidden_layout(exported: &ExportedPlan) -> Translation {
     }
 }
 
-/// Values that memory-bound kernels compute.
-const ELEMENTWISE: [&str; 3] = ["n1", "n2", "product"];
-
 fn saves(exported: &ExportedPlan) -> Translation {
     let mode = |mode| ("activation_checkpoint.mode", json!(mode));
     match exported.recomputation() {
         Recomputation::Nothing => Translation::exact([mode("none")]),
         all if all.is_everything() => Translation::exact([mode("full")]),
         Recomputation::Activations { values, .. }
-            if values.iter().all(|value| ELEMENTWISE.contains(&value.as_str())) =>
+            if values
+                .values()
+                .all(|kind| matches!(kind, ValueKind::Norm | ValueKind::GatedProduct)) =>
         {
             Translation::near(
                 [mode("selective"), ("activation_checkpoint.selective_ac_option", json!("op"))],

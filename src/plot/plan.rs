@@ -1,7 +1,7 @@
 //! Pictures of a plan: its step time by part, and its memory.
 
-use narrows_plan::Seconds;
-use narrows_plan::program::{BufferRole, Program, StageProgram};
+use narrows_plan::program::{Program, StageProgram};
+use narrows_plan::{Bytes, Seconds};
 use narrows_planner::Prediction;
 use narrows_runtime::TimeCategory;
 
@@ -9,6 +9,7 @@ use super::picture::Picture;
 use super::stacked_bars::{Bar, StackedBars};
 use super::{PALETTE, category_colour};
 use crate::breakdown;
+use crate::stage_memory::stage_memory;
 
 /// The step time of plans by part; `None` without plans.
 pub fn step_time_picture(title: &str, plans: &[(&str, &Prediction)]) -> Option<Picture> {
@@ -39,7 +40,7 @@ pub fn step_time_picture(title: &str, plans: &[(&str, &Prediction)]) -> Option<P
 pub fn memory_picture(title: &str, program: &Program, limit_bytes: Option<u64>) -> Option<Picture> {
     let bar = |(stage, program): (usize, &StageProgram)| Bar {
         name: format!("stage {stage}"),
-        values: memory_parts(program).map(gib).to_vec(),
+        values: stage_memory(program).map(gib).to_vec(),
         interval: None,
         note: program.arena.to_string(),
     };
@@ -49,48 +50,11 @@ pub fn memory_picture(title: &str, program: &Program, limit_bytes: Option<u64>) 
         axis_label: "peak memory of a device in GiB".into(),
         parts: names.into_iter().zip(PALETTE).collect(),
         bars: program.stages.iter().enumerate().map(bar).collect(),
-        limit: limit_bytes.map(|bytes| (gib(bytes), "limit".to_owned())),
+        limit: limit_bytes.map(|bytes| (gib(Bytes(bytes)), "limit".to_owned())),
     };
     bars.picture()
 }
 
-/// Bytes of weights, gradients and optimizer states, and the rest of the arena, which activations share.
-fn memory_parts(stage: &StageProgram) -> [u64; 4] {
-    let bytes = |is_counted: &dyn Fn(BufferRole) -> bool| -> u64 {
-        let counted = stage.buffers.iter().filter(|buffer| is_counted(buffer.role));
-        counted.map(|buffer| buffer.extent.bytes().0).sum()
-    };
-    let weights = bytes(&|role| role == BufferRole::Weight);
-    let gradients = bytes(&|role| role == BufferRole::WeightGradient);
-    let states = bytes(&BufferRole::is_optimizer_state);
-    let rest = stage.arena.0.saturating_sub(weights + gradients + states);
-    [weights, gradients, states, rest]
-}
-
-fn gib(bytes: u64) -> f64 {
-    bytes as f64 / (1_u64 << 30) as f64
-}
-
-#[cfg(test)]
-mod tests {
-    use narrows_cost_model::profile;
-    use narrows_plan::model::presets;
-    use narrows_planner::{Request, search};
-
-    use super::*;
-
-    #[test]
-    fn parameters_take_two_bytes_and_their_gradients_and_states_sixteen() {
-        let model = presets::find("cola-60m").unwrap();
-        let parameters = model.parameters();
-        let profile = profile::preset("a100-80gb").unwrap();
-        let program =
-            search(&Request::new(model, profile, 1, 1, 128)).best.expect("a plan").program;
-        let stage = &program.program().stages[0];
-        let [weights, gradients, states, rest] = memory_parts(stage);
-        assert_eq!([weights, gradients, states], [2, 4, 12].map(|bytes| bytes * parameters));
-        let activations = stage.buffers.iter().filter(|b| b.role == BufferRole::Activation);
-        let largest = activations.map(|buffer| buffer.extent.bytes().0).max();
-        assert!(Some(rest) >= largest, "{rest} of {largest:?}");
-    }
+fn gib(bytes: Bytes) -> f64 {
+    bytes.as_f64() / (1_u64 << 30) as f64
 }

@@ -154,10 +154,9 @@ fn front_points(
 ) -> Vec<FrontPoint> {
     let plan = |(point, planned): (&Point, &PlannedPoint)| {
         let prediction = &planned.prediction;
-        let peak = prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default();
         FrontPoint {
             name: series_name(axes, None, &point.values),
-            memory_gib: peak as f64 / (1_u64 << 30) as f64,
+            memory_gib: prediction.peak_memory().as_f64() / (1_u64 << 30) as f64,
             step_time_s: prediction.step_time_s,
             interval_s: prediction.step_time_interval_s,
         }

@@ -1,6 +1,6 @@
 //! Baselines beside a plan: their step times, and why one is impossible.
 
-use narrows_plan::{Bytes, Plan, Seconds};
+use narrows_plan::{Plan, Seconds};
 use narrows_planner::Prediction;
 use serde::Serialize;
 
@@ -84,13 +84,13 @@ impl Report for BaselinesReport<'_> {
         ];
         let reference = self.chosen.prediction.step_time_s;
         let row = |(name, plan, prediction): (&str, &Plan, &Prediction)| {
-            let peak = prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
+            let peak = prediction.peak_memory();
             vec![
                 name.to_owned(),
                 plan_phrase(plan),
                 Seconds(prediction.step_time_s).to_string(),
                 format!("{:.3} ×", prediction.step_time_s / reference),
-                Bytes(peak).to_string(),
+                peak.to_string(),
             ]
         };
         page.table(&columns, &self.plans().map(row).collect::<Vec<_>>());

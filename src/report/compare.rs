@@ -1,8 +1,8 @@
 //! The report of a comparison of plans.
 
 use narrows_cost_model::TrainingRunEstimate;
-use narrows_plan::{Bytes, Plan, Seconds};
-use narrows_runtime::{RunError, TimeCategory};
+use narrows_plan::{Plan, Seconds};
+use narrows_runtime::RunError;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -12,11 +12,10 @@ use super::prediction::PredictionReport;
 use super::search::SearchSummary;
 use super::{Report, finite_limit, training_run};
 use crate::args::Detail;
-use crate::breakdown;
 use crate::compare::{
-    CHUNKS, ComparedPlan, DecisionDifference, PLANS_MAX, PartDifference, SCHEDULE, STAGE_BLOCKS,
+    ComparedDecision, ComparedPlan, DecisionDifference, PLANS_MAX, PartDifference,
     SegmentDifference, communication_parts, memory_parts, plan_differences, ranking,
-    segment_differences, time_parts, virtual_stage_blocks,
+    segment_differences, spread, time_parts, virtual_stage_blocks,
 };
 use crate::op_decisions::OpDecision;
 use crate::text::{half_width, percent, schedule, thousands};
@@ -163,14 +162,14 @@ impl<'a> CompareReport<'a> {
     fn largest_parts(&self, first: usize, second: usize) -> Vec<String> {
         let (parts, _) = self.comparable_times();
         let difference = |part: &PartDifference| part.values[first] - part.values[second];
-        let mut parts: Vec<(f64, &str)> =
-            parts.iter().map(|part| (difference(part), phrase(&part.part))).collect();
+        let mut parts: Vec<(f64, String)> =
+            parts.iter().map(|part| (difference(part), part.part.phrase())).collect();
         parts.sort_by(|a, b| b.0.abs().total_cmp(&a.0.abs()));
         let largest = parts.first().map_or(0.0, |(seconds, _)| seconds.abs());
-        let noted = |(seconds, _): &(f64, &str)| {
+        let noted = |(seconds, _): &(f64, String)| {
             seconds.abs() > 0.0 && seconds.abs() >= largest * VERDICT_SHARE
         };
-        let clause = |(seconds, name): (f64, &str)| {
+        let clause = |(seconds, name): (f64, String)| {
             let comparison = if seconds < 0.0 { "less" } else { "more" };
             format!("{} {comparison} in {name}", Seconds(seconds.abs()))
         };
@@ -188,7 +187,7 @@ impl<'a> CompareReport<'a> {
                 *value *= 1e6 / *tokens as f64;
             }
         }
-        parts.sort_by(|a, b| b.spread().total_cmp(&a.spread()));
+        parts.sort_by(|a, b| spread(&b.values).total_cmp(&spread(&a.values)));
         (parts, "Time of a million tokens")
     }
 
@@ -196,7 +195,7 @@ impl<'a> CompareReport<'a> {
         let row = |entry: &PlanEntry| {
             let prediction = entry.prediction.prediction;
             let [low, high] = prediction.step_time_interval_s;
-            let memory = prediction.peak_memory_bytes.iter().max().copied().unwrap_or_default();
+            let memory = prediction.peak_memory();
             vec![
                 entry.label.to_owned(),
                 entry.name.to_owned(),
@@ -204,7 +203,7 @@ impl<'a> CompareReport<'a> {
                 half_width((high - low) / 2.0 / prediction.step_time_s),
                 thousands(prediction.tokens_per_s.round() as u64),
                 percent(prediction.mfu),
-                Bytes(memory).to_string(),
+                memory.to_string(),
             ]
         };
         let columns = [
@@ -231,7 +230,7 @@ impl<'a> CompareReport<'a> {
         page.heading("Decisions that differ");
         let mut rows = self.plan_decisions();
         let row = |prefix: &str, difference: &DecisionDifference| {
-            let name = format!("{prefix}{}", difference.decision);
+            let name = format!("{prefix}{}", difference.decision.name());
             [name].into_iter().chain(difference.values.iter().map(text)).collect::<Vec<String>>()
         };
         for segment in &self.segments {
@@ -275,17 +274,21 @@ impl<'a> CompareReport<'a> {
         let of_plans = |cell: fn(&Plan) -> String| {
             self.plans.iter().map(|entry| cell(entry.decisions)).collect::<Vec<String>>()
         };
-        let cells = |difference: &DecisionDifference| match &*difference.decision {
-            SCHEDULE => of_plans(|plan| schedule(plan).unwrap_or_else(|| "–".into())),
-            STAGE_BLOCKS => of_plans(stage_blocks),
+        let cells = |difference: &DecisionDifference| match difference.decision {
+            ComparedDecision::Schedule => {
+                of_plans(|plan| schedule(plan).unwrap_or_else(|| "–".into()))
+            }
+            ComparedDecision::StageBlocks => of_plans(stage_blocks),
             _ => difference.values.iter().map(text).collect(),
         };
-        let names_chunks = self.decisions.iter().any(|difference| difference.decision == SCHEDULE);
+        let differs =
+            |decision| self.decisions.iter().any(|difference| difference.decision == decision);
+        let names_chunks = differs(ComparedDecision::Schedule);
         self.decisions
             .iter()
-            .filter(|difference| difference.decision != CHUNKS || !names_chunks)
+            .filter(|difference| difference.decision != ComparedDecision::Chunks || !names_chunks)
             .map(|difference| {
-                let name = difference.decision.clone();
+                let name = difference.decision.name().to_owned();
                 std::iter::once(name).chain(cells(difference)).collect()
             })
             .collect()
@@ -307,19 +310,19 @@ impl<'a> CompareReport<'a> {
             if self.plans.len() == 2 { "B − A" } else { "largest − smallest" },
             Align::Right,
         ));
-        let row = |name: &str, part: &PartDifference| {
-            let difference = match part.values[..] {
+        let row = |name: String, values: &[f64]| {
+            let difference = match values {
                 [a, b] => signed(unit, b - a),
-                _ => unit.format(part.spread()),
+                _ => unit.format(spread(values)),
             };
-            let values = part.values.iter().map(|value| unit.format(*value));
-            std::iter::once(name.to_owned()).chain(values).chain([difference]).collect::<Vec<_>>()
+            let values = values.iter().map(|value| unit.format(*value));
+            std::iter::once(name).chain(values).chain([difference]).collect::<Vec<_>>()
         };
         let mut rows: Vec<Vec<String>> =
-            parts.iter().map(|part| row(title(&part.part), part)).collect();
+            parts.iter().map(|part| row(part.part.title(), &part.values)).collect();
         let total = |index: usize| parts.iter().map(|part| part.values[index]).sum();
-        let values = (0..self.plans.len()).map(total).collect();
-        rows.push(row("total", &PartDifference { part: String::new(), values }));
+        let totals: Vec<f64> = (0..self.plans.len()).map(total).collect();
+        rows.push(row("total".to_owned(), &totals));
         page.table(&columns, &rows);
     }
 }
@@ -333,31 +336,6 @@ fn signed(unit: Unit, value: f64) -> String {
 /// A sentence with a blank before it, if there is anything to list.
 fn sentence(head: &str, parts: &[String]) -> String {
     if parts.is_empty() { String::new() } else { format!(" {head}{}.", parts.join(", ")) }
-}
-
-/// The name of a part in text.
-fn title(part: &str) -> &str {
-    let category = TimeCategory::ALL.into_iter().find(|category| category.name() == part);
-    match category {
-        Some(TimeCategory::CollectiveExposed) => "exposed collectives",
-        Some(category) => breakdown::title(category),
-        None => match part {
-            "weight_gradients" => "weight gradients",
-            "optimizer_states" => "optimizer states",
-            "activations" => "activations and the rest",
-            _ => part,
-        },
-    }
-}
-
-/// The name of a category of time in a sentence.
-fn phrase(part: &str) -> &str {
-    match part {
-        "optimizer" => "the optimizer",
-        "bubble" => "the pipeline bubble",
-        "other" => "other work",
-        _ => title(part),
-    }
 }
 
 fn place(segment: &SegmentDifference) -> String {

@@ -126,12 +126,12 @@ impl ExplainReport<'_> {
             ("memory", Align::Right),
         ];
         let row = |(name, prediction, ratio): &(&str, &Prediction, Option<f64>)| {
-            let peak = prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
+            let peak = prediction.peak_memory();
             vec![
                 (*name).to_owned(),
                 Seconds(prediction.step_time_s).to_string(),
                 ratio.map_or(String::new(), |ratio| format!("{ratio:.3} ×")),
-                Bytes(peak).to_string(),
+                peak.to_string(),
             ]
         };
         page.table(&columns, &plans.iter().map(row).collect::<Vec<_>>());

@@ -37,6 +37,7 @@ mod trace;
 mod training_run;
 mod validation;
 mod whatif;
+mod whatif_columns;
 mod whatif_csv;
 
 pub use baselines::{BaselinePlan, BaselinesReport};

@@ -61,8 +61,8 @@ impl PredictionReport<'_> {
             let share = percent(seconds(category) / prediction.step_time_s);
             format!("{} ({share})", breakdown::title(category))
         };
-        let peak = prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default();
-        let memory = self.memory(Bytes(peak));
+        let peak = prediction.peak_memory();
+        let memory = self.memory(peak);
         let assumed = match prediction.assumed.is_empty() {
             true => "All numbers of the hardware were measured.".to_owned(),
             false => {

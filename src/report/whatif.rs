@@ -14,13 +14,13 @@ use super::page::{Align, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
 use super::solution::SolutionReport;
-use super::step_cost;
-use super::training_run::{duration, rounded};
+use super::training_run::rounded;
+use super::whatif_columns::{PlannedRow, ResultColumn};
 use super::{Report, finite_limit};
 use crate::args::Detail;
 use crate::errors::Problem;
 use crate::step_cost::StepCost;
-use crate::text::{half_width, percent, plan_phrase, plural, signed_percents, thousands};
+use crate::text::{plan_phrase, plural, signed_percents, thousands};
 use crate::whatif::{Point, PointOutcome, SweepAxis, text_of};
 
 /// Answer of `narrows whatif`.
@@ -179,15 +179,11 @@ impl<'a> WhatIfReport<'a> {
     }
 
     /// Columns of the table after the settings.
-    fn results(&self) -> Vec<(&'static str, Align)> {
-        if self.has_runs() {
-            return RUN_RESULTS.to_vec();
+    fn results(&self) -> Vec<ResultColumn> {
+        match self.has_runs() {
+            true => ResultColumn::of_training_runs(),
+            false => ResultColumn::of_steps(self.has_costs()),
         }
-        let mut columns = RESULTS.to_vec();
-        if self.has_costs() {
-            columns.insert(RESULTS.len() - 1, ("cost", Align::Right));
-        }
-        columns
     }
 
     /// Whether costs of steps are reported.
@@ -256,66 +252,25 @@ impl<'a> PointResult<'a> {
     }
 
     /// Cells of a row of the table after the settings.
-    fn cells(&self, columns: &[(&str, Align)]) -> Vec<String> {
-        let PointResult::Planned { decisions, prediction, step_cost, training_run, .. } = self
-        else {
-            let PointResult::Failed { error, .. } = self else { return vec![] };
-            let mut cells = vec![String::new(); columns.len() - 1];
-            cells.push(error.message.clone());
-            return cells;
-        };
-        let prediction = prediction.prediction;
-        let [low, high] = prediction.step_time_interval_s;
-        let width = (high - low) / 2.0 / prediction.step_time_s;
-        let memory = prediction.peak_memory_bytes.iter().max().copied().unwrap_or_default();
-        if let Some(run) = training_run {
-            return vec![
-                duration(run.days),
-                half_width((run.days_interval[1] - run.days_interval[0]) / 2.0 / run.days),
-                run.dollars.map(rounded).unwrap_or_default(),
-                run.energy_kwh.map(rounded).unwrap_or_default(),
-                run.failures.map(|failures| percent(failures.goodput)).unwrap_or_default(),
-                plan_phrase(decisions),
-            ];
+    fn cells(&self, columns: &[ResultColumn]) -> Vec<String> {
+        match self {
+            PointResult::Planned { decisions, prediction, step_cost, training_run, .. } => {
+                let row = PlannedRow {
+                    plan: decisions,
+                    prediction: prediction.prediction,
+                    step_cost: *step_cost,
+                    training_run: training_run.as_ref(),
+                };
+                columns.iter().map(|column| column.cell(row)).collect()
+            }
+            PointResult::Failed { error, .. } => {
+                let mut cells = vec![String::new(); columns.len() - 1];
+                cells.push(error.message.clone());
+                cells
+            }
         }
-        let mut cells = vec![
-            Seconds(prediction.step_time_s).to_string(),
-            half_width(width),
-            thousands(prediction.tokens_per_s.round() as u64),
-            percent(prediction.mfu),
-            narrows_plan::Bytes(memory).to_string(),
-            plan_phrase(decisions),
-        ];
-        if columns.len() > cells.len() {
-            let cost = step_cost.map(step_cost::amount).unwrap_or_default();
-            cells.insert(cells.len() - 1, cost);
-        }
-        cells
     }
 }
-
-/// Columns of the table after the settings.
-const RESULTS: [(&str, Align); 6] = [
-    ("step time", Align::Right),
-    ("90 %", Align::Right),
-    ("tokens/s", Align::Right),
-    ("MFU", Align::Right),
-    ("memory", Align::Right),
-    ("plan", Align::Left),
-];
-
-/// Columns of the table after the settings, if training runs are estimated.
-const RUN_RESULTS: [(&str, Align); 6] = [
-    ("run", Align::Right),
-    ("90 %", Align::Right),
-    ("$", Align::Right),
-    ("kWh", Align::Right),
-    ("goodput", Align::Right),
-    ("plan", Align::Left),
-];
-
-/// Columns that make room for many swept fields, in this order.
-const DISPENSABLE: [&str; 5] = ["MFU", "90 %", "memory", "goodput", "kWh"];
 
 /// Title of the column of a field. The last part of a path tells the columns of a table apart well enough.
 fn title(name: &str) -> String {
@@ -377,8 +332,9 @@ impl Report for WhatIfReport<'_> {
         }
         let titles: Vec<String> = first.settings.keys().map(|name| title(name)).collect();
         let settings = titles.iter().map(|title| (title.as_str(), Align::Right));
-        let results = self.results();
-        let mut columns: Vec<(&str, Align)> = settings.chain(results.iter().copied()).collect();
+        let mut results = self.results();
+        let headers = results.iter().map(|column| column.header());
+        let mut columns: Vec<(&str, Align)> = settings.chain(headers).collect();
         let mut rows: Vec<Vec<String>> = self
             .points
             .iter()
@@ -388,14 +344,15 @@ impl Report for WhatIfReport<'_> {
             })
             .collect();
         let mut left_out = vec![];
-        for title in DISPENSABLE {
-            let index = columns.iter().rposition(|(known, _)| *known == title);
+        for dispensable in ResultColumn::DISPENSABLE {
+            let position = results.iter().position(|column| *column == dispensable);
             let fits = Page::fits(&columns, &rows)
                 && Page::fits_in_lines(&columns, &self.rows_of_plans(&rows));
-            let Some(index) = index.filter(|_| !fits) else { continue };
-            columns.remove(index);
-            rows.iter_mut().for_each(|row| drop(row.remove(index)));
-            left_out.push(title);
+            let Some(position) = position.filter(|_| !fits) else { continue };
+            results.remove(position);
+            columns.remove(titles.len() + position);
+            rows.iter_mut().for_each(|row| drop(row.remove(titles.len() + position)));
+            left_out.push(dispensable.header().0);
         }
         page.heading("Points");
         page.table(&columns, &rows);

@@ -97,7 +97,7 @@ impl PointResult<'_> {
         let prediction = prediction.prediction;
         let Mesh { tensor, pipeline, data, context } = decisions.mesh;
         let [low, high] = prediction.step_time_interval_s;
-        let memory = prediction.peak_memory_bytes.iter().max().copied().unwrap_or_default();
+        let memory = prediction.peak_memory().0;
         let zero = decisions.zero.stage();
         let times = [prediction.step_time_s, low, high, prediction.tokens_per_s, prediction.mfu];
         let micro_batch = decisions.workload.micro_batch;

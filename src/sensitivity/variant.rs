@@ -111,8 +111,7 @@ fn kept(present: &Plan, request: &Request) -> Option<KeptVariant> {
     }
     let (prediction, program) =
         predict(&request.model, &request.profile, request.executor, &plan).ok()?;
-    let peak = prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default();
-    let fits = peak <= request.arena_limit().0;
+    let fits = prediction.peak_memory() <= request.arena_limit();
     Some(KeptVariant { step: StepSample::new(request, &prediction, &program), fits })
 }
 

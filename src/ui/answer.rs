@@ -190,7 +190,7 @@ fn time_limit(seconds: f64) -> CommandResult<Duration> {
 fn highlights(request: &Request, priced: &PricedPlan) -> Vec<Highlight> {
     let PricedPlan { plan, prediction, .. } = priced;
     let interval_s = prediction.step_time_interval_s;
-    let peak = Bytes(prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
+    let peak = prediction.peak_memory();
     let limit = request.arena_limit();
     let room = match limit {
         Bytes(u64::MAX) => "no limit".to_owned(),

@@ -141,10 +141,7 @@ impl Quantity {
             Quantity::StepTime => Some(prediction.step_time_s),
             Quantity::Throughput => Some(prediction.tokens_per_s),
             Quantity::Mfu => Some(prediction.mfu),
-            Quantity::Memory => {
-                let peak = prediction.peak_memory_bytes.iter().max()?;
-                Some(*peak as f64 / BYTES_PER_GIB)
-            }
+            Quantity::Memory => Some(prediction.peak_memory().as_f64() / BYTES_PER_GIB),
             Quantity::Days => Some(run?.days),
             Quantity::DeviceHours => Some(run?.device_hours),
             Quantity::Dollars => run?.dollars,

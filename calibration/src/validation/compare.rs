@@ -256,9 +256,8 @@ fn predict_recomputation(
 ) -> Result<PredictedTime, Defects> {
     let keeping = plan_step(step, measurement, profile, Recompute::None)?;
     let recomputing = plan_step(step, measurement, profile, step.recompute.of_plan()?)?;
-    let peak_bytes =
-        |step: &PlannedStep| step.prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
-    let freed_bytes = peak_bytes(&keeping) as f64 - peak_bytes(&recomputing) as f64;
+    let peak_bytes = |step: &PlannedStep| step.prediction.peak_memory().as_f64();
+    let freed_bytes = peak_bytes(&keeping) - peak_bytes(&recomputing);
     let added_s = recomputing.prediction.step_time_s - keeping.prediction.step_time_s;
     if freed_bytes <= 0.0 || added_s <= 0.0 {
         let problem =

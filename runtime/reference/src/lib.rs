@@ -176,9 +176,9 @@ impl Batch<'_> {
             let (tokens, targets) = (tokens.len(), targets.len());
             return Err(ReferenceError::BatchSizeMismatch { sequences, length, tokens, targets });
         }
-        for (kind, ids) in [("token", tokens), ("target", targets)] {
+        for (kind, ids, may_be_ignored) in [("token", tokens, false), ("target", targets, true)] {
             let is_valid =
-                |id: u32| u64::from(id) < vocab || kind == "target" && id == IGNORED_TARGET;
+                |id: u32| u64::from(id) < vocab || may_be_ignored && id == IGNORED_TARGET;
             if let Some(position) = ids.iter().position(|id| !is_valid(*id)) {
                 let token = ids[position];
                 return Err(ReferenceError::TokenOutOfVocabulary { kind, position, token, vocab });

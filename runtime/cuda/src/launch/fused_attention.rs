@@ -78,11 +78,19 @@ pub struct FusedAttention {
 pub(super) fn fused(site: &InstrSite<'_, &Attention>) -> LaunchResult<Option<FusedAttention>> {
     use AttentionTensor::*;
     let op = site.op;
-    let operands = match op.direction {
+    // Rows of q, k, v and out, and whether those of their gradients are as long.
+    let (operands, strides, same_strides) = match op.direction {
         Direction::Forward => {
             let forward = forward_operands(site)?;
             let (heads, out, statistics) = (forward.heads, forward.out, forward.lse);
-            vec![(Q, heads.q), (K, heads.k), (V, heads.v), (Out, out), (Statistics, statistics)]
+            let operands = vec![
+                (Q, heads.q),
+                (K, heads.k),
+                (V, heads.v),
+                (Out, out),
+                (Statistics, statistics),
+            ];
+            (operands, [heads.q, heads.k, heads.v, out].map(|operand| operand.stride), true)
         }
         Direction::Backward => {
             let backward = backward_operands(site)?;
@@ -92,7 +100,9 @@ pub(super) fn fused(site: &InstrSite<'_, &Attention>) -> LaunchResult<Option<Fus
             if read.local_kv_heads != op.kv_heads || site.device.context.tensor_size() > 1 {
                 return Ok(None);
             }
-            vec![
+            let strides = [read.q, read.k, read.v, backward.out].map(|operand| operand.stride);
+            let gradients = [written.q, written.all_k, written.all_v, backward.out_gradient];
+            let operands = vec![
                 (Q, read.q),
                 (K, read.k),
                 (V, read.v),
@@ -102,13 +112,11 @@ pub(super) fn fused(site: &InstrSite<'_, &Attention>) -> LaunchResult<Option<Fus
                 (QGradient, written.q),
                 (KGradient, written.all_k),
                 (VGradient, written.all_v),
-            ]
+            ];
+            (operands, strides, gradients.map(|operand| operand.stride) == strides)
         }
     };
-    let stride = |tensor: AttentionTensor| {
-        let found = operands.iter().find(|(other, _)| *other == tensor);
-        found.map_or(0, |(_, operand)| operand.stride)
-    };
+    let [q_stride, k_stride, v_stride, out_stride] = strides;
     let key = AttentionKey {
         is_backward: op.direction == Direction::Backward,
         sequences: op.sequences,
@@ -116,14 +124,11 @@ pub(super) fn fused(site: &InstrSite<'_, &Attention>) -> LaunchResult<Option<Fus
         heads: op.heads,
         kv_heads: op.kv_heads,
         head_dim: op.head_dim,
-        q_stride: stride(Q),
-        k_stride: stride(K),
-        v_stride: stride(V),
-        out_stride: stride(Out),
+        q_stride,
+        k_stride,
+        v_stride,
+        out_stride,
     };
-    let same_strides = [(QGradient, Q), (KGradient, K), (VGradient, V), (OutGradient, Out)]
-        .into_iter()
-        .all(|(gradient, of)| !key.is_backward || stride(gradient) == stride(of));
     // Statistics are accessed one at a time.
     let is_aligned = |(tensor, operand): &(AttentionTensor, MatrixOperand)| match tensor {
         Statistics => operand.begin.is_multiple_of(ATTENTION_ALIGNMENT),
