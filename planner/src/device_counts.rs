@@ -1,15 +1,9 @@
-//! The numbers of devices that a search covers, and the context solvers of each.
+//! The numbers of devices that a search covers.
 
-use narrows_plan::Context;
-
-use crate::context::ContextSolver;
 use crate::context_space::contexts;
 use crate::feasible_plan::FeasiblePlan;
 use crate::objective::Objective;
-use crate::open_contexts::OpenContexts;
-use crate::report::SearchReport;
 use crate::request::Request;
-use crate::segment::SegmentSolver;
 
 /// Numbers up to this one are all searched for the least cost.
 const EVERY_COUNT_MAX: u64 = 64;
@@ -52,71 +46,6 @@ impl Request {
                 || whole_nodes
                 || self.devices.is_multiple_of(devices)
                 || devices.is_power_of_two())
-    }
-}
-
-/// Solvers of contexts by number of devices.
-pub(crate) struct ContextSolvers<'a> {
-    by_devices: Vec<ContextSolver<'a>>,
-    segments: &'a [SegmentSolver<'a>],
-}
-
-impl<'a> ContextSolvers<'a> {
-    /// A solver for each request and its segments.
-    pub(crate) fn new(requests: &'a [Request], segments: &'a [SegmentSolver<'a>]) -> Self {
-        let solver = |(request, segments)| ContextSolver::new(request, segments);
-        let by_devices = requests.iter().zip(segments).map(solver).collect();
-        ContextSolvers { by_devices, segments }
-    }
-
-    /// The solver of a context.
-    pub(crate) fn of(&self, context: &Context) -> &ContextSolver<'a> {
-        let devices = context.mesh.devices();
-        let index = self.by_devices.partition_point(|solver| solver.request.devices < devices);
-        &self.by_devices[index]
-    }
-
-    /// A first plan without a bound, on as many devices as possible: these have the most memory.
-    pub(crate) fn first_feasible(&self) -> Option<FeasiblePlan> {
-        let most_devices_first = self.by_devices.iter().rev();
-        most_devices_first
-            .filter_map(|solver| solver.first_feasible(&contexts(solver.request)))
-            .next()
-    }
-
-    /// A first plan on the number of devices with the best bound on which one is found.
-    pub(crate) fn warm_start(&self, open: &mut OpenContexts) -> Option<FeasiblePlan> {
-        let mut tried = vec![];
-        loop {
-            let is_untried = |context: &Context| !tried.contains(&context.mesh.devices());
-            let next = open.most_promising(1, is_untried, |_| true);
-            let context = next.first().filter(|open| open.bound.is_ok())?.context;
-            let devices = context.mesh.devices();
-            let warm_start = self.of(&context).warm_start(open);
-            if warm_start.is_some() {
-                return warm_start;
-            }
-            tried.push(devices);
-        }
-    }
-
-    /// Adds the effort of all solvers to the report of a search.
-    pub(crate) fn add_effort(&self, report: &mut SearchReport) {
-        for (solver, segments) in self.by_devices.iter().zip(self.segments) {
-            report.candidates_priced += solver.candidates_priced() + segments.solve_count();
-            report.segment_solves += segments.solve_count();
-            report.failed_solves += segments.failed_solves();
-            for (method, solves) in segments.table_solves() {
-                let total = report.table_solves.entry(method).or_default();
-                total.proven += solves.proven;
-                total.limited += solves.limited;
-            }
-        }
-    }
-
-    /// Whether some solve ended by a limit or a failure instead of a proof.
-    pub(crate) fn have_unproven(&self) -> bool {
-        self.segments.iter().any(SegmentSolver::has_unproven)
     }
 }
 

@@ -6,9 +6,9 @@ use narrows_plan::strategy::{Baseline, Recompute, WeightRule};
 use narrows_plan::{Bytes, Mesh, PipelineSchedule, Zero};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
+use crate::context_solvers::ContextSolvers;
 use crate::context_space::{CHUNKS, contexts, may_need_least_memory};
 use crate::deadline::Deadline;
-use crate::device_counts::ContextSolvers;
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::objective::Objective;
 use crate::report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
@@ -156,7 +156,7 @@ fn reason_of_schedule(request: &Request, schedule: PipelineSchedule) -> (String,
     };
     let needs = match schedule {
         PipelineSchedule::Interleaved => format!(
-            "several stages that divide the number of microbatches, and {} to {} chunks a stage that divide the {blocks} \
+            "several stages that divide the number of microbatches, and {} to {} chunks per stage that divide the {blocks} \
              blocks equally{gradients}",
             CHUNKS.start(),
             CHUNKS.end()

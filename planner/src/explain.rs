@@ -305,7 +305,7 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
         PipelineSchedule::OneForwardOneBackward => {}
         PipelineSchedule::ZeroBubble => parts.push("zero-bubble schedule".into()),
         PipelineSchedule::Interleaved => {
-            parts.push(format!("interleaved schedule with {} chunks a stage", context.chunks));
+            parts.push(format!("interleaved schedule with {} chunks per stage", context.chunks));
         }
     }
     if context.overlap_grad_reduce {

@@ -16,9 +16,9 @@ use narrows_plan::{Bytes, Context};
 use rayon::prelude::*;
 
 use crate::context::{ContextSolver, resident_bytes_min};
+use crate::context_solvers::ContextSolvers;
 use crate::context_space::{contexts, may_need_least_memory};
 use crate::deadline::Deadline;
-use crate::device_counts::ContextSolvers;
 use crate::feasible_plan::FeasiblePlan;
 use crate::least_time::search_least_time;
 use crate::objective::Objective;

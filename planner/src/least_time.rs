@@ -15,11 +15,11 @@ use narrows_plan::Context;
 use rayon::prelude::*;
 
 use crate::bounded_context::ContextResult;
+use crate::context_queue::ContextQueue;
+use crate::context_solvers::ContextSolvers;
 use crate::context_space::contexts;
 use crate::deadline::Deadline;
-use crate::device_counts::ContextSolvers;
 use crate::feasible_plan::FeasiblePlan;
-use crate::open_contexts::OpenContexts;
 use crate::proof::ProofState;
 use crate::report::{ContextOutcome, ContextReport};
 use crate::request::Request;
@@ -54,9 +54,9 @@ pub(crate) fn search_least_time(
     };
     // Bounds take at most half of the time, and the solution of contexts the rest.
     let contexts: Vec<Context> = requests.iter().flat_map(contexts).collect();
-    let mut open = OpenContexts::new(objective, contexts, &solvers, deadline);
+    let mut open = ContextQueue::new(objective, contexts, &solvers, deadline);
     if !deadline.is_half_over() {
-        best = objective.better(best, solvers.warm_start(&mut open));
+        best = objective.better(best, open.warm_start());
     }
     let mut reports = vec![];
     let mut bound = f64::INFINITY;

@@ -324,7 +324,8 @@ impl Request {
                 _ => (self.devices, "devices", "the data axis"),
             };
             if size == 1 {
-                defects.push(defect("one replica shares nothing".into(), "at least 2"));
+                defects
+                    .push(defect("a shard group needs at least two replicas".into(), "at least 2"));
             } else if self.zero == Some(Zero::Off) {
                 let problem = "without ZeRO nothing is sharded over replicas".into();
                 defects.push(defect(problem, "leave it out, or another ZeRO stage"));

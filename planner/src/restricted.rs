@@ -1,7 +1,7 @@
 //! Plans under restricted rules, which fit or are better where memory binds.
 
+use crate::context_solvers::ContextSolvers;
 use crate::context_space::may_need_least_memory;
-use crate::device_counts::ContextSolvers;
 use crate::feasible_plan::FeasiblePlan;
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::objective::Objective;

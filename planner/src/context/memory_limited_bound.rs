@@ -19,7 +19,7 @@
 
 use narrows_plan::{Bytes, Context, PipelineSchedule};
 
-use super::lower_bound::{StepPhaseMin, evenly_split_bytes};
+use super::average_stage::{StepPhaseMin, evenly_split_bytes};
 use crate::pipeline::in_flight_in_chunks;
 use crate::request::Request;
 use crate::segment::{LeastPasses, PricedPasses, SegmentSolver};

@@ -2,6 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `average_stage` | memory and step phase of a stage of average size |
 //! | `lower_bound` | bounds before any block is divided |
 //! | `memory_limited_bound` | bound of a step whose stages keep activations within their memory |
 //! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
@@ -15,6 +16,7 @@
 //! | `warm_start` | quick first plans |
 //! | `min_memory` | the plan that needs the least memory |
 
+mod average_stage;
 mod bounds;
 mod bucket_bound;
 mod lower_bound;
@@ -29,7 +31,8 @@ mod sized_plan;
 mod solver;
 mod warm_start;
 
+pub(crate) use average_stage::resident_bytes_min;
 pub(crate) use bounds::ContextBounds;
-pub(crate) use lower_bound::{flops_bound, resident_bytes_min};
+pub(crate) use lower_bound::flops_bound;
 pub(crate) use progress::ContextSolution;
 pub(crate) use solver::ContextSolver;

@@ -7,9 +7,9 @@ use super::lower_bound::flops_bound;
 use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
 use crate::bounded_context::BoundedContext;
+use crate::context_queue::ContextQueue;
 use crate::context_space::may_need_least_memory;
 use crate::feasible_plan::FeasiblePlan;
-use crate::open_contexts::OpenContexts;
 use crate::pipeline::{
     EmbeddingAndHead, Partition, StagePartitioner, StepSchedule, simulate_partition,
 };
@@ -62,7 +62,7 @@ impl ContextSolver<'_> {
 
     /// The first incumbent: the fastest even partition, by its time before lowering, that fits after lowering. Where none of
     /// the fastest fits, contexts whose plans may be larger than their bytes suggest are left out.
-    pub(crate) fn warm_start(&self, open: &mut OpenContexts) -> Option<FeasiblePlan> {
+    pub(crate) fn warm_start(&self, open: &mut ContextQueue) -> Option<FeasiblePlan> {
         let is_small = |context: &Context| may_need_least_memory(self.request, context);
         self.fastest_even_partition(open, |_| true)
             .or_else(|| self.fastest_even_partition(open, is_small))
@@ -71,7 +71,7 @@ impl ContextSolver<'_> {
     /// The fastest even partition that fits, of the contexts that satisfy a condition.
     fn fastest_even_partition(
         &self,
-        open: &mut OpenContexts,
+        open: &mut ContextQueue,
         condition: impl Fn(&Context) -> bool,
     ) -> Option<FeasiblePlan> {
         let devices = self.request.devices;

@@ -85,7 +85,7 @@ impl Partition {
         self.counts.contains(&0)
     }
 
-    /// The blocks of each virtual stage: with several chunks a stage, these have equal numbers of blocks.
+    /// The blocks of each virtual stage: with several chunks per stage, these have equal numbers of blocks.
     pub(crate) fn virtual_stages(&self, chunks: usize) -> Vec<Vec<Arc<SolvedSegment>>> {
         let of_stages: Vec<Vec<_>> =
             self.stages.iter().map(|stage| stage.chunks(chunks).collect()).collect();

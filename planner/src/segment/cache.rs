@@ -24,7 +24,7 @@ use narrows_plan::{Bytes, Context, Dim, Mesh};
 use rustc_hash::FxHashMap;
 
 use super::elimination_orders::EliminationOrders;
-use super::passes::PassLines;
+use super::pass_lines::PassLines;
 use super::prepared::{PreparedSegment, Sweepers};
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::arenas::ArenaCache;

@@ -6,6 +6,7 @@ mod elimination_orders;
 mod fastest;
 mod hull_cache;
 mod hulls;
+mod pass_lines;
 mod passes;
 mod prepared;
 mod solver;
@@ -13,6 +14,7 @@ mod spec;
 
 pub(crate) use cache::SegmentCache;
 pub(crate) use fastest::ASYMPTOTIC_MICROBATCHES;
-pub(crate) use passes::{LeastPasses, PricedPasses};
+pub(crate) use pass_lines::PricedPasses;
+pub(crate) use passes::LeastPasses;
 pub use solver::SegmentSolver;
 pub use spec::{SegmentSpec, SolvedSegment};

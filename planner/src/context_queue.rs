@@ -10,26 +10,27 @@ use rayon::prelude::*;
 
 use crate::bounded_context::BoundedContext;
 use crate::context::flops_bound;
+use crate::context_solvers::ContextSolvers;
 use crate::deadline::Deadline;
-use crate::device_counts::ContextSolvers;
+use crate::feasible_plan::FeasiblePlan;
 use crate::objective::Objective;
 
 /// Contexts with their bounds.
-pub(crate) struct OpenContexts<'a> {
+pub(crate) struct ContextQueue<'a> {
     solvers: &'a ContextSolvers<'a>,
     deadline: &'a Deadline,
     /// Taken from the front, of up to hundreds of thousands.
     contexts: VecDeque<BoundedContext>,
 }
 
-impl<'a> OpenContexts<'a> {
+impl<'a> ContextQueue<'a> {
     /// All contexts, with their first bounds. Once half of the time has passed, bounds need no solver.
     pub(crate) fn new(
         objective: Objective,
         contexts: Vec<Context>,
         solvers: &'a ContextSolvers<'a>,
         deadline: &'a Deadline,
-    ) -> OpenContexts<'a> {
+    ) -> ContextQueue<'a> {
         let bounded = |(index, context): (usize, Context)| {
             let solver = solvers.of(&context);
             let bound = match deadline.is_half_over() {
@@ -39,7 +40,7 @@ impl<'a> OpenContexts<'a> {
             BoundedContext::new(objective, (index, context), bound)
         };
         let contexts: Vec<_> = contexts.into_par_iter().enumerate().map(bounded).collect();
-        let mut open = OpenContexts { solvers, deadline, contexts: contexts.into() };
+        let mut open = ContextQueue { solvers, deadline, contexts: contexts.into() };
         open.sort();
         open
     }
@@ -67,7 +68,7 @@ impl<'a> OpenContexts<'a> {
         condition: impl Fn(&Context) -> bool,
         is_relevant: impl Fn(&BoundedContext) -> bool,
     ) -> Vec<&BoundedContext> {
-        let OpenContexts { solvers, deadline, .. } = *self;
+        let ContextQueue { solvers, deadline, .. } = *self;
         loop {
             let mut first_bounds: Vec<&mut BoundedContext> = self
                 .contexts
@@ -102,6 +103,23 @@ impl<'a> OpenContexts<'a> {
             self.sort();
         }
         has_refined
+    }
+
+    /// A first plan on the number of devices with the best bound on which one is found.
+    pub(crate) fn warm_start(&mut self) -> Option<FeasiblePlan> {
+        let solvers = self.solvers;
+        let mut tried = vec![];
+        loop {
+            let is_untried = |context: &Context| !tried.contains(&context.mesh.devices());
+            let next = self.most_promising(1, is_untried, |_| true);
+            let context = next.first().filter(|open| open.bound.is_ok())?.context;
+            let devices = context.mesh.devices();
+            let warm_start = solvers.of(&context).warm_start(self);
+            if warm_start.is_some() {
+                return warm_start;
+            }
+            tried.push(devices);
+        }
     }
 
     /// Removes the first `count` contexts.
