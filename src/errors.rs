@@ -293,7 +293,10 @@ impl From<TrainError> for Failure {
             TrainError::Data(error) => Failure::token_file(error),
             TrainError::Run(error) => Failure::execution(&error),
             TrainError::NoPredictedToken => {
-                let problem = Problem::new("--eval-data", "has no token that is predicted");
+                let problem = Problem::new(
+                    "--eval-data",
+                    "contains no target tokens: every token is padding or ignored",
+                );
                 Failure::input(problem.hint("other tokens, or another --pad-id or --last-target"))
             }
             TrainError::SequenceLengthMismatch { .. } => {

@@ -23,7 +23,7 @@ pub fn read(text: &str) -> Result<NanotronModel, Defects> {
     let document = yaml::read(text)?;
     let model = &document["model"];
     let Some(config) = model["model_config"].as_object() else {
-        let problem = "is missing: the file is no configuration of Nanotron";
+        let problem = "is missing: the file is not a configuration of Nanotron";
         return Err(Defect::new("model.model_config", problem).into());
     };
     let mut config = config.clone();
@@ -57,7 +57,10 @@ fn norm(config: &mut Map<String, Value>, tensor: &Value) -> Result<NormRule, Def
             );
             Err(Defect::new(place, problem).hint("rmsnorm_type: sync, or online"))
         }
-        _ => Err(Defect::new(place, format!("{given} is no norm of BOOST")).hint("sync or online")),
+        _ => {
+            Err(Defect::new(place, format!("{given} is not a norm of BOOST"))
+                .hint("sync or online"))
+        }
     }
 }
 

@@ -156,7 +156,7 @@ impl Context {
     }
 
     /// Whether updated weights of blocks and of the head are gathered during the first forward pass of the next step: with
-    /// ZeRO-1 and ZeRO-2, whose passes read whole weights, and one chunk a stage.
+    /// ZeRO-1 and ZeRO-2, whose passes read whole weights, and one chunk per stage.
     pub fn gathers_in_forward(&self) -> bool {
         self.overlap_param_gather
             && self.shard_size > 1

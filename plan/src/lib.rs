@@ -1,6 +1,6 @@
-//! The narrow waist of Narrows.
+//! Data types and checks shared by the planner and the runtime.
 //!
-//! Shared by planner and runtime: models ([`Model`](model::Model)), layouts of tensors over devices
+//! They are models ([`Model`](model::Model)), layouts of tensors over devices
 //! ([`Layout`]), kernels ([`Kernel`]), the search space of strategies, plans ([`Plan`]), and their
 //! lowering to checked programs ([`CheckedProgram`]). The crate has no IO, no prices and no search.
 

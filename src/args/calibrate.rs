@@ -42,7 +42,7 @@ pub struct CalibrateArgs {
     /// GPUs: tokens in a sequence [default: depends on the model]
     #[arg(long, value_name = "N")]
     pub sequence_length: Option<NonZeroU64>,
-    /// Measure for a few seconds, and only what cola-tiny needs
+    /// Quick calibration: a few seconds, only the kernels of cola-tiny
     #[arg(long)]
     pub quick: bool,
     /// Also time steps under other plans, and compare them with the predictions of the profile

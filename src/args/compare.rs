@@ -119,7 +119,7 @@ impl CompareArgs {
         let mut problems = Problems::default();
         if !self.with_search {
             for flag in [self.request.search_flags(), self.request.mesh_flags()].concat() {
-                let message = "describes a search, and plan files need none";
+                let message = "describes a search, but the plans are given";
                 problems.push(Problem::new(flag, message).hint("--with-search, or omit the flag"));
             }
         }

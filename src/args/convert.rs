@@ -86,8 +86,8 @@ impl ConvertArgs {
         ];
         let mut problems = Problems::default();
         for (flag, _) in flags.into_iter().filter(|(_, is_set)| *is_set) {
-            let problem = Problem::new(flag, "is for CSV: each row in JSON states it");
-            problems.push(problem.hint("leave it out"));
+            let problem = Problem::new(flag, "applies to CSV only: JSON rows carry this value");
+            problems.push(problem.hint("omit it"));
         }
         problems.into_result()
     }

@@ -47,7 +47,7 @@ pub struct DataArgs {
     /// Field of JSON lines, and column of Parquet files, with the text of a document
     #[arg(long, value_name = "NAME", default_value = "text")]
     pub text_field: String,
-    /// Shares of the inputs in the tokens, one number each: documents are interleaved until an input that is next has no more
+    /// Mixing weight of each input, by tokens: documents are interleaved until the input whose turn it is has no document left
     /// [default: one input after the other]
     #[arg(long, value_name = "W,W,…", value_delimiter = ',', allow_hyphen_values = true)]
     pub weights: Vec<Positive>,

@@ -40,7 +40,8 @@ impl DocumentFiles {
         }
         for (flag, file) in [("--plot", &self.plot), ("--report", &self.report)] {
             if file.as_ref().is_some_and(|file| output::is_stdout(file.as_os_str())) {
-                let problem = Problem::new(flag, "`-` is standard output, which has the answer");
+                let problem =
+                    Problem::new(flag, "`-` is standard output, which the answer is written to");
                 let example = if flag == "--plot" { "plan.svg" } else { "plan.html" };
                 return Err(Failure::input(problem.hint(format!("a file such as {example}"))));
             }

@@ -30,7 +30,7 @@ pub struct GenerateArgs {
     /// Text to continue
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
-    /// New tokens, at most; the text ends before at an end-of-text token, or at the longest sequence of the model
+    /// Maximum number of new tokens; generation ends earlier at an end-of-text token, or at the model's maximum sequence length
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub tokens: u32,
     /// Divides the logits before a token is drawn: lower is less random, and 0 takes the likeliest token

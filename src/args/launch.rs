@@ -15,10 +15,10 @@ use super::units::Timeout;
 /// Flags of runs with several processes.
 #[derive(Debug, Args)]
 pub struct LaunchArgs {
-    /// Launcher of a run of several processes, one per device; it sets the environment of each process
+    /// Launcher that started the processes of this run: rank and rendezvous are read from its environment variables
     #[arg(long, value_enum, default_value_t = LauncherArg::Auto)]
     pub launcher: LauncherArg,
-    /// File with the secret of the job, by which its processes refuse strangers [default: the job id of the launcher]
+    /// File with a secret that all processes of the job share: other connections are rejected [default: the job id of the launcher]
     #[arg(long, value_name = "FILE")]
     pub job_token_file: Option<PathBuf>,
     /// Time to wait for all processes to join

@@ -137,7 +137,7 @@ impl PlanFile {
         let plan = &mut self.plan;
         let mut problems = Problems::default();
         for flag in args.search_flags() {
-            let message = "restricts a search, and a plan file needs none";
+            let message = "restricts a search, but the plan is given";
             problems.push(Problem::new(flag, message).hint("omit it, or omit the plan file"));
         }
         let (mesh, workload) = (&mut plan.mesh, &mut plan.workload);

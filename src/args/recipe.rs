@@ -103,11 +103,11 @@ pub struct RecipeArgs {
     /// Global norm to which gradients are clipped [default: 1]
     #[arg(long, value_name = "NORM")]
     pub clip_norm: Option<Positive>,
-    /// Target of the last input of a sequence: the token that follows in the file, or none, so that of L tokens L − 1 are
-    /// predicted, as where labels are shifted within a sequence [default: next]
+    /// Target of a sequence's last token: `next`, the token that follows in the file, or `ignored`, which leaves L − 1 targets
+    /// to L tokens (labels shifted within the sequence, as in Hugging Face) [default: next]
     #[arg(long, value_name = "TARGET", value_enum)]
     pub last_target: Option<LastTargetArg>,
-    /// Token that is not predicted: that with which `narrows data --pad-to` pads documents [default: none]
+    /// Padding token, which is never a target: the --pad-id of `narrows data` [default: none]
     #[arg(long, value_name = "ID")]
     pub pad_id: Option<u32>,
     /// Steps between evaluations of --eval-data, which also follow the last step [default: a tenth of --steps]

@@ -62,7 +62,7 @@ fn unknown_field(field: &str, known: &[String]) -> Defect {
     let distance = |known: &String| strsim::levenshtein(&name, known);
     let nearest = known.iter().min_by_key(|known| distance(known));
     let limit = SUGGESTED_DISTANCE * name.len() as f64;
-    let defect = Defect::new(field, "is no field of a recipe");
+    let defect = Defect::new(field, "is not a field of a recipe");
     match nearest.filter(|known| distance(known) as f64 <= limit) {
         Some(nearest) => defect.hint(format!("did you mean `{nearest}`?")),
         None => defect.hint("`narrows schema recipe` lists the fields"),
@@ -90,7 +90,7 @@ mod tests {
     fn defects_are_located() {
         for (text, field, problem) in [
             ("steps = 1\nbeta2 0.9", "line 2", "is not TOML: "),
-            ("beta_2 = 0.9", "beta_2", "is no field of a recipe"),
+            ("beta_2 = 0.9", "beta_2", "is not a field of a recipe"),
             ("beta2 = 1.5", "beta2", "expected a number from 0 to below 1"),
             ("learning_rate = \"fast\"", "learning_rate", "invalid type"),
             ("steps = 0", "steps", "nonzero"),

@@ -319,7 +319,7 @@ fn reject_cost_of_shared_machine(request: &Request) -> CommandResult<()> {
         return Ok(());
     }
     let message = format!(
-        "devices of `{}` are parts of one machine, so that a step on fewer of them costs no less a second",
+        "devices of `{}` are parts of one machine, so that using fewer of them does not make a step cheaper",
         request.profile.name()
     );
     let problem = Problem::new("--objective", message);

@@ -40,7 +40,7 @@ pub struct RunArgs {
     /// Token file to train on, as `narrows data` makes it [default: a built-in book]
     #[arg(long, value_name = "FILE")]
     pub data: Option<OsString>,
-    /// When to verify that the tokens of --data and --eval-data have the checksum that their files claim
+    /// When to verify the checksums of --data and --eval-data
     #[arg(long, value_name = "WHEN", value_enum)]
     pub verify_data: Option<VerifyData>,
     /// Recipe file, TOML or JSON: flags of the recipe as fields, such as `beta2 = 0.999`; a flag overrides its field
@@ -77,7 +77,7 @@ pub struct RunArgs {
     /// GPUs: launch kernels one by one instead of capturing graphs; with --deterministic the results are bitwise equal
     #[arg(long)]
     pub eager: bool,
-    /// GPUs: the same bits in every run: attention runs on kernels whose sums have a fixed order, not on cuDNN's
+    /// GPUs: bitwise reproducible runs: attention uses Narrows' own kernels instead of cuDNN's
     #[arg(long)]
     pub deterministic: bool,
     /// Threads per device [default: the cores of the machine, divided among its devices]

@@ -9,9 +9,9 @@ use narrows_planner::{GroupingRule, Objective};
 /// `--grad-reduce-dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GradReduceDtypeArg {
-    /// As they are accumulated
+    /// Reduce in fp32, as accumulated
     Fp32,
-    /// Rounded before the reduction, widened after it
+    /// Round to bf16, reduce, and convert back to fp32
     Bf16,
 }
 

@@ -36,7 +36,7 @@ pub struct WhatIfArgs {
     /// Pair the values of all fields, instead of planning every combination
     #[arg(long)]
     pub zip: bool,
-    /// Find the smallest value of --vary for which a condition holds: `fits`, or such as "step_time_s < 0.4"
+    /// Find the smallest value of --vary for which a condition holds: `fits`, or a comparison such as "step_time_s < 0.4"
     ///
     /// Quantities: step_time_s, tokens_per_s, mfu, memory_gib; with --tokens also days, device_hours, dollars,
     /// energy_kwh, goodput. Up to 16 values are all planned, more are bisected.

@@ -276,7 +276,7 @@ fn write_profile(
         let path = stored.map_err(|error| cache_failure(key.path(settings.extent), &error))?;
         if let Some(preferred) = key.existing_path().filter(|existing| *existing != path) {
             output::warn(&format!(
-                "{} is of a full calibration, so `run` keeps predicting with it instead of this quick one. \
+                "{} is a full calibration, and `run` keeps using it, not this quick one. \
                  --output FILE writes elsewhere; after deleting the full profile, `run` uses the quick one",
                 preferred.display()
             ));

@@ -67,17 +67,19 @@ fn prompt_tokens(prompt: &str, tokenizer: &Tokenizer, model: &Model) -> CommandR
         tokens.extend(tokenizer.description().end_of_text);
     }
     if tokens.is_empty() {
-        let message = "has no token to continue, and the tokenizer no end-of-text token";
+        let message = "is empty, and the tokenizer has no end-of-text token to start from";
         return Err(invalid(message.into(), "a text"));
     }
     if let Some(token) = tokens.iter().find(|token| u64::from(**token) >= model.vocab) {
-        let message =
-            format!("has token {token}, and the vocabulary of {} {}", model.name, model.vocab);
+        let message = format!(
+            "contains token {token}, but the vocabulary of {} has {} tokens",
+            model.name, model.vocab
+        );
         return Err(invalid(message, "--tokenizer, the tokenizer of the training data"));
     }
     if tokens.len() as u64 >= model.max_sequence_length {
         let (count, longest) = (tokens.len(), model.max_sequence_length);
-        let message = format!("has {count} tokens, and {} has {longest} positions", model.name);
+        let message = format!("has {count} tokens, but {} has {longest} positions", model.name);
         return Err(invalid(message, "a shorter text, which leaves a position for a new token"));
     }
     Ok(tokens)
@@ -89,7 +91,7 @@ fn require_constant_frequencies(model: &Model, positions: u64) -> CommandResult<
         None => Ok(()),
         Some(length) => {
             let message = format!(
-                "leads to {positions} tokens, and {} has other frequencies of RoPE above {length}, which cached keys lack",
+                "gives {positions} tokens, but {} changes its RoPE frequencies above {length} tokens, and keys already cached keep the old ones",
                 model.name
             );
             let hint = format!("fewer tokens, with the prompt at most {length}");

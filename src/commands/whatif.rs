@@ -75,7 +75,7 @@ pub fn run(args: &WhatIfArgs) -> CommandResult<()> {
         return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
     }
     if let Some(SolutionReport { condition, field, .. }) = unsolved {
-        let message = format!("no value of `{field}` that was planned has `{condition}`");
+        let message = format!("no planned value of `{field}` satisfies `{condition}`");
         return Err(Failure::failed(vec![Problem::new("", message)]));
     }
     if report.has_plan() {

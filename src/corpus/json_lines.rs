@@ -59,7 +59,7 @@ impl JsonLines {
     fn text(&self) -> CommandResult<String> {
         let line = self.text_of_line();
         let fields: Map<String, Value> = serde_json::from_str(line).map_err(|error| {
-            let mut failure = self.failure(format!("is no JSON object: {error}"));
+            let mut failure = self.failure(format!("is not a JSON object: {error}"));
             // The file is one array, or one object over several lines.
             if line.trim_start().starts_with('[') || error.is_eof() {
                 let hint = "one object per line, as `jq -c '.[]'` writes those of an array";
@@ -69,7 +69,7 @@ impl JsonLines {
         })?;
         match fields.get(&self.field) {
             Some(Value::String(text)) => Ok(text.clone()),
-            Some(_) => Err(self.failure(format!("`{}` is no text", self.field))),
+            Some(_) => Err(self.failure(format!("`{}` is not a string", self.field))),
             None => {
                 let texts = fields.iter().filter(|(_, value)| value.is_string());
                 let names: Vec<&str> = texts.map(|(name, _)| name.as_str()).collect();

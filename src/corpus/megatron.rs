@@ -45,7 +45,9 @@ pub fn open_megatron(path: &Path, progress: ProgressBar) -> CommandResult<TokenD
     read(&mut file, &mut header)?;
     let integer = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
     if !header.starts_with(MAGIC) {
-        return Err(failure("is no index of Megatron-LM: it does not begin with MMIDIDX".into()));
+        return Err(failure(
+            "is not an index of Megatron-LM: it does not begin with MMIDIDX".into(),
+        ));
     }
     if integer(9) != 1 {
         return Err(failure(format!("has version {}, and 1 is read", integer(9))));

@@ -33,7 +33,7 @@ impl ParquetFile {
         let file = File::open(path).map_err(|error| failure(format!("cannot be read: {error}")))?;
         let bytes = file.metadata().map_or(0, |metadata| metadata.len());
         let reader = SerializedFileReader::new(file)
-            .map_err(|error| failure(format!("is no Parquet file: {error}")))?;
+            .map_err(|error| failure(format!("is not a Parquet file: {error}")))?;
         let metadata = reader.metadata().file_metadata();
         let root = metadata.schema_descr().root_schema_ptr();
         let column = root.get_fields().iter().find(|column| column.name() == field).cloned();

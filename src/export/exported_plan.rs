@@ -280,13 +280,13 @@ impl fmt::Display for Placement {
 }
 
 impl Placement {
-    /// The placement in a sentence: "`fullrank-tp` but for o: replicate".
+    /// The placement in a sentence: "`fullrank-tp`, except o: replicate".
     pub fn sentence(&self) -> String {
         match self {
             Placement::OneDevice => "no tensor axis".into(),
             Placement::Published(baseline) => format!("`{}`", baseline.name()),
             Placement::Other { nearest, differences } => {
-                format!("`{}` but for {}", nearest.name(), differences.join(", "))
+                format!("`{}`, except {}", nearest.name(), differences.join(", "))
             }
         }
     }

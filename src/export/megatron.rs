@@ -102,7 +102,7 @@ impl TargetFramework for Megatron {
         let mesh = exported.plan.mesh;
         let usage = [
             format!(
-                "Start {} processes. Data, tokenizer, optimizer and checkpoints are yours to add:",
+                "Start {} processes. Add data, tokenizer, optimizer and checkpoints yourself:",
                 mesh.devices()
             ),
             "  source FILE && torchrun … pretrain_gpt.py \"${MEGATRON_ARGS[@]}\" …".to_owned(),

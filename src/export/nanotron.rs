@@ -41,7 +41,7 @@ impl TargetFramework for Nanotron {
             Decision::Tensor => tensor(exported),
             Decision::Context if mesh.context == 1 => Translation::implied(),
             Decision::Context => {
-                Translation::lost("shares no sequence among devices in its LLaMA classes")
+                Translation::lost("has no context parallelism in its LLaMA classes")
             }
             Decision::Pipeline => size("parallelism.pp", mesh.pipeline),
             Decision::Data => size("parallelism.dp", mesh.data),
@@ -119,7 +119,7 @@ impl TargetFramework for Nanotron {
                 "Start {} processes of {script}, with CUDA_DEVICE_MAX_CONNECTIONS=1.",
                 exported.plan.mesh.devices()
             ),
-            "Not of the plan, and yours to set: general, checkpoints, logging, data_stages, tokens.train_steps,"
+            "Not part of the plan; set these yourself: general, checkpoints, logging, data_stages, tokens.train_steps,"
                 .to_owned(),
             "and of optimizer all but zero_stage and accumulate_grad_in_fp32.".to_owned(),
         ];

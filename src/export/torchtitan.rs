@@ -107,7 +107,7 @@ impl TargetFramework for Torchtitan {
     fn render(&self, exported: &ExportedPlan, head: &[String], rows: &[ExportRow]) -> String {
         let usage = [
             format!(
-                "Start {} processes. Tokenizer, dataset, optimizer and steps are yours to add.",
+                "Start {} processes. Add tokenizer, dataset, optimizer and steps yourself.",
                 exported.plan.mesh.devices()
             ),
             "The sizes of the model are Python. Register them as this flavor, before training starts:"
@@ -237,8 +237,10 @@ fn precision(exported: &ExportedPlan) -> Translation {
                     "weights stay fp32 and are cast in each operator that computes in bf16";
                 Translation::near(options, difference)
             } else {
-                Translation::lost("mixes precisions beside tensor or pipeline axes only under FSDP")
-                    .with(options)
+                Translation::lost(
+                    "supports mixed precision with tensor or pipeline parallelism only under FSDP",
+                )
+                .with(options)
             }
         }
     }

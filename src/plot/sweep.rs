@@ -39,9 +39,10 @@ pub fn check_pictures(
             "--sweep devices=8..64*2 for strong scaling; --sweep devices=8..64*2 --sweep global_batch=64..512*2 \
              for weak scaling too",
         ),
-        Some(PlotKind::Memory) if axes.iter().all(|axis| axis.values.len() < 2) => {
-            unsuited("a front needs two or more points", "--sweep memory_limit=24GiB,40GiB,80GiB")
-        }
+        Some(PlotKind::Memory) if axes.iter().all(|axis| axis.values.len() < 2) => unsuited(
+            "a Pareto front needs two or more points",
+            "--sweep memory_limit=24GiB,40GiB,80GiB",
+        ),
         Some(PlotKind::Memory | PlotKind::HeatMap | PlotKind::Scaling) => Ok(()),
         kind => {
             let lines = lines(axes, sweep, horizontal(axes)?);
@@ -87,7 +88,7 @@ pub fn sweep_figures(
     if suits(PlotKind::Scaling) {
         let throughputs = throughputs(points, outcomes);
         let picture = scaling_picture(&format!("{subject}scaling"), &throughputs);
-        let caption = "Throughput and efficiency beside ideal scaling from the smallest cluster on. Whiskers are the \
+        let caption = "Throughput and efficiency compared with ideal scaling from the smallest cluster on. Whiskers are the \
                        90 % intervals of each point; the first point is taken as predicted.";
         figures.extend(Figure::of(PlotKind::Scaling, picture, caption));
     }

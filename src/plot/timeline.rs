@@ -88,7 +88,7 @@ fn chunk_legend(picture: &mut Picture, left: i32, chunks: usize) {
             picture.rectangle(corners, shade(colour(phase), chunk, chunks));
         }
     }
-    let text = format!("{chunks} model chunks a stage: the later, the lighter");
+    let text = format!("{chunks} model chunks per stage: the later, the lighter");
     picture.text(text, (left + width * chunks as i32 + 6, 54), Anchor::Start, 14);
 }
 

@@ -44,7 +44,7 @@ pub fn validation_figures(
             false => title.to_owned(),
         };
         let caption = format!(
-            "{title}: measured beside predicted, with the error of the prediction; whiskers are 90 % intervals. \
+            "{title}: measured and predicted, with the error of the prediction; whiskers are 90 % intervals. \
              * The prediction was fitted to this measurement."
         );
         Figure::of(kind, picture(kind, &title, axis, &comparisons), &caption)

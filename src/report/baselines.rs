@@ -52,7 +52,7 @@ impl<'a> BaselinesReport<'a> {
     pub fn figures(&self) -> Vec<Figure> {
         let plans: Vec<(&str, &Prediction)> =
             self.plans().map(|(name, _, prediction)| (name, prediction)).collect();
-        let picture = step_time_picture("Step time by part, beside the baselines", &plans);
+        let picture = step_time_picture("Step time by part, compared with the baselines", &plans);
         let caption =
             "Parts of the step time of this plan and of the fastest plan of each baseline.";
         Figure::of(PlotKind::StepTime, picture, caption).into_iter().collect()

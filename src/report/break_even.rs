@@ -89,7 +89,7 @@ impl BreakEvenReport {
             (Some(below), Some(above)) => format!("from {below} to {above}{unit} of {name}"),
             (None, None) => {
                 let [low, high] = self.regions[index].values;
-                format!("at every value that was planned, from {low} to {high}{unit} of {name}")
+                format!("at every planned value, from {low} to {high}{unit} of {name}")
             }
         }
     }

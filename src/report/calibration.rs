@@ -99,7 +99,7 @@ impl CalibrationReport {
             ));
             fields.push((
                 "best case",
-                format!("the sum of shortest instruction times is {share} of the shortest steps"),
+                format!("instructions at their fastest add up to {share} of the fastest steps"),
             ));
         }
         page.fields(&fields);
@@ -118,7 +118,7 @@ impl CalibrationReport {
             }
         }
         let Some(devices) = self.presets.first().map(|preset| preset.devices) else { return };
-        page.heading("Share of the presets' step time in kernels like those measured");
+        page.heading("Share of each preset's step time covered by measured kernels");
         let cell = |size: &str, family: &str| {
             let model = format!("{family}-{size}");
             let preset = self.presets.iter().find(|preset| preset.model == model)?;
@@ -230,7 +230,7 @@ fn compared_plans(page: &mut Page, comparison: &ClosedLoop, detail: Detail) {
         (
             "order",
             format!(
-                "{pairs_wrong} of {pairs} pairs more than 10 % apart are predicted the wrong way round, {} of \
+                "{pairs_wrong} of {pairs} pairs more than 10 % apart are predicted in the wrong order, {} of \
                  {pairs_of_one_task} among plans of one model, batch and length",
                 comparison.pairs_of_one_task_wrong,
             ),
@@ -269,7 +269,7 @@ fn compared_plan_details(page: &mut Page, comparison: &ClosedLoop) {
         ("plan", Align::Left),
         ("best case", Align::Right),
         ("90 % interval", Align::Left),
-        ("rounds apart", Align::Right),
+        ("spread", Align::Right),
         ("memory", Align::Left),
     ];
     page.heading("Details of the steps");
@@ -280,8 +280,8 @@ fn interval(comparison: &ClosedLoop) -> String {
     let plans = comparison.plans.len();
     match &comparison.interval {
         Some(StepInterval { half_width_90, inside, groups, .. }) => format!(
-            "{} around a predicted step; {inside} of {plans} plans ({}) lie within the interval that the other \
-             {} groups give",
+            "{} around a predicted step; {inside} of {plans} plans ({}) lie within the interval computed from the \
+             other {} groups",
             half_width(*half_width_90),
             percent(*inside as f64 / plans.max(1) as f64),
             groups - 1

@@ -383,9 +383,9 @@ impl Report for CompareReport<'_> {
         self.decisions(&mut page, detail);
         let (times, heading) = self.comparable_times();
         self.parts(&mut page, heading, &times, Unit::Seconds);
-        let heading = "Memory of a device, of the stage that needs the most";
+        let heading = "Memory per device, on the stage that needs the most";
         self.parts(&mut page, heading, &self.memory_bytes, Unit::Bytes);
-        let heading = "Sent by a device in a step, of the stage that sends the most";
+        let heading = "Bytes sent per device and step, on the stage that sends the most";
         self.parts(&mut page, heading, &self.sent_bytes, Unit::Bytes);
         page
     }

@@ -213,7 +213,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
     if meshes.is_empty() {
         return;
     }
-    page.heading("Meshes, by their lower bounds");
+    page.heading("Configurations, by their lower bounds");
     let listed: Vec<&MeshRow> = meshes
         .iter()
         .filter(|row| detail == Detail::Full || !is_summarised(&row.outcome))
@@ -276,7 +276,10 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
         (explanation.meshes_not_listed as u64, "not listed, with larger bounds".into()),
     ] {
         if meshes > 0 {
-            page.line(format!("{} {reason}.", plural_with(meshes, "mesh", "meshes")));
+            page.line(format!(
+                "{} {reason}.",
+                plural_with(meshes, "configuration", "configurations")
+            ));
         }
     }
 }
@@ -292,7 +295,7 @@ fn mesh_legend(listed: &[&MeshRow]) -> String {
             true => "Mesh: tensor × context × pipeline × data",
             false => "Mesh: tensor × pipeline × data",
         }),
-        has_chunks.then_some("in parentheses: model chunks a stage"),
+        has_chunks.then_some("in parentheses: model chunks per stage"),
         is_overlapped.then_some("overlap: collectives of the data axis, of activations, or both"),
     ];
     format!("{}.", parts.into_iter().flatten().collect::<Vec<_>>().join("; "))
@@ -328,7 +331,7 @@ fn without_plan(page: &mut Page, listed: &[&MeshRow]) {
         counted.push((memory.len(), format!("{reason}; the limit is {limit} per device")));
     }
     for (meshes, reason) in counted.into_iter().filter(|(meshes, _)| *meshes > 0) {
-        let meshes = plural_with(meshes as u64, "mesh", "meshes");
+        let meshes = plural_with(meshes as u64, "configuration", "configurations");
         page.paragraph(&format!("{meshes} without a plan: {reason}."));
     }
 }

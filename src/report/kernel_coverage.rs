@@ -141,7 +141,7 @@ pub fn tables(page: &mut Page, classes: &[ClassCoverage], measured: &[KernelRate
         ("shapes", Align::Right),
         ("median rate", Align::Right),
         ("highest", Align::Right),
-        ("rounds apart", Align::Right),
+        ("spread", Align::Right),
         ("90 %", Align::Right),
     ];
     page.table(&columns, &classes.iter().map(row).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! NumericComparison of the miniature of a plan with unsharded training.
+//! Comparison of the miniature of a plan with unsharded training.
 
 use narrows_plan::model::ParameterId;
 use narrows_reference::{GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature, NumericComparison};

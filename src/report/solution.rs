@@ -42,7 +42,7 @@ impl SolutionReport {
         };
         let answer = match value {
             Some(value) => format!("{extreme} {field} with {condition}: {}.", text_of(value)),
-            None => format!("No value of {field} that was planned has {condition}."),
+            None => format!("No planned value of {field} satisfies {condition}."),
         };
         let total = plural(*values_total as u64, "value");
         let planned = thousands(*values_planned as u64);

@@ -9,9 +9,9 @@ pub fn phrase(cost: &StepCost) -> String {
     let seconds = short(*device_seconds);
     match (dollars_per_step, price_per_device_hour) {
         (Some(dollars), Some(price)) => {
-            format!("${} a step: {seconds} device-seconds at ${price} an hour", short(*dollars))
+            format!("${} per step: {seconds} device-seconds at ${price} per hour", short(*dollars))
         }
-        _ => format!("{seconds} device-seconds a step; no price of a device is known"),
+        _ => format!("{seconds} device-seconds per step; no price of a device is known"),
     }
 }
 
@@ -56,12 +56,12 @@ mod tests {
             dollars_per_step: None,
             price_per_device_hour: None,
         };
-        assert_eq!(phrase(&cost), "1.50 device-seconds a step; no price of a device is known");
+        assert_eq!(phrase(&cost), "1.50 device-seconds per step; no price of a device is known");
         let devices = "2 of the 8 of the request, for the least cost of a step";
         assert_eq!(devices_phrase(&cost), devices);
         let priced =
             StepCost { dollars_per_step: Some(0.001), price_per_device_hour: Some(2.4), ..cost };
-        assert_eq!(phrase(&priced), "$0.00100 a step: 1.50 device-seconds at $2.4 an hour");
+        assert_eq!(phrase(&priced), "$0.00100 per step: 1.50 device-seconds at $2.4 per hour");
         assert_eq!(devices_phrase(&StepCost { devices_max: 2, ..cost }), "all 2 of the request");
     }
 }

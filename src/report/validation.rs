@@ -381,7 +381,7 @@ impl ValidationReport<'_> {
             page.paragraph(&format!(
                 "** fitted: the GPT prices were fitted to {} under other conditions than the file's: \
                  hardware `{hardware}`, recomputation `{recompute}`, a vocabulary of {vocabulary}, \
-                 `fullrank-tp` with one chunk a stage. Their \
+                 `fullrank-tp` with one chunk per stage. Their \
                  predictions here are neither a test nor errors of that fit.",
                 plural(count, "measurement"),
             ));
@@ -415,7 +415,7 @@ impl ValidationReport<'_> {
         if self.cells.is_empty() {
             return;
         }
-        page.heading("Steps with the largest errors, and what would mend them");
+        page.heading("Steps with the largest errors, and the correction that removes each");
         let row = |cell: &CellReport| {
             let (mended_by, table) = match &cell.mended_by {
                 Some(mending) => (
@@ -440,7 +440,7 @@ impl ValidationReport<'_> {
             ("model, tensor axis, microbatch, hardware", Align::Left),
             ("n", Align::Right),
             ("error", Align::Right),
-            ("mended by", Align::Left),
+            ("correction", Align::Left),
             ("mean of its table", Align::Left),
         ];
         page.table(&columns, &self.cells.iter().map(row).collect::<Vec<_>>());

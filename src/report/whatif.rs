@@ -283,13 +283,13 @@ fn title(name: &str) -> String {
 }
 
 /// Legend of the letters of a plan.
-const PLAN_LEGEND: &str = "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z: stage of ZeRO, and the replicas of a shard group where these are not all.";
+const PLAN_LEGEND: &str = "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z: ZeRO stage, with /N for shard groups of N replicas.";
 
 /// Legend of meshes with a context axis.
 const CONTEXT_LEGEND: &str = "C: devices along the context axis, which share each sequence.";
 
 /// Legend of the schedules of pipelines.
-const SCHEDULE_LEGEND: &str = "Schedule of a pipeline: 1F1B; ZB: zero-bubble; v: interleaved, with this many model chunks a stage.";
+const SCHEDULE_LEGEND: &str = "Schedule of a pipeline: 1F1B; ZB: zero-bubble; v: interleaved, with this many model chunks per stage.";
 
 /// Cells of the two alternatives of one value.
 fn pair_cells(pair: &[PointReport]) -> [String; 6] {

@@ -223,6 +223,6 @@ fn figures(figures: Vec<Figure>) -> CommandResult<Value> {
 
 fn json_value(value: &impl Serialize) -> CommandResult<Value> {
     serde_json::to_value(value).map_err(|error| {
-        Failure::failed(vec![Problem::new("", format!("the answer is no JSON: {error}"))])
+        Failure::failed(vec![Problem::new("", format!("the answer is not JSON: {error}"))])
     })
 }

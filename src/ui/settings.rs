@@ -66,14 +66,15 @@ impl PageSettings {
         for (name, value) in settings {
             let is_scalar = value.is_number() || value.is_boolean() || value.is_string();
             if !is_scalar {
-                let problem = Problem::new(format!("--sweep {name}"), "is no number and no text");
+                let problem =
+                    Problem::new(format!("--sweep {name}"), "is neither a number nor a text");
                 return Err(Failure::input(problem));
             }
             // Model and hardware are compared below as they are: no other text may become their name, and no value
             // a list or range, which would take long to enumerate.
             let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
             if name.is_empty() || !name.chars().all(is_name) {
-                let problem = Problem::new(format!("--sweep {name}"), "is no name of a field");
+                let problem = Problem::new(format!("--sweep {name}"), "is not the name of a field");
                 return Err(Failure::input(
                     problem.hint("`narrows whatif --list` names all fields"),
                 ));

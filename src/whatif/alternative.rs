@@ -61,6 +61,6 @@ fn term_settings(term: &str, scenario: &Scenario) -> Result<Vec<(SweepField, Val
     }
     let strategies = Baseline::ALL.map(Baseline::name).into_iter();
     let names: Vec<&str> = strategies.chain(PURE.iter().map(|(name, _)| *name)).collect();
-    let problem = Problem::new("", format!("`{term}` is no alternative"));
+    let problem = Problem::new("", format!("`{term}` is not an alternative"));
     Err(problem.hint(names.join(", ")).hint("or settings such as tensor=8+strategy=btp"))
 }

@@ -140,7 +140,7 @@ fn the_pipeline_shows_model_chunks() {
             let in_legend = usize::from(light_passes > 0);
             assert_eq!(passes(colour), light_passes + in_legend, "{schedule} {colour}");
         }
-        let legend = "2 model chunks a stage: the later, the lighter";
+        let legend = "2 model chunks per stage: the later, the lighter";
         assert_eq!(svg.contains(legend), light_passes > 0, "{schedule}");
     }
 }
@@ -245,7 +245,7 @@ fn a_picture_that_does_not_suit_a_sweep_is_refused_before_it_is_planned() {
             "scaling needs a sweep of `devices`",
         ),
         ("--sweep devices=2,4", "crossover", "a crossover needs two or more lines"),
-        ("--sweep devices=2", "memory", "a front needs two or more points"),
+        ("--sweep devices=2", "memory", "a Pareto front needs two or more points"),
         ("--sweep devices=2,4", "block", "draws no picture `block`"),
         ("--sweep zero=off,1", "lines", "no swept field has two or more numbers"),
     ] {

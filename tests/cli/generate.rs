@@ -140,9 +140,12 @@ fn a_tokenizer_moves_with_the_checkpoints_and_its_end_of_text_ends_a_text() {
     assert!(end == "end_of_text" && tokens <= 4 || end == "positions" && tokens == 4, "{text}");
     let error = |prompt: &str, more: &str| error(&kept, prompt, more);
     let message = error(&"a ".repeat(24), "");
-    assert!(message.contains("--prompt: has 24 tokens, and words has 24 positions"), "{message}");
+    assert!(message.contains("--prompt: has 24 tokens, but words has 24 positions"), "{message}");
     let message = error("a", "--tokenizer bytes");
-    assert!(message.contains("--prompt: has token 97, and the vocabulary of words 7"), "{message}");
+    assert!(
+        message.contains("--prompt: contains token 97, but the vocabulary of words has 7 tokens"),
+        "{message}"
+    );
     for step in ["step-00000040", "step-00000041"] {
         fs::remove_file(at(&format!("kept/{step}/tokenizer.json"))).unwrap();
     }
@@ -173,7 +176,7 @@ fn an_empty_text_of_bytes_has_nothing_to_continue() {
     let kept = folder.path().join("kept");
     stdout(&format!("{SMALL} --steps 1 --checkpoint-dir {}", kept.display()));
     let message = error(&kept, "", "");
-    assert!(message.contains("--prompt: has no token to continue"), "{message}");
+    assert!(message.contains("--prompt: is empty"), "{message}");
     let message = error(&folder.path().join("none"), "a", "");
     assert!(message.contains("none"), "{message}");
 }
@@ -199,6 +202,6 @@ fn texts_do_not_grow_beyond_the_length_at_which_frequencies_change() {
     let kept = folder.path().join("kept");
     assert_eq!(answer(&kept, "Call", GREEDY)["ended_by"], json!("tokens"));
     let message = error(&kept, "Call m", "--tokens 7");
-    assert!(message.contains("--tokens: leads to 13 tokens"), "{message}");
+    assert!(message.contains("--tokens: gives 13 tokens"), "{message}");
     assert!(message.contains("hint: fewer tokens, with the prompt at most 12"), "{message}");
 }

@@ -75,7 +75,7 @@ fn a_price_is_that_of_the_flag_or_of_the_profile() {
     let run = answer(&format!("plan {REQUEST} --hardware {profile} --tokens 1e9"));
     near(number(&run, "/run/dollars"), 3.6 * number(&run, "/run/device_hours"));
     let text = stdout(&format!("{priced} --price-per-device-hour 7.2"));
-    for part in ["device-seconds at $7.2 an hour", "of the request", "cheapest plan"] {
+    for part in ["device-seconds at $7.2 per hour", "of the request", "cheapest plan"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");

@@ -317,7 +317,7 @@ fn explain_compares_every_axis_and_counts_omitted_alternatives() {
     let omitted = answer["meshes_not_listed"].as_u64().unwrap();
     let text = super::stdout("explain --model cola-tiny --devices 6 --global-batch 12");
     assert!(
-        omitted > 0 && text.contains(&format!("{omitted} meshes not listed")),
+        omitted > 0 && text.contains(&format!("{omitted} configurations not listed")),
         "{omitted}: {text}"
     );
 }

@@ -95,7 +95,7 @@ fn contradictions_are_rejected() {
     let repeated = folder.path().join("repeated.json");
     fs::write(&repeated, r#"{"steps": 2, "steps": 3}"#).unwrap();
     for (flags, part) in [
-        (format!("--recipe {file}"), "bad.toml: beta_2: is no field of a recipe"),
+        (format!("--recipe {file}"), "bad.toml: beta_2: is not a field of a recipe"),
         (format!("--recipe {file}"), "did you mean `beta2`?"),
         ("--recipe nowhere.toml".into(), "nowhere.toml: cannot be read"),
         (format!("--recipe {}", repeated.display()), "repeated.json: duplicate field `steps`"),

@@ -90,7 +90,7 @@ fn edited_interleaved_plans_are_refused_with_a_hint() {
     type Edit<'a> = &'a dyn Fn(&mut Value);
     let cases: [(Edit, &str, &str); 4] = [
         (&one_f_one_b, &listed, "hint: the schedule interleaved"),
-        (&one_entry_less, &less, "hint: 4 entries for 2 chunks a stage"),
+        (&one_entry_less, &less, "hint: 4 entries for 2 chunks per stage"),
         (&no_block, "stages[1].runs: the model chunk has no block", "hint: at least one block"),
         (&odd_batch, "schedule: is interleaved, which needs a multiple of 2", "hint: 1f1b"),
     ];
@@ -166,7 +166,8 @@ fn each_mesh_of_an_explanation_is_one_line() {
                    --sequence-length 1024 --pipeline 2";
     for flags in ["", "--details", "--details --schedule interleaved"] {
         let text = stdout(&format!("{request} {flags}"));
-        let (_, table) = text.split_once("\nMeshes, by their lower bounds\n").expect("a table");
+        let (_, table) =
+            text.split_once("\nConfigurations, by their lower bounds\n").expect("a table");
         let table: Vec<&str> = table.lines().collect();
         assert!(table[1].trim().starts_with('─'), "{text}");
         let rows = table[2..].iter().take_while(|line| !line.contains("Mesh: tensor"));
@@ -180,7 +181,7 @@ fn each_mesh_of_an_explanation_is_one_line() {
         }
         if flags.contains("interleaved") {
             assert!(rows.iter().all(|row| row.contains("  interleaved (")), "{text}");
-            assert!(text.contains("in parentheses: model chunks a stage"), "{text}");
+            assert!(text.contains("in parentheses: model chunks per stage"), "{text}");
         }
     }
 }

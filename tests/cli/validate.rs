@@ -137,7 +137,7 @@ fn damaged_measurements_are_located() {
     fs::write(&path, file.to_string()).unwrap();
     let message = failure(&format!("validate --measurements {}", path.display()), 2);
     let problem = "measured.step.interleaving: the chunks of a stage are for GPTs";
-    assert!(message.contains(problem) && message.contains("leave it out"), "{message}");
+    assert!(message.contains(problem) && message.contains("omit it"), "{message}");
     let duplicate = text.replacen("\"boost-all-reduces\": {", "\"boost-products\": {", 1);
     assert_ne!(duplicate, text);
     fs::write(&path, duplicate).unwrap();
@@ -160,9 +160,9 @@ fn gpt_steps_without_a_price_are_rejected_by_field() {
             "predicted without recomputation",
             "none, selective, block",
         ),
-        ("norm", json!("sync"), "LayerNorms of a GPT have whole rows", "leave it out"),
-        ("norm", json!("online"), "LayerNorms of a GPT have whole rows", "leave it out"),
-        ("weights", json!("sharded"), "sharding of a GPT's weights is fixed", "leave it out"),
+        ("norm", json!("sync"), "LayerNorms of a GPT have whole rows", "omit it"),
+        ("norm", json!("online"), "LayerNorms of a GPT have whole rows", "omit it"),
+        ("weights", json!("sharded"), "sharding of a GPT's weights is fixed", "omit it"),
         ("zero", json!("one"), "without ZeRO", "off"),
         (
             "strategy",
@@ -330,7 +330,7 @@ fn rows_in_json_report_every_defect() {
     fs::write(&path, json!({"rows": []}).to_string()).unwrap();
     assert!(failure(&format!("convert {}", path.display()), 2).contains("rows: is empty"));
     let message = failure(&format!("convert {} --recompute none", path.display()), 2);
-    assert!(message.contains("--recompute: is for CSV"), "{message}");
+    assert!(message.contains("--recompute: applies to CSV only"), "{message}");
 }
 
 /// Sequence parallelism, selective recomputation and interleaved stages.
@@ -583,9 +583,9 @@ fn files_of_rows_are_read_as_what_they_are() {
         ("", csv, "rows: is empty"),
         ("\u{feff} \n", "", "rows: is empty"),
         ("[{}]", "", "rows: is a JSON array"),
-        (&rows(JSON_ROW), "--source here", "--source: is for CSV"),
-        (&rows(JSON_ROW), "--vocabulary 9", "--vocabulary: is for CSV"),
-        (&rows(JSON_ROW), "--recompute none", "--recompute: is for CSV"),
+        (&rows(JSON_ROW), "--source here", "--source: applies to CSV only"),
+        (&rows(JSON_ROW), "--vocabulary 9", "--vocabulary: applies to CSV only"),
+        (&rows(JSON_ROW), "--recompute none", "--recompute: applies to CSV only"),
         (&rows(&slow), "", "rows[0].step_s: 0.9 contradicts `tokens_per_s`"),
         (&rows(&huge), "", "hidden"),
         (&rows(&huge.replace("torchtitan", "megatron")), "", "model"),

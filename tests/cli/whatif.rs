@@ -146,7 +146,7 @@ fn values_that_satisfy_a_condition_are_found() {
 
     let output = command("step_time_s < 1e-9", "rank=32,64").assert().code(1);
     let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
-    assert!(message.contains("no value of `rank`"), "{message}");
+    assert!(message.contains("no planned value of `rank`"), "{message}");
     for (condition, vary, part) in [
         ("soon", "rank=8", "not a condition"),
         ("dollars < 5", "rank=8", "needs --tokens"),
@@ -297,7 +297,7 @@ fn bad_break_even_questions_are_refused() {
         ("--break-even devices=2..16 --between btp,data-parallel", "devices=2..16*2"),
         ("--break-even devices=2..16*2 --between btp", "no two alternatives"),
         ("--break-even devices=2..16*2 --between btp,btp", "no two alternatives"),
-        ("--break-even devices=2..16*2 --between bpt,auto", "`bpt` is no alternative"),
+        ("--break-even devices=2..16*2 --between bpt,auto", "`bpt` is not an alternative"),
         ("--break-even devices=2..16*2 --between tensor=2+tensor=4,auto", "sets tensor twice"),
         ("--break-even devices=4 --between btp,auto", "no two numbers"),
         ("--break-even tensor=2,4 --between btp,data-parallel", "`data-parallel` sets tensor"),

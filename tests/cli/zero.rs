@@ -64,7 +64,7 @@ fn shard_groups_divide_the_replicas() {
     assert!(message.contains("a divisor of the data axis"), "{message}");
     for (flags, expected) in [
         ("--shard-size 3", "4 devices do not divide into groups of 3"),
-        ("--zero 3 --shard-size 1", "one replica shares nothing"),
+        ("--zero 3 --shard-size 1", "a shard group needs at least two replicas"),
         ("--zero 0 --shard-size 2", "without ZeRO nothing is sharded over replicas"),
     ] {
         let message = failure(&format!("plan --model cola-tiny --devices 4 {flags}"), 2);

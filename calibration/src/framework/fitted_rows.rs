@@ -54,7 +54,7 @@ impl FitConditions {
         [self.hardware.clone(), recompute.to_owned(), self.vocabulary.to_string()]
     }
 
-    /// Whether a step on a profile has these conditions, which include `fullrank-tp` and one chunk a stage. The profile
+    /// Whether a step on a profile has these conditions, which include `fullrank-tp` and one chunk per stage. The profile
     /// must equal the preset, not only in name.
     pub fn apply_to(&self, step: &TrainingStep, profile: &Profile) -> bool {
         let TrainedModel::Gpt(gpt) = step.model else { return false };

@@ -4,7 +4,7 @@
 //! pass  = √((Σ kernels of the device)² + (operators · h)²)
 //! step  = 1F1B over the stages' passes + exposed reductions of gradients + fixed
 //! ```
-//! With several chunks a stage, the schedule is interleaved 1F1B, and every pass through a chunk has its transfer.
+//! With several chunks per stage, the schedule is interleaved 1F1B, and every pass through a chunk has its transfer.
 //! The host needs h seconds for each operator. Where kernels are shorter, the device waits for the host. Neither a launch
 //! queue nor the longer of both times, operator by operator, predicts models that a fit left out as well as the root of
 //! squares. Gradients are reduced beside the last backward passes, which both slow.

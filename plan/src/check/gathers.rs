@@ -19,7 +19,7 @@ pub(super) fn check_gather_buckets(stage: &StageProgram) -> CheckResult {
     let buckets = &stage.gather_buckets;
     let Some(last) = buckets.last() else { return Ok(()) };
     let is_forward = stage.schedule.first().is_some_and(|pass| pass.phase == Phase::Forward);
-    ensure(is_forward, || "gathers weights during a first pass that is no forward pass".into())?;
+    ensure(is_forward, || "gathers weights during a first pass that is not a forward pass".into())?;
     ensure(stage.bucket_reductions() <= stage.before_gathers(), || {
         "its gather buckets begin among its gradient buckets".into()
     })?;
@@ -65,7 +65,7 @@ fn check_bucket(
     if let Some(other) = beside.iter().find(uses_group) {
         let origin = &other.origin;
         return fault(format!(
-            "gather bucket {index} may run beside `{origin}`, which is over the data axis too"
+            "gather bucket {index} may overlap with `{origin}`, which is over the data axis too"
         ));
     }
     for instr in stage.step.get(gathers.clone()).unwrap_or_default() {

@@ -185,7 +185,7 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
     let is_interleaved = context.schedule == PipelineSchedule::Interleaved;
     if context.chunks == 0 || context.chunks > 1 << 24 || (context.chunks > 1) != is_interleaved {
         return fault(format!(
-            "the {} schedule cannot have {} chunks a stage",
+            "the {} schedule cannot have {} chunks per stage",
             context.schedule.name(),
             context.chunks
         ));

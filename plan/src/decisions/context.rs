@@ -38,7 +38,8 @@ impl Plan {
                  pipeline stages",
                 self.stages.len()
             );
-            let hint = format!("{} entries for 2 chunks a stage, or the schedule 1f1b", 2 * stages);
+            let hint =
+                format!("{} entries for 2 chunks per stage, or the schedule 1f1b", 2 * stages);
             defects.push(Defect::new("stages", problem).hint(hint));
         }
         if !microbatches.is_multiple_of(stages) {
@@ -104,12 +105,12 @@ impl Plan {
             defects.push(Defect::new("shard_size", problem).hint(hint));
         }
         if self.shard_size == Some(1) {
-            let defect = Defect::new("shard_size", "one replica shares nothing");
+            let defect = Defect::new("shard_size", "a shard group needs at least two replicas");
             defects.push(defect.hint("at least 2, or leave it out"));
         }
         if self.zero == Zero::Off && self.shard_size.is_some() {
             let problem = "is set, but without ZeRO nothing is sharded over replicas";
-            defects.push(Defect::new("shard_size", problem).hint("leave it out"));
+            defects.push(Defect::new("shard_size", problem).hint("omit it"));
         }
         if !self.grad_reduce_dtype.suits(self.precision) {
             let problem = "`bf16` needs mixed precision, but weights and activations are fp32";

@@ -124,7 +124,7 @@ impl Plan {
             }
             Some(_) if crossing.is_empty() => {
                 let problem = "is set, but no latents cross between the blocks of this model";
-                defects.push(Defect::new("crossing_layout", problem).hint("leave it out"));
+                defects.push(Defect::new("crossing_layout", problem).hint("omit it"));
             }
             Some(latents) if !legal.iter().any(|boundary| boundary.latents == latents) => {
                 let problem =
@@ -208,7 +208,7 @@ impl PlanResolver<'_> {
             let problem = format!("{listed} stages are listed, but the mesh has {pipeline}");
             let hint = match (listed as u64).is_multiple_of(pipeline) && pipeline > 1 {
                 true => {
-                    "the schedule interleaved, with several model chunks a stage, or another mesh.pipeline"
+                    "the schedule interleaved, with several model chunks per stage, or another mesh.pipeline"
                 }
                 false => "one entry for each pipeline stage, or another mesh.pipeline",
             };

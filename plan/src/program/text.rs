@@ -62,7 +62,7 @@ impl StageProgram {
                     collective.to
                 );
                 if instr.overlapped_instrs > 0 {
-                    let _ = write!(line, " beside the next {}", instr.overlapped_instrs);
+                    let _ = write!(line, " overlapping the next {}", instr.overlapped_instrs);
                 }
             }
             Action::Send(p2p) | Action::Receive(p2p) => {

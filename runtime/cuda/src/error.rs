@@ -142,9 +142,9 @@ impl CudaError {
                 Some("a plan with `--memory-limit`, or stop other programs on that GPU")
             }
             CudaError::Driver { hint, .. } | CudaError::Matmul { hint, .. } => *hint,
-            CudaError::Attention { .. } => {
-                Some("--deterministic, for own kernels of attention; or another version of cuDNN")
-            }
+            CudaError::Attention { .. } => Some(
+                "--deterministic, for Narrows' own kernels of attention; or another version of cuDNN",
+            ),
             CudaError::Nccl { .. } => Some("NCCL_DEBUG=INFO, for NCCL's own log"),
             CudaError::Stalled { eager: true, .. } => Some(
                 "the output of the other processes shows which of them is late; or a longer \

@@ -80,7 +80,7 @@ pub enum DataFault {
         vocabulary: u32,
     },
     /// A read reaches beyond the last token.
-    #[error("tokens {first} to {first} + {length} are beyond its {tokens} tokens")]
+    #[error("{length} tokens from {first} on exceed its {tokens} tokens")]
     OutOfRange {
         /// Index of the first token to read.
         first: u64,

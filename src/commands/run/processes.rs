@@ -97,7 +97,7 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
             let best = if *keep_best { " and the best" } else { "" };
             let behind = match mode {
                 SaveMode::Blocking => "",
-                SaveMode::Background => " behind the next steps",
+                SaveMode::Background => " in the background",
             };
             let dir = dir.display();
             format!("every {every} steps{best}{behind} in {dir}, starting at {origin}")

@@ -160,9 +160,9 @@ impl<'a> SensitivityReport<'a> {
                 ]
             })
             .collect();
-        page.heading("Change of the step time in % for +1 % of a number");
+        page.heading("Change of the step time in % for +1 % of a parameter");
         let columns = [
-            ("number", Align::Left),
+            ("parameter", Align::Left),
             ("value", Align::Right),
             ("replanned", Align::Right),
             ("90 %", Align::Right),
@@ -175,7 +175,7 @@ impl<'a> SensitivityReport<'a> {
             many => format!(" {many} more change it by less: --details lists them."),
         };
         page.paragraph(&format!(
-            "* assumed, not measured. Numbers of the hardware vary by ±5 %, shapes by an eighth, devices and batch by a \
+            "* assumed, not measured. Hardware parameters vary by ±5 %, shapes by an eighth, devices and batch by a \
              factor of 2.{hidden}"
         ));
     }
@@ -199,14 +199,14 @@ impl<'a> SensitivityReport<'a> {
             .collect();
         page.heading("What to buy next: share of the step that better hardware saves");
         let columns = [
-            ("number", Align::Left),
+            ("parameter", Align::Left),
             ("value", Align::Right),
             ("+10 %", Align::Right),
             ("×2", Align::Right),
             ("90 % of ×2", Align::Right),
         ];
         page.table(&columns, &rows);
-        page.paragraph("Launch gaps are divided by 1.1 and 2 instead. The memory gains what other plans make of it.");
+        page.paragraph("Launch gaps are divided by 1.1 and 2 instead. For memory: the gain of the plans that the larger memory allows.");
     }
 
     fn assumed_table(&self, page: &mut Page, detail: Detail) {
@@ -240,14 +240,14 @@ impl<'a> SensitivityReport<'a> {
                 ]
             })
             .collect();
-        page.heading("What to measure first: assumed numbers that could change the plan");
+        page.heading("What to measure first: assumed parameters that could change the plan");
         if rows.is_empty() {
-            let phrase = "No assumed number changes the plan between half and twice its value.";
+            let phrase = "No assumed parameter changes the plan between half and twice its value.";
             page.paragraph(&format!("{phrase}{}", self.zeros_phrase()));
             return;
         }
         let columns = [
-            ("number", Align::Left),
+            ("parameter", Align::Left),
             ("value", Align::Right),
             ("plan changes at", Align::Right),
             ("new plan", Align::Left),

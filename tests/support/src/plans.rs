@@ -182,7 +182,7 @@ pub fn draw_schedule(rng: &mut TestRng, context: Context) -> Context {
     }
 }
 
-/// The context with this many chunks a stage, and as many microbatches for each stage as it had before in all.
+/// The context with this many chunks per stage, and as many microbatches for each stage as it had before in all.
 pub fn interleaved(context: Context, chunks: u64) -> Context {
     let schedule = PipelineSchedule::Interleaved;
     let global_batch = context.workload.global_batch * context.mesh.pipeline;

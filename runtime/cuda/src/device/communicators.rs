@@ -119,7 +119,7 @@ impl NcclCommunicators {
     }
 
     /// Splits off a communicator for each direction of each stage boundary. Boundaries of the same stage are split one
-    /// after the other; with several chunks a stage, the boundary from the last stage to the first comes last.
+    /// after the other; with several chunks per stage, the boundary from the last stage to the first comes last.
     fn split_stage_links(
         &mut self,
         coordinates: MeshCoordinates,

@@ -16,7 +16,7 @@ use narrows_test_support::small_models::small_models;
 use narrows_test_support::{max_relative_error, relative_error};
 use training::{Trained, cache_folder, program, train, train_on_gpus};
 
-/// Random plans on a mesh, for models small enough for the fake GPUs. With several chunks a stage, their schedule is
+/// Random plans on a mesh, for models small enough for the fake GPUs. With several chunks per stage, their schedule is
 /// interleaved.
 fn plans(
     mesh: Mesh,

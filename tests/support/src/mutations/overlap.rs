@@ -103,5 +103,5 @@ pub(super) fn overlap_conflicting(rng: &mut TestRng, program: &mut Program) -> O
         false => dependent.map_or(1, |dependent| dependent + 1),
     };
     instructions_mut(&mut program.stages[stage], phase)[at].overlapped_instrs = count;
-    Some(format!("{} beside the next {count}", describe(location, program)))
+    Some(format!("{} overlapping the next {count}", describe(location, program)))
 }

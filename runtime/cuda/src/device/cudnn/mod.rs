@@ -60,7 +60,7 @@ impl Cudnn {
         let handle = match usable_version().and_then(|()| create_handle()) {
             Ok(handle) => handle,
             Err(reason) => {
-                note(&format!("attention runs on own kernels, not cuDNN's: {reason}"));
+                note(&format!("attention runs on Narrows' own kernels, not cuDNN's: {reason}"));
                 return Ok(None);
             }
         };
@@ -74,7 +74,7 @@ impl Cudnn {
         if let Some((key, refusal)) = refusals.first_key_value() {
             let count = refusals.len();
             note(&format!(
-                "{count} of {} attentions run on own kernels, since cuDNN refuses them: {}: {refusal}",
+                "{count} of {} attentions run on Narrows' own kernels, since cuDNN refuses them: {}: {refusal}",
                 count + plans.len(),
                 describe(key)
             ));
