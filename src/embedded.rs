@@ -1,36 +1,13 @@
-//! Commands within another program: what they print is kept for it, and a flag in place of signals stops them.
-//!
-//! Both belong to the thread that runs the command, which is the one that prints.
+//! Commands within another program.
 
-use std::cell::RefCell;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::args::CommandLine;
+use crate::captured_output::{Answer, capture, plain};
 use crate::commands;
 use crate::errors::ExitStatus;
-
-/// Output and exit code of a command within another program.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
-    /// The exit code that the program `narrows` would have.
-    pub exit_code: u8,
-    /// Text for standard output.
-    pub output: String,
-    /// Text for standard error, without styles.
-    pub messages: String,
-}
-
-/// The answer so far of the thread's command, and the flag that stops it.
-struct Host {
-    answer: Answer,
-    stop: Arc<AtomicBool>,
-}
-
-thread_local! {
-    static HOST: RefCell<Option<Host>> = const { RefCell::new(None) };
-}
 
 /// Runs the command of these arguments, without the name of the program. It installs no handlers of signals: its searches
 /// end soon after `stop` is set, and then the exit code is all that is returned.
@@ -51,11 +28,10 @@ pub fn answer(arguments: impl IntoIterator<Item = OsString>, stop: Arc<AtomicBoo
             };
         }
     };
-    HOST.set(Some(Host { answer: Answer::default(), stop: Arc::clone(&stop) }));
-    let result = commands::execute(&command_line.command);
-    let Some(Host { mut answer, .. }) = HOST.take() else { return Answer::default() };
+    let (result, mut answer) =
+        capture(Arc::clone(&stop), || commands::execute(&command_line.command));
     if stop.load(Ordering::Relaxed) {
-        // Answers of stopped searches are those of a time limit that nobody gave.
+        // The answer of a stopped search looks like that of one that reached a time limit.
         return Answer { exit_code: ExitStatus::Stopped.code(), ..Answer::default() };
     }
     if let Err(failure) = result {
@@ -65,31 +41,10 @@ pub fn answer(arguments: impl IntoIterator<Item = OsString>, stop: Arc<AtomicBoo
     answer
 }
 
-/// Keeps a text for standard output; `false` where the thread runs no embedded command.
-pub fn keep_output(text: &str) -> bool {
-    with_answer(|answer| answer.output.push_str(&plain(text)))
-}
-
-/// Keeps a text for standard error; `false` where the thread runs no embedded command.
-pub fn keep_message(text: &str) -> bool {
-    with_answer(|answer| answer.messages.push_str(&plain(text)))
-}
-
-/// The flag that stops an embedded command; `None` where the thread runs none.
-pub fn stop_flag() -> Option<Arc<AtomicBool>> {
-    HOST.with_borrow(|host| host.as_ref().map(|host| Arc::clone(&host.stop)))
-}
-
-fn with_answer(keep: impl FnOnce(&mut Answer)) -> bool {
-    HOST.with_borrow_mut(|host| host.as_mut().map(|host| keep(&mut host.answer)).is_some())
-}
-
-fn plain(text: &str) -> String {
-    anstream::adapter::strip_str(text).to_string()
-}
-
 #[cfg(test)]
 mod tests {
+    use crate::captured_output::stop_flag;
+
     use super::*;
 
     fn answer_to(line: &str) -> Answer {

@@ -11,6 +11,7 @@ mod args;
 mod breakdown;
 mod cache_dir;
 mod calibrate;
+mod captured_output;
 mod checkpoint_folder;
 mod cluster;
 mod collectives;
@@ -50,7 +51,8 @@ mod whatif;
 mod yaml;
 
 pub use allocator::Allocator;
-pub use embedded::{Answer, answer};
+pub use captured_output::Answer;
+pub use embedded::answer;
 
 /// Runs the command line of this process.
 pub fn main() -> std::process::ExitCode {

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use narrows_plan::Plan;
 use narrows_runtime::AtomicFile;
 
-use crate::embedded;
+use crate::captured_output;
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem, style};
 
 /// Prints a text; styles are dropped where standard output is no terminal. A closed pipe is not an error.
 pub fn print(text: &str) -> CommandResult<()> {
-    if embedded::keep_output(text) {
+    if captured_output::keep_output(text) {
         return Ok(());
     }
     let mut stdout = anstream::stdout().lock();
@@ -33,7 +33,7 @@ pub fn print_json(value: &impl serde::Serialize) -> CommandResult<()> {
 
 /// Prints a text on standard error. Errors are ignored, because they cannot be reported.
 pub fn eprint(text: &str) {
-    if embedded::keep_message(text) {
+    if captured_output::keep_message(text) {
         return;
     }
     let _ = anstream::stderr().lock().write_all(text.as_bytes());

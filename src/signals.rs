@@ -13,7 +13,7 @@ use signal_hook::flag;
 #[cfg(unix)]
 use signal_hook::low_level::pipe;
 
-use crate::embedded;
+use crate::captured_output;
 use crate::errors::ExitStatus;
 use crate::output;
 
@@ -43,7 +43,7 @@ impl StopSignals {
     }
 
     fn register(warning: &str, ends_at_once: bool) -> StopSignals {
-        if let Some(stop) = embedded::stop_flag() {
+        if let Some(stop) = captured_output::stop_flag() {
             return StopSignals { stop, ends_at_once: Arc::default() };
         }
         let stop = Arc::new(AtomicBool::new(false));

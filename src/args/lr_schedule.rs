@@ -2,35 +2,13 @@
 
 use std::num::NonZeroU64;
 
-use clap::ValueEnum;
 use narrows_runtime::{LearningRateSchedule, Optimizer};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::text::plural;
 
-use super::recipe::RecipeArgs;
-
-/// Steps of the learning-rate schedule per step of the default warm-up, of the default cooldown and of the default
-/// warm-up after a restart.
-pub(super) const STEPS_PER_RAMP: u64 = 10;
-
-/// `--lr-schedule`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum LrScheduleArg {
-    /// The peak
-    Constant,
-    /// A straight line to the minimum
-    Linear,
-    /// Half a cosine to the minimum
-    Cosine,
-    /// Half a cosine with a warm-up from 0 after every restart, as the code of CoLA, GaLore and ReLoRA computes it
-    CosineRestarts,
-    /// Warm-up, stable, decay: the peak, and a straight line to the minimum over the last steps
-    Wsd,
-}
+use super::recipe::{RecipeArgs, STEPS_PER_RAMP};
+use super::values::LrScheduleArg;
 
 impl RecipeArgs {
     /// The schedule. Its own lengths are those of the schedule of the checkpoint where that has the same shape.

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::errors::{CommandResult, Failure, Problem};
 
-use super::lr_schedule::{LrScheduleArg, STEPS_PER_RAMP};
 use super::request::RequestArgs;
 use super::units::{BelowOne, NonNegative, Positive};
+use super::values::LrScheduleArg;
 
 /// Default number of steps of a run.
 const STEPS: u64 = 200;
@@ -30,6 +30,10 @@ const PEAK_LEARNING_RATE: f64 = 3e-3;
 
 /// Longest default warm-up.
 const WARM_UP_STEPS_MAX: u64 = 100;
+
+/// Steps of the learning-rate schedule per step of the default warm-up, of the default cooldown and of the default
+/// warm-up after a restart.
+pub(super) const STEPS_PER_RAMP: u64 = 10;
 
 /// Flags of a recipe, and the fields of a recipe file.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]

@@ -5,6 +5,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
 use narrows_plan::{Executor, GradReduceDtype, PipelineSchedule, Zero};
 use narrows_planner::{GroupingRule, Objective};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// `--grad-reduce-dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -286,6 +288,22 @@ impl From<ObjectiveArg> for Objective {
             ObjectiveArg::Cost => Objective::Cost,
         }
     }
+}
+
+/// `--lr-schedule`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LrScheduleArg {
+    /// The peak
+    Constant,
+    /// A straight line to the minimum
+    Linear,
+    /// Half a cosine to the minimum
+    Cosine,
+    /// Half a cosine with a warm-up from 0 after every restart, as the code of CoLA, GaLore and ReLoRA computes it
+    CosineRestarts,
+    /// Warm-up, stable, decay: the peak, and a straight line to the minimum over the last steps
+    Wsd,
 }
 
 #[cfg(test)]

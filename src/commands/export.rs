@@ -6,7 +6,7 @@ use crate::args::{Detail, ExportArgs, OutputFormat, PlanExportSettings};
 use crate::errors::{CommandResult, Failure};
 use crate::export::{Export, ExportedPlan};
 use crate::output;
-use crate::report::{self, PlanExportReport, check_problems};
+use crate::report::{self, ExportReport, check_problems};
 
 /// Proves a plan, translates it, and writes the configuration unless a decision would be lost.
 pub fn run(args: &ExportArgs) -> CommandResult<()> {
@@ -17,7 +17,7 @@ pub fn run(args: &ExportArgs) -> CommandResult<()> {
         .map_err(|errors| Failure::failed(check_problems(&file.name, &errors)))?;
     let plan = ExportedPlan { model: &file.model, plan: &file.plan, resolved: &resolved };
     let export = Export::new(framework, &plan);
-    let report = PlanExportReport::new(&file.name, &export);
+    let report = ExportReport::new(&file.name, &export);
     let problems = if allow_loss { vec![] } else { report.losses() };
     if problems.is_empty()
         && let Some(file) = &output

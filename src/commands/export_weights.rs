@@ -8,7 +8,7 @@ use narrows_runtime::interchange::{WeightFormat, fold_weights};
 use crate::args::{Detail, ExportClassArg, ExportSettings, ExportWeightsArgs};
 use crate::errors::{CommandResult, Failure};
 use crate::output;
-use crate::report::{self, ExportReport};
+use crate::report::{self, ExportWeightsReport};
 use crate::weight_files::{NANOTRON_CONFIG_FILE, WeightsFolder};
 
 /// Writes weights and configuration into a new folder.
@@ -26,7 +26,7 @@ pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
     };
     let config_file = folder.write_text(config_file, &output::json_text(&target.config)?)?;
     folder.finish()?;
-    let report = ExportReport::new(&model, &target.model, &written, &config_file);
+    let report = ExportWeightsReport::new(&model, &target.model, &written, &config_file);
     report::print(&report, args.format.format, Detail::Summary, false)
 }
 

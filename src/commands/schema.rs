@@ -7,7 +7,7 @@ use narrows_plan::{Plan, model};
 use crate::args::{SchemaArgs, SchemaKind, recipe_schema};
 use crate::errors::CommandResult;
 use crate::output;
-use crate::report::{self, CompareReport, PlanExportReport, SensitivityReport, WhatIfReport};
+use crate::report::{self, CompareReport, ExportReport, SensitivityReport, WhatIfReport};
 
 /// Prints the schema.
 pub fn run(args: &SchemaArgs) -> CommandResult<()> {
@@ -18,7 +18,7 @@ pub fn run(args: &SchemaArgs) -> CommandResult<()> {
         SchemaKind::Plan => Plan::schema(),
         SchemaKind::Recipe => recipe_schema(),
         SchemaKind::Compare => report::schema::<CompareReport>(),
-        SchemaKind::Export => report::schema::<PlanExportReport>(),
+        SchemaKind::Export => report::schema::<ExportReport>(),
         SchemaKind::WhatIf => report::schema::<WhatIfReport>(),
         SchemaKind::Sensitivity => report::schema::<SensitivityReport>(),
     })

@@ -8,7 +8,7 @@ use narrows_planner::{
 };
 
 use crate::args::OutputFormat;
-use crate::embedded::stop_flag;
+use crate::captured_output::stop_flag;
 use crate::output;
 use crate::progress::with_spinner;
 use crate::text::plural;

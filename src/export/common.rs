@@ -23,7 +23,7 @@ pub fn other_rope(model: &Model) -> Option<String> {
 pub fn crossing_layout(exported: &ExportedPlan) -> Translation {
     match exported.plan.crossing_layout {
         None => Translation::implied(),
-        Some(_) => Translation::lost("has no crossing latents"),
+        Some(_) => Translation::not_expressible("has no crossing latents"),
     }
 }
 
@@ -32,7 +32,7 @@ pub fn embedding(exported: &ExportedPlan) -> Translation {
     match exported.embedding_strategy() {
         _ if exported.plan.mesh.tensor == 1 => Translation::implied(),
         Strategy::Vocabulary => Translation::implied(),
-        _ => Translation::near([], "the embedding is always split on the vocabulary"),
+        _ => Translation::approximated([], "the embedding is always split on the vocabulary"),
     }
 }
 
@@ -41,14 +41,14 @@ pub fn head(exported: &ExportedPlan) -> Translation {
     match exported.head_strategies() {
         _ if exported.plan.mesh.tensor == 1 => Translation::implied(),
         [_, Strategy::Column, Strategy::Vocabulary] => Translation::implied(),
-        _ => Translation::near([], "head and loss are always split on the vocabulary"),
+        _ => Translation::approximated([], "head and loss are always split on the vocabulary"),
     }
 }
 
 /// Launches of kernels in a framework that captures none.
 pub fn executor(exported: &ExportedPlan) -> Translation {
     match exported.plan.executor {
-        Executor::Captured => Translation::near([], "kernels are launched one by one"),
+        Executor::Captured => Translation::approximated([], "kernels are launched one by one"),
         _ => Translation::implied(),
     }
 }

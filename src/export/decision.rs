@@ -64,9 +64,9 @@ pub enum Decision {
     Executor,
 }
 
-/// Fate of a decision in a framework.
+/// Fidelity of a decision in a framework.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum Fidelity {
     /// The framework does the same.
     Exact,
     /// The framework does nearly the same: the difference.
@@ -80,14 +80,14 @@ pub enum Fate {
 pub struct Translation {
     /// Options in the order in which they are written; paths are joined by dots.
     pub options: Vec<(&'static str, Value)>,
-    /// Fate of the decision.
-    pub fate: Fate,
+    /// Fidelity of the decision.
+    pub fidelity: Fidelity,
 }
 
 impl Translation {
     /// The framework does the same with these options.
     pub fn exact(options: impl Into<Vec<(&'static str, Value)>>) -> Translation {
-        Translation { options: options.into(), fate: Fate::Exact }
+        Translation { options: options.into(), fidelity: Fidelity::Exact }
     }
 
     /// The framework does the same without any option.
@@ -96,16 +96,16 @@ impl Translation {
     }
 
     /// The framework does nearly the same with these options.
-    pub fn near(
+    pub fn approximated(
         options: impl Into<Vec<(&'static str, Value)>>,
         difference: impl Into<String>,
     ) -> Translation {
-        Translation { options: options.into(), fate: Fate::Approximated(difference.into()) }
+        Translation { options: options.into(), fidelity: Fidelity::Approximated(difference.into()) }
     }
 
     /// The framework cannot do it.
-    pub fn lost(reason: impl Into<String>) -> Translation {
-        Translation { options: vec![], fate: Fate::NotExpressible(reason.into()) }
+    pub fn not_expressible(reason: impl Into<String>) -> Translation {
+        Translation { options: vec![], fidelity: Fidelity::NotExpressible(reason.into()) }
     }
 
     /// The same with options that are written although the decision is not exact.

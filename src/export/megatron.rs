@@ -51,7 +51,7 @@ impl TargetFramework for Megatron {
                 Some(shard) => size("num-distributed-optimizer-instances", mesh.replicas() / shard),
             },
             Decision::Schedule => match effective_schedule(exported) {
-                PipelineSchedule::ZeroBubble => Translation::lost(
+                PipelineSchedule::ZeroBubble => Translation::not_expressible(
                     "has no zero-bubble schedule: weight gradients stay in the backward passes of 1F1B",
                 ),
                 // Several chunks in the layout of stages select the interleaved schedule.
@@ -63,7 +63,7 @@ impl TargetFramework for Megatron {
             Decision::OverlapGradReduce => overlap_grad_reduce(exported),
             Decision::OverlapParamGather => overlap_param_gather(exported),
             Decision::OverlapTensorCollectives => match plan.overlap_tensor_collectives {
-                false if mesh.tensor > 1 => Translation::near(
+                false if mesh.tensor > 1 => Translation::approximated(
                     [],
                     "reductions of input gradients always overlap with weight-gradient GEMMs",
                 ),
@@ -76,20 +76,20 @@ impl TargetFramework for Megatron {
                 | Placement::Published(Baseline::FullrankTp | Baseline::MegatronSp) => {
                     Translation::implied()
                 }
-                placement => Translation::lost(format!(
+                placement => Translation::not_expressible(format!(
                     "splits linears in one way; the plan has {}",
                     placement.sentence()
                 )),
             },
             Decision::Grouping => match exported.grouping() {
                 Some(grouping) if grouping.qkv && grouping.gate_up => Translation::implied(),
-                _ => Translation::near([], "q, k, v and gate, up are always one GEMM each"),
+                _ => Translation::approximated([], "q, k, v and gate, up are always one GEMM each"),
             },
             Decision::Saves => saves(exported),
             Decision::Embedding => common::embedding(exported),
             Decision::Head => common::head(exported),
             Decision::Executor => match plan.executor {
-                Executor::Captured => Translation::near(
+                Executor::Captured => Translation::approximated(
                     [],
                     "kernels are launched one by one; --cuda-graph-impl captures them",
                 ),
@@ -125,7 +125,9 @@ fn shape(exported: &ExportedPlan) -> Translation {
     let block = match exported.uniform_block() {
         Ok(block) => block,
         Err(difference) => {
-            return Translation::lost(format!("has one shape for all blocks: {difference}"));
+            return Translation::not_expressible(format!(
+                "has one shape for all blocks: {difference}"
+            ));
         }
     };
     let mut options = vec![
@@ -154,10 +156,11 @@ fn shape(exported: &ExportedPlan) -> Translation {
         options.push(("untie-embeddings-and-output-weights", json!(true)));
     }
     if model.padding_token.is_some() {
-        return Translation::lost("trains the row of the padding token too").with(options);
+        return Translation::not_expressible("trains the row of the padding token too")
+            .with(options);
     }
     if let Some(difference) = common::other_rope(model) {
-        return Translation::lost(difference).with(options);
+        return Translation::not_expressible(difference).with(options);
     }
     let mut differences = vec![];
     if model.rope.theta.fract() != 0.0 {
@@ -169,16 +172,18 @@ fn shape(exported: &ExportedPlan) -> Translation {
     }
     // The default divides the standard deviation of o and down by √(2 · layers).
     differences.push("o and down start with a smaller standard deviation".to_owned());
-    Translation::near(options, differences.join("; "))
+    Translation::approximated(options, differences.join("; "))
 }
 
 fn linears(model: &Model) -> Translation {
     if model.is_low_rank() {
-        return Translation::lost("has no factor pairs: the arguments describe dense linears");
+        return Translation::not_expressible(
+            "has no factor pairs: the arguments describe dense linears",
+        );
     }
     match model.blocks.iter().all(|block| block.product == GatedProduct::SwiGlu) {
         true => Translation::implied(),
-        false => Translation::lost("always has SiLU on the gate"),
+        false => Translation::not_expressible("always has SiLU on the gate"),
     }
 }
 
@@ -211,7 +216,7 @@ fn context(exported: &ExportedPlan) -> Translation {
     let options = [("context-parallel-size", json!(parts)), ("cp-comm-type", json!(["a2a"]))];
     match length.is_multiple_of(2 * parts) {
         true => Translation::exact(options),
-        false => Translation::lost(format!(
+        false => Translation::not_expressible(format!(
             "needs a sequence length that is a multiple of {}, two pieces for each device",
             2 * parts
         ))
@@ -232,8 +237,8 @@ fn zero(zero: Zero) -> Translation {
     match zero {
         Zero::Off => Translation::implied(),
         Zero::One => Translation::exact([("use-distributed-optimizer", json!(true))]),
-        Zero::Two => Translation::near(sharded("optim_grads"), difference),
-        Zero::Three => Translation::near(sharded("optim_grads_params"), difference),
+        Zero::Two => Translation::approximated(sharded("optim_grads"), difference),
+        Zero::Three => Translation::approximated(sharded("optim_grads_params"), difference),
     }
 }
 
@@ -265,7 +270,7 @@ fn overlap_grad_reduce(exported: &ExportedPlan) -> Translation {
             ("overlap-grad-reduce", json!(true)),
             ("overlap-param-gather", json!(true)),
         ]),
-        (true, false) => Translation::near(
+        (true, false) => Translation::approximated(
             [("overlap-grad-reduce", json!(true))],
             "a bucket has a number of elements, not the gradients of one block",
         ),
@@ -276,12 +281,12 @@ fn overlap_param_gather(exported: &ExportedPlan) -> Translation {
     let plan = exported.plan;
     match (exported.context().gathers_in_forward(), plan.overlap_grad_reduce) {
         (false, _) => Translation::implied(),
-        (true, false) => {
-            Translation::lost("gathers overlap only where reductions of gradients do too")
-        }
+        (true, false) => Translation::not_expressible(
+            "gathers overlap only where reductions of gradients do too",
+        ),
         // Written with the overlap of gradient reductions.
         (true, true) if plan.zero >= Zero::Two => Translation::implied(),
-        (true, true) => Translation::near(
+        (true, true) => Translation::approximated(
             [("overlap-param-gather", json!(true))],
             "a bucket has a number of elements, not the weights of one block",
         ),
@@ -296,10 +301,10 @@ fn hidden_layout(exported: &ExportedPlan) -> Translation {
         PlanLayout::Sequence => {
             let difference =
                 "positions are sharded in place of whole sequences: the same bytes and kernels";
-            Translation::near([sequence_parallel], difference)
+            Translation::approximated([sequence_parallel], difference)
         }
         PlanLayout::Feature => {
-            Translation::lost("shards the hidden state on positions or not at all")
+            Translation::not_expressible("shards the hidden state on positions or not at all")
         }
     }
 }
@@ -321,14 +326,14 @@ fn saves(exported: &ExportedPlan) -> Translation {
             let (most, options) = whole_blocks(&stages);
             match stages.iter().all(|stage| stage.first && stage.blocks == most.min(stage.of)) {
                 true => Translation::exact(options),
-                false => Translation::near(
+                false => Translation::approximated(
                     options,
                     format!("the first {} of every stage recompute", plural(most, "block")),
                 ),
             }
         }
         Recomputation::Activations { values, stages } => match modules(&values) {
-            Some(modules) => Translation::near(
+            Some(modules) => Translation::approximated(
                 [
                     ("recompute-granularity", json!("selective")),
                     ("recompute-modules", json!(modules)),
@@ -337,7 +342,7 @@ fn saves(exported: &ExportedPlan) -> Translation {
             ),
             None => {
                 let (most, options) = whole_blocks(&stages);
-                Translation::near(
+                Translation::approximated(
                     options,
                     format!(
                         "the first {} of every stage recompute everything, not {} alone",

@@ -5,7 +5,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `decision.rs` | the decisions of a plan, and their fates |
+//! | `decision.rs` | the decisions of a plan, and their fidelity |
 //! | `exported_plan.rs` | what frameworks ask about a plan: placement of weights, recomputation, stages |
 //! | `megatron.rs`, `nanotron.rs`, `torchtitan.rs` | one framework each |
 //! | `render.rs` | options as shell words, YAML and TOML |
@@ -20,7 +20,7 @@ mod torchtitan;
 
 use clap::ValueEnum;
 
-pub use decision::{Decision, Fate, Translation};
+pub use decision::{Decision, Fidelity, Translation};
 pub use exported_plan::ExportedPlan;
 
 /// A framework that plans are exported to.
@@ -104,10 +104,10 @@ fn head(framework: &str, plan: &ExportedPlan, rows: &[ExportRow]) -> Vec<String>
     ];
     for row in rows {
         let name = row.decision.name();
-        match &row.translation.fate {
-            Fate::Exact => {}
-            Fate::Approximated(how) => lines.push(format!("approximated: {name}: {how}")),
-            Fate::NotExpressible(why) => lines.push(format!("not expressible: {name}: {why}")),
+        match &row.translation.fidelity {
+            Fidelity::Exact => {}
+            Fidelity::Approximated(how) => lines.push(format!("approximated: {name}: {how}")),
+            Fidelity::NotExpressible(why) => lines.push(format!("not expressible: {name}: {why}")),
         }
     }
     lines

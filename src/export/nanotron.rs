@@ -41,7 +41,7 @@ impl TargetFramework for Nanotron {
             Decision::Tensor => tensor(exported),
             Decision::Context if mesh.context == 1 => Translation::implied(),
             Decision::Context => {
-                Translation::lost("has no context parallelism in its LLaMA classes")
+                Translation::not_expressible("has no context parallelism in its LLaMA classes")
             }
             Decision::Pipeline => size("parallelism.pp", mesh.pipeline),
             Decision::Data => size("parallelism.dp", mesh.data),
@@ -55,12 +55,12 @@ impl TargetFramework for Nanotron {
                 Zero::Off | Zero::One => size("optimizer.zero_stage", plan.zero.stage()),
                 Zero::Two | Zero::Three => {
                     let reason = "has ZeRO-1 at most: gradients and weights stay whole";
-                    Translation::lost(reason).with([("optimizer.zero_stage", json!(1))])
+                    Translation::not_expressible(reason).with([("optimizer.zero_stage", json!(1))])
                 }
             },
             Decision::ShardSize => match exported.context().partial_shard_size() {
                 None => Translation::implied(),
-                Some(_) => Translation::lost("shards over all replicas"),
+                Some(_) => Translation::not_expressible("shards over all replicas"),
             },
             Decision::Schedule => {
                 let schedule = effective_schedule(exported);
@@ -68,27 +68,34 @@ impl TargetFramework for Nanotron {
                 match schedule {
                     PipelineSchedule::OneForwardOneBackward => Translation::exact(options),
                     other => {
-                        Translation::lost(format!("has no {} schedule", other.name())).with(options)
+                        Translation::not_expressible(format!("has no {} schedule", other.name()))
+                            .with(options)
                     }
                 }
             }
             Decision::Stages => stages(exported),
             Decision::OverlapGradReduce if mesh.replicas() == 1 => Translation::implied(),
             Decision::OverlapGradReduce => match plan.overlap_grad_reduce {
-                true => Translation::near([], "a bucket has 25 MB, not the gradients of one block"),
-                false => Translation::near([], "reductions of gradients always overlap"),
+                true => Translation::approximated(
+                    [],
+                    "a bucket has 25 MB, not the gradients of one block",
+                ),
+                false => Translation::approximated([], "reductions of gradients always overlap"),
             },
             Decision::OverlapParamGather => match exported.context().gathers_in_forward() {
-                true => Translation::near([], "all weights are gathered at the end of the step"),
+                true => {
+                    Translation::approximated([], "all weights are gathered at the end of the step")
+                }
                 false => Translation::implied(),
             },
             Decision::OverlapTensorCollectives => {
                 let overlaps = plan.overlap_tensor_collectives && mesh.tensor > 1;
                 let path = "parallelism.tp_linear_async_communication";
                 match overlaps && exported.model.is_low_rank() {
-                    true => {
-                        Translation::near([(path, json!(false))], "grouped factors do not overlap")
-                    }
+                    true => Translation::approximated(
+                        [(path, json!(false))],
+                        "grouped factors do not overlap",
+                    ),
                     false => Translation::exact([(path, json!(overlaps))]),
                 }
             }
@@ -97,7 +104,7 @@ impl TargetFramework for Nanotron {
             Decision::Ops => ops(exported),
             Decision::Grouping => match exported.grouping() {
                 Some(grouping) if grouping.qkv && grouping.gate_up => Translation::implied(),
-                _ => Translation::near([], "q, k, v and gate, up are always grouped"),
+                _ => Translation::approximated([], "q, k, v and gate, up are always grouped"),
             },
             Decision::Saves => saves(exported),
             Decision::Embedding => common::embedding(exported),
@@ -185,14 +192,18 @@ fn shape(exported: &ExportedPlan) -> Translation {
     if heads != model.hidden {
         let reason =
             format!("has heads of hidden / heads features: {heads} is not {}", model.hidden);
-        return Translation::lost(reason).with(options);
+        return Translation::not_expressible(reason).with(options);
     }
     if let Some(difference) = common::other_rope(model) {
-        return Translation::lost(difference).with(options);
+        return Translation::not_expressible(difference).with(options);
     }
     match exported.uniform_block() {
-        Ok(_) => Translation::near(options, "o and down start with a smaller standard deviation"),
-        Err(difference) => Translation::lost(format!("has one shape for all blocks: {difference}")),
+        Ok(_) => {
+            Translation::approximated(options, "o and down start with a smaller standard deviation")
+        }
+        Err(difference) => {
+            Translation::not_expressible(format!("has one shape for all blocks: {difference}"))
+        }
     }
 }
 
@@ -203,7 +214,7 @@ fn linears(exported: &ExportedPlan) -> Translation {
         Ok(config) => config,
         Err(defect) => {
             let Defect { field, problem, .. } = defect;
-            return Translation::lost(format!("has no such model: {field} {problem}"));
+            return Translation::not_expressible(format!("has no such model: {field} {problem}"));
         }
     };
     if !model.is_low_rank() {
@@ -224,7 +235,7 @@ fn linears(exported: &ExportedPlan) -> Translation {
     ];
     match norms.len() {
         1 => Translation::exact(options),
-        _ => Translation::near(options, format!("all norms are {norm}")),
+        _ => Translation::approximated(options, format!("all norms are {norm}")),
     }
 }
 
@@ -233,9 +244,10 @@ fn grad_reduce_dtype(exported: &ExportedPlan) -> Translation {
     match (exported.plan.precision, exported.plan.grad_reduce_dtype) {
         (Precision::Fp32, _) => Translation::exact([(path, json!(false))]),
         (Precision::MixedBf16, GradReduceDtype::Fp32) => Translation::exact([(path, json!(true))]),
-        (Precision::MixedBf16, GradReduceDtype::Bf16) => {
-            Translation::near([(path, json!(false))], "microbatches are accumulated in bf16 too")
-        }
+        (Precision::MixedBf16, GradReduceDtype::Bf16) => Translation::approximated(
+            [(path, json!(false))],
+            "microbatches are accumulated in bf16 too",
+        ),
     }
 }
 
@@ -244,7 +256,7 @@ fn tensor(exported: &ExportedPlan) -> Translation {
     let options = [("parallelism.tp", json!(tensor))];
     if model.kv_heads < tensor {
         let reason = format!("needs as many KV heads as devices: {} for {tensor}", model.kv_heads);
-        return Translation::lost(reason).with(options);
+        return Translation::not_expressible(reason).with(options);
     }
     Translation::exact(options)
 }
@@ -257,15 +269,15 @@ fn hidden_layout(exported: &ExportedPlan) -> Translation {
         PlanLayout::Sequence => {
             let difference =
                 "positions are sharded in place of whole sequences: the same bytes and kernels";
-            Translation::near(mode("REDUCE_SCATTER"), difference)
+            Translation::approximated(mode("REDUCE_SCATTER"), difference)
         }
         PlanLayout::Feature if exported.placement() == Placement::Published(Baseline::Btp) => {
             Translation::exact(mode("ALL_REDUCE"))
         }
-        PlanLayout::Feature => {
-            Translation::lost("shards the hidden state on features in BOOST's BTP classes only")
-                .with(mode("ALL_REDUCE"))
-        }
+        PlanLayout::Feature => Translation::not_expressible(
+            "shards the hidden state on features in BOOST's BTP classes only",
+        )
+        .with(mode("ALL_REDUCE")),
     }
 }
 
@@ -278,7 +290,7 @@ fn ops(exported: &ExportedPlan) -> Translation {
             | Baseline::Btp
             | Baseline::VanillaTpPublished,
         ) => Translation::implied(),
-        placement => Translation::lost(format!(
+        placement => Translation::not_expressible(format!(
             "splits linears as its class does; the plan has {}",
             placement.sentence()
         )),
@@ -294,7 +306,7 @@ fn saves(exported: &ExportedPlan) -> Translation {
     match exported.recomputation() {
         Recomputation::Nothing => Translation::exact(options(false)),
         all if all.is_everything() => Translation::exact(options(true)),
-        _ => Translation::near(options(true), "every block recomputes everything"),
+        _ => Translation::approximated(options(true), "every block recomputes everything"),
     }
 }
 
@@ -303,11 +315,11 @@ fn stages(exported: &ExportedPlan) -> Translation {
     let planned = exported.stage_blocks();
     match placed_blocks(exported) {
         Some(placed) if placed == planned => Translation::implied(),
-        Some(placed) => Translation::lost(format!(
+        Some(placed) => Translation::not_expressible(format!(
             "places blocks by their parameters: {} in its stages",
             placed.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
         )),
-        None => Translation::lost("places the head before the last stage"),
+        None => Translation::not_expressible("places the head before the last stage"),
     }
 }
 

@@ -34,7 +34,9 @@ impl TargetFramework for Torchtitan {
                 GradReduceDtype::Fp32 => {
                     Translation::exact([("training.mixed_precision_reduce", json!("float32"))])
                 }
-                GradReduceDtype::Bf16 => Translation::lost("reduces gradients in fp32 only"),
+                GradReduceDtype::Bf16 => {
+                    Translation::not_expressible("reduces gradients in fp32 only")
+                }
             },
             Decision::Tensor => size("parallelism.tensor_parallel_degree", mesh.tensor),
             Decision::Context => context(exported),
@@ -47,8 +49,10 @@ impl TargetFramework for Torchtitan {
                 let length = size("training.seq_len", workload.sequence_length);
                 match workload.sequence_length.is_multiple_of(pieces) {
                     true => length,
-                    false => Translation::lost(format!("needs a multiple of {pieces} tokens"))
-                        .with(length.options),
+                    false => {
+                        Translation::not_expressible(format!("needs a multiple of {pieces} tokens"))
+                            .with(length.options)
+                    }
                 }
             }
             Decision::MicroBatch => micro_batch(exported),
@@ -57,12 +61,14 @@ impl TargetFramework for Torchtitan {
             Decision::Schedule => schedule(exported),
             Decision::Stages => stages(exported),
             Decision::OverlapGradReduce => match plan.overlap_grad_reduce {
-                false if mesh.replicas() > 1 => {
-                    Translation::near([], "gathers and reductions always overlap with passes")
-                }
-                true if plan.zero == Zero::Off => {
-                    Translation::near([], "a bucket has 100 MB, not the gradients of one block")
-                }
+                false if mesh.replicas() > 1 => Translation::approximated(
+                    [],
+                    "gathers and reductions always overlap with passes",
+                ),
+                true if plan.zero == Zero::Off => Translation::approximated(
+                    [],
+                    "a bucket has 100 MB, not the gradients of one block",
+                ),
                 _ => Translation::implied(),
             },
             // FSDP gathers weights before the passes that read them.
@@ -70,7 +76,7 @@ impl TargetFramework for Torchtitan {
             Decision::OverlapTensorCollectives => {
                 match plan.overlap_tensor_collectives && mesh.tensor > 1 {
                     false => Translation::implied(),
-                    true => Translation::near(
+                    true => Translation::approximated(
                         [
                             ("parallelism.enable_async_tensor_parallel", json!(true)),
                             ("compile.enable", json!(true)),
@@ -86,16 +92,16 @@ impl TargetFramework for Torchtitan {
                     Translation::implied()
                 }
                 Placement::Published(Baseline::FullrankTp) => {
-                    Translation::near([], "norms and additions are sharded on positions")
+                    Translation::approximated([], "norms and additions are sharded on positions")
                 }
-                placement => Translation::lost(format!(
+                placement => Translation::not_expressible(format!(
                     "splits linears in one way; the plan has {}",
                     placement.sentence()
                 )),
             },
             Decision::Grouping => match exported.grouping() {
                 Some(grouping) if !grouping.qkv && !grouping.gate_up => Translation::implied(),
-                _ => Translation::near([], "q, k, v and gate, up are GEMMs of their own"),
+                _ => Translation::approximated([], "q, k, v and gate, up are GEMMs of their own"),
             },
             Decision::Saves => saves(exported),
             Decision::Embedding => common::embedding(exported),
@@ -196,24 +202,30 @@ fn shape(exported: &ExportedPlan) -> Translation {
     let options =
         [("model.name", json!(TitanModel::of(model).name())), ("model.flavor", json!(model.name))];
     if let Err(difference) = exported.uniform_block() {
-        return Translation::lost(format!("has one shape for all blocks: {difference}"));
+        return Translation::not_expressible(format!("has one shape for all blocks: {difference}"));
     }
     if model.padding_token.is_some() {
-        return Translation::lost("trains the row of the padding token too").with(options);
+        return Translation::not_expressible("trains the row of the padding token too")
+            .with(options);
     }
     if let Some(difference) = common::other_rope(model) {
-        return Translation::lost(difference).with(options);
+        return Translation::not_expressible(difference).with(options);
     }
-    Translation::near(options, "weights start with standard deviations that depend on depth")
+    Translation::approximated(
+        options,
+        "weights start with standard deviations that depend on depth",
+    )
 }
 
 fn linears(model: &Model) -> Translation {
     if model.is_low_rank() {
-        return Translation::lost("has no factor pairs: the flavor describes dense linears");
+        return Translation::not_expressible(
+            "has no factor pairs: the flavor describes dense linears",
+        );
     }
     match model.blocks.iter().all(|block| block.product == GatedProduct::SwiGlu) {
         true => Translation::implied(),
-        false => Translation::lost("always has SiLU on the gate"),
+        false => Translation::not_expressible("always has SiLU on the gate"),
     }
 }
 
@@ -235,9 +247,9 @@ fn precision(exported: &ExportedPlan) -> Translation {
             } else if mesh.tensor * mesh.pipeline == 1 {
                 let difference =
                     "weights stay fp32 and are cast in each operator that computes in bf16";
-                Translation::near(options, difference)
+                Translation::approximated(options, difference)
             } else {
-                Translation::lost(
+                Translation::not_expressible(
                     "supports mixed precision with tensor or pipeline parallelism only under FSDP",
                 )
                 .with(options)
@@ -251,9 +263,10 @@ fn context(exported: &ExportedPlan) -> Translation {
     let options = [("parallelism.context_parallel_degree", json!(parts))];
     match parts {
         1 => Translation::exact(options),
-        _ => {
-            Translation::near(options, "keys and values are gathered in place of exchanging heads")
-        }
+        _ => Translation::approximated(
+            options,
+            "keys and values are gathered in place of exchanging heads",
+        ),
     }
 }
 
@@ -261,8 +274,10 @@ fn pipeline(exported: &ExportedPlan) -> Translation {
     let stages = exported.plan.mesh.pipeline;
     let options = [("parallelism.pipeline_parallel_degree", json!(stages))];
     match stages > 1 && TitanModel::of(exported.model) == TitanModel::Qwen3 {
-        true => Translation::lost("has no pipeline for tied embeddings and free head widths")
-            .with(options),
+        true => {
+            Translation::not_expressible("has no pipeline for tied embeddings and free head widths")
+                .with(options)
+        }
         false => Translation::exact(options),
     }
 }
@@ -285,17 +300,19 @@ fn zero(exported: &ExportedPlan) -> Translation {
     let whole_model = "embedding and head are sharded as blocks are";
     match plan.zero {
         _ if plan.mesh.replicas() == 1 => Translation::implied(),
-        Zero::Off if is_fully_sharded(exported) => Translation::near(
+        Zero::Off if is_fully_sharded(exported) => Translation::approximated(
             reshard("never"),
             "optimizer states and gradients are sharded over the devices of the context axis",
         ),
-        Zero::Off if plan.mesh.tensor * plan.mesh.pipeline > 1 => {
-            Translation::lost("has replicas without sharding only where they are the whole mesh")
-        }
+        Zero::Off if plan.mesh.tensor * plan.mesh.pipeline > 1 => Translation::not_expressible(
+            "has replicas without sharding only where they are the whole mesh",
+        ),
         Zero::Off => Translation::implied(),
-        Zero::One => Translation::near(reshard("never"), "gradients are sharded too: ZeRO-2"),
-        Zero::Two => Translation::near(reshard("never"), whole_model),
-        Zero::Three => Translation::near(reshard("always"), whole_model),
+        Zero::One => {
+            Translation::approximated(reshard("never"), "gradients are sharded too: ZeRO-2")
+        }
+        Zero::Two => Translation::approximated(reshard("never"), whole_model),
+        Zero::Three => Translation::approximated(reshard("always"), whole_model),
     }
 }
 
@@ -314,7 +331,7 @@ fn shard_size(exported: &ExportedPlan) -> Translation {
     let shard = exported.context().shard_size;
     match shard.is_multiple_of(mesh.context) {
         true => Translation::exact(degrees(mesh.replicas() / shard, shard / mesh.context)),
-        false => Translation::lost(format!(
+        false => Translation::not_expressible(format!(
             "shards over whole context axes: {shard} replicas are no multiple of {}",
             mesh.context
         )),
@@ -328,10 +345,10 @@ fn schedule(exported: &ExportedPlan) -> Translation {
         _ if exported.plan.mesh.pipeline == 1 => Translation::implied(),
         PipelineSchedule::OneForwardOneBackward => named("1F1B"),
         PipelineSchedule::Interleaved => named("Interleaved1F1B"),
-        PipelineSchedule::ZeroBubble => {
-            Translation::lost("has zero-bubble schedules for several chunks of a stage only")
-                .with([("parallelism.pipeline_parallel_schedule", json!("1F1B"))])
-        }
+        PipelineSchedule::ZeroBubble => Translation::not_expressible(
+            "has zero-bubble schedules for several chunks of a stage only",
+        )
+        .with([("parallelism.pipeline_parallel_schedule", json!("1F1B"))]),
     }
 }
 
@@ -363,10 +380,12 @@ fn hidden_layout(exported: &ExportedPlan) -> Translation {
         PlanLayout::Sequence => {
             let difference =
                 "positions are sharded in place of whole sequences: the same bytes and kernels";
-            Translation::near([], difference)
+            Translation::approximated([], difference)
         }
-        PlanLayout::Replicated => Translation::near([], "the hidden state is sharded on positions"),
-        PlanLayout::Feature => Translation::lost("shards the hidden state on positions"),
+        PlanLayout::Replicated => {
+            Translation::approximated([], "the hidden state is sharded on positions")
+        }
+        PlanLayout::Feature => Translation::not_expressible("shards the hidden state on positions"),
     }
 }
 
@@ -380,11 +399,11 @@ fn saves(exported: &ExportedPlan) -> Translation {
                 .values()
                 .all(|kind| matches!(kind, ValueKind::Norm | ValueKind::GatedProduct)) =>
         {
-            Translation::near(
+            Translation::approximated(
                 [mode("selective"), ("activation_checkpoint.selective_ac_option", json!("op"))],
                 "every block keeps attention and every second GEMM, and recomputes the rest",
             )
         }
-        _ => Translation::near([mode("full")], "every block recomputes everything"),
+        _ => Translation::approximated([mode("full")], "every block recomputes everything"),
     }
 }

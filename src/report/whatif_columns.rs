@@ -44,7 +44,7 @@ pub enum ResultColumn {
 pub struct PlannedRow<'a> {
     /// The plan.
     pub plan: &'a Plan,
-    /// Its prediction.
+    /// The prediction of the plan.
     pub prediction: &'a Prediction,
     /// Cost of a step, if one is stated.
     pub step_cost: Option<&'a StepCost>,

@@ -13,8 +13,8 @@ mod collective;
 mod correction;
 mod fused;
 mod gemm;
-mod measured_curves;
 mod nccl;
+mod scaled_measurements;
 mod topology;
 
 use narrows_plan::kernel::FusedKind;
@@ -31,8 +31,7 @@ use collective::LinkPrice;
 use correction::MeasuredCorrection;
 use fused::FusedPrice;
 use gemm::GemmPrice;
-use measured_curves::MeasuredCurves;
-pub use measured_curves::scale_measurements;
+pub use scaled_measurements::scale_measurements;
 use topology::Topology;
 
 /// The time of a kernel on one device.
@@ -126,8 +125,9 @@ impl Prices {
         let mut prices = Prices::without_correction(file, executor, mesh);
         if let Some(measured) = &file.measured {
             let devices_share_machine = measured.devices_share_machine();
-            let curves = MeasuredCurves { prices: &prices, file, devices_share_machine };
-            let curve_time_s = |kernel: &Kernel, devices| curves.time_s(kernel, devices);
+            let curve_time_s = |kernel: &Kernel, devices| {
+                prices.measured_curve_s(file, devices_share_machine, kernel, devices)
+            };
             let correction = MeasuredCorrection::new(measured, mesh.devices(), curve_time_s);
             prices.whole_devices = !devices_share_machine;
             prices.devices_sharing =
@@ -135,6 +135,25 @@ impl Prices {
             prices.correction = Some(correction);
         }
         prices
+    }
+
+    /// The price in seconds that a measurement of a kernel is compared with: by the curves of the profile's file, without
+    /// corrections. On whole devices it is that on the mesh that the measurement was taken on, in nodes of the profile's
+    /// size, without the launch gap; 0 for kernels that are never launched or that cross nodes.
+    fn measured_curve_s(
+        &self,
+        file: &ProfileFile,
+        devices_share_machine: bool,
+        kernel: &Kernel,
+        devices: u64,
+    ) -> f64 {
+        if devices_share_machine {
+            return self.curve_time(kernel, devices as f64).unwrap_or_default().0;
+        }
+        let ProfileFile { links, fused, device, .. } = file;
+        let topology = Topology::new(u64::from(links.devices_per_node), devices);
+        let fused = FusedPrice::new(fused, device, true);
+        self.execution_time_s(kernel, fused, &LinkPrice::new(links, topology))
     }
 
     /// Prices by the curves alone.

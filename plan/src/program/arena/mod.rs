@@ -11,14 +11,7 @@ mod occupancy;
 
 use super::{BufferId, ChunkPhase, Instr, Phase, StageProgram};
 use crate::Bytes;
-use occupancy::Occupancy;
-
-/// First and last position of a timeline at which a buffer is alive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Lifetime {
-    first: usize,
-    last: usize,
-}
+use occupancy::{Lifetime, Occupancy};
 
 /// Assigns the offset and the number of copies of every buffer, and the arena size of the stage.
 pub(crate) fn place_buffers(stage: &mut StageProgram) {

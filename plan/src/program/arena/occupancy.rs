@@ -6,7 +6,12 @@
 //! lifetime, of the first kind at the nodes above these. First fit leaves few gaps, so that a set is a short list of
 //! ranges, however many buffers it has.
 
-use super::Lifetime;
+/// First and last position of a timeline at which a buffer is alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lifetime {
+    pub first: usize,
+    pub last: usize,
+}
 
 /// Which addresses are occupied when.
 pub(super) struct Occupancy {

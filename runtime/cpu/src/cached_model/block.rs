@@ -1,29 +1,15 @@
 //! One pre-norm block, for the new tokens of a sequence.
 
-use narrows_plan::model::{Model, ParameterId, Positions, WeightId};
-use narrows_runtime::session::ModelTensors;
+use narrows_plan::model::{Positions, WeightId};
 
+use super::block_context::BlockContext;
 use super::cache::KvCache;
 use super::linear::{self, Latents};
-use super::norm;
+use super::norm::norm;
 use crate::kernels::{
-    MatrixView, MatrixViewMut, Parallel, PositionRange, RopeTable, add_into, attention_cached,
+    MatrixView, MatrixViewMut, PositionRange, add_into, attention_cached,
     cached_attention_scratch_elements, gated_product_forward, rope_forward,
 };
-
-/// A block, its weights, and the place of the new tokens.
-#[derive(Clone, Copy)]
-pub(super) struct BlockContext<'a> {
-    pub model: &'a Model,
-    pub index: usize,
-    pub weights: &'a ModelTensors,
-    pub rope: &'a RopeTable,
-    /// Position of the first new token.
-    pub first_position: usize,
-    /// Number of new tokens.
-    pub tokens: usize,
-    pub parallel: Parallel,
-}
 
 const Q: usize = 0;
 const K: usize = 1;
@@ -34,11 +20,6 @@ const UP: usize = 5;
 const DOWN: usize = 6;
 
 impl BlockContext<'_> {
-    /// A parameter of the block.
-    pub(super) fn weight(&self, weight: WeightId) -> &[f32] {
-        &self.weights[&ParameterId { block: Some(self.index as u64), weight }]
-    }
-
     /// The output `[tokens, hidden]` for the input x of the same shape. Adds keys and values to the cache, and replaces
     /// the latents of the previous block by those of this one.
     pub(super) fn forward(

@@ -15,7 +15,7 @@ use narrows_plan::model::{
     Activation, CrossingForm, CrossingGate, LatentCrossing, LinearKind, Weight, WeightId,
 };
 
-use super::block::BlockContext;
+use super::block_context::BlockContext;
 use crate::kernels::{
     LayerNorm, MatrixView, MatrixViewMut, TensorGate, WriteMode, add_into, gemm_forward,
     latent_forward, layer_norm_forward, tensor_gate_forward,

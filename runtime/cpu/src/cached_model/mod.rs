@@ -6,24 +6,27 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `block` | one block |
+//! | `block`, `block_context` | one block |
 //! | `linear` | a linear: dense, or a factor pair with or without a latent crossing |
+//! | `norm` | RMSNorm |
 //! | `cache` | keys and values |
 
 mod block;
+mod block_context;
 mod cache;
 mod linear;
+mod norm;
 
 use narrows_plan::model::{Model, ParameterId, WeightId};
 use narrows_runtime::session::ModelTensors;
 
 use crate::kernels::{
-    MatrixView, MatrixViewMut, Parallel, RmsNorm, RopeTable, WriteMode, embedding_gather,
-    gemm_forward, rms_norm_forward,
+    MatrixView, MatrixViewMut, Parallel, RopeTable, WriteMode, embedding_gather, gemm_forward,
 };
 
-use block::BlockContext;
+use block_context::BlockContext;
 use cache::KvCache;
+use norm::norm;
 
 /// Tokens that pass through a block at once, at most: scratch memory grows with them.
 const CHUNK_TOKENS: usize = 128;
@@ -168,15 +171,3 @@ impl CachedModel {
 const EMBEDDING: ParameterId = ParameterId { block: None, weight: WeightId::Embedding };
 const FINAL_NORM: ParameterId = ParameterId { block: None, weight: WeightId::FinalNorm };
 const HEAD: ParameterId = ParameterId { block: None, weight: WeightId::Head };
-
-/// RMSNorm of the rows of x, which are as long as the scale.
-fn norm(x: &[f32], scale: &[f32], epsilon: f64, parallel: Parallel) -> Vec<f32> {
-    let width = scale.len();
-    let rows = x.len() / width;
-    let (mut y, mut squares) = (vec![0.0; x.len()], vec![0.0; rows]);
-    let rms = RmsNorm { width, epsilon: epsilon as f32 };
-    let output = MatrixViewMut::new(&mut y, rows, width);
-    let input = MatrixView::new(x, rows, width);
-    rms_norm_forward(input, scale, rms, output, &mut squares, parallel);
-    y
-}

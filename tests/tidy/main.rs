@@ -1,5 +1,7 @@
-//! Rules that the compiler does not check: the direction of dependencies, the contents of packages, the length of files,
+//! Rules that the compiler does not check: the direction of dependencies and imports, the contents of packages, the length of files,
 //! unfinished work, local paths, the form of doc comments, and what documents name.
+
+mod import_circles;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
