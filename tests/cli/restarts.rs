@@ -77,12 +77,12 @@ fn kill_at_random(seed: u64, time: Duration, steps: u64, mode: &str) {
 
 #[test]
 fn losses_of_a_run_whose_processes_are_killed_equal_those_of_an_undisturbed_one() {
-    kill_at_random(11, Duration::from_secs(8), 40, "");
+    kill_at_random(11, Duration::from_secs(4), 20, "");
 }
 
 #[test]
 fn losses_are_equal_where_kills_interrupt_saves_behind_steps() {
-    kill_at_random(12, Duration::from_secs(8), 40, "--checkpoint-async");
+    kill_at_random(12, Duration::from_secs(4), 20, "--checkpoint-async");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The version and the file names of checkpoints, and their JSON files.
+//! Version of checkpoints, names of their files and tensors, and their JSON files.
 
 use std::path::Path;
 
@@ -17,6 +17,15 @@ pub(super) const MODEL: &str = "model.safetensors";
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 pub(super) const STATE: &str = "state.json";
 pub(super) const MANIFEST: &str = "manifest.json";
+
+/// Start of the names of shards.
+pub(super) const MODEL_SHARD: &str = "model-";
+pub(super) const OPTIMIZER_SHARD: &str = "optimizer-";
+
+/// Suffix of a parameter's name in the name of a tensor.
+pub(super) const WEIGHT_SUFFIX: &str = "";
+pub(super) const FIRST_MOMENT_SUFFIX: &str = ".first_moment";
+pub(super) const SECOND_MOMENT_SUFFIX: &str = ".second_moment";
 
 const FORMAT_PREFIX: &str = "narrows-checkpoint/";
 
@@ -59,4 +68,29 @@ pub(super) fn parse_json<T: DeserializeOwned>(
         let field = if defect.field.is_empty() { ".".into() } else { defect.field };
         field_error(field, defect.problem)
     })
+}
+
+/// Whether a file of this name may be a shard of a checkpoint.
+pub(super) fn is_shard(name: &str) -> bool {
+    let numbers = [MODEL_SHARD, OPTIMIZER_SHARD].iter().find_map(|start| name.strip_prefix(start));
+    let numbers = numbers.and_then(|rest| rest.strip_suffix(".safetensors"));
+    numbers.is_some_and(|numbers| {
+        numbers.split("-of-").count() == 2
+            && numbers.split("-of-").all(|number| number.parse::<u64>().is_ok())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_shards_are_no_paths() {
+        assert!(is_shard("model-00001-of-00004.safetensors"));
+        for other in
+            ["model-/../x-of-1.safetensors", "model.safetensors", "model-1-of-2-of-3.safetensors"]
+        {
+            assert!(!is_shard(other), "{other}");
+        }
+    }
 }

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::error::{CheckpointError, CheckpointFault};
-use super::format::{MANIFEST, MODEL, OPTIMIZER, SHARDS_VERSION, STATE, format_field, parse_json};
-use super::shards::is_shard;
+use super::format::{
+    MANIFEST, MODEL, OPTIMIZER, SHARDS_VERSION, STATE, format_field, is_shard, parse_json,
+};
 use crate::digest::sha256;
 
 /// Larger than any manifest or state.

@@ -9,9 +9,10 @@ use narrows_plan::model::{Model, ParameterId};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::error::{CheckpointError, CheckpointFault};
+use super::format::{MODEL_SHARD, OPTIMIZER_SHARD};
 use super::manifest::FileEntry;
 use super::names::stored_parameters;
-use super::shards::{KINDS, MODEL_SHARD, OPTIMIZER_SHARD, SLICES};
+use super::shards::{KINDS, SLICES};
 use super::tensors::HashingWriter;
 use crate::error::RunError;
 use crate::session::{LocalSlice, Session, TensorSlice};

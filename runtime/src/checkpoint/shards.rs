@@ -19,9 +19,12 @@ use narrows_plan::model::{Model, ParameterId};
 use safetensors::tensor::{Dtype, Metadata};
 
 use super::error::{CheckpointError, CheckpointFault, TensorFault};
+use super::format::{
+    FIRST_MOMENT_SUFFIX, MODEL_SHARD, OPTIMIZER_SHARD, SECOND_MOMENT_SUFFIX, WEIGHT_SUFFIX,
+    is_shard,
+};
 use super::manifest::Manifest;
 use super::names::{StoredParameter, stored_parameters};
-use super::storage::{FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX, WEIGHT_SUFFIX};
 use crate::session::{ModelTensors, Session, TensorKind, TensorSlice};
 
 /// Kinds of tensors, with the start of their files' names and the suffix of their own names.
@@ -31,25 +34,11 @@ pub(super) const KINDS: [(TensorKind, &str, &str); 3] = [
     (TensorKind::SecondMoments, OPTIMIZER_SHARD, SECOND_MOMENT_SUFFIX),
 ];
 
-/// Start of the names of shards.
-pub(super) const MODEL_SHARD: &str = "model-";
-pub(super) const OPTIMIZER_SHARD: &str = "optimizer-";
-
 /// The metadata of a shard that maps the names of its tensors to slices.
 pub(super) const SLICES: &str = "slices";
 
 /// Larger than any header of a shard.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
-
-/// Whether a file of this name may be a shard of a checkpoint.
-pub(super) fn is_shard(name: &str) -> bool {
-    let numbers = [MODEL_SHARD, OPTIMIZER_SHARD].iter().find_map(|start| name.strip_prefix(start));
-    let numbers = numbers.and_then(|rest| rest.strip_suffix(".safetensors"));
-    numbers.is_some_and(|numbers| {
-        numbers.split("-of-").count() == 2
-            && numbers.split("-of-").all(|number| number.parse::<u64>().is_ok())
-    })
-}
 
 /// The shards of a checkpoint.
 pub(super) struct ShardReader<'a> {
@@ -236,15 +225,5 @@ mod tests {
             Ok(())
         })
         .budget_ms(500);
-    }
-
-    #[test]
-    fn names_of_shards_are_no_paths() {
-        assert!(is_shard("model-00001-of-00004.safetensors"));
-        for other in
-            ["model-/../x-of-1.safetensors", "model.safetensors", "model-1-of-2-of-3.safetensors"]
-        {
-            assert!(!is_shard(other), "{other}");
-        }
     }
 }

@@ -8,7 +8,10 @@ use narrows_plan::model::Model;
 
 use super::contents::{Checkpoint, CheckpointOrigin, CheckpointOutline, ResumeError};
 use super::error::{CheckpointError, CheckpointFault};
-use super::format::{MANIFEST, MODEL, OPTIMIZER, STATE, parse_json};
+use super::format::{
+    FIRST_MOMENT_SUFFIX, MANIFEST, MODEL, OPTIMIZER, SECOND_MOMENT_SUFFIX, STATE, WEIGHT_SUFFIX,
+    parse_json,
+};
 use super::manifest::{FileEntry, Manifest};
 use super::names::stored_parameters;
 use super::shards::ShardReader;
@@ -17,11 +20,6 @@ use super::tensors::{self, HashingWriter, TensorGroup};
 use crate::optimizer::Optimizer;
 use crate::session::{ModelTensors, TensorKind};
 use crate::train::Trainer;
-
-/// Suffix of a parameter's name in the name of a tensor.
-pub(super) const WEIGHT_SUFFIX: &str = "";
-pub(super) const FIRST_MOMENT_SUFFIX: &str = ".first_moment";
-pub(super) const SECOND_MOMENT_SUFFIX: &str = ".second_moment";
 
 /// Checks that a checkpoint with this state is one of the model.
 pub(super) fn check_whole(
