@@ -39,7 +39,7 @@ fn kill_at_random(seed: u64, time: Duration, steps: u64, mode: &str) {
     let (start, mut kills) = (Instant::now(), 0);
     let mut children = processes.all(&flags);
     loop {
-        let pause = Duration::from_millis(50 + rng.below(3000) as u64);
+        let pause = Duration::from_millis(50 + rng.below(2000) as u64);
         let is_over = start.elapsed() >= time;
         let deadline = Instant::now() + pause;
         while !is_over && Instant::now() < deadline {
@@ -77,12 +77,12 @@ fn kill_at_random(seed: u64, time: Duration, steps: u64, mode: &str) {
 
 #[test]
 fn losses_of_a_run_whose_processes_are_killed_equal_those_of_an_undisturbed_one() {
-    kill_at_random(11, Duration::from_secs(4), 20, "");
+    kill_at_random(11, Duration::from_secs(4), 40, "");
 }
 
 #[test]
 fn losses_are_equal_where_kills_interrupt_saves_behind_steps() {
-    kill_at_random(12, Duration::from_secs(4), 20, "--checkpoint-async");
+    kill_at_random(12, Duration::from_secs(4), 40, "--checkpoint-async");
 }
 
 #[test]
