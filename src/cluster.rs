@@ -1,6 +1,7 @@
 //! Joining and leaving the process group of a run or a calibration.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use narrows_cluster::{ClusterError, ClusterTimeouts, LaunchInfo, RunFact, TcpProcessGroup};
 use narrows_runtime::RunError;
@@ -26,6 +27,66 @@ impl LaunchedProcess {
     /// The name of this process in messages: `process 0 of 2`.
     pub fn label(&self) -> String {
         format!("process {} of {}", self.launch.rank, self.launch.world_size)
+    }
+}
+
+/// Progress of a process into its process group, for the thread that handles signals.
+#[derive(Default)]
+pub struct Membership {
+    state: Mutex<MembershipState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+enum MembershipState {
+    #[default]
+    Outside,
+    Joining,
+    Joined(Weak<TcpProcessGroup>),
+}
+
+/// Reason that other processes report where a signal ended one of them.
+const STOPPED_BY_SIGNAL: &str = "a signal stopped it";
+
+/// Longest time that a process which a signal ends waits to tell the others.
+const STOP_REPORT_TIME: Duration = Duration::from_secs(5);
+
+impl Membership {
+    /// Joins a process group with `join`.
+    pub fn join(
+        &self,
+        join: impl FnOnce() -> CommandResult<Option<Arc<TcpProcessGroup>>>,
+    ) -> CommandResult<Option<Arc<TcpProcessGroup>>> {
+        self.set(MembershipState::Joining);
+        let joined = join();
+        self.set(match &joined {
+            Ok(Some(group)) => MembershipState::Joined(Arc::downgrade(group)),
+            _ => MembershipState::Outside,
+        });
+        joined
+    }
+
+    /// Tells the other processes that a signal ends this one.
+    pub fn report_stop(&self, process: &LaunchedProcess) {
+        if let MembershipState::Joined(group) =
+            &*self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            if let Some(group) = group.upgrade() {
+                group.abort(group.rank(), STOPPED_BY_SIGNAL);
+            }
+            return;
+        }
+        let timeout = process.timeouts.join.min(STOP_REPORT_TIME);
+        TcpProcessGroup::report_failure(&process.launch, STOPPED_BY_SIGNAL, timeout);
+        // Rank 0 may be about to reject the processes that it has waited for.
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_joining = |state: &mut MembershipState| matches!(state, MembershipState::Joining);
+        let _ = self.changed.wait_timeout_while(state, STOP_REPORT_TIME, is_joining);
+    }
+
+    fn set(&self, state: MembershipState) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        self.changed.notify_all();
     }
 }
 

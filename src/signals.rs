@@ -42,6 +42,25 @@ impl StopSignals {
         StopSignals::register(warning, true)
     }
 
+    /// As [`install`](StopSignals::install), but `report` runs before the program ends at once, while nothing is printed. A
+    /// second signal does not wait for it.
+    pub fn install_with_report(warning: &str, report: impl Fn() + Send + 'static) -> StopSignals {
+        // The handlers themselves end the program on the second signal only.
+        let StopSignals { stop, .. } = StopSignals::register(warning, false);
+        let ends_at_once = Arc::new(AtomicBool::new(true));
+        let ends = Arc::clone(&ends_at_once);
+        let watched = watch_signals(move || {
+            ends.load(Ordering::Relaxed).then(|| {
+                report();
+                None
+            })
+        });
+        if let Err(error) = watched {
+            output::warn(&format!("{warning}: {error}"));
+        }
+        StopSignals { stop, ends_at_once }
+    }
+
     fn register(warning: &str, ends_at_once: bool) -> StopSignals {
         if let Some(stop) = captured_output::stop_flag() {
             return StopSignals { stop, ends_at_once: Arc::default() };
@@ -74,20 +93,23 @@ impl StopSignals {
 /// nothing was left to stop. Otherwise the sentence is printed. Signals that are ignored stay ignored. Where no handler can
 /// be installed, `warning` is printed.
 pub fn end_on_signals(warning: &str, clean_up: impl Fn() -> Option<String> + Send + 'static) {
-    if let Err(error) = watch_signals(clean_up) {
+    if let Err(error) = watch_signals(move || clean_up().map(Some)) {
         output::warn(&format!("{warning}: {error}"));
     }
 }
 
+/// Runs `clean_up` on each signal, and ends the program where it returns something: a sentence to print, or none.
 #[cfg(unix)]
-fn watch_signals(clean_up: impl Fn() -> Option<String> + Send + 'static) -> io::Result<()> {
+fn watch_signals(clean_up: impl Fn() -> Option<Option<String>> + Send + 'static) -> io::Result<()> {
     let (mut received, sent) = UnixStream::pair()?;
     let watch = move || {
         while received.read_exact(&mut [0]).is_ok() {
             // Meanwhile the command can neither report that its file is gone nor end.
             let held = io::stderr().lock();
             if let Some(sentence) = clean_up() {
-                output::eprint(&format!("{sentence}\n"));
+                if let Some(sentence) = sentence {
+                    output::eprint(&format!("{sentence}\n"));
+                }
                 std::process::exit(ExitStatus::Stopped.code().into());
             }
             drop(held);
@@ -99,7 +121,9 @@ fn watch_signals(clean_up: impl Fn() -> Option<String> + Send + 'static) -> io::
 }
 
 #[cfg(not(unix))]
-fn watch_signals(_clean_up: impl Fn() -> Option<String> + Send + 'static) -> io::Result<()> {
+fn watch_signals(
+    _clean_up: impl Fn() -> Option<Option<String>> + Send + 'static,
+) -> io::Result<()> {
     Ok(())
 }
 

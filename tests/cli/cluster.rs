@@ -175,6 +175,36 @@ fn launchers_are_detected() {
     }
 }
 
+/// A process that a signal ends before all have joined tells the others, whether it still reads its plan or waits for them.
+#[test]
+fn a_signal_before_the_meeting_ends_all_processes() {
+    for (world, victim, waits) in [(2, 1, false), (2, 0, false), (3, 1, true), (3, 0, true)] {
+        let processes = Processes::new(world);
+        // A plan that never comes.
+        let pipe = processes.at("plan.json");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let read = format!("run {}", pipe.display());
+        let flags = format!("{SMALL} --steps 1 --devices {world} --join-timeout 100");
+        let start = Instant::now();
+        let run = |rank: usize| {
+            let arguments = if rank == victim && !waits { &read } else { &flags };
+            processes.start(rank, arguments, processes.torchrun(rank))
+        };
+        // Of three processes, one never starts.
+        let children: Vec<Child> = (0..2).map(run).collect();
+        std::thread::sleep(Duration::from_secs(2));
+        signal(&children[victim], "-TERM");
+        let outputs = wait_all(children);
+        let case = format!("process {victim} of {world}, waits {waits}: {outputs:#?}");
+        assert!(start.elapsed() < Duration::from_secs(30), "{case}");
+        assert_eq!(outputs[victim].status.code(), Some(130), "{case}");
+        let other = &outputs[1 - victim];
+        assert_eq!(other.status.code(), Some(1), "{case}");
+        let message = format!("process {victim} aborted the run: a signal stopped it");
+        assert!(stderr(other).contains(&message), "{case}");
+    }
+}
+
 #[test]
 fn a_stopped_run_is_resumed() {
     let processes = Processes::new(2);

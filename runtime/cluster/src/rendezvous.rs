@@ -93,13 +93,14 @@ pub(super) fn connect(
 const FAILURE_REPORT_TIME: Duration = Duration::from_secs(10);
 
 /// Tells the processes of a run that this one has failed before it could join them. Ends when all have been told that can
-/// be reached soon.
+/// be reached soon. Where rank 0 is already waiting for the others in another thread, that thread is told, and rejects them.
 pub(super) fn report_failure(launch: &LaunchInfo, reason: &str, timeout: Duration) {
     let deadline =
         JoinDeadline { start: Instant::now(), timeout: timeout.min(FAILURE_REPORT_TIME) };
     let (rank, world_size, reason) = (launch.rank, launch.world_size, excerpt(reason));
-    if rank == 0 {
-        let Ok(listener) = listen_at(&launch.rendezvous) else { return };
+    if rank == 0
+        && let Ok(listener) = listen_at(&launch.rendezvous)
+    {
         let mut listener = Listener::new(listener, launch.job.clone());
         let reply = JoinReply::Rejected { rank, reason };
         return reject_joiners(&mut listener, &reply, world_size - 1, &deadline);
@@ -152,6 +153,7 @@ fn accept_all(
     let own_address = listener.local_addr().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
     let mut listener = Listener::new(listener, launch.job.clone());
     let mut joined: BTreeMap<u64, (TcpStream, SocketAddr)> = BTreeMap::new();
+    let mut rejected = None;
     let outcome = loop {
         if joined.len() as u64 + 1 == launch.world_size {
             break Ok(());
@@ -165,6 +167,7 @@ fn accept_all(
         let duplicate = joined.contains_key(&request.rank);
         if let Some(fault) = check_request(launch, facts, &request, duplicate) {
             let _ = send_message(&mut stream, &rejection(&fault));
+            rejected = Some(request.rank);
             break Err(fault);
         }
         joined.insert(request.rank, (stream, SocketAddr::new(ip, request.port)));
@@ -182,8 +185,10 @@ fn accept_all(
         .map(|(rank, (stream, _))| (*rank, send_message(stream, &reply)))
         .collect();
     if let Err(fault) = outcome {
-        // The process whose request was rejected has its answer already.
-        let pending = (launch.world_size - 1).saturating_sub(sent.len() as u64 + 1);
+        // A process whose request was rejected has its answer already.
+        let only_rejected = rejected.filter(|rank| *rank != 0 && !joined.contains_key(rank));
+        let answered = joined.len() as u64 + u64::from(only_rejected.is_some());
+        let pending = (launch.world_size - 1).saturating_sub(answered);
         let timeout = REJECTION_TIME.min(deadline.timeout.saturating_sub(deadline.start.elapsed()));
         let deadline = JoinDeadline { start: Instant::now(), timeout };
         reject_joiners(&mut listener, &reply, pending, &deadline);

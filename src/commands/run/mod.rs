@@ -11,6 +11,7 @@ mod train;
 mod validation;
 
 use std::ffi::OsStr;
+use std::sync::Arc;
 
 use narrows_cost_model::{Prices, Profile};
 use narrows_plan::model::Model;
@@ -28,7 +29,7 @@ use crate::args::{
     RunArgs, RunSettings, RunTask, TrainSettings,
 };
 use crate::calibrate::{cache, gpu, machine};
-use crate::cluster::report_failure;
+use crate::cluster::{Membership, report_failure};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::host::cores;
 use crate::output;
@@ -60,19 +61,32 @@ enum TextOutput {
 /// Searches for a plan unless a plan file is given, and runs the plan.
 ///
 /// # Errors
-/// Of several processes, one that fails before all have joined tells the others, which would wait for it otherwise.
+/// A process that fails before all have joined tells the others, which would otherwise wait for it.
 pub fn run(args: &RunArgs) -> CommandResult<()> {
-    let signals = StopSignals::install("Ctrl-C will end the run without finishing its step");
-    let before_joining = |failure| match args.launch.resolve() {
-        Ok(Some(process)) if args.backend != BackendArg::Null => report_failure(&process, failure),
-        _ => failure,
+    let process = match args.backend {
+        BackendArg::Null => None,
+        _ => args.launch.resolve().ok().flatten(),
+    };
+    let membership = Arc::new(Membership::default());
+    let warning = "Ctrl-C will end the run without finishing its step";
+    let signals = match process.clone() {
+        None => StopSignals::install(warning),
+        Some(process) => {
+            let membership = Arc::clone(&membership);
+            StopSignals::install_with_report(warning, move || membership.report_stop(&process))
+        }
+    };
+    let before_joining = |failure| match &process {
+        Some(process) => report_failure(process, failure),
+        None => failure,
     };
     let settings = args.resolve().map_err(before_joining)?;
     let (task, output, planned, lock) = prepare(settings).map_err(before_joining)?;
     match task {
         RunTask::Count => count(&planned, &output),
         RunTask::Train(training) => {
-            train::train(planned, &training, &output, (lock.as_ref(), signals))
+            let group = membership.join(|| processes::join(&planned, &training))?;
+            train::train(planned, &training, &output, (group, lock.as_ref(), signals))
         }
     }
 }

@@ -43,14 +43,13 @@ use crate::{gpu, output, progress};
 /// Number of progress lines in a run.
 const PROGRESS_LINES: u64 = 10;
 
-/// Trains the model of a plan. Several processes end together.
+/// Trains the model of a plan. Several processes, which have joined `group`, end together.
 pub fn train(
     planned: PlannedRun,
     training: &TrainSettings,
     output: &OutputSettings,
-    (lock, signals): (Option<&FolderLock>, StopSignals),
+    (group, lock, signals): (Option<Arc<TcpProcessGroup>>, Option<&FolderLock>, StopSignals),
 ) -> CommandResult<()> {
-    let group = processes::join(&planned, training)?;
     let outcome = train_in_group(group.clone(), planned, training, output, (lock, signals));
     match (group, &training.process) {
         (Some(group), Some(process)) => leave(&group, outcome, &process.label()),
