@@ -38,6 +38,19 @@ impl Files {
     }
 }
 
+/// Names and contents of the files of all checkpoints in a folder.
+pub fn checkpoint_files(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut files = vec![];
+    for step in fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
+        for file in fs::read_dir(&step).into_iter().flatten() {
+            let path = file.unwrap().path();
+            files.push((path.strip_prefix(dir).unwrap().to_owned(), fs::read(&path).unwrap()));
+        }
+    }
+    files.sort();
+    files
+}
+
 /// The bits of loss, gradient norm and learning rate of each step.
 pub fn curve(metrics: &Path) -> Vec<[u64; 4]> {
     let number = |line: &Value, key: &str| line[key].as_f64().unwrap().to_bits();

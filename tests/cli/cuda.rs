@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::checkpoints::curve;
+use super::checkpoints::{checkpoint_files, curve};
 use super::cluster::{Processes, signal, stderr, wait_all, wait_for_steps, wait_for_success};
 use super::run::{SMALL, lines};
 use super::{narrows, stdout};
@@ -190,6 +190,28 @@ fn each_process_has_its_own_gpu() {
         });
         assert_eq!(bytes[0], bytes[1], "{mesh}");
     }
+}
+
+/// Processes on GPUs copy what they save while steps go on: files and losses are those of a run that waits.
+#[test]
+fn checkpoints_are_written_beside_steps_on_gpus() {
+    let Some(libraries) = libraries() else { return };
+    let [blocking, background] = ["", "--checkpoint-async"].map(|mode| {
+        let run = Processes::new(2);
+        let flags = format!("{} --tensor 2 --checkpoint-every 1 --keep 9 {mode}", run.flags(3));
+        let arguments = flags.replace("--threads 1", "--backend cuda --deterministic");
+        let begin = |rank| {
+            let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
+            run.start(rank, &arguments, environment)
+        };
+        wait_for_success((0..2).map(begin).collect());
+        run
+    });
+    let curves = [&blocking, &background].map(|run| curve(&run.at("m.jsonl")));
+    assert_eq!(curves[0], curves[1]);
+    let files = [&blocking, &background].map(|run| checkpoint_files(&run.at("kept")));
+    assert_eq!(files[0].len(), 3 * 8);
+    assert!(files[0] == files[1], "the checkpoints differ");
 }
 
 /// Two processes reduce gradients in bf16: metrics are near those of fp32 reductions, and half the bytes are sent, in the

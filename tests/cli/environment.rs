@@ -8,6 +8,7 @@ use std::process::{Child, Output, Stdio};
 
 use tempfile::TempDir;
 
+use super::checkpoints::checkpoint_files;
 use super::cluster::{Processes, signal, stderr, wait_all, wait_for_steps};
 use super::run::{SMALL, lines};
 use super::{failure, narrows, stdout};
@@ -317,17 +318,6 @@ fn a_run_that_is_stopped_before_its_first_step_exits_as_a_stopped_one() {
 
 #[test]
 fn checkpoints_written_behind_steps_are_those_of_a_run_that_waits() {
-    let files = |dir: &Path| {
-        let mut files = vec![];
-        for step in fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
-            for file in fs::read_dir(&step).into_iter().flatten() {
-                let path = file.unwrap().path();
-                files.push((path.strip_prefix(dir).unwrap().to_owned(), fs::read(&path).unwrap()));
-            }
-        }
-        files.sort();
-        files
-    };
     for world in [1, 2] {
         let [blocking, background] = ["", "--checkpoint-async"].map(|mode| {
             let processes = Processes::new(world);
@@ -340,7 +330,7 @@ fn checkpoints_written_behind_steps_are_those_of_a_run_that_waits() {
             for output in wait_all(children) {
                 assert!(output.status.success(), "{}", stderr(&output));
             }
-            files(&processes.at("kept"))
+            checkpoint_files(&processes.at("kept"))
         });
         // The steps 2, 4, 6 and 7, and six files each or eight.
         assert_eq!(blocking.len(), 4 * (4 + 2 * world), "{world}");

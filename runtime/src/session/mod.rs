@@ -44,7 +44,7 @@ use crate::time_breakdown::InstructionSpan;
 pub use coordinates::{MeshCoordinates, collective_groups, peers};
 pub use engine::{Engine, OptimizerUpdate, StepRequest, StepTask};
 pub use model_program::ModelProgram;
-pub use slices::{LocalSlice, TensorSlice};
+pub use slices::{LocalSlice, TensorSlice, saved_elements};
 pub use step_result::{DeviceStep, LocalStepResult, StepResult};
 pub use targets::IGNORED_TARGET;
 pub use tensors::{ModelTensors, TensorKind};

@@ -16,7 +16,9 @@ use super::Session;
 use super::coordinates::MeshCoordinates;
 use super::sharded_parameter::ShardedParameter;
 use super::tensors::{ReplicaWindow, TensorKind, element_count, stage_of};
+
 use crate::error::RunError;
+use crate::report::DeviceId;
 
 /// Elements of a tensor. Element i of the slice is element `first + q·stride + r` of the row-major tensor, where q and r are
 /// quotient and remainder of `from + i` and `run`.
@@ -112,6 +114,22 @@ impl TensorSlice {
     }
 }
 
+/// Number of elements of weights and moments that a device saves in a run of several processes. Those of all devices are
+/// every element once.
+pub fn saved_elements(program: &Program, device: DeviceId) -> u64 {
+    let stage = &program.stages[device.stage(&program.context.mesh)];
+    let of_kind = |kind: TensorKind| {
+        let buffers = kind.indexed_master_buffers(stage);
+        let slices =
+            buffers.flat_map(|(index, buffer)| slices_of_buffer(program, device.0, index, buffer));
+        slices.map(|slice| slice.slice.count).sum::<u64>()
+    };
+    [TensorKind::Weights, TensorKind::FirstMoments, TensorKind::SecondMoments]
+        .into_iter()
+        .map(of_kind)
+        .sum()
+}
+
 impl Session {
     /// The slices that the devices of this process save. Those of all processes are every element of every parameter once.
     pub fn local_slices(&self, kind: TensorKind) -> Vec<LocalSlice> {
@@ -140,7 +158,8 @@ impl Session {
     /// device of this process needs a part, once for each buffer.
     ///
     /// # Errors
-    /// That of `read`; `incomplete` of a parameter whose slices lack some element; `lost` of the error of a device.
+    /// Errors of `read`; the result of `incomplete` where the slices of a parameter have a gap; that of `lost` where a device
+    /// fails.
     pub fn load_slices<L, E>(
         &mut self,
         kind: TensorKind,

@@ -16,15 +16,18 @@ pub fn require_memory(
     program: &Program,
     training: &TrainSettings,
 ) -> CommandResult<()> {
-    // Of several processes, each saves what it holds.
-    let gathered_tensors = match (&training.checkpoints, &training.process) {
-        (Some(_), None) => GatheredTensors::WeightsAndMoments,
-        _ => GatheredTensors::Weights,
-    };
+    let checkpoints = training.checkpoints.as_ref();
     let needed = match &training.process {
-        None => memory_lower_bound(model, program, gathered_tensors),
+        None => {
+            let gathered = match checkpoints {
+                Some(_) => GatheredTensors::WeightsAndMoments,
+                None => GatheredTensors::Weights,
+            };
+            memory_lower_bound(model, program, gathered)
+        }
         Some(LaunchedProcess { launch, .. }) => {
-            node_memory_lower_bound(model, program, gathered_tensors, launch.node_ranks())
+            let mode = checkpoints.map(|settings| settings.mode);
+            node_memory_lower_bound(model, program, mode, launch.node_ranks())
         }
     };
     let Some(available) = available_memory().filter(|available| needed > *available) else {
