@@ -3,17 +3,27 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
+/// Duration of the attacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Extent {
+    /// Seconds, with all other tests.
+    #[default]
+    FirstLevel,
+    /// With the tests that are ignored by default.
+    SecondLevel,
+    /// Minutes.
+    Long,
+}
+
 /// Selection of attacks, and their extent.
 #[derive(Debug, Default)]
 pub struct Arguments {
-    /// Whether each attack takes minutes.
-    pub is_long: bool,
+    /// Duration of each attack.
+    pub extent: Extent,
     /// The seed of the only attempt.
     pub seed: Option<u64>,
     /// Names of attacks; all if there is none.
     names: Vec<String>,
-    /// Whether other tests are asked for, those that are ignored by default.
-    runs_ignored: bool,
 }
 
 impl Arguments {
@@ -29,7 +39,7 @@ impl Arguments {
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             match word.as_str() {
-                "--long" => arguments.is_long = true,
+                "--long" => arguments.extent = Extent::Long,
                 "--seed" => {
                     let text = words.next().unwrap_or_default();
                     let digits = text.strip_prefix("0x").unwrap_or(&text);
@@ -38,7 +48,7 @@ impl Arguments {
                         seed.map_err(|_| format!("--seed: `{text}` is no hexadecimal number"))?,
                     );
                 }
-                "--ignored" => arguments.runs_ignored = true,
+                "--ignored" => arguments.extent = Extent::SecondLevel,
                 // Flags of test programs that mean nothing here.
                 "--skip" | "--test-threads" => drop(words.next()),
                 "--nocapture" | "--include-ignored" | "--exact" | "--quiet" => {}
@@ -53,8 +63,7 @@ impl Arguments {
 
     /// Whether an attack is run.
     pub fn selects(&self, name: &str) -> bool {
-        !self.runs_ignored
-            && (self.names.is_empty() || self.names.iter().any(|known| known == name))
+        self.names.is_empty() || self.names.iter().any(|known| known == name)
     }
 }
 

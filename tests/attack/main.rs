@@ -5,6 +5,7 @@
 //!
 //! ```sh
 //! cargo test --test attack                             # each attack for some seconds, as with all other tests
+//! cargo test --test attack -- --ignored                # four times as long, with the second level of tests
 //! cargo test --test attack -- --long                   # each for ten minutes
 //! cargo test --test attack -- files --seed 0x1f        # one attempt, as a failure prints it
 //! ```
@@ -27,7 +28,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use arguments::Arguments;
+use arguments::{Arguments, Extent};
 
 /// One kind of attack.
 struct Attack {
@@ -41,19 +42,22 @@ struct Attack {
 }
 
 const ATTACKS: &[Attack] = &[
-    attack("readers", 5, readers::attempt),
-    attack("files", 8, files::attempt),
+    attack("readers", 3, readers::attempt),
+    attack("files", 4, files::attempt),
     #[cfg(target_os = "linux")]
-    attack("kills", 6, kills::attempt),
+    attack("kills", 3, kills::attempt),
     #[cfg(target_os = "linux")]
-    Attack { missing: system_calls::missing, ..attack("system-calls", 8, system_calls::attempt) },
+    Attack { missing: system_calls::missing, ..attack("system-calls", 4, system_calls::attempt) },
     #[cfg(target_os = "linux")]
-    attack("strangers", 4, strangers::attempt),
+    attack("strangers", 2, strangers::attempt),
 ];
 
 const fn attack(name: &'static str, seconds: u64, attempt: fn(u64)) -> Attack {
     Attack { name, time: Duration::from_secs(seconds), attempt, missing: || None }
 }
+
+/// Factor of the times in the second level of tests.
+const SECOND_LEVEL: u32 = 4;
 
 /// Time for the attempts of each attack with `--long`.
 const LONG: Duration = Duration::from_secs(600);
@@ -84,7 +88,11 @@ fn run(attack: &Attack, arguments: &Arguments) -> bool {
     }
     let first = arguments.seed.unwrap_or_else(arguments::random_seed);
     println!("{name}: seeds from {first:#x}");
-    let time = if arguments.is_long { LONG } else { *time };
+    let time = match arguments.extent {
+        Extent::FirstLevel => *time,
+        Extent::SecondLevel => *time * SECOND_LEVEL,
+        Extent::Long => LONG,
+    };
     let start = Instant::now();
     let mut attempts: u64 = 0;
     while attempts == 0 || arguments.seed.is_none() && start.elapsed() < time {
