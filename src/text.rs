@@ -159,6 +159,15 @@ fn csv_cell(text: &str) -> String {
     }
 }
 
+/// A word of a command line, quoted where a shell would split or expand it.
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=.,:/+@%".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,5 +200,18 @@ mod tests {
         let words = |ends| interval_90(ends, ends);
         assert_eq!(words([1.0, 3.9]), "90 % interval: 1 to 3.9");
         assert_eq!(words([0.5, 4.0]), "unknown within a factor of 8; 90 % interval: 0.5 to 4");
+    }
+
+    #[test]
+    fn words_that_a_shell_would_change_are_quoted() {
+        for (word, expected) in [
+            ("--devices=8", "--devices=8"),
+            ("devices=8..64*2", "'devices=8..64*2'"),
+            ("my model.json", "'my model.json'"),
+            ("it's", r"'it'\''s'"),
+            ("", "''"),
+        ] {
+            assert_eq!(shell_word(word), expected);
+        }
     }
 }

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::ExportRow;
+use crate::text::shell_word;
 
 /// The options of all decisions, in order.
 pub fn options(rows: &[ExportRow]) -> impl Iterator<Item = &(&'static str, Value)> {
@@ -22,14 +23,9 @@ pub fn flag_words(flag: &str, value: &Value) -> Vec<String> {
     [format!("--{flag}")].into_iter().chain(values).collect()
 }
 
-/// A value as one shell word, quoted where the shell would change it.
+/// A value as one shell word.
 fn word(value: &Value) -> String {
-    let text = value.as_str().map_or_else(|| scalar(value), str::to_owned);
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=+@,".contains(c);
-    match !text.is_empty() && text.chars().all(is_plain) {
-        true => text,
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
+    shell_word(&value.as_str().map_or_else(|| scalar(value), str::to_owned))
 }
 
 /// Lines as comments; line breaks within a line begin another comment.

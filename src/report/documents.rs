@@ -6,6 +6,7 @@ use crate::args::{Detail, DocumentFiles};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 use crate::plot::{Figure, PlotKind};
+use crate::text::shell_word;
 
 /// Writes the first of `figures`, or that of the requested kind, and the page of a report to the files that are asked for.
 ///
@@ -48,32 +49,6 @@ pub fn write_documents(
 
 /// The command line of this process, with the words quoted that a shell would split or expand.
 fn command_line() -> String {
-    let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
+    let words = std::env::args_os().skip(1).map(|word| shell_word(&word.to_string_lossy()));
     std::iter::once("narrows".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
-}
-
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "-_=.,:/+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quoted;
-
-    #[test]
-    fn words_that_a_shell_would_change_are_quoted() {
-        for (word, expected) in [
-            ("--devices=8", "--devices=8"),
-            ("devices=8..64*2", "'devices=8..64*2'"),
-            ("my model.json", "'my model.json'"),
-            ("it's", r"'it'\''s'"),
-            ("", "''"),
-        ] {
-            assert_eq!(quoted(word), expected);
-        }
-    }
 }
