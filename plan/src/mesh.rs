@@ -55,9 +55,9 @@ pub struct Mesh {
     pub tensor: u64,
     /// Pipeline stages.
     pub pipeline: u64,
-    /// Parts of the batch that are computed side by side.
+    /// Devices along the data axis.
     pub data: u64,
-    /// Parts of each sequence that are computed side by side.
+    /// Devices along the context axis.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub context: u64,
 }

@@ -17,7 +17,7 @@ pub(crate) struct BoundedContext {
     index: usize,
     /// Whether the bound is the one that other contexts share.
     has_first_bound: bool,
-    /// Objective value of one second of step time: 1 or, of the cost, the number of devices.
+    /// Weight of a second of step time in the objective: the number of devices for the cost, otherwise 1.
     weight: f64,
     /// Bounds within the memory limit, once computed.
     bounds: Option<ContextBounds>,

@@ -36,9 +36,9 @@ pub struct Request {
     pub tensor_within_node: bool,
     /// Pipeline stages.
     pub pipeline: Option<u64>,
-    /// Parts of the batch that are computed side by side.
+    /// Devices along the data axis.
     pub data: Option<u64>,
-    /// Parts of each sequence that are computed side by side.
+    /// Devices along the context axis.
     pub context: Option<u64>,
     /// Format in which gradients are reduced over the replicas. It changes the gradients that are computed, so it is
     /// not searched.

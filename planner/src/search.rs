@@ -1,4 +1,4 @@
-//! Searches: the result that a cache has, or the search for the least value of the objective.
+//! Entry points of the search, with and without a cache of results.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

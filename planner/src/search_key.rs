@@ -1,4 +1,4 @@
-//! All that the result of a search depends on.
+//! Keys of results: everything that the result of a search depends on.
 
 use indexmap::IndexMap;
 use narrows_cost_model::{Executor, GroupLinks};

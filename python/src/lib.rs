@@ -32,7 +32,7 @@ fn answer(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<(u8, String, Str
     let (sender, mut receiver) = mpsc::channel();
     let flag = Arc::clone(&stop);
     let work = move || {
-        // Nobody waits for the answer after a signal.
+        // The caller does not read the answer after a signal.
         let _ = sender.send(narrows::answer(arguments, flag));
     };
     thread::Builder::new().name("narrows".into()).stack_size(STACK_BYTES).spawn(work)?;

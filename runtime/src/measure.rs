@@ -1,4 +1,4 @@
-//! Kernel times where they are used: steps of a program, timed instruction by instruction.
+//! Kernel times measured in place: steps of a program, timed instruction by instruction.
 //!
 //! A kernel in isolation runs on warm operands and waits for no other device, so whole steps are timed.
 //! Other activity of a machine only ever lengthens an instruction, and rarely the same one in every

@@ -49,7 +49,7 @@ pub enum LauncherArg {
 }
 
 impl LaunchArgs {
-    /// The rank and rendezvous of this process; `None` for a process without a launcher. Of several processes, the one of
+    /// The rank and rendezvous of this process; `None` for a process without a launcher. With several processes, that of
     /// rank 0 prints the warnings of all.
     ///
     /// # Errors

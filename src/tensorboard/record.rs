@@ -1,7 +1,7 @@
 //! Records of a TFRecord file: length, checksum of the length, data, checksum of the data.
 //!
 //! Integers are little-endian: a length of 64 bits, and checksums of 32. A checksum is the CRC-32C (Castagnoli) of the
-//! bytes, rotated right by 15 bits, plus a constant: so masked, data that contain checksums have no special ones.
+//! bytes, rotated right by 15 bits, plus a constant: the mask keeps the checksum of data that contain checksums from degenerating.
 
 /// The polynomial of CRC-32C, with its bits reversed.
 const POLYNOMIAL: u32 = 0x82f6_3b78;

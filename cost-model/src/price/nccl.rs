@@ -18,7 +18,7 @@ pub(super) enum NcclAlgorithm {
     Tree,
 }
 
-/// Synchronization of a slice with the next device.
+/// Synchronisation of a slice with the next device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NcclProtocol {
     /// Every eight bytes carry four bytes of flag.

@@ -12,7 +12,7 @@ pub(crate) const ALIGNMENT: u64 = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferId(pub u32);
 
-/// Contents of a buffer, which decide its lifetime.
+/// Role of a buffer, which decides its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BufferRole {
     /// A weight in the compute format.

@@ -31,14 +31,14 @@ use crate::arenas::ArenaCache;
 use crate::lock::lock;
 use crate::request::{GroupingRule, Request};
 
-/// All that the alternatives of a segment depend on besides model and rules.
+/// Key of alternatives within one model and one set of rules.
 pub(super) type AlternativesKey = (SegmentSpec, Grouping, AlternativesContext);
 
-/// All that the times of one microbatch depend on: the context without its data and pipeline axes, and the links of its
+/// Key of times of one microbatch: the context without its data and pipeline axes, and the links of its
 /// tensor and context axes.
 pub(super) type PassKey = (Context, [GroupLinks; 2]);
 
-/// All that the times of a step depend on besides stages and their transfers: the context, and the links of its tensor,
+/// Key of times of a step without stages and their transfers: the context, and the links of its tensor,
 /// context and data axes.
 pub(super) type StepKey = (Context, [GroupLinks; 3]);
 
@@ -133,7 +133,7 @@ struct CachedModel {
     priced: Vec<(PricesKey, Arc<PricedCache>)>,
 }
 
-/// All that the prices of a request depend on, besides links between nodes.
+/// Key of prices within nodes.
 #[derive(Clone, PartialEq, Eq)]
 struct PricesKey {
     profile: String,

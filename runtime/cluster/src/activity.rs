@@ -1,4 +1,4 @@
-//! What a process is doing, for the processes that wait for it. One that has waited for its whole timeout asks: a peer
+//! Activity of a process, which it reports to processes that wait for it. One that has waited for its whole timeout asks: a peer
 //! that waits for a third process, or writes a checkpoint, is not the one that stalls.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -105,9 +105,9 @@ pub(crate) enum FrameKind {
     /// The sender has finished and will close the connection.
     Shutdown,
     /// The sender has waited for long, and asks what the receiver is doing.
-    Question,
-    /// The sender answers a question; its activity is in the place of the sequence number.
-    Answer,
+    StatusRequest,
+    /// The sender answers a status request; its activity is in the place of the sequence number.
+    StatusReply,
 }
 
 impl FrameKind {
@@ -116,8 +116,8 @@ impl FrameKind {
         FrameKind::Data,
         FrameKind::Abort,
         FrameKind::Shutdown,
-        FrameKind::Question,
-        FrameKind::Answer,
+        FrameKind::StatusRequest,
+        FrameKind::StatusReply,
     ];
 }
 

@@ -2,11 +2,11 @@
 //!
 //! | sender | bytes | contents |
 //! |---|---|---|
-//! | visitor | 8, 16 | [`GREETING`], its nonce |
-//! | host | 8, 16, 32 | [`GREETING`], its nonce, its proof |
-//! | visitor | 32 | its proof |
+//! | initiator | 8, 16 | [`MAGIC`], its nonce |
+//! | responder | 8, 16, 32 | [`MAGIC`], its nonce, its proof |
+//! | initiator | 32 | its proof |
 //!
-//! Messages follow: the length of the text (u32, little-endian), and JSON. A stranger is disconnected and the host listens
+//! Messages follow: the length of the text (u32, little-endian), and JSON. A stranger is disconnected and the responder listens
 //! on. Every handshake has one deadline, however slowly its bytes arrive.
 
 use std::io::{self, Read, Write};
@@ -19,21 +19,21 @@ use serde::de::DeserializeOwned;
 use super::job_token::{JobToken, NONCE_BYTES, Nonce, PROOF_BYTES, Proof, Role, new_nonce};
 
 /// Start of the bytes of either side.
-const GREETING: [u8; 8] = *b"narrows\x02";
+const MAGIC: [u8; 8] = *b"narrows\x02";
 
-/// Bytes before a visitor's message: greeting, nonce and proof.
-const HEAD_BYTES: usize = GREETING.len() + NONCE_BYTES;
+/// Bytes before an initiator's message: magic bytes, nonce and proof.
+const HEAD_BYTES: usize = MAGIC.len() + NONCE_BYTES;
 
-/// Bytes of a host.
-const HOST_BYTES: usize = HEAD_BYTES + PROOF_BYTES;
+/// Bytes of a responder.
+const RESPONDER_BYTES: usize = HEAD_BYTES + PROOF_BYTES;
 
 /// Longest message: the addresses of many processes.
 const MESSAGE_BYTES_MAX: u32 = 64 << 20;
 
-/// Time that a whole handshake may take, with the visitor's first message.
+/// Time that a whole handshake may take, with the initiator's first message.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Concurrent handshakes: further visitors are accepted when others have ended.
+/// Concurrent handshakes: further initiators are accepted when others have ended.
 const HANDSHAKES_MAX: usize = 1024;
 
 /// Pause of loops between attempts.
@@ -60,9 +60,9 @@ fn invalid(problem: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
 }
 
-/// The nonce of the other side, after its greeting.
+/// The nonce of the other side, after its magic bytes.
 fn nonce_of(head: &[u8]) -> io::Result<Nonce> {
-    match head.strip_prefix(&GREETING) {
+    match head.strip_prefix(&MAGIC) {
         Some(nonce) if nonce.len() >= NONCE_BYTES => {
             let mut copy = Nonce::default();
             copy.copy_from_slice(&nonce[..NONCE_BYTES]);
@@ -72,27 +72,27 @@ fn nonce_of(head: &[u8]) -> io::Result<Nonce> {
     }
 }
 
-/// The visitor's side of a handshake.
+/// The initiator's side of a handshake.
 ///
 /// # Errors
-/// The host is another program or belongs to another job, or does not answer until the deadline.
+/// The responder is another program or belongs to another job, or does not answer until the deadline.
 pub(crate) fn introduce(
     stream: &mut TcpStream,
     token: &JobToken,
     deadline: Instant,
 ) -> io::Result<()> {
-    let visitor = new_nonce();
-    stream.write_all(&[&GREETING[..], &visitor].concat())?;
-    let mut answer = [0; HOST_BYTES];
+    let initiator = new_nonce();
+    stream.write_all(&[&MAGIC[..], &initiator].concat())?;
+    let mut answer = [0; RESPONDER_BYTES];
     Until { stream, deadline }.read_exact(&mut answer)?;
     let (head, proof) = answer.split_at(HEAD_BYTES);
-    let host = nonce_of(head)?;
+    let responder = nonce_of(head)?;
     let mut copy = Proof::default();
     copy.copy_from_slice(proof);
-    if !token.verify(&copy, Role::Host, &visitor, &host) {
+    if !token.verify(&copy, Role::Responder, &initiator, &responder) {
         return Err(invalid("a process of another job listens there: its job token differs"));
     }
-    stream.write_all(&token.prove(Role::Visitor, &visitor, &host))
+    stream.write_all(&token.prove(Role::Initiator, &initiator, &responder))
 }
 
 /// Sends a message.
@@ -127,19 +127,19 @@ fn message_bytes(length: [u8; 4]) -> io::Result<usize> {
     }
 }
 
-/// Accepts visitors and reads their first messages without blocking, so that a silent or slow one keeps no other out.
+/// Accepts initiators and reads their first messages without blocking, so that a silent or slow one keeps no other out.
 pub(crate) struct Listener {
     listener: TcpListener,
     token: JobToken,
     handshakes: Vec<Handshake>,
 }
 
-/// A visitor whose first message has not been read completely.
+/// A initiator whose first message has not been read completely.
 struct Handshake {
     stream: TcpStream,
     ip: IpAddr,
     start: Instant,
-    host: Nonce,
+    responder: Nonce,
     state: HandshakeState,
     received: Vec<u8>,
 }
@@ -148,7 +148,7 @@ struct Handshake {
 #[derive(Clone, Copy)]
 enum HandshakeState {
     Head,
-    Proof { visitor: Nonce },
+    Proof { initiator: Nonce },
     Length,
     Message { bytes: usize },
 }
@@ -159,7 +159,7 @@ impl Listener {
         Listener { listener, token, handshakes: vec![] }
     }
 
-    /// The next visitor of the job with its message; strangers are disconnected. Sleeps and returns `None` when there is
+    /// The next initiator of the job with its message; strangers are disconnected. Sleeps and returns `None` when there is
     /// none at the moment.
     pub fn poll<T: DeserializeOwned>(&mut self) -> Option<(TcpStream, T, IpAddr)> {
         while self.handshakes.len() < HANDSHAKES_MAX {
@@ -190,8 +190,8 @@ impl Listener {
 
 impl Handshake {
     fn new(stream: TcpStream, ip: IpAddr) -> Handshake {
-        let (start, host) = (Instant::now(), new_nonce());
-        Handshake { stream, ip, start, host, state: HandshakeState::Head, received: vec![] }
+        let (start, responder) = (Instant::now(), new_nonce());
+        Handshake { stream, ip, start, responder, state: HandshakeState::Head, received: vec![] }
     }
 
     /// Reads what has arrived and answers it. Returns whether the message is complete.
@@ -227,17 +227,17 @@ impl Handshake {
         let received = &self.received;
         Ok(Some(match self.state {
             HandshakeState::Head => {
-                let visitor = nonce_of(received)?;
-                let proof = token.prove(Role::Host, &visitor, &self.host);
+                let initiator = nonce_of(received)?;
+                let proof = token.prove(Role::Responder, &initiator, &self.responder);
                 // Fits the empty buffer of a new connection.
-                self.stream.write_all(&[&GREETING[..], &self.host, &proof].concat())?;
-                HandshakeState::Proof { visitor }
+                self.stream.write_all(&[&MAGIC[..], &self.responder, &proof].concat())?;
+                HandshakeState::Proof { initiator }
             }
-            HandshakeState::Proof { visitor } => {
+            HandshakeState::Proof { initiator } => {
                 let mut proof = Proof::default();
                 proof.copy_from_slice(received);
-                if !token.verify(&proof, Role::Visitor, &visitor, &self.host) {
-                    return Err(invalid("the visitor belongs to another job"));
+                if !token.verify(&proof, Role::Initiator, &initiator, &self.responder) {
+                    return Err(invalid("the initiator belongs to another job"));
                 }
                 HandshakeState::Length
             }

@@ -27,9 +27,9 @@ pub struct JobToken(Vec<u8>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// The process that listens.
-    Host,
+    Responder,
     /// The process that connects.
-    Visitor,
+    Initiator,
 }
 
 impl JobToken {
@@ -40,25 +40,31 @@ impl JobToken {
     }
 
     /// Proves to the other side of a connection that this process has the token.
-    pub(crate) fn prove(&self, role: Role, visitor: &Nonce, host: &Nonce) -> Proof {
-        self.mac(role, visitor, host).finalize().into_bytes().into()
+    pub(crate) fn prove(&self, role: Role, initiator: &Nonce, responder: &Nonce) -> Proof {
+        self.mac(role, initiator, responder).finalize().into_bytes().into()
     }
 
     /// Whether the other side of a connection has the token.
-    pub(crate) fn verify(&self, proof: &Proof, role: Role, visitor: &Nonce, host: &Nonce) -> bool {
-        self.mac(role, visitor, host).verify(&(*proof).into()).is_ok()
+    pub(crate) fn verify(
+        &self,
+        proof: &Proof,
+        role: Role,
+        initiator: &Nonce,
+        responder: &Nonce,
+    ) -> bool {
+        self.mac(role, initiator, responder).verify(&(*proof).into()).is_ok()
     }
 
-    fn mac(&self, role: Role, visitor: &Nonce, host: &Nonce) -> Hmac<Sha256> {
+    fn mac(&self, role: Role, initiator: &Nonce, responder: &Nonce) -> Hmac<Sha256> {
         // The key of an HMAC may have any length, so that no key is rejected.
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.0)
             .unwrap_or_else(|_| Hmac::<Sha256>::new(&Default::default()));
         mac.update(match role {
-            Role::Host => b"narrows host",
-            Role::Visitor => b"narrows visitor",
+            Role::Responder => b"narrows host",
+            Role::Initiator => b"narrows visitor",
         });
-        mac.update(visitor);
-        mac.update(host);
+        mac.update(initiator);
+        mac.update(responder);
         mac
     }
 }
@@ -85,15 +91,15 @@ mod tests {
     #[test]
     fn a_proof_holds_for_one_token_one_role_and_one_connection() {
         let token = JobToken::new("job 17");
-        let (visitor, host) = (new_nonce(), new_nonce());
-        let proof = token.prove(Role::Host, &visitor, &host);
-        assert!(token.verify(&proof, Role::Host, &visitor, &host));
+        let (initiator, responder) = (new_nonce(), new_nonce());
+        let proof = token.prove(Role::Responder, &initiator, &responder);
+        assert!(token.verify(&proof, Role::Responder, &initiator, &responder));
         let other = JobToken::new("job 18");
         for refused in [
-            other.verify(&proof, Role::Host, &visitor, &host),
-            token.verify(&proof, Role::Visitor, &visitor, &host),
-            token.verify(&proof, Role::Host, &host, &visitor),
-            token.verify(&proof, Role::Host, &visitor, &new_nonce()),
+            other.verify(&proof, Role::Responder, &initiator, &responder),
+            token.verify(&proof, Role::Initiator, &initiator, &responder),
+            token.verify(&proof, Role::Responder, &responder, &initiator),
+            token.verify(&proof, Role::Responder, &initiator, &new_nonce()),
         ] {
             assert!(!refused);
         }

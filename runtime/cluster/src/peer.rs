@@ -61,7 +61,7 @@ struct Inbox {
     free: Vec<Vec<f32>>,
     /// The last arrival of any bytes of a frame.
     last_receive: Instant,
-    /// The answer to the last question.
+    /// The reply to the last status request.
     answer: Option<Activity>,
     disconnect: Option<Disconnect>,
 }
@@ -176,7 +176,7 @@ impl Peer {
                 }
                 WaitStep::Ask => {
                     drop(inbox);
-                    self.shared.try_send(FrameHeader::control(FrameKind::Question, &[]), &[]);
+                    self.shared.try_send(FrameHeader::control(FrameKind::StatusRequest, &[]), &[]);
                     inbox = self.shared.inbox();
                 }
                 WaitStep::TimedOut => {
@@ -303,13 +303,13 @@ fn receive_frame(from: &mut TcpStream, shared: &PeerShared) -> io::Result<Option
             let (rank, reason) = (rank.parse().unwrap_or(0), excerpt(reason));
             return Ok(Some(Disconnect::Aborted { rank, reason }));
         }
-        FrameKind::Question => {
-            let mut answer = FrameHeader::control(FrameKind::Answer, &[]);
+        FrameKind::StatusRequest => {
+            let mut answer = FrameHeader::control(FrameKind::StatusReply, &[]);
             answer.sequence = shared.activity.get().code();
             shared.try_send(answer, &[]);
             return Ok(None);
         }
-        FrameKind::Answer => {
+        FrameKind::StatusReply => {
             shared.inbox().answer = Some(Activity::from_code(header.sequence));
             shared.changed.notify_all();
             return Ok(None);

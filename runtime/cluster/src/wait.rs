@@ -22,7 +22,8 @@ pub(crate) struct Wait {
     deadline: Instant,
     /// Whether the peer has been asked since the last deadline.
     is_asked: bool,
-    /// Whether the wait was prolonged for a peer that waits itself. Twice would be for ever where two wait for each other.
+    /// Whether the timeout was extended for a peer that waits itself. It is extended once: two that wait for each other would
+    /// extend it for ever.
     is_prolonged: bool,
 }
 
@@ -105,7 +106,7 @@ mod tests {
         assert_eq!(wait.next(Some(Activity::Computing), silent), WaitStep::TimedOut);
         let (mut wait, silent) = asked();
         assert!(sleeps(wait.next(Some(Activity::WaitingFor(3)), silent)));
-        // An answer without a question is an old one.
+        // A reply without a request is an old one.
         assert!(sleeps(wait.next(Some(Activity::Computing), silent)));
         let (mut wait, silent) = asked();
         for _ in 0..3 {

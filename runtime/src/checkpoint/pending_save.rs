@@ -83,7 +83,7 @@ pub struct PendingSave {
     /// The folder of the checkpoint when it is complete.
     target: PathBuf,
     step: u64,
-    /// Of the process that commits.
+    /// Temporary folder, which the committing process alone has.
     temporary: Option<TempDir>,
     writer: Writer,
     state: RunState,

@@ -39,7 +39,7 @@ impl SharedFault {
 }
 
 /// Gathers the results of all processes. If all have succeeded, returns what the first one makes of their values. If one has
-/// failed, all report its fault: that process its own error. `place` is what the errors of others are of.
+/// failed, all report its fault: that process its own error. `place` is the path that errors of other processes are reported at.
 ///
 /// # Errors
 /// The fault of a process, or a process that is gone or late.

@@ -1,7 +1,7 @@
-//! Recognizes the steps that the tables were fitted to, which must not count as predicted.
+//! Recognises the steps that the tables were fitted to, which must not count as predicted.
 //!
-//! A step is recognized by its model, workload, mesh and execution, and by a time within 5 % of the published one, so that
-//! rounded times are recognized too.
+//! A step is recognised by its model, workload, mesh and execution, and by a time within 5 % of the published one, so that
+//! rounded times are recognised too.
 
 use std::sync::LazyLock;
 
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rows_of_the_fits_are_recognized() {
+    fn the_rows_of_the_fits_are_recognised() {
         let file = measurements_from_rows(ROWS, "rows", None).unwrap();
         assert_eq!(file.measurements.len(), 73);
         for row in &file.measurements {

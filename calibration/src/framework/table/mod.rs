@@ -1,7 +1,7 @@
 //! Step times of full-rank decoders under other frameworks, by tables in `profiles/frameworks`.
 //!
 //! [`FrameworkTable`] says what a framework launches; the kernels of a decoder ([`shape`]) have the prices of the
-//! hardware profile; [`LaunchQueue`](narrows_cost_model::LaunchQueue) is the law of the host's launches, and [`step`] puts the passes together.
+//! hardware profile; [`LaunchQueue`](narrows_cost_model::LaunchQueue) is the host's launch queue, and [`step`] puts the passes together.
 
 mod file;
 mod fitted_steps;

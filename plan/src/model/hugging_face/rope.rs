@@ -23,9 +23,9 @@ pub(super) struct RopeFields {
 /// Lengths that scalings depend on, in tokens.
 #[derive(Clone, Copy)]
 struct SequenceLengths {
-    /// Of the model.
+    /// Longest sequence of the model.
     max: u64,
-    /// Of an earlier training, where a field of the config has it.
+    /// Longest sequence of the first training, where the config states it.
     original: Option<u64>,
 }
 

@@ -282,7 +282,7 @@ impl ShimDevice {
         }
     }
 
-    /// Moves to the begin of a pass and writes the token ids of this device's rows to the arena. The tokens must be there
+    /// Moves to the start of a pass and writes the token ids of this device's rows to the arena. The tokens must be there
     /// before another device executes a collective with which the pass begins.
     fn begin_pass(&mut self, program: &Program, pass: usize, step: &StepRequest) {
         self.position = SchedulePosition { pass, ..SchedulePosition::default() };
