@@ -43,12 +43,12 @@ const SHARDINGS: &str = "none, ZeRO-1, SHARD_GRAD_OP, FULL_SHARD";
 struct RowsFile {
     #[serde(default)]
     about: String,
-    rows: Vec<StepRow>,
+    rows: Vec<PublishedRow>,
 }
 
 /// A published step or throughput.
 #[derive(Deserialize)]
-struct StepRow {
+struct PublishedRow {
     source: String,
     framework: String,
     family: String,
@@ -154,7 +154,7 @@ fn source_key(
     key
 }
 
-impl StepRow {
+impl PublishedRow {
     fn mesh(&self) -> Mesh {
         Mesh { tensor: self.tensor, pipeline: self.pipeline, data: self.data, context: 1 }
     }
@@ -169,9 +169,9 @@ impl StepRow {
     }
 
     /// The work of the row, where another row of the file does the same.
-    fn comparison_group(&self, rows: &[StepRow]) -> Option<String> {
-        let work = |row: &StepRow| (row.devices, row.global_batch, row.sequence);
-        let same = |row: &&StepRow| {
+    fn comparison_group(&self, rows: &[PublishedRow]) -> Option<String> {
+        let work = |row: &PublishedRow| (row.devices, row.global_batch, row.sequence);
+        let same = |row: &&PublishedRow| {
             row.family == self.family
                 && row.device == self.device
                 && row.model == self.model
@@ -191,7 +191,7 @@ impl StepRow {
 /// Reads one row and reports its defects.
 struct RowReader<'a> {
     index: usize,
-    row: &'a StepRow,
+    row: &'a PublishedRow,
     defects: &'a mut Defects,
 }
 

@@ -3,10 +3,10 @@
 use narrows_cost_model::Profile;
 use narrows_cost_model::profile::ProfileFile;
 
-use super::model::Framework;
+use super::model::FrameworkModel;
 
 /// Coefficients of a framework, and the fraction of the network's bandwidth that collectives reach, in the order of the fields
-/// of [`Framework`].
+/// of [`FrameworkModel`].
 pub(crate) type Coefficients = [f64; 7];
 
 /// The names of [`Coefficients`].
@@ -23,12 +23,12 @@ pub(super) const COEFFICIENT_NAMES: [&str; 7] = [
 /// The index of the network's efficiency.
 pub(super) const NETWORK: usize = 6;
 
-impl Framework {
+impl FrameworkModel {
     /// The framework part of fitted coefficients.
-    pub fn from_coefficients(coefficients: &Coefficients) -> Framework {
+    pub fn from_coefficients(coefficients: &Coefficients) -> FrameworkModel {
         let [operator_s, idle_operators, elementwise_factor, gemm_factor, fixed_s, lockstep, _] =
             *coefficients;
-        Framework {
+        FrameworkModel {
             operator_s,
             idle_operators,
             elementwise_factor,

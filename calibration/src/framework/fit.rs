@@ -13,7 +13,7 @@ use narrows_plan::Mesh;
 
 use super::coefficients::{COEFFICIENT_NAMES, Coefficients, NETWORK, with_network_efficiency};
 use super::interval::{BootstrapFit, IntervalModel, log_sizes, model_digest};
-use super::model::{Framework, StepWork};
+use super::model::{FrameworkModel, StepWork};
 use crate::bootstrap::{Bootstrap, ResamplingUnit, bootstrap, independent_units};
 use crate::coordinate_descent::CoordinateDescent;
 use crate::measurements::{TrainedModel, TrainingStep};
@@ -39,7 +39,7 @@ const LOSS_RATIO_MIN: f64 = 0.9995;
 const STEP_SHRINKAGE: f64 = 1.8;
 
 /// A measured step.
-pub(crate) struct StepRow<'a> {
+pub(crate) struct FrameworkStep<'a> {
     /// The step.
     pub step: &'a TrainingStep,
     /// The mesh that it ran on.
@@ -50,7 +50,7 @@ pub(crate) struct StepRow<'a> {
     pub measured_s: f64,
 }
 
-impl StepRow<'_> {
+impl FrameworkStep<'_> {
     /// Whether the mesh spans several nodes.
     pub fn crosses_nodes(&self) -> bool {
         self.mesh.devices() > self.profile.devices_per_node()
@@ -64,7 +64,7 @@ impl StepRow<'_> {
 
 /// Measured steps to fit coefficients to.
 pub(crate) struct StepRows<'a> {
-    rows: Vec<StepRow<'a>>,
+    rows: Vec<FrameworkStep<'a>>,
     /// The work of the rows within a node, which does not depend on coefficients.
     within_node: Vec<Option<Rc<StepWork>>>,
 }
@@ -78,21 +78,22 @@ struct FitPoint {
 
 impl<'a> StepRows<'a> {
     /// Counts the work of rows. Rows whose model is not a GPT are dropped.
-    pub fn new(rows: Vec<StepRow<'a>>) -> StepRows<'a> {
-        let rows: Vec<StepRow> = rows.into_iter().filter(|row| row.work(1.0).is_some()).collect();
+    pub fn new(rows: Vec<FrameworkStep<'a>>) -> StepRows<'a> {
+        let rows: Vec<FrameworkStep> =
+            rows.into_iter().filter(|row| row.work(1.0).is_some()).collect();
         let within_node =
             rows.iter().map(|row| if row.crosses_nodes() { None } else { row.work(1.0) });
         StepRows { within_node: within_node.collect(), rows }
     }
 
     /// The rows.
-    pub fn rows(&self) -> &[StepRow<'a>] {
+    pub fn rows(&self) -> &[FrameworkStep<'a>] {
         &self.rows
     }
 
     /// The work of all rows at a network efficiency. The work of rows within a node is shared.
     fn work(&self, network_efficiency: f64) -> Vec<Rc<StepWork>> {
-        let work = |(row, within_node): (&StepRow, &Option<Rc<StepWork>>)| {
+        let work = |(row, within_node): (&FrameworkStep, &Option<Rc<StepWork>>)| {
             within_node.clone().or_else(|| row.work(network_efficiency))
         };
         self.rows.iter().zip(&self.within_node).filter_map(work).collect()
@@ -101,15 +102,15 @@ impl<'a> StepRows<'a> {
     /// ln(measured / predicted) of every row.
     pub fn residuals(&self, coefficients: &Coefficients) -> Vec<f64> {
         let work = self.work(coefficients[NETWORK]);
-        let framework = Framework::from_coefficients(coefficients);
-        let residual = |(row, work): (&StepRow, &Rc<StepWork>)| {
+        let framework = FrameworkModel::from_coefficients(coefficients);
+        let residual = |(row, work): (&FrameworkStep, &Rc<StepWork>)| {
             (row.measured_s / work.step_time_s(&framework)).ln()
         };
         self.rows.iter().zip(&work).map(residual).collect()
     }
 
     fn loss(&self, point: &FitPoint, counts: &[f64]) -> f64 {
-        let framework = Framework::from_coefficients(&point.coefficients);
+        let framework = FrameworkModel::from_coefficients(&point.coefficients);
         let mut sums = [(0.0, 0.0); 2];
         for ((row, work), count) in self.rows.iter().zip(&point.work).zip(counts) {
             if *count > 0.0 {

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::coefficients::{Coefficients, NETWORK, with_network_efficiency};
-use super::model::{Framework, StepWork};
+use super::model::{FrameworkModel, StepWork};
 use crate::measurements::{GptModel, StepRecompute, TrainedModel, TrainingStep};
 
 /// Number of draws on hardware without measured steps.
@@ -112,7 +112,7 @@ impl IntervalModel {
         step: &TrainingStep,
         mesh: Mesh,
         profile: &Profile,
-        framework: &Framework,
+        framework: &FrameworkModel,
     ) -> Option<[f64; 2]> {
         let TrainedModel::Gpt(gpt) = &step.model else { return None };
         let fitted = framework.coefficients(profile);
@@ -139,9 +139,9 @@ impl IntervalModel {
             } else {
                 work.clone()
             };
-            Some((work, Framework::from_coefficients(&drawn)))
+            Some((work, FrameworkModel::from_coefficients(&drawn)))
         };
-        let draws: Vec<(StepWork, Framework)> = fit.draws.iter().filter_map(draw).collect();
+        let draws: Vec<(StepWork, FrameworkModel)> = fit.draws.iter().filter_map(draw).collect();
         let log_ratio = |step_s: f64| (step_s / predicted_s).ln();
         let log_ratios = if self.is_measured(profile) {
             draws.iter().map(|(work, framework)| log_ratio(work.step_time_s(framework))).collect()
@@ -178,16 +178,16 @@ fn wider<'a>(a: &'a [f64], b: &'a [f64]) -> &'a [f64] {
 
 /// Draws the factors of a framework on hardware without measured steps, and a step error.
 fn draw_hardware_errors(
-    framework: &Framework,
+    framework: &FrameworkModel,
     profile: &Profile,
     across: bool,
     random: &mut SplitMix64,
-) -> (Framework, f64) {
+) -> (FrameworkModel, f64) {
     let file = profile.file();
     let links =
         if across { &file.links.inter_node.relative_error } else { &file.links.relative_error };
     let mut draw = |error: &RelativeError| draw_error(error, random);
-    let framework = Framework {
+    let framework = FrameworkModel {
         gemm_factor: framework.gemm_factor * draw(&file.gemm.relative_error).exp(),
         elementwise_factor: framework.elementwise_factor * draw(&file.fused.relative_error).exp(),
         collective_factor: framework.collective_factor * draw(links).exp(),

@@ -1,7 +1,7 @@
 //! Step times of full-rank GPTs under a framework that launches operator by operator.
 //!
 //! The planner prices LLaMA-like models under its own programs. Many published step times are of GPTs in other
-//! frameworks; this module prices them with the same [`Prices`](narrows_cost_model::Prices). [`Framework`](model::Framework) has the
+//! frameworks; this module prices them with the same [`Prices`](narrows_cost_model::Prices). [`FrameworkModel`](model::FrameworkModel) has the
 //! coefficients of a framework and its host, fitted to published steps ([`FITTED_FRAMEWORK`]). No coefficient depends on
 //! the model, the mesh or the row.
 

@@ -24,7 +24,7 @@ use crate::step_terms::{StepTerm, TermShare, probed_shares};
 
 /// Fitted coefficients of a framework on its host.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Framework {
+pub(crate) struct FrameworkModel {
     /// Host seconds for each operator.
     pub operator_s: f64,
     /// Operators of a block, each pass, without counted work: views, masks, hooks.
@@ -43,7 +43,7 @@ pub(crate) struct Framework {
 }
 
 /// Fitted to 270 steps of one framework on one to 512 A100s; five-fold cross-validated in the tests of this module.
-pub(crate) const FITTED_FRAMEWORK: Framework = Framework {
+pub(crate) const FITTED_FRAMEWORK: FrameworkModel = FrameworkModel {
     operator_s: 70e-6,
     idle_operators: 0.8395,
     elementwise_factor: 1.7875,
@@ -120,7 +120,7 @@ impl PassWork {
         self.segments += other.segments * count;
     }
 
-    fn time_s(&self, tensor_devices: u64, framework: &Framework) -> f64 {
+    fn time_s(&self, tensor_devices: u64, framework: &FrameworkModel) -> f64 {
         let device = self.gemm_s * framework.gemm_factor
             + self.elementwise_s * framework.elementwise_factor
             + self.collectives_s * framework.collective_factor;
@@ -175,7 +175,7 @@ impl StepWork {
     }
 
     /// The step time in seconds.
-    pub fn step_time_s(&self, framework: &Framework) -> f64 {
+    pub fn step_time_s(&self, framework: &FrameworkModel) -> f64 {
         let time = |stage: &StageWork| {
             let transfer_s = stage.transfer_s * framework.collective_factor;
             let passes = |chunk: &ChunkWork| {
@@ -250,7 +250,7 @@ pub(crate) fn term_shares(
     step: &TrainingStep,
     mesh: Mesh,
     profile: &Profile,
-    framework: &Framework,
+    framework: &FrameworkModel,
 ) -> Option<Vec<TermShare>> {
     let work = StepWork::new(step, mesh, profile)?;
     let scaled_time_s = |term: StepTerm, factor: f64| {
@@ -276,7 +276,7 @@ pub(crate) fn step_time_s(
     step: &TrainingStep,
     mesh: Mesh,
     profile: &Profile,
-    framework: &Framework,
+    framework: &FrameworkModel,
 ) -> Option<f64> {
     Some(StepWork::new(step, mesh, profile)?.step_time_s(framework))
 }

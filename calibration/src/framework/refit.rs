@@ -10,7 +10,7 @@ use narrows_plan::Defects;
 use narrows_plan::strategy::Recompute;
 
 use super::coefficients::COEFFICIENT_NAMES;
-use super::fit::{HoldOut, StepRow, StepRows};
+use super::fit::{FrameworkStep, HoldOut, StepRows};
 use super::fitted_rows::row_digest;
 use super::interval::IntervalModel;
 use super::{FITTED_FRAMEWORK, FitConditions};
@@ -96,10 +96,10 @@ impl FrameworkRows {
         StepRows::new(selected.filter_map(|(_, row)| self.step_row(row)).collect())
     }
 
-    fn step_row<'a>(&'a self, row: &'a Measurement) -> Option<StepRow<'a>> {
+    fn step_row<'a>(&'a self, row: &'a Measurement) -> Option<FrameworkStep<'a>> {
         let (step, _) = gpt_step(row)?;
         let profile = self.profile(row)?;
-        Some(StepRow { step, mesh: row.mesh, profile, measured_s: row.measured_s(profile) })
+        Some(FrameworkStep { step, mesh: row.mesh, profile, measured_s: row.measured_s(profile) })
     }
 
     fn profile(&self, row: &Measurement) -> Option<&Profile> {

@@ -16,7 +16,7 @@ pub(super) fn check_passes(stage: &StageProgram, chunks: u64, microbatches: u64)
     for (index, chunk) in stage.chunks.iter().enumerate() {
         ensure(chunk.slots > 0, || "has no slot for a microbatch in flight".into())?;
         check_order(stage, (index, chunk), microbatches)?;
-        let all = Lifetime { chunk: index, first: Phase::Forward, last: chunk.last_phase() };
+        let all = PassRange { chunk: index, first: Phase::Forward, last: chunk.last_phase() };
         check_copies(stage, all, chunk.slots, None)?;
     }
     let is_scheduled = |pass: &&MicrobatchPass| pass.chunk < stage.chunks.len();
@@ -87,7 +87,7 @@ fn passes_of_microbatch(chunk: &ModelChunk) -> &'static [Phase] {
 /// copy. The passes of each microbatch are in order.
 fn check_copies(
     stage: &StageProgram,
-    lifetime: Lifetime,
+    lifetime: PassRange,
     copies: u64,
     buffer: Option<&str>,
 ) -> CheckResult {
@@ -112,15 +112,15 @@ fn check_copies(
 
 /// The passes that access an activation, all of one chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Lifetime {
+struct PassRange {
     chunk: usize,
     first: Phase,
     last: Phase,
 }
 
 /// The lifetimes of activations, by buffer.
-fn lifetimes(stage: &StageProgram) -> CheckResult<Vec<Option<Lifetime>>> {
-    let mut lifetimes: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
+fn lifetimes(stage: &StageProgram) -> CheckResult<Vec<Option<PassRange>>> {
+    let mut lifetimes: Vec<Option<PassRange>> = vec![None; stage.buffers.len()];
     for at in stage.pass_phases() {
         let ChunkPhase { chunk, phase } = at;
         for access in stage.instructions(at).iter().flat_map(|i| i.reads.iter().chain(&i.writes)) {
@@ -129,7 +129,7 @@ fn lifetimes(stage: &StageProgram) -> CheckResult<Vec<Option<Lifetime>>> {
             if stage.buffers[index].role.is_resident() {
                 continue;
             }
-            let new = Lifetime { chunk, first: phase, last: phase };
+            let new = PassRange { chunk, first: phase, last: phase };
             let lifetime = lifetime.get_or_insert(new);
             ensure(lifetime.chunk == chunk, || {
                 let name = &stage.buffers[index].name;

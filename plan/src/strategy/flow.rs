@@ -154,7 +154,7 @@ pub(crate) fn flows(
             (None, Some((last, others))) => (inputs(choices, *last), edges(others)),
             (None, None) => return vec![],
         };
-    let save_options = SaveOptions::new(segment, id, recompute);
+    let save_options = SaveChoices::new(segment, id, recompute);
     let mut options = vec![];
     for &producer in &producers {
         let legal = |edge: &&EdgeLayout| flow_is_legal(producer, **edge, None);
@@ -202,19 +202,19 @@ pub fn flow_is_legal(
 }
 
 /// Possible save decisions of the copies of a value, for all flows.
-struct SaveOptions<'a> {
+struct SaveChoices<'a> {
     segment: &'a Segment,
     id: ValueId,
     may_keep: bool,
     may_recompute: bool,
 }
 
-impl SaveOptions<'_> {
-    fn new(segment: &Segment, id: ValueId, recompute: Recompute) -> SaveOptions<'_> {
+impl SaveChoices<'_> {
+    fn new(segment: &Segment, id: ValueId, recompute: Recompute) -> SaveChoices<'_> {
         let shares_storage = segment.values.iter().any(|other| other.aliases == Some(id));
         let may_keep = !shares_storage && may_keep(segment, id, recompute);
         let may_recompute = segment.kind == SegmentKind::Block && recompute != Recompute::None;
-        SaveOptions { segment, id, may_keep, may_recompute }
+        SaveChoices { segment, id, may_keep, may_recompute }
     }
 
     /// The combinations of saves for the copies of a flow.

@@ -120,11 +120,11 @@ impl PricedCache {
 #[derive(Clone, Default)]
 pub(crate) struct SegmentCache {
     /// The most recently used first.
-    models: Arc<Mutex<Vec<CachedModel>>>,
+    models: Arc<Mutex<Vec<ModelEntry>>>,
     arenas: Arc<ArenaCache>,
 }
 
-struct CachedModel {
+struct ModelEntry {
     model: Model,
     rules: Rules,
     grouping: GroupingRule,
@@ -164,11 +164,11 @@ impl SegmentCache {
         request: &Request,
     ) -> (Arc<AlternativesCache>, Arc<PricedCache>) {
         let mut models = lock(&self.models);
-        let is_same = |cached: &CachedModel| {
+        let is_same = |cached: &ModelEntry| {
             (cached.rules, cached.grouping) == (request.rules, request.grouping)
                 && cached.model == request.model
         };
-        let new = || CachedModel {
+        let new = || ModelEntry {
             model: request.model.clone(),
             rules: request.rules,
             grouping: request.grouping,

@@ -10,7 +10,7 @@ use super::{Float, Matrix, Parameters, gated_product, norm};
 
 /// A block, its parameters, and its input from the previous block.
 #[derive(Clone, Copy)]
-pub(super) struct BlockContext<'a, T> {
+pub(super) struct BlockInput<'a, T> {
     pub model: &'a Model,
     pub index: usize,
     pub shape: BatchShape,
@@ -47,7 +47,7 @@ const GATE: usize = 4;
 const UP: usize = 5;
 const DOWN: usize = 6;
 
-impl<T: Float> BlockContext<'_, T> {
+impl<T: Float> BlockInput<'_, T> {
     fn block(&self) -> &Block {
         &self.model.blocks[self.index]
     }
@@ -139,7 +139,7 @@ impl<T: Float> BlockContext<'_, T> {
 
 /// State of the backward pass of a block.
 struct BlockBackward<'a, T> {
-    context: &'a BlockContext<'a, T>,
+    context: &'a BlockInput<'a, T>,
     tape: &'a BlockTape<T>,
     dsent: &'a Latents<T>,
     gradients: &'a mut Parameters<T>,

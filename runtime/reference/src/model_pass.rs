@@ -3,7 +3,7 @@
 use narrows_plan::model::{Model, ParameterId, WeightId};
 
 use super::attention::BatchShape;
-use super::block::{self, BlockContext, Latents};
+use super::block::{self, BlockInput, Latents};
 use super::{Batch, Float, Matrix, Parameters, embedding_and_loss, norm};
 
 const EMBEDDING: ParameterId = ParameterId { block: None, weight: WeightId::Embedding };
@@ -74,7 +74,7 @@ fn block_context<'a, T>(
     batch: Batch<'_>,
     blocks: &'a [block::BlockTape<T>],
     index: usize,
-) -> BlockContext<'a, T> {
+) -> BlockInput<'a, T> {
     let shape = BatchShape {
         sequences: batch.sequences,
         length: batch.length,
@@ -83,5 +83,5 @@ fn block_context<'a, T>(
         head_dim: model.head_dim as usize,
     };
     let previous = index.checked_sub(1).map(|previous| &blocks[previous].linears);
-    BlockContext { model, index, shape, parameters, previous }
+    BlockInput { model, index, shape, parameters, previous }
 }

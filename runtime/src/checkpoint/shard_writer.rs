@@ -25,7 +25,7 @@ pub(super) struct Shard<T> {
 }
 
 /// A slice with its elements.
-pub(super) struct SliceCopy {
+pub(super) struct CopiedSlice {
     slice: TensorSlice,
     elements: Vec<f32>,
 }
@@ -61,10 +61,10 @@ pub(super) fn local_shards(
 pub(super) fn copy_shards(
     session: &Session,
     shards: Vec<Shard<LocalSlice>>,
-) -> Result<Vec<Shard<SliceCopy>>, RunError> {
+) -> Result<Vec<Shard<CopiedSlice>>, RunError> {
     let copy = |(name, local): (String, LocalSlice)| {
         let elements = session.read_slice(&local)?;
-        Ok((name, SliceCopy { slice: local.slice, elements }))
+        Ok((name, CopiedSlice { slice: local.slice, elements }))
     };
     let copy = |Shard { name, tensors }: Shard<LocalSlice>| {
         let tensors = tensors.into_iter().map(copy).collect::<Result<_, RunError>>()?;
@@ -90,7 +90,7 @@ pub(super) fn write_local_shards(
 /// Writes copied shards, as [`write_local_shards`].
 pub(super) fn write_copies(
     (folder, target): (&Path, &Path),
-    shards: &[Shard<SliceCopy>],
+    shards: &[Shard<CopiedSlice>],
 ) -> Result<BTreeMap<String, FileEntry>, CheckpointError> {
     write_shards(
         (folder, target),

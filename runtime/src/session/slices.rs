@@ -52,7 +52,7 @@ pub struct LocalSlice {
 }
 
 /// A part of a slice that a buffer needs.
-struct SliceCopy {
+struct SliceOverlap {
     /// First element in the slice.
     source: usize,
     /// First element in the buffer.
@@ -81,13 +81,13 @@ impl TensorSlice {
     pub fn copy_to_whole(&self, values: &[f32], tensor: &mut [f32]) {
         let mut copies = vec![];
         self.copies_to(&(0..tensor.len() as u64), 0, &mut copies);
-        for SliceCopy { source, target, length } in copies {
+        for SliceOverlap { source, target, length } in copies {
             tensor[target..][..length].copy_from_slice(&values[source..][..length]);
         }
     }
 
     /// The parts of the slice that lie in a run, which begins at `target` of a buffer.
-    fn copies_to(&self, elements: &Range<u64>, target: usize, copies: &mut Vec<SliceCopy>) {
+    fn copies_to(&self, elements: &Range<u64>, target: usize, copies: &mut Vec<SliceOverlap>) {
         let end_of_slice = self.from + self.count;
         let mut at = elements.start.max(self.first);
         while at < elements.end {
@@ -103,7 +103,7 @@ impl TensorSlice {
             let length = (self.run - column).min(elements.end - at);
             let (start, end) = (position.max(self.from), (position + length).min(end_of_slice));
             if start < end {
-                copies.push(SliceCopy {
+                copies.push(SliceOverlap {
                     source: (start - self.from) as usize,
                     target: target + (at - elements.start + start - position) as usize,
                     length: (end - start) as usize,
@@ -192,7 +192,7 @@ impl Session {
                 }
                 let set = |elements: &mut [f32]| {
                     for (values, copies) in &parts {
-                        for SliceCopy { source, target, length } in copies {
+                        for SliceOverlap { source, target, length } in copies {
                             elements[*target..][..*length]
                                 .copy_from_slice(&values[*source..][..*length]);
                         }

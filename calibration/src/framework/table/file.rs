@@ -6,7 +6,7 @@
 
 use narrows_cost_model::Profile;
 use narrows_cost_model::interval::prediction_interval;
-use narrows_cost_model::profile::{Provenance, RelativeError};
+use narrows_cost_model::profile::{Provenance, RelativeError, preset};
 use narrows_plan::{Defect, Defects, json};
 use narrows_profiles::FRAMEWORKS;
 use serde::{Deserialize, Serialize};
@@ -234,9 +234,13 @@ pub(crate) struct StepErrors {
 }
 
 impl StepErrors {
-    /// The 90 % interval of a step time on this hardware, as ratios to the prediction.
+    /// The 90 % interval of a step time on this hardware, as ratios to the prediction. Hardware of the fit is a profile
+    /// that equals its preset, not only in name.
     pub fn interval_of(&self, profile: &Profile) -> [f64; 2] {
-        let fitted = self.fitted_hardware.iter().any(|name| name == profile.name());
+        let is_fitted = |name: &String| {
+            preset(name).is_ok_and(|fitted| fitted.fingerprint() == profile.fingerprint())
+        };
+        let fitted = self.fitted_hardware.iter().any(is_fitted);
         let error = if fitted { &self.models_left_out } else { &self.hardware_left_out };
         if error.residuals.is_empty() {
             return [1.0 / (1.0 + error.half_width_90), 1.0 + error.half_width_90];
@@ -320,4 +324,22 @@ impl FrameworkTable {
 /// The name of a table, from its path without extension.
 fn table_name(path: &'static str) -> &'static str {
     path.rsplit('/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_profile_is_other_hardware_whatever_its_name() {
+        let (name, text) = FRAMEWORKS[0];
+        let table = FrameworkTable::read(name, text).expect("a table");
+        let fitted = preset(&table.errors.fitted_hardware[0]).expect("a preset");
+        let mut file = fitted.file().clone();
+        file.device.memory_bandwidth_bytes_per_s *= 1.1;
+        let changed = file.resolve().expect("a profile");
+        assert_eq!(changed.name(), fitted.name());
+        let [of_fit, of_others] = [&fitted, &changed].map(|p| table.errors.interval_of(p));
+        assert!(of_others[1] > of_fit[1], "{of_fit:?} and {of_others:?}");
+    }
 }

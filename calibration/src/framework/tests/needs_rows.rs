@@ -9,9 +9,9 @@ use narrows_cost_model::profile::{Profile, preset};
 use narrows_test_support::rows::rows_folder;
 
 use super::super::coefficients::{COEFFICIENT_NAMES, NETWORK};
-use super::super::fit::{HoldOut, StepRow};
+use super::super::fit::{FrameworkStep, HoldOut};
 use super::super::interval::IntervalModel;
-use super::super::model::Framework;
+use super::super::model::FrameworkModel;
 use super::super::refit::{DRAWS, FrameworkRows, ROW_FILES, SEED, gpt_step, provenance};
 use super::super::{FITTED_FRAMEWORK, fit_conditions_of, step_time_s};
 use crate::measurements::{Measurement, StepRecompute, TrainingStep};
@@ -88,9 +88,9 @@ fn hold_out(
     let fitted = rest.fit();
     let bootstrap = rest.bootstrap(unit, fitted, DRAWS, SEED);
     let intervals = IntervalModel::of(&rest, &fitted, &bootstrap, &bootstrap, provenance());
-    let framework = Framework::from_coefficients(&fitted);
+    let framework = FrameworkModel::from_coefficients(&fitted);
     let efficiency = fitted[NETWORK].clamp(0.05, 1.0);
-    let held_out_row = |(row, residual): (&StepRow, f64)| {
+    let held_out_row = |(row, residual): (&FrameworkStep, f64)| {
         let profile = profile(row.profile.name(), efficiency);
         let [low, high] = intervals.interval_s(row.step, row.mesh, &profile, &framework).unwrap();
         assert!(low <= high && low > 0.0);

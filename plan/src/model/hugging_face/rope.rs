@@ -30,7 +30,7 @@ struct SequenceLengths {
 }
 
 /// One object of RoPE parameters.
-struct Parameters {
+struct RopeParameters {
     theta: Option<f64>,
     /// Part of the features of a head that is rotated.
     partial_factor: Option<f64>,
@@ -86,7 +86,7 @@ struct ParametersReader<'a, 'b> {
 }
 
 impl<'a> ParametersReader<'a, '_> {
-    fn read(mut self, lengths: SequenceLengths) -> Parameters {
+    fn read(mut self, lengths: SequenceLengths) -> RopeParameters {
         let theta = self.number("rope_theta");
         let partial_factor = self.number("partial_rotary_factor");
         let kinds = ["rope_type", "type"].map(|name| {
@@ -96,7 +96,7 @@ impl<'a> ParametersReader<'a, '_> {
         let kind = kinds.iter().flatten().next();
         let scaling = kind.and_then(|(name, kind)| self.scaling(name, kind, lengths));
         self.report_unknown();
-        Parameters { theta, partial_factor, scaling }
+        RopeParameters { theta, partial_factor, scaling }
     }
 
     fn scaling(&mut self, name: &str, kind: &str, lengths: SequenceLengths) -> Option<RopeScaling> {

@@ -11,7 +11,7 @@ mod occupancy;
 
 use super::{BufferId, ChunkPhase, Instr, Phase, StageProgram};
 use crate::Bytes;
-use occupancy::{Lifetime, Occupancy};
+use occupancy::{LiveRange, Occupancy};
 
 /// Assigns the offset and the number of copies of every buffer, and the arena size of the stage.
 pub(crate) fn place_buffers(stage: &mut StageProgram) {
@@ -67,7 +67,7 @@ impl CopyCounts {
         CopyCounts { pass_ends: pass_ends.collect(), copies }
     }
 
-    fn of(&self, span: Lifetime) -> Option<u64> {
+    fn of(&self, span: LiveRange) -> Option<u64> {
         let pass_at = |position| {
             let pass = self.pass_ends.partition_point(|end| *end <= position);
             (pass / Phase::PASSES.len(), pass % Phase::PASSES.len())
@@ -92,13 +92,13 @@ fn copies_between(stage: &StageProgram, chunk: usize, [first, last]: [Phase; 2])
 
 /// First and last position of the timeline, which ends with the step phase, that accesses each buffer placed by lifetime.
 /// Operands of a collective are accessed until the instructions that it overlaps with have ended.
-fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
-    let mut spans: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
+fn spans(stage: &StageProgram) -> Vec<Option<LiveRange>> {
+    let mut spans: Vec<Option<LiveRange>> = vec![None; stage.buffers.len()];
     for (position, instr) in stage.all_instructions().enumerate() {
         for id in accessed_buffers(instr) {
             if !stage.buffers[id.0 as usize].role.is_resident() {
                 let last = position + instr.overlapped_instrs;
-                let span = spans[id.0 as usize].get_or_insert(Lifetime { first: position, last });
+                let span = spans[id.0 as usize].get_or_insert(LiveRange { first: position, last });
                 span.last = span.last.max(last);
             }
         }
@@ -111,8 +111,8 @@ fn accessed_buffers(instr: &Instr) -> impl Iterator<Item = BufferId> {
 }
 
 /// Places buffers greedily by size, largest first. Returns the end of the area.
-fn place_by_lifetime(stage: &mut StageProgram, list: &[(BufferId, Lifetime)], base: u64) -> u64 {
-    let mut order: Vec<(BufferId, Lifetime, u64)> = list
+fn place_by_lifetime(stage: &mut StageProgram, list: &[(BufferId, LiveRange)], base: u64) -> u64 {
+    let mut order: Vec<(BufferId, LiveRange, u64)> = list
         .iter()
         .map(|&(id, span)| (id, span, stage.buffers[id.0 as usize].copy_stride()))
         .collect();

@@ -8,7 +8,7 @@
 
 /// First and last position of a timeline at which a buffer is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lifetime {
+pub(super) struct LiveRange {
     pub first: usize,
     pub last: usize,
 }
@@ -41,7 +41,7 @@ struct LifetimeNodes {
 
 impl Occupancy {
     /// No address is occupied. `lifetimes` has all those that will be placed.
-    pub fn new(lifetimes: impl Iterator<Item = Lifetime>) -> Occupancy {
+    pub fn new(lifetimes: impl Iterator<Item = LiveRange>) -> Occupancy {
         let mut begins: Vec<usize> = lifetimes.map(|lifetime| lifetime.first).collect();
         begins.sort_unstable();
         begins.dedup();
@@ -50,7 +50,7 @@ impl Occupancy {
     }
 
     /// Places `bytes` during a lifetime at the lowest free offset that is not below `base`, and returns the offset.
-    pub fn place(&mut self, lifetime: Lifetime, bytes: u64, base: u64) -> u64 {
+    pub fn place(&mut self, lifetime: LiveRange, bytes: u64, base: u64) -> u64 {
         let nodes = self.nodes_of(lifetime);
         let offset = self.first_fit(&nodes, bytes, base);
         let end = offset + bytes;
@@ -85,7 +85,7 @@ impl Occupancy {
         }
     }
 
-    fn nodes_of(&self, lifetime: Lifetime) -> LifetimeNodes {
+    fn nodes_of(&self, lifetime: LiveRange) -> LifetimeNodes {
         let index = |time| self.begins.partition_point(|begin| *begin < time);
         let mut first = self.leaves + index(lifetime.first);
         // After the last.
@@ -150,12 +150,12 @@ mod tests {
 
     /// The lowest offset that is free, by comparison with every placed buffer.
     fn place_by_comparison(
-        placed: &mut Vec<(u64, u64, Lifetime)>,
-        span: Lifetime,
+        placed: &mut Vec<(u64, u64, LiveRange)>,
+        span: LiveRange,
         bytes: u64,
         base: u64,
     ) -> u64 {
-        let overlapping = |other: &Lifetime| span.first <= other.last && other.first <= span.last;
+        let overlapping = |other: &LiveRange| span.first <= other.last && other.first <= span.last;
         let mut alive: Vec<_> =
             placed.iter().filter(|(_, _, other)| overlapping(other)).copied().collect();
         alive.sort_by_key(|(begin, end, _)| (*begin, *end));
@@ -178,7 +178,7 @@ mod tests {
             for _ in 0..draw.int_in_range(0..=60)? {
                 let first = draw.int_in_range(0..=times)?;
                 let last = first + draw.int_in_range(0..=times)?;
-                buffers.push((Lifetime { first, last }, draw.int_in_range(0..=9)? * 64));
+                buffers.push((LiveRange { first, last }, draw.int_in_range(0..=9)? * 64));
             }
             // Not always the largest first: placement is exact in any order.
             if draw.arbitrary()? {

@@ -49,7 +49,7 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct NcclCommunicators {
     groups: BTreeMap<DeviceGroup, NcclCommunicator>,
     /// Indexed by direction, then by [`P2pKind`].
-    stage_links: [[Option<NcclCommunicator>; 2]; 2],
+    p2p_streams: [[Option<NcclCommunicator>; 2]; 2],
     world: NcclCommunicator,
     timeout: Duration,
 }
@@ -101,7 +101,7 @@ impl NcclCommunicators {
         world.wait_until_ready(JOINING, &wait_context)?;
         let mut communicators = NcclCommunicators {
             groups: BTreeMap::new(),
-            stage_links: Default::default(),
+            p2p_streams: Default::default(),
             world,
             timeout,
         };
@@ -114,13 +114,13 @@ impl NcclCommunicators {
                 communicators.split((color, key), title, COLLECTIVE_BLOCKS_MAX, &wait_context)?;
             communicators.groups.extend(split.map(|communicator| (group, communicator)));
         }
-        communicators.split_stage_links(coordinates, program, &wait_context)?;
+        communicators.split_p2p_streams(coordinates, program, &wait_context)?;
         Ok(communicators)
     }
 
     /// Splits off a communicator for each direction of each stage boundary. Boundaries of the same stage are split one
     /// after the other; with several chunks per stage, the boundary from the last stage to the first comes last.
-    fn split_stage_links(
+    fn split_p2p_streams(
         &mut self,
         coordinates: MeshCoordinates,
         program: &Program,
@@ -155,7 +155,7 @@ impl NcclCommunicators {
                         true => P2pKind::Send,
                         false => P2pKind::Recv,
                     };
-                    self.stage_links[direction.index()][kind.index()] = Some(communicator);
+                    self.p2p_streams[direction.index()][kind.index()] = Some(communicator);
                 }
             }
         }
@@ -285,7 +285,7 @@ impl NcclCommunicators {
         stream: &CudaStream,
         processes: &dyn ProcessGroup,
     ) -> Result<(), RunError> {
-        let link = &self.stage_links[transfer.direction.index()][transfer.kind.index()];
+        let link = &self.p2p_streams[transfer.direction.index()][transfer.kind.index()];
         let Some(communicator) = link else {
             return Err(nccl_error(
                 transfer.name(),
@@ -329,8 +329,8 @@ impl NcclCommunicators {
     /// Aborts all operations. Graphs that contain operations must have been destroyed. All communicators are aborted
     /// concurrently, since one may wait for another; those that do not finish in time are leaked.
     pub fn abort(self) {
-        let NcclCommunicators { groups, stage_links, world, .. } = self;
-        let links = stage_links.into_iter().flatten().flatten();
+        let NcclCommunicators { groups, p2p_streams, world, .. } = self;
+        let links = p2p_streams.into_iter().flatten().flatten();
         let all: Vec<NcclCommunicator> = groups.into_values().chain(links).chain([world]).collect();
         let (sender, aborted) = mpsc::channel();
         let until = Instant::now() + ABORT_TIMEOUT;
@@ -357,7 +357,7 @@ impl NcclCommunicators {
     }
 
     fn all(&self) -> impl Iterator<Item = &NcclCommunicator> {
-        let links = self.stage_links.iter().flatten().flatten();
+        let links = self.p2p_streams.iter().flatten().flatten();
         self.groups.values().chain(links).chain([&self.world])
     }
 }

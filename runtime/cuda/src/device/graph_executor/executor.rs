@@ -11,10 +11,10 @@ use narrows_plan::program::{MicrobatchPass, Phase, Program};
 use narrows_runtime::session::{MeshCoordinates, StepRequest, StepTask};
 use narrows_runtime::{PipelineDirection, RunError};
 
+use super::p2p_stream::P2pStream;
 use super::queue_limit::awaited_items;
 use super::resources::ExecutorResources;
 use super::segment::{CapturedGraph, ReadySegment, enqueue_node};
-use super::stage_link::StageLink;
 use crate::device::cudnn::Cudnn;
 use crate::device::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
 use crate::device::timers::{InstructionTimers, TimedInstruction, TimedNode};
@@ -38,7 +38,7 @@ pub(crate) struct GraphExecutor {
     /// Indexed by [`StreamId`].
     streams: [Arc<CudaStream>; StreamId::ALL.len()],
     /// Indexed by direction, then by [`P2pKind`].
-    pub(super) stage_links: [[Option<StageLink>; 2]; 2],
+    pub(super) p2p_streams: [[Option<P2pStream>; 2]; 2],
     /// Recorded where a segment begins on both streams.
     fork: CudaEvent,
     /// Recorded where both streams of a segment have ended.
@@ -124,14 +124,14 @@ impl GraphExecutor {
             }
             let send_bytes =
                 (kind == P2pKind::Send).then_some(schedule.send_bytes_max[direction.index()]);
-            StageLink::new(&gpu, send_bytes).map(Some)
+            P2pStream::new(&gpu, send_bytes).map(Some)
         };
         let links = |direction| {
             let [recv, send] = P2pKind::ALL.map(|kind| link(direction, kind));
             Ok::<_, CudaError>([recv?, send?])
         };
         let [downstream, upstream] = PipelineDirection::ALL.map(links);
-        let stage_links = [downstream?, upstream?];
+        let p2p_streams = [downstream?, upstream?];
         let segments = schedule
             .segments
             .iter()
@@ -155,7 +155,7 @@ impl GraphExecutor {
             resources,
             segments,
             streams,
-            stage_links,
+            p2p_streams,
             fork,
             join,
             reductions,
@@ -185,7 +185,7 @@ impl GraphExecutor {
 
     /// Bytes on the GPU besides the arena.
     pub fn scratch_bytes(&self) -> u64 {
-        let links = self.stage_links.iter().flatten().flatten();
+        let links = self.p2p_streams.iter().flatten().flatten();
         let send_buffers = links.filter_map(|link| link.send_buffer.as_ref());
         let ExecutorResources { buffers, inputs, cublaslt, cudnn, .. } = &self.resources;
         buffers.auxiliary_bytes()
@@ -329,7 +329,7 @@ impl GraphExecutor {
             self.gpu.check("awaiting the weights", compute.wait(last))?;
         }
         // The step ends when the last sends have ended; gathers of weights may still run.
-        for link in self.stage_links.iter().flatten().flatten() {
+        for link in self.p2p_streams.iter().flatten().flatten() {
             self.gpu.check("the last transfers", compute.wait(&link.done))?;
         }
         self.enqueue_results(&compute)

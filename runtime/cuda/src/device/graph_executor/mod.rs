@@ -8,10 +8,10 @@
 //! checks that the GPU makes progress and that the other processes are alive.
 
 mod executor;
+mod p2p_stream;
 mod queue_limit;
 mod resources;
 mod segment;
-mod stage_link;
 mod transfer;
 mod wait;
 

@@ -12,8 +12,8 @@ impl GraphExecutor {
     /// Enqueues a transfer on its stream, after the computation before it.
     pub(super) fn enqueue_transfer(&mut self, transfer: &P2pOp) -> Result<(), RunError> {
         let compute = self.compute_stream().clone();
-        let GraphExecutor { gpu, resources, stage_links, timers, .. } = self;
-        let link = stage_links[transfer.direction.index()][transfer.kind.index()].as_ref();
+        let GraphExecutor { gpu, resources, p2p_streams, timers, .. } = self;
+        let link = p2p_streams[transfer.direction.index()][transfer.kind.index()].as_ref();
         let (Some(link), Some((processes, communicators))) = (link, &resources.peers) else {
             let (call, message) = (transfer.name().into(), "there is no other device".into());
             let recent_activity = vec![];
