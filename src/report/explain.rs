@@ -270,7 +270,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
     bounds.sort_by(f64::total_cmp);
     let [low, high] = [bounds.first(), bounds.last()].map(|bound| time(bound.copied()));
     for (meshes, reason) in [
-        (count(is_pruned), format!("ruled out (bounds {low} to {high}): no better than the plan")),
+        (count(is_pruned), format!("ruled out by bounds of {low} to {high}")),
         (count(is_not_improved), "searched without finding a faster plan".into()),
         (count(is_not_reached), "not reached in time".into()),
         (explanation.meshes_not_listed as u64, "not listed, with larger bounds".into()),
