@@ -212,7 +212,7 @@ pub fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
 }
 
 /// Removes the temporary folders of processes that were killed.
-fn remove_leftovers(dir: &Path) {
+pub(super) fn remove_leftovers(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();

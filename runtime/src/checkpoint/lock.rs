@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::{CheckpointError, CheckpointFault};
-use super::folder::create;
+use super::folder::{create, remove_leftovers};
 
 /// Distinct from the names of checkpoints and of their temporary folders.
 const NAME: &str = ".narrows-lock";
@@ -56,8 +56,8 @@ fn is_same_file(_one: &Metadata, _other: &Metadata) -> bool {
     true
 }
 
-/// Locks the checkpoint folder of a run, which is created if necessary. On file systems without locks
-/// this function only creates the folder.
+/// Locks the checkpoint folder of a run, which is created if necessary, and removes what killed runs left unfinished there.
+/// On file systems without locks this function only creates the folder.
 ///
 /// # Errors
 /// When another run has locked the folder, or it cannot be written to.
@@ -71,6 +71,31 @@ pub fn lock(dir: &Path) -> Result<FolderLock, CheckpointError> {
         Err(TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => {
             Err(CheckpointError::io(&path, "locked")(error))
         }
-        _ => Ok(FolderLock { dir: dir.to_path_buf(), file }),
+        locked => {
+            if locked.is_ok() {
+                remove_leftovers(dir);
+            }
+            Ok(FolderLock { dir: dir.to_path_buf(), file })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_removes_what_a_killed_one_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let left = dir.path().join(".narrows-checkpoint-step-00000010.tmp");
+        let kept = dir.path().join("step-00000012");
+        fs::create_dir(&left).unwrap();
+        fs::create_dir(&kept).unwrap();
+        let first = lock(dir.path()).unwrap();
+        assert!(!left.exists() && kept.exists());
+        // One that is refused removes nothing.
+        fs::create_dir(&left).unwrap();
+        assert!(lock(dir.path()).is_err() && left.exists());
+        drop(first);
     }
 }
