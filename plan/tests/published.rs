@@ -72,6 +72,7 @@ fn published_models_have_their_numbers_of_parameters() {
         ("Phi-3", 3822),
         ("Phi-4", 14_660),
         ("InternLM2.5", 7738),
+        ("Qwen2.5", 7616),
     ] {
         assert_eq!(millions(family), expected, "{family}");
     }

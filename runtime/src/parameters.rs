@@ -58,7 +58,7 @@ pub struct LogicalParameter {
 pub enum ParameterKind {
     /// A matrix, with weight decay.
     Matrix,
-    /// The scale or bias of a norm, without weight decay.
+    /// The scale or bias of a norm, or the bias of a linear, without weight decay.
     Vector,
 }
 
@@ -120,6 +120,10 @@ pub fn logical_parameters(model: &Model) -> Vec<LogicalParameter> {
             let previous_rank = previous.as_ref().and_then(|previous| previous[slot].1.rank());
             let place = (index as u64, kind);
             parameters.extend(linear_parameters(place, linear, previous_rank, std));
+            if block.qkv_bias && matches!(kind, LinearKind::Q | LinearKind::K | LinearKind::V) {
+                let bias = scale(in_block(WeightId::Bias(kind)), linear.d_out);
+                parameters.push(LogicalParameter { initialisation: Initialisation::Zeros, ..bias });
+            }
         }
     }
     parameters.push(scale(outside_blocks(WeightId::FinalNorm), model.hidden));

@@ -159,6 +159,9 @@ fn shape(exported: &ExportedPlan) -> Translation {
         return Translation::not_expressible("trains the row of the padding token too")
             .with(options);
     }
+    if let Some(difference) = common::missing_biases(model) {
+        return Translation::not_expressible(difference).with(options);
+    }
     if let Some(difference) = common::other_rope(model) {
         return Translation::not_expressible(difference).with(options);
     }

@@ -194,6 +194,9 @@ fn shape(exported: &ExportedPlan) -> Translation {
             format!("has heads of hidden / heads features: {heads} is not {}", model.hidden);
         return Translation::not_expressible(reason).with(options);
     }
+    if let Some(difference) = common::missing_biases(model) {
+        return Translation::not_expressible(difference).with(options);
+    }
     if let Some(difference) = common::other_rope(model) {
         return Translation::not_expressible(difference).with(options);
     }

@@ -56,6 +56,53 @@ fn exported_weights_start_a_run_as_their_checkpoint_does() {
     assert!(own < 5.3, "{own}");
 }
 
+/// Biases of a Qwen2 model are trained, exported under its class, and read again, under another plan too.
+#[test]
+fn biases_survive_an_export() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let config = json!({
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "vocab_size": 256, "tie_word_embeddings": false
+    });
+    fs::write(at("qwen.json"), config.to_string()).unwrap();
+    let run = |model: &str, more: &str| {
+        let metrics = at("m.jsonl");
+        let rate = "--learning-rate 0.01";
+        stdout(&format!("{SMALL} --model {} {rate} --metrics {metrics} {more}", at(model)));
+        f64::from_bits(curve(Path::new(&metrics))[0][1])
+    };
+    let untrained = run("qwen.json", &format!("--steps 4 --checkpoint-dir {}", at("kept")));
+    let export = format!("export-weights {} --model {} --output", at("kept"), at("qwen.json"));
+    stdout(&format!("{export} {} --to llama", at("new")));
+    let written: Value = serde_json::from_slice(&fs::read(at("new/config.json")).unwrap()).unwrap();
+    assert_eq!(written["architectures"], config["architectures"]);
+    let bytes = fs::read(at("new/model.safetensors")).unwrap();
+    let (length, rest) = bytes.split_first_chunk().unwrap();
+    let (header, elements) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let header: Value = serde_json::from_slice(header).unwrap();
+    for (name, width) in [("q", 32), ("k", 16), ("v", 16)] {
+        let bias = &header[format!("model.layers.1.self_attn.{name}_proj.bias")];
+        assert_eq!(bias["shape"], json!([width]), "{header}");
+        let offsets: [usize; 2] = serde_json::from_value(bias["data_offsets"].clone()).unwrap();
+        let trained = &elements[offsets[0]..offsets[1]];
+        assert!(trained.iter().any(|byte| *byte != 0), "{name} is trained");
+    }
+    let own = run("qwen.json", &format!("--steps 1 --init-from {}", at("kept")));
+    assert!(own < untrained - 0.1, "{own} after {untrained}");
+    let exported = format!("--steps 1 --init-from {}", at("new"));
+    assert_eq!(run("new/config.json", &exported), own);
+    let sharded = run("qwen.json", &format!("{exported} --devices 2 --tensor 2"));
+    assert!((sharded - own).abs() < 1e-4, "{sharded} instead of {own}");
+    let error = failure(&format!("{export} {} --to nanotron", at("other")), 2);
+    assert!(
+        error.contains("layer 0: has biases of q, k and v, which the class does not have"),
+        "{error}"
+    );
+}
+
 /// Of two processes, each writes shards. Damage that leaves all elements finite is found by the checksums.
 #[test]
 fn runs_start_from_whole_checkpoints_only() {

@@ -207,6 +207,11 @@ class Block:
         self.norm2 = RmsNorm(weights, f"layer {index} norm2", hidden, config["norm_epsilon"])
         self.swiglu, self.config = spec["product"] == "swiglu", config
         self.rotary = spec.get("positions") != "none"
+        biases = "qkv" if spec.get("qkv_bias") else ""
+        self.biases = {
+            name: weights.make(f"layer {index} {name}.bias", (1, widths[name][1]), np.zeros((1, widths[name][1])))
+            for name in biases
+        }
 
     def __call__(self, x, crossing_latents):
         """The hidden state, and the latents that cross to the next block, by linear."""
@@ -214,7 +219,7 @@ class Block:
 
         def linear(name, x):
             y, sent[name] = self.linears[name](x, crossing_latents.get(name))
-            return y
+            return y + self.biases[name][0] if name in self.biases else y
 
         n = self.norm1(x)
         heads = lambda y: y.unflatten(-1, (-1, self.config["head_dim"])).transpose(1, 2)
@@ -271,7 +276,7 @@ def learning_rate(step, peak, warm_up, total, final_fraction=0.1):
 
 
 def train(model, weights, microbatches, options, steps):
-    vectors = ("norm1", "norm2", "final_norm", "latent_norm.scale", "latent_norm.bias")
+    vectors = ("norm1", "norm2", "final_norm", "latent_norm.scale", ".bias")
     groups = [
         dict(params=[w for n, w in weights.items() if not n.endswith(vectors)], weight_decay=0.1),
         dict(params=[w for n, w in weights.items() if n.endswith(vectors)], weight_decay=0.0),
@@ -354,6 +359,8 @@ def cases():
         "rope-yarn": dict(rope, rope_scaling=dict(yarn=dict(
             factor=4.0, beta_fast=3.0, beta_slow=0.5, attention_factor=1.125, original_length=64))),
         "rope-none": dict(base, blocks=[uniform("dense", "swiglu"), dict(uniform("dense", "swiglu"), positions="none")]),
+        "bias-dense": dict(base, blocks=[dict(uniform("dense", "swiglu"), qkv_bias=True), uniform("dense", "swiglu")]),
+        "bias-pairs": dict(base, blocks=[dict(block, qkv_bias=True) for block in cola]),
         # One of the two microbatches is longer than `original_length`.
         "rope-long": dict(rope, rotary_dim=6, rope_scaling=dict(long_rope=dict(
             short=[1.0, 1.5, 3.0], long=[1.25, 4.0, 16.0], attention_factor=1.25, original_length=5))),
@@ -367,7 +374,7 @@ def model_file(name, config):
 
     blocks = {
         str(index): {
-            key: value if key in ("product", "positions") else with_crossing(value) for key, value in block.items()
+            key: value if key in ("product", "positions", "qkv_bias") else with_crossing(value) for key, value in block.items()
         }
         for index, block in enumerate(config["blocks"])
     }

@@ -40,6 +40,8 @@ pub(super) enum ForwardOpKind {
     LatentNorm { activation: Activation },
     /// h, parameters → Uᵀ·H·V.
     TensorGate { a: u64, b: u64 },
+    /// x, b → x + b, with b added to every row.
+    Bias,
     /// x → x with its first `width` features rotated.
     Rope { width: u64, head_dim: u64 },
     /// q, k, v in one to three values → output, log-sum-exp.
@@ -209,15 +211,20 @@ impl ForwardGraph {
 
     /// The contributions to the gradient of `value` in `gradient`, one bit per use; `None` for the
     /// gradient of another value. The complete gradient of a sum is a contribution to the gradient of each
-    /// summand.
+    /// summand, and that of a value with a bias a contribution to the gradient of the value without.
     pub fn contributions_to(&self, gradient: AbstractValue, value: ForwardValueId) -> Option<u64> {
         let AbstractValue::Gradient { of, uses } = gradient else { return None };
         if of == value {
             return Some(uses);
         }
         let node = self.producer(of)?;
-        let of_sum = self.kind(node) == ForwardOpKind::Add && uses == self.all_uses(of);
         let port = self.inputs(node).iter().position(|input| *input == value)?;
+        let passes_gradient = match self.kind(node) {
+            ForwardOpKind::Add => true,
+            ForwardOpKind::Bias => port == 0,
+            _ => false,
+        };
+        let of_sum = passes_gradient && uses == self.all_uses(of);
         match self.contribution(node, port) {
             AbstractValue::Gradient { uses, .. } if of_sum => Some(uses),
             _ => None,

@@ -7,8 +7,8 @@ use crate::model::{
 
 use super::shape::crossing;
 use super::{
-    AttentionOp, BlockShape, Grouping, LatentOp, LinearForm, LinearMember, LinearOp, Op, OpId,
-    OpNode, Segment, SegmentKind, Value, ValueId,
+    AttentionOp, BiasOp, BlockShape, Grouping, LatentOp, LinearForm, LinearMember, LinearOp, Op,
+    OpId, OpNode, Segment, SegmentKind, Value, ValueId,
 };
 
 /// The embedding: tokens to hidden state.
@@ -54,7 +54,10 @@ pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> S
         Positions::None => &[],
     };
     let heads = HeadLayout { head_dim: Some(model.head_dim), rotary };
-    let qkv = builder.linears(n1, "qkv", &[q, k, v], grouping.qkv, &heads);
+    let mut qkv = builder.linears(n1, "qkv", &[q, k, v], grouping.qkv, &heads);
+    if block.qkv_bias {
+        qkv = qkv.into_iter().map(|output| builder.bias(output, model.head_dim)).collect();
+    }
     let attention =
         AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
     let width = model.heads * model.head_dim;
@@ -286,6 +289,21 @@ impl SegmentBuilder {
             values.extend(self.op(&op_name, Op::Linear(op), &[z], &[(&run_name, sections)]));
         }
         values
+    }
+
+    /// Adds the biases of the linears that compute `output`, whose rotation then follows the addition.
+    fn bias(&mut self, output: ValueId, head_dim: u64) -> ValueId {
+        let Value { name, sections, producer, .. } = self.values[output.0 as usize].clone();
+        let producer = producer.map(|op| &mut self.ops[op.0 as usize].op);
+        let Some(Op::Linear(linear)) = producer else { return output };
+        let kinds = linear.members.iter().filter_map(|member| match member.parameter {
+            WeightId::Dense(kind) | WeightId::FactorB(kind) => Some(kind),
+            _ => None,
+        });
+        let members = kinds.zip(sections.iter().copied()).collect();
+        let rotary_sections = std::mem::take(&mut linear.rotary_sections);
+        let op = Op::Bias(BiasOp { members, head_dim, rotary_sections });
+        self.op(&format!("{name}.bias"), op, &[output], &[(&format!("{name}.biased"), sections)])[0]
     }
 
     /// Adds the crossing from the previous block into the latent u, and the output to the next block.

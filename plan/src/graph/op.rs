@@ -23,6 +23,8 @@ pub enum Op {
     },
     /// One or several GEMMs with weights.
     Linear(LinearOp),
+    /// Adds biases to the outputs of linears, and rotates queries and keys.
+    Bias(BiasOp),
     /// φ on a latent, with the division by the norm's root mean square where it is pending.
     Latent(LatentOp),
     /// Causal attention.
@@ -104,6 +106,17 @@ pub struct LinearOp {
     pub rotary_sections: Vec<usize>,
     /// The norm whose division may be pending on the input, when the output is a latent.
     pub norm: Option<OpId>,
+}
+
+/// Biases of one or several linears, whose outputs are side by side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BiasOp {
+    /// The linears, with the width of each.
+    pub members: Vec<(LinearKind, u64)>,
+    /// Features of a head: a feature shard holds whole heads.
+    pub head_dim: u64,
+    /// Sections that the rotary embedding is applied to in place, after the addition.
+    pub rotary_sections: Vec<usize>,
 }
 
 /// φ on one or several latents side by side.

@@ -176,13 +176,13 @@ impl StageLowering<'_> {
         self.buffer_of(BufferKey::Gradient(site.instance, value, 0))
     }
 
-    /// Binds the input gradients of additions and of latents without an instruction to the output gradient,
+    /// Binds the input gradients of additions, of biases and of latents without an instruction to the output gradient,
     /// where they are not accumulated onto other contributions.
     fn alias_gradients(&mut self, site: SegmentSite, op: OpId) {
         let segment = &site.plan.segment;
         let node = segment.op(op);
         let is_identity = match &node.op {
-            Op::Add { .. } | Op::Cross { .. } => true,
+            Op::Add { .. } | Op::Cross { .. } | Op::Bias(_) => true,
             Op::Latent(_) => {
                 let choice = &site.plan.choice.ops[op.0 as usize].choice;
                 op_backward(segment, op, choice, &self.plan.context).is_empty()

@@ -79,6 +79,7 @@ fn default_layer(block: &Block) -> BlockFile {
     let mut layer = BlockFile {
         product: Some(block.product),
         positions: Some(block.positions).filter(|positions| *positions != Positions::default()),
+        qkv_bias: block.qkv_bias.then_some(true),
         all: Some(all.clone()),
         ..Default::default()
     };
@@ -127,6 +128,7 @@ fn difference(block: &Block, typical: &Block, first: bool) -> BlockFile {
         d_ff: (block.gate.d_out != typical.gate.d_out).then_some(block.gate.d_out),
         product: (block.product != typical.product).then_some(block.product),
         positions: (block.positions != typical.positions).then_some(block.positions),
+        qkv_bias: (block.qkv_bias != typical.qkv_bias).then_some(block.qkv_bias),
         ..Default::default()
     };
     let pairs = block.linears().into_iter().zip(typical.linears());

@@ -158,6 +158,9 @@ pub struct BlockFile {
     /// Dependence of queries and keys on their positions; by default RoPE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub positions: Option<Positions>,
+    /// Whether biases are added to the outputs of q, k and v; by default not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qkv_bias: Option<bool>,
     /// All seven linears; fields of single linears take precedence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub all: Option<LinearFile>,

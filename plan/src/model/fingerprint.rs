@@ -68,6 +68,9 @@ impl CanonicalWriter {
             if block.positions == Positions::None {
                 [6, index as u64].into_iter().for_each(|number| self.number(number));
             }
+            if block.qkv_bias {
+                [7, index as u64].into_iter().for_each(|number| self.number(number));
+            }
         }
     }
 

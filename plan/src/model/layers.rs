@@ -22,6 +22,7 @@ pub(super) struct BlockDraft {
     pub d_ff: Option<u64>,
     pub product: Option<GatedProduct>,
     pub positions: Option<Positions>,
+    pub qkv_bias: Option<bool>,
     pub linears: [LinearDraft; 7],
 }
 
@@ -47,6 +48,7 @@ impl BlockDraft {
             draft.d_ff = layer.file.d_ff.or(draft.d_ff);
             draft.product = layer.file.product.or(draft.product);
             draft.positions = layer.file.positions.or(draft.positions);
+            draft.qkv_bias = layer.file.qkv_bias.or(draft.qkv_bias);
             for (linear, (name, file)) in draft.linears.iter_mut().zip(layer.file.linears()) {
                 if let Some(all) = &layer.file.all {
                     linear.apply(all, || format!("{}.all", layer.field));

@@ -87,6 +87,8 @@ pub struct Block {
     pub product: GatedProduct,
     /// Dependence of queries and keys on their positions.
     pub positions: Positions,
+    /// Whether biases are added to the outputs of q, k and v, before queries and keys are rotated.
+    pub qkv_bias: bool,
 }
 
 /// Dependence of queries and keys on their positions.
@@ -125,7 +127,7 @@ pub enum GatedProduct {
     SwiGlu,
 }
 
-/// A linear map without bias.
+/// A linear map; the biases of q, k and v belong to the [`Block`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear {
     /// Input features.
@@ -303,9 +305,15 @@ impl Block {
         ]
     }
 
-    /// Number of parameters of the linears, without the scales of the two norms.
+    /// Number of parameters of the linears, without biases and the scales of the two norms.
     fn linear_parameters(&self) -> u64 {
         self.linears().iter().map(|(_, linear)| linear.parameters()).sum()
+    }
+
+    /// Number of parameters of the biases.
+    fn bias_parameters(&self) -> u64 {
+        let width = self.q.d_out + self.k.d_out + self.v.d_out;
+        if self.qkv_bias { width } else { 0 }
     }
 }
 
@@ -314,7 +322,10 @@ impl Model {
     pub fn parameters(&self) -> u64 {
         let embeddings = self.vocab * self.hidden * if self.tied { 1 } else { 2 };
         let blocks: u64 = (0..self.blocks.len())
-            .map(|index| self.block_linear_parameters(index) + 2 * self.hidden)
+            .map(|index| {
+                let biases = self.blocks[index].bias_parameters();
+                self.block_linear_parameters(index) + biases + 2 * self.hidden
+            })
             .sum();
         embeddings + blocks + self.hidden
     }

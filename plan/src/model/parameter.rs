@@ -77,6 +77,8 @@ pub enum WeightId {
     FactorA(LinearKind),
     /// Second factor B of a pair, r × d_out.
     FactorB(LinearKind),
+    /// Bias of a linear, 1 × d_out.
+    Bias(LinearKind),
     /// Dense gate of a crossing latent, r_prev × r.
     CrossingGate(LinearKind),
     /// First matrix of a tensor gate, a × a.
@@ -100,6 +102,7 @@ impl fmt::Display for WeightId {
             WeightId::Dense(linear) => f.write_str(linear.name()),
             WeightId::FactorA(linear) => write!(f, "{linear}.a"),
             WeightId::FactorB(linear) => write!(f, "{linear}.b"),
+            WeightId::Bias(linear) => write!(f, "{linear}.bias"),
             WeightId::CrossingGate(linear) => write!(f, "{linear}.gate"),
             WeightId::CrossingGateU(linear) => write!(f, "{linear}.gate.u"),
             WeightId::CrossingGateV(linear) => write!(f, "{linear}.gate.v"),

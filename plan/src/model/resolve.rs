@@ -172,6 +172,7 @@ impl ModelFile {
                 d_ff: draft.d_ff.unwrap_or(self.d_ff),
                 product: draft.product.unwrap_or(GatedProduct::SwiGlu),
                 positions: draft.positions.unwrap_or_default(),
+                qkv_bias: draft.qkv_bias.unwrap_or(false),
                 weights,
             });
         }
@@ -229,6 +230,7 @@ struct CheckedBlock {
     d_ff: u64,
     product: GatedProduct,
     positions: Positions,
+    qkv_bias: bool,
     weights: [Option<Weight>; 7],
 }
 
@@ -251,6 +253,7 @@ impl CheckedBlock {
             down: linear(d_ff, hidden, down),
             product: self.product,
             positions: self.positions,
+            qkv_bias: self.qkv_bias,
         }
     }
 }

@@ -77,6 +77,10 @@ pub enum FusedOp {
         /// Columns of H.
         b: u64,
     },
+    /// x, b → x + b, with b added to every row.
+    Bias,
+    /// dy, db → db with the sum of the rows of dy added.
+    BiasBackward,
     /// Rotates q and k in place: of the first w features of a head, feature i with feature i + w/2, by the
     /// token's position in its sequence, with w and the frequencies of the model constants. The operand
     /// is the first features of each row.
@@ -168,6 +172,8 @@ impl FusedOp {
             LatentNormBackward { .. } => ("latent_norm_backward", FusedKind::Latent),
             TensorGate { .. } => ("tensor_gate", FusedKind::Latent),
             TensorGateBackward { .. } => ("tensor_gate_backward", FusedKind::Latent),
+            Bias => ("bias", FusedKind::Add),
+            BiasBackward => ("bias_backward", FusedKind::Add),
             Rope { .. } => ("rope", FusedKind::Rope),
             RopeBackward { .. } => ("rope_backward", FusedKind::Rope),
             GatedProduct { .. } => ("gated_product", FusedKind::GatedProduct),

@@ -110,7 +110,11 @@ pub fn backward_reads_input(op: &Op) -> bool {
         Op::Linear(_) | Op::Norm { .. } | Op::GatedProduct { .. } | Op::Attention(_) => true,
         Op::LatentNorm { .. } | Op::TensorGate { .. } => true,
         Op::Latent(latent) => latent.activation == Activation::Silu,
-        Op::Embedding { .. } | Op::Add { .. } | Op::Cross { .. } | Op::Loss { .. } => false,
+        Op::Embedding { .. }
+        | Op::Bias(_)
+        | Op::Add { .. }
+        | Op::Cross { .. }
+        | Op::Loss { .. } => false,
     }
 }
 

@@ -49,6 +49,14 @@ pub(crate) fn op_choices(
             choices.add(Strategy::Online, vec![FEATURES], vec![FEATURES.with_norm_pending()]);
         }
         Op::Linear(linear) => linear_choices(linear, devices, &mut choices),
+        Op::Bias(bias)
+            if bias
+                .members
+                .iter()
+                .all(|(_, width)| (width / bias.head_dim).is_multiple_of(devices)) =>
+        {
+            choices.uniform(Strategy::Feature, FEATURES);
+        }
         Op::Latent(latent) => latent_choices(latent, devices, &mut choices),
         Op::Attention(attention) => {
             attention_choices(attention, segment, node, devices, &mut choices)
@@ -61,7 +69,11 @@ pub(crate) fn op_choices(
         Op::Loss { vocab } if vocab % devices == 0 => {
             choices.uniform(Strategy::Vocabulary, FEATURES);
         }
-        Op::Norm { .. } | Op::GatedProduct { .. } | Op::Add { .. } | Op::Cross { .. } => {}
+        Op::Norm { .. }
+        | Op::Bias(_)
+        | Op::GatedProduct { .. }
+        | Op::Add { .. }
+        | Op::Cross { .. } => {}
         // Every feature of the result depends on all features of the latent.
         Op::LatentNorm { .. } | Op::TensorGate { .. } => {}
         Op::Loss { .. } => {}

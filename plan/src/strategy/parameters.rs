@@ -110,6 +110,12 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
             let members = linear.members.iter();
             members.map(|m| WeightShape::new(m.parameter, m.d_in, m.d_out)).collect()
         }
+        Op::Bias(bias) => {
+            let members = bias.members.iter();
+            members
+                .map(|(kind, width)| WeightShape::new(WeightId::Bias(*kind), 1, *width))
+                .collect()
+        }
         Op::LatentNorm { linear, width, .. } => {
             let weights = [WeightId::LatentNormScale(*linear), WeightId::LatentNormBias(*linear)];
             weights.map(|weight| WeightShape::new(weight, 1, *width)).into()
@@ -127,6 +133,7 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
         (_, Strategy::Column) => WeightSplit::Columns,
         (_, Strategy::Row | Strategy::PendingNormRow) => WeightSplit::Rows,
         (Op::Norm { .. }, Strategy::Sync | Strategy::Online) => WeightSplit::Columns,
+        (Op::Bias(_), Strategy::Feature) => WeightSplit::Columns,
         _ => WeightSplit::Whole,
     };
     let gradient_partial = strategy == Strategy::Token && context.tensor_size() > 1;

@@ -94,11 +94,12 @@ fn count_allocations(run: impl FnOnce()) -> AllocationCounts {
 }
 
 /// Limit of the allocations of a step outside of GEMMs: to start the devices and collect their
-/// results, and for each stage the maps of its report. A device with several kernel threads is called
-/// through a queue, which allocates a block every 63 steps.
+/// results, and for each stage the maps of its report, with a node for every 6 to 11 kinds of
+/// instructions. A device with several kernel threads is called through a queue, which allocates a
+/// block every 63 steps.
 fn allocations_max(mesh: Mesh, threads: usize) -> u64 {
     let queues = if threads > 1 { mesh.devices() } else { 0 };
-    7 + 6 * mesh.pipeline + queues
+    7 + 7 * mesh.pipeline + queues
 }
 
 fn context(mesh: [u64; 3], microbatches: u64, zero: Zero) -> Context {

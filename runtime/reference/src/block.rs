@@ -74,6 +74,14 @@ impl<T: Float> BlockInput<'_, T> {
         rotate(x, self.shape.length, self.shape.head_dim, &self.model.rope, direction);
     }
 
+    /// Adds the bias of q, k or v to its output, in blocks that have one.
+    fn add_bias(&self, slot: usize, y: &mut Matrix<T>) {
+        if self.block().qkv_bias {
+            let (id, _) = self.linear_at(slot);
+            y.add_to_rows(self.parameters.checked(id.parameter(WeightId::Bias)));
+        }
+    }
+
     fn linear(&self, slot: usize, x: &Matrix<T>) -> (Matrix<T>, linear::LinearTape<T>) {
         let (id, linear) = self.linear_at(slot);
         let previous = self.previous.and_then(|previous| previous[slot].sent());
@@ -86,7 +94,10 @@ impl<T: Float> BlockInput<'_, T> {
         let normed1 = self.norm(WeightId::Norm1, &x);
         let (mut q, q_tape) = self.linear(Q, &normed1);
         let (mut k, k_tape) = self.linear(K, &normed1);
-        let (v, v_tape) = self.linear(V, &normed1);
+        let (mut v, v_tape) = self.linear(V, &normed1);
+        self.add_bias(Q, &mut q);
+        self.add_bias(K, &mut k);
+        self.add_bias(V, &mut v);
         self.rotate(&mut q, RotationDirection::Forward);
         self.rotate(&mut k, RotationDirection::Forward);
         let attended = attention::forward(self.shape, &q, &k, &v);
@@ -129,6 +140,9 @@ impl<T: Float> BlockInput<'_, T> {
         let [mut dq, mut dk, dv] = attention::backward(self.shape, qkv, &dattended);
         self.rotate(&mut dq, RotationDirection::Back);
         self.rotate(&mut dk, RotationDirection::Back);
+        back.bias(Q, &dq);
+        back.bias(K, &dk);
+        back.bias(V, &dv);
         let mut dnormed1 = back.linear(Q, &tape.normed1, &dq);
         dnormed1.add(&back.linear(K, &tape.normed1, &dk));
         dnormed1.add(&back.linear(V, &tape.normed1, &dv));
@@ -163,6 +177,14 @@ impl<T: Float> BlockBackward<'_, T> {
             linear::backward(linear, id, context.parameters, self.gradients, input);
         self.dprevious[slot] = dprevious;
         dx
+    }
+
+    /// Adds the gradient of the bias of q, k or v.
+    fn bias(&mut self, slot: usize, dy: &Matrix<T>) {
+        if self.context.block().qkv_bias {
+            let (id, _) = self.context.linear_at(slot);
+            self.gradients.add(id.parameter(WeightId::Bias), &dy.row_sum());
+        }
     }
 
     /// The gradient of the input x of a norm.

@@ -82,6 +82,26 @@ impl<T: Float> Matrix<T> {
         self.zip(other, |x, y| x + y)
     }
 
+    /// Adds the only row of `row` to every row.
+    pub(super) fn add_to_rows(&mut self, row: &Self) {
+        for at in 0..self.rows() {
+            for (sum, element) in self.row_mut(at).iter_mut().zip(row.elements()) {
+                *sum += *element;
+            }
+        }
+    }
+
+    /// The sum of all rows, as one row.
+    pub(super) fn row_sum(&self) -> Self {
+        let mut sum = Self::zeros(1, self.columns());
+        for at in 0..self.rows() {
+            for (sum, element) in sum.elements_mut().iter_mut().zip(self.row(at)) {
+                *sum += *element;
+            }
+        }
+        sum
+    }
+
     /// Adds another matrix element-wise.
     pub(super) fn add(&mut self, other: &Self) {
         assert_eq!((self.rows, self.columns), (other.rows, other.columns));

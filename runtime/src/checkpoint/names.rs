@@ -8,6 +8,7 @@
 //! | `layer N q` (dense) | `model.layers.N.self_attn.q_proj.weight` | d_out, d_in |
 //! | `layer N q.a` | `model.layers.N.self_attn.q_proj.cola_a` | d_in, r |
 //! | `layer N q.b` | `model.layers.N.self_attn.q_proj.cola_b` | r, d_out |
+//! | `layer N q.bias` | `model.layers.N.self_attn.q_proj.bias` | d_out |
 //! | `layer N q.gate` | `model.layers.N.self_attn.q_proj.lax_gate` | r_prev, r |
 //! | `layer N q.gate.u`, `.v` | `model.layers.N.self_attn.q_proj.lax_gate_u`, `_v` | a, a; b, b |
 //! | `layer N q.latent_norm.scale` | `model.layers.N.self_attn.q_proj.lax_norm.weight` | r |
@@ -72,6 +73,7 @@ fn stored_name(parameter: ParameterId) -> (String, bool) {
         WeightId::Dense(linear) => of_linear(linear, "weight"),
         WeightId::FactorA(linear) => of_linear(linear, "cola_a"),
         WeightId::FactorB(linear) => of_linear(linear, "cola_b"),
+        WeightId::Bias(linear) => of_linear(linear, "bias"),
         WeightId::CrossingGate(linear) => of_linear(linear, "lax_gate"),
         WeightId::CrossingGateU(linear) => of_linear(linear, "lax_gate_u"),
         WeightId::CrossingGateV(linear) => of_linear(linear, "lax_gate_v"),

@@ -3,7 +3,7 @@
 //! A case is a small model and a random plan of its search space: a mesh with tensor, pipeline and data axis,
 //! microbatches, with ZeRO-1 or without. It runs three batches: loss and gradients of the first, then two
 //! optimizer steps, some with ignored targets. Compared with the reference are the losses, every gradient, the norm of
-//! all gradients, and the change of every weight. Before each step the batch is evaluated by the forward passes alone,
+//! all gradients, and the change of every weight, but for biases of keys in bf16. Before each step the batch is evaluated by the forward passes alone,
 //! with the same bits of the loss. The reference computes in f64, with weights in the program's format: in f32, the norm
 //! of three million gradients has an error of 2e-3.
 //!
@@ -13,7 +13,7 @@
 
 use std::fmt;
 
-use narrows_plan::model::{Model, ParameterId};
+use narrows_plan::model::{LinearKind, Model, ParameterId, WeightId};
 use narrows_plan::{CheckedProgram, DType, Plan, Precision, lower};
 use narrows_reference::{Batch, Matrix, Parameters, Reference};
 use narrows_runtime::session::{ModelTensors, Session, StepInput, TensorKind};
@@ -233,9 +233,18 @@ impl ConformanceCase {
             // A step of AdamW changes an element by about ± the learning rate.
             let allowance = sign_flips * (2.0 * LEARNING_RATE * STEPS as f64).powi(2);
             let error = relative_distance_beyond(allowance, actual, &expected);
-            keep_larger(&mut deviation.weight_change, (error, id.to_string()));
+            if !self.is_decided_by_rounding(id) {
+                keep_larger(&mut deviation.weight_change, (error, id.to_string()));
+            }
         }
         Ok(deviation)
+    }
+
+    /// Whether rounding decides the signs of most elements of a gradient. A bias of keys has a gradient only because
+    /// keys are rotated: without, it adds the same to all logits of a query. Where they rotate slowly, the terms of its
+    /// gradient cancel, and what remains in bf16 is their rounding.
+    fn is_decided_by_rounding(&self, id: ParameterId) -> bool {
+        self.plan.precision == Precision::MixedBf16 && id.weight == WeightId::Bias(LinearKind::K)
     }
 
     /// Initial weights plus noise, so that none is 0 or 1, rounded to the program's format.

@@ -59,7 +59,7 @@ const CUSTOM: [(u64, u64, &str); 9] = [
     (
         8,
         4,
-        r#""default": {"product": "swiglu", "all": "dense"},
+        r#""default": {"product": "swiglu", "all": "dense", "qkv_bias": true},
        "overrides": {"1-2": {"q": {"rank": 64, "activation": "silu"}}}"#,
     ),
     (
@@ -72,7 +72,7 @@ const CUSTOM: [(u64, u64, &str); 9] = [
         8,
         8,
         r#""default": {"product": "swiglu", "all": {"rank": 64, "activation": "silu"},
-       "o": "dense", "v": {"rank": 24}}"#,
+       "o": "dense", "v": {"rank": 24}, "qkv_bias": true}"#,
     ),
     (
         8,

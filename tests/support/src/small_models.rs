@@ -85,6 +85,7 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
         _ => "",
     };
     let positions = if count == 3 { r#", "positions": "none""# } else { "" };
+    let bias = if hidden % 12 == 0 || hidden == 5 { r#", "qkv_bias": true"# } else { "" };
     let gated_product = pick_copied(rng, &["plain", "swiglu"]);
     let crossing = pick_copied(
         rng,
@@ -107,7 +108,7 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
         "heads": {heads}, "kv_heads": {kv_heads}, "head_dim": {head_dim}, "d_ff": {d_ff},
         "tied": {tied}, "norm_epsilon": {epsilon}, "rope_theta": {theta}, {padding}
         {rotary} {scaling}
-        "blocks": {{"count": {count}, "default": {{"product": "{gated_product}", "all": "dense"}},
+        "blocks": {{"count": {count}, "default": {{"product": "{gated_product}", "all": "dense"{bias}}},
         "overrides": {{{}}}}}}}"#,
         blocks.join(", ")
     );

@@ -1,5 +1,6 @@
 //! Transfer functions of fused ops.
 
+mod bias;
 mod crossing;
 mod embedding_and_loss;
 mod latent;
@@ -30,6 +31,8 @@ pub(super) fn transfer(
         LatentRecoverBackward { activation } => latent::recover_backward(operands, activation),
         LatentNorm { .. } | TensorGate { .. } => crossing::forward(operands, op),
         LatentNormBackward { .. } | TensorGateBackward { .. } => crossing::backward(operands, op),
+        Bias => bias::forward(operands),
+        BiasBackward => bias::backward(operands),
         Rope { head_dim } => row::rope(operands, head_dim),
         RopeBackward { head_dim } => row::rope_backward(operands, head_dim),
         GatedProduct { product } => row::gated(operands, product),

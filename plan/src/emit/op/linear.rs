@@ -1,12 +1,12 @@
 //! GEMMs of a linear: Y = X·W forward, dX = dY·Wᵀ and dW += Xᵀ·dY backward. Where replicas accumulate only their parts
 //! of gradients, a microbatch has gradients of its own, in the format of their reduction: dW = Xᵀ·dY.
 
+use crate::DType;
 use crate::graph::{LinearForm, LinearOp};
-use crate::program::{Action, Extent, FusedOp, GemmOp, GemmRole};
+use crate::program::{Action, Extent, GemmOp, GemmRole};
 use crate::strategy::Strategy;
-use crate::{DType, Layout};
 
-use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, fused};
+use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, rotary};
 
 /// Shape of one GEMM of the batch on one device.
 struct LocalGemmShape {
@@ -58,7 +58,7 @@ pub(super) fn forward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTempla
     ];
     let mut templates =
         vec![InstrTemplate { action: Action::Gemm(gemm), reads, writes: vec![output] }];
-    templates.extend(rotary(emitter, linear, false, output));
+    templates.extend(rotation(emitter, linear, false, output));
     templates
 }
 
@@ -66,7 +66,7 @@ pub(super) fn backward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTempl
     let shape = LocalGemmShape::of(emitter, linear);
     let gradient = emitter.activation(OperandSlot::OutputGradient(0));
     let mut templates: Vec<InstrTemplate> =
-        rotary(emitter, linear, true, gradient).into_iter().collect();
+        rotation(emitter, linear, true, gradient).into_iter().collect();
 
     let mut reads =
         vec![gradient, shape.weight(OperandSlot::Weight(0), emitter.context.compute_dtype())];
@@ -108,24 +108,12 @@ pub(super) fn backward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTempl
     templates
 }
 
-/// RoPE on the q and k sections, or its inverse on their gradients. The rotation is linear, so it may be
-/// applied to partial sums; a feature shard has whole heads.
-fn rotary(
+fn rotation(
     emitter: &OpEmitter,
     linear: &LinearOp,
     backward: bool,
     tensor: TemplateOperand,
 ) -> Option<InstrTemplate> {
-    let width: u64 = linear.rotary_sections.iter().map(|s| linear.members[*s].d_out).sum();
-    if width == 0 {
-        return None;
-    }
-    let slot = if backward { OperandSlot::OutputGradient(0) } else { OperandSlot::Output(0) };
-    let layout = emitter.layout(slot);
-    debug_assert!(layout != Layout::Partial || !backward);
-    let head_dim = linear.head_dim.unwrap_or(width);
-    let op = if backward { FusedOp::RopeBackward { head_dim } } else { FusedOp::Rope { head_dim } };
-    let columns = emitter.context.columns(width, layout);
-    let rotated = TemplateOperand { extent: Extent { columns, ..tensor.extent }, ..tensor };
-    Some(fused(op, vec![rotated], vec![rotated]))
+    let width = linear.rotary_sections.iter().map(|s| linear.members[*s].d_out).sum();
+    rotary::rotary(emitter, (width, linear.head_dim.unwrap_or(width)), backward, tensor)
 }

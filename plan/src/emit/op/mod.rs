@@ -1,12 +1,14 @@
 //! Templates of the ops, one file for each kind: forward, backward and recomputation.
 
 mod attention;
+mod bias;
 mod crossing;
 mod elementwise;
 mod embedding;
 mod latent;
 mod linear;
 mod norm;
+mod rotary;
 
 use crate::context::Context;
 use crate::graph::{Op, OpId, OpNode, Segment, SegmentKind};
@@ -37,6 +39,7 @@ pub fn op_forward(
         Op::Embedding { .. } => embedding::gather(&emitter),
         Op::Norm { width, .. } => norm::forward(&emitter, *width),
         Op::Linear(linear) => linear::forward(&emitter, linear),
+        Op::Bias(bias) => bias::forward(&emitter, bias),
         Op::Latent(latent) => latent::forward(&emitter, latent),
         Op::Attention(op) => vec![attention::forward(&emitter, op)],
         Op::GatedProduct { product, .. } => {
@@ -77,6 +80,7 @@ pub fn op_backward(
         Op::Embedding { .. } => embedding::scatter(&emitter),
         Op::Norm { width, .. } => norm::backward(&emitter, *width),
         Op::Linear(linear) => linear::backward(&emitter, linear),
+        Op::Bias(bias) => bias::backward(&emitter, bias),
         Op::Latent(latent) => latent::backward(&emitter, latent),
         Op::Attention(op) => vec![attention::backward(&emitter, op)],
         Op::GatedProduct { product, .. } => {

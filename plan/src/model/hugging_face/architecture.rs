@@ -14,6 +14,8 @@ pub(super) enum Architecture {
     Phi3,
     InternLm2,
     SmolLm3,
+    /// Qwen1.5, Qwen2 and Qwen2.5.
+    Qwen2,
     /// CoLA and CoLA-M, which differ in what they recompute.
     Cola,
     Boost,
@@ -49,6 +51,10 @@ impl Architecture {
                 ("pad_token_id", "128004", "128004"),
                 ("tie_word_embeddings", "true", "true"),
             ],
+            Architecture::Qwen2 => &[
+                ("num_key_value_heads", "32", "the number of `num_attention_heads`"),
+                ("max_position_embeddings", "32768", "32768"),
+            ],
             Architecture::Llama | Architecture::Cola | Architecture::Boost => &[],
         }
     }
@@ -61,6 +67,7 @@ impl Architecture {
             Architecture::Phi3 => "Phi-3",
             Architecture::InternLm2 => "InternLM2",
             Architecture::SmolLm3 => "SmolLM3",
+            Architecture::Qwen2 => "Qwen2",
             Architecture::Cola => "CoLA",
             Architecture::Boost => "BOOST",
         }
@@ -68,12 +75,13 @@ impl Architecture {
 }
 
 /// Supported classes in lower case, since their capitalisation varies.
-const ARCHITECTURES: [(&str, Architecture); 11] = [
+const ARCHITECTURES: [(&str, Architecture); 12] = [
     ("llamaforcausallm", Architecture::Llama),
     ("mistralforcausallm", Architecture::Mistral),
     ("phi3forcausallm", Architecture::Phi3),
     ("internlm2forcausallm", Architecture::InternLm2),
     ("smollm3forcausallm", Architecture::SmolLm3),
+    ("qwen2forcausallm", Architecture::Qwen2),
     ("colaforcausallm", Architecture::Cola),
     ("colamforcausallm", Architecture::Cola),
     ("colallamaforcausallm", Architecture::Cola),
@@ -105,6 +113,7 @@ pub(super) fn architecture(fields: &mut ConfigFields<'_>) -> Architecture {
         "phi3" => Ok(Architecture::Phi3),
         "internlm2" => Ok(Architecture::InternLm2),
         "smollm3" => Ok(Architecture::SmolLm3),
+        "qwen2" => Ok(Architecture::Qwen2),
         "cola" | "cola_m" => Ok(Architecture::Cola),
         other => Err(other),
     });
@@ -137,7 +146,8 @@ pub(super) fn architecture(fields: &mut ConfigFields<'_>) -> Architecture {
             declared @ (Architecture::Mistral
             | Architecture::Phi3
             | Architecture::InternLm2
-            | Architecture::SmolLm3),
+            | Architecture::SmolLm3
+            | Architecture::Qwen2),
         ) if has_rank || boost => {
             let problem = format!("{} models with ranks are not supported", declared.name());
             fields.defects.push(Defect::new("model_type", problem).hint("\"cola\""));

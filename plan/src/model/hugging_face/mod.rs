@@ -1,4 +1,4 @@
-//! Hugging Face `config.json`: LLaMA, Mistral, Phi-3, InternLM2 and SmolLM3 (dense), and CoLA, CoLA-M and BOOST (factor
+//! Hugging Face `config.json`: LLaMA, Mistral, Phi-3, InternLM2, SmolLM3 and Qwen2 (dense), and CoLA, CoLA-M and BOOST (factor
 //! pairs).
 //!
 //! CoLA has two dialects. The CoLA code has `rank` (default: a quarter of the width) and `only_lr_act`
@@ -124,11 +124,13 @@ fn model_file(
         | Architecture::Mistral
         | Architecture::Phi3
         | Architecture::InternLm2
-        | Architecture::SmolLm3 => {
+        | Architecture::SmolLm3
+        | Architecture::Qwen2 => {
             require_silu(fields, "hidden_act");
             BlockFile {
                 product: Some(GatedProduct::SwiGlu),
                 all: Some(LinearFile::Dense),
+                qkv_bias: (architecture == Architecture::Qwen2).then_some(true),
                 ..Default::default()
             }
         }

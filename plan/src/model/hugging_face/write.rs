@@ -15,7 +15,7 @@ use crate::model::{
 pub enum ConfigClass {
     /// `ColaForCausalLM` of the CoLA repository.
     Cola,
-    /// `LlamaForCausalLM` of Hugging Face transformers.
+    /// `LlamaForCausalLM` of Hugging Face transformers, or `Qwen2ForCausalLM` for a model with biases of q, k and v.
     Llama,
     /// Nanotron: BOOST's `ColaLlamaForTraining`, or `LlamaForTraining` for a dense model.
     Nanotron,
@@ -34,6 +34,10 @@ const HALVES: [&[LinearKind]; 2] = [
 pub(in crate::model) fn config(model: &Model, class: ConfigClass) -> Result<Value, Defect> {
     let block = uniform_block(model)?;
     let rope_scaling = rope_scaling(model, class)?;
+    if block.qkv_bias && class != ConfigClass::Llama {
+        let problem = "has biases of q, k and v, which the class does not have";
+        return Err(Defect::new("layer 0", problem).hint("--to llama, which writes Qwen2's class"));
+    }
     let mut config = shared_fields(model, block);
     let own = match class {
         ConfigClass::Llama => llama_fields(block)?,
@@ -63,6 +67,10 @@ fn uniform_block(model: &Model) -> Result<&Block, Defect> {
                 let problem = "differs from layer 0, and a config.json has one shape for all";
                 return Err(Defect::new(format!("layer {index} {kind}"), problem));
             }
+        }
+        if block.qkv_bias != model.blocks[0].qkv_bias {
+            let problem = "has biases unlike layer 0, and a config.json has one shape for all";
+            return Err(Defect::new(format!("layer {index}"), problem));
         }
         if block.positions == Positions::None {
             return Err(Defect::new(format!("layer {index}"), "has no RoPE, which no class lacks"));
@@ -144,6 +152,14 @@ fn llama_fields(block: &Block) -> Result<Value, Defect> {
     if block.product == GatedProduct::Plain {
         let problem = "has a plain product of gate and up, and LLaMA has SiLU on the gate";
         return Err(Defect::new("layer 0", problem));
+    }
+    if block.qkv_bias {
+        return Ok(json!({
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "hidden_act": "silu",
+            "use_sliding_window": false,
+        }));
     }
     Ok(json!({
         "architectures": ["LlamaForCausalLM"],

@@ -1,6 +1,6 @@
 //! One pre-norm block, for the new tokens of a sequence.
 
-use narrows_plan::model::{Positions, WeightId};
+use narrows_plan::model::{LinearKind, Positions, WeightId};
 
 use super::block_context::BlockContext;
 use super::cache::KvCache;
@@ -32,11 +32,14 @@ impl BlockContext<'_> {
             |slot: usize, x: &[f32]| linear::forward(self, slot, x, &mut latents[slot]);
         let epsilon = self.model.norm_epsilon;
         let normed = norm(&x, self.weight(WeightId::Norm1), epsilon, self.parallel);
-        let (mut q, mut k) = (linear(Q, &normed), linear(K, &normed));
+        let (mut q, mut k, mut v) = (linear(Q, &normed), linear(K, &normed), linear(V, &normed));
+        self.add_bias(LinearKind::Q, &mut q);
+        self.add_bias(LinearKind::K, &mut k);
+        self.add_bias(LinearKind::V, &mut v);
         self.rotate(&mut q);
         self.rotate(&mut k);
         cache.keys.extend(k);
-        cache.values.extend(linear(V, &normed));
+        cache.values.extend(v);
         let attended = self.attention(&q, cache);
         add_into(&linear(O, &attended), &mut x, self.parallel);
 
@@ -44,6 +47,17 @@ impl BlockContext<'_> {
         let product = self.product(&linear(GATE, &normed), &linear(UP, &normed));
         add_into(&linear(DOWN, &product), &mut x, self.parallel);
         x
+    }
+
+    /// Adds the bias of q, k or v to its output, in blocks that have one.
+    fn add_bias(&self, kind: LinearKind, y: &mut [f32]) {
+        if !self.model.blocks[self.index].qkv_bias {
+            return;
+        }
+        let bias = self.weight(WeightId::Bias(kind));
+        for row in y.chunks_mut(bias.len()) {
+            row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+        }
     }
 
     /// Rotates queries or keys, in blocks where these depend on their positions.

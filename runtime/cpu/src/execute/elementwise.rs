@@ -5,7 +5,7 @@ use std::ops::Range;
 use narrows_plan::model::GatedProduct;
 use narrows_runtime::ScheduledInstruction;
 
-use super::operands::{view, view_mut};
+use super::operands::{view, view_mut, with_scratch};
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
 use crate::kernels::{self, GatedProductSaved, MatrixViewMut, Parallel, PositionRange, RopeTable};
@@ -49,6 +49,32 @@ fn run_rope(
         parallel,
     );
     Ok(())
+}
+
+pub(crate) fn bias(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+) -> Result<(), StopReason> {
+    let parallel = device.parallel;
+    let (input, output) = (scheduled.instr.reads[0].extent, scheduled.instr.writes[0].extent);
+    let mut operands = device.operands(scheduled)?;
+    let y = view_mut(operands.write(0), output);
+    kernels::bias_forward(view(operands.read(0), input), operands.read(1), y, parallel);
+    Ok(())
+}
+
+pub(crate) fn bias_backward(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+) -> Result<(), StopReason> {
+    let (parallel, extent) = (device.parallel, scheduled.instr.reads[0].extent);
+    let elements = parallel.reduction_scratch_elements(extent.columns as usize);
+    with_scratch(device, elements, |device, scratch| {
+        let mut operands = device.operands(scheduled)?;
+        let dy = view(operands.read(0), extent);
+        kernels::bias_backward(dy, operands.write(0), scratch, parallel);
+        Ok(())
+    })
 }
 
 /// Gate and up are two operands, or side by side in one.

@@ -36,6 +36,8 @@ pub(crate) fn run(
         TensorGateBackward { a, b } => {
             latent_crossing::tensor_gate_backward(device, scheduled, (a, b))
         }
+        Bias => elementwise::bias(device, scheduled),
+        BiasBackward => elementwise::bias_backward(device, scheduled),
         Rope { .. } => elementwise::rope(device, scheduled),
         RopeBackward { .. } => elementwise::rope_backward(device, scheduled),
         GatedProduct { product } => elementwise::gated_product(device, scheduled, product),

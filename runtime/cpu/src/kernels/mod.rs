@@ -15,6 +15,7 @@
 
 mod activation;
 mod attention;
+mod bias;
 mod elementwise;
 mod embedding;
 mod gated_product;
@@ -37,6 +38,7 @@ pub use attention::{
     AttentionGradients, AttentionSaved, AttentionShape, attention_backward, attention_cached,
     attention_forward, cached_attention_scratch_elements,
 };
+pub use bias::{bias_backward, bias_forward};
 pub use elementwise::add;
 pub(crate) use elementwise::{add_into, fill_zero, fill_zero_view};
 pub use embedding::{LookupTokens, embedding_gather, embedding_scatter_add};

@@ -1,4 +1,4 @@
-// Element-wise sums, casts and fills of flat arrays, and the reduction of the partial sums of blocks.
+// Element-wise sums, casts and fills of flat arrays, biases, and the reduction of the partial sums of blocks.
 #include "reduce.cuh"
 
 // sum[i] = x[i] + y[i], where x may have another format.
@@ -29,6 +29,50 @@ DEVICE void add_elements(const X* x, const T* y, T* sum, u64 elements) {
         });                                                                             \
     }
 EACH_FORMAT(SUMS)
+
+// y = x + b in every row.
+template <class T, int V>
+DEVICE void add_bias(const T* x, const T* bias, T* y, u32 rows, u32 columns) {
+    const RowTeam team = row_team(rows);
+    if (!team.live) return;
+    x += team.row * columns;
+    y += team.row * columns;
+    each<V>(columns, team.lane, team.lanes, [&](auto size, u32 column) {
+        constexpr int COUNT = decltype(size)::value;
+        float values[COUNT], of_bias[COUNT];
+        load(x + column, values);
+        load(bias + column, of_bias);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) values[i] += of_bias[i];
+        store(y + column, values);
+    });
+}
+
+// The block's sum of rows goes to `parts`, [blocks, columns]. Block b takes rows b, b + blocks, ….
+template <class T, int V>
+DEVICE void sum_rows(const T* dy, float* parts, u32 rows, u32 columns) {
+    parts += u64(blockIdx.x) * columns;
+    each<V>(columns, threadIdx.x, blockDim.x, [&](auto size, u32 column) {
+        constexpr int COUNT = decltype(size)::value;
+        float sums[COUNT] = {};
+        for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+            float values[COUNT];
+            load(dy + row * columns + column, values);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) sums[i] += values[i];
+        }
+        store(parts + column, sums);
+    });
+}
+
+#define BIASES(T, V, ending)                                                                  \
+    KERNEL(256, 4, bias_##ending, const T* x, const T* bias, T* y, u32 rows, u32 columns) {   \
+        add_bias<T, V>(x, bias, y, rows, columns);                                            \
+    }                                                                                         \
+    KERNEL(256, 4, bias_backward_##ending, const T* dy, float* parts, u32 rows, u32 columns) { \
+        sum_rows<T, V>(dy, parts, rows, columns);                                             \
+    }
+EACH_FORMAT(BIASES)
 
 #define MIXED(V)                                                                                  \
     KERNEL(256, 4, cast_to_bf16_v##V, const float* from, bf16* to, u64 elements) {                \

@@ -6,6 +6,7 @@
 //! executed or read here.
 
 mod attention;
+mod bias;
 mod crossing;
 mod elementwise;
 mod embedding;
@@ -110,6 +111,8 @@ fn fused_op(site: &InstrSite) -> LaunchResult<Launches> {
         LatentNormBackward { activation } => crossing::layer_norm_backward(site, activation),
         TensorGate { a, b } => crossing::tensor_gate(site, (a, b)),
         TensorGateBackward { a, b } => crossing::tensor_gate_backward(site, (a, b)),
+        Bias => bias::forward(site),
+        BiasBackward => bias::backward(site),
         Rope { head_dim } => rotary::rope(site, head_dim, 1.0),
         RopeBackward { head_dim } => rotary::rope(site, head_dim, -1.0),
         Add => elementwise::add(site),

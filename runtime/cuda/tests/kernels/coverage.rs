@@ -38,6 +38,8 @@ fn fused_ops() -> Vec<FusedOp> {
         LatentNormBackward { activation },
         TensorGate { a: 1, b: 1 },
         TensorGateBackward { a: 1, b: 1 },
+        Bias,
+        BiasBackward,
         Rope { head_dim: 2 },
         RopeBackward { head_dim: 2 },
         GatedProduct { product },

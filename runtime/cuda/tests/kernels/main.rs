@@ -2,6 +2,7 @@
 //! compared with those of the CPU backend; where NVRTC is installed, it compiles them.
 
 mod attention;
+mod bias;
 mod bounds_check;
 mod case;
 #[cfg(unix)]

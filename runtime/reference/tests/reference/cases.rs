@@ -7,7 +7,7 @@ use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
 use narrows_runtime::{CounterRng, Optimizer, random_stream_name};
 use serde_json::Value;
 
-pub const NAMES: [&str; 17] = [
+pub const NAMES: [&str; 19] = [
     "llama",
     "cola",
     "svd",
@@ -25,6 +25,8 @@ pub const NAMES: [&str; 17] = [
     "rope-yarn",
     "rope-none",
     "rope-long",
+    "bias-dense",
+    "bias-pairs",
 ];
 
 /// One file of `tests/golden`.

@@ -1,0 +1,47 @@
+//! Transfer functions of biases, which are added to every row.
+
+use crate::DType;
+
+use super::super::error::{CheckResult, ensure, fault};
+use super::super::lattice::{
+    AbstractState, AbstractValue, OperandWrite, PendingReduction, ShardedExtent, WriteTarget,
+};
+use super::super::operands::InstrOperands;
+use super::super::values::ForwardOpKind;
+
+pub(super) fn forward(operands: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
+    operands.check_arity(2..=2, 1)?;
+    operands.check_all_reduced()?;
+    operands.check_no_pending_norm()?;
+    let (x, bias) = (operands.reads[0], operands.reads[1]);
+    ensure(bias.rows == ShardedExtent::whole(1) && bias.columns == x.columns, || {
+        format!("adds {bias} to every row of {x}: their features differ")
+    })?;
+    let inputs = vec![operands.value(0)?, operands.value(1)?];
+    let value = operands.apply(ForwardOpKind::Bias, inputs)?[0];
+    let state = x.with_value(AbstractValue::Value(value));
+    Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
+}
+
+pub(super) fn backward(operands: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
+    operands.check_arity(2..=2, 1)?;
+    operands.check_reduced(0)?;
+    operands.check_no_pending_norm()?;
+    let dy = operands.reads[0];
+    let graph = &operands.checker.graph;
+    let node = match dy.value {
+        AbstractValue::Gradient { of, .. } if graph.is_complete(dy.value, of) => graph.producer(of),
+        _ => None,
+    };
+    let Some(node) = node.filter(|node| graph.kind(*node) == ForwardOpKind::Bias) else {
+        return fault(format!(
+            "sums the rows of {}, which is not the complete gradient of a value with a bias",
+            graph.describe(dy.value)
+        ));
+    };
+    let pending =
+        if dy.rows.sharded.is_some() { PendingReduction::Sum } else { PendingReduction::None };
+    let db = AbstractState { rows: ShardedExtent::whole(1), dtype: DType::F32, ..dy };
+    let db = db.with_value(graph.contribution(node, 1)).with_pending(pending);
+    Ok(vec![operands.accumulate(Some(1), db)?])
+}
