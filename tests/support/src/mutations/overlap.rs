@@ -1,5 +1,6 @@
 //! Mutations of what runs at the same time.
 
+use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{
     Action, BufferId, FusedOp, GradientBucket, Instr, Program, StageProgram,
 };
@@ -73,7 +74,15 @@ pub(super) fn change_gather_bucket(rng: &mut TestRng, program: &mut Program) -> 
             stage.gather_buckets[at].before = first + 1 + rng.below(length - first);
         }
         1 => stage.gather_buckets[at].before = length + 1,
-        2 => stage.gather_buckets[at].gathers.start -= 1,
+        2 => {
+            // The first bucket may begin with a gather that runs before the next step.
+            let gathers = stage.gather_buckets[at].gathers.clone();
+            let previous = stage.step[..gathers.start].last()?;
+            let is_gather = matches!(&previous.action, Action::Collective(collective)
+                if collective.kind() == CollectiveKind::AllGather);
+            (at > 0 || !is_gather).then_some(())?;
+            stage.gather_buckets[at].gathers.start -= 1;
+        }
         3 => {
             // An update takes the place of a gather.
             let first = stage.before_gathers();
