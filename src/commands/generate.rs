@@ -72,8 +72,10 @@ fn prompt_tokens(prompt: &str, tokenizer: &Tokenizer, model: &Model) -> CommandR
     }
     if let Some(token) = tokens.iter().find(|token| u64::from(**token) >= model.vocab) {
         let message = format!(
-            "contains token {token}, but the vocabulary of {} has {} tokens",
-            model.name, model.vocab
+            "contains token {token} of the tokenizer {}, but the vocabulary of {} has {} tokens",
+            tokenizer.description().tokenizer.name,
+            model.name,
+            model.vocab
         );
         return Err(invalid(message, "--tokenizer, the tokenizer of the training data"));
     }
