@@ -240,8 +240,8 @@ impl CheckpointFault {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             CheckpointFault::Missing => Some(
-                "the folder of one checkpoint, such as `step-00000100`; if this is one, it is \
-                 incomplete: copy it again, or resume from an older one",
+                "the folder of one checkpoint, such as `step-00000100`; if this is one, its \
+                 manifest.json or a file named there is lost: copy it again, or resume from an older one",
             ),
             CheckpointFault::NotRegularFile
             | CheckpointFault::TooLong { .. }
