@@ -29,6 +29,7 @@ mod generate;
 mod gpu;
 mod host;
 mod input;
+mod library_panic;
 mod metrics_file;
 mod nanotron_model;
 mod op_decisions;

@@ -10,6 +10,10 @@ use parquet::record::reader::RowIter;
 use parquet::schema::types::Type;
 
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::library_panic::catch_panic;
+
+/// The library, as messages name it.
+const LIBRARY: &str = "the reader of Parquet files";
 
 /// Reads the texts of a file.
 pub struct ParquetFile {
@@ -32,7 +36,8 @@ impl ParquetFile {
         let failure = |message: String| Failure::input(Problem::new(&name, message));
         let file = File::open(path).map_err(|error| failure(format!("cannot be read: {error}")))?;
         let bytes = file.metadata().map_or(0, |metadata| metadata.len());
-        let reader = SerializedFileReader::new(file)
+        let reader = catch_panic(LIBRARY, || SerializedFileReader::new(file))
+            .map_err(failure)?
             .map_err(|error| failure(format!("is not a Parquet file: {error}")))?;
         let metadata = reader.metadata().file_metadata();
         let root = metadata.schema_descr().root_schema_ptr();
@@ -46,11 +51,13 @@ impl ParquetFile {
         };
         let rows = metadata.num_rows().max(1);
         let projection = Type::group_type_builder(root.name()).with_fields(vec![column]).build();
-        let rows_of_column = projection
-            .and_then(|projection| {
+        let rows_of_column = catch_panic(LIBRARY, || {
+            projection.and_then(|projection| {
                 RowIter::from_file_into(Box::new(reader)).project(Some(projection))
             })
-            .map_err(|error| failure(error.to_string()))?;
+        });
+        let rows_of_column =
+            rows_of_column.map_err(failure)?.map_err(|error| failure(error.to_string()))?;
         let (field, bytes_per_row) = (field.to_owned(), bytes as f64 / rows as f64);
         Ok(ParquetFile { name, field, rows: rows_of_column, row: 0, progress, bytes_per_row })
     }
@@ -60,8 +67,9 @@ impl ParquetFile {
     /// # Errors
     /// A row that cannot be read or has no text, and a column of another type.
     pub fn next_text(&mut self) -> CommandResult<Option<String>> {
-        let Some(row) = self.rows.next() else { return Ok(None) };
+        let next = catch_panic(LIBRARY, || self.rows.next());
         self.row += 1;
+        let Some(row) = next.map_err(|message| self.failure(message))? else { return Ok(None) };
         self.progress.inc(self.bytes_per_row as u64);
         let row = row.map_err(|error| self.failure(format!("cannot be read: {error}")))?;
         let column = row.get_column_iter().next().map(|(_, value)| value);

@@ -1,15 +1,13 @@
 //! Tokenizers from a Hugging Face `tokenizer.json`.
 
-use std::panic::{self, AssertUnwindSafe};
 use std::path::{Component, Path};
-use std::sync::Once;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use narrows_runtime::data::{TokenFileInfo, TokenizerId};
 use narrows_runtime::sha256;
 use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::library_panic::catch_panic;
 
 /// Names of the end-of-text token, which a tokenizer file does not label: the first one in the vocabulary is used.
 const END_OF_TEXT: [&str; 7] = [
@@ -37,7 +35,8 @@ impl HuggingFace {
             let hint = "a tokenizer.json written by Hugging Face's tokenizers";
             Failure::input(Problem::new(name, message).hint(hint))
         };
-        let read = catch_panic(|| Tokenizer::from_bytes(text)).map_err(rejected)?;
+        let read =
+            catch_panic("the tokenizer", || Tokenizer::from_bytes(text)).map_err(rejected)?;
         let mut tokenizer =
             read.map_err(|error| rejected(format!("is not a tokenizer: {error}")))?;
         if let ModelWrapper::BPE(model) = tokenizer.get_model()
@@ -99,7 +98,7 @@ impl HuggingFace {
 
     /// Calls the library. Its messages do not name the tokenizer.
     fn call<T>(&self, task: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-        catch_panic(task)
+        catch_panic("the tokenizer", task)
             .and_then(|result| result.map_err(|error| error.to_string()))
             .map_err(|message| format!("{}: {message}", self.description.tokenizer.name))
     }
@@ -115,31 +114,6 @@ fn short_name(path: &str) -> String {
         })
         .collect();
     parts[parts.len().saturating_sub(2)..].join("/")
-}
-
-/// Number of calls of [`catch_panic`] in progress.
-static CATCHING: AtomicUsize = AtomicUsize::new(0);
-
-/// Runs code of a library that panics on some malformed files, and returns the panic as a message.
-fn catch_panic<T>(task: impl FnOnce() -> T) -> Result<T, String> {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let hook = panic::take_hook();
-        panic::set_hook(Box::new(move |panic| {
-            if CATCHING.load(Ordering::SeqCst) == 0 {
-                hook(panic);
-            }
-        }));
-    });
-    CATCHING.fetch_add(1, Ordering::SeqCst);
-    // The state of the task is dropped with it.
-    let result = panic::catch_unwind(AssertUnwindSafe(task));
-    CATCHING.fetch_sub(1, Ordering::SeqCst);
-    result.map_err(|panic| {
-        let message = panic.downcast_ref::<&str>().map(ToString::to_string);
-        let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
-        format!("the tokenizer failed: {}", message.unwrap_or_else(|| "no message".into()))
-    })
 }
 
 #[cfg(test)]
