@@ -73,6 +73,7 @@ fn published_models_have_their_numbers_of_parameters() {
         ("Phi-4", 14_660),
         ("InternLM2.5", 7738),
         ("Qwen2.5", 7616),
+        ("Qwen3", 8191),
     ] {
         assert_eq!(millions(family), expected, "{family}");
     }

@@ -124,6 +124,9 @@ pub fn logical_parameters(model: &Model) -> Vec<LogicalParameter> {
                 let bias = scale(in_block(WeightId::Bias(kind)), linear.d_out);
                 parameters.push(LogicalParameter { initialisation: Initialisation::Zeros, ..bias });
             }
+            if block.qk_norm && matches!(kind, LinearKind::Q | LinearKind::K) {
+                parameters.push(scale(in_block(WeightId::QkNorm(kind)), model.head_dim));
+            }
         }
     }
     parameters.push(scale(outside_blocks(WeightId::FinalNorm), model.hidden));

@@ -69,6 +69,7 @@ pub fn random_stream_name(id: ParameterId) -> String {
         WeightId::FactorA(linear) => of_linear(linear, ".a"),
         WeightId::FactorB(linear) => of_linear(linear, ".b"),
         WeightId::Bias(linear) => of_linear(linear, ".bias"),
+        WeightId::QkNorm(linear) => of_linear(linear, ".norm"),
         WeightId::CrossingGate(linear) => of_linear(linear, ".gate"),
         WeightId::CrossingGateU(linear) => of_linear(linear, ".gate.u"),
         WeightId::CrossingGateV(linear) => of_linear(linear, ".gate.v"),

@@ -19,12 +19,6 @@ pub fn other_rope(model: &Model) -> Option<String> {
     model.rope.scaling.is_some().then(|| "would not scale the frequencies of RoPE".to_owned())
 }
 
-/// Difference between the linears of a model and the exported ones, which have no biases.
-pub fn missing_biases(model: &Model) -> Option<&'static str> {
-    let has_biases = model.blocks.iter().any(|block| block.qkv_bias);
-    has_biases.then_some("would have no biases of q, k and v")
-}
-
 /// Layouts of crossing latents.
 pub fn crossing_layout(exported: &ExportedPlan) -> Translation {
     match exported.plan.crossing_layout {

@@ -152,15 +152,18 @@ fn shape(exported: &ExportedPlan) -> Translation {
         // The vocabulary is padded to a multiple of this number of rows on each device.
         ("make-vocab-size-divisible-by", json!(1)),
     ];
+    if block.qkv_bias {
+        options.push(("add-qkv-bias", json!(true)));
+    }
+    if block.qk_norm {
+        options.push(("qk-layernorm", json!(true)));
+    }
     if !model.tied {
         options.push(("untie-embeddings-and-output-weights", json!(true)));
     }
     if model.padding_token.is_some() {
         return Translation::not_expressible("trains the row of the padding token too")
             .with(options);
-    }
-    if let Some(difference) = common::missing_biases(model) {
-        return Translation::not_expressible(difference).with(options);
     }
     if let Some(difference) = common::other_rope(model) {
         return Translation::not_expressible(difference).with(options);

@@ -4,7 +4,7 @@
 //! ee035d4, whose `examples/cola/` has the low-rank classes.
 
 use narrows_plan::graph::Op;
-use narrows_plan::model::ConfigClass;
+use narrows_plan::model::{Block, ConfigClass};
 use narrows_plan::strategy::{Baseline, Strategy};
 use narrows_plan::{Defect, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero};
 use serde_json::{Value, json};
@@ -194,8 +194,8 @@ fn shape(exported: &ExportedPlan) -> Translation {
             format!("has heads of hidden / heads features: {heads} is not {}", model.hidden);
         return Translation::not_expressible(reason).with(options);
     }
-    if let Some(difference) = common::missing_biases(model) {
-        return Translation::not_expressible(difference).with(options);
+    if let Some(extra) = model.blocks.iter().find_map(Block::vectors_beside_linears) {
+        return Translation::not_expressible(format!("would have no {extra}")).with(options);
     }
     if let Some(difference) = common::other_rope(model) {
         return Translation::not_expressible(difference).with(options);

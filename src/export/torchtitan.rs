@@ -128,7 +128,7 @@ impl TargetFramework for Torchtitan {
 /// A model of torchtitan that computes the function of LLaMA.
 #[derive(Clone, Copy, PartialEq)]
 enum TitanModel {
-    /// Tied embedding and head, or heads of another width than hidden / heads. It has no pipeline.
+    /// Tied embedding and head, norms of heads, or heads of another width than hidden / heads. It has no pipeline.
     Qwen3,
     /// All other models.
     Llama3,
@@ -136,7 +136,8 @@ enum TitanModel {
 
 impl TitanModel {
     fn of(model: &Model) -> TitanModel {
-        match model.tied || model.heads * model.head_dim != model.hidden {
+        let norms_heads = model.blocks.iter().any(|block| block.qk_norm);
+        match model.tied || norms_heads || model.heads * model.head_dim != model.hidden {
             true => TitanModel::Qwen3,
             false => TitanModel::Llama3,
         }
@@ -156,10 +157,12 @@ fn flavor(model: &Model) -> String {
     let d_ff = model.blocks[0].up.d_out;
     let (class, own) = match titan {
         TitanModel::Qwen3 => {
-            let tied = if model.tied { "True" } else { "False" };
+            let python = |value: bool| if value { "True" } else { "False" };
             let own = format!(
-                "head_dim={}, hidden_dim={d_ff}, qk_norm=False, enable_weight_tying={tied}",
-                model.head_dim
+                "head_dim={}, hidden_dim={d_ff}, qk_norm={}, enable_weight_tying={}",
+                model.head_dim,
+                python(model.blocks[0].qk_norm),
+                python(model.tied)
             );
             ("Qwen3ModelArgs", own)
         }
@@ -208,8 +211,8 @@ fn shape(exported: &ExportedPlan) -> Translation {
         return Translation::not_expressible("trains the row of the padding token too")
             .with(options);
     }
-    if let Some(difference) = common::missing_biases(model) {
-        return Translation::not_expressible(difference).with(options);
+    if model.blocks.iter().any(|block| block.qkv_bias) {
+        return Translation::not_expressible("would have no biases of q, k and v").with(options);
     }
     if let Some(difference) = common::other_rope(model) {
         return Translation::not_expressible(difference).with(options);

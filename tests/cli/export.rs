@@ -174,6 +174,36 @@ fn a_lost_decision_is_refused_unless_losses_are_allowed() {
     assert!(plan.names_with_fate("nanotron", "not-expressible").is_empty());
 }
 
+/// Biases of q, k and v are options of Megatron-LM; norms of their heads also of torchtitan.
+#[test]
+fn biases_and_norms_of_heads_are_options_or_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let block = r#"{"product": "swiglu", "all": "dense", FIELD}"#;
+    for (field, megatron, lost) in [
+        ("\"qkv_bias\": true", "--add-qkv-bias", &["torchtitan", "nanotron"][..]),
+        ("\"qk_norm\": true", "--qk-layernorm", &["nanotron"]),
+    ] {
+        let model = format!(
+            r#"{{"format": "narrows-model/1", "name": "m", "hidden": 256, "vocab": 512, "heads": 4, "d_ff": 688,
+            "blocks": {{"count": 2, "default": {}}}}}"#,
+            block.replace("FIELD", field)
+        );
+        std::fs::write(at("m.json"), model).expect("a model file");
+        let request = "--devices 2 --tensor 2 --strategy megatron-sp --sequence-length 128";
+        stdout(&format!("plan --model {} {request} --output {}", at("m.json"), at("plan.json")));
+        let export = format!("export {} --model {} --to", at("plan.json"), at("m.json"));
+        assert!(stdout(&format!("{export} megatron")).contains(megatron), "{megatron}");
+        for framework in ["torchtitan", "nanotron"] {
+            let answer = answer(&format!("{export} {framework} --allow-loss"));
+            let rows = answer["decisions"].as_array().expect("decisions").iter();
+            let shape = rows.clone().find(|row| row["decision"] == "model").expect("a model");
+            let is_lost = shape["fate"] == "not-expressible";
+            assert_eq!(is_lost, lost.contains(&framework), "{framework}: {shape}");
+        }
+    }
+}
+
 /// Every schedule but plain 1F1B, and every stage of ZeRO but the first, is missing somewhere.
 #[test]
 fn schedules_and_stages_of_zero_that_are_missing_are_named() {

@@ -56,14 +56,23 @@ fn exported_weights_start_a_run_as_their_checkpoint_does() {
     assert!(own < 5.3, "{own}");
 }
 
-/// Biases of a Qwen2 model are trained, exported under its class, and read again, under another plan too.
+/// Biases of Qwen2 and norms of heads of Qwen3 are trained, exported under their classes, and read again, under another
+/// plan too.
 #[test]
-fn biases_survive_an_export() {
+fn biases_and_norms_of_heads_survive_an_export() {
+    let biases = [("q_proj.bias", 32), ("k_proj.bias", 16), ("v_proj.bias", 16)];
+    export_and_read_again("Qwen2ForCausalLM", "qwen2", &biases, "biases of q, k and v");
+    let norms = [("q_norm.weight", 8), ("k_norm.weight", 8)];
+    export_and_read_again("Qwen3ForCausalLM", "qwen3", &norms, "norms of the heads of q and k");
+}
+
+/// `vectors` are the names and widths of the vectors of attention, whose initial elements are equal.
+fn export_and_read_again(class: &str, model_type: &str, vectors: &[(&str, usize)], phrase: &str) {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
     let config = json!({
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
-        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "architectures": [class], "model_type": model_type, "hidden_act": "silu",
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
         "rms_norm_eps": 1e-6, "rope_theta": 1e6, "vocab_size": 256, "tie_word_embeddings": false
     });
@@ -83,12 +92,12 @@ fn biases_survive_an_export() {
     let (length, rest) = bytes.split_first_chunk().unwrap();
     let (header, elements) = rest.split_at(u64::from_le_bytes(*length) as usize);
     let header: Value = serde_json::from_slice(header).unwrap();
-    for (name, width) in [("q", 32), ("k", 16), ("v", 16)] {
-        let bias = &header[format!("model.layers.1.self_attn.{name}_proj.bias")];
-        assert_eq!(bias["shape"], json!([width]), "{header}");
-        let offsets: [usize; 2] = serde_json::from_value(bias["data_offsets"].clone()).unwrap();
+    for (name, width) in vectors {
+        let vector = &header[format!("model.layers.1.self_attn.{name}")];
+        assert_eq!(vector["shape"], json!([width]), "{header}");
+        let offsets: [usize; 2] = serde_json::from_value(vector["data_offsets"].clone()).unwrap();
         let trained = &elements[offsets[0]..offsets[1]];
-        assert!(trained.iter().any(|byte| *byte != 0), "{name} is trained");
+        assert!(trained.chunks(4).any(|element| *element != trained[..4]), "{name} is trained");
     }
     let own = run("qwen.json", &format!("--steps 1 --init-from {}", at("kept")));
     assert!(own < untrained - 0.1, "{own} after {untrained}");
@@ -97,10 +106,8 @@ fn biases_survive_an_export() {
     let sharded = run("qwen.json", &format!("{exported} --devices 2 --tensor 2"));
     assert!((sharded - own).abs() < 1e-4, "{sharded} instead of {own}");
     let error = failure(&format!("{export} {} --to nanotron", at("other")), 2);
-    assert!(
-        error.contains("layer 0: has biases of q, k and v, which the class does not have"),
-        "{error}"
-    );
+    let problem = format!("layer 0: has {phrase}, which the class does not have");
+    assert!(error.contains(&problem), "{error}");
 }
 
 /// Of two processes, each writes shards. Damage that leaves all elements finite is found by the checksums.

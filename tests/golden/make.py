@@ -212,6 +212,10 @@ class Block:
             name: weights.make(f"layer {index} {name}.bias", (1, widths[name][1]), np.zeros((1, widths[name][1])))
             for name in biases
         }
+        norms = "qk" if spec.get("qk_norm") else ""
+        self.head_norms = {
+            name: RmsNorm(weights, f"layer {index} {name}.norm", head_dim, config["norm_epsilon"]) for name in norms
+        }
 
     def __call__(self, x, crossing_latents):
         """The hidden state, and the latents that cross to the next block, by linear."""
@@ -224,6 +228,8 @@ class Block:
         n = self.norm1(x)
         heads = lambda y: y.unflatten(-1, (-1, self.config["head_dim"])).transpose(1, 2)
         q, k, v = (heads(linear(name, n)) for name in "qkv")
+        if self.head_norms:
+            q, k = self.head_norms["q"](q), self.head_norms["k"](k)
         if self.rotary:
             q, k = (rotary(y, self.config) for y in (q, k))
         k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
@@ -276,7 +282,7 @@ def learning_rate(step, peak, warm_up, total, final_fraction=0.1):
 
 
 def train(model, weights, microbatches, options, steps):
-    vectors = ("norm1", "norm2", "final_norm", "latent_norm.scale", ".bias")
+    vectors = ("norm1", "norm2", "final_norm", "latent_norm.scale", ".bias", ".norm")
     groups = [
         dict(params=[w for n, w in weights.items() if not n.endswith(vectors)], weight_decay=0.1),
         dict(params=[w for n, w in weights.items() if n.endswith(vectors)], weight_decay=0.0),
@@ -361,6 +367,8 @@ def cases():
         "rope-none": dict(base, blocks=[uniform("dense", "swiglu"), dict(uniform("dense", "swiglu"), positions="none")]),
         "bias-dense": dict(base, blocks=[dict(uniform("dense", "swiglu"), qkv_bias=True), uniform("dense", "swiglu")]),
         "bias-pairs": dict(base, blocks=[dict(block, qkv_bias=True) for block in cola]),
+        "qk-norm-dense": dict(base, blocks=[dict(uniform("dense", "swiglu"), qk_norm=True), uniform("dense", "swiglu")]),
+        "qk-norm-pairs": dict(base, blocks=[dict(block, qk_norm=True, qkv_bias=True) for block in cola]),
         # One of the two microbatches is longer than `original_length`.
         "rope-long": dict(rope, rotary_dim=6, rope_scaling=dict(long_rope=dict(
             short=[1.0, 1.5, 3.0], long=[1.25, 4.0, 16.0], attention_factor=1.25, original_length=5))),
@@ -374,7 +382,7 @@ def model_file(name, config):
 
     blocks = {
         str(index): {
-            key: value if key in ("product", "positions", "qkv_bias") else with_crossing(value) for key, value in block.items()
+            key: value if key in ("product", "positions", "qkv_bias", "qk_norm") else with_crossing(value) for key, value in block.items()
         }
         for index, block in enumerate(config["blocks"])
     }

@@ -42,6 +42,8 @@ pub(super) enum ForwardOpKind {
     TensorGate { a: u64, b: u64 },
     /// x, b → x + b, with b added to every row.
     Bias,
+    /// x, scales → x with the heads in its first `queries` + `keys` features normed.
+    QkNorm { head_dim: u64, queries: u64, keys: u64 },
     /// x → x with its first `width` features rotated.
     Rope { width: u64, head_dim: u64 },
     /// q, k, v in one to three values → output, log-sum-exp.

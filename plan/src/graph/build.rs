@@ -8,7 +8,7 @@ use crate::model::{
 use super::shape::crossing;
 use super::{
     AttentionOp, BiasOp, BlockShape, Grouping, LatentOp, LinearForm, LinearMember, LinearOp, Op,
-    OpId, OpNode, Segment, SegmentKind, Value, ValueId,
+    OpId, OpNode, QkNormOp, Segment, SegmentKind, Value, ValueId,
 };
 
 /// The embedding: tokens to hidden state.
@@ -57,6 +57,9 @@ pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> S
     let mut qkv = builder.linears(n1, "qkv", &[q, k, v], grouping.qkv, &heads);
     if block.qkv_bias {
         qkv = qkv.into_iter().map(|output| builder.bias(output, model.head_dim)).collect();
+    }
+    if block.qk_norm {
+        qkv = qkv.into_iter().map(|output| builder.qk_norm(output, model.head_dim)).collect();
     }
     let attention =
         AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
@@ -293,17 +296,49 @@ impl SegmentBuilder {
 
     /// Adds the biases of the linears that compute `output`, whose rotation then follows the addition.
     fn bias(&mut self, output: ValueId, head_dim: u64) -> ValueId {
-        let Value { name, sections, producer, .. } = self.values[output.0 as usize].clone();
-        let producer = producer.map(|op| &mut self.ops[op.0 as usize].op);
-        let Some(Op::Linear(linear)) = producer else { return output };
-        let kinds = linear.members.iter().filter_map(|member| match member.parameter {
-            WeightId::Dense(kind) | WeightId::FactorB(kind) => Some(kind),
-            _ => None,
-        });
-        let members = kinds.zip(sections.iter().copied()).collect();
-        let rotary_sections = std::mem::take(&mut linear.rotary_sections);
+        let (members, rotary_sections) = self.take_rotation(output);
+        let Value { name, sections, .. } = self.values[output.0 as usize].clone();
         let op = Op::Bias(BiasOp { members, head_dim, rotary_sections });
         self.op(&format!("{name}.bias"), op, &[output], &[(&format!("{name}.biased"), sections)])[0]
+    }
+
+    /// Norms the heads of queries and keys in `output`, whose rotation then follows the norm.
+    fn qk_norm(&mut self, output: ValueId, head_dim: u64) -> ValueId {
+        if self.linears_of(output).iter().all(|(kind, _)| *kind == LinearKind::V) {
+            return output;
+        }
+        let (members, rotary_sections) = self.take_rotation(output);
+        let sections = members.iter().map(|(_, width)| *width).collect();
+        let name = joined_names(members.iter().map(|(kind, _)| *kind));
+        let op = Op::QkNorm(QkNormOp { members, head_dim, rotary_sections });
+        self.op(&format!("{name}.norm"), op, &[output], &[(&format!("{name}.normed"), sections)])[0]
+    }
+
+    /// The linears whose outputs are side by side in a value, with their widths.
+    fn linears_of(&self, output: ValueId) -> Vec<(LinearKind, u64)> {
+        let Value { sections, producer, .. } = &self.values[output.0 as usize];
+        match producer.map(|op| &self.ops[op.0 as usize].op) {
+            Some(Op::Linear(linear)) => {
+                let kinds = linear.members.iter().filter_map(|member| match member.parameter {
+                    WeightId::Dense(kind) | WeightId::FactorB(kind) => Some(kind),
+                    _ => None,
+                });
+                kinds.zip(sections.iter().copied()).collect()
+            }
+            Some(Op::Bias(bias)) => bias.members.clone(),
+            _ => vec![],
+        }
+    }
+
+    /// The linears of a value, and the sections that its producer no longer rotates.
+    fn take_rotation(&mut self, output: ValueId) -> (Vec<(LinearKind, u64)>, Vec<usize>) {
+        let producer = self.values[output.0 as usize].producer;
+        let rotary_sections = match producer.map(|op| &mut self.ops[op.0 as usize].op) {
+            Some(Op::Linear(linear)) => std::mem::take(&mut linear.rotary_sections),
+            Some(Op::Bias(bias)) => std::mem::take(&mut bias.rotary_sections),
+            _ => vec![],
+        };
+        (self.linears_of(output), rotary_sections)
     }
 
     /// Adds the crossing from the previous block into the latent u, and the output to the next block.
@@ -356,7 +391,11 @@ impl SegmentBuilder {
 }
 
 fn run_name(run: &[LinearSite]) -> String {
-    run.iter().map(|site| site.kind.name()).collect::<Vec<_>>().join("_")
+    joined_names(run.iter().map(|site| site.kind))
+}
+
+fn joined_names(linears: impl Iterator<Item = LinearKind>) -> String {
+    linears.map(LinearKind::name).collect::<Vec<_>>().join("_")
 }
 
 fn rank(linear: &Linear) -> u64 {

@@ -25,6 +25,8 @@ pub enum Op {
     Linear(LinearOp),
     /// Adds biases to the outputs of linears, and rotates queries and keys.
     Bias(BiasOp),
+    /// Norms every head of queries and keys, and rotates them.
+    QkNorm(QkNormOp),
     /// φ on a latent, with the division by the norm's root mean square where it is pending.
     Latent(LatentOp),
     /// Causal attention.
@@ -117,6 +119,32 @@ pub struct BiasOp {
     pub head_dim: u64,
     /// Sections that the rotary embedding is applied to in place, after the addition.
     pub rotary_sections: Vec<usize>,
+}
+
+/// RMSNorm of every head of queries and keys, before their rotation (QK-norm). Values beside them are copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QkNormOp {
+    /// The linears whose outputs are side by side, with the width of each; queries and keys come first.
+    pub members: Vec<(LinearKind, u64)>,
+    /// Features of a head.
+    pub head_dim: u64,
+    /// Sections that the rotary embedding is applied to in place, after the norm.
+    pub rotary_sections: Vec<usize>,
+}
+
+impl QkNormOp {
+    /// Number of heads of this linear in the input; 0 where the input has none.
+    pub fn heads_of(&self, linear: LinearKind) -> u64 {
+        let widths =
+            self.members.iter().filter(|(kind, _)| *kind == linear).map(|(_, width)| width);
+        widths.sum::<u64>() / self.head_dim
+    }
+
+    /// The linears whose heads are normed. Each has a scale of `head_dim` elements.
+    pub fn normed(&self) -> impl Iterator<Item = LinearKind> {
+        let kinds = self.members.iter().map(|(kind, _)| *kind);
+        kinds.filter(|kind| matches!(kind, LinearKind::Q | LinearKind::K))
+    }
 }
 
 /// φ on one or several latents side by side.

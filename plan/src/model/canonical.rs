@@ -80,6 +80,7 @@ fn default_layer(block: &Block) -> BlockFile {
         product: Some(block.product),
         positions: Some(block.positions).filter(|positions| *positions != Positions::default()),
         qkv_bias: block.qkv_bias.then_some(true),
+        qk_norm: block.qk_norm.then_some(true),
         all: Some(all.clone()),
         ..Default::default()
     };
@@ -129,6 +130,7 @@ fn difference(block: &Block, typical: &Block, first: bool) -> BlockFile {
         product: (block.product != typical.product).then_some(block.product),
         positions: (block.positions != typical.positions).then_some(block.positions),
         qkv_bias: (block.qkv_bias != typical.qkv_bias).then_some(block.qkv_bias),
+        qk_norm: (block.qk_norm != typical.qk_norm).then_some(block.qk_norm),
         ..Default::default()
     };
     let pairs = block.linears().into_iter().zip(typical.linears());

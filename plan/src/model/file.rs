@@ -161,6 +161,9 @@ pub struct BlockFile {
     /// Whether biases are added to the outputs of q, k and v; by default not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qkv_bias: Option<bool>,
+    /// Whether every head of q and k has an RMSNorm before it is rotated; by default not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qk_norm: Option<bool>,
     /// All seven linears; fields of single linears take precedence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub all: Option<LinearFile>,

@@ -71,6 +71,9 @@ impl CanonicalWriter {
             if block.qkv_bias {
                 [7, index as u64].into_iter().for_each(|number| self.number(number));
             }
+            if block.qk_norm {
+                [8, index as u64].into_iter().for_each(|number| self.number(number));
+            }
         }
     }
 

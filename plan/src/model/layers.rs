@@ -23,6 +23,7 @@ pub(super) struct BlockDraft {
     pub product: Option<GatedProduct>,
     pub positions: Option<Positions>,
     pub qkv_bias: Option<bool>,
+    pub qk_norm: Option<bool>,
     pub linears: [LinearDraft; 7],
 }
 
@@ -49,6 +50,7 @@ impl BlockDraft {
             draft.product = layer.file.product.or(draft.product);
             draft.positions = layer.file.positions.or(draft.positions);
             draft.qkv_bias = layer.file.qkv_bias.or(draft.qkv_bias);
+            draft.qk_norm = layer.file.qk_norm.or(draft.qk_norm);
             for (linear, (name, file)) in draft.linears.iter_mut().zip(layer.file.linears()) {
                 if let Some(all) = &layer.file.all {
                     linear.apply(all, || format!("{}.all", layer.field));

@@ -89,6 +89,8 @@ pub struct Block {
     pub positions: Positions,
     /// Whether biases are added to the outputs of q, k and v, before queries and keys are rotated.
     pub qkv_bias: bool,
+    /// Whether every head of q and k has an RMSNorm, before it is rotated. Its scale is the same for all heads.
+    pub qk_norm: bool,
 }
 
 /// Dependence of queries and keys on their positions.
@@ -305,15 +307,25 @@ impl Block {
         ]
     }
 
-    /// Number of parameters of the linears, without biases and the scales of the two norms.
+    /// Number of parameters of the linears, without biases and the scales of norms.
     fn linear_parameters(&self) -> u64 {
         self.linears().iter().map(|(_, linear)| linear.parameters()).sum()
     }
 
-    /// Number of parameters of the biases.
-    fn bias_parameters(&self) -> u64 {
-        let width = self.q.d_out + self.k.d_out + self.v.d_out;
-        if self.qkv_bias { width } else { 0 }
+    /// The vectors that a block has beside the linears and norms of LLaMA's, as a phrase for messages.
+    pub fn vectors_beside_linears(&self) -> Option<&'static str> {
+        match (self.qkv_bias, self.qk_norm) {
+            (true, true) => Some("biases of q, k and v, and norms of the heads of q and k"),
+            (true, false) => Some("biases of q, k and v"),
+            (false, true) => Some("norms of the heads of q and k"),
+            (false, false) => None,
+        }
+    }
+
+    /// Number of parameters of biases, and of norms of heads of this width.
+    fn vector_parameters(&self, head_dim: u64) -> u64 {
+        let biases = if self.qkv_bias { self.q.d_out + self.k.d_out + self.v.d_out } else { 0 };
+        biases + if self.qk_norm { 2 * head_dim } else { 0 }
     }
 }
 
@@ -323,8 +335,8 @@ impl Model {
         let embeddings = self.vocab * self.hidden * if self.tied { 1 } else { 2 };
         let blocks: u64 = (0..self.blocks.len())
             .map(|index| {
-                let biases = self.blocks[index].bias_parameters();
-                self.block_linear_parameters(index) + biases + 2 * self.hidden
+                let vectors = self.blocks[index].vector_parameters(self.head_dim);
+                self.block_linear_parameters(index) + vectors + 2 * self.hidden
             })
             .sum();
         embeddings + blocks + self.hidden

@@ -79,6 +79,8 @@ pub enum WeightId {
     FactorB(LinearKind),
     /// Bias of a linear, 1 × d_out.
     Bias(LinearKind),
+    /// Scale of the norm of every head of q or k, 1 × head_dim.
+    QkNorm(LinearKind),
     /// Dense gate of a crossing latent, r_prev × r.
     CrossingGate(LinearKind),
     /// First matrix of a tensor gate, a × a.
@@ -103,6 +105,7 @@ impl fmt::Display for WeightId {
             WeightId::FactorA(linear) => write!(f, "{linear}.a"),
             WeightId::FactorB(linear) => write!(f, "{linear}.b"),
             WeightId::Bias(linear) => write!(f, "{linear}.bias"),
+            WeightId::QkNorm(linear) => write!(f, "{linear}.norm"),
             WeightId::CrossingGate(linear) => write!(f, "{linear}.gate"),
             WeightId::CrossingGateU(linear) => write!(f, "{linear}.gate.u"),
             WeightId::CrossingGateV(linear) => write!(f, "{linear}.gate.v"),

@@ -173,6 +173,7 @@ impl ModelFile {
                 product: draft.product.unwrap_or(GatedProduct::SwiGlu),
                 positions: draft.positions.unwrap_or_default(),
                 qkv_bias: draft.qkv_bias.unwrap_or(false),
+                qk_norm: draft.qk_norm.unwrap_or(false),
                 weights,
             });
         }
@@ -231,6 +232,7 @@ struct CheckedBlock {
     product: GatedProduct,
     positions: Positions,
     qkv_bias: bool,
+    qk_norm: bool,
     weights: [Option<Weight>; 7],
 }
 
@@ -254,6 +256,7 @@ impl CheckedBlock {
             product: self.product,
             positions: self.positions,
             qkv_bias: self.qkv_bias,
+            qk_norm: self.qk_norm,
         }
     }
 }

@@ -81,6 +81,26 @@ pub enum FusedOp {
     Bias,
     /// dy, db → db with the sum of the rows of dy added.
     BiasBackward,
+    /// x, scales → x with every head of queries and keys divided by its root mean square and multiplied by a scale. The
+    /// heads of queries come first, then those of keys, then what is copied. The scales are those of queries and of
+    /// keys side by side, where there are any.
+    QkNorm {
+        /// Features of a head.
+        head_dim: u64,
+        /// Heads of queries on a device.
+        queries: u64,
+        /// Heads of keys on a device.
+        keys: u64,
+    },
+    /// dy, x, scales, dscales → dx, and dscales with the gradient of the scales added.
+    QkNormBackward {
+        /// Features of a head.
+        head_dim: u64,
+        /// Heads of queries on a device.
+        queries: u64,
+        /// Heads of keys on a device.
+        keys: u64,
+    },
     /// Rotates q and k in place: of the first w features of a head, feature i with feature i + w/2, by the
     /// token's position in its sequence, with w and the frequencies of the model constants. The operand
     /// is the first features of each row.
@@ -174,6 +194,8 @@ impl FusedOp {
             TensorGateBackward { .. } => ("tensor_gate_backward", FusedKind::Latent),
             Bias => ("bias", FusedKind::Add),
             BiasBackward => ("bias_backward", FusedKind::Add),
+            QkNorm { .. } => ("qk_norm", FusedKind::Norm),
+            QkNormBackward { .. } => ("qk_norm_backward", FusedKind::Norm),
             Rope { .. } => ("rope", FusedKind::Rope),
             RopeBackward { .. } => ("rope_backward", FusedKind::Rope),
             GatedProduct { .. } => ("gated_product", FusedKind::GatedProduct),

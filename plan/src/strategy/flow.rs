@@ -107,7 +107,11 @@ impl Flow {
 /// Whether the backward pass of an op reads its inputs.
 pub fn backward_reads_input(op: &Op) -> bool {
     match op {
-        Op::Linear(_) | Op::Norm { .. } | Op::GatedProduct { .. } | Op::Attention(_) => true,
+        Op::Linear(_)
+        | Op::Norm { .. }
+        | Op::QkNorm(_)
+        | Op::GatedProduct { .. }
+        | Op::Attention(_) => true,
         Op::LatentNorm { .. } | Op::TensorGate { .. } => true,
         Op::Latent(latent) => latent.activation == Activation::Silu,
         Op::Embedding { .. }

@@ -57,6 +57,14 @@ pub(crate) fn op_choices(
         {
             choices.uniform(Strategy::Feature, FEATURES);
         }
+        Op::QkNorm(norm)
+            if norm
+                .members
+                .iter()
+                .all(|(_, width)| (width / norm.head_dim).is_multiple_of(devices)) =>
+        {
+            choices.uniform(Strategy::Feature, FEATURES);
+        }
         Op::Latent(latent) => latent_choices(latent, devices, &mut choices),
         Op::Attention(attention) => {
             attention_choices(attention, segment, node, devices, &mut choices)
@@ -71,6 +79,7 @@ pub(crate) fn op_choices(
         }
         Op::Norm { .. }
         | Op::Bias(_)
+        | Op::QkNorm(_)
         | Op::GatedProduct { .. }
         | Op::Add { .. }
         | Op::Cross { .. } => {}

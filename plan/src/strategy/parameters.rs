@@ -16,7 +16,8 @@ pub struct OpParameters {
     pub members: Vec<WeightShape>,
     /// Sharding of each member over the tensor axis.
     pub split: WeightSplit,
-    /// Whether the gradient is partial over the tensor axis, because each device has only its own tokens.
+    /// Whether the gradient is partial over the tensor axis, because each device has only its own
+    /// tokens, or heads that share the parameter.
     pub gradient_partial: bool,
 }
 
@@ -116,6 +117,10 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
                 .map(|(kind, width)| WeightShape::new(WeightId::Bias(*kind), 1, *width))
                 .collect()
         }
+        Op::QkNorm(norm) => {
+            let scale = |linear| WeightShape::new(WeightId::QkNorm(linear), 1, norm.head_dim);
+            norm.normed().map(scale).collect()
+        }
         Op::LatentNorm { linear, width, .. } => {
             let weights = [WeightId::LatentNormScale(*linear), WeightId::LatentNormBias(*linear)];
             weights.map(|weight| WeightShape::new(weight, 1, *width)).into()
@@ -136,6 +141,10 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
         (Op::Bias(_), Strategy::Feature) => WeightSplit::Columns,
         _ => WeightSplit::Whole,
     };
-    let gradient_partial = strategy == Strategy::Token && context.tensor_size() > 1;
+    let has_part = match &node.op {
+        Op::QkNorm(_) => matches!(strategy, Strategy::Token | Strategy::Feature),
+        _ => strategy == Strategy::Token,
+    };
+    let gradient_partial = has_part && context.tensor_size() > 1;
     Some(OpParameters { members, split, gradient_partial })
 }

@@ -23,6 +23,8 @@ pub(super) struct BlockInput<'a, T> {
 pub(super) struct BlockTape<T> {
     x: Matrix<T>,
     normed1: Matrix<T>,
+    /// Queries and keys before they are normed.
+    heads: [Matrix<T>; 2],
     q: Matrix<T>,
     k: Matrix<T>,
     v: Matrix<T>,
@@ -82,6 +84,16 @@ impl<T: Float> BlockInput<'_, T> {
         }
     }
 
+    /// Norms every head of q or k, in blocks that do so.
+    fn norm_heads(&self, slot: usize, x: &Matrix<T>) -> Matrix<T> {
+        if !self.block().qk_norm {
+            return x.clone();
+        }
+        let (id, _) = self.linear_at(slot);
+        let scale = self.parameters.checked(id.parameter(WeightId::QkNorm));
+        norm::heads_forward(x, scale, self.model.norm_epsilon)
+    }
+
     fn linear(&self, slot: usize, x: &Matrix<T>) -> (Matrix<T>, linear::LinearTape<T>) {
         let (id, linear) = self.linear_at(slot);
         let previous = self.previous.and_then(|previous| previous[slot].sent());
@@ -98,6 +110,8 @@ impl<T: Float> BlockInput<'_, T> {
         self.add_bias(Q, &mut q);
         self.add_bias(K, &mut k);
         self.add_bias(V, &mut v);
+        let heads = [q, k];
+        let [mut q, mut k] = [self.norm_heads(Q, &heads[0]), self.norm_heads(K, &heads[1])];
         self.rotate(&mut q, RotationDirection::Forward);
         self.rotate(&mut k, RotationDirection::Forward);
         let attended = attention::forward(self.shape, &q, &k, &v);
@@ -112,8 +126,21 @@ impl<T: Float> BlockInput<'_, T> {
         let x2 = x1.plus(&down);
 
         let linears = [q_tape, k_tape, v_tape, o_tape, gate_tape, up_tape, down_tape];
-        let tape =
-            BlockTape { x, normed1, q, k, v, attended, x1, normed2, gate, up, product, linears };
+        let tape = BlockTape {
+            x,
+            normed1,
+            heads,
+            q,
+            k,
+            v,
+            attended,
+            x1,
+            normed2,
+            gate,
+            up,
+            product,
+            linears,
+        };
         (x2, tape)
     }
 
@@ -140,6 +167,8 @@ impl<T: Float> BlockInput<'_, T> {
         let [mut dq, mut dk, dv] = attention::backward(self.shape, qkv, &dattended);
         self.rotate(&mut dq, RotationDirection::Back);
         self.rotate(&mut dk, RotationDirection::Back);
+        let dq = back.norm_heads(Q, &tape.heads[0], dq);
+        let dk = back.norm_heads(K, &tape.heads[1], dk);
         back.bias(Q, &dq);
         back.bias(K, &dk);
         back.bias(V, &dv);
@@ -185,6 +214,19 @@ impl<T: Float> BlockBackward<'_, T> {
             let (id, _) = self.context.linear_at(slot);
             self.gradients.add(id.parameter(WeightId::Bias), &dy.row_sum());
         }
+    }
+
+    /// The gradient of q or k before its heads are normed.
+    fn norm_heads(&mut self, slot: usize, x: &Matrix<T>, dy: Matrix<T>) -> Matrix<T> {
+        if !self.context.block().qk_norm {
+            return dy;
+        }
+        let (linear, _) = self.context.linear_at(slot);
+        let id = linear.parameter(WeightId::QkNorm);
+        let scale = self.context.parameters.checked(id);
+        let (dx, dscale) = norm::heads_backward(x, scale, self.context.model.norm_epsilon, &dy);
+        self.gradients.add(id, &dscale);
+        dx
     }
 
     /// The gradient of the input x of a norm.

@@ -48,6 +48,23 @@ pub(super) fn rms_backward<T: Float>(
     (dx, dscale)
 }
 
+/// [`rms_forward`] of every head of the rows, which are as wide as the scale.
+pub(super) fn heads_forward<T: Float>(x: &Matrix<T>, scale: &Matrix<T>, epsilon: f64) -> Matrix<T> {
+    rms_forward(&x.with_columns(scale.columns()), scale, epsilon).with_columns(x.columns())
+}
+
+/// [`rms_backward`] of every head of the rows.
+pub(super) fn heads_backward<T: Float>(
+    x: &Matrix<T>,
+    scale: &Matrix<T>,
+    epsilon: f64,
+    dy: &Matrix<T>,
+) -> (Matrix<T>, Matrix<T>) {
+    let head = scale.columns();
+    let (dx, dscale) = rms_backward(&x.with_columns(head), scale, epsilon, &dy.with_columns(head));
+    (dx.with_columns(x.columns()), dscale)
+}
+
 /// ρ of one row.
 fn rms_factor<T: Float>(x: &[T], epsilon: f64) -> T {
     let mean_square = dot(x, x) / T::from_f64(x.len() as f64);

@@ -9,6 +9,7 @@
 //! | `layer N q.a` | `model.layers.N.self_attn.q_proj.cola_a` | d_in, r |
 //! | `layer N q.b` | `model.layers.N.self_attn.q_proj.cola_b` | r, d_out |
 //! | `layer N q.bias` | `model.layers.N.self_attn.q_proj.bias` | d_out |
+//! | `layer N q.norm` | `model.layers.N.self_attn.q_norm.weight` | head_dim |
 //! | `layer N q.gate` | `model.layers.N.self_attn.q_proj.lax_gate` | r_prev, r |
 //! | `layer N q.gate.u`, `.v` | `model.layers.N.self_attn.q_proj.lax_gate_u`, `_v` | a, a; b, b |
 //! | `layer N q.latent_norm.scale` | `model.layers.N.self_attn.q_proj.lax_norm.weight` | r |
@@ -74,6 +75,7 @@ fn stored_name(parameter: ParameterId) -> (String, bool) {
         WeightId::FactorA(linear) => of_linear(linear, "cola_a"),
         WeightId::FactorB(linear) => of_linear(linear, "cola_b"),
         WeightId::Bias(linear) => of_linear(linear, "bias"),
+        WeightId::QkNorm(linear) => format!("self_attn.{linear}_norm.weight"),
         WeightId::CrossingGate(linear) => of_linear(linear, "lax_gate"),
         WeightId::CrossingGateU(linear) => of_linear(linear, "lax_gate_u"),
         WeightId::CrossingGateV(linear) => of_linear(linear, "lax_gate_v"),

@@ -24,11 +24,12 @@ use crate::checkpoint::{StoredParameter, stored_parameters};
 /// # Errors
 /// A parameter for which the format has no name.
 pub(super) fn file_tensors(model: &Model, format: WeightFormat) -> Result<Vec<FileTensor>, Defect> {
-    let biased = model.blocks.iter().position(|block| block.qkv_bias);
-    if let Some(index) = biased.filter(|_| format != WeightFormat::HuggingFace) {
-        let problem =
-            format!("has biases of q, k and v, for which the {format} format has no names");
-        return Err(Defect::new(format!("layer {index}"), problem));
+    for (index, block) in model.blocks.iter().enumerate() {
+        let extra = block.vectors_beside_linears().filter(|_| format != WeightFormat::HuggingFace);
+        if let Some(extra) = extra {
+            let problem = format!("has {extra}, for which the {format} format has no names");
+            return Err(Defect::new(format!("layer {index}"), problem));
+        }
     }
     match format {
         WeightFormat::HuggingFace => {

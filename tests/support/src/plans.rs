@@ -55,7 +55,12 @@ const PRESETS: [&str; 5] = ["cola-tiny", "llama-60m", "svd-60m", "cola-60m", "la
 const CUSTOM: [(u64, u64, &str); 9] = [
     (8, 8, r#""default": {"product": "swiglu", "all": "dense"}"#),
     (8, 2, r#""default": {"product": "plain", "all": {"rank": 64, "activation": "silu"}}"#),
-    (16, 2, r#""default": {"product": "swiglu", "all": {"rank": 32, "activation": "identity"}}"#),
+    (
+        16,
+        2,
+        r#""default": {"product": "swiglu", "all": {"rank": 32, "activation": "identity"},
+       "qk_norm": true}"#,
+    ),
     (
         8,
         4,
@@ -72,7 +77,7 @@ const CUSTOM: [(u64, u64, &str); 9] = [
         8,
         8,
         r#""default": {"product": "swiglu", "all": {"rank": 64, "activation": "silu"},
-       "o": "dense", "v": {"rank": 24}, "qkv_bias": true}"#,
+       "o": "dense", "v": {"rank": 24}, "qkv_bias": true, "qk_norm": true}"#,
     ),
     (
         8,

@@ -5,6 +5,7 @@ mod crossing;
 mod embedding_and_loss;
 mod latent;
 mod norm;
+mod qk_norm;
 mod row;
 
 use crate::program::FusedOp;
@@ -33,6 +34,12 @@ pub(super) fn transfer(
         LatentNormBackward { .. } | TensorGateBackward { .. } => crossing::backward(operands, op),
         Bias => bias::forward(operands),
         BiasBackward => bias::backward(operands),
+        QkNorm { head_dim, queries, keys } => {
+            qk_norm::forward(operands, qk_norm::LocalHeads { head_dim, queries, keys })
+        }
+        QkNormBackward { head_dim, queries, keys } => {
+            qk_norm::backward(operands, qk_norm::LocalHeads { head_dim, queries, keys })
+        }
         Rope { head_dim } => row::rope(operands, head_dim),
         RopeBackward { head_dim } => row::rope_backward(operands, head_dim),
         GatedProduct { product } => row::gated(operands, product),

@@ -8,6 +8,7 @@ mod embedding;
 mod latent;
 mod linear;
 mod norm;
+mod qk_norm;
 mod rotary;
 
 use crate::context::Context;
@@ -40,6 +41,7 @@ pub fn op_forward(
         Op::Norm { width, .. } => norm::forward(&emitter, *width),
         Op::Linear(linear) => linear::forward(&emitter, linear),
         Op::Bias(bias) => bias::forward(&emitter, bias),
+        Op::QkNorm(norm) => qk_norm::forward(&emitter, norm),
         Op::Latent(latent) => latent::forward(&emitter, latent),
         Op::Attention(op) => vec![attention::forward(&emitter, op)],
         Op::GatedProduct { product, .. } => {
@@ -81,6 +83,7 @@ pub fn op_backward(
         Op::Norm { width, .. } => norm::backward(&emitter, *width),
         Op::Linear(linear) => linear::backward(&emitter, linear),
         Op::Bias(bias) => bias::backward(&emitter, bias),
+        Op::QkNorm(norm) => qk_norm::backward(&emitter, norm),
         Op::Latent(latent) => latent::backward(&emitter, latent),
         Op::Attention(op) => vec![attention::backward(&emitter, op)],
         Op::GatedProduct { product, .. } => {

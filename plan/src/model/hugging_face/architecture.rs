@@ -16,6 +16,7 @@ pub(super) enum Architecture {
     SmolLm3,
     /// Qwen1.5, Qwen2 and Qwen2.5.
     Qwen2,
+    Qwen3,
     /// CoLA and CoLA-M, which differ in what they recompute.
     Cola,
     Boost,
@@ -55,6 +56,10 @@ impl Architecture {
                 ("num_key_value_heads", "32", "the number of `num_attention_heads`"),
                 ("max_position_embeddings", "32768", "32768"),
             ],
+            Architecture::Qwen3 => &[
+                ("num_key_value_heads", "32", "the number of `num_attention_heads`"),
+                ("max_position_embeddings", "32768", "32768"),
+            ],
             Architecture::Llama | Architecture::Cola | Architecture::Boost => &[],
         }
     }
@@ -68,6 +73,7 @@ impl Architecture {
             Architecture::InternLm2 => "InternLM2",
             Architecture::SmolLm3 => "SmolLM3",
             Architecture::Qwen2 => "Qwen2",
+            Architecture::Qwen3 => "Qwen3",
             Architecture::Cola => "CoLA",
             Architecture::Boost => "BOOST",
         }
@@ -75,13 +81,14 @@ impl Architecture {
 }
 
 /// Supported classes in lower case, since their capitalisation varies.
-const ARCHITECTURES: [(&str, Architecture); 12] = [
+const ARCHITECTURES: [(&str, Architecture); 13] = [
     ("llamaforcausallm", Architecture::Llama),
     ("mistralforcausallm", Architecture::Mistral),
     ("phi3forcausallm", Architecture::Phi3),
     ("internlm2forcausallm", Architecture::InternLm2),
     ("smollm3forcausallm", Architecture::SmolLm3),
     ("qwen2forcausallm", Architecture::Qwen2),
+    ("qwen3forcausallm", Architecture::Qwen3),
     ("colaforcausallm", Architecture::Cola),
     ("colamforcausallm", Architecture::Cola),
     ("colallamaforcausallm", Architecture::Cola),
@@ -114,6 +121,7 @@ pub(super) fn architecture(fields: &mut ConfigFields<'_>) -> Architecture {
         "internlm2" => Ok(Architecture::InternLm2),
         "smollm3" => Ok(Architecture::SmolLm3),
         "qwen2" => Ok(Architecture::Qwen2),
+        "qwen3" => Ok(Architecture::Qwen3),
         "cola" | "cola_m" => Ok(Architecture::Cola),
         other => Err(other),
     });
@@ -147,7 +155,8 @@ pub(super) fn architecture(fields: &mut ConfigFields<'_>) -> Architecture {
             | Architecture::Phi3
             | Architecture::InternLm2
             | Architecture::SmolLm3
-            | Architecture::Qwen2),
+            | Architecture::Qwen2
+            | Architecture::Qwen3),
         ) if has_rank || boost => {
             let problem = format!("{} models with ranks are not supported", declared.name());
             fields.defects.push(Defect::new("model_type", problem).hint("\"cola\""));

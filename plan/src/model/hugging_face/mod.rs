@@ -1,4 +1,4 @@
-//! Hugging Face `config.json`: LLaMA, Mistral, Phi-3, InternLM2, SmolLM3 and Qwen2 (dense), and CoLA, CoLA-M and BOOST (factor
+//! Hugging Face `config.json`: LLaMA, Mistral, Phi-3, InternLM2, SmolLM3, Qwen2 and Qwen3 (dense), and CoLA, CoLA-M and BOOST (factor
 //! pairs).
 //!
 //! CoLA has two dialects. The CoLA code has `rank` (default: a quarter of the width) and `only_lr_act`
@@ -125,12 +125,14 @@ fn model_file(
         | Architecture::Phi3
         | Architecture::InternLm2
         | Architecture::SmolLm3
-        | Architecture::Qwen2 => {
+        | Architecture::Qwen2
+        | Architecture::Qwen3 => {
             require_silu(fields, "hidden_act");
             BlockFile {
                 product: Some(GatedProduct::SwiGlu),
                 all: Some(LinearFile::Dense),
                 qkv_bias: (architecture == Architecture::Qwen2).then_some(true),
+                qk_norm: (architecture == Architecture::Qwen3).then_some(true),
                 ..Default::default()
             }
         }
@@ -143,7 +145,8 @@ fn model_file(
         fields.size("max_position_embeddings").or(trained_length).unwrap_or(2048);
     let vocab = fields.required_size("vocab_size");
     let heads = fields.required_size("num_attention_heads");
-    let head_dim = fields.size("head_dim");
+    let default_head_dim = (architecture == Architecture::Qwen3).then_some(128);
+    let head_dim = fields.size("head_dim").or(default_head_dim);
     let rope = {
         let head_dim = head_dim.unwrap_or(hidden / heads.max(1));
         rope::rope(max_sequence_length, head_dim, fields)

@@ -13,7 +13,6 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
         "a mixture of experts, and keys and values that are compressed together (MLA)",
     ),
     (&["llama4", "llama4_text"], "a mixture of experts, and attention over chunks of a sequence"),
-    (&["qwen3"], "a norm of each head of q and k"),
     (&["qwen"], "biases of q, k and v, and attention scaled by the length of the sequence"),
     (
         &["gemma", "gemma2", "gemma3", "gemma3_text"],

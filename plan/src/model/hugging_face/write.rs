@@ -15,7 +15,8 @@ use crate::model::{
 pub enum ConfigClass {
     /// `ColaForCausalLM` of the CoLA repository.
     Cola,
-    /// `LlamaForCausalLM` of Hugging Face transformers, or `Qwen2ForCausalLM` for a model with biases of q, k and v.
+    /// `LlamaForCausalLM` of Hugging Face transformers, `Qwen2ForCausalLM` with biases of q, k and v, or
+    /// `Qwen3ForCausalLM` with norms of the heads of q and k.
     Llama,
     /// Nanotron: BOOST's `ColaLlamaForTraining`, or `LlamaForTraining` for a dense model.
     Nanotron,
@@ -34,9 +35,9 @@ const HALVES: [&[LinearKind]; 2] = [
 pub(in crate::model) fn config(model: &Model, class: ConfigClass) -> Result<Value, Defect> {
     let block = uniform_block(model)?;
     let rope_scaling = rope_scaling(model, class)?;
-    if block.qkv_bias && class != ConfigClass::Llama {
-        let problem = "has biases of q, k and v, which the class does not have";
-        return Err(Defect::new("layer 0", problem).hint("--to llama, which writes Qwen2's class"));
+    if let Some(extra) = block.vectors_beside_linears().filter(|_| class != ConfigClass::Llama) {
+        let problem = format!("has {extra}, which the class does not have");
+        return Err(Defect::new("layer 0", problem).hint("--to llama, which writes Qwen's classes"));
     }
     let mut config = shared_fields(model, block);
     let own = match class {
@@ -68,8 +69,8 @@ fn uniform_block(model: &Model) -> Result<&Block, Defect> {
                 return Err(Defect::new(format!("layer {index} {kind}"), problem));
             }
         }
-        if block.qkv_bias != model.blocks[0].qkv_bias {
-            let problem = "has biases unlike layer 0, and a config.json has one shape for all";
+        if block.vectors_beside_linears() != model.blocks[0].vectors_beside_linears() {
+            let problem = "has other biases or norms of heads than layer 0, and a config.json has one shape for all";
             return Err(Defect::new(format!("layer {index}"), problem));
         }
         if block.positions == Positions::None {
@@ -153,21 +154,32 @@ fn llama_fields(block: &Block) -> Result<Value, Defect> {
         let problem = "has a plain product of gate and up, and LLaMA has SiLU on the gate";
         return Err(Defect::new("layer 0", problem));
     }
-    if block.qkv_bias {
-        return Ok(json!({
+    Ok(match (block.qkv_bias, block.qk_norm) {
+        (false, false) => json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "attention_bias": false,
+            "mlp_bias": false,
+        }),
+        (true, false) => json!({
             "architectures": ["Qwen2ForCausalLM"],
             "model_type": "qwen2",
             "hidden_act": "silu",
             "use_sliding_window": false,
-        }));
-    }
-    Ok(json!({
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "attention_bias": false,
-        "mlp_bias": false,
-    }))
+        }),
+        (false, true) => json!({
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "hidden_act": "silu",
+            "attention_bias": false,
+            "use_sliding_window": false,
+        }),
+        (true, true) => {
+            let problem = "has both biases of q, k and v and norms of heads, which no class has";
+            return Err(Defect::new("layer 0", problem));
+        }
+    })
 }
 
 fn cola_fields(model: &Model, block: &Block) -> Result<Value, Defect> {

@@ -36,6 +36,8 @@ impl BlockContext<'_> {
         self.add_bias(LinearKind::Q, &mut q);
         self.add_bias(LinearKind::K, &mut k);
         self.add_bias(LinearKind::V, &mut v);
+        let mut q = self.norm_heads(LinearKind::Q, q);
+        let mut k = self.norm_heads(LinearKind::K, k);
         self.rotate(&mut q);
         self.rotate(&mut k);
         cache.keys.extend(k);
@@ -58,6 +60,15 @@ impl BlockContext<'_> {
         for row in y.chunks_mut(bias.len()) {
             row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
         }
+    }
+
+    /// Norms every head of q or k, in blocks that do so.
+    fn norm_heads(&self, kind: LinearKind, x: Vec<f32>) -> Vec<f32> {
+        if !self.model.blocks[self.index].qk_norm {
+            return x;
+        }
+        let scale = self.weight(WeightId::QkNorm(kind));
+        norm(&x, scale, self.model.norm_epsilon, self.parallel)
     }
 
     /// Rotates queries or keys, in blocks where these depend on their positions.

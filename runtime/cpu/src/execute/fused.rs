@@ -5,7 +5,9 @@ use narrows_plan::program::FusedOp;
 use narrows_runtime::ScheduledInstruction;
 
 use super::copies::ShardCopyKind;
-use super::{copies, elementwise, latent, latent_crossing, optimizer, rms_norm, vocabulary};
+use super::{
+    copies, elementwise, latent, latent_crossing, optimizer, qk_norm, rms_norm, vocabulary,
+};
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
 
@@ -38,6 +40,12 @@ pub(crate) fn run(
         }
         Bias => elementwise::bias(device, scheduled),
         BiasBackward => elementwise::bias_backward(device, scheduled),
+        QkNorm { head_dim, queries, keys } => {
+            qk_norm::forward(device, scheduled, (head_dim, queries, keys))
+        }
+        QkNormBackward { head_dim, queries, keys } => {
+            qk_norm::backward(device, scheduled, (head_dim, queries, keys))
+        }
         Rope { .. } => elementwise::rope(device, scheduled),
         RopeBackward { .. } => elementwise::rope_backward(device, scheduled),
         GatedProduct { product } => elementwise::gated_product(device, scheduled, product),

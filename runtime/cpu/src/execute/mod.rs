@@ -11,6 +11,7 @@ mod latent;
 mod latent_crossing;
 mod operands;
 mod optimizer;
+mod qk_norm;
 mod rms_norm;
 mod transfer;
 mod vocabulary;

@@ -26,6 +26,7 @@ mod loss;
 mod matrix;
 mod optimizer;
 mod parallel;
+mod qk_norm;
 mod reshard;
 mod rms_norm;
 mod rope;
@@ -55,6 +56,7 @@ pub use loss::{ReducedStatistics, loss_gradient, loss_maximum, loss_sum};
 pub use matrix::{MatrixView, MatrixViewMut, StridedMatrix, WriteMode};
 pub use optimizer::{AdamWStep, ParameterState, adamw_update, gradient_square_sum};
 pub use parallel::Parallel;
+pub use qk_norm::{QkNorm, qk_norm_backward, qk_norm_forward};
 pub use reshard::{PartitionShape, pack_shards, slice_shard, unpack_shards};
 pub use rms_norm::{
     RmsNorm, RmsNormGradients, RmsNormSaved, rms_norm_apply, rms_norm_backward,

@@ -74,7 +74,7 @@ impl SimdBody<RmsNormForwardOperands<'_>> for RmsNormForwardRows {
 
 /// y = γ⊙factor·x.
 #[inline(always)]
-fn scale_row(x: &[f32], scale: &[f32], factor: f32, y: &mut [f32]) {
+pub(super) fn scale_row(x: &[f32], scale: &[f32], factor: f32, y: &mut [f32]) {
     for ((y, x), scale) in y.iter_mut().zip(x).zip(scale) {
         *y = x * factor * scale;
     }
@@ -377,7 +377,7 @@ impl<const ADD: bool> SimdBody<(RmsNormGradientOperands<'_>, (&[f32],), TaskPart
 
 /// dx (+)= dy_factor·γ⊙dy + x_factor·x, dγ += dy_factor·dy⊙x.
 #[inline(always)]
-fn backward_row<const ADD: bool>(
+pub(super) fn backward_row<const ADD: bool>(
     (dy, x, scale): (&[f32], &[f32], &[f32]),
     (dy_factor, x_factor): (f32, f32),
     dx: &mut [f32],

@@ -115,7 +115,133 @@ DEVICE void norm_backward(const T* dy, const T* x, const T* gamma, const float* 
     });
 }
 
+// Every head of queries and keys normed; heads behind them are copied. A row is one head of one token, and `heads` of them
+// make a token: first those of queries, and `normed` with those of keys. `gamma` has the scales of queries and of keys side
+// by side, where there are any. The formulas are those of cpu/src/kernels/qk_norm.rs.
+struct QkHead {
+    bool normed;
+    u32 first_scale;
+};
+
+DEVICE QkHead qk_head(u64 row, u32 columns, u32 heads, u32 queries, u32 normed) {
+    const u32 head = u32(row % heads);
+    return {head < normed, head >= queries && queries > 0 ? columns : 0};
+}
+
+template <class T, int V>
+DEVICE void qk_norm(const T* x, const T* gamma, T* y, u32 rows, u32 columns, u32 heads, u32 queries,
+                    u32 normed, float epsilon) {
+    const RowTeam team = row_team(rows);
+    const QkHead head = qk_head(team.row, columns, heads, queries, normed);
+    x += team.row * columns;
+    y += team.row * columns;
+    gamma += head.first_scale;
+    float squares = 0.0f;
+    if (team.live && head.normed) {
+        each<V>(columns, team.lane, team.lanes, [&](auto count, u32 column) {
+            float of_x[decltype(count)::value];
+            load(x + column, of_x);
+#pragma unroll
+            for (float value : of_x) squares += value * value;
+        });
+    }
+    const float rho = inverse_rms(over_row<Sum>(squares), float(columns), epsilon);
+    if (!team.live) return;
+    each<V>(columns, team.lane, team.lanes, [&](auto count, u32 column) {
+        constexpr int COUNT = decltype(count)::value;
+        float of_x[COUNT], scale[COUNT];
+        load(x + column, of_x);
+        if (head.normed) {
+            load(gamma + column, scale);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) of_x[i] = of_x[i] * rho * scale[i];
+        }
+        store(y + column, of_x);
+    });
+}
+
+// Block b takes blockDim.y rows at a time, from b·blockDim.y on. Each row of threads has sums of its own in shared memory,
+// [blockDim.y, scales], which are added in a fixed order to `parts`, [blocks, scales].
+template <class T, int V>
+DEVICE void qk_norm_backward(const T* dy, const T* x, const T* gamma, T* dx, float* parts, u32 rows,
+                             u32 columns, u32 heads, u32 queries, u32 normed, u32 scales,
+                             float epsilon) {
+    DYNAMIC_SHARED(sums);
+    float* const own_sums = sums + threadIdx.y * scales;
+    for (u32 first = 0; first < scales; first += columns) {
+        each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
+            const float zeros[decltype(count)::value] = {};
+            store(own_sums + first + column, zeros);
+        });
+    }
+    const u64 stride = u64(gridDim.x) * blockDim.y;
+    for (u64 first = u64(blockIdx.x) * blockDim.y; first < rows; first += stride) {
+        const u64 row = first + threadIdx.y;
+        const bool live = row < rows;
+        const QkHead head = qk_head(row, columns, heads, queries, normed);
+        const T *row_dy = dy + row * columns, *row_x = x + row * columns;
+        const T* const scale_of_head = gamma + head.first_scale;
+        T* const row_dx = dx + row * columns;
+        float squares = 0.0f, projection = 0.0f;
+        if (live && head.normed) {
+            each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
+                constexpr int COUNT = decltype(count)::value;
+                float of_dy[COUNT], of_x[COUNT], scale[COUNT];
+                load(row_dy + column, of_dy);
+                load(row_x + column, of_x);
+                load(scale_of_head + column, scale);
+#pragma unroll
+                for (int i = 0; i < COUNT; i++) {
+                    squares += of_x[i] * of_x[i];
+                    projection += of_dy[i] * of_x[i] * scale[i];
+                }
+            });
+        }
+        const float rho = inverse_rms(over_row<Sum>(squares), float(columns), epsilon);
+        const float x_factor =
+            -rho * rho * rho * over_row<Sum>(projection) / float(columns);
+        if (!live) continue;
+        each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
+            constexpr int COUNT = decltype(count)::value;
+            float of_dy[COUNT], of_x[COUNT], scale[COUNT], of_sums[COUNT];
+            load(row_dy + column, of_dy);
+            if (head.normed) {
+                float* const of_head = own_sums + head.first_scale + column;
+                load(row_x + column, of_x);
+                load(scale_of_head + column, scale);
+                load(of_head, of_sums);
+#pragma unroll
+                for (int i = 0; i < COUNT; i++) {
+                    const float moved = rho * of_dy[i];
+                    of_sums[i] += moved * of_x[i];
+                    of_dy[i] = moved * scale[i] + x_factor * of_x[i];
+                }
+                store(of_head, of_sums);
+            }
+            store(row_dx + column, of_dy);
+        });
+    }
+    __syncthreads();
+    parts += u64(blockIdx.x) * scales;
+    const u32 threads = blockDim.x * blockDim.y;
+    for (u32 at = threadIdx.y * blockDim.x + threadIdx.x; at < scales; at += threads) {
+        float sum = 0.0f;
+        for (u32 team = 0; team < blockDim.y; team++) sum += sums[team * scales + at];
+        parts[at] = sum;
+    }
+}
+
 #define NORMS(T, V, ending)                                                                        \
+    KERNEL(256, 4, qk_norm_##ending, const T* x, const T* gamma, T* y, u32 rows, u32 columns,      \
+           u32 heads, u32 queries, u32 normed, float epsilon) {                                    \
+        qk_norm<T, V>(x, gamma, y, rows, columns, heads, queries, normed, epsilon);                \
+    }                                                                                              \
+    KERNEL(256, 4, qk_norm_backward_##ending, const T* dy, const T* x, const T* gamma, T* dx,      \
+           float* parts, u32 rows, u32 columns, u32 heads, u32 queries, u32 normed, u32 scales,    \
+           float epsilon) {                                                                        \
+        qk_norm_backward<T, V>(dy, x, gamma, dx, parts, rows, columns, heads, queries, normed,     \
+                               scales, epsilon);                                                   \
+    }                                                                                              \
     KERNEL(256, 4, norm_##ending, const T* x, const T* gamma, T* y, float* s, u32 rows,            \
            u32 columns, float width, float epsilon) {                                              \
         norm_forward<T, V, true, true, true>(x, gamma, y, nullptr, s, rows, columns, width, epsilon); \

@@ -61,6 +61,12 @@ impl VectorFormat {
         let vectors = columns.div_ceil(self.vector).max(1);
         vectors.div_ceil(vectors.div_ceil(BLOCK_THREADS)).next_multiple_of(32)
     }
+
+    /// Threads per row, and rows per block.
+    fn block(&self, columns: u64) -> (u64, u64) {
+        let row_threads = self.threads_per_row(columns);
+        (row_threads, (BLOCK_THREADS / row_threads).max(1))
+    }
 }
 
 impl Launch {
@@ -71,8 +77,7 @@ impl Launch {
         columns: u64,
         format: VectorFormat,
     ) -> LaunchResult<Launch> {
-        let row_threads = format.threads_per_row(columns);
-        let block_rows = (BLOCK_THREADS / row_threads).max(1);
+        let (row_threads, block_rows) = format.block(columns);
         let blocks = to_u32(rows.div_ceil(block_rows))?;
         Ok(self.grid([blocks, 1, 1]).block([to_u32(row_threads)?, to_u32(block_rows)?, 1]))
     }
@@ -130,6 +135,20 @@ impl PartialSumGrid {
     ) -> LaunchResult<Launch> {
         let row_threads = to_u32(format.threads_per_row(columns))?;
         Ok(launch.grid([to_u32(self.parts)?, 1, 1]).block([row_threads, 1, 1]))
+    }
+
+    /// Sets the grid of the first kernel: one block per part, with as many rows at a time as fit, each with sums of its own
+    /// in shared memory.
+    pub fn several_rows_per_part(
+        &self,
+        launch: Launch,
+        columns: u64,
+        format: VectorFormat,
+    ) -> LaunchResult<Launch> {
+        let (row_threads, block_rows) = format.block(columns);
+        let block = [to_u32(row_threads)?, to_u32(block_rows)?, 1];
+        let shared = shared_bytes(block_rows * self.width)?;
+        Ok(launch.grid([to_u32(self.parts)?, 1, 1]).block(block).shared(shared))
     }
 
     /// Appends the reduction of the parts into `into` to `launch`, which computes them.

@@ -19,6 +19,7 @@ mod loss;
 mod norm;
 mod operand;
 mod optimizer;
+mod qk_norm;
 mod rotary;
 mod site;
 
@@ -28,6 +29,7 @@ use narrows_runtime::ScheduledInstruction;
 
 use layout::CopyKind;
 use operand::LaunchResult;
+use qk_norm::QkHeads;
 use site::InstrSite;
 
 pub(crate) use fused_attention::ATTENTION_ALIGNMENT;
@@ -113,6 +115,12 @@ fn fused_op(site: &InstrSite) -> LaunchResult<Launches> {
         TensorGateBackward { a, b } => crossing::tensor_gate_backward(site, (a, b)),
         Bias => bias::forward(site),
         BiasBackward => bias::backward(site),
+        QkNorm { head_dim, queries, keys } => {
+            qk_norm::forward(site, QkHeads { head_dim, queries, keys })
+        }
+        QkNormBackward { head_dim, queries, keys } => {
+            qk_norm::backward(site, QkHeads { head_dim, queries, keys })
+        }
         Rope { head_dim } => rotary::rope(site, head_dim, 1.0),
         RopeBackward { head_dim } => rotary::rope(site, head_dim, -1.0),
         Add => elementwise::add(site),

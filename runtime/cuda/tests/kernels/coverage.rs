@@ -40,6 +40,8 @@ fn fused_ops() -> Vec<FusedOp> {
         TensorGateBackward { a: 1, b: 1 },
         Bias,
         BiasBackward,
+        QkNorm { head_dim: 2, queries: 1, keys: 1 },
+        QkNormBackward { head_dim: 2, queries: 1, keys: 1 },
         Rope { head_dim: 2 },
         RopeBackward { head_dim: 2 },
         GatedProduct { product },

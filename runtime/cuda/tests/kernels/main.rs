@@ -25,6 +25,7 @@ mod norm;
 mod nvrtc;
 mod optimizer;
 mod probes;
+mod qk_norm;
 mod reference_matmul;
 mod rotary;
 mod shim;

@@ -7,7 +7,7 @@ use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
 use narrows_runtime::{CounterRng, Optimizer, random_stream_name};
 use serde_json::Value;
 
-pub const NAMES: [&str; 19] = [
+pub const NAMES: [&str; 21] = [
     "llama",
     "cola",
     "svd",
@@ -27,6 +27,8 @@ pub const NAMES: [&str; 19] = [
     "rope-long",
     "bias-dense",
     "bias-pairs",
+    "qk-norm-dense",
+    "qk-norm-pairs",
 ];
 
 /// One file of `tests/golden`.
