@@ -64,8 +64,8 @@ impl Processes {
     ) -> Child {
         Command::new(assert_cmd::cargo::cargo_bin!("narrows"))
             .args(arguments.split_whitespace())
-            .envs(environment)
             .env("XDG_CACHE_HOME", self.at(&format!("cache-{rank}")))
+            .envs(environment)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -196,12 +196,16 @@ fn each_process_has_its_own_gpu() {
 #[test]
 fn checkpoints_are_written_beside_steps_on_gpus() {
     let Some(libraries) = libraries() else { return };
+    // Both runs use the GEMM algorithms that the first one tunes: algorithms decide the bits.
+    let cache = tempfile::tempdir().unwrap();
+    let cache = vec![("XDG_CACHE_HOME", cache.path().display().to_string())];
     let [blocking, background] = ["", "--checkpoint-async"].map(|mode| {
         let run = Processes::new(2);
         let flags = format!("{} --tensor 2 --checkpoint-every 1 --keep 9 {mode}", run.flags(3));
         let arguments = flags.replace("--threads 1", "--backend cuda --deterministic");
         let begin = |rank| {
-            let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
+            let of_libraries = environment(&libraries, &run, 2);
+            let environment = [run.torchrun(rank), of_libraries, cache.clone()].concat();
             run.start(rank, &arguments, environment)
         };
         wait_for_success((0..2).map(begin).collect());
