@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use narrows_runtime::checkpoint::{self, CheckpointOutline, FoundCheckpoint, Retention, SaveMode};
 
+use super::launch::LaunchArgs;
 use crate::errors::{CommandResult, Failure};
 
 /// Default number of steps between checkpoints.
@@ -84,7 +85,8 @@ pub struct CheckpointSettings {
     /// Start of the run.
     pub origin: RunOrigin,
     /// The checkpoint that the run resumes from, as it was found before the folder was locked. With
-    /// [`RunOrigin::NewestUndamaged`] its contents are verified.
+    /// [`RunOrigin::NewestUndamaged`], it is verified in a run of one process. In a run of several, its tensors may be damaged:
+    /// the run then resumes from one before it.
     pub found: Option<FoundCheckpoint>,
 }
 
@@ -99,16 +101,27 @@ impl CheckpointSettings {
     }
 }
 
-/// The checkpoint in a folder from which a run of this origin starts.
-fn find(dir: &Path, origin: RunOrigin) -> CommandResult<Option<FoundCheckpoint>> {
+/// The checkpoint in a folder from which a run of this origin starts. Only a run of one process verifies tensors here: several
+/// divide them when they have met.
+fn find(
+    dir: &Path,
+    origin: RunOrigin,
+    launch: &LaunchArgs,
+) -> CommandResult<Option<FoundCheckpoint>> {
     let found = match origin {
         RunOrigin::FirstStep => Ok(None),
         RunOrigin::LastCheckpoint => checkpoint::latest(dir)
             .and_then(|latest| latest.map(|path| FoundCheckpoint::open(&path)).transpose()),
-        RunOrigin::NewestUndamaged => checkpoint::list(dir).map(|all| {
-            let mut verified = all.iter().map(|one| FoundCheckpoint::verify(&one.path));
-            verified.find_map(Result::ok)
-        }),
+        RunOrigin::NewestUndamaged => {
+            let find_undamaged = match launch.resolve()? {
+                None => |path: &Path| FoundCheckpoint::verify(path).ok(),
+                Some(_) => |path: &Path| {
+                    FoundCheckpoint::open(path).ok().filter(|found| found.outline().is_ok())
+                },
+            };
+            checkpoint::list(dir)
+                .map(|all| all.iter().find_map(|listed| find_undamaged(&listed.path)))
+        }
     };
     found.map_err(Failure::loading_checkpoint)
 }
@@ -118,7 +131,7 @@ impl CheckpointArgs {
     ///
     /// # Errors
     /// A folder or a checkpoint that cannot be read.
-    pub fn resolve(&self) -> CommandResult<Option<CheckpointSettings>> {
+    pub fn resolve(&self, launch: &LaunchArgs) -> CommandResult<Option<CheckpointSettings>> {
         let Some(dir) = &self.checkpoint_dir else { return Ok(None) };
         let origin = match self.resume {
             None => RunOrigin::FirstStep,
@@ -138,7 +151,7 @@ impl CheckpointArgs {
             },
             keep_best: self.keep_best,
             origin,
-            found: find(dir, origin)?,
+            found: find(dir, origin, launch)?,
         }))
     }
 }

@@ -232,7 +232,7 @@ impl RunArgs {
             Some(file) => flags.or(recipe_file::read(file)?),
             None => flags,
         };
-        let checkpoints = self.checkpoints.resolve()?;
+        let checkpoints = self.checkpoints.resolve(&self.launch)?;
         let resumed = checkpoints.as_ref().map_or(Ok(None), CheckpointSettings::outline)?;
         let task = self.task(&recipe, (checkpoints, resumed.as_ref()))?;
         self.reject_two_documents_on_stdout(&output)?;

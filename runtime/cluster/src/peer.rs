@@ -129,7 +129,7 @@ impl Peer {
         parts: impl Iterator<Item = &'a [u8]>,
         operation: impl Fn() -> String,
     ) -> Result<(), ClusterFault> {
-        let _waiting = self.shared.activity.start(Activity::WaitingFor(self.rank));
+        let _waiting = self.shared.activity.wait_for(self.rank);
         let mut writer = self.shared.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let start = Instant::now();
         let write = || -> io::Result<()> {
@@ -155,7 +155,7 @@ impl Peer {
         timeout: Duration,
         operation: impl Fn() -> String,
     ) -> Result<Frame, ClusterFault> {
-        let _waiting = self.shared.activity.start(Activity::WaitingFor(self.rank));
+        let _waiting = self.shared.activity.wait_for(self.rank);
         let mut wait = Wait::new(timeout);
         let mut inbox = self.shared.inbox();
         loop {
@@ -167,6 +167,9 @@ impl Peer {
                 return Err(self.disconnect_fault(operation(), CLOSED));
             }
             let answer = inbox.answer.take();
+            if let Some(answer) = answer {
+                self.shared.activity.note_answer(answer);
+            }
             match wait.next(answer, inbox.last_receive) {
                 WaitStep::Sleep(time) => {
                     inbox = match self.shared.changed.wait_timeout(inbox, time) {

@@ -70,7 +70,7 @@ impl TcpProcessGroup {
         timeouts: ClusterTimeouts,
     ) -> Result<TcpProcessGroup, ClusterError> {
         let mut connected = BTreeMap::new();
-        let activity = Arc::new(CurrentActivity::default());
+        let activity = Arc::new(CurrentActivity::new());
         for (rank, stream) in connect(launch, facts, peers, timeouts.join)? {
             let peer = Peer::new(rank, stream, timeouts.collective, activity.clone());
             let peer = peer.map_err(|error| {
@@ -183,8 +183,12 @@ impl ProcessGroup for TcpProcessGroup {
         self.timeouts.collective
     }
 
-    fn set_saving(&self, is_saving: bool) {
-        self.activity.set_saving(is_saving);
+    fn begin_storage_use(&self) {
+        self.activity.begin_storage_use();
+    }
+
+    fn end_storage_use(&self) {
+        self.activity.end_storage_use();
     }
 
     fn gather_and_broadcast_bytes(

@@ -2,7 +2,9 @@
 //!
 //! When the timeout is over, the process asks the peer what it is doing. A peer that does not answer, or that computes, is
 //! late. One that waits for a third process is not: its own timeout will end first, and its report names the process that
-//! stalls. One that writes a checkpoint is waited for as long as it says so.
+//! stalls. One that reads or writes a checkpoint is waited for as long as it says so, and so is one that waits for such a process:
+//! it passes the answer on with its age. An answer older than the timeout does not count, since processes that wait for each other
+//! could pass it on for ever.
 
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time beyond its own timeout that a process waits for the report of a peer that waits for a third one.
 const REPORT_GRACE: Duration = Duration::from_secs(5);
 
+/// Longest time after which a peer that uses storage is asked again.
+const STORAGE_INTERVAL: Duration = Duration::from_secs(5);
+
 /// The wait for one frame.
 pub(crate) struct Wait {
     start: Instant,
@@ -22,8 +27,8 @@ pub(crate) struct Wait {
     deadline: Instant,
     /// Whether the peer has been asked since the last deadline.
     is_asked: bool,
-    /// Whether the timeout was extended for a peer that waits itself. It is extended once: two that wait for each other would
-    /// extend it for ever.
+    /// Whether the timeout was extended for a peer that waits itself, since one last used storage. It is extended once: two
+    /// that wait for each other would extend it for ever.
     is_prolonged: bool,
 }
 
@@ -56,12 +61,15 @@ impl Wait {
     pub fn next(&mut self, answer: Option<Activity>, last_receive: Instant) -> WaitStep {
         match answer.filter(|_| self.is_asked) {
             None => {}
-            Some(Activity::Saving) => self.prolong(self.timeout),
-            Some(Activity::WaitingFor(_)) if !self.is_prolonged => {
+            Some(Activity::Storage(age)) if age <= self.timeout => {
+                self.is_prolonged = false;
+                self.prolong(STORAGE_INTERVAL.min(self.timeout / 4));
+            }
+            Some(Activity::WaitingFor(_) | Activity::Storage(_)) if !self.is_prolonged => {
                 self.is_prolonged = true;
                 self.prolong(self.timeout + REPORT_GRACE);
             }
-            Some(Activity::WaitingFor(_) | Activity::Computing) => return WaitStep::TimedOut,
+            Some(_) => return WaitStep::TimedOut,
         }
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         if !remaining.is_zero() {
@@ -99,8 +107,8 @@ mod tests {
     }
 
     #[test]
-    fn only_a_peer_that_waits_or_saves_is_waited_for() {
-        let sleeps = |step| matches!(step, WaitStep::Sleep(time) if time > Duration::from_secs(50));
+    fn only_a_peer_that_waits_or_uses_storage_is_waited_for() {
+        let sleeps = |step| matches!(step, WaitStep::Sleep(time) if time > Duration::from_secs(4));
         let (mut wait, silent) = asked();
         assert!(matches!(wait.next(None, silent), WaitStep::Sleep(time) if time <= ANSWER_TIMEOUT));
         assert_eq!(wait.next(Some(Activity::Computing), silent), WaitStep::TimedOut);
@@ -109,11 +117,23 @@ mod tests {
         // A reply without a request is an old one.
         assert!(sleeps(wait.next(Some(Activity::Computing), silent)));
         let (mut wait, silent) = asked();
-        for _ in 0..3 {
-            assert!(sleeps(wait.next(Some(Activity::Saving), silent)));
+        for seconds in [0, 7, 60, 1] {
+            let answer = Activity::Storage(Duration::from_secs(seconds));
+            assert!(sleeps(wait.next(Some(answer), silent)), "{seconds}");
             wait.deadline = Instant::now();
             assert_eq!(wait.next(None, silent), WaitStep::Ask);
         }
+    }
+
+    /// As between two processes that wait for each other, one of which used storage before.
+    #[test]
+    fn old_answers_are_those_of_a_peer_that_waits() {
+        let (mut wait, silent) = asked();
+        let old = Some(Activity::Storage(Duration::from_secs(61)));
+        assert!(matches!(wait.next(old, silent), WaitStep::Sleep(_)));
+        wait.deadline = Instant::now();
+        assert_eq!(wait.next(None, silent), WaitStep::Ask);
+        assert_eq!(wait.next(old, silent), WaitStep::TimedOut);
     }
 
     #[test]

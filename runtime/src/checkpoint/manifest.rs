@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,8 @@ use super::format::{
     MANIFEST, MODEL, OPTIMIZER, SHARDS_VERSION, STATE, format_field, is_shard, parse_json,
 };
 use crate::digest::sha256;
+use crate::error::RunError;
+use crate::process_group::StorageUse;
 
 /// Larger than any manifest or state.
 const JSON_BYTES_MAX: u64 = 1 << 20;
@@ -91,19 +93,29 @@ impl Manifest {
     }
 
     /// Verifies the checksums of all files.
-    pub fn verify(mut self, folder: &Path) -> Result<Manifest, CheckpointError> {
-        self.files().try_for_each(|file| self.verify_file(folder, file))?;
-        self.is_verified = true;
-        Ok(self)
+    pub fn verify(self, folder: &Path) -> Result<Manifest, CheckpointError> {
+        let storage = StorageUse::begin(None);
+        self.files().try_for_each(|file| self.verify_file(folder, file, &storage))?;
+        Ok(self.assume_verified())
+    }
+
+    /// The manifest of files whose checksums were verified.
+    pub fn assume_verified(self) -> Manifest {
+        Manifest { is_verified: true, ..self }
     }
 
     /// Verifies the checksum of one of the files, which is read in parts.
-    pub fn verify_file(&self, folder: &Path, name: &str) -> Result<(), CheckpointError> {
+    pub fn verify_file(
+        &self,
+        folder: &Path,
+        name: &str,
+        storage: &StorageUse,
+    ) -> Result<(), CheckpointError> {
         if self.is_verified {
             return Ok(());
         }
         let path = folder.join(name);
-        let actual = sha256_of(&path).map_err(CheckpointError::unreadable(&path))?;
+        let actual = sha256_of(&path, storage)?;
         let expected = self.files.get(name).map(|entry| entry.sha256.clone()).unwrap_or_default();
         match actual == expected {
             true => Ok(()),
@@ -137,15 +149,23 @@ impl Manifest {
 const HASH_CHUNK: usize = 1 << 20;
 
 /// SHA-256 of a file, in hexadecimal digits.
-fn sha256_of(path: &Path) -> io::Result<String> {
-    let (mut file, mut hash) = (File::open(path)?, Sha256::new());
+fn sha256_of(path: &Path, storage: &StorageUse) -> Result<String, CheckpointError> {
+    let unreadable = || CheckpointError::unreadable(path);
+    let (mut file, mut hash) = (File::open(path).map_err(unreadable())?, Sha256::new());
     let mut buffer = vec![0; HASH_CHUNK];
     loop {
-        match file.read(&mut buffer)? {
+        check_run(path, storage)?;
+        match file.read(&mut buffer).map_err(unreadable())? {
             0 => return Ok(hex::encode(hash.finalize())),
             count => hash.update(&buffer[..count]),
         }
     }
+}
+
+/// Checks that no other process has ended the run while this one reads a file.
+pub(super) fn check_run(path: &Path, storage: &StorageUse) -> Result<(), CheckpointError> {
+    let ended = |error| CheckpointError::new(path, RunError::Cluster(error).into());
+    storage.check("reading a checkpoint").map_err(ended)
 }
 
 fn regular_file_bytes(path: &Path) -> Result<u64, CheckpointError> {

@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use narrows_plan::model::Model;
@@ -24,7 +23,7 @@ use super::shard_writer::{copy_shards, local_shards, write_copies, write_local_s
 use super::shared_fault::{create_temporary, succeed_together};
 use super::state::RunState;
 use super::storage::{check_whole, write_json, write_whole};
-use crate::process_group::ProcessGroup;
+use crate::process_group::StorageUse;
 use crate::train::Trainer;
 
 /// The thread that writes the files of a checkpoint.
@@ -52,8 +51,8 @@ pub fn save<'a>(
     let (dir, target) = (dir.to_path_buf(), dir.join(folder::folder_name(step)));
     let (state, temporary) = start_whole(&dir, &target, checkpoint, model)?;
     let writer = Writer::Ended(write_whole((temporary.path(), &target), checkpoint, model));
-    let (temporary, group, model) = (Some(temporary), None, model.clone());
-    PendingSave { dir, target, step, temporary, writer, state, group, model }.commit(options)
+    let (temporary, storage, model) = (Some(temporary), StorageUse::begin(None), model.clone());
+    PendingSave { dir, target, step, temporary, writer, state, storage, model }.commit(options)
 }
 
 /// Checks a checkpoint of whole tensors, and creates a folder for its files.
@@ -87,24 +86,8 @@ pub struct PendingSave {
     temporary: Option<TempDir>,
     writer: Writer,
     state: RunState,
-    group: Option<SavingGroup>,
+    storage: StorageUse,
     model: Model,
-}
-
-/// The processes of a run, which wait for this one beyond their timeout until the value is dropped.
-struct SavingGroup(Arc<dyn ProcessGroup>);
-
-impl SavingGroup {
-    fn new(group: Arc<dyn ProcessGroup>) -> SavingGroup {
-        group.set_saving(true);
-        SavingGroup(group)
-    }
-}
-
-impl Drop for SavingGroup {
-    fn drop(&mut self) {
-        self.0.set_saving(false);
-    }
 }
 
 impl PendingSave {
@@ -135,11 +118,11 @@ impl PendingSave {
             let (final_folder, of) = (target.clone(), model.clone());
             let write = move || write_whole((&folder, &final_folder), &checkpoint, &of);
             let writer = Writer::start(mode, write, &target)?;
-            let (temporary, group) = (Some(temporary), None);
-            return Ok(PendingSave { dir, target, step, temporary, writer, state, group, model });
+            let (temporary, storage) = (Some(temporary), StorageUse::begin(None));
+            return Ok(PendingSave { dir, target, step, temporary, writer, state, storage, model });
         };
         let (temporary, name) = create_temporary(&dir, &**group)?;
-        let saving = SavingGroup::new(group.clone());
+        let storage = StorageUse::begin(Some(group.clone()));
         let folder = dir.join(name);
         let shards = local_shards(trainer.session(), model, (group.rank(), group.world_size()));
         let writer = match mode {
@@ -154,8 +137,8 @@ impl PendingSave {
             }
         };
         let state = RunState::of_trainer(trainer, model, seed);
-        let (group, model) = (Some(saving), model.clone());
-        Ok(PendingSave { dir, target, step, temporary, writer, state, group, model })
+        let model = model.clone();
+        Ok(PendingSave { dir, target, step, temporary, writer, state, storage, model })
     }
 
     /// Number of steps of the run until the checkpoint.
@@ -181,11 +164,11 @@ impl PendingSave {
         options: impl Into<SaveOptions<'a>>,
     ) -> Result<PathBuf, CheckpointError> {
         let SaveOptions { retention, tokenizer } = options.into();
-        let PendingSave { dir, target, step, temporary, writer, state, group, model } = self;
+        let PendingSave { dir, target, step, temporary, writer, state, storage, model } = self;
         let own_files = writer.wait(&target);
-        let files = match &group {
+        let files = match storage.group() {
             None => own_files?,
-            Some(SavingGroup(group)) => {
+            Some(group) => {
                 let mut files = BTreeMap::new();
                 succeed_together(&**group, &target, own_files, |all| {
                     files.extend(all.into_iter().flatten());
@@ -199,9 +182,9 @@ impl PendingSave {
             complete(temporary, (&dir, &target), files, &state, step)
         };
         let completed = temporary.map_or(Ok(()), complete);
-        match &group {
+        match storage.group() {
             None => completed?,
-            Some(SavingGroup(group)) => {
+            Some(group) => {
                 succeed_together(&**group, &target, completed, |_| ())?;
             }
         }

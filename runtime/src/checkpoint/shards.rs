@@ -23,8 +23,9 @@ use super::format::{
     FIRST_MOMENT_SUFFIX, MODEL_SHARD, OPTIMIZER_SHARD, SECOND_MOMENT_SUFFIX, WEIGHT_SUFFIX,
     is_shard,
 };
-use super::manifest::Manifest;
+use super::manifest::{Manifest, check_run};
 use super::names::{StoredParameter, stored_parameters};
+use crate::process_group::StorageUse;
 use crate::session::{ModelTensors, Session, TensorKind, TensorSlice};
 
 /// Kinds of tensors, with the start of their files' names and the suffix of their own names.
@@ -37,6 +38,9 @@ pub(super) const KINDS: [(TensorKind, &str, &str); 3] = [
 /// The metadata of a shard that maps the names of its tensors to slices.
 pub(super) const SLICES: &str = "slices";
 
+/// Bytes that are read at once.
+const READ_BYTES: usize = 1 << 20;
+
 /// Larger than any header of a shard.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
 
@@ -44,6 +48,7 @@ const HEADER_BYTES_MAX: u64 = 256 << 20;
 pub(super) struct ShardReader<'a> {
     folder: &'a Path,
     manifest: &'a Manifest,
+    storage: &'a StorageUse,
     parameters: Vec<StoredParameter>,
     /// Files whose checksums have been verified, by name.
     open: HashMap<String, File>,
@@ -59,9 +64,14 @@ pub(super) struct SliceLocation {
 type SliceIndex = BTreeMap<ParameterId, Vec<(TensorSlice, SliceLocation)>>;
 
 impl<'a> ShardReader<'a> {
-    pub fn new(folder: &'a Path, manifest: &'a Manifest, model: &Model) -> ShardReader<'a> {
+    pub fn new(
+        folder: &'a Path,
+        manifest: &'a Manifest,
+        model: &Model,
+        storage: &'a StorageUse,
+    ) -> ShardReader<'a> {
         let (parameters, open) = (stored_parameters(model), HashMap::new());
-        ShardReader { folder, manifest, parameters, open }
+        ShardReader { folder, manifest, storage, parameters, open }
     }
 
     /// Sets the tensors of a session. Reads the headers of all shards, and those shards only that hold elements which the
@@ -138,15 +148,17 @@ impl<'a> ShardReader<'a> {
     ) -> Result<Vec<f32>, CheckpointError> {
         let path = self.folder.join(&location.file);
         if !self.open.contains_key(&location.file) {
-            self.manifest.verify_file(self.folder, &location.file)?;
+            self.manifest.verify_file(self.folder, &location.file, self.storage)?;
             let file = File::open(&path).map_err(CheckpointError::unreadable(&path))?;
             self.open.insert(location.file.clone(), file);
         }
         let mut bytes = vec![0; slice.count as usize * size_of::<f32>()];
         let mut file = &self.open[&location.file];
-        file.seek(SeekFrom::Start(location.offset))
-            .and_then(|_| file.read_exact(&mut bytes))
-            .map_err(CheckpointError::unreadable(&path))?;
+        file.seek(SeekFrom::Start(location.offset)).map_err(CheckpointError::unreadable(&path))?;
+        for part in bytes.chunks_mut(READ_BYTES) {
+            check_run(&path, self.storage)?;
+            file.read_exact(part).map_err(CheckpointError::unreadable(&path))?;
+        }
         let (elements, _) = bytes.as_chunks::<4>();
         Ok(elements.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use narrows_plan::model::Model;
 
@@ -18,6 +19,7 @@ use super::shards::ShardReader;
 use super::state::RunState;
 use super::tensors::{self, HashingWriter, TensorGroup};
 use crate::optimizer::Optimizer;
+use crate::process_group::{ProcessGroup, StorageUse};
 use crate::session::{ModelTensors, TensorKind};
 use crate::train::Trainer;
 
@@ -70,7 +72,8 @@ fn load_files(
 ) -> Result<Checkpoint, CheckpointError> {
     let state = read_state(path, manifest, model)?;
     let (weights, first_moments, second_moments) = if manifest.is_of_shards() {
-        let mut reader = ShardReader::new(path, manifest, model);
+        let storage = StorageUse::begin(None);
+        let mut reader = ShardReader::new(path, manifest, model, &storage);
         (
             reader.whole(TensorKind::Weights)?,
             reader.whole(TensorKind::FirstMoments)?,
@@ -118,7 +121,10 @@ fn read_weights(
     model: &Model,
 ) -> Result<ModelTensors, CheckpointError> {
     match manifest.is_of_shards() {
-        true => ShardReader::new(path, manifest, model).whole(TensorKind::Weights),
+        true => {
+            let storage = StorageUse::begin(None);
+            ShardReader::new(path, manifest, model, &storage).whole(TensorKind::Weights)
+        }
         false => read_whole_weights(path, manifest, model),
     }
 }
@@ -146,6 +152,25 @@ impl FoundCheckpoint {
     /// The first problem.
     pub fn verify(path: &Path) -> Result<FoundCheckpoint, CheckpointError> {
         let manifest = Manifest::read(path)?.verify(path)?;
+        let found = FoundCheckpoint { path: path.to_path_buf(), manifest };
+        found.outline().map(|_| found)
+    }
+
+    /// As [`verify`](FoundCheckpoint::verify) where each process of a run verifies a part of the files. The checkpoint is undamaged if
+    /// all of them find it so.
+    ///
+    /// # Errors
+    /// The first problem that this process finds, or another process that has ended the run.
+    pub fn verify_part(
+        path: &Path,
+        group: &Arc<dyn ProcessGroup>,
+    ) -> Result<FoundCheckpoint, CheckpointError> {
+        let storage = StorageUse::begin(Some(group.clone()));
+        let (rank, world_size) = (group.rank() as usize, group.world_size() as usize);
+        let manifest = Manifest::read(path)?;
+        let mut own = manifest.files().skip(rank).step_by(world_size);
+        own.try_for_each(|file| manifest.verify_file(path, file, &storage))?;
+        let manifest = manifest.clone().assume_verified();
         let found = FoundCheckpoint { path: path.to_path_buf(), manifest };
         found.outline().map(|_| found)
     }
@@ -189,6 +214,7 @@ impl FoundCheckpoint {
         model: &Model,
     ) -> Result<ResumedState, ResumeError> {
         let FoundCheckpoint { path, manifest } = self;
+        let storage = StorageUse::begin(trainer.session().process_group().cloned());
         if !manifest.is_of_shards() {
             let checkpoint = load_files(path, manifest, model)?;
             checkpoint.resume(trainer)?;
@@ -197,7 +223,7 @@ impl FoundCheckpoint {
         }
         let state = read_state(path, manifest, model)?;
         trainer.sampler().sequence_to_resume(&state.cursor)?;
-        ShardReader::new(path, manifest, model).restore(trainer.session_mut())?;
+        ShardReader::new(path, manifest, model, &storage).restore(trainer.session_mut())?;
         trainer.resume(&state.cursor, state.step)?;
         trainer.set_evaluations(state.evaluations);
         let RunState { step, optimizer, origin, .. } = state;

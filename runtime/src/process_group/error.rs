@@ -191,11 +191,13 @@ fn list_ranks(ranks: &[u64]) -> String {
 /// Longest text of another process in a message.
 const EXCERPT_CHARS_MAX: usize = 1000;
 
-/// A text of another process, fit to be printed: control characters are escaped, and a long text is cut.
+/// A text of another process, fit to be printed: characters that control a terminal or the direction of text are escaped, and a
+/// long text is cut.
 pub fn excerpt(text: &str) -> String {
+    let changes_direction = |c: char| matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let escape = |c: char| match c {
         '\n' => c.to_string(),
-        c if c.is_control() => c.escape_default().to_string(),
+        c if c.is_control() || changes_direction(c) => c.escape_default().to_string(),
         c => c.to_string(),
     };
     let shown: String = text.chars().take(EXCERPT_CHARS_MAX).map(escape).collect();
@@ -210,6 +212,7 @@ mod tests {
     #[test]
     fn texts_of_other_processes_are_cut_and_escaped() {
         assert_eq!(excerpt("rank 3: a\u{1b}[2Jb"), "rank 3: a\\u{1b}[2Jb");
+        assert_eq!(excerpt("a\u{202e}b"), "a\\u{202e}b");
         assert_eq!(excerpt(&"é".repeat(5000)).chars().count(), 1001);
     }
 }

@@ -4,6 +4,7 @@
 //! one process has no process group.
 
 mod error;
+mod storage_use;
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use serde::de::DeserializeOwned;
 use crate::PipelineDirection;
 
 pub use error::{ClusterError, ClusterFault, excerpt};
+pub use storage_use::StorageUse;
 
 /// Combines the messages of all processes, in rank order, into the answer that all receive.
 ///
@@ -33,9 +35,12 @@ pub trait ProcessGroup: Send + Sync {
     /// Time that a process waits for another in a collective or a transfer.
     fn collective_timeout(&self) -> Duration;
 
-    /// Says whether this process writes a checkpoint, alone or beside its steps, so that others wait for it beyond their
-    /// timeout.
-    fn set_saving(&self, is_saving: bool);
+    /// Begins to read or write long files, alone or beside steps, so that others wait for this process beyond their timeout.
+    /// See [`StorageUse`].
+    fn begin_storage_use(&self);
+
+    /// Ends what [`begin_storage_use`](ProcessGroup::begin_storage_use) began.
+    fn end_storage_use(&self);
 
     /// Sends `message` to rank 0, which combines the messages of all ranks, and returns the combined
     /// answer. Every process must call this method. See [`gather_and_broadcast`] for values instead of bytes.

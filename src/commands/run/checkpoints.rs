@@ -1,6 +1,7 @@
 //! The checkpoints of a run: resuming from one, and writing new ones.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use narrows_plan::Workload;
 use narrows_plan::model::Model;
@@ -9,7 +10,7 @@ use narrows_runtime::checkpoint::{
     self, CheckpointError, FolderLock, FoundCheckpoint, PendingSave, ResumeError, ResumedState,
     Retention, SaveMode, SaveOptions, TokenizerFile,
 };
-use narrows_runtime::process_group::gather_and_broadcast;
+use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{
@@ -149,25 +150,12 @@ impl<'a> CheckpointKeeper<'a> {
         let path = match settings.origin {
             RunOrigin::FirstStep => return Ok(None),
             RunOrigin::LastCheckpoint => last_complete(&settings.dir, "the run resumes from")?,
-            RunOrigin::NewestUndamaged => match trainer.session().process_group() {
-                None => return newest_undamaged(settings),
-                // One process renames damaged checkpoints, and all take the one that it has found.
-                Some(group) => {
-                    let found = match group.rank() {
-                        0 => newest_undamaged(settings)?,
-                        _ => None,
-                    };
-                    let name = found.as_ref().and_then(|found| found.path().file_name());
-                    let name = name.map(|name| name.to_string_lossy().into_owned());
-                    let first = |all: Vec<Option<String>>| all.into_iter().next().flatten();
-                    let name =
-                        gather_and_broadcast(&**group, name, first).map_err(cluster_failure)?;
-                    if found.is_some() {
-                        return Ok(found);
-                    }
-                    name.map(|name| settings.dir.join(name))
-                }
-            },
+            RunOrigin::NewestUndamaged => {
+                return match trainer.session().process_group() {
+                    None => newest_undamaged(settings),
+                    Some(group) => newest_undamaged_of_group(settings, group),
+                };
+            }
         };
         let Some(path) = path else { return Ok(None) };
         match found_before(settings, &path) {
@@ -334,13 +322,52 @@ fn newest_undamaged(settings: &CheckpointSettings) -> CommandResult<Option<Found
         match FoundCheckpoint::verify(&listed.path) {
             Ok(found) => return Ok(Some(found)),
             Err(error) if error.fault.is_corruption() => {
-                let aside = checkpoint::set_aside(&listed.path).map_err(Failure::checkpoint)?;
-                output::warn(&format!("{error}; the checkpoint is now {}", aside.display()));
+                set_aside(&listed.path, &error.to_string())?;
             }
             Err(error) => return Err(Failure::checkpoint(error)),
         }
     }
     Ok(None)
+}
+
+/// As [`newest_undamaged`] in a run of several processes, each of which verifies a part of the files. One process lists and renames
+/// the checkpoints.
+fn newest_undamaged_of_group(
+    settings: &CheckpointSettings,
+    group: &Arc<dyn ProcessGroup>,
+) -> CommandResult<Option<FoundCheckpoint>> {
+    loop {
+        let newest = match group.rank() {
+            0 => checkpoint::list(&settings.dir).map_err(Failure::checkpoint)?.into_iter().next(),
+            _ => None,
+        };
+        let name = newest.as_ref().and_then(|newest| newest.path.file_name());
+        let name = name.map(|name| name.to_string_lossy().into_owned());
+        let first = |all: Vec<Option<String>>| all.into_iter().next().flatten();
+        let name = gather_and_broadcast(&**group, name, first).map_err(cluster_failure)?;
+        let Some(name) = name else { return Ok(None) };
+        let path = settings.dir.join(name);
+        let (found, damage) = match FoundCheckpoint::verify_part(&path, group) {
+            Ok(found) => (Some(found), None),
+            Err(error) if error.fault.is_corruption() => (None, Some(error.to_string())),
+            Err(error) => return Err(Failure::checkpoint(error)),
+        };
+        let first_damage = |all: Vec<Option<String>>| all.into_iter().flatten().next();
+        let damage =
+            gather_and_broadcast(&**group, damage, first_damage).map_err(cluster_failure)?;
+        match damage {
+            None => return Ok(found),
+            Some(damage) if group.rank() == 0 => set_aside(&path, &damage)?,
+            Some(_) => {}
+        }
+    }
+}
+
+/// Renames a damaged checkpoint, with a warning.
+fn set_aside(path: &Path, damage: &str) -> CommandResult<()> {
+    let aside = checkpoint::set_aside(path).map_err(Failure::checkpoint)?;
+    output::warn(&format!("{damage}; the checkpoint is now {}", aside.display()));
+    Ok(())
 }
 
 /// Hint for a run whose sequences or targets are not those of its checkpoint.

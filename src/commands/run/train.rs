@@ -11,7 +11,7 @@ use narrows_plan::model::Model;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
 use narrows_planner::Prediction;
 use narrows_runtime::checkpoint::{self, FolderLock};
-use narrows_runtime::process_group::ProcessGroup;
+use narrows_runtime::process_group::{ProcessGroup, StorageUse};
 use narrows_runtime::session::Session;
 use narrows_runtime::train::{
     CollapseWatch, EvaluationOutcome, MetricsRecord, StepPrediction, TrainControl, TrainEnd,
@@ -87,7 +87,10 @@ fn train_in_group(
     let mut keeper = CheckpointKeeper::new(training, lock, &model);
     keeper.resume(&mut trainer, training.recipe.steps)?;
     let weights_sha256 = match keeper.resumed() {
-        None => load_initial_weights(&mut trainer, &model, training)?,
+        None => {
+            let _storage = StorageUse::begin(trainer.session().process_group().cloned());
+            load_initial_weights(&mut trainer, &model, training)?
+        }
         Some(_) => String::new(),
     };
     let first_step = trainer.session().steps();
@@ -109,7 +112,9 @@ fn train_in_group(
         TokenSource::File(_) => Some(trainer.sampler().file()),
     };
     let evaluated = validation.as_ref().map(Validation::file);
+    let storage = StorageUse::begin(trainer.session().process_group().cloned());
     let mut data_check = DataCheck::begin(tokens, evaluated, training)?;
+    drop(storage);
     let mut metrics =
         training.metrics.as_deref().map(|file| metrics_file(file, &keeper)).transpose()?;
     let folder = training.tensorboard.as_deref();

@@ -3,11 +3,13 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use narrows_plan::model::Model;
 use narrows_plan::{Context, Mesh, Plan, Precision, Workload, Zero};
 use narrows_runtime::checkpoint::{self, Checkpoint, FoundCheckpoint, PendingSave, SaveMode};
 use narrows_runtime::data::{Sampler, SamplerConfig, TargetRule, TokenFile};
+use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;
 use narrows_runtime::train::TrainedStep;
 use narrows_runtime::{Optimizer, Trainer};
@@ -108,6 +110,52 @@ fn checkpoints_of_all_processes_are_those_of_one_process_and_resume_under_any_pl
             [&last, &resharded].map(|path| checkpoint::load(path, model).unwrap());
         assert!(before.weights == after.weights, "of\n{}", to_json(other));
         assert!(before.second_moments == after.second_moments, "of\n{}", to_json(other));
+    }
+}
+
+/// A process that reads long files does not go on until it needs a process that is gone.
+#[test]
+fn an_abort_ends_processes_that_load_a_checkpoint() {
+    let models = small_models();
+    let mut rng = TestRng::new(23);
+    let mesh = Mesh { tensor: 2, pipeline: 1, data: 1, context: 1 };
+    let workload = Workload { global_batch: 2, sequence_length: 8, micro_batch: 2 };
+    let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
+    let mut plans = models.iter().filter(|model| model.vocab > 31);
+    let (model, plan) = plans
+        .find_map(|model| Some((model, draw_plan(&mut rng, model, context)?)))
+        .expect("a plan of two devices");
+    let folder = tempfile::tempdir().unwrap();
+    let (_, saved) = run((model, &plan), None, 1, folder.path());
+    let program = program(&plan, model);
+    let errors = run_processes(&launches(2), |launch| {
+        let neighbours = Session::peers(program.program(), launch.rank);
+        let group = join(launch, &neighbours, TIMEOUTS);
+        let process_group = group.clone();
+        let session =
+            narrows_cpu::session_of_process(model, program.clone(), 1, process_group).unwrap();
+        if launch.rank == 0 {
+            group.abort(0, "a signal stopped it");
+            // The connection stays open until the other process has ended.
+            let start = Instant::now();
+            while group.failure("the test").is_none() && start.elapsed() < TIMEOUTS.collective {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return vec![];
+        }
+        while group.failure("the test").is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let shared: Arc<dyn ProcessGroup> = group;
+        let verified = FoundCheckpoint::verify_part(&saved, &shared).map(drop).unwrap_err();
+        let mut trainer = trainer(session, model);
+        let found = FoundCheckpoint::open(&saved).unwrap();
+        let resumed = found.resume(&mut trainer, model).map(drop).unwrap_err();
+        vec![verified.to_string(), resumed.to_string()]
+    });
+    assert_eq!(errors[1].len(), 2);
+    for error in &errors[1] {
+        assert!(error.contains("process 0 aborted the run: a signal stopped it"), "{error}");
     }
 }
 

@@ -14,7 +14,7 @@ use narrows_cluster::{
 };
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zero, lower};
-use narrows_runtime::process_group::ProcessGroup;
+use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
 use narrows_runtime::session::{ModelTensors, Session, StepInput, StepResult, TensorKind};
 use narrows_runtime::{Optimizer, PipelineDirection, RunError};
 use narrows_test_support::plans::{TestRng, draw_plan, to_json};
@@ -349,9 +349,9 @@ fn a_process_that_writes_a_checkpoint_is_waited_for() {
         let link = group.peer_link(1 - launch.rank, PipelineDirection::Upstream).unwrap();
         let mut received = vec![];
         if launch.rank == 1 {
-            group.set_saving(true);
+            group.begin_storage_use();
             std::thread::sleep(Duration::from_secs(2));
-            group.set_saving(false);
+            group.end_storage_use();
             link.send(&[&[1.0, 2.0]]).unwrap();
         } else {
             link.receive(&mut |elements| received.extend_from_slice(elements)).unwrap();
@@ -360,4 +360,23 @@ fn a_process_that_writes_a_checkpoint_is_waited_for() {
         received
     });
     assert_eq!(received[0], [1.0, 2.0]);
+}
+
+/// Process 2 waits for process 0, which waits for process 1; 1 and 2 are not connected.
+#[test]
+fn a_process_that_waits_for_one_that_writes_a_checkpoint_is_waited_for() {
+    let timeouts = ClusterTimeouts { collective: Duration::from_millis(300), ..TIMEOUTS };
+    let sums = run_processes(&launches(3), |launch| {
+        let group = join(launch, &[], timeouts);
+        if launch.rank == 1 {
+            group.begin_storage_use();
+            std::thread::sleep(Duration::from_secs(18));
+            group.end_storage_use();
+        }
+        let sum =
+            gather_and_broadcast(&*group, launch.rank, |all: Vec<u64>| all.iter().sum::<u64>());
+        group.shut_down().unwrap();
+        sum.unwrap()
+    });
+    assert_eq!(sums, [3, 3, 3]);
 }
