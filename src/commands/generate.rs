@@ -82,7 +82,10 @@ fn prompt_tokens(prompt: &str, tokenizer: &Tokenizer, model: &Model) -> CommandR
     if tokens.len() as u64 >= model.max_sequence_length {
         let (count, longest) = (tokens.len(), model.max_sequence_length);
         let message = format!("has {count} tokens, but {} has {longest} positions", model.name);
-        return Err(invalid(message, "a shorter text, which leaves a position for a new token"));
+        let problem = Problem::new("--prompt", message)
+            .hint("a shorter text, which leaves a position for a new token")
+            .hint("the right `max_sequence_length` in the model's file, model.json or config.json");
+        return Err(Failure::input(problem));
     }
     Ok(tokens)
 }
