@@ -26,7 +26,7 @@ pub(super) fn check_gather_buckets(stage: &StageProgram) -> CheckResult {
     ensure(last.gathers.end == stage.step.len(), || {
         "its gather buckets are not the end of the step phase".into()
     })?;
-    let first_access = first_accesses(stage.first_pass_instructions());
+    let first_pass = FirstPass::of(stage.first_pass_instructions());
     let mut begin = stage.before_gathers();
     for (index, bucket) in buckets.iter().enumerate() {
         let gathers = &bucket.gathers;
@@ -34,11 +34,43 @@ pub(super) fn check_gather_buckets(stage: &StageProgram) -> CheckResult {
             format!("gather bucket {index} is not the next part of the step phase")
         })?;
         begin = gathers.end;
-        check_bucket(stage, index, bucket, &first_access)?;
+        check_bucket(stage, index, bucket, &first_pass)?;
     }
     ensure(buckets.is_sorted_by_key(|bucket| bucket.before), || {
         "its gather buckets are not in the order of the first pass".into()
     })
+}
+
+/// The instructions of the first pass, as far as gather buckets depend on them.
+struct FirstPass<'a> {
+    instructions: &'a [Instr],
+    /// Index of the first instruction that accesses each buffer.
+    first_access: HashMap<BufferId, usize>,
+    /// Index of the first collective over the data axis.
+    first_over_data: Option<usize>,
+    /// At index i, the last of the instructions that run beside one of the first i.
+    overlapped_until: Vec<usize>,
+}
+
+impl<'a> FirstPass<'a> {
+    fn of(instructions: &'a [Instr]) -> FirstPass<'a> {
+        let over_data =
+            |instr: &Instr| matches!(&instr.action, Action::Collective(c) if c.axis == Axis::Data);
+        let mut overlapped_until = vec![0];
+        let mut last = 0;
+        for (at, instr) in instructions.iter().enumerate() {
+            if instr.overlapped_instrs > 0 {
+                last = last.max(at.saturating_add(instr.overlapped_instrs));
+            }
+            overlapped_until.push(last);
+        }
+        FirstPass {
+            instructions,
+            first_access: first_accesses(instructions),
+            first_over_data: instructions.iter().position(over_data),
+            overlapped_until,
+        }
+    }
 }
 
 /// Checks one bucket against the instructions of the first pass that it may run beside.
@@ -46,24 +78,17 @@ fn check_bucket(
     stage: &StageProgram,
     index: usize,
     bucket: &GatherBucket,
-    first_access: &HashMap<BufferId, usize>,
+    first_pass: &FirstPass,
 ) -> CheckResult {
     let GatherBucket { before, gathers } = bucket;
-    let first_pass = stage.first_pass_instructions();
-    ensure(*before <= first_pass.len(), || {
-        format!("gather bucket {index} ends after the first pass")
-    })?;
-    let beside = &first_pass[..*before];
-    let is_divided = |(at, instr): (usize, &Instr)| {
-        instr.overlapped_instrs > 0 && at.saturating_add(instr.overlapped_instrs) >= *before
+    let Some(overlapped_until) = first_pass.overlapped_until.get(*before) else {
+        return fault(format!("gather bucket {index} ends after the first pass"));
     };
-    ensure(!beside.iter().enumerate().any(is_divided), || {
+    ensure(*before == 0 || overlapped_until < before, || {
         format!("gather bucket {index} ends between instructions that run at the same time")
     })?;
-    let uses_group =
-        |instr: &&Instr| matches!(&instr.action, Action::Collective(c) if c.axis == Axis::Data);
-    if let Some(other) = beside.iter().find(uses_group) {
-        let origin = &other.origin;
+    if let Some(other) = first_pass.first_over_data.filter(|first| first < before) {
+        let origin = &first_pass.instructions[other].origin;
         return fault(format!(
             "gather bucket {index} may overlap with `{origin}`, which is over the data axis too"
         ));
@@ -75,7 +100,7 @@ fn check_bucket(
             )
         })?;
         for weight in &instr.writes {
-            let first = first_access.get(&weight.buffer);
+            let first = first_pass.first_access.get(&weight.buffer);
             ensure(first.is_none_or(|first| before <= first), || {
                 let name = &stage.buffer(weight.buffer).name;
                 format!(
