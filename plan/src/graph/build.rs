@@ -7,8 +7,8 @@ use crate::model::{
 
 use super::shape::crossing;
 use super::{
-    AttentionOp, BiasOp, BlockShape, Grouping, LatentOp, LinearForm, LinearMember, LinearOp, Op,
-    OpId, OpNode, QkNormOp, Segment, SegmentKind, Value, ValueId,
+    AttentionOp, BlockShape, Grouping, LatentOp, LinearForm, LinearMember, LinearOp, Op, OpId,
+    OpNode, QkvHeads, Segment, SegmentKind, Value, ValueId,
 };
 
 /// The embedding: tokens to hidden state.
@@ -296,22 +296,37 @@ impl SegmentBuilder {
 
     /// Adds the biases of the linears that compute `output`, whose rotation then follows the addition.
     fn bias(&mut self, output: ValueId, head_dim: u64) -> ValueId {
-        let (members, rotary_sections) = self.take_rotation(output);
-        let Value { name, sections, .. } = self.values[output.0 as usize].clone();
-        let op = Op::Bias(BiasOp { members, head_dim, rotary_sections });
-        self.op(&format!("{name}.bias"), op, &[output], &[(&format!("{name}.biased"), sections)])[0]
+        self.op_on_heads(output, head_dim, Op::Bias, ["bias", "biased"])
     }
 
-    /// Norms the heads of queries and keys in `output`, whose rotation then follows the norm.
+    /// Norms the heads of queries and keys in `output`, if it has any. Their rotation then follows the norm.
     fn qk_norm(&mut self, output: ValueId, head_dim: u64) -> ValueId {
-        if self.linears_of(output).iter().all(|(kind, _)| *kind == LinearKind::V) {
-            return output;
+        match self.linears_of(output)[..] {
+            [(LinearKind::V, _)] => output,
+            _ => self.op_on_heads(output, head_dim, Op::QkNorm, ["norm", "normed"]),
         }
-        let (members, rotary_sections) = self.take_rotation(output);
-        let sections = members.iter().map(|(_, width)| *width).collect();
+    }
+
+    /// Adds an op on the heads of a value, which rotates them in place of the value's producer.
+    fn op_on_heads(
+        &mut self,
+        output: ValueId,
+        head_dim: u64,
+        op: fn(QkvHeads) -> Op,
+        [op_suffix, value_suffix]: [&str; 2],
+    ) -> ValueId {
+        let members = self.linears_of(output);
+        let producer = self.values[output.0 as usize].producer;
+        let rotary_sections = match producer.map(|op| &mut self.ops[op.0 as usize].op) {
+            Some(Op::Linear(linear)) => std::mem::take(&mut linear.rotary_sections),
+            Some(Op::Bias(heads)) => std::mem::take(&mut heads.rotary_sections),
+            _ => vec![],
+        };
         let name = joined_names(members.iter().map(|(kind, _)| *kind));
-        let op = Op::QkNorm(QkNormOp { members, head_dim, rotary_sections });
-        self.op(&format!("{name}.norm"), op, &[output], &[(&format!("{name}.normed"), sections)])[0]
+        let sections = members.iter().map(|(_, width)| *width).collect();
+        let op = op(QkvHeads { members, head_dim, rotary_sections });
+        let value = format!("{name}.{value_suffix}");
+        self.op(&format!("{name}.{op_suffix}"), op, &[output], &[(&value, sections)])[0]
     }
 
     /// The linears whose outputs are side by side in a value, with their widths.
@@ -325,20 +340,9 @@ impl SegmentBuilder {
                 });
                 kinds.zip(sections.iter().copied()).collect()
             }
-            Some(Op::Bias(bias)) => bias.members.clone(),
+            Some(Op::Bias(heads)) => heads.members.clone(),
             _ => vec![],
         }
-    }
-
-    /// The linears of a value, and the sections that its producer no longer rotates.
-    fn take_rotation(&mut self, output: ValueId) -> (Vec<(LinearKind, u64)>, Vec<usize>) {
-        let producer = self.values[output.0 as usize].producer;
-        let rotary_sections = match producer.map(|op| &mut self.ops[op.0 as usize].op) {
-            Some(Op::Linear(linear)) => std::mem::take(&mut linear.rotary_sections),
-            Some(Op::Bias(bias)) => std::mem::take(&mut bias.rotary_sections),
-            _ => vec![],
-        };
-        (self.linears_of(output), rotary_sections)
     }
 
     /// Adds the crossing from the previous block into the latent u, and the output to the next block.

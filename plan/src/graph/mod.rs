@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use build::{block_segment, effective_grouping, embedding_segment, head_segment};
-pub use op::{AttentionOp, BiasOp, LatentOp, LinearForm, LinearMember, LinearOp, Op, QkNormOp};
+pub use op::{AttentionOp, LatentOp, LinearForm, LinearMember, LinearOp, Op, QkvHeads};
 pub use shape::{BlockShape, BoundaryTensor, BoundaryTensorId};
 
 /// Index of an op within its segment, in topological order.

@@ -23,10 +23,10 @@ pub enum Op {
     },
     /// One or several GEMMs with weights.
     Linear(LinearOp),
-    /// Adds biases to the outputs of linears, and rotates queries and keys.
-    Bias(BiasOp),
-    /// Norms every head of queries and keys, and rotates them.
-    QkNorm(QkNormOp),
+    /// Adds biases to the outputs of q, k and v, and rotates queries and keys.
+    Bias(QkvHeads),
+    /// RMSNorm of every head of queries and keys (QK-norm), and their rotation. Values beside them are copied.
+    QkNorm(QkvHeads),
     /// φ on a latent, with the division by the norm's root mean square where it is pending.
     Latent(LatentOp),
     /// Causal attention.
@@ -110,37 +110,37 @@ pub struct LinearOp {
     pub norm: Option<OpId>,
 }
 
-/// Biases of one or several linears, whose outputs are side by side.
+/// Outputs of q, k and v, or of some of them, side by side and divided into heads, as an op after these linears reads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BiasOp {
-    /// The linears, with the width of each.
-    pub members: Vec<(LinearKind, u64)>,
-    /// Features of a head: a feature shard holds whole heads.
-    pub head_dim: u64,
-    /// Sections that the rotary embedding is applied to in place, after the addition.
-    pub rotary_sections: Vec<usize>,
-}
-
-/// RMSNorm of every head of queries and keys, before their rotation (QK-norm). Values beside them are copied.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QkNormOp {
-    /// The linears whose outputs are side by side, with the width of each; queries and keys come first.
+pub struct QkvHeads {
+    /// The linears, with the width of each; queries come before keys, and keys before values.
     pub members: Vec<(LinearKind, u64)>,
     /// Features of a head.
     pub head_dim: u64,
-    /// Sections that the rotary embedding is applied to in place, after the norm.
+    /// Sections that the rotary embedding is applied to in place, after the op.
     pub rotary_sections: Vec<usize>,
 }
 
-impl QkNormOp {
-    /// Number of heads of this linear in the input; 0 where the input has none.
+impl QkvHeads {
+    /// Number of heads of this linear; 0 where it is none of the members.
     pub fn heads_of(&self, linear: LinearKind) -> u64 {
         let widths =
             self.members.iter().filter(|(kind, _)| *kind == linear).map(|(_, width)| width);
         widths.sum::<u64>() / self.head_dim
     }
 
-    /// The linears whose heads are normed. Each has a scale of `head_dim` elements.
+    /// Whether the heads of every linear can be divided among this many devices.
+    pub fn divide_among(&self, devices: u64) -> bool {
+        let mut widths = self.members.iter().map(|(_, width)| width);
+        widths.all(|width| (width / self.head_dim).is_multiple_of(devices))
+    }
+
+    /// Width of the rotated sections.
+    pub fn rotated_width(&self) -> u64 {
+        self.rotary_sections.iter().map(|section| self.members[*section].1).sum()
+    }
+
+    /// The linears whose heads [`Op::QkNorm`] norms. Each has a scale of `head_dim` elements.
     pub fn normed(&self) -> impl Iterator<Item = LinearKind> {
         let kinds = self.members.iter().map(|(kind, _)| *kind);
         kinds.filter(|kind| matches!(kind, LinearKind::Q | LinearKind::K))

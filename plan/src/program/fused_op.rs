@@ -84,23 +84,9 @@ pub enum FusedOp {
     /// x, scales → x with every head of queries and keys divided by its root mean square and multiplied by a scale. The
     /// heads of queries come first, then those of keys, then what is copied. The scales are those of queries and of
     /// keys side by side, where there are any.
-    QkNorm {
-        /// Features of a head.
-        head_dim: u64,
-        /// Heads of queries on a device.
-        queries: u64,
-        /// Heads of keys on a device.
-        keys: u64,
-    },
+    QkNorm(QkHeads),
     /// dy, x, scales, dscales → dx, and dscales with the gradient of the scales added.
-    QkNormBackward {
-        /// Features of a head.
-        head_dim: u64,
-        /// Heads of queries on a device.
-        queries: u64,
-        /// Heads of keys on a device.
-        keys: u64,
-    },
+    QkNormBackward(QkHeads),
     /// Rotates q and k in place: of the first w features of a head, feature i with feature i + w/2, by the
     /// token's position in its sequence, with w and the frequencies of the model constants. The operand
     /// is the first features of each row.
@@ -168,6 +154,24 @@ pub enum FusedOp {
     /// gradient, moments, master → weight, gradient, moments, master. Zeroes the whole gradient, including
     /// the parts that other replicas update.
     AdamW,
+}
+
+/// The heads of a row that [`FusedOp::QkNorm`] norms, on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QkHeads {
+    /// Features of a head.
+    pub head_dim: u64,
+    /// Heads of queries.
+    pub queries: u64,
+    /// Heads of keys.
+    pub keys: u64,
+}
+
+impl QkHeads {
+    /// Number of scales: those of queries and those of keys, where there are any.
+    pub fn scale_count(self) -> u64 {
+        (u64::from(self.queries > 0) + u64::from(self.keys > 0)) * self.head_dim
+    }
 }
 
 impl FusedOp {

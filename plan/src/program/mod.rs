@@ -54,7 +54,7 @@ pub use action::{
 pub(crate) use arena::place_buffers;
 pub(crate) use buffer::ALIGNMENT;
 pub use buffer::{Buffer, BufferId, BufferRole, ParameterShard};
-pub use fused_op::FusedOp;
+pub use fused_op::{FusedOp, QkHeads};
 pub use phase::{ChunkPhase, MicrobatchPass, Phase};
 pub use pipeline_schedule::StageSchedule;
 pub use stage::{GatherBucket, GradientBucket, ModelChunk, StageProgram};

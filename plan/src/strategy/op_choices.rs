@@ -49,20 +49,7 @@ pub(crate) fn op_choices(
             choices.add(Strategy::Online, vec![FEATURES], vec![FEATURES.with_norm_pending()]);
         }
         Op::Linear(linear) => linear_choices(linear, devices, &mut choices),
-        Op::Bias(bias)
-            if bias
-                .members
-                .iter()
-                .all(|(_, width)| (width / bias.head_dim).is_multiple_of(devices)) =>
-        {
-            choices.uniform(Strategy::Feature, FEATURES);
-        }
-        Op::QkNorm(norm)
-            if norm
-                .members
-                .iter()
-                .all(|(_, width)| (width / norm.head_dim).is_multiple_of(devices)) =>
-        {
+        Op::Bias(heads) | Op::QkNorm(heads) if heads.divide_among(devices) => {
             choices.uniform(Strategy::Feature, FEATURES);
         }
         Op::Latent(latent) => latent_choices(latent, devices, &mut choices),

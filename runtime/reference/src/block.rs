@@ -1,6 +1,6 @@
 //! Forward and backward pass of one pre-norm block (DESIGN §3.1).
 
-use narrows_plan::model::{Block, Linear, Model, ParameterId, Positions, WeightId};
+use narrows_plan::model::{Block, Linear, LinearKind, Model, ParameterId, Positions, WeightId};
 
 use super::attention::{self, BatchShape};
 use super::linear::{self, LinearBackwardInput};
@@ -23,8 +23,8 @@ pub(super) struct BlockInput<'a, T> {
 pub(super) struct BlockTape<T> {
     x: Matrix<T>,
     normed1: Matrix<T>,
-    /// Queries and keys before they are normed.
-    heads: [Matrix<T>; 2],
+    /// Queries and keys before their heads are normed, in blocks that do so.
+    unnormed: [Option<Matrix<T>>; 2],
     q: Matrix<T>,
     k: Matrix<T>,
     v: Matrix<T>,
@@ -84,14 +84,12 @@ impl<T: Float> BlockInput<'_, T> {
         }
     }
 
-    /// Norms every head of q or k, in blocks that do so.
-    fn norm_heads(&self, slot: usize, x: &Matrix<T>) -> Matrix<T> {
-        if !self.block().qk_norm {
-            return x.clone();
+    /// Norms every head of q or k, in blocks that do so. Also returns what was normed.
+    fn norm_heads(&self, kind: LinearKind, x: Matrix<T>) -> (Matrix<T>, Option<Matrix<T>>) {
+        match self.block().qk_norm {
+            true => (self.norm(WeightId::QkNorm(kind), &x), Some(x)),
+            false => (x, None),
         }
-        let (id, _) = self.linear_at(slot);
-        let scale = self.parameters.checked(id.parameter(WeightId::QkNorm));
-        norm::heads_forward(x, scale, self.model.norm_epsilon)
     }
 
     fn linear(&self, slot: usize, x: &Matrix<T>) -> (Matrix<T>, linear::LinearTape<T>) {
@@ -110,8 +108,8 @@ impl<T: Float> BlockInput<'_, T> {
         self.add_bias(Q, &mut q);
         self.add_bias(K, &mut k);
         self.add_bias(V, &mut v);
-        let heads = [q, k];
-        let [mut q, mut k] = [self.norm_heads(Q, &heads[0]), self.norm_heads(K, &heads[1])];
+        let (mut q, unnormed_q) = self.norm_heads(LinearKind::Q, q);
+        let (mut k, unnormed_k) = self.norm_heads(LinearKind::K, k);
         self.rotate(&mut q, RotationDirection::Forward);
         self.rotate(&mut k, RotationDirection::Forward);
         let attended = attention::forward(self.shape, &q, &k, &v);
@@ -129,7 +127,7 @@ impl<T: Float> BlockInput<'_, T> {
         let tape = BlockTape {
             x,
             normed1,
-            heads,
+            unnormed: [unnormed_q, unnormed_k],
             q,
             k,
             v,
@@ -167,8 +165,9 @@ impl<T: Float> BlockInput<'_, T> {
         let [mut dq, mut dk, dv] = attention::backward(self.shape, qkv, &dattended);
         self.rotate(&mut dq, RotationDirection::Back);
         self.rotate(&mut dk, RotationDirection::Back);
-        let dq = back.norm_heads(Q, &tape.heads[0], dq);
-        let dk = back.norm_heads(K, &tape.heads[1], dk);
+        let [q, k] = &tape.unnormed;
+        let dq = back.norm_heads(LinearKind::Q, q.as_ref(), dq);
+        let dk = back.norm_heads(LinearKind::K, k.as_ref(), dk);
         back.bias(Q, &dq);
         back.bias(K, &dk);
         back.bias(V, &dv);
@@ -216,17 +215,12 @@ impl<T: Float> BlockBackward<'_, T> {
         }
     }
 
-    /// The gradient of q or k before its heads are normed.
-    fn norm_heads(&mut self, slot: usize, x: &Matrix<T>, dy: Matrix<T>) -> Matrix<T> {
-        if !self.context.block().qk_norm {
-            return dy;
+    /// The gradient of q or k before its heads are normed, if they are.
+    fn norm_heads(&mut self, kind: LinearKind, x: Option<&Matrix<T>>, dy: Matrix<T>) -> Matrix<T> {
+        match x {
+            Some(x) => self.norm(WeightId::QkNorm(kind), x, &dy),
+            None => dy,
         }
-        let (linear, _) = self.context.linear_at(slot);
-        let id = linear.parameter(WeightId::QkNorm);
-        let scale = self.context.parameters.checked(id);
-        let (dx, dscale) = norm::heads_backward(x, scale, self.context.model.norm_epsilon, &dy);
-        self.gradients.add(id, &dscale);
-        dx
     }
 
     /// The gradient of the input x of a norm.

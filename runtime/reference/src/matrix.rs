@@ -82,12 +82,6 @@ impl<T: Float> Matrix<T> {
         self.zip(other, |x, y| x + y)
     }
 
-    /// The same elements in rows of this length.
-    pub(super) fn with_columns(&self, columns: usize) -> Self {
-        assert!(self.elements.len().is_multiple_of(columns));
-        Matrix { rows: self.elements.len() / columns, columns, elements: self.elements.clone() }
-    }
-
     /// Adds the only row of `row` to every row.
     pub(super) fn add_to_rows(&mut self, row: &Self) {
         for at in 0..self.rows() {

@@ -15,12 +15,15 @@
 
 use super::{Float, Matrix};
 
+/// RMSNorm of every run of features as long as the scale: of whole rows, or of the heads in them.
 pub(super) fn rms_forward<T: Float>(x: &Matrix<T>, scale: &Matrix<T>, epsilon: f64) -> Matrix<T> {
+    let width = scale.columns();
     let mut y = Matrix::zeros(x.rows(), x.columns());
-    for row in 0..x.rows() {
-        let rho = rms_factor(x.row(row), epsilon);
-        for (j, y) in y.row_mut(row).iter_mut().enumerate() {
-            *y = rho * scale[(0, j)] * x[(row, j)];
+    let runs = x.elements().chunks_exact(width).zip(y.elements_mut().chunks_exact_mut(width));
+    for (x, y) in runs {
+        let rho = rms_factor(x, epsilon);
+        for ((y, x), scale) in y.iter_mut().zip(x).zip(scale.elements()) {
+            *y = rho * *scale * *x;
         }
     }
     y
@@ -33,39 +36,23 @@ pub(super) fn rms_backward<T: Float>(
     epsilon: f64,
     dy: &Matrix<T>,
 ) -> (Matrix<T>, Matrix<T>) {
+    let width = scale.columns();
     let mut dx = Matrix::zeros(x.rows(), x.columns());
-    let mut dscale = Matrix::zeros(1, x.columns());
-    let width = T::from_f64(x.columns() as f64);
-    for row in 0..x.rows() {
-        let rho = rms_factor(x.row(row), epsilon);
-        let g: Vec<T> = zip(scale.row(0), dy.row(row), |scale, dy| scale * dy);
-        let projection = rho.powi(3) / width * dot(&g, x.row(row));
+    let mut dscale = Matrix::zeros(1, width);
+    let saved = x.elements().chunks_exact(width).zip(dy.elements().chunks_exact(width));
+    for (dx, (x, dy)) in dx.elements_mut().chunks_exact_mut(width).zip(saved) {
+        let rho = rms_factor(x, epsilon);
+        let g: Vec<T> = zip(scale.elements(), dy, |scale, dy| scale * dy);
+        let projection = rho.powi(3) / T::from_f64(width as f64) * dot(&g, x);
         for (j, g) in g.into_iter().enumerate() {
-            dx[(row, j)] = rho * g - x[(row, j)] * projection;
-            dscale[(0, j)] += rho * x[(row, j)] * dy[(row, j)];
+            dx[j] = rho * g - x[j] * projection;
+            dscale[(0, j)] += rho * x[j] * dy[j];
         }
     }
     (dx, dscale)
 }
 
-/// [`rms_forward`] of every head of the rows, which are as wide as the scale.
-pub(super) fn heads_forward<T: Float>(x: &Matrix<T>, scale: &Matrix<T>, epsilon: f64) -> Matrix<T> {
-    rms_forward(&x.with_columns(scale.columns()), scale, epsilon).with_columns(x.columns())
-}
-
-/// [`rms_backward`] of every head of the rows.
-pub(super) fn heads_backward<T: Float>(
-    x: &Matrix<T>,
-    scale: &Matrix<T>,
-    epsilon: f64,
-    dy: &Matrix<T>,
-) -> (Matrix<T>, Matrix<T>) {
-    let head = scale.columns();
-    let (dx, dscale) = rms_backward(&x.with_columns(head), scale, epsilon, &dy.with_columns(head));
-    (dx.with_columns(x.columns()), dscale)
-}
-
-/// ρ of one row.
+/// ρ of one run of features.
 fn rms_factor<T: Float>(x: &[T], epsilon: f64) -> T {
     let mean_square = dot(x, x) / T::from_f64(x.len() as f64);
     T::one() / (mean_square + T::from_f64(epsilon)).sqrt()

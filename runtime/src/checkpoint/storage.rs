@@ -151,9 +151,7 @@ impl FoundCheckpoint {
     /// # Errors
     /// The first problem.
     pub fn verify(path: &Path) -> Result<FoundCheckpoint, CheckpointError> {
-        let manifest = Manifest::read(path)?.verify(path)?;
-        let found = FoundCheckpoint { path: path.to_path_buf(), manifest };
-        found.outline().map(|_| found)
+        FoundCheckpoint::verify_files(path, &StorageUse::begin(None))
     }
 
     /// As [`verify`](FoundCheckpoint::verify) where each process of a run verifies a part of the files. The checkpoint is undamaged if
@@ -165,12 +163,11 @@ impl FoundCheckpoint {
         path: &Path,
         group: &Arc<dyn ProcessGroup>,
     ) -> Result<FoundCheckpoint, CheckpointError> {
-        let storage = StorageUse::begin(Some(group.clone()));
-        let (rank, world_size) = (group.rank() as usize, group.world_size() as usize);
-        let manifest = Manifest::read(path)?;
-        let mut own = manifest.files().skip(rank).step_by(world_size);
-        own.try_for_each(|file| manifest.verify_file(path, file, &storage))?;
-        let manifest = manifest.clone().assume_verified();
+        FoundCheckpoint::verify_files(path, &StorageUse::begin(Some(group.clone())))
+    }
+
+    fn verify_files(path: &Path, storage: &StorageUse) -> Result<FoundCheckpoint, CheckpointError> {
+        let manifest = Manifest::read(path)?.verify(path, storage)?;
         let found = FoundCheckpoint { path: path.to_path_buf(), manifest };
         found.outline().map(|_| found)
     }

@@ -11,6 +11,7 @@ use narrows_runtime::checkpoint::{
     Retention, SaveMode, SaveOptions, TokenizerFile,
 };
 use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::args::{
@@ -151,10 +152,7 @@ impl<'a> CheckpointKeeper<'a> {
             RunOrigin::FirstStep => return Ok(None),
             RunOrigin::LastCheckpoint => last_complete(&settings.dir, "the run resumes from")?,
             RunOrigin::NewestUndamaged => {
-                return match trainer.session().process_group() {
-                    None => newest_undamaged(settings),
-                    Some(group) => newest_undamaged_of_group(settings, group),
-                };
+                return newest_undamaged(settings, trainer.session().process_group());
             }
         };
         let Some(path) = path else { return Ok(None) };
@@ -225,14 +223,12 @@ impl<'a> CheckpointKeeper<'a> {
         let Some((pending, _)) = &self.pending else {
             return trainer.session().any_rank(stop).map_err(lost);
         };
-        let mut progress = SaveProgress { stop, is_writing: !pending.is_written() };
-        if let Some(group) = trainer.session().process_group() {
-            let any = |all: Vec<SaveProgress>| SaveProgress {
-                stop: all.iter().any(|one| one.stop),
-                is_writing: all.iter().any(|one| one.is_writing),
-            };
-            progress = gather_and_broadcast(&**group, progress, any).map_err(cluster_failure)?;
-        }
+        let progress = SaveProgress { stop, is_writing: !pending.is_written() };
+        let any = |all: Vec<SaveProgress>| SaveProgress {
+            stop: all.iter().any(|one| one.stop),
+            is_writing: all.iter().any(|one| one.is_writing),
+        };
+        let progress = agree(trainer.session().process_group(), progress, any)?;
         if !progress.is_writing {
             self.finish_pending()?;
         }
@@ -313,61 +309,55 @@ fn found_before<'a>(settings: &'a CheckpointSettings, path: &Path) -> Option<&'a
     settings.found.as_ref().filter(|found| found.path() == path && found.is_unchanged())
 }
 
-/// The newest checkpoint whose contents are undamaged. Newer ones are set aside, with a warning.
-fn newest_undamaged(settings: &CheckpointSettings) -> CommandResult<Option<FoundCheckpoint>> {
-    for listed in checkpoint::list(&settings.dir).map_err(Failure::checkpoint)? {
-        if let Some(found) = found_before(settings, &listed.path) {
-            return Ok(Some(found.clone()));
-        }
-        match FoundCheckpoint::verify(&listed.path) {
-            Ok(found) => return Ok(Some(found)),
-            Err(error) if error.fault.is_corruption() => {
-                set_aside(&listed.path, &error.to_string())?;
-            }
-            Err(error) => return Err(Failure::checkpoint(error)),
-        }
-    }
-    Ok(None)
-}
-
-/// As [`newest_undamaged`] in a run of several processes, each of which verifies a part of the files. One process lists and renames
-/// the checkpoints.
-fn newest_undamaged_of_group(
+/// The newest checkpoint whose contents are undamaged. Newer ones are set aside, with a warning. Of several processes each verifies
+/// a part of the files, and one lists and renames the checkpoints.
+fn newest_undamaged(
     settings: &CheckpointSettings,
-    group: &Arc<dyn ProcessGroup>,
+    group: Option<&Arc<dyn ProcessGroup>>,
 ) -> CommandResult<Option<FoundCheckpoint>> {
+    let is_first = group.is_none_or(|group| group.rank() == 0);
     loop {
-        let newest = match group.rank() {
-            0 => checkpoint::list(&settings.dir).map_err(Failure::checkpoint)?.into_iter().next(),
-            _ => None,
+        let newest = match is_first {
+            true => {
+                checkpoint::list(&settings.dir).map_err(Failure::checkpoint)?.into_iter().next()
+            }
+            false => None,
         };
         let name = newest.as_ref().and_then(|newest| newest.path.file_name());
         let name = name.map(|name| name.to_string_lossy().into_owned());
-        let first = |all: Vec<Option<String>>| all.into_iter().next().flatten();
-        let name = gather_and_broadcast(&**group, name, first).map_err(cluster_failure)?;
+        let name = agree(group, name, |all| all.into_iter().next().flatten())?;
         let Some(name) = name else { return Ok(None) };
         let path = settings.dir.join(name);
-        let (found, damage) = match FoundCheckpoint::verify_part(&path, group) {
+        let verified = match group {
+            Some(group) => FoundCheckpoint::verify_part(&path, group),
+            None => found_before(settings, &path)
+                .cloned()
+                .map_or_else(|| FoundCheckpoint::verify(&path), Ok),
+        };
+        let (found, damage) = match verified {
             Ok(found) => (Some(found), None),
             Err(error) if error.fault.is_corruption() => (None, Some(error.to_string())),
             Err(error) => return Err(Failure::checkpoint(error)),
         };
-        let first_damage = |all: Vec<Option<String>>| all.into_iter().flatten().next();
-        let damage =
-            gather_and_broadcast(&**group, damage, first_damage).map_err(cluster_failure)?;
-        match damage {
-            None => return Ok(found),
-            Some(damage) if group.rank() == 0 => set_aside(&path, &damage)?,
-            Some(_) => {}
+        let damage = agree(group, damage, |all| all.into_iter().flatten().next())?;
+        let Some(damage) = damage else { return Ok(found) };
+        if is_first {
+            let aside = checkpoint::set_aside(&path).map_err(Failure::checkpoint)?;
+            output::warn(&format!("{damage}; the checkpoint is now {}", aside.display()));
         }
     }
 }
 
-/// Renames a damaged checkpoint, with a warning.
-fn set_aside(path: &Path, damage: &str) -> CommandResult<()> {
-    let aside = checkpoint::set_aside(path).map_err(Failure::checkpoint)?;
-    output::warn(&format!("{damage}; the checkpoint is now {}", aside.display()));
-    Ok(())
+/// The decision of all processes of a run, if there are several, on a value of each.
+fn agree<T: Serialize + DeserializeOwned>(
+    group: Option<&Arc<dyn ProcessGroup>>,
+    own: T,
+    decide: impl FnOnce(Vec<T>) -> T,
+) -> CommandResult<T> {
+    match group {
+        None => Ok(decide(vec![own])),
+        Some(group) => gather_and_broadcast(&**group, own, decide).map_err(cluster_failure),
+    }
 }
 
 /// Hint for a run whose sequences or targets are not those of its checkpoint.

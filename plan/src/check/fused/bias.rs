@@ -4,23 +4,20 @@ use crate::DType;
 
 use super::super::error::{CheckResult, ensure, fault};
 use super::super::lattice::{
-    AbstractState, AbstractValue, OperandWrite, PendingReduction, ShardedExtent, WriteTarget,
+    AbstractState, AbstractValue, OperandWrite, PendingReduction, ShardedExtent,
 };
 use super::super::operands::InstrOperands;
 use super::super::values::ForwardOpKind;
+use super::unary;
 
 pub(super) fn forward(operands: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
-    operands.check_arity(2..=2, 1)?;
-    operands.check_all_reduced()?;
-    operands.check_no_pending_norm()?;
-    let (x, bias) = (operands.reads[0], operands.reads[1]);
-    ensure(bias.rows == ShardedExtent::whole(1) && bias.columns == x.columns, || {
-        format!("adds {bias} to every row of {x}: their features differ")
-    })?;
-    let inputs = vec![operands.value(0)?, operands.value(1)?];
-    let value = operands.apply(ForwardOpKind::Bias, inputs)?[0];
-    let state = x.with_value(AbstractValue::Value(value));
-    Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
+    unary::forward(operands, |operands, _| {
+        let (x, bias) = (operands.reads[0], operands.reads[1]);
+        ensure(bias.rows == ShardedExtent::whole(1) && bias.columns == x.columns, || {
+            format!("adds {bias} to every row of {x}: their features differ")
+        })?;
+        Ok(ForwardOpKind::Bias)
+    })
 }
 
 pub(super) fn backward(operands: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {

@@ -7,6 +7,7 @@ mod latent;
 mod norm;
 mod qk_norm;
 mod row;
+mod unary;
 
 use crate::program::FusedOp;
 
@@ -34,12 +35,8 @@ pub(super) fn transfer(
         LatentNormBackward { .. } | TensorGateBackward { .. } => crossing::backward(operands, op),
         Bias => bias::forward(operands),
         BiasBackward => bias::backward(operands),
-        QkNorm { head_dim, queries, keys } => {
-            qk_norm::forward(operands, qk_norm::LocalHeads { head_dim, queries, keys })
-        }
-        QkNormBackward { head_dim, queries, keys } => {
-            qk_norm::backward(operands, qk_norm::LocalHeads { head_dim, queries, keys })
-        }
+        QkNorm(heads) => qk_norm::forward(operands, heads),
+        QkNormBackward(heads) => qk_norm::backward(operands, heads),
         Rope { head_dim } => row::rope(operands, head_dim),
         RopeBackward { head_dim } => row::rope_backward(operands, head_dim),
         GatedProduct { product } => row::gated(operands, product),

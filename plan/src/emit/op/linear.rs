@@ -58,15 +58,14 @@ pub(super) fn forward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTempla
     ];
     let mut templates =
         vec![InstrTemplate { action: Action::Gemm(gemm), reads, writes: vec![output] }];
-    templates.extend(rotation(emitter, linear, false, output));
+    templates.extend(rotation(emitter, linear, false));
     templates
 }
 
 pub(super) fn backward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate> {
     let shape = LocalGemmShape::of(emitter, linear);
     let gradient = emitter.activation(OperandSlot::OutputGradient(0));
-    let mut templates: Vec<InstrTemplate> =
-        rotation(emitter, linear, true, gradient).into_iter().collect();
+    let mut templates: Vec<InstrTemplate> = rotation(emitter, linear, true).into_iter().collect();
 
     let mut reads =
         vec![gradient, shape.weight(OperandSlot::Weight(0), emitter.context.compute_dtype())];
@@ -108,12 +107,7 @@ pub(super) fn backward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTempl
     templates
 }
 
-fn rotation(
-    emitter: &OpEmitter,
-    linear: &LinearOp,
-    backward: bool,
-    tensor: TemplateOperand,
-) -> Option<InstrTemplate> {
+fn rotation(emitter: &OpEmitter, linear: &LinearOp, backward: bool) -> Option<InstrTemplate> {
     let width = linear.rotary_sections.iter().map(|s| linear.members[*s].d_out).sum();
-    rotary::rotary(emitter, (width, linear.head_dim.unwrap_or(width)), backward, tensor)
+    rotary::rotary(emitter, (width, linear.head_dim.unwrap_or(width)), backward)
 }

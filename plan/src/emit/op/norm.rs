@@ -6,10 +6,10 @@
 
 use crate::DType;
 use crate::emit::reshard::all_reduce_statistic;
-use crate::program::{Extent, FusedOp};
+use crate::program::FusedOp;
 use crate::strategy::Strategy;
 
-use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, fused};
+use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, fused, unary};
 
 pub(super) fn forward(emitter: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
     let x = emitter.activation(OperandSlot::Input(0));
@@ -44,10 +44,8 @@ pub(super) fn backward(emitter: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
     let dy = emitter.activation(OperandSlot::OutputGradient(0));
     let x = emitter.activation(OperandSlot::Input(0));
     let statistic = emitter.statistic(OperandSlot::Statistic, 1);
-    let scale_gradient = TemplateOperand {
-        slot: OperandSlot::WeightGradient(0),
-        extent: Extent { rows: 1, columns: emitter.shard(width), dtype: DType::F32 },
-    };
+    let scale_gradient =
+        unary::parameter_row(OperandSlot::WeightGradient(0), emitter.shard(width), DType::F32);
     let mut reads = vec![dy, x, scale(emitter, width)];
     match emitter.choice.strategy {
         Strategy::Sync => {
@@ -76,7 +74,6 @@ pub(super) fn backward(emitter: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
 }
 
 fn scale(emitter: &OpEmitter, width: u64) -> TemplateOperand {
-    let extent =
-        Extent { rows: 1, columns: emitter.shard(width), dtype: emitter.context.compute_dtype() };
-    TemplateOperand { slot: OperandSlot::Weight(0), extent }
+    let dtype = emitter.context.compute_dtype();
+    unary::parameter_row(OperandSlot::Weight(0), emitter.shard(width), dtype)
 }

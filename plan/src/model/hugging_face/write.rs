@@ -69,7 +69,8 @@ fn uniform_block(model: &Model) -> Result<&Block, Defect> {
                 return Err(Defect::new(format!("layer {index} {kind}"), problem));
             }
         }
-        if block.vectors_beside_linears() != model.blocks[0].vectors_beside_linears() {
+        let vectors = |block: &Block| (block.qkv_bias, block.qk_norm);
+        if vectors(block) != vectors(&model.blocks[0]) {
             let problem = "has other biases or norms of heads than layer 0, and a config.json has one shape for all";
             return Err(Defect::new(format!("layer {index}"), problem));
         }

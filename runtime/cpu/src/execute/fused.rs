@@ -40,12 +40,8 @@ pub(crate) fn run(
         }
         Bias => elementwise::bias(device, scheduled),
         BiasBackward => elementwise::bias_backward(device, scheduled),
-        QkNorm { head_dim, queries, keys } => {
-            qk_norm::forward(device, scheduled, (head_dim, queries, keys))
-        }
-        QkNormBackward { head_dim, queries, keys } => {
-            qk_norm::backward(device, scheduled, (head_dim, queries, keys))
-        }
+        QkNorm(heads) => qk_norm::forward(device, scheduled, heads),
+        QkNormBackward(heads) => qk_norm::backward(device, scheduled, heads),
         Rope { .. } => elementwise::rope(device, scheduled),
         RopeBackward { .. } => elementwise::rope_backward(device, scheduled),
         GatedProduct { product } => elementwise::gated_product(device, scheduled, product),

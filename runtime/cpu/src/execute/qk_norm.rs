@@ -1,5 +1,6 @@
 //! Norms of the heads of queries and keys.
 
+use narrows_plan::program::QkHeads;
 use narrows_runtime::ScheduledInstruction;
 
 use super::operands::{view, view_mut, with_scratch};
@@ -7,19 +8,16 @@ use crate::abort::StopReason;
 use crate::device::CpuDevice;
 use crate::kernels::{QkNorm, RmsNorm, qk_norm_backward, qk_norm_forward};
 
-/// The heads of a row: features of each, and numbers of queries and keys.
-pub(crate) type HeadCounts = (u64, u64, u64);
-
-fn norm(device: &CpuDevice, (head_dim, queries, keys): HeadCounts) -> QkNorm<'static> {
+fn norm(device: &CpuDevice, heads: QkHeads) -> QkNorm<'static> {
     let epsilon = device.program.constants.norm_epsilon as f32;
-    let head = RmsNorm { width: head_dim as usize, epsilon };
-    QkNorm { head, queries: queries as usize, keys: keys as usize, scales: &[] }
+    let head = RmsNorm { width: heads.head_dim as usize, epsilon };
+    QkNorm { head, queries: heads.queries as usize, keys: heads.keys as usize, scales: &[] }
 }
 
 pub(crate) fn forward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
-    heads: HeadCounts,
+    heads: QkHeads,
 ) -> Result<(), StopReason> {
     let (norm, parallel) = (norm(device, heads), device.parallel);
     let extent = scheduled.instr.reads[0].extent;
@@ -33,7 +31,7 @@ pub(crate) fn forward(
 pub(crate) fn backward(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
-    heads: HeadCounts,
+    heads: QkHeads,
 ) -> Result<(), StopReason> {
     let (norm, parallel) = (norm(device, heads), device.parallel);
     let reads = &scheduled.instr.reads;
@@ -41,7 +39,7 @@ pub(crate) fn backward(
         return Err(device.unsupported(scheduled, "it accumulates the gradient of normed heads"));
     }
     let extent = reads[1].extent;
-    let elements = parallel.reduction_scratch_elements(reads[2].extent.columns as usize);
+    let elements = parallel.reduction_scratch_elements(heads.scale_count() as usize);
     with_scratch(device, elements, |device, scratch| {
         let mut operands = device.operands(scheduled)?;
         let saved = (view(operands.read(0), extent), view(operands.read(1), extent));

@@ -4,6 +4,19 @@
 // A row is read twice, the second time from cache: it has a few KiB at most.
 #include "reduce.cuh"
 
+// This lane's part of s = Σ x² over the row.
+template <class T, int V>
+DEVICE float lane_squares(const T* x, u32 columns) {
+    float s = 0.0f;
+    each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
+        float of_x[decltype(count)::value];
+        load(x + column, of_x);
+#pragma unroll
+        for (float value : of_x) s += value * value;
+    });
+    return s;
+}
+
 // STATISTIC: s = Σ x². NORMALIZE: y = ρ·x⊙gamma with ρ from s, or from `known_s` without STATISTIC; otherwise
 // y = x⊙gamma. Without OUTPUT there is no y.
 template <class T, int V, bool STATISTIC, bool NORMALIZE, bool OUTPUT>
@@ -13,15 +26,7 @@ DEVICE void norm_forward(const T* x, const T* gamma, T* y, const float* known_s,
     x += team.row * columns;
     float squares = 0.0f;
     if constexpr (STATISTIC) {
-        if (team.live) {
-            each<V>(columns, team.lane, team.lanes, [&](auto count, u32 column) {
-                float of_x[decltype(count)::value];
-                load(x + column, of_x);
-#pragma unroll
-                for (float value : of_x) squares += value * value;
-            });
-        }
-        squares = over_row<Sum>(squares);
+        squares = over_row<Sum>(team.live ? lane_squares<T, V>(x, columns) : 0.0f);
         if (team.live && team.lane == 0) s[team.row] = squares;
     }
     if (!OUTPUT || !team.live) return;
@@ -136,15 +141,7 @@ DEVICE void qk_norm(const T* x, const T* gamma, T* y, u32 rows, u32 columns, u32
     x += team.row * columns;
     y += team.row * columns;
     gamma += head.first_scale;
-    float squares = 0.0f;
-    if (team.live && head.normed) {
-        each<V>(columns, team.lane, team.lanes, [&](auto count, u32 column) {
-            float of_x[decltype(count)::value];
-            load(x + column, of_x);
-#pragma unroll
-            for (float value : of_x) squares += value * value;
-        });
-    }
+    const float squares = team.live && head.normed ? lane_squares<T, V>(x, columns) : 0.0f;
     const float rho = inverse_rms(over_row<Sum>(squares), float(columns), epsilon);
     if (!team.live) return;
     each<V>(columns, team.lane, team.lanes, [&](auto count, u32 column) {

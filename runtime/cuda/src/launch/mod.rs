@@ -29,7 +29,6 @@ use narrows_runtime::ScheduledInstruction;
 
 use layout::CopyKind;
 use operand::LaunchResult;
-use qk_norm::QkHeads;
 use site::InstrSite;
 
 pub(crate) use fused_attention::ATTENTION_ALIGNMENT;
@@ -115,12 +114,8 @@ fn fused_op(site: &InstrSite) -> LaunchResult<Launches> {
         TensorGateBackward { a, b } => crossing::tensor_gate_backward(site, (a, b)),
         Bias => bias::forward(site),
         BiasBackward => bias::backward(site),
-        QkNorm { head_dim, queries, keys } => {
-            qk_norm::forward(site, QkHeads { head_dim, queries, keys })
-        }
-        QkNormBackward { head_dim, queries, keys } => {
-            qk_norm::backward(site, QkHeads { head_dim, queries, keys })
-        }
+        QkNorm(heads) => qk_norm::forward(site, heads),
+        QkNormBackward(heads) => qk_norm::backward(site, heads),
         Rope { head_dim } => rotary::rope(site, head_dim, 1.0),
         RopeBackward { head_dim } => rotary::rope(site, head_dim, -1.0),
         Add => elementwise::add(site),

@@ -1,5 +1,7 @@
 //! Norms of the heads of queries and keys. The kernels treat every head of every token as a row.
 
+use narrows_plan::program::QkHeads;
+
 use super::grid::{PartialSumGrid, VectorFormat};
 use super::operand::{
     Argument, LaunchResult, MatrixOperand, expect_dtype, expect_elements, expect_shape,
@@ -8,45 +10,30 @@ use super::operand::{
 use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
-/// The heads of a token: features of each, and numbers of queries and keys.
-#[derive(Clone, Copy)]
-pub(super) struct QkHeads {
-    pub head_dim: u64,
-    pub queries: u64,
-    pub keys: u64,
+/// Heads as rows.
+fn rows_of(heads: QkHeads, tensor: MatrixOperand) -> LaunchResult<MatrixOperand> {
+    let count = tensor.columns.checked_div(heads.head_dim).unwrap_or(0);
+    let is_whole = count * heads.head_dim == tensor.columns && tensor.stride == tensor.columns;
+    if !is_whole || heads.queries + heads.keys > count {
+        return Err(format!("{} features are no whole heads", tensor.columns));
+    }
+    let (rows, columns) = (tensor.rows * count, heads.head_dim);
+    Ok(MatrixOperand { rows, columns, stride: columns, ..tensor })
 }
 
-impl QkHeads {
-    /// Number of scales: those of queries and of keys, where there are any.
-    fn scale_count(self) -> u64 {
-        (u64::from(self.queries > 0) + u64::from(self.keys > 0)) * self.head_dim
+/// Sizes of the rows, heads of a token, and the first heads that are queries, and queries or keys.
+fn sizes(heads: QkHeads, x: &MatrixOperand) -> LaunchResult<Vec<Argument>> {
+    let mut arguments = row_and_column_counts(&rows_of(heads, *x)?)?.to_vec();
+    for count in [x.columns / heads.head_dim, heads.queries, heads.queries + heads.keys] {
+        arguments.push(Argument::U32(to_u32(count)?));
     }
+    Ok(arguments)
+}
 
-    /// Heads as rows.
-    fn rows_of(self, tensor: MatrixOperand) -> LaunchResult<MatrixOperand> {
-        let heads = tensor.columns.checked_div(self.head_dim).unwrap_or(0);
-        let is_whole = heads * self.head_dim == tensor.columns && tensor.stride == tensor.columns;
-        if !is_whole || self.queries + self.keys > heads {
-            return Err(format!("{} features are no whole heads", tensor.columns));
-        }
-        let (rows, columns) = (tensor.rows * heads, self.head_dim);
-        Ok(MatrixOperand { rows, columns, stride: columns, ..tensor })
-    }
-
-    /// Sizes of the rows, heads of a token, and the first heads that are queries, and queries or keys.
-    fn arguments(self, x: &MatrixOperand) -> LaunchResult<Vec<Argument>> {
-        let mut arguments = row_and_column_counts(&self.rows_of(*x)?)?.to_vec();
-        for count in [x.columns / self.head_dim, self.queries, self.queries + self.keys] {
-            arguments.push(Argument::U32(to_u32(count)?));
-        }
-        Ok(arguments)
-    }
-
-    fn format(self, operands: &[MatrixOperand]) -> LaunchResult<VectorFormat> {
-        let mut format = VectorFormat::common(operands[0].dtype, operands)?;
-        format.require(self.head_dim.is_multiple_of(format.vector));
-        Ok(format)
-    }
+fn vector_format(heads: QkHeads, operands: &[MatrixOperand]) -> LaunchResult<VectorFormat> {
+    let mut format = VectorFormat::common(operands[0].dtype, operands)?;
+    format.require(heads.head_dim.is_multiple_of(format.vector));
+    Ok(format)
 }
 
 fn epsilon(site: &InstrSite) -> Argument {
@@ -58,11 +45,11 @@ pub(super) fn forward(site: &InstrSite, heads: QkHeads) -> LaunchResult<Launches
     expect_dtype(x.dtype, &[&scales, &y])?;
     expect_shape((x.rows, x.columns), &[&y])?;
     expect_elements(heads.scale_count(), &[&scales])?;
-    let rows = heads.rows_of(x)?;
+    let rows = rows_of(heads, x)?;
     let mut arguments = vec![x.read(), scales.read(), y.write()];
-    arguments.extend(heads.arguments(&x)?);
+    arguments.extend(sizes(heads, &x)?);
     arguments.push(epsilon(site));
-    let format = heads.format(&[rows, scales, heads.rows_of(y)?])?;
+    let format = vector_format(heads, &[rows, scales, rows_of(heads, y)?])?;
     let launch = Launch::new(KernelFamily::Norm, format.kernel_name("qk_norm"), arguments);
     Ok(launch.over_rows(rows.rows, rows.columns, format)?.into())
 }
@@ -76,14 +63,14 @@ pub(super) fn backward(site: &InstrSite, heads: QkHeads) -> LaunchResult<Launche
     expect_dtype(x.dtype, &[&dy, &scales, &dx])?;
     expect_shape((x.rows, x.columns), &[&dy, &dx])?;
     expect_elements(heads.scale_count(), &[&scales])?;
-    let rows = heads.rows_of(x)?;
+    let rows = rows_of(heads, x)?;
     let parts = PartialSumGrid::over_rows(rows.rows, heads.scale_count());
     let mut arguments =
         vec![dy.read(), x.read(), scales.read(), dx.write(), parts.scratch().write()];
-    arguments.extend(heads.arguments(&x)?);
+    arguments.extend(sizes(heads, &x)?);
     arguments.push(Argument::U32(to_u32(heads.scale_count())?));
     arguments.push(epsilon(site));
-    let format = heads.format(&[rows, heads.rows_of(dy)?, scales, heads.rows_of(dx)?])?;
+    let format = vector_format(heads, &[rows, rows_of(heads, dy)?, scales, rows_of(heads, dx)?])?;
     let launch = Launch::new(KernelFamily::Norm, format.kernel_name("qk_norm_backward"), arguments);
     parts.then_reduce(parts.several_rows_per_part(launch, rows.columns, format)?, dscales)
 }

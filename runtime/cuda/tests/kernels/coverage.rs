@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use narrows_cuda::{KernelFamily, kernel_launches};
 use narrows_plan::model::{self, Activation, presets};
-use narrows_plan::program::{Action, FusedOp, Program};
+use narrows_plan::program::{Action, FusedOp, Program, QkHeads};
 use narrows_plan::{Axis, Context, Dim, Mesh, Precision, Workload, Zero, lower};
 
 use super::bounds_check::check_launches;
@@ -40,8 +40,8 @@ fn fused_ops() -> Vec<FusedOp> {
         TensorGateBackward { a: 1, b: 1 },
         Bias,
         BiasBackward,
-        QkNorm { head_dim: 2, queries: 1, keys: 1 },
-        QkNormBackward { head_dim: 2, queries: 1, keys: 1 },
+        QkNorm(QkHeads { head_dim: 2, queries: 1, keys: 1 }),
+        QkNormBackward(QkHeads { head_dim: 2, queries: 1, keys: 1 }),
         Rope { head_dim: 2 },
         RopeBackward { head_dim: 2 },
         GatedProduct { product },

@@ -4,7 +4,7 @@ use narrows_cpu::kernels::{
     MatrixView, MatrixViewMut, Parallel, QkNorm, RmsNorm, qk_norm_backward, qk_norm_forward,
 };
 use narrows_plan::DType;
-use narrows_plan::program::FusedOp;
+use narrows_plan::program::{FusedOp, QkHeads};
 
 use super::case::KernelCase;
 use super::formats::{assert_near, random_values, rounded};
@@ -26,13 +26,14 @@ fn norms_of_heads_match_the_cpu() {
         SHAPES.into_iter().flat_map(|shape| [(shape, DType::Bf16), (shape, DType::F32)])
     {
         let columns = (queries + keys + copied) * head_dim;
-        let scale_count = (u64::from(queries > 0) + u64::from(keys > 0)) * head_dim;
+        let heads = QkHeads { head_dim, queries, keys };
+        let scale_count = heads.scale_count();
         let x = rounded(dtype, random_values(1, tokens * columns));
         let scales = rounded(dtype, random_values(2, scale_count));
         let shape = (tokens, columns);
         let view = |elements| MatrixView::new(elements, tokens as usize, columns as usize);
 
-        let mut case = KernelCase::new(FusedOp::QkNorm { head_dim, queries, keys }, 1, (1, tokens));
+        let mut case = KernelCase::new(FusedOp::QkNorm(heads), 1, (1, tokens));
         let head =
             RmsNorm { width: head_dim as usize, epsilon: case.constants.norm_epsilon as f32 };
         let norm = QkNorm { head, queries: queries as usize, keys: keys as usize, scales: &scales };
@@ -48,7 +49,7 @@ fn norms_of_heads_match_the_cpu() {
 
         let dy = rounded(dtype, random_values(3, tokens * columns));
         let mut dscales = random_values(4, scale_count);
-        let op = FusedOp::QkNormBackward { head_dim, queries, keys };
+        let op = FusedOp::QkNormBackward(heads);
         let mut case = KernelCase::new(op, 1, (1, tokens));
         let [of_dy, of_x] = [&dy, &x].map(|values| case.buffer(shape, dtype, Some(values)));
         let weight = case.buffer((1, scale_count), dtype, Some(&scales));
