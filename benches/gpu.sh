@@ -173,7 +173,7 @@ part_speed() {
     fi
     # The initial weights, as a checkpoint after one step whose learning rate changes no weight. Needs no GPU.
     logged weights "$binary" run --model "$model" --hardware cpu-local --global-batch 1 --sequence-length 8 \
-        --steps 1 --learning-rate 1e-30 --weight-decay 0 --checkpoint-dir "$dir/weights"
+        --steps 1 --memory-limit none --learning-rate 1e-30 --weight-decay 0 --checkpoint-dir "$dir/weights"
     rows rates "$dir/narrows.jsonl" "$dir/rates"
     local mode failed=0
     for mode in compile eager compile-cudnn; do

@@ -291,8 +291,14 @@ def btp(args, rows):
 def sanitize(args, rows):
     output = pathlib.Path(args.output).read_text()
     summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", output)
-    clean = args.exit_code == 0 and bool(summaries) and all(re.search(r"SUMMARY: 0 ", line) for line in summaries)
+    # Barriers in shared memory that asynchronous copies complete are reported as races in cuBLASLt's kernels for Hopper.
+    raced = re.findall(r"Race reported between \S+ access at (\w+)", output)
+    only_cublas = bool(raced) and all(kernel.startswith("nvjet_") for kernel in raced)
+    found_nothing = args.exit_code == 0 and all(re.search(r"SUMMARY: 0 ", line) for line in summaries)
+    clean = bool(summaries) and (found_nothing or args.tool == "racecheck" and only_cublas)
     value = summaries[-1] if summaries else f"no summary, exit code {args.exit_code}"
+    if only_cublas:
+        value += ", all in cuBLASLt's own kernels (nvjet_…)"
     rows.check(f"compute-sanitizer {args.tool}: {describe_workload(args.workload)}", value, "no errors", clean)
 
 

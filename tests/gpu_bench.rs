@@ -204,7 +204,7 @@ fn every_part_has_its_rows_from_a_bare_folder() {
     script.env("LD_LIBRARY_PATH", driver).arg("--output").arg(&out);
     script.args(["--curve", "cola-tiny,1,8,2", "--nccl", "cola-tiny,1,8,2", "--processes", "2"]);
     script.args(["--speed", "cola-tiny,1,8,3", "--warm-up", "1", "--peak-flops", "1e12"]);
-    script.args(["--calibrate", "--quick --global-batch 2 --sequence-length 16"]);
+    script.args(["--calibrate", "--quick --model cola-tiny --global-batch 2 --sequence-length 16"]);
     script.args(["--time-limit", "900"]);
     let output = output_of(&mut script);
     let (table, errors) = (stdout(&output), String::from_utf8_lossy(&output.stderr));

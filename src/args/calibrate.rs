@@ -42,7 +42,8 @@ pub struct CalibrateArgs {
     /// GPUs: tokens in a sequence [default: depends on the model]
     #[arg(long, value_name = "N")]
     pub sequence_length: Option<NonZeroU64>,
-    /// Quick calibration: a few seconds, only the kernels of cola-tiny
+    /// Quick calibration: a few seconds for the kernels of cola-tiny on a CPU, half a minute for those of --model or
+    /// cola-1b on a GPU
     #[arg(long)]
     pub quick: bool,
     /// Also time steps under other plans, and compare them with the predictions of the profile

@@ -70,7 +70,7 @@ impl PlannedBenchmark {
         effort: MeasurementEffort,
     ) -> CommandResult<()> {
         let failure = |error| Failure::execution(&error);
-        session.initialise(&self.benchmark.request.model, 1).map_err(failure)?;
+        session.initialise_for_measurement(&self.benchmark.request.model).map_err(failure)?;
         self.rounds.push(time_instructions(&mut session, effort).map_err(failure)?);
         Ok(())
     }
@@ -83,17 +83,22 @@ impl PlannedBenchmark {
     }
 }
 
-/// Runs all benchmarks in rounds, each in a session that `open` returns. `on_run` is called before each run.
+/// Runs all benchmarks in rounds, each in a session that `open` returns. `on_run` is called before each run, `on_round`
+/// after each round but the last, with the number of finished rounds.
 ///
 /// # Errors
-/// A step that cannot be executed.
+/// A step that cannot be executed, and errors of `on_round`.
 pub fn run_rounds(
     benchmarks: &mut [PlannedBenchmark],
     rounds: MeasurementRounds,
     mut open: impl FnMut(&PlannedBenchmark) -> CommandResult<Session>,
     mut on_run: impl FnMut(&PlannedBenchmark),
+    mut on_round: impl FnMut(&[PlannedBenchmark], usize) -> CommandResult<()>,
 ) -> CommandResult<()> {
-    for _ in 0..rounds.rounds {
+    for round in 0..rounds.rounds {
+        if round > 0 {
+            on_round(benchmarks, round)?;
+        }
         for benchmark in &mut *benchmarks {
             on_run(benchmark);
             let session = open(benchmark)?;

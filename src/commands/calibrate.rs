@@ -62,9 +62,13 @@ fn on_cpu(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
         false => vec![],
     };
     let (mut benchmarks, count) = plan_all(measured, compared);
-    measure(settings, &mut benchmarks, |benchmark| benchmark.cpu_session(threads))?;
+    let command = command_line(settings);
+    let keep = |benchmarks: &[PlannedBenchmark]| {
+        keep_profile(settings, &key, fit_processors(threads, &command, &benchmarks[..count]))
+    };
+    measure(settings, &mut benchmarks, |benchmark| benchmark.cpu_session(threads), keep)?;
     let compared = benchmarks.split_off(count);
-    let profile = fit_processors(threads, &command_line(settings), &benchmarks)?;
+    let profile = fit_processors(threads, &command, &benchmarks)?;
     deliver(settings, &key, profile, &benchmarks, &compared)
 }
 
@@ -99,7 +103,14 @@ fn on_gpus(settings: &CalibrateSettings) -> CommandResult<()> {
         if process.is_some() && settings.is_rank_0() {
             check_output(settings, &key)?;
         }
-        measure(settings, &mut benchmarks, |benchmark| processes.open(benchmark))?;
+        let keep = |benchmarks: &[PlannedBenchmark]| {
+            if !settings.is_rank_0() {
+                return Ok(());
+            }
+            let profile = fit_gpus(settings, gpu_model.clone(), &base, &benchmarks[..count]);
+            keep_profile(settings, &key, profile)
+        };
+        measure(settings, &mut benchmarks, |benchmark| processes.open(benchmark), keep)?;
         if !settings.is_rank_0() {
             return Ok(());
         }
@@ -170,7 +181,8 @@ pub fn profile_of_this_machine(threads: u64, format: OutputFormat) -> CommandRes
     };
     let measured = cpu_benchmarks(settings.extent, None, settings.devices, &base)?;
     let (mut benchmarks, _) = plan_all(measured, vec![]);
-    measure(&settings, &mut benchmarks, |benchmark| benchmark.cpu_session(threads))?;
+    let open = |benchmark: &PlannedBenchmark| benchmark.cpu_session(threads);
+    measure(&settings, &mut benchmarks, open, |_| Ok(()))?;
     let source = "a quick measurement by `narrows run`";
     let profile = fit_processors(threads, source, &benchmarks)?;
     match key.store(settings.extent, &profile) {
@@ -194,20 +206,28 @@ fn plan_all(measured: Vec<Benchmark>, compared: Vec<Benchmark>) -> (Vec<PlannedB
     (benchmarks, count)
 }
 
-/// Runs all plans in the same rounds.
+/// Rounds after which a profile is fitted, whose measurements repeat.
+const ROUNDS_MIN: usize = 2;
+
+/// Runs all plans in the same rounds. `keep` is called with the measurements of a calibration that has not ended, so that
+/// one that is interrupted is not lost.
 fn measure(
     settings: &CalibrateSettings,
     benchmarks: &mut [PlannedBenchmark],
     open: impl FnMut(&PlannedBenchmark) -> CommandResult<Session>,
+    keep: impl Fn(&[PlannedBenchmark]) -> CommandResult<()>,
 ) -> CommandResult<()> {
     let rounds = match settings.extent {
         BenchmarkExtent::Quick => QUICK,
         BenchmarkExtent::Full => FULL,
     };
     let progress = progress_bar(benchmarks.len() * rounds.rounds, settings);
-    let result = run_rounds(benchmarks, rounds, open, |benchmark| {
+    let on_run = |benchmark: &PlannedBenchmark| {
         progress.set_message(benchmark.benchmark.name.clone());
         progress.inc(1);
+    };
+    let result = run_rounds(benchmarks, rounds, open, on_run, |benchmarks, finished| {
+        if finished < ROUNDS_MIN { Ok(()) } else { keep(benchmarks) }
     });
     progress.finish_and_clear();
     result
@@ -263,6 +283,18 @@ fn command_line(settings: &CalibrateSettings) -> String {
         }
     }
     format!("{}`", words.join(" "))
+}
+
+/// Writes the profile of the rounds so far to its file. Standard output receives only the last one.
+fn keep_profile(
+    settings: &CalibrateSettings,
+    key: &CachedProfileKey,
+    profile: CommandResult<Profile>,
+) -> CommandResult<()> {
+    if settings.output.as_deref().is_some_and(output::is_stdout) {
+        return Ok(());
+    }
+    write_profile(settings, key, &profile?).map(drop)
 }
 
 /// Writes the profile. Returns the name of its file.

@@ -12,7 +12,8 @@ use super::cuda::{environment, libraries};
 use super::{json, narrows, stdout};
 
 /// The smallest measurement.
-const LEAST: &str = "calibrate --backend cuda --quick --global-batch 2 --sequence-length 16";
+const LEAST: &str =
+    "calibrate --backend cuda --quick --model cola-tiny --global-batch 2 --sequence-length 16";
 
 /// A small step for plans on the measured profile.
 const SMALL: &str = "--model cola-tiny --global-batch 2 --sequence-length 16";

@@ -50,7 +50,7 @@ pub use targets::IGNORED_TARGET;
 pub use tensors::{ModelTensors, TensorKind};
 pub use token_rows::TokenRows;
 
-use tensors::{gather_tensors, initial_values, local_tensors, set_tensors};
+use tensors::{gather_tensors, initial_values, local_tensors, repeated_values, set_tensors};
 
 /// A program with the memory of the devices that this process runs: all of them, or one.
 pub struct Session {
@@ -246,10 +246,30 @@ impl Session {
     /// # Errors
     /// When a device is lost.
     pub fn initialise(&mut self, model: &Model, seed: u64) -> Result<(), RunError> {
+        self.initialise_with(model, |parameter| initial_values(parameter, seed))
+    }
+
+    /// Sets weights for a measurement: the initial values of each parameter repeat after some of its elements. Drawing all
+    /// of them would take longer than the measurement.
+    ///
+    /// # Errors
+    /// When a device is lost.
+    pub fn initialise_for_measurement(&mut self, model: &Model) -> Result<(), RunError> {
+        self.initialise_with(model, |parameter| repeated_values(parameter, 1))
+    }
+
+    fn initialise_with<F>(
+        &mut self,
+        model: &Model,
+        values: impl Fn(&LogicalParameter) -> F,
+    ) -> Result<(), RunError>
+    where
+        F: Fn(u64, &mut [f32]) + Sync,
+    {
         let parameters = logical_parameters(model);
         let parameters: HashMap<ParameterId, &LogicalParameter> =
             parameters.iter().map(|parameter| (parameter.id, parameter)).collect();
-        let fill_of = |id: ParameterId| Some(initial_values(parameters.get(&id)?, seed));
+        let fill_of = |id: ParameterId| Some(values(parameters.get(&id)?));
         set_tensors(self.program.program(), &mut *self.engine, TensorKind::Weights, fill_of)
     }
 

@@ -40,6 +40,25 @@ pub(super) fn initial_values(
     }
 }
 
+/// Initial values that repeat after this many elements: enough that no cache of a GPU holds the products, and odd, so
+/// that rows differ.
+const REPEATED_VALUES: u64 = (1 << 16) + 1;
+
+/// As [`initial_values`], but only the first elements are drawn and the others repeat them, which takes a hundredth of
+/// the time.
+pub(super) fn repeated_values(
+    parameter: &LogicalParameter,
+    seed: u64,
+) -> impl Fn(u64, &mut [f32]) + Sync + use<> {
+    let mut drawn = vec![0.0; parameter.elements().clamp(1, REPEATED_VALUES) as usize];
+    initial_values(parameter, seed)(0, &mut drawn);
+    move |first: u64, target: &mut [f32]| {
+        let begin = (first % drawn.len() as u64) as usize;
+        let values = drawn[begin..].iter().chain(drawn.iter().cycle());
+        target.iter_mut().zip(values).for_each(|(target, value)| *target = *value);
+    }
+}
+
 /// Sets the shards of an engine's devices. `fill_of(id)` returns the function that fills a run of a
 /// parameter's elements, given the index of the first element; it is called on many threads.
 /// Parameters without such a function stay unchanged.

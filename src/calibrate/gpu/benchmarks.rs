@@ -5,6 +5,7 @@
 //! for a shard: on one device it launches the GEMMs, attention and fused ops of a block that is sharded t ways along these
 //! axes.
 
+use indexmap::IndexMap;
 use narrows_cost_model::Profile;
 use narrows_plan::model::{Model, Weight};
 use narrows_planner::MemoryLimit;
@@ -23,6 +24,11 @@ const SHARDS: [u64; 2] = [2, 4];
 const LENGTH: u64 = 4096;
 /// Sequences in a step of the extra model.
 const BATCH: u64 = 4;
+/// Batches and lengths that a quick calibration measures. Efficiency depends on the size of a kernel: with short sequences
+/// of a small model, launches would be all that is measured.
+const QUICK_SIZES: [(u64, u64); 2] = [(BATCH, LENGTH), (BATCH, LENGTH / 4)];
+/// Batches and lengths that a quick calibration compares.
+const QUICK_SIZES_COMPARED: [(u64, u64); 2] = [(2, LENGTH), (6, LENGTH / 4)];
 
 /// Selection of the benchmarks for GPUs.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +112,13 @@ impl BenchmarkSelection<'_> {
     /// A missing preset.
     pub fn measured(&self) -> CommandResult<Vec<Benchmark>> {
         let mut benchmarks = match self.extent {
-            BenchmarkExtent::Quick => self.variants_of(&preset("cola-tiny")?, (8, 128), true),
+            BenchmarkExtent::Quick => {
+                let model = self.quick_model()?;
+                QUICK_SIZES
+                    .iter()
+                    .flat_map(|sizes| self.variants_of(&model, *sizes, true))
+                    .collect()
+            }
             BenchmarkExtent::Full => {
                 let (medium, large) = (preset("cola-1b")?, preset("cola-7b")?);
                 [
@@ -120,12 +132,11 @@ impl BenchmarkSelection<'_> {
                 .concat()
             }
         };
-        if let Some(model) = self.extra_model {
-            let skip_redundant = self.extent == BenchmarkExtent::Quick;
-            benchmarks.extend(self.variants_of(model, (BATCH, LENGTH), skip_redundant));
+        if let (Some(model), BenchmarkExtent::Full) = (self.extra_model, self.extent) {
+            benchmarks.extend(self.variants_of(model, (BATCH, LENGTH), false));
             benchmarks.extend(self.shards_of(&[model], (BATCH, LENGTH)));
         }
-        Ok(benchmarks)
+        Ok(without_repetitions(benchmarks))
     }
 
     /// The benchmarks to compare a profile with.
@@ -139,11 +150,11 @@ impl BenchmarkSelection<'_> {
             let benchmarks = self.of_model(model, BLOCKS_COMPARED, sizes, &variants);
             benchmarks.into_iter().map(move |benchmark| Benchmark { widths_measured, ..benchmark })
         };
-        Ok(match self.extent {
+        let benchmarks = match self.extent {
             BenchmarkExtent::Quick => {
-                let tiny = preset("cola-tiny")?;
-                let sizes = [(4, 128), (4, 96), (8, 64)].into_iter();
-                sizes.flat_map(|sizes| of_model(&tiny, sizes, true)).collect()
+                let model = self.quick_model()?;
+                let sizes = QUICK_SIZES_COMPARED.iter();
+                sizes.flat_map(|sizes| of_model(&model, *sizes, true)).collect()
             }
             BenchmarkExtent::Full => {
                 let medium = preset("cola-1b")?;
@@ -154,8 +165,21 @@ impl BenchmarkSelection<'_> {
                     .chain(of_model(&preset("cola-350m")?, (8, 1024), false))
                     .collect()
             }
-        })
+        };
+        Ok(without_repetitions(benchmarks))
     }
+
+    /// The model of a quick calibration.
+    fn quick_model(&self) -> CommandResult<Model> {
+        self.extra_model.map_or_else(|| preset("cola-1b"), |model| Ok(model.clone()))
+    }
+}
+
+/// The first benchmark of each name: with a batch and a length of the user, sizes repeat.
+fn without_repetitions(benchmarks: Vec<Benchmark>) -> Vec<Benchmark> {
+    let by_name: IndexMap<String, Benchmark> =
+        benchmarks.into_iter().rev().map(|benchmark| (benchmark.name.clone(), benchmark)).collect();
+    by_name.into_values().rev().collect()
 }
 
 /// A model with 1/`divisor` of the widths; `None` if they are not divisible, or become less than a rank.

@@ -81,11 +81,14 @@ pub fn cases(
     numbers.into_iter().map(move |number| case(&small, number, precision))
 }
 
-/// Returns for each small model the first case that needs at most `devices` devices.
+/// Returns for each small model the first case of several sequences that needs at most `devices` devices. In bf16 the
+/// rounding errors of eight tokens hardly average: losses of correct kernels are off by up to 2.5e-3, gradients by 9 %.
 pub fn cases_on(precision: Precision, devices: u64) -> Vec<ConformanceCase> {
     let count = small_models().len();
     let first = |model| {
-        let fits = |case: &ConformanceCase| case.plan.mesh.devices() <= devices;
+        let fits = |case: &ConformanceCase| {
+            case.plan.mesh.devices() <= devices && case.plan.workload.global_batch > 1
+        };
         cases(precision, (model..1000 * count).step_by(count)).find(fits)
     };
     (0..count).map(|model| first(model).expect("one in 16 is for one device")).collect()

@@ -126,6 +126,7 @@ impl GpuEngine {
             stage,
             coordinates,
             weight_is_matrix: model_program.weight_is_matrix(coordinates.stage as usize),
+            multiprocessors: gpu.multiprocessors,
         };
         let workspace = matmul::recommended_workspace(gpu.capability);
         let matmul_context =

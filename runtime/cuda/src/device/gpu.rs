@@ -30,6 +30,8 @@ pub(crate) struct OpenGpu {
     pub capability: (u32, u32),
     /// Maximum dynamic shared memory per block that a kernel can opt in to, in bytes.
     pub shared_bytes_max: u32,
+    /// Number of streaming multiprocessors.
+    pub multiprocessors: u32,
     /// Set when work on the GPU may never end: then nothing is waited for and no memory is freed.
     pub abandoned: Arc<AtomicBool>,
 }
@@ -59,12 +61,17 @@ impl OpenGpu {
             context.compute_capability().map_err(driver_error("its compute capability"))?;
         let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared = context.attribute(shared).map_err(driver_error("its shared memory"))?;
+        let multiprocessors = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let multiprocessors = context
+            .attribute(multiprocessors)
+            .map_err(driver_error("its number of multiprocessors"))?;
         Ok(OpenGpu {
             ordinal,
             context,
             name,
             capability: (major as u32, minor as u32),
             shared_bytes_max: shared as u32,
+            multiprocessors: multiprocessors as u32,
             abandoned: Arc::default(),
         })
     }

@@ -93,6 +93,7 @@ KERNEL(256, 4, sum_parts, const float* parts, float* into, u32 count, u32 column
     const u32 column = blockIdx.x * 32 + threadIdx.x;
     float sum = 0.0f;
     if (column < columns) {
+#pragma unroll 8
         for (u32 part = threadIdx.y; part < count; part += 8) {
             sum += parts[u64(part) * columns + column];
         }

@@ -70,7 +70,7 @@ DEVICE void scatter_rows(const u32* tokens, const u32* order, const u32* runs, c
     each<V>(columns, lane, lanes, [&](auto size, u32 column) {
         constexpr int COUNT = decltype(size)::value;
         float sums[COUNT] = {}, row[COUNT];
-#pragma unroll 4
+#pragma unroll 8
         for (u32 token = 0; token < length; token++) {
             load(dy + u64(order[token]) * columns + column, row);
 #pragma unroll

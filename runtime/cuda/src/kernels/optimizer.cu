@@ -6,14 +6,29 @@ template <int V>
 DEVICE void square_parts(const float* gradient, float* parts, u64 elements, u32 part_elements) {
     const u64 begin = u64(blockIdx.x) * part_elements;
     const u64 remaining = elements - begin;
+    const u32 count = remaining < part_elements ? u32(remaining) : part_elements;
+    const auto squares = [](const float* values, u32 size) {
+        float sum = 0.0f;
+        for (u32 i = 0; i < size; i++) sum += values[i] * values[i];
+        return sum;
+    };
+    gradient += begin;
     float sum = 0.0f;
-    each<V>(remaining < part_elements ? u32(remaining) : part_elements, threadIdx.x, blockDim.x,
-            [&](auto size, u32 at) {
-                float values[decltype(size)::value];
-                load(gradient + begin + at, values);
+    // The loads of four vectors are in flight at the same time.
+    constexpr u32 VECTORS = 4;
+    const u32 stride = blockDim.x * V, whole = count / (VECTORS * stride) * VECTORS * stride;
+    for (u32 at = threadIdx.x * V; at < whole; at += VECTORS * stride) {
+        float values[VECTORS][V];
 #pragma unroll
-                for (float value : values) sum += value * value;
-            });
+        for (u32 vector = 0; vector < VECTORS; vector++) load(gradient + at + vector * stride, values[vector]);
+#pragma unroll
+        for (u32 vector = 0; vector < VECTORS; vector++) sum += squares(values[vector], V);
+    }
+    each<V>(count - whole, threadIdx.x, blockDim.x, [&](auto size, u32 at) {
+        float values[decltype(size)::value];
+        load(gradient + whole + at, values);
+        sum += squares(values, decltype(size)::value);
+    });
     sum = over_row<Sum>(sum);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
@@ -29,6 +44,7 @@ KERNEL(256, 4, square_sum_f32_v1, const float* gradient, float* parts, u64 eleme
 // Adds all parts to the total, in f64, in one block.
 KERNEL(256, 1, square_total, const float* parts, float* total, u32 count) {
     double sum = 0.0;
+#pragma unroll 8
     for (u32 part = threadIdx.x; part < count; part += blockDim.x) sum += double(parts[part]);
     sum = over_block(sum);
     if (threadIdx.x == 0) *total += float(sum);

@@ -25,7 +25,7 @@ pub(super) fn backward(site: &InstrSite) -> LaunchResult<Launches> {
     let (dy, db) = (site.input(0)?, site.output(0)?);
     expect_dtype(DType::F32, &[&db])?;
     expect_elements(dy.columns, &[&db.flat()])?;
-    let parts = PartialSumGrid::over_rows(dy.rows, dy.columns);
+    let parts = PartialSumGrid::over_rows(site.device, dy.rows, dy.columns);
     let mut arguments = vec![dy.read(), parts.scratch().write()];
     arguments.extend(row_and_column_counts(&dy)?);
     let format = VectorFormat::common(dy.dtype, &[dy])?;

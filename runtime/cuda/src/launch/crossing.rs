@@ -47,7 +47,7 @@ pub(super) fn layer_norm_backward(site: &InstrSite, phi: Activation) -> LaunchRe
     expect_dtype(v.dtype, &[&dz, &weight, &dv])?;
     expect_shape((v.rows, v.columns), &[&dz, &dv])?;
     let [scale, bias] = scale_and_bias(weight, v.columns)?;
-    let parts = PartialSumGrid::over_rows(v.rows, 2 * v.columns);
+    let parts = PartialSumGrid::over_rows(site.device, v.rows, 2 * v.columns);
     let mut arguments =
         vec![dz.read(), v.read(), weight.read(), dv.write(), parts.scratch().write()];
     arguments.extend(row_and_column_counts(&v)?);
@@ -87,7 +87,7 @@ pub(super) fn tensor_gate(site: &InstrSite, (a, b): (u64, u64)) -> LaunchResult<
     expect_shape((h.rows, h.columns), &[&g])?;
     let mut arguments = vec![h.read(), weight.read(), g.write()];
     arguments.extend(sizes);
-    let blocks = PartialSumGrid::over_rows(h.rows, parameters).parts;
+    let blocks = PartialSumGrid::over_rows(site.device, h.rows, parameters).parts;
     let launch =
         Launch::new(KernelFamily::Crossing, scalar_kernel("tensor_gate", h.dtype), arguments)
             .shared(shared_bytes(2 * TOKENS_PER_BLOCK * a * b + parameters)?)
@@ -103,7 +103,7 @@ pub(super) fn tensor_gate_backward(site: &InstrSite, (a, b): (u64, u64)) -> Laun
     let (sizes, parameters) = gate_sizes(&h, &weight, (a, b))?;
     expect_dtype(h.dtype, &[&dg, &dh])?;
     expect_shape((h.rows, h.columns), &[&dg, &dh])?;
-    let parts = PartialSumGrid::over_rows(h.rows, parameters);
+    let parts = PartialSumGrid::over_rows(site.device, h.rows, parameters);
     let mut arguments = vec![
         dg.read(),
         h.read(),

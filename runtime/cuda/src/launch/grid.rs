@@ -5,14 +5,14 @@ use narrows_plan::DType;
 use super::operand::{
     Argument, LaunchResult, MatrixOperand, MemorySpace, expect_dtype, expect_elements, to_u32,
 };
-use super::site::{Launch, Launches};
+use super::site::{Launch, LaunchContext, Launches};
 use crate::kernel_source::KernelFamily;
 
 /// Maximum threads per block; the kernels are compiled for it.
 const BLOCK_THREADS: u64 = 256;
-/// Maximum number of blocks that share a sum over rows: four per multiprocessor of an A100, which has 108, and
-/// most of what an H100 runs at once.
-const PARTS_MAX: u64 = 432;
+/// Maximum number of blocks per multiprocessor that share a sum over rows. All of them run at once, since the kernels
+/// are compiled for this many, and each has as many rows.
+const PARTS_PER_MULTIPROCESSOR: u64 = 4;
 /// Minimum rows per block of a sum over rows; fewer do not amortise a block.
 const ROWS_PER_PART: u64 = 8;
 /// Shared memory per block, in bytes, that every device since the A100 grants.
@@ -116,9 +116,10 @@ pub(super) struct PartialSumGrid {
 }
 
 impl PartialSumGrid {
-    /// Partial sums of `width` columns over `rows`, on which alone the number of parts depends.
-    pub fn over_rows(rows: u64, width: u64) -> PartialSumGrid {
-        PartialSumGrid { parts: rows.div_ceil(ROWS_PER_PART).clamp(1, PARTS_MAX), width }
+    /// Partial sums of `width` columns over `rows`. The number of parts depends on the rows and the GPU alone.
+    pub fn over_rows(device: &LaunchContext, rows: u64, width: u64) -> PartialSumGrid {
+        let parts_max = PARTS_PER_MULTIPROCESSOR * u64::from(device.multiprocessors.max(1));
+        PartialSumGrid { parts: rows.div_ceil(ROWS_PER_PART).clamp(1, parts_max), width }
     }
 
     /// Scratch memory of the parts.

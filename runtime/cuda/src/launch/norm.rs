@@ -99,7 +99,7 @@ pub(super) fn backward(site: &InstrSite) -> LaunchResult<Launches> {
     for port in 3..3 + statistics {
         arguments.push(row_statistic(site.input(port)?, x.rows)?.read());
     }
-    let parts = PartialSumGrid::over_rows(x.rows, x.columns);
+    let parts = PartialSumGrid::over_rows(site.device, x.rows, x.columns);
     arguments.extend([dx.write_or_update(accumulate), parts.scratch().write()]);
     arguments.extend(row_and_column_counts(&x)?);
     if site.op != FusedOp::NormOnlineBackward {

@@ -12,8 +12,8 @@ use crate::kernel_source::KernelFamily;
 use narrows_runtime::session::OptimizerUpdate;
 use narrows_runtime::{DecayedWeights, operand_range};
 
-/// Elements whose squares one block sums.
-const SQUARES_PER_BLOCK: u64 = 16_384;
+/// Elements whose squares one block sums: four vectors a thread, whose loads wait for memory at the same time.
+const SQUARES_PER_BLOCK: u64 = 4096;
 
 /// Number of f32 values in [`MemorySpace::Coefficients`].
 pub const OPTIMIZER_COEFFICIENTS: u64 = 10;

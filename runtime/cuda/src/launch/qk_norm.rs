@@ -64,7 +64,7 @@ pub(super) fn backward(site: &InstrSite, heads: QkHeads) -> LaunchResult<Launche
     expect_shape((x.rows, x.columns), &[&dy, &dx])?;
     expect_elements(heads.scale_count(), &[&scales])?;
     let rows = rows_of(heads, x)?;
-    let parts = PartialSumGrid::over_rows(rows.rows, heads.scale_count());
+    let parts = PartialSumGrid::over_rows(site.device, rows.rows, heads.scale_count());
     let mut arguments =
         vec![dy.read(), x.read(), scales.read(), dx.write(), parts.scratch().write()];
     arguments.extend(sizes(heads, &x)?);

@@ -23,6 +23,8 @@ pub struct LaunchContext<'a> {
     pub coordinates: MeshCoordinates,
     /// Whether weight decay applies, by weight buffer of the stage.
     pub weight_is_matrix: &'a HashMap<BufferId, bool>,
+    /// Streaming multiprocessors of the GPU.
+    pub multiprocessors: u32,
 }
 
 /// One launch of a kernel.

@@ -25,6 +25,8 @@ use super::shim::{self, ExecutionOrder, ShimMemory};
 
 /// Guard bytes around every operand.
 const GUARD_BYTES: u64 = 256;
+/// Streaming multiprocessors of the GPU that launches are for, as an A100 has.
+pub const MULTIPROCESSORS: u32 = 108;
 /// Value of guard bytes, which is NaN in every format.
 const POISON: u8 = 0xff;
 
@@ -192,6 +194,7 @@ impl KernelCase {
             stage: &self.stage,
             coordinates: MeshCoordinates { tensor: self.tensor, replica: self.replica, stage: 0 },
             weight_is_matrix: &self.weight_is_matrix,
+            multiprocessors: MULTIPROCESSORS,
         };
         work(&device, &scheduled)
     }
@@ -291,6 +294,7 @@ pub fn for_each_instruction(
             stage,
             coordinates,
             weight_is_matrix: &weight_is_matrix,
+            multiprocessors: MULTIPROCESSORS,
         };
         scheduled_instructions(stage).for_each(|scheduled| visit(&device, &scheduled));
     }

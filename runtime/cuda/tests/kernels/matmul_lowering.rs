@@ -20,7 +20,7 @@ use narrows_runtime::session::MeshCoordinates;
 use narrows_runtime::{ScheduledInstruction, operand_range};
 
 use super::bounds_check::check_matmul;
-use super::case::{KernelCase, for_each_instruction};
+use super::case::{KernelCase, MULTIPROCESSORS, for_each_instruction};
 use super::formats::{assert_near, decode, encode, random_values};
 use super::reference_matmul::execute;
 use narrows_test_support::plans::{TestRng, draw_plan};
@@ -240,6 +240,7 @@ impl SingleGemm {
             stage,
             coordinates: MeshCoordinates { tensor: 0, replica: 0, stage: 0 },
             weight_is_matrix,
+            multiprocessors: MULTIPROCESSORS,
         };
         let context = MatmulContext { device: &device, tied: self.tied, workspace: Bytes(1 << 20) };
         let pass = MicrobatchPass { phase: *phase, chunk: 0, microbatch: 0 };

@@ -20,7 +20,7 @@ use narrows_runtime::session::{
 };
 use narrows_runtime::{DeviceReport, InstructionSpan, RunError, Session};
 
-use super::case::AlignedBytes;
+use super::case::{AlignedBytes, MULTIPROCESSORS};
 use super::formats::{decode, encode};
 use super::reference_matmul;
 use super::shim::{self, ExecutionOrder, ShimMemory};
@@ -435,5 +435,6 @@ fn launch_context<'a>(
         stage: &program.stages[coordinates.stage as usize],
         coordinates,
         weight_is_matrix: model_program.weight_is_matrix(coordinates.stage as usize),
+        multiprocessors: MULTIPROCESSORS,
     }
 }
