@@ -81,9 +81,9 @@ pub fn first(process: Option<&LaunchedProcess>) -> Option<GpuModel> {
     })
 }
 
-/// The hardware preset nearest to this machine's first GPU.
-pub fn nearest_preset() -> &'static str {
-    first(None).map_or(FALLBACK_PRESET, |gpu| gpu.nearest_preset().0)
+/// The hardware preset for runs on this machine's first GPU.
+pub fn preset_for_runs() -> &'static str {
+    first(None).map_or(FALLBACK_PRESET, |gpu| gpu.preset_for_runs())
 }
 
 /// Options of the session of a process on the GPU of its rank within the node, with graphs and the fastest kernels.

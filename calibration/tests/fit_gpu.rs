@@ -281,11 +281,10 @@ fn a_gpu_without_a_preset_is_fitted_from_the_nearest_one() {
 
 #[test]
 fn the_nearest_preset_is_found_by_name_and_memory() {
-    let nearest = |name: &str, memory: u64, per_node| {
+    let gpu = |name: &str, memory: u64, per_node| {
         let (capability, multiprocessors) = ((8, 0), 108);
         let (name, memory) = (name.into(), Bytes(memory << 30));
         GpuModel { name, capability, multiprocessors, memory, devices_per_node: per_node }
-            .nearest_preset()
     };
     for (name, memory, per_node, expected) in [
         ("NVIDIA A100-SXM4-40GB", 39, 4, ("a100-40gb", true)),
@@ -296,8 +295,11 @@ fn the_nearest_preset_is_found_by_name_and_memory() {
         ("NVIDIA H200", 139, 8, ("h200-sxm", true)),
         ("NVIDIA A10G", 22, 1, ("a100-40gb", false)),
     ] {
-        assert_eq!(nearest(name, memory, per_node), expected, "{name}");
+        assert_eq!(gpu(name, memory, per_node).nearest_preset(), expected, "{name}");
     }
+    assert_eq!(gpu("NVIDIA H100 80GB HBM3", 79, 8).preset_for_runs(), "h100-sxm-measured");
+    assert_eq!(gpu("NVIDIA H100 PCIe", 79, 2).preset_for_runs(), "a100-80gb");
+    assert_eq!(gpu("NVIDIA H200", 139, 8).preset_for_runs(), "h200-sxm");
 }
 
 #[test]

@@ -370,6 +370,7 @@ fn fingerprints_of_presets_are_unchanged() {
         ("a100-80gb-8-4nic", "992759348e051013c157905db5214dc3cb770a7f9c33e0a0348ae00c151019cb"),
         ("cpu-local", "1843f2be9a41b8a110f03740c6c7ced6287002c404f37169d341c7b89ef4903e"),
         ("h100-sxm", "10f9d7a3c8f9efd0aae6d69a934a6f71cfcec9fb42317c8db37aff060be2f3e7"),
+        ("h100-sxm-measured", "7b3cfbd27b0c6d6d6663d625f9f98a307c4bbcd077ae9207ca368b188c6b08fc"),
         ("h200-sxm", "0181c8d28a6533fe0a2da15e94c29f147886e35731a5a92f7489bc5751ff9697"),
     ];
     let mut names: Vec<&str> = preset_names().collect();

@@ -16,6 +16,7 @@ pub const PROFILES: &[(&str, &str)] = profiles![
     "a100-80gb-8-4nic",
     "a100-40gb",
     "h100-sxm",
+    "h100-sxm-measured",
     "h200-sxm",
     "cpu-local",
 ];

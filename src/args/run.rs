@@ -448,7 +448,7 @@ fn request_defaults(training: &TrainSettings) -> RequestDefaults {
             .map_or(defaults.devices, |process| process.launch.world_size),
         hardware: match training.target {
             ExecutionTarget::Cpu => defaults.hardware,
-            ExecutionTarget::Gpus { .. } => gpu::nearest_preset(),
+            ExecutionTarget::Gpus { .. } => gpu::preset_for_runs(),
         },
         ..defaults
     }

@@ -102,6 +102,15 @@ impl GpuModel {
             _ => (a100, false),
         }
     }
+
+    /// The preset that predicts steps of Narrows' own runtime on this GPU best: a measured one if there is one, or else the
+    /// nearest.
+    pub fn preset_for_runs(&self) -> &'static str {
+        match self.nearest_preset() {
+            ("h100-sxm", true) => "h100-sxm-measured",
+            (name, _) => name,
+        }
+    }
 }
 
 /// Fits the profile of GPUs to the measured `points`; those of GEMMs, attention and fused ops are of one device. `steps`
