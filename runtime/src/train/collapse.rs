@@ -54,7 +54,8 @@ impl fmt::Display for Collapse {
     }
 }
 
-/// Watches the steps of a run. Reports each kind of collapse when it begins.
+/// Watches the steps of a run. Reports each kind of collapse when it begins, and one that comes back only when the run has
+/// twice as many steps as at its last report: a model on the edge would otherwise fill the log.
 #[derive(Clone, Debug)]
 pub struct CollapseWatch {
     uniform_loss: f64,
@@ -62,6 +63,9 @@ pub struct CollapseWatch {
     lowest_loss: f64,
     is_uniform: bool,
     has_zero_gradients: bool,
+    /// The next steps in which a uniform loss and zero gradients are reported.
+    next_uniform: u64,
+    next_zero_gradients: u64,
 }
 
 impl CollapseWatch {
@@ -73,6 +77,8 @@ impl CollapseWatch {
             lowest_loss: f64::INFINITY,
             is_uniform: false,
             has_zero_gradients: false,
+            next_uniform: 0,
+            next_zero_gradients: 0,
         }
     }
 
@@ -87,10 +93,17 @@ impl CollapseWatch {
         let is_late = step > self.warm_up_steps.saturating_add(PATIENCE_STEPS);
         let is_uniform = loss > UNIFORM * uniform_loss && (has_learned || is_late);
         let was_uniform = std::mem::replace(&mut self.is_uniform, is_uniform);
-        if self.has_zero_gradients && !had_zero_gradients {
+        let begins = |is_so: bool, was_so: bool, next: &mut u64| {
+            let reported = is_so && !was_so && step >= *next;
+            if reported {
+                *next = step.saturating_mul(2);
+            }
+            reported
+        };
+        if begins(self.has_zero_gradients, had_zero_gradients, &mut self.next_zero_gradients) {
             return Some(Collapse::ZeroGradients);
         }
-        (is_uniform && !was_uniform).then_some(match has_learned {
+        begins(is_uniform, was_uniform, &mut self.next_uniform).then_some(match has_learned {
             true => Collapse::UniformAgain { uniform_loss, lowest_loss },
             false => Collapse::NeverLearned { uniform_loss },
         })
@@ -126,5 +139,9 @@ mod tests {
         let never = vec![(uniform_loss, 1.0); 300];
         assert_eq!(reported(&never), [(203, Collapse::NeverLearned { uniform_loss })]);
         assert_eq!(reported(&[(uniform_loss, 1.0); 50]), []);
+        let on_the_edge = [(4.0, 1.0), (uniform_loss, 1.0)].repeat(500_000);
+        let steps: Vec<usize> = reported(&on_the_edge).into_iter().map(|(step, _)| step).collect();
+        assert_eq!(steps[..5], [2, 4, 8, 16, 32]);
+        assert_eq!(steps.len(), 19);
     }
 }

@@ -62,12 +62,81 @@ DEVICE float lane_dot(const T* dy, const T* x, const T* gamma, u32 columns) {
 
 enum BackwardVariant { WHOLE, APPLY, ONLINE };
 
+struct RowFactors {
+    float of_dy, of_x;
+};
+
+// The factors of γ·dy and of x in the gradient of a row. `lane_dot()` is this lane's part of t, which WHOLE sums.
+template <BackwardVariant VARIANT, class LaneDot>
+DEVICE RowFactors row_factors(const float* s, const float* t, u64 row, float width, float epsilon,
+                              LaneDot lane_dot) {
+    if constexpr (VARIANT == ONLINE) {
+        return {1.0f, 2.0f * s[row]};
+    } else {
+        const float rho = inverse_rms(s[row], width, epsilon);
+        float whole;
+        if constexpr (VARIANT == WHOLE) {
+            whole = over_row<Sum>(lane_dot());
+        } else {
+            whole = t[row];
+        }
+        return {rho, -rho * rho * rho * whole / width};
+    }
+}
+
+// dx += of_dy·gamma·dy + of_x·x, and sums += of_dy·dy·x.
+template <int COUNT>
+DEVICE void add_row_gradients(RowFactors factors, const float (&dy)[COUNT], const float (&x)[COUNT],
+                              const float (&scale)[COUNT], float (&dx)[COUNT], float (&sums)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const float moved = factors.of_dy * dy[i];
+        dx[i] += moved * scale[i] + factors.of_x * x[i];
+        sums[i] += moved * x[i];
+    }
+}
+
+// norm_backward where a row has at most one vector for each thread: γ and the sums stay in registers, and all of a row is
+// loaded before its sum is known.
+template <class T, int V, BackwardVariant VARIANT>
+DEVICE void norm_backward_in_registers(const T* dy, const T* x, const T* gamma, const float* s,
+                                       const float* t, T* dx, float* parts, u32 rows, u32 columns,
+                                       float width, float epsilon, u32 add) {
+    const u32 column = threadIdx.x * V;
+    const bool live = column < columns;
+    float scale[V] = {}, sums[V] = {};
+    if (live) load(gamma + column, scale);
+    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const u64 at = row * columns + column;
+        float of_dy[V] = {}, of_x[V] = {}, of_dx[V] = {};
+        if (live) {
+            load(dy + at, of_dy);
+            load(x + at, of_x);
+            if (add) load(dx + at, of_dx);
+        }
+        const RowFactors factors = row_factors<VARIANT>(s, t, row, width, epsilon, [&] {
+            float dot = 0.0f;
+#pragma unroll
+            for (int i = 0; i < V; i++) dot += of_dy[i] * of_x[i] * scale[i];
+            return dot;
+        });
+        add_row_gradients(factors, of_dy, of_x, scale, of_dx, sums);
+        if (live) store(dx + at, of_dx);
+    }
+    if (live) store(parts + u64(blockIdx.x) * columns + column, sums);
+}
+
 // dx (+)= dy_factor·gamma·dy + x_factor·x, and the block's partial sum of dgamma = Σ dy_factor·dy·x.
 // Block b takes rows b, b + blocks, …; `parts` is [blocks, columns].
 template <class T, int V, BackwardVariant VARIANT>
 DEVICE void norm_backward(const T* dy, const T* x, const T* gamma, const float* s, const float* t,
                            T* dx, float* parts, u32 rows, u32 columns, float width, float epsilon,
                            u32 add) {
+    if (columns % V == 0 && columns / V <= blockDim.x) {
+        norm_backward_in_registers<T, V, VARIANT>(dy, x, gamma, s, t, dx, parts, rows, columns, width,
+                                                  epsilon, add);
+        return;
+    }
     DYNAMIC_SHARED(dgamma);
     each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
         const float zeros[decltype(count)::value] = {};
@@ -76,38 +145,18 @@ DEVICE void norm_backward(const T* dy, const T* x, const T* gamma, const float* 
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *row_dy = dy + row * columns, *row_x = x + row * columns;
         T* row_dx = dx + row * columns;
-        float dy_factor = 1.0f, x_factor;
-        if constexpr (VARIANT == ONLINE) {
-            x_factor = 2.0f * s[row];
-        } else {
-            dy_factor = inverse_rms(s[row], width, epsilon);
-            float whole;
-            if constexpr (VARIANT == WHOLE) {
-                whole = over_row<Sum>(lane_dot<T, V>(row_dy, row_x, gamma, columns));
-            } else {
-                whole = t[row];
-            }
-            x_factor = -dy_factor * dy_factor * dy_factor * whole / width;
-        }
+        const RowFactors factors = row_factors<VARIANT>(s, t, row, width, epsilon, [&] {
+            return lane_dot<T, V>(row_dy, row_x, gamma, columns);
+        });
         each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
             constexpr int COUNT = decltype(count)::value;
-            float of_dy[COUNT], of_x[COUNT], scale[COUNT], of_dx[COUNT], sums[COUNT];
+            float of_dy[COUNT], of_x[COUNT], scale[COUNT], of_dx[COUNT] = {}, sums[COUNT];
             load(row_dy + column, of_dy);
             load(row_x + column, of_x);
             load(gamma + column, scale);
             load(dgamma + column, sums);
-            if (add) {
-                load(row_dx + column, of_dx);
-            } else {
-#pragma unroll
-                for (float& value : of_dx) value = 0.0f;
-            }
-#pragma unroll
-            for (int i = 0; i < COUNT; i++) {
-                const float moved = dy_factor * of_dy[i];
-                of_dx[i] += moved * scale[i] + x_factor * of_x[i];
-                sums[i] += moved * of_x[i];
-            }
+            if (add) load(row_dx + column, of_dx);
+            add_row_gradients(factors, of_dy, of_x, scale, of_dx, sums);
             store(row_dx + column, of_dx);
             store(dgamma + column, sums);
         });
