@@ -161,6 +161,8 @@ def conformance(args, rows):
     rows.check("conformance suite", f"{passed} tests passed", f"{len(skipped)} skipped", passed > 0)
     for summary in re.findall(r"(\d+ programs: .*)", output):
         rows.add("compared with the reference", summary)
+    for summary in re.findall(r"long sequences: (.*)", output):
+        rows.add("gradients compared with the CPU", summary)
     for reason in skipped:
         rows.add("skipped", reason)
 

@@ -70,7 +70,10 @@ fn valid_profile(path: &Path) -> Value {
         let provenance = &profile[group]["provenance"];
         assert_eq!(provenance["kind"], "measured", "{group}");
         let source = provenance["source"].as_str().unwrap();
-        assert!(source.contains("narrows calibrate --quick --model cola-tiny --backend cuda"), "{source}");
+        assert!(
+            source.contains("narrows calibrate --quick --model cola-tiny --backend cuda"),
+            "{source}"
+        );
     }
     // Launch gaps are derived, and no preset is of a fake GPU.
     for executor in ["captured", "eager"] {

@@ -5,6 +5,7 @@ mod attention;
 mod conformance;
 mod device_choice;
 mod failures;
+mod long_sequences;
 mod timings;
 mod training;
 mod tuning;
