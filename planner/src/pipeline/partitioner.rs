@@ -92,6 +92,7 @@ impl<'a> StagePartitioner<'a> {
         let cutoff = self.pruning_cutoff(cutoff);
         let step = StepSchedule::of(self.context);
         let choice = |blocks| self.best_assignment(blocks);
+        let interrupt = || self.interrupt_if_out_of_time();
         let mut priced = 0;
         let mut relaxed = None;
         // Relaxations at known prices are cheaper to compute, and exclude most of the partitions that the others exclude.
@@ -100,7 +101,8 @@ impl<'a> StagePartitioner<'a> {
             let Some(stages) = &relaxed else { continue };
             let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.count);
             open.retain(|overheads| {
-                let (is_excluded, labels) = is_excluded(overheads, step, &cutoff, &relaxed);
+                let (is_excluded, labels) =
+                    is_excluded(overheads, step, &cutoff, &relaxed, &interrupt);
                 priced += labels;
                 !is_excluded
             });
@@ -114,7 +116,7 @@ impl<'a> StagePartitioner<'a> {
         let mut partitions = vec![];
         for overheads in open {
             let (undominated, labels) =
-                undominated_partitions(overheads, step, &cutoff, &choice, relaxed);
+                undominated_partitions(overheads, step, &cutoff, &choice, relaxed, &interrupt);
             partitions.extend(undominated);
             priced += labels;
         }
@@ -195,11 +197,18 @@ impl<'a> StagePartitioner<'a> {
         self.is_interrupted.get()
     }
 
+    /// Records that the deadline has passed, if it has, and returns whether it has.
+    fn interrupt_if_out_of_time(&self) -> bool {
+        if !self.is_interrupted.get() && self.segments.out_of_time() {
+            self.is_interrupted.set(true);
+        }
+        self.is_interrupted.get()
+    }
+
     /// The fastest assignment for a run of blocks on a stage, cached; `None` when none fits or the
     /// deadline has passed.
     pub(crate) fn best_assignment(&self, blocks: StageBlocks) -> Option<Arc<StageAssignment>> {
-        if self.is_interrupted.get() || self.segments.out_of_time() {
-            self.is_interrupted.set(true);
+        if self.interrupt_if_out_of_time() {
             return None;
         }
         let blocks = self.cached_run(blocks);

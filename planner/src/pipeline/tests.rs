@@ -310,7 +310,7 @@ fn the_best_partition_equals_the_best_by_enumeration() {
             step_time: f64::INFINITY,
         };
         let (partitions, _) =
-            undominated_partitions(&overheads, step_schedule, &cutoff, &choice, None);
+            undominated_partitions(&overheads, step_schedule, &cutoff, &choice, None, &|| false);
         let least = divisions(blocks, &overheads)
             .into_iter()
             .filter_map(|counts| {

@@ -55,15 +55,18 @@ struct Label {
 
 /// The undominated partitions of the blocks into `overheads.len()` stages that can beat the cutoff, best
 /// bound first. Every stage has blocks unless its overhead is that of an empty stage. Blocks that cannot beat the cutoff with their `relaxed`
-/// assignment are not assigned. Also returns the number of partial partitions priced.
+/// assignment are not assigned. Also returns the number of partial partitions priced. There are none once `is_interrupted`
+/// returns true.
 pub fn undominated_partitions(
     overheads: &[StageOverhead],
     step: StepSchedule,
     cutoff: &PruningCutoff,
     choice: StageChoice,
     relaxed: Option<StageChoice>,
+    is_interrupted: &dyn Fn() -> bool,
 ) -> (Vec<Partition>, u64) {
-    let (labels, priced) = undominated_labels(overheads, step, cutoff, choice, relaxed);
+    let (labels, priced) =
+        undominated_labels(overheads, step, cutoff, choice, relaxed, is_interrupted);
     let partitions = labels.iter().filter_map(|label| {
         Partition::with_counts(label.counts.clone(), choice)
             .map(|partition| Partition { bound: Seconds(label.bound), ..partition })
@@ -72,24 +75,28 @@ pub fn undominated_partitions(
 }
 
 /// Whether no partition can beat the cutoff by its `relaxed` assignments, and the number of partial partitions
-/// priced.
+/// priced. Not so once `is_interrupted` returns true.
 pub(super) fn is_excluded(
     overheads: &[StageOverhead],
     step: StepSchedule,
     cutoff: &PruningCutoff,
     relaxed: StageChoice,
+    is_interrupted: &dyn Fn() -> bool,
 ) -> (bool, u64) {
-    let (labels, priced) = undominated_labels(overheads, step, cutoff, relaxed, None);
-    (labels.is_empty(), priced)
+    let (labels, priced) =
+        undominated_labels(overheads, step, cutoff, relaxed, None, is_interrupted);
+    (labels.is_empty() && !is_interrupted(), priced)
 }
 
-/// The undominated labels of all blocks, best bound first, and the number of labels priced.
+/// The undominated labels of all blocks, best bound first, and the number of labels priced. The work grows with the square
+/// of the blocks, so that `is_interrupted` is asked again and again; no labels are left when it returns true.
 fn undominated_labels(
     overheads: &[StageOverhead],
     step: StepSchedule,
     cutoff: &PruningCutoff,
     choice: StageChoice,
     relaxed: Option<StageChoice>,
+    is_interrupted: &dyn Fn() -> bool,
 ) -> (Vec<Label>, u64) {
     let (blocks, stages) = (cutoff.microbatch_times_min.len(), overheads.len());
     let microbatches = step.microbatches;
@@ -125,6 +132,9 @@ fn undominated_labels(
         let later = overheads[stage + 1..].iter().filter(|later| !later.is_empty).count();
         let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
         for (used, list) in labels.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
+            if is_interrupted() {
+                return (vec![], priced);
+            }
             let remaining = blocks - used;
             let [least, most] = match overhead.is_empty {
                 true => [0, 0],
@@ -170,7 +180,12 @@ fn undominated_labels(
                 }
             }
         }
-        next.iter_mut().for_each(keep_undominated);
+        for list in next.iter_mut().filter(|list| list.len() > 1) {
+            if is_interrupted() {
+                return (vec![], priced);
+            }
+            keep_undominated(list);
+        }
         labels = next;
     }
     (std::mem::take(&mut labels[blocks]), priced)
