@@ -1,6 +1,6 @@
 //! Flags of `run`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
@@ -221,6 +221,11 @@ impl RunTask {
 }
 
 impl RunArgs {
+    /// Whether an argument, which would be the name of a plan, is the value of `--resume` after a blank.
+    fn is_value_of_resume(&self, argument: &OsStr) -> bool {
+        self.checkpoints.resume.is_some() && argument == "auto" && !Path::new(argument).exists()
+    }
+
     /// The settings.
     ///
     /// # Errors
@@ -240,6 +245,11 @@ impl RunArgs {
         let mut request = self.request.clone();
         recipe.fill_request(&mut request);
         let selection = match &self.plan {
+            Some(argument) if self.is_value_of_resume(argument) => {
+                let problem =
+                    Problem::new("--resume", "`auto` after a blank is the name of a plan");
+                return Err(Failure::input(problem.hint("--resume=auto")));
+            }
             Some(argument) => {
                 let mut file = PlanFile::read(argument, &request.model)?;
                 file.override_sizes(&request)?;

@@ -204,6 +204,14 @@ fn damaged_checkpoints_are_located() {
     );
 }
 
+/// A value belongs to the flag only after `=`: the next word is a plan.
+#[test]
+fn a_blank_before_the_value_of_resume_is_explained() {
+    let message = failure(&format!("{} --resume auto", Files::new().flags(1)), 2);
+    assert!(message.contains("--resume: `auto` after a blank"), "{message}");
+    assert!(message.contains("hint: --resume=auto"), "{message}");
+}
+
 /// A schedule of restarts needs no person: a damaged checkpoint is set aside.
 #[test]
 fn resuming_automatically_sets_damaged_checkpoints_aside() {
@@ -232,9 +240,6 @@ fn resuming_automatically_sets_damaged_checkpoints_aside() {
     assert!(fs::read(aside).unwrap() == flipped, "damaged contents may be worth inspecting");
     // The run has written undamaged ones of the same steps.
     assert!(files.step(4).exists() && files.at("kept/step-00000003.damaged").exists());
-    // A value belongs to the flag only after `=`: the next word is a plan.
-    let message = failure(&format!("{} --resume auto", files.flags(6)), 2);
-    assert!(message.contains("auto: cannot be read"), "{message}");
 }
 
 #[test]

@@ -263,6 +263,17 @@ fn a_step_is_saved_after_which_evaluations_cannot_be_read() {
 }
 
 #[test]
+fn a_trace_that_cannot_be_written_does_not_cost_the_report() {
+    let output =
+        narrows(&format!("{SMALL} --steps 2 --trace /dev/full")).assert().code(ENVIRONMENT);
+    let output = output.get_output();
+    let [report, message] =
+        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(report.contains("Trace for Perfetto"), "{report}");
+    assert!(message.contains("/dev/full: cannot be written"), "{message}");
+}
+
+#[test]
 fn damaged_tokens_end_a_run() {
     let run = Run::new();
     let tokens = run.tokens();
@@ -278,7 +289,11 @@ fn damaged_tokens_end_a_run() {
     assert!(run.checkpoints().is_empty() && !run.at("m.jsonl").exists());
     // Large files are verified while the run trains: steps that it has executed by then are saved.
     let background = format!("{} {flags} --verify-data background", run.flags(1_000_000));
-    assert_ends(run.start("", &background), 2, &[mismatch, "the same command with --resume"]);
+    assert_ends(
+        run.start("", &background),
+        2,
+        &[mismatch, "once this is mended, the same command with --resume"],
+    );
     let last_step = lines(&run.at("m.jsonl")).len();
     assert_eq!(run.checkpoints(), [format!("step-{last_step:08}")]);
     let steps = last_step as u64 + 1;

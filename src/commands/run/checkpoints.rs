@@ -19,7 +19,7 @@ use crate::args::{
 };
 use crate::checkpoint_folder::last_complete;
 use crate::cluster::cluster_failure;
-use crate::errors::{CommandResult, Failure, Problem};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 
 /// Folder of the checkpoint with the lowest evaluation loss, within the folder of the run.
@@ -291,12 +291,14 @@ impl<'a> CheckpointKeeper<'a> {
         self.lock.map_or(Ok(()), FolderLock::verify).map_err(Failure::checkpoint)
     }
 
-    /// The checkpoint from which a run that ended early can resume, as a clause; `None` without checkpoints.
-    pub fn resumption(&self) -> Option<String> {
+    /// The checkpoint from which a run that ended early with this status can resume, as a clause; `None` without checkpoints.
+    pub fn resumption(&self, status: ExitStatus) -> Option<String> {
         let CheckpointSettings { dir, .. } = self.settings?;
+        // Invalid input fails again until it is mended.
+        let condition = if status == ExitStatus::BadInput { "once this is mended, " } else { "" };
         Some(match &self.last {
             Some(CheckpointEntry { step, path }) => format!(
-                "the checkpoint of step {step} is {}: the same command with --resume continues from it",
+                "the checkpoint of step {step} is {}: {condition}the same command with --resume continues from it",
                 path.display()
             ),
             None => format!("no checkpoint was written to {} yet", dir.display()),

@@ -241,16 +241,18 @@ fn train_in_group(
             keeper.resumed().map(|checkpoint| checkpoint.step),
             keeper.last().map(|CheckpointEntry { path, .. }| path.as_path()),
         );
-    if let Some(tracer) = tracer {
-        tracer.write(&trainer)?;
-    }
+    // A trace that cannot be written does not cost the report.
+    let traced = tracer.map_or(Ok(()), |tracer| tracer.write(&trainer));
     match text {
         TextOutput::Json => output::print_json(&report)?,
         _ => text.print(&report.page(Detail::Summary).text())?,
     }
     match end {
-        TrainEnd::Completed | TrainEnd::StoppedEarly => Ok(()),
-        TrainEnd::Stopped => Err(stopped(&trainer, &keeper, training)),
+        TrainEnd::Completed | TrainEnd::StoppedEarly => traced,
+        TrainEnd::Stopped => {
+            let problems = traced.err().map_or(vec![], |failure| failure.problems);
+            Err(Failure { problems, ..stopped(&trainer, &keeper, training) })
+        }
     }
 }
 
@@ -345,7 +347,7 @@ fn with_leftovers(
             problem.causes.push(format!("the metrics of the {steps} before it are in {file}"));
         }
         problem.causes.extend(trace);
-        problem.causes.extend(keeper.resumption());
+        problem.causes.extend(keeper.resumption(failure.status));
     }
     failure.problems.extend(trace_problems);
     failure
@@ -355,7 +357,9 @@ fn with_leftovers(
 fn stopped(trainer: &Trainer, keeper: &CheckpointKeeper, training: &TrainSettings) -> Failure {
     if training.is_rank_0() {
         let (step, steps) = (trainer.session().steps(), training.recipe.steps);
-        let resumption = keeper.resumption().map_or(String::new(), |clause| format!("; {clause}"));
+        let resumption = keeper
+            .resumption(ExitStatus::Stopped)
+            .map_or(String::new(), |clause| format!("; {clause}"));
         output::eprint(&format!("stopped after step {step} of {steps}{resumption}\n"));
     }
     Failure { status: ExitStatus::Stopped, problems: vec![] }
