@@ -24,6 +24,9 @@ const ROWS: [(&str, &str, &str); 2] = [
 
 /// The validation of the published measurements.
 static PUBLISHED: LazyLock<Value> = LazyLock::new(|| validation(&[]));
+/// The validation of steps that Narrows executed on a GPU.
+static EXECUTED: LazyLock<Value> =
+    LazyLock::new(|| validation(&["examples/measurements/narrows-h100.json".into()]));
 /// The validation of the rows that are not part of the repository.
 static ROW_FILES: LazyLock<Value> = LazyLock::new(row_validation);
 
@@ -65,6 +68,7 @@ fn mean_errors(document: &Value) -> BTreeMap<String, f64> {
 #[test]
 fn no_mean_error_exceeds_the_recorded_one() {
     compare_with_recorded(&mean_errors(&PUBLISHED));
+    compare_with_recorded(&mean_errors(&EXECUTED));
 }
 
 #[test]
@@ -108,6 +112,12 @@ fn faster_alternatives_are_predicted_to_be_faster() {
 #[test]
 fn intervals_contain_the_measurements_they_were_derived_from() {
     check_coverage(&PUBLISHED);
+}
+
+/// No fit contains these steps.
+#[test]
+fn intervals_contain_executed_steps() {
+    check_coverage(&EXECUTED);
 }
 
 #[test]
