@@ -255,7 +255,7 @@ sanitizer() {
     read -ra run <<<"run $(run_flags "$sanitize") --backend cuda --eager"
     for tool in memcheck racecheck; do
         local code=0
-        logged "$tool" compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 9 \
+        logged "$tool" compute-sanitizer --tool "$tool" --target-processes all --print-limit 10000 --error-exitcode 9 \
             "$binary" "${run[@]}" || code=$?
         rows sanitize "$sanitize" "$tool" "$code" "$dir/$tool.out" || failed=1
     done

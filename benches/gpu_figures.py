@@ -34,6 +34,9 @@ DEVICES_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}
 # PyTorch in bf16, which rounds other values to bf16 than this runtime does.
 TORCH_TOLERANCE = 2e-2
 
+# The exit code of compute-sanitizer when it reports errors, as gpu.sh sets it.
+FOUND_ERRORS = 9
+
 # Instructions whose times are listed, the longest first.
 KERNELS_MAX = 40
 
@@ -294,10 +297,16 @@ def sanitize(args, rows):
     output = pathlib.Path(args.output).read_text()
     summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", output)
     # Barriers in shared memory that asynchronous copies complete are reported as races in cuBLASLt's kernels for Hopper.
-    raced = re.findall(r"Race reported between \S+ access at (\w+)", output)
-    only_cublas = bool(raced) and all(kernel.startswith("nvjet_") for kernel in raced)
+    accesses = re.findall(r"(?:Read|Write) access at ([^\s+]+)", output)
+    races, all_reports = len(re.findall(r"Race reported between", output)), re.findall(r"RACECHECK SUMMARY: (\d+) ", output)
+    only_cublas = (
+        args.exit_code == FOUND_ERRORS
+        and all_reports == [str(races)]
+        and bool(accesses)
+        and all(kernel.startswith("nvjet_") for kernel in accesses)
+    )
     found_nothing = args.exit_code == 0 and all(re.search(r"SUMMARY: 0 ", line) for line in summaries)
-    clean = bool(summaries) and (found_nothing or args.tool == "racecheck" and only_cublas)
+    clean = bool(summaries) and (found_nothing or only_cublas)
     value = summaries[-1] if summaries else f"no summary, exit code {args.exit_code}"
     if only_cublas:
         value += ", all in cuBLASLt's own kernels (nvjet_…)"

@@ -221,7 +221,7 @@ impl RunTask {
 }
 
 impl RunArgs {
-    /// Whether an argument, which would be the name of a plan, is the value of `--resume` after a blank.
+    /// Whether an argument, which would be the name of a plan, is the value of `--resume` after a space.
     fn is_value_of_resume(&self, argument: &OsStr) -> bool {
         self.checkpoints.resume.is_some() && argument == "auto" && !Path::new(argument).exists()
     }
@@ -247,7 +247,7 @@ impl RunArgs {
         let selection = match &self.plan {
             Some(argument) if self.is_value_of_resume(argument) => {
                 let problem =
-                    Problem::new("--resume", "`auto` after a blank is the name of a plan");
+                    Problem::new("--resume", "`auto` after a space is the name of a plan");
                 return Err(Failure::input(problem.hint("--resume=auto")));
             }
             Some(argument) => {

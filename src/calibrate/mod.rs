@@ -87,17 +87,17 @@ impl PlannedBenchmark {
 /// after each round but the last, with the number of finished rounds.
 ///
 /// # Errors
-/// A step that cannot be executed, and errors of `on_round`.
+/// A step that cannot be executed.
 pub fn run_rounds(
     benchmarks: &mut [PlannedBenchmark],
     rounds: MeasurementRounds,
     mut open: impl FnMut(&PlannedBenchmark) -> CommandResult<Session>,
     mut on_run: impl FnMut(&PlannedBenchmark),
-    mut on_round: impl FnMut(&[PlannedBenchmark], usize) -> CommandResult<()>,
+    mut on_round: impl FnMut(&[PlannedBenchmark], usize),
 ) -> CommandResult<()> {
     for round in 0..rounds.rounds {
         if round > 0 {
-            on_round(benchmarks, round)?;
+            on_round(benchmarks, round);
         }
         for benchmark in &mut *benchmarks {
             on_run(benchmark);

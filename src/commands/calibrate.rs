@@ -63,8 +63,9 @@ fn on_cpu(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
     };
     let (mut benchmarks, count) = plan_all(measured, compared);
     let command = command_line(settings);
-    let keep = |benchmarks: &[PlannedBenchmark]| {
-        keep_profile(settings, &key, fit_processors(threads, &command, &benchmarks[..count]))
+    let keep = |benchmarks: &[PlannedBenchmark], finished: &str| {
+        let source = format!("{command}, {finished}");
+        keep_partial(settings, fit_processors(threads, &source, &benchmarks[..count]));
     };
     measure(settings, &mut benchmarks, |benchmark| benchmark.cpu_session(threads), keep)?;
     let compared = benchmarks.split_off(count);
@@ -103,19 +104,23 @@ fn on_gpus(settings: &CalibrateSettings) -> CommandResult<()> {
         if process.is_some() && settings.is_rank_0() {
             check_output(settings, &key)?;
         }
-        let keep = |benchmarks: &[PlannedBenchmark]| {
-            if !settings.is_rank_0() {
-                return Ok(());
+        let keep = |benchmarks: &[PlannedBenchmark], finished: &str| {
+            if settings.is_rank_0() {
+                let source = format!("{}, {finished}", command_line(settings));
+                let measured = &benchmarks[..count];
+                keep_partial(
+                    settings,
+                    fit_gpus(settings, gpu_model.clone(), &base, measured, &source),
+                );
             }
-            let profile = fit_gpus(settings, gpu_model.clone(), &base, &benchmarks[..count]);
-            keep_profile(settings, &key, profile)
         };
         measure(settings, &mut benchmarks, |benchmark| processes.open(benchmark), keep)?;
         if !settings.is_rank_0() {
             return Ok(());
         }
         let compared = benchmarks.split_off(count);
-        let profile = fit_gpus(settings, gpu_model.clone(), &base, &benchmarks)?;
+        let source = command_line(settings);
+        let profile = fit_gpus(settings, gpu_model.clone(), &base, &benchmarks, &source)?;
         deliver(settings, &key, profile, &benchmarks, &compared)
     };
     processes.leave(measure_and_deliver())
@@ -182,7 +187,7 @@ pub fn profile_of_this_machine(threads: u64, format: OutputFormat) -> CommandRes
     let measured = cpu_benchmarks(settings.extent, None, settings.devices, &base)?;
     let (mut benchmarks, _) = plan_all(measured, vec![]);
     let open = |benchmark: &PlannedBenchmark| benchmark.cpu_session(threads);
-    measure(&settings, &mut benchmarks, open, |_| Ok(()))?;
+    measure(&settings, &mut benchmarks, open, |_, _| ())?;
     let source = "a quick measurement by `narrows run`";
     let profile = fit_processors(threads, source, &benchmarks)?;
     match key.store(settings.extent, &profile) {
@@ -209,13 +214,13 @@ fn plan_all(measured: Vec<Benchmark>, compared: Vec<Benchmark>) -> (Vec<PlannedB
 /// Rounds after which a profile is fitted, whose measurements repeat.
 const ROUNDS_MIN: usize = 2;
 
-/// Runs all plans in the same rounds. `keep` is called with the measurements of a calibration that has not ended, so that
-/// one that is interrupted is not lost.
+/// Runs all plans in the same rounds. `keep` is called with the measurements of a calibration that has not ended, and with
+/// how much of it has.
 fn measure(
     settings: &CalibrateSettings,
     benchmarks: &mut [PlannedBenchmark],
     open: impl FnMut(&PlannedBenchmark) -> CommandResult<Session>,
-    keep: impl Fn(&[PlannedBenchmark]) -> CommandResult<()>,
+    keep: impl Fn(&[PlannedBenchmark], &str),
 ) -> CommandResult<()> {
     let rounds = match settings.extent {
         BenchmarkExtent::Quick => QUICK,
@@ -227,7 +232,9 @@ fn measure(
         progress.inc(1);
     };
     let result = run_rounds(benchmarks, rounds, open, on_run, |benchmarks, finished| {
-        if finished < ROUNDS_MIN { Ok(()) } else { keep(benchmarks) }
+        if finished >= ROUNDS_MIN {
+            keep(benchmarks, &format!("unfinished, {finished} of {} rounds", rounds.rounds));
+        }
     });
     progress.finish_and_clear();
     result
@@ -250,8 +257,9 @@ fn fit_gpus(
     gpu_model: GpuModel,
     base: &Profile,
     measured: &[PlannedBenchmark],
+    source: &str,
 ) -> CommandResult<Profile> {
-    let machine = gpu_calibration::describe(gpu_model, settings.devices, &command_line(settings));
+    let machine = gpu_calibration::describe(gpu_model, settings.devices, source);
     let points = measured_points(measured, DeviceSharing::Separate);
     let repeatability = repeatability(measured, &points);
     let steps = gpu_calibration::measured_steps(measured, base);
@@ -285,16 +293,21 @@ fn command_line(settings: &CalibrateSettings) -> String {
     format!("{}`", words.join(" "))
 }
 
-/// Writes the profile of the rounds so far to its file. Standard output receives only the last one.
-fn keep_profile(
-    settings: &CalibrateSettings,
-    key: &CachedProfileKey,
-    profile: CommandResult<Profile>,
-) -> CommandResult<()> {
-    if settings.output.as_deref().is_some_and(output::is_stdout) {
-        return Ok(());
+/// Writes the profile of the rounds so far beside the file of --output, so that a calibration that is interrupted is not
+/// lost. A profile that cannot be fitted or written yet is no error.
+fn keep_partial(settings: &CalibrateSettings, profile: CommandResult<Profile>) {
+    let (Some(file), Ok(profile)) = (partial_file(settings), profile) else { return };
+    if let Ok(text) = cache::text(&profile) {
+        let _ = output::write_text(file.as_os_str(), &text);
     }
-    write_profile(settings, key, &profile?).map(drop)
+}
+
+/// The file of an unfinished calibration; `None` where its profile goes to the cache or to standard output.
+fn partial_file(settings: &CalibrateSettings) -> Option<PathBuf> {
+    let file = settings.output.as_deref().filter(|file| !output::is_stdout(file))?;
+    let mut partial = file.to_owned();
+    partial.push(".partial");
+    Some(partial.into())
 }
 
 /// Writes the profile. Returns the name of its file.
@@ -318,6 +331,9 @@ fn write_profile(
     let name = file.to_string_lossy().into_owned();
     let text = cache::text(profile).map_err(|error| output::write_failure(&name, &error))?;
     output::write_text(file, &text)?;
+    if let Some(partial) = partial_file(settings) {
+        let _ = std::fs::remove_file(partial);
+    }
     Ok(name)
 }
 

@@ -206,9 +206,9 @@ fn damaged_checkpoints_are_located() {
 
 /// A value belongs to the flag only after `=`: the next word is a plan.
 #[test]
-fn a_blank_before_the_value_of_resume_is_explained() {
+fn a_space_before_the_value_of_resume_is_explained() {
     let message = failure(&format!("{} --resume auto", Files::new().flags(1)), 2);
-    assert!(message.contains("--resume: `auto` after a blank"), "{message}");
+    assert!(message.contains("--resume: `auto` after a space"), "{message}");
     assert!(message.contains("hint: --resume=auto"), "{message}");
 }
 

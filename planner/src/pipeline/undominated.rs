@@ -55,8 +55,8 @@ struct Label {
 
 /// The undominated partitions of the blocks into `overheads.len()` stages that can beat the cutoff, best
 /// bound first. Every stage has blocks unless its overhead is that of an empty stage. Blocks that cannot beat the cutoff with their `relaxed`
-/// assignment are not assigned. Also returns the number of partial partitions priced. There are none once `is_interrupted`
-/// returns true.
+/// assignment are not assigned. Also returns the number of partial partitions priced. No partition is returned
+/// once `is_interrupted` returns true.
 pub fn undominated_partitions(
     overheads: &[StageOverhead],
     step: StepSchedule,
@@ -75,7 +75,7 @@ pub fn undominated_partitions(
 }
 
 /// Whether no partition can beat the cutoff by its `relaxed` assignments, and the number of partial partitions
-/// priced. Not so once `is_interrupted` returns true.
+/// priced. Nothing is excluded once `is_interrupted` returns true.
 pub(super) fn is_excluded(
     overheads: &[StageOverhead],
     step: StepSchedule,

@@ -18,6 +18,7 @@ use super::{Float, Matrix};
 /// RMSNorm of every run of features as long as the scale: of whole rows, or of the heads in them.
 pub(super) fn rms_forward<T: Float>(x: &Matrix<T>, scale: &Matrix<T>, epsilon: f64) -> Matrix<T> {
     let width = scale.columns();
+    assert!(x.columns().is_multiple_of(width), "{} features and a scale of {width}", x.columns());
     let mut y = Matrix::zeros(x.rows(), x.columns());
     let runs = x.elements().chunks_exact(width).zip(y.elements_mut().chunks_exact_mut(width));
     for (x, y) in runs {
@@ -37,6 +38,7 @@ pub(super) fn rms_backward<T: Float>(
     dy: &Matrix<T>,
 ) -> (Matrix<T>, Matrix<T>) {
     let width = scale.columns();
+    assert!(x.columns().is_multiple_of(width), "{} features and a scale of {width}", x.columns());
     let mut dx = Matrix::zeros(x.rows(), x.columns());
     let mut dscale = Matrix::zeros(1, width);
     let saved = x.elements().chunks_exact(width).zip(dy.elements().chunks_exact(width));

@@ -167,7 +167,7 @@ impl FoundCheckpoint {
     }
 
     fn verify_files(path: &Path, storage: &StorageUse) -> Result<FoundCheckpoint, CheckpointError> {
-        let manifest = Manifest::read(path)?.verify(path, storage)?;
+        let manifest = Manifest::read(path)?.verify_part(path, storage)?;
         let found = FoundCheckpoint { path: path.to_path_buf(), manifest };
         found.outline().map(|_| found)
     }

@@ -40,8 +40,7 @@ pub(super) fn initial_values(
     }
 }
 
-/// Initial values that repeat after this many elements: enough that no cache of a GPU holds the products, and odd, so
-/// that rows differ.
+/// Number of elements after which values repeat: a prime, so that the rows of a matrix begin at different values.
 const REPEATED_VALUES: u64 = (1 << 16) + 1;
 
 /// As [`initial_values`], but only the first elements are drawn and the others repeat them, which takes a hundredth of

@@ -54,18 +54,37 @@ impl fmt::Display for Collapse {
     }
 }
 
-/// Watches the steps of a run. Reports each kind of collapse when it begins, and one that comes back only when the run has
-/// twice as many steps as at its last report: a model on the edge would otherwise fill the log.
+/// Watches the steps of a run. Reports each kind of collapse once while it lasts, when it begins or, after an earlier
+/// report of its kind, when the run has twice as many steps as then: a model on the edge would otherwise fill the log.
 #[derive(Clone, Debug)]
 pub struct CollapseWatch {
     uniform_loss: f64,
     warm_up_steps: u64,
     lowest_loss: f64,
-    is_uniform: bool,
-    has_zero_gradients: bool,
-    /// The next steps in which a uniform loss and zero gradients are reported.
-    next_uniform: u64,
-    next_zero_gradients: u64,
+    zero_gradients: Episodes,
+    uniform_again: Episodes,
+    never_learned: Episodes,
+}
+
+/// The times during which a run is in one kind of collapse.
+#[derive(Clone, Copy, Debug, Default)]
+struct Episodes {
+    /// Whether the present one is reported.
+    is_reported: bool,
+    /// The first step at which another one may be reported.
+    next_report: u64,
+}
+
+impl Episodes {
+    /// Whether the episode that a step belongs to, if any, is to be reported at it.
+    fn push(&mut self, step: u64, is_collapsed: bool) -> bool {
+        let reports = is_collapsed && !self.is_reported && step >= self.next_report;
+        self.is_reported = is_collapsed && (self.is_reported || reports);
+        if reports {
+            self.next_report = step.saturating_mul(2);
+        }
+        reports
+    }
 }
 
 impl CollapseWatch {
@@ -75,38 +94,29 @@ impl CollapseWatch {
             uniform_loss: (vocabulary as f64).ln(),
             warm_up_steps,
             lowest_loss: f64::INFINITY,
-            is_uniform: false,
-            has_zero_gradients: false,
-            next_uniform: 0,
-            next_zero_gradients: 0,
+            zero_gradients: Episodes::default(),
+            uniform_again: Episodes::default(),
+            never_learned: Episodes::default(),
         }
     }
 
-    /// The collapse that begins with a step, counted from 1.
+    /// The collapse to report at a step, counted from 1.
     pub fn push(&mut self, step: u64, loss: f64, gradient_norm: f64) -> Option<Collapse> {
-        let had_zero_gradients =
-            std::mem::replace(&mut self.has_zero_gradients, gradient_norm == 0.0);
         let lowest_loss = self.lowest_loss;
         self.lowest_loss = lowest_loss.min(loss);
         let uniform_loss = self.uniform_loss;
         let has_learned = lowest_loss < LEARNED * uniform_loss;
         let is_late = step > self.warm_up_steps.saturating_add(PATIENCE_STEPS);
-        let is_uniform = loss > UNIFORM * uniform_loss && (has_learned || is_late);
-        let was_uniform = std::mem::replace(&mut self.is_uniform, is_uniform);
-        let begins = |is_so: bool, was_so: bool, next: &mut u64| {
-            let reported = is_so && !was_so && step >= *next;
-            if reported {
-                *next = step.saturating_mul(2);
-            }
-            reported
-        };
-        if begins(self.has_zero_gradients, had_zero_gradients, &mut self.next_zero_gradients) {
-            return Some(Collapse::ZeroGradients);
+        let is_uniform = loss > UNIFORM * uniform_loss;
+        let zero_gradients = self.zero_gradients.push(step, gradient_norm == 0.0);
+        let again = self.uniform_again.push(step, is_uniform && has_learned);
+        let never = self.never_learned.push(step, is_uniform && !has_learned && is_late);
+        match (zero_gradients, again, never) {
+            (true, _, _) => Some(Collapse::ZeroGradients),
+            (_, true, _) => Some(Collapse::UniformAgain { uniform_loss, lowest_loss }),
+            (_, _, true) => Some(Collapse::NeverLearned { uniform_loss }),
+            _ => None,
         }
-        begins(is_uniform, was_uniform, &mut self.next_uniform).then_some(match has_learned {
-            true => Collapse::UniformAgain { uniform_loss, lowest_loss },
-            false => Collapse::NeverLearned { uniform_loss },
-        })
     }
 }
 
@@ -143,5 +153,10 @@ mod tests {
         let steps: Vec<usize> = reported(&on_the_edge).into_iter().map(|(step, _)| step).collect();
         assert_eq!(steps[..5], [2, 4, 8, 16, 32]);
         assert_eq!(steps.len(), 19);
+        // A short collapse at step 20 does not hide a lasting one from step 25 on.
+        let mut curve = vec![(4.0, 1.0); 100];
+        curve[19].0 = uniform_loss;
+        curve[24..].iter_mut().for_each(|(loss, _)| *loss = uniform_loss);
+        assert_eq!(reported(&curve), [(20, again), (40, again)]);
     }
 }

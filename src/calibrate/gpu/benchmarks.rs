@@ -5,7 +5,6 @@
 //! for a shard: on one device it launches the GEMMs, attention and fused ops of a block that is sharded t ways along these
 //! axes.
 
-use indexmap::IndexMap;
 use narrows_cost_model::Profile;
 use narrows_plan::model::{Model, Weight};
 use narrows_planner::MemoryLimit;
@@ -175,11 +174,19 @@ impl BenchmarkSelection<'_> {
     }
 }
 
-/// The first benchmark of each name: with a batch and a length of the user, sizes repeat.
+/// Benchmarks without those that repeat another: with a batch and a length of the user, sizes are equal.
 fn without_repetitions(benchmarks: Vec<Benchmark>) -> Vec<Benchmark> {
-    let by_name: IndexMap<String, Benchmark> =
-        benchmarks.into_iter().rev().map(|benchmark| (benchmark.name.clone(), benchmark)).collect();
-    by_name.into_values().rev().collect()
+    let mut kept: Vec<Benchmark> = vec![];
+    for benchmark in benchmarks {
+        // Another model may have the name of a preset.
+        let repeats = |other: &Benchmark| {
+            other.name == benchmark.name && other.request.model == benchmark.request.model
+        };
+        if !kept.iter().any(repeats) {
+            kept.push(benchmark);
+        }
+    }
+    kept
 }
 
 /// A model with 1/`divisor` of the widths; `None` if they are not divisible, or become less than a rank.

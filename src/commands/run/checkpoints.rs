@@ -294,8 +294,8 @@ impl<'a> CheckpointKeeper<'a> {
     /// The checkpoint from which a run that ended early with this status can resume, as a clause; `None` without checkpoints.
     pub fn resumption(&self, status: ExitStatus) -> Option<String> {
         let CheckpointSettings { dir, .. } = self.settings?;
-        // Invalid input fails again until it is mended.
-        let condition = if status == ExitStatus::BadInput { "once this is mended, " } else { "" };
+        // Invalid input fails again until it is fixed.
+        let condition = if status == ExitStatus::BadInput { "once this is fixed, " } else { "" };
         Some(match &self.last {
             Some(CheckpointEntry { step, path }) => format!(
                 "the checkpoint of step {step} is {}: {condition}the same command with --resume continues from it",

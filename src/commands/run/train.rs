@@ -231,18 +231,19 @@ fn train_in_group(
     };
     data_check.warn_if_unfinished();
     let last_evaluation = validation.as_ref().and_then(Validation::last);
+    // A trace that cannot be written does not cost the report.
+    let traced = tracer.map_or(Ok(()), |tracer| tracer.write(&trainer));
+    let trace = training.trace.as_ref().filter(|_| traced.is_ok());
     let report = RunReport::new(&header, &trainer, &history, end)
         .with_evaluations(last_evaluation.map(|last| last.loss), trainer.evaluations().best_loss)
         .with_files(
             metrics.as_ref().map(MetricsFile::name),
-            training.trace.as_ref().map(|trace| trace.file.as_path()),
+            trace.map(|trace| trace.file.as_path()),
         )
         .with_checkpoints(
             keeper.resumed().map(|checkpoint| checkpoint.step),
             keeper.last().map(|CheckpointEntry { path, .. }| path.as_path()),
         );
-    // A trace that cannot be written does not cost the report.
-    let traced = tracer.map_or(Ok(()), |tracer| tracer.write(&trainer));
     match text {
         TextOutput::Json => output::print_json(&report)?,
         _ => text.print(&report.page(Detail::Summary).text())?,

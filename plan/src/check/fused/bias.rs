@@ -8,10 +8,10 @@ use super::super::lattice::{
 };
 use super::super::operands::InstrOperands;
 use super::super::values::ForwardOpKind;
-use super::unary;
+use super::row_parameters;
 
 pub(super) fn forward(operands: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
-    unary::forward(operands, |operands, _| {
+    row_parameters::forward(operands, |operands, _| {
         let (x, bias) = (operands.reads[0], operands.reads[1]);
         ensure(bias.rows == ShardedExtent::whole(1) && bias.columns == x.columns, || {
             format!("adds {bias} to every row of {x}: their features differ")

@@ -6,7 +6,7 @@ use super::super::error::{CheckResult, ensure};
 use super::super::lattice::OperandWrite;
 use super::super::operands::InstrOperands;
 use super::super::values::ForwardOpKind;
-use super::unary;
+use super::row_parameters;
 
 /// The operation of a fused op, and its number of parameters for rows of this width.
 fn kind_and_parameter_count(op: FusedOp, width: u64) -> (ForwardOpKind, u64) {
@@ -46,12 +46,14 @@ fn check_row_and_parameters(
 }
 
 pub(super) fn forward(operands: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<OperandWrite>> {
-    unary::forward(operands, |operands, port| check_row_and_parameters(operands, op, port))
+    row_parameters::forward(operands, |operands, port| check_row_and_parameters(operands, op, port))
 }
 
 pub(super) fn backward(
     operands: &mut InstrOperands,
     op: FusedOp,
 ) -> CheckResult<Vec<OperandWrite>> {
-    unary::backward(operands, |operands, port| check_row_and_parameters(operands, op, port))
+    row_parameters::backward(operands, |operands, port| {
+        check_row_and_parameters(operands, op, port)
+    })
 }

@@ -7,7 +7,7 @@ mod latent;
 mod norm;
 mod qk_norm;
 mod row;
-mod unary;
+mod row_parameters;
 
 use crate::program::FusedOp;
 

@@ -6,7 +6,7 @@ use super::super::error::{CheckResult, ensure};
 use super::super::lattice::{OperandWrite, ShardedExtent};
 use super::super::operands::InstrOperands;
 use super::super::values::ForwardOpKind;
-use super::unary;
+use super::row_parameters;
 
 /// Checks that the operand at `port` begins with these heads, on all devices together, and that the next operand has their
 /// scales.
@@ -40,7 +40,7 @@ pub(super) fn forward(
     operands: &mut InstrOperands,
     heads: QkHeads,
 ) -> CheckResult<Vec<OperandWrite>> {
-    unary::forward(operands, |operands, port| {
+    row_parameters::forward(operands, |operands, port| {
         operands.check_split_sections(port, &[operands.reads[port].columns.size])?;
         check_heads_and_scales(operands, heads, port)
     })
@@ -50,5 +50,7 @@ pub(super) fn backward(
     operands: &mut InstrOperands,
     heads: QkHeads,
 ) -> CheckResult<Vec<OperandWrite>> {
-    unary::backward(operands, |operands, port| check_heads_and_scales(operands, heads, port))
+    row_parameters::backward(operands, |operands, port| {
+        check_heads_and_scales(operands, heads, port)
+    })
 }

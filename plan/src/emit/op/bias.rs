@@ -5,17 +5,18 @@ use crate::DType;
 use crate::graph::QkvHeads;
 use crate::program::FusedOp;
 
-use super::{InstrTemplate, OpEmitter, OperandSlot, fused, rotary, unary};
+use super::{InstrTemplate, OpEmitter, OperandSlot, fused, rotary, row_parameters};
 
 pub(super) fn forward(emitter: &OpEmitter, heads: &QkvHeads) -> Vec<InstrTemplate> {
-    let mut templates = vec![unary::forward(emitter, FusedOp::Bias, width(emitter))];
+    let mut templates = vec![row_parameters::forward(emitter, FusedOp::Bias, width(emitter))];
     templates.extend(rotary::of_heads(emitter, heads, false));
     templates
 }
 
 pub(super) fn backward(emitter: &OpEmitter, heads: &QkvHeads) -> Vec<InstrTemplate> {
     let dy = emitter.activation(OperandSlot::OutputGradient(0));
-    let db = unary::parameter_row(OperandSlot::WeightGradient(0), width(emitter), DType::F32);
+    let db =
+        row_parameters::parameter_row(OperandSlot::WeightGradient(0), width(emitter), DType::F32);
     let mut templates: Vec<InstrTemplate> =
         rotary::of_heads(emitter, heads, true).into_iter().collect();
     templates.push(fused(FusedOp::BiasBackward, vec![dy, db], vec![db]));

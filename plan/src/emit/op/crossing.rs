@@ -4,10 +4,10 @@
 use crate::model::Activation;
 use crate::program::FusedOp;
 
-use super::{InstrTemplate, OpEmitter, unary};
+use super::{InstrTemplate, OpEmitter, row_parameters};
 
 pub(super) fn norm(emitter: &OpEmitter, width: u64, activation: Activation) -> Vec<InstrTemplate> {
-    vec![unary::forward(emitter, FusedOp::LatentNorm { activation }, 2 * width)]
+    vec![row_parameters::forward(emitter, FusedOp::LatentNorm { activation }, 2 * width)]
 }
 
 pub(super) fn norm_backward(
@@ -15,13 +15,13 @@ pub(super) fn norm_backward(
     width: u64,
     activation: Activation,
 ) -> Vec<InstrTemplate> {
-    vec![unary::backward(emitter, FusedOp::LatentNormBackward { activation }, 2 * width)]
+    vec![row_parameters::backward(emitter, FusedOp::LatentNormBackward { activation }, 2 * width)]
 }
 
 pub(super) fn gate(emitter: &OpEmitter, a: u64, b: u64) -> Vec<InstrTemplate> {
-    vec![unary::forward(emitter, FusedOp::TensorGate { a, b }, a * a + b * b)]
+    vec![row_parameters::forward(emitter, FusedOp::TensorGate { a, b }, a * a + b * b)]
 }
 
 pub(super) fn gate_backward(emitter: &OpEmitter, a: u64, b: u64) -> Vec<InstrTemplate> {
-    vec![unary::backward(emitter, FusedOp::TensorGateBackward { a, b }, a * a + b * b)]
+    vec![row_parameters::backward(emitter, FusedOp::TensorGateBackward { a, b }, a * a + b * b)]
 }

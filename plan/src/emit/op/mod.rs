@@ -10,7 +10,7 @@ mod linear;
 mod norm;
 mod qk_norm;
 mod rotary;
-mod unary;
+mod row_parameters;
 
 use crate::context::Context;
 use crate::graph::{Op, OpId, OpNode, Segment, SegmentKind};

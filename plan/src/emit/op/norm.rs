@@ -9,7 +9,7 @@ use crate::emit::reshard::all_reduce_statistic;
 use crate::program::FusedOp;
 use crate::strategy::Strategy;
 
-use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, fused, unary};
+use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, fused, row_parameters};
 
 pub(super) fn forward(emitter: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
     let x = emitter.activation(OperandSlot::Input(0));
@@ -44,8 +44,11 @@ pub(super) fn backward(emitter: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
     let dy = emitter.activation(OperandSlot::OutputGradient(0));
     let x = emitter.activation(OperandSlot::Input(0));
     let statistic = emitter.statistic(OperandSlot::Statistic, 1);
-    let scale_gradient =
-        unary::parameter_row(OperandSlot::WeightGradient(0), emitter.shard(width), DType::F32);
+    let scale_gradient = row_parameters::parameter_row(
+        OperandSlot::WeightGradient(0),
+        emitter.shard(width),
+        DType::F32,
+    );
     let mut reads = vec![dy, x, scale(emitter, width)];
     match emitter.choice.strategy {
         Strategy::Sync => {
@@ -75,5 +78,5 @@ pub(super) fn backward(emitter: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
 
 fn scale(emitter: &OpEmitter, width: u64) -> TemplateOperand {
     let dtype = emitter.context.compute_dtype();
-    unary::parameter_row(OperandSlot::Weight(0), emitter.shard(width), dtype)
+    row_parameters::parameter_row(OperandSlot::Weight(0), emitter.shard(width), dtype)
 }

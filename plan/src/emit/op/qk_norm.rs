@@ -5,11 +5,12 @@ use crate::graph::QkvHeads;
 use crate::model::LinearKind;
 use crate::program::{FusedOp, QkHeads};
 
-use super::{InstrTemplate, OpEmitter, rotary, unary};
+use super::{InstrTemplate, OpEmitter, rotary, row_parameters};
 
 pub(super) fn forward(emitter: &OpEmitter, heads: &QkvHeads) -> Vec<InstrTemplate> {
     let local = local_heads(emitter, heads);
-    let mut templates = vec![unary::forward(emitter, FusedOp::QkNorm(local), local.scale_count())];
+    let mut templates =
+        vec![row_parameters::forward(emitter, FusedOp::QkNorm(local), local.scale_count())];
     templates.extend(rotary::of_heads(emitter, heads, false));
     templates
 }
@@ -18,7 +19,11 @@ pub(super) fn backward(emitter: &OpEmitter, heads: &QkvHeads) -> Vec<InstrTempla
     let local = local_heads(emitter, heads);
     let mut templates: Vec<InstrTemplate> =
         rotary::of_heads(emitter, heads, true).into_iter().collect();
-    templates.push(unary::backward(emitter, FusedOp::QkNormBackward(local), local.scale_count()));
+    templates.push(row_parameters::backward(
+        emitter,
+        FusedOp::QkNormBackward(local),
+        local.scale_count(),
+    ));
     templates
 }
 

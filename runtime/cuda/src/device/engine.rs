@@ -120,13 +120,20 @@ impl GpuEngine {
         let coordinates = MeshCoordinates::of_device(device, &program.context.mesh);
         let stage = &program.stages[coordinates.stage as usize];
         let gpu = OpenGpu::open(options.ordinal)?;
+        // Sums over rows have the same order, and replicas the same bits, where GPUs differ.
+        let multiprocessors = match &processes {
+            None => gpu.multiprocessors,
+            Some(processes) => gather_and_broadcast(&**processes, gpu.multiprocessors, |all| {
+                all.into_iter().next().unwrap_or_default()
+            })?,
+        };
         let launch_context = LaunchContext {
             context: &program.context,
             constants: &program.constants,
             stage,
             coordinates,
             weight_is_matrix: model_program.weight_is_matrix(coordinates.stage as usize),
-            multiprocessors: gpu.multiprocessors,
+            multiprocessors,
         };
         let workspace = matmul::recommended_workspace(gpu.capability);
         let matmul_context =

@@ -1,7 +1,7 @@
 // RMSNorm in the variants of DESIGN §3.3. The formulas are those of cpu/src/kernels/rms_norm.rs.
 //
 // Shapes: x, y and their gradients [rows, columns], gamma [columns], s, t, ds [rows], all contiguous.
-// A row is read twice, the second time from cache: it has a few KiB at most.
+// A row that is read twice is read from cache the second time: it has a few KiB at most.
 #include "reduce.cuh"
 
 // This lane's part of s = Σ x² over the row.
@@ -126,7 +126,7 @@ DEVICE void norm_backward_in_registers(const T* dy, const T* x, const T* gamma, 
     if (live) store(parts + u64(blockIdx.x) * columns + column, sums);
 }
 
-// dx (+)= dy_factor·gamma·dy + x_factor·x, and the block's partial sum of dgamma = Σ dy_factor·dy·x.
+// dx (+)= of_dy·gamma·dy + of_x·x with the factors of the row, and the block's partial sum of dgamma = Σ of_dy·dy·x.
 // Block b takes rows b, b + blocks, …; `parts` is [blocks, columns].
 template <class T, int V, BackwardVariant VARIANT>
 DEVICE void norm_backward(const T* dy, const T* x, const T* gamma, const float* s, const float* t,

@@ -10,8 +10,8 @@ use crate::kernel_source::KernelFamily;
 
 /// Maximum threads per block; the kernels are compiled for it.
 const BLOCK_THREADS: u64 = 256;
-/// Maximum number of blocks per multiprocessor that share a sum over rows. All of them run at once, since the kernels
-/// are compiled for this many, and each has as many rows.
+/// Maximum number of blocks per multiprocessor that share a sum over rows: as many as run at once within the registers that
+/// the kernels are compiled for.
 const PARTS_PER_MULTIPROCESSOR: u64 = 4;
 /// Minimum rows per block of a sum over rows; fewer do not amortise a block.
 const ROWS_PER_PART: u64 = 8;
@@ -116,7 +116,8 @@ pub(super) struct PartialSumGrid {
 }
 
 impl PartialSumGrid {
-    /// Partial sums of `width` columns over `rows`. The number of parts depends on the rows and the GPU alone.
+    /// Partial sums of `width` columns over `rows`. The number of parts depends on the rows and the number of
+    /// multiprocessors alone.
     pub fn over_rows(device: &LaunchContext, rows: u64, width: u64) -> PartialSumGrid {
         let parts_max = PARTS_PER_MULTIPROCESSOR * u64::from(device.multiprocessors.max(1));
         PartialSumGrid { parts: rows.div_ceil(ROWS_PER_PART).clamp(1, parts_max), width }

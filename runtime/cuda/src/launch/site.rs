@@ -23,7 +23,7 @@ pub struct LaunchContext<'a> {
     pub coordinates: MeshCoordinates,
     /// Whether weight decay applies, by weight buffer of the stage.
     pub weight_is_matrix: &'a HashMap<BufferId, bool>,
-    /// Streaming multiprocessors of the GPU.
+    /// Streaming multiprocessors of the GPU of process 0, on which the order of sums depends.
     pub multiprocessors: u32,
 }
 

@@ -21,8 +21,8 @@ use super::training::{cache_folder, options, program, tokens};
 struct GradientLimits {
     /// Error of the loss.
     loss: f64,
-    /// Error of ⟨actual, expected⟩/⟨expected, expected⟩ against 1. Rounding errors cancel in it, so that it shows a
-    /// gradient that is too large by less than they are.
+    /// Error of ⟨actual, expected⟩/⟨expected, expected⟩ against 1. Rounding errors cancel in it, so that it
+    /// detects a bias smaller than they are.
     scale: f64,
     /// ‖actual − expected‖/‖expected‖.
     distance: f64,
@@ -53,6 +53,7 @@ fn compare(
     let mut worst = [0.0_f64; 2];
     for (id, expected) in expected {
         let actual = &gradients[id];
+        assert_eq!(actual.len(), expected.len(), "{id}");
         let pairs = || actual.iter().zip(expected).map(|(a, e)| (f64::from(*a), f64::from(*e)));
         let squares: f64 = pairs().map(|(_, expected)| expected * expected).sum();
         let products: f64 = pairs().map(|(actual, expected)| actual * expected).sum();
@@ -65,7 +66,7 @@ fn compare(
             errors.iter().zip([limits.scale, limits.distance]).zip(["scale", "distance"])
         {
             // A NaN is beyond every limit.
-            if !(*error <= limit) {
+            if error.is_nan() || *error > limit {
                 return Err(format!("{what} of the gradient of {id} is off by {error:.1e}"));
             }
         }
@@ -141,7 +142,7 @@ fn match_the_cpu(name: &str, blocks: usize, length: u64) {
             println!(
                 "long sequences: {described}: scales off by {scale:.1e}, distances {distance:.1e}"
             );
-            // Keys whose gradient is 1 % too large.
+            // Gradients of keys that are 1 % too large must be detected.
             let of_keys = actual.1.iter_mut().filter(|(id, _)| is_of_keys(id));
             of_keys.flat_map(|(_, values)| values).for_each(|value| *value *= 1.01);
             assert!(compare(&actual, &expected, limits).is_err(), "{described}");

@@ -25,8 +25,8 @@ pub(super) fn forward(
     Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
 }
 
-/// The gradient of the output, input and parameters give the gradients of the input and of the parameters. A device that has a
-/// shard of the input has a part of the latter.
+/// Reads the gradient of the output, the input and the parameters, and writes the gradients of the input and of the
+/// parameters. A device that has a shard of the input has a partial sum of the latter.
 pub(super) fn backward(
     operands: &mut InstrOperands,
     check: impl Fn(&InstrOperands, usize) -> CheckResult<ForwardOpKind>,
