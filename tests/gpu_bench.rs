@@ -297,6 +297,14 @@ fn outputs_of_compute_sanitizer_and_cargo_test_are_parsed() {
         let output = figures(&[arguments, &[file.to_str().unwrap()]].concat());
         (output.status.success(), stdout(&output))
     };
+    // A race between two kernels, and the number of reports in the summary.
+    let races = |reader: &str, writer: &str, reports: u32| {
+        format!(
+            "========= Error: Race reported between Read access at {reader}+0xb00\n\
+             =========     and Write access at {writer}+0x2820 [128 hazards]\n\
+             ========= RACECHECK SUMMARY: {reports} hazards displayed ({reports} errors, 0 warnings)\n"
+        )
+    };
     for (tool, exit_code, printed, clean) in [
         ("memcheck", "0", "========= ERROR SUMMARY: 0 errors\n", true),
         ("memcheck", "9", "========= ERROR SUMMARY: 0 errors\n", false),
@@ -314,6 +322,12 @@ fn outputs_of_compute_sanitizer_and_cargo_test_are_parsed() {
             "========= RACECHECK SUMMARY: 2 hazards displayed (0 errors, 2 warnings)\n",
             false,
         ),
+        ("racecheck", "9", &races("nvjet_sm90_tss", "nvjet_sm90_tss", 1), true),
+        ("racecheck", "9", &races("nvjet_sm90_tss", "norm_bf16_v8", 1), false),
+        ("racecheck", "9", &races("norm_bf16_v8", "nvjet_sm90_tss", 1), false),
+        // Another report, or a run that failed.
+        ("racecheck", "9", &races("nvjet_sm90_tss", "nvjet_sm90_tss", 2), false),
+        ("racecheck", "1", &races("nvjet_sm90_tss", "nvjet_sm90_tss", 1), false),
     ] {
         let (passed, row) = parse(&["sanitize", workload, tool, exit_code], printed);
         assert_eq!(passed, clean, "{tool}, {printed}: {row}");
