@@ -86,6 +86,26 @@ impl LogicalParameter {
         self.rows * self.columns
     }
 
+    /// Fills a run of elements from `first` on with their initial values, in a run with this seed.
+    pub fn fill_initial(&self, seed: u64, first: u64, target: &mut [f32]) {
+        let Initialisation::Normal { std, zero_row } = self.initialisation else {
+            let value = self.initial_value(seed);
+            for (target, element) in target.iter_mut().zip(first..) {
+                *target = value(element / self.columns, element % self.columns) as f32;
+            }
+            return;
+        };
+        let stream = CounterRng::new(seed, &random_stream_name(self.id));
+        for (target, normal) in target.iter_mut().zip(stream.normals_from(first)) {
+            *target = (std * normal) as f32;
+        }
+        for row in zero_row {
+            let [begin, end] = [row, row + 1]
+                .map(|row| (row * self.columns).saturating_sub(first).min(target.len() as u64));
+            target[begin as usize..end as usize].fill(0.0);
+        }
+    }
+
     /// The initial value as a function of (row, column), in a run with this seed.
     pub fn initial_value(&self, seed: u64) -> impl Fn(u64, u64) -> f64 + use<> {
         let stream = CounterRng::new(seed, &random_stream_name(self.id));
@@ -239,6 +259,24 @@ mod tests {
             let squares = (0..d_in * d_out).map(|n| entry(n / d_out, n % d_out).powi(2));
             let std = (squares.sum::<f64>() / (d_in * d_out) as f64).sqrt();
             assert!((std / 0.1 - 1.0).abs() < 0.2, "rank {rank}: {std}");
+        }
+    }
+
+    #[test]
+    fn runs_are_filled_with_the_initial_value_of_each_element() {
+        let id = ParameterId { block: None, weight: WeightId::Embedding };
+        let table = Initialisation::Normal { std: 0.02, zero_row: Some(2) };
+        for initialisation in [table, normal(0.5), Initialisation::Identity, Initialisation::Ones] {
+            let parameter = matrix(id, 5, 7, initialisation);
+            let value = parameter.initial_value(3);
+            for (first, count) in [(0, 35), (3, 20), (13, 2), (14, 7), (20, 15), (21, 0), (34, 1)] {
+                let mut filled = vec![f32::NAN; count];
+                parameter.fill_initial(3, first, &mut filled);
+                for (actual, element) in filled.iter().zip(first..) {
+                    let expected = value(element / 7, element % 7) as f32;
+                    assert_eq!(actual.to_bits(), expected.to_bits(), "{element} from {first}");
+                }
+            }
         }
     }
 

@@ -40,6 +40,24 @@ impl CounterRng {
         let angle = TAU * self.uniform(first + 1);
         radius * if n == first { angle.cos() } else { angle.sin() }
     }
+
+    /// The standard normal deviates from the n-th on, with the bits of [`normal`](CounterRng::normal). Both of a pair are
+    /// computed at once.
+    pub fn normals_from(self, n: u64) -> impl Iterator<Item = f64> {
+        let mut second = None;
+        (n..).map(move |n| {
+            if let Some(second) = second.take() {
+                return second;
+            }
+            if n % 2 == 1 {
+                return self.normal(n);
+            }
+            let radius = (-2.0 * (1.0 - self.uniform(n)).ln()).sqrt();
+            let (sine, cosine) = (TAU * self.uniform(n + 1)).sin_cos();
+            second = Some(radius * sine);
+            radius * cosine
+        })
+    }
 }
 
 /// Name of the stream that the initial values of a parameter are drawn from.
@@ -125,6 +143,16 @@ mod tests {
             (of_block(19, WeightId::LatentNormBias(LinearKind::Q)), "layer 19 q.latent_norm.bias"),
         ] {
             assert_eq!(random_stream_name(id), name);
+        }
+    }
+
+    #[test]
+    fn consecutive_normal_deviates_have_the_same_bits() {
+        let stream = CounterRng::new(1, "embedding");
+        for first in [0, 1, 2, 7] {
+            for (normal, n) in stream.normals_from(first).zip(first..first + 100) {
+                assert_eq!(normal.to_bits(), stream.normal(n).to_bits(), "{n} from {first}");
+            }
         }
     }
 

@@ -32,12 +32,8 @@ pub(super) fn initial_values(
     parameter: &LogicalParameter,
     seed: u64,
 ) -> impl Fn(u64, &mut [f32]) + Sync + use<> {
-    let (value, columns) = (parameter.initial_value(seed), parameter.columns);
-    move |first: u64, target: &mut [f32]| {
-        for (target, element) in target.iter_mut().zip(first..) {
-            *target = value(element / columns, element % columns) as f32;
-        }
-    }
+    let parameter = parameter.clone();
+    move |first: u64, target: &mut [f32]| parameter.fill_initial(seed, first, target)
 }
 
 /// Number of elements after which values repeat: a prime, so that the rows of a matrix begin at different values.
