@@ -99,7 +99,7 @@ impl LogicalParameter {
         for (target, normal) in target.iter_mut().zip(stream.normals_from(first)) {
             *target = (std * normal) as f32;
         }
-        for row in zero_row {
+        if let Some(row) = zero_row {
             let [begin, end] = [row, row + 1]
                 .map(|row| (row * self.columns).saturating_sub(first).min(target.len() as u64));
             target[begin as usize..end as usize].fill(0.0);
