@@ -86,23 +86,27 @@ impl LogicalParameter {
         self.rows * self.columns
     }
 
-    /// Fills a run of elements from `first` on with their initial values, in a run with this seed.
-    pub fn fill_initial(&self, seed: u64, first: u64, target: &mut [f32]) {
-        let Initialisation::Normal { std, zero_row } = self.initialisation else {
-            let value = self.initial_value(seed);
-            for (target, element) in target.iter_mut().zip(first..) {
-                *target = value(element / self.columns, element % self.columns) as f32;
-            }
-            return;
-        };
+    /// A function that fills a run of elements, from the given one on, with their initial values in a run with this seed.
+    pub fn initial_fill(&self, seed: u64) -> impl Fn(u64, &mut [f32]) + Sync + use<> {
+        let value = self.initial_value(seed);
         let stream = CounterRng::new(seed, &random_stream_name(self.id));
-        for (target, normal) in target.iter_mut().zip(stream.normals_from(first)) {
-            *target = (std * normal) as f32;
-        }
-        if let Some(row) = zero_row {
-            let [begin, end] = [row, row + 1]
-                .map(|row| (row * self.columns).saturating_sub(first).min(target.len() as u64));
-            target[begin as usize..end as usize].fill(0.0);
+        let (initialisation, columns) = (self.initialisation, self.columns);
+        move |first, target| match initialisation {
+            Initialisation::Normal { std, zero_row } => {
+                for (target, normal) in target.iter_mut().zip(stream.normals_from(first)) {
+                    *target = (std * normal) as f32;
+                }
+                if let Some(row) = zero_row {
+                    let [begin, end] = [row, row + 1]
+                        .map(|row| (row * columns).saturating_sub(first).min(target.len() as u64));
+                    target[begin as usize..end as usize].fill(0.0);
+                }
+            }
+            _ => {
+                for (target, element) in target.iter_mut().zip(first..) {
+                    *target = value(element / columns, element % columns) as f32;
+                }
+            }
         }
     }
 
@@ -268,10 +272,10 @@ mod tests {
         let table = Initialisation::Normal { std: 0.02, zero_row: Some(2) };
         for initialisation in [table, normal(0.5), Initialisation::Identity, Initialisation::Ones] {
             let parameter = matrix(id, 5, 7, initialisation);
-            let value = parameter.initial_value(3);
+            let (value, fill) = (parameter.initial_value(3), parameter.initial_fill(3));
             for (first, count) in [(0, 35), (3, 20), (13, 2), (14, 7), (20, 15), (21, 0), (34, 1)] {
                 let mut filled = vec![f32::NAN; count];
-                parameter.fill_initial(3, first, &mut filled);
+                fill(first, &mut filled);
                 for (actual, element) in filled.iter().zip(first..) {
                     let expected = value(element / 7, element % 7) as f32;
                     assert_eq!(actual.to_bits(), expected.to_bits(), "{element} from {first}");

@@ -36,9 +36,14 @@ impl CounterRng {
     /// The n-th standard normal deviate.
     pub fn normal(&self, n: u64) -> f64 {
         let first = n & !1;
-        let radius = (-2.0 * (1.0 - self.uniform(first)).ln()).sqrt();
-        let angle = TAU * self.uniform(first + 1);
+        let (radius, angle) = self.polar(first);
         radius * if n == first { angle.cos() } else { angle.sin() }
+    }
+
+    /// Radius and angle of the pair of normal deviates that begins with the even number `first`.
+    fn polar(&self, first: u64) -> (f64, f64) {
+        let radius = (-2.0 * (1.0 - self.uniform(first)).ln()).sqrt();
+        (radius, TAU * self.uniform(first + 1))
     }
 
     /// The standard normal deviates from the n-th on, with the bits of [`normal`](CounterRng::normal). Both of a pair are
@@ -52,8 +57,8 @@ impl CounterRng {
             if n % 2 == 1 {
                 return self.normal(n);
             }
-            let radius = (-2.0 * (1.0 - self.uniform(n)).ln()).sqrt();
-            let (sine, cosine) = (TAU * self.uniform(n + 1)).sin_cos();
+            let (radius, angle) = self.polar(n);
+            let (sine, cosine) = angle.sin_cos();
             second = Some(radius * sine);
             radius * cosine
         })

@@ -65,7 +65,7 @@ fn on_cpu(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
     let command = command_line(settings);
     let keep = |benchmarks: &[PlannedBenchmark], finished: &str| {
         let source = format!("{command}, {finished}");
-        keep_partial(settings, fit_processors(threads, &source, &benchmarks[..count]));
+        keep_partial(settings, || fit_processors(threads, &source, &benchmarks[..count]));
     };
     measure(settings, &mut benchmarks, |benchmark| benchmark.cpu_session(threads), keep)?;
     let compared = benchmarks.split_off(count);
@@ -105,14 +105,10 @@ fn on_gpus(settings: &CalibrateSettings) -> CommandResult<()> {
             check_output(settings, &key)?;
         }
         let keep = |benchmarks: &[PlannedBenchmark], finished: &str| {
-            if settings.is_rank_0() {
-                let source = format!("{}, {finished}", command_line(settings));
-                let measured = &benchmarks[..count];
-                keep_partial(
-                    settings,
-                    fit_gpus(settings, gpu_model.clone(), &base, measured, &source),
-                );
-            }
+            let source = format!("{}, {finished}", command_line(settings));
+            keep_partial(settings, || {
+                fit_gpus(settings, gpu_model.clone(), &base, &benchmarks[..count], &source)
+            });
         };
         measure(settings, &mut benchmarks, |benchmark| processes.open(benchmark), keep)?;
         if !settings.is_rank_0() {
@@ -293,10 +289,11 @@ fn command_line(settings: &CalibrateSettings) -> String {
     format!("{}`", words.join(" "))
 }
 
-/// Writes the profile of the rounds so far beside the file of --output, so that a calibration that is interrupted is not
-/// lost. A profile that cannot be fitted or written yet is no error.
-fn keep_partial(settings: &CalibrateSettings, profile: CommandResult<Profile>) {
-    let (Some(file), Ok(profile)) = (partial_file(settings), profile) else { return };
+/// Fits the profile of the rounds so far and writes it beside the file of --output, so that a calibration that is
+/// interrupted is not lost. A profile that cannot be fitted or written yet is no error.
+fn keep_partial(settings: &CalibrateSettings, fit: impl FnOnce() -> CommandResult<Profile>) {
+    let Some(file) = partial_file(settings).filter(|_| settings.is_rank_0()) else { return };
+    let Ok(profile) = fit() else { return };
     if let Ok(text) = cache::text(&profile) {
         let _ = output::write_text(file.as_os_str(), &text);
     }

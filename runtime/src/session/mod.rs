@@ -50,7 +50,7 @@ pub use targets::IGNORED_TARGET;
 pub use tensors::{ModelTensors, TensorKind};
 pub use token_rows::TokenRows;
 
-use tensors::{gather_tensors, initial_values, local_tensors, repeated_values, set_tensors};
+use tensors::{gather_tensors, local_tensors, repeated_values, set_tensors};
 
 /// A program with the memory of the devices that this process runs: all of them, or one.
 pub struct Session {
@@ -246,7 +246,7 @@ impl Session {
     /// # Errors
     /// When a device is lost.
     pub fn initialise(&mut self, model: &Model, seed: u64) -> Result<(), RunError> {
-        self.initialise_with(model, |parameter| initial_values(parameter, seed))
+        self.initialise_with(model, |parameter| parameter.initial_fill(seed))
     }
 
     /// Sets weights for a measurement: the initial values of each parameter repeat after some of its elements. Drawing all

@@ -26,27 +26,17 @@ const CHUNK_ELEMENTS: usize = 1 << 14;
 /// Whole tensors of the parameters of a model, row-major.
 pub type ModelTensors = BTreeMap<ParameterId, Vec<f32>>;
 
-/// The function that fills a run of a parameter's elements with initial values, given the index of the
-/// first element.
-pub(super) fn initial_values(
-    parameter: &LogicalParameter,
-    seed: u64,
-) -> impl Fn(u64, &mut [f32]) + Sync + use<> {
-    let parameter = parameter.clone();
-    move |first: u64, target: &mut [f32]| parameter.fill_initial(seed, first, target)
-}
-
 /// Number of elements after which values repeat: a prime, so that the rows of a matrix begin at different values.
 const REPEATED_VALUES: u64 = (1 << 16) + 1;
 
-/// As [`initial_values`], but only the first elements are drawn and the others repeat them, which takes a hundredth of
+/// As [`LogicalParameter::initial_fill`], but only the first elements are drawn and the others repeat them, which takes a hundredth of
 /// the time.
 pub(super) fn repeated_values(
     parameter: &LogicalParameter,
     seed: u64,
 ) -> impl Fn(u64, &mut [f32]) + Sync + use<> {
     let mut drawn = vec![0.0; parameter.elements().clamp(1, REPEATED_VALUES) as usize];
-    initial_values(parameter, seed)(0, &mut drawn);
+    parameter.initial_fill(seed)(0, &mut drawn);
     move |first: u64, target: &mut [f32]| {
         let begin = (first % drawn.len() as u64) as usize;
         let values = drawn[begin..].iter().chain(drawn.iter().cycle());

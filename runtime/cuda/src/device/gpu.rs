@@ -59,12 +59,13 @@ impl OpenGpu {
         let name = context.name().map_err(driver_error("its name"))?;
         let (major, minor) =
             context.compute_capability().map_err(driver_error("its compute capability"))?;
-        let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        let shared = context.attribute(shared).map_err(driver_error("its shared memory"))?;
-        let multiprocessors = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let multiprocessors = context
-            .attribute(multiprocessors)
-            .map_err(driver_error("its number of multiprocessors"))?;
+        use CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED_BYTES_MAX,
+            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
+        };
+        let attribute = |attribute, what| context.attribute(attribute).map_err(driver_error(what));
+        let shared = attribute(SHARED_BYTES_MAX, "its shared memory")?;
+        let multiprocessors = attribute(MULTIPROCESSORS, "its number of multiprocessors")?;
         Ok(OpenGpu {
             ordinal,
             context,
