@@ -2,8 +2,8 @@
 //! that ZeRO-2 and ZeRO-3 add to the passes.
 
 use narrows_plan::emit::{
-    InstrTemplate, count_square, reduce_over_tensor, round_gradient, update_parameter,
-    widen_gradient,
+    InstrTemplate, count_square, is_gradient_overwritten, reduce_over_tensor, round_gradient,
+    update_parameter, widen_gradient,
 };
 use narrows_plan::graph::OpId;
 use narrows_plan::strategy::{OpParameters, SegmentChoice, SegmentSpace, Strategy};
@@ -207,10 +207,12 @@ fn op_step(
     };
     let square = count_square(kind, &parameters, tied, context);
     let casts = [round_gradient(&parameters, context), widen_gradient(&parameters, context)];
+    let op = &space.segment.op(id).op;
+    let is_overwritten = is_gradient_overwritten(op, &parameters, context);
     let own = OwnStep {
         reduction: sum([reduce_over_tensor(&parameters, context), square]),
         casts: sum(casts),
-        update: price(&update_parameter(&parameters, context).kernel()),
+        update: price(&update_parameter(&parameters, is_overwritten, context).kernel()),
     };
     OpStep {
         own,

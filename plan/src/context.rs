@@ -102,6 +102,9 @@ pub struct Context {
     pub mesh: Mesh,
     /// The work of a step.
     pub workload: Workload,
+    /// Whether a step has several microbatches, whose weight gradients are summed. With one, GEMMs overwrite the weight
+    /// gradients of the last step. The passes of a microbatch depend on nothing else of their number.
+    pub accumulates_gradients: bool,
     /// Number formats.
     pub precision: Precision,
     /// Format in which gradients are reduced over the replicas.
@@ -133,6 +136,7 @@ impl Context {
         Context {
             mesh,
             workload,
+            accumulates_gradients: workload.microbatches(&mesh) > 1,
             precision,
             grad_reduce_dtype: GradReduceDtype::Fp32,
             zero,
@@ -172,8 +176,7 @@ impl Context {
     /// Whether reduced parts of sharded gradients are added to the parts of earlier microbatches. With one microbatch a
     /// step the parts are the sums already. Rounded parts are added nevertheless, to zeros, which widens them.
     pub fn accumulates_parts(&self) -> bool {
-        let has_several = self.workload.microbatches(&self.mesh) > 1;
-        self.shards_gradients() && (has_several || self.rounds_gradients())
+        self.shards_gradients() && (self.accumulates_gradients || self.rounds_gradients())
     }
 
     /// The replicas that share one copy of the states that ZeRO shards.

@@ -74,9 +74,14 @@ fn weight_gradient(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<V
     ensure(gemm.accumulate == (operands.reads.len() == 3), || accumulate_mismatch(gemm))?;
     let of_microbatch = operands.checker.stage.buffer(operands.instr.writes[0].buffer).role
         == BufferRole::MicrobatchGradient;
-    ensure(gemm.accumulate || of_microbatch, || {
+    let context = operands.checker.context;
+    let is_only_microbatch = context.workload.microbatches(&context.mesh) == 1;
+    ensure(gemm.accumulate || of_microbatch || is_only_microbatch, || {
         "overwrites the weight gradient of earlier microbatches instead of accumulating".into()
     })?;
+    if !gemm.accumulate {
+        operands.checker.overwritten_gradients.insert(operands.instr.writes[0].buffer);
+    }
     ensure(x.columns.size.is_multiple_of(gemm.batch), || {
         "has a batch that does not divide the columns of its input".into()
     })?;

@@ -91,7 +91,7 @@ impl StageChecker<'_> {
     }
 
     /// The contents of a microbatch's gradient after its reduction: in place, or with one microbatch as the sum.
-    fn reduced(&self, read: BufferId, written: BufferId) -> CheckResult<BufferContents> {
+    fn reduced(&mut self, read: BufferId, written: BufferId) -> CheckResult<BufferContents> {
         let (buffer, to) = (self.stage.buffer(read), self.stage.buffer(written));
         let is_sum = to.role == BufferRole::WeightGradient && to.shard == buffer.shard;
         let fits = read == written || (is_sum && !self.context.accumulates_parts());
@@ -109,6 +109,7 @@ impl StageChecker<'_> {
         })?;
         if let (true, Some(sum)) = (is_sum, self.contents[written.0 as usize].state()) {
             ensure(sum.value == AbstractValue::Zero, || format!("reduces `{}` twice", to.name))?;
+            self.overwritten_gradients.insert(written);
         }
         let state = match self.contents[read.0 as usize] {
             BufferContents::Tensor(state) => state,

@@ -53,6 +53,8 @@ pub(super) struct StageChecker<'a> {
     pub weights: HashMap<ForwardValueId, BufferId>,
     /// Gradients of the microbatch that were zeroed, their padding too.
     pub zeroed_gradients: HashSet<BufferId>,
+    /// Gradients that a pass wrote without adding to their contents.
+    pub overwritten_gradients: HashSet<BufferId>,
     /// Sections of the values.
     pub known_sections: HashMap<ForwardValueId, Vec<u64>>,
     /// Tensors sent by the previous stage of the pass.
@@ -100,6 +102,7 @@ impl<'a> StageChecker<'a> {
             contents: vec![BufferContents::Unwritten; stage.buffers.len()],
             weights: HashMap::new(),
             zeroed_gradients: HashSet::new(),
+            overwritten_gradients: HashSet::new(),
             known_sections: HashMap::new(),
             incoming: VecDeque::new(),
             outgoing: VecDeque::new(),

@@ -118,17 +118,14 @@ impl Plan {
             defects.push(Defect::new("grad_reduce_dtype", problem).hint(hint));
         }
         let context = Context {
-            mesh: self.mesh,
-            workload: self.workload,
-            precision: self.precision,
             grad_reduce_dtype: self.grad_reduce_dtype,
-            zero: self.zero,
             shard_size: self.shard_size(),
             schedule: self.schedule,
             chunks: self.chunks(),
             overlap_grad_reduce: self.overlap_grad_reduce,
             overlap_param_gather: self.overlap_param_gather,
             overlap_tensor_collectives: self.overlap_tensor_collectives,
+            ..Context::new(self.mesh, self.workload, self.precision, self.zero)
         };
         defects.into_result(context)
     }

@@ -161,8 +161,21 @@ fn is_tied_head(parameters: &OpParameters, tied: bool) -> bool {
     tied && parameters.members.iter().any(|member| member.weight == WeightId::Head)
 }
 
-/// AdamW on a parameter.
-pub fn update_parameter(parameters: &OpParameters, context: &Context) -> InstrTemplate {
+/// Whether the passes of a step overwrite the gradient of the last step: with one microbatch, what the GEMM of a linear
+/// computes or a reduce-scatter writes is the sum. Other ops add to their gradients, which must be zero.
+pub fn is_gradient_overwritten(op: &Op, parameters: &OpParameters, context: &Context) -> bool {
+    match parameters.has_sharded_gradient(context) {
+        true => !context.accumulates_parts(),
+        false => matches!(op, Op::Linear(_)) && !context.accumulates_gradients,
+    }
+}
+
+/// AdamW on a parameter. It zeroes the gradient unless the next step overwrites it.
+pub fn update_parameter(
+    parameters: &OpParameters,
+    is_gradient_overwritten: bool,
+    context: &Context,
+) -> InstrTemplate {
     let (weight, gradient) = (weight(parameters, context), gradient(parameters, context));
     let weight_part = updated_part(weight, parameters, context);
     let states = optimizer_states(parameters, context);
@@ -172,7 +185,8 @@ pub fn update_parameter(parameters: &OpParameters, context: &Context) -> InstrTe
         reads.push(weight_part);
     }
     // The whole gradient is zeroed: the parts that other replicas update have summands of this replica.
-    let mut writes = vec![weight_part, gradient];
+    let mut writes = vec![weight_part];
+    writes.extend((!is_gradient_overwritten).then_some(gradient));
     writes.extend(states);
     InstrTemplate { action: Action::Fused(FusedOp::AdamW), reads, writes }
 }

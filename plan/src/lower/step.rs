@@ -2,8 +2,9 @@
 
 use crate::emit::{
     CoalescedCollective, InstrTemplate, OperandSlot, TemplateOperand, clear_square_sum,
-    count_square, is_gathered_in_forward, is_reduced_in_backward, reduce_over_tensor,
-    reduce_square_sum, reduce_tied_gradient, round_gradient, update_parameter, widen_gradient,
+    count_square, is_gathered_in_forward, is_gradient_overwritten, is_reduced_in_backward,
+    reduce_over_tensor, reduce_square_sum, reduce_tied_gradient, round_gradient, update_parameter,
+    widen_gradient,
 };
 use crate::graph::{OpId, SegmentKind};
 use crate::program::{
@@ -40,7 +41,10 @@ impl StageLowering<'_> {
         for site in sites {
             let owned = self.owned_parameters(site);
             for (op, parameters) in &owned {
-                self.push_parameter(site, *op, Some(update_parameter(parameters, &context)));
+                let node = &site.plan.segment.op(*op).op;
+                let is_overwritten = is_gradient_overwritten(node, parameters, &context);
+                let update = update_parameter(parameters, is_overwritten, &context);
+                self.push_parameter(site, *op, Some(update));
             }
             let [_, exposed] = self.gathered_in_forward_or_step(site, &owned);
             self.push_coalesced(site, &exposed, CoalescedCollective::AllGather);

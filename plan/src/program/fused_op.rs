@@ -152,7 +152,7 @@ pub enum FusedOp {
     /// axis counts a gradient that is replicated over the axis.
     SquareSum,
     /// gradient, moments, master → weight, gradient, moments, master. Zeroes the whole gradient, including
-    /// the parts that other replicas update.
+    /// the parts that other replicas update. The gradient is no result where the next step overwrites it.
     AdamW,
 }
 

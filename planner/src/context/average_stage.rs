@@ -44,7 +44,10 @@ pub(super) fn min_step_phase(
         _ => 1.0,
     };
     let reductions = CoalescedCollective::REDUCTIONS.into_iter().filter_map(collective).sum();
-    let update = prices.kernel_time(&update_parameter(&parameters, context).kernel()).0;
+    // Of the gradients that no GEMM overwrites, this leaves out that they are zeroed.
+    let is_overwritten = !context.accumulates_gradients;
+    let update = update_parameter(&parameters, is_overwritten, context);
+    let update = prices.kernel_time(&update.kernel()).0;
     let gather_cost = match prices.overlap_slowdown() {
         Some(slowdown) if context.gathers_in_forward() => slowdown.hidden_cost(),
         _ => 1.0,

@@ -235,9 +235,9 @@ impl<'a> SegmentSolver<'a> {
         }
     }
 
-    /// The key of the times of one microbatch without the collectives of ZeRO. These times do not depend on the number of
-    /// microbatches, on overlapped gradient reductions, on the schedule, or on the numbers of replicas and stages. Of
-    /// ZeRO, only whether gradients are sharded matters; if so, also the format of their reduction.
+    /// The key of the times of one microbatch without the collectives of ZeRO. Of the number of microbatches, these times
+    /// depend on [`Context::accumulates_gradients`] alone. They do not depend on overlapped gradient reductions, on the
+    /// schedule, or on the numbers of replicas and stages. Of ZeRO, only whether gradients are sharded matters; if so, also the format of their reduction.
     pub(super) fn pass_key(&self, context: &Context) -> PassKey {
         let mut shared = *context;
         // Sharded gradients are reduced in every microbatch, so that a GEMM does not accumulate into them.

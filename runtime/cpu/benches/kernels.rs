@@ -267,11 +267,11 @@ fn loss<const N: usize>(bencher: Bencher<'_, '_>) {
     });
 }
 
-/// Weight, gradient and two moments are read and written.
+/// Weight and two moments are read and written, the gradient is read.
 #[divan::bench(consts = THREADS)]
 fn adamw<const N: usize>(bencher: Bencher<'_, '_>) {
     let count = D * VOCABULARY;
-    let [mut weights, mut gradient] = [elements(count), elements(count)];
+    let [mut weights, gradient] = [elements(count), elements(count)];
     let [mut first_moment, mut second_moment] = [vec![0.0; count], vec![0.0; count]];
     let hyperparameters = AdamWStep {
         gradient_factor: 1.0,
@@ -282,12 +282,12 @@ fn adamw<const N: usize>(bencher: Bencher<'_, '_>) {
         weight_decay: 0.1,
         step: 10,
     };
-    run(bencher.counter(BytesCount::new(8 * 4 * count)), N, |parallel| {
+    run(bencher.counter(BytesCount::new(7 * 4 * count)), N, |parallel| {
         let parameter = ParameterState {
             weights: &mut weights,
             first_moment: &mut first_moment,
             second_moment: &mut second_moment,
         };
-        kernels::adamw_update(parameter, &mut gradient, 0..count, hyperparameters, parallel);
+        kernels::adamw_update(parameter, &gradient, hyperparameters, parallel);
     });
 }

@@ -192,7 +192,8 @@ pub fn interleaved(context: Context, chunks: u64) -> Context {
     let schedule = PipelineSchedule::Interleaved;
     let global_batch = context.workload.global_batch * context.mesh.pipeline;
     let workload = Workload { global_batch, ..context.workload };
-    Context { schedule, chunks, workload, ..context }
+    let accumulates_gradients = workload.microbatches(&context.mesh) > 1;
+    Context { schedule, chunks, workload, accumulates_gradients, ..context }
 }
 
 /// A random ZeRO stage, and the replicas of a shard group.

@@ -63,6 +63,8 @@ struct GradientState {
     is_stored_in_parts: bool,
     /// The bf16 copy, while it is reduced over the data axis.
     rounded: Option<BufferId>,
+    /// Whether the passes of the next step overwrite it.
+    is_overwritten: bool,
     zeroed: bool,
 }
 
@@ -162,6 +164,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
                         layouts,
                         is_stored_in_parts,
                         rounded: None,
+                        is_overwritten: step.checker.overwritten_gradients.contains(&id),
                         zeroed: false,
                     };
                     step.gradients.insert(id, gradient);

@@ -4,35 +4,39 @@ use crate::program::{BufferId, Instr};
 use crate::{Layout, Precision};
 
 use super::super::error::{CheckResult, ensure, fault};
-use super::{StepChecker, WeightState};
+use super::{GradientState, StepChecker, WeightState};
 
 impl StepChecker<'_, '_> {
     pub(super) fn update(&mut self, instr: &Instr) -> CheckResult {
         let mixed = self.checker.context.precision == Precision::MixedBf16;
         let (reads, writes) = (&instr.reads, &instr.writes);
         let states = if mixed { 3 } else { 2 };
-        ensure(reads.len() == 4 && writes.len() == 2 + states, || {
+        let zeroes = writes.len() == 2 + states;
+        ensure(reads.len() == 4 && (zeroes || writes.len() == 1 + states), || {
             "needs a gradient, its states and the master or weight".into()
         })?;
         let (gradient, weight) = (reads[0], writes[0]);
+        let (zeroed, written_states) = writes[1..].split_at(usize::from(zeroes));
         let shard = self.shard(gradient.buffer)?;
         let elements = self.updated_elements(shard);
-        for access in reads.iter().chain([&writes[0]]).chain(&writes[2..]) {
+        for access in reads.iter().chain([&weight]).chain(written_states) {
             self.check_elements(access, elements)?;
             ensure(self.shard(access.buffer)? == shard, || {
                 format!("mixes {} with the state of another parameter", self.name(access.buffer))
             })?;
         }
         let whole = self.checker.stage.buffer(gradient.buffer).extent;
-        self.check_elements(&writes[1], whole.rows * whole.columns)?;
-        let in_place = writes[1].buffer == gradient.buffer
-            && writes[2..].iter().zip(&reads[1..]).all(|(write, read)| write == read)
+        for access in zeroed {
+            self.check_elements(access, whole.rows * whole.columns)?;
+        }
+        let in_place = zeroed.iter().all(|access| access.buffer == gradient.buffer)
+            && written_states.iter().zip(&reads[1..]).all(|(write, read)| write == read)
             && (mixed || reads[3] == weight);
         ensure(in_place, || "does not update its operands in place".into())?;
         self.check_gradient_norm()?;
         let reduced = self.reduced_gradient(gradient.buffer)?;
         let (gradient_of, shards) = (reduced.weight, reduced.layouts.shards);
-        for access in &writes[2..] {
+        for access in written_states {
             match self.optimizer_states.get_mut(&access.buffer) {
                 Some(used) if !*used => *used = true,
                 _ => {
@@ -53,7 +57,7 @@ impl StepChecker<'_, '_> {
             _ => return fault(format!("updates {name} from the gradient of another parameter")),
         }
         if let Some(gradient) = self.gradients.get_mut(&gradient.buffer) {
-            gradient.zeroed = true;
+            gradient.zeroed = zeroes;
         }
         Ok(())
     }
@@ -90,10 +94,10 @@ impl StepChecker<'_, '_> {
             };
             Some((*id, problem))
         }));
-        let unzeroed = self.gradients.iter().filter(|(_, gradient)| !gradient.zeroed);
-        problems.extend(
-            unzeroed.map(|(id, _)| (*id, "is not zeroed, so the next step would add to it")),
-        );
+        let is_kept = |gradient: &GradientState| !gradient.zeroed && !gradient.is_overwritten;
+        let kept = self.gradients.iter().filter(|(_, gradient)| is_kept(gradient));
+        let problem = "is not zeroed, so the next step would add to it";
+        problems.extend(kept.map(|(id, _)| (*id, problem)));
         let unused = self.optimizer_states.iter().filter(|(_, used)| !**used);
         problems.extend(unused.map(|(id, _)| (*id, "is an optimizer state that no update uses")));
         problems.sort();

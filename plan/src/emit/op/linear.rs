@@ -1,5 +1,6 @@
-//! GEMMs of a linear: Y = X·W forward, dX = dY·Wᵀ and dW += Xᵀ·dY backward. Where replicas accumulate only their parts
-//! of gradients, a microbatch has gradients of its own, in the format of their reduction: dW = Xᵀ·dY.
+//! GEMMs of a linear: Y = X·W forward, dX = dY·Wᵀ and dW += Xᵀ·dY backward, or dW = Xᵀ·dY where a step has one microbatch.
+//! Where replicas accumulate only their parts of gradients, a microbatch has gradients of its own, in the format of their
+//! reduction: dW = Xᵀ·dY.
 
 use crate::DType;
 use crate::graph::{LinearForm, LinearOp};
@@ -95,7 +96,7 @@ pub(super) fn backward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTempl
         n: shape.d_out,
         k: shape.rows,
         batch: shape.batch,
-        accumulate: !emitter.has_microbatch_gradients(),
+        accumulate: emitter.context.accumulates_gradients && !emitter.has_microbatch_gradients(),
     };
     let mut reads = vec![emitter.activation(OperandSlot::Input(0)), gradient];
     reads.extend(gemm.accumulate.then_some(weight_gradient));

@@ -6,7 +6,7 @@ use narrows_runtime::{DecayedWeights, ScheduledInstruction};
 
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
-use crate::kernels::{self, AdamWStep, ParameterState, adamw_update};
+use crate::kernels::{self, AdamWStep, ParameterState, adamw_update, adamw_update_and_zero};
 
 /// Adds the sum of squares of a gradient to the operand. A gradient that all devices of the tensor
 /// axis have whole is counted by the first of them only.
@@ -26,8 +26,9 @@ pub(crate) fn square_sum(
     Ok(())
 }
 
-/// Operands read: gradient, moments, weight. Operands written: weight, gradient, moments. The gradient
-/// is zeroed whole; with ZeRO, the others are the part of the parameter that this replica updates.
+/// Operands read: gradient, moments, weight. Operands written: weight, gradient, moments, or weight, moments where the next
+/// step overwrites the gradient. The gradient is zeroed whole; with ZeRO, the others are the part of the parameter that this
+/// replica updates.
 pub(crate) fn adamw(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
@@ -41,7 +42,8 @@ pub(crate) fn adamw(
         return Ok(());
     }
     let (reads, writes) = (&scheduled.instr.reads, &scheduled.instr.writes);
-    let (read_gradient, written_gradient) = (reads[0], writes[1]);
+    let read_gradient = reads[0];
+    let zeroed_gradient = (writes[1].buffer == read_gradient.buffer).then_some(writes[1]);
     let decays =
         device.weight_is_matrix[&writes[0].buffer] || optimizer.decayed == DecayedWeights::All;
     let adamw = AdamWStep {
@@ -54,25 +56,31 @@ pub(crate) fn adamw(
         step: u32::try_from(step).unwrap_or(u32::MAX),
     };
     let elements = writes[0].extent.columns as usize;
-    let is_whole_gradient = written_gradient.extent != read_gradient.extent;
+    let is_whole_gradient =
+        zeroed_gradient.is_some_and(|zeroed| zeroed.extent != read_gradient.extent);
     let position = device.program.context.shard_position(device.coordinates.replica) as usize;
     let start = if is_whole_gradient { position * elements } else { 0 };
-    // The kernel reads the gradient through the written operand, which contains the read one.
+    // The kernel reads a gradient that it zeroes through the written operand, which contains the read one.
     let mut operands = device.operands_at(scheduled, |device, access| {
-        if *access == read_gradient && read_gradient != written_gradient {
+        if *access == read_gradient && is_whole_gradient {
             0..0
         } else {
             device.operand_range(scheduled, access)
         }
     })?;
-    let weights = operands.write(0);
-    let gradient = operands.write(1);
+    let first_state = writes.len() - 2;
     let parameter = ParameterState {
-        weights,
-        first_moment: operands.write(2),
-        second_moment: operands.write(3),
+        weights: operands.write(0),
+        first_moment: operands.write(first_state),
+        second_moment: operands.write(first_state + 1),
     };
-    adamw_update(parameter, gradient, start..start + elements, adamw, parallel);
+    match zeroed_gradient {
+        Some(_) => {
+            let updated = start..start + elements;
+            adamw_update_and_zero(parameter, operands.write(1), updated, adamw, parallel);
+        }
+        None => adamw_update(parameter, operands.read(0), adamw, parallel),
+    }
     Ok(())
 }
 

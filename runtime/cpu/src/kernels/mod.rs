@@ -54,7 +54,9 @@ pub use layer_norm::{
 };
 pub use loss::{ReducedStatistics, loss_gradient, loss_maximum, loss_sum};
 pub use matrix::{MatrixView, MatrixViewMut, StridedMatrix, WriteMode};
-pub use optimizer::{AdamWStep, ParameterState, adamw_update, gradient_square_sum};
+pub use optimizer::{
+    AdamWStep, ParameterState, adamw_update, adamw_update_and_zero, gradient_square_sum,
+};
 pub use parallel::Parallel;
 pub use qk_norm::{QkNorm, qk_norm_backward, qk_norm_forward};
 pub use reshard::{PartitionShape, pack_shards, slice_shard, unpack_shards};

@@ -95,18 +95,43 @@ struct AdamWFactors {
     complements: (f32, f32),
 }
 
-/// `AdamW`, as PyTorch computes it: w ← (1 − ηλ)·w − η·m̂/(√v̂ + ε). The elements `updated` of the
-/// gradient belong to the parameter; the whole gradient is zeroed.
+/// `AdamW`, as PyTorch computes it: w ← (1 − ηλ)·w − η·m̂/(√v̂ + ε). The gradient is of the parameter's length.
 pub fn adamw_update(
+    parameter: ParameterState<'_>,
+    gradient: &[f32],
+    step: AdamWStep,
+    parallel: Parallel,
+) {
+    update_elements(parameter, gradient, step, parallel);
+}
+
+/// As [`adamw_update`] with the elements `updated` of a gradient, which is zeroed whole.
+pub fn adamw_update_and_zero(
     parameter: ParameterState<'_>,
     gradient: &mut [f32],
     updated: Range<usize>,
     step: AdamWStep,
     parallel: Parallel,
 ) {
+    let (before, rest) = gradient.split_at_mut(updated.start);
+    let (local, after) = rest.split_at_mut(updated.len());
+    update_elements(parameter, local, step, parallel);
+    fill_zero(before, parallel);
+    fill_zero(after, parallel);
+}
+
+fn update_elements<'a, G>(
+    parameter: ParameterState<'a>,
+    gradient: G,
+    step: AdamWStep,
+    parallel: Parallel,
+) where
+    G: ParallelRows + IntoIterator<Item: GradientElement>,
+{
     let ParameterState { weights, first_moment, second_moment } = parameter;
-    let (start, count) = (updated.start, weights.len());
-    assert!(updated.len() == count && first_moment.len() == count && second_moment.len() == count);
+    let count = weights.len();
+    assert!(gradient.elements() == count);
+    assert!(first_moment.len() == count && second_moment.len() == count);
     let corrections =
         [step.beta1, step.beta2].map(|beta| 1.0 - f64::from(beta).powf(f64::from(step.step)));
     let factors = AdamWFactors {
@@ -118,30 +143,48 @@ pub fn adamw_update(
         betas: (step.beta1, step.beta2),
         complements: (1.0 - step.beta1, 1.0 - step.beta2),
     };
-    let (before, rest) = gradient.split_at_mut(start);
-    let (local, after) = rest.split_at_mut(count);
-    let operands = (weights, local, first_moment, second_moment, SharedOperand(factors));
+    let operands = (weights, gradient, first_moment, second_moment, SharedOperand(factors));
     parallel.for_rows::<AdamWElements, _>(count, operands);
-    fill_zero(before, parallel);
-    fill_zero(after, parallel);
 }
 
-type AdamWOperands<'a> =
-    (&'a mut [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32], SharedOperand<AdamWFactors>);
+/// An element of a gradient that an update reads.
+trait GradientElement {
+    /// The value. An element that can be written becomes zero.
+    fn take(self) -> f32;
+}
+
+impl GradientElement for &f32 {
+    #[inline(always)]
+    fn take(self) -> f32 {
+        *self
+    }
+}
+
+impl GradientElement for &mut f32 {
+    #[inline(always)]
+    fn take(self) -> f32 {
+        std::mem::take(self)
+    }
+}
+
+type AdamWOperands<'a, G> =
+    (&'a mut [f32], G, &'a mut [f32], &'a mut [f32], SharedOperand<AdamWFactors>);
 
 struct AdamWElements;
 
-impl SimdBody<AdamWOperands<'_>> for AdamWElements {
+impl<'a, G> SimdBody<AdamWOperands<'a, G>> for AdamWElements
+where
+    G: IntoIterator<Item: GradientElement>,
+{
     #[inline(always)]
-    fn run<S: Simd>((weights, gradient, m, v, SharedOperand(factors)): AdamWOperands<'_>) {
+    fn run<S: Simd>((weights, gradient, m, v, SharedOperand(factors)): AdamWOperands<'a, G>) {
         let moments = m.iter_mut().zip(v);
         for ((w, g), (m, v)) in weights.iter_mut().zip(gradient).zip(moments) {
-            let gradient = factors.gradient * *g;
+            let gradient = factors.gradient * g.take();
             *m = factors.betas.0 * *m + factors.complements.0 * gradient;
             *v = factors.betas.1 * *v + factors.complements.1 * gradient * gradient;
             let update = factors.step_size * *m / (v.sqrt() * factors.root + factors.epsilon);
             *w = factors.weight * *w - update;
-            *g = 0.0;
         }
     }
 }
@@ -164,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Three steps on elements in the middle of a larger gradient.
+    /// Three steps on elements in the middle of a larger gradient, which is zeroed or not.
     #[test]
     fn adamw_is_the_definition_in_f64() {
         let count = 20_000;
@@ -192,9 +235,13 @@ mod tests {
             }
             let parameter =
                 ParameterState { weights: &mut w, first_moment: &mut m, second_moment: &mut v };
-            let parallel = Parallel::new(step as usize);
-            adamw_update(parameter, &mut gradient, 10..10 + count, hyperparameters, parallel);
-            assert!(gradient.iter().all(|g| *g == 0.0));
+            let (parallel, part) = (Parallel::new(step as usize), 10..10 + count);
+            if step == 2 {
+                adamw_update(parameter, &gradient[part], hyperparameters, parallel);
+            } else {
+                adamw_update_and_zero(parameter, &mut gradient, part, hyperparameters, parallel);
+                assert!(gradient.iter().all(|g| *g == 0.0));
+            }
         }
         assert_close(&w, &w64, 1e-6);
         assert_close(&m, &m64, 1e-6);

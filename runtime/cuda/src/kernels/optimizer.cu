@@ -57,12 +57,12 @@ struct Coefficients {
 };
 
 // Updates the moments and weights of elements `begin` to `begin + count` of the gradient, the part of this
-// device, and zeroes the whole gradient. bf16 weights are a rounded copy of the f32 `master`; f32 weights
+// device, and zeroes the whole gradient if `zeroes`. bf16 weights are a rounded copy of the f32 `master`; f32 weights
 // have no master. If the sum of squares is not finite, nothing changes.
 template <class T, int V>
 DEVICE void adamw_update(T* weights, float* gradient, float* first, float* second, float* master,
                          const float* squares, const float* coefficients, u64 begin, u64 count,
-                         u64 whole, u32 decays) {
+                         u64 whole, u32 decays, u32 zeroes) {
     const float total = *squares;
     if (!(total < __uint_as_float(0x7f800000u))) return;
     const Coefficients c = *reinterpret_cast<const Coefficients*>(coefficients);
@@ -88,12 +88,13 @@ DEVICE void adamw_update(T* weights, float* gradient, float* first, float* secon
             w[i] = decay * w[i] - c.step_size * m[i] / (sqrtf(v[i]) * c.second_moment_correction + c.epsilon);
             g[i] = 0.0f;
         }
-        store(gradient + begin + at, g);
+        if (zeroes) store(gradient + begin + at, g);
         store(first + at, m);
         store(second + at, v);
         store(weights + at, w);
         if constexpr (sizeof(T) == 2) store(master + at, w);
     });
+    if (!zeroes) return;
     each_element<1>(begin, [&](auto, u64 at) { gradient[at] = 0.0f; });
     float* const after = gradient + begin + count;
     each_element<1>(whole - begin - count, [&](auto, u64 at) { after[at] = 0.0f; });
@@ -102,9 +103,9 @@ DEVICE void adamw_update(T* weights, float* gradient, float* first, float* secon
 #define ADAMW(T, V, ending)                                                                      \
     KERNEL(256, 4, adamw_##ending, T* weights, float* gradient, float* first, float* second,     \
            float* master, const float* squares, const float* coefficients, u64 begin, u64 count, \
-           u64 whole, u32 decays) {                                                              \
+           u64 whole, u32 decays, u32 zeroes) {                                                  \
         adamw_update<T, V>(weights, gradient, first, second, master, squares, coefficients,      \
-                           begin, count, whole, decays);                                         \
+                           begin, count, whole, decays, zeroes);                                 \
     }
 ADAMW(bf16, 4, bf16_v4)
 ADAMW(bf16, 1, bf16_v1)

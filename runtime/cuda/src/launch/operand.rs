@@ -135,6 +135,11 @@ impl MatrixOperand {
         self.pointer(MemoryAccess::Update)
     }
 
+    /// A pointer that is updated with `writes`, and read without.
+    pub fn read_or_update(&self, writes: bool) -> Argument {
+        if writes { self.update() } else { self.read() }
+    }
+
     /// A pointer that is updated with `accumulate`, and written without.
     pub fn write_or_update(&self, accumulate: bool) -> Argument {
         if accumulate { self.update() } else { self.write() }

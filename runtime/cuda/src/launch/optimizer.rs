@@ -1,6 +1,6 @@
 //! The optimizer: the sum of squared gradients, and AdamW.
 
-use narrows_plan::program::BufferRole;
+use narrows_plan::program::{Access, BufferRole};
 use narrows_plan::{DType, WeightSplit};
 
 use super::grid::VectorFormat;
@@ -72,11 +72,16 @@ pub(super) fn square_sum(site: &InstrSite) -> LaunchResult<Launches> {
     Ok(Launches { launches: vec![squares, sum], scratch_bytes: 4 * count })
 }
 
-/// Outputs: the weight, the whole gradient, both moments and, for bf16 weights, the master copy.
+/// Outputs: the weight, the whole gradient unless the next step overwrites it, both moments and, for bf16 weights, the master
+/// copy.
 pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
-    let [weight, gradient, first, second] =
-        [0, 1, 2, 3].map(|port| site.output(port).map(MatrixOperand::flat));
-    let (weight, gradient, first, second) = (weight?, gradient?, first?, second?);
+    let buffer = |accesses: &[Access], port: usize| accesses.get(port).map(|access| access.buffer);
+    let instr = &site.scheduled.instr;
+    let zeroes = buffer(&instr.writes, 1) == buffer(&instr.reads, 0);
+    let state =
+        |index: usize| site.output(1 + usize::from(zeroes) + index).map(MatrixOperand::flat);
+    let (weight, first, second) = (site.output(0)?.flat(), state(0)?, state(1)?);
+    let gradient = if zeroes { site.output(1)? } else { site.input(0)? }.flat();
     let count = weight.elements();
     expect_dtype(DType::F32, &[&gradient, &first, &second])?;
     expect_elements(count, &[&first, &second])?;
@@ -93,7 +98,7 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
     let mut operands = vec![weight, local_gradient, first, second];
     let master = match weight.dtype {
         DType::Bf16 => {
-            let master = site.output(4)?.flat();
+            let master = state(2)?;
             expect_dtype(DType::F32, &[&master])?;
             expect_elements(count, &[&master])?;
             operands.push(master);
@@ -115,7 +120,7 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
     );
     let arguments = vec![
         weight_argument,
-        gradient.update(),
+        gradient.read_or_update(zeroes),
         first.update(),
         second.update(),
         master,
@@ -125,6 +130,7 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
         Argument::U64(count),
         Argument::U64(whole),
         flag(is_matrix),
+        flag(zeroes),
     ];
     let launch = Launch::new(KernelFamily::Optimizer, format.kernel_name("adamw"), arguments);
     Ok(launch.over_elements(whole, format.vector)?.into())
@@ -136,7 +142,7 @@ fn square_sum_operand(site: &InstrSite) -> LaunchResult<MatrixOperand> {
     let buffer = stage
         .buffer_with_role(BufferRole::SquareSum)
         .ok_or("the stage has no sum of squared gradients")?;
-    let access = narrows_plan::program::Access { buffer, extent: stage.buffer(buffer).extent };
+    let access = Access { buffer, extent: stage.buffer(buffer).extent };
     let begin = operand_range(stage, &access, site.scheduled.slot).start;
     Ok(MatrixOperand::contiguous(MemorySpace::Arena, begin, (1, 1), DType::F32))
 }

@@ -1,7 +1,7 @@
 //! The optimizer.
 
 use narrows_cpu::kernels::{
-    AdamWStep, Parallel, ParameterState, adamw_update, gradient_square_sum,
+    AdamWStep, Parallel, ParameterState, adamw_update, adamw_update_and_zero, gradient_square_sum,
 };
 use narrows_cuda::optimizer_coefficients;
 use narrows_plan::program::{Access, BufferRole, Extent, FusedOp, ParameterShard, Phase};
@@ -54,7 +54,7 @@ fn update(
     dtype: DType,
     (count, replica, replicas): (u64, u64, u64),
     squares: f32,
-    decays: bool,
+    (decays, zeroes): (bool, bool),
     options: &OptimizerUpdate,
 ) -> Option<Updated> {
     let mut case = KernelCase::new(FusedOp::AdamW, 1, (1, 1));
@@ -96,7 +96,8 @@ fn update(
     let mut reads = vec![access(gradient, DType::F32)];
     reads.extend(&states);
     reads.extend((dtype == DType::F32).then(|| access(weight, dtype)));
-    let mut writes = vec![access(weight, dtype), case.whole_buffer(gradient)];
+    let mut writes = vec![access(weight, dtype)];
+    writes.extend(zeroes.then(|| case.whole_buffer(gradient)));
     writes.extend(&states);
     case.accesses(reads, writes);
     let outcome = case.run()?;
@@ -122,15 +123,17 @@ fn updates_match_the_cpu() {
     let all = Optimizer { decayed: DecayedWeights::All, ..options };
     for (parts, dtype) in PARTS.into_iter().flat_map(|p| [(p, DType::Bf16), (p, DType::F32)]) {
         let (count, replica, replicas) = parts;
-        for (squares, is_matrix, options, gradient_scale) in [
-            (0.01, true, options, 1.0),
-            (4.0, false, options, 1.0),
-            (9.0, true, options, 1.0),
-            (0.01, false, all, 1.5),
-            (0.16, true, all, 1.5),
+        for (squares, (is_matrix, zeroes), options, gradient_scale) in [
+            (0.01, (true, true), options, 1.0),
+            (4.0, (false, false), options, 1.0),
+            (9.0, (true, true), options, 1.0),
+            (0.01, (false, true), all, 1.5),
+            (0.16, (true, false), all, 1.5),
         ] {
             let step = update_of(&options, gradient_scale);
-            let Some(updated) = update(dtype, parts, squares, is_matrix, &step) else { return };
+            let Some(updated) = update(dtype, parts, squares, (is_matrix, zeroes), &step) else {
+                return;
+            };
             let decays = is_matrix || options.decayed == DecayedWeights::All;
             let part = (count * replica) as usize..(count * (replica + 1)) as usize;
             let mut weights = random_values(1, count * replicas)[part.clone()].to_vec();
@@ -153,7 +156,11 @@ fn updates_match_the_cpu() {
                 first_moment: &mut first,
                 second_moment: &mut second,
             };
-            adamw_update(parameter, &mut gradient, part.clone(), values, SERIAL);
+            if zeroes {
+                adamw_update_and_zero(parameter, &mut gradient, part.clone(), values, SERIAL);
+            } else {
+                adamw_update(parameter, &gradient[part.clone()], values, SERIAL);
+            }
             let mut all = rounded(dtype, random_values(1, count * replicas));
             all[part].copy_from_slice(&weights);
             assert_near(dtype, &updated.weights, &all, 1e-6);
@@ -173,7 +180,7 @@ fn non_finite_square_sums_skip_the_update() {
     let options = Optimizer::new(1e-2, 4, 100);
     let step = update_of(&options, 1.0);
     for squares in [f32::NAN, f32::INFINITY] {
-        let Some(updated) = update(DType::Bf16, (333, 2, 3), squares, true, &step) else {
+        let Some(updated) = update(DType::Bf16, (333, 2, 3), squares, (true, true), &step) else {
             return;
         };
         assert_eq!(updated.weights, rounded(DType::Bf16, random_values(1, 999)));
