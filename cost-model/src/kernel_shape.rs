@@ -1,8 +1,9 @@
 //! Classes, kinds and shapes of kernels, and the distance between shapes.
 //!
 //! A log shape holds the base-2 logarithms of a kernel's sizes, so a distance of 1 (an octave) is a factor of two
-//! in one size. A kernel of another kind but of the same class (an all-gather where all-reduces were measured, a
-//! GEMM that accumulates where none did) is [`OTHER_KIND_OCTAVES`] further away. Kernels of different classes are
+//! in one size. A GEMM that adds to its result is [`ACCUMULATE_OCTAVES`] from one of the same sizes that overwrites it: it
+//! runs the same kernel, and the bytes that it reads are in its price. A kernel of another kind but of the same class (an
+//! all-gather where all-reduces were measured) is [`OTHER_KIND_OCTAVES`] further away. Kernels of different classes are
 //! infinitely far apart.
 //!
 //! The error of a price grows with the distance d from the nearest measurement as
@@ -31,6 +32,8 @@ use narrows_plan::kernel::{CollectiveKind, Direction, FusedKind, Gemm};
 pub const NEAR_OCTAVES: f64 = 1.0;
 /// Distance added between kernels of the same class but different kinds.
 const OTHER_KIND_OCTAVES: f64 = 2.0;
+/// Distance between a GEMM that adds to its result and one that overwrites it.
+const ACCUMULATE_OCTAVES: f64 = 2.0;
 /// The largest scale of an error.
 const SCALE_MAX: f64 = 8.0;
 
@@ -56,7 +59,7 @@ pub(crate) fn growing_error_scale(distance_octaves: f64, growth_per_octave: f64)
 /// Kernels whose measurements correct each other's prices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum KernelKind {
-    Gemm { accumulate: bool },
+    Gemm,
     Attention(Direction),
     Fused(FusedKind),
     Collective(CollectiveKind),
@@ -90,7 +93,7 @@ impl KernelClass {
 impl KernelKind {
     pub(crate) fn of(kernel: &Kernel) -> KernelKind {
         match kernel {
-            Kernel::Gemm(gemm) => KernelKind::Gemm { accumulate: gemm.accumulate },
+            Kernel::Gemm(gemm) => KernelKind::Gemm,
             Kernel::Attention(attention) => KernelKind::Attention(attention.direction),
             Kernel::Fused(op) => KernelKind::Fused(op.kind),
             Kernel::Collective(collective) => KernelKind::Collective(collective.kind),
@@ -100,7 +103,7 @@ impl KernelKind {
 
     pub(crate) fn class(self) -> KernelClass {
         match self {
-            KernelKind::Gemm { .. } => KernelClass::Gemm,
+            KernelKind::Gemm => KernelClass::Gemm,
             KernelKind::Attention(_) => KernelClass::Attention,
             KernelKind::Fused(_) => KernelClass::Fused,
             KernelKind::Collective(_) | KernelKind::Transfer => KernelClass::Link,
@@ -108,8 +111,8 @@ impl KernelKind {
     }
 }
 
-/// Base-2 logarithms of a kernel's sizes; the last size is the number of devices that share the machine.
-pub(crate) type LogShape = [f64; 5];
+/// Base-2 logarithms of a kernel's sizes and properties; the last one is of the number of devices that share the machine.
+pub(crate) type LogShape = [f64; 6];
 
 /// Shapes that were measured, by kind.
 #[derive(Clone, Debug, Default)]
@@ -179,21 +182,22 @@ pub(crate) fn log_shape(kernel: &Kernel, devices: u64) -> LogShape {
             log2_size(gemm.n),
             log2_size(gemm.k),
             log2_size(gemm.batch),
+            if gemm.accumulate { ACCUMULATE_OCTAVES } else { 0.0 },
             devices,
         ],
         Kernel::Attention(a) => {
             let heads = log2_size(a.sequences.saturating_mul(a.heads));
             let heads_per_kv_head = log2_size(a.heads) - log2_size(a.kv_heads);
-            [heads, log2_size(a.length), log2_size(a.head_dim), heads_per_kv_head, devices]
+            [heads, log2_size(a.length), log2_size(a.head_dim), heads_per_kv_head, 0.0, devices]
         }
         Kernel::Fused(op) => {
             let extra_traffic = log2_size(op.unfused_traffic.0) - log2_size(op.traffic.0);
             let launches = log2_size(u64::from(op.unfused_launches));
-            [log2_size(op.traffic.0), 4.0 * extra_traffic, 4.0 * launches, 0.0, devices]
+            [log2_size(op.traffic.0), 4.0 * extra_traffic, 4.0 * launches, 0.0, 0.0, devices]
         }
         Kernel::Collective(c) => {
-            [log2_size(c.payload.0), log2_size(c.group.size), 0.0, 0.0, devices]
+            [log2_size(c.payload.0), log2_size(c.group.size), 0.0, 0.0, 0.0, devices]
         }
-        Kernel::Transfer(transfer) => [log2_size(transfer.bytes.0), 0.0, 0.0, 0.0, devices],
+        Kernel::Transfer(transfer) => [log2_size(transfer.bytes.0), 0.0, 0.0, 0.0, 0.0, devices],
     }
 }

@@ -1,6 +1,7 @@
 //! Mutations of programs: each makes a correct program incorrect, as a careless edit or a wrong lowering
 //! could.
 
+mod gradients;
 mod overlap;
 
 use narrows_plan::kernel::CollectiveKind;
@@ -18,7 +19,7 @@ use crate::plans::TestRng;
 /// random choices allow no mutation.
 pub type Mutation = fn(&mut TestRng, &mut Program) -> Option<String>;
 
-pub const MUTATIONS: [(&str, Mutation); 24] = [
+pub const MUTATIONS: [(&str, Mutation); 25] = [
     ("collective removed", remove_collective),
     ("collective duplicated", duplicate_collective),
     ("collective moved", move_collective),
@@ -43,6 +44,7 @@ pub const MUTATIONS: [(&str, Mutation); 24] = [
     ("wrong sections", change_sections),
     ("gradient reduced in the wrong format", change_rounding),
     ("parameter left out of a collective", leave_out_parameter),
+    ("gradient not accumulated", gradients::lose_accumulation),
 ];
 
 /// Stage, phase of a chunk, and index of an instruction in its list.
