@@ -93,7 +93,7 @@ impl KernelClass {
 impl KernelKind {
     pub(crate) fn of(kernel: &Kernel) -> KernelKind {
         match kernel {
-            Kernel::Gemm(gemm) => KernelKind::Gemm,
+            Kernel::Gemm(_) => KernelKind::Gemm,
             Kernel::Attention(attention) => KernelKind::Attention(attention.direction),
             Kernel::Fused(op) => KernelKind::Fused(op.kind),
             Kernel::Collective(collective) => KernelKind::Collective(collective.kind),
