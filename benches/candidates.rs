@@ -229,7 +229,16 @@ fn price_of_a_gemm(bencher: Bencher) {
         &Mesh { tensor: 4, pipeline: 1, data: 1, context: 1 },
     );
     let (input, output) = (DType::Bf16, DType::F32);
-    let gemm = |n| Gemm { m: 4096, n, k: 1024, batch: 1, accumulate: true, input, output };
+    let gemm = |n| Gemm {
+        m: 4096,
+        n,
+        k: 1024,
+        batch: 1,
+        accumulate: true,
+        residual: false,
+        input,
+        output,
+    };
     let kernels: Vec<Kernel> = (256..1280).map(|n| Kernel::Gemm(gemm(n))).collect();
     bencher
         .counter(ItemsCount::new(kernels.len()))

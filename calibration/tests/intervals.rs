@@ -133,7 +133,7 @@ fn fewer_measurements_and_more_distance_make_wider_intervals() {
 
 fn gemm(m: u64, n: u64, k: u64, accumulate: bool) -> Kernel {
     let (input, output) = (DType::Bf16, DType::Bf16);
-    Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate, input, output })
+    Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate, residual: false, input, output })
 }
 
 fn all_reduce(mib: u64, size: u64, stride: u64) -> Kernel {

@@ -6,7 +6,7 @@ use narrows_plan::{Axis, Bytes, DType, DeviceGroup};
 /// `m × k` times `k × n`, of one format.
 pub fn gemm(format: DType, [m, n, k]: [u64; 3]) -> Kernel {
     let (input, output) = (format, format);
-    Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate: false, input, output })
+    Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate: false, residual: false, input, output })
 }
 
 /// An addition with this traffic, and twice as much in two launches when it is not fused.

@@ -1,10 +1,10 @@
 //! Prices of the flows of a value: its reshards, forward and backward.
 
 use narrows_plan::emit::{
-    InstrTemplate, copy_forward, copy_recompute, flow_forward, flow_recompute, gradient_backward,
-    op_backward, overlapped_weight_gradient,
+    InstrTemplate, ResidualSum, copy_forward, copy_recompute, flow_forward, flow_recompute,
+    gradient_backward, op_backward, op_forward, overlapped_weight_gradient,
 };
-use narrows_plan::graph::{Value, ValueId};
+use narrows_plan::graph::{OpId, Value, ValueId};
 use narrows_plan::program::Action;
 use narrows_plan::strategy::{Flow, OpOption, Save, SegmentSpace};
 use narrows_plan::{Layout, Seconds};
@@ -49,9 +49,11 @@ impl<'a> FlowPrices<'a> {
         let gradients = 0..flow.gradients().len();
         let backward: Seconds =
             gradients.flat_map(|gradient| self.gradient_times(flow, gradient)).sum();
+        let [forward_sum, recomputed_sum] = self.residual_sum_times(flow);
+        let recompute = sum(&flow_recompute(value, flow, context), self.prices.kernel);
         SegmentTime {
-            forward: sum(&flow_forward(value, flow, context), self.prices.kernel),
-            backward: backward + sum(&flow_recompute(value, flow, context), self.prices.kernel),
+            forward: sum(&flow_forward(value, flow, context), self.prices.kernel) + forward_sum,
+            backward: backward + recompute + recomputed_sum,
             ..SegmentTime::default()
         }
     }
@@ -82,7 +84,8 @@ impl<'a> FlowPrices<'a> {
                 let saves = flow.saves.iter().zip(&recompute);
                 let recomputed = saves.filter(|(save, _)| **save == Save::Recomputed);
                 let recomputed: Seconds = recomputed.map(|(_, time)| *time).sum();
-                forward + (backward + recomputed)
+                let [forward_sum, recomputed_sum] = self.residual_sum_times(flow);
+                forward + (backward + recomputed) + (forward_sum + recomputed_sum)
             }));
         }
         times
@@ -135,6 +138,35 @@ impl<'a> FlowPrices<'a> {
             times[collective] = slowdown.exposed(times[collective], gemm);
         }
         times
+    }
+
+    /// What a residual addition in the GEMM that computes the value adds to the times of the linear and of the addition, in the
+    /// forward pass and where the value is recomputed. It is negative: the product is neither written nor read.
+    fn residual_sum_times(&self, flow: &Flow) -> [Seconds; 2] {
+        let [mut forward, mut recomputed] = [Seconds(0.0); 2];
+        if let Some(time) = self.residual_sum_time(flow) {
+            forward = time;
+            if flow.saves[0] == Save::Recomputed {
+                recomputed = time;
+            }
+        }
+        [forward, recomputed]
+    }
+
+    /// The options of the linear and of the addition in the layout of the flow have the same kernels.
+    fn residual_sum_time(&self, flow: &Flow) -> Option<Seconds> {
+        let (segment, context) = (&self.space.segment, &self.space.context);
+        let ResidualSum { linear, add, .. } = ResidualSum::of(segment, self.id, flow)?;
+        let layout = flow.producer.forward;
+        let choice = |op: OpId, has_layout: &dyn Fn(&OpOption) -> bool| {
+            let option = self.space.ops[op.0 as usize].iter().find(|option| has_layout(option));
+            option.map(|option| &option.choice)
+        };
+        let of_linear = choice(linear, &|option| option.choice.outputs[0].forward == layout)?;
+        let of_add = choice(add, &|option| option.choice.outputs[0].forward == layout)?;
+        let gemm = ResidualSum::of(segment, self.id, flow)?.gemm(segment, of_linear, context);
+        let alone = |op, choice| sum(&op_forward(segment, op, choice, context), self.prices.kernel);
+        Some((self.prices.kernel)(&gemm.kernel()) - alone(linear, of_linear) - alone(add, of_add))
     }
 
     /// Time of the weight-gradient GEMM that overlaps with the collective of a flow's gradient. Options of a linear that

@@ -182,11 +182,13 @@ impl PricedSpace {
         self.space.segment.op_ids().map(of_op).collect()
     }
 
-    /// Lower bounds on the passes of one microbatch: each op's least, without flows.
+    /// Lower bounds on the passes of one microbatch: each op's least. Of flows, only what residual sums in GEMMs save counts.
     pub fn min_pass_times(&self) -> PassTimesMin {
+        let saved = |times: &Vec<Seconds>| times.iter().map(|time| time.0).fold(0.0, f64::min);
+        let saved: f64 = self.flows.iter().map(saved).sum();
         let least = |pass: fn(&SegmentTime) -> f64| {
             let of_op = |times: &Vec<SegmentTime>| times.iter().map(pass).reduce(f64::min);
-            self.ops.0.iter().filter_map(of_op).sum()
+            (self.ops.0.iter().filter_map(of_op).sum::<f64>() + saved).max(0.0)
         };
         PassTimesMin {
             forward: least(|time| time.forward.0),

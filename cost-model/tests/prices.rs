@@ -57,7 +57,7 @@ fn pair(u: &mut Unstructured, mesh: &Mesh) -> Result<(Kernel, Kernel)> {
 fn gemms(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
     let (input, output, accumulate) = (dtype(u)?, dtype(u)?, u.arbitrary()?);
     let (m, n, k, batch) = (size(u)?, size(u)?, size(u)?, u.int_in_range(1..=8)?);
-    let less = Gemm { m, n, k, batch, accumulate, input, output };
+    let less = Gemm { m, n, k, batch, accumulate, residual: false, input, output };
     let mut more = less.clone();
     match u.int_in_range(0..=5)? {
         0 => more.m += u.int_in_range(1..=300)?,
@@ -183,9 +183,19 @@ fn prices_of_extreme_sizes_are_finite() {
     let prices = Prices::new(&preset("a100-80gb").unwrap(), Executor::Eager, &MESHES[0]);
     let huge = u64::MAX;
     let (input, output) = (DType::F32, DType::F32);
-    let gemm = Gemm { m: huge, n: huge, k: huge, batch: huge, accumulate: true, input, output };
+    let gemm = Gemm {
+        m: huge,
+        n: huge,
+        k: huge,
+        batch: huge,
+        accumulate: true,
+        residual: false,
+        input,
+        output,
+    };
     assert!(prices.kernel_time(&Kernel::Gemm(gemm)).0.is_finite());
-    let empty = Gemm { m: 0, n: 0, k: 0, batch: 0, accumulate: false, input, output };
+    let empty =
+        Gemm { m: 0, n: 0, k: 0, batch: 0, accumulate: false, residual: false, input, output };
     assert!(prices.kernel_time(&Kernel::Gemm(empty)).0 < 2e-5);
     let group = DeviceGroup { axis: Axis::Data, size: huge, stride: huge };
     let kind = CollectiveKind::AllReduce;

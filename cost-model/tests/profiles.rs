@@ -199,7 +199,16 @@ fn measured_prices_follow_changed_hardware() {
         for executor in [Executor::Captured, Executor::Eager] {
             let time_s = |file: &ProfileFile, m: u64| {
                 let (input, output) = (DType::F32, DType::F32);
-                let gemm = Gemm { m, n: 8, k: 8, batch: 1, accumulate: false, input, output };
+                let gemm = Gemm {
+                    m,
+                    n: 8,
+                    k: 8,
+                    batch: 1,
+                    accumulate: false,
+                    residual: false,
+                    input,
+                    output,
+                };
                 Prices::from_file(file, executor, &mesh).kernel_time(&Kernel::Gemm(gemm)).0
             };
             let gap_s = |file: &ProfileFile| match file.measured {

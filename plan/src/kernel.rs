@@ -40,6 +40,9 @@ pub struct Gemm {
     pub batch: u64,
     /// Whether C is read and added to.
     pub accumulate: bool,
+    /// Whether the sum is written elsewhere than to C: `D = C + A·B`, a residual addition in the GEMM.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub residual: bool,
     /// Format of A and B.
     pub input: DType,
     /// Format of C.

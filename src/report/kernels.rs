@@ -59,10 +59,14 @@ fn distance(octaves: Option<f64>) -> String {
 /// A kernel in a few words.
 pub fn name(kernel: &Kernel) -> String {
     match kernel {
-        Kernel::Gemm(Gemm { m, n, k, batch, accumulate, .. }) => {
+        Kernel::Gemm(Gemm { m, n, k, batch, accumulate, residual, .. }) => {
             let sizes = [m, n, k].map(|size| thousands(*size)).join(" × ");
             let batch = if *batch > 1 { format!(", batch {batch}") } else { String::new() };
-            let accumulate = if *accumulate { ", accumulate" } else { "" };
+            let accumulate = match (accumulate, residual) {
+                (_, true) => ", residual",
+                (true, false) => ", accumulate",
+                (false, false) => "",
+            };
             format!("GEMM {sizes}{batch}{accumulate}")
         }
         Kernel::Attention(attention) => {

@@ -103,7 +103,7 @@ impl OperatorList {
 
 fn gemm(m: u64, k: u64, n: u64, batch: u64) -> Kernel {
     let (input, output) = (DType::Bf16, DType::Bf16);
-    Kernel::Gemm(Gemm { m, n, k, batch, accumulate: false, input, output })
+    Kernel::Gemm(Gemm { m, n, k, batch, accumulate: false, residual: false, input, output })
 }
 
 /// A collective on `bytes` bytes of the whole tensor.

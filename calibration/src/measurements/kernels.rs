@@ -15,7 +15,8 @@ pub fn priced_kernels(runs: &[KernelRun], mesh: Mesh, input: DType) -> Vec<(Kern
     let kernels = |run: &KernelRun| match run {
         KernelRun::Gemm(run) => {
             let (m, n, k, batch) = (run.m, run.n, run.k, run.batch);
-            let gemm = Gemm { m, n, k, batch, accumulate: false, input, output: input };
+            let gemm =
+                Gemm { m, n, k, batch, accumulate: false, residual: false, input, output: input };
             vec![(Kernel::Gemm(gemm), run.times as f64)]
         }
         KernelRun::AllReduce(run) => {

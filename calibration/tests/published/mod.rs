@@ -148,7 +148,7 @@ fn intervals_cover_each_measurement_that_is_left_out() {
 
 fn gemm(m: u64, k: u64, n: u64, batch: u64) -> Kernel {
     let (input, output) = (DType::Bf16, DType::Bf16);
-    Kernel::Gemm(Gemm { m, n, k, batch, accumulate: false, input, output })
+    Kernel::Gemm(Gemm { m, n, k, batch, accumulate: false, residual: false, input, output })
 }
 
 fn all_reduce(mib: u64) -> Kernel {

@@ -29,6 +29,11 @@ impl FusedPrice {
         }
     }
 
+    /// Whether the executor runs a fused op as one kernel.
+    pub(super) fn is_fused(&self) -> bool {
+        self.fused
+    }
+
     /// Number of kernel launches.
     pub(super) fn launches(&self, op: &FusedKernel) -> u32 {
         if self.fused { 1 } else { op.unfused_launches }

@@ -17,7 +17,8 @@ mod nccl;
 mod scaled_measurements;
 mod topology;
 
-use narrows_plan::kernel::FusedKind;
+use narrows_plan::kernel::{FusedKind, Gemm};
+use narrows_plan::program::{Action, Extent, FusedOp};
 use narrows_plan::{DType, DeviceGroup, Kernel, Mesh, Seconds};
 
 use crate::kernel_shape::{
@@ -59,7 +60,7 @@ pub struct StreamPrices<'a> {
 /// let prices = Prices::new(&a100, Executor::Captured, &Mesh { tensor: 4, pipeline: 1, data: 1, context: 1 });
 /// let gemm = |n, k| {
 ///     let (input, output) = (DType::Bf16, DType::Bf16);
-///     Kernel::Gemm(Gemm { m: 16_384, n, k, batch: 1, accumulate: false, input, output })
+///     Kernel::Gemm(Gemm { m: 16_384, n, k, batch: 1, accumulate: false, residual: false, input, output })
 /// };
 /// // A skinny GEMM, such as a factor of width r/p, takes longer for the same work.
 /// assert!(prices.kernel_time(&gemm(4096, 256)).0 > 1.1 * prices.kernel_time(&gemm(1024, 1024)).0);
@@ -231,8 +232,16 @@ impl Prices {
     fn launches(&self, kernel: &Kernel) -> u32 {
         match kernel {
             Kernel::Fused(op) => self.fused.launches(op),
+            Kernel::Gemm(gemm) if self.adds_residual_apart(gemm) => {
+                1 + self.launches(&residual_addition(gemm))
+            }
             _ => 1,
         }
+    }
+
+    /// Whether a residual sum is a GEMM and an addition: an executor without fusion launches operators.
+    fn adds_residual_apart(&self, gemm: &Gemm) -> bool {
+        gemm.residual && !self.fused.is_fused()
     }
 
     /// The time of the host for the launches of a kernel; zero for a kernel that is never launched, and for updates, of
@@ -291,6 +300,11 @@ impl Prices {
     /// `None` for a kernel that is never launched.
     fn curve_time(&self, kernel: &Kernel, devices_sharing: f64) -> Option<Seconds> {
         let whole_machine = match kernel {
+            Kernel::Gemm(gemm) if self.adds_residual_apart(gemm) => {
+                let product = Gemm { accumulate: false, residual: false, ..gemm.clone() };
+                let addition = self.curve_time(&residual_addition(gemm), 1.0);
+                self.launch_gap + self.gemm.price(&product) + addition.unwrap_or_default()
+            }
             Kernel::Gemm(gemm) => self.launch_gap + self.gemm.price(gemm),
             Kernel::Attention(attention) => self.launch_gap + self.attention.price(attention),
             Kernel::Fused(op) => self.fused.price(op, self.launch_gap),
@@ -404,4 +418,11 @@ impl Prices {
         let half_width = self.half_widths[self.source(kernel) as usize];
         (half_width.ln_1p() * self.lone_error_scale(kernel)).exp_m1()
     }
+}
+
+/// The addition of a residual to the product of a GEMM.
+fn residual_addition(gemm: &Gemm) -> Kernel {
+    let columns = gemm.n.saturating_mul(gemm.batch);
+    let extent = Extent { rows: gemm.m, columns, dtype: gemm.output };
+    Action::Fused(FusedOp::Add).kernel(&[extent, extent], &[extent])
 }

@@ -31,8 +31,8 @@ pub(super) fn transfer(
 }
 
 fn forward(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
-    operands.check_arity(2..=2, 1)?;
-    ensure(!gemm.accumulate, || "accumulates in the forward pass".into())?;
+    operands.check_arity(2..=3, 1)?;
+    ensure(gemm.accumulate == (operands.reads.len() == 3), || accumulate_mismatch(gemm))?;
     let (x, w) = (operands.reads[0], operands.reads[1]);
     check_sizes(operands, gemm)?;
     let pending = contraction_is_sharded(x.columns, w.rows.times(gemm.batch))?;
@@ -45,7 +45,20 @@ fn forward(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Vec<Opera
         pending_norm: x.pending_norm,
         ..AbstractState::new(AbstractValue::Value(value), x.rows, w.columns, x.dtype)
     };
-    fresh(state.with_pending(pending))
+    let product = state.with_pending(pending);
+    if !gemm.accumulate {
+        return fresh(product);
+    }
+    let residual = operands.reads[2];
+    ensure(pending == PendingReduction::None && product.pending_norm.is_none(), || {
+        "adds a residual to a product that is still to be reduced or divided".into()
+    })?;
+    ensure(residual.same_layout(&product), || {
+        format!("adds {product} to {}, which is {residual}", operands.operand_name(2))
+    })?;
+    let inputs = vec![operands.value(2)?, value];
+    let sum = operands.apply(ForwardOpKind::Add, inputs)?[0];
+    fresh(residual.with_value(AbstractValue::Value(sum)))
 }
 
 fn input_gradient(operands: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Vec<OperandWrite>> {

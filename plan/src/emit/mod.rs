@@ -8,6 +8,7 @@ mod flow;
 mod op;
 mod parameters;
 mod reshard;
+mod residual;
 mod stage;
 mod template;
 
@@ -26,6 +27,7 @@ pub use parameters::{
 pub(crate) use parameters::{microbatch_gradient_extent, parameter_buffers};
 pub use reshard::activation_bytes;
 use reshard::{gradient_fill, gradient_sum, reshard};
+pub use residual::ResidualSum;
 pub use stage::{
     StageBoundary, clear_square_sum, reduce_square_sum, reduce_tied_gradient, stage_transfers,
 };

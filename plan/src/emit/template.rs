@@ -14,6 +14,8 @@ pub enum OperandSlot {
     OutputGradient(u8),
     /// Gradient of an input port.
     InputGradient(u8),
+    /// The other summand of the residual addition that the GEMM of a linear computes.
+    Residual,
     /// The n-th weight of the op.
     Weight(u8),
     /// The gradient of the n-th weight, fp32, accumulated over microbatches.

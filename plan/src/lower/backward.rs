@@ -9,6 +9,7 @@ use crate::graph::{Op, OpId, ValueId};
 use crate::program::{Action, BufferId, Instr, StageSchedule};
 use crate::strategy::{Save, backward_reads_input, backward_reads_output};
 
+use super::forward::residual_sum;
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
 
 impl StageLowering<'_> {
@@ -110,11 +111,16 @@ impl StageLowering<'_> {
     }
 
     fn recompute_inputs(&mut self, site: SegmentSite, op: OpId) {
-        for (port, value) in site.plan.segment.op(op).inputs.iter().enumerate() {
-            let layout = site.plan.choice.input_layout(op, port);
-            let flow = &site.plan.choice.flows[value.0 as usize];
-            self.recompute_copy(site, *value, flow.copy_in(layout));
+        for port in 0..site.plan.segment.op(op).inputs.len() {
+            self.recompute_input(site, op, port);
         }
+    }
+
+    fn recompute_input(&mut self, site: SegmentSite, op: OpId, port: usize) {
+        let value = site.plan.segment.op(op).inputs[port];
+        let layout = site.plan.choice.input_layout(op, port);
+        let flow = &site.plan.choice.flows[value.0 as usize];
+        self.recompute_copy(site, value, flow.copy_in(layout));
     }
 
     /// Recomputes a copy unless it is available.
@@ -132,6 +138,15 @@ impl StageLowering<'_> {
         }
         let Some(op) = segment.value(value).producer else { return };
         self.recompute_inputs(site, op);
+        match residual_sum(site, op) {
+            Some(sum) if sum.linear == op => {
+                self.recompute_input(site, sum.add, sum.residual_port);
+                return self.push_residual_sum(site, sum);
+            }
+            // The linear, an input that is recomputed, has computed the sum.
+            Some(_) => return,
+            None => {}
+        }
         self.alias_in_place(site, op);
         let choice = &site.plan.choice.ops[op.0 as usize].choice;
         let templates = op_recompute(segment, op, choice, &self.plan.context);

@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand, copy_forward, op_forward};
+use crate::decisions::SegmentPlan;
+use crate::emit::{
+    InstrTemplate, OperandSlot, ResidualSum, TemplateOperand, copy_forward, op_forward,
+};
 use crate::graph::{Op, OpId, ValueId};
 use crate::program::{BufferId, BufferRole};
 
@@ -18,12 +21,35 @@ impl StageLowering<'_> {
         for op in segment.op_ids() {
             self.alias_in_place(site, op);
             let choice = &site.plan.choice.ops[op.0 as usize].choice;
-            let templates = op_forward(segment, op, choice, &self.plan.context);
-            self.push_op(site, op, templates);
+            match residual_sum(site, op) {
+                Some(sum) if sum.linear == op => self.push_residual_sum(site, sum),
+                Some(_) => {}
+                None => {
+                    let templates = op_forward(segment, op, choice, &self.plan.context);
+                    self.push_op(site, op, templates);
+                }
+            }
             for value in &segment.op(op).outputs {
                 self.forward_copies(site, *value);
             }
         }
+    }
+
+    /// Emits the GEMM of a linear that computes a residual sum. The product has the buffer of the sum.
+    pub(super) fn push_residual_sum(&mut self, site: SegmentSite, sum: ResidualSum) {
+        let SegmentPlan { segment, choice } = site.plan;
+        let choice = &choice.ops[sum.linear.0 as usize].choice;
+        let template = sum.gemm(segment, choice, &self.plan.context);
+        let value = segment.op(sum.add).outputs[0];
+        let key = BufferKey::ValueCopy(site.instance, value, 0);
+        let name = format!("{} {}", site.name, segment.value(value).name);
+        let extent = template.writes[0].extent;
+        let buffer = self.bind_or_create(key, |lowering| {
+            lowering.add_value_buffer(&name, extent, segment.value(value))
+        });
+        let product = segment.op(sum.linear).outputs[0];
+        self.buffers.insert(BufferKey::ValueCopy(site.instance, product, 0), buffer);
+        self.push_op(site, sum.linear, vec![template]);
     }
 
     /// Binds the outputs of an op that works in place to the buffer of its input.
@@ -116,6 +142,10 @@ impl StageLowering<'_> {
                     lowering.add_value_buffer(&name, operand.extent, segment.value(value))
                 })
             }
+            OperandSlot::Residual => match residual_sum(site, op) {
+                Some(sum) => self.input(site, sum.add, sum.residual_port),
+                None => unreachable!("only the GEMM of a residual sum reads a residual"),
+            },
             OperandSlot::OutputGradient(port) => {
                 self.output_gradient(site, node.outputs[port as usize])
             }
@@ -164,6 +194,18 @@ impl StageLowering<'_> {
         let buffer = create(self);
         self.buffers.insert(key, buffer);
         buffer
+    }
+}
+
+/// The residual sum in a GEMM that a linear or an addition takes part in.
+pub(super) fn residual_sum(site: SegmentSite, op: OpId) -> Option<ResidualSum> {
+    let SegmentPlan { segment, choice } = site.plan;
+    let of = |value: &ValueId| ResidualSum::of(segment, *value, &choice.flows[value.0 as usize]);
+    let node = segment.op(op);
+    match node.op {
+        Op::Linear(_) => node.outputs.iter().find_map(of),
+        Op::Add { .. } => node.inputs.iter().find_map(of),
+        _ => None,
     }
 }
 

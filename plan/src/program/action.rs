@@ -53,8 +53,16 @@ pub struct GemmOp {
     pub k: u64,
     /// GEMMs of equal shape in one launch.
     pub batch: u64,
-    /// Whether the result is added to the output buffer.
+    /// Whether the product is added to a further operand: the output buffer, or in the forward pass a residual, which is
+    /// another buffer.
     pub accumulate: bool,
+}
+
+impl GemmOp {
+    /// Whether the result is the sum of the product and a residual.
+    pub fn is_residual_sum(&self) -> bool {
+        self.role == GemmRole::Forward && self.accumulate
+    }
 }
 
 /// A collective that changes the layout of a tensor.
@@ -158,6 +166,7 @@ impl Action {
                 k: gemm.k,
                 batch: gemm.batch,
                 accumulate: gemm.accumulate,
+                residual: gemm.is_residual_sum(),
                 input: reads.first().map_or(DType::F32, |extent| extent.dtype),
                 output: writes.first().map_or(DType::F32, |extent| extent.dtype),
             }),

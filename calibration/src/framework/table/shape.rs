@@ -254,7 +254,7 @@ impl DecoderShape<'_> {
 
 fn gemm(m: u64, k: u64, n: u64) -> Kernel {
     let (input, output) = (DType::Bf16, DType::Bf16);
-    Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate: false, input, output })
+    Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate: false, residual: false, input, output })
 }
 
 fn memory_pass(bytes: u64) -> Kernel {

@@ -7,7 +7,7 @@ use super::operands::{view, view_mut, write_mode};
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
 use crate::kernels::{
-    MatrixView, MatrixViewMut, StridedMatrix, gemm_forward, gemm_input_gradient,
+    MatrixView, MatrixViewMut, StridedMatrix, copy, gemm_forward, gemm_input_gradient,
     gemm_weight_gradient,
 };
 
@@ -31,6 +31,9 @@ pub(crate) fn run(
     match gemm.role {
         GemmRole::Forward => {
             let w = weight_matrix(right, &reads[1], transposed);
+            if gemm.accumulate {
+                copy(operands.read(2), result, parallel);
+            }
             let (x, y) = (view(left, reads[0].extent), view_mut(result, output));
             gemm_forward(x, w, y, batch, write, parallel);
         }

@@ -38,6 +38,21 @@ impl SimdBody<(&[f32], &mut [f32])> for AddIntoElements {
     }
 }
 
+/// `target = x`, both of the same length.
+pub(crate) fn copy(x: &[f32], target: &mut [f32], parallel: Parallel) {
+    assert_eq!(x.len(), target.len());
+    parallel.for_rows::<CopyElements, _>(target.len(), (x, target));
+}
+
+struct CopyElements;
+
+impl SimdBody<(&[f32], &mut [f32])> for CopyElements {
+    #[inline(always)]
+    fn run<S: Simd>((x, target): (&[f32], &mut [f32])) {
+        target.copy_from_slice(x);
+    }
+}
+
 /// `Fill`: zeroes all elements.
 pub(crate) fn fill_zero(target: &mut [f32], parallel: Parallel) {
     parallel.for_rows::<ZeroElements, _>(target.len(), target);

@@ -251,7 +251,8 @@ fn matmul_pointers(
 ) -> BTreeMap<MatmulKey, MatmulPointers> {
     let mut matmuls = BTreeMap::new();
     for matmul in schedule.matmuls() {
-        let pointers = [matmul.a, matmul.b, matmul.c].map(|matrix| arena.address(matrix.offset));
+        let pointers =
+            [matmul.a, matmul.b, matmul.c, matmul.d].map(|matrix| arena.address(matrix.offset));
         matmuls.entry(matmul.key).or_insert(pointers);
     }
     matmuls

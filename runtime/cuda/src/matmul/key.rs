@@ -53,7 +53,7 @@ pub struct MatmulKey {
     pub a: StoredMatrix,
     /// B.
     pub b: StoredMatrix,
-    /// C, which is also the output D.
+    /// C, and the output D, which is stored alike.
     pub c: StoredMatrix,
     /// β: whether the result is added to C (1) or replaces it (0). α is 1.
     pub accumulate: bool,
@@ -79,6 +79,8 @@ pub struct Matmul {
     pub a: MatrixAddress,
     /// B.
     pub b: MatrixAddress,
-    /// C and D.
+    /// C.
     pub c: MatrixAddress,
+    /// D: C itself, or where a residual is added another matrix.
+    pub d: MatrixAddress,
 }

@@ -67,7 +67,7 @@ fn checked_matmul(
     if reads.len() != count || writes.len() != 1 {
         return Err(format!("it reads {} operands and writes {}", reads.len(), writes.len()));
     }
-    if accumulate && reads[2] != writes[0] {
+    if accumulate && !gemm.is_residual_sum() && reads[2] != writes[0] {
         return Err("it accumulates into another operand than it writes".into());
     }
     if scheduled.pass.phase == Phase::Step {
@@ -77,11 +77,19 @@ fn checked_matmul(
         return Err(format!("{m}×{n}×{k} with batch {batch} is empty or exceeds 32 bits"));
     }
     let [left, right, result] = operands(context, scheduled, gemm)?;
+    let addend = match gemm.is_residual_sum() {
+        true => MatmulOperand { access: &reads[2], ..result },
+        false => result,
+    };
+    if addend.access.extent != result.access.extent {
+        return Err(format!("it adds {} to {}", result.access.extent, addend.access.extent));
+    }
     check_formats(&left, &right, &result)?;
     let stage = context.device.stage;
     let bytes = |operand: &MatmulOperand| operand_range(stage, operand.access, scheduled.slot);
     let written = bytes(&result);
-    if [&left, &right].iter().any(|operand| {
+    let read = [&left, &right].into_iter().chain(gemm.is_residual_sum().then_some(&addend));
+    if read.into_iter().any(|operand| {
         let read = bytes(operand);
         read.start < written.end && written.start < read.end
     }) {
@@ -101,11 +109,17 @@ fn checked_matmul(
         operation_b: left.operation,
         a: stored(&right),
         b: stored(&left),
-        c: stored(&result),
+        c: stored_alike(stored(&addend), stored(&result)),
         accumulate,
         workspace_bytes: context.workspace.0,
     };
-    Ok(Matmul { key, a: address(&right), b: address(&left), c: address(&result) })
+    let [a, b, c, d] = [&right, &left, &addend, &result].map(address);
+    Ok(Matmul { key, a, b, c, d })
+}
+
+/// C and D with the alignment of both.
+fn stored_alike(c: StoredMatrix, d: StoredMatrix) -> StoredMatrix {
+    StoredMatrix { alignment_bytes: c.alignment_bytes.min(d.alignment_bytes), ..d }
 }
 
 /// The left factor, the right factor and the result of a GEMM.

@@ -48,7 +48,8 @@ fn expected(
     };
     let shape = |access: &Access| (access.extent.rows as usize, access.extent.columns as usize);
     let [left, right] = [&reads[0], &reads[1]].map(operand);
-    let mut result = operand(&writes[0]);
+    // Where the GEMM adds to an operand, this is it.
+    let mut result = operand(reads.get(2).unwrap_or(&writes[0]));
     let view = |elements, access| MatrixView::new(elements, shape(access).0, shape(access).1);
     let w: StridedMatrix = if transposed && of.role != GemmRole::WeightGradient {
         let (rows, columns) = shape(&reads[1]);
@@ -106,7 +107,7 @@ fn compare(context: &MatmulContext, scheduled: &ScheduledInstruction, seed: u64)
         (base.min(range.start / 256 * 256), end.max(range.end))
     });
     let base = base.saturating_sub(256);
-    for address in [&mut matmul.a, &mut matmul.b, &mut matmul.c] {
+    for address in [&mut matmul.a, &mut matmul.b, &mut matmul.c, &mut matmul.d] {
         address.offset -= base;
     }
     let mut arena = vec![0xff; (end - base) as usize + 256];
@@ -178,6 +179,7 @@ fn check_random_programs(precision: Precision, seeds: std::ops::Range<u64>) {
         }
     }
     assert!(has(&|role, key| role == GemmRole::InputGradient && key.accumulate));
+    assert!(has(&|role, key| role == GemmRole::Forward && key.accumulate), "no residual sum");
 }
 
 #[test]
@@ -226,7 +228,12 @@ impl SingleGemm {
         });
         let mut reads = vec![case.whole_buffer(left), case.whole_buffer(right)];
         let writes = vec![case.whole_buffer(result)];
-        reads.extend(accumulate.then_some(writes[0]));
+        let is_residual_sum = gemm.is_residual_sum();
+        reads.extend((accumulate && !is_residual_sum).then_some(writes[0]));
+        if is_residual_sum {
+            let residual = case.buffer((m, n * batch), dtype, None);
+            reads.push(case.whole_buffer(residual));
+        }
         let (action, origin) = (Action::Gemm(gemm), "a test".into());
         let instr = Instr { action, reads, writes, origin, overlapped_instrs: 0 };
         SingleGemm { case, instr, tied }
@@ -291,10 +298,11 @@ fn alignment_covers_every_batch_member() {
 #[test]
 fn mutated_matmuls_fail_the_bounds_check() {
     type Mutation = (&'static str, fn(&mut Matmul));
-    let mutations: [Mutation; 12] = [
+    let mutations: [Mutation; 13] = [
         ("A begins late", |matmul| matmul.a.offset += 2),
         ("B is of another buffer", |matmul| matmul.b.buffer = matmul.c.buffer),
         ("C begins early", |matmul| matmul.c.offset -= 256),
+        ("D begins early", |matmul| matmul.d.offset -= 256),
         ("C is where A is", |matmul| matmul.c = matmul.a),
         ("a wider A", |matmul| matmul.key.a.leading_dimension += 1),
         ("a narrower B", |matmul| matmul.key.b.leading_dimension -= 1),
@@ -329,7 +337,7 @@ fn mutated_matmuls_fail_the_bounds_check() {
 
 #[test]
 fn unsupported_gemms_are_reported() {
-    let role = GemmRole::Forward;
+    let role = GemmRole::InputGradient;
     let gemm = GemmOp { role, m: 4, n: 8, k: 16, batch: 1, accumulate: true };
     let unsupported = |mutate: fn(&mut SingleGemm)| {
         let mut single = SingleGemm::new(gemm.clone(), DType::Bf16, false);
@@ -371,8 +379,12 @@ fn unsupported_gemms_are_reported() {
         assert!(message.contains(expected) && message.contains("of a test"), "{message}");
     }
     let batched = GemmOp { batch: 2, accumulate: false, ..gemm };
-    let message = SingleGemm::new(batched, DType::Bf16, true).unsupported();
+    let message = SingleGemm::new(batched.clone(), DType::Bf16, true).unsupported();
     assert!(message.contains("a tied head cannot be batched"), "{message}");
+    let forward = GemmOp { role: GemmRole::Forward, batch: 1, accumulate: true, ..batched };
+    let mut residual = SingleGemm::new(forward, DType::Bf16, false);
+    residual.instr.reads[2] = residual.instr.reads[0];
+    assert!(residual.unsupported().contains("it adds 4×8"), "{}", residual.unsupported());
 }
 
 /// All GEMMs of the largest presets are supported and within bounds; none is executed.

@@ -56,14 +56,14 @@ impl BatchMember {
     }
 }
 
-/// C = op(A)·op(B) + β·C for every member of the batch. Sums are in f64, in the order of k, and rounded once.
+/// D = op(A)·op(B) + β·C for every member of the batch. Sums are in f64, in the order of k, and rounded once.
 pub fn execute(arena: &mut [u8], matmul: &Matmul) {
     let MatmulKey { m, n, batch, operation_a, operation_b, accumulate, .. } = matmul.key;
     for member in 0..batch {
         let member = |address, stored| BatchMember::new(address, stored, member);
         let a = member(matmul.a, matmul.key.a).columns(arena, operation_a);
         let b = member(matmul.b, matmul.key.b).columns(arena, operation_b);
-        let c = member(matmul.c, matmul.key.c);
+        let [c, d] = [matmul.c, matmul.d].map(|address| member(address, matmul.key.c));
         for (column, factors) in (0..n).zip(&b) {
             let mut sums = vec![0.0; m as usize];
             for (a_column, factor) in a.iter().zip(factors) {
@@ -73,7 +73,7 @@ pub fn execute(arena: &mut [u8], matmul: &Matmul) {
                 let before = c.read_column(arena, column);
                 sums.iter_mut().zip(before).for_each(|(sum, before)| *sum += before);
             }
-            c.write_column(arena, column, &sums);
+            d.write_column(arena, column, &sums);
         }
     }
 }

@@ -40,8 +40,8 @@ struct MatmulPlan {
     beta: f32,
 }
 
-/// Addresses of A, B and C.
-pub(crate) type MatmulPointers = [CUdeviceptr; 3];
+/// Addresses of A, B, C and D.
+pub(crate) type MatmulPointers = [CUdeviceptr; 4];
 
 impl CublasLt {
     /// Loads cuBLASLt and allocates a workspace.
@@ -121,7 +121,7 @@ impl CublasLt {
         descriptors: &MatmulDescriptors,
         algorithm: &cublasLtMatmulAlgo_t,
         beta: f32,
-        [a, b, c]: MatmulPointers,
+        [a, b, c, d]: MatmulPointers,
         stream: &CudaStream,
     ) -> Result<(), CublasError> {
         let alpha = 1.0_f32;
@@ -140,7 +140,7 @@ impl CublasLt {
                 layouts[1],
                 c as *const c_void,
                 layouts[2],
-                c as *mut c_void,
+                d as *mut c_void,
                 layouts[2],
                 algorithm,
                 self.workspace.address(0) as *mut c_void,

@@ -67,7 +67,8 @@ impl ReadySegment {
                     }
                 }
                 NodeWork::Matmul(matmul) => ReadyWork::Matmul(
-                    [matmul.a, matmul.b, matmul.c].map(|matrix| arena.address(matrix.offset)),
+                    [matmul.a, matmul.b, matmul.c, matmul.d]
+                        .map(|matrix| arena.address(matrix.offset)),
                 ),
                 NodeWork::Collective(_) => ReadyWork::Collective,
             });

@@ -136,9 +136,10 @@ pub fn check_matmul(
     let matrices = [
         ("A", matmul.a, key.a, before(key.operation_a, (key.m, key.k)), reads),
         ("B", matmul.b, key.b, before(key.operation_b, (key.k, key.n)), reads),
-        ("C", matmul.c, key.c, (key.m, key.n), writes),
+        ("C", matmul.c, key.c, (key.m, key.n), if matmul.c == matmul.d { writes } else { reads }),
+        ("D", matmul.d, key.c, (key.m, key.n), writes),
     ];
-    let mut bytes = [0; 3];
+    let mut bytes = [0; 4];
     for (index, (name, address, stored, shape, operands)) in matrices.into_iter().enumerate() {
         if shape != (stored.rows, stored.columns) {
             return Err(violation(format!("{name} is {stored:?} where {shape:?} is expected")));
@@ -148,10 +149,14 @@ pub fn check_matmul(
                 .map_err(|reason| violation(format!("{name} {reason}: {address:?}, {stored:?}")))?;
     }
     let read = if key.accumulate { bytes[2] } else { 0 };
-    if key.accumulate && !reads.contains(&writes[0]) {
+    let is_in_place = matmul.c == matmul.d;
+    if key.accumulate && is_in_place && !reads.contains(&writes[0]) {
         return Err(violation("C is accumulated into but not read".into()));
     }
-    Ok(AccessedBytes { read: bytes[0] + bytes[1] + read, written: bytes[2] })
+    if !key.accumulate && !is_in_place {
+        return Err(violation("D is not C, which is not added".into()));
+    }
+    Ok(AccessedBytes { read: bytes[0] + bytes[1] + read, written: bytes[3] })
 }
 
 /// Size in bytes of a matrix that is an entire operand. Its elements do not overlap, are as many as those of the
