@@ -54,7 +54,7 @@ pub fn description() -> Option<String> {
     };
     let mut parts = vec![
         gpu.name,
-        version(CudaLibrary::Driver, "driver"),
+        version(CudaLibrary::Driver, "driver for CUDA"),
         version(CudaLibrary::CublasLt, "cuBLASLt"),
     ];
     for (library, name) in [(CudaLibrary::Cudnn, "cuDNN"), (CudaLibrary::Nccl, "NCCL")] {

@@ -1,6 +1,7 @@
 //! Measurements of GPT steps from comma-separated values.
 //!
-//! The first line names the columns in any order. Other columns are ignored:
+//! The first line names the columns in any order. No cell contains a comma or a line break: all that are read are numbers,
+//! and names of columns without commas. Other columns are ignored:
 //!
 //! | column | meaning |
 //! |---|---|

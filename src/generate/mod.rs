@@ -16,7 +16,7 @@ pub use text::TextStream;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndOfGeneration {
-    /// It has the requested number of tokens.
+    /// The text has the requested number of tokens.
     Tokens,
     /// The model chose the end-of-text token.
     EndOfText,

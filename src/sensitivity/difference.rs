@@ -47,7 +47,7 @@ mod tests {
         StepSample { time_s, log_times: ratios.map(|ratio| (time_s * ratio).ln()).to_vec() }
     }
 
-    /// Of a + b/x with a = b = x = 1, half depends on x: the elasticity is −1/2.
+    /// Half of a + b/x with a = b = x = 1 depends on x: the elasticity is −1/2.
     #[test]
     fn an_elasticity_is_the_share_that_scales() {
         let (low, high) = (1.0 / 1.05, 1.05);

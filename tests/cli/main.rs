@@ -7,6 +7,7 @@ mod checkpoints;
 mod cluster;
 mod compare;
 mod context;
+mod convert;
 mod cuda;
 mod data;
 mod doctor;

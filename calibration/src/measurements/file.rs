@@ -355,8 +355,8 @@ pub enum MlpKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EmbeddingKind {
-    /// Those of the embedding.
+    /// The weights of the embedding.
     Tied,
-    /// Their own.
+    /// Weights of their own.
     Untied,
 }

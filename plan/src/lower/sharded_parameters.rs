@@ -11,14 +11,14 @@
 
 use std::ops::Range;
 
+use crate::Kernel;
 use crate::emit::{
     OperandSlot, accumulate_gradient_part, all_gather, microbatch_gradient_extent, reduce_scatter,
     round_microbatch_gradient, zero_microbatch_gradient,
 };
 use crate::graph::{OpId, SegmentKind};
-use crate::program::{Access, Action, Buffer, BufferId, BufferRole, CollectiveOp, Instr};
+use crate::program::{Access, Buffer, BufferId, BufferRole, Instr};
 use crate::strategy::OpParameters;
-use crate::{Bytes, Context, Kernel};
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
 
@@ -174,7 +174,7 @@ impl StageLowering<'_> {
             let buffer = self.add_bound_buffer(key, &name, extent, role, shard);
             operands.push((part, Access { buffer, extent }));
         }
-        self.push_collective(site, "weights", operands, all_gather);
+        self.push_collective(site.origin("weights"), operands, all_gather);
     }
 
     /// Rounds the gradients of a block's microbatch that have another format than their reduction.
@@ -215,7 +215,7 @@ impl StageLowering<'_> {
             let to = if accumulates { whole } else { self.buffer_of(sum) };
             operands.push((self.whole_access(whole), self.whole_access(to)));
         }
-        self.push_collective(site, "gradients", operands, reduce_scatter);
+        self.push_collective(site.origin("gradients"), operands, reduce_scatter);
     }
 
     /// Adds the reduced parts of a block's gradients to the parts of earlier microbatches, if there are any.
@@ -234,24 +234,6 @@ impl StageLowering<'_> {
             }
             self.record_gradient_end(site);
         }
-    }
-
-    fn push_collective(
-        &mut self,
-        site: SegmentSite,
-        what: &str,
-        operands: Vec<(Access, Access)>,
-        collective: fn(Bytes, &Context) -> CollectiveOp,
-    ) {
-        if operands.is_empty() {
-            return;
-        }
-        let (reads, writes): (Vec<Access>, Vec<Access>) = operands.into_iter().unzip();
-        let bytes = |side: &[Access]| side.iter().map(|access| access.extent.bytes()).sum();
-        let payload = Bytes::max(bytes(&reads), bytes(&writes));
-        let action = Action::Collective(collective(payload, &self.plan.context));
-        let origin = site.origin(what);
-        self.instructions().push(Instr { action, reads, writes, origin, overlapped_instrs: 0 });
     }
 
     fn whole_access(&self, buffer: BufferId) -> Access {

@@ -6,9 +6,10 @@ use crate::decisions::{ResolvedPlan, SegmentPlan};
 use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand};
 use crate::graph::{OpId, Value, ValueId};
 use crate::program::{
-    Access, Buffer, BufferId, BufferRole, Extent, Instr, InstrOrigin, ModelChunk, ParameterShard,
-    Phase, StageProgram, StageSchedule, place_buffers,
+    Access, Action, Buffer, BufferId, BufferRole, CollectiveOp, Extent, Instr, InstrOrigin,
+    ModelChunk, ParameterShard, Phase, StageProgram, StageSchedule, place_buffers,
 };
+use crate::{Bytes, Context};
 
 /// Index of a segment within its stage: the embedding, a block, or the head.
 pub(super) type SegmentInstance = u32;
@@ -177,6 +178,24 @@ impl<'a> StageLowering<'a> {
             .map(|operand| Access { buffer: bind(self, *operand), extent: operand.extent })
             .collect();
         let (action, origin) = (template.action, origin.clone());
+        self.instructions().push(Instr { action, reads, writes, origin, overlapped_instrs: 0 });
+    }
+
+    /// Emits one collective for operands that are read and written, if there are any. Its payload is the larger of both
+    /// sides.
+    pub(super) fn push_collective(
+        &mut self,
+        origin: InstrOrigin,
+        operands: Vec<(Access, Access)>,
+        collective: impl FnOnce(Bytes, &Context) -> CollectiveOp,
+    ) {
+        if operands.is_empty() {
+            return;
+        }
+        let (reads, writes): (Vec<Access>, Vec<Access>) = operands.into_iter().unzip();
+        let bytes = |side: &[Access]| side.iter().map(|access| access.extent.bytes()).sum();
+        let payload = Bytes::max(bytes(&reads), bytes(&writes));
+        let action = Action::Collective(collective(payload, &self.plan.context));
         self.instructions().push(Instr { action, reads, writes, origin, overlapped_instrs: 0 });
     }
 

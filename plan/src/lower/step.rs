@@ -8,7 +8,7 @@ use crate::emit::{
 };
 use crate::graph::{OpId, SegmentKind};
 use crate::program::{
-    Access, Action, BufferId, BufferRole, GatherBucket, GradientBucket, Instr, InstrOrigin, Phase,
+    Access, BufferId, BufferRole, GatherBucket, GradientBucket, InstrOrigin, Phase,
 };
 use crate::strategy::OpParameters;
 
@@ -152,22 +152,14 @@ impl StageLowering<'_> {
             operands.push((op, Access { buffer, extent: operand.extent }));
         }
         let origin = match &operands[..] {
-            [] => return,
             [(op, _)] => site.origin(&site.plan.segment.op(*op).name),
             _ => site.origin(match collective {
                 CoalescedCollective::AllGather => "weights",
                 _ => "gradients",
             }),
         };
-        let accesses: Vec<Access> = operands.into_iter().map(|(_, access)| access).collect();
-        let payload = accesses.iter().map(|access| access.extent.bytes()).sum();
-        self.program.step.push(Instr {
-            action: Action::Collective(collective.op(payload, &context)),
-            reads: accesses.clone(),
-            writes: accesses,
-            origin,
-            overlapped_instrs: 0,
-        });
+        let in_place = operands.into_iter().map(|(_, access)| (access, access)).collect();
+        self.push_collective(origin, in_place, |payload, context| collective.op(payload, context));
     }
 
     /// The parameters of a segment that this stage updates.

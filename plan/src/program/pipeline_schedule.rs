@@ -64,7 +64,9 @@ impl StageSchedule {
                     [Phase::Forward, Phase::Backward],
                 )
             }
-            _ => (self.stages - self.stage).min(self.microbatches),
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::ZeroBubble => {
+                (self.stages - self.stage).min(self.microbatches)
+            }
         }
     }
 
@@ -72,7 +74,9 @@ impl StageSchedule {
     pub fn passes(&self, has_weight_gradient_passes: bool) -> Vec<MicrobatchPass> {
         match self.schedule {
             PipelineSchedule::Interleaved => self.interleaved_passes().collect(),
-            _ => self.passes_of_one_chunk(has_weight_gradient_passes),
+            PipelineSchedule::OneForwardOneBackward | PipelineSchedule::ZeroBubble => {
+                self.passes_of_one_chunk(has_weight_gradient_passes)
+            }
         }
     }
 

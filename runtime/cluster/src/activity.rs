@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 /// An activity of a process, as it answers one that waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activity {
-    /// It computes, or anything else that waits for no process.
+    /// Computation, or anything else that waits for no process.
     Computing,
-    /// It reads or writes a checkpoint or another long file; or it waits for a process that did so this long ago.
+    /// Reading or writing of a checkpoint or another long file; or waiting for a process that did so this long ago.
     Storage(Duration),
-    /// It waits for the process of this rank.
+    /// Waiting for the process of this rank.
     WaitingFor(u64),
 }
 

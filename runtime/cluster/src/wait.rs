@@ -35,9 +35,9 @@ pub(crate) struct Wait {
 /// Next action of a waiting process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitStep {
-    /// It waits for a change, no longer than this.
+    /// Waiting for a change, no longer than this.
     Sleep(Duration),
-    /// It asks the peer what the peer is doing.
+    /// Asking the peer for its activity.
     Ask,
     /// The peer is late.
     TimedOut,

@@ -35,13 +35,13 @@ pub struct CheckpointKeeper<'a> {
     tokenizer: Vec<TokenizerFile>,
     resumed: Option<CheckpointEntry>,
     last: Option<CheckpointEntry>,
-    /// The checkpoint that is being written, if any, and where it belongs.
-    pending: Option<(PendingSave, Place)>,
+    /// The checkpoint that is being written, if any, and its folder.
+    pending: Option<(PendingSave, SaveFolder)>,
 }
 
-/// Place of a checkpoint.
+/// Folder into which a checkpoint is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum SaveFolder {
     /// The folder of the run.
     Run,
     /// The folder of the best checkpoint.
@@ -173,7 +173,7 @@ impl<'a> CheckpointKeeper<'a> {
             step < steps && step.is_multiple_of(settings.every.get())
         };
         match self.settings.is_some_and(is_due) {
-            true => self.write(trainer, Place::Run),
+            true => self.write(trainer, SaveFolder::Run),
             false => Ok(()),
         }
     }
@@ -183,7 +183,7 @@ impl<'a> CheckpointKeeper<'a> {
     /// # Errors
     /// A checkpoint that cannot be written, a folder that was removed, or a lost process.
     pub fn save(&mut self, trainer: &Trainer) -> CommandResult<()> {
-        self.start(trainer, Place::Run, SaveMode::Blocking)?;
+        self.start(trainer, SaveFolder::Run, SaveMode::Blocking)?;
         self.finish_pending()
     }
 
@@ -193,7 +193,7 @@ impl<'a> CheckpointKeeper<'a> {
     /// A checkpoint that cannot be written, or a lost process.
     pub fn save_best(&mut self, trainer: &Trainer) -> CommandResult<()> {
         match self.settings.is_some_and(|settings| settings.keep_best) {
-            true => self.write(trainer, Place::Best),
+            true => self.write(trainer, SaveFolder::Best),
             false => Ok(()),
         }
     }
@@ -236,9 +236,9 @@ impl<'a> CheckpointKeeper<'a> {
     }
 
     /// Starts a checkpoint, and waits for it unless it is written behind the next steps.
-    fn write(&mut self, trainer: &Trainer, place: Place) -> CommandResult<()> {
+    fn write(&mut self, trainer: &Trainer, folder: SaveFolder) -> CommandResult<()> {
         let mode = self.settings.map_or(SaveMode::Blocking, |settings| settings.mode);
-        self.start(trainer, place, mode)?;
+        self.start(trainer, folder, mode)?;
         match mode {
             SaveMode::Blocking => self.finish_pending(),
             SaveMode::Background => Ok(()),
@@ -246,22 +246,27 @@ impl<'a> CheckpointKeeper<'a> {
     }
 
     /// Starts a checkpoint when the one before it is complete; none in the folder of the run if that has one of this step.
-    fn start(&mut self, trainer: &Trainer, place: Place, mode: SaveMode) -> CommandResult<()> {
+    fn start(
+        &mut self,
+        trainer: &Trainer,
+        folder: SaveFolder,
+        mode: SaveMode,
+    ) -> CommandResult<()> {
         let Some(settings) = self.settings else { return Ok(()) };
         self.finish_pending()?;
         let step = trainer.session().steps();
         let is_saved = self.last.as_ref().is_some_and(|last| last.step == step);
-        if place == Place::Run && is_saved {
+        if folder == SaveFolder::Run && is_saved {
             return Ok(());
         }
         self.verify_lock()?;
-        let dir = match place {
-            Place::Run => settings.dir.clone(),
-            Place::Best => settings.dir.join(BEST_FOLDER),
+        let dir = match folder {
+            SaveFolder::Run => settings.dir.clone(),
+            SaveFolder::Best => settings.dir.join(BEST_FOLDER),
         };
         let of = (self.model, self.seed);
         let pending = PendingSave::begin(&dir, trainer, of, mode);
-        self.pending = Some((pending.map_err(Failure::checkpoint)?, place));
+        self.pending = Some((pending.map_err(Failure::checkpoint)?, folder));
         Ok(())
     }
 
@@ -270,18 +275,18 @@ impl<'a> CheckpointKeeper<'a> {
     /// # Errors
     /// A checkpoint that could not be written, a folder that was removed, or a lost process.
     pub fn finish_pending(&mut self) -> CommandResult<()> {
-        let (Some((pending, place)), Some(settings)) = (self.pending.take(), self.settings) else {
+        let (Some((pending, folder)), Some(settings)) = (self.pending.take(), self.settings) else {
             return Ok(());
         };
         self.verify_lock()?;
         let step = pending.step();
-        let retention = match place {
-            Place::Run => settings.retention,
-            Place::Best => Retention::Only,
+        let retention = match folder {
+            SaveFolder::Run => settings.retention,
+            SaveFolder::Best => Retention::Only,
         };
         let options = SaveOptions { retention, tokenizer: &self.tokenizer };
         let path = pending.commit(options).map_err(Failure::checkpoint)?;
-        if place == Place::Run {
+        if folder == SaveFolder::Run {
             self.last = Some(CheckpointEntry { step, path });
         }
         Ok(())

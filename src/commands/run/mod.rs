@@ -5,9 +5,11 @@ mod data_check;
 mod initial_weights;
 mod memory;
 mod processes;
+mod step_log;
 mod tokens;
 mod trace;
 mod train;
+mod train_loop;
 mod validation;
 
 use std::ffi::OsStr;
