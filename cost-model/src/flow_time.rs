@@ -140,8 +140,8 @@ impl<'a> FlowPrices<'a> {
         times
     }
 
-    /// What a residual addition in the GEMM that computes the value adds to the times of the linear and of the addition, in the
-    /// forward pass and where the value is recomputed. It is negative: the product is neither written nor read.
+    /// The difference that a residual addition in the GEMM of the value makes to the times of the linear and of the addition, in
+    /// the forward pass and where the value is recomputed. It is negative: the product is neither written nor read.
     fn residual_sum_times(&self, flow: &Flow) -> [Seconds; 2] {
         let [mut forward, mut recomputed] = [Seconds(0.0); 2];
         if let Some(time) = self.residual_sum_time(flow) {
