@@ -28,7 +28,10 @@ use super::tokens::sampler;
 use super::trace::Tracer;
 use super::validation::Validation;
 use super::{PlannedRun, TextOutput, processes};
-use crate::args::{Detail, ExecutionTarget, OutputSettings, TokenSource, TrainSettings};
+use crate::args::{
+    CheckpointSettings, Detail, ExecutionTarget, OutputSettings, RunOrigin, TokenSource,
+    TrainSettings,
+};
 use crate::breakdown::seconds_by_category;
 use crate::cluster::{LaunchedProcess, leave};
 use crate::errors::{CommandResult, ExitStatus, Failure};
@@ -115,8 +118,11 @@ fn train_in_group(
     let storage = StorageUse::begin(trainer.session().process_group().cloned());
     let mut data_check = DataCheck::begin(tokens, evaluated, training)?;
     drop(storage);
-    let mut metrics =
-        training.metrics.as_deref().map(|file| metrics_file(file, &keeper)).transpose()?;
+    let mut metrics = training
+        .metrics
+        .as_deref()
+        .map(|file| metrics_file(file, training, &keeper))
+        .transpose()?;
     let folder = training.tensorboard.as_deref();
     let mut events = folder.map(|folder| EventFile::create(folder, first_step + 1)).transpose()?;
     let predicted = step_prediction(&plan, &prediction);
@@ -323,9 +329,15 @@ fn session(
 }
 
 /// A new metrics file, or the existing one of a resumed run.
-fn metrics_file(file: &OsStr, keeper: &CheckpointKeeper) -> CommandResult<MetricsFile> {
+fn metrics_file(
+    file: &OsStr,
+    training: &TrainSettings,
+    keeper: &CheckpointKeeper,
+) -> CommandResult<MetricsFile> {
+    let resumes = |settings: &CheckpointSettings| settings.origin != RunOrigin::FirstStep;
     match keeper.resumed() {
         Some(checkpoint) => MetricsFile::resume(file, checkpoint.step),
+        None if training.checkpoints.as_ref().is_some_and(resumes) => MetricsFile::restart(file),
         None => MetricsFile::create(file),
     }
 }
