@@ -11,13 +11,14 @@
 //! connects again until the deadline, with the same [`JoinRequest::process_id`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use narrows_runtime::process_group::{ClusterError, ClusterFault, excerpt};
 use serde::{Deserialize, Serialize};
 
+use super::frame::abort_frame;
 use super::handshake::{
     HANDSHAKE_TIMEOUT, Listener, POLL_INTERVAL, has_confirmation, introduce, read_confirmation,
     read_message, send_confirmation, send_message,
@@ -117,7 +118,7 @@ pub(super) fn report_failure(launch: &LaunchInfo, reason: &str, timeout: Duratio
     let (process_id, port, facts, failure) = (new_id(), 0, vec![], Some(reason));
     let request = JoinRequest { rank, world_size, process_id, port, facts, failure };
     // The answer shows that the request has arrived.
-    let _ = meet((0, &launch.rendezvous), launch, &deadline, |stream, _| {
+    let _ = meet(Target::awaited(0, &launch.rendezvous), launch, &deadline, |stream, _| {
         Ok(ask(stream, &request, deadline.end()))
     });
 }
@@ -158,7 +159,7 @@ impl JoinDeadline {
 struct Joiner {
     process_id: u64,
     stream: TcpStream,
-    /// Where it listens for its peers.
+    /// Address at which it listens for its peers.
     address: SocketAddr,
 }
 
@@ -174,6 +175,8 @@ fn accept_all(
     let mut joined: BTreeMap<u64, Joiner> = BTreeMap::new();
     let mut rejected = None;
     let outcome = loop {
+        // A process that has ended, or connects again, is to join anew.
+        joined.retain(|_, joiner| has_confirmation(&mut joiner.stream).is_ok_and(|early| !early));
         if joined.len() as u64 + 1 == launch.world_size {
             break Ok(());
         }
@@ -191,8 +194,10 @@ fn accept_all(
             break Err(fault);
         }
         // A process that lost its connection has another one now.
-        let address = SocketAddr::new(ip, request.port);
-        joined.insert(rank, Joiner { process_id, stream, address });
+        if stream.set_nonblocking(true).is_ok() {
+            let address = SocketAddr::new(ip, request.port);
+            joined.insert(rank, Joiner { process_id, stream, address });
+        }
     };
     let reply = match &outcome {
         Ok(()) => {
@@ -242,8 +247,11 @@ impl Answers {
 
     /// Answers a process.
     fn add(&mut self, rank: u64, process_id: u64, mut stream: TcpStream) {
-        let sent = send_message(&mut stream, &self.reply);
-        if sent.and_then(|()| stream.set_nonblocking(true)).is_ok() {
+        let sent = stream
+            .set_nonblocking(false)
+            .and_then(|()| send_message(&mut stream, &self.reply))
+            .and_then(|()| stream.set_nonblocking(true));
+        if sent.is_ok() {
             self.answered.insert((rank, process_id), (stream, false));
         }
     }
@@ -290,20 +298,24 @@ impl Answers {
     /// The connections, by rank.
     ///
     /// # Errors
-    /// A process that has not confirmed the answer.
+    /// A process that has not confirmed the answer. The others, which go on, are told.
     fn into_streams(self) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
-        let mut streams = BTreeMap::new();
+        let mut streams: BTreeMap<u64, TcpStream> = BTreeMap::new();
         let mut silent = None;
         for ((rank, _), (stream, confirmed)) in self.answered {
             streams.insert(rank, stream);
             silent = silent.or((!confirmed).then_some(rank));
         }
         let lost = (1..self.world_size).find(|rank| !streams.contains_key(rank));
-        match (lost, silent) {
-            (Some(rank), _) => Err(disconnected(rank, &io::ErrorKind::UnexpectedEof.into())),
-            (None, Some(rank)) => Err(disconnected(rank, &io::ErrorKind::TimedOut.into())),
-            (None, None) => Ok(streams),
+        let error = match (lost, silent) {
+            (Some(rank), _) => disconnected(rank, &io::ErrorKind::UnexpectedEof.into()),
+            (None, Some(rank)) => disconnected(rank, &io::ErrorKind::TimedOut.into()),
+            (None, None) => return Ok(streams),
+        };
+        for stream in streams.values_mut() {
+            let _ = stream.write_all(&abort_frame(0, &error.fault.to_string()));
         }
+        Err(error)
     }
 }
 
@@ -358,7 +370,8 @@ fn join_rank_0(
     let mut request =
         JoinRequest { rank, world_size, process_id: new_id(), port: 0, facts, failure };
     let mut own_listener = None;
-    let (first, reply) = meet((0, &launch.rendezvous), launch, deadline, |stream, address| {
+    let rank_0 = Target::awaited(0, &launch.rendezvous);
+    let (first, reply) = meet(rank_0, launch, deadline, |stream, address| {
         if own_listener.is_none() {
             // With rank 0 on this machine, no process of another machine needs to reach this one.
             let loopback = address.ip().is_loopback();
@@ -393,11 +406,12 @@ fn join_rank_0(
 
 /// Connects with a peer that listens.
 fn greet(
-    peer: (u64, &Address),
+    (rank, address): (u64, &Address),
     launch: &LaunchInfo,
     hello: &PeerHello,
     deadline: &JoinDeadline,
 ) -> Result<TcpStream, ClusterError> {
+    let peer = Target { rank, address, has_listened: true };
     let (stream, ()) = meet(peer, launch, deadline, |stream, _| {
         let sent = send_message(stream, hello);
         Ok(sent.and_then(|()| read_confirmation(stream, deadline.end() + REPORT_GRACE)))
@@ -454,10 +468,25 @@ fn listen_at(address: &Address) -> Result<TcpListener, ClusterError> {
     })
 }
 
-/// Tries until the deadline to connect with a process of the same job at its address, and to exchange messages with it. `exchange`
-/// returns the answer, an error after which another connection may succeed, or one that ends the attempts.
+/// A process to connect with.
+struct Target<'a> {
+    rank: u64,
+    address: &'a Address,
+    /// Whether it is known to have listened there: then it has ended where it no longer does.
+    has_listened: bool,
+}
+
+impl Target<'_> {
+    /// A process that may listen later.
+    fn awaited(rank: u64, address: &Address) -> Target<'_> {
+        Target { rank, address, has_listened: false }
+    }
+}
+
+/// Tries until the deadline to connect with a process of the same job, and to exchange messages with it. `exchange` returns
+/// the answer, an error after which another connection may succeed, or one that ends the attempts.
 fn meet<T>(
-    (rank, address): (u64, &Address),
+    Target { rank, address, mut has_listened }: Target,
     launch: &LaunchInfo,
     deadline: &JoinDeadline,
     mut exchange: impl FnMut(&mut TcpStream, SocketAddr) -> Result<io::Result<T>, ClusterError>,
@@ -468,7 +497,7 @@ fn meet<T>(
         introduce(&mut stream, &launch.job, end)?;
         Ok(stream)
     };
-    let (mut stranger, mut lost) = (None, None);
+    let (mut stranger, mut lost, mut refused_since) = (None, None, None);
     loop {
         let (mut last_error, mut is_listening) = (io::Error::from(io::ErrorKind::NotFound), false);
         match resolve(address) {
@@ -486,22 +515,27 @@ fn meet<T>(
                     is_listening = true;
                     match exchange(&mut stream, address)? {
                         Ok(answer) => return Ok((stream, answer)),
-                        Err(error) => lost = Some(error),
+                        Err(error) => (lost, has_listened) = (Some(error), true),
                     }
                     break;
                 }
             }
         }
-        // A process of this job that has closed its port after a connection broke has ended.
-        if let Some(error) = lost.take_if(|_| !is_listening || deadline.has_passed()) {
-            return Err(disconnected(rank, &error));
+        if is_listening || !has_listened {
+            refused_since = None;
         }
+        let now = Instant::now();
+        let is_gone =
+            !is_listening && has_listened && now >= *refused_since.get_or_insert(now) + ANSWER_TIME;
         let reason = reason_of(&last_error);
         // Says more than that the last attempt had no answer in time.
         if last_error.kind() == io::ErrorKind::InvalidData {
             stranger = Some(reason.clone());
         }
-        if deadline.has_passed() {
+        if is_gone || deadline.has_passed() {
+            if let Some(error) = lost {
+                return Err(disconnected(rank, &error));
+            }
             let (address, reason) = (address.to_string(), stranger.unwrap_or(reason));
             let waited_s = deadline.waited_s();
             return Err(ClusterFault::Unreachable { rank, address, waited_s, reason }.into());

@@ -5,8 +5,11 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use narrows_runtime::process_group::ProcessGroup as _;
+
 use super::super::job_token::JobToken;
 use super::super::launcher::Launcher;
+use super::super::process_group::{ClusterTimeouts, TcpProcessGroup};
 use super::*;
 
 /// Side whose bytes are damaged.
@@ -71,16 +74,20 @@ fn forward(
     });
 }
 
-fn launch(rank: u64, port: u16) -> LaunchInfo {
+fn launch_of(rank: u64, world_size: u64, port: u16) -> LaunchInfo {
     LaunchInfo {
         launcher: Launcher::Torchrun,
         rank,
-        world_size: 2,
+        world_size,
         local_rank: rank,
-        local_world_size: 2,
+        local_world_size: world_size,
         rendezvous: Address { host: "127.0.0.1".into(), port },
         job: JobToken::new("a job"),
     }
+}
+
+fn launch(rank: u64, port: u16) -> LaunchInfo {
+    launch_of(rank, 2, port)
 }
 
 fn free_port() -> u16 {
@@ -198,4 +205,73 @@ fn peers_connect_again_after_any_damaged_byte() {
         });
         assert!(bytes >= 56, "{sender:?} sends {bytes} bytes");
     }
+}
+
+/// Sends the request of a process that then ends.
+fn join_and_end(launch: &LaunchInfo, reads_answer: bool) {
+    let deadline = JoinDeadline { start: Instant::now(), timeout: TIMEOUT };
+    let (rank, world_size) = (launch.rank, launch.world_size);
+    let request = JoinRequest {
+        rank,
+        world_size,
+        process_id: new_id(),
+        port: 1,
+        facts: vec![],
+        failure: None,
+    };
+    let target = Target::awaited(0, &launch.rendezvous);
+    let ask = |stream: &mut TcpStream, _| {
+        send_message(stream, &request).unwrap();
+        if reads_answer {
+            read_message::<JoinReply>(stream, deadline.end()).unwrap();
+        }
+        Ok(Ok(()))
+    };
+    meet(target, launch, &deadline, ask).unwrap();
+}
+
+#[test]
+fn a_process_that_ends_while_it_waits_may_be_started_again() {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let join = |rank| {
+            move || connect(&launch_of(rank, 3, port), vec![], &[], TIMEOUT).map(|all| all.len())
+        };
+        let first = scope.spawn(join(0));
+        join_and_end(&launch_of(1, 3, port), false);
+        std::thread::sleep(5 * POLL_INTERVAL);
+        let others = [1, 2].map(|rank| scope.spawn(join(rank)));
+        assert_eq!(first.join().unwrap(), Ok(2));
+        assert_eq!(others.map(|other| other.join().unwrap()), [Ok(1), Ok(1)]);
+    });
+}
+
+/// The last process to join ends with the answer. It is named at once by all others.
+#[test]
+fn a_process_that_ends_when_all_have_joined_is_named() {
+    let port = free_port();
+    let timeouts = ClusterTimeouts { join: TIMEOUT, collective: TIMEOUT };
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let join = |rank, peers: &'static [u64]| {
+            move || {
+                let group =
+                    TcpProcessGroup::join(&launch_of(rank, 4, port), vec![], peers, timeouts)?;
+                group.gather_and_broadcast_bytes(vec![], &mut |_| Ok(vec![])).map(drop)
+            }
+        };
+        let first = scope.spawn(join(0, &[]));
+        let (other, neighbour) = (scope.spawn(join(2, &[])), scope.spawn(join(3, &[1])));
+        std::thread::sleep(20 * POLL_INTERVAL);
+        join_and_end(&launch_of(1, 4, port), true);
+        let fault = first.join().unwrap().unwrap_err().fault;
+        assert!(matches!(fault, ClusterFault::Disconnected { rank: 1, .. }), "{fault}");
+        let reason = fault.to_string();
+        let aborted = ClusterFault::Aborted { rank: 0, reason };
+        assert_eq!(other.join().unwrap().unwrap_err().fault, aborted);
+        // It connects with the process that has ended.
+        let fault = neighbour.join().unwrap().unwrap_err().fault;
+        assert!(matches!(fault, ClusterFault::Unreachable { rank: 1, .. }), "{fault}");
+    });
+    assert!(start.elapsed() < TIMEOUT / 3, "{:?}", start.elapsed());
 }
