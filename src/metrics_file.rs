@@ -201,10 +201,11 @@ fn length_until(name: &str, file: &fs::File, step: u64) -> CommandResult<u64> {
     }
 }
 
-/// Whether a line without an end is a partially written record, and not the end of another file.
+/// Whether a line without an end is a partially written record, and not the end of another file. File systems fill what was
+/// not on the disk before a power failure with zeros.
 fn is_truncated_record(line: &[u8]) -> bool {
     const PREFIX: &[u8] = b"{\"step\":";
-    line.starts_with(PREFIX) || PREFIX.starts_with(line)
+    line.starts_with(PREFIX) || PREFIX.starts_with(line) || line.iter().all(|byte| *byte == 0)
 }
 
 #[cfg(test)]
@@ -223,6 +224,7 @@ mod tests {
             ("{\"step\":1}\n{\"step\":2}\n", 2, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n"),
             ("{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n", 1, "{\"step\":1}\n{\"step\":2}\n"),
             ("{\"step\":1}\n{\"st", 1, "{\"step\":1}\n{\"step\":2}\n"),
+            ("{\"step\":1}\n\0\0\0\0", 1, "{\"step\":1}\n{\"step\":2}\n"),
             // A record without the end of its line was not finished either.
             ("{\"step\":1}", 1, "{\"step\":2}\n"),
         ] {

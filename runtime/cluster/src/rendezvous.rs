@@ -224,7 +224,8 @@ fn accept_all(
     let is_known = |request: &JoinRequest| {
         request.failure.is_none() && ids.get(&request.rank) == Some(&request.process_id)
     };
-    answers.send(ANSWER_TIME, Instant::now() + HANDSHAKE_TIMEOUT, is_known);
+    let end = deadline.end().max(Instant::now() + HANDSHAKE_TIMEOUT);
+    answers.send(ANSWER_TIME, end, is_known);
     answers.into_streams()
 }
 
