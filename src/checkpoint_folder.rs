@@ -2,10 +2,24 @@
 
 use std::path::{Path, PathBuf};
 
-use narrows_runtime::checkpoint;
+use narrows_runtime::checkpoint::{self, CheckpointError, CheckpointFolder};
 
 use crate::errors::{CommandResult, Failure};
 use crate::output;
+
+/// Folder of the checkpoint with the lowest evaluation loss, within the folder of a run.
+pub const BEST_FOLDER: &str = "best";
+
+/// The checkpoints from which a run can continue, in the order in which they are tried: those of its folder, the newest first,
+/// and then the one with the lowest evaluation loss.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn candidates(dir: &Path) -> Result<Vec<CheckpointFolder>, CheckpointError> {
+    let mut all = checkpoint::list(dir)?;
+    all.extend(checkpoint::list(&dir.join(BEST_FOLDER))?);
+    Ok(all)
+}
 
 /// The last complete checkpoint, with a warning where a later one is incomplete: `consequence` is a clause about the
 /// checkpoint that is taken instead, which follows.

@@ -122,9 +122,13 @@ pub fn leave(
 
 /// Tells the other processes that this one has failed before it could join them.
 pub fn report_failure(process: &LaunchedProcess, failure: Failure) -> Failure {
-    let reason = reason_of(&failure);
-    TcpProcessGroup::report_failure(&process.launch, &reason, process.timeouts.join);
+    report_reason(process, &reason_of(&failure));
     with_label(failure, &process.label())
+}
+
+/// Tells the other processes why this one has failed before it could join them.
+pub fn report_reason(process: &LaunchedProcess, reason: &str) {
+    TcpProcessGroup::report_failure(&process.launch, reason, process.timeouts.join);
 }
 
 /// The first problem of a failure with its place, for other processes.

@@ -3,12 +3,13 @@
 use std::ffi::OsStr;
 use std::fs::{self, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::input::TextDocument;
-use crate::output::{is_stdout, write_failure};
+use crate::output::{is_stdout, warn, write_failure};
 
 /// A metrics file that is flushed after every line, and locked until it is dropped.
 pub struct MetricsFile {
@@ -90,6 +91,31 @@ impl MetricsFile {
         Ok(MetricsFile { name, file: Box::new(file) })
     }
 
+    /// Creates a file for a run that begins anew, although an earlier one may have written it: an existing file with a complete line
+    /// is renamed, with a warning, so that no line is lost.
+    ///
+    /// # Errors
+    /// As [`create`](MetricsFile::create), and a file that cannot be renamed.
+    pub fn restart(output: &OsStr) -> CommandResult<MetricsFile> {
+        let regular = fs::metadata(output).is_ok_and(|metadata| metadata.is_file());
+        if is_stdout(output) || !regular {
+            return MetricsFile::create(output);
+        }
+        let name = output.to_string_lossy().into_owned();
+        let file = open_locked(&name, output, fs::OpenOptions::new().read(true).append(true))?;
+        let has_lines = length_until(&name, &file, u64::MAX)? > 0;
+        drop(file);
+        if has_lines {
+            let kept =
+                set_aside(Path::new(output)).map_err(|error| write_failure(&name, &error))?;
+            let kept = kept.display();
+            warn(&format!(
+                "{name} has steps of which no checkpoint is left: it is now {kept}, and the run begins at the first step"
+            ));
+        }
+        MetricsFile::create(output)
+    }
+
     /// Continues a file after the line of `step`. Lines of later steps and an incomplete line are removed, since the
     /// steps are repeated.
     ///
@@ -125,6 +151,17 @@ impl MetricsFile {
             _ => Ok(()),
         }
     }
+}
+
+/// Renames a metrics file to a name that no file has, and returns it.
+fn set_aside(path: &Path) -> io::Result<PathBuf> {
+    let name = path.file_name().unwrap_or_default().display();
+    let kept = (1u64..)
+        .map(|number| path.with_file_name(format!("{name}.old-{number}")))
+        .find(|kept| fs::symlink_metadata(kept).is_err());
+    let kept = kept.unwrap_or_else(|| path.to_path_buf());
+    fs::rename(path, &kept)?;
+    Ok(kept)
 }
 
 /// Opens a file of which this process is the only writer until it is closed: lines of two runs would be mixed, or
@@ -164,10 +201,11 @@ fn length_until(name: &str, file: &fs::File, step: u64) -> CommandResult<u64> {
     }
 }
 
-/// Whether a line without an end is a partially written record, and not the end of another file.
+/// Whether a line without an end is a partially written record, and not the end of another file. File systems fill what was
+/// not on the disk before a power failure with zeros.
 fn is_truncated_record(line: &[u8]) -> bool {
     const PREFIX: &[u8] = b"{\"step\":";
-    line.starts_with(PREFIX) || PREFIX.starts_with(line)
+    line.starts_with(PREFIX) || PREFIX.starts_with(line) || line.iter().all(|byte| *byte == 0)
 }
 
 #[cfg(test)]
@@ -186,6 +224,7 @@ mod tests {
             ("{\"step\":1}\n{\"step\":2}\n", 2, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n"),
             ("{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n", 1, "{\"step\":1}\n{\"step\":2}\n"),
             ("{\"step\":1}\n{\"st", 1, "{\"step\":1}\n{\"step\":2}\n"),
+            ("{\"step\":1}\n\0\0\0\0", 1, "{\"step\":1}\n{\"step\":2}\n"),
             // A record without the end of its line was not finished either.
             ("{\"step\":1}", 1, "{\"step\":2}\n"),
         ] {
@@ -194,6 +233,28 @@ mod tests {
             lines.write(&line(step + 1)).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), expected, "{before:?}");
         }
+    }
+
+    #[test]
+    fn a_run_that_begins_anew_loses_no_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        let restart = || {
+            let mut lines = MetricsFile::restart(path.as_os_str()).unwrap();
+            lines.write(&serde_json::json!({ "step": 1 })).unwrap();
+        };
+        restart();
+        fs::write(&path, "{\"st").unwrap();
+        restart();
+        fs::write(&path, "{\"step\":1}\n{\"st").unwrap();
+        restart();
+        restart();
+        let names = ["m.jsonl", "m.jsonl.old-1", "m.jsonl.old-2"];
+        let texts = names.map(|name| fs::read_to_string(folder.path().join(name)).unwrap());
+        assert_eq!(texts, ["{\"step\":1}\n", "{\"step\":1}\n{\"st", "{\"step\":1}\n"]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+        fs::write(&path, "Call me Ishmael.\n").unwrap();
+        assert!(MetricsFile::restart(path.as_os_str()).is_err(), "a file of another kind");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use narrows_runtime::checkpoint::{self, CheckpointOutline, FoundCheckpoint, Retention, SaveMode};
 
 use super::launch::LaunchArgs;
+use crate::checkpoint_folder::candidates;
 use crate::errors::{CommandResult, Failure};
 
 /// Default number of steps between checkpoints.
@@ -65,7 +66,8 @@ pub enum RunOrigin {
     FirstStep,
     /// At the last complete checkpoint, or else at the first step.
     LastCheckpoint,
-    /// At the newest undamaged checkpoint, or else at the first step. Newer ones, which are damaged, are set aside.
+    /// At the newest undamaged checkpoint, or else at that of the lowest evaluation loss, or else at the first step. Newer ones,
+    /// which are damaged, are set aside.
     NewestUndamaged,
 }
 
@@ -119,8 +121,7 @@ fn find(
                     FoundCheckpoint::open(path).ok().filter(|found| found.outline().is_ok())
                 },
             };
-            checkpoint::list(dir)
-                .map(|all| all.iter().find_map(|listed| find_undamaged(&listed.path)))
+            candidates(dir).map(|all| all.iter().find_map(|listed| find_undamaged(&listed.path)))
         }
     };
     found.map_err(Failure::loading_checkpoint)

@@ -1,9 +1,10 @@
 //! Flags of runs with several processes.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, ValueEnum};
 use narrows_cluster::{ClusterTimeouts, JobToken, LaunchError, LaunchInfo, Launcher};
 
 use crate::cluster::LaunchedProcess;
@@ -84,6 +85,44 @@ impl LaunchArgs {
             ClusterTimeouts { join: self.join_timeout.0, collective: self.collective_timeout.0 };
         Ok(Some(LaunchedProcess { launch, timeouts }))
     }
+}
+
+/// The flags that say whether a command has other processes, and where it meets them.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, args_override_self = true, disable_help_flag = true)]
+struct MeetingFlags {
+    #[command(flatten)]
+    launch: LaunchArgs,
+    #[arg(long)]
+    backend: Option<String>,
+}
+
+/// The process of a command line whose flags may be invalid, so that it can tell the others. Invalid flags, and a launcher whose
+/// environment is invalid, count as not given. `None` for commands without other processes.
+pub fn process_of_words(words: &[OsString]) -> Option<LaunchedProcess> {
+    let text = |word: &OsString| word.to_str().unwrap_or_default().to_owned();
+    let command = text(words.get(1)?);
+    let mut flags: Vec<OsString> = vec![];
+    for (index, word) in words.iter().enumerate().skip(2) {
+        let Some(name) = text(word).strip_prefix("--").map(str::to_owned) else { continue };
+        let name = name.split('=').next().unwrap_or_default().to_owned();
+        let is_known =
+            MeetingFlags::command().get_arguments().any(|arg| arg.get_long() == Some(&name));
+        let with_value = match text(word).contains('=') {
+            true => vec![word.clone()],
+            false => words[index..].iter().take(2).cloned().collect(),
+        };
+        if is_known && MeetingFlags::try_parse_from(&with_value).is_ok() {
+            flags.extend(with_value);
+        }
+    }
+    let MeetingFlags { launch, backend } = MeetingFlags::try_parse_from(flags).ok()?;
+    let has_others = match command.as_str() {
+        "run" => backend.as_deref() != Some("null"),
+        "calibrate" => backend.as_deref() == Some("cuda"),
+        _ => false,
+    };
+    if has_others { launch.resolve().ok().flatten() } else { None }
 }
 
 /// Longest token: a secret of a few lines.

@@ -44,7 +44,7 @@ use std::ffi::OsString;
 
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-pub use calibrate::{CalibrateArgs, CalibrateSettings, CalibrateTarget};
+pub use calibrate::{CalibrateArgs, CalibrateBackendArg, CalibrateSettings, CalibrateTarget};
 pub use check::{CheckArgs, CheckSettings};
 pub use checkpoint::{CheckpointSettings, RunOrigin};
 pub use compare::{CompareArgs, CompareSettings};
@@ -57,6 +57,7 @@ pub use export_weights::{ExportClassArg, ExportSettings, ExportWeightsArgs};
 pub use factor::{FactorArgs, FactorSettings};
 pub use flags::{flags, set_flag};
 pub use generate::{GenerateArgs, GenerateSettings};
+pub use launch::process_of_words;
 pub use output::{Detail, OutputFormat, OutputSettings};
 pub use plan::{
     CostArgs, CostSettings, ExplainSettings, PlanArgs, PlanFileArgs, PlanReportSettings,

@@ -11,7 +11,9 @@ use narrows_cost_model::{Profile, profile};
 use narrows_runtime::MeasurementEffort;
 use narrows_runtime::session::Session;
 
-use crate::args::{CalibrateArgs, CalibrateSettings, CalibrateTarget, Detail, OutputFormat};
+use crate::args::{
+    CalibrateArgs, CalibrateBackendArg, CalibrateSettings, CalibrateTarget, Detail, OutputFormat,
+};
 use crate::calibrate::benchmarks::{Benchmark, BenchmarkExtent, cpu_benchmarks, cpu_comparison};
 use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::compare::compare;
@@ -20,6 +22,7 @@ use crate::calibrate::{
     DeviceSharing, MeasurementRounds, PlannedBenchmark, machine, measured_points, repeatability,
     run_rounds,
 };
+use crate::cluster::report_failure;
 use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::report::{self, CalibrationReport};
@@ -44,10 +47,18 @@ const fn effort(timed_steps_min: usize, milliseconds: u64) -> MeasurementEffort 
 
 /// Measures, writes the profile, reports.
 pub fn run(args: &CalibrateArgs) -> CommandResult<()> {
-    let settings = args.resolve()?;
+    let process = match args.backend {
+        CalibrateBackendArg::Cpu => None,
+        CalibrateBackendArg::Cuda => args.launch.resolve().ok().flatten(),
+    };
+    let before_joining = |failure| match &process {
+        Some(process) => report_failure(process, failure),
+        None => failure,
+    };
+    let settings = args.resolve().map_err(&before_joining)?;
     match &settings.target {
         CalibrateTarget::Cpu { threads } => on_cpu(&settings, *threads),
-        CalibrateTarget::Gpus { .. } => on_gpus(&settings),
+        CalibrateTarget::Gpus { .. } => on_gpus(&settings, before_joining),
     }
 }
 
@@ -73,32 +84,39 @@ fn on_cpu(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
     deliver(settings, &key, profile, &benchmarks, &compared)
 }
 
-/// Measures in every process. The process of rank 0 fits, writes and prints.
-fn on_gpus(settings: &CalibrateSettings) -> CommandResult<()> {
+/// Measures in every process. The process of rank 0 fits, writes and prints. `before_joining` tells the others of a failure.
+fn on_gpus(
+    settings: &CalibrateSettings,
+    before_joining: impl Fn(Failure) -> Failure,
+) -> CommandResult<()> {
     let CalibrateTarget::Gpus { process, global_batch, sequence_length } = &settings.target else {
         return Ok(());
     };
-    let Some(gpu_model) = gpu::first(process.as_ref()) else {
-        let problem = Problem::new("--backend", "this machine has no GPU");
-        let hint = "`narrows doctor` reports what is missing";
-        return Err(Failure::failed(vec![problem.hint(hint)]));
+    let plan = || {
+        let Some(gpu_model) = gpu::first(process.as_ref()) else {
+            let problem = Problem::new("--backend", "this machine has no GPU");
+            let hint = "`narrows doctor` reports what is missing";
+            return Err(Failure::failed(vec![problem.hint(hint)]));
+        };
+        let description = gpu::description().unwrap_or_default();
+        let key = CachedProfileKey::gpus(&description, settings.devices);
+        if process.is_none() {
+            check_output(settings, &key)?;
+        }
+        let base = gpu_calibration::base(&gpu_model)?;
+        let selection = gpu_calibration::benchmarks::BenchmarkSelection {
+            extent: settings.extent,
+            extra_model: settings.model.as_ref(),
+            devices: settings.devices,
+            global_batch: *global_batch,
+            sequence_length: *sequence_length,
+            profile: &base,
+        };
+        let compared = if settings.compare { selection.compared()? } else { vec![] };
+        let (benchmarks, count) = plan_all(selection.measured()?, compared);
+        Ok((gpu_model, key, base, benchmarks, count))
     };
-    let description = gpu::description().unwrap_or_default();
-    let key = CachedProfileKey::gpus(&description, settings.devices);
-    if process.is_none() {
-        check_output(settings, &key)?;
-    }
-    let base = gpu_calibration::base(&gpu_model)?;
-    let selection = gpu_calibration::benchmarks::BenchmarkSelection {
-        extent: settings.extent,
-        extra_model: settings.model.as_ref(),
-        devices: settings.devices,
-        global_batch: *global_batch,
-        sequence_length: *sequence_length,
-        profile: &base,
-    };
-    let compared = if settings.compare { selection.compared()? } else { vec![] };
-    let (mut benchmarks, count) = plan_all(selection.measured()?, compared);
+    let (gpu_model, key, base, mut benchmarks, count) = plan().map_err(&before_joining)?;
     let processes = GpuProcesses::join(process.clone(), &benchmarks, &command_line(settings))?;
     let mut measure_and_deliver = || {
         if process.is_some() && settings.is_rank_0() {

@@ -14,7 +14,13 @@ use crate::weight_files::{WeightFiles, WeightsFolder};
 /// Writes the factors and the file of the low-rank model into a new folder.
 pub fn run(args: &FactorArgs) -> CommandResult<()> {
     let FactorSettings { weights, model, choice, output } = args.resolve()?;
-    let dense = WeightFiles::find(weights)?.read(&model)?;
+    let dense = WeightFiles::find(weights)?.read(&model).map_err(|mut failure| {
+        // The file of the model may be the one that is damaged.
+        if let Some(last) = failure.problems.last_mut() {
+            last.hints.push(format!("--model is {}", args.model.display()));
+        }
+        failure
+    })?;
     let mut factored = factor_weights(&model, dense, choice)
         .map_err(|defect| Failure::file(&model.name, Defects::single(defect)))?;
     factored.model.name = format!("{}-low-rank", model.name);

@@ -29,23 +29,37 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 
-use crate::args::{Command, CommandLine};
+use crate::args::{Command, CommandLine, process_of_words};
+use crate::cluster::{report_failure, report_reason};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 
-/// Runs the command line.
+/// Runs the command line. A process of a run that fails before it has read its flags tells the others.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let command_line = match CommandLine::parse_from_words(arguments) {
+    let words: Vec<OsString> = arguments.into_iter().collect();
+    let command_line = match CommandLine::parse_from_words(words.clone()) {
         Ok(command_line) => command_line,
         Err(error) => {
             // Printing fails only if the stream is closed, and then there is nowhere to report it.
             let _ = error.print();
             let requested =
                 matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-            return if requested { ExitCode::SUCCESS } else { ExitStatus::BadInput.into() };
+            if requested {
+                return ExitCode::SUCCESS;
+            }
+            if let Some(process) = process_of_words(&words) {
+                let text = error.to_string();
+                let reason = text.lines().next().unwrap_or_default();
+                report_reason(&process, reason.trim_start_matches("error: "));
+            }
+            return ExitStatus::BadInput.into();
         }
     };
-    match start_threads().and_then(|()| execute(&command_line.command)) {
+    let started = start_threads().map_err(|failure| match process_of_words(&words) {
+        Some(process) => report_failure(&process, failure),
+        None => failure,
+    });
+    match started.and_then(|()| execute(&command_line.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::eprint(&failure.to_string());

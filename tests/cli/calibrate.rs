@@ -275,6 +275,40 @@ fn an_unwritable_cache_fails_before_the_measurement() {
     assert!(message.contains("neither XDG_CACHE_HOME nor HOME"), "{message}");
 }
 
+/// Ctrl-C after the second round of a full calibration leaves the profile of the rounds so far; one that ends removes it.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupted_calibration_leaves_its_rounds() {
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
+    let folder = tempfile::tempdir().unwrap();
+    let [output, partial] = ["here.json", "here.json.partial"].map(|name| folder.path().join(name));
+    let flags = format!("--threads 1 --devices 1 --output {}", output.display());
+    let child = crate::interruptible(env!("CARGO_BIN_EXE_narrows"))
+        .args(format!("calibrate {flags}").split_whitespace())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while !partial.exists() {
+        assert!(start.elapsed() < Duration::from_secs(300), "no rounds were kept");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    crate::cluster::signal(&child, "-INT");
+    let ended = child.wait_with_output().unwrap();
+    assert!(!ended.status.success(), "{ended:?}");
+    assert!(!output.exists(), "an unfinished profile has the name of a finished one");
+    let profile: Value = serde_json::from_str(&fs::read_to_string(&partial).unwrap()).unwrap();
+    let source = profile["device"]["provenance"]["source"].as_str().unwrap().to_owned();
+    assert!(source.contains("unfinished, ") && source.contains(" of 4 rounds"), "{source}");
+    let request = "plan --model cola-tiny --devices 1 --global-batch 2 --hardware";
+    stdout(&format!("{request} {}", partial.display()));
+    stdout(&format!("calibrate --quick {flags}"));
+    assert!(output.exists() && !partial.exists());
+}
+
 /// A quick profile is cached beside the full one, which `run` prefers.
 #[test]
 fn a_quick_calibration_leaves_the_full_profile() {

@@ -242,6 +242,40 @@ fn resuming_automatically_sets_damaged_checkpoints_aside() {
     assert!(files.step(4).exists() && files.at("kept/step-00000003.damaged").exists());
 }
 
+/// Changes a byte in the middle of a file.
+pub fn damage(file: &Path) {
+    let mut bytes = fs::read(file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn a_run_without_an_undamaged_checkpoint_begins_anew_and_loses_nothing() {
+    let files = Files::new();
+    let expected = uninterrupted(6);
+    let flags = |steps| {
+        let every = "--decay-steps 6 --checkpoint-every 1 --resume=auto";
+        format!("{} {every}", files.flags(steps))
+    };
+    stdout(&flags(3));
+    (1..=3).for_each(|step| damage(&files.step(step).join("model.safetensors")));
+    let before = fs::read(files.at("m.jsonl")).unwrap();
+    let aside = |step| files.at(&format!("kept/step-{step:08}.damaged/model.safetensors"));
+    let damaged = fs::read(files.step(3).join("model.safetensors")).unwrap();
+    let output = narrows(&flags(6)).assert().success().get_output().clone();
+    let message = String::from_utf8(output.stderr).unwrap();
+    for part in [
+        "kept has no undamaged checkpoint left: the run begins at the first step",
+        "m.jsonl has steps of which no checkpoint is left: it is now ",
+    ] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    assert_eq!(files.curve(), expected);
+    assert!(fs::read(files.at("m.jsonl.old-1")).unwrap() == before);
+    assert!(fs::read(aside(3)).unwrap() == damaged && (1..3).all(|step| aside(step).exists()));
+}
+
 #[test]
 fn a_run_has_the_values_of_the_checkpoint_that_it_resumes_from() {
     let files = Files::new();
@@ -252,11 +286,7 @@ fn a_run_has_the_values_of_the_checkpoint_that_it_resumes_from() {
     };
     run(2, "");
     assert!(run(4, "--resume --learning-rate 0.02").contains("--learning-rate is 0.02"));
-    let weights = files.step(4).join("model.safetensors");
-    let mut flipped = fs::read(&weights).unwrap();
-    let middle = flipped.len() / 2;
-    flipped[middle] ^= 1;
-    fs::write(&weights, &flipped).unwrap();
+    damage(&files.step(4).join("model.safetensors"));
     let message = run(6, "--resume=auto");
     assert!(message.contains("the checkpoint is now"), "{message}");
     assert!(!message.contains("--learning-rate"), "{message}");

@@ -434,6 +434,37 @@ fn a_process_that_fails_before_it_joins_ends_the_run_of_all() {
     );
 }
 
+/// One process is given flags that it cannot parse. The others do not wait for it.
+#[test]
+fn a_process_with_invalid_flags_ends_the_run_of_all() {
+    let processes = Processes::new(2);
+    let token = processes.at("token");
+    fs::write(&token, "a secret").unwrap();
+    let flags = format!("--steps 2 --job-token-file {}", token.display());
+    for (failed, invalid, reason) in [
+        (1, "--stepz 9", "unexpected argument '--stepz' found"),
+        (0, "--micro-batch=some", "invalid value 'some' for '--micro-batch"),
+        // The deadline of the failed process is then the default one.
+        (1, "--join-timeout never", "invalid value 'never' for '--join-timeout"),
+        (0, "--resume", "the following required arguments were not provided:"),
+    ] {
+        let start = |rank: usize| {
+            let invalid = if rank == failed { invalid } else { "" };
+            let arguments = format!("{SMALL} {invalid} {flags}");
+            processes.start(rank, &arguments, processes.torchrun(rank))
+        };
+        let begin = Instant::now();
+        let outputs = wait_all((0..2).map(start).collect());
+        assert!(begin.elapsed() < Duration::from_secs(30), "{invalid}: {outputs:#?}");
+        assert_eq!(outputs[failed].status.code(), Some(2), "{invalid}: {outputs:#?}");
+        assert!(stderr(&outputs[failed]).contains(reason), "{invalid}: {outputs:#?}");
+        let other = &outputs[1 - failed];
+        assert_eq!(other.status.code(), Some(1), "{invalid}: {outputs:#?}");
+        let message = format!("process {failed} aborted the run: {reason}");
+        assert!(stderr(other).contains(&message), "{invalid}: {outputs:#?}");
+    }
+}
+
 #[test]
 fn processes_with_different_job_tokens_do_not_meet() {
     let processes = Processes::new(2);

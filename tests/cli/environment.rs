@@ -186,6 +186,55 @@ fn a_truncated_token_file_ends_a_run_with_a_checkpoint() {
     stdout(&format!("{} --resume", flags(last_step + 1)));
 }
 
+/// Starts the program in a file system of its own with this much space, or returns why the system refuses one. `script` is a
+/// shell script with the program as `$0`.
+fn on_small_disk(size: &str, script: &str) -> Result<Output, String> {
+    let mount = format!("mount -t tmpfs -o size={size} none /mnt || exit 99; {script}");
+    let output = std::process::Command::new("unshare")
+        .args(["-rm", "sh", "-c", &mount])
+        .arg(assert_cmd::cargo::cargo_bin!("narrows"))
+        .env("XDG_CACHE_HOME", crate::CACHE)
+        .output()
+        .map_err(|error| format!("unshare: {error}"))?;
+    let refused = stderr(&output);
+    match output.status.code() {
+        Some(99) => Err(refused),
+        _ if refused.starts_with("unshare:") => Err(refused),
+        _ => Ok(output),
+    }
+}
+
+/// With --keep 1, a disk that has room for one checkpoint is full again after each restart.
+#[test]
+fn a_full_disk_keeps_the_only_checkpoint_and_says_what_to_do() {
+    let run = format!("\"$0\" {SMALL} --checkpoint-dir /mnt/kept --checkpoint-every 1 --keep 1");
+    let script = format!(
+        "{run} --steps 1 >/dev/null || exit 98; size=$(du -sk /mnt | cut -f1)
+        mount -o remount,size=$((size * 3 / 2))k /mnt
+        for attempt in 1 2; do
+            {run} --steps 2 --resume=auto >/dev/null; echo \"code $?\"; ls -A /mnt/kept
+        done
+        mount -o remount,size=512m /mnt
+        {run} --steps 2 --resume=auto >/dev/null; echo \"code $?\"; ls -A /mnt/kept"
+    );
+    let output = match on_small_disk("512m", &script) {
+        Ok(output) => output,
+        Err(reason) => return println!("skipped: {reason}"),
+    };
+    let message = stderr(&output);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let full = "code 75\n.narrows-lock\nstep-00000001\n";
+    let expected = format!("{full}{full}code 0\n.narrows-lock\nstep-00000002\n");
+    assert_eq!(printed, expected, "{message}");
+    for part in [
+        "cannot be written: No space left on device",
+        "hint: free space for /mnt/kept: a checkpoint takes ",
+        "the checkpoint of step 1 is /mnt/kept/step-00000001",
+    ] {
+        assert_eq!(message.matches(part).count(), 2, "{part} in {message}");
+    }
+}
+
 /// Process 1 of 2 writes files up to a limit, as onto a disk that becomes full.
 #[test]
 fn a_failed_save_ends_all_processes_with_the_reason_of_the_writer() {

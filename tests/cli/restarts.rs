@@ -1,17 +1,49 @@
 //! Runs that a scheduler restarts whenever a process dies, as torchrun and Slurm do.
 #![cfg(target_os = "linux")]
 
+use std::fs;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
 use narrows_test_support::plans::TestRng;
 
-use super::checkpoints::curve;
-use super::cluster::{Processes, signal, stderr, wait_all};
+use super::checkpoints::{curve, damage};
+use super::cluster::{Processes, signal, stderr, wait_all, wait_for_success};
 use super::stdout;
 
 /// The mesh of the run, and how often it saves.
 const FLAGS: &str = "--tensor 2 --pipeline 1 --checkpoint-every 1 --collective-timeout 20";
+
+/// The best checkpoint is the last resort before the first step.
+#[test]
+fn a_run_resumes_from_its_best_checkpoint_where_all_others_are_damaged() {
+    for (world, file) in [(1, "optimizer"), (2, "optimizer-00002-of-00002")] {
+        let (processes, undisturbed) = (Processes::new(world), Processes::new(world));
+        let flags = |run: &Processes, steps| {
+            let (text, tokens) = (run.at("eval.txt"), run.at("eval.tokens"));
+            fs::write(&text, "Call me Ishmael. ".repeat(20)).unwrap();
+            stdout(&format!("data {} --output {}", text.display(), tokens.display()));
+            let eval = format!("--eval-data {} --eval-every 2 --keep-best", tokens.display());
+            let save = "--checkpoint-every 1 --resume=auto";
+            format!("{} {eval} {save} --tensor {world}", run.flags(steps))
+        };
+        wait_for_success(processes.all(&flags(&processes, 3)));
+        assert!(processes.at("kept/best/step-00000003").exists());
+        for step in 1..=3 {
+            damage(&processes.at(&format!("kept/step-0000000{step}/{file}.safetensors")));
+        }
+        let outputs = wait_for_success(processes.all(&flags(&processes, 6)));
+        let message = stderr(&outputs[0]);
+        assert_eq!(message.matches("the checkpoint is now ").count(), 3, "{message}");
+        assert!(!message.contains("no undamaged checkpoint left"), "{message}");
+        let report = String::from_utf8(outputs[0].stdout.clone()).unwrap();
+        assert!(report.contains("after step 3: "), "{report}");
+        wait_for_success(undisturbed.all(&flags(&undisturbed, 6)));
+        let curves = [&processes, &undisturbed].map(|run| curve(&run.at("m.jsonl")));
+        assert!(curves[0] == curves[1], "{world}: the losses differ");
+        assert!(!processes.at("m.jsonl.old-1").exists());
+    }
+}
 
 /// Ends processes that have not noticed within seconds that another died, as launchers do. They may wait for it to join.
 fn end_survivors(children: &mut [Child]) {

@@ -253,4 +253,6 @@ fn dense_weights_are_factored_with_their_errors() {
     let error = failure(&factor("--energy 1.5", "wide"), 2);
     assert!(error.contains("--energy: is 1.5"), "{error}");
     failure(&factor("", "wide"), 2);
+    let error = failure(&factor("--rank 4", "wide").replace("weights/llama", "weights/cola"), 2);
+    assert!(error.contains("hint: --model is "), "{error}");
 }

@@ -16,7 +16,7 @@ use std::io::{self, Read};
 
 use narrows_plan::Axis;
 use narrows_runtime::PipelineDirection;
-use narrows_runtime::process_group::GroupScope;
+use narrows_runtime::process_group::{GroupScope, excerpt};
 
 const MAGIC: [u8; 4] = *b"NRWF";
 
@@ -204,6 +204,13 @@ impl FrameHeader {
             || io::Error::new(io::ErrorKind::InvalidData, "a frame header from it is damaged");
         FrameHeader::decode(&bytes).map(Some).ok_or_else(invalid)
     }
+}
+
+/// A frame that tells the receiver that `rank` aborts the run, and why.
+pub(crate) fn abort_frame(rank: u64, reason: &str) -> Vec<u8> {
+    let payload = format!("{rank} {}", excerpt(reason));
+    let header = FrameHeader::control(FrameKind::Abort, payload.as_bytes());
+    [&header.encode()[..], payload.as_bytes()].concat()
 }
 
 #[cfg(test)]

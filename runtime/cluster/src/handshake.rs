@@ -6,8 +6,11 @@
 //! | responder | 8, 16, 32 | [`MAGIC`], its nonce, its proof |
 //! | initiator | 32 | its proof |
 //!
-//! Messages follow: the length of the text (u32, little-endian), and JSON. A stranger is disconnected and the responder listens
-//! on. Every handshake has one deadline, however slowly its bytes arrive.
+//! Messages follow. Each is JSON after a header of three numbers (u32, little-endian): the length of the text, its CRC-32, and
+//! the CRC-32 of these two. A side that receives damaged bytes closes the connection, and the initiator connects again. The last
+//! bytes of an exchange cannot be answered, so they are a single byte of any value, which confirms the message before it.
+//!
+//! A stranger is disconnected and the responder listens on. Every handshake has one deadline, however slowly its bytes arrive.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -19,13 +22,16 @@ use serde::de::DeserializeOwned;
 use super::job_token::{JobToken, NONCE_BYTES, Nonce, PROOF_BYTES, Proof, Role, new_nonce};
 
 /// Start of the bytes of either side.
-const MAGIC: [u8; 8] = *b"narrows\x02";
+const MAGIC: [u8; 8] = *b"narrows\x03";
 
 /// Bytes before an initiator's message: magic bytes, nonce and proof.
 const HEAD_BYTES: usize = MAGIC.len() + NONCE_BYTES;
 
 /// Bytes of a responder.
 const RESPONDER_BYTES: usize = HEAD_BYTES + PROOF_BYTES;
+
+/// Bytes of the header of a message.
+const HEADER_BYTES: usize = 12;
 
 /// Longest message: the addresses of many processes.
 const MESSAGE_BYTES_MAX: u32 = 64 << 20;
@@ -95,11 +101,53 @@ pub(crate) fn introduce(
     stream.write_all(&token.prove(Role::Initiator, &initiator, &responder))
 }
 
+/// Length and checksum of a message.
+#[derive(Clone, Copy)]
+struct MessageHeader {
+    bytes: u32,
+    crc: u32,
+}
+
+impl MessageHeader {
+    fn of(message: &[u8]) -> MessageHeader {
+        MessageHeader { bytes: message.len() as u32, crc: crc32fast::hash(message) }
+    }
+
+    fn encode(self) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
+        header[..4].copy_from_slice(&self.bytes.to_le_bytes());
+        header[4..8].copy_from_slice(&self.crc.to_le_bytes());
+        let crc = crc32fast::hash(&header[..8]);
+        header[8..].copy_from_slice(&crc.to_le_bytes());
+        header
+    }
+
+    /// The header in the first [`HEADER_BYTES`] of `header`. A message has a byte at least, because JSON is never empty.
+    fn decode(header: &[u8]) -> io::Result<MessageHeader> {
+        let number = |index: usize| {
+            let mut four = [0; 4];
+            four.copy_from_slice(&header[4 * index..4 * index + 4]);
+            u32::from_le_bytes(four)
+        };
+        let decoded = MessageHeader { bytes: number(0), crc: number(1) };
+        match decoded.bytes {
+            1..=MESSAGE_BYTES_MAX if decoded.encode()[..] == header[..HEADER_BYTES] => Ok(decoded),
+            _ => Err(invalid("the header of a message from it is damaged")),
+        }
+    }
+
+    fn verify(self, message: &[u8]) -> io::Result<()> {
+        match crc32fast::hash(message) == self.crc {
+            true => Ok(()),
+            false => Err(invalid("a message from it is damaged")),
+        }
+    }
+}
+
 /// Sends a message.
 pub(crate) fn send_message(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
     let message = serde_json::to_vec(message)?;
-    let length = (message.len() as u32).to_le_bytes();
-    stream.write_all(&[&length[..], &message].concat())
+    stream.write_all(&[&MessageHeader::of(&message).encode()[..], &message].concat())
 }
 
 /// Receives a message before a deadline.
@@ -108,23 +156,42 @@ pub(crate) fn read_message<T: DeserializeOwned>(
     deadline: Instant,
 ) -> io::Result<T> {
     let mut from = Until { stream, deadline };
-    let mut length = [0; 4];
-    from.read_exact(&mut length)?;
+    let mut header = [0; HEADER_BYTES];
+    from.read_exact(&mut header)?;
+    let header = MessageHeader::decode(&header)?;
     let mut message = vec![];
     // Memory grows with the bytes that arrive.
-    let length = message_bytes(length)?;
-    if from.take(length as u64).read_to_end(&mut message)? < length {
+    if from.take(header.bytes.into()).read_to_end(&mut message)? < header.bytes as usize {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
+    header.verify(&message)?;
     Ok(serde_json::from_slice(&message)?)
 }
 
-/// The length of a message; at least 1, because JSON is never empty.
-fn message_bytes(length: [u8; 4]) -> io::Result<usize> {
-    match u32::from_le_bytes(length) {
-        length @ 1..=MESSAGE_BYTES_MAX => Ok(length as usize),
-        _ => Err(invalid("a message has an impossible length")),
+/// Confirms that the last message has arrived undamaged. The value of the byte has no meaning, so that a damaged one confirms it
+/// too.
+pub(crate) fn send_confirmation(stream: &mut TcpStream) -> io::Result<()> {
+    stream.write_all(&[1])
+}
+
+/// Waits until a deadline for the confirmation of a message.
+pub(crate) fn read_confirmation(stream: &TcpStream, deadline: Instant) -> io::Result<()> {
+    Until { stream, deadline }.read_exact(&mut [0])
+}
+
+/// Whether a stream that does not block has the confirmation of a message.
+pub(crate) fn has_confirmation(stream: &mut TcpStream) -> io::Result<bool> {
+    match stream.read(&mut [0]) {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(_) => Ok(true),
+        Err(error) if is_not_yet(&error) => Ok(false),
+        Err(error) => Err(error),
     }
+}
+
+/// Whether a stream that does not block has no bytes at the moment.
+fn is_not_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// Accepts initiators and reads their first messages without blocking, so that a silent or slow one keeps no other out.
@@ -134,7 +201,7 @@ pub(crate) struct Listener {
     handshakes: Vec<Handshake>,
 }
 
-/// A initiator whose first message has not been read completely.
+/// An initiator whose first message has not been read completely.
 struct Handshake {
     stream: TcpStream,
     ip: IpAddr,
@@ -149,8 +216,8 @@ struct Handshake {
 enum HandshakeState {
     Head,
     Proof { initiator: Nonce },
-    Length,
-    Message { bytes: usize },
+    Header,
+    Message { header: MessageHeader },
 }
 
 impl Listener {
@@ -200,16 +267,15 @@ impl Handshake {
             let expected = match self.state {
                 HandshakeState::Head => HEAD_BYTES,
                 HandshakeState::Proof { .. } => PROOF_BYTES,
-                HandshakeState::Length => 4,
-                HandshakeState::Message { bytes } => bytes,
+                HandshakeState::Header => HEADER_BYTES,
+                HandshakeState::Message { header } => header.bytes as usize,
             };
             let mut buffer = [0; 4096];
             let room = buffer.len().min(expected - self.received.len());
             match self.stream.read(&mut buffer[..room]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => self.received.extend_from_slice(&buffer[..count]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_not_yet(&error) => return Ok(false),
                 Err(error) => return Err(error),
             }
             if self.received.len() == expected {
@@ -239,14 +305,15 @@ impl Handshake {
                 if !token.verify(&proof, Role::Initiator, &initiator, &self.responder) {
                     return Err(invalid("the initiator belongs to another job"));
                 }
-                HandshakeState::Length
+                HandshakeState::Header
             }
-            HandshakeState::Length => {
-                let mut length = [0; 4];
-                length.copy_from_slice(received);
-                HandshakeState::Message { bytes: message_bytes(length)? }
+            HandshakeState::Header => {
+                HandshakeState::Message { header: MessageHeader::decode(received)? }
             }
-            HandshakeState::Message { .. } => return Ok(None),
+            HandshakeState::Message { header } => {
+                header.verify(received)?;
+                return Ok(None);
+            }
         }))
     }
 }

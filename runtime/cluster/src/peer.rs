@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use narrows_runtime::process_group::{ClusterFault, excerpt};
 
 use super::activity::{Activity, CurrentActivity};
-use super::frame::{CHANNEL_COUNT, FrameHeader, FrameKind};
+use super::frame::{CHANNEL_COUNT, FrameHeader, FrameKind, abort_frame};
 use super::wait::{Wait, WaitStep};
 
 /// Elements that are read from the connection at once.
@@ -85,8 +85,12 @@ impl PeerShared {
     /// Writes a frame that belongs to no operation, unless another is being written: its peer then sees bytes arrive, and
     /// waiting here could keep both sides from reading.
     fn try_send(&self, header: FrameHeader, payload: &[u8]) {
+        self.try_write(&[&header.encode()[..], payload].concat());
+    }
+
+    fn try_write(&self, frame: &[u8]) {
         if let Ok(mut writer) = self.writer.try_lock() {
-            let _ = writer.write_all(&[&header.encode()[..], payload].concat());
+            let _ = writer.write_all(frame);
         }
     }
 }
@@ -198,10 +202,8 @@ impl Peer {
     /// Tells the peer that `rank` aborts the run, and why. If a write is in progress, the connection is
     /// only closed.
     pub fn send_abort(&self, rank: u64, reason: &str) {
-        let payload = format!("{rank} {}", excerpt(reason));
-        let header = FrameHeader::control(FrameKind::Abort, payload.as_bytes());
         let _ = self.stream.set_write_timeout(Some(Duration::from_secs(1)));
-        self.shared.try_send(header, payload.as_bytes());
+        self.shared.try_write(&abort_frame(rank, reason));
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 

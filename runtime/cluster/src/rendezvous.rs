@@ -6,18 +6,24 @@
 //! or a timeout it rejects every process with the reason. A process that has failed before it joins sends the reason
 //! instead. Then each process connects with those of its peers that have a lower rank, and accepts connections from those
 //! that have a higher one.
+//!
+//! Whoever answers listens until its answer is confirmed. A process whose connection breaks, or which receives damaged bytes,
+//! connects again until the deadline, with the same [`JoinRequest::process_id`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use narrows_runtime::process_group::{ClusterError, ClusterFault, excerpt};
 use serde::{Deserialize, Serialize};
 
+use super::frame::abort_frame;
 use super::handshake::{
-    HANDSHAKE_TIMEOUT, Listener, POLL_INTERVAL, introduce, read_message, send_message,
+    HANDSHAKE_TIMEOUT, Listener, POLL_INTERVAL, has_confirmation, introduce, read_confirmation,
+    read_message, send_confirmation, send_message,
 };
+use super::job_token::new_nonce;
 use super::launch::{Address, LaunchInfo};
 
 /// A property that all processes of a run must share.
@@ -36,6 +42,9 @@ struct JoinRequest {
     rank: u64,
     #[serde(rename = "world")]
     world_size: u64,
+    /// Tells the process from another one with the same rank. All attempts of a process have the same number.
+    #[serde(rename = "process")]
+    process_id: u64,
     /// Port at which the process listens for its peers.
     port: u16,
     facts: Vec<RunFact>,
@@ -101,22 +110,25 @@ pub(super) fn report_failure(launch: &LaunchInfo, reason: &str, timeout: Duratio
     if rank == 0
         && let Ok(listener) = listen_at(&launch.rendezvous)
     {
-        let mut listener = Listener::new(listener, launch.job.clone());
+        let listener = Listener::new(listener, launch.job.clone());
         let reply = JoinReply::Rejected { rank, reason };
-        return reject_joiners(&mut listener, &reply, world_size - 1, &deadline);
-    }
-    let address = launch.rendezvous.to_string();
-    let resolve_rendezvous = || resolve(&launch.rendezvous);
-    let Ok((mut stream, _)) =
-        connect_with_retry(0, &address, launch, &deadline, resolve_rendezvous)
-    else {
+        Answers::new(listener, world_size, reply).send(deadline.timeout, deadline.end(), |_| true);
         return;
-    };
-    let (port, facts, failure) = (0, vec![], Some(reason));
-    if send_message(&mut stream, &JoinRequest { rank, world_size, port, facts, failure }).is_ok() {
-        // The answer shows that the request has arrived.
-        let _ = read_message::<JoinReply>(&stream, deadline.end());
     }
+    let (process_id, port, facts, failure) = (new_id(), 0, vec![], Some(reason));
+    let request = JoinRequest { rank, world_size, process_id, port, facts, failure };
+    // The answer shows that the request has arrived.
+    let _ = meet(Target::awaited(0, &launch.rendezvous), launch, &deadline, |stream, _| {
+        Ok(ask(stream, &request, deadline.end()))
+    });
+}
+
+/// Sends a request to rank 0, and confirms the answer.
+fn ask(stream: &mut TcpStream, request: &JoinRequest, end: Instant) -> io::Result<JoinReply> {
+    send_message(stream, request)?;
+    let reply = read_message(stream, end)?;
+    send_confirmation(stream)?;
+    Ok(reply)
 }
 
 struct JoinDeadline {
@@ -143,6 +155,14 @@ impl JoinDeadline {
     }
 }
 
+/// A process that has joined.
+struct Joiner {
+    process_id: u64,
+    stream: TcpStream,
+    /// Address at which it listens for its peers.
+    address: SocketAddr,
+}
+
 /// Rank 0: waits for all other processes, and sends the same answer to all of them.
 fn accept_all(
     launch: &LaunchInfo,
@@ -152,9 +172,11 @@ fn accept_all(
     let listener = listen_at(&launch.rendezvous)?;
     let own_address = listener.local_addr().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
     let mut listener = Listener::new(listener, launch.job.clone());
-    let mut joined: BTreeMap<u64, (TcpStream, SocketAddr)> = BTreeMap::new();
+    let mut joined: BTreeMap<u64, Joiner> = BTreeMap::new();
     let mut rejected = None;
     let outcome = loop {
+        // A process that has ended, or connects again, is to join anew.
+        joined.retain(|_, joiner| has_confirmation(&mut joiner.stream).is_ok_and(|early| !early));
         if joined.len() as u64 + 1 == launch.world_size {
             break Ok(());
         }
@@ -163,45 +185,140 @@ fn accept_all(
             let missing = missing.collect();
             break Err(deadline.missing(missing, launch.world_size, &launch.rendezvous));
         }
-        let Some((mut stream, request, ip)) = listener.poll::<JoinRequest>() else { continue };
-        let duplicate = joined.contains_key(&request.rank);
+        let Some((stream, request, ip)) = listener.poll::<JoinRequest>() else { continue };
+        let JoinRequest { rank, process_id, .. } = request;
+        let is_other = |joiner: &Joiner| joiner.process_id != process_id;
+        let duplicate = joined.get(&rank).is_some_and(is_other);
         if let Some(fault) = check_request(launch, facts, &request, duplicate) {
-            let _ = send_message(&mut stream, &rejection(&fault));
-            rejected = Some(request.rank);
+            rejected = Some((rank, process_id, stream));
             break Err(fault);
         }
-        joined.insert(request.rank, (stream, SocketAddr::new(ip, request.port)));
+        // A process that lost its connection has another one now.
+        if stream.set_nonblocking(true).is_ok() {
+            let address = SocketAddr::new(ip, request.port);
+            joined.insert(rank, Joiner { process_id, stream, address });
+        }
     };
     let reply = match &outcome {
         Ok(()) => {
-            let others = joined.values().map(|(_, address)| *address);
+            let others = joined.values().map(|joiner| joiner.address);
             let addresses = std::iter::once(own_address).chain(others).collect();
-            JoinReply::Accepted { run_id: new_run_id(), addresses }
+            JoinReply::Accepted { run_id: new_id(), addresses }
         }
         Err(fault) => rejection(fault),
     };
-    let sent: Vec<(u64, io::Result<()>)> = joined
-        .iter_mut()
-        .map(|(rank, (stream, _))| (*rank, send_message(stream, &reply)))
-        .collect();
+    let ids: BTreeMap<u64, u64> =
+        joined.iter().map(|(rank, joiner)| (*rank, joiner.process_id)).collect();
+    let mut answers = Answers::new(listener, launch.world_size, reply);
+    for (rank, Joiner { process_id, stream, .. }) in joined {
+        answers.add(rank, process_id, stream);
+    }
     if let Err(fault) = outcome {
-        // A process whose request was rejected has its answer already.
-        let only_rejected = rejected.filter(|rank| *rank != 0 && !joined.contains_key(rank));
-        let answered = joined.len() as u64 + u64::from(only_rejected.is_some());
-        let pending = (launch.world_size - 1).saturating_sub(answered);
-        let timeout = REJECTION_TIME.min(deadline.timeout.saturating_sub(deadline.start.elapsed()));
-        let deadline = JoinDeadline { start: Instant::now(), timeout };
-        reject_joiners(&mut listener, &reply, pending, &deadline);
+        if let Some((rank, process_id, stream)) = rejected {
+            answers.add(rank, process_id, stream);
+        }
+        let remaining = deadline.timeout.saturating_sub(deadline.start.elapsed());
+        answers.send(ANSWER_TIME.min(remaining), Instant::now() + ANSWER_TIME, |_| true);
         return Err(fault.into());
     }
-    for (rank, result) in sent {
-        result.map_err(|error| disconnected(rank, &error))?;
-    }
-    Ok(joined.into_iter().map(|(rank, (stream, _))| (rank, stream)).collect())
+    let is_known = |request: &JoinRequest| {
+        request.failure.is_none() && ids.get(&request.rank) == Some(&request.process_id)
+    };
+    let end = deadline.end().max(Instant::now() + HANDSHAKE_TIMEOUT);
+    answers.send(ANSWER_TIME, end, is_known);
+    answers.into_streams()
 }
 
-/// Time that rank 0 stays to reject processes that join after the run has failed.
-const REJECTION_TIME: Duration = Duration::from_secs(2);
+/// Time that a process has to connect again where it has not received its answer, or has yet to ask.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+
+/// The answer of rank 0 to all processes, sent until each has confirmed it.
+struct Answers {
+    listener: Listener,
+    world_size: u64,
+    reply: JoinReply,
+    /// The processes, by rank and number, that have been answered, and whether they have confirmed it.
+    answered: BTreeMap<(u64, u64), (TcpStream, bool)>,
+}
+
+impl Answers {
+    fn new(listener: Listener, world_size: u64, reply: JoinReply) -> Answers {
+        Answers { listener, world_size, reply, answered: BTreeMap::new() }
+    }
+
+    /// Answers a process.
+    fn add(&mut self, rank: u64, process_id: u64, mut stream: TcpStream) {
+        let sent = stream
+            .set_nonblocking(false)
+            .and_then(|()| send_message(&mut stream, &self.reply))
+            .and_then(|()| stream.set_nonblocking(true));
+        if sent.is_ok() {
+            self.answered.insert((rank, process_id), (stream, false));
+        }
+    }
+
+    /// Waits until the end for confirmations, and for `missing_time` in which a process has not asked or has lost its
+    /// connection. Requests that are not `expected` are disconnected.
+    fn send(
+        &mut self,
+        missing_time: Duration,
+        end: Instant,
+        expected: impl Fn(&JoinRequest) -> bool,
+    ) {
+        let mut missing_since = None;
+        loop {
+            self.answered.retain(|_, (stream, confirmed)| {
+                *confirmed
+                    || has_confirmation(stream).is_ok_and(|now| {
+                        *confirmed = now && stream.set_nonblocking(false).is_ok();
+                        *confirmed || !now
+                    })
+            });
+            let ranks: BTreeSet<u64> = self.answered.keys().map(|(rank, _)| *rank).collect();
+            let now = Instant::now();
+            let others = ranks.into_iter().filter(|rank| *rank > 0).count() as u64;
+            if others + 1 >= self.world_size {
+                missing_since = None;
+                if self.answered.values().all(|(_, confirmed)| *confirmed) {
+                    return;
+                }
+            } else if now >= *missing_since.get_or_insert(now) + missing_time {
+                return;
+            }
+            if now >= end {
+                return;
+            }
+            if let Some((stream, request, _)) = self.listener.poll::<JoinRequest>()
+                && expected(&request)
+            {
+                self.add(request.rank, request.process_id, stream);
+            }
+        }
+    }
+
+    /// The connections, by rank.
+    ///
+    /// # Errors
+    /// A process that has not confirmed the answer. The others, which go on, are told.
+    fn into_streams(self) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
+        let mut streams: BTreeMap<u64, TcpStream> = BTreeMap::new();
+        let mut silent = None;
+        for ((rank, _), (stream, confirmed)) in self.answered {
+            streams.insert(rank, stream);
+            silent = silent.or((!confirmed).then_some(rank));
+        }
+        let lost = (1..self.world_size).find(|rank| !streams.contains_key(rank));
+        let error = match (lost, silent) {
+            (Some(rank), _) => disconnected(rank, &io::ErrorKind::UnexpectedEof.into()),
+            (None, Some(rank)) => disconnected(rank, &io::ErrorKind::TimedOut.into()),
+            (None, None) => return Ok(streams),
+        };
+        for stream in streams.values_mut() {
+            let _ = stream.write_all(&abort_frame(0, &error.fault.to_string()));
+        }
+        Err(error)
+    }
+}
 
 /// The rejection of all processes after a fault.
 fn rejection(fault: &ClusterFault) -> JoinReply {
@@ -210,21 +327,6 @@ fn rejection(fault: &ClusterFault) -> JoinReply {
             JoinReply::Rejected { rank: *rank, reason: reason.clone() }
         }
         fault => JoinReply::Rejected { rank: 0, reason: fault.to_string() },
-    }
-}
-
-/// Rejects processes that are still to join, which would otherwise wait for a listener.
-fn reject_joiners(
-    listener: &mut Listener,
-    reply: &JoinReply,
-    mut pending: u64,
-    deadline: &JoinDeadline,
-) {
-    while pending > 0 && !deadline.has_passed() {
-        if let Some((mut stream, _, _)) = listener.poll::<JoinRequest>() {
-            let _ = send_message(&mut stream, reply);
-            pending -= 1;
-        }
     }
 }
 
@@ -255,6 +357,9 @@ fn check_request(
     Some(ClusterFault::RunMismatch { rank, fact, peer_value, rank_0_value })
 }
 
+/// Time beyond the deadline in which the report of rank 0, which waits as long, can still arrive.
+const REPORT_GRACE: Duration = Duration::from_secs(5);
+
 /// Every other rank: joins at rank 0, and connects with its peers when all have joined.
 fn join_rank_0(
     launch: &LaunchInfo,
@@ -262,49 +367,80 @@ fn join_rank_0(
     peers: &[u64],
     deadline: &JoinDeadline,
 ) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
-    let address = launch.rendezvous.to_string();
-    let resolve_rendezvous = || resolve(&launch.rendezvous);
-    let (mut first, first_address) =
-        connect_with_retry(0, &address, launch, deadline, resolve_rendezvous)?;
-    // With rank 0 on this machine, no process of another machine needs to reach this one.
-    let loopback = first_address.ip().is_loopback();
-    let ip = if loopback { first_address.ip() } else { Ipv4Addr::UNSPECIFIED.into() };
-    let own_address = Address { host: ip.to_string(), port: 0 };
-    let listener = listen_at(&own_address)?;
-    let port = listener.local_addr().map_or(0, |address| address.port());
     let (rank, world_size, failure) = (launch.rank, launch.world_size, None);
-    let request = JoinRequest { rank, world_size, port, facts, failure };
-    let lost_rank_0 = |error: io::Error| disconnected(0, &error);
-    send_message(&mut first, &request).map_err(lost_rank_0)?;
-    // Rank 0 waits for the whole timeout; a little longer here lets its report of the missing
-    // processes arrive.
-    let answer_deadline = deadline.end() + Duration::from_secs(5);
-    let (run_id, addresses) = match read_message(&first, answer_deadline).map_err(lost_rank_0)? {
+    let mut request =
+        JoinRequest { rank, world_size, process_id: new_id(), port: 0, facts, failure };
+    let mut own_listener = None;
+    let rank_0 = Target::awaited(0, &launch.rendezvous);
+    let (first, reply) = meet(rank_0, launch, deadline, |stream, address| {
+        if own_listener.is_none() {
+            // With rank 0 on this machine, no process of another machine needs to reach this one.
+            let loopback = address.ip().is_loopback();
+            let ip = if loopback { address.ip() } else { Ipv4Addr::UNSPECIFIED.into() };
+            let own_address = Address { host: ip.to_string(), port: 0 };
+            let listener = listen_at(&own_address)?;
+            request.port = listener.local_addr().map_or(0, |address| address.port());
+            own_listener = Some((listener, own_address));
+        }
+        Ok(ask(stream, &request, deadline.end() + REPORT_GRACE))
+    })?;
+    let (run_id, addresses) = match reply {
         JoinReply::Accepted { run_id, addresses } => (run_id, addresses),
         JoinReply::Rejected { rank, reason } => {
             return Err(ClusterFault::Aborted { rank, reason: excerpt(&reason) }.into());
         }
     };
     let mut streams = BTreeMap::from([(0, first)]);
-    for rank in peers.iter().copied().filter(|rank| (1..launch.rank).contains(rank)) {
-        let Some(address) = addresses.get(rank as usize).copied() else { continue };
-        let (mut stream, _) =
-            connect_with_retry(rank, &address.to_string(), launch, deadline, || Ok(vec![address]))?;
-        let hello = PeerHello { run_id, rank: launch.rank };
-        send_message(&mut stream, &hello).map_err(|error| disconnected(rank, &error))?;
-        streams.insert(rank, stream);
+    let hello = PeerHello { run_id, rank };
+    for peer in peers.iter().copied().filter(|peer| (1..rank).contains(peer)) {
+        let Some(address) = addresses.get(peer as usize) else { continue };
+        let address = Address { host: address.ip().to_string(), port: address.port() };
+        streams.insert(peer, greet((peer, &address), launch, &hello, deadline)?);
     }
-    let mut listener = Listener::new(listener, launch.job.clone());
-    let mut awaited: BTreeSet<u64> =
-        peers.iter().copied().filter(|rank| *rank > launch.rank).collect();
+    let awaited: BTreeSet<u64> = peers.iter().copied().filter(|peer| *peer > rank).collect();
+    if let Some((listener, own_address)) = own_listener {
+        let listener = Listener::new(listener, launch.job.clone());
+        streams.extend(accept_peers((listener, &own_address), launch, run_id, awaited, deadline)?);
+    }
+    Ok(streams)
+}
+
+/// Connects with a peer that listens.
+fn greet(
+    (rank, address): (u64, &Address),
+    launch: &LaunchInfo,
+    hello: &PeerHello,
+    deadline: &JoinDeadline,
+) -> Result<TcpStream, ClusterError> {
+    let peer = Target { rank, address, has_listened: true };
+    let (stream, ()) = meet(peer, launch, deadline, |stream, _| {
+        let sent = send_message(stream, hello);
+        Ok(sent.and_then(|()| read_confirmation(stream, deadline.end() + REPORT_GRACE)))
+    })?;
+    Ok(stream)
+}
+
+/// Waits for the peers that connect with this process.
+fn accept_peers(
+    (mut listener, own_address): (Listener, &Address),
+    launch: &LaunchInfo,
+    run_id: u64,
+    mut awaited: BTreeSet<u64>,
+    deadline: &JoinDeadline,
+) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
+    let mut streams = BTreeMap::new();
     while !awaited.is_empty() {
         if deadline.has_passed() {
             let missing = awaited.into_iter().collect();
-            return Err(deadline.missing(missing, launch.world_size, &own_address).into());
+            return Err(deadline.missing(missing, launch.world_size, own_address).into());
         }
-        let Some((stream, hello, _)) = listener.poll::<PeerHello>() else { continue };
+        let Some((mut stream, hello, _)) = listener.poll::<PeerHello>() else { continue };
         // A process of another run may have been given an address of an earlier one.
-        if hello.run_id == run_id && awaited.remove(&hello.rank) {
+        if hello.run_id == run_id
+            && (awaited.contains(&hello.rank) || streams.contains_key(&hello.rank))
+            && send_confirmation(&mut stream).is_ok()
+        {
+            awaited.remove(&hello.rank);
             streams.insert(hello.rank, stream);
         }
     }
@@ -333,42 +469,74 @@ fn listen_at(address: &Address) -> Result<TcpListener, ClusterError> {
     })
 }
 
-/// Tries until the deadline to connect with a process of the same job.
-fn connect_with_retry(
+/// A process to connect with.
+struct Target<'a> {
     rank: u64,
-    address: &str,
+    address: &'a Address,
+    /// Whether it is known to have listened there: then it has ended where it no longer does.
+    has_listened: bool,
+}
+
+impl Target<'_> {
+    /// A process that may listen later.
+    fn awaited(rank: u64, address: &Address) -> Target<'_> {
+        Target { rank, address, has_listened: false }
+    }
+}
+
+/// Tries until the deadline to connect with a process of the same job, and to exchange messages with it. `exchange` returns
+/// the answer, an error after which another connection may succeed, or one that ends the attempts.
+fn meet<T>(
+    Target { rank, address, mut has_listened }: Target,
     launch: &LaunchInfo,
     deadline: &JoinDeadline,
-    addresses: impl Fn() -> io::Result<Vec<SocketAddr>>,
-) -> Result<(TcpStream, SocketAddr), ClusterError> {
-    let try_all = || -> io::Result<(TcpStream, SocketAddr)> {
-        let mut last_error = io::Error::from(io::ErrorKind::NotFound);
-        for address in addresses()? {
-            match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
-                Ok(mut stream) => {
-                    let end = deadline.end().min(Instant::now() + HANDSHAKE_TIMEOUT);
-                    match introduce(&mut stream, &launch.job, end) {
-                        Ok(()) => return Ok((stream, address)),
-                        Err(error) => last_error = error,
+    mut exchange: impl FnMut(&mut TcpStream, SocketAddr) -> Result<io::Result<T>, ClusterError>,
+) -> Result<(TcpStream, T), ClusterError> {
+    let connect = |address: &SocketAddr| -> io::Result<TcpStream> {
+        let mut stream = TcpStream::connect_timeout(address, Duration::from_secs(5))?;
+        let end = deadline.end().min(Instant::now() + HANDSHAKE_TIMEOUT);
+        introduce(&mut stream, &launch.job, end)?;
+        Ok(stream)
+    };
+    let (mut stranger, mut lost, mut refused_since) = (None, None, None);
+    loop {
+        let (mut last_error, mut is_listening) = (io::Error::from(io::ErrorKind::NotFound), false);
+        match resolve(address) {
+            Err(error) => last_error = error,
+            Ok(addresses) => {
+                for address in addresses {
+                    let mut stream = match connect(&address) {
+                        Ok(stream) => stream,
+                        Err(error) => {
+                            is_listening |= error.kind() != io::ErrorKind::ConnectionRefused;
+                            last_error = error;
+                            continue;
+                        }
+                    };
+                    is_listening = true;
+                    match exchange(&mut stream, address)? {
+                        Ok(answer) => return Ok((stream, answer)),
+                        Err(error) => (lost, has_listened) = (Some(error), true),
                     }
+                    break;
                 }
-                Err(error) => last_error = error,
             }
         }
-        Err(last_error)
-    };
-    let mut stranger = None;
-    loop {
-        let error = match try_all() {
-            Ok(connection) => return Ok(connection),
-            Err(error) => error,
-        };
-        let reason = reason_of(&error);
+        if is_listening || !has_listened {
+            refused_since = None;
+        }
+        let now = Instant::now();
+        let is_gone =
+            !is_listening && has_listened && now >= *refused_since.get_or_insert(now) + ANSWER_TIME;
+        let reason = reason_of(&last_error);
         // Says more than that the last attempt had no answer in time.
-        if error.kind() == io::ErrorKind::InvalidData {
+        if last_error.kind() == io::ErrorKind::InvalidData {
             stranger = Some(reason.clone());
         }
-        if deadline.has_passed() {
+        if is_gone || deadline.has_passed() {
+            if let Some(error) = lost {
+                return Err(disconnected(rank, &error));
+            }
             let (address, reason) = (address.to_string(), stranger.unwrap_or(reason));
             let waited_s = deadline.waited_s();
             return Err(ClusterFault::Unreachable { rank, address, waited_s, reason }.into());
@@ -391,8 +559,12 @@ fn reason_of(error: &io::Error) -> String {
     }
 }
 
-/// A number that differs from those of other runs.
-fn new_run_id() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    (now.as_nanos() as u64) ^ (u64::from(std::process::id()) << 40)
+/// A number that differs from those of other runs and processes.
+fn new_id() -> u64 {
+    let mut half = [0; 8];
+    half.copy_from_slice(&new_nonce()[..8]);
+    u64::from_le_bytes(half)
 }
+
+#[cfg(test)]
+mod tests;

@@ -236,6 +236,16 @@ impl CheckpointFault {
         )
     }
 
+    /// Whether a process could not write because its disk or its quota is full.
+    pub fn is_full_disk(&self) -> bool {
+        let kind = match self {
+            CheckpointFault::Io { source, .. } => Some(source.kind()),
+            CheckpointFault::OtherProcess { kind, .. } => *kind,
+            _ => None,
+        };
+        matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+    }
+
     /// Advice for the user.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {

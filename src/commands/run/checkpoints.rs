@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use narrows_plan::Workload;
 use narrows_plan::model::Model;
+use narrows_plan::{Bytes, Workload};
 use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{
     self, CheckpointError, FolderLock, FoundCheckpoint, PendingSave, ResumeError, ResumedState,
@@ -17,13 +17,13 @@ use serde::{Deserialize, Serialize};
 use crate::args::{
     CheckpointSettings, RunOrigin, TrainSettings, flags_of_recipe, tokenizer_files_of,
 };
-use crate::checkpoint_folder::last_complete;
+use crate::checkpoint_folder::{BEST_FOLDER, candidates, last_complete};
 use crate::cluster::cluster_failure;
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
 
-/// Folder of the checkpoint with the lowest evaluation loss, within the folder of the run.
-const BEST_FOLDER: &str = "best";
+/// Bytes of a checkpoint for each parameter: its value and both moments, in f32.
+const BYTES_PER_PARAMETER: u64 = 12;
 
 /// Resumes from and writes the checkpoints of a run.
 pub struct CheckpointKeeper<'a> {
@@ -266,7 +266,7 @@ impl<'a> CheckpointKeeper<'a> {
         };
         let of = (self.model, self.seed);
         let pending = PendingSave::begin(&dir, trainer, of, mode);
-        self.pending = Some((pending.map_err(Failure::checkpoint)?, folder));
+        self.pending = Some((pending.map_err(|error| self.failed_save(error))?, folder));
         Ok(())
     }
 
@@ -285,11 +285,27 @@ impl<'a> CheckpointKeeper<'a> {
             SaveFolder::Best => Retention::Only,
         };
         let options = SaveOptions { retention, tokenizer: &self.tokenizer };
-        let path = pending.commit(options).map_err(Failure::checkpoint)?;
+        let path = pending.commit(options).map_err(|error| self.failed_save(error))?;
         if folder == SaveFolder::Run {
             self.last = Some(CheckpointEntry { step, path });
         }
         Ok(())
+    }
+
+    /// The failure of a save. Where the disk is full, the same command would fail again.
+    fn failed_save(&self, error: CheckpointError) -> Failure {
+        let is_full = error.fault.is_full_disk();
+        let mut failure = Failure::checkpoint(error);
+        if let (true, Some(settings)) = (is_full, self.settings) {
+            let bytes = Bytes(BYTES_PER_PARAMETER * self.model.parameters());
+            let dir = settings.dir.display();
+            let hint = format!(
+                "free space for {dir}: a checkpoint takes {bytes}, and old ones are deleted only when a new one is complete, \
+                 so that a disk must have room for one more than --keep"
+            );
+            failure.problems.iter_mut().for_each(|problem| problem.hints.push(hint.clone()));
+        }
+        failure
     }
 
     fn verify_lock(&self) -> CommandResult<()> {
@@ -316,24 +332,31 @@ fn found_before<'a>(settings: &'a CheckpointSettings, path: &Path) -> Option<&'a
     settings.found.as_ref().filter(|found| found.path() == path && found.is_unchanged())
 }
 
-/// The newest checkpoint whose contents are undamaged. Newer ones are set aside, with a warning. Of several processes each verifies
+/// The newest checkpoint whose contents are undamaged, or else that of the lowest evaluation loss. Newer ones are set aside, with a warning. Of several processes each verifies
 /// a part of the files, and one lists and renames the checkpoints.
 fn newest_undamaged(
     settings: &CheckpointSettings,
     group: Option<&Arc<dyn ProcessGroup>>,
 ) -> CommandResult<Option<FoundCheckpoint>> {
     let is_first = group.is_none_or(|group| group.rank() == 0);
+    let mut has_set_aside = false;
     loop {
         let newest = match is_first {
-            true => {
-                checkpoint::list(&settings.dir).map_err(Failure::checkpoint)?.into_iter().next()
-            }
+            true => candidates(&settings.dir).map_err(Failure::checkpoint)?.into_iter().next(),
             false => None,
         };
-        let name = newest.as_ref().and_then(|newest| newest.path.file_name());
+        let name = newest.as_ref().and_then(|newest| newest.path.strip_prefix(&settings.dir).ok());
         let name = name.map(|name| name.to_string_lossy().into_owned());
         let name = agree(group, name, |all| all.into_iter().next().flatten())?;
-        let Some(name) = name else { return Ok(None) };
+        let Some(name) = name else {
+            if has_set_aside {
+                let dir = settings.dir.display();
+                output::warn(&format!(
+                    "{dir} has no undamaged checkpoint left: the run begins at the first step"
+                ));
+            }
+            return Ok(None);
+        };
         let path = settings.dir.join(name);
         let verified = match group {
             Some(group) => FoundCheckpoint::verify_part(&path, group),
@@ -351,6 +374,7 @@ fn newest_undamaged(
         if is_first {
             let aside = checkpoint::set_aside(&path).map_err(Failure::checkpoint)?;
             output::warn(&format!("{damage}; the checkpoint is now {}", aside.display()));
+            has_set_aside = true;
         }
     }
 }

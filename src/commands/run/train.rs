@@ -25,7 +25,10 @@ use super::trace::Tracer;
 use super::train_loop::TrainLoop;
 use super::validation::Validation;
 use super::{PlannedRun, TextOutput, processes};
-use crate::args::{Detail, ExecutionTarget, OutputSettings, TokenSource, TrainSettings};
+use crate::args::{
+    CheckpointSettings, Detail, ExecutionTarget, OutputSettings, RunOrigin, TokenSource,
+    TrainSettings,
+};
 use crate::breakdown::seconds_by_category;
 use crate::cluster::{LaunchedProcess, leave};
 use crate::errors::{CommandResult, ExitStatus, Failure};
@@ -151,7 +154,7 @@ fn record_files(
     first_step: u64,
 ) -> CommandResult<RecordFiles> {
     let metrics = training.metrics.as_deref();
-    let metrics = metrics.map(|file| metrics_file(file, keeper)).transpose()?;
+    let metrics = metrics.map(|file| metrics_file(file, training, keeper)).transpose()?;
     let folder = training.tensorboard.as_deref();
     let events = folder.map(|folder| EventFile::create(folder, first_step + 1)).transpose()?;
     Ok(RecordFiles { metrics, events })
@@ -267,9 +270,15 @@ fn session(
 }
 
 /// A new metrics file, or the existing one of a resumed run.
-fn metrics_file(file: &OsStr, keeper: &CheckpointKeeper) -> CommandResult<MetricsFile> {
+fn metrics_file(
+    file: &OsStr,
+    training: &TrainSettings,
+    keeper: &CheckpointKeeper,
+) -> CommandResult<MetricsFile> {
+    let resumes = |settings: &CheckpointSettings| settings.origin != RunOrigin::FirstStep;
     match keeper.resumed() {
         Some(checkpoint) => MetricsFile::resume(file, checkpoint.step),
+        None if training.checkpoints.as_ref().is_some_and(resumes) => MetricsFile::restart(file),
         None => MetricsFile::create(file),
     }
 }

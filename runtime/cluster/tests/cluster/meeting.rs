@@ -53,7 +53,7 @@ fn garbage_does_not_keep_processes_from_meeting() {
                 continue;
             };
             let greeting: &[u8] =
-                [&b"narrows\x02"[..], b"narrows\x01", b"GET / HT", b""][attempt % 4];
+                [&b"narrows\x03"[..], b"narrows\x02", b"GET / HT", b""][attempt % 4];
             let noise: Vec<u8> = (0..rng.below(200)).map(|_| rng.below(256) as u8).collect();
             let _ = stream.write_all(&[greeting, &noise].concat());
         }
