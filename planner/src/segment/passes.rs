@@ -1,8 +1,8 @@
-//! Least passes of one microbatch at multipliers of bytes, without what ZeRO adds to them.
+//! Least passes of one microbatch at prices of a byte, without what ZeRO adds to them.
 //!
-//! Any multiplier λ gives a line below all assignments of a block: time ≥ min (time + λ·kept bytes) − λ·kept bytes. The
-//! minimum takes one elimination. Multipliers are those of one grid, so that contexts with other replicas, stages, numbers of
-//! microbatches and memory limits share the eliminations, and a line does not depend on earlier searches.
+//! Any price λ gives a line below all assignments of a block: time ≥ min (time + λ·kept bytes) − λ·kept bytes. The
+//! minimum takes one sweep. Prices are those of one grid, so that contexts with other replicas, stages, numbers of
+//! microbatches and memory limits share the sweeps, and a line does not depend on earlier searches.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use narrows_plan::Context;
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::strategy::BoundaryLayout;
 
-use super::pass_lines::{MULTIPLIERS, PassLines, RelaxedPasses, multiplier};
+use super::pass_lines::{PRICES, PassLines, PricedPasses, price};
 use super::solver::SegmentSolver;
 use super::spec::SegmentSpec;
 use crate::lock::lock;
@@ -35,19 +35,19 @@ impl<'a> SegmentSolver<'a> {
 
 impl LeastPasses<'_> {
     /// The passes without a memory limit; `None` when a segment has no legal decisions.
-    pub(crate) fn fastest(&self) -> Option<RelaxedPasses> {
+    pub(crate) fn fastest(&self) -> Option<PricedPasses> {
         self.at(0)
     }
 
-    /// The passes at the multiplier whose line is highest where all blocks keep at most `kept_bytes_max` bytes.
-    pub(crate) fn within(&self, kept_bytes_max: f64) -> Option<RelaxedPasses> {
+    /// The passes at the price whose line is highest where all blocks keep at most `kept_bytes_max` bytes.
+    pub(crate) fn within(&self, kept_bytes_max: f64) -> Option<PricedPasses> {
         let mut best = self.at(0)?;
         if best.kept_bytes <= kept_bytes_max {
             return Some(best);
         }
-        let value = |passes: &RelaxedPasses| passes.blocks - passes.multiplier * kept_bytes_max;
-        // The higher the multiplier, the fewer bytes are kept: the best multiplier is where they fit.
-        let (mut low, mut high) = (0, MULTIPLIERS);
+        let value = |passes: &PricedPasses| passes.blocks - passes.price * kept_bytes_max;
+        // The higher the price, the fewer bytes are kept: the best price is where they fit.
+        let (mut low, mut high) = (0, PRICES);
         while high - low > 1 {
             let middle = usize::midpoint(low, high);
             let passes = self.at(middle)?;
@@ -75,22 +75,22 @@ impl LeastPasses<'_> {
         })
     }
 
-    fn at(&self, number: usize) -> Option<RelaxedPasses> {
-        *self.lines.by_multiplier[number].get_or_init(|| self.at_multiplier(multiplier(number)))
+    fn at(&self, number: usize) -> Option<PricedPasses> {
+        *self.lines.by_price[number].get_or_init(|| self.price_at(price(number)))
     }
 
-    fn at_multiplier(&self, multiplier: f64) -> Option<RelaxedPasses> {
+    fn price_at(&self, price: f64) -> Option<PricedPasses> {
         let layouts = self.segments.boundary_layouts(self.context).into_iter();
-        let of_layouts: Vec<RelaxedPasses> = layouts
+        let of_layouts: Vec<PricedPasses> = layouts
             .zip(self.ends())
-            .filter_map(|(layout, ends)| self.of_layout(layout, (*ends)?, multiplier))
+            .filter_map(|(layout, ends)| self.of_layout(layout, (*ends)?, price))
             .collect();
         let fastest = of_layouts.iter().min_by(|a, b| a.total.total_cmp(&b.total))?;
-        let least = |value: fn(&RelaxedPasses) -> f64| {
+        let least = |value: fn(&PricedPasses) -> f64| {
             of_layouts.iter().map(value).fold(f64::INFINITY, f64::min) * (1.0 - ROUNDING)
         };
-        Some(RelaxedPasses {
-            multiplier,
+        Some(PricedPasses {
+            price,
             blocks: least(|passes| passes.blocks),
             embedding: least(|passes| passes.embedding),
             head: least(|passes| passes.head),
@@ -117,27 +117,27 @@ impl LeastPasses<'_> {
         &self,
         boundary: BoundaryLayout,
         [embedding, head]: [f64; 2],
-        multiplier: f64,
-    ) -> Option<RelaxedPasses> {
+        price: f64,
+    ) -> Option<PricedPasses> {
         let (mut blocks, mut kept_bytes) = (0.0, 0.0);
-        let block = |shape| self.of_segment(SegmentSpec::block(shape, boundary), multiplier);
+        let block = |shape| self.of_segment(SegmentSpec::block(shape, boundary), price);
         for block in self.segments.of_layers(block) {
             let (cost, kept) = block?;
             blocks += cost;
             kept_bytes += kept;
         }
         let total = blocks + embedding + head;
-        Some(RelaxedPasses { multiplier, blocks, embedding, head, total, kept_bytes })
+        Some(PricedPasses { price, blocks, embedding, head, total, kept_bytes })
     }
 
-    /// Least time with the multiplier of kept bytes, in seconds, and the bytes kept; `None` without legal decisions.
-    fn of_segment(&self, spec: SegmentSpec, multiplier: f64) -> Option<(f64, f64)> {
+    /// Least time with the price of kept bytes, in seconds, and the bytes kept; `None` without legal decisions.
+    fn of_segment(&self, spec: SegmentSpec, price: f64) -> Option<(f64, f64)> {
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.segments.prepare(spec, *grouping, self.context);
             let (mut costs, kept) = (prepared.priced.pass_times(), prepared.priced.kept_bytes());
             for (costs, kept) in costs.iter_mut().zip(kept.iter()) {
                 for (cost, kept) in costs.iter_mut().zip(kept) {
-                    *cost += multiplier * kept.as_f64();
+                    *cost += price * kept.as_f64();
                 }
             }
             let Some(order) = &prepared.order else {

@@ -1,4 +1,4 @@
-//! Segments and their cost tables, prepared for solves and eliminations.
+//! Segments and their cost tables, prepared for solves and sweeps.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use narrows_plan::strategy::SegmentChoice;
 use rustc_hash::FxHashMap;
 
 use crate::lock::lock;
-use crate::solve::{EliminationOrder, WeightedTable};
+use crate::solve::{EliminationOrder, Sweeper};
 
 /// A segment's priced space, usable in every context with the same tensor axis and microbatch.
 pub(super) struct PreparedSegment {
@@ -53,5 +53,5 @@ impl PreparedSegment {
     }
 }
 
-/// The cost tables of a segment's groupings, ready for eliminations.
-pub(super) type WeightedTables = Arc<Vec<(Grouping, Arc<WeightedTable>)>>;
+/// The cost tables of a segment's groupings, ready for sweeps.
+pub(super) type Sweepers = Arc<Vec<(Grouping, Arc<Sweeper>)>>;

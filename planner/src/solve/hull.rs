@@ -1,11 +1,11 @@
 //! The lower convex hull of time against bytes over the assignments of a table, refined on demand.
 //!
-//! The vertices of the hull are the assignments that are cheapest for some multiplier of bytes:
+//! The vertices of the hull are the assignments that are cheapest for some price of a byte:
 //!
 //! ```text
 //! minimise  time + λ·bytes,   λ ≥ 0
 //! ```
-//! Each λ is one elimination. Many blocks that share a budget mix the two vertices around
+//! Each λ is one sweep of the elimination. Many blocks that share a budget mix the two vertices around
 //! their average bytes, and the edge between these bounds every mix from below; so only the edge over
 //! that average must be known.
 
@@ -19,11 +19,11 @@ use rustc_hash::FxHashMap;
 use super::elimination::EliminationOrder;
 use crate::lock::lock;
 
-/// A table prepared for eliminations under many weights, with two rows of bytes that are counted, not limited. Its first nodes have times
+/// A table prepared for many sweeps, with two rows of bytes that are counted, not limited. Its first nodes have times
 /// and bytes of their own; the times of the others are multiples of times that tables share, and their bytes count in
 /// the second row only.
 #[derive(Debug)]
-pub(crate) struct WeightedTable {
+pub(crate) struct Sweeper {
     pub order: Arc<EliminationOrder>,
     /// Seconds by node and choice, of the first nodes.
     pub own_times: Vec<Vec<f64>>,
@@ -36,11 +36,11 @@ pub(crate) struct WeightedTable {
     /// Bytes in the second row by node and choice.
     pub second_row: ChoiceBytes,
     /// Vertices found so far.
-    pub known: Mutex<FxHashMap<WeightsKey, Option<Vertex>>>,
+    pub swept: Mutex<FxHashMap<SweepKey, Option<Vertex>>>,
 }
 
-/// The bits of all that an elimination depends on: the weight of the second row, and the multipliers of time and of bytes.
-pub(crate) type WeightsKey = [u64; 3];
+/// The bits of all that a sweep depends on: the weight of the second row, and the prices of time and of bytes.
+pub(crate) type SweepKey = [u64; 3];
 
 /// Identity of a vertex in its hull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,13 +62,13 @@ pub(crate) struct Vertex {
 }
 
 impl Vertex {
-    /// Time and bytes at a multiplier in seconds per byte.
-    fn value(&self, multiplier: f64) -> f64 {
-        self.time + multiplier * self.bytes
+    /// Time and bytes at a price in seconds per byte.
+    fn value(&self, price: f64) -> f64 {
+        self.time + price * self.bytes
     }
 }
 
-impl WeightedTable {
+impl Sweeper {
     /// Time and weighted bytes of each choice of a node.
     fn choices(&self, node: usize, weight: f64) -> impl Iterator<Item = (f64, f64)> {
         let (own, shared) = match self.own_times.get(node) {
@@ -96,21 +96,21 @@ impl WeightedTable {
     }
 
     /// The assignment that minimises `per_second`·time + `per_byte`·bytes, with `weight` on the second row. Known
-    /// vertices need no elimination.
+    /// vertices need no sweep.
     fn cheapest(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
         let key = [weight, per_second, per_byte].map(f64::to_bits);
-        let known = || lock(&self.known);
+        let known = || lock(&self.swept);
         if let Some(vertex) = known().get(&key) {
             return vertex.clone();
         }
-        let vertex = self.eliminate(per_second, per_byte, weight);
+        let vertex = self.sweep(per_second, per_byte, weight);
         known().insert(key, vertex.clone());
         vertex
     }
 
-    fn eliminate(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
+    fn sweep(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
         thread_local! {
-            /// The costs of the last call, whose memory the next one uses again.
+            /// The costs of the last sweep, whose memory the next one uses again.
             static COSTS: RefCell<Vec<Vec<f64>>> = RefCell::default();
         }
         let assignment = COSTS.with_borrow_mut(|costs| {
@@ -134,67 +134,63 @@ impl WeightedTable {
     }
 }
 
-/// A line that lies below all assignments of a hull: time ≥ intercept − multiplier·bytes.
+/// A line that lies below all assignments of a hull: time ≥ intercept − price·bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SupportingLine {
     /// Seconds at zero bytes.
     pub intercept: f64,
     /// Seconds per byte, at least 0.
-    pub multiplier: f64,
+    pub price: f64,
     /// Weighted bytes of the smallest assignment, up to rounding.
     pub bytes_min: f64,
 }
 
 impl SupportingLine {
-    /// The line at a multiplier over the assignments of several tables, with this weight on the second row of each: one
-    /// elimination of each table. `None` without any assignment.
-    pub(crate) fn at_multiplier<'a>(
-        tables: impl Iterator<Item = &'a WeightedTable>,
+    /// The line at a price over the assignments of several tables, with this weight on the second row of each: one sweep
+    /// of each table. `None` without any assignment.
+    pub(crate) fn at_price<'a>(
+        tables: impl Iterator<Item = &'a Sweeper>,
         weight: f64,
-        multiplier: f64,
+        price: f64,
     ) -> Option<SupportingLine> {
-        let minimum = |table: &WeightedTable| {
-            Some(table.cheapest(1.0, multiplier, weight)?.value(multiplier))
-        };
+        let minimum = |table: &Sweeper| Some(table.cheapest(1.0, price, weight)?.value(price));
         let minimum = tables.filter_map(minimum).min_by(f64::total_cmp)?;
-        Some(SupportingLine { intercept: minimum * (1.0 - ROUNDING), multiplier, bytes_min: 0.0 })
+        Some(SupportingLine { intercept: minimum * (1.0 - ROUNDING), price, bytes_min: 0.0 })
     }
 }
 
 /// Costs with a smaller relative difference are equal.
 const ROUNDING: f64 = 1e-12;
-/// A relative multiplier too low to change the fastest time, and high enough to choose the smallest of the fastest
+/// A relative price too low to change the fastest time, and high enough to choose the smallest of the fastest
 /// assignments.
-const TINY_MULTIPLIER: f64 = 1e-13;
+const TINY_PRICE: f64 = 1e-13;
 
 /// A hull over the assignments of several tables.
 #[derive(Clone, Debug)]
 pub(crate) struct Hull {
-    weighted_tables: Vec<Arc<WeightedTable>>,
+    sweepers: Vec<Arc<Sweeper>>,
     /// Weight of the second row.
     weight: f64,
     /// From the fastest to the smallest: times rise, bytes fall.
     vertices: Vec<Vertex>,
     /// For each edge, whether no vertex lies below it.
     is_final: Vec<bool>,
-    /// For each table, the minimum of time + λ·bytes at the multipliers λ so far.
+    /// For each table, the minimum of time + λ·bytes at the prices λ swept so far.
     minima: Vec<Vec<(f64, f64)>>,
-    eliminations: u64,
+    sweeps: u64,
 }
 
 impl Hull {
     /// The two extreme vertices of the hull, with this weight on the second row of each table. `None` without any
     /// assignment.
-    pub(crate) fn new(weighted_tables: Vec<Arc<WeightedTable>>, weight: f64) -> Option<Hull> {
-        let minima = vec![vec![]; weighted_tables.len()];
+    pub(crate) fn new(sweepers: Vec<Arc<Sweeper>>, weight: f64) -> Option<Hull> {
+        let minima = vec![vec![]; sweepers.len()];
         let (vertices, is_final) = (vec![], vec![]);
-        let mut hull =
-            Hull { weighted_tables, weight, vertices, is_final, minima, eliminations: 0 };
+        let mut hull = Hull { sweepers, weight, vertices, is_final, minima, sweeps: 0 };
         let fastest = hull.cheapest(1.0, 0.0)?;
-        // The smallest of the fastest assignments, up to the resolution of a tiny multiplier of bytes.
-        let fastest =
-            hull.cheapest(1.0, TINY_MULTIPLIER * fastest.time / fastest.bytes.max(1.0))?;
-        // The fastest of the smallest assignments, up to the resolution of a tiny multiplier of time.
+        // The smallest of the fastest assignments, up to the resolution of a tiny price of bytes.
+        let fastest = hull.cheapest(1.0, TINY_PRICE * fastest.time / fastest.bytes.max(1.0))?;
+        // The fastest of the smallest assignments, up to the resolution of a tiny price of time.
         let per_second = 1e-9 * fastest.bytes.max(1.0) / fastest.time.max(f64::MIN_POSITIVE);
         let smallest = hull.cheapest(per_second, 1.0)?;
         hull.vertices = vec![fastest];
@@ -205,9 +201,9 @@ impl Hull {
         Some(hull)
     }
 
-    /// Number of eliminations so far, with those whose vertices were known.
-    pub(crate) fn eliminations(&self) -> u64 {
-        self.eliminations
+    /// Sweeps asked for so far.
+    pub(crate) fn sweeps(&self) -> u64 {
+        self.sweeps
     }
 
     /// The known vertices, from the fastest to the smallest.
@@ -232,18 +228,18 @@ impl Hull {
     /// The line through the edge over `bytes`, or through the nearest vertex where no edge is over them.
     pub(crate) fn supporting_line(&mut self, bytes: f64) -> SupportingLine {
         let (fastest, smallest) = (&self.vertices[0], &self.vertices[self.vertices.len() - 1]);
-        // The smallest vertex is exact up to the resolution of a tiny multiplier of time.
+        // The smallest vertex is exact up to the resolution of a tiny price of time.
         let bytes_min = smallest.bytes * (1.0 - 1e-6);
         if bytes >= fastest.bytes || self.vertices.len() == 1 {
             let intercept = fastest.time * (1.0 - ROUNDING);
-            return SupportingLine { intercept, multiplier: 0.0, bytes_min };
+            return SupportingLine { intercept, price: 0.0, bytes_min };
         }
         let bytes = bytes.max(smallest.bytes);
         self.refine(bytes);
         let edge = self.edge_over(bytes).expect("the vertices span these bytes");
-        let multiplier = self.multiplier(edge);
-        let intercept = self.vertices[edge].value(multiplier) * (1.0 - ROUNDING);
-        SupportingLine { intercept, multiplier, bytes_min }
+        let price = self.price(edge);
+        let intercept = self.vertices[edge].value(price) * (1.0 - ROUNDING);
+        SupportingLine { intercept, price, bytes_min }
     }
 
     fn edge_over(&self, bytes: f64) -> Option<usize> {
@@ -251,8 +247,8 @@ impl Hull {
             .find(|e| self.vertices[*e].bytes >= bytes && bytes >= self.vertices[e + 1].bytes)
     }
 
-    /// The multiplier of bytes at which both ends of an edge cost the same, in seconds.
-    fn multiplier(&self, edge: usize) -> f64 {
+    /// The price of a byte at which both ends of an edge cost the same, in seconds.
+    fn price(&self, edge: usize) -> f64 {
         let (fast, small) = (&self.vertices[edge], &self.vertices[edge + 1]);
         (small.time - fast.time) / (fast.bytes - small.bytes)
     }
@@ -260,11 +256,10 @@ impl Hull {
     /// Inserts a vertex below an edge, or marks the edge as final.
     fn split(&mut self, edge: usize) {
         let (fast, small) = (&self.vertices[edge], &self.vertices[edge + 1]);
-        let multiplier = self.multiplier(edge);
-        let (value_max, between) =
-            (fast.value(multiplier) * (1.0 - ROUNDING), small.bytes..fast.bytes);
-        let below = self.cheapest(1.0, multiplier).filter(|vertex| {
-            vertex.value(multiplier) < value_max
+        let price = self.price(edge);
+        let (value_max, between) = (fast.value(price) * (1.0 - ROUNDING), small.bytes..fast.bytes);
+        let below = self.cheapest(1.0, price).filter(|vertex| {
+            vertex.value(price) < value_max
                 && vertex.bytes < between.end
                 && vertex.bytes > between.start
         });
@@ -278,28 +273,27 @@ impl Hull {
         }
     }
 
-    /// The cheapest assignment of all tables. The minimum of a table is concave in the multiplier, so between
-    /// two multipliers it lies above their chord: a table whose chord is no better than another table's
-    /// minimum is left out.
+    /// The cheapest assignment of all tables. The minimum of a table is concave in the price, so between
+    /// two prices it lies above their chord: a table whose chord is no better than another table's
+    /// minimum is not swept.
     fn cheapest(&mut self, per_second: f64, per_byte: f64) -> Option<Vertex> {
-        let multiplier = per_byte / per_second;
+        let price = per_byte / per_second;
         let mut best: Option<(f64, Vertex)> = None;
-        for table in 0..self.weighted_tables.len() {
+        for table in 0..self.sweepers.len() {
             let attained = best.as_ref().map_or(f64::INFINITY, |(value, _)| *value);
-            if per_second * chord(&self.minima[table], multiplier) >= attained {
+            if per_second * chord(&self.minima[table], price) >= attained {
                 continue;
             }
-            self.eliminations += 1;
-            let Some(vertex) =
-                self.weighted_tables[table].cheapest(per_second, per_byte, self.weight)
+            self.sweeps += 1;
+            let Some(vertex) = self.sweepers[table].cheapest(per_second, per_byte, self.weight)
             else {
                 continue;
             };
             let value = per_second * vertex.time + per_byte * vertex.bytes;
-            if multiplier.is_finite() {
+            if price.is_finite() {
                 let minima = &mut self.minima[table];
-                let at = minima.partition_point(|(other, _)| *other < multiplier);
-                minima.insert(at, (multiplier, value / per_second));
+                let at = minima.partition_point(|(other, _)| *other < price);
+                minima.insert(at, (price, value / per_second));
             }
             if value < attained {
                 best = Some((value, Vertex { table, ..vertex }));
@@ -309,12 +303,12 @@ impl Hull {
     }
 }
 
-/// Lower bound at a multiplier on a concave, non-decreasing function with these values.
-fn chord(values: &[(f64, f64)], multiplier: f64) -> f64 {
-    let after = values.partition_point(|(other, _)| *other < multiplier);
+/// Lower bound at a price on a concave, non-decreasing function with these values.
+fn chord(values: &[(f64, f64)], price: f64) -> f64 {
+    let after = values.partition_point(|(other, _)| *other < price);
     match (after.checked_sub(1).map(|before| values[before]), values.get(after)) {
         (Some((low, from)), Some(&(high, to))) if high > low => {
-            from + (to - from) * (multiplier - low) / (high - low)
+            from + (to - from) * (price - low) / (high - low)
         }
         (Some((_, from)), _) => from,
         (None, _) => f64::NEG_INFINITY,
