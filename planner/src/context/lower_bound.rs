@@ -20,10 +20,11 @@ impl ContextSolver<'_> {
     /// # Errors
     /// The reason why the context has no plan.
     pub(crate) fn passes_bound(&self, context: &Context) -> Result<Seconds, Infeasible> {
-        if let Some(infeasible) = too_large(self.request, context) {
+        let (request, segments) = (self.request, self.segments);
+        let limit = request.arena_limit();
+        if let Some(infeasible) = too_large(segments.parameters(), context, limit) {
             return Err(infeasible);
         }
-        let (request, segments) = (self.request, self.segments);
         let passes = segments.least_passes(context);
         let fastest = passes.fastest().ok_or(Infeasible::NoStrategy)?;
         let average = AverageStage::new(request, segments, context, fastest.total);
@@ -162,7 +163,8 @@ fn interleaved_bound(segments: &SegmentSolver, context: &Context) -> f64 {
 /// # Errors
 /// The reason why the context has no plan.
 pub(crate) fn flops_bound(request: &Request, context: &Context) -> Result<Seconds, Infeasible> {
-    if let Some(infeasible) = too_large(request, context) {
+    let parameters = request.model.parameters();
+    if let Some(infeasible) = too_large(parameters, context, request.arena_limit()) {
         return Err(infeasible);
     }
     let flops = model_flops(&request.model, request.sequence_length);

@@ -91,7 +91,7 @@ fn stage_lines(
     let vocabulary = model.vocab * model.hidden;
     let ends = vocabulary * if model.tied { 1 } else { 2 } + model.hidden;
     let of_elements = |elements: u64| evenly_split_bytes(elements, context).as_f64();
-    let of_block = of_elements((model.parameters() - ends) / blocks);
+    let of_block = of_elements((segments.parameters() - ends) / blocks);
     let limit: Bytes = request.arena_limit();
     let line = |stage: u64| {
         // A tied weight of a single stage is there once.

@@ -36,6 +36,8 @@ pub struct SegmentSolver<'a> {
     /// The distinct block shapes.
     shapes: Vec<BlockShape>,
     layer_shapes: Vec<usize>,
+    /// Number of parameters of the model.
+    parameters: u64,
     crossing_widths: Vec<u64>,
     narrowest_carried: Vec<BoundaryTensor>,
     pub(super) alternatives: Arc<AlternativesCache>,
@@ -84,6 +86,7 @@ impl<'a> SegmentSolver<'a> {
             cache,
             shapes,
             layer_shapes,
+            parameters: request.model.parameters(),
             crossing_widths,
             narrowest_carried,
             alternatives,
@@ -102,6 +105,11 @@ impl<'a> SegmentSolver<'a> {
     /// Index of each layer's block shape.
     pub fn layer_shapes(&self) -> &[usize] {
         &self.layer_shapes
+    }
+
+    /// Number of parameters of the model.
+    pub(crate) fn parameters(&self) -> u64 {
+        self.parameters
     }
 
     /// The value of each layer, computed once for each block shape.
