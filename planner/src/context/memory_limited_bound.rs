@@ -20,7 +20,6 @@
 use narrows_plan::{Bytes, Context, PipelineSchedule};
 
 use super::average_stage::{StepPhaseMin, evenly_split_bytes};
-use crate::pipeline::in_flight_in_chunks;
 use crate::request::Request;
 use crate::segment::{LeastPasses, PricedPasses, SegmentSolver};
 
@@ -101,8 +100,7 @@ fn stage_lines(
             _ => 0,
         };
         let memory = limit.as_f64() - of_elements(ends);
-        let in_flight =
-            in_flight_in_chunks(context, stage as usize).into_iter().min()?.max(1) as f64;
+        let in_flight = passes.in_flight_min(stage as usize).max(1) as f64;
         let kept_by_stage = (memory - of_block * blocks as f64 / stages as f64) / in_flight;
         let PricedPasses { price, blocks: all, .. } =
             passes.within(kept_by_stage * stages as f64)?;

@@ -19,6 +19,7 @@ use narrows_cost_model::{
 };
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::model::Model;
+use narrows_plan::program::StageSchedule;
 use narrows_plan::strategy::{AlternativesContext, Rules, TiedWeightLayout};
 use narrows_plan::{Bytes, Context, Dim, Mesh};
 use rustc_hash::FxHashMap;
@@ -74,6 +75,8 @@ pub(super) struct AlternativesCache {
     /// The first segment prepared with each set of alternatives.
     pub prepared: Mutex<FxHashMap<AlternativesKey, Arc<PreparedSegment>>>,
     pub elimination_orders: EliminationOrders,
+    /// Least number of microbatches in flight in any chunk of a stage of an interleaved pipeline.
+    pub interleaved_in_flight: Mutex<FxHashMap<StageSchedule, u64>>,
 }
 
 /// Priced segments of one model, rules and executor, within the nodes of one profile.

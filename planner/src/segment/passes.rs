@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use narrows_plan::Context;
 use narrows_plan::graph::{Grouping, SegmentKind};
+use narrows_plan::program::StageSchedule;
 use narrows_plan::strategy::BoundaryLayout;
 
 use super::pass_lines::{PRICES, PassLines, PricedPasses, price};
 use super::solver::SegmentSolver;
 use super::spec::SegmentSpec;
 use crate::lock::lock;
+use crate::pipeline::in_flight_in_chunks;
 
 /// Relative error of sums of times.
 const ROUNDING: f64 = 1e-12;
@@ -75,6 +77,22 @@ impl LeastPasses<'_> {
         })
     }
 
+    /// Least number of microbatches whose activations any chunk of a stage stores at once.
+    pub(crate) fn in_flight_min(&self, stage: usize) -> u64 {
+        let of_chunks = || in_flight_in_chunks(self.context, stage).into_iter().min().unwrap_or(0);
+        if self.context.chunks == 1 {
+            return of_chunks();
+        }
+        let key = StageSchedule::of(self.context, stage as u64);
+        let known = &self.segments.alternatives.interleaved_in_flight;
+        if let Some(known) = lock(known).get(&key) {
+            return *known;
+        }
+        let least = of_chunks();
+        lock(known).insert(key, least);
+        least
+    }
+
     fn at(&self, number: usize) -> Option<PricedPasses> {
         *self.lines.by_price[number].get_or_init(|| self.price_at(price(number)))
     }
@@ -134,9 +152,10 @@ impl LeastPasses<'_> {
     fn of_segment(&self, spec: SegmentSpec, price: f64) -> Option<(f64, f64)> {
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.segments.prepare(spec, *grouping, self.context);
-            let (mut costs, kept) = (prepared.priced.pass_times(), prepared.priced.kept_bytes());
-            for (costs, kept) in costs.iter_mut().zip(kept.iter()) {
-                for (cost, kept) in costs.iter_mut().zip(kept) {
+            let mut costs = prepared.priced.pass_times();
+            if price > 0.0 {
+                let kept = prepared.priced.kept_bytes();
+                for (cost, kept) in costs.iter_mut().flatten().zip(kept.iter().flatten()) {
                     *cost += price * kept.as_f64();
                 }
             }
@@ -146,6 +165,7 @@ impl LeastPasses<'_> {
                 return Some((least.sum::<Option<f64>>()?, 0.0));
             };
             let cheapest = order.cheapest(&costs)?;
+            let kept = prepared.priced.kept_bytes();
             let chosen = cheapest.assignment.iter().zip(kept.iter());
             let kept_bytes = chosen.map(|(choice, kept)| kept[*choice as usize].as_f64()).sum();
             Some((cheapest.cost, kept_bytes))

@@ -52,7 +52,8 @@ impl SharedCosts {
     }
 }
 
-/// The bits of all that a sweep depends on: the weight of the second row, and the prices of time and of bytes.
+/// The bits of all that a sweep depends on: the weight of the second row, which is left out where bytes have no price, and
+/// the prices of time and of bytes.
 pub(crate) type SweepKey = [u64; 3];
 
 /// Identity of a vertex in its hull.
@@ -108,14 +109,27 @@ impl Sweeper {
     /// The assignment that minimises `per_second`·time + `per_byte`·bytes, with `weight` on the second row. Known
     /// vertices need no sweep.
     fn cheapest(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
-        let key = [weight, per_second, per_byte].map(f64::to_bits);
-        let known = || lock(&self.swept);
-        if let Some(vertex) = known().get(&key) {
-            return vertex.clone();
+        // The fastest assignment is the same for all weights.
+        let is_fastest = per_byte == 0.0;
+        let key_weight = if is_fastest { 0.0 } else { weight };
+        let key = [key_weight, per_second, per_byte].map(f64::to_bits);
+        let known = lock(&self.swept).get(&key).cloned();
+        let mut vertex = known.unwrap_or_else(|| {
+            let vertex = self.sweep(per_second, per_byte, key_weight);
+            lock(&self.swept).insert(key, vertex.clone());
+            vertex
+        })?;
+        if is_fastest {
+            vertex.bytes = self.chosen(&vertex.assignment, weight).map(|(_, bytes)| bytes).sum();
         }
-        let vertex = self.sweep(per_second, per_byte, weight);
-        known().insert(key, vertex.clone());
-        vertex
+        Some(vertex)
+    }
+
+    /// Time and weighted bytes of the choice of each node.
+    fn chosen(&self, assignment: &[u32], weight: f64) -> impl Iterator<Item = (f64, f64)> {
+        assignment.iter().enumerate().map(move |(node, choice)| {
+            self.choice(self.order.first_choice(node) + *choice as usize, weight)
+        })
     }
 
     fn sweep(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
@@ -136,12 +150,9 @@ impl Sweeper {
             self.order.cheapest_of_flat(costs)
         })?;
         let assignment: Arc<[u32]> = assignment.assignment.into();
-        let chosen = |(node, choice): (usize, &u32)| {
-            self.choice(self.order.first_choice(node) + *choice as usize, weight)
-        };
         Some(Vertex {
-            time: assignment.iter().enumerate().map(|choice| chosen(choice).0).sum(),
-            bytes: assignment.iter().enumerate().map(|choice| chosen(choice).1).sum(),
+            time: self.chosen(&assignment, weight).map(|(time, _)| time).sum(),
+            bytes: self.chosen(&assignment, weight).map(|(_, bytes)| bytes).sum(),
             table: 0,
             id: VertexId(0),
             assignment,
