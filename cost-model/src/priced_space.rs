@@ -54,6 +54,21 @@ pub type ChoiceBytes = Arc<[Vec<Bytes>]>;
 #[derive(Clone, Debug)]
 pub struct OpTimes(Arc<[Vec<SegmentTime>]>);
 
+impl OpTimes {
+    /// Prices every alternative of every op of a space.
+    pub fn new(space: &SegmentSpace, price: KernelPrice) -> OpTimes {
+        OpTimes(space.segment.op_ids().map(|id| times_of_op(space, id, price)).collect())
+    }
+
+    /// Lower bound on the forward plus backward time of one microbatch: each op's least, without flows. `None` where an op
+    /// has no alternative.
+    pub fn min_pass_time(&self) -> Option<Seconds> {
+        let time = |time: &SegmentTime| (time.forward + time.backward).0;
+        let of_op = |times: &Vec<SegmentTime>| times.iter().map(time).reduce(f64::min).map(Seconds);
+        self.0.iter().map(of_op).sum()
+    }
+}
+
 impl PricedSpace {
     /// Prices every choice of `space`. `op_times` are the times of the same segment and context with another boundary
     /// layout, where they are known.
@@ -84,8 +99,7 @@ impl PricedSpace {
         op_times: Option<OpTimes>,
         prices: StreamPrices,
     ) -> PricedSpace {
-        let of_op = |id| times_of_op(&space, id, prices.kernel);
-        let ops = op_times.unwrap_or_else(|| OpTimes(space.segment.op_ids().map(of_op).collect()));
+        let ops = op_times.unwrap_or_else(|| OpTimes::new(&space, prices.kernel));
         let of_value = |id| FlowPrices::new(&space, id, prices).times();
         let flows = space.segment.value_ids().map(of_value).collect();
         PricedSpace { space, ops, flows, links, kept_bytes: OnceLock::new() }

@@ -153,6 +153,10 @@ mod tests {
             let without_limit = ContextSolver::new(&unlimited, &segments);
             for context in contexts(&request).iter().step_by(n) {
                 let Ok(bound) = solver.passes_bound(context) else { continue };
+                let of_ops = solver
+                    .ops_bound(context)
+                    .expect("fails only where the bound of the passes fails");
+                assert!(of_ops.0 <= bound.0, "{context:?}: {of_ops} from ops, {bound} from passes");
                 let bounds = solver.bounds(context, f64::INFINITY);
                 let Ok(Some(plan)) = solver.solve(context, &bounds, f64::INFINITY).best else {
                     continue;

@@ -19,6 +19,8 @@ use crate::pipeline::in_flight_in_chunks;
 
 /// Relative error of sums of times.
 const ROUNDING: f64 = 1e-12;
+/// Relative error of sums of times in another order.
+const OPS_ROUNDING: f64 = 1e-10;
 
 /// The passes of the contexts with one tensor axis, context axis and microbatch.
 pub(crate) struct LeastPasses<'a> {
@@ -36,6 +38,27 @@ impl<'a> SegmentSolver<'a> {
 }
 
 impl LeastPasses<'_> {
+    /// Lower bound on the total of the passes without a memory limit, from the least time of each op: cheaper, because no
+    /// reshard is priced. `None` where an op has no alternative.
+    pub(crate) fn of_ops(&self) -> Option<f64> {
+        *self.lines.of_ops.get_or_init(|| {
+            let (segments, context) = (self.segments, self.context);
+            // Op times are the same for all boundary layouts.
+            let boundary = *segments.boundary_layouts(context).first()?;
+            let of_segment = |spec: SegmentSpec| {
+                let groupings = segments.groupings(spec).into_iter();
+                let times = |grouping| segments.op_times(spec, grouping, context).min_pass_time();
+                groupings.filter_map(times).map(|time| time.0).min_by(f64::total_cmp)
+            };
+            let blocks =
+                segments.of_layers(|shape| of_segment(SegmentSpec::block(shape, boundary)));
+            let blocks: f64 = blocks.into_iter().sum::<Option<f64>>()?;
+            let end = |kind| of_segment(SegmentSpec::embedding_or_head(kind, boundary, None));
+            let total = blocks + end(SegmentKind::Embedding)? + end(SegmentKind::Head)?;
+            Some(total * (1.0 - OPS_ROUNDING))
+        })
+    }
+
     /// The passes without a memory limit; `None` when a segment has no legal decisions.
     pub(crate) fn fastest(&self) -> Option<PricedPasses> {
         self.at(0)
