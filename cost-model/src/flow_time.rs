@@ -9,7 +9,7 @@ use narrows_plan::program::Action;
 use narrows_plan::strategy::{Flow, OpOption, Save, SegmentSpace};
 use narrows_plan::{Layout, Seconds};
 
-use crate::price::StreamPrices;
+use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::{SegmentTime, sum};
 
 /// Prices the flows of one value.
@@ -153,20 +153,9 @@ impl<'a> FlowPrices<'a> {
         [forward, recomputed]
     }
 
-    /// The options of the linear and of the addition in the layout of the flow have the same kernels.
     fn residual_sum_time(&self, flow: &Flow) -> Option<Seconds> {
-        let (segment, context) = (&self.space.segment, &self.space.context);
-        let ResidualSum { linear, add, .. } = ResidualSum::of(segment, self.id, flow)?;
-        let layout = flow.producer.forward;
-        let choice = |op: OpId, has_layout: &dyn Fn(&OpOption) -> bool| {
-            let option = self.space.ops[op.0 as usize].iter().find(|option| has_layout(option));
-            option.map(|option| &option.choice)
-        };
-        let of_linear = choice(linear, &|option| option.choice.outputs[0].forward == layout)?;
-        let of_add = choice(add, &|option| option.choice.outputs[0].forward == layout)?;
-        let gemm = ResidualSum::of(segment, self.id, flow)?.gemm(segment, of_linear, context);
-        let alone = |op, choice| sum(&op_forward(segment, op, choice, context), self.prices.kernel);
-        Some((self.prices.kernel)(&gemm.kernel()) - alone(linear, of_linear) - alone(add, of_add))
+        let sum = ResidualSum::of(&self.space.segment, self.id, flow)?;
+        residual_sum_time(self.space, sum, flow.producer.forward, self.prices.kernel)
     }
 
     /// Time of the weight-gradient GEMM that overlaps with the collective of a flow's gradient. Options of a linear that
@@ -183,4 +172,24 @@ impl<'a> FlowPrices<'a> {
         let gemm = templates.iter().find(|template| template.action.is_weight_gradient())?;
         Some((self.prices.kernel)(&gemm.kernel()))
     }
+}
+
+/// The time of a residual sum in a GEMM in a layout, less those of the linear and of the addition. Their options in this
+/// layout have the same kernels. `None` where one has no such option.
+pub(crate) fn residual_sum_time(
+    space: &SegmentSpace,
+    sum: ResidualSum,
+    layout: Layout,
+    price: KernelPrice,
+) -> Option<Seconds> {
+    let (segment, context) = (&space.segment, &space.context);
+    let choice = |op: OpId| {
+        let mut options = space.ops[op.0 as usize].iter().map(|option| &option.choice);
+        options.find(|choice| choice.outputs[0].forward == layout)
+    };
+    let (of_linear, of_add) = (choice(sum.linear)?, choice(sum.add)?);
+    let alone =
+        |op, choice| crate::segment_time::sum(&op_forward(segment, op, choice, context), price);
+    let gemm = price(&sum.gemm(segment, of_linear, context).kernel());
+    Some(gemm - alone(sum.linear, of_linear) - alone(sum.add, of_add))
 }

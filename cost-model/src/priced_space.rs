@@ -10,12 +10,14 @@
 
 use std::sync::{Arc, OnceLock};
 
-use narrows_plan::emit::{is_weight_gradient_deferrable, op_backward, op_forward, op_recompute};
+use narrows_plan::emit::{
+    ResidualSum, is_weight_gradient_deferrable, op_backward, op_forward, op_recompute,
+};
 use narrows_plan::graph::{OpId, ValueId};
 use narrows_plan::strategy::{OpChoice, OpOption, SegmentChoice, SegmentSpace};
-use narrows_plan::{Bytes, Context, Seconds};
+use narrows_plan::{Bytes, Context, Layout, Seconds};
 
-use crate::flow_time::FlowPrices;
+use crate::flow_time::{FlowPrices, residual_sum_time};
 use crate::memory::{flow_kept_bytes, op_kept_bytes};
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::{PassTimesMin, SegmentTime, sum};
@@ -52,7 +54,33 @@ pub type ChoiceBytes = Arc<[Vec<Bytes>]>;
 
 /// The times of every alternative of every op for one microbatch. They do not depend on the boundary layout.
 #[derive(Clone, Debug)]
-pub struct OpTimes(Arc<[Vec<SegmentTime>]>);
+pub struct OpTimes {
+    of_options: Arc<[Vec<SegmentTime>]>,
+    /// Lower bound on the differences that residual sums in GEMMs make to the forward pass, at most 0.
+    residual_sums_min: Seconds,
+}
+
+impl OpTimes {
+    /// Prices every alternative of every op of a space.
+    pub fn new(space: &SegmentSpace, price: KernelPrice) -> OpTimes {
+        let of_op = |id| times_of_op(space, id, price);
+        let of_value = |id| residual_sum_min(space, id, price);
+        OpTimes {
+            of_options: space.segment.op_ids().map(of_op).collect(),
+            residual_sums_min: space.segment.value_ids().map(of_value).sum(),
+        }
+    }
+
+    /// Lower bound on the forward plus backward time of one microbatch: each op's least. Of flows, it counts the most that
+    /// residual sums in GEMMs save in the forward pass: where a sum is recomputed, its linear and its addition take more than
+    /// that again. `None` where an op has no alternative.
+    pub fn min_pass_time(&self) -> Option<Seconds> {
+        let time = |time: &SegmentTime| (time.forward + time.backward).0;
+        let of_op = |times: &Vec<SegmentTime>| times.iter().map(time).reduce(f64::min).map(Seconds);
+        let ops: Option<Seconds> = self.of_options.iter().map(of_op).sum();
+        Some(ops? + self.residual_sums_min)
+    }
+}
 
 impl PricedSpace {
     /// Prices every choice of `space`. `op_times` are the times of the same segment and context with another boundary
@@ -84,8 +112,7 @@ impl PricedSpace {
         op_times: Option<OpTimes>,
         prices: StreamPrices,
     ) -> PricedSpace {
-        let of_op = |id| times_of_op(&space, id, prices.kernel);
-        let ops = op_times.unwrap_or_else(|| OpTimes(space.segment.op_ids().map(of_op).collect()));
+        let ops = op_times.unwrap_or_else(|| OpTimes::new(&space, prices.kernel));
         let of_value = |id| FlowPrices::new(&space, id, prices).times();
         let flows = space.segment.value_ids().map(of_value).collect();
         PricedSpace { space, ops, flows, links, kept_bytes: OnceLock::new() }
@@ -177,24 +204,24 @@ impl PricedSpace {
                 (time.total(microbatches) + sharding * microbatches as f64 + step.time).0
             };
             let options = &self.space.ops[id.0 as usize];
-            options.iter().zip(&self.ops.0[id.0 as usize]).map(time).collect()
+            options.iter().zip(&self.ops.of_options[id.0 as usize]).map(time).collect()
         };
         self.space.segment.op_ids().map(of_op).collect()
     }
 
-    /// Lower bounds on the passes of one microbatch: each op's least. Of flows, only what residual sums in GEMMs save counts.
+    /// Lower bounds on the passes of one microbatch: each op's least, and of flows what residual sums in GEMMs save, as in
+    /// [`OpTimes::min_pass_time`].
     pub fn min_pass_times(&self) -> PassTimesMin {
-        let saved = |times: &Vec<Seconds>| times.iter().map(|time| time.0).fold(0.0, f64::min);
-        let saved: f64 = self.flows.iter().map(saved).sum();
         let least = |pass: fn(&SegmentTime) -> f64| {
             let of_op = |times: &Vec<SegmentTime>| times.iter().map(pass).reduce(f64::min);
-            (self.ops.0.iter().filter_map(of_op).sum::<f64>() + saved).max(0.0)
+            self.ops.of_options.iter().filter_map(of_op).sum::<f64>()
         };
+        let saved = self.ops.residual_sums_min.0;
         PassTimesMin {
-            forward: least(|time| time.forward.0),
+            forward: least(|time| time.forward.0) + saved,
             backward: least(|time| time.backward.0),
             input_gradient: least(|time| (time.backward - time.weight_gradient).0),
-            without_weight_gradients: least(|time| time.without_weight_gradients().0),
+            without_weight_gradients: least(|time| time.without_weight_gradients().0) + saved,
         }
     }
 
@@ -212,7 +239,7 @@ impl PricedSpace {
     fn times_of_passes(&self, of_option: impl Fn(&SegmentTime) -> Seconds) -> Vec<Vec<f64>> {
         let of_op = |times: &Vec<SegmentTime>| times.iter().map(|time| of_option(time).0).collect();
         let of_value = |flows: &Vec<Seconds>| flows.iter().map(|time| time.0).collect();
-        self.ops.0.iter().map(of_op).chain(self.flows.iter().map(of_value)).collect()
+        self.ops.of_options.iter().map(of_op).chain(self.flows.iter().map(of_value)).collect()
     }
 
     /// Forward plus backward time of each flow of each value for one microbatch.
@@ -222,7 +249,7 @@ impl PricedSpace {
 
     /// The number of choices of each node of the [`table`](PricedSpace::table).
     pub fn choice_counts(&self) -> Vec<usize> {
-        self.ops.0.iter().map(Vec::len).chain(self.flows.iter().map(Vec::len)).collect()
+        self.ops.of_options.iter().map(Vec::len).chain(self.flows.iter().map(Vec::len)).collect()
     }
 
     /// The links of the [`table`](PricedSpace::table), in every context.
@@ -280,6 +307,20 @@ fn times_of_op(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<Segmen
         times.extend(op_times(space, id, group, price));
     }
     times
+}
+
+/// Lower bound on the difference that a residual sum in the GEMM of a value makes to the forward pass; 0 for other values.
+fn residual_sum_min(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Seconds {
+    let Some(sum) = ResidualSum::of_some_flow(&space.segment, id) else { return Seconds(0.0) };
+    let mut layouts: Vec<Layout> = space.ops[sum.linear.0 as usize]
+        .iter()
+        .map(|option| option.choice.outputs[0].forward)
+        .filter(|layout| *layout != Layout::Partial)
+        .collect();
+    layouts.dedup();
+    let times =
+        layouts.into_iter().filter_map(|layout| residual_sum_time(space, sum, layout, price));
+    Seconds(times.map(|time| time.0).fold(0.0, f64::min))
 }
 
 /// The times of one instance of a segment in the passes of one microbatch under a choice: the sum over its kernels. The

@@ -15,12 +15,24 @@ pub(crate) struct BoundedContext {
     pub bound: Result<Seconds, Infeasible>,
     /// Position in the enumeration of contexts.
     index: usize,
-    /// Whether the bound is the one that other contexts share.
-    has_first_bound: bool,
+    /// Number of its passes among those of all contexts; contexts with equal numbers share the tables of their passes.
+    passes: usize,
+    level: BoundLevel,
     /// Weight of a second of step time in the objective: the number of devices for the cost, otherwise 1.
     weight: f64,
     /// Bounds within the memory limit, once computed.
     bounds: Option<ContextBounds>,
+}
+
+/// What the bound of a context counts. Each level is no smaller than those before, and takes longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BoundLevel {
+    /// The ops of the model.
+    Ops,
+    /// The passes of the model, which other contexts share.
+    Passes,
+    /// All of the context, before its blocks are divided.
+    Own,
 }
 
 /// Outcome of a context, with its plan and its lower bound.
@@ -39,14 +51,15 @@ impl ContextResult {
 }
 
 impl BoundedContext {
-    /// A context, with its position in the enumeration, and a first bound on its step time.
+    /// A context, with its position in the enumeration, the number of its passes, and a first bound on its step time.
     pub(crate) fn new(
         objective: Objective,
         (index, context): (usize, Context),
+        passes: usize,
         bound: Result<Seconds, Infeasible>,
     ) -> BoundedContext {
-        let (weight, has_first_bound) = (objective.weight(&context), bound.is_ok());
-        BoundedContext { context, bound, index, has_first_bound, weight, bounds: None }
+        let (weight, level) = (objective.weight(&context), BoundLevel::Ops);
+        BoundedContext { context, bound, index, passes, level, weight, bounds: None }
     }
 
     /// Position in the enumeration of contexts.
@@ -54,15 +67,24 @@ impl BoundedContext {
         self.index
     }
 
-    /// Whether the bound is still the one that other contexts share.
+    /// Whether the bound may become larger by [`tighten`](BoundedContext::tighten).
     pub(crate) fn has_first_bound(&self) -> bool {
-        self.has_first_bound
+        self.bound.is_ok() && self.level != BoundLevel::Own
     }
 
-    /// Replaces the first bound by the context's own.
+    /// The number of the passes, where the bound does not count them yet.
+    pub(crate) fn unpriced_passes(&self) -> Option<usize> {
+        (self.bound.is_ok() && self.level == BoundLevel::Ops).then_some(self.passes)
+    }
+
+    /// Replaces the bound by that of the next level.
     pub(crate) fn tighten(&mut self, solver: &ContextSolver) {
-        self.bound = solver.lower_bound(&self.context);
-        self.has_first_bound = false;
+        (self.bound, self.level) = match self.level {
+            BoundLevel::Ops => (solver.passes_bound(&self.context), BoundLevel::Passes),
+            BoundLevel::Passes | BoundLevel::Own => {
+                (solver.lower_bound(&self.context), BoundLevel::Own)
+            }
+        };
     }
 
     /// The lower bound; infinite for a context without a plan.

@@ -1,12 +1,14 @@
 //! The contexts that a search has not excluded or solved, the most promising first.
 //!
-//! A context begins with a bound that many contexts share. Only where that bound is among the best is it replaced by the
-//! context's own, so that most contexts of large clusters are excluded without a solve of their own.
+//! A context begins with a bound from the ops of the model, for which no cost table is needed. Only where that bound is among
+//! the best is it replaced, first by a bound that many contexts share and then by the context's own, so that most contexts of
+//! large clusters are excluded without a solve of their own, and many microbatches and tensor axes without a table.
 
 use std::collections::VecDeque;
 
 use narrows_plan::Context;
 use rayon::prelude::*;
+use rustc_hash::FxHashMap;
 
 use crate::bounded_context::BoundedContext;
 use crate::context::flops_bound;
@@ -14,6 +16,10 @@ use crate::context_solvers::ContextSolvers;
 use crate::deadline::Deadline;
 use crate::feasible_plan::FeasiblePlan;
 use crate::objective::Objective;
+use crate::segment::PassKey;
+
+/// Passes that are priced in parallel.
+const PASSES: usize = 4;
 
 /// Contexts with their bounds.
 pub(crate) struct ContextQueue<'a> {
@@ -31,13 +37,19 @@ impl<'a> ContextQueue<'a> {
         solvers: &'a ContextSolvers<'a>,
         deadline: &'a Deadline,
     ) -> ContextQueue<'a> {
-        let bounded = |(index, context): (usize, Context)| {
+        let mut numbers: FxHashMap<PassKey, usize> = FxHashMap::default();
+        let mut number = |context: Context| {
+            let count = numbers.len();
+            (context, *numbers.entry(solvers.of(&context).pass_key(&context)).or_insert(count))
+        };
+        let contexts: Vec<(Context, usize)> = contexts.into_iter().map(&mut number).collect();
+        let bounded = |(index, (context, passes)): (usize, (Context, usize))| {
             let solver = solvers.of(&context);
             let bound = match deadline.is_half_over() {
-                false => solver.passes_bound(&context),
+                false => solver.ops_bound(&context),
                 true => flops_bound(solver.request, &context),
             };
-            BoundedContext::new(objective, (index, context), bound)
+            BoundedContext::new(objective, (index, context), passes, bound)
         };
         let contexts: Vec<_> = contexts.into_par_iter().enumerate().map(bounded).collect();
         let mut open = ContextQueue { solvers, deadline, contexts: contexts.into() };
@@ -81,10 +93,45 @@ impl<'a> ContextQueue<'a> {
             if first_bounds.is_empty() {
                 break;
             }
-            first_bounds.par_iter_mut().for_each(|open| open.tighten(solvers.of(&open.context)));
+            if first_bounds.iter().any(|open| open.unpriced_passes().is_some()) {
+                self.price_passes(&condition, &is_relevant);
+            } else {
+                first_bounds
+                    .par_iter_mut()
+                    .for_each(|open| open.tighten(solvers.of(&open.context)));
+            }
             self.sort();
         }
         self.contexts.iter().filter(|open| condition(&open.context)).take(count).collect()
+    }
+
+    /// Prices the most promising [`PASSES`] passes that are not priced yet, and tightens the bounds of all contexts with them.
+    fn price_passes(
+        &mut self,
+        condition: impl Fn(&Context) -> bool,
+        is_relevant: impl Fn(&BoundedContext) -> bool,
+    ) {
+        let solvers = self.solvers;
+        let relevant = self.contexts.iter().filter(|open| condition(&open.context));
+        let mut first: Vec<(usize, Context)> = vec![];
+        for open in relevant.take_while(|open| is_relevant(open)) {
+            let Some(passes) = open.unpriced_passes() else { continue };
+            if first.iter().all(|(other, _)| *other != passes) {
+                first.push((passes, open.context));
+            }
+            if first.len() == PASSES {
+                break;
+            }
+        }
+        // One context for each: others would wait for its tables.
+        first.par_iter().for_each(|(_, context)| solvers.of(context).price_passes(context));
+        let is_priced = |open: &&mut BoundedContext| {
+            let passes = open.unpriced_passes();
+            first.iter().any(|(priced, _)| passes == Some(*priced))
+        };
+        let mut priced: Vec<&mut BoundedContext> =
+            self.contexts.iter_mut().filter(is_priced).collect();
+        priced.par_iter_mut().for_each(|open| open.tighten(solvers.of(&open.context)));
     }
 
     /// Refines the bounds of the first `count` contexts that may be better than `incumbent` by the memory limit. Returns

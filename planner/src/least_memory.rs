@@ -98,10 +98,11 @@ fn small_contexts(
     deadline: &Deadline,
 ) -> Vec<SmallContext> {
     let contexts = contexts(request).into_iter();
+    let parameters = request.model.parameters();
     let mut open: Vec<SmallContext> = contexts
         .filter(|context| may_need_least_memory(request, context))
         .map(|context| {
-            let bound = resident_bytes_min(request, &context);
+            let bound = resident_bytes_min(parameters, &context);
             SmallContext { context, bound, is_refined: false, arena: None }
         })
         .collect();

@@ -3,8 +3,9 @@
 //! 1. Contexts (mesh, microbatch, ZeRO stage) that cannot hold the model are dropped.
 //! 2. Each context gets a bound: with T the smallest microbatch time of the whole model, u the smallest
 //!    step phase of an average stage, m microbatches and P stages, no 1F1B step is shorter than
-//!    m·T/P + u, nor than T / (1 − (1 − 1/m)ᴾ), which stages of the best proportion would reach. First, T leaves out what
-//!    ZeRO adds to the passes, so that many contexts share it; the most promising ones get their own.
+//!    m·T/P + u, nor than T / (1 − (1 − 1/m)ᴾ), which stages of the best proportion would reach. First, T is the
+//!    least time of every op; of the most promising contexts, T then leaves out what ZeRO adds to the passes, so that many
+//!    contexts share it, and the most promising of these get their own.
 //! 3. The most promising contexts get a better bound, from dividing the blocks among the stages within
 //!    the memory limit. The contexts that remain most promising are solved (lowered, placed in memory,
 //!    simulated) until no bound is better than the best plan.

@@ -99,7 +99,7 @@ impl ProofState {
 /// its weights and optimizer states.
 fn simple_bound(request: &Request, context: &Context) -> Option<f64> {
     match request.objective {
-        Objective::Memory => Some(resident_bytes_min(request, context).as_f64()),
+        Objective::Memory => Some(resident_bytes_min(request.model.parameters(), context).as_f64()),
         objective => {
             let seconds = flops_bound(request, context).ok()?.0;
             Some(objective.weight(context) * seconds)

@@ -1,6 +1,7 @@
 //! The pictures of a sweep: step time over one swept number with a line for each combination of the other values, and
 //! the throughput over two fields.
 
+use narrows_plan::{Mesh, Zero};
 use serde_json::Value;
 
 use crate::errors::Problem;
@@ -204,13 +205,23 @@ fn throughput_map(
         Some(Cell { value, label, region: mesh_phrase(&planned.plan) })
     };
     let (columns, rows) = (axes[x].values.len(), axes[y].values.len());
-    let has_context_axis = outcomes.iter().any(|outcome| {
-        matches!(outcome, PointOutcome::Planned(planned) if planned.plan.mesh.context > 1)
-    });
-    let letters = match has_context_axis {
-        true => "T, C, P, D: tensor, context, pipeline and data axes",
-        false => "T, P, D: devices along the tensor, pipeline and data axes",
+    let plans = || {
+        outcomes.iter().filter_map(|outcome| match outcome {
+            PointOutcome::Planned(planned) => Some(&planned.plan),
+            _ => None,
+        })
     };
+    // Cells name the axes longer than one alone.
+    let sizes: [(&str, fn(&Mesh) -> u64); 4] = [
+        ("T: tensor axis", |mesh| mesh.tensor),
+        ("C: context axis", |mesh| mesh.context),
+        ("P: pipeline axis", |mesh| mesh.pipeline),
+        ("D: data axis", |mesh| mesh.data),
+    ];
+    let named = sizes.into_iter().filter(|(_, size)| plans().any(|plan| size(&plan.mesh) > 1));
+    let zero = plans().any(|plan| plan.zero != Zero::Off).then_some("Z: stage of ZeRO");
+    let letters: Vec<&str> = named.map(|(letter, _)| letter).chain(zero).collect();
+    let legend = ["darker: more tokens/s", "lines separate meshes and ZeRO stages"];
     let names = |axis: &SweepAxis| (axis.field.name(), axis.values.iter().map(text_of).collect());
     Some(HeatMap {
         title: format!("{}tokens per second of the fastest plan", subject(axes, points)?),
@@ -220,9 +231,7 @@ fn throughput_map(
             .flat_map(|row| (0..columns).map(move |column| (row, column)))
             .map(|(row, column)| cell(row, column))
             .collect(),
-        legend: format!(
-            "darker: more tokens/s; lines separate meshes and ZeRO stages; {letters}; Z: stage of ZeRO"
-        ),
+        legend: legend.into_iter().chain(letters).collect::<Vec<_>>().join("; "),
     })
 }
 

@@ -147,12 +147,12 @@ impl DoctorReport {
 impl Report for DoctorReport {
     fn page(&self, detail: Detail) -> Page {
         let mut page = Page::default();
-        page.heading("Backends");
         let without_gpus = self.devices.is_empty() && self.launch.is_none();
         if without_gpus && !self.backends.cuda.usable && detail == Detail::Summary {
             page.fields(&self.summary());
             return page;
         }
+        page.heading("Backends");
         for (name, backend) in [("cpu", &self.backends.cpu), ("cuda", &self.backends.cuda)] {
             let verdict = if backend.usable { "available" } else { "not available" };
             page.line(format!("{name:5} {verdict}"));

@@ -27,21 +27,24 @@ impl ResidualSum {
     /// The addition in the GEMM that computes a value; `None` where the value needs an instruction of its own: it is
     /// resharded, partial, kept for the backward pass, or read by another op than an addition.
     pub fn of(segment: &Segment, value: ValueId, flow: &Flow) -> Option<ResidualSum> {
-        let node = segment.value(value);
-        let (linear, _) = segment.output_port(value)?;
-        let [(add, port)] = node.consumers[..] else { return None };
-        let is_one_gemm = match &segment.op(linear).op {
-            Op::Linear(linear) => linear.members.len() == 1 && linear.rotary_sections.is_empty(),
-            _ => false,
-        };
         let is_stored = flow.copies().len() > 1
             || flow.producer.forward == Layout::Partial
             || flow.producer.norm_pending
             || flow.saves[0] == Save::Kept;
-        let is_sum = matches!(segment.op(add).op, Op::Add { .. })
-            && segment.op(add).inputs.len() == 2
-            && !segment.is_output(value);
-        (is_one_gemm && is_sum && !is_stored).then(|| ResidualSum {
+        ResidualSum::of_some_flow(segment, value).filter(|_| !is_stored)
+    }
+
+    /// The addition that the GEMM computes under some flows of the value.
+    pub fn of_some_flow(segment: &Segment, value: ValueId) -> Option<ResidualSum> {
+        let (linear, _) = segment.output_port(value)?;
+        let [(add, port)] = segment.value(value).consumers[..] else { return None };
+        let is_one_gemm = match &segment.op(linear).op {
+            Op::Linear(linear) => linear.members.len() == 1 && linear.rotary_sections.is_empty(),
+            _ => false,
+        };
+        let is_sum =
+            matches!(segment.op(add).op, Op::Add { .. }) && segment.op(add).inputs.len() == 2;
+        (is_one_gemm && is_sum && !segment.is_output(value)).then(|| ResidualSum {
             linear,
             add,
             residual_port: 1 - port,

@@ -20,7 +20,7 @@ use super::{ChunkPhase, MicrobatchPass, Phase, StageProgram};
 use crate::{Context, PipelineSchedule};
 
 /// A stage of a pipeline, with the parameters of its schedule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StageSchedule {
     /// The order of passes.
     pub schedule: PipelineSchedule,

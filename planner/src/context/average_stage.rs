@@ -32,7 +32,7 @@ pub(super) fn min_step_phase(
     if request.profile.file().measured.is_some() {
         return StepPhaseMin::default();
     }
-    let parameters = average_stage(request, context);
+    let parameters = average_stage(segments.parameters(), context);
     let prices = segments.prices();
     let collective = |collective: CoalescedCollective| {
         let operand = collective.operand(&parameters, context)?;
@@ -57,9 +57,9 @@ pub(super) fn min_step_phase(
     StepPhaseMin { reductions, counted_reductions: hidden_cost * reductions, updates }
 }
 
-/// The parameters of a device on a stage of average size: all of them, split evenly.
-fn average_stage(request: &Request, context: &Context) -> OpParameters {
-    evenly_split(request.model.parameters() / context.mesh.pipeline, context)
+/// The parameters of a device on a stage of average size, of a model with this many: all of them, split evenly.
+fn average_stage(parameters: u64, context: &Context) -> OpParameters {
+    evenly_split(parameters / context.mesh.pipeline, context)
 }
 
 /// A device's share of this many parameters. They count as parameters of blocks, of which ZeRO shards no less than of
@@ -73,9 +73,10 @@ fn evenly_split(elements: u64, context: &Context) -> OpParameters {
     }
 }
 
-/// Lower bound on the memory of the fullest stage that needs no solver: weights and optimizer states, split evenly.
-pub(crate) fn resident_bytes_min(request: &Request, context: &Context) -> Bytes {
-    average_stage(request, context).resident_bytes(context)
+/// Lower bound on the memory of the fullest stage that needs no solver, for a model with this many parameters: weights and
+/// optimizer states, split evenly.
+pub(crate) fn resident_bytes_min(parameters: u64, context: &Context) -> Bytes {
+    average_stage(parameters, context).resident_bytes(context)
 }
 
 /// Lower bound on the bytes of the weights and optimizer states of this many parameters on a device.
@@ -83,10 +84,9 @@ pub(super) fn evenly_split_bytes(elements: u64, context: &Context) -> Bytes {
     evenly_split(elements, context).resident_bytes(context)
 }
 
-/// Whether weights and optimizer states exceed the memory even when split evenly.
-pub(super) fn too_large(request: &Request, context: &Context) -> Option<Infeasible> {
-    let needed = resident_bytes_min(request, context);
-    let limit = request.arena_limit();
+/// Whether weights and optimizer states of a model with this many parameters exceed the limit even when split evenly.
+pub(super) fn too_large(parameters: u64, context: &Context, limit: Bytes) -> Option<Infeasible> {
+    let needed = resident_bytes_min(parameters, context);
     let evidence = MemoryEvidence::AllPlans;
     (needed > limit).then_some(Infeasible::Memory { stage: None, needed, limit, evidence })
 }

@@ -11,19 +11,46 @@ use crate::infeasible::Infeasible;
 use crate::pipeline::BlockTimesMin;
 use crate::predict::model_flops;
 use crate::request::Request;
-use crate::segment::{SegmentSolver, SegmentSpec};
+use crate::segment::{PassKey, SegmentSolver, SegmentSpec};
 
 impl ContextSolver<'_> {
+    /// Lower bound on the step time of a context that needs no cost table: the least time of every op, without reshards.
+    /// [`passes_bound`](ContextSolver::passes_bound) is no smaller.
+    ///
+    /// # Errors
+    /// The reason why the context has no plan.
+    pub(crate) fn ops_bound(&self, context: &Context) -> Result<Seconds, Infeasible> {
+        let (request, segments) = (self.request, self.segments);
+        let limit = request.arena_limit();
+        if let Some(infeasible) = too_large(segments.parameters(), context, limit) {
+            return Err(infeasible);
+        }
+        let total = segments.least_passes(context).of_ops().ok_or(Infeasible::NoStrategy)?;
+        let average = AverageStage::new(request, segments, context, total);
+        Ok(Seconds(average.step_time(context)))
+    }
+
+    /// The key of the passes of a context. Contexts with equal keys share the tables of their passes.
+    pub(crate) fn pass_key(&self, context: &Context) -> PassKey {
+        self.segments.pass_key(context)
+    }
+
+    /// Prices the passes of a context, for all contexts that share them.
+    pub(crate) fn price_passes(&self, context: &Context) {
+        self.segments.least_passes(context).fastest();
+    }
+
     /// Lower bound on the step time of a context that is quickly found: contexts that differ in replicas, stages, ZeRO and
     /// schedule share its solves. [`lower_bound`](ContextSolver::lower_bound) is no smaller.
     ///
     /// # Errors
     /// The reason why the context has no plan.
     pub(crate) fn passes_bound(&self, context: &Context) -> Result<Seconds, Infeasible> {
-        if let Some(infeasible) = too_large(self.request, context) {
+        let (request, segments) = (self.request, self.segments);
+        let limit = request.arena_limit();
+        if let Some(infeasible) = too_large(segments.parameters(), context, limit) {
             return Err(infeasible);
         }
-        let (request, segments) = (self.request, self.segments);
         let passes = segments.least_passes(context);
         let fastest = passes.fastest().ok_or(Infeasible::NoStrategy)?;
         let average = AverageStage::new(request, segments, context, fastest.total);
@@ -162,7 +189,8 @@ fn interleaved_bound(segments: &SegmentSolver, context: &Context) -> f64 {
 /// # Errors
 /// The reason why the context has no plan.
 pub(crate) fn flops_bound(request: &Request, context: &Context) -> Result<Seconds, Infeasible> {
-    if let Some(infeasible) = too_large(request, context) {
+    let parameters = request.model.parameters();
+    if let Some(infeasible) = too_large(parameters, context, request.arena_limit()) {
         return Err(infeasible);
     }
     let flops = model_flops(&request.model, request.sequence_length);

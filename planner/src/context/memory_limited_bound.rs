@@ -20,7 +20,6 @@
 use narrows_plan::{Bytes, Context, PipelineSchedule};
 
 use super::average_stage::{StepPhaseMin, evenly_split_bytes};
-use crate::pipeline::in_flight_in_chunks;
 use crate::request::Request;
 use crate::segment::{LeastPasses, PricedPasses, SegmentSolver};
 
@@ -91,7 +90,7 @@ fn stage_lines(
     let vocabulary = model.vocab * model.hidden;
     let ends = vocabulary * if model.tied { 1 } else { 2 } + model.hidden;
     let of_elements = |elements: u64| evenly_split_bytes(elements, context).as_f64();
-    let of_block = of_elements((model.parameters() - ends) / blocks);
+    let of_block = of_elements((segments.parameters() - ends) / blocks);
     let limit: Bytes = request.arena_limit();
     let line = |stage: u64| {
         // A tied weight of a single stage is there once.
@@ -101,8 +100,7 @@ fn stage_lines(
             _ => 0,
         };
         let memory = limit.as_f64() - of_elements(ends);
-        let in_flight =
-            in_flight_in_chunks(context, stage as usize).into_iter().min()?.max(1) as f64;
+        let in_flight = passes.in_flight_min(stage as usize).max(1) as f64;
         let kept_by_stage = (memory - of_block * blocks as f64 / stages as f64) / in_flight;
         let PricedPasses { price, blocks: all, .. } =
             passes.within(kept_by_stage * stages as f64)?;
@@ -155,6 +153,10 @@ mod tests {
             let without_limit = ContextSolver::new(&unlimited, &segments);
             for context in contexts(&request).iter().step_by(n) {
                 let Ok(bound) = solver.passes_bound(context) else { continue };
+                let of_ops = solver
+                    .ops_bound(context)
+                    .expect("fails only where the bound of the passes fails");
+                assert!(of_ops.0 <= bound.0, "{context:?}: {of_ops} from ops, {bound} from passes");
                 let bounds = solver.bounds(context, f64::INFINITY);
                 let Ok(Some(plan)) = solver.solve(context, &bounds, f64::INFINITY).best else {
                     continue;

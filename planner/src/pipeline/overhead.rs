@@ -67,8 +67,15 @@ impl PipelineOverheads {
         let of_stage = |stage, empty| {
             StageOverhead::of_stage(request, segments, context, embedding_and_head, stage, empty)
         };
-        let with_blocks: Vec<StageOverhead> =
-            (0..stages).map(|stage| of_stage(stage, EmptyStages::default())).collect();
+        let mut with_blocks: Vec<StageOverhead> = vec![];
+        for stage in 0..stages {
+            // Stages between the second and the last have the same neighbours, transfers and kernels as the second.
+            let overhead = match with_blocks.get(1) {
+                Some(second) if stage + 1 < stages => second.clone(),
+                _ => of_stage(stage, EmptyStages::default()),
+            };
+            with_blocks.push(overhead);
+        }
         let of_choice = |empty: EmptyStages| {
             let mut overheads = with_blocks.clone();
             // An empty stage and its neighbour exchange the hidden state alone.

@@ -19,7 +19,8 @@ use narrows_cost_model::{
 };
 use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{AlternativesContext, Rules, TiedWeightLayout};
+use narrows_plan::program::StageSchedule;
+use narrows_plan::strategy::{AlternativesContext, Rules, SegmentSpace, TiedWeightLayout};
 use narrows_plan::{Bytes, Context, Dim, Mesh};
 use rustc_hash::FxHashMap;
 
@@ -36,7 +37,7 @@ pub(super) type AlternativesKey = (SegmentSpec, Grouping, AlternativesContext);
 
 /// Key of times of one microbatch: the context without its data and pipeline axes, and the links of its
 /// tensor and context axes.
-pub(super) type PassKey = (Context, [GroupLinks; 2]);
+pub(crate) type PassKey = (Context, [GroupLinks; 2]);
 
 /// Key of times of a step without stages and their transfers: the context, and the links of its tensor,
 /// context and data axes.
@@ -73,7 +74,11 @@ pub(super) type FastestSolution = Option<Arc<SolvedSegment>>;
 pub(super) struct AlternativesCache {
     /// The first segment prepared with each set of alternatives.
     pub prepared: Mutex<FxHashMap<AlternativesKey, Arc<PreparedSegment>>>,
+    /// The alternatives themselves, each in the first context that asked for them.
+    pub spaces: Mutex<FxHashMap<AlternativesKey, SegmentSpace>>,
     pub elimination_orders: EliminationOrders,
+    /// Least number of microbatches in flight in any chunk of a stage of an interleaved pipeline.
+    pub interleaved_in_flight: Mutex<FxHashMap<StageSchedule, u64>>,
 }
 
 /// Priced segments of one model, rules and executor, within the nodes of one profile.

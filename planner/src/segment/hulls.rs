@@ -1,6 +1,6 @@
 //! Hulls of segments: the fastest decisions for each number of bytes.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use narrows_plan::graph::Grouping;
 use narrows_plan::{Bytes, Context};
@@ -126,16 +126,11 @@ impl SegmentSolver<'_> {
                 let prepared = self.prepare(spec, *grouping, context);
                 let order = prepared.order.clone()?;
                 let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
-                let priced = &prepared.priced;
-                let sweeper = Sweeper {
-                    order,
-                    own_times: priced.op_step_times(context, &step_phases),
-                    own_bytes: priced.op_resident_bytes(&step_phases),
-                    shared_times: priced.flow_times(),
-                    factor: context.workload.microbatches(&context.mesh) as f64,
-                    second_row: priced.kept_bytes(),
-                    swept: Mutex::default(),
-                };
+                let own_times = prepared.priced.op_step_times(context, &step_phases);
+                let own_bytes = prepared.priced.op_resident_bytes(&step_phases);
+                let microbatches = context.workload.microbatches(&context.mesh) as f64;
+                let shared = prepared.shared_costs();
+                let sweeper = Sweeper::new(order, &own_times, &own_bytes, shared, microbatches);
                 Some((*grouping, Arc::new(sweeper)))
             };
             let sweepers: Sweepers = Arc::new(groupings.par_iter().filter_map(sweeper).collect());

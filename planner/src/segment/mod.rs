@@ -12,7 +12,7 @@ mod prepared;
 mod solver;
 mod spec;
 
-pub(crate) use cache::SegmentCache;
+pub(crate) use cache::{PassKey, SegmentCache};
 pub(crate) use fastest::ASYMPTOTIC_MICROBATCHES;
 pub(crate) use pass_lines::PricedPasses;
 pub(crate) use passes::LeastPasses;

@@ -40,6 +40,9 @@ pub(super) struct PassLines {
     pub(super) ends: OnceLock<Vec<Option<[f64; 2]>>>,
     /// Least forward time of all blocks, in seconds.
     pub(super) forward: OnceLock<f64>,
+    /// Lower bound on the forward and backward time of the whole model from its ops alone, in seconds; `None` where an op
+    /// has no alternative.
+    pub(super) of_ops: OnceLock<Option<f64>>,
 }
 
 impl Default for PassLines {
@@ -48,6 +51,7 @@ impl Default for PassLines {
             by_price: [const { OnceLock::new() }; PRICES],
             ends: OnceLock::new(),
             forward: OnceLock::new(),
+            of_ops: OnceLock::new(),
         }
     }
 }

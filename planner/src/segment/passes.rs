@@ -8,15 +8,19 @@ use std::sync::Arc;
 
 use narrows_plan::Context;
 use narrows_plan::graph::{Grouping, SegmentKind};
+use narrows_plan::program::StageSchedule;
 use narrows_plan::strategy::BoundaryLayout;
 
 use super::pass_lines::{PRICES, PassLines, PricedPasses, price};
 use super::solver::SegmentSolver;
 use super::spec::SegmentSpec;
 use crate::lock::lock;
+use crate::pipeline::in_flight_in_chunks;
 
 /// Relative error of sums of times.
 const ROUNDING: f64 = 1e-12;
+/// Relative error of sums of times in another order.
+const OPS_ROUNDING: f64 = 1e-10;
 
 /// The passes of the contexts with one tensor axis, context axis and microbatch.
 pub(crate) struct LeastPasses<'a> {
@@ -34,6 +38,27 @@ impl<'a> SegmentSolver<'a> {
 }
 
 impl LeastPasses<'_> {
+    /// Lower bound on the total of the passes without a memory limit, from the least time of each op: cheaper, because no
+    /// reshard is priced. `None` where an op has no alternative.
+    pub(crate) fn of_ops(&self) -> Option<f64> {
+        *self.lines.of_ops.get_or_init(|| {
+            let (segments, context) = (self.segments, self.context);
+            // Op times are the same for all boundary layouts.
+            let boundary = *segments.boundary_layouts(context).first()?;
+            let of_segment = |spec: SegmentSpec| {
+                let groupings = segments.groupings(spec).into_iter();
+                let times = |grouping| segments.op_times(spec, grouping, context).min_pass_time();
+                groupings.filter_map(times).map(|time| time.0).min_by(f64::total_cmp)
+            };
+            let blocks =
+                segments.of_layers(|shape| of_segment(SegmentSpec::block(shape, boundary)));
+            let blocks: f64 = blocks.into_iter().sum::<Option<f64>>()?;
+            let end = |kind| of_segment(SegmentSpec::embedding_or_head(kind, boundary, None));
+            let total = blocks + end(SegmentKind::Embedding)? + end(SegmentKind::Head)?;
+            Some(total * (1.0 - OPS_ROUNDING))
+        })
+    }
+
     /// The passes without a memory limit; `None` when a segment has no legal decisions.
     pub(crate) fn fastest(&self) -> Option<PricedPasses> {
         self.at(0)
@@ -73,6 +98,22 @@ impl LeastPasses<'_> {
             let layouts = self.segments.boundary_layouts(self.context).into_iter();
             layouts.map(of_layout).min_by(f64::total_cmp).unwrap_or(0.0)
         })
+    }
+
+    /// Least number of microbatches whose activations any chunk of a stage stores at once.
+    pub(crate) fn in_flight_min(&self, stage: usize) -> u64 {
+        let of_chunks = || in_flight_in_chunks(self.context, stage).into_iter().min().unwrap_or(0);
+        if self.context.chunks == 1 {
+            return of_chunks();
+        }
+        let key = StageSchedule::of(self.context, stage as u64);
+        let known = &self.segments.alternatives.interleaved_in_flight;
+        if let Some(known) = lock(known).get(&key) {
+            return *known;
+        }
+        let least = of_chunks();
+        lock(known).insert(key, least);
+        least
     }
 
     fn at(&self, number: usize) -> Option<PricedPasses> {
@@ -134,9 +175,10 @@ impl LeastPasses<'_> {
     fn of_segment(&self, spec: SegmentSpec, price: f64) -> Option<(f64, f64)> {
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.segments.prepare(spec, *grouping, self.context);
-            let (mut costs, kept) = (prepared.priced.pass_times(), prepared.priced.kept_bytes());
-            for (costs, kept) in costs.iter_mut().zip(kept.iter()) {
-                for (cost, kept) in costs.iter_mut().zip(kept) {
+            let mut costs = prepared.priced.pass_times();
+            if price > 0.0 {
+                let kept = prepared.priced.kept_bytes();
+                for (cost, kept) in costs.iter_mut().flatten().zip(kept.iter().flatten()) {
                     *cost += price * kept.as_f64();
                 }
             }
@@ -146,6 +188,7 @@ impl LeastPasses<'_> {
                 return Some((least.sum::<Option<f64>>()?, 0.0));
             };
             let cheapest = order.cheapest(&costs)?;
+            let kept = prepared.priced.kept_bytes();
             let chosen = cheapest.assignment.iter().zip(kept.iter());
             let kept_bytes = chosen.map(|(choice, kept)| kept[*choice as usize].as_f64()).sum();
             Some((cheapest.cost, kept_bytes))

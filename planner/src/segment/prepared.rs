@@ -1,6 +1,6 @@
 //! Segments and their cost tables, prepared for solves and sweeps.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use narrows_cost_model::{
     PricedSpace, SegmentTime, StreamPrices, decode_assignment, kept_bytes, pass_time,
@@ -11,7 +11,7 @@ use narrows_plan::strategy::SegmentChoice;
 use rustc_hash::FxHashMap;
 
 use crate::lock::lock;
-use crate::solve::{EliminationOrder, Sweeper};
+use crate::solve::{EliminationOrder, SharedCosts, Sweeper};
 
 /// A segment's priced space, usable in every context with the same tensor axis and microbatch.
 pub(super) struct PreparedSegment {
@@ -20,6 +20,8 @@ pub(super) struct PreparedSegment {
     pub order: Option<Arc<EliminationOrder>>,
     /// Decoded assignments.
     solutions: Mutex<FxHashMap<Arc<[u32]>, Arc<PassSolution>>>,
+    /// Costs that sweeps in all contexts share, once computed.
+    shared_costs: OnceLock<Arc<SharedCosts>>,
 }
 
 /// An assignment of a segment's table, decoded, with all of its cost that does not depend on the step phase.
@@ -36,7 +38,15 @@ impl PreparedSegment {
         priced: PricedSpace,
         order: Option<Arc<EliminationOrder>>,
     ) -> PreparedSegment {
-        PreparedSegment { priced, order, solutions: Mutex::default() }
+        let (solutions, shared_costs) = (Mutex::default(), OnceLock::new());
+        PreparedSegment { priced, order, solutions, shared_costs }
+    }
+
+    /// The costs that sweeps in all contexts share.
+    pub(super) fn shared_costs(&self) -> Arc<SharedCosts> {
+        let new =
+            || Arc::new(SharedCosts::new(&self.priced.flow_times(), &self.priced.kept_bytes()));
+        self.shared_costs.get_or_init(new).clone()
     }
 
     /// The decoded assignment, priced once.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::{GroupLinks, PricedSpace, Prices, StepPhases};
+use narrows_cost_model::{GroupLinks, OpTimes, PricedSpace, Prices, StepPhases};
 use narrows_plan::graph::{
     BlockShape, BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
@@ -36,6 +36,8 @@ pub struct SegmentSolver<'a> {
     /// The distinct block shapes.
     shapes: Vec<BlockShape>,
     layer_shapes: Vec<usize>,
+    /// Number of parameters of the model.
+    parameters: u64,
     crossing_widths: Vec<u64>,
     narrowest_carried: Vec<BoundaryTensor>,
     pub(super) alternatives: Arc<AlternativesCache>,
@@ -84,6 +86,7 @@ impl<'a> SegmentSolver<'a> {
             cache,
             shapes,
             layer_shapes,
+            parameters: request.model.parameters(),
             crossing_widths,
             narrowest_carried,
             alternatives,
@@ -102,6 +105,11 @@ impl<'a> SegmentSolver<'a> {
     /// Index of each layer's block shape.
     pub fn layer_shapes(&self) -> &[usize] {
         &self.layer_shapes
+    }
+
+    /// Number of parameters of the model.
+    pub(crate) fn parameters(&self) -> u64 {
+        self.parameters
     }
 
     /// The value of each layer, computed once for each block shape.
@@ -237,8 +245,9 @@ impl<'a> SegmentSolver<'a> {
 
     /// The key of the times of one microbatch without the collectives of ZeRO. Of the number of microbatches, these times
     /// depend on [`Context::accumulates_gradients`] alone. They do not depend on overlapped gradient reductions, on the
-    /// schedule, or on the numbers of replicas and stages. Of ZeRO, only whether gradients are sharded matters; if so, also the format of their reduction.
-    pub(super) fn pass_key(&self, context: &Context) -> PassKey {
+    /// schedule, or on the numbers of replicas and stages. Of ZeRO, only whether gradients are sharded matters; if so, also
+    /// the format of their reduction.
+    pub(crate) fn pass_key(&self, context: &Context) -> PassKey {
         let mut shared = *context;
         // Sharded gradients are reduced in every microbatch, so that a GEMM does not accumulate into them.
         let (zero, replicas) =
@@ -331,11 +340,33 @@ impl<'a> SegmentSolver<'a> {
         prepared
     }
 
+    /// The times of a segment's ops for one microbatch, whatever its boundary layout.
+    pub(super) fn op_times(
+        &self,
+        spec: SegmentSpec,
+        grouping: Grouping,
+        context: &Context,
+    ) -> OpTimes {
+        let pass_key = self.pass_key(context);
+        let key = (ops_key(spec, grouping), pass_key);
+        if let Some(cached) = lock(&self.priced.op_times).get(&key) {
+            return cached.clone();
+        }
+        let times = OpTimes::new(&self.space(spec, grouping, pass_key.0), &self.price());
+        lock(&self.priced.op_times).entry(key).or_insert(times).clone()
+    }
+
     /// The alternatives of a segment.
     fn space(&self, spec: SegmentSpec, grouping: Grouping, context: Context) -> SegmentSpace {
+        let key = (spec, grouping, AlternativesContext::of(&context));
+        if let Some(similar) = lock(&self.alternatives.spaces).get(&key) {
+            return similar.in_context(context);
+        }
         let Request { model, rules, .. } = self.request;
         let segment = Arc::new(self.segment(spec, grouping));
-        SegmentSpace::new(segment, spec.boundary, context, rules, model.tied, spec.tied_weight)
+        let (boundary, tied) = (spec.boundary, spec.tied_weight);
+        let space = SegmentSpace::new(segment, boundary, context, rules, model.tied, tied);
+        lock(&self.alternatives.spaces).entry(key).or_insert(space).in_context(context)
     }
 
     /// Prices of all meshes of the request.

@@ -30,6 +30,10 @@ use super::presolve::presolve;
 pub struct EliminationOrder {
     /// Number of choices of each node.
     sizes: Vec<usize>,
+    /// The first choice of each node among the choices of all nodes, and their number.
+    first_choices: Vec<usize>,
+    /// Costs of the values of any key: none.
+    free: Vec<f64>,
     eliminations: Vec<Elimination>,
     /// Eliminations that leave a number.
     roots: Vec<usize>,
@@ -93,16 +97,42 @@ impl EliminationOrder {
         let mut is_root = vec![true; eliminations.len()];
         eliminations.iter().flat_map(|e| &e.children).for_each(|&child| is_root[child] = false);
         let roots = (0..eliminations.len()).filter(|&i| is_root[i]).collect();
-        Ok(EliminationOrder { sizes, eliminations, roots, cells })
+        let keys = eliminations.iter().filter(|elimination| elimination.node >= sizes.len());
+        let keys_max = keys.flat_map(|elimination| &elimination.values).max();
+        let free = vec![0.0; keys_max.map_or(0, |&value| value as usize + 1)];
+        let mut first_choices = vec![0];
+        for size in &sizes {
+            first_choices.push(first_choices[first_choices.len() - 1] + size);
+        }
+        Ok(EliminationOrder { sizes, first_choices, free, eliminations, roots, cells })
     }
 
     /// The cheapest assignment when choice `c` of node `n` costs `costs[n][c]`, ignoring memory
     /// rows. `None` when the links contradict each other.
     pub fn cheapest(&self, costs: &[Vec<f64>]) -> Option<MinCostAssignment> {
+        let cost = |node: usize| costs.get(node).map_or(&self.free[..], Vec::as_slice);
+        self.cheapest_by(cost)
+    }
+
+    /// As [`cheapest`](EliminationOrder::cheapest), with the costs of all nodes one after the other.
+    pub(super) fn cheapest_of_flat(&self, costs: &[f64]) -> Option<MinCostAssignment> {
+        let cost = |node: usize| match self.first_choices.get(node..node + 2) {
+            Some(choices) => &costs[choices[0]..choices[1]],
+            None => &self.free,
+        };
+        self.cheapest_by(cost)
+    }
+
+    fn cheapest_by<'a>(&self, cost: impl Fn(usize) -> &'a [f64]) -> Option<MinCostAssignment> {
         if self.is_contradictory() {
             return None;
         }
-        self.sweep(costs, |swept| self.trace_back(swept))
+        self.sweep(cost, |swept| self.trace_back(swept))
+    }
+
+    /// The first choice of a node among the choices of all nodes.
+    pub(super) fn first_choice(&self, node: usize) -> usize {
+        self.first_choices[node]
     }
 
     /// The assignment that the tables of a sweep record.
@@ -131,7 +161,8 @@ impl EliminationOrder {
         if self.is_contradictory() {
             return totals;
         }
-        self.sweep(costs, |swept| {
+        let cost = |node: usize| costs.get(node).map_or(&self.free[..], Vec::as_slice);
+        self.sweep(cost, |swept| {
             let other_roots = self.roots.iter().filter_map(|&root| before.get(root));
             let elsewhere: f64 = other_roots.map(|root| swept.costs[root.base]).sum();
             for (entry, &choice) in last.values.iter().enumerate() {
@@ -147,26 +178,28 @@ impl EliminationOrder {
         self.eliminations.iter().any(|elimination| elimination.values.is_empty())
     }
 
-    /// Computes the cheapest entry of every cell of every elimination, and passes the tables on.
-    fn sweep<R>(&self, costs: &[Vec<f64>], read: impl FnOnce(&SweepTables) -> R) -> R {
+    /// Computes the cheapest entry of every cell of every elimination for these costs of the choices of a variable, and
+    /// passes the tables on.
+    fn sweep<'a, R>(
+        &self,
+        cost: impl Fn(usize) -> &'a [f64],
+        read: impl FnOnce(&SweepTables) -> R,
+    ) -> R {
         thread_local! {
             /// The tables of the last sweep. Every cell is written before it is read.
             static TABLES: RefCell<SweepTables> = RefCell::default();
         }
         TABLES.with_borrow_mut(|swept| {
-            self.fill(costs, swept);
+            self.fill(cost, swept);
             read(swept)
         })
     }
 
-    fn fill(&self, costs: &[Vec<f64>], swept: &mut SweepTables) {
+    fn fill<'a>(&self, cost: impl Fn(usize) -> &'a [f64], swept: &mut SweepTables) {
         swept.costs.resize(self.cells.max(swept.costs.len()), 0.0);
         swept.entries.resize(self.cells.max(swept.entries.len()), 0);
-        let keys = self.eliminations.iter().filter(|e| e.node >= self.sizes.len());
-        let keys_max = keys.flat_map(|elimination| &elimination.values).max();
-        let free = vec![0.0; keys_max.map_or(0, |&value| value as usize + 1)];
         for elimination in &self.eliminations {
-            let own = costs.get(elimination.node).unwrap_or(&free);
+            let own = cost(elimination.node);
             // Constant numbers of children let the compiler unroll the inner loop.
             match elimination.children.len() {
                 0 => sweep_one(elimination, own, swept, 0),

@@ -12,7 +12,6 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::ChoiceBytes;
 use narrows_plan::{Bytes, Seconds};
 use rustc_hash::FxHashMap;
 
@@ -21,25 +20,40 @@ use crate::lock::lock;
 
 /// A table prepared for many sweeps, with two rows of bytes that are counted, not limited. Its first nodes have times
 /// and bytes of their own; the times of the others are multiples of times that tables share, and their bytes count in
-/// the second row only.
+/// the second row only. Choices are numbered by node.
 #[derive(Debug)]
 pub(crate) struct Sweeper {
     pub order: Arc<EliminationOrder>,
-    /// Seconds by node and choice, of the first nodes.
-    pub own_times: Vec<Vec<f64>>,
-    /// Bytes in the first row by node and choice, of the first nodes.
-    pub own_bytes: Vec<Vec<Bytes>>,
-    /// Times by node and choice, of the other nodes.
-    pub shared_times: Arc<[Vec<Seconds>]>,
+    /// Time in seconds and bytes in the first row of each choice of the first nodes.
+    own: Vec<[f64; 2]>,
+    shared: Arc<SharedCosts>,
     /// Factor on the shared times.
-    pub factor: f64,
-    /// Bytes in the second row by node and choice.
-    pub second_row: ChoiceBytes,
+    factor: f64,
     /// Vertices found so far.
-    pub swept: Mutex<FxHashMap<SweepKey, Option<Vertex>>>,
+    swept: Mutex<FxHashMap<SweepKey, Option<Vertex>>>,
 }
 
-/// The bits of all that a sweep depends on: the weight of the second row, and the prices of time and of bytes.
+/// Costs that the tables of one segment share in all contexts with its tensor axis and microbatch.
+#[derive(Debug)]
+pub(crate) struct SharedCosts {
+    /// Seconds of each choice of the nodes after the first ones.
+    times: Vec<f64>,
+    /// Bytes in the second row of each choice of all nodes.
+    second_row: Vec<f64>,
+}
+
+impl SharedCosts {
+    /// The costs from times and bytes by node and choice.
+    pub(crate) fn new(times: &[Vec<Seconds>], second_row: &[Vec<Bytes>]) -> SharedCosts {
+        SharedCosts {
+            times: times.iter().flatten().map(|time| time.0).collect(),
+            second_row: second_row.iter().flatten().map(|bytes| bytes.as_f64()).collect(),
+        }
+    }
+}
+
+/// The bits of all that a sweep depends on: the weight of the second row, which is left out where bytes have no price, and
+/// the prices of time and of bytes.
 pub(crate) type SweepKey = [u64; 3];
 
 /// Identity of a vertex in its hull.
@@ -69,64 +83,76 @@ impl Vertex {
 }
 
 impl Sweeper {
-    /// Time and weighted bytes of each choice of a node.
-    fn choices(&self, node: usize, weight: f64) -> impl Iterator<Item = (f64, f64)> {
-        let (own, shared) = match self.own_times.get(node) {
-            Some(times) => (Some(times.iter().zip(&self.own_bytes[node])), None),
-            None => (None, Some(self.shared_times[node - self.own_times.len()].iter())),
-        };
-        let own = own.into_iter().flatten().map(|(time, bytes)| (*time, bytes.as_f64()));
-        let shared = shared.into_iter().flatten().map(|time| ((*time * self.factor).0, 0.0));
-        let second = self.second_row[node].iter();
-        own.chain(shared)
-            .zip(second)
-            .map(move |((time, first), second)| (time, first + weight * second.as_f64()))
+    /// A table whose first nodes have these times in seconds and bytes in the first row, by node and choice, and whose other
+    /// nodes have the shared times multiplied by `factor`.
+    pub(crate) fn new(
+        order: Arc<EliminationOrder>,
+        own_times: &[Vec<f64>],
+        own_bytes: &[Vec<Bytes>],
+        shared: Arc<SharedCosts>,
+        factor: f64,
+    ) -> Sweeper {
+        let bytes = own_bytes.iter().flatten().map(|bytes| bytes.as_f64());
+        let own = own_times.iter().flatten().zip(bytes).map(|(time, bytes)| [*time, bytes]);
+        Sweeper { order, own: own.collect(), shared, factor, swept: Mutex::default() }
     }
 
-    /// Time and weighted bytes of one choice of a node.
-    fn choice(&self, node: usize, choice: usize, weight: f64) -> (f64, f64) {
-        let (time, first) = match self.own_times.get(node) {
-            Some(times) => (times[choice], self.own_bytes[node][choice].as_f64()),
-            None => {
-                let shared = &self.shared_times[node - self.own_times.len()];
-                ((shared[choice] * self.factor).0, 0.0)
-            }
-        };
-        (time, first + weight * self.second_row[node][choice].as_f64())
+    /// Time and weighted bytes of a choice.
+    fn choice(&self, choice: usize, weight: f64) -> (f64, f64) {
+        let second = weight * self.shared.second_row[choice];
+        match self.own.get(choice) {
+            Some([time, first]) => (*time, first + second),
+            None => (self.shared.times[choice - self.own.len()] * self.factor, second),
+        }
     }
 
     /// The assignment that minimises `per_second`·time + `per_byte`·bytes, with `weight` on the second row. Known
     /// vertices need no sweep.
     fn cheapest(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
-        let key = [weight, per_second, per_byte].map(f64::to_bits);
-        let known = || lock(&self.swept);
-        if let Some(vertex) = known().get(&key) {
-            return vertex.clone();
+        // The fastest assignment is the same for all weights.
+        let is_fastest = per_byte == 0.0;
+        let key_weight = if is_fastest { 0.0 } else { weight };
+        let key = [key_weight, per_second, per_byte].map(f64::to_bits);
+        let known = lock(&self.swept).get(&key).cloned();
+        let mut vertex = known.unwrap_or_else(|| {
+            let vertex = self.sweep(per_second, per_byte, key_weight);
+            lock(&self.swept).insert(key, vertex.clone());
+            vertex
+        })?;
+        if is_fastest {
+            vertex.bytes = self.chosen(&vertex.assignment, weight).map(|(_, bytes)| bytes).sum();
         }
-        let vertex = self.sweep(per_second, per_byte, weight);
-        known().insert(key, vertex.clone());
-        vertex
+        Some(vertex)
+    }
+
+    /// Time and weighted bytes of the choice of each node.
+    fn chosen(&self, assignment: &[u32], weight: f64) -> impl Iterator<Item = (f64, f64)> {
+        assignment.iter().enumerate().map(move |(node, choice)| {
+            self.choice(self.order.first_choice(node) + *choice as usize, weight)
+        })
     }
 
     fn sweep(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
         thread_local! {
             /// The costs of the last sweep, whose memory the next one uses again.
-            static COSTS: RefCell<Vec<Vec<f64>>> = RefCell::default();
+            static COSTS: RefCell<Vec<f64>> = RefCell::default();
         }
+        let cost = |time: f64, bytes: f64| per_second * time + per_byte * bytes;
+        let (own_second, shared_second) = self.shared.second_row.split_at(self.own.len());
+        let own = self.own.iter().zip(own_second);
+        let own = own.map(|([time, first], second)| cost(*time, first + weight * second));
+        let shared = self.shared.times.iter().zip(shared_second);
+        let shared = shared.map(|(time, second)| cost(time * self.factor, weight * second));
         let assignment = COSTS.with_borrow_mut(|costs| {
-            costs.resize_with(self.second_row.len(), Vec::new);
-            for (node, costs) in costs.iter_mut().enumerate() {
-                costs.clear();
-                let cost = |(time, bytes): (f64, f64)| per_second * time + per_byte * bytes;
-                self.choices(node, weight).map(cost).for_each(|cost| costs.push(cost));
-            }
-            self.order.cheapest(costs)
+            costs.clear();
+            costs.extend(own);
+            costs.extend(shared);
+            self.order.cheapest_of_flat(costs)
         })?;
         let assignment: Arc<[u32]> = assignment.assignment.into();
-        let chosen = |(node, choice): (usize, &u32)| self.choice(node, *choice as usize, weight);
         Some(Vertex {
-            time: assignment.iter().enumerate().map(|choice| chosen(choice).0).sum(),
-            bytes: assignment.iter().enumerate().map(|choice| chosen(choice).1).sum(),
+            time: self.chosen(&assignment, weight).map(|(time, _)| time).sum(),
+            bytes: self.chosen(&assignment, weight).map(|(_, bytes)| bytes).sum(),
             table: 0,
             id: VertexId(0),
             assignment,

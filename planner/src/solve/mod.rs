@@ -39,7 +39,7 @@ use fixedbitset::FixedBitSet;
 
 pub(crate) use column_ilp::{ColumnCounts, ColumnGroup, choose_columns};
 pub(crate) use elimination::{EliminationOrder, MinCostAssignment};
-pub(crate) use hull::{Hull, SupportingLine, Sweeper, Vertex, VertexId};
+pub(crate) use hull::{Hull, SharedCosts, SupportingLine, Sweeper, Vertex, VertexId};
 pub(crate) use outcome::{SolveError, SolveLimits, SolveOutcome};
 pub use outcome::{SolveMethod, TableSolves};
 pub(crate) use table_solver::solve_table;
