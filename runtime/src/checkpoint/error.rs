@@ -278,9 +278,9 @@ impl CheckpointFault {
             CheckpointFault::NewerFormat { .. } => {
                 Some("the version of this program that wrote it, or a later one")
             }
-            CheckpointFault::Tensor { .. } | CheckpointFault::ModelMismatch { .. } => {
-                Some("the model that the checkpoint was made with")
-            }
+            CheckpointFault::Tensor { .. } | CheckpointFault::ModelMismatch { .. } => Some(
+                "the model that the checkpoint was made with: model.json in its folder, unless that was changed",
+            ),
             CheckpointFault::Session(error) => return error.hint(),
             CheckpointFault::Io { .. } | CheckpointFault::OtherProcess { .. } => None,
         };
