@@ -24,7 +24,7 @@ pub(crate) struct BoundedContext {
     bounds: Option<ContextBounds>,
 }
 
-/// What the bound of a context counts. Each level is no smaller than those before, and takes longer.
+/// Parts of a step that the bound of a context counts. Each level is no smaller than those before, and takes longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BoundLevel {
     /// The ops of the model.

@@ -173,7 +173,8 @@ impl Scenario {
             is_changed = true;
         }
         let model = match is_changed {
-            true => input::read_model(&document.name, &document.value.to_string())?,
+            true => input::read_model(&document.name, &document.value.to_string())
+                .map_err(without_positions)?,
             false => model.clone(),
         };
         // The question "how long would a step of longer sequences take" does not ask what the model was trained for.
@@ -206,7 +207,7 @@ impl Scenario {
             document.drop_refits_of(&field.path);
         }
         let Some(document) = changed else { return Ok(profile.clone()) };
-        let defective = |defects| Failure::file(&document.name, defects);
+        let defective = |defects| without_positions(Failure::file(&document.name, defects));
         let changed = profile::read(&document.name, &document.value.to_string());
         let changed = changed.map_err(defective)?;
         if changed.file().measured.is_none() {
@@ -288,6 +289,16 @@ fn flags_in(settings: &[(SweepField, Value)]) -> impl Iterator<Item = (&str, &Va
 /// Whether a flag describes the training run instead of the request.
 fn is_flag_of_run(flag: &str) -> bool {
     flags::<TrainingRunArgs>().iter().any(|(known, _)| known == flag)
+}
+
+/// The failure without positions in the text of a changed document, which is no file of the user.
+fn without_positions(failure: Failure) -> Failure {
+    let without = |problem: Problem| match problem.message.split_once(" at line ") {
+        Some((message, _)) => Problem { message: message.to_owned(), ..problem }
+            .hint("`narrows whatif --list` shows the present value of every field"),
+        None => problem,
+    };
+    Failure { problems: failure.problems.into_iter().map(without).collect(), ..failure }
 }
 
 fn read_model(argument: &OsStr) -> CommandResult<(Document, Model)> {

@@ -222,6 +222,10 @@ fn bad_sweeps_are_located() {
         ("--sweep strategy=megatron", "possible values"),
         ("--sweep model.heads=7", "heads"),
         ("--sweep rank=0", "rank"),
+        (
+            "--sweep rank=abc",
+            "invalid type: string \"abc\", expected u64\n  hint: `narrows whatif --list`",
+        ),
         ("--sweep hardware.device.memory_bytes=-1", "memory_bytes"),
         ("--sweep devices=1..20000+1", "the sweep has 20,000 points"),
         (
