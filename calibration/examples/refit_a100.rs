@@ -2,8 +2,9 @@
 //! residuals.
 //!
 //! ```sh
-//! cargo run --release -p narrows-calibration --example refit_a100
+//! cargo run --release -p narrows-calibration --example refit_a100 [-- tiles]
 //! ```
+//! With `tiles` it compares sets of tiles instead, by the errors of strategies that a fit leaves out.
 
 #[path = "../tests/published/kernel_fit.rs"]
 mod kernel_fit;
@@ -27,6 +28,10 @@ const FIRST_STEP: f64 = 0.2;
 fn main() {
     let published = load();
     let tables = tables(&published);
+    let gemms: Vec<&PublishedTime> = tables[..3].iter().copied().flatten().collect();
+    if std::env::args().any(|argument| argument == "tiles") {
+        return print_tile_sets(&gemms);
+    }
     for (parameters, tables) in [(&GEMM[..], &tables[..3]), (&LINKS[..], &tables[3..])] {
         let all: Vec<&PublishedTime> = tables.iter().copied().flatten().collect();
         let mut file = search(FIRST_STEP, parameters, &all, &vec![1.0; all.len()]);
@@ -51,9 +56,7 @@ fn main() {
         kernels.dedup();
         println!("kernels {}\n", json!(kernels));
     }
-    let all: Vec<&PublishedTime> = tables[..3].iter().copied().flatten().collect();
-    println!("growth of the errors of GEMMs for each octave {:.2}", growth_per_octave(&all));
-    print_tile_sets(&all);
+    println!("growth of the errors of GEMMs for each octave {:.2}", growth_per_octave(&gemms));
 }
 
 /// Strategies, each with the prefixes of all measurements that share its shapes.
