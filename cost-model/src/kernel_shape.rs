@@ -31,7 +31,7 @@ use narrows_plan::kernel::{CollectiveKind, Direction, FusedKind, Gemm};
 /// A shape further than this from every measured one, a factor of two in one size, is unmeasured.
 pub const NEAR_OCTAVES: f64 = 1.0;
 /// Distance added between kernels of the same class but different kinds.
-const OTHER_KIND_OCTAVES: f64 = 2.0;
+pub(crate) const OTHER_KIND_OCTAVES: f64 = 2.0;
 /// Distance between a GEMM that adds to its result and one that overwrites it.
 const ACCUMULATE_OCTAVES: f64 = 2.0;
 /// The largest scale of an error.

@@ -260,3 +260,52 @@ fn an_eager_executor_launches_every_operator_of_a_fused_op() {
     let price = |executor| Prices::new(&a100, executor, &MESHES[0]).kernel_time(&op).0;
     assert!(price(Executor::Eager) > 3.5 * price(Executor::Captured));
 }
+
+/// Along a tensor axis of GPUs this runtime, whose executor is captured, computes seven GEMMs backward instead of five, unless
+/// attention was measured there.
+#[test]
+fn own_kernels_of_attention_are_priced_along_a_tensor_axis() {
+    let attention = |direction| {
+        let (sequences, length, heads, head_dim) = (4, 4096, 16, 128);
+        let input = DType::Bf16;
+        Kernel::Attention(Attention {
+            direction,
+            sequences,
+            length,
+            heads,
+            kv_heads: heads,
+            head_dim,
+            input,
+        })
+    };
+    // Times with two devices on the tensor axis over times with two replicas.
+    let ratio = |profile: &Profile, executor, direction| {
+        let time_s = |tensor, data| {
+            let mesh = Mesh { tensor, pipeline: 1, data, context: 1 };
+            Prices::new(profile, executor, &mesh).kernel_time(&attention(direction)).0
+        };
+        time_s(2, 1) / time_s(1, 2)
+    };
+    for name in preset_names() {
+        let profile = preset(name).unwrap();
+        for executor in [Executor::Captured, Executor::Compiled, Executor::Eager] {
+            assert_eq!(ratio(&profile, executor, Direction::Forward), 1.0, "{name}");
+            let backward = ratio(&profile, executor, Direction::Backward);
+            match (name, executor) {
+                ("cpu-local", _) | (_, Executor::Compiled | Executor::Eager) => {
+                    assert_eq!(backward, 1.0, "{name}");
+                }
+                // The start of the kernel is the same.
+                _ => assert!((1.39..=1.4).contains(&backward), "{name}: {backward}"),
+            }
+        }
+    }
+    let mut file = preset("h100-sxm-measured").unwrap().file().clone();
+    for point in &mut file.measured.as_mut().unwrap().points {
+        if matches!(point.kernel, Kernel::Attention(_)) {
+            point.devices = 2;
+        }
+    }
+    let measured = file.resolve().unwrap();
+    assert_eq!(ratio(&measured, Executor::Captured, Direction::Backward), 1.0);
+}

@@ -303,9 +303,10 @@ fn within_node(points: Vec<MeasuredPoint>, file: &ProfileFile) -> Vec<MeasuredPo
     points.into_iter().filter(|point| !crosses_nodes(point)).collect()
 }
 
-/// Prices of captured graphs on a mesh of this number of devices.
+/// Prices of captured graphs on this number of devices. Attention is priced by its curves on any of them, since they are fitted to
+/// the kernels that ran: therefore no tensor axis.
 fn prices_on(file: &ProfileFile, devices: u64) -> Prices {
-    let mesh = Mesh { tensor: devices, pipeline: 1, data: 1, context: 1 };
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: devices, context: 1 };
     Prices::from_file(file, Executor::Captured, &mesh)
 }
 

@@ -58,6 +58,18 @@ pub fn mean(values: &[f64]) -> f64 {
 ///
 /// `step` is the first relative step, which can be small where the optimum is near the preset.
 pub fn search(
+    step: f64,
+    parameters: &[Parameter],
+    published: &[&PublishedTime],
+    counts: &[f64],
+) -> ProfileFile {
+    let start = preset("a100-80gb").unwrap().file().clone();
+    search_from(start, step, parameters, published, counts)
+}
+
+/// As [`search`], from the values in `start`.
+pub fn search_from(
+    start: ProfileFile,
     mut step: f64,
     parameters: &[Parameter],
     published: &[&PublishedTime],
@@ -72,7 +84,6 @@ pub fn search(
     let scale = |file: &mut ProfileFile, index: usize, factor: f64| {
         *parameters[index].1(file) *= factor;
     };
-    let start = preset("a100-80gb").unwrap().file().clone();
     let mut search = CoordinateDescent::new(start, loss);
     while step > 1e-4 {
         let before = search.loss;

@@ -1,21 +1,60 @@
 //! The price of causal flash attention.
 //!
 //! ```text
-//! time = start + max(flops / (peak · η(length) · h(head_dim)), bytes / (bandwidth · η_fused))
+//! time = start + max(g · flops / (peak · η(length) · h(head_dim)), bytes / (bandwidth · η_fused))
 //! h(D) = min(1, D/(D + D½) · (128 + D½)/128)
 //! ```
+//! with g = 7/5 for a backward pass by own kernels ([`BackwardKernel`]), and 1 otherwise.
 //! The FLOPs count the causal half of the scores once; η is interpolated between the profile's points in the
 //! logarithm of the length, and constant beyond them. The bytes are queries, keys, values and output once, and
 //! their gradients in the backward pass.
 //! (FlashAttention-2, arXiv 2307.08691, section 4.1, counts the same FLOPs.)
 
 use narrows_plan::kernel::{Attention, Direction};
-use narrows_plan::{DType, Seconds};
+use narrows_plan::{DType, Kernel, Mesh, Seconds};
 
-use crate::profile::{AttentionCurve, DeviceSpec, EfficiencyPoint, FusedCurve};
+use crate::profile::{
+    AttentionCurve, CollectiveLibrary, DeviceSpec, EfficiencyPoint, Executor, FusedCurve,
+    ProfileFile,
+};
 
 /// The head size of the profile's points.
 const REFERENCE_HEAD_DIM: f64 = 128.0;
+
+/// The kernel of a backward pass.
+///
+/// Captured graphs are those of this runtime. On GPUs it calls cuDNN, but along a tensor axis, whose devices must compute the
+/// same bits, it runs its own kernels, which compute the probabilities twice: seven GEMMs instead of the five that
+/// [`Attention::flops`] counts. That own kernels reach the rate of the curve is an assumption.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BackwardKernel {
+    /// cuDNN's or FlashAttention's, or a kernel that was measured as it runs.
+    Measured,
+    /// The own kernel, which was not measured.
+    Own,
+}
+
+impl BackwardKernel {
+    /// The kernel that runs on `mesh`. Measurements of attention on several devices are of the kernel that runs there.
+    pub(super) fn of(file: &ProfileFile, executor: Executor, mesh: &Mesh) -> Self {
+        let measured = file.measured.iter().flat_map(|measured| &measured.points);
+        let on_several_devices =
+            |kernel: &Kernel, devices| devices > 1 && matches!(kernel, Kernel::Attention(_));
+        let is_own = executor == Executor::Captured
+            && file.links.library != CollectiveLibrary::SharedMemory
+            && mesh.tensor > 1
+            && !measured.into_iter().any(|point| on_several_devices(&point.kernel, point.devices));
+        if is_own { BackwardKernel::Own } else { BackwardKernel::Measured }
+    }
+
+    /// g: executed GEMMs over counted ones.
+    fn gemm_ratio(self) -> f64 {
+        match self {
+            BackwardKernel::Measured => 1.0,
+            BackwardKernel::Own => 7.0 / 5.0,
+        }
+    }
+}
 
 /// Prices attention; see the [module](self).
 #[derive(Clone, Debug)]
@@ -27,11 +66,17 @@ pub(super) struct AttentionPrice {
     bytes_per_s: f64,
     forward: Vec<EfficiencyPoint>,
     backward: Vec<EfficiencyPoint>,
+    backward_kernel: BackwardKernel,
 }
 
 impl AttentionPrice {
     /// From parts of a validated profile.
-    pub(super) fn new(curve: &AttentionCurve, device: &DeviceSpec, fused: &FusedCurve) -> Self {
+    pub(super) fn new(
+        curve: &AttentionCurve,
+        device: &DeviceSpec,
+        fused: &FusedCurve,
+        backward_kernel: BackwardKernel,
+    ) -> Self {
         AttentionPrice {
             start_s: curve.start_s,
             head_dim_half: curve.head_dim_half,
@@ -40,15 +85,21 @@ impl AttentionPrice {
             bytes_per_s: device.memory_bandwidth_bytes_per_s * fused.efficiency,
             forward: curve.forward.clone(),
             backward: curve.backward.clone(),
+            backward_kernel,
         }
+    }
+
+    /// Whether the attention runs in an own kernel that was not measured.
+    pub(super) fn is_own(&self, attention: &Attention) -> bool {
+        attention.direction == Direction::Backward && self.backward_kernel == BackwardKernel::Own
     }
 
     /// Seconds without the launch gap.
     pub(super) fn price(&self, attention: &Attention) -> Seconds {
-        let (curve, traffic_factor) = match attention.direction {
-            Direction::Forward => (&self.forward, 1.0),
+        let (curve, traffic_factor, gemm_ratio) = match attention.direction {
+            Direction::Forward => (&self.forward, 1.0, 1.0),
             // Queries, keys, values, output and its gradient are read, three gradients written.
-            Direction::Backward => (&self.backward, 2.0),
+            Direction::Backward => (&self.backward, 2.0, self.backward_kernel.gemm_ratio()),
         };
         let peak = match attention.input {
             DType::Bf16 => self.bf16_flops_per_s,
@@ -56,7 +107,7 @@ impl AttentionPrice {
         };
         let efficiency =
             interpolate(curve, attention.length) * self.head_dim_efficiency(attention.head_dim);
-        let work = attention.flops().0 / (peak * efficiency);
+        let work = gemm_ratio * attention.flops().0 / (peak * efficiency);
         let rows = attention.sequences as f64 * attention.length as f64;
         let heads = 2.0 * (attention.heads as f64 + attention.kv_heads as f64);
         let width = attention.input.width() as f64 * attention.head_dim as f64;

@@ -22,11 +22,11 @@ use narrows_plan::program::{Action, Extent, FusedOp};
 use narrows_plan::{DType, DeviceGroup, Kernel, Mesh, Seconds};
 
 use crate::kernel_shape::{
-    KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale, growing_error_scale,
+    KernelClass, MeasuredShapes, NEAR_OCTAVES, OTHER_KIND_OCTAVES, error_scale, growing_error_scale,
 };
 use crate::overlap::OverlapSlowdown;
 use crate::profile::{Executor, OverlapSpec, Profile, ProfileFile, RelativeError, fitted_shapes};
-use attention::AttentionPrice;
+use attention::{AttentionPrice, BackwardKernel};
 pub use collective::GroupLinks;
 use collective::LinkPrice;
 use correction::MeasuredCorrection;
@@ -151,10 +151,11 @@ impl Prices {
         if devices_share_machine {
             return self.curve_time(kernel, devices as f64).unwrap_or_default().0;
         }
-        let ProfileFile { links, fused, device, .. } = file;
+        let ProfileFile { links, fused, attention, device, .. } = file;
         let topology = Topology::new(u64::from(links.devices_per_node), devices);
+        let attention = AttentionPrice::new(attention, device, fused, BackwardKernel::Measured);
         let fused = FusedPrice::new(fused, device, true);
-        self.execution_time_s(kernel, fused, &LinkPrice::new(links, topology))
+        self.execution_time_s(kernel, &attention, fused, &LinkPrice::new(links, topology))
     }
 
     /// Prices by the curves alone.
@@ -175,7 +176,12 @@ impl Prices {
             launch_gap: Seconds(launch_costs.launch_gap_s),
             host_launch: Seconds(launch_costs.host_launch_s),
             gemm: GemmPrice::new(&file.gemm, &file.device),
-            attention: AttentionPrice::new(&file.attention, &file.device, &file.fused),
+            attention: AttentionPrice::new(
+                &file.attention,
+                &file.device,
+                &file.fused,
+                BackwardKernel::of(file, executor, mesh),
+            ),
             fused: FusedPrice::new(&file.fused, &file.device, fuses_ops),
             links: LinkPrice::new(&file.links, topology),
             half_widths: errors.map(|error: &RelativeError| error.half_width_90),
@@ -267,10 +273,16 @@ impl Prices {
     }
 
     /// The price by the curves without the launch gap; 0 for kernels that are never launched or that cross nodes.
-    fn execution_time_s(&self, kernel: &Kernel, fused: FusedPrice, links: &LinkPrice) -> f64 {
+    fn execution_time_s(
+        &self,
+        kernel: &Kernel,
+        attention: &AttentionPrice,
+        fused: FusedPrice,
+        links: &LinkPrice,
+    ) -> f64 {
         let price = match kernel {
             Kernel::Gemm(gemm) => self.gemm.price(gemm),
-            Kernel::Attention(attention) => self.attention.price(attention),
+            Kernel::Attention(op) => attention.price(op),
             Kernel::Fused(op) => fused.price(op, Seconds(0.0)),
             Kernel::Collective(c)
                 if c.group.size > 1 && c.payload.0 > 0 && !links.crosses_nodes(&c.group) =>
@@ -338,11 +350,16 @@ impl Prices {
     }
 
     /// Distance to the nearest measured shape, in octaves; infinite when no kernel of the class was measured.
-    /// Published figures are from one node, so for them links between nodes count as unmeasured.
+    /// Published figures are from one node, so for them links between nodes count as unmeasured. An own kernel that was not
+    /// measured counts as one of another kind.
     pub(crate) fn distance_octaves(&self, kernel: &Kernel) -> f64 {
+        let other_kind = match kernel {
+            Kernel::Attention(op) if self.attention.is_own(op) => OTHER_KIND_OCTAVES,
+            _ => 0.0,
+        };
         match (&self.correction, &self.fitted_shapes) {
             (Some(_), _) if !self.is_corrected(kernel) => f64::INFINITY,
-            (Some(correction), _) => correction.distance_octaves(kernel),
+            (Some(correction), _) => correction.distance_octaves(kernel) + other_kind,
             (None, Some(_)) if self.source(kernel) == PriceSource::InterNode => f64::INFINITY,
             (None, Some(shapes)) => shapes.distance_octaves(kernel, 1),
             (None, None) => f64::INFINITY,

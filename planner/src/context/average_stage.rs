@@ -33,7 +33,7 @@ pub(super) fn min_step_phase(
         return StepPhaseMin::default();
     }
     let parameters = average_stage(segments.parameters(), context);
-    let prices = segments.prices();
+    let prices = segments.prices(context);
     let collective = |collective: CoalescedCollective| {
         let operand = collective.operand(&parameters, context)?;
         let action = Action::Collective(collective.op(operand.extent.bytes(), context));

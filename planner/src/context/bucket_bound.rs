@@ -43,7 +43,7 @@ impl LeastTimes {
         context: &Context,
         (boundary, tied_weight): Layouts,
     ) -> Option<LeastTimes> {
-        let slowdown = segments.prices().overlap_slowdown()?;
+        let slowdown = segments.prices(context).overlap_slowdown()?;
         let has_buckets = context.overlap_grad_reduce || context.gathers_in_forward();
         (has_buckets && context.mesh.pipeline == 1).then_some(())?;
         let end = |kind| SegmentSpec::embedding_or_head(kind, boundary, tied_weight);

@@ -51,7 +51,7 @@ impl ContextSolver<'_> {
         let program = CheckedProgram::check(program).unwrap_or_else(|errors| {
             unreachable!("the planner's own program fails the check: {errors}")
         });
-        let prices = self.segments.prices();
+        let prices = self.segments.prices(&decisions.context);
         let price = |kernel: &Kernel| prices.kernel_time(kernel);
         let time = simulate(&program, prices.streams(&price)).step_time;
         FeasiblePlan { decisions, plan, program, time, partition_time, objective, method }

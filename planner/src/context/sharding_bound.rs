@@ -25,7 +25,7 @@ pub(super) fn sharding_bound(
     context: &Context,
     (boundary, tied_weight): (BoundaryLayout, Option<TiedWeightLayout>),
 ) -> f64 {
-    let Some(slowdown) = segments.prices().overlap_slowdown() else { return 0.0 };
+    let Some(slowdown) = segments.prices(context).overlap_slowdown() else { return 0.0 };
     let is_covered = context.overlap_grad_reduce && context.shards_gradients();
     if !is_covered || context.mesh.pipeline > 1 || context.has_activation_collectives() {
         return 0.0;

@@ -185,7 +185,7 @@ impl StageOverhead {
         stage: u64,
         empty: EmptyStages,
     ) -> StageOverhead {
-        let prices = segments.prices();
+        let prices = segments.prices(context);
         let price = |template: &InstrTemplate| prices.kernel_time(&template.kernel());
         let stages = context.mesh.pipeline;
         let once: Seconds =
@@ -284,7 +284,7 @@ fn first_block_min(
     stage: u64,
     boundary: BoundaryLayout,
 ) -> Seconds {
-    let Some(slowdown) = segments.prices().overlap_slowdown() else { return Seconds(0.0) };
+    let Some(slowdown) = segments.prices(context).overlap_slowdown() else { return Seconds(0.0) };
     // The first block of a later stage is any of them.
     let shapes = match (stage, segments.layer_shapes().first()) {
         (0, Some(first)) => *first..first + 1,
@@ -305,7 +305,7 @@ fn first_gather_min(
     embedding_and_head: &EmbeddingAndHead,
 ) -> Seconds {
     let (Some(slowdown), 0, Some(first)) =
-        (segments.prices().overlap_slowdown(), stage, segments.layer_shapes().first())
+        (segments.prices(context).overlap_slowdown(), stage, segments.layer_shapes().first())
     else {
         return Seconds(0.0);
     };

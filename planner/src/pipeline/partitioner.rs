@@ -162,7 +162,7 @@ impl<'a> StagePartitioner<'a> {
         let mut single_microbatch_steps_min = vec![];
         let single = SegmentSolver::with_microbatches(self.context, 1);
         let may_have_empty_stages = self.context.mesh.pipeline > 1 && self.context.chunks == 1;
-        let slowdown = self.segments.prices().overlap_slowdown();
+        let slowdown = self.segments.prices(self.context).overlap_slowdown();
         let uncounted = slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
         let of_layers = self.segments.of_layers(|shape| {
             let spec = SegmentSpec::block(shape, self.boundary);

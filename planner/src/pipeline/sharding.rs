@@ -43,7 +43,9 @@ fn at_ends(
     embedding_and_head: &EmbeddingAndHead,
     shapes: &[ShardingMin],
 ) -> [Seconds; 2] {
-    let Some(slowdown) = segments.prices().overlap_slowdown() else { return Default::default() };
+    let Some(slowdown) = segments.prices(context).overlap_slowdown() else {
+        return Default::default();
+    };
     // Strategies with collectives of activations differ in the instructions that overlap with a gather or a reduction.
     if !context.overlap_grad_reduce || context.has_activation_collectives() {
         return Default::default();

@@ -84,8 +84,8 @@ pub(super) struct AlternativesCache {
 /// Priced segments of one model, rules and executor, within the nodes of one profile.
 #[derive(Default)]
 pub(super) struct PricedCache {
-    /// Prices by profile and number of devices.
-    prices: Mutex<FxHashMap<(String, u64), Arc<Prices>>>,
+    /// Prices by profile, number of devices, and whether there is a tensor axis.
+    prices: Mutex<FxHashMap<(String, u64, bool), Arc<Prices>>>,
     pub prepared: Mutex<FxHashMap<(SegmentSpec, Grouping, PassKey), Arc<PreparedSegment>>>,
     pub op_times: Mutex<FxHashMap<(OpsKey, PassKey), OpTimes>>,
     pub step_phases: Mutex<FxHashMap<(OpsKey, StepPhaseKey), Arc<StepPhases>>>,
@@ -109,12 +109,15 @@ impl PricedCache {
             + lock(&self.fastest).len()
     }
 
-    /// The prices of all meshes of a request.
-    pub(super) fn prices(&self, request: &Request) -> Arc<Prices> {
-        let key = (request.profile.fingerprint().to_owned(), request.devices);
+    /// The prices of the meshes of a request that have a tensor axis, or of those that have none.
+    pub(super) fn prices(&self, request: &Request, has_tensor_axis: bool) -> Arc<Prices> {
+        let key = (request.profile.fingerprint().to_owned(), request.devices, has_tensor_axis);
         let new = || {
-            // Prices depend on the number of devices alone.
-            let mesh = Mesh { tensor: 1, pipeline: 1, data: request.devices, context: 1 };
+            // Of a mesh, prices depend on the number of devices and on whether it has a tensor axis.
+            let mut mesh = Mesh { tensor: 1, pipeline: 1, data: request.devices, context: 1 };
+            if has_tensor_axis {
+                (mesh.tensor, mesh.data) = (mesh.data, mesh.tensor);
+            }
             Arc::new(Prices::new(&request.profile, request.executor, &mesh))
         };
         lock(&self.prices).entry(key).or_insert_with(new).clone()

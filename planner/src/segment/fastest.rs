@@ -168,8 +168,8 @@ impl SegmentSolver<'_> {
         assignment: &[u32],
     ) -> SolvedSegment {
         let prepared = self.prepare(spec, grouping, context);
-        let kernel_price = self.price();
-        let prices = self.prices().streams(&kernel_price);
+        let kernel_price = self.price(context);
+        let prices = self.prices(context).streams(&kernel_price);
         let passes = prepared.solution(assignment, prices);
         let choice = passes.choice.clone();
         let (mut time, mut bytes) =

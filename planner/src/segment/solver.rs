@@ -42,7 +42,8 @@ pub struct SegmentSolver<'a> {
     narrowest_carried: Vec<BoundaryTensor>,
     pub(super) alternatives: Arc<AlternativesCache>,
     pub(super) priced: Arc<PricedCache>,
-    prices: Arc<Prices>,
+    /// Prices of meshes without and with a tensor axis.
+    prices: [Arc<Prices>; 2],
     /// Fastest solutions that no proof covers. They stay with their search.
     pub(super) unproven: Mutex<FxHashMap<(SegmentSpec, StepKey), FastestSolution>>,
     pub(super) hulls: Hulls,
@@ -67,7 +68,7 @@ impl<'a> SegmentSolver<'a> {
     ) -> Self {
         let cache = cache.clone();
         let (alternatives, priced) = cache.of_request(request);
-        let prices = priced.prices(request);
+        let prices = [false, true].map(|has_tensor_axis| priced.prices(request, has_tensor_axis));
         let layers = BlockShape::all(&request.model);
         let crossing_widths = BlockShape::crossing_widths(&layers);
         let narrowest_carried = narrowest_carried(&layers, request.model.hidden);
@@ -210,8 +211,8 @@ impl<'a> SegmentSolver<'a> {
         if let Some(cached) = lock(&self.priced.step_phases).get(&key) {
             return cached.clone();
         }
-        let kernel_price = self.price();
-        let prices = self.prices().streams(&kernel_price);
+        let kernel_price = self.price(context);
+        let prices = self.prices(context).streams(&kernel_price);
         let step_phases = StepPhases::new(&prepared.priced.space, context, prices);
         let step_phases = Arc::new(step_phases);
         lock(&self.priced.step_phases).insert(key, step_phases.clone());
@@ -278,7 +279,7 @@ impl<'a> SegmentSolver<'a> {
 
     /// The links of a context's groups along these axes.
     fn links<const N: usize>(&self, context: &Context, axes: [Axis; N]) -> [GroupLinks; N] {
-        axes.map(|axis| self.prices.group_links(&context.mesh.group(axis)))
+        axes.map(|axis| self.prices(context).group_links(&context.mesh.group(axis)))
     }
 
     /// The key of a segment's times in the step phase.
@@ -317,8 +318,8 @@ impl<'a> SegmentSolver<'a> {
         let op_times = lock(&self.priced.op_times).get(&ops_key).cloned();
         let alternatives_key = (spec, grouping, AlternativesContext::of(&shared));
         let similar = lock(&self.alternatives.prepared).get(&alternatives_key).cloned();
-        let kernel_price = self.price();
-        let prices = self.prices().streams(&kernel_price);
+        let kernel_price = self.price(context);
+        let prices = self.prices(context).streams(&kernel_price);
         let prepared = match similar {
             Some(similar) => {
                 let priced = similar.priced.in_context(shared, op_times, prices);
@@ -352,7 +353,7 @@ impl<'a> SegmentSolver<'a> {
         if let Some(cached) = lock(&self.priced.op_times).get(&key) {
             return cached.clone();
         }
-        let times = OpTimes::new(&self.space(spec, grouping, pass_key.0), &self.price());
+        let times = OpTimes::new(&self.space(spec, grouping, pass_key.0), &self.price(&pass_key.0));
         lock(&self.priced.op_times).entry(key).or_insert(times).clone()
     }
 
@@ -369,13 +370,13 @@ impl<'a> SegmentSolver<'a> {
         lock(&self.alternatives.spaces).entry(key).or_insert(space).in_context(context)
     }
 
-    /// Prices of all meshes of the request.
-    pub(crate) fn prices(&self) -> &Prices {
-        &self.prices
+    /// Prices of a context's mesh.
+    pub(crate) fn prices(&self, context: &Context) -> &Prices {
+        &self.prices[usize::from(context.mesh.tensor > 1)]
     }
 
-    pub(super) fn price(&self) -> impl Fn(&Kernel) -> Seconds + Sync {
-        |kernel| self.prices().kernel_time(kernel)
+    pub(super) fn price(&self, context: &Context) -> impl Fn(&Kernel) -> Seconds + Sync {
+        |kernel| self.prices(context).kernel_time(kernel)
     }
 
     /// Names of block ops without any legal strategy in a context.
