@@ -1,7 +1,7 @@
 //! Lower bound on a step whose stages keep activations within their memory, before any block is divided.
 //!
-//! Stage s of P has nₛ of the L blocks, which are all of one shape. For a price λₛ of a byte, let vₛ be the least time of a
-//! block with the price of the bytes that it keeps of a microbatch, and ρ the bytes of its weights and optimizer states. With
+//! Stage s of P has nₛ of the L blocks, which are all of one shape. For a multiplier λₛ of bytes, let vₛ be the least time of a
+//! block with the multiplier times the bytes that it keeps of a microbatch, and ρ the bytes of its weights and optimizer states. With
 //! wₛ microbatches in flight and Mₛ bytes of memory besides embedding and head, the stage keeps at most (Mₛ − nₛ·ρ)/wₛ bytes of
 //! a microbatch, so that its microbatch time is
 //!
@@ -21,7 +21,7 @@ use narrows_plan::{Bytes, Context, PipelineSchedule};
 
 use super::average_stage::{StepPhaseMin, evenly_split_bytes};
 use crate::request::Request;
-use crate::segment::{LeastPasses, PricedPasses, SegmentSolver};
+use crate::segment::{LeastPasses, RelaxedPasses, SegmentSolver};
 
 /// A line below the microbatch time of a stage.
 struct StageLine {
@@ -78,7 +78,7 @@ pub(super) fn memory_limited_bound(
     })
 }
 
-/// The line of each stage at the price that is best for its memory if all stages have equally many blocks.
+/// The line of each stage at the multiplier that is best for its memory if all stages have equally many blocks.
 fn stage_lines(
     request: &Request,
     segments: &SegmentSolver,
@@ -102,10 +102,10 @@ fn stage_lines(
         let memory = limit.as_f64() - of_elements(ends);
         let in_flight = passes.in_flight_min(stage as usize).max(1) as f64;
         let kept_by_stage = (memory - of_block * blocks as f64 / stages as f64) / in_flight;
-        let PricedPasses { price, blocks: all, .. } =
+        let RelaxedPasses { multiplier, blocks: all, .. } =
             passes.within(kept_by_stage * stages as f64)?;
-        let of_block = all / blocks as f64 + price * of_block / in_flight;
-        Some(StageLine { of_block, saved: price * memory / in_flight })
+        let of_block = all / blocks as f64 + multiplier * of_block / in_flight;
+        Some(StageLine { of_block, saved: multiplier * memory / in_flight })
     };
     (0..stages).map(line).collect()
 }

@@ -95,8 +95,8 @@ impl<'a> StagePartitioner<'a> {
         let interrupt = || self.interrupt_if_out_of_time();
         let mut priced = 0;
         let mut relaxed = None;
-        // Relaxations at known prices are cheaper to compute, and exclude most of the partitions that the others exclude.
-        for relax in [RelaxedStage::at_known_prices, RelaxedStage::new] {
+        // Relaxations at known multipliers are cheaper to compute, and exclude most of the partitions that the others exclude.
+        for relax in [RelaxedStage::at_known_multipliers, RelaxedStage::new] {
             relaxed = self.relaxed_stages(cutoff.step_time, relax);
             let Some(stages) = &relaxed else { continue };
             let relaxed = |blocks: StageBlocks| stages[blocks.stage].assignment(blocks.count);

@@ -1,10 +1,10 @@
 //! Relaxed stages: lower bounds on the time of a stage's blocks that need two hull edges for all numbers of blocks.
 //!
-//! A supporting line of the hull bounds the time of each block from below by `intercept − price·bytes`. So n blocks
+//! A supporting line of the hull bounds the time of each block from below by `intercept − multiplier·bytes`. So n blocks
 //! that share a budget of B bytes take at least
 //!
 //! ```text
-//! n·intercept − price·B
+//! n·intercept − multiplier·B
 //! ```
 //! The line is that of the edge over the bytes of a block when all stages have equally many. A division of the blocks
 //! that is no better with relaxed stages is no better with assigned ones.
@@ -46,28 +46,31 @@ impl RelaxedStage {
             |context: &Context, _| segments.supporting_line(spec, context, in_flight, average);
         let relaxed = RelaxedStage::with_lines(segments, context, spec, budget, line)?;
         let RelaxedStage { microbatches, step, asymptotic, .. } = &relaxed;
-        let prices = [step.price / microbatches, asymptotic.price / ASYMPTOTIC_MICROBATCHES as f64];
-        segments.store_byte_prices(spec, context, stage, prices);
+        let multipliers = [
+            step.multiplier / microbatches,
+            asymptotic.multiplier / ASYMPTOTIC_MICROBATCHES as f64,
+        ];
+        segments.store_byte_multipliers(spec, context, stage, multipliers);
         Some(relaxed)
     }
 
-    /// As [`RelaxedStage::new`] with lines at prices that are known: of earlier searches, or else of the first stage,
-    /// which has the most microbatches in flight. A line takes one sweep instead of a hull, and holds at any price.
-    pub(super) fn at_known_prices(
+    /// As [`RelaxedStage::new`] with lines at multipliers that are known: of earlier searches, or else of the first stage,
+    /// which has the most microbatches in flight. A line takes one elimination instead of a hull, and holds at any multiplier.
+    pub(super) fn at_known_multipliers(
         segments: &SegmentSolver,
         context: &Context,
         spec: SegmentSpec,
         stage: usize,
         budget: Bytes,
     ) -> Option<RelaxedStage> {
-        let known = |stage| segments.byte_prices(spec, context, stage);
-        let Some(prices) = known(stage).or_else(|| known(0)) else {
+        let known = |stage| segments.byte_multipliers(spec, context, stage);
+        let Some(multipliers) = known(stage).or_else(|| known(0)) else {
             return RelaxedStage::new(segments, context, spec, stage, budget);
         };
         let in_flight = in_flight_in_chunk(context, stage, 0);
         let line = |context: &Context, number: usize| {
-            let price = prices[number] * microbatches(context);
-            segments.line_at_price(spec, context, in_flight, price)
+            let multiplier = multipliers[number] * microbatches(context);
+            segments.line_at_multiplier(spec, context, in_flight, multiplier)
         };
         RelaxedStage::with_lines(segments, context, spec, budget, line)
     }
@@ -97,7 +100,7 @@ impl RelaxedStage {
         if count * self.step.bytes_min > budget {
             return None;
         }
-        let bound = |line: &SupportingLine| count * line.intercept - line.price * budget;
+        let bound = |line: &SupportingLine| count * line.intercept - line.multiplier * budget;
         let asymptotic = bound(&self.asymptotic) - count * self.step_phase_max;
         Some(Arc::new(StageAssignment {
             forward: Seconds((bound(&self.step) / self.microbatches).max(0.0)),

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`AlternativesCache`] | model, rules and groupings | alternatives, links, elimination orders |
 //! | [`ArenaCache`] | plan | arenas of its stages |
-//! | [`PricedCache`] | model, rules, groupings, executor, and profile without the links between nodes | priced tables, solutions without a memory limit, sweeps |
+//! | [`PricedCache`] | model, rules, groupings, executor, and profile without the links between nodes | priced tables, solutions without a memory limit, eliminations |
 //!
 //! Links between nodes are in the keys of single entries ([`PassKey`], [`StepKey`]), where a device group spans nodes:
 //! other entries are shared by all bandwidths and numbers of devices.
@@ -26,7 +26,7 @@ use rustc_hash::FxHashMap;
 
 use super::elimination_orders::EliminationOrders;
 use super::pass_lines::PassLines;
-use super::prepared::{PreparedSegment, Sweepers};
+use super::prepared::{PreparedSegment, WeightedTables};
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::arenas::ArenaCache;
 use crate::lock::lock;
@@ -51,7 +51,7 @@ pub(super) type OpsKey = (SegmentKind, usize, Option<TiedWeightLayout>, Grouping
 pub(super) type StepPhaseKey = (StepKey, Option<Dim>);
 
 /// A segment on a stage, in a context whose number of microbatches does not matter, under a memory limit.
-pub(super) type BytePricesKey = (SegmentSpec, Context, usize, Bytes);
+pub(super) type ByteMultipliersKey = (SegmentSpec, Context, usize, Bytes);
 
 /// Bounds on the step phase of a segment, and on the time that sharded parameters add to its passes, over all of its choices.
 #[derive(Clone, Copy, Debug)]
@@ -94,17 +94,17 @@ pub(super) struct PricedCache {
     /// Least passes of one microbatch through the whole model.
     pub passes: Mutex<FxHashMap<PassKey, Arc<PassLines>>>,
     pub fastest: Mutex<FxHashMap<(SegmentSpec, StepKey), FastestSolution>>,
-    pub sweepers: Mutex<FxHashMap<(SegmentSpec, StepKey), Sweepers>>,
+    pub weighted_tables: Mutex<FxHashMap<(SegmentSpec, StepKey), WeightedTables>>,
     /// Prices of a byte at which the bounds of a stage were tight, for one microbatch: of a step, and of very many
-    /// microbatches. Any prices give valid bounds, so that plans and proofs do not depend on these.
-    pub byte_prices: Mutex<FxHashMap<BytePricesKey, [f64; 2]>>,
+    /// microbatches. Any multipliers give valid bounds, so that plans and proofs do not depend on these.
+    pub byte_multipliers: Mutex<FxHashMap<ByteMultipliersKey, [f64; 2]>>,
 }
 
 impl PricedCache {
     /// Number of tables and solutions.
     fn len(&self) -> usize {
         lock(&self.prepared).len()
-            + lock(&self.sweepers).len()
+            + lock(&self.weighted_tables).len()
             + lock(&self.step_phases).len()
             + lock(&self.fastest).len()
     }

@@ -7,11 +7,11 @@ use narrows_plan::{Bytes, Context};
 use rayon::prelude::*;
 
 use super::hull_cache::{CachedHull, HullKey, VertexSolutions};
-use super::prepared::Sweepers;
+use super::prepared::WeightedTables;
 use super::solver::SegmentSolver;
 use super::spec::{SegmentSpec, SolvedSegment};
 use crate::lock::lock;
-use crate::solve::{Hull, SupportingLine, Sweeper, Vertex};
+use crate::solve::{Hull, SupportingLine, Vertex, WeightedTable};
 
 impl SegmentSolver<'_> {
     /// Vertices of the lower convex hull of time against bytes with `in_flight` microbatches, over all
@@ -24,7 +24,7 @@ impl SegmentSolver<'_> {
         in_flight: u64,
         average: Option<Bytes>,
     ) -> Vec<Arc<SolvedSegment>> {
-        let sweepers = self.sweepers(spec, context);
+        let weighted_tables = self.weighted_tables(spec, context);
         let vertices = self.with_hull((spec, *context, in_flight), |hull, solutions| {
             match average {
                 Some(bytes) => hull.refine(bytes.as_f64()),
@@ -32,7 +32,7 @@ impl SegmentSolver<'_> {
             }
             let solved = |vertex: &Vertex| {
                 let solve = || {
-                    let grouping = sweepers[vertex.table].0;
+                    let grouping = weighted_tables[vertex.table].0;
                     Arc::new(self.solution(spec, grouping, context, &vertex.assignment))
                 };
                 solutions.entry(vertex.id).or_insert_with(solve).clone()
@@ -55,40 +55,42 @@ impl SegmentSolver<'_> {
         self.with_hull(key, |hull, _| hull.supporting_line(average.as_f64()))
     }
 
-    /// Supporting line of a segment's hull at a price of a byte, in seconds; `None` for a segment without legal decisions.
-    pub(crate) fn line_at_price(
+    /// Supporting line of a segment's hull at a multiplier of bytes, in seconds; `None` for a segment without legal decisions.
+    pub(crate) fn line_at_multiplier(
         &self,
         spec: SegmentSpec,
         context: &Context,
         in_flight: u64,
-        price: f64,
+        multiplier: f64,
     ) -> Option<SupportingLine> {
-        let sweepers = self.sweepers(spec, context);
-        self.count_solves(sweepers.len() as u64);
-        let tables = sweepers.iter().map(|(_, sweeper)| &**sweeper);
-        SupportingLine::at_price(tables, in_flight as f64, price)
+        let weighted_tables = self.weighted_tables(spec, context);
+        self.count_solves(weighted_tables.len() as u64);
+        let tables = weighted_tables.iter().map(|(_, weighted)| &**weighted);
+        SupportingLine::at_multiplier(tables, in_flight as f64, multiplier)
     }
 
-    /// The prices of a byte for one microbatch that a search stored for this stage, with other links or batches.
-    pub(crate) fn byte_prices(
+    /// The multipliers of bytes for one microbatch that a search stored for this stage, with other links or batches.
+    pub(crate) fn byte_multipliers(
         &self,
         spec: SegmentSpec,
         context: &Context,
         stage: usize,
     ) -> Option<[f64; 2]> {
-        lock(&self.priced.byte_prices).get(&self.byte_prices_key(spec, context, stage)).copied()
+        lock(&self.priced.byte_multipliers)
+            .get(&self.byte_multipliers_key(spec, context, stage))
+            .copied()
     }
 
-    /// Stores prices of a byte for other searches.
-    pub(crate) fn store_byte_prices(
+    /// Stores multipliers of bytes for other searches.
+    pub(crate) fn store_byte_multipliers(
         &self,
         spec: SegmentSpec,
         context: &Context,
         stage: usize,
-        prices: [f64; 2],
+        multipliers: [f64; 2],
     ) {
-        let key = self.byte_prices_key(spec, context, stage);
-        lock(&self.priced.byte_prices).insert(key, prices);
+        let key = self.byte_multipliers_key(spec, context, stage);
+        lock(&self.priced.byte_multipliers).insert(key, multipliers);
     }
 
     /// Calls `read` with a hull, which is prepared by the first call; `None` for a segment without legal decisions.
@@ -100,29 +102,30 @@ impl SegmentSolver<'_> {
         let (spec, context, in_flight) = &key;
         let entry = lock(&self.hulls.by_key).entry(key).or_default().clone();
         // Tables are prepared in parallel: a lock held meanwhile could be taken again by stolen work.
-        let sweepers = lock(&entry).is_none().then(|| self.sweepers(*spec, context));
+        let weighted_tables = lock(&entry).is_none().then(|| self.weighted_tables(*spec, context));
         let mut cached = lock(&entry);
         let CachedHull { hull, solutions } = cached.get_or_insert_with(|| {
-            let sweepers = sweepers.iter().flat_map(|sweepers| sweepers.iter());
-            let sweepers = sweepers.map(|(_, sweeper)| sweeper.clone()).collect();
+            let weighted_tables =
+                weighted_tables.iter().flat_map(|weighted_tables| weighted_tables.iter());
+            let weighted_tables = weighted_tables.map(|(_, weighted)| weighted.clone()).collect();
             // A microbatch in flight multiplies the row of kept activations.
-            let hull = Hull::new(sweepers, *in_flight as f64);
+            let hull = Hull::new(weighted_tables, *in_flight as f64);
             CachedHull { hull, solutions: VertexSolutions::default() }
         });
         let hull = hull.as_mut()?;
-        let before = hull.sweeps();
+        let before = hull.eliminations();
         let value = read(hull, solutions);
-        self.count_solves(hull.sweeps() - before);
+        self.count_solves(hull.eliminations() - before);
         Some(value)
     }
 
-    /// The tables of all groupings, ready for sweeps.
-    fn sweepers(&self, spec: SegmentSpec, context: &Context) -> Sweepers {
+    /// The tables of all groupings, ready for eliminations.
+    fn weighted_tables(&self, spec: SegmentSpec, context: &Context) -> WeightedTables {
         let key = (spec, self.step_key(spec, context));
-        let cached = lock(&self.priced.sweepers).get(&key).cloned();
+        let cached = lock(&self.priced.weighted_tables).get(&key).cloned();
         let groupings = self.groupings(spec);
-        let sweepers = cached.unwrap_or_else(|| {
-            let sweeper = |grouping: &Grouping| {
+        let weighted_tables = cached.unwrap_or_else(|| {
+            let weighted = |grouping: &Grouping| {
                 let prepared = self.prepare(spec, *grouping, context);
                 let order = prepared.order.clone()?;
                 let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
@@ -130,17 +133,19 @@ impl SegmentSolver<'_> {
                 let own_bytes = prepared.priced.op_resident_bytes(&step_phases);
                 let microbatches = context.workload.microbatches(&context.mesh) as f64;
                 let shared = prepared.shared_costs();
-                let sweeper = Sweeper::new(order, &own_times, &own_bytes, shared, microbatches);
-                Some((*grouping, Arc::new(sweeper)))
+                let weighted =
+                    WeightedTable::new(order, &own_times, &own_bytes, shared, microbatches);
+                Some((*grouping, Arc::new(weighted)))
             };
-            let sweepers: Sweepers = Arc::new(groupings.par_iter().filter_map(sweeper).collect());
-            lock(&self.priced.sweepers).entry(key).or_insert(sweepers).clone()
+            let weighted_tables: WeightedTables =
+                Arc::new(groupings.par_iter().filter_map(weighted).collect());
+            lock(&self.priced.weighted_tables).entry(key).or_insert(weighted_tables).clone()
         });
-        if sweepers.len() < groupings.len() {
+        if weighted_tables.len() < groupings.len() {
             // The hull lacks the decisions of a grouping, so it proves nothing.
             self.record_unproven();
         }
-        sweepers
+        weighted_tables
     }
 }
 

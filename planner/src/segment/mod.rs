@@ -14,7 +14,7 @@ mod spec;
 
 pub(crate) use cache::{PassKey, SegmentCache};
 pub(crate) use fastest::ASYMPTOTIC_MICROBATCHES;
-pub(crate) use pass_lines::PricedPasses;
+pub(crate) use pass_lines::RelaxedPasses;
 pub(crate) use passes::LeastPasses;
 pub use solver::SegmentSolver;
 pub use spec::{SegmentSpec, SolvedSegment};

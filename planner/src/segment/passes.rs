@@ -1,8 +1,8 @@
-//! Least passes of one microbatch at prices of a byte, without what ZeRO adds to them.
+//! Least passes of one microbatch at multipliers of bytes, without what ZeRO adds to them.
 //!
-//! Any price λ gives a line below all assignments of a block: time ≥ min (time + λ·kept bytes) − λ·kept bytes. The
-//! minimum takes one sweep. Prices are those of one grid, so that contexts with other replicas, stages, numbers of
-//! microbatches and memory limits share the sweeps, and a line does not depend on earlier searches.
+//! Any multiplier λ gives a line below all assignments of a block: time ≥ min (time + λ·kept bytes) − λ·kept bytes. The
+//! minimum takes one elimination. Multipliers are those of one grid, so that contexts with other replicas, stages, numbers of
+//! microbatches and memory limits share the eliminations, and a line does not depend on earlier searches.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::program::StageSchedule;
 use narrows_plan::strategy::BoundaryLayout;
 
-use super::pass_lines::{PRICES, PassLines, PricedPasses, price};
+use super::pass_lines::{MULTIPLIERS, PassLines, RelaxedPasses, multiplier};
 use super::solver::SegmentSolver;
 use super::spec::SegmentSpec;
 use crate::lock::lock;
@@ -60,19 +60,19 @@ impl LeastPasses<'_> {
     }
 
     /// The passes without a memory limit; `None` when a segment has no legal decisions.
-    pub(crate) fn fastest(&self) -> Option<PricedPasses> {
+    pub(crate) fn fastest(&self) -> Option<RelaxedPasses> {
         self.at(0)
     }
 
-    /// The passes at the price whose line is highest where all blocks keep at most `kept_bytes_max` bytes.
-    pub(crate) fn within(&self, kept_bytes_max: f64) -> Option<PricedPasses> {
+    /// The passes at the multiplier whose line is highest where all blocks keep at most `kept_bytes_max` bytes.
+    pub(crate) fn within(&self, kept_bytes_max: f64) -> Option<RelaxedPasses> {
         let mut best = self.at(0)?;
         if best.kept_bytes <= kept_bytes_max {
             return Some(best);
         }
-        let value = |passes: &PricedPasses| passes.blocks - passes.price * kept_bytes_max;
-        // The higher the price, the fewer bytes are kept: the best price is where they fit.
-        let (mut low, mut high) = (0, PRICES);
+        let value = |passes: &RelaxedPasses| passes.blocks - passes.multiplier * kept_bytes_max;
+        // The higher the multiplier, the fewer bytes are kept: the best multiplier is where they fit.
+        let (mut low, mut high) = (0, MULTIPLIERS);
         while high - low > 1 {
             let middle = usize::midpoint(low, high);
             let passes = self.at(middle)?;
@@ -116,22 +116,22 @@ impl LeastPasses<'_> {
         least
     }
 
-    fn at(&self, number: usize) -> Option<PricedPasses> {
-        *self.lines.by_price[number].get_or_init(|| self.price_at(price(number)))
+    fn at(&self, number: usize) -> Option<RelaxedPasses> {
+        *self.lines.by_multiplier[number].get_or_init(|| self.at_multiplier(multiplier(number)))
     }
 
-    fn price_at(&self, price: f64) -> Option<PricedPasses> {
+    fn at_multiplier(&self, multiplier: f64) -> Option<RelaxedPasses> {
         let layouts = self.segments.boundary_layouts(self.context).into_iter();
-        let of_layouts: Vec<PricedPasses> = layouts
+        let of_layouts: Vec<RelaxedPasses> = layouts
             .zip(self.ends())
-            .filter_map(|(layout, ends)| self.of_layout(layout, (*ends)?, price))
+            .filter_map(|(layout, ends)| self.of_layout(layout, (*ends)?, multiplier))
             .collect();
         let fastest = of_layouts.iter().min_by(|a, b| a.total.total_cmp(&b.total))?;
-        let least = |value: fn(&PricedPasses) -> f64| {
+        let least = |value: fn(&RelaxedPasses) -> f64| {
             of_layouts.iter().map(value).fold(f64::INFINITY, f64::min) * (1.0 - ROUNDING)
         };
-        Some(PricedPasses {
-            price,
+        Some(RelaxedPasses {
+            multiplier,
             blocks: least(|passes| passes.blocks),
             embedding: least(|passes| passes.embedding),
             head: least(|passes| passes.head),
@@ -158,28 +158,28 @@ impl LeastPasses<'_> {
         &self,
         boundary: BoundaryLayout,
         [embedding, head]: [f64; 2],
-        price: f64,
-    ) -> Option<PricedPasses> {
+        multiplier: f64,
+    ) -> Option<RelaxedPasses> {
         let (mut blocks, mut kept_bytes) = (0.0, 0.0);
-        let block = |shape| self.of_segment(SegmentSpec::block(shape, boundary), price);
+        let block = |shape| self.of_segment(SegmentSpec::block(shape, boundary), multiplier);
         for block in self.segments.of_layers(block) {
             let (cost, kept) = block?;
             blocks += cost;
             kept_bytes += kept;
         }
         let total = blocks + embedding + head;
-        Some(PricedPasses { price, blocks, embedding, head, total, kept_bytes })
+        Some(RelaxedPasses { multiplier, blocks, embedding, head, total, kept_bytes })
     }
 
-    /// Least time with the price of kept bytes, in seconds, and the bytes kept; `None` without legal decisions.
-    fn of_segment(&self, spec: SegmentSpec, price: f64) -> Option<(f64, f64)> {
+    /// Least time with the multiplier of kept bytes, in seconds, and the bytes kept; `None` without legal decisions.
+    fn of_segment(&self, spec: SegmentSpec, multiplier: f64) -> Option<(f64, f64)> {
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.segments.prepare(spec, *grouping, self.context);
             let mut costs = prepared.priced.pass_times();
-            if price > 0.0 {
+            if multiplier > 0.0 {
                 let kept = prepared.priced.kept_bytes();
                 for (cost, kept) in costs.iter_mut().flatten().zip(kept.iter().flatten()) {
-                    *cost += price * kept.as_f64();
+                    *cost += multiplier * kept.as_f64();
                 }
             }
             let Some(order) = &prepared.order else {

@@ -1,4 +1,4 @@
-//! Segments and their cost tables, prepared for solves and sweeps.
+//! Segments and their cost tables, prepared for solves and eliminations.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -11,7 +11,7 @@ use narrows_plan::strategy::SegmentChoice;
 use rustc_hash::FxHashMap;
 
 use crate::lock::lock;
-use crate::solve::{EliminationOrder, SharedCosts, Sweeper};
+use crate::solve::{EliminationOrder, SharedCosts, WeightedTable};
 
 /// A segment's priced space, usable in every context with the same tensor axis and microbatch.
 pub(super) struct PreparedSegment {
@@ -20,7 +20,7 @@ pub(super) struct PreparedSegment {
     pub order: Option<Arc<EliminationOrder>>,
     /// Decoded assignments.
     solutions: Mutex<FxHashMap<Arc<[u32]>, Arc<PassSolution>>>,
-    /// Costs that sweeps in all contexts share, once computed.
+    /// Costs that eliminations in all contexts share, once computed.
     shared_costs: OnceLock<Arc<SharedCosts>>,
 }
 
@@ -42,7 +42,7 @@ impl PreparedSegment {
         PreparedSegment { priced, order, solutions, shared_costs }
     }
 
-    /// The costs that sweeps in all contexts share.
+    /// The costs that eliminations in all contexts share.
     pub(super) fn shared_costs(&self) -> Arc<SharedCosts> {
         let new =
             || Arc::new(SharedCosts::new(&self.priced.flow_times(), &self.priced.kept_bytes()));
@@ -63,5 +63,5 @@ impl PreparedSegment {
     }
 }
 
-/// The cost tables of a segment's groupings, ready for sweeps.
-pub(super) type Sweepers = Arc<Vec<(Grouping, Arc<Sweeper>)>>;
+/// The cost tables of a segment's groupings, ready for eliminations.
+pub(super) type WeightedTables = Arc<Vec<(Grouping, Arc<WeightedTable>)>>;

@@ -17,8 +17,8 @@ use narrows_plan::{
 use rustc_hash::FxHashMap;
 
 use super::cache::{
-    AlternativesCache, BytePricesKey, FastestSolution, OpsKey, PassKey, PricedCache, SegmentCache,
-    StepKey, StepPhaseKey,
+    AlternativesCache, ByteMultipliersKey, FastestSolution, OpsKey, PassKey, PricedCache,
+    SegmentCache, StepKey, StepPhaseKey,
 };
 use super::hull_cache::Hulls;
 use super::prepared::PreparedSegment;
@@ -289,13 +289,13 @@ impl<'a> SegmentSolver<'a> {
         (self.step_key(spec, &any_workload), context.token_dim())
     }
 
-    /// The key of the prices of a byte on a stage.
-    pub(super) fn byte_prices_key(
+    /// The key of the multipliers of bytes on a stage.
+    pub(super) fn byte_multipliers_key(
         &self,
         spec: SegmentSpec,
         context: &Context,
         stage: usize,
-    ) -> BytePricesKey {
+    ) -> ByteMultipliersKey {
         let mut shared = *context;
         shared.workload.global_batch = context.mesh.data * context.workload.micro_batch;
         (spec, shared, stage, self.request.arena_limit())

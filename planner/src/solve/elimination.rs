@@ -13,8 +13,8 @@
 //!
 //! Memory rows are ignored, so the minimum is a lower bound on the table's optimum, and the optimum
 //! itself when its assignment fits the rows. [`EliminationOrder`] depends on the links alone: which
-//! choices are compatible is computed once (`join`), and other costs (bytes priced by multipliers, for
-//! instance) only repeat the sweep.
+//! choices are compatible is computed once (`join`), and other costs (bytes weighted by multipliers, for
+//! instance) only repeat the eliminations.
 
 use std::cell::RefCell;
 
@@ -52,7 +52,7 @@ pub struct MinCostAssignment {
 
 /// Cost of every cell of all eliminations, and the entry that attains it.
 #[derive(Default)]
-struct SweepTables {
+struct EliminationTables {
     costs: Vec<f64>,
     entries: Vec<u32>,
 }
@@ -127,7 +127,7 @@ impl EliminationOrder {
         if self.is_contradictory() {
             return None;
         }
-        self.sweep(cost, |swept| self.trace_back(swept))
+        self.eliminate(cost, |tables| self.trace_back(tables))
     }
 
     /// The first choice of a node among the choices of all nodes.
@@ -135,15 +135,15 @@ impl EliminationOrder {
         self.first_choices[node]
     }
 
-    /// The assignment that the tables of a sweep record.
-    fn trace_back(&self, swept: &SweepTables) -> Option<MinCostAssignment> {
+    /// The assignment that the tables of an elimination record.
+    fn trace_back(&self, tables: &EliminationTables) -> Option<MinCostAssignment> {
         let roots = || self.roots.iter().map(|&root| (root, self.eliminations[root].base));
-        let cost = roots().map(|(_, cell)| swept.costs[cell]).sum();
+        let cost = roots().map(|(_, cell)| tables.costs[cell]).sum();
         let mut assignment = vec![0; self.sizes.len()];
         let mut open: Vec<(usize, usize)> = roots().collect();
         while let Some((elimination, cell)) = open.pop() {
             let elimination = &self.eliminations[elimination];
-            let entry = swept.entries[cell] as usize;
+            let entry = tables.entries[cell] as usize;
             if let Some(choice) = assignment.get_mut(elimination.node) {
                 *choice = elimination.values[entry];
             }
@@ -162,11 +162,11 @@ impl EliminationOrder {
             return totals;
         }
         let cost = |node: usize| costs.get(node).map_or(&self.free[..], Vec::as_slice);
-        self.sweep(cost, |swept| {
+        self.eliminate(cost, |tables| {
             let other_roots = self.roots.iter().filter_map(|&root| before.get(root));
-            let elsewhere: f64 = other_roots.map(|root| swept.costs[root.base]).sum();
+            let elsewhere: f64 = other_roots.map(|root| tables.costs[root.base]).sum();
             for (entry, &choice) in last.values.iter().enumerate() {
-                let below = last.below(entry).iter().map(|&cell| swept.costs[cell as usize]);
+                let below = last.below(entry).iter().map(|&cell| tables.costs[cell as usize]);
                 let below: f64 = below.sum();
                 totals[choice as usize] = costs[last.node][choice as usize] + below + elsewhere;
             }
@@ -180,33 +180,33 @@ impl EliminationOrder {
 
     /// Computes the cheapest entry of every cell of every elimination for these costs of the choices of a variable, and
     /// passes the tables on.
-    fn sweep<'a, R>(
+    fn eliminate<'a, R>(
         &self,
         cost: impl Fn(usize) -> &'a [f64],
-        read: impl FnOnce(&SweepTables) -> R,
+        read: impl FnOnce(&EliminationTables) -> R,
     ) -> R {
         thread_local! {
-            /// The tables of the last sweep. Every cell is written before it is read.
-            static TABLES: RefCell<SweepTables> = RefCell::default();
+            /// The tables of the last call. Every cell is written before it is read.
+            static TABLES: RefCell<EliminationTables> = RefCell::default();
         }
-        TABLES.with_borrow_mut(|swept| {
-            self.fill(cost, swept);
-            read(swept)
+        TABLES.with_borrow_mut(|tables| {
+            self.fill(cost, tables);
+            read(tables)
         })
     }
 
-    fn fill<'a>(&self, cost: impl Fn(usize) -> &'a [f64], swept: &mut SweepTables) {
-        swept.costs.resize(self.cells.max(swept.costs.len()), 0.0);
-        swept.entries.resize(self.cells.max(swept.entries.len()), 0);
+    fn fill<'a>(&self, cost: impl Fn(usize) -> &'a [f64], tables: &mut EliminationTables) {
+        tables.costs.resize(self.cells.max(tables.costs.len()), 0.0);
+        tables.entries.resize(self.cells.max(tables.entries.len()), 0);
         for elimination in &self.eliminations {
             let own = cost(elimination.node);
             // Constant numbers of children let the compiler unroll the inner loop.
             match elimination.children.len() {
-                0 => sweep_one(elimination, own, swept, 0),
-                1 => sweep_one(elimination, own, swept, 1),
-                2 => sweep_one(elimination, own, swept, 2),
-                3 => sweep_one(elimination, own, swept, 3),
-                children => sweep_one(elimination, own, swept, children),
+                0 => eliminate_one(elimination, own, tables, 0),
+                1 => eliminate_one(elimination, own, tables, 1),
+                2 => eliminate_one(elimination, own, tables, 2),
+                3 => eliminate_one(elimination, own, tables, 3),
+                children => eliminate_one(elimination, own, tables, children),
             }
         }
     }
@@ -214,9 +214,14 @@ impl EliminationOrder {
 
 /// The cheapest entry of every cell of one elimination.
 #[inline(always)]
-fn sweep_one(elimination: &Elimination, own: &[f64], swept: &mut SweepTables, children: usize) {
-    let (below, costs) = swept.costs.split_at_mut(elimination.base);
-    let chosen = &mut swept.entries[elimination.base..];
+fn eliminate_one(
+    elimination: &Elimination,
+    own: &[f64],
+    tables: &mut EliminationTables,
+    children: usize,
+) {
+    let (below, costs) = tables.costs.split_at_mut(elimination.base);
+    let chosen = &mut tables.entries[elimination.base..];
     for (cell, span) in elimination.starts.windows(2).enumerate() {
         let (mut best, mut best_entry) = (f64::INFINITY, span[0]);
         for entry in span[0]..span[1] {

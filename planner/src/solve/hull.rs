@@ -1,11 +1,11 @@
 //! The lower convex hull of time against bytes over the assignments of a table, refined on demand.
 //!
-//! The vertices of the hull are the assignments that are cheapest for some price of a byte:
+//! The vertices of the hull are the assignments that are cheapest for some multiplier of bytes:
 //!
 //! ```text
 //! minimise  time + λ·bytes,   λ ≥ 0
 //! ```
-//! Each λ is one sweep of the elimination. Many blocks that share a budget mix the two vertices around
+//! Each λ is one elimination. Many blocks that share a budget mix the two vertices around
 //! their average bytes, and the edge between these bounds every mix from below; so only the edge over
 //! that average must be known.
 
@@ -18,11 +18,11 @@ use rustc_hash::FxHashMap;
 use super::elimination::EliminationOrder;
 use crate::lock::lock;
 
-/// A table prepared for many sweeps, with two rows of bytes that are counted, not limited. Its first nodes have times
+/// A table prepared for eliminations under many weights, with two rows of bytes that are counted, not limited. Its first nodes have times
 /// and bytes of their own; the times of the others are multiples of times that tables share, and their bytes count in
 /// the second row only. Choices are numbered by node.
 #[derive(Debug)]
-pub(crate) struct Sweeper {
+pub(crate) struct WeightedTable {
     pub order: Arc<EliminationOrder>,
     /// Time in seconds and bytes in the first row of each choice of the first nodes.
     own: Vec<[f64; 2]>,
@@ -30,7 +30,7 @@ pub(crate) struct Sweeper {
     /// Factor on the shared times.
     factor: f64,
     /// Vertices found so far.
-    swept: Mutex<FxHashMap<SweepKey, Option<Vertex>>>,
+    known: Mutex<FxHashMap<WeightsKey, Option<Vertex>>>,
 }
 
 /// Costs that the tables of one segment share in all contexts with its tensor axis and microbatch.
@@ -52,9 +52,9 @@ impl SharedCosts {
     }
 }
 
-/// The bits of all that a sweep depends on: the weight of the second row, which is left out where bytes have no price, and
-/// the prices of time and of bytes.
-pub(crate) type SweepKey = [u64; 3];
+/// The bits of all that an elimination depends on: the weight of the second row, which is left out where bytes have no multiplier, and
+/// the multipliers of time and of bytes.
+pub(crate) type WeightsKey = [u64; 3];
 
 /// Identity of a vertex in its hull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,13 +76,13 @@ pub(crate) struct Vertex {
 }
 
 impl Vertex {
-    /// Time and bytes at a price in seconds per byte.
-    fn value(&self, price: f64) -> f64 {
-        self.time + price * self.bytes
+    /// Time and bytes at a multiplier in seconds per byte.
+    fn value(&self, multiplier: f64) -> f64 {
+        self.time + multiplier * self.bytes
     }
 }
 
-impl Sweeper {
+impl WeightedTable {
     /// A table whose first nodes have these times in seconds and bytes in the first row, by node and choice, and whose other
     /// nodes have the shared times multiplied by `factor`.
     pub(crate) fn new(
@@ -91,10 +91,10 @@ impl Sweeper {
         own_bytes: &[Vec<Bytes>],
         shared: Arc<SharedCosts>,
         factor: f64,
-    ) -> Sweeper {
+    ) -> WeightedTable {
         let bytes = own_bytes.iter().flatten().map(|bytes| bytes.as_f64());
         let own = own_times.iter().flatten().zip(bytes).map(|(time, bytes)| [*time, bytes]);
-        Sweeper { order, own: own.collect(), shared, factor, swept: Mutex::default() }
+        WeightedTable { order, own: own.collect(), shared, factor, known: Mutex::default() }
     }
 
     /// Time and weighted bytes of a choice.
@@ -107,16 +107,16 @@ impl Sweeper {
     }
 
     /// The assignment that minimises `per_second`·time + `per_byte`·bytes, with `weight` on the second row. Known
-    /// vertices need no sweep.
+    /// vertices need no elimination.
     fn cheapest(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
         // The fastest assignment is the same for all weights.
         let is_fastest = per_byte == 0.0;
         let key_weight = if is_fastest { 0.0 } else { weight };
         let key = [key_weight, per_second, per_byte].map(f64::to_bits);
-        let known = lock(&self.swept).get(&key).cloned();
+        let known = lock(&self.known).get(&key).cloned();
         let mut vertex = known.unwrap_or_else(|| {
-            let vertex = self.sweep(per_second, per_byte, key_weight);
-            lock(&self.swept).insert(key, vertex.clone());
+            let vertex = self.eliminate(per_second, per_byte, key_weight);
+            lock(&self.known).insert(key, vertex.clone());
             vertex
         })?;
         if is_fastest {
@@ -132,9 +132,9 @@ impl Sweeper {
         })
     }
 
-    fn sweep(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
+    fn eliminate(&self, per_second: f64, per_byte: f64, weight: f64) -> Option<Vertex> {
         thread_local! {
-            /// The costs of the last sweep, whose memory the next one uses again.
+            /// The costs of the last call, whose memory the next one uses again.
             static COSTS: RefCell<Vec<f64>> = RefCell::default();
         }
         let cost = |time: f64, bytes: f64| per_second * time + per_byte * bytes;
@@ -160,63 +160,67 @@ impl Sweeper {
     }
 }
 
-/// A line that lies below all assignments of a hull: time ≥ intercept − price·bytes.
+/// A line that lies below all assignments of a hull: time ≥ intercept − multiplier·bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SupportingLine {
     /// Seconds at zero bytes.
     pub intercept: f64,
     /// Seconds per byte, at least 0.
-    pub price: f64,
+    pub multiplier: f64,
     /// Weighted bytes of the smallest assignment, up to rounding.
     pub bytes_min: f64,
 }
 
 impl SupportingLine {
-    /// The line at a price over the assignments of several tables, with this weight on the second row of each: one sweep
-    /// of each table. `None` without any assignment.
-    pub(crate) fn at_price<'a>(
-        tables: impl Iterator<Item = &'a Sweeper>,
+    /// The line at a multiplier over the assignments of several tables, with this weight on the second row of each: one
+    /// elimination of each table. `None` without any assignment.
+    pub(crate) fn at_multiplier<'a>(
+        tables: impl Iterator<Item = &'a WeightedTable>,
         weight: f64,
-        price: f64,
+        multiplier: f64,
     ) -> Option<SupportingLine> {
-        let minimum = |table: &Sweeper| Some(table.cheapest(1.0, price, weight)?.value(price));
+        let minimum = |table: &WeightedTable| {
+            Some(table.cheapest(1.0, multiplier, weight)?.value(multiplier))
+        };
         let minimum = tables.filter_map(minimum).min_by(f64::total_cmp)?;
-        Some(SupportingLine { intercept: minimum * (1.0 - ROUNDING), price, bytes_min: 0.0 })
+        Some(SupportingLine { intercept: minimum * (1.0 - ROUNDING), multiplier, bytes_min: 0.0 })
     }
 }
 
 /// Costs with a smaller relative difference are equal.
 const ROUNDING: f64 = 1e-12;
-/// A relative price too low to change the fastest time, and high enough to choose the smallest of the fastest
+/// A relative multiplier too low to change the fastest time, and high enough to choose the smallest of the fastest
 /// assignments.
-const TINY_PRICE: f64 = 1e-13;
+const TINY_MULTIPLIER: f64 = 1e-13;
 
 /// A hull over the assignments of several tables.
 #[derive(Clone, Debug)]
 pub(crate) struct Hull {
-    sweepers: Vec<Arc<Sweeper>>,
+    weighted_tables: Vec<Arc<WeightedTable>>,
     /// Weight of the second row.
     weight: f64,
     /// From the fastest to the smallest: times rise, bytes fall.
     vertices: Vec<Vertex>,
     /// For each edge, whether no vertex lies below it.
     is_final: Vec<bool>,
-    /// For each table, the minimum of time + λ·bytes at the prices λ swept so far.
+    /// For each table, the minimum of time + λ·bytes at the multipliers λ so far.
     minima: Vec<Vec<(f64, f64)>>,
-    sweeps: u64,
+    eliminations: u64,
 }
 
 impl Hull {
     /// The two extreme vertices of the hull, with this weight on the second row of each table. `None` without any
     /// assignment.
-    pub(crate) fn new(sweepers: Vec<Arc<Sweeper>>, weight: f64) -> Option<Hull> {
-        let minima = vec![vec![]; sweepers.len()];
+    pub(crate) fn new(weighted_tables: Vec<Arc<WeightedTable>>, weight: f64) -> Option<Hull> {
+        let minima = vec![vec![]; weighted_tables.len()];
         let (vertices, is_final) = (vec![], vec![]);
-        let mut hull = Hull { sweepers, weight, vertices, is_final, minima, sweeps: 0 };
+        let mut hull =
+            Hull { weighted_tables, weight, vertices, is_final, minima, eliminations: 0 };
         let fastest = hull.cheapest(1.0, 0.0)?;
-        // The smallest of the fastest assignments, up to the resolution of a tiny price of bytes.
-        let fastest = hull.cheapest(1.0, TINY_PRICE * fastest.time / fastest.bytes.max(1.0))?;
-        // The fastest of the smallest assignments, up to the resolution of a tiny price of time.
+        // The smallest of the fastest assignments, up to the resolution of a tiny multiplier of bytes.
+        let fastest =
+            hull.cheapest(1.0, TINY_MULTIPLIER * fastest.time / fastest.bytes.max(1.0))?;
+        // The fastest of the smallest assignments, up to the resolution of a tiny multiplier of time.
         let per_second = 1e-9 * fastest.bytes.max(1.0) / fastest.time.max(f64::MIN_POSITIVE);
         let smallest = hull.cheapest(per_second, 1.0)?;
         hull.vertices = vec![fastest];
@@ -227,9 +231,9 @@ impl Hull {
         Some(hull)
     }
 
-    /// Sweeps asked for so far.
-    pub(crate) fn sweeps(&self) -> u64 {
-        self.sweeps
+    /// Number of eliminations so far, with those whose vertices were known.
+    pub(crate) fn eliminations(&self) -> u64 {
+        self.eliminations
     }
 
     /// The known vertices, from the fastest to the smallest.
@@ -254,18 +258,18 @@ impl Hull {
     /// The line through the edge over `bytes`, or through the nearest vertex where no edge is over them.
     pub(crate) fn supporting_line(&mut self, bytes: f64) -> SupportingLine {
         let (fastest, smallest) = (&self.vertices[0], &self.vertices[self.vertices.len() - 1]);
-        // The smallest vertex is exact up to the resolution of a tiny price of time.
+        // The smallest vertex is exact up to the resolution of a tiny multiplier of time.
         let bytes_min = smallest.bytes * (1.0 - 1e-6);
         if bytes >= fastest.bytes || self.vertices.len() == 1 {
             let intercept = fastest.time * (1.0 - ROUNDING);
-            return SupportingLine { intercept, price: 0.0, bytes_min };
+            return SupportingLine { intercept, multiplier: 0.0, bytes_min };
         }
         let bytes = bytes.max(smallest.bytes);
         self.refine(bytes);
         let edge = self.edge_over(bytes).expect("the vertices span these bytes");
-        let price = self.price(edge);
-        let intercept = self.vertices[edge].value(price) * (1.0 - ROUNDING);
-        SupportingLine { intercept, price, bytes_min }
+        let multiplier = self.multiplier(edge);
+        let intercept = self.vertices[edge].value(multiplier) * (1.0 - ROUNDING);
+        SupportingLine { intercept, multiplier, bytes_min }
     }
 
     fn edge_over(&self, bytes: f64) -> Option<usize> {
@@ -273,8 +277,8 @@ impl Hull {
             .find(|e| self.vertices[*e].bytes >= bytes && bytes >= self.vertices[e + 1].bytes)
     }
 
-    /// The price of a byte at which both ends of an edge cost the same, in seconds.
-    fn price(&self, edge: usize) -> f64 {
+    /// The multiplier of bytes at which both ends of an edge cost the same, in seconds.
+    fn multiplier(&self, edge: usize) -> f64 {
         let (fast, small) = (&self.vertices[edge], &self.vertices[edge + 1]);
         (small.time - fast.time) / (fast.bytes - small.bytes)
     }
@@ -282,10 +286,11 @@ impl Hull {
     /// Inserts a vertex below an edge, or marks the edge as final.
     fn split(&mut self, edge: usize) {
         let (fast, small) = (&self.vertices[edge], &self.vertices[edge + 1]);
-        let price = self.price(edge);
-        let (value_max, between) = (fast.value(price) * (1.0 - ROUNDING), small.bytes..fast.bytes);
-        let below = self.cheapest(1.0, price).filter(|vertex| {
-            vertex.value(price) < value_max
+        let multiplier = self.multiplier(edge);
+        let (value_max, between) =
+            (fast.value(multiplier) * (1.0 - ROUNDING), small.bytes..fast.bytes);
+        let below = self.cheapest(1.0, multiplier).filter(|vertex| {
+            vertex.value(multiplier) < value_max
                 && vertex.bytes < between.end
                 && vertex.bytes > between.start
         });
@@ -299,27 +304,28 @@ impl Hull {
         }
     }
 
-    /// The cheapest assignment of all tables. The minimum of a table is concave in the price, so between
-    /// two prices it lies above their chord: a table whose chord is no better than another table's
-    /// minimum is not swept.
+    /// The cheapest assignment of all tables. The minimum of a table is concave in the multiplier, so between
+    /// two multipliers it lies above their chord: a table whose chord is no better than another table's
+    /// minimum is left out.
     fn cheapest(&mut self, per_second: f64, per_byte: f64) -> Option<Vertex> {
-        let price = per_byte / per_second;
+        let multiplier = per_byte / per_second;
         let mut best: Option<(f64, Vertex)> = None;
-        for table in 0..self.sweepers.len() {
+        for table in 0..self.weighted_tables.len() {
             let attained = best.as_ref().map_or(f64::INFINITY, |(value, _)| *value);
-            if per_second * chord(&self.minima[table], price) >= attained {
+            if per_second * chord(&self.minima[table], multiplier) >= attained {
                 continue;
             }
-            self.sweeps += 1;
-            let Some(vertex) = self.sweepers[table].cheapest(per_second, per_byte, self.weight)
+            self.eliminations += 1;
+            let Some(vertex) =
+                self.weighted_tables[table].cheapest(per_second, per_byte, self.weight)
             else {
                 continue;
             };
             let value = per_second * vertex.time + per_byte * vertex.bytes;
-            if price.is_finite() {
+            if multiplier.is_finite() {
                 let minima = &mut self.minima[table];
-                let at = minima.partition_point(|(other, _)| *other < price);
-                minima.insert(at, (price, value / per_second));
+                let at = minima.partition_point(|(other, _)| *other < multiplier);
+                minima.insert(at, (multiplier, value / per_second));
             }
             if value < attained {
                 best = Some((value, Vertex { table, ..vertex }));
@@ -329,12 +335,12 @@ impl Hull {
     }
 }
 
-/// Lower bound at a price on a concave, non-decreasing function with these values.
-fn chord(values: &[(f64, f64)], price: f64) -> f64 {
-    let after = values.partition_point(|(other, _)| *other < price);
+/// Lower bound at a multiplier on a concave, non-decreasing function with these values.
+fn chord(values: &[(f64, f64)], multiplier: f64) -> f64 {
+    let after = values.partition_point(|(other, _)| *other < multiplier);
     match (after.checked_sub(1).map(|before| values[before]), values.get(after)) {
         (Some((low, from)), Some(&(high, to))) if high > low => {
-            from + (to - from) * (price - low) / (high - low)
+            from + (to - from) * (multiplier - low) / (high - low)
         }
         (Some((_, from)), _) => from,
         (None, _) => f64::NEG_INFINITY,

@@ -2,7 +2,7 @@
 //!
 //! The elimination of `v` with neighbours `N` leaves a table over `N`. A cell is stored only if some value of
 //! `v` is compatible with it and with the tables so far; these values are the *entries* of the cell. An entry
-//! holds its value of `v` and one cell of every table that mentions `v`, so that a sweep only adds and compares.
+//! holds its value of `v` and one cell of every table that mentions `v`, so that an elimination only adds and compares.
 
 use fixedbitset::FixedBitSet;
 

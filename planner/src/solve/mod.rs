@@ -10,7 +10,7 @@
 //!
 //! Without rows this is min-sum inference on a graph, which [`EliminationOrder`] solves by dynamic
 //! programming in time exponential in the graph's width only; blocks of a transformer are nearly
-//! trees. Rows couple all nodes. Prices on bytes (`time + λ·bytes`, `λ ≥ 0`; `lagrange`) keep the tree and
+//! trees. Rows couple all nodes. Multipliers on bytes (`time + λ·bytes`, `λ ≥ 0`; `lagrange`) keep the tree and
 //! bound the optimum from below for every λ; over one row their minimisers are the vertices of the
 //! lower convex hull of time against bytes (`hull`). An integer program (`ilp`) closes the gap that remains, over the
 //! choices that these bounds do not exclude (`window`). [`solve_table`] runs these methods in order,
@@ -39,7 +39,7 @@ use fixedbitset::FixedBitSet;
 
 pub(crate) use column_ilp::{ColumnCounts, ColumnGroup, choose_columns};
 pub(crate) use elimination::{EliminationOrder, MinCostAssignment};
-pub(crate) use hull::{Hull, SharedCosts, SupportingLine, Sweeper, Vertex, VertexId};
+pub(crate) use hull::{Hull, SharedCosts, SupportingLine, Vertex, VertexId, WeightedTable};
 pub(crate) use outcome::{SolveError, SolveLimits, SolveOutcome};
 pub use outcome::{SolveMethod, TableSolves};
 pub(crate) use table_solver::solve_table;

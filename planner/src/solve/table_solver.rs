@@ -3,7 +3,7 @@
 //! 1. [`presolve`] shrinks the table or refutes it.
 //! 2. Elimination finds the fastest assignment without rows. If it fits the rows, it is optimal;
 //!    otherwise its time is a bound.
-//! 3. Prices on bytes give a better bound, assignments that fit, and a bound for every choice. Bound and
+//! 3. Multipliers on bytes give a better bound, assignments that fit, and a bound for every choice. Bound and
 //!    assignment may meet.
 //! 4. Integer programs over windows of choices close the remaining gap.
 
@@ -41,14 +41,14 @@ pub fn solve_table(table: &CostTable, limits: &SolveLimits) -> Result<SolveOutco
         Err(_) => Seconds(0.0),
     };
     let inner = &reduced.table;
-    let priced = lagrange::price_rows(inner, clock);
-    let mut outcome = match &priced {
-        Some(priced) if priced.bound > lagrange::slowest(inner) => {
+    let lagrangian = lagrange::maximise_bound(inner, clock);
+    let mut outcome = match &lagrangian {
+        Some(lagrangian) if lagrangian.bound > lagrange::slowest(inner) => {
             return Ok(SolveOutcome::infeasible(SolveMethod::Lagrange, None));
         }
-        Some(priced) => match bound_meets_assignment(inner, priced, limits) {
+        Some(lagrangian) => match bound_meets_assignment(inner, lagrangian, limits) {
             Some(outcome) => outcome,
-            None => window::solve(inner, limits, clock, priced)?,
+            None => window::solve(inner, limits, clock, lagrangian)?,
         },
         None => {
             let known = Incumbent { bound, assignment: None };
@@ -60,19 +60,19 @@ pub fn solve_table(table: &CostTable, limits: &SolveLimits) -> Result<SolveOutco
     Ok(outcome)
 }
 
-/// The outcome when prices alone close the gap, or enough of it.
+/// The outcome when multipliers alone close the gap, or enough of it.
 fn bound_meets_assignment(
     table: &CostTable,
-    priced: &LagrangianBound,
+    lagrangian: &LagrangianBound,
     limits: &SolveLimits,
 ) -> Option<SolveOutcome> {
-    let assignment = priced.assignment.clone()?;
-    let gap = relative_gap(table.time(&assignment), priced.bound);
+    let assignment = lagrangian.assignment.clone()?;
+    let gap = relative_gap(table.time(&assignment), lagrangian.bound);
     if gap <= lagrange::ROUNDING {
         return Some(SolveOutcome::optimal(table, assignment, SolveMethod::Lagrange));
     }
     let status = SolveStatus::GapLimit(limits.gap);
     let (assignment, prover) = (Some(assignment), SolveMethod::Lagrange);
     (gap <= limits.gap)
-        .then(|| SolveOutcome::stopped(status, table, assignment, priced.bound, prover))
+        .then(|| SolveOutcome::stopped(status, table, assignment, lagrangian.bound, prover))
 }

@@ -1,6 +1,6 @@
 //! Solves integer programs over growing windows of choices.
 //!
-//! Prices on bytes bound not only the table but every choice `c`: no assignment with `c` is faster than
+//! Multipliers on bytes bound not only the table but every choice `c`: no assignment with `c` is faster than
 //! `m(c)`. The choices with `m(c) ≤ w` therefore suffice for all assignments within a window `time ≤ w`, and
 //! their integer program is much smaller. Let `t` be its optimum:
 //!
@@ -28,17 +28,18 @@ pub(super) fn solve(
     table: &CostTable,
     limits: &SolveLimits,
     clock: SolveClock,
-    priced: &LagrangianBound,
+    lagrangian: &LagrangianBound,
 ) -> Result<SolveOutcome, SolveError> {
-    let mut known = Incumbent { bound: priced.bound, assignment: priced.assignment.clone() };
-    let Ok(bounds) = priced.bounds_by_choice(table) else {
+    let mut known =
+        Incumbent { bound: lagrangian.bound, assignment: lagrangian.assignment.clone() };
+    let Ok(bounds) = lagrangian.bounds_by_choice(table) else {
         return ilp::close(table, limits, clock, known);
     };
     let slowest = slowest(table);
     let mut width = FIRST_WIDTH;
     loop {
         let best = known.assignment.as_ref().map_or(slowest, |a| table.time(a));
-        let window = Seconds((priced.bound.0 * (1.0 + width)).min(best.0));
+        let window = Seconds((lagrangian.bound.0 * (1.0 + width)).min(best.0));
         let is_last = window.0 >= best.0;
         width *= GROWTH;
         let mut outcome = within(table, &bounds, window, limits, clock, &known)?;
