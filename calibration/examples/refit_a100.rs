@@ -85,8 +85,10 @@ fn growth_per_octave(all: &[&PublishedTime]) -> f64 {
     quantile(&growths, 0.9)
 }
 
+type TileFilter = fn(&GemmTile) -> bool;
+
 /// Sets of tiles that a fit could use instead of the preset's.
-const TILE_SETS: [(&str, fn(&GemmTile) -> bool); 4] = [
+const TILE_SETS: [(&str, TileFilter); 4] = [
     ("all tiles", |_| true),
     ("without 64 × 64", |tile| tile.rows.max(tile.columns) > 64),
     ("without sides of 64", |tile| tile.rows.min(tile.columns) > 64),
@@ -136,11 +138,10 @@ fn tile_set_errors(set: usize, held_out: &[&PublishedTime], rest: &[&PublishedTi
     held_out.iter().map(|row| row.error(&prices)).collect()
 }
 
+type Rows<'a> = Vec<&'a PublishedTime>;
+
 /// The measurements of a strategy, and the others.
-fn partition<'a>(
-    all: &[&'a PublishedTime],
-    prefixes: &[&str],
-) -> (Vec<&'a PublishedTime>, Vec<&'a PublishedTime>) {
+fn partition<'a>(all: &[&'a PublishedTime], prefixes: &[&str]) -> (Rows<'a>, Rows<'a>) {
     all.iter().partition(|row| prefixes.iter().any(|prefix| row.name.starts_with(prefix)))
 }
 

@@ -173,7 +173,10 @@ fn fits_recover_the_true_profile() {
                     log_error(priced, expected) < 0.02,
                     "{meshes:?}, {devices}: {kernel:?} {priced} {expected}"
                 );
-                assert!(!both(devices)[0].is_unmeasured(&kernel), "{kernel:?}");
+                // Along a tensor axis, own kernels run backward attention, which one device does not measure.
+                let is_own = devices > 1
+                    && matches!(&kernel, Kernel::Attention(op) if op.direction == Direction::Backward);
+                assert_eq!(both(devices)[0].is_unmeasured(&kernel), is_own, "{kernel:?}");
             }
         }
         let largest = meshes.iter().copied().max().unwrap();

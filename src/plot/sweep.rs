@@ -1,7 +1,7 @@
 //! The pictures of a sweep: step time over one swept number with a line for each combination of the other values, and
 //! the throughput over two fields.
 
-use narrows_plan::{Mesh, Zero};
+use narrows_plan::{Plan, Zero};
 use serde_json::Value;
 
 use crate::errors::Problem;
@@ -212,15 +212,15 @@ fn throughput_map(
         })
     };
     // Cells name the axes longer than one alone.
-    let sizes: [(&str, fn(&Mesh) -> u64); 4] = [
-        ("T: tensor axis", |mesh| mesh.tensor),
-        ("C: context axis", |mesh| mesh.context),
-        ("P: pipeline axis", |mesh| mesh.pipeline),
-        ("D: data axis", |mesh| mesh.data),
+    let uses = |is_used: fn(&Plan) -> bool| plans().any(is_used);
+    let letters = [
+        ("T: tensor axis", uses(|plan| plan.mesh.tensor > 1)),
+        ("C: context axis", uses(|plan| plan.mesh.context > 1)),
+        ("P: pipeline axis", uses(|plan| plan.mesh.pipeline > 1)),
+        ("D: data axis", uses(|plan| plan.mesh.data > 1)),
+        ("Z: stage of ZeRO", uses(|plan| plan.zero != Zero::Off)),
     ];
-    let named = sizes.into_iter().filter(|(_, size)| plans().any(|plan| size(&plan.mesh) > 1));
-    let zero = plans().any(|plan| plan.zero != Zero::Off).then_some("Z: stage of ZeRO");
-    let letters: Vec<&str> = named.map(|(letter, _)| letter).chain(zero).collect();
+    let letters = letters.into_iter().filter_map(|(letter, is_used)| is_used.then_some(letter));
     let legend = ["darker: more tokens/s", "lines separate meshes and ZeRO stages"];
     let names = |axis: &SweepAxis| (axis.field.name(), axis.values.iter().map(text_of).collect());
     Some(HeatMap {
