@@ -1,6 +1,7 @@
 //! Links of a segment's cost table: equal layouts at the two ends of a port, and values that the backward pass reads are
 //! kept or recomputed.
 
+use narrows_plan::emit::ResidualSum;
 use narrows_plan::graph::{OpId, ValueId};
 use narrows_plan::strategy::{
     Flow, OpOption, Save, SegmentSpace, backward_reads_input, backward_reads_output,
@@ -92,17 +93,23 @@ impl LinkBuilder<'_> {
         self.link(op, demand, offer)
     }
 
-    /// Demands that an input which the op reads in the backward pass, or for its recomputation, is kept or recomputed.
+    /// Demands that an input which the op reads in the backward pass, or for its recomputation, is kept or recomputed. The
+    /// summand of a residual sum is so only then: the time of its flow counts the sum as recomputed with it.
     fn input_saved(&self, op: OpId, port: usize) -> TableLink {
         let node = self.space.segment.op(op);
-        let mut keys: Vec<Layout> = vec![];
+        let is_summand = ResidualSum::of_some_flow(&self.space.segment, self.value).is_some();
+        // `None` is the key of an input that is dropped.
+        let mut keys: Vec<Option<Layout>> = vec![];
         let mut key = |layout| index_of(&mut keys, layout);
         let demand = self
             .options(op)
             .iter()
             .map(|option| {
                 let reads = option.recompute || backward_reads_input(&node.op);
-                reads.then(|| key(option.choice.inputs[port].forward))
+                match reads {
+                    true => Some(key(Some(option.choice.inputs[port].forward))),
+                    false => is_summand.then(|| key(None)),
+                }
             })
             .collect();
         let offer = self
@@ -110,9 +117,16 @@ impl LinkBuilder<'_> {
             .iter()
             .map(|flow| {
                 let saved = flow.copies().into_iter().zip(&flow.saves);
-                saved
+                let saved: Vec<Layout> = saved
                     .filter(|(_, save)| **save != Save::Dropped)
-                    .fold(0, |set, (layout, _)| set | 1 << key(layout))
+                    .map(|(layout, _)| layout)
+                    .collect();
+                let dropped = (is_summand && saved.is_empty()).then_some(None);
+                saved
+                    .into_iter()
+                    .map(Some)
+                    .chain(dropped)
+                    .fold(0, |set, state| set | 1 << key(state))
             })
             .collect();
         self.link(op, demand, offer)
