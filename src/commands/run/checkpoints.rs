@@ -332,8 +332,8 @@ fn found_before<'a>(settings: &'a CheckpointSettings, path: &Path) -> Option<&'a
     settings.found.as_ref().filter(|found| found.path() == path && found.is_unchanged())
 }
 
-/// The newest checkpoint whose contents are undamaged, or else that of the lowest evaluation loss. Newer ones are set aside, with a warning. Of several processes each verifies
-/// a part of the files, and one lists and renames the checkpoints.
+/// The newest checkpoint whose contents are undamaged, or else that of the lowest evaluation loss. Newer ones are set aside,
+/// with a warning. Of several processes each verifies a part of the files, and one lists and renames the checkpoints.
 fn newest_undamaged(
     settings: &CheckpointSettings,
     group: Option<&Arc<dyn ProcessGroup>>,
