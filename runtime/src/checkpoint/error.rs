@@ -230,6 +230,7 @@ impl CheckpointFault {
                 | CheckpointFault::NotRegularFile
                 | CheckpointFault::TooLong { .. }
                 | CheckpointFault::InvalidField { .. }
+                | CheckpointFault::UnknownFormat { .. }
                 | CheckpointFault::LengthMismatch { .. }
                 | CheckpointFault::ChecksumMismatch { .. }
                 | CheckpointFault::InvalidHeader { .. }

@@ -69,7 +69,8 @@ pub fn list(dir: &Path) -> Result<Vec<CheckpointFolder>, CheckpointError> {
             None => (name, false),
         };
         let step = base_name.strip_prefix(STEP).and_then(|digits| digits.parse().ok());
-        if let Some(step) = step.filter(|step| folder_name(*step) == base_name) {
+        let is_named = |step: &u64| folder_name(*step) == base_name && entry.path().is_dir();
+        if let Some(step) = step.filter(is_named) {
             checkpoints.push(CheckpointFolder { step, path: entry.path(), replaced });
         }
     }

@@ -254,7 +254,17 @@ fn incomplete_checkpoints_are_skipped() {
     let bytes = fs::read(truncated.join("optimizer.safetensors")).unwrap();
     fs::write(truncated.join("optimizer.safetensors"), &bytes[..bytes.len() - 1]).unwrap();
     fs::create_dir(dir.join("step-00000003")).unwrap();
-    assert_eq!(latest(dir).unwrap(), Some(complete.clone()));
+    fs::write(dir.join("step-00000005"), "no folder").unwrap();
+    let damaged = save(dir, &at_step(&checkpoint, 4), &model, keep(9)).unwrap();
+    for damage in [("\"format\"", "\"formau\""), ("narrows-checkpoint/1", "narrovs-checkpoint/1")] {
+        let manifest = damaged.join("manifest.json");
+        let text = fs::read_to_string(&manifest).unwrap();
+        fs::write(&manifest, text.replace(damage.0, damage.1)).unwrap();
+        assert_eq!(latest(dir).unwrap(), Some(complete.clone()), "{damage:?}");
+        fs::write(&manifest, text).unwrap();
+    }
+    assert_eq!(latest(dir).unwrap(), Some(damaged.clone()));
+    fs::remove_dir_all(damaged).unwrap();
     fs::remove_file(complete.join("state.json")).unwrap();
     let error = latest(dir).unwrap_err();
     assert_eq!(error.path, dir.join("step-00000003/manifest.json"));
