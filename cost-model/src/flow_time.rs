@@ -18,13 +18,13 @@ pub(crate) struct FlowPrices<'a> {
     id: ValueId,
     value: &'a Value,
     prices: StreamPrices<'a>,
-    /// Kernel times of the reshards so far. Flows share them.
-    known: Vec<(Reshard, Vec<Seconds>)>,
+    /// Times so far. Flows share them.
+    known: Vec<(FlowWork, Vec<Seconds>)>,
 }
 
-/// A reshard of a value: all that its kernels depend on.
+/// A reshard of a value, or a residual sum in its GEMM: all that the times depend on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Reshard {
+enum FlowWork {
     /// From the producer's layout to that of a copy; whether a division by a norm is pending.
     Forward(Layout, Layout, bool),
     /// The same in the backward pass.
@@ -32,6 +32,8 @@ enum Reshard {
     /// From the layout of gradient contributions to the producer's; whether it is the first sum, and whether there is
     /// another.
     Backward(Layout, Layout, [bool; 2]),
+    /// The residual sum in a layout.
+    ResidualSum(Layout),
 }
 
 impl<'a> FlowPrices<'a> {
@@ -49,11 +51,11 @@ impl<'a> FlowPrices<'a> {
         let gradients = 0..flow.gradients().len();
         let backward: Seconds =
             gradients.flat_map(|gradient| self.gradient_times(flow, gradient)).sum();
-        let [forward_sum, recomputed_sum] = self.residual_sum_times(flow);
+        let in_gemm = self.residual_sum_time(flow);
         let recompute = sum(&flow_recompute(value, flow, context), self.prices.kernel);
         SegmentTime {
-            forward: sum(&flow_forward(value, flow, context), self.prices.kernel) + forward_sum,
-            backward: backward + recompute + recomputed_sum,
+            forward: sum(&flow_forward(value, flow, context), self.prices.kernel) + in_gemm,
+            backward: backward + recompute + recomputed_sum(flow, in_gemm),
             ..SegmentTime::default()
         }
     }
@@ -84,8 +86,8 @@ impl<'a> FlowPrices<'a> {
                 let saves = flow.saves.iter().zip(&recompute);
                 let recomputed = saves.filter(|(save, _)| **save == Save::Recomputed);
                 let recomputed: Seconds = recomputed.map(|(_, time)| *time).sum();
-                let [forward_sum, recomputed_sum] = self.residual_sum_times(flow);
-                forward + (backward + recomputed) + (forward_sum + recomputed_sum)
+                let in_gemm = self.residual_sum(flow);
+                forward + (backward + recomputed) + (in_gemm + recomputed_sum(flow, in_gemm))
             }));
         }
         times
@@ -93,24 +95,34 @@ impl<'a> FlowPrices<'a> {
 
     fn forward(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
         let producer = flow.producer;
-        let key = Reshard::Forward(producer.forward, copies[copy], producer.norm_pending);
+        let key = FlowWork::Forward(producer.forward, copies[copy], producer.norm_pending);
         let templates = |of: &Self| copy_forward(of.value, flow, copy, &of.space.context);
         self.known(key, |of| of.kernel_times(&templates(of)))
     }
 
     fn recompute(&mut self, flow: &Flow, copies: &[Layout], copy: usize) -> &[Seconds] {
-        let key = Reshard::Recompute(flow.producer.forward, copies[copy]);
+        let key = FlowWork::Recompute(flow.producer.forward, copies[copy]);
         let templates = |of: &Self| copy_recompute(of.value, flow, copy, &of.space.context);
         self.known(key, |of| of.kernel_times(&templates(of)))
     }
 
     fn backward(&mut self, flow: &Flow, gradients: &[Layout], gradient: usize) -> &[Seconds] {
         let order = [gradient == 0, gradients.len() > 1];
-        let key = Reshard::Backward(gradients[gradient], flow.producer.backward, order);
+        let key = FlowWork::Backward(gradients[gradient], flow.producer.backward, order);
         self.known(key, |of| of.gradient_times(flow, gradient))
     }
 
-    fn known(&mut self, key: Reshard, times: impl FnOnce(&Self) -> Vec<Seconds>) -> &[Seconds] {
+    fn residual_sum(&mut self, flow: &Flow) -> Seconds {
+        match ResidualSum::of(&self.space.segment, self.id, flow) {
+            Some(_) => {
+                let key = FlowWork::ResidualSum(flow.producer.forward);
+                self.known(key, |of| vec![of.residual_sum_time(flow)])[0]
+            }
+            None => Seconds(0.0),
+        }
+    }
+
+    fn known(&mut self, key: FlowWork, times: impl FnOnce(&Self) -> Vec<Seconds>) -> &[Seconds] {
         let index = self.known.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
             let times = times(self);
             self.known.push((key, times));
@@ -140,22 +152,13 @@ impl<'a> FlowPrices<'a> {
         times
     }
 
-    /// The difference that a residual addition in the GEMM of the value makes to the times of the linear and of the addition, in
-    /// the forward pass and where the value is recomputed. It is negative: the product is neither written nor read.
-    fn residual_sum_times(&self, flow: &Flow) -> [Seconds; 2] {
-        let [mut forward, mut recomputed] = [Seconds(0.0); 2];
-        if let Some(time) = self.residual_sum_time(flow) {
-            forward = time;
-            if flow.saves[0] == Save::Recomputed {
-                recomputed = time;
-            }
-        }
-        [forward, recomputed]
-    }
-
-    fn residual_sum_time(&self, flow: &Flow) -> Option<Seconds> {
-        let sum = ResidualSum::of(&self.space.segment, self.id, flow)?;
-        residual_sum_time(self.space, sum, flow.producer.forward, self.prices.kernel)
+    /// The difference that a residual addition in the GEMM of the value makes to the forward times of the linear and of the
+    /// addition; zero for flows without such an addition. It is negative: the product is neither written nor read.
+    fn residual_sum_time(&self, flow: &Flow) -> Seconds {
+        let sum = ResidualSum::of(&self.space.segment, self.id, flow);
+        let layout = flow.producer.forward;
+        let time = |sum| residual_sum_time(self.space, sum, layout, self.prices.kernel);
+        sum.and_then(time).unwrap_or_default()
     }
 
     /// Time of the weight-gradient GEMM that overlaps with the collective of a flow's gradient. Options of a linear that
@@ -174,11 +177,16 @@ impl<'a> FlowPrices<'a> {
     }
 }
 
+/// The difference where the value, and with it the sum, is recomputed.
+fn recomputed_sum(flow: &Flow, in_gemm: Seconds) -> Seconds {
+    if flow.saves[0] == Save::Recomputed { in_gemm } else { Seconds(0.0) }
+}
+
 /// The time of a residual sum in a GEMM in a layout, less those of the linear and of the addition. Their options in this
 /// layout have the same kernels. `None` where one has no such option.
 pub(crate) fn residual_sum_time(
     space: &SegmentSpace,
-    sum: ResidualSum,
+    residual: ResidualSum,
     layout: Layout,
     price: KernelPrice,
 ) -> Option<Seconds> {
@@ -187,9 +195,8 @@ pub(crate) fn residual_sum_time(
         let mut options = space.ops[op.0 as usize].iter().map(|option| &option.choice);
         options.find(|choice| choice.outputs[0].forward == layout)
     };
-    let (of_linear, of_add) = (choice(sum.linear)?, choice(sum.add)?);
-    let alone =
-        |op, choice| crate::segment_time::sum(&op_forward(segment, op, choice, context), price);
-    let gemm = price(&sum.gemm(segment, of_linear, context).kernel());
-    Some(gemm - alone(sum.linear, of_linear) - alone(sum.add, of_add))
+    let (of_linear, of_add) = (choice(residual.linear)?, choice(residual.add)?);
+    let alone = |op, choice| sum(&op_forward(segment, op, choice, context), price);
+    let gemm = price(&residual.gemm(segment, of_linear, context).kernel());
+    Some(gemm - alone(residual.linear, of_linear) - alone(residual.add, of_add))
 }

@@ -27,11 +27,12 @@ impl ResidualSum {
     /// The addition in the GEMM that computes a value; `None` where the value needs an instruction of its own: it is
     /// resharded, partial, kept for the backward pass, or read by another op than an addition.
     pub fn of(segment: &Segment, value: ValueId, flow: &Flow) -> Option<ResidualSum> {
+        let sum = ResidualSum::of_some_flow(segment, value)?;
         let is_stored = flow.copies().len() > 1
             || flow.producer.forward == Layout::Partial
             || flow.producer.norm_pending
             || flow.saves[0] == Save::Kept;
-        ResidualSum::of_some_flow(segment, value).filter(|_| !is_stored)
+        (!is_stored).then_some(sum)
     }
 
     /// The addition that the GEMM computes under some flows of the value.

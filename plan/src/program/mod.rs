@@ -155,6 +155,12 @@ impl ModelConstants {
 }
 
 impl Instr {
+    /// The gradient that AdamW zeroes, whole; `None` where the next step overwrites it.
+    pub fn zeroed_gradient(&self) -> Option<&Access> {
+        let gradient = self.reads.first()?.buffer;
+        self.writes.get(1).filter(|access| access.buffer == gradient)
+    }
+
     /// The kernel of this instruction.
     pub fn kernel(&self) -> Kernel {
         let extents =

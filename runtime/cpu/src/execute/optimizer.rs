@@ -43,7 +43,7 @@ pub(crate) fn adamw(
     }
     let (reads, writes) = (&scheduled.instr.reads, &scheduled.instr.writes);
     let read_gradient = reads[0];
-    let zeroed_gradient = (writes[1].buffer == read_gradient.buffer).then_some(writes[1]);
+    let zeroed_gradient = scheduled.instr.zeroed_gradient().copied();
     let decays =
         device.weight_is_matrix[&writes[0].buffer] || optimizer.decayed == DecayedWeights::All;
     let adamw = AdamWStep {

@@ -75,9 +75,7 @@ pub(super) fn square_sum(site: &InstrSite) -> LaunchResult<Launches> {
 /// Outputs: the weight, the whole gradient unless the next step overwrites it, both moments and, for bf16 weights, the master
 /// copy.
 pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
-    let buffer = |accesses: &[Access], port: usize| accesses.get(port).map(|access| access.buffer);
-    let instr = &site.scheduled.instr;
-    let zeroes = buffer(&instr.writes, 1) == buffer(&instr.reads, 0);
+    let zeroes = site.scheduled.instr.zeroed_gradient().is_some();
     let state =
         |index: usize| site.output(1 + usize::from(zeroes) + index).map(MatrixOperand::flat);
     let (weight, first, second) = (site.output(0)?.flat(), state(0)?, state(1)?);

@@ -10,7 +10,7 @@ pub(super) fn lose_accumulation(rng: &mut TestRng, program: &mut Program) -> Opt
     let accumulates = program.context.accumulates_gradients;
     let location = random_instruction(rng, program, |instr| match &instr.action {
         Action::Gemm(gemm) => accumulates && gemm.accumulate && instr.action.is_weight_gradient(),
-        Action::Fused(FusedOp::AdamW) => instr.writes[1].buffer == instr.reads[0].buffer,
+        Action::Fused(FusedOp::AdamW) => instr.zeroed_gradient().is_some(),
         _ => false,
     })?;
     let description = describe(location, program);
