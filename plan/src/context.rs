@@ -132,6 +132,9 @@ pub struct Context {
 impl Context {
     /// A context with the 1F1B schedule and without overlap, in which gradients are reduced in fp32 and ZeRO shards
     /// over all replicas.
+    ///
+    /// # Panics
+    /// A mesh or a microbatch of size zero, which `Plan::context` and the planner refuse first.
     pub fn new(mesh: Mesh, workload: Workload, precision: Precision, zero: Zero) -> Context {
         Context {
             mesh,

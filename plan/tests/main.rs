@@ -6,5 +6,6 @@ mod models_hugging_face;
 mod models_properties;
 mod models_refusals;
 mod mutations;
+mod plan_refusals;
 mod published;
 mod rope;

@@ -53,12 +53,8 @@ impl Plan {
         defects
     }
 
-    /// The context of the plan.
-    ///
-    /// # Errors
-    /// Sizes out of range, or a global batch that does not divide into microbatches.
-    pub fn context(&self) -> Result<Context, Defects> {
-        let mut defects = Defects::default();
+    /// Sizes of the mesh and the workload that are out of range.
+    fn size_defects(&self) -> Defects {
         let sizes = [
             ("mesh.tensor", self.mesh.tensor),
             ("mesh.pipeline", self.mesh.pipeline),
@@ -68,28 +64,36 @@ impl Plan {
             ("workload.sequence_length", self.workload.sequence_length),
             ("workload.micro_batch", self.workload.micro_batch),
         ];
+        let mut defects = Defects::default();
         for (field, size) in sizes {
             if size == 0 || size > 1 << 24 {
                 defects.push(Defect::new(field, format!("{size} is not between 1 and 16777216")));
             }
         }
-        let mut defects = defects.into_result(()).err().unwrap_or_default();
-        if defects.0.is_empty() {
-            let sequences = self.mesh.data * self.workload.micro_batch;
-            if !self.workload.global_batch.is_multiple_of(sequences) {
-                let problem = format!(
-                    "{} sequences do not divide into microbatches of {} on {} replicas",
-                    self.workload.global_batch, self.workload.micro_batch, self.mesh.data
-                );
-                defects.push(Defect::new("workload.global_batch", problem));
-            }
-            if !self.workload.sequence_length.is_multiple_of(self.mesh.context) {
-                let problem = format!(
-                    "{} devices do not divide the {} positions of a sequence evenly",
-                    self.mesh.context, self.workload.sequence_length
-                );
-                defects.push(Defect::new("mesh.context", problem));
-            }
+        defects
+    }
+
+    /// The context of the plan.
+    ///
+    /// # Errors
+    /// Sizes out of range, or a global batch that does not divide into microbatches.
+    pub fn context(&self) -> Result<Context, Defects> {
+        self.size_defects().into_result(())?;
+        let mut defects = Defects::default();
+        let sequences = self.mesh.data * self.workload.micro_batch;
+        if !self.workload.global_batch.is_multiple_of(sequences) {
+            let problem = format!(
+                "{} sequences do not divide into microbatches of {} on {} replicas",
+                self.workload.global_batch, self.workload.micro_batch, self.mesh.data
+            );
+            defects.push(Defect::new("workload.global_batch", problem));
+        }
+        if !self.workload.sequence_length.is_multiple_of(self.mesh.context) {
+            let problem = format!(
+                "{} devices do not divide the {} positions of a sequence evenly",
+                self.mesh.context, self.workload.sequence_length
+            );
+            defects.push(Defect::new("mesh.context", problem));
         }
         if defects.0.is_empty() {
             let microbatches = self.workload.microbatches(&self.mesh);
