@@ -2,7 +2,7 @@
 
 use narrows_plan::{Context, Seconds};
 
-use crate::context::{ContextBounds, ContextSolution, ContextSolver};
+use crate::context::{ContextBounds, ContextSolution, ContextSolver, PassLinks};
 use crate::feasible_plan::FeasiblePlan;
 use crate::infeasible::Infeasible;
 use crate::objective::Objective;
@@ -15,8 +15,8 @@ pub(crate) struct BoundedContext {
     pub bound: Result<Seconds, Infeasible>,
     /// Position in the enumeration of contexts.
     index: usize,
-    /// Number of its passes among those of all contexts; contexts with equal numbers share the tables of their passes.
-    passes: usize,
+    /// Its passes among those of all contexts.
+    passes: PassNumbers,
     level: BoundLevel,
     /// Weight of a second of step time in the objective: the number of devices for the cost, otherwise 1.
     weight: f64,
@@ -24,11 +24,22 @@ pub(crate) struct BoundedContext {
     bounds: Option<ContextBounds>,
 }
 
+/// Numbers of a context's passes: contexts with equal numbers share the tables of their passes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PassNumbers {
+    /// With [`PassLinks::FastInterNode`].
+    pub fast_inter_node: usize,
+    /// With [`PassLinks::Own`]; the same number where the links do not differ.
+    pub own: usize,
+}
+
 /// Parts of a step that the bound of a context counts. Each level is no smaller than those before, and takes longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BoundLevel {
     /// The ops of the model.
     Ops,
+    /// The passes of the model with fast links between nodes, which searches share.
+    FastPasses,
     /// The passes of the model, which other contexts share.
     Passes,
     /// All of the context, before its blocks are divided.
@@ -51,11 +62,11 @@ impl ContextResult {
 }
 
 impl BoundedContext {
-    /// A context, with its position in the enumeration, the number of its passes, and a first bound on its step time.
+    /// A context, with its position in the enumeration, the numbers of its passes, and a first bound on its step time.
     pub(crate) fn new(
         objective: Objective,
         (index, context): (usize, Context),
-        passes: usize,
+        passes: PassNumbers,
         bound: Result<Seconds, Infeasible>,
     ) -> BoundedContext {
         let (weight, level) = (objective.weight(&context), BoundLevel::Ops);
@@ -72,18 +83,30 @@ impl BoundedContext {
         self.bound.is_ok() && self.level != BoundLevel::Own
     }
 
-    /// The number of the passes, where the bound does not count them yet.
-    pub(crate) fn unpriced_passes(&self) -> Option<usize> {
-        (self.bound.is_ok() && self.level == BoundLevel::Ops).then_some(self.passes)
+    /// The number of the passes that the bound counts next, and their links, where others share them.
+    pub(crate) fn next_passes(&self) -> Option<(usize, PassLinks)> {
+        let PassNumbers { fast_inter_node, own } = self.passes;
+        match self.level {
+            _ if self.bound.is_err() => None,
+            BoundLevel::Ops if fast_inter_node != own => {
+                Some((fast_inter_node, PassLinks::FastInterNode))
+            }
+            BoundLevel::Ops | BoundLevel::FastPasses => Some((own, PassLinks::Own)),
+            BoundLevel::Passes | BoundLevel::Own => None,
+        }
     }
 
     /// Replaces the bound by that of the next level.
     pub(crate) fn tighten(&mut self, solver: &ContextSolver) {
-        (self.bound, self.level) = match self.level {
-            BoundLevel::Ops => (solver.passes_bound(&self.context), BoundLevel::Passes),
-            BoundLevel::Passes | BoundLevel::Own => {
-                (solver.lower_bound(&self.context), BoundLevel::Own)
+        (self.bound, self.level) = match self.next_passes() {
+            Some((_, links)) => {
+                let level = match links {
+                    PassLinks::FastInterNode => BoundLevel::FastPasses,
+                    PassLinks::Own => BoundLevel::Passes,
+                };
+                (solver.passes_bound(&self.context, links), level)
             }
+            None => (solver.lower_bound(&self.context), BoundLevel::Own),
         };
     }
 

@@ -10,8 +10,8 @@ use narrows_plan::Context;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
-use crate::bounded_context::BoundedContext;
-use crate::context::flops_bound;
+use crate::bounded_context::{BoundedContext, PassNumbers};
+use crate::context::{PassLinks, flops_bound};
 use crate::context_solvers::ContextSolvers;
 use crate::deadline::Deadline;
 use crate::feasible_plan::FeasiblePlan;
@@ -38,12 +38,19 @@ impl<'a> ContextQueue<'a> {
         deadline: &'a Deadline,
     ) -> ContextQueue<'a> {
         let mut numbers: FxHashMap<PassKey, usize> = FxHashMap::default();
-        let mut number = |context: Context| {
+        let mut number = |context: &Context, links: PassLinks| {
             let count = numbers.len();
-            (context, *numbers.entry(solvers.of(&context).pass_key(&context)).or_insert(count))
+            let key = solvers.of(context).pass_key(context, links);
+            *numbers.entry(key).or_insert(count)
         };
-        let contexts: Vec<(Context, usize)> = contexts.into_iter().map(&mut number).collect();
-        let bounded = |(index, (context, passes)): (usize, (Context, usize))| {
+        let mut with_numbers = |context: Context| {
+            let fast_inter_node = number(&context, PassLinks::FastInterNode);
+            let own = number(&context, PassLinks::Own);
+            (context, PassNumbers { fast_inter_node, own })
+        };
+        let contexts: Vec<(Context, PassNumbers)> =
+            contexts.into_iter().map(&mut with_numbers).collect();
+        let bounded = |(index, (context, passes)): (usize, (Context, PassNumbers))| {
             let solver = solvers.of(&context);
             let bound = match deadline.is_half_over() {
                 false => solver.ops_bound(&context),
@@ -93,7 +100,7 @@ impl<'a> ContextQueue<'a> {
             if first_bounds.is_empty() {
                 break;
             }
-            if first_bounds.iter().any(|open| open.unpriced_passes().is_some()) {
+            if first_bounds.iter().any(|open| open.next_passes().is_some()) {
                 self.price_passes(&condition, &is_relevant);
             } else {
                 first_bounds
@@ -113,9 +120,9 @@ impl<'a> ContextQueue<'a> {
     ) {
         let solvers = self.solvers;
         let relevant = self.contexts.iter().filter(|open| condition(&open.context));
-        let mut first: Vec<(usize, Context)> = vec![];
+        let mut first: Vec<((usize, PassLinks), Context)> = vec![];
         for open in relevant.take_while(|open| is_relevant(open)) {
-            let Some(passes) = open.unpriced_passes() else { continue };
+            let Some(passes) = open.next_passes() else { continue };
             if first.iter().all(|(other, _)| *other != passes) {
                 first.push((passes, open.context));
             }
@@ -124,9 +131,11 @@ impl<'a> ContextQueue<'a> {
             }
         }
         // One context for each: others would wait for its tables.
-        first.par_iter().for_each(|(_, context)| solvers.of(context).price_passes(context));
+        first.par_iter().for_each(|((_, links), context)| {
+            solvers.of(context).price_passes(context, *links);
+        });
         let is_priced = |open: &&mut BoundedContext| {
-            let passes = open.unpriced_passes();
+            let passes = open.next_passes();
             first.iter().any(|(priced, _)| passes == Some(*priced))
         };
         let mut priced: Vec<&mut BoundedContext> =

@@ -17,12 +17,11 @@
 //! | `pipeline/` | blocks divided among stages |
 //! | `segment/` | embedding, blocks and head, each solved once, with a cache that searches may share |
 //! | `solve/` | exact solvers of cost tables |
-//! | `arenas` | the memory of lowered plans, shared by searches |
+//! | `lowered_plans` | arenas and programs of lowered plans, shared by searches |
 //! | `plan_writer`, `predict` | the plan file, and its prediction |
 //! | `alternatives`, `explain`, `diagnosis` | the alternatives to a plan; the causes of infeasibility |
 
 mod alternatives;
-mod arenas;
 mod bounded_context;
 mod context;
 mod context_queue;
@@ -37,6 +36,8 @@ mod infeasible;
 mod least_memory;
 mod least_time;
 mod lock;
+mod lowered_plans;
+mod most_recent;
 mod objective;
 mod pipeline;
 mod plan_writer;

@@ -75,6 +75,13 @@ impl LinkPrice {
         }
     }
 
+    /// These links with a bandwidth between nodes no lower than that inside a node; `None` where it is that high already.
+    /// No collective or transfer takes longer over them.
+    pub(super) fn with_fast_inter_node_links(&self) -> Option<LinkPrice> {
+        let is_slower = self.nic_bytes_per_s < self.intra_bytes_per_s;
+        is_slower.then(|| LinkPrice { nic_bytes_per_s: self.intra_bytes_per_s, ..self.clone() })
+    }
+
     /// Whether a group of this shape spans nodes.
     pub(super) fn crosses_nodes(&self, group: &DeviceGroup) -> bool {
         self.topology.place(group).nodes > 1

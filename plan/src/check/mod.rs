@@ -83,6 +83,8 @@ mod transfer;
 mod values;
 mod walk;
 
+use std::sync::Arc;
+
 use crate::PipelineSchedule;
 use crate::mesh::Axis;
 use crate::program::{ChunkPhase, Phase, Program};
@@ -94,9 +96,9 @@ use lattice::ForwardValueId;
 use stage::StageChecker;
 use values::ForwardOpKind;
 
-/// A program that has passed the check, and may be simulated and run.
+/// A program that has passed the check, and may be simulated and run. Clones share the program.
 #[derive(Clone, Debug, PartialEq)]
-pub struct CheckedProgram(Program);
+pub struct CheckedProgram(Arc<Program>);
 
 impl CheckedProgram {
     /// Checks a program.
@@ -105,7 +107,7 @@ impl CheckedProgram {
     /// The first errors, each with its place, the reason and, where possible, a hint.
     pub fn check(program: Program) -> Result<CheckedProgram, CheckErrors> {
         match check(&program) {
-            errors if errors.0.is_empty() => Ok(CheckedProgram(program)),
+            errors if errors.0.is_empty() => Ok(CheckedProgram(Arc::new(program))),
             errors => Err(errors),
         }
     }
@@ -117,7 +119,7 @@ impl CheckedProgram {
 
     /// The program itself, which a caller may change.
     pub fn into_inner(self) -> Program {
-        self.0
+        Arc::unwrap_or_clone(self.0)
     }
 }
 

@@ -13,6 +13,16 @@ use crate::predict::model_flops;
 use crate::request::Request;
 use crate::segment::{PassKey, SegmentSolver, SegmentSpec};
 
+/// The links that passes are priced with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PassLinks {
+    /// Links between nodes as fast as those inside a node, where the tensor or context axis spans nodes: searches that differ in
+    /// the bandwidth between nodes share the tables.
+    FastInterNode,
+    /// Those of the profile.
+    Own,
+}
+
 impl ContextSolver<'_> {
     /// Lower bound on the step time of a context that needs no cost table: the least time of every op, without reshards.
     /// [`passes_bound`](ContextSolver::passes_bound) is no smaller.
@@ -31,27 +41,40 @@ impl ContextSolver<'_> {
     }
 
     /// The key of the passes of a context. Contexts with equal keys share the tables of their passes.
-    pub(crate) fn pass_key(&self, context: &Context) -> PassKey {
-        self.segments.pass_key(context)
+    pub(crate) fn pass_key(&self, context: &Context, links: PassLinks) -> PassKey {
+        self.segments_with(context, links).pass_key(context)
     }
 
     /// Prices the passes of a context, for all contexts that share them.
-    pub(crate) fn price_passes(&self, context: &Context) {
-        self.segments.least_passes(context).fastest();
+    pub(crate) fn price_passes(&self, context: &Context, links: PassLinks) {
+        self.segments_with(context, links).least_passes(context).fastest();
+    }
+
+    fn segments_with(&self, context: &Context, links: PassLinks) -> &SegmentSolver<'_> {
+        match links {
+            PassLinks::FastInterNode => self.segments.with_fast_inter_node_links(context),
+            PassLinks::Own => None,
+        }
+        .unwrap_or(self.segments)
     }
 
     /// Lower bound on the step time of a context that is quickly found: contexts that differ in replicas, stages, ZeRO and
-    /// schedule share its solves. [`lower_bound`](ContextSolver::lower_bound) is no smaller.
+    /// schedule share its solves. [`lower_bound`](ContextSolver::lower_bound) is no smaller, and that with
+    /// [`PassLinks::FastInterNode`] is no larger.
     ///
     /// # Errors
     /// The reason why the context has no plan.
-    pub(crate) fn passes_bound(&self, context: &Context) -> Result<Seconds, Infeasible> {
+    pub(crate) fn passes_bound(
+        &self,
+        context: &Context,
+        links: PassLinks,
+    ) -> Result<Seconds, Infeasible> {
         let (request, segments) = (self.request, self.segments);
         let limit = request.arena_limit();
         if let Some(infeasible) = too_large(segments.parameters(), context, limit) {
             return Err(infeasible);
         }
-        let passes = segments.least_passes(context);
+        let passes = self.segments_with(context, links).least_passes(context);
         let fastest = passes.fastest().ok_or(Infeasible::NoStrategy)?;
         let average = AverageStage::new(request, segments, context, fastest.total);
         let filled = match context.schedule {
@@ -68,7 +91,7 @@ impl ContextSolver<'_> {
     /// # Errors
     /// The reason why the context has no plan.
     pub(crate) fn lower_bound(&self, context: &Context) -> Result<Seconds, Infeasible> {
-        let of_passes = self.passes_bound(context)?;
+        let of_passes = self.passes_bound(context, PassLinks::Own)?;
         let segments = self.segments;
         let layouts = segments.boundary_layouts(context).into_iter();
         let least = layouts.filter_map(|layout| min_microbatch_time(segments, context, layout));
@@ -210,4 +233,47 @@ pub(super) fn min_microbatch_time(
     let blocks: f64 = of_layers.into_iter().sum::<Option<f64>>()?;
     let end = |kind| time(SegmentSpec::embedding_or_head(kind, boundary, None));
     Some(blocks + end(SegmentKind::Embedding)? + end(SegmentKind::Head)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+    use narrows_plan::model::presets;
+
+    use crate::context_space::contexts;
+    use crate::deadline::Deadline;
+
+    use super::*;
+
+    /// Whatever the bandwidth between nodes, fast links give the same passes, and no larger bound.
+    #[test]
+    fn fast_links_between_nodes_give_no_larger_bound() {
+        for preset in ["a100-80gb-8", "h100-sxm-measured"] {
+            let model = presets::find("cola-350m").expect("a preset");
+            let mut file = profile::preset(preset).expect("a preset").file().clone();
+            let mut fast_passes: Vec<Vec<f64>> = vec![];
+            for gb_per_s in [0.5, 25.0] {
+                file.links.inter_node.bandwidth_bytes_per_s = gb_per_s * 1e9;
+                let hardware = file.clone().resolve().expect("a positive bandwidth");
+                let request = Request::new(model.clone(), hardware, 32, 32, 2048);
+                let segments = SegmentSolver::new(&request, Deadline::none());
+                let solver = ContextSolver::new(&request, &segments);
+                let (mut passes, mut smaller) = (vec![], 0);
+                let spans_nodes =
+                    |context: &Context| segments.with_fast_inter_node_links(context).is_some();
+                for context in contexts(&request).iter().filter(|context| spans_nodes(context)) {
+                    let [fast, own] = [PassLinks::FastInterNode, PassLinks::Own]
+                        .map(|links| solver.passes_bound(context, links).expect("a plan").0);
+                    assert!(fast <= own * (1.0 + 1e-12), "{context:?}: {fast} and {own}");
+                    smaller += usize::from(fast < own);
+                    let fast = solver.segments_with(context, PassLinks::FastInterNode);
+                    passes.push(fast.least_passes(context).fastest().expect("a plan").total);
+                }
+                assert!(passes.len() > 10, "{} contexts", passes.len());
+                assert!(smaller > 5 || gb_per_s > 1.0, "{smaller} of {} contexts", passes.len());
+                fast_passes.push(passes);
+            }
+            assert_eq!(fast_passes[0], fast_passes[1]);
+        }
+    }
 }

@@ -7,8 +7,8 @@ use narrows_plan::{Bytes, CheckedProgram, Context, Kernel, Plan, ResolvedPlan, l
 
 use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
-use crate::arenas::PlanDigest;
 use crate::feasible_plan::{FeasiblePlan, ModelDecisions};
+use crate::lowered_plans::PlanDigest;
 use crate::pipeline::{EmbeddingAndHead, Partition, simulate_partition};
 use crate::plan_writer::write_plan;
 
@@ -31,25 +31,30 @@ impl ContextSolver<'_> {
         };
         let plan = write_plan(self.request, &decisions);
         let digest = PlanDigest::new(&plan);
-        let known = self.segments.arenas().get(&digest);
+        let known = self.segments.lowered().arenas(&digest);
         let program = known.is_none().then(|| lower(&self.resolve(&plan)));
         let arenas = known.unwrap_or_else(|| {
             let stages = program.iter().flat_map(|program| &program.stages);
             let arenas: Arc<[Bytes]> = stages.map(|stage| stage.arena).collect();
-            self.segments.arenas().insert(digest, arenas.clone());
+            self.segments.lowered().insert_arenas(digest, arenas.clone());
             arenas
         });
         let method = partition.stages.iter().map(|stage| stage.method).max().unwrap_or_default();
         let objective = partition.bound;
-        SizedPlan { decisions, plan, program, arenas, partition_time, objective, method }
+        SizedPlan { decisions, plan, digest, program, arenas, partition_time, objective, method }
     }
 
     /// The plan, checked and simulated.
     pub(super) fn complete(&self, sized: SizedPlan) -> FeasiblePlan {
-        let SizedPlan { decisions, plan, partition_time, objective, method, .. } = sized;
-        let program = sized.program.unwrap_or_else(|| lower(&self.resolve(&plan)));
-        let program = CheckedProgram::check(program).unwrap_or_else(|errors| {
-            unreachable!("the planner's own program fails the check: {errors}")
+        let SizedPlan { decisions, plan, digest, partition_time, objective, method, .. } = sized;
+        let lowered = self.segments.lowered();
+        let program = lowered.program(&digest).unwrap_or_else(|| {
+            let program = sized.program.unwrap_or_else(|| lower(&self.resolve(&plan)));
+            let program = CheckedProgram::check(program).unwrap_or_else(|errors| {
+                unreachable!("the planner's own program fails the check: {errors}")
+            });
+            lowered.insert_program(digest, program.clone());
+            program
         });
         let prices = self.segments.prices(&decisions.context);
         let price = |kernel: &Kernel| prices.kernel_time(kernel);

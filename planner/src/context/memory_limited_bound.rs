@@ -116,6 +116,7 @@ mod tests {
     use narrows_plan::model::presets;
 
     use crate::context::ContextSolver;
+    use crate::context::PassLinks;
     use crate::context_space::contexts;
     use crate::deadline::Deadline;
     use crate::request::{MemoryLimit, Request};
@@ -152,7 +153,7 @@ mod tests {
             let solver = ContextSolver::new(&request, &segments);
             let without_limit = ContextSolver::new(&unlimited, &segments);
             for context in contexts(&request).iter().step_by(n) {
-                let Ok(bound) = solver.passes_bound(context) else { continue };
+                let Ok(bound) = solver.passes_bound(context, PassLinks::Own) else { continue };
                 let of_ops = solver
                     .ops_bound(context)
                     .expect("fails only where the bound of the passes fails");
@@ -164,7 +165,8 @@ mod tests {
                 let case = format!("{context:?} in {limit_gib} GiB: {bound} and {}", plan.time);
                 assert!(bound.0 <= plan.time.0 * (1.0 + 1e-9), "{case}");
                 solved += 1;
-                let least = without_limit.passes_bound(context).expect("more memory").0;
+                let least =
+                    without_limit.passes_bound(context, PassLinks::Own).expect("more memory").0;
                 raised += usize::from(bound.0 > least * (1.0 + 1e-3));
             }
         }

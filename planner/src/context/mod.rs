@@ -33,6 +33,6 @@ mod warm_start;
 
 pub(crate) use average_stage::resident_bytes_min;
 pub(crate) use bounds::ContextBounds;
-pub(crate) use lower_bound::flops_bound;
+pub(crate) use lower_bound::{PassLinks, flops_bound};
 pub(crate) use progress::ContextSolution;
 pub(crate) use solver::ContextSolver;

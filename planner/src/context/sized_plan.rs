@@ -6,12 +6,14 @@ use narrows_plan::program::Program;
 use narrows_plan::{Bytes, Plan, Seconds};
 
 use crate::feasible_plan::ModelDecisions;
+use crate::lowered_plans::PlanDigest;
 use crate::pipeline::AssignmentMethod;
 
 /// A plan whose memory is known.
 pub(super) struct SizedPlan {
     pub decisions: ModelDecisions,
     pub plan: Plan,
+    pub digest: PlanDigest,
     /// `None` where the arenas were known without lowering.
     pub program: Option<Program>,
     /// Arena of each stage.

@@ -3,7 +3,7 @@
 //! | level | shared by searches with equal | contents |
 //! |---|---|---|
 //! | [`AlternativesCache`] | model, rules and groupings | alternatives, links, elimination orders |
-//! | [`ArenaCache`] | plan | arenas of its stages |
+//! | [`LoweredPlans`] | plan | arenas of its stages, its program |
 //! | [`PricedCache`] | model, rules, groupings, executor, and profile without the links between nodes | priced tables, solutions without a memory limit, eliminations |
 //!
 //! Links between nodes are in the keys of single entries ([`PassKey`], [`StepKey`]), where a device group spans nodes:
@@ -28,8 +28,9 @@ use super::elimination_orders::EliminationOrders;
 use super::pass_lines::PassLines;
 use super::prepared::{PreparedSegment, WeightedTables};
 use super::spec::{SegmentSpec, SolvedSegment};
-use crate::arenas::ArenaCache;
 use crate::lock::lock;
+use crate::lowered_plans::LoweredPlans;
+use crate::most_recent::MostRecent;
 use crate::request::{GroupingRule, Request};
 
 /// Key of alternatives within one model and one set of rules.
@@ -81,11 +82,19 @@ pub(super) struct AlternativesCache {
     pub interleaved_in_flight: Mutex<FxHashMap<StageSchedule, u64>>,
 }
 
+/// Prices with the links of a profile, and with faster ones.
+#[derive(Clone)]
+pub(super) struct LinkPrices {
+    pub own: Arc<Prices>,
+    /// [`Prices::with_fast_inter_node_links`].
+    pub fast_inter_node: Option<Arc<Prices>>,
+}
+
 /// Priced segments of one model, rules and executor, within the nodes of one profile.
 #[derive(Default)]
 pub(super) struct PricedCache {
     /// Prices by profile, number of devices, and whether there is a tensor axis.
-    prices: Mutex<FxHashMap<(String, u64, bool), Arc<Prices>>>,
+    prices: Mutex<FxHashMap<(String, u64, bool), LinkPrices>>,
     pub prepared: Mutex<FxHashMap<(SegmentSpec, Grouping, PassKey), Arc<PreparedSegment>>>,
     pub op_times: Mutex<FxHashMap<(OpsKey, PassKey), OpTimes>>,
     pub step_phases: Mutex<FxHashMap<(OpsKey, StepPhaseKey), Arc<StepPhases>>>,
@@ -110,7 +119,7 @@ impl PricedCache {
     }
 
     /// The prices of the meshes of a request that have a tensor axis, or of those that have none.
-    pub(super) fn prices(&self, request: &Request, has_tensor_axis: bool) -> Arc<Prices> {
+    pub(super) fn prices(&self, request: &Request, has_tensor_axis: bool) -> LinkPrices {
         let key = (request.profile.fingerprint().to_owned(), request.devices, has_tensor_axis);
         let new = || {
             // Of a mesh, prices depend on the number of devices and on whether it has a tensor axis.
@@ -118,7 +127,9 @@ impl PricedCache {
             if has_tensor_axis {
                 (mesh.tensor, mesh.data) = (mesh.data, mesh.tensor);
             }
-            Arc::new(Prices::new(&request.profile, request.executor, &mesh))
+            let own = Prices::new(&request.profile, request.executor, &mesh);
+            let fast_inter_node = own.with_fast_inter_node_links().map(Arc::new);
+            LinkPrices { own: Arc::new(own), fast_inter_node }
         };
         lock(&self.prices).entry(key).or_insert_with(new).clone()
     }
@@ -127,9 +138,8 @@ impl PricedCache {
 /// Tables and solutions of segments, for several searches. Clones share their contents.
 #[derive(Clone, Default)]
 pub(crate) struct SegmentCache {
-    /// The most recently used first.
-    models: Arc<Mutex<Vec<ModelEntry>>>,
-    arenas: Arc<ArenaCache>,
+    models: Arc<Mutex<MostRecent<ModelEntry, MODELS_MAX>>>,
+    lowered: Arc<LoweredPlans>,
 }
 
 struct ModelEntry {
@@ -137,8 +147,7 @@ struct ModelEntry {
     rules: Rules,
     grouping: GroupingRule,
     alternatives: Arc<AlternativesCache>,
-    /// The most recently used first.
-    priced: Vec<(PricesKey, Arc<PricedCache>)>,
+    priced: MostRecent<(PricesKey, Arc<PricedCache>), PRICED_MAX>,
 }
 
 /// Key of prices within nodes.
@@ -161,9 +170,9 @@ const PRICED_MAX: usize = 8;
 const TABLES_MAX: usize = 100_000;
 
 impl SegmentCache {
-    /// The arenas of all plans.
-    pub(super) fn arenas(&self) -> &ArenaCache {
-        &self.arenas
+    /// The lowered plans of all models.
+    pub(super) fn lowered(&self) -> &LoweredPlans {
+        &self.lowered
     }
 
     /// The caches for a request.
@@ -181,9 +190,9 @@ impl SegmentCache {
             rules: request.rules,
             grouping: request.grouping,
             alternatives: Arc::default(),
-            priced: vec![],
+            priced: MostRecent::default(),
         };
-        let cached = most_recent(&mut models, MODELS_MAX, is_same, new);
+        let cached = models.find_or_insert_with(is_same, new);
         let key = PricesKey {
             profile: request.profile.fingerprint_within_nodes().to_owned(),
             executor: request.executor,
@@ -191,42 +200,7 @@ impl SegmentCache {
         };
         let new = || (key.clone(), Arc::default());
         cached.priced.retain(|(_, priced)| priced.len() < TABLES_MAX);
-        let (_, priced) =
-            most_recent(&mut cached.priced, PRICED_MAX, |(other, _)| *other == key, new);
+        let (_, priced) = cached.priced.find_or_insert_with(|(other, _)| *other == key, new);
         (cached.alternatives.clone(), priced.clone())
-    }
-}
-
-/// The entry that satisfies `is_same`, moved to the front, or a new one. Keeps the `max` entries used last.
-fn most_recent<T>(
-    entries: &mut Vec<T>,
-    max: usize,
-    is_same: impl Fn(&T) -> bool,
-    new: impl FnOnce() -> T,
-) -> &mut T {
-    let entry = match entries.iter().position(is_same) {
-        Some(index) => entries.remove(index),
-        None => new(),
-    };
-    entries.truncate(max - 1);
-    entries.insert(0, entry);
-    &mut entries[0]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_entry_unused_longest_is_dropped() {
-        let mut entries: Vec<usize> = vec![];
-        for value in (0..PRICED_MAX).chain([0, PRICED_MAX]) {
-            assert_eq!(
-                *most_recent(&mut entries, PRICED_MAX, |entry| *entry == value, || value),
-                value
-            );
-        }
-        assert_eq!(entries.len(), PRICED_MAX);
-        assert!(entries.contains(&0) && !entries.contains(&1));
     }
 }

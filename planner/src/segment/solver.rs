@@ -17,15 +17,15 @@ use narrows_plan::{
 use rustc_hash::FxHashMap;
 
 use super::cache::{
-    AlternativesCache, ByteMultipliersKey, FastestSolution, OpsKey, PassKey, PricedCache,
-    SegmentCache, StepKey, StepPhaseKey,
+    AlternativesCache, ByteMultipliersKey, FastestSolution, LinkPrices, OpsKey, PassKey,
+    PricedCache, SegmentCache, StepKey, StepPhaseKey,
 };
 use super::hull_cache::Hulls;
 use super::prepared::PreparedSegment;
 use super::spec::SegmentSpec;
-use crate::arenas::ArenaCache;
 use crate::deadline::Deadline;
 use crate::lock::lock;
+use crate::lowered_plans::LoweredPlans;
 use crate::request::Request;
 use crate::solve::{SolveMethod, TableSolves};
 
@@ -44,6 +44,8 @@ pub struct SegmentSolver<'a> {
     pub(super) priced: Arc<PricedCache>,
     /// Prices of meshes without and with a tensor axis.
     prices: [Arc<Prices>; 2],
+    /// The same segments with [`Prices::with_fast_inter_node_links`], where these differ.
+    fast_inter_node: Option<Box<SegmentSolver<'a>>>,
     /// Fastest solutions that no proof covers. They stay with their search.
     pub(super) unproven: Mutex<FxHashMap<(SegmentSpec, StepKey), FastestSolution>>,
     pub(super) hulls: Hulls,
@@ -69,6 +71,9 @@ impl<'a> SegmentSolver<'a> {
         let cache = cache.clone();
         let (alternatives, priced) = cache.of_request(request);
         let prices = [false, true].map(|has_tensor_axis| priced.prices(request, has_tensor_axis));
+        let fast = |prices: &LinkPrices| prices.fast_inter_node.clone();
+        let [without_axis, with_axis] = prices.each_ref().map(fast);
+        let fast_inter_node = without_axis.zip(with_axis);
         let layers = BlockShape::all(&request.model);
         let crossing_widths = BlockShape::crossing_widths(&layers);
         let narrowest_carried = narrowest_carried(&layers, request.model.hidden);
@@ -82,7 +87,7 @@ impl<'a> SegmentSolver<'a> {
                 })
             })
             .collect();
-        SegmentSolver {
+        let mut solver = SegmentSolver {
             request,
             cache,
             shapes,
@@ -92,7 +97,8 @@ impl<'a> SegmentSolver<'a> {
             narrowest_carried,
             alternatives,
             priced,
-            prices,
+            prices: prices.map(|prices| prices.own),
+            fast_inter_node: None,
             unproven: Mutex::default(),
             hulls: Hulls::default(),
             deadline,
@@ -100,7 +106,46 @@ impl<'a> SegmentSolver<'a> {
             table_solves: Mutex::default(),
             failed_solves: AtomicU64::default(),
             has_unproven: AtomicBool::default(),
+        };
+        let with_prices =
+            |(without_axis, with_axis)| Box::new(solver.with_prices([without_axis, with_axis]));
+        solver.fast_inter_node = fast_inter_node.map(with_prices);
+        solver
+    }
+
+    /// The same segments with other prices.
+    fn with_prices(&self, prices: [Arc<Prices>; 2]) -> SegmentSolver<'a> {
+        SegmentSolver {
+            request: self.request,
+            cache: self.cache.clone(),
+            shapes: self.shapes.clone(),
+            layer_shapes: self.layer_shapes.clone(),
+            parameters: self.parameters,
+            crossing_widths: self.crossing_widths.clone(),
+            narrowest_carried: self.narrowest_carried.clone(),
+            alternatives: self.alternatives.clone(),
+            priced: self.priced.clone(),
+            prices,
+            fast_inter_node: None,
+            unproven: Mutex::default(),
+            hulls: Hulls::default(),
+            deadline: self.deadline.clone(),
+            solve_count: AtomicU64::default(),
+            table_solves: Mutex::default(),
+            failed_solves: AtomicU64::default(),
+            has_unproven: AtomicBool::default(),
         }
+    }
+
+    /// The same segments where the tensor or context axis of a context spans nodes, with links between nodes that are as fast
+    /// as those inside a node. Bounds from them hold for the context, and are the same for all slower links. `None` where they
+    /// would not differ.
+    pub(crate) fn with_fast_inter_node_links(
+        &self,
+        context: &Context,
+    ) -> Option<&SegmentSolver<'a>> {
+        let fast = self.fast_inter_node.as_deref()?;
+        (fast.pass_key(context) != self.pass_key(context)).then_some(fast)
     }
 
     /// Index of each layer's block shape.
@@ -150,9 +195,9 @@ impl<'a> SegmentSolver<'a> {
         SegmentSolver::with_cache(request, self.deadline.clone(), &self.cache)
     }
 
-    /// Arenas of plans, of this and other searches.
-    pub(crate) fn arenas(&self) -> &ArenaCache {
-        self.cache.arenas()
+    /// Lowered plans of this and other searches.
+    pub(crate) fn lowered(&self) -> &LoweredPlans {
+        self.cache.lowered()
     }
 
     /// The deadline of the search.
