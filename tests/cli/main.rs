@@ -29,6 +29,7 @@ mod run;
 mod schedule;
 mod sensitivity;
 mod shell;
+mod signals;
 mod tensorboard;
 mod text;
 mod trace;
@@ -58,7 +59,7 @@ fn narrows(arguments: &str) -> Command {
 fn interruptible(program: &str) -> std::process::Command {
     if cfg!(target_os = "linux") {
         let mut command = std::process::Command::new("env");
-        command.args(["--default-signal=INT,HUP,TERM", program]);
+        command.args(["--default-signal=INT,HUP,TERM,USR1,USR2,ALRM,XCPU", program]);
         command
     } else {
         std::process::Command::new(program)
