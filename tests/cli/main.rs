@@ -35,6 +35,7 @@ mod text;
 mod trace;
 mod training_run;
 mod ui;
+mod unwritable;
 mod validate;
 mod weights;
 mod whatif;
