@@ -1,12 +1,13 @@
 //! Handshakes that are damaged on the way.
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use narrows_runtime::process_group::ProcessGroup as _;
 
+use super::super::handshake::{POLL_INTERVAL, read_message};
 use super::super::job_token::JobToken;
 use super::super::launcher::Launcher;
 use super::super::process_group::{ClusterTimeouts, TcpProcessGroup};
