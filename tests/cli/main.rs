@@ -20,6 +20,7 @@ mod files;
 mod generate;
 mod grad_reduce_dtype;
 mod interrupts;
+mod meeting;
 mod memory;
 mod objective;
 mod plan;

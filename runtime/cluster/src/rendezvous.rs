@@ -14,6 +14,7 @@ mod answers;
 mod connection;
 mod failure_report;
 mod messages;
+mod strangers;
 #[cfg(test)]
 mod tests;
 
@@ -33,17 +34,19 @@ use connection::{ANSWER_TIME, JoinDeadline, Target, listen_at, meet};
 pub(super) use failure_report::report_failure;
 pub use messages::RunFact;
 use messages::{JoinReply, JoinRequest, PeerHello, ask, new_id};
+use strangers::Strangers;
 
-/// Waits for all processes, and returns connections with rank 0 and with the peers.
+/// Waits for all processes, and returns connections with rank 0 and with the peers. Rank 0 reports whom it turns away.
 pub(super) fn connect(
     launch: &LaunchInfo,
     facts: Vec<RunFact>,
     peers: &[u64],
     timeout: Duration,
+    report: &mut dyn FnMut(&str),
 ) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
     let deadline = JoinDeadline { start: Instant::now(), timeout };
     match launch.rank {
-        0 => accept_all(launch, &facts, &deadline),
+        0 => accept_all(launch, &facts, &deadline, Strangers::new(report)),
         _ => join_rank_0(launch, facts, peers, &deadline),
     }
 }
@@ -61,6 +64,7 @@ fn accept_all(
     launch: &LaunchInfo,
     facts: &[RunFact],
     deadline: &JoinDeadline,
+    mut strangers: Strangers,
 ) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
     let listener = listen_at(&launch.rendezvous)?;
     let own_address = listener.local_addr().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
@@ -78,7 +82,9 @@ fn accept_all(
             let missing = missing.collect();
             break Err(deadline.missing(missing, launch.world_size, &launch.rendezvous));
         }
-        let Some((stream, request, ip)) = listener.poll::<JoinRequest>() else { continue };
+        let joining = listener.poll::<JoinRequest>();
+        strangers.report(listener.turned_away());
+        let Some((stream, request, ip)) = joining else { continue };
         let JoinRequest { rank, process_id, .. } = request;
         let is_other = |joiner: &Joiner| joiner.process_id != process_id;
         let duplicate = joined.get(&rank).is_some_and(is_other);
