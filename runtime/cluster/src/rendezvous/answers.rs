@@ -38,13 +38,13 @@ impl Answers {
     }
 
     /// Waits until the end for confirmations, and for `missing_time` in which a process has not asked or has lost its
-    /// connection. Requests that are not `expected` are disconnected.
+    /// connection. Requests that are not `expected` are disconnected. Returns whether all processes have confirmed the answer.
     pub fn send(
         &mut self,
         missing_time: Duration,
         end: Instant,
         expected: impl Fn(&JoinRequest) -> bool,
-    ) {
+    ) -> bool {
         let mut missing_since = None;
         loop {
             self.answered.retain(|_, (stream, confirmed)| {
@@ -60,13 +60,13 @@ impl Answers {
             if others + 1 >= self.world_size {
                 missing_since = None;
                 if self.answered.values().all(|(_, confirmed)| *confirmed) {
-                    return;
+                    return true;
                 }
             } else if now >= *missing_since.get_or_insert(now) + missing_time {
-                return;
+                return false;
             }
             if now >= end {
-                return;
+                return false;
             }
             if let Some((stream, request, _)) = self.listener.poll::<JoinRequest>()
                 && expected(&request)
