@@ -10,6 +10,7 @@ mod context;
 mod convert;
 mod cuda;
 mod data;
+mod depth;
 mod doctor;
 mod documents;
 mod environment;

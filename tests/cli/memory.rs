@@ -64,7 +64,7 @@ fn memory_is_flat_over_the_steps_of_a_run() {
 }
 
 #[test]
-#[ignore = "second level: a minute"]
+#[ignore = "second level: more than a minute"]
 fn memory_is_flat_over_a_million_steps() {
     check_memory_is_flat(1_000_000);
 }
