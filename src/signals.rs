@@ -14,6 +14,7 @@ use signal_hook::flag;
 use signal_hook::low_level::pipe;
 
 use crate::captured_output;
+use crate::cluster::with_label;
 use crate::errors::{ExitStatus, Failure, Problem};
 use crate::output;
 use crate::resource_limits;
@@ -149,26 +150,40 @@ pub struct StopSignals {
 
 impl StopSignals {
     /// Installs the handlers, as [`stop_on_signals`]. `report` runs before the program ends at once, while nothing is printed. A
-    /// second signal does not wait for it.
-    pub fn install(warning: &str, report: impl Fn() + Send + 'static) -> StopSignals {
+    /// second signal does not wait for it. The message begins with `label`, the name of one of several processes.
+    pub fn install(
+        warning: &str,
+        label: Option<String>,
+        report: impl Fn() + Send + 'static,
+    ) -> StopSignals {
         let ends_at_once = Arc::new(AtomicBool::new(true));
-        // Where a thread watches, the handlers themselves end the program on the second signal only.
-        let in_handler = if cfg!(unix) { Arc::default() } else { Arc::clone(&ends_at_once) };
-        let requests = StopRequests::register(warning, in_handler);
-        let (ends, limit_s) = (Arc::clone(&ends_at_once), requests.cpu_limit_s);
-        let watched = watch_signals(move |signal| {
+        let (ends, limit_s) = (Arc::clone(&ends_at_once), resource_limits::cpu_seconds());
+        // Before the other handlers, so that every signal that is handled at all wakes the thread.
+        let watched = watch_signals(move |StopSignal { name, sender, .. }| {
             ends.load(Ordering::Relaxed).then(|| {
                 report();
-                let StopSignal { name, sender, .. } = signal;
                 match sender {
-                    Sender::CpuLimit => cpu_limit_failure(limit_s).to_string(),
-                    _ => format!("stopped by {name} before the first step\n"),
+                    Sender::CpuLimit => {
+                        let failure = cpu_limit_failure(limit_s);
+                        label
+                            .iter()
+                            .fold(failure, |failure, label| with_label(failure, label))
+                            .to_string()
+                    }
+                    Sender::Ending | Sender::Saving => {
+                        let process =
+                            label.as_ref().map_or(String::new(), |label| format!("{label}: "));
+                        format!("{process}stopped by {name} before the first step\n")
+                    }
                 }
             })
         });
         if let Err(error) = watched {
             output::warn(&format!("{warning}: {error}"));
         }
+        // Where a thread watches, the handlers themselves end the program on the second signal only.
+        let in_handler = if cfg!(unix) { Arc::default() } else { Arc::clone(&ends_at_once) };
+        let requests = StopRequests::register(warning, in_handler);
         StopSignals { requests, ends_at_once }
     }
 
@@ -189,11 +204,15 @@ pub fn end_on_signals(warning: &str, clean_up: impl Fn() -> Option<String> + Sen
     }
 }
 
-/// Runs `clean_up` on each signal. Where that returns a text, prints it and ends the program.
+/// Runs `clean_up` on each signal. Where that returns a text, prints it and ends the program. A command within another program
+/// leaves signals to that one.
 #[cfg(unix)]
 fn watch_signals(
     clean_up: impl Fn(StopSignal) -> Option<String> + Send + 'static,
 ) -> io::Result<()> {
+    if captured_output::stop_flag().is_some() {
+        return Ok(());
+    }
     let (mut received, sent) = UnixStream::pair()?;
     let last = Arc::new(AtomicUsize::new(0));
     let last_received = Arc::clone(&last);

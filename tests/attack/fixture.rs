@@ -115,7 +115,7 @@ pub fn wait_for_rank(folder: &Path, rank: usize, mut child: Child) {
     assert!(!message.contains("panicked"), "process {rank}: {message}");
 }
 
-/// What a process has printed on standard error.
+/// Text that a process has printed on standard error.
 pub fn message_of_rank(folder: &Path, rank: usize) -> String {
     fs::read_to_string(rank_log(folder, rank)).unwrap_or_default()
 }

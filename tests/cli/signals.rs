@@ -118,9 +118,9 @@ fn a_run_that_is_stopped_before_its_first_step_exits_as_a_stopped_one() {
     let planning = format!("run {sweep} --global-batch 512");
     let cpu_time = "error: CPU time: the limit of this process is used up";
     for (arguments, name, code, message) in [
-        (&joining, "-TERM", 130, "stopped by SIGTERM before the first step"),
+        (&joining, "-TERM", 130, "process 0 of 2: stopped by SIGTERM before the first step"),
         (&planning, "-TERM", 130, "stopped by SIGTERM before the first step"),
-        (&joining, "-USR1", 130, "stopped by SIGUSR1 before the first step"),
+        (&joining, "-USR1", 130, "process 0 of 2: stopped by SIGUSR1 before the first step"),
         (&planning, "-XCPU", ENVIRONMENT, cpu_time),
     ] {
         let child =

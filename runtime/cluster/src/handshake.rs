@@ -202,9 +202,9 @@ pub(crate) struct Listener {
 /// An initiator that was disconnected.
 #[derive(Debug)]
 pub(crate) struct TurnedAway {
-    /// Its address.
+    /// Address of the initiator.
     pub address: SocketAddr,
-    /// The reason, a sentence of which it is the subject.
+    /// The reason, a sentence whose subject is the initiator.
     pub reason: String,
 }
 

@@ -172,7 +172,7 @@ pub enum TensorFault {
     },
 }
 
-/// What became of a folder whose lock is lost.
+/// Present name of a folder whose lock is lost, in words.
 fn lock_loss(present: Option<&Path>) -> String {
     match present {
         Some(present) => format!("that one is now {}", present.display()),
