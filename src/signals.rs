@@ -6,7 +6,9 @@ use std::io::Read as _;
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(unix)]
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::signal;
 use signal_hook::flag;
@@ -65,6 +67,7 @@ fn heeded_signals() -> impl Iterator<Item = StopSignal> {
     STOP_SIGNALS.iter().copied().filter(|signal| !is_ignored(signal.number))
 }
 
+#[cfg(unix)]
 impl StopSignal {
     /// Exit status of a command that the signal stops.
     fn status(self) -> ExitStatus {

@@ -44,7 +44,8 @@ fn check_memory_is_flat(steps: u64) {
     // The first and the last tenth begin and end the run.
     let between = |(step, _): &&(u64, u64)| (steps / 10..steps).contains(step);
     let memory: Vec<(u64, u64)> = memory.iter().filter(between).copied().collect();
-    assert_eq!(memory.len(), 9, "{memory:?}");
+    // The run may have ended before its last lines are read.
+    assert!(memory.len() > 2 * GROWING_TENTHS_MAX, "{memory:?}");
     let grows = |pair: &&[(u64, u64)]| pair[1].1 > pair[0].1 + steps / 10 * LIST_BYTES;
     let growing = memory.windows(2).filter(grows).count();
     assert!(growing <= GROWING_TENTHS_MAX, "bytes after steps: {memory:?}");
