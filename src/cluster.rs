@@ -8,6 +8,7 @@ use narrows_runtime::RunError;
 use narrows_runtime::process_group::ProcessGroup;
 
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+use crate::output;
 
 /// One of several processes that a launcher started.
 #[derive(Clone, Debug)]
@@ -97,7 +98,9 @@ pub fn join(
     facts: Vec<RunFact>,
     neighbours: &[u64],
 ) -> CommandResult<Arc<TcpProcessGroup>> {
-    let joined = TcpProcessGroup::join(&process.launch, facts, neighbours, process.timeouts);
+    let LaunchedProcess { launch, timeouts } = process;
+    let joined =
+        TcpProcessGroup::join_with_reports(launch, facts, neighbours, *timeouts, &mut output::warn);
     joined.map(Arc::new).map_err(|error| with_label(cluster_failure(error), &process.label()))
 }
 

@@ -68,6 +68,28 @@ mod tests {
         assert!(help.exit_code == 0 && help.output.contains("--devices"), "{help:?}");
     }
 
+    /// Signals belong to the program around the command.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_answer_installs_no_handlers() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let text = folder.path().join("text.txt");
+        std::fs::write(&text, "Call me Ishmael.").expect("a text");
+        for line in [
+            "run --model cola-tiny --backend null --hardware cpu-local".to_owned(),
+            format!("data {0} --output {0}.tokens", text.display()),
+        ] {
+            let answer = answer_to(&line);
+            assert_eq!((answer.exit_code, answer.messages.as_str()), (0, ""), "{line}");
+            let status = std::fs::read_to_string("/proc/self/status").expect("a status");
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let mask = u64::from_str_radix(mask.expect("a mask").trim(), 16).expect("a number");
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1] {
+                assert_eq!(mask >> (signal - 1) & 1, 0, "{line} handles signal {signal}");
+            }
+        }
+    }
+
     #[test]
     fn a_flag_stops_a_search() {
         let stop = Arc::new(AtomicBool::new(true));

@@ -11,6 +11,7 @@ use narrows_runtime::data::{DataError, DataFault};
 use narrows_runtime::interchange::WeightsError;
 use narrows_runtime::train::TrainError;
 
+use crate::resource_limits;
 use crate::text::thousands;
 
 /// Outcome of a command that does not succeed.
@@ -193,14 +194,18 @@ impl Failure {
     /// A token file that is invalid, or cannot be read or written.
     pub fn token_file(error: DataError) -> Failure {
         let DataError { file, fault } = error;
+        let mut hints: Vec<String> = fault.hint().into_iter().collect();
         let status = match &fault {
-            DataFault::Io { source, .. } => ExitStatus::of_io(source),
+            DataFault::Io { source, .. } => {
+                hints.extend(resource_limits::file_size_hint(source.kind()));
+                ExitStatus::of_io(source)
+            }
             DataFault::Truncated { .. } => ExitStatus::Environment,
             _ => ExitStatus::BadInput,
         };
         let problem = Problem {
             field: fault.location().unwrap_or_default(),
-            hints: fault.hint().into_iter().collect(),
+            hints,
             ..Problem::new(file.display().to_string(), fault.to_string())
         };
         Failure { status, problems: vec![problem] }
@@ -209,15 +214,20 @@ impl Failure {
     /// A checkpoint that is invalid, or cannot be read or written.
     pub fn checkpoint(error: CheckpointError) -> Failure {
         let CheckpointError { path, fault } = error;
+        let mut hints: Vec<String> = fault.hint().into_iter().collect();
         let status = match &fault {
             CheckpointFault::Session(error) => return Failure::execution(error),
-            CheckpointFault::Io { source, .. } => ExitStatus::of_io(source),
+            CheckpointFault::Io { source, .. } => {
+                hints.extend(resource_limits::file_size_hint(source.kind()));
+                ExitStatus::of_io(source)
+            }
+            CheckpointFault::LockLost { .. } => ExitStatus::Environment,
             CheckpointFault::OtherProcess { kind: Some(kind), .. } => ExitStatus::of_kind(*kind),
             _ => ExitStatus::BadInput,
         };
         let problem = Problem {
             field: fault.location().unwrap_or_default(),
-            hints: fault.hint().into_iter().collect(),
+            hints,
             ..Problem::new(path.display().to_string(), fault.to_string())
         };
         Failure { status, problems: vec![problem] }

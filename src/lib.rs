@@ -38,6 +38,7 @@ mod plot;
 mod priced_plan;
 mod progress;
 mod report;
+mod resource_limits;
 mod sensitivity;
 mod signals;
 mod stage_memory;

@@ -11,6 +11,7 @@ use narrows_runtime::AtomicFile;
 
 use crate::captured_output;
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem, style};
+use crate::resource_limits;
 
 /// Prints a text; styles are dropped where standard output is no terminal. A closed pipe is not an error.
 pub fn print(text: &str) -> CommandResult<()> {
@@ -99,7 +100,8 @@ pub fn check_writable(path: &Path) -> CommandResult<()> {
 
 /// A file or stream that cannot be written.
 pub fn write_failure(location: &str, error: &io::Error) -> Failure {
-    let problem = Problem::new(location, format!("cannot be written: {error}"));
+    let mut problem = Problem::new(location, format!("cannot be written: {error}"));
+    problem.hints.extend(resource_limits::file_size_hint(error.kind()));
     Failure { status: ExitStatus::of_io(error), problems: vec![problem] }
 }
 

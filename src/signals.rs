@@ -6,6 +6,8 @@ use std::io::Read as _;
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+#[cfg(unix)]
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::signal;
@@ -14,115 +16,233 @@ use signal_hook::flag;
 use signal_hook::low_level::pipe;
 
 use crate::captured_output;
-use crate::errors::ExitStatus;
+use crate::cluster::with_label;
+use crate::errors::{ExitStatus, Failure, Problem};
 use crate::output;
+use crate::resource_limits;
 
-/// Signals that ask for an orderly end: Ctrl-C, a scheduler, and a closed terminal.
-#[cfg(unix)]
-const STOP_SIGNALS: [i32; 3] = [signal::SIGINT, signal::SIGTERM, signal::SIGHUP];
-#[cfg(not(unix))]
-const STOP_SIGNALS: [i32; 2] = [signal::SIGINT, signal::SIGTERM];
-
-/// A flag that the first signal sets, after which the command ends in order. A second signal ends the program. Signals
-/// that the program was started with as ignored stay ignored: `nohup` ignores that of a closed terminal, and shells
-/// without job control that of Ctrl-C for background jobs. Where no handler can be installed, `warning` is printed.
-pub fn stop_on_signals(warning: &str) -> Arc<AtomicBool> {
-    StopSignals::register(warning, false).stop
+/// A signal that asks for an orderly end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopSignal {
+    number: i32,
+    name: &'static str,
+    sender: Sender,
 }
 
-/// Signals that end the program at once, with the exit code of one that is stopped, until it can stop in order.
-pub struct StopSignals {
+/// Usual sender of a signal, which decides what a further signal means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sender {
+    /// A person, a scheduler or a closed terminal. A second signal of such a sender ends the program at once.
+    Ending,
+    /// A scheduler that leaves time for a checkpoint, as Slurm does with `--signal USR1@120`. A further signal is either the same
+    /// request, or the first one to end.
+    Saving,
+    /// The kernel, every second after the CPU time of the process is used up.
+    CpuLimit,
+}
+
+const fn stop_signal(number: i32, name: &'static str, sender: Sender) -> StopSignal {
+    StopSignal { number, name, sender }
+}
+
+#[cfg(unix)]
+const STOP_SIGNALS: &[StopSignal] = &[
+    stop_signal(signal::SIGINT, "SIGINT", Sender::Ending),
+    stop_signal(signal::SIGTERM, "SIGTERM", Sender::Ending),
+    stop_signal(signal::SIGHUP, "SIGHUP", Sender::Ending),
+    stop_signal(signal::SIGUSR1, "SIGUSR1", Sender::Saving),
+    stop_signal(signal::SIGUSR2, "SIGUSR2", Sender::Saving),
+    stop_signal(signal::SIGALRM, "SIGALRM", Sender::Saving),
+    stop_signal(signal::SIGXCPU, "SIGXCPU", Sender::CpuLimit),
+];
+#[cfg(not(unix))]
+const STOP_SIGNALS: &[StopSignal] = &[
+    stop_signal(signal::SIGINT, "SIGINT", Sender::Ending),
+    stop_signal(signal::SIGTERM, "SIGTERM", Sender::Ending),
+];
+
+/// The stop signals that this process was not started with as ignored: `nohup` ignores that of a closed terminal, and shells
+/// without job control that of Ctrl-C for background jobs. Ignored signals stay ignored.
+fn heeded_signals() -> impl Iterator<Item = StopSignal> {
+    STOP_SIGNALS.iter().copied().filter(|signal| !is_ignored(signal.number))
+}
+
+#[cfg(unix)]
+impl StopSignal {
+    /// Exit status of a command that the signal stops.
+    fn status(self) -> ExitStatus {
+        match self.sender {
+            Sender::Ending | Sender::Saving => ExitStatus::Stopped,
+            Sender::CpuLimit => ExitStatus::Environment,
+        }
+    }
+}
+
+/// A flag that the first signal sets, after which the command ends in order. A second signal ends the program. Where no
+/// handler can be installed, `warning` is printed.
+pub fn stop_on_signals(warning: &str) -> Arc<AtomicBool> {
+    StopRequests::register(warning, Arc::default()).stop
+}
+
+/// Requests of signals to stop a run in order.
+pub struct StopRequests {
     stop: Arc<AtomicBool>,
+    cpu_limit_reached: Arc<AtomicBool>,
+    cpu_limit_s: Option<u64>,
+}
+
+impl StopRequests {
+    fn register(warning: &str, ends_at_once: Arc<AtomicBool>) -> StopRequests {
+        let cpu_limit_reached = Arc::default();
+        // The kernel raises it by a second with every signal.
+        let cpu_limit_s = resource_limits::cpu_seconds();
+        if let Some(stop) = captured_output::stop_flag() {
+            return StopRequests { stop, cpu_limit_reached, cpu_limit_s };
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let is_ending = Arc::new(AtomicBool::new(false));
+        let register = |StopSignal { number, sender, .. }| -> io::Result<()> {
+            let status = ExitStatus::Stopped.code().into();
+            // Handlers run in this order. Files that are being written have temporary names, so folders stay valid.
+            flag::register_conditional_shutdown(number, status, Arc::clone(&ends_at_once))?;
+            match sender {
+                Sender::Ending => {
+                    flag::register_conditional_shutdown(number, status, Arc::clone(&is_ending))?;
+                    flag::register(number, Arc::clone(&is_ending))?;
+                }
+                Sender::Saving => {}
+                Sender::CpuLimit => {
+                    flag::register(number, Arc::clone(&cpu_limit_reached))?;
+                }
+            }
+            flag::register(number, Arc::clone(&stop)).map(drop)
+        };
+        if let Err(error) = heeded_signals().try_for_each(register) {
+            output::warn(&format!("{warning}: {error}"));
+        }
+        StopRequests { stop, cpu_limit_reached, cpu_limit_s }
+    }
+
+    /// Whether a signal asks the run to stop.
+    pub fn are_pending(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// The failure of a run whose CPU time is used up.
+    pub fn fault(&self) -> Option<Failure> {
+        let is_reached = self.cpu_limit_reached.load(Ordering::Relaxed);
+        is_reached.then(|| cpu_limit_failure(self.cpu_limit_s))
+    }
+}
+
+fn cpu_limit_failure(limit_s: Option<u64>) -> Failure {
+    let message = match limit_s {
+        Some(seconds) => format!("the limit of {seconds} s (`ulimit -t`) is used up: SIGXCPU"),
+        None => "the limit of this process is used up: SIGXCPU".into(),
+    };
+    let problem = Problem::new("CPU time", message);
+    let problem = problem.hint("a higher limit; each start of the program has the whole limit");
+    Failure { status: ExitStatus::Environment, problems: vec![problem] }
+}
+
+/// Signals that end a run at once until it can stop in order.
+pub struct StopSignals {
+    requests: StopRequests,
     ends_at_once: Arc<AtomicBool>,
 }
 
 impl StopSignals {
-    /// Installs the handlers, as [`stop_on_signals`].
-    pub fn install(warning: &str) -> StopSignals {
-        StopSignals::register(warning, true)
-    }
-
-    /// As [`install`](StopSignals::install), but `report` runs before the program ends at once, while nothing is printed. A
-    /// second signal does not wait for it.
-    pub fn install_with_report(warning: &str, report: impl Fn() + Send + 'static) -> StopSignals {
-        // The handlers themselves end the program on the second signal only.
-        let StopSignals { stop, .. } = StopSignals::register(warning, false);
+    /// Installs the handlers, as [`stop_on_signals`]. `report` runs before the program ends at once, while nothing is printed. A
+    /// second signal does not wait for it. The message begins with `label`, the name of one of several processes.
+    pub fn install(
+        warning: &str,
+        label: Option<String>,
+        report: impl Fn() + Send + 'static,
+    ) -> StopSignals {
         let ends_at_once = Arc::new(AtomicBool::new(true));
-        let ends = Arc::clone(&ends_at_once);
-        let watched = watch_signals(move || {
+        let (ends, limit_s) = (Arc::clone(&ends_at_once), resource_limits::cpu_seconds());
+        // Before the other handlers, so that every signal that is handled at all wakes the thread.
+        let watched = watch_signals(move |StopSignal { name, sender, .. }| {
             ends.load(Ordering::Relaxed).then(|| {
                 report();
-                None
+                match sender {
+                    Sender::CpuLimit => {
+                        let failure = cpu_limit_failure(limit_s);
+                        label
+                            .iter()
+                            .fold(failure, |failure, label| with_label(failure, label))
+                            .to_string()
+                    }
+                    Sender::Ending | Sender::Saving => {
+                        let process =
+                            label.as_ref().map_or(String::new(), |label| format!("{label}: "));
+                        format!("{process}stopped by {name} before the first step\n")
+                    }
+                }
             })
         });
         if let Err(error) = watched {
             output::warn(&format!("{warning}: {error}"));
         }
-        StopSignals { stop, ends_at_once }
+        // Where a thread watches, the handlers themselves end the program on the second signal only.
+        let in_handler = if cfg!(unix) { Arc::default() } else { Arc::clone(&ends_at_once) };
+        let requests = StopRequests::register(warning, in_handler);
+        StopSignals { requests, ends_at_once }
     }
 
-    fn register(warning: &str, ends_at_once: bool) -> StopSignals {
-        if let Some(stop) = captured_output::stop_flag() {
-            return StopSignals { stop, ends_at_once: Arc::default() };
-        }
-        let stop = Arc::new(AtomicBool::new(false));
-        let ends_at_once = Arc::new(AtomicBool::new(ends_at_once));
-        let status = ExitStatus::Stopped.code().into();
-        let register = |signal| -> io::Result<()> {
-            // Handlers run in this order. Files that are being written have temporary names, so folders stay valid.
-            flag::register_conditional_shutdown(signal, status, Arc::clone(&ends_at_once))?;
-            flag::register_conditional_shutdown(signal, status, Arc::clone(&stop))?;
-            flag::register(signal, Arc::clone(&stop)).map(drop)
-        };
-        let mut signals = STOP_SIGNALS.into_iter().filter(|signal| !is_ignored(*signal));
-        if let Err(error) = signals.try_for_each(register) {
-            output::warn(&format!("{warning}: {error}"));
-        }
-        StopSignals { stop, ends_at_once }
-    }
-
-    /// The flag that the first signal sets from now on.
-    pub fn stop_in_order(self) -> Arc<AtomicBool> {
+    /// The requests of signals from now on, which end nothing at once.
+    pub fn stop_in_order(self) -> StopRequests {
         self.ends_at_once.store(false, Ordering::Relaxed);
-        self.stop
+        self.requests
     }
 }
 
-/// Ends the program with [`ExitStatus::Stopped`] on the first signal that asks for it, also while it waits for input. A
-/// thread runs `clean_up` first, while nothing is printed; the program continues where that returns `None`, because
-/// nothing was left to stop. Otherwise the sentence is printed. Signals that are ignored stay ignored. Where no handler can
-/// be installed, `warning` is printed.
+/// Ends the program on the first signal that asks for it, also while it waits for input. A thread runs `clean_up` first, while
+/// nothing is printed; the program continues where that returns `None`, because nothing was left to stop. Otherwise the
+/// sentence is printed. Signals that are ignored stay ignored. Where no handler can be installed, `warning` is printed.
 pub fn end_on_signals(warning: &str, clean_up: impl Fn() -> Option<String> + Send + 'static) {
-    if let Err(error) = watch_signals(move || clean_up().map(Some)) {
+    let clean_up = move |_| clean_up().map(|sentence| format!("{sentence}\n"));
+    if let Err(error) = watch_signals(clean_up) {
         output::warn(&format!("{warning}: {error}"));
     }
 }
 
-/// Runs `clean_up` on each signal, and ends the program where it returns something: a sentence to print, or none.
+/// Runs `clean_up` on each signal. Where that returns a text, prints it and ends the program. A command within another program
+/// leaves signals to that one.
 #[cfg(unix)]
-fn watch_signals(clean_up: impl Fn() -> Option<Option<String>> + Send + 'static) -> io::Result<()> {
+fn watch_signals(
+    clean_up: impl Fn(StopSignal) -> Option<String> + Send + 'static,
+) -> io::Result<()> {
+    if captured_output::stop_flag().is_some() {
+        return Ok(());
+    }
     let (mut received, sent) = UnixStream::pair()?;
+    let last = Arc::new(AtomicUsize::new(0));
+    let last_received = Arc::clone(&last);
     let watch = move || {
         while received.read_exact(&mut [0]).is_ok() {
+            let signal = STOP_SIGNALS[last_received.load(Ordering::Relaxed)];
             // Meanwhile the command can neither report that its file is gone nor end.
             let held = io::stderr().lock();
-            if let Some(sentence) = clean_up() {
-                if let Some(sentence) = sentence {
-                    output::eprint(&format!("{sentence}\n"));
-                }
-                std::process::exit(ExitStatus::Stopped.code().into());
+            if let Some(text) = clean_up(signal) {
+                output::eprint(&text);
+                std::process::exit(signal.status().code().into());
             }
             drop(held);
         }
     };
     std::thread::Builder::new().name("signals".into()).spawn(watch)?;
-    let mut signals = STOP_SIGNALS.into_iter().filter(|signal| !is_ignored(*signal));
-    signals.try_for_each(|signal| pipe::register(signal, sent.try_clone()?).map(drop))
+    heeded_signals().try_for_each(|signal| {
+        let index = STOP_SIGNALS.iter().position(|other| *other == signal).unwrap_or_default();
+        // In this order, so that the thread reads the signal that has woken it, or a later one.
+        flag::register_usize(signal.number, Arc::clone(&last), index)?;
+        pipe::register(signal.number, sent.try_clone()?).map(drop)
+    })
 }
 
 #[cfg(not(unix))]
 fn watch_signals(
-    _clean_up: impl Fn() -> Option<Option<String>> + Send + 'static,
+    _clean_up: impl Fn(StopSignal) -> Option<String> + Send + 'static,
 ) -> io::Result<()> {
     Ok(())
 }

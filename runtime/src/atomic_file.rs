@@ -13,8 +13,28 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// it is dropped before it is [finished](AtomicFile::finish).
 #[derive(Debug)]
 pub struct AtomicFile {
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<Unnamed>,
     target: PathBuf,
+}
+
+/// A temporary file whose errors do not have its temporary name.
+#[derive(Debug)]
+struct Unnamed(NamedTempFile);
+
+impl Write for Unnamed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.as_file_mut().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.as_file_mut().flush()
+    }
+}
+
+impl Seek for Unnamed {
+    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
+        self.0.as_file_mut().seek(position)
+    }
 }
 
 impl AtomicFile {
@@ -46,12 +66,12 @@ impl AtomicFile {
         if let Some(existing) = existing {
             file.as_file().set_permissions(existing.permissions())?;
         }
-        Ok(AtomicFile { file: BufWriter::with_capacity(BUFFER_BYTES, file), target })
+        Ok(AtomicFile { file: BufWriter::with_capacity(BUFFER_BYTES, Unnamed(file)), target })
     }
 
     /// The temporary name until the file is [finished](AtomicFile::finish).
     pub fn temporary_path(&self) -> &Path {
-        self.file.get_ref().path()
+        self.file.get_ref().0.path()
     }
 
     /// Appends bytes.
@@ -70,7 +90,7 @@ impl AtomicFile {
     pub fn finish(mut self, first_bytes: &[u8]) -> io::Result<()> {
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(first_bytes)?;
-        let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        let Unnamed(file) = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.as_file().sync_all()?;
         file.persist(&self.target).map_err(|error| error.error)?;
         sync_folder(parent_folder(&self.target));

@@ -152,7 +152,7 @@ pub enum Command {
     ///
     /// Without PLAN, the fastest plan is searched and run. By default that is cola-tiny on one device
     /// that uses all cores, in steps of 8 sequences of 128 tokens. This machine is measured for some
-    /// seconds first, unless `calibrate` did so before. After Ctrl-C or SIGTERM the run finishes its
+    /// seconds first, unless `calibrate` did so before. After Ctrl-C, SIGTERM or SIGUSR1 the run finishes its
     /// step, reports, and exits with code 130. Where a disk is full or a token file was truncated, it writes a
     /// checkpoint, if there is a folder for them, and exits with code 75.
     #[command(

@@ -7,6 +7,7 @@ pub mod benchmarks;
 pub mod cache;
 pub mod compare;
 pub mod gpu;
+pub mod kept_profile;
 pub mod machine;
 
 use indexmap::IndexMap;

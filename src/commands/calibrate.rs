@@ -18,6 +18,7 @@ use crate::calibrate::benchmarks::{Benchmark, BenchmarkExtent, cpu_benchmarks, c
 use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::compare::compare;
 use crate::calibrate::gpu::{self as gpu_calibration, GpuProcesses};
+use crate::calibrate::kept_profile::KeptProfile;
 use crate::calibrate::{
     DeviceSharing, MeasurementRounds, PlannedBenchmark, machine, measured_points, repeatability,
     run_rounds,
@@ -74,14 +75,18 @@ fn on_cpu(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
     };
     let (mut benchmarks, count) = plan_all(measured, compared);
     let command = command_line(settings);
-    let keep = |benchmarks: &[PlannedBenchmark], finished: &str| {
-        let source = format!("{command}, {finished}");
-        keep_partial(settings, || fit_processors(threads, &source, &benchmarks[..count]));
+    let kept = KeptProfile::default();
+    kept.end_on_signals();
+    let keep = |benchmarks: &[PlannedBenchmark], rounds: &str| {
+        let source = format!("{command}, unfinished, {rounds}");
+        let fit = || fit_processors(threads, &source, &benchmarks[..count]);
+        keep_partial(settings, (&kept, rounds), fit);
     };
-    measure(settings, &mut benchmarks, |benchmark| benchmark.cpu_session(threads), keep)?;
+    measure(settings, &mut benchmarks, |benchmark| benchmark.cpu_session(threads), keep)
+        .map_err(|failure| kept.with_kept(failure))?;
     let compared = benchmarks.split_off(count);
     let profile = fit_processors(threads, &command, &benchmarks)?;
-    deliver(settings, &key, profile, &benchmarks, &compared)
+    deliver(settings, (&key, &kept), profile, &benchmarks, &compared)
 }
 
 /// Measures in every process. The process of rank 0 fits, writes and prints. `before_joining` tells the others of a failure.
@@ -122,20 +127,25 @@ fn on_gpus(
         if process.is_some() && settings.is_rank_0() {
             check_output(settings, &key)?;
         }
-        let keep = |benchmarks: &[PlannedBenchmark], finished: &str| {
-            let source = format!("{}, {finished}", command_line(settings));
-            keep_partial(settings, || {
+        let kept = KeptProfile::default();
+        if settings.is_rank_0() {
+            kept.end_on_signals();
+        }
+        let keep = |benchmarks: &[PlannedBenchmark], rounds: &str| {
+            let source = format!("{}, unfinished, {rounds}", command_line(settings));
+            keep_partial(settings, (&kept, rounds), || {
                 fit_gpus(settings, gpu_model.clone(), &base, &benchmarks[..count], &source)
             });
         };
-        measure(settings, &mut benchmarks, |benchmark| processes.open(benchmark), keep)?;
+        measure(settings, &mut benchmarks, |benchmark| processes.open(benchmark), keep)
+            .map_err(|failure| kept.with_kept(failure))?;
         if !settings.is_rank_0() {
             return Ok(());
         }
         let compared = benchmarks.split_off(count);
         let source = command_line(settings);
         let profile = fit_gpus(settings, gpu_model.clone(), &base, &benchmarks, &source)?;
-        deliver(settings, &key, profile, &benchmarks, &compared)
+        deliver(settings, (&key, &kept), profile, &benchmarks, &compared)
     };
     processes.leave(measure_and_deliver())
 }
@@ -152,7 +162,7 @@ fn check_output(settings: &CalibrateSettings, key: &CachedProfileKey) -> Command
 /// Compares the profile with other plans if requested, writes it and reports.
 fn deliver(
     settings: &CalibrateSettings,
-    key: &CachedProfileKey,
+    (key, kept): (&CachedProfileKey, &KeptProfile),
     mut profile: Profile,
     measured: &[PlannedBenchmark],
     compared: &[PlannedBenchmark],
@@ -162,7 +172,7 @@ fn deliver(
         profile =
             comparison.apply_step_error(profile).map_err(|d| Failure::file("the profile", d))?;
     }
-    let written = write_profile(settings, key, &profile)?;
+    let written = kept.complete(|| write_profile(settings, key, &profile))?;
     let visible = settings.format == OutputFormat::Text;
     let presets = progress::with_spinner("planning the presets", visible, || {
         let RequestDefaults { global_batch, sequence_length, .. } = RequestDefaults::RUN;
@@ -247,7 +257,7 @@ fn measure(
     };
     let result = run_rounds(benchmarks, rounds, open, on_run, |benchmarks, finished| {
         if finished >= ROUNDS_MIN {
-            keep(benchmarks, &format!("unfinished, {finished} of {} rounds", rounds.rounds));
+            keep(benchmarks, &format!("{finished} of {} rounds", rounds.rounds));
         }
     });
     progress.finish_and_clear();
@@ -309,11 +319,15 @@ fn command_line(settings: &CalibrateSettings) -> String {
 
 /// Fits the profile of the rounds so far and writes it beside the file of --output, so that a calibration that is
 /// interrupted is not lost. A profile that cannot be fitted or written yet is no error.
-fn keep_partial(settings: &CalibrateSettings, fit: impl FnOnce() -> CommandResult<Profile>) {
+fn keep_partial(
+    settings: &CalibrateSettings,
+    (kept, rounds): (&KeptProfile, &str),
+    fit: impl FnOnce() -> CommandResult<Profile>,
+) {
     let Some(file) = partial_file(settings).filter(|_| settings.is_rank_0()) else { return };
     let Ok(profile) = fit() else { return };
     if let Ok(text) = cache::text(&profile) {
-        let _ = output::write_text(file.as_os_str(), &text);
+        kept.keep(rounds, file, |file| output::write_text(file.as_os_str(), &text));
     }
 }
 

@@ -74,7 +74,7 @@ fn make() -> std::io::Result<TempDir> {
         "{SMALL_RUN} --tensor 2 --pipeline 1 --data @t.tokens --steps 2 --checkpoint-dir @shards"
     );
     let port = free_port();
-    let processes = [0, 1].map(|rank| start_rank(folder.path(), rank, port, &sharded));
+    let processes = [0, 1].map(|rank| start_rank(folder.path(), (rank, 2), port, &sharded));
     for (rank, child) in processes.into_iter().enumerate() {
         wait_for_rank(folder.path(), rank, child);
     }
@@ -87,11 +87,16 @@ pub fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-/// Starts one of two processes that meet at a port.
-pub fn start_rank(folder: &Path, rank: usize, port: u16, arguments: &str) -> Child {
+/// Starts one of several processes that meet at a port.
+pub fn start_rank(
+    folder: &Path,
+    (rank, world): (usize, usize),
+    port: u16,
+    arguments: &str,
+) -> Child {
     let mut command = program(folder);
     for (name, value) in
-        [("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", 2)]
+        [("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", world)]
     {
         command.env(name, value.to_string());
     }
@@ -104,10 +109,15 @@ pub fn start_rank(folder: &Path, rank: usize, port: u16, arguments: &str) -> Chi
 /// Waits for a process, which must succeed.
 pub fn wait_for_rank(folder: &Path, rank: usize, mut child: Child) {
     let status = wait(&mut child);
-    let message = fs::read_to_string(rank_log(folder, rank)).unwrap_or_default();
+    let message = message_of_rank(folder, rank);
     let status = status.unwrap_or_else(|| panic!("process {rank} does not end: {message}"));
     assert!(status.success(), "process {rank}: {status}: {message}");
     assert!(!message.contains("panicked"), "process {rank}: {message}");
+}
+
+/// Text that a process has printed on standard error.
+pub fn message_of_rank(folder: &Path, rank: usize) -> String {
+    fs::read_to_string(rank_log(folder, rank)).unwrap_or_default()
 }
 
 fn rank_log(folder: &Path, rank: usize) -> PathBuf {

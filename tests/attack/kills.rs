@@ -1,4 +1,4 @@
-//! Commands that are killed at random moments.
+//! Commands of one process that are killed at random moments.
 
 use std::fs;
 use std::path::Path;
@@ -97,6 +97,11 @@ pub fn assert_completes(folder: &Path, unwritten_max: usize) {
     let ended = run(folder, &saving_run(), &[]);
     assert_orderly(&ended, &saving_run());
     assert!(ended.status.success(), "a run does not resume: {}", ended.message);
+    assert_undisturbed(folder, undisturbed, unwritten_max);
+}
+
+/// Asserts that the losses of a completed run are those of an undisturbed one, and that nothing else remains.
+pub fn assert_undisturbed(folder: &Path, undisturbed: &[[u64; 3]], unwritten_max: usize) {
     let losses = losses(folder);
     let mut steps = undisturbed.iter();
     let in_order = losses.iter().all(|own| steps.any(|step| step == own));
@@ -115,7 +120,7 @@ pub fn assert_completes(folder: &Path, unwritten_max: usize) {
 }
 
 /// Step, loss and gradient norm of every line of the metrics, to the bit.
-fn losses(folder: &Path) -> Vec<[u64; 3]> {
+pub fn losses(folder: &Path) -> Vec<[u64; 3]> {
     let text = fs::read_to_string(folder.join("saved.jsonl")).expect("metrics");
     let line = |line: &str| {
         let line: Value = serde_json::from_str(line).expect("a line of metrics");

@@ -18,6 +18,8 @@ mod files;
 mod fixture;
 #[cfg(target_os = "linux")]
 mod kills;
+#[cfg(target_os = "linux")]
+mod process_kills;
 mod readers;
 #[cfg(target_os = "linux")]
 mod strangers;
@@ -46,6 +48,8 @@ const ATTACKS: &[Attack] = &[
     attack("files", 4, files::attempt),
     #[cfg(target_os = "linux")]
     attack("kills", 3, kills::attempt),
+    #[cfg(target_os = "linux")]
+    attack("process-kills", 4, process_kills::attempt),
     #[cfg(target_os = "linux")]
     Attack { missing: system_calls::missing, ..attack("system-calls", 4, system_calls::attempt) },
     #[cfg(target_os = "linux")]

@@ -22,12 +22,12 @@ pub fn attempt(seed: u64) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     copy_folder(fixture(), folder.path()).expect("a copy");
     let port = free_port();
-    let first = start_rank(folder.path(), 0, port, &arguments);
+    let first = start_rank(folder.path(), (0, 2), port, &arguments);
     let mut held = vec![];
     for _ in 0..STRANGERS {
         held.extend(visit(&mut rng, port));
     }
-    let second = start_rank(folder.path(), 1, port, &arguments);
+    let second = start_rank(folder.path(), (1, 2), port, &arguments);
     for (rank, child) in [first, second].into_iter().enumerate() {
         wait_for_rank(folder.path(), rank, child);
     }

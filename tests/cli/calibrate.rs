@@ -298,7 +298,11 @@ fn an_interrupted_calibration_leaves_its_rounds() {
     }
     crate::cluster::signal(&child, "-INT");
     let ended = child.wait_with_output().unwrap();
-    assert!(!ended.status.success(), "{ended:?}");
+    assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+    let message = String::from_utf8(ended.stderr).unwrap();
+    let kept = format!(" of 4 rounds is in {}\n", partial.display());
+    assert!(message.contains("Stopped by a signal: the profile of "), "{message}");
+    assert!(message.ends_with(&kept), "{message}");
     assert!(!output.exists(), "an unfinished profile has the name of a finished one");
     let profile: Value = serde_json::from_str(&fs::read_to_string(&partial).unwrap()).unwrap();
     let source = profile["device"]["provenance"]["source"].as_str().unwrap().to_owned();

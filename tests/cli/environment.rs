@@ -1,9 +1,9 @@
-//! Faults of the environment: full disks, size limits, truncated inputs, folders that vanish. A run saves its state, says
-//! what happened, and ends with a code after which schedulers try again.
+//! Faults of the environment: full disks, truncated inputs, folders that vanish. A run saves its state, says what happened,
+//! and ends with a code after which schedulers try again.
 #![cfg(target_os = "linux")]
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Output, Stdio};
 
 use tempfile::TempDir;
@@ -11,36 +11,36 @@ use tempfile::TempDir;
 use super::checkpoints::checkpoint_files;
 use super::cluster::{Processes, signal, stderr, wait_all, wait_for_steps};
 use super::run::{SMALL, lines};
-use super::{failure, narrows, stdout};
+use super::{failure, stdout};
 
 /// The exit code of faults of the environment.
-const ENVIRONMENT: i32 = 75;
+pub const ENVIRONMENT: i32 = 75;
 
 /// A run in a folder, with metrics there.
-struct Run {
+pub struct Run {
     folder: TempDir,
 }
 
 impl Run {
-    fn new() -> Run {
+    pub fn new() -> Run {
         Run { folder: tempfile::tempdir().unwrap() }
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub fn at(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// Flags of a run without metrics, with checkpoints in this folder.
-    fn flags(&self, steps: u64) -> String {
+    pub fn flags(&self, steps: u64) -> String {
         format!("{SMALL} --steps {steps} --checkpoint-dir {}", self.at("kept").display())
     }
 
-    fn metrics(&self) -> String {
+    pub fn metrics(&self) -> String {
         format!("--metrics {}", self.at("m.jsonl").display())
     }
 
     /// Starts `narrows` from a shell, after `prologue`.
-    fn start(&self, prologue: &str, arguments: &str) -> Child {
+    pub fn start(&self, prologue: &str, arguments: &str) -> Child {
         let program = assert_cmd::cargo::cargo_bin!("narrows").display();
         crate::interruptible("sh")
             .args(["-c", &format!("{prologue} exec {program} {arguments}")])
@@ -53,7 +53,7 @@ impl Run {
     }
 
     /// The steps of the checkpoints.
-    fn checkpoints(&self) -> Vec<String> {
+    pub fn checkpoints(&self) -> Vec<String> {
         let entries = fs::read_dir(self.at("kept")).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name.starts_with("step-")).collect()
@@ -68,7 +68,8 @@ impl Run {
     }
 }
 
-fn assert_ends(child: Child, code: i32, parts: &[&str]) -> Output {
+/// Asserts that a process ends with this code and a message of these parts.
+pub fn assert_ends(child: Child, code: i32, parts: &[&str]) -> Output {
     let output = child.wait_with_output().unwrap();
     let message = stderr(&output);
     assert_eq!(output.status.code(), Some(code), "{message}");
@@ -76,31 +77,6 @@ fn assert_ends(child: Child, code: i32, parts: &[&str]) -> Output {
         assert!(message.contains(part), "{part} in {message}");
     }
     output
-}
-
-#[test]
-fn signals_that_were_ignored_at_the_start_stay_ignored() {
-    let run = Run::new();
-    let flags = format!("{} {}", run.flags(1_000_000), run.metrics());
-    let child = run.start("trap '' HUP INT;", &flags);
-    wait_for_steps(&run.at("m.jsonl"), 1);
-    for name in ["-HUP", "-INT", "-INT"] {
-        signal(&child, name);
-    }
-    let steps = lines_of(&run.at("m.jsonl"));
-    wait_for_steps(&run.at("m.jsonl"), steps + 3);
-    signal(&child, "-TERM");
-    assert_ends(child, 130, &["stopped after step"]);
-    // A signal that was not ignored stops the run in order.
-    let other = Run::new();
-    let child = other.start("", &format!("{} {}", other.flags(1_000_000), other.metrics()));
-    wait_for_steps(&other.at("m.jsonl"), 1);
-    signal(&child, "-HUP");
-    assert_ends(child, 130, &["stopped after step", "the same command with --resume"]);
-}
-
-fn lines_of(path: &Path) -> usize {
-    fs::read_to_string(path).unwrap().matches('\n').count()
 }
 
 #[test]
@@ -151,24 +127,6 @@ fn step_of(line: &serde_json::Value) -> Option<u64> {
 }
 
 #[test]
-fn files_beyond_the_size_limit_are_errors() {
-    let run = Run::new();
-    // In blocks of 512 bytes.
-    let child = run.start("ulimit -f 8;", &format!("{SMALL} --steps 1000000 {}", run.metrics()));
-    let written = "m.jsonl: cannot be written: File too large";
-    assert_ends(child, ENVIRONMENT, &[written, "the metrics of the "]);
-    assert!(fs::metadata(run.at("m.jsonl")).unwrap().len() <= 4096);
-    let child = run.start("ulimit -f 8;", &run.flags(2));
-    assert_ends(child, ENVIRONMENT, &["model.safetensors: cannot be written: File too large"]);
-    assert!(run.checkpoints().is_empty(), "an unfinished checkpoint remains");
-    let plan = run.at("plan.json");
-    let request = format!("plan --model cola-7b --devices 4 --output {}", plan.display());
-    let child = run.start("ulimit -f 1;", &request);
-    assert_ends(child, ENVIRONMENT, &["plan.json: cannot be written: File too large"]);
-    assert!(!plan.exists());
-}
-
-#[test]
 fn a_truncated_token_file_ends_a_run_with_a_checkpoint() {
     let run = Run::new();
     let tokens = run.tokens();
@@ -188,7 +146,7 @@ fn a_truncated_token_file_ends_a_run_with_a_checkpoint() {
 
 /// Starts the program in a file system of its own with this much space, or returns why the system refuses one. `script` is a
 /// shell script with the program as `$0`.
-fn on_small_disk(size: &str, script: &str) -> Result<Output, String> {
+pub fn on_small_disk(size: &str, script: &str) -> Result<Output, String> {
     let mount = format!("mount -t tmpfs -o size={size} none /mnt || exit 99; {script}");
     let output = std::process::Command::new("unshare")
         .args(["-rm", "sh", "-c", &mount])
@@ -312,17 +270,6 @@ fn a_step_is_saved_after_which_evaluations_cannot_be_read() {
 }
 
 #[test]
-fn a_trace_that_cannot_be_written_does_not_cost_the_report() {
-    let output =
-        narrows(&format!("{SMALL} --steps 2 --trace /dev/full")).assert().code(ENVIRONMENT);
-    let output = output.get_output();
-    let [report, message] =
-        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
-    assert!(report.contains("step time") && !report.contains("Trace for"), "{report}");
-    assert!(message.contains("/dev/full: cannot be written"), "{message}");
-}
-
-#[test]
 fn damaged_tokens_end_a_run() {
     let run = Run::new();
     let tokens = run.tokens();
@@ -357,29 +304,6 @@ fn damaged_tokens_end_a_run() {
     assert!(failure(&format!("{SMALL} --steps 1 {eval}"), 2).contains(mismatch));
 }
 
-/// A process that does not yet train ends at once.
-#[test]
-fn a_run_that_is_stopped_before_its_first_step_exits_as_a_stopped_one() {
-    let processes = Processes::new(2);
-    let joining = format!("{SMALL} --tensor 2 --steps 2");
-    let sweep =
-        "--model cola-7b --hardware a100-80gb --devices 512 --backend null --sequence-length 4096";
-    let planning = format!("run {sweep} --global-batch 512");
-    for arguments in [joining, planning] {
-        let child =
-            crate::interruptible(assert_cmd::cargo::cargo_bin!("narrows").to_str().unwrap())
-                .args(arguments.split_whitespace())
-                .envs(processes.torchrun(0))
-                .stdout(Stdio::null())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap();
-        super::interrupts::wait_for_handler(&child);
-        signal(&child, "-TERM");
-        assert_ends(child, 130, &[]);
-    }
-}
-
 #[test]
 fn checkpoints_written_behind_steps_are_those_of_a_run_that_waits() {
     for world in [1, 2] {
@@ -403,25 +327,6 @@ fn checkpoints_written_behind_steps_are_those_of_a_run_that_waits() {
 }
 
 #[test]
-fn a_stopped_run_waits_for_the_checkpoint_that_is_being_written() {
-    let run = Run::new();
-    let flags =
-        format!("{} --checkpoint-every 1 --checkpoint-async --keep 1", run.flags(1_000_000));
-    let child = run.start("", &format!("{flags} {}", run.metrics()));
-    wait_for_steps(&run.at("m.jsonl"), 5);
-    signal(&child, "-TERM");
-    assert_ends(child, 130, &["stopped after step"]);
-    let last_step = lines(&run.at("m.jsonl")).len();
-    assert_eq!(run.checkpoints(), [format!("step-{last_step:08}")]);
-    assert_eq!(fs::read_dir(run.at("kept")).unwrap().count(), 2, "a temporary folder remains");
-    // A disk without space ends such a run at the next step.
-    let full = Run::new();
-    let flags = format!("{} --checkpoint-every 1 --checkpoint-async", full.flags(1_000_000));
-    let written = ["model.safetensors: cannot be written: File too large"];
-    assert_ends(full.start("ulimit -f 8;", &flags), ENVIRONMENT, &written);
-}
-
-#[test]
 fn outputs_that_are_hard_links_of_inputs_are_rejected() {
     let run = Run::new();
     let (tokens, link) = (run.tokens(), run.at("link"));
@@ -433,30 +338,6 @@ fn outputs_that_are_hard_links_of_inputs_are_rejected() {
         assert!(message.contains("is an input too"), "{flag}: {message}");
     }
     assert_eq!(fs::read(&tokens).unwrap(), before);
-}
-
-#[test]
-fn a_run_stops_before_it_writes_into_a_folder_that_it_has_not_locked() {
-    for lose in [
-        |run: &Run| fs::remove_file(run.at("kept/.narrows-lock")).unwrap(),
-        |run: &Run| fs::rename(run.at("kept"), run.at("moved")).unwrap(),
-        // Another run has taken the place.
-        |run: &Run| {
-            fs::rename(run.at("kept"), run.at("moved")).unwrap();
-            narrows(&run.flags(1)).assert().success();
-        },
-    ] {
-        let run = Run::new();
-        let flags = format!("{} {} --checkpoint-every 20", run.flags(1_000_000), run.metrics());
-        let child = run.start("", &flags);
-        wait_for_steps(&run.at("m.jsonl"), 1);
-        lose(&run);
-        assert_ends(child, 2, &["kept: is no longer the folder that this run has locked"]);
-        // The other run's checkpoint is the only one in the new folder.
-        if run.at("moved").exists() && run.at("kept").exists() {
-            assert_eq!(run.checkpoints(), ["step-00000001"]);
-        }
-    }
 }
 
 /// From limits under which the program hardly starts to such that suffice, memory or threads are refused in many places.

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Bit of SIGINT in a mask of signals.
-const SIGINT_BIT: u64 = 1 << 1;
+/// Bit of SIGXCPU in a mask of signals. Its handler is installed after those of the other signals.
+const SIGXCPU_BIT: u64 = 1 << 23;
 
-/// Whether a process handles SIGINT itself.
+/// Whether a process handles signals itself.
 fn handles_interrupts(child: &Child) -> bool {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .is_some_and(|mask| mask & SIGINT_BIT != 0)
+        .is_some_and(|mask| mask & SIGXCPU_BIT != 0)
 }
 
 /// Waits until a process handles signals itself.

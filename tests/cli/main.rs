@@ -10,6 +10,7 @@ mod context;
 mod convert;
 mod cuda;
 mod data;
+mod depth;
 mod doctor;
 mod documents;
 mod environment;
@@ -20,6 +21,8 @@ mod files;
 mod generate;
 mod grad_reduce_dtype;
 mod interrupts;
+mod meeting;
+mod memory;
 mod objective;
 mod plan;
 mod plot;
@@ -29,11 +32,13 @@ mod run;
 mod schedule;
 mod sensitivity;
 mod shell;
+mod signals;
 mod tensorboard;
 mod text;
 mod trace;
 mod training_run;
 mod ui;
+mod unwritable;
 mod validate;
 mod weights;
 mod whatif;
@@ -58,7 +63,7 @@ fn narrows(arguments: &str) -> Command {
 fn interruptible(program: &str) -> std::process::Command {
     if cfg!(target_os = "linux") {
         let mut command = std::process::Command::new("env");
-        command.args(["--default-signal=INT,HUP,TERM", program]);
+        command.args(["--default-signal=INT,HUP,TERM,USR1,USR2,ALRM,XCPU", program]);
         command
     } else {
         std::process::Command::new(program)

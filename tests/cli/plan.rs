@@ -431,22 +431,6 @@ fn tensor_collectives_overlap_where_the_hardware_lets_them() {
     );
 }
 
-/// Lowering, placement and check take near-linear time in the depth of a model.
-#[test]
-#[ignore = "second level: half a minute where other programs use the cores"]
-fn a_model_of_4096_blocks_is_planned_soon_after_its_time_limit() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = std::fs::read_to_string("models/llama-7b.config.json").unwrap();
-    let config = config.replace("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 4096");
-    let path = folder.path().join("deep.json");
-    std::fs::write(&path, config).unwrap();
-    let start = std::time::Instant::now();
-    let request = "--devices 8 --memory-limit none --time-limit 2";
-    let answer = json(&format!("plan --model {} {request}", path.display()));
-    assert!(answer["prediction"]["step_time_s"].is_f64(), "{answer}");
-    assert!(start.elapsed().as_secs() < 100, "{:?}", start.elapsed());
-}
-
 /// Frequencies of RoPE change no price, and a sliding window limits sequences to its length.
 #[test]
 fn configs_with_scaled_rope_and_windows_are_planned() {

@@ -13,7 +13,7 @@
 //! A stranger is disconnected and the responder listens on. Every handshake has one deadline, however slowly its bytes arrive.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -66,16 +66,12 @@ fn invalid(problem: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
 }
 
-/// The nonce of the other side, after its magic bytes.
-fn nonce_of(head: &[u8]) -> io::Result<Nonce> {
-    match head.strip_prefix(&MAGIC) {
-        Some(nonce) if nonce.len() >= NONCE_BYTES => {
-            let mut copy = Nonce::default();
-            copy.copy_from_slice(&nonce[..NONCE_BYTES]);
-            Ok(copy)
-        }
-        _ => Err(invalid("another program, or another version of this one, listens there")),
-    }
+/// The nonce of the other side, after its magic bytes; `None` without these.
+fn nonce_of(head: &[u8]) -> Option<Nonce> {
+    let nonce = head.strip_prefix(&MAGIC)?.get(..NONCE_BYTES)?;
+    let mut copy = Nonce::default();
+    copy.copy_from_slice(nonce);
+    Some(copy)
 }
 
 /// The initiator's side of a handshake.
@@ -92,7 +88,8 @@ pub(crate) fn introduce(
     let mut answer = [0; RESPONDER_BYTES];
     Until { stream, deadline }.read_exact(&mut answer)?;
     let (head, proof) = answer.split_at(HEAD_BYTES);
-    let responder = nonce_of(head)?;
+    let responder = nonce_of(head)
+        .ok_or_else(|| invalid("another program, or another version of this one, listens there"))?;
     let mut copy = Proof::default();
     copy.copy_from_slice(proof);
     if !token.verify(&copy, Role::Responder, &initiator, &responder) {
@@ -199,12 +196,22 @@ pub(crate) struct Listener {
     listener: TcpListener,
     token: JobToken,
     handshakes: Vec<Handshake>,
+    turned_away: Vec<TurnedAway>,
+}
+
+/// An initiator that was disconnected.
+#[derive(Debug)]
+pub(crate) struct TurnedAway {
+    /// Address of the initiator.
+    pub address: SocketAddr,
+    /// The reason, a sentence whose subject is the initiator.
+    pub reason: String,
 }
 
 /// An initiator whose first message has not been read completely.
 struct Handshake {
     stream: TcpStream,
-    ip: IpAddr,
+    address: SocketAddr,
     start: Instant,
     responder: Nonce,
     state: HandshakeState,
@@ -223,7 +230,12 @@ enum HandshakeState {
 impl Listener {
     /// Takes over a listener that does not block.
     pub fn new(listener: TcpListener, token: JobToken) -> Listener {
-        Listener { listener, token, handshakes: vec![] }
+        Listener { listener, token, handshakes: vec![], turned_away: vec![] }
+    }
+
+    /// The initiators that the last [`poll`](Listener::poll) has disconnected.
+    pub fn turned_away(&self) -> &[TurnedAway] {
+        &self.turned_away
     }
 
     /// The next initiator of the job with its message; strangers are disconnected. Sleeps and returns `None` when there is
@@ -232,33 +244,73 @@ impl Listener {
         while self.handshakes.len() < HANDSHAKES_MAX {
             let Ok((stream, address)) = self.listener.accept() else { break };
             if stream.set_nonblocking(true).is_ok() {
-                self.handshakes.push(Handshake::new(stream, address.ip()));
+                self.handshakes.push(Handshake::new(stream, address));
             }
         }
-        self.handshakes.retain(|handshake| handshake.start.elapsed() < HANDSHAKE_TIMEOUT);
+        self.turned_away.clear();
         let mut index = 0;
         while index < self.handshakes.len() {
-            match self.handshakes[index].advance(&self.token) {
-                Ok(false) => index += 1,
-                Err(_) => drop(self.handshakes.swap_remove(index)),
+            let error = match self.handshakes[index].advance(&self.token) {
+                Ok(false) if self.handshakes[index].start.elapsed() < HANDSHAKE_TIMEOUT => {
+                    index += 1;
+                    continue;
+                }
+                Ok(false) => io::ErrorKind::TimedOut.into(),
+                Err(error) => error,
                 Ok(true) => {
-                    let Handshake { stream, ip, received, .. } = self.handshakes.swap_remove(index);
-                    let message = serde_json::from_slice(&received);
-                    if let (Ok(message), Ok(())) = (message, stream.set_nonblocking(false)) {
-                        return Some((stream, message, ip));
+                    let Handshake { stream, address, received, .. } =
+                        self.handshakes.swap_remove(index);
+                    match serde_json::from_slice(&received) {
+                        Ok(message) if stream.set_nonblocking(false).is_ok() => {
+                            return Some((stream, message, address.ip()));
+                        }
+                        Ok(_) => continue,
+                        Err(_) => {
+                            let reason = "its message is none of this program".into();
+                            self.turned_away.push(TurnedAway { address, reason });
+                            continue;
+                        }
                     }
                 }
-            }
+            };
+            let Handshake { address, state, .. } = self.handshakes.swap_remove(index);
+            self.turned_away.push(TurnedAway { address, reason: refusal(&error, state) });
         }
         std::thread::sleep(POLL_INTERVAL);
         None
     }
 }
 
+/// Reason why an initiator is disconnected, whose handshake has come to this state.
+fn refusal(error: &io::Error, state: HandshakeState) -> String {
+    match (error.kind(), state) {
+        (
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset,
+            HandshakeState::Proof { .. },
+        ) => "it closed the connection when it had the proof of this process: its job token may \
+              differ"
+            .into(),
+        (io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset, _) => {
+            "it closed the connection before it had proved itself".into()
+        }
+        (io::ErrorKind::TimedOut, _) => {
+            format!("it did not prove itself within {} s", HANDSHAKE_TIMEOUT.as_secs())
+        }
+        _ => error.to_string(),
+    }
+}
+
 impl Handshake {
-    fn new(stream: TcpStream, ip: IpAddr) -> Handshake {
+    fn new(stream: TcpStream, address: SocketAddr) -> Handshake {
         let (start, responder) = (Instant::now(), new_nonce());
-        Handshake { stream, ip, start, responder, state: HandshakeState::Head, received: vec![] }
+        Handshake {
+            stream,
+            address,
+            start,
+            responder,
+            state: HandshakeState::Head,
+            received: vec![],
+        }
     }
 
     /// Reads what has arrived and answers it. Returns whether the message is complete.
@@ -293,7 +345,9 @@ impl Handshake {
         let received = &self.received;
         Ok(Some(match self.state {
             HandshakeState::Head => {
-                let initiator = nonce_of(received)?;
+                let initiator = nonce_of(received).ok_or_else(|| {
+                    invalid("it is another program, or another version of this one")
+                })?;
                 let proof = token.prove(Role::Responder, &initiator, &self.responder);
                 // Fits the empty buffer of a new connection.
                 self.stream.write_all(&[&MAGIC[..], &self.responder, &proof].concat())?;
@@ -303,7 +357,7 @@ impl Handshake {
                 let mut proof = Proof::default();
                 proof.copy_from_slice(received);
                 if !token.verify(&proof, Role::Initiator, &initiator, &self.responder) {
-                    return Err(invalid("the initiator belongs to another job"));
+                    return Err(invalid("it belongs to another job: its job token differs"));
                 }
                 HandshakeState::Header
             }

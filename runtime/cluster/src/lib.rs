@@ -14,6 +14,7 @@
 //! |---|---|
 //! | `launch` | rank, world size and rendezvous address from the environment |
 //! | `launcher` | launchers, and the variables that each sets |
+//! | `siblings` | whether other processes of the job run on this machine |
 //! | `slurm` | Slurm's lists of hosts and of tasks |
 //! | `job_token`, `handshake` | how processes prove that they belong to one job |
 //! | `rendezvous` | how processes find each other and check that they belong to one run |
@@ -39,6 +40,7 @@ mod operation;
 mod peer;
 mod process_group;
 mod rendezvous;
+mod siblings;
 mod slurm;
 mod wait;
 

@@ -69,9 +69,24 @@ impl TcpProcessGroup {
         peers: &[u64],
         timeouts: ClusterTimeouts,
     ) -> Result<TcpProcessGroup, ClusterError> {
+        TcpProcessGroup::join_with_reports(launch, facts, peers, timeouts, &mut |_| ())
+    }
+
+    /// As [`join`](TcpProcessGroup::join). Rank 0 calls `report` with a sentence on each stranger that it turns away, once for
+    /// each address.
+    ///
+    /// # Errors
+    /// As [`join`](TcpProcessGroup::join).
+    pub fn join_with_reports(
+        launch: &LaunchInfo,
+        facts: Vec<RunFact>,
+        peers: &[u64],
+        timeouts: ClusterTimeouts,
+        report: &mut dyn FnMut(&str),
+    ) -> Result<TcpProcessGroup, ClusterError> {
         let mut connected = BTreeMap::new();
         let activity = Arc::new(CurrentActivity::new());
-        for (rank, stream) in connect(launch, facts, peers, timeouts.join)? {
+        for (rank, stream) in connect(launch, facts, peers, timeouts.join, report)? {
             let peer = Peer::new(rank, stream, timeouts.collective, activity.clone());
             let peer = peer.map_err(|error| {
                 let (operation, reason) = ("the rendezvous".into(), error.to_string());

@@ -10,148 +10,44 @@
 //! Whoever answers listens until its answer is confirmed. A process whose connection breaks, or which receives damaged bytes,
 //! connects again until the deadline, with the same [`JoinRequest::process_id`].
 
+mod answers;
+mod connection;
+mod failure_report;
+mod messages;
+mod strangers;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Write as _};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use narrows_runtime::process_group::{ClusterError, ClusterFault, excerpt};
-use serde::{Deserialize, Serialize};
 
-use super::frame::abort_frame;
 use super::handshake::{
-    HANDSHAKE_TIMEOUT, Listener, POLL_INTERVAL, has_confirmation, introduce, read_confirmation,
-    read_message, send_confirmation, send_message,
+    HANDSHAKE_TIMEOUT, Listener, has_confirmation, read_confirmation, send_confirmation,
+    send_message,
 };
-use super::job_token::new_nonce;
 use super::launch::{Address, LaunchInfo};
+use answers::Answers;
+use connection::{ANSWER_TIME, JoinDeadline, Target, listen_at, meet};
+pub(super) use failure_report::report_failure;
+pub use messages::RunFact;
+use messages::{JoinReply, JoinRequest, PeerHello, ask, new_id};
+use strangers::Strangers;
 
-/// A property that all processes of a run must share.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RunFact {
-    /// Name, such as `plan`.
-    #[serde(rename = "what")]
-    pub name: String,
-    /// The value, or a hash of it.
-    pub value: String,
-}
-
-/// Message of a joining process to rank 0.
-#[derive(Serialize, Deserialize)]
-struct JoinRequest {
-    rank: u64,
-    #[serde(rename = "world")]
-    world_size: u64,
-    /// Tells the process from another one with the same rank. All attempts of a process have the same number.
-    #[serde(rename = "process")]
-    process_id: u64,
-    /// Port at which the process listens for its peers.
-    port: u16,
-    facts: Vec<RunFact>,
-    /// Reason why the process has failed, if it has.
-    #[serde(default)]
-    failure: Option<String>,
-}
-
-/// Answer of rank 0.
-#[derive(Serialize, Deserialize)]
-enum JoinReply {
-    /// All processes have joined.
-    #[serde(rename = "Come")]
-    Accepted {
-        /// Id of the run.
-        #[serde(rename = "run")]
-        run_id: u64,
-        /// Address at which each rank listens.
-        addresses: Vec<SocketAddr>,
-    },
-    /// The run does not start.
-    #[serde(rename = "Go")]
-    Rejected {
-        /// The process that failed first.
-        #[serde(default)]
-        rank: u64,
-        #[serde(rename = "why")]
-        reason: String,
-    },
-}
-
-/// Message to a peer other than rank 0.
-#[derive(Serialize, Deserialize)]
-struct PeerHello {
-    #[serde(rename = "run")]
-    run_id: u64,
-    rank: u64,
-}
-
-/// Waits for all processes, and returns connections with rank 0 and with the peers.
+/// Waits for all processes, and returns connections with rank 0 and with the peers. Rank 0 reports whom it turns away.
 pub(super) fn connect(
     launch: &LaunchInfo,
     facts: Vec<RunFact>,
     peers: &[u64],
     timeout: Duration,
+    report: &mut dyn FnMut(&str),
 ) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
     let deadline = JoinDeadline { start: Instant::now(), timeout };
     match launch.rank {
-        0 => accept_all(launch, &facts, &deadline),
+        0 => accept_all(launch, &facts, &deadline, Strangers::new(report)),
         _ => join_rank_0(launch, facts, peers, &deadline),
-    }
-}
-
-/// Longest time that a process which has failed waits to tell the others.
-const FAILURE_REPORT_TIME: Duration = Duration::from_secs(10);
-
-/// Tells the processes of a run that this one has failed before it could join them. Ends when all have been told that can
-/// be reached soon. Where rank 0 is already waiting for the others in another thread, that thread is told, and rejects them.
-pub(super) fn report_failure(launch: &LaunchInfo, reason: &str, timeout: Duration) {
-    let deadline =
-        JoinDeadline { start: Instant::now(), timeout: timeout.min(FAILURE_REPORT_TIME) };
-    let (rank, world_size, reason) = (launch.rank, launch.world_size, excerpt(reason));
-    if rank == 0
-        && let Ok(listener) = listen_at(&launch.rendezvous)
-    {
-        let listener = Listener::new(listener, launch.job.clone());
-        let reply = JoinReply::Rejected { rank, reason };
-        Answers::new(listener, world_size, reply).send(deadline.timeout, deadline.end(), |_| true);
-        return;
-    }
-    let (process_id, port, facts, failure) = (new_id(), 0, vec![], Some(reason));
-    let request = JoinRequest { rank, world_size, process_id, port, facts, failure };
-    // The answer shows that the request has arrived.
-    let _ = meet(Target::awaited(0, &launch.rendezvous), launch, &deadline, |stream, _| {
-        Ok(ask(stream, &request, deadline.end()))
-    });
-}
-
-/// Sends a request to rank 0, and confirms the answer.
-fn ask(stream: &mut TcpStream, request: &JoinRequest, end: Instant) -> io::Result<JoinReply> {
-    send_message(stream, request)?;
-    let reply = read_message(stream, end)?;
-    send_confirmation(stream)?;
-    Ok(reply)
-}
-
-struct JoinDeadline {
-    start: Instant,
-    timeout: Duration,
-}
-
-impl JoinDeadline {
-    fn waited_s(&self) -> f64 {
-        self.start.elapsed().as_secs_f64()
-    }
-
-    fn has_passed(&self) -> bool {
-        self.start.elapsed() >= self.timeout
-    }
-
-    fn end(&self) -> Instant {
-        self.start + self.timeout
-    }
-
-    fn missing(&self, ranks: Vec<u64>, world_size: u64, address: &Address) -> ClusterFault {
-        let (address, waited_s) = (address.to_string(), self.waited_s());
-        ClusterFault::MissingProcesses { ranks, world_size, address, waited_s }
     }
 }
 
@@ -168,6 +64,7 @@ fn accept_all(
     launch: &LaunchInfo,
     facts: &[RunFact],
     deadline: &JoinDeadline,
+    mut strangers: Strangers,
 ) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
     let listener = listen_at(&launch.rendezvous)?;
     let own_address = listener.local_addr().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
@@ -185,7 +82,9 @@ fn accept_all(
             let missing = missing.collect();
             break Err(deadline.missing(missing, launch.world_size, &launch.rendezvous));
         }
-        let Some((stream, request, ip)) = listener.poll::<JoinRequest>() else { continue };
+        let joining = listener.poll::<JoinRequest>();
+        strangers.report(listener.turned_away());
+        let Some((stream, request, ip)) = joining else { continue };
         let JoinRequest { rank, process_id, .. } = request;
         let is_other = |joiner: &Joiner| joiner.process_id != process_id;
         let duplicate = joined.get(&rank).is_some_and(is_other);
@@ -227,97 +126,6 @@ fn accept_all(
     let end = deadline.end().max(Instant::now() + HANDSHAKE_TIMEOUT);
     answers.send(ANSWER_TIME, end, is_known);
     answers.into_streams()
-}
-
-/// Time that a process has to connect again where it has not received its answer, or has yet to ask.
-const ANSWER_TIME: Duration = Duration::from_secs(2);
-
-/// The answer of rank 0 to all processes, sent until each has confirmed it.
-struct Answers {
-    listener: Listener,
-    world_size: u64,
-    reply: JoinReply,
-    /// The processes, by rank and number, that have been answered, and whether they have confirmed it.
-    answered: BTreeMap<(u64, u64), (TcpStream, bool)>,
-}
-
-impl Answers {
-    fn new(listener: Listener, world_size: u64, reply: JoinReply) -> Answers {
-        Answers { listener, world_size, reply, answered: BTreeMap::new() }
-    }
-
-    /// Answers a process.
-    fn add(&mut self, rank: u64, process_id: u64, mut stream: TcpStream) {
-        let sent = stream
-            .set_nonblocking(false)
-            .and_then(|()| send_message(&mut stream, &self.reply))
-            .and_then(|()| stream.set_nonblocking(true));
-        if sent.is_ok() {
-            self.answered.insert((rank, process_id), (stream, false));
-        }
-    }
-
-    /// Waits until the end for confirmations, and for `missing_time` in which a process has not asked or has lost its
-    /// connection. Requests that are not `expected` are disconnected.
-    fn send(
-        &mut self,
-        missing_time: Duration,
-        end: Instant,
-        expected: impl Fn(&JoinRequest) -> bool,
-    ) {
-        let mut missing_since = None;
-        loop {
-            self.answered.retain(|_, (stream, confirmed)| {
-                *confirmed
-                    || has_confirmation(stream).is_ok_and(|now| {
-                        *confirmed = now && stream.set_nonblocking(false).is_ok();
-                        *confirmed || !now
-                    })
-            });
-            let ranks: BTreeSet<u64> = self.answered.keys().map(|(rank, _)| *rank).collect();
-            let now = Instant::now();
-            let others = ranks.into_iter().filter(|rank| *rank > 0).count() as u64;
-            if others + 1 >= self.world_size {
-                missing_since = None;
-                if self.answered.values().all(|(_, confirmed)| *confirmed) {
-                    return;
-                }
-            } else if now >= *missing_since.get_or_insert(now) + missing_time {
-                return;
-            }
-            if now >= end {
-                return;
-            }
-            if let Some((stream, request, _)) = self.listener.poll::<JoinRequest>()
-                && expected(&request)
-            {
-                self.add(request.rank, request.process_id, stream);
-            }
-        }
-    }
-
-    /// The connections, by rank.
-    ///
-    /// # Errors
-    /// A process that has not confirmed the answer. The others, which go on, are told.
-    fn into_streams(self) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
-        let mut streams: BTreeMap<u64, TcpStream> = BTreeMap::new();
-        let mut silent = None;
-        for ((rank, _), (stream, confirmed)) in self.answered {
-            streams.insert(rank, stream);
-            silent = silent.or((!confirmed).then_some(rank));
-        }
-        let lost = (1..self.world_size).find(|rank| !streams.contains_key(rank));
-        let error = match (lost, silent) {
-            (Some(rank), _) => disconnected(rank, &io::ErrorKind::UnexpectedEof.into()),
-            (None, Some(rank)) => disconnected(rank, &io::ErrorKind::TimedOut.into()),
-            (None, None) => return Ok(streams),
-        };
-        for stream in streams.values_mut() {
-            let _ = stream.write_all(&abort_frame(0, &error.fault.to_string()));
-        }
-        Err(error)
-    }
 }
 
 /// The rejection of all processes after a fault.
@@ -446,125 +254,3 @@ fn accept_peers(
     }
     Ok(streams)
 }
-
-fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
-    Ok((address.host.as_str(), address.port).to_socket_addrs()?.collect())
-}
-
-fn listen_at(address: &Address) -> Result<TcpListener, ClusterError> {
-    let listen = || -> io::Result<TcpListener> {
-        let addresses = resolve(address)?;
-        // The name may resolve to a translated address, which this machine cannot bind.
-        let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), address.port);
-        let listener = TcpListener::bind(&addresses[..]).or_else(|error| match error.kind() {
-            io::ErrorKind::AddrNotAvailable => TcpListener::bind(any),
-            _ => Err(error),
-        })?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    listen().map_err(|error| {
-        let (address, reason) = (address.to_string(), error.to_string());
-        ClusterFault::CannotListen { address, reason }.into()
-    })
-}
-
-/// A process to connect with.
-struct Target<'a> {
-    rank: u64,
-    address: &'a Address,
-    /// Whether it is known to have listened there: then it has ended where it no longer does.
-    has_listened: bool,
-}
-
-impl Target<'_> {
-    /// A process that may listen later.
-    fn awaited(rank: u64, address: &Address) -> Target<'_> {
-        Target { rank, address, has_listened: false }
-    }
-}
-
-/// Tries until the deadline to connect with a process of the same job, and to exchange messages with it. `exchange` returns
-/// the answer, an error after which another connection may succeed, or one that ends the attempts.
-fn meet<T>(
-    Target { rank, address, mut has_listened }: Target,
-    launch: &LaunchInfo,
-    deadline: &JoinDeadline,
-    mut exchange: impl FnMut(&mut TcpStream, SocketAddr) -> Result<io::Result<T>, ClusterError>,
-) -> Result<(TcpStream, T), ClusterError> {
-    let connect = |address: &SocketAddr| -> io::Result<TcpStream> {
-        let mut stream = TcpStream::connect_timeout(address, Duration::from_secs(5))?;
-        let end = deadline.end().min(Instant::now() + HANDSHAKE_TIMEOUT);
-        introduce(&mut stream, &launch.job, end)?;
-        Ok(stream)
-    };
-    let (mut stranger, mut lost, mut refused_since) = (None, None, None);
-    loop {
-        let (mut last_error, mut is_listening) = (io::Error::from(io::ErrorKind::NotFound), false);
-        match resolve(address) {
-            Err(error) => last_error = error,
-            Ok(addresses) => {
-                for address in addresses {
-                    let mut stream = match connect(&address) {
-                        Ok(stream) => stream,
-                        Err(error) => {
-                            is_listening |= error.kind() != io::ErrorKind::ConnectionRefused;
-                            last_error = error;
-                            continue;
-                        }
-                    };
-                    is_listening = true;
-                    match exchange(&mut stream, address)? {
-                        Ok(answer) => return Ok((stream, answer)),
-                        Err(error) => (lost, has_listened) = (Some(error), true),
-                    }
-                    break;
-                }
-            }
-        }
-        if is_listening || !has_listened {
-            refused_since = None;
-        }
-        let now = Instant::now();
-        let is_gone =
-            !is_listening && has_listened && now >= *refused_since.get_or_insert(now) + ANSWER_TIME;
-        let reason = reason_of(&last_error);
-        // Says more than that the last attempt had no answer in time.
-        if last_error.kind() == io::ErrorKind::InvalidData {
-            stranger = Some(reason.clone());
-        }
-        if is_gone || deadline.has_passed() {
-            if let Some(error) = lost {
-                return Err(disconnected(rank, &error));
-            }
-            let (address, reason) = (address.to_string(), stranger.unwrap_or(reason));
-            let waited_s = deadline.waited_s();
-            return Err(ClusterFault::Unreachable { rank, address, waited_s, reason }.into());
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
-}
-
-fn disconnected(rank: u64, error: &io::Error) -> ClusterError {
-    let (operation, reason) = ("the rendezvous".into(), reason_of(error));
-    ClusterFault::Disconnected { rank, operation, reason }.into()
-}
-
-/// The error of a connection, in words.
-fn reason_of(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it does not answer".into(),
-        io::ErrorKind::UnexpectedEof => "it closed the connection".into(),
-        _ => error.to_string(),
-    }
-}
-
-/// A number that differs from those of other runs and processes.
-fn new_id() -> u64 {
-    let mut half = [0; 8];
-    half.copy_from_slice(&new_nonce()[..8]);
-    u64::from_le_bytes(half)
-}
-
-#[cfg(test)]
-mod tests;

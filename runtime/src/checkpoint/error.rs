@@ -33,10 +33,11 @@ pub enum CheckpointFault {
     #[error("is locked by another run that has not ended")]
     Locked,
     /// The folder or its lock file was removed or renamed while the run held the lock.
-    #[error(
-        "is no longer the folder that this run has locked: it, or `.narrows-lock` in it, was removed or renamed"
-    )]
-    LockLost,
+    #[error("is no longer the folder that this run has locked: {}", lock_loss(present.as_deref()))]
+    LockLost {
+        /// The folder with the locked file, where it has another name now.
+        present: Option<PathBuf>,
+    },
     /// Another process could not write its part of a checkpoint.
     #[error("process {rank} cannot write its part: {reason}")]
     OtherProcess {
@@ -171,6 +172,14 @@ pub enum TensorFault {
     },
 }
 
+/// Present name of a folder whose lock is lost, in words.
+fn lock_loss(present: Option<&Path>) -> String {
+    match present {
+        Some(present) => format!("that one is now {}", present.display()),
+        None => "it, or `.narrows-lock` in it, was removed or renamed".into(),
+    }
+}
+
 fn location_prefix(fault: &CheckpointFault) -> String {
     fault.location().map_or(String::new(), |location| format!("{location}: "))
 }
@@ -266,7 +275,7 @@ impl CheckpointFault {
             CheckpointFault::Locked => {
                 Some("another folder, or the same one after that run has ended")
             }
-            CheckpointFault::LockLost => Some(
+            CheckpointFault::LockLost { .. } => Some(
                 "put the folder back and resume from its last checkpoint; leave both in place while a run uses \
                  them",
             ),

@@ -27,7 +27,10 @@ impl FolderLock {
     /// [`CheckpointFault::LockLost`], or a file that cannot be examined.
     pub fn verify(&self) -> Result<(), CheckpointError> {
         let path = self.dir.join(NAME);
-        let lost = || Err(CheckpointError::new(&self.dir, CheckpointFault::LockLost));
+        let lost = || {
+            let fault = CheckpointFault::LockLost { present: self.renamed_folder() };
+            Err(CheckpointError::new(&self.dir, fault))
+        };
         let present = match fs::symlink_metadata(&path) {
             Err(error)
                 if matches!(
@@ -42,6 +45,26 @@ impl FolderLock {
         let locked = self.file.metadata().map_err(CheckpointError::io(&path, "examined"))?;
         if is_same_file(&present, &locked) { Ok(()) } else { lost() }
     }
+
+    /// The folder of the locked file under its present name, if it was renamed and the system says so.
+    pub fn renamed_folder(&self) -> Option<PathBuf> {
+        let present = folder_of(&self.file)?;
+        let is_renamed = fs::canonicalize(&self.dir).map_or(true, |dir| dir != present);
+        (is_renamed && present.is_dir()).then_some(present)
+    }
+}
+
+/// The folder of an open lock file. The name of a removed file has an ending that no lock file has.
+#[cfg(target_os = "linux")]
+fn folder_of(file: &File) -> Option<PathBuf> {
+    use std::os::fd::AsRawFd;
+    let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    (path.file_name()? == NAME).then(|| path.parent().map(Path::to_path_buf))?
+}
+
+#[cfg(not(target_os = "linux"))]
+fn folder_of(_file: &File) -> Option<PathBuf> {
+    None
 }
 
 #[cfg(unix)]

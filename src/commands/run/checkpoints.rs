@@ -308,6 +308,13 @@ impl<'a> CheckpointKeeper<'a> {
         failure
     }
 
+    /// A checkpoint in the folder that this run has locked, where that was renamed.
+    fn renamed(&self, path: &Path) -> Option<PathBuf> {
+        let within = path.strip_prefix(&self.settings?.dir).ok()?;
+        let present = self.lock?.renamed_folder()?.join(within);
+        present.is_dir().then_some(present)
+    }
+
     fn verify_lock(&self) -> CommandResult<()> {
         self.lock.map_or(Ok(()), FolderLock::verify).map_err(Failure::checkpoint)
     }
@@ -317,11 +324,23 @@ impl<'a> CheckpointKeeper<'a> {
         let CheckpointSettings { dir, .. } = self.settings?;
         // Invalid input fails again until it is fixed.
         let condition = if status == ExitStatus::BadInput { "once this is fixed, " } else { "" };
+        let is_lost = self.lock.is_some_and(|lock| lock.verify().is_err());
         Some(match &self.last {
+            Some(CheckpointEntry { step, path }) if is_lost || !path.is_dir() => {
+                match self.renamed(path) {
+                    Some(present) => {
+                        format!("the checkpoint of step {step} is now {}", present.display())
+                    }
+                    None => {
+                        format!("the checkpoint of step {step} was written to {}", path.display())
+                    }
+                }
+            }
             Some(CheckpointEntry { step, path }) => format!(
                 "the checkpoint of step {step} is {}: {condition}the same command with --resume continues from it",
                 path.display()
             ),
+            None if is_lost => return None,
             None => format!("no checkpoint was written to {} yet", dir.display()),
         })
     }

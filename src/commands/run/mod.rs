@@ -31,7 +31,7 @@ use crate::args::{
     RunArgs, RunSettings, RunTask, TrainSettings,
 };
 use crate::calibrate::{cache, gpu, machine};
-use crate::cluster::{Membership, report_failure};
+use crate::cluster::{LaunchedProcess, Membership, report_failure};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::host::cores;
 use crate::output;
@@ -71,13 +71,13 @@ pub fn run(args: &RunArgs) -> CommandResult<()> {
     };
     let membership = Arc::new(Membership::default());
     let warning = "Ctrl-C will end the run without finishing its step";
-    let signals = match process.clone() {
-        None => StopSignals::install(warning),
-        Some(process) => {
-            let membership = Arc::clone(&membership);
-            StopSignals::install_with_report(warning, move || membership.report_stop(&process))
+    let reporting = process.clone().map(|process| (process, Arc::clone(&membership)));
+    let label = process.as_ref().map(LaunchedProcess::label);
+    let signals = StopSignals::install(warning, label, move || {
+        if let Some((process, membership)) = &reporting {
+            membership.report_stop(process);
         }
-    };
+    });
     let before_joining = |failure| match &process {
         Some(process) => report_failure(process, failure),
         None => failure,

@@ -34,6 +34,7 @@ pub struct StepLog<'a> {
     text: TextOutput,
     progress: ProgressBar,
     first_step: u64,
+    last_recorded: Option<u64>,
 }
 
 impl<'a> StepLog<'a> {
@@ -55,6 +56,7 @@ impl<'a> StepLog<'a> {
             text,
             progress: progress_bar(first_step, training.recipe.steps, text),
             first_step,
+            last_recorded: None,
         }
     }
 
@@ -76,6 +78,7 @@ impl<'a> StepLog<'a> {
             events.map_or(Ok(()), |events| events.write(trained, &self.predicted, evaluation));
         if written.is_ok() {
             self.history.push(trained);
+            self.last_recorded = Some(trained.step);
         }
         let collapse = self.collapse.push(trained.step, trained.loss, trained.gradient_norm);
         if let Some(collapse) = collapse.filter(|_| self.training.is_rank_0()) {
@@ -112,6 +115,11 @@ impl<'a> StepLog<'a> {
     /// The steps so far.
     pub fn history(&self) -> &RunHistory {
         &self.history
+    }
+
+    /// The last step of this process that is in the metrics, where they are written.
+    pub fn last_recorded(&self) -> Option<u64> {
+        self.last_recorded
     }
 
     /// Name of the metrics file.

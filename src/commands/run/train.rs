@@ -37,7 +37,6 @@ use crate::metrics_file::MetricsFile;
 use crate::report::{Report, RunHeader, RunReport};
 use crate::signals::StopSignals;
 use crate::tensorboard::EventFile;
-use crate::text::plural;
 use crate::{gpu, output};
 
 /// Trains the model of a plan. Several processes, which have joined `group`, end together.
@@ -295,9 +294,8 @@ fn with_leftovers(
         Err(failure) => (None, failure.problems),
     };
     if let Some(problem) = failure.problems.first_mut() {
-        if let Some(file) = log.metrics_name() {
-            let steps = plural(log.history().steps(), "step");
-            problem.causes.push(format!("the metrics of the {steps} before it are in {file}"));
+        if let (Some(file), Some(step)) = (log.metrics_name(), log.last_recorded()) {
+            problem.causes.push(format!("the metrics until step {step} are in {file}"));
         }
         problem.causes.extend(trace);
         problem.causes.extend(keeper.resumption(failure.status));

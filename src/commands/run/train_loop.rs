@@ -1,8 +1,5 @@
 //! The loop of steps: what a run does after each step, and how it ends.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use narrows_runtime::train::{EvaluationOutcome, TrainControl, TrainEnd, TrainError, TrainedStep};
 use narrows_runtime::{RunError, Trainer};
 
@@ -13,6 +10,7 @@ use super::step_log::StepLog;
 use super::trace::Tracer;
 use super::validation::Validation;
 use crate::errors::{CommandResult, Failure};
+use crate::signals::StopRequests;
 
 /// Parts of a run that act after each of its steps.
 pub struct TrainLoop<'a> {
@@ -28,8 +26,8 @@ pub struct TrainLoop<'a> {
     pub data_check: DataCheck,
     /// The checkpoints.
     pub keeper: CheckpointKeeper<'a>,
-    /// Whether a signal asks the run to stop.
-    pub stop: Arc<AtomicBool>,
+    /// Signals that ask the run to stop.
+    pub stop: StopRequests,
     /// Failure of this process beside a step. The run then stops in order, with a checkpoint, so that no step is lost.
     pub fault: Option<Failure>,
 }
@@ -67,12 +65,37 @@ impl TrainLoop<'_> {
         };
         self.log.finish();
         match ended {
-            Ok(end) => {
-                self.keeper.save(trainer).and_then(|()| self.fault.take().map_or(Ok(end), Err))
-            }
+            Ok(end) => self.save_last(end, trainer),
             Err(LoopError::Step(error)) => Err(self.step_failure(error, trainer)),
-            Err(LoopError::Ended(failure)) => Err(failure),
+            Err(LoopError::Ended(failure)) => Err(self.with_cause(failure, trainer)),
         }
+    }
+
+    /// Writes the last checkpoint.
+    ///
+    /// # Errors
+    /// The fault that stopped the run, and a checkpoint that cannot be written.
+    fn save_last(&mut self, end: TrainEnd, trainer: &Trainer) -> CommandResult<TrainEnd> {
+        if end == TrainEnd::Stopped {
+            self.fault = self.fault.take().or_else(|| self.stop.fault());
+        }
+        match self.keeper.save(trainer) {
+            Ok(()) => self.fault.take().map_or(Ok(end), Err),
+            Err(failure) => Err(self.with_cause(failure, trainer)),
+        }
+    }
+
+    /// A failure while the run stops, after the reason why it stops. The status is that of this reason.
+    fn with_cause(&mut self, mut failure: Failure, trainer: &Trainer) -> Failure {
+        if let Some(mut fault) = self.fault.take() {
+            fault.problems.extend(failure.problems);
+            return fault;
+        }
+        if let (true, Some(problem)) = (self.stop.are_pending(), failure.problems.first_mut()) {
+            let step = trainer.session().steps();
+            problem.causes.push(format!("a signal stopped the run after step {step}"));
+        }
+        failure
     }
 
     fn after_step(
@@ -108,7 +131,8 @@ impl TrainLoop<'_> {
             .fault
             .take()
             .or(recorded.and(printed).and(tokens).err())
-            .or_else(|| self.data_check.fault());
+            .or_else(|| self.data_check.fault())
+            .or_else(|| self.stop.fault());
         let is_best = verdict.is_some_and(|verdict| verdict.is_best);
         self.save_or_stop(trainer, control, is_best).map_err(LoopError::Ended)
     }
@@ -124,7 +148,7 @@ impl TrainLoop<'_> {
             self.keeper.save_best(trainer)?;
         }
         // Processes write checkpoints together, so they first agree whether to continue.
-        let stop = self.stop.load(Ordering::Relaxed) || self.fault.is_some();
+        let stop = self.stop.are_pending() || self.fault.is_some();
         if self.keeper.agree(trainer, stop)? {
             return Ok(TrainControl::Stop);
         }

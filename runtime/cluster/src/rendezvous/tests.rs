@@ -1,12 +1,13 @@
 //! Handshakes that are damaged on the way.
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use narrows_runtime::process_group::ProcessGroup as _;
 
+use super::super::handshake::{POLL_INTERVAL, read_message};
 use super::super::job_token::JobToken;
 use super::super::launcher::Launcher;
 use super::super::process_group::{ClusterTimeouts, TcpProcessGroup};
@@ -123,7 +124,7 @@ fn join_over(sender: Sender, byte: usize, values: [&str; 2]) -> Option<[Option<C
     let port = free_port();
     let facts = |value: &str| vec![RunFact { name: "a property".into(), value: value.to_owned() }];
     let fault = |launch: LaunchInfo, value| {
-        connect(&launch, facts(value), &[], TIMEOUT).err().map(|error| error.fault)
+        connect(&launch, facts(value), &[], TIMEOUT, &mut |_| ()).err().map(|error| error.fault)
     };
     let start = Instant::now();
     let (proxy, outcomes) = std::thread::scope(|scope| {
@@ -235,7 +236,10 @@ fn a_process_that_ends_while_it_waits_may_be_started_again() {
     let port = free_port();
     std::thread::scope(|scope| {
         let join = |rank| {
-            move || connect(&launch_of(rank, 3, port), vec![], &[], TIMEOUT).map(|all| all.len())
+            move || {
+                let launch = launch_of(rank, 3, port);
+                connect(&launch, vec![], &[], TIMEOUT, &mut |_| ()).map(|all| all.len())
+            }
         };
         let first = scope.spawn(join(0));
         join_and_end(&launch_of(1, 3, port), false);
