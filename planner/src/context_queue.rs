@@ -1,8 +1,9 @@
 //! The contexts that a search has not excluded or solved, the most promising first.
 //!
 //! A context begins with a bound from the ops of the model, for which no cost table is needed. Only where that bound is among
-//! the best is it replaced, first by a bound that many contexts share and then by the context's own, so that most contexts of
-//! large clusters are excluded without a solve of their own, and many microbatches and tensor axes without a table.
+//! the best is it replaced, first by bounds that many contexts share, and many searches where the bandwidth between nodes is swept,
+//! and then by the context's own, so that most contexts of large clusters are excluded without a solve of their own, and many
+//! microbatches and tensor axes without a table.
 
 use std::collections::VecDeque;
 

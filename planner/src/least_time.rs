@@ -5,7 +5,8 @@
 //!    step phase of an average stage, m microbatches and P stages, no 1F1B step is shorter than
 //!    m·T/P + u, nor than T / (1 − (1 − 1/m)ᴾ), which stages of the best proportion would reach. First, T is the
 //!    least time of every op; of the most promising contexts, T then leaves out what ZeRO adds to the passes, so that many
-//!    contexts share it, and the most promising of these get their own.
+//!    contexts share it, and the most promising of these get their own. Where a tensor or context axis spans nodes, T first
+//!    has links as fast as those inside a node, so that searches which differ in the bandwidth between nodes share it too.
 //! 3. The most promising contexts get a better bound, from dividing the blocks among the stages within
 //!    the memory limit. The contexts that remain most promising are solved (lowered, placed in memory,
 //!    simulated) until no bound is better than the best plan.
