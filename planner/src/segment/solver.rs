@@ -17,8 +17,8 @@ use narrows_plan::{
 use rustc_hash::FxHashMap;
 
 use super::cache::{
-    AlternativesCache, ByteMultipliersKey, FastestSolution, LinkPrices, OpsKey, PassKey,
-    PricedCache, SegmentCache, StepKey, StepPhaseKey,
+    AlternativesCache, ByteMultipliersKey, FastestSolution, OpsKey, PassKey, PricedCache,
+    SegmentCache, StepKey, StepPhaseKey,
 };
 use super::hull_cache::Hulls;
 use super::prepared::PreparedSegment;
@@ -71,14 +71,17 @@ impl<'a> SegmentSolver<'a> {
         let cache = cache.clone();
         let (alternatives, priced) = cache.of_request(request);
         let prices = [false, true].map(|has_tensor_axis| priced.prices(request, has_tensor_axis));
-        let fast = |prices: &LinkPrices| prices.fast_inter_node.clone();
-        let [without_axis, with_axis] = prices.each_ref().map(fast);
-        let fast_inter_node = without_axis.zip(with_axis);
+        let fast = prices.each_ref().map(|prices| prices.fast_inter_node.clone());
+        let fast_prices = match fast {
+            [Some(without_axis), Some(with_axis)] => Some([without_axis, with_axis]),
+            _ => None,
+        };
         let layers = BlockShape::all(&request.model);
         let crossing_widths = BlockShape::crossing_widths(&layers);
         let narrowest_carried = narrowest_carried(&layers, request.model.hidden);
         let mut shapes: Vec<BlockShape> = vec![];
-        let layer_shapes = layers
+        let parameters = request.model.parameters();
+        let layer_shapes: Vec<usize> = layers
             .into_iter()
             .map(|layer| {
                 shapes.iter().position(|shape| *shape == layer).unwrap_or_else(|| {
@@ -87,54 +90,28 @@ impl<'a> SegmentSolver<'a> {
                 })
             })
             .collect();
-        let mut solver = SegmentSolver {
+        let with_prices = |prices: [Arc<Prices>; 2], fast_inter_node| SegmentSolver {
             request,
-            cache,
-            shapes,
-            layer_shapes,
-            parameters: request.model.parameters(),
-            crossing_widths,
-            narrowest_carried,
-            alternatives,
-            priced,
-            prices: prices.map(|prices| prices.own),
-            fast_inter_node: None,
+            cache: cache.clone(),
+            shapes: shapes.clone(),
+            layer_shapes: layer_shapes.clone(),
+            parameters,
+            crossing_widths: crossing_widths.clone(),
+            narrowest_carried: narrowest_carried.clone(),
+            alternatives: alternatives.clone(),
+            priced: priced.clone(),
+            prices,
+            fast_inter_node,
             unproven: Mutex::default(),
             hulls: Hulls::default(),
-            deadline,
+            deadline: deadline.clone(),
             solve_count: AtomicU64::default(),
             table_solves: Mutex::default(),
             failed_solves: AtomicU64::default(),
             has_unproven: AtomicBool::default(),
         };
-        let with_prices =
-            |(without_axis, with_axis)| Box::new(solver.with_prices([without_axis, with_axis]));
-        solver.fast_inter_node = fast_inter_node.map(with_prices);
-        solver
-    }
-
-    /// The same segments with other prices.
-    fn with_prices(&self, prices: [Arc<Prices>; 2]) -> SegmentSolver<'a> {
-        SegmentSolver {
-            request: self.request,
-            cache: self.cache.clone(),
-            shapes: self.shapes.clone(),
-            layer_shapes: self.layer_shapes.clone(),
-            parameters: self.parameters,
-            crossing_widths: self.crossing_widths.clone(),
-            narrowest_carried: self.narrowest_carried.clone(),
-            alternatives: self.alternatives.clone(),
-            priced: self.priced.clone(),
-            prices,
-            fast_inter_node: None,
-            unproven: Mutex::default(),
-            hulls: Hulls::default(),
-            deadline: self.deadline.clone(),
-            solve_count: AtomicU64::default(),
-            table_solves: Mutex::default(),
-            failed_solves: AtomicU64::default(),
-            has_unproven: AtomicBool::default(),
-        }
+        let fast_inter_node = fast_prices.map(|prices| Box::new(with_prices(prices, None)));
+        with_prices(prices.map(|prices| prices.own), fast_inter_node)
     }
 
     /// The same segments where the tensor or context axis of a context spans nodes, with links between nodes that are as fast
