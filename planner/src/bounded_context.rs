@@ -15,7 +15,7 @@ pub(crate) struct BoundedContext {
     pub bound: Result<Seconds, Infeasible>,
     /// Position in the enumeration of contexts.
     index: usize,
-    /// Its passes among those of all contexts.
+    /// Numbers of its passes among those of all contexts.
     passes: PassNumbers,
     level: BoundLevel,
     /// Weight of a second of step time in the objective: the number of devices for the cost, otherwise 1.
