@@ -12,7 +12,7 @@ use narrows_plan::{
 use narrows_planner::SearchReport;
 use serde::Serialize;
 
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
 use super::{Report, decisions, finite_limit, step_cost, training_run};
@@ -238,14 +238,17 @@ impl<'a> PlanReport<'a> {
             ("backward", &bytes.backward),
             ("recompute", &bytes.recompute),
         ];
-        let cell = |bytes: Bytes| if bytes > Bytes(0) { bytes.to_string() } else { String::new() };
-        let rows: Vec<Vec<String>> = passes
+        let cell = |bytes: Bytes| match bytes {
+            Bytes(0) => Cell::from(String::new()),
+            _ => bytes.into(),
+        };
+        let rows: Vec<Vec<Cell>> = passes
             .iter()
             .filter(|(_, bytes)| !bytes.is_empty())
             .map(|(pass, payloads)| {
                 let kinds = CollectiveKind::ALL.map(|kind| payloads.of(kind));
                 let cells = kinds.into_iter().chain([payloads.statistics]).map(cell);
-                std::iter::once(pass.to_string()).chain(cells).collect()
+                std::iter::once(pass.to_string().into()).chain(cells).collect()
             })
             .collect();
         if rows.is_empty() {

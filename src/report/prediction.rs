@@ -6,7 +6,7 @@ use narrows_runtime::TimeCategory;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page};
 use super::{assumptions, kernels};
 use crate::args::Detail;
 use crate::breakdown;
@@ -97,13 +97,14 @@ impl PredictionReport<'_> {
     pub fn breakdown(&self, page: &mut Page) {
         let Prediction { breakdown_s, step_time_s, .. } = self.prediction;
         let seconds = |category| breakdown::predicted_s(breakdown_s, category);
-        let rows: Vec<Vec<String>> = TimeCategory::ALL
+        let rows: Vec<Vec<Cell>> = TimeCategory::ALL
             .into_iter()
             .filter(|category| seconds(*category) > 0.0)
             .map(|category| {
                 let time = seconds(category);
                 let share = percent(time / step_time_s);
-                vec![breakdown::title(category).to_owned(), Seconds(time).to_string(), share]
+                let title = breakdown::title(category).to_owned();
+                vec![title.into(), Seconds(time).into(), share.into()]
             })
             .collect();
         page.heading("Where the time goes");

@@ -5,9 +5,7 @@ use narrows_plan::Seconds;
 
 use super::page::{Align, Page};
 use crate::text::{count, interval_90, percent, thousands};
-
-/// Days below which a run is reported in hours.
-const DAYS_MIN: f64 = 2.0;
+use crate::unit::Unit;
 
 /// Prints the run with its intervals and assumptions.
 pub fn section(page: &mut Page, run: &TrainingRunEstimate) {
@@ -40,10 +38,12 @@ pub fn table(page: &mut Page, runs: &[&TrainingRunEstimate], columns: &[(&str, A
         let cells = runs.iter().map(|run| cell(run).unwrap_or_default());
         std::iter::once(name.to_owned()).chain(cells).collect::<Vec<String>>()
     };
+    let days = runs.iter().flat_map(|run| run.days_interval.into_iter().chain([run.days]));
+    let unit = Unit::Days.common(days);
     let mut rows = vec![
-        row("time", &|run| Some(duration(run.days))),
-        row("90 % low", &|run| Some(duration(run.days_interval[0]))),
-        row("90 % high", &|run| Some(duration(run.days_interval[1]))),
+        row(&format!("time in {}", unit.symbol()), &|run| Some(unit.number(run.days))),
+        row("90 % low", &|run| Some(unit.number(run.days_interval[0]))),
+        row("90 % high", &|run| Some(unit.number(run.days_interval[1]))),
         row("device-hours", &|run| Some(rounded(run.device_hours))),
         row("cost in $", &|run| run.dollars.map(rounded)),
         row("energy in kWh", &|run| run.energy_kwh.map(rounded)),
@@ -56,11 +56,7 @@ pub fn table(page: &mut Page, runs: &[&TrainingRunEstimate], columns: &[(&str, A
 
 /// A number of days in words: `12.3 days`, below two days `29.5 hours`.
 pub fn duration(days: f64) -> String {
-    match days {
-        ..DAYS_MIN => format!("{:.1} hours", days * 24.0),
-        ..1000.0 => format!("{days:.1} days"),
-        _ => format!("{} days", thousands(days.round() as u64)),
-    }
+    Unit::Days.format(days)
 }
 
 /// A rounded number with thousands separators; small ones with decimals.

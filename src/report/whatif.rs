@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::break_even::BreakEvenReport;
 use super::infeasible::InfeasibleReport;
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page, texts};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
 use super::solution::SolutionReport;
@@ -252,7 +252,7 @@ impl<'a> PointResult<'a> {
     }
 
     /// Cells of a row of the table after the settings.
-    fn cells(&self, columns: &[ResultColumn]) -> Vec<String> {
+    fn cells(&self, columns: &[ResultColumn]) -> Vec<Cell> {
         match self {
             PointResult::Planned { decisions, prediction, step_cost, training_run, .. } => {
                 let row = PlannedRow {
@@ -264,8 +264,8 @@ impl<'a> PointResult<'a> {
                 columns.iter().map(|column| column.cell(row)).collect()
             }
             PointResult::Failed { error, .. } => {
-                let mut cells = vec![String::new(); columns.len() - 1];
-                cells.push(error.message.clone());
+                let mut cells = vec![Cell::Text(String::new()); columns.len() - 1];
+                cells.push(error.message.clone().into());
                 cells
             }
         }
@@ -292,7 +292,7 @@ const CONTEXT_LEGEND: &str = "C: devices along the context axis, which share eac
 const SCHEDULE_LEGEND: &str = "Schedule of a pipeline: 1F1B; ZB: zero-bubble; v: interleaved, with this many model chunks per stage.";
 
 /// Cells of the two alternatives of one value.
-fn pair_cells(pair: &[PointReport]) -> [String; 6] {
+fn pair_cells(pair: &[PointReport]) -> [Cell; 6] {
     let value = pair[0].settings.values().next().map(|value| text_of(value)).unwrap_or_default();
     let step_time = |point: Option<&PointReport>| match &point?.result {
         PointResult::Planned { decisions, prediction, .. } => {
@@ -306,11 +306,11 @@ fn pair_cells(pair: &[PointReport]) -> [String; 6] {
         _ => String::new(),
     };
     let [(first, first_plan), (second, second_plan)] = times.map(|time| {
-        time.map_or(("no plan".into(), String::new()), |(time_s, plan)| {
-            (Seconds(time_s).to_string(), plan)
+        time.map_or(("no plan".to_owned().into(), String::new()), |(time_s, plan)| {
+            (Cell::from(Seconds(time_s)), plan)
         })
     });
-    [value, first, first_plan, second, second_plan, difference]
+    [value.into(), first, first_plan.into(), second, second_plan.into(), difference.into()]
 }
 
 impl Report for WhatIfReport<'_> {
@@ -325,7 +325,7 @@ impl Report for WhatIfReport<'_> {
         }
         let Some(first) = self.points.first() else { return page };
         if let Some(break_even) = &self.break_even {
-            let rows: Vec<[String; 6]> = self.points.chunks(2).map(pair_cells).collect();
+            let rows: Vec<[Cell; 6]> = self.points.chunks(2).map(pair_cells).collect();
             break_even.table(&mut page, &rows);
             self.plan_legend(&mut page);
             return page;
@@ -335,14 +335,12 @@ impl Report for WhatIfReport<'_> {
         let mut results = self.results();
         let headers = results.iter().map(|column| column.header());
         let mut columns: Vec<(&str, Align)> = settings.chain(headers).collect();
-        let mut rows: Vec<Vec<String>> = self
-            .points
-            .iter()
-            .map(|point| {
-                let settings = point.settings.values().map(|value| text_of(value));
-                settings.chain(point.result.cells(&results)).collect()
-            })
-            .collect();
+        let cells = |point: &PointReport| {
+            let settings = point.settings.values().map(|value| text_of(value).into());
+            settings.chain(point.result.cells(&results)).collect()
+        };
+        let rows: Vec<Vec<Cell>> = self.points.iter().map(cells).collect();
+        let mut rows = texts(columns.len(), &rows);
         let mut left_out = vec![];
         for dispensable in ResultColumn::DISPENSABLE {
             let position = results.iter().position(|column| *column == dispensable);

@@ -68,7 +68,9 @@ fn differences_are_those_of_the_predictions() {
     for detail in ["", "--details", "--verbose"] {
         let text = stdout(&format!("compare {a} {b} {detail}"));
         let verdict = text.lines().nth(1).expect("a verdict");
-        assert!(verdict.contains("B is ") && verdict.contains("faster than A"), "{text}");
+        assert!(verdict.contains("B is ") && verdict.contains(" times as fast as A"), "{text}");
+        assert!(text.contains("\nTime of a step in ms\n"), "{text}");
+        assert!(text.contains("\nMemory per device in MiB, "), "{text}");
         for line in text.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
@@ -119,6 +121,45 @@ fn the_search_is_compared_with_a_plan() {
     for plan in compared["plans"].as_array().expect("plans") {
         assert_eq!(plan["decisions"]["workload"]["global_batch"], 8);
         assert_eq!(plan["decisions"]["mesh"]["tensor"], 2);
+    }
+}
+
+/// Many plans leave little room beside their numbers: neither names nor numbers are broken.
+#[test]
+fn five_plans_fit_a_terminal() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mesh = "--model cola-60m --sequence-length 512 --devices 4 --global-batch 64";
+    let flags = ["--tensor 4", "--tensor 2 --zero 1", "--pipeline 4", "--zero 3", "--devices 1"];
+    let files = flags.into_iter().zip(0..).map(|(flags, index)| {
+        let mesh =
+            if flags.contains("devices") { mesh.replace("--devices 4", "") } else { mesh.into() };
+        plan(folder.path(), &format!("{index}.json"), &format!("{mesh} {flags}"))
+            .display()
+            .to_string()
+    });
+    let files = files.collect::<Vec<_>>().join(" ");
+    let run = "--tokens 3e12 --price-per-device-hour 2.1 --power-watts 700";
+    let text = stdout(&format!("compare {files} {run}"));
+    let names = [
+        "device-hours",
+        "energy in kWh",
+        "optimizer states",
+        "data: reduce-scatter",
+        "pipeline: P2P",
+    ];
+    for name in names {
+        assert!(text.contains(&format!("\n  {name} ")), "{name} in {text}");
+    }
+    let (_, parts) = text.split_once("\nTime of a ").expect("a table of times");
+    for row in parts.lines().filter(|line| line.contains('.')) {
+        // Five plans and their difference, without a unit in the cells.
+        let numbers = row.split_whitespace().rev().take(6);
+        assert!(
+            numbers.clone().all(|cell| cell.trim_start_matches('<').parse::<f64>().is_ok()),
+            "{row}"
+        );
+        assert_eq!(numbers.count(), 6, "{row}");
+        assert!(row.chars().count() <= 80, "{row}");
     }
 }
 

@@ -120,7 +120,7 @@ mod tests {
         let mut page = Page::default();
         page.heading("<script>alert(1)</script> & \"more\"");
         page.fields(&[("a<b", "c>d".to_owned())]);
-        page.table(&[("<i>", Align::Left)], &[vec!["</table>".into()]]);
+        page.table(&[("<i>", Align::Left)], &[vec!["</table>".to_owned()]]);
         let html = html(&page, "", &[], "narrows plan --model '<x>'").unwrap();
         for markup in ["<script>alert", "<i>", "a<b", "</table></td>", "'<x>'"] {
             assert!(!html.contains(markup), "{markup}");
