@@ -1,8 +1,9 @@
 "use strict";
-// The plan follows the controls: a move is sent after a pause, replaces the request before it, and late answers are
-// dropped. The settings are in the fragment of the address, so that a link restores them.
+// The plan follows the controls: a move is sent at once, or after a pause where it follows another one, as while a slider is
+// dragged. It replaces the request before it, and late answers are dropped. The settings are in the fragment of the address, so
+// that a link restores them.
 
-// Milliseconds without a move before the plan is asked for.
+// Milliseconds without a move before the plan is asked for again.
 const PAUSE_MS = 60;
 // Seconds after which the best plan so far is shown, until the proof is complete. Solutions of a search that a limit
 // ended are cached for the next one.
@@ -21,6 +22,7 @@ let sliders = [];
 let pending = null;
 let latest = 0;
 let timer = 0;
+let lastMove = -Infinity;
 
 const preset = (list, name) => options[list].find(known => known.name === name);
 // The value of a field that no setting replaces; null where the field does not apply, undefined where it is searched.
@@ -178,7 +180,9 @@ function moved() {
   latest += 1;
   pending?.abort();
   document.body.dataset.state = "waiting";
-  timer = setTimeout(update, PAUSE_MS);
+  const now = performance.now();
+  timer = setTimeout(update, now - lastMove < PAUSE_MS ? PAUSE_MS : 0);
+  lastMove = now;
 }
 
 class Refusal extends Error {
