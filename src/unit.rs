@@ -253,6 +253,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn days_are_hours_where_they_are_few() {
+        for (days, text) in [(1.5, "36.0 hours"), (12.34, "12.3 days"), (4567.8, "4,568 days")] {
+            assert_eq!(Unit::Days.format(days), text);
+        }
+    }
+
+    #[test]
     fn a_column_has_one_unit() {
         let mib = MIB;
         for (unit, values, expected) in [

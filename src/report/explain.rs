@@ -245,7 +245,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
             .to_owned()
             .into(),
             time(row.bound_s, ""),
-            time(row.step_time_s, &outcome(&row.outcome)),
+            time(row.step_time_s, outcome(&row.outcome)),
         ]
     };
     let columns = [

@@ -11,8 +11,9 @@ use crate::unit::Unit;
 pub fn section(page: &mut Page, run: &TrainingRunEstimate) {
     let tokens = count(run.tokens.round() as u64);
     page.heading(format!("Run of {tokens} tokens"));
-    let interval = interval_90(run.days_interval, run.days_interval.map(duration));
-    let time = format!("{} ({interval})", duration(run.days));
+    let days = Unit::Days.common(run.days_interval.into_iter().chain([run.days]));
+    let interval = interval_90(run.days_interval, run.days_interval.map(|end| days.format(end)));
+    let time = format!("{} ({interval})", days.format(run.days));
     let mut fields = vec![
         ("steps", thousands(run.steps)),
         ("time", time),
@@ -54,11 +55,6 @@ pub fn table(page: &mut Page, runs: &[&TrainingRunEstimate], columns: &[(&str, A
     page.table(columns, &rows);
 }
 
-/// A number of days in words: `12.3 days`, below two days `29.5 hours`.
-pub fn duration(days: f64) -> String {
-    Unit::Days.format(days)
-}
-
 /// A rounded number with thousands separators; small ones with decimals.
 pub fn rounded(value: f64) -> String {
     if value < 100.0 { format!("{value:.2}") } else { thousands(value.round() as u64) }
@@ -71,9 +67,9 @@ fn amount(value: f64, interval: [f64; 2], unit: &str) -> String {
 
 fn failures_phrase(failures: &FailureEstimate) -> String {
     format!(
-        "{} expected, one every {:.1} hours; goodput {}",
+        "{} expected, one every {}; goodput {}",
         rounded(failures.failures_expected),
-        failures.cluster_mtbf_hours,
+        duration_of(failures.cluster_mtbf_hours * 3600.0),
         percent(failures.goodput)
     )
 }
@@ -91,7 +87,7 @@ fn checkpoints_phrase(failures: &FailureEstimate) -> String {
     )
 }
 
-/// Minutes from two minutes on, hours from two hours on.
+/// Seconds in minutes from two minutes on, and in hours from two hours on.
 fn duration_of(seconds: f64) -> String {
     match seconds {
         ..120.0 => Seconds(seconds).to_string(),
@@ -106,9 +102,6 @@ mod tests {
 
     #[test]
     fn durations_and_amounts_are_short() {
-        assert_eq!(duration(1.5), "36.0 hours");
-        assert_eq!(duration(12.34), "12.3 days");
-        assert_eq!(duration(4567.8), "4,568 days");
         assert_eq!((rounded(12.345), rounded(1234.5)), ("12.35".into(), "1,235".into()));
         assert_eq!(duration_of(90.0), "90.00 s");
         assert_eq!(duration_of(900.0), "15.0 minutes");

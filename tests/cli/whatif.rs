@@ -73,6 +73,10 @@ fn fields_of_files_are_set() {
     let expected = json("plan --model cola-60m --devices 2 --sequence-length 512");
     assert_eq!(sweep["points"][1]["prediction"], expected["prediction"]);
     assert!(time(&sweep["points"][0]) < time(&sweep["points"][1]), "half the model is faster");
+
+    // A repeated value repeats no point of a product.
+    let sweep = json(&format!("{SMALL} --sweep rank=64,128,64"));
+    assert_eq!(sweep["points"].as_array().map(Vec::len), Some(2));
 }
 
 /// Optional fields that the file does not set can be swept too.
@@ -240,6 +244,7 @@ fn bad_sweeps_are_located() {
             "--sweep hardware.gemm.start_us=1,2 --sweep hardware.gemm.start_s=1e-6",
             "`hardware.gemm.start_s` replaces every value of `hardware.gemm.start_us`",
         ),
+        ("--sweep devices=1,1 --sweep tensor=1 --zip", "`devices` has 2 values and `tensor` has 1"),
         ("--sweep devices=1,2 --sweep tensor=1 --zip", "`devices` has 2 values and `tensor` has 1"),
         ("--sweep devices=1 --sweep devices=2", "swept twice"),
         ("--sweep devices=1 --csv no/such/folder.csv", "cannot be written"),
