@@ -1,6 +1,6 @@
 //! The report of a sweep: one row per point.
 
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{Mesh, Plan, Seconds};
 use narrows_planner::Prediction;
@@ -131,6 +131,11 @@ impl<'a> WhatIfReport<'a> {
         WhatIfReport { solution: Some(solution), is_complete, ..self }
     }
 
+    /// The distinct causes why points have no plan. Rows refer to them by number.
+    fn reasons(&self) -> IndexSet<String> {
+        self.points.iter().filter_map(|point| point.result.reason()).collect()
+    }
+
     /// The legend of the plans that the points have.
     fn plan_legend(&self, page: &mut Page) {
         let any_mesh = |predicate: fn(&Mesh) -> bool| {
@@ -139,6 +144,9 @@ impl<'a> WhatIfReport<'a> {
                 PointResult::Failed { .. } => false,
             })
         };
+        if !self.has_plan() {
+            return;
+        }
         page.paragraph(PLAN_LEGEND);
         if any_mesh(|mesh| mesh.context > 1) {
             page.paragraph(CONTEXT_LEGEND);
@@ -251,6 +259,16 @@ impl<'a> PointResult<'a> {
         })
     }
 
+    /// The causes why a search found no plan, which are too long for a row.
+    fn reason(&self) -> Option<String> {
+        match self {
+            PointResult::Failed { error, .. } if !error.causes.is_empty() => {
+                Some(error.causes.join(", "))
+            }
+            _ => None,
+        }
+    }
+
     /// Cells of a row of the table after the settings.
     fn cells(&self, columns: &[ResultColumn]) -> Vec<Cell> {
         match self {
@@ -281,6 +299,9 @@ fn title(name: &str) -> String {
         _ => name.rsplit('.').next().unwrap_or(name).replace('_', " "),
     }
 }
+
+/// Most reasons under a table.
+const REASONS_MAX: usize = 10;
 
 /// Legend of the letters of a plan.
 const PLAN_LEGEND: &str = "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z: ZeRO stage, with /N for shard groups of N replicas.";
@@ -335,9 +356,16 @@ impl Report for WhatIfReport<'_> {
         let mut results = self.results();
         let headers = results.iter().map(|column| column.header());
         let mut columns: Vec<(&str, Align)> = settings.chain(headers).collect();
+        let reasons = self.reasons();
         let cells = |point: &PointReport| {
             let settings = point.settings.values().map(|value| text_of(value).into());
-            settings.chain(point.result.cells(&results)).collect()
+            let mut cells: Vec<Cell> = settings.chain(point.result.cells(&results)).collect();
+            let reason = point.result.reason();
+            let number = reason.and_then(|reason| reasons.get_index_of(&reason));
+            if let (Some(number), Some(last)) = (number, cells.last_mut()) {
+                *last = format!("no plan ({})", number + 1).into();
+            }
+            cells
         };
         let rows: Vec<Vec<Cell>> = self.points.iter().map(cells).collect();
         let mut rows = texts(columns.len(), &rows);
@@ -354,6 +382,12 @@ impl Report for WhatIfReport<'_> {
         }
         page.heading("Points");
         page.table(&columns, &rows);
+        for (reason, number) in reasons.iter().zip(1..=REASONS_MAX) {
+            page.paragraph(&format!("({number}) No plan exists {reason}."));
+        }
+        if reasons.len() > REASONS_MAX {
+            page.line("--format json has the other reasons.");
+        }
         if !left_out.is_empty() {
             page.paragraph(&format!("Left out, and in --csv: {}.", left_out.join(", ")));
         }

@@ -87,7 +87,8 @@ fn parse_range(item: &str, start: &str, rest: &str, room: usize) -> Result<Vec<V
     let count = (count + END_TOLERANCE).floor();
     // Not a number where the end of a geometric range is negative.
     if count.is_nan() || count < 0.0 {
-        return Err(problem(format!("`{item}` has no values: it ends before it begins")));
+        let message = format!("`{item}` has no values: it ends before it begins");
+        return Err(problem(message).hint(forms));
     }
     if count >= room as f64 {
         let message = match room {
