@@ -139,7 +139,8 @@ impl<'a> CompareReport<'a> {
         let (speed, unit) = self.speed(first);
         let parts = self.largest_parts(first, second);
         if order.len() == 2 {
-            let parts = sentence(self.tokens_phrase(), &parts);
+            let head = if self.same_tokens() { "" } else { "For a million tokens: " };
+            let parts = sentence(head, &parts);
             if ratio(second) < 1.0 + EQUAL {
                 return format!("A and B are equally fast: {speed} {unit}.{parts}");
             }
@@ -154,7 +155,8 @@ impl<'a> CompareReport<'a> {
             order[1..].iter().map(|index| faster_than(ratio(*index), label(*index))).collect();
         let others = others.join(", ");
         let head = format!("{} is the fastest, {speed} {unit}: {others}.", label(first));
-        let against = format!("Compared with {}: {}", label(second), self.tokens_phrase());
+        let tokens = if self.same_tokens() { "" } else { " and for a million tokens" };
+        let against = format!("Compared with {}{tokens}: ", label(second));
         format!("{head}{}", sentence(&against, &parts))
     }
 
@@ -174,11 +176,6 @@ impl<'a> CompareReport<'a> {
             format!("{} {comparison} in {name}", Seconds(seconds.abs()))
         };
         parts.into_iter().filter(noted).take(VERDICT_PARTS).map(clause).collect()
-    }
-
-    /// The beginning of a sentence about parts of the step time, where steps have different sizes.
-    fn tokens_phrase(&self) -> &'static str {
-        if self.same_tokens() { "" } else { "for a million tokens " }
     }
 
     /// Parts of the step time with their heading; of a million tokens where steps have different sizes.

@@ -172,7 +172,9 @@ fn steps_of_different_sizes_are_compared_by_throughput() {
         plan(folder.path(), "b.json", &REQUEST.replace("--global-batch 4", "--global-batch 64"));
     let text = stdout(&format!("compare {} {}", a.display(), b.display()));
     assert!(text.contains("B is ") && text.contains(" tokens/s instead of "), "{text}");
-    assert!(text.contains("Time of a million tokens"), "{text}");
+    assert!(text.contains("Time of a million tokens in s\n"), "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains(". For a million tokens: "), "{text}");
 }
 
 #[test]
