@@ -216,6 +216,11 @@ impl CommonUnit {
         format!("{sign}{text}")
     }
 
+    /// A value in this unit, for the axis of a picture.
+    pub fn scaled(self, value: f64) -> f64 {
+        self.prefix.map_or(value, |prefix| value / prefix.size)
+    }
+
     /// Whether this is a format of values in `unit`.
     pub fn is_of(self, unit: Unit) -> bool {
         self.unit == unit
@@ -290,5 +295,6 @@ mod tests {
         );
         let common = Unit::Bytes.common([3.0 * 1024.0 * mib, 0.0]);
         assert_eq!((common.number(-1024.0 * mib), common.symbol()), ("-1.0".into(), "GiB"));
+        assert_eq!(common.scaled(512.0 * mib), 0.5);
     }
 }

@@ -7,6 +7,7 @@ use plotters::style::RGBColor;
 use super::picture::{Anchor, Picture};
 use super::scale::{Scale, label};
 use super::{GRID, INK, PALETTE, PAPER, blended};
+use crate::unit::Unit;
 
 const WIDTH: i32 = 900;
 const LEFT: i32 = 90;
@@ -27,11 +28,11 @@ const LIGHTEST: f64 = 0.65;
 pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
     let stages = spans.iter().map(|span| span.stage + 1).max()? as i32;
     let row = ROW.min(ROWS_MAX / stages).max(2);
-    let milliseconds = |seconds: f64| 1e3 * seconds;
-    let ends = spans.iter().map(|span| milliseconds(span.end.0));
-    let scale = Scale::linear(ends.chain([0.0]))?;
-    let across = |ms: f64| {
-        LEFT + (scale.position(ms).clamp(0.0, 1.0) * f64::from(RIGHT - LEFT)).round() as i32
+    let last = spans.iter().map(|span| span.end.0).fold(0.0, f64::max);
+    let unit = Unit::Seconds.common([last]);
+    let scale = Scale::linear([0.0, unit.scaled(last)].into_iter())?;
+    let across = |time: f64| {
+        LEFT + (scale.position(time).clamp(0.0, 1.0) * f64::from(RIGHT - LEFT)).round() as i32
     };
     let bottom = TOP + row * stages;
     let mut picture = Picture::new((WIDTH, bottom + 66));
@@ -53,7 +54,8 @@ pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
         picture.path([(across(tick), TOP), (across(tick), bottom)], GRID, 1);
         picture.text(label(tick), (across(tick), bottom + 8), Anchor::Middle, 14);
     }
-    picture.text("time in ms", ((LEFT + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);
+    let axis = format!("time in {}", unit.symbol());
+    picture.text(axis, ((LEFT + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);
     for stage in 0..stages {
         if row >= 14 || stage % (14 / row + 1) == 0 {
             let middle = TOP + row * stage + row / 2;
@@ -62,7 +64,7 @@ pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
     }
     for span in spans {
         let upper = TOP + row * span.stage as i32;
-        let [begin, end] = [span.begin.0, span.end.0].map(|time| across(milliseconds(time)));
+        let [begin, end] = [span.begin.0, span.end.0].map(|time| across(unit.scaled(time)));
         // Passes that follow each other at once are told apart by a gap.
         let end = if end - begin >= GAPPED { end - 1 } else { end.max(begin + 1) };
         let lower = upper + 1 + (row - 2).max(1);

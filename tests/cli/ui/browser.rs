@@ -133,6 +133,35 @@ impl Drop for Browser {
     }
 }
 
+/// A page that a command writes: without a network, on a narrow screen, with tables that are sorted by a click.
+#[test]
+fn a_written_page_is_narrow_and_sorted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(mut browser) = Browser::start(folder.path()) else {
+        println!("skipped: none of {PROGRAMS:?} is installed");
+        return;
+    };
+    let page = folder.path().join("page.html");
+    crate::stdout(&format!("validate --report {}", page.display()));
+    let width = json!({"width": 360, "height": 800, "deviceScaleFactor": 1, "mobile": true});
+    browser.call("Emulation.setDeviceMetricsOverride", width);
+    browser.call("Page.navigate", json!({"url": format!("file://{}", page.display())}));
+    browser.wait("document.readyState === 'complete' && document.querySelector('table') !== null");
+    assert_eq!(browser.value("document.documentElement.scrollWidth"), 360);
+    assert_eq!(browser.value("performance.getEntriesByType('resource').length"), 0);
+    let sorted = "(() => { \
+        const table = [...document.querySelectorAll('table')].find(t => /measured/.test(t.tHead.textContent)); \
+        const titles = [...table.querySelectorAll('th button')]; \
+        const column = titles.findIndex(title => title.textContent === 'measured'); \
+        titles[column].click(); \
+        const cells = [...table.tBodies[0].rows].map(row => parseFloat(row.cells[column].textContent)); \
+        return cells.length > 2 && cells.every((cell, index) => index === 0 || cells[index - 1] <= cell); \
+    })()";
+    assert_eq!(browser.value(sorted), true);
+    let messages = browser.messages();
+    assert!(messages.is_empty(), "{messages:#?}");
+}
+
 #[test]
 fn the_page_follows_its_controls() {
     let folder = tempfile::tempdir().expect("a folder");
