@@ -105,8 +105,14 @@ impl Unit {
     }
 }
 
-/// Decimals of values whose prefix suits only the largest of them.
-const COMMON_DECIMALS: usize = 3;
+/// Decimals of values whose prefix suits only the largest of them, for the number of that.
+fn mixed_decimals(largest: f64) -> usize {
+    match largest {
+        ..10.0 => 3,
+        ..1000.0 => 2,
+        _ => 1,
+    }
+}
 
 /// Days below which a time is written in hours.
 const DAYS_MIN: f64 = 2.0;
@@ -129,7 +135,7 @@ struct Prefix {
     symbol: &'static str,
     /// Size in the unit without a prefix.
     size: f64,
-    /// Decimals of a column in which this is the unit of every value.
+    /// Decimals of a column.
     decimals: usize,
 }
 
@@ -167,14 +173,19 @@ impl Unit {
             _ => &[],
         };
         let prefix = |value: f64| prefixes.iter().position(|prefix| value.abs() >= prefix.from);
-        let values = values.into_iter().filter(|value| *value != 0.0 && value.is_finite());
-        let used: Vec<usize> = values.filter_map(prefix).collect();
-        let largest = used.iter().min();
-        CommonUnit {
-            unit: self,
-            prefix: largest.map(|largest| prefixes[*largest]),
-            is_mixed: largest != used.iter().max(),
-        }
+        let sizes = values.into_iter().map(f64::abs);
+        let sizes: Vec<f64> = sizes.filter(|size| *size != 0.0 && size.is_finite()).collect();
+        let used = sizes.iter().filter_map(|size| prefix(*size));
+        let is_mixed = used.clone().min() != used.clone().max();
+        let prefix = used.min().map(|largest| prefixes[largest]);
+        let prefix = prefix.map(|prefix| match is_mixed {
+            true => {
+                let largest = sizes.iter().copied().fold(0.0, f64::max) / prefix.size;
+                Prefix { decimals: mixed_decimals(largest), ..prefix }
+            }
+            false => prefix,
+        });
+        CommonUnit { unit: self, prefix, is_mixed }
     }
 }
 
@@ -195,7 +206,6 @@ impl CommonUnit {
                 _ => self.unit.format(value),
             };
         };
-        let decimals = if self.is_mixed { COMMON_DECIMALS } else { decimals };
         let text = format!("{:.decimals$}", value / size);
         let is_zero = text.bytes().all(|byte| matches!(byte, b'0' | b'.' | b'-'));
         match is_zero && value != 0.0 {
@@ -279,7 +289,7 @@ mod tests {
                 ["2.000 GiB", "0.250 GiB", "0.000 GiB"],
             ),
             (Unit::Bytes, vec![512.0, 100.0, 1.0], ["512 B", "100 B", "1 B"]),
-            (Unit::Days, vec![12.34, 1.5, 0.0], ["12.340 days", "1.500 days", "0.000 days"]),
+            (Unit::Days, vec![12.34, 1.5, 0.0], ["12.34 days", "1.50 days", "0.00 days"]),
             (Unit::Days, vec![4567.8, 12.34, 2.0], ["4,568 days", "12.3 days", "2.0 days"]),
             (Unit::Watts, vec![700.0, 0.5, 0.0], ["700", "0.5", "0"]),
         ] {
