@@ -2,6 +2,7 @@
 
 use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{Plan, Seconds};
+use narrows_planner::Prediction;
 use narrows_runtime::RunError;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -18,6 +19,7 @@ use crate::compare::{
     segment_differences, spread, time_parts, virtual_stage_blocks,
 };
 use crate::op_decisions::OpDecision;
+use crate::plot::{Figure, PlotKind, step_time_picture};
 use crate::text::{half_width, percent, schedule, thousands, zero_stage};
 use crate::unit::Unit;
 
@@ -112,6 +114,25 @@ impl<'a> CompareReport<'a> {
             tokens: plans.iter().map(ComparedPlan::tokens).collect(),
             ranking,
         })
+    }
+
+    /// The step times of the plans by part.
+    pub fn figures(&self) -> Vec<Figure> {
+        let name = |entry: &PlanEntry| format!("{}: {}", entry.label, entry.name);
+        let names: Vec<String> = self.plans.iter().map(name).collect();
+        let predictions = self.plans.iter().map(|entry| entry.prediction.prediction);
+        let plans: Vec<(&str, &Prediction)> =
+            names.iter().map(String::as_str).zip(predictions).collect();
+        let title = format!("{}: step time by part", self.plans[0].decisions.model.name);
+        let caption = match self.same_tokens() {
+            true => "Parts of the step time of each plan; whiskers are 90 % intervals.",
+            false => {
+                "Parts of the step time of each plan, whose steps have different numbers of tokens; whiskers are 90 % \
+                 intervals."
+            }
+        };
+        let picture = step_time_picture(&title, &plans);
+        Figure::of(PlotKind::StepTime, picture, caption).into_iter().collect()
     }
 
     /// Whether all plans have steps of one size, so that step times compare.

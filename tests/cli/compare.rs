@@ -178,6 +178,24 @@ fn steps_of_different_sizes_are_compared_by_throughput() {
 }
 
 #[test]
+fn a_comparison_is_drawn_and_written_as_a_page() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let a = plan(folder.path(), "a.json", &format!("{REQUEST} --tensor 2"));
+    let b = plan(folder.path(), "b.json", &format!("{REQUEST} --tensor 1"));
+    let (picture, page) = (folder.path().join("plans.svg"), folder.path().join("plans.html"));
+    let files = format!("--plot {} --report {}", picture.display(), page.display());
+    let text = stdout(&format!("compare {} {} {files}", a.display(), b.display()));
+    let picture = fs::read_to_string(picture).expect("the picture");
+    for name in ["a.json", "b.json"] {
+        assert!(picture.contains(name), "{picture}");
+    }
+    let page = fs::read_to_string(page).expect("the page");
+    let verdict = text.lines().nth(1).expect("a verdict").trim();
+    assert!(page.contains(verdict), "{verdict} in {page}");
+    assert!(page.contains("<svg") && page.contains("<h2>Decisions that differ</h2>"), "{page}");
+}
+
+#[test]
 fn bad_comparisons_are_located() {
     let folder = tempfile::tempdir().expect("a folder");
     let a = plan(folder.path(), "a.json", REQUEST);
@@ -190,6 +208,7 @@ fn bad_comparisons_are_located() {
         (format!("{a} {a} --devices 4"), "--devices: describes a search"),
         (format!("{a} {a} {a} {a} {a} {a}"), "6 plans are too many"),
         ("- -".into(), "one standard input"),
+        (format!("{a} {a} --plot plans.svg --plot-kind block"), "draws no picture `block`"),
         (format!("{a} no/such.json"), "no/such.json: cannot be read"),
         (String::new(), "<PLAN>"),
     ] {
