@@ -112,18 +112,11 @@ fn picture(
 ) -> Option<Picture> {
     let times =
         comparisons.iter().flat_map(|comparison| [comparison.measured, comparison.predicted]);
-    let unit = Unit::Seconds.common(times);
-    let (scaled, note, axis_label): (&dyn Fn(f64) -> f64, &dyn Fn(f64) -> String, String) =
-        match kind {
-            PlotKind::GemmEfficiency => {
-                (&|percent| percent, &|percent| percents(percent, 1), axis.to_owned())
-            }
-            _ => (
-                &|time| unit.scaled(time),
-                &|time| unit.format(time),
-                format!("{axis} in {}", unit.symbol()),
-            ),
-        };
+    // Efficiencies are shares.
+    let unit = (kind != PlotKind::GemmEfficiency).then(|| Unit::Seconds.common(times));
+    let scaled = |value: f64| unit.map_or(value, |unit| unit.scaled(value));
+    let note = |value: f64| unit.map_or_else(|| percents(value, 1), |unit| unit.format(value));
+    let axis_label = unit.map_or(axis.to_owned(), |unit| format!("{axis} in {}", unit.symbol()));
     let bars = comparisons.iter().flat_map(|comparison| {
         let error = signed_percents(100.0 * comparison.error, 1);
         let measured = Bar {

@@ -26,9 +26,6 @@ use crate::priced_plan::PricedPlan;
 use crate::step_cost::StepCost;
 use crate::text::{count, plural, schedule, thousands};
 
-/// Largest number of passes in a picture: with more, their borders are no longer visible.
-const SPANS_MAX: usize = 4000;
-
 /// Output of `plan` and `cost`.
 #[derive(Serialize)]
 pub struct PlanReport<'a> {
@@ -120,8 +117,7 @@ impl<'a> PlanReport<'a> {
         let price = |kernel: &Kernel| prices.kernel_time(kernel);
         if mesh.pipeline > 1 {
             let spans = simulate(self.program, prices.streams(&price)).spans;
-            let few = spans.len() <= SPANS_MAX;
-            let timeline = few.then(|| timeline_picture(&of("pipeline"), &spans)).flatten();
+            let timeline = timeline_picture(&of("pipeline"), spans);
             let caption = match self.decisions.chunks() {
                 1 => "Simulated passes of every microbatch; white is idle time.",
                 _ => {

@@ -34,6 +34,23 @@ fn a_report_has_the_decisions_and_the_prediction() {
     assert!(row("down.b ").contains(" column "));
 }
 
+/// The memory of many stages takes no more room than that of one.
+#[test]
+fn the_memory_of_many_stages_is_a_range() {
+    let plan = "plan --model cola-60m --sequence-length 512 --global-batch 16";
+    for (stages, lines) in [(2, 2), (4, 4), (8, 1)] {
+        let arguments = format!("{plan} --devices {stages} --pipeline {stages}");
+        let bytes = super::json(&arguments)["prediction"]["peak_memory_bytes"].clone();
+        let report = stdout(&arguments);
+        let (head, _) = report.split_once("\n\n").unwrap();
+        assert_eq!(head.matches("  memory").count(), lines, "{head}");
+        let bytes: Vec<u64> = serde_json::from_value(bytes).unwrap();
+        let largest = (0..bytes.len()).rev().max_by_key(|stage| bytes[*stage]).unwrap();
+        let words = head.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words.contains(&format!(" on stage {largest}; ")), stages == 8, "{head}");
+    }
+}
+
 #[test]
 fn colours_follow_the_environment() {
     assert!(!stdout(ARGUMENTS).contains('\u{1b}'));
