@@ -354,7 +354,7 @@ impl<'a> CompareReport<'a> {
     }
 }
 
-/// How much faster a plan is than the one with this label, by the ratio of their speeds.
+/// The advantage of a plan over the one with this label in words, from the ratio of their speeds.
 fn faster_than(ratio: f64, label: &str) -> String {
     match ratio {
         _ if ratio < 1.0 + EQUAL => format!("as fast as {label}"),
