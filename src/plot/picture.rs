@@ -19,6 +19,9 @@ pub type Place = (i32, i32);
 /// Family of all text: in SVG the viewer's own, in PNG the embedded one.
 const FONT: &str = "sans-serif";
 
+/// Percent of its size to which a page may shrink a picture.
+const READABLE_PERCENT: i32 = 75;
+
 /// Pixels of a PNG for each pixel of the picture, so that it stays sharp on dense screens.
 const PNG_SCALE: i32 = 2;
 
@@ -76,6 +79,11 @@ impl Picture {
     /// An empty picture of this width and height.
     pub fn new(size: (i32, i32)) -> Picture {
         Picture { size, marks: vec![] }
+    }
+
+    /// Width in pixels below which the texts of the picture would be hard to read.
+    pub fn readable_width(&self) -> i32 {
+        self.size.0 * READABLE_PERCENT / 100
     }
 
     /// Draws a line through places.

@@ -16,6 +16,9 @@ const create = (tag, properties = {}, ...children) => {
   return node;
 };
 
+// Share of its size to which a picture may shrink.
+const READABLE_SHARE = 0.75;
+
 let options = null;
 let settings = {};
 let sliders = [];
@@ -196,7 +199,7 @@ async function post(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
   const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
   const answer = await response.json();
-  if (!response.ok) throw new Refusal(answer.error);
+  if (answer.error) throw new Refusal(answer.error);
   return answer;
 }
 
@@ -261,6 +264,9 @@ function showBaselines(answer) {
 
 function figure({ kind, svg, caption }) {
   const picture = create("div", { className: "picture", tabIndex: 0, innerHTML: svg });
+  const drawing = picture.querySelector("svg");
+  // Texts of wide pictures would be too small; the picture scrolls instead.
+  drawing.style.minWidth = `${READABLE_SHARE * drawing.getAttribute("width")}px`;
   picture.setAttribute("role", "img");
   picture.setAttribute("aria-label", caption);
   const node = create("figure", {}, picture, create("figcaption", { textContent: caption }));

@@ -239,12 +239,18 @@ fn the_page_follows_its_controls() {
     }
     assert!(colours[0].iter().zip(&colours[1]).all(|(light, dark)| light != dark), "{colours:?}");
 
-    let messages = browser.messages();
-    assert!(messages.is_empty(), "{messages:#?}");
-
-    // A value that makes no plan is explained.
+    // A value that makes no plan is explained, which is no error of the page.
     browser.call("Page.navigate", json!({"url": format!("{address}#devices=0")}));
     browser.wait("document.body.dataset.state === 'failed'");
     let problem = browser.text("document.getElementById('problem').textContent");
     assert!(problem.contains("devices: 0 is not between 1 and"), "{problem}");
+    let messages = browser.messages();
+    assert!(messages.is_empty(), "{messages:#?}");
+
+    // Texts of a picture that is wider than the screen stay readable.
+    browser.call("Page.navigate", json!({"url": format!("{address}#model=lax-60m&devices=1")}));
+    browser.wait("document.querySelector('[data-kind=block] svg') !== null");
+    let shrunk = "(() => { const svg = document.querySelector('[data-kind=block] svg'); \
+        return svg.getBoundingClientRect().width / svg.getAttribute('width'); })()";
+    assert!(browser.value(shrunk).as_f64() >= Some(0.74), "{}", browser.value(shrunk));
 }
