@@ -158,6 +158,9 @@ fn a_written_page_is_narrow_and_sorted() {
         return cells.length > 2 && cells.every((cell, index) => index === 0 || cells[index - 1] <= cell); \
     })()";
     assert_eq!(browser.value(sorted), true);
+    let values = "value('0.000 s') < value('<0.001 s') && value('<0.001 s') < value('1.0 ms') && \
+        value('-2.0 ms') < value('0.0 ms') && value('no plan (1)') === null";
+    assert_eq!(browser.value(values), true);
     let messages = browser.messages();
     assert!(messages.is_empty(), "{messages:#?}");
 }
