@@ -3,6 +3,7 @@
 //! Both belong to the thread that runs the command, which is the one that prints.
 
 use std::cell::RefCell;
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -17,19 +18,24 @@ pub struct Answer {
     pub messages: String,
 }
 
-/// The answer so far of the thread's command, and the flag that stops it.
+/// The answer so far of the thread's command, the flag that stops it, and its arguments.
 struct Capture {
     answer: Answer,
     stop: Arc<AtomicBool>,
+    arguments: Vec<OsString>,
 }
 
 thread_local! {
     static CAPTURE: RefCell<Option<Capture>> = const { RefCell::new(None) };
 }
 
-/// Runs a command and keeps what this thread prints meanwhile.
-pub fn capture<T>(stop: Arc<AtomicBool>, command: impl FnOnce() -> T) -> (T, Answer) {
-    CAPTURE.set(Some(Capture { answer: Answer::default(), stop }));
+/// Runs the command of these arguments, without the name of the program, and keeps what this thread prints meanwhile.
+pub fn capture<T>(
+    arguments: Vec<OsString>,
+    stop: Arc<AtomicBool>,
+    command: impl FnOnce() -> T,
+) -> (T, Answer) {
+    CAPTURE.set(Some(Capture { answer: Answer::default(), stop, arguments }));
     let result = command();
     let answer = CAPTURE.take().map(|capture| capture.answer).unwrap_or_default();
     (result, answer)
@@ -48,6 +54,11 @@ pub fn keep_message(text: &str) -> bool {
 /// The flag that stops an embedded command; `None` where the thread runs none.
 pub fn stop_flag() -> Option<Arc<AtomicBool>> {
     CAPTURE.with_borrow(|capture| capture.as_ref().map(|capture| Arc::clone(&capture.stop)))
+}
+
+/// The arguments of an embedded command; `None` where the thread runs none.
+pub fn arguments() -> Option<Vec<OsString>> {
+    CAPTURE.with_borrow(|capture| capture.as_ref().map(|capture| capture.arguments.clone()))
 }
 
 fn with_answer(keep: impl FnOnce(&mut Answer)) -> bool {

@@ -13,8 +13,9 @@ use crate::errors::ExitStatus;
 /// end soon after `stop` is set, and then the exit code is all that is returned.
 pub fn answer(arguments: impl IntoIterator<Item = OsString>, stop: Arc<AtomicBool>) -> Answer {
     let program = OsString::from("narrows");
-    let arguments = [program].into_iter().chain(arguments);
-    let command_line = match CommandLine::parse_from_words(arguments) {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let words = [program].into_iter().chain(arguments.iter().cloned());
+    let command_line = match CommandLine::parse_from_words(words) {
         Ok(command_line) => command_line,
         Err(error) => {
             let text = error.render().to_string();
@@ -29,7 +30,7 @@ pub fn answer(arguments: impl IntoIterator<Item = OsString>, stop: Arc<AtomicBoo
         }
     };
     let (result, mut answer) =
-        capture(Arc::clone(&stop), || commands::execute(&command_line.command));
+        capture(arguments, Arc::clone(&stop), || commands::execute(&command_line.command));
     if stop.load(Ordering::Relaxed) {
         // The answer of a stopped search looks like that of one that reached a time limit.
         return Answer { exit_code: ExitStatus::Stopped.code(), ..Answer::default() };
@@ -88,6 +89,17 @@ mod tests {
                 assert_eq!(mask >> (signal - 1) & 1, 0, "{line} handles signal {signal}");
             }
         }
+    }
+
+    /// Not that of the program around the command.
+    #[test]
+    fn a_page_has_the_command_that_reproduces_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let page = folder.path().join("page.html");
+        let line = format!("plan --model cola-tiny --report {}", page.display());
+        assert_eq!(answer_to(&line).exit_code, 0);
+        let page = std::fs::read_to_string(page).expect("the page");
+        assert!(page.contains(&format!("<code>narrows {line}</code>")), "{page}");
     }
 
     #[test]

@@ -8,7 +8,9 @@ use narrows_planner::Request;
 
 use crate::compare::PLANS_MAX;
 use crate::errors::{CommandResult, Failure, Problem, Problems};
+use crate::plot::PlotKind;
 
+use super::documents::DocumentFiles;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
 use super::plan_file::PlanFile;
 use super::request::{MemoryArgs, RequestArgs, at_most_one_stdin};
@@ -32,6 +34,9 @@ pub struct CompareArgs {
     /// Detail of the report.
     #[command(flatten)]
     pub detail: DetailArgs,
+    /// Picture and page.
+    #[command(flatten)]
+    pub documents: DocumentFiles,
     /// Training run.
     #[command(flatten)]
     pub training_run: TrainingRunArgs,
@@ -50,6 +55,8 @@ pub struct CompareSettings {
     pub format: OutputFormat,
     /// Detail of the report.
     pub detail: Detail,
+    /// Picture and page.
+    pub documents: DocumentFiles,
     /// The training run to estimate.
     pub training_run: Option<TrainingRunTerms>,
 }
@@ -65,6 +72,7 @@ impl CompareArgs {
         self.check_plans()?;
         self.reject_flags_of_searches()?;
         let training_run = self.training_run.resolve(self.request.minimises_cost())?;
+        let documents = self.documents.resolve(&[PlotKind::StepTime])?;
         let model = &self.request.model;
         at_most_one_stdin(self.plans.iter().chain(&model.model).chain(&model.hardware))?;
         let mut problems = Problems::default();
@@ -92,6 +100,7 @@ impl CompareArgs {
             memory: self.request.memory.clone(),
             format: self.format.format,
             detail: self.detail.resolve(),
+            documents,
             training_run,
         })
     }

@@ -16,7 +16,7 @@ pub struct DocumentFiles {
     pub plot: Option<PathBuf>,
     /// Picture to draw with --plot [default: the first that the command has]
     ///
-    /// `plan` and `cost` have step-time, memory, pipeline, block and roofline; `explain` has step-time; `whatif` has
+    /// `plan` and `cost` have step-time, memory, pipeline, block and roofline; `explain` and `compare` have step-time; `whatif` has
     /// lines, heat-map, scaling, crossover and memory, where they suit the sweep; `sensitivity` has tornado;
     /// `validate` has step-time, gemm-efficiency and communication.
     #[arg(long, value_name = "KIND", requires = "plot")]

@@ -17,7 +17,7 @@ const RESTART_S: f64 = 300.0;
 #[command(next_help_heading = "Training run")]
 pub struct TrainingRunArgs {
     /// Report time, cost and energy of a run of this many tokens, such as 300e9
-    #[arg(long, value_name = "N", value_parser = units::positive)]
+    #[arg(long, value_name = "N", value_parser = units::tokens)]
     pub tokens: Option<f64>,
     /// Price of one device for one hour, in dollars [default: that of the hardware profile, if it has one]
     #[arg(long, value_name = "DOLLARS", value_parser = units::non_negative)]

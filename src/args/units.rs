@@ -102,6 +102,16 @@ pub fn positive(text: &str) -> Result<f64, String> {
     finite(text).filter(|number| *number > 0.0).ok_or_else(|| "expected a number above 0".into())
 }
 
+/// Most tokens of a training run: more than all text of mankind.
+const TOKENS_MAX: f64 = 1e18;
+
+/// Parses a number of tokens of a training run.
+pub fn tokens(text: &str) -> Result<f64, String> {
+    finite(text)
+        .filter(|number| *number > 0.0 && *number <= TOKENS_MAX)
+        .ok_or_else(|| format!("expected a number above 0, at most {TOKENS_MAX:e}"))
+}
+
 /// Parses zero or a number above it.
 pub fn non_negative(text: &str) -> Result<f64, String> {
     finite(text)

@@ -161,11 +161,14 @@ impl WhatIfArgs {
                 "--sweep devices=8..64*2; `narrows whatif --list --model NAME` names all fields";
             return Err(Failure::input(problem.hint(hint)));
         }
+        let sweep = if self.zip { Sweep::Zip } else { Sweep::Product };
+        if sweep == Sweep::Product {
+            axes.iter_mut().for_each(SweepAxis::remove_repetitions);
+        }
         let until = self.condition()?;
         if until.is_some() {
             axes.iter_mut().try_for_each(SweepAxis::sort_numbers).map_err(Failure::input)?;
         }
-        let sweep = if self.zip { Sweep::Zip } else { Sweep::Product };
         self.confirm(sweep.size(&axes)?)?;
         let csv = resolve_csv(self.csv.as_ref(), format)?;
         let documents = self.documents.resolve(PlotKind::OF_SWEEP)?;

@@ -8,12 +8,12 @@ use crate::args::{CompareArgs, CompareSettings};
 use crate::compare::ComparedPlan;
 use crate::errors::{CommandResult, Failure};
 use crate::priced_plan::PricedPlan;
-use crate::report::{self, CompareReport, InfeasibleReport};
+use crate::report::{self, CompareReport, InfeasibleReport, write_documents};
 use crate::step_cost::priced_terms;
 
 /// Prices the plans, searches if requested, compares.
 pub fn run(args: &CompareArgs) -> CommandResult<()> {
-    let CompareSettings { files, memory, search: request, format, detail, training_run } =
+    let CompareSettings { files, memory, search: request, format, detail, documents, training_run } =
         args.resolve()?;
     let mut plans = vec![];
     for file in files {
@@ -42,5 +42,6 @@ pub fn run(args: &CompareArgs) -> CommandResult<()> {
         });
     }
     let report = CompareReport::new(&plans).map_err(|error| Failure::execution(&error))?;
-    report::print(&report, format, detail, false)
+    report::print(&report, format, detail, false)?;
+    write_documents(&report, || report.figures(), &documents)
 }

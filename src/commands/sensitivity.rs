@@ -51,7 +51,7 @@ pub fn run(args: &SensitivityArgs) -> CommandResult<()> {
     }
     let csv_on_stdout = csv.is_some_and(|file| output::is_stdout(&file));
     report::print(&report, format, detail, csv_on_stdout)?;
-    write_documents(&report, || sensitivity_figures(&analysis), &documents)?;
+    write_documents(&report, || sensitivity_figures(&report.subject(), &analysis), &documents)?;
     if stop.load(Ordering::Relaxed) {
         return Err(Failure { status: ExitStatus::Stopped, problems: vec![] });
     }

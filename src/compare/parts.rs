@@ -43,7 +43,10 @@ impl Part {
             Part::Time(TimeCategory::CollectiveExposed) => "exposed collectives".to_owned(),
             Part::Time(category) => breakdown::title(category).to_owned(),
             Part::Memory(contents) => contents.title().to_owned(),
-            Part::Collective(..) | Part::StageTransfer => self.name(),
+            Part::Collective(axis, kind) => {
+                format!("{}: {}", axis.name(), kind.name().replace('_', "-"))
+            }
+            Part::StageTransfer => "pipeline: P2P".to_owned(),
         }
     }
 

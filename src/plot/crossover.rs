@@ -16,13 +16,15 @@ struct Crossing {
     after: usize,
 }
 
-/// Marks the places where the fastest line of a chart changes. Returns how many there are.
-pub fn mark_crossovers(chart: &mut LineChart) -> usize {
+/// Marks the places where the fastest line of a chart changes, with their values in `unit`. Returns how many there are.
+pub fn mark_crossovers(chart: &mut LineChart, unit: &str) -> usize {
     let Some(scales) = chart.scales() else { return 0 };
     let crossings = crossings(&chart.series, &scales);
     let guide = |Crossing { x, y, after }: &Crossing| Guide {
         path: vec![(*x, *y), (*x, 0.0)],
-        name: format!("{} is faster from {}", chart.series[*after].name, rounded(*x)),
+        name: format!("{} is faster from {} {unit}", chart.series[*after].name, rounded(*x))
+            .trim_end()
+            .to_owned(),
     };
     chart.guides = crossings.iter().map(guide).collect();
     crossings.len()
@@ -89,16 +91,32 @@ mod tests {
         Series { name: String::new(), points: points.iter().map(point).collect() }
     }
 
-    /// The crossings of a chart of these lines.
-    fn found(series: &[Series]) -> Vec<Crossing> {
-        let chart = LineChart {
+    fn chart(series: &[Series]) -> LineChart {
+        LineChart {
             title: String::new(),
             x_label: String::new(),
             y_label: String::new(),
             series: series.to_vec(),
             guides: vec![],
-        };
-        crossings(series, &chart.scales().expect("points"))
+        }
+    }
+
+    /// The crossings of a chart of these lines.
+    fn found(series: &[Series]) -> Vec<Crossing> {
+        crossings(series, &chart(series).scales().expect("points"))
+    }
+
+    #[test]
+    fn crossings_are_named_with_their_unit() {
+        let at = [1.0, 2.0, 8.0, 16.0];
+        let (slow, fast) = (line(&at.map(|x| (x, 1.0 / x))), line(&at.map(|x| (x, 3.0 / x / x))));
+        for (unit, name) in [("GB/s", "fast is faster from 3 GB/s"), ("", "fast is faster from 3")]
+        {
+            let named = Series { name: "fast".into(), ..fast.clone() };
+            let mut chart = chart(&[slow.clone(), named]);
+            assert_eq!(mark_crossovers(&mut chart, unit), 1);
+            assert_eq!(chart.guides[0].name, name);
+        }
     }
 
     #[test]

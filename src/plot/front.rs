@@ -32,12 +32,13 @@ const LEFT: i32 = 84;
 const RIGHT: i32 = 600;
 const TOP: i32 = 96;
 const BOTTOM: i32 = 486;
+/// Left end of the names.
 const NAMES: i32 = 636;
 /// Half the width of a whisker's ends, and the opacity of whiskers.
 const CAP: i32 = 4;
 const OPACITY: f64 = 0.55;
 /// Share of the axes beyond the outermost values.
-const MARGIN: f64 = 0.06;
+const PADDING: f64 = 0.06;
 
 impl MemoryFront {
     /// The picture; `None` with fewer than two plans.
@@ -46,17 +47,18 @@ impl MemoryFront {
             return None;
         }
         let memories = self.plans.iter().map(|plan| plan.memory_gib);
-        let x = Scale::over(memories, false)?.padded(MARGIN);
+        let x = Scale::over(memories, false)?.padded(PADDING);
         let times = self
             .plans
             .iter()
             .flat_map(|plan| plan.interval_s.into_iter().chain([plan.step_time_s]));
-        let y = Scale::over(times, false)?.padded(MARGIN);
+        let y = Scale::over(times, false)?.padded(PADDING);
         let place = |memory: f64, time: f64| -> Place {
             let across = x.position(memory).clamp(0.0, 1.0) * f64::from(RIGHT - LEFT);
             let up = y.position(time).clamp(0.0, 1.0) * f64::from(BOTTOM - TOP);
             (LEFT + across.round() as i32, BOTTOM - up.round() as i32)
         };
+        let front = self.front();
         let mut picture = Picture::new(SIZE);
         picture.text(&self.title, (20, 20), Anchor::Start, 19);
         let legend =
@@ -80,16 +82,13 @@ impl MemoryFront {
         picture.text("peak memory of a device in GiB", middle, Anchor::Middle, 15);
         picture.vertical_text("step time in seconds", (22, (TOP + BOTTOM) / 2), 15);
         picture.text("whiskers: 90 % interval", (NAMES, BOTTOM + 34), Anchor::Start, 13);
-        let front = self.front();
-        let places = front
-            .iter()
-            .map(|&plan| place(self.plans[plan].memory_gib, self.plans[plan].step_time_s));
+        let point = |plan: usize| place(self.plans[plan].memory_gib, self.plans[plan].step_time_s);
+        let places = front.iter().map(|&plan| point(plan));
         picture.path(places.clone(), PALETTE[0], 2);
-        let named = places.zip(&front).map(|(place, &plan)| (place, self.plans[plan].name.clone()));
-        name_points(&mut picture, NAMES, [TOP, BOTTOM], named.collect(), PALETTE[0]);
         let others = (0..self.plans.len()).filter(|plan| !front.contains(plan));
-        for FrontPoint { memory_gib, step_time_s, .. } in others.map(|plan| &self.plans[plan]) {
-            picture.disc(place(*memory_gib, *step_time_s), 4, PALETTE[7]);
+        let others: Vec<Place> = others.map(point).collect();
+        for place in &others {
+            picture.disc(*place, 4, PALETTE[7]);
         }
         for plan in front.iter().map(|&plan| &self.plans[plan]) {
             let ends = plan.interval_s.map(|time| place(plan.memory_gib, time));
@@ -99,6 +98,8 @@ impl MemoryFront {
             }
             picture.disc(place(plan.memory_gib, plan.step_time_s), 4, PALETTE[0]);
         }
+        let named = places.zip(&front).map(|(place, &plan)| (place, self.plans[plan].name.clone()));
+        name_points(&mut picture, NAMES, [TOP, BOTTOM], named.collect(), &others);
         picture.path([(LEFT, BOTTOM), (RIGHT, BOTTOM)], INK, 1);
         Some(picture)
     }

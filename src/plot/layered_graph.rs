@@ -1,10 +1,12 @@
 //! Graphs drawn in layers from top to bottom.
 //!
 //! A node lies one layer below the lowest of its predecessors. An edge over several layers passes the layers between
-//! in slots of their own, or along a lane at the right if it is long.
+//! in slots of their own, or along a lane at the right if it is long. The lower layers of a tall graph form a second
+//! column at the right of the upper ones (`graph_columns`); edges between the columns run through the gutter.
 
 use plotters::style::RGBColor;
 
+use super::graph_columns::GraphColumns;
 use super::picture::{Anchor, Picture, Place};
 use super::{INK, PAPER, blended};
 
@@ -45,8 +47,13 @@ pub struct DrawnEdge {
 
 const TOP: i32 = 104;
 const MARGIN: i32 = 24;
-/// Width of a node, and distance between neighbours.
+/// Width of a node that is alone in its layer, and distance between neighbours.
 const NODE: (i32, i32) = (248, 18);
+/// Least width of a node beside others, and estimated width of a character for the size of its text.
+const NODE_MIN: i32 = 96;
+const CHARACTER: f64 = 0.5;
+/// Sizes of a node's name, of its other lines, and of labels.
+const SIZES: [i32; 2] = [14, 12];
 /// Width of a slot through which an edge passes a layer.
 const SLOT: i32 = 26;
 /// Width of a lane of long edges.
@@ -57,8 +64,12 @@ const LONG: usize = 4;
 const LABELS: i32 = 96;
 /// Height of a line of text, room above and below, and distance between layers.
 const LINE: i32 = 16;
-const PADDING: i32 = 6;
-const GAP: i32 = 38;
+const PADDING: i32 = 5;
+const GAP: i32 = 34;
+/// Distance between the lines of edges from one column to the next, in the gutter and above the next column.
+const RUN: i32 = 10;
+/// Room between a column and the gutter, and between the gutter and the next column.
+const GUTTER: i32 = 14;
 /// Width of the strip with a node's colour, and share of white in its box.
 const STRIP: i32 = 6;
 const TINT: f64 = 0.86;
@@ -79,16 +90,24 @@ enum LayerSlot {
 struct LayerPlacement {
     /// Layer of each node.
     layers: Vec<usize>,
+    /// Width of each node.
+    widths: Vec<i32>,
     /// Slots of each layer, from left to right.
     slots: Vec<Vec<LayerSlot>>,
     /// Centre of each slot, as in `slots`.
     centres: Vec<Vec<i32>>,
-    /// Lane of each long edge.
+    /// Lane of each edge that has one.
     lanes: Vec<Option<usize>>,
     /// Upper and lower end of each layer.
     heights: Vec<(i32, i32)>,
-    /// Right end of the slots, where the lanes begin.
-    right: i32,
+    /// Distribution of the layers over columns.
+    columns: GraphColumns,
+    /// Right end of the slots of each column, where its lanes begin.
+    rights: Vec<i32>,
+    /// Left end of the lines between the columns.
+    gutter: i32,
+    /// Right end of everything.
+    end: i32,
 }
 
 impl LayeredGraph {
@@ -98,9 +117,8 @@ impl LayeredGraph {
             return None;
         }
         let layout = LayerPlacement::of(self);
-        let lanes = layout.lanes.iter().flatten().max().map_or(0, |lane| lane + 1);
-        let width = (layout.right + LANE * lanes as i32 + MARGIN).max(WIDTH_MIN);
-        let bottom = layout.heights.last().map_or(TOP, |(_, lower)| *lower);
+        let width = (layout.end + MARGIN).max(WIDTH_MIN);
+        let bottom = layout.heights.iter().map(|(_, lower)| *lower).max().unwrap_or(TOP);
         let mut picture = Picture::new((width, bottom + MARGIN));
         picture.text(&self.title, (20, 20), Anchor::Start, 19);
         picture.text(&self.note, (20, 48), Anchor::Start, 13);
@@ -120,19 +138,20 @@ impl LayeredGraph {
             if !edge.label.is_empty() && !labelled.contains(&(edge.from, &edge.label)) {
                 let below = labelled.iter().filter(|(from, _)| *from == edge.from).count() as i32;
                 let place = (left + 7, upper + 3 + 13 * below);
-                picture.text(&edge.label, place, Anchor::Start, 12);
+                picture.text(&edge.label, place, Anchor::Start, SIZES[1]);
                 labelled.push((edge.from, &edge.label));
             }
         }
         for (index, node) in self.nodes.iter().enumerate() {
             let (centre, upper, lower) = layout.place(index);
-            let left = centre - NODE.0 / 2;
+            let width = layout.widths[index];
+            let left = centre - width / 2;
             let tint = blended(node.colour, PAPER, TINT);
-            picture.rectangle([(left, upper), (left + NODE.0, lower)], tint);
+            picture.rectangle([(left, upper), (left + width, lower)], tint);
             picture.rectangle([(left, upper), (left + STRIP, lower)], node.colour);
             for (line, text) in node.lines.iter().enumerate() {
                 let place = (left + STRIP + 8, upper + PADDING + 1 + LINE * line as i32);
-                picture.text(text, place, Anchor::Start, if line == 0 { 14 } else { 12 });
+                picture.text(text, place, Anchor::Start, SIZES[line.min(1)]);
             }
         }
         Some(picture)
@@ -147,56 +166,83 @@ impl LayerPlacement {
         for (node, layer) in layers.iter().enumerate() {
             slots[*layer].push(LayerSlot::Node(node));
         }
-        // Lanes are shared by long edges that follow each other.
-        let mut lane_ends: Vec<usize> = vec![];
-        let mut lanes = vec![None; graph.edges.len()];
-        for (index, edge) in graph.edges.iter().enumerate() {
-            let (from, to) = (layers[edge.from], layers[edge.to]);
-            if to - from < LONG {
-                slots[from + 1..to]
-                    .iter_mut()
-                    .for_each(|layer| layer.push(LayerSlot::Passage(index)));
-                continue;
-            }
-            let free = lane_ends.iter().position(|end| *end <= from);
-            let lane = free.unwrap_or_else(|| {
-                lane_ends.push(0);
-                lane_ends.len() - 1
-            });
-            lane_ends[lane] = to;
-            lanes[index] = Some(lane);
-        }
-        let width = |slot: &LayerSlot| match slot {
-            LayerSlot::Node(_) => NODE.0,
+        let widths = node_widths(graph, &layers);
+        let slot_width = |slot: &LayerSlot| match slot {
+            LayerSlot::Node(node) => widths[*node],
             LayerSlot::Passage(_) => SLOT,
         };
-        let row_width = |row: &Vec<LayerSlot>| -> i32 {
-            row.iter().map(|slot| width(slot) + NODE.1).sum::<i32>() - NODE.1
+        let row_width = |row: &[LayerSlot]| {
+            row.iter().map(|slot| slot_width(slot) + NODE.1).sum::<i32>() - NODE.1
         };
-        let widest = slots.iter().map(row_width).max().unwrap_or(0);
-        let middle = MARGIN + widest / 2;
+        let edges: Vec<[usize; 2]> = graph.edges.iter().map(|edge| [edge.from, edge.to]).collect();
+        let layer_heights: Vec<i32> =
+            slots.iter().map(|row| layer_height(graph, row) + GAP).collect();
+        let columns = GraphColumns::of(&layers, &edges, &layer_heights);
+        // Lanes are shared by long edges that follow each other.
+        let mut lane_ends: [Vec<usize>; 2] = [vec![], vec![]];
+        let mut lanes = vec![None; graph.edges.len()];
+        for (index, edge) in graph.edges.iter().enumerate() {
+            let (mut from, to) = (layers[edge.from], layers[edge.to]);
+            match columns.second() {
+                Some(first) if columns.is_between(&layers, [edge.from, edge.to]) => {
+                    if to == first {
+                        continue;
+                    }
+                    from = first;
+                }
+                _ if to - from < LONG => {
+                    slots[from + 1..to]
+                        .iter_mut()
+                        .for_each(|layer| layer.push(LayerSlot::Passage(index)));
+                    continue;
+                }
+                _ => {}
+            }
+            let ends = &mut lane_ends[columns.column(to)];
+            let lane = ends.iter().position(|end| *end <= from).unwrap_or(ends.len());
+            ends.resize(ends.len().max(lane + 1), 0);
+            ends[lane] = to;
+            lanes[index] = Some(lane);
+        }
         let mut layout = LayerPlacement {
             layers,
+            widths: widths.clone(),
             slots: vec![],
             centres: vec![],
             lanes,
             heights: vec![],
-            right: MARGIN + widest + LABELS,
+            columns,
+            rights: vec![],
+            gutter: MARGIN,
+            end: MARGIN,
         };
         let mut upper = TOP;
-        for mut row in slots {
+        let mut middle = 0;
+        for (layer, mut row) in slots.iter().cloned().enumerate() {
+            let column = layout.columns.column(layer);
+            if column == layout.rights.len() {
+                if column > 0 {
+                    let runs = RUN * layout.columns.runs() as i32;
+                    upper = TOP + runs;
+                    layout.gutter = layout.end + GUTTER;
+                    layout.end = layout.gutter + runs + GUTTER;
+                }
+                let rows = slots.iter().enumerate();
+                let rows = rows.filter(|(layer, _)| layout.columns.column(*layer) == column);
+                let widest = rows.map(|(_, row)| row_width(row)).max().unwrap_or(0);
+                middle = layout.end + widest / 2;
+                let right = layout.end + widest + LABELS;
+                layout.rights.push(right);
+                layout.end = right + LANE * lane_ends[column].len() as i32;
+            }
             row.sort_by_cached_key(|slot| layout.order(graph, *slot).unwrap_or(i32::MAX));
             let mut left = middle - row_width(&row) / 2;
             let mut centres = vec![];
             for slot in &row {
-                centres.push(left + width(slot) / 2);
-                left += width(slot) + NODE.1;
+                centres.push(left + slot_width(slot) / 2);
+                left += slot_width(slot) + NODE.1;
             }
-            let lines = row.iter().map(|slot| match slot {
-                LayerSlot::Node(node) => graph.nodes[*node].lines.len(),
-                LayerSlot::Passage(_) => 1,
-            });
-            let lower = upper + 2 * PADDING + LINE * lines.max().unwrap_or(1) as i32;
+            let lower = upper + layer_height(graph, &row);
             layout.heights.push((upper, lower));
             layout.slots.push(row);
             layout.centres.push(centres);
@@ -250,16 +296,29 @@ impl LayerPlacement {
         (self.centre(layer, LayerSlot::Node(node)).unwrap_or(0), upper, lower)
     }
 
-    /// The corners of an edge: vertical through layers, oblique between them; horizontal to and from a lane.
+    /// The corners of an edge: vertical through layers, oblique between them; horizontal to and from a lane or the gutter.
     fn route(&self, index: usize, edge: &DrawnEdge) -> Vec<Place> {
         let (begin, end) = (self.place(edge.from), self.place(edge.to));
+        let (mut at, mut height) = (begin.0, begin.2 + BEND);
         let mut places = vec![(begin.0, begin.2)];
+        let is_between = self.columns.is_between(&self.layers, [edge.from, edge.to]);
+        if is_between {
+            let run = RUN * self.columns.run(edge.from) as i32;
+            let first = self.columns.second().map_or(TOP, |layer| self.heights[layer].0);
+            places.push((at, height));
+            at = self.gutter + run;
+            places.push((at, height));
+            height = first - GAP / 2 - run;
+            places.push((at, height));
+        }
         match self.lanes[index] {
             Some(lane) => {
-                let lane = self.right + LANE * lane as i32;
-                let (upper, lower) = (begin.2 + BEND, end.1 - GAP / 2);
-                places.extend([(begin.0, upper), (lane, upper), (lane, lower), (end.0, lower)]);
+                let column = self.columns.column(self.layers[edge.to]);
+                let lane = self.rights[column] + LANE * lane as i32;
+                let lower = end.1 - GAP / 2;
+                places.extend([(at, height), (lane, height), (lane, lower), (end.0, lower)]);
             }
+            None if is_between => places.push((end.0, height)),
             None => {
                 let between = self.layers[edge.from] + 1..self.layers[edge.to];
                 let passages = between.filter_map(|layer| {
@@ -276,8 +335,36 @@ impl LayerPlacement {
             }
         }
         places.push((end.0, end.1));
+        places.dedup();
         places
     }
+}
+
+/// Widths of nodes: those beside others are as wide as their texts and the labels below them.
+fn node_widths(graph: &LayeredGraph, layers: &[usize]) -> Vec<i32> {
+    let text_width = |text: &str, size: i32| {
+        (CHARACTER * f64::from(size) * text.chars().count() as f64).ceil() as i32
+    };
+    let width = |(index, node): (usize, &DrawnNode)| {
+        if layers.iter().filter(|layer| **layer == layers[index]).count() == 1 {
+            return NODE.0;
+        }
+        let lines = node.lines.iter().enumerate();
+        let lines = lines.map(|(line, text)| text_width(text, SIZES[line.min(1)]) + STRIP + 16);
+        let labels = graph.edges.iter().filter(|edge| edge.from == index);
+        let labels = labels.map(|edge| text_width(&edge.label, SIZES[1]) + 10);
+        lines.chain(labels).max().unwrap_or(0).max(NODE_MIN)
+    };
+    graph.nodes.iter().enumerate().map(width).collect()
+}
+
+/// Height of a layer with these slots.
+fn layer_height(graph: &LayeredGraph, row: &[LayerSlot]) -> i32 {
+    let lines = row.iter().map(|slot| match slot {
+        LayerSlot::Node(node) => graph.nodes[*node].lines.len(),
+        LayerSlot::Passage(_) => 1,
+    });
+    2 * PADDING + LINE * lines.max().unwrap_or(1) as i32
 }
 
 /// The layer of each node: below all predecessors; a node without any is just above its first successor.
@@ -321,13 +408,26 @@ mod tests {
 
     #[test]
     fn boxes_do_not_overlap_and_no_edge_crosses_a_box() {
-        // Two columns, a short skip and a long one.
-        let edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (1, 4), (4, 5), (5, 6), (0, 6)];
-        let graph = graph(7, &edges);
-        let layout = LayerPlacement::of(&graph);
+        // Two nodes side by side, a short skip and a long one.
+        let low = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (1, 4), (4, 5), (5, 6), (0, 6)];
+        // A chain that is drawn in two columns, with skips within them, over the end of the first one and to the first
+        // node of the second one.
+        let chain = (0..59).map(|node| (node, node + 1));
+        let skips = [(0, 10), (28, 58), (29, 40), (27, 31), (26, 50), (40, 57)];
+        let tall: Vec<_> = chain.chain(skips).collect();
+        for (nodes, edges, columns) in [(7, &low[..], 1), (60, &tall[..], 2)] {
+            assert_clear(&graph(nodes, edges), columns);
+        }
+    }
+
+    /// Asserts that the boxes of a graph are apart, and that no edge runs through one.
+    fn assert_clear(graph: &LayeredGraph, columns: usize) {
+        let layout = LayerPlacement::of(graph);
+        assert_eq!(layout.rights.len(), columns);
         let boxes: Vec<[i32; 4]> = (0..graph.nodes.len())
             .map(|node| layout.place(node))
-            .map(|(x, upper, lower)| [x - NODE.0 / 2, upper, x + NODE.0 / 2, lower])
+            .zip(&layout.widths)
+            .map(|((x, upper, lower), width)| [x - width / 2, upper, x + width / 2, lower])
             .collect();
         for (index, a) in boxes.iter().enumerate() {
             for b in &boxes[..index] {

@@ -4,6 +4,7 @@ mod block;
 mod crossover;
 mod figure;
 mod front;
+mod graph_columns;
 mod heat_map;
 mod layered_graph;
 mod line_chart;

@@ -19,13 +19,20 @@ pub type Place = (i32, i32);
 /// Family of all text: in SVG the viewer's own, in PNG the embedded one.
 const FONT: &str = "sans-serif";
 
+/// Percent of its size to which a page may shrink a picture.
+const READABLE_PERCENT: i32 = 75;
+
 /// Pixels of a PNG for each pixel of the picture, so that it stays sharp on dense screens.
 const PNG_SCALE: i32 = 2;
 
 /// Share of a text's size by which the library places it too high in PNG.
 const PNG_TEXT_SHIFT: f64 = 0.2;
 
-/// A picture on white paper.
+/// Estimated width of a character for the size of its text, and room at the right of texts.
+const CHARACTER: f64 = 0.5;
+const MARGIN: i32 = 8;
+
+/// A picture on white paper. Texts that would end beyond its right edge make it wider.
 #[derive(Clone, Debug)]
 pub struct Picture {
     size: (i32, i32),
@@ -74,6 +81,11 @@ impl Picture {
         Picture { size, marks: vec![] }
     }
 
+    /// Width in pixels below which the texts of the picture would be hard to read.
+    pub fn readable_width(&self) -> i32 {
+        self.size.0 * READABLE_PERCENT / 100
+    }
+
     /// Draws a line through places.
     pub fn path(&mut self, places: impl IntoIterator<Item = Place>, colour: RGBColor, width: u32) {
         self.faint_path(places, colour, width, 1.0);
@@ -104,6 +116,15 @@ impl Picture {
     /// Draws a text whose upper edge is at `place`.
     pub fn text(&mut self, text: impl Into<String>, place: Place, anchor: Anchor, size: i32) {
         let text = text.into();
+        let width = (CHARACTER * f64::from(size) * text.chars().count() as f64) as i32;
+        let right = match anchor {
+            Anchor::Start => place.0 + width,
+            Anchor::Middle => place.0 + width / 2,
+            Anchor::End => place.0,
+        };
+        if !text.is_empty() {
+            self.size.0 = self.size.0.max(right + MARGIN);
+        }
         self.marks.push(Mark::Text { text, place, anchor, size, is_vertical: false });
     }
 
@@ -283,6 +304,19 @@ mod tests {
         let (with_text, without) = (decoded(&with_text), decoded(&without));
         assert_eq!(with_text.len(), 3 * 240 * 120);
         assert!(with_text.iter().zip(&without).filter(|pair| differs(*pair)).count() > 100);
+    }
+
+    #[test]
+    fn long_texts_make_a_picture_wider() {
+        let width = |text: &str, anchor| {
+            let mut picture = Picture::new((120, 60));
+            picture.text(text, (60, 20), anchor, 10);
+            picture.size.0
+        };
+        assert_eq!(width("short", Anchor::Start), 120);
+        assert_eq!(width(&"long ".repeat(20), Anchor::Start), 60 + 500 + MARGIN);
+        assert_eq!(width(&"long ".repeat(20), Anchor::Middle), 60 + 250 + MARGIN);
+        assert_eq!(width(&"long ".repeat(20), Anchor::End), 120);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Pictures of a plan: its step time by part, and its memory.
 
+use narrows_plan::Bytes;
 use narrows_plan::program::{Program, StageProgram};
-use narrows_plan::{Bytes, Seconds};
 use narrows_planner::Prediction;
 use narrows_runtime::TimeCategory;
 
@@ -10,6 +10,7 @@ use super::stacked_bars::{Bar, StackedBars};
 use super::{PALETTE, category_colour};
 use crate::breakdown;
 use crate::stage_memory::stage_memory;
+use crate::unit::Unit;
 
 /// The step time of plans by part; `None` without plans.
 pub fn step_time_picture(title: &str, plans: &[(&str, &Prediction)]) -> Option<Picture> {
@@ -17,15 +18,16 @@ pub fn step_time_picture(title: &str, plans: &[(&str, &Prediction)]) -> Option<P
     let is_used =
         |category: &TimeCategory| plans.iter().any(|(_, plan)| seconds(plan, *category) > 0.0);
     let used: Vec<TimeCategory> = TimeCategory::ALL.into_iter().filter(is_used).collect();
+    let unit = Unit::Seconds.common(plans.iter().map(|(_, plan)| plan.step_time_s));
     let bar = |(name, plan): &(&str, &Prediction)| Bar {
         name: (*name).to_owned(),
-        values: used.iter().map(|category| 1e3 * seconds(plan, *category)).collect(),
-        interval: Some(plan.step_time_interval_s.map(|time| 1e3 * time)),
-        note: Seconds(plan.step_time_s).to_string(),
+        values: used.iter().map(|category| unit.scaled(seconds(plan, *category))).collect(),
+        interval: Some(plan.step_time_interval_s.map(|time| unit.scaled(time))),
+        note: unit.format(plan.step_time_s),
     };
     let bars = StackedBars {
         title: title.to_owned(),
-        axis_label: "step time in ms (whisker: 90 % interval)".into(),
+        axis_label: format!("step time in {} (whisker: 90 % interval)", unit.symbol()),
         parts: used
             .iter()
             .map(|category| (breakdown::title(*category).to_owned(), category_colour(*category)))

@@ -208,7 +208,7 @@ impl RooflinePlot {
         self.picture.text(name, place, anchor, 13);
     }
 
-    /// Points with whiskers, names at the right, and lines between shards and their whole GEMMs.
+    /// Points with whiskers and numbers, their names at the right, and lines between shards and their whole GEMMs.
     fn gemms(&mut self, gemms: Vec<OpGemm>, peak: f64, bandwidth: f64) {
         for OpGemm { shard, whole, .. } in &gemms {
             if let Some(whole) = whole {
@@ -217,6 +217,9 @@ impl RooflinePlot {
                 self.point(whole, PALETTE[1]);
             }
         }
+        gemms.iter().for_each(|gemm| self.point(&gemm.shard, PALETTE[0]));
+        let wholes = gemms.iter().flat_map(|gemm| &gemm.whole);
+        let wholes: Vec<Place> = wholes.map(|gemm| self.place(gemm.intensity, gemm.rate)).collect();
         let named = gemms.iter().map(|OpGemm { name, shard, .. }| {
             let roof = peak.min(bandwidth * shard.intensity);
             let RateUnit { prefix, factor } = self.unit;
@@ -225,8 +228,7 @@ impl RooflinePlot {
             (self.place(shard.intensity, shard.rate), name)
         });
         let named = named.collect();
-        name_points(&mut self.picture, NAMES, [TOP, BOTTOM], named, PALETTE[0]);
-        gemms.iter().for_each(|gemm| self.point(&gemm.shard, PALETTE[0]));
+        name_points(&mut self.picture, NAMES, [TOP, BOTTOM], named, &wholes);
     }
 
     fn point(&mut self, point: &RooflinePoint, colour: RGBColor) {

@@ -94,7 +94,8 @@ pub fn sweep_figures(
         figures.extend(Figure::of(PlotKind::Scaling, picture, caption));
     }
     if let (Some(mut chart), true) = (chart, suits(PlotKind::Crossover)) {
-        let crossovers = mark_crossovers(&mut chart);
+        let unit = horizontal(axes).map_or("", |x| axes[x].field.field_name().unit().symbol());
+        let crossovers = mark_crossovers(&mut chart, unit);
         let (title, caption) = match crossovers {
             0 => {
                 ("step time; one line is fastest everywhere", "One line is the fastest everywhere.")
@@ -222,7 +223,9 @@ fn throughput_map(
     ];
     let letters = letters.into_iter().filter_map(|(letter, is_used)| is_used.then_some(letter));
     let legend = ["darker: more tokens/s", "lines separate meshes and ZeRO stages"];
-    let names = |axis: &SweepAxis| (axis.field.name(), axis.values.iter().map(text_of).collect());
+    let names = |axis: &SweepAxis| {
+        (axis_label(&axis.field.field_name()), axis.values.iter().map(text_of).collect())
+    };
     Some(HeatMap {
         title: format!("{}tokens per second of the fastest plan", subject(axes, points)?),
         columns: names(&axes[x]),

@@ -7,6 +7,8 @@ use plotters::style::RGBColor;
 use super::picture::{Anchor, Picture};
 use super::scale::{Scale, label};
 use super::{GRID, INK, PALETTE, PAPER, blended};
+use crate::text::thousands;
+use crate::unit::Unit;
 
 const WIDTH: i32 = 900;
 const LEFT: i32 = 90;
@@ -20,18 +22,30 @@ const ROWS_MAX: i32 = 520;
 const GAPPED: i32 = 4;
 /// Side of the colours of the legend.
 const SWATCH: i32 = 14;
+/// Most passes of a picture: with more, their borders are no longer visible.
+const SPANS_MAX: usize = 4000;
 /// Share of white in the colours of the last model chunk of a stage.
 const LIGHTEST: f64 = 0.65;
 
-/// The timeline of `spans`; `None` without any.
-pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
+/// The timeline of `spans`, or of the first [`SPANS_MAX`] of them; `None` without any.
+pub fn timeline_picture(title: &str, mut spans: Vec<PassSpan>) -> Option<Picture> {
+    let total = spans.len();
+    let title = match total > SPANS_MAX {
+        true => {
+            spans.sort_by(|a, b| a.begin.0.total_cmp(&b.begin.0));
+            spans.truncate(SPANS_MAX);
+            let [shown, total] = [SPANS_MAX, total].map(|passes| thousands(passes as u64));
+            format!("{title}, the first {shown} of {total} passes")
+        }
+        false => title.to_owned(),
+    };
     let stages = spans.iter().map(|span| span.stage + 1).max()? as i32;
     let row = ROW.min(ROWS_MAX / stages).max(2);
-    let milliseconds = |seconds: f64| 1e3 * seconds;
-    let ends = spans.iter().map(|span| milliseconds(span.end.0));
-    let scale = Scale::linear(ends.chain([0.0]))?;
-    let across = |ms: f64| {
-        LEFT + (scale.position(ms).clamp(0.0, 1.0) * f64::from(RIGHT - LEFT)).round() as i32
+    let last = spans.iter().map(|span| span.end.0).fold(0.0, f64::max);
+    let unit = Unit::Seconds.common([last]);
+    let scale = Scale::linear([0.0, unit.scaled(last)].into_iter())?;
+    let across = |time: f64| {
+        LEFT + (scale.position(time).clamp(0.0, 1.0) * f64::from(RIGHT - LEFT)).round() as i32
     };
     let bottom = TOP + row * stages;
     let mut picture = Picture::new((WIDTH, bottom + 66));
@@ -53,16 +67,17 @@ pub fn timeline_picture(title: &str, spans: &[PassSpan]) -> Option<Picture> {
         picture.path([(across(tick), TOP), (across(tick), bottom)], GRID, 1);
         picture.text(label(tick), (across(tick), bottom + 8), Anchor::Middle, 14);
     }
-    picture.text("time in ms", ((LEFT + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);
+    let axis = format!("time in {}", unit.symbol());
+    picture.text(axis, ((LEFT + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);
     for stage in 0..stages {
         if row >= 14 || stage % (14 / row + 1) == 0 {
             let middle = TOP + row * stage + row / 2;
             picture.text(format!("stage {stage}"), (LEFT - 10, middle - 8), Anchor::End, 13);
         }
     }
-    for span in spans {
+    for span in &spans {
         let upper = TOP + row * span.stage as i32;
-        let [begin, end] = [span.begin.0, span.end.0].map(|time| across(milliseconds(time)));
+        let [begin, end] = [span.begin.0, span.end.0].map(|time| across(unit.scaled(time)));
         // Passes that follow each other at once are told apart by a gap.
         let end = if end - begin >= GAPPED { end - 1 } else { end.max(begin + 1) };
         let lower = upper + 1 + (row - 2).max(1);
@@ -109,4 +124,34 @@ const PHASES: [(Phase, &str, RGBColor); 4] = [
 
 fn colour(phase: Phase) -> RGBColor {
     PHASES.into_iter().find(|(other, ..)| *other == phase).map_or(INK, |(_, _, colour)| colour)
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_plan::Seconds;
+    use narrows_plan::program::MicrobatchPass;
+
+    use super::*;
+
+    #[test]
+    fn of_many_passes_the_first_are_drawn() {
+        let span = |index: usize| PassSpan {
+            stage: index % 8,
+            pass: MicrobatchPass { phase: Phase::Forward, chunk: 0, microbatch: index as u64 },
+            begin: Seconds(index as f64),
+            end: Seconds(index as f64 + 1.0),
+        };
+        for (passes, part) in [(100, "\ntitle\n"), (5000, "title, the first 4,000 of 5,000 passes")]
+        {
+            let svg = timeline_picture("title", (0..passes).map(span).collect()).unwrap().svg();
+            let svg = svg.unwrap();
+            assert!(svg.contains(part), "{svg}");
+            // The background, a pass each, and the legend.
+            let rectangles = svg.matches("<rect").count();
+            assert!(
+                (passes.min(4000)..passes.min(4000) + 10).contains(&rectangles),
+                "{rectangles}"
+            );
+        }
+    }
 }

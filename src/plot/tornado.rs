@@ -21,14 +21,15 @@ const SIZE_MIN: f64 = 0.005;
 /// Share of the axis beyond the largest value.
 const MARGIN: f64 = 0.05;
 
-/// The picture of an analysis; none where no number matters.
-pub fn sensitivity_figures(analysis: &Analysis) -> Vec<Figure> {
+/// The picture of an analysis of `subject`, such as a model on devices; none where no number matters.
+pub fn sensitivity_figures(subject: &str, analysis: &Analysis) -> Vec<Figure> {
     let caption = "Percent by which the step time of the fastest plan changes when a number grows by one percent. \
                    Numbers with * are assumed, not measured.";
-    Figure::of(PlotKind::Tornado, tornado(&analysis.elasticities), caption).into_iter().collect()
+    let picture = tornado(subject, &analysis.elasticities);
+    Figure::of(PlotKind::Tornado, picture, caption).into_iter().collect()
 }
 
-fn tornado(elasticities: &[ParameterElasticity]) -> Option<Picture> {
+fn tornado(subject: &str, elasticities: &[ParameterElasticity]) -> Option<Picture> {
     let is_drawn = |of: &&ParameterElasticity| of.replanned.value.abs() >= SIZE_MIN;
     let bars: Vec<&ParameterElasticity> =
         elasticities.iter().filter(is_drawn).take(BARS_MAX).collect();
@@ -40,7 +41,11 @@ fn tornado(elasticities: &[ParameterElasticity]) -> Option<Picture> {
     let scale = Scale::linear(ends.chain([0.0]))?.padded(MARGIN);
     let bottom = TOP + BAR[1] * bars.len() as i32;
     let mut picture = Picture::new((WIDTH, bottom + 66));
-    picture.text("What the step time depends on", (20, 20), Anchor::Start, 19);
+    let title = format!("{subject}: what the step time depends on");
+    picture.text(title, (20, 20), Anchor::Start, 19);
+    if bars.iter().any(|of| of.number.is_assumed) {
+        picture.text("* assumed, not measured", (20, 50), Anchor::Start, 13);
+    }
     let across = |value: f64| {
         let share = scale.position(value).clamp(0.0, 1.0);
         ACROSS[0] + (share * f64::from(ACROSS[1] - ACROSS[0])).round() as i32

@@ -3,13 +3,14 @@
 use narrows_calibration::measurements::{MeasuredQuantity, priced_kernels};
 use narrows_calibration::validation::ComparedMeasurement;
 use narrows_cost_model::Profile;
-use narrows_plan::{Bytes, Kernel, Seconds};
+use narrows_plan::{Bytes, Kernel};
 
 use super::PALETTE;
 use super::figure::{Figure, PlotKind};
 use super::picture::Picture;
 use super::stacked_bars::{Bar, StackedBars};
 use crate::text::{percents, signed_percents};
+use crate::unit::Unit;
 
 /// Most measurements of a picture.
 const MEASUREMENTS_MAX: usize = 200;
@@ -22,6 +23,8 @@ struct MeasuredPair {
     interval: [f64; 2],
     /// (predicted − measured) / measured.
     error: f64,
+    /// Whether the prediction was fitted to the measurement.
+    fitted: bool,
 }
 
 /// The pictures of measurements: times of steps, efficiency of GEMMs, and times of collectives. `profile` finds the
@@ -31,9 +34,9 @@ pub fn validation_figures(
     profile: &dyn Fn(&str) -> Option<Profile>,
 ) -> Vec<Figure> {
     let kinds = [
-        (PlotKind::StepTime, "Step time", "step time in ms"),
+        (PlotKind::StepTime, "Step time", "step time"),
         (PlotKind::GemmEfficiency, "Efficiency of GEMMs", "FLOP/s in % of the peak of the device"),
-        (PlotKind::Communication, "Collectives, with the bytes that they reduce", "time in ms"),
+        (PlotKind::Communication, "Collectives, with the bytes that they reduce", "time"),
     ];
     let figure = |(kind, title, axis): (PlotKind, &str, &str)| {
         let of_kind = compared.iter().filter_map(|entry| comparison(entry, kind, profile));
@@ -68,7 +71,7 @@ fn comparison(
     };
     // Value of a time, and addition to the name.
     let (value, note): (Box<dyn Fn(f64) -> f64>, String) = match kind {
-        PlotKind::StepTime if kernels.is_empty() => (Box::new(|time| 1e3 * time), String::new()),
+        PlotKind::StepTime if kernels.is_empty() => (Box::new(|time| time), String::new()),
         PlotKind::GemmEfficiency if !kernels.is_empty() => {
             let flops = |(kernel, times): &(Kernel, f64)| match kernel {
                 Kernel::Gemm(gemm) => Some(gemm.flops().0 * times),
@@ -84,7 +87,7 @@ fn comparison(
                 _ => None,
             };
             let bytes: f64 = kernels.iter().map(payload).sum::<Option<f64>>()?;
-            (Box::new(|time| 1e3 * time), format!(", {}", Bytes(bytes as u64)))
+            (Box::new(|time| time), format!(", {}", Bytes(bytes as u64)))
         }
         _ => return None,
     };
@@ -96,6 +99,7 @@ fn comparison(
         predicted: value(entry.predicted_s),
         interval: [low.min(high), low.max(high)],
         error: entry.predicted_s / entry.measured_s - 1.0,
+        fitted: entry.fitted,
     })
 }
 
@@ -106,29 +110,34 @@ fn picture(
     axis: &str,
     comparisons: &[MeasuredPair],
 ) -> Option<Picture> {
-    let note = |value: f64| match kind {
-        PlotKind::GemmEfficiency => percents(value, 1),
-        _ => Seconds(value / 1e3).to_string(),
-    };
+    let times =
+        comparisons.iter().flat_map(|comparison| [comparison.measured, comparison.predicted]);
+    // Efficiencies are shares.
+    let unit = (kind != PlotKind::GemmEfficiency).then(|| Unit::Seconds.common(times));
+    let scaled = |value: f64| unit.map_or(value, |unit| unit.scaled(value));
+    let note = |value: f64| unit.map_or_else(|| percents(value, 1), |unit| unit.format(value));
+    let axis_label = unit.map_or(axis.to_owned(), |unit| format!("{axis} in {}", unit.symbol()));
     let bars = comparisons.iter().flat_map(|comparison| {
         let error = signed_percents(100.0 * comparison.error, 1);
         let measured = Bar {
             name: comparison.name.clone(),
-            values: vec![comparison.measured, 0.0],
+            values: vec![scaled(comparison.measured), 0.0],
             interval: None,
             note: note(comparison.measured),
         };
         let predicted = Bar {
             name: String::new(),
-            values: vec![0.0, comparison.predicted],
-            interval: Some(comparison.interval),
+            values: vec![0.0, scaled(comparison.predicted)],
+            interval: Some(comparison.interval.map(scaled)),
             note: format!("{} (time {error})", note(comparison.predicted)),
         };
         [measured, predicted]
     });
     let bars: Vec<Bar> = bars.collect();
     let parts = vec![("measured".to_owned(), PALETTE[7]), ("predicted".to_owned(), PALETTE[0])];
-    let (title, axis_label) = (format!("{title}, measured and predicted"), axis.to_owned());
+    let title = format!("{title}, measured and predicted");
+    let fitted = if comparisons.iter().any(|c| c.fitted) { "*: in the fit; " } else { "" };
+    let axis_label = format!("{axis_label} ({fitted}whisker: 90 % interval)");
     (!bars.is_empty())
         .then(|| StackedBars { title, axis_label, parts, bars, limit: None }.picture())
         .flatten()

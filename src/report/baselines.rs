@@ -5,7 +5,7 @@ use narrows_planner::Prediction;
 use serde::Serialize;
 
 use super::Report;
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page};
 use crate::args::Detail;
 use crate::plot::{Figure, PlotKind, step_time_picture};
 use crate::priced_plan::PricedPlan;
@@ -85,15 +85,12 @@ impl Report for BaselinesReport<'_> {
         let reference = self.chosen.prediction.step_time_s;
         let row = |(name, plan, prediction): (&str, &Plan, &Prediction)| {
             let peak = prediction.peak_memory();
-            vec![
-                name.to_owned(),
-                plan_phrase(plan),
-                Seconds(prediction.step_time_s).to_string(),
-                format!("{:.3} ×", prediction.step_time_s / reference),
-                peak.to_string(),
-            ]
+            let ratio = format!("{:.3} ×", prediction.step_time_s / reference);
+            let time = Seconds(prediction.step_time_s);
+            let plan = plan_phrase(plan);
+            vec![name.to_owned().into(), plan.into(), time.into(), ratio.into(), peak.into()]
         };
-        page.table(&columns, &self.plans().map(row).collect::<Vec<_>>());
+        page.table(&columns, &self.plans().map(row).collect::<Vec<Vec<Cell>>>());
         for baseline in self.baselines {
             if let BaselinePlan::Impossible { name, reason } = baseline {
                 page.paragraph(&format!("{name}: {reason}"));

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page};
 use crate::field_name::FieldName;
 use crate::whatif::{BreakEvenRegion, FasterAlternative, SweepAxis, geometric_mean, text_of};
 
@@ -45,7 +45,7 @@ impl BreakEvenReport {
 
     /// The table of all values. Each row has the value, the step time and the plan of both
     /// alternatives, and the difference.
-    pub fn table(&self, page: &mut Page, rows: &[[String; 6]]) {
+    pub fn table(&self, page: &mut Page, rows: &[[Cell; 6]]) {
         let name = self.field.as_str();
         let name = name.rsplit('.').next().unwrap_or(name).replace('_', " ");
         let columns = [

@@ -7,7 +7,7 @@ use narrows_plan::{Bytes, CheckError, CheckErrors, CheckedProgram};
 use serde::Serialize;
 
 use super::numeric::NumericReport;
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page};
 use super::{Report, finite_limit};
 use crate::args::{Detail, PlanFile};
 use crate::errors::Problem;
@@ -194,16 +194,16 @@ impl Report for CheckReport {
         page.heading("Stages");
         let row = |(index, stage): (usize, &StageSummary)| {
             vec![
-                index.to_string(),
-                thousands(stage.instructions),
-                thousands(stage.buffers),
-                thousands(stage.collectives.values().sum()),
-                thousands(stage.transfers),
-                stage.in_flight(),
-                Bytes(stage.peak_memory_bytes).to_string(),
+                index.to_string().into(),
+                thousands(stage.instructions).into(),
+                thousands(stage.buffers).into(),
+                thousands(stage.collectives.values().sum()).into(),
+                thousands(stage.transfers).into(),
+                stage.in_flight().into(),
+                Bytes(stage.peak_memory_bytes).into(),
             ]
         };
-        let rows: Vec<Vec<String>> = self.stages.iter().enumerate().map(row).collect();
+        let rows: Vec<Vec<Cell>> = self.stages.iter().enumerate().map(row).collect();
         let columns =
             ["stage", "instructions", "buffers", "collectives", "transfers", "in flight", "memory"];
         page.table(&columns.map(|name| (name, Align::Right)), &rows);

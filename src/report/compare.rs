@@ -2,12 +2,13 @@
 
 use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{Plan, Seconds};
+use narrows_planner::Prediction;
 use narrows_runtime::RunError;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
 use super::{Report, finite_limit, training_run};
@@ -18,14 +19,21 @@ use crate::compare::{
     segment_differences, spread, time_parts, virtual_stage_blocks,
 };
 use crate::op_decisions::OpDecision;
-use crate::text::{half_width, percent, schedule, thousands};
+use crate::plot::{Figure, PlotKind, step_time_picture};
+use crate::text::{half_width, percent, schedule, thousands, zero_stage};
 use crate::unit::Unit;
+
+/// Place of the unit in the heading of a table.
+const QUANTITY: &str = "{unit}";
 
 /// Names of the plans in tables.
 const LABELS: [&str; PLANS_MAX] = ["A", "B", "C", "D", "E"];
 
 /// Relative difference of step times below which plans are called equally fast.
 const EQUAL: f64 = 5e-4;
+
+/// Ratio of speeds from which on the faster plan is a number of times as fast.
+const TIMES_MIN: f64 = 2.0;
 
 /// Most parts of the step named in the verdict.
 const VERDICT_PARTS: usize = 3;
@@ -108,6 +116,25 @@ impl<'a> CompareReport<'a> {
         })
     }
 
+    /// The step times of the plans by part.
+    pub fn figures(&self) -> Vec<Figure> {
+        let name = |entry: &PlanEntry| format!("{}: {}", entry.label, entry.name);
+        let names: Vec<String> = self.plans.iter().map(name).collect();
+        let predictions = self.plans.iter().map(|entry| entry.prediction.prediction);
+        let plans: Vec<(&str, &Prediction)> =
+            names.iter().map(String::as_str).zip(predictions).collect();
+        let title = format!("{}: step time by part", self.plans[0].decisions.model.name);
+        let caption = match self.same_tokens() {
+            true => "Parts of the step time of each plan; whiskers are 90 % intervals.",
+            false => {
+                "Parts of the step time of each plan, whose steps have different numbers of tokens; whiskers are 90 % \
+                 intervals."
+            }
+        };
+        let picture = step_time_picture(&title, &plans);
+        Figure::of(PlotKind::StepTime, picture, caption).into_iter().collect()
+    }
+
     /// Whether all plans have steps of one size, so that step times compare.
     fn same_tokens(&self) -> bool {
         self.tokens.iter().all(|tokens| *tokens == self.tokens[0])
@@ -128,33 +155,29 @@ impl<'a> CompareReport<'a> {
         let order = &self.ranking;
         let (first, second) = (order[0], order[1]);
         let rate = |index: usize| self.plans[index].prediction.prediction.tokens_per_s;
-        let faster = |index: usize| rate(first) / rate(index) - 1.0;
+        let ratio = |index: usize| rate(first) / rate(index);
         let label = |index: usize| LABELS[index];
         let (speed, unit) = self.speed(first);
         let parts = self.largest_parts(first, second);
         if order.len() == 2 {
-            let parts = sentence("", &parts);
-            if faster(second) < EQUAL {
+            let head = if self.same_tokens() { "" } else { "For a million tokens: " };
+            let parts = sentence(head, &parts);
+            if ratio(second) < 1.0 + EQUAL {
                 return format!("A and B are equally fast: {speed} {unit}.{parts}");
             }
             return format!(
-                "{} is {} faster than {}: {speed} {unit} instead of {}.{parts}",
+                "{} is {}: {speed} {unit} instead of {}.{parts}",
                 label(first),
-                percent(faster(second)),
-                label(second),
+                faster_than(ratio(second), label(second)),
                 self.speed(second).0,
             );
         }
-        let others: Vec<String> = order[1..]
-            .iter()
-            .map(|index| match faster(*index) < EQUAL {
-                true => format!("as fast as {}", label(*index)),
-                false => format!("{} faster than {}", percent(faster(*index)), label(*index)),
-            })
-            .collect();
+        let others: Vec<String> =
+            order[1..].iter().map(|index| faster_than(ratio(*index), label(*index))).collect();
         let others = others.join(", ");
         let head = format!("{} is the fastest, {speed} {unit}: {others}.", label(first));
-        let against = format!("Compared with {}: ", label(second));
+        let tokens = if self.same_tokens() { "" } else { " and for a million tokens" };
+        let against = format!("Compared with {}{tokens}: ", label(second));
         format!("{head}{}", sentence(&against, &parts))
     }
 
@@ -179,7 +202,7 @@ impl<'a> CompareReport<'a> {
     /// Parts of the step time with their heading; of a million tokens where steps have different sizes.
     fn comparable_times(&self) -> (Vec<PartDifference>, &'static str) {
         if self.same_tokens() {
-            return (self.step_time_s.clone(), "Time of a step");
+            return (self.step_time_s.clone(), "Time of a step in {unit}");
         }
         let mut parts = self.step_time_s.clone();
         for part in &mut parts {
@@ -188,7 +211,7 @@ impl<'a> CompareReport<'a> {
             }
         }
         parts.sort_by(|a, b| spread(&b.values).total_cmp(&spread(&a.values)));
-        (parts, "Time of a million tokens")
+        (parts, "Time of a million tokens in {unit}")
     }
 
     fn plans(&self, page: &mut Page) {
@@ -197,13 +220,13 @@ impl<'a> CompareReport<'a> {
             let [low, high] = prediction.step_time_interval_s;
             let memory = prediction.peak_memory();
             vec![
-                entry.label.to_owned(),
-                entry.name.to_owned(),
-                Seconds(prediction.step_time_s).to_string(),
-                half_width((high - low) / 2.0 / prediction.step_time_s),
-                thousands(prediction.tokens_per_s.round() as u64),
-                percent(prediction.mfu),
-                memory.to_string(),
+                entry.label.to_owned().into(),
+                entry.name.to_owned().into(),
+                Seconds(prediction.step_time_s).into(),
+                half_width((high - low) / 2.0 / prediction.step_time_s).into(),
+                thousands(prediction.tokens_per_s.round() as u64).into(),
+                percent(prediction.mfu).into(),
+                memory.into(),
             ]
         };
         let columns = [
@@ -216,7 +239,7 @@ impl<'a> CompareReport<'a> {
             ("memory", Align::Right),
         ];
         page.heading("Plans");
-        page.table(&columns, &self.plans.iter().map(row).collect::<Vec<_>>());
+        page.table(&columns, &self.plans.iter().map(row).collect::<Vec<Vec<Cell>>>());
     }
 
     /// Time, cost and energy of the training run under each plan.
@@ -279,6 +302,9 @@ impl<'a> CompareReport<'a> {
                 of_plans(|plan| schedule(plan).unwrap_or_else(|| "–".into()))
             }
             ComparedDecision::StageBlocks => of_plans(stage_blocks),
+            ComparedDecision::Zero => {
+                of_plans(|plan| zero_stage(plan.zero, None).unwrap_or_else(|| "off".into()))
+            }
             _ => difference.values.iter().map(text).collect(),
         };
         let differs =
@@ -299,38 +325,42 @@ impl<'a> CompareReport<'a> {
         std::iter::once((first, Align::Left)).chain(plans).collect()
     }
 
-    /// A table of parts with their differences: of two plans with its sign, of more the largest one.
+    /// A table of parts with their differences: of two plans with its sign, of more from the smallest to the largest value.
     fn parts(&self, page: &mut Page, heading: &str, parts: &[PartDifference], unit: Unit) {
         if parts.is_empty() {
             return;
         }
-        page.heading(heading);
         let mut columns = self.columns("", Align::Right);
-        columns.push((
-            if self.plans.len() == 2 { "B − A" } else { "largest − smallest" },
-            Align::Right,
-        ));
+        columns.push((if self.plans.len() == 2 { "B − A" } else { "range" }, Align::Right));
+        let total = |index: usize| parts.iter().map(|part| part.values[index]).sum();
+        let totals: Vec<f64> = (0..self.plans.len()).map(total).collect();
+        // Differences too have the unit of the values.
+        let differences = parts.iter().map(|part| spread(&part.values));
+        let values = parts.iter().flat_map(|part| &part.values).chain(&totals).copied();
+        let unit = unit.common(values.chain(differences));
+        page.heading(heading.replacen(QUANTITY, unit.symbol(), 1));
         let row = |name: String, values: &[f64]| {
             let difference = match values {
-                [a, b] => signed(unit, b - a),
-                _ => unit.format(spread(values)),
+                [a, b] => unit.signed_number(b - a),
+                _ => unit.number(spread(values)),
             };
-            let values = values.iter().map(|value| unit.format(*value));
+            let values = values.iter().map(|value| unit.number(*value));
             std::iter::once(name).chain(values).chain([difference]).collect::<Vec<_>>()
         };
         let mut rows: Vec<Vec<String>> =
             parts.iter().map(|part| row(part.part.title(), &part.values)).collect();
-        let total = |index: usize| parts.iter().map(|part| part.values[index]).sum();
-        let totals: Vec<f64> = (0..self.plans.len()).map(total).collect();
         rows.push(row("total".to_owned(), &totals));
         page.table(&columns, &rows);
     }
 }
 
-/// A value with its unit and its sign; zero has no sign.
-fn signed(unit: Unit, value: f64) -> String {
-    let sign = if value < 0.0 { "-" } else { "+" };
-    if value == 0.0 { unit.format(0.0) } else { format!("{sign}{}", unit.format(value.abs())) }
+/// The advantage of a plan over the one with this label in words, from the ratio of their speeds.
+fn faster_than(ratio: f64, label: &str) -> String {
+    match ratio {
+        _ if ratio < 1.0 + EQUAL => format!("as fast as {label}"),
+        ..TIMES_MIN => format!("{} faster than {label}", percent(ratio - 1.0)),
+        _ => format!("{ratio:.1} times as fast as {label}"),
+    }
 }
 
 /// A sentence with a blank before it, if there is anything to list.
@@ -383,9 +413,9 @@ impl Report for CompareReport<'_> {
         self.decisions(&mut page, detail);
         let (times, heading) = self.comparable_times();
         self.parts(&mut page, heading, &times, Unit::Seconds);
-        let heading = "Memory per device, on the stage that needs the most";
+        let heading = "Memory per device in {unit}, on the stage that needs the most";
         self.parts(&mut page, heading, &self.memory_bytes, Unit::Bytes);
-        let heading = "Bytes sent per device and step, on the stage that sends the most";
+        let heading = "Sent per device and step in {unit}, by the stage that sends the most";
         self.parts(&mut page, heading, &self.sent_bytes, Unit::Bytes);
         page
     }

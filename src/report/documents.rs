@@ -1,8 +1,11 @@
 //! Answers as files for people: a picture, and a page with pictures.
 
+use std::ffi::OsString;
+
 use super::Report;
 use super::html::html;
 use crate::args::{Detail, DocumentFiles};
+use crate::captured_output::arguments;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 use crate::plot::{Figure, PlotKind};
@@ -47,8 +50,38 @@ pub fn write_documents(
     Ok(())
 }
 
-/// The command line of this process, with the words quoted that a shell would split or expand.
+/// The command line of this command, with the words quoted that a shell would split or expand.
 fn command_line() -> String {
-    let words = std::env::args_os().skip(1).map(|word| shell_word(&word.to_string_lossy()));
-    std::iter::once("narrows".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+    let arguments = arguments().unwrap_or_else(|| std::env::args_os().skip(1).collect());
+    command_text(&arguments)
+}
+
+/// Flags of files that are written, for which `-` is standard output.
+const OUTPUT_FLAGS: [&str; 3] = ["--csv", "--output", "--trace"];
+
+fn command_text(arguments: &[OsString]) -> String {
+    let words = arguments.iter().map(|word| shell_word(&word.to_string_lossy()));
+    let is_input =
+        |pair: &[OsString]| pair[1] == "-" && !OUTPUT_FLAGS.iter().any(|f| pair[0] == *f);
+    // What was read from standard input has no name.
+    let input = arguments.windows(2).any(is_input).then(|| "< FILE".to_owned());
+    std::iter::once("narrows".to_owned()).chain(words).chain(input).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_reads_standard_input_names_a_file() {
+        for (line, expected) in [
+            ("cost - --report x.html", "narrows cost - --report x.html < FILE"),
+            ("plan --model - --output p.json", "narrows plan --model - --output p.json < FILE"),
+            ("whatif --csv - --sweep rank=1", "narrows whatif --csv - --sweep rank=1"),
+            ("plan --sweep a*b", "narrows plan --sweep 'a*b'"),
+        ] {
+            let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            assert_eq!(command_text(&arguments), expected);
+        }
+    }
 }

@@ -8,7 +8,7 @@ use narrows_planner::{
 use serde::Serialize;
 
 use super::Report;
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page};
 use super::prediction::assumed;
 use super::search::SearchSummary;
 use crate::args::Detail;
@@ -127,14 +127,11 @@ impl ExplainReport<'_> {
         ];
         let row = |(name, prediction, ratio): &(&str, &Prediction, Option<f64>)| {
             let peak = prediction.peak_memory();
-            vec![
-                (*name).to_owned(),
-                Seconds(prediction.step_time_s).to_string(),
-                ratio.map_or(String::new(), |ratio| format!("{ratio:.3} ×")),
-                peak.to_string(),
-            ]
+            let ratio = ratio.map_or(String::new(), |ratio| format!("{ratio:.3} ×"));
+            let time = Seconds(prediction.step_time_s);
+            vec![(*name).to_owned().into(), time.into(), ratio.into(), peak.into()]
         };
-        page.table(&columns, &plans.iter().map(row).collect::<Vec<_>>());
+        page.table(&columns, &plans.iter().map(row).collect::<Vec<Vec<Cell>>>());
         for alternative in &self.explanation.alternatives {
             if let Some(reason) = &alternative.rejection_reason {
                 page.paragraph(&format!("{}: {reason}", alternative.name));
@@ -160,11 +157,11 @@ fn breakdowns(page: &mut Page, plans: &[(&str, &Prediction, Option<f64>)]) {
     let row = |(name, prediction, _): &(&str, &Prediction, Option<f64>)| {
         let parts = &prediction.breakdown_s;
         let time = |seconds: f64| match seconds > 0.0 {
-            true => Seconds(seconds).to_string(),
-            false => String::new(),
+            true => Cell::from(Seconds(seconds)),
+            false => String::new().into(),
         };
         vec![
-            (*name).to_owned(),
+            (*name).to_owned().into(),
             time(parts.gemm),
             time(parts.attention),
             time(parts.elementwise + parts.optimizer),
@@ -218,7 +215,10 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
         .iter()
         .filter(|row| detail == Detail::Full || !is_summarised(&row.outcome))
         .collect();
-    let time = |seconds: Option<f64>| seconds.map_or(String::new(), |s| Seconds(s).to_string());
+    let time = |seconds: Option<f64>, absent: &str| match seconds {
+        Some(seconds) => Cell::from(Seconds(seconds)),
+        None => absent.to_owned().into(),
+    };
     let has_context_axis = listed.iter().any(|row| row.mesh.context > 1);
     let row = |row: &&MeshRow| {
         let Mesh { tensor, pipeline, data, context } = row.mesh;
@@ -232,20 +232,20 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
             None => row.schedule.name().into(),
         };
         vec![
-            mesh,
-            row.micro_batch.to_string(),
-            zero_stage(row.zero, row.shard_size).unwrap_or_default(),
-            schedule,
+            mesh.into(),
+            row.micro_batch.to_string().into(),
+            zero_stage(row.zero, row.shard_size).unwrap_or_default().into(),
+            schedule.into(),
             match (row.overlap_grad_reduce, row.overlap_tensor_collectives) {
                 (true, true) => "both",
                 (true, false) => "data",
                 (false, true) => "tensor",
                 (false, false) => "",
             }
+            .to_owned()
             .into(),
-            time(row.bound_s),
-            row.step_time_s
-                .map_or_else(|| outcome(&row.outcome).into(), |s| Seconds(s).to_string()),
+            time(row.bound_s, ""),
+            time(row.step_time_s, outcome(&row.outcome)),
         ]
     };
     let columns = [
@@ -268,7 +268,8 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
     let count = |predicate| summarised(predicate).count() as u64;
     let mut bounds: Vec<f64> = summarised(is_pruned).filter_map(|row| row.bound_s).collect();
     bounds.sort_by(f64::total_cmp);
-    let [low, high] = [bounds.first(), bounds.last()].map(|bound| time(bound.copied()));
+    let [low, high] = [bounds.first(), bounds.last()]
+        .map(|bound| bound.map_or(String::new(), |seconds| Seconds(*seconds).to_string()));
     for (meshes, reason) in [
         (count(is_pruned), format!("ruled out by bounds of {low} to {high}")),
         (count(is_not_improved), "searched without finding a faster plan".into()),

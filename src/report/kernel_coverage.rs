@@ -7,7 +7,7 @@ use narrows_plan::{Kernel, Seconds};
 use serde::{Serialize, Serializer};
 
 use super::kernels;
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page};
 use crate::args::Detail;
 use crate::text::{half_width, percent, rate};
 
@@ -156,8 +156,9 @@ pub fn tables(page: &mut Page, classes: &[ClassCoverage], measured: &[KernelRate
     }
     page.heading("Measurements on one device, by the number of devices that ran");
     let row = |kernel: &KernelRate| {
-        let time = Seconds(kernel.time_s).to_string();
-        vec![kernel.kernel.clone(), kernel.devices.to_string(), time, kernel.text()]
+        let time = Seconds(kernel.time_s);
+        let devices = kernel.devices.to_string();
+        vec![kernel.kernel.clone().into(), devices.into(), time.into(), kernel.text().into()]
     };
     let columns = [
         ("kernel", Align::Left),
@@ -165,5 +166,5 @@ pub fn tables(page: &mut Page, classes: &[ClassCoverage], measured: &[KernelRate
         ("time", Align::Right),
         ("rate", Align::Right),
     ];
-    page.table(&columns, &measured.iter().map(row).collect::<Vec<_>>());
+    page.table(&columns, &measured.iter().map(row).collect::<Vec<Vec<Cell>>>());
 }

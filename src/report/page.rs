@@ -7,7 +7,10 @@ use comfy_table::{
     TableStyle, Width,
 };
 
+use narrows_plan::{Bytes, Seconds};
+
 use crate::errors::style::HEADING;
+use crate::unit::{CommonUnit, Unit};
 
 /// Columns separated by two blanks, a line under the header, no borders.
 const STYLE: TableStyle = TableStyle::new()
@@ -21,8 +24,9 @@ pub const WIDTH: usize = 80;
 /// Blanks before everything but headings.
 const INDENT: usize = 2;
 
-/// Columns that words have at least beside numbers that are not wrapped.
-const WORDS_MIN: usize = 8;
+/// Columns that words have at least beside numbers that are not wrapped; a longer word of at most the second number of columns
+/// is not broken either.
+const WORDS_MIN: [usize; 2] = [8, 24];
 
 /// A document: headings, fields, paragraphs and tables.
 #[derive(Default)]
@@ -32,7 +36,7 @@ pub struct Page(Vec<Item>);
 pub enum Item {
     /// The heading of what follows.
     Heading(String),
-    /// A line that is not wrapped.
+    /// A line that is wrapped only where it is wider than the page.
     Line(String),
     /// A paragraph.
     Paragraph(String),
@@ -45,6 +49,33 @@ pub enum Item {
         /// Cells of each row, as many as columns.
         rows: Vec<Vec<String>>,
     },
+}
+
+/// A cell of a table.
+#[derive(Clone, Debug)]
+pub enum Cell {
+    /// A text.
+    Text(String),
+    /// A quantity. Those of a column have one unit.
+    Quantity(Unit, f64),
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Cell {
+        Cell::Text(text)
+    }
+}
+
+impl From<Seconds> for Cell {
+    fn from(seconds: Seconds) -> Cell {
+        Cell::Quantity(Unit::Seconds, seconds.0)
+    }
+}
+
+impl From<Bytes> for Cell {
+    fn from(bytes: Bytes) -> Cell {
+        Cell::Quantity(Unit::Bytes, bytes.as_f64())
+    }
 }
 
 /// Alignment of a table column.
@@ -62,7 +93,7 @@ impl Page {
         self.0.push(Item::Heading(text.to_string()));
     }
 
-    /// A line that is not wrapped.
+    /// A line that is wrapped only where it is wider than the page.
     pub fn line(&mut self, text: impl Display) {
         self.0.push(Item::Line(text.to_string()));
     }
@@ -79,7 +110,8 @@ impl Page {
     }
 
     /// A table. Columns without content are omitted.
-    pub fn table(&mut self, columns: &[(&str, Align)], rows: &[Vec<String>]) {
+    pub fn table<C: Clone + Into<Cell>>(&mut self, columns: &[(&str, Align)], rows: &[Vec<C>]) {
+        let rows = texts(columns.len(), rows);
         let used: Vec<usize> = (0..columns.len())
             .filter(|&index| rows.iter().any(|row| !row[index].is_empty()))
             .collect();
@@ -123,11 +155,18 @@ impl Page {
         for item in &self.0 {
             let lines = match item {
                 Item::Heading(heading) => {
-                    let blank = if text.is_empty() { "" } else { "\n" };
-                    text.push_str(&format!("{blank}{HEADING}{heading}{HEADING:#}\n"));
-                    continue;
+                    text.push_str(if text.is_empty() { "" } else { "\n" });
+                    let styled = |line: &String| format!("{HEADING}{line}{HEADING:#}");
+                    wrapped(heading, WIDTH).iter().map(styled).collect()
                 }
-                Item::Line(line) => vec![format!("  {line}")],
+                // Lines have places for their parts, unless there is no room for them.
+                Item::Line(line) if line.chars().count() <= WIDTH - INDENT => {
+                    vec![format!("  {line}")]
+                }
+                Item::Line(line) => {
+                    let lines = wrapped(line, WIDTH - INDENT);
+                    lines.into_iter().map(|line| format!("  {line}")).collect()
+                }
                 Item::Paragraph(paragraph) => {
                     let lines = wrapped(paragraph, WIDTH - INDENT);
                     lines.into_iter().map(|line| format!("  {line}")).collect()
@@ -141,6 +180,27 @@ impl Page {
         }
         text
     }
+}
+
+/// The texts of the cells, with one unit for the quantities of a column.
+pub fn texts<C: Clone + Into<Cell>>(columns: usize, rows: &[Vec<C>]) -> Vec<Vec<String>> {
+    let rows: Vec<Vec<Cell>> =
+        rows.iter().map(|row| row.iter().cloned().map(Into::into).collect()).collect();
+    let common = |column: usize| {
+        let quantities = rows.iter().filter_map(move |row| match row[column] {
+            Cell::Quantity(unit, value) => Some((unit, value)),
+            Cell::Text(_) => None,
+        });
+        let (unit, _) = quantities.clone().next()?;
+        Some(unit.common(quantities.filter(|(other, _)| *other == unit).map(|(_, value)| value)))
+    };
+    let common: Vec<Option<CommonUnit>> = (0..columns).map(common).collect();
+    let text = |(column, cell): (usize, &Cell)| match (cell, common[column]) {
+        (Cell::Text(text), _) => text.clone(),
+        (Cell::Quantity(unit, value), Some(common)) if common.is_of(*unit) => common.format(*value),
+        (Cell::Quantity(unit, value), _) => unit.format(*value),
+    };
+    rows.iter().map(|row| row.iter().enumerate().map(text).collect()).collect()
 }
 
 /// Names and values in two columns; values are wrapped.
@@ -185,6 +245,11 @@ fn table_lines(columns: &[(String, Align)], rows: &[Vec<String>]) -> Vec<String>
 fn number_widths(columns: &[(String, Align)], rows: &[Vec<String>]) -> Vec<Option<usize>> {
     let characters = |text: &str| text.chars().count();
     let cells = |index: usize| rows.iter().map(|row| characters(&row[index])).max().unwrap_or(0);
+    let words = |index: usize| {
+        let words = rows.iter().flat_map(|row| row[index].split(' ')).map(characters);
+        let longest = words.max().unwrap_or(0).min(WORDS_MIN[1]);
+        cells(index).min(WORDS_MIN[0]).max(longest)
+    };
     let word = |title: &str| title.split(' ').map(characters).max().unwrap_or(0);
     let of = |title_width: &dyn Fn(&str) -> usize| -> Vec<Option<usize>> {
         let width = |(index, (title, align)): (usize, &(String, Align))| match align {
@@ -194,27 +259,31 @@ fn number_widths(columns: &[(String, Align)], rows: &[Vec<String>]) -> Vec<Optio
         columns.iter().enumerate().map(width).collect()
     };
     let fits = |widths: &Vec<Option<usize>>| {
-        let width = |(index, width): (usize, &Option<usize>)| {
-            width.unwrap_or_else(|| cells(index).min(WORDS_MIN)) + 2
-        };
+        let width =
+            |(index, width): (usize, &Option<usize>)| width.unwrap_or_else(|| words(index)) + 2;
         widths.iter().enumerate().map(width).sum::<usize>() <= WIDTH - INDENT
     };
     let candidates = [of(&characters), of(&word)];
     candidates.into_iter().find(fits).unwrap_or_else(|| vec![None; columns.len()])
 }
 
-/// Wraps a text into lines of at most `width` columns. A longer word has its own line.
+/// Wraps a text into lines of at most `width` columns, between words; a longer word is broken.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![];
     let mut line = String::new();
-    for word in text.split_whitespace() {
+    let words = text.split_whitespace().flat_map(|word| {
+        let characters: Vec<char> = word.chars().collect();
+        let parts = characters.chunks(width.max(1)).map(|part| part.iter().collect::<String>());
+        parts.collect::<Vec<_>>()
+    });
+    for word in words {
         if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
             lines.push(std::mem::take(&mut line));
         }
         if !line.is_empty() {
             line.push(' ');
         }
-        line.push_str(word);
+        line.push_str(&word);
     }
     lines.push(line);
     lines
@@ -233,6 +302,20 @@ mod tests {
     }
 
     #[test]
+    fn quantities_of_a_column_have_one_unit() {
+        let mut page = Page::default();
+        let columns = [("a", Align::Left), ("b", Align::Right), ("c", Align::Right)];
+        let row = |name: &str, time: f64, bytes: u64| -> Vec<Cell> {
+            vec![name.to_owned().into(), Seconds(time).into(), Bytes(bytes).into()]
+        };
+        page.table(&columns, &[row("x", 1.69, 3 << 30), row("y", 0.0179, 5 << 20)]);
+        let text = page.text();
+        for part in ["1.690 s", "0.018 s", "3.000 GiB", "0.005 GiB"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
     fn nothing_is_wider_than_the_page() {
         let words = "many more words than fit into one cell of a table ".repeat(4);
         let mut page = Page::default();
@@ -242,9 +325,28 @@ mod tests {
             &[("a", Align::Left), ("b", Align::Right)],
             &[vec![words.clone(), "1.0 ms".into()]],
         );
+        let name = "a-long-name-".repeat(10);
+        page.heading(format!("{name} on 4 devices"));
+        page.line(format!("{name}: proven"));
+        page.fields(&[("model", name.clone())]);
         let text = page.text();
-        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        let width = |line: &str| anstream::adapter::strip_str(line).to_string().chars().count();
+        assert!(text.lines().all(|line| width(line) <= WIDTH), "{text}");
         assert!(text.contains("1.0 ms"));
+    }
+
+    #[test]
+    fn words_beside_many_numbers_are_not_broken() {
+        let columns =
+            [("", Align::Left), ("A", Align::Right), ("B", Align::Right), ("C", Align::Right)];
+        let mut page = Page::default();
+        let wide = "1234567890123456";
+        page.table(
+            &columns,
+            &[["exposed reduce-scatter", wide, wide, wide].map(str::to_owned).to_vec()],
+        );
+        let text = page.text();
+        assert!(["exposed", "reduce-scatter"].iter().all(|word| text.contains(word)), "{text}");
     }
     /// Titles of numbers are wrapped before the numbers and the words beside them.
     #[test]

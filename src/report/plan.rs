@@ -12,7 +12,7 @@ use narrows_plan::{
 use narrows_planner::SearchReport;
 use serde::Serialize;
 
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
 use super::{Report, decisions, finite_limit, step_cost, training_run};
@@ -25,9 +25,6 @@ use crate::plot::{
 use crate::priced_plan::PricedPlan;
 use crate::step_cost::StepCost;
 use crate::text::{count, plural, schedule, thousands};
-
-/// Largest number of passes in a picture: with more, their borders are no longer visible.
-const SPANS_MAX: usize = 4000;
 
 /// Output of `plan` and `cost`.
 #[derive(Serialize)]
@@ -120,8 +117,7 @@ impl<'a> PlanReport<'a> {
         let price = |kernel: &Kernel| prices.kernel_time(kernel);
         if mesh.pipeline > 1 {
             let spans = simulate(self.program, prices.streams(&price)).spans;
-            let few = spans.len() <= SPANS_MAX;
-            let timeline = few.then(|| timeline_picture(&of("pipeline"), &spans)).flatten();
+            let timeline = timeline_picture(&of("pipeline"), spans);
             let caption = match self.decisions.chunks() {
                 1 => "Simulated passes of every microbatch; white is idle time.",
                 _ => {
@@ -238,14 +234,17 @@ impl<'a> PlanReport<'a> {
             ("backward", &bytes.backward),
             ("recompute", &bytes.recompute),
         ];
-        let cell = |bytes: Bytes| if bytes > Bytes(0) { bytes.to_string() } else { String::new() };
-        let rows: Vec<Vec<String>> = passes
+        let cell = |bytes: Bytes| match bytes {
+            Bytes(0) => Cell::from(String::new()),
+            _ => bytes.into(),
+        };
+        let rows: Vec<Vec<Cell>> = passes
             .iter()
             .filter(|(_, bytes)| !bytes.is_empty())
             .map(|(pass, payloads)| {
                 let kinds = CollectiveKind::ALL.map(|kind| payloads.of(kind));
                 let cells = kinds.into_iter().chain([payloads.statistics]).map(cell);
-                std::iter::once(pass.to_string()).chain(cells).collect()
+                std::iter::once(pass.to_string().into()).chain(cells).collect()
             })
             .collect();
         if rows.is_empty() {

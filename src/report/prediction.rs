@@ -6,11 +6,14 @@ use narrows_runtime::TimeCategory;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page};
 use super::{assumptions, kernels};
 use crate::args::Detail;
 use crate::breakdown;
 use crate::text::{interval_90, percent, rate, thousands};
+
+/// Most stages whose memory is listed; of more, the largest and the range of the others.
+const STAGES_MAX: usize = 4;
 
 /// A prediction with the memory limit that it is compared to.
 #[derive(Serialize, JsonSchema)]
@@ -41,12 +44,27 @@ impl PredictionReport<'_> {
                 ),
             ),
         ];
-        let stages = prediction.peak_memory_bytes.iter().enumerate();
+        let stages = prediction.peak_memory_bytes.iter().copied().map(Bytes).enumerate();
         let name = |stage: usize| match prediction.peak_memory_bytes.len() {
             1 => "memory".to_owned(),
             _ => format!("memory of stage {stage}"),
         };
-        fields.extend(stages.map(|(stage, bytes)| (name(stage), self.memory(Bytes(*bytes)))));
+        match prediction.peak_memory_bytes.len() {
+            ..=STAGES_MAX => {
+                fields.extend(stages.map(|(stage, bytes)| (name(stage), self.memory(bytes))));
+            }
+            _ => {
+                // Of equal stages the first.
+                let largest = stages.clone().rev().max_by_key(|(_, bytes)| *bytes);
+                let (stage, _) = largest.unwrap_or_default();
+                let others = stages.filter(|(other, _)| *other != stage).map(|(_, bytes)| bytes);
+                let least = others.clone().min().unwrap_or_default();
+                let most = others.max().unwrap_or_default();
+                let peak = self.memory(prediction.peak_memory());
+                let text = format!("{peak} on stage {stage}; {least} to {most} on the others");
+                fields.push(("memory".into(), text));
+            }
+        }
         fields
     }
 
@@ -97,13 +115,14 @@ impl PredictionReport<'_> {
     pub fn breakdown(&self, page: &mut Page) {
         let Prediction { breakdown_s, step_time_s, .. } = self.prediction;
         let seconds = |category| breakdown::predicted_s(breakdown_s, category);
-        let rows: Vec<Vec<String>> = TimeCategory::ALL
+        let rows: Vec<Vec<Cell>> = TimeCategory::ALL
             .into_iter()
             .filter(|category| seconds(*category) > 0.0)
             .map(|category| {
                 let time = seconds(category);
                 let share = percent(time / step_time_s);
-                vec![breakdown::title(category).to_owned(), Seconds(time).to_string(), share]
+                let title = breakdown::title(category).to_owned();
+                vec![title.into(), Seconds(time).into(), share.into()]
             })
             .collect();
         page.heading("Where the time goes");

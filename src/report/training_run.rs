@@ -5,16 +5,15 @@ use narrows_plan::Seconds;
 
 use super::page::{Align, Page};
 use crate::text::{count, interval_90, percent, thousands};
-
-/// Days below which a run is reported in hours.
-const DAYS_MIN: f64 = 2.0;
+use crate::unit::Unit;
 
 /// Prints the run with its intervals and assumptions.
 pub fn section(page: &mut Page, run: &TrainingRunEstimate) {
     let tokens = count(run.tokens.round() as u64);
     page.heading(format!("Run of {tokens} tokens"));
-    let interval = interval_90(run.days_interval, run.days_interval.map(duration));
-    let time = format!("{} ({interval})", duration(run.days));
+    let days = Unit::Days.common(run.days_interval.into_iter().chain([run.days]));
+    let interval = interval_90(run.days_interval, run.days_interval.map(|end| days.format(end)));
+    let time = format!("{} ({interval})", days.format(run.days));
     let mut fields = vec![
         ("steps", thousands(run.steps)),
         ("time", time),
@@ -40,10 +39,12 @@ pub fn table(page: &mut Page, runs: &[&TrainingRunEstimate], columns: &[(&str, A
         let cells = runs.iter().map(|run| cell(run).unwrap_or_default());
         std::iter::once(name.to_owned()).chain(cells).collect::<Vec<String>>()
     };
+    let days = runs.iter().flat_map(|run| run.days_interval.into_iter().chain([run.days]));
+    let unit = Unit::Days.common(days);
     let mut rows = vec![
-        row("time", &|run| Some(duration(run.days))),
-        row("90 % low", &|run| Some(duration(run.days_interval[0]))),
-        row("90 % high", &|run| Some(duration(run.days_interval[1]))),
+        row(&format!("time in {}", unit.symbol()), &|run| Some(unit.number(run.days))),
+        row("90 % low", &|run| Some(unit.number(run.days_interval[0]))),
+        row("90 % high", &|run| Some(unit.number(run.days_interval[1]))),
         row("device-hours", &|run| Some(rounded(run.device_hours))),
         row("cost in $", &|run| run.dollars.map(rounded)),
         row("energy in kWh", &|run| run.energy_kwh.map(rounded)),
@@ -52,15 +53,6 @@ pub fn table(page: &mut Page, runs: &[&TrainingRunEstimate], columns: &[(&str, A
     rows.retain(|row| row[1..].iter().any(|cell| !cell.is_empty()));
     page.heading(format!("Run of {} tokens", count(first.tokens.round() as u64)));
     page.table(columns, &rows);
-}
-
-/// A number of days in words: `12.3 days`, below two days `29.5 hours`.
-pub fn duration(days: f64) -> String {
-    match days {
-        ..DAYS_MIN => format!("{:.1} hours", days * 24.0),
-        ..1000.0 => format!("{days:.1} days"),
-        _ => format!("{} days", thousands(days.round() as u64)),
-    }
 }
 
 /// A rounded number with thousands separators; small ones with decimals.
@@ -75,9 +67,9 @@ fn amount(value: f64, interval: [f64; 2], unit: &str) -> String {
 
 fn failures_phrase(failures: &FailureEstimate) -> String {
     format!(
-        "{} expected, one every {:.1} hours; goodput {}",
+        "{} expected, one every {}; goodput {}",
         rounded(failures.failures_expected),
-        failures.cluster_mtbf_hours,
+        duration_of(failures.cluster_mtbf_hours * 3600.0),
         percent(failures.goodput)
     )
 }
@@ -95,7 +87,7 @@ fn checkpoints_phrase(failures: &FailureEstimate) -> String {
     )
 }
 
-/// Minutes from two minutes on, hours from two hours on.
+/// Seconds in minutes from two minutes on, and in hours from two hours on.
 fn duration_of(seconds: f64) -> String {
     match seconds {
         ..120.0 => Seconds(seconds).to_string(),
@@ -110,9 +102,6 @@ mod tests {
 
     #[test]
     fn durations_and_amounts_are_short() {
-        assert_eq!(duration(1.5), "36.0 hours");
-        assert_eq!(duration(12.34), "12.3 days");
-        assert_eq!(duration(4567.8), "4,568 days");
         assert_eq!((rounded(12.345), rounded(1234.5)), ("12.35".into(), "1,235".into()));
         assert_eq!(duration_of(90.0), "90.00 s");
         assert_eq!(duration_of(900.0), "15.0 minutes");

@@ -11,7 +11,7 @@ use narrows_plan::{Executor, Seconds};
 use serde::Serialize;
 
 use super::Report;
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page};
 use crate::args::{Detail, MeasurementInput, ValidateSettings};
 use crate::text::{percents, plural, signed_percents};
 
@@ -204,10 +204,10 @@ impl<'a> MeasurementReport<'a> {
         format!("{}: {}", self.file, self.table)
     }
 
-    fn time(&self, seconds: f64) -> String {
+    fn time(&self, seconds: f64) -> Cell {
         match self.per {
-            TimeUnit::Measurement => Seconds(seconds).to_string(),
-            TimeUnit::GigabyteFreed => format!("{}/GB", Seconds(seconds)),
+            TimeUnit::Measurement => Seconds(seconds).into(),
+            TimeUnit::GigabyteFreed => format!("{}/GB", Seconds(seconds)).into(),
         }
     }
 
@@ -338,12 +338,15 @@ impl ValidationReport<'_> {
         let row = |entry: &&MeasurementReport| {
             let interval = entry.interval_s.map(Seconds);
             let interval = format!("{} to {}", interval[0], interval[1]);
-            let full = |cell: String| if detail == Detail::Full { cell } else { String::new() };
+            let full = |cell: String| match detail {
+                Detail::Full => Cell::Text(cell),
+                _ => String::new().into(),
+            };
             vec![
-                format!("{}{}", entry.name, entry.symbols()),
+                format!("{}{}", entry.name, entry.symbols()).into(),
                 entry.time(entry.measured_s),
                 entry.time(entry.predicted_s),
-                signed_percents(entry.error_percent, 1),
+                signed_percents(entry.error_percent, 1).into(),
                 full(interval),
                 full(entry.executor.name().to_owned()),
             ]
@@ -395,10 +398,10 @@ impl ValidationReport<'_> {
         page.heading("Fitted step times, each left out of the fit in turn");
         let row = |entry: &LeftOutReport| {
             vec![
-                entry.name.to_owned(),
-                Seconds(entry.measured_s).to_string(),
-                Seconds(entry.predicted_s).to_string(),
-                signed_percents(entry.error_percent, 1),
+                entry.name.to_owned().into(),
+                Seconds(entry.measured_s).into(),
+                Seconds(entry.predicted_s).into(),
+                signed_percents(entry.error_percent, 1).into(),
             ]
         };
         let columns = [
@@ -407,7 +410,7 @@ impl ValidationReport<'_> {
             ("predicted without it", Align::Right),
             ("error", Align::Right),
         ];
-        page.table(&columns, &self.left_out.iter().map(row).collect::<Vec<_>>());
+        page.table(&columns, &self.left_out.iter().map(row).collect::<Vec<Vec<Cell>>>());
     }
 
     /// Cells of steps with large errors.

@@ -1,6 +1,6 @@
 //! The report of a sweep: one row per point.
 
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{Mesh, Plan, Seconds};
 use narrows_planner::Prediction;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::break_even::BreakEvenReport;
 use super::infeasible::InfeasibleReport;
-use super::page::{Align, Page};
+use super::page::{Align, Cell, Page, texts};
 use super::prediction::PredictionReport;
 use super::search::SearchSummary;
 use super::solution::SolutionReport;
@@ -131,6 +131,11 @@ impl<'a> WhatIfReport<'a> {
         WhatIfReport { solution: Some(solution), is_complete, ..self }
     }
 
+    /// The distinct causes why points have no plan. Rows refer to them by number.
+    fn reasons(&self) -> IndexSet<String> {
+        self.points.iter().filter_map(|point| point.result.reason()).collect()
+    }
+
     /// The legend of the plans that the points have.
     fn plan_legend(&self, page: &mut Page) {
         let any_mesh = |predicate: fn(&Mesh) -> bool| {
@@ -139,6 +144,9 @@ impl<'a> WhatIfReport<'a> {
                 PointResult::Failed { .. } => false,
             })
         };
+        if !self.has_plan() {
+            return;
+        }
         page.paragraph(PLAN_LEGEND);
         if any_mesh(|mesh| mesh.context > 1) {
             page.paragraph(CONTEXT_LEGEND);
@@ -251,8 +259,18 @@ impl<'a> PointResult<'a> {
         })
     }
 
+    /// The causes why a search found no plan, which are too long for a row.
+    fn reason(&self) -> Option<String> {
+        match self {
+            PointResult::Failed { error, .. } if !error.causes.is_empty() => {
+                Some(error.causes.join(", "))
+            }
+            _ => None,
+        }
+    }
+
     /// Cells of a row of the table after the settings.
-    fn cells(&self, columns: &[ResultColumn]) -> Vec<String> {
+    fn cells(&self, columns: &[ResultColumn]) -> Vec<Cell> {
         match self {
             PointResult::Planned { decisions, prediction, step_cost, training_run, .. } => {
                 let row = PlannedRow {
@@ -264,8 +282,8 @@ impl<'a> PointResult<'a> {
                 columns.iter().map(|column| column.cell(row)).collect()
             }
             PointResult::Failed { error, .. } => {
-                let mut cells = vec![String::new(); columns.len() - 1];
-                cells.push(error.message.clone());
+                let mut cells = vec![Cell::Text(String::new()); columns.len() - 1];
+                cells.push(error.message.clone().into());
                 cells
             }
         }
@@ -282,6 +300,9 @@ fn title(name: &str) -> String {
     }
 }
 
+/// Most reasons under a table.
+const REASONS_MAX: usize = 10;
+
 /// Legend of the letters of a plan.
 const PLAN_LEGEND: &str = "T, P, D: devices along the tensor, pipeline and data axes; b: sequences of a microbatch; Z: ZeRO stage, with /N for shard groups of N replicas.";
 
@@ -292,7 +313,7 @@ const CONTEXT_LEGEND: &str = "C: devices along the context axis, which share eac
 const SCHEDULE_LEGEND: &str = "Schedule of a pipeline: 1F1B; ZB: zero-bubble; v: interleaved, with this many model chunks per stage.";
 
 /// Cells of the two alternatives of one value.
-fn pair_cells(pair: &[PointReport]) -> [String; 6] {
+fn pair_cells(pair: &[PointReport]) -> [Cell; 6] {
     let value = pair[0].settings.values().next().map(|value| text_of(value)).unwrap_or_default();
     let step_time = |point: Option<&PointReport>| match &point?.result {
         PointResult::Planned { decisions, prediction, .. } => {
@@ -306,11 +327,11 @@ fn pair_cells(pair: &[PointReport]) -> [String; 6] {
         _ => String::new(),
     };
     let [(first, first_plan), (second, second_plan)] = times.map(|time| {
-        time.map_or(("no plan".into(), String::new()), |(time_s, plan)| {
-            (Seconds(time_s).to_string(), plan)
+        time.map_or(("no plan".to_owned().into(), String::new()), |(time_s, plan)| {
+            (Cell::from(Seconds(time_s)), plan)
         })
     });
-    [value, first, first_plan, second, second_plan, difference]
+    [value.into(), first, first_plan.into(), second, second_plan.into(), difference.into()]
 }
 
 impl Report for WhatIfReport<'_> {
@@ -325,7 +346,7 @@ impl Report for WhatIfReport<'_> {
         }
         let Some(first) = self.points.first() else { return page };
         if let Some(break_even) = &self.break_even {
-            let rows: Vec<[String; 6]> = self.points.chunks(2).map(pair_cells).collect();
+            let rows: Vec<[Cell; 6]> = self.points.chunks(2).map(pair_cells).collect();
             break_even.table(&mut page, &rows);
             self.plan_legend(&mut page);
             return page;
@@ -335,14 +356,19 @@ impl Report for WhatIfReport<'_> {
         let mut results = self.results();
         let headers = results.iter().map(|column| column.header());
         let mut columns: Vec<(&str, Align)> = settings.chain(headers).collect();
-        let mut rows: Vec<Vec<String>> = self
-            .points
-            .iter()
-            .map(|point| {
-                let settings = point.settings.values().map(|value| text_of(value));
-                settings.chain(point.result.cells(&results)).collect()
-            })
-            .collect();
+        let reasons = self.reasons();
+        let cells = |point: &PointReport| {
+            let settings = point.settings.values().map(|value| text_of(value).into());
+            let mut cells: Vec<Cell> = settings.chain(point.result.cells(&results)).collect();
+            let reason = point.result.reason();
+            let number = reason.and_then(|reason| reasons.get_index_of(&reason));
+            if let (Some(number), Some(last)) = (number, cells.last_mut()) {
+                *last = format!("no plan ({})", number + 1).into();
+            }
+            cells
+        };
+        let rows: Vec<Vec<Cell>> = self.points.iter().map(cells).collect();
+        let mut rows = texts(columns.len(), &rows);
         let mut left_out = vec![];
         for dispensable in ResultColumn::DISPENSABLE {
             let position = results.iter().position(|column| *column == dispensable);
@@ -356,6 +382,12 @@ impl Report for WhatIfReport<'_> {
         }
         page.heading("Points");
         page.table(&columns, &rows);
+        for (reason, number) in reasons.iter().zip(1..=REASONS_MAX) {
+            page.paragraph(&format!("({number}) No plan exists {reason}."));
+        }
+        if reasons.len() > REASONS_MAX {
+            page.line("--format json has the other reasons.");
+        }
         if !left_out.is_empty() {
             page.paragraph(&format!("Left out, and in --csv: {}.", left_out.join(", ")));
         }

@@ -4,11 +4,12 @@ use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{Plan, Seconds};
 use narrows_planner::Prediction;
 
-use super::page::Align;
+use super::page::{Align, Cell};
 use super::step_cost;
-use super::training_run::{duration, rounded};
+use super::training_run::rounded;
 use crate::step_cost::StepCost;
 use crate::text::{half_width, percent, plan_phrase, thousands};
+use crate::unit::Unit;
 
 /// A column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,22 +98,25 @@ impl ResultColumn {
     }
 
     /// The cell of a planned point; empty where the point lacks the value.
-    pub fn cell(self, row: PlannedRow) -> String {
+    pub fn cell(self, row: PlannedRow) -> Cell {
         let PlannedRow { plan, prediction, step_cost, training_run } = row;
         let of_run = |cell: &dyn Fn(&TrainingRunEstimate) -> Option<String>| {
             training_run.and_then(cell).unwrap_or_default()
         };
         let relative = |[low, high]: [f64; 2], value: f64| half_width((high - low) / 2.0 / value);
-        match self {
-            ResultColumn::StepTime => Seconds(prediction.step_time_s).to_string(),
+        let text = match self {
+            ResultColumn::StepTime => return Seconds(prediction.step_time_s).into(),
+            ResultColumn::Memory => return prediction.peak_memory().into(),
+            ResultColumn::RunDuration => {
+                let days = training_run.map(|run| Cell::Quantity(Unit::Days, run.days));
+                return days.unwrap_or_else(|| String::new().into());
+            }
             ResultColumn::StepInterval => {
                 relative(prediction.step_time_interval_s, prediction.step_time_s)
             }
             ResultColumn::Throughput => thousands(prediction.tokens_per_s.round() as u64),
             ResultColumn::Mfu => percent(prediction.mfu),
-            ResultColumn::Memory => prediction.peak_memory().to_string(),
             ResultColumn::StepCost => step_cost.map(step_cost::amount).unwrap_or_default(),
-            ResultColumn::RunDuration => of_run(&|run| Some(duration(run.days))),
             ResultColumn::RunInterval => of_run(&|run| Some(relative(run.days_interval, run.days))),
             ResultColumn::Dollars => of_run(&|run| run.dollars.map(rounded)),
             ResultColumn::Energy => of_run(&|run| run.energy_kwh.map(rounded)),
@@ -120,6 +124,7 @@ impl ResultColumn {
                 of_run(&|run| run.failures.map(|failures| percent(failures.goodput)))
             }
             ResultColumn::Plan => plan_phrase(plan),
-        }
+        };
+        text.into()
     }
 }

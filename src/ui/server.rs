@@ -182,9 +182,8 @@ async fn in_turn(
 fn respond(answer: Result<CommandResult<Value>, JsonRejection>) -> Response {
     match answer {
         Ok(Ok(answer)) => Json(answer).into_response(),
-        Ok(Err(failure)) => {
-            (StatusCode::UNPROCESSABLE_ENTITY, Json(ErrorReport::from(failure))).into_response()
-        }
+        // No error of HTTP, which browsers would log as one of the page.
+        Ok(Err(failure)) => Json(ErrorReport::from(failure)).into_response(),
         Err(rejection) => (rejection.status(), refusal(rejection.body_text())).into_response(),
     }
 }

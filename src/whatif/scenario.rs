@@ -174,7 +174,7 @@ impl Scenario {
         }
         let model = match is_changed {
             true => input::read_model(&document.name, &document.value.to_string())
-                .map_err(without_positions)?,
+                .map_err(|failure| set_by(failure, settings))?,
             false => model.clone(),
         };
         // The question "how long would a step of longer sequences take" does not ask what the model was trained for.
@@ -207,7 +207,7 @@ impl Scenario {
             document.drop_refits_of(&field.path);
         }
         let Some(document) = changed else { return Ok(profile.clone()) };
-        let defective = |defects| without_positions(Failure::file(&document.name, defects));
+        let defective = |defects| set_by(Failure::file(&document.name, defects), settings);
         let changed = profile::read(&document.name, &document.value.to_string());
         let changed = changed.map_err(defective)?;
         if changed.file().measured.is_none() {
@@ -291,15 +291,29 @@ fn is_flag_of_run(flag: &str) -> bool {
     flags::<TrainingRunArgs>().iter().any(|(known, _)| known == flag)
 }
 
-/// The failure without positions in the text of a changed document, which is no file of the user.
-fn without_positions(failure: Failure) -> Failure {
-    let without = |problem: Problem| match problem.message.split_once(" at line ") {
-        Some((message, _)) => Problem { message: message.to_owned(), ..problem }
-            .hint("`narrows whatif --list` shows the present value of every field"),
-        None => problem,
+/// The failure of a document that settings have changed: with the settings, and without positions in its text and types of
+/// this program, since the document is no file of the user.
+fn set_by(failure: Failure, settings: &[(SweepField, Value)]) -> Failure {
+    let in_documents = settings.iter().filter(|(field, _)| !matches!(field, SweepField::Flag(_)));
+    let typed = in_documents.map(|(field, value)| format!("{field}={}", text_of(value)));
+    let typed = typed.collect::<Vec<_>>().join(", ");
+    let in_words = |problem: Problem| {
+        let message = problem.message.split_once(" at line ").map(|(message, _)| message);
+        let message = message.unwrap_or(&problem.message);
+        let message = TYPES.iter().fold(message.to_owned(), |message, (name, words)| {
+            message.replace(&format!("expected {name}"), &format!("expected {words}"))
+        });
+        let hint = format!(
+            "{typed} was set; `narrows whatif --list` shows the present value of every field"
+        );
+        Problem { message, ..problem }.hint(hint)
     };
-    Failure { problems: failure.problems.into_iter().map(without).collect(), ..failure }
+    Failure { problems: failure.problems.into_iter().map(in_words).collect(), ..failure }
 }
+
+/// Types in messages of the reader of JSON, and their meaning.
+const TYPES: [(&str, &str); 3] =
+    [("u64", "a whole number from 0"), ("u32", "a whole number from 0"), ("f64", "a number")];
 
 fn read_model(argument: &OsStr) -> CommandResult<(Document, Model)> {
     let (name, text) = input::model_text(argument)?;

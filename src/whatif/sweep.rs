@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use indexmap::IndexSet;
 use narrows_cost_model::TrainingRunEstimate;
 use narrows_plan::{Bytes, Plan};
 use narrows_planner::{
@@ -73,6 +74,12 @@ impl PointOutcome {
 }
 
 impl SweepAxis {
+    /// Removes repeated values, which would repeat points of a product.
+    pub fn remove_repetitions(&mut self) {
+        let distinct: IndexSet<Value> = self.values.drain(..).collect();
+        self.values.extend(distinct);
+    }
+
     /// Sorts the values, which have a smallest and a largest one then.
     ///
     /// # Errors

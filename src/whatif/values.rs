@@ -1,6 +1,5 @@
 //! Values of a sweep as they are typed: `4,8,16`, `8..64+8` and `8..512*2`, also mixed.
 
-use indexmap::IndexSet;
 use serde_json::{Number, Value};
 
 use crate::errors::Problem;
@@ -14,19 +13,16 @@ const END_TOLERANCE: f64 = 1e-9;
 /// Largest integer below which every integer is a `f64`.
 const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// Parses the values of a field, without repetitions, in the order typed.
+/// Parses the values of a field in the order typed.
 ///
 /// # Errors
 /// An empty list, a range without values, or more than [`VALUES_MAX`] values together. The problem has no location.
 pub fn parse_values(text: &str) -> Result<Vec<Value>, Problem> {
-    let mut values: IndexSet<Value> = IndexSet::new();
-    let mut typed = 0;
+    let mut values = vec![];
     for item in text.split(',').map(str::trim) {
-        let item_values = parse_item(item, VALUES_MAX - typed)?;
-        typed += item_values.len();
-        values.extend(item_values);
+        values.extend(parse_item(item, VALUES_MAX - values.len())?);
     }
-    Ok(values.into_iter().collect())
+    Ok(values)
 }
 
 /// The middle of two positive values on a logarithmic scale: √(low·high), without an intermediate overflow.
@@ -91,7 +87,8 @@ fn parse_range(item: &str, start: &str, rest: &str, room: usize) -> Result<Vec<V
     let count = (count + END_TOLERANCE).floor();
     // Not a number where the end of a geometric range is negative.
     if count.is_nan() || count < 0.0 {
-        return Err(problem(format!("`{item}` has no values: it ends before it begins")));
+        let message = format!("`{item}` has no values: it ends before it begins");
+        return Err(problem(message).hint(forms));
     }
     if count >= room as f64 {
         let message = match room {
@@ -129,10 +126,10 @@ mod tests {
             ("12.5, 25 ,1e3", json!([12.5, 25, 1000])),
             ("btp,auto", json!(["btp", "auto"])),
             ("true,false", json!([true, false])),
-            ("4,4", json!([4])),
+            ("4,4", json!([4, 4])),
             ("7..7+1", json!([7])),
             ("1..10*3", json!([1, 3, 9])),
-            ("4..6+1,5,1..4+1", json!([4, 5, 6, 1, 2, 3])),
+            ("4..6+1,5,1..2+1", json!([4, 5, 6, 5, 1, 2])),
         ] {
             assert_eq!(json!(parse_values(text).unwrap()), expected, "{text}");
         }

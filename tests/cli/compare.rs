@@ -68,7 +68,9 @@ fn differences_are_those_of_the_predictions() {
     for detail in ["", "--details", "--verbose"] {
         let text = stdout(&format!("compare {a} {b} {detail}"));
         let verdict = text.lines().nth(1).expect("a verdict");
-        assert!(verdict.contains("B is ") && verdict.contains("faster than A"), "{text}");
+        assert!(verdict.contains("B is ") && verdict.contains(" times as fast as A"), "{text}");
+        assert!(text.contains("\nTime of a step in ms\n"), "{text}");
+        assert!(text.contains("\nMemory per device in MiB, "), "{text}");
         for line in text.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
@@ -122,6 +124,45 @@ fn the_search_is_compared_with_a_plan() {
     }
 }
 
+/// Many plans leave little room beside their numbers: neither names nor numbers are broken.
+#[test]
+fn five_plans_fit_a_terminal() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mesh = "--model cola-60m --sequence-length 512 --devices 4 --global-batch 64";
+    let flags = ["--tensor 4", "--tensor 2 --zero 1", "--pipeline 4", "--zero 3", "--devices 1"];
+    let files = flags.into_iter().zip(0..).map(|(flags, index)| {
+        let mesh =
+            if flags.contains("devices") { mesh.replace("--devices 4", "") } else { mesh.into() };
+        plan(folder.path(), &format!("{index}.json"), &format!("{mesh} {flags}"))
+            .display()
+            .to_string()
+    });
+    let files = files.collect::<Vec<_>>().join(" ");
+    let run = "--tokens 3e12 --price-per-device-hour 2.1 --power-watts 700";
+    let text = stdout(&format!("compare {files} {run}"));
+    let names = [
+        "device-hours",
+        "energy in kWh",
+        "optimizer states",
+        "data: reduce-scatter",
+        "pipeline: P2P",
+    ];
+    for name in names {
+        assert!(text.contains(&format!("\n  {name} ")), "{name} in {text}");
+    }
+    let (_, parts) = text.split_once("\nTime of a ").expect("a table of times");
+    for row in parts.lines().filter(|line| line.contains('.')) {
+        // Five plans and their difference, without a unit in the cells.
+        let numbers = row.split_whitespace().rev().take(6);
+        assert!(
+            numbers.clone().all(|cell| cell.trim_start_matches('<').parse::<f64>().is_ok()),
+            "{row}"
+        );
+        assert_eq!(numbers.count(), 6, "{row}");
+        assert!(row.chars().count() <= 80, "{row}");
+    }
+}
+
 /// Plans whose steps have different numbers of tokens are compared by throughput.
 #[test]
 fn steps_of_different_sizes_are_compared_by_throughput() {
@@ -131,7 +172,27 @@ fn steps_of_different_sizes_are_compared_by_throughput() {
         plan(folder.path(), "b.json", &REQUEST.replace("--global-batch 4", "--global-batch 64"));
     let text = stdout(&format!("compare {} {}", a.display(), b.display()));
     assert!(text.contains("B is ") && text.contains(" tokens/s instead of "), "{text}");
-    assert!(text.contains("Time of a million tokens"), "{text}");
+    assert!(text.contains("Time of a million tokens in s\n"), "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains(". For a million tokens: "), "{text}");
+}
+
+#[test]
+fn a_comparison_is_drawn_and_written_as_a_page() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let a = plan(folder.path(), "a.json", &format!("{REQUEST} --tensor 2"));
+    let b = plan(folder.path(), "b.json", &format!("{REQUEST} --tensor 1"));
+    let (picture, page) = (folder.path().join("plans.svg"), folder.path().join("plans.html"));
+    let files = format!("--plot {} --report {}", picture.display(), page.display());
+    let text = stdout(&format!("compare {} {} {files}", a.display(), b.display()));
+    let picture = fs::read_to_string(picture).expect("the picture");
+    for name in ["a.json", "b.json"] {
+        assert!(picture.contains(name), "{picture}");
+    }
+    let page = fs::read_to_string(page).expect("the page");
+    let verdict = text.lines().nth(1).expect("a verdict").trim();
+    assert!(page.contains(verdict), "{verdict} in {page}");
+    assert!(page.contains("<svg") && page.contains("<h2>Decisions that differ</h2>"), "{page}");
 }
 
 #[test]
@@ -147,6 +208,7 @@ fn bad_comparisons_are_located() {
         (format!("{a} {a} --devices 4"), "--devices: describes a search"),
         (format!("{a} {a} {a} {a} {a} {a}"), "6 plans are too many"),
         ("- -".into(), "one standard input"),
+        (format!("{a} {a} --plot plans.svg --plot-kind block"), "draws no picture `block`"),
         (format!("{a} no/such.json"), "no/such.json: cannot be read"),
         (String::new(), "<PLAN>"),
     ] {

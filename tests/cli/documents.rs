@@ -229,7 +229,7 @@ fn the_crossover_of_two_lines_is_marked_between_the_points_around_it() {
     assert!(times[0] > times[1] && times[2] < times[3], "the fastest changes: {times:?}");
     let picture = picture_text(request, "crossover");
     let (_, at) = picture.split_once("tensor 1 is faster from ").expect(&picture);
-    let at: f64 = at.lines().next().unwrap().parse().unwrap();
+    let at: f64 = at.lines().next().unwrap().strip_suffix(" GB/s").expect(at).parse().unwrap();
     assert!(at > 1.0 && at < 32.0, "{picture}");
     assert!(picture.contains("inter node bandwidth in GB/s"), "{picture}");
 }

@@ -34,6 +34,23 @@ fn a_report_has_the_decisions_and_the_prediction() {
     assert!(row("down.b ").contains(" column "));
 }
 
+/// The memory of many stages takes no more room than that of one.
+#[test]
+fn the_memory_of_many_stages_is_a_range() {
+    let plan = "plan --model cola-60m --sequence-length 512 --global-batch 16";
+    for (stages, lines) in [(2, 2), (4, 4), (8, 1)] {
+        let arguments = format!("{plan} --devices {stages} --pipeline {stages}");
+        let bytes = super::json(&arguments)["prediction"]["peak_memory_bytes"].clone();
+        let report = stdout(&arguments);
+        let (head, _) = report.split_once("\n\n").unwrap();
+        assert_eq!(head.matches("  memory").count(), lines, "{head}");
+        let bytes: Vec<u64> = serde_json::from_value(bytes).unwrap();
+        let largest = (0..bytes.len()).rev().max_by_key(|stage| bytes[*stage]).unwrap();
+        let words = head.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(words.contains(&format!(" on stage {largest}; ")), stages == 8, "{head}");
+    }
+}
+
 #[test]
 fn colours_follow_the_environment() {
     assert!(!stdout(ARGUMENTS).contains('\u{1b}'));
@@ -93,6 +110,13 @@ fn every_report_fits_80_columns() {
     let cases: serde_json::Value = serde_json::from_str(&cases).unwrap();
     let dense = at("dense.json");
     std::fs::write(&dense, cases["llama"]["config"].to_string()).unwrap();
+    // A name that is wider than a terminal.
+    let long = at("long.json");
+    let text = std::fs::read_to_string("models/mixed-ranks.json").unwrap();
+    let name = "a-name-of-more-than-eighty-columns-".repeat(3);
+    let text = text.replace("\"name\": \"mixed-ranks\"", &format!("\"name\": \"{name}\""));
+    assert!(text.contains(&name));
+    std::fs::write(&long, text).unwrap();
     let reports = [
         (
             "export-weights",
@@ -107,6 +131,8 @@ fn every_report_fits_80_columns() {
         ),
         ("plan", format!("{model} --devices 64 --pipeline 8 --global-batch 64")),
         ("plan", "--model models/mixed-ranks.json --devices 8 --tensor 4 --tokens 3e11".into()),
+        ("plan", format!("--model {long} --devices 2 --tokens 1e18 --power-watts 1e6")),
+        ("sensitivity", format!("--model {long} --devices 1")),
         ("cost", format!("{plan} --global-batch 16")),
         ("explain", plan.clone()),
         ("explain", "--model lax-60m --devices 8 --tensor 8".into()),
@@ -127,6 +153,7 @@ fn every_report_fits_80_columns() {
         ),
         ("sensitivity", format!("{model} --devices 2")),
         ("compare", format!("{plan} {other}")),
+        ("compare", format!("{plan} {other} {plan} {other} {plan} --tokens 1e18")),
         ("check", plan.clone()),
         ("export", format!("{other} --to nanotron --allow-loss --output {}", at("run.yaml"))),
         ("export", format!("{plan} --to megatron --allow-loss --output {}", at("arguments.sh"))),

@@ -65,6 +65,7 @@ fn checkpoints_are_at_least_a_step_apart() {
     assert_eq!(failures["checkpoint_interval_steps"], 1.0);
     let text = stdout(&failing);
     assert!(text.contains("after every step, the shortest interval"), "{text}");
+    assert!(text.contains("expected, one every 1.80 s; goodput"), "{text}");
 }
 
 /// The interval beside the time of a run is that of the run: a checkpoint as long as all steps halves it.
@@ -105,6 +106,14 @@ fn runs_are_swept() {
     assert!(words.contains(", at hardware a100-80gb"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 
+    // Clusters may have a price in common.
+    let same = sweep.replace("price_per_device_hour=1,10", "price_per_device_hour=2,2");
+    let same = answer(&same);
+    for point in same["points"].as_array().expect("points") {
+        near(number(point, "/run/dollars"), 2.0 * number(point, "/run/device_hours"));
+    }
+    assert_eq!(same["points"].as_array().map(Vec::len), Some(2));
+
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("runs.csv");
     stdout(&format!("whatif {REQUEST} {RUN} --sweep tensor=1,3 --csv {}", path.display()));
@@ -140,6 +149,7 @@ fn incomplete_runs_are_located() {
     for (arguments, part) in [
         ("--tokens 0", "above 0"),
         ("--tokens many", "above 0"),
+        ("--tokens 1e30", "at most 1e18"),
         ("--price-per-device-hour 2", "--price-per-device-hour: describes a training run"),
         ("--tokens 1e9 --mtbf-hours 100", "--mtbf-hours: needs --checkpoint-seconds"),
         ("--tokens 1e9 --checkpoint-seconds 9", "--checkpoint-seconds: needs --mtbf-hours"),

@@ -73,6 +73,10 @@ fn fields_of_files_are_set() {
     let expected = json("plan --model cola-60m --devices 2 --sequence-length 512");
     assert_eq!(sweep["points"][1]["prediction"], expected["prediction"]);
     assert!(time(&sweep["points"][0]) < time(&sweep["points"][1]), "half the model is faster");
+
+    // A repeated value repeats no point of a product.
+    let sweep = json(&format!("{SMALL} --sweep rank=64,128,64"));
+    assert_eq!(sweep["points"].as_array().map(Vec::len), Some(2));
 }
 
 /// Optional fields that the file does not set can be swept too.
@@ -105,6 +109,12 @@ fn a_point_without_a_plan_says_why() {
     let text = stdout(&format!("{SMALL} --sweep tensor=1,3"));
     assert!(text.contains("2 points, 1 of them with a plan"), "{text}");
     assert!(text.contains("not a multiple"), "{text}");
+    // Long reasons stand under the table, each once.
+    let text =
+        stdout(&format!("{SMALL} --sweep memory_limit=1MiB,auto --sweep executor=eager,captured"));
+    assert_eq!(text.matches("  no plan (1)\n").count(), 2, "{text}");
+    assert!(text.contains("  (1) No plan exists because "), "{text}");
+    assert!(!text.contains("(2)"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 
     let output = narrows(&format!("{SMALL} --sweep tensor=3")).assert().code(1);
@@ -211,7 +221,7 @@ fn bad_sweeps_are_located() {
         ("", "--sweep: names no field to sweep"),
         ("--sweep devices", "has no `=`"),
         ("--sweep devices=", "a value is missing"),
-        ("--sweep devices=8..4+1", "ends before it begins"),
+        ("--sweep devices=8..4+1", "ends before it begins\n  hint: ranges have the forms"),
         ("--sweep device=4", "did you mean devices"),
         ("--sweep rnak=4", "did you mean rank"),
         ("--sweep bandwidth_gbps=4", "hardware.links"),
@@ -221,12 +231,13 @@ fn bad_sweeps_are_located() {
         ("--sweep devices=many", "invalid value 'many'"),
         ("--sweep strategy=megatron", "possible values"),
         ("--sweep model.heads=7", "heads"),
-        ("--sweep rank=0", "rank"),
+        ("--sweep rank=0", "must be at least 1\n  hint: rank=0 was set; `narrows whatif --list`"),
         (
             "--sweep rank=abc",
-            "invalid type: string \"abc\", expected u64\n  hint: `narrows whatif --list`",
+            "invalid type: string \"abc\", expected a whole number from 0\n  hint: rank=abc was set",
         ),
-        ("--sweep hardware.device.memory_bytes=-1", "memory_bytes"),
+        ("--sweep hardware.device.memory_bytes=-1", "expected a whole number from 0\n"),
+        ("--sweep hardware.device.memory_gib=-4", "hint: hardware.device.memory_gib=-4 was set"),
         ("--sweep devices=1..20000+1", "the sweep has 20,000 points"),
         (
             "--yes --sweep devices=1..2000+1 --sweep global_batch=1..2000+1",
@@ -240,6 +251,7 @@ fn bad_sweeps_are_located() {
             "--sweep hardware.gemm.start_us=1,2 --sweep hardware.gemm.start_s=1e-6",
             "`hardware.gemm.start_s` replaces every value of `hardware.gemm.start_us`",
         ),
+        ("--sweep devices=1,1 --sweep tensor=1 --zip", "`devices` has 2 values and `tensor` has 1"),
         ("--sweep devices=1,2 --sweep tensor=1 --zip", "`devices` has 2 values and `tensor` has 1"),
         ("--sweep devices=1 --sweep devices=2", "swept twice"),
         ("--sweep devices=1 --csv no/such/folder.csv", "cannot be written"),

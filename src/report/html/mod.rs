@@ -33,8 +33,10 @@ pub fn html(
     }
     for Figure { kind, picture, caption } in figures {
         let (title, svg, caption) = (kind.title(), picture.svg()?, escaped(caption));
+        let least = picture.readable_width();
         body.push_str(&format!(
-            "<h2>{title}</h2>\n<figure>\n{svg}\n<figcaption>{caption}</figcaption>\n</figure>\n"
+            "<h2>{title}</h2>\n<figure>\n<div class=\"picture\" style=\"--least: {least}px\">\n{svg}\n</div>\n\
+             <figcaption>{caption}</figcaption>\n</figure>\n"
         ));
     }
     items[lead..].iter().for_each(|item| write_item(&mut body, item));
@@ -120,7 +122,7 @@ mod tests {
         let mut page = Page::default();
         page.heading("<script>alert(1)</script> & \"more\"");
         page.fields(&[("a<b", "c>d".to_owned())]);
-        page.table(&[("<i>", Align::Left)], &[vec!["</table>".into()]]);
+        page.table(&[("<i>", Align::Left)], &[vec!["</table>".to_owned()]]);
         let html = html(&page, "", &[], "narrows plan --model '<x>'").unwrap();
         for markup in ["<script>alert", "<i>", "a<b", "</table></td>", "'<x>'"] {
             assert!(!html.contains(markup), "{markup}");

@@ -4,8 +4,11 @@ const units = {
   KiB: 1024, MiB: 1024 ** 2, GiB: 1024 ** 3, TiB: 1024 ** 4, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12,
 };
 function value(text) {
-  const match = text.replaceAll(",", "").match(/^[×±+$]?\s*(-?[\d.]+(?:e[+-]?\d+)?)\s*([A-Za-zµ]+)?/);
-  return match ? parseFloat(match[1]) * (units[match[2]] ?? 1) : null;
+  const match = text.replaceAll(",", "").match(/^([<×±+$]?)\s*(-?[\d.]+(?:e[+-]?\d+)?)\s*([A-Za-zµ]+)?/);
+  if (!match) return null;
+  const [, sign, number, unit] = match;
+  // `<0.001` lies between 0 and 0.001.
+  return parseFloat(number) * (units[unit] ?? 1) * (sign === "<" ? 0.5 : 1);
 }
 function compare(a, b) {
   const [x, y] = [value(a), value(b)];

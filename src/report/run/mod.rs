@@ -20,6 +20,7 @@ use super::page::{Align, Page};
 use crate::args::{Detail, ExecutionTarget, RunOrigin, TrainSettings};
 use crate::breakdown;
 use crate::text::{mesh_and_schedule, plural, thousands};
+use crate::unit::Unit;
 
 pub use history::RunHistory;
 pub use null::NullRunReport;
@@ -250,23 +251,24 @@ impl RunReport {
         let row = |name: &str, predicted: String, measured: String| {
             vec![name.to_owned(), predicted, measured]
         };
-        let mut rows = vec![row(
-            "step time",
-            Seconds(predicted.step_time_s).to_string(),
-            Seconds(self.step_time_s).to_string(),
-        )];
         let measured_s = |category| self.breakdown_s.get(category).as_secs_f64();
+        let predicted_s = |category| breakdown::predicted_s(&predicted.breakdown_s, category);
+        let parts =
+            TimeCategory::ALL.iter().flat_map(|&part| [predicted_s(part), measured_s(part)]);
+        let unit = Unit::Seconds.common(parts.chain([predicted.step_time_s, self.step_time_s]));
+        let time = |seconds: f64| unit.format(seconds);
+        let mut rows = vec![row("step time", time(predicted.step_time_s), time(self.step_time_s))];
         let is_broken_down = TimeCategory::ALL
             .iter()
             .any(|category| *category != TimeCategory::Other && measured_s(*category) > 0.0);
         for category in TimeCategory::ALL {
-            let predicted_s = breakdown::predicted_s(&predicted.breakdown_s, category);
-            let measured = is_broken_down.then(|| Seconds(measured_s(category)));
-            if predicted_s > 0.0 || measured.is_some_and(|time| time.0 > 0.0) {
+            let predicted_s = predicted_s(category);
+            let measured = is_broken_down.then(|| measured_s(category));
+            if predicted_s > 0.0 || measured.is_some_and(|seconds| seconds > 0.0) {
                 rows.push(row(
                     &format!("  {}", breakdown::title(category)),
-                    Seconds(predicted_s).to_string(),
-                    measured.map_or(String::new(), |time| time.to_string()),
+                    time(predicted_s),
+                    measured.map_or(String::new(), time),
                 ));
             }
         }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::Detail;
 use crate::report::Report;
-use crate::report::page::{Align, Page};
+use crate::report::page::{Align, Cell, Page};
 use crate::text::{mesh_and_schedule, plural, thousands};
 
 /// Output of `run --backend null`.
@@ -73,15 +73,15 @@ impl Report for NullRunReport {
         let row = |(index, stage): (usize, &StageActivity)| {
             let sent = stage.collective_sent_bytes.values().flat_map(|axes| axes.values()).sum();
             vec![
-                index.to_string(),
-                thousands(stage.instructions.values().sum()),
-                thousands(stage.collectives),
-                Bytes(sent).to_string(),
-                Bytes(stage.transfer_sent_bytes).to_string(),
-                Bytes(stage.allocated_bytes).to_string(),
+                index.to_string().into(),
+                thousands(stage.instructions.values().sum()).into(),
+                thousands(stage.collectives).into(),
+                Bytes(sent).into(),
+                Bytes(stage.transfer_sent_bytes).into(),
+                Bytes(stage.allocated_bytes).into(),
             ]
         };
-        let rows: Vec<Vec<String>> = self.stages.iter().enumerate().map(row).collect();
+        let rows: Vec<Vec<Cell>> = self.stages.iter().enumerate().map(row).collect();
         let columns = [
             "stage",
             "instructions",

@@ -53,6 +53,13 @@ pub struct SensitivityReport<'a> {
 }
 
 impl<'a> SensitivityReport<'a> {
+    /// Model, devices and hardware in words.
+    pub fn subject(&self) -> String {
+        let Plan { model, hardware, mesh, .. } = self.decisions;
+        let devices = plural(mesh.devices(), "device");
+        format!("{} on {devices} of {}", model.name, hardware.name)
+    }
+
     /// The report of an analysis. `memory_limit` is `Bytes(u64::MAX)` without a limit.
     pub fn new(
         priced: &'a PricedPlan,
@@ -287,9 +294,7 @@ impl<'a> SensitivityReport<'a> {
 impl Report for SensitivityReport<'_> {
     fn page(&self, detail: Detail) -> Page {
         let mut page = Page::default();
-        let Plan { model, hardware, mesh, .. } = self.decisions;
-        let devices = plural(mesh.devices(), "device");
-        page.heading(format!("Sensitivity of {} on {devices} of {}", model.name, hardware.name));
+        page.heading(format!("Sensitivity of {}", self.subject()));
         page.paragraph(&self.verdict());
         if !self.is_complete {
             page.paragraph("The analysis was stopped; below is what was planned until then.");

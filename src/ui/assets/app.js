@@ -1,8 +1,9 @@
 "use strict";
-// The plan follows the controls: a move is sent after a pause, replaces the request before it, and late answers are
-// dropped. The settings are in the fragment of the address, so that a link restores them.
+// The plan follows the controls: a move is sent at once, or after a pause where it follows another one, as while a slider is
+// dragged. It replaces the request before it, and late answers are dropped. The settings are in the fragment of the address, so
+// that a link restores them.
 
-// Milliseconds without a move before the plan is asked for.
+// Milliseconds without a move before the plan is asked for again.
 const PAUSE_MS = 60;
 // Seconds after which the best plan so far is shown, until the proof is complete. Solutions of a search that a limit
 // ended are cached for the next one.
@@ -15,12 +16,16 @@ const create = (tag, properties = {}, ...children) => {
   return node;
 };
 
+// Share of its size to which a picture may shrink.
+const READABLE_SHARE = 0.75;
+
 let options = null;
 let settings = {};
 let sliders = [];
 let pending = null;
 let latest = 0;
 let timer = 0;
+let lastMove = -Infinity;
 
 const preset = (list, name) => options[list].find(known => known.name === name);
 // The value of a field that no setting replaces; null where the field does not apply, undefined where it is searched.
@@ -178,7 +183,9 @@ function moved() {
   latest += 1;
   pending?.abort();
   document.body.dataset.state = "waiting";
-  timer = setTimeout(update, PAUSE_MS);
+  const now = performance.now();
+  timer = setTimeout(update, now - lastMove < PAUSE_MS ? PAUSE_MS : 0);
+  lastMove = now;
 }
 
 class Refusal extends Error {
@@ -192,7 +199,7 @@ async function post(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
   const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
   const answer = await response.json();
-  if (!response.ok) throw new Refusal(answer.error);
+  if (answer.error) throw new Refusal(answer.error);
   return answer;
 }
 
@@ -257,6 +264,9 @@ function showBaselines(answer) {
 
 function figure({ kind, svg, caption }) {
   const picture = create("div", { className: "picture", tabIndex: 0, innerHTML: svg });
+  const drawing = picture.querySelector("svg");
+  // Texts of wide pictures would be too small; the picture scrolls instead.
+  drawing.style.minWidth = `${READABLE_SHARE * drawing.getAttribute("width")}px`;
   picture.setAttribute("role", "img");
   picture.setAttribute("aria-label", caption);
   const node = create("figure", {}, picture, create("figcaption", { textContent: caption }));

@@ -133,6 +133,38 @@ impl Drop for Browser {
     }
 }
 
+/// A page that a command writes: without a network, on a narrow screen, with tables that are sorted by a click.
+#[test]
+fn a_written_page_is_narrow_and_sorted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(mut browser) = Browser::start(folder.path()) else {
+        println!("skipped: none of {PROGRAMS:?} is installed");
+        return;
+    };
+    let page = folder.path().join("page.html");
+    crate::stdout(&format!("validate --report {}", page.display()));
+    let width = json!({"width": 360, "height": 800, "deviceScaleFactor": 1, "mobile": true});
+    browser.call("Emulation.setDeviceMetricsOverride", width);
+    browser.call("Page.navigate", json!({"url": format!("file://{}", page.display())}));
+    browser.wait("document.readyState === 'complete' && document.querySelector('table') !== null");
+    assert_eq!(browser.value("document.documentElement.scrollWidth"), 360);
+    assert_eq!(browser.value("performance.getEntriesByType('resource').length"), 0);
+    let sorted = "(() => { \
+        const table = [...document.querySelectorAll('table')].find(t => /measured/.test(t.tHead.textContent)); \
+        const titles = [...table.querySelectorAll('th button')]; \
+        const column = titles.findIndex(title => title.textContent === 'measured'); \
+        titles[column].click(); \
+        const cells = [...table.tBodies[0].rows].map(row => parseFloat(row.cells[column].textContent)); \
+        return cells.length > 2 && cells.every((cell, index) => index === 0 || cells[index - 1] <= cell); \
+    })()";
+    assert_eq!(browser.value(sorted), true);
+    let values = "value('0.000 s') < value('<0.001 s') && value('<0.001 s') < value('1.0 ms') && \
+        value('-2.0 ms') < value('0.0 ms') && value('no plan (1)') === null";
+    assert_eq!(browser.value(values), true);
+    let messages = browser.messages();
+    assert!(messages.is_empty(), "{messages:#?}");
+}
+
 #[test]
 fn the_page_follows_its_controls() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -158,7 +190,9 @@ fn the_page_follows_its_controls() {
     assert_ne!(moved_plan, first_plan);
     assert_eq!(browser.text("document.getElementById('field-devices').value"), "4");
     let baselines = browser.text("document.getElementById('baselines').textContent");
-    assert!(baselines.contains("pure data parallelism") && baselines.contains("tensor axis 2"));
+    for baseline in ["pure data parallelism", "btp, tensor axis "] {
+        assert!(baselines.contains(baseline), "{baselines}");
+    }
     let figures = browser.value("document.querySelectorAll('#figures svg').length");
     assert!(figures.as_u64() >= Some(2), "{figures}");
 
@@ -208,12 +242,18 @@ fn the_page_follows_its_controls() {
     }
     assert!(colours[0].iter().zip(&colours[1]).all(|(light, dark)| light != dark), "{colours:?}");
 
-    let messages = browser.messages();
-    assert!(messages.is_empty(), "{messages:#?}");
-
-    // A value that makes no plan is explained.
+    // A value that makes no plan is explained, which is no error of the page.
     browser.call("Page.navigate", json!({"url": format!("{address}#devices=0")}));
     browser.wait("document.body.dataset.state === 'failed'");
     let problem = browser.text("document.getElementById('problem').textContent");
     assert!(problem.contains("devices: 0 is not between 1 and"), "{problem}");
+    let messages = browser.messages();
+    assert!(messages.is_empty(), "{messages:#?}");
+
+    // Texts of a picture that is wider than the screen stay readable.
+    browser.call("Page.navigate", json!({"url": format!("{address}#model=lax-60m&devices=1")}));
+    browser.wait("document.querySelector('[data-kind=block] svg') !== null");
+    let shrunk = "(() => { const svg = document.querySelector('[data-kind=block] svg'); \
+        return svg.getBoundingClientRect().width / svg.getAttribute('width'); })()";
+    assert!(browser.value(shrunk).as_f64() >= Some(0.74), "{}", browser.value(shrunk));
 }
