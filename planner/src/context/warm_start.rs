@@ -61,7 +61,8 @@ impl ContextSolver<'_> {
     }
 
     /// The first incumbent: the fastest even partition, by its time before lowering, that fits after lowering. Where none of
-    /// the fastest fits, contexts whose plans may be larger than their bytes suggest are left out.
+    /// the fastest fits, contexts whose plans may be larger than their bytes suggest are left out. After the deadline, it is the
+    /// fastest of the partitions until then, if that fits.
     pub(crate) fn warm_start(&self, open: &mut ContextQueue) -> Option<FeasiblePlan> {
         let is_small = |context: &Context| may_need_least_memory(self.request, context);
         self.fastest_even_partition(open, |_| true)
@@ -91,12 +92,11 @@ impl ContextSolver<'_> {
                 .filter(|open| is_faster(open))
                 .map(|open| open.context)
                 .collect();
-            if promising.is_empty() {
+            if promising.is_empty() || self.segments.out_of_time() {
                 break;
             }
-            even.par_extend(
-                promising.par_iter().filter_map(|context| self.even_partition(*context, cutoff)),
-            );
+            let in_time = promising.par_iter().filter(|_| !self.segments.out_of_time());
+            even.par_extend(in_time.filter_map(|context| self.even_partition(*context, cutoff)));
         }
         even.sort_by(|a, b| a.0.total_cmp(&b.0));
         let limit = self.request.arena_limit();
@@ -105,6 +105,9 @@ impl ContextSolver<'_> {
             let sized = self.size(&context, &embedding_and_head, partition);
             if sized.peak_arena() <= limit {
                 return Some(self.complete(sized));
+            }
+            if self.segments.out_of_time() {
+                return None;
             }
             oversized.push((context, embedding_and_head, sized));
         }
