@@ -103,7 +103,7 @@ impl MetricsFile {
         }
         let name = output.to_string_lossy().into_owned();
         let file = open_locked(&name, output, fs::OpenOptions::new().read(true).append(true))?;
-        let has_lines = length_until(&name, &file, u64::MAX)? > 0;
+        let has_lines = lines_until(&name, &file, u64::MAX)?.bytes > 0;
         drop(file);
         if has_lines {
             let kept =
@@ -129,8 +129,14 @@ impl MetricsFile {
         let name = output.to_string_lossy().into_owned();
         let mut options = fs::OpenOptions::new();
         let file = open_locked(&name, output, options.read(true).append(true))?;
-        let length = length_until(&name, &file, step)?;
-        file.set_len(length).map_err(|error| write_failure(&name, &error))?;
+        let lines = lines_until(&name, &file, step)?;
+        if let Some(last) = lines.last_step.filter(|last| *last < step) {
+            warn(&format!(
+                "{name} has no line of steps {} to {step}, which the checkpoint has: they could not be written",
+                last + 1
+            ));
+        }
+        file.set_len(lines.bytes).map_err(|error| write_failure(&name, &error))?;
         Ok(MetricsFile { name, file: Box::new(file) })
     }
 
@@ -180,10 +186,18 @@ fn open_locked(name: &str, output: &OsStr, options: &fs::OpenOptions) -> Command
     }
 }
 
-/// Length in bytes of the lines up to that of `step`.
-fn length_until(name: &str, file: &fs::File, step: u64) -> CommandResult<u64> {
+/// The first lines of a file.
+#[derive(Default)]
+struct FirstLines {
+    bytes: u64,
+    /// Step of the last of them.
+    last_step: Option<u64>,
+}
+
+/// The lines up to that of `step`.
+fn lines_until(name: &str, file: &fs::File, step: u64) -> CommandResult<FirstLines> {
     let (mut reader, mut line) = (BufReader::new(file), vec![]);
-    let (mut length, mut number) = (0, 0);
+    let (mut lines, mut number) = (FirstLines::default(), 0);
     loop {
         line.clear();
         number += 1;
@@ -191,13 +205,13 @@ fn length_until(name: &str, file: &fs::File, step: u64) -> CommandResult<u64> {
             Failure::input(Problem::new(name, format!("cannot be read: {error}")))
         })?;
         if line.last() != Some(&b'\n') && is_truncated_record(&line) {
-            return Ok(length);
+            return Ok(lines);
         }
         let record: StepNumber = parse_line(name, number, &line)?;
         if record.step > step {
-            return Ok(length);
+            return Ok(lines);
         }
-        length += read as u64;
+        lines = FirstLines { bytes: lines.bytes + read as u64, last_step: Some(record.step) };
     }
 }
 

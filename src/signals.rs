@@ -19,7 +19,7 @@ use crate::captured_output;
 use crate::cluster::with_label;
 use crate::errors::{ExitStatus, Failure, Problem};
 use crate::output;
-use crate::resource_limits;
+use crate::resource_limits::{self, CpuLimit};
 
 /// A signal that asks for an orderly end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,23 +81,26 @@ impl StopSignal {
 /// A flag that the first signal sets, after which the command ends in order. A second signal ends the program. Where no
 /// handler can be installed, `warning` is printed.
 pub fn stop_on_signals(warning: &str) -> Arc<AtomicBool> {
-    StopRequests::register(warning, Arc::default()).stop
+    StopRequests::register(warning, Arc::default(), None).stop
 }
 
 /// Requests of signals to stop a run in order.
 pub struct StopRequests {
     stop: Arc<AtomicBool>,
     cpu_limit_reached: Arc<AtomicBool>,
-    cpu_limit_s: Option<u64>,
+    cpu_limit: Option<CpuLimit>,
 }
 
 impl StopRequests {
-    fn register(warning: &str, ends_at_once: Arc<AtomicBool>) -> StopRequests {
+    /// `cpu_limit` was read before the first signal: the kernel raises it by a second with every one.
+    fn register(
+        warning: &str,
+        ends_at_once: Arc<AtomicBool>,
+        cpu_limit: Option<CpuLimit>,
+    ) -> StopRequests {
         let cpu_limit_reached = Arc::default();
-        // The kernel raises it by a second with every signal.
-        let cpu_limit_s = resource_limits::cpu_seconds();
         if let Some(stop) = captured_output::stop_flag() {
-            return StopRequests { stop, cpu_limit_reached, cpu_limit_s };
+            return StopRequests { stop, cpu_limit_reached, cpu_limit };
         }
         let stop = Arc::new(AtomicBool::new(false));
         let is_ending = Arc::new(AtomicBool::new(false));
@@ -120,7 +123,7 @@ impl StopRequests {
         if let Err(error) = heeded_signals().try_for_each(register) {
             output::warn(&format!("{warning}: {error}"));
         }
-        StopRequests { stop, cpu_limit_reached, cpu_limit_s }
+        StopRequests { stop, cpu_limit_reached, cpu_limit }
     }
 
     /// Whether a signal asks the run to stop.
@@ -131,13 +134,18 @@ impl StopRequests {
     /// The failure of a run whose CPU time is used up.
     pub fn fault(&self) -> Option<Failure> {
         let is_reached = self.cpu_limit_reached.load(Ordering::Relaxed);
-        is_reached.then(|| cpu_limit_failure(self.cpu_limit_s))
+        is_reached.then(|| cpu_limit_failure(self.cpu_limit))
     }
 }
 
-fn cpu_limit_failure(limit_s: Option<u64>) -> Failure {
-    let message = match limit_s {
-        Some(seconds) => format!("the limit of {seconds} s (`ulimit -t`) is used up: SIGXCPU"),
+fn cpu_limit_failure(limit: Option<CpuLimit>) -> Failure {
+    let message = match limit {
+        Some(CpuLimit { seconds, reserved_s: 0 }) => {
+            format!("the limit of {seconds} s (`ulimit -t`) is used up: SIGXCPU")
+        }
+        Some(CpuLimit { seconds, reserved_s }) => format!(
+            "the limit of {seconds} s (`ulimit -t`) is used up, but for {reserved_s} s to save the run: SIGXCPU"
+        ),
         None => "the limit of this process is used up: SIGXCPU".into(),
     };
     let problem = Problem::new("CPU time", message);
@@ -160,14 +168,18 @@ impl StopSignals {
         report: impl Fn() + Send + 'static,
     ) -> StopSignals {
         let ends_at_once = Arc::new(AtomicBool::new(true));
-        let (ends, limit_s) = (Arc::clone(&ends_at_once), resource_limits::cpu_seconds());
+        let ends = Arc::clone(&ends_at_once);
+        let cpu_limit = match captured_output::stop_flag() {
+            None => resource_limits::reserve_cpu_time(),
+            Some(_) => resource_limits::cpu_limit(),
+        };
         // Before the other handlers, so that every signal that is handled at all wakes the thread.
         let watched = watch_signals(move |StopSignal { name, sender, .. }| {
             ends.load(Ordering::Relaxed).then(|| {
                 report();
                 match sender {
                     Sender::CpuLimit => {
-                        let failure = cpu_limit_failure(limit_s);
+                        let failure = cpu_limit_failure(cpu_limit);
                         label
                             .iter()
                             .fold(failure, |failure, label| with_label(failure, label))
@@ -186,7 +198,7 @@ impl StopSignals {
         }
         // Where a thread watches, the handlers themselves end the program on the second signal only.
         let in_handler = if cfg!(unix) { Arc::default() } else { Arc::clone(&ends_at_once) };
-        let requests = StopRequests::register(warning, in_handler);
+        let requests = StopRequests::register(warning, in_handler, cpu_limit);
         StopSignals { requests, ends_at_once }
     }
 

@@ -52,13 +52,19 @@ fn requests_to_save_do_not_end_a_run_that_saves() {
 /// The kernel repeats its signal every second until the hard limit.
 #[test]
 fn a_run_is_saved_when_its_cpu_time_is_used_up() {
-    let run = Run::new();
-    let flags = format!("{} {}", run.flags(1_000_000), run.metrics());
-    let child = run.start("ulimit -S -t 2;", &flags);
-    let parts = ["error: CPU time: the limit of 2 s (`ulimit -t`) is used up", "continues from it"];
-    assert_ends(child, ENVIRONMENT, &parts);
-    let last_step = lines(&run.at("m.jsonl")).len();
-    assert!(run.checkpoints().contains(&format!("step-{last_step:08}")));
+    // At a hard limit, the kernel ends a program without a signal that it could handle.
+    for (limit, reserved) in
+        [("ulimit -S -t 2;", ": SIGXCPU"), ("ulimit -t 2;", ", but for 1 s to save the run")]
+    {
+        let run = Run::new();
+        let flags = format!("{} {}", run.flags(1_000_000), run.metrics());
+        let child = run.start(limit, &flags);
+        let used_up =
+            format!("error: CPU time: the limit of 2 s (`ulimit -t`) is used up{reserved}");
+        assert_ends(child, ENVIRONMENT, &[&used_up, "continues from it"]);
+        let last_step = lines(&run.at("m.jsonl")).len();
+        assert!(run.checkpoints().contains(&format!("step-{last_step:08}")), "{limit}");
+    }
 }
 
 /// Slurm signals every process of a step.

@@ -71,6 +71,26 @@ fn a_failed_run_says_until_which_step_its_metrics_are() {
     assert!(message.contains(&format!("the metrics until step {whole} are in ")), "{message}");
 }
 
+/// A checkpoint has the step whose line a full disk refused.
+#[test]
+fn a_resumed_run_says_which_steps_its_metrics_lack() {
+    let run = Run::new();
+    stdout(&format!("{} {}", run.flags(4), run.metrics()));
+    let metrics = run.at("m.jsonl");
+    let text = fs::read_to_string(&metrics).unwrap();
+    let first: String = text.lines().take(2).map(|line| format!("{line}\n")).collect();
+    fs::write(&metrics, first).unwrap();
+    let resume = |steps| {
+        let request = format!("{} {} --resume", run.flags(steps), run.metrics());
+        stderr(narrows(&request).assert().code(0).get_output())
+    };
+    let message = resume(5);
+    assert!(message.contains("m.jsonl has no line of steps 3 to 4, which the"), "{message}");
+    // The line of step 5 was written.
+    let message = resume(6);
+    assert!(!message.contains("has no line"), "{message}");
+}
+
 #[test]
 fn a_trace_that_cannot_be_written_does_not_cost_the_report() {
     let output =
