@@ -82,6 +82,11 @@ impl SearchSummary {
         self.status.name()
     }
 
+    /// Whether the plan is proven the fastest.
+    pub fn is_proven_fastest(&self) -> bool {
+        self.status == SearchStatus::Optimal
+    }
+
     /// Relative distance of the plan to the bound; `None` without a plan.
     pub fn gap(&self) -> Option<f64> {
         self.gap

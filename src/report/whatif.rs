@@ -20,7 +20,7 @@ use super::{Report, finite_limit};
 use crate::args::Detail;
 use crate::errors::Problem;
 use crate::step_cost::StepCost;
-use crate::text::{plan_phrase, plural, signed_percents, thousands};
+use crate::text::{percent, plan_phrase, plural, signed_percents, thousands};
 use crate::whatif::{Point, PointOutcome, SweepAxis, text_of};
 
 /// Answer of `narrows whatif`.
@@ -200,6 +200,24 @@ impl<'a> WhatIfReport<'a> {
         results.any(|result| matches!(result, PointResult::Planned { step_cost: Some(_), .. }))
     }
 
+    /// How far the plans that are not proven the fastest may be from the fastest; `None` where all are proven.
+    fn gap_phrase(&self) -> Option<String> {
+        let searches = self.points.iter().filter_map(|point| match &point.result {
+            PointResult::Planned { search, .. } => Some(search),
+            PointResult::Failed { .. } => None,
+        });
+        let (proven, others): (Vec<_>, Vec<_>) =
+            searches.partition(|search| search.is_proven_fastest());
+        let gap = others.iter().filter_map(|search| search.gap()).reduce(f64::max)?;
+        let plans = plural((proven.len() + others.len()) as u64, "plan");
+        let are = if proven.len() == 1 { "is" } else { "are" };
+        Some(format!(
+            "{} of {plans} {are} proven the fastest; the fastest plans of the other points take at most {} less time.",
+            proven.len(),
+            percent(gap)
+        ))
+    }
+
     /// The best point in words, and how many have a plan.
     fn verdict(&self) -> String {
         let total = self.points.len();
@@ -341,6 +359,9 @@ impl Report for WhatIfReport<'_> {
         let solution = self.solution.as_ref().map(SolutionReport::verdict);
         let break_even = self.break_even.as_ref().map(BreakEvenReport::verdict);
         page.paragraph(&solution.or(break_even).unwrap_or_else(|| self.verdict()));
+        if let Some(phrase) = self.gap_phrase() {
+            page.paragraph(&phrase);
+        }
         if !self.is_complete {
             page.paragraph("The sweep was stopped; the points below are those that were planned.");
         }

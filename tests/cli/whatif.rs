@@ -350,3 +350,19 @@ fn tables_of_many_fields_keep_their_numbers_whole() {
     assert_eq!(rows.len(), 2, "{text}");
     assert!(rows.iter().all(|row| row.contains(',')), "tokens per second are whole: {text}");
 }
+
+/// A plan that is not proven the fastest counts as one with a gap.
+#[test]
+fn unproven_points_are_counted_with_their_gap() {
+    let sweep = "whatif --model llama-7b --hardware h100-sxm --devices 2 --sweep memory_limit=";
+    let answer = json(&format!("{sweep}64GiB,80GiB"));
+    let searches = answer["points"].as_array().expect("points").iter().map(|p| &p["search"]);
+    let statuses: Vec<_> = searches.clone().map(|search| search["status"].clone()).collect();
+    assert_eq!(statuses, ["gap_limit", "optimal"]);
+    let gap = searches.map(|search| search["gap"].as_f64().expect("a gap")).fold(0.0, f64::max);
+    let text = stdout(&format!("{sweep}64GiB,80GiB")).replace("\n  ", " ");
+    let phrase =
+        "1 of 2 plans is proven the fastest; the fastest plans of the other points take at most";
+    assert!(text.contains(&format!("{phrase} {:.1} % less time.", 100.0 * gap)), "{text}");
+    assert!(!stdout(&format!("{sweep}80GiB")).contains("proven the fastest"));
+}

@@ -249,7 +249,12 @@ impl<'a> SensitivityReport<'a> {
             .collect();
         page.heading("What to measure first: assumed parameters that could change the plan");
         if rows.is_empty() {
-            let phrase = "No assumed parameter changes the plan between half and twice its value.";
+            let phrase = match self.is_complete {
+                true => "No assumed parameter changes the plan between half and twice its value.",
+                false => {
+                    "Of the assumed parameters that were varied until then, none changes the plan."
+                }
+            };
             page.paragraph(&format!("{phrase}{}", self.zeros_phrase()));
             return;
         }
