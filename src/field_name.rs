@@ -62,6 +62,16 @@ impl FieldName {
         keys.collect::<Vec<_>>().join(".")
     }
 
+    /// This name with the ending of another one of the same quantity: `…bandwidth_bytes_per_s` with that of `bandwith_gbps`. `None`
+    /// where the other is in the unit of files, or of another quantity.
+    pub fn with_ending_of(&self, other: &FieldName) -> Option<FieldName> {
+        let in_files = other.in_files()?;
+        let ending = |name: &str| ENDINGS.into_iter().find(|(ending, _)| name.ends_with(ending));
+        let ((of_files, _), (of_other, unit)) = (ending(&in_files.name)?, ending(&other.name)?);
+        let quantity = self.name.strip_suffix(of_files)?;
+        Some(FieldName { name: format!("{quantity}{of_other}"), unit })
+    }
+
     /// The name of the same field with the unit that files have; `None` where the field is in this unit already.
     pub fn in_files(&self) -> Option<FieldName> {
         let (unit, _) = self.unit.in_files();

@@ -39,8 +39,9 @@ const NAMES: [i32; 2] = [60, 360];
 const LETTER: f64 = 7.8;
 /// Height of a row.
 const ROW: i32 = 46;
-/// Least width of a column with text in its cells.
+/// Least width of a column with text in its cells, and the most columns for which the picture grows to have them.
 const LABELLED: i32 = 96;
+const LABELLED_COLUMNS_MAX: usize = 16;
 /// Distance between labels of narrow columns.
 const LABEL_DISTANCE: i32 = 40;
 /// Colours of the smallest and of the largest value; the lightness alone tells them apart.
@@ -58,9 +59,11 @@ impl HeatMap {
         let (columns, rows) = (self.columns.1.len(), self.rows.1.len());
         let longest = self.rows.1.iter().map(|name| name.chars().count()).max().unwrap_or(0);
         let left = (24 + (LETTER * longest as f64) as i32).clamp(NAMES[0], NAMES[1]);
-        let width = (RIGHT - left) / columns as i32;
+        let least = if columns <= LABELLED_COLUMNS_MAX { LABELLED } else { 1 };
+        let width = ((RIGHT - left) / columns as i32).max(least);
+        let right = RIGHT.max(left + width * columns as i32);
         let bottom = TOP + ROW * rows as i32;
-        let mut picture = Picture::new((WIDTH, bottom + 96));
+        let mut picture = Picture::new((right + WIDTH - RIGHT, bottom + 96));
         picture.text(&self.title, (20, 20), Anchor::Start, 19);
         picture.text(&self.rows.0, (20, TOP - 24), Anchor::Start, 14);
         let corner =
@@ -105,7 +108,7 @@ impl HeatMap {
             let centre = corner(column, rows).0 + width / 2;
             picture.text(value, (centre, bottom + 8), Anchor::Middle, 14);
         }
-        picture.text(&self.columns.0, ((left + RIGHT) / 2, bottom + 34), Anchor::Middle, 15);
+        picture.text(&self.columns.0, ((left + right) / 2, bottom + 34), Anchor::Middle, 15);
         picture.text(&self.legend, (20, bottom + 66), Anchor::Start, 13);
         Some(picture)
     }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::break_even::BreakEvenReport;
 use super::infeasible::InfeasibleReport;
 use super::page::{Align, Cell, Page, texts};
-use super::prediction::PredictionReport;
+use super::prediction::{PredictionReport, assumed};
 use super::search::SearchSummary;
 use super::solution::SolutionReport;
 use super::training_run::rounded;
@@ -200,6 +200,13 @@ impl<'a> WhatIfReport<'a> {
         results.any(|result| matches!(result, PointResult::Planned { step_cost: Some(_), .. }))
     }
 
+    /// Paths of the parts of a profile that some prediction assumes.
+    fn assumed_paths(&self) -> Vec<String> {
+        let paths: IndexSet<&String> =
+            self.planned().flat_map(|(_, prediction, _)| &prediction.assumed).collect();
+        paths.into_iter().cloned().collect()
+    }
+
     /// How far the plans that are not proven the fastest may be from the fastest; `None` where all are proven.
     fn gap_phrase(&self) -> Option<String> {
         let searches = self.points.iter().filter_map(|point| match &point.result {
@@ -353,7 +360,7 @@ fn pair_cells(pair: &[PointReport]) -> [Cell; 6] {
 }
 
 impl Report for WhatIfReport<'_> {
-    fn page(&self, _detail: Detail) -> Page {
+    fn page(&self, detail: Detail) -> Page {
         let mut page = Page::default();
         page.heading("What if");
         let solution = self.solution.as_ref().map(SolutionReport::verdict);
@@ -413,6 +420,10 @@ impl Report for WhatIfReport<'_> {
             page.paragraph(&format!("Left out, and in --csv: {}.", left_out.join(", ")));
         }
         self.plan_legend(&mut page);
+        if detail == Detail::Full {
+            page.heading("Uncertainty");
+            assumed(&mut page, &self.assumed_paths(), Detail::Summary);
+        }
         page
     }
 }

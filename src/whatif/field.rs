@@ -54,6 +54,10 @@ const SUGGESTED_DISTANCE: f64 = 0.4;
 /// Distance added where only the last parts of two paths are compared.
 const LAST_PART_PENALTY: f64 = 0.05;
 
+/// Distance of a name to those that it abbreviates, and the least length of such a name.
+const ABBREVIATION_DISTANCE: f64 = 0.3;
+const ABBREVIATION_MIN: usize = 3;
+
 /// Names this much farther than the nearest are suggested too.
 const TIE: f64 = 0.05;
 
@@ -151,16 +155,28 @@ fn swept_flags() -> Vec<(String, String)> {
     all.filter(|(flag, _)| !FLAGS_NOT_SWEPT.contains(&flag.as_str())).collect()
 }
 
+/// Whether every word of a name begins a word of a known name, in their order: `seq_len`, `hardware.bandwidth`.
+fn is_abbreviation(name: &str, known: &str) -> bool {
+    let mut left = known.split(['.', '_']);
+    name.len() >= ABBREVIATION_MIN
+        && name
+            .split(['.', '_'])
+            .all(|word| !word.is_empty() && left.any(|known| known.starts_with(word)))
+}
+
 fn unknown(name: &str, model: &Document, hardware: &Document) -> Problem {
     let problem = Problem::new("", format!("no field is called `{name}`"));
-    let in_files = FieldName::new(name).in_files();
+    let typed = FieldName::new(name);
+    let in_files = typed.in_files();
     let name = in_files.as_ref().map_or(name, FieldName::as_str);
     // The last part of a path names a field almost as well as the whole.
     let last = |name: &str| name.rsplit('.').next().unwrap_or(name).to_owned();
     let relative =
         |a: &str, b: &str| strsim::damerau_levenshtein(a, b) as f64 / a.len().max(1) as f64;
     let distance = |known: &str| {
-        relative(name, known).min(relative(&last(name), &last(known)) + LAST_PART_PENALTY)
+        let spelled =
+            relative(name, known).min(relative(&last(name), &last(known)) + LAST_PART_PENALTY);
+        if is_abbreviation(name, known) { spelled.min(ABBREVIATION_DISTANCE) } else { spelled }
     };
     let names = field_names(model, hardware).into_iter().map(|(name, _)| name);
     let mut near: Vec<(f64, String)> = names.map(|known| (distance(&known), known)).collect();
@@ -168,7 +184,11 @@ fn unknown(name: &str, model: &Document, hardware: &Document) -> Problem {
     let best = near.first().map_or(f64::INFINITY, |(distance, _)| *distance);
     near.retain(|(distance, _)| *distance <= SUGGESTED_DISTANCE && *distance <= best + TIE);
     near.truncate(SUGGESTIONS_MAX);
-    let names: Vec<String> = near.into_iter().map(|(_, name)| name).collect();
+    let as_typed = |name: String| match FieldName::new(&name).with_ending_of(&typed) {
+        Some(converted) => converted.to_string(),
+        None => name,
+    };
+    let names: Vec<String> = near.into_iter().map(|(_, name)| as_typed(name)).collect();
     if names.is_empty() {
         return problem.hint("`narrows whatif --list --model NAME` names all fields");
     }

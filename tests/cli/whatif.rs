@@ -224,6 +224,13 @@ fn bad_sweeps_are_located() {
         ("--sweep devices=8..4+1", "ends before it begins\n  hint: ranges have the forms"),
         ("--sweep device=4", "did you mean devices"),
         ("--sweep rnak=4", "did you mean rank"),
+        ("--sweep dev=4", "did you mean devices"),
+        ("--sweep seq_len=4", "did you mean sequence_length"),
+        ("--sweep batch=4", "did you mean global_batch or micro_batch?"),
+        (
+            "--sweep hardware.links.inter_node.bandwith_gbps=4",
+            "did you mean hardware.links.inter_node.bandwidth_gbps",
+        ),
         ("--sweep bandwidth_gbps=4", "hardware.links"),
         ("--sweep model.hiden=4", "did you mean model.hidden"),
         ("--sweep hardware.provenance=4", "no field is called"),
