@@ -20,7 +20,7 @@ use crate::compare::{
 };
 use crate::op_decisions::OpDecision;
 use crate::plot::{Figure, PlotKind, step_time_picture};
-use crate::text::{half_width, percent, schedule, thousands, zero_stage};
+use crate::text::{half_width, percent, plural, schedule, thousands, zero_stage};
 use crate::unit::Unit;
 
 /// Place of the unit in the heading of a table.
@@ -148,6 +148,25 @@ impl<'a> CompareReport<'a> {
             true => (Seconds(prediction.step_time_s).to_string(), "a step"),
             false => (thousands(prediction.tokens_per_s.round() as u64), "tokens/s"),
         }
+    }
+
+    /// The throughput of a device, for plans on different numbers of devices.
+    fn per_device_phrase(&self) -> Option<String> {
+        let devices = |plan: &PlanEntry| plan.decisions.mesh.devices();
+        if self.plans.iter().all(|plan| devices(plan) == devices(&self.plans[0])) {
+            return None;
+        }
+        let of = |plan: &PlanEntry| {
+            let rate = plan.prediction.prediction.tokens_per_s / devices(plan) as f64;
+            format!(
+                "{} on {}: {}",
+                plan.label,
+                plural(devices(plan), "device"),
+                thousands(rate.round() as u64)
+            )
+        };
+        let each: Vec<String> = self.plans.iter().map(of).collect();
+        Some(format!("Tokens/s of one device: {}.", each.join("; ")))
     }
 
     /// The fastest plan, by how much, and where the difference to the next one lies.
@@ -408,6 +427,9 @@ impl Report for CompareReport<'_> {
         let mut page = Page::default();
         page.heading(format!("{}: {} plans", self.plans[0].decisions.model.name, self.plans.len()));
         page.paragraph(&self.verdict());
+        if let Some(phrase) = self.per_device_phrase() {
+            page.paragraph(&phrase);
+        }
         self.plans(&mut page);
         self.training_runs(&mut page);
         self.decisions(&mut page, detail);

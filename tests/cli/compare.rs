@@ -249,3 +249,27 @@ fn chunks_of_interleaved_pipelines_are_compared() {
         assert!(decisions.contains(&expected), "{compared:#}");
     }
 }
+
+/// Twice the devices make a plan faster, but not each of its devices.
+#[test]
+fn plans_on_other_numbers_of_devices_are_compared_per_device() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let request = "--model cola-60m --hardware a100-80gb --global-batch 8 --sequence-length 512";
+    let plans = [("a.json", 4), ("b.json", 2)].map(|(name, devices)| {
+        plan(folder.path(), name, &format!("{request} --devices {devices}")).display().to_string()
+    });
+    let compare = format!("compare {}", plans.join(" "));
+    let answer = answer(&compare);
+    let rate = |index: usize, devices: f64| {
+        let rate = &answer["plans"][index]["prediction"]["tokens_per_s"];
+        (rate.as_f64().expect("a rate") / devices).round()
+    };
+    let text = stdout(&compare).replace("\n  ", " ").replace(',', "");
+    let phrase = format!(
+        "Tokens/s of one device: A on 4 devices: {}; B on 2 devices: {}.",
+        rate(0, 4.0),
+        rate(1, 2.0)
+    );
+    assert!(text.contains(&phrase), "{phrase}\n{text}");
+    assert!(!stdout(&format!("compare {0} {0}", plans[0])).contains("of one device"));
+}
