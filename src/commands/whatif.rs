@@ -113,11 +113,17 @@ fn search_value(
         }
         holds
     });
+    let last = match extreme {
+        Extreme::Smallest => 0,
+        Extreme::Largest => points.len().saturating_sub(1),
+    };
+    let found = found.filter(|_| !is_stopped).map(|at| valid[at]);
     let solution = SolutionReport {
         condition: condition.to_string(),
         field: axis.field.name(),
         extreme,
-        value: found.filter(|_| !is_stopped).map(|at| axis.values[valid[at]].clone()),
+        value: found.map(|index| axis.values[index].clone()),
+        is_range_end: found == Some(last),
         method,
         values_total: valid.len(),
         values_planned,

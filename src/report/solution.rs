@@ -18,6 +18,8 @@ pub struct SolutionReport {
     pub extreme: Extreme,
     /// The value; `null` if the condition holds for none that was planned.
     pub value: Option<Value>,
+    /// Whether no more extreme value was to be planned, which may satisfy the condition too.
+    pub is_range_end: bool,
     /// Values that were planned.
     pub method: Method,
     /// Number of values of the field.
@@ -36,11 +38,15 @@ impl SolutionReport {
     pub fn verdict(&self) -> String {
         let SolutionReport { condition, field, value, values_total, values_planned, .. } = self;
         let condition = if condition == "fits" { "a plan that fits" } else { condition };
-        let extreme = match self.extreme {
-            Extreme::Smallest => "Smallest",
-            Extreme::Largest => "Largest",
+        let (extreme, beyond) = match self.extreme {
+            Extreme::Smallest => ("Smallest", "smaller"),
+            Extreme::Largest => ("Largest", "larger"),
         };
         let answer = match value {
+            Some(value) if self.is_range_end => format!(
+                "{extreme} {field} with {condition}: {}, the end of the range; a {beyond} one may do too.",
+                text_of(value)
+            ),
             Some(value) => format!("{extreme} {field} with {condition}: {}.", text_of(value)),
             None => format!("No planned value of {field} satisfies {condition}."),
         };

@@ -207,7 +207,7 @@ impl<'a> WhatIfReport<'a> {
         paths.into_iter().cloned().collect()
     }
 
-    /// How far the plans that are not proven the fastest may be from the fastest; `None` where all are proven.
+    /// The largest gap of the plans that are not proven the fastest, in words; `None` where all are proven.
     fn gap_phrase(&self) -> Option<String> {
         let searches = self.points.iter().filter_map(|point| match &point.result {
             PointResult::Planned { search, .. } => Some(search),

@@ -154,6 +154,17 @@ fn values_that_satisfy_a_condition_are_found() {
     let fits = answer(command("fits", "memory_limit=100000000..2000000000+100000000").arg("--yes"));
     assert!(fits["solution"]["value"].as_u64() > Some(100_000_000), "{fits}");
 
+    // A value beyond the range may satisfy the condition too.
+    assert_eq!(found["solution"]["is_range_end"], false);
+    let found = answer(&mut command(&condition, "rank=32,64,128"));
+    assert_eq!(
+        (&found["solution"]["value"], &found["solution"]["is_range_end"]),
+        (&32.into(), &true.into())
+    );
+    let output = command(&condition, "rank=32,64").arg("--largest").assert().success();
+    let text = String::from_utf8_lossy(&output.get_output().stdout).replace("\n  ", " ");
+    assert!(text.contains(": 64, the end of the range; a larger one may do too."), "{text}");
+
     let output = command("step_time_s < 1e-9", "rank=32,64").assert().code(1);
     let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
     assert!(message.contains("no planned value of `rank`"), "{message}");
