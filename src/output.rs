@@ -98,6 +98,20 @@ pub fn check_writable(path: &Path) -> CommandResult<()> {
     result.map_err(|error| write_failure(&path.display().to_string(), &error))
 }
 
+/// Whether two outputs are one file, which may not exist yet. Several outputs may go to a pipe or a device.
+pub fn is_same_output(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| {
+        let new = || {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let folder = fs::canonicalize(folder.unwrap_or(Path::new("."))).ok()?;
+            Some(folder.join(path.file_name()?))
+        };
+        fs::canonicalize(path).ok().or_else(new)
+    };
+    let is_stream = fs::metadata(one).is_ok_and(|existing| !existing.is_file());
+    !is_stream && place(one).is_some_and(|one| place(other) == Some(one))
+}
+
 /// A file or stream that cannot be written.
 pub fn write_failure(location: &str, error: &io::Error) -> Failure {
     let mut problem = Problem::new(location, format!("cannot be written: {error}"));

@@ -72,7 +72,7 @@ impl CompareArgs {
         self.check_plans()?;
         self.reject_flags_of_searches()?;
         let training_run = self.training_run.resolve(self.request.minimises_cost())?;
-        let documents = self.documents.resolve(&[PlotKind::StepTime])?;
+        let documents = self.documents.resolve(&[PlotKind::StepTime], &[])?;
         let model = &self.request.model;
         at_most_one_stdin(self.plans.iter().chain(&model.model).chain(&model.hardware))?;
         let mut problems = Problems::default();

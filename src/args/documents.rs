@@ -1,6 +1,7 @@
 //! Flags for a picture and a page of the answer.
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -27,11 +28,17 @@ pub struct DocumentFiles {
 }
 
 impl DocumentFiles {
-    /// The files, checked before a long computation. `kinds` are the pictures that the command can draw.
+    /// The files, checked before a long computation. `kinds` are the pictures that the command can draw, and `others` the flags
+    /// and files of its other outputs.
     ///
     /// # Errors
-    /// A picture that the command does not draw or that is neither SVG nor PNG, and files that cannot be written.
-    pub fn resolve(&self, kinds: &[PlotKind]) -> CommandResult<DocumentFiles> {
+    /// A picture that the command does not draw or that is neither SVG nor PNG, files that cannot be written, and one file for
+    /// two outputs.
+    pub fn resolve(
+        &self,
+        kinds: &[PlotKind],
+        others: &[(&str, Option<&OsStr>)],
+    ) -> CommandResult<DocumentFiles> {
         if let Some(kind) = self.plot_kind.filter(|kind| !kinds.contains(kind)) {
             let message = format!("this command draws no picture `{}`", kind.name());
             return Err(Failure::input(
@@ -48,6 +55,21 @@ impl DocumentFiles {
         }
         self.plot.as_deref().map_or(Ok(()), |file| check_picture_file("--plot", file))?;
         self.report.as_deref().map_or(Ok(()), output::check_writable)?;
+        let own = [("--plot", &self.plot), ("--report", &self.report)]
+            .map(|(flag, file)| (flag, file.as_deref().map(Path::as_os_str)));
+        let outputs: Vec<(&str, &Path)> = own
+            .iter()
+            .chain(others)
+            .filter_map(|(flag, file)| Some((*flag, Path::new((*file)?))))
+            .collect();
+        for (index, (flag, file)) in outputs.iter().enumerate() {
+            let same =
+                outputs[..index].iter().find(|(_, other)| output::is_same_output(file, other));
+            if let Some((other, _)) = same {
+                let message = format!("`{}` is the file of {other} too", file.display());
+                return Err(Failure::input(Problem::new(*flag, message).hint("another file name")));
+            }
+        }
         Ok(self.clone())
     }
 }

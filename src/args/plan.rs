@@ -146,7 +146,13 @@ impl PlanArgs {
     pub fn resolve(&self) -> CommandResult<PlanSettings> {
         let output = self.output.resolve()?;
         let training_run = self.training_run.resolve(self.request.minimises_cost())?;
-        let documents = self.documents.resolve(PlotKind::OF_PLAN)?;
+        let documents = self.documents.resolve(
+            PlotKind::OF_PLAN,
+            &[
+                ("--output", self.output.output.as_deref()),
+                ("--trace", self.trace.trace.as_deref()),
+            ],
+        )?;
         let trace = self.trace.resolve()?;
         let request = self.request.resolve(&RequestDefaults::PLAN)?;
         let report = PlanReportSettings {
@@ -168,8 +174,10 @@ impl CostArgs {
     /// Inputs that cannot be read, flags that do not apply to plan files, and an incomplete training run.
     pub fn resolve(&self) -> CommandResult<CostSettings> {
         let PlanFileArgs { plan, request, output, documents, detail } = &self.file;
+        let others =
+            [("--output", output.output.as_deref()), ("--trace", self.trace.trace.as_deref())];
+        let documents = documents.resolve(PlotKind::OF_PLAN, &others)?;
         let output = output.resolve()?;
-        let documents = documents.resolve(PlotKind::OF_PLAN)?;
         let trace = self.trace.resolve()?;
         let training_run = self.training_run.resolve(request.minimises_cost())?;
         let (selection, memory_limit) = match plan {
@@ -210,7 +218,8 @@ impl PlanFileArgs {
     /// Inputs that cannot be read, and an invalid request.
     pub fn resolve_explain(&self) -> CommandResult<ExplainSettings> {
         let output = self.output.resolve()?;
-        let documents = self.documents.resolve(PlotKind::OF_PLANS)?;
+        let others = [("--output", self.output.output.as_deref())];
+        let documents = self.documents.resolve(PlotKind::OF_PLANS, &others)?;
         let (request, compared) = match &self.plan {
             Some(argument) => {
                 let mut file = PlanFile::read(argument, &self.request.model)?;

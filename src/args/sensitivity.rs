@@ -68,7 +68,8 @@ impl SensitivityArgs {
         let request = scenario.request(&[])?;
         validate(&request)?;
         let csv = resolve_csv(self.csv.as_ref(), format)?;
-        let documents = self.documents.resolve(PlotKind::OF_SENSITIVITY)?;
+        let documents =
+            self.documents.resolve(PlotKind::OF_SENSITIVITY, &[("--csv", self.csv.as_deref())])?;
         let scenario = scenario.with_sizes_of(&request);
         Ok(SensitivitySettings { scenario, request, csv, documents, format, detail })
     }

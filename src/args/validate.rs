@@ -64,7 +64,7 @@ impl ValidateArgs {
     /// Files that cannot be read, and two files of one name.
     pub fn resolve(&self) -> CommandResult<ValidateSettings> {
         at_most_one_stdin(self.measurements.iter().chain(&self.hardware))?;
-        let documents = self.documents.resolve(PlotKind::OF_MEASUREMENTS)?;
+        let documents = self.documents.resolve(PlotKind::OF_MEASUREMENTS, &[])?;
         let mut problems = Problems::default();
         let mut profiles: Vec<MeasurementInput<Profile>> = vec![];
         for argument in &self.hardware {

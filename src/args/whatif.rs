@@ -140,6 +140,7 @@ impl WhatIfArgs {
     /// Inputs that cannot be read, unknown fields, and sweeps that are empty or too large.
     pub fn resolve(&self) -> CommandResult<WhatIfSettings> {
         let (format, detail) = (self.format.format, self.detail.resolve());
+        let csv_file = [("--csv", self.csv.as_deref())];
         let fields: Vec<String> = self.sweep.iter().chain(&self.vary).cloned().collect();
         let flag = if self.vary.is_some() { "--vary" } else { "--sweep" };
         let (mut scenario, mut axes) =
@@ -151,7 +152,8 @@ impl WhatIfArgs {
             let (field, values) = break_even_values(field, &scenario)?;
             let between = alternatives(between, &field, &mut scenario)?;
             let csv = resolve_csv(self.csv.as_ref(), format)?;
-            let documents = self.documents.resolve(&[PlotKind::Lines, PlotKind::Crossover])?;
+            let documents =
+                self.documents.resolve(&[PlotKind::Lines, PlotKind::Crossover], &csv_file)?;
             let task = WhatIfTask::BreakEven { field, values, between, csv, documents };
             return Ok(WhatIfSettings { scenario, task, format, detail });
         }
@@ -171,7 +173,7 @@ impl WhatIfArgs {
         }
         self.confirm(sweep.size(&axes)?)?;
         let csv = resolve_csv(self.csv.as_ref(), format)?;
-        let documents = self.documents.resolve(PlotKind::OF_SWEEP)?;
+        let documents = self.documents.resolve(PlotKind::OF_SWEEP, &csv_file)?;
         let task = WhatIfTask::Sweep { axes, sweep, until, csv, documents };
         Ok(WhatIfSettings { scenario, task, format, detail })
     }

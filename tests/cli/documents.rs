@@ -282,3 +282,34 @@ fn pages_and_pictures_need_files() {
         assert!(message.contains("a file such as"), "{message}");
     }
 }
+
+/// Of two outputs to one file, the later would replace the earlier.
+#[test]
+fn two_outputs_to_one_file_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("a.svg").display().to_string();
+    // The same file under another name.
+    let other = folder.path().join(".").join("a.svg").display().to_string();
+    let small = "--model cola-tiny --devices 1 --sequence-length 64";
+    for (command, [flag, first]) in [
+        (
+            format!("whatif {small} --sweep rank=8,16 --csv {file} --report {other}"),
+            ["--csv", "--report"],
+        ),
+        (
+            format!("whatif {small} --sweep rank=8,16 --plot {file} --report {other}"),
+            ["--report", "--plot"],
+        ),
+        (format!("plan {small} --output {file} --trace {other}"), ["--trace", "--output"]),
+        (format!("plan {small} --plot {file} --trace {other}"), ["--trace", "--plot"]),
+        (format!("cost {small} --report {file} --trace {other}"), ["--trace", "--report"]),
+        (format!("explain {small} --report {file} --output {other}"), ["--output", "--report"]),
+        (format!("sensitivity {small} --csv {file} --plot {other}"), ["--csv", "--plot"]),
+    ] {
+        let message = crate::failure(&command, 2);
+        let expected = format!("is the file of {first} too\n  hint: another file name");
+        assert!(message.contains(flag) && message.contains(&expected), "{command}: {message}");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "{command}");
+    }
+    crate::stdout(&format!("plan {small} --report /dev/null --trace /dev/null"));
+}
