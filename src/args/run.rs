@@ -291,6 +291,11 @@ impl RunArgs {
             }
             BackendArg::Null => {
                 self.reject_flags_of_training()?;
+                if recipe.steps.is_some_and(|steps| steps.get() > 1) {
+                    output::warn(
+                        "--steps: the null backend counts one step, which stands for every one",
+                    );
+                }
                 return Ok(RunTask::Count);
             }
         };

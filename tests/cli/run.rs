@@ -150,6 +150,16 @@ fn the_text_report_has_predicted_and_measured_times() {
     assert_eq!(lines.len(), 2);
 }
 
+/// The steps of a run are alike.
+#[test]
+fn the_null_backend_counts_one_step_whatever_their_number() {
+    for (steps, warns) in [("", false), ("--steps 1", false), ("--steps 1000000", true)] {
+        let output = narrows(&format!("{SMALL} --backend null {steps}")).assert().code(0);
+        let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert_eq!(message.contains("the null backend counts one step"), warns, "{message}");
+    }
+}
+
 #[test]
 fn the_null_backend_counts_instructions() {
     let line = "run --backend null --devices 4 --tensor 2 --pipeline 2 --data-parallel 1";
