@@ -2,12 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use narrows_test_support::free_port;
 use tempfile::TempDir;
 
 /// Longest time of a command.
@@ -79,12 +79,6 @@ fn make() -> std::io::Result<TempDir> {
         wait_for_rank(folder.path(), rank, child);
     }
     Ok(folder)
-}
-
-/// A port at which no program listens.
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("an address").port()
 }
 
 /// Starts one of several processes that meet at a port.

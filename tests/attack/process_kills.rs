@@ -5,11 +5,10 @@ use std::process::{Child, Command};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use narrows_test_support::free_port;
 use narrows_test_support::plans::TestRng;
 
-use super::fixture::{
-    copy_folder, fixture, free_port, message_of_rank, run, start_rank, wait_for_rank,
-};
+use super::fixture::{copy_folder, fixture, message_of_rank, run, start_rank, wait_for_rank};
 use super::kills::{assert_nothing_lost, assert_undisturbed, losses, saving_run};
 
 /// Meshes of the runs, with their numbers of processes.

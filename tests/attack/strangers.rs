@@ -4,9 +4,10 @@ use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
+use narrows_test_support::free_port;
 use narrows_test_support::plans::TestRng;
 
-use super::fixture::{SMALL_RUN, copy_folder, fixture, free_port, start_rank, wait_for_rank};
+use super::fixture::{SMALL_RUN, copy_folder, fixture, start_rank, wait_for_rank};
 
 /// Strangers of one attempt.
 const STRANGERS: usize = 40;

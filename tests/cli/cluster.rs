@@ -2,11 +2,11 @@
 #![cfg(unix)]
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use narrows_test_support::free_port;
 use tempfile::TempDir;
 
 use super::checkpoints::curve;
@@ -25,9 +25,7 @@ pub struct Processes {
 
 impl Processes {
     pub fn new(world: usize) -> Processes {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        Processes { folder: tempfile::tempdir().unwrap(), world, port }
+        Processes { folder: tempfile::tempdir().unwrap(), world, port: free_port() }
     }
 
     /// Port of the rendezvous.

@@ -17,10 +17,12 @@ mod instruction_order;
 pub mod mutations;
 pub mod plan_files;
 pub mod plans;
+mod ports;
 mod random_elements;
 mod relative_errors;
 pub mod rows;
 pub mod small_models;
 
+pub use ports::free_port;
 pub use random_elements::uniform_f32;
 pub use relative_errors::{max_relative_error, relative_error};

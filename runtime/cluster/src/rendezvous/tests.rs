@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use narrows_runtime::process_group::ProcessGroup as _;
+use narrows_test_support::free_port;
 
 use super::super::handshake::{POLL_INTERVAL, read_message};
 use super::super::job_token::JobToken;
@@ -89,10 +90,6 @@ fn launch_of(rank: u64, world_size: u64, port: u16) -> LaunchInfo {
 
 fn launch(rank: u64, port: u16) -> LaunchInfo {
     launch_of(rank, 2, port)
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -4,7 +4,6 @@
 mod checkpoints;
 mod meeting;
 
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,16 +16,12 @@ use narrows_plan::{CheckedProgram, Context, Mesh, Plan, Precision, Workload, Zer
 use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
 use narrows_runtime::session::{ModelTensors, Session, StepInput, StepResult, TensorKind};
 use narrows_runtime::{Optimizer, PipelineDirection, RunError};
+use narrows_test_support::free_port;
 use narrows_test_support::plans::{TestRng, draw_plan, to_json};
 use narrows_test_support::small_models::small_models;
 
 const TIMEOUTS: ClusterTimeouts =
     ClusterTimeouts { join: Duration::from_secs(60), collective: Duration::from_secs(60) };
-
-/// A port that is not in use.
-fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
-}
 
 fn launches(world_size: u64) -> Vec<LaunchInfo> {
     let rendezvous = Address { host: "127.0.0.1".into(), port: free_port() };

@@ -1,6 +1,5 @@
 //! Training on GPUs and on the CPU alike.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +13,7 @@ use narrows_plan::{CheckedProgram, Plan, lower};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::{ModelTensors, Session, StepInput, TensorKind};
 use narrows_runtime::{Optimizer, RunError, StepReport};
+use narrows_test_support::free_port;
 
 use super::device_choice;
 
@@ -80,8 +80,7 @@ pub fn train(session: &mut Session, model: &Model, plan: &Plan) -> Trained {
 }
 
 fn launches(world: u64) -> Vec<LaunchInfo> {
-    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-    let rendezvous = Address { host: "127.0.0.1".into(), port };
+    let rendezvous = Address { host: "127.0.0.1".into(), port: free_port() };
     let launch = |rank| {
         let (launcher, rendezvous) = (Launcher::Torchrun, rendezvous.clone());
         LaunchInfo {
