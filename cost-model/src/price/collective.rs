@@ -75,10 +75,11 @@ impl LinkPrice {
         }
     }
 
-    /// These links with a bandwidth between nodes no lower than that inside a node; `None` where it is that high already.
-    /// No collective or transfer takes longer over them.
+    /// These links with a bandwidth between nodes no lower than that inside a node; `None` where it is that high already,
+    /// or has no use on one node. No collective or transfer takes longer over them.
     pub(super) fn with_fast_inter_node_links(&self) -> Option<LinkPrice> {
-        let is_slower = self.nic_bytes_per_s < self.intra_bytes_per_s;
+        let is_slower =
+            self.topology.has_several_nodes() && self.nic_bytes_per_s < self.intra_bytes_per_s;
         is_slower.then(|| LinkPrice { nic_bytes_per_s: self.intra_bytes_per_s, ..self.clone() })
     }
 

@@ -383,8 +383,8 @@ impl Prices {
     }
 
     /// Prices with a bandwidth between nodes no lower than that inside a node: the same for all bandwidths below it, and for
-    /// no kernel higher than these. `None` where the bandwidth is that high already, and where prices between nodes follow
-    /// from measurements.
+    /// no kernel higher than these. `None` where the bandwidth is that high already, on one node, and where prices between nodes
+    /// follow from measurements.
     pub fn with_fast_inter_node_links(&self) -> Option<Prices> {
         if self.correction.is_some() && !self.whole_devices {
             return None;

@@ -35,13 +35,18 @@ impl Topology {
         self.devices_per_node
     }
 
+    /// Whether the mesh takes more than one node.
+    pub(super) fn has_several_nodes(&self) -> bool {
+        self.devices > self.devices_per_node
+    }
+
     /// The placement of the worst group of this shape.
     pub(super) fn place(&self, group: &DeviceGroup) -> GroupPlacement {
         let members = group.size.max(1);
         let stride = group.stride.max(1);
         let span = members.saturating_mul(stride);
         let per_node = self.devices_per_node;
-        if self.devices <= per_node || (span <= per_node && per_node.is_multiple_of(span)) {
+        if !self.has_several_nodes() || (span <= per_node && per_node.is_multiple_of(span)) {
             return GroupPlacement { members, nodes: 1, members_per_node: members };
         }
         let local = if span <= per_node {
