@@ -45,7 +45,17 @@ fn gemm(m: u64, n: u64, k: u64) -> Kernel {
 fn attention(length: u64, direction: Direction) -> Kernel {
     let input = DType::Bf16;
     let (sequences, heads, kv_heads, head_dim) = (4, 16, 16, 128);
-    Kernel::Attention(Attention { direction, sequences, length, heads, kv_heads, head_dim, input })
+    let window = None;
+    Kernel::Attention(Attention {
+        direction,
+        sequences,
+        length,
+        heads,
+        kv_heads,
+        head_dim,
+        input,
+        window,
+    })
 }
 
 fn transfer(bytes: u64) -> Kernel {

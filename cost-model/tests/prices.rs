@@ -80,6 +80,7 @@ fn attentions(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
         kv_heads: u.int_in_range(1..=heads)?,
         head_dim: *u.choose(&[32, 64, 96, 128, 256])?,
         input: dtype(u)?,
+        window: None,
     };
     let mut more = less.clone();
     match u.int_in_range(0..=3)? {
@@ -261,11 +262,41 @@ fn an_eager_executor_launches_every_operator_of_a_fused_op() {
     assert!(price(Executor::Eager) > 3.5 * price(Executor::Captured));
 }
 
-/// Along a tensor axis of GPUs this runtime, whose executor is captured, computes seven GEMMs backward instead of five, unless
-/// attention was measured there.
+/// A window of w keys costs what its scores do: a little more than sequences of w tokens that are as many in all.
+#[test]
+fn windows_of_attention_are_priced_by_their_scores() {
+    let attention = |sequences, length, window| Attention {
+        direction: Direction::Forward,
+        sequences,
+        length,
+        heads: 16,
+        kv_heads: 16,
+        head_dim: 128,
+        input: DType::Bf16,
+        window,
+    };
+    for (length, window) in [(7, 3), (8, 1), (9, 8), (5, 5), (64, 17)] {
+        let visible = (0..length).map(|query| window.min(query + 1)).sum::<u64>() as f64;
+        assert_eq!(attention(1, length, Some(window)).scores(), visible);
+    }
+    for name in preset_names() {
+        let mesh = Mesh { tensor: 1, pipeline: 1, data: 1, context: 1 };
+        let prices = Prices::new(&preset(name).unwrap(), Executor::Compiled, &mesh);
+        let time_s = |attention| prices.kernel_time(&Kernel::Attention(attention)).0;
+        let full = time_s(attention(1, 65_536, None));
+        let windowed = time_s(attention(1, 65_536, Some(4096)));
+        let short = time_s(attention(16, 4096, None));
+        // Twice as many scores as those of short sequences, whose average query has half as many keys.
+        assert!((1.5..2.0).contains(&(windowed / short)), "{name}: {windowed} {short}");
+        assert!(windowed < full / 7.0, "{name}: {windowed} of {full}");
+    }
+}
+
+/// Along a tensor axis of GPUs and within windows, this runtime, whose executor is captured, computes seven GEMMs backward
+/// instead of five, unless attention was measured there.
 #[test]
 fn own_kernels_of_attention_are_priced_along_a_tensor_axis() {
-    let attention = |direction| {
+    let attention = |direction, window| {
         let (sequences, length, heads, head_dim) = (4, 4096, 16, 128);
         let input = DType::Bf16;
         Kernel::Attention(Attention {
@@ -276,21 +307,25 @@ fn own_kernels_of_attention_are_priced_along_a_tensor_axis() {
             kv_heads: heads,
             head_dim,
             input,
+            window,
         })
     };
     // Times with two devices on the tensor axis over times with two replicas.
-    let ratio = |profile: &Profile, executor, direction| {
+    let ratio = |profile: &Profile, executor, direction, window| {
         let time_s = |tensor, data| {
             let mesh = Mesh { tensor, pipeline: 1, data, context: 1 };
-            Prices::new(profile, executor, &mesh).kernel_time(&attention(direction)).0
+            Prices::new(profile, executor, &mesh).kernel_time(&attention(direction, window)).0
         };
         time_s(2, 1) / time_s(1, 2)
     };
     for name in preset_names() {
         let profile = preset(name).unwrap();
         for executor in [Executor::Captured, Executor::Compiled, Executor::Eager] {
-            assert_eq!(ratio(&profile, executor, Direction::Forward), 1.0, "{name}");
-            let backward = ratio(&profile, executor, Direction::Backward);
+            assert_eq!(ratio(&profile, executor, Direction::Forward, None), 1.0, "{name}");
+            // Within a window, own kernels run on both meshes.
+            let windowed = ratio(&profile, executor, Direction::Backward, Some(1024));
+            assert_eq!(windowed, 1.0, "{name}");
+            let backward = ratio(&profile, executor, Direction::Backward, None);
             match (name, executor) {
                 ("cpu-local", _) | (_, Executor::Compiled | Executor::Eager) => {
                     assert_eq!(backward, 1.0, "{name}");
@@ -307,5 +342,5 @@ fn own_kernels_of_attention_are_priced_along_a_tensor_axis() {
         }
     }
     let measured = file.resolve().unwrap();
-    assert_eq!(ratio(&measured, Executor::Captured, Direction::Backward), 1.0);
+    assert_eq!(ratio(&measured, Executor::Captured, Direction::Backward, None), 1.0);
 }

@@ -73,7 +73,7 @@ pub enum Direction {
     Backward,
 }
 
-/// Causal attention over whole sequences.
+/// Causal attention over whole sequences, or within a sliding window.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
@@ -91,19 +91,28 @@ pub struct Attention {
     pub head_dim: u64,
     /// Format of queries, keys, values and output.
     pub input: DType,
+    /// Keys of a query at most, itself included, where these are fewer than the tokens of a sequence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u64>,
 }
 
 impl Attention {
-    /// Two GEMMs forward and five backward, of which the causal half is counted: n(n + 1)/2 scores for n
-    /// tokens of a sequence.
+    /// Scores of a sequence of n tokens that the mask leaves: n(n + 1)/2, or nw − w(w − 1)/2 in a window of w keys.
+    pub fn scores(&self) -> f64 {
+        let length = self.length as f64;
+        let window = self.window.map_or(length, |window| length.min(window as f64));
+        length * window - window * (window - 1.0) / 2.0
+    }
+
+    /// Two GEMMs forward and five backward, of which only the [`scores`](Attention::scores) that the mask leaves are
+    /// counted.
     pub fn flops(&self) -> Flops {
         let gemms = match self.direction {
             Direction::Forward => 2.0,
             Direction::Backward => 5.0,
         };
-        let scores = self.length as f64 * (self.length as f64 + 1.0) / 2.0;
         let heads = self.sequences as f64 * self.heads as f64;
-        Flops(gemms * 2.0 * scores * self.head_dim as f64 * heads)
+        Flops(gemms * 2.0 * self.scores() * self.head_dim as f64 * heads)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Accepted fields of a `config.json`, and their defaults.
 
 use narrows_plan::model::{
-    self, Activation, ConfigClass, GatedProduct, Model, Positions, Weight, presets,
+    self, Activation, AttentionMask, ConfigClass, GatedProduct, Model, Positions, Weight, presets,
 };
 use serde_json::{Value, json};
 
@@ -247,27 +247,88 @@ fn pairs_are_folded_where_their_function_is_linear() {
     }
 }
 
-/// Up to its length, a window has no effect.
+/// Blocks with a window, of four: by class, by `layer_types`, and by the index of the first one.
 #[test]
-fn sliding_windows_limit_sequences() {
-    for (more, longest, warned) in [
-        (json!({}), 2048, false),
-        (json!({"sliding_window": null}), 2048, false),
-        (json!({"sliding_window": 512}), 512, true),
-        (json!({"sliding_window": 512, "use_sliding_window": true}), 512, true),
-        (json!({"sliding_window": 512, "use_sliding_window": false}), 2048, false),
-        (json!({"sliding_window": 4096}), 2048, false),
-        (json!({"sliding_window": 512, "layer_types": ["full_attention"]}), 2048, false),
+fn sliding_windows_are_those_of_the_class() {
+    let qwen = |more: Value| {
+        let mut fields = json!({"sliding_window": 512, "use_sliding_window": true});
+        fields.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
+        ("qwen2", fields)
+    };
+    let (full, sliding) = ("full_attention", "sliding_attention");
+    let cases = [
+        (("mistral", json!({"sliding_window": null})), [None; 4]),
+        (("mistral", json!({"sliding_window": 512})), [Some(512); 4]),
+        (("phi3", json!({"sliding_window": 2047})), [Some(2047); 4]),
+        (qwen(json!({})), [None; 4]),
+        (qwen(json!({"max_window_layers": 3})), [None, None, None, Some(512)]),
+        (qwen(json!({"max_window_layers": 0, "sliding_window": null})), [None; 4]),
+        (("qwen3", json!({"max_window_layers": 0, "use_sliding_window": true})), [Some(4096); 4]),
+        (qwen(json!({"max_window_layers": 0, "use_sliding_window": false})), [None; 4]),
         (
-            json!({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}),
-            512,
-            true,
+            qwen(json!({"layer_types": [sliding, full, sliding, full]})),
+            [Some(512), None, Some(512), None],
         ),
+        (
+            ("smollm3", json!({"sliding_window": 256, "use_sliding_window": true})),
+            [None, None, None, Some(256)],
+        ),
+    ];
+    for ((model_type, more), expected) in cases {
+        let mut fields = json!({
+            "num_hidden_layers": 4, "num_key_value_heads": 4, "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5, "pad_token_id": 0, "rope_theta": 1e4, "tie_word_embeddings": false
+        });
+        fields.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
+        let model = read(&config(model_type, fields));
+        let windows: Vec<Option<u64>> =
+            model.blocks.iter().map(|block| block.attention.window(8192)).collect();
+        assert_eq!(windows, expected, "{model_type} {more}");
+        assert_eq!(model.max_sequence_length, 4096);
+    }
+}
+
+/// LLaMA's class reads no window, and a warning says so.
+#[test]
+fn windows_that_a_class_ignores_are_warnings() {
+    for (more, warned) in [
+        (json!({"sliding_window": 512}), true),
+        (json!({"sliding_window": 512, "use_sliding_window": false}), false),
+        (json!({"sliding_window": null}), false),
     ] {
         let text = config("llama", more.clone()).to_string();
         let (model, warnings) = model::read_with_warnings("config.json", &text).unwrap();
-        assert_eq!((model.max_sequence_length, warnings.len() == 1), (longest, warned), "{more}");
+        assert!(model.blocks.iter().all(|block| block.attention == AttentionMask::Full));
+        assert_eq!(warnings.len() == 1, warned, "{more}");
     }
+}
+
+/// A config that is written for a model with windows is read as an equal model.
+#[test]
+fn windows_are_written_for_mistral_and_qwen() {
+    let with_windows = |bias: bool, windowed: fn(usize) -> bool| {
+        let mut model = presets::find("llama-60m").unwrap();
+        for (index, block) in model.blocks.iter_mut().enumerate() {
+            block.qkv_bias = bias;
+            if windowed(index) {
+                block.attention = AttentionMask::SlidingWindow(128);
+            }
+        }
+        model
+    };
+    let all = with_windows(false, |_| true);
+    for (model, model_type) in
+        [(&all, "mistral"), (&with_windows(true, |index| index % 2 == 0), "qwen2")]
+    {
+        let config = model.hugging_face_config(ConfigClass::Llama).unwrap();
+        assert_eq!(config["model_type"], model_type);
+        assert_eq!(read(&config).blocks, model.blocks);
+    }
+    let mixed = with_windows(false, |index| index != 3);
+    let defect = mixed.hugging_face_config(ConfigClass::Llama).unwrap_err();
+    assert!(defect.to_string().starts_with("layer 3: has no window"), "{defect}");
+    let defect = all.hugging_face_config(ConfigClass::Nanotron).unwrap_err();
+    assert!(defect.to_string().starts_with("layer 0: attends within a window"), "{defect}");
 }
 
 #[test]

@@ -330,6 +330,23 @@ fn mistral_configs_without_a_sliding_window_field_are_refused() {
 }
 
 #[test]
+fn windows_without_keys_and_unknown_kinds_of_attention_are_refused() {
+    let mistral = |window: serde_json::Value| {
+        let mistral = [
+            ("/model_type", json!("mistral")),
+            ("/num_key_value_heads", json!(2)),
+            ("/max_position_embeddings", json!(4096)),
+            ("/sliding_window", window),
+        ];
+        with(llama(), &mistral)
+    };
+    check(mistral(json!(0)), "sliding_window", "must be");
+    let types = |types| with(mistral(json!(8)), &[("/layer_types", types)]);
+    check(types(json!(["linear_attention"])), "layer_types", "is not supported");
+    check(types(json!(vec!["full_attention"; 99])), "layer_types", "has 99 entries");
+}
+
+#[test]
 fn text_that_is_not_a_model_is_refused() {
     for (text, words) in [
         ("", "line 1 column 0"),

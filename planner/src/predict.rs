@@ -188,12 +188,12 @@ pub fn kernels(program: &Program) -> Vec<(Kernel, f64)> {
 }
 
 /// FLOPs of one sequence, forward and backward: six for each token and weight of a GEMM, and the
-/// causal half of the attention GEMMs.
+/// scores of attention that the mask leaves.
 pub(crate) fn model_flops(model: &Model, length: u64) -> f64 {
     let weights: u64 = (0..model.blocks.len()).map(|layer| model.block_macs_per_token(layer)).sum();
     let head = model.vocab * model.hidden;
-    let op = AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
-    let attention = attention_flops(&op, length).0 * model.blocks.len() as f64;
+    let blocks = model.blocks.iter().map(|block| AttentionOp::of(model, block));
+    let attention: f64 = blocks.map(|op| attention_flops(&op, length).0).sum();
     6.0 * (weights + head) as f64 * length as f64 + attention
 }
 
@@ -207,6 +207,7 @@ fn attention_flops(op: &AttentionOp, length: u64) -> Flops {
         kv_heads: op.kv_heads,
         head_dim: op.head_dim,
         input: DType::Bf16,
+        window: op.mask.window(length),
     };
     Flops(3.0 * forward.flops().0)
 }

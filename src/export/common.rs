@@ -1,7 +1,7 @@
 //! Decisions that all frameworks treat alike.
 
 use narrows_plan::Executor;
-use narrows_plan::model::{Model, Positions};
+use narrows_plan::model::{AttentionMask, Model, Positions};
 use narrows_plan::strategy::Strategy;
 
 use super::decision::Translation;
@@ -17,6 +17,12 @@ pub fn other_rope(model: &Model) -> Option<String> {
         return Some(format!("would rotate all {head_dim} features of a head, not {dim}"));
     }
     model.rope.scaling.is_some().then(|| "would not scale the frequencies of RoPE".to_owned())
+}
+
+/// Difference between the sliding windows of a model and the exported attention, which has none.
+pub fn ignored_window(model: &Model) -> Option<String> {
+    let has_window = model.blocks.iter().any(|block| block.attention != AttentionMask::Full);
+    has_window.then(|| "would attend over whole sequences".to_owned())
 }
 
 /// Layouts of crossing latents.

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use narrows_plan::model::{GatedProduct, Model};
+use narrows_plan::model::{AttentionMask, GatedProduct, Model};
 use narrows_plan::strategy::Baseline;
 use narrows_plan::{Executor, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero};
 use serde_json::json;
@@ -157,6 +157,10 @@ fn shape(exported: &ExportedPlan) -> Translation {
     }
     if block.qk_norm {
         options.push(("qk-layernorm", json!(true)));
+    }
+    if let AttentionMask::SlidingWindow(window) = block.attention {
+        // Keys before and after that of the query.
+        options.push(("window-size", json!(format!("{},0", window - 1))));
     }
     if !model.tied {
         options.push(("untie-embeddings-and-output-weights", json!(true)));

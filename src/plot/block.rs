@@ -5,6 +5,7 @@ use narrows_plan::emit::{
     InstrTemplate, copy_forward, gradient_backward, op_backward, op_forward, op_recompute,
 };
 use narrows_plan::graph::{Op, OpId, OpNode, ValueId};
+use narrows_plan::model::AttentionMask;
 use narrows_plan::strategy::{Flow, Save, op_parameters};
 use narrows_plan::{
     Bytes, Context, Dim, EdgeLayout, Kernel, Layout, Seconds, SegmentPlan, WeightSplit,
@@ -270,7 +271,11 @@ fn shape(op: &Op, split: Option<WeightSplit>, context: &Context) -> Option<Strin
             } else {
                 format!(", {} for k and v", attention.kv_heads)
             };
-            Some(format!("{heads}{kv}"))
+            let window = match attention.mask {
+                AttentionMask::SlidingWindow(window) => format!(", window {}", thousands(window)),
+                AttentionMask::Full => String::new(),
+            };
+            Some(format!("{heads}{kv}{window}"))
         }
         _ => None,
     }

@@ -75,8 +75,12 @@ pub fn name(kernel: &Kernel) -> String {
                 Direction::Backward => "backward",
             };
             let (sequences, length) = (attention.sequences, thousands(attention.length));
+            let window = match attention.window {
+                Some(window) => format!(", window {}", thousands(window)),
+                None => String::new(),
+            };
             format!(
-                "attention {direction}, {sequences} × {length} tokens, {} heads",
+                "attention {direction}, {sequences} × {length} tokens{window}, {} heads",
                 attention.heads
             )
         }

@@ -174,15 +174,20 @@ fn a_lost_decision_is_refused_unless_losses_are_allowed() {
     assert!(plan.names_with_fate("nanotron", "not-expressible").is_empty());
 }
 
-/// Biases of q, k and v are options of Megatron-LM; norms of their heads also of torchtitan.
+/// Biases of q, k and v and sliding windows are options of Megatron-LM; norms of heads also of torchtitan.
 #[test]
-fn biases_and_norms_of_heads_are_options_or_named() {
+fn biases_norms_of_heads_and_windows_are_options_or_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     let block = r#"{"product": "swiglu", "all": "dense", FIELD}"#;
     for (field, megatron, lost) in [
         ("\"qkv_bias\": true", "--add-qkv-bias", &["torchtitan", "nanotron"][..]),
         ("\"qk_norm\": true", "--qk-layernorm", &["nanotron"]),
+        (
+            r#""attention": {"sliding_window": 64}"#,
+            "--window-size 63,0",
+            &["torchtitan", "nanotron"],
+        ),
     ] {
         let model = format!(
             r#"{{"format": "narrows-model/1", "name": "m", "hidden": 256, "vocab": 512, "heads": 4, "d_ff": 688,

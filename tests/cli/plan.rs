@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{failure, json, narrows, stdout};
+use super::{failure, json, stdout};
 
 /// Four A100s, four sequences of 4096 tokens in one microbatch: the published measurement.
 const PUBLISHED: &str = "--hardware a100-80gb --devices 4 --tensor 4 --global-batch 4 \
@@ -431,28 +431,28 @@ fn tensor_collectives_overlap_where_the_hardware_lets_them() {
     );
 }
 
-/// Frequencies of RoPE change no price, and a sliding window limits sequences to its length.
+/// Frequencies of RoPE change no price. A sliding window changes that of attention where it hides keys.
 #[test]
 fn configs_with_scaled_rope_and_windows_are_planned() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.json");
-    let write = |more: Value| {
+    let plan = |model_type: &str, more: Value| {
         let mut config = json!({
-            "model_type": "llama", "hidden_size": 256, "vocab_size": 512, "num_attention_heads": 4,
-            "intermediate_size": 512, "num_hidden_layers": 2, "max_position_embeddings": 4096
+            "model_type": model_type, "hidden_size": 256, "vocab_size": 512, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "intermediate_size": 512, "num_hidden_layers": 2,
+            "max_position_embeddings": 4096
         });
         config.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
         std::fs::write(&path, config.to_string()).unwrap();
-        format!("plan --model {} --sequence-length 1024", path.display())
+        json(&format!("plan --model {} --sequence-length 2048", path.display()))
     };
-    let plain = json(&write(json!({})));
+    let plain = plan("llama", json!({}));
     let yarn = json!({"rope_type": "yarn", "factor": 4.0});
-    let scaled = json(&write(json!({"rope_scaling": yarn, "partial_rotary_factor": 0.5})));
+    let scaled = plan("llama", json!({"rope_scaling": yarn, "partial_rotary_factor": 0.5}));
     assert_eq!(scaled["prediction"], plain["prediction"]);
-    let windowed = write(json!({"sliding_window": 1024}));
-    let output = narrows(&windowed).assert().success().get_output().clone();
-    let warning = String::from_utf8(output.stderr).unwrap();
-    assert!(warning.contains("sliding_window: is 1024"), "{warning}");
-    let message = failure(&windowed.replace("1024", "2048"), 2);
-    assert!(message.contains("--sequence-length: 2048 tokens"), "{message}");
+    let windowed = |window: u64| plan("mistral", json!({"sliding_window": window}));
+    assert_eq!(windowed(2048)["prediction"], plain["prediction"]);
+    let step_s = |plan: &Value| plan["prediction"]["step_time_s"].as_f64().unwrap();
+    let narrow = windowed(256);
+    assert!(step_s(&narrow) < step_s(&plain), "{narrow}");
 }

@@ -207,6 +207,7 @@ class Block:
         self.norm2 = RmsNorm(weights, f"layer {index} norm2", hidden, config["norm_epsilon"])
         self.swiglu, self.config = spec["product"] == "swiglu", config
         self.rotary = spec.get("positions") != "none"
+        self.window = spec.get("attention", {}).get("sliding_window", math.inf)
         biases = "qkv" if spec.get("qkv_bias") else ""
         self.biases = {
             name: weights.make(f"layer {index} {name}.bias", (1, widths[name][1]), np.zeros((1, widths[name][1])))
@@ -234,8 +235,10 @@ class Block:
             q, k = (rotary(y, self.config) for y in (q, k))
         k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
         scores = q @ k.transpose(-1, -2) / math.sqrt(self.config["head_dim"])
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        attended = scores.masked_fill(future, -math.inf).softmax(-1) @ v
+        positions = torch.arange(scores.shape[-1])
+        distance = positions[:, None] - positions[None, :]
+        hidden = (distance < 0) | (distance >= self.window)
+        attended = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
         x = x + linear("o", attended.transpose(1, 2).flatten(-2))
 
         n = self.norm2(x)
@@ -369,10 +372,18 @@ def cases():
         "bias-pairs": dict(base, blocks=[dict(block, qkv_bias=True) for block in cola]),
         "qk-norm-dense": dict(base, blocks=[dict(uniform("dense", "swiglu"), qk_norm=True), uniform("dense", "swiglu")]),
         "qk-norm-pairs": dict(base, blocks=[dict(block, qk_norm=True, qkv_bias=True) for block in cola]),
+        "window-dense": dict(base, blocks=[
+            dict(uniform("dense", "swiglu"), attention=dict(sliding_window=3)), uniform("dense", "swiglu")]),
+        # A window that is shorter than the sequences of one of the two microbatches.
+        "window-pairs": dict(base, blocks=[dict(block, attention=dict(sliding_window=6)) for block in cola]),
         # One of the two microbatches is longer than `original_length`.
         "rope-long": dict(rope, rotary_dim=6, rope_scaling=dict(long_rope=dict(
             short=[1.0, 1.5, 3.0], long=[1.25, 4.0, 16.0], attention_factor=1.25, original_length=5))),
     }
+
+
+# Fields of a block that are not linears.
+OWN_FIELDS = ("product", "positions", "attention", "qkv_bias", "qk_norm")
 
 
 def model_file(name, config):
@@ -382,7 +393,7 @@ def model_file(name, config):
 
     blocks = {
         str(index): {
-            key: value if key in ("product", "positions", "qkv_bias", "qk_norm") else with_crossing(value) for key, value in block.items()
+            key: value if key in OWN_FIELDS else with_crossing(value) for key, value in block.items()
         }
         for index, block in enumerate(config["blocks"])
     }

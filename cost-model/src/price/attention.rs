@@ -5,29 +5,27 @@
 //! h(D) = min(1, D/(D + D½) · (128 + D½)/128)
 //! ```
 //! with g = 7/5 for a backward pass by own kernels ([`BackwardKernel`]), and 1 otherwise.
-//! The FLOPs count the causal half of the scores once; η is interpolated between the profile's points in the
-//! logarithm of the length, and constant beyond them. The bytes are queries, keys, values and output once, and
+//! The FLOPs count the scores that the mask leaves once; η is interpolated between the profile's points in the
+//! logarithm of the length, and constant beyond them. Within a sliding window, η is that of the sequences in which a query
+//! has as many keys on average, an assumption. The bytes are queries, keys, values and output once, and
 //! their gradients in the backward pass.
 //! (FlashAttention-2, arXiv 2307.08691, section 4.1, counts the same FLOPs.)
 
 use narrows_plan::kernel::{Attention, Direction};
 use narrows_plan::{DType, Kernel, Mesh, Seconds};
 
-use crate::profile::{
-    AttentionCurve, CollectiveLibrary, DeviceSpec, EfficiencyPoint, Executor, FusedCurve,
-    ProfileFile,
-};
+use crate::profile::{CollectiveLibrary, EfficiencyPoint, Executor, ProfileFile};
 
 /// The head size of the profile's points.
 const REFERENCE_HEAD_DIM: f64 = 128.0;
 
 /// The kernel of a backward pass.
 ///
-/// Captured graphs are those of this runtime. On GPUs it calls cuDNN, but along a tensor axis, whose devices must compute the
-/// same bits, it runs its own kernels, which compute the probabilities twice: seven GEMMs instead of the five that
+/// Captured graphs are those of this runtime. On GPUs it calls cuDNN, but within a sliding window, and along a tensor axis,
+/// whose devices must compute the same bits, it runs its own kernels, which compute the probabilities twice: seven GEMMs instead of the five that
 /// [`Attention::flops`] counts. That own kernels reach the rate of the curve is an assumption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BackwardKernel {
+enum BackwardKernel {
     /// cuDNN's or FlashAttention's, or a kernel that was measured as it runs.
     Measured,
     /// The own kernel, which was not measured.
@@ -35,14 +33,14 @@ pub(super) enum BackwardKernel {
 }
 
 impl BackwardKernel {
-    /// The kernel that runs on `mesh`. Measurements of attention on several devices are of the kernel that runs there.
-    pub(super) fn of(file: &ProfileFile, executor: Executor, mesh: &Mesh) -> Self {
+    /// The kernel that runs on `mesh`, with or without a sliding window. Measurements of attention on several devices are of the kernel that runs there.
+    fn of(file: &ProfileFile, executor: Executor, mesh: &Mesh, has_window: bool) -> Self {
         let measured = file.measured.iter().flat_map(|measured| &measured.points);
         let on_several_devices =
             |kernel: &Kernel, devices| devices > 1 && matches!(kernel, Kernel::Attention(_));
         let is_own = executor == Executor::Captured
             && file.links.library != CollectiveLibrary::SharedMemory
-            && mesh.tensor > 1
+            && (mesh.tensor > 1 || has_window)
             && !measured.into_iter().any(|point| on_several_devices(&point.kernel, point.devices));
         if is_own { BackwardKernel::Own } else { BackwardKernel::Measured }
     }
@@ -67,16 +65,22 @@ pub(super) struct AttentionPrice {
     forward: Vec<EfficiencyPoint>,
     backward: Vec<EfficiencyPoint>,
     backward_kernel: BackwardKernel,
+    windowed_backward_kernel: BackwardKernel,
 }
 
 impl AttentionPrice {
-    /// From parts of a validated profile.
-    pub(super) fn new(
-        curve: &AttentionCurve,
-        device: &DeviceSpec,
-        fused: &FusedCurve,
-        backward_kernel: BackwardKernel,
-    ) -> Self {
+    /// Prices of the kernels that run on `mesh`, from a validated profile.
+    pub(super) fn new(file: &ProfileFile, executor: Executor, mesh: &Mesh) -> Self {
+        AttentionPrice {
+            backward_kernel: BackwardKernel::of(file, executor, mesh, false),
+            windowed_backward_kernel: BackwardKernel::of(file, executor, mesh, true),
+            ..AttentionPrice::measured(file)
+        }
+    }
+
+    /// Prices by the curves of a validated profile alone, with which measurements are compared.
+    pub(super) fn measured(file: &ProfileFile) -> Self {
+        let ProfileFile { attention: curve, device, fused, .. } = file;
         AttentionPrice {
             start_s: curve.start_s,
             head_dim_half: curve.head_dim_half,
@@ -85,13 +89,22 @@ impl AttentionPrice {
             bytes_per_s: device.memory_bandwidth_bytes_per_s * fused.efficiency,
             forward: curve.forward.clone(),
             backward: curve.backward.clone(),
-            backward_kernel,
+            backward_kernel: BackwardKernel::Measured,
+            windowed_backward_kernel: BackwardKernel::Measured,
         }
     }
 
     /// Whether the attention runs in an own kernel that was not measured.
     pub(super) fn is_own(&self, attention: &Attention) -> bool {
-        attention.direction == Direction::Backward && self.backward_kernel == BackwardKernel::Own
+        attention.direction == Direction::Backward
+            && self.backward_kernel(attention) == BackwardKernel::Own
+    }
+
+    fn backward_kernel(&self, attention: &Attention) -> BackwardKernel {
+        match attention.window {
+            Some(_) => self.windowed_backward_kernel,
+            None => self.backward_kernel,
+        }
     }
 
     /// Seconds without the launch gap.
@@ -99,14 +112,16 @@ impl AttentionPrice {
         let (curve, traffic_factor, gemm_ratio) = match attention.direction {
             Direction::Forward => (&self.forward, 1.0, 1.0),
             // Queries, keys, values, output and its gradient are read, three gradients written.
-            Direction::Backward => (&self.backward, 2.0, self.backward_kernel.gemm_ratio()),
+            Direction::Backward => {
+                (&self.backward, 2.0, self.backward_kernel(attention).gemm_ratio())
+            }
         };
         let peak = match attention.input {
             DType::Bf16 => self.bf16_flops_per_s,
             DType::F32 | DType::U32 => self.f32_flops_per_s,
         };
-        let efficiency =
-            interpolate(curve, attention.length) * self.head_dim_efficiency(attention.head_dim);
+        let efficiency = interpolate(curve, equivalent_length(attention))
+            * self.head_dim_efficiency(attention.head_dim);
         let work = gemm_ratio * attention.flops().0 / (peak * efficiency);
         let rows = attention.sequences as f64 * attention.length as f64;
         let heads = 2.0 * (attention.heads as f64 + attention.kv_heads as f64);
@@ -122,16 +137,23 @@ impl AttentionPrice {
     }
 }
 
+/// The length of sequences whose queries have as many keys on average.
+fn equivalent_length(attention: &Attention) -> f64 {
+    match attention.window {
+        None => attention.length as f64,
+        Some(_) => 2.0 * attention.scores() / attention.length as f64 - 1.0,
+    }
+}
+
 /// The curve at `length`: linear in ln(length) between its points, constant beyond them.
-fn interpolate(points: &[EfficiencyPoint], length: u64) -> f64 {
-    let after = points.partition_point(|point| point.length <= length);
+fn interpolate(points: &[EfficiencyPoint], length: f64) -> f64 {
+    let after = points.partition_point(|point| point.length as f64 <= length);
     if after == 0 {
         return points[0].efficiency;
     }
     let low = points[after - 1];
     let Some(high) = points.get(after) else { return low.efficiency };
-    let position = |length: u64| (length as f64).ln();
-    let fraction =
-        (position(length) - position(low.length)) / (position(high.length) - position(low.length));
+    let (low_position, high_position) = ((low.length as f64).ln(), (high.length as f64).ln());
+    let fraction = (length.ln() - low_position) / (high_position - low_position);
     low.efficiency + fraction * (high.efficiency - low.efficiency)
 }

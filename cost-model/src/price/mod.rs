@@ -26,7 +26,7 @@ use crate::kernel_shape::{
 };
 use crate::overlap::OverlapSlowdown;
 use crate::profile::{Executor, OverlapSpec, Profile, ProfileFile, RelativeError, fitted_shapes};
-use attention::{AttentionPrice, BackwardKernel};
+use attention::AttentionPrice;
 pub use collective::GroupLinks;
 use collective::LinkPrice;
 use correction::MeasuredCorrection;
@@ -151,9 +151,9 @@ impl Prices {
         if devices_share_machine {
             return self.curve_time(kernel, devices as f64).unwrap_or_default().0;
         }
-        let ProfileFile { links, fused, attention, device, .. } = file;
+        let ProfileFile { links, fused, device, .. } = file;
         let topology = Topology::new(u64::from(links.devices_per_node), devices);
-        let attention = AttentionPrice::new(attention, device, fused, BackwardKernel::Measured);
+        let attention = AttentionPrice::measured(file);
         let fused = FusedPrice::new(fused, device, true);
         self.execution_time_s(kernel, &attention, fused, &LinkPrice::new(links, topology))
     }
@@ -176,12 +176,7 @@ impl Prices {
             launch_gap: Seconds(launch_costs.launch_gap_s),
             host_launch: Seconds(launch_costs.host_launch_s),
             gemm: GemmPrice::new(&file.gemm, &file.device),
-            attention: AttentionPrice::new(
-                &file.attention,
-                &file.device,
-                &file.fused,
-                BackwardKernel::of(file, executor, mesh),
-            ),
+            attention: AttentionPrice::new(file, executor, mesh),
             fused: FusedPrice::new(&file.fused, &file.device, fuses_ops),
             links: LinkPrice::new(&file.links, topology),
             half_widths: errors.map(|error: &RelativeError| error.half_width_90),

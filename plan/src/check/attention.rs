@@ -26,6 +26,10 @@ pub(super) fn transfer(
             sizes[0], sizes[1], sizes[2]
         )
     })?;
+    let hides_keys = |window| (1..attention.length).contains(&window);
+    ensure(attention.window.is_none_or(hides_keys), || {
+        format!("has a window that hides no key of {} tokens, or all", attention.length)
+    })?;
     match attention.direction {
         Direction::Forward => {
             let inputs = operands.reads.len();
@@ -134,7 +138,8 @@ fn forward(
 ) -> CheckResult<Vec<OperandWrite>> {
     let (output, log_sum_exp) = result_states(operands, attention, inputs)?;
     let values = (0..inputs).map(|port| operands.value(port)).collect::<CheckResult<_>>()?;
-    let outputs = operands.apply(ForwardOpKind::Attention, values)?;
+    let kind = ForwardOpKind::Attention { window: attention.window };
+    let outputs = operands.apply(kind, values)?;
     let fresh = |state, target| OperandWrite { state, target };
     Ok(vec![
         fresh(output.with_value(AbstractValue::Value(outputs[0])), WriteTarget::Fresh),
@@ -152,8 +157,8 @@ fn backward(
     let (out, lse, dout) =
         (operands.reads[inputs], operands.reads[inputs + 1], operands.reads[inputs + 2]);
     let graph = &operands.checker.graph;
-    let node =
-        graph.differentiated_op(first, 0, dout.value, |kind| kind == ForwardOpKind::Attention)?;
+    let expected = ForwardOpKind::Attention { window: attention.window };
+    let node = graph.differentiated_op(first, 0, dout.value, |kind| kind == expected)?;
     for (port, input) in graph.inputs(node).iter().enumerate() {
         ensure(port < inputs && operands.value(port)? == *input, || {
             format!(

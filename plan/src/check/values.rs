@@ -46,8 +46,8 @@ pub(super) enum ForwardOpKind {
     QkNorm { head_dim: u64, queries: u64, keys: u64 },
     /// x → x with its first `width` features rotated.
     Rope { width: u64, head_dim: u64 },
-    /// q, k, v in one to three values → output, log-sum-exp.
-    Attention,
+    /// q, k, v in one to three values → output, log-sum-exp, with at most `window` keys of a query.
+    Attention { window: Option<u64> },
     /// gate, up in one or two values → their product.
     Gated { product: GatedProduct },
     /// x, y → x + y.

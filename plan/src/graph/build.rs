@@ -1,8 +1,8 @@
 //! Builds the segments of a model.
 
 use crate::model::{
-    Activation, CrossingForm, CrossingGate, FactorPair, Linear, LinearKind, Model, Positions,
-    Weight, WeightId,
+    Activation, Block, CrossingForm, CrossingGate, FactorPair, Linear, LinearKind, Model,
+    Positions, Weight, WeightId,
 };
 
 use super::shape::crossing;
@@ -61,8 +61,7 @@ pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> S
     if block.qk_norm {
         qkv = qkv.into_iter().map(|output| builder.qk_norm(output, model.head_dim)).collect();
     }
-    let attention =
-        AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
+    let attention = AttentionOp::of(model, block);
     let width = model.heads * model.head_dim;
     let attended =
         builder.op("attention", Op::Attention(attention), &qkv, &[("attended", vec![width])])[0];
@@ -127,6 +126,14 @@ struct HeadLayout {
 
 impl HeadLayout {
     const NONE: HeadLayout = HeadLayout { head_dim: None, rotary: &[] };
+}
+
+impl AttentionOp {
+    /// The attention of a block.
+    pub fn of(model: &Model, block: &Block) -> AttentionOp {
+        let Model { heads, kv_heads, head_dim, .. } = *model;
+        AttentionOp { heads, kv_heads, head_dim, mask: block.attention }
+    }
 }
 
 impl LinearOp {

@@ -1,6 +1,6 @@
 //! The ops of a segment. Sizes are those of the whole model, before any sharding.
 
-use crate::model::{Activation, GatedProduct, LinearKind, WeightId};
+use crate::model::{Activation, AttentionMask, GatedProduct, LinearKind, WeightId};
 
 use super::OpId;
 
@@ -167,6 +167,8 @@ pub struct AttentionOp {
     pub kv_heads: u64,
     /// Features of a head.
     pub head_dim: u64,
+    /// The keys that a query attends to.
+    pub mask: AttentionMask,
 }
 
 impl LinearOp {

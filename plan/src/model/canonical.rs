@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use super::file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile,
 };
-use super::{Block, Linear, Model, Positions, Weight};
+use super::{AttentionMask, Block, Linear, Model, Positions, Weight};
 
 impl From<&Model> for ModelFile {
     /// The canonical file: it resolves to an equal model, and equal models give equal files.
@@ -79,6 +79,7 @@ fn default_layer(block: &Block) -> BlockFile {
     let mut layer = BlockFile {
         product: Some(block.product),
         positions: Some(block.positions).filter(|positions| *positions != Positions::default()),
+        attention: Some(block.attention).filter(|mask| *mask != AttentionMask::default()),
         qkv_bias: block.qkv_bias.then_some(true),
         qk_norm: block.qk_norm.then_some(true),
         all: Some(all.clone()),
@@ -129,6 +130,7 @@ fn difference(block: &Block, typical: &Block, first: bool) -> BlockFile {
         d_ff: (block.gate.d_out != typical.gate.d_out).then_some(block.gate.d_out),
         product: (block.product != typical.product).then_some(block.product),
         positions: (block.positions != typical.positions).then_some(block.positions),
+        attention: (block.attention != typical.attention).then_some(block.attention),
         qkv_bias: (block.qkv_bias != typical.qkv_bias).then_some(block.qkv_bias),
         qk_norm: (block.qk_norm != typical.qk_norm).then_some(block.qk_norm),
         ..Default::default()

@@ -34,7 +34,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::json;
 
-use super::{Activation, GatedProduct, LatentCrossing, Positions, RopeScaling};
+use super::{Activation, AttentionMask, GatedProduct, LatentCrossing, Positions, RopeScaling};
 
 /// ε of the LayerNorm over a crossed latent unless a file sets it: that of the released LaX.
 pub(super) const DEFAULT_LATENT_NORM_EPSILON: f64 = 1e-6;
@@ -158,6 +158,9 @@ pub struct BlockFile {
     /// Dependence of queries and keys on their positions; by default RoPE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub positions: Option<Positions>,
+    /// The keys that a query attends to; by default all up to the query.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention: Option<AttentionMask>,
     /// Whether biases are added to the outputs of q, k and v; by default not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qkv_bias: Option<bool>,

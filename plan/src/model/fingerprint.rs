@@ -4,8 +4,8 @@ use sha2::{Digest, Sha256};
 
 use super::file::DEFAULT_INITIAL_STD;
 use super::{
-    Activation, Block, CrossingForm, CrossingGate, GatedProduct, LatentCrossing, Linear, Model,
-    Positions, RopeScaling, Weight,
+    Activation, AttentionMask, Block, CrossingForm, CrossingGate, GatedProduct, LatentCrossing,
+    Linear, Model, Positions, RopeScaling, Weight,
 };
 
 impl Model {
@@ -73,6 +73,9 @@ impl CanonicalWriter {
             }
             if block.qk_norm {
                 [8, index as u64].into_iter().for_each(|number| self.number(number));
+            }
+            if let AttentionMask::SlidingWindow(window) = block.attention {
+                [9, index as u64, window].into_iter().for_each(|number| self.number(number));
             }
         }
     }

@@ -6,7 +6,7 @@
 use super::defect_report::DefectReport;
 use super::file::{BlockFile, BlocksFile, CrossingFile, LinearFile};
 use super::limits::MAX_BLOCKS;
-use super::{Activation, GatedProduct, LatentCrossing, Positions};
+use super::{Activation, AttentionMask, GatedProduct, LatentCrossing, Positions};
 
 /// One layer of a model file, with its blocks and its field in the file.
 pub(super) struct BlockOverride<'a> {
@@ -22,6 +22,7 @@ pub(super) struct BlockDraft {
     pub d_ff: Option<u64>,
     pub product: Option<GatedProduct>,
     pub positions: Option<Positions>,
+    pub attention: Option<AttentionMask>,
     pub qkv_bias: Option<bool>,
     pub qk_norm: Option<bool>,
     pub linears: [LinearDraft; 7],
@@ -49,6 +50,7 @@ impl BlockDraft {
             draft.d_ff = layer.file.d_ff.or(draft.d_ff);
             draft.product = layer.file.product.or(draft.product);
             draft.positions = layer.file.positions.or(draft.positions);
+            draft.attention = layer.file.attention.or(draft.attention);
             draft.qkv_bias = layer.file.qkv_bias.or(draft.qkv_bias);
             draft.qk_norm = layer.file.qk_norm.or(draft.qk_norm);
             for (linear, (name, file)) in draft.linears.iter_mut().zip(layer.file.linears()) {

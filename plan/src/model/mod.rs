@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::defect::Defect;
 
+mod attention_mask;
 mod canonical;
 mod defect_report;
 mod file;
@@ -24,6 +25,7 @@ mod repeated;
 mod resolve;
 mod rope;
 
+pub use attention_mask::AttentionMask;
 pub use file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile, schema,
 };
@@ -87,6 +89,8 @@ pub struct Block {
     pub product: GatedProduct,
     /// Dependence of queries and keys on their positions.
     pub positions: Positions,
+    /// The keys that a query attends to.
+    pub attention: AttentionMask,
     /// Whether biases are added to the outputs of q, k and v, before queries and keys are rotated.
     pub qkv_bias: bool,
     /// Whether every head of q and k has an RMSNorm, before it is rotated. Its scale is the same for all heads.

@@ -5,8 +5,8 @@ use super::file::{CrossingFile, LinearFile, ModelFile};
 use super::layers::{BlockDraft, BlockOverride, LinearDraft, layers};
 use super::limits::{MAX_BLOCKS, MAX_PARAMETERS, MAX_SEQUENCE_LENGTH, MAX_WIDTH};
 use super::{
-    Block, CrossingGate, FactorPair, GatedProduct, LatentCrossing, Linear, LinearKind, Model,
-    Positions, Rope, RopeScaling, Weight,
+    AttentionMask, Block, CrossingGate, FactorPair, GatedProduct, LatentCrossing, Linear,
+    LinearKind, Model, Positions, Rope, RopeScaling, Weight,
 };
 use crate::defect::{Defect, Defects};
 
@@ -172,6 +172,7 @@ impl ModelFile {
                 d_ff: draft.d_ff.unwrap_or(self.d_ff),
                 product: draft.product.unwrap_or(GatedProduct::SwiGlu),
                 positions: draft.positions.unwrap_or_default(),
+                attention: draft.attention.unwrap_or_default(),
                 qkv_bias: draft.qkv_bias.unwrap_or(false),
                 qk_norm: draft.qk_norm.unwrap_or(false),
                 weights,
@@ -231,6 +232,7 @@ struct CheckedBlock {
     d_ff: u64,
     product: GatedProduct,
     positions: Positions,
+    attention: AttentionMask,
     qkv_bias: bool,
     qk_norm: bool,
     weights: [Option<Weight>; 7],
@@ -255,6 +257,7 @@ impl CheckedBlock {
             down: linear(d_ff, hidden, down),
             product: self.product,
             positions: self.positions,
+            attention: self.attention,
             qkv_bias: self.qkv_bias,
             qk_norm: self.qk_norm,
         }
@@ -265,6 +268,10 @@ impl CheckedBlock {
 fn check_layer_fields(layer: &BlockOverride<'_>, report: &mut DefectReport) {
     if let Some(d_ff) = layer.file.d_ff {
         report.size(&format!("{}.d_ff", layer.field), d_ff, MAX_WIDTH);
+    }
+    if let Some(AttentionMask::SlidingWindow(window)) = layer.file.attention {
+        let field = format!("{}.attention.sliding_window", layer.field);
+        report.size(&field, window, MAX_SEQUENCE_LENGTH);
     }
     let all = ("all", layer.file.all.as_ref());
     for (name, linear) in layer.file.linears().into_iter().chain([all]) {

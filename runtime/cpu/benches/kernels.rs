@@ -27,6 +27,7 @@ const SHAPE: AttentionShape = AttentionShape {
     heads: 8,
     kv_heads: 8,
     head_dim: 64,
+    window: LENGTH,
 };
 const RMS: RmsNorm = RmsNorm { width: D, epsilon: 1e-5 };
 const THREADS: [usize; 2] = [1, 2];

@@ -4,10 +4,12 @@
 //! ⌊h / (heads/kv_heads)⌋):
 //!
 //! ```text
-//! S = Q·Kᵀ/√head_dim    P_ij = e^(S_ij) / Σ_(k≤i) e^(S_ik) for j ≤ i, else 0    O = P·V
+//! S = Q·Kᵀ/√head_dim    P_ij = e^(S_ij) / Σ_(i−w<k≤i) e^(S_ik) for i − w < j ≤ i, else 0    O = P·V
 //! dV = Pᵀ·dO    dP = dO·Vᵀ    dS = P⊙(dP − rowsum(dP⊙P))
 //! dQ = dS·K/√head_dim    dK = dSᵀ·Q/√head_dim
 //! ```
+//!
+//! w is the window, which is the length of a sequence where all keys up to the query are visible.
 
 use super::{Float, Matrix};
 
@@ -19,13 +21,15 @@ pub(super) struct BatchShape {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    /// Keys of a query at most.
+    pub window: usize,
 }
 
 impl BatchShape {
     /// For each sequence and query head, the position (row, column) of the first element of the query
     /// head and of its KV head.
     fn heads(self) -> impl Iterator<Item = [(usize, usize); 2]> {
-        let BatchShape { sequences, length, heads, kv_heads, head_dim } = self;
+        let BatchShape { sequences, length, heads, kv_heads, head_dim, .. } = self;
         let group = heads / kv_heads;
         (0..sequences).flat_map(move |sequence| {
             let row = sequence * length;
@@ -80,12 +84,14 @@ pub(super) fn backward<T: Float>(
 fn probabilities<T: Float>(shape: BatchShape, q: &Matrix<T>, k: &Matrix<T>) -> Matrix<T> {
     let mut scores = q.times_transposed(k).map(|x| x * shape.scale());
     for row in 0..shape.length {
-        let (visible, masked) = scores.row_mut(row).split_at_mut(row + 1);
+        let (visible, later) = scores.row_mut(row).split_at_mut(row + 1);
+        let (earlier, visible) = visible.split_at_mut((row + 1).saturating_sub(shape.window));
         let largest = visible.iter().copied().fold(T::neg_infinity(), T::max);
         visible.iter_mut().for_each(|x| *x = (*x - largest).exp());
         let sum: T = visible.iter().copied().sum();
         visible.iter_mut().for_each(|x| *x /= sum);
-        masked.fill(T::zero());
+        earlier.fill(T::zero());
+        later.fill(T::zero());
     }
     scores
 }

@@ -75,12 +75,14 @@ fn block_context<'a, T>(
     blocks: &'a [block::BlockTape<T>],
     index: usize,
 ) -> BlockInput<'a, T> {
+    let window = model.blocks[index].attention.window(batch.length as u64);
     let shape = BatchShape {
         sequences: batch.sequences,
         length: batch.length,
         heads: model.heads as usize,
         kv_heads: model.kv_heads as usize,
         head_dim: model.head_dim as usize,
+        window: window.map_or(batch.length, |window| window as usize),
     };
     let previous = index.checked_sub(1).map(|previous| &blocks[previous].linears);
     BlockInput { model, index, shape, parameters, previous }

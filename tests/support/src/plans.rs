@@ -65,7 +65,7 @@ const CUSTOM: [(u64, u64, &str); 9] = [
         8,
         4,
         r#""default": {"product": "swiglu", "all": "dense", "qkv_bias": true},
-       "overrides": {"1-2": {"q": {"rank": 64, "activation": "silu"}}}"#,
+       "overrides": {"1-2": {"q": {"rank": 64, "activation": "silu"}, "attention": {"sliding_window": 5}}}"#,
     ),
     (
         8,
@@ -77,7 +77,8 @@ const CUSTOM: [(u64, u64, &str); 9] = [
         8,
         8,
         r#""default": {"product": "swiglu", "all": {"rank": 64, "activation": "silu"},
-       "o": "dense", "v": {"rank": 24}, "qkv_bias": true, "qk_norm": true}"#,
+       "o": "dense", "v": {"rank": 24}, "qkv_bias": true, "qk_norm": true,
+       "attention": {"sliding_window": 3}}"#,
     ),
     (
         8,

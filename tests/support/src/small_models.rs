@@ -90,6 +90,7 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
     let has_bias = (hidden % 12 == 0 || hidden == 5) && epsilon != "10.0";
     let bias = if has_bias { r#", "qkv_bias": true"# } else { "" };
     let qk_norm = if hidden >= 16 { r#", "qk_norm": true"# } else { "" };
+    let window = if heads == 4 { r#", "attention": {"sliding_window": 3}"# } else { "" };
     let gated_product = pick_copied(rng, &["plain", "swiglu"]);
     let crossing = pick_copied(
         rng,
@@ -112,7 +113,7 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
         "heads": {heads}, "kv_heads": {kv_heads}, "head_dim": {head_dim}, "d_ff": {d_ff},
         "tied": {tied}, "norm_epsilon": {epsilon}, "rope_theta": {theta}, {padding}
         {rotary} {scaling}
-        "blocks": {{"count": {count}, "default": {{"product": "{gated_product}", "all": "dense"{bias}{qk_norm}}},
+        "blocks": {{"count": {count}, "default": {{"product": "{gated_product}", "all": "dense"{bias}{qk_norm}{window}}},
         "overrides": {{{}}}}}}}"#,
         blocks.join(", ")
     );

@@ -210,6 +210,7 @@ impl DecoderShape<'_> {
             kv_heads: (self.model.kv_heads / self.mesh.tensor).max(1),
             head_dim: self.head_dim(),
             input: DType::Bf16,
+            window: None,
         })
     }
 

@@ -64,5 +64,6 @@ fn kernel(emitter: &OpEmitter, op: &AttentionOp, direction: Direction) -> Attent
         kv_heads,
         head_dim: op.head_dim,
         input: emitter.context.compute_dtype(),
+        window: op.mask.window(workload.sequence_length),
     }
 }

@@ -65,7 +65,7 @@ impl Architecture {
     }
 
     /// Name in messages.
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Architecture::Llama => "LLaMA",
             Architecture::Mistral => "Mistral",

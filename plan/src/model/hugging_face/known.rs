@@ -20,8 +20,6 @@ pub(super) const IGNORED_FIELDS: &[&str] = &[
     "auto_map",
     "dtype",
     "is_decoder",
-    // Layers with a window, which sequences do not exceed.
-    "max_window_layers",
     "name_or_path",
     "tokenizer_class",
     "torch_dtype",

@@ -7,8 +7,8 @@
 //! In both, φ is `hidden_act`: the classes of CoLA read `lr_act_type` and do not use it, which is a warning
 //! where it differs. `cola_act` sets φ alone. A config with any rank is CoLA, whatever its `model_type`.
 //!
-//! The dense architectures compute the same function, but their classes have defaults of their own. A sliding
-//! window limits the sequences of a model to its length, up to which attention is that over whole sequences.
+//! The dense architectures compute the same function, but their classes have defaults of their own, also for the blocks
+//! that attend within a sliding window.
 //!
 //! `initializer_range` is the initial standard deviation of dense weights, except in BOOST, whose classes
 //! ignore it. `pad_token_id` is the padding token; like PyTorch, a negative one counts from the end of the
@@ -93,6 +93,9 @@ fn config_field(field: &str, attention: &str, mlp: &str) -> String {
             other => format!("rope_scaling.{other}"),
         };
     }
+    if field.ends_with(".attention.sliding_window") {
+        return "sliding_window".to_owned();
+    }
     let name = match field {
         "hidden" => "hidden_size",
         "vocab" => "vocab_size",
@@ -152,6 +155,12 @@ fn model_file(
         rope::rope(max_sequence_length, head_dim, fields)
     };
     let initial_std = fields.number("initializer_range");
+    let overrides = match architecture {
+        Architecture::SmolLm3 => positions::overrides(count, fields),
+        _ => Default::default(),
+    };
+    let mut blocks = BlocksFile { count, default, overrides };
+    window::set_masks(&mut blocks, architecture, fields);
     ModelFile {
         schema: None,
         format: ModelFormat::V1,
@@ -163,7 +172,7 @@ fn model_file(
         kv_heads: fields.size("num_key_value_heads"),
         head_dim,
         d_ff: fields.required_size("intermediate_size"),
-        max_sequence_length: window::longest_sequence(max_sequence_length, fields),
+        max_sequence_length,
         norm_epsilon: fields.number("rms_norm_eps").unwrap_or(1e-6),
         latent_norm_epsilon: DEFAULT_LATENT_NORM_EPSILON,
         rope_theta: rope.theta,
@@ -174,14 +183,7 @@ fn model_file(
             .unwrap_or(DEFAULT_INITIAL_STD),
         padding_token: padding_token(vocab, fields),
         tied: fields.flag("tie_word_embeddings").unwrap_or(false),
-        blocks: BlocksFile {
-            count,
-            default,
-            overrides: match architecture {
-                Architecture::SmolLm3 => positions::overrides(count, fields),
-                _ => Default::default(),
-            },
-        },
+        blocks,
     }
 }
 

@@ -1,36 +1,95 @@
-//! Sliding windows: `sliding_window`, `use_sliding_window` and `layer_types`.
+//! Sliding windows: `sliding_window`, and by architecture which blocks have one.
 
 use serde_json::Value;
 
+use super::architecture::Architecture;
 use super::fields::{ConfigFields, excerpt};
 use crate::defect::Defect;
+use crate::model::limits::MAX_BLOCKS;
+use crate::model::{AttentionMask, BlocksFile, Positions};
 
-/// The longest sequence of a model of `max_length` positions, in tokens: no longer than a window, up to which a
-/// window has no effect. A window that shortens sequences is a warning.
-pub(super) fn longest_sequence(max_length: u64, fields: &mut ConfigFields<'_>) -> u64 {
+/// Window of Qwen's classes unless a config sets it.
+const DEFAULT_QWEN_WINDOW: u64 = 4096;
+
+/// First block with a window in Qwen's classes unless a config sets it.
+const DEFAULT_MAX_WINDOW_LAYERS: u64 = 28;
+
+/// Sets the masks of the blocks: those with a window are listed in `layer_types`, or else chosen by the class.
+pub(super) fn set_masks(
+    blocks: &mut BlocksFile,
+    architecture: Architecture,
+    fields: &mut ConfigFields<'_>,
+) {
+    // Resolution reports larger counts.
+    let count = blocks.count.min(MAX_BLOCKS);
+    let listed = layer_types(count, fields);
     let is_used = fields.flag("use_sliding_window");
     let window = fields.size("sliding_window");
-    let is_unused = [is_used, has_windowed_layers(fields)].contains(&Some(false));
-    let Some(window) = window.filter(|window| *window < max_length && !is_unused) else {
-        return max_length;
+    let first_windowed = fields.size("max_window_layers").unwrap_or(DEFAULT_MAX_WINDOW_LAYERS);
+    let (window, is_windowed): (_, Box<dyn Fn(u64) -> bool>) = match architecture {
+        Architecture::Mistral | Architecture::Phi3 => (window, Box::new(|_| true)),
+        Architecture::Qwen2 | Architecture::Qwen3 => {
+            let is_absent = !fields.is_present("sliding_window");
+            let window = if is_absent { Some(DEFAULT_QWEN_WINDOW) } else { window };
+            (
+                window.filter(|_| is_used == Some(true)),
+                Box::new(move |block| block >= first_windowed),
+            )
+        }
+        Architecture::SmolLm3 => {
+            let overrides = blocks.overrides.iter();
+            let without_rope: Vec<String> = overrides
+                .filter(|(_, file)| file.positions == Some(Positions::None))
+                .map(|(block, _)| block.clone())
+                .collect();
+            let is_windowed = move |block: u64| without_rope.contains(&block.to_string());
+            (window.filter(|_| is_used == Some(true)), Box::new(is_windowed))
+        }
+        Architecture::Llama
+        | Architecture::InternLm2
+        | Architecture::Cola
+        | Architecture::Boost => {
+            if let Some(window) = window.filter(|_| is_used != Some(false)) {
+                let problem = format!(
+                    "is {window}, which {}'s class ignores: attention is over whole sequences",
+                    architecture.name()
+                );
+                fields.warnings.push(Defect::new("sliding_window", problem));
+            }
+            return;
+        }
     };
-    let problem = format!(
-        "is {window}: sequences are limited to {window} tokens, up to which the window has no effect"
-    );
-    fields.warnings.push(Defect::new("sliding_window", problem));
-    window
+    let Some(window) = window else { return };
+    let mask = Some(AttentionMask::SlidingWindow(window));
+    let windowed: Vec<u64> = (0..count)
+        .filter(|block| match &listed {
+            Some(listed) => listed.get(*block as usize) == Some(&true),
+            None => is_windowed(*block),
+        })
+        .collect();
+    if windowed.len() as u64 == count {
+        blocks.default.attention = mask;
+        return;
+    }
+    for block in windowed {
+        blocks.overrides.entry(block.to_string()).or_default().attention = mask;
+    }
 }
 
-/// Whether `layer_types` has a layer with a window; `None` when absent. Other kinds of attention are reported.
-fn has_windowed_layers(fields: &mut ConfigFields<'_>) -> Option<bool> {
+/// Whether each block has a window according to `layer_types`; `None` when absent. Other kinds of attention, and a list of
+/// another length, are reported.
+fn layer_types(count: u64, fields: &mut ConfigFields<'_>) -> Option<Vec<bool>> {
     let value = fields.get("layer_types")?;
     let kinds = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     let is = |kind: &Value, name: &str| kind.as_str() == Some(name);
     let is_other = |kind: &&Value| !is(kind, "full_attention") && !is(kind, "sliding_attention");
+    let hint = "\"full_attention\" or \"sliding_attention\"";
     if let Some(other) = kinds.iter().find(is_other) {
         let problem = format!("{} is not supported", excerpt(other));
-        let hint = "\"full_attention\" or \"sliding_attention\"";
+        fields.defects.push(Defect::new("layer_types", problem).hint(hint));
+    } else if kinds.len() as u64 != count {
+        let problem = format!("has {} entries for {count} blocks", kinds.len());
         fields.defects.push(Defect::new("layer_types", problem).hint(hint));
     }
-    Some(kinds.iter().any(|kind| is(kind, "sliding_attention")))
+    Some(kinds.iter().map(|kind| is(kind, "sliding_attention")).collect())
 }

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::defect::Defect;
 use crate::model::{
-    Activation, Block, FactorPair, GatedProduct, LinearKind, Model, Positions, RopeScaling, Weight,
+    Activation, AttentionMask, Block, FactorPair, GatedProduct, LinearKind, Model, Positions,
+    RopeScaling, Weight,
 };
 
 /// A published class, whose constructor takes a `config.json`.
@@ -15,8 +16,8 @@ use crate::model::{
 pub enum ConfigClass {
     /// `ColaForCausalLM` of the CoLA repository.
     Cola,
-    /// `LlamaForCausalLM` of Hugging Face transformers, `Qwen2ForCausalLM` with biases of q, k and v, or
-    /// `Qwen3ForCausalLM` with norms of the heads of q and k.
+    /// `LlamaForCausalLM` of Hugging Face transformers, `MistralForCausalLM` with a sliding window, `Qwen2ForCausalLM` with
+    /// biases of q, k and v, or `Qwen3ForCausalLM` with norms of the heads of q and k.
     Llama,
     /// Nanotron: BOOST's `ColaLlamaForTraining`, or `LlamaForTraining` for a dense model.
     Nanotron,
@@ -39,13 +40,19 @@ pub(in crate::model) fn config(model: &Model, class: ConfigClass) -> Result<Valu
         let problem = format!("has {extra}, which the class does not have");
         return Err(Defect::new("layer 0", problem).hint("--to llama, which writes Qwen's classes"));
     }
+    if let Some((index, window)) = first_window(model).filter(|_| class != ConfigClass::Llama) {
+        let problem =
+            format!("attends within a window of {window} keys, which the class does not have");
+        let hint = "--to llama, which writes Mistral's and Qwen's classes";
+        return Err(Defect::new(format!("layer {index}"), problem).hint(hint));
+    }
     let mut config = shared_fields(model, block);
     let own = match class {
-        ConfigClass::Llama => llama_fields(block)?,
+        ConfigClass::Llama => llama_fields(model, block)?,
         ConfigClass::Cola => cola_fields(model, block)?,
         ConfigClass::Nanotron if model.is_low_rank() => boost_fields(block)?,
         ConfigClass::Nanotron => {
-            llama_fields(block)?;
+            llama_fields(model, block)?;
             json!({"hidden_act": "silu", "is_llama_config": true, "rope_interleaved": false})
         }
     };
@@ -146,7 +153,7 @@ fn shared_fields(model: &Model, block: &Block) -> Value {
     })
 }
 
-fn llama_fields(block: &Block) -> Result<Value, Defect> {
+fn llama_fields(model: &Model, block: &Block) -> Result<Value, Defect> {
     if let Some((kind, _)) = block.linears().into_iter().find(|(_, l)| l.rank().is_some()) {
         let problem = "is a factor pair, and LLaMA's linears are dense";
         return Err(Defect::new(format!("layer 0 {kind}"), problem));
@@ -155,7 +162,22 @@ fn llama_fields(block: &Block) -> Result<Value, Defect> {
         let problem = "has a plain product of gate and up, and LLaMA has SiLU on the gate";
         return Err(Defect::new("layer 0", problem));
     }
+    let window = common_window(model)?;
+    let layer_types: Vec<&str> = model.blocks.iter().map(layer_type).collect();
+    if let Some(index) = layer_types.iter().position(|kind| *kind == "full_attention")
+        && window.is_some()
+        && !(block.qkv_bias || block.qk_norm)
+    {
+        let problem = "has no window, and Mistral's class has one in all layers";
+        return Err(Defect::new(format!("layer {index}"), problem));
+    }
     Ok(match (block.qkv_bias, block.qk_norm) {
+        (false, false) if window.is_some() => json!({
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "hidden_act": "silu",
+            "sliding_window": window,
+        }),
         (false, false) => json!({
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -167,20 +189,53 @@ fn llama_fields(block: &Block) -> Result<Value, Defect> {
             "architectures": ["Qwen2ForCausalLM"],
             "model_type": "qwen2",
             "hidden_act": "silu",
-            "use_sliding_window": false,
+            "use_sliding_window": window.is_some(),
+            "sliding_window": window,
+            "layer_types": layer_types,
         }),
         (false, true) => json!({
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
             "hidden_act": "silu",
             "attention_bias": false,
-            "use_sliding_window": false,
+            "use_sliding_window": window.is_some(),
+            "sliding_window": window,
+            "layer_types": layer_types,
         }),
         (true, true) => {
             let problem = "has both biases of q, k and v and norms of heads, which no class has";
             return Err(Defect::new("layer 0", problem));
         }
     })
+}
+
+/// The first block with a sliding window, and its keys.
+fn first_window(model: &Model) -> Option<(usize, u64)> {
+    model.blocks.iter().enumerate().find_map(|(index, block)| match block.attention {
+        AttentionMask::SlidingWindow(window) => Some((index, window)),
+        AttentionMask::Full => None,
+    })
+}
+
+/// The window of all blocks that have one; `None` where no block has.
+fn common_window(model: &Model) -> Result<Option<u64>, Defect> {
+    let Some((first, window)) = first_window(model) else { return Ok(None) };
+    for (index, block) in model.blocks.iter().enumerate() {
+        if let AttentionMask::SlidingWindow(other) = block.attention
+            && other != window
+        {
+            let problem = format!("has a window of {other} keys, and layer {first} of {window}");
+            return Err(Defect::new(format!("layer {index}"), problem));
+        }
+    }
+    Ok(Some(window))
+}
+
+fn layer_type(block: &Block) -> &'static str {
+    match block.attention {
+        AttentionMask::Full => "full_attention",
+        AttentionMask::SlidingWindow(_) => "sliding_attention",
+    }
 }
 
 fn cola_fields(model: &Model, block: &Block) -> Result<Value, Defect> {

@@ -7,7 +7,7 @@ use super::cache::KvCache;
 use super::linear::{self, Latents};
 use super::norm::norm;
 use crate::kernels::{
-    MatrixView, MatrixViewMut, PositionRange, add_into, attention_cached,
+    CachedAttention, MatrixView, MatrixViewMut, PositionRange, add_into, attention_cached,
     cached_attention_scratch_elements, gated_product_forward, rope_forward,
 };
 
@@ -95,7 +95,10 @@ impl BlockContext<'_> {
         let y = MatrixViewMut::new(&mut output, self.tokens, columns);
         let mut scratch =
             vec![0.0; cached_attention_scratch_elements(self.tokens, cached, parallel)];
-        attention_cached(head_dim, q, (keys, values), y, &mut scratch, parallel);
+        let window = self.model.blocks[self.index].attention.window(cached as u64);
+        let window = window.map_or(cached, |window| window as usize);
+        let shape = CachedAttention { head_dim, window };
+        attention_cached(shape, q, (keys, values), y, &mut scratch, parallel);
         output
     }
 

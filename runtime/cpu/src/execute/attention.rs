@@ -66,6 +66,7 @@ fn head_columns(device: &CpuDevice, accesses: &[Access], attention: &Attention) 
         heads: attention.heads as usize,
         kv_heads: attention.kv_heads as usize,
         head_dim,
+        window: attention.window.unwrap_or(attention.length) as usize,
     };
     let all: usize = accesses.iter().map(|access| access.extent.columns as usize).sum();
     let query_width = shape.heads * head_dim;

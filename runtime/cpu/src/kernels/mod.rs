@@ -36,8 +36,8 @@ mod tensor_gate;
 mod testing;
 
 pub use attention::{
-    AttentionGradients, AttentionSaved, AttentionShape, attention_backward, attention_cached,
-    attention_forward, cached_attention_scratch_elements,
+    AttentionGradients, AttentionSaved, AttentionShape, CachedAttention, attention_backward,
+    attention_cached, attention_forward, cached_attention_scratch_elements,
 };
 pub use bias::{bias_backward, bias_forward};
 pub use elementwise::add;

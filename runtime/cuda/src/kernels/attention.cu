@@ -7,8 +7,8 @@
 // Rows of all matrices are tokens. A block computes one tile of one head of one sequence: blockIdx is
 // (tile, head, sequence), and the tiles with the most work come first.
 //
-// Keys after a query are masked. That also masks keys beyond the last token, since they come after every
-// query.
+// A query attends to its own key and those before it, at most `window` of them; the window is the length where there is
+// none. Keys after a query are masked. That also masks keys beyond the last token, since they come after every query.
 #include "attention_backward.cuh"
 #include "attention_forward.cuh"
 #include "attention_scalar.cuh"
@@ -46,15 +46,15 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
 // `group` query heads share a key head. A device may hold more key heads than its queries attend to: those
 // attended to are `heads/group` heads from head `used` on. q, k and v point to the heads attended to, dk and
 // dv to all heads of the device.
-#define ATTENTION(T, V, Forward, Backward, W, blocks, name)                                    \
+#define TO_QUERIES(T, V, Forward, Backward, W, blocks, name)                                   \
     KERNEL(THREADS, blocks, attention_##name, const T* q, const T* k, const T* v, T* out,      \
-           float* lse, u32 length, u32 heads, u32 group, u32 width, u32 q_stride,              \
+           float* lse, u32 length, u32 window, u32 heads, u32 group, u32 width, u32 q_stride,  \
            u32 k_stride, u32 v_stride, u32 out_stride, float scale) {                          \
         const u64 token = u64(blockIdx.z) * length;                                            \
         const u32 query = blockIdx.y * width, key = blockIdx.y / group * width;                \
         const Pair<T> kv = {k + token * k_stride + key, v + token * v_stride + key, k_stride,  \
                             v_stride};                                                         \
-        const Forward<W> head = {length, width, scale};                                        \
+        const Forward<W> head = {length, window, width, scale};                                \
         head.forward(q + token * q_stride + query, kv, out + token * out_stride + query,       \
                      lse + token * heads + blockIdx.y, q_stride, out_stride, heads);           \
     }                                                                                          \
@@ -63,9 +63,9 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
         query_statistics<T, V, W>(out, dout, lse, sums, length, heads, width, stride, padded); \
     }                                                                                          \
     KERNEL(THREADS, blocks, attention_dq_##name, const T* q, const T* k, const T* v,           \
-           const T* dout, const float* sums, T* dq, u32 length, u32 heads, u32 group,          \
-           u32 width, u32 padded, u32 q_stride, u32 k_stride, u32 v_stride, u32 out_stride,    \
-           float scale) {                                                                      \
+           const T* dout, const float* sums, T* dq, u32 length, u32 window, u32 heads,         \
+           u32 group, u32 width, u32 padded, u32 q_stride, u32 k_stride, u32 v_stride,         \
+           u32 out_stride, float scale) {                                                      \
         const u64 token = u64(blockIdx.z) * length;                                            \
         const u32 query = blockIdx.y * width, key = blockIdx.y / group * width;                \
         const Pair<T> rows = {q + token * q_stride + query, dout + token * out_stride + query, \
@@ -75,13 +75,17 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
         sums += (u64(blockIdx.z) * heads + blockIdx.y) * padded * 2;                           \
         Backward<W> head;                                                                      \
         head.length = length;                                                                  \
+        head.window = window;                                                                  \
         head.width = width;                                                                    \
         head.scale = scale;                                                                    \
         head.query_gradients(rows, kv, sums, dq + token * q_stride + query, q_stride);         \
-    }                                                                                          \
-    KERNEL(THREADS, blocks, attention_dkv_##name, const T* q, const T* k, const T* v,          \
-           const T* dout, const float* sums, T* dk, T* dv, u32 length, u32 heads, u32 group,   \
-           u32 width, u32 used, u32 padded, u32 q_stride, u32 k_stride, u32 v_stride,          \
+    }
+
+// Gradients of keys and values.
+#define KEY_VALUE_GRADIENTS(T, Backward, W, blocks, name)                                      \
+    KERNEL(THREADS, blocks, attention_##name, const T* q, const T* k, const T* v,              \
+           const T* dout, const float* sums, T* dk, T* dv, u32 length, u32 window, u32 heads,  \
+           u32 group, u32 width, u32 used, u32 padded, u32 q_stride, u32 k_stride, u32 v_stride,\
            u32 out_stride, float scale) {                                                      \
         const u64 token = u64(blockIdx.z) * length;                                            \
         const bool is_used = blockIdx.y >= used && blockIdx.y - used < heads / group;          \
@@ -94,10 +98,18 @@ DEVICE void query_statistics(const T* out, const T* dout, const float* lse, floa
         sums += (u64(blockIdx.z) * heads + query) * padded * 2;                                \
         Backward<W> head;                                                                      \
         head.length = length;                                                                  \
+        head.window = window;                                                                  \
         head.width = width;                                                                    \
         head.scale = scale;                                                                    \
         head.key_value_gradients(rows, inner, sums, padded, is_used ? group : 0, dk, dv);      \
     }
+
+#define ATTENTION(T, V, Forward, Backward, W, blocks, name) \
+    TO_QUERIES(T, V, Forward, Backward, W, blocks, name)    \
+    KEY_VALUE_GRADIENTS(T, Backward, W, blocks, dkv_##name)
+
+template <int W>
+using WindowedBackward = Backward<W, true>;
 template <int W>
 using AlignedF32 = ScalarAttention<float, 4, W>;
 template <int W>
@@ -107,6 +119,8 @@ using UnalignedBf16 = ScalarAttention<bf16, 1, W>;
 
 ATTENTION(bf16, 8, Forward, Backward, 64, 3, bf16_w64)
 ATTENTION(bf16, 8, Forward, Backward, 128, 2, bf16_w128)
+KEY_VALUE_GRADIENTS(bf16, WindowedBackward, 64, 3, windowed_dkv_bf16_w64)
+KEY_VALUE_GRADIENTS(bf16, WindowedBackward, 128, 2, windowed_dkv_bf16_w128)
 ATTENTION(bf16, 1, UnalignedBf16, UnalignedBf16, 32, 4, bf16_w32_v1)
 ATTENTION(bf16, 1, UnalignedBf16, UnalignedBf16, 256, 2, bf16_w256_v1)
 ATTENTION(float, 4, AlignedF32, AlignedF32, 128, 3, f32_w128)

@@ -26,6 +26,10 @@ DEVICE float power_of_two(float x) {
 
 constexpr float LOG2_E = 1.44269504088896340736f;
 
+// Score of a masked key. It is finite, so that rows without a visible key in their first tiles have no difference of
+// infinities: what they sum there is multiplied by zero when the first visible key raises their maximum.
+constexpr float MASKED = -1e30f;
+
 DEVICE float minus_infinity() { return __uint_as_float(0xff800000u); }
 
 // Reduces over the four lanes that hold one row of an accumulator.

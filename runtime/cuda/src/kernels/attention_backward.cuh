@@ -11,14 +11,15 @@
 
 constexpr u32 ROWS = 64;
 
-template <int W>
+// WINDOWED: whether keys and values may have a window, whose masks take registers. Gradients of queries always may.
+template <int W, bool WINDOWED = false>
 struct Backward {
     // Inner rows, the columns of P, per mma pass. The dk/dv kernel has two accumulators, so it takes fewer.
-    static constexpr u32 DQ_COLUMNS = 64, DKV_COLUMNS = 32;
+    static constexpr u32 DQ_COLUMNS = 64, DKV_COLUMNS = WINDOWED ? 16 : 32;
     // Elements of one buffer: a tile of each of the two matrices.
     static constexpr u32 TILES = 2 * ROWS * W;
 
-    u32 length, width;
+    u32 length, window, width;
     float scale;
     u32 a[2][W / 16][4];
 
@@ -58,6 +59,21 @@ struct Backward {
         }
     }
 
+    // Masks scores, of which the first is at `distance` from its key to its query. The distance grows by SIGN with each
+    // column, and falls by SIGN with each row. Keys after the query are also at a distance of at least a window: it wraps
+    // around.
+    template <u32 COLUMNS, int SIGN>
+    DEVICE void mask_rows(float (&x)[COLUMNS / 8][4], u32 distance) const {
+#pragma unroll
+        for (u32 n = 0; n < COLUMNS / 8; n++) {
+#pragma unroll
+            for (u32 at = 0; at < 4; at++) {
+                const u32 apart = distance + u32(SIGN) * (n * 8 + at % 2 - at / 2 * 8);
+                if (apart >= window) x[n][at] = MASKED;
+            }
+        }
+    }
+
     // sums += left·inner for the COLUMNS inner rows from `inner_row` on.
     template <u32 COLUMNS>
     static DEVICE void accumulate(float (&sums)[W / 8][4], const u32 (&left)[COLUMNS / 16][4],
@@ -80,9 +96,10 @@ struct Backward {
         bf16* const tiles = reinterpret_cast<bf16*>(memory);
         const u32 row_tile = gridDim.x - 1 - blockIdx.x, first = row_tile * ROWS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
+        const u32 first_tile = first < window ? 0 : (first + 1 - window) / ROWS;
         start_pair_copy(tiles, rows, first, length);
         end_copy_group();
-        start_pair_copy(tiles + TILES, inner, 0, length);
+        start_pair_copy(tiles + TILES, inner, first_tile * ROWS, length);
         end_copy_group();
         float lse[2], d[2];
 #pragma unroll
@@ -98,24 +115,32 @@ struct Backward {
 
         const float factor = scale * LOG2_E;
         float sums[W / 8][4] = {};
-        for (u32 tile = 0; tile <= row_tile; tile++) {
-            const bf16* const current = tiles + (tile + 1) % 2 * TILES;
+        for (u32 tile = first_tile; tile <= row_tile; tile++) {
+            const u32 buffer = (tile - first_tile) % 2;
+            const bf16* const current = tiles + (1 - buffer) * TILES;
+            const bool masked = tile == row_tile || (row_tile - tile + 1) * ROWS > window;
             wait_for_copies<0>();
             __syncthreads();
             if (tile < row_tile) {
-                start_pair_copy(tiles + tile % 2 * TILES, inner, (tile + 1) * ROWS, length);
+                start_pair_copy(tiles + buffer * TILES, inner, (tile + 1) * ROWS, length);
             }
             end_copy_group();
             float x[DQ_COLUMNS / 8][4] = {}, y[DQ_COLUMNS / 8][4] = {};
             multiply_rows<DQ_COLUMNS>(x, y, current, 0);
+            if (masked) {
+                // The barrier keeps this a branch, which most tiles skip.
+                __syncwarp();
+                const u32 thread = opaque_thread_index();
+                const u32 query = (row_tile - tile) * ROWS + thread / 32 * 16 + thread % 32 / 4;
+                mask_rows<DQ_COLUMNS, -1>(x, query - thread % 4 * 2);
+            }
             u32 ds[DQ_COLUMNS / 16][4];
 #pragma unroll
             for (u32 n = 0; n < DQ_COLUMNS / 8; n++) {
 #pragma unroll
                 for (u32 at = 0; at < 4; at++) {
-                    const u32 half = at / 2, key = n * 8 + lane % 4 * 2 + at % 2;
-                    const bool later = tile == row_tile && key > row + half * 8 + lane / 4;
-                    const float p = later ? 0.0f : power_of_two(x[n][at] * factor - lse[half]);
+                    const u32 half = at / 2;
+                    const float p = power_of_two(x[n][at] * factor - lse[half]);
                     x[n][at] = p * (y[n][at] - d[half]);
                 }
                 if (n % 2 == 1) pack_left(ds[n / 2], x[n - 1], x[n]);
@@ -138,6 +163,9 @@ struct Backward {
         float* const inner_statistics = memory + TILES;
         const u32 row_tile = blockIdx.x, first = row_tile * ROWS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
+        // End of the tiles with a query that attends to a key of the block.
+        const u32 reach = row_tile + (window + ROWS - 2) / ROWS + 1;
+        const u32 tile_end = WINDOWED ? min(gridDim.x, reach) : gridDim.x;
         // The next queries to copy. Deriving them from `round` by a division would take registers.
         u32 head = 0, tile = row_tile, started = 0;
         const auto start_next_copy = [&] {
@@ -148,7 +176,7 @@ struct Backward {
                 float* const to = inner_statistics + buffer * ROWS * 2;
                 start_copy(to + threadIdx.x * 4, from + threadIdx.x * 4, true);
             }
-            if (++tile == gridDim.x) {
+            if (++tile == tile_end) {
                 tile = row_tile;
                 head++;
             }
@@ -163,11 +191,12 @@ struct Backward {
 
         const float factor = scale * LOG2_E;
         float dk_sums[W / 8][4] = {}, dv_sums[W / 8][4] = {};
-        const u32 tiles_per_head = gridDim.x - row_tile;
+        const u32 tiles_per_head = tile_end - row_tile;
         for (u32 round = 0; round < tiles_per_head * group; round++) {
             const bf16* const current = tiles + round % 2 * TILES;
             const float* const current_statistics = inner_statistics + round % 2 * ROWS * 2;
-            const bool masked = round % tiles_per_head == 0;
+            const u32 tiles_apart = round % tiles_per_head;
+            const bool masked = tiles_apart == 0;
             wait_for_copies<0>();
             __syncthreads();
             if (head < group) start_next_copy();
@@ -177,6 +206,12 @@ struct Backward {
                 if (masked && query + DKV_COLUMNS <= row) continue;
                 float x[DKV_COLUMNS / 8][4] = {}, y[DKV_COLUMNS / 8][4] = {};
                 multiply_rows<DKV_COLUMNS>(x, y, current, query);
+                if (WINDOWED && (masked || (tiles_apart + 1) * ROWS > window)) {
+                    // The barrier keeps this a branch, which most tiles skip.
+                    __syncwarp();
+                    mask_rows<DKV_COLUMNS, 1>(
+                        x, tiles_apart * ROWS + query + lane % 4 * 2 - (row + lane / 4));
+                }
                 u32 p[DKV_COLUMNS / 16][4], ds[DKV_COLUMNS / 16][4];
 #pragma unroll
                 for (u32 n = 0; n < DKV_COLUMNS / 8; n++) {
@@ -185,7 +220,7 @@ struct Backward {
                     load(current_statistics + column * 2, lse_and_d);
 #pragma unroll
                     for (u32 at = 0; at < 4; at++) {
-                        const bool later = masked && row + at / 2 * 8 + lane / 4 > column + at % 2;
+                        const bool later = !WINDOWED && masked && row + at / 2 * 8 + lane / 4 > column + at % 2;
                         const float exponent = x[n][at] * factor - lse_and_d[at % 2 * 2];
                         x[n][at] = later ? 0.0f : power_of_two(exponent);
                         y[n][at] = x[n][at] * (y[n][at] - lse_and_d[at % 2 * 2 + 1]);

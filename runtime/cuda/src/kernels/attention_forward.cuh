@@ -10,7 +10,7 @@ constexpr u32 QUERIES = 128, KEYS = 64;
 
 template <int W>
 struct Forward {
-    u32 length, width;
+    u32 length, window, width;
     float scale;
 
     DEVICE void forward(const bf16* q, Pair<bf16> kv, bf16* out, float* lse, u32 q_stride,
@@ -21,10 +21,11 @@ struct Forward {
         bf16* const values = keys + KEYS * W;
         const u32 first = (gridDim.x - 1 - blockIdx.x) * QUERIES;
         const u32 tiles = (min(first + QUERIES, length) - 1) / KEYS + 1;
+        const u32 first_tile = first < window ? 0 : (first + 1 - window) / KEYS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 32;
 
         start_tile_copy<W, QUERIES>(queries, q, q_stride, width, first, length);
-        start_tile_copy<W, KEYS>(keys, kv.first, kv.first_stride, width, 0, length);
+        start_tile_copy<W, KEYS>(keys, kv.first, kv.first_stride, width, first_tile * KEYS, length);
         end_copy_group();
 
         float sums[2][W / 8][4] = {};
@@ -32,10 +33,11 @@ struct Forward {
 #pragma unroll
         for (u32 half = 0; half < 4; half++) maxima[half / 2][half % 2] = minus_infinity();
 
-        for (u32 tile = 0; tile < tiles; tile++) {
+        for (u32 tile = first_tile; tile < tiles; tile++) {
             const u32 key = tile * KEYS;
-            // A warp whose last query precedes the tile attends to none of its keys.
-            const bool visible = key <= first + row + 31;
+            // A warp whose last query precedes the tile attends to none of its keys, and neither does one whose windows
+            // begin after it.
+            const bool visible = key <= first + row + 31 && key + KEYS - 1 + window > first + row;
             wait_for_copies<0>();
             __syncthreads();
             start_tile_copy<W, KEYS>(values, kv.second, kv.second_stride, width, key, length);
@@ -54,7 +56,7 @@ struct Forward {
 #pragma unroll
             for (u32 m = 0; m < 2; m++) {
                 const u32 query = first + row + m * 16 + lane / 4;
-                if (key + KEYS - 1 > first + row) {
+                if (key + KEYS - 1 > first + row || key + window <= first + row + 31) {
                     // The barrier keeps this a branch, which most tiles skip.
                     __syncwarp();
                     mask(scores[m], query, key + lane % 4 * 2);
@@ -107,19 +109,20 @@ struct Forward {
         }
     }
 
-    static DEVICE void mask(float (&scores)[KEYS / 8][4], u32 query, u32 key) {
+    DEVICE void mask(float (&scores)[KEYS / 8][4], u32 query, u32 key) const {
 #pragma unroll
         for (u32 n = 0; n < KEYS / 8; n++) {
 #pragma unroll
             for (u32 at = 0; at < 4; at++) {
-                const bool later = key + n * 8 + at % 2 > query + at / 2 * 8;
-                if (later) scores[n][at] = minus_infinity();
+                // Keys after the query are also at a distance of at least a window: it wraps around.
+                const u32 distance = query + at / 2 * 8 - (key + n * 8 + at % 2);
+                if (distance >= window) scores[n][at] = MASKED;
             }
         }
     }
 
     // Online softmax: scores become e^(score − maximum), and the sums over earlier keys are rescaled to the
-    // new maximum. Every row attends to a key of its first tile, so that no maximum stays −∞.
+    // new maximum.
     DEVICE void update_softmax(float (&scores)[KEYS / 8][4], float (&sums)[W / 8][4],
                                float (&maxima)[2], float (&totals)[2]) const {
         const float factor = scale * LOG2_E;

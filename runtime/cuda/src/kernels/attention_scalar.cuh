@@ -17,7 +17,7 @@ struct ScalarAttention {
     static constexpr u32 LANE_FEATURES = W / 32;
     using Sums = float[WARP_ROWS][LANE_FEATURES];
 
-    u32 length, width;
+    u32 length, window, width;
     float scale;
 
     // Shared memory of the block: rows of two matrices, tiles of two inner matrices, and weights of each warp.
@@ -102,6 +102,14 @@ struct ScalarAttention {
         }
     }
 
+    // First of the tiles of keys with one that a block's queries attend to.
+    DEVICE u32 first_key(u32 first_query) const {
+        return first_query < window ? 0 : (first_query + 1 - window) / INNER_ROWS * INNER_ROWS;
+    }
+
+    // Keys after the query are also at a distance of at least a window: it wraps around.
+    DEVICE bool is_masked(u32 query, u32 key) const { return query - key >= window; }
+
     DEVICE void forward(const T* q, Pair<T> kv, T* out, float* lse, u32 q_stride,
                         u32 out_stride, u32 heads) const {
         DYNAMIC_SHARED(memory);
@@ -114,7 +122,7 @@ struct ScalarAttention {
         float maxima[WARP_ROWS], totals[WARP_ROWS] = {};
 #pragma unroll
         for (u32 r = 0; r < WARP_ROWS; r++) maxima[r] = minus_infinity();
-        for (u32 key = 0; key < min(first + BLOCK_ROWS, length); key += INNER_ROWS) {
+        for (u32 key = first_key(first); key < min(first + BLOCK_ROWS, length); key += INNER_ROWS) {
             __syncthreads();
             copy_inner(at.inner, kv, key);
             __syncthreads();
@@ -122,8 +130,7 @@ struct ScalarAttention {
             multiply(p, at.rows, at.inner);
 #pragma unroll
             for (u32 r = 0; r < WARP_ROWS; r++) {
-                if (key + lane > row + r) p[r] = minus_infinity();
-                // Every row attends to a key of its first tile.
+                if (is_masked(row + r, key + lane)) p[r] = MASKED;
                 const float maximum = fmaxf(maxima[r], over_warp<Maximum>(p[r]));
                 const float shrink = power_of_two((maxima[r] - maximum) * factor);
                 p[r] = power_of_two((p[r] - maximum) * factor);
@@ -164,7 +171,7 @@ struct ScalarAttention {
         const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
         copy_rows(at.rows, rows, first);
         Sums sums = {};
-        for (u32 key = 0; key < min(first + BLOCK_ROWS, length); key += INNER_ROWS) {
+        for (u32 key = first_key(first); key < min(first + BLOCK_ROWS, length); key += INNER_ROWS) {
             __syncthreads();
             copy_inner(at.inner, inner, key);
             __syncthreads();
@@ -176,7 +183,7 @@ struct ScalarAttention {
                 float lse_and_d[2];
                 load(statistics + u64(row + r) * 2, lse_and_d);
                 const float p = power_of_two(x[r] * (scale * LOG2_E) - lse_and_d[0]);
-                y[r] = key + lane > row + r ? 0.0f : p * (y[r] - lse_and_d[1]);
+                y[r] = is_masked(row + r, key + lane) ? 0.0f : p * (y[r] - lse_and_d[1]);
             }
             accumulate(sums, y, at.weights, at.inner);
         }
@@ -192,8 +199,10 @@ struct ScalarAttention {
         const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
         if (group) copy_rows(at.rows, rows, first);
         Sums dk_sums = {}, dv_sums = {};
+        // The last key of the block is visible to the queries before this one.
+        const u32 query_end = min(length, first + BLOCK_ROWS - 1 + window);
         for (u32 head = 0; head < group; head++) {
-            for (u32 query = first / INNER_ROWS * INNER_ROWS; query < length; query += INNER_ROWS) {
+            for (u32 query = first / INNER_ROWS * INNER_ROWS; query < query_end; query += INNER_ROWS) {
                 __syncthreads();
                 copy_inner(at.inner, inner.advanced_by(head * width), query);
                 __syncthreads();
@@ -205,7 +214,7 @@ struct ScalarAttention {
 #pragma unroll
                 for (u32 r = 0; r < WARP_ROWS; r++) {
                     const float p = power_of_two(x[r] * (scale * LOG2_E) - lse_and_d[0]);
-                    x[r] = row + r > query + lane ? 0.0f : p;
+                    x[r] = is_masked(query + lane, row + r) ? 0.0f : p;
                     y[r] = x[r] * (y[r] - lse_and_d[1]);
                 }
                 accumulate(dv_sums, x, at.weights, at.inner + INNER_ROWS * PITCH);

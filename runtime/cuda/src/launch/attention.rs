@@ -28,6 +28,8 @@ const BACKWARD_TILE_TOKENS: u64 = 64;
 struct AttentionTiles {
     /// Suffix of the kernels' names.
     kernel_suffix: String,
+    /// Kernel of the gradients of keys and values. That of tensor cores has a variant for windows.
+    dkv: &'static str,
     /// Threads per row in the statistics kernel.
     row_threads: u64,
     /// Queries per block in the forward kernel, and rows per block in the backward kernels.
@@ -65,6 +67,7 @@ impl AttentionTiles {
             let shared_bytes = [forward, backward, backward + 2 * BACKWARD_TILE_TOKENS * 2 * 4];
             return Ok(AttentionTiles {
                 kernel_suffix: name,
+                dkv: if op.window.is_some() { "windowed_dkv" } else { "dkv" },
                 row_threads,
                 forward_queries: 128,
                 backward_rows: BACKWARD_TILE_TOKENS,
@@ -75,6 +78,7 @@ impl AttentionTiles {
         let bytes = 4 * (2 * (16 + 32) * (width + 4) + 4 * 4 * 32);
         Ok(AttentionTiles {
             kernel_suffix: name,
+            dkv: "dkv",
             row_threads,
             forward_queries: 16,
             backward_rows: 16,
@@ -218,6 +222,11 @@ fn tile_launch(
     Ok(launch.block([to_u32(TILE_THREADS)?, 1, 1]).shared(to_u32(shared_bytes)?))
 }
 
+/// Keys of a query at most.
+fn window(op: &Attention) -> u64 {
+    op.window.unwrap_or(op.length)
+}
+
 fn score_scale(op: &Attention) -> Argument {
     Argument::F32(1.0 / (op.head_dim as f32).sqrt())
 }
@@ -266,7 +275,7 @@ fn forward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     }
     let tiles = AttentionTiles::select(op, &[&q, &k, &v, &out])?;
     let mut arguments = vec![q.read(), k.read(), v.read(), out.write(), lse.write()];
-    let sizes = [op.length, op.heads, op.heads / op.kv_heads, op.head_dim];
+    let sizes = [op.length, window(op), op.heads, op.heads / op.kv_heads, op.head_dim];
     arguments.extend(u32_arguments(&sizes)?);
     arguments.extend(u32_arguments(&[q.stride, k.stride, v.stride, out.stride])?);
     arguments.push(score_scale(op));
@@ -313,7 +322,14 @@ fn backward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     let strides = u32_arguments(&[of_q, of_k, of_v, of_out])?;
     let mut arguments = inputs.to_vec();
     arguments.push(dq.write());
-    arguments.extend(u32_arguments(&[op.length, op.heads, group, op.head_dim, padded])?);
+    arguments.extend(u32_arguments(&[
+        op.length,
+        window(op),
+        op.heads,
+        group,
+        op.head_dim,
+        padded,
+    ])?);
     arguments.extend(strides.clone());
     arguments.push(score_scale(op));
     let over = (tiles.backward_rows, op.heads);
@@ -323,6 +339,7 @@ fn backward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     arguments.extend([dk.write(), dv.write()]);
     arguments.extend(u32_arguments(&[
         op.length,
+        window(op),
         op.heads,
         group,
         op.head_dim,
@@ -332,6 +349,6 @@ fn backward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     arguments.extend(strides);
     arguments.push(score_scale(op));
     let over = (tiles.backward_rows, read.local_kv_heads);
-    let to_keys = tile_launch(op, kernel("dkv"), arguments, over, of_keys)?;
+    let to_keys = tile_launch(op, kernel(tiles.dkv), arguments, over, of_keys)?;
     Ok(Launches { launches: vec![sum, to_queries, to_keys], scratch_bytes: 8 * rows })
 }

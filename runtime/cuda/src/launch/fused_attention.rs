@@ -1,7 +1,7 @@
 //! Attention as cuDNN executes it: one operation forward, one backward.
 //!
 //! An [`AttentionKey`] is everything but the addresses, and instructions of one key share a plan. The results are those of
-//! the kernels of `launch/attention.rs`, which run where there is no plan: both keep the logarithm of the sum of
+//! the kernels of `launch/attention.rs`, which run where there is no plan and within sliding windows: both keep the logarithm of the sum of
 //! exponentials of each query and head, so that either can follow the other.
 
 use narrows_plan::DType;
@@ -135,6 +135,7 @@ pub(super) fn fused(site: &InstrSite<'_, &Attention>) -> LaunchResult<Option<Fus
         _ => operand.is_aligned(ATTENTION_ALIGNMENT / DType::Bf16.width()),
     };
     let supported = op.input == DType::Bf16
+        && op.window.is_none()
         && op.sequences * op.length > 0
         && op.head_dim <= HEAD_DIM_MAX
         && op.head_dim.is_multiple_of(8)

@@ -59,7 +59,8 @@ fn problem(
     input: DType,
 ) -> AttentionProblem {
     let direction = Direction::Forward;
-    let op = Attention { direction, sequences, length, heads, kv_heads, head_dim, input };
+    let window = None;
+    let op = Attention { direction, sequences, length, heads, kv_heads, head_dim, input, window };
     AttentionProblem {
         op,
         local_kv_heads: kv_heads,
@@ -84,7 +85,8 @@ impl AttentionProblem {
         let Attention { sequences, length, heads, kv_heads, head_dim, .. } = self.op;
         let [sequences, length, heads, kv_heads, head_dim] =
             [sequences, length, heads, kv_heads, head_dim].map(|size| size as usize);
-        AttentionShape { sequences, length, heads, kv_heads, head_dim }
+        let window = self.op.window.map_or(length, |window| window as usize);
+        AttentionShape { sequences, length, heads, kv_heads, head_dim, window }
     }
 
     /// Columns of all queries, and of all keys.
@@ -334,6 +336,25 @@ fn devices_can_share_kv_heads() {
         problem.operands = OPERAND_SHARINGS[1 + at as usize % 3];
         if check(&problem).is_none() {
             return;
+        }
+    }
+}
+
+/// Windows of fewer and more keys than the tiles have, over sequences of several tiles.
+#[test]
+fn sliding_windows_match_the_cpu() {
+    let windows = [1, 2, 15, 16, 33, 63, 64, 65, 100, 128, 150, 199];
+    for (at, window) in windows.into_iter().enumerate() {
+        let (heads, kv_heads) = [(1, 1), (4, 2), (2, 1)][at % 3];
+        for dtype in FORMATS {
+            // Tiles of matrix instructions and of single elements.
+            let head_dim = [64, 128, 18][at % 3];
+            let mut problem = problem((1, 200), (heads, kv_heads, head_dim), dtype);
+            problem.op.window = Some(window);
+            problem.operands = OPERAND_SHARINGS[at % 4];
+            if check(&problem).is_none() {
+                return;
+            }
         }
     }
 }

@@ -65,6 +65,10 @@ impl Miniature {
         small_model.name = format!("{} (miniature)", model.name);
         let replicas_max = if plan.shard_size.is_some() { 4 } else { 2 };
         let (mesh, workload) = workload::shrink_workload(plan.mesh, plan.workload, replicas_max);
+        for block in &mut small_model.blocks {
+            let lengths = [plan.workload, workload].map(|workload| workload.sequence_length);
+            block.attention = workload::shrink_window(block.attention, lengths);
+        }
         let shard_size = match mesh.replicas() < plan.mesh.replicas() {
             true => plan.shard_size.map(|size| size.min(2)),
             false => plan.shard_size,

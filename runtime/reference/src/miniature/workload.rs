@@ -1,5 +1,6 @@
 //! Workload and replicas of a miniature.
 
+use narrows_plan::model::AttentionMask;
 use narrows_plan::{Mesh, Workload};
 
 /// Devices are threads. On meshes with more devices, replicas are left out.
@@ -31,6 +32,16 @@ pub(super) fn shrink_workload(
     let microbatches = workload.microbatches(&mesh).min(2 * mesh.pipeline);
     let global_batch = micro_batch * data * microbatches;
     (Mesh { data, context, ..mesh }, Workload { global_batch, sequence_length, micro_batch })
+}
+
+/// A window that hides keys of the short sequences if and only if it hides some of the long ones.
+pub(super) fn shrink_window(mask: AttentionMask, [long, short]: [u64; 2]) -> AttentionMask {
+    match mask.window(long) {
+        Some(window) if short > 1 => {
+            AttentionMask::SlidingWindow((window * short / long).clamp(1, short - 1))
+        }
+        _ => mask,
+    }
 }
 
 /// The least factor greater than 1, of a number greater than 1.

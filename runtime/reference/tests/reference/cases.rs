@@ -7,7 +7,7 @@ use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
 use narrows_runtime::{CounterRng, Optimizer, random_stream_name};
 use serde_json::Value;
 
-pub const NAMES: [&str; 21] = [
+pub const NAMES: [&str; 23] = [
     "llama",
     "cola",
     "svd",
@@ -29,6 +29,8 @@ pub const NAMES: [&str; 21] = [
     "bias-pairs",
     "qk-norm-dense",
     "qk-norm-pairs",
+    "window-dense",
+    "window-pairs",
 ];
 
 /// One file of `tests/golden`.

@@ -1,8 +1,8 @@
 //! Backward: gradients of q, k and v.
 
 use super::tiles::{
-    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, TransposeMatrix, by_key_head,
-    by_sequence, divides_sequences, head_view, head_view_mut, task_scratch,
+    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, TileMask, TransposeMatrix,
+    by_key_head, by_sequence, divides_sequences, head_view, head_view_mut, task_scratch,
 };
 use crate::kernels::elementwise::fill_zero_view;
 use crate::kernels::matrix::{MatrixView, MatrixViewMut, WriteMode, matmul};
@@ -165,7 +165,8 @@ fn run_head(
             .map(|view| view.row_range(first_query, queries));
         let mut row_dots = [0.0; TILE_QUERIES];
         dispatch_simd::<RowDots, _>((out, dout, &mut row_dots[..queries]));
-        for first_key in (0..first_query + queries).step_by(TILE_KEYS) {
+        let start = TileMask::first_key(shape, first_query);
+        for first_key in (start..first_query + queries).step_by(TILE_KEYS) {
             let keys = TILE_KEYS.min(first_query + queries - first_key);
             let k = inputs.k.row_range(first_key, keys);
             let [k_transposed, v_transposed] = [inputs.k_transposed, inputs.v_transposed]
@@ -178,9 +179,9 @@ fn run_head(
             matmul(dout.into(), v_transposed.into(), dp, 1.0, WriteMode::Replace);
             let s = MatrixViewMut::new(s_tile, queries, keys);
             let dp = MatrixViewMut::new(dp_tile, queries, keys);
-            let visible = first_query + 1 - first_key;
+            let mask = TileMask { first_query, first_key, window: shape.window };
             let row_dots = &row_dots[..queries];
-            dispatch_simd::<ScoreGradients, _>((s, dp, lse, row_dots, visible, shape.scale()));
+            dispatch_simd::<ScoreGradients, _>((s, dp, lse, row_dots, mask, shape.scale()));
             let p = MatrixView::new(s_tile, queries, keys);
             let ds = MatrixView::new(dp_tile, queries, keys);
             let dv = gradients.dv.reborrow().row_range(first_key, keys);
@@ -188,7 +189,7 @@ fn run_head(
             let dk = gradients.dk.reborrow().row_range(first_key, keys);
             matmul(ds.transposed(), q.into(), dk, 1.0, WriteMode::Add);
             let dq = gradients.dq.reborrow().row_range(first_query, queries);
-            let write = if first_key == 0 { WriteMode::Replace } else { WriteMode::Add };
+            let write = if first_key == start { WriteMode::Replace } else { WriteMode::Add };
             matmul(ds.into(), k.into(), dq, 1.0, write);
         }
     }
@@ -206,26 +207,24 @@ impl SimdBody<(MatrixView<'_>, MatrixView<'_>, &mut [f32])> for RowDots {
     }
 }
 
-/// Scores and gradients of the probabilities, log-sum-exp, D of each row, number of keys visible to
-/// the first query, and the scale.
+/// Scores and gradients of the probabilities, log-sum-exp, D of each row, the mask, and the scale.
 type ScoreGradientOperands<'a> =
-    (MatrixViewMut<'a>, MatrixViewMut<'a>, MatrixView<'a>, &'a [f32], usize, f32);
+    (MatrixViewMut<'a>, MatrixViewMut<'a>, MatrixView<'a>, &'a [f32], TileMask, f32);
 
 /// Replaces scores by probabilities, and the gradients of probabilities by those of the scores before
-/// scaling. Keys after the query get zeros.
+/// scaling. Masked keys get zeros.
 struct ScoreGradients;
 
 impl SimdBody<ScoreGradientOperands<'_>> for ScoreGradients {
     #[inline(always)]
-    fn run<S: Simd>((mut s, mut dp, lse, row_dots, visible, scale): ScoreGradientOperands<'_>) {
+    fn run<S: Simd>((mut s, mut dp, lse, row_dots, mask, scale): ScoreGradientOperands<'_>) {
         for (row, row_dot) in row_dots.iter().enumerate() {
             let lse = lse.row(row)[0];
-            let (s, dp) = (s.row_mut(row), dp.row_mut(row));
-            let visible = (visible + row).min(s.len());
-            let (s, masked) = s.split_at_mut(visible);
-            masked.fill(0.0);
-            let (dp, masked) = dp.split_at_mut(visible);
-            masked.fill(0.0);
+            let [s_earlier, s, s_later] = mask.split(row, s.row_mut(row));
+            let [dp_earlier, dp, dp_later] = mask.split(row, dp.row_mut(row));
+            for masked in [s_earlier, s_later, dp_earlier, dp_later] {
+                masked.fill(0.0);
+            }
             for (s, dp) in s.iter_mut().zip(dp) {
                 let p = exp::<S>(*s - lse);
                 *s = p;

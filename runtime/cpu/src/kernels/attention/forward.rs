@@ -1,8 +1,8 @@
 //! Forward: output and log-sum-exp.
 
 use super::tiles::{
-    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, TransposeMatrix, by_key_head,
-    by_sequence, divides_sequences, head_view, head_view_mut, task_scratch,
+    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, TileMask, TransposeMatrix,
+    by_key_head, by_sequence, divides_sequences, head_view, head_view_mut, task_scratch,
 };
 use crate::kernels::matrix::{MatrixView, MatrixViewMut, WriteMode, matmul};
 use crate::kernels::parallel::{ColumnRows, Parallel, SharedOperand, TaskScratch};
@@ -100,18 +100,19 @@ fn run_head(
         let q = q.row_range(first_query, queries);
         let mut rows = [RunningSoftmax { maximum: f32::NEG_INFINITY, sum: 0.0 }; TILE_QUERIES];
         let rows = &mut rows[..queries];
-        for first_key in (0..first_query + queries).step_by(TILE_KEYS) {
+        let start = TileMask::first_key(shape, first_query);
+        for first_key in (start..first_query + queries).step_by(TILE_KEYS) {
             let keys = TILE_KEYS.min(first_query + queries - first_key);
             let tile = &mut tile[..queries * keys];
             let s = MatrixViewMut::new(tile, queries, keys);
             let k = k_transposed.column_range(first_key, keys);
             matmul(q.into(), k.into(), s, shape.scale(), WriteMode::Replace);
             let out = &mut out.reborrow().row_range(first_query, queries);
-            let visible = first_query + 1 - first_key;
+            let mask = TileMask { first_query, first_key, window: shape.window };
             let s = MatrixViewMut::new(tile, queries, keys);
-            let rescale = first_key > 0;
-            dispatch_simd::<SoftmaxTile, _>((s, visible, &mut *rows, out.reborrow(), rescale));
-            let write = if first_key == 0 { WriteMode::Replace } else { WriteMode::Add };
+            let rescale = first_key > start;
+            dispatch_simd::<SoftmaxTile, _>((s, mask, &mut *rows, out.reborrow(), rescale));
+            let write = if first_key == start { WriteMode::Replace } else { WriteMode::Add };
             let p = MatrixView::new(tile, queries, keys);
             let v = v.row_range(first_key, keys);
             matmul(p.into(), v.into(), out.reborrow(), 1.0, write);
@@ -129,22 +130,22 @@ struct RunningSoftmax {
     sum: f32,
 }
 
-/// Scores of a tile, number of keys visible to its first query, statistics of the rows, the output of
+/// Scores of a tile, its mask, statistics of the rows, the output of
 /// earlier tiles, and whether there are earlier tiles.
 type SoftmaxOperands<'a> =
-    (MatrixViewMut<'a>, usize, &'a mut [RunningSoftmax], MatrixViewMut<'a>, bool);
+    (MatrixViewMut<'a>, TileMask, &'a mut [RunningSoftmax], MatrixViewMut<'a>, bool);
 
-/// Replaces scores by e^(s − maximum), with zeros for keys after the query, and rescales the output of
+/// Replaces scores by e^(s − maximum), with zeros for masked keys, and rescales the output of
 /// earlier tiles to the new maximum.
 struct SoftmaxTile;
 
 impl SimdBody<SoftmaxOperands<'_>> for SoftmaxTile {
     #[inline(always)]
-    fn run<S: Simd>((mut tile, visible, rows, mut out, rescale): SoftmaxOperands<'_>) {
+    fn run<S: Simd>((mut tile, mask, rows, mut out, rescale): SoftmaxOperands<'_>) {
         for (row, running) in rows.iter_mut().enumerate() {
-            let scores = tile.row_mut(row);
-            let (scores, masked) = scores.split_at_mut((visible + row).min(scores.len()));
-            masked.fill(0.0);
+            let [earlier, scores, later] = mask.split(row, tile.row_mut(row));
+            earlier.fill(0.0);
+            later.fill(0.0);
             let tile_maximum = maximum(scores);
             let new_maximum = tile_maximum.max(running.maximum);
             for score in scores.iter_mut() {

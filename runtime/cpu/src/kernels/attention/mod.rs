@@ -1,8 +1,8 @@
 //! Causal attention in linear memory, by tiles (as FlashAttention).
 //!
-//! For one head, with q, k, v `[length, w]` and scale w^-½: S = scale·q·kᵀ where key ≤ query,
+//! For one head, with q, k, v `[length, w]` and scale w^-½: S = scale·q·kᵀ where query − window < key ≤ query,
 //! P = softmax(S), out = P·v, and lse = ln Σ exp(S) of each row. A tile is some queries by some keys;
-//! its two GEMMs are [`matmul`](super::matrix::matmul), and tiles above the diagonal are skipped.
+//! its two GEMMs are [`matmul`](super::matrix::matmul), and tiles without a visible key are skipped.
 //! Forward keeps a running maximum and sum of each row where the keys take more than one tile.
 //!
 //! Backward recomputes P = exp(S − lse) of each tile. With D = Σ dout⊙out of each row:
@@ -24,6 +24,6 @@ mod tests;
 mod tiles;
 
 pub use backward::{AttentionGradients, AttentionSaved, attention_backward};
-pub use cached::{attention_cached, cached_attention_scratch_elements};
+pub use cached::{CachedAttention, attention_cached, cached_attention_scratch_elements};
 pub use forward::attention_forward;
 pub use tiles::AttentionShape;

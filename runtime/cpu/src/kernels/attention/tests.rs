@@ -7,7 +7,7 @@ use crate::kernels::testing::{assert_close, assert_close_f32, random, widen};
 
 /// out, lse, dq, dk and dv by definition in f64, one score after the other.
 fn reference(shape: AttentionShape, [q, k, v, dout]: [&[f64]; 4]) -> [Vec<f64>; 5] {
-    let AttentionShape { sequences, length, heads, kv_heads, head_dim } = shape;
+    let AttentionShape { sequences, length, heads, kv_heads, head_dim, window } = shape;
     let scale = 1.0 / (head_dim as f64).sqrt();
     let mut results = [q, q, q, k, v].map(|operand| vec![0.0; operand.len()]);
     results[1] = vec![0.0; shape.tokens() * heads];
@@ -20,23 +20,32 @@ fn reference(shape: AttentionShape, [q, k, v, dout]: [&[f64]; 4]) -> [Vec<f64>; 
             (0..head_dim).map(|f| a[i + f] * b[j + f]).sum()
         };
         for i in 0..length {
+            let keys = (i + 1).saturating_sub(window)..=i;
             let scores: Vec<f64> =
-                (0..=i).map(|j| scale * dot(q, q_index(i), k, k_index(j))).collect();
+                keys.clone().map(|j| scale * dot(q, q_index(i), k, k_index(j))).collect();
             let total: f64 = scores.iter().map(|s| s.exp()).sum();
             lse[(sequence * length + i) * heads + head] = total.ln();
             let p: Vec<f64> = scores.iter().map(|s| s.exp() / total).collect();
-            let dp: Vec<f64> = (0..=i).map(|j| dot(dout, q_index(i), v, k_index(j))).collect();
+            let dp: Vec<f64> = keys.clone().map(|j| dot(dout, q_index(i), v, k_index(j))).collect();
             let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
-            for (j, f) in (0..=i).flat_map(|j| (0..head_dim).map(move |f| (j, f))) {
-                let ds = scale * p[j] * (dp[j] - mean);
-                out[q_index(i) + f] += p[j] * v[k_index(j) + f];
-                dv[k_index(j) + f] += p[j] * dout[q_index(i) + f];
+            let keys = keys.zip(p.into_iter().zip(dp));
+            for ((j, (p, dp)), f) in keys.flat_map(|key| (0..head_dim).map(move |f| (key, f))) {
+                let ds = scale * p * (dp - mean);
+                out[q_index(i) + f] += p * v[k_index(j) + f];
+                dv[k_index(j) + f] += p * dout[q_index(i) + f];
                 dq[q_index(i) + f] += ds * k[k_index(j) + f];
                 dk[k_index(j) + f] += ds * q[q_index(i) + f];
             }
         }
     }
     results
+}
+
+fn shape(
+    [sequences, length]: [usize; 2],
+    [heads, kv_heads, head_dim]: [usize; 3],
+) -> AttentionShape {
+    AttentionShape { sequences, length, heads, kv_heads, head_dim, window: length }
 }
 
 struct Outputs {
@@ -95,14 +104,14 @@ fn check(shape: AttentionShape, threads: usize) {
 #[test]
 fn lengths_around_tile_sizes_equal_the_definition() {
     for length in [1, 2, 63, 64, 65, 130, 255, 256, 257, 321] {
-        check(AttentionShape { sequences: 1, length, heads: 2, kv_heads: 2, head_dim: 6 }, 1);
+        check(shape([1, length], [2, 2, 6]), 1);
     }
 }
 
 #[test]
 fn query_heads_that_share_key_heads_equal_the_definition() {
     for (heads, kv_heads) in [(4, 1), (4, 2), (6, 2)] {
-        check(AttentionShape { sequences: 3, length: 70, heads, kv_heads, head_dim: 16 }, 1);
+        check(shape([3, 70], [heads, kv_heads, 16]), 1);
     }
 }
 
@@ -111,14 +120,22 @@ fn division_by_sequences_and_by_heads_equals_the_definition() {
     for (sequences, heads, kv_heads, threads) in
         [(4, 2, 1, 2), (1, 4, 2, 2), (3, 4, 4, 2), (1, 3, 3, 8)]
     {
-        check(AttentionShape { sequences, length: 100, heads, kv_heads, head_dim: 8 }, threads);
+        check(shape([sequences, 100], [heads, kv_heads, 8]), threads);
     }
+}
+
+#[test]
+fn sliding_windows_equal_the_definition() {
+    for window in [2, 63, 64, 65, 100, 255, 256, 257, 320, 321, 400] {
+        check(AttentionShape { window, ..shape([1, 321], [2, 1, 6]) }, 1);
+    }
+    check(AttentionShape { window: 40, ..shape([3, 100], [4, 2, 8]) }, 2);
 }
 
 /// Scores of several hundred of both signs, in rows of several tiles.
 #[test]
 fn large_scores_do_not_overflow() {
-    let shape = AttentionShape { sequences: 1, length: 600, heads: 1, kv_heads: 1, head_dim: 4 };
+    let shape = shape([1, 600], [1, 1, 4]);
     let qkv: Vec<f32> = random(5, 600 * 12).iter().map(|x| 40.0 * x).collect();
     let outputs = run(shape, &qkv, &random(6, 600 * 4), Parallel::SERIAL);
     let columns = |first: usize| -> Vec<f64> {
@@ -141,7 +158,7 @@ fn large_scores_do_not_overflow() {
 
 #[test]
 fn a_head_alone_on_a_device_equals_the_head_among_others() {
-    let whole = AttentionShape { sequences: 2, length: 65, heads: 2, kv_heads: 2, head_dim: 8 };
+    let whole = shape([2, 65], [2, 2, 8]);
     let (qkv, dout) = (random(1, 130 * 48), random(2, 130 * 16));
     let all = run(whole, &qkv, &dout, Parallel::SERIAL);
     for head in 0..2 {

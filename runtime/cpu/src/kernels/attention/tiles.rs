@@ -22,6 +22,38 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Features of a head, w.
     pub head_dim: usize,
+    /// Keys that a query attends to, at most; the length of a sequence where there is no sliding window.
+    pub window: usize,
+}
+
+/// The keys that the queries of a tile attend to.
+#[derive(Clone, Copy)]
+pub(crate) struct TileMask {
+    /// First query of the tile.
+    pub first_query: usize,
+    /// First key of the tile.
+    pub first_key: usize,
+    /// Keys of a query, at most.
+    pub window: usize,
+}
+
+impl TileMask {
+    /// The first of the tiles of keys with one that the queries from `first_query` on attend to. It is a multiple of
+    /// [`TILE_QUERIES`], and every query of a tile attends to a key of it.
+    pub(super) fn first_key(shape: AttentionShape, first_query: usize) -> usize {
+        (first_query + 1).saturating_sub(shape.window) / TILE_QUERIES * TILE_QUERIES
+    }
+
+    /// Splits a row of a tile into keys that are too early for its query, visible keys, and keys after the query.
+    #[inline(always)]
+    pub fn split(self, row: usize, keys: &mut [f32]) -> [&mut [f32]; 3] {
+        let end = self.first_query + row + 1;
+        let visible_end = (end - self.first_key).min(keys.len());
+        let (visible, later) = keys.split_at_mut(visible_end);
+        let start = end.saturating_sub(self.window).saturating_sub(self.first_key);
+        let (earlier, visible) = visible.split_at_mut(start.min(visible_end));
+        [earlier, visible, later]
+    }
 }
 
 impl AttentionShape {

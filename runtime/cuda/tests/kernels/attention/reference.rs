@@ -68,7 +68,7 @@ pub fn error_terms(
     values: &Values,
     reference: &AttentionReference,
 ) -> ErrorTerms {
-    let AttentionShape { sequences, length, heads, kv_heads, head_dim } = problem.shape();
+    let AttentionShape { sequences, length, heads, kv_heads, head_dim, window } = problem.shape();
     let [q, k, v] = problem.columns().map(|columns| problem.select(&values.all, columns));
     let scale = 1.0 / (head_dim as f64).sqrt();
     let zeros = || [&q, &k, &v].map(|of| vec![0.0; of.len()]);
@@ -90,7 +90,7 @@ pub fn error_terms(
             let out_i = &reference.out[at_i.clone()];
             let lse = f64::from(reference.lse[(sequence * length + i) * heads + head]);
             let (d, d_sum) = (dot(out_i, dout_i, |x| x), dot(out_i, dout_i, f64::abs));
-            for j in 0..=i {
+            for j in (i + 1).saturating_sub(window)..=i {
                 let at_j = row_of(j, kv_heads, key_head);
                 let (k_j, v_j) = (&k[at_j.clone()], &v[at_j.clone()]);
                 let p = (scale * dot(q_i, k_j, |x| x) - lse).exp();
