@@ -33,7 +33,7 @@ fn parameter_counts_equal_the_published_ones() {
 #[test]
 fn every_preset_resolves_under_its_name() {
     let names = presets::names();
-    assert_eq!(names.len(), 4 * 9 + 1);
+    assert_eq!(names.len(), 5 * 9 + 1);
     for name in names {
         let model = presets::find(&name).unwrap_or_else(|defect| panic!("{defect}"));
         assert_eq!(model.name, name);
@@ -56,12 +56,15 @@ fn families_differ_in_product_activation_and_crossing() {
         ("svd-7b", GatedProduct::SwiGlu, Activation::Identity),
         ("lax-130m", GatedProduct::SwiGlu, Activation::Silu),
         ("lax-1b", GatedProduct::Plain, Activation::Silu),
+        ("dlr-1b", GatedProduct::SwiGlu, Activation::Silu),
     ] {
         let model = presets::find(name).unwrap();
         assert_eq!(model.blocks[1].product, product, "{name}");
         assert_eq!(pair(&model, 1).activation, activation, "{name}");
         assert_eq!(pair(&model, 0).crossing, None, "{name}: block 0 has no previous block");
         assert_eq!(pair(&model, 1).crossing.is_some(), name.starts_with("lax"), "{name}");
+        let residual_alpha = if name.starts_with("dlr") { 1.0 } else { 0.0 };
+        assert_eq!(pair(&model, 1).residual_alpha, residual_alpha, "{name}");
         assert_eq!(model.tied, !name.ends_with('m'), "{name}");
     }
     let crossing = pair(&presets::find("lax-7b").unwrap(), 31).crossing.unwrap();

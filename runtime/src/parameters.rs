@@ -11,7 +11,7 @@
 //! | `layer N norm1`, `norm2` | 1 × hidden | 1 |
 //! | `layer N q` (dense) | d_in × d_out | N(0, s²) |
 //! | `layer N q.a` | d_in × r | N(0, σ²), σ = r^(-1/4)·(d_in + d_out)^(-1/4) |
-//! | `layer N q.b` | r × d_out | the same σ |
+//! | `layer N q.b` | r × d_out | the same σ, plus α/√K in row ⌊j/K⌋ of column j with a residual ([`FactorPair::residual`]) |
 //! | `layer N q.gate` | r_prev × r | identity |
 //! | `layer N q.gate.u`, `q.gate.v` | a × a, b × b | identity |
 //! | `layer N q.latent_norm.scale`, `.bias` | 1 × r | 1, 0 |
@@ -78,6 +78,15 @@ pub enum Initialisation {
         /// A row of zeros: that of the padding token in the embedding.
         zero_row: Option<u64>,
     },
+    /// Independent normal deviates, with the residual of a factor pair.
+    NormalWithResidual {
+        /// Standard deviation.
+        std: f64,
+        /// Consecutive columns whose mean is `weight` in one row, and 0 in all others.
+        columns: u64,
+        /// The mean of an element in the row of its column.
+        weight: f64,
+    },
 }
 
 impl LogicalParameter {
@@ -102,6 +111,14 @@ impl LogicalParameter {
                     target[begin as usize..end as usize].fill(0.0);
                 }
             }
+            Initialisation::NormalWithResidual { std, columns: shared, weight } => {
+                let normals = stream.normals_from(first).zip(first..);
+                for (target, (normal, element)) in target.iter_mut().zip(normals) {
+                    let (row, column) = (element / columns, element % columns);
+                    let residual = if row == column / shared { weight } else { 0.0 };
+                    *target = (residual + std * normal) as f32;
+                }
+            }
             _ => {
                 for (target, element) in target.iter_mut().zip(first..) {
                     *target = value(element / columns, element % columns) as f32;
@@ -120,6 +137,10 @@ impl LogicalParameter {
             Initialisation::Identity => f64::from(u8::from(row == column)),
             Initialisation::Normal { zero_row, .. } if zero_row == Some(row) => 0.0,
             Initialisation::Normal { std, .. } => std * stream.normal(row * columns + column),
+            Initialisation::NormalWithResidual { std, columns: shared, weight } => {
+                let residual = if row == column / shared { weight } else { 0.0 };
+                residual + std * stream.normal(row * columns + column)
+            }
         }
     }
 }
@@ -171,13 +192,18 @@ fn linear_parameters(
 ) -> Vec<LogicalParameter> {
     let &Linear { d_in, d_out, .. } = linear;
     let in_block = |weight| ParameterId { block: Some(block), weight };
-    let Weight::Pair(FactorPair { rank, crossing, .. }) = &linear.weight else {
+    let Weight::Pair(pair) = &linear.weight else {
         return vec![matrix(in_block(WeightId::Dense(kind)), d_in, d_out, normal(dense_std))];
     };
-    let initial = normal(factor_std(d_in, d_out, *rank));
+    let FactorPair { rank, crossing, .. } = pair;
+    let std = factor_std(d_in, d_out, *rank);
+    let initial_b = match pair.residual(d_out) {
+        (_, 0.0) => normal(std),
+        (columns, weight) => Initialisation::NormalWithResidual { std, columns, weight },
+    };
     let mut parameters = vec![
-        matrix(in_block(WeightId::FactorA(kind)), d_in, *rank, initial),
-        matrix(in_block(WeightId::FactorB(kind)), *rank, d_out, initial),
+        matrix(in_block(WeightId::FactorA(kind)), d_in, *rank, normal(std)),
+        matrix(in_block(WeightId::FactorB(kind)), *rank, d_out, initial_b),
     ];
     if let (Some(crossing), Some(previous_rank)) = (crossing, previous_rank) {
         parameters.extend(crossing_parameters((block, kind), crossing, previous_rank, *rank));
@@ -255,6 +281,7 @@ mod tests {
                     rank,
                     activation: narrows_plan::model::Activation::Identity,
                     crossing: None,
+                    residual_alpha: 0.0,
                 }),
             };
             let factors = linear_parameters((0, LinearKind::Q), &linear, None, 0.02);
@@ -266,11 +293,36 @@ mod tests {
         }
     }
 
+    /// With 7 outputs and rank 3, the residual copies latents 0, 0, 0, 1, 1, 1 and 2, with weight α/√3.
+    #[test]
+    fn factors_start_with_their_residual() {
+        let pair = |residual_alpha| FactorPair {
+            rank: 3,
+            activation: narrows_plan::model::Activation::Silu,
+            crossing: None,
+            residual_alpha,
+        };
+        let factor = |alpha| {
+            let linear = Linear { d_in: 4, d_out: 7, weight: Weight::Pair(pair(alpha)) };
+            linear_parameters((0, LinearKind::Q), &linear, None, 0.02)[1].initial_value(1)
+        };
+        let (plain, with_residual) = (factor(0.0), factor(2.0));
+        for (column, copied) in [0, 0, 0, 1, 1, 1, 2].into_iter().enumerate() {
+            for row in 0..3 {
+                let difference = with_residual(row, column as u64) - plain(row, column as u64);
+                let expected = if row == copied { 2.0 / 3.0_f64.sqrt() } else { 0.0 };
+                assert!((difference - expected).abs() < 1e-15, "({row}, {column}): {difference}");
+            }
+        }
+    }
+
     #[test]
     fn runs_are_filled_with_the_initial_value_of_each_element() {
         let id = ParameterId { block: None, weight: WeightId::Embedding };
         let table = Initialisation::Normal { std: 0.02, zero_row: Some(2) };
-        for initialisation in [table, normal(0.5), Initialisation::Identity, Initialisation::Ones] {
+        let residual = Initialisation::NormalWithResidual { std: 0.1, columns: 2, weight: 0.7 };
+        let constants = [Initialisation::Identity, Initialisation::Ones];
+        for initialisation in [table, normal(0.5), residual].into_iter().chain(constants) {
             let parameter = matrix(id, 5, 7, initialisation);
             let (value, fill) = (parameter.initial_value(3), parameter.initial_fill(3));
             for (first, count) in [(0, 35), (3, 20), (13, 2), (14, 7), (20, 15), (21, 0), (34, 1)] {

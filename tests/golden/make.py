@@ -79,7 +79,14 @@ class ColaLinear:
         self.name, self.rank = name, spec["rank"]
         std = self.rank ** (-1 / 4) * ((d_in + d_out) ** (-1 / 2)) ** (1 / 2)
         self.a = weights.make(f"{name}.a", (d_in, self.rank), std)
-        self.b = weights.make(f"{name}.b", (self.rank, d_out), std)
+        initial = std
+        if "residual_alpha" in spec:
+            # DLR, after `fold` of its reference code.
+            repeats = math.ceil(d_out / self.rank)
+            expanded = np.repeat(np.eye(self.rank), repeats, axis=1)[:, :d_out]
+            initial = std * normal(weights.seed, f"{name}.b", self.rank * d_out).reshape(self.rank, d_out)
+            initial = initial + spec["residual_alpha"] / math.sqrt(repeats) * expanded
+        self.b = weights.make(f"{name}.b", (self.rank, d_out), initial)
         self.phi = {"silu": F.silu, "identity": lambda h: h}[spec["activation"]]
 
     def __call__(self, x, crossing_latent):
@@ -372,13 +379,14 @@ def cases():
         "bias-pairs": dict(base, blocks=[dict(block, qkv_bias=True) for block in cola]),
         "qk-norm-dense": dict(base, blocks=[dict(uniform("dense", "swiglu"), qk_norm=True), uniform("dense", "swiglu")]),
         "qk-norm-pairs": dict(base, blocks=[dict(block, qk_norm=True, qkv_bias=True) for block in cola]),
+        # One of the two microbatches is longer than `original_length`.
+        "rope-long": dict(rope, rotary_dim=6, rope_scaling=dict(long_rope=dict(
+            short=[1.0, 1.5, 3.0], long=[1.25, 4.0, 16.0], attention_factor=1.25, original_length=5))),
         "window-dense": dict(base, blocks=[
             dict(uniform("dense", "swiglu"), attention=dict(sliding_window=3)), uniform("dense", "swiglu")]),
         # A window that is shorter than the sequences of one of the two microbatches.
         "window-pairs": dict(base, blocks=[dict(block, attention=dict(sliding_window=6)) for block in cola]),
-        # One of the two microbatches is longer than `original_length`.
-        "rope-long": dict(rope, rotary_dim=6, rope_scaling=dict(long_rope=dict(
-            short=[1.0, 1.5, 3.0], long=[1.25, 4.0, 16.0], attention_factor=1.25, original_length=5))),
+        "dlr": dict(base, blocks=[uniform(dict(pair(rank, "silu"), residual_alpha=1.0), "swiglu") for rank in (3, 5)]),
     }
 
 

@@ -32,13 +32,31 @@ impl From<&Model> for ModelFile {
             initial_std: model.initial_std,
             padding_token: model.padding_token,
             tied: model.tied,
-            blocks: BlocksFile {
+            blocks: with_explicit_residuals(BlocksFile {
                 count: model.blocks.len() as u64,
                 default: default_layer(typical),
                 overrides: overrides(&model.blocks, typical),
-            },
+            }),
         }
     }
+}
+
+/// Where a pair has a residual, states those of 0 as well, so that no pair inherits one.
+fn with_explicit_residuals(mut blocks: BlocksFile) -> BlocksFile {
+    let layers = std::iter::once(&mut blocks.default).chain(blocks.overrides.values_mut());
+    let mut pairs: Vec<&mut PairFile> = layers
+        .flat_map(|layer| layer.all_linears_mut())
+        .filter_map(|file| match file {
+            Some(LinearFile::Pair(pair)) => Some(pair),
+            _ => None,
+        })
+        .collect();
+    if pairs.iter().any(|pair| pair.residual_alpha.is_some()) {
+        pairs.iter_mut().for_each(|pair| {
+            pair.residual_alpha.get_or_insert(0.0);
+        });
+    }
+    blocks
 }
 
 /// The most frequent block, the first among equally frequent ones. Block 0 counts only in a model of one
@@ -98,6 +116,7 @@ fn linear_file(linear: &Linear) -> LinearFile {
         Weight::Pair(pair) => LinearFile::Pair(PairFile {
             rank: Some(pair.rank),
             activation: Some(pair.activation),
+            residual_alpha: (pair.residual_alpha != 0.0).then_some(pair.residual_alpha),
             crossing: Some(match &pair.crossing {
                 None => CrossingFile::None,
                 Some(crossing) => CrossingFile::Some(crossing.clone()),
@@ -140,7 +159,8 @@ fn difference(block: &Block, typical: &Block, first: bool) -> BlockFile {
         // Resolution drops the crossing of block 0.
         let same = match (&linear.weight, &typical.weight) {
             (Weight::Pair(linear), Weight::Pair(typical)) if first => {
-                linear.rank == typical.rank && linear.activation == typical.activation
+                (linear.rank, linear.activation, linear.residual_alpha)
+                    == (typical.rank, typical.activation, typical.residual_alpha)
             }
             (linear, typical) => linear == typical,
         };

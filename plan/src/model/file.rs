@@ -216,6 +216,9 @@ pub struct PairFile {
     /// The crossing from the previous block's latent; block 0 never has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crossing: Option<CrossingFile>,
+    /// α of a duplicated latent residual (DLR), which is part of the initial B; by default 0, without a residual.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub residual_alpha: Option<f64>,
 }
 
 /// The string `"none"`, or a crossing.
@@ -274,6 +277,12 @@ impl BlockFile {
             ("up", self.up.as_ref()),
             ("down", self.down.as_ref()),
         ]
+    }
+
+    /// The file of all linears, and those of single ones.
+    pub(super) fn all_linears_mut(&mut self) -> impl Iterator<Item = &mut Option<LinearFile>> {
+        let BlockFile { all, q, k, v, o, gate, up, down, .. } = self;
+        [all, q, k, v, o, gate, up, down].into_iter()
     }
 
     pub(super) fn linears_mut(&mut self) -> [&mut Option<LinearFile>; 7] {

@@ -77,6 +77,14 @@ impl CanonicalWriter {
             if let AttentionMask::SlidingWindow(window) = block.attention {
                 [9, index as u64, window].into_iter().for_each(|number| self.number(number));
             }
+            for (slot, (_, linear)) in block.linears().into_iter().enumerate() {
+                let Weight::Pair(pair) = &linear.weight else { continue };
+                if pair.residual_alpha != 0.0 {
+                    let alpha = pair.residual_alpha.to_bits();
+                    let numbers = [10, index as u64, slot as u64, alpha];
+                    numbers.into_iter().for_each(|number| self.number(number));
+                }
+            }
         }
     }
 

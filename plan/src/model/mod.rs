@@ -162,6 +162,18 @@ pub struct FactorPair {
     pub activation: Activation,
     /// A crossing from the same linear's latent in the previous block (LaX). Block 0 has none.
     pub crossing: Option<LatentCrossing>,
+    /// α of a duplicated latent residual (DLR), 0 where there is none. With K = ⌈d_out/r⌉, output j also gets α/√K times
+    /// latent ⌊j/K⌋. B holds the residual from the first step on, so that it changes initial values alone.
+    pub residual_alpha: f64,
+}
+
+impl FactorPair {
+    /// Outputs that share a coordinate of the latent in the residual of a pair with `d_out` outputs, K, and the
+    /// weight of the latter in each of them, α/√K.
+    pub fn residual(&self, d_out: u64) -> (u64, f64) {
+        let outputs = d_out.div_ceil(self.rank);
+        (outputs, self.residual_alpha / (outputs as f64).sqrt())
+    }
 }
 
 /// φ, applied to the latent.

@@ -1,8 +1,8 @@
 //! Preset models by name.
 //!
-//! Four families in the published sizes: `llama` is dense; `cola` has SiLU in the latents and a plain
+//! Five families in the published sizes: `llama` is dense; `cola` has SiLU in the latents and a plain
 //! product; `svd` has no activation in the latents and LLaMA's SwiGLU; `lax` is `cola` with a latent
-//! crossing. CoLA's 60M and 130M keep the SiLU on the gate, so their product is SwiGLU.
+//! crossing; `dlr` has SiLU in the latents, a residual of α = 1, and LLaMA's SwiGLU, as in the reference code of DLR. CoLA's 60M and 130M keep the SiLU on the gate, so their product is SwiGLU.
 //!
 //! The shapes of 60M, 130M and 350M are CoLA's, those from 1B up BOOST's: tied embeddings, and 5472 inner
 //! features in 1B, where CoLA has 5461 and an untied head. No preset has a padding token, whereas all
@@ -64,13 +64,15 @@ enum ModelFamily {
     Cola,
     Svd,
     Lax,
+    Dlr,
 }
 
-const FAMILIES: [(&str, ModelFamily); 4] = [
+const FAMILIES: [(&str, ModelFamily); 5] = [
     ("llama", ModelFamily::Llama),
     ("cola", ModelFamily::Cola),
     ("svd", ModelFamily::Svd),
     ("lax", ModelFamily::Lax),
+    ("dlr", ModelFamily::Dlr),
 ];
 
 /// The names of all presets, by family and size.
@@ -114,18 +116,20 @@ pub fn find_file(name: &str) -> Result<ModelFile, Defect> {
 }
 
 fn file(name: String, family: ModelFamily, size: &ModelSize) -> ModelFile {
-    let pair = |activation, crossing| {
-        LinearFile::Pair(PairFile { rank: Some(size.rank), activation: Some(activation), crossing })
+    let pair = |activation, crossing, residual_alpha| {
+        let (rank, activation) = (Some(size.rank), Some(activation));
+        LinearFile::Pair(PairFile { rank, activation, crossing, residual_alpha })
     };
     let crossing = LatentCrossing { form: CrossingForm::Released, gate: CrossingGate::Identity };
     let all = match family {
         ModelFamily::Llama => LinearFile::Dense,
-        ModelFamily::Svd => pair(Activation::Identity, None),
-        ModelFamily::Cola => pair(Activation::Silu, None),
-        ModelFamily::Lax => pair(Activation::Silu, Some(CrossingFile::Some(crossing))),
+        ModelFamily::Svd => pair(Activation::Identity, None, None),
+        ModelFamily::Cola => pair(Activation::Silu, None, None),
+        ModelFamily::Lax => pair(Activation::Silu, Some(CrossingFile::Some(crossing)), None),
+        ModelFamily::Dlr => pair(Activation::Silu, None, Some(1.0)),
     };
     let product = match family {
-        ModelFamily::Llama | ModelFamily::Svd => GatedProduct::SwiGlu,
+        ModelFamily::Llama | ModelFamily::Svd | ModelFamily::Dlr => GatedProduct::SwiGlu,
         ModelFamily::Cola | ModelFamily::Lax if size.gate_activation => GatedProduct::SwiGlu,
         ModelFamily::Cola | ModelFamily::Lax => GatedProduct::Plain,
     };

@@ -280,6 +280,10 @@ fn check_layer_fields(layer: &BlockOverride<'_>, report: &mut DefectReport) {
         if let Some(rank) = pair.rank {
             report.size(&format!("{field}.rank"), rank, MAX_WIDTH);
         }
+        if let Some(alpha) = pair.residual_alpha.filter(|alpha| !alpha.is_finite()) {
+            report
+                .defect(format!("{field}.residual_alpha"), format!("must be finite, not {alpha}"));
+        }
         let Some(CrossingFile::Some(crossing)) = &pair.crossing else { continue };
         if layer.last == 0 {
             report.hint(
@@ -338,7 +342,8 @@ fn check_linear(
         check_crossing(requested, rank, previous, draft, location, report);
         crossing = Some(requested.clone());
     }
-    Some(Weight::Pair(FactorPair { rank, activation, crossing }))
+    let residual_alpha = draft.residual_alpha.unwrap_or(0.0);
+    Some(Weight::Pair(FactorPair { rank, activation, crossing, residual_alpha }))
 }
 
 fn check_crossing(

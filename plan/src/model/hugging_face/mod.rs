@@ -217,7 +217,8 @@ fn cola_block(hidden: u64, architecture: Architecture, fields: &mut ConfigFields
     let latent = activation(fields, "cola_act").unwrap_or(hidden_activation);
     warn_of_ignored_activation(fields, latent);
     let activation = Some(latent);
-    let pair = |rank| LinearFile::Pair(PairFile { rank: Some(rank), activation, crossing: None });
+    let pair =
+        |rank| LinearFile::Pair(PairFile { rank: Some(rank), activation, ..PairFile::default() });
     let mlp = (mlp != attention).then(|| pair(mlp));
     BlockFile {
         product: Some(cola_product(fields, hidden_activation)),

@@ -7,10 +7,11 @@ use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
 use narrows_runtime::{CounterRng, Optimizer, random_stream_name};
 use serde_json::Value;
 
-pub const NAMES: [&str; 23] = [
+pub const NAMES: [&str; 24] = [
     "llama",
     "cola",
     "svd",
+    "dlr",
     "lax-paper-identity",
     "lax-paper-dense",
     "lax-paper-tensor",
