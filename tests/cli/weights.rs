@@ -66,6 +66,34 @@ fn biases_and_norms_of_heads_survive_an_export() {
     export_and_read_again("Qwen3ForCausalLM", "qwen3", &norms, "norms of the heads of q and k");
 }
 
+/// Fused projections of InternLM2 and Phi-3 become the matrices of LLaMA, which continue a text as the files do from
+/// which they were read. LLaMA's class rotates whole heads, so Phi-3's are exported without that part of the config.
+#[test]
+fn fused_projections_are_read_and_exported_apart() {
+    let cases = fs::read_to_string("tests/golden/weights/cases.json").unwrap();
+    let cases: Value = serde_json::from_str(&cases).unwrap();
+    for name in ["internlm2", "phi3"] {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let mut config = cases[name]["config"].clone();
+        config.as_object_mut().unwrap().remove("partial_rotary_factor");
+        fs::write(at("config.json"), config.to_string()).unwrap();
+        fs::copy(format!("tests/golden/weights/{name}/model.safetensors"), at("model.safetensors"))
+            .unwrap();
+        let source = folder.path().display();
+        stdout(&format!("export-weights {source} --to llama --output {}", at("llama")));
+        let tokens = |weights: &str| {
+            let mut command = narrows("generate");
+            // The bytes 10 and 9 are tokens of the vocabulary of 16.
+            command.args([weights, "--prompt", "\n\t", "--tokenizer", "bytes"]);
+            let assert = command.args(["--tokens", "20", "--format", "json"]).assert().success();
+            let answer: Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
+            answer["tokens"].clone()
+        };
+        assert_eq!(tokens(&at("")), tokens(&at("llama")), "{name}");
+    }
+}
+
 /// `vectors` are the names and widths of the vectors of attention, whose initial elements are equal.
 fn export_and_read_again(class: &str, model_type: &str, vectors: &[(&str, usize)], phrase: &str) {
     let folder = tempfile::tempdir().unwrap();

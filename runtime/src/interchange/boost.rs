@@ -132,5 +132,5 @@ fn stack(name: String, parts: Vec<TensorPart>, stacking: Stacking) -> FileTensor
         (Stacking::Batch, _) => vec![parts.len() as u64, rows, columns],
         (Stacking::Rows, _) => vec![parts.iter().map(|part| matrix(part).0).sum(), columns],
     };
-    FileTensor { name, shape, parts }
+    FileTensor { name, shape, parts, slices: 1 }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::fused;
+
 /// Names and layouts of a model's weights in the files of one training code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightFormat {
@@ -15,6 +17,10 @@ pub enum WeightFormat {
     /// Nanotron: q, k and v, and gate and up, in one tensor. BOOST has one for both factors of such a
     /// group.
     Nanotron,
+    /// Phi-3 and Phi-4 in Hugging Face transformers: q, k and v, and gate and up, in one tensor.
+    Phi3,
+    /// InternLM2: names of its own, and q, k and v in one tensor, interleaved by KV heads.
+    InternLm2,
 }
 
 impl WeightFormat {
@@ -27,6 +33,10 @@ impl WeightFormat {
                 Some(WeightFormat::ColaM)
             } else if name.ends_with(".weight_in") {
                 Some(WeightFormat::Loro)
+            } else if name.ends_with(".qkv_proj.weight") || name.ends_with(".gate_up_proj.weight") {
+                Some(WeightFormat::Phi3)
+            } else if name.ends_with(".attention.wqkv.weight") || name == fused::TOKEN_EMBEDDINGS {
+                Some(WeightFormat::InternLm2)
             } else {
                 None
             }
@@ -42,6 +52,8 @@ impl fmt::Display for WeightFormat {
             WeightFormat::ColaM => "CoLA-M",
             WeightFormat::Loro => "LORO",
             WeightFormat::Nanotron => "Nanotron",
+            WeightFormat::Phi3 => "Phi-3",
+            WeightFormat::InternLm2 => "InternLM2",
         })
     }
 }

@@ -16,8 +16,13 @@ use crate::session::ModelTensors;
 /// Defects of one kind that a message lists.
 const LISTED_MAX: usize = 8;
 
-/// Name of the head in Hugging Face's format.
-const HEAD: &str = "lm_head.weight";
+/// Name of the head, which a tied model may store too.
+fn head_name(format: WeightFormat) -> &'static str {
+    match format {
+        WeightFormat::InternLm2 => "output.weight",
+        _ => "lm_head.weight",
+    }
+}
 
 /// Weights that were read, and the format of their files.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,12 +54,13 @@ pub fn import_weights(path: &Path, model: &Model) -> Result<ImportedWeights, Wei
         }
         weights.extend(tensor.split(&elements));
     }
-    if model.tied && source.shape(HEAD).is_some() {
-        let head = source.read(HEAD).map_err(|defect| error(defect.into()))?;
+    let head_name = head_name(format);
+    if model.tied && source.shape(head_name).is_some() {
+        let head = source.read(head_name).map_err(|defect| error(defect.into()))?;
         let embedding = ParameterId { block: None, weight: WeightId::Embedding };
         if head != weights[&embedding] {
             let problem = "differs from the embedding, and the model has one weight for both";
-            let defect = Defect::new(HEAD, problem).hint("\"tie_word_embeddings\": false");
+            let defect = Defect::new(head_name, problem).hint("\"tie_word_embeddings\": false");
             return Err(error(defect.into()));
         }
     }
@@ -81,7 +87,7 @@ fn check(
     }
     let known: BTreeSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     for name in source.names().filter(|name| !known.contains(name)) {
-        let is_tied_head = model.tied && name == HEAD;
+        let is_tied_head = model.tied && name == head_name(format);
         if !is_tied_head && !is_derived(name) {
             let problem = format!("is not a tensor of {} in the {format} format", model.name);
             unknown.push(Defect::new(name, problem));

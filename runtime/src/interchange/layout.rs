@@ -13,6 +13,9 @@ pub(super) struct FileTensor {
     /// Shape in the file, of any number of dimensions.
     pub shape: Vec<u64>,
     pub parts: Vec<TensorPart>,
+    /// Number of slices of each part. The file has the first slice of every part, then the second of every part:
+    /// 1 where whole parameters follow each other.
+    pub slices: u64,
 }
 
 /// A parameter in a tensor of a file.
@@ -28,17 +31,24 @@ impl FileTensor {
     pub fn single(stored: StoredParameter) -> FileTensor {
         let shape = stored.shape();
         let StoredParameter { parameter, name, transposed } = stored;
-        FileTensor { name, shape, parts: vec![TensorPart { parameter, transposed }] }
+        FileTensor { name, shape, parts: vec![TensorPart { parameter, transposed }], slices: 1 }
     }
 
     /// Divides the elements of the tensor among its parameters.
     pub fn split(&self, elements: &[f32]) -> Vec<(ParameterId, Vec<f32>)> {
+        let mut stored = vec![vec![]; self.parts.len()];
         let mut rest = elements;
-        let parts = self.parts.iter().map(|TensorPart { parameter, transposed }| {
-            let (part, others) = rest.split_at(parameter.elements() as usize);
-            rest = others;
+        for _ in 0..self.slices {
+            for (part, stored) in self.parts.iter().zip(&mut stored) {
+                let (slice, others) = rest.split_at(self.slice_elements(part));
+                stored.extend_from_slice(slice);
+                rest = others;
+            }
+        }
+        let parts = self.parts.iter().zip(stored);
+        let parts = parts.map(|(TensorPart { parameter, transposed }, stored)| {
             let (rows, columns) = (parameter.rows as usize, parameter.columns as usize);
-            let part = if *transposed { transpose(part, columns, rows) } else { part.to_vec() };
+            let part = if *transposed { transpose(&stored, columns, rows) } else { stored };
             (parameter.id, part)
         });
         parts.collect()
@@ -46,11 +56,23 @@ impl FileTensor {
 
     /// Elements of the tensor, from those of its parameters.
     pub fn join(&self, weights: &ModelTensors) -> Vec<f32> {
-        let parts = self.parts.iter().flat_map(|TensorPart { parameter, transposed }| {
+        let parts = self.parts.iter().map(|TensorPart { parameter, transposed }| {
             let (rows, columns) = (parameter.rows as usize, parameter.columns as usize);
             let part = &weights[&parameter.id];
             if *transposed { transpose(part, rows, columns) } else { part.clone() }
         });
-        parts.collect()
+        let stored: Vec<_> = parts.collect();
+        let slices = (0..self.slices as usize).flat_map(|slice| {
+            let parts = self.parts.iter().zip(&stored);
+            parts.flat_map(move |(part, stored)| {
+                let elements = self.slice_elements(part);
+                &stored[slice * elements..][..elements]
+            })
+        });
+        slices.copied().collect()
+    }
+
+    fn slice_elements(&self, part: &TensorPart) -> usize {
+        (part.parameter.elements() / self.slices) as usize
     }
 }

@@ -9,6 +9,7 @@
 //! | `layout` | the parameters that lie in a tensor of a file |
 //! | `names` | names of tensors, by format |
 //! | `boost` | the fused tensors of BOOST and Nanotron |
+//! | `fused` | the fused tensors of Phi-3 and InternLM2 |
 //! | `safetensors_file` | one file: its header, and its tensors in f32 |
 //! | `source` | a file, a folder with an index, or a Nanotron checkpoint as one set of tensors |
 //! | `nanotron_folder` | the files of a Nanotron checkpoint, and the slices of sharded tensors |
@@ -23,6 +24,7 @@ mod export;
 mod factor;
 mod fold;
 mod format;
+mod fused;
 mod import;
 mod layout;
 mod names;

@@ -16,6 +16,7 @@ use narrows_plan::model::{LinearKind, Model, ParameterId, Weight, WeightId};
 
 use super::boost;
 use super::format::WeightFormat;
+use super::fused;
 use super::layout::FileTensor;
 use crate::checkpoint::{StoredParameter, stored_parameters};
 
@@ -46,6 +47,14 @@ pub(super) fn file_tensors(model: &Model, format: WeightFormat) -> Result<Vec<Fi
         WeightFormat::Nanotron => {
             require_no_crossing(model, format)?;
             boost::file_tensors(model)
+        }
+        WeightFormat::Phi3 => {
+            require_dense(model, format)?;
+            Ok(fused::phi3_tensors(model))
+        }
+        WeightFormat::InternLm2 => {
+            require_dense(model, format)?;
+            Ok(fused::internlm2_tensors(model))
         }
     }
 }
@@ -124,6 +133,17 @@ fn require_factor_pairs(model: &Model, format: WeightFormat) -> Result<(), Defec
             place,
             format!("is dense, and the {format} format has factor pairs only"),
         )),
+        None => Ok(()),
+    }
+}
+
+fn require_dense(model: &Model, format: WeightFormat) -> Result<(), Defect> {
+    match find_linear(model, |weight| *weight != Weight::Dense) {
+        Some(place) => {
+            let problem =
+                format!("is a factor pair, and the {format} format has dense linears only");
+            Err(Defect::new(place, problem).hint("`narrows factor` on the dense weights"))
+        }
         None => Ok(()),
     }
 }

@@ -42,25 +42,28 @@ fn random_weights(model: &Model, seed: u64) -> ModelTensors {
 
 #[test]
 fn weights_return_from_every_format_to_the_bit() {
-    use WeightFormat::{ColaM, HuggingFace, Loro, Nanotron};
+    use WeightFormat::{ColaM, HuggingFace, InternLm2, Loro, Nanotron, Phi3};
     for (linears, formats) in [
         (SILU, &[HuggingFace, ColaM, Loro, Nanotron][..]),
         (IDENTITY, &[HuggingFace, ColaM, Loro, Nanotron]),
         (HALVES, &[HuggingFace, ColaM, Loro, Nanotron]),
-        (DENSE, &[HuggingFace, Loro, Nanotron]),
+        (DENSE, &[HuggingFace, Loro, Nanotron, Phi3, InternLm2]),
         (MIXED, &[HuggingFace, Loro]),
         (CROSSING, &[HuggingFace]),
     ] {
         for (kv_heads, tied) in [(4, false), (2, true)] {
             let model = model_of(linears, "plain", kv_heads, tied);
             let weights = random_weights(&model, 7);
-            for format in [HuggingFace, ColaM, Loro, Nanotron] {
+            for format in [HuggingFace, ColaM, Loro, Nanotron, Phi3, InternLm2] {
                 let folder = tempfile::tempdir().unwrap();
                 let written = write_weights(folder.path(), &model, &weights, format);
                 assert_eq!(written.is_ok(), formats.contains(&format), "{linears} {format}");
                 if written.is_ok() {
                     let imported = import_weights(folder.path(), &model).unwrap();
                     assert_eq!(imported.weights, weights, "{linears} {format}");
+                    let recognised =
+                        if format == Loro && linears == DENSE { HuggingFace } else { format };
+                    assert_eq!(imported.format, recognised, "{linears}");
                 }
             }
         }
@@ -178,6 +181,26 @@ fn every_defect_names_its_tensor() {
         safetensors::serialize_to_file(views, None, &file).unwrap();
         let error = import_weights(folder.path(), &model).unwrap_err().to_string();
         assert!(error.contains(words), "{words}\n{error}");
+    }
+}
+
+/// A fused tensor of another model is named with both shapes, and so is a low-rank model that it cannot hold.
+#[test]
+fn defects_of_fused_tensors_name_them() {
+    for (format, fused) in [
+        (WeightFormat::Phi3, "model.layers.0.self_attn.qkv_proj.weight"),
+        (WeightFormat::InternLm2, "model.layers.0.attention.wqkv.weight"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let model = model_of(DENSE, "swiglu", 2, false);
+        write_weights(folder.path(), &model, &random_weights(&model, 2), format).unwrap();
+        let refused = |model: &Model| import_weights(folder.path(), model).unwrap_err().to_string();
+        let error = refused(&model_of(DENSE, "swiglu", 4, false));
+        let words = format!("{fused}: has the shape [32, 16], and the model's is [48, 16]");
+        assert!(error.contains(&words), "{error}");
+        let error = refused(&model_of(SILU, "swiglu", 2, false));
+        let words = format!("layer 0 q: is a factor pair, and the {format} format has dense");
+        assert!(error.contains(&words), "{error}");
     }
 }
 

@@ -1,7 +1,7 @@
 """Weights under the names of the original training codes, and the logits of their modules.
 
-Modules with the names and the arithmetic of CoLA, CoLA-M, LORO, Hugging Face's LLaMA and BOOST, written
-for this purpose after the published sources. `state_dict` gives the names; nothing is shared with the Rust code.
+Modules with the names and the arithmetic of CoLA, CoLA-M, LORO, Hugging Face's LLaMA and Phi-3, BOOST and
+InternLM2, written for this purpose after the published sources. `state_dict` gives the names; nothing is shared with the Rust code.
 
     python tests/golden/weights/make.py
 
@@ -42,11 +42,14 @@ def rotate(x):
     return x * angles.cos() + torch.cat([-second, first], dim=-1) * angles.sin()
 
 
-def attention(q, k, v):
+def attention(q, k, v, rotated=HIDDEN // HEADS):
     def heads(y):
         return y.view(*y.shape[:2], -1, HIDDEN // HEADS).transpose(1, 2)
 
-    q, k, v = rotate(heads(q)), rotate(heads(k)), heads(v)
+    def partly(x):
+        return torch.cat([rotate(x[..., :rotated]), x[..., rotated:]], dim=-1)
+
+    q, k, v = partly(heads(q)), partly(heads(k)), heads(v)
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -277,6 +280,56 @@ class Nanotron(nn.Module):
         return x @ head.weight.T
 
 
+class Phi3Layer(nn.Module):
+    """A layer of Phi-3: q, k and v one below the other, gate and up too, and half of a head rotated."""
+
+    def __init__(self, kv):
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = RmsNorm(), RmsNorm()
+        self.self_attn = Modules(qkv_proj=dense(HIDDEN, HIDDEN + 2 * kv), o_proj=dense(HIDDEN, HIDDEN))
+        self.mlp = Modules(gate_up_proj=dense(HIDDEN, 2 * D_FF), down_proj=dense(D_FF, HIDDEN))
+        self.kv = kv
+
+    def forward(self, x):
+        qkv = self.self_attn.qkv_proj(self.input_layernorm(x)).split([HIDDEN, self.kv, self.kv], dim=-1)
+        x = x + self.self_attn.o_proj(attention(*qkv, rotated=HIDDEN // HEADS // 2))
+        gate, up = self.mlp.gate_up_proj(self.post_attention_layernorm(x)).chunk(2, dim=-1)
+        return x + self.mlp.down_proj(up * F.silu(gate))
+
+
+class InternLm2Layer(nn.Module):
+    """A layer of InternLM2: for each KV head, its heads of q, then k and v."""
+
+    def __init__(self, kv):
+        super().__init__()
+        self.attention_norm, self.ffn_norm = RmsNorm(), RmsNorm()
+        self.attention = Modules(wqkv=dense(HIDDEN, HIDDEN + 2 * kv), wo=dense(HIDDEN, HIDDEN))
+        self.feed_forward = Modules(w1=dense(HIDDEN, D_FF), w3=dense(HIDDEN, D_FF), w2=dense(D_FF, HIDDEN))
+        self.kv_heads = kv * HEADS // HIDDEN
+
+    def forward(self, x):
+        qkv = self.attention.wqkv(self.attention_norm(x))
+        qkv = qkv.unflatten(-1, (self.kv_heads, HEADS // self.kv_heads + 2, HIDDEN // HEADS))
+        q, k, v = (part.flatten(2) for part in (qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]))
+        x = x + self.attention.wo(attention(q, k, v))
+        n, mlp = self.ffn_norm(x), self.feed_forward
+        return x + mlp.w2(F.silu(mlp.w1(n)) * mlp.w3(n))
+
+
+class InternLm2(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.model = Modules(tok_embeddings=nn.Embedding(VOCAB, HIDDEN), layers=nn.ModuleList(layers),
+                             norm=RmsNorm())
+        self.output = dense(HIDDEN, VOCAB)
+
+    def forward(self, tokens):
+        x = self.model.tok_embeddings(tokens)
+        for layer in self.model.layers:
+            x = layer(x)
+        return self.output(self.model.norm(x))
+
+
 def dense(d_in, d_out):
     return nn.Linear(d_in, d_out, bias=False)
 
@@ -310,6 +363,12 @@ def cases():
                           Nanotron([Boost(8, 4, 6) for _ in range(LAYERS)], True), torch.bfloat16),
         "nanotron": (dict(SHAPE, is_llama_config=True, **grouped),
                      Nanotron([NanotronDense(8) for _ in range(LAYERS)], False), torch.float32),
+        "phi3": (dict(SHAPE, architectures=["Phi3ForCausalLM"], model_type="phi3", pad_token_id=3,
+                      partial_rotary_factor=0.5, sliding_window=None, **grouped),
+                 CausalLm(Decoder([Phi3Layer(8) for _ in range(LAYERS)])), torch.bfloat16),
+        "internlm2": (dict(SHAPE, architectures=["InternLM2ForCausalLM"], model_type="internlm2", bias=False,
+                           pad_token_id=None, **grouped),
+                      InternLm2([InternLm2Layer(8) for _ in range(LAYERS)]), torch.float32),
     }
 
 

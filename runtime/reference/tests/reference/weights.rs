@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::cases::{elements, norm, number, rows};
 
-const CASES: [(&str, WeightFormat); 8] = [
+const CASES: [(&str, WeightFormat); 10] = [
     ("cola", WeightFormat::HuggingFace),
     ("cola-gate", WeightFormat::HuggingFace),
     ("cola-m", WeightFormat::ColaM),
@@ -19,6 +19,8 @@ const CASES: [(&str, WeightFormat); 8] = [
     ("boost", WeightFormat::Nanotron),
     ("boost-grouped", WeightFormat::Nanotron),
     ("nanotron", WeightFormat::Nanotron),
+    ("phi3", WeightFormat::Phi3),
+    ("internlm2", WeightFormat::InternLm2),
 ];
 
 /// In f64, logits are those of the original modules; the elements of weights are F32, BF16 or F16.
