@@ -206,6 +206,7 @@ fn linear(u: &mut Unstructured<'_>) -> Result<Option<LinearFile>> {
             form: *u.choose(&[CrossingForm::Paper, CrossingForm::Released])?,
             gate: *u.choose(&[
                 CrossingGate::Dense,
+                CrossingGate::Affine,
                 CrossingGate::Identity,
                 CrossingGate::Tensor { a: 4, b: 4 },
             ])?,

@@ -13,6 +13,7 @@
 //! | `layer N q.a` | d_in × r | N(0, σ²), σ = r^(-1/4)·(d_in + d_out)^(-1/4) |
 //! | `layer N q.b` | r × d_out | the same σ, plus α/√K in row ⌊j/K⌋ of column j with a residual ([`FactorPair::residual`]) |
 //! | `layer N q.gate` | r_prev × r | identity |
+//! | `layer N q.gate.bias` | 1 × r | 0 |
 //! | `layer N q.gate.u`, `q.gate.v` | a × a, b × b | identity |
 //! | `layer N q.latent_norm.scale`, `.bias` | 1 × r | 1, 0 |
 //! | `final_norm` | 1 × hidden | 1 |
@@ -223,6 +224,13 @@ fn crossing_parameters(
     let mut parameters = match crossing.gate {
         CrossingGate::Identity => vec![],
         CrossingGate::Dense => vec![gate(WeightId::CrossingGate(kind), previous_rank, rank)],
+        CrossingGate::Affine => {
+            let bias = scale(in_block(WeightId::CrossingGateBias(kind)), rank);
+            vec![
+                gate(WeightId::CrossingGate(kind), previous_rank, rank),
+                LogicalParameter { initialisation: Initialisation::Zeros, ..bias },
+            ]
+        }
         CrossingGate::Tensor { a, b } => vec![
             gate(WeightId::CrossingGateU(kind), a, a),
             gate(WeightId::CrossingGateV(kind), b, b),

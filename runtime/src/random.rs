@@ -94,6 +94,7 @@ pub fn random_stream_name(id: ParameterId) -> String {
         WeightId::Bias(linear) => of_linear(linear, ".bias"),
         WeightId::QkNorm(linear) => of_linear(linear, ".norm"),
         WeightId::CrossingGate(linear) => of_linear(linear, ".gate"),
+        WeightId::CrossingGateBias(linear) => of_linear(linear, ".gate.bias"),
         WeightId::CrossingGateU(linear) => of_linear(linear, ".gate.u"),
         WeightId::CrossingGateV(linear) => of_linear(linear, ".gate.v"),
         WeightId::LatentNormScale(linear) => of_linear(linear, ".latent_norm.scale"),
@@ -139,6 +140,7 @@ mod tests {
             (of_block(3, WeightId::FactorA(LinearKind::K)), "layer 3 k.a"),
             (of_block(4, WeightId::FactorB(LinearKind::V)), "layer 4 v.b"),
             (of_block(5, WeightId::CrossingGate(LinearKind::O)), "layer 5 o.gate"),
+            (of_block(5, WeightId::CrossingGateBias(LinearKind::O)), "layer 5 o.gate.bias"),
             (of_block(6, WeightId::CrossingGateU(LinearKind::Gate)), "layer 6 gate.gate.u"),
             (of_block(7, WeightId::CrossingGateV(LinearKind::Up)), "layer 7 up.gate.v"),
             (

@@ -124,9 +124,12 @@ class ReleasedLaxLinear(PaperLaxLinear):
 def make_gate(weights, name, gate, rank_before, rank):
     if gate == "identity":
         return lambda h: h
-    if gate == "dense":
+    if gate in ("dense", "affine"):
         g = weights.make(f"{name}.gate", (rank_before, rank), np.eye(rank_before, rank))
-        return lambda h: h @ g
+        if gate == "dense":
+            return lambda h: h @ g
+        bias = weights.make(f"{name}.gate.bias", (1, rank), np.zeros((1, rank)))
+        return lambda h: h @ g + bias[0]
     a, b = gate["tensor"]["a"], gate["tensor"]["b"]
     u = weights.make(f"{name}.gate.u", (a, a), np.eye(a))
     v = weights.make(f"{name}.gate.v", (b, b), np.eye(b))
@@ -382,6 +385,8 @@ def cases():
         # One of the two microbatches is longer than `original_length`.
         "rope-long": dict(rope, rotary_dim=6, rope_scaling=dict(long_rope=dict(
             short=[1.0, 1.5, 3.0], long=[1.25, 4.0, 16.0], attention_factor=1.25, original_length=5))),
+        "lax-paper-affine": dict(base, blocks=lax("paper", "affine", [4, 6, 3])),
+        "lax-released-affine": dict(base, blocks=lax("released", "affine", [4, 6, 3])),
         "window-dense": dict(base, blocks=[
             dict(uniform("dense", "swiglu"), attention=dict(sliding_window=3)), uniform("dense", "swiglu")]),
         # A window that is shorter than the sequences of one of the two microbatches.

@@ -211,26 +211,36 @@ impl ForwardGraph {
         (0..self.uses(value).len()).map(|bit| 1_u64 << bit).sum()
     }
 
-    /// The contributions to the gradient of `value` in `gradient`, one bit per use; `None` for the
-    /// gradient of another value. The complete gradient of a sum is a contribution to the gradient of each
-    /// summand, and that of a value with a bias a contribution to the gradient of the value without.
+    /// The values to whose gradients `gradient` contributes, with one bit per contributing use. The complete gradient of
+    /// a sum is a contribution to the gradient of each summand, and that of a value with a bias a contribution to the
+    /// gradient of the value without, also where that is a summand again.
+    fn contributions(&self, gradient: AbstractValue) -> Vec<(ForwardValueId, u64)> {
+        let AbstractValue::Gradient { of, uses } = gradient else { return vec![] };
+        let mut found = vec![(of, uses)];
+        let mut next = 0;
+        while let Some(&(value, uses)) = found.get(next) {
+            next += 1;
+            let is_complete = uses == self.all_uses(value);
+            let Some(node) = self.producer(value).filter(|_| is_complete) else { continue };
+            let summands = match self.kind(node) {
+                ForwardOpKind::Add => self.inputs(node),
+                ForwardOpKind::Bias => &self.inputs(node)[..1],
+                _ => &[],
+            };
+            for (port, summand) in summands.iter().enumerate() {
+                if let AbstractValue::Gradient { uses, .. } = self.contribution(node, port) {
+                    found.push((*summand, uses));
+                }
+            }
+        }
+        found
+    }
+
+    /// The contributions to the gradient of `value` in `gradient`, one bit per use; `None` for the gradient of another
+    /// value.
     pub fn contributions_to(&self, gradient: AbstractValue, value: ForwardValueId) -> Option<u64> {
-        let AbstractValue::Gradient { of, uses } = gradient else { return None };
-        if of == value {
-            return Some(uses);
-        }
-        let node = self.producer(of)?;
-        let port = self.inputs(node).iter().position(|input| *input == value)?;
-        let passes_gradient = match self.kind(node) {
-            ForwardOpKind::Add => true,
-            ForwardOpKind::Bias => port == 0,
-            _ => false,
-        };
-        let of_sum = passes_gradient && uses == self.all_uses(of);
-        match self.contribution(node, port) {
-            AbstractValue::Gradient { uses, .. } if of_sum => Some(uses),
-            _ => None,
-        }
+        let mut contributions = self.contributions(gradient).into_iter();
+        contributions.find(|(of, _)| *of == value).map(|(_, uses)| uses)
     }
 
     /// Whether `gradient` is the complete gradient of a value.
@@ -238,26 +248,13 @@ impl ForwardGraph {
         self.contributions_to(gradient, value) == Some(self.all_uses(value))
     }
 
-    /// The values that `gradient` may be a gradient of: its value and, for a sum, each summand.
-    fn gradient_candidates(
-        &self,
-        gradient: AbstractValue,
-    ) -> impl Iterator<Item = ForwardValueId> + '_ {
-        let own = match gradient {
-            AbstractValue::Gradient { of, .. } => Some(of),
-            _ => None,
-        };
-        let node = own.and_then(|of| self.producer(of));
-        let summands = node.map_or(&[][..], |node| self.inputs(node));
-        own.into_iter().chain(summands.iter().copied())
-    }
-
     /// The values of which `gradient` is the complete gradient.
     pub fn completed_values(
         &self,
         gradient: AbstractValue,
     ) -> impl Iterator<Item = ForwardValueId> + '_ {
-        self.gradient_candidates(gradient).filter(move |value| self.is_complete(gradient, *value))
+        let contributions = self.contributions(gradient).into_iter();
+        contributions.filter(|(of, uses)| *uses == self.all_uses(*of)).map(|(of, _)| of)
     }
 
     /// The operation of a matching kind of whose output `gradient` is the complete gradient, if any.
@@ -281,17 +278,21 @@ impl ForwardGraph {
         if second == AbstractValue::Zero {
             return Ok(first);
         }
-        for value in self.gradient_candidates(first).chain(self.gradient_candidates(second)) {
-            let contributions =
-                (self.contributions_to(first, value), self.contributions_to(second, value));
-            if let (Some(one), Some(two)) = contributions {
+        let contributions = [first, second].map(|gradient| self.contributions(gradient));
+        for (value, _) in contributions.iter().flatten() {
+            let to_value = |gradient: &[(ForwardValueId, u64)]| {
+                gradient.iter().find(|(of, _)| of == value).map(|(_, uses)| *uses)
+            };
+            if let (Some(one), Some(two)) =
+                (to_value(&contributions[0]), to_value(&contributions[1]))
+            {
                 if one & two != 0 {
                     return fault(format!(
                         "adds a contribution to the gradient of {} twice",
-                        self.name(value)
+                        self.name(*value)
                     ));
                 }
-                return Ok(AbstractValue::Gradient { of: value, uses: one | two });
+                return Ok(AbstractValue::Gradient { of: *value, uses: one | two });
             }
         }
         fault(format!(

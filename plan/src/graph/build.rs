@@ -364,16 +364,21 @@ impl SegmentBuilder {
         let section = |kind: &str| format!("{kind}.{name}");
         let gate = match crossing.gate {
             CrossingGate::Identity => None,
-            CrossingGate::Dense => {
+            CrossingGate::Dense | CrossingGate::Affine => {
                 let parameter = WeightId::CrossingGate(site.kind);
                 Some(Op::Linear(LinearOp::single(parameter, incoming_rank, width)))
             }
             CrossingGate::Tensor { a, b } => Some(Op::TensorGate { linear: site.kind, a, b }),
         };
-        let gated = gate.map_or(previous, |op| {
+        let mut gated = gate.map_or(previous, |op| {
             let op_name = format!("{name}.gate");
             self.op(&op_name, op, &[previous], &[(&section("g"), vec![width])])[0]
         });
+        if crossing.gate == CrossingGate::Affine {
+            let op = Op::GateBias { linear: site.kind, width };
+            let op_name = format!("{name}.gate_bias");
+            gated = self.op(&op_name, op, &[gated], &[(&section("biased_g"), vec![width])])[0];
+        }
         let released = crossing.form == CrossingForm::Released;
         let crossed = section(if released { "v" } else { "z" });
         let op_name = format!("{name}.cross");

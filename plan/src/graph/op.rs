@@ -48,6 +48,13 @@ pub enum Op {
         /// Width of the latent.
         width: u64,
     },
+    /// Adds the bias of an affine gate to the gated latent.
+    GateBias {
+        /// The linear whose latent crosses.
+        linear: LinearKind,
+        /// Width of the latent.
+        width: u64,
+    },
     /// A gate of two small matrices on a crossing latent: g = Uᵀ·H·V, where H is the latent reshaped
     /// to a×b.
     TensorGate {

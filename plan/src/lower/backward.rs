@@ -197,7 +197,7 @@ impl StageLowering<'_> {
         let segment = &site.plan.segment;
         let node = segment.op(op);
         let is_identity = match &node.op {
-            Op::Add { .. } | Op::Cross { .. } | Op::Bias(_) => true,
+            Op::Add { .. } | Op::Cross { .. } | Op::Bias(_) | Op::GateBias { .. } => true,
             Op::Latent(_) => {
                 let choice = &site.plan.choice.ops[op.0 as usize].choice;
                 op_backward(segment, op, choice, &self.plan.context).is_empty()

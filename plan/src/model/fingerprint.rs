@@ -150,6 +150,7 @@ impl CanonicalWriter {
         match crossing.gate {
             CrossingGate::Identity => self.number(0),
             CrossingGate::Dense => self.number(1),
+            CrossingGate::Affine => self.number(3),
             CrossingGate::Tensor { a, b } => [2, a, b].into_iter().for_each(|n| self.number(n)),
         }
     }

@@ -218,6 +218,8 @@ pub enum CrossingGate {
     Identity,
     /// A dense `r_prev × r` matrix.
     Dense,
+    /// A dense `r_prev × r` matrix and a bias of width r, as in the released code.
+    Affine,
     /// Two matrices `a×a` and `b×b` on the latent reshaped to `a×b`, r = a·b.
     Tensor {
         /// First factor.
@@ -254,11 +256,18 @@ impl Linear {
             (
                 Weight::Pair(FactorPair { rank, crossing: Some(crossing), .. }),
                 Some(previous_rank),
-            ) if crossing.gate == CrossingGate::Dense => {
+            ) if crossing.gate.has_matrix() => {
                 self.parameters() - rank * rank + previous_rank * rank
             }
             _ => self.parameters(),
         }
+    }
+}
+
+impl CrossingGate {
+    /// Whether the gate has a dense matrix, between any two ranks.
+    pub fn has_matrix(self) -> bool {
+        matches!(self, CrossingGate::Dense | CrossingGate::Affine)
     }
 }
 
@@ -268,6 +277,7 @@ impl LatentCrossing {
         let gate = match self.gate {
             CrossingGate::Identity => 0,
             CrossingGate::Dense => rank * rank,
+            CrossingGate::Affine => rank * rank + rank,
             CrossingGate::Tensor { a, b } => a * a + b * b,
         };
         let norm = match self.form {
@@ -387,7 +397,7 @@ impl Model {
             };
             Some(match crossing.gate {
                 CrossingGate::Identity => 0,
-                CrossingGate::Dense => previous_rank * rank,
+                CrossingGate::Dense | CrossingGate::Affine => previous_rank * rank,
                 CrossingGate::Tensor { a, b } => rank * (a + b),
             })
         };

@@ -83,6 +83,8 @@ pub enum WeightId {
     QkNorm(LinearKind),
     /// Dense gate of a crossing latent, r_prev × r.
     CrossingGate(LinearKind),
+    /// Bias of an affine gate, 1 × r.
+    CrossingGateBias(LinearKind),
     /// First matrix of a tensor gate, a × a.
     CrossingGateU(LinearKind),
     /// Second matrix of a tensor gate, b × b.
@@ -107,6 +109,7 @@ impl fmt::Display for WeightId {
             WeightId::Bias(linear) => write!(f, "{linear}.bias"),
             WeightId::QkNorm(linear) => write!(f, "{linear}.norm"),
             WeightId::CrossingGate(linear) => write!(f, "{linear}.gate"),
+            WeightId::CrossingGateBias(linear) => write!(f, "{linear}.gate.bias"),
             WeightId::CrossingGateU(linear) => write!(f, "{linear}.gate.u"),
             WeightId::CrossingGateV(linear) => write!(f, "{linear}.gate.v"),
             WeightId::LatentNormScale(linear) => write!(f, "{linear}.latent_norm.scale"),

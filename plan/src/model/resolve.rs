@@ -375,7 +375,7 @@ fn check_crossing(
         ),
         Some(Weight::Pair(previous)) if previous.rank != rank => {
             let gate = match crossing.gate {
-                CrossingGate::Dense => return,
+                CrossingGate::Dense | CrossingGate::Affine => return,
                 CrossingGate::Identity => "an identity gate",
                 CrossingGate::Tensor { .. } => "a tensor gate",
             };
@@ -387,7 +387,7 @@ fn check_crossing(
                     previous.rank,
                     block - 1
                 ),
-                format!("a dense gate, or {disable}"),
+                format!("a dense or affine gate, or {disable}"),
             );
         }
         Some(Weight::Pair(_)) => {}

@@ -101,7 +101,13 @@ impl Baseline {
         let allowed: &[Strategy] = match (self, &node.op) {
             (Baseline::Auto, _) => return true,
             // No publication shards crossings, so every strategy is allowed.
-            (_, Op::Cross { .. } | Op::LatentNorm { .. } | Op::TensorGate { .. }) => return true,
+            (
+                _,
+                Op::Cross { .. }
+                | Op::GateBias { .. }
+                | Op::LatentNorm { .. }
+                | Op::TensorGate { .. },
+            ) => return true,
             // Biases and norms of heads follow the layout of their linears.
             (_, Op::Bias(_) | Op::QkNorm(_)) => return true,
             (_, Op::Linear(linear)) if matches!(factor_role(linear), FactorRole::Gate) => {

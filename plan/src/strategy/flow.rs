@@ -116,6 +116,7 @@ pub fn backward_reads_input(op: &Op) -> bool {
         Op::Latent(latent) => latent.activation == Activation::Silu,
         Op::Embedding { .. }
         | Op::Bias(_)
+        | Op::GateBias { .. }
         | Op::Add { .. }
         | Op::Cross { .. }
         | Op::Loss { .. } => false,

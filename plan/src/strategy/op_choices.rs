@@ -56,7 +56,10 @@ pub(crate) fn op_choices(
         Op::Attention(attention) => {
             attention_choices(attention, segment, node, devices, &mut choices)
         }
-        Op::GatedProduct { width, .. } | Op::Add { width } | Op::Cross { width }
+        Op::GatedProduct { width, .. }
+        | Op::Add { width }
+        | Op::Cross { width }
+        | Op::GateBias { width, .. }
             if width % devices == 0 =>
         {
             choices.uniform(Strategy::Feature, FEATURES);
@@ -69,7 +72,8 @@ pub(crate) fn op_choices(
         | Op::QkNorm(_)
         | Op::GatedProduct { .. }
         | Op::Add { .. }
-        | Op::Cross { .. } => {}
+        | Op::Cross { .. }
+        | Op::GateBias { .. } => {}
         // Every feature of the result depends on all features of the latent.
         Op::LatentNorm { .. } | Op::TensorGate { .. } => {}
         Op::Loss { .. } => {}

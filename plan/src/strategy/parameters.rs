@@ -117,6 +117,9 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
                 .map(|(kind, width)| WeightShape::new(WeightId::Bias(*kind), 1, *width))
                 .collect()
         }
+        Op::GateBias { linear, width } => {
+            vec![WeightShape::new(WeightId::CrossingGateBias(*linear), 1, *width)]
+        }
         Op::QkNorm(norm) => {
             let scale = |linear| WeightShape::new(WeightId::QkNorm(linear), 1, norm.head_dim);
             norm.normed().map(scale).collect()
@@ -138,7 +141,7 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
         (_, Strategy::Column) => WeightSplit::Columns,
         (_, Strategy::Row | Strategy::PendingNormRow) => WeightSplit::Rows,
         (Op::Norm { .. }, Strategy::Sync | Strategy::Online) => WeightSplit::Columns,
-        (Op::Bias(_), Strategy::Feature) => WeightSplit::Columns,
+        (Op::Bias(_) | Op::GateBias { .. }, Strategy::Feature) => WeightSplit::Columns,
         _ => WeightSplit::Whole,
     };
     let has_part = match &node.op {

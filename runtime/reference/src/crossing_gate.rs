@@ -5,9 +5,10 @@
 //! ```text
 //! identity   g = h                             dh = dg
 //! dense      g = h·G,  G: r_prev × r           dh = dg·Gᵀ,    dG = hᵀ·dg
+//! affine     g = h·G + b                       the same, and db = dg
 //! tensor     g = Uᵀ·H·V, H the row as a × b    dH = U·dg·Vᵀ,  dU = H·V·dgᵀ,  dV = Hᵀ·U·dg
 //! ```
-//! with U: a × a and V: b × b; g and its gradient are a × b as well. The gradients of G, U and V are
+//! with U: a × a and V: b × b; g and its gradient are a × b as well. The gradients of G, b, U and V are
 //! summed over the rows.
 
 use narrows_plan::model::{CrossingGate, WeightId};
@@ -26,6 +27,11 @@ pub(super) fn forward<T: Float>(
         CrossingGate::Identity => previous.clone(),
         CrossingGate::Dense => {
             previous.times(parameters.checked(id.parameter(WeightId::CrossingGate)))
+        }
+        CrossingGate::Affine => {
+            let mut gated = forward(&CrossingGate::Dense, id, parameters, previous);
+            gated.add_to_rows(parameters.checked(id.parameter(WeightId::CrossingGateBias)));
+            gated
         }
         CrossingGate::Tensor { a, b } => {
             let (u, v) = factors(id, parameters);
@@ -48,6 +54,10 @@ pub(super) fn backward<T: Float>(
             let gate = id.parameter(WeightId::CrossingGate);
             gradients.add(gate, &previous.transposed_times(gradient));
             gradient.times_transposed(parameters.checked(gate))
+        }
+        CrossingGate::Affine => {
+            gradients.add(id.parameter(WeightId::CrossingGateBias), &gradient.row_sum());
+            backward(&CrossingGate::Dense, id, parameters, gradients, (previous, gradient))
         }
         CrossingGate::Tensor { a, b } => {
             let (u, v) = factors(id, parameters);

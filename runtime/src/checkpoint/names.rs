@@ -11,6 +11,7 @@
 //! | `layer N q.bias` | `model.layers.N.self_attn.q_proj.bias` | d_out |
 //! | `layer N q.norm` | `model.layers.N.self_attn.q_norm.weight` | head_dim |
 //! | `layer N q.gate` | `model.layers.N.self_attn.q_proj.lax_gate` | r_prev, r |
+//! | `layer N q.gate.bias` | `model.layers.N.self_attn.q_proj.lax_gate_bias` | r |
 //! | `layer N q.gate.u`, `.v` | `model.layers.N.self_attn.q_proj.lax_gate_u`, `_v` | a, a; b, b |
 //! | `layer N q.latent_norm.scale` | `model.layers.N.self_attn.q_proj.lax_norm.weight` | r |
 //! | `layer N q.latent_norm.bias` | `model.layers.N.self_attn.q_proj.lax_norm.bias` | r |
@@ -77,6 +78,7 @@ fn stored_name(parameter: ParameterId) -> (String, bool) {
         WeightId::Bias(linear) => of_linear(linear, "bias"),
         WeightId::QkNorm(linear) => format!("self_attn.{linear}_norm.weight"),
         WeightId::CrossingGate(linear) => of_linear(linear, "lax_gate"),
+        WeightId::CrossingGateBias(linear) => of_linear(linear, "lax_gate_bias"),
         WeightId::CrossingGateU(linear) => of_linear(linear, "lax_gate_u"),
         WeightId::CrossingGateV(linear) => of_linear(linear, "lax_gate_v"),
         WeightId::LatentNormScale(linear) => of_linear(linear, "lax_norm.weight"),

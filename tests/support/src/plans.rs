@@ -98,7 +98,7 @@ const CUSTOM: [(u64, u64, &str); 9] = [
         8,
         r#""default": {"product": "plain", "all": {"rank": 64, "activation": "silu",
        "crossing": {"form": "released", "gate": {"tensor": {"a": 4, "b": 16}}}},
-       "up": {"crossing": {"form": "released", "gate": "dense"}}},
+       "up": {"crossing": {"form": "released", "gate": "affine"}}},
        "overrides": {"2": {"v": {"crossing": "none"}, "down": "dense"}, "3": {"down": {"crossing": "none"}}}"#,
     ),
 ];

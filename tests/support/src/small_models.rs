@@ -100,6 +100,7 @@ pub fn unusual_model(rng: &mut TestRng) -> Option<Model> {
             r#", "crossing": {"form": "paper", "gate": "identity"}"#,
             r#", "crossing": {"form": "paper", "gate": "dense"}"#,
             r#", "crossing": {"form": "released", "gate": "dense"}"#,
+            r#", "crossing": {"form": "released", "gate": "affine"}"#,
             r#", "crossing": {"form": "released", "gate": {"tensor": {"a": 3, "b": 4}}}"#,
         ],
     );

@@ -3,9 +3,7 @@
 use crate::DType;
 
 use super::super::error::{CheckResult, ensure, fault};
-use super::super::lattice::{
-    AbstractState, AbstractValue, OperandWrite, PendingReduction, ShardedExtent,
-};
+use super::super::lattice::{AbstractState, OperandWrite, PendingReduction, ShardedExtent};
 use super::super::operands::InstrOperands;
 use super::super::values::ForwardOpKind;
 use super::row_parameters;
@@ -26,11 +24,8 @@ pub(super) fn backward(operands: &mut InstrOperands) -> CheckResult<Vec<OperandW
     operands.check_no_pending_norm()?;
     let dy = operands.reads[0];
     let graph = &operands.checker.graph;
-    let node = match dy.value {
-        AbstractValue::Gradient { of, .. } if graph.is_complete(dy.value, of) => graph.producer(of),
-        _ => None,
-    };
-    let Some(node) = node.filter(|node| graph.kind(*node) == ForwardOpKind::Bias) else {
+    let node = graph.op_of_output_gradient(dy.value, |kind| kind == ForwardOpKind::Bias);
+    let Some(node) = node else {
         return fault(format!(
             "sums the rows of {}, which is not the complete gradient of a value with a bias",
             graph.describe(dy.value)

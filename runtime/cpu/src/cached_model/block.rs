@@ -56,10 +56,7 @@ impl BlockContext<'_> {
         if !self.model.blocks[self.index].qkv_bias {
             return;
         }
-        let bias = self.weight(WeightId::Bias(kind));
-        for row in y.chunks_mut(bias.len()) {
-            row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
-        }
+        linear::add_to_rows(self.weight(WeightId::Bias(kind)), y);
     }
 
     /// Norms every head of q or k, in blocks that do so.

@@ -109,6 +109,13 @@ fn normalise(
     h
 }
 
+/// Adds a bias to every row.
+pub(super) fn add_to_rows(bias: &[f32], rows: &mut [f32]) {
+    for row in rows.chunks_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(element, bias)| *element += bias);
+    }
+}
+
 /// Adds Gate(p) to a latent.
 fn add_gated(
     block: &BlockContext<'_>,
@@ -118,7 +125,10 @@ fn add_gated(
 ) {
     match gate {
         CrossingGate::Identity => add_into(previous, latent, block.parallel),
-        CrossingGate::Dense => {
+        CrossingGate::Dense | CrossingGate::Affine => {
+            if gate == CrossingGate::Affine {
+                add_to_rows(block.weight(WeightId::CrossingGateBias(kind)), latent);
+            }
             let gate = block.weight(WeightId::CrossingGate(kind));
             multiply_into(block, previous, gate, latent, WriteMode::Add);
         }

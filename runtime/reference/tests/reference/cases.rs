@@ -7,7 +7,7 @@ use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
 use narrows_runtime::{CounterRng, Optimizer, random_stream_name};
 use serde_json::Value;
 
-pub const NAMES: [&str; 24] = [
+pub const NAMES: [&str; 26] = [
     "llama",
     "cola",
     "svd",
@@ -19,6 +19,8 @@ pub const NAMES: [&str; 24] = [
     "lax-released-dense",
     "lax-released-tensor",
     "lax-mixed",
+    "lax-paper-affine",
+    "lax-released-affine",
     "padding",
     "padding-tied",
     "rope-partial",
