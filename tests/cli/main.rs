@@ -26,6 +26,7 @@ mod memory;
 mod objective;
 mod plan;
 mod plot;
+mod pretrained;
 mod recipe;
 mod restarts;
 mod run;
