@@ -3,6 +3,8 @@
 //! Every alternative is planned and priced like the plan itself.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use narrows_plan::{Bytes, Mesh, PipelineSchedule, Seconds, Zero};
 use serde::{Serialize, Serializer};
@@ -14,7 +16,7 @@ use crate::objective::Objective;
 use crate::predict::{Prediction, predict};
 use crate::report::{ContextOutcome, ContextReport};
 use crate::request::{MemoryLimit, Request};
-use crate::search::search_with_cache;
+use crate::search::search_until_stopped;
 use crate::search_cache::SearchCache;
 use crate::search_result::SearchResult;
 
@@ -211,8 +213,14 @@ fn outcome_sentence<S: Serializer>(
 /// Largest number of meshes in an explanation.
 const MESHES_MAX: usize = 12;
 
-/// Explains the result of a search, with the cache that it used.
-pub fn explain(request: &Request, searched: &SearchResult, cache: &SearchCache) -> Explanation {
+/// Explains the result of a search, with the cache that it used. Ends soon after `stop` is set, without the alternatives that
+/// are left.
+pub fn explain(
+    request: &Request,
+    searched: &SearchResult,
+    cache: &SearchCache,
+    stop: &Arc<AtomicBool>,
+) -> Explanation {
     let contexts = &searched.report.contexts;
     let meshes = contexts.iter().take(MESHES_MAX).map(mesh_row).collect();
     let meshes_not_listed = contexts.len().saturating_sub(MESHES_MAX);
@@ -230,9 +238,10 @@ pub fn explain(request: &Request, searched: &SearchResult, cache: &SearchCache) 
     let time = best.time;
     let alternatives = alternative_requests(request, best)
         .into_iter()
-        .map(|(name, other)| plan_alternative(name, &other, time, cache))
+        .take_while(|_| !stop.load(Ordering::Relaxed))
+        .map(|(name, other)| plan_alternative(name, &other, time, cache, stop))
         .collect();
-    let bottlenecks = bottlenecks(request, best, &chosen, cache);
+    let bottlenecks = bottlenecks(request, best, &chosen, cache, stop);
     Explanation {
         chosen: Some(chosen),
         alternatives,
@@ -248,8 +257,9 @@ fn plan_alternative(
     other: &Request,
     time: Seconds,
     cache: &SearchCache,
+    stop: &Arc<AtomicBool>,
 ) -> Alternative {
-    let searched = search_with_cache(other, cache);
+    let searched = search_until_stopped(other, cache, stop);
     match &searched.best {
         Some(plan) => Alternative {
             status: Some(searched.report.status.name()),
@@ -367,6 +377,7 @@ fn bottlenecks(
     best: &FeasiblePlan,
     chosen: &Alternative,
     cache: &SearchCache,
+    stop: &Arc<AtomicBool>,
 ) -> Vec<Bottleneck> {
     let Some(prediction) = &chosen.prediction else { return vec![] };
     let parts = &prediction.breakdown_s;
@@ -383,14 +394,19 @@ fn bottlenecks(
         .filter(|(_, time)| *time > 0.05 * step)
         .map(|&(resource, time)| Bottleneck::Resource { resource, percent: 100.0 * time / step })
         .collect();
-    bottlenecks.push(Bottleneck::Memory(memory_binding(request, best, cache)));
+    bottlenecks.push(Bottleneck::Memory(memory_binding(request, best, cache, stop)));
     if !prediction.assumed.is_empty() {
         bottlenecks.push(Bottleneck::Assumed(prediction.assumed.clone()));
     }
     bottlenecks
 }
 
-fn memory_binding(request: &Request, best: &FeasiblePlan, cache: &SearchCache) -> MemoryBinding {
+fn memory_binding(
+    request: &Request,
+    best: &FeasiblePlan,
+    cache: &SearchCache,
+    stop: &Arc<AtomicBool>,
+) -> MemoryBinding {
     let limit = request.arena_limit();
     let peak = best.peak_arena();
     match request.memory_limit {
@@ -404,7 +420,7 @@ fn memory_binding(request: &Request, best: &FeasiblePlan, cache: &SearchCache) -
         memory_limit: MemoryLimit::None,
         ..request.on_devices(best.decisions.context.mesh.devices())
     };
-    let free = search_with_cache(&free, cache);
+    let free = search_until_stopped(&free, cache, stop);
     match free.best.filter(|free| free.time.0 < best.time.0 * (1.0 - 1e-9)) {
         Some(free) => MemoryBinding::Binding {
             peak,
@@ -414,5 +430,31 @@ fn memory_binding(request: &Request, best: &FeasiblePlan, cache: &SearchCache) -
             unlimited_peak: free.peak_arena(),
         },
         None => MemoryBinding::Slack { peak, limit },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+    use narrows_plan::model::presets;
+
+    use super::*;
+    use crate::search::search_with_cache;
+
+    /// The plan is explained as far as it needs no further search.
+    #[test]
+    fn a_stopped_explanation_searches_no_alternatives() {
+        let model = presets::find("cola-tiny").unwrap();
+        let profile = profile::preset("a100-80gb").unwrap();
+        let request = Request::new(model, profile, 2, 4, 128);
+        let cache = SearchCache::default();
+        let searched = search_with_cache(&request, &cache);
+        let explain_until =
+            |stop: bool| explain(&request, &searched, &cache, &Arc::new(AtomicBool::new(stop)));
+        let (whole, stopped) = (explain_until(false), explain_until(true));
+        assert!(!whole.alternatives.is_empty());
+        assert!(stopped.alternatives.is_empty());
+        assert!(stopped.chosen.is_some());
+        assert_eq!(stopped.meshes.len(), whole.meshes.len());
     }
 }

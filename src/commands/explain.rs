@@ -5,6 +5,7 @@ use narrows_planner::{SearchCache, explain};
 use super::cost::price;
 use super::search::search;
 use crate::args::{ExplainSettings, OutputFormat, PlanFileArgs};
+use crate::captured_output::stop_flag;
 use crate::errors::CommandResult;
 use crate::output;
 use crate::progress::with_spinner;
@@ -27,8 +28,10 @@ pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
         output::write_plan(file, &best.plan)?;
     }
     let visible = output.format == OutputFormat::Text;
-    let explanation =
-        with_spinner("pricing the alternatives", visible, || explain(&request, &result, &cache));
+    let stop = stop_flag().unwrap_or_default();
+    let explanation = with_spinner("pricing the alternatives", visible, || {
+        explain(&request, &result, &cache, &stop)
+    });
     let explained = match &result.best {
         Some(best) => request.beside(best),
         None => request.clone(),
