@@ -44,17 +44,13 @@ impl PricedPlan {
         &self,
         terms: Option<&TrainingRunTerms>,
     ) -> CommandResult<Option<TrainingRunEstimate>> {
-        let Some(terms) = terms else { return Ok(None) };
         let step = StepEstimate {
             devices: self.plan.mesh.devices(),
             tokens: self.tokens_per_step(),
             time_s: self.prediction.step_time_s,
             interval_s: self.prediction.step_time_interval_s,
         };
-        terms.estimate(&step).map(Some).map_err(|error| {
-            let problem = Problem::new("--mtbf-hours", error.to_string());
-            Failure::input(problem.hint("hours of one device, such as 50000; fewer devices"))
-        })
+        estimate_run(terms, &step)
     }
 
     /// Tokens of the global batch.
@@ -62,4 +58,18 @@ impl PricedPlan {
         let workload = &self.plan.workload;
         workload.global_batch * workload.sequence_length
     }
+}
+
+/// The training run that repeats a step, if one is to be estimated.
+///
+/// # Errors
+/// Failures so frequent that the run makes no progress.
+pub fn estimate_run(
+    terms: Option<&TrainingRunTerms>,
+    step: &StepEstimate,
+) -> CommandResult<Option<TrainingRunEstimate>> {
+    terms.map(|terms| terms.estimate(step)).transpose().map_err(|error| {
+        let problem = Problem::new("--mtbf-hours", error.to_string());
+        Failure::input(problem.hint("hours of one device, such as 50000; fewer devices"))
+    })
 }

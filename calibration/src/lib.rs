@@ -19,7 +19,8 @@ pub use bootstrap::{Bootstrap, bootstrap, independent_units};
 pub use coordinate_descent::CoordinateDescent;
 pub use csv::{CsvDefaults, measurements_from_csv};
 pub use framework::{
-    FrameworkFit, FrameworkRows, LeftOut, PredictedRow, TableParameter, TableRows,
+    FrameworkFit, FrameworkPrediction, FrameworkRows, FrameworkStep, LeftOut, PredictedRow,
+    TableParameter, TableRows, framework_names, predict_framework_step,
 };
 pub use statistics::upper_median;
 pub use step_rows::measurements_from_rows;

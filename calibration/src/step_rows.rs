@@ -134,12 +134,6 @@ pub fn measurements_from_rows(
     Ok(file)
 }
 
-/// The sharding of dense models whose residual stream is, or is not, sharded on tokens.
-fn strategy(shards_tokens: bool) -> Baseline {
-    let mut strategies = Baseline::of_dense_models();
-    strategies.find(|known| known.shards_tokens() == shards_tokens).unwrap_or(Baseline::FullrankTp)
-}
-
 /// The key of a source, which is added where it is new: the family with a number.
 fn source_key(
     sources: &mut IndexMap<String, Citation>,
@@ -261,7 +255,7 @@ impl RowReader<'_> {
                 sequence_length: row.sequence,
                 micro_batch: row.micro_batch,
             },
-            strategy: strategy(shards_tokens),
+            strategy: Baseline::of_dense_model(shards_tokens),
             recompute,
             framework,
             interleaving: row.interleaving,

@@ -189,7 +189,7 @@ pub fn kernels(program: &Program) -> Vec<(Kernel, f64)> {
 
 /// FLOPs of one sequence, forward and backward: six for each token and weight of a GEMM, and the
 /// scores of attention that the mask leaves.
-pub(crate) fn model_flops(model: &Model, length: u64) -> f64 {
+pub fn model_flops(model: &Model, length: u64) -> f64 {
     let weights: u64 = (0..model.blocks.len()).map(|layer| model.block_macs_per_token(layer)).sum();
     let head = model.vocab * model.hidden;
     let blocks = model.blocks.iter().map(|block| AttentionOp::of(model, block));

@@ -15,6 +15,7 @@ mod export;
 mod export_weights;
 mod factor;
 mod flags;
+mod framework;
 mod generate;
 mod initial_weights;
 mod launch;
@@ -56,12 +57,13 @@ pub use export::{ExportArgs, PlanExportSettings};
 pub use export_weights::{ExportClassArg, ExportSettings, ExportWeightsArgs};
 pub use factor::{FactorArgs, FactorSettings};
 pub use flags::{flags, set_flag};
+pub use framework::in_flag as framework_flag;
 pub use generate::{GenerateArgs, GenerateSettings};
 pub use launch::process_of_words;
 pub use output::{Detail, OutputFormat, OutputSettings};
 pub use plan::{
-    CostArgs, CostSettings, ExplainSettings, PlanArgs, PlanFileArgs, PlanReportSettings,
-    PlanSelection, PlanSettings,
+    CostArgs, CostSettings, ExplainSettings, FrameworkCostSettings, PlanArgs, PlanFileArgs,
+    PlanReportSettings, PlanSelection, PlanSettings,
 };
 pub use plan_file::PlanFile;
 pub use plot::PlotArgs;
@@ -105,7 +107,9 @@ pub enum Command {
     /// Predict the step time and the memory of a plan
     ///
     /// With PLAN, the flags for batch, sequence length, microbatch, mesh and ZeRO replace the values of
-    /// the plan before it is priced. Without PLAN, the fastest plan is searched and priced.
+    /// the plan before it is priced. Without PLAN, the fastest plan is searched and priced. With --framework, the step
+    /// is that of a full-rank model under another framework, on the mesh of the flags.
+    /// Example: cost --framework torchtitan --model llama-7b --hardware h100-sxm --devices 64 --micro-batch 1
     Cost(CostArgs),
     /// Explain why a plan is the fastest, what limits it, and how the baselines compare
     ///

@@ -4,17 +4,19 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
+use narrows_calibration::FrameworkStep;
 use narrows_cost_model::TrainingRunTerms;
 use narrows_plan::Bytes;
 use narrows_planner::Request;
 
 use crate::defaults::RequestDefaults;
-use crate::errors::CommandResult;
+use crate::errors::{CommandResult, Failure, Problem, Problems};
 use crate::plot::PlotKind;
 use crate::step_cost::priced_terms;
 
 use super::documents::DocumentFiles;
-use super::output::{Detail, DetailArgs, OutputArgs, OutputSettings};
+use super::framework::FrameworkArgs;
+use super::output::{Detail, DetailArgs, OutputArgs, OutputFormat, OutputSettings};
 use super::plan_file::PlanFile;
 use super::request::RequestArgs;
 use super::trace::StepTraceArgs;
@@ -41,6 +43,9 @@ pub struct PlanArgs {
     /// Training run.
     #[command(flatten)]
     pub training_run: TrainingRunArgs,
+    /// Refused with a hint: steps of other frameworks are priced, not planned
+    #[arg(long, hide = true)]
+    pub framework: Option<OsString>,
 }
 
 /// Flags of `cost`.
@@ -49,6 +54,9 @@ pub struct CostArgs {
     /// Plan or request.
     #[command(flatten)]
     pub file: PlanFileArgs,
+    /// Another framework.
+    #[command(flatten)]
+    pub framework: FrameworkArgs,
     /// Trace of the simulated step.
     #[command(flatten)]
     pub trace: StepTraceArgs,
@@ -123,6 +131,23 @@ pub struct CostSettings {
     pub report: PlanReportSettings,
 }
 
+/// Settings of `cost --framework`.
+#[derive(Debug)]
+pub struct FrameworkCostSettings {
+    /// The step to price.
+    pub step: FrameworkStep,
+    /// Its model and hardware.
+    pub request: Request,
+    /// Page.
+    pub documents: DocumentFiles,
+    /// Format of the report.
+    pub format: OutputFormat,
+    /// Detail of the report.
+    pub detail: Detail,
+    /// The training run to estimate.
+    pub training_run: Option<TrainingRunTerms>,
+}
+
 /// Settings of `explain`.
 #[derive(Debug)]
 pub struct ExplainSettings {
@@ -144,6 +169,15 @@ impl PlanArgs {
     /// # Errors
     /// Inputs that cannot be read, and an invalid request.
     pub fn resolve(&self) -> CommandResult<PlanSettings> {
+        if let Some(name) = &self.framework {
+            let message =
+                "steps of other frameworks are priced on a mesh, and no plan of theirs is searched";
+            let name = name.to_string_lossy();
+            let hint = format!(
+                "narrows cost --framework {name}, with --tensor, --pipeline and --micro-batch"
+            );
+            return Err(Failure::input(Problem::new("--framework", message).hint(hint)));
+        }
         let output = self.output.resolve()?;
         let training_run = self.training_run.resolve(self.request.minimises_cost())?;
         let documents = self.documents.resolve(
@@ -168,11 +202,46 @@ impl PlanArgs {
 }
 
 impl CostArgs {
+    /// The settings of a step under another framework; `None` without one.
+    ///
+    /// # Errors
+    /// An invalid request, and flags that only plans have.
+    pub fn resolve_framework(&self) -> CommandResult<Option<FrameworkCostSettings>> {
+        let Some(framework) = self.framework.other() else { return Ok(None) };
+        let PlanFileArgs { plan, request, output, documents, detail } = &self.file;
+        let of_plans = [
+            ("PLAN", plan.is_some()),
+            ("--output", output.output.is_some()),
+            ("--plot", documents.plot.is_some()),
+            ("--trace", self.trace.trace.is_some()),
+        ];
+        let mut problems = Problems::default();
+        for (place, _) in of_plans.into_iter().filter(|(_, is_set)| *is_set) {
+            let message = format!("is for plans of narrows, and `{framework}` runs no plan");
+            problems.push(Problem::new(place, message).hint("omit it, or omit --framework"));
+        }
+        let documents = problems.take(documents.resolve(PlotKind::OF_PLAN, &[]));
+        let training_run = problems.take(self.training_run.resolve(false));
+        let step = problems.take(self.framework.step(framework, request));
+        problems.into_result()?;
+        let (Some(documents), Some(training_run), Some((step, request))) =
+            (documents, training_run, step)
+        else {
+            return Ok(None);
+        };
+        let training_run = training_run.map(|terms| priced_terms(terms, &request.profile));
+        let (format, detail) = (output.format.format, detail.resolve());
+        let settings =
+            FrameworkCostSettings { step, request, documents, format, detail, training_run };
+        Ok(Some(settings))
+    }
+
     /// The settings, for which flags change the plan.
     ///
     /// # Errors
     /// Inputs that cannot be read, flags that do not apply to plan files, and an incomplete training run.
     pub fn resolve(&self) -> CommandResult<CostSettings> {
+        self.framework.require_none()?;
         let PlanFileArgs { plan, request, output, documents, detail } = &self.file;
         let others =
             [("--output", output.output.as_deref()), ("--trace", self.trace.trace.as_deref())];

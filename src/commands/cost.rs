@@ -1,9 +1,10 @@
-//! `narrows cost`: predicts the step time and the memory of a plan.
+//! `narrows cost`: predicts the step time and the memory of a plan, or a step under another framework.
 
 use narrows_cost_model::Profile;
 use narrows_plan::{Bytes, CheckedProgram, Plan, PlanSource, lower};
 use narrows_planner::{Prediction, SearchCache, predict_program};
 
+use super::framework;
 use super::plan::{report_plan, report_search};
 use super::search::{search, warn_of_measurement};
 use crate::args::{CostArgs, CostSettings, PlanFile, PlanSelection};
@@ -14,6 +15,9 @@ use crate::report::{PlanReport, check_problems};
 
 /// Prices a plan file, or searches for a plan first.
 pub fn run(args: &CostArgs) -> CommandResult<()> {
+    if let Some(settings) = args.resolve_framework()? {
+        return framework::run(&settings);
+    }
     let CostSettings { selection, memory_limit, report: settings } = args.resolve()?;
     let file = match selection {
         PlanSelection::File(file) => file,

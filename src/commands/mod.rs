@@ -12,6 +12,7 @@ mod explain;
 mod export;
 mod export_weights;
 mod factor;
+mod framework;
 mod generate;
 mod plan;
 mod plot;

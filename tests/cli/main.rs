@@ -18,6 +18,7 @@ mod errors;
 mod evaluation;
 mod export;
 mod files;
+mod framework;
 mod generate;
 mod grad_reduce_dtype;
 mod interrupts;

@@ -20,5 +20,8 @@ pub(crate) use fitted_rows::{FitConditions, fit_conditions_of};
 pub(crate) use interval::built_in_interval_model;
 pub(crate) use model::{FITTED_FRAMEWORK, step_time_s, term_shares};
 pub use refit::{FrameworkFit, FrameworkRows};
+pub use table::{
+    FrameworkPrediction, FrameworkStep, LeftOut, PredictedRow, TableParameter, TableRows,
+    framework_names, predict_framework_step,
+};
 pub(crate) use table::{FrameworkTable, decoder_step_time_s, decoder_term_shares, is_fitted_step};
-pub use table::{LeftOut, PredictedRow, TableParameter, TableRows};

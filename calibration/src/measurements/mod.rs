@@ -9,13 +9,13 @@ mod validate;
 
 use narrows_plan::{Defect, Defects, json};
 
-pub use file::{MeasuredQuantity, MeasurementUnit, MeasurementsFile};
+pub use file::{MeasuredQuantity, MeasurementUnit, MeasurementsFile, StepRecompute};
 pub use kernels::priced_kernels;
 pub use sources::Citation;
 
 pub(crate) use file::{
     DecoderModel, EmbeddingKind, GptModel, KernelRun, Measurement, MeasurementsFormat, MlpKind,
-    StepRecompute, TrainedModel, TrainingStep,
+    TrainedModel, TrainingStep,
 };
 pub(crate) use kernels::predicted_time_s;
 pub(crate) use validate::{nested, validate};

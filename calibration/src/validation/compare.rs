@@ -228,8 +228,9 @@ fn predict_decoder(
     profile: &Profile,
 ) -> Result<PredictedTime, Defects> {
     let table = FrameworkTable::built_in(step.framework.as_deref().unwrap_or_default())?;
+    table.check_precision(profile).map_err(|defect| Defect { field: "model".into(), ..defect })?;
     let time_s = decoder_step_time_s(&table, model, step, mesh, profile);
-    let interval_s = table.errors.interval_of(profile).map(|ratio| time_s * ratio);
+    let interval_s = table.errors.of(profile).1.map(|ratio| time_s * ratio);
     let terms = decoder_term_shares(&table, model, step, mesh, profile);
     Ok(PredictedTime { time_s, interval_s, terms })
 }

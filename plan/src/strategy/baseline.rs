@@ -69,6 +69,11 @@ impl Baseline {
         self == Baseline::MegatronSp
     }
 
+    /// The baseline of dense models that shards, or does not shard, the residual stream on tokens.
+    pub fn of_dense_model(shards_tokens: bool) -> Baseline {
+        if shards_tokens { Baseline::MegatronSp } else { Baseline::FullrankTp }
+    }
+
     /// The baselines of dense models.
     pub fn of_dense_models() -> impl Iterator<Item = Baseline> {
         Baseline::ALL.into_iter().filter(|baseline| baseline.is_for_dense_models())

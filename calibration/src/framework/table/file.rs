@@ -7,7 +7,7 @@
 use narrows_cost_model::Profile;
 use narrows_cost_model::interval::prediction_interval;
 use narrows_cost_model::profile::{Provenance, RelativeError, preset};
-use narrows_plan::{Defect, Defects, json};
+use narrows_plan::{DType, Defect, Defects, Zero, json};
 use narrows_profiles::FRAMEWORKS;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,8 @@ pub(crate) struct FrameworkTable {
     pub block_recomputation: BlockRecomputation,
     /// Time of the host.
     pub host: HostCosts,
+    /// Tokens of the residual stream over the tensor axis, unless a step states it.
+    pub tokens: TokenSharding,
     /// Communication and updates of parameters.
     pub parameters: ParameterCosts,
     /// Division of blocks among pipeline stages.
@@ -173,10 +175,29 @@ pub(crate) struct HostCosts {
     pub step_s: f64,
 }
 
+/// Tokens of the residual stream over the tensor axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TokenSharding {
+    /// Every device has all of them.
+    Replicated,
+    /// Sequence parallelism.
+    Sharded,
+}
+
+impl TokenSharding {
+    /// Whether a device has a share of the tokens.
+    pub fn are_sharded(self) -> bool {
+        self == TokenSharding::Sharded
+    }
+}
+
 /// Communication and updates of parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ParameterCosts {
+    /// The ZeRO stage, unless a step states one.
+    pub zero: Zero,
     /// Bytes of a gathered weight.
     pub weight_bytes: u64,
     /// Bytes of a reduced gradient.
@@ -234,22 +255,43 @@ pub(crate) struct StepErrors {
 }
 
 impl StepErrors {
-    /// The 90 % interval of a step time on this hardware, as ratios to the prediction. Hardware of the fit is a profile
-    /// that equals its preset, not only in name.
-    pub fn interval_of(&self, profile: &Profile) -> [f64; 2] {
+    /// The errors of steps on this hardware, and their 90 % interval as ratios to the prediction. Hardware of the fit is a
+    /// profile that equals its preset, not only in name.
+    pub fn of(&self, profile: &Profile) -> (&RelativeError, [f64; 2]) {
         let is_fitted = |name: &String| {
             preset(name).is_ok_and(|fitted| fitted.fingerprint() == profile.fingerprint())
         };
         let fitted = self.fitted_hardware.iter().any(is_fitted);
         let error = if fitted { &self.models_left_out } else { &self.hardware_left_out };
         if error.residuals.is_empty() {
-            return [1.0 / (1.0 + error.half_width_90), 1.0 + error.half_width_90];
+            return (error, [1.0 / (1.0 + error.half_width_90), 1.0 + error.half_width_90]);
         }
-        prediction_interval(&[], &error.residuals, 1.0).map(f64::exp)
+        (error, prediction_interval(&[], &error.residuals, 1.0).map(f64::exp))
     }
 }
 
 impl FrameworkTable {
+    /// Whether pipeline stages have equal numbers of blocks.
+    pub fn divides_blocks(&self) -> bool {
+        self.stages == StageDivision::EqualBlocks
+    }
+
+    /// Checks that the hardware computes in 16 bits, which all tables assume.
+    ///
+    /// # Errors
+    /// Other hardware.
+    pub fn check_precision(&self, profile: &Profile) -> Result<(), Defect> {
+        if profile.precision().compute_dtype() == DType::Bf16 {
+            return Ok(());
+        }
+        let problem = format!(
+            "`{}` is priced in 16 bits, and `{}` computes in 32",
+            self.name,
+            profile.name()
+        );
+        Err(Defect::new("hardware", problem).hint("hardware of `mixed-bf16`"))
+    }
+
     /// Reads and validates a table; `name` is its name in messages.
     ///
     /// # Errors
@@ -339,7 +381,7 @@ mod tests {
         file.device.memory_bandwidth_bytes_per_s *= 1.1;
         let changed = file.resolve().expect("a profile");
         assert_eq!(changed.name(), fitted.name());
-        let [of_fit, of_others] = [&fitted, &changed].map(|p| table.errors.interval_of(p));
+        let [of_fit, of_others] = [&fitted, &changed].map(|p| table.errors.of(p).1);
         assert!(of_others[1] > of_fit[1], "{of_fit:?} and {of_others:?}");
     }
 }

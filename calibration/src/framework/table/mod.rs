@@ -5,6 +5,7 @@
 
 mod file;
 mod fitted_steps;
+mod prediction;
 mod refit;
 mod shape;
 mod step;
@@ -14,6 +15,7 @@ mod tests;
 
 pub(crate) use file::FrameworkTable;
 pub(crate) use fitted_steps::is_fitted_step;
+pub use prediction::{FrameworkPrediction, FrameworkStep, framework_names, predict_framework_step};
 pub use refit::{LeftOut, PredictedRow, TableParameter, TableRows};
 pub(crate) use step::decoder_step_time_s;
 pub(crate) use terms::decoder_term_shares;

@@ -161,7 +161,7 @@ impl TableRows {
             };
             for row in self.rows.iter().filter(|row| group(row) == *left) {
                 let (residual, profile) = (row.residual(&table), &row.profile);
-                let [low, high] = self.table.errors.interval_of(profile).map(f64::ln);
+                let [low, high] = self.table.errors.of(profile).1.map(f64::ln);
                 predicted.push(PredictedRow {
                     name: row.measurement.name.clone(),
                     hardware: row.measurement.hardware.clone(),

@@ -83,12 +83,18 @@ impl MeasurementValidator {
         self.fits_device(&path, &[model.vocabulary, model.hidden]);
         let widest = model.hidden.max(model.d_ff).max(model.vocabulary);
         self.fits_device(&path, &[tokens[0], tokens[1], widest]);
+        let table = step.framework.as_deref().map(FrameworkTable::built_in);
+        let divides_blocks = table.and_then(Result::ok).is_some_and(|table| table.divides_blocks());
+        let stages = match (step.interleaving, divides_blocks) {
+            (1, false) => 1,
+            (chunks, _) => mesh.pipeline.saturating_mul(chunks),
+        };
         for (name, size, divisor) in [
             ("hidden", model.hidden, model.heads),
             ("heads", model.heads, model.kv_heads),
             ("heads", model.heads, mesh.tensor),
             ("d_ff", model.d_ff, mesh.tensor),
-            ("layers", model.layers, step.interleaving),
+            ("layers", model.layers, stages),
         ] {
             if !size.is_multiple_of(divisor) {
                 self.defect(
@@ -100,6 +106,13 @@ impl MeasurementValidator {
         if mesh.pipeline.saturating_mul(step.interleaving) > model.layers {
             let problem = format!("{} blocks for {} stages", model.layers, mesh.pipeline);
             self.defect(&format!("{path}.layers"), problem);
+        }
+        if step.shards_tokens() && !step.workload.sequence_length.is_multiple_of(mesh.tensor) {
+            let problem = format!(
+                "{} tokens are not divisible by {} devices that share them",
+                step.workload.sequence_length, mesh.tensor
+            );
+            self.defect(&format!("{at}.workload.sequence_length"), problem);
         }
         self.chunks(at, step, mesh);
     }
