@@ -3,7 +3,7 @@
 //! ```sh
 //! cargo run --release -p narrows-calibration --example refit_tables -- TABLE.json ROWS.json PARAMETERS LEFT_OUT [PROFILE.json…]
 //! ```
-//! PARAMETERS are names separated by commas, or `-` for none; LEFT_OUT is `nothing`, `models` or `hardware`.
+//! ROWS.json are files of rows or of measurements, separated by commas. PARAMETERS are names separated by commas, or `-` for none; LEFT_OUT is `nothing`, `models` or `hardware`.
 
 use std::path::Path;
 use std::{env, fs, io};
@@ -27,7 +27,8 @@ fn main() -> io::Result<()> {
         "hardware" => LeftOut::Hardware,
         _ => LeftOut::Nothing,
     };
-    let rows = TableRows::read(Path::new(table), Path::new(rows), &profiles)?;
+    let rows: Vec<&Path> = rows.split(',').map(Path::new).collect();
+    let rows = TableRows::read(Path::new(table), &rows, &profiles)?;
     let values: Vec<TableParameter> = parameters.iter().map(|(_, parameter)| *parameter).collect();
     let (ratios, predicted) = rows.predict(&values, left_out);
     for ((name, _), ratio) in parameters.iter().zip(ratios) {
@@ -43,8 +44,9 @@ fn main() -> io::Result<()> {
         let errors: Vec<f64> = of().map(|row| (-row.residual).exp() - 1.0).collect();
         let mean = errors.iter().map(|error| error.abs()).sum::<f64>() / errors.len() as f64;
         let worst = errors.iter().fold(0.0, |worst: f64, error| worst.max(error.abs()));
+        let inside = of().filter(|row| row.inside).count();
         println!(
-            "{name}: {} rows, mean {:.1} %, worst {:.1} %",
+            "{name}: {} rows, mean {:.2} %, worst {:.1} %, {inside} within the table's interval",
             errors.len(),
             100.0 * mean,
             100.0 * worst

@@ -8,7 +8,7 @@
 //!   "global_batch": 64, "sequence": 8192, "dtype": "bf16", "recompute": "block", "step_s": 2.8}]}
 //! ```
 //! Other fields are ignored. One of `step_s` and `tokens_per_s` may be left out; otherwise they agree. The family chooses the prices: a
-//! table of `profiles/frameworks`, or for `megatron` those of GPTs.
+//! table of `profiles/frameworks`.
 
 use indexmap::IndexMap;
 use narrows_cost_model::Executor;
@@ -247,7 +247,8 @@ impl RowReader<'_> {
         let (recompute, shards_tokens) = self.recompute();
         let (model, framework) = self.model();
         // Megatron-LM states its sequence parallelism; other frameworks shard tokens wherever they have a tensor axis.
-        let shards_tokens = shards_tokens || (framework.is_some() && row.tensor > 1);
+        let states_it = matches!(model, TrainedModel::Gpt(_));
+        let shards_tokens = shards_tokens || (!states_it && row.tensor > 1);
         TrainingStep {
             model,
             workload: Workload {
@@ -296,7 +297,7 @@ impl RowReader<'_> {
         }
     }
 
-    /// The model, and the framework's table; none for Megatron-LM.
+    /// The model, and the framework's table.
     fn model(&mut self) -> (TrainedModel, Option<String>) {
         let RowModel { layers, hidden, heads, kv_heads, d_ff, gated, vocab, tied } = self.row.model;
         let decoder = |framework: &str| {
@@ -314,7 +315,8 @@ impl RowReader<'_> {
             };
             (TrainedModel::Decoder(model), Some(framework.to_owned()))
         };
-        let compiled = self.row.framework.to_ascii_lowercase().contains("compile");
+        let framework = self.row.framework.to_ascii_lowercase();
+        let compiled = framework.contains("compile");
         match self.row.family.as_str() {
             "mpt" => decoder("fsdp"),
             "nanotron" => decoder("nanotron"),
@@ -326,7 +328,9 @@ impl RowReader<'_> {
                     self.defect("model", problem.into(), "a row of such a GPT");
                 }
                 let gpt = GptModel { layers, hidden, heads, vocabulary: vocab };
-                (TrainedModel::Gpt(gpt), None)
+                let deepspeed = framework.contains("deepspeed");
+                let table = if deepspeed { "megatron-deepspeed" } else { "megatron" };
+                (TrainedModel::Gpt(gpt), Some(table.to_owned()))
             }
             other => {
                 self.defect("family", format!("`{other}` has no prices"), FAMILIES);

@@ -14,7 +14,7 @@ pub enum StepTerm {
     Memory,
     /// Collectives and transfers.
     Collective,
-    /// Launches and other time of the host.
+    /// Launches, what they add to the device, and other time of the host.
     Host,
 }
 

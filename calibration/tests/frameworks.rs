@@ -13,7 +13,7 @@ const TABLES: [(&str, &[TableParameter], f64, f64); 2] = [
 fn rows(table: &str) -> TableRows {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = folder.join(format!("../profiles/frameworks/{table}.json"));
-    TableRows::read(&table, &folder.join("data/fits/framework-rows.json"), &[]).unwrap()
+    TableRows::read(&table, &[&folder.join("data/fits/framework-rows.json")], &[]).unwrap()
 }
 
 fn mean_error_percent(rows: &[PredictedRow]) -> f64 {

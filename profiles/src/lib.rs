@@ -27,4 +27,6 @@ pub const FRAMEWORKS: &[(&str, &str)] = profiles![
     "frameworks/torchtitan",
     "frameworks/torchtitan-compiled",
     "frameworks/nanotron",
+    "frameworks/megatron",
+    "frameworks/megatron-deepspeed",
 ];

@@ -136,7 +136,7 @@ pub struct CostSettings {
 pub struct FrameworkCostSettings {
     /// The step to price.
     pub step: FrameworkStep,
-    /// Its model and hardware.
+    /// Request with the model and the hardware of the step.
     pub request: Request,
     /// Page.
     pub documents: DocumentFiles,

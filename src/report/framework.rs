@@ -61,7 +61,7 @@ struct PredictionFields {
     term_shares: BTreeMap<&'static str, f64>,
 }
 
-/// What the table and the interval were derived from.
+/// Sources of the values of the table and of the interval.
 #[derive(Serialize)]
 struct FitFields<'a> {
     values: &'a Provenance,

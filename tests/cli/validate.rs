@@ -163,7 +163,10 @@ fn gpt_steps_without_a_price_are_rejected_by_field() {
     file["measurements"][0]["hardware"] = json!("cpu-local");
     fs::write(&path, file.to_string()).unwrap();
     let message = failure(&line, 2);
-    assert!(message.contains("measured.step.model: a GPT is priced in 16 bits"), "{message}");
+    assert!(
+        message.contains("measured.step.model: `megatron-deepspeed` is priced in 16 bits"),
+        "{message}"
+    );
     for (pipeline, interleaving, batch, problem) in [
         (2, 5, 16, "model.gpt.layers: 24 is not divisible by 10"),
         (1, 3, 16, "interleaving: 3 chunks of a stage, and `mesh.pipeline` is 1"),
@@ -211,14 +214,17 @@ fn published_megatron_steps_are_predicted() {
     assert!(jsonschema::is_valid(&schema, &file));
     let document = answer(&format!("validate --measurements {path}"));
     let figures = document["figures"].as_array().unwrap();
-    assert_eq!(figures.len(), 4);
+    assert_eq!(figures.len(), 8);
+    assert!(document["overall"][0]["mean_absolute_percent"].as_f64().unwrap() < 4.0, "{document}");
     let predicted = |index: usize| figures[index]["predicted_s"].as_f64().unwrap();
     for (index, figure) in figures.iter().enumerate() {
         assert_eq!((&figure["fitted"], &figure["inside"]), (&false.into(), &true.into()));
         let error = predicted(index) / figure["measured_s"].as_f64().unwrap() - 1.0;
         assert!(error.abs() < 0.12, "{figure}");
     }
-    assert!(predicted(1) < predicted(0) && predicted(3) < predicted(2), "{figures:?}");
+    for model in 0..4 {
+        assert!(predicted(2 * model + 1) < predicted(2 * model), "{figures:?}");
+    }
     // The bubble of 280 equal microbatches on 35 stages is 34/280 of their time without chunks, and with three a third of
     // that. Transfers of all chunks and the loss on the last stage leave less of the difference.
     let mut plain = file;
@@ -229,8 +235,8 @@ fn published_megatron_steps_are_predicted() {
     let path = folder.path().join("plain.json");
     fs::write(&path, plain.to_string()).unwrap();
     let document = answer(&format!("validate --measurements {}", path.display()));
-    let ratio = document["figures"][3]["predicted_s"].as_f64().unwrap() / predicted(3);
-    assert!((1.05..314.0 / (280.0 + 34.0 / 3.0)).contains(&ratio), "{ratio}");
+    let ratio = document["figures"][5]["predicted_s"].as_f64().unwrap() / predicted(5);
+    assert!((1.03..314.0 / (280.0 + 34.0 / 3.0)).contains(&ratio), "{ratio}");
 }
 
 /// Each fitted step is predicted by a fit to the others, in JSON and in text.

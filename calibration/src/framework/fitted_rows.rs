@@ -1,5 +1,4 @@
-//! Recognises the steps that [`FITTED_FRAMEWORK`](super::FITTED_FRAMEWORK) was fitted to, which must not count as
-//! predicted.
+//! Recognises the steps of GPTs that a table was fitted to, which must not count as predicted.
 //!
 //! The rows are not part of the repository. `data/fits/gpt-a100-rows.txt` has a digest of each row: of the sizes of its
 //! model, its mesh, its workload, and the logarithmic bin of its time t,
@@ -20,6 +19,9 @@ use sha2::{Digest, Sha256};
 use crate::measurements::{StepRecompute, TrainedModel, TrainingStep};
 
 const ROWS: &str = include_str!("../../data/fits/gpt-a100-rows.txt");
+
+/// The table that was fitted to the rows.
+const FRAMEWORK: &str = "megatron-deepspeed";
 
 /// Relative width of a bin of times.
 const TIME_BIN: f64 = 0.05;
@@ -58,10 +60,12 @@ impl FitConditions {
     /// must equal the preset, not only in name.
     pub fn apply_to(&self, step: &TrainingStep, profile: &Profile) -> bool {
         let TrainedModel::Gpt(gpt) = step.model else { return false };
+        let is_fitted = step.decoder().is_some_and(|(_, framework)| framework == FRAMEWORK);
         let hardware = preset(&self.hardware);
         hardware.is_ok_and(|hardware| hardware.fingerprint() == profile.fingerprint())
             && step.recompute == self.recompute
             && step.has_fitted_sharding_and_schedule()
+            && is_fitted
             && gpt.vocabulary == self.vocabulary
     }
 }
@@ -72,6 +76,7 @@ fn time_bin(time_s: f64) -> i64 {
 }
 
 /// Identifies a measured step; `None` for a model that is not a GPT.
+#[cfg(test)]
 pub(super) fn row_digest(step: &TrainingStep, mesh: Mesh, measured_s: f64) -> Option<String> {
     digest(step, mesh, time_bin(measured_s))
 }

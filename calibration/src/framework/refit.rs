@@ -1,171 +1,206 @@
-//! Repeats the fit of [`FITTED_FRAMEWORK`] to its rows, and writes the data files that are derived from them.
+//! Fits the factors of a framework's table to rows of steps, and its errors with models or hardware left out.
 //!
-//! The rows are not part of the repository.
+//! Minimises the mean of |ln(predicted / measured)| by coordinate descent, each kind of hardware with the same weight. What
+//! a fit leaves out is also left out of the choice of its values: the counts of a table come from the framework's source,
+//! not from rows.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::{fs, io};
 
-use narrows_cost_model::profile::{Profile, Provenance, ProvenanceKind, preset};
+use narrows_cost_model::profile::{ProfileFile, preset};
 use narrows_plan::Defects;
-use narrows_plan::strategy::Recompute;
 
-use super::coefficients::COEFFICIENT_NAMES;
-use super::fit::{FrameworkStep, HoldOut, StepRows};
-use super::fitted_rows::row_digest;
-use super::interval::IntervalModel;
-use super::{FITTED_FRAMEWORK, FitConditions};
-use crate::measurements::{
-    Citation, GptModel, MeasuredQuantity, Measurement, TrainedModel, TrainingStep,
-};
-use crate::{CsvDefaults, measurements_from_csv};
+use super::file::FrameworkTable;
+use super::parameter::{Fit, TableParameter};
+use super::step::decoder_step_time_s;
+use crate::coordinate_descent::CoordinateDescent;
+use crate::measurements::{self, DecoderModel, MeasuredQuantity, Measurement, TrainingStep};
+use crate::step_rows::measurements_from_rows;
 
-/// Draws of a bootstrap.
-pub(super) const DRAWS: usize = 16;
-pub(super) const SEED: u64 = 270;
+/// Relative steps of the search, in order.
+const STEPS: [f64; 4] = [0.2, 0.06, 0.02, 0.007];
+/// Sweeps with each step.
+const SWEEPS: usize = 4;
+/// Moves of one value in a row.
+const MOVES_MAX: usize = 20;
 
-/// A file of rows, with the properties that it does not state.
-pub(super) struct RowFile {
-    pub name: &'static str,
-    /// The name of a preset.
-    pub hardware: &'static str,
-    pub recompute: Recompute,
+/// Rows that a fit leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeftOut {
+    /// Nothing.
+    Nothing,
+    /// Each model in turn.
+    Models,
+    /// Each kind of hardware in turn.
+    Hardware,
 }
 
-/// The files of the fit: within a node, and across nodes.
-pub(super) const ROW_FILES: [RowFile; 2] = [
-    RowFile {
-        name: "vtrain-a100-single-sample.csv",
-        hardware: "a100-80gb-8",
-        recompute: Recompute::None,
-    },
-    RowFile {
-        name: "vtrain-a100-multi-sample.csv",
-        hardware: "a100-80gb-8-4nic",
-        recompute: Recompute::Block,
-    },
-];
+/// A row predicted by a fit.
+#[derive(Clone, Debug)]
+pub struct PredictedRow {
+    /// The row's name.
+    pub name: String,
+    /// The name of its hardware profile.
+    pub hardware: String,
+    /// ln(measured / predicted).
+    pub residual: f64,
+    /// Whether the measured time lies within the table's 90 % interval around this prediction.
+    pub inside: bool,
+}
 
-impl RowFile {
-    fn read(&self, folder: &Path) -> io::Result<Vec<Measurement>> {
-        let text = fs::read_to_string(folder.join(self.name))?;
-        let source = Citation { citation: self.name.into(), conditions: String::new() };
-        let (name, hardware) = ("rows".into(), self.hardware.into());
-        let recompute = self.recompute;
-        let defaults = CsvDefaults { name, source, hardware, vocabulary: 51_200, recompute };
-        Ok(measurements_from_csv(&text, &defaults).map_err(invalid)?.measurements)
-    }
+/// Rows of one framework, and its table.
+pub struct TableRows {
+    fit: Fit,
+    rows: Vec<DecoderRow>,
+}
+
+struct DecoderRow {
+    measurement: Measurement,
+    model: DecoderModel,
+    step: TrainingStep,
+    /// Index of the hardware profile.
+    profile: usize,
 }
 
 fn invalid(defects: Defects) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, defects.to_string())
 }
 
-/// The measured steps of GPTs that the framework was fitted to.
-pub struct FrameworkRows {
-    pub(super) rows: Vec<Measurement>,
-    /// The profiles of [`ROW_FILES`].
-    pub(super) profiles: [Profile; 2],
-}
-
-/// Result of a fit.
-pub struct FrameworkFit {
-    /// Names and values of the fitted coefficients.
-    pub coefficients: Vec<(&'static str, f64)>,
-    /// The text of `data/fits/gpt-a100.json`.
-    pub intervals: String,
-}
-
-impl FrameworkRows {
-    /// Reads `vtrain-a100-single-sample.csv` and `vtrain-a100-multi-sample.csv` in a folder.
+impl TableRows {
+    /// The rows of the framework of a table, from files of rows and of measurements. Profiles among `profiles` replace
+    /// presets of their names.
     ///
     /// # Errors
-    /// A file that cannot be read, or without the columns of such rows.
-    pub fn read(folder: &Path) -> io::Result<FrameworkRows> {
-        let [single, multi] = &ROW_FILES;
-        let profile = |file: &RowFile| preset(file.hardware).map_err(invalid);
-        Ok(FrameworkRows {
-            rows: [single.read(folder)?, multi.read(folder)?].concat(),
-            profiles: [profile(single)?, profile(multi)?],
-        })
+    /// Files that cannot be read.
+    pub fn read(table: &Path, rows: &[&Path], profiles: &[ProfileFile]) -> io::Result<TableRows> {
+        let text = fs::read_to_string(table)?;
+        let table = FrameworkTable::read(&table.display().to_string(), &text).map_err(invalid)?;
+        let rows = rows.iter().map(|file| read_rows(file)).collect::<io::Result<Vec<_>>>()?;
+        TableRows::of(table, rows.concat(), profiles).map_err(invalid)
     }
 
-    /// The rows that `is_selected` accepts by index.
-    pub(super) fn select(&self, is_selected: impl Fn(usize, &Measurement) -> bool) -> StepRows<'_> {
-        let rows = self.rows.iter().enumerate();
-        let selected = rows.filter(|(index, row)| is_selected(*index, row));
-        StepRows::new(selected.filter_map(|(_, row)| self.step_row(row)).collect())
-    }
-
-    fn step_row<'a>(&'a self, row: &'a Measurement) -> Option<FrameworkStep<'a>> {
-        let (step, _) = gpt_step(row)?;
-        let profile = self.profile(row)?;
-        Some(FrameworkStep { step, mesh: row.mesh, profile, measured_s: row.measured_s(profile) })
-    }
-
-    fn profile(&self, row: &Measurement) -> Option<&Profile> {
-        self.profiles.iter().find(|profile| profile.name() == row.hardware)
-    }
-
-    /// Fits the coefficients to all rows, and the intervals of the shipped coefficients.
+    /// The measurements of the framework of a table.
     ///
     /// # Errors
-    /// Intervals that cannot be serialized.
-    pub fn fit(&self) -> io::Result<FrameworkFit> {
-        let all = self.select(|_, _| true);
-        let fitted = all.fit();
-        let shipped = FITTED_FRAMEWORK.coefficients(&self.profiles[1]);
-        let [by_row, by_model] =
-            [HoldOut::Rows, HoldOut::Models].map(|unit| all.bootstrap(unit, shipped, DRAWS, SEED));
-        let mut intervals = IntervalModel::of(&all, &shipped, &by_row, &by_model, provenance());
-        let round = |number: &mut f64| *number = (*number * 1e4).round() / 1e4;
-        for fit in [&mut intervals.by_row, &mut intervals.by_model] {
-            fit.draws.iter_mut().flatten().for_each(round);
-            fit.within_a_node.iter_mut().for_each(round);
-            fit.across_nodes.iter_mut().for_each(round);
-        }
-        intervals.log_size_ranges.iter_mut().flatten().for_each(round);
-        let intervals = serde_json::to_string(&intervals)?.replace("],[", "],\n[") + "\n";
-        let coefficients = COEFFICIENT_NAMES.into_iter().zip(fitted).collect();
-        Ok(FrameworkFit { coefficients, intervals })
-    }
-
-    /// The text of `data/fits/gpt-a100-rows.txt`: the conditions of each file, followed by the digests of its rows, sorted
-    /// to hide the order of the rows.
-    pub fn digests(&self) -> String {
-        let of_file = |profile: &Profile| {
-            let digest = |row: &Measurement| {
-                let (step, gpt) = gpt_step(row)?;
-                let (hardware, recompute) = (row.hardware.clone(), step.recompute);
-                let conditions = FitConditions { hardware, recompute, vocabulary: gpt.vocabulary };
-                let digest = row_digest(step, row.mesh, row.measured_s(profile))?;
-                Some((conditions.labels().join(" "), digest))
+    /// Hardware that is not known.
+    pub(super) fn of(
+        table: FrameworkTable,
+        measurements: Vec<Measurement>,
+        profiles: &[ProfileFile],
+    ) -> Result<TableRows, Defects> {
+        let mut fit = Fit { table, profiles: vec![] };
+        let mut rows = vec![];
+        for measurement in measurements {
+            let MeasuredQuantity::Step(step) = &measurement.measured else { continue };
+            let Some((model, framework)) = step.decoder() else { continue };
+            if framework != fit.table.name {
+                continue;
+            }
+            let name = measurement.hardware.as_str();
+            let known = fit.profiles.iter().position(|profile| profile.name() == name);
+            let profile = match known {
+                Some(known) => known,
+                None => {
+                    let given = profiles.iter().find(|file| file.name == name);
+                    let read = given.map_or_else(|| preset(name), |file| file.clone().resolve());
+                    fit.profiles.push(read?);
+                    fit.profiles.len() - 1
+                }
             };
-            let own_rows = self.rows.iter().filter(|row| row.hardware == profile.name());
-            let mut digests: Vec<(String, String)> = own_rows.filter_map(digest).collect();
-            digests.sort();
-            let heading = digests.first().map_or(String::new(), |(heading, _)| heading.clone());
-            let lines = digests.into_iter().map(|(_, digest)| digest + "\n");
-            format!("{heading}\n{}", lines.collect::<String>())
+            let step = step.as_ref().clone();
+            rows.push(DecoderRow { model, step, profile, measurement });
+        }
+        Ok(TableRows { fit, rows })
+    }
+
+    /// Fits `parameters`, and predicts every row by a fit that leaves its group out. Also returns the values of the fit to all
+    /// rows, in the order of `parameters`, relative to the table's.
+    pub fn predict(
+        &self,
+        parameters: &[TableParameter],
+        left_out: LeftOut,
+    ) -> (Vec<f64>, Vec<PredictedRow>) {
+        let (ratios, all) = self.fit(parameters, |_| true);
+        let group = |row: &DecoderRow| match left_out {
+            LeftOut::Nothing => String::new(),
+            LeftOut::Models => format!("{:?}", row.model),
+            LeftOut::Hardware => row.measurement.hardware.clone(),
         };
-        self.profiles.iter().map(of_file).collect()
+        let groups: BTreeSet<String> = self.rows.iter().map(group).collect();
+        let mut predicted = vec![];
+        for left in &groups {
+            let fit = match left_out {
+                LeftOut::Nothing => all.clone(),
+                _ => self.fit(parameters, |row| group(row) != *left).1,
+            };
+            for row in self.rows.iter().filter(|row| group(row) == *left) {
+                let (residual, profile) = (row.residual(&fit), &self.fit.profiles[row.profile]);
+                let (_, interval) =
+                    self.fit.table.errors.of(&row.step, row.measurement.mesh, profile);
+                let [low, high] = interval.map(f64::ln);
+                predicted.push(PredictedRow {
+                    name: row.measurement.name.clone(),
+                    hardware: row.measurement.hardware.clone(),
+                    residual,
+                    inside: (low..=high).contains(&residual),
+                });
+            }
+        }
+        (ratios, predicted)
+    }
+
+    fn fit(
+        &self,
+        parameters: &[TableParameter],
+        is_selected: impl Fn(&DecoderRow) -> bool,
+    ) -> (Vec<f64>, Fit) {
+        let rows: Vec<&DecoderRow> = self.rows.iter().filter(|row| is_selected(row)).collect();
+        let of_hardware = |row: &DecoderRow| {
+            rows.iter().filter(|other| other.profile == row.profile).count() as f64
+        };
+        let weights: Vec<f64> = rows.iter().map(|row| 1.0 / of_hardware(row)).collect();
+        let scaled = |ratios: &Vec<f64>| {
+            let mut fit = self.fit.clone();
+            for (parameter, ratio) in parameters.iter().zip(ratios) {
+                parameter.scale(&mut fit, *ratio);
+            }
+            fit
+        };
+        let loss = |ratios: &Vec<f64>| -> f64 {
+            let fit = scaled(ratios);
+            rows.iter().zip(&weights).map(|(row, weight)| weight * row.residual(&fit).abs()).sum()
+        };
+        let mut search = CoordinateDescent::new(vec![1.0; parameters.len()], loss);
+        for step in STEPS {
+            for _ in 0..SWEEPS {
+                let factors = [1.0 + step, 1.0 / (1.0 + step)];
+                let scale =
+                    |ratios: &mut Vec<f64>, index: usize, factor: f64| ratios[index] *= factor;
+                search.sweep(parameters.len(), factors, MOVES_MAX, scale, loss);
+            }
+        }
+        let fit = scaled(&search.best);
+        (search.best, fit)
     }
 }
 
-/// The step and the model of a row; `None` for a row that is not a step of a GPT.
-pub(super) fn gpt_step(row: &Measurement) -> Option<(&TrainingStep, &GptModel)> {
-    let MeasuredQuantity::Step(step) = &row.measured else { return None };
-    let TrainedModel::Gpt(gpt) = &step.model else { return None };
-    Some((step, gpt))
+impl DecoderRow {
+    /// ln(measured / predicted).
+    fn residual(&self, fit: &Fit) -> f64 {
+        let (mesh, profile) = (self.measurement.mesh, &fit.profiles[self.profile]);
+        let predicted_s = decoder_step_time_s(&fit.table, self.model, &self.step, mesh, profile);
+        (self.measurement.measured_s(profile) / predicted_s).ln()
+    }
 }
 
-/// The provenance in the shipped file of intervals, which the coefficients of its date belong to.
-pub(super) fn provenance() -> Provenance {
-    Provenance {
-        kind: ProvenanceKind::Published,
-        source: "240 steps on one node and 30 on 8 to 64 nodes of the validation rows of vTrain (KAIST); \
-                 draws and residuals by `cargo run --release -p narrows-calibration --example refit_framework`"
-            .into(),
-        date: "2026-11-24".into(),
-        assumed: vec![],
-    }
+/// The measurements of a file of rows or of measurements.
+fn read_rows(path: &Path) -> io::Result<Vec<Measurement>> {
+    let (text, name) = (fs::read_to_string(path)?, path.display().to_string());
+    let is_measurements = text.contains("narrows-measurements/");
+    let file = match is_measurements {
+        true => measurements::read(&name, &text),
+        false => measurements_from_rows(&text, "rows", None),
+    };
+    Ok(file.map_err(invalid)?.measurements)
 }

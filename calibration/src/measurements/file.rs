@@ -188,7 +188,7 @@ pub struct TrainingStep {
     pub strategy: Baseline,
     /// Activations that the backward pass recomputed.
     pub recompute: StepRecompute,
-    /// The framework that ran a `decoder`: a table of `profiles/frameworks`.
+    /// The framework that ran a `decoder` or a `gpt`: a table of `profiles/frameworks`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub framework: Option<String>,
     /// Model chunks of each pipeline stage: more than one ran interleaved 1F1B. GPTs only.
@@ -209,6 +209,19 @@ pub struct TrainingStep {
 }
 
 impl TrainingStep {
+    /// The decoder that a framework's table prices, and the name of the table; `None` for a model with a plan.
+    pub fn decoder(&self) -> Option<(DecoderModel, &str)> {
+        match &self.model {
+            TrainedModel::Gpt(gpt) => {
+                Some((gpt.decoder(), self.framework.as_deref().unwrap_or(GPT_FRAMEWORKS[0])))
+            }
+            TrainedModel::Decoder(model) => {
+                Some((*model, self.framework.as_deref().unwrap_or_default()))
+            }
+            TrainedModel::Preset(_) | TrainedModel::Described(_) => None,
+        }
+    }
+
     /// Whether the residual stream of a GPT is sharded on tokens (sequence parallelism).
     pub fn shards_tokens(&self) -> bool {
         self.strategy.shards_tokens()
@@ -317,6 +330,26 @@ pub struct GptModel {
     pub heads: u64,
     /// Rows of the embedding, padding included.
     pub vocabulary: u64,
+}
+
+/// The tables that price GPTs, the default first.
+pub(super) const GPT_FRAMEWORKS: [&str; 2] = ["megatron-deepspeed", "megatron"];
+
+impl GptModel {
+    /// The same model with all sizes.
+    fn decoder(&self) -> DecoderModel {
+        let GptModel { layers, hidden, heads, vocabulary } = *self;
+        DecoderModel {
+            layers,
+            hidden,
+            heads,
+            kv_heads: heads,
+            d_ff: 4 * hidden,
+            mlp: MlpKind::Plain,
+            vocabulary,
+            embedding: EmbeddingKind::Tied,
+        }
+    }
 }
 
 /// A full-rank decoder, as a framework's table prices it.

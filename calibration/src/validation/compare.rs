@@ -1,7 +1,7 @@
 //! Predictions of the measurements in files.
 //!
 //! Kernels are priced one by one. A step is planned with the mesh, microbatch and restrictions of its measurement, and
-//! its plan is simulated. A GPT's step is priced by [`framework`](crate::framework). Measurements that a prediction was fitted
+//! its plan is simulated. Steps of other frameworks are priced by [`framework`](crate::framework). Measurements that a prediction was fitted
 //! to are labelled, and summarised apart.
 
 use std::collections::BTreeMap;
@@ -10,19 +10,19 @@ use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::{Breakdown, Profile, profile};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Recompute, Rules};
-use narrows_plan::{DType, Defect, Defects, Kernel, Mesh, PipelineSchedule, Zero};
+use narrows_plan::{Defect, Defects, Kernel, Mesh, PipelineSchedule, Zero};
 use narrows_planner::{
     MemoryLimit, Prediction, Request, RequestDefect, RequestField, kernels as kernels_of_step,
     predict_program, search,
 };
 
 use crate::framework::{
-    FITTED_FRAMEWORK, FitConditions, FrameworkTable, built_in_interval_model, decoder_step_time_s,
-    decoder_term_shares, fit_conditions_of, is_fitted_step, step_time_s, term_shares,
+    FitConditions, FrameworkTable, decoder_step_time_s, decoder_term_shares, fit_conditions_of,
+    is_fitted_step,
 };
 use crate::measurements::{
-    DecoderModel, KernelRun, MeasuredQuantity, Measurement, MeasurementsFile, TrainedModel,
-    TrainingStep, nested, predicted_time_s, priced_kernels,
+    KernelRun, MeasuredQuantity, Measurement, MeasurementsFile, TrainedModel, TrainingStep, nested,
+    predicted_time_s, priced_kernels,
 };
 use crate::step_terms::{StepTerm, TermShare};
 
@@ -198,20 +198,8 @@ fn predict_step(
     profile: &Profile,
 ) -> Result<PredictedTime, Defects> {
     let mesh = measurement.mesh;
-    if let Some(time_s) = step_time_s(step, mesh, profile, &FITTED_FRAMEWORK) {
-        if profile.precision().compute_dtype() != DType::Bf16 {
-            let problem =
-                format!("a GPT is priced in 16 bits, and `{}` computes in 32", profile.name());
-            return Err(Defect::new("model", problem).hint("hardware of `mixed-bf16`").into());
-        }
-        let intervals = built_in_interval_model()?;
-        let interval_s = intervals.interval_s(step, mesh, profile, &FITTED_FRAMEWORK);
-        let terms = term_shares(step, mesh, profile, &FITTED_FRAMEWORK).unwrap_or_default();
-        let interval_s = interval_s.unwrap_or([time_s; 2]);
-        return Ok(PredictedTime { time_s, interval_s, terms });
-    }
-    if let TrainedModel::Decoder(model) = step.model {
-        return predict_decoder(model, step, mesh, profile);
+    if let Some(predicted) = predict_decoder(step, mesh, profile) {
+        return predicted;
     }
     let recompute = step.recompute.of_plan()?;
     let PlannedStep { prediction, .. } = plan_step(step, measurement, profile, recompute)?;
@@ -220,19 +208,22 @@ fn predict_step(
     Ok(PredictedTime { time_s: prediction.step_time_s, interval_s, terms })
 }
 
-/// Predicts a step under a framework's table.
+/// Predicts a step under a framework's table; `None` for a step of a plan.
 fn predict_decoder(
-    model: DecoderModel,
     step: &TrainingStep,
     mesh: Mesh,
     profile: &Profile,
-) -> Result<PredictedTime, Defects> {
-    let table = FrameworkTable::built_in(step.framework.as_deref().unwrap_or_default())?;
-    table.check_precision(profile).map_err(|defect| Defect { field: "model".into(), ..defect })?;
-    let time_s = decoder_step_time_s(&table, model, step, mesh, profile);
-    let interval_s = table.errors.of(profile).1.map(|ratio| time_s * ratio);
-    let terms = decoder_term_shares(&table, model, step, mesh, profile);
-    Ok(PredictedTime { time_s, interval_s, terms })
+) -> Option<Result<PredictedTime, Defects>> {
+    let (model, framework) = step.decoder()?;
+    let predict = |table: FrameworkTable| {
+        table.check_precision(profile).map_err(|it| Defect { field: "model".into(), ..it })?;
+        let time_s = decoder_step_time_s(&table, model, step, mesh, profile);
+        let (_, interval) = table.errors.of(step, mesh, profile);
+        let interval_s = interval.map(|ratio| time_s * ratio);
+        let terms = decoder_term_shares(&table, model, step, mesh, profile);
+        Ok(PredictedTime { time_s, interval_s, terms })
+    };
+    Some(FrameworkTable::built_in(framework).and_then(predict))
 }
 
 /// The shares of the terms of a planned step. Launches are part of the kernels.

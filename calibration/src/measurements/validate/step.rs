@@ -6,7 +6,9 @@ use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
 use narrows_plan::{Defect, Defects, Mesh, Zero};
 
 use super::{MeasurementValidator, nested};
-use crate::measurements::file::{GptModel, Measurement, StepRecompute, TrainedModel, TrainingStep};
+use crate::measurements::file::{
+    GPT_FRAMEWORKS, GptModel, Measurement, StepRecompute, TrainedModel, TrainingStep,
+};
 
 /// Limits the simulation, which has two passes for each microbatch and chunk of a stage.
 const MICROBATCHES_MAX: u64 = 1 << 16;
@@ -42,10 +44,11 @@ impl MeasurementValidator {
         if self.is_valid() {
             self.microbatches(&at, step, mesh);
         }
-        if step.framework.is_some() && !matches!(step.model, TrainedModel::Decoder(_)) {
-            let problem = "names a framework, and the model is no `decoder`".into();
+        let is_planned = matches!(step.model, TrainedModel::Preset(_) | TrainedModel::Described(_));
+        if step.framework.is_some() && is_planned {
+            let problem = "names a framework, and the model is neither a `decoder` nor a `gpt`";
             let hint = "leave it out, or describe the model as a `decoder`";
-            self.defect_with_hint(&format!("{at}.framework"), problem, hint);
+            self.defect_with_hint(&format!("{at}.framework"), problem.into(), hint);
         }
         match &step.model {
             TrainedModel::Gpt(gpt) => self.gpt_step(&at, gpt, step, measurement),
@@ -141,6 +144,13 @@ impl MeasurementValidator {
             self.defect_with_hint("executor", problem, "eager");
         }
         let field = |name: &str| format!("{at}.{name}");
+        let framework = step.framework.as_deref();
+        if let Some(name) = framework.filter(|name| !GPT_FRAMEWORKS.contains(name)) {
+            let problem = format!("`{name}` is not a framework that runs a `gpt`");
+            let hint =
+                format!("{}; or describe the model as a `decoder`", GPT_FRAMEWORKS.join(", "));
+            self.defect_with_hint(&field("framework"), problem, &hint);
+        }
         let priced = [StepRecompute::None, StepRecompute::Selective, StepRecompute::Block];
         if !priced.contains(&step.recompute) {
             let problem = "a GPT's step is predicted without recomputation, or with that of attention's core or of \

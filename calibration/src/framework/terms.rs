@@ -35,6 +35,7 @@ fn scaled(table: &FrameworkTable, term: StepTerm, factor: f64) -> FrameworkTable
             table.host.operator_s *= factor;
             table.host.block_s *= factor;
             table.host.step_s *= factor;
+            table.device.operator_s *= factor;
         }
     }
     table

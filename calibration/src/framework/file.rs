@@ -4,20 +4,11 @@
 //! segment, the host's time, and what it communicates for sharded parameters. It has no value that is indexed by a
 //! model, a mesh or a device.
 
-use narrows_cost_model::Profile;
-use narrows_cost_model::interval::prediction_interval;
-use narrows_cost_model::profile::{Provenance, RelativeError, preset};
-use narrows_plan::{DType, Defect, Defects, Zero, json};
-use narrows_profiles::FRAMEWORKS;
+use narrows_cost_model::profile::Provenance;
+use narrows_plan::Zero;
 use serde::{Deserialize, Serialize};
 
-/// Largest factor, fraction or time of a table.
-const VALUE_MAX: f64 = 1e3;
-
-/// Most launches of one entry.
-const LAUNCHES_MAX: u64 = 1000;
-/// Most bytes of an element in one launch.
-const BYTES_MAX: u64 = 1000;
+use super::errors::StepErrors;
 
 /// The table of a framework.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,8 +30,17 @@ pub(crate) struct FrameworkTable {
     pub block_recomputation: BlockRecomputation,
     /// Time of the host.
     pub host: HostCosts,
+    /// Time of the device.
+    #[serde(default)]
+    pub device: DeviceCosts,
     /// Tokens of the residual stream over the tensor axis, unless a step states it.
     pub tokens: TokenSharding,
+    /// Sums over the tensor axis in backward passes.
+    #[serde(default)]
+    pub tensor_collectives: TensorCollectives,
+    /// Transfers between stages.
+    #[serde(default)]
+    pub transfers: StageTransfers,
     /// Communication and updates of parameters.
     pub parameters: ParameterCosts,
     /// Division of blocks among pipeline stages.
@@ -81,7 +81,7 @@ pub(crate) enum BlockRecomputation {
     Whole,
 }
 
-/// The attention kernel, relative to the curves of the profile, which are those of FlashAttention-2.
+/// The attention kernel. Efficiencies are relative to the curves of the profile, which are those of FlashAttention-2.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AttentionKernel {
@@ -91,14 +91,34 @@ pub(crate) struct AttentionKernel {
     pub forward: f64,
     /// Efficiency of the backward pass over that of the profile.
     pub backward: f64,
+    /// Scores of all heads.
+    #[serde(default)]
+    pub scores: AttentionScores,
+    /// The fused softmax applies where this divides the matrices of scores on a device.
+    #[serde(default = "one")]
+    pub fused_softmax_matrices: u64,
+}
+
+/// The scores of attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum AttentionScores {
+    /// They stay in the fused kernel.
+    #[default]
+    Kernel,
+    /// They are written to memory: attention is two GEMMs with the passes of `attention_core` between them.
+    Memory,
 }
 
 /// Passes over memory of each segment and direction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SegmentPasses {
-    /// A block, forward.
+    /// A block, forward, without the core of attention.
     pub block_forward: Vec<MemoryPass>,
+    /// The core of attention, forward, as selective recomputation repeats it.
+    #[serde(default)]
+    pub attention_core: Vec<MemoryPass>,
     /// A block, backward.
     pub block_backward: Vec<MemoryPass>,
     /// The embedding, forward.
@@ -123,9 +143,9 @@ pub(crate) struct MemoryPass {
     /// Launches.
     #[serde(default = "one")]
     pub times: u64,
-    /// The models that have this pass.
+    /// The steps that have this pass.
     #[serde(default)]
-    pub only: ModelKind,
+    pub only: PassCondition,
 }
 
 fn one() -> u64 {
@@ -134,10 +154,14 @@ fn one() -> u64 {
 
 /// The tensor that a pass reads and writes, on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum PassTensor {
     /// The residual stream.
     Hidden,
+    /// The residual stream before its tokens are sharded.
+    AllHidden,
+    /// Scores of attention.
+    Scores,
     /// Queries, or the context.
     Queries,
     /// Keys, or values.
@@ -150,17 +174,19 @@ pub(crate) enum PassTensor {
     Weights,
 }
 
-/// The models that have a pass.
+/// The steps that have a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ModelKind {
-    /// All models.
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PassCondition {
+    /// All steps.
     #[default]
     All,
     /// Models whose MLP has a gate.
     Gated,
     /// Models whose MLP has no gate.
     Plain,
+    /// Steps in which the fused softmax does not apply.
+    UnfusedSoftmax,
 }
 
 /// Time of the host.
@@ -173,6 +199,42 @@ pub(crate) struct HostCosts {
     pub block_s: f64,
     /// Seconds of a step outside its passes.
     pub step_s: f64,
+    /// Fraction of the host's time that every further device of the tensor axis adds, because collectives wait for the
+    /// slowest host.
+    #[serde(default)]
+    pub lockstep: f64,
+}
+
+/// Time of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DeviceCosts {
+    /// Seconds of an operator beyond its counted work: further kernels that it launches, and gaps between kernels.
+    pub operator_s: f64,
+}
+
+/// Sums of partial results over the tensor axis in backward passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum TensorCollectives {
+    /// They run alone.
+    #[default]
+    Alone,
+    /// Those of a column linear run beside the GEMM of its weight's gradient. Sharded inputs are gathered again for it,
+    /// beside the GEMM of their gradient.
+    BesideWeightGradients,
+}
+
+/// Transfers of a replicated residual stream between stages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum StageTransfers {
+    /// Every device of the tensor axis sends all of it.
+    #[default]
+    Whole,
+    /// Every device of the tensor axis sends its share, and the receivers gather the shares (Narayanan et al., "Efficient
+    /// Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", arXiv 2104.04473, section 4.1).
+    Shares,
 }
 
 /// Tokens of the residual stream over the tensor axis.
@@ -204,6 +266,9 @@ pub(crate) struct ParameterCosts {
     pub gradient_bytes: u64,
     /// Bytes that an update reads and writes for each of its parameters.
     pub update_bytes: u64,
+    /// Whether the GEMM of a weight's gradient adds its result to the fp32 gradient, instead of a pass over memory.
+    #[serde(default)]
+    pub fused_accumulation: bool,
     /// Computation beside which these collectives run.
     pub overlap: ParameterOverlap,
 }
@@ -240,148 +305,4 @@ pub(crate) struct PriceFactors {
     pub memory: f64,
     /// Factor on collectives and transfers.
     pub collective: f64,
-}
-
-/// Errors of measured steps, ln(measured / predicted).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct StepErrors {
-    /// Hardware profiles of the steps that the values were fitted to.
-    pub fitted_hardware: Vec<String>,
-    /// Errors on this hardware, with each model left out of the fit in turn.
-    pub models_left_out: RelativeError,
-    /// Errors on other hardware, with each kind of hardware left out of the fit in turn.
-    pub hardware_left_out: RelativeError,
-}
-
-impl StepErrors {
-    /// The errors of steps on this hardware, and their 90 % interval as ratios to the prediction. Hardware of the fit is a
-    /// profile that equals its preset, not only in name.
-    pub fn of(&self, profile: &Profile) -> (&RelativeError, [f64; 2]) {
-        let is_fitted = |name: &String| {
-            preset(name).is_ok_and(|fitted| fitted.fingerprint() == profile.fingerprint())
-        };
-        let fitted = self.fitted_hardware.iter().any(is_fitted);
-        let error = if fitted { &self.models_left_out } else { &self.hardware_left_out };
-        if error.residuals.is_empty() {
-            return (error, [1.0 / (1.0 + error.half_width_90), 1.0 + error.half_width_90]);
-        }
-        (error, prediction_interval(&[], &error.residuals, 1.0).map(f64::exp))
-    }
-}
-
-impl FrameworkTable {
-    /// Whether pipeline stages have equal numbers of blocks.
-    pub fn divides_blocks(&self) -> bool {
-        self.stages == StageDivision::EqualBlocks
-    }
-
-    /// Checks that the hardware computes in 16 bits, which all tables assume.
-    ///
-    /// # Errors
-    /// Other hardware.
-    pub fn check_precision(&self, profile: &Profile) -> Result<(), Defect> {
-        if profile.precision().compute_dtype() == DType::Bf16 {
-            return Ok(());
-        }
-        let problem = format!(
-            "`{}` is priced in 16 bits, and `{}` computes in 32",
-            self.name,
-            profile.name()
-        );
-        Err(Defect::new("hardware", problem).hint("hardware of `mixed-bf16`"))
-    }
-
-    /// Reads and validates a table; `name` is its name in messages.
-    ///
-    /// # Errors
-    /// A syntax error or an unknown field, else every value outside its range.
-    pub fn read(name: &str, text: &str) -> Result<FrameworkTable, Defects> {
-        let table: FrameworkTable = json::read(text).map_err(|defect| {
-            let problem = format!("{name} is not the table of a framework: {}", defect.problem);
-            Defects::single(Defect::new(defect.field, problem))
-        })?;
-        let mut defects = Defects::default();
-        for (field, value) in [
-            ("attention.forward", table.attention.forward),
-            ("attention.backward", table.attention.backward),
-            ("factors.gemm", table.factors.gemm),
-            ("factors.unaligned_gemm", table.factors.unaligned_gemm),
-            ("factors.memory", table.factors.memory),
-            ("factors.collective", table.factors.collective),
-        ] {
-            if !(value > 0.0 && value <= VALUE_MAX) {
-                defects.push(Defect::new(field, format!("{value} is not a positive factor")));
-            }
-        }
-        for (field, value) in [
-            ("host.operator_s", table.host.operator_s),
-            ("host.block_s", table.host.block_s),
-            ("host.step_s", table.host.step_s),
-        ] {
-            if !(0.0..=VALUE_MAX).contains(&value) {
-                defects.push(Defect::new(field, format!("{value} is not a time in seconds")));
-            }
-        }
-        let passes = &table.passes;
-        for (field, passes) in [
-            ("block_forward", &passes.block_forward),
-            ("block_backward", &passes.block_backward),
-            ("embedding_forward", &passes.embedding_forward),
-            ("embedding_backward", &passes.embedding_backward),
-            ("head_forward", &passes.head_forward),
-            ("head_backward", &passes.head_backward),
-        ] {
-            if passes
-                .iter()
-                .any(|pass| pass.times > LAUNCHES_MAX || pass.bytes_per_element > BYTES_MAX)
-            {
-                let problem = format!("more than {LAUNCHES_MAX} launches or {BYTES_MAX} bytes");
-                defects.push(Defect::new(format!("passes.{field}"), problem));
-            }
-        }
-        defects.into_result(table)
-    }
-
-    /// The built-in table of this name.
-    ///
-    /// # Errors
-    /// No built-in table has that name.
-    pub fn built_in(name: &str) -> Result<FrameworkTable, Defects> {
-        let found = FRAMEWORKS.iter().find(|(path, _)| table_name(path) == name);
-        let Some((path, text)) = found else {
-            let names: Vec<&str> = FrameworkTable::names().collect();
-            let problem = format!("there is no table of a framework called `{name}`");
-            return Err(Defect::new("framework", problem).hint(names.join(", ")).into());
-        };
-        FrameworkTable::read(path, text)
-    }
-
-    /// The names of all built-in tables.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        FRAMEWORKS.iter().map(|(path, _)| table_name(path))
-    }
-}
-
-/// The name of a table, from its path without extension.
-fn table_name(path: &'static str) -> &'static str {
-    path.rsplit('/').next().unwrap_or(path)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_changed_profile_is_other_hardware_whatever_its_name() {
-        let (name, text) = FRAMEWORKS[0];
-        let table = FrameworkTable::read(name, text).expect("a table");
-        let fitted = preset(&table.errors.fitted_hardware[0]).expect("a preset");
-        let mut file = fitted.file().clone();
-        file.device.memory_bandwidth_bytes_per_s *= 1.1;
-        let changed = file.resolve().expect("a profile");
-        assert_eq!(changed.name(), fitted.name());
-        let [of_fit, of_others] = [&fitted, &changed].map(|p| table.errors.of(p).1);
-        assert!(of_others[1] > of_fit[1], "{of_fit:?} and {of_others:?}");
-    }
 }

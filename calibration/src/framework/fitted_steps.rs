@@ -11,7 +11,7 @@ use crate::measurements::{MeasuredQuantity, Measurement, TrainingStep};
 use crate::step_rows::measurements_from_rows;
 
 /// The rows of the fits; `refit_tables` repeats the fits.
-const ROWS: &str = include_str!("../../../data/fits/framework-rows.json");
+const ROWS: &str = include_str!("../../data/fits/framework-rows.json");
 
 /// Largest relative difference of a time from that of its row.
 const TIME_TOLERANCE: f64 = 0.05;

@@ -17,8 +17,9 @@ use narrows_plan::program::{MicrobatchPass, StageSchedule};
 use narrows_plan::{Mesh, PipelineSchedule, Seconds, Zero};
 
 use super::file::{FrameworkTable, ParameterOverlap, StageDivision};
+use super::operator::Operator;
 use super::shape::DecoderShape;
-use crate::measurements::{DecoderModel, StepRecompute, TrainingStep};
+use crate::measurements::{DecoderModel, EmbeddingKind, StepRecompute, TrainingStep};
 
 /// A step that is being priced.
 struct DecoderStep<'a> {
@@ -62,8 +63,7 @@ impl DecoderStep<'_> {
         let time = if stages == 1 {
             let [forward, backward] = self.passes(0, 0);
             let passes = forward.then(backward).repeated(microbatches);
-            let backward_s = backward.device_s();
-            passes.time_s() + self.step_phase_s(0, backward_s)
+            passes.time_s() + self.step_phase_s(0, backward.device_s())
         } else {
             self.pipeline_s(microbatches)
         };
@@ -73,7 +73,8 @@ impl DecoderStep<'_> {
     /// The time of all passes and step phases of a pipeline.
     fn pipeline_s(&self, microbatches: u64) -> f64 {
         let (stages, chunks) = (self.shape.mesh.pipeline, self.step.interleaving);
-        let transfer_s = self.device_s(&self.shape.transfer());
+        let transfer_s: f64 =
+            self.shape.transfer().iter().map(|kernel| self.device_s(kernel)).sum();
         let schedule = match chunks {
             1 => PipelineSchedule::OneForwardOneBackward,
             _ => PipelineSchedule::Interleaved,
@@ -166,18 +167,29 @@ impl DecoderStep<'_> {
         (0..layers).filter(|index| stage_of(*index) == stage).count() as u64
     }
 
-    /// A segment's kernels, with the host's time for the segment.
-    fn segment(&self, kernels: Vec<Kernel>) -> LaunchQueue {
+    /// A segment's operators, with the host's time for the segment.
+    fn segment(&self, operators: Vec<Operator>) -> LaunchQueue {
         let host = &self.table().host;
-        let begin = LaunchQueue::operator(host.block_s, 0.0);
-        kernels.iter().fold(begin, |run, kernel| {
-            run.then(LaunchQueue::operator(host.operator_s, self.device_s(kernel)))
+        let lockstep = 1.0 + host.lockstep * (self.shape.mesh.tensor - 1) as f64;
+        let begin = LaunchQueue::operator(host.block_s * lockstep, 0.0);
+        operators.into_iter().fold(begin, |run, operator| {
+            let device_s = match operator {
+                Operator::Kernel(kernel) => self.device_s(&kernel),
+                Operator::Beside { collective, gemm } => {
+                    let [collective_s, gemm_s] =
+                        [Kernel::Collective(collective), Kernel::Gemm(gemm)]
+                            .map(|kernel| self.device_s(&kernel));
+                    (collective_s - gemm_s).max(0.0)
+                }
+            };
+            let device_s = device_s + self.table().device.operator_s;
+            run.then(LaunchQueue::operator(host.operator_s * lockstep, device_s))
         })
     }
 
     /// The device's time of a kernel in seconds.
     fn device_s(&self, kernel: &Kernel) -> f64 {
-        let time_s = (self.prices.kernel_time(kernel) - self.prices.launch_gap()).0.max(0.0);
+        let time_s = self.price_s(kernel);
         let FrameworkTable { attention, factors, .. } = self.table();
         match kernel {
             Kernel::Gemm(gemm) if is_aligned(gemm) => time_s * factors.gemm,
@@ -189,6 +201,11 @@ impl DecoderStep<'_> {
             Kernel::Fused(_) => time_s * factors.memory,
             Kernel::Collective(_) | Kernel::Transfer(_) => time_s * factors.collective,
         }
+    }
+
+    /// The price of a kernel without the launch gap, in seconds.
+    fn price_s(&self, kernel: &Kernel) -> f64 {
+        (self.prices.kernel_time(kernel) - self.prices.launch_gap()).0.max(0.0)
     }
 
     /// A block's pass beside collectives of parameters that take this time alone.
@@ -243,6 +260,10 @@ impl DecoderStep<'_> {
             Zero::One => scattered(blocks + tables) + gathered(blocks + tables),
             Zero::Two | Zero::Three => scattered(tables) + gathered(tables),
         };
+        let is_tied = shape.model.embedding == EmbeddingKind::Tied && shape.mesh.pipeline > 1;
+        let tied =
+            (is_tied && (first || last)).then(|| shape.tied_table(parameters.gradient_bytes));
+        let collectives_s = collectives_s + tied.map_or(0.0, |kernel| self.device_s(&kernel));
         let exposed_s = match parameters.overlap {
             ParameterOverlap::Blocks if collectives_s > 0.0 => {
                 self.slowdown.exposed(Seconds(collectives_s), Seconds(backward_s)).0
@@ -250,7 +271,8 @@ impl DecoderStep<'_> {
             ParameterOverlap::Blocks | ParameterOverlap::None => collectives_s,
         };
         let replicas = if self.step.zero == Zero::Off { 1 } else { shape.mesh.data };
-        exposed_s + self.device_s(&shape.update((blocks + tables) / replicas))
+        // The bytes of an update are counted, and it has no operators of its own.
+        exposed_s + self.price_s(&shape.update((blocks + tables) / replicas))
     }
 }
 

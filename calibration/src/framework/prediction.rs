@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use narrows_cost_model::profile::Provenance;
 use narrows_cost_model::{Executor, Profile};
-use narrows_plan::model::Model;
+use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
 use narrows_plan::{Defect, Defects, Mesh, Workload, Zero};
 
@@ -94,7 +94,7 @@ pub fn predict_framework_step(
     };
     check(&training, step.mesh, profile)?;
     let time_s = decoder_step_time_s(&table, decoder, &training, step.mesh, profile);
-    let (error, interval) = table.errors.of(profile);
+    let (error, interval) = table.errors.of(&training, step.mesh, profile);
     Ok(FrameworkPrediction {
         zero,
         shards_tokens,
@@ -145,7 +145,12 @@ impl DecoderModel {
         if model.is_low_rank() {
             let problem =
                 format!("`{}` has factor pairs, and frameworks train dense linears", model.name);
-            return Err(defect(problem, format!("{}", model.dense_counterpart().name)));
+            let dense = model.dense_counterpart().name;
+            let hint = match presets::find(&dense) {
+                Ok(_) => format!("{dense}, its dense counterpart"),
+                Err(_) => "a model file of its dense counterpart: every linear \"dense\"".into(),
+            };
+            return Err(defect(problem, hint));
         }
         let Some((block, others)) = model.blocks.split_first() else {
             return Err(Defect::new("model", "has no blocks"));
