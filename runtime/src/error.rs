@@ -7,6 +7,7 @@ use std::sync::Arc;
 use narrows_plan::Bytes;
 use narrows_plan::program::MicrobatchPass;
 
+use crate::loro::ExactStepFault;
 use crate::process_group::{ClusterError, ClusterFault, ProcessGroup};
 
 /// Error of opening a session or of executing a step.
@@ -130,6 +131,24 @@ pub enum RunError {
         /// Loss of that step.
         loss: f64,
     },
+    /// The optimizer cannot train the program.
+    #[error("LORO: {reason}")]
+    UnsupportedOptimizer {
+        /// Reason why it cannot.
+        reason: String,
+        /// Advice for the user.
+        hint: &'static str,
+    },
+    /// The exact step of a factor pair has no result.
+    #[error("step {step}: the exact step of LORO on {linear} has no result: {fault}")]
+    ExactStep {
+        /// The step.
+        step: u64,
+        /// Name of the linear.
+        linear: String,
+        /// Reason.
+        fault: ExactStepFault,
+    },
 }
 
 impl RunError {
@@ -161,6 +180,11 @@ impl RunError {
                 "a model with this vocabulary, or the same text through the model's tokenizer"
             }
             RunError::NonFiniteGradients { .. } => "a smaller learning rate, or a longer warm-up",
+            RunError::UnsupportedOptimizer { hint, .. } => hint,
+            RunError::ExactStep { fault: ExactStepFault::RankDeficient { .. }, .. } => {
+                "initial weights of full rank, smaller ranks, or --optimizer adamw"
+            }
+            RunError::ExactStep { .. } => "a smaller learning rate, or --optimizer adamw",
         };
         Some(hint.into())
     }

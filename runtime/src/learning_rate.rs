@@ -9,7 +9,7 @@
 //! cosine in x from 1 to f:   f + (1 − f)·(1 + cos πx)/2
 //! ```
 //!
-//! where x = (p − W)/(T − W), and the fraction is f from p = T on. The position of a step is its number,
+//! where x = (p − W)/(T − W), and the fraction is f from p = T on; the warm-up of LORO's restarts begins at f. The position of a step is its number,
 //! counted from 1 or, as PyTorch's `LambdaLR` counts, from 0 ([`StepCount`]).
 
 use std::f64::consts::PI;
@@ -36,6 +36,17 @@ pub enum LearningRateSchedule {
         restart_every: u64,
         /// Steps of the warm-up after a restart.
         restart_warm_up_steps: u64,
+    },
+    /// The jagged cosine in the form of LORO's code. The warm-up rises from the final fraction to the cosine at −a, also after
+    /// restarts; afterwards the cosine and its restarts are those of position p + a, where a are the adjusted steps, and
+    /// each restart begins at 1e-6.
+    LoroCosineRestarts {
+        /// Steps between restarts.
+        restart_every: u64,
+        /// Steps of the warm-up after a restart.
+        restart_warm_up_steps: u64,
+        /// a: steps by which the schedule after the warm-up is ahead.
+        adjust_steps: i64,
     },
     /// The peak, then linear to the final fraction over the last steps: warm-up, stable, decay
     /// (Hu et al. 2024, Hägele et al. 2024).
@@ -66,6 +77,16 @@ impl StepCount {
     }
 }
 
+/// Fraction of the peak at a restart of [`LearningRateSchedule::LoroCosineRestarts`].
+const LORO_RESTART: f64 = 1e-6;
+
+/// Steps between restarts, at least one, and steps of the warm-up after each.
+#[derive(Clone, Copy)]
+struct Restarts {
+    every: u64,
+    warm_up: u64,
+}
+
 /// Lengths of a schedule and its final value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScheduleSpan {
@@ -87,6 +108,41 @@ impl ScheduleSpan {
         self.final_fraction + (1.0 - self.final_fraction) * cosine
     }
 
+    /// The fraction of [`LearningRateSchedule::LoroCosineRestarts`].
+    fn loro_fraction(&self, position: u64, restarts: Restarts, adjust_steps: i64) -> f64 {
+        let ScheduleSpan { warm_up_steps, total_steps, final_fraction } = *self;
+        // Of a restart some steps ago, which rises to `target`.
+        let ramp = |since_restart: u64, target: f64| {
+            since_restart as f64 / restarts.warm_up as f64 * (target - LORO_RESTART) + LORO_RESTART
+        };
+        let decay_steps = self.decay_steps() as f64;
+        if position < warm_up_steps {
+            let end = 0.5 * (1.0 + (PI * -(adjust_steps as f64) / decay_steps).cos());
+            let rising = |position: u64| {
+                position as f64 / warm_up_steps as f64 * (end - final_fraction) + final_fraction
+            };
+            let since_restart = position % restarts.every;
+            return match position - since_restart {
+                restart if restart > 0 && since_restart < restarts.warm_up => {
+                    ramp(since_restart, rising(restart))
+                }
+                _ => rising(position),
+            };
+        }
+        if position >= total_steps {
+            return final_fraction;
+        }
+        let adjusted = i128::from(position) + i128::from(adjust_steps);
+        let progress = |position: i128| (position - i128::from(warm_up_steps)) as f64 / decay_steps;
+        let since_restart = adjusted.rem_euclid(i128::from(restarts.every)) as u64;
+        match adjusted - i128::from(since_restart) {
+            restart if restart > 0 && since_restart < restarts.warm_up => {
+                ramp(since_restart, self.cosine(progress(restart)))
+            }
+            _ => self.cosine(progress(adjusted)),
+        }
+    }
+
     /// Steps after the warm-up, at least one.
     fn decay_steps(&self) -> u64 {
         self.total_steps.saturating_sub(self.warm_up_steps).max(1)
@@ -97,6 +153,15 @@ impl LearningRateSchedule {
     /// Fraction of the peak learning rate at a position.
     pub(crate) fn fraction(self, position: u64, span: &ScheduleSpan) -> f64 {
         let ScheduleSpan { warm_up_steps, total_steps, final_fraction } = *span;
+        if let LearningRateSchedule::LoroCosineRestarts {
+            restart_every,
+            restart_warm_up_steps,
+            adjust_steps,
+        } = self
+        {
+            let restarts = Restarts { every: restart_every.max(1), warm_up: restart_warm_up_steps };
+            return span.loro_fraction(position, restarts, adjust_steps);
+        }
         if position < warm_up_steps {
             return position as f64 / warm_up_steps as f64;
         }
@@ -108,7 +173,7 @@ impl LearningRateSchedule {
         }
         let progress = (position - warm_up_steps) as f64 / span.decay_steps() as f64;
         match self {
-            LearningRateSchedule::Constant => 1.0,
+            LearningRateSchedule::Constant | LearningRateSchedule::LoroCosineRestarts { .. } => 1.0,
             LearningRateSchedule::Linear => span.linear(progress),
             LearningRateSchedule::Cosine => span.cosine(progress),
             LearningRateSchedule::CosineRestarts { restart_every, restart_warm_up_steps } => {
@@ -140,6 +205,17 @@ impl fmt::Display for LearningRateSchedule {
                 write!(
                     f,
                     "cosine-restarts every {restart_every} steps with {restart_warm_up_steps} warm-up steps"
+                )
+            }
+            LearningRateSchedule::LoroCosineRestarts {
+                restart_every,
+                restart_warm_up_steps,
+                adjust_steps,
+            } => {
+                write!(
+                    f,
+                    "loro-cosine-restarts every {restart_every} steps with {restart_warm_up_steps} warm-up steps, adjusted by \
+                     {adjust_steps} steps"
                 )
             }
             LearningRateSchedule::WarmUpStableDecay { cooldown_steps } => {
@@ -187,6 +263,40 @@ mod tests {
         }
     }
 
+    /// Values of `_get_cosine_schedule_with_multiple_warmups_lambda` in LORO's `peft_pretraining/training_utils.py`, computed with
+    /// Python.
+    #[test]
+    fn restarts_of_loro_have_the_values_of_the_original_code() {
+        for (restart_every, adjust_steps, position, expected) in [
+            (20, -20, 0, 0.1),
+            (20, -20, 10, 0.4767766952966369),
+            (20, -20, 20, 0.8681980515339464),
+            (20, -20, 39, 0.9996530663083254),
+            (20, -20, 40, 1e-06),
+            (20, -20, 44, 0.5000005),
+            (20, -20, 62, 0.21705026288348658),
+            (20, -20, 90, 0.3777924554357096),
+            (20, -20, 99, 0.2445396645101762),
+            (15, -12, 19, 0.3670642232853189),
+            (15, -12, 20, 0.9509529358847655),
+            (15, -12, 60, 0.30000310182205786),
+            (15, -12, 84, 0.345704275117204),
+            (20, 0, 20, 1e-06),
+            (20, 0, 44, 0.43409952576697314),
+            (20, 10, 35, 0.5426241572087165),
+            (20, 10, 90, 1e-06),
+            (20, 10, 99, 0.12781389883488214),
+        ] {
+            let schedule = LearningRateSchedule::LoroCosineRestarts {
+                restart_every,
+                restart_warm_up_steps: 8,
+                adjust_steps,
+            };
+            let fraction = schedule.fraction(position, &SPAN);
+            assert!((fraction - expected).abs() < 1e-15, "{schedule} at {position}: {fraction}");
+        }
+    }
+
     #[test]
     fn a_stable_phase_ends_in_a_linear_cooldown() {
         let wsd = LearningRateSchedule::WarmUpStableDecay { cooldown_steps: 10 };
@@ -213,6 +323,11 @@ mod tests {
                 LearningRateSchedule::CosineRestarts {
                     restart_every: first,
                     restart_warm_up_steps: second,
+                },
+                LearningRateSchedule::LoroCosineRestarts {
+                    restart_every: first,
+                    restart_warm_up_steps: second,
+                    adjust_steps: position as i64 - 6,
                 },
                 LearningRateSchedule::WarmUpStableDecay { cooldown_steps: first },
             ] {

@@ -28,6 +28,7 @@ mod error;
 mod instruction_order;
 pub mod interchange;
 mod learning_rate;
+mod loro;
 mod measure;
 mod null;
 mod optimizer;
@@ -49,9 +50,10 @@ pub use instruction_order::{
     PartOrder, PassPart, ScheduledInstruction, pass_parts, scheduled_instructions,
 };
 pub use learning_rate::{LearningRateSchedule, StepCount};
+pub use loro::{ExactStepFault, FactorRateScale, FactorStep, Loro, PairShape, exact_step};
 pub use measure::{InstructionTimings, KernelSample, MeasurementEffort, time_instructions};
 pub use null::count_step;
-pub use optimizer::{DecayedWeights, Optimizer, StepCoefficients};
+pub use optimizer::{DecayedWeights, FactorRate, Optimizer, StepCoefficients, UpdateGroup};
 pub use parameters::{Initialisation, LogicalParameter, ParameterKind, logical_parameters};
 pub use pipeline_direction::PipelineDirection;
 pub use random::{CounterRng, fnv1a, random_stream_name};

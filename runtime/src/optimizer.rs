@@ -11,13 +11,19 @@
 //!
 //! λ is 0 for scales and biases of norms unless [`DecayedWeights::All`] are decayed. η follows the
 //! schedule (`learning_rate.rs`).
+//!
+//! With [`Loro`] factors of pairs have a learning rate of their own, which is 0 in exact steps, and moments begin anew from
+//! time to time: t counts the steps since then. ε is then added to √v, as in its original code, so that it becomes ε/√(1 − β₂ᵗ)
+//! above.
 
 use std::fmt;
 
+use narrows_plan::model::WeightId;
 use serde::{Deserialize, Serialize};
 
 use crate::learning_rate::{LearningRateSchedule, ScheduleSpan, StepCount};
-use crate::parameters::ParameterKind;
+use crate::loro::{FactorRateScale, Loro};
+use crate::parameters::{LogicalParameter, ParameterKind};
 
 /// Weights that decay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,10 +36,31 @@ pub enum DecayedWeights {
     All,
 }
 
-impl DecayedWeights {
-    /// Whether parameters of a kind decay.
-    pub fn contain(self, kind: ParameterKind) -> bool {
-        self == DecayedWeights::All || kind == ParameterKind::Matrix
+/// Weights that the optimizer updates with the same coefficients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum UpdateGroup {
+    /// Matrices that are not factors.
+    Matrix,
+    /// Scales and biases of norms, and biases of linears.
+    Vector,
+    /// Factors of pairs.
+    Factor {
+        /// The rank over the width of the hidden state.
+        rank_ratio: f64,
+    },
+}
+
+impl UpdateGroup {
+    /// The group of a parameter of a model whose hidden state has this width.
+    pub fn of(parameter: &LogicalParameter, hidden: u64) -> UpdateGroup {
+        let factor =
+            |rank: u64| UpdateGroup::Factor { rank_ratio: rank as f64 / hidden.max(1) as f64 };
+        match (parameter.id.weight, parameter.kind) {
+            (WeightId::FactorA(_), _) => factor(parameter.columns),
+            (WeightId::FactorB(_), _) => factor(parameter.rows),
+            (_, ParameterKind::Matrix) => UpdateGroup::Matrix,
+            (_, ParameterKind::Vector) => UpdateGroup::Vector,
+        }
     }
 }
 
@@ -64,6 +91,8 @@ pub struct Optimizer {
     pub decayed: DecayedWeights,
     /// Largest norm of all gradients together; larger gradients are scaled down to it.
     pub clip_norm: f64,
+    /// Settings of LORO; `None` for AdamW of all weights.
+    pub loro: Option<Loro>,
 }
 
 /// Coefficients of the AdamW update of one step.
@@ -71,12 +100,63 @@ pub struct Optimizer {
 pub struct StepCoefficients {
     /// η of the step.
     pub learning_rate: f64,
+    /// t: number of steps, including this one, since the moments were zero.
+    pub moment_steps: u64,
     /// 1 − β₁ᵗ.
     pub bias_correction1: f64,
     /// 1 − β₂ᵗ.
     pub bias_correction2: f64,
-    /// Factor of a decayed weight: 1 − ηλ.
-    pub decay_factor: f64,
+    /// ε, added to √(v / (1 − β₂ᵗ)).
+    pub epsilon: f64,
+    /// λ of weights that are not factors.
+    pub weight_decay: f64,
+    /// Weights that decay.
+    pub decayed: DecayedWeights,
+    /// Learning rate of factors.
+    pub factors: FactorRate,
+}
+
+/// Learning rate of factors in one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FactorRate {
+    /// η times a constant.
+    Scaled(f64),
+    /// η times the rank over the width of the hidden state.
+    RankRatio,
+    /// AdamW updates the moments alone: neither a step nor decay.
+    Exact,
+}
+
+impl StepCoefficients {
+    /// Learning rate of a group over η.
+    pub fn rate_scale(&self, group: UpdateGroup) -> f64 {
+        match (group, self.factors) {
+            (UpdateGroup::Matrix | UpdateGroup::Vector, _) => 1.0,
+            (UpdateGroup::Factor { .. }, FactorRate::Scaled(scale)) => scale,
+            (UpdateGroup::Factor { rank_ratio }, FactorRate::RankRatio) => rank_ratio,
+            (UpdateGroup::Factor { .. }, FactorRate::Exact) => 0.0,
+        }
+    }
+
+    /// λ of a group.
+    pub fn decay_of(&self, group: UpdateGroup) -> f64 {
+        match group {
+            UpdateGroup::Vector if self.decayed == DecayedWeights::Matrices => 0.0,
+            UpdateGroup::Factor { .. } if self.factors == FactorRate::Exact => 0.0,
+            _ => self.weight_decay,
+        }
+    }
+
+    /// Factor of the weights of a group: 1 − ηλ.
+    pub fn decay_factor(&self, group: UpdateGroup) -> f64 {
+        1.0 - self.learning_rate * self.decay_of(group)
+    }
+
+    /// Direction of the update of an element with these moments, to be multiplied by −η.
+    pub fn direction(&self, first_moment: f64, second_moment: f64) -> f64 {
+        let root = (second_moment / self.bias_correction2).sqrt();
+        first_moment / self.bias_correction1 / (root + self.epsilon)
+    }
 }
 
 impl fmt::Display for Optimizer {
@@ -95,6 +175,7 @@ impl fmt::Display for Optimizer {
             weight_decay,
             decayed,
             clip_norm,
+            loro,
         } = self;
         let decayed = match decayed {
             DecayedWeights::Matrices => "matrices",
@@ -106,7 +187,11 @@ impl fmt::Display for Optimizer {
             "peak learning rate {peak_learning_rate}, schedule {schedule} from position {first_position}, \
              {warm_up_steps} warm-up steps, {total_steps} decay steps, final fraction {final_fraction}, beta1 {beta1}, \
              beta2 {beta2}, epsilon {epsilon}, weight decay {weight_decay} of {decayed}, clip norm {clip_norm}"
-        )
+        )?;
+        match loro {
+            Some(loro) => write!(f, ", {loro}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -127,6 +212,7 @@ impl Optimizer {
             weight_decay: 0.1,
             decayed: DecayedWeights::Matrices,
             clip_norm: 1.0,
+            loro: None,
         }
     }
 
@@ -160,13 +246,29 @@ impl Optimizer {
 
     /// Coefficients of a step, counted from 1.
     pub fn coefficients(&self, step: u64) -> StepCoefficients {
-        let learning_rate = self.learning_rate(step);
-        let power = |beta: f64| beta.powf(step as f64);
+        let moment_steps = self.loro.map_or(step, |loro| loro.moment_steps(step));
+        let [bias_correction1, bias_correction2] =
+            [self.beta1, self.beta2].map(|beta| 1.0 - beta.powf(moment_steps as f64));
+        let (epsilon, factors) = match self.loro {
+            None => (self.epsilon, FactorRate::Scaled(1.0)),
+            Some(loro) => {
+                let factors = match loro.rate_scale {
+                    _ if loro.is_exact(step) => FactorRate::Exact,
+                    FactorRateScale::RankOverHidden => FactorRate::RankRatio,
+                    FactorRateScale::Constant(scale) => FactorRate::Scaled(scale),
+                };
+                (self.epsilon / bias_correction2.sqrt(), factors)
+            }
+        };
         StepCoefficients {
-            learning_rate,
-            bias_correction1: 1.0 - power(self.beta1),
-            bias_correction2: 1.0 - power(self.beta2),
-            decay_factor: 1.0 - learning_rate * self.weight_decay,
+            learning_rate: self.learning_rate(step),
+            moment_steps,
+            bias_correction1,
+            bias_correction2,
+            epsilon,
+            weight_decay: self.weight_decay,
+            decayed: self.decayed,
+            factors,
         }
     }
 }

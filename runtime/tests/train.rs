@@ -13,18 +13,18 @@ use narrows_runtime::train::{
 use narrows_runtime::{Optimizer, RunError, Trainer};
 use narrows_test_support::plans::{TestRng, draw_plan};
 
-const TEXT: &[u8] = include_bytes!("../../data/moby-dick.txt");
+pub const TEXT: &[u8] = include_bytes!("../../data/moby-dick.txt");
 const LENGTH: u64 = 32;
 
 fn model() -> Model {
     presets::find("cola-tiny").unwrap()
 }
 
-fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
+pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
     Mesh { tensor, pipeline, data, context: 1 }
 }
 
-fn session(model: &Model, mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> Session {
+pub fn session(model: &Model, mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> Session {
     let workload = Workload { global_batch: 4, sequence_length: LENGTH, micro_batch: 2 };
     let context = Context::new(mesh, workload, Precision::Fp32, zero);
     let mut rng = TestRng::new(plan_seed);
@@ -35,7 +35,7 @@ fn session(model: &Model, mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> 
     session
 }
 
-fn sampler(model: &Model, text: &[u8], seed: u64) -> Sampler {
+pub fn sampler(model: &Model, text: &[u8], seed: u64) -> Sampler {
     let file = Arc::new(TokenFile::from_text(Path::new("text"), text).unwrap());
     let vocabulary = model.vocab as u32;
     Sampler::new(
@@ -51,7 +51,7 @@ fn trainer(mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> Trainer {
     Trainer::new(session, sampler(&model, TEXT, seed), Optimizer::new(3e-3, 5, 20)).unwrap()
 }
 
-fn losses(trainer: &mut Trainer, until: u64) -> Vec<f64> {
+pub fn losses(trainer: &mut Trainer, until: u64) -> Vec<f64> {
     let mut losses = vec![];
     let on_step = |_: &mut Trainer, trained: &TrainedStep| {
         losses.push(trained.loss);

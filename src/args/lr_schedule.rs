@@ -24,20 +24,33 @@ impl RecipeArgs {
             LrScheduleArg::Constant => LearningRateSchedule::Constant,
             LrScheduleArg::Linear => LearningRateSchedule::Linear,
             LrScheduleArg::Cosine => LearningRateSchedule::Cosine,
-            LrScheduleArg::CosineRestarts => {
-                let (every, warm_up_steps) = match base {
+            LrScheduleArg::CosineRestarts | LrScheduleArg::LoroCosineRestarts => {
+                let (every, warm_up_steps, adjusted) = match base {
                     LearningRateSchedule::CosineRestarts {
                         restart_every,
                         restart_warm_up_steps,
-                    } => (Some(restart_every), Some(restart_warm_up_steps)),
-                    _ => (None, None),
+                    } => (Some(restart_every), Some(restart_warm_up_steps), None),
+                    LearningRateSchedule::LoroCosineRestarts {
+                        restart_every,
+                        restart_warm_up_steps,
+                        adjust_steps,
+                    } => (Some(restart_every), Some(restart_warm_up_steps), Some(adjust_steps)),
+                    _ => (None, None, None),
                 };
                 let restart_every = self.restart_every.map(NonZeroU64::get).or(every);
                 let restart_every = restart_every.unwrap_or(tenth(total_steps));
                 let restart_warm_up_steps = self.restart_warm_up_steps.or(warm_up_steps);
-                LearningRateSchedule::CosineRestarts {
-                    restart_every,
-                    restart_warm_up_steps: restart_warm_up_steps.unwrap_or(tenth(restart_every)),
+                let restart_warm_up_steps = restart_warm_up_steps.unwrap_or(tenth(restart_every));
+                match schedule {
+                    LrScheduleArg::LoroCosineRestarts => LearningRateSchedule::LoroCosineRestarts {
+                        restart_every,
+                        restart_warm_up_steps,
+                        adjust_steps: self.lr_adjust_steps.or(adjusted).unwrap_or(0),
+                    },
+                    _ => LearningRateSchedule::CosineRestarts {
+                        restart_every,
+                        restart_warm_up_steps,
+                    },
                 }
             }
             LrScheduleArg::Wsd => {
@@ -57,20 +70,22 @@ impl RecipeArgs {
     }
 
     fn reject_lengths_of_other_schedules(&self, schedule: LrScheduleArg) -> CommandResult<()> {
-        let (wsd, restarts) = (LrScheduleArg::Wsd, LrScheduleArg::CosineRestarts);
+        let (wsd, loro) = (LrScheduleArg::Wsd, LrScheduleArg::LoroCosineRestarts);
+        let has_restarts = schedule == LrScheduleArg::CosineRestarts || schedule == loro;
         for (flag, is_set, applies, hint) in [
             ("--cooldown-steps", self.cooldown_steps.is_some(), schedule == wsd, "wsd"),
-            (
-                "--restart-every",
-                self.restart_every.is_some(),
-                schedule == restarts,
-                "cosine-restarts",
-            ),
+            ("--restart-every", self.restart_every.is_some(), has_restarts, "cosine-restarts"),
             (
                 "--restart-warm-up-steps",
                 self.restart_warm_up_steps.is_some(),
-                schedule == restarts,
+                has_restarts,
                 "cosine-restarts",
+            ),
+            (
+                "--lr-adjust-steps",
+                self.lr_adjust_steps.is_some(),
+                schedule == loro,
+                "loro-cosine-restarts",
             ),
             (
                 "--min-learning-rate",
@@ -96,6 +111,7 @@ impl RecipeArgs {
             || self.cooldown_steps.is_some()
             || self.restart_every.is_some()
             || self.restart_warm_up_steps.is_some()
+            || self.lr_adjust_steps.is_some()
     }
 
     /// Rejects lengths that do not fit into each other, of which the schedule would silently cut one.
@@ -128,19 +144,33 @@ impl RecipeArgs {
                     "fewer --cooldown-steps or --warm-up-steps, or more --decay-steps",
                 )
             }
-            LearningRateSchedule::CosineRestarts { restart_every, restart_warm_up_steps }
-                if restart_warm_up_steps > restart_every =>
+            LearningRateSchedule::LoroCosineRestarts { adjust_steps, .. }
+                if i128::from(adjust_steps) + i128::from(warm_up_steps)
+                    >= i128::from(total_steps) =>
             {
                 (
-                    "--restart-warm-up-steps",
+                    "--lr-adjust-steps",
                     format!(
-                        "{} are more than the {} of --restart-every",
-                        plural(restart_warm_up_steps, "step"),
-                        plural(restart_every, "step"),
+                        "{adjust_steps} and --warm-up-steps {warm_up_steps} leave nothing of the {} of --decay-steps",
+                        plural(total_steps, "step"),
                     ),
-                    "at most --restart-every",
+                    "fewer --lr-adjust-steps",
                 )
             }
+            LearningRateSchedule::CosineRestarts { restart_every, restart_warm_up_steps }
+            | LearningRateSchedule::LoroCosineRestarts {
+                restart_every,
+                restart_warm_up_steps,
+                ..
+            } if restart_warm_up_steps > restart_every => (
+                "--restart-warm-up-steps",
+                format!(
+                    "{} are more than the {} of --restart-every",
+                    plural(restart_warm_up_steps, "step"),
+                    plural(restart_every, "step"),
+                ),
+                "at most --restart-every",
+            ),
             _ => return Ok(()),
         };
         Err(Failure::input(Problem::new(flag, message).hint(hint)))
@@ -154,6 +184,7 @@ impl LrScheduleArg {
             LearningRateSchedule::Linear => LrScheduleArg::Linear,
             LearningRateSchedule::Cosine => LrScheduleArg::Cosine,
             LearningRateSchedule::CosineRestarts { .. } => LrScheduleArg::CosineRestarts,
+            LearningRateSchedule::LoroCosineRestarts { .. } => LrScheduleArg::LoroCosineRestarts,
             LearningRateSchedule::WarmUpStableDecay { .. } => LrScheduleArg::Wsd,
         }
     }
@@ -164,6 +195,7 @@ impl LrScheduleArg {
             LrScheduleArg::Linear => "linear",
             LrScheduleArg::Cosine => "cosine",
             LrScheduleArg::CosineRestarts => "cosine-restarts",
+            LrScheduleArg::LoroCosineRestarts => "loro-cosine-restarts",
             LrScheduleArg::Wsd => "wsd",
         }
     }

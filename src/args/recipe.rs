@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use clap::{Args, ValueEnum};
 use narrows_runtime::checkpoint::CheckpointOutline;
 use narrows_runtime::data::{LastTarget, TargetRule};
-use narrows_runtime::{DecayedWeights, Optimizer, StepCount};
+use narrows_runtime::{DecayedWeights, FactorRateScale, Loro, Optimizer, StepCount};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ use crate::errors::{CommandResult, Failure, Problem};
 
 use super::request::RequestArgs;
 use super::units::{BelowOne, NonNegative, Positive};
-use super::values::LrScheduleArg;
+use super::values::{FactorRateScaleArg, LrScheduleArg, OptimizerArg};
 
 /// Default number of steps of a run.
 const STEPS: u64 = 200;
@@ -27,6 +27,9 @@ const SEED: u64 = 1;
 
 /// Default peak learning rate.
 const PEAK_LEARNING_RATE: f64 = 3e-3;
+
+/// Default number of steps between exact steps of LORO: that of its scripts.
+const LORO_EVERY: NonZeroU64 = NonZeroU64::new(500).unwrap();
 
 /// Longest default warm-up.
 const WARM_UP_STEPS_MAX: u64 = 100;
@@ -61,6 +64,19 @@ pub struct RecipeArgs {
     /// Seed of the initial weights and of the order of sequences [default: 1]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
+    /// Optimizer [default: adamw]
+    #[arg(long, value_name = "OPTIMIZER", value_enum)]
+    pub optimizer: Option<OptimizerArg>,
+    /// With --optimizer loro: steps between exact steps on the factor pairs [default: 500]
+    #[arg(long, value_name = "N")]
+    pub loro_every: Option<NonZeroU64>,
+    /// With --optimizer loro: steps after which all moments become zero, or 0 for never [default: --loro-every]
+    #[arg(long, value_name = "N")]
+    pub loro_refresh_every: Option<u64>,
+    /// With --optimizer loro: learning rate of factors between exact steps, as a fraction of --learning-rate, or auto: the rank over the
+    /// hidden size [default: auto]
+    #[arg(long, value_name = "SCALE")]
+    pub loro_learning_rate_scale: Option<FactorRateScaleArg>,
     /// Peak learning rate [default: 0.003]
     #[arg(long, value_name = "RATE")]
     pub learning_rate: Option<Positive>,
@@ -79,12 +95,17 @@ pub struct RecipeArgs {
     /// With --lr-schedule wsd: steps of the decay at its end [default: a tenth of --decay-steps]
     #[arg(long, value_name = "N")]
     pub cooldown_steps: Option<NonZeroU64>,
-    /// With --lr-schedule cosine-restarts: steps between restarts [default: a tenth of --decay-steps]
+    /// With --lr-schedule cosine-restarts or loro-cosine-restarts: steps between restarts [default: a tenth of --decay-steps]
     #[arg(long, value_name = "N")]
     pub restart_every: Option<NonZeroU64>,
-    /// With --lr-schedule cosine-restarts: steps of the warm-up after a restart [default: a tenth of --restart-every]
+    /// With --lr-schedule cosine-restarts or loro-cosine-restarts: steps of the warm-up after a restart [default: a tenth of
+    /// --restart-every]
     #[arg(long, value_name = "N")]
     pub restart_warm_up_steps: Option<u64>,
+    /// With --lr-schedule loro-cosine-restarts: steps by which the schedule is ahead after the warm-up, or behind if negative
+    /// [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub lr_adjust_steps: Option<i64>,
     /// Number of the first step in the schedule: from-zero as PyTorch's LambdaLR, whose first step has learning rate 0
     /// [default: from-one]
     #[arg(long, value_name = "COUNT", value_enum)]
@@ -182,6 +203,12 @@ impl RecipeArgs {
             sequence_length: self.sequence_length.or(below.sequence_length),
             steps: self.steps.or(below.steps),
             seed: self.seed.or(below.seed),
+            optimizer: self.optimizer.or(below.optimizer),
+            loro_every: self.loro_every.or(below.loro_every),
+            loro_refresh_every: self.loro_refresh_every.or(below.loro_refresh_every),
+            loro_learning_rate_scale: self
+                .loro_learning_rate_scale
+                .or(below.loro_learning_rate_scale),
             learning_rate: self.learning_rate.or(below.learning_rate),
             lr_schedule: self.lr_schedule.or(below.lr_schedule),
             min_learning_rate: self.min_learning_rate.or(below.min_learning_rate),
@@ -190,6 +217,7 @@ impl RecipeArgs {
             cooldown_steps: self.cooldown_steps.or(below.cooldown_steps),
             restart_every: self.restart_every.or(below.restart_every),
             restart_warm_up_steps: self.restart_warm_up_steps.or(below.restart_warm_up_steps),
+            lr_adjust_steps: self.lr_adjust_steps.or(below.lr_adjust_steps),
             lr_step_count: self.lr_step_count.or(below.lr_step_count),
             beta1: self.beta1.or(below.beta1),
             beta2: self.beta2.or(below.beta2),
@@ -277,6 +305,7 @@ impl RecipeArgs {
             weight_decay: self.weight_decay.map_or(base.weight_decay, |decay| decay.0),
             decayed,
             clip_norm: self.clip_norm.map_or(base.clip_norm, |norm| norm.0),
+            loro: self.loro(base.loro)?,
         };
         // A run continues the schedule of its checkpoint, unless a flag changes its lengths.
         match resumed.is_some() && !self.sets_schedule_lengths() {
@@ -286,10 +315,42 @@ impl RecipeArgs {
     }
 }
 
+impl RecipeArgs {
+    /// The settings of LORO, `None` for AdamW; `base` are those of the checkpoint that is resumed.
+    fn loro(&self, base: Option<Loro>) -> CommandResult<Option<Loro>> {
+        let resumed = if base.is_some() { OptimizerArg::Loro } else { OptimizerArg::AdamW };
+        if self.optimizer.unwrap_or(resumed) == OptimizerArg::Loro {
+            let exact_every = self.loro_every.or(base.map(|loro| loro.exact_every));
+            let exact_every = exact_every.unwrap_or(LORO_EVERY);
+            let refresh_every = self.loro_refresh_every.or(base.map(|loro| loro.refresh_every));
+            let rate_scale = self.loro_learning_rate_scale.map(FactorRateScale::from);
+            return Ok(Some(Loro {
+                exact_every,
+                refresh_every: refresh_every.unwrap_or(exact_every.get()),
+                rate_scale: rate_scale
+                    .or(base.map(|loro| loro.rate_scale))
+                    .unwrap_or(FactorRateScale::RankOverHidden),
+            }));
+        }
+        for (flag, is_set) in [
+            ("--loro-every", self.loro_every.is_some()),
+            ("--loro-refresh-every", self.loro_refresh_every.is_some()),
+            ("--loro-learning-rate-scale", self.loro_learning_rate_scale.is_some()),
+        ] {
+            if is_set {
+                let problem = Problem::new(flag, "has no effect with --optimizer adamw");
+                return Err(Failure::input(problem.hint("--optimizer loro")));
+            }
+        }
+        Ok(None)
+    }
+}
+
 /// The values of a recipe that a resumed run may change, each as the flag that sets it and in text that is equal for equal
 /// values alone.
 pub fn flags_of_recipe(optimizer: &Optimizer, global_batch: u64) -> Vec<(&'static str, String)> {
-    let Optimizer { schedule, step_count, decayed, .. } = optimizer;
+    let Optimizer { schedule, step_count, decayed, loro, .. } = optimizer;
+    let of_loro = |value: &dyn Fn(Loro) -> String| loro.map_or_else(|| "not used".into(), value);
     vec![
         ("--global-batch", global_batch.to_string()),
         ("--learning-rate", optimizer.peak_learning_rate.to_string()),
@@ -304,5 +365,9 @@ pub fn flags_of_recipe(optimizer: &Optimizer, global_batch: u64) -> Vec<(&'stati
         ("--weight-decay", optimizer.weight_decay.to_string()),
         ("--decay-norms", (*decayed == DecayedWeights::All).to_string()),
         ("--clip-norm", optimizer.clip_norm.to_string()),
+        ("--optimizer", loro.map_or("adamw", |_| "loro").into()),
+        ("--loro-every", of_loro(&|loro| loro.exact_every.to_string())),
+        ("--loro-refresh-every", of_loro(&|loro| loro.refresh_every.to_string())),
+        ("--loro-learning-rate-scale", of_loro(&|loro| loro.rate_scale.to_string())),
     ]
 }

@@ -1,12 +1,17 @@
 //! Flags with a fixed set of values.
 
+use std::str::FromStr;
+
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
 use narrows_plan::{Executor, GradReduceDtype, PipelineSchedule, Zero};
 use narrows_planner::{GroupingRule, Objective};
+use narrows_runtime::FactorRateScale;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use super::units::Positive;
 
 /// `--grad-reduce-dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -302,8 +307,63 @@ pub enum LrScheduleArg {
     Cosine,
     /// Half a cosine with a warm-up from 0 after every restart, as the code of CoLA, GaLore and ReLoRA computes it
     CosineRestarts,
+    /// The same in the form of LORO's code: see --lr-adjust-steps
+    LoroCosineRestarts,
     /// Warm-up, stable, decay: the peak, and a straight line to the minimum over the last steps
     Wsd,
+}
+
+/// `--optimizer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerArg {
+    /// AdamW of all weights
+    #[value(name = "adamw")]
+    #[serde(rename = "adamw")]
+    AdamW,
+    /// LORO: AdamW, with Riemannian steps of factor pairs from time to time
+    Loro,
+}
+
+/// `--loro-learning-rate-scale`: `auto` or a number above 0.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected `auto` or a number above 0")]
+pub enum FactorRateScaleArg {
+    /// The rank over the width of the hidden state.
+    Auto(AutoArg),
+    /// A constant.
+    Constant(Positive),
+}
+
+/// `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AutoArg {
+    /// Follows from the model.
+    Auto,
+}
+
+impl FromStr for FactorRateScaleArg {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<FactorRateScaleArg, Self::Err> {
+        match text {
+            "auto" => Ok(FactorRateScaleArg::Auto(AutoArg::Auto)),
+            _ => text
+                .parse()
+                .map(FactorRateScaleArg::Constant)
+                .map_err(|_| "expected `auto` or a number above 0"),
+        }
+    }
+}
+
+impl From<FactorRateScaleArg> for FactorRateScale {
+    fn from(scale: FactorRateScaleArg) -> FactorRateScale {
+        match scale {
+            FactorRateScaleArg::Auto(AutoArg::Auto) => FactorRateScale::RankOverHidden,
+            FactorRateScaleArg::Constant(scale) => FactorRateScale::Constant(scale.0),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -294,7 +294,8 @@ def learning_rate(step, peak, warm_up, total, final_fraction=0.1):
     return peak * (final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(model, weights, microbatches, options, steps):
+def train(model, weights, microbatches, options, steps, hidden):
+    loro, state = options.get("loro"), {}
     vectors = ("norm1", "norm2", "final_norm", "latent_norm.scale", ".bias", ".norm")
     groups = [
         dict(params=[w for n, w in weights.items() if not n.endswith(vectors)], weight_decay=0.1),
@@ -313,10 +314,61 @@ def train(model, weights, microbatches, options, steps):
         norm = torch.sqrt(sum(w.grad.pow(2).sum() for w in weights.values()))
         for w in weights.values():
             w.grad *= min(1.0, options["clip_norm"] / norm.item())
-        optimizer.step()
+        if loro:
+            loro_step(weights, state, step, rate, hidden, loro)
+        else:
+            optimizer.step()
         losses.append(loss.item())
         norms.append(norm.item())
     return losses, norms
+
+
+def normalised(state, w, betas, epsilon):
+    """AdamW's moments with the gradient of `w`: the direction m/(sqrt(v) + epsilon), and sqrt(1 - beta2^t)/(1 - beta1^t)."""
+    m, v, t = state.get(w, (torch.zeros_like(w), torch.zeros_like(w), 0))
+    m, v, t = betas[0] * m + (1 - betas[0]) * w.grad, betas[1] * v + (1 - betas[1]) * w.grad**2, t + 1
+    state[w] = (m, v, t)
+    return m / (v.sqrt() + epsilon), math.sqrt(1 - betas[1]**t) / (1 - betas[0]**t)
+
+
+def riemannian(m, n, d_m, d_n, rate):
+    """One step of W = m n^T along the projected gradient, retracted to the rank of the factors."""
+    rank = m.shape[1]
+    (u, r_m), (v, r_n) = torch.linalg.qr(m), torch.linalg.qr(n)
+    right = torch.linalg.solve_triangular(r_n, d_m, upper=True, left=False)
+    left = torch.linalg.solve_triangular(r_m, d_n, upper=True, left=False)
+    q1, k1 = torch.linalg.qr(left - v @ (v.T @ left))
+    q2, k2 = torch.linalg.qr(right - u @ (u.T @ right))
+    s = torch.zeros(2 * rank, 2 * rank, dtype=m.dtype)
+    s[:rank, :rank] = r_m @ r_n.T - rate * left.T @ v
+    s[:rank, rank:], s[rank:, :rank] = -rate * k1.T, -rate * k2
+    p, sigma, t = torch.linalg.svd(s)
+    root = sigma[:rank].sqrt()
+    return torch.cat([u, q2], dim=1) @ p[:, :rank] * root, torch.cat([v, q1], dim=1) @ t.T[:, :rank] * root
+
+
+@torch.no_grad()
+def loro_step(weights, state, step, rate, hidden, loro):
+    """The update of `loro_optim.py` in LORO's release: an exact step after every `exact_every` steps, and zero moments."""
+    betas, epsilon = (0.9, 0.95), 1e-8
+    factors = [name[:-2] for name in weights if name.endswith(".a")]
+    for name, w in weights.items():
+        if name[-2:] not in (".a", ".b"):
+            direction, correction = normalised(state, w, betas, epsilon)
+            w -= rate * correction * direction
+    for name in factors:
+        a, b = weights[name + ".a"], weights[name + ".b"]
+        (d_a, correction), (d_b, _) = (normalised(state, w, betas, epsilon) for w in (a, b))
+        if step % loro["exact_every"] == 0:
+            m, n = riemannian(b.T, a, d_b.T, d_a, rate * correction)
+            a.copy_(n)
+            b.copy_(m.T)
+        else:
+            scale = loro["rate_scale"] or a.shape[1] / hidden
+            a -= rate * correction * scale * d_a
+            b -= rate * correction * scale * d_b
+    if step % loro["refresh_every"] == 0:
+        state.clear()
 
 
 # The cases.
@@ -357,6 +409,8 @@ def cases():
     cola[1]["v"], cola[1]["up"] = "dense", pair(3, "silu")
     svd = [uniform(pair(rank, "identity"), "swiglu") for rank in (3, 5)]
     svd[0]["k"], svd[1]["o"] = pair(7, "identity"), pair(1, "identity")
+    pairs = [uniform(pair(rank, "identity"), "swiglu") for rank in (3, 8)]
+    mixed = [uniform("dense", "swiglu"), dict(uniform(pair(5, "identity"), "swiglu"), v="dense", up=pair(2, "identity"))]
     tensor = dict(tensor=dict(a=2, b=3))
     rope = dict(base, head_dim=8, rope_theta=50.0, blocks=[uniform("dense", "swiglu")] * 2)
     return {
@@ -392,6 +446,8 @@ def cases():
         # A window that is shorter than the sequences of one of the two microbatches.
         "window-pairs": dict(base, blocks=[dict(block, attention=dict(sliding_window=6)) for block in cola]),
         "dlr": dict(base, blocks=[uniform(dict(pair(rank, "silu"), residual_alpha=1.0), "swiglu") for rank in (3, 5)]),
+        "loro": dict(base, blocks=pairs, optimizer=dict(exact_every=3, refresh_every=3, rate_scale=None)),
+        "loro-scale": dict(base, blocks=mixed, optimizer=dict(exact_every=4, refresh_every=2, rate_scale=0.5)),
     }
 
 
@@ -421,6 +477,7 @@ FULL = ("embedding", "final_norm", "layer 0 k", "layer 1 norm2", "layer 1 q", "l
 
 
 def golden(name, config, seed):
+    loro = config.pop("optimizer", None)
     weights = Weights(seed, 0.1)
     model = Model(config, weights)
     tokens = (np.abs(normal(seed, "tokens", 40)) * 1000).astype(np.int64) % config["vocab"]
@@ -438,7 +495,9 @@ def golden(name, config, seed):
     loss.backward()
     gradients = {n: w.grad.clone() for n, w in weights.items()}
     options = dict(peak_learning_rate=0.003, warm_up_steps=3, total_steps=10, clip_norm=1.3)
-    losses, norms = train(model, weights, microbatches, options, 10)
+    if loro is not None:
+        options["loro"] = loro
+    losses, norms = train(model, weights, microbatches, options, 10, config["hidden"])
     return dict(
         model=model_file(name, config),
         seed=seed,

@@ -276,6 +276,7 @@ fn adamw<const N: usize>(bencher: Bencher<'_, '_>) {
     let [mut first_moment, mut second_moment] = [vec![0.0; count], vec![0.0; count]];
     let hyperparameters = AdamWStep {
         gradient_factor: 1.0,
+        rate_scale: 1.0,
         learning_rate: 1e-3,
         beta1: 0.9,
         beta2: 0.95,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use narrows_plan::program::{Access, BufferId, ChunkPhase, Program, StageProgram};
 use narrows_runtime::session::{MeshCoordinates, StepRequest, TokenRows};
 use narrows_runtime::{
-    DeviceReport, RunError, ScheduledInstruction, TimeCategory, replica_operand_range,
+    DeviceReport, RunError, ScheduledInstruction, TimeCategory, UpdateGroup, replica_operand_range,
 };
 
 use crate::abort::StopReason;
@@ -28,8 +28,8 @@ pub(crate) struct CpuDevice<'a> {
     pub links: &'a DeviceLinks,
     /// `None` when the model has no attention heads.
     pub rope_table: Option<&'a RopeTable>,
-    /// Whether a weight is a matrix, by its buffer.
-    pub weight_is_matrix: &'a HashMap<BufferId, bool>,
+    /// The group of a weight, by its buffer.
+    pub update_groups: &'a HashMap<BufferId, UpdateGroup>,
     pub categories: &'a InstructionCategories,
     pub parallel: Parallel,
     pub step: StepRequest<'a>,

@@ -171,7 +171,7 @@ impl Engine for CpuEngine {
                     clock: &mut state.clock,
                     links: &state.links,
                     rope_table: self.rope_table.as_ref(),
-                    weight_is_matrix: self.model_program.weight_is_matrix(stage),
+                    update_groups: self.model_program.update_groups(stage),
                     categories: &self.categories[stage],
                     parallel: self.parallel,
                     step,

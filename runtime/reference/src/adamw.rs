@@ -1,9 +1,11 @@
-//! AdamW, with the formulas of [`Optimizer`].
+//! AdamW and LORO, with the formulas of [`Optimizer`].
 
-use narrows_plan::model::Model;
-use narrows_runtime::{Optimizer, logical_parameters};
+use narrows_plan::model::{Model, ParameterId, WeightId};
+use narrows_runtime::{
+    FactorStep, Optimizer, PairShape, StepCoefficients, UpdateGroup, exact_step, logical_parameters,
+};
 
-use super::{Float, Parameters};
+use super::{Float, Parameters, ReferenceError};
 
 /// The state of AdamW.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,28 +34,29 @@ impl<T: Float> AdamWMoments<T> {
 
     /// Clips the gradients and updates every parameter. Returns the gradient norm before clipping and the
     /// learning rate.
+    ///
+    /// # Errors
+    /// An exact step of LORO without a result; the state is then that of an unfinished step.
     pub(super) fn update(
         &mut self,
         model: &Model,
         optimizer: &Optimizer,
         parameters: &mut Parameters<T>,
         gradients: &Parameters<T>,
-    ) -> (T, f64) {
+    ) -> Result<(T, f64), ReferenceError> {
         self.steps += 1;
         let coefficients = optimizer.coefficients(self.steps);
         let norm = gradients.norm();
         let clip = T::from_f64(optimizer.clip_factor(norm.to_f64().unwrap_or(f64::NAN)));
-        let [beta1, beta2, epsilon, rate] =
-            [optimizer.beta1, optimizer.beta2, optimizer.epsilon, coefficients.learning_rate]
-                .map(T::from_f64);
+        let [beta1, beta2, epsilon] =
+            [optimizer.beta1, optimizer.beta2, coefficients.epsilon].map(T::from_f64);
         let [correction1, correction2] =
             [coefficients.bias_correction1, coefficients.bias_correction2].map(T::from_f64);
         for parameter in logical_parameters(model) {
             let id = parameter.id;
-            let decay = match optimizer.decayed.contain(parameter.kind) {
-                true => T::from_f64(coefficients.decay_factor),
-                false => T::one(),
-            };
+            let group = UpdateGroup::of(&parameter, model.hidden);
+            let decay = T::from_f64(coefficients.decay_factor(group));
+            let rate = T::from_f64(coefficients.rate_scale(group) * coefficients.learning_rate);
             let g = gradients.checked(id);
             let (Some(w), Some(m), Some(v)) =
                 (parameters.get_mut(id), self.first.get_mut(id), self.second.get_mut(id))
@@ -69,6 +72,53 @@ impl<T: Float> AdamWMoments<T> {
                 *w = decay * *w - rate * step;
             }
         }
-        (norm, coefficients.learning_rate)
+        if let Some(loro) = optimizer.loro {
+            if loro.is_exact(self.steps) {
+                self.exact_step(model, &coefficients, parameters)?;
+            }
+            if loro.refreshes_after(self.steps) {
+                (self.first, self.second) = (Parameters::zeros(model), Parameters::zeros(model));
+            }
+        }
+        Ok((norm, coefficients.learning_rate))
+    }
+
+    /// The exact step of every factor pair.
+    fn exact_step(
+        &self,
+        model: &Model,
+        coefficients: &StepCoefficients,
+        parameters: &mut Parameters<T>,
+    ) -> Result<(), ReferenceError> {
+        let to_f64 = |x: &T| x.to_f64().unwrap_or(f64::NAN);
+        for (block, shape) in (0..).zip(&model.blocks) {
+            for (kind, linear) in shape.linears() {
+                let Some(rank) = linear.rank() else { continue };
+                let [d_in, rank, d_out] =
+                    [linear.d_in, rank, linear.d_out].map(|size| size as usize);
+                let ids = [WeightId::FactorA(kind), WeightId::FactorB(kind)]
+                    .map(|weight| ParameterId { block: Some(block), weight });
+                let [a, b] = ids.map(|id| {
+                    let moments = self.first.checked(id).elements().iter();
+                    let moments = moments.zip(self.second.checked(id).elements());
+                    let direction = |(m, v)| coefficients.direction(to_f64(m), to_f64(v));
+                    FactorStep {
+                        weights: parameters.checked(id).elements().iter().map(to_f64).collect(),
+                        direction: moments.map(direction).collect(),
+                    }
+                });
+                let shape = PairShape { d_in, rank, d_out };
+                let updated = exact_step(shape, &a, &b, coefficients.learning_rate)
+                    .map_err(|fault| ReferenceError::ExactStep { block, kind, fault })?;
+                for (id, values) in ids.into_iter().zip(updated) {
+                    let Some(matrix) = parameters.get_mut(id) else {
+                        unreachable!("{id} was validated");
+                    };
+                    let elements = matrix.elements_mut().iter_mut();
+                    elements.zip(values).for_each(|(x, value)| *x = T::from_f64(value));
+                }
+            }
+        }
+        Ok(())
     }
 }

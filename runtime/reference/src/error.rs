@@ -1,5 +1,7 @@
 //! Errors of the reference interpreter.
 
+use narrows_plan::model::LinearKind;
+use narrows_runtime::ExactStepFault;
 use thiserror::Error;
 
 /// Parameters or a batch that do not fit the model.
@@ -56,5 +58,15 @@ pub enum ReferenceError {
         token: u32,
         /// Size of the vocabulary.
         vocab: u64,
+    },
+    /// The exact step of a factor pair has no result.
+    #[error("the exact step of LORO on layer {block} {kind} has no result: {fault}")]
+    ExactStep {
+        /// The block.
+        block: u64,
+        /// The linear.
+        kind: LinearKind,
+        /// Reason.
+        fault: ExactStepFault,
     },
 }

@@ -6,7 +6,8 @@
 //! op, with its formula, its forward pass and its gradient derived by hand; no mesh, no layouts, no
 //! recomputation, no arena, and no code shared with `emit`, `lower` or a backend. It shares with them
 //! only the names and initial values of the [parameters](narrows_runtime::logical_parameters) and the
-//! coefficients of the [optimizer](narrows_runtime::Optimizer).
+//! coefficients of the [optimizer](narrows_runtime::Optimizer), with the exact step of LORO, which is compared with PyTorch and
+//! with whole matrices.
 //!
 //! All arithmetic is in f32 or in f64 ([`Float`]). In f64, gradients agree with central differences,
 //! and logits, gradients and ten losses with an independent implementation by automatic
@@ -143,7 +144,7 @@ impl<T: Float> Reference<T> {
     /// One training step on a batch of several microbatches.
     ///
     /// # Errors
-    /// As [`loss`](Self::loss); the state is then unchanged.
+    /// As [`loss`](Self::loss), with the state unchanged; and an exact step of LORO without a result.
     pub fn step(
         &mut self,
         optimizer: &Optimizer,
@@ -153,7 +154,7 @@ impl<T: Float> Reference<T> {
         let model = &self.model;
         let moments = self.moments.get_or_insert_with(|| adamw::AdamWMoments::zeros(model));
         let (gradient_norm, learning_rate) =
-            moments.update(model, optimizer, &mut self.parameters, &gradients);
+            moments.update(model, optimizer, &mut self.parameters, &gradients)?;
         Ok(ReferenceStep { loss, gradient_norm, learning_rate })
     }
 

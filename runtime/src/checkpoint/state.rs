@@ -1,5 +1,7 @@
 //! `state.json`: the state of a run without its tensors.
 
+use std::num::NonZeroU64;
+
 use narrows_plan::model::Model;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -9,6 +11,7 @@ use super::error::CheckpointFault;
 use super::format::{SHARDS_VERSION, WHOLE_VERSION, format_field};
 use crate::data::Cursor;
 use crate::learning_rate::{LearningRateSchedule, StepCount};
+use crate::loro::{FactorRateScale, Loro};
 use crate::optimizer::{DecayedWeights, Optimizer};
 use crate::serde_default::is_default;
 use crate::train::{EvaluationHistory, Trainer};
@@ -102,6 +105,41 @@ pub(super) struct HyperParameters {
     step_count: StepCount,
     #[serde(default, skip_serializing_if = "is_default")]
     decayed: DecayedWeights,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    loro: Option<LoroSettings>,
+}
+
+/// Settings of LORO, under the names of the fields of [`Loro`].
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LoroSettings {
+    exact_every: NonZeroU64,
+    refresh_every: u64,
+    /// `null` for the rank over the width of the hidden state.
+    rate_scale: Option<ExactF64>,
+}
+
+impl From<Loro> for LoroSettings {
+    fn from(loro: Loro) -> LoroSettings {
+        let Loro { exact_every, refresh_every, rate_scale } = loro;
+        LoroSettings {
+            exact_every,
+            refresh_every,
+            rate_scale: match rate_scale {
+                FactorRateScale::RankOverHidden => None,
+                FactorRateScale::Constant(scale) => Some(ExactF64(scale)),
+            },
+        }
+    }
+}
+
+impl From<LoroSettings> for Loro {
+    fn from(settings: LoroSettings) -> Loro {
+        let LoroSettings { exact_every, refresh_every, rate_scale } = settings;
+        let rate_scale = rate_scale
+            .map_or(FactorRateScale::RankOverHidden, |scale| FactorRateScale::Constant(scale.0));
+        Loro { exact_every, refresh_every, rate_scale }
+    }
 }
 
 impl HyperParameters {
@@ -119,6 +157,7 @@ impl HyperParameters {
             schedule: optimizer.schedule,
             step_count: optimizer.step_count,
             decayed: optimizer.decayed,
+            loro: optimizer.loro.map(LoroSettings::from),
         }
     }
 
@@ -136,6 +175,7 @@ impl HyperParameters {
             schedule: self.schedule,
             step_count: self.step_count,
             decayed: self.decayed,
+            loro: self.loro.map(Loro::from),
         }
     }
 }

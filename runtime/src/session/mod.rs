@@ -7,6 +7,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `engine` | the trait that backends implement |
+//! | `exact_step` | exact steps of LORO |
 //! | `model_program` | a program with the properties of its model's parameters |
 //! | `step_result` | the result of a step, combined over devices and processes |
 //! | `targets` | the tokens of a step that are predicted |
@@ -18,6 +19,7 @@
 
 mod coordinates;
 mod engine;
+mod exact_step;
 mod model_program;
 mod sharded_parameter;
 mod slices;
@@ -179,16 +181,19 @@ impl Session {
     ///
     /// # Errors
     /// When the batch does not fit the program, a token is outside the vocabulary, or the gradients
-    /// are not finite: then no weight has changed.
+    /// are not finite: then no weight has changed. After an exact step of LORO that failed, and the loss of a device or a process,
+    /// some weights can be those of the step, and some those before it.
     pub fn step(
         &mut self,
         optimizer: &Optimizer,
         input: StepInput,
     ) -> Result<StepResult, RunError> {
+        self.check_optimizer(optimizer)?;
         let step = self.steps + 1;
+        let coefficients = optimizer.coefficients(step);
         let update = OptimizerUpdate {
             optimizer,
-            coefficients: optimizer.coefficients(step),
+            coefficients,
             step,
             gradient_scale: targets::gradient_scale(input.targets),
         };
@@ -196,6 +201,18 @@ impl Session {
         if !result.gradient_norm.is_finite() || !result.loss.is_finite() {
             self.clear_gradients()?;
             return Err(RunError::NonFiniteGradients { step, loss: result.loss });
+        }
+        if let Some(loro) = optimizer.loro {
+            if loro.is_exact(step) {
+                let ended = self.exact_step(&coefficients, step);
+                if let (Err(error), Some(group)) = (&ended, &self.process_group) {
+                    error.abort_run(&**group);
+                }
+                ended?;
+            }
+            if loro.refreshes_after(step) {
+                self.clear_moments()?;
+            }
         }
         self.steps = step;
         Ok(result)

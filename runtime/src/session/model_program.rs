@@ -1,20 +1,46 @@
 //! A checked program together with the properties of its model's parameters.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use narrows_plan::CheckedProgram;
-use narrows_plan::model::{Model, ParameterId};
+use narrows_plan::model::{Activation, LinearKind, Model, ParameterId, Weight, WeightId};
 use narrows_plan::program::{BufferId, BufferRole, ModelConstants, Program, StageProgram};
 
 use super::sharded_parameter::ShardedParameter;
 use crate::error::RunError;
-use crate::parameters::{LogicalParameter, ParameterKind, logical_parameters};
+use crate::loro::PairShape;
+use crate::optimizer::UpdateGroup;
+use crate::parameters::{LogicalParameter, logical_parameters};
+
+/// A factor pair of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct FactorPairSite {
+    pub block: u64,
+    pub kind: LinearKind,
+    pub shape: PairShape,
+    /// Whether the latent is x·A, without an activation or a crossing.
+    pub has_plain_latent: bool,
+}
+
+impl FactorPairSite {
+    /// The factor A.
+    pub fn a(&self) -> ParameterId {
+        ParameterId { block: Some(self.block), weight: WeightId::FactorA(self.kind) }
+    }
+
+    /// The factor B.
+    pub fn b(&self) -> ParameterId {
+        ParameterId { block: Some(self.block), weight: WeightId::FactorB(self.kind) }
+    }
+}
 
 /// A checked program of a model.
 pub struct ModelProgram {
     program: CheckedProgram,
-    /// Whether a weight is a matrix, and so always decays, by stage and weight buffer.
-    weight_is_matrix: Vec<HashMap<BufferId, bool>>,
+    /// The group of a weight, by stage and weight buffer.
+    update_groups: Vec<HashMap<BufferId, UpdateGroup>>,
+    /// The factor pairs, by block.
+    pairs: BTreeMap<u64, Vec<FactorPairSite>>,
     /// Elements of every logical parameter.
     parameter_elements: HashMap<ParameterId, usize>,
 }
@@ -31,17 +57,23 @@ impl ModelProgram {
             return Err(mismatch());
         }
         let parameters = logical_parameters(model);
-        let kinds: HashMap<ParameterId, ParameterKind> =
-            parameters.iter().map(|parameter| (parameter.id, parameter.kind)).collect();
-        let weight_is_matrix = whole
+        let group = |parameter| UpdateGroup::of(parameter, model.hidden);
+        let groups: HashMap<ParameterId, UpdateGroup> =
+            parameters.iter().map(|parameter| (parameter.id, group(parameter))).collect();
+        let update_groups = whole
             .stages
             .iter()
-            .map(|stage| matrices_by_buffer(whole, stage, &kinds))
+            .map(|stage| groups_by_buffer(whole, stage, &groups))
             .collect::<Option<_>>()
             .ok_or_else(mismatch)?;
         let elements = |parameter: &LogicalParameter| parameter.elements() as usize;
         let parameter_elements = parameters.iter().map(|p| (p.id, elements(p))).collect();
-        Ok(ModelProgram { program, weight_is_matrix, parameter_elements })
+        Ok(ModelProgram {
+            program,
+            update_groups,
+            pairs: pairs_by_block(model),
+            parameter_elements,
+        })
     }
 
     /// The program.
@@ -49,9 +81,14 @@ impl ModelProgram {
         self.program.program()
     }
 
-    /// Whether a weight is a matrix, and so always decays, by weight buffer of a stage.
-    pub fn weight_is_matrix(&self, stage: usize) -> &HashMap<BufferId, bool> {
-        &self.weight_is_matrix[stage]
+    /// The group of a weight, by weight buffer of a stage. A buffer of factors with different ranks has that of one of them.
+    pub fn update_groups(&self, stage: usize) -> &HashMap<BufferId, UpdateGroup> {
+        &self.update_groups[stage]
+    }
+
+    /// The factor pairs, by block.
+    pub(crate) fn pairs(&self) -> &BTreeMap<u64, Vec<FactorPairSite>> {
+        &self.pairs
     }
 
     /// Number of elements of every logical parameter.
@@ -60,23 +97,40 @@ impl ModelProgram {
     }
 }
 
-/// Whether the weights of a stage are matrices; `None` when a weight is not one of the model's
-/// parameters.
-fn matrices_by_buffer(
+/// Groups of the weights of a stage; `None` when a weight is not one of the model's parameters.
+fn groups_by_buffer(
     program: &Program,
     stage: &StageProgram,
-    kinds: &HashMap<ParameterId, ParameterKind>,
-) -> Option<HashMap<BufferId, bool>> {
-    let mut matrices = HashMap::new();
+    groups: &HashMap<ParameterId, UpdateGroup>,
+) -> Option<HashMap<BufferId, UpdateGroup>> {
+    let mut by_buffer = HashMap::new();
     for (index, buffer) in stage.buffers.iter().enumerate() {
         if buffer.role != BufferRole::Weight {
             continue;
         }
         let shards = ShardedParameter::new(buffer, 0, program.context.tensor_size(), program.tied)?;
         for id in shards.parameter_ids() {
-            let kind = kinds.get(&id)?;
-            matrices.insert(BufferId(index as u32), *kind == ParameterKind::Matrix);
+            by_buffer.insert(BufferId(index as u32), *groups.get(&id)?);
         }
     }
-    Some(matrices)
+    Some(by_buffer)
+}
+
+fn pairs_by_block(model: &Model) -> BTreeMap<u64, Vec<FactorPairSite>> {
+    let mut pairs: BTreeMap<u64, Vec<FactorPairSite>> = BTreeMap::new();
+    for (block, shape) in (0..).zip(&model.blocks) {
+        for (kind, linear) in shape.linears() {
+            let Weight::Pair(pair) = &linear.weight else { continue };
+            let [d_in, rank, d_out] =
+                [linear.d_in, pair.rank, linear.d_out].map(|size| size as usize);
+            pairs.entry(block).or_default().push(FactorPairSite {
+                block,
+                kind,
+                shape: PairShape { d_in, rank, d_out },
+                has_plain_latent: pair.activation == Activation::Identity
+                    && pair.crossing.is_none(),
+            });
+        }
+    }
+    pairs
 }

@@ -97,9 +97,20 @@ pub(super) fn local_tensors(
     engine: &dyn Engine,
     kind: TensorKind,
 ) -> Result<ModelTensors, RunError> {
+    local_tensors_of(program, engine, kind, |_| true)
+}
+
+/// As [`local_tensors`], of some buffers alone.
+pub(super) fn local_tensors_of(
+    program: &ModelProgram,
+    engine: &dyn Engine,
+    kind: TensorKind,
+    includes: impl Fn(&Buffer) -> bool,
+) -> Result<ModelTensors, RunError> {
     let mut whole = ModelTensors::new();
     for device in engine.devices() {
-        for buffer in kind.master_buffers(stage_of(program, device)) {
+        let buffers = kind.master_buffers(stage_of(program, device));
+        for buffer in buffers.filter(|buffer| includes(buffer)) {
             let elements = engine.read_buffer(device, buffer)?;
             copy_to_whole(&mut whole, program, device, buffer, &elements);
         }

@@ -59,7 +59,7 @@ pub enum TrainEnd {
     StoppedEarly,
 }
 
-/// Error of a step. The weights are those of the previous step.
+/// Error of a step. The weights are those of the previous step, unless its exact step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// The tokens could not be read.
@@ -87,12 +87,13 @@ impl Trainer {
     /// A run that starts with the first sequence and with the session's weights.
     ///
     /// # Errors
-    /// [`TrainError::SequenceLengthMismatch`].
+    /// [`TrainError::SequenceLengthMismatch`], and an optimizer that cannot train the program.
     pub fn new(
         session: Session,
         sampler: Sampler,
         optimizer: Optimizer,
     ) -> Result<Trainer, TrainError> {
+        session.check_optimizer(&optimizer)?;
         let work = session.program().context.workload;
         let (program, sampled) = (work.sequence_length, sampler.sequence_length());
         if program != sampled {

@@ -1,5 +1,6 @@
 //! Reports of runs.
 
+mod exact_step;
 mod history;
 mod loss_curve;
 mod null;
@@ -19,9 +20,11 @@ use super::Report;
 use super::page::{Align, Page};
 use crate::args::{Detail, ExecutionTarget, RunOrigin, TrainSettings};
 use crate::breakdown;
+use crate::host::cores;
 use crate::text::{mesh_and_schedule, plural, thousands};
 use crate::unit::Unit;
 
+use exact_step::{ExactStepCost, ExactStepHost};
 pub use history::RunHistory;
 pub use null::NullRunReport;
 
@@ -79,6 +82,7 @@ impl RunHeader<'_> {
             ),
             ("predicted", format!("{step_time} per step on `{}`", plan.hardware.name)),
         ];
+        fields.extend(self.exact_step_cost().map(|cost| ("LORO", cost.text())));
         fields.extend(self.origin(resumed).map(|origin| ("starts", origin)));
         if let (Some(path), None) = (&training.init_from, resumed) {
             fields.push(("weights", format!("from {}", path.display())));
@@ -86,6 +90,21 @@ impl RunHeader<'_> {
         page.fields(&fields);
         page.heading("Loss");
         page.text()
+    }
+
+    /// Predicted cost of the exact steps of LORO.
+    fn exact_step_cost(&self) -> Option<ExactStepCost> {
+        let RunHeader { model, plan, training, .. } = self;
+        let loro = training.recipe.optimizer.loro?;
+        let host = match &training.process {
+            None => ExactStepHost { threads: cores(), blocks_at_once: 1 },
+            Some(process) => ExactStepHost {
+                threads: cores() * process.launch.world_size
+                    / process.launch.local_world_size.max(1),
+                blocks_at_once: plan.mesh.pipeline,
+            },
+        };
+        Some(ExactStepCost::new(model, loro, host))
     }
 
     /// Start of a run with checkpoints.
@@ -167,6 +186,9 @@ struct PredictedStep {
     tokens_per_s: f64,
     /// Bytes of the arena of each stage.
     peak_memory_bytes: Vec<u64>,
+    /// Cost of the exact steps of LORO, which no other field contains; absent without them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exact_step: Option<ExactStepCost>,
 }
 
 impl RunReport {
@@ -212,6 +234,7 @@ impl RunReport {
                 breakdown_s: prediction.breakdown_s,
                 tokens_per_s: prediction.tokens_per_s,
                 peak_memory_bytes: prediction.peak_memory_bytes.clone(),
+                exact_step: header.exact_step_cost(),
             },
             allocated_bytes,
             scratch_bytes,

@@ -2,7 +2,7 @@
 //!
 //! A case is a small model and a random plan of its search space: a mesh with tensor, pipeline and data axis,
 //! microbatches, with ZeRO-1 or without. It runs three batches: loss and gradients of the first, then two
-//! optimizer steps, some with ignored targets. Compared with the reference are the losses, every gradient, the norm of
+//! optimizer steps, some with ignored targets; models whose latents are plain take the second as an exact step of LORO. Compared with the reference are the losses, every gradient, the norm of
 //! all gradients, and the change of every weight, but for biases of keys in bf16. Before each step the batch is evaluated by the forward passes alone,
 //! with the same bits of the loss. The reference computes in f64, with weights in the program's format: in f32, the norm
 //! of three million gradients has an error of 2e-3.
@@ -12,13 +12,15 @@
 //! [`check_session`](ConformanceCase::check_session) in every process (`runtime/cuda/tests/gpu/conformance.rs`).
 
 use std::fmt;
+use std::num::NonZeroU64;
 
 use narrows_plan::model::{LinearKind, Model, ParameterId, WeightId};
 use narrows_plan::{CheckedProgram, DType, Plan, Precision, lower};
 use narrows_reference::{Batch, Matrix, Parameters, Reference};
 use narrows_runtime::session::{ModelTensors, Session, StepInput, TensorKind};
 use narrows_runtime::{
-    CounterRng, DecayedWeights, IGNORED_TARGET, Optimizer, RunError, random_stream_name,
+    CounterRng, DecayedWeights, FactorRateScale, IGNORED_TARGET, Loro, Optimizer, RunError,
+    random_stream_name,
 };
 
 use crate::plans::{TestRng, draw_plan, to_json};
@@ -213,9 +215,11 @@ impl ConformanceCase {
         }
         session.clear_gradients()?;
 
+        let loro = loro_of(session);
         for step in 1..=STEPS {
             let decayed = if step == 1 { DecayedWeights::Matrices } else { DecayedWeights::All };
-            let optimizer = Optimizer { decayed, ..Optimizer::new(LEARNING_RATE, 0, 2 * STEPS) };
+            let base = Optimizer::new(LEARNING_RATE, 0, 2 * STEPS);
+            let optimizer = Optimizer { decayed, loro, ..base };
             let (tokens, targets) = self.tokens(step);
             let batch = self.batch(&tokens, &targets);
             let expected = reference.step(&optimizer, &[batch]).expect("a batch");
@@ -287,6 +291,18 @@ impl ConformanceCase {
         let (sequences, length) = (work.global_batch as usize, work.sequence_length as usize);
         Batch { tokens, targets, sequences, length }
     }
+}
+
+/// LORO with an exact second step where it can train the program.
+fn loro_of(session: &Session) -> Option<Loro> {
+    let exact_every = NonZeroU64::new(STEPS)?;
+    [FactorRateScale::RankOverHidden, FactorRateScale::Constant(0.5)]
+        .map(|rate_scale| Loro { exact_every, refresh_every: STEPS, rate_scale })
+        .into_iter()
+        .find(|loro| {
+            let optimizer = Optimizer::new(LEARNING_RATE, 0, 2 * STEPS);
+            session.check_optimizer(&Optimizer { loro: Some(*loro), ..optimizer }).is_ok()
+        })
 }
 
 /// Ids that are other inputs than those of the batch.

@@ -2,6 +2,7 @@
 //! shares only TCP connections with the others. The tests of the command line start real processes.
 
 mod checkpoints;
+mod exact_steps;
 mod meeting;
 
 use std::sync::Arc;
@@ -72,12 +73,22 @@ fn train(
     model: &Model,
     plan: &Plan,
 ) -> (Vec<StepResult>, Vec<ModelTensors>) {
-    session.initialise(model, 3).unwrap();
     let optimizer = Optimizer { clip_norm: 0.1, ..Optimizer::new(1e-2, 1, 10) };
+    train_with(&optimizer, session, model, plan)
+}
+
+/// As [`train`], with another optimizer.
+fn train_with(
+    optimizer: &Optimizer,
+    session: &mut Session,
+    model: &Model,
+    plan: &Plan,
+) -> (Vec<StepResult>, Vec<ModelTensors>) {
+    session.initialise(model, 3).unwrap();
     let steps = (0..3).map(|step| {
         let tokens = tokens(plan, step, model.vocab);
         let targets = self::tokens(plan, step + 1, model.vocab);
-        let result = session.step(&optimizer, StepInput { tokens: &tokens, targets: &targets });
+        let result = session.step(optimizer, StepInput { tokens: &tokens, targets: &targets });
         StepResult { time_breakdown: Default::default(), scratch_bytes: vec![], ..result.unwrap() }
     });
     let results = steps.collect();

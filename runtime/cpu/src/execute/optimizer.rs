@@ -1,8 +1,8 @@
 //! The gradient norm and AdamW.
 
 use narrows_plan::WeightSplit;
+use narrows_runtime::ScheduledInstruction;
 use narrows_runtime::session::{OptimizerUpdate, StepTask};
-use narrows_runtime::{DecayedWeights, ScheduledInstruction};
 
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
@@ -34,7 +34,7 @@ pub(crate) fn adamw(
     scheduled: &ScheduledInstruction,
 ) -> Result<(), StopReason> {
     let StepTask::Update(update) = device.step.task else { return Ok(()) };
-    let OptimizerUpdate { optimizer, coefficients, step, .. } = update;
+    let OptimizerUpdate { optimizer, coefficients, .. } = update;
     let parallel = device.parallel;
     let square_sum = gradient_square_sum(device);
     if !square_sum.is_finite() {
@@ -44,16 +44,16 @@ pub(crate) fn adamw(
     let (reads, writes) = (&scheduled.instr.reads, &scheduled.instr.writes);
     let read_gradient = reads[0];
     let zeroed_gradient = scheduled.instr.zeroed_gradient().copied();
-    let decays =
-        device.weight_is_matrix[&writes[0].buffer] || optimizer.decayed == DecayedWeights::All;
+    let group = device.update_groups[&writes[0].buffer];
     let adamw = AdamWStep {
         gradient_factor: update.gradient_factor(f64::from(square_sum).sqrt()) as f32,
         learning_rate: coefficients.learning_rate as f32,
+        rate_scale: coefficients.rate_scale(group),
         beta1: optimizer.beta1 as f32,
         beta2: optimizer.beta2 as f32,
-        epsilon: optimizer.epsilon as f32,
-        weight_decay: if decays { optimizer.weight_decay as f32 } else { 0.0 },
-        step: u32::try_from(step).unwrap_or(u32::MAX),
+        epsilon: coefficients.epsilon as f32,
+        weight_decay: coefficients.decay_of(group) as f32,
+        step: u32::try_from(coefficients.moment_steps).unwrap_or(u32::MAX),
     };
     let elements = writes[0].extent.columns as usize;
     let is_whole_gradient =

@@ -56,6 +56,8 @@ pub struct AdamWStep {
     pub gradient_factor: f32,
     /// Learning rate η of this step.
     pub learning_rate: f32,
+    /// Learning rate of the parameter over η.
+    pub rate_scale: f64,
     /// Decay β₁ of the first moment.
     pub beta1: f32,
     /// Decay β₂ of the second moment.
@@ -64,7 +66,7 @@ pub struct AdamWStep {
     pub epsilon: f32,
     /// Decoupled weight decay λ: weights are multiplied by 1 − η·λ.
     pub weight_decay: f32,
-    /// Number of the step, from 1, for the bias correction of the moments.
+    /// Number of steps since the moments were zero, from 1, for their bias correction.
     pub step: u32,
 }
 
@@ -84,7 +86,7 @@ struct AdamWFactors {
     gradient: f32,
     /// 1 − ηλ.
     weight: f32,
-    /// η / (1 − β₁ᵗ).
+    /// η / (1 − β₁ᵗ), with the learning rate of the parameter for η.
     step_size: f32,
     /// 1 / √(1 − β₂ᵗ).
     root: f32,
@@ -137,7 +139,7 @@ fn update_elements<'a, G>(
     let factors = AdamWFactors {
         gradient: step.gradient_factor,
         weight: 1.0 - step.learning_rate * step.weight_decay,
-        step_size: (f64::from(step.learning_rate) / corrections[0]) as f32,
+        step_size: (step.rate_scale * f64::from(step.learning_rate) / corrections[0]) as f32,
         root: (1.0 / corrections[1].sqrt()) as f32,
         epsilon: step.epsilon,
         betas: (step.beta1, step.beta2),
@@ -218,6 +220,7 @@ mod tests {
             let hyperparameters = AdamWStep {
                 gradient_factor: 0.25,
                 learning_rate: 3e-3,
+                rate_scale: 0.25,
                 beta1: 0.9,
                 beta2: 0.95,
                 epsilon: 1e-8,
@@ -231,7 +234,7 @@ mod tests {
                 v64[i] = 0.95 * v64[i] + 0.05 * g * g;
                 let (m, v) =
                     (m64[i] / (1.0 - 0.9f64.powf(power)), v64[i] / (1.0 - 0.95f64.powf(power)));
-                w64[i] = w64[i] * (1.0 - 3e-3 * 0.1) - 3e-3 * m / (v.sqrt() + 1e-8);
+                w64[i] = w64[i] * (1.0 - 3e-3 * 0.1) - 0.25 * 3e-3 * m / (v.sqrt() + 1e-8);
             }
             let parameter =
                 ParameterState { weights: &mut w, first_moment: &mut m, second_moment: &mut v };

@@ -132,7 +132,7 @@ impl GpuEngine {
             constants: &program.constants,
             stage,
             coordinates,
-            weight_is_matrix: model_program.weight_is_matrix(coordinates.stage as usize),
+            update_groups: model_program.update_groups(coordinates.stage as usize),
             multiprocessors,
         };
         let workspace = matmul::recommended_workspace(gpu.capability);
@@ -373,7 +373,7 @@ impl Engine for GpuEngine {
 
     fn zero_buffer(&mut self, _: u64, buffer: &Buffer) -> Result<(), RunError> {
         let range = buffer.offset..buffer.offset + buffer.extent.bytes().0;
-        Ok(self.executor.gpu.check("zeroing gradients", self.arena().zero(range))?)
+        Ok(self.executor.gpu.check("zeroing memory", self.arena().zero(range))?)
     }
 
     fn allocated_bytes(&self) -> Vec<u64> {

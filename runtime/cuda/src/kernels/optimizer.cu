@@ -53,7 +53,10 @@ KERNEL(256, 1, square_total, const float* parts, float* total, u32 count) {
 // Scalars of a step, in the layout of launch/optimizer.rs.
 struct Coefficients {
     float clip_norm, clip_threshold, gradient_scale, step_size, second_moment_correction, epsilon, beta1, beta2;
-    float decay_factor, vector_decay_factor;
+    // Of vectors, of matrices that are not factors, and of factors.
+    float decay_factors[3];
+    // Learning rate of factors over that of other weights.
+    float factor_scale, factor_scale_per_rank_ratio;
 };
 
 // Updates the moments and weights of elements `begin` to `begin + count` of the gradient, the part of this
@@ -62,13 +65,16 @@ struct Coefficients {
 template <class T, int V>
 DEVICE void adamw_update(T* weights, float* gradient, float* first, float* second, float* master,
                          const float* squares, const float* coefficients, u64 begin, u64 count,
-                         u64 whole, u32 decays, u32 zeroes) {
+                         u64 whole, u32 group, float rank_ratio, u32 zeroes) {
     const float total = *squares;
     if (!(total < __uint_as_float(0x7f800000u))) return;
     const Coefficients c = *reinterpret_cast<const Coefficients*>(coefficients);
     const float norm = sqrtf(total);
     const float clip = norm > c.clip_threshold ? c.clip_norm / norm : c.gradient_scale;
-    const float decay = decays ? c.decay_factor : c.vector_decay_factor;
+    const float decay = c.decay_factors[group];
+    constexpr u32 FACTORS = 2;
+    const float scale = group == FACTORS ? c.factor_scale + c.factor_scale_per_rank_ratio * rank_ratio : 1.0f;
+    const float step_size = scale * c.step_size;
     each_element<V>(count, [&](auto size, u64 at) {
         constexpr int COUNT = decltype(size)::value;
         float g[COUNT], m[COUNT], v[COUNT], w[COUNT];
@@ -85,7 +91,7 @@ DEVICE void adamw_update(T* weights, float* gradient, float* first, float* secon
             const float clipped = clip * g[i];
             m[i] = c.beta1 * m[i] + (1.0f - c.beta1) * clipped;
             v[i] = c.beta2 * v[i] + (1.0f - c.beta2) * clipped * clipped;
-            w[i] = decay * w[i] - c.step_size * m[i] / (sqrtf(v[i]) * c.second_moment_correction + c.epsilon);
+            w[i] = decay * w[i] - step_size * m[i] / (sqrtf(v[i]) * c.second_moment_correction + c.epsilon);
             g[i] = 0.0f;
         }
         if (zeroes) store(gradient + begin + at, g);
@@ -103,9 +109,9 @@ DEVICE void adamw_update(T* weights, float* gradient, float* first, float* secon
 #define ADAMW(T, V, ending)                                                                      \
     KERNEL(256, 4, adamw_##ending, T* weights, float* gradient, float* first, float* second,     \
            float* master, const float* squares, const float* coefficients, u64 begin, u64 count, \
-           u64 whole, u32 decays, u32 zeroes) {                                                  \
+           u64 whole, u32 group, float rank_ratio, u32 zeroes) {                                 \
         adamw_update<T, V>(weights, gradient, first, second, master, squares, coefficients,      \
-                           begin, count, whole, decays, zeroes);                                 \
+                           begin, count, whole, group, rank_ratio, zeroes);                      \
     }
 ADAMW(bf16, 4, bf16_v4)
 ADAMW(bf16, 1, bf16_v1)

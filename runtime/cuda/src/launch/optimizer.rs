@@ -10,34 +10,37 @@ use super::operand::{
 use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 use narrows_runtime::session::OptimizerUpdate;
-use narrows_runtime::{DecayedWeights, operand_range};
+use narrows_runtime::{UpdateGroup, operand_range};
 
 /// Elements whose squares one block sums: four vectors a thread, whose loads wait for memory at the same time.
 const SQUARES_PER_BLOCK: u64 = 4096;
 
 /// Number of f32 values in [`MemorySpace::Coefficients`].
-pub const OPTIMIZER_COEFFICIENTS: u64 = 10;
+pub const OPTIMIZER_COEFFICIENTS: u64 = 13;
 
 /// Contents of [`MemorySpace::Coefficients`] in a step: clip norm, norm of unscaled gradients from which on they are
-/// clipped, scale of gradients that are not, η/(1 − β₁ᵗ), (1 − β₂ᵗ)^-½, ε, β₁, β₂, and the factors 1 − ηλ of
-/// matrices and of vectors. The memory is written before every step, so that captured graphs can be replayed.
+/// clipped, scale of gradients that are not, η/(1 − β₁ᵗ), (1 − β₂ᵗ)^-½, ε, β₁, β₂, the factors 1 − ηλ of vectors, of other
+/// matrices and of factors of pairs, and the learning rate of these over η: a constant, and a multiple of the rank over
+/// the width of the hidden state. The memory is written before every step, so that captured graphs can be replayed.
 pub fn optimizer_coefficients(update: &OptimizerUpdate) -> [f32; OPTIMIZER_COEFFICIENTS as usize] {
     let OptimizerUpdate { optimizer, coefficients: step_coefficients, gradient_scale, .. } =
         *update;
+    let scale = |rank_ratio| step_coefficients.rate_scale(UpdateGroup::Factor { rank_ratio });
+    let (constant, per_rank_ratio) = (scale(0.0), scale(1.0) - scale(0.0));
     [
         optimizer.clip_norm,
         optimizer.clip_norm / gradient_scale,
         gradient_scale,
         step_coefficients.learning_rate / step_coefficients.bias_correction1,
         1.0 / step_coefficients.bias_correction2.sqrt(),
-        optimizer.epsilon,
+        step_coefficients.epsilon,
         optimizer.beta1,
         optimizer.beta2,
-        step_coefficients.decay_factor,
-        match optimizer.decayed {
-            DecayedWeights::Matrices => 1.0,
-            DecayedWeights::All => step_coefficients.decay_factor,
-        },
+        step_coefficients.decay_factor(UpdateGroup::Vector),
+        step_coefficients.decay_factor(UpdateGroup::Matrix),
+        step_coefficients.decay_factor(UpdateGroup::Factor { rank_ratio: 0.0 }),
+        constant,
+        per_rank_ratio,
     ]
     .map(|coefficient| coefficient as f32)
 }
@@ -107,8 +110,13 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
     let weight_argument = weight.write_or_update(weight.dtype != DType::Bf16);
     let format = VectorFormat::common_quads(weight.dtype, &operands)?;
     let buffer = site.scheduled.instr.writes[0].buffer;
-    let Some(&is_matrix) = site.device.weight_is_matrix.get(&buffer) else {
-        return Err("whether its weight is a matrix is not known".into());
+    let Some(group) = site.device.update_groups.get(&buffer) else {
+        return Err("the group of its weight is not known".into());
+    };
+    let (group, rank_ratio) = match group {
+        UpdateGroup::Vector => (0, 0.0),
+        UpdateGroup::Matrix => (1, 0.0),
+        UpdateGroup::Factor { rank_ratio } => (2, *rank_ratio),
     };
     let coefficients = MatrixOperand::contiguous(
         MemorySpace::Coefficients,
@@ -127,7 +135,8 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
         Argument::U64(begin),
         Argument::U64(count),
         Argument::U64(whole),
-        flag(is_matrix),
+        Argument::U32(group),
+        Argument::F32(rank_ratio as f32),
         flag(zeroes),
     ];
     let launch = Launch::new(KernelFamily::Optimizer, format.kernel_name("adamw"), arguments);

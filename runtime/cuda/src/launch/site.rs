@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use narrows_plan::Context;
 use narrows_plan::program::{Access, BufferId, FusedOp, ModelConstants, StageProgram};
 use narrows_runtime::session::{MeshCoordinates, TokenRows};
-use narrows_runtime::{ScheduledInstruction, replica_operand_range};
+use narrows_runtime::{ScheduledInstruction, UpdateGroup, replica_operand_range};
 
 use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace};
 use crate::kernel_source::KernelFamily;
@@ -21,8 +21,8 @@ pub struct LaunchContext<'a> {
     pub stage: &'a StageProgram,
     /// Position of the device on the mesh.
     pub coordinates: MeshCoordinates,
-    /// Whether weight decay applies, by weight buffer of the stage.
-    pub weight_is_matrix: &'a HashMap<BufferId, bool>,
+    /// The group of a weight, by weight buffer of the stage.
+    pub update_groups: &'a HashMap<BufferId, UpdateGroup>,
     /// Streaming multiprocessors of the GPU of process 0, on which the order of sums depends.
     pub multiprocessors: u32,
 }

@@ -17,7 +17,7 @@ use narrows_plan::program::{
 };
 use narrows_plan::{Bytes, Context, DType, Mesh, Precision, Workload, Zero};
 use narrows_runtime::session::MeshCoordinates;
-use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
+use narrows_runtime::{ScheduledInstruction, UpdateGroup, scheduled_instructions};
 
 use super::bounds_check::{AccessedBytes, check_launches};
 use super::formats::{decode, encode};
@@ -37,7 +37,7 @@ pub struct KernelCase {
     pub tensor: u64,
     pub replica: u64,
     pub phase: Phase,
-    pub weight_is_matrix: HashMap<BufferId, bool>,
+    pub update_groups: HashMap<BufferId, UpdateGroup>,
     pub stage: StageProgram,
     pub rotary: Vec<f32>,
     pub coefficients: [f32; OPTIMIZER_COEFFICIENTS as usize],
@@ -91,7 +91,7 @@ impl KernelCase {
             tensor: 0,
             replica: 0,
             phase: Phase::Forward,
-            weight_is_matrix: HashMap::new(),
+            update_groups: HashMap::new(),
             stage,
             rotary: vec![],
             coefficients: [f32::NAN; OPTIMIZER_COEFFICIENTS as usize],
@@ -193,7 +193,7 @@ impl KernelCase {
             constants: &self.constants,
             stage: &self.stage,
             coordinates: MeshCoordinates { tensor: self.tensor, replica: self.replica, stage: 0 },
-            weight_is_matrix: &self.weight_is_matrix,
+            update_groups: &self.update_groups,
             multiprocessors: MULTIPROCESSORS,
         };
         work(&device, &scheduled)
@@ -287,13 +287,13 @@ pub fn for_each_instruction(
         let stage = &program.stages[coordinates.stage as usize];
         let weights = stage.buffers.iter().zip(0..);
         let weights = weights.filter(|(buffer, _)| buffer.role == BufferRole::Weight);
-        let weight_is_matrix = weights.map(|(_, id)| (BufferId(id), false)).collect();
+        let update_groups = weights.map(|(_, id)| (BufferId(id), UpdateGroup::Vector)).collect();
         let device = LaunchContext {
             context,
             constants,
             stage,
             coordinates,
-            weight_is_matrix: &weight_is_matrix,
+            update_groups: &update_groups,
             multiprocessors: MULTIPROCESSORS,
         };
         scheduled_instructions(stage).for_each(|scheduled| visit(&device, &scheduled));

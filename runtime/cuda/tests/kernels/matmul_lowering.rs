@@ -240,13 +240,13 @@ impl SingleGemm {
     }
 
     fn on_device<R>(&self, work: impl FnOnce(&MatmulContext, &ScheduledInstruction) -> R) -> R {
-        let KernelCase { context, constants, stage, weight_is_matrix, phase, .. } = &self.case;
+        let KernelCase { context, constants, stage, update_groups, phase, .. } = &self.case;
         let device = LaunchContext {
             context,
             constants,
             stage,
             coordinates: MeshCoordinates { tensor: 0, replica: 0, stage: 0 },
-            weight_is_matrix,
+            update_groups,
             multiprocessors: MULTIPROCESSORS,
         };
         let context = MatmulContext { device: &device, tied: self.tied, workspace: Bytes(1 << 20) };

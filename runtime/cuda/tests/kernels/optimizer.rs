@@ -1,5 +1,7 @@
 //! The optimizer.
 
+use std::num::NonZeroU64;
+
 use narrows_cpu::kernels::{
     AdamWStep, Parallel, ParameterState, adamw_update, adamw_update_and_zero, gradient_square_sum,
 };
@@ -7,7 +9,7 @@ use narrows_cuda::optimizer_coefficients;
 use narrows_plan::program::{Access, BufferRole, Extent, FusedOp, ParameterShard, Phase};
 use narrows_plan::{DType, Precision, WeightSplit, Zero};
 use narrows_runtime::session::OptimizerUpdate;
-use narrows_runtime::{DecayedWeights, Optimizer};
+use narrows_runtime::{DecayedWeights, FactorRateScale, Loro, Optimizer, UpdateGroup};
 
 use super::case::{KernelCase, Outcome};
 use super::formats::{assert_near, random_values, rounded};
@@ -54,7 +56,7 @@ fn update(
     dtype: DType,
     (count, replica, replicas): (u64, u64, u64),
     squares: f32,
-    (decays, zeroes): (bool, bool),
+    (group, zeroes): (UpdateGroup, bool),
     options: &OptimizerUpdate,
 ) -> Option<Updated> {
     let mut case = KernelCase::new(FusedOp::AdamW, 1, (1, 1));
@@ -86,7 +88,7 @@ fn update(
     ] {
         case.stage.buffers[buffer.0 as usize].role = role;
     }
-    case.weight_is_matrix.insert(weight, decays);
+    case.update_groups.insert(weight, group);
     let access = |buffer, dtype| Access { buffer, extent: Extent::flat(count, dtype) };
     let states: Vec<_> = [Some(first), Some(second), copy]
         .into_iter()
@@ -121,20 +123,30 @@ fn update_of(optimizer: &Optimizer, gradient_scale: f64) -> OptimizerUpdate<'_> 
 fn updates_match_the_cpu() {
     let options = Optimizer { clip_norm: 0.5, ..Optimizer::new(1e-2, 4, 100) };
     let all = Optimizer { decayed: DecayedWeights::All, ..options };
+    let loro = |exact_every, rate_scale| {
+        let exact_every = NonZeroU64::new(exact_every).unwrap();
+        Optimizer { loro: Some(Loro { exact_every, refresh_every: 2, rate_scale }), ..options }
+    };
+    let (matrix, vector) = (UpdateGroup::Matrix, UpdateGroup::Vector);
+    let factor = UpdateGroup::Factor { rank_ratio: 0.375 };
     for (parts, dtype) in PARTS.into_iter().flat_map(|p| [(p, DType::Bf16), (p, DType::F32)]) {
         let (count, replica, replicas) = parts;
-        for (squares, (is_matrix, zeroes), options, gradient_scale) in [
-            (0.01, (true, true), options, 1.0),
-            (4.0, (false, false), options, 1.0),
-            (9.0, (true, true), options, 1.0),
-            (0.01, (false, true), all, 1.5),
-            (0.16, (true, false), all, 1.5),
+        for (squares, (group, zeroes), options, gradient_scale) in [
+            (0.01, (matrix, true), options, 1.0),
+            (4.0, (vector, false), options, 1.0),
+            (9.0, (matrix, true), options, 1.0),
+            (0.01, (vector, true), all, 1.5),
+            (0.16, (factor, false), all, 1.5),
+            (0.16, (factor, true), loro(4, FactorRateScale::RankOverHidden), 1.0),
+            (0.16, (factor, true), loro(4, FactorRateScale::Constant(0.5)), 1.0),
+            (0.16, (factor, true), loro(3, FactorRateScale::RankOverHidden), 1.0),
+            (0.16, (matrix, true), loro(3, FactorRateScale::RankOverHidden), 1.0),
         ] {
             let step = update_of(&options, gradient_scale);
-            let Some(updated) = update(dtype, parts, squares, (is_matrix, zeroes), &step) else {
+            let Some(updated) = update(dtype, parts, squares, (group, zeroes), &step) else {
                 return;
             };
-            let decays = is_matrix || options.decayed == DecayedWeights::All;
+            let coefficients = step.coefficients;
             let part = (count * replica) as usize..(count * (replica + 1)) as usize;
             let mut weights = random_values(1, count * replicas)[part.clone()].to_vec();
             let mut gradient = random_values(2, count * replicas);
@@ -144,12 +156,13 @@ fn updates_match_the_cpu() {
                 random_values(4, count).iter().map(|x| (0.01 * x).abs()).collect();
             let values = AdamWStep {
                 gradient_factor: step.gradient_factor(f64::from(squares).sqrt()) as f32,
-                learning_rate: options.coefficients(3).learning_rate as f32,
+                learning_rate: coefficients.learning_rate as f32,
+                rate_scale: coefficients.rate_scale(group),
                 beta1: options.beta1 as f32,
                 beta2: options.beta2 as f32,
-                epsilon: options.epsilon as f32,
-                weight_decay: if decays { options.weight_decay as f32 } else { 0.0 },
-                step: 3,
+                epsilon: coefficients.epsilon as f32,
+                weight_decay: coefficients.decay_of(group) as f32,
+                step: coefficients.moment_steps as u32,
             };
             let parameter = ParameterState {
                 weights: &mut weights,
@@ -180,7 +193,9 @@ fn non_finite_square_sums_skip_the_update() {
     let options = Optimizer::new(1e-2, 4, 100);
     let step = update_of(&options, 1.0);
     for squares in [f32::NAN, f32::INFINITY] {
-        let Some(updated) = update(DType::Bf16, (333, 2, 3), squares, (true, true), &step) else {
+        let Some(updated) =
+            update(DType::Bf16, (333, 2, 3), squares, (UpdateGroup::Matrix, true), &step)
+        else {
             return;
         };
         assert_eq!(updated.weights, rounded(DType::Bf16, random_values(1, 999)));

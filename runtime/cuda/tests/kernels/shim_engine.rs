@@ -434,7 +434,7 @@ fn launch_context<'a>(
         constants: &program.constants,
         stage: &program.stages[coordinates.stage as usize],
         coordinates,
-        weight_is_matrix: model_program.weight_is_matrix(coordinates.stage as usize),
+        update_groups: model_program.update_groups(coordinates.stage as usize),
         multiprocessors: MULTIPROCESSORS,
     }
 }

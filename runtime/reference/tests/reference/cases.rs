@@ -1,13 +1,14 @@
 //! The golden cases: tiny models, their weights and tokens, and the results of PyTorch.
 
+use std::num::NonZeroU64;
 use std::path::Path;
 
 use narrows_plan::model::{self, Model};
 use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
-use narrows_runtime::{CounterRng, Optimizer, random_stream_name};
+use narrows_runtime::{CounterRng, FactorRateScale, Loro, Optimizer, random_stream_name};
 use serde_json::Value;
 
-pub const NAMES: [&str; 26] = [
+pub const NAMES: [&str; 28] = [
     "llama",
     "cola",
     "svd",
@@ -34,6 +35,8 @@ pub const NAMES: [&str; 26] = [
     "qk-norm-pairs",
     "window-dense",
     "window-pairs",
+    "loro",
+    "loro-scale",
 ];
 
 /// One file of `tests/golden`.
@@ -119,7 +122,17 @@ impl GoldenCase {
         let value = |key: &str| number(&self.value("optimizer")[key]);
         let (warm_up, total) = (value("warm_up_steps") as u64, value("total_steps") as u64);
         let clip_norm = value("clip_norm");
-        Optimizer { clip_norm, ..Optimizer::new(value("peak_learning_rate"), warm_up, total) }
+        let loro = self.value("optimizer").get("loro").map(|loro| Loro {
+            exact_every: NonZeroU64::new(number(&loro["exact_every"]) as u64).expect("not 0"),
+            refresh_every: number(&loro["refresh_every"]) as u64,
+            rate_scale: loro["rate_scale"]
+                .as_f64()
+                .map_or(FactorRateScale::RankOverHidden, FactorRateScale::Constant),
+        });
+        // The original's weight decay differs, and is 0 in its scripts.
+        let base = Optimizer::new(value("peak_learning_rate"), warm_up, total);
+        let weight_decay = if loro.is_some() { 0.0 } else { base.weight_decay };
+        Optimizer { clip_norm, weight_decay, loro, ..base }
     }
 }
 
