@@ -267,6 +267,9 @@ impl Failure {
                 Problem::new(format!("step {step}"), message)
                     .hint("a smaller --learning-rate, or more --warm-up-steps")
             }
+            RunError::UnsupportedOptimizer { reason, hint } => {
+                Problem::new("--optimizer loro", reason.clone()).hint(*hint)
+            }
             RunError::Cluster(error) => {
                 let causes = recent_operations(&error.recent_operations);
                 Problem {
@@ -280,6 +283,7 @@ impl Failure {
         };
         let status = match error {
             RunError::DeviceThreads { .. } => ExitStatus::Environment,
+            RunError::UnsupportedOptimizer { .. } => ExitStatus::BadInput,
             _ => ExitStatus::Failed,
         };
         Failure { status, problems: vec![problem] }

@@ -34,6 +34,11 @@ fn schedules_follow_their_flags() {
              --min-learning-rate 8",
             [8.0, 0.0, 8.0, 8.0],
         ),
+        (
+            "--lr-schedule loro-cosine-restarts --restart-every 2 --restart-warm-up-steps 1 --warm-up-steps 2 \
+             --lr-step-count from-zero --lr-adjust-steps -2 --min-learning-rate 4",
+            [4.0, 2.0, 4.0, 6.0],
+        ),
         ("--lr-schedule cosine --warm-up-steps 0 --min-learning-rate 8", [8.0; 4]),
         // Nothing of a constant schedule depends on its length.
         ("--lr-schedule constant --warm-up-steps 8", [1.0, 2.0, 3.0, 4.0]),
@@ -130,6 +135,28 @@ fn contradictions_are_rejected() {
         ("--cooldown-steps 3".into(), "--cooldown-steps: has no effect with --lr-schedule cosine"),
         ("--restart-every 3 --lr-schedule wsd".into(), "--lr-schedule cosine-restarts"),
         (
+            "--lr-adjust-steps -3 --lr-schedule cosine-restarts".into(),
+            "--lr-adjust-steps: has no effect with --lr-schedule cosine-restarts",
+        ),
+        (
+            "--steps 9 --warm-up-steps 4 --lr-adjust-steps 5 --lr-schedule loro-cosine-restarts"
+                .into(),
+            "--lr-adjust-steps: 5 and --warm-up-steps 4 leave nothing of the 9 steps",
+        ),
+        ("--loro-every 3".into(), "--loro-every: has no effect with --optimizer adamw"),
+        (
+            "--optimizer adamw --loro-learning-rate-scale auto".into(),
+            "--loro-learning-rate-scale: has no effect with --optimizer adamw",
+        ),
+        (
+            "--optimizer loro --loro-learning-rate-scale 0".into(),
+            "expected `auto` or a number above 0",
+        ),
+        (
+            "--optimizer loro".into(),
+            "--optimizer loro: layer 0 q has an activation or a latent crossing between its factors",
+        ),
+        (
             "--lr-schedule constant --min-learning-rate 0".into(),
             "--min-learning-rate: has no effect with --lr-schedule constant",
         ),
@@ -183,4 +210,51 @@ fn a_resumed_run_keeps_the_recipe_of_its_checkpoint() {
     assert!(message.contains("--last-target and --pad-id as before"), "{message}");
     run("--resume");
     assert_eq!(last(&metrics), Some(20), "the end of the schedule");
+}
+
+/// A model whose pairs have nothing between their factors.
+const PLAIN_PAIRS: &str = r#"{"format": "narrows-model/1", "hidden": 32, "vocab": 256, "heads": 4, "d_ff": 48,
+    "blocks": {"count": 2, "default": {"product": "swiglu", "all": {"rank": 8, "activation": "identity"}}}}"#;
+
+/// Exact steps and refreshes follow from the checkpoint's step and settings, and their cost is predicted.
+#[test]
+fn a_run_with_loro_resumes_exactly() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (model, dir, metrics) = (path("pairs.json"), path("kept"), path("m.jsonl"));
+    fs::write(&model, PLAIN_PAIRS).unwrap();
+    let command = |flags: &str| {
+        let (model, dir, metrics) = (model.display(), dir.display(), metrics.display());
+        format!(
+            "run --hardware cpu-local --threads 1 --model {model} --checkpoint-dir {dir} --metrics {metrics} {flags}"
+        )
+    };
+    let recipe = "--global-batch 3 --sequence-length 8 --optimizer loro --loro-every 2 --loro-refresh-every 4 \
+        --loro-learning-rate-scale 0.5 --decay-steps 20";
+    let header = stdout(&command(&format!("{recipe} --steps 8")));
+    assert!(header.contains("LORO       an exact step every 2 steps takes "), "{header}");
+    let expected = super::checkpoints::curve(&metrics);
+    for stop in [2, 3, 4] {
+        fs::remove_dir_all(&dir).unwrap();
+        stdout(&command(&format!("{recipe} --steps {stop}")));
+        let report = stdout(&command("--steps 8 --resume --format json"));
+        assert_eq!(super::checkpoints::curve(&metrics), expected, "resumed after step {stop}");
+        let report: Value = serde_json::from_str(&report).unwrap();
+        let cost = &report["prediction"]["exact_step"];
+        // Two blocks with four pairs of 32 to 32, and three of 32 and 48.
+        assert_eq!(cost["bytes"], 16 * 8 * 2 * (4 * 64 + 3 * 80));
+        assert_eq!((&cost["every"], &cost["rates"]), (&2.into(), &"assumed".into()));
+        let [time, per_step] = ["time_s", "per_step_s"].map(|key| cost[key].as_f64().unwrap());
+        assert!(time > 0.0 && per_step == time / 2.0, "{cost}");
+    }
+    let state = fs::read_to_string(dir.join("step-00000008/state.json")).unwrap();
+    let state: Value = serde_json::from_str(&state).unwrap();
+    let settings = serde_json::json!({"exact_every": 2, "refresh_every": 4, "rate_scale": 0.5});
+    assert_eq!(state["optimizer"]["loro"], settings);
+    let output =
+        super::narrows(&command("--steps 9 --resume --optimizer adamw")).assert().success();
+    let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    for part in ["--optimizer is adamw, and loro in ", "--loro-every is not used, and 2 in "] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
 }
