@@ -175,8 +175,8 @@ pub fn exact_step(
     let columns = |elements: &[f64]| DMatrix::from_column_slice(d_out, rank, elements);
     let rows = |elements: &[f64]| DMatrix::from_row_slice(d_in, rank, elements);
     let (m, n) = (columns(&b.weights), rows(&a.weights));
-    let (u, r_m, inverse_m) = orthonormal(m, "b")?;
-    let (v, r_n, inverse_n) = orthonormal(n.clone(), "a")?;
+    let ThinQr { q: u, r: r_m, inverse: inverse_m } = thin_qr(m, "b")?;
+    let ThinQr { q: v, r: r_n, inverse: inverse_n } = thin_qr(n.clone(), "a")?;
     let y = columns(&b.direction) * inverse_n;
     let z = rows(&a.direction) * inverse_m;
     let core = z.transpose() * &v;
@@ -208,11 +208,15 @@ pub fn exact_step(
     Ok([n_new.transpose().as_slice().to_vec(), m_new.as_slice().to_vec()])
 }
 
-/// Q and R of a thin QR decomposition, and the inverse of R.
-fn orthonormal(
-    factor: DMatrix<f64>,
-    name: &'static str,
-) -> Result<(DMatrix<f64>, DMatrix<f64>, DMatrix<f64>), ExactStepFault> {
+/// A thin QR decomposition of a factor.
+struct ThinQr {
+    q: DMatrix<f64>,
+    r: DMatrix<f64>,
+    /// R⁻¹.
+    inverse: DMatrix<f64>,
+}
+
+fn thin_qr(factor: DMatrix<f64>, name: &'static str) -> Result<ThinQr, ExactStepFault> {
     let deficient = ExactStepFault::RankDeficient { factor: name };
     let rank = factor.ncols();
     if factor.nrows() < rank {
@@ -227,7 +231,7 @@ fn orthonormal(
         return Err(deficient);
     }
     let inverse = r.solve_upper_triangular(&DMatrix::identity(rank, rank)).ok_or(deficient)?;
-    Ok((q, r, inverse))
+    Ok(ThinQr { q, r, inverse })
 }
 
 /// P·Σ^½ and T·Σ^½ of the truncated singular value decomposition of a square matrix.

@@ -99,6 +99,8 @@ impl Session {
     ) -> Result<(), RunError> {
         let program = self.program.clone();
         let owners = self.pair_owners();
+        // Processes wait for the slowest one, and others for these, in collectives and between stages.
+        let _waited_for = StorageUse::begin(self.process_group.clone());
         for (block, pairs) in program.pairs() {
             if self.has_factors_of(*block) {
                 self.exact_step_of_block(pairs, &owners, (coefficients, step))?;
@@ -167,11 +169,8 @@ impl Session {
                 })?;
             Ok(a.into_iter().chain(b).map(|x| x as f32).collect())
         };
-        let new: Result<Vec<Vec<f32>>, RunError> = {
-            // The other processes wait for the slowest one.
-            let _waited_for = StorageUse::begin(self.process_group.clone());
-            pairs.par_iter().enumerate().map(of_pair).collect()
-        };
+        let new: Result<Vec<Vec<f32>>, RunError> =
+            pairs.par_iter().enumerate().map(of_pair).collect();
         let mut new = new?.concat();
         owners.sum(&mut new)?;
         let mut remaining = &new[..];

@@ -9,10 +9,12 @@
 //! Weights and both moments leave the devices, and weights return, in fp32. At most as many threads compute as a block has
 //! pairs, in each stage of its own process. Both rates are assumed.
 
-use narrows_plan::Bytes;
 use narrows_plan::model::{Model, Weight};
+use narrows_plan::{Bytes, Seconds};
 use narrows_runtime::{Loro, PairShape};
 use serde::Serialize;
+
+use crate::text::plural;
 
 /// Assumed floating-point operations of a thread in a second, in f64.
 const FLOPS_PER_S: f64 = 1.5e9;
@@ -42,7 +44,7 @@ pub struct ExactStepCost {
     pub time_s: f64,
     /// Time that exact steps add to a step on average.
     pub per_step_s: f64,
-    /// Where the rates are from.
+    /// Provenance of the rates.
     pub rates: &'static str,
 }
 
@@ -77,11 +79,12 @@ impl ExactStepCost {
     pub fn text(&self) -> String {
         let ExactStepCost { every, host_flops, bytes, time_s, per_step_s, rates } = self;
         format!(
-            "an exact step every {every} steps takes {} more ({host_flops:.1e} operations on the host, {} moved, at {rates} rates), \
+            "an exact step every {} takes {} more ({host_flops:.1e} operations on the host, {} moved, at {rates} rates), \
              {} per step on average",
-            narrows_plan::Seconds(*time_s),
+            plural(*every, "step"),
+            Seconds(*time_s),
             Bytes(*bytes),
-            narrows_plan::Seconds(*per_step_s),
+            Seconds(*per_step_s),
         )
     }
 }
