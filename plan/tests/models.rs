@@ -63,8 +63,7 @@ fn families_differ_in_product_activation_and_crossing() {
         assert_eq!(pair(&model, 1).activation, activation, "{name}");
         assert_eq!(pair(&model, 0).crossing, None, "{name}: block 0 has no previous block");
         assert_eq!(pair(&model, 1).crossing.is_some(), name.starts_with("lax"), "{name}");
-        let residual_alpha = if name.starts_with("dlr") { 1.0 } else { 0.0 };
-        assert_eq!(pair(&model, 1).residual_alpha, residual_alpha, "{name}");
+        assert_eq!(model.latent_residual.is_some(), name.starts_with("dlr"), "{name}");
         assert_eq!(model.tied, !name.ends_with('m'), "{name}");
     }
     let crossing = pair(&presets::find("lax-7b").unwrap(), 31).crossing.unwrap();
@@ -144,6 +143,24 @@ fn overrides_of_the_mixed_ranks_example_apply_in_order() {
     assert_eq!((model.blocks[2].k.d_out, model.blocks[2].q.d_out), (256, 1024));
 }
 
+/// Apart from initial values, the model is CoLA's.
+#[test]
+fn the_dlr_example_is_cola_with_a_latent_residual() {
+    let dlr = read_example("dlr-60m.json");
+    let cola = presets::find("cola-60m").unwrap();
+    assert_eq!(dlr.latent_residual, Some(1.0));
+    assert_eq!(dlr.parameters(), cola.parameters());
+    let without = Model { latent_residual: None, ..dlr };
+    assert_eq!(without.fingerprint(), cola.fingerprint());
+    for alpha in ["0", "-1"] {
+        let text = example("dlr-60m.json")
+            .1
+            .replace("\"latent_residual\": 1.0", &format!("\"latent_residual\": {alpha}"));
+        let defects = model::read("dlr", &text).unwrap_err().to_string();
+        assert!(defects.contains("latent_residual: must be a positive number"), "{defects}");
+    }
+}
+
 #[test]
 fn examples_and_written_models_conform_to_the_schema() {
     let schema = model::schema();
@@ -164,7 +181,7 @@ fn examples_and_written_models_conform_to_the_schema() {
             assert!(errors.is_empty(), "{name}: {errors:#?}");
         }
     }
-    assert_eq!(seen, 2);
+    assert_eq!(seen, 3);
     let mut wrong: serde_json::Value = serde_json::from_str(&example("lax-1b.json").1).unwrap();
     wrong["blocks"]["default"]["all"]["rank"] = 0.into();
     assert!(!validator.is_valid(&wrong));
@@ -193,6 +210,8 @@ fn fingerprints_are_stable_and_ignore_names() {
         Model { padding_token: Some(0), ..cola.clone() },
         Model { padding_token: Some(1), ..cola.clone() },
         Model { initial_std: 0.01, ..cola.clone() },
+        Model { latent_residual: Some(1.0), ..cola.clone() },
+        Model { latent_residual: Some(0.5), ..cola.clone() },
     ] {
         assert_ne!(cola.fingerprint(), other.fingerprint());
     }

@@ -3,8 +3,8 @@
 use arbtest::arbitrary::{Result, Unstructured};
 use arbtest::arbtest;
 use narrows_plan::model::{
-    self, Activation, AttentionMask, BlockFile, CrossingFile, CrossingForm, CrossingGate,
-    GatedProduct, LinearFile, Model, ModelFile, PairFile, Positions, presets,
+    self, Activation, BlockFile, CrossingFile, CrossingForm, CrossingGate, GatedProduct,
+    LinearFile, Model, ModelFile, PairFile, Positions, presets,
 };
 use serde_json::Value;
 
@@ -161,7 +161,7 @@ fn any_model_round_trips() {
         file.blocks.default.all = Some(LinearFile::Pair(PairFile {
             rank: Some(16),
             activation: Some(Activation::Silu),
-            ..Default::default()
+            crossing: None,
         }));
         for _ in 0..u.int_in_range(0..=4)? {
             let first = u.int_in_range(0..=file.blocks.count - 1)?;
@@ -184,9 +184,6 @@ fn layer(u: &mut Unstructured<'_>) -> Result<BlockFile> {
         positions: u.ratio(1, 4)?.then_some(*u.choose(&[Positions::Rotary, Positions::None])?),
         all: linear(u)?,
         q: linear(u)?,
-        attention: u
-            .ratio(1, 4)?
-            .then_some(*u.choose(&[AttentionMask::Full, AttentionMask::SlidingWindow(7)])?),
         gate: linear(u)?,
         down: linear(u)?,
         ..Default::default()
@@ -217,6 +214,5 @@ fn linear(u: &mut Unstructured<'_>) -> Result<Option<LinearFile>> {
         rank: u.ratio(2, 3)?.then_some(*u.choose(&[16, 16, 16, 12])?),
         activation: u.ratio(1, 4)?.then_some(Activation::Identity),
         crossing,
-        residual_alpha: u.ratio(1, 4)?.then_some(*u.choose(&[0.0, 1.0, -0.5])?),
     })))
 }

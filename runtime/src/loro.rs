@@ -24,7 +24,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 
 use nalgebra::{DMatrix, SymmetricEigen};
-use serde::{Deserialize, Serialize};
+use narrows_plan::model::Linear;
 
 /// Diagonal elements of R below this share of the largest make a factor rank-deficient.
 const RANK_TOLERANCE: f64 = 1e-12;
@@ -94,7 +94,7 @@ impl fmt::Display for FactorRateScale {
 }
 
 /// Rows and columns of the factors of a pair: A is d_in × rank, B is rank × d_out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairShape {
     /// Rows of A.
     pub d_in: usize,
@@ -139,6 +139,13 @@ impl fmt::Display for ExactStepFault {
 }
 
 impl PairShape {
+    /// The shape of a linear's pair; `None` for a dense linear.
+    pub fn of(linear: &Linear) -> Option<PairShape> {
+        let [d_in, rank, d_out] =
+            [linear.d_in, linear.rank()?, linear.d_out].map(|size| size as usize);
+        Some(PairShape { d_in, rank, d_out })
+    }
+
     /// Floating-point operations of an exact step: thin QR with an explicit Q, 4dr² each, of both factors and both normal
     /// components, the products with d rows, 9dr² on each side, Sᵀ·S of 16r³, and the decomposition of a symmetric matrix of
     /// order 2r with its vectors, 9(2r)³.

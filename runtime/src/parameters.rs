@@ -11,7 +11,7 @@
 //! | `layer N norm1`, `norm2` | 1 × hidden | 1 |
 //! | `layer N q` (dense) | d_in × d_out | N(0, s²) |
 //! | `layer N q.a` | d_in × r | N(0, σ²), σ = r^(-1/4)·(d_in + d_out)^(-1/4) |
-//! | `layer N q.b` | r × d_out | the same σ, plus α/√K in row ⌊j/K⌋ of column j with a residual ([`FactorPair::residual`]) |
+//! | `layer N q.b` | r × d_out | the same σ; with a latent residual of strength α, plus α/√K in row ⌊n/K⌋ of column n |
 //! | `layer N q.gate` | r_prev × r | identity |
 //! | `layer N q.gate.bias` | 1 × r | 0 |
 //! | `layer N q.gate.u`, `q.gate.v` | a × a, b × b | identity |
@@ -26,6 +26,10 @@
 //! a dense matrix has 0.02. All gates start as the identity gate, so that the three kinds
 //! compute the same function at first; a dense gate between unequal ranks starts with ones on its
 //! diagonal and zeros elsewhere.
+//!
+//! A latent residual (DLR: Wang et al. 2026) adds α/√K·z[⌊n/K⌋] to output n of a pair, K = ⌈d_out/r⌉, so that z·(B + α/√K·R) is
+//! the output. The original trains B, and adds the fixed α/√K·R at the end. Here B contains it from the beginning: gradients, and so
+//! the steps of AdamW without weight decay, are those of the original.
 //!
 //! # Sharded initialisation
 //! Element i of a parameter is a function of the run's seed, the parameter's [`random_stream_name`] and i
@@ -79,14 +83,14 @@ pub enum Initialisation {
         /// A row of zeros: that of the padding token in the embedding.
         zero_row: Option<u64>,
     },
-    /// Independent normal deviates, with the residual of a factor pair.
-    NormalWithResidual {
+    /// Independent normal deviates with mean `residual` where row and ⌊column / `repeats`⌋ are equal, and 0 elsewhere.
+    Duplicated {
         /// Standard deviation.
         std: f64,
-        /// Consecutive columns whose mean is `weight` in one row, and 0 in all others.
-        columns: u64,
-        /// The mean of an element in the row of its column.
-        weight: f64,
+        /// α/√K.
+        residual: f64,
+        /// K.
+        repeats: u64,
     },
 }
 
@@ -112,14 +116,6 @@ impl LogicalParameter {
                     target[begin as usize..end as usize].fill(0.0);
                 }
             }
-            Initialisation::NormalWithResidual { std, columns: shared, weight } => {
-                let normals = stream.normals_from(first).zip(first..);
-                for (target, (normal, element)) in target.iter_mut().zip(normals) {
-                    let (row, column) = (element / columns, element % columns);
-                    let residual = if row == column / shared { weight } else { 0.0 };
-                    *target = (residual + std * normal) as f32;
-                }
-            }
             _ => {
                 for (target, element) in target.iter_mut().zip(first..) {
                     *target = value(element / columns, element % columns) as f32;
@@ -138,9 +134,9 @@ impl LogicalParameter {
             Initialisation::Identity => f64::from(u8::from(row == column)),
             Initialisation::Normal { zero_row, .. } if zero_row == Some(row) => 0.0,
             Initialisation::Normal { std, .. } => std * stream.normal(row * columns + column),
-            Initialisation::NormalWithResidual { std, columns: shared, weight } => {
-                let residual = if row == column / shared { weight } else { 0.0 };
-                residual + std * stream.normal(row * columns + column)
+            Initialisation::Duplicated { std, residual, repeats } => {
+                let mean = if column / repeats == row { residual } else { 0.0 };
+                mean + std * stream.normal(row * columns + column)
             }
         }
     }
@@ -165,7 +161,7 @@ pub fn logical_parameters(model: &Model) -> Vec<LogicalParameter> {
             parameters.extend(norm.map(|norm| scale(in_block(norm), model.hidden)));
             let previous_rank = previous.as_ref().and_then(|previous| previous[slot].1.rank());
             let place = (index as u64, kind);
-            parameters.extend(linear_parameters(place, linear, previous_rank, std));
+            parameters.extend(linear_parameters(place, linear, previous_rank, model));
             if block.qkv_bias && matches!(kind, LinearKind::Q | LinearKind::K | LinearKind::V) {
                 let bias = scale(in_block(WeightId::Bias(kind)), linear.d_out);
                 parameters.push(LogicalParameter { initialisation: Initialisation::Zeros, ..bias });
@@ -183,24 +179,31 @@ pub fn logical_parameters(model: &Model) -> Vec<LogicalParameter> {
     parameters
 }
 
-/// The parameters of one linear; `previous_rank` is the rank of the same linear in the previous block, and
-/// `dense_std` the initial standard deviation of a dense matrix.
+/// The parameters of one linear; `previous_rank` is the rank of the same linear in the previous block. Of the model, its
+/// initial values count.
 fn linear_parameters(
     (block, kind): (u64, LinearKind),
     linear: &Linear,
     previous_rank: Option<u64>,
-    dense_std: f64,
+    model: &Model,
 ) -> Vec<LogicalParameter> {
     let &Linear { d_in, d_out, .. } = linear;
     let in_block = |weight| ParameterId { block: Some(block), weight };
-    let Weight::Pair(pair) = &linear.weight else {
-        return vec![matrix(in_block(WeightId::Dense(kind)), d_in, d_out, normal(dense_std))];
+    let Weight::Pair(FactorPair { rank, crossing, .. }) = &linear.weight else {
+        return vec![matrix(
+            in_block(WeightId::Dense(kind)),
+            d_in,
+            d_out,
+            normal(model.initial_std),
+        )];
     };
-    let FactorPair { rank, crossing, .. } = pair;
     let std = factor_std(d_in, d_out, *rank);
-    let initial_b = match pair.residual(d_out) {
-        (_, 0.0) => normal(std),
-        (columns, weight) => Initialisation::NormalWithResidual { std, columns, weight },
+    let initial_b = match model.latent_residual {
+        None => normal(std),
+        Some(alpha) => {
+            let repeats = d_out.div_ceil(*rank);
+            Initialisation::Duplicated { std, residual: alpha / (repeats as f64).sqrt(), repeats }
+        }
     };
     let mut parameters = vec![
         matrix(in_block(WeightId::FactorA(kind)), d_in, *rank, normal(std)),
@@ -289,10 +292,10 @@ mod tests {
                     rank,
                     activation: narrows_plan::model::Activation::Identity,
                     crossing: None,
-                    residual_alpha: 0.0,
                 }),
             };
-            let factors = linear_parameters((0, LinearKind::Q), &linear, None, 0.02);
+            let model = presets::find("cola-tiny").unwrap();
+            let factors = linear_parameters((0, LinearKind::Q), &linear, None, &model);
             let (a, b) = (factors[0].initial_value(1), factors[1].initial_value(1));
             let entry = |i, j| (0..rank).map(|k| a(i, k) * b(k, j)).sum::<f64>();
             let squares = (0..d_in * d_out).map(|n| entry(n / d_out, n % d_out).powi(2));
@@ -301,36 +304,14 @@ mod tests {
         }
     }
 
-    /// With 7 outputs and rank 3, the residual copies latents 0, 0, 0, 1, 1, 1 and 2, with weight α/√3.
-    #[test]
-    fn factors_start_with_their_residual() {
-        let pair = |residual_alpha| FactorPair {
-            rank: 3,
-            activation: narrows_plan::model::Activation::Silu,
-            crossing: None,
-            residual_alpha,
-        };
-        let factor = |alpha| {
-            let linear = Linear { d_in: 4, d_out: 7, weight: Weight::Pair(pair(alpha)) };
-            linear_parameters((0, LinearKind::Q), &linear, None, 0.02)[1].initial_value(1)
-        };
-        let (plain, with_residual) = (factor(0.0), factor(2.0));
-        for (column, copied) in [0, 0, 0, 1, 1, 1, 2].into_iter().enumerate() {
-            for row in 0..3 {
-                let difference = with_residual(row, column as u64) - plain(row, column as u64);
-                let expected = if row == copied { 2.0 / 3.0_f64.sqrt() } else { 0.0 };
-                assert!((difference - expected).abs() < 1e-15, "({row}, {column}): {difference}");
-            }
-        }
-    }
-
     #[test]
     fn runs_are_filled_with_the_initial_value_of_each_element() {
         let id = ParameterId { block: None, weight: WeightId::Embedding };
         let table = Initialisation::Normal { std: 0.02, zero_row: Some(2) };
-        let residual = Initialisation::NormalWithResidual { std: 0.1, columns: 2, weight: 0.7 };
-        let constants = [Initialisation::Identity, Initialisation::Ones];
-        for initialisation in [table, normal(0.5), residual].into_iter().chain(constants) {
+        let duplicated = Initialisation::Duplicated { std: 0.5, residual: 2.0, repeats: 2 };
+        for initialisation in
+            [table, normal(0.5), duplicated, Initialisation::Identity, Initialisation::Ones]
+        {
             let parameter = matrix(id, 5, 7, initialisation);
             let (value, fill) = (parameter.initial_value(3), parameter.initial_fill(3));
             for (first, count) in [(0, 35), (3, 20), (13, 2), (14, 7), (20, 15), (21, 0), (34, 1)] {

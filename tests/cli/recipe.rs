@@ -258,3 +258,23 @@ fn a_run_with_loro_resumes_exactly() {
         assert!(message.contains(part), "{part} in {message}");
     }
 }
+
+/// The folded residual decays, where DLR's does not.
+#[test]
+fn a_latent_residual_is_trained_with_a_warning_of_its_decay() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("dlr.json");
+    let text = PLAIN_PAIRS.replace(r#""hidden": 32"#, r#""latent_residual": 1.0, "hidden": 32"#);
+    fs::write(&model, text).unwrap();
+    let run = |flags: &str| {
+        let sizes = "--global-batch 2 --sequence-length 8 --steps 1";
+        let model = model.display();
+        let command =
+            format!("run --hardware cpu-local --threads 1 --model {model} {sizes} {flags}");
+        let output = super::narrows(&command).assert().success();
+        String::from_utf8(output.get_output().stderr.clone()).unwrap()
+    };
+    let warning = "--weight-decay 0.1 also decays the latent residual";
+    assert!(run("").contains(warning));
+    assert!(!run("--weight-decay 0").contains("warning"));
+}

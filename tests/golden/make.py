@@ -79,19 +79,30 @@ class ColaLinear:
         self.name, self.rank = name, spec["rank"]
         std = self.rank ** (-1 / 4) * ((d_in + d_out) ** (-1 / 2)) ** (1 / 2)
         self.a = weights.make(f"{name}.a", (d_in, self.rank), std)
-        initial = std
-        if "residual_alpha" in spec:
-            # DLR, after `fold` of its reference code.
-            repeats = math.ceil(d_out / self.rank)
-            expanded = np.repeat(np.eye(self.rank), repeats, axis=1)[:, :d_out]
-            initial = std * normal(weights.seed, f"{name}.b", self.rank * d_out).reshape(self.rank, d_out)
-            initial = initial + spec["residual_alpha"] / math.sqrt(repeats) * expanded
-        self.b = weights.make(f"{name}.b", (self.rank, d_out), initial)
+        self.b = weights.make(f"{name}.b", (self.rank, d_out), std)
         self.phi = {"silu": F.silu, "identity": lambda h: h}[spec["activation"]]
 
     def __call__(self, x, crossing_latent):
         h = self.phi(x @ self.a)
         return h @ self.b, h
+
+
+class DlrLinear(ColaLinear):
+    """y = B z + alpha/sqrt(K) Expand_K(z), after `layers.py` of DLR's release; B is trained, alpha is fixed."""
+
+    def __init__(self, weights, name, d_in, d_out, spec, alpha):
+        super().__init__(weights, name, d_in, d_out, spec)
+        self.width, self.repeats = d_out, math.ceil(d_out / self.rank)
+        self.scale = alpha / math.sqrt(self.repeats)
+
+    def __call__(self, x, crossing_latent):
+        h = self.phi(x @ self.a)
+        return h @ self.b + self.scale * h.repeat_interleave(self.repeats, dim=-1)[..., :self.width], h
+
+    @torch.no_grad()
+    def fold(self):
+        columns = torch.arange(self.width)
+        self.b[columns // self.repeats, columns] += self.scale
 
 
 class PaperLaxLinear(ColaLinear):
@@ -136,9 +147,11 @@ def make_gate(weights, name, gate, rank_before, rank):
     return lambda h: torch.einsum("...ij,ik,jl->...kl", h.unflatten(-1, (a, b)), u, v).flatten(-2)
 
 
-def make_linear(weights, name, d_in, d_out, spec, spec_before, dense_std):
+def make_linear(weights, name, d_in, d_out, spec, spec_before, dense_std, residual):
     if spec == "dense":
         return DenseLinear(weights, name, d_in, d_out, dense_std)
+    if residual is not None:
+        return DlrLinear(weights, name, d_in, d_out, spec, residual)
     crossing = spec.get("crossing") if spec_before is not None else None
     if crossing is None or crossing == "none":
         return ColaLinear(weights, name, d_in, d_out, spec)
@@ -210,7 +223,7 @@ class Block:
                       gate=(hidden, d_ff), up=(hidden, d_ff), down=(d_ff, hidden))
         self.linears = {
             name: make_linear(weights, f"layer {index} {name}", *widths[name], spec[name],
-                              spec_before.get(name), config.get("initial_std", 0.02))
+                              spec_before.get(name), config.get("initial_std", 0.02), config.get("latent_residual"))
             for name in LINEARS
         }
         self.norm1 = RmsNorm(weights, f"layer {index} norm1", hidden, config["norm_epsilon"])
@@ -298,7 +311,7 @@ def train(model, weights, microbatches, options, steps, hidden):
     loro, state = options.get("loro"), {}
     vectors = ("norm1", "norm2", "final_norm", "latent_norm.scale", ".bias", ".norm")
     groups = [
-        dict(params=[w for n, w in weights.items() if not n.endswith(vectors)], weight_decay=0.1),
+        dict(params=[w for n, w in weights.items() if not n.endswith(vectors)], weight_decay=options.get("weight_decay", 0.1)),
         dict(params=[w for n, w in weights.items() if n.endswith(vectors)], weight_decay=0.0),
     ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, foreach=False)
@@ -445,9 +458,9 @@ def cases():
             dict(uniform("dense", "swiglu"), attention=dict(sliding_window=3)), uniform("dense", "swiglu")]),
         # A window that is shorter than the sequences of one of the two microbatches.
         "window-pairs": dict(base, blocks=[dict(block, attention=dict(sliding_window=6)) for block in cola]),
-        "dlr": dict(base, blocks=[uniform(dict(pair(rank, "silu"), residual_alpha=1.0), "swiglu") for rank in (3, 5)]),
         "loro": dict(base, blocks=pairs, optimizer=dict(exact_every=3, refresh_every=3, rate_scale=None)),
         "loro-scale": dict(base, blocks=mixed, optimizer=dict(exact_every=4, refresh_every=2, rate_scale=0.5)),
+        "dlr": dict(base, latent_residual=0.75, blocks=cola),
     }
 
 
@@ -497,7 +510,13 @@ def golden(name, config, seed):
     options = dict(peak_learning_rate=0.003, warm_up_steps=3, total_steps=10, clip_norm=1.3)
     if loro is not None:
         options["loro"] = loro
+    if config.get("latent_residual") is not None:
+        options["weight_decay"] = 0.0
     losses, norms = train(model, weights, microbatches, options, 10, config["hidden"])
+    if config.get("latent_residual") is not None:
+        for linear in (linear for block in model.blocks for linear in block.linears.values()):
+            if isinstance(linear, DlrLinear):
+                linear.fold()
     return dict(
         model=model_file(name, config),
         seed=seed,

@@ -30,33 +30,16 @@ impl From<&Model> for ModelFile {
             rotary_dim: Some(model.rope.dim).filter(|dim| *dim != model.head_dim),
             rope_scaling: model.rope.scaling.clone(),
             initial_std: model.initial_std,
+            latent_residual: model.latent_residual,
             padding_token: model.padding_token,
             tied: model.tied,
-            blocks: with_explicit_residuals(BlocksFile {
+            blocks: BlocksFile {
                 count: model.blocks.len() as u64,
                 default: default_layer(typical),
                 overrides: overrides(&model.blocks, typical),
-            }),
+            },
         }
     }
-}
-
-/// Where a pair has a residual, states those of 0 as well, so that no pair inherits one.
-fn with_explicit_residuals(mut blocks: BlocksFile) -> BlocksFile {
-    let layers = std::iter::once(&mut blocks.default).chain(blocks.overrides.values_mut());
-    let mut pairs: Vec<&mut PairFile> = layers
-        .flat_map(|layer| layer.all_linears_mut())
-        .filter_map(|file| match file {
-            Some(LinearFile::Pair(pair)) => Some(pair),
-            _ => None,
-        })
-        .collect();
-    if pairs.iter().any(|pair| pair.residual_alpha.is_some()) {
-        pairs.iter_mut().for_each(|pair| {
-            pair.residual_alpha.get_or_insert(0.0);
-        });
-    }
-    blocks
 }
 
 /// The most frequent block, the first among equally frequent ones. Block 0 counts only in a model of one
@@ -116,7 +99,6 @@ fn linear_file(linear: &Linear) -> LinearFile {
         Weight::Pair(pair) => LinearFile::Pair(PairFile {
             rank: Some(pair.rank),
             activation: Some(pair.activation),
-            residual_alpha: (pair.residual_alpha != 0.0).then_some(pair.residual_alpha),
             crossing: Some(match &pair.crossing {
                 None => CrossingFile::None,
                 Some(crossing) => CrossingFile::Some(crossing.clone()),
@@ -159,8 +141,7 @@ fn difference(block: &Block, typical: &Block, first: bool) -> BlockFile {
         // Resolution drops the crossing of block 0.
         let same = match (&linear.weight, &typical.weight) {
             (Weight::Pair(linear), Weight::Pair(typical)) if first => {
-                (linear.rank, linear.activation, linear.residual_alpha)
-                    == (typical.rank, typical.activation, typical.residual_alpha)
+                linear.rank == typical.rank && linear.activation == typical.activation
             }
             (linear, typical) => linear == typical,
         };

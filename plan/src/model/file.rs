@@ -105,6 +105,10 @@ pub struct ModelFile {
     /// their shapes.
     #[serde(default = "default_initial_std", skip_serializing_if = "is_default_initial_std")]
     pub initial_std: f64,
+    /// Strength α of the latent residual of DLR, which is part of the initial factors B; by default none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub latent_residual: Option<f64>,
     /// Token whose embedding starts at zero and gets no gradient from the lookup, as PyTorch's
     /// `padding_idx`; by default none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -216,9 +220,6 @@ pub struct PairFile {
     /// The crossing from the previous block's latent; block 0 never has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crossing: Option<CrossingFile>,
-    /// α of a duplicated latent residual (DLR), which is part of the initial B; by default 0, without a residual.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub residual_alpha: Option<f64>,
 }
 
 /// The string `"none"`, or a crossing.
@@ -277,12 +278,6 @@ impl BlockFile {
             ("up", self.up.as_ref()),
             ("down", self.down.as_ref()),
         ]
-    }
-
-    /// The file of all linears, and those of single ones.
-    pub(super) fn all_linears_mut(&mut self) -> impl Iterator<Item = &mut Option<LinearFile>> {
-        let BlockFile { all, q, k, v, o, gate, up, down, .. } = self;
-        [all, q, k, v, o, gate, up, down].into_iter()
     }
 
     pub(super) fn linears_mut(&mut self) -> [&mut Option<LinearFile>; 7] {

@@ -64,6 +64,9 @@ impl CanonicalWriter {
             self.number(5);
             self.rope_scaling(scaling);
         }
+        if let Some(alpha) = model.latent_residual {
+            [10, alpha.to_bits()].into_iter().for_each(|number| self.number(number));
+        }
         for (index, block) in model.blocks.iter().enumerate() {
             if block.positions == Positions::None {
                 [6, index as u64].into_iter().for_each(|number| self.number(number));
@@ -76,14 +79,6 @@ impl CanonicalWriter {
             }
             if let AttentionMask::SlidingWindow(window) = block.attention {
                 [9, index as u64, window].into_iter().for_each(|number| self.number(number));
-            }
-            for (slot, (_, linear)) in block.linears().into_iter().enumerate() {
-                let Weight::Pair(pair) = &linear.weight else { continue };
-                if pair.residual_alpha != 0.0 {
-                    let alpha = pair.residual_alpha.to_bits();
-                    let numbers = [10, index as u64, slot as u64, alpha];
-                    numbers.into_iter().for_each(|number| self.number(number));
-                }
             }
         }
     }

@@ -35,7 +35,6 @@ pub(super) struct LinearDraft {
     pub dense: bool,
     pub rank: Option<u64>,
     pub activation: Option<Activation>,
-    pub residual_alpha: Option<f64>,
     pub crossing: Option<LatentCrossing>,
     /// The last field that sets this linear.
     pub field: String,
@@ -81,7 +80,6 @@ impl LinearDraft {
                 self.dense = false;
                 self.rank = pair.rank.or(self.rank);
                 self.activation = pair.activation.or(self.activation);
-                self.residual_alpha = pair.residual_alpha.or(self.residual_alpha);
                 if let Some(crossing) = &pair.crossing {
                     self.crossing_field = format!("{}.crossing", self.field);
                     self.crossing = match crossing {

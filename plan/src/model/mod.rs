@@ -57,6 +57,9 @@ pub struct Model {
     pub rope: Rope,
     /// Initial standard deviation of embedding, head and dense linears.
     pub initial_std: f64,
+    /// Strength α of the latent residual of DLR (Wang et al. 2026): each linear with factors adds α/√K·z[⌊n/K⌋] to its output n,
+    /// where z is the input of B and K = ⌈d_out/r⌉. The residual is a part of B from the first step on.
+    pub latent_residual: Option<f64>,
     /// Token whose row of the embedding starts at zero and gets no gradient from the lookup, as PyTorch's
     /// `padding_idx`. The row of a tied embedding still gets the gradient of the head.
     pub padding_token: Option<u64>,
@@ -162,18 +165,6 @@ pub struct FactorPair {
     pub activation: Activation,
     /// A crossing from the same linear's latent in the previous block (LaX). Block 0 has none.
     pub crossing: Option<LatentCrossing>,
-    /// α of a duplicated latent residual (DLR), 0 where there is none. With K = ⌈d_out/r⌉, output j also gets α/√K times
-    /// latent ⌊j/K⌋. B holds the residual from the first step on, so that it changes initial values alone.
-    pub residual_alpha: f64,
-}
-
-impl FactorPair {
-    /// Outputs that share a coordinate of the latent in the residual of a pair with `d_out` outputs, K, and the
-    /// weight of the latter in each of them, α/√K.
-    pub fn residual(&self, d_out: u64) -> (u64, f64) {
-        let outputs = d_out.div_ceil(self.rank);
-        (outputs, self.residual_alpha / (outputs as f64).sqrt())
-    }
 }
 
 /// φ, applied to the latent.
@@ -415,6 +406,7 @@ impl Model {
     pub fn dense_counterpart(&self) -> Model {
         let mut dense = self.clone();
         dense.name = presets::dense_name(&self.name);
+        dense.latent_residual = None;
         for block in &mut dense.blocks {
             block.product = GatedProduct::SwiGlu;
             for linear in block.linears_mut() {
@@ -424,7 +416,8 @@ impl Model {
         dense
     }
 
-    /// The `config.json` of the model for a published class, which reads as an equal model.
+    /// The `config.json` of the model for a published class, which reads as an equal model but for a latent residual: its weights
+    /// contain that.
     ///
     /// # Errors
     /// The first property of the model that the class does not have, with its place, such as `layer 3 q`.

@@ -2,7 +2,7 @@
 //!
 //! Five families in the published sizes: `llama` is dense; `cola` has SiLU in the latents and a plain
 //! product; `svd` has no activation in the latents and LLaMA's SwiGLU; `lax` is `cola` with a latent
-//! crossing; `dlr` has SiLU in the latents, a residual of α = 1, and LLaMA's SwiGLU, as in the reference code of DLR. CoLA's 60M and 130M keep the SiLU on the gate, so their product is SwiGLU.
+//! crossing; `dlr` has SiLU in the latents, a latent residual of strength 1, and LLaMA's SwiGLU, as in DLR's code. CoLA's 60M and 130M keep the SiLU on the gate, so their product is SwiGLU.
 //!
 //! The shapes of 60M, 130M and 350M are CoLA's, those from 1B up BOOST's: tied embeddings, and 5472 inner
 //! features in 1B, where CoLA has 5461 and an untied head. No preset has a padding token, whereas all
@@ -116,17 +116,15 @@ pub fn find_file(name: &str) -> Result<ModelFile, Defect> {
 }
 
 fn file(name: String, family: ModelFamily, size: &ModelSize) -> ModelFile {
-    let pair = |activation, crossing, residual_alpha| {
-        let (rank, activation) = (Some(size.rank), Some(activation));
-        LinearFile::Pair(PairFile { rank, activation, crossing, residual_alpha })
+    let pair = |activation, crossing| {
+        LinearFile::Pair(PairFile { rank: Some(size.rank), activation: Some(activation), crossing })
     };
     let crossing = LatentCrossing { form: CrossingForm::Released, gate: CrossingGate::Identity };
     let all = match family {
         ModelFamily::Llama => LinearFile::Dense,
-        ModelFamily::Svd => pair(Activation::Identity, None, None),
-        ModelFamily::Cola => pair(Activation::Silu, None, None),
-        ModelFamily::Lax => pair(Activation::Silu, Some(CrossingFile::Some(crossing)), None),
-        ModelFamily::Dlr => pair(Activation::Silu, None, Some(1.0)),
+        ModelFamily::Svd => pair(Activation::Identity, None),
+        ModelFamily::Cola | ModelFamily::Dlr => pair(Activation::Silu, None),
+        ModelFamily::Lax => pair(Activation::Silu, Some(CrossingFile::Some(crossing))),
     };
     let product = match family {
         ModelFamily::Llama | ModelFamily::Svd | ModelFamily::Dlr => GatedProduct::SwiGlu,
@@ -152,6 +150,7 @@ fn file(name: String, family: ModelFamily, size: &ModelSize) -> ModelFile {
         rotary_dim: None,
         rope_scaling: None,
         initial_std: DEFAULT_INITIAL_STD,
+        latent_residual: (family == ModelFamily::Dlr).then_some(1.0),
         padding_token: None,
         tied: size.tied,
         blocks: BlocksFile { count: size.layers, default, overrides: Default::default() },

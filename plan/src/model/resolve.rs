@@ -50,6 +50,7 @@ impl ModelFile {
             latent_norm_epsilon: self.latent_norm_epsilon,
             rope: Rope { theta: self.rope_theta, dim: rotary_dim, scaling: self.rope_scaling },
             initial_std: self.initial_std,
+            latent_residual: self.latent_residual,
             padding_token: self.padding_token,
             max_sequence_length: self.max_sequence_length,
             tied: self.tied,
@@ -131,6 +132,9 @@ impl ModelFile {
         report.positive("latent_norm_epsilon", self.latent_norm_epsilon);
         report.positive("rope_theta", self.rope_theta);
         report.positive("initial_std", self.initial_std);
+        if let Some(alpha) = self.latent_residual {
+            report.positive("latent_residual", alpha);
+        }
         if let Some(token) = self.padding_token
             && token >= self.vocab
         {
@@ -280,10 +284,6 @@ fn check_layer_fields(layer: &BlockOverride<'_>, report: &mut DefectReport) {
         if let Some(rank) = pair.rank {
             report.size(&format!("{field}.rank"), rank, MAX_WIDTH);
         }
-        if let Some(alpha) = pair.residual_alpha.filter(|alpha| !alpha.is_finite()) {
-            report
-                .defect(format!("{field}.residual_alpha"), format!("must be finite, not {alpha}"));
-        }
         let Some(CrossingFile::Some(crossing)) = &pair.crossing else { continue };
         if layer.last == 0 {
             report.hint(
@@ -342,8 +342,7 @@ fn check_linear(
         check_crossing(requested, rank, previous, draft, location, report);
         crossing = Some(requested.clone());
     }
-    let residual_alpha = draft.residual_alpha.unwrap_or(0.0);
-    Some(Weight::Pair(FactorPair { rank, activation, crossing, residual_alpha }))
+    Some(Weight::Pair(FactorPair { rank, activation, crossing }))
 }
 
 fn check_crossing(

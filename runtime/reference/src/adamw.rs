@@ -93,9 +93,7 @@ impl<T: Float> AdamWMoments<T> {
         let to_f64 = |x: &T| x.to_f64().unwrap_or(f64::NAN);
         for (block, shape) in (0..).zip(&model.blocks) {
             for (kind, linear) in shape.linears() {
-                let Some(rank) = linear.rank() else { continue };
-                let [d_in, rank, d_out] =
-                    [linear.d_in, rank, linear.d_out].map(|size| size as usize);
+                let Some(shape) = PairShape::of(linear) else { continue };
                 let ids = [WeightId::FactorA(kind), WeightId::FactorB(kind)]
                     .map(|weight| ParameterId { block: Some(block), weight });
                 let [a, b] = ids.map(|id| {
@@ -107,7 +105,6 @@ impl<T: Float> AdamWMoments<T> {
                         direction: moments.map(direction).collect(),
                     }
                 });
-                let shape = PairShape { d_in, rank, d_out };
                 let updated = exact_step(shape, &a, &b, coefficients.learning_rate)
                     .map_err(|fault| ReferenceError::ExactStep { block, kind, fault })?;
                 for (id, values) in ids.into_iter().zip(updated) {

@@ -112,8 +112,7 @@ pub fn factor_weights(
         weights.remove(&dense_id(block, kind));
         weights.insert(id(WeightId::FactorA(kind)), a);
         weights.insert(id(WeightId::FactorB(kind)), b);
-        let activation = Activation::Identity;
-        let pair = FactorPair { rank, activation, crossing: None, residual_alpha: 0.0 };
+        let pair = FactorPair { rank, activation: Activation::Identity, crossing: None };
         low_rank.blocks[block as usize].linear_mut(kind).weight = Weight::Pair(pair);
         report.push(FactoredLinear { block, kind, rank: Some(rank), relative_error });
     }

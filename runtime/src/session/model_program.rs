@@ -120,13 +120,13 @@ fn pairs_by_block(model: &Model) -> BTreeMap<u64, Vec<FactorPairSite>> {
     let mut pairs: BTreeMap<u64, Vec<FactorPairSite>> = BTreeMap::new();
     for (block, shape) in (0..).zip(&model.blocks) {
         for (kind, linear) in shape.linears() {
-            let Weight::Pair(pair) = &linear.weight else { continue };
-            let [d_in, rank, d_out] =
-                [linear.d_in, pair.rank, linear.d_out].map(|size| size as usize);
+            let (Weight::Pair(pair), Some(shape)) = (&linear.weight, PairShape::of(linear)) else {
+                continue;
+            };
             pairs.entry(block).or_default().push(FactorPairSite {
                 block,
                 kind,
-                shape: PairShape { d_in, rank, d_out },
+                shape,
                 has_plain_latent: pair.activation == Activation::Identity
                     && pair.crossing.is_none(),
             });

@@ -67,6 +67,13 @@ fn train_in_group(
     let threads = threads_per_device(&plan, training);
     let sampler = sampler(&model, &plan, training)?;
     let text = TextOutput::new(output, training.metrics.as_deref(), training.is_rank_0());
+    let weight_decay = training.recipe.optimizer.weight_decay;
+    if model.latent_residual.is_some() && weight_decay > 0.0 && training.is_rank_0() {
+        output::warn(&format!(
+            "--weight-decay {weight_decay} also decays the latent residual, which is a part of the factors B here; DLR keeps it: \
+             --weight-decay 0 trains as DLR does without decay"
+        ));
+    }
     if training.target == ExecutionTarget::Cpu {
         require_memory(&model, program.program(), training)?;
     }

@@ -181,6 +181,7 @@ fn model_file(
         initial_std: initial_std
             .filter(|_| architecture != Architecture::Boost)
             .unwrap_or(DEFAULT_INITIAL_STD),
+        latent_residual: None,
         padding_token: padding_token(vocab, fields),
         tied: fields.flag("tie_word_embeddings").unwrap_or(false),
         blocks,
@@ -217,8 +218,7 @@ fn cola_block(hidden: u64, architecture: Architecture, fields: &mut ConfigFields
     let latent = activation(fields, "cola_act").unwrap_or(hidden_activation);
     warn_of_ignored_activation(fields, latent);
     let activation = Some(latent);
-    let pair =
-        |rank| LinearFile::Pair(PairFile { rank: Some(rank), activation, ..PairFile::default() });
+    let pair = |rank| LinearFile::Pair(PairFile { rank: Some(rank), activation, crossing: None });
     let mlp = (mlp != attention).then(|| pair(mlp));
     BlockFile {
         product: Some(cola_product(fields, hidden_activation)),

@@ -223,7 +223,7 @@ fn random_weights(model: &Model, seed: u64) -> ModelTensors {
         let initial = parameter.initial_value(seed);
         let noise = CounterRng::new(seed, &format!("{} off", random_stream_name(parameter.id)));
         let deviation = match parameter.initialisation {
-            Initialisation::Normal { .. } | Initialisation::NormalWithResidual { .. } => 0.0,
+            Initialisation::Normal { .. } | Initialisation::Duplicated { .. } => 0.0,
             Initialisation::Zeros | Initialisation::Ones | Initialisation::Identity => {
                 CONSTANTS_DEVIATION
             }
