@@ -118,8 +118,8 @@ fn groups_by_buffer(
 
 fn pairs_by_block(model: &Model) -> BTreeMap<u64, Vec<FactorPairSite>> {
     let mut pairs: BTreeMap<u64, Vec<FactorPairSite>> = BTreeMap::new();
-    for (block, shape) in (0..).zip(&model.blocks) {
-        for (kind, linear) in shape.linears() {
+    for (block, layer) in (0..).zip(&model.blocks) {
+        for (kind, linear) in layer.linears() {
             let (Weight::Pair(pair), Some(shape)) = (&linear.weight, PairShape::of(linear)) else {
                 continue;
             };

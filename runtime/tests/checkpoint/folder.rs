@@ -1,6 +1,7 @@
 //! The checkpoint folder of a run, and the files of a checkpoint.
 
 use std::fs;
+use std::num::NonZeroU64;
 use std::path::Path;
 
 use narrows_plan::model::{self, presets};
@@ -9,7 +10,7 @@ use narrows_runtime::checkpoint::{
     TokenizerFile, keep_only, latest, list, load, load_weights, save, stored_parameters,
 };
 use narrows_runtime::data::{LastTarget, TargetRule};
-use narrows_runtime::{DecayedWeights, LearningRateSchedule, StepCount};
+use narrows_runtime::{DecayedWeights, FactorRateScale, LearningRateSchedule, Loro, StepCount};
 use safetensors::SafeTensors;
 
 use crate::support::*;
@@ -129,6 +130,11 @@ fn extreme_values_round_trip() {
         LearningRateSchedule::CosineRestarts { restart_every: u64::MAX, restart_warm_up_steps: 0 };
     checkpoint.optimizer.step_count = StepCount::FromZero;
     checkpoint.optimizer.decayed = DecayedWeights::All;
+    checkpoint.optimizer.loro = Some(Loro {
+        exact_every: NonZeroU64::MAX,
+        refresh_every: 0,
+        rate_scale: FactorRateScale::Constant(0.1 + 0.2),
+    });
     checkpoint.cursor.targets = TargetRule { last: LastTarget::Ignored, pad_id: Some(u32::MAX) };
     checkpoint.step = u64::MAX;
     checkpoint.origin = None;
@@ -136,6 +142,17 @@ fn extreme_values_round_trip() {
     let path = save(dir.path(), &checkpoint, &model, keep(1)).unwrap();
     assert!(load(&path, &model).unwrap() == checkpoint);
     assert_eq!(latest(dir.path()).unwrap(), Some(path));
+    checkpoint.optimizer.loro = checkpoint
+        .optimizer
+        .loro
+        .map(|loro| Loro { rate_scale: FactorRateScale::RankOverHidden, ..loro });
+    checkpoint.optimizer.schedule = LearningRateSchedule::LoroCosineRestarts {
+        restart_every: 1,
+        restart_warm_up_steps: u64::MAX,
+        adjust_steps: i64::MIN,
+    };
+    let path = save(dir.path(), &checkpoint, &model, keep(1)).unwrap();
+    assert!(load(&path, &model).unwrap() == checkpoint);
 }
 
 /// Fields that earlier versions did not write are absent where they have their defaults, so that those versions read
