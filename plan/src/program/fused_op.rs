@@ -170,7 +170,12 @@ pub struct QkHeads {
 impl QkHeads {
     /// Number of scales: those of queries and those of keys, where there are any.
     pub fn scale_count(self) -> u64 {
-        (u64::from(self.queries > 0) + u64::from(self.keys > 0)) * self.head_dim
+        u64::from(self.norm_count()) * self.head_dim
+    }
+
+    /// Number of norms: that of queries and that of keys, where there are any.
+    fn norm_count(self) -> u32 {
+        u32::from(self.queries > 0) + u32::from(self.keys > 0)
     }
 }
 
@@ -224,15 +229,18 @@ impl FusedOp {
     /// Cost on an executor without fusion: (traffic as a multiple of the fused kernel's, launches), counted
     /// from the operators of the published eager implementations.
     ///
-    /// Libraries have one kernel for RMSNorm on whole rows, and a kernel and a sum for its gradients. A norm
-    /// over a shard of the features is composed of casts to fp32, a square and a sum: 28 bytes per element
-    /// beside the local norm of the library when the statistic is reduced with the latents, 18 and 22 when it
-    /// is reduced on its own; and of the operators that autograd derives from these.
+    /// Libraries have one kernel for RMSNorm on whole rows, and a kernel and a sum for its gradients; the heads of
+    /// queries and those of keys are two such norms. A norm over a shard of the features is composed of casts to
+    /// fp32, a square and a sum: 28 bytes per element beside the local norm of the library when the statistic is
+    /// reduced with the latents, 18 and 22 when it is reduced on its own; and of the operators that autograd derives
+    /// from these.
     fn unfused(self) -> (u64, u32) {
         use FusedOp::*;
         match self {
             NormForward | NormScale => (1, 1),
             NormBackward => (1, 2),
+            QkNorm(heads) => (1, heads.norm_count()),
+            QkNormBackward(heads) => (1, 2 * heads.norm_count()),
             NormOnline => (8, 5),
             NormOnlineBackward => (8, 9),
             NormStatistic => (9, 3),
@@ -270,6 +278,23 @@ impl FusedOp {
             traffic,
             unfused_traffic: traffic * factor,
             unfused_launches: launches,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frameworks norm the heads of queries and those of keys each as the rows of a matrix.
+    #[test]
+    fn norms_of_heads_without_fusion_are_norms_of_queries_and_of_keys() {
+        let launches = |op: FusedOp| op.kernel(&[], &[]).unfused_launches;
+        let [forward, backward] = [FusedOp::NormForward, FusedOp::NormBackward].map(launches);
+        for (queries, keys, norms) in [(8, 2, 2), (8, 0, 1), (0, 2, 1)] {
+            let heads = QkHeads { head_dim: 4, queries, keys };
+            assert_eq!(launches(FusedOp::QkNorm(heads)), norms * forward, "{heads:?}");
+            assert_eq!(launches(FusedOp::QkNormBackward(heads)), norms * backward, "{heads:?}");
         }
     }
 }
