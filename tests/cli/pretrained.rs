@@ -127,7 +127,7 @@ fn reference_logits(folder: &Path, tokens: &[u32]) -> Vec<f64> {
     reference.logits(batch).unwrap().elements().to_vec()
 }
 
-/// What the classes make of weights in these folders, or why there is no Python that has them.
+/// Results of the classes for the weights in these folders, or the reason why no Python has the classes.
 fn answers(tokens: &[u32], folders: &[(&str, String)]) -> Value {
     let python = std::env::var("NARROWS_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let mut command = Command::new(&python);
