@@ -3,7 +3,9 @@
 //! ```sh
 //! cargo run --release -p narrows-calibration --example refit_tables -- TABLE.json ROWS.json PARAMETERS LEFT_OUT [PROFILE.json…]
 //! ```
-//! ROWS.json are files of rows or of measurements, separated by commas. PARAMETERS are names separated by commas, or `-` for none; LEFT_OUT is `nothing`, `models` or `hardware`.
+//! TABLE.json may be several tables of the framework, separated by commas: every fit chooses the one with the least error on
+//! its own rows. ROWS.json are files of rows or of measurements, separated by commas. PARAMETERS are names separated by
+//! commas, or `-` for none; LEFT_OUT is `nothing`, `models` or `hardware`.
 
 use std::path::Path;
 use std::{env, fs, io};
@@ -28,7 +30,8 @@ fn main() -> io::Result<()> {
         _ => LeftOut::Nothing,
     };
     let rows: Vec<&Path> = rows.split(',').map(Path::new).collect();
-    let rows = TableRows::read(Path::new(table), &rows, &profiles)?;
+    let tables: Vec<&Path> = table.split(',').map(Path::new).collect();
+    let rows = TableRows::read(tables[0], &rows, &profiles)?.with_alternatives(&tables[1..])?;
     let values: Vec<TableParameter> = parameters.iter().map(|(_, parameter)| *parameter).collect();
     let (ratios, predicted) = rows.predict(&values, left_out);
     for ((name, _), ratio) in parameters.iter().zip(ratios) {

@@ -1,5 +1,6 @@
 //! The fits of the tables of frameworks, repeated.
 
+use std::fs;
 use std::path::Path;
 
 use narrows_calibration::{LeftOut, PredictedRow, TableParameter, TableRows};
@@ -43,4 +44,27 @@ fn shipped_values_are_the_fit_and_intervals_contain_models_left_out() {
         assert!(mean < left_out, "{name}: {mean}");
         assert!(inside as f64 >= 0.85 * predicted.len() as f64, "{name}: {inside}");
     }
+}
+
+/// The choice of a table is part of a fit: of a wrong and a right one, every fit takes the right one, whichever is first.
+#[test]
+fn a_fit_chooses_the_table_with_the_least_error() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let right = folder.join("../profiles/frameworks/torchtitan.json");
+    let text = fs::read_to_string(&right).unwrap();
+    let altered = text.replace("\"overlap\": \"blocks\"", "\"overlap\": \"none\"");
+    assert_ne!(text, altered);
+    let wrong = Path::new(env!("CARGO_TARGET_TMPDIR")).join("torchtitan-without-overlap.json");
+    fs::write(&wrong, altered).unwrap();
+    let rows = folder.join("data/fits/framework-rows.json");
+    let residuals = |table: &Path, others: &[&Path]| {
+        let rows = TableRows::read(table, &[&rows], &[]).unwrap();
+        let rows = rows.with_alternatives(others).unwrap();
+        let (_, predicted) = rows.predict(&[TableParameter::Gemm], LeftOut::Nothing);
+        predicted.iter().map(|row| row.residual).collect::<Vec<f64>>()
+    };
+    let [of_right, of_wrong] = [&right, &wrong].map(|table| residuals(table, &[]));
+    assert_ne!(of_right, of_wrong);
+    assert_eq!(residuals(&right, &[&wrong]), of_right);
+    assert_eq!(residuals(&wrong, &[&right]), of_right);
 }

@@ -203,6 +203,7 @@ fn unseen_figures_are_predicted() {
     let overall = &document["overall"][0];
     assert_eq!((&overall["figures"], &overall["fitted"]), (&19.into(), &0.into()));
     assert!(overall["mean_absolute_percent"].as_f64().unwrap() < 10.8, "{overall}");
+    assert!(overall["coverage_90"]["inside"].as_u64().unwrap() >= 17, "{overall}");
 }
 
 /// Sequence parallelism, selective recomputation and interleaved stages.

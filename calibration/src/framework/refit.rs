@@ -1,8 +1,8 @@
 //! Fits the factors of a framework's table to rows of steps, and its errors with models or hardware left out.
 //!
 //! Minimises the mean of |ln(predicted / measured)| by coordinate descent, each kind of hardware with the same weight. What
-//! a fit leaves out is also left out of the choice of its values: the counts of a table come from the framework's source,
-//! not from rows.
+//! a fit leaves out is also left out of the choice of its values, and of the choice among tables that differ in what is
+//! no value: which collectives run beside which computation, where recomputation stops.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -52,6 +52,8 @@ pub struct PredictedRow {
 /// Rows of one framework, and its table.
 pub struct TableRows {
     fit: Fit,
+    /// Other tables of the framework.
+    alternatives: Vec<Fit>,
     rows: Vec<DecoderRow>,
 }
 
@@ -74,10 +76,21 @@ impl TableRows {
     /// # Errors
     /// Files that cannot be read.
     pub fn read(table: &Path, rows: &[&Path], profiles: &[ProfileFile]) -> io::Result<TableRows> {
-        let text = fs::read_to_string(table)?;
-        let table = FrameworkTable::read(&table.display().to_string(), &text).map_err(invalid)?;
+        let table = read_table(table)?;
         let rows = rows.iter().map(|file| read_rows(file)).collect::<io::Result<Vec<_>>>()?;
         TableRows::of(table, rows.concat(), profiles).map_err(invalid)
+    }
+
+    /// Adds tables of the same framework: every fit also chooses the table with the least error on its own rows.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn with_alternatives(mut self, tables: &[&Path]) -> io::Result<TableRows> {
+        for table in tables {
+            let (table, profiles) = (read_table(table)?, self.fit.profiles.clone());
+            self.alternatives.push(Fit { table, profiles });
+        }
+        Ok(self)
     }
 
     /// The measurements of the framework of a table.
@@ -111,11 +124,11 @@ impl TableRows {
             let step = step.as_ref().clone();
             rows.push(DecoderRow { model, step, profile, measurement });
         }
-        Ok(TableRows { fit, rows })
+        Ok(TableRows { fit, alternatives: vec![], rows })
     }
 
     /// Fits `parameters`, and predicts every row by a fit that leaves its group out. Also returns the values of the fit to all
-    /// rows, in the order of `parameters`, relative to the table's.
+    /// rows, in the order of `parameters`, relative to those of the table that it chose.
     pub fn predict(
         &self,
         parameters: &[TableParameter],
@@ -160,29 +173,41 @@ impl TableRows {
             rows.iter().filter(|other| other.profile == row.profile).count() as f64
         };
         let weights: Vec<f64> = rows.iter().map(|row| 1.0 / of_hardware(row)).collect();
-        let scaled = |ratios: &Vec<f64>| {
-            let mut fit = self.fit.clone();
-            for (parameter, ratio) in parameters.iter().zip(ratios) {
-                parameter.scale(&mut fit, *ratio);
-            }
-            fit
-        };
-        let loss = |ratios: &Vec<f64>| -> f64 {
-            let fit = scaled(ratios);
-            rows.iter().zip(&weights).map(|(row, weight)| weight * row.residual(&fit).abs()).sum()
-        };
-        let mut search = CoordinateDescent::new(vec![1.0; parameters.len()], loss);
-        for step in STEPS {
-            for _ in 0..SWEEPS {
-                let factors = [1.0 + step, 1.0 / (1.0 + step)];
-                let scale =
-                    |ratios: &mut Vec<f64>, index: usize, factor: f64| ratios[index] *= factor;
-                search.sweep(parameters.len(), factors, MOVES_MAX, scale, loss);
-            }
-        }
-        let fit = scaled(&search.best);
-        (search.best, fit)
+        let fits = std::iter::once(&self.fit).chain(&self.alternatives);
+        let fits = fits.map(|start| fit_from(start, parameters, &rows, &weights));
+        let best = fits.min_by(|(a, ..), (b, ..)| a.total_cmp(b));
+        best.map_or_else(|| (vec![], self.fit.clone()), |(_, ratios, fit)| (ratios, fit))
     }
+}
+
+/// The fit that starts at a table: its error, ratios of its values to those of the table, and the fitted table.
+fn fit_from(
+    start: &Fit,
+    parameters: &[TableParameter],
+    rows: &[&DecoderRow],
+    weights: &[f64],
+) -> (f64, Vec<f64>, Fit) {
+    let scaled = |ratios: &Vec<f64>| {
+        let mut fit = start.clone();
+        for (parameter, ratio) in parameters.iter().zip(ratios) {
+            parameter.scale(&mut fit, *ratio);
+        }
+        fit
+    };
+    let loss = |ratios: &Vec<f64>| -> f64 {
+        let fit = scaled(ratios);
+        rows.iter().zip(weights).map(|(row, weight)| weight * row.residual(&fit).abs()).sum()
+    };
+    let mut search = CoordinateDescent::new(vec![1.0; parameters.len()], loss);
+    for step in STEPS {
+        for _ in 0..SWEEPS {
+            let factors = [1.0 + step, 1.0 / (1.0 + step)];
+            let scale = |ratios: &mut Vec<f64>, index: usize, factor: f64| ratios[index] *= factor;
+            search.sweep(parameters.len(), factors, MOVES_MAX, scale, loss);
+        }
+    }
+    let fit = scaled(&search.best);
+    (search.loss, search.best, fit)
 }
 
 impl DecoderRow {
@@ -192,6 +217,10 @@ impl DecoderRow {
         let predicted_s = decoder_step_time_s(&fit.table, self.model, &self.step, mesh, profile);
         (self.measurement.measured_s(profile) / predicted_s).ln()
     }
+}
+
+fn read_table(path: &Path) -> io::Result<FrameworkTable> {
+    FrameworkTable::read(&path.display().to_string(), &fs::read_to_string(path)?).map_err(invalid)
 }
 
 /// The measurements of a file of rows or of measurements.

@@ -109,6 +109,13 @@ impl FrameworkTable {
         FrameworkTable::read(path, text)
     }
 
+    /// The longest time that the host needs for one operator in any built-in table, in seconds.
+    pub fn operator_s_max() -> f64 {
+        let read = |(name, text): &(&str, &str)| FrameworkTable::read(name, text).ok();
+        let times = FRAMEWORKS.iter().filter_map(read).map(|table| table.host.operator_s);
+        times.fold(0.0, f64::max)
+    }
+
     /// The names of all built-in tables.
     pub fn names() -> impl Iterator<Item = &'static str> {
         FRAMEWORKS.iter().map(|(path, _)| table_name(path))

@@ -57,20 +57,28 @@ fn norm(run: &NormRun, mesh: Mesh, input: DType) -> Vec<Kernel> {
     kernels
 }
 
-/// The predicted time in seconds of kernels that are launched over and over: with launch gaps, and at least that of the
-/// host's launches.
-pub(crate) fn predicted_time_s(
+/// Predicted times in seconds of kernels that are launched over and over.
+pub(crate) struct KernelTimes {
+    /// The time with launch gaps, and at least that of the host's launches.
+    pub time_s: f64,
+    /// The time of the host's launches.
+    pub host_s: f64,
+}
+
+/// The predicted times of `runs`.
+pub(crate) fn predicted_times(
     measurement: &Measurement,
     runs: &[KernelRun],
     profile: &Profile,
-) -> f64 {
+) -> KernelTimes {
     let prices = Prices::new(profile, measurement.executor, &measurement.mesh);
     let kernels = priced_kernels(runs, measurement.mesh, profile.precision().compute_dtype());
     let total_s = |price: &dyn Fn(&Kernel) -> Seconds| -> f64 {
         kernels.iter().map(|(kernel, times)| price(kernel).0 * times).sum()
     };
     let device_s = total_s(&|kernel| prices.kernel_time(kernel));
-    device_s.max(total_s(&|kernel| prices.host_time(kernel)))
+    let host_s = total_s(&|kernel| prices.host_time(kernel));
+    KernelTimes { time_s: device_s.max(host_s), host_s }
 }
 
 impl Measurement {

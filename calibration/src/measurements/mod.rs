@@ -17,7 +17,7 @@ pub(crate) use file::{
     DecoderModel, EmbeddingKind, GptModel, KernelRun, Measurement, MeasurementsFormat, MlpKind,
     TrainedModel, TrainingStep,
 };
-pub(crate) use kernels::predicted_time_s;
+pub(crate) use kernels::{KernelTimes, predicted_times};
 pub(crate) use validate::{nested, validate};
 
 /// The built-in files of published measurements, by name.

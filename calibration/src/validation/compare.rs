@@ -21,8 +21,8 @@ use crate::framework::{
     is_fitted_step,
 };
 use crate::measurements::{
-    KernelRun, MeasuredQuantity, Measurement, MeasurementsFile, TrainedModel, TrainingStep, nested,
-    predicted_time_s, priced_kernels,
+    KernelRun, KernelTimes, MeasuredQuantity, Measurement, MeasurementsFile, TrainedModel,
+    TrainingStep, nested, predicted_times, priced_kernels,
 };
 use crate::step_terms::{StepTerm, TermShare};
 
@@ -177,18 +177,22 @@ fn resolve_model(model: &TrainedModel) -> Result<Model, Defects> {
     }
 }
 
-/// Predicts kernels that run one after the other.
+/// Predicts kernels that run one after the other. The host's time for a launch is not one constant: the interval reaches at
+/// least to the longest time of an operator that published runs show, that of the tables of frameworks.
 fn predict_kernels(
     measurement: &Measurement,
     runs: &[KernelRun],
     profile: &Profile,
 ) -> PredictedTime {
-    let time_s = predicted_time_s(measurement, runs, profile);
+    let KernelTimes { time_s, host_s } = predicted_times(measurement, runs, profile);
     let errors = ErrorModel::new(profile, measurement.executor, &measurement.mesh);
     let input = profile.precision().compute_dtype();
     let interval = errors.kernels_interval(&priced_kernels(runs, measurement.mesh, input));
-    let interval_s = interval.map(|ratio| time_s * ratio);
-    PredictedTime { time_s, interval_s, terms: vec![] }
+    let [low_s, high_s] = interval.map(|ratio| time_s * ratio);
+    let launch_s = profile.launch_costs(measurement.executor).host_launch_s;
+    let slow_host_s =
+        if launch_s > 0.0 { host_s * FrameworkTable::operator_s_max() / launch_s } else { 0.0 };
+    PredictedTime { time_s, interval_s: [low_s, high_s.max(slow_host_s)], terms: vec![] }
 }
 
 /// Predicts a step; defects have their field within the step.
