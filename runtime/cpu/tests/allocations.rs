@@ -99,7 +99,7 @@ fn count_allocations(run: impl FnOnce()) -> AllocationCounts {
 /// block every 63 steps.
 fn allocations_max(mesh: Mesh, threads: usize) -> u64 {
     let queues = if threads > 1 { mesh.devices() } else { 0 };
-    7 + 7 * mesh.pipeline + queues
+    7 + 8 * mesh.pipeline + queues
 }
 
 fn context(mesh: [u64; 3], microbatches: u64, zero: Zero) -> Context {
