@@ -80,7 +80,7 @@ fn an_unknown_preset_lists_near_names() {
         ("cola7b", "cola-7b"),
         ("lama-30b", "llama-30b"),
         ("llama-tiny", "cola-tiny"),
-        ("gpt-4", "cola-, svd- or lax-"),
+        ("gpt-4", "svd-, lax- or dlr-"),
         ("", "cola-tiny"),
         ("–", "cola-tiny"),
     ] {
@@ -152,6 +152,10 @@ fn the_dlr_example_is_cola_with_a_latent_residual() {
     assert_eq!(dlr.parameters(), cola.parameters());
     let without = Model { latent_residual: None, ..dlr };
     assert_eq!(without.fingerprint(), cola.fingerprint());
+    let dense = r#"{"format": "narrows-model/1", "hidden": 64, "vocab": 256, "heads": 4, "d_ff": 172, "latent_residual": 1.0,
+        "blocks": {"count": 1, "default": {"product": "swiglu", "all": "dense"}}}"#;
+    let defects = model::read("dense", dense).unwrap_err().to_string();
+    assert!(defects.contains("latent_residual: has no effect"), "{defects}");
     for alpha in ["0", "-1"] {
         let text = example("dlr-60m.json")
             .1

@@ -259,6 +259,7 @@ fn sliding_windows_are_those_of_the_class() {
     let cases = [
         (("mistral", json!({"sliding_window": null})), [None; 4]),
         (("mistral", json!({"sliding_window": 512})), [Some(512); 4]),
+        (("mistral", json!({"sliding_window": 512, "layer_types": vec![full; 4]})), [Some(512); 4]),
         (("phi3", json!({"sliding_window": 2047})), [Some(2047); 4]),
         (qwen(json!({})), [None; 4]),
         (qwen(json!({"max_window_layers": 3})), [None, None, None, Some(512)]),

@@ -244,6 +244,15 @@ impl Optimizer {
         if norm * scale > self.clip_norm { self.clip_norm / norm } else { scale }
     }
 
+    /// Number of steps, including this one, that are in the moments after it.
+    pub fn steps_in_moments(&self, step: u64) -> u64 {
+        match self.loro {
+            Some(loro) if loro.refreshes_after(step) => 0,
+            Some(loro) if step > 0 => loro.moment_steps(step),
+            _ => step,
+        }
+    }
+
     /// Coefficients of a step, counted from 1.
     pub fn coefficients(&self, step: u64) -> StepCoefficients {
         let moment_steps = self.loro.map_or(step, |loro| loro.moment_steps(step));

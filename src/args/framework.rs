@@ -4,6 +4,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use narrows_calibration::measurements::StepRecompute;
 use narrows_calibration::{FrameworkStep, framework_names};
+use narrows_plan::strategy::Baseline;
 use narrows_plan::{Defect, Executor, Mesh, Workload};
 use narrows_planner::{MemoryLimit, Request};
 
@@ -94,9 +95,12 @@ impl FrameworkArgs {
             problems.push(Problem::new(flag, message).hint("omit it"));
         }
         let recompute = problems.take(self.recompute(args.recompute));
+        let shards_tokens = problems.take(shards_tokens(args.strategy));
         let request = problems.take(args.resolve(&RequestDefaults::PLAN));
         problems.into_result()?;
-        let (Some(recompute), Some(request)) = (recompute, request) else {
+        let (Some(recompute), Some(shards_tokens), Some(request)) =
+            (recompute, shards_tokens, request)
+        else {
             return Err(Failure::failed(vec![]));
         };
         let [tensor, pipeline] = [request.tensor, request.pipeline].map(|size| size.unwrap_or(1));
@@ -120,7 +124,7 @@ impl FrameworkArgs {
             },
             recompute,
             zero: request.zero,
-            shards_tokens: args.strategy.map(|strategy| strategy.shards_tokens()),
+            shards_tokens,
             chunks: self.chunks.unwrap_or(1),
         };
         Ok((step, request))
@@ -143,6 +147,23 @@ impl FrameworkArgs {
                 let message = "does not say what a framework recomputes";
                 problem("--recompute", message, "none, block, or --selective-recompute")
             }
+        }
+    }
+}
+
+/// Whether `--strategy` shards tokens over the tensor axis; `None` for the default of the framework.
+fn shards_tokens(strategy: Option<Baseline>) -> CommandResult<Option<bool>> {
+    match strategy {
+        None | Some(Baseline::Auto) => Ok(None),
+        Some(strategy) if strategy.is_for_dense_models() => Ok(Some(strategy.shards_tokens())),
+        Some(strategy) => {
+            let message = format!(
+                "{} is for plans of narrows: frameworks split dense linears",
+                strategy.name()
+            );
+            let names: Vec<&str> = Baseline::of_dense_models().map(Baseline::name).collect();
+            let problem = Problem::new("--strategy", message);
+            Err(Failure::input(problem.hint(names.join(" or "))))
         }
     }
 }

@@ -195,8 +195,20 @@ pub struct Recipe {
 }
 
 impl RecipeArgs {
-    /// These values, and those of `below` for values that are not set.
-    pub fn or(self, below: RecipeArgs) -> RecipeArgs {
+    /// These values, and those of `below` for values that are not set. Where another optimizer or schedule is set, those of its own
+    /// that `below` has are left out.
+    pub fn or(self, mut below: RecipeArgs) -> RecipeArgs {
+        if self.optimizer == Some(OptimizerArg::AdamW) {
+            below.loro_every = None;
+            below.loro_refresh_every = None;
+            below.loro_learning_rate_scale = None;
+        }
+        if self.lr_schedule.is_some_and(|schedule| Some(schedule) != below.lr_schedule) {
+            below.cooldown_steps = None;
+            below.restart_every = None;
+            below.restart_warm_up_steps = None;
+            below.lr_adjust_steps = None;
+        }
         RecipeArgs {
             model: self.model.or(below.model),
             global_batch: self.global_batch.or(below.global_batch),

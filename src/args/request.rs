@@ -26,7 +26,7 @@ pub struct ModelArgs {
     /// Model to train: a preset such as cola-7b, a model file, a Hugging Face config.json, the YAML of Nanotron or BOOST,
     /// or `-`
     ///
-    /// Presets: llama-, cola-, svd- or lax- with 60m, 130m, 350m, 1b, 3b, 7b, 13b, 30b or 40b, and
+    /// Presets: llama-, cola-, svd-, lax- or dlr- with 60m, 130m, 350m, 1b, 3b, 7b, 13b, 30b or 40b, and
     /// cola-tiny. Sizes from 1b up are BOOST's, with tied embeddings; the others are CoLA's, without its
     /// padding token. With a plan file, the default is the model that the plan names.
     #[arg(long, value_name = "NAME|FILE")]

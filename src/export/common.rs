@@ -22,7 +22,13 @@ pub fn other_rope(model: &Model) -> Option<String> {
 /// Difference between the sliding windows of a model and the exported attention, which has none.
 pub fn ignored_window(model: &Model) -> Option<String> {
     let has_window = model.blocks.iter().any(|block| block.attention != AttentionMask::Full);
-    has_window.then(|| "would attend over whole sequences".to_owned())
+    has_window.then(|| "would attend over whole sequences, without the sliding window".to_owned())
+}
+
+/// Difference between initial factors with a latent residual and those of a framework.
+pub fn ignored_residual(model: &Model) -> Option<String> {
+    let residual = model.latent_residual.filter(|_| model.is_low_rank());
+    residual.map(|_| "would start without the latent residual in the factors".to_owned())
 }
 
 /// Layouts of crossing latents.

@@ -110,13 +110,21 @@ impl<'a> ExportedPlan<'a> {
     /// The shape of all blocks.
     ///
     /// # Errors
-    /// The first linear that differs from block 0, in words.
+    /// The first difference from block 0, in words.
     pub fn uniform_block(&self) -> Result<&'a Block, String> {
         let first = &self.model.blocks[0];
         for (index, block) in self.model.blocks.iter().enumerate() {
             if block.product != first.product {
                 return Err(format!(
                     "block {index} has another product of gate and up than block 0"
+                ));
+            }
+            if block.attention != first.attention {
+                return Err(format!("block {index} has another sliding window than block 0"));
+            }
+            if (block.qkv_bias, block.qk_norm) != (first.qkv_bias, first.qk_norm) {
+                return Err(format!(
+                    "block {index} has other biases or norms of heads than block 0"
                 ));
             }
             for (kind, linear) in block.linears() {

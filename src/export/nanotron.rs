@@ -197,7 +197,10 @@ fn shape(exported: &ExportedPlan) -> Translation {
     if let Some(extra) = model.blocks.iter().find_map(Block::vectors_beside_linears) {
         return Translation::not_expressible(format!("would have no {extra}")).with(options);
     }
-    if let Some(difference) = common::other_rope(model).or_else(|| common::ignored_window(model)) {
+    if let Some(difference) = common::other_rope(model)
+        .or_else(|| common::ignored_window(model))
+        .or_else(|| common::ignored_residual(model))
+    {
         return Translation::not_expressible(difference).with(options);
     }
     match exported.uniform_block() {

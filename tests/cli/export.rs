@@ -209,6 +209,31 @@ fn biases_norms_of_heads_and_windows_are_options_or_named() {
     }
 }
 
+/// Blocks that differ in their attention have no common shape.
+#[test]
+fn windows_biases_and_norms_of_some_blocks_are_lost() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    for field in
+        [r#""attention": {"sliding_window": 8}"#, r#""qkv_bias": true"#, r#""qk_norm": true"#]
+    {
+        let model = format!(
+            r#"{{"format": "narrows-model/1", "name": "m", "hidden": 256, "vocab": 512, "heads": 4, "d_ff": 688,
+            "blocks": {{"count": 2, "default": {{"product": "swiglu", "all": "dense"}}, "overrides": {{"1": {{{field}}}}}}}}}"#
+        );
+        std::fs::write(at("m.json"), model).expect("a model file");
+        let request = "--devices 1 --sequence-length 128";
+        stdout(&format!("plan --model {} {request} --output {}", at("m.json"), at("plan.json")));
+        let export = format!("export {} --model {} --to", at("plan.json"), at("m.json"));
+        for framework in ["megatron", "torchtitan", "nanotron"] {
+            let answer = answer(&format!("{export} {framework} --allow-loss"));
+            let rows = answer["decisions"].as_array().expect("decisions");
+            let lost = rows.iter().any(|row| row["fate"] == "not-expressible");
+            assert!(lost, "{framework}, {field}: {answer}");
+        }
+    }
+}
+
 /// Every schedule but plain 1F1B, and every stage of ZeRO but the first, is missing somewhere.
 #[test]
 fn schedules_and_stages_of_zero_that_are_missing_are_named() {

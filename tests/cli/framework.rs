@@ -46,6 +46,30 @@ fn the_price_of_flags_is_that_of_the_measurement_they_describe() {
     }
 }
 
+/// Models and strategies without a price are refused, and `auto` is the framework's default.
+#[test]
+fn strategies_and_blocks_without_a_price_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("m.json");
+    let cost = format!("cost {STEP} --framework torchtitan").replace("llama-1b", "MODEL");
+    for (field, part) in [
+        (r#""attention": {"sliding_window": 8}"#, "has a sliding window"),
+        (r#""qk_norm": true"#, "has norms of the heads of q and k"),
+    ] {
+        let model = format!(
+            r#"{{"format": "narrows-model/1", "hidden": 256, "vocab": 512, "heads": 4, "d_ff": 688,
+            "blocks": {{"count": 2, "default": {{"product": "swiglu", "all": "dense", {field}}}}}}}"#
+        );
+        fs::write(&file, model).expect("a file");
+        let message = failure(&cost.replace("MODEL", &file.display().to_string()), 2);
+        assert!(message.contains(part), "{message}");
+    }
+    let of = |flags: &str| step_s(&format!("--framework torchtitan {flags}"));
+    assert_eq!(of("--strategy auto"), of(""));
+    let message = failure(&format!("cost {STEP} --framework torchtitan --strategy btp"), 2);
+    assert!(message.contains("--strategy: btp is for plans of narrows"), "{message}");
+}
+
 #[test]
 fn recomputation_and_chunks_are_those_of_the_flags() {
     let of = |flags: &str| step_s(&format!("--framework torchtitan {flags}"));

@@ -251,12 +251,56 @@ fn a_run_with_loro_resumes_exactly() {
     let state: Value = serde_json::from_str(&state).unwrap();
     let settings = serde_json::json!({"exact_every": 2, "refresh_every": 4, "rate_scale": 0.5});
     assert_eq!(state["optimizer"]["loro"], settings);
-    let output =
-        super::narrows(&command("--steps 9 --resume --optimizer adamw")).assert().success();
+    let message = super::failure(&command("--steps 9 --resume --optimizer adamw"), 2);
+    assert!(message.contains("would be those of 8 steps at step 8"), "{message}");
+    let output = super::narrows(&command("--steps 9 --resume --loro-every 3")).assert().success();
     let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-    for part in ["--optimizer is adamw, and loro in ", "--loro-every is not used, and 2 in "] {
-        assert!(message.contains(part), "{part} in {message}");
-    }
+    assert!(message.contains("--loro-every is 3, and 2 in "), "{message}");
+}
+
+/// Moments of 4 steps are not those of a rule with which they would be of none, and bias correction would be wrong.
+#[test]
+fn refreshes_that_count_other_steps_than_a_checkpoint_has_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, dir) = (folder.path().join("m.json"), folder.path().join("checkpoints"));
+    fs::write(&model, PLAIN_PAIRS).unwrap();
+    let run = |flags: &str| {
+        format!(
+            "run --hardware cpu-local --threads 1 --model {} --global-batch 2 --sequence-length 8 --checkpoint-dir {} {flags}",
+            model.display(),
+            dir.display()
+        )
+    };
+    stdout(&run("--steps 4"));
+    let loro = "--steps 6 --resume --optimizer loro --loro-every 3";
+    let message = super::failure(&run(&format!("{loro} --loro-refresh-every 4")), 2);
+    assert!(message.contains("would be those of 0 steps at step 4"), "{message}");
+    stdout(&run(&format!("{loro} --loro-refresh-every 0")));
+}
+
+/// A flag that chooses another optimizer or schedule leaves out what the recipe has for its own.
+#[test]
+fn another_optimizer_or_schedule_overrides_a_recipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, recipe) = (folder.path().join("m.json"), folder.path().join("r.toml"));
+    fs::write(&model, PLAIN_PAIRS).unwrap();
+    fs::write(
+        &recipe,
+        format!(
+            "model = \"{}\"\noptimizer = \"loro\"\nloro_every = 9\nlr_schedule = \"cosine-restarts\"\nrestart_every = 5\n\
+             steps = 2\nglobal_batch = 2\nsequence_length = 8\n",
+            model.display()
+        ),
+    )
+    .unwrap();
+    let run = |flags: &str| {
+        let command =
+            format!("run --hardware cpu-local --threads 1 --recipe {} {flags}", recipe.display());
+        let output = super::narrows(&command).assert().success();
+        String::from_utf8(output.get_output().stderr.clone()).unwrap()
+    };
+    assert!(run("").contains("--loro-every 9 is more than --steps 2: no step is exact"));
+    assert!(!run("--optimizer adamw --lr-schedule cosine").contains("loro"));
 }
 
 /// The folded residual decays, where DLR's does not.

@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use narrows_cost_model::profile::Provenance;
 use narrows_cost_model::{Executor, Profile};
-use narrows_plan::model::{Model, presets};
+use narrows_plan::model::{AttentionMask, Block, Model, presets};
 use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
 use narrows_plan::{Defect, Defects, Mesh, Workload, Zero};
 
@@ -158,6 +158,24 @@ impl DecoderModel {
         if others.iter().any(|other| other.gate.d_out != block.gate.d_out) {
             let problem = format!("the blocks of `{}` differ in their inner width", model.name);
             return Err(defect(problem, "a model whose blocks are equal".into()));
+        }
+        let has_window = |block: &Block| block.attention != AttentionMask::Full;
+        if let Some(index) = model.blocks.iter().position(has_window) {
+            let problem = format!(
+                "block {index} of `{}` has a sliding window, within which frameworks are not priced",
+                model.name
+            );
+            return Err(defect(problem, "a model without sliding windows".into()));
+        }
+        let has_more = |block: &Block| block.vectors_beside_linears();
+        if let Some((index, more)) =
+            (0..).zip(&model.blocks).find_map(|(index, block)| Some((index, has_more(block)?)))
+        {
+            let problem = format!(
+                "block {index} of `{}` has {more}, which are not priced for frameworks",
+                model.name
+            );
+            return Err(defect(problem, "a model such as llama-7b".into()));
         }
         if model.heads * model.head_dim != model.hidden {
             let problem = format!(

@@ -182,7 +182,7 @@ fn unknown_preset(name: &str) -> Defect {
         format!("did you mean {}?", names.join(" or "))
     } else {
         let sizes = SIZES.map(|size| size.name).join(", ");
-        format!("llama-, cola-, svd- or lax- with {sizes}; or cola-tiny")
+        format!("llama-, cola-, svd-, lax- or dlr- with {sizes}; or cola-tiny")
     };
     Defect::new("model", format!("there is no preset `{name}`")).hint(hint)
 }

@@ -57,6 +57,11 @@ impl ModelFile {
             blocks: blocks.into_iter().map(|block| block.finish(&widths)).collect(),
         };
         check_parameter_count(&model)?;
+        if model.latent_residual.is_some() && !model.is_low_rank() {
+            let problem = "has no effect: no linear of the model is a factor pair";
+            let defect = Defect::new("latent_residual", problem).hint("remove it");
+            return Err(Defects::single(defect));
+        }
         Ok(model)
     }
 

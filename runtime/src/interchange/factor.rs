@@ -101,7 +101,8 @@ pub fn factor_weights(
             factor(weight, linear.d_in as usize, linear.d_out as usize, choice)
         })
         .collect();
-    let mut low_rank = model.clone();
+    // A decomposition has no residual apart from the matrix.
+    let mut low_rank = Model { latent_residual: None, ..model.clone() };
     let mut report = vec![];
     for ((block, kind, _), factors) in linears.into_iter().zip(factored) {
         let id = |weight| ParameterId { block: Some(block), weight };

@@ -48,8 +48,8 @@ impl Session {
             let width = shape.d_in.min(shape.d_out);
             if !has_plain_latent {
                 let reason = format!(
-                    "layer {block} {kind} has an activation or a latent crossing between its factors: an exact step keeps \
-                     about the product of the factors, on which alone a linear without these depends"
+                    "layer {block} {kind} has an activation or a latent crossing between its factors: an exact step moves \
+                     their product and chooses the factors anew, on which such a linear depends"
                 );
                 return refused(reason, "--optimizer adamw, or a model such as svd-60m");
             }

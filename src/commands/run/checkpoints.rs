@@ -21,6 +21,7 @@ use crate::checkpoint_folder::{BEST_FOLDER, candidates, last_complete};
 use crate::cluster::cluster_failure;
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
+use crate::text::plural;
 
 /// Bytes of a checkpoint for each parameter: its value and both moments, in f32.
 const BYTES_PER_PARAMETER: u64 = 12;
@@ -136,6 +137,7 @@ impl<'a> CheckpointKeeper<'a> {
             let hint = format!("{} or more, since --steps counts all steps", loaded.step);
             return Err(Failure::input(Problem::new("--steps", message).hint(hint)));
         }
+        require_same_moments(&path, &loaded, trainer)?;
         warn_of_other_recipe(&path, &loaded, trainer);
         if self.tokenizer.is_empty() {
             self.tokenizer = tokenizer_files_of(&path)?;
@@ -424,6 +426,29 @@ fn resume_failure(path: &Path, error: ResumeError) -> Failure {
             Failure::input(problem.hint(SAME_DATA))
         }
     }
+}
+
+/// Rejects an optimizer that counts other steps in the moments of a checkpoint than are in them: its bias correction would be
+/// wrong.
+fn require_same_moments(
+    path: &Path,
+    checkpoint: &ResumedState,
+    trainer: &Trainer,
+) -> CommandResult<()> {
+    let step = checkpoint.step;
+    let [stored, counted] = [&checkpoint.optimizer, trainer.optimizer()]
+        .map(|optimizer| optimizer.steps_in_moments(step));
+    if stored == counted {
+        return Ok(());
+    }
+    let message = format!(
+        "with these refreshes, AdamW's moments would be those of {} at step {step}, and those of {} are of {}",
+        plural(counted, "step"),
+        path.display(),
+        plural(stored, "step"),
+    );
+    let hint = "the --optimizer and --loro-refresh-every of the checkpoint, or refreshes that agree with it up to this step";
+    Err(Failure::input(Problem::new("--loro-refresh-every", message).hint(hint)))
 }
 
 /// Warns of each value that is not the checkpoint's, with which the loss curve is not that of a single run.

@@ -74,6 +74,15 @@ fn train_in_group(
              --weight-decay 0 trains as DLR does without decay"
         ));
     }
+    if let Some(loro) = training.recipe.optimizer.loro
+        && loro.exact_every.get() > training.recipe.steps
+        && training.is_rank_0()
+    {
+        output::warn(&format!(
+            "--loro-every {} is more than --steps {}: no step is exact",
+            loro.exact_every, training.recipe.steps
+        ));
+    }
     if training.target == ExecutionTarget::Cpu {
         require_memory(&model, program.program(), training)?;
     }

@@ -1,4 +1,5 @@
-//! Sliding windows: `sliding_window`, and by architecture which blocks have one.
+//! Sliding windows: `sliding_window`, and by architecture which blocks have one. Qwen's and SmolLM3's classes read a list of them,
+//! Mistral's and Phi-3's do not.
 
 use serde_json::Value;
 
@@ -22,12 +23,21 @@ pub(super) fn set_masks(
 ) {
     // Resolution reports larger counts.
     let count = blocks.count.min(MAX_BLOCKS);
-    let listed = layer_types(count, fields);
+    let mut listed = layer_types(count, fields);
     let is_used = fields.flag("use_sliding_window");
     let window = fields.size("sliding_window");
     let first_windowed = fields.size("max_window_layers").unwrap_or(DEFAULT_MAX_WINDOW_LAYERS);
     let (window, is_windowed): (_, Box<dyn Fn(u64) -> bool>) = match architecture {
-        Architecture::Mistral | Architecture::Phi3 => (window, Box::new(|_| true)),
+        Architecture::Mistral | Architecture::Phi3 => {
+            if window.is_some() && listed.take().is_some_and(|listed| listed.contains(&false)) {
+                let problem = format!(
+                    "lists blocks without a window, which {}'s class ignores: all have one",
+                    architecture.name()
+                );
+                fields.warnings.push(Defect::new("layer_types", problem));
+            }
+            (window, Box::new(|_| true))
+        }
         Architecture::Qwen2 | Architecture::Qwen3 => {
             let is_absent = !fields.is_present("sliding_window");
             let window = if is_absent { Some(DEFAULT_QWEN_WINDOW) } else { window };
@@ -88,7 +98,8 @@ fn layer_types(count: u64, fields: &mut ConfigFields<'_>) -> Option<Vec<bool>> {
         let problem = format!("{} is not supported", excerpt(other));
         fields.defects.push(Defect::new("layer_types", problem).hint(hint));
     } else if kinds.len() as u64 != count {
-        let problem = format!("has {} entries for {count} blocks", kinds.len());
+        let entries = if kinds.len() == 1 { "entry" } else { "entries" };
+        let problem = format!("has {} {entries} for {count} blocks", kinds.len());
         fields.defects.push(Defect::new("layer_types", problem).hint(hint));
     }
     Some(kinds.iter().map(|kind| is(kind, "sliding_attention")).collect())

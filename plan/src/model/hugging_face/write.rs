@@ -164,6 +164,10 @@ fn llama_fields(model: &Model, block: &Block) -> Result<Value, Defect> {
     }
     let window = common_window(model)?;
     let layer_types: Vec<&str> = model.blocks.iter().map(layer_type).collect();
+    // Older versions of transformers read the first block with a window, and no list.
+    let first = layer_types.iter().position(|kind| *kind == "sliding_attention");
+    let max_window_layers =
+        first.filter(|first| layer_types[*first..].iter().all(|kind| *kind == "sliding_attention"));
     if let Some(index) = layer_types.iter().position(|kind| *kind == "full_attention")
         && window.is_some()
         && !(block.qkv_bias || block.qk_norm)
@@ -191,6 +195,7 @@ fn llama_fields(model: &Model, block: &Block) -> Result<Value, Defect> {
             "hidden_act": "silu",
             "use_sliding_window": window.is_some(),
             "sliding_window": window,
+            "max_window_layers": max_window_layers,
             "layer_types": layer_types,
         }),
         (false, true) => json!({
@@ -200,6 +205,7 @@ fn llama_fields(model: &Model, block: &Block) -> Result<Value, Defect> {
             "attention_bias": false,
             "use_sliding_window": window.is_some(),
             "sliding_window": window,
+            "max_window_layers": max_window_layers,
             "layer_types": layer_types,
         }),
         (true, true) => {
