@@ -221,13 +221,17 @@ impl Report for FrameworkReport<'_> {
         page.fields(&self.step_fields());
         page.heading("Where the time goes");
         let shares = &self.prediction.term_shares;
-        let rows: Vec<Vec<Cell>> = StepTerm::ALL
+        let terms = StepTerm::ALL
             .into_iter()
-            .filter_map(|term| Some((term, *shares.get(key(term))?)))
+            .filter_map(|term| Some((term.name(), *shares.get(key(term))?)));
+        // The update of the optimizer is in no term, and the waiting of stages grows with several at once.
+        let others = ("other", 1.0 - shares.values().sum::<f64>());
+        let rows: Vec<Vec<Cell>> = terms
+            .chain([others])
             .filter(|(_, share)| *share >= 0.0005)
-            .map(|(term, share)| {
+            .map(|(name, share)| {
                 let time = Seconds(share * step_time_s);
-                vec![term.name().to_owned().into(), time.into(), percent(share).into()]
+                vec![name.to_owned().into(), time.into(), percent(share).into()]
             })
             .collect();
         page.table(&[("", Align::Left), ("time", Align::Right), ("share", Align::Right)], &rows);
