@@ -95,7 +95,11 @@ impl GenerateArgs {
                 None if model.vocab == BYTE_VOCABULARY => Ok(Tokenizer::Bytes),
                 None => {
                     let path = weights.path().display().to_string();
-                    let problem = Problem::new(path, format!("has no {TOKENIZER_FILE}"))
+                    let message = format!(
+                        "has no {TOKENIZER_FILE}, and the model has {} tokens, not the {BYTE_VOCABULARY} of bytes",
+                        model.vocab
+                    );
+                    let problem = Problem::new(path, message)
                         .hint("--tokenizer FILE, the tokenizer.json of the training data")
                         .hint("--tokenizer bytes, where every byte was a token");
                     Err(Failure::input(problem))

@@ -122,7 +122,12 @@ const TARGETS: &[Target] = &[
         --steps 1 --global-batch 2 --sequence-length 8 --threads 1",
     ),
     target("kept/step-00000002/model.safetensors", "generate @kept --prompt Call --tokens 2"),
-    target("kept/step-00000002/model.json", "generate @kept --prompt Call --tokens 2"),
+    // A damaged vocabulary is not that of bytes, for which no tokenizer is needed.
+    part(
+        "kept/step-00000002/model.json",
+        "and the model has",
+        "generate @kept --prompt Call --tokens 2",
+    ),
     target(
         "tokenizer.json",
         "generate @exported --tokenizer @tokenizer.json --prompt Call --tokens 2",
