@@ -98,7 +98,8 @@ const TARGETS: &[Target] = &[
     target("m.jsonl", "plot @m.jsonl --output @m.svg"),
     target("measurements.json", "validate --measurements @measurements.json"),
     target("rows.csv", "convert @rows.csv --hardware a100-80gb-8 --recompute none"),
-    target("rows.json", "convert @rows.json"),
+    // Text that is no JSON is read as CSV, which needs flags.
+    part("rows.json", "CSV rows", "convert @rows.json"),
     part("kept/step-00000002/manifest.json", "manifest", RESUME),
     target("kept/step-00000002/state.json", RESUME),
     target("kept/step-00000002/model.safetensors", RESUME),
