@@ -7,7 +7,7 @@ use narrows_cost_model::profile::{
     MeasuredPoint, Provenance, ProvenanceKind, Repeatability, preset,
 };
 use narrows_cost_model::{Executor, KernelClass, Prices, Profile};
-use narrows_plan::kernel::{Attention, CollectiveKind, Direction, Kernel};
+use narrows_plan::kernel::{CollectiveKind, Direction, Kernel};
 use narrows_plan::random::SplitMix64;
 use narrows_plan::{Bytes, DType, Mesh};
 
@@ -28,19 +28,7 @@ fn gemm(m: u64, n: u64, k: u64) -> Kernel {
 }
 
 fn attention(length: u64, direction: Direction) -> Kernel {
-    let input = DType::F32;
-    let (sequences, heads, kv_heads, head_dim) = (4, 8, 8, 32);
-    let window = None;
-    Kernel::Attention(Attention {
-        direction,
-        sequences,
-        length,
-        heads,
-        kv_heads,
-        head_dim,
-        input,
-        window,
-    })
+    kernels::attention(DType::F32, direction, length, (8, 32))
 }
 
 fn all_reduce(bytes: u64) -> Kernel {

@@ -7,7 +7,7 @@ use narrows_cost_model::profile::{
     EfficiencyPoint, MeasuredPoint, NodeWiring, ProfileFile, ProvenanceKind, preset, read,
 };
 use narrows_cost_model::{Executor, KernelClass, Prices, Profile};
-use narrows_plan::kernel::{Attention, CollectiveKind, Direction, Kernel, Transfer};
+use narrows_plan::kernel::{CollectiveKind, Direction, Kernel, Transfer};
 use narrows_plan::{Axis, Bytes, DType, DeviceGroup, Mesh};
 
 /// The preset at which fits start, and of which the true profile is a perturbation.
@@ -43,19 +43,7 @@ fn gemm(m: u64, n: u64, k: u64) -> Kernel {
 }
 
 fn attention(length: u64, direction: Direction) -> Kernel {
-    let input = DType::Bf16;
-    let (sequences, heads, kv_heads, head_dim) = (4, 16, 16, 128);
-    let window = None;
-    Kernel::Attention(Attention {
-        direction,
-        sequences,
-        length,
-        heads,
-        kv_heads,
-        head_dim,
-        input,
-        window,
-    })
+    kernels::attention(DType::Bf16, direction, length, (16, 128))
 }
 
 fn transfer(bytes: u64) -> Kernel {

@@ -1,12 +1,34 @@
 //! Kernels for fits to simulated measurements.
 
-use narrows_plan::kernel::{Collective, CollectiveKind, FusedKernel, FusedKind, Gemm, Kernel};
+use narrows_plan::kernel::{
+    Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
+};
 use narrows_plan::{Axis, Bytes, DType, DeviceGroup};
 
 /// `m × k` times `k × n`, of one format.
 pub fn gemm(format: DType, [m, n, k]: [u64; 3]) -> Kernel {
     let (input, output) = (format, format);
     Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate: false, residual: false, input, output })
+}
+
+/// Attention of four sequences, with as many KV heads as query heads.
+pub fn attention(
+    input: DType,
+    direction: Direction,
+    length: u64,
+    (heads, head_dim): (u64, u64),
+) -> Kernel {
+    let (sequences, kv_heads, window) = (4, heads, None);
+    Kernel::Attention(Attention {
+        direction,
+        sequences,
+        length,
+        heads,
+        kv_heads,
+        head_dim,
+        input,
+        window,
+    })
 }
 
 /// An addition with this traffic, and twice as much in two launches when it is not fused.

@@ -116,6 +116,14 @@ impl LogicalParameter {
                     target[begin as usize..end as usize].fill(0.0);
                 }
             }
+            Initialisation::Duplicated { std, residual, repeats } => {
+                let normals = stream.normals_from(first).zip(first..);
+                for (target, (normal, element)) in target.iter_mut().zip(normals) {
+                    let is_copied = element % columns / repeats == element / columns;
+                    let mean = if is_copied { residual } else { 0.0 };
+                    *target = (mean + std * normal) as f32;
+                }
+            }
             _ => {
                 for (target, element) in target.iter_mut().zip(first..) {
                     *target = value(element / columns, element % columns) as f32;

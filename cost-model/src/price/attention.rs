@@ -22,8 +22,8 @@ const REFERENCE_HEAD_DIM: f64 = 128.0;
 /// The kernel of a backward pass.
 ///
 /// Captured graphs are those of this runtime. On GPUs it calls cuDNN, but within a sliding window, and along a tensor axis,
-/// whose devices must compute the same bits, it runs its own kernels, which compute the probabilities twice: seven GEMMs instead of the five that
-/// [`Attention::flops`] counts. That own kernels reach the rate of the curve is an assumption.
+/// whose devices must compute the same bits, it runs its own kernels, which compute the probabilities twice: seven GEMMs
+/// instead of the five that [`Attention::flops`] counts. That own kernels reach the rate of the curve is an assumption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BackwardKernel {
     /// cuDNN's or FlashAttention's, or a kernel that was measured as it runs.
@@ -33,7 +33,8 @@ enum BackwardKernel {
 }
 
 impl BackwardKernel {
-    /// The kernel that runs on `mesh`, with or without a sliding window. Measurements of attention on several devices are of the kernel that runs there.
+    /// The kernel that runs on `mesh`, with or without a sliding window. Measurements of attention on several devices are of
+    /// the kernel that runs there.
     fn of(file: &ProfileFile, executor: Executor, mesh: &Mesh, has_window: bool) -> Self {
         let measured = file.measured.iter().flat_map(|measured| &measured.points);
         let on_several_devices =

@@ -27,7 +27,7 @@ pub(super) fn set_masks(
     let is_used = fields.flag("use_sliding_window");
     let window = fields.size("sliding_window");
     let first_windowed = fields.size("max_window_layers").unwrap_or(DEFAULT_MAX_WINDOW_LAYERS);
-    let (window, is_windowed): (_, Box<dyn Fn(u64) -> bool>) = match architecture {
+    let (window, of_class): (_, Vec<bool>) = match architecture {
         Architecture::Mistral | Architecture::Phi3 => {
             if window.is_some() && listed.take().is_some_and(|listed| listed.contains(&false)) {
                 let problem = format!(
@@ -36,24 +36,21 @@ pub(super) fn set_masks(
                 );
                 fields.warnings.push(Defect::new("layer_types", problem));
             }
-            (window, Box::new(|_| true))
+            (window, vec![true; count as usize])
         }
         Architecture::Qwen2 | Architecture::Qwen3 => {
             let is_absent = !fields.is_present("sliding_window");
             let window = if is_absent { Some(DEFAULT_QWEN_WINDOW) } else { window };
-            (
-                window.filter(|_| is_used == Some(true)),
-                Box::new(move |block| block >= first_windowed),
-            )
+            let windowed = (0..count).map(|block| block >= first_windowed).collect();
+            (window.filter(|_| is_used == Some(true)), windowed)
         }
         Architecture::SmolLm3 => {
-            let overrides = blocks.overrides.iter();
-            let without_rope: Vec<String> = overrides
-                .filter(|(_, file)| file.positions == Some(Positions::None))
-                .map(|(block, _)| block.clone())
-                .collect();
-            let is_windowed = move |block: u64| without_rope.contains(&block.to_string());
-            (window.filter(|_| is_used == Some(true)), Box::new(is_windowed))
+            let has_rope = |block: u64| {
+                let file = blocks.overrides.get(&block.to_string());
+                file.is_none_or(|file| file.positions != Some(Positions::None))
+            };
+            let windowed = (0..count).map(|block| !has_rope(block)).collect();
+            (window.filter(|_| is_used == Some(true)), windowed)
         }
         Architecture::Llama
         | Architecture::InternLm2
@@ -71,12 +68,9 @@ pub(super) fn set_masks(
     };
     let Some(window) = window else { return };
     let mask = Some(AttentionMask::SlidingWindow(window));
-    let windowed: Vec<u64> = (0..count)
-        .filter(|block| match &listed {
-            Some(listed) => listed.get(*block as usize) == Some(&true),
-            None => is_windowed(*block),
-        })
-        .collect();
+    let is_windowed = listed.unwrap_or(of_class);
+    let windowed: Vec<u64> =
+        (0..count).zip(is_windowed).filter_map(|(block, is)| is.then_some(block)).collect();
     if windowed.len() as u64 == count {
         blocks.default.attention = mask;
         return;

@@ -26,13 +26,14 @@ pub fn cached_attention_scratch_elements(n: usize, m: usize, parallel: Parallel)
 /// Writes the output `[n, heads·w]` for queries `[n, heads·w]`, and keys and values `[m, kv_heads·w]`, with
 /// heads of w = `head_dim` features. `scratch` holds [`cached_attention_scratch_elements`].
 pub fn attention_cached(
-    CachedAttention { head_dim, window }: CachedAttention,
+    shape: CachedAttention,
     q: MatrixView<'_>,
     (k, v): (MatrixView<'_>, MatrixView<'_>),
     out: MatrixViewMut<'_>,
     scratch: &mut [f32],
     parallel: Parallel,
 ) {
+    let CachedAttention { head_dim, window } = shape;
     // Keys that no query sees are left out.
     let hidden = (k.rows() - q.rows() + 1).saturating_sub(window);
     let [k, v] = [k, v].map(|of| of.row_range(hidden, of.rows() - hidden));
@@ -43,20 +44,20 @@ pub fn attention_cached(
     let scratch = TaskScratch { elements_per_task: q.rows() * k.rows(), memory: scratch };
     let keys = (by_key_head(head_dim, k), by_key_head(head_dim, v));
     let queries = (by_key_head(query_columns, q), by_key_head(query_columns, out));
-    let operands = (queries, keys, scratch, SharedOperand((head_dim, window)));
+    let operands = (queries, keys, scratch, SharedOperand(shape));
     parallel.for_expensive_rows(
         kv_heads,
         operands,
-        |((q, out), (k, v), scratch, SharedOperand((head_dim, window)))| {
+        |((q, out), (k, v), scratch, SharedOperand(shape))| {
             let (ColumnRows(q), ColumnRows(k), ColumnRows(v)) = (q.operand, k.operand, v.operand);
-            run_task((head_dim, window), q, (k, v), out.operand.0, scratch.memory);
+            run_task(shape, q, (k, v), out.operand.0, scratch.memory);
         },
     );
 }
 
 /// All heads of a task, whose number follows from the sizes of its operands.
 fn run_task(
-    (head_dim, window): (usize, usize),
+    CachedAttention { head_dim, window }: CachedAttention,
     q: MatrixView<'_>,
     (k, v): (MatrixView<'_>, MatrixView<'_>),
     mut out: MatrixViewMut<'_>,
