@@ -60,13 +60,13 @@ impl<'a> FlowPrices<'a> {
         }
     }
 
-    /// Forward plus backward time of each flow of the value for one microbatch.
-    pub(crate) fn times(mut self) -> Vec<Seconds> {
+    /// Times of each flow of the value for one microbatch: forward plus backward, and backward alone.
+    pub(crate) fn times(mut self) -> (Vec<Seconds>, Vec<Seconds>) {
         let flows = &self.space.flows[self.id.0 as usize];
         let same = |a: &Flow, b: &Flow| {
             (a.producer, a.primary, a.second) == (b.producer, b.primary, b.second)
         };
-        let mut times: Vec<Seconds> = Vec::with_capacity(flows.len());
+        let mut times = (Vec::with_capacity(flows.len()), Vec::with_capacity(flows.len()));
         // Flows that differ only in their saves are adjacent.
         for group in flows.chunk_by(same) {
             let flow = &group[0];
@@ -87,7 +87,8 @@ impl<'a> FlowPrices<'a> {
                 let recomputed = saves.filter(|(save, _)| **save == Save::Recomputed);
                 let recomputed: Seconds = recomputed.map(|(_, time)| *time).sum();
                 let in_gemm = self.residual_sum(flow);
-                forward + (backward + recomputed) + (in_gemm + recomputed_sum(flow, in_gemm))
+                let (backward, again) = (backward + recomputed, recomputed_sum(flow, in_gemm));
+                (forward + backward + (in_gemm + again), backward + again)
             }));
         }
         times

@@ -44,6 +44,8 @@ pub struct PricedSpace {
     ops: OpTimes,
     /// Forward plus backward time of one microbatch.
     flows: Arc<[Vec<Seconds>]>,
+    /// Backward time of one microbatch.
+    backward_flows: Arc<[Vec<Seconds>]>,
     links: Arc<[TableLink]>,
     /// Bytes of every choice that are kept for each microbatch in flight, once counted.
     kept_bytes: OnceLock<ChoiceBytes>,
@@ -114,8 +116,10 @@ impl PricedSpace {
     ) -> PricedSpace {
         let ops = op_times.unwrap_or_else(|| OpTimes::new(&space, prices.kernel));
         let of_value = |id| FlowPrices::new(&space, id, prices).times();
-        let flows = space.segment.value_ids().map(of_value).collect();
-        PricedSpace { space, ops, flows, links, kept_bytes: OnceLock::new() }
+        let (flows, backward_flows): (Vec<_>, Vec<_>) =
+            space.segment.value_ids().map(of_value).unzip();
+        let (flows, backward_flows) = (flows.into(), backward_flows.into());
+        PricedSpace { space, ops, flows, backward_flows, links, kept_bytes: OnceLock::new() }
     }
 
     /// The times of the ops, for the same segment with other boundary layouts.
@@ -220,7 +224,6 @@ impl PricedSpace {
         PassTimesMin {
             forward: least(|time| time.forward.0) + saved,
             backward: least(|time| time.backward.0),
-            input_gradient: least(|time| (time.backward - time.weight_gradient).0),
             without_weight_gradients: least(|time| time.without_weight_gradients().0) + saved,
         }
     }
@@ -228,18 +231,36 @@ impl PricedSpace {
     /// The times of the [`table`](PricedSpace::table)'s choices for the passes of one microbatch without what ZeRO adds, in
     /// seconds, by node.
     pub fn pass_times(&self) -> Vec<Vec<f64>> {
-        self.times_of_passes(|time| time.forward + time.backward)
+        self.times_of_passes(|time| time.forward + time.backward, |both, _| both)
+    }
+
+    /// As [`pass_times`](PricedSpace::pass_times), of the forward pass alone.
+    pub fn forward_times(&self) -> Vec<Vec<f64>> {
+        self.times_of_passes(|time| time.forward, |both, backward| both - backward)
+    }
+
+    /// As [`pass_times`](PricedSpace::pass_times), of the backward pass alone.
+    pub fn backward_times(&self) -> Vec<Vec<f64>> {
+        self.times_of_passes(|time| time.backward, |_, backward| backward)
     }
 
     /// As [`pass_times`](PricedSpace::pass_times), without the weight gradients of linears.
     pub fn times_without_weight_gradients(&self) -> Vec<Vec<f64>> {
-        self.times_of_passes(SegmentTime::without_weight_gradients)
+        self.times_of_passes(SegmentTime::without_weight_gradients, |both, _| both)
     }
 
-    fn times_of_passes(&self, of_option: impl Fn(&SegmentTime) -> Seconds) -> Vec<Vec<f64>> {
+    /// `of_flow` gets the time of both passes, and that of the backward pass.
+    fn times_of_passes(
+        &self,
+        of_option: impl Fn(&SegmentTime) -> Seconds,
+        of_flow: impl Fn(Seconds, Seconds) -> Seconds,
+    ) -> Vec<Vec<f64>> {
         let of_op = |times: &Vec<SegmentTime>| times.iter().map(|time| of_option(time).0).collect();
-        let of_value = |flows: &Vec<Seconds>| flows.iter().map(|time| time.0).collect();
-        self.ops.of_options.iter().map(of_op).chain(self.flows.iter().map(of_value)).collect()
+        let of_value = |(both, backward): (&Vec<Seconds>, &Vec<Seconds>)| {
+            both.iter().zip(backward).map(|(both, backward)| of_flow(*both, *backward).0).collect()
+        };
+        let flows = self.flows.iter().zip(self.backward_flows.iter()).map(of_value);
+        self.ops.of_options.iter().map(of_op).chain(flows).collect()
     }
 
     /// Forward plus backward time of each flow of each value for one microbatch.

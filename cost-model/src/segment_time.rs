@@ -58,9 +58,7 @@ pub struct PassTimesMin {
     pub forward: f64,
     /// Backward pass with all weight gradients.
     pub backward: f64,
-    /// Backward pass without the weight gradients that may have passes of their own.
-    pub input_gradient: f64,
-    /// Forward and backward pass together, without these weight gradients.
+    /// Forward and backward pass together, without the weight gradients that may have passes of their own.
     pub without_weight_gradients: f64,
 }
 
@@ -70,7 +68,6 @@ impl PassTimesMin {
         PassTimesMin {
             forward: self.forward + other.forward,
             backward: self.backward + other.backward,
-            input_gradient: self.input_gradient + other.input_gradient,
             without_weight_gradients: self.without_weight_gradients
                 + other.without_weight_gradients,
         }

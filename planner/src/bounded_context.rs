@@ -163,7 +163,8 @@ impl BoundedContext {
         };
         let ContextSolution { best, bound: solved, is_interrupted } =
             solver.solve(&self.context, bounds, incumbent / self.weight);
-        let solved = self.weight * solved.0;
+        // Another bound of the context may be larger than that of its divisions.
+        let solved = (self.weight * solved.0).max(bound);
         match best {
             Ok(Some(plan)) => ContextResult {
                 outcome: ContextOutcome::Solved(plan.time),
@@ -172,9 +173,7 @@ impl BoundedContext {
                 is_interrupted,
             },
             // No plan was found, and not all were tried: this proves nothing.
-            _ if is_interrupted => {
-                ContextResult::without_plan(ContextOutcome::NotReached, solved.min(bound))
-            }
+            _ if is_interrupted => ContextResult::without_plan(ContextOutcome::NotReached, bound),
             Ok(None) => ContextResult::without_plan(ContextOutcome::NoImprovement, solved),
             Err(infeasible) => {
                 ContextResult::without_plan(ContextOutcome::Infeasible(infeasible), solved)

@@ -67,7 +67,7 @@ mod tests {
     use narrows_cost_model::{Executor, profile};
     use narrows_plan::model::{Model, presets};
     use narrows_plan::strategy::{Recompute, Rules};
-    use narrows_plan::{Bytes, Zero};
+    use narrows_plan::{Bytes, PipelineSchedule, Zero};
 
     use super::*;
     use crate::report::{ContextOutcome, ContextReport, SearchStatus};
@@ -117,6 +117,32 @@ mod tests {
             interrupted += usize::from(report.contexts.iter().any(not_reached));
         }
         assert!(empty > 0 && interrupted > 0, "{empty} without a plan, {interrupted} interrupted");
+    }
+
+    /// Zero-bubble pipelines whose tensor axis spans nodes: bounds of their divisions may be smaller than those of undivided
+    /// blocks.
+    #[test]
+    fn a_search_proves_no_less_than_the_bounds_of_its_contexts() {
+        for (name, micro_batch) in [("cola-1b", None), ("cola-7b", Some(64))] {
+            let request = Request {
+                tensor: Some(16),
+                pipeline: Some(4),
+                micro_batch,
+                schedule: Some(PipelineSchedule::ZeroBubble),
+                ..Request::new(
+                    presets::find(name).unwrap(),
+                    profile::preset("a100-80gb").unwrap(),
+                    64,
+                    64,
+                    4096,
+                )
+            };
+            let report = search(&request).report;
+            let bounds = report.contexts.iter().filter_map(|context| context.bound);
+            let least = bounds.reduce(|a, b| if a < b { a } else { b }).expect("a bound").0;
+            assert!(report.bound.0 >= least * (1.0 - 1e-9), "{name}: {} < {least}", report.bound);
+            assert!(report.gap < 0.2, "{name}: {}", report.gap);
+        }
     }
 
     /// Contexts that are left when the time has passed are reported without an effort that grows with their square.

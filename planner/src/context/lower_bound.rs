@@ -101,7 +101,7 @@ impl ContextSolver<'_> {
             PipelineSchedule::OneForwardOneBackward => average.filled_pipeline(context),
             PipelineSchedule::ZeroBubble => {
                 let reduced = average.zero_bubble_step_time(context, segments);
-                reduced.max(filled_by_forward_passes(segments, context))
+                reduced.max(filled_zero_bubble_pipeline(segments, context))
             }
             PipelineSchedule::Interleaved => interleaved_bound(segments, context),
         };
@@ -160,21 +160,25 @@ fn filled_pipeline(context: &Context, microbatch_time: f64, fraction: f64) -> f6
 }
 
 /// Lower bound on a zero-bubble pipeline: a stage begins after the forward passes of the stages before it, and blocks
-/// spend at least the fraction φ of their least microbatch time on these.
-fn filled_by_forward_passes(segments: &SegmentSolver, context: &Context) -> f64 {
+/// spend at least the fraction φ of their least microbatch time on these. Without weight gradients, φ is 1: the last
+/// microbatch also comes back to the first stage.
+fn filled_zero_bubble_pipeline(segments: &SegmentSolver, context: &Context) -> f64 {
     let of_layout = |boundary: BoundaryLayout| {
         let of_layers = segments.of_layers(|shape| {
             let spec = SegmentSpec::block(shape, boundary);
             let time = segments.min_microbatch_time(spec, context)?;
-            Some((time, segments.min_pass_times(spec, context).forward / time))
+            let passes = segments.min_pass_times_with_flows(spec, context);
+            Some((time, passes.forward / time, passes.without_weight_gradients))
         });
-        let (mut blocks, mut fraction) = (0.0, 1.0_f64);
+        let (mut blocks, mut fraction, mut round_trip) = (0.0, 1.0_f64, 0.0);
         for of_layer in of_layers {
-            let (time, forward) = of_layer?;
+            let (time, forward, without_weight_gradients) = of_layer?;
             fraction = fraction.min(forward);
             blocks += time;
+            round_trip += without_weight_gradients;
         }
-        Some(filled_pipeline(context, blocks, fraction))
+        let filled = filled_pipeline(context, blocks, fraction);
+        Some(filled.max(filled_pipeline(context, round_trip, 1.0)))
     };
     let layouts = segments.boundary_layouts(context).into_iter();
     layouts.filter_map(of_layout).min_by(f64::total_cmp).unwrap_or(0.0)

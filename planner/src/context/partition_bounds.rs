@@ -23,8 +23,9 @@ impl ContextSolver<'_> {
                 context,
                 layout,
             ));
-            let bound = if fastest.bound.0.max(collectives) < incumbent {
-                self.layout_bound(context, &fastest, incumbent).at_least(Seconds(collectives))
+            let undivided = fastest.bound.0.max(collectives);
+            let bound = if undivided < incumbent {
+                self.layout_bound(context, &fastest, incumbent).at_least(Seconds(undivided))
             } else {
                 LayoutBound::NoImprovement
             };
@@ -67,7 +68,7 @@ impl ContextSolver<'_> {
             let budgets = vec![self.request.arena_limit(); no_reserve.len()];
             let partitioner =
                 StagePartitioner::new(self.segments, context, fastest.boundary, budgets);
-            let bound = partitioner.interleaved_bound(&overheads).max(fastest.bound.0);
+            let bound = partitioner.interleaved_bound(&overheads);
             return match bound < incumbent {
                 true => LayoutBound::Bound(Seconds(bound)),
                 false => LayoutBound::NoImprovement,

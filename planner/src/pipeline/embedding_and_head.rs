@@ -75,7 +75,10 @@ impl EmbeddingAndHead {
             // Only bounds of pipelines use the times of single passes, and only bounds of zero-bubble pipelines use the
             // time of a backward pass alone.
             let [forward, backward] = match context.schedule {
-                PipelineSchedule::ZeroBubble => [least().forward, least().backward],
+                PipelineSchedule::ZeroBubble => {
+                    let least = segments.min_pass_times_with_flows(spec, context);
+                    [least.forward, least.backward]
+                }
                 _ if context.mesh.pipeline > 1 => {
                     [least().forward, (both() - least().forward).max(0.0)]
                 }

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use narrows_plan::strategy::BoundaryLayout;
-use narrows_plan::{Bytes, Context, Seconds};
+use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds};
 use rustc_hash::FxHashMap;
 
 use super::assignment::{BlockInFlight, StageAssignment, assign_points};
@@ -164,11 +164,14 @@ impl<'a> StagePartitioner<'a> {
         let may_have_empty_stages = self.context.mesh.pipeline > 1 && self.context.chunks == 1;
         let slowdown = self.segments.prices(self.context).overlap_slowdown();
         let uncounted = slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
+        // Other schedules are bounded by the time of both passes.
+        let tells_passes_apart = self.context.schedule == PipelineSchedule::ZeroBubble;
+        let passes = |spec| self.segments.min_pass_times_with_flows(spec, self.context);
         let of_layers = self.segments.of_layers(|shape| {
             let spec = SegmentSpec::block(shape, self.boundary);
             (
                 self.segments.min_microbatch_time(spec, self.context),
-                self.segments.min_pass_times(spec, self.context),
+                tells_passes_apart.then(|| passes(spec)).unwrap_or_default(),
                 self.segments.overlapped_min(spec, self.context),
                 self.segments.step_phase_range(spec, self.context)[0],
                 may_have_empty_stages.then(|| self.segments.fastest(spec, &single)).flatten(),

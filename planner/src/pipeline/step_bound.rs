@@ -16,17 +16,19 @@
 //!
 //! With the zero-bubble schedule, weight gradients follow the backward passes, so that no earlier stage waits for them. Let fₛ
 //! be the forward time of a stage, bₛ its backward time with all weight gradients, b'ₛ its backward time without the weight
-//! gradients that have passes of their own, and tₛ = fₛ + bₛ. A step takes at least
+//! gradients that have passes of their own, tₛ = fₛ + bₛ, and t'ₛ = fₛ + b'ₛ. A step takes at least
 //!
 //! ```text
 //! maxₛ uₛ + Σ_{j<s} fⱼ + m·tₛ
-//! maxₛ uₛ + Σⱼ fⱼ + Σ_{j>s} b'ⱼ + (m − v)·tₛ + v·bₛ           where v = min(m, wₛ)
-//! maxₛ uₛ + Σ_{j<s} fⱼ + (m − 1)·tₛ + fₛ + b'ₛ + r'ₛ          fₛ alone where s has no weight-gradient passes,
+//! maxₛ uₛ + Σ_{j<s} fⱼ + Σ_{j>s} t'ⱼ + (m − v + 1)·tₛ + (v − 1)·bₛ  where v = min(m, wₛ)
+//! maxₛ uₛ + Σ_{j<s} fⱼ + (m − 1)·tₛ + t'ₛ + r'ₛ               fₛ alone where s has no weight-gradient passes,
 //!                                                     as without blocks
+//! maxₛ u₀ + Σ_{j<s} t'ⱼ + m·t'ₛ
 //! ```
 //! Second bound: the first backward pass of stage s follows the round trip of the first microbatch, and until then the
 //! stage has run at most v forward passes and no backward pass. Third bound: all gradient reductions begin after the last
-//! pass has begun, which is a short one; r' is the part of their time that u does not count.
+//! pass has begun, which is a short one; r' is the part of their time that u does not count. Fourth bound: the backward pass
+//! of the last microbatch ends on stage s after all other passes but weight gradients, and then visits the earlier stages.
 //!
 //! Of uₛ, the gathers of updated weights run during the first forward pass, and before it. Each second of them adds at least h
 //! (`OverlapSlowdown::hidden_cost`) to that pass, but a later stage hides up to Σ_{j<s} fⱼ of them while it waits for its first
@@ -34,7 +36,7 @@
 //! stage is then as long idle as gathers are hidden.
 //!
 //! Blocks are assigned to minimise m·t + u. Another assignment may have a smaller t and a larger u,
-//! so the bounds use the smallest t that the stage's bytes allow, the smallest u, f, b and b', and the smallest
+//! so the bounds use the smallest t that the stage's bytes allow, the smallest u, f, b and t', and the smallest
 //! m·t + u where both are of one stage. For later stages of 1F1B, t₀ + u₀ is minimised together.
 
 use std::ops::Range;
@@ -105,19 +107,29 @@ impl StagePosition {
         let microbatches = self.step.microbatches as f64;
         let in_flight = self.depth().min(self.step.microbatches) as f64;
         let busy = around.forward_before + microbatches * own;
-        let round_trip = around.forward_all + around.input_gradient_after;
-        busy.max(round_trip + (microbatches - in_flight) * own + in_flight * own_backward)
+        let later_passes =
+            (microbatches - in_flight + 1.0) * own + (in_flight - 1.0) * own_backward;
+        busy.max(around.forward_before + around.round_trip_after + later_passes)
     }
 }
 
-/// Passes of one microbatch on the other stages, in seconds.
+/// Passes of one microbatch on a stage and the others, in seconds.
 struct PassesAround {
     /// Forward passes of the stages before.
     forward_before: f64,
-    /// Forward passes of all stages.
-    forward_all: f64,
-    /// Backward passes of the stages after, without the weight gradients that have passes of their own.
-    input_gradient_after: f64,
+    /// Forward and backward passes of the stages before, without the weight gradients that have passes of their own.
+    round_trip_before: f64,
+    /// The same of the stage.
+    own_round_trip: f64,
+    /// The same of the stages after.
+    round_trip_after: f64,
+}
+
+impl PassesAround {
+    /// Time by which the last microbatch has come back to the first stage.
+    fn last_return(&self, microbatches: u64) -> f64 {
+        self.round_trip_before + microbatches as f64 * self.own_round_trip
+    }
 }
 
 /// Prefix sums of lower bounds over stages and blocks.
@@ -153,7 +165,6 @@ impl PrefixBounds {
         let passes = |overhead: &StageOverhead| PassTimesMin {
             forward: overhead.forward.0,
             backward: overhead.backward.0,
-            input_gradient: overhead.backward.0,
             without_weight_gradients: microbatch_time(overhead),
         };
         PrefixBounds {
@@ -187,13 +198,17 @@ impl PrefixBounds {
     }
 
     /// Lower bound on the time by which the first stage with the blocks of `run` delays a step beyond its microbatch time
-    /// without a memory limit: its step phase, or both minimised together.
+    /// without a memory limit: its step phase, or both minimised together. Its step phase alone with the zero-bubble
+    /// schedule, where weight gradients delay no other stage.
     pub(super) fn first_stage_bound(
         &self,
         overhead: &StageOverhead,
         run: &Range<usize>,
         assignment: &StageAssignment,
     ) -> f64 {
+        if self.step.schedule == PipelineSchedule::ZeroBubble {
+            return self.step_phase_bound(overhead, run);
+        }
         let together = (overhead.step_phase_min + assignment.single_microbatch_step_min).0
             - (self.microbatch_times[run.end] - self.microbatch_times[run.start]);
         self.step_phase_bound(overhead, run).max(together)
@@ -201,8 +216,12 @@ impl PrefixBounds {
 
     /// Lower bound on the time by which the second stage with the blocks of `run`, after a first stage without blocks, delays
     /// a step beyond both stages' microbatch times: its own passes and its step phase, minimised together, less the backward
-    /// pass of the first stage, which the step phase need not follow, and less the gathers that its forward pass hides.
+    /// pass of the first stage, which the step phase need not follow, and less the gathers that its forward pass hides. 0 with
+    /// the zero-bubble schedule.
     pub(super) fn second_stage_bound(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
+        if self.step.schedule == PipelineSchedule::ZeroBubble {
+            return 0.0;
+        }
         let of_run = |sums: &[f64]| sums[run.end] - sums[run.start];
         let step_phase = of_run(&self.single_microbatch_steps) - of_run(&self.microbatch_times);
         let [forward, backward] = self.first_passes;
@@ -257,7 +276,8 @@ impl PrefixBounds {
             let hidden_gathers = self.gather_hidden_cost * around.forward_before;
             let waited = around.forward_before - hidden_gathers;
             let step_phase = self.step_phase_bound(overhead, &run) - hidden_gathers;
-            return (passes + step_phase).max(waited + all);
+            let last_return = around.last_return(self.step.microbatches) + first_step_phase;
+            return (passes + step_phase).max(waited + all).max(last_return);
         }
         let after =
             self.overheads[stages] + self.microbatch_times[self.microbatch_times.len() - 1] - to;
@@ -279,11 +299,13 @@ impl PrefixBounds {
         let sum = |stage: usize, block: usize, pass: fn(&PassTimesMin) -> f64| {
             pass(&self.overhead_passes[stage]) + pass(&self.passes[block])
         };
+        let round_trip = |stage, block| sum(stage, block, |passes| passes.without_weight_gradients);
+        let (before, to) = (round_trip(stage, run.start), round_trip(stage + 1, run.end));
         PassesAround {
             forward_before: sum(stage, run.start, |passes| passes.forward),
-            forward_all: sum(stages, blocks, |passes| passes.forward),
-            input_gradient_after: sum(stages, blocks, |passes| passes.input_gradient)
-                - sum(stage + 1, run.end, |passes| passes.input_gradient),
+            round_trip_before: before,
+            own_round_trip: to - before,
+            round_trip_after: round_trip(stages, blocks) - to,
         }
     }
 }
@@ -325,13 +347,15 @@ impl Partition {
                 stages().map(|(stage, overhead)| (stage.forward + overhead.forward).0).collect();
             let deferred = |stage: usize| self.stages[stage].weight_gradient.0;
             let backward = |stage: usize| times[stage] - forward[stage];
+            let round_trip = |stages: Range<usize>| -> f64 {
+                stages.map(|stage| times[stage] - deferred(stage)).sum()
+            };
             let of_stage = |stage: usize| {
                 let around = PassesAround {
                     forward_before: forward[..stage].iter().sum(),
-                    forward_all: forward.iter().sum(),
-                    input_gradient_after: (stage + 1..times.len())
-                        .map(|stage| backward(stage) - deferred(stage))
-                        .sum(),
+                    round_trip_before: round_trip(0..stage),
+                    own_round_trip: round_trip(stage..stage + 1),
+                    round_trip_after: round_trip(stage + 1..times.len()),
                 };
                 let mut passes =
                     position(stage).bound_zero_bubble(&around, times[stage], backward(stage));
@@ -344,7 +368,8 @@ impl Partition {
                     passes = passes.max(around.forward_before + busy + uncounted * reductions.0);
                 }
                 let hidden_gathers = overheads[stage].gather_hidden_cost * around.forward_before;
-                passes + step_phase(stage) - hidden_gathers
+                let last_return = around.last_return(step.microbatches) + step_phase(0);
+                (passes + step_phase(stage) - hidden_gathers).max(last_return)
             };
             return (0..times.len()).map(of_stage).fold(0.0, f64::max);
         }

@@ -298,7 +298,6 @@ fn the_best_partition_equals_the_best_by_enumeration() {
         let passes = times.iter().map(|time| PassTimesMin {
             forward: time.0.0,
             backward: time.1.0,
-            input_gradient: time.1.0 / 2.0,
             without_weight_gradients: time.0.0 + time.1.0 / 2.0,
         });
         let cutoff = PruningCutoff {

@@ -4,7 +4,8 @@ use narrows_cost_model::{PassTimesMin, ShardingMin};
 use narrows_plan::Context;
 use narrows_plan::graph::Grouping;
 
-use super::cache::StepPhaseBounds;
+use super::cache::{PassTimesCache, StepPhaseBounds};
+use super::prepared::PreparedSegment;
 use super::solver::SegmentSolver;
 use super::spec::SegmentSpec;
 use crate::lock::lock;
@@ -66,31 +67,58 @@ impl SegmentSolver<'_> {
         bounds
     }
 
-    /// Lower bounds on the passes of one microbatch.
+    /// Lower bounds on the passes of one microbatch, from the ops alone.
     pub(crate) fn min_pass_times(&self, spec: SegmentSpec, context: &Context) -> PassTimesMin {
+        self.least_pass_times(&self.priced.pass_times, spec, context, |prepared| {
+            prepared.priced.min_pass_times()
+        })
+    }
+
+    /// As [`min_pass_times`](SegmentSolver::min_pass_times), with the flows between ops: each is the least without a memory
+    /// limit.
+    pub(crate) fn min_pass_times_with_flows(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+    ) -> PassTimesMin {
+        self.least_pass_times(&self.priced.pass_times_with_flows, spec, context, |prepared| {
+            let of_ops = prepared.priced.min_pass_times();
+            let least = |times: Vec<Vec<f64>>, of_ops: f64| {
+                let cheapest = prepared.order.as_ref().and_then(|order| order.cheapest(&times));
+                cheapest.map_or(of_ops, |cheapest| cheapest.cost)
+            };
+            PassTimesMin {
+                forward: least(prepared.priced.forward_times(), of_ops.forward),
+                backward: least(prepared.priced.backward_times(), of_ops.backward),
+                without_weight_gradients: least(
+                    prepared.priced.times_without_weight_gradients(),
+                    of_ops.without_weight_gradients,
+                ),
+            }
+        })
+    }
+
+    /// The least of all groupings, cached.
+    fn least_pass_times(
+        &self,
+        cache: &PassTimesCache,
+        spec: SegmentSpec,
+        context: &Context,
+        of_prepared: impl Fn(&PreparedSegment) -> PassTimesMin,
+    ) -> PassTimesMin {
         let key = (spec, self.pass_key(context));
-        if let Some(cached) = lock(&self.priced.pass_times).get(&key) {
+        if let Some(cached) = lock(cache).get(&key) {
             return *cached;
         }
-        let of_grouping = |grouping: &Grouping| {
-            let prepared = self.prepare(spec, *grouping, context);
-            let times = prepared.priced.min_pass_times();
-            let order = prepared.order.as_ref();
-            let cheapest = order.and_then(|order| {
-                order.cheapest(&prepared.priced.times_without_weight_gradients())
-            });
-            let without_weight_gradients =
-                cheapest.map_or(times.without_weight_gradients, |cheapest| cheapest.cost);
-            PassTimesMin { without_weight_gradients, ..times }
-        };
+        let of_grouping =
+            |grouping: &Grouping| of_prepared(&self.prepare(spec, *grouping, context));
         let least = |a: PassTimesMin, b: PassTimesMin| PassTimesMin {
             forward: a.forward.min(b.forward),
             backward: a.backward.min(b.backward),
-            input_gradient: a.input_gradient.min(b.input_gradient),
             without_weight_gradients: a.without_weight_gradients.min(b.without_weight_gradients),
         };
         let times = self.groupings(spec).iter().map(of_grouping).reduce(least).unwrap_or_default();
-        lock(&self.priced.pass_times).insert(key, times);
+        lock(cache).insert(key, times);
         times
     }
 }

@@ -90,6 +90,9 @@ pub(super) struct LinkPrices {
     pub fast_inter_node: Option<Arc<Prices>>,
 }
 
+/// Lower bounds on the passes of one microbatch.
+pub(super) type PassTimesCache = Mutex<FxHashMap<(SegmentSpec, PassKey), PassTimesMin>>;
+
 /// Priced segments of one model, rules and executor, within the nodes of one profile.
 #[derive(Default)]
 pub(super) struct PricedCache {
@@ -99,7 +102,8 @@ pub(super) struct PricedCache {
     pub op_times: Mutex<FxHashMap<(OpsKey, PassKey), OpTimes>>,
     pub step_phases: Mutex<FxHashMap<(OpsKey, StepPhaseKey), Arc<StepPhases>>>,
     pub step_phase_bounds: Mutex<FxHashMap<(SegmentSpec, StepPhaseKey), StepPhaseBounds>>,
-    pub pass_times: Mutex<FxHashMap<(SegmentSpec, PassKey), PassTimesMin>>,
+    pub pass_times: PassTimesCache,
+    pub pass_times_with_flows: PassTimesCache,
     /// Least passes of one microbatch through the whole model.
     pub passes: Mutex<FxHashMap<PassKey, Arc<PassLines>>>,
     pub fastest: Mutex<FxHashMap<(SegmentSpec, StepKey), FastestSolution>>,
