@@ -201,9 +201,9 @@ fn unseen_figures_are_predicted() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/measurements/boost-a100-unseen.json");
     let document = answer(&format!("validate --measurements {path}"));
     let overall = &document["overall"][0];
-    assert_eq!((&overall["figures"], &overall["fitted"]), (&19.into(), &0.into()));
-    assert!(overall["mean_absolute_percent"].as_f64().unwrap() < 10.8, "{overall}");
-    assert!(overall["coverage_90"]["inside"].as_u64().unwrap() >= 17, "{overall}");
+    assert_eq!((&overall["figures"], &overall["fitted"]), (&40.into(), &0.into()));
+    assert!(overall["mean_absolute_percent"].as_f64().unwrap() < 7.4, "{overall}");
+    assert!(overall["coverage_90"]["inside"].as_u64().unwrap() >= 38, "{overall}");
 }
 
 /// Sequence parallelism, selective recomputation and interleaved stages.
