@@ -1,5 +1,7 @@
 //! Flags of `cost` for steps under other frameworks.
 
+use std::ffi::OsString;
+
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use narrows_calibration::measurements::StepRecompute;
@@ -58,6 +60,30 @@ impl From<SelectiveRecomputeArg> for StepRecompute {
 /// Parser of the names of frameworks.
 fn frameworks() -> impl TypedValueParser<Value = String> {
     PossibleValuesParser::new(framework_names().chain([OWN]))
+}
+
+/// The flag of `cost` on commands that plan.
+#[derive(Clone, Debug, Args)]
+pub struct RefusedFrameworkArgs {
+    /// Refused with a hint: steps of other frameworks are priced, not planned
+    #[arg(long, hide = true)]
+    framework: Option<OsString>,
+}
+
+impl RefusedFrameworkArgs {
+    /// Refuses the flag.
+    ///
+    /// # Errors
+    /// The flag, with the command that prices such a step.
+    pub fn refuse(&self) -> CommandResult<()> {
+        let Some(name) = &self.framework else { return Ok(()) };
+        let message =
+            "steps of other frameworks are priced on a mesh, and no plan of theirs is searched";
+        let name = name.to_string_lossy();
+        let hint =
+            format!("narrows cost --framework {name}, with --tensor, --pipeline and --micro-batch");
+        Err(Failure::input(Problem::new("--framework", message).hint(hint)))
+    }
 }
 
 impl FrameworkArgs {

@@ -62,7 +62,7 @@ pub use generate::{GenerateArgs, GenerateSettings};
 pub use launch::process_of_words;
 pub use output::{Detail, OutputFormat, OutputSettings};
 pub use plan::{
-    CostArgs, CostSettings, ExplainSettings, FrameworkCostSettings, PlanArgs, PlanFileArgs,
+    CostArgs, CostSettings, ExplainArgs, ExplainSettings, FrameworkCostSettings, PlanArgs,
     PlanReportSettings, PlanSelection, PlanSettings,
 };
 pub use plan_file::PlanFile;
@@ -115,7 +115,7 @@ pub enum Command {
     ///
     /// With PLAN, the search runs for the model, hardware and batch of the plan, and PLAN is compared
     /// with the plan that it finds.
-    Explain(PlanFileArgs),
+    Explain(ExplainArgs),
     /// Compare plans of one model: decisions, step time, memory and communication
     ///
     /// The largest differences come first. With --with-search, the plans are compared with the fastest plan for

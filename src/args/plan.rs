@@ -10,12 +10,12 @@ use narrows_plan::Bytes;
 use narrows_planner::Request;
 
 use crate::defaults::RequestDefaults;
-use crate::errors::{CommandResult, Failure, Problem, Problems};
+use crate::errors::{CommandResult, Problem, Problems};
 use crate::plot::PlotKind;
 use crate::step_cost::priced_terms;
 
 use super::documents::DocumentFiles;
-use super::framework::FrameworkArgs;
+use super::framework::{FrameworkArgs, RefusedFrameworkArgs};
 use super::output::{Detail, DetailArgs, OutputArgs, OutputFormat, OutputSettings};
 use super::plan_file::PlanFile;
 use super::request::RequestArgs;
@@ -43,9 +43,9 @@ pub struct PlanArgs {
     /// Training run.
     #[command(flatten)]
     pub training_run: TrainingRunArgs,
-    /// Refused with a hint: steps of other frameworks are priced, not planned
-    #[arg(long, hide = true)]
-    pub framework: Option<OsString>,
+    /// Another framework.
+    #[command(flatten)]
+    pub framework: RefusedFrameworkArgs,
 }
 
 /// Flags of `cost`.
@@ -63,6 +63,17 @@ pub struct CostArgs {
     /// Training run.
     #[command(flatten)]
     pub training_run: TrainingRunArgs,
+}
+
+/// Flags of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// Plan or request.
+    #[command(flatten)]
+    pub file: PlanFileArgs,
+    /// Another framework.
+    #[command(flatten)]
+    pub framework: RefusedFrameworkArgs,
 }
 
 /// Flags of `cost` and `explain`.
@@ -169,15 +180,7 @@ impl PlanArgs {
     /// # Errors
     /// Inputs that cannot be read, and an invalid request.
     pub fn resolve(&self) -> CommandResult<PlanSettings> {
-        if let Some(name) = &self.framework {
-            let message =
-                "steps of other frameworks are priced on a mesh, and no plan of theirs is searched";
-            let name = name.to_string_lossy();
-            let hint = format!(
-                "narrows cost --framework {name}, with --tensor, --pipeline and --micro-batch"
-            );
-            return Err(Failure::input(Problem::new("--framework", message).hint(hint)));
-        }
+        self.framework.refuse()?;
         let output = self.output.resolve()?;
         let training_run = self.training_run.resolve(self.request.minimises_cost())?;
         let documents = self.documents.resolve(
@@ -280,24 +283,25 @@ impl CostArgs {
     }
 }
 
-impl PlanFileArgs {
-    /// The settings of `explain`, for which flags change the search.
+impl ExplainArgs {
+    /// The settings, for which flags change the search.
     ///
     /// # Errors
     /// Inputs that cannot be read, and an invalid request.
-    pub fn resolve_explain(&self) -> CommandResult<ExplainSettings> {
-        let output = self.output.resolve()?;
-        let others = [("--output", self.output.output.as_deref())];
-        let documents = self.documents.resolve(PlotKind::OF_PLANS, &others)?;
-        let (request, compared) = match &self.plan {
+    pub fn resolve(&self) -> CommandResult<ExplainSettings> {
+        self.framework.refuse()?;
+        let PlanFileArgs { plan, request, output, documents, detail } = &self.file;
+        let others = [("--output", output.output.as_deref())];
+        let (output, detail) = (output.resolve()?, detail.resolve());
+        let documents = documents.resolve(PlotKind::OF_PLANS, &others)?;
+        let (request, compared) = match plan {
             Some(argument) => {
-                let mut file = PlanFile::read(argument, &self.request.model)?;
-                file.override_executor(&self.request);
-                (file.request(&self.request)?, Some(file))
+                let mut file = PlanFile::read(argument, &request.model)?;
+                file.override_executor(request);
+                (file.request(request)?, Some(file))
             }
-            None => (self.request.resolve(&RequestDefaults::PLAN)?, None),
+            None => (request.resolve(&RequestDefaults::PLAN)?, None),
         };
-        let detail = self.detail.resolve();
         Ok(ExplainSettings { request, compared, output, documents, detail })
     }
 }

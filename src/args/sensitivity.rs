@@ -10,6 +10,7 @@ use crate::plot::PlotKind;
 use crate::whatif::Scenario;
 
 use super::documents::DocumentFiles;
+use super::framework::RefusedFrameworkArgs;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat, resolve_csv};
 use super::request::{RequestArgs, validate};
 use super::training_run::TrainingRunArgs;
@@ -27,6 +28,9 @@ pub struct SensitivityArgs {
     /// Planning request.
     #[command(flatten)]
     pub request: RequestArgs,
+    /// Another framework.
+    #[command(flatten)]
+    pub framework: RefusedFrameworkArgs,
     /// Output format.
     #[command(flatten)]
     pub format: FormatArgs,
@@ -58,6 +62,7 @@ impl SensitivityArgs {
     /// # Errors
     /// Inputs that cannot be read, an invalid request, and files that cannot be written.
     pub fn resolve(&self) -> CommandResult<SensitivitySettings> {
+        self.framework.refuse()?;
         let (format, detail) = (self.format.format, self.detail.resolve());
         if self.request.objective != ObjectiveArg::StepTime {
             let problem = Problem::new("--objective", "sensitivities are those of the step time");

@@ -14,6 +14,7 @@ use crate::whatif::{
 };
 
 use super::documents::DocumentFiles;
+use super::framework::RefusedFrameworkArgs;
 use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat, resolve_csv};
 use super::request::RequestArgs;
 use super::training_run::TrainingRunArgs;
@@ -76,6 +77,9 @@ pub struct WhatIfArgs {
     /// Planning request.
     #[command(flatten)]
     pub request: RequestArgs,
+    /// Another framework.
+    #[command(flatten)]
+    pub framework: RefusedFrameworkArgs,
     /// Output format.
     #[command(flatten)]
     pub format: FormatArgs,
@@ -139,6 +143,7 @@ impl WhatIfArgs {
     /// # Errors
     /// Inputs that cannot be read, unknown fields, and sweeps that are empty or too large.
     pub fn resolve(&self) -> CommandResult<WhatIfSettings> {
+        self.framework.refuse()?;
         let (format, detail) = (self.format.format, self.detail.resolve());
         let csv_file = [("--csv", self.csv.as_deref())];
         let fields: Vec<String> = self.sweep.iter().chain(&self.vary).cloned().collect();

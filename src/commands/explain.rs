@@ -4,7 +4,7 @@ use narrows_planner::{SearchCache, explain};
 
 use super::cost::price;
 use super::search::search;
-use crate::args::{ExplainSettings, OutputFormat, PlanFileArgs};
+use crate::args::{ExplainArgs, ExplainSettings, OutputFormat};
 use crate::captured_output::stop_flag;
 use crate::errors::CommandResult;
 use crate::output;
@@ -12,9 +12,8 @@ use crate::progress::with_spinner;
 use crate::report::{self, ExplainReport, InfeasibleReport, PricedFile, write_documents};
 
 /// Searches, prices the alternatives, explains.
-pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
-    let ExplainSettings { request, compared, output, documents, detail } =
-        args.resolve_explain()?;
+pub fn run(args: &ExplainArgs) -> CommandResult<()> {
+    let ExplainSettings { request, compared, output, documents, detail } = args.resolve()?;
     let compared = match compared {
         None => None,
         Some(file) => {

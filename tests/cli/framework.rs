@@ -104,6 +104,13 @@ fn the_framework_narrows_is_a_plan() {
 fn what_a_framework_cannot_do_is_refused() {
     for (arguments, part) in [
         ("plan --framework fsdp --model llama-7b", "narrows cost --framework fsdp"),
+        ("explain --framework fsdp --model llama-7b", "narrows cost --framework fsdp"),
+        ("whatif --framework fsdp --model llama-7b --list", "narrows cost --framework fsdp"),
+        ("sensitivity --framework fsdp --model llama-7b", "narrows cost --framework fsdp"),
+        (
+            "cost --framework megatron --model llama-7b --devices 8 --tensor 8 --chunks 2",
+            "--chunks: 2 chunks of a stage, and the pipeline axis is 1",
+        ),
         ("cost --framework fspd --model llama-7b", "fsdp"),
         ("cost --framework fsdp --model cola-7b", "llama-7b"),
         (

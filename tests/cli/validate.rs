@@ -169,7 +169,7 @@ fn gpt_steps_without_a_price_are_rejected_by_field() {
     );
     for (pipeline, interleaving, batch, problem) in [
         (2, 5, 16, "model.gpt.layers: 24 is not divisible by 10"),
-        (1, 3, 16, "interleaving: 3 chunks of a stage, and `mesh.pipeline` is 1"),
+        (1, 3, 16, "interleaving: 3 chunks of a stage, and the pipeline axis is 1"),
         (2, 3, 12, "workload.global_batch: 3 microbatches are not divisible by 2 stages"),
     ] {
         let mut file = good.clone();

@@ -193,11 +193,11 @@ impl MeasurementValidator {
         let microbatches = work.microbatches(&mesh);
         if pipeline == 1 {
             let problem =
-                format!("{} chunks of a stage, and `mesh.pipeline` is 1", step.interleaving);
+                format!("{} chunks of a stage, and the pipeline axis is 1", step.interleaving);
             self.defect_with_hint(
                 &format!("{at}.interleaving"),
                 problem,
-                "leave it out, or set `mesh.pipeline` to the stages",
+                "leave it out, or a pipeline axis of as many devices as there are stages",
             );
         } else if !microbatches.is_multiple_of(pipeline) {
             let problem =
