@@ -1,12 +1,13 @@
 //! Prices of GPTs under the tables of Megatron-LM and Megatron-DeepSpeed, and their intervals.
 
 use narrows_cost_model::profile::{Profile, preset};
+use narrows_plan::Mesh;
 use narrows_plan::kernel::{CollectiveKind, Kernel};
-use narrows_plan::strategy::{Baseline, NormRule, WeightRule};
-use narrows_plan::{Mesh, Workload, Zero};
+use narrows_plan::strategy::Baseline;
 
 use super::operator::Operator;
 use super::shape::DecoderShape;
+use super::tests::full_rank_step;
 use super::{FrameworkTable, decoder_step_time_s};
 use crate::measurements::{GptModel, StepRecompute, TrainedModel, TrainingStep};
 
@@ -17,19 +18,7 @@ fn gpt(layers: u64, hidden: u64) -> GptModel {
 
 /// A step of global batch, sequence length and microbatch `batch`.
 pub(super) fn gpt_step(gpt: GptModel, batch: [u64; 3], recompute: StepRecompute) -> TrainingStep {
-    let [global_batch, sequence_length, micro_batch] = batch;
-    TrainingStep {
-        model: TrainedModel::Gpt(gpt),
-        workload: Workload { global_batch, sequence_length, micro_batch },
-        strategy: Baseline::FullrankTp,
-        recompute,
-        framework: None,
-        interleaving: 1,
-        norm: NormRule::Auto,
-        weights: WeightRule::Any,
-        zero: Zero::Off,
-        overlap_tensor_collectives: false,
-    }
+    full_rank_step(TrainedModel::Gpt(gpt), batch, recompute)
 }
 
 /// The same step with sequence parallelism.

@@ -21,19 +21,30 @@ const MODEL: DecoderModel = DecoderModel {
 };
 const ONE_NODE: Mesh = Mesh { tensor: 1, pipeline: 1, data: 8, context: 1 };
 
-fn step(recompute: StepRecompute, micro_batch: u64) -> TrainingStep {
+/// A step of global batch, sequence length and microbatch `batch`, without ZeRO.
+pub(super) fn full_rank_step(
+    model: TrainedModel,
+    batch: [u64; 3],
+    recompute: StepRecompute,
+) -> TrainingStep {
+    let [global_batch, sequence_length, micro_batch] = batch;
     TrainingStep {
-        model: TrainedModel::Decoder(MODEL),
-        workload: Workload { global_batch: 64, sequence_length: 2048, micro_batch },
+        model,
+        workload: Workload { global_batch, sequence_length, micro_batch },
         strategy: Baseline::FullrankTp,
         recompute,
         framework: None,
         interleaving: 1,
         norm: NormRule::Auto,
         weights: WeightRule::Any,
-        zero: Zero::Three,
+        zero: Zero::Off,
         overlap_tensor_collectives: false,
     }
+}
+
+fn step(recompute: StepRecompute, micro_batch: u64) -> TrainingStep {
+    let model = TrainedModel::Decoder(MODEL);
+    TrainingStep { zero: Zero::Three, ..full_rank_step(model, [64, 2048, micro_batch], recompute) }
 }
 
 fn time_s(table: &str, model: DecoderModel, step: &TrainingStep, mesh: Mesh) -> f64 {
