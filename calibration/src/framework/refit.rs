@@ -1,8 +1,9 @@
 //! Fits the factors of a framework's table to rows of steps, and its errors with models or hardware left out.
 //!
-//! Minimises the mean of |ln(predicted / measured)| by coordinate descent, each kind of hardware with the same weight. What
-//! a fit leaves out is also left out of the choice of its values, and of the choice among tables that differ in what is
-//! no value: which collectives run beside which computation, where recomputation stops.
+//! Minimises the mean of |ln(predicted / measured)| over all rows by coordinate descent, in which one value also moves
+//! against another: along single values alone the search stays near its start, the shipped values, which know the rows that
+//! a fit leaves out. What a fit leaves out is also left out of the choice of its values, and of the choice among tables that
+//! differ in what is no value: which collectives run beside which computation, where recomputation stops.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -169,12 +170,8 @@ impl TableRows {
         is_selected: impl Fn(&DecoderRow) -> bool,
     ) -> (Vec<f64>, Fit) {
         let rows: Vec<&DecoderRow> = self.rows.iter().filter(|row| is_selected(row)).collect();
-        let of_hardware = |row: &DecoderRow| {
-            rows.iter().filter(|other| other.profile == row.profile).count() as f64
-        };
-        let weights: Vec<f64> = rows.iter().map(|row| 1.0 / of_hardware(row)).collect();
         let fits = std::iter::once(&self.fit).chain(&self.alternatives);
-        let fits = fits.map(|start| fit_from(start, parameters, &rows, &weights));
+        let fits = fits.map(|start| fit_from(start, parameters, &rows));
         let best = fits.min_by(|(a, ..), (b, ..)| a.total_cmp(b));
         best.map_or_else(|| (vec![], self.fit.clone()), |(_, ratios, fit)| (ratios, fit))
     }
@@ -185,7 +182,6 @@ fn fit_from(
     start: &Fit,
     parameters: &[TableParameter],
     rows: &[&DecoderRow],
-    weights: &[f64],
 ) -> (f64, Vec<f64>, Fit) {
     let scaled = |ratios: &Vec<f64>| {
         let mut fit = start.clone();
@@ -196,14 +192,24 @@ fn fit_from(
     };
     let loss = |ratios: &Vec<f64>| -> f64 {
         let fit = scaled(ratios);
-        rows.iter().zip(weights).map(|(row, weight)| weight * row.residual(&fit).abs()).sum()
+        rows.iter().map(|row| row.residual(&fit).abs()).sum()
     };
+    // Each value alone, and each against each other one.
+    let directions: Vec<(usize, Option<usize>)> = (0..parameters.len())
+        .flat_map(|up| std::iter::once((up, None)).chain((0..up).map(move |down| (up, Some(down)))))
+        .collect();
     let mut search = CoordinateDescent::new(vec![1.0; parameters.len()], loss);
     for step in STEPS {
         for _ in 0..SWEEPS {
             let factors = [1.0 + step, 1.0 / (1.0 + step)];
-            let scale = |ratios: &mut Vec<f64>, index: usize, factor: f64| ratios[index] *= factor;
-            search.sweep(parameters.len(), factors, MOVES_MAX, scale, loss);
+            let scale = |ratios: &mut Vec<f64>, index: usize, factor: f64| {
+                let (up, down) = directions[index];
+                ratios[up] *= factor;
+                if let Some(down) = down {
+                    ratios[down] /= factor;
+                }
+            };
+            search.sweep(directions.len(), factors, MOVES_MAX, scale, loss);
         }
     }
     let fit = scaled(&search.best);
