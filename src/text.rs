@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use narrows_plan::{Mesh, PipelineSchedule, Plan, Zero};
+use narrows_plan::{ContextAttention, Mesh, PipelineSchedule, Plan, Zero};
 
 /// A number with thousands separators: `36,000`.
 pub fn thousands(number: u64) -> String {
@@ -97,7 +97,9 @@ pub fn plural_with(number: u64, singular: &str, plural: &str) -> String {
 /// The mesh, and of several pipeline stages their schedule: `tensor 1 × pipeline 4 × data 2, zero-bubble`.
 pub fn mesh_and_schedule(plan: &Plan) -> String {
     let schedule = schedule(plan).map_or(String::new(), |schedule| format!(", {schedule}"));
-    format!("{}{schedule}", plan.mesh)
+    let gathers = plan.context_attention == ContextAttention::Gather;
+    let attention = if gathers { ", gathered keys" } else { "" };
+    format!("{}{attention}{schedule}", plan.mesh)
 }
 
 /// The schedule of several pipeline stages: `interleaved (2 chunks)`. `None` for one stage.
@@ -123,10 +125,14 @@ pub fn mesh_phrase(plan: &Plan) -> String {
     if phrase.is_empty() { "1 device".into() } else { phrase }
 }
 
-/// Mesh axes longer than one: `T4`, `D8`.
+/// Mesh axes longer than one: `T4`, `D8`, or `Cg2` where keys and values are gathered over the context axis.
 fn axes(plan: &Plan) -> Vec<String> {
     let Mesh { tensor, context, pipeline, data } = plan.mesh;
-    let axes = [("T", tensor), ("C", context), ("P", pipeline), ("D", data)].into_iter();
+    let context_axis = match plan.context_attention {
+        ContextAttention::Exchange => "C",
+        ContextAttention::Gather => "Cg",
+    };
+    let axes = [("T", tensor), (context_axis, context), ("P", pipeline), ("D", data)].into_iter();
     axes.filter(|(_, size)| *size > 1).map(|(name, size)| format!("{name}{size}")).collect()
 }
 

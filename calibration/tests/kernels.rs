@@ -28,6 +28,7 @@ pub fn attention(
         head_dim,
         input,
         window,
+        query_parts: 1,
     })
 }
 

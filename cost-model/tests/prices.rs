@@ -81,6 +81,7 @@ fn attentions(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
         head_dim: *u.choose(&[32, 64, 96, 128, 256])?,
         input: dtype(u)?,
         window: None,
+        query_parts: 1,
     };
     let mut more = less.clone();
     match u.int_in_range(0..=3)? {
@@ -274,10 +275,23 @@ fn windows_of_attention_are_priced_by_their_scores() {
         head_dim: 128,
         input: DType::Bf16,
         window,
+        query_parts: 1,
     };
     for (length, window) in [(7, 3), (8, 1), (9, 8), (5, 5), (64, 17)] {
         let visible = (0..length).map(|query| window.min(query + 1)).sum::<u64>() as f64;
         assert_eq!(attention(1, length, Some(window)).scores(), visible);
+    }
+    for (length, window) in [(24, None), (24, Some(5)), (24, Some(11)), (24, Some(23))] {
+        let whole = attention(1, length, window);
+        let query_parts = 3;
+        let chunk = length / (2 * query_parts);
+        let keys = |query: u64| window.unwrap_or(length).min(query + 1);
+        let of = |chunk_index: u64| (0..chunk).map(|i| keys(chunk_index * chunk + i)).sum::<u64>();
+        let of_device = |device: u64| of(device) + of(2 * query_parts - 1 - device);
+        let most = (0..query_parts).map(of_device).max().unwrap() as f64;
+        let part = Attention { query_parts, ..whole.clone() };
+        assert_eq!(part.scores(), most, "{part:?}");
+        assert!(window.is_some() || part.flops().0 * 3.0 == whole.flops().0);
     }
     for name in preset_names() {
         let mesh = Mesh { tensor: 1, pipeline: 1, data: 1, context: 1 };
@@ -308,6 +322,7 @@ fn own_kernels_of_attention_are_priced_along_a_tensor_axis() {
             head_dim,
             input,
             window,
+            query_parts: 1,
         })
     };
     // Times with two devices on the tensor axis over times with two replicas.

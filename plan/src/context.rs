@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::mesh::{Axis, DeviceGroup, Mesh, Workload};
+use crate::model::Model;
 use crate::{DType, Dim, GradReduceDtype, Layout, Precision};
 
 /// Sharding of optimizer states, gradients and weights over the data axis.
@@ -95,11 +96,85 @@ impl PipelineSchedule {
     }
 }
 
-/// Mesh, workload, number formats, ZeRO stage, schedule and overlap, which strategies and their instructions depend on.
+/// The collectives around attention on a context axis, and the positions of each sequence that its devices have.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContextAttention {
+    /// Positions are exchanged for heads by all-to-all (DeepSpeed-Ulysses). Each device has consecutive positions.
+    #[default]
+    Exchange,
+    /// Keys and values of all positions are all-gathered, and their gradients reduce-scattered; queries stay (as in
+    /// Llama 3). Of 2C chunks of positions, device i has the chunks i and 2C − 1 − i, so that causal work is balanced
+    /// (zigzag).
+    Gather,
+}
+
+impl ContextAttention {
+    /// Both.
+    pub const ALL: [ContextAttention; 2] = [ContextAttention::Exchange, ContextAttention::Gather];
+
+    /// The name in plans and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            ContextAttention::Exchange => "exchange",
+            ContextAttention::Gather => "gather",
+        }
+    }
+
+    /// Whether attention can divide the heads of a model over the devices of a mesh that has a context axis.
+    pub fn divides_heads(self, mesh: &Mesh, model: &Model) -> bool {
+        let parts = self.head_parts(mesh);
+        let divides = |heads: u64| heads.is_multiple_of(parts);
+        mesh.context == 1 || divides(model.heads) && divides(model.kv_heads)
+    }
+
+    /// Parts of the heads of attention on a mesh with a context axis.
+    pub fn head_parts(self, mesh: &Mesh) -> u64 {
+        match self {
+            ContextAttention::Exchange => mesh.tensor * mesh.context,
+            ContextAttention::Gather => mesh.tensor,
+        }
+    }
+
+    /// Whether the devices of the context axis have equally many positions of a sequence.
+    pub fn divides_positions(self, mesh: &Mesh, sequence_length: u64) -> bool {
+        sequence_length.is_multiple_of(self.position_parts(mesh))
+    }
+
+    /// Runs of consecutive positions that all devices of a context axis have.
+    pub fn position_parts(self, mesh: &Mesh) -> u64 {
+        match self {
+            ContextAttention::Gather if mesh.context > 1 => 2 * mesh.context,
+            _ => mesh.context,
+        }
+    }
+
+    pub(crate) fn is_default(&self) -> bool {
+        *self == ContextAttention::default()
+    }
+}
+
+/// Mesh, attention on the context axis, workload, number formats, ZeRO stage, schedule and overlap, which strategies
+/// and their instructions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Context {
     /// The device mesh.
     pub mesh: Mesh,
+    /// The collectives around attention on the context axis, without effect where that has one device.
+    pub context_attention: ContextAttention,
     /// The work of a step.
     pub workload: Workload,
     /// Whether a step has several microbatches, whose weight gradients are summed. With one, GEMMs overwrite the weight
@@ -138,6 +213,7 @@ impl Context {
     pub fn new(mesh: Mesh, workload: Workload, precision: Precision, zero: Zero) -> Context {
         Context {
             mesh,
+            context_attention: ContextAttention::Exchange,
             workload,
             accumulates_gradients: workload.microbatches(&mesh) > 1,
             precision,
@@ -266,7 +342,7 @@ impl Context {
     pub fn rows(&self, layout: Layout) -> u64 {
         match layout {
             Layout::Sharded(Dim::Sequence | Dim::Position) => self.tokens() / self.tensor_size(),
-            Layout::Heads => self.workload.tokens(),
+            Layout::Heads | Layout::Gathered => self.workload.tokens(),
             _ => self.tokens(),
         }
     }
@@ -274,14 +350,19 @@ impl Context {
     /// Features of an activation of this width in `layout` on one device.
     pub fn columns(&self, width: u64, layout: Layout) -> u64 {
         match layout {
-            Layout::Sharded(Dim::Feature) => width / self.tensor_size(),
+            Layout::Sharded(Dim::Feature) | Layout::Gathered => width / self.tensor_size(),
             Layout::Heads => width / (self.tensor_size() * self.mesh.context),
             _ => width,
         }
     }
 
-    /// The layout at each place of the context axis of a tensor that is made of heads, before and after attention
-    /// exchanges positions for heads.
+    /// Whether attention reads the keys and values that devices of the context axis gathered.
+    pub fn gathers_keys(&self) -> bool {
+        self.mesh.context > 1 && self.context_attention == ContextAttention::Gather
+    }
+
+    /// The layout at each place of the context axis of a tensor that is made of heads, before and after the collectives
+    /// around attention.
     pub(crate) fn heads_by_position(&self) -> Layout {
         match self.tensor_size() {
             1 => Layout::Replicated,
@@ -289,9 +370,10 @@ impl Context {
         }
     }
 
-    /// Whether a shard of tokens is one contiguous piece of memory.
-    pub(crate) fn tokens_contiguous(&self, dim: Dim) -> bool {
-        dim == Dim::Sequence || self.workload.micro_batch == 1
+    /// Whether a shard of tokens along an axis is one contiguous piece of memory.
+    pub(crate) fn tokens_contiguous(&self, dim: Dim, axis: Axis) -> bool {
+        let has_two_chunks = axis == Axis::Context && self.gathers_keys();
+        dim == Dim::Sequence || self.workload.micro_batch == 1 && !has_two_chunks
     }
 
     /// Replicas of a shard group; `None` without ZeRO, and where these are all replicas.

@@ -94,14 +94,40 @@ pub struct Attention {
     /// Keys of a query at most, itself included, where these are fewer than the tokens of a sequence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
+    /// Devices that each have two of equally many chunks of the queries of a sequence, and all of its keys; 1 where
+    /// each has all queries.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub query_parts: u64,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn is_one(parts: &u64) -> bool {
+    *parts == 1
 }
 
 impl Attention {
-    /// Scores of a sequence of n tokens that the mask leaves: n(n + 1)/2, or nw − w(w − 1)/2 in a window of w keys.
+    /// Queries of a sequence.
+    pub fn queries(&self) -> u64 {
+        self.length / self.query_parts
+    }
+
+    /// Scores of a sequence that the mask leaves, on the device that has the most. All have equally many but in a
+    /// window, where the device with the middle positions has the most.
     pub fn scores(&self) -> f64 {
-        let length = self.length as f64;
-        let window = self.window.map_or(length, |window| length.min(window as f64));
-        length * window - window * (window - 1.0) / 2.0
+        if self.query_parts == 1 {
+            return self.scores_before(self.length as f64);
+        }
+        let [middle, half] = [self.length, self.queries()].map(|positions| positions as f64 / 2.0);
+        self.scores_before(middle + half) - self.scores_before(middle - half)
+    }
+
+    /// Scores of the first n positions: n(n + 1)/2, or nw − w(w − 1)/2 in a window of w keys.
+    fn scores_before(&self, positions: f64) -> f64 {
+        let window = self.window.map_or(positions, |window| positions.min(window as f64));
+        positions * window - window * (window - 1.0) / 2.0
     }
 
     /// Two GEMMs forward and five backward, of which only the [`scores`](Attention::scores) that the mask leaves are

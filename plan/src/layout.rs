@@ -32,6 +32,9 @@ pub enum Layout {
     /// Attention with a context axis: whole heads, split over the tensor axis and each part over the context axis, with
     /// all positions of each sequence.
     Heads,
+    /// Attention with a context axis: whole heads, split over the tensor axis alone, with all positions of each
+    /// sequence on every device of the context axis. A gradient in this layout is a summand on each of these.
+    Gathered,
     /// Every device has a summand of the tensor: a sum still to be reduced.
     Partial,
 }
@@ -67,7 +70,7 @@ pub struct EdgeLayout {
 }
 
 impl EdgeLayout {
-    const fn new(forward: Layout, backward: Layout) -> Self {
+    pub(crate) const fn new(forward: Layout, backward: Layout) -> Self {
         EdgeLayout { forward, backward, norm_pending: false }
     }
 
@@ -88,6 +91,9 @@ impl EdgeLayout {
     /// Whole heads in both directions, with all positions.
     pub(crate) const HEADS: EdgeLayout = EdgeLayout::new(Layout::Heads, Layout::Heads);
 
+    /// Heads with the keys or values of all positions, whose gradient is partial over the context axis.
+    pub(crate) const GATHERED: EdgeLayout = EdgeLayout::new(Layout::Gathered, Layout::Gathered);
+
     /// The same layouts, with the division of the norm pending.
     pub(crate) const fn with_norm_pending(self) -> Self {
         EdgeLayout { norm_pending: true, ..self }
@@ -102,6 +108,7 @@ impl std::fmt::Display for Layout {
             Layout::Sharded(Dim::Sequence) => "sequence",
             Layout::Sharded(Dim::Position) => "position",
             Layout::Heads => "heads",
+            Layout::Gathered => "gathered",
             Layout::Partial => "partial",
         })
     }

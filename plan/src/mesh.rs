@@ -8,8 +8,6 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::model::Model;
-
 /// An axis of the device mesh.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
@@ -93,13 +91,6 @@ impl Mesh {
     /// Replicas of the parameters.
     pub fn replicas(&self) -> u64 {
         self.context * self.data
-    }
-
-    /// Whether attention can divide the heads of a model over the context axis, where there is one.
-    pub fn divides_heads(&self, model: &Model) -> bool {
-        let parts = self.tensor * self.context;
-        let divides = |heads: u64| heads.is_multiple_of(parts);
-        self.context == 1 || divides(model.heads) && divides(model.kv_heads)
     }
 
     /// Devices along `axis`.

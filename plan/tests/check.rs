@@ -38,6 +38,8 @@ fn programs_of_drawn_plans_pass_the_check() {
             ("rounded gradients", is_rounded(&program)),
             ("rounded gradients in buckets", is_rounded_in_buckets(&program)),
             ("gathers in forward passes", has_gather_buckets(&program)),
+            ("gathered keys", program.context.gathers_keys() && mesh.tensor == 1),
+            ("gathered keys and tensor axis", program.context.gathers_keys() && mesh.tensor > 1),
             ("context axis", mesh.context > 1 && mesh.tensor == 1),
             ("context and tensor axes", mesh.context > 1 && mesh.tensor > 1),
             ("three stages", mesh.pipeline == 3),

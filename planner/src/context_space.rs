@@ -2,7 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-use narrows_plan::{Context, GEMM_SIZE_MAX, Mesh, PipelineSchedule, Workload, Zero};
+use narrows_plan::{
+    Context, ContextAttention, GEMM_SIZE_MAX, Mesh, PipelineSchedule, Workload, Zero,
+};
 
 use crate::request::Request;
 
@@ -10,7 +12,8 @@ use crate::request::Request;
 pub fn contexts(request: &Request) -> Vec<Context> {
     let mut contexts = vec![];
     let stages_max = request.model.stages_max();
-    for mesh in meshes(request).into_iter().filter(|mesh| mesh.pipeline <= stages_max) {
+    let meshes = meshes(request).into_iter();
+    for (mesh, context_attention) in meshes.filter(|(mesh, _)| mesh.pipeline <= stages_max) {
         for micro_batch in micro_batches(request, &mesh) {
             let workload = Workload {
                 global_batch: request.global_batch,
@@ -20,6 +23,7 @@ pub fn contexts(request: &Request) -> Vec<Context> {
             for (zero, shard_size) in shardings(request, &mesh) {
                 let precision = request.profile.precision();
                 let context = Context {
+                    context_attention,
                     grad_reduce_dtype: request.grad_reduce_dtype,
                     shard_size,
                     ..Context::new(mesh, workload, precision, zero)
@@ -34,8 +38,8 @@ pub fn contexts(request: &Request) -> Vec<Context> {
     contexts
 }
 
-/// Every mesh of the request's devices.
-fn meshes(request: &Request) -> Vec<Mesh> {
+/// Every mesh of the request's devices, with each attention that its context axis allows.
+fn meshes(request: &Request) -> Vec<(Mesh, ContextAttention)> {
     let mut meshes = vec![];
     let tensor_sizes = divisors(request.devices).into_iter();
     for tensor in tensor_sizes.filter(|size| request.allows_tensor(*size)) {
@@ -47,10 +51,9 @@ fn meshes(request: &Request) -> Vec<Mesh> {
             }
             for context in context_sizes(request, replicas) {
                 let mesh = Mesh { tensor, pipeline, data: replicas / context, context };
-                let is_legal = mesh.divides_heads(&request.model)
-                    && request.sequence_length.is_multiple_of(context);
-                if allowed(request.data, mesh.data) && is_legal {
-                    meshes.push(mesh);
+                if allowed(request.data, mesh.data) {
+                    let attentions = request.context_attentions(&mesh).into_iter();
+                    meshes.extend(attentions.map(|attention| (mesh, attention)));
                 }
             }
         }

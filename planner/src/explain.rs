@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use narrows_plan::{Bytes, Mesh, PipelineSchedule, Seconds, Zero};
+use narrows_plan::{Bytes, ContextAttention, Mesh, PipelineSchedule, Seconds, Zero};
 use serde::{Serialize, Serializer};
 
 use crate::alternatives::alternative_requests;
@@ -64,6 +64,9 @@ pub struct Alternative {
 pub struct MeshRow {
     /// The mesh.
     pub mesh: Mesh,
+    /// The collectives around attention on the context axis; absent for `exchange`.
+    #[serde(skip_serializing_if = "is_exchange")]
+    pub context_attention: ContextAttention,
     /// Sequences in a microbatch.
     pub micro_batch: u64,
     /// Sharding over replicas.
@@ -311,6 +314,9 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
     if context.rounds_gradients() {
         parts.push("gradients reduced in bf16".into());
     }
+    if context.gathers_keys() {
+        parts.push("gathered keys and values".into());
+    }
     match context.schedule {
         PipelineSchedule::OneForwardOneBackward => {}
         PipelineSchedule::ZeroBubble => parts.push("zero-bubble schedule".into()),
@@ -350,6 +356,10 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
     parts.join("; ")
 }
 
+fn is_exchange(attention: &ContextAttention) -> bool {
+    *attention == ContextAttention::Exchange
+}
+
 fn mesh_row(report: &ContextReport) -> MeshRow {
     let step_time_s = match &report.outcome {
         ContextOutcome::Solved(time) => Some(time.0),
@@ -357,6 +367,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
     };
     MeshRow {
         mesh: report.context.mesh,
+        context_attention: report.context.context_attention,
         micro_batch: report.context.workload.micro_batch,
         zero: report.context.zero,
         shard_size: report.context.partial_shard_size(),

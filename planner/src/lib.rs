@@ -24,6 +24,7 @@
 mod alternatives;
 mod bounded_context;
 mod context;
+mod context_axis;
 mod context_queue;
 mod context_solvers;
 mod context_space;

@@ -48,6 +48,7 @@ pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
         shard_size: context.partial_shard_size(),
         schedule: context.schedule,
         overlap_grad_reduce: context.overlap_grad_reduce,
+        context_attention: context.context_attention,
         overlap_param_gather: context.overlap_param_gather,
         overlap_tensor_collectives: context.overlap_tensor_collectives,
         hidden_layout: plan_layout(decisions.boundary.hidden),

@@ -200,6 +200,7 @@ pub fn model_flops(model: &Model, length: u64) -> f64 {
 /// Two GEMMs forward and four backward; the scores that flash attention recomputes are not counted.
 fn attention_flops(op: &AttentionOp, length: u64) -> Flops {
     let forward = Attention {
+        query_parts: 1,
         direction: Direction::Forward,
         sequences: 1,
         length,

@@ -7,7 +7,9 @@ use narrows_cost_model::{Executor, Profile};
 use narrows_plan::graph::Grouping;
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Rules, TiedWeightLayout};
-use narrows_plan::{Bytes, GEMM_SIZE_MAX, GradReduceDtype, Mesh, PipelineSchedule, Zero};
+use narrows_plan::{
+    Bytes, ContextAttention, GEMM_SIZE_MAX, GradReduceDtype, PipelineSchedule, Zero,
+};
 
 use crate::objective::Objective;
 
@@ -40,6 +42,8 @@ pub struct Request {
     pub data: Option<u64>,
     /// Devices along the context axis.
     pub context: Option<u64>,
+    /// The collectives around attention on a context axis.
+    pub context_attention: Option<ContextAttention>,
     /// Format in which gradients are reduced over the replicas. It changes the gradients that are computed, so it is
     /// not searched.
     pub grad_reduce_dtype: GradReduceDtype,
@@ -64,10 +68,6 @@ pub struct Request {
     /// Wall time after which the search stops.
     pub time_limit: Option<Duration>,
 }
-
-/// Least length of the sequences that are searched with a context axis of any size. Shorter ones leave attention and
-/// the GEMMs of a part too small for the collectives to pay, unless the batch has fewer sequences than replicas.
-const CONTEXT_LENGTH_MIN: u64 = 8192;
 
 /// A size of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,6 +197,7 @@ impl Request {
             pipeline: None,
             data: None,
             context: None,
+            context_attention: None,
             grad_reduce_dtype: GradReduceDtype::Fp32,
             zero: None,
             shard_size: None,
@@ -337,43 +338,10 @@ impl Request {
         if defects.is_empty() { Ok(()) } else { Err(RequestDefects(defects)) }
     }
 
-    /// The size of the context axis where it is not searched.
-    pub(crate) fn fixed_context(&self) -> Option<u64> {
-        self.context.or((self.sequence_length < CONTEXT_LENGTH_MIN).then_some(1))
-    }
-
     /// The product of the fixed axes.
     pub(crate) fn fixed_axes(&self) -> u64 {
         let fixed = [self.tensor, self.pipeline, self.context, self.data].into_iter().flatten();
         fixed.fold(1_u64, |product, size| product.saturating_mul(size))
-    }
-
-    /// A fixed context axis that divides no sequence, or not the heads of attention on any tensor axis.
-    fn defect_of_context_axis(&self) -> Option<RequestDefect> {
-        let context = self.context?;
-        let tensor = self.tensor.unwrap_or(1);
-        let mesh = Mesh { tensor, pipeline: 1, data: 1, context };
-        let Model { heads, kv_heads, .. } = self.model;
-        let (problem, hint) = if !self.sequence_length.is_multiple_of(context) {
-            let problem = format!(
-                "{context} devices do not divide {} positions evenly",
-                self.sequence_length
-            );
-            (problem, "a divisor of the sequence length")
-        } else if !mesh.divides_heads(&self.model) {
-            let devices = match self.tensor {
-                Some(tensor) => format!("tensor × context = {} devices", tensor * context),
-                None => format!("{context} devices"),
-            };
-            let problem = format!(
-                "{devices} do not divide {heads} query heads and {kv_heads} KV heads evenly"
-            );
-            (problem, "a smaller context or tensor axis")
-        } else {
-            return None;
-        };
-        let (field, hint) = (RequestField::Context, Some(hint.to_owned()));
-        Some(RequestDefect { field, problem, hint })
     }
 
     fn defect_of_fixed_axes(&self) -> Option<RequestDefect> {

@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use narrows_cost_model::{Executor, GroupLinks};
 use narrows_plan::strategy::Rules;
-use narrows_plan::{Bytes, GradReduceDtype, PipelineSchedule, Zero};
+use narrows_plan::{Bytes, ContextAttention, GradReduceDtype, PipelineSchedule, Zero};
 
 use crate::objective::Objective;
 use crate::request::{GroupingRule, Request};
@@ -20,6 +20,7 @@ pub struct SearchKey {
     sizes: [u64; 3],
     fixed: [Option<u64>; 5],
     tensor_limits: (Option<u64>, bool),
+    context_attention: Option<ContextAttention>,
     grad_reduce_dtype: GradReduceDtype,
     zero: (Option<Zero>, Option<u64>),
     schedule: Option<PipelineSchedule>,
@@ -48,6 +49,7 @@ impl SearchKey {
             pipeline,
             data,
             context,
+            context_attention,
             grad_reduce_dtype,
             zero,
             shard_size,
@@ -74,6 +76,7 @@ impl SearchKey {
             sizes: [*devices, *global_batch, *sequence_length],
             fixed: [*micro_batch, *tensor, *pipeline, *data, *context],
             tensor_limits: (*tensor_max, *tensor_within_node),
+            context_attention: *context_attention,
             grad_reduce_dtype: *grad_reduce_dtype,
             zero: (*zero, *shard_size),
             schedule: *schedule,

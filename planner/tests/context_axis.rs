@@ -1,11 +1,13 @@
 //! Sequences sharded over the context axis: legal sizes, prices and bounds.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use narrows_cost_model::profile;
 use narrows_plan::Zero;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::program::Action;
-use narrows_plan::{Axis, CheckedProgram, Mesh};
+use narrows_plan::{Axis, CheckedProgram, Context, ContextAttention, Mesh};
 use narrows_planner::{Request, contexts, search};
 
 /// A model that supports sequences of up to 262,144 tokens.
@@ -22,15 +24,21 @@ fn request(model: &str, devices: u64, global_batch: u64, sequence_length: u64) -
 fn a_context_axis_divides_positions_and_heads() {
     // 32 heads and 3 · 2¹³ positions, on 24 devices.
     let request = Request { tensor: Some(2), ..request("cola-7b", 48, 48, 3 << 13) };
-    let mut sizes: Vec<u64> =
-        contexts(&request).iter().map(|context| context.mesh.context).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    assert_eq!(sizes, [1, 2, 4, 8]);
+    let sizes = |attention: ContextAttention| -> Vec<u64> {
+        let contexts = contexts(&request).into_iter();
+        let of = contexts.filter(|context| context.context_attention == attention);
+        of.map(|context| context.mesh.context).collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    assert_eq!(sizes(ContextAttention::Exchange), [1, 2, 4, 8]);
+    // Of as many keys as queries, no fewer bytes are gathered than are exchanged.
+    assert_eq!(sizes(ContextAttention::Gather), [3, 6, 12, 24]);
     let short = Request { sequence_length: 4096, ..request };
     assert!(contexts(&short).iter().all(|context| context.mesh.context == 1));
     let fixed = Request { context: Some(4), ..short };
-    assert!(contexts(&fixed).iter().all(|context| context.mesh.context == 4));
+    let is_exchange = |context: &Context| {
+        context.mesh.context == 4 && context.context_attention == ContextAttention::Exchange
+    };
+    assert!(contexts(&fixed).iter().all(is_exchange));
     assert!(!contexts(&fixed).is_empty());
 }
 
@@ -43,6 +51,7 @@ fn attention_exchanges_heads_for_positions() {
         pipeline: Some(1),
         data: Some(1),
         context: Some(4),
+        context_attention: Some(ContextAttention::Exchange),
         ..request("cola-1b", 4, 1, 8192)
     };
     let best = search(&request).best.expect("a plan");
@@ -69,29 +78,94 @@ fn attention_exchanges_heads_for_positions() {
     assert!(payload <= 2 * once * blocks as u64, "{payload} bytes");
 }
 
+/// Keys and values are gathered in each pass of a block that reads them, and their gradients are reduced
+/// to the devices that have their positions. Queries and the output stay. More devices than heads share a sequence.
+#[test]
+fn attention_gathers_keys_and_values() {
+    let request = Request {
+        tensor: Some(1),
+        pipeline: Some(1),
+        data: Some(1),
+        context: Some(64),
+        ..request("cola-1b", 64, 1, 32_768)
+    };
+    let best = search(&request).best.expect("a plan");
+    let context = best.decisions.context;
+    assert_eq!(context.context_attention, ContextAttention::Gather);
+    let program = best.program.program();
+    let blocks = request.model.blocks.len();
+    let once = 2 * 32_768 * request.model.hidden;
+    let mut counts = BTreeMap::new();
+    for instr in program.instructions() {
+        match &instr.action {
+            Action::Collective(collective) if collective.axis == Axis::Context => {
+                assert_eq!(collective.payload.0, once);
+                *counts.entry(collective.kind()).or_default() += 1;
+            }
+            Action::Attention(attention) => {
+                assert_eq!((attention.length, attention.query_parts), (32_768, 64));
+                assert_eq!((attention.heads, attention.kv_heads), (32, 32));
+            }
+            _ => {}
+        }
+    }
+    let gathers = counts[&CollectiveKind::AllGather];
+    assert!((2 * blocks..=4 * blocks).contains(&gathers), "{gathers} of {blocks} blocks");
+    assert_eq!(counts[&CollectiveKind::ReduceScatter], 2 * blocks);
+}
+
+/// With grouped-query attention, a free search chooses the faster of both.
+#[test]
+fn a_search_chooses_the_faster_collectives() {
+    let text = r#"{"format": "narrows-model/1", "hidden": 4096, "vocab": 32000, "heads": 32, "kv_heads": 8,
+        "d_ff": 14336, "max_sequence_length": 262144,
+        "blocks": {"count": 32, "default": {"product": "swiglu", "all": "dense"}}}"#;
+    let model = narrows_plan::model::read("grouped.json", text).expect("a model");
+    let request = Request {
+        tensor: Some(1),
+        pipeline: Some(1),
+        context: Some(4),
+        model,
+        ..request("llama-7b", 32, 8, 32_768)
+    };
+    let of = |attention| {
+        let request = Request { context_attention: Some(attention), ..request.clone() };
+        search(&request).best.expect("a plan").time.0
+    };
+    let free = search(&request).best.expect("a plan").time.0;
+    let [exchange, gather] = ContextAttention::ALL.map(of);
+    // The free search ends within 1 % of its bound.
+    assert!(free <= exchange.min(gather) * 1.01, "{free}, {exchange}, {gather}");
+    assert!(exchange != gather, "{exchange}");
+}
+
 /// No plan of a context is faster than the bound of its search, with data-axis collectives during the passes and
 /// without.
 #[test]
 fn no_plan_with_a_context_axis_is_faster_than_its_bound() {
-    for (model, mesh, zero) in [
+    let cases = [
         ("cola-1b", Mesh { tensor: 1, pipeline: 1, data: 2, context: 4 }, Zero::Three),
         ("lax-130m", Mesh { tensor: 2, pipeline: 1, data: 2, context: 2 }, Zero::Two),
         ("svd-350m", Mesh { tensor: 1, pipeline: 2, data: 2, context: 2 }, Zero::One),
         ("llama-1b", Mesh { tensor: 2, pipeline: 2, data: 1, context: 2 }, Zero::Off),
-    ] {
+    ];
+    let both = |case| ContextAttention::ALL.map(|attention| (case, attention));
+    for ((model, mesh, zero), attention) in cases.into_iter().flat_map(both) {
         for overlap in [true, false] {
             let request = Request {
                 tensor: Some(mesh.tensor),
                 pipeline: Some(mesh.pipeline),
                 data: Some(mesh.data),
                 context: Some(mesh.context),
+                context_attention: Some(attention),
                 zero: Some(zero),
                 overlap_grad_reduce: Some(overlap),
                 ..request(model, 8, 4, 8192)
             };
             let searched = search(&request);
             let best = searched.best.unwrap_or_else(|| panic!("{model}"));
-            assert_eq!(best.decisions.context.mesh, mesh);
+            let context = best.decisions.context;
+            assert_eq!((context.mesh, context.context_attention), (mesh, attention));
             let (bound, time) = (searched.report.bound.0, best.time.0);
             assert!(bound <= time * (1.0 + 1e-9), "{model}: {bound} is more than {time}");
             let program = best.program.program().clone();

@@ -11,7 +11,8 @@ use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, BoundaryLayout, Rules, TiedWeightLayout, op_parameters};
 use narrows_plan::{
-    CheckedProgram, Context, GradReduceDtype, Kernel, PipelineSchedule, Seconds, Zero, lower,
+    CheckedProgram, Context, ContextAttention, GradReduceDtype, Kernel, PipelineSchedule, Seconds,
+    Zero, lower,
 };
 use narrows_planner::{
     Deadline, MemoryLimit, ModelDecisions, Request, SegmentSolver, SegmentSpec, SolvedSegment,
@@ -77,17 +78,21 @@ fn check_objectives(sizes: &[&str]) {
 fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
     let mut seen = 0;
     let (mut agreed, mut overlapped) = (0, 0);
-    for (model, devices, context_size) in [
-        ("cola-60m", 8, 1),
-        ("lax-60m", 4, 1),
-        ("svd-130m", 4, 1),
-        ("llama-350m", 8, 1),
-        ("cola-1b", 8, 1),
-        ("cola-60m", 8, 2),
-        ("lax-130m", 8, 4),
+    use ContextAttention::{Exchange, Gather};
+    for (model, devices, context_size, attention) in [
+        ("cola-60m", 8, 1, Exchange),
+        ("lax-60m", 4, 1, Exchange),
+        ("svd-130m", 4, 1, Exchange),
+        ("llama-350m", 8, 1, Exchange),
+        ("cola-1b", 8, 1, Exchange),
+        ("cola-60m", 8, 2, Exchange),
+        ("lax-130m", 8, 4, Exchange),
+        ("cola-60m", 8, 2, Gather),
+        ("llama-130m", 8, 4, Gather),
     ] {
         let mut request = request(model, Baseline::Auto, devices, None);
         (request.global_batch, request.context) = (64, Some(context_size));
+        request.context_attention = Some(attention);
         let segments = SegmentSolver::new(&request, Deadline::none());
         for (index, context) in contexts(&request).into_iter().enumerate() {
             let grad_reduce_dtype = [GradReduceDtype::Fp32, GradReduceDtype::Bf16][index % 2];

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arbtest::arbitrary::{self, Unstructured};
-use narrows_plan::{Context, Mesh, Precision, Workload, Zero};
+use narrows_plan::{Context, ContextAttention, Mesh, Precision, Workload, Zero};
 use narrows_runtime::data::{
     Cursor, DataError, DataFault, LastTarget, Sampler, SamplerConfig, TargetRule, TokenFile,
     TokenFileInfo, TokenFileLayout, TokenWidth, TokenWriter, TokenizerId,
@@ -393,18 +393,20 @@ fn a_step_has_the_same_tokens_on_every_mesh() {
             (u.int_in_range(1..=4)?, u.int_in_range(1..=3)?, u.int_in_range(1..=3)?);
         let (tensor, pipeline) = (u.int_in_range(1..=4)?, u.int_in_range(1..=4)?);
         let mesh = Mesh { tensor, pipeline, data, context: u.int_in_range(1..=3)? };
-        let length = 5 * mesh.context;
+        let length = 6 * mesh.context;
         let global_batch = data * micro_batch * microbatches;
         let workload = Workload { global_batch, sequence_length: length, micro_batch };
         let sampler = sampler(u.int_in_range(length + 1..=300)?, length, u.arbitrary()?);
         let step_first = u.int_in_range(0..=100_u64)? * global_batch;
         let (whole, whole_targets) =
             sequence(&sampler, step_first, (global_batch * length) as usize);
+        let context_attention = *u.choose(&ContextAttention::ALL)?;
         let context = Context::new(mesh, workload, Precision::Fp32, Zero::Off);
+        let context = Context { context_attention, ..context };
         let (mut inputs, mut targets) = (vec![], vec![]);
         for part in 0..data {
             for microbatch in 0..workload.microbatches(&mesh) {
-                // Of each sequence, the devices of the context axis have one part of its positions after the other.
+                // Of each sequence, the devices of the context axis have all positions once.
                 let ranges = (0..mesh.context).flat_map(|place| {
                     let replica = part * mesh.context + place;
                     let coordinates = MeshCoordinates { tensor: 0, replica, stage: 0 };

@@ -202,6 +202,7 @@ impl RequestArgs {
         let one_after_the_other = [ScheduleArg::OneForwardOneBackward, ScheduleArg::Auto];
         let others = [
             ("--context", self.context.is_some_and(|size| size != 1)),
+            ("--context-attention", self.context_attention.is_some()),
             ("--grad-reduce-dtype", self.grad_reduce_dtype.is_some()),
             ("--shard-size", self.shard_size.is_some()),
             ("--schedule", self.schedule.is_some_and(|s| !one_after_the_other.contains(&s))),

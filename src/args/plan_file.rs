@@ -17,7 +17,7 @@ use crate::{input, output};
 use super::request::{
     ModelArgs, RequestArgs, RequestSizes, at_most_one_stdin, reject_dense_baseline_of_low_rank,
 };
-use super::values::{OverlapArg, ScheduleArg, ZeroArg};
+use super::values::{ContextAttentionArg, OverlapArg, ScheduleArg, ZeroArg};
 
 /// A plan with its model and hardware.
 #[derive(Debug)]
@@ -79,6 +79,7 @@ impl PlanFile {
             pipeline: Some(plan.mesh.pipeline),
             data: Some(plan.mesh.data),
             context: Some(plan.mesh.context),
+            context_attention: Some(plan.context_attention),
             // The precision is the plan's, which resolving it compares with the format of reductions.
             grad_reduce_dtype: GradReduceDtype::Fp32,
             zero: Some(plan.zero),
@@ -153,6 +154,8 @@ impl PlanFile {
         for (value, size) in sizes {
             *size = value.unwrap_or(*size);
         }
+        let attention = args.context_attention.and_then(ContextAttentionArg::attention);
+        plan.context_attention = attention.unwrap_or(plan.context_attention);
         if let Some(dtype) = args.grad_reduce_dtype {
             plan.grad_reduce_dtype = dtype.into();
         }

@@ -16,8 +16,8 @@ use crate::input;
 
 use super::units;
 use super::values::{
-    ExecutorArg, GradReduceDtypeArg, GroupingArg, NormArg, ObjectiveArg, OverlapArg, RecomputeArg,
-    ScheduleArg, WeightsArg, WithinNodeArg, ZeroArg, baselines,
+    ContextAttentionArg, ExecutorArg, GradReduceDtypeArg, GroupingArg, NormArg, ObjectiveArg,
+    OverlapArg, RecomputeArg, ScheduleArg, WeightsArg, WithinNodeArg, ZeroArg, baselines,
 };
 
 /// Model and hardware.
@@ -80,6 +80,9 @@ pub struct RequestArgs {
     /// Devices along the context axis, which share each sequence [default: searched]
     #[arg(long, value_name = "N")]
     pub context: Option<u64>,
+    /// Collectives around attention on a context axis [default: auto]
+    #[arg(long, value_name = "HOW", value_enum)]
+    pub context_attention: Option<ContextAttentionArg>,
     /// Devices along the data axis, each with its part of the batch [default: searched]
     #[arg(long, value_name = "N")]
     pub data_parallel: Option<u64>,
@@ -213,6 +216,7 @@ impl RequestArgs {
             ("--tensor", self.tensor.is_some()),
             ("--pipeline", self.pipeline.is_some()),
             ("--context", self.context.is_some()),
+            ("--context-attention", self.context_attention.is_some()),
             ("--data-parallel", self.data_parallel.is_some()),
             ("--micro-batch", self.micro_batch.is_some()),
             ("--grad-reduce-dtype", self.grad_reduce_dtype.is_some()),
@@ -239,6 +243,7 @@ impl RequestArgs {
             pipeline: self.pipeline,
             data: self.data_parallel,
             context: self.context,
+            context_attention: self.context_attention.and_then(ContextAttentionArg::attention),
             grad_reduce_dtype: self.grad_reduce_dtype.map(Into::into).unwrap_or_default(),
             zero: self.zero.and_then(ZeroArg::stage),
             shard_size: self.shard_size,

@@ -27,6 +27,7 @@ use super::request::RequestArgs;
 use super::tokenizer::tokenizer_files;
 use super::trace::{TraceArgs, TraceSettings};
 use super::validation::{ValidationArgs, ValidationSettings};
+use super::values::ContextAttentionArg;
 
 /// Limit of the threads per device on machines with fewer cores, so that tests can use several per core.
 const THREADS_MAX: u64 = 64;
@@ -267,6 +268,10 @@ impl RunArgs {
                     RunTask::Count => RequestDefaults::RUN,
                     RunTask::Train(training) => request_defaults(training),
                 };
+                if self.backend == BackendArg::Cuda {
+                    // No CUDA kernel attends to gathered keys.
+                    request.context_attention.get_or_insert(ContextAttentionArg::Exchange);
+                }
                 PlanSelection::Search(Box::new(request.resolve(&defaults)?))
             }
         };

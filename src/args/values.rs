@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
-use narrows_plan::{Executor, GradReduceDtype, PipelineSchedule, Zero};
+use narrows_plan::{ContextAttention, Executor, GradReduceDtype, PipelineSchedule, Zero};
 use narrows_planner::{GroupingRule, Objective};
 use narrows_runtime::FactorRateScale;
 use schemars::JsonSchema;
@@ -59,6 +59,28 @@ impl ZeroArg {
             ZeroArg::One => Some(Zero::One),
             ZeroArg::Two => Some(Zero::Two),
             ZeroArg::Three => Some(Zero::Three),
+        }
+    }
+}
+
+/// `--context-attention`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ContextAttentionArg {
+    /// Searched for sequences of at least 8,192 tokens, otherwise exchange
+    Auto,
+    /// Positions exchanged for heads by all-to-all (Ulysses)
+    Exchange,
+    /// Keys and values gathered; causal work balanced by zigzag positions
+    Gather,
+}
+
+impl ContextAttentionArg {
+    /// The collectives; `None` for a search.
+    pub fn attention(self) -> Option<ContextAttention> {
+        match self {
+            ContextAttentionArg::Auto => None,
+            ContextAttentionArg::Exchange => Some(ContextAttention::Exchange),
+            ContextAttentionArg::Gather => Some(ContextAttention::Gather),
         }
     }
 }

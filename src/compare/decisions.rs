@@ -83,6 +83,8 @@ pub enum ComparedDecision {
     ShardSize,
     /// The pipeline schedule.
     Schedule,
+    /// Collectives around attention on the context axis.
+    ContextAttention,
     /// Model chunks of each stage.
     Chunks,
     /// Overlap of gradient reductions.
@@ -114,6 +116,7 @@ impl ComparedDecision {
             ComparedDecision::Precision => "precision",
             ComparedDecision::Tensor => "mesh.tensor",
             ComparedDecision::Context => "mesh.context",
+            ComparedDecision::ContextAttention => "context_attention",
             ComparedDecision::Pipeline => "mesh.pipeline",
             ComparedDecision::Data => "mesh.data",
             ComparedDecision::GlobalBatch => "workload.global_batch",
@@ -154,6 +157,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(ComparedDecision, Value)> {
         precision,
         grad_reduce_dtype,
         mesh: Mesh { tensor, pipeline, data, context },
+        context_attention,
         workload: Workload { global_batch, sequence_length, micro_batch },
         zero,
         shard_size,
@@ -174,6 +178,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(ComparedDecision, Value)> {
         (Of::Precision, json!(precision)),
         (Of::Tensor, json!(tensor)),
         (Of::Context, json!(context)),
+        (Of::ContextAttention, json!(context_attention)),
         (Of::Pipeline, json!(pipeline)),
         (Of::Data, json!(data)),
         (Of::GlobalBatch, json!(global_batch)),

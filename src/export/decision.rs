@@ -1,7 +1,7 @@
 //! The decisions of a plan, and what becomes of them in another framework.
 
 use narrows_plan::graph::Grouping;
-use narrows_plan::{PipelineSchedule, Zero};
+use narrows_plan::{ContextAttention, PipelineSchedule, Zero};
 use serde_json::Value;
 
 use super::exported_plan::{ExportedPlan, Recomputation};
@@ -190,7 +190,10 @@ impl Decision {
             Decision::Precision => name(serde_json::json!(plan.precision)),
             Decision::GradReduceDtype => plan.grad_reduce_dtype.name().into(),
             Decision::Tensor => plan.mesh.tensor.to_string(),
-            Decision::Context => plan.mesh.context.to_string(),
+            Decision::Context => match plan.context_attention {
+                ContextAttention::Exchange => plan.mesh.context.to_string(),
+                ContextAttention::Gather => format!("{}, gather", plan.mesh.context),
+            },
             Decision::Pipeline => plan.mesh.pipeline.to_string(),
             Decision::Data => plan.mesh.data.to_string(),
             Decision::GlobalBatch => plan.workload.global_batch.to_string(),

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use narrows_plan::model::{AttentionMask, GatedProduct, Model};
 use narrows_plan::strategy::Baseline;
-use narrows_plan::{Executor, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero};
+use narrows_plan::{
+    ContextAttention, Executor, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero,
+};
 use serde_json::json;
 
 use super::common;
@@ -223,7 +225,11 @@ fn context(exported: &ExportedPlan) -> Translation {
     if parts == 1 {
         return Translation::implied();
     }
-    let options = [("context-parallel-size", json!(parts)), ("cp-comm-type", json!(["a2a"]))];
+    let collectives = match exported.plan.context_attention {
+        ContextAttention::Exchange => "a2a",
+        ContextAttention::Gather => "all_gather",
+    };
+    let options = [("context-parallel-size", json!(parts)), ("cp-comm-type", json!([collectives]))];
     match length.is_multiple_of(2 * parts) {
         true => Translation::exact(options),
         false => Translation::not_expressible(format!(

@@ -5,7 +5,9 @@
 
 use narrows_plan::model::{GatedProduct, Model};
 use narrows_plan::strategy::Baseline;
-use narrows_plan::{GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero};
+use narrows_plan::{
+    ContextAttention, GradReduceDtype, PipelineSchedule, PlanLayout, Precision, Zero,
+};
 use serde_json::json;
 
 use super::common;
@@ -267,12 +269,12 @@ fn precision(exported: &ExportedPlan) -> Translation {
 fn context(exported: &ExportedPlan) -> Translation {
     let parts = exported.plan.mesh.context;
     let options = [("parallelism.context_parallel_degree", json!(parts))];
-    match parts {
-        1 => Translation::exact(options),
-        _ => Translation::approximated(
+    match exported.plan.context_attention {
+        ContextAttention::Exchange if parts > 1 => Translation::approximated(
             options,
             "keys and values are gathered in place of exchanging heads",
         ),
+        _ => Translation::exact(options),
     }
 }
 

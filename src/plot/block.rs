@@ -228,6 +228,7 @@ fn boundary_lines(place: &str, value: &str) -> Vec<String> {
 fn copy_label(flow: &Flow, copy: usize, context: &Context) -> String {
     let layout = match flow.copies()[copy] {
         Layout::Heads => "split on heads",
+        Layout::Gathered => "all positions",
         _ if context.tensor_size() == 1 => "",
         Layout::Replicated => "replicated",
         Layout::Sharded(Dim::Feature) => "split on features",

@@ -1,7 +1,7 @@
 //! The pictures of a sweep: step time over one swept number with a line for each combination of the other values, and
 //! the throughput over two fields.
 
-use narrows_plan::{Plan, Zero};
+use narrows_plan::{ContextAttention, Plan, Zero};
 use serde_json::Value;
 
 use crate::errors::Problem;
@@ -217,6 +217,7 @@ fn throughput_map(
     let letters = [
         ("T: tensor axis", uses(|plan| plan.mesh.tensor > 1)),
         ("C: context axis", uses(|plan| plan.mesh.context > 1)),
+        ("g: gathered keys", uses(|plan| plan.context_attention == ContextAttention::Gather)),
         ("P: pipeline axis", uses(|plan| plan.mesh.pipeline > 1)),
         ("D: data axis", uses(|plan| plan.mesh.data > 1)),
         ("Z: stage of ZeRO", uses(|plan| plan.zero != Zero::Off)),

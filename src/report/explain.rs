@@ -1,6 +1,6 @@
 //! The explanation of a plan: its bottlenecks, and the costs of the alternatives.
 
-use narrows_plan::{Bytes, Mesh, Seconds};
+use narrows_plan::{Bytes, ContextAttention, Mesh, Seconds};
 use narrows_planner::{
     Bottleneck, ContextOutcome, Explanation, Infeasible, MemoryBinding, MemoryEvidence, MeshRow,
     Prediction, Request, Resource, SearchReport,
@@ -222,8 +222,10 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
     let has_context_axis = listed.iter().any(|row| row.mesh.context > 1);
     let row = |row: &&MeshRow| {
         let Mesh { tensor, pipeline, data, context } = row.mesh;
+        let gathers = row.context_attention == ContextAttention::Gather;
+        let mark = if gathers { "g" } else { "" };
         let mesh = match has_context_axis {
-            true => format!("{tensor} × {context} × {pipeline} × {data}"),
+            true => format!("{tensor} × {context}{mark} × {pipeline} × {data}"),
             false => format!("{tensor} × {pipeline} × {data}"),
         };
         let schedule = match row.chunks {
@@ -289,6 +291,7 @@ fn meshes(page: &mut Page, explanation: &Explanation, detail: Detail) {
 fn mesh_legend(listed: &[&MeshRow]) -> String {
     let has_context_axis = listed.iter().any(|row| row.mesh.context > 1);
     let has_chunks = listed.iter().any(|row| row.chunks.is_some());
+    let gathers = listed.iter().any(|row| row.context_attention == ContextAttention::Gather);
     let is_overlapped =
         listed.iter().any(|row| row.overlap_grad_reduce || row.overlap_tensor_collectives);
     let parts = [
@@ -296,6 +299,7 @@ fn mesh_legend(listed: &[&MeshRow]) -> String {
             true => "Mesh: tensor × context × pipeline × data",
             false => "Mesh: tensor × pipeline × data",
         }),
+        gathers.then_some("g: gathered keys and values"),
         has_chunks.then_some("in parentheses: model chunks per stage"),
         is_overlapped.then_some("overlap: collectives of the data axis, of activations, or both"),
     ];

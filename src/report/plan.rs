@@ -7,7 +7,8 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Program};
 use narrows_plan::{
-    Axis, Bytes, CheckedProgram, GradReduceDtype, Kernel, Plan, PlanLayout, ResolvedPlan,
+    Axis, Bytes, CheckedProgram, ContextAttention, GradReduceDtype, Kernel, Plan, PlanLayout,
+    ResolvedPlan,
 };
 use narrows_planner::SearchReport;
 use serde::Serialize;
@@ -180,6 +181,10 @@ impl<'a> PlanReport<'a> {
             ),
             ("mesh", format!("{}{zero}", plan.mesh)),
         ];
+        if plan.context_attention == ContextAttention::Gather {
+            let text = "keys and values gathered over the context axis, positions in zigzag order";
+            fields.push(("attention", text.into()));
+        }
         if plan.grad_reduce_dtype != GradReduceDtype::Fp32 {
             fields.push(("gradients", format!("reduced in {}", plan.grad_reduce_dtype.name())));
         }

@@ -2,7 +2,7 @@
 
 use indexmap::{IndexMap, IndexSet};
 use narrows_cost_model::TrainingRunEstimate;
-use narrows_plan::{Mesh, Plan, Seconds};
+use narrows_plan::{ContextAttention, Plan, Seconds};
 use narrows_planner::Prediction;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -138,9 +138,9 @@ impl<'a> WhatIfReport<'a> {
 
     /// The legend of the plans that the points have.
     fn plan_legend(&self, page: &mut Page) {
-        let any_mesh = |predicate: fn(&Mesh) -> bool| {
+        let any_plan = |predicate: fn(&Plan) -> bool| {
             self.points.iter().any(|point| match &point.result {
-                PointResult::Planned { decisions, .. } => predicate(&decisions.mesh),
+                PointResult::Planned { decisions, .. } => predicate(decisions),
                 PointResult::Failed { .. } => false,
             })
         };
@@ -148,10 +148,13 @@ impl<'a> WhatIfReport<'a> {
             return;
         }
         page.paragraph(PLAN_LEGEND);
-        if any_mesh(|mesh| mesh.context > 1) {
+        if any_plan(|plan| plan.mesh.context > 1) {
             page.paragraph(CONTEXT_LEGEND);
         }
-        if any_mesh(|mesh| mesh.pipeline > 1) {
+        if any_plan(|plan| plan.context_attention == ContextAttention::Gather) {
+            page.paragraph(GATHER_LEGEND);
+        }
+        if any_plan(|plan| plan.mesh.pipeline > 1) {
             page.paragraph(SCHEDULE_LEGEND);
         }
     }
@@ -333,6 +336,9 @@ const PLAN_LEGEND: &str = "T, P, D: devices along the tensor, pipeline and data 
 
 /// Legend of meshes with a context axis.
 const CONTEXT_LEGEND: &str = "C: devices along the context axis, which share each sequence.";
+
+/// Legend of gathered keys and values.
+const GATHER_LEGEND: &str = "Cg: keys and values are gathered over the context axis.";
 
 /// Legend of the schedules of pipelines.
 const SCHEDULE_LEGEND: &str = "Schedule of a pipeline: 1F1B; ZB: zero-bubble; v: interleaved, with this many model chunks per stage.";

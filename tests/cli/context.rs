@@ -27,6 +27,43 @@ fn plans_with_a_context_axis_are_written_and_proven() {
     }
 }
 
+/// More devices than heads share a sequence: keys and values are gathered.
+#[test]
+fn plans_that_gather_keys_are_written_and_proven() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plan = folder.path().join("plan.json");
+    let plan = plan.display();
+    let request = REQUEST.replace("--devices 4", "--devices 16");
+    for (tensor, context) in [(1, 16), (2, 8)] {
+        let flags = format!("--tensor {tensor} --context {context} --context-attention gather");
+        let planned = json(&format!("plan {request} {flags} --output {plan}"));
+        assert_eq!(planned["decisions"]["context_attention"], "gather");
+        let text = stdout(&format!("cost {plan}"));
+        assert!(text.contains("keys and values gathered over the context axis"), "{text}");
+        assert!(text.contains("AG") && text.contains("RS"), "{text}");
+        let numeric = json(&format!("check {plan} --numeric"));
+        assert_eq!(numeric["numeric"]["equal"], true, "{numeric}");
+    }
+}
+
+/// Frameworks with all-gather in place of the exchange take these plans as they are.
+#[test]
+fn plans_that_gather_keys_are_exported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plan = folder.path().join("plan.json");
+    let plan = plan.display();
+    let flags = "--devices 4 --tensor 1 --pipeline 1 --context 4 --global-batch 2 --zero one";
+    stdout(&format!("plan --model llama-60m {flags} --context-attention gather --output {plan}"));
+    for (framework, option) in [("megatron", "all_gather"), ("torchtitan", "= 4")] {
+        let exported = json(&format!("export {plan} --to {framework} --allow-loss"));
+        let rows = exported["decisions"].as_array().expect("decisions");
+        let row = rows.iter().find(|row| row["decision"] == "mesh.context").expect("a row");
+        assert_eq!((&row["fate"], &row["value"]), (&"exact".into(), &"4, gather".into()), "{row}");
+        let text = stdout(&format!("export {plan} --to {framework} --allow-loss --output -"));
+        assert!(text.contains(option), "{text}");
+    }
+}
+
 /// A step has the same loss whether sequences are sharded or not, and a run resumes under another mesh.
 #[test]
 fn every_context_axis_trains_alike() {
@@ -42,6 +79,7 @@ fn every_context_axis_trains_alike() {
         planned("whole.json", "--tensor 1 --context 1 --zero 0"),
         planned("context.json", "--tensor 1 --context 2 --zero 3"),
         planned("both.json", "--tensor 2 --context 2 --zero 1"),
+        planned("gather.json", "--tensor 1 --context 4 --zero 2 --context-attention gather"),
     ];
     let loss = |flags: &str| {
         let run = json(&format!("run {flags} --seed 3 --threads 1"));
@@ -58,7 +96,7 @@ fn every_context_axis_trains_alike() {
         loss(&format!("{} {begin} --checkpoint-dir {checkpoints}", plans[first]));
         loss(&format!("{} --steps 4 --checkpoint-dir {checkpoints} --resume", plans[second]))
     };
-    for (first, second) in [(1, 2), (2, 0)] {
+    for (first, second) in [(1, 2), (2, 0), (1, 3), (3, 0)] {
         let trained = resumed(first, second);
         assert!((trained / expected - 1.0).abs() < 1e-5, "{trained}, not {expected}");
     }
@@ -71,6 +109,19 @@ fn sizes_that_divide_nothing_are_refused() {
         (
             "--context 4 --tensor 4 --devices 16",
             "--context: tensor × context = 16 devices do not divide",
+        ),
+        ("--context 16 --devices 16 --tensor 1", "or --context-attention gather"),
+        (
+            "--context 4 --tensor 16 --devices 64 --context-attention gather",
+            "--context: tensor = 16 devices do not divide 8 query heads",
+        ),
+        (
+            "--context 128 --tensor 1 --devices 128 --context-attention gather",
+            "--context: 128 devices do not divide 128 positions into two equal chunks each",
+        ),
+        (
+            "--context 16 --devices 16 --tensor 1 --context-attention gather --grouping on",
+            "--context: queries are one tensor with keys and values",
         ),
         ("--context 0", "--context: 0 is not between 1 and"),
         ("--context 2 --data-parallel 4", "product of the fixed axes"),
@@ -90,9 +141,16 @@ fn edited_plans_are_refused_at_the_field() {
     let path = file.display();
     stdout(&format!("plan {REQUEST} --tensor 1 --context 2 --output {path}"));
     let text = std::fs::read_to_string(&file).expect("a plan");
-    for (size, problem) in [(3, "do not divide"), (16, "heads"), (0, "0 is not between 1 and")] {
+    let (exchange, gather) = ("exchange", "gather");
+    for (size, attention, problem) in [
+        (3, exchange, "do not divide"),
+        (16, exchange, "heads"),
+        (0, exchange, "0 is not between 1 and"),
+        (128, gather, "into two equal chunks each"),
+    ] {
         let mut plan: Value = serde_json::from_str(&text).expect("JSON");
         plan["mesh"]["context"] = size.into();
+        plan["context_attention"] = attention.into();
         std::fs::write(&file, plan.to_string()).expect("written");
         for command in ["check", "cost"] {
             let error = failure(&format!("{command} {path}"), 2);
@@ -109,4 +167,9 @@ fn sweeps_and_explanations_show_the_context_axis() {
     assert!(page.contains("C2") && page.contains("C: devices along the context axis"), "{page}");
     let page = stdout(&format!("explain {request} --context 2"));
     assert!(page.contains("Mesh: tensor × context × pipeline × data"), "{page}");
+    let gather = "--context 2 --context-attention gather";
+    let page = stdout(&format!("whatif {request} {gather} --sweep global_batch=2,4"));
+    assert!(page.contains("Cg2") && page.contains("Cg: keys and values are gathered"), "{page}");
+    let page = stdout(&format!("explain {request} {gather}"));
+    assert!(page.contains("g: gathered keys and values"), "{page}");
 }

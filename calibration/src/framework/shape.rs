@@ -273,6 +273,7 @@ impl DecoderShape<'_> {
                 head_dim: head,
                 input: DType::Bf16,
                 window: None,
+                query_parts: 1,
             }))],
         }
     }

@@ -21,9 +21,10 @@ const REFERENCE_HEAD_DIM: f64 = 128.0;
 
 /// The kernel of a backward pass.
 ///
-/// Captured graphs are those of this runtime. On GPUs it calls cuDNN, but within a sliding window, and along a tensor axis,
-/// whose devices must compute the same bits, it runs its own kernels, which compute the probabilities twice: seven GEMMs
-/// instead of the five that [`Attention::flops`] counts. That own kernels reach the rate of the curve is an assumption.
+/// Captured graphs are those of this runtime. On GPUs it calls cuDNN, but within a sliding window, for queries that are
+/// a part of a sequence, and along a tensor axis, whose devices must compute the same bits, it runs its own kernels,
+/// which compute the probabilities twice: seven GEMMs instead of the five that [`Attention::flops`] counts. That own
+/// kernels reach the rate of the curve is an assumption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BackwardKernel {
     /// cuDNN's or FlashAttention's, or a kernel that was measured as it runs.
@@ -33,15 +34,15 @@ enum BackwardKernel {
 }
 
 impl BackwardKernel {
-    /// The kernel that runs on `mesh`, with or without a sliding window. Measurements of attention on several devices are of
-    /// the kernel that runs there.
-    fn of(file: &ProfileFile, executor: Executor, mesh: &Mesh, has_window: bool) -> Self {
+    /// The kernel that runs on `mesh`, with or without a mask other than that of whole sequences. Measurements of
+    /// attention on several devices are of the kernel that runs there.
+    fn of(file: &ProfileFile, executor: Executor, mesh: &Mesh, is_masked: bool) -> Self {
         let measured = file.measured.iter().flat_map(|measured| &measured.points);
         let on_several_devices =
             |kernel: &Kernel, devices| devices > 1 && matches!(kernel, Kernel::Attention(_));
         let is_own = executor == Executor::Captured
             && file.links.library != CollectiveLibrary::SharedMemory
-            && (mesh.tensor > 1 || has_window)
+            && (mesh.tensor > 1 || is_masked)
             && !measured.into_iter().any(|point| on_several_devices(&point.kernel, point.devices));
         if is_own { BackwardKernel::Own } else { BackwardKernel::Measured }
     }
@@ -66,7 +67,8 @@ pub(super) struct AttentionPrice {
     forward: Vec<EfficiencyPoint>,
     backward: Vec<EfficiencyPoint>,
     backward_kernel: BackwardKernel,
-    windowed_backward_kernel: BackwardKernel,
+    /// The kernel within a sliding window, and of queries that are a part of a sequence.
+    masked_backward_kernel: BackwardKernel,
 }
 
 impl AttentionPrice {
@@ -74,7 +76,7 @@ impl AttentionPrice {
     pub(super) fn new(file: &ProfileFile, executor: Executor, mesh: &Mesh) -> Self {
         AttentionPrice {
             backward_kernel: BackwardKernel::of(file, executor, mesh, false),
-            windowed_backward_kernel: BackwardKernel::of(file, executor, mesh, true),
+            masked_backward_kernel: BackwardKernel::of(file, executor, mesh, true),
             ..AttentionPrice::measured(file)
         }
     }
@@ -91,7 +93,7 @@ impl AttentionPrice {
             forward: curve.forward.clone(),
             backward: curve.backward.clone(),
             backward_kernel: BackwardKernel::Measured,
-            windowed_backward_kernel: BackwardKernel::Measured,
+            masked_backward_kernel: BackwardKernel::Measured,
         }
     }
 
@@ -102,9 +104,9 @@ impl AttentionPrice {
     }
 
     fn backward_kernel(&self, attention: &Attention) -> BackwardKernel {
-        match attention.window {
-            Some(_) => self.windowed_backward_kernel,
-            None => self.backward_kernel,
+        match (attention.window, attention.query_parts) {
+            (None, 1) => self.backward_kernel,
+            _ => self.masked_backward_kernel,
         }
     }
 
@@ -124,10 +126,10 @@ impl AttentionPrice {
         let efficiency = interpolate(curve, equivalent_length(attention))
             * self.head_dim_efficiency(attention.head_dim);
         let work = gemm_ratio * attention.flops().0 / (peak * efficiency);
-        let rows = attention.sequences as f64 * attention.length as f64;
-        let heads = 2.0 * (attention.heads as f64 + attention.kv_heads as f64);
+        let [queries, keys] = [attention.queries(), attention.length].map(|rows| rows as f64);
+        let rows = 2.0 * (queries * attention.heads as f64 + keys * attention.kv_heads as f64);
         let width = attention.input.width() as f64 * attention.head_dim as f64;
-        let traffic = traffic_factor * rows * heads * width / self.bytes_per_s;
+        let traffic = traffic_factor * attention.sequences as f64 * rows * width / self.bytes_per_s;
         Seconds(self.start_s + work.max(traffic))
     }
 
@@ -142,7 +144,7 @@ impl AttentionPrice {
 fn equivalent_length(attention: &Attention) -> f64 {
     match attention.window {
         None => attention.length as f64,
-        Some(_) => 2.0 * attention.scores() / attention.length as f64 - 1.0,
+        Some(_) => 2.0 * attention.scores() / attention.queries() as f64 - 1.0,
     }
 }
 

@@ -1,14 +1,17 @@
-//! Transfer functions of attention. Tokens may be sharded by whole sequences. Features may be sharded by
-//! whole heads: all heads or, with fewer KV heads than devices, the query heads alone. Then every device
-//! reads one KV head, and the gradients of keys and values are partial. With a context axis, its devices have all
-//! positions of a part of the heads.
+//! Transfer functions of attention. Tokens may be sharded by whole sequences. Features may be sharded by whole heads:
+//! all heads or, with fewer KV heads than devices, the query heads alone. Then every device reads one KV head, and the
+//! gradients of keys and values are partial. With a context axis, its devices have all positions of a part of the
+//! heads, or the queries of their own positions with all keys and values, whose gradients are then partial over this
+//! axis.
 
+use crate::context::ContextAttention;
 use crate::kernel::{Attention, Direction};
 use crate::{DType, Dim};
 
 use super::error::{CheckResult, ensure};
 use super::lattice::{
-    AbstractState, AbstractValue, OperandWrite, PendingReduction, ShardedExtent, WriteTarget,
+    AbstractState, AbstractValue, ContextPart, OperandWrite, PendingReduction, ShardedExtent,
+    WriteTarget,
 };
 use super::operands::InstrOperands;
 use super::values::ForwardOpKind;
@@ -91,11 +94,16 @@ fn result_states(
             )
         })?;
     }
+    let gathered = attention.query_parts > 1;
+    let keys_over_context = if gathered { ContextPart::Whole } else { q.over_context };
     for state in &operands.reads[1..inputs] {
-        ensure(state.rows == q.rows && state.over_heads == q.over_heads, || {
+        ensure(state.rows == q.rows && state.over_context == keys_over_context, || {
             format!("reads queries {q} and keys or values {state}: their tokens do not match")
         })?;
     }
+    ensure(!gathered || q.columns.local(devices) == attention.heads * hd, || {
+        format!("reads queries {q} of some positions together with keys of all positions")
+    })?;
     // Whole width of keys and of values.
     let kv_width = match has_replicated_kv(operands, inputs) {
         true => (widths - q.columns.local(devices)) / 2,
@@ -108,11 +116,21 @@ fn result_states(
 }
 
 fn check_tokens(operands: &InstrOperands, attention: &Attention, q: &AbstractState) -> CheckResult {
-    let workload = &operands.checker.context.workload;
-    let has_all_positions = q.rows.sharded != Some(Dim::Position)
-        && (q.over_heads || operands.checker.context.mesh.context == 1);
-    ensure(has_all_positions, || {
+    let context = operands.checker.context;
+    let workload = &context.workload;
+    let query_parts = match q.over_context {
+        ContextPart::Positions => context.mesh.context,
+        _ => 1,
+    };
+    let has_all_keys = query_parts == 1 || context.context_attention == ContextAttention::Gather;
+    ensure(q.rows.sharded != Some(Dim::Position) && has_all_keys, || {
         "reads tokens sharded by position, but every position attends to all before it".into()
+    })?;
+    ensure(attention.query_parts == query_parts, || {
+        format!(
+            "has the queries of one of {} devices, but reads those of one of {query_parts}",
+            attention.query_parts
+        )
     })?;
     let sequences =
         workload.micro_batch / if q.rows.sharded.is_some() { operands.devices() } else { 1 };
@@ -181,8 +199,14 @@ fn backward(
     let writes = (0..inputs).map(|port| {
         let pending =
             if shared_kv && port > 0 { PendingReduction::Sum } else { PendingReduction::None };
-        let state =
-            operands.reads[port].with_value(graph.contribution(node, port)).with_pending(pending);
+        let read = operands.reads[port];
+        let over_context = match read.over_context {
+            ContextPart::Whole => ContextPart::Summand,
+            part => part,
+        };
+        let state = AbstractState { over_context, ..read }
+            .with_value(graph.contribution(node, port))
+            .with_pending(pending);
         OperandWrite { state, target: WriteTarget::Fresh }
     });
     Ok(writes.collect())

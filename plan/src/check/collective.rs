@@ -9,7 +9,8 @@ use crate::{Bytes, Dim, Layout};
 
 use super::error::{CheckResult, ensure, fault, fault_hint};
 use super::lattice::{
-    AbstractState, OperandWrite, PackedParts, PendingReduction, ShardedExtent, WriteTarget,
+    AbstractState, ContextPart, OperandWrite, PackedParts, PendingReduction, ShardedExtent,
+    WriteTarget,
 };
 use super::operands::InstrOperands;
 
@@ -28,7 +29,7 @@ pub(super) fn transfer(
     ensure(!operands.reads.is_empty(), || "has no operand".into())?;
     operands.check_arity(operands.reads.len()..=operands.reads.len(), operands.reads.len())?;
     if collective.axis == Axis::Context {
-        return exchange_heads(operands, collective);
+        return over_context(operands, collective);
     }
     for port in 0..operands.reads.len() {
         check_operand(operands, collective, port)?;
@@ -51,36 +52,45 @@ pub(super) fn transfer(
     Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
 }
 
-/// An all-to-all over the context axis: the features of each position for all positions of a part of the features, or
-/// back.
-fn exchange_heads(
+/// A collective around attention over the context axis: an all-to-all of the features of each position for all
+/// positions of a part of the features, or back; an all-gather of all positions; or a reduce-scatter of their
+/// gradients.
+fn over_context(
     operands: &mut InstrOperands,
     collective: &CollectiveOp,
 ) -> CheckResult<Vec<OperandWrite>> {
-    const POSITIONS: Layout = Layout::Sharded(Dim::Position);
-    const FEATURES: Layout = Layout::Sharded(Dim::Feature);
+    use ContextPart::{Features, Positions, Summand, Whole};
     let context = operands.checker.context;
     ensure(operands.reads.len() == 1, || "moves more than one tensor".into())?;
     operands.check_all_reduced()?;
     operands.check_no_pending_norm()?;
     let state = operands.reads[0];
-    let layout = if state.over_heads { FEATURES } else { POSITIONS };
-    let fits = [(POSITIONS, FEATURES), (FEATURES, POSITIONS)]
-        .contains(&(collective.from, collective.to))
-        && collective.from == layout;
-    ensure(fits, || {
-        format!(
-            "turns {} from {} into {} over the context axis, over which it is {layout}",
-            operands.operand_name(0),
-            collective.from,
-            collective.to
-        )
-    })?;
+    let part = |layout| match layout {
+        Layout::Sharded(Dim::Position) => Some(Positions),
+        Layout::Sharded(Dim::Feature) => Some(Features),
+        Layout::Replicated => Some(Whole),
+        Layout::Partial => Some(Summand),
+        _ => None,
+    };
+    let to = match (part(collective.from), part(collective.to)) {
+        (Some(Positions), Some(to @ (Features | Whole))) if state.over_context == Positions => to,
+        (Some(Features), Some(Positions)) if state.over_context == Features => Positions,
+        (Some(Summand), Some(Positions)) if state.over_context == Summand => Positions,
+        _ => {
+            return fault(format!(
+                "turns {} from {} into {} over the context axis, but it is {state}",
+                operands.operand_name(0),
+                collective.from,
+                collective.to
+            ));
+        }
+    };
     ensure(state.rows.sharded.is_none(), || {
         format!("reads tokens that the tensor axis shards too ({state})")
     })?;
     check_packed(operands, collective)?;
-    let bytes = state.extent(context).bytes() * context.mesh.context;
+    let whole = AbstractState { over_context: Whole, ..state };
+    let bytes = whole.extent(context).bytes();
     ensure((collective.payload, collective.statistic) == (bytes, Bytes(0)), || {
         format!(
             "declares {} bytes of payload and {} of statistics, but its tensors have {}",
@@ -88,7 +98,7 @@ fn exchange_heads(
         )
     })?;
     let packed = packed_parts(operands, Axis::Context, collective.from);
-    let state = AbstractState { packed, over_heads: !state.over_heads, ..state };
+    let state = AbstractState { packed, over_context: to, ..state };
     Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
 }
 
@@ -103,7 +113,7 @@ fn check_packed(operands: &InstrOperands, collective: &CollectiveOp) -> CheckRes
 /// The parts to pack before the collective, or to unpack after it, for shards that are not contiguous in memory.
 fn packed_parts(operands: &InstrOperands, axis: Axis, layout: Layout) -> Option<PackedParts> {
     let Layout::Sharded(dim) = layout else { return None };
-    let contiguous = dim != Dim::Feature && operands.checker.context.tokens_contiguous(dim);
+    let contiguous = dim != Dim::Feature && operands.checker.context.tokens_contiguous(dim, axis);
     (!contiguous).then_some(PackedParts { dim, axis })
 }
 

@@ -55,10 +55,22 @@ pub(super) struct AbstractState {
     pub pending_norm: Option<ForwardValueId>,
     /// The parts that are packed one after the other, before or after a collective.
     pub packed: Option<PackedParts>,
-    /// Whether each device of the context axis has all positions of a part of the features, instead of all features of
-    /// its positions, of which `rows` counts the tokens.
-    pub over_heads: bool,
+    /// The part of each device of the context axis. `rows` counts the tokens of the positions of one device.
+    pub over_context: ContextPart,
     pub dtype: DType,
+}
+
+/// The part of a tensor that each device of the context axis has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ContextPart {
+    /// All features of its positions.
+    Positions,
+    /// All positions of a part of the features.
+    Features,
+    /// All positions and features.
+    Whole,
+    /// A summand of all positions and features.
+    Summand,
 }
 
 /// Parts of a tensor that are contiguous in memory, one for each member of a device group.
@@ -117,7 +129,7 @@ impl AbstractState {
             pending: PendingReduction::None,
             pending_norm: None,
             packed: None,
-            over_heads: false,
+            over_context: ContextPart::Positions,
             dtype,
         }
     }
@@ -158,17 +170,20 @@ impl AbstractState {
     /// Extent on one device.
     pub fn extent(&self, context: &Context) -> Extent {
         let devices = context.tensor_size();
-        let exchanged = self.exchanged_parts(context);
+        let places = match self.over_context {
+            ContextPart::Positions => 1,
+            _ => context.mesh.context,
+        };
         Extent {
-            rows: self.rows.local(devices) * exchanged,
-            columns: self.columns.local(devices) / exchanged,
+            rows: self.rows.local(devices) * places,
+            columns: self.columns.local(devices) / self.exchanged_parts(context),
             dtype: self.dtype,
         }
     }
 
     /// Parts of the features over the context axis.
     pub fn exchanged_parts(&self, context: &Context) -> u64 {
-        if self.over_heads { context.mesh.context } else { 1 }
+        if self.over_context == ContextPart::Features { context.mesh.context } else { 1 }
     }
 
     /// Whether both have the same extent and layout.
@@ -177,7 +192,7 @@ impl AbstractState {
             && self.columns == other.columns
             && self.pending == other.pending
             && self.packed == other.packed
-            && self.over_heads == other.over_heads
+            && self.over_context == other.over_context
             && self.dtype == other.dtype
     }
 
@@ -238,8 +253,11 @@ impl std::fmt::Display for AbstractState {
         if self.pending_norm.is_some() {
             write!(f, ", norm division pending")?;
         }
-        if self.over_heads {
-            write!(f, ", features over the context axis")?;
+        match self.over_context {
+            ContextPart::Positions => {}
+            ContextPart::Features => write!(f, ", features over the context axis")?,
+            ContextPart::Whole => write!(f, ", whole on the context axis")?,
+            ContextPart::Summand => write!(f, ", partial over the context axis")?,
         }
         if let Some(parts) = self.packed {
             write!(f, ", packed by {parts}")?;

@@ -14,6 +14,8 @@
 //!   equals the original, and a reshard does not change a value;
 //! - **rows** (tokens; input features of a weight) and **columns** (features): the whole size, and
 //!   whether the tensor axis shards the side, by features, sequences or positions;
+//! - **part on the context axis**: a device's positions, all positions of a part of the features, all positions, or a
+//!   summand of these;
 //! - **pending reduction** over the tensor axis: none, a sum or a maximum. The axis either shards one
 //!   side, or leaves the matrix partial, or replicates it;
 //! - **pending norm**: the statistic of the norm whose division is still pending;
@@ -24,8 +26,9 @@
 //! - *GEMMs* contract sides of equal size and equal sharding. A sharded contraction gives a partial sum; a
 //!   partial operand gives a partial result where nothing else is sharded. `dW = Xᵀ·dY` contracts tokens:
 //!   the result is partial over the tensor axis where tokens are sharded, and always over the data axis.
-//! - *Attention* needs whole heads, replicated or sharded, and refuses tokens sharded by positions. With
-//!   sharded queries and replicated keys and values, the gradients of the latter are partial.
+//! - *Attention* needs whole heads, replicated or sharded, and refuses tokens sharded by positions. With sharded
+//!   queries and replicated keys and values, the gradients of the latter are partial. On a context axis, queries of a
+//!   device's positions need keys and values of all positions, whose gradients are partial over this axis.
 //! - *Fused ops* that are not linear refuse partial operands. A statistic over sharded features is
 //!   partial; the online norm leaves its division pending; the latent that divides needs the reduced
 //!   statistic of the same norm.
@@ -178,9 +181,10 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
             work.global_batch, work.micro_batch, mesh.data
         ));
     }
-    if !work.sequence_length.is_multiple_of(mesh.context) {
+    let parts = context.context_attention.position_parts(&mesh);
+    if !work.sequence_length.is_multiple_of(parts) {
         return fault(format!(
-            "{} positions of a sequence do not divide over {} devices of the context axis",
+            "{} positions of a sequence do not divide into {parts} parts over {} devices of the context axis",
             work.sequence_length, mesh.context
         ));
     }

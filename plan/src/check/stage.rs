@@ -11,7 +11,8 @@ use crate::program::{
 
 use super::error::{CheckErrors, CheckFault, CheckResult, ensure, fault, fault_hint};
 use super::lattice::{
-    AbstractState, AbstractValue, ForwardValueId, OperandWrite, ShardedExtent, WriteTarget,
+    AbstractState, AbstractValue, ContextPart, ForwardValueId, OperandWrite, ShardedExtent,
+    WriteTarget,
 };
 use super::memory::ByteOwners;
 use super::shards;
@@ -238,8 +239,8 @@ impl<'a> StageChecker<'a> {
             format!("reads `{}`, which is packed for a collective", buffer.name)
         })?;
         let accepts_heads = accepts_packed || matches!(instr.action, Action::Attention(_));
-        ensure(accepts_heads || !state.over_heads, || {
-            format!("reads `{}`, whose features are divided over the context axis", buffer.name)
+        ensure(accepts_heads || state.over_context == ContextPart::Positions, || {
+            format!("reads `{}` ({state}), but needs the positions of one device", buffer.name)
         })?;
         let state =
             if self.reads_transposed_table(instr, port) { state.transposed() } else { state };

@@ -1,6 +1,6 @@
 //! The context of a plan file, whose sizes are checked.
 
-use crate::context::{Context, PipelineSchedule, Zero};
+use crate::context::{Context, ContextAttention, PipelineSchedule, Zero};
 use crate::{Defect, Defects};
 
 use super::Plan;
@@ -88,12 +88,21 @@ impl Plan {
             );
             defects.push(Defect::new("workload.global_batch", problem));
         }
-        if !self.workload.sequence_length.is_multiple_of(self.mesh.context) {
+        let length = self.workload.sequence_length;
+        if !self.context_attention.divides_positions(&self.mesh, length) {
+            let chunks = match self.context_attention {
+                ContextAttention::Exchange => "evenly",
+                ContextAttention::Gather => "into two equal chunks each",
+            };
             let problem = format!(
-                "{} devices do not divide the {} positions of a sequence evenly",
-                self.mesh.context, self.workload.sequence_length
+                "{} devices do not divide the {length} positions of a sequence {chunks}",
+                self.mesh.context
             );
             defects.push(Defect::new("mesh.context", problem));
+        }
+        if self.mesh.context == 1 && self.context_attention != ContextAttention::Exchange {
+            let problem = "is set, but the mesh has no context axis";
+            defects.push(Defect::new("context_attention", problem).hint("omit it"));
         }
         if defects.0.is_empty() {
             let microbatches = self.workload.microbatches(&self.mesh);
@@ -122,6 +131,7 @@ impl Plan {
             defects.push(Defect::new("grad_reduce_dtype", problem).hint(hint));
         }
         let context = Context {
+            context_attention: self.context_attention,
             grad_reduce_dtype: self.grad_reduce_dtype,
             shard_size: self.shard_size(),
             schedule: self.schedule,

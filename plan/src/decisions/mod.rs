@@ -12,7 +12,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::context::{PipelineSchedule, Zero};
+use crate::context::{ContextAttention, PipelineSchedule, Zero};
 use crate::graph::Grouping;
 use crate::mesh::{Mesh, Workload};
 use crate::strategy::Strategy;
@@ -44,6 +44,10 @@ pub struct Plan {
     pub grad_reduce_dtype: GradReduceDtype,
     /// The device mesh.
     pub mesh: Mesh,
+    /// The collectives around attention on the context axis, and with them the order of positions; absent for
+    /// `exchange`.
+    #[serde(default, skip_serializing_if = "ContextAttention::is_default")]
+    pub context_attention: ContextAttention,
     /// The work of a step.
     pub workload: Workload,
     /// Sharding of optimizer states, gradients and weights over the data axis.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::context::Context;
+use crate::context::{Context, ContextAttention};
 use crate::graph::{
     BlockShape, BoundaryTensor, Segment, ValueId, block_segment, embedding_segment, head_segment,
 };
@@ -68,7 +68,7 @@ impl Plan {
         if context.workload.sequence_length > model.max_sequence_length {
             return Err(sequence_too_long(&context, model).into());
         }
-        if !context.mesh.divides_heads(model) {
+        if !context.context_attention.divides_heads(&context.mesh, model) {
             return Err(heads_do_not_divide(&context, model).into());
         }
         let shapes = BlockShape::all(model);
@@ -148,14 +148,22 @@ impl ResolvedPlan {
 }
 
 fn heads_do_not_divide(context: &Context, model: &Model) -> Defect {
-    let Context { mesh, .. } = context;
+    let Context { mesh, context_attention, .. } = context;
+    let (field, axes, hint) = match context_attention {
+        ContextAttention::Exchange => (
+            "mesh.context",
+            "tensor × context",
+            "a smaller context or tensor axis, or the context_attention `gather`",
+        ),
+        ContextAttention::Gather => ("mesh.tensor", "tensor", "a smaller tensor axis"),
+    };
     let problem = format!(
-        "attention divides {} query heads and {} KV heads evenly over tensor × context = {} devices",
+        "attention divides {} query heads and {} KV heads evenly over {axes} = {} devices",
         model.heads,
         model.kv_heads,
-        mesh.tensor * mesh.context
+        context_attention.head_parts(mesh)
     );
-    Defect::new("mesh.context", problem).hint("a smaller context or tensor axis")
+    Defect::new(field, problem).hint(hint)
 }
 
 fn sequence_too_long(context: &Context, model: &Model) -> Defect {

@@ -41,7 +41,7 @@ pub(super) fn activation(width: u64, layout: Layout, context: &Context) -> Exten
 /// With `statistic`, the all-reduce reduces the statistic of an online norm in the same launch. An
 /// all-reduce works in place: `Before` and `After` are then one buffer.
 ///
-/// Attention's heads are exchanged for positions over the context axis, before or after the reshard over the tensor axis.
+/// The collectives of attention over the context axis run before or after the reshard over the tensor axis.
 pub(super) fn reshard(
     width: u64,
     from: Layout,
@@ -50,8 +50,8 @@ pub(super) fn reshard(
     context: &Context,
 ) -> Option<Vec<InstrTemplate>> {
     let by_position = context.heads_by_position();
-    let exchanges_heads = (from == Layout::Heads) != (to == Layout::Heads);
-    if !exchanges_heads || from == by_position || to == by_position {
+    let over_context = |layout| matches!(layout, Layout::Heads | Layout::Gathered);
+    if over_context(from) == over_context(to) || from == by_position || to == by_position {
         return single_reshard(width, (from, to), statistic, context);
     }
     let mut first = single_reshard(width, (from, by_position), false, context)?;
@@ -85,7 +85,7 @@ fn single_reshard(
     statistic: bool,
     context: &Context,
 ) -> Option<Vec<InstrTemplate>> {
-    use Layout::{Heads, Partial, Replicated, Sharded};
+    use Layout::{Gathered, Heads, Partial, Replicated, Sharded};
     if from == to {
         return Some(vec![]);
     }
@@ -100,13 +100,15 @@ fn single_reshard(
         (Partial, Replicated) => return Some(vec![all_reduce(before, after, statistic, context)]),
         (_, Heads) => (Axis::Context, (positions, heads), CollectiveFunction::AllToAll),
         (Heads, _) => (Axis::Context, (heads, positions), CollectiveFunction::AllToAll),
+        (_, Gathered) => (Axis::Context, (positions, Replicated), CollectiveFunction::AllGather),
+        (Gathered, _) => (Axis::Context, (Partial, positions), CollectiveFunction::ReduceScatter),
         (Partial, Sharded(_)) => (Axis::Tensor, (from, to), CollectiveFunction::ReduceScatter),
         (Sharded(_), Replicated) => (Axis::Tensor, (from, to), CollectiveFunction::AllGather),
         (Sharded(_), Sharded(_)) => (Axis::Tensor, (from, to), CollectiveFunction::AllToAll),
         (Replicated, Replicated) => return Some(vec![]),
     };
-    let pack = packed_dim(on_axis.1, context);
-    let unpack = packed_dim(on_axis.0, context);
+    let pack = packed_dim(on_axis.1, axis, context);
+    let unpack = packed_dim(on_axis.0, axis, context);
     let mut templates = vec![];
     let mut source = before;
     if let Some(dim) = pack {
@@ -120,7 +122,7 @@ fn single_reshard(
         after
     };
     let payload = match axis {
-        Axis::Context => before.extent.bytes() * context.mesh.context,
+        Axis::Context => before.extent.bytes().min(after.extent.bytes()) * context.mesh.context,
         _ => activation_bytes(width, Replicated, context),
     };
     let bytes = (payload, Bytes(0));
@@ -140,9 +142,9 @@ fn single_reshard(
 
 /// The dimension to pack by before the collective, or to unpack by after it; `None` for shards that are
 /// contiguous already.
-fn packed_dim(layout: Layout, context: &Context) -> Option<Dim> {
+fn packed_dim(layout: Layout, axis: Axis, context: &Context) -> Option<Dim> {
     let Layout::Sharded(dim) = layout else { return None };
-    let contiguous = dim != Dim::Feature && context.tokens_contiguous(dim);
+    let contiguous = dim != Dim::Feature && context.tokens_contiguous(dim, axis);
     (!contiguous).then_some(dim)
 }
 

@@ -29,6 +29,7 @@ pub use baseline::Baseline;
 pub use boundary::{BoundaryLayout, boundary_layouts};
 pub(crate) use flow::flows;
 pub use flow::{Flow, Save, backward_reads_input, backward_reads_output, flow_is_legal};
+pub use op_choices::has_separate_queries;
 pub(crate) use op_choices::op_choices;
 pub use parameters::{OpParameters, op_parameters};
 pub use rules::{NormRule, Recompute, Rules, WeightRule};

@@ -1,6 +1,6 @@
 //! Enumerates the legal strategies of an op.
 
-use crate::context::Context;
+use crate::context::{Context, ContextAttention};
 use crate::graph::{AttentionOp, LatentOp, LinearForm, LinearOp, Op, OpNode, Segment};
 use crate::{Dim, EdgeLayout};
 
@@ -20,9 +20,8 @@ pub(crate) fn op_choices(
     let devices = context.tensor_size();
     let ports = (node.inputs.len(), node.outputs.len());
     let mut choices = ChoiceList { ports, list: vec![] };
-    // Every position attends to all before it, so devices along the context axis exchange positions for heads.
     if context.mesh.context > 1 && matches!(node.op, Op::Attention(_)) {
-        choices.uniform(Strategy::Heads, EdgeLayout::HEADS);
+        context_attention_choice(segment, node, context, &mut choices);
         return choices.list;
     }
     let replicable = weights == WeightRule::Any || devices == 1 || !holds_matrix(&node.op);
@@ -108,6 +107,38 @@ fn latent_choices(latent: &LatentOp, devices: u64, choices: &mut ChoiceList) {
     }
 }
 
+/// The strategy of attention on a context axis. Every position attends to all before it, so that the devices of the
+/// axis exchange positions for heads, or gather keys and values. Queries that are a part of the same tensor cannot
+/// stay.
+fn context_attention_choice(
+    segment: &Segment,
+    node: &OpNode,
+    context: &Context,
+    choices: &mut ChoiceList,
+) {
+    match context.context_attention {
+        ContextAttention::Exchange => choices.uniform(Strategy::Heads, EdgeLayout::HEADS),
+        ContextAttention::Gather if has_separate_query(segment, node) => {
+            let by_position = context.heads_by_position();
+            let queries = EdgeLayout::new(by_position, by_position);
+            let mut inputs = vec![EdgeLayout::GATHERED; node.inputs.len()];
+            inputs[0] = queries;
+            choices.add(Strategy::Heads, inputs, vec![queries]);
+        }
+        ContextAttention::Gather => {}
+    }
+}
+
+/// Whether the queries of attention are a tensor without keys and values, which gathered keys need.
+pub fn has_separate_queries(segment: &Segment) -> bool {
+    let mut attentions = segment.ops.iter().filter(|node| matches!(node.op, Op::Attention(_)));
+    attentions.all(|node| has_separate_query(segment, node))
+}
+
+fn has_separate_query(segment: &Segment, node: &OpNode) -> bool {
+    segment.value(node.inputs[0]).sections.len() == 1 && node.inputs.len() > 1
+}
+
 fn attention_choices(
     attention: &AttentionOp,
     segment: &Segment,
@@ -124,8 +155,7 @@ fn attention_choices(
     }
     // Fewer KV heads than devices: each device attends with its own query heads to all keys and values,
     // whose gradients are therefore partial.
-    let separate_query = segment.value(node.inputs[0]).sections.len() == 1;
-    if separate_query && node.inputs.len() > 1 && devices.is_multiple_of(attention.kv_heads) {
+    if has_separate_query(segment, node) && devices.is_multiple_of(attention.kv_heads) {
         let mut inputs = vec![EdgeLayout::GRADIENT_PARTIAL; node.inputs.len()];
         inputs[0] = FEATURES;
         choices.add(Strategy::SharedKv, inputs, vec![FEATURES]);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::context::Context;
+use crate::context::{Context, ContextAttention};
 use crate::graph::{OpId, Segment, SegmentKind, ValueId};
 use crate::{Dim, Layout};
 
@@ -76,7 +76,8 @@ impl TiedWeightLayout {
 pub struct AlternativesContext {
     tensor: u64,
     token_dim: Option<Dim>,
-    has_context_axis: bool,
+    /// `None` without a context axis.
+    context_attention: Option<ContextAttention>,
 }
 
 impl AlternativesContext {
@@ -85,7 +86,7 @@ impl AlternativesContext {
         AlternativesContext {
             tensor: context.tensor_size(),
             token_dim: context.token_dim(),
-            has_context_axis: context.mesh.context > 1,
+            context_attention: (context.mesh.context > 1).then_some(context.context_attention),
         }
     }
 }

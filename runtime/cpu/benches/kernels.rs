@@ -10,10 +10,11 @@ use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use narrows_cpu::kernels::{
     self, AdamWStep, AttentionGradients, AttentionSaved, AttentionShape, GatedProductSaved,
-    MatrixView, MatrixViewMut, Parallel, ParameterState, PositionRange, ReducedStatistics, RmsNorm,
+    MatrixView, MatrixViewMut, Parallel, ParameterState, ReducedStatistics, RmsNorm,
     RmsNormGradients, RmsNormSaved, RopeTable, WriteMode,
 };
 use narrows_plan::model::{Activation, GatedProduct, Rope};
+use narrows_runtime::session::PositionRuns;
 
 const TOKENS: usize = 1024;
 const LENGTH: usize = 256;
@@ -24,6 +25,7 @@ const VOCABULARY: usize = 32_000;
 const SHAPE: AttentionShape = AttentionShape {
     sequences: TOKENS / LENGTH,
     length: LENGTH,
+    queries: PositionRuns::consecutive(0, LENGTH),
     heads: 8,
     kv_heads: 8,
     head_dim: 64,
@@ -213,7 +215,7 @@ fn gated_product_swiglu_backward<const N: usize>(bencher: Bencher<'_, '_>) {
 fn rope_forward<const N: usize>(bencher: Bencher<'_, '_>) {
     let mut x = elements(TOKENS * D);
     let table = RopeTable::new(LENGTH, 64, &Rope::plain(10_000.0, 64));
-    let positions = PositionRange { first: 0, count: LENGTH };
+    let positions = PositionRuns::consecutive(0, LENGTH);
     run(bencher.counter(fused_bytes(2, D)), N, |parallel| {
         kernels::rope_forward(MatrixViewMut::new(&mut x, TOKENS, D), &table, positions, parallel);
     });

@@ -2,12 +2,12 @@
 //! reference, for random plans.
 
 use narrows_plan::model::{self, LinearKind, Model, WeightId};
-use narrows_plan::{CheckedProgram, Precision, lower};
+use narrows_plan::{CheckedProgram, lower};
 use narrows_reference::{GRADIENT_TOLERANCE, Miniature};
 use narrows_runtime::session::{Session, StepInput};
 use narrows_runtime::{RunError, count_step};
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
-use narrows_test_support::small_models::{small_context, small_models};
+use narrows_test_support::small_models::{small_cpu_context, small_models};
 
 fn open(model: &Model, program: CheckedProgram) -> Result<Session, RunError> {
     narrows_cpu::session(model, program, 1)
@@ -20,7 +20,7 @@ fn counts_and_memory_equal_those_of_the_program() {
     let mut plans = 0;
     while plans < 40 {
         let model = rng.pick(&models).unwrap().clone();
-        let context = small_context(&mut rng, Precision::Fp32);
+        let context = small_cpu_context(&mut rng);
         let Some(plan) = draw_plan(&mut rng, &model, context) else { continue };
         plans += 1;
         let miniature = Miniature::new(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
@@ -49,7 +49,7 @@ fn miniatures_of_random_plans_agree_with_the_reference() {
     let (mut plans, mut worst) = (0, 0.0_f64);
     while plans < 30 {
         let model = rng.pick(&models).unwrap().clone();
-        let context = small_context(&mut rng, Precision::Fp32);
+        let context = small_cpu_context(&mut rng);
         let Some(plan) = draw_plan(&mut rng, &model, context) else { continue };
         plans += 1;
         let miniature = Miniature::new(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
@@ -80,7 +80,7 @@ fn a_different_epsilon_is_detected() {
     let model = model::presets::find("cola-tiny").unwrap();
     let mut rng = TestRng::new(31);
     let plan = loop {
-        let context = small_context(&mut rng, Precision::Fp32);
+        let context = small_cpu_context(&mut rng);
         if let Some(plan) = draw_plan(&mut rng, &model, context) {
             break plan;
         }
@@ -100,7 +100,7 @@ fn exchanged_weights_are_detected() {
     let mut rng = TestRng::new(37);
     let mut plans = 0;
     for _ in 0..40 {
-        let context = small_context(&mut rng, Precision::Fp32);
+        let context = small_cpu_context(&mut rng);
         let Some(plan) = draw_plan(&mut rng, &model, context) else { continue };
         let miniature = Miniature::new(&plan, &model).unwrap();
         let mut program = lower(&miniature.plan.resolve(&miniature.model).unwrap());

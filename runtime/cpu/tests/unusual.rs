@@ -6,7 +6,7 @@ use narrows_plan::{CheckedProgram, Context, Mesh, Precision, Workload};
 use narrows_reference::Miniature;
 use narrows_runtime::RunError;
 use narrows_runtime::session::Session;
-use narrows_test_support::plans::{TestRng, draw_plan, draw_zero, to_json};
+use narrows_test_support::plans::{TestRng, draw_plan, draw_zero, peek_context_attention, to_json};
 use narrows_test_support::small_models::{pick_copied, unusual_model};
 
 fn open(model: &Model, program: CheckedProgram) -> Result<Session, RunError> {
@@ -27,7 +27,9 @@ fn context(rng: &mut TestRng, model: &Model) -> Context {
     let sequence_length = mesh.context * pick_copied(rng, &[1, 2, 3, 7, 8]);
     let workload = Workload { global_batch, sequence_length, micro_batch };
     let (zero, shard_size) = draw_zero(rng, mesh.replicas());
-    Context { shard_size, ..Context::new(mesh, workload, Precision::Fp32, zero) }
+    let context_attention = peek_context_attention(rng);
+    let context = Context::new(mesh, workload, Precision::Fp32, zero);
+    Context { shard_size, context_attention, ..context }
 }
 
 #[test]

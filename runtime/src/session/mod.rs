@@ -15,12 +15,14 @@
 //! | `slices` | what one device holds of a parameter, for checkpoints that all processes write |
 //! | `sharded_parameter` | which elements of which logical parameters a buffer holds |
 //! | `coordinates` | positions on the mesh and members of device groups |
+//! | `position_runs` | the positions of a sequence that a device has |
 //! | `token_rows` | the tokens that a device computes on |
 
 mod coordinates;
 mod engine;
 mod exact_step;
 mod model_program;
+mod position_runs;
 mod sharded_parameter;
 mod slices;
 mod step_result;
@@ -46,6 +48,7 @@ use crate::time_breakdown::InstructionSpan;
 pub use coordinates::{MeshCoordinates, collective_groups, peers};
 pub use engine::{Engine, OptimizerUpdate, StepRequest, StepTask};
 pub use model_program::ModelProgram;
+pub use position_runs::PositionRuns;
 pub use slices::{LocalSlice, TensorSlice, saved_elements};
 pub use step_result::{DeviceStep, LocalStepResult, StepResult};
 pub use targets::IGNORED_TARGET;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use narrows_plan::{Axis, Context, Dim};
 
 use super::coordinates::MeshCoordinates;
+use super::position_runs::PositionRuns;
 
 /// The tokens of a microbatch that the rows of a buffer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,11 +13,9 @@ pub struct TokenRows {
     /// Number of sequences.
     pub sequences: usize,
     /// Positions of each sequence.
-    pub positions: usize,
+    pub positions: PositionRuns,
     /// First sequence, counted from the first of the microbatch.
     pub first_sequence: usize,
-    /// First position.
-    pub first_position: usize,
 }
 
 impl TokenRows {
@@ -26,25 +25,23 @@ impl TokenRows {
         let work = &context.workload;
         let whole = TokenRows {
             sequences: work.micro_batch as usize,
-            positions: work.sequence_length as usize,
+            positions: PositionRuns::consecutive(0, work.sequence_length as usize),
             first_sequence: 0,
-            first_position: 0,
         };
         if rows == work.tokens() {
             return whole;
         }
-        let positions = context.positions() as usize;
         let place = coordinates.position(Axis::Context, &context.mesh) as usize;
-        let whole = TokenRows { positions, first_position: positions * place, ..whole };
+        let whole = TokenRows { positions: PositionRuns::at_place(context, place), ..whole };
         if rows == context.tokens() {
             return whole;
         }
         let (devices, index) = (context.tensor_size() as usize, coordinates.tensor as usize);
         match context.token_dim() {
             Some(Dim::Position) => {
-                let positions = whole.positions / devices;
-                let first_position = whole.first_position + positions * index;
-                TokenRows { positions, first_position, ..whole }
+                let count = whole.positions.count / devices;
+                let positions = whole.positions.rows(count * index..count * (index + 1));
+                TokenRows { positions, ..whole }
             }
             _ => {
                 let sequences = whole.sequences / devices;
@@ -53,7 +50,7 @@ impl TokenRows {
         }
     }
 
-    /// For each sequence, the range of its positions among the ids of a step.
+    /// For each run of positions of each sequence, its range among the ids of a step, in the order of the rows.
     pub fn id_ranges(
         &self,
         context: &Context,
@@ -65,10 +62,9 @@ impl TokenRows {
         let first =
             (coordinates.batch_part(&context.mesh) * microbatches + microbatch) * work.micro_batch;
         let length = work.sequence_length as usize;
-        (0..rows.sequences).map(move |row| {
-            let sequence = first as usize + rows.first_sequence + row;
-            let start = sequence * length + rows.first_position;
-            start..start + rows.positions
+        (0..rows.sequences).flat_map(move |row| {
+            let start = (first as usize + rows.first_sequence + row) * length;
+            rows.positions.runs().map(move |run| start + run.start..start + run.end)
         })
     }
 }

@@ -2,7 +2,8 @@
 
 use indexmap::IndexMap;
 use narrows_plan::graph::{
-    BlockShape, Grouping, OpId, Segment, ValueId, block_segment, embedding_segment, head_segment,
+    BlockShape, Grouping, OpId, Segment, ValueId, block_segment, effective_grouping,
+    embedding_segment, head_segment,
 };
 use narrows_plan::model::{self, Model};
 use narrows_plan::program::Program;
@@ -12,9 +13,9 @@ use narrows_plan::strategy::{
     backward_reads_input, backward_reads_output, boundary_layouts, flow_is_legal,
 };
 use narrows_plan::{
-    BlockDecisions, BlockRun, Context, EdgeLayout, GradReduceDtype, Mesh, PLAN_FORMAT,
-    PipelineSchedule, Plan, PlanLayout, PlanSource, Precision, SegmentDecisions, StagePlan,
-    Workload, Zero, lower,
+    BlockDecisions, BlockRun, Context, ContextAttention, EdgeLayout, GradReduceDtype, Mesh,
+    PLAN_FORMAT, PipelineSchedule, Plan, PlanLayout, PlanSource, Precision, SegmentDecisions,
+    StagePlan, Workload, Zero, lower,
 };
 
 /// SplitMix64 with the distributions that tests need.
@@ -41,7 +42,12 @@ impl TestRng {
 
     /// A random bit of the next draw, which is not consumed: later draws stay as they are.
     pub fn peek_bool(&self) -> bool {
-        self.0.clone().next_u64() >> 63 == 1
+        self.peek_bit(63)
+    }
+
+    /// One bit of the next draw, which is not consumed.
+    fn peek_bit(&self, bit: u32) -> bool {
+        self.0.clone().next_u64() >> bit & 1 == 1
     }
 
     pub fn random_bool(&mut self) -> bool {
@@ -165,6 +171,7 @@ fn draw_context(rng: &mut TestRng) -> Context {
         overlap_param_gather: overlap_grad_reduce != overlap_tensor_collectives,
         overlap_tensor_collectives,
         shard_size,
+        context_attention: peek_context_attention(rng),
         ..Context::new(mesh, workload, precision, zero)
     };
     draw_schedule(rng, context)
@@ -176,6 +183,11 @@ pub fn peek_grad_reduce_dtype(rng: &TestRng, precision: Precision) -> GradReduce
         true => GradReduceDtype::Bf16,
         false => GradReduceDtype::Fp32,
     }
+}
+
+/// Random collectives around attention on a context axis.
+pub fn peek_context_attention(rng: &TestRng) -> ContextAttention {
+    ContextAttention::ALL[usize::from(rng.peek_bit(62))]
 }
 
 /// The context with a random schedule.
@@ -221,7 +233,10 @@ pub fn draw_case(rng: &mut TestRng, models: &[Model]) -> DrawnPlan {
 
 /// A random plan of a model in a context, or `None` when the draws lead to no consistent plan.
 pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<Plan> {
-    if !context.mesh.divides_heads(model) {
+    let attention = context.context_attention;
+    let divides_positions =
+        attention.divides_positions(&context.mesh, context.workload.sequence_length);
+    if !attention.divides_heads(&context.mesh, model) || !divides_positions {
         return None;
     }
     let shapes = BlockShape::all(model);
@@ -258,7 +273,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         };
         let mut runs = vec![];
         for layer in first..end {
-            let grouping = Grouping::ALL[rng.below(4)];
+            let grouping = draw_grouping(rng, &shapes[layer as usize], &context);
             let graph = block_segment(model, &shapes[layer as usize], grouping);
             let decisions = segment(rng, graph, None)?;
             let name = format!("block {layer}");
@@ -278,6 +293,10 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         precision: context.precision,
         grad_reduce_dtype: context.grad_reduce_dtype,
         mesh: context.mesh,
+        context_attention: match context.mesh.context {
+            1 => ContextAttention::Exchange,
+            _ => attention,
+        },
         workload: context.workload,
         zero: context.zero,
         shard_size: context.partial_shard_size(),
@@ -292,6 +311,13 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         blocks,
         head,
     })
+}
+
+/// A random grouping, with which queries are a tensor of their own where keys and values are gathered.
+fn draw_grouping(rng: &mut TestRng, shape: &BlockShape, context: &Context) -> Grouping {
+    let grouping = Grouping::ALL[rng.below(4)];
+    let qkv = grouping.qkv && !(context.gathers_keys() && effective_grouping(shape, grouping).qkv);
+    Grouping { qkv, ..grouping }
 }
 
 /// Of one in four pipelines, the blocks of the first stage or chunk join those of the next; of one in four, the blocks of

@@ -3,7 +3,10 @@
 use narrows_plan::model::{self, Linear, Model};
 use narrows_plan::{Context, Mesh, Precision, Workload};
 
-use crate::plans::{TestRng, draw_schedule, draw_zero, drawable_models, peek_grad_reduce_dtype};
+use crate::plans::{
+    TestRng, draw_schedule, draw_zero, drawable_models, peek_context_attention,
+    peek_grad_reduce_dtype,
+};
 
 /// The drawable models of width 128 or 256, whose plans run in milliseconds.
 pub fn small_models() -> Vec<Model> {
@@ -37,6 +40,12 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
         ..Context::new(mesh, workload, precision, zero)
     };
     draw_schedule(rng, context)
+}
+
+/// As [`small_context`], with random collectives around attention on the context axis, of which only CPUs run all.
+pub fn small_cpu_context(rng: &mut TestRng) -> Context {
+    let context = small_context(rng, Precision::Fp32);
+    Context { context_attention: peek_context_attention(rng), ..context }
 }
 
 /// A random element of a list.

@@ -6,8 +6,8 @@ use crate::{Dim, Layout};
 
 use super::super::error::{CheckResult, ensure, fault};
 use super::super::lattice::{
-    AbstractState, AbstractValue, OperandWrite, PackedParts, PendingReduction, ShardedExtent,
-    WriteTarget,
+    AbstractState, AbstractValue, ContextPart, OperandWrite, PackedParts, PendingReduction,
+    ShardedExtent, WriteTarget,
 };
 use super::super::operands::InstrOperands;
 use super::super::values::ForwardOpKind;
@@ -173,7 +173,11 @@ pub(super) fn pack(
         format!("reads {}, which is already packed", operands.operand_name(0))
     })?;
     let is_divided = match parts.axis {
-        Axis::Context => state.over_heads == (parts.dim == Dim::Feature),
+        Axis::Context => match state.over_context {
+            ContextPart::Positions => parts.dim == Dim::Position,
+            ContextPart::Features => parts.dim == Dim::Feature,
+            ContextPart::Whole | ContextPart::Summand => false,
+        },
         _ => state.layout() == Layout::Sharded(parts.dim),
     };
     ensure(!is_divided, || {

@@ -1,5 +1,6 @@
 //! Causal flash attention in linear memory: forward saves the log-sum-exp of each row.
 
+use crate::context::Context;
 use crate::graph::AttentionOp;
 use crate::kernel::{Attention, Direction};
 use crate::program::Action;
@@ -35,7 +36,8 @@ pub(super) fn backward(emitter: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
 
 /// Query heads and KV heads on one device.
 fn heads(emitter: &OpEmitter, op: &AttentionOp) -> (u64, u64) {
-    let devices = emitter.context.tensor_size() * emitter.context.mesh.context;
+    let Context { mesh, context_attention, .. } = emitter.context;
+    let devices = context_attention.head_parts(mesh);
     match emitter.choice.strategy {
         Strategy::Heads => (op.heads / devices, op.kv_heads / devices),
         // The number of devices is a multiple of the KV heads, so the query heads of a device share one KV head.
@@ -65,5 +67,6 @@ fn kernel(emitter: &OpEmitter, op: &AttentionOp, direction: Direction) -> Attent
         head_dim: op.head_dim,
         input: emitter.context.compute_dtype(),
         window: op.mask.window(workload.sequence_length),
+        query_parts: if emitter.context.gathers_keys() { emitter.context.mesh.context } else { 1 },
     }
 }

@@ -1,13 +1,14 @@
 //! One pre-norm block, for the new tokens of a sequence.
 
 use narrows_plan::model::{LinearKind, Positions, WeightId};
+use narrows_runtime::session::PositionRuns;
 
 use super::block_context::BlockContext;
 use super::cache::KvCache;
 use super::linear::{self, Latents};
 use super::norm::norm;
 use crate::kernels::{
-    CachedAttention, MatrixView, MatrixViewMut, PositionRange, add_into, attention_cached,
+    CachedAttention, MatrixView, MatrixViewMut, add_into, attention_cached,
     cached_attention_scratch_elements, gated_product_forward, rope_forward,
 };
 
@@ -73,7 +74,7 @@ impl BlockContext<'_> {
         if self.model.blocks[self.index].positions == Positions::None {
             return;
         }
-        let positions = PositionRange { first: self.first_position, count: self.tokens };
+        let positions = PositionRuns::consecutive(self.first_position, self.tokens);
         let columns = x.len() / self.tokens;
         let x = MatrixViewMut::new(x, self.tokens, columns);
         rope_forward(x, self.rope, positions, self.parallel);

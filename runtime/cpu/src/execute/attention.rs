@@ -63,6 +63,7 @@ fn head_columns(device: &CpuDevice, accesses: &[Access], attention: &Attention) 
     let shape = AttentionShape {
         sequences: attention.sequences as usize,
         length: attention.length as usize,
+        queries: device.token_rows(accesses[0].extent.rows).positions,
         heads: attention.heads as usize,
         kv_heads: attention.kv_heads as usize,
         head_dim,

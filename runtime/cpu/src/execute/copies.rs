@@ -34,9 +34,10 @@ pub(crate) fn run(
     let tokens = device.token_rows(whole.extent.rows);
     let shape = PartitionShape {
         sequences: tokens.sequences,
-        positions: tokens.positions,
+        positions: tokens.positions.count,
         sections,
         dim,
+        is_zigzag: axis == Axis::Context && device.program.context.gathers_keys(),
         shards: device.program.context.axis_size(axis) as usize,
     };
     let shard = device.coordinates.tensor as usize;

@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use narrows_plan::model::GatedProduct;
 use narrows_runtime::ScheduledInstruction;
+use narrows_runtime::session::PositionRuns;
 
 use super::operands::{view, view_mut, with_scratch};
 use crate::abort::StopReason;
 use crate::device::CpuDevice;
-use crate::kernels::{self, GatedProductSaved, MatrixViewMut, Parallel, PositionRange, RopeTable};
+use crate::kernels::{self, GatedProductSaved, MatrixViewMut, Parallel, RopeTable};
 
 pub(crate) fn rope(
     device: &mut CpuDevice,
@@ -28,13 +29,12 @@ pub(crate) fn rope_backward(
 fn run_rope(
     device: &mut CpuDevice,
     scheduled: &ScheduledInstruction,
-    kernel: fn(MatrixViewMut<'_>, &RopeTable, PositionRange, Parallel),
+    kernel: fn(MatrixViewMut<'_>, &RopeTable, PositionRuns, Parallel),
 ) -> Result<(), StopReason> {
     let parallel = device.parallel;
     let rotated = scheduled.instr.writes[0];
     let buffer = device.stage.buffer(rotated.buffer).extent;
     let tokens = device.token_rows(rotated.extent.rows);
-    let positions = PositionRange { first: tokens.first_position, count: tokens.positions };
     let Some(table) = device.rope_table else {
         return Err(device.unsupported(scheduled, "it rotates heads, but the model has none"));
     };
@@ -45,7 +45,7 @@ fn run_rope(
     kernel(
         view_mut(operands.write(0), buffer).column_range(0, columns),
         table,
-        positions,
+        tokens.positions,
         parallel,
     );
     Ok(())

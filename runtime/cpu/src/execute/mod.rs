@@ -67,9 +67,9 @@ fn load_tokens(device: &mut CpuDevice, microbatch: u64) {
         let rows = device.token_rows(buffer.extent.rows);
         let start = (buffer.offset / 4) as usize;
         let target = device.arena.slice_mut(start..start + buffer.extent.rows as usize);
-        let targets = bytemuck::cast_slice_mut(target).chunks_exact_mut(rows.positions);
-        let sources = rows.id_ranges(&device.program.context, &device.coordinates, microbatch);
-        for (target, source) in targets.zip(sources) {
+        let mut rest: &mut [u32] = bytemuck::cast_slice_mut(target);
+        for source in rows.id_ranges(&device.program.context, &device.coordinates, microbatch) {
+            let target = rest.split_off_mut(..source.len()).expect("a range for each row");
             target.copy_from_slice(&ids[source]);
         }
     }

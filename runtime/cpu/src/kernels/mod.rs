@@ -65,5 +65,5 @@ pub use rms_norm::{
     rms_norm_backward_apply, rms_norm_backward_statistic, rms_norm_forward, rms_norm_online,
     rms_norm_online_backward, rms_norm_scale, rms_norm_statistic,
 };
-pub use rope::{PositionRange, RopeTable, rope_backward, rope_forward};
+pub use rope::{RopeTable, rope_backward, rope_forward};
 pub use tensor_gate::{TensorGate, TensorGateGradients, tensor_gate_backward, tensor_gate_forward};

@@ -28,6 +28,8 @@ pub struct PartitionShape<'a> {
     pub dim: Dim,
     /// Number of shards.
     pub shards: usize,
+    /// Whether shard i of the positions has the chunks i and 2·shards − 1 − i of 2·shards chunks.
+    pub is_zigzag: bool,
 }
 
 impl PartitionShape<'_> {
@@ -46,7 +48,9 @@ impl PartitionShape<'_> {
         let divides = match self.dim {
             Dim::Feature => self.sections.iter().all(|width| width.is_multiple_of(shards)),
             Dim::Sequence => self.sequences.is_multiple_of(shards),
-            Dim::Position => self.positions.is_multiple_of(shards),
+            Dim::Position => {
+                self.positions.is_multiple_of(if self.is_zigzag { 2 * shards } else { shards })
+            }
         };
         assert!(divides, "{shards} shards of equal size of {self:?}");
     }
@@ -65,6 +69,11 @@ impl PartitionShape<'_> {
     /// the row of the shard and within the row of the whole tensor.
     #[inline(always)]
     fn for_each_run(&self, shard: usize, mut copy: impl FnMut(usize, usize, usize)) {
+        if self.dim == Dim::Position && self.is_zigzag {
+            let chunk = self.elements() / self.rows() / (2 * self.shards);
+            copy(0, shard * chunk, chunk);
+            return copy(chunk, (2 * self.shards - 1 - shard) * chunk, chunk);
+        }
         if self.dim != Dim::Feature {
             let count = self.elements() / self.rows() / self.shards;
             return copy(0, shard * count, count);
@@ -214,7 +223,14 @@ mod tests {
     }
 
     fn shape(dim: Dim) -> PartitionShape<'static> {
-        PartitionShape { sequences: 4, positions: 6, sections: &SECTIONS, dim, shards: SHARDS }
+        PartitionShape {
+            sequences: 4,
+            positions: 6,
+            sections: &SECTIONS,
+            dim,
+            shards: SHARDS,
+            is_zigzag: false,
+        }
     }
 
     /// A shard of [`whole`], by definition.
@@ -262,6 +278,26 @@ mod tests {
     }
 
     #[test]
+    fn zigzag_shards_have_a_chunk_from_each_end() {
+        let shape = PartitionShape {
+            sequences: 2,
+            positions: 8,
+            sections: &[1],
+            dim: Dim::Position,
+            shards: 2,
+            is_zigzag: true,
+        };
+        let whole: Vec<f32> = (0..16).map(|token| token as f32).collect();
+        let mut packed = vec![0.0; 16];
+        pack_shards(shape, &whole, &mut packed, SERIAL);
+        let tokens = [0, 1, 6, 7, 8, 9, 14, 15, 2, 3, 4, 5, 10, 11, 12, 13];
+        assert_eq!(packed, tokens.map(|token| token as f32));
+        let mut unpacked = vec![0.0; 16];
+        unpack_shards(shape, &packed, &mut unpacked, SERIAL);
+        assert_eq!(unpacked, whole);
+    }
+
+    #[test]
     fn pack_all_to_all_and_unpack_turn_every_partition_into_every_other() {
         for from in DIMS {
             for to in DIMS.into_iter().filter(|to| *to != from) {
@@ -274,6 +310,7 @@ mod tests {
                     sections: if partitioned == Dim::Feature { &[4, 2, 6] } else { &SECTIONS },
                     dim,
                     shards: SHARDS,
+                    is_zigzag: false,
                 };
                 let sent: Vec<Vec<f32>> = (0..SHARDS)
                     .map(|device| {

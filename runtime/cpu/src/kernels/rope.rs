@@ -5,6 +5,7 @@
 //! gradients by the opposite angle.
 
 use narrows_plan::model::Rope;
+use narrows_runtime::session::PositionRuns;
 
 use super::matrix::MatrixViewMut;
 use super::parallel::{FirstRow, Parallel, SharedOperand};
@@ -43,20 +44,11 @@ impl RopeTable {
     }
 }
 
-/// Positions of the rows of a tensor `[sequences, positions]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PositionRange {
-    /// Position of the first row in its sequence.
-    pub first: usize,
-    /// Number of positions of each sequence on this device.
-    pub count: usize,
-}
-
-/// `Rope`: rotates all heads of `x`, `[tokens, heads·w]`.
+/// `Rope`: rotates all heads of `x`, `[tokens, heads·w]`, whose rows are these positions of each sequence.
 pub fn rope_forward(
     x: MatrixViewMut<'_>,
     table: &RopeTable,
-    positions: PositionRange,
+    positions: PositionRuns,
     parallel: Parallel,
 ) {
     rotate(x, table, positions, 1.0, parallel);
@@ -66,7 +58,7 @@ pub fn rope_forward(
 pub fn rope_backward(
     dx: MatrixViewMut<'_>,
     table: &RopeTable,
-    positions: PositionRange,
+    positions: PositionRuns,
     parallel: Parallel,
 ) {
     rotate(dx, table, positions, -1.0, parallel);
@@ -75,7 +67,7 @@ pub fn rope_backward(
 fn rotate(
     x: MatrixViewMut<'_>,
     table: &RopeTable,
-    positions: PositionRange,
+    positions: PositionRuns,
     sign: f32,
     parallel: Parallel,
 ) {
@@ -86,7 +78,7 @@ fn rotate(
 }
 
 type RotateOperands<'a> =
-    (FirstRow, MatrixViewMut<'a>, SharedOperand<(&'a RopeTable, PositionRange, f32)>);
+    (FirstRow, MatrixViewMut<'a>, SharedOperand<(&'a RopeTable, PositionRuns, f32)>);
 
 struct RotateRows;
 
@@ -96,7 +88,7 @@ impl SimdBody<RotateOperands<'_>> for RotateRows {
         (FirstRow(first), mut x, SharedOperand((table, positions, sign))): RotateOperands<'_>,
     ) {
         for row in 0..x.rows() {
-            let (cos, sin) = table.at(positions.first + (first + row) % positions.count);
+            let (cos, sin) = table.at(positions.position((first + row) % positions.count));
             for head in x.row_mut(row).chunks_exact_mut(table.head_dim) {
                 let (a, b) = head[..table.rotated].split_at_mut(table.rotated / 2);
                 for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
@@ -134,7 +126,7 @@ mod tests {
             }
         }
         let table = RopeTable::new(length, width, &Rope::plain(THETA, width as u64));
-        let positions = PositionRange { first: 0, count: length };
+        let positions = PositionRuns::consecutive(0, length);
         let mut rotated = x.clone();
         let view = MatrixViewMut::strided(&mut rotated, rows, heads * width, stride);
         rope_forward(view, &table, positions, Parallel::SERIAL);
@@ -153,13 +145,13 @@ mod tests {
         let table = RopeTable::new(length, 64, &Rope::plain(THETA, 64));
         let mut whole = x.clone();
         let view = MatrixViewMut::new(&mut whole, sequences * length, columns);
-        rope_forward(view, &table, PositionRange { first: 0, count: length }, Parallel::SERIAL);
+        rope_forward(view, &table, PositionRuns::consecutive(0, length), Parallel::SERIAL);
         let half = length / 2;
         let second_half = |x: &[f32]| -> Vec<f32> {
             let sequences = x.chunks_exact(length * columns);
             sequences.flat_map(|x| x[half * columns..].to_vec()).collect()
         };
-        let positions = PositionRange { first: half, count: half };
+        let positions = PositionRuns::consecutive(half, half);
         for threads in [1, 2, 3] {
             let mut shard = second_half(&x);
             let view = MatrixViewMut::new(&mut shard, sequences * half, columns);

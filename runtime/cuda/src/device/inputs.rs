@@ -83,7 +83,10 @@ impl TokenInputs {
             let Some(ids) = step.input_ids(buffer) else { continue };
             let tokens = TokenRows::of_device(context, &coordinates, buffer.extent.rows);
             let mut to = (staging_offset / ID_BYTES) as usize;
-            debug_assert_eq!(tokens.sequences * tokens.positions, (bytes / ID_BYTES) as usize);
+            debug_assert_eq!(
+                tokens.sequences * tokens.positions.count,
+                (bytes / ID_BYTES) as usize
+            );
             for microbatch in 0..context.workload.microbatches(&context.mesh) {
                 for row in tokens.id_ranges(context, &coordinates, microbatch) {
                     let count = row.len();

@@ -60,7 +60,7 @@ pub(super) fn copy(
     )?;
 
     let tokens = site.token_rows(whole.rows);
-    let [sequences, positions] = [tokens.sequences, tokens.positions].map(|size| size as u64);
+    let [sequences, positions] = [tokens.sequences, tokens.positions.count].map(|size| size as u64);
     let rows = match dim {
         Dim::Sequence => 1,
         Dim::Position => sequences,

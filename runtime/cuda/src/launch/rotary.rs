@@ -2,6 +2,7 @@
 
 use narrows_plan::DType;
 use narrows_plan::model::Rope;
+use narrows_runtime::session::PositionRuns;
 
 use super::grid::VectorFormat;
 use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace, to_u32};
@@ -26,7 +27,8 @@ pub(super) fn rope(site: &InstrSite, head_dim: u64, sign: f32) -> LaunchResult<L
         return Err(format!("heads of {head_dim} have no {rotated} features to rotate"));
     }
     let tokens = site.token_rows(x.rows);
-    let token_sizes = [tokens.first_position, tokens.positions].map(|size| size as u64);
+    let PositionRuns { first, count, .. } = tokens.positions;
+    let token_sizes = [first, count].map(|size| size as u64);
     let positions = site.device.context.workload.sequence_length;
     let table = MatrixOperand::contiguous(MemorySpace::Rotary, 0, (positions, rotated), DType::F32);
     let mut format = VectorFormat::common(x.dtype, &[x])?;

@@ -11,9 +11,10 @@ use std::ops::Range;
 
 use narrows_cpu::kernels::AttentionShape;
 use narrows_cuda::Launches;
-use narrows_plan::DType;
 use narrows_plan::kernel::{Attention, Direction};
-use narrows_plan::program::Action;
+use narrows_plan::program::{Action, FusedOp};
+use narrows_plan::{Axis, ContextAttention, DType, Dim};
+use narrows_runtime::session::PositionRuns;
 
 use super::case::KernelCase;
 use super::formats::{random_values, rounded};
@@ -60,7 +61,17 @@ fn problem(
 ) -> AttentionProblem {
     let direction = Direction::Forward;
     let window = None;
-    let op = Attention { direction, sequences, length, heads, kv_heads, head_dim, input, window };
+    let op = Attention {
+        direction,
+        sequences,
+        length,
+        heads,
+        kv_heads,
+        head_dim,
+        input,
+        window,
+        query_parts: 1,
+    };
     AttentionProblem {
         op,
         local_kv_heads: kv_heads,
@@ -86,7 +97,8 @@ impl AttentionProblem {
         let [sequences, length, heads, kv_heads, head_dim] =
             [sequences, length, heads, kv_heads, head_dim].map(|size| size as usize);
         let window = self.op.window.map_or(length, |window| window as usize);
-        AttentionShape { sequences, length, heads, kv_heads, head_dim, window }
+        let queries = PositionRuns::consecutive(0, length);
+        AttentionShape { sequences, length, queries, heads, kv_heads, head_dim, window }
     }
 
     /// Columns of all queries, and of all keys.
@@ -424,4 +436,22 @@ fn unsupported_heads_are_reported() {
     unsupported(|p| p.op.head_dim = 258, "heads of 258 features exceed the widest tile, 256");
     unsupported(|p| p.op.kv_heads = 3, "4 query heads do not share 3 KV heads evenly");
     unsupported(|p| p.local_kv_heads = 1, "do not fit 4 query and 2 KV heads");
+}
+
+/// Whatever reads the positions of rows refuses those of gathered keys, before anything is launched.
+#[test]
+fn gathered_keys_are_refused() {
+    let attention = problem((1, 8), (4, 2, 64), DType::Bf16).op;
+    let axis = Axis::Context;
+    for action in [
+        Action::Attention(Attention { query_parts: 2, ..attention }),
+        Action::Fused(FusedOp::Rope { head_dim: 64 }),
+        Action::Fused(FusedOp::Unpack { dim: Dim::Position, axis }),
+    ] {
+        let mut case = KernelCase::of(action, 1, (1, 8));
+        case.context.mesh.context = 2;
+        case.context.context_attention = ContextAttention::Gather;
+        let error = case.launches().expect_err("no kernel");
+        assert!(error.contains("context_attention `gather`"), "{error}");
+    }
 }

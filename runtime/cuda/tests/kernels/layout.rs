@@ -37,6 +37,7 @@ fn copies_match_the_cpu() {
                 sections: &section_widths,
                 dim,
                 shards: parts as usize,
+                is_zigzag: false,
             };
             let [tensor, context] = [Axis::Tensor, Axis::Context];
             for (op, axis) in [

@@ -1,12 +1,11 @@
 //! Rotary position embedding.
 
-use narrows_cpu::kernels::{
-    MatrixViewMut, Parallel, PositionRange, RopeTable, rope_backward, rope_forward,
-};
+use narrows_cpu::kernels::{MatrixViewMut, Parallel, RopeTable, rope_backward, rope_forward};
 use narrows_cuda::rotary_table;
 use narrows_plan::DType;
 use narrows_plan::model::Rope;
 use narrows_plan::program::{Access, Extent, FusedOp};
+use narrows_runtime::session::PositionRuns;
 
 use super::case::KernelCase;
 use super::formats::{assert_near, random_values, rounded};
@@ -53,7 +52,7 @@ fn rotations_match_the_cpu() {
                 let mut expected = x;
                 let table = RopeTable::new(positions as usize, head_dim as usize, &rope);
                 let first = (count * case.tensor) as usize;
-                let at = PositionRange { first, count: count as usize };
+                let at = PositionRuns::consecutive(first, count as usize);
                 let rotated_columns =
                     MatrixViewMut::new(&mut expected, rows as usize, stride as usize)
                         .column_range(0, columns as usize);

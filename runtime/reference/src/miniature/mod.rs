@@ -59,12 +59,17 @@ impl Miniature {
     pub fn new(plan: &Plan, model: &Model) -> Result<Miniature, Defects> {
         plan.resolve(model)?;
         let (stages, layers) = blocks::shrink_stages(plan, model);
-        let mut small_model = widths::shrink_model(model, &plan.mesh);
+        let mut small_model = widths::shrink_model(model, plan);
         small_model.blocks =
             layers.into_iter().map(|layer| small_model.blocks[layer].clone()).collect();
         small_model.name = format!("{} (miniature)", model.name);
         let replicas_max = if plan.shard_size.is_some() { 4 } else { 2 };
-        let (mesh, workload) = workload::shrink_workload(plan.mesh, plan.workload, replicas_max);
+        let (mesh, workload) = workload::shrink_workload(
+            plan.mesh,
+            plan.workload,
+            plan.context_attention,
+            replicas_max,
+        );
         for block in &mut small_model.blocks {
             let lengths = [plan.workload, workload].map(|workload| workload.sequence_length);
             block.attention = workload::shrink_window(block.attention, lengths);

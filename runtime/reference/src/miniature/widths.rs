@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::Mesh;
+use narrows_plan::Plan;
 use narrows_plan::model::{CrossingGate, Model, Rope, RopeScaling, Weight};
 
 use super::workload::smallest_alike;
@@ -24,14 +24,14 @@ struct ShrunkHeads {
     head_dim: u64,
 }
 
-/// Scales down the widths of a model; it keeps all blocks.
-pub(super) fn shrink_model(model: &Model, mesh: &Mesh) -> Model {
+/// Scales down the widths of the model of a plan; it keeps all blocks.
+pub(super) fn shrink_model(model: &Model, plan: &Plan) -> Model {
     let heads = shrink_heads(
         ShrunkHeads { query: model.heads, key_value: model.kv_heads, head_dim: model.head_dim },
-        mesh.tensor * mesh.context,
+        plan.context_attention.head_parts(&plan.mesh),
     );
     let (query, key_value) = (heads.query * heads.head_dim, heads.key_value * heads.head_dim);
-    let small = shrink_widths(model, mesh.tensor);
+    let small = shrink_widths(model, plan.mesh.tensor);
     let scaled = |width: u64| small.get(&width).copied().unwrap_or(width);
     let mut shrunk = model.clone();
     (shrunk.hidden, shrunk.vocab) = (scaled(model.hidden), scaled(model.vocab));
@@ -88,7 +88,7 @@ fn shrink_widths(model: &Model, tensor: u64) -> BTreeMap<u64, u64> {
     let mut small = BTreeMap::new();
     let mut next = 1;
     for width in distinct {
-        let scaled = smallest_alike(next.max(WIDTH_MIN).min(width), width, tensor);
+        let scaled = smallest_alike(next.max(WIDTH_MIN).min(width), width, &[tensor]);
         small.insert(width, scaled);
         next = scaled + 1;
     }
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn small_widths_do_not_change() {
-        assert_eq!(smallest_alike(5, 5, 2), 5);
+        assert_eq!(smallest_alike(5, 5, &[2]), 5);
         assert_eq!(near_square(12), (3, 4));
     }
 }

@@ -1,7 +1,7 @@
 //! Workload and replicas of a miniature.
 
 use narrows_plan::model::AttentionMask;
-use narrows_plan::{Mesh, Workload};
+use narrows_plan::{ContextAttention, Mesh, Workload};
 
 /// Devices are threads. On meshes with more devices, replicas are left out.
 const DEVICES_MAX: u64 = 64;
@@ -13,6 +13,7 @@ const LENGTH_MIN: u64 = 8;
 pub(super) fn shrink_workload(
     mesh: Mesh,
     workload: Workload,
+    attention: ContextAttention,
     replicas_max: u64,
 ) -> (Mesh, Workload) {
     let (data, context) = match mesh.devices() > DEVICES_MAX {
@@ -23,10 +24,11 @@ pub(super) fn shrink_workload(
     // are packed differently if there is one sequence.
     let micro_batch = match workload.micro_batch {
         1 => 1,
-        sequences => smallest_alike(2, sequences, mesh.tensor),
+        sequences => smallest_alike(2, sequences, &[mesh.tensor]),
     };
     let positions = workload.sequence_length / mesh.context;
-    let positions = smallest_alike(LENGTH_MIN.min(positions), positions, mesh.tensor);
+    let runs = attention.position_parts(&mesh) / mesh.context;
+    let positions = smallest_alike(LENGTH_MIN.min(positions), positions, &[mesh.tensor, runs]);
     let sequence_length = positions * context;
     // Enough for the warm-up, the steady state and the cool-down of the schedule.
     let microbatches = workload.microbatches(&mesh).min(2 * mesh.pipeline);
@@ -49,10 +51,12 @@ fn least_factor(number: u64) -> u64 {
     (2..number).find(|factor| number.is_multiple_of(*factor)).unwrap_or(number)
 }
 
-/// The least number from `min` on that is divisible by `divisor` if and only if `number` is.
-pub(super) fn smallest_alike(min: u64, number: u64, divisor: u64) -> u64 {
-    let divisible = number.is_multiple_of(divisor);
-    (min..number).find(|small| small.is_multiple_of(divisor) == divisible).unwrap_or(number)
+/// The least number from `min` on that each divisor divides if and only if it divides `number`.
+pub(super) fn smallest_alike(min: u64, number: u64, divisors: &[u64]) -> u64 {
+    let is_alike = |small: &u64| {
+        divisors.iter().all(|d| small.is_multiple_of(*d) == number.is_multiple_of(*d))
+    };
+    (min..number).find(is_alike).unwrap_or(number)
 }
 
 #[cfg(test)]
@@ -63,7 +67,7 @@ mod tests {
         let [global_batch, sequence_length, micro_batch] = workload;
         let mesh = Mesh { tensor, pipeline: 2, data: 2, context: 1 };
         let workload = Workload { global_batch, sequence_length, micro_batch };
-        let (mesh, workload) = shrink_workload(mesh, workload, 2);
+        let (mesh, workload) = shrink_workload(mesh, workload, ContextAttention::Exchange, 2);
         assert_eq!(mesh.data, 2);
         [workload.global_batch, workload.sequence_length, workload.micro_batch]
     }
@@ -78,10 +82,21 @@ mod tests {
     }
 
     #[test]
+    fn devices_keep_two_equal_chunks_of_positions() {
+        let mesh = Mesh { tensor: 3, pipeline: 1, data: 2, context: 4 };
+        for (positions, expected) in [(4096, 8), (1024 * 3, 12), (10, 8)] {
+            let sequence_length = positions * mesh.context;
+            let workload = Workload { global_batch: 2, sequence_length, micro_batch: 1 };
+            let (mesh, workload) = shrink_workload(mesh, workload, ContextAttention::Gather, 2);
+            assert_eq!(workload.sequence_length / mesh.context, expected);
+        }
+    }
+
+    #[test]
     fn meshes_of_many_devices_keep_two_replicas() {
         let mesh = Mesh { tensor: 8, pipeline: 4, data: 16, context: 1 };
         let workload = Workload { global_batch: 512, sequence_length: 4096, micro_batch: 1 };
-        let (mesh, workload) = shrink_workload(mesh, workload, 2);
+        let (mesh, workload) = shrink_workload(mesh, workload, ContextAttention::Exchange, 2);
         assert_eq!((mesh.data, workload.global_batch), (2, 16));
     }
 }

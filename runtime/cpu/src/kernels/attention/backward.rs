@@ -1,8 +1,9 @@
 //! Backward: gradients of q, k and v.
 
 use super::tiles::{
-    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, TileMask, TransposeMatrix,
-    by_key_head, by_sequence, divides_sequences, head_view, head_view_mut, task_scratch,
+    AttentionScratch, AttentionShape, QueryTile, TILE_KEYS, TILE_QUERIES, TileMask,
+    TransposeMatrix, by_key_head, by_sequence, divides_sequences, head_view, head_view_mut,
+    task_scratch,
 };
 use crate::kernels::elementwise::fill_zero_view;
 use crate::kernels::matrix::{MatrixView, MatrixViewMut, WriteMode, matmul};
@@ -51,17 +52,20 @@ pub fn attention_backward(
     let size_mut = |view: &MatrixViewMut<'_>| (view.rows(), view.columns());
     let query_sizes = [size(&q), size(&out), size(&dout), size_mut(&dq)];
     shape.check(&query_sizes, &[size(&k), size(&v), size_mut(&dk), size_mut(&dv)]);
-    assert_eq!(size(&lse), (shape.tokens(), shape.heads));
+    assert_eq!(size(&lse), (shape.query_rows(), shape.heads));
     let scratch = task_scratch(shape, scratch);
     if divides_sequences(shape, parallel) {
-        let split = |view| by_sequence(shape, view);
-        let inputs = (split(q), split(k), split(v), split(out), split(lse), split(dout));
-        let outputs = (by_sequence(shape, dq), by_sequence(shape, dk), by_sequence(shape, dv));
+        let (queries, keys) = (shape.queries.count, shape.length);
+        let of_queries = |view| by_sequence(queries, view);
+        let of_keys = |view| by_sequence(keys, view);
+        let query_inputs = (of_queries(q), of_queries(out), of_queries(lse), of_queries(dout));
+        let inputs = (query_inputs, of_keys(k), of_keys(v));
+        let outputs = (by_sequence(queries, dq), by_sequence(keys, dk), by_sequence(keys, dv));
         let operands = (inputs, outputs, scratch, SharedOperand(shape));
         parallel.for_expensive_rows(
             shape.sequences,
             operands,
-            |((q, k, v, out, lse, dout), (dq, dk, dv), scratch, SharedOperand(shape))| {
+            |(((q, out, lse, dout), k, v), (dq, dk, dv), scratch, SharedOperand(shape))| {
                 let [q, k, v, out, lse, dout] = [q, k, v, out, lse, dout].map(|view| view.operand);
                 let saved = AttentionSaved { q, k, v, out, lse, dout };
                 let [dq, dk, dv] = [dq, dk, dv].map(|view| view.operand);
@@ -134,7 +138,7 @@ fn run_task(
             k_transposed: MatrixView::new(scratch.transposed.0, shape.head_dim, shape.length),
             v_transposed: MatrixView::new(scratch.transposed.1, shape.head_dim, shape.length),
             out: head_view(shape, saved.out, sequence, query_head),
-            lse: lse.row_range(sequence * shape.length, shape.length),
+            lse: lse.row_range(sequence * shape.queries.count, shape.queries.count),
             dout: head_view(shape, saved.dout, sequence, query_head),
         };
         let tiles = (&mut *scratch.tiles.0, &mut *scratch.tiles.1);
@@ -142,7 +146,7 @@ fn run_task(
     }
 }
 
-/// Inputs of one head of one sequence: `[length, w]`, transposed `[w, length]`, lse `[length, 1]`.
+/// Inputs of one head of one sequence: `[queries, w]` and `[length, w]`, transposed `[w, length]`, lse `[queries, 1]`.
 struct BackwardHeadInputs<'a> {
     q: MatrixView<'a>,
     k: MatrixView<'a>,
@@ -159,10 +163,9 @@ fn run_head(
     mut gradients: AttentionGradients<'_>,
     (s_tile, dp_tile): (&mut [f32], &mut [f32]),
 ) {
-    for first_query in (0..shape.length).step_by(TILE_QUERIES) {
-        let queries = TILE_QUERIES.min(shape.length - first_query);
+    for QueryTile { row, position: first_query, count: queries } in shape.query_tiles() {
         let [q, dout, out, lse] = [inputs.q, inputs.dout, inputs.out, inputs.lse]
-            .map(|view| view.row_range(first_query, queries));
+            .map(|view| view.row_range(row, queries));
         let mut row_dots = [0.0; TILE_QUERIES];
         dispatch_simd::<RowDots, _>((out, dout, &mut row_dots[..queries]));
         let start = TileMask::first_key(shape, first_query);
@@ -188,7 +191,7 @@ fn run_head(
             matmul(p.transposed(), dout.into(), dv, 1.0, WriteMode::Add);
             let dk = gradients.dk.reborrow().row_range(first_key, keys);
             matmul(ds.transposed(), q.into(), dk, 1.0, WriteMode::Add);
-            let dq = gradients.dq.reborrow().row_range(first_query, queries);
+            let dq = gradients.dq.reborrow().row_range(row, queries);
             let write = if first_key == start { WriteMode::Replace } else { WriteMode::Add };
             matmul(ds.into(), k.into(), dq, 1.0, write);
         }

@@ -1,8 +1,9 @@
 //! Forward: output and log-sum-exp.
 
 use super::tiles::{
-    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, TileMask, TransposeMatrix,
-    by_key_head, by_sequence, divides_sequences, head_view, head_view_mut, task_scratch,
+    AttentionScratch, AttentionShape, QueryTile, TILE_KEYS, TILE_QUERIES, TileMask,
+    TransposeMatrix, by_key_head, by_sequence, divides_sequences, head_view, head_view_mut,
+    task_scratch,
 };
 use crate::kernels::matrix::{MatrixView, MatrixViewMut, WriteMode, matmul};
 use crate::kernels::parallel::{ColumnRows, Parallel, SharedOperand, TaskScratch};
@@ -19,12 +20,14 @@ pub fn attention_forward(
 ) {
     let size = |view: &MatrixView<'_>| (view.rows(), view.columns());
     shape.check(&[size(&q), (out.rows(), out.columns())], &[size(&k), size(&v)]);
-    assert_eq!((lse.rows(), lse.columns()), (shape.tokens(), shape.heads));
+    assert_eq!((lse.rows(), lse.columns()), (shape.query_rows(), shape.heads));
     let scratch = task_scratch(shape, scratch);
     if divides_sequences(shape, parallel) {
-        let split = |view| by_sequence(shape, view);
-        let outputs = (by_sequence(shape, out), by_sequence(shape, lse));
-        let operands = (split(q), split(k), split(v), outputs, scratch, SharedOperand(shape));
+        let (queries, keys) = (shape.queries.count, shape.length);
+        let outputs = (by_sequence(queries, out), by_sequence(queries, lse));
+        let split = |view| by_sequence(keys, view);
+        let q = by_sequence(queries, q);
+        let operands = (q, split(k), split(v), outputs, scratch, SharedOperand(shape));
         parallel.for_expensive_rows(
             shape.sequences,
             operands,
@@ -73,14 +76,14 @@ fn run_task(
         };
         let out = head_view_mut(shape, &mut out, sequence, query_head);
         let lse = lse.reborrow().column_range(query_head, 1);
-        let lse = lse.row_range(sequence * shape.length, shape.length);
+        let lse = lse.row_range(sequence * shape.queries.count, shape.queries.count);
         run_head(shape, inputs, out, lse, scratch.tiles.0);
     }
 }
 
 /// Inputs of one head of one sequence.
 struct ForwardHeadInputs<'a> {
-    /// `[length, w]`.
+    /// `[queries, w]`.
     q: MatrixView<'a>,
     /// `[w, length]`.
     k_transposed: MatrixView<'a>,
@@ -95,9 +98,8 @@ fn run_head(
     mut lse: MatrixViewMut<'_>,
     tile: &mut [f32],
 ) {
-    for first_query in (0..shape.length).step_by(TILE_QUERIES) {
-        let queries = TILE_QUERIES.min(shape.length - first_query);
-        let q = q.row_range(first_query, queries);
+    for QueryTile { row, position: first_query, count: queries } in shape.query_tiles() {
+        let q = q.row_range(row, queries);
         let mut rows = [RunningSoftmax { maximum: f32::NEG_INFINITY, sum: 0.0 }; TILE_QUERIES];
         let rows = &mut rows[..queries];
         let start = TileMask::first_key(shape, first_query);
@@ -107,7 +109,7 @@ fn run_head(
             let s = MatrixViewMut::new(tile, queries, keys);
             let k = k_transposed.column_range(first_key, keys);
             matmul(q.into(), k.into(), s, shape.scale(), WriteMode::Replace);
-            let out = &mut out.reborrow().row_range(first_query, queries);
+            let out = &mut out.reborrow().row_range(row, queries);
             let mask = TileMask { first_query, first_key, window: shape.window };
             let s = MatrixViewMut::new(tile, queries, keys);
             let rescale = first_key > start;
@@ -117,8 +119,8 @@ fn run_head(
             let v = v.row_range(first_key, keys);
             matmul(p.into(), v.into(), out.reborrow(), 1.0, write);
         }
-        let out = out.reborrow().row_range(first_query, queries);
-        let lse = lse.reborrow().row_range(first_query, queries);
+        let out = out.reborrow().row_range(row, queries);
+        let lse = lse.reborrow().row_range(row, queries);
         dispatch_simd::<NormalizeRows, _>((out, lse, &*rows));
     }
 }

@@ -1,3 +1,5 @@
+use narrows_runtime::session::PositionRuns;
+
 use super::{
     AttentionGradients, AttentionSaved, AttentionShape, attention_backward, attention_forward,
 };
@@ -7,10 +9,10 @@ use crate::kernels::testing::{assert_close, assert_close_f32, random, widen};
 
 /// out, lse, dq, dk and dv by definition in f64, one score after the other.
 fn reference(shape: AttentionShape, [q, k, v, dout]: [&[f64]; 4]) -> [Vec<f64>; 5] {
-    let AttentionShape { sequences, length, heads, kv_heads, head_dim, window } = shape;
+    let AttentionShape { sequences, length, heads, kv_heads, head_dim, window, .. } = shape;
     let scale = 1.0 / (head_dim as f64).sqrt();
     let mut results = [q, q, q, k, v].map(|operand| vec![0.0; operand.len()]);
-    results[1] = vec![0.0; shape.tokens() * heads];
+    results[1] = vec![0.0; shape.query_rows() * heads];
     let [out, lse, dq, dk, dv] = &mut results;
     for (sequence, head) in (0..sequences).flat_map(|s| (0..heads).map(move |h| (s, h))) {
         let key_head = head / (heads / kv_heads);
@@ -45,7 +47,8 @@ fn shape(
     [sequences, length]: [usize; 2],
     [heads, kv_heads, head_dim]: [usize; 3],
 ) -> AttentionShape {
-    AttentionShape { sequences, length, heads, kv_heads, head_dim, window: length }
+    let queries = PositionRuns::consecutive(0, length);
+    AttentionShape { sequences, length, queries, heads, kv_heads, head_dim, window: length }
 }
 
 struct Outputs {
@@ -56,7 +59,7 @@ struct Outputs {
 
 /// Runs forward and backward with q, k and v side by side in one matrix, and their gradients in another.
 fn run(shape: AttentionShape, qkv: &[f32], dout: &[f32], parallel: Parallel) -> Outputs {
-    let (tokens, hidden) = (shape.tokens(), shape.heads * shape.head_dim);
+    let (tokens, hidden) = (shape.query_rows(), shape.heads * shape.head_dim);
     let keys = shape.kv_heads * shape.head_dim;
     let width = hidden + 2 * keys;
     let view = MatrixView::new(qkv, tokens, width);
@@ -82,7 +85,7 @@ fn run(shape: AttentionShape, qkv: &[f32], dout: &[f32], parallel: Parallel) -> 
 }
 
 fn check(shape: AttentionShape, threads: usize) {
-    let (tokens, hidden) = (shape.tokens(), shape.heads * shape.head_dim);
+    let (tokens, hidden) = (shape.query_rows(), shape.heads * shape.head_dim);
     let keys = shape.kv_heads * shape.head_dim;
     let width = hidden + 2 * keys;
     let qkv: Vec<f32> = random(1, tokens * width).iter().map(|x| 3.0 * x).collect();
@@ -172,5 +175,61 @@ fn a_head_alone_on_a_device_equals_the_head_among_others() {
         let single = AttentionShape { heads: 1, kv_heads: 1, ..whole };
         let outputs = run(single, &shard, &of_head(&dout), Parallel::SERIAL);
         assert_close_f32(&outputs.out, &of_head(&all.out), 1e-6);
+    }
+}
+
+/// The queries of each device of a context axis with all keys: rows of the whole output, and summands of the gradients.
+#[test]
+fn queries_of_two_chunks_are_rows_of_whole_attention() {
+    for (places, chunk, window, threads) in
+        [(1, 4, 60, 1), (2, 96, 2, 2), (3, 70, 33, 1), (4, 130, 300, 3), (4, 130, 1040, 1)]
+    {
+        let length = 2 * places * chunk;
+        let whole = AttentionShape { window, ..shape([2, length], [4, 2, 6]) };
+        let (width, hidden, keys) = (48, 24, 12);
+        let (qkv, dout) = (random(1, 2 * length * width), random(2, 2 * length * hidden));
+        let expected = run(whole, &qkv, &dout, Parallel::SERIAL);
+        let kv = MatrixView::new(&qkv, 2 * length, width);
+        let (k, v) = (kv.column_range(hidden, keys), kv.column_range(hidden + keys, keys));
+        let mut key_gradients = vec![0.0; 2 * length * 2 * keys];
+        for place in 0..places {
+            let gap = 2 * (places - 1 - place) * chunk;
+            let (first, count) = (place * chunk, 2 * chunk);
+            let queries = PositionRuns { first, count, second_row: chunk, gap };
+            let shape = AttentionShape { queries, ..whole };
+            let rows: Vec<usize> = (0..2 * count)
+                .map(|row| row / count * length + queries.position(row % count))
+                .collect();
+            let of = |operand: &[f32], stride: usize, columns: usize| -> Vec<f32> {
+                rows.iter().flat_map(|row| operand[row * stride..][..columns].to_vec()).collect()
+            };
+            let (q, dout) = (of(&qkv, width, hidden), of(&dout, hidden, hidden));
+            let matrix = |operand| MatrixView::new(operand, rows.len(), hidden);
+            let parallel = Parallel::new(threads);
+            let mut scratch = vec![f32::NAN; shape.scratch_elements(parallel)];
+            let (mut out, mut lse) = (vec![f32::NAN; q.len()], vec![f32::NAN; 4 * rows.len()]);
+            let outputs = (
+                MatrixViewMut::new(&mut out, rows.len(), hidden),
+                MatrixViewMut::new(&mut lse, rows.len(), 4),
+            );
+            attention_forward(shape, (matrix(&q), k, v), outputs, &mut scratch, parallel);
+            assert_close_f32(&out, &of(&expected.out, hidden, hidden), 1e-5);
+            assert_close_f32(&lse, &of(&expected.lse, 4, 4), 1e-5);
+            let lse = MatrixView::new(&lse, rows.len(), 4);
+            let (q, dout) = (matrix(&q), matrix(&dout));
+            let saved = AttentionSaved { q, k, v, out: matrix(&out), lse, dout };
+            let mut dq = vec![f32::NAN; rows.len() * hidden];
+            let mut summand = vec![f32::NAN; key_gradients.len()];
+            let gradient = MatrixViewMut::new(&mut summand, 2 * length, 2 * keys);
+            let (dk, dv) = gradient.split_columns(keys);
+            let dq_view = MatrixViewMut::new(&mut dq, rows.len(), hidden);
+            let gradients = AttentionGradients { dq: dq_view, dk, dv };
+            attention_backward(shape, saved, gradients, &mut scratch, parallel);
+            assert_close_f32(&dq, &of(&expected.gradients, width, hidden), 1e-5);
+            key_gradients.iter_mut().zip(&summand).for_each(|(sum, summand)| *sum += summand);
+        }
+        let expected: Vec<f32> =
+            expected.gradients.chunks(width).flat_map(|row| row[hidden..].to_vec()).collect();
+        assert_close_f32(&key_gradients, &expected, 1e-5);
     }
 }

@@ -1,5 +1,7 @@
 //! Shapes, tiles, scratch memory and the division among threads, for forward and backward.
 
+use narrows_runtime::session::PositionRuns;
+
 use crate::kernels::matrix::{MatrixView, MatrixViewMut};
 use crate::kernels::parallel::{ColumnRows, GroupedRows, Parallel, ParallelRows, TaskScratch};
 use crate::kernels::simd::{Simd, SimdBody};
@@ -14,8 +16,10 @@ pub(crate) const TILE_KEYS: usize = 256;
 pub struct AttentionShape {
     /// Number of sequences.
     pub sequences: usize,
-    /// Tokens of a sequence.
+    /// Tokens of a sequence, each with a key.
     pub length: usize,
+    /// Positions of the queries of a sequence.
+    pub queries: PositionRuns,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads, which divide the query heads.
@@ -26,10 +30,20 @@ pub struct AttentionShape {
     pub window: usize,
 }
 
+/// Queries of consecutive positions.
+pub(crate) struct QueryTile {
+    /// Row of the first query in its sequence.
+    pub row: usize,
+    /// Position of the first query.
+    pub position: usize,
+    /// Number of queries, at most [`TILE_QUERIES`].
+    pub count: usize,
+}
+
 /// The keys that the queries of a tile attend to.
 #[derive(Clone, Copy)]
 pub(crate) struct TileMask {
-    /// First query of the tile.
+    /// Position of the first query of the tile.
     pub first_query: usize,
     /// First key of the tile.
     pub first_key: usize,
@@ -39,7 +53,8 @@ pub(crate) struct TileMask {
 
 impl TileMask {
     /// The first of the tiles of keys with one that the queries from `first_query` on attend to. It is a multiple of
-    /// [`TILE_QUERIES`], and every query of a tile attends to a key of it.
+    /// [`TILE_QUERIES`], and every query of a tile attends to a key of it. Later tiles may have keys after the first
+    /// queries.
     pub(super) fn first_key(shape: AttentionShape, first_query: usize) -> usize {
         (first_query + 1).saturating_sub(shape.window) / TILE_QUERIES * TILE_QUERIES
     }
@@ -48,7 +63,7 @@ impl TileMask {
     #[inline(always)]
     pub fn split(self, row: usize, keys: &mut [f32]) -> [&mut [f32]; 3] {
         let end = self.first_query + row + 1;
-        let visible_end = (end - self.first_key).min(keys.len());
+        let visible_end = end.saturating_sub(self.first_key).min(keys.len());
         let (visible, later) = keys.split_at_mut(visible_end);
         let start = end.saturating_sub(self.window).saturating_sub(self.first_key);
         let (earlier, visible) = visible.split_at_mut(start.min(visible_end));
@@ -71,8 +86,23 @@ impl AttentionShape {
         TILE_QUERIES * TILE_KEYS.min(self.length)
     }
 
-    pub(super) fn tokens(&self) -> usize {
-        self.sequences * self.length
+    /// Queries of all sequences.
+    pub(super) fn query_rows(&self) -> usize {
+        self.sequences * self.queries.count
+    }
+
+    /// The queries of a sequence in tiles of consecutive positions.
+    pub(super) fn query_tiles(self) -> impl Iterator<Item = QueryTile> {
+        let mut row = 0;
+        self.queries.runs().flat_map(move |run| {
+            let first_row = row;
+            row += run.len();
+            run.clone().step_by(TILE_QUERIES).map(move |position| QueryTile {
+                row: first_row + position - run.start,
+                position,
+                count: TILE_QUERIES.min(run.end - position),
+            })
+        })
     }
 
     /// Query heads of a key head.
@@ -93,16 +123,17 @@ impl AttentionShape {
     /// Asserts the sizes (rows, columns) of operands with query heads and of operands with key heads.
     pub(super) fn check(&self, query_sizes: &[(usize, usize)], key_sizes: &[(usize, usize)]) {
         assert!(self.heads.is_multiple_of(self.kv_heads), "{self:?}");
-        let fits = |sizes: &[(usize, usize)], heads: usize| {
-            sizes.iter().all(|size| *size == (self.tokens(), heads * self.head_dim))
+        let fits = |sizes: &[(usize, usize)], rows: usize, heads: usize| {
+            sizes.iter().all(|size| *size == (self.sequences * rows, heads * self.head_dim))
         };
-        assert!(fits(query_sizes, self.heads) && fits(key_sizes, self.kv_heads), "{self:?}");
+        let queries_fit = fits(query_sizes, self.queries.count, self.heads);
+        assert!(queries_fit && fits(key_sizes, self.length, self.kv_heads), "{self:?}");
     }
 
     /// The shape of a task's part of the operands.
     pub(super) fn of_task(self, q: &MatrixView<'_>, k: &MatrixView<'_>) -> AttentionShape {
         AttentionShape {
-            sequences: q.rows() / self.length,
+            sequences: q.rows() / self.queries.count,
             heads: q.columns() / self.head_dim,
             kv_heads: k.columns() / self.head_dim,
             ..self
@@ -120,9 +151,9 @@ pub(crate) fn task_scratch(shape: AttentionShape, scratch: &mut [f32]) -> TaskSc
     TaskScratch { elements_per_task: shape.task_scratch_elements(), memory: scratch }
 }
 
-/// An operand divided by sequences.
-pub(crate) fn by_sequence<T: ParallelRows>(shape: AttentionShape, operand: T) -> GroupedRows<T> {
-    GroupedRows { group_size: shape.length, operand }
+/// An operand divided by sequences, of each of which it has this many rows.
+pub(crate) fn by_sequence<T: ParallelRows>(rows: usize, operand: T) -> GroupedRows<T> {
+    GroupedRows { group_size: rows, operand }
 }
 
 /// An operand divided by key heads, each of which has `columns` columns.
@@ -172,7 +203,7 @@ impl SimdBody<(MatrixView<'_>, &mut [f32])> for TransposeMatrix {
     }
 }
 
-/// One head of one sequence, `[length, w]`.
+/// One head of one sequence, `[rows, w]`.
 pub(crate) fn head_view(
     shape: AttentionShape,
     operand: MatrixView<'_>,
@@ -180,16 +211,18 @@ pub(crate) fn head_view(
     head: usize,
 ) -> MatrixView<'_> {
     let columns = operand.column_range(head * shape.head_dim, shape.head_dim);
-    columns.row_range(sequence * shape.length, shape.length)
+    let rows = operand.rows() / shape.sequences;
+    columns.row_range(sequence * rows, rows)
 }
 
-/// One head of one sequence, `[length, w]`.
+/// One head of one sequence, `[rows, w]`.
 pub(crate) fn head_view_mut<'a>(
     shape: AttentionShape,
     operand: &'a mut MatrixViewMut<'_>,
     sequence: usize,
     head: usize,
 ) -> MatrixViewMut<'a> {
+    let rows = operand.rows() / shape.sequences;
     let columns = operand.reborrow().column_range(head * shape.head_dim, shape.head_dim);
-    columns.row_range(sequence * shape.length, shape.length)
+    columns.row_range(sequence * rows, rows)
 }

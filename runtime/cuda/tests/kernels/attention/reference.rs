@@ -68,7 +68,8 @@ pub fn error_terms(
     values: &Values,
     reference: &AttentionReference,
 ) -> ErrorTerms {
-    let AttentionShape { sequences, length, heads, kv_heads, head_dim, window } = problem.shape();
+    let AttentionShape { sequences, length, heads, kv_heads, head_dim, window, .. } =
+        problem.shape();
     let [q, k, v] = problem.columns().map(|columns| problem.select(&values.all, columns));
     let scale = 1.0 / (head_dim as f64).sqrt();
     let zeros = || [&q, &k, &v].map(|of| vec![0.0; of.len()]);
