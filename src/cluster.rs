@@ -1,11 +1,13 @@
-//! Joining and leaving the process group of a run or a calibration.
+//! Joining and leaving the process group of a run or a calibration, and decisions of all its processes.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use narrows_cluster::{ClusterError, ClusterTimeouts, LaunchInfo, RunFact, TcpProcessGroup};
 use narrows_runtime::RunError;
-use narrows_runtime::process_group::ProcessGroup;
+use narrows_runtime::process_group::{ProcessGroup, gather_and_broadcast};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::output;
@@ -157,4 +159,19 @@ pub fn with_label(mut failure: Failure, label: &str) -> Failure {
         };
     }
     failure
+}
+
+/// The decision of all processes of a run, if there are several, on a value of each.
+///
+/// # Errors
+/// A lost process.
+pub fn agree<T: Serialize + DeserializeOwned>(
+    group: Option<&Arc<dyn ProcessGroup>>,
+    own: T,
+    decide: impl FnOnce(Vec<T>) -> T,
+) -> CommandResult<T> {
+    match group {
+        None => Ok(decide(vec![own])),
+        Some(group) => gather_and_broadcast(&**group, own, decide).map_err(cluster_failure),
+    }
 }

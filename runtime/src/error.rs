@@ -66,6 +66,9 @@ pub enum RunError {
     /// The CPU backend computes in f32 alone.
     #[error("the program is in mixed bf16, and the CPU backend computes in f32")]
     UnsupportedPrecision,
+    /// This processor has no instruction for products of bf16 numbers.
+    #[error("this processor cannot multiply bf16 numbers: it does not have AVX512_BF16")]
+    UnsupportedGemmDtype,
     /// The program was not lowered from a plan of this model.
     #[error("the program is not one of `{model}`: sizes, constants or parameters differ")]
     ModelMismatch {
@@ -163,6 +166,7 @@ impl RunError {
             | RunError::Unsupported { .. } => BUG,
             RunError::DeviceThreadPanicked => "this is a bug of this program",
             RunError::UnsupportedPrecision => "a plan for cpu-local",
+            RunError::UnsupportedGemmDtype => "--dtype f32",
             RunError::ModelMismatch { .. } => "the model that the plan was made for",
             RunError::DeviceThreads { .. } => {
                 "fewer threads per device, or a higher limit of the system (`ulimit -u`)"

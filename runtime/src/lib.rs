@@ -25,6 +25,7 @@ pub mod checkpoint;
 pub mod data;
 mod digest;
 mod error;
+mod gemm_dtype;
 mod instruction_order;
 pub mod interchange;
 mod learning_rate;
@@ -46,6 +47,7 @@ pub use addressing::{operand_range, replica_operand_range};
 pub use atomic_file::{AtomicFile, AtomicFolder};
 pub use digest::{Sha256Digest, sha256};
 pub use error::{DeviceError, RunError};
+pub use gemm_dtype::GemmDtype;
 pub use instruction_order::{
     PartOrder, PassPart, ScheduledInstruction, pass_parts, scheduled_instructions,
 };

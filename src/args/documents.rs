@@ -9,6 +9,8 @@ use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 use crate::plot::{PlotKind, check_picture_file};
 
+use super::output::reject_repeated_outputs;
+
 /// `--plot` and `--report`: files for people beside the answer.
 #[derive(Clone, Debug, Args)]
 pub struct DocumentFiles {
@@ -62,14 +64,7 @@ impl DocumentFiles {
             .chain(others)
             .filter_map(|(flag, file)| Some((*flag, Path::new((*file)?))))
             .collect();
-        for (index, (flag, file)) in outputs.iter().enumerate() {
-            let same =
-                outputs[..index].iter().find(|(_, other)| output::is_same_output(file, other));
-            if let Some((other, _)) = same {
-                let message = format!("`{}` is the file of {other} too", file.display());
-                return Err(Failure::input(Problem::new(*flag, message).hint("another file name")));
-            }
-        }
+        reject_repeated_outputs(&outputs)?;
         Ok(self.clone())
     }
 }

@@ -28,6 +28,8 @@ mod recipe;
 mod recipe_file;
 mod request;
 mod run;
+mod run_outputs;
+mod run_settings;
 mod schema;
 mod sensitivity;
 mod shell;
@@ -70,9 +72,9 @@ pub use plot::PlotArgs;
 pub use recipe::{Recipe, flags_of_recipe};
 pub use recipe_file::schema as recipe_schema;
 pub use request::{RequestArgs, at_most_one_stdin, validate};
-pub use run::{
-    BackendArg, ExecutionTarget, RunArgs, RunSettings, RunTask, TokenSource, TrainSettings,
-    VerifyData,
+pub use run::{BackendArg, RunArgs};
+pub use run_settings::{
+    ExecutionTarget, RunSettings, RunTask, TokenSource, TrainSettings, VerifyData,
 };
 pub use schema::{SchemaArgs, SchemaKind};
 pub use sensitivity::{SensitivityArgs, SensitivitySettings};

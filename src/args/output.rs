@@ -1,7 +1,7 @@
 //! Flags for the format, the detail and the destination of output.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
@@ -114,4 +114,19 @@ pub fn resolve_csv(
         return Err(Failure::input(problem.hint("a file for one of them")));
     }
     Ok(Some(file.clone()))
+}
+
+/// Rejects a file that two flags write.
+///
+/// # Errors
+/// The first flag whose file is that of an earlier one.
+pub fn reject_repeated_outputs(outputs: &[(&str, &Path)]) -> CommandResult<()> {
+    for (index, (flag, file)) in outputs.iter().enumerate() {
+        let mut earlier = outputs[..index].iter();
+        if let Some((other, _)) = earlier.find(|(_, other)| output::is_same_output(file, other)) {
+            let message = format!("`{}` is the file of {other} too", file.display());
+            return Err(Failure::input(Problem::new(*flag, message).hint("another file name")));
+        }
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use clap::{Args, ValueEnum};
 use narrows_runtime::checkpoint::CheckpointOutline;
 use narrows_runtime::data::{LastTarget, TargetRule};
-use narrows_runtime::{DecayedWeights, FactorRateScale, Loro, Optimizer, StepCount};
+use narrows_runtime::{DecayedWeights, FactorRateScale, GemmDtype, Loro, Optimizer, StepCount};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ use crate::errors::{CommandResult, Failure, Problem};
 
 use super::request::RequestArgs;
 use super::units::{BelowOne, NonNegative, Positive};
-use super::values::{FactorRateScaleArg, LrScheduleArg, OptimizerArg};
+use super::values::{DtypeArg, FactorRateScaleArg, LrScheduleArg, OptimizerArg};
 
 /// Default number of steps of a run.
 const STEPS: u64 = 200;
@@ -135,6 +135,9 @@ pub struct RecipeArgs {
     /// Padding token, which is never a target: the --pad-id of `narrows data` [default: none]
     #[arg(long, value_name = "ID")]
     pub pad_id: Option<u32>,
+    /// CPU: number format in which GEMMs multiply; bf16 needs a processor with AVX512_BF16 [default: f32]
+    #[arg(long, value_name = "DTYPE", value_enum)]
+    pub dtype: Option<DtypeArg>,
     /// Steps between evaluations of --eval-data, which also follow the last step [default: a tenth of --steps]
     #[arg(long, value_name = "N")]
     pub eval_every: Option<NonZeroU64>,
@@ -192,6 +195,8 @@ pub struct Recipe {
     pub optimizer: Optimizer,
     /// The inputs whose next token is predicted.
     pub targets: TargetRule,
+    /// Format to which the CPU backend rounds the operands of GEMMs.
+    pub gemm_dtype: GemmDtype,
 }
 
 impl RecipeArgs {
@@ -239,6 +244,7 @@ impl RecipeArgs {
             clip_norm: self.clip_norm.or(below.clip_norm),
             last_target: self.last_target.or(below.last_target),
             pad_id: self.pad_id.or(below.pad_id),
+            dtype: self.dtype.or(below.dtype),
             data: self.data.or(below.data),
             eval_data: self.eval_data.or(below.eval_data),
             eval_every: self.eval_every.or(below.eval_every),
@@ -271,6 +277,11 @@ impl RecipeArgs {
                 last: self.last_target.map_or(targets.last, LastTarget::from),
                 pad_id: self.pad_id.or(targets.pad_id),
             },
+            gemm_dtype: self
+                .dtype
+                .map(GemmDtype::from)
+                .or(resumed.map(|checkpoint| checkpoint.gemm_dtype))
+                .unwrap_or_default(),
         })
     }
 
@@ -358,11 +369,21 @@ impl RecipeArgs {
     }
 }
 
+/// LORO with its settings, as flags.
+fn with_flags_of_loro(Loro { exact_every, refresh_every, rate_scale }: Loro) -> String {
+    format!(
+        "loro --loro-every {exact_every} --loro-refresh-every {refresh_every} --loro-learning-rate-scale {rate_scale}"
+    )
+}
+
 /// The values of a recipe that a resumed run may change, each as the flag that sets it and in text that is equal for equal
 /// values alone.
-pub fn flags_of_recipe(optimizer: &Optimizer, global_batch: u64) -> Vec<(&'static str, String)> {
+pub fn flags_of_recipe(
+    optimizer: &Optimizer,
+    global_batch: u64,
+    gemm_dtype: GemmDtype,
+) -> Vec<(&'static str, String)> {
     let Optimizer { schedule, step_count, decayed, loro, .. } = optimizer;
-    let of_loro = |value: &dyn Fn(Loro) -> String| loro.map_or_else(|| "not used".into(), value);
     vec![
         ("--global-batch", global_batch.to_string()),
         ("--learning-rate", optimizer.peak_learning_rate.to_string()),
@@ -377,9 +398,7 @@ pub fn flags_of_recipe(optimizer: &Optimizer, global_batch: u64) -> Vec<(&'stati
         ("--weight-decay", optimizer.weight_decay.to_string()),
         ("--decay-norms", (*decayed == DecayedWeights::All).to_string()),
         ("--clip-norm", optimizer.clip_norm.to_string()),
-        ("--optimizer", loro.map_or("adamw", |_| "loro").into()),
-        ("--loro-every", of_loro(&|loro| loro.exact_every.to_string())),
-        ("--loro-refresh-every", of_loro(&|loro| loro.refresh_every.to_string())),
-        ("--loro-learning-rate-scale", of_loro(&|loro| loro.rate_scale.to_string())),
+        ("--dtype", gemm_dtype.name().into()),
+        ("--optimizer", loro.map_or_else(|| "adamw".into(), with_flags_of_loro)),
     ]
 }

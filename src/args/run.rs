@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use narrows_cuda::AttentionKernels;
-use narrows_runtime::checkpoint::{CheckpointOutline, TokenizerFile};
+use narrows_runtime::checkpoint::CheckpointOutline;
 
 use crate::cluster::LaunchedProcess;
 use crate::defaults::RequestDefaults;
@@ -15,18 +15,21 @@ use crate::host::cores;
 use crate::{gpu, input, output};
 
 use super::checkpoint::{CheckpointArgs, CheckpointSettings};
-use super::data::{is_file_of, is_same_file, output_is_input, token_stream};
+use super::data::token_stream;
 use super::initial_weights::InitialWeightsArgs;
 use super::launch::LaunchArgs;
-use super::output::{OutputArgs, OutputFormat, OutputSettings};
+use super::output::OutputArgs;
 use super::plan::PlanSelection;
 use super::plan_file::PlanFile;
-use super::recipe::{Recipe, RecipeArgs};
+use super::recipe::RecipeArgs;
 use super::recipe_file;
 use super::request::RequestArgs;
+use super::run_settings::{
+    ExecutionTarget, RunSettings, RunTask, TokenSource, TrainSettings, VerifyData,
+};
 use super::tokenizer::tokenizer_files;
-use super::trace::{TraceArgs, TraceSettings};
-use super::validation::{ValidationArgs, ValidationSettings};
+use super::trace::TraceArgs;
+use super::validation::ValidationArgs;
 use super::values::ContextAttentionArg;
 
 /// Limit of the threads per device on machines with fewer cores, so that tests can use several per core.
@@ -95,20 +98,6 @@ pub struct RunArgs {
     pub output: OutputArgs,
 }
 
-/// `--verify-data`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum VerifyData {
-    /// Before the first step for files up to 1 GiB, and while the run trains for larger ones: the default
-    #[default]
-    Auto,
-    /// Before the first step
-    Start,
-    /// While the run trains: damaged tokens end it with a checkpoint
-    Background,
-    /// Never
-    Never,
-}
-
 /// `--backend` of `run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BackendArg {
@@ -118,107 +107,6 @@ pub enum BackendArg {
     Cuda,
     /// None: counts what each device would do
     Null,
-}
-
-/// Source of the tokens of a run.
-#[derive(Debug)]
-pub enum TokenSource {
-    /// The built-in text; every byte is a token.
-    BuiltIn,
-    /// A token file.
-    File(PathBuf),
-}
-
-/// Task of a run.
-#[derive(Debug)]
-pub enum RunTask {
-    /// Counts instructions and bytes without executing them.
-    Count,
-    /// Trains.
-    Train(Box<TrainSettings>),
-}
-
-/// Backend of training.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExecutionTarget {
-    /// On threads of this process, or one process per device.
-    Cpu,
-    /// On GPUs, one per process.
-    Gpus {
-        /// Whether kernels are launched one by one.
-        eager: bool,
-        /// Which kernels compute attention.
-        attention: AttentionKernels,
-    },
-}
-
-/// Settings of training, besides the plan.
-#[derive(Debug)]
-pub struct TrainSettings {
-    /// The backend.
-    pub target: ExecutionTarget,
-    /// Source of the tokens.
-    pub tokens: TokenSource,
-    /// When the tokens are verified.
-    pub verify_data: VerifyData,
-    /// The recipe.
-    pub recipe: Recipe,
-    /// The metrics file.
-    pub metrics: Option<OsString>,
-    /// The folder of event files.
-    pub tensorboard: Option<PathBuf>,
-    /// Threads per device, if given.
-    pub threads: Option<u64>,
-    /// Validation, if any.
-    pub validation: Option<ValidationSettings>,
-    /// Checkpoints, if any.
-    pub checkpoints: Option<CheckpointSettings>,
-    /// Files of the tokenizer for checkpoints, if any.
-    pub tokenizer: Vec<TokenizerFile>,
-    /// File or folder of the initial weights, if they are not random.
-    pub init_from: Option<PathBuf>,
-    /// The trace, if any.
-    pub trace: Option<TraceSettings>,
-    /// Rank and rendezvous of this process, if there are several.
-    pub process: Option<LaunchedProcess>,
-}
-
-/// Settings of `run`.
-#[derive(Debug)]
-pub struct RunSettings {
-    /// The plan.
-    pub selection: PlanSelection,
-    /// Whether `--hardware` was given.
-    pub hardware_is_explicit: bool,
-    /// Task of the run.
-    pub task: RunTask,
-    /// Output settings.
-    pub output: OutputSettings,
-}
-
-impl TrainSettings {
-    /// Whether this process prints and writes files for all.
-    pub fn is_rank_0(&self) -> bool {
-        self.process.as_ref().is_none_or(LaunchedProcess::is_rank_0)
-    }
-}
-
-impl RunTask {
-    /// Whether this process prints and writes files for all.
-    pub fn is_rank_0(&self) -> bool {
-        match self {
-            RunTask::Count => true,
-            RunTask::Train(training) => training.is_rank_0(),
-        }
-    }
-
-    /// The settings of training on processors, if that is the task.
-    pub fn on_cpu(&self) -> Option<&TrainSettings> {
-        match self {
-            RunTask::Train(training) if training.target == ExecutionTarget::Cpu => Some(training),
-            _ => None,
-        }
-    }
 }
 
 impl RunArgs {
@@ -308,7 +196,7 @@ impl RunArgs {
     }
 
     /// The token file of the flag or else of the recipe.
-    fn data(&self, recipe: &RecipeArgs) -> Option<OsString> {
+    pub(super) fn data(&self, recipe: &RecipeArgs) -> Option<OsString> {
         self.data.clone().or_else(|| recipe.data.clone().map(OsString::from))
     }
 
@@ -322,6 +210,7 @@ impl RunArgs {
             ("--trace", self.trace.trace.is_some()),
             ("--checkpoint-dir", self.checkpoints.checkpoint_dir.is_some()),
             ("--init-from", self.initial_weights.init_from.is_some()),
+            ("--dtype", self.recipe_flags.dtype.is_some()),
         ];
         match flags.into_iter().find(|(_, is_set)| *is_set) {
             None => Ok(()),
@@ -347,7 +236,7 @@ impl RunArgs {
             Some(file) => TokenSource::File(file.into()),
         };
         let threads = self.threads.map(NonZeroU64::get);
-        self.reject_flags_of_other_targets(target)?;
+        self.reject_flags_of_other_targets(target, recipe)?;
         if let Some(threads) = threads.filter(|threads| *threads > cores().max(THREADS_MAX)) {
             let message =
                 format!("{threads} threads per device are too many for {} cores", cores());
@@ -380,10 +269,15 @@ impl RunArgs {
         })
     }
 
-    fn reject_flags_of_other_targets(&self, target: ExecutionTarget) -> CommandResult<()> {
+    fn reject_flags_of_other_targets(
+        &self,
+        target: ExecutionTarget,
+        recipe: &RecipeArgs,
+    ) -> CommandResult<()> {
         let on_cpu = target == ExecutionTarget::Cpu;
         for (flag, is_set, backend, applies) in [
             ("--threads", self.threads.is_some(), "cpu", on_cpu),
+            ("--dtype", recipe.dtype.is_some(), "cpu", on_cpu),
             ("--eager", self.eager, "cuda", !on_cpu),
             ("--deterministic", self.deterministic, "cuda", !on_cpu),
         ] {
@@ -391,60 +285,6 @@ impl RunArgs {
                 let problem = Problem::new(flag, format!("applies to --backend {backend} only"));
                 let hint = format!("omit it, or use --backend {backend}");
                 return Err(Failure::input(problem.hint(hint)));
-            }
-        }
-        Ok(())
-    }
-
-    fn reject_two_documents_on_stdout(&self, output: &OutputSettings) -> CommandResult<()> {
-        if !self.metrics.as_deref().is_some_and(output::is_stdout) {
-            return Ok(());
-        }
-        let other = match output.format {
-            OutputFormat::Json => "JSON answer",
-            OutputFormat::Text if output.plan_on_stdout() => "plan",
-            OutputFormat::Text => return Ok(()),
-        };
-        let message = format!("the metrics and the {other} would both go to standard output");
-        Err(Failure::input(Problem::new("--metrics", message).hint("the name of a file")))
-    }
-
-    /// Rejects outputs that are also inputs or other outputs: a truncated token file would end the
-    /// run.
-    fn reject_overwritten_inputs(&self, recipe: &RecipeArgs) -> CommandResult<()> {
-        let model = &self.request.model;
-        let models = || model.model.iter().chain(&model.hardware);
-        let (data, eval_data) = (self.data(recipe), self.validation.file(recipe));
-        let init_from = self.initial_weights.init_from.clone().map(OsString::from);
-        let job_token = self.launch.job_token_file.clone().map(OsString::from);
-        let tokenizer = self.tokenizer.clone().map(OsString::from);
-        let files = || data.iter().chain(&eval_data).chain(&self.plan).chain(&self.recipe);
-        let inputs =
-            || files().chain(&init_from).chain(&job_token).chain(&tokenizer).chain(models());
-        let outputs = [
-            ("--metrics", &self.metrics),
-            ("--output", &self.output.output),
-            ("--trace", &self.trace.trace),
-        ];
-        for (index, (flag, output)) in outputs.iter().enumerate() {
-            let Some(output) = output else { continue };
-            let same = outputs[..index].iter().find(|(_, other)| {
-                other.as_ref().is_some_and(|other| {
-                    let device = Path::new(other).exists() && !Path::new(other).is_file();
-                    let same = other == output || is_same_file(other, Path::new(output));
-                    same && !device && !output::is_stdout(other)
-                })
-            });
-            if let Some((other, _)) = same {
-                let message = format!("{other} writes to `{}` too", output.display());
-                return Err(Failure::input(Problem::new(*flag, message).hint("another file name")));
-            }
-            let output = Path::new(output);
-            let is_overwritten = |input: &&OsString| is_same_file(input, output);
-            let is_in_folder = |folder: &&OsString| is_file_of(folder, output);
-            let folder = init_from.iter().find(is_in_folder);
-            if let Some(input) = inputs().find(is_overwritten).or(folder) {
-                return Err(Failure::input(output_is_input(flag, input)));
             }
         }
         Ok(())

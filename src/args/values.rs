@@ -7,7 +7,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule};
 use narrows_plan::{ContextAttention, Executor, GradReduceDtype, PipelineSchedule, Zero};
 use narrows_planner::{GroupingRule, Objective};
-use narrows_runtime::FactorRateScale;
+use narrows_runtime::{FactorRateScale, GemmDtype};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,25 @@ impl From<GradReduceDtypeArg> for GradReduceDtype {
         match dtype {
             GradReduceDtypeArg::Fp32 => GradReduceDtype::Fp32,
             GradReduceDtypeArg::Bf16 => GradReduceDtype::Bf16,
+        }
+    }
+}
+
+/// `--dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DtypeArg {
+    /// As stored, in f32
+    F32,
+    /// Rounded to bf16; products are accumulated in f32, and all else is f32
+    Bf16,
+}
+
+impl From<DtypeArg> for GemmDtype {
+    fn from(dtype: DtypeArg) -> GemmDtype {
+        match dtype {
+            DtypeArg::F32 => GemmDtype::F32,
+            DtypeArg::Bf16 => GemmDtype::Bf16,
         }
     }
 }

@@ -13,6 +13,7 @@ mod data;
 mod depth;
 mod doctor;
 mod documents;
+mod dtype;
 mod environment;
 mod errors;
 mod evaluation;

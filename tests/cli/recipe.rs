@@ -255,7 +255,12 @@ fn a_run_with_loro_resumes_exactly() {
     assert!(message.contains("would be those of 8 steps at step 8"), "{message}");
     let output = super::narrows(&command("--steps 9 --resume --loro-every 3")).assert().success();
     let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-    assert!(message.contains("--loro-every is 3, and 2 in "), "{message}");
+    let loro = |every: u64| {
+        format!("loro --loro-every {every} --loro-refresh-every 4 --loro-learning-rate-scale 0.5")
+    };
+    let [now, before] = [3, 2].map(loro);
+    assert!(message.contains(&format!("--optimizer is {now}, and {before} in ")), "{message}");
+    assert_eq!(message.matches("warning").count(), 1, "{message}");
 }
 
 /// Moments of 4 steps are not those of a rule with which they would be of none, and bias correction would be wrong.

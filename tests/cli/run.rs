@@ -334,7 +334,10 @@ fn outputs_must_be_different_files() {
     let file = folder.path().join("z.json");
     let arguments = format!("{SMALL} --steps 1 --metrics {0} --trace {0}", file.display());
     let message = failure(&arguments, 2);
-    assert!(message.contains("--trace:") && message.contains("--metrics writes to"), "{message}");
+    assert!(
+        message.contains("--trace:") && message.contains("is the file of --metrics too"),
+        "{message}"
+    );
     assert!(!file.exists());
 }
 

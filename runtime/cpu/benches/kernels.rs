@@ -10,10 +10,11 @@ use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use narrows_cpu::kernels::{
     self, AdamWStep, AttentionGradients, AttentionSaved, AttentionShape, GatedProductSaved,
-    MatrixView, MatrixViewMut, Parallel, ParameterState, ReducedStatistics, RmsNorm,
+    GemmMode, MatrixView, MatrixViewMut, Parallel, ParameterState, ReducedStatistics, RmsNorm,
     RmsNormGradients, RmsNormSaved, RopeTable, WriteMode,
 };
 use narrows_plan::model::{Activation, GatedProduct, Rope};
+use narrows_runtime::GemmDtype;
 use narrows_runtime::session::PositionRuns;
 
 const TOKENS: usize = 1024;
@@ -55,39 +56,63 @@ fn run(bencher: Bencher<'_, '_>, threads: usize, mut work: impl FnMut(Parallel) 
 
 /// `(d_in, d_out)` of the GEMMs of CoLA-60M: factors A and B of the attention linears and of the MLP
 /// linears, a grouped one, and the head.
-const GEMMS: [(usize, usize); 6] =
+const SIZES: [(usize, usize); 6] =
     [(D, R), (D, 3 * R), (R, D), (R, D_FF), (D_FF, R), (D, VOCABULARY)];
 
-#[divan::bench(args = GEMMS, consts = THREADS)]
-fn gemm_forward<const N: usize>(bencher: Bencher<'_, '_>, (d_in, d_out): (usize, usize)) {
+/// The GEMMs in each format that this processor multiplies.
+fn gemms() -> impl Iterator<Item = (usize, usize, GemmDtype)> {
+    let dtypes = [GemmDtype::F32, GemmDtype::Bf16];
+    let dtypes = &dtypes[..if kernels::supports_bf16() { 2 } else { 1 }];
+    let gemms = SIZES.iter().flat_map(|size| dtypes.iter().map(|dtype| (size.0, size.1, *dtype)));
+    gemms.collect::<Vec<_>>().into_iter()
+}
+
+#[divan::bench(args = gemms(), consts = THREADS)]
+fn gemm_forward<const N: usize>(
+    bencher: Bencher<'_, '_>,
+    (d_in, d_out, dtype): (usize, usize, GemmDtype),
+) {
     let (x, w) = (elements(TOKENS * d_in), elements(d_in * d_out));
     let mut y = vec![0.0; TOKENS * d_out];
     run(bencher.counter(ItemsCount::new(2 * TOKENS * d_in * d_out)), N, |parallel| {
         let (x, w) = (MatrixView::new(&x, TOKENS, d_in), MatrixView::new(&w, d_in, d_out));
         let y = MatrixViewMut::new(&mut y, TOKENS, d_out);
-        kernels::gemm_forward(x, w, y, 1, WriteMode::Replace, parallel);
+        kernels::gemm_forward(x, w, y, 1, WriteMode::Replace, GemmMode { parallel, dtype });
     });
 }
 
-#[divan::bench(args = GEMMS, consts = THREADS)]
-fn gemm_input_gradient<const N: usize>(bencher: Bencher<'_, '_>, (d_in, d_out): (usize, usize)) {
+#[divan::bench(args = gemms(), consts = THREADS)]
+fn gemm_input_gradient<const N: usize>(
+    bencher: Bencher<'_, '_>,
+    (d_in, d_out, dtype): (usize, usize, GemmDtype),
+) {
     let (dy, w) = (elements(TOKENS * d_out), elements(d_in * d_out));
     let mut dx = vec![0.0; TOKENS * d_in];
     run(bencher.counter(ItemsCount::new(2 * TOKENS * d_in * d_out)), N, |parallel| {
         let (dy, w) = (MatrixView::new(&dy, TOKENS, d_out), MatrixView::new(&w, d_in, d_out));
         let dx = MatrixViewMut::new(&mut dx, TOKENS, d_in);
-        kernels::gemm_input_gradient(dy, w, dx, 1, WriteMode::Replace, parallel);
+        kernels::gemm_input_gradient(
+            dy,
+            w,
+            dx,
+            1,
+            WriteMode::Replace,
+            GemmMode { parallel, dtype },
+        );
     });
 }
 
-#[divan::bench(args = GEMMS, consts = THREADS)]
-fn gemm_weight_gradient<const N: usize>(bencher: Bencher<'_, '_>, (d_in, d_out): (usize, usize)) {
+#[divan::bench(args = gemms(), consts = THREADS)]
+fn gemm_weight_gradient<const N: usize>(
+    bencher: Bencher<'_, '_>,
+    (d_in, d_out, dtype): (usize, usize, GemmDtype),
+) {
     let (dy, x) = (elements(TOKENS * d_out), elements(TOKENS * d_in));
     let mut dw = vec![0.0; d_in * d_out];
     run(bencher.counter(ItemsCount::new(2 * TOKENS * d_in * d_out)), N, |parallel| {
         let (dy, x) = (MatrixView::new(&dy, TOKENS, d_out), MatrixView::new(&x, TOKENS, d_in));
         let dw = MatrixViewMut::new(&mut dw, d_in, d_out);
-        kernels::gemm_weight_gradient(x, dy, dw, 1, WriteMode::Add, parallel);
+        kernels::gemm_weight_gradient(x, dy, dw, 1, WriteMode::Add, GemmMode { parallel, dtype });
     });
 }
 

@@ -6,14 +6,15 @@ use std::ops::Range;
 use narrows_plan::program::{Access, BufferId, ChunkPhase, Program, StageProgram};
 use narrows_runtime::session::{MeshCoordinates, StepRequest, TokenRows};
 use narrows_runtime::{
-    DeviceReport, RunError, ScheduledInstruction, TimeCategory, UpdateGroup, replica_operand_range,
+    DeviceReport, GemmDtype, RunError, ScheduledInstruction, TimeCategory, UpdateGroup,
+    replica_operand_range,
 };
 
 use crate::abort::StopReason;
 use crate::arena::{Arena, ArenaOperands, OPERANDS_MAX};
 use crate::device_clock::DeviceClock;
 use crate::device_links::DeviceLinks;
-use crate::kernels::{Parallel, RopeTable};
+use crate::kernels::{GemmMode, Parallel, RopeTable};
 
 /// One device during a step.
 pub(crate) struct CpuDevice<'a> {
@@ -32,6 +33,8 @@ pub(crate) struct CpuDevice<'a> {
     pub update_groups: &'a HashMap<BufferId, UpdateGroup>,
     pub categories: &'a InstructionCategories,
     pub parallel: Parallel,
+    /// Format to which the operands of GEMMs are rounded.
+    pub gemm_dtype: GemmDtype,
     pub step: StepRequest<'a>,
     /// Contribution of this device to the mean loss over the step's tokens.
     pub loss: f64,
@@ -54,6 +57,11 @@ impl InstructionCategories {
 }
 
 impl CpuDevice<'_> {
+    /// Threads and operand format of GEMMs.
+    pub fn gemm_mode(&self) -> GemmMode {
+        GemmMode { parallel: self.parallel, dtype: self.gemm_dtype }
+    }
+
     /// The operands of an instruction.
     pub fn operands(
         &mut self,

@@ -14,7 +14,8 @@ use narrows_runtime::session::{
     Engine, LocalStepResult, MeshCoordinates, ModelProgram, Session, StepRequest,
 };
 use narrows_runtime::{
-    DeviceId, DeviceReport, InstructionSpan, RunError, TimeCategory, scheduled_instructions,
+    DeviceId, DeviceReport, GemmDtype, InstructionSpan, RunError, TimeCategory,
+    scheduled_instructions,
 };
 
 use crate::arena::Arena;
@@ -22,7 +23,7 @@ use crate::device::{CpuDevice, InstructionCategories};
 use crate::device_clock::DeviceClock;
 use crate::device_links::DeviceLinks;
 use crate::device_threads::{DeviceOutcome, DeviceThreads};
-use crate::kernels::{Parallel, RopeTable};
+use crate::kernels::{Parallel, RopeTable, supports_bf16};
 
 /// The devices of a process.
 pub(crate) struct CpuEngine {
@@ -36,6 +37,7 @@ pub(crate) struct CpuEngine {
     categories: Vec<InstructionCategories>,
     /// Parallelism of the kernels of one device.
     parallel: Parallel,
+    gemm_dtype: GemmDtype,
 }
 
 /// The state of a device between steps.
@@ -47,63 +49,106 @@ struct DeviceState {
     links: DeviceLinks,
 }
 
-/// Opens a session whose devices are all threads of this process, each with `threads` threads.
-/// Weights, gradients and moments are zero.
+/// Threads and number format of devices.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuOptions {
+    /// Threads of each device.
+    pub threads: usize,
+    /// Format to which the operands of GEMMs are rounded.
+    pub gemm_dtype: GemmDtype,
+}
+
+impl CpuOptions {
+    /// Devices that compute in f32.
+    fn in_f32(threads: usize) -> CpuOptions {
+        CpuOptions { threads, gemm_dtype: GemmDtype::F32 }
+    }
+
+    /// Opens a session. Without a group its devices are all threads of this process; with one it has the device whose number
+    /// is this process's rank, and all processes must make the same calls of their sessions in the same order. Weights,
+    /// gradients and moments are zero.
+    ///
+    /// # Errors
+    /// When the program is not in f32, was not lowered from a plan of this model, or has not one device for each process;
+    /// and when this processor cannot multiply the format of GEMMs.
+    pub fn open(
+        self,
+        model: &Model,
+        program: CheckedProgram,
+        group: Option<Arc<dyn ProcessGroup>>,
+    ) -> Result<Session, RunError> {
+        let program = Arc::new(ModelProgram::new(model, program)?);
+        let engine = match &group {
+            None => CpuEngine::in_memory(program.clone(), self)?,
+            Some(group) => CpuEngine::of_process(program.clone(), self, &**group)?,
+        };
+        Ok(Session::new(program, Box::new(engine), group))
+    }
+}
+
+/// Opens a session in f32 whose devices are all threads of this process, each with `threads` threads.
 ///
 /// # Errors
-/// When the program is not in f32, or was not lowered from a plan of this model.
+/// As [`CpuOptions::open`].
 pub fn session(
     model: &Model,
     program: CheckedProgram,
     threads: usize,
 ) -> Result<Session, RunError> {
-    let model_program = Arc::new(ModelProgram::new(model, program)?);
-    let engine = CpuEngine::in_memory(model_program.clone(), threads)?;
-    Ok(Session::new(model_program, Box::new(engine), None))
+    CpuOptions::in_f32(threads).open(model, program, None)
 }
 
-/// Opens a session of the one device whose number is this process's rank. All processes must make
-/// the same calls of their sessions in the same order.
+/// Opens a session in f32 of the one device whose number is this process's rank.
 ///
 /// # Errors
-/// As [`session`], and when the number of devices is not the number of processes.
+/// As [`CpuOptions::open`].
 pub fn session_of_process(
     model: &Model,
     program: CheckedProgram,
     threads: usize,
     group: Arc<dyn ProcessGroup>,
 ) -> Result<Session, RunError> {
-    let model_program = Arc::new(ModelProgram::new(model, program)?);
-    let devices = model_program.program().context.mesh.devices();
-    let processes = group.world_size();
-    if devices != processes {
-        return Err(RunError::ProcessCountMismatch { devices, processes });
-    }
-    let links = DeviceLinks::of_process(model_program.program(), &*group);
-    let engine = CpuEngine::new(model_program.clone(), threads, group.rank(), vec![links])?;
-    Ok(Session::new(model_program, Box::new(engine), Some(group)))
+    CpuOptions::in_f32(threads).open(model, program, Some(group))
 }
 
 impl CpuEngine {
     /// An engine whose devices are all in this process.
     pub fn in_memory(
         model_program: Arc<ModelProgram>,
-        threads: usize,
+        options: CpuOptions,
     ) -> Result<CpuEngine, RunError> {
         let links = DeviceLinks::in_memory(model_program.program());
-        CpuEngine::new(model_program, threads, 0, links)
+        CpuEngine::new(model_program, options, 0, links)
+    }
+
+    /// An engine of the one device whose number is this process's rank.
+    fn of_process(
+        model_program: Arc<ModelProgram>,
+        options: CpuOptions,
+        group: &dyn ProcessGroup,
+    ) -> Result<CpuEngine, RunError> {
+        let devices = model_program.program().context.mesh.devices();
+        let processes = group.world_size();
+        if devices != processes {
+            return Err(RunError::ProcessCountMismatch { devices, processes });
+        }
+        let links = DeviceLinks::of_process(model_program.program(), group);
+        CpuEngine::new(model_program, options, group.rank(), vec![links])
     }
 
     /// An engine for the devices from `first_device`, with the links of each.
     fn new(
         model_program: Arc<ModelProgram>,
-        threads: usize,
+        CpuOptions { threads, gemm_dtype }: CpuOptions,
         first_device: u64,
         links: Vec<DeviceLinks>,
     ) -> Result<CpuEngine, RunError> {
         let program = model_program.program();
         if program.context.precision != Precision::Fp32 {
             return Err(RunError::UnsupportedPrecision);
+        }
+        if gemm_dtype == GemmDtype::Bf16 && !supports_bf16() {
+            return Err(RunError::UnsupportedGemmDtype);
         }
         let mesh = program.context.mesh;
         let devices = (first_device..).zip(links).map(|(device, links)| {
@@ -127,6 +172,7 @@ impl CpuEngine {
             rope_table,
             categories,
             parallel: Parallel::new(threads),
+            gemm_dtype,
         })
     }
 
@@ -145,6 +191,10 @@ impl CpuEngine {
 impl Engine for CpuEngine {
     fn name(&self) -> &'static str {
         "cpu"
+    }
+
+    fn gemm_dtype(&self) -> Option<GemmDtype> {
+        Some(self.gemm_dtype)
     }
 
     fn devices(&self) -> Range<u64> {
@@ -174,6 +224,7 @@ impl Engine for CpuEngine {
                     update_groups: self.model_program.update_groups(stage),
                     categories: &self.categories[stage],
                     parallel: self.parallel,
+                    gemm_dtype: self.gemm_dtype,
                     step,
                     loss: 0.0,
                 }

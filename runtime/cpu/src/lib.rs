@@ -31,5 +31,5 @@ mod stage_pipe;
 mod stage_traffic;
 
 pub use cached_model::{CachedModel, SequenceError};
-pub use engine::{session, session_of_process};
+pub use engine::{CpuOptions, session, session_of_process};
 pub use memory::{GatheredTensors, memory_lower_bound, node_memory_lower_bound};

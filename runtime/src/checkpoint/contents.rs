@@ -8,6 +8,7 @@ use super::error::{CheckpointError, CheckpointFault};
 use super::tensors::check_sizes;
 use crate::data::{Cursor, DataError, TargetRule};
 use crate::error::RunError;
+use crate::gemm_dtype::GemmDtype;
 use crate::optimizer::Optimizer;
 use crate::session::{ModelTensors, Session, TensorKind};
 use crate::train::{EvaluationHistory, Trainer};
@@ -27,6 +28,8 @@ pub struct Checkpoint {
     pub evaluations: EvaluationHistory,
     /// [`Model::fingerprint`] of the run's model.
     pub model_fingerprint: String,
+    /// Format to which the operands of GEMMs were rounded.
+    pub gemm_dtype: GemmDtype,
     /// Outline of the plan. A run that resumes takes its batch from there.
     pub origin: Option<CheckpointOrigin>,
     /// Weights.
@@ -50,6 +53,8 @@ pub struct CheckpointOutline {
     pub targets: TargetRule,
     /// Hyper-parameters of the run.
     pub optimizer: Optimizer,
+    /// Format to which the operands of GEMMs were rounded.
+    pub gemm_dtype: GemmDtype,
     /// Sequences of a step, where the checkpoint has its plan.
     pub global_batch: Option<u64>,
 }
@@ -131,6 +136,7 @@ impl Checkpoint {
             optimizer: *optimizer,
             evaluations: EvaluationHistory::default(),
             model_fingerprint: model.fingerprint(),
+            gemm_dtype: session.gemm_dtype().unwrap_or_default(),
             origin: Some(session.program().context.into()),
             weights,
             first_moments,

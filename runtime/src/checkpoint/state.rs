@@ -10,6 +10,7 @@ use super::contents::{Checkpoint, CheckpointOrigin};
 use super::error::CheckpointFault;
 use super::format::{SHARDS_VERSION, WHOLE_VERSION, format_field};
 use crate::data::Cursor;
+use crate::gemm_dtype::GemmDtype;
 use crate::learning_rate::{LearningRateSchedule, StepCount};
 use crate::loro::{FactorRateScale, Loro};
 use crate::optimizer::{DecayedWeights, Optimizer};
@@ -26,6 +27,9 @@ pub(super) struct RunState {
     pub model: ModelName,
     pub cursor: Cursor,
     pub optimizer: HyperParameters,
+    /// Absent where operands of GEMMs were not rounded.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub gemm_dtype: GemmDtype,
     #[serde(rename = "made_under")]
     pub origin: Option<CheckpointOrigin>,
     /// Absent in runs without evaluations.
@@ -52,6 +56,7 @@ impl RunState {
             },
             cursor: checkpoint.cursor.clone(),
             optimizer: HyperParameters::of(&checkpoint.optimizer),
+            gemm_dtype: checkpoint.gemm_dtype,
             origin: checkpoint.origin,
             evaluations: checkpoint.evaluations.clone(),
         }
@@ -66,6 +71,7 @@ impl RunState {
             model: ModelName { name: model.name.clone(), fingerprint: model.fingerprint() },
             cursor: trainer.cursor(),
             optimizer: HyperParameters::of(trainer.optimizer()),
+            gemm_dtype: trainer.session().gemm_dtype().unwrap_or_default(),
             origin: Some(trainer.session().program().context.into()),
             evaluations: trainer.evaluations().clone(),
         }

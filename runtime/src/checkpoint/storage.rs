@@ -18,6 +18,7 @@ use super::names::stored_parameters;
 use super::shards::ShardReader;
 use super::state::RunState;
 use super::tensors::{self, HashingWriter, TensorGroup};
+use crate::gemm_dtype::GemmDtype;
 use crate::optimizer::Optimizer;
 use crate::process_group::{ProcessGroup, StorageUse};
 use crate::session::{ModelTensors, TensorKind};
@@ -89,6 +90,7 @@ fn load_files(
         optimizer: state.optimizer.to_optimizer(),
         evaluations: state.evaluations,
         model_fingerprint: state.model.fingerprint,
+        gemm_dtype: state.gemm_dtype,
         origin: state.origin,
         weights,
         first_moments,
@@ -195,6 +197,7 @@ impl FoundCheckpoint {
             sequence_length: state.cursor.sequence_length,
             targets: state.cursor.targets,
             optimizer: state.optimizer.to_optimizer(),
+            gemm_dtype: state.gemm_dtype,
             global_batch: state.origin.map(|origin| origin.workload.global_batch),
         })
     }
@@ -215,16 +218,16 @@ impl FoundCheckpoint {
         if !manifest.is_of_shards() {
             let checkpoint = load_files(path, manifest, model)?;
             checkpoint.resume(trainer)?;
-            let Checkpoint { step, optimizer, origin, .. } = checkpoint;
-            return Ok(ResumedState { step, optimizer, origin });
+            let Checkpoint { step, optimizer, gemm_dtype, origin, .. } = checkpoint;
+            return Ok(ResumedState { step, optimizer, gemm_dtype, origin });
         }
         let state = read_state(path, manifest, model)?;
         trainer.sampler().sequence_to_resume(&state.cursor)?;
         ShardReader::new(path, manifest, model, &storage).restore(trainer.session_mut())?;
         trainer.resume(&state.cursor, state.step)?;
         trainer.set_evaluations(state.evaluations);
-        let RunState { step, optimizer, origin, .. } = state;
-        Ok(ResumedState { step, optimizer: optimizer.to_optimizer(), origin })
+        let RunState { step, optimizer, gemm_dtype, origin, .. } = state;
+        Ok(ResumedState { step, optimizer: optimizer.to_optimizer(), gemm_dtype, origin })
     }
 }
 
@@ -240,6 +243,8 @@ pub struct ResumedState {
     pub step: u64,
     /// Hyper-parameters of the run that wrote the checkpoint. The resumed run keeps its own.
     pub optimizer: Optimizer,
+    /// Format to which that run rounded the operands of GEMMs.
+    pub gemm_dtype: GemmDtype,
     /// Outline of the plan of that run.
     pub origin: Option<CheckpointOrigin>,
 }

@@ -7,6 +7,7 @@ use narrows_plan::program::{Buffer, BufferRole, Phase};
 
 use super::step_result::LocalStepResult;
 use crate::error::RunError;
+use crate::gemm_dtype::GemmDtype;
 use crate::optimizer::{Optimizer, StepCoefficients};
 use crate::time_breakdown::InstructionSpan;
 
@@ -15,6 +16,11 @@ use crate::time_breakdown::InstructionSpan;
 pub trait Engine: Send {
     /// Name of the backend on the command line.
     fn name(&self) -> &'static str;
+
+    /// Format to which operands of GEMMs are rounded; `None` where they are multiplied in the format of the program.
+    fn gemm_dtype(&self) -> Option<GemmDtype> {
+        None
+    }
 
     /// The devices of this process.
     fn devices(&self) -> Range<u64>;

@@ -38,6 +38,7 @@ use narrows_plan::model::{Model, ParameterId};
 use narrows_plan::program::{BufferRole, Program};
 
 use crate::error::RunError;
+use crate::gemm_dtype::GemmDtype;
 use crate::optimizer::Optimizer;
 use crate::parameters::{LogicalParameter, logical_parameters};
 use crate::process_group::{ProcessGroup, gather_and_broadcast};
@@ -99,6 +100,11 @@ impl Session {
     /// Name of the backend on the command line.
     pub fn backend(&self) -> &'static str {
         self.engine.name()
+    }
+
+    /// Format to which the operands of GEMMs are rounded; `None` where they are multiplied in the format of the program.
+    pub fn gemm_dtype(&self) -> Option<GemmDtype> {
+        self.engine.gemm_dtype()
     }
 
     /// Ranks that a process must be connected with to run this device of a program.

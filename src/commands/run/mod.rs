@@ -5,6 +5,7 @@ mod data_check;
 mod initial_weights;
 mod memory;
 mod processes;
+mod resume;
 mod step_log;
 mod tokens;
 mod trace;

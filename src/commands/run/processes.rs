@@ -6,7 +6,7 @@ use narrows_cluster::{RunFact, TcpProcessGroup};
 use narrows_runtime::checkpoint::SaveMode;
 use narrows_runtime::process_group::gather_and_broadcast;
 use narrows_runtime::session::Session;
-use narrows_runtime::{RunError, sha256};
+use narrows_runtime::{GemmDtype, RunError, sha256};
 use serde::{Deserialize, Serialize};
 
 use super::PlannedRun;
@@ -134,6 +134,7 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
         fact("steps", training.recipe.steps.to_string()),
         fact("evaluations", evaluations),
         fact("seed", training.recipe.seed.to_string()),
+        fact("dtype", training.gemm_dtype().map_or("of the plan", GemmDtype::name).into()),
         fact("targets", training.recipe.targets.to_string()),
         fact("schedule and optimizer", training.recipe.optimizer.to_string()),
         fact("checkpoints", checkpoints),

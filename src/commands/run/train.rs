@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use narrows_cluster::TcpProcessGroup;
+use narrows_cpu::CpuOptions;
 use narrows_cuda::GpuOptions;
 use narrows_plan::model::Model;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
@@ -275,10 +276,8 @@ fn session(
         }
         ExecutionTarget::Cpu => {
             let threads = usize::try_from(threads).unwrap_or(usize::MAX);
-            return match group {
-                None => narrows_cpu::session(model, program, threads),
-                Some(group) => narrows_cpu::session_of_process(model, program, threads, group),
-            };
+            let gemm_dtype = training.recipe.gemm_dtype;
+            return CpuOptions { threads, gemm_dtype }.open(model, program, group);
         }
     };
     narrows_cuda::session(model, program, &options, group, &mut |warning| output::warn(warning))

@@ -13,7 +13,7 @@ use narrows_plan::{Bytes, Mesh, Plan, Seconds};
 use narrows_planner::Prediction;
 use narrows_runtime::data::Sampler;
 use narrows_runtime::train::{TrainEnd, TrainedStep};
-use narrows_runtime::{TimeBreakdown, TimeCategory, Trainer};
+use narrows_runtime::{GemmDtype, TimeBreakdown, TimeCategory, Trainer};
 use serde::Serialize;
 
 use super::Report;
@@ -68,6 +68,10 @@ impl RunHeader<'_> {
         let work = plan.workload;
         let (file, tokens) = (sampler.file().path().display(), sampler.file().token_count());
         let step_time = Seconds(prediction.step_time_s);
+        let priced_dtype = match training.gemm_dtype() {
+            Some(GemmDtype::Bf16) => ", with GEMMs in f32: those in bf16 have no price",
+            _ => "",
+        };
         let mut fields = vec![
             ("plan", mesh_and_schedule(plan)),
             ("data", format!("{} tokens of {file}{verification}", thousands(tokens))),
@@ -80,7 +84,10 @@ impl RunHeader<'_> {
                     thousands(work.sequence_length)
                 ),
             ),
-            ("predicted", format!("{step_time} per step on `{}`", plan.hardware.name)),
+            (
+                "predicted",
+                format!("{step_time} per step on `{}`{priced_dtype}", plan.hardware.name),
+            ),
         ];
         fields.extend(self.exact_step_cost().map(|cost| ("LORO", cost.text())));
         fields.extend(self.origin(resumed).map(|origin| ("starts", origin)));
@@ -141,6 +148,8 @@ pub struct RunReport {
     mesh: Mesh,
     /// `null` on GPUs.
     threads_per_device: Option<u64>,
+    /// Format to which the operands of GEMMs were rounded; `null` on GPUs.
+    dtype: Option<GemmDtype>,
     seed: u64,
     data: String,
     /// Steps completed in this run.
@@ -215,6 +224,7 @@ impl RunReport {
             model: model.name.clone(),
             mesh: plan.mesh,
             threads_per_device: (training.target == ExecutionTarget::Cpu).then_some(*threads),
+            dtype: training.gemm_dtype(),
             seed: training.recipe.seed,
             data: trainer.sampler().file().path().display().to_string(),
             steps: history.steps(),
@@ -306,6 +316,9 @@ impl RunReport {
             &[("", Align::Left), ("predicted", Align::Right), ("measured", Align::Right)],
             &rows,
         );
+        if self.dtype == Some(GemmDtype::Bf16) {
+            page.line("The prediction has GEMMs in f32: those in bf16 have no price.");
+        }
         if !is_broken_down {
             page.line("Captured graphs are timed as a whole: --eager or --trace breaks them down.");
         }

@@ -111,7 +111,7 @@ fn session(miniature: &Miniature) -> (Session, SharedEngine) {
     let resolved = miniature.plan.resolve(&miniature.model).unwrap();
     let program = CheckedProgram::check(lower(&resolved)).unwrap();
     let model_program = Arc::new(ModelProgram::new(&miniature.model, program).unwrap());
-    let engine = CpuEngine::in_memory(model_program.clone(), 1).unwrap();
+    let engine = CpuEngine::in_memory(model_program.clone(), super::CpuOptions::in_f32(1)).unwrap();
     let engine = SharedEngine(Arc::new(Mutex::new(engine)));
     (Session::new(model_program, Box::new(engine.clone()), None), engine)
 }

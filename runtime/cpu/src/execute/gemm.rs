@@ -16,7 +16,7 @@ pub(crate) fn run(
     scheduled: &ScheduledInstruction,
     gemm: &GemmOp,
 ) -> Result<(), StopReason> {
-    let (parallel, batch) = (device.parallel, gemm.batch as usize);
+    let (mode, batch) = (device.gemm_mode(), gemm.batch as usize);
     let (reads, writes) = (&scheduled.instr.reads, &scheduled.instr.writes);
     let output = writes[0].extent;
     let weight = match gemm.role {
@@ -32,24 +32,24 @@ pub(crate) fn run(
         GemmRole::Forward => {
             let w = weight_matrix(right, &reads[1], transposed);
             if gemm.accumulate {
-                copy(operands.read(2), result, parallel);
+                copy(operands.read(2), result, mode.parallel);
             }
             let (x, y) = (view(left, reads[0].extent), view_mut(result, output));
-            gemm_forward(x, w, y, batch, write, parallel);
+            gemm_forward(x, w, y, batch, write, mode);
         }
         GemmRole::InputGradient => {
             let w = weight_matrix(right, &reads[1], transposed);
             let (dy, dx) = (view(left, reads[0].extent), view_mut(result, output));
-            gemm_input_gradient(dy, w, dx, batch, write, parallel);
+            gemm_input_gradient(dy, w, dx, batch, write, mode);
         }
         GemmRole::WeightGradient => {
             let (x, dy) = (view(left, reads[0].extent), view(right, reads[1].extent));
             if transposed {
                 let (rows, columns) = (output.columns as usize, output.rows as usize);
                 let dw = MatrixViewMut::new(result, rows, columns);
-                gemm_weight_gradient(dy, x, dw, batch, write, parallel);
+                gemm_weight_gradient(dy, x, dw, batch, write, mode);
             } else {
-                gemm_weight_gradient(x, dy, view_mut(result, output), batch, write, parallel);
+                gemm_weight_gradient(x, dy, view_mut(result, output), batch, write, mode);
             }
         }
     }

@@ -9,8 +9,11 @@
 
 use std::ops::Range;
 
+use narrows_runtime::GemmDtype;
+
+use super::gemm_mode::GemmMode;
 use super::matrix::{MatrixView, MatrixViewMut, StridedMatrix, WriteMode, matmul};
-use super::parallel::{ColumnRows, Parallel, ParallelRows, SharedOperand};
+use super::parallel::{ColumnRows, ParallelRows, SharedOperand};
 
 /// Grain size: a GEMM with fewer multiplications runs on one thread.
 const PARALLEL_MULTIPLICATIONS_MIN: usize = 1 << 18;
@@ -25,12 +28,13 @@ pub fn gemm_forward<'a>(
     y: MatrixViewMut<'_>,
     batch: usize,
     write: WriteMode,
-    parallel: Parallel,
+    mode: impl Into<GemmMode>,
 ) {
+    let mode = mode.into();
     let w = w.into();
     for_each_member(batch, x.columns(), w.columns(), y, |d_in, d_out, y| {
         let x = x.column_range(d_in.start, d_in.len());
-        parallel_matmul(x.into(), columns(w, d_out), y, write, parallel);
+        parallel_matmul(x.into(), columns(w, d_out), y, write, mode);
     });
 }
 
@@ -41,12 +45,13 @@ pub fn gemm_input_gradient<'a>(
     dx: MatrixViewMut<'_>,
     batch: usize,
     write: WriteMode,
-    parallel: Parallel,
+    mode: impl Into<GemmMode>,
 ) {
+    let mode = mode.into();
     let w = w.into();
     for_each_member(batch, dy.columns(), dx.columns(), dx, |d_out, _, dx| {
         let dy = dy.column_range(d_out.start, d_out.len());
-        parallel_matmul(dy.into(), columns(w, d_out).transposed(), dx, write, parallel);
+        parallel_matmul(dy.into(), columns(w, d_out).transposed(), dx, write, mode);
     });
 }
 
@@ -57,12 +62,13 @@ pub fn gemm_weight_gradient(
     dw: MatrixViewMut<'_>,
     batch: usize,
     write: WriteMode,
-    parallel: Parallel,
+    mode: impl Into<GemmMode>,
 ) {
+    let mode = mode.into();
     for_each_member(batch, x.columns(), dw.columns(), dw, |d_in, d_out, dw| {
         let x = x.column_range(d_in.start, d_in.len()).transposed();
         let dy = dy.column_range(d_out.start, d_out.len());
-        parallel_matmul(x, dy.into(), dw, write, parallel);
+        parallel_matmul(x, dy.into(), dw, write, mode);
     });
 }
 
@@ -100,19 +106,37 @@ fn parallel_matmul(
     b: StridedMatrix<'_>,
     c: MatrixViewMut<'_>,
     write: WriteMode,
-    parallel: Parallel,
+    GemmMode { parallel, dtype }: GemmMode,
 ) {
     let multiplications = a.rows() * a.columns() * b.columns();
     if parallel.threads() == 1 || multiplications < PARALLEL_MULTIPLICATIONS_MIN {
-        return matmul(a, b, c, 1.0, write);
+        return multiply(a, b, c, write, dtype);
     }
     let (rows, columns) = (c.rows(), c.columns());
     if columns < COLUMNS_PER_THREAD_MIN * parallel.threads() && rows > columns {
-        let operands = (a, SharedOperand(b), c, SharedOperand(write));
+        let operands = (a, SharedOperand(b), c, SharedOperand((write, dtype)));
         parallel.for_expensive_rows(rows, operands, matmul_rows);
     } else {
-        let operands = (SharedOperand(a), ColumnRows(b), ColumnRows(c), SharedOperand(write));
+        let operands =
+            (SharedOperand(a), ColumnRows(b), ColumnRows(c), SharedOperand((write, dtype)));
         parallel.for_expensive_rows(columns, operands, matmul_columns);
+    }
+}
+
+/// GEMM on the calling thread.
+fn multiply(
+    a: StridedMatrix<'_>,
+    b: StridedMatrix<'_>,
+    c: MatrixViewMut<'_>,
+    write: WriteMode,
+    dtype: GemmDtype,
+) {
+    match dtype {
+        GemmDtype::F32 => matmul(a, b, c, 1.0, write),
+        #[cfg(target_arch = "x86_64")]
+        GemmDtype::Bf16 => super::bf16_matrix::matmul(a, b, c, write),
+        #[cfg(not(target_arch = "x86_64"))]
+        GemmDtype::Bf16 => unreachable!("no session has GEMMs in bf16 on this processor"),
     }
 }
 
@@ -120,24 +144,26 @@ type RowOperands<'a> = (
     StridedMatrix<'a>,
     SharedOperand<StridedMatrix<'a>>,
     MatrixViewMut<'a>,
-    SharedOperand<WriteMode>,
+    SharedOperand<(WriteMode, GemmDtype)>,
 );
 
-fn matmul_rows((a, SharedOperand(b), c, SharedOperand(write)): RowOperands<'_>) {
-    matmul(a, b, c, 1.0, write);
+fn matmul_rows((a, SharedOperand(b), c, SharedOperand((write, dtype))): RowOperands<'_>) {
+    multiply(a, b, c, write, dtype);
 }
 
 type ColumnOperands<'a> = (
     SharedOperand<StridedMatrix<'a>>,
     ColumnRows<StridedMatrix<'a>>,
     ColumnRows<MatrixViewMut<'a>>,
-    SharedOperand<WriteMode>,
+    SharedOperand<(WriteMode, GemmDtype)>,
 );
 
 fn matmul_columns(
-    (SharedOperand(a), ColumnRows(b), ColumnRows(c), SharedOperand(write)): ColumnOperands<'_>,
+    (SharedOperand(a), ColumnRows(b), ColumnRows(c), SharedOperand((write, dtype))): ColumnOperands<
+        '_,
+    >,
 ) {
-    matmul(a, b, c, 1.0, write);
+    multiply(a, b, c, write, dtype);
 }
 
 impl ParallelRows for StridedMatrix<'_> {
@@ -164,6 +190,7 @@ impl ParallelRows for ColumnRows<StridedMatrix<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::Parallel;
     use crate::kernels::testing::{assert_close, assert_close_f32, random};
 
     /// A[m,k]·B[k,n] by definition in f64; `sizes` are m, n and k.

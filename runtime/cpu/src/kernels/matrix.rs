@@ -5,8 +5,8 @@
 //! them, which slices cannot express. A mutable view therefore holds a pointer, made from one
 //! exclusive slice and only ever split into views without a common element.
 //!
-//! This is the only file of the kernels with unsafe code: those views, and the call of
-//! [`gemm`](mod@gemm), which takes pointers.
+//! Unsafe code of the kernels is here and in `bf16_matrix`: those views, the call of [`gemm`](mod@gemm), which takes
+//! pointers, and instructions that only some processors have.
 
 #![allow(unsafe_code)]
 
@@ -216,6 +216,11 @@ impl<'a> StridedMatrix<'a> {
     /// The `count` columns from column `first`.
     pub fn column_range(self, first: usize, count: usize) -> Self {
         self.transposed().row_range(first, count).transposed()
+    }
+
+    /// The matrix as it is stored, and whether this one is its transpose.
+    pub(super) fn stored(&self) -> (MatrixView<'a>, bool) {
+        (self.view, self.transposed)
     }
 
     /// Distances in elements between neighbouring rows and between neighbouring columns.

@@ -1,8 +1,9 @@
-//! Kernels of one device in f32: GEMMs, attention, and the fused ops on its own shard.
+//! Kernels of one device: GEMMs, attention, and the fused ops on its own shard, in f32. GEMMs can round their
+//! operands to bf16 ([`GemmMode`]).
 //!
 //! A kernel is a pure function on [`MatrixView`]s of row-major memory and on slices. It knows shapes,
 //! not programs or buffers; a tensor with several sections side by side is passed as views of its
-//! columns. No kernel allocates (the `gemm` crate packs operands into memory of its own): where a
+//! columns. No kernel allocates (GEMMs pack operands into memory of the thread): where a
 //! kernel needs scratch memory, a function beside it returns the size, and the caller passes the
 //! memory.
 //!
@@ -15,11 +16,14 @@
 
 mod activation;
 mod attention;
+#[cfg(target_arch = "x86_64")]
+mod bf16_matrix;
 mod bias;
 mod elementwise;
 mod embedding;
 mod gated_product;
 mod gemm;
+mod gemm_mode;
 mod latent;
 mod layer_norm;
 mod loss;
@@ -45,6 +49,7 @@ pub(crate) use elementwise::{add_into, copy, fill_zero, fill_zero_view};
 pub use embedding::{LookupTokens, embedding_gather, embedding_scatter_add};
 pub use gated_product::{GatedProductSaved, gated_product_backward, gated_product_forward};
 pub use gemm::{gemm_forward, gemm_input_gradient, gemm_weight_gradient};
+pub use gemm_mode::{GemmMode, supports_bf16};
 pub(crate) use latent::latent_recover_in_place;
 pub use latent::{
     LatentRecoverSaved, latent_backward, latent_forward, latent_recover, latent_recover_backward,
