@@ -270,6 +270,10 @@ impl Failure {
             RunError::UnsupportedOptimizer { reason, hint } => {
                 Problem::new("--optimizer loro", reason.clone()).hint(*hint)
             }
+            RunError::UnsupportedGemmDtype => Problem {
+                hints: hint.into_iter().collect(),
+                ..Problem::new("--dtype bf16", error.to_string())
+            },
             RunError::Cluster(error) => {
                 let causes = recent_operations(&error.recent_operations);
                 Problem {
@@ -283,7 +287,9 @@ impl Failure {
         };
         let status = match error {
             RunError::DeviceThreads { .. } => ExitStatus::Environment,
-            RunError::UnsupportedOptimizer { .. } => ExitStatus::BadInput,
+            RunError::UnsupportedOptimizer { .. } | RunError::UnsupportedGemmDtype => {
+                ExitStatus::BadInput
+            }
             _ => ExitStatus::Failed,
         };
         Failure { status, problems: vec![problem] }

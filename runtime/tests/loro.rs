@@ -126,7 +126,8 @@ fn models_without_plain_pairs_are_refused() {
             "layer 0 q has rank 80, which is above its width 64",
         ),
     ] {
-        let error = session_of(&model_of(default), 1).check_optimizer(&loro()).unwrap_err();
+        let error =
+            session_of(&model_of(default), 1).model_program().check_optimizer(&loro()).unwrap_err();
         assert!(error.to_string().contains(part), "{error}");
     }
     // Pairs of different ranks share a buffer under some plans.
@@ -135,9 +136,13 @@ fn models_without_plain_pairs_are_refused() {
     );
     let sessions: Vec<Session> = (0..20).map(|seed| session_of(&mixed, seed)).collect();
     let constant = optimizer(4, FactorRateScale::Constant(0.5));
-    assert!(sessions.iter().all(|session| session.check_optimizer(&constant).is_ok()));
-    let refused: Vec<RunError> =
-        sessions.iter().filter_map(|session| session.check_optimizer(&loro()).err()).collect();
+    assert!(
+        sessions.iter().all(|session| session.model_program().check_optimizer(&constant).is_ok())
+    );
+    let refused: Vec<RunError> = sessions
+        .iter()
+        .filter_map(|session| session.model_program().check_optimizer(&loro()).err())
+        .collect();
     assert!(!refused.is_empty() && refused.len() < sessions.len(), "{} refused", refused.len());
     let part = "k.a have different ranks, and so learning rates, but one buffer, which has one";
     assert!(refused[0].to_string().contains(part), "{}", refused[0]);

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use narrows_runtime::{LearningRateSchedule, Optimizer};
+use narrows_runtime::{LearningRateSchedule, Loro, Optimizer};
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::text::plural;
@@ -11,11 +11,13 @@ use super::recipe::{RecipeArgs, STEPS_PER_RAMP};
 use super::values::LrScheduleArg;
 
 impl RecipeArgs {
-    /// The schedule. Its own lengths are those of the schedule of the checkpoint where that has the same shape.
+    /// The schedule. Its own lengths are those of the schedule of the checkpoint where that has the same shape. Restarts follow the
+    /// refreshes of LORO, after which small learning rates let new moments settle.
     pub(super) fn schedule(
         &self,
         [warm_up_steps, total_steps]: [u64; 2],
         base: LearningRateSchedule,
+        loro: Option<Loro>,
     ) -> CommandResult<LearningRateSchedule> {
         let schedule = self.lr_schedule.unwrap_or(LrScheduleArg::of(base));
         self.reject_lengths_of_other_schedules(schedule)?;
@@ -38,7 +40,8 @@ impl RecipeArgs {
                     _ => (None, None, None),
                 };
                 let restart_every = self.restart_every.map(NonZeroU64::get).or(every);
-                let restart_every = restart_every.unwrap_or(tenth(total_steps));
+                let refresh_every = loro.map(|loro| loro.refresh_every).filter(|every| *every > 0);
+                let restart_every = restart_every.or(refresh_every).unwrap_or(tenth(total_steps));
                 let restart_warm_up_steps = self.restart_warm_up_steps.or(warm_up_steps);
                 let restart_warm_up_steps = restart_warm_up_steps.unwrap_or(tenth(restart_every));
                 match schedule {

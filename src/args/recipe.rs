@@ -95,7 +95,8 @@ pub struct RecipeArgs {
     /// With --lr-schedule wsd: steps of the decay at its end [default: a tenth of --decay-steps]
     #[arg(long, value_name = "N")]
     pub cooldown_steps: Option<NonZeroU64>,
-    /// With --lr-schedule cosine-restarts or loro-cosine-restarts: steps between restarts [default: a tenth of --decay-steps]
+    /// With --lr-schedule cosine-restarts or loro-cosine-restarts: steps between restarts [default: --loro-refresh-every
+    /// where moments become zero, or else a tenth of --decay-steps]
     #[arg(long, value_name = "N")]
     pub restart_every: Option<NonZeroU64>,
     /// With --lr-schedule cosine-restarts or loro-cosine-restarts: steps of the warm-up after a restart [default: a tenth of
@@ -298,7 +299,8 @@ impl RecipeArgs {
         };
         let peak = self.learning_rate.map_or(base.peak_learning_rate, |rate| rate.0);
         let warm_up_steps = self.warm_up_steps.unwrap_or(base.warm_up_steps);
-        let schedule = self.schedule([warm_up_steps, total_steps], base.schedule)?;
+        let loro = self.loro(base.loro)?;
+        let schedule = self.schedule([warm_up_steps, total_steps], base.schedule, loro)?;
         let final_fraction = match self.min_learning_rate {
             Some(NonNegative(min)) if min > peak => {
                 let message = format!("{min} is larger than the peak {peak}");
@@ -328,7 +330,7 @@ impl RecipeArgs {
             weight_decay: self.weight_decay.map_or(base.weight_decay, |decay| decay.0),
             decayed,
             clip_norm: self.clip_norm.map_or(base.clip_norm, |norm| norm.0),
-            loro: self.loro(base.loro)?,
+            loro,
         };
         // A run continues the schedule of its checkpoint, unless a flag changes its lengths.
         match resumed.is_some() && !self.sets_schedule_lengths() {

@@ -153,7 +153,7 @@ impl RunArgs {
             None => {
                 fill_sizes(&mut request, resumed.as_ref());
                 let defaults = match &task {
-                    RunTask::Count => RequestDefaults::RUN,
+                    RunTask::Count(_) => RequestDefaults::RUN,
                     RunTask::Train(training) => request_defaults(training),
                 };
                 if self.backend == BackendArg::Cuda {
@@ -189,7 +189,7 @@ impl RunArgs {
                         "--steps: the null backend counts one step, which stands for every one",
                     );
                 }
-                return Ok(RunTask::Count);
+                return Ok(RunTask::Count(recipe.resolve(None)?.optimizer));
             }
         };
         Ok(RunTask::Train(Box::new(self.training(target, recipe, checkpoints)?)))

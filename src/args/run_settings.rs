@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use narrows_cuda::AttentionKernels;
-use narrows_runtime::GemmDtype;
 use narrows_runtime::checkpoint::TokenizerFile;
+use narrows_runtime::{GemmDtype, Optimizer};
 
 use crate::cluster::LaunchedProcess;
 
@@ -43,8 +43,8 @@ pub enum TokenSource {
 /// Task of a run.
 #[derive(Debug)]
 pub enum RunTask {
-    /// Counts instructions and bytes without executing them.
-    Count,
+    /// Counts instructions and bytes without executing them. The optimizer must be able to train the program.
+    Count(Optimizer),
     /// Trains.
     Train(Box<TrainSettings>),
 }
@@ -123,7 +123,7 @@ impl RunTask {
     /// Whether this process prints and writes files for all.
     pub fn is_rank_0(&self) -> bool {
         match self {
-            RunTask::Count => true,
+            RunTask::Count(_) => true,
             RunTask::Train(training) => training.is_rank_0(),
         }
     }

@@ -19,8 +19,7 @@ fn a_processor_without_bf16_refuses_it() {
         eprintln!("skipped: this processor has AVX512_BF16");
         return;
     }
-    let output = narrows(&format!("{RUN} --steps 1 --dtype bf16")).assert().failure();
-    let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    let message = failure(&format!("{RUN} --steps 1 --dtype bf16"), 2);
     assert!(message.contains("it does not have AVX512_BF16\n  hint: --dtype f32"), "{message}");
 }
 

@@ -233,6 +233,10 @@ fn a_run_with_loro_resumes_exactly() {
         --loro-learning-rate-scale 0.5 --decay-steps 20";
     let header = stdout(&command(&format!("{recipe} --steps 8")));
     assert!(header.contains("LORO       an exact step every 2 steps takes "), "{header}");
+    assert!(
+        header.contains("Measured is the median step. All steps, exact ones included: "),
+        "{header}"
+    );
     let expected = super::checkpoints::curve(&metrics);
     for stop in [2, 3, 4] {
         fs::remove_dir_all(&dir).unwrap();
@@ -326,4 +330,37 @@ fn a_latent_residual_is_trained_with_a_warning_of_its_decay() {
     let warning = "--weight-decay 0.1 also decays the latent residual";
     assert!(run("").contains(warning));
     assert!(!run("--weight-decay 0").contains("warning"));
+}
+
+#[test]
+fn the_null_backend_refuses_an_optimizer_that_cannot_train_the_model() {
+    let run = "run --hardware cpu-local --model llama-60m --global-batch 1 --sequence-length 8 --optimizer loro --steps 1";
+    for backend in ["null", "cpu"] {
+        let message = super::failure(&format!("{run} --backend {backend}"), 2);
+        assert!(message.contains("the model has no factor pairs"), "{backend}: {message}");
+    }
+}
+
+#[test]
+fn restarts_follow_the_refreshes_of_loro() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, dir) = (folder.path().join("m.json"), folder.path().join("checkpoints"));
+    fs::write(&model, PLAIN_PAIRS).unwrap();
+    let restart_every = |flags: &str| {
+        let _ = fs::remove_dir_all(&dir);
+        stdout(&format!(
+            "run --hardware cpu-local --threads 1 --model {} --global-batch 2 --sequence-length 8 --checkpoint-dir {} \
+             --steps 1 --decay-steps 200 --optimizer loro --lr-schedule loro-cosine-restarts {flags}",
+            model.display(),
+            dir.display()
+        ));
+        let state = fs::read_to_string(dir.join("step-00000001/state.json")).unwrap();
+        let state: Value = serde_json::from_str(&state).unwrap();
+        let schedule = &state["optimizer"]["schedule"]["loro_cosine_restarts"];
+        schedule["restart_every"].as_u64().unwrap_or_else(|| panic!("{state}"))
+    };
+    assert_eq!(restart_every(""), 500);
+    assert_eq!(restart_every("--loro-refresh-every 40"), 40);
+    assert_eq!(restart_every("--loro-refresh-every 0"), 20);
+    assert_eq!(restart_every("--restart-every 30"), 30);
 }

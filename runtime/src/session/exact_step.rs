@@ -11,7 +11,7 @@ use narrows_plan::program::{Buffer, CollectiveFunction, Reduction};
 use rayon::prelude::*;
 
 use super::coordinates::MeshCoordinates;
-use super::model_program::FactorPairSite;
+use super::model_program::{FactorPairSite, ModelProgram};
 use super::tensors::{TensorKind, local_tensors_of, stage_of};
 use super::{ModelTensors, Session};
 use crate::error::RunError;
@@ -29,7 +29,7 @@ struct PairOwners {
     count: usize,
 }
 
-impl Session {
+impl ModelProgram {
     /// Checks that an optimizer can train this program.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Session {
         let refused = |reason: String, hint: &'static str| {
             Err(RunError::UnsupportedOptimizer { reason, hint })
         };
-        let pairs = self.program.pairs();
+        let pairs = self.pairs();
         if pairs.is_empty() {
             return refused("the model has no factor pairs".into(), "--optimizer adamw");
         }
@@ -78,7 +78,7 @@ impl Session {
     /// Two factors of a buffer whose ranks differ, if there are any.
     fn factors_of_different_ranks(&self, buffer: &Buffer) -> Option<[ParameterId; 2]> {
         let shard = buffer.shard.as_ref()?;
-        let sites = self.program.pairs().get(&shard.block?)?;
+        let sites = self.pairs().get(&shard.block?)?;
         let mut factors = shard.members.iter().filter_map(|member| {
             let id = ParameterId { block: shard.block, weight: member.weight };
             let site = sites.iter().find(|site| site.a() == id || site.b() == id)?;
@@ -87,7 +87,9 @@ impl Session {
         let (first, rank) = factors.next()?;
         factors.find(|(_, other)| *other != rank).map(|(second, _)| [first, second])
     }
+}
 
+impl Session {
     /// Replaces all factor pairs by those after the exact step. All processes must call this method.
     ///
     /// # Errors

@@ -118,7 +118,7 @@ impl Session {
     }
 
     /// The program with the properties of its parameters.
-    pub(crate) fn model_program(&self) -> &ModelProgram {
+    pub fn model_program(&self) -> &ModelProgram {
         &self.program
     }
 
@@ -197,7 +197,7 @@ impl Session {
         optimizer: &Optimizer,
         input: StepInput,
     ) -> Result<StepResult, RunError> {
-        self.check_optimizer(optimizer)?;
+        self.program.check_optimizer(optimizer)?;
         let step = self.steps + 1;
         let coefficients = optimizer.coefficients(step);
         let update = OptimizerUpdate {

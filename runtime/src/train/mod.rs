@@ -93,7 +93,7 @@ impl Trainer {
         sampler: Sampler,
         optimizer: Optimizer,
     ) -> Result<Trainer, TrainError> {
-        session.check_optimizer(&optimizer)?;
+        session.model_program().check_optimizer(&optimizer)?;
         let work = session.program().context.workload;
         let (program, sampled) = (work.sequence_length, sampler.sequence_length());
         if program != sampled {

@@ -21,8 +21,9 @@ use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_planner::{Prediction, Request, SearchCache};
 use narrows_runtime::checkpoint::FolderLock;
-use narrows_runtime::count_step;
 use narrows_runtime::data::{LastTarget, TargetRule};
+use narrows_runtime::session::ModelProgram;
+use narrows_runtime::{Optimizer, count_step};
 
 use super::calibrate::profile_of_this_machine;
 use super::cost::price;
@@ -86,7 +87,7 @@ pub fn run(args: &RunArgs) -> CommandResult<()> {
     let settings = args.resolve().map_err(before_joining)?;
     let (task, output, planned, lock) = prepare(settings).map_err(before_joining)?;
     match task {
-        RunTask::Count => count(&planned, &output),
+        RunTask::Count(optimizer) => count(&planned, &optimizer, &output),
         RunTask::Train(training) => {
             let group = membership.join(|| processes::join(&planned, &training))?;
             train::train(planned, &training, &output, (group, lock.as_ref(), signals))
@@ -237,7 +238,14 @@ fn search_plan(
     Ok(PlannedRun { model: model.clone(), plan, program, prediction, prices })
 }
 
-fn count(planned: &PlannedRun, output: &OutputSettings) -> CommandResult<()> {
+fn count(
+    planned: &PlannedRun,
+    optimizer: &Optimizer,
+    output: &OutputSettings,
+) -> CommandResult<()> {
+    ModelProgram::new(&planned.model, planned.program.clone())
+        .and_then(|program| program.check_optimizer(optimizer))
+        .map_err(|error| Failure::execution(&error))?;
     let step = count_step(&planned.program).map_err(|error| Failure::execution(&error))?;
     let report = NullRunReport::new("null", &planned.model, &planned.plan, &step);
     report::print(&report, output.format, Detail::Summary, output.plan_on_stdout())

@@ -305,7 +305,12 @@ impl RunReport {
                 ));
             }
         }
-        rows.push(row("tokens/s", speed(predicted.tokens_per_s), speed(self.tokens_per_s)));
+        // Exact steps are in no prediction, and seldom the median.
+        let measured_speed = match predicted.exact_step {
+            Some(_) => self.tokens as f64 / self.steps as f64 / self.step_time_s,
+            None => self.tokens_per_s,
+        };
+        rows.push(row("tokens/s", speed(predicted.tokens_per_s), speed(measured_speed)));
         rows.push(row(
             "memory per device",
             largest(&predicted.peak_memory_bytes),
@@ -316,6 +321,12 @@ impl RunReport {
             &[("", Align::Left), ("predicted", Align::Right), ("measured", Align::Right)],
             &rows,
         );
+        if predicted.exact_step.is_some() {
+            page.line(format!(
+                "Measured is the median step. All steps, exact ones included: {} tokens/s.",
+                speed(self.tokens_per_s)
+            ));
+        }
         if self.dtype == Some(GemmDtype::Bf16) {
             page.line("The prediction has GEMMs in f32: those in bf16 have no price.");
         }

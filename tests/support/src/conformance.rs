@@ -301,7 +301,10 @@ fn loro_of(session: &Session) -> Option<Loro> {
         .into_iter()
         .find(|loro| {
             let optimizer = Optimizer::new(LEARNING_RATE, 0, 2 * STEPS);
-            session.check_optimizer(&Optimizer { loro: Some(*loro), ..optimizer }).is_ok()
+            session
+                .model_program()
+                .check_optimizer(&Optimizer { loro: Some(*loro), ..optimizer })
+                .is_ok()
         })
 }
 
