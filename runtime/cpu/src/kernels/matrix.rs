@@ -219,6 +219,7 @@ impl<'a> StridedMatrix<'a> {
     }
 
     /// The matrix as it is stored, and whether this one is its transpose.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn stored(&self) -> (MatrixView<'a>, bool) {
         (self.view, self.transposed)
     }
