@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
+use narrows_cost_model::PassTimesMin;
 use narrows_plan::strategy::BoundaryLayout;
 use narrows_plan::{Bytes, Context, PipelineSchedule, Seconds};
 use rustc_hash::FxHashMap;
@@ -165,13 +166,17 @@ impl<'a> StagePartitioner<'a> {
         let slowdown = self.segments.prices(self.context).overlap_slowdown();
         let uncounted = slowdown.map_or(0.0, |slowdown| 1.0 - slowdown.hidden_cost());
         // Other schedules are bounded by the time of both passes.
-        let tells_passes_apart = self.context.schedule == PipelineSchedule::ZeroBubble;
-        let passes = |spec| self.segments.min_pass_times_with_flows(spec, self.context);
+        let passes = |spec| match self.context.schedule {
+            PipelineSchedule::ZeroBubble => {
+                self.segments.min_pass_times_with_flows(spec, self.context)
+            }
+            _ => PassTimesMin::default(),
+        };
         let of_layers = self.segments.of_layers(|shape| {
             let spec = SegmentSpec::block(shape, self.boundary);
             (
                 self.segments.min_microbatch_time(spec, self.context),
-                tells_passes_apart.then(|| passes(spec)).unwrap_or_default(),
+                passes(spec),
                 self.segments.overlapped_min(spec, self.context),
                 self.segments.step_phase_range(spec, self.context)[0],
                 may_have_empty_stages.then(|| self.segments.fastest(spec, &single)).flatten(),
