@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use narrows_cost_model::profile::CollectiveLibrary;
 use narrows_cost_model::{Prices, Profile, simulate};
 use narrows_plan::strategy::Baseline;
-use narrows_plan::{CheckedProgram, Kernel, Mesh, Plan, Zero};
+use narrows_plan::{CheckedProgram, ContextAttention, Kernel, Mesh, Plan, Zero};
 use narrows_planner::{Objective, Request, SearchCache, SearchResult};
 
 use super::search::search;
@@ -42,6 +43,7 @@ pub fn report_search(
     let priced = PricedPlan::of_search(request, best)?;
     warn_of_ineffective_strategy(request, priced.plan.mesh);
     warn_of_ineffective_zero(request, priced.plan.mesh);
+    warn_of_gathered_keys(&request.profile, priced.plan.context_attention);
     let report = PlanReport::new(&request.model, &priced, request.arena_limit());
     let step_cost = (request.objective == Objective::Cost).then(|| {
         let (mesh, step_time_s) = (priced.plan.mesh, priced.prediction.step_time_s);
@@ -81,6 +83,17 @@ fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
              one; --data-parallel sets their number",
             zero.stage()
         ));
+    }
+}
+
+/// Warns of a plan for GPUs that gathers keys and values, for which the CUDA backend has no kernel.
+fn warn_of_gathered_keys(profile: &Profile, attention: ContextAttention) {
+    let is_for_gpus = profile.file().links.library != CollectiveLibrary::SharedMemory;
+    if attention == ContextAttention::Gather && is_for_gpus {
+        output::warn(
+            "this plan gathers keys and values over the context axis, which `narrows run --backend cuda` cannot \
+             execute yet; `--context-attention exchange` searches plans that it can",
+        );
     }
 }
 

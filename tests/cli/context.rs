@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{failure, json, stdout};
+use super::{failure, json, narrows, stdout};
 
 /// One sequence for each of two parts of the batch.
 const REQUEST: &str =
@@ -38,6 +38,13 @@ fn plans_that_gather_keys_are_written_and_proven() {
         let flags = format!("--tensor {tensor} --context {context} --context-attention gather");
         let planned = json(&format!("plan {request} {flags} --output {plan}"));
         assert_eq!(planned["decisions"]["context_attention"], "gather");
+        for (hardware, warns) in [("a100-80gb", true), ("cpu-local", false)] {
+            let planned =
+                narrows(&format!("plan {request} {flags} --hardware {hardware}")).assert();
+            let output = planned.success().get_output().stderr.clone();
+            let messages = String::from_utf8(output).expect("messages are UTF-8");
+            assert_eq!(messages.contains("--backend cuda` cannot execute"), warns, "{messages}");
+        }
         let text = stdout(&format!("cost {plan}"));
         assert!(text.contains("keys and values gathered over the context axis"), "{text}");
         assert!(text.contains("AG") && text.contains("RS"), "{text}");
