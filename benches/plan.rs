@@ -1,4 +1,4 @@
-//! Planning time for CoLA-7B on 4 devices and CoLA-30B on 512.
+//! Planning time for CoLA-7B on 4 devices, CoLA-30B on 512 and CoLA-40B on 4,096.
 //!
 //! ```sh
 //! cargo bench --bench plan
@@ -25,13 +25,14 @@ impl fmt::Display for PlanSize {
 
 const SMALL: PlanSize = PlanSize { model: "cola-7b", devices: 4 };
 const LARGE: PlanSize = PlanSize { model: "cola-30b", devices: 512 };
+const LARGEST: PlanSize = PlanSize { model: "cola-40b", devices: 4096 };
 
 fn main() {
     divan::main();
 }
 
 /// On two or more cores, solves of different groupings and bounds of different meshes run in parallel.
-#[divan::bench(args = [SMALL, LARGE], sample_count = 3, sample_size = 1)]
+#[divan::bench(args = [SMALL, LARGE, LARGEST], sample_count = 5, sample_size = 1)]
 fn plan(bencher: divan::Bencher, case: PlanSize) {
     let request = request(case);
     request.validate().expect("a valid request");

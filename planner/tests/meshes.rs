@@ -48,3 +48,14 @@ fn a_plan_that_fits_only_with_an_uneven_axis_is_found() {
     assert!(fixed.best.is_some(), "no plan fits with tensor axis 2");
     assert!(search(&free).best.is_some());
 }
+
+/// The requests of `benches/plan.rs`, of up to 4,096 devices, are proven to 1 %.
+#[test]
+fn plans_of_large_clusters_are_proven() {
+    for (name, devices) in [("cola-7b", 4), ("cola-30b", 512), ("cola-40b", 4096)] {
+        let model = model::presets::find(name).unwrap();
+        let profile = profile::preset("a100-80gb").unwrap();
+        let report = search(&Request::new(model, profile, devices, devices, 4096)).report;
+        assert!(report.gap <= 0.01, "{name} on {devices}: gap {}", report.gap);
+    }
+}
