@@ -20,6 +20,7 @@ mod generate;
 mod initial_weights;
 mod launch;
 mod lr_schedule;
+mod named_files;
 mod output;
 mod plan;
 mod plan_file;
@@ -52,7 +53,7 @@ pub use check::{CheckArgs, CheckSettings};
 pub use checkpoint::{CheckpointSettings, RunOrigin};
 pub use compare::{CompareArgs, CompareSettings};
 pub use convert::ConvertArgs;
-pub use data::{DataArgs, DataTask, TokenFileSettings, is_same_file, output_is_input};
+pub use data::{DataArgs, DataTask, TokenFileSettings};
 pub use doctor::DoctorArgs;
 pub use documents::DocumentFiles;
 pub use export::{ExportArgs, PlanExportSettings};
@@ -62,6 +63,7 @@ pub use flags::{flags, set_flag};
 pub use framework::in_flag as framework_flag;
 pub use generate::{GenerateArgs, GenerateSettings};
 pub use launch::process_of_words;
+pub use named_files::NamedFiles;
 pub use output::{Detail, OutputFormat, OutputSettings};
 pub use plan::{
     CostArgs, CostSettings, ExplainArgs, ExplainSettings, FrameworkCostSettings, PlanArgs,
@@ -99,6 +101,10 @@ pub struct CommandLine {
     /// The command.
     #[command(subcommand)]
     pub command: Command,
+
+    /// The files that the words name.
+    #[arg(skip)]
+    pub files: NamedFiles,
 }
 
 /// A command; each is a file under `commands`.
@@ -241,7 +247,9 @@ impl CommandLine {
         };
         let command =
             CommandLine::command().mut_subcommands(|subcommand| subcommand.mut_args(takes_numbers));
-        CommandLine::from_arg_matches(&command.try_get_matches_from(words)?)
+        let matches = command.clone().try_get_matches_from(words)?;
+        let parsed = CommandLine::from_arg_matches(&matches)?;
+        Ok(CommandLine { files: NamedFiles::of(&command, &matches), ..parsed })
     }
 }
 

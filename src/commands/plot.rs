@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
-use crate::args::{PlotArgs, at_most_one_stdin, is_same_file, output_is_input};
+use crate::args::{PlotArgs, at_most_one_stdin};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::metrics_file::{self, MetricsLine};
 use crate::output;
@@ -19,9 +19,6 @@ pub fn run(args: &PlotArgs) -> CommandResult<()> {
     }
     check_picture_file("--output", output)?;
     at_most_one_stdin(metrics)?;
-    if let Some(input) = metrics.iter().find(|file| is_same_file(file, Path::new(output))) {
-        return Err(Failure::input(output_is_input("--output", input)));
-    }
     if metrics.len() > RUNS_MAX {
         let message = format!("{} runs are too many for one picture", metrics.len());
         let problem = Problem::new("METRICS", message);

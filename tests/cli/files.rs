@@ -28,6 +28,40 @@ fn a_written_plan_is_checked_and_costs_what_was_predicted() {
     assert!(explained["given"]["ratio"].as_f64().is_some_and(|ratio| ratio >= 1.0 - 1e-9));
 }
 
+/// No command replaces a file that it reads, whatever the file is called.
+#[test]
+fn outputs_that_are_inputs_are_rejected() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (plan, model) = (at("p.json"), at("m.json"));
+    let contents = [small_plan(), fs::read_to_string("models/mixed-ranks.json").unwrap()];
+    fs::write(&plan, &contents[0]).unwrap();
+    fs::write(&model, &contents[1]).unwrap();
+    let dotted = at("./p.json");
+    for (command, flag) in [
+        (format!("export {plan} --to megatron --output {plan}"), "--output"),
+        (format!("export {plan} --to nanotron --output {dotted}"), "--output"),
+        (format!("export {plan} --to megatron --model {model} --output {model}"), "--output"),
+        (format!("plan --model {model} --output {model}"), "--output"),
+        (format!("plan --model {model} --trace {model}"), "--trace"),
+        (format!("cost {plan} --report {dotted}"), "--report"),
+        (format!("cost {plan} --trace {plan}"), "--trace"),
+        (format!("explain {plan} --plot {plan}"), "--plot"),
+        (format!("compare {model} {plan} --report {plan}"), "--report"),
+        (format!("whatif --model {model} --sweep devices=2,4 --csv {model}"), "--csv"),
+    ] {
+        let message = failure(&command, 2);
+        let expected = format!("{flag}: `");
+        assert!(message.contains(&expected) && message.contains("is an input too"), "{message}");
+    }
+    assert_eq!([plan, model].map(|file| fs::read_to_string(file).unwrap()), contents);
+    // A preset is no file.
+    for _ in 0..2 {
+        let mut command = narrows("plan --model cola-tiny --output cola-tiny");
+        command.current_dir(folder.path()).assert().success();
+    }
+}
+
 #[test]
 fn standard_streams_replace_files() {
     let plan = small_plan();
