@@ -237,7 +237,11 @@ fn hugging_face_fields_that_change_the_function_are_refused() {
         ("num_experts", json!(8), "an unknown field"),
         ("qk_norm", json!(true), "an unknown field"),
         ("tie_word_embeddings", json!("yes"), "true or false"),
-        ("model_type", json!("gpt5"), "llama, mistral, phi3, internlm2, smollm3, cola or cola_m"),
+        (
+            "model_type",
+            json!("gpt5"),
+            "llama, mistral, phi3, internlm2, smollm3, qwen2, qwen3, cola or cola_m",
+        ),
         ("model_type", json!("gpt2"), "learned positions"),
         ("architectures", json!(["LlamaForSequenceClassification"]), "LlamaForCausalLM"),
         ("rope_theta", json!("big"), "a number"),

@@ -121,11 +121,11 @@ impl TargetFramework for Nanotron {
             }
             (true, _) => "examples/cola/train_cola.py",
         };
+        // Nanotron has no context axis.
+        let mesh = exported.plan.mesh;
+        let processes = mesh.devices() / mesh.context;
         let usage = [
-            format!(
-                "Start {} processes of {script}, with CUDA_DEVICE_MAX_CONNECTIONS=1.",
-                exported.plan.mesh.devices()
-            ),
+            format!("Start {processes} processes of {script}, with CUDA_DEVICE_MAX_CONNECTIONS=1."),
             "Not part of the plan; set these yourself: general, checkpoints, logging, data_stages, tokens.train_steps,"
                 .to_owned(),
             "and of optimizer all but zero_stage and accumulate_grad_in_fp32.".to_owned(),

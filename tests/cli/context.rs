@@ -164,6 +164,15 @@ fn edited_plans_are_refused_at_the_field() {
             assert!(error.contains("mesh.context") && error.contains(problem), "{error}");
         }
     }
+    // One tensor of queries, keys and values is not gathered.
+    let mut plan: Value = serde_json::from_str(&text).expect("JSON");
+    plan["context_attention"] = gather.into();
+    for decisions in plan["blocks"].as_object_mut().expect("blocks").values_mut() {
+        assert_eq!(decisions["grouping"]["qkv"], true, "{decisions}");
+    }
+    std::fs::write(&file, plan.to_string()).expect("written");
+    let error = failure(&format!("cost {path}"), 2);
+    assert!(error.contains("ops.attention: ") && error.contains("`grouping.qkv` false"), "{error}");
 }
 
 #[test]

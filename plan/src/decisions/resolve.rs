@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::context::{Context, ContextAttention};
 use crate::graph::{
-    BlockShape, BoundaryTensor, Segment, ValueId, block_segment, embedding_segment, head_segment,
+    BlockShape, BoundaryTensor, Op, Segment, ValueId, block_segment, embedding_segment,
+    head_segment,
 };
 use crate::model::Model;
 use crate::program::ModelConstants;
@@ -351,7 +352,12 @@ impl PlanResolver<'_> {
                     None => "has no strategy".into(),
                 };
                 let names: Vec<&str> = legal.iter().map(|choice| choice.strategy.name()).collect();
-                self.defects.push(Defect::new(field, problem).hint(names.join(" or ")));
+                // Keys and values are gathered apart from the queries.
+                let hint = match names.is_empty() && matches!(node.op, Op::Attention(_)) {
+                    true => "`grouping.qkv` false, or `context_attention` exchange".to_owned(),
+                    false => names.join(" or "),
+                };
+                self.defects.push(Defect::new(field, problem).hint(hint));
             }
             let choice = choice.or(legal.first()).cloned().unwrap_or(OpChoice {
                 strategy: Strategy::Replicate,

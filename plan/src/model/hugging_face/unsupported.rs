@@ -50,4 +50,4 @@ pub(super) fn defect(model_type: &str) -> Option<Defect> {
 }
 
 /// The supported model types, as a hint.
-pub(super) const SUPPORTED: &str = "llama, mistral, phi3, internlm2, smollm3, cola or cola_m; or write the model as narrows-model/1";
+pub(super) const SUPPORTED: &str = "llama, mistral, phi3, internlm2, smollm3, qwen2, qwen3, cola or cola_m; or write the model as narrows-model/1";
