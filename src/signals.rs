@@ -9,6 +9,8 @@ use std::sync::Arc;
 #[cfg(unix)]
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
+#[cfg(unix)]
+use std::time::Duration;
 
 use signal_hook::consts::signal;
 use signal_hook::flag;
@@ -32,7 +34,7 @@ pub struct StopSignal {
 /// Usual sender of a signal, which decides what a further signal means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sender {
-    /// A person, a scheduler or a closed terminal. A second signal of such a sender ends the program at once.
+    /// A person, a scheduler or a closed terminal. A second, later signal of such a sender ends the program at once.
     Ending,
     /// A scheduler that leaves time for a checkpoint, as Slurm does with `--signal USR1@120`. A further signal is either the same
     /// request, or the first one to end.
@@ -78,6 +80,10 @@ impl StopSignal {
     }
 }
 
+/// Signals within this time of the first one are the same request: GNU `timeout` signals a program and then its process group.
+#[cfg(unix)]
+const SAME_REQUEST: Duration = Duration::from_millis(250);
+
 /// A flag that the first signal sets, after which the command ends in order. A second signal ends the program. Where no
 /// handler can be installed, `warning` is printed.
 pub fn stop_on_signals(warning: &str) -> Arc<AtomicBool> {
@@ -104,14 +110,14 @@ impl StopRequests {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let is_ending = Arc::new(AtomicBool::new(false));
-        let register = |StopSignal { number, sender, .. }| -> io::Result<()> {
+        let register = |later: &LaterFlag, StopSignal { number, sender, .. }| -> io::Result<()> {
             let status = ExitStatus::Stopped.code().into();
             // Handlers run in this order. Files that are being written have temporary names, so folders stay valid.
             flag::register_conditional_shutdown(number, status, Arc::clone(&ends_at_once))?;
             match sender {
                 Sender::Ending => {
                     flag::register_conditional_shutdown(number, status, Arc::clone(&is_ending))?;
-                    flag::register(number, Arc::clone(&is_ending))?;
+                    later.set_by(number)?;
                 }
                 Sender::Saving => {}
                 Sender::CpuLimit => {
@@ -120,7 +126,9 @@ impl StopRequests {
             }
             flag::register(number, Arc::clone(&stop)).map(drop)
         };
-        if let Err(error) = heeded_signals().try_for_each(register) {
+        let registered = LaterFlag::new(Arc::clone(&is_ending))
+            .and_then(|later| heeded_signals().try_for_each(|signal| register(&later, signal)));
+        if let Err(error) = registered {
             output::warn(&format!("{warning}: {error}"));
         }
         StopRequests { stop, cpu_limit_reached, cpu_limit }
@@ -135,6 +143,44 @@ impl StopRequests {
     pub fn fault(&self) -> Option<Failure> {
         let is_reached = self.cpu_limit_reached.load(Ordering::Relaxed);
         is_reached.then(|| cpu_limit_failure(self.cpu_limit))
+    }
+}
+
+/// A flag that signals set, on Unix [`SAME_REQUEST`] after the first one.
+struct LaterFlag {
+    #[cfg(unix)]
+    sent: UnixStream,
+    #[cfg(not(unix))]
+    flag: Arc<AtomicBool>,
+}
+
+#[cfg(unix)]
+impl LaterFlag {
+    fn new(flag: Arc<AtomicBool>) -> io::Result<LaterFlag> {
+        let (mut received, sent) = UnixStream::pair()?;
+        let wait = move || {
+            if received.read_exact(&mut [0]).is_ok() {
+                std::thread::sleep(SAME_REQUEST);
+                flag.store(true, Ordering::Relaxed);
+            }
+        };
+        std::thread::Builder::new().name("further signals".into()).spawn(wait)?;
+        Ok(LaterFlag { sent })
+    }
+
+    fn set_by(&self, signal: i32) -> io::Result<()> {
+        pipe::register(signal, self.sent.try_clone()?).map(drop)
+    }
+}
+
+#[cfg(not(unix))]
+impl LaterFlag {
+    fn new(flag: Arc<AtomicBool>) -> io::Result<LaterFlag> {
+        Ok(LaterFlag { flag })
+    }
+
+    fn set_by(&self, signal: i32) -> io::Result<()> {
+        flag::register(signal, Arc::clone(&self.flag)).map(drop)
     }
 }
 

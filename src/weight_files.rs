@@ -69,9 +69,17 @@ impl WeightFiles {
         match names.into_iter().find_map(|name| self.companion(name)) {
             Some(file) => input::model(file.as_os_str()),
             None => {
-                let message = format!("has no {MODEL_FILE} and no {CONFIG_FILE}");
+                let (message, hint) = match self.path().exists() {
+                    true => {
+                        let message = format!("has no {MODEL_FILE} and no {CONFIG_FILE}");
+                        (message, "--model, the model of these weights")
+                    }
+                    false => {
+                        ("does not exist".to_owned(), "a checkpoint folder or a file of weights")
+                    }
+                };
                 let problem = Problem::new(self.path().display().to_string(), message);
-                Err(Failure::input(problem.hint("--model, the model of these weights")))
+                Err(Failure::input(problem.hint(hint)))
             }
         }
     }

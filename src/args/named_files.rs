@@ -8,7 +8,7 @@ use narrows_cost_model::profile;
 use narrows_plan::model::presets;
 
 use super::data::{is_same_file, output_is_input};
-use crate::errors::{CommandResult, Failure};
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 
 /// Flags of files that a command writes.
@@ -44,11 +44,15 @@ impl NamedFiles {
         files
     }
 
-    /// Rejects an output that would replace an input.
+    /// Rejects outputs without a name, and those that would replace an input.
     ///
     /// # Errors
     /// The flag of the output.
-    pub fn reject_overwritten_inputs(&self) -> CommandResult<()> {
+    pub fn check_outputs(&self) -> CommandResult<()> {
+        if let Some((flag, _)) = self.outputs.iter().find(|(_, file)| file.is_empty()) {
+            let problem = Problem::new(flag, "the file name is empty");
+            return Err(Failure::input(problem.hint("the name of a file")));
+        }
         let outputs = self.outputs.iter().filter(|(_, file)| !output::is_stdout(file));
         for (flag, file) in outputs {
             let is_overwritten =

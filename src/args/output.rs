@@ -80,14 +80,10 @@ impl OutputArgs {
     /// The settings.
     ///
     /// # Errors
-    /// An empty file name, and two documents for standard output.
+    /// Two documents for standard output.
     pub fn resolve(&self) -> CommandResult<OutputSettings> {
         let settings =
             OutputSettings { format: self.format.format, plan_file: self.output.clone() };
-        if settings.plan_file.as_ref().is_some_and(|file| file.is_empty()) {
-            let problem = Problem::new("--output", "the file name is empty");
-            return Err(Failure::input(problem.hint("a file for the plan, or `-`")));
-        }
         if settings.format == OutputFormat::Json && settings.plan_on_stdout() {
             let message = "the plan and the JSON answer would both go to standard output";
             let hint = "--format json alone: its `decisions` are the plan";

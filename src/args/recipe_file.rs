@@ -46,7 +46,21 @@ fn parse(text: &str, is_json: bool) -> Result<RecipeArgs, Defect> {
     // The text of JSON itself, in which a repeated field is an error.
     match is_json {
         true => json::read(text),
-        false => json::read(&Value::Object(fields).to_string()),
+        false => json::read(&Value::Object(fields).to_string())
+            .map_err(|defect| Defect { problem: problem_in_toml(&defect, text), ..defect }),
+    }
+}
+
+/// The problem of a field, with its line in a TOML text in place of its position in the JSON that was read.
+fn problem_in_toml(defect: &Defect, text: &str) -> String {
+    let problem = defect.problem.rsplit_once(" at line ").map(|(problem, _)| problem);
+    let problem = problem.unwrap_or(&defect.problem);
+    let is_set = |line: &str| {
+        line.split_once('=').is_some_and(|(name, _)| name.trim() == defect.field.as_str())
+    };
+    match text.lines().position(is_set) {
+        Some(index) => format!("{problem} at line {}", index + 1),
+        None => problem.to_owned(),
     }
 }
 
@@ -93,6 +107,7 @@ mod tests {
             ("beta_2 = 0.9", "beta_2", "is not a field of a recipe"),
             ("beta2 = 1.5", "beta2", "expected a number from 0 to below 1"),
             ("learning_rate = \"fast\"", "learning_rate", "invalid type"),
+            ("steps = 2\n\nbeta1 = 0.9\n  beta2 = 1.5", "beta2", "below 1 at line 4"),
             ("steps = 0", "steps", "nonzero"),
             ("learning_rate = nan", "learning_rate", "is not a finite number"),
             ("\u{feff}a b", "line 1", "is not TOML: "),

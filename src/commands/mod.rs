@@ -56,8 +56,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitStatus::BadInput.into();
         }
     };
-    let files_are_apart = || command_line.files.reject_overwritten_inputs();
-    let started = start_threads().and_then(|()| files_are_apart());
+    let started = start_threads().and_then(|()| command_line.files.check_outputs());
     let started = started.map_err(|failure| match process_of_words(&words) {
         Some(process) => report_failure(&process, failure),
         None => failure,

@@ -55,6 +55,11 @@ fn outputs_that_are_inputs_are_rejected() {
         assert!(message.contains(&expected) && message.contains("is an input too"), "{message}");
     }
     assert_eq!([plan, model].map(|file| fs::read_to_string(file).unwrap()), contents);
+    for flag in ["--output", "--trace"] {
+        let narrows = narrows(&format!("plan --model cola-tiny {flag}")).arg("").assert();
+        let message = String::from_utf8(narrows.code(2).get_output().stderr.clone()).unwrap();
+        assert!(message.contains(&format!("{flag}: the file name is empty")), "{message}");
+    }
     // A preset is no file.
     for _ in 0..2 {
         let mut command = narrows("plan --model cola-tiny --output cola-tiny");

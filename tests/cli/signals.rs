@@ -49,6 +49,25 @@ fn requests_to_save_do_not_end_a_run_that_saves() {
     assert!(run.checkpoints().contains(&format!("step-{last_step:08}")));
 }
 
+/// GNU `timeout` signals the program and then its process group.
+#[test]
+fn signals_that_arrive_together_are_one_request() {
+    for _ in 0..5 {
+        let run = Run::new();
+        let child = run.start("", &format!("{} {}", run.flags(1_000_000), run.metrics()));
+        wait_for_steps(&run.at("m.jsonl"), 2);
+        signal(&child, "-TERM");
+        signal(&child, "-TERM");
+        assert_ends(
+            child,
+            130,
+            &["stopped after step", "the same command with --resume continues"],
+        );
+        let last_step = lines(&run.at("m.jsonl")).len();
+        assert_eq!(run.checkpoints(), [format!("step-{last_step:08}")]);
+    }
+}
+
 /// The kernel repeats its signal every second until the hard limit.
 #[test]
 fn a_run_is_saved_when_its_cpu_time_is_used_up() {

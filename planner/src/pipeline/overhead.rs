@@ -312,16 +312,17 @@ fn first_gather_min(
     let EmbeddingAndHead { embedding, boundary, tied_weight, .. } = embedding_and_head;
     let gather = Seconds(segments.gathered_min(SegmentSpec::block(*first, *boundary), context));
     let spec = SegmentSpec::embedding_or_head(SegmentKind::Embedding, *boundary, *tied_weight);
-    // The embedding has one solution on one device of the tensor axis. Of several, some have longer passes. A second more of
-    // these hides less than a second of the gather, so the bound is least where the passes take all of the least total.
+    // The embedding has one solution on one device of the tensor axis. Of several, some have longer forward passes. A second
+    // more of these hides less than a second of the gather, so the bound is least where they take all of the least total.
     let only = segments.fastest(spec, context).filter(|_| context.tensor_size() == 1);
-    let passes_max = || {
+    let forward_max = || {
         let microbatches = context.workload.microbatches(&context.mesh);
         let [step_phase_min, _] = segments.step_phase_range(spec, context);
-        let passes = embedding.time.total(microbatches).0 - step_phase_min;
-        Seconds(passes.max(0.0) / microbatches as f64)
+        let passes = (embedding.time.total(microbatches).0 - step_phase_min) / microbatches as f64;
+        let backward_min = segments.min_pass_times_with_flows(spec, context).backward;
+        Seconds((passes - backward_min).max(0.0))
     };
-    let during_gather = only.map_or_else(passes_max, |only| only.time.forward);
+    let during_gather = only.map_or_else(forward_max, |only| only.time.forward);
     slowdown.exposed(gather, during_gather) - gather * slowdown.hidden_cost()
 }
 
