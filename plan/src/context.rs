@@ -162,7 +162,8 @@ impl ContextAttention {
         }
     }
 
-    pub(crate) fn is_default(&self) -> bool {
+    /// Whether plan files and answers leave the key out.
+    pub fn is_default(&self) -> bool {
         *self == ContextAttention::default()
     }
 }

@@ -14,13 +14,17 @@ const CONTEXT_LENGTH_MIN: u64 = 8192;
 impl Request {
     /// The size of the context axis where it is not searched.
     pub(crate) fn fixed_context(&self) -> Option<u64> {
-        self.context.or((self.sequence_length < CONTEXT_LENGTH_MIN).then_some(1))
+        self.context.or(self.has_short_sequences().then_some(1))
+    }
+
+    fn has_short_sequences(&self) -> bool {
+        self.sequence_length < CONTEXT_LENGTH_MIN
     }
 
     /// The collectives around attention on a context axis where they are not searched.
     fn fixed_context_attention(&self) -> Option<ContextAttention> {
-        let is_short = self.sequence_length < CONTEXT_LENGTH_MIN;
-        self.context_attention.or(is_short.then_some(ContextAttention::Exchange))
+        let of_short = self.has_short_sequences().then_some(ContextAttention::Exchange);
+        self.context_attention.or(of_short)
     }
 
     /// The attentions to search on a mesh: of those that divide its heads and positions, the exchange of heads, and the

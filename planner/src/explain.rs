@@ -65,7 +65,7 @@ pub struct MeshRow {
     /// The mesh.
     pub mesh: Mesh,
     /// The collectives around attention on the context axis; absent for `exchange`.
-    #[serde(skip_serializing_if = "is_exchange")]
+    #[serde(skip_serializing_if = "ContextAttention::is_default")]
     pub context_attention: ContextAttention,
     /// Sequences in a microbatch.
     pub micro_batch: u64,
@@ -354,10 +354,6 @@ pub(crate) fn summary(plan: &FeasiblePlan) -> String {
         parts.push(named.join(", "));
     }
     parts.join("; ")
-}
-
-fn is_exchange(attention: &ContextAttention) -> bool {
-    *attention == ContextAttention::Exchange
 }
 
 fn mesh_row(report: &ContextReport) -> MeshRow {

@@ -115,8 +115,7 @@ impl DataArgs {
             }
             return problems.into_result().map(|()| DataTask::Inspect(file.into()));
         }
-        let inputs = self.texts.iter().chain(&self.tokenizer);
-        at_most_one_stdin(inputs.clone())?;
+        at_most_one_stdin(self.texts.iter().chain(&self.tokenizer))?;
         let corpora: Vec<Corpus> =
             self.texts.iter().filter_map(|input| problems.take(self.corpus(input))).collect();
         let tokenizer = problems.take(
@@ -128,10 +127,9 @@ impl DataArgs {
             problems.push(Problem::new("--output", message).hint("the name of a file"));
         }
         let files = corpora.iter().flat_map(|corpus| &corpus.files);
-        let paths = files.filter_map(|file| Some(file.path.as_ref()?.clone().into_os_string()));
-        let inputs = paths.chain(inputs.cloned());
-        if let Some(input) = inputs.into_iter().find(|file| is_same_file(file, Path::new(&output)))
-        {
+        // Files that the words name are checked with the words; these may be in a folder.
+        let mut paths = files.filter_map(|file| Some(file.path.as_ref()?.clone().into_os_string()));
+        if let Some(input) = paths.find(|file| is_same_file(file, Path::new(&output))) {
             problems.push(output_is_input("--output", &input));
         }
         if !self.weights.is_empty() && self.weights.len() != self.texts.len() {

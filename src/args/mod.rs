@@ -245,9 +245,9 @@ impl CommandLine {
             true if !arg.is_positional() => arg.allow_negative_numbers(true),
             _ => arg,
         };
-        let command =
+        let mut command =
             CommandLine::command().mut_subcommands(|subcommand| subcommand.mut_args(takes_numbers));
-        let matches = command.clone().try_get_matches_from(words)?;
+        let matches = command.try_get_matches_from_mut(words)?;
         let parsed = CommandLine::from_arg_matches(&matches)?;
         Ok(CommandLine { files: NamedFiles::of(&command, &matches), ..parsed })
     }

@@ -28,18 +28,11 @@ impl RunArgs {
         Err(Failure::input(Problem::new("--metrics", message).hint("the name of a file")))
     }
 
-    /// Rejects outputs that are also inputs or other outputs: a truncated token file would end the
-    /// run.
+    /// Rejects outputs that are also other outputs or inputs that a recipe or a folder names; files that the words name are
+    /// checked with the words. A truncated token file would end the run.
     pub(super) fn reject_overwritten_inputs(&self, recipe: &RecipeArgs) -> CommandResult<()> {
-        let model = &self.request.model;
-        let models = || model.model.iter().chain(&model.hardware);
         let (data, eval_data) = (self.data(recipe), self.validation.file(recipe));
         let init_from = self.initial_weights.init_from.clone().map(OsString::from);
-        let job_token = self.launch.job_token_file.clone().map(OsString::from);
-        let tokenizer = self.tokenizer.clone().map(OsString::from);
-        let files = || data.iter().chain(&eval_data).chain(&self.plan).chain(&self.recipe);
-        let inputs =
-            || files().chain(&init_from).chain(&job_token).chain(&tokenizer).chain(models());
         let outputs = [
             ("--metrics", &self.metrics),
             ("--output", &self.output.output),
@@ -55,7 +48,8 @@ impl RunArgs {
             let is_overwritten = |input: &&OsString| is_same_file(input, output);
             let is_in_folder = |folder: &&OsString| is_file_of(folder, output);
             let folder = init_from.iter().find(is_in_folder);
-            if let Some(input) = inputs().find(is_overwritten).or(folder) {
+            let file = data.iter().chain(&eval_data).find(is_overwritten);
+            if let Some(input) = file.or(folder) {
                 return Err(Failure::input(output_is_input(flag, input)));
             }
         }

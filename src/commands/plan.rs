@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use narrows_cost_model::profile::CollectiveLibrary;
 use narrows_cost_model::{Prices, Profile, simulate};
 use narrows_plan::strategy::Baseline;
 use narrows_plan::{CheckedProgram, ContextAttention, Kernel, Mesh, Plan, Zero};
@@ -88,8 +87,7 @@ fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
 
 /// Warns of a plan for GPUs that gathers keys and values, for which the CUDA backend has no kernel.
 fn warn_of_gathered_keys(profile: &Profile, attention: ContextAttention) {
-    let is_for_gpus = profile.file().links.library != CollectiveLibrary::SharedMemory;
-    if attention == ContextAttention::Gather && is_for_gpus {
+    if attention == ContextAttention::Gather && profile.file().has_gpus() {
         output::warn(
             "this plan gathers keys and values over the context axis, which `narrows run --backend cuda` cannot \
              execute yet; `--context-attention exchange` searches plans that it can",

@@ -14,7 +14,7 @@
 use narrows_plan::kernel::{Attention, Direction};
 use narrows_plan::{DType, Kernel, Mesh, Seconds};
 
-use crate::profile::{CollectiveLibrary, EfficiencyPoint, Executor, ProfileFile};
+use crate::profile::{EfficiencyPoint, Executor, ProfileFile};
 
 /// The head size of the profile's points.
 const REFERENCE_HEAD_DIM: f64 = 128.0;
@@ -41,7 +41,7 @@ impl BackwardKernel {
         let on_several_devices =
             |kernel: &Kernel, devices| devices > 1 && matches!(kernel, Kernel::Attention(_));
         let is_own = executor == Executor::Captured
-            && file.links.library != CollectiveLibrary::SharedMemory
+            && file.has_gpus()
             && (mesh.tensor > 1 || is_masked)
             && !measured.into_iter().any(|point| on_several_devices(&point.kernel, point.devices));
         if is_own { BackwardKernel::Own } else { BackwardKernel::Measured }

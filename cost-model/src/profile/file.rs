@@ -56,6 +56,11 @@ pub struct ProfileFile {
 }
 
 impl ProfileFile {
+    /// Whether the devices are GPUs: those of CPUs are threads, which share memory.
+    pub fn has_gpus(&self) -> bool {
+        self.links.library != CollectiveLibrary::SharedMemory
+    }
+
     /// The value of a fitted parameter.
     fn parameter_mut(&mut self, parameter: FittedParameter) -> &mut f64 {
         match parameter {

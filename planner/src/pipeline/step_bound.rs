@@ -150,6 +150,8 @@ pub(super) struct PrefixBounds {
     single_microbatch_steps: Vec<f64>,
     /// Forward and backward pass of the overhead of the first stage.
     first_passes: [f64; 2],
+    /// Whether the first stage has no block.
+    has_empty_first_stage: bool,
     /// Least time that gathers during a first forward pass add to a step, over their time alone.
     gather_hidden_cost: f64,
     step: StepSchedule,
@@ -186,6 +188,7 @@ impl PrefixBounds {
                 |a, b| a + b,
             ),
             first_passes: [overheads[0].forward.0, overheads[0].backward.0],
+            has_empty_first_stage: overheads[0].is_empty,
             gather_hidden_cost: overheads[0].gather_hidden_cost,
             step,
         }
@@ -197,18 +200,36 @@ impl PrefixBounds {
             - self.step_phase_times[run.start]
     }
 
+    /// The first stage's step phase for the bounds of later stages, once `stage` has the blocks of `run`; `before` is the
+    /// one without this stage. With the zero-bubble schedule, whose weight gradients delay no other stage, it is the step
+    /// phase alone.
+    pub(super) fn first_step_phase_after(
+        &self,
+        stage: usize,
+        run: &Range<usize>,
+        assignment: &StageAssignment,
+        overhead: &StageOverhead,
+        before: f64,
+    ) -> f64 {
+        match (stage, self.step.schedule) {
+            (0, PipelineSchedule::ZeroBubble) => self.step_phase_bound(overhead, run),
+            (0, _) => self.first_stage_bound(overhead, run, assignment),
+            (_, PipelineSchedule::ZeroBubble) => before,
+            (1, _) if self.has_empty_first_stage => {
+                before.max(self.second_stage_bound(overhead, run))
+            }
+            _ => before,
+        }
+    }
+
     /// Lower bound on the time by which the first stage with the blocks of `run` delays a step beyond its microbatch time
-    /// without a memory limit: its step phase, or both minimised together. Its step phase alone with the zero-bubble
-    /// schedule, where weight gradients delay no other stage.
-    pub(super) fn first_stage_bound(
+    /// without a memory limit: its step phase, or both minimised together.
+    fn first_stage_bound(
         &self,
         overhead: &StageOverhead,
         run: &Range<usize>,
         assignment: &StageAssignment,
     ) -> f64 {
-        if self.step.schedule == PipelineSchedule::ZeroBubble {
-            return self.step_phase_bound(overhead, run);
-        }
         let together = (overhead.step_phase_min + assignment.single_microbatch_step_min).0
             - (self.microbatch_times[run.end] - self.microbatch_times[run.start]);
         self.step_phase_bound(overhead, run).max(together)
@@ -216,12 +237,8 @@ impl PrefixBounds {
 
     /// Lower bound on the time by which the second stage with the blocks of `run`, after a first stage without blocks, delays
     /// a step beyond both stages' microbatch times: its own passes and its step phase, minimised together, less the backward
-    /// pass of the first stage, which the step phase need not follow, and less the gathers that its forward pass hides. 0 with
-    /// the zero-bubble schedule.
-    pub(super) fn second_stage_bound(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
-        if self.step.schedule == PipelineSchedule::ZeroBubble {
-            return 0.0;
-        }
+    /// pass of the first stage, which the step phase need not follow, and less the gathers that its forward pass hides.
+    fn second_stage_bound(&self, overhead: &StageOverhead, run: &Range<usize>) -> f64 {
         let of_run = |sums: &[f64]| sums[run.end] - sums[run.start];
         let step_phase = of_run(&self.single_microbatch_steps) - of_run(&self.microbatch_times);
         let [forward, backward] = self.first_passes;

@@ -28,13 +28,8 @@ pub(super) fn division_bound(
         let run = begin..begin + count;
         let here = prefix.of_stage(stage, run.clone(), &assignment, overhead, first_step_phase);
         bound = bound.max(here);
-        match stage {
-            0 => first_step_phase = prefix.first_stage_bound(overhead, &run, &assignment),
-            1 if overheads[0].is_empty => {
-                first_step_phase = first_step_phase.max(prefix.second_stage_bound(overhead, &run));
-            }
-            _ => {}
-        }
+        first_step_phase =
+            prefix.first_step_phase_after(stage, &run, &assignment, overhead, first_step_phase);
         begin += count;
     }
     Some(bound)
@@ -145,18 +140,13 @@ fn undominated_labels(
             for count in count_min..=count_max {
                 let (blocks, run) = (StageBlocks { stage, first: used, count }, used..used + count);
                 let extend = |label: &Label, assignment: &StageAssignment| {
-                    let first = label.first_step_phase;
-                    let (own, later) = match stage {
-                        0 => {
-                            let own = prefix.step_phase_bound(overhead, &run);
-                            (own, prefix.first_stage_bound(overhead, &run, assignment))
-                        }
-                        1 if overheads[0].is_empty => {
-                            (first, first.max(prefix.second_stage_bound(overhead, &run)))
-                        }
-                        _ => (first, first),
+                    let own = match stage {
+                        0 => prefix.step_phase_bound(overhead, &run),
+                        _ => label.first_step_phase,
                     };
                     let here = prefix.of_stage(stage, run.clone(), assignment, overhead, own);
+                    let later =
+                        prefix.first_step_phase_after(stage, &run, assignment, overhead, own);
                     (later, label.bound.max(here))
                 };
                 if let Some(relaxed) = relaxed {
