@@ -48,9 +48,7 @@ impl<'a> FlowPrices<'a> {
     /// The times of a flow for one microbatch.
     pub(crate) fn time(&self, flow: &Flow) -> SegmentTime {
         let (value, context) = (self.value, &self.space.context);
-        let gradients = 0..flow.gradients().len();
-        let backward: Seconds =
-            gradients.flat_map(|gradient| self.gradient_times(flow, gradient)).sum();
+        let backward = self.gradients(flow);
         let in_gemm = self.residual_sum_time(flow);
         let recompute = sum(&flow_recompute(value, flow, context), self.prices.kernel);
         SegmentTime {
@@ -58,6 +56,12 @@ impl<'a> FlowPrices<'a> {
             backward: backward + recompute + recomputed_sum(flow, in_gemm),
             ..SegmentTime::default()
         }
+    }
+
+    /// Time that sums the gradient contributions of a value.
+    pub(crate) fn gradients(&self, flow: &Flow) -> Seconds {
+        let gradients = 0..flow.gradients().len();
+        gradients.flat_map(|gradient| self.gradient_times(flow, gradient)).sum()
     }
 
     /// Times of each flow of the value for one microbatch: forward plus backward, and backward alone.

@@ -8,6 +8,7 @@
 mod breakdown;
 mod coalesced;
 mod flow_time;
+mod gradients_ready;
 pub mod interval;
 mod kernel_shape;
 mod launch_queue;
@@ -30,7 +31,7 @@ pub use breakdown::Breakdown;
 pub use kernel_shape::{KernelClass, MeasuredShapes, NEAR_OCTAVES, error_scale};
 pub use launch_queue::LaunchQueue;
 pub use memory::{SegmentBytes, kept_bytes};
-pub use overlap::{BucketTime, GatherTime, OverlapSlowdown};
+pub use overlap::{BucketTime, EarlyBucket, GatherTime, OverlapSlowdown, SplitBucketTime};
 pub use price::{GroupLinks, KernelPrice, PriceSource, Prices, StreamPrices, scale_measurements};
 pub use priced_space::{
     ChoiceBytes, MemoryRows, OpTimes, PricedSpace, decode_assignment, pass_time,

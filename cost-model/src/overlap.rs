@@ -32,6 +32,27 @@ pub struct BucketTime {
     pub reduction: Seconds,
 }
 
+/// The gradient reductions of a stage's first block, where its bucket is split.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SplitBucketTime {
+    /// Buckets during the last pass, in order.
+    pub early: Vec<EarlyBucket>,
+    /// Reductions after the last pass.
+    pub late: Seconds,
+}
+
+/// A bucket of a block's gradients that is complete before the block's part of the last pass has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EarlyBucket {
+    /// Time of the block's backward pass before the gradients are complete, where that is the last pass. With recomputation
+    /// and with overlapped collectives of activation gradients, a lower bound.
+    pub backward: Seconds,
+    /// Time of the block's weight-gradient pass before the gradients are complete, where that is the last pass.
+    pub weight_gradient: Seconds,
+    /// Time of the reductions alone.
+    pub reduction: Seconds,
+}
+
 /// The gathers of a gather bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GatherTime {

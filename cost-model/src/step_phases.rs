@@ -3,15 +3,16 @@
 
 use narrows_plan::emit::{
     InstrTemplate, count_square, is_gradient_overwritten, reduce_over_tensor, round_gradient,
-    update_parameter, widen_gradient,
+    split_bucket, update_parameter, widen_gradient,
 };
-use narrows_plan::graph::OpId;
+use narrows_plan::graph::{OpId, Segment};
 use narrows_plan::strategy::{OpParameters, SegmentChoice, SegmentSpace, Strategy};
-use narrows_plan::{Bytes, Context, Seconds};
+use narrows_plan::{Bytes, Context, LastBucket, Seconds};
 
 use crate::coalesced::{CoalescedBytes, CoalescedLines, CoalescedTime};
+use crate::gradients_ready::GradientsReady;
 use crate::memory::SegmentBytes;
-use crate::overlap::OverlapSlowdown;
+use crate::overlap::{EarlyBucket, OverlapSlowdown, SplitBucketTime};
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::SegmentTime;
 use crate::sharding::{ShardingMin, ShardingPrices, ShardingTime};
@@ -131,6 +132,68 @@ impl StepPhases {
         time.uncounted += exact.time - steps.iter().map(|step| step.time).sum();
     }
 
+    /// The reductions of a choice of a block that is the first of a stage, in the plans that split its bucket.
+    pub fn split_bucket(
+        &self,
+        last_bucket: LastBucket,
+        space: &SegmentSpace,
+        choice: &SegmentChoice,
+        (context, prices): (&Context, StreamPrices),
+    ) -> SplitBucketTime {
+        let segment = &space.segment;
+        let ops =
+            segment.op_ids().map(|op| (op, self.of(op, choice.ops[op.0 as usize].choice.strategy)));
+        let split =
+            split_bucket(last_bucket, segment, ops.filter(|(_, step)| step.coalesced.overlaps));
+        let reduction = |ops: &[(OpId, OpStep)]| -> Seconds {
+            let coalesced: Vec<CoalescedBytes> =
+                ops.iter().map(|(_, step)| step.coalesced).collect();
+            let casts: Seconds = ops.iter().map(|(_, step)| step.own.casts).sum();
+            CoalescedTime::of_ops(&coalesced, context, prices).overlapped + casts
+        };
+        let mut ready = GradientsReady::new(space, choice, prices);
+        let mut bucket = |ops: &Vec<(OpId, OpStep)>| {
+            let [backward, weight_gradient] =
+                ops.last().map_or_else(Default::default, |(op, _)| ready.after(*op));
+            EarlyBucket { backward, weight_gradient, reduction: reduction(ops) }
+        };
+        SplitBucketTime {
+            early: split.early.iter().map(&mut bucket).collect(),
+            late: reduction(&split.late),
+        }
+    }
+
+    /// Lower bound over all choices on the time that the gradient reductions of a stage's first block add to a step, beyond the
+    /// least that other blocks add, with the bucket whole or split.
+    pub fn first_block_min(
+        &self,
+        segment: &Segment,
+        context: &Context,
+        prices: StreamPrices,
+    ) -> Seconds {
+        let Some(slowdown) = prices.overlap else { return Seconds(0.0) };
+        let hidden = slowdown.hidden_cost();
+        let extreme = |pick: fn(f64, f64) -> f64| -> Seconds {
+            let of_op = |steps: &Vec<(Strategy, OpStep)>| {
+                let times = steps.iter().map(|(_, step)| step.overlapped.0);
+                Seconds(times.reduce(pick).unwrap_or(0.0))
+            };
+            self.ops.iter().map(of_op).sum()
+        };
+        let (least, most) = (extreme(f64::min), extreme(f64::max));
+        let split = |last_bucket| {
+            let ops = segment.op_ids().map(|op| (op, &self.ops[op.0 as usize]));
+            let split = split_bucket(last_bucket, segment, ops);
+            let reduction_min = |ops: &Vec<_>| reduction_min(ops, context, prices);
+            let late = reduction_min(&split.late);
+            let early: Seconds = split.early.iter().map(reduction_min).sum();
+            // The step phase of an op counts the hidden time of the whole bucket. Several buckets take no less time.
+            (late * (1.0 - hidden)).0.max((late + (early - most) * hidden).0)
+        };
+        let whole = (least * (1.0 - hidden)).0;
+        Seconds(LastBucket::SPLITS.map(split).into_iter().fold(whole, f64::min).max(0.0))
+    }
+
     /// Lower bounds on the time that sharded parameters add to the passes of one microbatch.
     pub fn sharding_min(&self) -> ShardingMin {
         self.sharding_min
@@ -167,6 +230,27 @@ impl StepPhases {
         }
         range
     }
+}
+
+/// Lower bound on the reductions of a bucket over the strategies of its ops.
+fn reduction_min(
+    ops: &[(OpId, &Vec<(Strategy, OpStep)>)],
+    context: &Context,
+    prices: StreamPrices,
+) -> Seconds {
+    let bytes = |(_, steps): &(OpId, &Vec<(Strategy, OpStep)>)| {
+        steps.iter().map(|(_, step)| step.coalesced).collect()
+    };
+    let lines = CoalescedLines::new(&ops.iter().map(bytes).collect::<Vec<_>>(), context, prices);
+    let of_op = |(at, (_, steps)): (usize, &(OpId, &Vec<(Strategy, OpStep)>))| {
+        let of_strategy = |(_, step): &(Strategy, OpStep)| {
+            // Other gradients are reduced in the step phase.
+            let casts = if step.coalesced.overlaps { step.own.casts } else { Seconds(0.0) };
+            (lines.share(at, &step.coalesced).overlapped + casts).0
+        };
+        Seconds(steps.iter().map(of_strategy).reduce(f64::min).unwrap_or(0.0))
+    };
+    ops.iter().enumerate().map(of_op).sum()
 }
 
 impl OpStep {

@@ -168,6 +168,32 @@ impl ContextAttention {
     }
 }
 
+/// The bucket of the last gradients to be complete in a step: those of a stage's first block. What is complete when the
+/// backward pass has almost ended is reduced after it, since nothing is left to overlap with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LastBucket {
+    /// One bucket, after the backward pass.
+    #[default]
+    Whole,
+    /// The gradients of the ops behind attention are reduced during its backward pass, the others after the backward pass of
+    /// the block.
+    SplitAtAttention,
+    /// A bucket for each linear. The gradients of q, k and v's linears that read the block's input are reduced after the
+    /// backward pass.
+    SplitByLinear,
+}
+
+impl LastBucket {
+    /// Those that split the bucket.
+    pub const SPLITS: [LastBucket; 2] = [LastBucket::SplitAtAttention, LastBucket::SplitByLinear];
+
+    /// Whether plan files leave the key out.
+    pub fn is_default(&self) -> bool {
+        *self == LastBucket::default()
+    }
+}
+
 /// Mesh, attention on the context axis, workload, number formats, ZeRO stage, schedule and overlap, which strategies
 /// and their instructions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -203,6 +229,9 @@ pub struct Context {
     /// Whether tensor-axis collectives of activation gradients overlap with the weight-gradient GEMMs of the linears
     /// that computed them.
     pub overlap_tensor_collectives: bool,
+    /// The buckets of the gradients of a stage's first block, the last to be complete, where
+    /// [`has_gradient_buckets`](Context::has_gradient_buckets) holds.
+    pub last_bucket: LastBucket,
 }
 
 impl Context {
@@ -226,6 +255,7 @@ impl Context {
             overlap_grad_reduce: false,
             overlap_param_gather: false,
             overlap_tensor_collectives: false,
+            last_bucket: LastBucket::Whole,
         }
     }
 
@@ -246,6 +276,12 @@ impl Context {
             && self.shard_size > 1
             && !self.shards_weights()
             && self.chunks == 1
+    }
+
+    /// Whether the gradients of blocks are reduced in buckets during the last pass of a stage. With ZeRO-2 and ZeRO-3 every
+    /// backward pass reduces them.
+    pub fn has_gradient_buckets(&self) -> bool {
+        self.overlap_grad_reduce && self.mesh.replicas() > 1 && !self.shards_gradients()
     }
 
     /// Whether gradients are rounded for their reduction over the replicas.

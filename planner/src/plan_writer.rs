@@ -51,6 +51,7 @@ pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
         context_attention: context.context_attention,
         overlap_param_gather: context.overlap_param_gather,
         overlap_tensor_collectives: context.overlap_tensor_collectives,
+        last_bucket: context.last_bucket,
         hidden_layout: plan_layout(decisions.boundary.hidden),
         crossing_layout: request
             .model

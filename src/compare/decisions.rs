@@ -93,6 +93,8 @@ pub enum ComparedDecision {
     OverlapParamGather,
     /// Overlap of collectives over the tensor axis.
     OverlapTensorCollectives,
+    /// Buckets of the first block's gradients.
+    LastBucket,
     /// Layout of the hidden state between blocks.
     HiddenLayout,
     /// Layout of crossing latents between blocks.
@@ -130,6 +132,7 @@ impl ComparedDecision {
             ComparedDecision::OverlapGradReduce => "overlap_grad_reduce",
             ComparedDecision::OverlapParamGather => "overlap_param_gather",
             ComparedDecision::OverlapTensorCollectives => "overlap_tensor_collectives",
+            ComparedDecision::LastBucket => "last_bucket",
             ComparedDecision::HiddenLayout => "hidden_layout",
             ComparedDecision::CrossingLayout => "crossing_layout",
             ComparedDecision::StageBlocks => "blocks of each stage",
@@ -165,6 +168,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(ComparedDecision, Value)> {
         overlap_grad_reduce,
         overlap_param_gather,
         overlap_tensor_collectives,
+        last_bucket,
         hidden_layout,
         crossing_layout,
         stages: _,
@@ -192,6 +196,7 @@ fn plan_decisions(plan: &Plan) -> Vec<(ComparedDecision, Value)> {
         (Of::OverlapGradReduce, json!(overlap_grad_reduce)),
         (Of::OverlapParamGather, json!(overlap_param_gather)),
         (Of::OverlapTensorCollectives, json!(overlap_tensor_collectives)),
+        (Of::LastBucket, json!(last_bucket)),
         (Of::HiddenLayout, json!(hidden_layout)),
         (Of::CrossingLayout, json!(crossing_layout)),
         (Of::StageBlocks, json!(virtual_stage_blocks(plan))),

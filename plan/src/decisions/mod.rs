@@ -12,7 +12,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::context::{ContextAttention, PipelineSchedule, Zero};
+use crate::context::{ContextAttention, LastBucket, PipelineSchedule, Zero};
 use crate::graph::Grouping;
 use crate::mesh::{Mesh, Workload};
 use crate::strategy::Strategy;
@@ -72,6 +72,10 @@ pub struct Plan {
     /// computed them; absent where they do not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub overlap_tensor_collectives: bool,
+    /// Buckets of the gradients of a stage's first block, the last to be complete; absent for `whole`. Without effect where no
+    /// gradients are reduced in buckets: without `overlap_grad_reduce`, and with ZeRO-2 and ZeRO-3.
+    #[serde(default, skip_serializing_if = "LastBucket::is_default")]
+    pub last_bucket: LastBucket,
     /// Layout of the hidden state between blocks.
     pub hidden_layout: PlanLayout,
     /// Layout of the latents that cross between blocks (LaX); absent for models without crossings.

@@ -4,6 +4,7 @@
 //! same templates to buffers. The objective of the solver and the simulated time of the program are
 //! therefore sums of the same prices.
 
+mod buckets;
 mod flow;
 mod op;
 mod parameters;
@@ -12,6 +13,7 @@ mod residual;
 mod stage;
 mod template;
 
+pub use buckets::{SplitBucket, split_bucket};
 pub(crate) use flow::gradient_paths;
 pub use flow::{
     copy_forward, copy_recompute, flow_backward, flow_forward, flow_recompute, gradient_backward,

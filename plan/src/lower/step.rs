@@ -1,18 +1,33 @@
 //! The step phase: reduces all gradients, computes their norm, updates all weights.
 
+use std::collections::HashSet;
+use std::ops::Range;
+
+use crate::context::LastBucket;
+use crate::decisions::SegmentPlan;
 use crate::emit::{
     CoalescedCollective, InstrTemplate, OperandSlot, TemplateOperand, clear_square_sum,
     count_square, is_gathered_in_forward, is_gradient_overwritten, is_reduced_in_backward,
-    reduce_over_tensor, reduce_square_sum, reduce_tied_gradient, round_gradient, update_parameter,
-    widen_gradient,
+    reduce_over_tensor, reduce_square_sum, reduce_tied_gradient, round_gradient, split_bucket,
+    update_parameter, widen_gradient,
 };
 use crate::graph::{OpId, SegmentKind};
 use crate::program::{
-    Access, BufferId, BufferRole, GatherBucket, GradientBucket, InstrOrigin, Phase,
+    Access, BufferId, BufferRole, GatherBucket, GradientBucket, Instr, InstrOrigin, Phase,
 };
 use crate::strategy::OpParameters;
 
 use super::stage_lowering::{BufferKey, SegmentSite, StageLowering};
+
+/// The parameters of a segment by when their gradients are reduced over the data axis.
+struct ReducedParameters {
+    /// Whether the buckets are parts of the segment's.
+    is_split: bool,
+    /// Those reduced in buckets during the last pass.
+    buckets: Vec<Vec<(OpId, OpParameters)>>,
+    /// Those reduced in the step phase, in one collective each.
+    late: Vec<Vec<(OpId, OpParameters)>>,
+}
 
 impl StageLowering<'_> {
     pub(super) fn step(&mut self, sites: &[SegmentSite]) {
@@ -27,8 +42,10 @@ impl StageLowering<'_> {
             for (op, parameters) in &owned {
                 self.push_parameter(site, *op, reduce_over_tensor(parameters, &context));
             }
-            let [_, rest] = self.reduced_early_or_late(site, sites, &owned);
-            self.reduce_over_replicas(site, &rest);
+            let ReducedParameters { late, .. } = self.reduced_early_or_late(site, sites, &owned);
+            for together in &late {
+                self.reduce_over_replicas(site, together);
+            }
             for (op, parameters) in &owned {
                 let kind = site.plan.segment.kind;
                 let count = count_square(kind, parameters, self.plan.tied, &context);
@@ -82,43 +99,86 @@ impl StageLowering<'_> {
         [in_forward, in_step]
     }
 
-    /// The reductions that run during the last pass, one bucket for each segment: when its part of the pass has ended,
-    /// its gradients are complete.
+    /// The reductions that run during the last pass, one bucket for each segment, or several for the first block: when its
+    /// part of the pass has ended, its gradients are complete.
     fn gradient_buckets(&mut self, sites: &[SegmentSite]) {
         for site in sites.iter().rev() {
-            let start = self.program.step.len();
             let owned = self.owned_parameters(site);
-            let [early, _] = self.reduced_early_or_late(site, sites, &owned);
-            self.reduce_over_replicas(site, &early);
-            let reductions = start..self.program.step.len();
-            if !reductions.is_empty() {
-                let [backward, weight_gradient] = self.gradient_ends[&site.instance];
-                let is_deferred = self.program.chunks[0].last_phase() == Phase::WeightGradient;
-                let after = match site.chunk {
-                    0 if is_deferred => weight_gradient,
-                    0 => backward,
-                    // The last pass is one through the first chunk.
-                    _ => 0,
-                };
-                self.program.gradient_buckets.push(GradientBucket { after, reductions });
+            let reduced = self.reduced_early_or_late(site, sites, &owned);
+            for bucket in &reduced.buckets {
+                let start = self.program.step.len();
+                self.reduce_over_replicas(site, bucket);
+                let reductions = start..self.program.step.len();
+                if !reductions.is_empty() {
+                    let after = match reduced.is_split {
+                        true => self.last_access(&reductions),
+                        false => self.segment_end(site),
+                    };
+                    // Buckets run in order.
+                    let previous = self.program.gradient_buckets.last();
+                    let after = previous.map_or(after, |previous| previous.after.max(after));
+                    self.program.gradient_buckets.push(GradientBucket { after, reductions });
+                }
             }
         }
     }
 
-    /// The parameters that are reduced during the last pass, and the others.
+    /// Number of instructions of the last pass up to a segment's last that computes gradients.
+    fn segment_end(&self, site: &SegmentSite) -> usize {
+        let [backward, weight_gradient] = self.gradient_ends[&site.instance];
+        let is_deferred = self.program.chunks[0].last_phase() == Phase::WeightGradient;
+        match site.chunk {
+            0 if is_deferred => weight_gradient,
+            0 => backward,
+            // The last pass is one through the first chunk.
+            _ => 0,
+        }
+    }
+
+    /// Number of instructions of the last pass up to the last that accesses the operands of these reductions of the step
+    /// phase, with the instructions that may overlap with it.
+    fn last_access(&self, reductions: &Range<usize>) -> usize {
+        let chunk = &self.program.chunks[0];
+        let last_pass = chunk.instructions(chunk.last_phase());
+        let operands: HashSet<BufferId> = self.program.step[reductions.clone()]
+            .iter()
+            .flat_map(|instr| instr.reads.iter().chain(&instr.writes))
+            .map(|access| access.buffer)
+            .collect();
+        let accesses = |instr: &Instr| {
+            instr.reads.iter().chain(&instr.writes).any(|access| operands.contains(&access.buffer))
+        };
+        let after = last_pass.iter().rposition(accesses).map_or(0, |last| last + 1);
+        let ends =
+            last_pass[..after].iter().enumerate().map(|(at, i)| at + 1 + i.overlapped_instrs);
+        ends.max().unwrap_or(0).max(after)
+    }
+
+    /// Divides the parameters of a segment by when their gradients are reduced.
     fn reduced_early_or_late(
         &self,
         site: &SegmentSite,
         sites: &[SegmentSite],
         owned: &[(OpId, OpParameters)],
-    ) -> [Vec<(OpId, OpParameters)>; 2] {
-        let (kind, context) = (site.plan.segment.kind, &self.plan.context);
+    ) -> ReducedParameters {
+        let SegmentPlan { segment, .. } = site.plan;
+        let context = &self.plan.context;
         let is_early = |(_, parameters): &(OpId, OpParameters)| {
-            is_reduced_early(site, sites)
-                && is_reduced_in_backward(kind, parameters, self.plan.tied, context)
+            is_reduced_in_backward(segment.kind, parameters, self.plan.tied, context)
         };
-        let (early, late) = owned.iter().cloned().partition(is_early);
-        [early, late]
+        let (early, late): (Vec<_>, Vec<_>) = owned.iter().cloned().partition(is_early);
+        if !is_first_block(site, sites) {
+            return ReducedParameters { is_split: false, buckets: vec![early], late: vec![late] };
+        }
+        if context.last_bucket == LastBucket::Whole {
+            return ReducedParameters {
+                is_split: false,
+                buckets: vec![],
+                late: vec![owned.to_vec()],
+            };
+        }
+        let split = split_bucket(context.last_bucket, segment, early.into_iter());
+        ReducedParameters { is_split: true, buckets: split.early, late: vec![late, split.late] }
     }
 
     /// Reduces gradients of a segment over the data axis, with the casts around that.
@@ -228,10 +288,10 @@ impl StageLowering<'_> {
     }
 }
 
-/// Whether a segment's reductions may run during the last pass of the segments before it. After that of a stage's first
-/// block at most the embedding's is left, too short to hide a reduction.
-fn is_reduced_early(site: &SegmentSite, sites: &[SegmentSite]) -> bool {
+/// Whether a segment is the first block of a stage. After its part of the last pass at most the embedding's is left, too
+/// short to hide a reduction.
+fn is_first_block(site: &SegmentSite, sites: &[SegmentSite]) -> bool {
     let is_block = |site: &&SegmentSite| site.plan.segment.kind == SegmentKind::Block;
     let first = sites.iter().find(is_block).map(|first| first.instance);
-    first != Some(site.instance)
+    first == Some(site.instance)
 }

@@ -9,7 +9,7 @@ use super::sized_plan::SizedPlan;
 use super::solver::ContextSolver;
 use crate::feasible_plan::{FeasiblePlan, ModelDecisions};
 use crate::lowered_plans::PlanDigest;
-use crate::pipeline::{EmbeddingAndHead, Partition, simulate_partition};
+use crate::pipeline::{EmbeddingAndHead, Partition, with_fastest_buckets};
 use crate::plan_writer::write_plan;
 
 impl ContextSolver<'_> {
@@ -20,10 +20,10 @@ impl ContextSolver<'_> {
         embedding_and_head: &EmbeddingAndHead,
         partition: Partition,
     ) -> SizedPlan {
-        let partition_time =
-            simulate_partition(context, &partition, &self.overheads(context, embedding_and_head));
+        let overheads = self.overheads(context, embedding_and_head);
+        let (context, partition_time) = with_fastest_buckets(context, &partition, &overheads);
         let decisions = ModelDecisions {
-            context: *context,
+            context,
             boundary: embedding_and_head.boundary,
             embedding: embedding_and_head.embedding.clone(),
             stages: partition.virtual_stages(context.chunks as usize),

@@ -41,6 +41,6 @@ pub(crate) use overhead::PipelineOverheads;
 pub use overhead::StageOverhead;
 pub use partition::{Partition, PruningCutoff, StageBlocks};
 pub(crate) use partitioner::StagePartitioner;
-pub(crate) use simulation::simulate_partition;
+pub(crate) use simulation::{simulate_partition, with_fastest_buckets};
 pub use step_bound::StepSchedule;
 pub use undominated::undominated_partitions;

@@ -277,23 +277,21 @@ impl StageOverhead {
     }
 }
 
-/// Lower bound on the time that the first block of a stage adds because its reductions follow the last backward pass.
+/// Lower bound on the time that the first block of a stage adds because its reductions, or some of them, follow the last
+/// backward pass.
 fn first_block_min(
     segments: &SegmentSolver,
     context: &Context,
     stage: u64,
     boundary: BoundaryLayout,
 ) -> Seconds {
-    let Some(slowdown) = segments.prices(context).overlap_slowdown() else { return Seconds(0.0) };
     // The first block of a later stage is any of them.
     let shapes = match (stage, segments.layer_shapes().first()) {
         (0, Some(first)) => *first..first + 1,
         _ => 0..segments.shape_count(),
     };
-    let overlapped =
-        |shape: usize| segments.overlapped_min(SegmentSpec::block(shape, boundary), context);
-    let least = shapes.map(overlapped).reduce(f64::min).unwrap_or(0.0);
-    Seconds(least * (1.0 - slowdown.hidden_cost()))
+    let of_shape = |shape| segments.first_block_min(SegmentSpec::block(shape, boundary), context);
+    Seconds(shapes.map(of_shape).reduce(f64::min).unwrap_or(0.0))
 }
 
 /// Lower bound on the time that the first block of a stage adds because the gather of its weights overlaps with the embedding

@@ -1,11 +1,11 @@
 //! Step times of partitions before lowering.
 
 use narrows_cost_model::{
-    BucketTime, GatherTime, PassTimes, StageOverlap, StageTime, StepPart, SyncedStages,
-    schedule_time,
+    BucketTime, EarlyBucket, GatherTime, PassTimes, StageOverlap, StageTime, StepPart,
+    SyncedStages, schedule_time,
 };
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
-use narrows_plan::{Context, Seconds};
+use narrows_plan::{Context, LastBucket, Seconds};
 
 use super::assignment::StageAssignment;
 use super::interleaved::chunk_passes;
@@ -15,6 +15,33 @@ use super::partition::Partition;
 /// Simulates a step of a partition from its stage times. The result equals the simulation of the lowered program, and
 /// for ZeRO-2 and ZeRO-3 with overlap is a lower bound: which collectives a pass hides depends on its neighbours.
 pub(crate) fn simulate_partition(
+    context: &Context,
+    partition: &Partition,
+    overheads: &PipelineOverheads,
+) -> Seconds {
+    let (_, time) = with_fastest_buckets(context, partition, overheads);
+    time
+}
+
+/// The context with the last bucket that is fastest, and the time of its step.
+pub(crate) fn with_fastest_buckets(
+    context: &Context,
+    partition: &Partition,
+    overheads: &PipelineOverheads,
+) -> (Context, Seconds) {
+    let with = |last_bucket: LastBucket| {
+        let context = Context { last_bucket, ..*context };
+        (context, simulate_context(&context, partition, overheads))
+    };
+    let whole = with(LastBucket::Whole);
+    if !context.has_gradient_buckets() {
+        return whole;
+    }
+    let fastest = |a: (Context, Seconds), b: (Context, Seconds)| if b.1 < a.1 { b } else { a };
+    LastBucket::SPLITS.map(with).into_iter().fold(whole, fastest)
+}
+
+fn simulate_context(
     context: &Context,
     partition: &Partition,
     overheads: &PipelineOverheads,
@@ -36,8 +63,8 @@ pub(crate) fn simulate_partition(
                 1 => vec![of_one_chunk()],
                 _ => chunk_passes(stage, overhead),
             },
-            step_phase: step_parts(overhead, stage, partition.stages.len()),
-            overlap: stage_overlap(overhead, stage, is_deferred, context.chunks as usize),
+            step_phase: step_parts(context, overhead, stage),
+            overlap: stage_overlap(context, overhead, stage, is_deferred),
         });
         passes.push(schedule.passes(is_deferred));
     }
@@ -49,12 +76,13 @@ pub(crate) fn simulate_partition(
 /// weight-gradient pass, to which only blocks contribute, where weight gradients are deferred. It is one through the
 /// first chunk: the gradients of other chunks are complete before.
 fn stage_overlap(
+    context: &Context,
     overhead: &StageOverhead,
     blocks: &StageAssignment,
     is_deferred: bool,
-    chunks: usize,
 ) -> Option<StageOverlap> {
     let slowdown = overhead.slowdown?;
+    let chunks = context.chunks as usize;
     let BeforeBlocks { backward, overlapped } = overhead.before_blocks;
     let (first_chunk, later_chunks) = blocks.blocks.split_at(blocks.blocks.len() / chunks);
     let begin = Seconds(0.0);
@@ -68,6 +96,14 @@ fn stage_overlap(
     for block in first_chunk.iter().skip(1).rev() {
         ready += if is_deferred { block.time.weight_gradient } else { block.time.backward };
         buckets.push(BucketTime { ready, reduction: block.time.overlapped });
+    }
+    let first = first_chunk.first();
+    if let Some(split) = first.and_then(|first| first.split_bucket(context.last_bucket)) {
+        let part = |bucket: &EarlyBucket| BucketTime {
+            ready: ready + if is_deferred { bucket.weight_gradient } else { bucket.backward },
+            reduction: bucket.reduction,
+        };
+        buckets.extend(split.early.iter().map(part));
     }
     buckets.retain(|bucket| bucket.reduction > Seconds(0.0));
     let gathers = stage_gathers(overhead, blocks);
@@ -89,7 +125,12 @@ fn stage_gathers(overhead: &StageOverhead, blocks: &StageAssignment) -> Vec<Gath
 }
 
 /// The step phase of a stage in the order of its lowered program.
-fn step_parts(overhead: &StageOverhead, blocks: &StageAssignment, stages: usize) -> Vec<StepPart> {
+fn step_parts(
+    context: &Context,
+    overhead: &StageOverhead,
+    blocks: &StageAssignment,
+) -> Vec<StepPart> {
+    let stages = context.mesh.pipeline as usize;
     let StepSyncs { begin, tied, norm, update } = overhead.syncs;
     let update = update + blocks.update;
     let syncs = begin + tied.unwrap_or_default() + norm.unwrap_or_default();
@@ -98,11 +139,16 @@ fn step_parts(overhead: &StageOverhead, blocks: &StageAssignment, stages: usize)
     let gathers = blocks.blocks.iter().map(|block| block.time.gathered);
     let gathered = gathers.sum::<Seconds>() + overhead.head_gathered;
     // The step phase of a segment counts the least time that its reductions add during the backward pass, and its gathers
-    // during the forward pass. The reductions of the first block run after the backward pass.
+    // during the forward pass. The reductions of the first block, or the last of them, run after the backward pass.
     let hidden = overhead
         .slowdown
         .map_or(Seconds(0.0), |slowdown| (overlapped + gathered) * slowdown.hidden_cost());
-    let first = blocks.blocks.first().map_or(Seconds(0.0), |block| block.time.overlapped);
+    let first = blocks.blocks.first().map_or(Seconds(0.0), |block| {
+        match block.split_bucket(context.last_bucket) {
+            Some(split) => split.late,
+            None => block.time.overlapped,
+        }
+    });
     let counted = hidden + overhead.first_block_min + overhead.first_gather_min;
     let uncounted = blocks.blocks.iter().map(|block| block.time.uncounted).sum::<Seconds>();
     let uncounted = uncounted + overhead.uncounted;

@@ -2,7 +2,7 @@
 
 use narrows_cost_model::{PassTimesMin, ShardingMin};
 use narrows_plan::Context;
-use narrows_plan::graph::Grouping;
+use narrows_plan::graph::{Grouping, SegmentKind};
 
 use super::cache::{PassTimesCache, StepPhaseBounds};
 use super::prepared::PreparedSegment;
@@ -20,6 +20,15 @@ impl SegmentSolver<'_> {
     pub(crate) fn overlapped_min(&self, spec: SegmentSpec, context: &Context) -> f64 {
         match context.overlap_grad_reduce {
             true => self.step_phase_bounds(spec, context).overlapped_min,
+            false => 0.0,
+        }
+    }
+
+    /// Lower bound on the time that the block's reductions add to a step, in seconds, beyond the least that other blocks add,
+    /// where the block is the first of a stage.
+    pub(crate) fn first_block_min(&self, spec: SegmentSpec, context: &Context) -> f64 {
+        match context.has_gradient_buckets() {
+            true => self.step_phase_bounds(spec, context).first_block_min,
             false => 0.0,
         }
     }
@@ -45,12 +54,24 @@ impl SegmentSolver<'_> {
         if let Some(cached) = lock(&self.priced.step_phase_bounds).get(&key) {
             return *cached;
         }
+        let kernel_price = self.price(context);
+        let prices = self.prices(context).streams(&kernel_price);
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.prepare(spec, *grouping, context);
             let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
             StepPhaseBounds {
                 range: step_phases.bounds().map(|seconds| seconds.0),
                 overlapped_min: step_phases.overlapped_min().0,
+                first_block_min: match spec.kind == SegmentKind::Block
+                    && context.has_gradient_buckets()
+                {
+                    true => {
+                        step_phases
+                            .first_block_min(&prepared.priced.space.segment, context, prices)
+                            .0
+                    }
+                    false => 0.0,
+                },
                 gathered_min: step_phases.gathered_min().0,
                 sharding_min: step_phases.sharding_min(),
             }
@@ -58,6 +79,7 @@ impl SegmentSolver<'_> {
         let widest = |a: StepPhaseBounds, b: StepPhaseBounds| StepPhaseBounds {
             range: [a.range[0].min(b.range[0]), a.range[1].max(b.range[1])],
             overlapped_min: a.overlapped_min.min(b.overlapped_min),
+            first_block_min: a.first_block_min.min(b.first_block_min),
             gathered_min: a.gathered_min.min(b.gathered_min),
             sharding_min: a.sharding_min.min(b.sharding_min),
         };

@@ -61,6 +61,8 @@ pub(super) struct StepPhaseBounds {
     pub range: [f64; 2],
     /// Least reductions during the last backward pass, in seconds.
     pub overlapped_min: f64,
+    /// Least time that reductions add beyond the least of other blocks, for a block that is the first of a stage, in seconds.
+    pub first_block_min: f64,
     /// Least gathers of updated weights during the next forward pass, in seconds.
     pub gathered_min: f64,
     /// Least additions to the passes.

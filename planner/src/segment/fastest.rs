@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use narrows_cost_model::{Assignment, CostTable, MemoryRow, MemoryRowId, MemoryRows, SegmentBytes};
 use narrows_plan::graph::{Grouping, SegmentKind};
-use narrows_plan::{Bytes, Context, GradReduceDtype, Zero};
+use narrows_plan::{Bytes, Context, GradReduceDtype, LastBucket, Zero};
 use rayon::prelude::*;
 
 use super::solver::SegmentSolver;
@@ -176,8 +176,15 @@ impl SegmentSolver<'_> {
             (passes.time, SegmentBytes { kept: passes.kept, ..SegmentBytes::default() });
         let step_phases = self.step_phases(&prepared, (spec, grouping), context);
         step_phases.add_to(&choice, (context, prices), &mut time, &mut bytes);
-        let segment = prepared.priced.space.segment.clone();
-        SolvedSegment { grouping, choice, segment, time, bytes }
+        let space = &prepared.priced.space;
+        let has_buckets = spec.kind == SegmentKind::Block && context.has_gradient_buckets();
+        let split = |split| step_phases.split_bucket(split, space, &choice, (context, prices));
+        let split_buckets = match has_buckets {
+            true => Arc::new(LastBucket::SPLITS.map(split)),
+            false => Arc::default(),
+        };
+        let segment = space.segment.clone();
+        SolvedSegment { grouping, choice, segment, time, bytes, split_buckets }
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::{SegmentBytes, SegmentTime};
+use narrows_cost_model::{SegmentBytes, SegmentTime, SplitBucketTime};
+use narrows_plan::LastBucket;
 use narrows_plan::graph::{Grouping, Segment, SegmentKind};
 use narrows_plan::strategy::{BoundaryLayout, SegmentChoice, TiedWeightLayout};
 
@@ -49,4 +50,15 @@ pub struct SolvedSegment {
     pub time: SegmentTime,
     /// Bytes of one instance.
     pub bytes: SegmentBytes,
+    /// Gradient reductions of a block as the first of a stage, for each of [`LastBucket::SPLITS`]; empty for embedding and
+    /// head, and where gradients are not reduced in buckets.
+    pub split_buckets: Arc<[SplitBucketTime; LastBucket::SPLITS.len()]>,
+}
+
+impl SolvedSegment {
+    /// Gradient reductions of a block as the first of a stage; `None` for a bucket that is whole.
+    pub(crate) fn split_bucket(&self, last_bucket: LastBucket) -> Option<&SplitBucketTime> {
+        let mut all = LastBucket::SPLITS.iter().zip(self.split_buckets.iter());
+        all.find(|(split, _)| **split == last_bucket).map(|(_, times)| times)
+    }
 }

@@ -304,6 +304,7 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         overlap_grad_reduce: context.overlap_grad_reduce,
         overlap_param_gather: context.overlap_param_gather,
         overlap_tensor_collectives: context.overlap_tensor_collectives,
+        last_bucket: context.last_bucket,
         hidden_layout: PlanLayout::from_edge(boundary.hidden)?,
         crossing_layout: (!crossing.is_empty()).then_some(PlanLayout::from_edge(boundary.latents)?),
         stages,
