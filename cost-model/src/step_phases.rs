@@ -191,7 +191,8 @@ impl StepPhases {
             (late * (1.0 - hidden)).0.max((late + (early - most) * hidden).0)
         };
         let whole = (least * (1.0 - hidden)).0;
-        Seconds(LastBucket::SPLITS.map(split).into_iter().fold(whole, f64::min).max(0.0))
+        let splits = LastBucket::SPLITS.into_iter().filter(|_| context.can_split_last_bucket());
+        Seconds(splits.map(split).fold(whole, f64::min).max(0.0))
     }
 
     /// Lower bounds on the time that sharded parameters add to the passes of one microbatch.

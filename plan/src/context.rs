@@ -230,7 +230,7 @@ pub struct Context {
     /// that computed them.
     pub overlap_tensor_collectives: bool,
     /// The buckets of the gradients of a stage's first block, the last to be complete, where
-    /// [`has_gradient_buckets`](Context::has_gradient_buckets) holds.
+    /// [`can_split_last_bucket`](Context::can_split_last_bucket) holds.
     pub last_bucket: LastBucket,
 }
 
@@ -278,9 +278,9 @@ impl Context {
             && self.chunks == 1
     }
 
-    /// Whether the gradients of blocks are reduced in buckets during the last pass of a stage. With ZeRO-2 and ZeRO-3 every
-    /// backward pass reduces them.
-    pub fn has_gradient_buckets(&self) -> bool {
+    /// Whether parts of a block's gradients can be reduced before others. With ZeRO-2 and ZeRO-3 each backward pass ends with the
+    /// reduction of the first block's gradients.
+    pub fn can_split_last_bucket(&self) -> bool {
         self.overlap_grad_reduce && self.mesh.replicas() > 1 && !self.shards_gradients()
     }
 

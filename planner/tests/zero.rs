@@ -7,7 +7,7 @@ use narrows_plan::model;
 use narrows_plan::model::presets;
 use narrows_plan::program::{BufferId, BufferRole, Instr};
 use narrows_plan::strategy::{Rules, WeightRule};
-use narrows_plan::{Bytes, GradReduceDtype, Plan, Zero};
+use narrows_plan::{Bytes, GradReduceDtype, LastBucket, Plan, Zero};
 use narrows_planner::{MemoryLimit, Request, predict, search};
 
 fn request(model: &str, devices: u64) -> Request {
@@ -127,6 +127,49 @@ fn gathers_beside_the_next_forward_pass_shorten_steps() {
         let hidden = gathered * (1.0 - hidden_cost);
         assert!(saved < hidden && saved > hidden * (1.0 - 4.0 / buckets), "{saved} of {gathered}");
     }
+}
+
+/// The bucket of the first block is split where its reduction takes long, by linear or at attention, and whichever is chosen is
+/// the fastest.
+#[test]
+fn the_last_bucket_is_split_where_that_is_faster() {
+    const KINDS: [LastBucket; 3] =
+        [LastBucket::Whole, LastBucket::SplitAtAttention, LastBucket::SplitByLinear];
+    let mut chosen = vec![];
+    // The last one's reductions take almost as long as its backward pass.
+    for (model, devices, zero, gap_max) in [
+        ("cola-60m", 2, Zero::Two, 1e-9),
+        ("cola-60m", 8, Zero::One, 1e-9),
+        ("cola-1b", 16, Zero::One, 1e-9),
+        ("llama-1b", 16, Zero::Off, 0.02),
+    ] {
+        let request = Request {
+            tensor: Some(1),
+            pipeline: Some(1),
+            zero: Some(zero),
+            ..request(model, devices)
+        };
+        let searched = search(&request);
+        let best = searched.best.expect("a plan");
+        assert!(searched.report.gap < gap_max, "{model}: {}", searched.report.gap);
+        let times = KINDS.map(|last_bucket| {
+            let plan = Plan { last_bucket, ..best.plan.clone() };
+            let predicted = predict(&request.model, &request.profile, request.executor, &plan);
+            let (prediction, program) = predicted.expect("a prediction");
+            (prediction.step_time_s, program.program().stages[0].gradient_buckets.len())
+        });
+        let at = KINDS.iter().position(|kind| *kind == best.plan.last_bucket).unwrap();
+        let fastest = times.iter().map(|(time, _)| *time).fold(f64::INFINITY, f64::min);
+        assert!((best.time.0 / fastest - 1.0).abs() < 1e-9, "{model}: {at} of {times:?}");
+        assert!((best.partition_time.0 / best.time.0 - 1.0).abs() < 1e-9, "{model}");
+        if zero < Zero::Two {
+            assert!(times.is_sorted_by_key(|(_, buckets)| *buckets), "{model}: {times:?}");
+            assert!(times[1].1 == times[0].1 + 1 && times[2].1 > times[1].1, "{model}: {times:?}");
+        }
+        chosen.push(best.plan.last_bucket);
+    }
+    assert_eq!(chosen[0], LastBucket::Whole);
+    assert!(KINDS[1..].iter().all(|split| chosen.contains(split)), "{chosen:?}");
 }
 
 /// Each stage shards more than the one before, and two shard groups of four have two copies.

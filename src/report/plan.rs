@@ -7,8 +7,8 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Program};
 use narrows_plan::{
-    Axis, Bytes, CheckedProgram, ContextAttention, GradReduceDtype, Kernel, Plan, PlanLayout,
-    ResolvedPlan,
+    Axis, Bytes, CheckedProgram, Context, ContextAttention, GradReduceDtype, Kernel, LastBucket,
+    Plan, PlanLayout, ResolvedPlan,
 };
 use narrows_planner::SearchReport;
 use serde::Serialize;
@@ -320,12 +320,22 @@ fn layout_phrase(layout: PlanLayout) -> &'static str {
 /// The collectives that overlap with computation, in words.
 fn overlap_text(program: &Program) -> String {
     let in_first_pass = program.stages.iter().any(|stage| !stage.gather_buckets.is_empty());
-    match (beside_later_passes(program), in_first_pass) {
-        (Some(text), false) => text,
-        (Some(text), true) => format!("{text}; weights are gathered during the first forward pass"),
-        (None, true) => "weights are gathered during the first forward pass".into(),
-        (None, false) => "none".into(),
-    }
+    let weights =
+        in_first_pass.then(|| "weights are gathered during the first forward pass".into());
+    let last_bucket = last_bucket_text(&program.context).map(String::from);
+    let texts: Vec<String> =
+        [beside_later_passes(program), last_bucket, weights].into_iter().flatten().collect();
+    if texts.is_empty() { "none".into() } else { texts.join("; ") }
+}
+
+/// The buckets of the gradients that are complete last, in words; `None` where they are reduced together.
+fn last_bucket_text(context: &Context) -> Option<&'static str> {
+    let split = match context.last_bucket {
+        LastBucket::Whole => return None,
+        LastBucket::SplitAtAttention => "those of the first block are split at attention",
+        LastBucket::SplitByLinear => "those of the first block are split by linear",
+    };
+    context.can_split_last_bucket().then_some(split)
 }
 
 /// The collectives that overlap with computation other than gathers of updated weights, in words; `None` without any.

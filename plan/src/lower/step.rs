@@ -170,7 +170,7 @@ impl StageLowering<'_> {
         if !is_first_block(site, sites) {
             return ReducedParameters { is_split: false, buckets: vec![early], late: vec![late] };
         }
-        if context.last_bucket == LastBucket::Whole {
+        if context.last_bucket == LastBucket::Whole || !context.can_split_last_bucket() {
             return ReducedParameters {
                 is_split: false,
                 buckets: vec![],

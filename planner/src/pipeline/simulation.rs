@@ -34,7 +34,7 @@ pub(crate) fn with_fastest_buckets(
         (context, simulate_context(&context, partition, overheads))
     };
     let whole = with(LastBucket::Whole);
-    if !context.has_gradient_buckets() {
+    if !context.can_split_last_bucket() {
         return whole;
     }
     let fastest = |a: (Context, Seconds), b: (Context, Seconds)| if b.1 < a.1 { b } else { a };

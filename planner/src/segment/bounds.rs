@@ -1,6 +1,6 @@
 //! Bounds on the times of a segment over all of its choices.
 
-use narrows_cost_model::{PassTimesMin, ShardingMin};
+use narrows_cost_model::{PassTimesMin, ShardingMin, StepPhases};
 use narrows_plan::Context;
 use narrows_plan::graph::{Grouping, SegmentKind};
 
@@ -27,7 +27,7 @@ impl SegmentSolver<'_> {
     /// Lower bound on the time that the block's reductions add to a step, in seconds, beyond the least that other blocks add,
     /// where the block is the first of a stage.
     pub(crate) fn first_block_min(&self, spec: SegmentSpec, context: &Context) -> f64 {
-        match context.has_gradient_buckets() {
+        match context.overlap_grad_reduce {
             true => self.step_phase_bounds(spec, context).first_block_min,
             false => 0.0,
         }
@@ -56,22 +56,19 @@ impl SegmentSolver<'_> {
         }
         let kernel_price = self.price(context);
         let prices = self.prices(context).streams(&kernel_price);
+        let has_buckets = spec.kind == SegmentKind::Block && context.overlap_grad_reduce;
+        let first_block_min = |step_phases: &StepPhases, prepared: &PreparedSegment| {
+            let segment = &prepared.priced.space.segment;
+            let least = has_buckets.then(|| step_phases.first_block_min(segment, context, prices));
+            least.unwrap_or_default().0
+        };
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.prepare(spec, *grouping, context);
             let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
             StepPhaseBounds {
                 range: step_phases.bounds().map(|seconds| seconds.0),
                 overlapped_min: step_phases.overlapped_min().0,
-                first_block_min: match spec.kind == SegmentKind::Block
-                    && context.has_gradient_buckets()
-                {
-                    true => {
-                        step_phases
-                            .first_block_min(&prepared.priced.space.segment, context, prices)
-                            .0
-                    }
-                    false => 0.0,
-                },
+                first_block_min: first_block_min(&step_phases, &prepared),
                 gathered_min: step_phases.gathered_min().0,
                 sharding_min: step_phases.sharding_min(),
             }

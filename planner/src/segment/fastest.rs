@@ -177,7 +177,7 @@ impl SegmentSolver<'_> {
         let step_phases = self.step_phases(&prepared, (spec, grouping), context);
         step_phases.add_to(&choice, (context, prices), &mut time, &mut bytes);
         let space = &prepared.priced.space;
-        let has_buckets = spec.kind == SegmentKind::Block && context.has_gradient_buckets();
+        let has_buckets = spec.kind == SegmentKind::Block && context.can_split_last_bucket();
         let split = |split| step_phases.split_bucket(split, space, &choice, (context, prices));
         let split_buckets = match has_buckets {
             true => Arc::new(LastBucket::SPLITS.map(split)),

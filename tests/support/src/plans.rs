@@ -13,8 +13,8 @@ use narrows_plan::strategy::{
     backward_reads_input, backward_reads_output, boundary_layouts, flow_is_legal,
 };
 use narrows_plan::{
-    BlockDecisions, BlockRun, Context, ContextAttention, EdgeLayout, GradReduceDtype, Mesh,
-    PLAN_FORMAT, PipelineSchedule, Plan, PlanLayout, PlanSource, Precision, SegmentDecisions,
+    BlockDecisions, BlockRun, Context, ContextAttention, EdgeLayout, GradReduceDtype, LastBucket,
+    Mesh, PLAN_FORMAT, PipelineSchedule, Plan, PlanLayout, PlanSource, Precision, SegmentDecisions,
     StagePlan, Workload, Zero, lower,
 };
 
@@ -172,6 +172,7 @@ fn draw_context(rng: &mut TestRng) -> Context {
         overlap_tensor_collectives,
         shard_size,
         context_attention: peek_context_attention(rng),
+        last_bucket: peek_last_bucket(rng),
         ..Context::new(mesh, workload, precision, zero)
     };
     draw_schedule(rng, context)
@@ -188,6 +189,15 @@ pub fn peek_grad_reduce_dtype(rng: &TestRng, precision: Precision) -> GradReduce
 /// Random collectives around attention on a context axis.
 pub fn peek_context_attention(rng: &TestRng) -> ContextAttention {
     ContextAttention::ALL[usize::from(rng.peek_bit(62))]
+}
+
+/// Random buckets of the gradients of first blocks.
+pub fn peek_last_bucket(rng: &TestRng) -> LastBucket {
+    match [61, 60].map(|bit| rng.peek_bit(bit)) {
+        [true, _] => LastBucket::SplitByLinear,
+        [false, true] => LastBucket::SplitAtAttention,
+        [false, false] => LastBucket::Whole,
+    }
 }
 
 /// The context with a random schedule.

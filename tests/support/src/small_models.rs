@@ -5,7 +5,7 @@ use narrows_plan::{Context, Mesh, Precision, Workload};
 
 use crate::plans::{
     TestRng, draw_schedule, draw_zero, drawable_models, peek_context_attention,
-    peek_grad_reduce_dtype,
+    peek_grad_reduce_dtype, peek_last_bucket,
 };
 
 /// The drawable models of width 128 or 256, whose plans run in milliseconds.
@@ -33,6 +33,7 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
     let context = Context {
         grad_reduce_dtype: peek_grad_reduce_dtype(rng, precision),
+        last_bucket: peek_last_bucket(rng),
         overlap_grad_reduce,
         overlap_param_gather: overlap_grad_reduce != overlap_tensor_collectives,
         overlap_tensor_collectives,
