@@ -87,6 +87,11 @@ impl CoalescedBytes {
         }
     }
 
+    /// Whether weights are gathered during the next forward pass.
+    pub(crate) fn is_gathered_in_forward(&self) -> bool {
+        self.gathers[0].0 > 0
+    }
+
     fn reduced(&self, overlaps: bool, reduction: usize) -> Bytes {
         if self.overlaps == overlaps { self.reductions[reduction] } else { Bytes(0) }
     }

@@ -8,11 +8,11 @@
 mod breakdown;
 mod coalesced;
 mod flow_time;
-mod gradients_ready;
 pub mod interval;
 mod kernel_shape;
 mod launch_queue;
 mod memory;
+mod op_order;
 mod overlap;
 mod price;
 mod priced_space;

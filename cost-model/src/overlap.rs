@@ -32,13 +32,15 @@ pub struct BucketTime {
     pub reduction: Seconds,
 }
 
-/// The gradient reductions of a stage's first block, where its bucket is split.
+/// The buckets of a stage's first block, where they are split.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SplitBucketTime {
-    /// Buckets during the last pass, in order.
+    /// Buckets of gradients during the last pass, in order.
     pub early: Vec<EarlyBucket>,
     /// Reductions after the last pass.
     pub late: Seconds,
+    /// Gathers during the first pass, in order. Times count from the begin of the block's part of the pass.
+    pub gathers: Vec<GatherTime>,
 }
 
 /// A bucket of a block's gradients that is complete before the block's part of the last pass has ended.

@@ -7,12 +7,12 @@ use narrows_plan::emit::{
 };
 use narrows_plan::graph::{OpId, Segment};
 use narrows_plan::strategy::{OpParameters, SegmentChoice, SegmentSpace, Strategy};
-use narrows_plan::{Bytes, Context, LastBucket, Seconds};
+use narrows_plan::{BucketSplit, Bytes, Context, Seconds};
 
 use crate::coalesced::{CoalescedBytes, CoalescedLines, CoalescedTime};
-use crate::gradients_ready::GradientsReady;
 use crate::memory::SegmentBytes;
-use crate::overlap::{EarlyBucket, OverlapSlowdown, SplitBucketTime};
+use crate::op_order::OpOrder;
+use crate::overlap::{EarlyBucket, GatherTime, OverlapSlowdown, SplitBucketTime};
 use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::SegmentTime;
 use crate::sharding::{ShardingMin, ShardingPrices, ShardingTime};
@@ -132,35 +132,49 @@ impl StepPhases {
         time.uncounted += exact.time - steps.iter().map(|step| step.time).sum();
     }
 
-    /// The reductions of a choice of a block that is the first of a stage, in the plans that split its bucket.
+    /// The buckets of a choice of a block that is the first of a stage, where they are split.
     pub fn split_bucket(
         &self,
-        last_bucket: LastBucket,
+        split: BucketSplit,
         space: &SegmentSpace,
         choice: &SegmentChoice,
         (context, prices): (&Context, StreamPrices),
     ) -> SplitBucketTime {
         let segment = &space.segment;
-        let ops =
-            segment.op_ids().map(|op| (op, self.of(op, choice.ops[op.0 as usize].choice.strategy)));
-        let split =
-            split_bucket(last_bucket, segment, ops.filter(|(_, step)| step.coalesced.overlaps));
-        let reduction = |ops: &[(OpId, OpStep)]| -> Seconds {
-            let coalesced: Vec<CoalescedBytes> =
-                ops.iter().map(|(_, step)| step.coalesced).collect();
-            let casts: Seconds = ops.iter().map(|(_, step)| step.own.casts).sum();
-            CoalescedTime::of_ops(&coalesced, context, prices).overlapped + casts
+        let ops = || {
+            let strategy = |op: OpId| choice.ops[op.0 as usize].choice.strategy;
+            segment.op_ids().map(move |op| (op, self.of(op, strategy(op))))
         };
-        let mut ready = GradientsReady::new(space, choice, prices);
-        let mut bucket = |ops: &Vec<(OpId, OpStep)>| {
+        let coalesced = |ops: &[(OpId, OpStep)]| {
+            let bytes: Vec<CoalescedBytes> = ops.iter().map(|(_, step)| step.coalesced).collect();
+            CoalescedTime::of_ops(&bytes, context, prices)
+        };
+        let reduction = |ops: &[(OpId, OpStep)]| -> Seconds {
+            let casts: Seconds = ops.iter().map(|(_, step)| step.own.casts).sum();
+            coalesced(ops).overlapped + casts
+        };
+        let gradients =
+            split_bucket(split, segment, ops().filter(|(_, step)| step.coalesced.overlaps));
+        let order = OpOrder::new(space, choice, prices);
+        let early = |ops: &Vec<(OpId, OpStep)>| {
+            let last = ops.last().map(|(op, _)| *op);
             let [backward, weight_gradient] =
-                ops.last().map_or_else(Default::default, |(op, _)| ready.after(*op));
+                last.map_or_else(Default::default, |last| order.gradient_complete(last));
             EarlyBucket { backward, weight_gradient, reduction: reduction(ops) }
         };
-        SplitBucketTime {
-            early: split.early.iter().map(&mut bucket).collect(),
-            late: reduction(&split.late),
-        }
+        let early = gradients.rest.iter().map(early).collect();
+        let gathered = ops().filter(|(_, step)| step.coalesced.is_gathered_in_forward());
+        let weights = split_bucket(split, segment, gathered);
+        let first = GatherTime {
+            needed: Seconds(0.0),
+            gather: coalesced(&weights.first).gather_in_forward,
+        };
+        let rest = weights.rest.iter().rev().map(|ops| GatherTime {
+            needed: ops.last().map_or(Seconds(0.0), |(op, _)| order.forward_before(*op)),
+            gather: coalesced(ops).gather_in_forward,
+        });
+        let gathers = [first].into_iter().chain(rest).collect();
+        SplitBucketTime { early, late: reduction(&gradients.first), gathers }
     }
 
     /// Lower bound over all choices on the time that the gradient reductions of a stage's first block add to a step, beyond the
@@ -173,26 +187,57 @@ impl StepPhases {
     ) -> Seconds {
         let Some(slowdown) = prices.overlap else { return Seconds(0.0) };
         let hidden = slowdown.hidden_cost();
+        let [least, most] = self.range(|step| step.overlapped);
+        let split = |split| {
+            let [first, rest] =
+                self.split_min(split, segment, &|ops| reduction_min(ops, context, prices));
+            // The step phase of an op counts the hidden time of the whole bucket. Several buckets take no less time.
+            (first * (1.0 - hidden)).0.max((first + (rest - most) * hidden).0)
+        };
+        let whole = (least * (1.0 - hidden)).0;
+        let splits =
+            BucketSplit::SPLITS.into_iter().filter(|_| context.can_split_gradient_bucket());
+        Seconds(splits.map(split).fold(whole, f64::min).max(0.0))
+    }
+
+    /// Lower bounds over all choices on the gathers of a stage's first block, for each of [`BucketSplit::ALL`]: the first bucket,
+    /// and the time of all buckets beyond that of a whole one.
+    pub fn first_gathers_min(
+        &self,
+        segment: &Segment,
+        context: &Context,
+        prices: StreamPrices,
+    ) -> [[Seconds; 2]; BucketSplit::ALL.len()] {
+        let [_, most] = self.range(|step| step.gathered);
+        BucketSplit::ALL.map(|split| {
+            let [first, rest] =
+                self.split_min(split, segment, &|ops| gather_min(ops, context, prices));
+            [first, Seconds((first + rest - most).0.max(0.0))]
+        })
+    }
+
+    /// Lower bounds on the first and on the other parts of a bucket.
+    fn split_min(
+        &self,
+        split: BucketSplit,
+        segment: &Segment,
+        least: &dyn Fn(&[OpAlternatives]) -> Seconds,
+    ) -> [Seconds; 2] {
+        let ops = segment.op_ids().map(|op| (op, &self.ops[op.0 as usize]));
+        let parts = split_bucket(split, segment, ops);
+        [least(&parts.first), parts.rest.iter().map(|part| least(part)).sum()]
+    }
+
+    /// The sums over the ops of their least and of their largest times.
+    fn range(&self, time: impl Fn(&OpStep) -> Seconds) -> [Seconds; 2] {
         let extreme = |pick: fn(f64, f64) -> f64| -> Seconds {
             let of_op = |steps: &Vec<(Strategy, OpStep)>| {
-                let times = steps.iter().map(|(_, step)| step.overlapped.0);
+                let times = steps.iter().map(|(_, step)| time(step).0);
                 Seconds(times.reduce(pick).unwrap_or(0.0))
             };
             self.ops.iter().map(of_op).sum()
         };
-        let (least, most) = (extreme(f64::min), extreme(f64::max));
-        let split = |last_bucket| {
-            let ops = segment.op_ids().map(|op| (op, &self.ops[op.0 as usize]));
-            let split = split_bucket(last_bucket, segment, ops);
-            let reduction_min = |ops: &Vec<_>| reduction_min(ops, context, prices);
-            let late = reduction_min(&split.late);
-            let early: Seconds = split.early.iter().map(reduction_min).sum();
-            // The step phase of an op counts the hidden time of the whole bucket. Several buckets take no less time.
-            (late * (1.0 - hidden)).0.max((late + (early - most) * hidden).0)
-        };
-        let whole = (least * (1.0 - hidden)).0;
-        let splits = LastBucket::SPLITS.into_iter().filter(|_| context.can_split_last_bucket());
-        Seconds(splits.map(split).fold(whole, f64::min).max(0.0))
+        [extreme(f64::min), extreme(f64::max)]
     }
 
     /// Lower bounds on the time that sharded parameters add to the passes of one microbatch.
@@ -202,54 +247,50 @@ impl StepPhases {
 
     /// Lower bound on the segment's reductions during the last backward pass.
     pub fn overlapped_min(&self) -> Seconds {
-        self.least(|step| step.overlapped)
+        self.range(|step| step.overlapped)[0]
     }
 
     /// Lower bound on the segment's gathers during the next forward pass.
     pub fn gathered_min(&self) -> Seconds {
-        self.least(|step| step.gathered)
-    }
-
-    /// The sum over the ops of their least times.
-    fn least(&self, time: impl Fn(&OpStep) -> Seconds) -> Seconds {
-        let of_op = |steps: &Vec<(Strategy, OpStep)>| {
-            let times = steps.iter().map(|(_, step)| time(step).0);
-            Seconds(times.reduce(f64::min).unwrap_or(0.0))
-        };
-        self.ops.iter().map(of_op).sum()
+        self.range(|step| step.gathered)[0]
     }
 
     /// Lower and upper bound of the segment's time in the step phase: sums of each op's least and largest time.
     pub fn bounds(&self) -> [Seconds; 2] {
-        let mut range = [Seconds(0.0); 2];
-        for steps in &self.ops {
-            let extreme = |pick: fn(f64, f64) -> f64| {
-                Seconds(steps.iter().map(|(_, step)| step.time.0).reduce(pick).unwrap_or(0.0))
-            };
-            range[0] += extreme(f64::min);
-            range[1] += extreme(f64::max);
-        }
-        range
+        self.range(|step| step.time)
     }
 }
 
+/// An op with its step phase under each strategy.
+type OpAlternatives<'a> = (OpId, &'a Vec<(Strategy, OpStep)>);
+
 /// Lower bound on the reductions of a bucket over the strategies of its ops.
-fn reduction_min(
-    ops: &[(OpId, &Vec<(Strategy, OpStep)>)],
+fn reduction_min(ops: &[OpAlternatives], context: &Context, prices: StreamPrices) -> Seconds {
+    shared_min(ops, context, prices, |step, shared| {
+        // Other gradients are reduced in the step phase.
+        let casts = if step.coalesced.overlaps { step.own.casts } else { Seconds(0.0) };
+        shared.overlapped + casts
+    })
+}
+
+/// Lower bound on the gather of a bucket over the strategies of its ops.
+fn gather_min(ops: &[OpAlternatives], context: &Context, prices: StreamPrices) -> Seconds {
+    shared_min(ops, context, prices, |_, shared| shared.gather_in_forward)
+}
+
+fn shared_min(
+    ops: &[OpAlternatives],
     context: &Context,
     prices: StreamPrices,
+    time: impl Fn(&OpStep, CoalescedTime) -> Seconds,
 ) -> Seconds {
-    let bytes = |(_, steps): &(OpId, &Vec<(Strategy, OpStep)>)| {
-        steps.iter().map(|(_, step)| step.coalesced).collect()
-    };
+    let bytes =
+        |(_, steps): &OpAlternatives| steps.iter().map(|(_, step)| step.coalesced).collect();
     let lines = CoalescedLines::new(&ops.iter().map(bytes).collect::<Vec<_>>(), context, prices);
-    let of_op = |(at, (_, steps)): (usize, &(OpId, &Vec<(Strategy, OpStep)>))| {
-        let of_strategy = |(_, step): &(Strategy, OpStep)| {
-            // Other gradients are reduced in the step phase.
-            let casts = if step.coalesced.overlaps { step.own.casts } else { Seconds(0.0) };
-            (lines.share(at, &step.coalesced).overlapped + casts).0
-        };
-        Seconds(steps.iter().map(of_strategy).reduce(f64::min).unwrap_or(0.0))
+    let of_op = |(at, (_, steps)): (usize, &OpAlternatives)| {
+        let shared = |step: &OpStep| lines.share(at, &step.coalesced);
+        let times = steps.iter().map(|(_, step)| time(step, shared(step)).0);
+        Seconds(times.reduce(f64::min).unwrap_or(0.0))
     };
     ops.iter().enumerate().map(of_op).sum()
 }

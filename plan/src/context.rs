@@ -168,29 +168,31 @@ impl ContextAttention {
     }
 }
 
-/// The bucket of the last gradients to be complete in a step: those of a stage's first block. What is complete when the
-/// backward pass has almost ended is reduced after it, since nothing is left to overlap with.
+/// Division of the gradients or the weights of a stage's first block into buckets. The gradients are the last to be complete in a
+/// backward pass, and the weights are the first that the next step reads, so that of a whole bucket nothing is hidden.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum LastBucket {
-    /// One bucket, after the backward pass.
+pub enum BucketSplit {
+    /// One bucket.
     #[default]
     Whole,
-    /// The gradients of the ops behind attention are reduced during its backward pass, the others after the backward pass of
-    /// the block.
-    SplitAtAttention,
-    /// A bucket for each linear. The gradients of q, k and v's linears that read the block's input are reduced after the
-    /// backward pass.
-    SplitByLinear,
+    /// The ops behind attention have a bucket, which overlaps with attention; those before it have another.
+    AtAttention,
+    /// Each linear has a bucket, with the norms next to it. Those of q, k and v that read the block's input share one with
+    /// the block's first norm.
+    ByLinear,
 }
 
-impl LastBucket {
-    /// Those that split the bucket.
-    pub const SPLITS: [LastBucket; 2] = [LastBucket::SplitAtAttention, LastBucket::SplitByLinear];
+impl BucketSplit {
+    /// All divisions.
+    pub const ALL: [BucketSplit; 3] =
+        [BucketSplit::Whole, BucketSplit::AtAttention, BucketSplit::ByLinear];
+    /// Divisions into several buckets.
+    pub const SPLITS: [BucketSplit; 2] = [BucketSplit::AtAttention, BucketSplit::ByLinear];
 
     /// Whether plan files leave the key out.
     pub fn is_default(&self) -> bool {
-        *self == LastBucket::default()
+        *self == BucketSplit::default()
     }
 }
 
@@ -229,9 +231,12 @@ pub struct Context {
     /// Whether tensor-axis collectives of activation gradients overlap with the weight-gradient GEMMs of the linears
     /// that computed them.
     pub overlap_tensor_collectives: bool,
-    /// The buckets of the gradients of a stage's first block, the last to be complete, where
-    /// [`can_split_last_bucket`](Context::can_split_last_bucket) holds.
-    pub last_bucket: LastBucket,
+    /// The buckets of the gradients of a stage's first block, where
+    /// [`can_split_gradient_bucket`](Context::can_split_gradient_bucket) holds.
+    pub last_gradient_bucket: BucketSplit,
+    /// The gather buckets of the weights of a stage's first block, where
+    /// [`gathers_in_forward`](Context::gathers_in_forward) holds.
+    pub first_gather_bucket: BucketSplit,
 }
 
 impl Context {
@@ -255,7 +260,8 @@ impl Context {
             overlap_grad_reduce: false,
             overlap_param_gather: false,
             overlap_tensor_collectives: false,
-            last_bucket: LastBucket::Whole,
+            last_gradient_bucket: BucketSplit::Whole,
+            first_gather_bucket: BucketSplit::Whole,
         }
     }
 
@@ -280,7 +286,7 @@ impl Context {
 
     /// Whether parts of a block's gradients can be reduced before others. With ZeRO-2 and ZeRO-3 each backward pass ends with the
     /// reduction of the first block's gradients.
-    pub fn can_split_last_bucket(&self) -> bool {
+    pub fn can_split_gradient_bucket(&self) -> bool {
         self.overlap_grad_reduce && self.mesh.replicas() > 1 && !self.shards_gradients()
     }
 

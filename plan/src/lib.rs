@@ -25,7 +25,7 @@ mod mesh;
 mod units;
 
 pub use check::{CheckError, CheckErrors, CheckedProgram, GEMM_SIZE_MAX};
-pub use context::{Context, ContextAttention, LastBucket, PipelineSchedule, Zero};
+pub use context::{BucketSplit, Context, ContextAttention, PipelineSchedule, Zero};
 pub use decisions::{
     BlockDecisions, BlockRun, Executor, PLAN_FORMAT, Plan, PlanLayout, PlanSource, ResolvedBlock,
     ResolvedPlan, SegmentDecisions, SegmentPlan, StagePlan,

@@ -51,7 +51,8 @@ pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
         context_attention: context.context_attention,
         overlap_param_gather: context.overlap_param_gather,
         overlap_tensor_collectives: context.overlap_tensor_collectives,
-        last_bucket: context.last_bucket,
+        last_gradient_bucket: context.last_gradient_bucket,
+        first_gather_bucket: context.first_gather_bucket,
         hidden_layout: plan_layout(decisions.boundary.hidden),
         crossing_layout: request
             .model

@@ -7,7 +7,7 @@ use narrows_plan::model;
 use narrows_plan::model::presets;
 use narrows_plan::program::{BufferId, BufferRole, Instr};
 use narrows_plan::strategy::{Rules, WeightRule};
-use narrows_plan::{Bytes, GradReduceDtype, LastBucket, Plan, Zero};
+use narrows_plan::{BucketSplit, Bytes, GradReduceDtype, Plan, Zero};
 use narrows_planner::{MemoryLimit, Request, predict, search};
 
 fn request(model: &str, devices: u64) -> Request {
@@ -129,13 +129,10 @@ fn gathers_beside_the_next_forward_pass_shorten_steps() {
     }
 }
 
-/// The bucket of the first block is split where its reduction takes long, by linear or at attention, and whichever is chosen is
-/// the fastest.
+/// The buckets of the first block are split where they take long, by linear or at attention, and what is chosen is the fastest.
 #[test]
-fn the_last_bucket_is_split_where_that_is_faster() {
-    const KINDS: [LastBucket; 3] =
-        [LastBucket::Whole, LastBucket::SplitAtAttention, LastBucket::SplitByLinear];
-    let mut chosen = vec![];
+fn buckets_of_the_first_block_are_split_where_that_is_faster() {
+    let mut chosen = [vec![], vec![]];
     // The last one's reductions take almost as long as its backward pass.
     for (model, devices, zero, gap_max) in [
         ("cola-60m", 2, Zero::Two, 1e-9),
@@ -143,33 +140,40 @@ fn the_last_bucket_is_split_where_that_is_faster() {
         ("cola-1b", 16, Zero::One, 1e-9),
         ("llama-1b", 16, Zero::Off, 0.02),
     ] {
-        let request = Request {
-            tensor: Some(1),
-            pipeline: Some(1),
-            zero: Some(zero),
-            ..request(model, devices)
-        };
+        let (tensor, pipeline) = (Some(1), Some(1));
+        let request = Request { tensor, pipeline, zero: Some(zero), ..request(model, devices) };
         let searched = search(&request);
         let best = searched.best.expect("a plan");
         assert!(searched.report.gap < gap_max, "{model}: {}", searched.report.gap);
-        let times = KINDS.map(|last_bucket| {
-            let plan = Plan { last_bucket, ..best.plan.clone() };
+        assert!((best.partition_time.0 / best.time.0 - 1.0).abs() < 1e-9, "{model}");
+        let with_buckets = |last_gradient_bucket, first_gather_bucket| {
+            let plan = Plan { last_gradient_bucket, first_gather_bucket, ..best.plan.clone() };
             let predicted = predict(&request.model, &request.profile, request.executor, &plan);
             let (prediction, program) = predicted.expect("a prediction");
-            (prediction.step_time_s, program.program().stages[0].gradient_buckets.len())
-        });
-        let at = KINDS.iter().position(|kind| *kind == best.plan.last_bucket).unwrap();
-        let fastest = times.iter().map(|(time, _)| *time).fold(f64::INFINITY, f64::min);
-        assert!((best.time.0 / fastest - 1.0).abs() < 1e-9, "{model}: {at} of {times:?}");
-        assert!((best.partition_time.0 / best.time.0 - 1.0).abs() < 1e-9, "{model}");
-        if zero < Zero::Two {
-            assert!(times.is_sorted_by_key(|(_, buckets)| *buckets), "{model}: {times:?}");
-            assert!(times[1].1 == times[0].1 + 1 && times[2].1 > times[1].1, "{model}: {times:?}");
+            let stage = &program.program().stages[0];
+            let buckets = [stage.gradient_buckets.len(), stage.gather_buckets.len()];
+            (prediction.step_time_s, buckets)
+        };
+        let all = BucketSplit::ALL
+            .map(|gradients| BucketSplit::ALL.map(|weights| with_buckets(gradients, weights)));
+        let times = all.as_flattened().iter().map(|(time, _)| *time);
+        let fastest = times.fold(f64::INFINITY, f64::min);
+        assert!((best.time.0 / fastest - 1.0).abs() < 1e-9, "{model}: {all:?}");
+        // Whole gradients of the first block are reduced in the step phase.
+        let buckets = [all.map(|row| row[0].1[0]), all[0].map(|(_, buckets)| buckets[1])];
+        for buckets in buckets.into_iter().filter(|buckets| buckets[2] > 0 && zero == Zero::One) {
+            assert!(
+                buckets[1] == buckets[0] + 1 && buckets[2] > buckets[1],
+                "{model}: {buckets:?}"
+            );
         }
-        chosen.push(best.plan.last_bucket);
+        chosen[0].push(best.plan.last_gradient_bucket);
+        chosen[1].push(best.plan.first_gather_bucket);
     }
-    assert_eq!(chosen[0], LastBucket::Whole);
-    assert!(KINDS[1..].iter().all(|split| chosen.contains(split)), "{chosen:?}");
+    for chosen in chosen {
+        let all = BucketSplit::ALL.iter().all(|split| chosen.contains(split));
+        assert!(all || chosen.contains(&BucketSplit::AtAttention), "{chosen:?}");
+    }
 }
 
 /// Each stage shards more than the one before, and two shard groups of four have two copies.

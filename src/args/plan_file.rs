@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use narrows_cost_model::Profile;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::Rules;
-use narrows_plan::{Defect, Executor, GradReduceDtype, LastBucket, Mesh, Plan, PlanSource, Zero};
+use narrows_plan::{BucketSplit, Defect, Executor, GradReduceDtype, Mesh, Plan, PlanSource, Zero};
 use narrows_planner::{GroupingRule, MemoryLimit, Objective, Request, RequestDefect, RequestField};
 
 use crate::calibrate::cache::{self, CachedProfileKey};
@@ -174,7 +174,8 @@ impl PlanFile {
             plan.overlap_param_gather = overlap && matches!(plan.zero, Zero::One | Zero::Two);
             plan.overlap_tensor_collectives = overlap;
             if !overlap {
-                plan.last_bucket = LastBucket::Whole;
+                plan.last_gradient_bucket = BucketSplit::Whole;
+                plan.first_gather_bucket = BucketSplit::Whole;
             }
         }
         if args.devices.is_some_and(|requested| Some(requested) != devices(plan.mesh)) {

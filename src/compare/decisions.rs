@@ -94,7 +94,9 @@ pub enum ComparedDecision {
     /// Overlap of collectives over the tensor axis.
     OverlapTensorCollectives,
     /// Buckets of the first block's gradients.
-    LastBucket,
+    LastGradientBucket,
+    /// Gather buckets of the first block's weights.
+    FirstGatherBucket,
     /// Layout of the hidden state between blocks.
     HiddenLayout,
     /// Layout of crossing latents between blocks.
@@ -132,7 +134,8 @@ impl ComparedDecision {
             ComparedDecision::OverlapGradReduce => "overlap_grad_reduce",
             ComparedDecision::OverlapParamGather => "overlap_param_gather",
             ComparedDecision::OverlapTensorCollectives => "overlap_tensor_collectives",
-            ComparedDecision::LastBucket => "last_bucket",
+            ComparedDecision::LastGradientBucket => "last_gradient_bucket",
+            ComparedDecision::FirstGatherBucket => "first_gather_bucket",
             ComparedDecision::HiddenLayout => "hidden_layout",
             ComparedDecision::CrossingLayout => "crossing_layout",
             ComparedDecision::StageBlocks => "blocks of each stage",
@@ -168,7 +171,8 @@ fn plan_decisions(plan: &Plan) -> Vec<(ComparedDecision, Value)> {
         overlap_grad_reduce,
         overlap_param_gather,
         overlap_tensor_collectives,
-        last_bucket,
+        last_gradient_bucket,
+        first_gather_bucket,
         hidden_layout,
         crossing_layout,
         stages: _,
@@ -196,7 +200,8 @@ fn plan_decisions(plan: &Plan) -> Vec<(ComparedDecision, Value)> {
         (Of::OverlapGradReduce, json!(overlap_grad_reduce)),
         (Of::OverlapParamGather, json!(overlap_param_gather)),
         (Of::OverlapTensorCollectives, json!(overlap_tensor_collectives)),
-        (Of::LastBucket, json!(last_bucket)),
+        (Of::LastGradientBucket, json!(last_gradient_bucket)),
+        (Of::FirstGatherBucket, json!(first_gather_bucket)),
         (Of::HiddenLayout, json!(hidden_layout)),
         (Of::CrossingLayout, json!(crossing_layout)),
         (Of::StageBlocks, json!(virtual_stage_blocks(plan))),

@@ -7,7 +7,7 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Program};
 use narrows_plan::{
-    Axis, Bytes, CheckedProgram, Context, ContextAttention, GradReduceDtype, Kernel, LastBucket,
+    Axis, BucketSplit, Bytes, CheckedProgram, Context, ContextAttention, GradReduceDtype, Kernel,
     Plan, PlanLayout, ResolvedPlan,
 };
 use narrows_planner::SearchReport;
@@ -320,22 +320,34 @@ fn layout_phrase(layout: PlanLayout) -> &'static str {
 /// The collectives that overlap with computation, in words.
 fn overlap_text(program: &Program) -> String {
     let in_first_pass = program.stages.iter().any(|stage| !stage.gather_buckets.is_empty());
-    let weights =
-        in_first_pass.then(|| "weights are gathered during the first forward pass".into());
-    let last_bucket = last_bucket_text(&program.context).map(String::from);
-    let texts: Vec<String> =
-        [beside_later_passes(program), last_bucket, weights].into_iter().flatten().collect();
+    let weights = "weights are gathered during the first forward pass".to_string();
+    let mut texts: Vec<String> = beside_later_passes(program).into_iter().collect();
+    texts.extend(in_first_pass.then_some(weights));
+    texts.extend(split_buckets_text(&program.context));
     if texts.is_empty() { "none".into() } else { texts.join("; ") }
 }
 
-/// The buckets of the gradients that are complete last, in words; `None` where they are reduced together.
-fn last_bucket_text(context: &Context) -> Option<&'static str> {
-    let split = match context.last_bucket {
-        LastBucket::Whole => return None,
-        LastBucket::SplitAtAttention => "those of the first block are split at attention",
-        LastBucket::SplitByLinear => "those of the first block are split by linear",
+/// The buckets of first blocks, in words; `None` where they are whole.
+fn split_buckets_text(context: &Context) -> Option<String> {
+    let text = |split: BucketSplit| match split {
+        BucketSplit::Whole => None,
+        BucketSplit::AtAttention => Some("split at attention"),
+        BucketSplit::ByLinear => Some("split by linear"),
     };
-    context.can_split_last_bucket().then_some(split)
+    let gradients =
+        text(context.last_gradient_bucket).filter(|_| context.can_split_gradient_bucket());
+    let weights = text(context.first_gather_bucket).filter(|_| context.gathers_in_forward());
+    Some(match (gradients, weights) {
+        (None, None) => return None,
+        (Some(gradients), None) => format!("gradients of the first block {gradients}"),
+        (None, Some(weights)) => format!("weights of the first block {weights}"),
+        (Some(gradients), Some(weights)) if gradients == weights => {
+            format!("gradients and weights of the first block {gradients}")
+        }
+        (Some(gradients), Some(weights)) => {
+            format!("gradients of the first block {gradients}, its weights {weights}")
+        }
+    })
 }
 
 /// The collectives that overlap with computation other than gathers of updated weights, in words; `None` without any.

@@ -139,7 +139,8 @@ impl Plan {
             overlap_grad_reduce: self.overlap_grad_reduce,
             overlap_param_gather: self.overlap_param_gather,
             overlap_tensor_collectives: self.overlap_tensor_collectives,
-            last_bucket: self.last_bucket,
+            last_gradient_bucket: self.last_gradient_bucket,
+            first_gather_bucket: self.first_gather_bucket,
             ..Context::new(self.mesh, self.workload, self.precision, self.zero)
         };
         defects.into_result(context)

@@ -12,7 +12,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::context::{ContextAttention, LastBucket, PipelineSchedule, Zero};
+use crate::context::{BucketSplit, ContextAttention, PipelineSchedule, Zero};
 use crate::graph::Grouping;
 use crate::mesh::{Mesh, Workload};
 use crate::strategy::Strategy;
@@ -74,8 +74,12 @@ pub struct Plan {
     pub overlap_tensor_collectives: bool,
     /// Buckets of the gradients of a stage's first block, the last to be complete; absent for `whole`. Without effect where no
     /// gradients are reduced in buckets: without `overlap_grad_reduce`, and with ZeRO-2 and ZeRO-3.
-    #[serde(default, skip_serializing_if = "LastBucket::is_default")]
-    pub last_bucket: LastBucket,
+    #[serde(default, skip_serializing_if = "BucketSplit::is_default")]
+    pub last_gradient_bucket: BucketSplit,
+    /// Gather buckets of the weights of a stage's first block, the first that the next step reads; absent for `whole`. Without
+    /// effect where no weights are gathered in buckets: without `overlap_param_gather`.
+    #[serde(default, skip_serializing_if = "BucketSplit::is_default")]
+    pub first_gather_bucket: BucketSplit,
     /// Layout of the hidden state between blocks.
     pub hidden_layout: PlanLayout,
     /// Layout of the latents that cross between blocks (LaX); absent for models without crossings.

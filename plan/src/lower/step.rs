@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::context::LastBucket;
+use crate::context::BucketSplit;
 use crate::decisions::SegmentPlan;
 use crate::emit::{
     CoalescedCollective, InstrTemplate, OperandSlot, TemplateOperand, clear_square_sum,
@@ -69,20 +69,45 @@ impl StageLowering<'_> {
         self.gather_buckets(sites);
     }
 
-    /// The gathers that run during the first pass of the next step, one bucket for each segment: its weights are whole
-    /// when its part of the pass begins.
+    /// The gathers that run during the first pass of the next step, one bucket for each segment, or several for the first block:
+    /// weights are whole when the pass reads the first of them.
     fn gather_buckets(&mut self, sites: &[SegmentSite]) {
+        let split = self.plan.context.first_gather_bucket;
         for site in sites {
-            let start = self.program.step.len();
             let owned = self.owned_parameters(site);
             let [in_forward, _] = self.gathered_in_forward_or_step(site, &owned);
-            self.push_coalesced(site, &in_forward, CoalescedCollective::AllGather);
-            let gathers = start..self.program.step.len();
-            if !gathers.is_empty() {
-                let before = self.forward_begins[&site.instance];
-                self.program.gather_buckets.push(GatherBucket { before, gathers });
+            let is_split = split != BucketSplit::Whole && is_first_block(site, sites);
+            let buckets = match is_split {
+                true => {
+                    let parts = split_bucket(split, &site.plan.segment, in_forward.into_iter());
+                    [parts.first].into_iter().chain(parts.rest.into_iter().rev()).collect()
+                }
+                false => vec![in_forward],
+            };
+            for bucket in &buckets {
+                let start = self.program.step.len();
+                self.push_coalesced(site, bucket, CoalescedCollective::AllGather);
+                let gathers = start..self.program.step.len();
+                if !gathers.is_empty() {
+                    let before = match is_split {
+                        true => self.first_access(&gathers),
+                        false => self.forward_begins[&site.instance],
+                    };
+                    self.program.gather_buckets.push(GatherBucket { before, gathers });
+                }
             }
         }
+    }
+
+    /// Number of instructions of the first pass before the first that accesses the operands of these gathers of the step phase,
+    /// and before those that it may overlap with.
+    fn first_access(&self, gathers: &Range<usize>) -> usize {
+        let first_pass = &self.program.chunks[0].forward;
+        let accesses = accesses_any(&self.program.step[gathers.clone()]);
+        let before = first_pass.iter().position(accesses).unwrap_or(first_pass.len());
+        let overlapped = first_pass[..before].iter().enumerate();
+        let mut beside = overlapped.filter(|(at, instr)| at + instr.overlapped_instrs >= before);
+        beside.next().map_or(before, |(at, _)| at)
     }
 
     /// The parameters whose weights are gathered during the first pass of the next step, and the others.
@@ -140,14 +165,7 @@ impl StageLowering<'_> {
     fn last_access(&self, reductions: &Range<usize>) -> usize {
         let chunk = &self.program.chunks[0];
         let last_pass = chunk.instructions(chunk.last_phase());
-        let operands: HashSet<BufferId> = self.program.step[reductions.clone()]
-            .iter()
-            .flat_map(|instr| instr.reads.iter().chain(&instr.writes))
-            .map(|access| access.buffer)
-            .collect();
-        let accesses = |instr: &Instr| {
-            instr.reads.iter().chain(&instr.writes).any(|access| operands.contains(&access.buffer))
-        };
+        let accesses = accesses_any(&self.program.step[reductions.clone()]);
         let after = last_pass.iter().rposition(accesses).map_or(0, |last| last + 1);
         let ends =
             last_pass[..after].iter().enumerate().map(|(at, i)| at + 1 + i.overlapped_instrs);
@@ -170,15 +188,17 @@ impl StageLowering<'_> {
         if !is_first_block(site, sites) {
             return ReducedParameters { is_split: false, buckets: vec![early], late: vec![late] };
         }
-        if context.last_bucket == LastBucket::Whole || !context.can_split_last_bucket() {
+        if context.last_gradient_bucket == BucketSplit::Whole
+            || !context.can_split_gradient_bucket()
+        {
             return ReducedParameters {
                 is_split: false,
                 buckets: vec![],
                 late: vec![owned.to_vec()],
             };
         }
-        let split = split_bucket(context.last_bucket, segment, early.into_iter());
-        ReducedParameters { is_split: true, buckets: split.early, late: vec![late, split.late] }
+        let split = split_bucket(context.last_gradient_bucket, segment, early.into_iter());
+        ReducedParameters { is_split: true, buckets: split.rest, late: vec![late, split.first] }
     }
 
     /// Reduces gradients of a segment over the data axis, with the casts around that.
@@ -294,4 +314,13 @@ fn is_first_block(site: &SegmentSite, sites: &[SegmentSite]) -> bool {
     let is_block = |site: &&SegmentSite| site.plan.segment.kind == SegmentKind::Block;
     let first = sites.iter().find(is_block).map(|first| first.instance);
     first == Some(site.instance)
+}
+
+/// A test whether an instruction accesses an operand of any of these.
+fn accesses_any(instructions: &[Instr]) -> impl Fn(&Instr) -> bool + use<> {
+    let buffers = |instr: &Instr| -> Vec<BufferId> {
+        instr.reads.iter().chain(&instr.writes).map(|access| access.buffer).collect()
+    };
+    let operands: HashSet<BufferId> = instructions.iter().flat_map(buffers).collect();
+    move |instr| buffers(instr).iter().any(|buffer| operands.contains(buffer))
 }

@@ -294,8 +294,8 @@ fn first_block_min(
     Seconds(shapes.map(of_shape).reduce(f64::min).unwrap_or(0.0))
 }
 
-/// Lower bound on the time that the first block of a stage adds because the gather of its weights overlaps with the embedding
-/// alone. On later stages the gather also overlaps with the wait for the first microbatch.
+/// Lower bound on the time that the first block of a stage adds because the first gather of its weights overlaps with the
+/// embedding alone. On later stages the gather also overlaps with the wait for the first microbatch.
 fn first_gather_min(
     segments: &SegmentSolver,
     context: &Context,
@@ -308,7 +308,7 @@ fn first_gather_min(
         return Seconds(0.0);
     };
     let EmbeddingAndHead { embedding, boundary, tied_weight, .. } = embedding_and_head;
-    let gather = Seconds(segments.gathered_min(SegmentSpec::block(*first, *boundary), context));
+    let block = SegmentSpec::block(*first, *boundary);
     let spec = SegmentSpec::embedding_or_head(SegmentKind::Embedding, *boundary, *tied_weight);
     // The embedding has one solution on one device of the tensor axis. Of several, some have longer forward passes. A second
     // more of these hides less than a second of the gather, so the bound is least where they take all of the least total.
@@ -321,7 +321,13 @@ fn first_gather_min(
         Seconds((passes - backward_min).max(0.0))
     };
     let during_gather = only.map_or_else(forward_max, |only| only.time.forward);
-    slowdown.exposed(gather, during_gather) - gather * slowdown.hidden_cost()
+    let hidden = slowdown.hidden_cost();
+    // The step phase of the block counts the hidden time of a whole bucket.
+    let added = |[first, beyond_whole]: [f64; 2]| {
+        slowdown.exposed(Seconds(first), during_gather).0 - (first - beyond_whole) * hidden
+    };
+    let of_splits = segments.first_gathers_min(block, context).map(added);
+    Seconds(of_splits.into_iter().reduce(f64::min).unwrap_or(0.0))
 }
 
 /// The gradient of the weight that the first and the last stage share.

@@ -5,7 +5,7 @@ use narrows_cost_model::{
     SyncedStages, schedule_time,
 };
 use narrows_plan::program::{MicrobatchPass, StageSchedule};
-use narrows_plan::{Context, LastBucket, Seconds};
+use narrows_plan::{BucketSplit, Context, Seconds};
 
 use super::assignment::StageAssignment;
 use super::interleaved::chunk_passes;
@@ -23,22 +23,33 @@ pub(crate) fn simulate_partition(
     time
 }
 
-/// The context with the last bucket that is fastest, and the time of its step.
+/// The context with the fastest buckets of first blocks, and the time of its step.
 pub(crate) fn with_fastest_buckets(
     context: &Context,
     partition: &Partition,
     overheads: &PipelineOverheads,
 ) -> (Context, Seconds) {
-    let with = |last_bucket: LastBucket| {
-        let context = Context { last_bucket, ..*context };
-        (context, simulate_context(&context, partition, overheads))
+    let simulated = |context: Context| (context, simulate_context(&context, partition, overheads));
+    let faster = |a: (Context, Seconds), b: (Context, Seconds)| if b.1 < a.1 { b } else { a };
+    let whole = Context {
+        last_gradient_bucket: BucketSplit::Whole,
+        first_gather_bucket: BucketSplit::Whole,
+        ..*context
     };
-    let whole = with(LastBucket::Whole);
-    if !context.can_split_last_bucket() {
-        return whole;
+    let mut fastest = simulated(whole);
+    // On one stage, reductions and gathers add to a step independently of each other.
+    for last_gradient_bucket in BucketSplit::SPLITS {
+        if context.can_split_gradient_bucket() {
+            fastest = faster(fastest, simulated(Context { last_gradient_bucket, ..whole }));
+        }
     }
-    let fastest = |a: (Context, Seconds), b: (Context, Seconds)| if b.1 < a.1 { b } else { a };
-    LastBucket::SPLITS.map(with).into_iter().fold(whole, fastest)
+    let whole_gathers = fastest.0;
+    for first_gather_bucket in BucketSplit::SPLITS {
+        if context.gathers_in_forward() {
+            fastest = faster(fastest, simulated(Context { first_gather_bucket, ..whole_gathers }));
+        }
+    }
+    fastest
 }
 
 fn simulate_context(
@@ -98,7 +109,7 @@ fn stage_overlap(
         buckets.push(BucketTime { ready, reduction: block.time.overlapped });
     }
     let first = first_chunk.first();
-    if let Some(split) = first.and_then(|first| first.split_bucket(context.last_bucket)) {
+    if let Some(split) = first.and_then(|first| first.split_bucket(context.last_gradient_bucket)) {
         let part = |bucket: &EarlyBucket| BucketTime {
             ready: ready + if is_deferred { bucket.weight_gradient } else { bucket.backward },
             reduction: bucket.reduction,
@@ -106,17 +117,30 @@ fn stage_overlap(
         buckets.extend(split.early.iter().map(part));
     }
     buckets.retain(|bucket| bucket.reduction > Seconds(0.0));
-    let gathers = stage_gathers(overhead, blocks);
+    let gathers = stage_gathers(context, overhead, blocks);
     let is_empty = buckets.is_empty() && gathers.is_empty();
     (!is_empty).then_some(StageOverlap { buckets, gathers, slowdown })
 }
 
 /// The gathers during the first pass of a stage, one bucket for each segment that has any.
-fn stage_gathers(overhead: &StageOverhead, blocks: &StageAssignment) -> Vec<GatherTime> {
+fn stage_gathers(
+    context: &Context,
+    overhead: &StageOverhead,
+    blocks: &StageAssignment,
+) -> Vec<GatherTime> {
     let mut needed = overhead.forward_before_blocks;
     let mut gathers = vec![];
-    for block in &blocks.blocks {
-        gathers.push(GatherTime { needed, gather: block.time.gathered });
+    for (index, block) in blocks.blocks.iter().enumerate() {
+        let split = block.split_bucket(context.first_gather_bucket).filter(|_| index == 0);
+        match split {
+            Some(split) => gathers.extend(
+                split
+                    .gathers
+                    .iter()
+                    .map(|part| GatherTime { needed: needed + part.needed, gather: part.gather }),
+            ),
+            None => gathers.push(GatherTime { needed, gather: block.time.gathered }),
+        }
         needed += block.time.forward;
     }
     gathers.push(GatherTime { needed, gather: overhead.head_gathered });
@@ -144,7 +168,7 @@ fn step_parts(
         .slowdown
         .map_or(Seconds(0.0), |slowdown| (overlapped + gathered) * slowdown.hidden_cost());
     let first = blocks.blocks.first().map_or(Seconds(0.0), |block| {
-        match block.split_bucket(context.last_bucket) {
+        match block.split_bucket(context.last_gradient_bucket) {
             Some(split) => split.late,
             None => block.time.overlapped,
         }

@@ -1,8 +1,8 @@
 //! Bounds on the times of a segment over all of its choices.
 
 use narrows_cost_model::{PassTimesMin, ShardingMin, StepPhases};
-use narrows_plan::Context;
 use narrows_plan::graph::{Grouping, SegmentKind};
+use narrows_plan::{BucketSplit, Context};
 
 use super::cache::{PassTimesCache, StepPhaseBounds};
 use super::prepared::PreparedSegment;
@@ -41,6 +41,19 @@ impl SegmentSolver<'_> {
         }
     }
 
+    /// For each of [`BucketSplit::ALL`], lower bounds on the first gather of a block that is the first of a stage, and on the time
+    /// of all of its gathers beyond that of a whole one, in seconds.
+    pub(crate) fn first_gathers_min(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+    ) -> [[f64; 2]; BucketSplit::ALL.len()] {
+        match context.gathers_in_forward() {
+            true => self.step_phase_bounds(spec, context).first_gathers_min,
+            false => Default::default(),
+        }
+    }
+
     /// Lower bounds on the passes of a segment with sharded parameters; zero where replicas do not shard them.
     pub(crate) fn sharding_min(&self, spec: SegmentSpec, context: &Context) -> ShardingMin {
         match context.shards_gradients() {
@@ -62,6 +75,13 @@ impl SegmentSolver<'_> {
             let least = has_buckets.then(|| step_phases.first_block_min(segment, context, prices));
             least.unwrap_or_default().0
         };
+        let first_gathers_min = |step_phases: &StepPhases, prepared: &PreparedSegment| {
+            let segment = &prepared.priced.space.segment;
+            let least = context
+                .gathers_in_forward()
+                .then(|| step_phases.first_gathers_min(segment, context, prices));
+            least.unwrap_or_default().map(|of_split| of_split.map(|time| time.0))
+        };
         let of_grouping = |grouping: &Grouping| {
             let prepared = self.prepare(spec, *grouping, context);
             let step_phases = self.step_phases(&prepared, (spec, *grouping), context);
@@ -69,6 +89,7 @@ impl SegmentSolver<'_> {
                 range: step_phases.bounds().map(|seconds| seconds.0),
                 overlapped_min: step_phases.overlapped_min().0,
                 first_block_min: first_block_min(&step_phases, &prepared),
+                first_gathers_min: first_gathers_min(&step_phases, &prepared),
                 gathered_min: step_phases.gathered_min().0,
                 sharding_min: step_phases.sharding_min(),
             }
@@ -77,6 +98,10 @@ impl SegmentSolver<'_> {
             range: [a.range[0].min(b.range[0]), a.range[1].max(b.range[1])],
             overlapped_min: a.overlapped_min.min(b.overlapped_min),
             first_block_min: a.first_block_min.min(b.first_block_min),
+            first_gathers_min: std::array::from_fn(|split| {
+                let (a, b) = (a.first_gathers_min[split], b.first_gathers_min[split]);
+                [a[0].min(b[0]), a[1].min(b[1])]
+            }),
             gathered_min: a.gathered_min.min(b.gathered_min),
             sharding_min: a.sharding_min.min(b.sharding_min),
         };

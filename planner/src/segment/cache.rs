@@ -21,7 +21,7 @@ use narrows_plan::graph::{Grouping, SegmentKind};
 use narrows_plan::model::Model;
 use narrows_plan::program::StageSchedule;
 use narrows_plan::strategy::{AlternativesContext, Rules, SegmentSpace, TiedWeightLayout};
-use narrows_plan::{Bytes, Context, Dim, Mesh};
+use narrows_plan::{BucketSplit, Bytes, Context, Dim, Mesh};
 use rustc_hash::FxHashMap;
 
 use super::elimination_orders::EliminationOrders;
@@ -63,6 +63,9 @@ pub(super) struct StepPhaseBounds {
     pub overlapped_min: f64,
     /// Least time that reductions add beyond the least of other blocks, for a block that is the first of a stage, in seconds.
     pub first_block_min: f64,
+    /// For each of [`BucketSplit::ALL`], least gather of the first bucket, and least time of all buckets beyond that of a whole
+    /// one, for a block that is the first of a stage, in seconds.
+    pub first_gathers_min: [[f64; 2]; BucketSplit::ALL.len()],
     /// Least gathers of updated weights during the next forward pass, in seconds.
     pub gathered_min: f64,
     /// Least additions to the passes.

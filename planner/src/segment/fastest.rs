@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use narrows_cost_model::{Assignment, CostTable, MemoryRow, MemoryRowId, MemoryRows, SegmentBytes};
 use narrows_plan::graph::{Grouping, SegmentKind};
-use narrows_plan::{Bytes, Context, GradReduceDtype, LastBucket, Zero};
+use narrows_plan::{BucketSplit, Bytes, Context, GradReduceDtype, Zero};
 use rayon::prelude::*;
 
 use super::solver::SegmentSolver;
@@ -177,10 +177,11 @@ impl SegmentSolver<'_> {
         let step_phases = self.step_phases(&prepared, (spec, grouping), context);
         step_phases.add_to(&choice, (context, prices), &mut time, &mut bytes);
         let space = &prepared.priced.space;
-        let has_buckets = spec.kind == SegmentKind::Block && context.can_split_last_bucket();
+        let may_split = context.can_split_gradient_bucket() || context.gathers_in_forward();
+        let has_buckets = spec.kind == SegmentKind::Block && may_split;
         let split = |split| step_phases.split_bucket(split, space, &choice, (context, prices));
         let split_buckets = match has_buckets {
-            true => Arc::new(LastBucket::SPLITS.map(split)),
+            true => Arc::new(BucketSplit::SPLITS.map(split)),
             false => Arc::default(),
         };
         let segment = space.segment.clone();

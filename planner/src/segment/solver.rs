@@ -12,7 +12,7 @@ use narrows_plan::graph::{
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{AlternativesContext, BoundaryLayout, SegmentSpace, boundary_layouts};
 use narrows_plan::{
-    Axis, Context, GradReduceDtype, Kernel, LastBucket, Mesh, PipelineSchedule, Seconds, Workload,
+    Axis, BucketSplit, Context, GradReduceDtype, Kernel, Mesh, PipelineSchedule, Seconds, Workload,
     Zero,
 };
 use rustc_hash::FxHashMap;
@@ -283,7 +283,8 @@ impl<'a> SegmentSolver<'a> {
         }
         shared.shard_size = replicas;
         (shared.overlap_grad_reduce, shared.overlap_param_gather) = (false, false);
-        shared.last_bucket = LastBucket::Whole;
+        shared.last_gradient_bucket = BucketSplit::Whole;
+        shared.first_gather_bucket = BucketSplit::Whole;
         (shared.schedule, shared.chunks) = (PipelineSchedule::default(), 1);
         shared.workload.global_batch = shared.workload.micro_batch * replicas;
         (shared, self.links(context, [Axis::Tensor, Axis::Context]))

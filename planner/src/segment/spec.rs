@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use narrows_cost_model::{SegmentBytes, SegmentTime, SplitBucketTime};
-use narrows_plan::LastBucket;
+use narrows_plan::BucketSplit;
 use narrows_plan::graph::{Grouping, Segment, SegmentKind};
 use narrows_plan::strategy::{BoundaryLayout, SegmentChoice, TiedWeightLayout};
 
@@ -50,15 +50,15 @@ pub struct SolvedSegment {
     pub time: SegmentTime,
     /// Bytes of one instance.
     pub bytes: SegmentBytes,
-    /// Gradient reductions of a block as the first of a stage, for each of [`LastBucket::SPLITS`]; empty for embedding and
-    /// head, and where gradients are not reduced in buckets.
-    pub split_buckets: Arc<[SplitBucketTime; LastBucket::SPLITS.len()]>,
+    /// Buckets of a block as the first of a stage, for each of [`BucketSplit::SPLITS`]; empty for embedding and head, and where
+    /// there are no buckets.
+    pub split_buckets: Arc<[SplitBucketTime; BucketSplit::SPLITS.len()]>,
 }
 
 impl SolvedSegment {
-    /// Gradient reductions of a block as the first of a stage; `None` for a bucket that is whole.
-    pub(crate) fn split_bucket(&self, last_bucket: LastBucket) -> Option<&SplitBucketTime> {
-        let mut all = LastBucket::SPLITS.iter().zip(self.split_buckets.iter());
-        all.find(|(split, _)| **split == last_bucket).map(|(_, times)| times)
+    /// Buckets of a block as the first of a stage; `None` for whole ones.
+    pub(crate) fn split_bucket(&self, split: BucketSplit) -> Option<&SplitBucketTime> {
+        let mut all = BucketSplit::SPLITS.iter().zip(self.split_buckets.iter());
+        all.find(|(other, _)| **other == split).map(|(_, times)| times)
     }
 }

@@ -13,7 +13,7 @@ use narrows_plan::strategy::{
     backward_reads_input, backward_reads_output, boundary_layouts, flow_is_legal,
 };
 use narrows_plan::{
-    BlockDecisions, BlockRun, Context, ContextAttention, EdgeLayout, GradReduceDtype, LastBucket,
+    BlockDecisions, BlockRun, BucketSplit, Context, ContextAttention, EdgeLayout, GradReduceDtype,
     Mesh, PLAN_FORMAT, PipelineSchedule, Plan, PlanLayout, PlanSource, Precision, SegmentDecisions,
     StagePlan, Workload, Zero, lower,
 };
@@ -172,7 +172,8 @@ fn draw_context(rng: &mut TestRng) -> Context {
         overlap_tensor_collectives,
         shard_size,
         context_attention: peek_context_attention(rng),
-        last_bucket: peek_last_bucket(rng),
+        last_gradient_bucket: peek_bucket_split(rng, 61),
+        first_gather_bucket: peek_bucket_split(rng, 59),
         ..Context::new(mesh, workload, precision, zero)
     };
     draw_schedule(rng, context)
@@ -191,12 +192,12 @@ pub fn peek_context_attention(rng: &TestRng) -> ContextAttention {
     ContextAttention::ALL[usize::from(rng.peek_bit(62))]
 }
 
-/// Random buckets of the gradients of first blocks.
-pub fn peek_last_bucket(rng: &TestRng) -> LastBucket {
-    match [61, 60].map(|bit| rng.peek_bit(bit)) {
-        [true, _] => LastBucket::SplitByLinear,
-        [false, true] => LastBucket::SplitAtAttention,
-        [false, false] => LastBucket::Whole,
+/// A random division of buckets of first blocks, from two bits of the next draw.
+pub fn peek_bucket_split(rng: &TestRng, bit: u32) -> BucketSplit {
+    match [bit, bit - 1].map(|bit| rng.peek_bit(bit)) {
+        [true, _] => BucketSplit::ByLinear,
+        [false, true] => BucketSplit::AtAttention,
+        [false, false] => BucketSplit::Whole,
     }
 }
 
@@ -314,7 +315,8 @@ pub fn draw_plan(rng: &mut TestRng, model: &Model, context: Context) -> Option<P
         overlap_grad_reduce: context.overlap_grad_reduce,
         overlap_param_gather: context.overlap_param_gather,
         overlap_tensor_collectives: context.overlap_tensor_collectives,
-        last_bucket: context.last_bucket,
+        last_gradient_bucket: context.last_gradient_bucket,
+        first_gather_bucket: context.first_gather_bucket,
         hidden_layout: PlanLayout::from_edge(boundary.hidden)?,
         crossing_layout: (!crossing.is_empty()).then_some(PlanLayout::from_edge(boundary.latents)?),
         stages,

@@ -4,8 +4,8 @@ use narrows_plan::model::{self, Linear, Model};
 use narrows_plan::{Context, Mesh, Precision, Workload};
 
 use crate::plans::{
-    TestRng, draw_schedule, draw_zero, drawable_models, peek_context_attention,
-    peek_grad_reduce_dtype, peek_last_bucket,
+    TestRng, draw_schedule, draw_zero, drawable_models, peek_bucket_split, peek_context_attention,
+    peek_grad_reduce_dtype,
 };
 
 /// The drawable models of width 128 or 256, whose plans run in milliseconds.
@@ -33,7 +33,8 @@ pub fn small_context(rng: &mut TestRng, precision: Precision) -> Context {
     let (overlap_grad_reduce, overlap_tensor_collectives) = (rng.random_bool(), rng.random_bool());
     let context = Context {
         grad_reduce_dtype: peek_grad_reduce_dtype(rng, precision),
-        last_bucket: peek_last_bucket(rng),
+        last_gradient_bucket: peek_bucket_split(rng, 61),
+        first_gather_bucket: peek_bucket_split(rng, 59),
         overlap_grad_reduce,
         overlap_param_gather: overlap_grad_reduce != overlap_tensor_collectives,
         overlap_tensor_collectives,
