@@ -2,20 +2,8 @@
 
 use std::fmt::Display;
 
+pub use narrows_plan::counts::{every, plural, plural_with, thousands};
 use narrows_plan::{ContextAttention, Mesh, PipelineSchedule, Plan, Zero};
-
-/// A number with thousands separators: `36,000`.
-pub fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
 
 /// A large number with three significant digits: `6.74 B`, `58.1 M`.
 pub fn count(number: u64) -> String {
@@ -81,17 +69,6 @@ pub fn half_width(relative: f64) -> String {
         ..99.0 => format!("×{factor:.1}"),
         _ => format!("×{factor:.1e}"),
     }
-}
-
-/// A number with its noun: `1 stage`, `2 stages`.
-pub fn plural(number: u64, noun: &str) -> String {
-    plural_with(number, noun, &format!("{noun}s"))
-}
-
-/// A number with its noun, which has this plural: `1 mesh`, `2 meshes`.
-pub fn plural_with(number: u64, singular: &str, plural: &str) -> String {
-    let noun = if number == 1 { singular } else { plural };
-    format!("{} {noun}", thousands(number))
 }
 
 /// The mesh, and of several pipeline stages their schedule: `tensor 1 × pipeline 4 × data 2, zero-bubble`.
@@ -187,9 +164,6 @@ mod tests {
 
     #[test]
     fn numbers_are_formatted() {
-        assert_eq!(thousands(0), "0");
-        assert_eq!(thousands(36_000), "36,000");
-        assert_eq!(thousands(1_234_567), "1,234,567");
         assert_eq!(count(6_738_415_616), "6.74 B");
         assert_eq!(count(58_100_000), "58.1 M");
         assert_eq!(count(999), "999");

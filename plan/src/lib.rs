@@ -4,6 +4,7 @@
 //! ([`Layout`]), kernels ([`Kernel`]), the search space of strategies, plans ([`Plan`]), and their
 //! lowering to checked programs ([`CheckedProgram`]). The crate has no IO, no prices and no search.
 
+pub mod counts;
 pub mod emit;
 pub mod graph;
 pub mod json;

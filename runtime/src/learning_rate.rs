@@ -15,6 +15,7 @@
 use std::f64::consts::PI;
 use std::fmt;
 
+use narrows_plan::counts::{every, plural};
 use serde::{Deserialize, Serialize};
 
 /// Course of the learning rate after the warm-up.
@@ -204,7 +205,9 @@ impl fmt::Display for LearningRateSchedule {
             LearningRateSchedule::CosineRestarts { restart_every, restart_warm_up_steps } => {
                 write!(
                     f,
-                    "cosine-restarts every {restart_every} steps with {restart_warm_up_steps} warm-up steps"
+                    "cosine-restarts {} with {}",
+                    every(*restart_every, "step"),
+                    plural(*restart_warm_up_steps, "warm-up step"),
                 )
             }
             LearningRateSchedule::LoroCosineRestarts {
@@ -214,12 +217,13 @@ impl fmt::Display for LearningRateSchedule {
             } => {
                 write!(
                     f,
-                    "loro-cosine-restarts every {restart_every} steps with {restart_warm_up_steps} warm-up steps, adjusted by \
-                     {adjust_steps} steps"
+                    "loro-cosine-restarts {} with {}, adjusted by {adjust_steps} steps",
+                    every(*restart_every, "step"),
+                    plural(*restart_warm_up_steps, "warm-up step"),
                 )
             }
             LearningRateSchedule::WarmUpStableDecay { cooldown_steps } => {
-                write!(f, "wsd with {cooldown_steps} cooldown steps")
+                write!(f, "wsd with {}", plural(*cooldown_steps, "cooldown step"))
             }
         }
     }

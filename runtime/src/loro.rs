@@ -24,6 +24,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 
 use nalgebra::{DMatrix, SymmetricEigen};
+use narrows_plan::counts::every;
 use narrows_plan::model::Linear;
 
 /// Diagonal elements of R below this share of the largest make a factor rank-deficient.
@@ -76,10 +77,14 @@ impl fmt::Display for Loro {
     /// Prints all settings exactly, so that equal texts mean equal values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Loro { exact_every, refresh_every, rate_scale } = self;
+        let refreshed = match refresh_every {
+            0 => "never".to_owned(),
+            steps => every(*steps, "step"),
+        };
         write!(
             f,
-            "LORO exact every {exact_every} steps, moments refreshed every {refresh_every} steps, rate scale of factors \
-             {rate_scale}"
+            "LORO exact {}, moments refreshed {refreshed}, rate scale of factors {rate_scale}",
+            every(exact_every.get(), "step"),
         )
     }
 }

@@ -18,6 +18,7 @@
 
 use std::fmt;
 
+use narrows_plan::counts::plural;
 use narrows_plan::model::WeightId;
 use serde::{Deserialize, Serialize};
 
@@ -182,10 +183,12 @@ impl fmt::Display for Optimizer {
             DecayedWeights::All => "all weights",
         };
         let first_position = step_count.position(1);
+        let warm_up = plural(*warm_up_steps, "warm-up step");
+        let decay = plural(*total_steps, "decay step");
         write!(
             f,
             "peak learning rate {peak_learning_rate}, schedule {schedule} from position {first_position}, \
-             {warm_up_steps} warm-up steps, {total_steps} decay steps, final fraction {final_fraction}, beta1 {beta1}, \
+             {warm_up}, {decay}, final fraction {final_fraction}, beta1 {beta1}, \
              beta2 {beta2}, epsilon {epsilon}, weight decay {weight_decay} of {decayed}, clip norm {clip_norm}"
         )?;
         match loro {

@@ -166,6 +166,14 @@ impl From<StepCountArg> for StepCount {
     }
 }
 
+/// The value of `--lr-step-count`.
+fn step_count_name(count: StepCount) -> &'static str {
+    match count {
+        StepCount::FromZero => "from-zero",
+        StepCount::FromOne => "from-one",
+    }
+}
+
 /// `--last-target`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -393,7 +401,7 @@ pub fn flags_of_recipe(
         ("--warm-up-steps", optimizer.warm_up_steps.to_string()),
         ("--decay-steps", optimizer.total_steps.to_string()),
         ("--min-learning-rate", format!("{} of the peak", optimizer.final_fraction)),
-        ("--lr-step-count", format!("from {}", step_count.position(1))),
+        ("--lr-step-count", step_count_name(*step_count).to_owned()),
         ("--beta1", optimizer.beta1.to_string()),
         ("--beta2", optimizer.beta2.to_string()),
         ("--epsilon", optimizer.epsilon.to_string()),

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use narrows_plan::counts::plural;
+
 /// An error of a token file.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {}{fault}", file.display(), location_prefix(fault))]
@@ -80,7 +82,7 @@ pub enum DataFault {
         vocabulary: u32,
     },
     /// A read reaches beyond the last token.
-    #[error("{length} tokens from {first} on exceed its {tokens} tokens")]
+    #[error("{} from {first} on exceed its {}", plural(*length, "token"), plural(*tokens, "token"))]
     OutOfRange {
         /// Index of the first token to read.
         first: u64,
@@ -91,7 +93,8 @@ pub enum DataFault {
     },
     /// The file is shorter than one sequence.
     #[error(
-        "has {tokens} tokens, too few for one sequence of {sequence_length} and its last target"
+        "has {}, too few for one sequence of {sequence_length} and its last target",
+        plural(*tokens, "token")
     )]
     TooFewTokens {
         /// Tokens of the file.
@@ -185,7 +188,10 @@ impl DataFault {
             }
             DataFault::TooFewTokens { tokens: 0 | 1, .. } => "more text",
             DataFault::TooFewTokens { tokens, .. } => {
-                return Some(format!("more text, or sequences of at most {} tokens", tokens - 1));
+                return Some(format!(
+                    "more text, or sequences of at most {}",
+                    plural(tokens - 1, "token")
+                ));
             }
             DataFault::ZeroSequenceLength => "a sequence length of at least 1",
             DataFault::CursorMismatch { .. } => {

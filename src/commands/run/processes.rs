@@ -15,6 +15,7 @@ use crate::args::{
 };
 use crate::cluster::{self, cluster_failure};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+use crate::text::{every as counted_every, plural};
 
 /// Checks that a run of several processes has one for each device of its plan.
 pub fn require_one_per_device(planned: &PlannedRun, training: &TrainSettings) -> CommandResult<()> {
@@ -100,19 +101,23 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
                 SaveMode::Background => " in the background",
             };
             let dir = dir.display();
-            format!("every {every} steps{best}{behind} in {dir}, starting at {origin}")
+            let every = counted_every(every.get(), "step");
+            format!("{every}{best}{behind} in {dir}, starting at {origin}")
         }
     };
     let evaluations = match &training.validation {
         None => "none".into(),
         Some(ValidationSettings { file, every, tokens, early_stop }) => {
             let file = file.display();
-            let tokens = tokens.map_or("all".into(), |tokens| tokens.to_string());
+            let tokens = tokens.map_or("all tokens".into(), |tokens| plural(tokens, "token"));
             let stop = match early_stop {
                 None => "without early stop".into(),
-                Some(patience) => format!("early stop after {patience}"),
+                Some(patience) => {
+                    format!("early stop after {}", plural(patience.get(), "evaluation"))
+                }
             };
-            format!("{tokens} tokens of {file}, steps between evaluations {every}, {stop}")
+            let every = counted_every(every.get(), "step");
+            format!("{tokens} of {file} {every}, {stop}")
         }
     };
     let initial_weights = match &training.init_from {

@@ -15,7 +15,7 @@ use narrows_plan::{Bytes, Seconds};
 use narrows_runtime::{Loro, PairShape};
 use serde::Serialize;
 
-use crate::text::plural;
+use crate::text;
 
 /// Assumed floating-point operations of a thread in a second, in f64.
 const FLOPS_PER_S: f64 = 1e10;
@@ -71,9 +71,9 @@ impl ExactStepCost {
     pub fn text(&self) -> String {
         let ExactStepCost { every, host_flops, bytes, time_s, per_step_s, rates } = self;
         format!(
-            "an exact step every {} takes {} more ({host_flops:.1e} operations on the host, {} moved, at {rates} rates), \
+            "an exact step {} takes {} more ({host_flops:.1e} operations on the host, {} moved, at {rates} rates), \
              {} per step on average",
-            plural(*every, "step"),
+            text::every(*every, "step"),
             Seconds(*time_s),
             Bytes(*bytes),
             Seconds(*per_step_s),

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::architecture::Architecture;
 use super::fields::{ConfigFields, excerpt};
+use crate::counts::{plural, plural_with};
 use crate::defect::Defect;
 use crate::model::limits::MAX_BLOCKS;
 use crate::model::{AttentionMask, BlocksFile, Positions};
@@ -92,8 +93,8 @@ fn layer_types(count: u64, fields: &mut ConfigFields<'_>) -> Option<Vec<bool>> {
         let problem = format!("{} is not supported", excerpt(other));
         fields.defects.push(Defect::new("layer_types", problem).hint(hint));
     } else if kinds.len() as u64 != count {
-        let entries = if kinds.len() == 1 { "entry" } else { "entries" };
-        let problem = format!("has {} {entries} for {count} blocks", kinds.len());
+        let entries = plural_with(kinds.len() as u64, "entry", "entries");
+        let problem = format!("has {entries} for {}", plural(count, "block"));
         fields.defects.push(Defect::new("layer_types", problem).hint(hint));
     }
     Some(kinds.iter().map(|kind| is(kind, "sliding_attention")).collect())
