@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{self, Model, presets};
 use narrows_plan::strategy::NormRule;
-use narrows_plan::{Defect, Plan, json};
+use narrows_plan::{Plan, json};
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::{nanotron_model, output};
@@ -214,7 +214,7 @@ pub fn profile(argument: &OsStr) -> CommandResult<Profile> {
     let source = InputSource::of(argument);
     let text = source.text()?;
     let name = source.name();
-    profile::read(&name, &text).map_err(|defects| Failure::file(&name, defects))
+    profile::read(&text).map_err(|defects| Failure::file(&name, defects))
 }
 
 /// Reads a plan file, or the output of `plan --format json`. Returns the name of the input too.
@@ -229,10 +229,8 @@ pub fn plan(argument: &OsString) -> CommandResult<(String, Plan)> {
 }
 
 fn read_plan(text: &str) -> Result<Plan, narrows_plan::Defects> {
-    let value: serde_json::Value = json::read(text).map_err(|defect| {
-        Defect::new("", format!("is not JSON: {}", defect.problem))
-            .hint("a plan written by `narrows plan --output`")
-    })?;
+    let hint = "a plan written by `narrows plan --output`";
+    let value: serde_json::Value = json::read(text).map_err(|defect| defect.hint(hint))?;
     match value.get("decisions") {
         Some(decisions) if value.get("format").is_none() => Plan::read(&decisions.to_string()),
         _ => Plan::read(text),
@@ -259,7 +257,7 @@ mod tests {
             }
             let text = String::from_utf8_lossy(&bytes);
             let _ = model::read("fuzz", &text);
-            let _ = profile::read("fuzz", &text);
+            let _ = profile::read(&text);
             let _ = read_plan(&text);
             Ok(())
         })

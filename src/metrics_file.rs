@@ -5,6 +5,7 @@ use std::fs::{self, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
+use narrows_plan::json;
 use serde::Deserialize;
 
 use crate::errors::{CommandResult, Failure, Problem};
@@ -66,8 +67,9 @@ pub fn read(input: &OsStr) -> CommandResult<(String, Vec<MetricsLine>)> {
 /// Reads a line, which is line `number` of the file.
 fn parse_line<'a, T: Deserialize<'a>>(name: &str, number: u64, line: &'a [u8]) -> CommandResult<T> {
     serde_json::from_slice(line).map_err(|error| {
-        let problem = Problem::new(name, format!("is not a line of metrics: {error}"));
-        let hint = "another file name, or the metrics file of this run";
+        let defect = json::defect_of_line(&error);
+        let problem = Problem::new(name, format!("is not a line of metrics: {defect}"));
+        let hint = "another file name, or a metrics file that `narrows run` wrote";
         Failure::input(problem.field(format!("line {number}")).hint(hint))
     })
 }

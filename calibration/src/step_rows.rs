@@ -97,8 +97,7 @@ pub fn measurements_from_rows(
     hardware: Option<&str>,
 ) -> Result<MeasurementsFile, Defects> {
     let file: RowsFile = json::read(text).map_err(|defect| {
-        let problem = format!("is not a file of rows: {}", defect.problem);
-        Defects::single(Defect::new(defect.field, problem))
+        defect.hint("a file of rows, as docs/measurements-format.md describes")
     })?;
     if file.rows.is_empty() {
         return Err(Defect::new("rows", "is empty").into());

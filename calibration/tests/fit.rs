@@ -260,6 +260,6 @@ fn a_busy_machine_is_reported_and_does_not_change_prices_of_kernels() {
     }
     assert_eq!(quiet.fingerprint(), alike.resolve().unwrap().fingerprint());
     let text = serde_json::to_string(busy.file()).unwrap();
-    let again = narrows_cost_model::profile::read("again", &text).unwrap();
+    let again = narrows_cost_model::profile::read(&text).unwrap();
     assert_eq!(again.warning(), Some(warning));
 }

@@ -228,7 +228,7 @@ fn fits_recover_the_true_profile() {
         }
         assert_eq!(file.device.peak_flops_per_s, expected.device.peak_flops_per_s);
         let text = serde_json::to_string(file).unwrap();
-        assert_eq!(read("again", &text).unwrap(), fitted_profile);
+        assert_eq!(read(&text).unwrap(), fitted_profile);
     }
 }
 

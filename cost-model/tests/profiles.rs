@@ -27,7 +27,7 @@ fn files() -> Vec<(String, Value)> {
 fn defects_with(pointer: &str, value: Value) -> Defects {
     let mut file: Value = serde_json::from_str(A100).unwrap();
     *file.pointer_mut(pointer).unwrap() = value;
-    read("bad.json", &file.to_string()).expect_err("a defect")
+    read(&file.to_string()).expect_err("a defect")
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn the_schema_and_the_reader_reject_the_same_files() {
         let mut file: Value = serde_json::from_str(A100).unwrap();
         *file.pointer_mut(pointer).unwrap() = value;
         assert!(!validator.is_valid(&file), "{pointer}");
-        assert!(read("bad.json", &file.to_string()).is_err(), "{pointer}");
+        assert!(read(&file.to_string()).is_err(), "{pointer}");
     }
 }
 
@@ -68,7 +68,7 @@ fn profiles_round_trip_through_json() {
     for (name, _) in files() {
         let profile = preset(&name).unwrap();
         let text = serde_json::to_string(profile.file()).unwrap();
-        assert_eq!(read(&name, &text).unwrap(), profile);
+        assert_eq!(read(&text).unwrap(), profile);
     }
 }
 
@@ -139,7 +139,7 @@ fn measured() -> Value {
 #[test]
 fn invalid_measurements_are_rejected() {
     let good = measured();
-    read("good.json", &good.to_string()).unwrap();
+    read(&good.to_string()).unwrap();
     let again = good["measured"]["points"][0].clone();
     let a100: Value = serde_json::from_str(A100).unwrap();
     let mut twice = a100["refits"].clone();
@@ -173,13 +173,13 @@ fn invalid_measurements_are_rejected() {
             Some(place) => *place = value,
             None => file["refits"] = value,
         }
-        let defects = read("bad.json", &file.to_string()).expect_err(part).to_string();
+        let defects = read(&file.to_string()).expect_err(part).to_string();
         assert!(defects.contains(part), "{part}: {defects}");
     }
     let mut other_devices = good.clone();
     other_devices["measured"]["points"][1] = good["measured"]["points"][0].clone();
     other_devices["measured"]["points"][1]["devices"] = json!(2);
-    read("good.json", &other_devices.to_string()).unwrap();
+    read(&other_devices.to_string()).unwrap();
 }
 
 /// A change of the hardware changes corrected prices by the same factor as the prices of the curves, also for measured
@@ -195,7 +195,7 @@ fn measured_prices_follow_changed_hardware() {
     for threads in [json!(2), Value::Null] {
         let mut value = measured();
         value["measured"]["threads"] = threads;
-        let base = read("base.json", &value.to_string()).unwrap().file().clone();
+        let base = read(&value.to_string()).unwrap().file().clone();
         for executor in [Executor::Captured, Executor::Eager] {
             let time_s = |file: &ProfileFile, m: u64| {
                 let (input, output) = (DType::F32, DType::F32);
@@ -240,7 +240,7 @@ fn measured_prices_follow_changed_hardware() {
 fn relative_errors_far_above_one_are_accepted() {
     let mut file = measured();
     file["gemm"]["relative_error"]["half_width_90"] = json!(1234.5);
-    let profile = read("busy.json", &file.to_string()).unwrap();
+    let profile = read(&file.to_string()).unwrap();
     assert_eq!(profile.file().gemm.relative_error.half_width_90, 1234.5);
 }
 
@@ -328,12 +328,12 @@ fn bad_profiles_never_panic() {
                 _ => Value::Null,
             };
         }
-        if let Err(defects) = read("bad.json", &file.to_string()) {
+        if let Err(defects) = read(&file.to_string()) {
             assert!(!defects.0.is_empty());
             for defect in defects.0 {
                 let pointer =
                     format!("/{}", defect.field.replace(['.', '['], "/").replace(']', ""));
-                let whole = defect.field.is_empty() || defect.problem.contains("missing field");
+                let whole = defect.field.is_empty() || defect.problem.starts_with("is missing");
                 assert!(whole || file.pointer(&pointer).is_some(), "{defect}");
             }
         }
@@ -351,7 +351,7 @@ fn damaged_text_never_panics() {
             let at = u.int_in_range(0..=bytes.len() - 1)?;
             bytes[at] = u.arbitrary()?;
         }
-        let _ = profile::read("bad.json", &String::from_utf8_lossy(&bytes));
+        let _ = profile::read(&String::from_utf8_lossy(&bytes));
         Ok(())
     });
 }

@@ -98,7 +98,7 @@ fn invalid_blocks_of_model_files_are_refused() {
     let default = |key: &str| format!("/blocks/default/{key}");
     for (key, value, field, words) in [
         ("product", json!("REMOVE"), "blocks.default.product", "swiglu"),
-        ("product", json!("glu"), "blocks.default.product", "unknown variant"),
+        ("product", json!("glu"), "blocks.default.product", "found `glu`"),
         ("all", json!("REMOVE"), "", ""),
         ("all", json!("sparse"), "blocks.default.all", "\"dense\" or an object"),
         ("all", json!({"activation": "silu"}), "blocks.default.all.rank", "missing"),
@@ -157,7 +157,7 @@ fn invalid_crossings_are_refused() {
     let wide = refusal(&crossed(tensor(1 << 40, 1 << 40), none.clone()));
     let fields: Vec<_> = wide.0.iter().map(|defect| defect.field.clone()).collect();
     assert_eq!(fields, [format!("{gate}.a"), format!("{gate}.b"), gate.to_owned()]);
-    check(crossed(json!("open"), none), "blocks.default.all.crossing.gate", "unknown variant");
+    check(crossed(json!("open"), none), "blocks.default.all.crossing.gate", "found `open`");
 
     let three = json!({"3": {"q": {"rank": 8}}});
     check(crossed(json!("identity"), three.clone()), "blocks[3].q.crossing", "rank 16 in block 2");

@@ -53,13 +53,12 @@ fn parse(text: &str, is_json: bool) -> Result<RecipeArgs, Defect> {
 
 /// The problem of a field, with its line in a TOML text in place of its position in the JSON that was read.
 fn problem_in_toml(defect: &Defect, text: &str) -> String {
-    let problem = defect.problem.rsplit_once(" at line ").map(|(problem, _)| problem);
-    let problem = problem.unwrap_or(&defect.problem);
+    let problem = json::without_position(&defect.problem);
     let is_set = |line: &str| {
         line.split_once('=').is_some_and(|(name, _)| name.trim() == defect.field.as_str())
     };
     match text.lines().position(is_set) {
-        Some(index) => format!("{problem} at line {}", index + 1),
+        Some(index) => format!("{problem} (line {})", index + 1),
         None => problem.to_owned(),
     }
 }
@@ -106,9 +105,9 @@ mod tests {
             ("steps = 1\nbeta2 0.9", "line 2", "is not TOML: "),
             ("beta_2 = 0.9", "beta_2", "is not a field of a recipe"),
             ("beta2 = 1.5", "beta2", "expected a number from 0 to below 1"),
-            ("learning_rate = \"fast\"", "learning_rate", "invalid type"),
-            ("steps = 2\n\nbeta1 = 0.9\n  beta2 = 1.5", "beta2", "below 1 at line 4"),
-            ("steps = 0", "steps", "nonzero"),
+            ("learning_rate = \"fast\"", "learning_rate", "expected a number, found \"fast\""),
+            ("steps = 2\n\nbeta1 = 0.9\n  beta2 = 1.5", "beta2", "below 1 (line 4)"),
+            ("steps = 0", "steps", "expected a whole number from 1, found 0"),
             ("learning_rate = nan", "learning_rate", "is not a finite number"),
             ("\u{feff}a b", "line 1", "is not TOML: "),
         ] {
@@ -117,7 +116,7 @@ mod tests {
             assert!(defect.problem.contains(problem), "{text}: {defect:?}");
         }
         let repeated = parse(r#"{"steps": 7, "beta2": 0.9, "steps": 8}"#, true).unwrap_err();
-        assert_eq!(repeated.problem, "duplicate field `steps` at line 1 column 34");
+        assert_eq!(repeated.to_string(), "steps: is set twice (line 1 column 34)");
         let hint = |text: &str| parse(text, false).unwrap_err().hint.unwrap_or_default();
         assert_eq!(hint("beta-2 = 0.9"), "did you mean `beta2`?");
         assert_eq!(hint("dropout_probability = 0"), "`narrows schema recipe` lists the fields");

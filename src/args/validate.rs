@@ -86,8 +86,8 @@ impl ValidateArgs {
         }
         for argument in &self.measurements {
             let input = input::text(argument).and_then(|(path, text)| {
-                let contents = measurements::read(&path, &text)
-                    .map_err(|defects| Failure::file(&path, defects))?;
+                let contents =
+                    measurements::read(&text).map_err(|defects| Failure::file(&path, defects))?;
                 Ok(MeasurementInput { path, contents })
             });
             files.extend(problems.take(input));

@@ -120,7 +120,7 @@ fn hash(description: &str) -> String {
 /// Reads a cached profile; `None` if it cannot be read.
 pub fn read(path: &Path) -> Option<Profile> {
     let text = fs::read_to_string(path).ok()?;
-    profile::read(&path.display().to_string(), &text).ok()
+    profile::read(&text).ok()
 }
 
 /// The text of a profile, with one line for each measurement.

@@ -59,7 +59,10 @@ impl JsonLines {
     fn text(&self) -> CommandResult<String> {
         let line = self.text_of_line();
         let fields: Map<String, Value> = serde_json::from_str(line).map_err(|error| {
-            let mut failure = self.failure(format!("is not a JSON object: {error}"));
+            let mut failure = self.failure(format!(
+                "is not a JSON object: {}",
+                json::defect_of_line(&error).problem.trim_start_matches("is not JSON: ")
+            ));
             // The file is one array, or one object over several lines.
             if line.trim_start().starts_with('[') || error.is_eof() {
                 let hint = "one object per line, as `jq -c '.[]'` writes those of an array";

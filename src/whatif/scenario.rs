@@ -208,7 +208,7 @@ impl Scenario {
         }
         let Some(document) = changed else { return Ok(profile.clone()) };
         let defective = |defects| set_by(Failure::file(&document.name, defects), settings);
-        let changed = profile::read(&document.name, &document.value.to_string());
+        let changed = profile::read(&document.value.to_string());
         let changed = changed.map_err(defective)?;
         if changed.file().measured.is_none() {
             return Ok(changed);
@@ -291,18 +291,14 @@ fn is_flag_of_run(flag: &str) -> bool {
     flags::<TrainingRunArgs>().iter().any(|(known, _)| known == flag)
 }
 
-/// The failure of a document that settings have changed: with the settings, and without positions in its text and types of
-/// this program, since the document is no file of the user.
+/// The failure of a document that settings have changed: with the settings, and without positions in its text, since the
+/// document is no file of the user.
 fn set_by(failure: Failure, settings: &[(SweepField, Value)]) -> Failure {
     let in_documents = settings.iter().filter(|(field, _)| !matches!(field, SweepField::Flag(_)));
     let typed = in_documents.map(|(field, value)| format!("{field}={}", text_of(value)));
     let typed = typed.collect::<Vec<_>>().join(", ");
     let in_words = |problem: Problem| {
-        let message = problem.message.split_once(" at line ").map(|(message, _)| message);
-        let message = message.unwrap_or(&problem.message);
-        let message = TYPES.iter().fold(message.to_owned(), |message, (name, words)| {
-            message.replace(&format!("expected {name}"), &format!("expected {words}"))
-        });
+        let message = json::without_position(&problem.message).to_owned();
         let hint = format!(
             "{typed} was set; `narrows whatif --list` shows the present value of every field"
         );
@@ -310,10 +306,6 @@ fn set_by(failure: Failure, settings: &[(SweepField, Value)]) -> Failure {
     };
     Failure { problems: failure.problems.into_iter().map(in_words).collect(), ..failure }
 }
-
-/// Types in messages of the reader of JSON, and their meaning.
-const TYPES: [(&str, &str); 3] =
-    [("u64", "a whole number from 0"), ("u32", "a whole number from 0"), ("f64", "a number")];
 
 fn read_model(argument: &OsStr) -> CommandResult<(Document, Model)> {
     let (name, text) = input::model_text(argument)?;
@@ -335,9 +327,7 @@ fn read_profile(argument: &OsStr) -> CommandResult<(Document, Profile)> {
 }
 
 fn document(name: String, text: &str) -> CommandResult<Document> {
-    let invalid = |defect: Defect| {
-        Failure::input(Problem::new(&name, format!("is not JSON: {}", defect.problem)))
-    };
+    let invalid = |defect: Defect| Failure::input(Problem::in_file(&name, defect));
     let value = json::read(text).map_err(invalid)?;
     Ok(Document { name, value, schema: Value::Null })
 }

@@ -39,10 +39,10 @@ const READERS: &[Reader] = &[
     Reader { file: "small.json", read: |file| expect_message(model::read("m.json", &text(file))) },
     Reader { file: "ranks.json", read: |file| expect_message(model::read("m.json", &text(file))) },
     Reader { file: "config.json", read: |file| expect_message(model::read("c.json", &text(file))) },
-    Reader { file: "profile.json", read: |file| expect_message(profile::read("p", &text(file))) },
+    Reader { file: "profile.json", read: |file| expect_message(profile::read(&text(file))) },
     Reader {
         file: "measurements.json",
-        read: |file| expect_message(measurements::read("m", &text(file))),
+        read: |file| expect_message(measurements::read(&text(file))),
     },
     Reader { file: "rows.csv", read: csv },
     Reader {

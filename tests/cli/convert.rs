@@ -127,7 +127,7 @@ fn rows_in_json_report_every_defect() {
         ("step_s", json!(null), "rows[0].step_s: is missing"),
         ("step_s", json!(-1.0), "rows[0], value: -1 is not a time"),
         ("global_batch", json!(17), "17 sequences do not divide"),
-        ("model", json!({"layers": 16}), "is not a file of rows"),
+        ("model", json!({"layers": 16}), "rows[0].model."),
     ] {
         let mut row = row.clone();
         row[field] = value;

@@ -252,9 +252,9 @@ fn bad_sweeps_are_located() {
         ("--sweep rank=0", "must be at least 1\n  hint: rank=0 was set; `narrows whatif --list`"),
         (
             "--sweep rank=abc",
-            "invalid type: string \"abc\", expected a whole number from 0\n  hint: rank=abc was set",
+            "expected a whole number from 0, found \"abc\"\n  hint: rank=abc was set",
         ),
-        ("--sweep hardware.device.memory_bytes=-1", "expected a whole number from 0\n"),
+        ("--sweep hardware.device.memory_bytes=-1", "expected a whole number from 0, found -1\n"),
         ("--sweep hardware.device.memory_gib=-4", "hint: hardware.device.memory_gib=-4 was set"),
         ("--sweep devices=1..20000+1", "the sweep has 20,000 points"),
         (

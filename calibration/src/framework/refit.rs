@@ -66,8 +66,8 @@ struct DecoderRow {
     profile: usize,
 }
 
-fn invalid(defects: Defects) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, defects.to_string())
+fn invalid(path: &Path, defects: &Defects) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{}: {defects}", path.display()))
 }
 
 impl TableRows {
@@ -78,8 +78,11 @@ impl TableRows {
     /// Files that cannot be read.
     pub fn read(table: &Path, rows: &[&Path], profiles: &[ProfileFile]) -> io::Result<TableRows> {
         let table = read_table(table)?;
-        let rows = rows.iter().map(|file| read_rows(file)).collect::<io::Result<Vec<_>>>()?;
-        TableRows::of(table, rows.concat(), profiles).map_err(invalid)
+        let measurements = rows.iter().map(|file| read_rows(file));
+        let measurements = measurements.collect::<io::Result<Vec<_>>>()?;
+        let invalid_rows =
+            |defects: Defects| io::Error::new(io::ErrorKind::InvalidData, defects.to_string());
+        TableRows::of(table, measurements.concat(), profiles).map_err(invalid_rows)
     }
 
     /// Adds tables of the same framework: every fit also chooses the table with the least error on its own rows.
@@ -226,16 +229,16 @@ impl DecoderRow {
 }
 
 fn read_table(path: &Path) -> io::Result<FrameworkTable> {
-    FrameworkTable::read(&path.display().to_string(), &fs::read_to_string(path)?).map_err(invalid)
+    FrameworkTable::read(&fs::read_to_string(path)?).map_err(|defects| invalid(path, &defects))
 }
 
 /// The measurements of a file of rows or of measurements.
 fn read_rows(path: &Path) -> io::Result<Vec<Measurement>> {
-    let (text, name) = (fs::read_to_string(path)?, path.display().to_string());
+    let text = fs::read_to_string(path)?;
     let is_measurements = text.contains("narrows-measurements/");
     let file = match is_measurements {
-        true => measurements::read(&name, &text),
+        true => measurements::read(&text),
         false => measurements_from_rows(&text, "rows", None),
     };
-    Ok(file.map_err(invalid)?.measurements)
+    Ok(file.map_err(|defects| invalid(path, &defects))?.measurements)
 }

@@ -35,15 +35,12 @@ impl FrameworkTable {
         Err(Defect::new("hardware", problem).hint("hardware of `mixed-bf16`"))
     }
 
-    /// Reads and validates a table; `name` is its name in messages.
+    /// Reads and validates a table.
     ///
     /// # Errors
     /// A syntax error or an unknown field, else every value outside its range.
-    pub fn read(name: &str, text: &str) -> Result<FrameworkTable, Defects> {
-        let table: FrameworkTable = json::read(text).map_err(|defect| {
-            let problem = format!("{name} is not the table of a framework: {}", defect.problem);
-            Defects::single(Defect::new(defect.field, problem))
-        })?;
+    pub fn read(text: &str) -> Result<FrameworkTable, Defects> {
+        let table: FrameworkTable = json::read(text)?;
         let mut defects = Defects::default();
         for (field, value) in [
             ("attention.forward", table.attention.forward),
@@ -101,17 +98,17 @@ impl FrameworkTable {
     /// No built-in table has that name.
     pub fn built_in(name: &str) -> Result<FrameworkTable, Defects> {
         let found = FRAMEWORKS.iter().find(|(path, _)| table_name(path) == name);
-        let Some((path, text)) = found else {
+        let Some((_, text)) = found else {
             let names: Vec<&str> = FrameworkTable::names().collect();
             let problem = format!("there is no table of a framework called `{name}`");
             return Err(Defect::new("framework", problem).hint(names.join(", ")).into());
         };
-        FrameworkTable::read(path, text)
+        FrameworkTable::read(text)
     }
 
     /// The longest time that the host needs for one operator in any built-in table, in seconds.
     pub fn operator_s_max() -> f64 {
-        let read = |(name, text): &(&str, &str)| FrameworkTable::read(name, text).ok();
+        let read = |(_, text): &(&str, &str)| FrameworkTable::read(text).ok();
         let times = FRAMEWORKS.iter().filter_map(read).map(|table| table.host.operator_s);
         times.fold(0.0, f64::max)
     }

@@ -7,7 +7,7 @@ mod kernels;
 mod sources;
 mod validate;
 
-use narrows_plan::{Defect, Defects, json};
+use narrows_plan::{Defects, json};
 
 pub use file::{MeasuredQuantity, MeasurementUnit, MeasurementsFile, StepRecompute};
 pub use kernels::priced_kernels;
@@ -34,17 +34,16 @@ const SHIPPED: [(&str, &str); 1] =
 /// # Errors
 /// A built-in file that is damaged; the tests read all of them.
 pub fn shipped() -> Result<Vec<MeasurementsFile>, Defects> {
-    SHIPPED.iter().map(|(name, text)| read(name, text)).collect()
+    SHIPPED.iter().map(|(_, text)| read(text)).collect()
 }
 
-/// Reads and validates measurements. `name` is the file's name, for messages.
+/// Reads and validates measurements.
 ///
 /// # Errors
 /// Every defect, with the path of its field. A syntax error or an unknown field is reported alone, because parsing stops there.
-pub fn read(name: &str, text: &str) -> Result<MeasurementsFile, Defects> {
+pub fn read(text: &str) -> Result<MeasurementsFile, Defects> {
     let file: MeasurementsFile = json::read(text).map_err(|defect| {
-        let problem = format!("{name} is not a measurements file: {}", defect.problem);
-        Defect::new(defect.field, problem).hint("`narrows schema measurements` prints the format")
+        defect.hint("`narrows schema measurements` prints the format of measurements")
     })?;
     validate(&file, |index| format!("measurements[{index}]."))?;
     Ok(file)

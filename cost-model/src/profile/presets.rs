@@ -30,7 +30,7 @@ pub fn preset_names() -> impl Iterator<Item = &'static str> {
 /// ```
 pub fn preset(name: &str) -> Result<Profile, Defects> {
     if let Some((_, text)) = PROFILES.iter().find(|(known, _)| *known == name) {
-        return read(name, text);
+        return read(text);
     }
     let lower = name.to_ascii_lowercase();
     let is_near = |known: &&str| {

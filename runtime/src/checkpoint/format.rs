@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use narrows_plan::json;
+use narrows_plan::{Defect, json};
 use serde::de::DeserializeOwned;
 
 use super::error::{CheckpointError, CheckpointFault};
@@ -41,10 +41,11 @@ pub(super) fn parse_json<T: DeserializeOwned>(
     bytes: &[u8],
 ) -> Result<T, CheckpointError> {
     let error = |fault| CheckpointError::new(path, fault);
-    let field_error =
-        |field: String, problem: String| error(CheckpointFault::InvalidField { field, problem });
-    let value: serde_json::Value = serde_json::from_slice(bytes)
-        .map_err(|error| field_error(".".into(), format!("is not JSON: {error}")))?;
+    let field_error = |defect: Defect| {
+        let field = if defect.field.is_empty() { ".".into() } else { defect.field };
+        error(CheckpointFault::InvalidField { field, problem: defect.problem })
+    };
+    let value: serde_json::Value = json::read_bytes(bytes).map_err(field_error)?;
     let format = value.get("format").and_then(|format| format.as_str());
     let version = format.and_then(|format| format.strip_prefix(FORMAT_PREFIX));
     match version.and_then(|version| version.parse().ok()) {
@@ -64,10 +65,7 @@ pub(super) fn parse_json<T: DeserializeOwned>(
             return Err(error(CheckpointFault::UnknownFormat { actual }));
         }
     }
-    json::read_value(&mut serde_json::Deserializer::from_slice(bytes)).map_err(|defect| {
-        let field = if defect.field.is_empty() { ".".into() } else { defect.field };
-        field_error(field, defect.problem)
-    })
+    json::read_bytes(bytes).map_err(field_error)
 }
 
 /// Whether a file of this name may be a shard of a checkpoint.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use narrows_plan::Defect;
+use narrows_plan::{Defect, json};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::error::WeightsError;
@@ -46,7 +46,7 @@ impl SafetensorsFile {
         let mut header = vec![0; header_bytes as usize];
         file.read_exact(&mut header).map_err(WeightsError::io(path, "read"))?;
         let metadata: Metadata =
-            serde_json::from_slice(&header).map_err(|error| invalid(error.to_string()))?;
+            json::read_bytes(&header).map_err(|defect| invalid(defect.to_string()))?;
         let (data_start, data_bytes) = (8 + header_bytes, bytes - 8 - header_bytes);
         Ok(SafetensorsFile { path: path.to_path_buf(), file, metadata, data_start, data_bytes })
     }

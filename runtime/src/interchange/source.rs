@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use narrows_plan::{Defect, Defects};
+use narrows_plan::{Defect, Defects, json};
 use serde::Deserialize;
 
 use super::error::WeightsError;
@@ -128,8 +128,8 @@ impl WeightSource {
 
     fn add_index(&mut self, path: &Path) -> Result<(), WeightsError> {
         let text = fs::read_to_string(path).map_err(WeightsError::io(path, "read"))?;
-        let Index { weight_map } = serde_json::from_str(&text).map_err(|error| {
-            let problem = format!("is not an index of safetensors files: {error}");
+        let Index { weight_map } = json::read(&text).map_err(|defect| {
+            let problem = format!("is not an index of safetensors files: {defect}");
             WeightsError::of_file(path, problem, "an index with a `weight_map`")
         })?;
         let folder = path.parent().unwrap_or(Path::new(""));

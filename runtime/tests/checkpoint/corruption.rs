@@ -205,13 +205,13 @@ fn invalid_fields_are_reported() {
         format!("{}: {fault}", fault.location().unwrap_or_default())
     };
     let text = message(&|state| state["step"] = (-1).into());
-    assert!(text.starts_with("field `step`: invalid value"), "{text}");
+    assert!(text.starts_with("field `step`: expected a whole number from 0, found -1"), "{text}");
     let text = message(&|state| state["optimizer"]["clip_norm"] = "lots".into());
     assert!(text.starts_with("field `optimizer.clip_norm`: `lots` is not a number"), "{text}");
     let text = message(&|state| state["cursor"]["next"] = 1.into());
-    assert!(text.starts_with("field `cursor.next`: unknown field"), "{text}");
+    assert!(text.starts_with("field `cursor.next`: is an unknown field"), "{text}");
     let text = message(&|state| drop(state.as_object_mut().unwrap().remove("seed")));
-    assert!(text.starts_with(": missing field `seed`"), "{text}");
+    assert!(text.starts_with("field `seed`: is missing"), "{text}");
 }
 
 /// A file with one tensor replaced or removed.

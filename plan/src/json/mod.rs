@@ -10,6 +10,8 @@ use serde_json::de::Read;
 
 use crate::Defect;
 
+mod words;
+
 /// The text without a byte order mark, which some editors write and no format here allows.
 pub fn without_byte_order_mark(text: &str) -> &str {
     text.strip_prefix('\u{feff}').unwrap_or(text)
@@ -21,9 +23,17 @@ pub fn without_byte_order_mark(text: &str) -> &str {
 /// The first defect: a syntax error, a wrong type, an unknown or missing field, or text after the value.
 /// The field is a path such as `blocks.default.all`, empty for the document itself.
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Defect> {
-    let mut deserializer = serde_json::Deserializer::from_str(without_byte_order_mark(text));
+    read_bytes(without_byte_order_mark(text).as_bytes())
+}
+
+/// Parses a JSON document of one value from bytes that may not be UTF-8.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_bytes<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Defect> {
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let value = read_value(&mut deserializer)?;
-    deserializer.end().map_err(|error| Defect::new("", error.to_string()))?;
+    deserializer.end().map_err(|error| words::defect(String::new(), &error))?;
     Ok(value)
 }
 
@@ -38,10 +48,27 @@ where
 {
     serde_path_to_error::deserialize(deserializer).map_err(|error| {
         let path = error.path().to_string();
-        // serde_path_to_error writes the document itself as ".".
-        let field = if path == "." { String::new() } else { path };
-        Defect::new(field, error.into_inner().to_string())
+        // serde_path_to_error writes the document itself as ".", and a name that is not complete as "?".
+        let path = path.trim_end_matches('?');
+        let field = path.strip_suffix('.').unwrap_or(path).to_owned();
+        words::defect(field, error.inner())
     })
+}
+
+/// A problem without the line and column that [`read`] adds, for texts that no user wrote.
+pub fn without_position(problem: &str) -> &str {
+    problem.rsplit_once(" (line ").map_or(problem, |(problem, _)| problem)
+}
+
+/// The defect of a document of one line, whose line its file knows.
+pub fn defect_of_line(error: &serde_json::Error) -> Defect {
+    let defect = words::defect(String::new(), error);
+    let problem = without_position(&defect.problem);
+    let problem = match (error.line(), error.column()) {
+        (1, column @ 1..) => format!("{problem} (column {column})"),
+        _ => problem.to_owned(),
+    };
+    Defect { problem, ..defect }
 }
 
 /// Deserializes a map and reports repeated keys, of which serde would keep the last.
