@@ -247,8 +247,10 @@ impl Request {
         let mut push = |field, problem, hint: Option<&str>| {
             defects.push(RequestDefect { field, problem, hint: hint.map(str::to_owned) });
         };
+        // A plan with an axis of 0 devices has 0 devices.
+        let devices = Some(self.devices).filter(|_| self.fixed_axes() > 0);
         let sizes = [
-            (RequestField::Devices, Some(self.devices), 1 << 20),
+            (RequestField::Devices, devices, 1 << 20),
             (RequestField::GlobalBatch, Some(self.global_batch), 1 << 24),
             (RequestField::SequenceLength, Some(self.sequence_length), 1 << 24),
             (RequestField::MicroBatch, self.micro_batch, 1 << 24),

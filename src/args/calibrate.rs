@@ -197,7 +197,7 @@ fn reject_flags_of_other_backend(
         None => Ok(()),
         Some((flag, _)) => {
             let problem = Problem::new(flag, format!("applies to --backend {backend} only"));
-            Err(Failure::input(problem.hint(format!("omit it; {hint}"))))
+            Err(Failure::input(problem.hint(format!("omit {flag}; {hint}"))))
         }
     }
 }

@@ -87,7 +87,7 @@ impl ConvertArgs {
         let mut problems = Problems::default();
         for (flag, _) in flags.into_iter().filter(|(_, is_set)| *is_set) {
             let problem = Problem::new(flag, "applies to CSV only: JSON rows carry this value");
-            problems.push(problem.hint("omit it"));
+            problems.push(problem.hint(format!("omit {flag}")));
         }
         problems.into_result()
     }

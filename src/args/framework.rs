@@ -118,7 +118,7 @@ impl FrameworkArgs {
         let mut problems = Problems::default();
         for flag in args.flags_of_plans() {
             let message = format!("is for plans of narrows, and `{framework}` runs no plan");
-            problems.push(Problem::new(flag, message).hint("omit it"));
+            problems.push(Problem::new(flag, message).hint(format!("omit {flag}")));
         }
         let recompute = problems.take(self.recompute(args.recompute));
         let shards_tokens = problems.take(shards_tokens(args.strategy));

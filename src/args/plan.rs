@@ -221,7 +221,8 @@ impl CostArgs {
         let mut problems = Problems::default();
         for (place, _) in of_plans.into_iter().filter(|(_, is_set)| *is_set) {
             let message = format!("is for plans of narrows, and `{framework}` runs no plan");
-            problems.push(Problem::new(place, message).hint("omit it, or omit --framework"));
+            let hint = format!("omit {place}, or omit --framework");
+            problems.push(Problem::new(place, message).hint(hint));
         }
         let documents = problems.take(documents.resolve(PlotKind::OF_PLAN, &[]));
         let training_run = problems.take(self.training_run.resolve(false));

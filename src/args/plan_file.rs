@@ -139,7 +139,8 @@ impl PlanFile {
         let mut problems = Problems::default();
         for flag in args.search_flags() {
             let message = "restricts a search, but the plan is given";
-            problems.push(Problem::new(flag, message).hint("omit it, or omit the plan file"));
+            let hint = format!("omit {flag}, or omit the plan file");
+            problems.push(Problem::new(flag, message).hint(hint));
         }
         let (mesh, workload) = (&mut plan.mesh, &mut plan.workload);
         let sizes = [

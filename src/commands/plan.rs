@@ -41,6 +41,7 @@ pub fn report_search(
     };
     let priced = PricedPlan::of_search(request, best)?;
     warn_of_ineffective_strategy(request, priced.plan.mesh);
+    warn_of_ineffective_attention(request, priced.plan.mesh);
     warn_of_ineffective_zero(request, priced.plan.mesh);
     warn_of_gathered_keys(&request.profile, priced.plan.context_attention);
     let report = PlanReport::new(&request.model, &priced, request.arena_limit());
@@ -82,6 +83,16 @@ fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
              one; --data-parallel sets their number",
             zero.stage()
         ));
+    }
+}
+
+/// Warns of an attention across a context axis that the mesh lacks.
+fn warn_of_ineffective_attention(request: &Request, mesh: Mesh) {
+    if request.context_attention == Some(ContextAttention::Gather) && mesh.context == 1 {
+        output::warn(
+            "`--context-attention gather` has no effect on this plan: the mesh has no context axis; --context sets its \
+             size",
+        );
     }
 }
 

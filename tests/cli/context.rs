@@ -140,6 +140,15 @@ fn sizes_that_divide_nothing_are_refused() {
     }
 }
 
+#[test]
+fn an_attention_without_a_context_axis_is_warned_of() {
+    let gather = "--model cola-tiny --devices 2 --sequence-length 64 --context-attention gather";
+    let planned = crate::narrows(&format!("plan {gather}")).assert().success();
+    let message = String::from_utf8(planned.get_output().stderr.clone()).unwrap();
+    let warning = "warning: `--context-attention gather` has no effect on this plan: the mesh has no context axis";
+    assert!(message.contains(warning), "{message}");
+}
+
 /// A plan file with a context axis that its sequences or heads do not allow is refused at that field.
 #[test]
 fn edited_plans_are_refused_at_the_field() {
@@ -147,6 +156,9 @@ fn edited_plans_are_refused_at_the_field() {
     let file = folder.path().join("plan.json");
     let path = file.display();
     stdout(&format!("plan {REQUEST} --tensor 1 --context 2 --output {path}"));
+    let error = failure(&format!("cost {path} --context 0"), 2);
+    assert_eq!(error.matches("error:").count(), 1, "{error}");
+    assert!(error.contains("mesh.context: 0 is not between 1 and"), "{error}");
     let text = std::fs::read_to_string(&file).expect("a plan");
     let (exchange, gather) = ("exchange", "gather");
     for (size, attention, problem) in [

@@ -114,7 +114,7 @@ fn damaged_measurements_are_located() {
     fs::write(&path, file.to_string()).unwrap();
     let message = failure(&format!("validate --measurements {}", path.display()), 2);
     let problem = "measured.step.interleaving: the chunks of a stage are for GPTs";
-    assert!(message.contains(problem) && message.contains("omit it"), "{message}");
+    assert!(message.contains(problem) && message.contains("omit `interleaving`"), "{message}");
     let duplicate = text.replacen("\"boost-all-reduces\": {", "\"boost-products\": {", 1);
     assert_ne!(duplicate, text);
     fs::write(&path, duplicate).unwrap();
@@ -137,9 +137,9 @@ fn gpt_steps_without_a_price_are_rejected_by_field() {
             "predicted without recomputation",
             "none, selective, block",
         ),
-        ("norm", json!("sync"), "LayerNorms of a GPT have whole rows", "omit it"),
-        ("norm", json!("online"), "LayerNorms of a GPT have whole rows", "omit it"),
-        ("weights", json!("sharded"), "sharding of a GPT's weights is fixed", "omit it"),
+        ("norm", json!("sync"), "LayerNorms of a GPT have whole rows", "omit `norm`"),
+        ("norm", json!("online"), "LayerNorms of a GPT have whole rows", "omit `norm`"),
+        ("weights", json!("sharded"), "sharding of a GPT's weights is fixed", "omit `weights`"),
         ("zero", json!("one"), "without ZeRO", "off"),
         (
             "strategy",

@@ -102,7 +102,8 @@ impl Plan {
         }
         if self.mesh.context == 1 && self.context_attention != ContextAttention::Exchange {
             let problem = "is set, but the mesh has no context axis";
-            defects.push(Defect::new("context_attention", problem).hint("omit it"));
+            defects
+                .push(Defect::new("context_attention", problem).hint("omit `context_attention`"));
         }
         if defects.0.is_empty() {
             let microbatches = self.workload.microbatches(&self.mesh);
@@ -123,7 +124,7 @@ impl Plan {
         }
         if self.zero == Zero::Off && self.shard_size.is_some() {
             let problem = "is set, but without ZeRO nothing is sharded over replicas";
-            defects.push(Defect::new("shard_size", problem).hint("omit it"));
+            defects.push(Defect::new("shard_size", problem).hint("omit `shard_size`"));
         }
         if !self.grad_reduce_dtype.suits(self.precision) {
             let problem = "`bf16` needs mixed precision, but weights and activations are fp32";

@@ -125,7 +125,8 @@ impl Plan {
             }
             Some(_) if crossing.is_empty() => {
                 let problem = "is set, but no latents cross between the blocks of this model";
-                defects.push(Defect::new("crossing_layout", problem).hint("omit it"));
+                defects
+                    .push(Defect::new("crossing_layout", problem).hint("omit `crossing_layout`"));
             }
             Some(latents) if !legal.iter().any(|boundary| boundary.latents == latents) => {
                 let problem =

@@ -39,15 +39,15 @@ impl MeasurementValidator {
         }
         if step.norm != NormRule::Auto {
             let problem = "the norms of a `decoder` have whole rows: no statistic is reduced";
-            self.defect_with_hint(&field("norm"), problem.into(), "omit it");
+            self.defect_with_hint(&field("norm"), problem.into(), "omit `norm`");
         }
         if step.weights != WeightRule::Any {
             let problem = "the sharding of the weights of a `decoder` is fixed".into();
-            self.defect_with_hint(&field("weights"), problem, "omit it");
+            self.defect_with_hint(&field("weights"), problem, "omit `weights`");
         }
         if measurement.mesh.context > 1 {
             let problem = "a `decoder` is predicted without context parallelism".into();
-            self.defect_with_hint("mesh.context", problem, "omit it");
+            self.defect_with_hint("mesh.context", problem, "omit `mesh.context`");
         }
         if !step.strategy.is_for_dense_models() {
             let names: Vec<&str> = Baseline::of_dense_models().map(Baseline::name).collect();

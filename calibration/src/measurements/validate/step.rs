@@ -108,7 +108,11 @@ impl MeasurementValidator {
         if step.interleaving != 1 {
             let problem =
                 "the chunks of a stage are for GPTs: planned models are predicted with 1F1B";
-            self.defect_with_hint(&format!("{at}.interleaving"), problem.into(), "omit it");
+            self.defect_with_hint(
+                &format!("{at}.interleaving"),
+                problem.into(),
+                "omit `interleaving`",
+            );
         }
         if mesh.pipeline > model.stages_max() {
             let (stages, blocks) = (mesh.pipeline, model.blocks.len());
@@ -159,18 +163,18 @@ impl MeasurementValidator {
         }
         if step.norm != NormRule::Auto {
             let problem = "the LayerNorms of a GPT have whole rows: no statistic is reduced".into();
-            self.defect_with_hint(&field("norm"), problem, "omit it");
+            self.defect_with_hint(&field("norm"), problem, "omit `norm`");
         }
         if step.weights != WeightRule::Any {
             let problem = "the sharding of a GPT's weights is fixed".into();
-            self.defect_with_hint(&field("weights"), problem, "omit it");
+            self.defect_with_hint(&field("weights"), problem, "omit `weights`");
         }
         if step.zero != Zero::Off {
             self.defect_with_hint(&field("zero"), "a GPT is predicted without ZeRO".into(), "off");
         }
         if measurement.mesh.context > 1 {
             let problem = "a GPT is predicted without context parallelism".into();
-            self.defect_with_hint("mesh.context", problem, "omit it");
+            self.defect_with_hint("mesh.context", problem, "omit `mesh.context`");
         }
         if !step.strategy.is_for_dense_models() {
             let names: Vec<&str> = Baseline::of_dense_models().map(Baseline::name).collect();

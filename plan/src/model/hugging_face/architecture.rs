@@ -80,6 +80,19 @@ impl Architecture {
     }
 }
 
+/// Supported model types.
+pub(super) const MODEL_TYPES: [(&str, Architecture); 9] = [
+    ("llama", Architecture::Llama),
+    ("mistral", Architecture::Mistral),
+    ("phi3", Architecture::Phi3),
+    ("internlm2", Architecture::InternLm2),
+    ("smollm3", Architecture::SmolLm3),
+    ("qwen2", Architecture::Qwen2),
+    ("qwen3", Architecture::Qwen3),
+    ("cola", Architecture::Cola),
+    ("cola_m", Architecture::Cola),
+];
+
 /// Supported classes in lower case, since their capitalisation varies.
 const ARCHITECTURES: [(&str, Architecture); 13] = [
     ("llamaforcausallm", Architecture::Llama),
@@ -114,20 +127,13 @@ pub(super) fn architecture(fields: &mut ConfigFields<'_>) -> Architecture {
     let has_rank = has(fields, "rank") || boost_ranks;
     let boost = fields.flag("is_cola_llama_config") == Some(true) || boost_ranks;
     let nanotron = fields.flag("is_llama_config") == Some(true);
-    let by_type = fields.string("model_type").map(|name| match name {
-        "llama" => Ok(Architecture::Llama),
-        "mistral" => Ok(Architecture::Mistral),
-        "phi3" => Ok(Architecture::Phi3),
-        "internlm2" => Ok(Architecture::InternLm2),
-        "smollm3" => Ok(Architecture::SmolLm3),
-        "qwen2" => Ok(Architecture::Qwen2),
-        "qwen3" => Ok(Architecture::Qwen3),
-        "cola" | "cola_m" => Ok(Architecture::Cola),
-        other => Err(other),
+    let by_type = fields.string("model_type").map(|name| {
+        let known = MODEL_TYPES.iter().find(|(known, _)| *known == name);
+        known.map(|(_, architecture)| *architecture).ok_or(name)
     });
     if let Some(Err(other)) = by_type {
         let problem = format!("unsupported model type `{other}`");
-        fields.defects.push(Defect::new("model_type", problem).hint(unsupported::SUPPORTED));
+        fields.defects.push(Defect::new("model_type", problem).hint(unsupported::supported()));
     }
     let by_class = architecture_by_class(fields);
     if by_type.is_none() && by_class.is_none() && !boost && !nanotron && !has_rank {

@@ -1,5 +1,6 @@
 //! Published architectures that are refused, each with the part of it that no model here has.
 
+use super::architecture::MODEL_TYPES;
 use crate::defect::Defect;
 
 /// Model types, and what they have.
@@ -46,8 +47,12 @@ const UNSUPPORTED: &[(&[&str], &str)] = &[
 pub(super) fn defect(model_type: &str) -> Option<Defect> {
     let (_, parts) = UNSUPPORTED.iter().find(|(types, _)| types.contains(&model_type))?;
     let problem = format!("`{model_type}` is not supported: it has {parts}");
-    Some(Defect::new("model_type", problem).hint(SUPPORTED))
+    Some(Defect::new("model_type", problem).hint(supported()))
 }
 
 /// The supported model types, as a hint.
-pub(super) const SUPPORTED: &str = "llama, mistral, phi3, internlm2, smollm3, qwen2, qwen3, cola or cola_m; or write the model as narrows-model/1";
+pub(super) fn supported() -> String {
+    let names = MODEL_TYPES.map(|(name, _)| name);
+    let [others @ .., last] = &names;
+    format!("{} or {last}; or write the model as narrows-model/1", others.join(", "))
+}

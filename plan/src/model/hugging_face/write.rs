@@ -175,7 +175,7 @@ fn llama_fields(model: &Model, block: &Block) -> Result<Value, Defect> {
         let problem = "has no window, and Mistral's class has one in all layers";
         return Err(Defect::new(format!("layer {index}"), problem));
     }
-    Ok(match (block.qkv_bias, block.qk_norm) {
+    let mut config = match (block.qkv_bias, block.qk_norm) {
         (false, false) if window.is_some() => json!({
             "architectures": ["MistralForCausalLM"],
             "model_type": "mistral",
@@ -193,26 +193,30 @@ fn llama_fields(model: &Model, block: &Block) -> Result<Value, Defect> {
             "architectures": ["Qwen2ForCausalLM"],
             "model_type": "qwen2",
             "hidden_act": "silu",
-            "use_sliding_window": window.is_some(),
-            "sliding_window": window,
-            "max_window_layers": max_window_layers,
-            "layer_types": layer_types,
         }),
         (false, true) => json!({
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
             "hidden_act": "silu",
             "attention_bias": false,
-            "use_sliding_window": window.is_some(),
-            "sliding_window": window,
-            "max_window_layers": max_window_layers,
-            "layer_types": layer_types,
         }),
         (true, true) => {
             let problem = "has both biases of q, k and v and norms of heads, which no class has";
             return Err(Defect::new("layer 0", problem));
         }
-    })
+    };
+    if block.qkv_bias || block.qk_norm {
+        let windows = json!({
+            "use_sliding_window": window.is_some(),
+            "sliding_window": window,
+            "max_window_layers": max_window_layers,
+            "layer_types": layer_types,
+        });
+        if let (Value::Object(config), Value::Object(mut windows)) = (&mut config, windows) {
+            config.append(&mut windows);
+        }
+    }
+    Ok(config)
 }
 
 /// The first block with a sliding window, and its keys.
