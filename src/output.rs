@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use narrows_plan::Plan;
-use narrows_runtime::AtomicFile;
+use narrows_runtime::{AtomicFile, link_target};
 
 use crate::captured_output;
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem, style};
@@ -57,9 +57,9 @@ pub fn warn(text: &str) {
     eprint(&format!("{warning}warning:{warning:#} {text}\n"));
 }
 
-/// Whether the argument stands for standard output.
+/// Whether the argument stands for standard output. Opened by its name in `/dev`, a redirected file would be truncated.
 pub fn is_stdout(output: &OsStr) -> bool {
-    output == "-"
+    ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"].iter().any(|name| output == *name)
 }
 
 /// Writes a plan to a file or standard output.
@@ -98,10 +98,25 @@ pub fn check_writable(path: &Path) -> CommandResult<()> {
     result.map_err(|error| write_failure(&path.display().to_string(), &error))
 }
 
+/// Rejects a folder without a name, and standard output in place of one.
+///
+/// # Errors
+/// The flag of the folder.
+pub fn require_folder_name(flag: &str, folder: &Path) -> CommandResult<()> {
+    let message = match folder.as_os_str() {
+        name if name.is_empty() => "the name of the folder is empty",
+        name if is_stdout(name) => "a folder cannot go to standard output",
+        _ => return Ok(()),
+    };
+    let hint = "the name of a folder, such as `./-` for one called `-`";
+    Err(Failure::input(Problem::new(flag, message).hint(hint)))
+}
+
 /// Whether two outputs are one file, which may not exist yet. Several outputs may go to a pipe or a device.
 pub fn is_same_output(one: &Path, other: &Path) -> bool {
     let place = |path: &Path| {
         let new = || {
+            let path = link_target(path);
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             let folder = fs::canonicalize(folder.unwrap_or(Path::new("."))).ok()?;
             Some(folder.join(path.file_name()?))
@@ -167,5 +182,25 @@ mod tests {
         write_atomically(&link, b"new").unwrap();
         assert_eq!(fs::read_to_string(&real).unwrap(), "new");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
+
+    /// A link whose file does not exist yet is the same output as the file, and creates it.
+    #[cfg(unix)]
+    #[test]
+    fn links_to_new_files_are_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::os::unix::fs::symlink("a.json", at("link")).unwrap();
+        std::os::unix::fs::symlink(at("link"), at("second link")).unwrap();
+        std::os::unix::fs::symlink("loop", at("loop")).unwrap();
+        for link in ["link", "second link"] {
+            assert!(is_same_output(&at(link), &at("a.json")), "{link}");
+            assert!(is_same_output(&at("a.json"), &at(link)), "{link}");
+        }
+        assert!(!is_same_output(&at("link"), &at("b.json")));
+        assert!(!is_same_output(&at("loop"), &at("a.json")));
+        write_atomically(&at("second link"), b"new").unwrap();
+        assert_eq!(fs::read_to_string(at("a.json")).unwrap(), "new");
+        assert!(fs::symlink_metadata(at("link")).unwrap().is_symlink());
     }
 }

@@ -13,7 +13,7 @@ use narrows_runtime::session::ModelTensors;
 use crate::checkpoint_folder::last_complete;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::input;
-use crate::output::{write_atomically, write_failure};
+use crate::output::{require_folder_name, write_atomically, write_failure};
 
 /// Name of the configuration in the folder of a Nanotron checkpoint.
 pub const NANOTRON_CONFIG_FILE: &str = "model_config.json";
@@ -57,6 +57,12 @@ impl WeightFiles {
         Some(folder.join(name)).filter(|file| file.is_file())
     }
 
+    /// The file of the model beside the weights, if there is one.
+    pub fn model_file(&self) -> Option<PathBuf> {
+        let names = [MODEL_FILE, CONFIG_FILE, NANOTRON_CONFIG_FILE];
+        names.into_iter().find_map(|name| self.companion(name))
+    }
+
     /// The model that `--model` names, or else the one that lies beside the weights.
     ///
     /// # Errors
@@ -65,8 +71,7 @@ impl WeightFiles {
         if let Some(argument) = argument {
             return input::model(argument);
         }
-        let names = [MODEL_FILE, CONFIG_FILE, NANOTRON_CONFIG_FILE];
-        match names.into_iter().find_map(|name| self.companion(name)) {
+        match self.model_file() {
             Some(file) => input::model(file.as_os_str()),
             None => {
                 let (message, hint) = match self.path().exists() {
@@ -167,11 +172,12 @@ impl WeightsFolder {
     }
 }
 
-/// Rejects an output that exists, unless it is an empty folder.
+/// Rejects an output that exists, unless it is an empty folder, and one that names no folder.
 ///
 /// # Errors
 /// Such an output.
 pub fn require_new_folder(path: &Path) -> CommandResult<()> {
+    require_folder_name("--output", path)?;
     let is_occupied = match path.read_dir() {
         Ok(mut entries) => entries.next().is_some(),
         Err(_) => path.exists(),

@@ -47,7 +47,7 @@ impl AtomicFile {
         if existing.as_ref().is_some_and(|existing| !existing.is_file()) {
             return Err(io::Error::other("it exists and is not a regular file"));
         }
-        let target = if existing.is_some() { fs::canonicalize(path)? } else { path.to_path_buf() };
+        let target = if existing.is_some() { fs::canonicalize(path)? } else { link_target(path) };
         let mut builder = tempfile::Builder::new();
         builder.prefix(".narrows-").suffix(".tmp");
         #[cfg(unix)]
@@ -96,6 +96,19 @@ impl AtomicFile {
         sync_folder(parent_folder(&self.target));
         Ok(())
     }
+}
+
+/// Longest chain of symbolic links that is followed, as on Linux.
+const LINKS_MAX: usize = 40;
+
+/// The path to which a chain of symbolic links leads, which may not exist yet; a path that is no link leads to itself.
+pub fn link_target(path: &Path) -> PathBuf {
+    let mut target = path.to_path_buf();
+    for _ in 0..LINKS_MAX {
+        let Ok(next) = fs::read_link(&target) else { break };
+        target = parent_folder(&target).join(next);
+    }
+    target
 }
 
 /// A folder that is written under a temporary name beside its final name. It is removed when it is dropped before it is

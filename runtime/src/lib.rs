@@ -44,7 +44,7 @@ mod time_breakdown;
 pub mod train;
 
 pub use addressing::{operand_range, replica_operand_range};
-pub use atomic_file::{AtomicFile, AtomicFolder};
+pub use atomic_file::{AtomicFile, AtomicFolder, link_target};
 pub use digest::{Sha256Digest, sha256};
 pub use error::{DeviceError, RunError};
 pub use gemm_dtype::GemmDtype;

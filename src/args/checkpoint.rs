@@ -8,7 +8,8 @@ use narrows_runtime::checkpoint::{self, CheckpointOutline, FoundCheckpoint, Rete
 
 use super::launch::LaunchArgs;
 use crate::checkpoint_folder::candidates;
-use crate::errors::{CommandResult, Failure};
+use crate::errors::{CommandResult, Failure, Problem};
+use crate::output::require_folder_name;
 
 /// Default number of steps between checkpoints.
 const EVERY: NonZeroU64 = NonZeroU64::new(100).unwrap();
@@ -134,6 +135,15 @@ impl CheckpointArgs {
     /// A folder or a checkpoint that cannot be read.
     pub fn resolve(&self, launch: &LaunchArgs) -> CommandResult<Option<CheckpointSettings>> {
         let Some(dir) = &self.checkpoint_dir else { return Ok(None) };
+        require_folder_name("--checkpoint-dir", dir)?;
+        if checkpoint::is_checkpoint(dir) {
+            let message = "is one checkpoint, and not a folder of them";
+            let folder = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let hint = format!("--checkpoint-dir {}", folder.unwrap_or(Path::new(".")).display());
+            return Err(Failure::input(
+                Problem::new(dir.display().to_string(), message).hint(hint),
+            ));
+        }
         let origin = match self.resume {
             None => RunOrigin::FirstStep,
             Some(ResumeArg::Last) => RunOrigin::LastCheckpoint,

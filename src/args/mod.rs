@@ -30,6 +30,7 @@ mod recipe_file;
 mod request;
 mod run;
 mod run_outputs;
+mod run_places;
 mod run_settings;
 mod schema;
 mod sensitivity;
@@ -75,6 +76,7 @@ pub use recipe::{Recipe, flags_of_recipe};
 pub use recipe_file::schema as recipe_schema;
 pub use request::{RequestArgs, at_most_one_stdin, validate};
 pub use run::{BackendArg, RunArgs};
+pub use run_places::RunPlaces;
 pub use run_settings::{
     ExecutionTarget, RunSettings, RunTask, TokenSource, TrainSettings, VerifyData,
 };

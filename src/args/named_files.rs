@@ -20,7 +20,7 @@ const INPUTS: [&str; 5] = ["PLAN", "METRICS", "ROWS", "INPUT", "WEIGHTS"];
 /// Files by flag, and by what the command does with them.
 #[derive(Debug, Default)]
 pub struct NamedFiles {
-    inputs: Vec<OsString>,
+    inputs: Vec<(String, OsString)>,
     outputs: Vec<(String, OsString)>,
 }
 
@@ -33,23 +33,28 @@ impl NamedFiles {
         for arg in command.get_arguments() {
             let id = arg.get_id().as_str();
             let values = || matches.get_raw(id).into_iter().flatten().map(OsString::from);
-            match arg.get_long().filter(|long| OUTPUTS.contains(long)) {
-                Some(long) => {
-                    files.outputs.extend(values().map(|file| (format!("--{long}"), file)))
-                }
-                None if is_input(arg) => files.inputs.extend(values()),
-                None => {}
+            let place = match (arg.get_long(), arg.get_value_names()) {
+                (Some(long), _) => format!("--{long}"),
+                (None, Some([name, ..])) => name.to_string(),
+                (None, _) => continue,
+            };
+            let named = values().map(|file| (place.clone(), file));
+            match arg.get_long().is_some_and(|long| OUTPUTS.contains(&long)) {
+                true => files.outputs.extend(named),
+                false if is_input(arg) => files.inputs.extend(named),
+                false => {}
             }
         }
         files
     }
 
-    /// Rejects outputs without a name, and those that would replace an input.
+    /// Rejects files without a name, and outputs that would replace an input.
     ///
     /// # Errors
-    /// The flag of the output.
-    pub fn check_outputs(&self) -> CommandResult<()> {
-        if let Some((flag, _)) = self.outputs.iter().find(|(_, file)| file.is_empty()) {
+    /// The flag or the name of the argument.
+    pub fn check(&self) -> CommandResult<()> {
+        let mut files = self.outputs.iter().chain(&self.inputs);
+        if let Some((flag, _)) = files.find(|(_, file)| file.is_empty()) {
             let problem = Problem::new(flag, "the file name is empty");
             return Err(Failure::input(problem.hint("the name of a file")));
         }
@@ -57,7 +62,7 @@ impl NamedFiles {
         for (flag, file) in outputs {
             let is_overwritten =
                 |input: &&OsString| is_same_file(input, Path::new(file)) && !is_preset(input);
-            if let Some(input) = self.inputs.iter().find(is_overwritten) {
+            if let Some(input) = self.inputs.iter().map(|(_, input)| input).find(is_overwritten) {
                 return Err(Failure::input(output_is_input(flag, input)));
             }
         }

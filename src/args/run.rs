@@ -12,6 +12,7 @@ use crate::cluster::LaunchedProcess;
 use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::host::cores;
+use crate::output::require_folder_name;
 use crate::{gpu, input, output};
 
 use super::checkpoint::{CheckpointArgs, CheckpointSettings};
@@ -24,6 +25,7 @@ use super::plan_file::PlanFile;
 use super::recipe::RecipeArgs;
 use super::recipe_file;
 use super::request::RequestArgs;
+use super::run_places::RunPlaces;
 use super::run_settings::{
     ExecutionTarget, RunSettings, RunTask, TokenSource, TrainSettings, VerifyData,
 };
@@ -120,17 +122,59 @@ impl RunArgs {
     /// # Errors
     /// Inputs that cannot be read, flags that contradict each other, and a missing GPU.
     pub fn resolve(&self) -> CommandResult<RunSettings> {
-        let output = self.output.resolve()?;
-        let flags = self.recipe_flags.clone();
-        let recipe = match &self.recipe {
-            Some(file) => flags.or(recipe_file::read(file)?),
-            None => flags,
+        // Of values that are not flags of recipes it matters only that they are set.
+        let flags = RecipeArgs {
+            model: self.request.model.model.as_ref().map(|model| model.display().to_string()),
+            data: self.data.as_ref().map(|file| file.display().to_string()),
+            eval_data: self.validation.eval_data.as_ref().map(|file| file.display().to_string()),
+            global_batch: self.request.global_batch.map(|_| NonZeroU64::MIN),
+            sequence_length: self.request.sequence_length.map(|_| NonZeroU64::MIN),
+            ..self.recipe_flags.clone()
         };
+        let in_file = self.recipe.as_ref().map(|file| recipe_file::read(file)).transpose();
+        let in_file = in_file.map_err(|failure| self.places(&flags).locate(failure))?;
+        let recipe = match &in_file {
+            Some(in_file) => self.recipe_flags.clone().or(in_file.clone()),
+            None => self.recipe_flags.clone(),
+        };
+        let model = flags.model.clone().or(recipe.model.clone());
+        let mut places = self.places(&RecipeArgs { model, ..recipe.clone() });
+        if let (Some(file), Some(in_file)) = (&self.recipe, &in_file) {
+            places = places.with_recipe(file, in_file, &flags);
+        }
+        self.resolve_with(&recipe, &places).map_err(|failure| places.locate(failure))
+    }
+
+    /// The flags of files and folders, with those that a recipe names.
+    fn places(&self, recipe: &RecipeArgs) -> RunPlaces {
+        let (data, eval_data) = (self.data(recipe), self.validation.file(recipe));
+        let folder = |path: &Option<PathBuf>| path.clone().map(OsString::from);
+        RunPlaces::new([
+            ("--recipe", self.recipe.clone()),
+            ("--model", recipe.model.clone().map(OsString::from)),
+            ("--hardware", self.request.model.hardware.clone()),
+            ("--data", data),
+            ("--eval-data", eval_data),
+            ("--metrics", self.metrics.clone()),
+            ("--tensorboard", folder(&self.tensorboard)),
+            ("--checkpoint-dir", folder(&self.checkpoints.checkpoint_dir)),
+            ("--tokenizer", folder(&self.tokenizer)),
+            ("--init-from", folder(&self.initial_weights.init_from)),
+            ("--trace", self.trace.trace.clone()),
+            ("--output", self.output.output.clone()),
+        ])
+    }
+
+    fn resolve_with(&self, recipe: &RecipeArgs, places: &RunPlaces) -> CommandResult<RunSettings> {
+        let output = self.output.resolve()?;
+        self.tensorboard
+            .as_deref()
+            .map_or(Ok(()), |folder| require_folder_name("--tensorboard", folder))?;
         let checkpoints = self.checkpoints.resolve(&self.launch)?;
         let resumed = checkpoints.as_ref().map_or(Ok(None), CheckpointSettings::outline)?;
-        let task = self.task(&recipe, (checkpoints, resumed.as_ref()))?;
+        let task = self.task(recipe, (checkpoints, resumed.as_ref()), places)?;
         self.reject_two_documents_on_stdout(&output)?;
-        self.reject_overwritten_inputs(&recipe)?;
+        self.reject_overwritten_inputs(recipe)?;
         let mut request = self.request.clone();
         recipe.fill_request(&mut request);
         let selection = match &self.plan {
@@ -164,13 +208,15 @@ impl RunArgs {
             }
         };
         let hardware_is_explicit = self.request.model.hardware.is_some();
-        Ok(RunSettings { selection, hardware_is_explicit, task, output })
+        let places = places.clone();
+        Ok(RunSettings { selection, hardware_is_explicit, task, output, places })
     }
 
     fn task(
         &self,
         recipe: &RecipeArgs,
         checkpoints: (Option<CheckpointSettings>, Option<&CheckpointOutline>),
+        places: &RunPlaces,
     ) -> CommandResult<RunTask> {
         let target = match self.backend {
             BackendArg::Cpu => ExecutionTarget::Cpu,
@@ -185,14 +231,21 @@ impl RunArgs {
             BackendArg::Null => {
                 self.reject_flags_of_training()?;
                 if recipe.steps.is_some_and(|steps| steps.get() > 1) {
-                    output::warn(
-                        "--steps: the null backend counts one step, which stands for every one",
-                    );
+                    let place = places.name("--steps");
+                    output::warn(&format!(
+                        "{place}: the null backend counts one step, which stands for every one"
+                    ));
+                }
+                if recipe.dtype.is_some() {
+                    let place = places.name("--dtype");
+                    output::warn(&format!(
+                        "{place}: has no effect, since the null backend computes nothing"
+                    ));
                 }
                 return Ok(RunTask::Count(recipe.resolve(None)?.optimizer));
             }
         };
-        Ok(RunTask::Train(Box::new(self.training(target, recipe, checkpoints)?)))
+        Ok(RunTask::Train(Box::new(self.training(target, recipe, checkpoints, places)?)))
     }
 
     /// The token file of the flag or else of the recipe.
@@ -227,6 +280,7 @@ impl RunArgs {
         target: ExecutionTarget,
         recipe: &RecipeArgs,
         (checkpoints, resumed): (Option<CheckpointSettings>, Option<&CheckpointOutline>),
+        places: &RunPlaces,
     ) -> CommandResult<TrainSettings> {
         let tokens = match &self.data(recipe) {
             None => TokenSource::BuiltIn,
@@ -248,6 +302,8 @@ impl RunArgs {
         let is_rank_0 = process.as_ref().is_none_or(LaunchedProcess::is_rank_0);
         let validation = recipe;
         let recipe = recipe.resolve(resumed)?;
+        let trace = self.trace.resolve(recipe.steps)?.filter(|_| is_rank_0);
+        trace.as_ref().map_or(Ok(()), |trace| output::check_writable(&trace.file))?;
         Ok(TrainSettings {
             target,
             tokens,
@@ -263,9 +319,10 @@ impl RunArgs {
             checkpoints,
             tokenizer: self.tokenizer.as_deref().map_or(Ok(vec![]), tokenizer_files)?,
             init_from: self.initial_weights.init_from.clone(),
-            trace: self.trace.resolve(recipe.steps)?.filter(|_| is_rank_0),
+            trace,
             recipe,
             process,
+            places: places.clone(),
         })
     }
 
@@ -283,7 +340,7 @@ impl RunArgs {
         ] {
             if is_set && !applies {
                 let problem = Problem::new(flag, format!("applies to --backend {backend} only"));
-                let hint = format!("omit it, or use --backend {backend}");
+                let hint = format!("omit {flag}, or use --backend {backend}");
                 return Err(Failure::input(problem.hint(hint)));
             }
         }

@@ -14,6 +14,7 @@ use super::checkpoint::CheckpointSettings;
 use super::output::OutputSettings;
 use super::plan::PlanSelection;
 use super::recipe::Recipe;
+use super::run_places::RunPlaces;
 use super::trace::TraceSettings;
 use super::validation::ValidationSettings;
 
@@ -92,6 +93,8 @@ pub struct TrainSettings {
     pub trace: Option<TraceSettings>,
     /// Rank and rendezvous of this process, if there are several.
     pub process: Option<LaunchedProcess>,
+    /// Places in messages.
+    pub places: RunPlaces,
 }
 
 /// Settings of `run`.
@@ -105,6 +108,8 @@ pub struct RunSettings {
     pub task: RunTask,
     /// Output settings.
     pub output: OutputSettings,
+    /// Places in messages.
+    pub places: RunPlaces,
 }
 
 impl TrainSettings {

@@ -8,6 +8,7 @@ use clap::Args;
 
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
+use crate::text::plural;
 
 /// Most steps in a trace: viewers become slow with more.
 const STEPS_MAX: u64 = 100;
@@ -52,7 +53,8 @@ impl TraceArgs {
         let Some(file) = &self.trace else { return Ok(None) };
         reject_stdout(file)?;
         if let Some(range) = self.trace_steps.as_ref().filter(|range| *range.end() > steps) {
-            let message = format!("the run has {steps} steps, and no step {}", range.end());
+            let steps = plural(steps, "step");
+            let message = format!("the run has {steps}, and no step {}", range.end());
             return Err(Failure::input(Problem::new("--trace-steps", message)));
         }
         Ok(Some(TraceSettings { file: file.into(), steps: self.trace_steps.clone() }))

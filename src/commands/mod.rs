@@ -41,22 +41,23 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let command_line = match CommandLine::parse_from_words(words.clone()) {
         Ok(command_line) => command_line,
         Err(error) => {
-            // Printing fails only if the stream is closed, and then there is nowhere to report it.
-            let _ = error.print();
             let requested =
                 matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             if requested {
+                // Printing fails only if the stream is closed, and then there is nowhere to report it.
+                let _ = error.print();
                 return ExitCode::SUCCESS;
             }
+            output::eprint(&in_words(error.render().ansi().to_string()));
             if let Some(process) = process_of_words(&words) {
-                let text = error.to_string();
+                let text = in_words(error.to_string());
                 let reason = text.lines().next().unwrap_or_default();
                 report_reason(&process, reason.trim_start_matches("error: "));
             }
             return ExitStatus::BadInput.into();
         }
     };
-    let started = start_threads().and_then(|()| command_line.files.check_outputs());
+    let started = start_threads().and_then(|()| command_line.files.check());
     let started = started.map_err(|failure| match process_of_words(&words) {
         Some(process) => report_failure(&process, failure),
         None => failure,
@@ -68,6 +69,19 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             failure.status.into()
         }
     }
+}
+
+/// Messages of the standard library about numbers, and what they mean.
+const NUMBER_MESSAGES: [(&str, &str); 4] = [
+    ("number would be zero for non-zero type", "expected a whole number from 1"),
+    ("invalid digit found in string", "expected a whole number"),
+    ("cannot parse integer from empty string", "expected a whole number"),
+    ("number too large to fit in target type", "the number is too large"),
+];
+
+/// A message about flags, without words of the standard library.
+pub fn in_words(message: String) -> String {
+    NUMBER_MESSAGES.iter().fold(message, |message, (std, words)| message.replace(std, words))
 }
 
 /// Starts the threads that searches and texts share. Started on demand, they would panic where the system refuses them.

@@ -86,7 +86,7 @@ fn steps_are_saved_when_metrics_or_reports_cannot_be_written() {
     {
         let run = Run::new();
         let child = run.start("", &format!("{} {metrics} {redirection}", run.flags(1_000_000)));
-        let written = format!("error: {place}: cannot be written: No space left on device");
+        let written = format!("error: --metrics {place}: cannot be written: No space left");
         assert_ends(child, ENVIRONMENT, &[&written, "the checkpoint of step 1 is "]);
         assert_eq!(run.checkpoints(), ["step-00000001"]);
         let resumed = format!("{} {} --resume", run.flags(2), run.metrics());
@@ -103,7 +103,7 @@ fn all_processes_save_a_step_whose_metrics_cannot_be_written() {
     let (first, second) = (stderr(&outputs[0]), stderr(&outputs[1]));
     assert_eq!(outputs[0].status.code(), Some(ENVIRONMENT), "{first}");
     assert!(first.contains("the checkpoint of step 1 is "), "{first}");
-    let reason = "process 0 aborted the run: /dev/full: cannot be written: No space";
+    let reason = "process 0 aborted the run: --metrics /dev/full: cannot be written: No space";
     assert!(second.contains(reason), "{second}");
     assert!(processes.at("kept/step-00000001/manifest.json").exists());
 }

@@ -82,9 +82,19 @@ fn the_loss_does_not_depend_on_the_batch() {
         let still = "--steps 1 --learning-rate 1e-30 --weight-decay 0";
         let (tokens, metrics_file) = (tokens.display(), metrics.display());
         let eval = format!("--eval-data {tokens} {tokens_max} --metrics {metrics_file}");
-        stdout(&format!("run --hardware cpu-local {flags} {still} {eval}"));
+        let report = stdout(&format!("run --hardware cpu-local {flags} {still} {eval}"));
         let line = &lines(&metrics)[0];
-        (line["eval_loss"].as_f64().unwrap(), line["eval_tokens"].as_u64().unwrap())
+        let count = line["eval_tokens"].as_u64().unwrap();
+        let sequences = count / 16;
+        let rounded = match tokens_max {
+            "--eval-tokens 33" => ", --eval-tokens 33 rounded up",
+            "--eval-tokens 130" => ", fewer than --eval-tokens 130: all that it has",
+            _ => "",
+        };
+        let expected = format!(" {count} tokens of {tokens}, {sequences} sequences{rounded} Loss ");
+        let words: Vec<&str> = report.split_whitespace().collect();
+        assert!(words.join(" ").contains(&expected), "{report}");
+        (line["eval_loss"].as_f64().unwrap(), count)
     };
     let (expected, count) = loss(1, "");
     assert_eq!(count, 8 * 16);
@@ -94,6 +104,8 @@ fn the_loss_does_not_depend_on_the_batch() {
         assert_eq!(count, 8 * 16, "the tokens of an incomplete batch are not counted twice");
     }
     assert_eq!(loss(2, "--eval-tokens 33").1, 3 * 16);
+    assert_eq!(loss(2, "--eval-tokens 48").1, 3 * 16);
+    assert_eq!(loss(2, "--eval-tokens 130").1, 8 * 16);
 }
 
 #[test]

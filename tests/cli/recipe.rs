@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use super::run::{SMALL, lines};
-use super::{failure, stdout};
+use super::{failure, narrows, stdout};
 
 /// Learning rates of the steps of a run.
 fn learning_rates(flags: &str) -> Vec<f64> {
@@ -103,7 +103,7 @@ fn contradictions_are_rejected() {
         (format!("--recipe {file}"), "bad.toml: beta_2: is not a field of a recipe"),
         (format!("--recipe {file}"), "did you mean `beta2`?"),
         ("--recipe nowhere.toml".into(), "nowhere.toml: cannot be read"),
-        (format!("--recipe {}", repeated.display()), "repeated.json: duplicate field `steps`"),
+        (format!("--recipe {}", repeated.display()), "repeated.json: steps: is set twice"),
         ("--beta2 1".into(), "expected a number from 0 to below 1"),
         ("--beta2 -0.5".into(), "'-0.5' for '--beta2 <BETA>': expected a number from 0 to below 1"),
         (
@@ -169,6 +169,40 @@ fn contradictions_are_rejected() {
     let part =
         "--sequence-length: with --last-target ignored, a sequence of one token predicts none";
     assert!(message.contains(part), "{message}");
+}
+
+/// Messages name the file and the field that set a value, unless a flag overrides it.
+#[test]
+fn values_of_a_recipe_file_are_named_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("recipe.toml");
+    let small = "run --hardware cpu-local --threads 1";
+    for (text, flags, problem) in [
+        ("min_learning_rate = 1\nlearning_rate = 0.5", "", "min_learning_rate: 1 is larger than"),
+        ("loro_every = 3", "", "loro_every: has no effect with --optimizer adamw"),
+        ("optimizer = 'loro'", "", "optimizer: loro: layer 0 q has an activation"),
+        ("data = 'no.tokens'", "", "data: no.tokens: cannot be read"),
+        ("model = 'no.json'", "", "model: no.json: cannot be read"),
+        ("eval_every = 3", "", "eval_every: needs evaluations"),
+        ("pad_id = 256", "--steps 1", "pad_id: 256 is not below 256"),
+        ("sequence_length = 5000", "", "sequence_length: 5000 tokens exceed the 4096"),
+    ] {
+        fs::write(&path, text).unwrap();
+        let message = failure(&format!("{small} --recipe {} {flags}", path.display()), 2);
+        let expected = format!("error: --recipe {}: {problem}", path.display());
+        assert!(message.contains(&expected), "{text}: {message}");
+    }
+    fs::write(&path, "min_learning_rate = 1\nsequence_length = 5000\ndtype = 'f32'").unwrap();
+    let recipe = format!("{small} --recipe {}", path.display());
+    let message = failure(&format!("{recipe} --min-learning-rate 2"), 2);
+    assert!(message.contains("error: --min-learning-rate: 2 is larger"), "{message}");
+    let flags = "--sequence-length 16 --min-learning-rate 0 --backend null";
+    let counted = narrows(&format!("{recipe} {flags}")).assert().success();
+    let warning = format!(
+        "warning: --recipe {}: dtype: has no effect, since the null backend computes nothing\n",
+        path.display()
+    );
+    assert_eq!(String::from_utf8(counted.get_output().stderr.clone()).unwrap(), warning);
 }
 
 /// A run that resumes without flags has the values of its checkpoint, and each flag that changes one is named.
@@ -308,7 +342,13 @@ fn another_optimizer_or_schedule_overrides_a_recipe() {
         let output = super::narrows(&command).assert().success();
         String::from_utf8(output.get_output().stderr.clone()).unwrap()
     };
-    assert!(run("").contains("--loro-every 9 is more than --steps 2: no step is exact"));
+    let warning = format!(
+        "--recipe {}: loro_every 9 is more than the 2 steps of the run: no step is exact",
+        recipe.display()
+    );
+    assert!(run("").contains(&warning), "{}", run(""));
+    let by_flag = run("--loro-every 8");
+    assert!(by_flag.contains("warning: --loro-every 8 is more than the 2 steps of"), "{by_flag}");
     assert!(!run("--optimizer adamw --lr-schedule cosine").contains("loro"));
 }
 

@@ -192,12 +192,29 @@ fn contradictory_flags_are_rejected() {
         ("run --eager".to_owned(), "--eager: applies to --backend cuda only"),
         ("run --deterministic".to_owned(), "--deterministic: applies to --backend cuda only"),
         ("run --backend null --metrics m.jsonl".into(), "--metrics: the null backend computes"),
-        ("run --steps 0".into(), "--steps"),
+        ("run --steps 0".into(), "'0' for '--steps <N>': expected a whole number from 1"),
+        ("run --seed x".into(), "'x' for '--seed <S>': expected a whole number"),
+        ("run --data=".into(), "--data: the file name is empty"),
+        ("run --recipe=".into(), "--recipe: the file name is empty"),
+        ("run --steps 1 --trace t.json --trace-steps 2".into(), "the run has 1 step, and no step"),
         ("run --learning-rate 0".into(), "expected a number above 0"),
         ("run --clip-norm nan".into(), "expected a number above 0"),
         ("run --weight-decay=-1".into(), "expected a non-negative number"),
         ("run --data -".into(), "--data: a token file is read at any position"),
-        ("run --data nowhere.tokens".into(), "nowhere.tokens: cannot be read"),
+        ("run --data nowhere.tokens".into(), "error: --data nowhere.tokens: cannot be read"),
+        ("run --eval-data no.tokens".into(), "error: --eval-data no.tokens: cannot be read"),
+        ("run --init-from nowhere".into(), "error: --init-from nowhere: cannot be opened"),
+        ("run --metrics no/m.jsonl".into(), "error: --metrics no/m.jsonl: cannot be written"),
+        ("run --trace no/t.json".into(), "error: --trace no/t.json: cannot be written"),
+        ("run --output no/p.json".into(), "error: --output no/p.json: cannot be written"),
+        ("run --tensorboard src/lib.rs".into(), "error: --tensorboard src/lib.rs: cannot be"),
+        ("run --tensorboard -".into(), "--tensorboard: a folder cannot go to standard output"),
+        ("run --checkpoint-dir src/lib.rs".into(), "error: --checkpoint-dir src/lib.rs: cannot be"),
+        ("run --checkpoint-dir -".into(), "--checkpoint-dir: a folder cannot go to standard"),
+        (
+            "run --checkpoint-dir kept --tokenizer no.json".into(),
+            "error: --tokenizer no.json: cannot be read",
+        ),
         ("run --data data/moby-dick.txt".into(), "is not the magic number of a token file"),
         (format!("run --data {tokens}"), "t.tokens: has 3 tokens, too few for one sequence"),
         (format!("run --metrics {}", folder.path().display()), "cannot be written"),
@@ -209,6 +226,8 @@ fn contradictory_flags_are_rejected() {
         ),
         ("run --metrics - --format json".into(), "the metrics and the JSON answer would both"),
         ("run --metrics - --output -".into(), "the metrics and the plan would both"),
+        ("run --metrics /dev/stdout --output -".into(), "the metrics and the plan would both"),
+        ("run --metrics - --output /dev/stdout".into(), "the metrics and the plan would both"),
         ("run --hardware a100-80gb".into(), "--hardware: plans for `a100-80gb` compute in"),
         (format!("run {plan}"), "gpu.json: precision: the plan computes in mixed bf16"),
         (format!("run {wide} --model cola-tiny"), "wide.json: model.fingerprint: the plan was"),
@@ -328,6 +347,19 @@ fn the_number_of_threads_is_limited() {
     assert!(message.contains("--threads: 40000 threads per device are too many"), "{message}");
 }
 
+/// A checkpoint in place of the folder of checkpoints would begin another run within it.
+#[test]
+fn one_checkpoint_is_no_folder_of_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = folder.path().join("kept").display().to_string();
+    let run = format!("{SMALL} --steps 1 --checkpoint-dir {kept}");
+    crate::stdout(&run);
+    let message = failure(&format!("{run}/step-00000001 --resume"), 2);
+    let problem = format!("error: --checkpoint-dir {kept}/step-00000001: is one checkpoint, and");
+    assert!(message.contains(&problem), "{message}");
+    assert!(message.contains(&format!("hint: --checkpoint-dir {kept}\n")), "{message}");
+}
+
 #[test]
 fn outputs_must_be_different_files() {
     let folder = tempfile::tempdir().unwrap();
@@ -339,6 +371,14 @@ fn outputs_must_be_different_files() {
         "{message}"
     );
     assert!(!file.exists());
+    let link = folder.path().join("link.json");
+    std::os::unix::fs::symlink("z.json", &link).unwrap();
+    let (file, link) = (file.display(), link.display());
+    for (metrics, output) in [(&file, &link), (&link, &file)] {
+        let arguments = format!("{SMALL} --steps 1 --metrics {metrics} --output {output}");
+        let message = failure(&arguments, 2);
+        assert!(message.contains("is the file of --metrics too"), "{message}");
+    }
 }
 
 #[test]

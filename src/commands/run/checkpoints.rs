@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::resume::{
     found_before, newest_undamaged, require_same_moments, resume_failure, warn_of_other_recipe,
 };
-use crate::args::{CheckpointSettings, RunOrigin, TrainSettings, tokenizer_files_of};
+use crate::args::{CheckpointSettings, RunOrigin, RunPlaces, TrainSettings, tokenizer_files_of};
 use crate::checkpoint_folder::{BEST_FOLDER, last_complete};
 use crate::cluster::agree;
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
@@ -30,6 +30,7 @@ pub struct CheckpointKeeper<'a> {
     model: &'a Model,
     seed: u64,
     tokenizer: Vec<TokenizerFile>,
+    places: &'a RunPlaces,
     resumed: Option<CheckpointEntry>,
     last: Option<CheckpointEntry>,
     /// The checkpoint that is being written, if any, and its folder.
@@ -96,13 +97,14 @@ impl<'a> CheckpointKeeper<'a> {
         lock: Option<&'a FolderLock>,
         model: &'a Model,
     ) -> CheckpointKeeper<'a> {
-        let TrainSettings { checkpoints, recipe, tokenizer, .. } = training;
+        let TrainSettings { checkpoints, recipe, tokenizer, places, .. } = training;
         CheckpointKeeper {
             settings: checkpoints.as_ref(),
             lock,
             model,
             seed: recipe.seed,
             tokenizer: tokenizer.clone(),
+            places,
             resumed: None,
             last: None,
             pending: None,
@@ -134,7 +136,7 @@ impl<'a> CheckpointKeeper<'a> {
             return Err(Failure::input(Problem::new("--steps", message).hint(hint)));
         }
         require_same_moments(&path, &loaded, trainer)?;
-        warn_of_other_recipe(&path, &loaded, trainer);
+        warn_of_other_recipe(&path, &loaded, trainer, self.places);
         if self.tokenizer.is_empty() {
             self.tokenizer = tokenizer_files_of(&path)?;
         }

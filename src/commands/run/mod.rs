@@ -85,9 +85,13 @@ pub fn run(args: &RunArgs) -> CommandResult<()> {
         None => failure,
     };
     let settings = args.resolve().map_err(before_joining)?;
-    let (task, output, planned, lock) = prepare(settings).map_err(before_joining)?;
+    let places = settings.places.clone();
+    let prepared = prepare(settings).map_err(|failure| before_joining(places.locate(failure)));
+    let (task, output, planned, lock) = prepared?;
     match task {
-        RunTask::Count(optimizer) => count(&planned, &optimizer, &output),
+        RunTask::Count(optimizer) => {
+            count(&planned, &optimizer, &output).map_err(|failure| places.locate(failure))
+        }
         RunTask::Train(training) => {
             let group = membership.join(|| processes::join(&planned, &training))?;
             train::train(planned, &training, &output, (group, lock.as_ref(), signals))
@@ -97,7 +101,7 @@ pub fn run(args: &RunArgs) -> CommandResult<()> {
 
 /// Plans a run, and locks its folder of checkpoints.
 fn prepare(
-    RunSettings { selection, hardware_is_explicit, task, output }: RunSettings,
+    RunSettings { selection, hardware_is_explicit, task, output, .. }: RunSettings,
 ) -> CommandResult<(RunTask, OutputSettings, PlannedRun, Option<FolderLock>)> {
     let lock = match &task {
         RunTask::Train(training) if training.is_rank_0() => {

@@ -10,7 +10,7 @@ use narrows_runtime::checkpoint::{
 };
 use narrows_runtime::process_group::ProcessGroup;
 
-use crate::args::{CheckpointSettings, flags_of_recipe};
+use crate::args::{CheckpointSettings, RunPlaces, flags_of_recipe};
 use crate::checkpoint_folder::candidates;
 use crate::cluster::agree;
 use crate::errors::{CommandResult, Failure, Problem};
@@ -112,7 +112,12 @@ pub fn require_same_moments(
 }
 
 /// Warns of each value that is not the checkpoint's, with which the loss curve is not that of a single run.
-pub fn warn_of_other_recipe(path: &Path, checkpoint: &ResumedState, trainer: &Trainer) {
+pub fn warn_of_other_recipe(
+    path: &Path,
+    checkpoint: &ResumedState,
+    trainer: &Trainer,
+    places: &RunPlaces,
+) {
     let batch = |workload: Workload| workload.global_batch;
     let batch_now = batch(trainer.session().program().context.workload);
     let batch_before = checkpoint.origin.map_or(batch_now, |origin| batch(origin.workload));
@@ -122,9 +127,9 @@ pub fn warn_of_other_recipe(path: &Path, checkpoint: &ResumedState, trainer: &Tr
     let now = flags_of_recipe(trainer.optimizer(), batch_now, dtype_now);
     for ((flag, before), (_, now)) in before.into_iter().zip(now) {
         if before != now {
-            let path = path.display();
+            let (path, place) = (path.display(), places.name(flag));
             output::warn(&format!(
-                "{flag} is {now}, and {before} in {path}: the loss curve is not that of a single run"
+                "{place} is {now}, and {before} in {path}: the loss curve is not that of a single run"
             ));
         }
     }

@@ -38,6 +38,7 @@ use crate::metrics_file::MetricsFile;
 use crate::report::{Report, RunHeader, RunReport};
 use crate::signals::StopSignals;
 use crate::tensorboard::EventFile;
+use crate::text::plural;
 use crate::{gpu, output};
 
 /// Trains the model of a plan. Several processes, which have joined `group`, end together.
@@ -48,6 +49,7 @@ pub fn train(
     (group, lock, signals): (Option<Arc<TcpProcessGroup>>, Option<&FolderLock>, StopSignals),
 ) -> CommandResult<()> {
     let outcome = train_in_group(group.clone(), planned, training, output, (lock, signals));
+    let outcome = outcome.map_err(|failure| training.places.locate(failure));
     match (group, &training.process) {
         (Some(group), Some(process)) => leave(&group, outcome, &process.label()),
         _ => outcome,
@@ -71,8 +73,9 @@ fn train_in_group(
     let weight_decay = training.recipe.optimizer.weight_decay;
     if model.latent_residual.is_some() && weight_decay > 0.0 && training.is_rank_0() {
         output::warn(&format!(
-            "--weight-decay {weight_decay} also decays the latent residual, which is a part of the factors B here; DLR keeps it: \
-             --weight-decay 0 trains as DLR does without decay"
+            "{} {weight_decay} also decays the latent residual, which is a part of the factors B here; DLR keeps it: \
+             --weight-decay 0 trains as DLR does without decay",
+            training.places.name("--weight-decay")
         ));
     }
     if let Some(loro) = training.recipe.optimizer.loro
@@ -80,8 +83,10 @@ fn train_in_group(
         && training.is_rank_0()
     {
         output::warn(&format!(
-            "--loro-every {} is more than --steps {}: no step is exact",
-            loro.exact_every, training.recipe.steps
+            "{} {} is more than the {} of the run: no step is exact",
+            training.places.name("--loro-every"),
+            loro.exact_every,
+            plural(training.recipe.steps, "step")
         ));
     }
     if training.target == ExecutionTarget::Cpu {
@@ -99,7 +104,8 @@ fn train_in_group(
     let header =
         RunHeader { model: &model, plan: &plan, prediction: &prediction, threads, training };
     let resumed = keeper.resumed().map(|checkpoint| (checkpoint.step, checkpoint.path.as_path()));
-    text.print(&header.text(trainer.sampler(), data_check.clause(), resumed))?;
+    let evaluated = validation.as_ref().map(Validation::description);
+    text.print(&header.text(trainer.sampler(), data_check.clause(), evaluated, resumed))?;
     let mut train_loop = TrainLoop {
         steps: training.recipe.steps,
         stop: signals.stop_in_order(),

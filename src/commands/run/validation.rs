@@ -73,6 +73,23 @@ impl<'a> Validation<'a> {
         Ok(Validation { settings, evaluator, last: None })
     }
 
+    /// The tokens that are evaluated. Their number is that of whole sequences, and at most that of the file.
+    pub fn description(&self) -> String {
+        let (windows, file) = (self.evaluator.set().windows, self.settings.file.display());
+        let tokens = windows * self.evaluator.sampler().sequence_length();
+        let clause = match self.settings.tokens {
+            Some(asked) if asked < tokens => {
+                format!(", --eval-tokens {} rounded up", thousands(asked))
+            }
+            Some(asked) if asked > tokens => {
+                format!(", fewer than --eval-tokens {}: all that it has", thousands(asked))
+            }
+            _ => String::new(),
+        };
+        let [tokens, windows] = [plural(tokens, "token"), plural(windows, "sequence")];
+        format!("{tokens} of {file}, {windows}{clause}")
+    }
+
     /// SHA-256 of the tokens, in hexadecimal digits.
     pub fn tokens_sha256(&self) -> String {
         self.evaluator.sampler().tokens_sha256().to_owned()

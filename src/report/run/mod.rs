@@ -46,12 +46,13 @@ pub struct RunHeader<'a> {
 }
 
 impl RunHeader<'_> {
-    /// The lines before the first step. `verification` is a clause on the checksum of the tokens, `resumed` the step and the
-    /// folder of the checkpoint that the run resumes from.
+    /// The lines before the first step. `verification` is a clause on the checksum of the tokens, `evaluated` the tokens that are
+    /// evaluated, if any, and `resumed` the step and the folder of the checkpoint that the run resumes from.
     pub fn text(
         &self,
         sampler: &Sampler,
         verification: &str,
+        evaluated: Option<String>,
         resumed: Option<(u64, &Path)>,
     ) -> String {
         let RunHeader { model, plan, prediction, threads, training } = self;
@@ -89,6 +90,7 @@ impl RunHeader<'_> {
                 format!("{step_time} per step on `{}`{priced_dtype}", plan.hardware.name),
             ),
         ];
+        fields.extend(evaluated.map(|tokens| ("evaluated", tokens)));
         fields.extend(self.exact_step_cost().map(|cost| ("LORO", cost.text())));
         fields.extend(self.origin(resumed).map(|origin| ("starts", origin)));
         if let (Some(path), None) = (&training.init_from, resumed) {
