@@ -162,6 +162,55 @@ fn runs_start_from_whole_checkpoints_only() {
     assert!(error.contains("the checkpoint is damaged or was edited"), "{error}");
 }
 
+/// Weights fit another model of equal shapes, which computes another function with them.
+#[test]
+fn weights_of_another_function_are_refused_or_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    stdout(&format!("{SMALL} --steps 1 --checkpoint-dir {}", at("kept")));
+    let model = at("kept/step-00000001/model.json");
+    let stored: Value = serde_json::from_slice(&fs::read(&model).unwrap()).unwrap();
+    stdout(&format!("export-weights {} --to cola --output {}", at("kept"), at("cola")));
+    let start = |from: &str, pointer: &str, value: Value| {
+        let mut other = stored.clone();
+        *other.pointer_mut(pointer).expect(pointer) = value;
+        fs::write(at("other.json"), other.to_string()).unwrap();
+        format!("{SMALL} --steps 1 --model {} --init-from {}", at("other.json"), at(from))
+    };
+    for (pointer, value, problem) in [
+        ("/norm_epsilon", json!(1e-3), "norm_epsilon: is 1e-6, and 0.001 in the model"),
+        ("/blocks/default/product", json!("swiglu"), "blocks[0].product: is \"plain\", and"),
+        (
+            "/blocks/default/all/activation",
+            json!("identity"),
+            "blocks[0].q.activation: is \"silu\", and \"identity\" in the model",
+        ),
+    ] {
+        let error = failure(&start("kept", pointer, value.clone()), 2);
+        assert!(error.contains(&format!("error: --init-from {model}: {problem}")), "{error}");
+        let hint = format!("hint: --model {model}, the model of these weights");
+        assert!(error.contains(&hint), "{error}");
+        let error = failure(&start("cola", pointer, value), 2);
+        assert!(error.contains(&format!("{}: {problem}", at("cola/config.json"))), "{error}");
+    }
+    let warnings = |command: &str| {
+        let output = narrows(command).assert().success();
+        String::from_utf8(output.get_output().stderr.clone()).unwrap()
+    };
+    for (pointer, value, difference) in [
+        ("/rope_theta", json!(500_000.0), "rope_theta: is 10000.0, and 500000.0 in the model"),
+        ("/max_sequence_length", json!(8192), "max_sequence_length: is 4096, and 8192 in the"),
+    ] {
+        let message = warnings(&start("kept", pointer, value));
+        let expected = format!("warning: --init-from {model}: {difference}");
+        assert!(message.contains(&expected), "{message}");
+    }
+    assert_eq!(warnings(&start("kept", "/name", json!("renamed"))), "");
+    fs::write(at("cola/config.json"), "{").unwrap();
+    let unread = warnings(&start("cola", "/name", json!("renamed")));
+    assert!(unread.contains("config.json: cannot be compared with the model of this"), "{unread}");
+}
+
 #[test]
 fn an_export_names_the_checkpoint_before_a_damaged_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -229,6 +278,11 @@ fn weights_that_a_class_or_a_model_cannot_have_are_refused() {
     fs::write(format!("{output}/file"), "").unwrap();
     let error = export("cola", golden);
     assert!(error.contains("is not an empty folder"), "{error}");
+    for to in ["-", "/dev/stdout"] {
+        let export = format!("export-weights {golden} --model cola-tiny --to cola --output {to}");
+        let error = failure(&export, 2);
+        assert!(error.contains("--output: a folder cannot go to standard output"), "{error}");
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod defect_report;
 mod file;
 mod fingerprint;
 mod fold;
+mod function;
 mod hugging_face;
 mod layers;
 mod limits;
@@ -29,6 +30,7 @@ pub use attention_mask::AttentionMask;
 pub use file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile, schema,
 };
+pub use function::FunctionDifference;
 pub use hugging_face::ConfigClass;
 pub use parameter::{LinearKind, ParameterId, WeightId, WeightShape};
 pub use read::{read, read_with_warnings};
