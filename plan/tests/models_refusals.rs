@@ -64,7 +64,11 @@ fn invalid_sizes_of_model_files_are_refused() {
             field,
             "is more than",
         );
-        check(with(model_file(), &[(&format!("/{field}"), json!(-1))]), field, "expected u64");
+        check(
+            with(model_file(), &[(&format!("/{field}"), json!(-1))]),
+            field,
+            "number from 0, found -1",
+        );
         check(with(model_file(), &[(&format!("/{field}"), json!("x"))]), field, "line 1 column");
     }
     for field in ["hidden", "vocab", "heads", "d_ff", "blocks"] {
@@ -105,7 +109,12 @@ fn invalid_blocks_of_model_files_are_refused() {
         ("all", json!({"rank": 4}), "blocks.default.all.activation", "\"identity\" as in SVD"),
         ("all", json!({"rank": 0, "activation": "silu"}), "blocks.default.all.rank", "at least 1"),
         ("all", json!({"rank": 4, "act": 1}), "blocks.default.all.act", "unknown field"),
-        ("all", json!({"rank": 4.5}), "blocks.default.all.rank", "expected u64"),
+        (
+            "all",
+            json!({"rank": 4.5}),
+            "blocks.default.all.rank",
+            "expected a whole number from 0, found 4.5",
+        ),
         ("q", json!({"rank": 1 << 25}), "blocks.default.q.rank", "is more than"),
         ("d_ff", json!(0), "blocks.default.d_ff", "at least 1"),
         ("e", json!("dense"), "blocks.default.e", "unknown field"),

@@ -150,6 +150,7 @@ impl RunArgs {
         let (data, eval_data) = (self.data(recipe), self.validation.file(recipe));
         let folder = |path: &Option<PathBuf>| path.clone().map(OsString::from);
         RunPlaces::new([
+            ("", self.plan.clone()),
             ("--recipe", self.recipe.clone()),
             ("--model", recipe.model.clone().map(OsString::from)),
             ("--hardware", self.request.model.hardware.clone()),

@@ -13,7 +13,7 @@ use super::recipe::RecipeArgs;
 /// Names of the inputs and outputs of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunPlaces {
-    /// Files and folders by flag.
+    /// Files and folders by flag, which is empty for the plan.
     paths: Vec<(&'static str, PathBuf)>,
     recipe: Option<RecipePlace>,
 }
@@ -78,7 +78,9 @@ impl RunPlaces {
     fn name_flag(&self, problem: &mut Problem) {
         let location = Path::new(&problem.location);
         let named = self.paths.iter().filter(|(_, path)| location.starts_with(path));
-        if let Some((flag, _)) = named.max_by_key(|(_, path)| path.as_os_str().len()) {
+        if let Some((flag, _)) = named.max_by_key(|(_, path)| path.as_os_str().len())
+            && !flag.is_empty()
+        {
             problem.location = format!("{flag} {}", problem.location);
         }
     }

@@ -358,6 +358,10 @@ fn one_checkpoint_is_no_folder_of_checkpoints() {
     let problem = format!("error: --checkpoint-dir {kept}/step-00000001: is one checkpoint, and");
     assert!(message.contains(&problem), "{message}");
     assert!(message.contains(&format!("hint: --checkpoint-dir {kept}\n")), "{message}");
+    // A plan may lie in the folder, and is no checkpoint.
+    fs::write(format!("{kept}/plan.json"), "[]").unwrap();
+    let message = failure(&format!("run {kept}/plan.json --checkpoint-dir {kept}"), 2);
+    assert!(message.starts_with(&format!("error: {kept}/plan.json: expected an")), "{message}");
 }
 
 #[test]

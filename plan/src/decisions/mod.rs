@@ -222,8 +222,7 @@ impl Plan {
     /// # Errors
     /// The first defect, with its field.
     pub fn read(text: &str) -> Result<Plan, Defects> {
-        let reader = &mut serde_json::Deserializer::from_str(text);
-        let plan: Plan = json::read_value(reader).map_err(|defect| {
+        let plan: Plan = json::read(text).map_err(|defect| {
             defect.hint("compare with a plan that `narrows plan --output` wrote")
         })?;
         if plan.format != PLAN_FORMAT {

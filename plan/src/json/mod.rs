@@ -4,9 +4,8 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use indexmap::IndexMap;
-use serde::de::{DeserializeOwned, Error as _, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::de::Read;
 
 use crate::Defect;
 
@@ -32,27 +31,21 @@ pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Defect> {
 /// As [`read`].
 pub fn read_bytes<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Defect> {
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let value = read_value(&mut deserializer)?;
-    deserializer.end().map_err(|error| words::defect(String::new(), &error))?;
-    Ok(value)
-}
-
-/// Parses the next value of a deserializer.
-///
-/// # Errors
-/// As [`read`], except that text may follow the value.
-pub fn read_value<'de, T, R>(deserializer: &mut serde_json::Deserializer<R>) -> Result<T, Defect>
-where
-    T: Deserialize<'de>,
-    R: Read<'de>,
-{
-    serde_path_to_error::deserialize(deserializer).map_err(|error| {
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
         // serde_path_to_error writes the document itself as ".", and a name that is not complete as "?".
         let path = path.trim_end_matches('?');
         let field = path.strip_suffix('.').unwrap_or(path).to_owned();
-        words::defect(field, error.inner())
-    })
+        // In a text that is JSON, this error of syntax is serde's answer to an enum of another type.
+        let is_of_enum = error.inner().to_string().starts_with("expected value ")
+            && serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
+        match is_of_enum {
+            true => words::defect_of_enum(field, error.inner()),
+            false => words::defect(field, error.inner()),
+        }
+    })?;
+    deserializer.end().map_err(|error| words::defect(String::new(), &error))?;
+    Ok(value)
 }
 
 /// A problem without the line and column that [`read`] adds, for texts that no user wrote.
@@ -119,8 +112,6 @@ mod tests {
         assert_eq!(field(r#"{"items": [1, -2]}"#), "items[1]");
         assert_eq!(field("[]"), "");
         assert_eq!(field(r#"{"items": []} {}"#), "");
-        let mut two_values = serde_json::Deserializer::from_str(r#"{"items": []} {}"#);
-        assert!(read_value::<Outer, _>(&mut two_values).is_ok());
         assert!(read::<Outer>("\u{feff}{\"items\": []}").is_ok());
     }
 }

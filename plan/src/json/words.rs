@@ -11,11 +11,7 @@ const SHOWN_MAX: usize = 60;
 /// The defect of a field, whose path is empty for the document itself.
 pub(super) fn defect(field: String, error: &serde_json::Error) -> Defect {
     let text = error.to_string();
-    // Errors of values that were parsed before have no position.
-    let (problem, place) = match text.rsplit_once(" at line ") {
-        Some((problem, place)) => (problem, format!(" (line {place})")),
-        None => (text.as_str(), String::new()),
-    };
+    let (problem, place) = problem_and_place(&text);
     match error.classify() {
         Category::Syntax | Category::Eof => {
             Defect::new(field, format!("is not JSON: {}{place}", syntax_problem(problem)))
@@ -24,6 +20,20 @@ pub(super) fn defect(field: String, error: &serde_json::Error) -> Defect {
             let (field, problem) = data_problem(field, problem);
             Defect::new(field, problem + &place)
         }
+    }
+}
+
+/// The defect of an enum whose value is neither a name nor an object.
+pub(super) fn defect_of_enum(field: String, error: &serde_json::Error) -> Defect {
+    let (_, place) = problem_and_place(&error.to_string());
+    Defect::new(field, format!("expected a name, or an object with one field{place}"))
+}
+
+/// The parts of a message. Errors of values that were parsed before have no position.
+fn problem_and_place(text: &str) -> (&str, String) {
+    match text.rsplit_once(" at line ") {
+        Some((problem, place)) => (problem, format!(" (line {place})")),
+        None => (text, String::new()),
     }
 }
 
@@ -107,7 +117,7 @@ fn expected_value(expected: &str) -> String {
         "a boolean" => "true or false",
         "a sequence" => "a list",
         "a map" => "an object",
-        "string or map" => "a name, or an object with one field",
+
         _ if expected.starts_with("a nonzero u") => "a whole number from 1",
         _ if expected.starts_with("struct ") => "an object",
         _ => expected,
@@ -171,7 +181,7 @@ mod tests {
             ),
             (
                 r#"{"ops": [{"strategy": 1}]}"#,
-                "ops[0].strategy: expected a name, or an object with one field, found 1",
+                "ops[0].strategy: expected a name, or an object with one field",
             ),
             (
                 r#"{"ops": [], "opps": 1}"#,

@@ -3,7 +3,6 @@
 use serde_json::Value;
 
 use super::fields::{ConfigFields, excerpt};
-use super::unsupported;
 use crate::defect::Defect;
 
 /// Architecture of a config.
@@ -81,7 +80,7 @@ impl Architecture {
 }
 
 /// Supported model types.
-pub(super) const MODEL_TYPES: [(&str, Architecture); 9] = [
+const MODEL_TYPES: [(&str, Architecture); 9] = [
     ("llama", Architecture::Llama),
     ("mistral", Architecture::Mistral),
     ("phi3", Architecture::Phi3),
@@ -92,6 +91,13 @@ pub(super) const MODEL_TYPES: [(&str, Architecture); 9] = [
     ("cola", Architecture::Cola),
     ("cola_m", Architecture::Cola),
 ];
+
+/// The supported model types, as a hint.
+pub(super) fn supported() -> String {
+    let names = MODEL_TYPES.map(|(name, _)| name);
+    let [others @ .., last] = &names;
+    format!("{} or {last}; or write the model as narrows-model/1", others.join(", "))
+}
 
 /// Supported classes in lower case, since their capitalisation varies.
 const ARCHITECTURES: [(&str, Architecture); 13] = [
@@ -133,7 +139,7 @@ pub(super) fn architecture(fields: &mut ConfigFields<'_>) -> Architecture {
     });
     if let Some(Err(other)) = by_type {
         let problem = format!("unsupported model type `{other}`");
-        fields.defects.push(Defect::new("model_type", problem).hint(unsupported::supported()));
+        fields.defects.push(Defect::new("model_type", problem).hint(supported()));
     }
     let by_class = architecture_by_class(fields);
     if by_type.is_none() && by_class.is_none() && !boost && !nanotron && !has_rank {

@@ -1,6 +1,6 @@
 //! Published architectures that are refused, each with the part of it that no model here has.
 
-use super::architecture::MODEL_TYPES;
+use super::architecture::supported;
 use crate::defect::Defect;
 
 /// Model types, and what they have.
@@ -48,11 +48,4 @@ pub(super) fn defect(model_type: &str) -> Option<Defect> {
     let (_, parts) = UNSUPPORTED.iter().find(|(types, _)| types.contains(&model_type))?;
     let problem = format!("`{model_type}` is not supported: it has {parts}");
     Some(Defect::new("model_type", problem).hint(supported()))
-}
-
-/// The supported model types, as a hint.
-pub(super) fn supported() -> String {
-    let names = MODEL_TYPES.map(|(name, _)| name);
-    let [others @ .., last] = &names;
-    format!("{} or {last}; or write the model as narrows-model/1", others.join(", "))
 }
