@@ -149,13 +149,35 @@ static std::string defect(const CUfunc_st& function, const Launch& launch) {
     return "";
 }
 
-static void run(int device, const CUfunc_st& function, Launch launch, std::vector<u64> values) {
+// A kernel's parameter: its kind, with '(' for a structure, and its size.
+struct Parameter {
+    char kind;
+    size_t bytes;
+};
+
+static std::vector<Parameter> parameters(const CUfunc_st& function) {
+    std::vector<Parameter> parameters;
+    for (size_t at = 0; at < function.kinds.size(); at++) {
+        const char kind = function.kinds[at];
+        size_t bytes = kind == 'p' || kind == 'l' ? 8 : 4;
+        if (kind == '(') {
+            bytes = std::stoul(function.kinds.substr(at + 1));
+            at = function.kinds.find(')', at);
+        }
+        parameters.push_back({kind, bytes});
+    }
+    return parameters;
+}
+
+static void run(int device, const CUfunc_st& function, Launch launch,
+                std::vector<std::vector<u64>> values) {
     std::vector<void*> arguments;
+    const std::vector<Parameter> declared = parameters(function);
     for (size_t at = 0; at < values.size(); at++) {
         const std::string what = "argument " + std::to_string(at) + " of " + function.name;
-        const void* pointer = reinterpret_cast<void*>(values[at]);
-        if (function.kinds[at] == 'p' && pointer && !check_range(device, pointer, 1, what)) return;
-        arguments.push_back(&values[at]);
+        const void* pointer = reinterpret_cast<void*>(values[at][0]);
+        if (declared[at].kind == 'p' && pointer && !check_range(device, pointer, 1, what)) return;
+        arguments.push_back(values[at].data());
     }
     char error[1024] = {};
     launch.arguments = arguments.data();
@@ -184,13 +206,18 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, u32 grid_x, u32 grid_y, u32 
         report("a launch of " + function->name + " is refused: " + why);
         return CUDA_ERROR_INVALID_VALUE;
     }
-    std::vector<u64> values;
-    for (size_t at = 0; at < function->kinds.size(); at++) {
-        const char kind = function->kinds[at];
+    const std::vector<Parameter> declared = parameters(*function);
+    std::vector<std::vector<u64>> values;
+    size_t parameter_bytes = 0;
+    for (size_t at = 0; at < declared.size(); at++) {
         if (!arguments || !arguments[at]) return CUDA_ERROR_INVALID_VALUE;
-        values.push_back(0);
-        memcpy(&values.back(), arguments[at], kind == 'p' || kind == 'l' ? 8 : 4);
+        const size_t bytes = declared[at].bytes;
+        parameter_bytes += (bytes + 7) / 8 * 8;
+        values.emplace_back((bytes + 7) / 8);
+        memcpy(values.back().data(), arguments[at], bytes);
     }
+    // The limit of all drivers; those for CUDA 12.1 and later allow more.
+    if (parameter_bytes > 4096) return CUDA_ERROR_INVALID_VALUE;
     const CUfunc_st* of = function;
     return queue(stream, at_once("launch " + function->name, [=](int device) {
         run(device, *of, launch, values);

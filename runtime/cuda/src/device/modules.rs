@@ -55,8 +55,10 @@ pub(crate) struct ReadyLaunch {
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
-    /// Arguments, each in the low bytes of a word.
-    arguments: Vec<u64>,
+    /// Arguments, each in the low bytes of a word, and the words of the table.
+    words: Vec<u64>,
+    /// Number of arguments.
+    arguments: usize,
 }
 
 impl KernelModules {
@@ -117,7 +119,8 @@ impl KernelModules {
             grid: launch.grid,
             block: launch.block,
             shared_bytes: launch.shared_bytes,
-            arguments: launch.arguments.iter().map(argument).collect(),
+            words: launch.all_arguments().map(argument).collect(),
+            arguments: launch.arguments.len(),
         })
     }
 }
@@ -125,9 +128,10 @@ impl KernelModules {
 impl ReadyLaunch {
     /// Enqueues the launch on a stream.
     pub fn enqueue(&self, stream: CUstream) -> Result<(), DriverError> {
-        // Assumes little-endian words; CUDA runs on no other hosts.
+        // Assumes little-endian words; CUDA runs on no other hosts. The table is one argument, at its first word.
+        let arguments = self.words.iter().take(self.arguments + 1);
         let mut arguments: Vec<*mut c_void> =
-            self.arguments.iter().map(|word| std::ptr::from_ref(word).cast_mut().cast()).collect();
+            arguments.map(|word| std::ptr::from_ref(word).cast_mut().cast()).collect();
         let [grid, block] = [self.grid, self.block].map(|[x, y, z]| (x, y, z));
         // SAFETY: the arguments match the kernel's declaration, which tests verify, and the kernel accesses only
         // its operands, which `bounds_check` verifies. The call copies the arguments.

@@ -42,6 +42,9 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// Arguments in the order of the kernel's parameters.
     pub arguments: Vec<Argument>,
+    /// Words of 8 bytes of the structure that is the kernel's last parameter, each with an argument in its low bytes. Empty
+    /// where the kernel has no such parameter.
+    pub table: Vec<Argument>,
 }
 
 /// The launches that execute one instruction on one device.
@@ -101,7 +104,19 @@ impl Launch {
         arguments: Vec<Argument>,
     ) -> Launch {
         let one = [1, 1, 1];
-        Launch { family, kernel: kernel.into(), grid: one, block: one, shared_bytes: 0, arguments }
+        let table = vec![];
+        let kernel = kernel.into();
+        Launch { family, kernel, grid: one, block: one, shared_bytes: 0, arguments, table }
+    }
+
+    /// The arguments, those in the table included.
+    pub fn all_arguments(&self) -> impl Iterator<Item = &Argument> {
+        self.arguments.iter().chain(&self.table)
+    }
+
+    pub(super) fn table(mut self, words: Vec<Argument>) -> Launch {
+        self.table = words;
+        self
     }
 
     pub(super) fn grid(mut self, grid: [u32; 3]) -> Launch {

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use narrows_cuda::{
-    Argument, LaunchContext, Launches, MemoryAccess, MemorySpace, OPTIMIZER_COEFFICIENTS,
+    Argument, Launch, LaunchContext, Launches, MemoryAccess, MemorySpace, OPTIMIZER_COEFFICIENTS,
     kernel_launches,
 };
 use narrows_plan::model::Rope;
@@ -261,7 +261,7 @@ impl KernelCase {
     /// Asserts that nothing changed outside of the accesses that the launches declare.
     fn assert_untouched(&self, launches: &Launches, after: &[u8]) {
         let mut writable = vec![false; after.len()];
-        let arguments = launches.launches.iter().flat_map(|launch| &launch.arguments);
+        let arguments = launches.launches.iter().flat_map(Launch::all_arguments);
         for argument in arguments {
             let Argument::Pointer(span) = argument else { continue };
             if span.memory == MemorySpace::Arena && span.access != MemoryAccess::Read {

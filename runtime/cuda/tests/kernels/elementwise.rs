@@ -83,6 +83,7 @@ fn cast(kernel: &str, elements: u64, from: u64, to: u64) -> Launch {
             probes::arena_pointer(to, MemoryAccess::Write),
             Argument::U64(elements),
         ],
+        table: vec![],
     }
 }
 

@@ -34,6 +34,7 @@ fn run(
         block: [threads, 1, 1],
         shared_bytes: 0,
         arguments,
+        table: vec![],
     };
     Some(kernels.run(&launch, &mut ShimMemory { arena, ..ShimMemory::default() }, order))
 }

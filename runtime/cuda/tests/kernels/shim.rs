@@ -123,13 +123,21 @@ impl ShimKernels {
         order: ExecutionOrder,
     ) -> Result<(), String> {
         let (mut kinds, mut values) = (vec![], vec![]);
-        for argument in &launch.arguments {
+        for argument in launch.all_arguments() {
             let (kind, value) = kind_and_bits(argument, memory);
             kinds.push(kind);
             values.push(value);
         }
-        let pointers: Vec<*const c_void> =
-            values.iter().map(|value| std::ptr::from_ref(value).cast()).collect();
+        kinds.truncate(launch.arguments.len());
+        if !launch.table.is_empty() {
+            kinds.extend(format!("({})", 8 * launch.table.len()).bytes());
+        }
+        // The table is one argument, at its first word.
+        let pointers: Vec<*const c_void> = values
+            .iter()
+            .take(launch.arguments.len() + 1)
+            .map(|value| std::ptr::from_ref(value).cast())
+            .collect();
         let kinds = CString::new(kinds).expect("letters");
         let mut error = vec![0u8; 1024];
         let raw = RawLaunch {

@@ -261,7 +261,7 @@ fn collective_results(
 
 /// Size of the scratch memory that launches access.
 fn scratch_bytes(launches: &[Launch]) -> usize {
-    let arguments = launches.iter().flat_map(|launch| &launch.arguments);
+    let arguments = launches.iter().flat_map(Launch::all_arguments);
     let ends = arguments.filter_map(|argument| match argument {
         Argument::Pointer(span) if span.memory == MemorySpace::Scratch && span.rows > 0 => {
             Some(span.row_range(span.rows - 1).end)

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -23,6 +24,7 @@
 #define __global__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __restrict__ __restrict
+#define __grid_constant__
 
 struct uint2 {
     u32 x, y;
@@ -50,7 +52,8 @@ struct Launch {
     // Null to query the kernel: nothing runs, and `error` receives the maximum threads per block and the kinds of its
     // parameters.
     void** arguments;
-    // Kind of each argument: p (pointer), u (32 bits), l (64 bits) or f (float). Null where the caller has queried them.
+    // Kind of each argument: p (pointer), u (32 bits), l (64 bits), f (float), or the bytes of a structure in parentheses.
+    // Null where the caller has queried them.
     const char* kinds;
     char* error;
     u32 error_bytes;
@@ -295,10 +298,11 @@ inline void run_block() {
 }
 
 template <class T>
-constexpr char kind_of() {
-    if (std::is_pointer_v<T>) return 'p';
-    if (std::is_same_v<T, float>) return 'f';
-    return sizeof(T) == 8 ? 'l' : 'u';
+std::string kind_of() {
+    if (std::is_class_v<T>) return "(" + std::to_string(sizeof(T)) + ")";
+    if (std::is_pointer_v<T>) return "p";
+    if (std::is_same_v<T, float>) return "f";
+    return sizeof(T) == 8 ? "l" : "u";
 }
 
 // Runs a launch whose arguments have been checked.
@@ -342,13 +346,13 @@ inline int run_blocks(const Launch* launch, u32 threads_max, void (*body)(void*)
 template <class... Arguments, size_t... AT>
 int run(void (*kernel)(Arguments...), const Launch* launch, u32 threads_max,
         std::index_sequence<AT...>) {
-    const char declared[] = {kind_of<Arguments>()..., 0};
+    const std::string declared = (kind_of<std::remove_const_t<Arguments>>() + ... + "");
     if (!launch->arguments) {
-        snprintf(launch->error, launch->error_bytes, "%u %s", threads_max, declared);
+        snprintf(launch->error, launch->error_bytes, "%u %s", threads_max, declared.c_str());
         return 0;
     }
-    if (launch->kinds && strcmp(declared, launch->kinds)) {
-        snprintf(launch->error, launch->error_bytes, "the kernel takes %s, and receives %s", declared,
+    if (launch->kinds && declared != launch->kinds) {
+        snprintf(launch->error, launch->error_bytes, "the kernel takes %s, and receives %s", declared.c_str(),
                  launch->kinds);
         return 1;
     }

@@ -64,7 +64,7 @@ pub fn check_launches(
         };
         check_launch_limits(launch).map_err(violation)?;
         let mut scratch_end = scratch_written;
-        for (index, argument) in launch.arguments.iter().enumerate() {
+        for (index, argument) in launch.all_arguments().enumerate() {
             let Argument::Pointer(span) = argument else { continue };
             if span.rows == 0 || span.row_bytes == 0 {
                 continue;

@@ -1,6 +1,6 @@
 //! The bounds check of launches detects every invalid access.
 
-use narrows_cuda::{Argument, ByteRows, Launches, MemoryAccess, MemorySpace};
+use narrows_cuda::{Argument, ByteRows, Launch, Launches, MemoryAccess, MemorySpace};
 use narrows_plan::DType;
 use narrows_plan::program::FusedOp;
 
@@ -29,7 +29,8 @@ fn accessed_bytes_are_counted() {
 
 /// The pointers among the arguments of a launch.
 fn spans(launches: &mut Launches, launch: usize) -> Vec<&mut ByteRows> {
-    let arguments = launches.launches[launch].arguments.iter_mut();
+    let Launch { arguments, table, .. } = &mut launches.launches[launch];
+    let arguments = arguments.iter_mut().chain(table);
     arguments
         .filter_map(|argument| match argument {
             Argument::Pointer(span) => Some(span),
