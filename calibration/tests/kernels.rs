@@ -40,6 +40,7 @@ pub fn fused(bytes: u64) -> Kernel {
         traffic,
         unfused_traffic,
         unfused_launches: 2,
+        parameters: 1,
     })
 }
 

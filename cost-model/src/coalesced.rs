@@ -1,7 +1,7 @@
-//! Prices of the collectives that the parameters of a segment share in the step phase.
+//! Prices of the collectives and fused ops that the parameters of a segment share in the step phase.
 //!
-//! A segment has one collective of each kind for all of its parameters, so its time f(b) depends on the sum b of their
-//! bytes and is no sum over ops. Tables count a line below f, which is such a sum:
+//! A segment has one collective of each kind for all of its parameters, one sum of squares and one update, so the time f(b)
+//! of each depends on the sum b of their bytes and is no sum over ops. Tables count a line below f, which is such a sum:
 //!
 //! ```text
 //! fixed + per_byte·b ≤ f(b)    for all b that the choices of the ops allow
@@ -11,8 +11,11 @@
 //! pass and the others have collectives of their own, as have weights that are gathered during the next forward pass and
 //! the others.
 
-use narrows_plan::emit::{CoalescedCollective, is_gathered_in_forward, is_reduced_in_backward};
-use narrows_plan::graph::SegmentKind;
+use narrows_plan::emit::{
+    CoalescedCollective, MultiTensorOp, count_square, is_gathered_in_forward,
+    is_gradient_overwritten, is_reduced_in_backward, update_parameter,
+};
+use narrows_plan::graph::{Op, SegmentKind};
 use narrows_plan::program::Action;
 use narrows_plan::strategy::OpParameters;
 use narrows_plan::{Bytes, Context, Seconds};
@@ -23,7 +26,7 @@ use crate::price::StreamPrices;
 /// concave but for corrections by measurements.
 const SAMPLES: u32 = 16;
 
-/// Bytes of an op's parameters in the collectives of the step phase.
+/// Bytes of an op's parameters in the collectives and in the fused ops of the step phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CoalescedBytes {
     /// Whether the gradient is reduced during the last backward pass.
@@ -31,9 +34,13 @@ pub(crate) struct CoalescedBytes {
     reductions: [Bytes; 2],
     /// Weights gathered during the next forward pass, and weights gathered in the step phase.
     gathers: [Bytes; 2],
+    /// Traffic of the sum of squares.
+    squares: Bytes,
+    /// Traffic of the update.
+    update: Bytes,
 }
 
-/// Times in the collectives of the step phase.
+/// Times in the collectives and in the fused ops of the step phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CoalescedTime {
     /// Reductions during the last backward pass.
@@ -44,18 +51,24 @@ pub(crate) struct CoalescedTime {
     pub gather_in_forward: Seconds,
     /// Other gathers of updated weights.
     pub gather: Seconds,
+    /// The sum of squares.
+    pub squares: Seconds,
+    /// The update.
+    pub update: Seconds,
 }
 
-/// The lines of a segment's collectives.
+/// The lines of a segment's collectives and fused ops.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CoalescedLines {
     /// Reductions: during the last backward pass, after it.
     reductions: [[CoalescedLine; 2]; 2],
     /// Gathers: during the next forward pass, in the step phase.
     gathers: [CoalescedLine; 2],
+    squares: CoalescedLine,
+    update: CoalescedLine,
 }
 
-/// A line below the time of a collective.
+/// A line below the time of a collective or of a fused op.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct CoalescedLine {
     /// The op that counts `fixed`, by index.
@@ -69,7 +82,7 @@ struct CoalescedLine {
 impl CoalescedBytes {
     /// The bytes of the parameters of an op of a segment.
     pub(crate) fn new(
-        kind: SegmentKind,
+        (kind, op): (SegmentKind, &Op),
         parameters: &OpParameters,
         tied: bool,
         context: &Context,
@@ -80,10 +93,14 @@ impl CoalescedBytes {
         };
         let in_forward = is_gathered_in_forward(kind, parameters, tied, context);
         let gathered = bytes(CoalescedCollective::AllGather);
+        let square = count_square(kind, parameters, tied, context);
+        let is_overwritten = is_gradient_overwritten(op, parameters, context);
         CoalescedBytes {
             overlaps: is_reduced_in_backward(kind, parameters, tied, context),
             reductions: CoalescedCollective::REDUCTIONS.map(bytes),
             gathers: if in_forward { [gathered, Bytes(0)] } else { [Bytes(0), gathered] },
+            squares: square.map_or(Bytes(0), |operands| operands.traffic()),
+            update: update_parameter(parameters, is_overwritten, context).traffic(),
         }
     }
 
@@ -113,11 +130,18 @@ impl CoalescedTime {
         };
         let [gather_in_forward, gather] =
             [0, 1].map(|at| time(CoalescedCollective::AllGather, &|op| op.gathers[at]));
+        let fused_op = |op, traffic: &dyn Fn(&CoalescedBytes) -> Bytes| {
+            let of_ops: Vec<Bytes> = ops.iter().map(traffic).collect();
+            let parameters = of_ops.iter().filter(|bytes| bytes.0 > 0).count();
+            Seconds(multi_tensor_time((op, parameters), of_ops.into_iter().sum(), prices))
+        };
         CoalescedTime {
             overlapped: reductions(true),
             reduction: reductions(false),
             gather_in_forward,
             gather,
+            squares: fused_op(MultiTensorOp::SquareSum, &|op| op.squares),
+            update: fused_op(MultiTensorOp::AdamW, &|op| op.update),
         }
     }
 }
@@ -129,10 +153,18 @@ impl CoalescedLines {
         context: &Context,
         prices: StreamPrices,
     ) -> CoalescedLines {
+        let of_ops = |bytes: &dyn Fn(&CoalescedBytes) -> Bytes| -> Vec<Vec<Bytes>> {
+            ops.iter().map(|strategies| strategies.iter().map(bytes).collect()).collect()
+        };
         let line = |collective, bytes: &dyn Fn(&CoalescedBytes) -> Bytes| {
-            let of_ops: Vec<Vec<Bytes>> =
-                ops.iter().map(|strategies| strategies.iter().map(bytes).collect()).collect();
             let time = |payload| collective_time(collective, payload, context, prices);
+            CoalescedLine::below(&of_ops(bytes), time)
+        };
+        let fused_op = |op, traffic: &dyn Fn(&CoalescedBytes) -> Bytes| {
+            let of_ops = of_ops(traffic);
+            let takes_part = |bytes: &&Vec<Bytes>| bytes.iter().all(|bytes| bytes.0 > 0);
+            let parameters = of_ops.iter().filter(takes_part).count();
+            let time = |traffic| multi_tensor_time((op, parameters), traffic, prices);
             CoalescedLine::below(&of_ops, time)
         };
         let reductions = |overlaps: bool| {
@@ -144,6 +176,8 @@ impl CoalescedLines {
         CoalescedLines {
             reductions: [true, false].map(reductions),
             gathers: [0, 1].map(|at| line(CoalescedCollective::AllGather, &|op| op.gathers[at])),
+            squares: fused_op(MultiTensorOp::SquareSum, &|op| op.squares),
+            update: fused_op(MultiTensorOp::AdamW, &|op| op.update),
         }
     }
 
@@ -160,6 +194,8 @@ impl CoalescedLines {
             reduction: reductions(false),
             gather_in_forward,
             gather,
+            squares: self.squares.share(op, bytes.squares),
+            update: self.update.share(op, bytes.update),
         }
     }
 }
@@ -219,6 +255,15 @@ fn collective_time(
     }
     let action = Action::Collective(collective.op(payload, context));
     (prices.kernel)(&action.kernel(&[], &[])).0
+}
+
+/// The time of a fused op on so many parameters, whose operands have this traffic together, in seconds; zero without any.
+fn multi_tensor_time(
+    (op, parameters): (MultiTensorOp, usize),
+    traffic: Bytes,
+    prices: StreamPrices,
+) -> f64 {
+    if traffic.0 == 0 { 0.0 } else { (prices.kernel)(&op.kernel(traffic, parameters as u64)).0 }
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 //! that ZeRO-2 and ZeRO-3 add to the passes.
 
 use narrows_plan::emit::{
-    InstrTemplate, count_square, is_gradient_overwritten, reduce_over_tensor, round_gradient,
-    split_bucket, update_parameter, widen_gradient,
+    InstrTemplate, reduce_over_tensor, round_gradient, split_bucket, widen_gradient,
 };
 use narrows_plan::graph::{OpId, Segment};
 use narrows_plan::strategy::{OpParameters, SegmentChoice, SegmentSpace, Strategy};
@@ -17,7 +16,7 @@ use crate::price::{KernelPrice, StreamPrices};
 use crate::segment_time::SegmentTime;
 use crate::sharding::{ShardingMin, ShardingPrices, ShardingTime};
 
-/// The step phase of an op under one strategy, with its share of the collectives of its segment.
+/// The step phase of an op under one strategy, with its share of what the ops of its segment do together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpStep {
     /// Gradient reductions and updates.
@@ -34,19 +33,17 @@ pub(crate) struct OpStep {
     pub passes: ShardingTime,
     /// Work of the op alone.
     own: OwnStep,
-    /// Operands of collectives that the ops of a segment share.
+    /// Operands of collectives and fused ops that the ops of a segment share.
     coalesced: CoalescedBytes,
 }
 
 /// Work of an op in the step phase that it does not share with other ops.
 #[derive(Clone, Copy, Debug, Default)]
 struct OwnStep {
-    /// The reduction over the tensor axis, and the square.
+    /// The reduction over the tensor axis.
     reduction: Seconds,
     /// Casts around the reductions over the data axis.
     casts: Seconds,
-    /// AdamW.
-    update: Seconds,
 }
 
 /// The step phases of a segment's ops in one context, by strategy. They depend on neither the boundary layout nor the
@@ -113,7 +110,6 @@ impl StepPhases {
             time.backward += step.passes.backward;
             bytes.resident += step.resident;
             exact.own.reduction += step.own.reduction;
-            exact.own.update += step.own.update;
         }
         let coalesced: Vec<CoalescedBytes> = steps.iter().map(|step| step.coalesced).collect();
         let mut shared = CoalescedTime::of_ops(&coalesced, context, prices);
@@ -296,14 +292,14 @@ fn shared_min(
 }
 
 impl OpStep {
-    /// Counts times in the collectives that the ops of a segment share, after the op's own work.
+    /// Counts times in the collectives and fused ops that the ops of a segment share, after the op's own work.
     fn count(&mut self, shared: CoalescedTime, slowdown: Option<OverlapSlowdown>) {
-        let OwnStep { reduction, casts, update } = self.own;
+        let OwnStep { reduction, casts } = self.own;
         let [overlapped_casts, other_casts] =
             if self.coalesced.overlaps { [casts, Seconds(0.0)] } else { [Seconds(0.0), casts] };
         let overlapped = shared.overlapped + overlapped_casts;
-        self.update = update + shared.gather;
-        self.time = reduction + other_casts + shared.reduction;
+        self.update = shared.update + shared.gather;
+        self.time = reduction + other_casts + shared.reduction + shared.squares;
         match slowdown {
             Some(slowdown) => {
                 (self.overlapped, self.gathered) = (overlapped, shared.gather_in_forward);
@@ -318,7 +314,7 @@ impl OpStep {
     }
 }
 
-/// The step phase of an op without the collectives that it shares.
+/// The step phase of an op without the collectives and fused ops that it shares.
 fn op_step(
     space: &SegmentSpace,
     (context, id, strategy): (&Context, OpId, Strategy),
@@ -327,23 +323,17 @@ fn op_step(
     let Some(parameters) = space.parameters(id, strategy, context) else {
         return OpStep::default();
     };
-    let (kind, tied) = (space.segment.kind, space.tied);
-    let sum = |templates: [Option<InstrTemplate>; 2]| -> Seconds {
+    let sum = |templates: &[Option<InstrTemplate>]| -> Seconds {
         templates.iter().flatten().map(|template| price(&template.kernel())).sum()
     };
-    let square = count_square(kind, &parameters, tied, context);
     let casts = [round_gradient(&parameters, context), widen_gradient(&parameters, context)];
-    let op = &space.segment.op(id).op;
-    let is_overwritten = is_gradient_overwritten(op, &parameters, context);
-    let own = OwnStep {
-        reduction: sum([reduce_over_tensor(&parameters, context), square]),
-        casts: sum(casts),
-        update: price(&update_parameter(&parameters, is_overwritten, context).kernel()),
-    };
+    let own =
+        OwnStep { reduction: sum(&[reduce_over_tensor(&parameters, context)]), casts: sum(&casts) };
+    let segment = (space.segment.kind, &space.segment.op(id).op);
     OpStep {
         own,
         resident: parameters.resident_bytes(context),
-        coalesced: CoalescedBytes::new(kind, &parameters, tied, context),
+        coalesced: CoalescedBytes::new(segment, &parameters, space.tied, context),
         ..OpStep::default()
     }
 }

@@ -101,6 +101,7 @@ fn fused_ops(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
         traffic,
         unfused_traffic: traffic * u.int_in_range(1..=5)?,
         unfused_launches,
+        parameters: 1,
     };
     let extra = Bytes(size(u)?);
     let more = FusedKernel {
@@ -258,6 +259,7 @@ fn an_eager_executor_launches_every_operator_of_a_fused_op() {
         traffic,
         unfused_traffic,
         unfused_launches,
+        parameters: 1,
     });
     let price = |executor| Prices::new(&a100, executor, &MESHES[0]).kernel_time(&op).0;
     assert!(price(Executor::Eager) > 3.5 * price(Executor::Captured));

@@ -154,8 +154,11 @@ pub struct FusedKernel {
     /// Bytes read and written by an executor without fusion, which runs operators one by one.
     #[serde(rename = "unfused_traffic_bytes")]
     pub unfused_traffic: Bytes,
-    /// Kernels launched by an executor without fusion.
+    /// Kernels launched by an executor without fusion, for each parameter.
     pub unfused_launches: u32,
+    /// Parameters of a sum of squares or of an update; 1 of other kernels.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub parameters: u64,
 }
 
 /// The kind of a [`FusedKernel`]; the breakdown of a prediction groups by it.

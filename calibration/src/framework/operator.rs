@@ -46,6 +46,7 @@ pub(super) fn memory_pass(bytes: u64) -> Kernel {
         traffic,
         unfused_traffic: traffic,
         unfused_launches: 1,
+        parameters: 1,
     })
 }
 

@@ -275,7 +275,13 @@ mod tests {
     fn kernel() -> Kernel {
         let traffic = Bytes(1 << 20);
         let kind = FusedKind::Add;
-        Kernel::Fused(FusedKernel { kind, traffic, unfused_traffic: traffic, unfused_launches: 1 })
+        Kernel::Fused(FusedKernel {
+            kind,
+            traffic,
+            unfused_traffic: traffic,
+            unfused_launches: 1,
+            parameters: 1,
+        })
     }
 
     fn plan(task: &str, measured: f64, predicted: f64) -> ClosedLoopPlan {

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! fused:   gap + start + bytes / (bandwidth · η)
-//! unfused: launches · (gap + start) + unfused bytes / (bandwidth · η)
+//! unfused: parameters · launches · (gap + start) + unfused bytes / (bandwidth · η)
 //! ```
+//! A fused op has one launch for all parameters that it updates. PyTorch code of publications loops over them.
 //! A start of s seconds is the same as a bandwidth that ramps as bytes/(bytes + s·bandwidth·η).
 
 use narrows_plan::Seconds;
@@ -36,7 +37,8 @@ impl FusedPrice {
 
     /// Number of kernel launches.
     pub(super) fn launches(&self, op: &FusedKernel) -> u32 {
-        if self.fused { 1 } else { op.unfused_launches }
+        let of_all = u64::from(op.unfused_launches).saturating_mul(op.parameters);
+        if self.fused { 1 } else { u32::try_from(of_all).unwrap_or(u32::MAX) }
     }
 
     /// Seconds including a launch gap for every launch.

@@ -127,7 +127,8 @@ mod tests {
     fn point(time_s: f64, spread: f64) -> MeasuredPoint {
         let traffic = Bytes(1024);
         let kind = FusedKind::Add;
-        let op = FusedKernel { kind, traffic, unfused_traffic: traffic, unfused_launches: 1 };
+        let (unfused_traffic, unfused_launches, parameters) = (traffic, 1, 1);
+        let op = FusedKernel { kind, traffic, unfused_traffic, unfused_launches, parameters };
         MeasuredPoint { kernel: Kernel::Fused(op), devices: 1, time_s, spread }
     }
 

@@ -21,10 +21,10 @@ pub use flow::{
 };
 pub use op::{op_backward, op_forward, op_recompute};
 pub use parameters::{
-    CoalescedCollective, accumulate_gradient_part, all_gather, count_square,
-    is_gathered_in_forward, is_gradient_overwritten, is_reduced_in_backward, reduce_over_tensor,
-    reduce_scatter, round_gradient, round_microbatch_gradient, update_parameter, widen_gradient,
-    zero_microbatch_gradient,
+    CoalescedCollective, MultiTensorOp, ParameterOperands, accumulate_gradient_part, all_gather,
+    count_square, is_gathered_in_forward, is_gradient_overwritten, is_reduced_in_backward,
+    reduce_over_tensor, reduce_scatter, round_gradient, round_microbatch_gradient,
+    update_parameter, widen_gradient, zero_microbatch_gradient,
 };
 pub(crate) use parameters::{microbatch_gradient_extent, parameter_buffers};
 pub use reshard::activation_bytes;

@@ -3,9 +3,10 @@
 //! Partial gradients are all-reduced over the tensor axis, then all gradients over the data axis: reduce-scattered over
 //! the shard group of ZeRO, and all-reduced over the replicas that hold the same shard, during the last backward pass
 //! where `Context::overlap_grad_reduce` is set. Squares are summed for clipping, AdamW is applied, and with ZeRO the
-//! new weights are all-gathered, during the next forward pass where `Context::gathers_in_forward` holds. Over the data
-//! axis, a segment has one collective of each kind for all of its parameters ([`CoalescedCollective`]), and a second one
-//! where only some of them overlap with a pass. With ZeRO-2 the passes
+//! new weights are all-gathered, during the next forward pass where `Context::gathers_in_forward` holds. A segment sums
+//! the squares of all of its gradients in one instruction, and updates all of its parameters in one ([`MultiTensorOp`]).
+//! Over the data axis, it has one collective of each kind for all of its parameters ([`CoalescedCollective`]), and a
+//! second one where only some of them overlap with a pass. With ZeRO-2 the passes
 //! reduce-scatter the gradients of blocks, and with ZeRO-3 they gather their weights; the step phase then has neither
 //! collective.
 //!
@@ -16,6 +17,7 @@
 use crate::context::Context;
 use crate::extent::Extent;
 use crate::graph::{Op, SegmentKind};
+use crate::kernel::Kernel;
 use crate::mesh::{Axis, DeviceGroup};
 use crate::model::WeightId;
 use crate::program::{Action, CollectiveFunction, CollectiveOp, FusedOp, Reduction};
@@ -80,6 +82,55 @@ impl CoalescedCollective {
     }
 }
 
+/// A fused op of the step phase, one for several parameters of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MultiTensorOp {
+    /// Adds the squares of gradients to the square sum, which is its last operand.
+    SquareSum,
+    /// Updates parameters.
+    AdamW,
+}
+
+/// Operands of one parameter in a [`MultiTensorOp`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterOperands {
+    /// Operands read.
+    pub reads: Vec<TemplateOperand>,
+    /// Operands written.
+    pub writes: Vec<TemplateOperand>,
+}
+
+impl ParameterOperands {
+    /// Bytes read and written.
+    pub fn traffic(&self) -> Bytes {
+        self.reads.iter().chain(&self.writes).map(|operand| operand.extent.bytes()).sum()
+    }
+}
+
+impl MultiTensorOp {
+    /// The fused op.
+    pub fn fused_op(self) -> FusedOp {
+        match self {
+            MultiTensorOp::SquareSum => FusedOp::SquareSum,
+            MultiTensorOp::AdamW => FusedOp::AdamW,
+        }
+    }
+
+    /// The operand that all parameters share, read and written.
+    pub fn shared_operand(self) -> Option<TemplateOperand> {
+        match self {
+            MultiTensorOp::SquareSum => Some(square_sum()),
+            MultiTensorOp::AdamW => None,
+        }
+    }
+
+    /// The kernel on so many parameters, whose operands have this traffic together.
+    pub fn kernel(self, traffic: Bytes, parameters: u64) -> Kernel {
+        let shared = self.shared_operand().map_or(Bytes(0), |operand| operand.extent.bytes() * 2);
+        Kernel::Fused(self.fused_op().kernel_of_traffic(traffic + shared, parameters))
+    }
+}
+
 /// The all-reduce over the tensor axis of a gradient that is partial over it.
 pub fn reduce_over_tensor(parameters: &OpParameters, context: &Context) -> Option<InstrTemplate> {
     let group = context.mesh.group(Axis::Tensor);
@@ -105,23 +156,17 @@ fn is_rounded(parameters: &OpParameters, context: &Context) -> bool {
         && reductions.filter_map(|reduction| reduction.operand(parameters, context)).count() > 0
 }
 
-/// Adds the square of a gradient to the square sum. `None` for the embedding's copy of a tied weight, whose square the
+/// The gradient whose square is added to the square sum. `None` for the embedding's copy of a tied weight, whose square the
 /// head counts.
 pub fn count_square(
     kind: SegmentKind,
     parameters: &OpParameters,
     tied: bool,
     context: &Context,
-) -> Option<InstrTemplate> {
-    let square_sum =
-        TemplateOperand { slot: OperandSlot::SquareSum, extent: Extent::flat(1, DType::F32) };
+) -> Option<ParameterOperands> {
     let counted = updated_part(gradient(parameters, context), parameters, context);
-    let template = InstrTemplate {
-        action: Action::Fused(FusedOp::SquareSum),
-        reads: vec![counted, square_sum],
-        writes: vec![square_sum],
-    };
-    (!tied || kind != SegmentKind::Embedding).then_some(template)
+    let operands = ParameterOperands { reads: vec![counted], writes: vec![] };
+    (!tied || kind != SegmentKind::Embedding).then_some(operands)
 }
 
 /// Whether the reductions of a gradient over the data axis may run during the last backward pass.
@@ -170,12 +215,13 @@ pub fn is_gradient_overwritten(op: &Op, parameters: &OpParameters, context: &Con
     }
 }
 
-/// AdamW on a parameter. It zeroes the gradient unless the next step overwrites it.
+/// The operands of AdamW on a parameter: read are the gradient, the moments, and the master copy or an fp32 weight; written
+/// are the weight, the gradient unless the next step overwrites it, the moments and the master copy.
 pub fn update_parameter(
     parameters: &OpParameters,
     is_gradient_overwritten: bool,
     context: &Context,
-) -> InstrTemplate {
+) -> ParameterOperands {
     let (weight, gradient) = (weight(parameters, context), gradient(parameters, context));
     let weight_part = updated_part(weight, parameters, context);
     let states = optimizer_states(parameters, context);
@@ -188,7 +234,7 @@ pub fn update_parameter(
     let mut writes = vec![weight_part];
     writes.extend((!is_gradient_overwritten).then_some(gradient));
     writes.extend(states);
-    InstrTemplate { action: Action::Fused(FusedOp::AdamW), reads, writes }
+    ParameterOperands { reads, writes }
 }
 
 /// The all-gather of weights of this many bytes over the shard group.
@@ -296,6 +342,11 @@ fn updated_part(
 ) -> TemplateOperand {
     let columns = parameters.updated_elements(context);
     TemplateOperand { extent: Extent { columns, ..whole.extent }, ..whole }
+}
+
+/// The square sum of the stage, a scalar.
+pub(super) fn square_sum() -> TemplateOperand {
+    TemplateOperand { slot: OperandSlot::SquareSum, extent: Extent::flat(1, DType::F32) }
 }
 
 /// The all-reduce of a gradient over a device group.

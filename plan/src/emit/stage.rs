@@ -8,9 +8,9 @@ use crate::program::{
     Action, CollectiveFunction, CollectiveOp, Extent, FusedOp, P2pTransfer, Reduction,
 };
 use crate::strategy::BoundaryLayout;
-use crate::{Bytes, DType, EdgeLayout, Layout};
+use crate::{Bytes, EdgeLayout, Layout};
 
-use super::parameters::all_reduce;
+use super::parameters::{all_reduce, square_sum};
 use super::reshard::activation;
 use super::{InstrTemplate, OperandSlot, TemplateOperand};
 
@@ -112,13 +112,6 @@ pub fn reduce_tied_gradient(gradient: Extent, context: &Context) -> InstrTemplat
     let pipeline = context.mesh.group(Axis::Pipeline);
     let stride = pipeline.stride * (context.mesh.pipeline - 1);
     all_reduce(DeviceGroup { size: 2, stride, ..pipeline }, operand)
-}
-
-fn square_sum() -> TemplateOperand {
-    TemplateOperand {
-        slot: OperandSlot::SquareSum,
-        extent: Extent { rows: 1, columns: 1, dtype: DType::F32 },
-    }
 }
 
 fn all_reduce_statistic(group: DeviceGroup, operand: TemplateOperand) -> InstrTemplate {

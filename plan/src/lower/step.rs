@@ -6,14 +6,14 @@ use std::ops::Range;
 use crate::context::BucketSplit;
 use crate::decisions::SegmentPlan;
 use crate::emit::{
-    CoalescedCollective, InstrTemplate, OperandSlot, TemplateOperand, clear_square_sum,
-    count_square, is_gathered_in_forward, is_gradient_overwritten, is_reduced_in_backward,
-    reduce_over_tensor, reduce_square_sum, reduce_tied_gradient, round_gradient, split_bucket,
-    update_parameter, widen_gradient,
+    CoalescedCollective, InstrTemplate, MultiTensorOp, OperandSlot, ParameterOperands,
+    TemplateOperand, clear_square_sum, count_square, is_gathered_in_forward,
+    is_gradient_overwritten, is_reduced_in_backward, reduce_over_tensor, reduce_square_sum,
+    reduce_tied_gradient, round_gradient, split_bucket, update_parameter, widen_gradient,
 };
 use crate::graph::{OpId, SegmentKind};
 use crate::program::{
-    Access, BufferId, BufferRole, GatherBucket, GradientBucket, Instr, InstrOrigin, Phase,
+    Access, Action, BufferId, BufferRole, GatherBucket, GradientBucket, Instr, InstrOrigin, Phase,
 };
 use crate::strategy::OpParameters;
 
@@ -46,23 +46,23 @@ impl StageLowering<'_> {
             for together in &late {
                 self.reduce_over_replicas(site, together);
             }
-            for (op, parameters) in &owned {
-                let kind = site.plan.segment.kind;
-                let count = count_square(kind, parameters, self.plan.tied, &context);
-                self.push_parameter(site, *op, count);
-            }
+            let (kind, tied) = (site.plan.segment.kind, self.plan.tied);
+            let counted = owned.iter().filter_map(|(op, parameters)| {
+                Some((*op, count_square(kind, parameters, tied, &context)?))
+            });
+            self.push_multi_tensor(site, counted.collect(), MultiTensorOp::SquareSum);
         }
         for template in reduce_square_sum(&context) {
             self.push(template, &"step gradient norm".into(), |_, _| square_sum);
         }
         for site in sites {
             let owned = self.owned_parameters(site);
-            for (op, parameters) in &owned {
+            let updates = owned.iter().map(|(op, parameters)| {
                 let node = &site.plan.segment.op(*op).op;
                 let is_overwritten = is_gradient_overwritten(node, parameters, &context);
-                let update = update_parameter(parameters, is_overwritten, &context);
-                self.push_parameter(site, *op, Some(update));
-            }
+                (*op, update_parameter(parameters, is_overwritten, &context))
+            });
+            self.push_multi_tensor(site, updates.collect(), MultiTensorOp::AdamW);
             let [_, exposed] = self.gathered_in_forward_or_step(site, &owned);
             self.push_coalesced(site, &exposed, CoalescedCollective::AllGather);
         }
@@ -231,15 +231,48 @@ impl StageLowering<'_> {
             let buffer = self.parameter_buffer(site, op, operand);
             operands.push((op, Access { buffer, extent: operand.extent }));
         }
-        let origin = match &operands[..] {
-            [(op, _)] => site.origin(&site.plan.segment.op(*op).name),
-            _ => site.origin(match collective {
-                CoalescedCollective::AllGather => "weights",
-                _ => "gradients",
-            }),
+        let shared = match collective {
+            CoalescedCollective::AllGather => "weights",
+            _ => "gradients",
         };
+        let ops: Vec<OpId> = operands.iter().map(|(op, _)| *op).collect();
+        let origin = shared_origin(site, &ops, shared);
         let in_place = operands.into_iter().map(|(_, access)| (access, access)).collect();
         self.push_collective(origin, in_place, |payload, context| collective.op(payload, context));
+    }
+
+    /// One fused op for all parameters that take part in it.
+    fn push_multi_tensor(
+        &mut self,
+        site: &SegmentSite,
+        parameters: Vec<(OpId, ParameterOperands)>,
+        multi_tensor: MultiTensorOp,
+    ) {
+        if parameters.is_empty() {
+            return;
+        }
+        let (mut reads, mut writes) = (vec![], vec![]);
+        for (op, operands) in &parameters {
+            let mut access = |operand: &TemplateOperand| {
+                let buffer = self.parameter_buffer(site, *op, *operand);
+                Access { buffer, extent: operand.extent }
+            };
+            reads.extend(operands.reads.iter().map(&mut access));
+            writes.extend(operands.writes.iter().map(&mut access));
+        }
+        if let Some(TemplateOperand { slot, extent }) = multi_tensor.shared_operand() {
+            let shared = Access { buffer: self.buffer_of(BufferKey::Shared(slot)), extent };
+            reads.push(shared);
+            writes.push(shared);
+        }
+        let shared = match multi_tensor {
+            MultiTensorOp::SquareSum => "gradients",
+            MultiTensorOp::AdamW => "weights",
+        };
+        let ops: Vec<OpId> = parameters.iter().map(|(op, _)| *op).collect();
+        let origin = shared_origin(site, &ops, shared);
+        let action = Action::Fused(multi_tensor.fused_op());
+        self.instructions().push(Instr { action, reads, writes, origin, overlapped_instrs: 0 });
     }
 
     /// The parameters of a segment that this stage updates.
@@ -250,11 +283,9 @@ impl StageLowering<'_> {
 
     fn push_parameter(&mut self, site: &SegmentSite, op: OpId, template: Option<InstrTemplate>) {
         let Some(template) = template else { return };
-        let square_sum = self.buffer_of(BufferKey::Shared(OperandSlot::SquareSum));
         let origin: InstrOrigin = site.origin(&site.plan.segment.op(op).name);
-        self.push(template, &origin, |lowering, operand| match operand.slot {
-            OperandSlot::SquareSum => square_sum,
-            _ => lowering.parameter_buffer(site, op, operand),
+        self.push(template, &origin, |lowering, operand| {
+            lowering.parameter_buffer(site, op, operand)
         });
     }
 
@@ -305,6 +336,14 @@ impl StageLowering<'_> {
             let template = reduce_tied_gradient(extent, &self.plan.context);
             self.push(template, &site.origin(&segment.op(op).name), |_, _| gradient);
         }
+    }
+}
+
+/// The origin of an instruction that ops of a segment share: that of a single op, or else `shared`.
+fn shared_origin(site: &SegmentSite, ops: &[OpId], shared: &str) -> InstrOrigin {
+    match ops {
+        [op] => site.origin(&site.plan.segment.op(*op).name),
+        _ => site.origin(shared),
     }
 }
 

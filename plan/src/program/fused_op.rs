@@ -2,6 +2,7 @@
 //!
 //! `emit` gives an op its operands, `check` states what it requires of them, and each backend executes it.
 
+use super::update::READS_OF_UPDATE;
 use crate::extent::Extent;
 use crate::kernel::{FusedKernel, FusedKind};
 use crate::mesh::Axis;
@@ -148,11 +149,12 @@ pub enum FusedOp {
         /// The sharded dim.
         dim: Dim,
     },
-    /// gradient → Σg², accumulated. The sum is reduced afterwards, so only the first device of the tensor
-    /// axis counts a gradient that is replicated over the axis.
+    /// gradients, sum → sum + Σg² of one gradient after the other. The sum is reduced afterwards, so only the first device
+    /// of the tensor axis counts a gradient that is replicated over the axis.
     SquareSum,
-    /// gradient, moments, master → weight, gradient, moments, master. Zeroes the whole gradient, including
-    /// the parts that other replicas update. The gradient is no result where the next step overwrites it.
+    /// gradient, moments, master → weight, gradient, moments, master, for each of several parameters
+    /// ([`Instr::parameter_updates`](super::Instr::parameter_updates)). Zeroes the whole gradient, including the parts that
+    /// other replicas update. The gradient is no result where the next step overwrites it.
     AdamW,
 }
 
@@ -272,12 +274,24 @@ impl FusedOp {
             FusedOp::ScatterAdd => reads.last().map_or(Bytes(0), Extent::bytes) * 3,
             _ => written + reads.iter().map(Extent::bytes).sum(),
         };
+        let parameters = match self {
+            FusedOp::SquareSum => reads.len().saturating_sub(1),
+            FusedOp::AdamW => reads.len() / READS_OF_UPDATE,
+            _ => 1,
+        };
+        self.kernel_of_traffic(traffic, parameters as u64)
+    }
+
+    /// The kernel of this op on operands of this many bytes, read and written together, of so many parameters. An executor
+    /// without fusion launches its operators for each of them.
+    pub(crate) fn kernel_of_traffic(self, traffic: Bytes, parameters: u64) -> FusedKernel {
         let (factor, launches) = self.unfused();
         FusedKernel {
             kind: self.describe().1,
             traffic,
             unfused_traffic: traffic * factor,
             unfused_launches: launches,
+            parameters: parameters.max(1),
         }
     }
 }

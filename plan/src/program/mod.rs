@@ -42,6 +42,7 @@ mod phase;
 mod pipeline_schedule;
 mod stage;
 mod text;
+mod update;
 
 use crate::Kernel;
 use crate::context::Context;
@@ -58,6 +59,7 @@ pub use fused_op::{FusedOp, QkHeads};
 pub use phase::{ChunkPhase, MicrobatchPass, Phase};
 pub use pipeline_schedule::StageSchedule;
 pub use stage::{GatherBucket, GradientBucket, ModelChunk, StageProgram};
+pub use update::ParameterUpdate;
 
 /// An operand: a buffer accessed with an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -155,12 +157,6 @@ impl ModelConstants {
 }
 
 impl Instr {
-    /// The gradient that AdamW zeroes, whole; `None` where the next step overwrites it.
-    pub fn zeroed_gradient(&self) -> Option<&Access> {
-        let gradient = self.reads.first()?.buffer;
-        self.writes.get(1).filter(|access| access.buffer == gradient)
-    }
-
     /// The kernel of this instruction.
     pub fn kernel(&self) -> Kernel {
         let extents =

@@ -1,6 +1,6 @@
 //! A stage of average size: least memory of its weights and optimizer states, and least time of its step phase.
 
-use narrows_plan::emit::{CoalescedCollective, update_parameter};
+use narrows_plan::emit::{CoalescedCollective, MultiTensorOp, update_parameter};
 use narrows_plan::model::{WeightId, WeightShape};
 use narrows_plan::program::Action;
 use narrows_plan::strategy::OpParameters;
@@ -47,7 +47,7 @@ pub(super) fn min_step_phase(
     // Of the gradients that no GEMM overwrites, this leaves out that they are zeroed.
     let is_overwritten = !context.accumulates_gradients;
     let update = update_parameter(&parameters, is_overwritten, context);
-    let update = prices.kernel_time(&update.kernel()).0;
+    let update = prices.kernel_time(&MultiTensorOp::AdamW.kernel(update.traffic(), 1)).0;
     let gather_cost = match prices.overlap_slowdown() {
         Some(slowdown) if context.gathers_in_forward() => slowdown.hidden_cost(),
         _ => 1.0,

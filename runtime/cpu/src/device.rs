@@ -76,9 +76,20 @@ impl CpuDevice<'_> {
         scheduled: &ScheduledInstruction,
         range: impl Fn(&CpuDevice, &Access) -> Range<usize>,
     ) -> Result<ArenaOperands<'_>, StopReason> {
+        let accesses = (&scheduled.instr.reads[..], &scheduled.instr.writes[..]);
+        self.some_operands_at(scheduled, accesses, range)
+    }
+
+    /// Some operands of an instruction, read and written, at the ranges of elements that `range` returns.
+    pub fn some_operands_at(
+        &mut self,
+        scheduled: &ScheduledInstruction,
+        (read, written): (&[Access], &[Access]),
+        range: impl Fn(&CpuDevice, &Access) -> Range<usize>,
+    ) -> Result<ArenaOperands<'_>, StopReason> {
         let (mut reads, mut writes) = (OperandRanges::default(), OperandRanges::default());
-        scheduled.instr.reads.iter().for_each(|access| reads.push(range(self, access)));
-        scheduled.instr.writes.iter().for_each(|access| writes.push(range(self, access)));
+        read.iter().for_each(|access| reads.push(range(self, access)));
+        written.iter().for_each(|access| writes.push(range(self, access)));
         // Checked before the call whose result is returned: the borrow checker does not accept an
         // error that uses `self` after a borrow which another path returns.
         if self.arena.operands(reads.as_slice(), writes.as_slice()).is_none() {

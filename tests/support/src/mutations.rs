@@ -19,7 +19,7 @@ use crate::plans::TestRng;
 /// random choices allow no mutation.
 pub type Mutation = fn(&mut TestRng, &mut Program) -> Option<String>;
 
-pub const MUTATIONS: [(&str, Mutation); 25] = [
+pub const MUTATIONS: [(&str, Mutation); 26] = [
     ("collective removed", remove_collective),
     ("collective duplicated", duplicate_collective),
     ("collective moved", move_collective),
@@ -45,6 +45,7 @@ pub const MUTATIONS: [(&str, Mutation); 25] = [
     ("gradient reduced in the wrong format", change_rounding),
     ("parameter left out of a collective", leave_out_parameter),
     ("gradient not accumulated", gradients::lose_accumulation),
+    ("parameter not updated once", gradients::change_parameters),
 ];
 
 /// Stage, phase of a chunk, and index of an instruction in its list.

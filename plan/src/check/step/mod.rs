@@ -199,7 +199,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
     fn instruction(&mut self, instr: &Instr) -> CheckResult {
         match &instr.action {
             Action::Fused(FusedOp::Fill) => self.zero_square_sum(instr),
-            Action::Fused(FusedOp::SquareSum) => self.count_square(instr),
+            Action::Fused(FusedOp::SquareSum) => self.count_squares(instr),
             Action::Fused(FusedOp::AdamW) => self.update(instr),
             Action::Fused(FusedOp::Cast) => self.cast(instr),
             Action::Collective(collective) => self.collective(instr, collective),
@@ -280,21 +280,12 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         self.tied.is_some() && gradient.weight == self.tied && self.checker.index == 0
     }
 
-    fn count_square(&mut self, instr: &Instr) -> CheckResult {
-        let ([gradient, total], [written]) = (&instr.reads[..], &instr.writes[..]) else {
-            return fault("needs a gradient and the sum of squares, and writes the sum");
+    fn count_squares(&mut self, instr: &Instr) -> CheckResult {
+        let (Some((total, gradients @ [_, ..])), [written]) =
+            (instr.reads.split_last(), &instr.writes[..])
+        else {
+            return fault("needs gradients and the sum of squares, and writes the sum");
         };
-        self.check_elements(gradient, self.updated_elements(self.shard(gradient.buffer)?))?;
-        let state = self.reduced_gradient(gradient.buffer)?;
-        ensure(self.uncounted.contains(&gradient.buffer), || {
-            format!("counts the square of {} twice", self.name(gradient.buffer))
-        })?;
-        ensure(!self.is_counted_on_last_stage(state), || {
-            format!(
-                "counts the square of {}, which is tied: the last stage counts it too",
-                self.name(gradient.buffer)
-            )
-        })?;
         match &self.square_sum {
             Some(sum) if sum.buffer == total.buffer && total == written && !sum.reduced => {}
             Some(sum) if sum.reduced => {
@@ -307,6 +298,21 @@ impl<'c, 'a> StepChecker<'c, 'a> {
                 ));
             }
         }
+        gradients.iter().try_for_each(|gradient| self.count_square(gradient))
+    }
+
+    fn count_square(&mut self, gradient: &Access) -> CheckResult {
+        self.check_elements(gradient, self.updated_elements(self.shard(gradient.buffer)?))?;
+        let state = self.reduced_gradient(gradient.buffer)?;
+        ensure(self.uncounted.contains(&gradient.buffer), || {
+            format!("counts the square of {} twice", self.name(gradient.buffer))
+        })?;
+        ensure(!self.is_counted_on_last_stage(state), || {
+            format!(
+                "counts the square of {}, which is tied: the last stage counts it too",
+                self.name(gradient.buffer)
+            )
+        })?;
         self.uncounted.remove(&gradient.buffer);
         Ok(())
     }

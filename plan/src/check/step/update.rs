@@ -1,6 +1,6 @@
 //! Checks of AdamW, of the norm that it clips by, and of the state at the end of the step.
 
-use crate::program::{BufferId, Instr};
+use crate::program::{BufferId, Instr, ParameterUpdate};
 use crate::{Layout, Precision};
 
 use super::super::error::{CheckResult, ensure, fault};
@@ -8,35 +8,37 @@ use super::{GradientState, StepChecker, WeightState};
 
 impl StepChecker<'_, '_> {
     pub(super) fn update(&mut self, instr: &Instr) -> CheckResult {
+        ensure(!instr.reads.is_empty(), || "updates no parameter".into())?;
+        self.check_gradient_norm()?;
+        instr.parameter_updates().try_for_each(|update| match update {
+            Some(update) => self.update_parameter(&update),
+            None => fault(
+                "needs a gradient, its states and the master or weight of each parameter, and updates them in place",
+            ),
+        })
+    }
+
+    fn update_parameter(&mut self, update: &ParameterUpdate) -> CheckResult {
+        let ParameterUpdate { gradient, weight, zeroed, states } = update;
         let mixed = self.checker.context.precision == Precision::MixedBf16;
-        let (reads, writes) = (&instr.reads, &instr.writes);
-        let states = if mixed { 3 } else { 2 };
-        let zeroes = writes.len() == 2 + states;
-        ensure(reads.len() == 4 && (zeroes || writes.len() == 1 + states), || {
-            "needs a gradient, its states and the master or weight".into()
+        ensure(states.len() == if mixed { 3 } else { 2 }, || {
+            format!("updates {} and {} states", self.name(weight.buffer), states.len())
         })?;
-        let (gradient, weight) = (reads[0], writes[0]);
-        let (zeroed, written_states) = writes[1..].split_at(usize::from(zeroes));
         let shard = self.shard(gradient.buffer)?;
         let elements = self.updated_elements(shard);
-        for access in reads.iter().chain([&weight]).chain(written_states) {
+        for access in [gradient, weight].into_iter().chain(*states) {
             self.check_elements(access, elements)?;
             ensure(self.shard(access.buffer)? == shard, || {
                 format!("mixes {} with the state of another parameter", self.name(access.buffer))
             })?;
         }
         let whole = self.checker.stage.buffer(gradient.buffer).extent;
-        for access in zeroed {
-            self.check_elements(access, whole.rows * whole.columns)?;
+        if let Some(zeroed) = zeroed {
+            self.check_elements(zeroed, whole.rows * whole.columns)?;
         }
-        let in_place = zeroed.iter().all(|access| access.buffer == gradient.buffer)
-            && written_states.iter().zip(&reads[1..]).all(|(write, read)| write == read)
-            && (mixed || reads[3] == weight);
-        ensure(in_place, || "does not update its operands in place".into())?;
-        self.check_gradient_norm()?;
         let reduced = self.reduced_gradient(gradient.buffer)?;
         let (gradient_of, shards) = (reduced.weight, reduced.layouts.shards);
-        for access in written_states {
+        for access in *states {
             match self.optimizer_states.get_mut(&access.buffer) {
                 Some(used) if !*used => *used = true,
                 _ => {
@@ -57,7 +59,7 @@ impl StepChecker<'_, '_> {
             _ => return fault(format!("updates {name} from the gradient of another parameter")),
         }
         if let Some(gradient) = self.gradients.get_mut(&gradient.buffer) {
-            gradient.zeroed = zeroes;
+            gradient.zeroed = zeroed.is_some();
         }
         Ok(())
     }

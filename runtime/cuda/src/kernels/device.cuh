@@ -134,17 +134,27 @@ DEVICE void each(u32 columns, u32 lane, u32 lanes, Body body) {
     }
 }
 
-// Calls `body` for this thread's vectors and tail elements of a flat array that all threads of the grid share;
-// `elements` may exceed 32 bits.
+// The number of a thread among those that share an array, and how many these are.
+struct Team {
+    u64 thread, threads;
+};
+
+// Calls `body` for this thread's vectors and tail elements of a flat array that a team shares; `elements` may exceed 32
+// bits.
+template <int V, class Body>
+DEVICE void each_element(u64 elements, Team team, Body body) {
+    const u64 vectors = elements / V;
+    for (u64 at = team.thread; at < vectors; at += team.threads) body(Count<V>(), at * V);
+    if constexpr (V > 1) {
+        for (u64 at = vectors * V + team.thread; at < elements; at += team.threads) body(Count<1>(), at);
+    }
+}
+
+// As above, with all threads of the grid.
 template <int V, class Body>
 DEVICE void each_element(u64 elements, Body body) {
-    const u64 first = u64(blockIdx.x) * blockDim.x + threadIdx.x;
-    const u64 threads = u64(gridDim.x) * blockDim.x;
-    const u64 vectors = elements / V;
-    for (u64 at = first; at < vectors; at += threads) body(Count<V>(), at * V);
-    if constexpr (V > 1) {
-        for (u64 at = vectors * V + first; at < elements; at += threads) body(Count<1>(), at);
-    }
+    const Team grid = {u64(blockIdx.x) * blockDim.x + threadIdx.x, u64(gridDim.x) * blockDim.x};
+    each_element<V>(elements, grid, body);
 }
 
 // to[i] = from[i], rounded to nearest even where it is narrower.

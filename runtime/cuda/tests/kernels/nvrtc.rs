@@ -66,7 +66,10 @@ fn check_kernels(architecture: &str) {
         println!("{}", compile(&library, source(name), architecture));
         return;
     }
-    let has_vectors = |kernel: &str| kernel.ends_with("_v8") || kernel.ends_with("_v4");
+    let has_vectors = |kernel: &str| {
+        let optimizer = ["adamw_bf16", "adamw_f32", "square_sum"];
+        kernel.ends_with("_v8") || kernel.ends_with("_v4") || optimizer.contains(&kernel)
+    };
     for name in KernelFamily::ALL.map(KernelFamily::name).into_iter().chain(["probes"]) {
         let output = compile_in_child(&library, name, architecture);
         let (log, ptx) = output.split_once(PTX).expect("a report and PTX");
@@ -85,7 +88,7 @@ fn check_kernels(architecture: &str) {
         }
         let kernels: Vec<&str> = ptx.split(".entry ").skip(1).collect();
         assert!(kernels.len() >= declared, "{name}: {} kernels in PTX", kernels.len());
-        // Kernels named for vectors access 16 bytes at a time.
+        // Kernels named for vectors, and those of the optimizer, access 16 bytes at a time.
         for kernel in kernels {
             let entry = kernel.split('(').next().unwrap_or_default();
             let missing: Vec<_> = required_instructions(entry)

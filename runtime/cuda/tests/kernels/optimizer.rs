@@ -11,54 +11,121 @@ use narrows_plan::{DType, Precision, WeightSplit, Zero};
 use narrows_runtime::session::OptimizerUpdate;
 use narrows_runtime::{DecayedWeights, FactorRateScale, Loro, Optimizer, UpdateGroup};
 
-use super::case::{KernelCase, Outcome};
+use super::case::KernelCase;
 use super::formats::{assert_near, random_values, rounded};
 
 const SERIAL: Parallel = Parallel::SERIAL;
 
+/// More gradients than one launch holds, of sizes with and without whole vectors and parts. Of every third, the devices of the
+/// tensor axis hold all.
 #[test]
 fn square_sums_match_the_cpu() {
-    for count in [1, 30, 4097, 16_384, 70_001] {
-        let gradient = random_values(1, count);
-        for (whole, device) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
-            let mut case = KernelCase::new(FusedOp::SquareSum, 2, (1, 1));
-            case.phase = Phase::Step;
-            case.tensor = device;
-            let of = case.buffer((1, count), DType::F32, Some(&gradient));
-            let split = if whole { WeightSplit::Whole } else { WeightSplit::Rows };
+    let sizes = [1, 30, 4097, 8192, 16_384, 70_001].into_iter().chain(vec![5; 50]);
+    let gradients: Vec<Vec<f32>> =
+        sizes.zip(1..).map(|(count, seed)| random_values(seed, count)).collect();
+    for (device, counted) in [(0, gradients.len()), (1, gradients.len()), (0, 6), (1, 3)] {
+        let mut case = KernelCase::new(FusedOp::SquareSum, 2, (1, 1));
+        case.phase = Phase::Step;
+        case.tensor = device;
+        let gradients = &gradients[..counted];
+        let mut operands = vec![];
+        for (at, gradient) in gradients.iter().enumerate() {
+            let of = case.buffer((1, gradient.len() as u64), DType::F32, Some(gradient));
+            let split = if at % 3 == 2 { WeightSplit::Whole } else { WeightSplit::Rows };
             let shard =
                 ParameterShard { block: None, members: vec![], split, offset_stride: vec![] };
-            case.stage.buffers[0].shard = Some(shard);
-            let total = case.buffer((1, 1), DType::F32, Some(&[0.25]));
-            case.reads(&[of, total]).writes(&[total]);
-            let Some(outcome) = case.run() else { return };
-            let counted = !whole || device == 0;
-            let squares = if counted { gradient_square_sum(&gradient, SERIAL) } else { 0.0 };
-            assert_near(DType::F32, &outcome.elements(total), &[0.25 + squares as f32], 1e-6);
+            case.stage.buffers[of.0 as usize].shard = Some(shard);
+            operands.push(of);
         }
+        let total = case.buffer((1, 1), DType::F32, Some(&[0.25]));
+        operands.push(total);
+        case.reads(&operands).writes(&[total]);
+        let is_counted = |at: &usize| device == 0 || at % 3 != 2;
+        let launches = 2 * (0..counted).filter(is_counted).count().div_ceil(48);
+        assert_eq!(case.launches().unwrap().launches.len(), launches);
+        let Some(outcome) = case.run() else { return };
+        let squares = (0..counted)
+            .filter(is_counted)
+            .map(|at| gradient_square_sum(&gradients[at], SERIAL))
+            .sum::<f64>();
+        assert_near(DType::F32, &outcome.elements(total), &[0.25 + squares as f32], 1e-6);
     }
 }
 
-/// Weights per replica, the replica, and the number of replicas.
-const PARTS: [(u64, u64, u64); 5] =
-    [(1, 0, 1), (1027, 0, 1), (64, 1, 2), (333, 2, 3), (2048, 0, 1)];
+/// A device that counts none of the gradients launches nothing.
+#[test]
+fn gradients_that_the_first_device_counts_need_no_launch() {
+    let mut case = KernelCase::new(FusedOp::SquareSum, 2, (1, 1));
+    (case.phase, case.tensor) = (Phase::Step, 1);
+    let of = case.buffer((1, 9), DType::F32, None);
+    let split = WeightSplit::Whole;
+    let shard = ParameterShard { block: None, members: vec![], split, offset_stride: vec![] };
+    case.stage.buffers[0].shard = Some(shard);
+    let total = case.buffer((1, 1), DType::F32, None);
+    case.reads(&[of, total]).writes(&[total]);
+    assert_eq!(case.launches().unwrap().launches, []);
+}
+
+/// Weights per replica.
+const COUNTS: [u64; 5] = [1, 1027, 64, 333, 8192];
+
+/// The replica, and the number of replicas.
+const REPLICAS: [(u64, u64); 3] = [(0, 1), (1, 2), (2, 3)];
+
+#[derive(Clone, Copy, Debug)]
+struct Parameter {
+    /// Weights per replica.
+    count: u64,
+    group: UpdateGroup,
+    zeroes: bool,
+    seed: u64,
+}
+
+impl Parameter {
+    fn master(&self, replicas: u64) -> Vec<f32> {
+        random_values(self.seed, self.count * replicas)
+    }
+
+    fn gradient(&self, replicas: u64) -> Vec<f32> {
+        random_values(self.seed + 1, self.count * replicas)
+    }
+
+    fn moments(&self) -> [Vec<f32>; 2] {
+        [(2, 0.1), (3, 0.01)].map(|(seed, scale)| {
+            let values = random_values(self.seed + seed, self.count);
+            values.iter().map(|x| (scale * x).abs()).collect()
+        })
+    }
+}
+
+/// More parameters than one launch holds: every size in every group, with gradients that are zeroed and others.
+fn parameters() -> Vec<Parameter> {
+    let factor = UpdateGroup::Factor { rank_ratio: 0.375 };
+    let groups = [UpdateGroup::Matrix, UpdateGroup::Vector, factor];
+    let kinds = groups.into_iter().flat_map(|group| [(group, true), (group, false)]);
+    let all =
+        kinds.flat_map(|kind| COUNTS.into_iter().chain(COUNTS).map(move |count| (kind, count)));
+    let seeds = (1..).step_by(10);
+    all.zip(seeds)
+        .map(|(((group, zeroes), count), seed)| Parameter { count, group, zeroes, seed })
+        .collect()
+}
 
 struct Updated {
-    outcome: Outcome,
     weights: Vec<f32>,
     gradient: Vec<f32>,
     moments: [Vec<f32>; 2],
     master: Option<Vec<f32>>,
 }
 
-/// Result of the kernel on random values, in the third step.
+/// Result of the kernel in the third step, of every parameter, and the loss.
 fn update(
     dtype: DType,
-    (count, replica, replicas): (u64, u64, u64),
+    (replica, replicas): (u64, u64),
     squares: f32,
-    (group, zeroes): (UpdateGroup, bool),
+    parameters: &[Parameter],
     options: &OptimizerUpdate,
-) -> Option<Updated> {
+) -> Option<(Vec<Updated>, f64)> {
     let mut case = KernelCase::new(FusedOp::AdamW, 1, (1, 1));
     case.context.mesh.data = replicas;
     case.context.zero = if replicas > 1 { Zero::One } else { Zero::Off };
@@ -68,49 +135,46 @@ fn update(
     }
     (case.phase, case.replica) = (Phase::Step, replica);
     case.coefficients = optimizer_coefficients(options);
-    let whole = count * replicas;
-    let master = random_values(1, whole);
-    let part = (count * replica) as usize..(count * (replica + 1)) as usize;
-    let weight = case.buffer((1, whole), dtype, Some(&rounded(dtype, master.clone())));
-    let gradient = case.buffer((1, whole), DType::F32, Some(&random_values(2, whole)));
-    let [first, second] = [(3, 0.1), (4, 0.01)].map(|(seed, scale)| {
-        let values: Vec<f32> =
-            random_values(seed, count).iter().map(|x| (scale * x).abs()).collect();
-        case.buffer((1, count), DType::F32, Some(&values))
-    });
-    let copy =
-        (dtype == DType::Bf16).then(|| case.buffer((1, count), DType::F32, Some(&master[part])));
     let sum = case.buffer((1, 1), DType::F32, Some(&[squares]));
-    for (buffer, role) in [
-        (weight, BufferRole::Weight),
-        (gradient, BufferRole::WeightGradient),
-        (sum, BufferRole::SquareSum),
-    ] {
-        case.stage.buffers[buffer.0 as usize].role = role;
+    case.stage.buffers[sum.0 as usize].role = BufferRole::SquareSum;
+    let (mut reads, mut writes, mut buffers) = (vec![], vec![], vec![]);
+    for parameter in parameters {
+        let Parameter { count, group, zeroes, .. } = *parameter;
+        let whole = count * replicas;
+        let part = (count * replica) as usize..(count * (replica + 1)) as usize;
+        let master = parameter.master(replicas);
+        let weight = case.buffer((1, whole), dtype, Some(&rounded(dtype, master.clone())));
+        let gradient = case.buffer((1, whole), DType::F32, Some(&parameter.gradient(replicas)));
+        let moments =
+            parameter.moments().map(|values| case.buffer((1, count), DType::F32, Some(&values)));
+        let copy = (dtype == DType::Bf16)
+            .then(|| case.buffer((1, count), DType::F32, Some(&master[part])));
+        case.stage.buffers[weight.0 as usize].role = BufferRole::Weight;
+        case.stage.buffers[gradient.0 as usize].role = BufferRole::WeightGradient;
+        case.update_groups.insert(weight, group);
+        let access = |buffer, dtype| Access { buffer, extent: Extent::flat(count, dtype) };
+        let states = moments.into_iter().chain(copy).map(|state| case.whole_buffer(state));
+        let states: Vec<Access> = states.collect();
+        reads.push(access(gradient, DType::F32));
+        reads.extend(&states);
+        reads.extend((dtype == DType::F32).then(|| access(weight, dtype)));
+        writes.push(access(weight, dtype));
+        writes.extend(zeroes.then(|| case.whole_buffer(gradient)));
+        writes.extend(&states);
+        buffers.push((weight, gradient, moments, copy));
     }
-    case.update_groups.insert(weight, group);
-    let access = |buffer, dtype| Access { buffer, extent: Extent::flat(count, dtype) };
-    let states: Vec<_> = [Some(first), Some(second), copy]
-        .into_iter()
-        .flatten()
-        .map(|b| case.whole_buffer(b))
-        .collect();
-    let mut reads = vec![access(gradient, DType::F32)];
-    reads.extend(&states);
-    reads.extend((dtype == DType::F32).then(|| access(weight, dtype)));
-    let mut writes = vec![access(weight, dtype)];
-    writes.extend(zeroes.then(|| case.whole_buffer(gradient)));
-    writes.extend(&states);
     case.accesses(reads, writes);
+    let launches = case.launches().unwrap().launches;
+    assert_eq!(launches.len(), parameters.len().div_ceil(48));
     let outcome = case.run()?;
     let values = |buffer| outcome.elements(buffer);
-    Some(Updated {
+    let updated = buffers.into_iter().map(|(weight, gradient, moments, copy)| Updated {
         weights: values(weight),
         gradient: values(gradient),
-        moments: [values(first), values(second)],
+        moments: moments.map(values),
         master: copy.map(values),
-        outcome,
-    })
+    });
+    Some((updated.collect(), outcome.loss))
 }
 
 /// The update of step 3.
@@ -127,63 +191,71 @@ fn updates_match_the_cpu() {
         let exact_every = NonZeroU64::new(exact_every).unwrap();
         Optimizer { loro: Some(Loro { exact_every, refresh_every: 2, rate_scale }), ..options }
     };
-    let (matrix, vector) = (UpdateGroup::Matrix, UpdateGroup::Vector);
-    let factor = UpdateGroup::Factor { rank_ratio: 0.375 };
-    for (parts, dtype) in PARTS.into_iter().flat_map(|p| [(p, DType::Bf16), (p, DType::F32)]) {
-        let (count, replica, replicas) = parts;
-        for (squares, (group, zeroes), options, gradient_scale) in [
-            (0.01, (matrix, true), options, 1.0),
-            (4.0, (vector, false), options, 1.0),
-            (9.0, (matrix, true), options, 1.0),
-            (0.01, (vector, true), all, 1.5),
-            (0.16, (factor, false), all, 1.5),
-            (0.16, (factor, true), loro(4, FactorRateScale::RankOverHidden), 1.0),
-            (0.16, (factor, true), loro(4, FactorRateScale::Constant(0.5)), 1.0),
-            (0.16, (factor, true), loro(3, FactorRateScale::RankOverHidden), 1.0),
-            (0.16, (matrix, true), loro(3, FactorRateScale::RankOverHidden), 1.0),
+    let parameters = parameters();
+    for (replica, dtype) in REPLICAS.into_iter().flat_map(|r| [(r, DType::Bf16), (r, DType::F32)]) {
+        for (squares, options, gradient_scale) in [
+            (0.01, options, 1.0),
+            (4.0, options, 1.0),
+            (0.01, all, 1.5),
+            (0.16, all, 1.5),
+            (0.16, loro(4, FactorRateScale::RankOverHidden), 1.0),
+            (0.16, loro(4, FactorRateScale::Constant(0.5)), 1.0),
+            (0.16, loro(3, FactorRateScale::RankOverHidden), 1.0),
         ] {
             let step = update_of(&options, gradient_scale);
-            let Some(updated) = update(dtype, parts, squares, (group, zeroes), &step) else {
+            let Some((updated, _)) = update(dtype, replica, squares, &parameters, &step) else {
                 return;
             };
-            let coefficients = step.coefficients;
-            let part = (count * replica) as usize..(count * (replica + 1)) as usize;
-            let mut weights = random_values(1, count * replicas)[part.clone()].to_vec();
-            let mut gradient = random_values(2, count * replicas);
-            let mut first: Vec<f32> =
-                random_values(3, count).iter().map(|x| (0.1 * x).abs()).collect();
-            let mut second: Vec<f32> =
-                random_values(4, count).iter().map(|x| (0.01 * x).abs()).collect();
-            let values = AdamWStep {
-                gradient_factor: step.gradient_factor(f64::from(squares).sqrt()) as f32,
-                learning_rate: coefficients.learning_rate as f32,
-                rate_scale: coefficients.rate_scale(group),
-                beta1: options.beta1 as f32,
-                beta2: options.beta2 as f32,
-                epsilon: coefficients.epsilon as f32,
-                weight_decay: coefficients.decay_of(group) as f32,
-                step: coefficients.moment_steps as u32,
-            };
-            let parameter = ParameterState {
-                weights: &mut weights,
-                first_moment: &mut first,
-                second_moment: &mut second,
-            };
-            if zeroes {
-                adamw_update_and_zero(parameter, &mut gradient, part.clone(), values, SERIAL);
-            } else {
-                adamw_update(parameter, &gradient[part.clone()], values, SERIAL);
-            }
-            let mut all = rounded(dtype, random_values(1, count * replicas));
-            all[part].copy_from_slice(&weights);
-            assert_near(dtype, &updated.weights, &all, 1e-6);
-            assert_eq!(updated.gradient, gradient);
-            assert_near(DType::F32, &updated.moments[0], &first, 1e-6);
-            assert_near(DType::F32, &updated.moments[1], &second, 1e-6);
-            if let Some(master) = updated.master {
-                assert_near(DType::F32, &master, &weights, 1e-6);
+            for (parameter, updated) in parameters.iter().zip(updated) {
+                assert_updated(&updated, parameter, dtype, replica, squares, &step);
             }
         }
+    }
+}
+
+/// Compares an update with that of the CPU.
+fn assert_updated(
+    updated: &Updated,
+    parameter: &Parameter,
+    dtype: DType,
+    (replica, replicas): (u64, u64),
+    squares: f32,
+    step: &OptimizerUpdate,
+) {
+    let Parameter { count, group, zeroes, .. } = *parameter;
+    let OptimizerUpdate { optimizer, coefficients, .. } = step;
+    let part = (count * replica) as usize..(count * (replica + 1)) as usize;
+    let mut weights = parameter.master(replicas)[part.clone()].to_vec();
+    let mut gradient = parameter.gradient(replicas);
+    let [mut first, mut second] = parameter.moments();
+    let values = AdamWStep {
+        gradient_factor: step.gradient_factor(f64::from(squares).sqrt()) as f32,
+        learning_rate: coefficients.learning_rate as f32,
+        rate_scale: coefficients.rate_scale(group),
+        beta1: optimizer.beta1 as f32,
+        beta2: optimizer.beta2 as f32,
+        epsilon: coefficients.epsilon as f32,
+        weight_decay: coefficients.decay_of(group) as f32,
+        step: coefficients.moment_steps as u32,
+    };
+    let state = ParameterState {
+        weights: &mut weights,
+        first_moment: &mut first,
+        second_moment: &mut second,
+    };
+    if zeroes {
+        adamw_update_and_zero(state, &mut gradient, part.clone(), values, SERIAL);
+    } else {
+        adamw_update(state, &gradient[part.clone()], values, SERIAL);
+    }
+    let mut all = rounded(dtype, parameter.master(replicas));
+    all[part].copy_from_slice(&weights);
+    assert_near(dtype, &updated.weights, &all, 1e-6);
+    assert_eq!(updated.gradient, gradient, "{parameter:?}");
+    assert_near(DType::F32, &updated.moments[0], &first, 1e-6);
+    assert_near(DType::F32, &updated.moments[1], &second, 1e-6);
+    if let Some(master) = &updated.master {
+        assert_near(DType::F32, master, &weights, 1e-6);
     }
 }
 
@@ -192,15 +264,17 @@ fn updates_match_the_cpu() {
 fn non_finite_square_sums_skip_the_update() {
     let options = Optimizer::new(1e-2, 4, 100);
     let step = update_of(&options, 1.0);
+    let parameters = parameters();
     for squares in [f32::NAN, f32::INFINITY] {
-        let Some(updated) =
-            update(DType::Bf16, (333, 2, 3), squares, (UpdateGroup::Matrix, true), &step)
-        else {
+        let Some((updated, loss)) = update(DType::Bf16, (2, 3), squares, &parameters, &step) else {
             return;
         };
-        assert_eq!(updated.weights, rounded(DType::Bf16, random_values(1, 999)));
-        assert_eq!(updated.gradient, random_values(2, 999));
-        assert_eq!(updated.master.unwrap(), random_values(1, 999)[666..]);
-        assert_eq!(updated.outcome.loss, 1.0);
+        assert_eq!(loss, 1.0);
+        for (parameter, updated) in parameters.iter().zip(updated) {
+            let part = 2 * parameter.count as usize;
+            assert_eq!(updated.weights, rounded(DType::Bf16, parameter.master(3)));
+            assert_eq!(updated.gradient, parameter.gradient(3));
+            assert_eq!(updated.master.unwrap(), parameter.master(3)[part..]);
+        }
     }
 }
