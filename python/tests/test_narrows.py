@@ -1,5 +1,6 @@
 """Tests of the package `narrows`, with the standard library alone: `python -m unittest discover python/tests`."""
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -47,6 +48,21 @@ class Plans(unittest.TestCase):
             for same in (path, str(path), json.loads(path.read_text())):
                 self.assertEqual(narrows.cost(same).prediction, self.plan.prediction)
 
+    def test_results_and_errors_name_arguments_instead_of_files(self) -> None:
+        compared = narrows.compare(self.plan, self.plan.decisions)
+        self.assertNotIn(tempfile.gettempdir(), json.dumps(compared.raw))
+        self.assertIn("plans[1]", json.dumps(compared.raw["plans"][1]))
+        for command, expected in (
+            (lambda: narrows.check({}), "plan: "),
+            (lambda: narrows.compare(self.plan, {}), "plans[1]: "),
+            (lambda: narrows.plan({"hidden": 8}), "model: "),
+            (lambda: narrows.plan("cola-tiny", hardware={"x": 1}), "hardware: "),
+        ):
+            with self.assertRaises(narrows.InvalidInput) as raised:
+                command()
+            self.assertIn(expected, str(raised.exception))
+            self.assertNotIn(tempfile.gettempdir(), str(raised.exception))
+
     def test_an_edited_plan_is_not_proven_or_invalid(self) -> None:
         edited = json.loads(json.dumps(self.plan.decisions))
         edited["mesh"]["data"] = 3
@@ -76,6 +92,11 @@ class Requests(unittest.TestCase):
         times = [plan.prediction.step_time_s for plan in result.plans()]
         self.assertEqual(times, [row["step_time_s"] for row in result.rows])
 
+    def test_booleans_of_a_sweep_are_booleans(self) -> None:
+        sweep = {"model.tied": [False, True]}
+        result = narrows.whatif("cola-tiny", sweep=sweep, devices=1, sequence_length=128)
+        self.assertEqual([row["model.tied"] for row in result.rows], [False, True])
+
     def test_errors_have_the_message_and_the_exit_code(self) -> None:
         with self.assertRaises(narrows.InvalidInput) as raised:
             narrows.plan("cola-7")
@@ -84,9 +105,27 @@ class Requests(unittest.TestCase):
         self.assertIn("did you mean cola-7b?", str(raised.exception))
         with self.assertRaisesRegex(narrows.InvalidInput, "--no-such-flag"):
             narrows.plan("cola-tiny", no_such_flag=1)
+        with self.assertRaises(narrows.InvalidInput) as raised:
+            narrows.plan("cola-tiny", devices="two")
+        self.assertNotIn("--help", str(raised.exception))
         with self.assertRaisesRegex(narrows.NoAnswer, "no plan exists") as raised:
             narrows.plan("cola-7b", devices=4, memory_limit="8GiB")
         self.assertEqual(raised.exception.exit_code, 1)
+
+    def test_values_of_other_types_are_type_errors(self) -> None:
+        for command, expected in (
+            (lambda: narrows.cost(None), "cost.*plan must be a path, .* not None"),
+            (lambda: narrows.check(5), "check.*plan must be a path, .* not 5"),
+            (lambda: narrows.compare("a.json", 3), r"compare.*plans\[1\] must be a path, .* not 3"),
+            (lambda: narrows.explain(3), "explain.*plan must be a path, .* not 3"),
+            (lambda: narrows.plan(None), "plan.*model must be a name, .* not None"),
+            (lambda: narrows.plan({"hidden": {1}}), "model is not JSON"),
+            (lambda: narrows.plan("cola-tiny", help=True), "no keyword argument 'help'"),
+            (lambda: narrows.plan("cola-tiny", version=True), "no keyword argument 'version'"),
+            (lambda: narrows.plan("cola-tiny", format="text"), "no keyword argument 'format'"),
+        ):
+            with self.assertRaisesRegex(TypeError, expected):
+                command()
 
     def test_warnings_are_warnings(self) -> None:
         with self.assertWarnsRegex(narrows.NarrowsWarning, "has no effect on this plan"):
@@ -94,6 +133,14 @@ class Requests(unittest.TestCase):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             narrows.plan("cola-tiny", devices=1)
+
+
+class Distribution(unittest.TestCase):
+    def test_the_wheel_has_its_licences_and_its_readme(self) -> None:
+        distribution = importlib.metadata.distribution("narrows")
+        names = {path.name for path in distribution.files or []}
+        self.assertLessEqual({"LICENSE-APACHE", "LICENSE-MIT"}, names)
+        self.assertIn("narrows.plan(", distribution.read_text("METADATA") or "")
 
 
 class Threads(unittest.TestCase):

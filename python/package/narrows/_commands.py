@@ -88,9 +88,11 @@ def _json_and_rows(command: str, flags: Mapping[str, Any]) -> tuple[Json, list[R
 
 
 def _typed(row: Mapping[str, str]) -> Row:
-    """A row of CSV with numbers; `None` for empty cells."""
+    """A row of CSV with numbers and booleans; `None` for empty cells."""
 
     def value(cell: str) -> Any:
+        if cell in ("true", "false"):
+            return cell == "true"
         for number in (int, float):
             try:
                 return number(cell)
@@ -111,10 +113,13 @@ def _json(
     """The JSON answer of a command."""
     with tempfile.TemporaryDirectory(prefix="narrows-") as folder:
         arguments = Arguments(command, folder)
-        paths = [arguments.input(f"plan-{index}", plan) for index, plan in enumerate(inputs)]
-        arguments.add_flags({**flags, "format": "json"})
-        words = arguments.words + (["--", *paths] if paths else [])
+        plans = list(inputs)
+        names = ["plan"] if len(plans) == 1 else [f"plans[{index}]" for index in range(len(plans))]
+        paths = [arguments.input(name, plan) for name, plan in zip(names, plans)]
+        arguments.add_flags(flags)
+        words = [*arguments.words, "--format=json", *(["--", *paths] if paths else [])]
         exit_code, output, messages = _narrows.answer(words)
+        output, messages = arguments.named(output), arguments.named(messages)
     if exit_code != 0 and not (may_fail and exit_code == 1 and output):
         raise error(messages, exit_code)
     if exit_code == 0 and messages:

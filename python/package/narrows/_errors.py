@@ -9,7 +9,8 @@ class NarrowsError(Exception):
     exit_code: int
 
     def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message.strip())
+        # Python's help is help().
+        super().__init__(message.replace("For more information, try '--help'.", "").strip())
         self.exit_code = exit_code
 
 
