@@ -7,7 +7,7 @@ use indicatif::ProgressBar;
 use narrows_runtime::data::{DataError, DataFault, TokenFile, TokenWriter};
 
 use crate::args::{DataArgs, DataTask, Detail, OutputFormat, TokenFileSettings};
-use crate::corpus::{Corpus, CorpusReader, DocumentWriter, write_mixture};
+use crate::corpus::{Corpus, CorpusFile, CorpusReader, DocumentWriter, write_mixture};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::progress;
 use crate::report::{self, NewTokenFileReport, TokenFileReport};
@@ -28,6 +28,7 @@ fn make(settings: TokenFileSettings, format: OutputFormat) -> CommandResult<()> 
     remove_on_signals(writer.temporary_path(), &output);
     let mut writer = DocumentWriter::new(writer, layout);
     let progress = progress_bar(&corpora, format);
+    let all_texts = !corpora.iter().flat_map(|corpus| &corpus.files).any(CorpusFile::has_tokens);
     let names: Vec<String> = corpora.iter().map(|corpus| corpus.name.clone()).collect();
     let reader = |corpus| CorpusReader::new(corpus, &tokenizer, &text_field, progress.clone());
     let mut readers: Vec<CorpusReader> = corpora.into_iter().map(reader).collect();
@@ -37,7 +38,7 @@ fn make(settings: TokenFileSettings, format: OutputFormat) -> CommandResult<()> 
     if documents == 0 || writer.token_count() == 0 {
         let message = match (documents, text_bytes) {
             (0, _) => "has no documents",
-            (_, 0) => "there is no text",
+            (_, 0) if all_texts => "there is no text",
             _ => "has no tokens",
         };
         return Err(Failure::input(Problem::new(names.join(", "), message)));
@@ -48,7 +49,7 @@ fn make(settings: TokenFileSettings, format: OutputFormat) -> CommandResult<()> 
     let report = NewTokenFileReport::new(
         contents,
         documents,
-        text_bytes,
+        (text_bytes, all_texts),
         (layout, tokenizer.end_of_text()),
         inputs,
     );

@@ -2,7 +2,8 @@
 
 use narrows_runtime::data::{DataError, TokenFileHeader, TokenWriter};
 
-/// Order and separators of documents in a token file.
+/// Order and separators of documents in a token file. A document that already ends with the token of its end or of its
+/// separator gets no second one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DocumentLayout {
     /// Packed, with a token between two documents if there is one.
@@ -29,12 +30,14 @@ pub struct DocumentWriter {
     text_bytes: u64,
     /// Tokens of the current document in the file; `None` between documents.
     current: Option<u64>,
+    /// The last token of the current document, or of the previous one between documents.
+    last: Option<u32>,
 }
 
 impl DocumentWriter {
     /// Writes documents to a file.
     pub fn new(writer: TokenWriter, layout: DocumentLayout) -> DocumentWriter {
-        DocumentWriter { writer, layout, documents: 0, text_bytes: 0, current: None }
+        DocumentWriter { writer, layout, documents: 0, text_bytes: 0, current: None, last: None }
     }
 
     /// Number of complete documents.
@@ -71,6 +74,7 @@ impl DocumentWriter {
             }
         };
         self.current = Some(written + kept.len() as u64);
+        self.last = kept.last().copied().or(self.last);
         self.writer.push(kept)
     }
 
@@ -82,8 +86,9 @@ impl DocumentWriter {
         let written = self.begin()?;
         match self.layout {
             DocumentLayout::Separated(_) => {}
-            DocumentLayout::Ended(end) => self.writer.push(&[end])?,
+            DocumentLayout::Ended(end) => self.writer.push(self.unless_last(end).as_slice())?,
             DocumentLayout::Padded { length, pad_id, end } => {
+                let end = end.and_then(|end| self.unless_last(end));
                 self.writer.push(end.as_slice())?;
                 let missing = length - written - u64::from(end.is_some());
                 self.writer.push(&vec![pad_id; missing as usize])?;
@@ -100,10 +105,15 @@ impl DocumentWriter {
             return Ok(written);
         }
         if let (DocumentLayout::Separated(Some(separator)), 1..) = (self.layout, self.documents) {
-            self.writer.push(&[separator])?;
+            self.writer.push(self.unless_last(separator).as_slice())?;
         }
-        self.current = Some(0);
+        (self.current, self.last) = (Some(0), None);
         Ok(0)
+    }
+
+    /// The token, unless the document ends with it.
+    fn unless_last(&self, token: u32) -> Option<u32> {
+        (self.last != Some(token)).then_some(token)
     }
 
     /// Completes the file.
@@ -148,6 +158,19 @@ mod tests {
             (DocumentLayout::Ended(9), &[1, 2, 9, 9, 3, 4, 5, 6, 9]),
             (padded(None), &[1, 2, 0, 0, 0, 0, 3, 4, 5]),
             (padded(Some(9)), &[1, 2, 9, 9, 0, 0, 3, 4, 9]),
+        ] {
+            assert_eq!(written(layout, documents), expected, "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn a_document_that_ends_with_the_token_gets_no_second_one() {
+        let documents: &[&[u32]] = &[&[1, 9], &[], &[9], &[2, 9, 3], &[4, 5, 9]];
+        let padded = DocumentLayout::Padded { length: 3, pad_id: 0, end: Some(9) };
+        for (layout, expected) in [
+            (DocumentLayout::Separated(Some(9)), &[1, 9, 9, 9, 2, 9, 3, 9, 4, 5, 9][..]),
+            (DocumentLayout::Ended(9), &[1, 9, 9, 9, 2, 9, 3, 9, 4, 5, 9]),
+            (padded, &[1, 9, 0, 9, 0, 0, 9, 0, 0, 2, 9, 0, 4, 5, 9]),
         ] {
             assert_eq!(written(layout, documents), expected, "{layout:?}");
         }

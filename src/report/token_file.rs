@@ -59,12 +59,16 @@ pub struct NewTokenFileReport {
     document_count: u64,
     /// The token between or after documents; `null` without one.
     document_separator: Option<&'static str>,
+    /// Whether it follows every document.
+    #[serde(skip)]
+    separator_follows: bool,
     /// Tokens of each document where all are cut or padded to one length; `null` where documents are packed.
     document_tokens: Option<u64>,
     /// The inputs, in order.
     inputs: Vec<InputReport>,
     text_bytes: u64,
-    bytes_per_token: f64,
+    /// `null` where inputs have tokens.
+    bytes_per_token: Option<f64>,
 }
 
 /// An input of a token file.
@@ -152,11 +156,11 @@ impl TokenFileReport {
 }
 
 impl NewTokenFileReport {
-    /// The report on a file made from documents.
+    /// The report on a file made from documents, of whose texts the size is given with whether all of them were texts.
     pub fn new(
         contents: TokenFileReport,
         document_count: u64,
-        text_bytes: u64,
+        (text_bytes, all_texts): (u64, bool),
         (layout, end_of_text): (DocumentLayout, Option<&'static str>),
         inputs: Vec<(String, u64)>,
     ) -> NewTokenFileReport {
@@ -165,11 +169,13 @@ impl NewTokenFileReport {
             DocumentLayout::Ended(_) => (true, None),
             DocumentLayout::Padded { length, end, .. } => (end.is_some(), Some(length)),
         };
-        let bytes_per_token = text_bytes as f64 / contents.token_count.max(1) as f64;
+        let bytes_per_token =
+            all_texts.then(|| text_bytes as f64 / contents.token_count.max(1) as f64);
         NewTokenFileReport {
             contents,
             document_count,
             document_separator: end_of_text.filter(|_| separates),
+            separator_follows: matches!(layout, DocumentLayout::Ended(_)),
             document_tokens,
             inputs: inputs.into_iter().map(|(name, tokens)| InputReport { name, tokens }).collect(),
             text_bytes,
@@ -185,18 +191,24 @@ impl Report for NewTokenFileReport {
         let documents = match (self.document_count, self.document_separator) {
             (1, _) => "1 document".into(),
             (count, _) if self.document_tokens.is_some() => plural(count, "document"),
+            (count, Some(name)) if self.separator_follows => {
+                format!("{}, `{name}` after each", plural(count, "document"))
+            }
             (count, Some(name)) => format!("{}, `{name}` between them", plural(count, "document")),
             (count, None) => {
                 format!("{}, joined without an end-of-text token", plural(count, "document"))
             }
         };
         let bytes = plural(self.text_bytes, "byte");
-        let text = format!("{bytes}, {:.2} per token; {documents}", self.bytes_per_token);
+        let text = match self.bytes_per_token {
+            Some(per_token) => ("text", format!("{bytes}, {per_token:.2} per token; {documents}")),
+            None if self.text_bytes > 0 => ("text", format!("{bytes} and tokens; {documents}")),
+            None => ("documents", documents),
+        };
         let mut fields = self.contents.fields();
-        fields.insert(0, ("text", text));
+        fields.insert(0, text);
         if let Some(tokens) = self.document_tokens {
-            fields
-                .push(("documents", format!("cut or padded to {} each", plural(tokens, "token"))));
+            fields.push(("length", format!("cut or padded to {} each", plural(tokens, "token"))));
         }
         let all = self.contents.token_count.max(1) as f64;
         for InputReport { name, tokens } in self.inputs.iter().filter(|_| self.inputs.len() > 1) {
