@@ -9,6 +9,10 @@ use tempfile::{NamedTempFile, TempDir};
 
 const BUFFER_BYTES: usize = 1 << 20;
 
+/// Beginning and end of temporary names.
+const PREFIX: &str = ".narrows-";
+const SUFFIX: &str = ".tmp";
+
 /// A file that is written under a temporary name in the folder of its final name. It is removed when
 /// it is dropped before it is [finished](AtomicFile::finish).
 #[derive(Debug)]
@@ -43,13 +47,35 @@ impl AtomicFile {
     /// # Errors
     /// When `path` is a folder, a pipe or a device, or its folder cannot be written to.
     pub fn create(path: &Path) -> io::Result<AtomicFile> {
+        AtomicFile::create_with_prefix(path, PREFIX)
+    }
+
+    /// Starts a file as [`create`](AtomicFile::create) does, which may take long. It is locked, and files that killed processes
+    /// left unfinished in place of this one are removed.
+    ///
+    /// # Errors
+    /// As [`create`](AtomicFile::create).
+    pub fn create_long(path: &Path) -> io::Result<AtomicFile> {
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        // The whole name has 255 bytes at most.
+        let end = (0..=name.len().min(200)).rev().find(|end| name.is_char_boundary(*end));
+        let prefix = format!("{PREFIX}{}-", &name[..end.unwrap_or(0)]);
+        remove_unlocked(parent_folder(&target), &prefix);
+        let file = AtomicFile::create_with_prefix(path, &prefix)?;
+        // On file systems without locks, nothing is removed either.
+        let _ = file.file.get_ref().0.as_file().try_lock();
+        Ok(file)
+    }
+
+    fn create_with_prefix(path: &Path, prefix: &str) -> io::Result<AtomicFile> {
         let existing = fs::metadata(path).ok();
         if existing.as_ref().is_some_and(|existing| !existing.is_file()) {
             return Err(io::Error::other("it exists and is not a regular file"));
         }
         let target = if existing.is_some() { fs::canonicalize(path)? } else { link_target(path) };
         let mut builder = tempfile::Builder::new();
-        builder.prefix(".narrows-").suffix(".tmp");
+        builder.prefix(prefix).suffix(SUFFIX);
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
@@ -127,7 +153,7 @@ impl AtomicFolder {
     pub fn create(target: &Path) -> io::Result<AtomicFolder> {
         let parent = parent_folder(target);
         fs::create_dir_all(parent)?;
-        let temporary = temporary_folder(parent, ".narrows-", ".tmp")?;
+        let temporary = temporary_folder(parent, PREFIX, SUFFIX)?;
         Ok(AtomicFolder { temporary, target: target.to_path_buf() })
     }
 
@@ -155,6 +181,21 @@ impl AtomicFolder {
         let _ = self.temporary.keep();
         sync_folder(parent_folder(&self.target));
         Ok(())
+    }
+}
+
+/// Removes the temporary files with a prefix that no process has locked, as far as that is possible.
+fn remove_unlocked(folder: &Path, prefix: &str) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        // The random part has no hyphen, so that the prefix of another file does not match.
+        let random = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(SUFFIX));
+        if random.is_some_and(|random| random.chars().all(char::is_alphanumeric))
+            && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok())
+        {
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 

@@ -11,6 +11,9 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// First bytes of zstd.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
+/// Largest window of zstd, that of `--long=31`: 2 GiB. By default the library refuses more than `--long=27`.
+const WINDOW_LOG_MAX: u32 = if cfg!(target_pointer_width = "64") { 31 } else { 30 };
+
 /// Bytes per read.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -42,7 +45,9 @@ pub fn decompressed(
     let contents: Box<dyn Read> = if start.starts_with(&GZIP) {
         Box::new(MultiGzDecoder::new(reader))
     } else if start.starts_with(&ZSTD) {
-        Box::new(zstd::Decoder::with_buffer(reader)?)
+        let mut decoder = zstd::Decoder::with_buffer(reader)?;
+        decoder.window_log_max(WINDOW_LOG_MAX)?;
+        Box::new(decoder)
     } else {
         Box::new(reader)
     };

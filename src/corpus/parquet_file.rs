@@ -2,8 +2,10 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
 use indicatif::ProgressBar;
+use parquet::basic::Type as PhysicalType;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::record::reader::RowIter;
@@ -26,6 +28,19 @@ pub struct ParquetFile {
     bytes_per_row: f64,
 }
 
+/// The problem of a file without a column, with those that may have texts as a hint.
+fn no_column(name: &str, field: &str, columns: &[Arc<Type>]) -> Problem {
+    let has_texts = |column: &&Arc<Type>| {
+        column.is_primitive() && column.get_physical_type() == PhysicalType::BYTE_ARRAY
+    };
+    let names: Vec<&str> = columns.iter().filter(has_texts).map(|column| column.name()).collect();
+    match names.is_empty() {
+        true => Problem::new(name, format!("has no column `{field}`, and none of texts")),
+        false => Problem::new(name, format!("has no column `{field}`"))
+            .hint(format!("--text-field {}", names.join(" or "))),
+    }
+}
+
 impl ParquetFile {
     /// Opens a file whose column `field` has the texts.
     ///
@@ -43,11 +58,7 @@ impl ParquetFile {
         let root = metadata.schema_descr().root_schema_ptr();
         let column = root.get_fields().iter().find(|column| column.name() == field).cloned();
         let Some(column) = column else {
-            let names: Vec<&str> = root.get_fields().iter().map(|column| column.name()).collect();
-            let problem = Problem::new(&name, format!("has no column `{field}`"));
-            return Err(Failure::input(
-                problem.hint(format!("--text-field {}", names.join(" or "))),
-            ));
+            return Err(Failure::input(no_column(&name, field, root.get_fields())));
         };
         let rows = metadata.num_rows().max(1);
         let projection = Type::group_type_builder(root.name()).with_fields(vec![column]).build();

@@ -255,15 +255,34 @@ fn refuse_other_formats(
         }
         _ => None,
     };
+    if let Some(tokens) =
+        tokens_of_nanoset(document.name()).filter(|_| origin == FormatOrigin::Name)
+    {
+        let problem = Problem::new(document.name(), "is a part of a nanoset without its tokens");
+        return Err(Failure::input(problem.hint(format!("{tokens}, which is read with it"))));
+    }
     let Some((contents, hint)) = found else { return Ok(reader) };
     let problem = Problem::new(document.name(), contents).hint(hint);
     Err(Failure::input(problem.hint("--input-format text, to take the whole file as one text")))
+}
+
+/// The file of tokens to which an index or the metadata of a nanoset belong.
+fn tokens_of_nanoset(name: &str) -> Option<&str> {
+    let tokens = [".index", ".metadata"].iter().find_map(|ending| name.strip_suffix(ending));
+    tokens.filter(|tokens| tokens.ends_with(".ds"))
 }
 
 fn tokenize_failure(name: &str, error: TokenizeError) -> Failure {
     let at = |byte: u64, message: String| Problem::new(name, message).field(format!("byte {byte}"));
     Failure::input(match error {
         TokenizeError::Unreadable(error) => Problem::new(name, format!("cannot be read: {error}")),
+        // One with an index was read as such.
+        TokenizeError::NotText(byte) if name.ends_with(".bin") => {
+            let index = Path::new(name).with_extension("idx");
+            at(byte, "is not UTF-8".into())
+                .hint(format!("{}, if these are tokens of Megatron-LM", index.display()))
+                .hint("text in UTF-8")
+        }
         TokenizeError::NotText(byte) => at(byte, "is not UTF-8".into())
             .hint("text in UTF-8, or no --tokenizer, so that every byte is a token"),
         TokenizeError::Rejected { first_byte, message } => at(first_byte, message)

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use parquet::basic::Compression as ParquetCompression;
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use serde_json::{Value, json};
@@ -232,6 +234,20 @@ fn a_failure_leaves_the_previous_file() {
 
 #[cfg(target_os = "linux")]
 #[test]
+fn what_a_killed_command_left_is_removed_by_the_next_one() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    let names =
+        [".narrows-t.tokens-aB3xYz.tmp", ".narrows-u.tokens-aB3xYz.tmp", ".narrows-aB3xYz.tmp"];
+    names.iter().for_each(|name| fs::write(at(name), "unfinished").unwrap());
+    let locked = fs::File::create(at(".narrows-t.tokens-bbbbbb.tmp")).unwrap();
+    locked.lock().unwrap();
+    stdout(&within(folder.path(), "data @a.txt --output @t.tokens"));
+    assert!(at("t.tokens").exists() && at(".narrows-t.tokens-bbbbbb.tmp").exists());
+    assert_eq!(names.map(|name| at(name).exists()), [false, true, true]);
+}
+
+#[test]
 fn standard_input_is_not_replaced_while_it_is_read() {
     let folder = folder();
     let input = fs::File::open(folder.path().join("a.txt")).unwrap();
@@ -269,11 +285,12 @@ fn a_damaged_file_fails_the_check() {
 }
 
 /// A Parquet file with the columns `id` and `content`.
-fn write_parquet(path: &Path, texts: &[Option<&str>]) {
+fn write_parquet(path: &Path, texts: &[Option<&str>], compression: ParquetCompression) {
     let schema = "message m { required int64 id; optional binary content (UTF8); }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let file = fs::File::create(path).unwrap();
-    let mut writer = SerializedFileWriter::new(file, schema, Arc::default()).unwrap();
+    let properties = WriterProperties::builder().set_compression(compression).build();
+    let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
     for texts in texts.chunks(2) {
         let mut group = writer.next_row_group().unwrap();
         let mut ids = group.next_column().unwrap().unwrap();
@@ -306,14 +323,17 @@ fn write_megatron(path: &Path) {
     fs::write(path.with_extension("idx"), index).unwrap();
 }
 
-/// A nanoset with u16 tokens and two documents.
-fn write_nanoset(path: &Path) {
-    let tokens: [u16; 4] = [3, 1, 2, 2];
-    let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+/// A nanoset with u16 tokens.
+fn write_nanoset(path: &Path, documents: &[&[u16]]) {
+    let bytes: Vec<u8> = documents.concat().iter().flat_map(|token| token.to_le_bytes()).collect();
     fs::write(path, bytes).unwrap();
     let beside = |ending: &str| format!("{}{ending}", path.display());
-    let ends: Vec<u8> = [1u64, 4].iter().flat_map(|end| end.to_le_bytes()).collect();
-    fs::write(beside(".index"), ends).unwrap();
+    let mut end = 0u64;
+    let ends = documents.iter().flat_map(|document| {
+        end += document.len() as u64;
+        end.to_le_bytes()
+    });
+    fs::write(beside(".index"), ends.collect::<Vec<u8>>()).unwrap();
     fs::write(beside(".metadata"), "some/tokenizer|2\n4\n0.0K tokens").unwrap();
 }
 
@@ -336,10 +356,22 @@ fn corpora() -> tempfile::TempDir {
     let compressed = zstd::encode_all(&b"me me"[..], 1).unwrap();
     fs::write(at("parts/deep/2.txt.zst"), compressed).unwrap();
     fs::write(at("parts/.hidden"), "call").unwrap();
+    // A window above the one that the library reads by default.
+    let mut long = zstd::Encoder::new(vec![], 1).unwrap();
+    long.window_log(28).unwrap();
+    long.write_all(b"me me").unwrap();
+    fs::write(at("long.txt.zst"), long.finish().unwrap()).unwrap();
     fs::write(at("bom.jsonl"), format!("\u{feff}{lines}")).unwrap();
-    write_parquet(&at("a.parquet"), &[Some("call me"), Some(""), Some("ishmael")]);
+    for (name, compression) in [
+        ("a.parquet", ParquetCompression::UNCOMPRESSED),
+        ("zstd.parquet", ParquetCompression::ZSTD(Default::default())),
+        ("brotli.parquet", ParquetCompression::BROTLI(Default::default())),
+        ("lz4.parquet", ParquetCompression::LZ4_RAW),
+    ] {
+        write_parquet(&at(name), &[Some("call me"), Some(""), Some("ishmael")], compression);
+    }
     write_megatron(&at("m"));
-    write_nanoset(&at("n.ds"));
+    write_nanoset(&at("n.ds"), &[&[3], &[1, 2, 2]]);
     folder
 }
 
@@ -354,7 +386,11 @@ fn corpora_of_every_format_are_read() {
         ("@a.jsonl --pad-to 3 --pad-id 0", &[1, 2, 0, 3, 0, 0]),
         ("@a.jsonl --pad-to 2 --pad-id 0 --append-eos", &[1, 4, 3, 4]),
         ("@parts", &[1, 2, 4, 3, 4, 2, 2]),
+        ("@long.txt.zst", &[2, 2]),
         ("@a.parquet --text-field content", &[1, 2, 4, 4, 3]),
+        ("@zstd.parquet --text-field content", &[1, 2, 4, 4, 3]),
+        ("@brotli.parquet --text-field content", &[1, 2, 4, 4, 3]),
+        ("@lz4.parquet --text-field content", &[1, 2, 4, 4, 3]),
         ("@m.idx", &[1, 2, 3, 4, 2, 1]),
         ("@m.bin @n.ds", &[1, 2, 3, 4, 2, 1, 4, 3, 4, 1, 2, 2]),
         ("@a.txt @a.jsonl", &[1, 2, 3, 4, 1, 2, 4, 3]),
@@ -367,6 +403,28 @@ fn corpora_of_every_format_are_read() {
     let bytes = within(folder.path(), "data @a.jsonl --output @t.tokens");
     assert_eq!(answer_of(&bytes)["text_bytes"], 14);
     assert_eq!(tokens(&folder.path().join("t.tokens")).len(), 14);
+}
+
+/// As `--append-eod` of Megatron-LM and datatrove end documents.
+#[test]
+fn documents_of_token_files_keep_the_end_that_they_have() {
+    let folder = corpora();
+    write_nanoset(&folder.path().join("e.ds"), &[&[3, 4], &[1, 4], &[2, 2]]);
+    for (flags, expected, summary) in [
+        ("", &[3, 4, 1, 4, 2, 2][..], "documents   3 documents, `</s>` between them\n"),
+        ("--append-eos", &[3, 4, 1, 4, 2, 2, 4], "documents   3 documents, `</s>` after each\n"),
+    ] {
+        let line = format!("data @e.ds --tokenizer @tokenizer.json {flags} --output @t.tokens");
+        let report = stdout(&within(folder.path(), &line));
+        assert_eq!(tokens(&folder.path().join("t.tokens")), expected, "{flags}");
+        assert!(report.contains(summary), "{report}");
+        assert!(!report.contains("per token"), "{report}");
+    }
+    let line = "data @e.ds @a.jsonl --tokenizer @tokenizer.json --output @t.tokens";
+    let answer = answer_of(&within(folder.path(), line));
+    assert_eq!((&answer["text_bytes"], &answer["bytes_per_token"]), (&json!(14), &Value::Null));
+    let report = stdout(&within(folder.path(), line));
+    assert!(report.contains("14 bytes and tokens; 5 documents"), "{report}");
 }
 
 #[test]
@@ -403,6 +461,7 @@ fn damaged_corpora_are_located() {
     let parquet = fs::read(at("a.parquet")).unwrap();
     fs::write(at("cut.parquet"), &parquet[..parquet.len() / 2]).unwrap();
     fs::write(at("short.bin"), [1, 0]).unwrap();
+    fs::write(at("lone.bin"), [255, 0]).unwrap();
     fs::copy(at("m.idx"), at("short.idx")).unwrap();
     let index = fs::read(at("m.idx")).unwrap();
     fs::write(at("x.bin"), "").unwrap();
@@ -411,7 +470,8 @@ fn damaged_corpora_are_located() {
     fs::write(at("array.json"), "[{\"text\": \"call\"}]").unwrap();
     fs::write(at("pretty.json"), "{\n  \"text\": \"call\"\n}\n").unwrap();
     fs::write(at("null.jsonl"), "{\"text\": null}\n").unwrap();
-    write_parquet(&at("null.parquet"), &[Some("call me"), None]);
+    let uncompressed = ParquetCompression::UNCOMPRESSED;
+    write_parquet(&at("null.parquet"), &[Some("call me"), None], uncompressed);
     stdout(&within(folder.path(), "data @b.txt --output @t.tokens"));
     fs::write(at("gpt2.dat"), 20_240_520_i32.to_le_bytes()).unwrap();
     fs::write(at("bom.txt"), "\u{feff}{\"text\": \"call\"}\n").unwrap();
@@ -429,7 +489,11 @@ fn damaged_corpora_are_located() {
         ("@number.jsonl", "number.jsonl: line 1: `text` is not a string"),
         ("@cut.json.gz", "cut.json.gz: "),
         ("@a.parquet", "a.parquet: has no column `text`"),
-        ("@a.parquet", "--text-field id or content"),
+        ("@a.parquet", "hint: --text-field content\n"),
+        ("@lone.bin", "lone.bin: byte 0: is not UTF-8"),
+        ("@lone.bin", "lone.idx, if these are tokens of Megatron-LM"),
+        ("@n.ds.index", "n.ds.index: is a part of a nanoset without its tokens"),
+        ("@n.ds.metadata", "n.ds, which is read with it"),
         ("@cut.parquet", "cut.parquet: is not a Parquet file"),
         ("@a.parquet --text-field id", "a.parquet: row 1: column `id` has no texts"),
         ("@short.idx", "short.idx: has a document of 3 tokens from byte 0 on, and "),

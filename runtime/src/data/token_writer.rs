@@ -58,7 +58,7 @@ impl TokenWriter {
             tokenizer: Some(tokenizer),
         };
         let unwritable = |source| DataError::new(path, unwritable(source));
-        let mut file = AtomicFile::create(path).map_err(unwritable)?;
+        let mut file = AtomicFile::create_long(path).map_err(unwritable)?;
         // A placeholder: count and checksum are known at the end.
         file.write(&header.encode()).map_err(unwritable)?;
         let (path, checksum) = (path.to_path_buf(), Sha256::new());
