@@ -1,8 +1,8 @@
 //! Folders of weights: reading checkpoints and other formats, and writing the files beside the weights.
 
 use std::ffi::OsStr;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use narrows_plan::model::Model;
 use narrows_runtime::AtomicFolder;
@@ -39,6 +39,11 @@ impl WeightFiles {
         };
         Ok(match last {
             Some(last) => WeightFiles::Checkpoint(last),
+            None if is_without_files(path) => {
+                let problem = Problem::new(path.display().to_string(), "has no checkpoint");
+                let hint = "a checkpoint folder or a file of weights";
+                return Err(Failure::input(problem.hint(hint)));
+            }
             None if checkpoint::is_checkpoint(path) => WeightFiles::Checkpoint(path.to_path_buf()),
             None => WeightFiles::Other(path.to_path_buf()),
         })
@@ -52,9 +57,13 @@ impl WeightFiles {
 
     /// A file beside the weights, if it exists.
     pub fn companion(&self, name: &str) -> Option<PathBuf> {
+        Some(self.folder()?.join(name)).filter(|file| file.is_file())
+    }
+
+    /// The folder of the weights.
+    pub fn folder(&self) -> Option<&Path> {
         let path = self.path();
-        let folder = if path.is_dir() { path } else { path.parent()? };
-        Some(folder.join(name)).filter(|file| file.is_file())
+        if path.is_dir() { Some(path) } else { path.parent() }
     }
 
     /// The file of the model beside the weights, if there is one.
@@ -116,6 +125,12 @@ impl WeightFiles {
     }
 }
 
+/// Whether a folder has nothing but hidden files.
+fn is_without_files(path: &Path) -> bool {
+    let is_hidden = |entry: fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
+    path.read_dir().is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(is_hidden)))
+}
+
 fn import(path: &Path, model: &Model) -> CommandResult<ModelTensors> {
     Ok(import_weights(path, model).map_err(Failure::weights)?.weights)
 }
@@ -155,10 +170,10 @@ impl WeightsFolder {
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub fn write_text(&self, name: &str, text: &str) -> CommandResult<PathBuf> {
+    pub fn write_file(&self, name: &str, contents: impl AsRef<[u8]>) -> CommandResult<PathBuf> {
         let file = self.0.path().join(name);
         let path = self.0.final_path(&file);
-        write_atomically(&file, text.as_bytes()).map_err(|error| unwritable(&path, &error))?;
+        write_atomically(&file, contents.as_ref()).map_err(|error| unwritable(&path, &error))?;
         Ok(path)
     }
 

@@ -1,7 +1,8 @@
 //! Presets and example files equal the published models.
 
 use narrows_plan::model::{
-    self, Activation, CrossingForm, CrossingGate, GatedProduct, Model, ModelFile, Weight, presets,
+    self, Activation, CrossingForm, CrossingGate, GatedProduct, Model, ModelFile, SpecialTokens,
+    Weight, presets,
 };
 
 fn example(name: &str) -> (String, String) {
@@ -112,7 +113,9 @@ fn examples_equal_the_presets_of_their_names() {
         ("llama-7b.config.json", "llama-7b"),
         ("lax-1b.json", "lax-1b"),
     ] {
-        let example = Model { name: preset.to_owned(), ..read_example(file) };
+        let example = read_example(file);
+        let special_tokens = SpecialTokens::default();
+        let example = Model { name: preset.to_owned(), special_tokens, ..example };
         assert_eq!(example, presets::find(preset).unwrap(), "{file}");
     }
 }
@@ -123,7 +126,9 @@ fn cola_and_boost_differ_in_their_7b_models() {
     let cola = read_example("cola-7b.config.json");
     assert_eq!((cola.tied, cola.padding_token), (false, Some(0)));
     let (tied, max_sequence_length) = (true, 4096);
-    let boost = Model { tied, padding_token: None, max_sequence_length, ..cola };
+    assert_eq!(cola.special_tokens, SpecialTokens { bos: Some(0), eos: vec![1] });
+    let special_tokens = SpecialTokens::default();
+    let boost = Model { tied, padding_token: None, special_tokens, max_sequence_length, ..cola };
     assert_eq!(boost, presets::find("cola-7b").unwrap());
 }
 
@@ -219,6 +224,9 @@ fn fingerprints_are_stable_and_ignore_names() {
     ] {
         assert_ne!(cola.fingerprint(), other.fingerprint());
     }
+    let special_tokens = SpecialTokens { bos: Some(1), eos: vec![2] };
+    let with_tokens = Model { special_tokens, ..cola.clone() };
+    assert_eq!(cola.fingerprint(), with_tokens.fingerprint());
     // Without a LayerNorm over latents, its ε has no effect.
     let other_epsilon = Model { latent_norm_epsilon: 1e-5, ..cola.clone() };
     assert_eq!(cola.fingerprint(), other_epsilon.fingerprint());

@@ -1,7 +1,8 @@
 //! Accepted fields of a `config.json`, and their defaults.
 
 use narrows_plan::model::{
-    self, Activation, AttentionMask, ConfigClass, GatedProduct, Model, Positions, Weight, presets,
+    self, Activation, AttentionMask, ConfigClass, GatedProduct, Model, ModelFile, Positions,
+    Weight, presets,
 };
 use serde_json::{Value, json};
 
@@ -142,6 +143,26 @@ fn padding_and_initialisation_are_those_of_the_original_classes() {
         let model = read(&config(family, more.clone()));
         assert_eq!((model.padding_token, model.initial_std), expected, "{more}");
     }
+}
+
+#[test]
+fn special_tokens_survive_a_written_config() {
+    for (family, class, ids, written) in [
+        ("llama", ConfigClass::Llama, json!([0, 2]), json!([0, 2])),
+        ("llama", ConfigClass::Llama, json!([0, [2, 300]]), json!([0, [2, 300]])),
+        ("llama", ConfigClass::Nanotron, json!([0, [2, 300]]), json!([0, 2])),
+        ("cola", ConfigClass::Cola, json!([5, [7]]), json!([5, 7])),
+        ("llama", ConfigClass::Llama, json!([null, -1]), json!([null, null])),
+    ] {
+        let model = read(&config(family, json!({"bos_token_id": ids[0], "eos_token_id": ids[1]})));
+        let config = model.hugging_face_config(class).unwrap();
+        assert_eq!(json!([config["bos_token_id"], config["eos_token_id"]]), written, "{ids}");
+        let file = serde_json::to_string(&ModelFile::from(&model)).unwrap();
+        assert_eq!(model::read("model.json", &file).unwrap(), model, "{file}");
+    }
+    let wrong = config("llama", json!({"eos_token_id": "</s>"})).to_string();
+    let error = model::read("config.json", &wrong).unwrap_err().to_string();
+    assert!(error.contains("eos_token_id") && error.contains("or a list of them"), "{error}");
 }
 
 #[test]

@@ -40,15 +40,14 @@ pub(super) fn tokenizer_files(path: &Path) -> CommandResult<Vec<TokenizerFile>> 
     Ok(files)
 }
 
-/// The files of the tokenizer in a folder; none where there is no `tokenizer.json`.
+/// The files of the tokenizer in a folder, as many as there are.
 ///
 /// # Errors
 /// A file that cannot be read.
 pub fn tokenizer_files_of(folder: &Path) -> CommandResult<Vec<TokenizerFile>> {
-    match folder.join(TOKENIZER_FILE).is_file() {
-        true => tokenizer_files(folder),
-        false => Ok(vec![]),
-    }
+    let names = [TOKENIZER_FILE].into_iter().chain(COMPANIONS);
+    let files = names.map(|name| (name, folder.join(name))).filter(|(_, path)| path.is_file());
+    files.map(|(name, path)| read_file(name, &path)).collect()
 }
 
 fn read_file(name: &str, path: &PathBuf) -> CommandResult<TokenizerFile> {

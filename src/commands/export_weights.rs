@@ -2,10 +2,10 @@
 
 use narrows_plan::model::{ConfigClass, Model};
 use narrows_plan::{Defect, Defects};
-use narrows_runtime::checkpoint::CONFIG_FILE;
+use narrows_runtime::checkpoint::{CONFIG_FILE, TokenizerFile};
 use narrows_runtime::interchange::{WeightFormat, fold_weights};
 
-use crate::args::{Detail, ExportClassArg, ExportSettings, ExportWeightsArgs};
+use crate::args::{Detail, ExportClassArg, ExportSettings, ExportWeightsArgs, tokenizer_files_of};
 use crate::errors::{CommandResult, Failure};
 use crate::output;
 use crate::report::{self, ExportWeightsReport};
@@ -16,6 +16,7 @@ pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
     let ExportSettings { weights, model, class, output } = args.resolve()?;
     let target = ExportTarget::new(&model, class)
         .map_err(|defect| Failure::file(&model.name, Defects::single(defect)))?;
+    let tokenizer = weights.folder().map_or(Ok(vec![]), tokenizer_files_of)?;
     let weights = weights.read(&model)?;
     let weights = if target.model == model { weights } else { fold_weights(&model, weights) };
     let folder = WeightsFolder::create(output)?;
@@ -24,9 +25,14 @@ pub fn run(args: &ExportWeightsArgs) -> CommandResult<()> {
         WeightFormat::Nanotron => NANOTRON_CONFIG_FILE,
         _ => CONFIG_FILE,
     };
-    let config_file = folder.write_text(config_file, &output::json_text(&target.config)?)?;
+    let config_file = folder.write_file(config_file, output::json_text(&target.config)?)?;
+    for TokenizerFile { name, contents } in &tokenizer {
+        folder.write_file(name, contents)?;
+    }
     folder.finish()?;
-    let report = ExportWeightsReport::new(&model, &target.model, &written, &config_file);
+    let tokenizer = tokenizer.into_iter().map(|file| file.name).collect();
+    let report =
+        ExportWeightsReport::new((&model, &target.model), &written, &config_file, tokenizer);
     report::print(&report, args.format.format, Detail::Summary, false)
 }
 

@@ -23,12 +23,18 @@ pub fn run(args: &FactorArgs) -> CommandResult<()> {
     })?;
     let mut factored = factor_weights(&model, dense, choice)
         .map_err(|defect| Failure::file(&model.name, Defects::single(defect)))?;
+    if factored.linears.iter().all(|linear| linear.rank.is_none()) {
+        output::warn(
+            "no linear became a factor pair, because factors would have as many parameters: the model is dense. \
+             A smaller --energy or --rank N makes factors",
+        );
+    }
     factored.model.name = format!("{}-low-rank", model.name);
     let folder = WeightsFolder::create(output)?;
     let written =
         folder.write_weights(&factored.model, &factored.weights, WeightFormat::HuggingFace)?;
     let text = output::json_text(&ModelFile::from(&factored.model))?;
-    let file = folder.write_text(MODEL_FILE, &text)?;
+    let file = folder.write_file(MODEL_FILE, &text)?;
     folder.finish()?;
     let report = FactorReport::new(&model, &factored, &written, &file);
     report::print(&report, args.format.format, Detail::Summary, false)

@@ -16,18 +16,20 @@ pub struct ExportWeightsReport {
     model: String,
     weights: String,
     config: String,
+    /// Files of the tokenizer beside them.
+    tokenizer: Vec<String>,
     parameters: u64,
     /// Factor pairs that became dense matrices.
     folded_pairs: u64,
 }
 
 impl ExportWeightsReport {
-    /// The report on the weights of a model that were written for a class, folded or not.
+    /// The report on the weights of a model that were written for a class, folded or not, with files of a tokenizer.
     pub fn new(
-        model: &Model,
-        written: &Model,
+        (model, written): (&Model, &Model),
         weights: &Path,
         config: &Path,
+        tokenizer: Vec<String>,
     ) -> ExportWeightsReport {
         let pairs = |model: &Model| -> u64 {
             let ranks = model.blocks.iter().flat_map(|block| block.linears());
@@ -37,6 +39,7 @@ impl ExportWeightsReport {
             model: model.name.clone(),
             weights: weights.display().to_string(),
             config: config.display().to_string(),
+            tokenizer,
             parameters: written.parameters(),
             folded_pairs: pairs(model) - pairs(written),
         }
@@ -51,6 +54,9 @@ impl Report for ExportWeightsReport {
             ("weights", format!("{} parameters in {}", thousands(self.parameters), self.weights)),
             ("config", self.config.clone()),
         ];
+        if !self.tokenizer.is_empty() {
+            fields.push(("tokenizer", self.tokenizer.join(", ")));
+        }
         if self.folded_pairs > 0 {
             let pairs = plural(self.folded_pairs, "factor pair");
             fields.push(("folded", format!("{pairs} into dense matrices")));

@@ -56,6 +56,39 @@ fn exported_weights_start_a_run_as_their_checkpoint_does() {
     assert!(own < 5.3, "{own}");
 }
 
+/// Programs that generate text need both.
+#[test]
+fn special_tokens_and_the_tokenizer_are_exported() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let config = json!({
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "max_position_embeddings": 64, "vocab_size": 256,
+        "bos_token_id": 5, "eos_token_id": [7, 8]
+    });
+    fs::write(at("config.json"), config.to_string()).unwrap();
+    let model = format!("--model {} --steps 1", at("config.json"));
+    stdout(&format!("{SMALL} {model} --checkpoint-dir {}", at("kept")));
+    let files = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
+    for name in files {
+        fs::write(folder.path().join("kept/step-00000001").join(name), name).unwrap();
+    }
+    for (class, config, eos) in
+        [("llama", "config.json", json!([7, 8])), ("nanotron", "model_config.json", json!(7))]
+    {
+        let output = folder.path().join(class);
+        let flags = format!("--to {class} --output {}", output.display());
+        let answer = json(&format!("export-weights {} {flags}", at("kept")));
+        assert_eq!(answer["tokenizer"], json!(files));
+        for name in files {
+            assert_eq!(fs::read_to_string(output.join(name)).unwrap(), name);
+        }
+        let written = fs::read(output.join(config)).unwrap();
+        let written: Value = serde_json::from_slice(&written).unwrap();
+        assert_eq!((&written["bos_token_id"], &written["eos_token_id"]), (&json!(5), &eos));
+    }
+}
+
 /// Biases of Qwen2 and norms of heads of Qwen3 are trained, exported under their classes, and read again, under another
 /// plan too.
 #[test]
@@ -330,6 +363,9 @@ fn dense_weights_are_factored_with_their_errors() {
     // The factors of all singular values would have more parameters than the matrices.
     let whole = json(&factor("--energy 1", "whole"));
     assert!(whole["linears"].as_array().unwrap().iter().all(|linear| linear["rank"].is_null()));
+    let warned = narrows(&factor("--energy 1", "dense")).assert().success();
+    let warned = String::from_utf8_lossy(&warned.get_output().stderr).into_owned();
+    assert!(warned.contains("warning: no linear became a factor pair"), "{warned}");
     let error = failure(&factor("--rank 16", "wide"), 2);
     assert!(error.contains("layer 0 k: has rank 8 at most"), "{error}");
     let error = failure(&factor("--energy 1.5", "wide"), 2);

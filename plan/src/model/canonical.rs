@@ -32,6 +32,7 @@ impl From<&Model> for ModelFile {
             initial_std: model.initial_std,
             latent_residual: model.latent_residual,
             padding_token: model.padding_token,
+            special_tokens: model.special_tokens.clone(),
             tied: model.tied,
             blocks: BlocksFile {
                 count: model.blocks.len() as u64,

@@ -34,7 +34,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::json;
 
-use super::{Activation, AttentionMask, GatedProduct, LatentCrossing, Positions, RopeScaling};
+use super::{
+    Activation, AttentionMask, GatedProduct, LatentCrossing, Positions, RopeScaling, SpecialTokens,
+};
 
 /// ε of the LayerNorm over a crossed latent unless a file sets it: that of the released LaX.
 pub(super) const DEFAULT_LATENT_NORM_EPSILON: f64 = 1e-6;
@@ -114,6 +116,9 @@ pub struct ModelFile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 16_777_215))]
     pub padding_token: Option<u64>,
+    /// Tokens at which texts begin and end, for programs that generate text; by default unknown.
+    #[serde(default, skip_serializing_if = "SpecialTokens::is_empty")]
+    pub special_tokens: SpecialTokens,
     /// Whether embedding and head are one weight.
     #[serde(default)]
     pub tied: bool,

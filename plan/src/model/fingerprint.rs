@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Model {
-    /// SHA-256 in 64 hex digits of everything but the name. Equal models have equal fingerprints, whatever
+    /// SHA-256 in 64 hex digits of everything but the name and the special tokens. Equal models have equal fingerprints, whatever
     /// the format and wording of their files.
     pub fn fingerprint(&self) -> String {
         let mut canonical = CanonicalWriter::default();

@@ -65,12 +65,34 @@ pub struct Model {
     /// Token whose row of the embedding starts at zero and gets no gradient from the lookup, as PyTorch's
     /// `padding_idx`. The row of a tied embedding still gets the gradient of the head.
     pub padding_token: Option<u64>,
+    /// Tokens at which texts begin and end, for programs that generate text. The model's function does not depend on them, nor
+    /// does its fingerprint.
+    pub special_tokens: SpecialTokens,
     /// Longest supported sequence, in tokens.
     pub max_sequence_length: u64,
     /// Whether embedding and head are one weight.
     pub tied: bool,
     /// The blocks, first to last; never empty.
     pub blocks: Vec<Block>,
+}
+
+/// Tokens at which texts begin and end. They are kept as a file states them, also where the vocabulary has no such token.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SpecialTokens {
+    /// Token at the beginning of a text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bos: Option<u64>,
+    /// Tokens that end a text.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub eos: Vec<u64>,
+}
+
+impl SpecialTokens {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bos.is_none() && self.eos.is_empty()
+    }
 }
 
 /// One pre-norm block.

@@ -18,7 +18,9 @@ use super::file::{
     BlockFile, BlocksFile, CrossingFile, DEFAULT_INITIAL_STD, DEFAULT_LATENT_NORM_EPSILON,
     LinearFile, ModelFile, ModelFormat, PairFile,
 };
-use super::{Activation, CrossingForm, CrossingGate, GatedProduct, LatentCrossing, Model};
+use super::{
+    Activation, CrossingForm, CrossingGate, GatedProduct, LatentCrossing, Model, SpecialTokens,
+};
 use crate::defect::Defect;
 
 /// The shape that all families have in one size.
@@ -152,6 +154,7 @@ fn file(name: String, family: ModelFamily, size: &ModelSize) -> ModelFile {
         initial_std: DEFAULT_INITIAL_STD,
         latent_residual: (family == ModelFamily::Dlr).then_some(1.0),
         padding_token: None,
+        special_tokens: SpecialTokens::default(),
         tied: size.tied,
         blocks: BlocksFile { count: size.layers, default, overrides: Default::default() },
     }

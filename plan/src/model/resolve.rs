@@ -52,6 +52,7 @@ impl ModelFile {
             initial_std: self.initial_std,
             latent_residual: self.latent_residual,
             padding_token: self.padding_token,
+            special_tokens: self.special_tokens,
             max_sequence_length: self.max_sequence_length,
             tied: self.tied,
             blocks: blocks.into_iter().map(|block| block.finish(&widths)).collect(),

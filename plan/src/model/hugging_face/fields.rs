@@ -76,6 +76,17 @@ impl<'a> ConfigFields<'a> {
         self.typed(field, "a whole number", Value::as_i64)
     }
 
+    /// A token or a list of tokens; negative ones are left out. Empty when absent or, after a defect, invalid.
+    pub fn tokens(&mut self, field: &'static str) -> Vec<u64> {
+        let read = |value: &Value| match value {
+            Value::Array(list) => list.iter().map(Value::as_i64).collect(),
+            value => value.as_i64().map(|id| vec![id]),
+        };
+        let ids: Vec<i64> =
+            self.typed(field, "a whole number or a list of them", read).unwrap_or_default();
+        ids.into_iter().filter_map(|id| u64::try_from(id).ok()).collect()
+    }
+
     /// A required whole number; 1 after a defect.
     pub fn required_size(&mut self, field: &'static str) -> u64 {
         if self.get(field).is_none() {

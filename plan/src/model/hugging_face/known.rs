@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-/// Fields without effect on the function of a model in training: bookkeeping, special tokens, generation,
+/// Fields without effect on the function of a model in training: bookkeeping, other special tokens, generation,
 /// and return values of Python calls.
 pub(super) const IGNORED_FIELDS: &[&str] = &[
     // Bookkeeping.
@@ -26,9 +26,7 @@ pub(super) const IGNORED_FIELDS: &[&str] = &[
     "transformers_version",
     // Special tokens; some of them are lists in newer files.
     "begin_suppress_tokens",
-    "bos_token_id",
     "decoder_start_token_id",
-    "eos_token_id",
     "forced_bos_token_id",
     "forced_eos_token_id",
     "sep_token_id",

@@ -12,7 +12,7 @@
 //!
 //! `initializer_range` is the initial standard deviation of dense weights, except in BOOST, whose classes
 //! ignore it. `pad_token_id` is the padding token; like PyTorch, a negative one counts from the end of the
-//! vocabulary.
+//! vocabulary. `bos_token_id` and `eos_token_id` are kept for other programs.
 //!
 //! A config is converted to a [`ModelFile`] with one default block, so that sizes are checked in one
 //! place; defects then get the name of the field of the config.
@@ -37,7 +37,7 @@ use super::file::{
     BlockFile, BlocksFile, DEFAULT_INITIAL_STD, DEFAULT_LATENT_NORM_EPSILON, LinearFile, ModelFile,
     ModelFormat, PairFile,
 };
-use super::{Activation, GatedProduct, Model};
+use super::{Activation, GatedProduct, Model, SpecialTokens};
 use crate::defect::{Defect, Defects};
 
 /// Default of `attn_rank` and `mlp_rank` in BOOST's classes.
@@ -183,6 +183,7 @@ fn model_file(
             .unwrap_or(DEFAULT_INITIAL_STD),
         latent_residual: None,
         padding_token: padding_token(vocab, fields),
+        special_tokens: special_tokens(fields),
         tied: fields.flag("tie_word_embeddings").unwrap_or(false),
         blocks,
     }
@@ -197,6 +198,12 @@ fn padding_token(vocab: u64, fields: &mut ConfigFields<'_>) -> Option<u64> {
         fields.defects.push(Defect::new("pad_token_id", problem).hint("null, without padding"));
     }
     token
+}
+
+/// The tokens at which texts begin and end; newer files have a list of those at the end. A negative id names none.
+fn special_tokens(fields: &mut ConfigFields<'_>) -> SpecialTokens {
+    let bos = fields.tokens("bos_token_id").first().copied();
+    SpecialTokens { bos, eos: fields.tokens("eos_token_id") }
 }
 
 /// Requires the activation in `field` to be SiLU, the default of LLaMA.

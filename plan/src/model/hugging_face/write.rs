@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::defect::Defect;
 use crate::model::{
     Activation, AttentionMask, Block, FactorPair, GatedProduct, LinearKind, Model, Positions,
-    RopeScaling, Weight,
+    RopeScaling, SpecialTokens, Weight,
 };
 
 /// A published class, whose constructor takes a `config.json`.
@@ -47,6 +47,7 @@ pub(in crate::model) fn config(model: &Model, class: ConfigClass) -> Result<Valu
         return Err(Defect::new(format!("layer {index}"), problem).hint(hint));
     }
     let mut config = shared_fields(model, block);
+    add_special_tokens(&mut config, &model.special_tokens, class);
     let own = match class {
         ConfigClass::Llama => llama_fields(model, block)?,
         ConfigClass::Cola => cola_fields(model, block)?,
@@ -151,6 +152,20 @@ fn shared_fields(model: &Model, block: &Block) -> Value {
         "tie_word_embeddings": model.tied,
         "torch_dtype": "float32",
     })
+}
+
+/// Adds the tokens at which texts begin and end, where they are known: else the class has its own.
+fn add_special_tokens(config: &mut Value, tokens: &SpecialTokens, class: ConfigClass) {
+    if let Some(bos) = tokens.bos {
+        config["bos_token_id"] = json!(bos);
+    }
+    match tokens.eos.as_slice() {
+        [] => {}
+        [eos] => config["eos_token_id"] = json!(eos),
+        // Nanotron has one.
+        [eos, ..] if class == ConfigClass::Nanotron => config["eos_token_id"] = json!(eos),
+        all => config["eos_token_id"] = json!(all),
+    }
 }
 
 fn llama_fields(model: &Model, block: &Block) -> Result<Value, Defect> {
