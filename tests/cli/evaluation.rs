@@ -141,9 +141,22 @@ fn the_best_checkpoint_is_kept_and_a_run_ends_early() {
     assert_eq!((&answer["steps"], &answer["status"]), (&0.into(), &"stopped_early".into()));
     assert_eq!(fs::read(&metrics).unwrap(), before);
     assert_eq!(folders(&dir.join("best")), [kept.file_name().unwrap().to_str().unwrap()]);
-    let report = stdout(&format!("{line} {} --resume", metrics.display()));
-    let sentence = format!("The run stopped early after step {last}: the last 3 evaluations");
-    assert!(report.contains(&sentence), "{report}");
+    // So does its report, at the end, and that of a run which stops.
+    for resume in [true, false] {
+        if !resume {
+            fs::remove_dir_all(&dir).unwrap();
+        }
+        let resume = if resume { "--resume" } else { "" };
+        let report = stdout(&format!("{line} {} {resume}", metrics.display()));
+        let joined = report.split_whitespace().collect::<Vec<_>>().join(" ");
+        let sentence = format!(
+            "The run stopped early after step {last}: the last 3 evaluations have not lowered the loss of step {}.",
+            best.0
+        );
+        assert!(joined.contains(&sentence), "{report}");
+        assert!(!report.contains("already contains all steps"), "{report}");
+        assert!(report.ends_with(&format!("Best checkpoint: {}\n", kept.display())), "{report}");
+    }
     // More patience continues the run.
     let patient = line.replace("--early-stop 3", "--early-stop 5");
     let answer = json(&format!("{patient} {} --resume", metrics.display()));

@@ -15,7 +15,7 @@ use super::resume::{
     found_before, newest_undamaged, require_same_moments, resume_failure, warn_of_other_recipe,
 };
 use crate::args::{CheckpointSettings, RunOrigin, RunPlaces, TrainSettings, tokenizer_files_of};
-use crate::checkpoint_folder::{BEST_FOLDER, last_complete};
+use crate::checkpoint_folder::{BEST_FOLDER, candidates, last_complete};
 use crate::cluster::agree;
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 
@@ -119,6 +119,12 @@ impl<'a> CheckpointKeeper<'a> {
     /// The last checkpoint.
     pub fn last(&self) -> Option<&CheckpointEntry> {
         self.last.as_ref()
+    }
+
+    /// The checkpoint of the step with the lowest evaluation loss, if there is one.
+    pub fn best(&self, step: Option<u64>) -> Option<PathBuf> {
+        let checkpoints = candidates(&self.settings?.dir).ok()?;
+        checkpoints.into_iter().find(|checkpoint| Some(checkpoint.step) == step).map(|of| of.path)
     }
 
     /// Resumes a run of `steps` steps from its last checkpoint, if requested and there is one.

@@ -116,7 +116,7 @@ fn train_in_group(
         keeper,
         fault: None,
     };
-    let ended = train_loop.run(&mut trainer, text);
+    let ended = train_loop.run(&mut trainer);
     finish(ended, train_loop, &trainer, &header, text)
 }
 
@@ -210,6 +210,13 @@ fn finish(
             keeper.resumed().map(|checkpoint| checkpoint.step),
             keeper.last().map(|CheckpointEntry { path, .. }| path.as_path()),
         );
+    let report = match end {
+        TrainEnd::StoppedEarly => report.with_early_stop(
+            Validation::early_stop_sentence(trainer),
+            keeper.best(trainer.evaluations().best_step),
+        ),
+        TrainEnd::Completed | TrainEnd::Stopped => report,
+    };
     match text {
         TextOutput::Json => output::print_json(&report)?,
         _ => text.print(&report.page(Detail::Summary).text())?,

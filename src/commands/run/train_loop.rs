@@ -3,7 +3,6 @@
 use narrows_runtime::train::{EvaluationOutcome, TrainControl, TrainEnd, TrainError, TrainedStep};
 use narrows_runtime::{RunError, Trainer};
 
-use super::TextOutput;
 use super::checkpoints::CheckpointKeeper;
 use super::data_check::DataCheck;
 use super::step_log::StepLog;
@@ -51,14 +50,11 @@ impl TrainLoop<'_> {
     ///
     /// # Errors
     /// A failed step, evaluation, checkpoint or record.
-    pub fn run(&mut self, trainer: &mut Trainer, text: TextOutput) -> CommandResult<TrainEnd> {
+    pub fn run(&mut self, trainer: &mut Trainer) -> CommandResult<TrainEnd> {
         let had_stopped_early = trainer.session().steps() < self.steps
             && self.validation.as_ref().is_some_and(|validation| validation.ends(trainer));
         let ended = match had_stopped_early {
-            true => text
-                .print(&Validation::early_stop_line(trainer))
-                .map_err(LoopError::Ended)
-                .map(|()| TrainEnd::StoppedEarly),
+            true => Ok(TrainEnd::StoppedEarly),
             false => {
                 trainer.train(self.steps, |trainer, trained| self.after_step(trainer, trained))
             }

@@ -130,13 +130,14 @@ impl<'a> Validation<'a> {
         Verdict { evaluation, is_best, control }
     }
 
-    /// Says that the run had stopped early before it was resumed.
-    pub fn early_stop_line(trainer: &Trainer) -> String {
+    /// Says that the run has stopped early.
+    pub fn early_stop_sentence(trainer: &Trainer) -> String {
         let (step, evaluations) = (trainer.session().steps(), trainer.evaluations());
         let count = plural(evaluations.since_best, "evaluation");
+        let best = evaluations.best_step.map_or(String::new(), |step| format!(" of step {step}"));
         format!(
-            "The run stopped early after step {step}: the last {count} have not lowered the loss. A larger --early-stop \
-             continues it\n"
+            "The run stopped early after step {step}: the last {count} have not lowered the loss{best}. A larger \
+             --early-stop with --resume continues it."
         )
     }
 

@@ -5,7 +5,7 @@ mod history;
 mod loss_curve;
 mod null;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use narrows_cost_model::Breakdown;
 use narrows_plan::model::Model;
@@ -184,6 +184,9 @@ pub struct RunReport {
     checkpoint: Option<String>,
     /// The trace file.
     trace: Option<String>,
+    /// Sentence of an early stop, and the checkpoint of the lowest evaluation loss.
+    #[serde(skip)]
+    early_stop: Option<(String, Option<PathBuf>)>,
     #[serde(skip)]
     losses: LossCurve,
 }
@@ -254,6 +257,7 @@ impl RunReport {
             resumed_step: None,
             checkpoint: None,
             trace: None,
+            early_stop: None,
             losses: history.losses.clone(),
         }
     }
@@ -276,6 +280,11 @@ impl RunReport {
     pub fn with_checkpoints(self, resumed: Option<u64>, last: Option<&Path>) -> RunReport {
         let checkpoint = last.map(|path| path.display().to_string());
         RunReport { resumed_step: resumed, checkpoint, ..self }
+    }
+
+    /// Adds the sentence of an early stop, and the checkpoint of the lowest evaluation loss.
+    pub fn with_early_stop(self, sentence: String, best: Option<PathBuf>) -> RunReport {
+        RunReport { early_stop: Some((sentence, best)), ..self }
     }
 
     /// Predicted and measured times and memory.
@@ -347,6 +356,9 @@ impl RunReport {
         if let Some(path) = &self.checkpoint {
             page.line(format!("Last checkpoint: {path}"));
         }
+        if let Some((_, Some(path))) = &self.early_stop {
+            page.line(format!("Best checkpoint: {}", path.display()));
+        }
     }
 }
 
@@ -375,7 +387,11 @@ impl Report for RunReport {
                 page.fields(&fields);
                 self.comparison(&mut page);
             }
+            _ if self.early_stop.is_some() => {}
             _ => page.line("The checkpoint already contains all steps."),
+        }
+        if let Some((sentence, _)) = &self.early_stop {
+            page.paragraph(sentence);
         }
         self.files(&mut page);
         page
