@@ -52,9 +52,9 @@ impl Run {
             .unwrap()
     }
 
-    /// The steps of the checkpoints.
+    /// The steps of the checkpoints. A run without any leaves no folder.
     pub fn checkpoints(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.at("kept")).unwrap();
+        let entries = fs::read_dir(self.at("kept")).into_iter().flatten();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name.starts_with("step-")).collect()
     }
@@ -223,12 +223,7 @@ fn a_failed_save_ends_all_processes_with_the_reason_of_the_writer() {
             let other = format!("process {limited} cannot write its part: ");
             assert_eq!(message.contains(&other), rank != limited, "{message}");
         }
-        let names = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
-        assert_eq!(
-            names.collect::<Vec<_>>(),
-            [".narrows-lock"],
-            "an unfinished checkpoint remains"
-        );
+        assert!(!dir.exists(), "an unfinished checkpoint remains");
     }
 }
 

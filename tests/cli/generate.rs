@@ -164,6 +164,10 @@ fn a_tokenizer_of_other_tokens_is_refused() {
     let run = format!("{SMALL} --steps 1 --tokenizer {}", at("tokenizer.json"));
     let message = failure(&format!("{run} --checkpoint-dir {}", at("kept")), 2);
     assert!(message.contains("--tokenizer: is not the tokenizer of moby-dick.txt"), "{message}");
+    assert!(!folder.path().join("kept").exists(), "a refused run leaves its folder");
+    fs::create_dir(at("kept")).unwrap();
+    let message = error(&folder.path().join("kept"), "a", "");
+    assert!(message.contains("kept: has no checkpoint"), "{message}");
     let message = failure(&run, 2);
     assert!(message.contains("--checkpoint-dir"), "{message}");
 }

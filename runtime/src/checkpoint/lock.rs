@@ -1,5 +1,6 @@
 //! A lock that admits one run at a time to a folder. The operating system releases the lock when the
-//! process ends, however it ends; the lock file stays and means nothing by itself.
+//! process ends, however it ends; the lock file stays beside checkpoints and means nothing by itself.
+//! A run that leaves no checkpoint removes the lock file and the folders that it created.
 
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io;
@@ -17,6 +18,21 @@ pub struct FolderLock {
     dir: PathBuf,
     /// Closing the file releases the lock.
     file: File,
+    /// The lock file and the folders that did not exist before, in the order of their removal.
+    created: Vec<PathBuf>,
+}
+
+/// Removes what the lock has created if there is nothing else in the folder.
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        let entries = fs::read_dir(&self.dir).map(Iterator::count);
+        if entries.is_ok_and(|count| count == 1) && self.verify().is_ok() {
+            for path in &self.created {
+                // A folder that has other entries by now stays.
+                let _ = fs::remove_file(path).or_else(|_| fs::remove_dir(path));
+            }
+        }
+    }
 }
 
 impl FolderLock {
@@ -85,8 +101,10 @@ fn is_same_file(_one: &Metadata, _other: &Metadata) -> bool {
 /// # Errors
 /// When another run has locked the folder, or it cannot be written to.
 pub fn lock(dir: &Path) -> Result<FolderLock, CheckpointError> {
-    create(dir)?;
     let path = dir.join(NAME);
+    let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty());
+    let created = missing.take_while(|path| !path.exists()).map(Path::to_path_buf).collect();
+    create(dir)?;
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(CheckpointError::io(&path, "written"))?;
     match file.try_lock() {
@@ -98,7 +116,9 @@ pub fn lock(dir: &Path) -> Result<FolderLock, CheckpointError> {
             if locked.is_ok() {
                 remove_leftovers(dir);
             }
-            Ok(FolderLock { dir: dir.to_path_buf(), file })
+            let lock = FolderLock { dir: dir.to_path_buf(), file, created };
+            // A run that ended without a checkpoint may have removed the file since it was opened.
+            lock.verify().map(|()| lock)
         }
     }
 }
@@ -120,5 +140,27 @@ mod tests {
         fs::create_dir(&left).unwrap();
         assert!(lock(dir.path()).is_err() && left.exists());
         drop(first);
+        assert!(kept.exists() && dir.path().join(NAME).exists(), "there is a checkpoint");
+    }
+
+    #[test]
+    fn a_run_without_a_checkpoint_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(lock(&dir.path().join("a/b")).unwrap());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        // What was there before stays.
+        let folder = dir.path().join("c");
+        fs::create_dir(&folder).unwrap();
+        drop(lock(&folder).unwrap());
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        fs::write(folder.join(NAME), "").unwrap();
+        drop(lock(&folder).unwrap());
+        assert!(folder.join(NAME).exists());
+        // So do the files of others, and the folder of a run that is refused.
+        let held = lock(&dir.path().join("d")).unwrap();
+        assert!(lock(&dir.path().join("d")).is_err());
+        fs::write(dir.path().join("d/file"), "").unwrap();
+        drop(held);
+        assert!(dir.path().join("d/file").exists());
     }
 }
