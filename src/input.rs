@@ -11,7 +11,7 @@ use narrows_plan::strategy::NormRule;
 use narrows_plan::{Plan, json};
 
 use crate::errors::{CommandResult, Failure, Problem};
-use crate::{nanotron_model, output};
+use crate::{nanotron_model, output, yaml};
 
 /// Largest file that is read into memory; a device such as `/dev/zero` would never end.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -178,7 +178,7 @@ pub fn model_text(argument: &OsStr) -> CommandResult<(String, String)> {
                 path.push("config.json");
             }
             let (name, text) = (source.name(), source.text()?);
-            match is_yaml(argument) {
+            match is_yaml(argument, &text) {
                 true => nanotron_model::read(&text)
                     .map_err(|defects| Failure::file(&name, defects))
                     .and_then(|model| Ok((name, output::json_text(&model.config)?))),
@@ -188,17 +188,22 @@ pub fn model_text(argument: &OsStr) -> CommandResult<(String, String)> {
     }
 }
 
-/// Whether a file is YAML by its name.
-fn is_yaml(argument: &OsStr) -> bool {
+/// Whether a file is YAML by its name, or else by its text. Models on standard input are JSON.
+fn is_yaml(argument: &OsStr, text: &str) -> bool {
     let extension = Path::new(argument).extension().and_then(OsStr::to_str);
     extension.is_some_and(|extension| matches!(extension, "yaml" | "yml"))
+        || !is_stdin(argument)
+            && !text.trim_start().starts_with(['{', '['])
+            && yaml::read(text).is_ok_and(|value| value.is_object())
 }
 
 /// The norms that a model file states, which BOOST's do; [`NormRule::Auto`] for all others, and where the file cannot be
 /// read, which reading the model reports.
 pub fn norm_rule(model: Option<&OsStr>) -> NormRule {
-    let text = model.filter(|name| is_yaml(name)).map(|name| InputSource::of(name).text());
-    let read = text.and_then(Result::ok).and_then(|text| nanotron_model::read(&text).ok());
+    let file = model.filter(|name| !is_stdin(name) && Path::new(name).is_file());
+    let text =
+        file.and_then(|name| InputSource::of(name).text().ok().filter(|text| is_yaml(name, text)));
+    let read = text.and_then(|text| nanotron_model::read(&text).ok());
     read.and_then(|model| model.norm).unwrap_or(NormRule::Auto)
 }
 

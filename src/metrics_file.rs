@@ -58,18 +58,23 @@ pub fn read(input: &OsStr) -> CommandResult<(String, Vec<MetricsLine>)> {
     while reader.read_until(b'\n', &mut line).map_err(unreadable)? > 0
         && line.last() == Some(&b'\n')
     {
-        lines.push(parse_line(&name, lines.len() as u64 + 1, &line)?);
+        let hint = "the file of `narrows run --metrics FILE`";
+        lines.push(parse_line(&name, lines.len() as u64 + 1, &line, hint)?);
         line.clear();
     }
     Ok((name, lines))
 }
 
 /// Reads a line, which is line `number` of the file.
-fn parse_line<'a, T: Deserialize<'a>>(name: &str, number: u64, line: &'a [u8]) -> CommandResult<T> {
+fn parse_line<'a, T: Deserialize<'a>>(
+    name: &str,
+    number: u64,
+    line: &'a [u8],
+    hint: &str,
+) -> CommandResult<T> {
     serde_json::from_slice(line).map_err(|error| {
         let defect = json::defect_of_line(&error);
         let problem = Problem::new(name, format!("is not a line of metrics: {defect}"));
-        let hint = "another file name, or a metrics file that `narrows run` wrote";
         Failure::input(problem.field(format!("line {number}")).hint(hint))
     })
 }
@@ -209,7 +214,8 @@ fn lines_until(name: &str, file: &fs::File, step: u64) -> CommandResult<FirstLin
         if line.last() != Some(&b'\n') && is_truncated_record(&line) {
             return Ok(lines);
         }
-        let record: StepNumber = parse_line(name, number, &line)?;
+        let hint = "another file name, or the metrics file of this run";
+        let record: StepNumber = parse_line(name, number, &line, hint)?;
         if record.step > step {
             return Ok(lines);
         }

@@ -112,6 +112,19 @@ pub fn require_folder_name(flag: &str, folder: &Path) -> CommandResult<()> {
     Err(Failure::input(Problem::new(flag, message).hint(hint)))
 }
 
+/// Creates the folder of an output, and its parents.
+///
+/// # Errors
+/// A folder that cannot be created, or whose name a file has.
+pub fn create_folder(path: &Path) -> CommandResult<()> {
+    let location = path.display().to_string();
+    if path.exists() && !path.is_dir() {
+        let message = "cannot be written: it is a file, and a folder is needed";
+        return Err(Failure::input(Problem::new(location, message).hint("the name of a folder")));
+    }
+    fs::create_dir_all(path).map_err(|error| write_failure(&location, &error))
+}
+
 /// Whether two outputs are one file, which may not exist yet. Several outputs may go to a pipe or a device.
 pub fn is_same_output(one: &Path, other: &Path) -> bool {
     let place = |path: &Path| {

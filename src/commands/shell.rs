@@ -1,7 +1,5 @@
 //! `narrows completions` and `narrows man`: what shells and `man` know of the command line.
 
-use std::fs;
-
 use clap::CommandFactory;
 
 use crate::args::{CommandLine, CompletionsArgs, ManArgs};
@@ -17,7 +15,7 @@ pub fn completions(args: &CompletionsArgs) -> CommandResult<()> {
 
 /// Writes a manual page for the program and one for each command.
 pub fn man(args: &ManArgs) -> CommandResult<()> {
-    let written = fs::create_dir_all(&args.dir)
-        .and_then(|()| clap_mangen::generate_to(CommandLine::command(), &args.dir));
+    output::create_folder(&args.dir)?;
+    let written = clap_mangen::generate_to(CommandLine::command(), &args.dir);
     written.map_err(|error| write_failure(&args.dir.display().to_string(), &error))
 }

@@ -260,7 +260,9 @@ impl ImageFormat {
 pub fn check_picture_file(flag: &str, file: &Path) -> CommandResult<()> {
     if ImageFormat::of(file).is_none() {
         let message = format!("`{}` ends in neither .svg nor .png", file.display());
-        return Err(Failure::input(Problem::new(flag, message).hint("plan.svg or plan.png")));
+        let [svg, png] = ["svg", "png"].map(|ending| file.with_extension(ending));
+        let hint = format!("{} or {}", svg.display(), png.display());
+        return Err(Failure::input(Problem::new(flag, message).hint(hint)));
     }
     output::check_writable(file)
 }

@@ -5,7 +5,7 @@
 mod event;
 mod record;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 use narrows_runtime::train::{Evaluation, StepPrediction, TrainedStep};
 
 use crate::errors::CommandResult;
-use crate::output::write_failure;
+use crate::output::{create_folder, write_failure};
 
 use event::Event;
 
@@ -31,7 +31,7 @@ impl EventFile {
     /// A folder or a file that cannot be created.
     pub fn create(folder: &Path, first_step: u64) -> CommandResult<EventFile> {
         let failure = |error: io::Error| write_failure(&folder.display().to_string(), &error);
-        fs::create_dir_all(folder).map_err(failure)?;
+        create_folder(folder)?;
         let now = now();
         let (path, file) = create_new(folder, now.as_secs()).map_err(failure)?;
         let mut events = EventFile { path, file };
@@ -89,6 +89,8 @@ fn create_new(folder: &Path, second: u64) -> io::Result<(PathBuf, File)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// Records that TensorBoard 2.20 wrote, with its own protocol buffers and checksums.

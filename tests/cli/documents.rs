@@ -55,8 +55,9 @@ fn pictures_are_svg_or_png_by_the_ending() {
         stdout(&format!("{command} {SMALL} --plot {}", file.display()));
         assert!(fs::read(&file).unwrap().starts_with(start), "{name}");
     }
-    let text = failure(&format!("plan {SMALL} --plot plan.pdf"), 2);
-    assert!(text.contains("neither .svg nor .png") && text.contains("plan.png"), "{text}");
+    let text = failure(&format!("plan {SMALL} --plot out/p.pdf"), 2);
+    assert!(text.contains("neither .svg nor .png"), "{text}");
+    assert!(text.contains("hint: out/p.svg or out/p.png"), "{text}");
 }
 
 #[test]

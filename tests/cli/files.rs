@@ -324,6 +324,11 @@ fn the_yaml_of_boost_is_a_model_with_its_norms() {
     assert_eq!(norms(&plan(BOOST_YAML, "")), "sync");
     assert_eq!(norms(&plan(&online, "")), "online");
     assert_eq!(norms(&plan(&online, "--norm sync")), "sync");
+    // The ending of the name does not matter.
+    let other = file.with_extension("config");
+    std::fs::write(&other, &online).expect("a file");
+    let name = |path: &std::path::Path| path.display().to_string();
+    assert_eq!(norms(&plan(BOOST_YAML, "").replace(&name(&file), &name(&other))), "online");
 
     // A norm of each device's own features is another function, but on one device.
     let local = BOOST_YAML.replace("    rmsnorm_type: sync\n", "");

@@ -52,6 +52,10 @@ fn other_files_are_rejected() {
             format!("{} --output {}", at("text.jsonl"), at("a.svg")),
             "line 1: is not a line of metrics",
         ),
+        (
+            format!("{} --output {}", at("text.jsonl"), at("a.svg")),
+            "hint: the file of `narrows run --metrics FILE`\n",
+        ),
         (format!("{} --output {}", at("run.svg"), at("run.svg")), "is an input too"),
         (format!("{} --output {}", at("empty.jsonl"), at("a.gif")), "--output: `"),
         (format!("{} --output {}", at("empty.jsonl"), at("a.gif")), "neither .svg nor .png"),

@@ -37,5 +37,5 @@ fn there_is_a_manual_page_for_every_command() {
         assert!(page.starts_with(".ie") || page.contains(".TH"), "{command}: {page}");
     }
     let message = failure("man README.md", 2);
-    assert!(message.contains("README.md: cannot be written"), "{message}");
+    assert!(message.contains("README.md: cannot be written: it is a file"), "{message}");
 }

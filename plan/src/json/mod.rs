@@ -111,6 +111,7 @@ mod tests {
         let field = |text: &str| read::<Outer>(text).unwrap_err().field;
         assert_eq!(field(r#"{"items": [1, -2]}"#), "items[1]");
         assert_eq!(field("[]"), "");
+        assert_eq!(field("{"), "");
         assert_eq!(field(r#"{"items": []} {}"#), "");
         assert!(read::<Outer>("\u{feff}{\"items\": []}").is_ok());
     }
