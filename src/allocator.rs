@@ -6,15 +6,40 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
 use std::io::{Cursor, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use mimalloc::MiMalloc;
 
 use crate::errors::ExitStatus;
 
-/// Whether a thread ends the program.
-static IS_ENDING: AtomicBool = AtomicBool::new(false);
+/// Exit code of the failure whose message a thread prints; 0 before. There is one message.
+static ENDING_CODE: AtomicU8 = AtomicU8::new(0);
+
+thread_local! {
+    /// Whether this thread prints a failure of the command.
+    static PRINTS_FAILURE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says that this thread prints a failure and ends the program: another thread that is refused memory adds no message. Waits for
+/// the end where such a thread has printed its own.
+pub fn begin_failure(status: ExitStatus) {
+    if claim(status).is_err() {
+        wait_for_end();
+    }
+    PRINTS_FAILURE.set(true);
+}
+
+fn claim(status: ExitStatus) -> Result<u8, u8> {
+    ENDING_CODE.compare_exchange(0, status.code(), Ordering::Relaxed, Ordering::Relaxed)
+}
+
+fn wait_for_end() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
 
 /// The allocator.
 pub struct Allocator;
@@ -52,10 +77,24 @@ fn present(block: *mut u8, bytes: usize) -> *mut u8 {
 
 #[cold]
 fn end_without_memory(bytes: usize) -> ! {
-    // Other threads that are refused memory wait for the end.
-    while IS_ENDING.swap(true, Ordering::Relaxed) {
-        std::thread::park();
+    let status = match claim(ExitStatus::Environment) {
+        Ok(_) => {
+            print_refusal(bytes);
+            ExitStatus::Environment.code().into()
+        }
+        Err(code) if PRINTS_FAILURE.get() => code.into(),
+        Err(_) => wait_for_end(),
+    };
+    #[cfg(unix)]
+    // SAFETY: ends the process at once. Functions that run at exit may allocate.
+    unsafe {
+        libc::_exit(status)
     }
+    #[cfg(not(unix))]
+    std::process::exit(status)
+}
+
+fn print_refusal(bytes: usize) {
     let mut message = Cursor::new([0; 160]);
     // The array is long enough.
     let _ = writeln!(
@@ -66,12 +105,4 @@ fn end_without_memory(bytes: usize) -> ! {
     let length = message.position() as usize;
     // Standard error has no buffer.
     let _ = std::io::stderr().write_all(&message.into_inner()[..length]);
-    let status = ExitStatus::Environment.code().into();
-    #[cfg(unix)]
-    // SAFETY: ends the process at once. Functions that run at exit may allocate.
-    unsafe {
-        libc::_exit(status)
-    }
-    #[cfg(not(unix))]
-    std::process::exit(status)
 }

@@ -30,6 +30,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 
+use crate::allocator::begin_failure;
 use crate::args::{Command, CommandLine, process_of_words};
 use crate::cluster::{report_failure, report_reason};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
@@ -65,7 +66,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match started.and_then(|()| execute(&command_line.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            output::eprint(&failure.to_string());
+            let message = failure.to_string();
+            begin_failure(failure.status);
+            output::eprint(&message);
             failure.status.into()
         }
     }
